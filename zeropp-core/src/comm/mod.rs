@@ -1,0 +1,179 @@
+//! Groups of ranks that exchange buffers without blocking, and the engines behind them.
+//!
+//! The trainer sees [`Communicator`] only. Every call returns at once with a [`Pending`]; buffers
+//! move in, results come out of it. All ranks of a group issue the same sequence of collectives,
+//! which the engine checks by signature. Sums run in rank order in `f32`, so every engine gives
+//! the same bits. The first error is final for the whole world: nothing is retried.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Tensor};
+
+/// What goes wrong between ranks.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CommError {
+    /// Some ranks did not take part in time.
+    #[error("{group}: {operation} #{sequence} timed out after {after_s} s; missing ranks {missing:?}")]
+    Timeout {
+        /// Name of the group.
+        group: String,
+        /// The operation that was waited for.
+        operation: String,
+        /// Its number in the group's sequence (for a receive: its tag).
+        sequence: u64,
+        /// Seconds waited.
+        after_s: f64,
+        /// World ranks that did not arrive.
+        missing: Vec<usize>,
+    },
+    /// Ranks of a group called different operations, types or lengths.
+    #[error("{group}: rank {rank} called {mine} as operation #{sequence}, but rank {peer} called {theirs}")]
+    Mismatch {
+        /// Name of the group.
+        group: String,
+        /// Number in the group's sequence.
+        sequence: u64,
+        /// World rank that saw the difference.
+        rank: usize,
+        /// Its operation, type and length.
+        mine: String,
+        /// World rank it differs from.
+        peer: usize,
+        /// The other rank's operation, type and length.
+        theirs: String,
+    },
+    /// A rank ended the run.
+    #[error("aborted by rank {rank}: {reason}")]
+    Aborted {
+        /// World rank that failed first.
+        rank: usize,
+        /// What it said.
+        reason: String,
+    },
+    /// A rank is gone.
+    #[error("{group}: lost rank {rank} during {operation}")]
+    PeerLost {
+        /// Name of the group.
+        group: String,
+        /// World rank that is gone.
+        rank: usize,
+        /// The operation under way.
+        operation: String,
+    },
+    /// The engine cannot be used here.
+    #[error("engine {engine} is not available: {reason}")]
+    Unavailable {
+        /// `mpi` or `nccl`.
+        engine: String,
+        /// What was looked for, and where.
+        reason: String,
+    },
+    /// An error code of the engine's library.
+    #[error("{engine} error {code} in {operation}: {text}")]
+    Backend {
+        /// `mpi` or `nccl`.
+        engine: String,
+        /// The operation that failed.
+        operation: String,
+        /// The library's code.
+        code: i64,
+        /// The library's text.
+        text: String,
+    },
+}
+
+/// Result of an operation between ranks.
+pub type CommResult<T> = Result<T, CommError>;
+
+/// The engine's side of a [`Pending`].
+pub trait InFlight<T>: Send {
+    /// Whether `wait` would return at once (with a result or an error).
+    fn is_done(&mut self) -> bool;
+    /// Blocks until the result is there, the operation fails, or it times out.
+    fn wait(self: Box<Self>) -> CommResult<T>;
+}
+
+/// An operation under way. Dropping it detaches: the engine keeps the buffers until it is done.
+#[must_use = "an operation is complete only once it has been waited for"]
+pub struct Pending<T>(State<T>);
+
+enum State<T> {
+    Ready(CommResult<T>),
+    InFlight(Box<dyn InFlight<T>>),
+}
+
+impl<T> Pending<T> {
+    /// An operation that is already complete, or failed.
+    pub fn ready(result: CommResult<T>) -> Self {
+        Self(State::Ready(result))
+    }
+
+    /// An operation the engine is working on.
+    pub fn in_flight(op: Box<dyn InFlight<T>>) -> Self {
+        Self(State::InFlight(op))
+    }
+
+    /// Whether [`wait`](Self::wait) would return at once.
+    pub fn is_done(&mut self) -> bool {
+        match &mut self.0 {
+            State::Ready(_) => true,
+            State::InFlight(op) => op.is_done(),
+        }
+    }
+
+    /// Blocks until the operation is complete.
+    ///
+    /// # Errors
+    /// The operation's error, or the world's first one.
+    pub fn wait(self) -> CommResult<T> {
+        match self.0 {
+            State::Ready(result) => result,
+            State::InFlight(op) => op.wait(),
+        }
+    }
+}
+
+/// A group of ranks.
+///
+/// Buffers are flat plain tensors (`f32` or `bf16`) on the rank's device. `rank` and `size` are
+/// within the group; errors name world ranks.
+pub trait Communicator: Send + Sync {
+    /// Name for messages: `world`, `zero3[0]`, …
+    fn name(&self) -> &str;
+    /// This rank's place in the group.
+    fn rank(&self) -> usize;
+    /// Ranks in the group.
+    fn size(&self) -> usize;
+
+    /// Concatenates every rank's `shard` (equal lengths) in rank order: `[n]` to `[size * n]`.
+    /// Ranks of one process may be handed views of one shared buffer.
+    fn all_gather(&self, shard: Tensor<1>) -> Pending<Tensor<1>>;
+    /// Sums the ranks' buffers in rank order in `f32` and keeps this rank's part: `[size * n]` to `[n]`.
+    fn reduce_scatter(&self, full: Tensor<1>) -> Pending<Tensor<1>>;
+    /// Sums the ranks' buffers in rank order in `f32`: `[n]` to `[n]`.
+    fn all_reduce(&self, buffer: Tensor<1>) -> Pending<Tensor<1>>;
+    /// Every rank gets `root`'s buffer; the others pass one of the same length and type.
+    fn broadcast(&self, root: usize, buffer: Tensor<1>) -> Pending<Tensor<1>>;
+    /// Every rank gets every rank's bytes, in rank order. For small things: norms, flags, names.
+    fn exchange(&self, bytes: Vec<u8>) -> Pending<Vec<Vec<u8>>>;
+
+    /// Sends to rank `to` of the group; matches its receive with the same tag, in order.
+    fn send(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()>;
+    /// Receives `len` elements of `dtype` from rank `from` of the group.
+    fn recv(&self, from: usize, tag: u64, len: usize, dtype: DType) -> Pending<Tensor<1>>;
+
+    /// Blocks until all ranks of the group are here.
+    ///
+    /// # Errors
+    /// A timeout, or the world's first error.
+    fn barrier(&self) -> CommResult<()>;
+    /// Makes a sub-group of the ranks that give one `color`, ordered by `key`. All ranks of this
+    /// group call it, in the same order; blocks until they have.
+    ///
+    /// # Errors
+    /// A timeout, or the world's first error.
+    fn split(&self, name: &str, color: usize, key: usize) -> CommResult<Arc<dyn Communicator>>;
+    /// Ends every operation of the whole world with `Aborted`, now and from now on. Never blocks;
+    /// the first reason wins.
+    fn abort(&self, reason: &str);
+}

@@ -1,0 +1,156 @@
+//! What a model is made of: an embedding, a list of layers and a head that ends in the loss.
+//!
+//! A layer knows nothing of ranks, stages or shards. It declares its parameters and computes with
+//! [`Weight`] handles and the operations of [`crate::split`], or with a stock Burn module.
+
+use std::sync::Arc;
+
+use burn::tensor::{Int, Tensor};
+
+use crate::params::ParamSpec;
+use crate::split::{LayerWeights, OpCx, Weight};
+
+/// Sizes of one micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchShape {
+    /// Samples in the micro-batch (b).
+    pub samples: usize,
+    /// Tokens in a sample (s).
+    pub seq: usize,
+    /// Bytes of one element of an activation.
+    pub element_bytes: usize,
+}
+
+impl BatchShape {
+    /// Tokens in the micro-batch.
+    pub fn tokens(&self) -> usize {
+        self.samples * self.seq
+    }
+}
+
+/// What one micro-batch costs in one layer; for balancing stages, prediction and utilisation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LayerCost {
+    /// Floating-point operations of one forward.
+    pub forward_flops: f64,
+    /// Bytes kept from F to B with nothing recomputed. The layer's own input counts as kept here
+    /// if the layer keeps it.
+    pub activation_bytes: u64,
+    /// The same with attention recomputed in B (selective recomputation).
+    pub activation_bytes_selective: u64,
+    /// Bytes kept from B to W.
+    pub stash_bytes: u64,
+}
+
+/// What a forward of one layer sees besides its input.
+pub struct LayerCx {
+    /// Weights of the layer.
+    pub weights: LayerWeights,
+    /// Context of the operations.
+    pub op: OpCx,
+}
+
+impl LayerCx {
+    /// A handle to one of the layer's own parameters, by the end of its name: `"ln_1.weight"`.
+    ///
+    /// # Panics
+    /// Panics if the layer did not declare it or it has another number of dimensions.
+    pub fn weight<const D: usize>(&self, name: &str) -> Weight<D> {
+        self.weights.weight(name)
+    }
+}
+
+/// A layer between embedding and head: `[b, s, h]` to `[b, s, h]`.
+pub trait Layer: Send + Sync + 'static {
+    /// Name, unique in the model; parameters are usually called `name.something`.
+    fn name(&self) -> &str;
+    /// The parameters, in the order in which they are laid out.
+    fn parameters(&self) -> Vec<ParamSpec>;
+    /// Output for `x: [b, s, h]`.
+    fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3>;
+    /// What a micro-batch costs.
+    fn cost(&self, batch: BatchShape) -> LayerCost;
+    /// Whether a stage may begin or end here. Small layers (a position embedding, a final norm)
+    /// say no and stay with their neighbour.
+    fn is_block(&self) -> bool {
+        true
+    }
+}
+
+/// The first layer: token ids to `[b, s, h]`.
+pub trait Embedding: Send + Sync + 'static {
+    /// Name, unique in the model.
+    fn name(&self) -> &str;
+    /// The parameters, in the order in which they are laid out.
+    fn parameters(&self) -> Vec<ParamSpec>;
+    /// Output for `ids: [b, s]`.
+    fn forward(&self, ids: Tensor<2, Int>, cx: &LayerCx) -> Tensor<3>;
+    /// What a micro-batch costs.
+    fn cost(&self, batch: BatchShape) -> LayerCost;
+}
+
+/// The last layer: `[b, s, h]` to the mean loss over the micro-batch's tokens.
+pub trait Head: Send + Sync + 'static {
+    /// Name, unique in the model.
+    fn name(&self) -> &str;
+    /// The parameters, in the order in which they are laid out.
+    fn parameters(&self) -> Vec<ParamSpec>;
+    /// Mean cross-entropy (or another loss) of `x: [b, s, h]` against `targets: [b, s]`, shape `[1]`.
+    fn loss(&self, x: Tensor<3>, targets: Tensor<2, Int>, cx: &LayerCx) -> Tensor<1>;
+    /// What a micro-batch costs.
+    fn cost(&self, batch: BatchShape) -> LayerCost;
+}
+
+/// One entry of a model's flat list.
+#[derive(Clone)]
+pub enum Part {
+    /// Token ids in.
+    Embedding(Arc<dyn Embedding>),
+    /// Hidden states in and out.
+    Layer(Arc<dyn Layer>),
+    /// The loss.
+    Head(Arc<dyn Head>),
+}
+
+macro_rules! each {
+    ($self:ident, $l:ident => $e:expr) => {
+        match $self {
+            Part::Embedding($l) => $e,
+            Part::Layer($l) => $e,
+            Part::Head($l) => $e,
+        }
+    };
+}
+
+impl Part {
+    /// Name, unique in the model.
+    pub fn name(&self) -> &str {
+        each!(self, l => l.name())
+    }
+    /// The parameters.
+    pub fn parameters(&self) -> Vec<ParamSpec> {
+        each!(self, l => l.parameters())
+    }
+    /// What a micro-batch costs.
+    pub fn cost(&self, batch: BatchShape) -> LayerCost {
+        each!(self, l => l.cost(batch))
+    }
+    /// Whether a stage may begin or end at this part.
+    pub fn is_block(&self) -> bool {
+        matches!(self, Part::Layer(l) if l.is_block())
+    }
+}
+
+/// A model as a list of parts: one embedding, layers, one head.
+#[derive(Clone)]
+pub struct Model {
+    /// Embedding first, head last.
+    pub parts: Vec<Part>,
+    /// Whether embedding and head hold the same single weight (GPT-2's tied head). Both must then
+    /// declare exactly one parameter of one shape and one initialisation.
+    pub tied: bool,
+    /// Hidden size h: the last dimension of what passes between stages.
+    pub hidden: usize,
+    /// Number of token ids.
+    pub vocabulary: usize,
+}

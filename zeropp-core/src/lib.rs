@@ -1,0 +1,12 @@
+//! What every part of zeropp shares: the mesh, the communicator and its engines, layers with a
+//! split backward, the built-in models, data, configuration and measurements.
+//!
+//! Nothing here knows a schedule or a shard: `zeropp-zero3` and `zeropp-pipeline` build on it.
+
+pub mod comm;
+pub mod host;
+pub mod layer;
+pub mod mesh;
+pub mod meter;
+pub mod params;
+pub mod split;

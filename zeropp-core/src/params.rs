@@ -1,0 +1,95 @@
+//! What a layer says about its parameters, and where they lie in the layer's flat buffer.
+
+/// How a parameter starts. Values come from a counter-based generator keyed by (seed, name), so
+/// they do not depend on the layout of the run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// All zeros.
+    Zeros,
+    /// All ones.
+    Ones,
+    /// Normal with mean 0 and this standard deviation.
+    Normal(f32),
+    /// Uniform in ±bound.
+    Uniform(f32),
+}
+
+/// One parameter of a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamSpec {
+    /// Full name, unique in the model: `h.3.attn.c_attn.weight`.
+    pub name: String,
+    /// Dimensions.
+    pub shape: Vec<usize>,
+    /// Starting values.
+    pub init: Init,
+    /// Whether weight decay applies (matrices only, as is usual).
+    pub decay: bool,
+}
+
+impl ParamSpec {
+    /// A parameter; weight decay applies if it has two or more dimensions.
+    pub fn new(name: impl Into<String>, shape: &[usize], init: Init) -> Self {
+        Self { name: name.into(), shape: shape.to_vec(), init, decay: shape.len() >= 2 }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Elements in a block of a flat buffer. Parameters start at multiples of it and shards end at
+/// them: 128 f32 are 512 bytes, which lets a GPU view a slice without a copy, and sums of squares
+/// over whole blocks do not depend on how a buffer is cut into shards.
+pub const BLOCK: usize = 128;
+
+/// Where one parameter lies in its layer's flat buffer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamPlace {
+    /// The parameter.
+    pub spec: ParamSpec,
+    /// First element in the flat buffer, a multiple of [`BLOCK`].
+    pub offset: usize,
+}
+
+/// The static table of a layer's flat buffer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FlatLayout {
+    /// The parameters in order of their offsets.
+    pub params: Vec<ParamPlace>,
+    /// Elements of the whole buffer, padding included; divides into equal whole-block shards.
+    pub len: usize,
+    /// Number of equal parts the buffer can be cut into at block boundaries.
+    pub parts: usize,
+}
+
+impl FlatLayout {
+    /// Lays `specs` out in order, each padded to [`BLOCK`], the whole to `parts` equal parts.
+    pub fn new(specs: Vec<ParamSpec>, parts: usize) -> Self {
+        let mut offset = 0;
+        let params = specs
+            .into_iter()
+            .map(|spec| {
+                let place = ParamPlace { offset, spec };
+                offset += place.spec.len().next_multiple_of(BLOCK);
+                place
+            })
+            .collect();
+        Self { params, len: offset.next_multiple_of(BLOCK * parts), parts }
+    }
+
+    /// Index of the parameter with this name (the part after the layer's own name is enough).
+    pub fn find(&self, name: &str) -> Option<usize> {
+        self.params.iter().position(|p| p.spec.name == name).or_else(|| {
+            self.params.iter().position(|p| {
+                p.spec.name.strip_suffix(name).is_some_and(|head| head.ends_with('.'))
+            })
+        })
+    }
+}

@@ -1,0 +1,53 @@
+//! A backward in two halves: B computes the gradient of a layer's input at once, W computes the
+//! gradients of its weights later, when the schedule says so.
+//!
+//! Every operation takes and returns ordinary tensors. On a tracked input it puts one
+//! [`custom_vjp`] node into Burn's graph; the pullback returns the input gradient and queues a
+//! closure for W. Weights are never tracked: they come as [`Weight`] handles that are resolved
+//! at F and again at B, so that a gathered buffer can be freed in between.
+
+mod queue;
+mod vjp;
+mod weight;
+
+pub use queue::{Grads, ParamSlot, Saved, WQueue};
+pub use vjp::{Seed, custom_source, custom_vjp, custom_vjp3, seed_backward};
+pub use weight::{LayerWeights, Weight};
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+
+use crate::meter::{MemoryKind, Meter};
+
+/// What an operation needs besides its inputs: where W work is queued, what is metered, and
+/// whether this forward is part of a graph.
+#[derive(Clone)]
+pub struct OpCx {
+    /// Queue of the current stage and micro-batch.
+    pub queue: WQueue,
+    /// Memory counter of the rank.
+    pub meter: Arc<Meter>,
+    /// One-element leaf, tracked if gradients are wanted; operations without a tensor input
+    /// (embedding) hang on it.
+    pub token: Tensor<1>,
+    /// Keep only q, k and v of attention and redo the rest in B (selective recomputation).
+    pub recompute_attention: bool,
+}
+
+impl OpCx {
+    /// Keeps `t` until the pullback that captures the result has run.
+    pub fn save<const D: usize>(&self, t: Tensor<D>) -> Saved<D> {
+        Saved::new(t, MemoryKind::Activation, &self.meter)
+    }
+
+    /// Keeps `t` for a queued W.
+    pub fn stash<const D: usize>(&self, t: Tensor<D>) -> Saved<D> {
+        Saved::new(t, MemoryKind::WeightStash, &self.meter)
+    }
+
+    /// Whether gradients are wanted from this forward.
+    pub fn tracked(&self) -> bool {
+        self.token.is_tracked()
+    }
+}

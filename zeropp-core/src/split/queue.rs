@@ -1,0 +1,165 @@
+//! Queued weight-gradient work (W) and the fp32 buffers it adds to.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, Tensor};
+use parking_lot::Mutex;
+
+use crate::host;
+use crate::meter::{Hold, MemoryKind, Meter};
+use crate::params::FlatLayout;
+
+/// A parameter of a stage: the layer's place in the stage and the parameter's in the layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParamSlot {
+    /// Index of the layer within its stage.
+    pub layer: usize,
+    /// Index of the parameter within its layer.
+    pub param: usize,
+}
+
+/// A tensor kept for later, counted by the rank's meter while it lives.
+pub struct Saved<const D: usize> {
+    tensor: Tensor<D>,
+    _hold: Hold,
+}
+
+impl<const D: usize> Saved<D> {
+    /// Keeps the plain (untracked) value of `t` under `kind`.
+    pub fn new(t: Tensor<D>, kind: MemoryKind, meter: &Arc<Meter>) -> Self {
+        let tensor = t.inner();
+        let hold = meter.hold_tensor(kind, &tensor);
+        Self { tensor, _hold: hold }
+    }
+
+    /// The tensor; what is kept stays kept.
+    pub fn get(&self) -> Tensor<D> {
+        self.tensor.clone()
+    }
+
+    /// The tensor, no longer kept.
+    pub fn take(self) -> Tensor<D> {
+        self.tensor
+    }
+}
+
+type WTask = Box<dyn FnOnce(&mut Grads) + Send>;
+
+/// The W work of one stage and one micro-batch, queued by B. A clone is a handle to the same queue.
+#[derive(Clone, Default)]
+pub struct WQueue(Arc<Mutex<Vec<WTask>>>);
+
+impl WQueue {
+    /// Queues work for W.
+    pub fn push(&self, task: impl FnOnce(&mut Grads) + Send + 'static) {
+        self.0.lock().push(Box::new(task));
+    }
+
+    /// Number of queued tasks.
+    pub fn len(&self) -> usize {
+        self.0.lock().len()
+    }
+
+    /// Whether nothing is queued.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Runs what is queued, in order. May be called on another thread than the queueing one.
+    pub fn run(&self, grads: &mut Grads) {
+        let tasks = std::mem::take(&mut *self.0.lock());
+        for task in tasks {
+            task(grads);
+        }
+    }
+}
+
+/// The gradient of one layer: a flat fp32 buffer on the CPU, one accumulator a parameter elsewhere.
+enum LayerGrads {
+    Host(Vec<f32>),
+    Device(Vec<Option<Tensor<1>>>),
+}
+
+/// The unreduced fp32 weight gradients of one stage, summed in the order in which W runs.
+pub struct Grads {
+    layouts: Vec<Arc<FlatLayout>>,
+    layers: Vec<LayerGrads>,
+    device: Device,
+    _hold: Hold,
+}
+
+impl Grads {
+    /// Zero gradients for layers of the given layouts on `device`, metered as gradients.
+    pub fn new(layouts: Vec<Arc<FlatLayout>>, device: &Device, meter: &Arc<Meter>) -> Self {
+        let on_host = *device == Device::flex();
+        let layers = layouts
+            .iter()
+            .map(|l| {
+                if on_host {
+                    LayerGrads::Host(vec![0.0; l.len])
+                } else {
+                    LayerGrads::Device(vec![None; l.params.len()])
+                }
+            })
+            .collect();
+        let bytes = layouts.iter().map(|l| l.len as u64 * 4).sum();
+        let hold = meter.hold(MemoryKind::Gradient, bytes);
+        Self { layouts, layers, device: device.clone(), _hold: hold }
+    }
+
+    /// Adds `g` (any float type, any shape with the parameter's number of elements).
+    pub fn add<const D: usize>(&mut self, slot: ParamSlot, g: Tensor<D>) {
+        let n = self.layouts[slot.layer].params[slot.param].spec.len();
+        let g: Tensor<1> = g.inner().cast(DType::F32).reshape([n]);
+        if let Some(acc) = self.host_mut(slot) {
+            let g = host::host(&g).expect("host gradients come from CPU tensors");
+            acc.iter_mut().zip(g.as_slice()).for_each(|(a, g)| *a += *g);
+            return;
+        }
+        let LayerGrads::Device(params) = &mut self.layers[slot.layer] else { unreachable!() };
+        let acc = &mut params[slot.param];
+        *acc = Some(match acc.take() {
+            Some(acc) => acc + g,
+            None => g,
+        });
+    }
+
+    /// The accumulator of one parameter as a slice to add into; `None` off the CPU.
+    pub fn host_mut(&mut self, slot: ParamSlot) -> Option<&mut [f32]> {
+        let place = &self.layouts[slot.layer].params[slot.param];
+        match &mut self.layers[slot.layer] {
+            LayerGrads::Host(flat) => Some(&mut flat[place.offset..][..place.spec.len()]),
+            LayerGrads::Device(_) => None,
+        }
+    }
+
+    /// The flat gradient buffer of every layer, padding zero, in layer order.
+    pub fn into_flat(self) -> Vec<Tensor<1>> {
+        let device = self.device;
+        self.layers
+            .into_iter()
+            .zip(&self.layouts)
+            .map(|(grads, layout)| match grads {
+                LayerGrads::Host(flat) => host::from_vec(flat, [layout.len]),
+                LayerGrads::Device(params) => flatten(params, layout, &device),
+            })
+            .collect()
+    }
+}
+
+fn flatten(params: Vec<Option<Tensor<1>>>, layout: &FlatLayout, device: &Device) -> Tensor<1> {
+    let ends = layout.params.iter().skip(1).map(|p| p.offset).chain([layout.len]);
+    let mut parts = Vec::new();
+    for ((grad, place), end) in params.into_iter().zip(&layout.params).zip(ends) {
+        let n = place.spec.len();
+        let zeros = |n: usize| Tensor::<1>::zeros([n], (device, DType::F32));
+        parts.push(grad.unwrap_or_else(|| zeros(n)));
+        if place.offset + n < end {
+            parts.push(zeros(end - place.offset - n));
+        }
+    }
+    if parts.is_empty() {
+        return Tensor::zeros([layout.len], (device, DType::F32));
+    }
+    Tensor::cat(parts, 0)
+}

@@ -1,0 +1,206 @@
+//! The one backend extension: a node whose pullback is a closure over plain tensors.
+//!
+//! The output is computed outside the graph; the node only links it to its inputs. Pullbacks get
+//! and return plain (untracked) tensors. A pullback that builds a graph of its own may use fresh
+//! leaves only: anything tracked that crosses threads or graphs can deadlock Burn's server.
+
+use std::sync::Arc;
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients as GraphGradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::{
+    Autodiff, Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, Flex,
+    backend_extension, tensor::FloatTensor,
+};
+use burn::tensor::{Gradients, Tensor};
+use parking_lot::Mutex;
+
+type PullBack<const N: usize> =
+    Box<dyn FnOnce(DispatchTensor) -> [Option<DispatchTensor>; N] + Send>;
+
+/// A pullback that runs once. It is `Clone` only because the graph's state type must be.
+pub(super) struct Vjp<const N: usize>(Arc<Mutex<Option<PullBack<N>>>>);
+
+impl<const N: usize> Clone for Vjp<N> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<const N: usize> core::fmt::Debug for Vjp<N> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Vjp")
+    }
+}
+
+impl<const N: usize> Vjp<N> {
+    fn new(
+        f: impl FnOnce(DispatchTensor) -> [Option<DispatchTensor>; N] + Send + 'static,
+    ) -> Self {
+        Self(Arc::new(Mutex::new(Some(Box::new(f)))))
+    }
+
+    fn call(self, dy: DispatchTensor) -> [Option<DispatchTensor>; N] {
+        let f = self.0.lock().take().expect("a graph is walked once");
+        f(dy)
+    }
+}
+
+/// Links an output to its inputs in Burn's graph. `Flex` itself has no graph: identity.
+#[backend_extension(Flex, Autodiff)]
+pub(super) trait VjpBackend: Backend {
+    /// `out` as a function of `x`.
+    fn vjp1(x: FloatTensor<Self>, out: FloatTensor<Self>, f: Vjp<1>) -> FloatTensor<Self>;
+    /// `out` as a function of `x`, `y` and `z`.
+    fn vjp3(
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        z: FloatTensor<Self>,
+        out: FloatTensor<Self>,
+        f: Vjp<3>,
+    ) -> FloatTensor<Self>;
+}
+
+impl VjpBackend for Flex {
+    fn vjp1(_x: FloatTensor<Self>, out: FloatTensor<Self>, _f: Vjp<1>) -> FloatTensor<Self> {
+        out
+    }
+    fn vjp3(
+        _x: FloatTensor<Self>,
+        _y: FloatTensor<Self>,
+        _z: FloatTensor<Self>,
+        out: FloatTensor<Self>,
+        _f: Vjp<3>,
+    ) -> FloatTensor<Self> {
+        out
+    }
+}
+
+#[derive(Debug)]
+struct VjpOp;
+
+impl<B: Backend, const N: usize> Backward<B, N> for VjpOp
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    type State = Vjp<N>;
+
+    fn backward(self, ops: Ops<Vjp<N>, N>, grads: &mut GraphGradients, _c: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let dy = BackendTensor::Float(dy);
+        let dy = <DispatchTensor as DispatchKindConversion<B>>::from_backend(dy);
+        let outs = ops.state.call(dy);
+        for (parent, g) in ops.parents.into_iter().zip(outs) {
+            if let (Some(parent), Some(g)) = (parent, g) {
+                let g = <DispatchTensor as DispatchKindConversion<B>>::try_into_backend(g)
+                    .expect("pullbacks return plain tensors")
+                    .float();
+                grads.register::<B>(parent.id, g);
+            }
+        }
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> VjpBackend for Autodiff<B, C>
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    fn vjp1(x: FloatTensor<Self>, out: FloatTensor<Self>, f: Vjp<1>) -> FloatTensor<Self> {
+        let out = out.into_primitive();
+        let op = Backward::<B, 1>::prepare::<C>(VjpOp, [x.node()]);
+        match op.compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(f, out),
+            OpsKind::UnTracked(prep) => prep.finish(out),
+        }
+    }
+
+    fn vjp3(
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        z: FloatTensor<Self>,
+        out: FloatTensor<Self>,
+        f: Vjp<3>,
+    ) -> FloatTensor<Self> {
+        let out = out.into_primitive();
+        let op = Backward::<B, 3>::prepare::<C>(VjpOp, [x.node(), y.node(), z.node()]);
+        match op.compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(f, out),
+            OpsKind::UnTracked(prep) => prep.finish(out),
+        }
+    }
+}
+
+/// Puts `out` (plain) into the graph as a function of `x`, with pullback `f`: dY in, dX out.
+/// On an untracked `x` it returns `out` and drops `f`.
+pub fn custom_vjp<const DX: usize, const DY: usize>(
+    x: Tensor<DX>,
+    out: Tensor<DY>,
+    f: impl FnOnce(Tensor<DY>) -> Tensor<DX> + Send + 'static,
+) -> Tensor<DY> {
+    if !x.is_tracked() {
+        return out;
+    }
+    let f = Vjp::<1>::new(move |dy| [Some(f(Tensor::from_dispatch(dy)).into_dispatch())]);
+    link1(x.into_dispatch(), out, f)
+}
+
+/// Like [`custom_vjp`] for an operation without a tensor input (embedding): its parent is a
+/// tracked one-element leaf whose gradient nobody reads.
+pub fn custom_source<const DY: usize>(
+    token: &Tensor<1>,
+    out: Tensor<DY>,
+    f: impl FnOnce(Tensor<DY>) + Send + 'static,
+) -> Tensor<DY> {
+    if !token.is_tracked() {
+        return out;
+    }
+    let f = Vjp::<1>::new(move |dy| {
+        f(Tensor::from_dispatch(dy));
+        [None]
+    });
+    link1(token.clone().into_dispatch(), out, f)
+}
+
+fn link1<const DY: usize>(parent: DispatchTensor, out: Tensor<DY>, f: Vjp<1>) -> Tensor<DY> {
+    Tensor::from_dispatch(<Dispatch as VjpBackend>::vjp1(parent, out.into_dispatch(), f))
+}
+
+/// Like [`custom_vjp`] for a function of three tensors of one rank.
+pub fn custom_vjp3<const D: usize, const DY: usize>(
+    xs: [Tensor<D>; 3],
+    out: Tensor<DY>,
+    f: impl FnOnce(Tensor<DY>) -> [Tensor<D>; 3] + Send + 'static,
+) -> Tensor<DY> {
+    if !xs.iter().any(|x| x.is_tracked()) {
+        return out;
+    }
+    let f = Vjp::<3>::new(move |dy| f(Tensor::from_dispatch(dy)).map(|g| Some(g.into_dispatch())));
+    let [x, y, z] = xs.map(|x| x.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as VjpBackend>::vjp3(x, y, z, out.into_dispatch(), f))
+}
+
+/// A graph that waits for its upstream gradient. It does not keep the output's elements alive.
+pub struct Seed<const D: usize> {
+    scalar: Tensor<1>,
+    dy: Arc<Mutex<Option<Tensor<D>>>>,
+}
+
+/// Turns the tracked output `y` into a [`Seed`], to be given dY later.
+pub fn seed_backward<const D: usize>(y: Tensor<D>) -> Seed<D> {
+    let dy = Arc::new(Mutex::new(None));
+    let scalar = Tensor::<1>::zeros([1], (&y.clone().inner().device(), y.dtype()));
+    let cell = dy.clone();
+    let scalar = custom_vjp(y, scalar, move |_one| {
+        cell.lock().take().expect("backward sets the gradient first")
+    });
+    Seed { scalar, dy }
+}
+
+impl<const D: usize> Seed<D> {
+    /// Walks the graph from dY (plain, of y's shape).
+    pub fn backward(self, dy: Tensor<D>) -> Gradients {
+        *self.dy.lock() = Some(dy);
+        self.scalar.backward()
+    }
+}

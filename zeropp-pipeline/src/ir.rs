@@ -1,0 +1,196 @@
+//! A schedule as data: one ordered list of actions per pipeline rank.
+//!
+//! Generators write the compute actions, lowering adds gathers, frees, reductions, sends and
+//! receives, the verifier proves the result, the executor runs it as it stands.
+
+use std::fmt;
+
+/// The compute kinds of one stage and one micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Compute {
+    /// Forward.
+    F,
+    /// Gradient of the stage's input (`I` in PyTorch's spelling).
+    B,
+    /// Gradients of the stage's weights; needs no weights.
+    W,
+    /// A whole backward, B and W at once (`B` in PyTorch's spelling).
+    BW,
+    /// Recomputation of the forward, right before the B it serves.
+    R,
+}
+
+/// What passes between neighbouring stages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Message {
+    /// The output of a stage's F, to the next stage.
+    Activation,
+    /// The output of a stage's B, to the stage before.
+    Gradient,
+}
+
+/// One instruction of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Action {
+    /// Compute on one micro-batch.
+    Compute {
+        /// What to compute.
+        kind: Compute,
+        /// Stage, 0..S.
+        stage: usize,
+        /// Micro-batch of the step, 0..B.
+        micro_batch: usize,
+    },
+    /// A forward and a whole backward that overlap (DualPipeV); run one after the other where the
+    /// device cannot overlap them.
+    Overlap {
+        /// Stage and micro-batch of the F.
+        forward: (usize, usize),
+        /// Stage and micro-batch of the BW.
+        backward: (usize, usize),
+    },
+    /// Sends what `stage` has just produced for `micro_batch`; returns at once.
+    Send {
+        /// Activation (to stage + 1) or gradient (to stage − 1).
+        message: Message,
+        /// The producing stage.
+        stage: usize,
+        /// Micro-batch.
+        micro_batch: usize,
+    },
+    /// Posts the receive of what `stage` needs for `micro_batch`; the compute action waits for it.
+    Recv {
+        /// Activation (from stage − 1) or gradient (from stage + 1).
+        message: Message,
+        /// The consuming stage.
+        stage: usize,
+        /// Micro-batch.
+        micro_batch: usize,
+    },
+    /// Starts gathering a stage's weights inside the ZeRO-3 group; the first use waits for it.
+    AllGather {
+        /// Stage.
+        stage: usize,
+    },
+    /// Drops a stage's gathered weights.
+    Free {
+        /// Stage.
+        stage: usize,
+    },
+    /// Starts reducing a stage's gradients inside the ZeRO-3 group into the shard.
+    ReduceScatter {
+        /// Stage.
+        stage: usize,
+    },
+    /// Starts summing a stage's gradient shard over the replicas.
+    ReplicaReduce {
+        /// Stage.
+        stage: usize,
+    },
+    /// Waits for the reductions, agrees on the global norm and updates the rank's shards.
+    OptimizerStep,
+}
+
+impl Action {
+    /// Shorthand for a compute action.
+    pub fn compute(kind: Compute, stage: usize, micro_batch: usize) -> Action {
+        Action::Compute { kind, stage, micro_batch }
+    }
+
+    /// The compute steps of this action in the order they run: none, one, or two (overlap).
+    pub fn computes(&self) -> impl Iterator<Item = (Compute, usize, usize)> + use<> {
+        let (a, b) = match *self {
+            Action::Compute { kind, stage, micro_batch } => (Some((kind, stage, micro_batch)), None),
+            Action::Overlap { forward: (fs, fm), backward: (bs, bm) } => {
+                (Some((Compute::F, fs, fm)), Some((Compute::BW, bs, bm)))
+            }
+            _ => (None, None),
+        };
+        a.into_iter().chain(b)
+    }
+}
+
+/// zeropp's own short spelling, as in `2F0`, `2B0`, `AG2`, `>A2.0`.
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let letter = |m: &Message| if *m == Message::Activation { 'A' } else { 'G' };
+        match self {
+            Action::Compute { kind, stage, micro_batch } => {
+                write!(f, "{stage}{kind:?}{micro_batch}")
+            }
+            Action::Overlap { forward, backward } => {
+                write!(f, "{}F{}&{}BW{}", forward.0, forward.1, backward.0, backward.1)
+            }
+            Action::Send { message, stage, micro_batch } => {
+                write!(f, ">{}{stage}.{micro_batch}", letter(message))
+            }
+            Action::Recv { message, stage, micro_batch } => {
+                write!(f, "<{}{stage}.{micro_batch}", letter(message))
+            }
+            Action::AllGather { stage } => write!(f, "AG{stage}"),
+            Action::Free { stage } => write!(f, "FREE{stage}"),
+            Action::ReduceScatter { stage } => write!(f, "RS{stage}"),
+            Action::ReplicaReduce { stage } => write!(f, "AR{stage}"),
+            Action::OptimizerStep => write!(f, "STEP"),
+        }
+    }
+}
+
+/// A schedule of one step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// Name of the generator, or `file`.
+    pub kind: String,
+    /// Pipeline rank of each stage; its length is the number of stages S.
+    pub placement: Vec<usize>,
+    /// Micro-batches of each unit, in order; the sum is B. A schedule that reduces gradients once
+    /// a step is one unit of B.
+    pub units: Vec<usize>,
+    /// Actions of each pipeline rank, in program order.
+    pub ranks: Vec<Vec<Action>>,
+}
+
+impl Schedule {
+    /// Pipeline ranks.
+    pub fn pp(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// Stages.
+    pub fn stages(&self) -> usize {
+        self.placement.len()
+    }
+
+    /// Micro-batches per step.
+    pub fn micro_batches(&self) -> usize {
+        self.units.iter().sum()
+    }
+
+    /// The stages of one rank in ascending order.
+    pub fn stages_of(&self, rank: usize) -> Vec<usize> {
+        (0..self.stages()).filter(|s| self.placement[*s] == rank).collect()
+    }
+
+    /// The unit that `micro_batch` belongs to.
+    pub fn unit_of(&self, micro_batch: usize) -> usize {
+        let mut end = 0;
+        self.units
+            .iter()
+            .position(|n| {
+                end += n;
+                micro_batch < end
+            })
+            .expect("micro-batch below B")
+    }
+}
+
+/// Looping placement: stage v·P + p lives on rank p.
+pub fn looping(pp: usize, v: usize) -> Vec<usize> {
+    (0..pp * v).map(|s| s % pp).collect()
+}
+
+/// V placement (two chunks a rank, folded back): stages r and 2P−1−r live on rank r; longer folds
+/// go to and fro.
+pub fn vee(pp: usize, v: usize) -> Vec<usize> {
+    (0..pp * v).map(|s| if (s / pp) % 2 == 0 { s % pp } else { pp - 1 - s % pp }).collect()
+}

@@ -1,0 +1,3 @@
+//! Pipeline schedules as data, and the executor that runs them.
+
+pub mod ir;
