@@ -100,7 +100,9 @@ impl Action {
     /// The compute steps of this action in the order they run: none, one, or two (overlap).
     pub fn computes(&self) -> impl Iterator<Item = (Compute, usize, usize)> + use<> {
         let (a, b) = match *self {
-            Action::Compute { kind, stage, micro_batch } => (Some((kind, stage, micro_batch)), None),
+            Action::Compute { kind, stage, micro_batch } => {
+                (Some((kind, stage, micro_batch)), None)
+            }
             Action::Overlap { forward: (fs, fm), backward: (bs, bm) } => {
                 (Some((Compute::F, fs, fm)), Some((Compute::BW, bs, bm)))
             }
@@ -192,5 +194,5 @@ pub fn looping(pp: usize, v: usize) -> Vec<usize> {
 /// V placement (two chunks a rank, folded back): stages r and 2P−1−r live on rank r; longer folds
 /// go to and fro.
 pub fn vee(pp: usize, v: usize) -> Vec<usize> {
-    (0..pp * v).map(|s| if (s / pp) % 2 == 0 { s % pp } else { pp - 1 - s % pp }).collect()
+    (0..pp * v).map(|s| if (s / pp).is_multiple_of(2) { s % pp } else { pp - 1 - s % pp }).collect()
 }

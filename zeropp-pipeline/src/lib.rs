@@ -1,3 +1,4 @@
 //! Pipeline schedules as data, and the executor that runs them.
 
 pub mod ir;
+pub mod timeline;

@@ -13,7 +13,9 @@ use burn::tensor::{DType, Tensor};
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CommError {
     /// Some ranks did not take part in time.
-    #[error("{group}: {operation} #{sequence} timed out after {after_s} s; missing ranks {missing:?}")]
+    #[error(
+        "{group}: {operation} #{sequence} timed out after {after_s} s; missing ranks {missing:?}"
+    )]
     Timeout {
         /// Name of the group.
         group: String,
@@ -27,7 +29,9 @@ pub enum CommError {
         missing: Vec<usize>,
     },
     /// Ranks of a group called different operations, types or lengths.
-    #[error("{group}: rank {rank} called {mine} as operation #{sequence}, but rank {peer} called {theirs}")]
+    #[error(
+        "{group}: rank {rank} called {mine} as operation #{sequence}, but rank {peer} called {theirs}"
+    )]
     Mismatch {
         /// Name of the group.
         group: String,

@@ -35,9 +35,7 @@ impl<const N: usize> core::fmt::Debug for Vjp<N> {
 }
 
 impl<const N: usize> Vjp<N> {
-    fn new(
-        f: impl FnOnce(DispatchTensor) -> [Option<DispatchTensor>; N] + Send + 'static,
-    ) -> Self {
+    fn new(f: impl FnOnce(DispatchTensor) -> [Option<DispatchTensor>; N] + Send + 'static) -> Self {
         Self(Arc::new(Mutex::new(Some(Box::new(f)))))
     }
 

@@ -55,7 +55,10 @@ impl LayerWeights {
         };
         let shape = &self.layout.params[param].spec.shape;
         let Ok(shape) = <[usize; D]>::try_from(shape.as_slice()) else {
-            panic!("parameter {name} of layer {} has shape {shape:?}, not {D} dimensions", self.name)
+            panic!(
+                "parameter {name} of layer {} has shape {shape:?}, not {D} dimensions",
+                self.name
+            )
         };
         Weight { weights: self.clone(), param, shape }
     }
