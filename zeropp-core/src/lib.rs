@@ -8,5 +8,6 @@ pub mod host;
 pub mod layer;
 pub mod mesh;
 pub mod meter;
+pub mod metrics;
 pub mod params;
 pub mod split;

@@ -1,0 +1,5 @@
+//! What a run tells about itself: a record a step, a plan before it, a summary after it.
+
+mod report;
+
+pub use report::{Plan, RankPlan, StepMetrics, Summary};

@@ -1,0 +1,116 @@
+//! The figures of a run.
+
+use serde::{Deserialize, Serialize};
+
+use crate::meter::MemoryBytes;
+
+/// One step, as written to `--metrics`. Counts and bytes are totals over all ranks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepMetrics {
+    /// Step, from 1.
+    pub step: u64,
+    /// Mean loss in nats a token over the whole batch, before the update.
+    pub loss: f64,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Tokens of this step over all ranks.
+    pub tokens: u64,
+    /// Tokens per second over all ranks.
+    pub tokens_per_s: f64,
+    /// Wall-clock seconds of the step.
+    pub step_s: f64,
+    /// Model FLOP/s over the peak of all ranks, 0 to 1; recomputation does not count as work.
+    pub flops_util: f64,
+    /// Measured idle share between each rank's first and last action, averaged over ranks.
+    pub bubble: f64,
+    /// Stage-level all-gathers.
+    pub all_gathers: u64,
+    /// Stage-level reduce-scatters.
+    pub reduce_scatters: u64,
+    /// Stage-level replica reductions.
+    pub all_reduces: u64,
+    /// Bytes sent by all ranks.
+    pub comm_bytes: u64,
+    /// Largest over ranks, by kind.
+    pub peak_bytes: MemoryBytes,
+    /// Whether the update was skipped on all ranks because a gradient was not finite.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
+}
+
+/// What one pipeline rank is going to hold and do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankPlan {
+    /// Pipeline rank.
+    pub pp: usize,
+    /// Names of the layers of each of its stages, keyed by stage.
+    pub stages: Vec<(usize, Vec<String>)>,
+    /// Parameters of its stages (whole, not sharded).
+    pub parameters: u64,
+    /// Predicted peak bytes by kind.
+    pub memory: MemoryBytes,
+}
+
+/// What `--dry-run` shows: everything known before a rank starts.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Pipeline, ZeRO-3 and replica sizes.
+    pub pp: usize,
+    /// ZeRO-3 group size.
+    pub zero3: usize,
+    /// Replicas.
+    pub dp: usize,
+    /// Schedule kind.
+    pub schedule: String,
+    /// Stages on each rank (V).
+    pub virtual_stages: usize,
+    /// Micro-batches of each unit of a step.
+    pub units: Vec<usize>,
+    /// Samples in a micro-batch.
+    pub micro_batch_size: usize,
+    /// Tokens in a sample.
+    pub seq: usize,
+    /// All parameters of the model.
+    pub parameters: u64,
+    /// Training FLOP of one token.
+    pub flops_per_token: f64,
+    /// Simulated bubble with the stages' relative costs, averaged over ranks, 0 to 1.
+    pub bubble: f64,
+    /// All-gathers and reduce-scatters one rank issues in a step.
+    pub all_gathers_per_rank: u64,
+    /// Reduce-scatters one rank issues in a step.
+    pub reduce_scatters_per_rank: u64,
+    /// Each pipeline rank.
+    pub ranks: Vec<RankPlan>,
+}
+
+/// What a run ends with.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Steps done in this run.
+    pub steps: u64,
+    /// Loss of the first step of this run.
+    pub first_loss: f64,
+    /// Loss of the last step.
+    pub last_loss: f64,
+    /// Median tokens per second over the steps after the first.
+    pub tokens_per_s: f64,
+    /// Median FLOP utilisation.
+    pub flops_util: f64,
+    /// Median measured bubble.
+    pub bubble: f64,
+    /// Bubble simulated before the run.
+    pub predicted_bubble: f64,
+    /// All-gathers per rank and unit, measured.
+    pub all_gathers_per_unit: f64,
+    /// Reduce-scatters per rank and unit, measured.
+    pub reduce_scatters_per_unit: f64,
+    /// Largest measured peak over ranks and steps, by kind.
+    pub peak_bytes: MemoryBytes,
+    /// Largest predicted peak over ranks, by kind.
+    pub predicted_bytes: MemoryBytes,
+    /// Seconds from the first step's start to the last one's end.
+    pub total_s: f64,
+}
