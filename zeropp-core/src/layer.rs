@@ -142,15 +142,40 @@ impl Part {
 }
 
 /// A model as a list of parts: one embedding, layers, one head.
+///
+/// Embedding and head are tied (GPT-2) where both declare exactly one parameter and give it the
+/// same name: each keeps a copy, their gradients are summed, and both stay equal.
 #[derive(Clone)]
 pub struct Model {
     /// Embedding first, head last.
     pub parts: Vec<Part>,
-    /// Whether embedding and head hold the same single weight (GPT-2's tied head). Both must then
-    /// declare exactly one parameter of one shape and one initialisation.
-    pub tied: bool,
     /// Hidden size h: the last dimension of what passes between stages.
     pub hidden: usize,
     /// Number of token ids.
     pub vocabulary: usize,
+}
+
+impl Model {
+    /// Whether embedding and head share their single weight.
+    pub fn is_tied(&self) -> bool {
+        let only = |part: Option<&Part>| match part?.parameters().as_slice() {
+            [one] => Some((one.name.clone(), one.shape.clone())),
+            _ => None,
+        };
+        let first = only(self.parts.first());
+        first.is_some() && first == only(self.parts.last())
+    }
+
+    /// Number of parameters, a tied weight counted once.
+    pub fn parameter_count(&self) -> u64 {
+        let all: usize = self.parts.iter().flat_map(Part::parameters).map(|p| p.len()).sum();
+        let twice = if self.is_tied() { self.parts[0].parameters()[0].len() } else { 0 };
+        (all - twice) as u64
+    }
+
+    /// Training FLOP of one token: three times the forward's, recomputation not counted.
+    pub fn flops_per_token(&self, batch: BatchShape) -> f64 {
+        let forward: f64 = self.parts.iter().map(|p| p.cost(batch).forward_flops).sum();
+        3.0 * forward / batch.tokens() as f64
+    }
 }

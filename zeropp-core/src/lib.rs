@@ -4,10 +4,13 @@
 //! Nothing here knows a schedule or a shard: `zeropp-zero3` and `zeropp-pipeline` build on it.
 
 pub mod comm;
+pub mod groups;
 pub mod host;
 pub mod layer;
 pub mod mesh;
 pub mod meter;
 pub mod metrics;
 pub mod params;
+pub mod rng;
 pub mod split;
+pub mod stock;

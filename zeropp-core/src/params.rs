@@ -2,7 +2,7 @@
 
 /// How a parameter starts. Values come from a counter-based generator keyed by (seed, name), so
 /// they do not depend on the layout of the run.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Init {
     /// All zeros.
     Zeros,
@@ -12,6 +12,8 @@ pub enum Init {
     Normal(f32),
     /// Uniform in ±bound.
     Uniform(f32),
+    /// These values, in row-major order (a module that was built elsewhere).
+    Values(std::sync::Arc<[f32]>),
 }
 
 /// One parameter of a layer.

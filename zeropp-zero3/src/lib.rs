@@ -1,1 +1,15 @@
-//! placeholder
+//! ZeRO-3 for the stages of one rank: sharded fp32 parameters, gathered weights, reduced
+//! gradients, the optimizer.
+//!
+//! Only this crate knows what a shard is. A rank owns 1/D of each of its layers' flat buffers;
+//! with ZeRO-1 between replicas the optimizer state is cut once more by K.
+
+pub mod adamw;
+pub mod exact;
+pub mod lr;
+pub mod norm;
+pub mod optimizer;
+pub mod stage;
+
+pub use optimizer::{Optimizer, StepOutcome};
+pub use stage::{ParamExport, ShardedStage};

@@ -85,7 +85,7 @@ pub struct Grads {
     layouts: Vec<Arc<FlatLayout>>,
     layers: Vec<LayerGrads>,
     device: Device,
-    _hold: Hold,
+    hold: Hold,
 }
 
 impl Grads {
@@ -104,7 +104,7 @@ impl Grads {
             .collect();
         let bytes = layouts.iter().map(|l| l.len as u64 * 4).sum();
         let hold = meter.hold(MemoryKind::Gradient, bytes);
-        Self { layouts, layers, device: device.clone(), _hold: hold }
+        Self { layouts, layers, device: device.clone(), hold }
     }
 
     /// Adds `g` (any float type, any shape with the parameter's number of elements).
@@ -133,17 +133,20 @@ impl Grads {
         }
     }
 
-    /// The flat gradient buffer of every layer, padding zero, in layer order.
-    pub fn into_flat(self) -> Vec<Tensor<1>> {
+    /// The flat gradient buffer of every layer, padding zero, in layer order, and the guard that
+    /// counts them, to be dropped when the buffers are.
+    pub fn into_flat(self) -> (Vec<Tensor<1>>, Hold) {
         let device = self.device;
-        self.layers
+        let flat = self
+            .layers
             .into_iter()
             .zip(&self.layouts)
             .map(|(grads, layout)| match grads {
                 LayerGrads::Host(flat) => host::from_vec(flat, [layout.len]),
                 LayerGrads::Device(params) => flatten(params, layout, &device),
             })
-            .collect()
+            .collect();
+        (flat, self.hold)
     }
 }
 

@@ -1,0 +1,223 @@
+//! Everything that follows from a configuration and a model before a rank starts: stages, the
+//! verified program of every rank, predicted memory and bubble.
+
+use std::ops::Range;
+
+use burn::tensor::DType;
+use zeropp_core::config::{Config, Precision, Recompute};
+use zeropp_core::layer::{BatchShape, Model};
+use zeropp_core::mesh::Mesh;
+use zeropp_core::meter::MemoryBytes;
+use zeropp_core::metrics::{Plan, RankPlan};
+use zeropp_core::params::FlatLayout;
+use zeropp_pipeline::ir::{Action, Compute, Schedule};
+use zeropp_pipeline::lower::{LowerOptions, lower};
+use zeropp_pipeline::memory::{StageBytes, predict};
+use zeropp_pipeline::partition::partition;
+use zeropp_pipeline::schedules::{Shape, generate};
+use zeropp_pipeline::simulate::{Costs, simulate};
+use zeropp_pipeline::verify::{VerifyLimits, verify};
+use zeropp_zero3::optimizer::Tie;
+
+use crate::Error;
+
+/// What every rank builds from.
+#[derive(Clone)]
+pub(crate) struct Blueprint {
+    pub(crate) config: Config,
+    pub(crate) mesh: Mesh,
+    pub(crate) model: Model,
+    /// Parts of each stage.
+    pub(crate) stages: Vec<Range<usize>>,
+    /// The lowered, verified programs.
+    pub(crate) schedule: Schedule,
+    /// Stages that are recomputed where recomputation is on.
+    pub(crate) recomputed: Vec<usize>,
+    pub(crate) compute: DType,
+    pub(crate) plan: Plan,
+}
+
+impl Blueprint {
+    pub(crate) fn new(config: &Config, model: Model) -> Result<Blueprint, Error> {
+        let config = config.resolved();
+        check_names(&model)?;
+        let mesh = config.mesh();
+        let shape = Shape {
+            pp: mesh.pp,
+            virtual_stages: config.virtual_stages(),
+            micro_batches: config.micro_batches(),
+            unit: config.unit(),
+        };
+        let compact = generate(&config.schedule, &shape)?;
+        let options = LowerOptions {
+            prefetch: config.prefetch,
+            recompute: config.recompute == Recompute::Full,
+            replicas: mesh.dp > 1,
+            ..LowerOptions::default()
+        };
+        let schedule = lower(&compact, &options);
+        verify(&schedule, &VerifyLimits { w_in_order: true, ..VerifyLimits::default() })?;
+        let recomputed = recomputed_stages(&compact, &options);
+
+        let compute = match config.precision {
+            Precision::Fp32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        };
+        let batch = BatchShape {
+            samples: config.micro_batch_size,
+            seq: config.seq,
+            element_bytes: compute.size(),
+        };
+        let stages = partition(&model.parts, schedule.stages(), batch)?;
+        let mut blueprint = Blueprint {
+            config,
+            mesh,
+            model,
+            stages,
+            schedule,
+            recomputed,
+            compute,
+            plan: Plan::default(),
+        };
+        blueprint.plan = blueprint.make_plan(batch)?;
+        Ok(blueprint)
+    }
+
+    /// The weight that embedding and head share, if they do.
+    pub(crate) fn tie(&self) -> Option<Tie> {
+        let placement = &self.schedule.placement;
+        let last = self.stages.len() - 1;
+        self.model.is_tied().then(|| Tie {
+            first: (0, 0),
+            last: (last, self.stages[last].len() - 1),
+            ranks: (placement[0], placement[last]),
+        })
+    }
+
+    fn make_plan(&self, batch: BatchShape) -> Result<Plan, Error> {
+        let bytes: Vec<StageBytes> = (0..self.stages.len()).map(|s| self.bytes(s, batch)).collect();
+        let peaks = predict(&self.schedule, &bytes);
+        let timeline = simulate(&self.schedule, &self.relative_costs(batch))
+            .map_err(|e| Error::Model(format!("the schedule cannot be simulated: {e}")))?;
+        let program = &self.schedule.ranks[0];
+        let count = |f: fn(&Action) -> bool| program.iter().filter(|a| f(a)).count() as u64;
+        Ok(Plan {
+            pp: self.mesh.pp,
+            zero3: self.mesh.zero3,
+            dp: self.mesh.dp,
+            schedule: self.schedule.kind.clone(),
+            virtual_stages: self.config.virtual_stages(),
+            units: self.schedule.units.clone(),
+            micro_batch_size: self.config.micro_batch_size,
+            seq: self.config.seq,
+            parameters: self.model.parameter_count(),
+            flops_per_token: self.model.flops_per_token(batch),
+            bubble: timeline.bubble(),
+            all_gathers_per_rank: count(|a| matches!(a, Action::AllGather { .. })),
+            reduce_scatters_per_rank: count(|a| matches!(a, Action::ReduceScatter { .. })),
+            ranks: (0..self.mesh.pp).map(|p| self.rank_plan(p, peaks[p])).collect(),
+        })
+    }
+
+    fn rank_plan(&self, pp: usize, dynamic: MemoryBytes) -> RankPlan {
+        let mine = self.schedule.stages_of(pp);
+        let names = |s: usize| self.model.parts[self.stages[s].clone()].iter().map(|p| p.name().to_string()).collect();
+        let parameters = mine.iter().map(|s| self.stage_parameters(*s)).sum();
+        let shard: u64 = mine.iter().map(|s| self.flat_elements(*s) * 4).sum::<u64>() / self.mesh.zero3 as u64;
+        let owners = if self.config.zero1 { self.mesh.dp as u64 } else { 1 };
+        RankPlan {
+            pp,
+            stages: mine.iter().map(|s| (*s, names(*s))).collect(),
+            parameters,
+            memory: MemoryBytes {
+                parameter_shard: shard,
+                gradient_shard: shard,
+                optimizer: 2 * shard / owners,
+                ..dynamic
+            },
+        }
+    }
+
+    fn stage_parameters(&self, stage: usize) -> u64 {
+        let parts = &self.model.parts[self.stages[stage].clone()];
+        parts.iter().flat_map(|p| p.parameters()).map(|p| p.len() as u64).sum()
+    }
+
+    /// Elements of the stage's flat buffers, padding included.
+    fn flat_elements(&self, stage: usize) -> u64 {
+        let pieces = self.mesh.zero3 * if self.config.zero1 { self.mesh.dp } else { 1 };
+        let parts = &self.model.parts[self.stages[stage].clone()];
+        parts.iter().map(|p| FlatLayout::new(p.parameters(), pieces).len as u64).sum()
+    }
+
+    fn bytes(&self, stage: usize, batch: BatchShape) -> StageBytes {
+        let parts = &self.model.parts[self.stages[stage].clone()];
+        let costs: Vec<_> = parts.iter().map(|p| p.cost(batch)).collect();
+        let selective =
+            self.config.recompute == Recompute::Selective && self.recomputed.contains(&stage);
+        let kept: u64 = costs
+            .iter()
+            .map(|c| if selective { c.activation_bytes_selective } else { c.activation_bytes })
+            .sum();
+        let message = (batch.tokens() * self.model.hidden * batch.element_bytes) as u64;
+        let input = if stage == 0 { 0 } else { message };
+        let elements = self.flat_elements(stage);
+        StageBytes {
+            input,
+            activation: kept.max(input),
+            stash: costs.iter().map(|c| c.stash_bytes).sum(),
+            weights: elements * self.compute.size() as u64,
+            gradient: elements * 4,
+            message,
+        }
+    }
+
+    /// Costs in proportion to the stages' forward FLOP: B and W each like F, R like F.
+    fn relative_costs(&self, batch: BatchShape) -> Costs {
+        let forward: Vec<f64> = self
+            .stages
+            .iter()
+            .map(|r| self.model.parts[r.clone()].iter().map(|p| p.cost(batch).forward_flops).sum())
+            .collect();
+        let largest = forward.iter().copied().fold(1.0, f64::max);
+        let ns: Vec<u64> = forward.iter().map(|f| (f / largest * 1e6).max(1.0) as u64).collect();
+        Costs::of_stages(ns.clone(), ns.clone(), ns)
+    }
+}
+
+/// The stages that full recomputation would redo under this schedule.
+fn recomputed_stages(compact: &Schedule, options: &LowerOptions) -> Vec<usize> {
+    let full = lower(compact, &LowerOptions { recompute: true, ..*options });
+    let mut stages: Vec<usize> = full
+        .ranks
+        .iter()
+        .flatten()
+        .filter_map(|a| match a {
+            Action::Compute { kind: Compute::R, stage, .. } => Some(*stage),
+            _ => None,
+        })
+        .collect();
+    stages.sort_unstable();
+    stages.dedup();
+    stages
+}
+
+/// Parameter names must be unique, but for the weight that embedding and head share.
+fn check_names(model: &Model) -> Result<(), Error> {
+    let mut seen = std::collections::HashSet::new();
+    let tied = model.is_tied();
+    let last = model.parts.len().saturating_sub(1);
+    for (i, part) in model.parts.iter().enumerate() {
+        for p in part.parameters() {
+            if p.is_empty() {
+                return Err(Error::Model(format!("parameter {} has no elements", p.name)));
+            }
+            let shared = tied && i == last;
+            if !seen.insert(p.name.clone()) && !shared {
+                let why = "two layers declare it; give each layer its own name";
+                return Err(Error::Model(format!("parameter {}: {why}", p.name)));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! Why a run did not start, or ended.
+
+use std::path::PathBuf;
+
+use zeropp_core::comm::CommError;
+use zeropp_core::config::ConfigError;
+use zeropp_core::data::DataError;
+use zeropp_pipeline::partition::TooFewLayers;
+use zeropp_pipeline::schedules::ScheduleError;
+use zeropp_pipeline::verify::VerifyError;
+
+/// Everything that can go wrong with a run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A setting that cannot be.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Training data that cannot be used.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A schedule that does not exist or does not suit the mesh.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    /// A schedule that would not run through; a generator's mistake, or a broken file's.
+    #[error("schedule: {0}")]
+    Verify(#[from] VerifyError),
+    /// Fewer layers than stages.
+    #[error("layers: {0}")]
+    Layers(#[from] TooFewLayers),
+    /// A model that its own parts contradict.
+    #[error("model: {0}")]
+    Model(String),
+    /// A rank that failed while the run was under way.
+    #[error("rank {rank} failed: {message}")]
+    Rank {
+        /// World rank.
+        rank: usize,
+        /// What it was doing and what happened.
+        message: String,
+    },
+    /// Ranks could not be brought together.
+    #[error("starting the ranks: {0}")]
+    Start(#[from] CommError),
+    /// An output file that could not be written during the run.
+    #[error("cannot write {}: {source}", path.display())]
+    Output {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// Whether the input was wrong (nothing has started), as opposed to a run that failed.
+    pub fn is_bad_input(&self) -> bool {
+        !matches!(self, Error::Rank { .. } | Error::Start(_) | Error::Output { .. })
+    }
+}

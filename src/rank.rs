@@ -1,0 +1,256 @@
+//! One rank: builds its stages, runs the steps, reports each of them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use serde::{Deserialize, Serialize};
+use zeropp_core::comm::{CommError, Communicator};
+use zeropp_core::config::Recompute;
+use zeropp_core::data::Sampler;
+use zeropp_core::groups::Groups;
+use zeropp_core::meter::{MemoryBytes, Meter};
+use zeropp_core::metrics::StepMetrics;
+use zeropp_pipeline::executor::{
+    Executor, ExecutorError, ModelWorker, StatusBoard, StepRecord, TokenSource, WorkerOptions,
+};
+use zeropp_pipeline::ir::Action;
+use zeropp_pipeline::timeline::{RankTimeline, Span};
+use zeropp_zero3::adamw::AdamW;
+use zeropp_zero3::lr::LearningRate;
+use zeropp_zero3::optimizer::OptimizerOptions;
+use zeropp_zero3::stage::ShardOptions;
+use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
+
+use crate::blueprint::Blueprint;
+
+/// Steps whose spans a trace keeps.
+pub(crate) const TRACED_STEPS: u64 = 8;
+
+/// What all ranks of the process share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) blueprint: Arc<Blueprint>,
+    pub(crate) sampler: Arc<Sampler>,
+    pub(crate) status: Arc<StatusBoard>,
+    pub(crate) epoch: Instant,
+    /// FLOP/s of all ranks at their best.
+    pub(crate) peak_flops: f64,
+    pub(crate) export: bool,
+}
+
+/// What a rank leaves behind.
+pub(crate) struct RankResult {
+    pub(crate) spans: Vec<Span>,
+    pub(crate) name: String,
+    pub(crate) weights: Vec<ParamExport>,
+}
+
+/// How a rank's part of the run ended early.
+#[derive(Debug)]
+pub(crate) enum RankError {
+    Comm(CommError),
+    Step(ExecutorError),
+}
+
+impl From<CommError> for RankError {
+    fn from(e: CommError) -> Self {
+        RankError::Comm(e)
+    }
+}
+
+/// One rank's figures of a step, sent to every rank at its end.
+#[derive(Serialize, Deserialize)]
+struct RankStep {
+    /// (replica, ZeRO-3 place, micro-batch, bits of the loss): the batch's order.
+    losses: Vec<(usize, usize, usize, u32)>,
+    bubble: f64,
+    all_gathers: u64,
+    reduce_scatters: u64,
+    all_reduces: u64,
+    sent_bytes: u64,
+    peak: MemoryBytes,
+}
+
+/// Runs all steps on one rank; `report` gets rank 0's view of each.
+pub(crate) fn run_rank(
+    shared: &Shared,
+    world: Arc<dyn Communicator>,
+    mut report: impl FnMut(StepMetrics),
+) -> Result<RankResult, RankError> {
+    let bp = &shared.blueprint;
+    let rank = world.rank();
+    let groups = Groups::new(world, bp.mesh)?;
+    let meter = Meter::new();
+    let mut executor = build_executor(shared, &groups, &meter);
+    let mut spans = Vec::new();
+    let mut step_start = Instant::now();
+    for step in 1..=bp.config.steps {
+        meter.reset_peak();
+        let record = executor.run_step(step).map_err(RankError::Step)?;
+        let losses = executor.worker.take_losses();
+        let mine = summarise(&record, losses, &groups, &meter);
+        let bytes = serde_json::to_vec(&mine).expect("plain numbers");
+        let all = groups.world.exchange(bytes).wait()?;
+        if rank == 0 {
+            let step_s = step_start.elapsed().as_secs_f64();
+            step_start = Instant::now();
+            report(step_metrics(shared, step, step_s, &record, &all));
+        }
+        if bp.config.trace.is_some() && step <= TRACED_STEPS {
+            spans.extend(record.spans);
+        }
+    }
+    let c = groups.coords;
+    let weights = if shared.export && c.dp == 0 {
+        executor.worker.sharded().iter().flat_map(ShardedStage::export).collect()
+    } else {
+        Vec::new()
+    };
+    let name = format!("pp {} · zero3 {} · dp {}", c.pp, c.zero3, c.dp);
+    Ok(RankResult { spans, name, weights })
+}
+
+fn build_executor(shared: &Shared, groups: &Groups, meter: &Arc<Meter>) -> Executor<ModelWorker> {
+    let bp = &shared.blueprint;
+    let config = &bp.config;
+    let device = Device::flex();
+    let options = ShardOptions {
+        device: device.clone(),
+        compute: bp.compute,
+        zero1: config.zero1,
+        seed: config.seed,
+    };
+    let pp = groups.coords.pp;
+    let mine = bp.schedule.stages_of(pp);
+    let parts: Vec<_> = mine.iter().map(|s| bp.model.parts[bp.stages[*s].clone()].to_vec()).collect();
+    let sharded: Vec<_> = mine
+        .iter()
+        .zip(&parts)
+        .map(|(s, parts)| ShardedStage::new(*s, parts, groups, &options, meter))
+        .collect();
+    let optimizer = Optimizer::new(&sharded, groups, optimizer_options(bp), config.zero1, meter);
+    let redo = |on: bool| if on { bp.recomputed.clone() } else { Vec::new() };
+    let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
+    let worker_options = WorkerOptions {
+        device,
+        dims: [config.micro_batch_size, config.seq, bp.model.hidden],
+        compute: bp.compute,
+        loss_scale: 1.0 / batches as f32,
+        recompute_full: redo(config.recompute == Recompute::Full),
+        recompute_attention: redo(config.recompute == Recompute::Selective),
+    };
+    let tokens = token_source(shared, groups);
+    let worker =
+        ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
+    Executor::new(
+        bp.schedule.ranks[pp].clone(),
+        bp.schedule.placement.clone(),
+        groups.pipeline.clone(),
+        groups.world.rank(),
+        (meter.clone(), shared.status.clone(), shared.epoch),
+        worker,
+    )
+}
+
+fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {
+    let c = &bp.config;
+    OptimizerOptions {
+        adamw: AdamW {
+            beta1: c.beta1,
+            beta2: c.beta2,
+            eps: c.eps,
+            weight_decay: c.weight_decay,
+        },
+        lr: LearningRate {
+            peak: c.lr,
+            min: c.min_lr(),
+            warmup: c.warmup(),
+            total: c.steps,
+            decay: c.decay,
+        },
+        clip: c.clip,
+        tie: bp.tie(),
+    }
+}
+
+/// Tokens of a micro-batch of this rank: replicas, then ZeRO-3 places, then micro-batches take
+/// consecutive samples of the step's batch.
+fn token_source(shared: &Shared, groups: &Groups) -> TokenSource {
+    let bp = shared.blueprint.clone();
+    let sampler = shared.sampler.clone();
+    let c = groups.coords;
+    let (samples, seq) = (bp.config.micro_batch_size, bp.config.seq);
+    let group = c.dp * bp.mesh.zero3 + c.zero3;
+    let first = group * bp.config.micro_batches() * samples;
+    Arc::new(move |step, micro_batch| {
+        let mut ids = Vec::with_capacity(samples * seq);
+        let mut targets = Vec::with_capacity(samples * seq);
+        for i in 0..samples {
+            let (x, y) = sampler.sample(step, (first + micro_batch * samples + i) as u64);
+            ids.extend(x.into_iter().map(|t| t as i32));
+            targets.extend(y.into_iter().map(|t| t as i32));
+        }
+        let tensor = |v: Vec<i32>| {
+            Tensor::<2, Int>::from_data(TensorData::new(v, [samples, seq]), &Device::flex())
+        };
+        (tensor(ids), tensor(targets))
+    })
+}
+
+fn summarise(
+    record: &StepRecord,
+    losses: Vec<(usize, f32)>,
+    groups: &Groups,
+    meter: &Meter,
+) -> RankStep {
+    let c = groups.coords;
+    let count =
+        |f: fn(&Action) -> bool| record.spans.iter().filter(|s| f(&s.action)).count() as u64;
+    let timeline = RankTimeline { spans: record.spans.clone(), ..RankTimeline::default() };
+    RankStep {
+        losses: losses.into_iter().map(|(m, l)| (c.dp, c.zero3, m, l.to_bits())).collect(),
+        bubble: timeline.bubble(),
+        all_gathers: count(|a| matches!(a, Action::AllGather { .. })),
+        reduce_scatters: count(|a| matches!(a, Action::ReduceScatter { .. })),
+        all_reduces: count(|a| matches!(a, Action::ReplicaReduce { .. })),
+        sent_bytes: record.sent_bytes,
+        peak: meter.peak(),
+    }
+}
+
+fn step_metrics(
+    shared: &Shared,
+    step: u64,
+    step_s: f64,
+    record: &StepRecord,
+    all: &[Vec<u8>],
+) -> StepMetrics {
+    let ranks: Vec<RankStep> =
+        all.iter().map(|b| serde_json::from_slice(b).expect("written by summarise")).collect();
+    let mut losses: Vec<_> = ranks.iter().flat_map(|r| r.losses.iter().copied()).collect();
+    losses.sort_unstable();
+    let sum: f64 = losses.iter().map(|l| f64::from(f32::from_bits(l.3))).sum();
+    let outcome = record.outcome.expect("every program ends with the optimizer step");
+    let bp = &shared.blueprint;
+    let tokens = bp.config.tokens_per_step() as u64;
+    let tokens_per_s = tokens as f64 / step_s;
+    let total = |f: fn(&RankStep) -> u64| ranks.iter().map(f).sum();
+    StepMetrics {
+        step,
+        loss: sum / losses.len() as f64,
+        grad_norm: outcome.grad_norm,
+        lr: outcome.lr,
+        tokens,
+        tokens_per_s,
+        step_s,
+        flops_util: tokens_per_s * bp.plan.flops_per_token / shared.peak_flops,
+        bubble: ranks.iter().map(|r| r.bubble).sum::<f64>() / ranks.len() as f64,
+        all_gathers: total(|r| r.all_gathers),
+        reduce_scatters: total(|r| r.reduce_scatters),
+        all_reduces: total(|r| r.all_reduces),
+        comm_bytes: total(|r| r.sent_bytes),
+        peak_bytes: ranks.iter().fold(MemoryBytes::default(), |m, r| m.max(&r.peak)),
+        skipped: outcome.skipped,
+    }
+}

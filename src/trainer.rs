@@ -1,0 +1,349 @@
+//! The trainer: checks everything, starts the ranks, watches over them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
+use zeropp_core::comm::{CommError, Communicator};
+use zeropp_core::config::Config;
+use zeropp_core::data::{Dataset, Sampler};
+use zeropp_core::layer::Model;
+use zeropp_core::meter::MemoryBytes;
+use zeropp_core::metrics::{Plan, StepMetrics, Summary};
+use zeropp_core::model::gpt;
+use zeropp_core::params::FlatLayout;
+use zeropp_pipeline::draw::chrome;
+use zeropp_pipeline::executor::StatusBoard;
+use zeropp_pipeline::ir::Schedule;
+use zeropp_pipeline::timeline::{RankTimeline, Timeline};
+use zeropp_zero3::ParamExport;
+
+use crate::Error;
+use crate::blueprint::Blueprint;
+use crate::peak::gemm_flops;
+use crate::rank::{RankError, RankResult, Shared, run_rank};
+
+/// After one rank has failed, how long the others get to stop before they are left behind.
+const GRACE: Duration = Duration::from_secs(3);
+/// Stack of a rank's thread: a graph of many layers is walked recursively when it is dropped.
+const STACK_BYTES: usize = 32 << 20;
+
+/// A checked run, ready to start.
+pub struct Trainer {
+    blueprint: Arc<Blueprint>,
+    sampler: Arc<Sampler>,
+}
+
+/// Final weights by parameter name, each in row-major order.
+pub type Weights = BTreeMap<String, Vec<f32>>;
+
+enum Message {
+    Step(StepMetrics),
+    Done(usize, Result<RankResult, Failure>),
+}
+
+enum Failure {
+    Rank(RankError),
+    Panic(String),
+}
+
+impl Trainer {
+    /// Checks `config` with the built-in model it names. Reads the data; starts nothing.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the settings, the data or the schedule, naming field and value.
+    pub fn new(config: Config) -> Result<Trainer, Error> {
+        config.validate()?;
+        let dataset = Dataset::open(&config)?;
+        let model = gpt::model(&config, dataset.vocabulary());
+        Self::build(config, model, dataset)
+    }
+
+    /// Checks `config` with a model of your own; the model settings of `config` that it does not
+    /// use (`heads`, say) are ignored, `hidden` and `layers` must say what the model has.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); also a model whose parameter names are not unique.
+    pub fn with_model(config: Config, model: Model) -> Result<Trainer, Error> {
+        config.validate()?;
+        let dataset = Dataset::open(&config)?;
+        if model.vocabulary < dataset.vocabulary() {
+            return Err(Error::Model(format!(
+                "vocabulary = {} is smaller than the data's; it must be at least {}",
+                model.vocabulary,
+                dataset.vocabulary()
+            )));
+        }
+        Self::build(config, model, dataset)
+    }
+
+    fn build(config: Config, model: Model, dataset: Dataset) -> Result<Trainer, Error> {
+        let blueprint = Arc::new(Blueprint::new(&config, model)?);
+        let sampler = Arc::new(Sampler::new(dataset, &blueprint.config));
+        Ok(Trainer { blueprint, sampler })
+    }
+
+    /// What is known before the run: mesh, schedule, predicted memory and bubble.
+    pub fn plan(&self) -> &Plan {
+        &self.blueprint.plan
+    }
+
+    /// The lowered schedule that the ranks will run.
+    pub fn schedule(&self) -> &Schedule {
+        &self.blueprint.schedule
+    }
+
+    /// Trains; `on_step` sees every step as soon as it is complete.
+    ///
+    /// # Errors
+    /// The first rank that failed, with what it was doing.
+    pub fn train(&self, on_step: impl FnMut(&StepMetrics)) -> Result<Summary, Error> {
+        self.run(on_step, false).map(|(summary, _)| summary)
+    }
+
+    /// Trains and returns the final weights as well, whole, for models that fit in one memory.
+    ///
+    /// # Errors
+    /// As [`train`](Self::train).
+    pub fn train_to_weights(
+        &self,
+        on_step: impl FnMut(&StepMetrics),
+    ) -> Result<(Summary, Weights), Error> {
+        let (summary, results) = self.run(on_step, true)?;
+        Ok((summary, self.assemble(results)))
+    }
+
+    fn run(
+        &self,
+        mut on_step: impl FnMut(&StepMetrics),
+        export: bool,
+    ) -> Result<(Summary, Vec<RankResult>), Error> {
+        let bp = &self.blueprint;
+        let world = bp.mesh.world();
+        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let shared = Shared {
+            blueprint: bp.clone(),
+            sampler: self.sampler.clone(),
+            status: Arc::new(StatusBoard::new(world)),
+            epoch: Instant::now(),
+            peak_flops: gemm_flops() * world.min(cores) as f64,
+            export,
+        };
+        let timeout = Duration::from_secs_f64(bp.config.timeout_s);
+        let engine = ThreadsWorld::new(world, ThreadsOptions { timeout, ..Default::default() });
+        let (tx, rx) = channel();
+        for (rank, comm) in engine.communicators().into_iter().enumerate() {
+            spawn_rank(rank, shared.clone(), comm, tx.clone());
+        }
+        drop(tx);
+        let start = Instant::now();
+        let mut steps = Vec::new();
+        let results = watch(&rx, world, &shared.status, |metrics| {
+            on_step(&metrics);
+            steps.push(metrics);
+        })?;
+        let summary = self.summary(&steps, start.elapsed().as_secs_f64());
+        if let Some(path) = &bp.config.trace {
+            self.write_trace(path, &results)
+                .map_err(|source| Error::Output { path: path.clone(), source })?;
+        }
+        Ok((summary, results))
+    }
+
+    fn summary(&self, steps: &[StepMetrics], total_s: f64) -> Summary {
+        let plan = &self.blueprint.plan;
+        let settled = if steps.len() > 1 { &steps[1..] } else { steps };
+        let median = |f: fn(&StepMetrics) -> f64| {
+            let mut v: Vec<f64> = settled.iter().map(f).collect();
+            v.sort_by(f64::total_cmp);
+            v.get(v.len() / 2).copied().unwrap_or(0.0)
+        };
+        let per_unit = |f: fn(&StepMetrics) -> u64| {
+            let units = plan.units.len() * self.blueprint.mesh.world() * steps.len();
+            steps.iter().map(f).sum::<u64>() as f64 / units.max(1) as f64
+        };
+        let peak = |m: MemoryBytes, other: &MemoryBytes| m.max(other);
+        Summary {
+            steps: steps.len() as u64,
+            first_loss: steps.first().map_or(f64::NAN, |s| s.loss),
+            last_loss: steps.last().map_or(f64::NAN, |s| s.loss),
+            tokens_per_s: median(|s| s.tokens_per_s),
+            flops_util: median(|s| s.flops_util),
+            bubble: median(|s| s.bubble),
+            predicted_bubble: plan.bubble,
+            all_gathers_per_unit: per_unit(|s| s.all_gathers),
+            reduce_scatters_per_unit: per_unit(|s| s.reduce_scatters),
+            peak_bytes: steps.iter().map(|s| &s.peak_bytes).fold(MemoryBytes::default(), peak),
+            predicted_bytes: plan
+                .ranks
+                .iter()
+                .map(|r| &r.memory)
+                .fold(MemoryBytes::default(), peak),
+            total_s,
+        }
+    }
+
+    fn write_trace(&self, path: &Path, results: &[RankResult]) -> std::io::Result<()> {
+        let bp = &self.blueprint;
+        let ranks = results
+            .iter()
+            .enumerate()
+            .map(|(rank, r)| {
+                let c = bp.mesh.coords(rank);
+                RankTimeline {
+                    name: r.name.clone(),
+                    pp: c.pp,
+                    group: c.dp * bp.mesh.zero3 + c.zero3,
+                    spans: r.spans.clone(),
+                    ..RankTimeline::default()
+                }
+            })
+            .collect();
+        let timeline = Timeline {
+            title: format!("{} · {}", bp.schedule.kind, bp.mesh),
+            placement: bp.schedule.placement.clone(),
+            ranks,
+        };
+        let mut out = BufWriter::new(File::create(path)?);
+        chrome::write(&timeline, &mut out)?;
+        out.flush()
+    }
+
+    /// Puts the shards of all ranks together and cuts them into parameters.
+    fn assemble(&self, results: Vec<RankResult>) -> Weights {
+        let bp = &self.blueprint;
+        let pieces = bp.mesh.zero3 * if bp.config.zero1 { bp.mesh.dp } else { 1 };
+        let mut shards: BTreeMap<(String, usize), Vec<f32>> = BTreeMap::new();
+        for ParamExport { layer, shard, values } in results.into_iter().flat_map(|r| r.weights) {
+            shards.insert((layer, shard), values);
+        }
+        let mut weights = Weights::new();
+        for part in &bp.model.parts {
+            let layout = FlatLayout::new(part.parameters(), pieces);
+            let flat: Vec<f32> = (0..bp.mesh.zero3)
+                .flat_map(|d| shards.remove(&(part.name().to_string(), d)).expect("every shard"))
+                .collect();
+            for place in &layout.params {
+                let values = flat[place.offset..][..place.spec.len()].to_vec();
+                weights.insert(place.spec.name.clone(), values);
+            }
+        }
+        weights
+    }
+}
+
+fn spawn_rank(rank: usize, shared: Shared, world: Arc<dyn Communicator>, tx: Sender<Message>) {
+    let body = move || {
+        let steps = tx.clone();
+        let run = AssertUnwindSafe(|| {
+            run_rank(&shared, world.clone(), |m| {
+                // The trainer may have given up already; then nobody listens.
+                let _ = steps.send(Message::Step(m));
+            })
+        });
+        let result = match std::panic::catch_unwind(run) {
+            Ok(Ok(result)) => Ok(result),
+            Ok(Err(e)) => {
+                world.abort(&explain(&e, &shared.status));
+                Err(Failure::Rank(e))
+            }
+            Err(panic) => {
+                let what = panic_text(&*panic);
+                let place = shared.status.describe(rank);
+                let text = format!("panicked: {what} ({place})");
+                world.abort(&text);
+                Err(Failure::Panic(text))
+            }
+        };
+        let _ = tx.send(Message::Done(rank, result));
+    };
+    std::thread::Builder::new()
+        .name(format!("rank {rank}"))
+        .stack_size(STACK_BYTES)
+        .spawn(body)
+        .expect("the system can start a thread");
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()))
+        .unwrap_or_else(|| "no message".into())
+}
+
+/// The error in words, with what missing ranks were last seen doing.
+fn explain(error: &RankError, status: &StatusBoard) -> String {
+    let (text, source) = match error {
+        RankError::Comm(e) => (e.to_string(), e),
+        RankError::Step(e) => (e.to_string(), &e.source),
+    };
+    let missing = match source {
+        CommError::Timeout { missing, .. } => missing.as_slice(),
+        CommError::PeerLost { rank, .. } => std::slice::from_ref(rank),
+        _ => &[],
+    };
+    let seen: Vec<String> = missing.iter().map(|r| status.describe(*r)).collect();
+    if seen.is_empty() { text } else { format!("{text}; last seen: {}", seen.join("; ")) }
+}
+
+/// Collects the ranks' results. After a failure the others have [`GRACE`] to stop.
+fn watch(
+    rx: &Receiver<Message>,
+    world: usize,
+    status: &StatusBoard,
+    mut on_step: impl FnMut(StepMetrics),
+) -> Result<Vec<RankResult>, Error> {
+    let mut results: Vec<Option<RankResult>> = (0..world).map(|_| None).collect();
+    let mut failures: Vec<(usize, Failure)> = Vec::new();
+    let mut left = world;
+    let mut deadline: Option<Instant> = None;
+    while left > 0 {
+        let message = match deadline {
+            None => rx.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(at) => rx.recv_timeout(at.saturating_duration_since(Instant::now())),
+        };
+        match message {
+            Ok(Message::Step(metrics)) => on_step(metrics),
+            Ok(Message::Done(rank, Ok(result))) => {
+                results[rank] = Some(result);
+                left -= 1;
+            }
+            Ok(Message::Done(rank, Err(failure))) => {
+                failures.push((rank, failure));
+                left -= 1;
+                deadline.get_or_insert_with(|| Instant::now() + GRACE);
+            }
+            Err(_) => break,
+        }
+    }
+    match culprit(failures, status) {
+        Some(error) => Err(error),
+        None => Ok(results.into_iter().map(|r| r.expect("all ranks are done")).collect()),
+    }
+}
+
+/// The failure that caused the others: a panic, else an error of a rank's own, else an echo.
+fn culprit(failures: Vec<(usize, Failure)>, status: &StatusBoard) -> Option<Error> {
+    let weight = |f: &Failure| match f {
+        Failure::Panic(_) => 0,
+        Failure::Rank(
+            RankError::Comm(CommError::Aborted { .. })
+            | RankError::Step(zeropp_pipeline::executor::ExecutorError {
+                source: CommError::Aborted { .. },
+                ..
+            }),
+        ) => 2,
+        Failure::Rank(_) => 1,
+    };
+    let (rank, failure) = failures.into_iter().min_by_key(|(rank, f)| (weight(f), *rank))?;
+    let message = match failure {
+        Failure::Panic(text) => text,
+        Failure::Rank(e) => explain(&e, status),
+    };
+    Some(Error::Rank { rank, message })
+}

@@ -1,0 +1,3 @@
+//! Built-in models, each a list of parts.
+
+pub mod gpt;

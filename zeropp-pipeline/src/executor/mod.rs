@@ -1,0 +1,293 @@
+//! Runs the lowered program of one rank, action by action, exactly as it stands.
+//!
+//! One compute thread a rank. Gathers, reductions, sends and receives are started where the
+//! program says so and waited for by the action that needs their result, so they overlap with
+//! the computation between. No schedule has a special case here.
+
+mod model;
+mod status;
+mod worker;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use burn::tensor::Tensor;
+use zeropp_core::comm::{CommError, CommResult, Communicator, Pending};
+use zeropp_core::meter::{Hold, MemoryKind, Meter};
+use zeropp_zero3::StepOutcome;
+
+pub use model::{ModelWorker, TokenSource, WorkerOptions};
+pub use status::StatusBoard;
+pub use worker::Worker;
+
+use crate::ir::{Action, Compute, Message};
+use crate::timeline::Span;
+
+/// A step that failed on this rank.
+#[derive(Debug, thiserror::Error)]
+#[error("rank {rank}, step {step}, action {action}: {source}")]
+pub struct ExecutorError {
+    /// World rank.
+    pub rank: usize,
+    /// Step, from 1.
+    pub step: u64,
+    /// The action it was at.
+    pub action: Action,
+    /// What went wrong.
+    pub source: CommError,
+}
+
+/// What one rank did in one step.
+#[derive(Clone, Debug)]
+pub struct StepRecord {
+    /// One span an action, in program order; times from the executor's epoch.
+    pub spans: Vec<Span>,
+    /// What the optimizer did, where the program has it.
+    pub outcome: Option<StepOutcome>,
+    /// Bytes sent.
+    pub sent_bytes: u64,
+}
+
+/// Consumer of a message: kind, consuming stage, micro-batch.
+type Key = (Message, usize, usize);
+
+struct Arriving {
+    tensor: Pending<Tensor<1>>,
+    span: usize,
+    _hold: Hold,
+}
+
+/// One rank's executor.
+pub struct Executor<W> {
+    program: Vec<Action>,
+    placement: Vec<usize>,
+    pipeline: Arc<dyn Communicator>,
+    world_rank: usize,
+    meter: Arc<Meter>,
+    status: Arc<StatusBoard>,
+    epoch: Instant,
+    /// The stages and their compute.
+    pub worker: W,
+}
+
+/// What is under way within a step.
+#[derive(Default)]
+struct Flight {
+    spans: Vec<Span>,
+    arriving: HashMap<Key, Arriving>,
+    /// Produced here for a stage that lives here too, or about to be sent.
+    local: HashMap<Key, Tensor<1>>,
+    sends: Vec<Pending<()>>,
+    gathers: HashMap<usize, usize>,
+    reduces: Vec<(usize, usize)>,
+    replica: Vec<usize>,
+    sent_bytes: u64,
+    outcome: Option<StepOutcome>,
+}
+
+impl<W: Worker> Executor<W> {
+    /// An executor of `program` (one rank's part of a verified, lowered schedule).
+    pub fn new(
+        program: Vec<Action>,
+        placement: Vec<usize>,
+        pipeline: Arc<dyn Communicator>,
+        world_rank: usize,
+        (meter, status, epoch): (Arc<Meter>, Arc<StatusBoard>, Instant),
+        worker: W,
+    ) -> Self {
+        Self { program, placement, pipeline, world_rank, meter, status, epoch, worker }
+    }
+
+    /// Runs the program once. `step` counts from 1.
+    ///
+    /// # Errors
+    /// The first operation that failed, with this rank and the action it was at.
+    pub fn run_step(&mut self, step: u64) -> Result<StepRecord, ExecutorError> {
+        self.worker.begin_step(step);
+        let mut flight = Flight::default();
+        for at in 0..self.program.len() {
+            let action = self.program[at];
+            self.status.set(self.world_rank, step, action);
+            self.run_action(&mut flight, action, step).map_err(|source| ExecutorError {
+                rank: self.world_rank,
+                step,
+                action,
+                source,
+            })?;
+        }
+        let last = self.program.last().copied().unwrap_or(Action::OptimizerStep);
+        for send in std::mem::take(&mut flight.sends) {
+            send.wait().map_err(|source| ExecutorError {
+                rank: self.world_rank,
+                step,
+                action: last,
+                source,
+            })?;
+        }
+        Ok(StepRecord {
+            spans: flight.spans,
+            outcome: flight.outcome,
+            sent_bytes: flight.sent_bytes,
+        })
+    }
+
+    fn now(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+
+    fn run_action(&mut self, f: &mut Flight, action: Action, step: u64) -> CommResult<()> {
+        let start = self.now();
+        f.spans.push(Span { lane: action.lane(), action, start_ns: start, end_ns: start });
+        let span = f.spans.len() - 1;
+        match action {
+            Action::Compute { .. } | Action::Overlap { .. } => self.compute(f, action, span)?,
+            Action::Send { message, stage, micro_batch } => {
+                self.send(f, (message, stage, micro_batch), span)
+            }
+            Action::Recv { message, stage, micro_batch } => {
+                self.receive(f, (message, stage, micro_batch), span)
+            }
+            Action::AllGather { stage } => {
+                self.worker.start_gather(stage);
+                f.sent_bytes += self.worker.gather_bytes(stage);
+                f.gathers.insert(stage, span);
+            }
+            Action::Free { stage } => self.worker.free(stage)?,
+            Action::ReduceScatter { stage } => {
+                self.retire_reduces(f)?;
+                self.worker.start_reduce(stage);
+                f.sent_bytes += self.worker.reduce_bytes(stage);
+                f.reduces.push((stage, span));
+            }
+            Action::ReplicaReduce { stage } => {
+                self.worker.request_replica_reduce(stage);
+                f.sent_bytes += self.worker.replica_bytes(stage);
+                f.replica.push(span);
+            }
+            Action::OptimizerStep => {
+                self.retire_reduces(f)?;
+                let begin = self.now();
+                f.outcome = Some(self.worker.optimizer_step(step)?);
+                for span in std::mem::take(&mut f.replica) {
+                    f.spans[span].end_ns = begin;
+                }
+                f.spans[span].start_ns = begin;
+            }
+        }
+        if action.lane() == crate::timeline::Lane::Compute || matches!(action, Action::Free { .. })
+        {
+            f.spans[span].end_ns = self.now();
+        }
+        Ok(())
+    }
+
+    /// At most one reduction is under way: a new one, and the optimizer, wait for the one before.
+    /// That fixes when gradient buffers go, whatever the timing.
+    fn retire_reduces(&mut self, f: &mut Flight) -> CommResult<()> {
+        for (stage, span) in std::mem::take(&mut f.reduces) {
+            self.worker.finish_reduce(stage)?;
+            f.spans[span].end_ns = self.now();
+        }
+        Ok(())
+    }
+
+    fn compute(&mut self, f: &mut Flight, action: Action, span: usize) -> CommResult<()> {
+        let mut begun = false;
+        for (kind, stage, micro_batch) in action.computes() {
+            if kind != Compute::W {
+                self.worker.finish_gather(stage)?;
+                if let Some(gather) = f.gathers.remove(&stage) {
+                    f.spans[gather].end_ns = self.now();
+                }
+            }
+            let input = match kind {
+                Compute::F => self.input(f, (Message::Activation, stage, micro_batch))?,
+                Compute::B | Compute::BW => {
+                    self.input(f, (Message::Gradient, stage, micro_batch))?
+                }
+                Compute::W | Compute::R => None,
+            };
+            // The span begins once weights and input are here: waiting is idle time.
+            if !begun {
+                f.spans[span].start_ns = self.now();
+                begun = true;
+            }
+            let output = match kind {
+                Compute::F => self.worker.forward(stage, micro_batch, input),
+                Compute::B => self.worker.backward(stage, micro_batch, input),
+                Compute::R => {
+                    self.worker.recompute(stage, micro_batch);
+                    None
+                }
+                Compute::W => {
+                    self.worker.weight(stage, micro_batch);
+                    None
+                }
+                Compute::BW => {
+                    let dx = self.worker.backward(stage, micro_batch, input);
+                    self.worker.weight(stage, micro_batch);
+                    dx
+                }
+            };
+            if let Some(output) = output {
+                let (message, to) = match kind {
+                    Compute::F => (Message::Activation, stage + 1),
+                    _ => (Message::Gradient, stage - 1),
+                };
+                f.local.insert((message, to, micro_batch), output);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a compute action consumes: nothing at the ends of the pipeline, else what was received
+    /// or produced on this rank.
+    fn input(&mut self, f: &mut Flight, key: Key) -> CommResult<Option<Tensor<1>>> {
+        let (message, stage, _) = key;
+        let end = match message {
+            Message::Activation => stage == 0,
+            Message::Gradient => stage + 1 == self.placement.len(),
+        };
+        if end {
+            return Ok(None);
+        }
+        if let Some(tensor) = f.local.remove(&key) {
+            return Ok(Some(tensor));
+        }
+        let arriving = f.arriving.remove(&key).expect("a verified program posts every receive");
+        let tensor = arriving.tensor.wait()?;
+        f.spans[arriving.span].end_ns = self.now();
+        Ok(Some(tensor))
+    }
+
+    fn send(&mut self, f: &mut Flight, (message, stage, micro_batch): Key, span: usize) {
+        let to = match message {
+            Message::Activation => stage + 1,
+            Message::Gradient => stage - 1,
+        };
+        let key = (message, to, micro_batch);
+        let tensor = f.local.remove(&key).expect("a verified program sends what it has produced");
+        f.sent_bytes += (tensor.dims()[0] * tensor.dtype().size()) as u64;
+        let sent = self.pipeline.send(self.placement[to], tag(key), tensor);
+        f.sends.push(sent);
+        f.spans[span].end_ns = self.now();
+    }
+
+    fn receive(&mut self, f: &mut Flight, key: Key, span: usize) {
+        let (message, stage, _) = key;
+        let from = match message {
+            Message::Activation => stage - 1,
+            Message::Gradient => stage + 1,
+        };
+        let (len, dtype) = self.worker.message_shape();
+        let hold = self.meter.hold(MemoryKind::Communication, (len * dtype.size()) as u64);
+        let tensor = self.pipeline.recv(self.placement[from], tag(key), len, dtype);
+        f.arriving.insert(key, Arriving { tensor, span, _hold: hold });
+    }
+}
+
+fn tag((message, stage, micro_batch): Key) -> u64 {
+    let message = (message == Message::Gradient) as u64;
+    message << 62 | (stage as u64) << 32 | micro_batch as u64
+}

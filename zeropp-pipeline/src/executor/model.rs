@@ -1,0 +1,309 @@
+//! The real worker: layers on Burn tensors with a split backward, weights in shards.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, Int, Tensor};
+use zeropp_core::comm::CommResult;
+use zeropp_core::layer::{LayerCx, Part};
+use zeropp_core::meter::{MemoryKind, Meter};
+use zeropp_core::split::{Grads, LayerWeights, OpCx, Saved, Seed, WQueue, seed_backward};
+use zeropp_zero3::{Optimizer, ShardedStage, StepOutcome};
+
+use super::Worker;
+
+/// Token ids and targets, each `[b, s]`, of one micro-batch of this rank in a step.
+pub type TokenSource = Arc<dyn Fn(u64, usize) -> (Tensor<2, Int>, Tensor<2, Int>) + Send + Sync>;
+
+/// What a worker needs to know besides its stages.
+#[derive(Clone)]
+pub struct WorkerOptions {
+    /// Where tensors live.
+    pub device: Device,
+    /// Samples, tokens a sample and hidden size: `[b, s, h]`.
+    pub dims: [usize; 3],
+    /// Type of activations and messages.
+    pub compute: DType,
+    /// Factor on every micro-batch's loss gradient: one over the micro-batches of the step.
+    pub loss_scale: f32,
+    /// Stages whose F keeps only its input, to be redone by R.
+    pub recompute_full: Vec<usize>,
+    /// Stages whose attention is redone in B.
+    pub recompute_attention: Vec<usize>,
+}
+
+/// The graph of one stage and micro-batch between F (or R) and B.
+struct Graph {
+    leaf: Option<Tensor<3>>,
+    _input: Option<Saved<3>>,
+    seed: StageSeed,
+}
+
+enum StageSeed {
+    Hidden(Seed<3>),
+    Loss(Seed<1>),
+}
+
+enum Output {
+    Hidden(Tensor<3>),
+    Loss(Tensor<1>),
+}
+
+struct Stage {
+    parts: Vec<Part>,
+    weights: Vec<LayerWeights>,
+    shards: usize,
+    grads: Option<Grads>,
+}
+
+/// Runs the stages of one rank.
+pub struct ModelWorker {
+    options: WorkerOptions,
+    tokens: TokenSource,
+    meter: Arc<Meter>,
+    step: u64,
+    stages: HashMap<usize, Stage>,
+    sharded: Vec<ShardedStage>,
+    optimizer: Optimizer,
+    /// Inputs of stages that will be recomputed.
+    inputs: HashMap<(usize, usize), Option<Saved<3>>>,
+    graphs: HashMap<(usize, usize), Graph>,
+    queues: HashMap<(usize, usize), WQueue>,
+    losses: Vec<(usize, Tensor<1>)>,
+}
+
+impl ModelWorker {
+    /// A worker of the given stages; `parts[i]` are the layers of `sharded[i]`.
+    pub fn new(
+        options: WorkerOptions,
+        tokens: TokenSource,
+        parts: Vec<Vec<Part>>,
+        sharded: Vec<ShardedStage>,
+        optimizer: Optimizer,
+        meter: Arc<Meter>,
+    ) -> Self {
+        let stages = parts
+            .into_iter()
+            .zip(&sharded)
+            .enumerate()
+            .map(|(i, (parts, shard))| {
+                let stage = Stage { parts, weights: shard.weights(), shards: i, grads: None };
+                (shard.index(), stage)
+            })
+            .collect();
+        Self {
+            options,
+            tokens,
+            meter,
+            step: 0,
+            stages,
+            sharded,
+            optimizer,
+            inputs: HashMap::new(),
+            graphs: HashMap::new(),
+            queues: HashMap::new(),
+            losses: Vec::new(),
+        }
+    }
+
+    /// The losses of the step's micro-batches, where this rank has the last stage; clears them.
+    pub fn take_losses(&mut self) -> Vec<(usize, f32)> {
+        let mut losses: Vec<(usize, f32)> = std::mem::take(&mut self.losses)
+            .into_iter()
+            .map(|(m, loss)| (m, loss.into_scalar::<f32>()))
+            .collect();
+        losses.sort_by_key(|(m, _)| *m);
+        losses
+    }
+
+    /// The rank's shards.
+    pub fn sharded(&self) -> &[ShardedStage] {
+        &self.sharded
+    }
+
+    fn shard(&mut self, stage: usize) -> &mut ShardedStage {
+        let at = self.stages[&stage].shards;
+        &mut self.sharded[at]
+    }
+
+    /// Runs the stage's layers. Tracked if `leaf` or token are.
+    fn run_layers(
+        &self,
+        stage: usize,
+        micro_batch: usize,
+        x: Option<Tensor<3>>,
+        op: &OpCx,
+    ) -> Output {
+        let this = &self.stages[&stage];
+        let mut x = x;
+        for (part, weights) in this.parts.iter().zip(&this.weights) {
+            let cx = LayerCx { weights: weights.clone(), op: op.clone() };
+            let hidden = |x: Option<Tensor<3>>| x.expect("every stage but the first has an input");
+            match part {
+                Part::Embedding(e) => {
+                    let (ids, _) = (self.tokens)(self.step, micro_batch);
+                    x = Some(e.forward(ids, &cx));
+                }
+                Part::Layer(layer) => x = Some(layer.forward(hidden(x), &cx)),
+                Part::Head(head) => {
+                    let (_, targets) = (self.tokens)(self.step, micro_batch);
+                    return Output::Loss(head.loss(hidden(x), targets, &cx));
+                }
+            }
+        }
+        Output::Hidden(x.expect("a stage has at least one layer"))
+    }
+
+    fn op_cx(&self, stage: usize, queue: WQueue, tracked: bool) -> OpCx {
+        let token = Tensor::<1>::zeros([1], (&self.options.device, self.options.compute));
+        OpCx {
+            queue,
+            meter: self.meter.clone(),
+            token: if tracked { token.autodiff().require_grad() } else { token },
+            recompute_attention: self.options.recompute_attention.contains(&stage),
+        }
+    }
+
+    /// Builds the graph of one stage and micro-batch from its plain input.
+    fn build(&mut self, stage: usize, micro_batch: usize, input: Option<Saved<3>>) -> Output {
+        let queue = WQueue::default();
+        let op = self.op_cx(stage, queue.clone(), true);
+        let leaf = input.as_ref().map(|x| x.get().autodiff().require_grad());
+        let output = self.run_layers(stage, micro_batch, leaf.clone(), &op);
+        let (seed, plain) = match output {
+            Output::Hidden(y) => {
+                (StageSeed::Hidden(seed_backward(y.clone())), Output::Hidden(y.inner()))
+            }
+            Output::Loss(l) => (StageSeed::Loss(seed_backward(l.clone())), Output::Loss(l.inner())),
+        };
+        self.graphs.insert((stage, micro_batch), Graph { leaf, _input: input, seed });
+        self.queues.insert((stage, micro_batch), queue);
+        plain
+    }
+
+    fn deliver(&mut self, micro_batch: usize, output: Output) -> Option<Tensor<1>> {
+        match output {
+            Output::Hidden(y) => Some(flat(y)),
+            Output::Loss(loss) => {
+                self.losses.push((micro_batch, loss));
+                None
+            }
+        }
+    }
+}
+
+fn flat(x: Tensor<3>) -> Tensor<1> {
+    let n = x.shape().num_elements();
+    x.reshape([n])
+}
+
+impl Worker for ModelWorker {
+    fn begin_step(&mut self, step: u64) {
+        self.step = step;
+    }
+
+    fn message_shape(&self) -> (usize, DType) {
+        (self.options.dims.iter().product(), self.options.compute)
+    }
+
+    fn forward(
+        &mut self,
+        stage: usize,
+        micro_batch: usize,
+        x: Option<Tensor<1>>,
+    ) -> Option<Tensor<1>> {
+        let dims = self.options.dims;
+        let input = x.map(|x| Saved::new(x.reshape(dims), MemoryKind::Activation, &self.meter));
+        let output = if self.options.recompute_full.contains(&stage) {
+            let op = self.op_cx(stage, WQueue::default(), false);
+            let x = input.as_ref().map(Saved::get);
+            self.inputs.insert((stage, micro_batch), input);
+            self.run_layers(stage, micro_batch, x, &op)
+        } else {
+            self.build(stage, micro_batch, input)
+        };
+        self.deliver(micro_batch, output)
+    }
+
+    fn recompute(&mut self, stage: usize, micro_batch: usize) {
+        let input = self
+            .inputs
+            .remove(&(stage, micro_batch))
+            .expect("R follows a forward that kept its input");
+        self.build(stage, micro_batch, input);
+    }
+
+    fn backward(
+        &mut self,
+        stage: usize,
+        micro_batch: usize,
+        dy: Option<Tensor<1>>,
+    ) -> Option<Tensor<1>> {
+        let graph = self.graphs.remove(&(stage, micro_batch)).expect("B follows its F");
+        let mut grads = match graph.seed {
+            StageSeed::Hidden(seed) => {
+                let dy = dy.expect("every stage but the last receives a gradient");
+                seed.backward(dy.reshape(self.options.dims))
+            }
+            StageSeed::Loss(seed) => {
+                let on = (&self.options.device, DType::F32);
+                seed.backward(Tensor::full([1], self.options.loss_scale, on))
+            }
+        };
+        let leaf = graph.leaf?;
+        let dx = leaf.grad_remove(&mut grads).expect("the stage's output depends on its input");
+        Some(flat(dx))
+    }
+
+    fn weight(&mut self, stage: usize, micro_batch: usize) {
+        let queue = self.queues.remove(&(stage, micro_batch)).expect("W follows its B");
+        let mut grads = match self.stages.get_mut(&stage).and_then(|s| s.grads.take()) {
+            Some(grads) => grads,
+            None => self.shard(stage).new_grads(),
+        };
+        queue.run(&mut grads);
+        self.stages.get_mut(&stage).expect("a stage of this rank").grads = Some(grads);
+    }
+
+    fn start_gather(&mut self, stage: usize) {
+        self.shard(stage).start_gather();
+    }
+
+    fn finish_gather(&mut self, stage: usize) -> CommResult<()> {
+        self.shard(stage).finish_gather()
+    }
+
+    fn free(&mut self, stage: usize) -> CommResult<()> {
+        self.shard(stage).free()
+    }
+
+    fn start_reduce(&mut self, stage: usize) {
+        let grads = self.stages.get_mut(&stage).and_then(|s| s.grads.take());
+        let grads = grads.expect("a unit's W precede its reduction");
+        self.shard(stage).start_reduce(grads);
+    }
+
+    fn finish_reduce(&mut self, stage: usize) -> CommResult<()> {
+        self.shard(stage).finish_reduce()
+    }
+
+    fn request_replica_reduce(&mut self, stage: usize) {
+        self.shard(stage).request_replica_reduce();
+    }
+
+    fn optimizer_step(&mut self, step: u64) -> CommResult<StepOutcome> {
+        self.optimizer.step(&mut self.sharded, step)
+    }
+
+    fn gather_bytes(&self, stage: usize) -> u64 {
+        self.sharded[self.stages[&stage].shards].gather_bytes()
+    }
+
+    fn reduce_bytes(&self, stage: usize) -> u64 {
+        self.sharded[self.stages[&stage].shards].reduce_bytes()
+    }
+
+    fn replica_bytes(&self, stage: usize) -> u64 {
+        self.sharded[self.stages[&stage].shards].replica_bytes()
+    }
+}

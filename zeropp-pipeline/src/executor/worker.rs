@@ -1,0 +1,67 @@
+//! What the executor drives: the compute and the state of one rank's stages.
+
+use burn::tensor::{DType, Tensor};
+use zeropp_core::comm::CommResult;
+use zeropp_zero3::StepOutcome;
+
+/// The stages of one rank. The executor calls it in the order of the program; every message is a
+/// flat tensor of [`message_shape`](Worker::message_shape).
+pub trait Worker {
+    /// A new step begins.
+    fn begin_step(&mut self, step: u64);
+    /// Elements and type of an activation or gradient message.
+    fn message_shape(&self) -> (usize, DType);
+
+    /// F: the output for the next stage, or `None` where the stage ends in the loss.
+    fn forward(
+        &mut self,
+        stage: usize,
+        micro_batch: usize,
+        x: Option<Tensor<1>>,
+    ) -> Option<Tensor<1>>;
+    /// R: redoes the F, now keeping what B needs.
+    fn recompute(&mut self, stage: usize, micro_batch: usize);
+    /// B: the gradient for the stage before, or `None` at stage 0.
+    fn backward(
+        &mut self,
+        stage: usize,
+        micro_batch: usize,
+        dy: Option<Tensor<1>>,
+    ) -> Option<Tensor<1>>;
+    /// W: adds the queued weight gradients to the stage's buffer.
+    fn weight(&mut self, stage: usize, micro_batch: usize);
+
+    /// AG: starts gathering.
+    fn start_gather(&mut self, stage: usize);
+    /// Waits for the gather under way, if any.
+    ///
+    /// # Errors
+    /// The collective's error.
+    fn finish_gather(&mut self, stage: usize) -> CommResult<()>;
+    /// Drops the gathered weights.
+    ///
+    /// # Errors
+    /// That of a gather still under way.
+    fn free(&mut self, stage: usize) -> CommResult<()>;
+    /// RS: starts reducing the unit's gradients into the shard.
+    fn start_reduce(&mut self, stage: usize);
+    /// Waits for the reduction and adds it to the shard.
+    ///
+    /// # Errors
+    /// The collective's error.
+    fn finish_reduce(&mut self, stage: usize) -> CommResult<()>;
+    /// AR: sums the shard over the replicas once its reduction is finished.
+    fn request_replica_reduce(&mut self, stage: usize);
+    /// Finishes all reductions and updates the shards.
+    ///
+    /// # Errors
+    /// A collective's error.
+    fn optimizer_step(&mut self, step: u64) -> CommResult<StepOutcome>;
+
+    /// Bytes this rank sends in one gather of the stage.
+    fn gather_bytes(&self, stage: usize) -> u64;
+    /// Bytes this rank sends in one reduction of the stage.
+    fn reduce_bytes(&self, stage: usize) -> u64;
+    /// Bytes this rank sends to sum the stage's shard over the replicas.
+    fn replica_bytes(&self, stage: usize) -> u64;
+}

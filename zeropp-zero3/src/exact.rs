@@ -1,0 +1,154 @@
+//! A sum of floating-point numbers without rounding, so that no order can be seen in it.
+//!
+//! Every f64 is an integer multiple of 2^-1074, so a wide integer holds any sum of them exactly.
+
+const LIMBS: usize = 34; // 2^-1074 ..= 2^1024 is 2098 bits; the rest is room for 2^78 carries.
+
+/// An exact sum of non-negative f64 values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExactSum {
+    limbs: [u64; LIMBS],
+    finite: bool,
+}
+
+impl Default for ExactSum {
+    fn default() -> Self {
+        Self { limbs: [0; LIMBS], finite: true }
+    }
+}
+
+impl ExactSum {
+    /// Adds one value. An infinity or NaN makes the whole sum infinite.
+    ///
+    /// # Panics
+    /// Panics if `x` is negative: the sums here are of squares.
+    pub fn add(&mut self, x: f64) {
+        if !x.is_finite() {
+            self.finite = false;
+            return;
+        }
+        assert!(x >= 0.0, "ExactSum adds non-negative values, got {x}");
+        let bits = x.to_bits();
+        let exponent = (bits >> 52) as usize;
+        let fraction = bits & ((1 << 52) - 1);
+        // Subnormals and exponent 1 share the unit 2^-1074.
+        let (mantissa, shift) =
+            if exponent == 0 { (fraction, 0) } else { (fraction | 1 << 52, exponent - 1) };
+        let (limb, bit) = (shift / 64, shift % 64);
+        let wide = (mantissa as u128) << bit;
+        self.add_at(limb, wide as u64);
+        self.add_at(limb + 1, (wide >> 64) as u64);
+    }
+
+    /// Adds another sum.
+    pub fn merge(&mut self, other: &ExactSum) {
+        self.finite &= other.finite;
+        for (i, limb) in other.limbs.iter().enumerate() {
+            self.add_at(i, *limb);
+        }
+    }
+
+    fn add_at(&mut self, mut limb: usize, value: u64) {
+        let mut carry = value;
+        while carry != 0 {
+            let (sum, overflow) = self.limbs[limb].overflowing_add(carry);
+            self.limbs[limb] = sum;
+            carry = overflow as u64;
+            limb += 1;
+        }
+    }
+
+    /// The sum, truncated to f64; infinite if a term was not finite or the sum does not fit.
+    pub fn value(&self) -> f64 {
+        if !self.finite {
+            return f64::INFINITY;
+        }
+        let Some(top) = self.limbs.iter().rposition(|l| *l != 0) else { return 0.0 };
+        // The two highest limbs hold at least 65 bits: more than a mantissa.
+        let high = self.limbs[top] as f64 * 2f64.powi(64);
+        let low = if top > 0 { self.limbs[top - 1] as f64 } else { 0.0 };
+        scale(high + low, 64 * (top as i32 - 1) - 1074)
+    }
+
+    /// Bytes that [`from_bytes`](Self::from_bytes) reads back.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out: Vec<u8> = self.limbs.iter().flat_map(|l| l.to_le_bytes()).collect();
+        out.push(self.finite as u8);
+        out
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote; `None` if the length differs.
+    pub fn from_bytes(bytes: &[u8]) -> Option<ExactSum> {
+        if bytes.len() != LIMBS * 8 + 1 {
+            return None;
+        }
+        let mut sum = ExactSum { finite: bytes[LIMBS * 8] == 1, ..Default::default() };
+        for (limb, chunk) in sum.limbs.iter_mut().zip(bytes.chunks_exact(8)) {
+            *limb = u64::from_le_bytes(chunk.try_into().ok()?);
+        }
+        Some(sum)
+    }
+}
+
+/// x · 2^e in steps that neither overflow nor round on the way.
+fn scale(mut x: f64, mut e: i32) -> f64 {
+    while e < -1000 {
+        x *= 2f64.powi(-1000);
+        e += 1000;
+    }
+    while e > 1000 {
+        x *= 2f64.powi(1000);
+        e -= 1000;
+    }
+    x * 2f64.powi(e)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn exact_where_f64_is_not() {
+        let mut s = ExactSum::default();
+        s.add(1e300);
+        for _ in 0..1000 {
+            s.add(1e-300);
+        }
+        let mut t = ExactSum::default();
+        for _ in 0..1000 {
+            t.add(1e-300);
+        }
+        t.add(1e300);
+        assert_eq!(s, t);
+        assert_eq!(s.value(), 1e300);
+        s.add(f64::NAN);
+        assert_eq!(s.value(), f64::INFINITY);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+        #[test]
+        fn order_and_grouping_do_not_matter(xs in prop::collection::vec(0.0f64..1e30, 1..50), cut in 0usize..50) {
+            let mut forward = ExactSum::default();
+            xs.iter().for_each(|x| forward.add(*x));
+            let cut = cut.min(xs.len());
+            let (mut a, mut b) = (ExactSum::default(), ExactSum::default());
+            xs[..cut].iter().rev().for_each(|x| a.add(*x));
+            xs[cut..].iter().rev().for_each(|x| b.add(*x));
+            let mut merged = ExactSum::from_bytes(&b.to_bytes()).unwrap();
+            merged.merge(&a);
+            prop_assert_eq!(&merged, &forward);
+            let plain: f64 = xs.iter().sum();
+            prop_assert!((forward.value() - plain).abs() <= 1e-14 * plain);
+        }
+
+        #[test]
+        fn one_value_reads_back(bits in 0u64..0x7ff0_0000_0000_0000) {
+            let x = f64::from_bits(bits);
+            let mut s = ExactSum::default();
+            s.add(x);
+            prop_assert_eq!(s.value().to_bits(), x.to_bits());
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The optimizer step of one rank: tied gradients, the global norm, the verdict all ranks share,
+//! and AdamW on what the rank owns.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use zeropp_core::comm::{CommResult, Communicator};
+use zeropp_core::groups::Groups;
+use zeropp_core::meter::{Hold, MemoryKind, Meter};
+
+use crate::adamw::{AdamW, Moments, StepScale};
+use crate::exact::ExactSum;
+use crate::lr::LearningRate;
+use crate::norm::add_squares;
+use crate::stage::ShardedStage;
+
+/// A weight that two stages hold: the embedding's and the head's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tie {
+    /// Stage and layer of the embedding.
+    pub first: (usize, usize),
+    /// Stage and layer of the head.
+    pub last: (usize, usize),
+    /// Pipeline ranks of the two.
+    pub ranks: (usize, usize),
+}
+
+/// What to do with reduced gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OptimizerOptions {
+    /// AdamW's hyper-parameters.
+    pub adamw: AdamW,
+    /// Learning rate over the steps.
+    pub lr: LearningRate,
+    /// Largest global norm; 0 does not clip.
+    pub clip: f64,
+    /// The weight shared by embedding and head.
+    pub tie: Option<Tie>,
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepOutcome {
+    /// Global norm of the gradient before clipping; infinite where an element was not finite.
+    pub grad_norm: f64,
+    /// Learning rate used.
+    pub lr: f64,
+    /// Whether no rank changed anything because the norm was not finite.
+    pub skipped: bool,
+}
+
+/// Optimizer state of one rank.
+pub struct Optimizer {
+    options: OptimizerOptions,
+    groups: Groups,
+    zero1: bool,
+    /// Moments of each layer of each stage, in the order of the stages.
+    moments: Vec<Vec<Moments>>,
+    updates: u64,
+    _hold: Hold,
+}
+
+impl Optimizer {
+    /// Zero moments for `stages`.
+    pub fn new(
+        stages: &[ShardedStage],
+        groups: &Groups,
+        options: OptimizerOptions,
+        zero1: bool,
+        meter: &Arc<Meter>,
+    ) -> Self {
+        let mut elements = 0;
+        let moments = stages
+            .iter()
+            .map(|stage| {
+                (0..stage.layers.len())
+                    .map(|layer| {
+                        let (_, n) = stage.owned_range(layer);
+                        elements += 2 * n;
+                        let device = stage.layers[layer].param.device();
+                        let zeros = || Tensor::zeros([n], &device);
+                        Moments { m: zeros(), v: zeros() }
+                    })
+                    .collect()
+            })
+            .collect();
+        let hold = meter.hold(MemoryKind::Optimizer, 4 * elements as u64);
+        Self { options, groups: groups.clone(), zero1, moments, updates: 0, _hold: hold }
+    }
+
+    /// Finishes the reductions of `stages`, agrees on norm and verdict with the whole world and
+    /// updates. `step` counts from 1.
+    ///
+    /// # Errors
+    /// A collective's error.
+    pub fn step(&mut self, stages: &mut [ShardedStage], step: u64) -> CommResult<StepOutcome> {
+        for stage in stages.iter_mut() {
+            stage.finish_replica_reduce()?;
+        }
+        self.sum_tied(stages)?;
+        let grad_norm = self.global_norm(stages)?;
+        let lr = self.options.lr.at(step);
+        let skipped = !grad_norm.is_finite();
+        if !skipped {
+            self.updates += 1;
+            let clip = self.options.clip;
+            let gradient =
+                if clip > 0.0 { (clip / (grad_norm + 1e-6)).min(1.0) as f32 } else { 1.0 };
+            let scale = StepScale { lr, update: self.updates, gradient };
+            self.update(stages, &scale)?;
+        }
+        stages.iter_mut().for_each(ShardedStage::clear_grads);
+        Ok(StepOutcome { grad_norm, lr, skipped })
+    }
+
+    /// Embedding's plus head's gradient, on both. Same ZeRO-3 place, so shards match.
+    fn sum_tied(&self, stages: &mut [ShardedStage]) -> CommResult<()> {
+        let Some(tie) = self.options.tie else { return Ok(()) };
+        let me = self.groups.pipeline.rank();
+        let first = (me == tie.ranks.0).then(|| grad_of(stages, tie.first)).flatten();
+        let last = (me == tie.ranks.1).then(|| grad_of(stages, tie.last)).flatten();
+        let (first, last) = match (first, last) {
+            (Some(a), Some(b)) => (a, b),
+            (Some(a), None) => {
+                let b = swap(&*self.groups.pipeline, tie.ranks.1, a.clone())?;
+                (a, b)
+            }
+            (None, Some(b)) => (swap(&*self.groups.pipeline, tie.ranks.0, b.clone())?, b),
+            (None, None) => return Ok(()),
+        };
+        let sum = first + last;
+        for at in [tie.first, tie.last] {
+            if let Some(stage) = stages.iter_mut().find(|s| s.index() == at.0) {
+                stage.layers[at.1].grad = Some(sum.clone());
+            }
+        }
+        Ok(())
+    }
+
+    fn global_norm(&self, stages: &[ShardedStage]) -> CommResult<f64> {
+        let mut sum = ExactSum::default();
+        // Without ZeRO-1 every replica holds the same gradient: the first one speaks for all.
+        if self.zero1 || self.groups.coords.dp == 0 {
+            for stage in stages {
+                for (i, layer) in stage.layers.iter().enumerate() {
+                    let copy = self.options.tie.is_some_and(|t| t.last == (stage.index(), i));
+                    if let (Some(grad), false) = (&layer.grad, copy) {
+                        add_squares(&mut sum, grad);
+                    }
+                }
+            }
+        }
+        let mut total = ExactSum::default();
+        for bytes in self.groups.world.exchange(sum.to_bytes()).wait()? {
+            total.merge(&ExactSum::from_bytes(&bytes).expect("every rank sends a sum"));
+        }
+        Ok(total.value().sqrt())
+    }
+
+    fn update(&mut self, stages: &mut [ShardedStage], scale: &StepScale) -> CommResult<()> {
+        for (stage, moments) in stages.iter_mut().zip(&mut self.moments) {
+            for (i, moments) in moments.iter_mut().enumerate() {
+                let ranges = stage.decay_ranges(i);
+                let (start, len) = stage.owned_range(i);
+                let layer = &mut stage.layers[i];
+                let Some(grad) = layer.grad.take() else { continue };
+                let whole = std::mem::replace(&mut layer.param, Tensor::zeros([1], &grad.device()));
+                let adamw = &self.options.adamw;
+                layer.param = if self.zero1 {
+                    let own = whole.slice([start..start + len]);
+                    let own = adamw.step(own, moments, &grad, &ranges, scale);
+                    self.groups.replica.all_gather(own).wait()?
+                } else {
+                    adamw.step(whole, moments, &grad, &ranges, scale)
+                };
+            }
+        }
+        Ok(())
+    }
+}
+
+fn grad_of(stages: &[ShardedStage], at: (usize, usize)) -> Option<Tensor<1>> {
+    stages.iter().find(|s| s.index() == at.0)?.layers[at.1].grad.clone()
+}
+
+/// Tag of the tied gradient's exchange; the executor's tags stay below it.
+const TIED_TAG: u64 = u64::MAX;
+
+fn swap(group: &dyn Communicator, peer: usize, mine: Tensor<1>) -> CommResult<Tensor<1>> {
+    let (len, dtype) = (mine.dims()[0], mine.dtype());
+    let sent = group.send(peer, TIED_TAG, mine);
+    let theirs = group.recv(peer, TIED_TAG, len, dtype).wait()?;
+    sent.wait()?;
+    Ok(theirs)
+}
