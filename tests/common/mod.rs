@@ -1,0 +1,80 @@
+//! What the integration tests share: small runs and their results, to the bit.
+
+#![allow(dead_code)] // Each test file uses its own part.
+
+use std::path::PathBuf;
+
+use zeropp::{Config, StepMetrics, Summary, Trainer, Weights};
+
+/// A model small enough for hundreds of runs, with enough layers for P·V = 16.
+pub fn tiny() -> Config {
+    Config {
+        layers: 16,
+        hidden: 16,
+        heads: 2,
+        seq: 8,
+        micro_batch_size: 1,
+        steps: 20,
+        unit: Some(3),
+        micro_batches: Some(6),
+        virtual_stages: Some(1),
+        lr: 3e-3,
+        warmup: Some(2),
+        seed: 11,
+        timeout_s: 60.0,
+        ..Config::default()
+    }
+}
+
+/// Everything a run produced that must not depend on the layout.
+pub struct Run {
+    pub steps: Vec<StepMetrics>,
+    pub summary: Summary,
+    pub weights: Weights,
+}
+
+pub fn run(config: Config) -> Run {
+    let trainer = Trainer::new(config).expect("a good configuration");
+    let mut steps = Vec::new();
+    let (summary, weights) =
+        trainer.train_to_weights(|s| steps.push(s.clone())).expect("a run that ends well");
+    Run { steps, summary, weights }
+}
+
+/// Fails with the first difference in any bit of loss, gradient norm or weights.
+pub fn assert_same_bits(a: &Run, b: &Run, what: &str) {
+    assert_eq!(a.steps.len(), b.steps.len(), "{what}");
+    for (x, y) in a.steps.iter().zip(&b.steps) {
+        let bits = |s: &StepMetrics| (s.loss.to_bits(), s.grad_norm.to_bits());
+        assert_eq!(
+            bits(x),
+            bits(y),
+            "{what}: step {}: loss {} / {}, norm {} / {}",
+            x.step,
+            x.loss,
+            y.loss,
+            x.grad_norm,
+            y.grad_norm
+        );
+    }
+    assert_eq!(a.weights.len(), b.weights.len(), "{what}");
+    for (name, x) in &a.weights {
+        let y = &b.weights[name];
+        let same = x.len() == y.len() && x.iter().zip(y).all(|(x, y)| x.to_bits() == y.to_bits());
+        assert!(same, "{what}: weights of {name} differ");
+    }
+}
+
+/// A text file of pseudo-random words in a temporary folder.
+pub fn text_file(dir: &tempfile::TempDir, bytes: usize) -> PathBuf {
+    let path = dir.path().join("text.txt");
+    let words = ["unit ", "stage ", "shard ", "gather ", "bubble ", "loss\n"];
+    let mut state = 1u64;
+    let mut text = String::new();
+    while text.len() < bytes {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        text.push_str(words[(state >> 33) as usize % words.len()]);
+    }
+    std::fs::write(&path, text).expect("temporary file");
+    path
+}
