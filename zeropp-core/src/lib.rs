@@ -4,6 +4,7 @@
 //! Nothing here knows a schedule or a shard: `zeropp-zero3` and `zeropp-pipeline` build on it.
 
 pub mod comm;
+pub mod config;
 pub mod host;
 pub mod layer;
 pub mod mesh;
