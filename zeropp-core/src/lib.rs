@@ -5,10 +5,12 @@
 
 pub mod comm;
 pub mod config;
+pub mod data;
 pub mod host;
 pub mod layer;
 pub mod mesh;
 pub mod meter;
 pub mod metrics;
 pub mod params;
+pub mod rng;
 pub mod split;
