@@ -46,7 +46,7 @@ impl Sampler {
                 // 64 random bits times the number of places: the upper half is a place. The
                 // last place is the one whose last target is the last token.
                 let places = (len - self.seq) as u128;
-                (u128::from(bits) * places >> 64) as usize
+                ((u128::from(bits) * places) >> 64) as usize
             }
             Order::Sequential => {
                 let n = u128::from(step) * self.samples_per_step as u128 + index as u128;
