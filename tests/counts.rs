@@ -40,13 +40,8 @@ fn one_replica_reduction_per_stage_and_step() {
 #[test]
 fn activations_do_not_grow_with_the_batch() {
     let peak = |b: usize| {
-        let config = Config {
-            pp: 2,
-            virtual_stages: Some(2),
-            micro_batches: Some(b),
-            steps: 2,
-            ..tiny()
-        };
+        let config =
+            Config { pp: 2, virtual_stages: Some(2), micro_batches: Some(b), steps: 2, ..tiny() };
         run(config).summary.peak_bytes
     };
     let (one, eight) = (peak(3), peak(24));

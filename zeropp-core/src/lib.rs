@@ -4,12 +4,15 @@
 //! Nothing here knows a schedule or a shard: `zeropp-zero3` and `zeropp-pipeline` build on it.
 
 pub mod comm;
+pub mod config;
+pub mod data;
 pub mod groups;
 pub mod host;
 pub mod layer;
 pub mod mesh;
 pub mod meter;
 pub mod metrics;
+pub mod model;
 pub mod params;
 pub mod rng;
 pub mod split;

@@ -1,0 +1,275 @@
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn config(toml: &str) -> Config {
+    Config::from_toml(toml).unwrap_or_else(|e| panic!("{toml}: {e}"))
+}
+
+#[test]
+fn the_readme_command_means_two_stages_and_two_units() {
+    let c = config("pp = 4\nzero3 = 8\nunit = 8");
+    assert_eq!((c.virtual_stages(), c.unit(), c.micro_batches()), (2, 8, 16));
+    assert_eq!((c.mesh().world(), c.samples_per_step()), (32, 128));
+    assert_eq!(c.tokens_per_step(), 128 * c.seq);
+    c.validate().unwrap();
+}
+
+#[test]
+fn what_is_not_given_follows_from_the_rest() {
+    // (settings, V, U, B)
+    let cases = [
+        ("", 2, 1, 2),
+        ("pp = 4", 2, 7, 14),
+        ("pp = 4\nlayers = 7", 1, 7, 14),
+        ("pp = 4\nmicro-batches = 5", 2, 7, 5),
+        ("pp = 2\nvirtual = 4\nunit = 3", 4, 3, 6),
+        ("pp = 4\nschedule = '1f1b'", 1, 14, 14),
+        ("pp = 4\nschedule = 'gpipe'\nunit = 8", 1, 16, 16),
+        ("pp = 4\nschedule = 'gpipe'\nmicro-batches = 12", 1, 12, 12),
+        ("pp = 2\nschedule = 'bf-pp'", 2, 6, 6),
+    ];
+    for (toml, v, unit, micro_batches) in cases {
+        let c = config(toml);
+        assert_eq!(
+            (c.virtual_stages(), c.unit(), c.micro_batches()),
+            (v, unit, micro_batches),
+            "{toml}"
+        );
+    }
+    let c = config("steps = 50\nlr = 0.5");
+    assert_eq!((c.warmup(), c.min_lr()), (5, 0.05));
+    assert_eq!(config("steps = 5000").warmup(), 100);
+}
+
+#[test]
+fn defaults_are_those_of_the_field() {
+    let c = Config::default();
+    assert_eq!((c.beta1, c.beta2, c.eps, c.weight_decay), (0.9, 0.999, 1e-8, 0.01));
+    assert_eq!((c.clip, c.decay, c.prefetch), (1.0, Decay::Cosine, 1));
+    c.validate().unwrap();
+}
+
+#[test]
+fn bad_values_are_named_with_what_would_work() {
+    let cases = [
+        ("pp = 0", "pp = 0: at least 1 is needed; use 1 to 4096"),
+        ("zero3 = 0", "zero3 = 0: at least 1"),
+        ("dp = 0", "dp = 0: at least 1"),
+        ("pp = 9223372036854775807", "pp = 9223372036854775807: is beyond any use; use 1 to 4096"),
+        (
+            "pp = 4\nzero3 = 2000\ndp = 2",
+            "zero3 = 2000: pp 4 x zero3 2000 x dp 2 is 16000 ranks; the threads engine runs at \
+             most 4096",
+        ),
+        ("layers = 0", "layers = 0: at least 1"),
+        ("layers = 99999", "layers = 99999: is beyond any use"),
+        ("hidden = 0", "hidden = 0: at least 1"),
+        ("heads = 0", "heads = 0: at least 1"),
+        ("seq = 0", "seq = 0: at least 1"),
+        ("heads = 5", "heads = 5: does not divide hidden = 64; use 4 or 8"),
+        ("heads = 100", "heads = 100: does not divide hidden = 64; use 32"),
+        ("virtual = 0", "virtual = 0: at least 1"),
+        (
+            "pp = 4\nvirtual = 2\nlayers = 6",
+            "layers = 6: pp 4 x virtual 2 makes 8 stages, and each needs a layer; use 8 layers",
+        ),
+        ("pp = 9", "layers = 8: pp 9 x virtual 1 makes 9 stages"),
+        ("schedule = '1f1b'\nvirtual = 2", "virtual = 2: schedule 1f1b has one stage"),
+        ("schedule = 'gpipe'\nvirtual = 4", "virtual = 4: schedule gpipe has one stage"),
+        ("unit = 0", "unit = 0: at least 1"),
+        ("micro-batches = 0", "micro-batches = 0: at least 1"),
+        ("micro-batches = 99999999", "micro-batches = 99999999: is beyond"),
+        ("unit = 9223372036854775807", "unit = 9223372036854775807: is beyond"),
+        ("micro-batch-size = 0", "micro-batch-size = 0: at least 1"),
+        ("steps = 0", "steps = 0: at least 1"),
+        ("steps = 10\nwarmup = 11", "warmup = 11: is longer than the run of 10 steps; use 0 to 10"),
+        ("lr = nan", "lr = NaN: is out of range; use 0 or more"),
+        ("lr = -0.1", "lr = -0.1: is out of range"),
+        ("lr = inf", "lr = inf: is out of range"),
+        ("lr = 0.1\nmin-lr = 0.2", "min-lr = 0.2: is out of range; use 0 to lr = 0.1"),
+        ("weight-decay = -1", "weight-decay = -1: is out of range"),
+        ("beta1 = 1", "beta1 = 1: is out of range; use 0 or more and less than 1"),
+        ("beta2 = -0.5", "beta2 = -0.5: is out of range"),
+        ("eps = 0", "eps = 0: is out of range; use more than 0"),
+        ("clip = -1", "clip = -1: is out of range; use a largest norm, or 0"),
+        ("timeout-s = 0", "timeout-s = 0: is out of range"),
+        ("timeout-s = 1e300", "timeout-s = 1"),
+        ("precision = 'bf16'", "precision = bf16: is not in this build; use fp32"),
+        ("device = 'cuda'", "device = cuda: is not in this build; use cpu"),
+        ("engine = 'mpi'", "engine = mpi: is not in this build; use threads"),
+        ("engine = 'nccl'", "engine = nccl: is not in this build; use threads"),
+        ("save = 'here'", "save = here: is not in this build; checkpoints cannot be written yet"),
+        ("save-every = 3", "save-every = 3: is not in this build"),
+        ("resume = true", "resume = true: is not in this build"),
+    ];
+    for (toml, message) in cases {
+        let error = config(toml).validate().expect_err(toml).to_string();
+        assert!(error.starts_with(message), "{toml}: {error}");
+    }
+    let seed = Config { seed: u64::MAX, ..Config::default() };
+    let error = seed.validate().unwrap_err().to_string();
+    assert!(error.starts_with("seed = 18446744073709551615: does not fit"), "{error}");
+}
+
+#[test]
+fn bad_files_are_named_with_line_and_key() {
+    let cases: &[(&str, &[&str])] = &[
+        ("pp = 2\n\nstepz = 4", &["line 3: unknown key `stepz`; did you mean `steps`?"]),
+        (
+            "micro_batches = 4",
+            &["line 1: unknown key `micro_batches`; did you mean `micro-batches`?"],
+        ),
+        ("[mesh]\npp = 4", &["line 1: unknown key `mesh`"]),
+        ("colour = 'blue'", &["unknown key `colour`; the keys are the flags"]),
+        ("pp = 'four'", &["line 1, column 6", "pp = 'four'", "\"four\", expected a whole number"]),
+        ("lr = 1\npp = -4", &["line 2, column 6", "pp = -4", "expected a whole number from 0"]),
+        ("hidden = 1.5", &["hidden = 1.5", "expected a whole number"]),
+        ("lr = 'fast'", &["lr = 'fast'", "expected a number"]),
+        ("tied = 1", &["tied = 1", "expected a boolean"]),
+        ("recompute = 'some'", &["`some`, expected one of `none`, `selective`, `full`"]),
+        ("pp = 1\npp = 2", &["line 2", "duplicate key"]),
+        ("pp = ", &["line 1"]),
+    ];
+    for (toml, fragments) in cases {
+        let error = Config::from_toml(toml).expect_err(toml).to_string();
+        for fragment in *fragments {
+            assert!(error.contains(fragment), "{toml:?} lacks {fragment:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn files_are_read_and_their_names_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("run.toml");
+    std::fs::write(&path, "pp = 2 # stages\n").unwrap();
+    assert_eq!(Config::load(&path).unwrap().pp, 2);
+    std::fs::write(&path, "pq = 2").unwrap();
+    let error = Config::load(&path).unwrap_err().to_string();
+    assert!(error.contains("run.toml: line 1: unknown key `pq`; did you mean `pp`?"), "{error}");
+    let error = Config::load(&dir.path().join("none.toml")).unwrap_err().to_string();
+    assert!(error.contains("none.toml: ") && error.contains("cannot read"), "{error}");
+}
+
+#[test]
+fn outputs_are_tried_and_left_as_they_were() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| Some(dir.path().join(name));
+    let with = |metrics, trace| Config { metrics, trace, ..Config::default() };
+
+    with(file("m.jsonl"), file("t.json")).validate().unwrap();
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "probes are removed");
+
+    std::fs::write(dir.path().join("old"), "kept").unwrap();
+    with(file("old"), None).validate().unwrap();
+    assert_eq!(std::fs::read_to_string(dir.path().join("old")).unwrap(), "kept");
+
+    let cases = [
+        (with(file("no/m.jsonl"), None), "metrics = ", "create the folder"),
+        (with(None, file("no/t.json")), "trace = ", "create the folder"),
+        (with(Some(dir.path().into()), None), "metrics = ", "it is a folder"),
+        (with(file("same"), file("same")), "metrics = ", "is the file of `trace` too"),
+        (Config { data: file("old"), ..with(file("old"), None) }, "metrics = ", "of `data` too"),
+    ];
+    for (config, start, fragment) in cases {
+        let error = config.validate().unwrap_err().to_string();
+        assert!(error.starts_with(start) && error.contains(fragment), "{error}");
+    }
+    assert!(!dir.path().join("same").exists(), "a probe is removed after a clash too");
+}
+
+#[test]
+fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
+    let path = || Some(PathBuf::from("x"));
+    let full = Config {
+        data: path(),
+        metrics: path(),
+        trace: path(),
+        save: path(),
+        ..Config::default().resolved()
+    };
+    let written = full.to_toml().unwrap();
+    let keys: Vec<_> = written
+        .lines()
+        .filter_map(|line| line.split_once(" = "))
+        .map(|(key, _)| key.to_string())
+        .collect();
+    let options: Vec<_> = OPTIONS.iter().map(|o| o.key.to_string()).collect();
+    assert_eq!(keys, options);
+}
+
+#[test]
+fn flags_are_read_as_their_kind_and_override() {
+    let parse = |key: &str, text: &str| {
+        OPTIONS.iter().find(|o| o.key == key).expect("a setting").kind.parse(text)
+    };
+    let cases =
+        [("pp", "3"), ("lr", "1"), ("zero1", "true"), ("recompute", "full"), ("data", "x y")];
+    let flags: Table =
+        cases.iter().map(|(k, text)| (k.to_string(), parse(k, text).unwrap())).collect();
+    let c = config("pp = 2\nseq = 9").with(flags).unwrap();
+    assert_eq!((c.pp, c.lr, c.zero1, c.recompute, c.seq), (3, 1.0, true, Recompute::Full, 9));
+    assert_eq!(c.data.as_deref(), Some(std::path::Path::new("x y")));
+    for (key, text) in
+        [("pp", "-1"), ("pp", "x"), ("lr", "quick"), ("zero1", "2"), ("recompute", "half")]
+    {
+        assert!(parse(key, text).unwrap_err().contains("expected"), "{key} {text}");
+    }
+}
+
+#[test]
+fn resolving_changes_nothing_but_says_all() {
+    for toml in ["pp = 4\nunit = 8", "schedule = 'gpipe'\nunit = 8", "steps = 30\nlayers = 1"] {
+        let c = config(toml);
+        let r = c.resolved();
+        assert_eq!(r, r.resolved(), "{toml}");
+        assert_eq!(
+            (c.unit(), c.virtual_stages(), c.micro_batches(), c.warmup(), c.min_lr()),
+            (r.unit(), r.virtual_stages(), r.micro_batches(), r.warmup(), r.min_lr()),
+            "{toml}"
+        );
+    }
+}
+
+fn any_config() -> impl Strategy<Value = Config> {
+    let sizes = (any::<u32>(), any::<u32>(), any::<Option<u32>>(), any::<Option<u32>>());
+    let numbers = (any::<f64>(), any::<Option<f64>>(), 0..i64::MAX as u64, any::<bool>());
+    let words = (0..3usize, 0..3usize, any::<Option<String>>(), any::<String>());
+    (sizes, numbers, words).prop_map(|((pp, heads, unit, warmup), (lr, min_lr, seed, zero1), w)| {
+        Config {
+            pp: pp as usize,
+            heads: heads as usize,
+            unit: unit.map(|u| u as usize),
+            warmup: warmup.map(u64::from),
+            lr,
+            min_lr,
+            seed,
+            zero1,
+            recompute: Recompute::ALL[w.0],
+            decay: Decay::ALL[w.1],
+            metrics: w.2.map(PathBuf::from),
+            schedule: w.3,
+            ..Config::default()
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_printed_reads_back_to_the_same(c in any_config()) {
+        prop_assert_eq!(Config::from_toml(&c.to_toml().unwrap()).unwrap(), c.clone());
+        prop_assert_eq!(c.with(Table::new()).unwrap(), c);
+    }
+
+    /// No size, however absurd, overflows on its way to a message.
+    #[test]
+    fn validation_never_panics(c in any_config(), zero3: usize, layers: usize, v: Option<usize>) {
+        let c = Config { zero3, layers, virtual_stages: v, metrics: None, ..c };
+        let _ = (c.validate().is_ok(), c.samples_per_step(), c.resolved().tokens_per_step());
+    }
+}

@@ -1,0 +1,58 @@
+//! What can be wrong with the data.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Data that cannot be trained on, found before any rank starts.
+#[derive(Debug, Error)]
+pub enum DataError {
+    /// A file or folder cannot be read.
+    #[error(
+        "data = {}: cannot be read ({source}); name a text file or a folder of text files",
+        path.display()
+    )]
+    Read {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A folder without a file to read.
+    #[error(
+        "data = {}: the folder has no files (names that begin with a dot do not count); \
+         put text files into it, or name another",
+        path.display()
+    )]
+    NoFiles {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A file that is not what the tokenizer reads.
+    #[error("data = {}: {problem}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and what would work.
+        problem: String,
+    },
+    /// Too little for one sample and the token after it.
+    #[error(
+        "data = {origin}: {tokens} tokens are too short, since seq = {seq} needs {} for one \
+         sample and the token after it; use a longer text{}",
+        .seq.saturating_add(1),
+        smaller_seq(*.tokens)
+    )]
+    TooShort {
+        /// The file or folder.
+        origin: String,
+        /// Tokens in it.
+        tokens: usize,
+        /// Tokens in a sample.
+        seq: usize,
+    },
+}
+
+fn smaller_seq(tokens: usize) -> String {
+    if tokens < 2 { String::new() } else { format!(" or a seq of at most {}", tokens - 1) }
+}
