@@ -1,5 +1,7 @@
 //! Pipeline schedules as data, and the executor that runs them.
 
 pub mod ir;
+pub mod links;
+pub mod lower;
 pub mod schedules;
 pub mod timeline;
