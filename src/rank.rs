@@ -7,7 +7,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 use zeropp_core::comm::{CommError, Communicator};
 use zeropp_core::config::Recompute;
-use zeropp_core::data::Sampler;
+use zeropp_core::data::{Dataset, Sampler};
 use zeropp_core::groups::Groups;
 use zeropp_core::meter::{MemoryBytes, Meter};
 use zeropp_core::metrics::StepMetrics;
@@ -31,7 +31,7 @@ pub(crate) const TRACED_STEPS: u64 = 8;
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) blueprint: Arc<Blueprint>,
-    pub(crate) sampler: Arc<Sampler>,
+    pub(crate) data: Arc<(Dataset, Sampler)>,
     pub(crate) status: Arc<StatusBoard>,
     pub(crate) epoch: Instant,
     /// FLOP/s of all ranks at their best.
@@ -178,7 +178,7 @@ fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {
 /// consecutive samples of the step's batch.
 fn token_source(shared: &Shared, groups: &Groups) -> TokenSource {
     let bp = shared.blueprint.clone();
-    let sampler = shared.sampler.clone();
+    let data = shared.data.clone();
     let c = groups.coords;
     let (samples, seq) = (bp.config.micro_batch_size, bp.config.seq);
     let group = c.dp * bp.mesh.zero3 + c.zero3;
@@ -187,7 +187,8 @@ fn token_source(shared: &Shared, groups: &Groups) -> TokenSource {
         let mut ids = Vec::with_capacity(samples * seq);
         let mut targets = Vec::with_capacity(samples * seq);
         for i in 0..samples {
-            let (x, y) = sampler.sample(step, (first + micro_batch * samples + i) as u64);
+            let index = first + micro_batch * samples + i;
+            let (x, y) = data.1.sample(&data.0, step - 1, index);
             ids.extend(x.into_iter().map(|t| t as i32));
             targets.extend(y.into_iter().map(|t| t as i32));
         }

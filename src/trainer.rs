@@ -37,7 +37,7 @@ const STACK_BYTES: usize = 32 << 20;
 /// A checked run, ready to start.
 pub struct Trainer {
     blueprint: Arc<Blueprint>,
-    sampler: Arc<Sampler>,
+    data: Arc<(Dataset, Sampler)>,
 }
 
 /// Final weights by parameter name, each in row-major order.
@@ -60,7 +60,7 @@ impl Trainer {
     /// Whatever is wrong with the settings, the data or the schedule, naming field and value.
     pub fn new(config: Config) -> Result<Trainer, Error> {
         config.validate()?;
-        let dataset = Dataset::open(&config)?;
+        let dataset = Dataset::from_config(&config)?;
         let model = gpt::model(&config, dataset.vocabulary());
         Self::build(config, model, dataset)
     }
@@ -72,7 +72,7 @@ impl Trainer {
     /// As [`new`](Self::new); also a model whose parameter names are not unique.
     pub fn with_model(config: Config, model: Model) -> Result<Trainer, Error> {
         config.validate()?;
-        let dataset = Dataset::open(&config)?;
+        let dataset = Dataset::from_config(&config)?;
         if model.vocabulary < dataset.vocabulary() {
             return Err(Error::Model(format!(
                 "vocabulary = {} is smaller than the data's; it must be at least {}",
@@ -85,8 +85,8 @@ impl Trainer {
 
     fn build(config: Config, model: Model, dataset: Dataset) -> Result<Trainer, Error> {
         let blueprint = Arc::new(Blueprint::new(&config, model)?);
-        let sampler = Arc::new(Sampler::new(dataset, &blueprint.config));
-        Ok(Trainer { blueprint, sampler })
+        let sampler = Sampler::from_config(&blueprint.config);
+        Ok(Trainer { blueprint, data: Arc::new((dataset, sampler)) })
     }
 
     /// What is known before the run: mesh, schedule, predicted memory and bubble.
@@ -129,7 +129,7 @@ impl Trainer {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let shared = Shared {
             blueprint: bp.clone(),
-            sampler: self.sampler.clone(),
+            data: self.data.clone(),
             status: Arc::new(StatusBoard::new(world)),
             epoch: Instant::now(),
             peak_flops: gemm_flops() * world.min(cores) as f64,

@@ -86,13 +86,13 @@ fn gelu(x: Tensor<3>, kind: Activation) -> Tensor<3> {
 /// Loss and gradients of the first step's whole batch.
 fn oracle(config: &Config) -> (f64, Weights) {
     let config = config.resolved();
-    let dataset = Dataset::open(&config).unwrap();
+    let dataset = Dataset::from_config(&config).unwrap();
     let vocabulary = dataset.vocabulary();
-    let sampler = Sampler::new(dataset, &config);
+    let sampler = Sampler::from_config(&config);
     let (n, s, h) = (config.samples_per_step(), config.seq, config.hidden);
     let (mut ids, mut targets) = (Vec::new(), Vec::new());
-    for i in 0..n as u64 {
-        let (x, y) = sampler.sample(1, i);
+    for i in 0..n {
+        let (x, y) = sampler.sample(&dataset, 0, i);
         ids.extend(x.into_iter().map(|t| t as i32));
         targets.extend(y.into_iter().map(|t| t as i32));
     }

@@ -110,17 +110,18 @@ impl Rng {
 pub fn initialise(seed: u64, spec: &ParamSpec, start: usize, out: &mut [f32]) {
     let rng = Rng::keyed(seed, &spec.name);
     let start = start as u64;
-    match spec.init {
+    match &spec.init {
         Init::Zeros => out.fill(0.0),
         Init::Ones => out.fill(1.0),
         Init::Normal(deviation) => {
             rng.fill_normal(start, out);
-            out.iter_mut().for_each(|x| *x *= deviation);
+            out.iter_mut().for_each(|x| *x *= *deviation);
         }
         Init::Uniform(bound) => {
             rng.fill_uniform(start, out);
-            out.iter_mut().for_each(|x| *x = bound * (2.0 * *x - 1.0));
+            out.iter_mut().for_each(|x| *x = *bound * (2.0 * *x - 1.0));
         }
+        Init::Values(all) => out.copy_from_slice(&all[start as usize..][..out.len()]),
     }
 }
 

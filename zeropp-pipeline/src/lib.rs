@@ -2,5 +2,8 @@
 
 pub mod executor;
 pub mod ir;
+pub mod links;
+pub mod lower;
+pub mod schedules;
 pub mod partition;
 pub mod timeline;

@@ -10,8 +10,8 @@ use zeropp_core::comm::{CommResult, Pending};
 use zeropp_core::groups::Groups;
 use zeropp_core::layer::Part;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
-use zeropp_core::params::{FlatLayout, Init};
-use zeropp_core::rng::Rng;
+use zeropp_core::params::FlatLayout;
+use zeropp_core::rng::initialise;
 use zeropp_core::split::{Grads, LayerWeights};
 
 use crate::adamw::DecayRange;
@@ -324,18 +324,11 @@ fn initial_shard(
     let start = shard * n;
     let mut values = vec![0f32; n];
     for place in &layout.params {
-        let rng = Rng::keyed(options.seed, &place.spec.name);
         let first = place.offset.max(start);
         let last = (place.offset + place.spec.len()).min(start + n);
-        for at in first..last {
-            let i = (at - place.offset) as u64;
-            values[at - start] = match &place.spec.init {
-                Init::Zeros => 0.0,
-                Init::Ones => 1.0,
-                Init::Normal(std) => *std * rng.normal_at(i),
-                Init::Uniform(bound) => *bound * (2.0 * rng.uniform_at(i) - 1.0),
-                Init::Values(all) => all[i as usize],
-            };
+        if first < last {
+            let out = &mut values[first - start..last - start];
+            initialise(options.seed, &place.spec, first - place.offset, out);
         }
     }
     Tensor::from_data(burn::tensor::TensorData::new(values, [n]), &options.device)
@@ -357,7 +350,7 @@ fn decay_ranges(layout: &FlatLayout, start: usize, len: usize) -> Vec<DecayRange
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zeropp_core::params::{BLOCK, ParamSpec};
+    use zeropp_core::params::{BLOCK, Init, ParamSpec};
 
     fn layout(parts: usize) -> FlatLayout {
         let specs = vec![
