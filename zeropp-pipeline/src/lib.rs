@@ -1,4 +1,5 @@
 //! Pipeline schedules as data, and the executor that runs them.
 
+pub mod draw;
 pub mod ir;
 pub mod timeline;
