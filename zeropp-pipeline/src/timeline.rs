@@ -50,6 +50,11 @@ pub struct MemoryPoint {
 pub struct RankTimeline {
     /// Label, for example `pp 0 · zero3 3 · dp 0`.
     pub name: String,
+    /// Pipeline rank.
+    pub pp: usize,
+    /// Which pipeline this rank is part of: equal for the ranks that have the same ZeRO-3 and
+    /// replica places, which are the ones that send to each other. 0 where there is one pipeline.
+    pub group: usize,
     /// Spans in the order in which the rank's program has them.
     pub spans: Vec<Span>,
     /// Activation memory over time; empty where it was not followed.
@@ -63,8 +68,8 @@ pub struct Timeline {
     pub title: String,
     /// Pipeline rank of each stage.
     pub placement: Vec<usize>,
-    /// One entry a rank. Sends and receives with equal message, stage pair and micro-batch belong
-    /// together; with D or K above 1, ranks that differ only in their pipeline place do.
+    /// One entry a rank. Sends and receives with equal group, message, stage pair and micro-batch
+    /// belong together, the n-th to the n-th where a run has several steps.
     pub ranks: Vec<RankTimeline>,
 }
 

@@ -1,0 +1,96 @@
+//! Pictures of a run: a Chrome trace for Perfetto, SVG, and a self-contained HTML page. All take a
+//! [`Timeline`](crate::timeline::Timeline), so a simulated and a measured run look alike.
+
+mod arrows;
+pub mod chrome;
+
+use crate::{
+    ir::{Action, Compute, Message},
+    timeline::{Lane, Span},
+};
+
+/// What an action is, in words: its kind and what it works on.
+struct Parts {
+    kind: &'static str,
+    stage: Option<usize>,
+    micro_batch: Option<usize>,
+    /// Stage and micro-batch of an overlap's backward.
+    backward: Option<(usize, usize)>,
+}
+
+fn parts(action: &Action) -> Parts {
+    let of = |kind, stage, micro_batch| Parts { kind, stage, micro_batch, backward: None };
+    match *action {
+        Action::Compute { kind, stage, micro_batch } => {
+            let kind = match kind {
+                Compute::F => "F",
+                Compute::B => "B",
+                Compute::W => "W",
+                Compute::BW => "BW",
+                Compute::R => "R",
+            };
+            of(kind, Some(stage), Some(micro_batch))
+        }
+        Action::Overlap { forward: (stage, micro_batch), backward } => {
+            Parts { backward: Some(backward), ..of("F&BW", Some(stage), Some(micro_batch)) }
+        }
+        Action::Send { message, stage, micro_batch } => {
+            let kind = match message {
+                Message::Activation => "send activation",
+                Message::Gradient => "send gradient",
+            };
+            of(kind, Some(stage), Some(micro_batch))
+        }
+        Action::Recv { message, stage, micro_batch } => {
+            let kind = match message {
+                Message::Activation => "receive activation",
+                Message::Gradient => "receive gradient",
+            };
+            of(kind, Some(stage), Some(micro_batch))
+        }
+        Action::AllGather { stage } => of("all-gather", Some(stage), None),
+        Action::Free { stage } => of("free", Some(stage), None),
+        Action::ReduceScatter { stage } => of("reduce-scatter", Some(stage), None),
+        Action::ReplicaReduce { stage } => of("replica reduce", Some(stage), None),
+        Action::OptimizerStep => of("optimizer step", None, None),
+    }
+}
+
+/// A span's place in a picture: communication may overlap itself, so a lane has as many rows as
+/// it takes to draw no two spans of it over each other.
+#[derive(Clone, Copy)]
+struct Placed {
+    /// Index into the rank's spans.
+    span: usize,
+    /// Row within the span's lane; 0 unless something overlaps.
+    row: usize,
+}
+
+/// Every span of a rank once, by lane, then start, then end, then program order, each in the
+/// first row of its lane that is free. Spans are never lost: what overlaps opens another row.
+fn place(spans: &[Span]) -> Vec<Placed> {
+    let mut order: Vec<usize> = (0..spans.len()).collect();
+    order.sort_by_key(|i| {
+        let s = &spans[*i];
+        (s.lane, s.start_ns, s.end_ns.max(s.start_ns), *i)
+    });
+    let mut free_at: Vec<u64> = Vec::new();
+    let mut lane = Lane::Compute;
+    let mut placed = Vec::with_capacity(order.len());
+    for span in order {
+        let s = &spans[span];
+        if s.lane != lane {
+            (lane, free_at) = (s.lane, Vec::new());
+        }
+        let row = free_at.iter().position(|end| *end <= s.start_ns).unwrap_or(free_at.len());
+        if row == free_at.len() {
+            free_at.push(0);
+        }
+        free_at[row] = s.end_ns.max(s.start_ns);
+        placed.push(Placed { span, row });
+    }
+    placed
+}
+
+#[cfg(test)]
+mod samples;
