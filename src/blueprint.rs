@@ -94,6 +94,11 @@ impl Blueprint {
         })
     }
 
+    /// Equal pieces that every flat buffer can be cut into.
+    pub(crate) fn layout_pieces(&self) -> usize {
+        self.mesh.zero3 * if self.config.zero1 { self.mesh.dp } else { 1 }
+    }
+
     fn make_plan(&self, batch: BatchShape) -> Result<Plan, Error> {
         let bytes: Vec<StageBytes> = (0..self.stages.len()).map(|s| self.bytes(s, batch)).collect();
         let peaks = predict(&self.schedule, &bytes);
@@ -145,7 +150,7 @@ impl Blueprint {
 
     /// Elements of the stage's flat buffers, padding included.
     fn flat_elements(&self, stage: usize) -> u64 {
-        let pieces = self.mesh.zero3 * if self.config.zero1 { self.mesh.dp } else { 1 };
+        let pieces = self.layout_pieces();
         let parts = &self.model.parts[self.stages[stage].clone()];
         parts.iter().map(|p| FlatLayout::new(p.parameters(), pieces).len as u64).sum()
     }

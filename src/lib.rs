@@ -1,1 +1,52 @@
-//! Train.
+//! Trains transformers that are too big for one node, without tensor parallelism: pipeline
+//! parallelism between nodes with the blockwise ZeroPP schedule, ZeRO-3 inside a node, data
+//! parallelism or ZeRO-1 between replicas. Burn computes.
+//!
+//! A run is a [`Config`], a model and a [`Trainer`]. The built-in GPT on the built-in text, on 4
+//! ranks (threads of this process):
+//!
+//! ```
+//! use zeropp::{Config, Trainer};
+//!
+//! let config = Config {
+//!     pp: 2,          // pipeline ranks
+//!     zero3: 2,       // ranks that share each stage's weights
+//!     unit: Some(3),  // micro-batches between two gathers of a stage
+//!     layers: 4,
+//!     hidden: 32,
+//!     seq: 16,
+//!     steps: 3,
+//!     ..Config::default()
+//! };
+//! let trainer = Trainer::new(config)?; // checks everything, starts nothing
+//! println!("predicted bubble {:.1} %", 100.0 * trainer.plan().bubble);
+//! let summary = trainer.train(|step| println!("{}: loss {:.3}", step.step, step.loss))?;
+//! assert_eq!(summary.all_gathers_per_unit, 3.0); // 2V - 1 with V = 2
+//! # Ok::<(), zeropp::Error>(())
+//! ```
+//!
+//! # A layer of your own
+//!
+//! Implement [`layer::Layer`] with the split operations of [`split::ops`] (then B and W are
+//! separate), or wrap a stock `burn::nn` module in [`stock::Stock`] (then B does everything). List
+//! the layers in a [`layer::Model`] and pass it to [`Trainer::with_model`]; see
+//! `examples/own_layer.rs`.
+//!
+//! # What is promised
+//!
+//! For fixed data order, seed, D, K and unit boundaries no bit of the loss, the gradient norm or
+//! the weights depends on P, V, the schedule, recomputation, prefetch, ZeRO-1 or timing. Every
+//! rank and unit does 2V − 1 all-gathers and V reduce-scatters, whatever the batch.
+
+mod blueprint;
+mod error;
+mod peak;
+mod rank;
+mod trainer;
+
+pub use error::Error;
+pub use trainer::{Trainer, Weights};
+pub use zeropp_core::config::Config;
+pub use zeropp_core::metrics::{Plan, RankPlan, StepMetrics, Summary};
+pub use zeropp_core::{config, data, layer, meter, model, params, rng, split, stock};
+pub use zeropp_pipeline as pipeline;

@@ -36,14 +36,23 @@ pub(crate) struct Shared {
     pub(crate) epoch: Instant,
     /// FLOP/s of all ranks at their best.
     pub(crate) peak_flops: f64,
-    pub(crate) export: bool,
+    pub(crate) export: Export,
+}
+
+/// What the ranks leave behind besides their figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Export {
+    Nothing,
+    Weights,
+    /// The reduced gradients of one single step.
+    Gradients,
 }
 
 /// What a rank leaves behind.
 pub(crate) struct RankResult {
     pub(crate) spans: Vec<Span>,
     pub(crate) name: String,
-    pub(crate) weights: Vec<ParamExport>,
+    pub(crate) exported: Vec<ParamExport>,
 }
 
 /// How a rank's part of the run ended early.
@@ -83,9 +92,13 @@ pub(crate) fn run_rank(
     let groups = Groups::new(world, bp.mesh)?;
     let meter = Meter::new();
     let mut executor = build_executor(shared, &groups, &meter);
+    if shared.export == Export::Gradients {
+        executor.worker.capture_gradients();
+    }
+    let steps = if shared.export == Export::Gradients { 1 } else { bp.config.steps };
     let mut spans = Vec::new();
     let mut step_start = Instant::now();
-    for step in 1..=bp.config.steps {
+    for step in 1..=steps {
         meter.reset_peak();
         let record = executor.run_step(step).map_err(RankError::Step)?;
         let losses = executor.worker.take_losses();
@@ -102,13 +115,17 @@ pub(crate) fn run_rank(
         }
     }
     let c = groups.coords;
-    let weights = if shared.export && c.dp == 0 {
-        executor.worker.sharded().iter().flat_map(ShardedStage::export).collect()
-    } else {
-        Vec::new()
+    let worker = &executor.worker;
+    let exported = match shared.export {
+        Export::Weights if c.dp == 0 => {
+            worker.sharded().iter().flat_map(ShardedStage::export).collect()
+        }
+        // Without ZeRO-1 the replicas hold the same pieces.
+        Export::Gradients => worker.captured().to_vec(),
+        _ => Vec::new(),
     };
     let name = format!("pp {} · zero3 {} · dp {}", c.pp, c.zero3, c.dp);
-    Ok(RankResult { spans, name, weights })
+    Ok(RankResult { spans, name, exported })
 }
 
 fn build_executor(shared: &Shared, groups: &Groups, meter: &Arc<Meter>) -> Executor<ModelWorker> {

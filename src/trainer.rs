@@ -27,7 +27,7 @@ use zeropp_zero3::ParamExport;
 use crate::Error;
 use crate::blueprint::Blueprint;
 use crate::peak::gemm_flops;
-use crate::rank::{RankError, RankResult, Shared, run_rank};
+use crate::rank::{Export, RankError, RankResult, Shared, run_rank};
 
 /// After one rank has failed, how long the others get to stop before they are left behind.
 const GRACE: Duration = Duration::from_secs(3);
@@ -104,7 +104,7 @@ impl Trainer {
     /// # Errors
     /// The first rank that failed, with what it was doing.
     pub fn train(&self, on_step: impl FnMut(&StepMetrics)) -> Result<Summary, Error> {
-        self.run(on_step, false).map(|(summary, _)| summary)
+        self.run(on_step, Export::Nothing).map(|(summary, _)| summary)
     }
 
     /// Trains and returns the final weights as well, whole, for models that fit in one memory.
@@ -115,14 +115,26 @@ impl Trainer {
         &self,
         on_step: impl FnMut(&StepMetrics),
     ) -> Result<(Summary, Weights), Error> {
-        let (summary, results) = self.run(on_step, true)?;
-        Ok((summary, self.assemble(results)))
+        let (summary, results) = self.run(on_step, Export::Weights)?;
+        Ok((summary, self.assemble(results, self.blueprint.mesh.zero3)))
+    }
+
+    /// Runs one step and returns its figures and the whole batch's gradients, before clipping, by
+    /// parameter name: for checking a model against another implementation.
+    ///
+    /// # Errors
+    /// As [`train`](Self::train).
+    pub fn first_gradients(&self) -> Result<(StepMetrics, Weights), Error> {
+        let mut metrics = StepMetrics::default();
+        let (_, results) = self.run(|m| metrics = m.clone(), Export::Gradients)?;
+        let owners = if self.blueprint.config.zero1 { self.blueprint.mesh.dp } else { 1 };
+        Ok((metrics, self.assemble(results, self.blueprint.mesh.zero3 * owners)))
     }
 
     fn run(
         &self,
         mut on_step: impl FnMut(&StepMetrics),
-        export: bool,
+        export: Export,
     ) -> Result<(Summary, Vec<RankResult>), Error> {
         let bp = &self.blueprint;
         let world = bp.mesh.world();
@@ -215,19 +227,18 @@ impl Trainer {
         out.flush()
     }
 
-    /// Puts the shards of all ranks together and cuts them into parameters.
-    fn assemble(&self, results: Vec<RankResult>) -> Weights {
+    /// Puts the pieces of all ranks together and cuts the buffers into parameters.
+    fn assemble(&self, results: Vec<RankResult>, pieces: usize) -> Weights {
         let bp = &self.blueprint;
-        let pieces = bp.mesh.zero3 * if bp.config.zero1 { bp.mesh.dp } else { 1 };
-        let mut shards: BTreeMap<(String, usize), Vec<f32>> = BTreeMap::new();
-        for ParamExport { layer, shard, values } in results.into_iter().flat_map(|r| r.weights) {
-            shards.insert((layer, shard), values);
+        let mut found: BTreeMap<(String, usize), Vec<f32>> = BTreeMap::new();
+        for ParamExport { layer, shard, values } in results.into_iter().flat_map(|r| r.exported) {
+            found.insert((layer, shard), values);
         }
         let mut weights = Weights::new();
         for part in &bp.model.parts {
-            let layout = FlatLayout::new(part.parameters(), pieces);
-            let flat: Vec<f32> = (0..bp.mesh.zero3)
-                .flat_map(|d| shards.remove(&(part.name().to_string(), d)).expect("every shard"))
+            let layout = FlatLayout::new(part.parameters(), bp.layout_pieces());
+            let flat: Vec<f32> = (0..pieces)
+                .flat_map(|i| found.remove(&(part.name().to_string(), i)).expect("every piece"))
                 .collect();
             for place in &layout.params {
                 let values = flat[place.offset..][..place.spec.len()].to_vec();

@@ -12,7 +12,7 @@ use crate::adamw::{AdamW, Moments, StepScale};
 use crate::exact::ExactSum;
 use crate::lr::LearningRate;
 use crate::norm::add_squares;
-use crate::stage::ShardedStage;
+use crate::stage::{ParamExport, ShardedStage};
 
 /// A weight that two stages hold: the embedding's and the head's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +57,7 @@ pub struct Optimizer {
     /// Moments of each layer of each stage, in the order of the stages.
     moments: Vec<Vec<Moments>>,
     updates: u64,
+    captured: Option<Vec<ParamExport>>,
     _hold: Hold,
 }
 
@@ -85,7 +86,18 @@ impl Optimizer {
             })
             .collect();
         let hold = meter.hold(MemoryKind::Optimizer, 4 * elements as u64);
-        Self { options, groups: groups.clone(), zero1, moments, updates: 0, _hold: hold }
+        Self { options, groups: groups.clone(), zero1, moments, updates: 0, captured: None, _hold: hold }
+    }
+
+    /// From the next step on keeps a copy of the reduced gradients, before clipping.
+    pub fn capture_gradients(&mut self) {
+        self.captured = Some(Vec::new());
+    }
+
+    /// The gradients of the last step, if they were captured: pieces of every layer's flat buffer
+    /// in buffer order, K·D of them with ZeRO-1, else D.
+    pub fn captured(&self) -> &[ParamExport] {
+        self.captured.as_deref().unwrap_or_default()
     }
 
     /// Finishes the reductions of `stages`, agrees on norm and verdict with the whole world and
@@ -98,6 +110,13 @@ impl Optimizer {
             stage.finish_replica_reduce()?;
         }
         self.sum_tied(stages)?;
+        if self.captured.is_some() {
+            let owners = if self.zero1 { self.groups.replica.size() } else { 1 };
+            let part = if self.zero1 { self.groups.replica.rank() } else { 0 };
+            let piece = self.groups.zero3.rank() * owners + part;
+            self.captured =
+                Some(stages.iter().flat_map(|s| s.export_gradients(piece)).collect());
+        }
         let grad_norm = self.global_norm(stages)?;
         let lr = self.options.lr.at(step);
         let skipped = !grad_norm.is_finite();

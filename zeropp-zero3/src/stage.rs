@@ -60,15 +60,22 @@ pub struct ShardedStage {
     replica_reducing: Option<Vec<Pending<Tensor<1>>>>,
 }
 
-/// One layer's shard, for checkpoints and tests.
+/// One piece of a layer's flat buffer, for checkpoints and tests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamExport {
     /// Name of the layer.
     pub layer: String,
-    /// Which of the D shards.
+    /// Which of the buffer's equal pieces.
     pub shard: usize,
     /// Its elements.
     pub values: Vec<f32>,
+}
+
+impl ParamExport {
+    fn new(layer: &str, shard: usize, values: &Tensor<1>) -> Self {
+        let values = values.to_data().try_to_vec::<f32>().expect("shards are f32");
+        Self { layer: layer.into(), shard, values }
+    }
 }
 
 impl ShardedStage {
@@ -279,14 +286,14 @@ impl ShardedStage {
 
     /// This rank's parameters, layer by layer.
     pub fn export(&self) -> Vec<ParamExport> {
-        self.layers
-            .iter()
-            .map(|l| ParamExport {
-                layer: l.name.clone(),
-                shard: self.groups.zero3.rank(),
-                values: l.param.to_data().try_to_vec::<f32>().expect("shards are f32"),
-            })
-            .collect()
+        let shard = self.groups.zero3.rank();
+        self.layers.iter().map(|l| ParamExport::new(&l.name, shard, &l.param)).collect()
+    }
+
+    /// This rank's reduced gradients, layer by layer, as piece number `piece` of the buffer.
+    pub(crate) fn export_gradients(&self, piece: usize) -> Vec<ParamExport> {
+        let grad = |l: &LayerShard| Some(ParamExport::new(&l.name, piece, l.grad.as_ref()?));
+        self.layers.iter().filter_map(grad).collect()
     }
 
     /// Start and length, within the layer's shard, of what this rank's optimizer updates.

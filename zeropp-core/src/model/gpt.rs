@@ -157,7 +157,7 @@ impl Layer for Block {
             ops::layer_norm(x, &cx.weight(&weight), &cx.weight(&bias), NORM_EPS, &cx.op)
         };
         let qkv = linear(norm(x.clone(), "ln_1"), "attn.c_attn");
-        let attended = ops::causal_attention(qkv, self.shape.heads, &cx.op);
+        let attended = ops::attention(qkv, self.shape.heads, &cx.op);
         let x = x + linear(attended, "attn.c_proj");
         let up = linear(norm(x.clone(), "ln_2"), "mlp.c_fc");
         let up = match self.shape.activation {
@@ -234,7 +234,7 @@ impl Head for LmHead {
     }
     fn loss(&self, x: Tensor<3>, targets: Tensor<2, Int>, cx: &LayerCx) -> Tensor<1> {
         let weight = cx.weight(self.weight_name());
-        let logits = ops::linear_transposed(x, &weight, None, &cx.op);
+        let logits = ops::linear_transposed(x, &weight, &cx.op);
         ops::cross_entropy(logits, targets, &cx.op)
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {

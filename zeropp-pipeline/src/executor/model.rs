@@ -8,7 +8,7 @@ use zeropp_core::comm::CommResult;
 use zeropp_core::layer::{LayerCx, Part};
 use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::split::{Grads, LayerWeights, OpCx, Saved, Seed, WQueue, seed_backward};
-use zeropp_zero3::{Optimizer, ShardedStage, StepOutcome};
+use zeropp_zero3::{Optimizer, ParamExport, ShardedStage, StepOutcome};
 
 use super::Worker;
 
@@ -114,6 +114,16 @@ impl ModelWorker {
             .collect();
         losses.sort_by_key(|(m, _)| *m);
         losses
+    }
+
+    /// Keeps the reduced gradients of every step from now on.
+    pub fn capture_gradients(&mut self) {
+        self.optimizer.capture_gradients();
+    }
+
+    /// The gradients of the last step, if they are kept.
+    pub fn captured(&self) -> &[ParamExport] {
+        self.optimizer.captured()
     }
 
     /// The rank's shards.

@@ -1,0 +1,118 @@
+//! A model with layers of one's own: a gated MLP written with split operations, and a stock
+//! `burn::nn` module, between the built-in embedding and head.
+//!
+//! `cargo run --release --example own_layer`
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor, activation};
+use zeropp::layer::{BatchShape, Layer, LayerCost, LayerCx, Part};
+use zeropp::model::gpt::{self, GptShape};
+use zeropp::params::{Init, ParamSpec};
+use zeropp::split::ops;
+use zeropp::stock::Stock;
+use zeropp::{Config, Trainer};
+
+/// x + down(silu(gate(norm(x))) · up(norm(x))), as in LLaMA.
+struct GatedMlp {
+    name: String,
+    hidden: usize,
+    inner: usize,
+}
+
+impl Layer for GatedMlp {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn parameters(&self) -> Vec<ParamSpec> {
+        let p = |name: &str, shape: &[usize], init| {
+            ParamSpec::new(format!("{}.{name}", self.name), shape, init)
+        };
+        vec![
+            p("norm.weight", &[self.hidden], Init::Ones),
+            p("gate.weight", &[self.hidden, self.inner], Init::Normal(0.02)),
+            p("up.weight", &[self.hidden, self.inner], Init::Normal(0.02)),
+            p("down.weight", &[self.inner, self.hidden], Init::Normal(0.02)),
+        ]
+    }
+
+    fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
+        let normed = ops::rms_norm(x.clone(), &cx.weight("norm.weight"), 1e-6, &cx.op);
+        let gate = ops::linear(normed.clone(), &cx.weight("gate.weight"), None, &cx.op);
+        let up = ops::linear(normed, &cx.weight("up.weight"), None, &cx.op);
+        let inner = ops::swiglu(gate, up, &cx.op);
+        x + ops::linear(inner, &cx.weight("down.weight"), None, &cx.op)
+    }
+
+    fn cost(&self, batch: BatchShape) -> LayerCost {
+        let (n, h, i) = (batch.tokens() as u64, self.hidden as u64, self.inner as u64);
+        let bytes = batch.element_bytes as u64;
+        // Kept for B: x and its norm, gate, up and their product; for W: three inputs and dYs.
+        let kept = n * (2 * h + 3 * i) * bytes;
+        LayerCost {
+            forward_flops: 6.0 * (n * h * i) as f64,
+            activation_bytes: kept,
+            activation_bytes_selective: kept,
+            stash_bytes: n * (2 * h + 3 * i) * bytes,
+        }
+    }
+}
+
+/// An ordinary Burn module that knows nothing of zeropp.
+#[derive(Module, Debug)]
+struct Mixer {
+    norm: LayerNorm,
+    linear: Linear,
+}
+
+impl Mixer {
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        x.clone() + activation::gelu(self.linear.forward(self.norm.forward(x)))
+    }
+}
+
+fn main() -> Result<(), zeropp::Error> {
+    let config = Config { pp: 2, zero3: 2, unit: Some(3), steps: 30, ..Config::default() };
+    let (hidden, device) = (config.hidden, Device::flex());
+    device.seed(7);
+
+    // The built-in GPT's blocks, each followed by a layer of ours.
+    let gpt = gpt::build(GptShape {
+        layers: 4,
+        hidden,
+        heads: config.heads,
+        seq: config.seq,
+        vocabulary: 256,
+        tied: false,
+        activation: config.activation,
+    });
+    let mut model = gpt.clone();
+    model.parts.clear();
+    for part in gpt.parts {
+        let block = part.is_block().then(|| part.name().to_string());
+        model.parts.push(part);
+        let Some(block) = block else { continue };
+        if block.ends_with('1') || block.ends_with('3') {
+            let module = Mixer {
+                norm: LayerNormConfig::new(hidden).init(&device),
+                linear: LinearConfig::new(hidden, hidden).init(&device),
+            };
+            let stock = Stock::new(format!("{block}.mixer"), module, Mixer::forward);
+            model.parts.push(Part::Layer(Arc::new(stock)));
+        } else {
+            let gated = GatedMlp { name: format!("{block}.gated"), hidden, inner: 2 * hidden };
+            model.parts.push(Part::Layer(Arc::new(gated)));
+        }
+    }
+
+    let trainer = Trainer::with_model(Config { layers: 8, ..config }, model)?;
+    for rank in &trainer.plan().ranks {
+        println!("rank {}: {:?}", rank.pp, rank.stages);
+    }
+    let summary = trainer.train(|s| println!("step {:2}  loss {:.4}", s.step, s.loss))?;
+    assert!(summary.last_loss < summary.first_loss);
+    Ok(())
+}
