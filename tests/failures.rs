@@ -1,0 +1,121 @@
+//! A rank that panics or stalls ends the whole run, named, within the timeout.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use burn::tensor::Tensor;
+use common::tiny;
+use zeropp::layer::{BatchShape, Layer, LayerCost, LayerCx, Part};
+use zeropp::model::gpt;
+use zeropp::params::ParamSpec;
+use zeropp::{Config, Error, Trainer};
+
+/// Passes x on until its `after`-th forward, then does what it is told.
+struct Saboteur {
+    inner: Part,
+    calls: AtomicUsize,
+    after: usize,
+    act: fn(),
+}
+
+impl Layer for Saboteur {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+    fn parameters(&self) -> Vec<ParamSpec> {
+        self.inner.parameters()
+    }
+    fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
+        if self.calls.fetch_add(1, Ordering::Relaxed) == self.after {
+            (self.act)();
+        }
+        match &self.inner {
+            Part::Layer(layer) => layer.forward(x, cx),
+            _ => unreachable!("only blocks are replaced"),
+        }
+    }
+    fn cost(&self, batch: BatchShape) -> LayerCost {
+        self.inner.cost(batch)
+    }
+}
+
+/// A run of 2 × 2 ranks whose block `h.3` (stage 3, on pipeline rank 1) misbehaves.
+fn sabotaged(after: usize, act: fn()) -> (Error, Duration) {
+    let config = Config {
+        layers: 4,
+        pp: 2,
+        zero3: 2,
+        virtual_stages: Some(2),
+        timeout_s: 2.0,
+        ..tiny()
+    };
+    let mut model = gpt::model(&config, 256);
+    let at = model.parts.iter().position(|p| p.name() == "h.3").unwrap();
+    let inner = model.parts[at].clone();
+    let layer = Saboteur { inner, calls: AtomicUsize::new(0), after, act };
+    model.parts[at] = Part::Layer(Arc::new(layer));
+    let start = Instant::now();
+    let error = Trainer::with_model(config, model).unwrap().train(|_| ()).unwrap_err();
+    (error, start.elapsed())
+}
+
+#[test]
+fn a_panic_ends_the_run_with_rank_stage_and_action() {
+    for after in [0, 1, 7, 30] {
+        let (error, _) = sabotaged(after, || panic!("sabotage"));
+        assert!(!error.is_bad_input());
+        let text = error.to_string();
+        for part in ["panicked: sabotage", "stage 3", "action 3F", "step "] {
+            assert!(text.contains(part), "{part} not in: {text}");
+        }
+        assert!(text.contains("rank 2") || text.contains("rank 3"), "{text}");
+    }
+}
+
+#[test]
+fn a_stalled_rank_is_named_within_the_timeout() {
+    let (error, took) = sabotaged(9, || std::thread::sleep(Duration::from_secs(3600)));
+    let text = error.to_string();
+    for part in ["timed out after 2 s", "last seen", "stage 3", "action 3F"] {
+        assert!(text.contains(part), "{part} not in: {text}");
+    }
+    // Timeout, then the grace of the stalled thread; generous for a busy machine.
+    assert!(took < Duration::from_secs(20), "{took:?}");
+}
+
+#[test]
+fn a_bad_model_is_refused_before_a_rank_starts() {
+    let config = tiny();
+    let mut model = gpt::model(&config, 256);
+    let twice = model.parts[2].clone();
+    model.parts.insert(3, twice);
+    let error = Trainer::with_model(config.clone(), model).err().unwrap();
+    assert!(error.is_bad_input());
+    assert!(error.to_string().contains("h.0."), "{error}");
+
+    let small = gpt::model(&config, 100);
+    let error = Trainer::with_model(config, small).err().unwrap();
+    assert!(error.to_string().contains("vocabulary = 100"), "{error}");
+}
+
+#[test]
+fn not_finite_gradients_skip_the_step_on_every_rank() {
+    // A learning rate that blows the weights up makes later steps not finite.
+    let config = Config {
+        lr: 1e30,
+        warmup: Some(0),
+        weight_decay: 0.0,
+        clip: 0.0,
+        zero3: 2,
+        pp: 2,
+        steps: 4,
+        ..tiny()
+    };
+    let mut steps = Vec::new();
+    Trainer::new(config).unwrap().train(|s| steps.push(s.clone())).unwrap();
+    assert!(!steps[0].skipped);
+    assert!(steps[1..].iter().all(|s| s.skipped && !s.grad_norm.is_finite()), "{steps:?}");
+}
