@@ -5,3 +5,4 @@ pub mod links;
 pub mod lower;
 pub mod schedules;
 pub mod timeline;
+pub mod verify;
