@@ -5,6 +5,8 @@ pub mod executor;
 pub mod ir;
 pub mod links;
 pub mod lower;
+pub mod memory;
 pub mod schedules;
 pub mod partition;
 pub mod timeline;
+pub mod verify;

@@ -47,7 +47,7 @@ pub enum Residency {
 }
 
 /// The program of every rank for the compute actions of `schedule`, which must be a schedule that
-/// the verifier accepts.
+/// [`verify`](crate::verify::verify) accepts.
 ///
 /// * AG and FREE around each visit, as [`Residency`] says, AG `prefetch` visits ahead but never
 ///   while the stage is still resident;
