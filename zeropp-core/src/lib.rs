@@ -5,6 +5,7 @@
 
 pub mod comm;
 pub mod host;
+pub mod kernels;
 pub mod layer;
 pub mod mesh;
 pub mod meter;
