@@ -5,7 +5,7 @@
 
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 
 /// A plain (untracked) contiguous `f32` tensor on the CPU whose elements can be read as a slice.
 pub struct HostTensor(FlexTensor);
@@ -35,7 +35,16 @@ pub fn host<const D: usize>(t: &Tensor<D>) -> Option<HostTensor> {
 
 /// A CPU tensor of the given shape over the elements of `v`; the vector is not copied.
 pub fn from_vec<const D: usize>(v: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
-    Tensor::from_data(TensorData::new(v, shape), &Device::flex())
+    Tensor::from_data(TensorData::new(v, shape), (&Device::flex(), DType::F32))
+}
+
+/// The elements of an integer tensor as indices, row-major; copies.
+///
+/// # Panics
+/// Panics if an element is negative.
+pub fn indices<const D: usize>(t: Tensor<D, Int>) -> Vec<usize> {
+    let index = |i: i64| usize::try_from(i).unwrap_or_else(|_| panic!("negative index {i}"));
+    t.into_data().iter::<i64>().map(index).collect()
 }
 
 /// Applies `f` to the elements of a CPU tensor in place; copies first where the storage is shared.

@@ -8,6 +8,7 @@ pub mod config;
 pub mod data;
 pub mod groups;
 pub mod host;
+pub mod kernels;
 pub mod layer;
 pub mod mesh;
 pub mod meter;

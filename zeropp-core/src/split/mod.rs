@@ -6,12 +6,13 @@
 //! closure for W. Weights are never tracked: they come as [`Weight`] handles that are resolved
 //! at F and again at B, so that a gathered buffer can be freed in between.
 
+pub mod ops;
 mod queue;
 mod vjp;
 mod weight;
 
 pub use queue::{Grads, ParamSlot, Saved, WQueue};
-pub use vjp::{Seed, custom_source, custom_vjp, custom_vjp3, seed_backward};
+pub use vjp::{Seed, custom_source, custom_vjp, custom_vjp2, custom_vjp3, seed_backward};
 pub use weight::{LayerWeights, Weight};
 
 use std::sync::Arc;

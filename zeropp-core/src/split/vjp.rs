@@ -50,6 +50,13 @@ impl<const N: usize> Vjp<N> {
 pub(super) trait VjpBackend: Backend {
     /// `out` as a function of `x`.
     fn vjp1(x: FloatTensor<Self>, out: FloatTensor<Self>, f: Vjp<1>) -> FloatTensor<Self>;
+    /// `out` as a function of `x` and `y`.
+    fn vjp2(
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        out: FloatTensor<Self>,
+        f: Vjp<2>,
+    ) -> FloatTensor<Self>;
     /// `out` as a function of `x`, `y` and `z`.
     fn vjp3(
         x: FloatTensor<Self>,
@@ -62,6 +69,14 @@ pub(super) trait VjpBackend: Backend {
 
 impl VjpBackend for Flex {
     fn vjp1(_x: FloatTensor<Self>, out: FloatTensor<Self>, _f: Vjp<1>) -> FloatTensor<Self> {
+        out
+    }
+    fn vjp2(
+        _x: FloatTensor<Self>,
+        _y: FloatTensor<Self>,
+        out: FloatTensor<Self>,
+        _f: Vjp<2>,
+    ) -> FloatTensor<Self> {
         out
     }
     fn vjp3(
@@ -107,6 +122,20 @@ where
     fn vjp1(x: FloatTensor<Self>, out: FloatTensor<Self>, f: Vjp<1>) -> FloatTensor<Self> {
         let out = out.into_primitive();
         let op = Backward::<B, 1>::prepare::<C>(VjpOp, [x.node()]);
+        match op.compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(f, out),
+            OpsKind::UnTracked(prep) => prep.finish(out),
+        }
+    }
+
+    fn vjp2(
+        x: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        out: FloatTensor<Self>,
+        f: Vjp<2>,
+    ) -> FloatTensor<Self> {
+        let out = out.into_primitive();
+        let op = Backward::<B, 2>::prepare::<C>(VjpOp, [x.node(), y.node()]);
         match op.compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(f, out),
             OpsKind::UnTracked(prep) => prep.finish(out),
@@ -162,6 +191,20 @@ pub fn custom_source<const DY: usize>(
 
 fn link1<const DY: usize>(parent: DispatchTensor, out: Tensor<DY>, f: Vjp<1>) -> Tensor<DY> {
     Tensor::from_dispatch(<Dispatch as VjpBackend>::vjp1(parent, out.into_dispatch(), f))
+}
+
+/// Like [`custom_vjp`] for a function of two tensors of one rank.
+pub fn custom_vjp2<const D: usize, const DY: usize>(
+    xs: [Tensor<D>; 2],
+    out: Tensor<DY>,
+    f: impl FnOnce(Tensor<DY>) -> [Tensor<D>; 2] + Send + 'static,
+) -> Tensor<DY> {
+    if !xs.iter().any(|x| x.is_tracked()) {
+        return out;
+    }
+    let f = Vjp::<2>::new(move |dy| f(Tensor::from_dispatch(dy)).map(|g| Some(g.into_dispatch())));
+    let [x, y] = xs.map(|x| x.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as VjpBackend>::vjp2(x, y, out.into_dispatch(), f))
 }
 
 /// Like [`custom_vjp`] for a function of three tensors of one rank.

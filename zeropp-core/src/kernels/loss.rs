@@ -1,0 +1,53 @@
+//! Cross-entropy over rows of logits.
+
+use super::math::exp;
+use super::reduce::{max, sum};
+use super::simd;
+
+/// Mean cross-entropy of `logits: [targets.len(), vocabulary]`; summed in f64, first row first.
+///
+/// # Panics
+/// Panics if a target is not below `vocabulary`.
+pub fn cross_entropy(logits: &[f32], vocabulary: usize, targets: &[usize]) -> f32 {
+    let mut total = 0.0_f64;
+    simd(
+        #[inline(always)]
+        || {
+            for (row, target) in logits.chunks_exact(vocabulary).zip(targets) {
+                let top = max(row);
+                let sum = sum(
+                    row,
+                    #[inline(always)]
+                    |x| exp(x - top),
+                );
+                total += f64::from(top - row[*target] + sum.ln());
+            }
+        },
+    );
+    (total / targets.len() as f64) as f32
+}
+
+/// Like [`cross_entropy`], to the same bits, and turns the logits into their gradient
+/// (softmax − one-hot)/n in place.
+///
+/// # Panics
+/// Panics if a target is not below `vocabulary`.
+pub fn cross_entropy_gradient(logits: &mut [f32], vocabulary: usize, targets: &[usize]) -> f32 {
+    let n = targets.len() as f32;
+    let mut total = 0.0_f64;
+    simd(
+        #[inline(always)]
+        || {
+            for (row, target) in logits.chunks_exact_mut(vocabulary).zip(targets) {
+                let (top, right) = (max(row), row[*target]);
+                row.iter_mut().for_each(|x| *x = exp(*x - top));
+                let sum = sum(row, |x| x);
+                total += f64::from(top - right + sum.ln());
+                let share = 1.0 / (sum * n);
+                row.iter_mut().for_each(|x| *x *= share);
+                row[*target] -= 1.0 / n;
+            }
+        },
+    );
+    (total / targets.len() as f64) as f32
+}

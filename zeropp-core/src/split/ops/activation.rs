@@ -1,0 +1,122 @@
+//! Activation functions. They keep their inputs only.
+
+use burn::tensor::{Tensor, activation};
+
+use super::{fast, is_fast};
+use crate::host;
+use crate::kernels::activation as kernels;
+use crate::split::{OpCx, custom_vjp, custom_vjp2};
+
+/// 2·√(2/π).
+const TANH_SCALE: f64 = 1.595_769_121_605_730_8;
+const TANH_CUBE: f64 = 0.044_715;
+/// 1/√(2π).
+const DENSITY: f64 = 0.398_942_280_401_432_7;
+
+/// The two paths of one function and of its derivative.
+#[derive(Clone, Copy)]
+struct Function<const D: usize> {
+    host: fn(&[f32]) -> Vec<f32>,
+    host_backward: fn(&mut [f32], &[f32]),
+    tensor: fn(Tensor<D>) -> Tensor<D>,
+    tensor_slope: fn(Tensor<D>) -> Tensor<D>,
+}
+
+fn apply<const D: usize>(x: Tensor<D>, f: Function<D>, cx: &OpCx) -> Tensor<D> {
+    let xi = x.clone().inner();
+    let out = match fast(&xi) {
+        Some(v) => host::from_vec((f.host)(v.as_slice()), xi.dims()),
+        None => (f.tensor)(xi.clone()),
+    };
+    if !x.is_tracked() {
+        return out;
+    }
+    let saved = cx.save(xi);
+    custom_vjp(x, out, move |dy| {
+        let x = saved.take();
+        match fast(&x) {
+            Some(x) => host::map_in_place(dy, |dy| (f.host_backward)(dy, x.as_slice()))
+                .expect("gradients live where the values do"),
+            None => dy * (f.tensor_slope)(x),
+        }
+    })
+}
+
+/// x·Φ(x), the GELU with the error function. Keeps F→B: x.
+pub fn gelu<const D: usize>(x: Tensor<D>, cx: &OpCx) -> Tensor<D> {
+    let f = Function {
+        host: kernels::gelu,
+        host_backward: kernels::gelu_backward,
+        tensor: activation::gelu,
+        tensor_slope: |x| {
+            let cdf = ((x.clone() / core::f64::consts::SQRT_2).erf() + 1.0) * 0.5;
+            let bell = (x.clone().square() * -0.5).exp();
+            cdf + x * bell * DENSITY
+        },
+    };
+    apply(x, f, cx)
+}
+
+fn tanh_gate<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    activation::sigmoid((x.clone() + x.powi_scalar(3) * TANH_CUBE) * TANH_SCALE)
+}
+
+/// GELU in its tanh approximation (`gelu_new` of GPT-2). Keeps F→B: x.
+pub fn gelu_tanh<const D: usize>(x: Tensor<D>, cx: &OpCx) -> Tensor<D> {
+    let f = Function {
+        host: kernels::gelu_tanh,
+        host_backward: kernels::gelu_tanh_backward,
+        tensor: |x| x.clone() * tanh_gate(x),
+        tensor_slope: |x| {
+            let s = tanh_gate(x.clone());
+            let slope = (x.clone().square() * (3.0 * TANH_CUBE) + 1.0) * TANH_SCALE;
+            s.clone() + x * s.clone() * (-s + 1.0) * slope
+        },
+    };
+    apply(x, f, cx)
+}
+
+/// x·sigmoid(x). Keeps F→B: x.
+pub fn silu<const D: usize>(x: Tensor<D>, cx: &OpCx) -> Tensor<D> {
+    let f = Function {
+        host: kernels::silu,
+        host_backward: kernels::silu_backward,
+        tensor: activation::silu,
+        tensor_slope: silu_slope,
+    };
+    apply(x, f, cx)
+}
+
+fn silu_slope<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let s = activation::sigmoid(x.clone());
+    s.clone() + x * s.clone() * (-s + 1.0)
+}
+
+/// silu(gate)·up for two tensors of one shape. Keeps F→B: gate and up.
+pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, cx: &OpCx) -> Tensor<D> {
+    let (g, u) = (gate.clone().inner(), up.clone().inner());
+    let out = match (fast(&g), fast(&u)) {
+        (Some(gs), Some(us)) => {
+            host::from_vec(kernels::swiglu(gs.as_slice(), us.as_slice()), g.dims())
+        }
+        _ => activation::silu(g.clone()) * u.clone(),
+    };
+    if !gate.is_tracked() && !up.is_tracked() {
+        return out;
+    }
+    let (g, u) = (cx.save(g), cx.save(u));
+    custom_vjp2([gate, up], out, move |dy| {
+        let (g, u) = (g.take(), u.take());
+        if !is_fast(&g) {
+            let dup = dy.clone() * activation::silu(g.clone());
+            return [dy * u * silu_slope(g), dup];
+        }
+        let dims = g.dims();
+        let (g, u) = (fast(&g).expect("checked"), fast(&u).expect("as the gate"));
+        let mut dgate = Vec::new();
+        let dup = host::map_in_place(dy, |dy| {
+            dgate = kernels::swiglu_backward(dy, g.as_slice(), u.as_slice());
+        });
+        [host::from_vec(dgate, dims), dup.expect("gradients live where the values do")]
+    })
+}

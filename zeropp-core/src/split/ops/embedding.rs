@@ -1,0 +1,106 @@
+//! Token and position embeddings.
+
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, module};
+
+use super::{Later, fast, link, wants_gradient};
+use crate::host;
+use crate::kernels::reduce;
+use crate::split::{Grads, OpCx, Weight, custom_source};
+
+/// Rows `ids: [b, s]` of `w: [V, h]` as `[b, s, h]`.
+///
+/// Keeps F→B: the ids (8 bytes a token on the CPU, not metered). Keeps B→W: dY.
+///
+/// # Panics
+/// Panics on the CPU if an id is not below V.
+pub fn embedding(ids: Tensor<2, Int>, w: &Weight<2>, cx: &OpCx) -> Tensor<3> {
+    let ids = ids.inner();
+    let out = lookup(&ids, w);
+    if !cx.tracked() {
+        return out;
+    }
+    let (w, later) = (w.clone(), Later::new(cx));
+    custom_source(&cx.token, out, move |dy: Tensor<3>| {
+        let dy = later.stash(dy);
+        later.queue.push(move |grads| add_token_rows(&w, ids, dy.take(), grads));
+    })
+}
+
+fn lookup(ids: &Tensor<2, Int>, w: &Weight<2>) -> Tensor<3> {
+    let [b, s] = ids.dims();
+    let [vocabulary, h] = w.shape();
+    let table = w.get();
+    let Some(table) = fast(&table) else { return module::embedding(table, ids.clone()) };
+    let table = table.as_slice();
+    let mut out = Vec::with_capacity(b * s * h);
+    for id in host::indices(ids.clone()) {
+        assert!(id < vocabulary, "token id {id}, but the embedding has {vocabulary} rows");
+        out.extend_from_slice(&table[id * h..][..h]);
+    }
+    host::from_vec(out, [b, s, h])
+}
+
+/// Adds row i of dY to row `ids[i]` of dW, in the order of the tokens.
+fn add_token_rows(w: &Weight<2>, ids: Tensor<2, Int>, dy: Tensor<3>, grads: &mut Grads) {
+    let [vocabulary, h] = w.shape();
+    if let (Some(dy), Some(dw)) = (fast(&dy), grads.host_mut(w.slot())) {
+        for (id, dy) in host::indices(ids).into_iter().zip(dy.as_slice().chunks_exact(h)) {
+            dw[id * h..][..h].iter_mut().zip(dy).for_each(|(dw, dy)| *dw += *dy);
+        }
+        return;
+    }
+    let n = ids.shape().num_elements();
+    let dy = dy.cast(DType::F32).reshape([n, h]);
+    let zeros = Tensor::<2>::zeros([vocabulary, h], (&dy.device(), DType::F32));
+    let dw = zeros.select_assign(0, ids.reshape([n]), dy, IndexingUpdateOp::Add);
+    grads.add(w.slot(), dw);
+}
+
+/// `x: [b, s, h]` plus the first s rows of `w: [T, h]`, the same for every sample.
+///
+/// Keeps nothing F→B. Keeps B→W: s·h fp32 numbers, dY summed over the samples.
+///
+/// # Panics
+/// Panics if s is above T.
+pub fn position_embedding(x: Tensor<3>, w: &Weight<2>, cx: &OpCx) -> Tensor<3> {
+    let [_, s, h] = x.dims();
+    let [positions, _] = w.shape();
+    assert!(s <= positions, "sequence of {s} tokens, but only {positions} position embeddings");
+    let rows = w.get().slice([0..s]);
+    let out = x.clone().inner() + rows.unsqueeze();
+    if !wants_gradient(&x, cx) {
+        return out;
+    }
+    let (w, later) = (w.clone(), Later::new(cx));
+    link(x, out, cx, move |dy: Tensor<3>| {
+        let sums = match fast(&dy) {
+            Some(dy) => {
+                let mut sums = vec![0.0; s * h];
+                reduce::add_rows(&mut sums, dy.as_slice());
+                host::from_vec(sums, [s * h])
+            }
+            None => dy.clone().cast(DType::F32).sum_dim(0).reshape([s * h]),
+        };
+        let sums = later.stash(sums);
+        later.queue.push(move |grads| {
+            let sums = sums.take();
+            let host_sums = fast(&sums);
+            if let (Some(sums), Some(dw)) = (host_sums, grads.host_mut(w.slot())) {
+                dw.iter_mut().zip(sums.as_slice()).for_each(|(dw, d)| *dw += *d);
+                return;
+            }
+            grads.add(w.slot(), padded(sums.reshape([s, h]), positions));
+        });
+        dy
+    })
+}
+
+/// `t: [s, h]` with zero rows after it, `[rows, h]`.
+fn padded(t: Tensor<2>, rows: usize) -> Tensor<2> {
+    let [s, h] = t.dims();
+    if s == rows {
+        return t;
+    }
+    let zeros = Tensor::zeros([rows - s, h], (&t.device(), t.dtype()));
+    Tensor::cat(vec![t, zeros], 0)
+}

@@ -1,0 +1,143 @@
+//! Linear maps of the last dimension.
+
+use burn::tensor::{DType, Tensor};
+
+use super::{Later, fast, is_fast, link, rows, wants_gradient};
+use crate::host;
+use crate::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
+use crate::kernels::reduce;
+use crate::split::{Grads, OpCx, Saved, Weight};
+
+/// x·W + b for `x: [.., in]`, `w: [in, out]`, `b: [out]`.
+///
+/// Keeps F→B: x. Keeps B→W: x and dY.
+pub fn linear<const D: usize>(
+    x: Tensor<D>,
+    w: &Weight<2>,
+    b: Option<&Weight<1>>,
+    cx: &OpCx,
+) -> Tensor<D> {
+    apply(x, Matrix { w: w.clone(), transposed: false }, b, cx)
+}
+
+/// x·Wᵀ for `x: [.., in]`, `w: [out, in]`: the head that shares its matrix with the embedding.
+///
+/// Keeps F→B: x. Keeps B→W: x and dY.
+pub fn linear_transposed<const D: usize>(x: Tensor<D>, w: &Weight<2>, cx: &OpCx) -> Tensor<D> {
+    apply(x, Matrix { w: w.clone(), transposed: true }, None, cx)
+}
+
+/// The factor on the right: W, or Wᵀ if `transposed`.
+#[derive(Clone)]
+struct Matrix {
+    w: Weight<2>,
+    transposed: bool,
+}
+
+fn apply<const D: usize>(x: Tensor<D>, m: Matrix, b: Option<&Weight<1>>, cx: &OpCx) -> Tensor<D> {
+    let xi = x.clone().inner();
+    let out = m.forward(&xi, b);
+    if !wants_gradient(&x, cx) {
+        return out;
+    }
+    let saved = cx.save(xi);
+    let bias = b.cloned();
+    let later = Later::new(cx);
+    link(x, out, cx, move |dy| {
+        let dx = m.input_gradient(&dy);
+        let (x, dy) = (later.stash(saved.take()), later.stash(dy));
+        later.queue.push(move |grads| m.weight_gradient(bias.as_ref(), x, dy, grads));
+        dx
+    })
+}
+
+impl Matrix {
+    /// (in, out)
+    fn sizes(&self) -> [usize; 2] {
+        let [r, c] = self.w.shape();
+        if self.transposed { [c, r] } else { [r, c] }
+    }
+
+    fn forward<const D: usize>(&self, x: &Tensor<D>, b: Option<&Weight<1>>) -> Tensor<D> {
+        let [input, output] = self.sizes();
+        let mut dims = x.dims();
+        dims[D - 1] = output;
+        let w = self.w.get();
+        let bias = b.map(Weight::get);
+        if let (Some(x), Some(w)) = (fast(x), fast(&w)) {
+            let (x, w) = (x.as_slice(), w.as_slice());
+            let n = x.len() / input;
+            let y = match bias.as_ref().map(|b| fast(b).expect("as the weight")) {
+                Some(b) => {
+                    let mut y = Vec::with_capacity(n * output);
+                    (0..n).for_each(|_| y.extend_from_slice(b.as_slice()));
+                    let c = MatMut::new(&mut y, n, output);
+                    gemm(c, Store::Add, 1.0, MatRef::new(x, n, input), self.view(w));
+                    y
+                }
+                None => product(1.0, MatRef::new(x, n, input), self.view(w)),
+            };
+            return host::from_vec(y, dims);
+        }
+        let w = if self.transposed { w.transpose() } else { w };
+        let y = rows(x.clone()).matmul(w);
+        match bias {
+            Some(b) => (y + b.unsqueeze()).reshape(dims),
+            None => y.reshape(dims),
+        }
+    }
+
+    /// The slice of W as an [in, out] matrix.
+    fn view<'a>(&self, w: &'a [f32]) -> MatRef<'a> {
+        let [r, c] = self.w.shape();
+        let m = MatRef::new(w, r, c);
+        if self.transposed { m.t() } else { m }
+    }
+
+    fn input_gradient<const D: usize>(&self, dy: &Tensor<D>) -> Tensor<D> {
+        let [input, output] = self.sizes();
+        let mut dims = dy.dims();
+        dims[D - 1] = input;
+        let w = self.w.get();
+        if let (Some(dy), Some(w)) = (fast(dy), fast(&w)) {
+            let (dy, w) = (dy.as_slice(), w.as_slice());
+            let dy = MatRef::new(dy, dy.len() / output, output);
+            return host::from_vec(product(1.0, dy, self.view(w).t()), dims);
+        }
+        let w = if self.transposed { w } else { w.transpose() };
+        rows(dy.clone()).matmul(w).reshape(dims)
+    }
+
+    /// W: dW += xᵀ·dY (or dYᵀ·x), db += column sums of dY. Off the CPU the product has the type of
+    /// its factors; it is summed in fp32 inside and over micro-batches.
+    fn weight_gradient<const D: usize>(
+        &self,
+        bias: Option<&Weight<1>>,
+        x: Saved<D>,
+        dy: Saved<D>,
+        grads: &mut Grads,
+    ) {
+        let [input, output] = self.sizes();
+        let (x, dy) = (x.take(), dy.take());
+        let direct = is_fast(&x) && grads.host_mut(self.w.slot()).is_some();
+        if let (true, Some(xs), Some(dys)) = (direct, fast(&x), fast(&dy)) {
+            let (xs, dys) = (xs.as_slice(), dys.as_slice());
+            let n = xs.len() / input;
+            let (xs, dys_m) = (MatRef::new(xs, n, input), MatRef::new(dys, n, output));
+            let (left, right) = if self.transposed { (dys_m, xs) } else { (xs, dys_m) };
+            let [r, c] = self.w.shape();
+            let dw = grads.host_mut(self.w.slot()).expect("checked above");
+            gemm(MatMut::new(dw, r, c), Store::Add, 1.0, left.t(), right);
+            if let Some(db) = bias.and_then(|b| grads.host_mut(b.slot())) {
+                reduce::add_rows(db, dys);
+            }
+            return;
+        }
+        let (x, dy) = (rows(x), rows(dy));
+        if let Some(b) = bias {
+            grads.add(b.slot(), dy.clone().cast(DType::F32).sum_dim(0));
+        }
+        let (left, right) = if self.transposed { (dy, x) } else { (x, dy) };
+        grads.add(self.w.slot(), left.transpose().matmul(right));
+    }
+}

@@ -1,0 +1,99 @@
+//! Cross-entropy with its gradient computed in the forward.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, activation};
+use parking_lot::Mutex;
+
+use super::is_fast;
+use crate::host;
+use crate::kernels::loss;
+use crate::split::{OpCx, Saved, custom_vjp};
+
+/// Mean over all tokens of −log softmax(logits)[target] for `logits: [b, s, V]` and
+/// `targets: [b, s]`; fp32, shape `[1]`.
+///
+/// The gradient (softmax − one-hot)/(b·s) is computed here too and takes the place of the logits,
+/// without a copy where the caller holds no other handle to them. Keeps F→B: that gradient, of the
+/// size and type of the logits. Keeps nothing B→W.
+///
+/// # Panics
+/// Panics on the CPU if a target is not below V.
+pub fn cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>, cx: &OpCx) -> Tensor<1> {
+    let targets = targets.inner();
+    let plain = logits.clone().inner();
+    if !logits.is_tracked() {
+        drop(logits);
+        return forward(plain, targets, false).0;
+    }
+    // The first node takes the graph's handle to the logits away, so that theirs is the only one
+    // left and the gradient can be computed in their place; the second one brings the loss.
+    let kept = Arc::new(Mutex::new(None::<Saved<3>>));
+    let gradient = kept.clone();
+    let token = Tensor::<1>::zeros([1], (&plain.device(), DType::F32));
+    let token = custom_vjp(logits, token, move |dy: Tensor<1>| {
+        let gradient = gradient.lock().take().expect("set by the forward").take();
+        backward(gradient, dy)
+    });
+    let (loss, gradient) = forward(plain, targets, true);
+    *kept.lock() = gradient.map(|g| cx.save(g));
+    custom_vjp(token, loss, |dy| dy)
+}
+
+/// The loss and, if `wanted`, the gradient of the logits.
+fn forward(
+    logits: Tensor<3>,
+    targets: Tensor<2, Int>,
+    wanted: bool,
+) -> (Tensor<1>, Option<Tensor<3>>) {
+    if !is_fast(&logits) {
+        return forward_tensor(logits, targets, wanted);
+    }
+    let vocabulary = logits.dims()[2];
+    let targets = host::indices(targets);
+    if let Some(target) = targets.iter().find(|t| **t >= vocabulary) {
+        panic!("target {target}, but there are logits for {vocabulary} tokens");
+    }
+    if !wanted {
+        let logits = host::host(&logits).expect("checked by is_fast");
+        let loss = loss::cross_entropy(logits.as_slice(), vocabulary, &targets);
+        return (host::from_vec(vec![loss], [1]), None);
+    }
+    let mut mean = 0.0;
+    let gradient = host::map_in_place(logits, |logits| {
+        mean = loss::cross_entropy_gradient(logits, vocabulary, &targets);
+    });
+    (host::from_vec(vec![mean], [1]), Some(gradient.expect("checked by is_fast")))
+}
+
+fn forward_tensor(
+    logits: Tensor<3>,
+    targets: Tensor<2, Int>,
+    wanted: bool,
+) -> (Tensor<1>, Option<Tensor<3>>) {
+    let [b, s, vocabulary] = logits.dims();
+    let (n, dtype) = (b * s, logits.dtype());
+    let targets = targets.reshape([n, 1]);
+    let log_p = activation::log_softmax(logits.cast(DType::F32).reshape([n, vocabulary]), 1);
+    let loss = log_p.clone().gather(1, targets.clone()).mean().neg();
+    if !wanted {
+        return (loss, None);
+    }
+    let ones = Tensor::<2>::full([n, 1], -1.0, (&loss.device(), DType::F32));
+    let gradient = log_p.exp().scatter(1, targets, ones, IndexingUpdateOp::Add) / n as f64;
+    (loss, Some(gradient.cast(dtype).reshape([b, s, vocabulary])))
+}
+
+/// The kept gradient times the upstream gradient, usually 1 or one over the micro-batches.
+fn backward(gradient: Tensor<3>, dy: Tensor<1>) -> Tensor<3> {
+    if is_fast(&gradient) {
+        let scale = host::host(&dy).expect("as the logits").as_slice()[0];
+        if scale == 1.0 {
+            return gradient;
+        }
+        return host::map_in_place(gradient, |g| g.iter_mut().for_each(|g| *g *= scale))
+            .expect("checked by is_fast");
+    }
+    let dtype = gradient.dtype();
+    (gradient.cast(DType::F32) * dy.unsqueeze()).cast(dtype)
+}

@@ -1,0 +1,106 @@
+//! The operations that models are made of.
+//!
+//! Each takes and returns ordinary tensors, `x: [b, s, h]` unless it says otherwise, and weights
+//! as handles. The forward runs on plain tensors, with the same kernel whether gradients are
+//! wanted or not, so that recomputation repeats it bit for bit. `f32` tensors on the CPU take the
+//! kernels of [`crate::kernels`]; everything else (GPUs, bf16) takes tensor operations.
+//!
+//! Every operation's documentation says what it keeps: *F→B* counts as activation memory, *B→W*
+//! as weight stash. A tensor that two operations keep (an input) counts once.
+
+mod activation;
+mod attention;
+mod embedding;
+mod linear;
+mod loss;
+mod norm;
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Tensor};
+
+pub use activation::{gelu, gelu_tanh, silu, swiglu};
+pub use attention::attention;
+pub use embedding::{embedding, position_embedding};
+pub use linear::{linear, linear_transposed};
+pub use loss::cross_entropy;
+pub use norm::{layer_norm, rms_norm};
+
+use super::{OpCx, ParamSlot, Saved, WQueue, custom_source, custom_vjp};
+use crate::host::{self, HostTensor};
+use crate::meter::{MemoryKind, Meter};
+
+thread_local! {
+    static GENERIC: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Makes the operations of this thread take the path of tensor operations even on the CPU. For
+/// tests of that path.
+#[doc(hidden)]
+pub fn force_generic(on: bool) {
+    GENERIC.set(on);
+}
+
+/// The elements of `t` if the CPU kernels can work on it.
+fn fast<const D: usize>(t: &Tensor<D>) -> Option<HostTensor> {
+    if GENERIC.get() { None } else { host::host(t) }
+}
+
+/// Whether the CPU kernels can work on `t`.
+fn is_fast<const D: usize>(t: &Tensor<D>) -> bool {
+    !GENERIC.get() && t.dtype() == DType::F32 && host::storage_id(t).is_some()
+}
+
+/// The part of an [`OpCx`] that pullbacks need; it holds nothing of the graph.
+struct Later {
+    queue: WQueue,
+    meter: Arc<Meter>,
+}
+
+impl Later {
+    fn new(cx: &OpCx) -> Self {
+        Self { queue: cx.queue.clone(), meter: cx.meter.clone() }
+    }
+
+    fn stash<const D: usize>(&self, t: Tensor<D>) -> Saved<D> {
+        Saved::new(t, MemoryKind::WeightStash, &self.meter)
+    }
+
+    /// Queues the addition of an already computed gradient.
+    fn queue_add(&self, slot: ParamSlot, g: Tensor<1>) {
+        let g = self.stash(g);
+        self.queue.push(move |grads| grads.add(slot, g.take()));
+    }
+}
+
+/// Whether a pullback of an operation with weights will run.
+fn wants_gradient<const D: usize>(x: &Tensor<D>, cx: &OpCx) -> bool {
+    x.is_tracked() || cx.tracked()
+}
+
+/// Links `out` to `x`, or, where only weight gradients are wanted, to the token.
+fn link<const DX: usize, const DY: usize>(
+    x: Tensor<DX>,
+    out: Tensor<DY>,
+    cx: &OpCx,
+    pull: impl FnOnce(Tensor<DY>) -> Tensor<DX> + Send + 'static,
+) -> Tensor<DY> {
+    if x.is_tracked() {
+        return custom_vjp(x, out, pull);
+    }
+    drop(x);
+    custom_source(&cx.token, out, move |dy| drop(pull(dy)))
+}
+
+/// `x` as a matrix of rows of its last dimension.
+fn rows<const D: usize>(x: Tensor<D>) -> Tensor<2> {
+    let last = x.dims()[D - 1];
+    let n = x.shape().num_elements() / last.max(1);
+    x.reshape([n, last])
+}
+
+/// A vector of row statistics or column sums as a row or column of a matrix, in `f32`.
+fn row_vector(v: Tensor<1>) -> Tensor<2> {
+    v.cast(DType::F32).unsqueeze()
+}

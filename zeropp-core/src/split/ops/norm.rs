@@ -1,0 +1,158 @@
+//! Normalisations of the last dimension. Weight gradients are so small that B reduces them: W only
+//! adds two vectors.
+
+use burn::tensor::{DType, Tensor};
+
+use super::{Later, fast, link, row_vector, rows, wants_gradient};
+use crate::host;
+use crate::kernels::norm;
+use crate::split::{OpCx, Weight};
+
+/// (x − mean)/√(var + eps)·γ + β over the last dimension h of `x`; `gamma`, `beta`: `[h]`.
+///
+/// Keeps F→B: x, and mean and 1/√(var + eps) of each row in fp32 (8 bytes a row). Keeps B→W: dγ and
+/// dβ (8·h bytes).
+pub fn layer_norm<const D: usize>(
+    x: Tensor<D>,
+    gamma: &Weight<1>,
+    beta: &Weight<1>,
+    eps: f64,
+    cx: &OpCx,
+) -> Tensor<D> {
+    let xi = x.clone().inner();
+    let (out, means, rstds) = layer_norm_forward(&xi, gamma.get(), beta.get(), eps);
+    if !wants_gradient(&x, cx) {
+        return out;
+    }
+    let saved = (cx.save(xi), cx.save(means), cx.save(rstds));
+    let (gamma, beta, later) = (gamma.clone(), beta.slot(), Later::new(cx));
+    link(x, out, cx, move |dy| {
+        let stats = (saved.1.take(), saved.2.take());
+        let (dx, dgamma, dbeta) = layer_norm_backward(dy, saved.0.take(), gamma.get(), stats);
+        later.queue_add(gamma.slot(), dgamma);
+        later.queue_add(beta, dbeta);
+        dx
+    })
+}
+
+fn layer_norm_forward<const D: usize>(
+    x: &Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    eps: f64,
+) -> (Tensor<D>, Tensor<1>, Tensor<1>) {
+    let n = rows(x.clone()).dims()[0];
+    if let (Some(x_host), Some(g), Some(b)) = (fast(x), fast(&gamma), fast(&beta)) {
+        let (y, means, rstds) =
+            norm::layer_norm(x_host.as_slice(), g.as_slice(), b.as_slice(), eps as f32);
+        return (
+            host::from_vec(y, x.dims()),
+            host::from_vec(means, [n]),
+            host::from_vec(rstds, [n]),
+        );
+    }
+    let x2 = rows(x.clone()).cast(DType::F32);
+    let mean = x2.clone().mean_dim(1);
+    let centered = x2 - mean.clone();
+    let rstd = (centered.clone().square().mean_dim(1) + eps).sqrt().recip();
+    let y = centered * rstd.clone() * row_vector(gamma) + row_vector(beta);
+    (y.cast(x.dtype()).reshape(x.dims()), mean.reshape([n]), rstd.reshape([n]))
+}
+
+fn layer_norm_backward<const D: usize>(
+    dy: Tensor<D>,
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    (means, rstds): (Tensor<1>, Tensor<1>),
+) -> (Tensor<D>, Tensor<1>, Tensor<1>) {
+    let dims = x.dims();
+    let h = dims[D - 1];
+    let host_inputs = (fast(&x), fast(&gamma), fast(&means), fast(&rstds));
+    if let (Some(x), Some(g), Some(m), Some(r)) = host_inputs {
+        let mut sums = Default::default();
+        let dx = host::map_in_place(dy, |dy| {
+            sums = norm::layer_norm_backward(
+                dy,
+                x.as_slice(),
+                g.as_slice(),
+                m.as_slice(),
+                r.as_slice(),
+            );
+        });
+        let dx = dx.expect("gradients live where the values do");
+        return (dx, host::from_vec(sums.0, [h]), host::from_vec(sums.1, [h]));
+    }
+    let dtype = dy.dtype();
+    let n = means.dims()[0];
+    let rstd = rstds.reshape([n, 1]);
+    let hat = (rows(x).cast(DType::F32) - means.reshape([n, 1])) * rstd.clone();
+    let dy = rows(dy).cast(DType::F32);
+    let dgamma = (dy.clone() * hat.clone()).sum_dim(0).reshape([h]);
+    let dbeta = dy.clone().sum_dim(0).reshape([h]);
+    let dhat = dy * row_vector(gamma);
+    let c1 = dhat.clone().mean_dim(1);
+    let c2 = (dhat.clone() * hat.clone()).mean_dim(1);
+    (((dhat - c1 - hat * c2) * rstd).cast(dtype).reshape(dims), dgamma, dbeta)
+}
+
+/// x/√(mean(x²) + eps)·γ over the last dimension h of `x`; `gamma: [h]`.
+///
+/// Keeps F→B: x, and 1/√(mean(x²) + eps) of each row in fp32 (4 bytes a row). Keeps B→W: dγ (4·h
+/// bytes).
+pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: &Weight<1>, eps: f64, cx: &OpCx) -> Tensor<D> {
+    let xi = x.clone().inner();
+    let (out, rrms) = rms_norm_forward(&xi, gamma.get(), eps);
+    if !wants_gradient(&x, cx) {
+        return out;
+    }
+    let saved = (cx.save(xi), cx.save(rrms));
+    let (gamma, later) = (gamma.clone(), Later::new(cx));
+    link(x, out, cx, move |dy| {
+        let (dx, dgamma) = rms_norm_backward(dy, saved.0.take(), gamma.get(), saved.1.take());
+        later.queue_add(gamma.slot(), dgamma);
+        dx
+    })
+}
+
+fn rms_norm_forward<const D: usize>(
+    x: &Tensor<D>,
+    gamma: Tensor<1>,
+    eps: f64,
+) -> (Tensor<D>, Tensor<1>) {
+    let n = rows(x.clone()).dims()[0];
+    if let (Some(x_host), Some(g)) = (fast(x), fast(&gamma)) {
+        let (y, rrms) = norm::rms_norm(x_host.as_slice(), g.as_slice(), eps as f32);
+        return (host::from_vec(y, x.dims()), host::from_vec(rrms, [n]));
+    }
+    let x2 = rows(x.clone()).cast(DType::F32);
+    let rrms = (x2.clone().square().mean_dim(1) + eps).sqrt().recip();
+    let y = x2 * rrms.clone() * row_vector(gamma);
+    (y.cast(x.dtype()).reshape(x.dims()), rrms.reshape([n]))
+}
+
+fn rms_norm_backward<const D: usize>(
+    dy: Tensor<D>,
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    rrms: Tensor<1>,
+) -> (Tensor<D>, Tensor<1>) {
+    let dims = x.dims();
+    let h = dims[D - 1];
+    if let (Some(x), Some(g), Some(r)) = (fast(&x), fast(&gamma), fast(&rrms)) {
+        let mut dgamma = Vec::new();
+        let dx = host::map_in_place(dy, |dy| {
+            dgamma = norm::rms_norm_backward(dy, x.as_slice(), g.as_slice(), r.as_slice());
+        });
+        let dx = dx.expect("gradients live where the values do");
+        return (dx, host::from_vec(dgamma, [h]));
+    }
+    let dtype = dy.dtype();
+    let n = rrms.dims()[0];
+    let rrms = rrms.reshape([n, 1]);
+    let hat = rows(x).cast(DType::F32) * rrms.clone();
+    let dy = rows(dy).cast(DType::F32);
+    let dgamma = (dy.clone() * hat.clone()).sum_dim(0).reshape([h]);
+    let dhat = dy * row_vector(gamma);
+    let c = (dhat.clone() * hat.clone()).mean_dim(1);
+    (((dhat - hat * c) * rrms).cast(dtype).reshape(dims), dgamma)
+}

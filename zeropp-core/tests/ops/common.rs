@@ -1,0 +1,210 @@
+//! Runs an operation and its stock counterpart on the same random numbers and compares them.
+
+use std::sync::Arc;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use zeropp_core::host;
+use zeropp_core::meter::{MemoryBytes, Meter};
+use zeropp_core::params::{FlatLayout, Init, ParamSpec};
+use zeropp_core::split::ops::force_generic;
+use zeropp_core::split::{Grads, LayerWeights, OpCx, WQueue, seed_backward};
+
+/// Largest error allowed, relative to the largest element of the stock result, or to 1 (the size of
+/// the inputs) where all are smaller.
+pub(crate) const TOLERANCE: f32 = 2e-6;
+
+/// A counter-based generator (splitmix64): the same numbers whatever ran before.
+pub(crate) struct Rng(pub(crate) u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Roughly normal: a sum of uniform numbers.
+    pub(crate) fn normal(&mut self) -> f32 {
+        (0..6).map(|_| (self.next() >> 40) as f32 / (1 << 24) as f32 - 0.5).sum::<f32>() * 1.4
+    }
+
+    pub(crate) fn vec(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.normal()).collect()
+    }
+
+    pub(crate) fn tensor<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
+        host::from_vec(self.vec(shape.iter().product()), shape)
+    }
+
+    pub(crate) fn ids(&mut self, shape: [usize; 2], below: usize) -> Tensor<2, Int> {
+        let ids: Vec<i64> =
+            (0..shape[0] * shape[1]).map(|_| (self.next() % below as u64) as i64).collect();
+        Tensor::from_data(TensorData::new(ids, shape), &Device::flex())
+    }
+}
+
+pub(crate) fn leaf<const D: usize>(x: &Tensor<D>) -> Tensor<D> {
+    x.clone().inner().autodiff().require_grad()
+}
+
+pub(crate) fn values<const D: usize>(t: &Tensor<D>) -> Vec<f32> {
+    host::host(t).expect("f32 on the CPU").as_slice().to_vec()
+}
+
+pub(crate) fn bits(v: &[f32]) -> Vec<u32> {
+    v.iter().map(|x| x.to_bits()).collect()
+}
+
+pub(crate) fn assert_close(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
+    assert_eq!(got.len(), want.len(), "{what}: lengths");
+    let norm = want.iter().fold(1.0_f32, |m, x| m.max(x.abs()));
+    for (i, (got, want)) in got.iter().zip(want).enumerate() {
+        let error = (got - want).abs() / norm;
+        assert!(error <= tolerance, "{what}[{i}]: {got} instead of {want}, {error:e} relative");
+    }
+}
+
+/// One layer's parameters with values.
+pub(crate) struct Params {
+    pub(crate) layout: Arc<FlatLayout>,
+    pub(crate) weights: LayerWeights,
+    pub(crate) values: Vec<Vec<f32>>,
+}
+
+impl Params {
+    pub(crate) fn new(rng: &mut Rng, shapes: &[(&str, &[usize])]) -> Self {
+        let specs =
+            shapes.iter().map(|(n, shape)| ParamSpec::new(*n, shape, Init::Zeros)).collect();
+        let layout = Arc::new(FlatLayout::new(specs, 1));
+        let values: Vec<_> = layout.params.iter().map(|p| rng.vec(p.spec.len())).collect();
+        let mut flat = vec![0.0; layout.len];
+        for (p, v) in layout.params.iter().zip(&values) {
+            flat[p.offset..][..v.len()].copy_from_slice(v);
+        }
+        let weights = LayerWeights::new("layer", 0, layout.clone());
+        weights.set(host::from_vec(flat, [layout.len]));
+        Self { layout, weights, values }
+    }
+
+    /// Parameter `i` as a tracked leaf.
+    pub(crate) fn leaf<const D: usize>(&self, i: usize) -> Tensor<D> {
+        let shape = self.layout.params[i].spec.shape.clone();
+        let shape = <[usize; D]>::try_from(shape).expect("dimensions");
+        leaf(&host::from_vec(self.values[i].clone(), shape))
+    }
+}
+
+/// What one forward and backward gave.
+pub(crate) struct Run {
+    pub(crate) y: Vec<f32>,
+    pub(crate) dx: Vec<Vec<f32>>,
+    pub(crate) dw: Vec<Vec<f32>>,
+    /// Metered after F.
+    pub(crate) after_f: MemoryBytes,
+    /// Metered after B.
+    pub(crate) after_b: MemoryBytes,
+}
+
+pub(crate) fn context(meter: &Arc<Meter>, recompute_attention: bool, tracked: bool) -> OpCx {
+    let token = host::from_vec(vec![0.0], [1]);
+    OpCx {
+        queue: WQueue::default(),
+        meter: meter.clone(),
+        token: if tracked { leaf(&token) } else { token },
+        recompute_attention,
+    }
+}
+
+/// Runs `op` on tracked `xs` and pulls `dy` back; then W. Checks that the same forward without
+/// gradients gives the same bits and keeps nothing, and that nothing is kept in the end.
+pub(crate) fn run<const D: usize, const DY: usize>(
+    xs: &[Tensor<D>],
+    params: &Params,
+    dy: &Tensor<DY>,
+    recompute_attention: bool,
+    op: impl Fn(Vec<Tensor<D>>, &LayerWeights, &OpCx) -> Tensor<DY>,
+) -> Run {
+    let meter = Meter::new();
+    let cx = context(&meter, recompute_attention, false);
+    let plain = xs.iter().map(|x| host::from_vec(values(x), x.dims())).collect();
+    let untracked = values(&op(plain, &params.weights, &cx));
+    assert_eq!(meter.peak().total(), 0, "a forward without gradients keeps nothing");
+
+    let cx = context(&meter, recompute_attention, true);
+    let leaves: Vec<_> = xs.iter().map(leaf).collect();
+    let y = op(leaves.clone(), &params.weights, &cx);
+    let y_values = values(&y);
+    assert_eq!(bits(&untracked), bits(&y_values), "tracked and untracked forward");
+    let after_f = meter.now();
+    let seed = seed_backward(y);
+    let mut graph = seed.backward(host::from_vec(values(dy), dy.dims()));
+    let dx = leaves.iter().map(|x| values(&x.grad_remove(&mut graph).expect("a gradient")));
+    let dx = dx.collect();
+    let after_b = meter.now();
+    // Weights may be freed once B is done.
+    params.weights.free();
+    let scratch = Meter::new();
+    let mut grads = Grads::new(vec![params.layout.clone()], &Device::flex(), &scratch);
+    cx.queue.run(&mut grads);
+    assert_eq!(meter.now().total(), 0, "nothing is kept after W");
+    let flat = host::into_vec(grads.into_flat().remove(0));
+    let places = params.layout.params.iter();
+    let dw = places.map(|p| flat[p.offset..][..p.spec.len()].to_vec()).collect();
+    restore(params);
+    Run { y: y_values, dx, dw, after_f, after_b }
+}
+
+fn restore(params: &Params) {
+    let mut flat = vec![0.0; params.layout.len];
+    for (p, v) in params.layout.params.iter().zip(&params.values) {
+        flat[p.offset..][..v.len()].copy_from_slice(v);
+    }
+    params.weights.set(host::from_vec(flat, [params.layout.len]));
+}
+
+/// The same through Burn's own graph; `op` gets tracked inputs and does its own parameter leaves.
+pub(crate) fn stock<const D: usize, const DY: usize, const DW: usize>(
+    xs: &[Tensor<D>],
+    ws: &[Tensor<DW>],
+    dy: &Tensor<DY>,
+    op: impl Fn(Vec<Tensor<D>>, Vec<Tensor<DW>>) -> Tensor<DY>,
+) -> (Vec<f32>, Vec<Vec<f32>>, Vec<Vec<f32>>) {
+    let leaves: Vec<_> = xs.iter().map(leaf).collect();
+    let weights: Vec<_> = ws.iter().map(leaf).collect();
+    let y = op(leaves.clone(), weights.clone());
+    let graph = (y.clone() * dy.clone().inner().autodiff()).sum().backward();
+    let dx = leaves.iter().map(|x| values(&x.grad(&graph).expect("a gradient").inner())).collect();
+    let dw = weights.iter().map(|w| values(&w.grad(&graph).expect("a gradient").inner())).collect();
+    (values(&y), dx, dw)
+}
+
+/// Runs `check` with the CPU kernels and with tensor operations.
+pub(crate) fn both_paths(check: impl Fn()) {
+    for generic in [false, true] {
+        force_generic(generic);
+        check();
+    }
+    force_generic(false);
+}
+
+/// Compares a run with the stock result.
+pub(crate) fn compare(run: &Run, want: &(Vec<f32>, Vec<Vec<f32>>, Vec<Vec<f32>>)) {
+    assert_close("y", &run.y, &want.0, TOLERANCE);
+    for (i, (got, want)) in run.dx.iter().zip(&want.1).enumerate() {
+        assert_close(&format!("dx {i}"), got, want, TOLERANCE);
+    }
+    assert_eq!(run.dw.len(), want.2.len());
+    for (i, (got, want)) in run.dw.iter().zip(&want.2).enumerate() {
+        assert_close(&format!("dw {i}"), got, want, TOLERANCE);
+    }
+}
+
+/// Bytes that the meter should show: activations after F, stash after B.
+pub(crate) fn check_memory(run: &Run, activation_elements: usize, stash_elements: usize) {
+    let bytes = |kept: MemoryBytes| (kept.activation, kept.weight_stash, kept.total());
+    let (a, w) = (activation_elements as u64 * 4, stash_elements as u64 * 4);
+    assert_eq!(bytes(run.after_f), (a, 0, a), "kept from F to B");
+    assert_eq!(bytes(run.after_b), (0, w, w), "kept from B to W");
+}

@@ -1,0 +1,245 @@
+//! Every operation against Burn's own graph, on both paths, with what it keeps in memory.
+
+mod common;
+
+use std::slice;
+
+use burn::tensor::{DType, Int, Tensor, activation, module};
+use common::*;
+use proptest::prelude::*;
+use zeropp_core::host;
+use zeropp_core::meter::Meter;
+use zeropp_core::split::{OpCx, ops};
+
+fn cases(cases: u32) -> ProptestConfig {
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+proptest! {
+    #![proptest_config(cases(150))]
+
+    #[test]
+    fn linear(b in 1..4_usize, s in 1..40_usize, i in 1..40_usize, o in 1..40_usize, bias: bool, seed: u64) {
+        let mut rng = Rng(seed);
+        let mut shapes: Vec<(&str, &[usize])> = vec![("w", &[0, 0])];
+        let (w_shape, b_shape) = ([i, o], [1, o]);
+        shapes[0].1 = &w_shape;
+        if bias {
+            shapes.push(("b", &b_shape[1..]));
+        }
+        let p = Params::new(&mut rng, &shapes);
+        let (x, dy) = (rng.tensor([b, s, i]), rng.tensor([b, s, o]));
+        let mut ws = vec![p.leaf::<2>(0)];
+        if bias {
+            ws.push(p.leaf::<1>(1).reshape([1, o]));
+        }
+        let want = stock(slice::from_ref(&x), &ws, &dy, |x, w| {
+            let bias = w.get(1).map(|b| b.clone().reshape([o]));
+            module::linear(x[0].clone(), w[0].clone(), bias)
+        });
+        both_paths(|| {
+            let run = run(slice::from_ref(&x), &p, &dy, false, |mut x, w, cx| {
+                let bias = bias.then(|| w.weight("b"));
+                ops::linear(x.remove(0), &w.weight("w"), bias.as_ref(), cx)
+            });
+            compare(&run, &want);
+            check_memory(&run, b * s * i, b * s * (i + o));
+        });
+    }
+
+    #[test]
+    fn linear_transposed(b in 1..4_usize, s in 1..40_usize, i in 1..40_usize, o in 1..40_usize, seed: u64) {
+        let mut rng = Rng(seed);
+        let p = Params::new(&mut rng, &[("w", &[o, i])]);
+        let (x, dy) = (rng.tensor([b, s, i]), rng.tensor([b, s, o]));
+        let want = stock(slice::from_ref(&x), &[p.leaf::<2>(0)], &dy, |x, w| {
+            module::linear(x[0].clone(), w[0].clone().transpose(), None)
+        });
+        both_paths(|| {
+            let run = run(slice::from_ref(&x), &p, &dy, false, |mut x, w, cx| {
+                ops::linear_transposed(x.remove(0), &w.weight("w"), cx)
+            });
+            compare(&run, &want);
+            check_memory(&run, b * s * i, b * s * (i + o));
+        });
+    }
+
+    #[test]
+    fn layer_norm(b in 1..4_usize, s in 1..20_usize, h in 16..300_usize, seed: u64) {
+        let mut rng = Rng(seed);
+        let p = Params::new(&mut rng, &[("gamma", &[h]), ("beta", &[h])]);
+        let (x, dy) = (rng.tensor([b, s, h]), rng.tensor([b, s, h]));
+        let want = stock(slice::from_ref(&x), &[p.leaf::<1>(0), p.leaf(1)], &dy, |x, w| {
+            let x = x[0].clone();
+            let c = x.clone() - x.mean_dim(2);
+            let var = c.clone().square().mean_dim(2);
+            c / (var + 1e-5).sqrt() * w[0].clone().unsqueeze() + w[1].clone().unsqueeze()
+        });
+        both_paths(|| {
+            let run = run(slice::from_ref(&x), &p, &dy, false, |mut x, w, cx| {
+                ops::layer_norm(x.remove(0), &w.weight("gamma"), &w.weight("beta"), 1e-5, cx)
+            });
+            compare(&run, &want);
+            check_memory(&run, b * s * (h + 2), 2 * h);
+        });
+    }
+
+    #[test]
+    fn rms_norm(b in 1..4_usize, s in 1..20_usize, h in 16..300_usize, seed: u64) {
+        let mut rng = Rng(seed);
+        let p = Params::new(&mut rng, &[("gamma", &[h])]);
+        let (x, dy) = (rng.tensor([b, s, h]), rng.tensor([b, s, h]));
+        let want = stock(slice::from_ref(&x), &[p.leaf::<1>(0)], &dy, |x, w| {
+            let x = x[0].clone();
+            let rms = (x.clone().square().mean_dim(2) + 1e-6).sqrt();
+            x / rms * w[0].clone().unsqueeze()
+        });
+        both_paths(|| {
+            let run = run(slice::from_ref(&x), &p, &dy, false, |mut x, w, cx| {
+                ops::rms_norm(x.remove(0), &w.weight("gamma"), 1e-6, cx)
+            });
+            compare(&run, &want);
+            check_memory(&run, b * s * (h + 1), h);
+        });
+    }
+
+    #[test]
+    fn attention(b in 1..3_usize, s in 1..150_usize, d in 1..20_usize, heads in 1..4_usize, seed: u64) {
+        let mut rng = Rng(seed);
+        let h = heads * d;
+        let p = Params::new(&mut rng, &[]);
+        let (qkv, dy) = (rng.tensor([b, s, 3 * h]), rng.tensor([b, s, h]));
+        let none: [Tensor<1>; 0] = [];
+        let want = stock(slice::from_ref(&qkv), &none, &dy, |x, _| stock_attention(x[0].clone(), heads));
+        both_paths(|| {
+            let op = |mut x: Vec<Tensor<3>>, _: &_, cx: &OpCx| ops::attention(x.remove(0), heads, cx);
+            let kept = run(slice::from_ref(&qkv), &p, &dy, false, op);
+            compare(&kept, &want);
+            check_memory(&kept, b * s * 3 * h + b * heads * s * s, 0);
+            let again = run(slice::from_ref(&qkv), &p, &dy, true, op);
+            check_memory(&again, b * s * 3 * h, 0);
+            assert_eq!(bits(&kept.y), bits(&again.y));
+            assert_eq!(bits(&kept.dx[0]), bits(&again.dx[0]));
+        });
+    }
+
+    #[test]
+    fn activations(b in 1..3_usize, s in 1..30_usize, h in 1..100_usize, scale in 0.1..2_f64, seed: u64) {
+        type Op = fn(Tensor<3>, &OpCx) -> Tensor<3>;
+        type Stock = fn(Tensor<3>) -> Tensor<3>;
+        let table: [(Op, Stock); 3] = [
+            (ops::gelu, activation::gelu),
+            (ops::gelu_tanh, |x| {
+                let u = (x.clone() + x.clone() * x.clone() * x.clone() * 0.044715)
+                    * (2.0 / core::f64::consts::PI).sqrt();
+                x * (u.tanh() + 1.0) * 0.5
+            }),
+            (ops::silu, activation::silu),
+        ];
+        let mut rng = Rng(seed);
+        let p = Params::new(&mut rng, &[]);
+        let (x, dy) = (rng.tensor([b, s, h]) * scale, rng.tensor([b, s, h]));
+        let none: [Tensor<1>; 0] = [];
+        for (op, reference) in table {
+            let want = stock(slice::from_ref(&x), &none, &dy, |x, _| reference(x[0].clone()));
+            both_paths(|| {
+                let run = run(slice::from_ref(&x), &p, &dy, false, |mut x, _, cx| op(x.remove(0), cx));
+                compare(&run, &want);
+                check_memory(&run, b * s * h, 0);
+            });
+        }
+    }
+
+    #[test]
+    fn swiglu(b in 1..3_usize, s in 1..30_usize, h in 1..100_usize, seed: u64) {
+        let mut rng = Rng(seed);
+        let p = Params::new(&mut rng, &[]);
+        let xs = [rng.tensor([b, s, h]), rng.tensor([b, s, h])];
+        let dy = rng.tensor([b, s, h]);
+        let none: [Tensor<1>; 0] = [];
+        let want = stock(&xs, &none, &dy, |x, _| activation::silu(x[0].clone()) * x[1].clone());
+        both_paths(|| {
+            let run = run(&xs, &p, &dy, false, |mut x, _, cx| {
+                let gate = x.remove(0);
+                ops::swiglu(gate, x.remove(0), cx)
+            });
+            compare(&run, &want);
+            check_memory(&run, 2 * b * s * h, 0);
+        });
+    }
+
+    #[test]
+    fn embeddings(b in 1..4_usize, s in 1..30_usize, h in 1..40_usize, v in 1..30_usize, spare in 0..5_usize, seed: u64) {
+        let mut rng = Rng(seed);
+        let p = Params::new(&mut rng, &[("wte", &[v, h]), ("wpe", &[s + spare, h])]);
+        let (ids, dy) = (rng.ids([b, s], v), rng.tensor([b, s, h]));
+        let token = Tensor::<1>::zeros([1], (&dy.device(), DType::F32));
+        let want = stock(slice::from_ref(&token), &[p.leaf::<2>(0), p.leaf(1)], &dy, |x, w| {
+            let positions = w[1].clone().slice([0..s]).unsqueeze();
+            module::embedding(w[0].clone(), ids.clone()) + positions + x[0].clone().unsqueeze()
+        });
+        both_paths(|| {
+            // The input of the graph is the token, whose gradient nobody computes.
+            let meter = Meter::new();
+            let cx = context(&meter, false, true);
+            let forward = |cx: &OpCx| {
+                let x = ops::embedding(ids.clone(), &p.weights.weight("wte"), cx);
+                ops::position_embedding(x, &p.weights.weight("wpe"), cx)
+            };
+            let y = forward(&cx);
+            assert_eq!(bits(&values(&y)), bits(&values(&forward(&context(&meter, false, false)))));
+            assert_eq!(meter.peak().total(), 0);
+            let got = values(&y);
+            zeropp_core::split::seed_backward(y).backward(dy.clone());
+            assert_eq!(meter.now().weight_stash, ((b * s * h + s * h) * 4) as u64);
+            let scratch = Meter::new();
+            let mut grads = zeropp_core::split::Grads::new(vec![p.layout.clone()], &dy.device(), &scratch);
+            cx.queue.run(&mut grads);
+            assert_eq!(meter.now().total(), 0);
+            let flat = host::into_vec(grads.into_flat().remove(0));
+            assert_close("y", &got, &want.0, TOLERANCE);
+            for (place, want) in p.layout.params.iter().zip(&want.2) {
+                assert_close("dw", &flat[place.offset..][..place.spec.len()], want, TOLERANCE);
+            }
+        });
+    }
+
+    #[test]
+    fn cross_entropy(b in 1..4_usize, s in 1..20_usize, v in 1..300_usize, scale in 0.1..30_f64, up in 0.1..2_f32, seed: u64) {
+        let mut rng = Rng(seed);
+        let p = Params::new(&mut rng, &[]);
+        let (logits, targets) = (rng.tensor([b, s, v]) * scale, rng.ids([b, s], v));
+        let dy = host::from_vec(vec![up], [1]);
+        let none: [Tensor<1>; 0] = [];
+        let want = stock(slice::from_ref(&logits), &none, &dy, |x, _| stock_loss(x[0].clone(), &targets));
+        both_paths(|| {
+            let run = run(slice::from_ref(&logits), &p, &dy, false, |mut x, _, cx| {
+                ops::cross_entropy(x.remove(0), targets.clone(), cx)
+            });
+            // One subtraction of two large numbers lies behind a small loss.
+            assert_close("loss", &run.y, &want.0, TOLERANCE.max(scale as f32 * 1e-6 / want.0[0].max(1e-3)));
+            // The gradient of a sure row is a difference of two numbers close to 1: add its scale.
+            let scaled = |v: &[f32]| v.iter().map(|x| x / up * (b * s) as f32).chain([1.0]).collect::<Vec<_>>();
+            assert_close("dx", &scaled(&run.dx[0]), &scaled(&want.1[0]), TOLERANCE);
+            check_memory(&run, b * s * v, 0);
+        });
+    }
+}
+
+fn stock_loss(logits: Tensor<3>, targets: &Tensor<2, Int>) -> Tensor<1> {
+    let [b, s, v] = logits.dims();
+    let log_p = activation::log_softmax(logits.reshape([b * s, v]), 1);
+    log_p.gather(1, targets.clone().autodiff().reshape([b * s, 1])).mean().neg()
+}
+
+fn stock_attention(qkv: Tensor<3>, heads: usize) -> Tensor<3> {
+    let [b, s, width] = qkv.dims();
+    let (h, d) = (width / 3, width / 3 / heads);
+    let parts = [0, 1, 2]
+        .map(|i| qkv.clone().narrow(2, i * h, h).reshape([b, s, heads, d]).swap_dims(1, 2));
+    let [q, k, v] = parts;
+    let scores = q.matmul(k.swap_dims(2, 3)) / (d as f64).sqrt();
+    let mask = Tensor::<2, Int>::ones([s, s], &scores.device()).triu(1).bool().unsqueeze::<4>();
+    let p = activation::softmax(scores.mask_fill(mask, -1e9), 3);
+    p.matmul(v).swap_dims(1, 2).reshape([b, s, h])
+}
