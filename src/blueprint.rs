@@ -126,9 +126,12 @@ impl Blueprint {
 
     fn rank_plan(&self, pp: usize, dynamic: MemoryBytes) -> RankPlan {
         let mine = self.schedule.stages_of(pp);
-        let names = |s: usize| self.model.parts[self.stages[s].clone()].iter().map(|p| p.name().to_string()).collect();
+        let names = |s: usize| {
+            self.model.parts[self.stages[s].clone()].iter().map(|p| p.name().to_string()).collect()
+        };
         let parameters = mine.iter().map(|s| self.stage_parameters(*s)).sum();
-        let shard: u64 = mine.iter().map(|s| self.flat_elements(*s) * 4).sum::<u64>() / self.mesh.zero3 as u64;
+        let shard: u64 =
+            mine.iter().map(|s| self.flat_elements(*s) * 4).sum::<u64>() / self.mesh.zero3 as u64;
         let owners = if self.config.zero1 { self.mesh.dp as u64 } else { 1 };
         RankPlan {
             pp,

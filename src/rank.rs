@@ -140,7 +140,8 @@ fn build_executor(shared: &Shared, groups: &Groups, meter: &Arc<Meter>) -> Execu
     };
     let pp = groups.coords.pp;
     let mine = bp.schedule.stages_of(pp);
-    let parts: Vec<_> = mine.iter().map(|s| bp.model.parts[bp.stages[*s].clone()].to_vec()).collect();
+    let parts: Vec<_> =
+        mine.iter().map(|s| bp.model.parts[bp.stages[*s].clone()].to_vec()).collect();
     let sharded: Vec<_> = mine
         .iter()
         .zip(&parts)
@@ -158,8 +159,7 @@ fn build_executor(shared: &Shared, groups: &Groups, meter: &Arc<Meter>) -> Execu
         recompute_attention: redo(config.recompute == Recompute::Selective),
     };
     let tokens = token_source(shared, groups);
-    let worker =
-        ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
+    let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
     Executor::new(
         bp.schedule.ranks[pp].clone(),
         bp.schedule.placement.clone(),
@@ -173,12 +173,7 @@ fn build_executor(shared: &Shared, groups: &Groups, meter: &Arc<Meter>) -> Execu
 fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {
     let c = &bp.config;
     OptimizerOptions {
-        adamw: AdamW {
-            beta1: c.beta1,
-            beta2: c.beta2,
-            eps: c.eps,
-            weight_decay: c.weight_decay,
-        },
+        adamw: AdamW { beta1: c.beta1, beta2: c.beta2, eps: c.eps, weight_decay: c.weight_decay },
         lr: LearningRate {
             peak: c.lr,
             min: c.min_lr(),

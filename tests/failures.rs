@@ -44,14 +44,8 @@ impl Layer for Saboteur {
 
 /// A run of 2 × 2 ranks whose block `h.3` (stage 3, on pipeline rank 1) misbehaves.
 fn sabotaged(after: usize, act: fn()) -> (Error, Duration) {
-    let config = Config {
-        layers: 4,
-        pp: 2,
-        zero3: 2,
-        virtual_stages: Some(2),
-        timeout_s: 2.0,
-        ..tiny()
-    };
+    let config =
+        Config { layers: 4, pp: 2, zero3: 2, virtual_stages: Some(2), timeout_s: 2.0, ..tiny() };
     let mut model = gpt::model(&config, 256);
     let at = model.parts.iter().position(|p| p.name() == "h.3").unwrap();
     let inner = model.parts[at].clone();

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use zeropp::{Config, StepMetrics, Summary, Trainer, Weights};
 
 /// A model small enough for hundreds of runs, with enough layers for P·V = 16.
-pub fn tiny() -> Config {
+pub(crate) fn tiny() -> Config {
     Config {
         layers: 16,
         hidden: 16,
@@ -27,13 +27,13 @@ pub fn tiny() -> Config {
 }
 
 /// Everything a run produced that must not depend on the layout.
-pub struct Run {
-    pub steps: Vec<StepMetrics>,
-    pub summary: Summary,
-    pub weights: Weights,
+pub(crate) struct Run {
+    pub(crate) steps: Vec<StepMetrics>,
+    pub(crate) summary: Summary,
+    pub(crate) weights: Weights,
 }
 
-pub fn run(config: Config) -> Run {
+pub(crate) fn run(config: Config) -> Run {
     let trainer = Trainer::new(config).expect("a good configuration");
     let mut steps = Vec::new();
     let (summary, weights) =
@@ -42,7 +42,7 @@ pub fn run(config: Config) -> Run {
 }
 
 /// Fails with the first difference in any bit of loss, gradient norm or weights.
-pub fn assert_same_bits(a: &Run, b: &Run, what: &str) {
+pub(crate) fn assert_same_bits(a: &Run, b: &Run, what: &str) {
     assert_eq!(a.steps.len(), b.steps.len(), "{what}");
     for (x, y) in a.steps.iter().zip(&b.steps) {
         let bits = |s: &StepMetrics| (s.loss.to_bits(), s.grad_norm.to_bits());
@@ -66,7 +66,7 @@ pub fn assert_same_bits(a: &Run, b: &Run, what: &str) {
 }
 
 /// A text file of pseudo-random words in a temporary folder.
-pub fn text_file(dir: &tempfile::TempDir, bytes: usize) -> PathBuf {
+pub(crate) fn text_file(dir: &tempfile::TempDir, bytes: usize) -> PathBuf {
     let path = dir.path().join("text.txt");
     let words = ["unit ", "stage ", "shard ", "gather ", "bubble ", "loss\n"];
     let mut state = 1u64;

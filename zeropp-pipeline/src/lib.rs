@@ -6,7 +6,7 @@ pub mod ir;
 pub mod links;
 pub mod lower;
 pub mod memory;
-pub mod schedules;
 pub mod partition;
+pub mod schedules;
 pub mod timeline;
 pub mod verify;

@@ -86,7 +86,15 @@ impl Optimizer {
             })
             .collect();
         let hold = meter.hold(MemoryKind::Optimizer, 4 * elements as u64);
-        Self { options, groups: groups.clone(), zero1, moments, updates: 0, captured: None, _hold: hold }
+        Self {
+            options,
+            groups: groups.clone(),
+            zero1,
+            moments,
+            updates: 0,
+            captured: None,
+            _hold: hold,
+        }
     }
 
     /// From the next step on keeps a copy of the reduced gradients, before clipping.
@@ -114,8 +122,7 @@ impl Optimizer {
             let owners = if self.zero1 { self.groups.replica.size() } else { 1 };
             let part = if self.zero1 { self.groups.replica.rank() } else { 0 };
             let piece = self.groups.zero3.rank() * owners + part;
-            self.captured =
-                Some(stages.iter().flat_map(|s| s.export_gradients(piece)).collect());
+            self.captured = Some(stages.iter().flat_map(|s| s.export_gradients(piece)).collect());
         }
         let grad_norm = self.global_norm(stages)?;
         let lr = self.options.lr.at(step);
