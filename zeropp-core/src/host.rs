@@ -5,7 +5,7 @@
 
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 
 /// A plain (untracked) contiguous `f32` tensor on the CPU whose elements can be read as a slice.
 pub struct HostTensor(FlexTensor);
@@ -82,4 +82,30 @@ pub fn into_vec(t: Tensor<1>) -> Vec<f32> {
 pub fn storage_id<const D: usize>(t: &Tensor<D>) -> Option<usize> {
     let flex = t.clone().inner().try_into_primitive::<Flex>().ok()?;
     Some(flex.bytes().as_ptr() as usize)
+}
+
+/// A flat CPU `f32` buffer that is written once, handed out as tensors, and written again when
+/// the last of them is gone. Fresh large buffers cost page faults, this one does not.
+pub struct HostBuffer(FlexTensor);
+
+impl HostBuffer {
+    /// A new buffer of `len` zeros.
+    pub fn zeros(len: usize) -> Self {
+        Self(FlexTensor::zeros(Shape::new([len]), DType::F32))
+    }
+
+    /// Whether no tensor handed out by [`tensor`](Self::tensor), nor any view of one, is left.
+    pub fn is_free(&self) -> bool {
+        self.0.is_unique()
+    }
+
+    /// The elements, to be written; `None` while a tensor that was handed out is alive.
+    pub fn as_mut_slice(&mut self) -> Option<&mut [f32]> {
+        self.0.try_storage_mut::<f32>()
+    }
+
+    /// A tensor that shares the elements.
+    pub fn tensor(&self) -> Tensor<1> {
+        Tensor::from_primitive::<Flex>(self.0.clone())
+    }
 }

@@ -5,7 +5,14 @@
 //! which the engine checks by signature. Sums run in rank order in `f32`, so every engine gives
 //! the same bits. The first error is final for the whole world: nothing is retried.
 
+mod signature;
+mod stats;
+pub mod threads;
+
 use std::sync::Arc;
+
+pub use signature::Operation;
+pub use stats::{CommStats, OpCount};
 
 use burn::tensor::{DType, Tensor};
 
@@ -64,6 +71,18 @@ pub enum CommError {
         /// The operation under way.
         operation: String,
     },
+    /// A call that no group could carry out.
+    #[error("{group}: rank {rank} called {operation} with {problem}")]
+    Invalid {
+        /// Name of the group.
+        group: String,
+        /// World rank that called.
+        rank: usize,
+        /// The operation.
+        operation: String,
+        /// The argument, its value, and what would work.
+        problem: String,
+    },
     /// The engine cannot be used here.
     #[error("engine {engine} is not available: {reason}")]
     Unavailable {
@@ -75,7 +94,7 @@ pub enum CommError {
     /// An error code of the engine's library.
     #[error("{engine} error {code} in {operation}: {text}")]
     Backend {
-        /// `mpi` or `nccl`.
+        /// `threads`, `mpi` or `nccl`.
         engine: String,
         /// The operation that failed.
         operation: String,
@@ -180,4 +199,9 @@ pub trait Communicator: Send + Sync {
     /// Ends every operation of the whole world with `Aborted`, now and from now on. Never blocks;
     /// the first reason wins.
     fn abort(&self, reason: &str);
+
+    /// Operations and bytes of this rank on this communicator so far.
+    fn stats(&self) -> CommStats {
+        CommStats::default()
+    }
 }

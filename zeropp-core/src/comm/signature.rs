@@ -1,0 +1,91 @@
+//! What a rank says it is doing: compared between ranks, counted, and named in errors.
+
+use std::fmt;
+
+use burn::tensor::{DType, Tensor};
+
+/// One kind of call on a communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Concatenate shards.
+    AllGather,
+    /// Sum, and keep a part.
+    ReduceScatter,
+    /// Sum.
+    AllReduce,
+    /// One rank's buffer to all.
+    Broadcast,
+    /// Bytes of all to all.
+    Exchange,
+    /// Wait for all.
+    Barrier,
+    /// Make sub-groups.
+    Split,
+    /// Point to point, out.
+    Send,
+    /// Point to point, in.
+    Recv,
+}
+
+impl Operation {
+    /// The trait method's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllReduce => "all_reduce",
+            Self::Broadcast => "broadcast",
+            Self::Exchange => "exchange",
+            Self::Barrier => "barrier",
+            Self::Split => "split",
+            Self::Send => "send",
+            Self::Recv => "recv",
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What all ranks of a group must agree on for one operation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Signature {
+    pub(crate) operation: Operation,
+    /// Element type and number of elements that this rank passes; `None` where ranks may differ.
+    pub(crate) buffer: Option<(DType, usize)>,
+    /// Rank of the group that broadcasts.
+    pub(crate) root: Option<usize>,
+}
+
+impl Signature {
+    /// An operation whose arguments may differ between ranks.
+    pub(crate) fn bare(operation: Operation) -> Self {
+        Self { operation, buffer: None, root: None }
+    }
+
+    /// An operation on a buffer of one type and length.
+    pub(crate) fn of(operation: Operation, buffer: &Tensor<1>) -> Self {
+        Self::with(operation, buffer.dtype(), buffer.dims()[0])
+    }
+
+    /// An operation on `len` elements of `dtype`.
+    pub(crate) fn with(operation: Operation, dtype: DType, len: usize) -> Self {
+        Self { operation, buffer: Some((dtype, len)), root: None }
+    }
+}
+
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.operation)?;
+        if let Some((dtype, len)) = self.buffer {
+            write!(f, " of {len} {}", dtype.name())?;
+        }
+        if let Some(root) = self.root {
+            write!(f, " from root {root}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! A group of ranks: its collectives under way, its messages, its buffers.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use parking_lot::Mutex;
+
+use super::buffers::Buffers;
+use super::collective;
+use super::mail::Mail;
+use super::rendezvous::{Input, Rendezvous};
+use super::world::World;
+use crate::comm::signature::{Operation, Signature};
+use crate::comm::{CommError, CommResult};
+
+/// What the ranks of one group share.
+pub(super) struct Group {
+    pub(super) world: Arc<World>,
+    pub(super) name: String,
+    /// World ranks, in the group's order.
+    pub(super) members: Vec<usize>,
+    pub(super) buffers: Buffers,
+    pub(super) mail: Mutex<Mail>,
+    meetings: Mutex<HashMap<u64, Arc<Rendezvous>>>,
+}
+
+impl Group {
+    /// Makes a group and lets the world know it.
+    pub(super) fn new(world: Arc<World>, name: String, members: Vec<usize>) -> Arc<Self> {
+        let group = Arc::new(Self {
+            world,
+            name,
+            members,
+            buffers: Buffers::default(),
+            mail: Mutex::default(),
+            meetings: Mutex::default(),
+        });
+        group.world.register(&group);
+        group
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Fails the world with what the rank at `place` saw, and returns that.
+    pub(super) fn fail<T>(&self, place: usize, error: CommError) -> CommResult<T> {
+        self.world.fail(self.members[place], error.clone());
+        Err(error)
+    }
+
+    /// Brings `input` of the rank at `place` to collective number `sequence`. The rank that
+    /// arrives last sets the work going.
+    pub(super) fn join(
+        self: &Arc<Self>,
+        place: usize,
+        sequence: u64,
+        signature: Signature,
+        input: Input,
+    ) -> CommResult<Arc<Rendezvous>> {
+        if let Some(error) = self.world.error(self.members[place]) {
+            return Err(error);
+        }
+        let meeting = self.meeting(place, sequence, signature);
+        if meeting.signature != signature {
+            return self.fail(place, self.mismatch(place, signature, &meeting));
+        }
+        match meeting.arrive(place, input) {
+            Some(inputs) => collective::start(self, &meeting, inputs),
+            None => self.check_missing(place, &meeting)?,
+        }
+        Ok(meeting)
+    }
+
+    /// Forgets a collective whose ranks all have their results.
+    pub(super) fn finish(&self, meeting: &Rendezvous) {
+        self.meetings.lock().remove(&meeting.sequence);
+    }
+
+    /// Wakes every waiting rank, and lets go of what will never be complete.
+    pub(super) fn wake_all(&self) {
+        let meetings = std::mem::take(&mut *self.meetings.lock());
+        for meeting in meetings.values() {
+            meeting.seats.wake_all();
+        }
+        let mail = std::mem::take(&mut *self.mail.lock());
+        mail.wake_all();
+    }
+
+    /// The operation, if any, that someone waits for and world rank `rank` has not joined.
+    pub(super) fn waits_for(&self, rank: usize) -> Option<String> {
+        let place = self.members.iter().position(|&member| member == rank)?;
+        // A meeting that only the table holds has nobody waiting.
+        let stuck = |meeting: &&Arc<Rendezvous>| {
+            Arc::strong_count(meeting) > 1 && meeting.missing().contains(&place)
+        };
+        if let Some(meeting) = self.meetings.lock().values().find(stuck) {
+            return Some(meeting.signature.to_string());
+        }
+        self.mail.lock().waits_for(place).then(|| Operation::Recv.to_string())
+    }
+
+    fn meeting(&self, place: usize, sequence: u64, signature: Signature) -> Arc<Rendezvous> {
+        let new = || Arc::new(Rendezvous::new(sequence, signature, place, self.size()));
+        self.meetings.lock().entry(sequence).or_insert_with(new).clone()
+    }
+
+    fn mismatch(&self, place: usize, mine: Signature, meeting: &Rendezvous) -> CommError {
+        CommError::Mismatch {
+            group: self.name.clone(),
+            sequence: meeting.sequence,
+            rank: self.members[place],
+            mine: mine.to_string(),
+            peer: self.members[meeting.opener],
+            theirs: meeting.signature.to_string(),
+        }
+    }
+
+    /// Whether all that have not arrived still can.
+    fn check_missing(&self, place: usize, meeting: &Rendezvous) -> CommResult<()> {
+        let mut missing = self.world_ranks(&meeting.missing()).into_iter();
+        let Some(rank) = missing.find(|&rank| self.world.has_departed(rank)) else {
+            return Ok(());
+        };
+        let operation = meeting.signature.to_string();
+        self.fail(place, CommError::PeerLost { group: self.name.clone(), rank, operation })
+    }
+
+    /// World ranks of `places`.
+    pub(super) fn world_ranks(&self, places: &[usize]) -> Vec<usize> {
+        places.iter().map(|&place| self.members[place]).collect()
+    }
+}
+
+/// The buffers among `inputs`, which are all buffers by their signature.
+pub(super) fn buffers_of(inputs: Vec<Input>) -> Vec<Tensor<1>> {
+    let buffer = |input| match input {
+        Input::Buffer(tensor) => tensor,
+        _ => unreachable!("signatures are equal, so every rank passed a buffer"),
+    };
+    inputs.into_iter().map(buffer).collect()
+}

@@ -1,0 +1,77 @@
+//! One collective under way: what every rank brought, and what each will get.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use parking_lot::Mutex;
+
+use super::group::Group;
+use super::seats::Seats;
+use crate::comm::signature::Signature;
+
+/// What a rank brings.
+pub(super) enum Input {
+    /// A flat buffer.
+    Buffer(Tensor<1>),
+    /// Small data.
+    Bytes(Vec<u8>),
+    /// Name, color and key of the wanted sub-group.
+    Split(String, usize, usize),
+    /// Itself.
+    Nothing,
+}
+
+/// What a rank gets.
+pub(super) enum Output {
+    /// A flat buffer.
+    Buffer(Tensor<1>),
+    /// Everyone's small data.
+    Bytes(Vec<Vec<u8>>),
+    /// The sub-group, and the rank's place in it.
+    Group(Arc<Group>, usize),
+    /// That all are here.
+    Nothing,
+}
+
+/// The meeting point of one collective. The rank that arrives last takes all inputs away.
+pub(super) struct Rendezvous {
+    pub(super) sequence: u64,
+    pub(super) signature: Signature,
+    /// Place in the group of the rank that came first: the one others are compared with.
+    pub(super) opener: usize,
+    pub(super) seats: Seats<Output>,
+    arrivals: Mutex<Arrivals>,
+}
+
+struct Arrivals {
+    inputs: Vec<Option<Input>>,
+    here: Vec<bool>,
+}
+
+impl Rendezvous {
+    pub(super) fn new(sequence: u64, signature: Signature, opener: usize, size: usize) -> Self {
+        let inputs = (0..size).map(|_| None).collect();
+        Self {
+            sequence,
+            signature,
+            opener,
+            seats: Seats::new(size),
+            arrivals: Mutex::new(Arrivals { inputs, here: vec![false; size] }),
+        }
+    }
+
+    /// Leaves `input` at `place`; returns all inputs in rank order to the last to arrive.
+    pub(super) fn arrive(&self, place: usize, input: Input) -> Option<Vec<Input>> {
+        let mut arrivals = self.arrivals.lock();
+        arrivals.here[place] = true;
+        arrivals.inputs[place] = Some(input);
+        let all = arrivals.here.iter().all(|&here| here);
+        all.then(|| arrivals.inputs.drain(..).flatten().collect())
+    }
+
+    /// Places that have not arrived.
+    pub(super) fn missing(&self) -> Vec<usize> {
+        let arrivals = self.arrivals.lock();
+        (0..arrivals.here.len()).filter(|&place| !arrivals.here[place]).collect()
+    }
+}
