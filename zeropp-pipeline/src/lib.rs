@@ -1,5 +1,6 @@
 //! Pipeline schedules as data, and the executor that runs them.
 
+pub mod ascii;
 pub mod ir;
 pub mod links;
 pub mod lower;
