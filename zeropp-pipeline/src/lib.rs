@@ -2,11 +2,13 @@
 
 pub mod draw;
 pub mod executor;
+pub mod ascii;
 pub mod ir;
 pub mod links;
 pub mod lower;
 pub mod memory;
 pub mod partition;
 pub mod schedules;
+pub mod simulate;
 pub mod timeline;
 pub mod verify;

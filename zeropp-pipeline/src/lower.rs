@@ -229,4 +229,6 @@ fn add_reductions(schedule: &Schedule, program: &[Action], replicas: bool, inser
 }
 
 #[cfg(test)]
+mod random_tests;
+#[cfg(test)]
 mod tests;

@@ -90,10 +90,18 @@ fn look_ahead(visits: &[Visit], prefetch: usize, inserts: &mut Inserts) {
             }
             keep
         });
+        // Within an overlapped pair, what only comes later waits for the frees after it.
+        let pair = j > 0 && visits[j - 1].last >= visit.first;
         for (key, _) in &window.keys {
-            if !resident.contains(key) {
-                resident.push(*key);
-                inserts.before(visit.first, Action::AllGather { stage: key.0 });
+            if resident.contains(key) {
+                continue;
+            }
+            resident.push(*key);
+            let gather = Action::AllGather { stage: key.0 };
+            if pair && key.0 != visit.stage {
+                inserts.after(visits[j - 1].last, gather);
+            } else {
+                inserts.before(visit.first, gather);
             }
         }
     }
