@@ -93,4 +93,4 @@ fn place(spans: &[Span]) -> Vec<Placed> {
 }
 
 #[cfg(test)]
-mod samples;
+pub(crate) mod samples;
