@@ -3,4 +3,9 @@
 pub mod draw;
 pub mod exchange;
 pub mod ir;
+pub mod links;
+pub mod lower;
+pub mod memory;
+pub mod schedules;
 pub mod timeline;
+pub mod verify;

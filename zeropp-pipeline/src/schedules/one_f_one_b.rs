@@ -1,0 +1,30 @@
+//! 1F1B (PipeDream-flush): GPipe's bubble, but rank r keeps P − r micro-batches instead of B.
+
+use super::{ScheduleError, Shape};
+use crate::ir::{Action, Compute, Schedule, looping};
+
+/// 1F1B for any P and B; V must be 1. One unit of B, whole backwards.
+pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
+    shape.one_stage_a_rank("1f1b", "`gpipe` or `zeropp`")?;
+    let Shape { pp, micro_batches, .. } = *shape;
+    let ranks = (0..pp)
+        .map(|rank| {
+            let warm_up = micro_batches.min(pp - 1 - rank);
+            let mut actions = Vec::with_capacity(2 * micro_batches);
+            actions.extend((0..warm_up).map(|i| Action::compute(Compute::F, rank, i)));
+            for i in 0..micro_batches {
+                if warm_up + i < micro_batches {
+                    actions.push(Action::compute(Compute::F, rank, warm_up + i));
+                }
+                actions.push(Action::compute(Compute::BW, rank, i));
+            }
+            actions
+        })
+        .collect();
+    Ok(Schedule {
+        kind: "1f1b".into(),
+        placement: looping(pp, 1),
+        units: vec![micro_batches],
+        ranks,
+    })
+}

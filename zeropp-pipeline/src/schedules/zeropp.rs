@@ -1,0 +1,64 @@
+//! ZeroPP: blockwise units, so that ZeRO-3 gathers a stage's weights once per stage and unit and
+//! pass instead of once per micro-batch (ZeroPP §3.1, DESIGN.md section 3).
+
+use super::{ScheduleError, Shape};
+use crate::ir::{Action, Compute, Schedule, looping};
+
+/// ZeroPP for any P, V and U; the last unit of the step may be short.
+pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
+    let units = shape.units();
+    let ranks = (0..shape.pp)
+        .map(|rank| {
+            let mut actions = Vec::with_capacity(3 * shape.virtual_stages * shape.micro_batches);
+            let mut first = 0;
+            for &size in &units {
+                unit(&mut actions, shape, rank, first, size);
+                first += size;
+            }
+            actions
+        })
+        .collect();
+    let placement = looping(shape.pp, shape.virtual_stages);
+    Ok(Schedule { kind: "zeropp".into(), placement, units, ranks })
+}
+
+/// The actions of one rank for the micro-batches `first..first + size`.
+fn unit(actions: &mut Vec<Action>, shape: &Shape, rank: usize, first: usize, size: usize) {
+    let Shape { pp, virtual_stages, .. } = *shape;
+    let mut push = |kind, v: usize, i: usize| {
+        actions.push(Action::compute(kind, v * pp + rank, first + i));
+    };
+    let last = virtual_stages - 1;
+
+    // 1. Forward of every stage but the last of this rank, a whole unit at a time.
+    for v in 0..last {
+        (0..size).for_each(|i| push(Compute::F, v, i));
+    }
+
+    // 2. The last stage: as many F as it takes the first gradient to come back, then each B is
+    // followed by one F while there is one, by one W after that.
+    let warm_up = size.min(2 * (pp - rank) - 1);
+    (0..warm_up).for_each(|i| push(Compute::F, last, i));
+    let (mut next_f, mut next_w) = (warm_up, 0);
+    for i in 0..size {
+        push(Compute::B, last, i);
+        if next_f < size {
+            push(Compute::F, last, next_f);
+            next_f += 1;
+        } else if i + 1 < size {
+            push(Compute::W, last, next_w);
+            next_w += 1;
+        }
+    }
+
+    // 3. Backward of the other stages.
+    for v in (0..last).rev() {
+        for i in 0..size {
+            push(Compute::B, v, i);
+            push(Compute::W, v, i);
+        }
+    }
+
+    // 4. The W of the last stage that are left fill the tail, where this rank would wait.
+    (next_w..size).for_each(|i| push(Compute::W, last, i));
+}
