@@ -3,6 +3,9 @@
 
 mod arrows;
 pub mod chrome;
+pub mod html;
+mod style;
+pub mod svg;
 
 use crate::{
     ir::{Action, Compute, Message},

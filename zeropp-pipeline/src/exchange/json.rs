@@ -71,12 +71,12 @@ pub struct Measures {
     pub idle: Vec<f64>,
     /// End of each rank's last compute action.
     pub ends: Vec<f64>,
-    /// Largest activation memory of each rank, in the unit of the costs.
-    pub peak_activation: Vec<f64>,
-    /// All-gathers of each rank; 0 before lowering.
-    pub all_gathers: Vec<usize>,
-    /// Reduce-scatters of each rank; 0 before lowering.
-    pub reduce_scatters: Vec<usize>,
+    /// Largest sum of activations and weight stash of each rank, in the unit of the costs.
+    pub peak_activation: Vec<u64>,
+    /// All-gathers over all pipeline ranks; 0 before lowering.
+    pub all_gathers: usize,
+    /// Reduce-scatters over all pipeline ranks; 0 before lowering.
+    pub reduce_scatters: usize,
 }
 
 /// A text that is no schedule.
@@ -274,19 +274,19 @@ fn read_measures(raw: &Raw, pp: usize) -> Result<Option<Measures>, JsonError> {
         let list: Vec<f64> = field(name, get(name)?, "a number for each rank")?;
         check_length(name, get(name)?, list.len(), pp).map(|()| list)
     };
-    let counts = |name: &str| {
-        let list: Vec<usize> = field(name, get(name)?, "a whole number for each rank")?;
-        check_length(name, get(name)?, list.len(), pp).map(|()| list)
-    };
+    let count = |name: &str| field::<usize>(name, get(name)?, "a whole number");
+    let peaks: Vec<u64> =
+        field("peak_activation", get("peak_activation")?, "a whole number for each rank")?;
+    check_length("peak_activation", get("peak_activation")?, peaks.len(), pp)?;
     Ok(Some(Measures {
         makespan: number("makespan")?,
         own_span_max: number("own_span_max")?,
         bubble_rate: number("bubble_rate")?,
         idle: per_rank("idle")?,
         ends: per_rank("ends")?,
-        peak_activation: per_rank("peak_activation")?,
-        all_gathers: counts("all_gathers")?,
-        reduce_scatters: counts("reduce_scatters")?,
+        peak_activation: peaks,
+        all_gathers: count("all_gathers")?,
+        reduce_scatters: count("reduce_scatters")?,
     }))
 }
 

@@ -15,7 +15,7 @@ fn good() -> Value {
         "placement": [0, 1],
         "costs": {"t_f": [1.5, 2.0], "t_comm": 0.25},
         "makespan": 9.5, "own_span_max": 8, "bubble_rate": 0.1, "idle": [0, 1], "ends": [8, 9.5],
-        "peak_activation": [2, 1], "all_gathers": [1, 1], "reduce_scatters": [1, 1],
+        "peak_activation": [2, 1], "all_gathers": 2, "reduce_scatters": 2,
         "actions": [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
     })
 }
@@ -87,7 +87,7 @@ fn errors_name_field_and_value() {
         ("/costs/t_f", json!([1, -1]), "costs.t_f: found [1,-1]; a time is 0 or more"),
         ("/costs/t_comm", json!(-0.5), "costs.t_comm: found -0.5; a time is 0 or more"),
         ("/ends", json!([1]), "ends: found [1]; one number for each of pp = 2 ranks"),
-        ("/all_gathers", json!([1, 0.5]), "all_gathers: found [1,0.5]; a whole number"),
+        ("/all_gathers", json!(0.5), "all_gathers: found 0.5; a whole number"),
         ("/makespan", Value::Null, "makespan: found null; the measures come all or none"),
     ];
     for (path, value, start) in cases {
@@ -137,17 +137,17 @@ fn any_costs(stages: usize) -> impl Strategy<Value = Costs> {
 
 fn any_measures(pp: usize) -> impl Strategy<Value = Measures> {
     let list = move || prop::collection::vec(number(1_000_000_000), pp);
-    let counts = move || prop::collection::vec(0usize..99, pp);
-    (number(1_000_000_000), number(1), list(), list(), counts(), counts()).prop_map(
-        |(makespan, bubble_rate, idle, ends, all_gathers, reduce_scatters)| Measures {
+    let peaks = prop::collection::vec(0u64..99, pp);
+    (number(1_000_000_000), number(1), list(), list(), peaks, 0usize..99).prop_map(
+        |(makespan, bubble_rate, idle, ends, peak_activation, all_gathers)| Measures {
             makespan,
             own_span_max: makespan,
             bubble_rate,
-            peak_activation: ends.clone(),
+            peak_activation,
             idle,
             ends,
             all_gathers,
-            reduce_scatters,
+            reduce_scatters: all_gathers / 2,
         },
     )
 }
