@@ -7,5 +7,6 @@ pub mod links;
 pub mod lower;
 pub mod memory;
 pub mod schedules;
+pub mod simulate;
 pub mod timeline;
 pub mod verify;
