@@ -3,6 +3,7 @@
 pub mod draw;
 pub mod executor;
 pub mod ascii;
+pub mod exchange;
 pub mod ir;
 pub mod links;
 pub mod lower;

@@ -3,6 +3,9 @@
 
 mod arrows;
 pub mod chrome;
+pub mod html;
+mod style;
+pub mod svg;
 
 use crate::{
     ir::{Action, Compute, Message},
@@ -93,4 +96,4 @@ fn place(spans: &[Span]) -> Vec<Placed> {
 }
 
 #[cfg(test)]
-mod samples;
+pub(crate) mod samples;

@@ -1,0 +1,234 @@
+//! One or more runs as one self-contained HTML page: lanes on a canvas, with zoom, pan and hover.
+//! With a simulated and a measured run it shows both on one time axis and compares their numbers.
+
+use std::io::{self, BufWriter, Write};
+
+use serde::Serialize;
+
+use super::{
+    parts, place,
+    style::{
+        STYLES, Texture, extent, hex, makespan_ns, memory_text, peak, rank_name, shades, style_of,
+        time_text,
+    },
+};
+use crate::timeline::{Lane, RankTimeline, Timeline};
+
+/// Writes one run as a page.
+///
+/// # Errors
+/// What writing to `out` returns.
+pub fn write(timeline: &Timeline, out: impl Write) -> io::Result<()> {
+    page(&[timeline], out)
+}
+
+/// Writes two runs as one page, `first` above `second`, each starting at its own first span, with
+/// a table of makespan and bubbles.
+///
+/// # Errors
+/// What writing to `out` returns.
+pub fn compare(first: &Timeline, second: &Timeline, out: impl Write) -> io::Result<()> {
+    page(&[first, second], out)
+}
+
+const STYLE_SHEET: &str = include_str!("html/page.css");
+const SCRIPT: [&str; 2] = [include_str!("html/draw.js"), include_str!("html/page.js")];
+
+fn page(timelines: &[&Timeline], out: impl Write) -> io::Result<()> {
+    let mut out = BufWriter::new(out);
+    let titles: Vec<&str> = timelines.iter().map(|t| t.title.as_str()).collect();
+    let title = escape(&titles.join(" and "));
+    writeln!(
+        out,
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width\">\n<title>{title}</title>\n\
+         <style>\n{STYLE_SHEET}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>"
+    )?;
+    table(timelines, &mut out)?;
+    writeln!(
+        out,
+        "<div id=\"bar\"><div id=\"legend\"></div><div id=\"tools\"></div></div>\n</header>\n\
+         <main><canvas id=\"canvas\" tabindex=\"0\" aria-label=\"Timeline\"></canvas>\
+         <div id=\"tip\" hidden></div></main>"
+    )?;
+    write!(out, "<script type=\"application/json\" id=\"data\">")?;
+    data(timelines, &mut out)?;
+    writeln!(out, "</script>\n<script>")?;
+    SCRIPT.iter().try_for_each(|part| write!(out, "{part}"))?;
+    writeln!(out, "</script>\n</body>\n</html>")?;
+    out.flush()
+}
+
+/// A row per run: makespan, bubble, and the bubble of every rank.
+fn table(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
+    let ranks = timelines.iter().map(|t| t.ranks.len()).max().unwrap_or(0);
+    write!(out, "<div id=\"numbers\"><table>\n<tr><th>run<th>makespan<th>bubble")?;
+    (0..ranks).try_for_each(|r| write!(out, "<th>rank {r}"))?;
+    writeln!(out)?;
+    for timeline in timelines {
+        write!(
+            out,
+            "<tr><td>{}<td>{}<td>{}",
+            escape(&timeline.title),
+            time_text(makespan_ns(timeline)),
+            percent(timeline.bubble())
+        )?;
+        for r in 0..ranks {
+            let bubble = timeline.ranks.get(r).map_or(String::new(), |r| percent(r.bubble()));
+            write!(out, "<td>{bubble}")?;
+        }
+        writeln!(out)?;
+    }
+    if let [first, second] = timelines {
+        difference(first, second, ranks, out)?;
+    }
+    writeln!(out, "</table></div>")
+}
+
+/// The second run against the first: makespan in per cent of the first, bubbles in points.
+fn difference(
+    first: &Timeline,
+    second: &Timeline,
+    ranks: usize,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let (a, b) = (makespan_ns(first), makespan_ns(second));
+    let makespan = if a == 0 { 0.0 } else { 100.0 * (b as f64 - a as f64) / a as f64 };
+    let points = |a: f64, b: f64| format!("{:+.1} pt", 100.0 * (b - a));
+    let bubble = points(first.bubble(), second.bubble());
+    write!(out, "<tr><td>difference<td>{makespan:+.1} %<td>{bubble}")?;
+    for r in 0..ranks {
+        match (first.ranks.get(r), second.ranks.get(r)) {
+            (Some(a), Some(b)) => write!(out, "<td>{}", points(a.bubble(), b.bubble()))?,
+            _ => write!(out, "<td>")?,
+        }
+    }
+    writeln!(out)
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+/// What the script draws. Times are ns from the first span of the run.
+#[derive(Serialize)]
+struct Page<'a> {
+    styles: Vec<StyleData>,
+    runs: Vec<Run<'a>>,
+    /// Length of the longest run, ns.
+    length: u64,
+    /// Largest memory of any rank.
+    memory: u64,
+}
+
+#[derive(Serialize)]
+struct StyleData {
+    name: &'static str,
+    color: String,
+    texture: &'static str,
+}
+
+#[derive(Serialize)]
+struct Run<'a> {
+    title: &'a str,
+    /// Shade of each stage, 0 to 1.
+    shades: Vec<f64>,
+    ranks: Vec<Rank>,
+}
+
+#[derive(Serialize)]
+struct Rank {
+    name: String,
+    bubble: String,
+    peak: String,
+    /// First start and last end of the rank's own span; empty where it computes nothing.
+    own: Vec<u64>,
+    /// Rows of compute, then rows of communication. Six numbers a span, in order of time: start
+    /// after the last span's start, length, style, stage, micro-batch (−1: none), and the index
+    /// of an overlap's backward in `pairs` (−1: none).
+    rows: [Vec<Vec<i64>>; 2],
+    /// Stage and micro-batch of the backward of each overlap.
+    pairs: Vec<(usize, usize)>,
+    /// Times and bytes by turns.
+    memory: Vec<u64>,
+}
+
+/// Writes the data as JSON that cannot end the script element.
+fn data(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
+    let texture = |t| match t {
+        Texture::Solid => "solid",
+        Texture::Diagonal => "diagonal",
+        Texture::Horizontal => "horizontal",
+        Texture::Dots => "dots",
+    };
+    let styles = STYLES.iter().map(|s| StyleData {
+        name: s.name,
+        color: hex(s.color),
+        texture: texture(s.texture),
+    });
+    let length = |t: &&Timeline| {
+        let (start, end) = extent(t);
+        end - start
+    };
+    let ranks = timelines.iter().flat_map(|t| &t.ranks);
+    let page = Page {
+        styles: styles.collect(),
+        length: timelines.iter().map(length).max().unwrap_or(1),
+        memory: ranks.map(peak).max().unwrap_or(0),
+        runs: timelines.iter().map(|t| run(t)).collect(),
+    };
+    let json = serde_json::to_string(&page)?;
+    out.write_all(json.replace('<', "\\u003c").as_bytes())
+}
+
+fn run(timeline: &Timeline) -> Run<'_> {
+    let start = extent(timeline).0;
+    let ranks = timeline.ranks.iter().enumerate().map(|(i, r)| rank(i, r, start));
+    Run { title: &timeline.title, shades: shades(&timeline.placement), ranks: ranks.collect() }
+}
+
+fn rank(index: usize, rank: &RankTimeline, start: u64) -> Rank {
+    let mut rows: [Vec<Vec<i64>>; 2] = Default::default();
+    let mut before: [Vec<u64>; 2] = Default::default();
+    let mut pairs = Vec::new();
+    for p in place(&rank.spans) {
+        let span = &rank.spans[p.span];
+        let lane = usize::from(span.lane == Lane::Communication);
+        if p.row == rows[lane].len() {
+            rows[lane].push(Vec::new());
+            before[lane].push(start);
+        }
+        let what = parts(&span.action);
+        let pair = what.backward.map_or(-1, |backward| {
+            pairs.push(backward);
+            pairs.len() as i64 - 1
+        });
+        let number = |n: Option<usize>| n.map_or(-1, |n| n as i64);
+        rows[lane][p.row].extend([
+            (span.start_ns - before[lane][p.row]) as i64,
+            span.end_ns.saturating_sub(span.start_ns) as i64,
+            style_of(&span.action) as i64,
+            number(what.stage),
+            number(what.micro_batch),
+            pair,
+        ]);
+        before[lane][p.row] = span.start_ns;
+    }
+    let own = rank.own_span().map_or(Vec::new(), |(a, b)| vec![a - start, b - start]);
+    Rank {
+        name: rank_name(index, rank),
+        bubble: percent(rank.bubble()),
+        peak: if rank.memory.is_empty() { String::new() } else { memory_text(peak(rank)) },
+        own,
+        rows,
+        pairs,
+        memory: rank.memory.iter().flat_map(|m| [m.at_ns.saturating_sub(start), m.bytes]).collect(),
+    }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('\0', "\u{fffd}")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,305 @@
+"use strict";
+// Reads the data and draws one frame; page.js moves the view.
+
+const page = JSON.parse(document.getElementById("data").textContent);
+const canvas = document.getElementById("canvas");
+const ink = canvas.getContext("2d");
+const FONT = 'system-ui, "DejaVu Sans", "Segoe UI", Helvetica, sans-serif';
+const FORWARD = 0, WHOLE_BACKWARD = 3, OVERLAP = 12, STEP = 5;
+const AXIS = 26, RIGHT = 140;
+
+/** What is seen: time at the left edge and time per pixel (ns), and the pixels scrolled down. */
+const view = { start: 0, scale: 1, top: 0, zoom: 1, communication: true, memory: true, paired: false };
+let hovered = null;
+
+// ---- data ------------------------------------------------------------------------------------
+
+/** A row of spans as columns, so that a frame can search it by time. */
+function columns(flat) {
+  const n = flat.length / 6;
+  const row = { n, start: new Float64Array(n), end: new Float64Array(n), style: new Uint8Array(n),
+                stage: new Int32Array(n), batch: new Int32Array(n), pair: new Int32Array(n) };
+  let at = 0;
+  for (let i = 0; i < n; i++) {
+    at += flat[6 * i];
+    row.start[i] = at;
+    row.end[i] = at + flat[6 * i + 1];
+    row.style[i] = flat[6 * i + 2];
+    row.stage[i] = flat[6 * i + 3];
+    row.batch[i] = flat[6 * i + 4];
+    row.pair[i] = flat[6 * i + 5];
+  }
+  return row;
+}
+
+for (const run of page.runs) {
+  for (const rank of run.ranks) {
+    rank.run = run;
+    rank.rows = rank.rows.map(rows => rows.map(columns));
+  }
+}
+const hasCommunication = page.runs.some(run => run.ranks.some(rank => rank.rows[1].length));
+const hasMemory = page.memory > 0;
+
+/** Ranks in the order they are drawn; where runs are paired, equal ranks stand together. */
+function lanes() {
+  const all = page.runs.flatMap((run, r) => run.ranks.map((rank, i) => ({ rank, r, i })));
+  if (view.paired) all.sort((a, b) => a.i - b.i || a.r - b.r);
+  return all;
+}
+
+/** Index of the first span of a row that ends after `time`. */
+function firstAfter(row, time) {
+  let low = 0, high = row.n;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (row.end[middle] <= time) low = middle + 1; else high = middle;
+  }
+  return low;
+}
+
+// ---- words -----------------------------------------------------------------------------------
+
+function timeText(ns, step = ns) {
+  const [unit, size] = step < 1e3 ? ["ns", 1] : step < 1e6 ? ["µs", 1e3] : step < 1e9 ? ["ms", 1e6] : ["s", 1e9];
+  const value = ns / size;
+  return (step === ns ? value.toPrecision(Math.max(4, String(Math.trunc(value)).length)) : String(Math.round(value))) + " " + unit;
+}
+
+/** A time to the nanosecond, in µs where it is long enough. */
+function exactText(ns) {
+  return ns < 1e3 ? ns + " ns" : (ns / 1e3).toLocaleString("en", { maximumFractionDigits: 3 }) + " µs";
+}
+
+// ---- colours ---------------------------------------------------------------------------------
+
+const inks = new Map();
+
+/** Fill (with texture), plain fill and text colour of a style in a shade. */
+function inkOf(style, shade) {
+  const key = style + "/" + shade;
+  if (inks.has(key)) return inks.get(key);
+  const { color, texture } = page.styles[style];
+  const rgb = [1, 3, 5].map(i => parseInt(color.slice(i, i + 2), 16)).map(c => Math.round(c + 0.55 * shade * (255 - c)));
+  const plain = `rgb(${rgb})`;
+  const light = 0.2126 * (rgb[0] / 255) ** 2.2 + 0.7152 * (rgb[1] / 255) ** 2.2 + 0.0722 * (rgb[2] / 255) ** 2.2;
+  const made = { plain, fill: texture === "solid" ? plain : pattern(plain, texture), text: light < 0.24 ? "#fff" : "#000" };
+  inks.set(key, made);
+  return made;
+}
+
+function pattern(color, texture) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 8;
+  const t = tile.getContext("2d");
+  t.fillStyle = color;
+  t.fillRect(0, 0, 8, 8);
+  t.strokeStyle = "rgb(255 255 255 / .38)";
+  t.lineWidth = 1.5;
+  t.beginPath();
+  if (texture === "diagonal") {
+    for (const x of [-8, 0, 8]) { t.moveTo(x - 1, 9); t.lineTo(x + 9, -1); }
+  } else if (texture === "horizontal") {
+    for (const y of [2, 6]) { t.moveTo(0, y); t.lineTo(8, y); }
+  } else {
+    t.fillStyle = "rgb(0 0 0 / .45)";
+    t.fillRect(1, 1, 2, 2);
+    t.fillRect(5, 5, 2, 2);
+  }
+  t.stroke();
+  return ink.createPattern(tile, "repeat");
+}
+
+/** Only the computes of stages are shaded. */
+function shadeOf(run, style, stage) {
+  return style < STEP && stage >= 0 ? run.shades[stage] ?? 0 : 0;
+}
+
+// ---- a frame ---------------------------------------------------------------------------------
+
+let width = 0, height = 0, left = 0;
+
+function layout() {
+  width = canvas.clientWidth;
+  height = canvas.clientHeight;
+  const dots = window.devicePixelRatio || 1;
+  if (canvas.width !== Math.round(width * dots) || canvas.height !== Math.round(height * dots)) {
+    canvas.width = Math.round(width * dots);
+    canvas.height = Math.round(height * dots);
+  }
+  ink.setTransform(dots, 0, 0, dots, 0, 0);
+  ink.font = `12px ${FONT}`;
+  const names = lanes().map(l => ink.measureText(label(l)).width);
+  left = Math.min(Math.max(60, ...names) + 24, width / 3);
+}
+
+function label({ rank, r }) {
+  return page.runs.length > 1 ? `${"ABCDEFGH"[r]}: ${rank.name}` : rank.name;
+}
+
+const plotWidth = () => Math.max(50, width - left - RIGHT);
+const x = time => left + (time - view.start) / view.scale;
+
+/** Heights of a rank's parts; they fill the window where the ranks are few. */
+function heights() {
+  const room = (height - AXIS) / Math.max(1, lanes().length);
+  const unit = Math.min(64, Math.max(17, room)) * view.zoom;
+  const communication = hasCommunication && view.communication ? 0.24 * unit : 0;
+  const memory = hasMemory && view.memory ? 0.24 * unit : 0;
+  const gap = 0.12 * unit;
+  return { unit, communication, memory, gap, compute: unit - communication - memory - gap };
+}
+
+function frame() {
+  layout();
+  const h = heights();
+  view.top = Math.max(0, Math.min(view.top, lanes().length * h.unit - (height - AXIS)));
+  ink.clearRect(0, 0, width, height);
+  const ticks = tickTimes();
+  ink.fillStyle = "#ddd";
+  for (const t of ticks.times) ink.fillRect(Math.round(x(t)), AXIS, 1, height);
+  lanes().forEach((lane, i) => {
+    const top = AXIS + i * h.unit - view.top + h.gap / 2;
+    if (top < height && top + h.unit > AXIS) drawLane(lane, top, h);
+  });
+  drawAxis(ticks);
+}
+
+function tickTimes() {
+  const least = 110 * view.scale;
+  let step = 10 ** Math.floor(Math.log10(least));
+  for (const factor of [2, 5, 10]) if (step < least) step = 10 ** Math.floor(Math.log10(least)) * factor;
+  step = Math.max(1, step);
+  const times = [];
+  const end = view.start + plotWidth() * view.scale;
+  for (let t = Math.ceil(Math.max(0, view.start) / step) * step; t <= end; t += step) times.push(t);
+  return { step, times };
+}
+
+function drawAxis({ step, times }) {
+  ink.fillStyle = "#fff";
+  ink.fillRect(0, 0, width, AXIS);
+  ink.fillStyle = "#333";
+  ink.font = `12px ${FONT}`;
+  ink.textBaseline = "middle";
+  ink.textAlign = "center";
+  for (const t of times) ink.fillText(timeText(t, step), x(t), AXIS / 2);
+  ink.textAlign = "right";
+  ink.fillStyle = "#fff";
+  ink.fillRect(width - RIGHT, 0, RIGHT, AXIS);
+  ink.fillStyle = "#333";
+  ink.fillText("bubble", width - RIGHT + 60, AXIS / 2);
+  if (hasMemory) ink.fillText("peak", width - 10, AXIS / 2);
+  ink.fillStyle = "#888";
+  ink.fillRect(0, AXIS - 1, width, 1);
+}
+
+function drawLane(lane, top, h) {
+  const { rank } = lane;
+  ink.save();
+  ink.beginPath();
+  ink.rect(left, AXIS, plotWidth(), height - AXIS);
+  ink.clip();
+  if (rank.own.length) {
+    ink.fillStyle = "#e4e4e4";
+    ink.fillRect(x(rank.own[0]), top, (rank.own[1] - rank.own[0]) / view.scale, h.compute);
+  }
+  drawRows(rank, rank.rows[0], top, h.compute);
+  if (h.communication) drawRows(rank, rank.rows[1], top + h.compute + 1, h.communication - 2);
+  if (h.memory) drawMemory(rank, top + h.compute + h.communication, h.memory);
+  ink.restore();
+  ink.fillStyle = "#111";
+  ink.font = `12px ${FONT}`;
+  ink.textBaseline = "middle";
+  ink.textAlign = "left";
+  const middle = top + Math.max(h.compute / 2, 6);
+  ink.fillText(label(lane), 12, middle, left - 18);
+  ink.textAlign = "right";
+  ink.fillText(rank.bubble, width - RIGHT + 60, middle);
+  ink.fillText(rank.peak, width - 10, middle);
+}
+
+function drawRows(rank, rows, top, heightAll) {
+  const each = heightAll / Math.max(1, rows.length);
+  rows.forEach((row, r) => drawRow(rank, row, top + r * each, each));
+}
+
+function drawRow(rank, row, top, each) {
+  const end = view.start + plotWidth() * view.scale;
+  let painted = -1;
+  for (let i = firstAfter(row, view.start); i < row.n && row.start[i] < end; i++) {
+    const from = x(row.start[i]);
+    const wide = Math.max((row.end[i] - row.start[i]) / view.scale, 1);
+    // Spans thinner than a pixel share it; half a pixel's step keeps what a frame paints bounded.
+    if (from + wide < painted + 0.5 && wide <= 1) continue;
+    painted = from + wide;
+    const style = row.style[i];
+    if (style === OVERLAP) {
+      const back = rank.pairs[row.pair[i]];
+      box(rank, FORWARD, row.stage[i], row.batch[i], from, top, wide, each / 2);
+      box(rank, WHOLE_BACKWARD, back[0], back[1], from, top + each / 2, wide, each / 2);
+    } else {
+      box(rank, style, row.stage[i], row.batch[i], from, top, wide, each);
+    }
+  }
+}
+
+function box(rank, style, stage, batch, from, top, wide, tall) {
+  const colors = inkOf(style, shadeOf(rank.run, style, stage));
+  const gap = Math.min(1, 0.12 * wide);
+  ink.fillStyle = wide < 5 || tall < 5 ? colors.plain : colors.fill;
+  ink.fillRect(from, top, wide - gap, tall - Math.min(1, 0.1 * tall));
+  const same = hovered && hovered.batch >= 0 && batch === hovered.batch;
+  if (same && wide >= 3) {
+    ink.strokeStyle = "#000";
+    ink.lineWidth = 1.5;
+    ink.strokeRect(from + 0.75, top + 0.75, wide - gap - 1.5, tall - 2);
+  }
+  const size = Math.min(13, tall - 3);
+  if (batch < 0 || size < 8 || style > OVERLAP || (style > STEP && wide < 40)) return;
+  const text = wide > 8 * size && style < STEP ? `${stage}${page.styles[style].name}${batch}` : String(batch);
+  const room = 0.62 * size * text.length + 3;
+  if (wide < room) return;
+  ink.font = `${size}px ${FONT}`;
+  ink.textAlign = "center";
+  ink.textBaseline = "middle";
+  if (colors.fill !== colors.plain) {
+    ink.fillStyle = colors.plain;
+    ink.fillRect(from + (wide - gap - room) / 2, top + (tall - size) / 2 - 1, room, size + 1);
+  }
+  ink.fillStyle = colors.text;
+  ink.fillText(text, from + (wide - gap) / 2, top + tall / 2);
+}
+
+function drawMemory(rank, top, tall) {
+  const points = rank.memory, base = top + tall;
+  if (!points.length) return;
+  const y = bytes => base - (tall - 2) * bytes / page.memory;
+  const end = view.start + plotWidth() * view.scale;
+  let i = 0;
+  for (let low = 0, high = points.length / 2; low < high;) {
+    const middle = (low + high) >> 1;
+    if (points[2 * middle] < view.start) { low = middle + 1; i = middle; } else high = middle;
+  }
+  ink.beginPath();
+  ink.moveTo(x(points[2 * i]), base);
+  let level = base, column = -1;
+  for (; 2 * i < points.length && points[2 * i] <= end; i++) {
+    const at = x(points[2 * i]);
+    // Within one pixel column the largest value is what matters.
+    const next = y(points[2 * i + 1]);
+    if (Math.floor(at) === column && next > level && 2 * i + 2 < points.length) continue;
+    column = Math.floor(at);
+    ink.lineTo(at, level);
+    ink.lineTo(at, next);
+    level = next;
+  }
+  const last = x(Math.min(end, page.length));
+  ink.lineTo(last, level);
+  ink.lineTo(last, base);
+  ink.fillStyle = "rgb(0 0 0 / .13)";
+  ink.fill();
+  ink.strokeStyle = "#444";
+  ink.lineWidth = 1;
+  ink.stroke();
+}

@@ -1,0 +1,327 @@
+//! PyTorch's schedule CSV: no header, a row per rank, a cell per action, an empty cell where the
+//! rank idles. The actions are spelled as in [the module above](super).
+//!
+//! PyTorch's format has neither placement nor units. The placement is deduced from the rank that
+//! computes a stage, the units from the reductions: a stage reduces once a unit, after the unit's
+//! last W. Where that would not give the schedule's units back (a compute-only schedule of several
+//! units), zeropp puts a line `#units,3,3,2` in front, which PyTorch does not read: leave it out
+//! with [`Dialect::Torch`]. The schedule's name is not kept; a schedule from a file is `file`.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+};
+
+use super::{check_places, clip, parse, spell};
+use crate::ir::{Action, Compute, Schedule};
+
+/// Who will read the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    /// zeropp: everything is kept.
+    Zeropp,
+    /// `torch.distributed.pipelining`, which has no recomputation, replica reduction or optimizer
+    /// step (they are left out), no units, and one reduction per stage and step (the last one is
+    /// kept: the gradient is then summed over the whole step). Its loader takes a compute-only
+    /// file as `compute_only` and a lowered one as `compute_comms`. Its runtime with FSDP wants
+    /// a stage's weights gathered for W too, which zeropp's lowering does not promise.
+    Torch,
+}
+
+/// A file as it stands, idle cells and all.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Table {
+    /// The line `#units,…`, if there is one.
+    pub units: Option<Vec<usize>>,
+    /// The cells of each rank; `None` is idle.
+    pub ranks: Vec<Vec<Option<Action>>>,
+}
+
+/// A text that is no schedule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CsvError {
+    /// A cell is wrong.
+    #[error("row {row}, column {column}: {problem}")]
+    Cell {
+        /// Line of the file, from 1.
+        row: usize,
+        /// Cell of the line, from 1.
+        column: usize,
+        /// What was found and what would work.
+        problem: String,
+    },
+    /// A row is wrong.
+    #[error("row {row}: {problem}")]
+    Row {
+        /// Line of the file, from 1.
+        row: usize,
+        /// What was found and what would work.
+        problem: String,
+    },
+    /// The rows do not make a schedule.
+    #[error("{0}")]
+    Whole(String),
+}
+
+/// Writes a schedule, compute-only or lowered as it is.
+///
+/// # Errors
+/// What writing to `out` returns.
+pub fn write(schedule: &Schedule, dialect: Dialect, out: impl Write) -> io::Result<()> {
+    let whole = schedule.ranks.iter().map(|rank| rank.iter().copied().map(Some).collect());
+    let mut table = Table { units: None, ranks: whole.collect() };
+    if dialect == Dialect::Torch {
+        table.ranks.iter_mut().for_each(keep_what_torch_knows);
+    } else if units(&schedule.ranks, schedule.micro_batches()).as_ref() != Ok(&schedule.units) {
+        table.units = Some(schedule.units.clone());
+    }
+    write_table(&table, out)
+}
+
+/// Writes a table cell by cell.
+///
+/// # Errors
+/// What writing to `out` returns.
+pub fn write_table(table: &Table, out: impl Write) -> io::Result<()> {
+    let mut out = io::BufWriter::new(out);
+    if let Some(units) = &table.units {
+        write!(out, "#units")?;
+        units.iter().try_for_each(|n| write!(out, ",{n}"))?;
+        writeln!(out)?;
+    }
+    for rank in &table.ranks {
+        for (column, cell) in rank.iter().enumerate() {
+            let comma = if column == 0 { "" } else { "," };
+            // A lone empty cell is quoted, or its row would read as one of no cells.
+            let text = match cell {
+                Some(action) => spell(action),
+                None if rank.len() == 1 => "\"\"".into(),
+                None => String::new(),
+            };
+            write!(out, "{comma}{text}")?;
+        }
+        writeln!(out)?;
+    }
+    out.flush()
+}
+
+/// Reads a schedule.
+///
+/// # Errors
+/// Every cell must be an action or empty, every rank must act, every stage be computed on one rank
+/// only, and stages and micro-batches be numbered without a gap. The error names row and column.
+pub fn read(text: &str) -> Result<Schedule, CsvError> {
+    let table = read_table(text)?;
+    let first_row = if table.units.is_some() { 2 } else { 1 };
+    let ranks: Vec<Vec<Action>> =
+        table.ranks.iter().map(|cells| cells.iter().flatten().copied().collect()).collect();
+    if let Some(rank) = ranks.iter().position(Vec::is_empty) {
+        let problem = "a rank without an action; every row is a rank".into();
+        return Err(CsvError::Row { row: first_row + rank, problem });
+    }
+    let placement = placement(&table, first_row)?;
+    let micro_batches = micro_batches(&ranks)?;
+    let units = match table.units {
+        Some(units) => units,
+        None => units_or_one(&ranks, micro_batches)?,
+    };
+    let sum = units.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
+    if sum != Some(micro_batches) {
+        let problem = format!("units {units:?} do not sum to the {micro_batches} micro-batches");
+        return Err(CsvError::Row { row: 1, problem });
+    }
+    let schedule = Schedule { kind: "file".into(), placement, units, ranks };
+    check_places(&schedule).map_err(|misfit| CsvError::Cell {
+        row: first_row + misfit.rank,
+        column: column(&table.ranks[misfit.rank], misfit.index),
+        problem: misfit.problem,
+    })?;
+    Ok(schedule)
+}
+
+/// Reads the cells only.
+///
+/// # Errors
+/// A cell that is neither empty nor one action, a row of no cells, a bad `#units` line.
+pub fn read_table(text: &str) -> Result<Table, CsvError> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let text = text.strip_suffix('\n').unwrap_or(text);
+    let mut table = Table::default();
+    for (index, line) in text.split('\n').enumerate() {
+        let row = index + 1;
+        let line = line.strip_suffix('\r').unwrap_or(line);
+        if let Some(header) = line.strip_prefix('#') {
+            table.units = Some(read_header(header, row)?);
+            continue;
+        }
+        if line.trim().is_empty() {
+            let problem = "an empty row; every row is a rank and has an action".into();
+            return Err(CsvError::Row { row, problem });
+        }
+        let cells = line.split(',').enumerate().map(|(column, cell)| {
+            read_cell(cell).map_err(|problem| CsvError::Cell { row, column: column + 1, problem })
+        });
+        table.ranks.push(cells.collect::<Result<_, _>>()?);
+    }
+    if table.ranks.is_empty() {
+        return Err(CsvError::Whole("no rows; every row is a rank and has an action".into()));
+    }
+    Ok(table)
+}
+
+/// A cell, bare or quoted whole.
+fn read_cell(cell: &str) -> Result<Option<Action>, String> {
+    let cell = cell.trim();
+    let bare = cell.strip_prefix('"').and_then(|c| c.strip_suffix('"')).unwrap_or(cell).trim();
+    if bare.is_empty() {
+        return Ok(None);
+    }
+    parse(bare).map(Some).map_err(|e| e.to_string())
+}
+
+fn read_header(header: &str, row: usize) -> Result<Vec<usize>, CsvError> {
+    let fail = |problem: String| CsvError::Row { row, problem };
+    if row != 1 {
+        return Err(fail("a line that starts with # can only be the first".into()));
+    }
+    let mut cells = header.split(',').map(str::trim);
+    if cells.next() != Some("units") {
+        let found = clip(header);
+        return Err(fail(format!("found {found:?} after #; #units,3,3,2 is known")));
+    }
+    let number = |cell: &str| match cell.parse() {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err(fail(format!("units: found {:?}, not a number above 0", clip(cell)))),
+    };
+    let units = cells.map(number).collect::<Result<Vec<usize>, _>>()?;
+    if units.is_empty() {
+        return Err(fail("units: none given, as in #units,3,3,2".into()));
+    }
+    Ok(units)
+}
+
+/// The column, from 1, of the action that is the `index`-th of its row.
+fn column(cells: &[Option<Action>], index: usize) -> usize {
+    let actions = cells.iter().enumerate().filter(|(_, cell)| cell.is_some());
+    actions.map(|(column, _)| column + 1).nth(index).unwrap_or(cells.len())
+}
+
+/// The rank of each stage: the one that computes it.
+fn placement(table: &Table, first_row: usize) -> Result<Vec<usize>, CsvError> {
+    let mut home: BTreeMap<usize, usize> = BTreeMap::new();
+    for (rank, cells) in table.ranks.iter().enumerate() {
+        for (column, cell) in cells.iter().enumerate() {
+            for (_, stage, _) in cell.iter().flat_map(Action::computes) {
+                let first = *home.entry(stage).or_insert(rank);
+                if first != rank {
+                    return Err(CsvError::Cell {
+                        row: first_row + rank,
+                        column: column + 1,
+                        problem: format!(
+                            "stage {stage} is computed here and in row {}; a stage is on one rank",
+                            first_row + first
+                        ),
+                    });
+                }
+            }
+        }
+    }
+    dense("stage", home.keys().copied())?;
+    Ok(home.into_values().collect())
+}
+
+/// The number of micro-batches: all those computed, from 0 without a gap.
+fn micro_batches(ranks: &[Vec<Action>]) -> Result<usize, CsvError> {
+    let all = ranks.iter().flatten().flat_map(Action::computes).map(|(_, _, m)| m);
+    let seen: std::collections::BTreeSet<usize> = all.collect();
+    dense("micro-batch", seen.into_iter())
+}
+
+fn dense(what: &str, numbers: impl Iterator<Item = usize>) -> Result<usize, CsvError> {
+    let mut count = 0;
+    for number in numbers {
+        if number != count {
+            let problem = format!("no rank computes {what} {count}, but one computes {number}");
+            return Err(CsvError::Whole(problem));
+        }
+        count += 1;
+    }
+    if count == 0 {
+        return Err(CsvError::Whole("no rank computes anything".into()));
+    }
+    Ok(count)
+}
+
+/// The units that the reductions tell, or one of everything where no stage reduces twice: an
+/// early reduction is then a fault for the verifier to name.
+fn units_or_one(ranks: &[Vec<Action>], micro_batches: usize) -> Result<Vec<usize>, CsvError> {
+    let mut reductions: BTreeMap<usize, usize> = BTreeMap::new();
+    for action in ranks.iter().flatten() {
+        if let Action::ReduceScatter { stage } = action {
+            *reductions.entry(*stage).or_default() += 1;
+        }
+    }
+    if reductions.values().all(|n| *n == 1) {
+        return Ok(vec![micro_batches]);
+    }
+    units(ranks, micro_batches).map_err(CsvError::Whole)
+}
+
+/// The units that the reductions tell: between two of a stage lie the W of one unit.
+fn units(ranks: &[Vec<Action>], micro_batches: usize) -> Result<Vec<usize>, String> {
+    let mut found: Option<(usize, Vec<usize>)> = None;
+    let mut open: BTreeMap<usize, (Vec<usize>, Vec<usize>)> = BTreeMap::new();
+    for action in ranks.iter().flatten() {
+        for (kind, stage, micro_batch) in action.computes() {
+            if matches!(kind, Compute::W | Compute::BW) {
+                open.entry(stage).or_default().1.push(micro_batch);
+            }
+        }
+        if let Action::ReduceScatter { stage } = *action {
+            let (units, unit) = open.entry(stage).or_default();
+            let start = units.iter().sum::<usize>();
+            unit.sort_unstable();
+            if unit.is_empty() || !unit.iter().copied().eq(start..start + unit.len()) {
+                return Err(format!(
+                    "stage {stage} reduces after the micro-batches {unit:?}, which are no unit \
+                     from {start} on; say what the units are in a first line like #units,3,3,2"
+                ));
+            }
+            units.push(unit.len());
+            unit.clear();
+        }
+    }
+    for (stage, (units, rest)) in open {
+        if units.is_empty() {
+            continue;
+        }
+        if !rest.is_empty() {
+            return Err(format!("stage {stage} does not reduce after its last W"));
+        }
+        match &found {
+            Some((other, theirs)) if *theirs != units => {
+                return Err(format!(
+                    "stage {stage} reduces in units of {units:?}, stage {other} of {theirs:?}"
+                ));
+            }
+            _ => found = Some((stage, units)),
+        }
+    }
+    Ok(found.map_or(vec![micro_batches], |(_, units)| units))
+}
+
+/// Drops what PyTorch has no word for, and all but the last reduction of each stage.
+fn keep_what_torch_knows(cells: &mut Vec<Option<Action>>) {
+    let mut reduced = std::collections::HashSet::new();
+    cells.reverse();
+    cells.retain(|cell| match cell {
+        Some(Action::Compute { kind: Compute::R, .. })
+        | Some(Action::ReplicaReduce { .. } | Action::OptimizerStep) => false,
+        Some(Action::ReduceScatter { stage }) => reduced.insert(*stage),
+        _ => true,
+    });
+    cells.reverse();
+}
+
+#[cfg(test)]
+mod tests;

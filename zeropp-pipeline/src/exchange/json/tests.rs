@@ -1,0 +1,187 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::exchange::samples::any_schedule;
+
+fn text(document: &Document) -> String {
+    let mut out = Vec::new();
+    write(document, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+fn good() -> Value {
+    serde_json::json!({
+        "kind": "1f1b", "pp": 2, "stages": 2, "micro_batches": 2, "units": [2],
+        "placement": [0, 1],
+        "costs": {"t_f": [1.5, 2.0], "t_comm": 0.25},
+        "makespan": 9.5, "own_span_max": 8, "bubble_rate": 0.1, "idle": [0, 1], "ends": [8, 9.5],
+        "peak_activation": [2, 1], "all_gathers": 2, "reduce_scatters": 2,
+        "actions": [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
+    })
+}
+
+#[test]
+fn a_document_keeps_all_it_has() {
+    let document = read(&good().to_string()).unwrap();
+    assert_eq!(document.schedule.kind, "1f1b");
+    assert_eq!(document.costs.as_ref().unwrap().t_f, [1.5, 2.0]);
+    assert_eq!(document.measures.as_ref().unwrap().ends, [8.0, 9.5]);
+    let written = text(&document);
+    assert_eq!(read(&written).unwrap(), document);
+    assert_eq!(written.lines().count(), 21, "a line a key and a rank: {written}");
+}
+
+#[test]
+fn units_costs_and_measures_may_be_missing() {
+    let mut value = good();
+    let map = value.as_object_mut().unwrap();
+    map.retain(|k, _| {
+        ["kind", "pp", "stages", "micro_batches", "placement", "actions"].contains(&k.as_str())
+    });
+    let document = read(&value.to_string()).unwrap();
+    assert_eq!(document.schedule.units, [2]);
+    assert_eq!((document.costs, document.measures), (None, None));
+}
+
+/// A path, the value put there, and the start of the error.
+#[test]
+fn errors_name_field_and_value() {
+    use serde_json::json;
+    let cases = [
+        ("/pp", json!("2"), "pp: found \"2\"; a whole number above 0"),
+        ("/pp", json!(2.5), "pp: found 2.5; a whole number above 0"),
+        ("/pp", json!(3), "actions: found 2 ranks; one list for each of pp = 3 ranks"),
+        ("/stages", json!(-1), "stages: found -1;"),
+        ("/stages", json!(3), "placement: found 2 entries; one rank for each of stages = 3"),
+        ("/micro_batches", json!(0), "micro_batches: found 0;"),
+        (
+            "/micro_batches",
+            json!(3),
+            "units: found [2]; numbers above 0 that sum to micro_batches = 3",
+        ),
+        ("/units", json!([2, 0]), "units: found [2, 0];"),
+        ("/units", json!([18446744073709551615u64, 3]), "units: found [18446744073709551615, 3];"),
+        ("/placement", json!([0, 2]), "placement[1]: found 2; ranks go from 0 to 1"),
+        (
+            "/placement",
+            json!([1, 0]),
+            "actions[0][0]: found \"0F0\"; 0F0: stage 0 is on rank 1, not 0",
+        ),
+        (
+            "/placement",
+            json!([1, 1]),
+            "placement: found [1, 1]; every rank holds a stage, but rank 0",
+        ),
+        ("/placement", json!(7), "placement: found 7; the rank of each stage"),
+        ("/kind", json!(7), "kind: found 7; the schedule's name as text"),
+        ("/actions/1/2", json!("1F9"), "actions[1][2]: found \"1F9\"; 1F9: micro-batch 9 of 2"),
+        ("/actions/1/2", json!("1F1 "), "actions[1][2]: found \"1F1 \"; \" \" does not belong"),
+        ("/actions/1/2", json!(""), "actions[1][2]: found \"\"; an action starts"),
+        ("/actions/1", json!("1F1"), "actions: found"),
+        (
+            "/costs",
+            json!({"t_x": 1}),
+            "costs: found {\"t_x\":1}; an object of costs (unknown field `t_x`",
+        ),
+        ("/costs/t_f", json!([1]), "costs.t_f: found [1]; one number for each of stages = 2"),
+        ("/costs/t_f", json!([1, -1]), "costs.t_f: found [1,-1]; a time is 0 or more"),
+        ("/costs/t_comm", json!(-0.5), "costs.t_comm: found -0.5; a time is 0 or more"),
+        ("/ends", json!([1]), "ends: found [1]; one number for each of pp = 2 ranks"),
+        ("/all_gathers", json!(0.5), "all_gathers: found 0.5; a whole number"),
+        ("/makespan", Value::Null, "makespan: found null; the measures come all or none"),
+    ];
+    for (path, value, start) in cases {
+        let mut document = good();
+        *document.pointer_mut(path).unwrap() = value;
+        let error = read(&document.to_string()).expect_err(path).to_string();
+        assert!(error.starts_with(start), "{path}: {error:?}, not {start:?}");
+    }
+}
+
+#[test]
+fn unknown_missing_and_double_keys_are_errors() {
+    let mut value = good();
+    value["colour"] = "red".into();
+    assert!(read(&value.to_string()).unwrap_err().to_string().contains("unknown field `colour`"));
+    value = good();
+    value.as_object_mut().unwrap().remove("placement");
+    assert!(
+        read(&value.to_string()).unwrap_err().to_string().contains("missing field `placement`")
+    );
+    let twice = good().to_string().replacen('{', "{\"pp\":2,", 1);
+    assert!(read(&twice).unwrap_err().to_string().contains("duplicate field `pp`"));
+    let longer = format!("{} 1", good());
+    assert!(read(&longer).unwrap_err().to_string().contains("trailing characters"));
+}
+
+/// A number of thousandths; serde_json reads up to 15 digits back to the same bits.
+fn number(whole_max: u64) -> BoxedStrategy<f64> {
+    (0..whole_max * 1000).prop_map(|thousandths| thousandths as f64 / 1000.0).boxed()
+}
+
+fn any_costs(stages: usize) -> impl Strategy<Value = Costs> {
+    let list = move || prop::collection::vec(number(1_000_000_000), stages);
+    (
+        list(),
+        list(),
+        list(),
+        prop_oneof![Just(Vec::new()), list().boxed()],
+        list(),
+        number(1_000_000),
+    )
+        .prop_map(|(t_f, t_b, t_w, t_r, mem_f, t_comm)| {
+            let mem_b = mem_f.iter().map(|m| -m).collect();
+            Costs { t_f, t_b, t_w, t_r, mem_f, mem_b, t_comm, ..Costs::default() }
+        })
+}
+
+fn any_measures(pp: usize) -> impl Strategy<Value = Measures> {
+    let list = move || prop::collection::vec(number(1_000_000_000), pp);
+    let peaks = prop::collection::vec(0u64..99, pp);
+    (number(1_000_000_000), number(1), list(), list(), peaks, 0usize..99).prop_map(
+        |(makespan, bubble_rate, idle, ends, peak_activation, all_gathers)| Measures {
+            makespan,
+            own_span_max: makespan,
+            bubble_rate,
+            peak_activation,
+            idle,
+            ends,
+            all_gathers,
+            reduce_scatters: all_gathers / 2,
+        },
+    )
+}
+
+fn any_document() -> impl Strategy<Value = Document> {
+    any_schedule(false).prop_flat_map(|schedule| {
+        let costs = prop::option::of(any_costs(schedule.stages()));
+        let measures = prop::option::of(any_measures(schedule.pp()));
+        (Just(schedule), "[a-z\"\\\\é-]{0,8}", costs, measures).prop_map(
+            |(mut schedule, kind, costs, measures)| {
+                schedule.kind = kind;
+                Document { schedule, costs, measures }
+            },
+        )
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn any_document_survives(document in any_document()) {
+        prop_assert_eq!(read(&text(&document)).unwrap(), document);
+    }
+
+    #[test]
+    fn a_good_file_with_one_byte_changed_is_read_or_refused(
+        document in any_document(), at in any::<prop::sample::Index>(), byte in 0u8..128,
+    ) {
+        let mut file = text(&document).into_bytes();
+        let at = at.index(file.len());
+        file[at] = byte;
+        if let Ok(document) = read(&String::from_utf8_lossy(&file)) {
+            prop_assert_eq!(read(&text(&document)).unwrap(), document);
+        }
+    }
+}
