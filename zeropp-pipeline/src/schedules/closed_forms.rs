@@ -68,7 +68,7 @@ fn times() -> impl Strategy<Value = (u64, u64, u64)> {
     (1u64..40, 1u64..40, 1u64..40)
 }
 
-fn config(cases: u32) -> ProptestConfig {
+pub(super) fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 

@@ -20,10 +20,13 @@ mod zb_h;
 mod zb_v;
 mod zb_v_auto;
 mod zeropp;
+mod zeropp_auto;
+mod zeropp_place;
 
 pub use costs::Costs;
 pub use zb_auto::zb;
 pub use zb_v::zb_v;
+pub use zeropp_auto::{zeropp_auto, zeropp_auto_unit};
 
 /// What a schedule is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -150,6 +153,11 @@ pub const KINDS: &[Kind] = &[
         generate: zb_v::generate,
     },
     Kind {
+        name: "zeropp-auto",
+        about: "ZeroPP with warm-up and places of W chosen for given times",
+        generate: zeropp_auto::generate,
+    },
+    Kind {
         name: "dualpipe-v",
         about: "overlapped F and BW pairs on two chunks a rank in the shape of a V",
         generate: dualpipe_v::generate,
@@ -229,6 +237,8 @@ impl Shape {
     }
 }
 
+#[cfg(test)]
+mod auto_tests;
 #[cfg(test)]
 mod closed_forms;
 #[cfg(test)]
