@@ -117,3 +117,59 @@ proptest! {
         }
     }
 }
+
+/// Peak in micro-batches (of two chunks, held from F to W) and idle time in sixths of a
+/// micro-batch, with F = B = W.
+fn v_block(kind: &str, pp: usize, micro_batches: usize) -> (i64, u64) {
+    let shape = Shape { pp, virtual_stages: 2, micro_batches, unit: micro_batches };
+    let mut costs = Costs::uniform(2 * pp, 1, 1, 1, 0);
+    (costs.mem_b, costs.mem_w) = (vec![0; 2 * pp], vec![-2; 2 * pp]);
+    let schedule = match kind {
+        "v-half" => v_half(&shape, &costs),
+        _ => v_min(&shape, &costs),
+    }
+    .unwrap();
+    complete(&schedule);
+    let t = timed(&schedule, &costs);
+    (t.peaks.iter().max().unwrap() / 4, t.makespan - 6 * micro_batches as u64)
+}
+
+#[test]
+fn v_half_and_v_min_keep_their_memory_and_idle_less_than_1f1b() {
+    for pp in 1..=32 {
+        for m in [3 * pp, 4 * pp + 1] {
+            let of_1f1b = 6 * (pp as u64 - 1);
+            let (peak, idle) = v_block("v-half", pp, m);
+            assert_eq!(peak, (pp as i64 + 2) / 2, "v-half, p = {pp}");
+            assert!(10 * idle <= 6 * of_1f1b, "v-half, p = {pp}: {idle} of {of_1f1b}");
+            let (peak, idle) = v_block("v-min", pp, m);
+            assert_eq!(peak, (pp as i64 + 4) / 3, "v-min, p = {pp}");
+            assert!(3 * idle <= 2 * of_1f1b, "v-min, p = {pp}: {idle} of {of_1f1b}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(config(100))]
+
+    #[test]
+    fn v_blocks_with_uneven_times(
+        pp in 1usize..8, m in 1usize..24, c in 0u64..9,
+        times in proptest::collection::vec((1u64..30, 1u64..30, 1u64..30), 14),
+    ) {
+        let mut costs = Costs::uniform(2 * pp, 0, 0, 0, c);
+        for (s, (f, b, w)) in times.into_iter().take(2 * pp).enumerate() {
+            (costs.f[s], costs.b[s], costs.w[s]) = (f, b, w);
+        }
+        let shape = Shape { pp, virtual_stages: 2, micro_batches: m, unit: m };
+        // Four units of memory a micro-batch.
+        for (of, most) in [(v_half as fn(&_, &_) -> _, 2 * (pp + 2)), (v_min, 4 * (pp + 4) / 3)] {
+            let schedule: Schedule = of(&shape, &costs).unwrap();
+            complete(&schedule);
+            let peak = timed(&schedule, &costs).peaks.into_iter().max().unwrap();
+            prop_assert!(peak <= most as i64);
+            prop_assert!(of(&shape, &costs.clone().with_limit(peak)).is_ok());
+            prop_assert!(of(&shape, &costs.clone().with_limit(1)).is_err());
+        }
+    }
+}

@@ -14,6 +14,8 @@ mod gpipe;
 mod interleaved;
 mod one_f_one_b;
 mod timing;
+mod v_blocks;
+mod v_reorder;
 mod vee;
 mod zb_auto;
 mod zb_h;
@@ -24,6 +26,7 @@ mod zeropp_auto;
 mod zeropp_place;
 
 pub use costs::Costs;
+pub use v_blocks::{v_half, v_min};
 pub use zb_auto::zb;
 pub use zb_v::zb_v;
 pub use zeropp_auto::{zeropp_auto, zeropp_auto_unit};
@@ -151,6 +154,16 @@ pub const KINDS: &[Kind] = &[
         name: "zb-v",
         about: "zero bubble by hand on two chunks a rank in the shape of a V",
         generate: zb_v::generate,
+    },
+    Kind {
+        name: "v-half",
+        about: "half the memory of 1F1B on two chunks a rank in the shape of a V",
+        generate: v_blocks::half,
+    },
+    Kind {
+        name: "v-min",
+        about: "a third of the memory of 1F1B on two chunks a rank in the shape of a V",
+        generate: v_blocks::min,
     },
     Kind {
         name: "zeropp-auto",
