@@ -7,9 +7,29 @@
 
 use crate::ir::Schedule;
 
+mod bf_pp;
+mod costs;
+mod dualpipe_v;
 mod gpipe;
+mod interleaved;
 mod one_f_one_b;
+mod timing;
+mod v_blocks;
+mod v_reorder;
+mod vee;
+mod zb_auto;
+mod zb_h;
+mod zb_v;
+mod zb_v_auto;
 mod zeropp;
+mod zeropp_auto;
+mod zeropp_place;
+
+pub use costs::Costs;
+pub use v_blocks::{v_half, v_min};
+pub use zb_auto::zb;
+pub use zb_v::zb_v;
+pub use zeropp_auto::{zeropp_auto, zeropp_auto_unit};
 
 /// What a schedule is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,6 +115,66 @@ pub const KINDS: &[Kind] = &[
         about: "one forward, one backward; one stage a rank",
         generate: one_f_one_b::generate,
     },
+    Kind {
+        name: "interleaved",
+        about: "1F1B on several looping stages a rank, whole backwards",
+        generate: interleaved::generate,
+    },
+    Kind {
+        name: "bf-pp",
+        about: "breadth-first on looping stages, whole backwards",
+        generate: bf_pp::generate,
+    },
+    Kind {
+        name: "interleaved-zb",
+        about: "interleaved 1F1B with W apart from B",
+        generate: interleaved::generate_zb,
+    },
+    Kind {
+        name: "zb-h1",
+        about: "zero bubble by hand with the memory of 1F1B; one stage a rank",
+        generate: zb_h::h1,
+    },
+    Kind {
+        name: "zb-h2",
+        about: "zero bubble by hand with twice the memory of 1F1B; one stage a rank",
+        generate: zb_h::h2,
+    },
+    Kind {
+        name: "zb-1p",
+        about: "zero bubble within the memory of 1F1B, by search; one stage a rank",
+        generate: zb_auto::zb_1p,
+    },
+    Kind {
+        name: "zb-2p",
+        about: "zero bubble within twice the memory of 1F1B, by search; one stage a rank",
+        generate: zb_auto::zb_2p,
+    },
+    Kind {
+        name: "zb-v",
+        about: "zero bubble by hand on two chunks a rank in the shape of a V",
+        generate: zb_v::generate,
+    },
+    Kind {
+        name: "v-half",
+        about: "half the memory of 1F1B on two chunks a rank in the shape of a V",
+        generate: v_blocks::half,
+    },
+    Kind {
+        name: "v-min",
+        about: "a third of the memory of 1F1B on two chunks a rank in the shape of a V",
+        generate: v_blocks::min,
+    },
+    Kind {
+        name: "zeropp-auto",
+        about: "ZeroPP with warm-up and places of W chosen for given times",
+        generate: zeropp_auto::generate,
+    },
+    Kind {
+        name: "dualpipe-v",
+        about: "overlapped F and BW pairs on two chunks a rank in the shape of a V",
+        generate: dualpipe_v::generate,
+    },
 ];
 
 /// The compute-only schedule `kind` for `shape`.
@@ -170,5 +250,9 @@ impl Shape {
     }
 }
 
+#[cfg(test)]
+mod auto_tests;
+#[cfg(test)]
+mod closed_forms;
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,84 @@
+//! What a schedule's actions cost: the input of the generators that weigh one order against
+//! another.
+
+use super::ScheduleError;
+
+/// Durations, in any one integer unit of time, and memory, in any one integer unit of space, of
+/// every stage. All vectors have one entry a stage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Costs {
+    /// T_F, a forward.
+    pub f: Vec<u64>,
+    /// T_B, the gradient of a stage's input.
+    pub b: Vec<u64>,
+    /// T_W, the gradients of a stage's weights. A whole backward takes T_B + T_W.
+    pub w: Vec<u64>,
+    /// c, the time between the end of an action and the arrival of its result on another rank.
+    pub send: u64,
+    /// Gathering a stage's weights inside its ZeRO-3 group.
+    pub gather: Vec<u64>,
+    /// Reducing and scattering a stage's gradients inside its ZeRO-3 group.
+    pub reduce: Vec<u64>,
+    /// Change of activation memory by an F; taken when it starts.
+    pub mem_f: Vec<i64>,
+    /// Change by a B, given back when it ends.
+    pub mem_b: Vec<i64>,
+    /// Change by a W, given back when it ends.
+    pub mem_w: Vec<i64>,
+    /// The most activation memory on any rank.
+    pub mem_limit: Option<i64>,
+}
+
+impl Costs {
+    /// Equal stages without communication; an F holds two units of memory of which B and W free
+    /// one each. Zero gather and reduce times, no limit.
+    pub fn uniform(stages: usize, f: u64, b: u64, w: u64, send: u64) -> Costs {
+        Costs {
+            f: vec![f; stages],
+            b: vec![b; stages],
+            w: vec![w; stages],
+            send,
+            gather: vec![0; stages],
+            reduce: vec![0; stages],
+            mem_f: vec![2; stages],
+            mem_b: vec![-1; stages],
+            mem_w: vec![-1; stages],
+            mem_limit: None,
+        }
+    }
+
+    /// These costs with a limit on a rank's activation memory.
+    #[must_use]
+    pub fn with_limit(mut self, limit: i64) -> Costs {
+        self.mem_limit = Some(limit);
+        self
+    }
+
+    /// Refuses vectors that have not one entry for each of `stages`, and memory that does not
+    /// return to zero after F, B and W of a stage.
+    pub(super) fn check(&self, kind: &'static str, stages: usize) -> Result<(), ScheduleError> {
+        let times = [&self.f, &self.b, &self.w, &self.gather, &self.reduce].map(Vec::len);
+        let memory = [&self.mem_f, &self.mem_b, &self.mem_w].map(Vec::len);
+        let wrong = times.into_iter().chain(memory).find(|n| *n != stages);
+        if let Some(value) = wrong {
+            let works = format!("every cost must be given for each of the {stages} stages");
+            return Err(ScheduleError::Field { kind, field: "costs", value, works });
+        }
+        let unbalanced = (0..stages)
+            .find(|&s| self.mem_f[s] < 0 || self.mem_f[s] + self.mem_b[s] + self.mem_w[s] != 0);
+        match unbalanced {
+            None => Ok(()),
+            Some(value) => Err(ScheduleError::Field {
+                kind,
+                field: "mem_f of stage",
+                value,
+                works: "mem_f must be at least 0 and mem_f + mem_b + mem_w must be 0".into(),
+            }),
+        }
+    }
+
+    /// What a whole micro-batch costs stage `s`: T_F + T_B + T_W.
+    pub(crate) fn total(&self, s: usize) -> u64 {
+        self.f[s] + self.b[s] + self.w[s]
+    }
+}

@@ -1,0 +1,110 @@
+//! Interleaved 1F1B and interleaved zero bubble, on looping stages.
+//!
+//! Micro-batches pass in rounds: a rank runs one round on its first stage, the same round on its
+//! second, and so on; backwards take the stages in reverse. Interleaved 1F1B (Megatron-LM, section
+//! 2.2) runs whole backwards; interleaved zero bubble (as in PyTorch) splits them and lets W trail
+//! by as many backwards as the rank's number.
+
+use super::{ScheduleError, Shape};
+use crate::ir::{Action, Compute, Schedule, looping};
+
+/// The order of a rank's forwards and of its backwards.
+struct Rounds {
+    rank: usize,
+    pp: usize,
+    virtual_stages: usize,
+    /// Micro-batches in one round.
+    round: usize,
+    /// Forwards of this rank, V·m.
+    total: usize,
+}
+
+impl Rounds {
+    /// Chunk (0..V), and micro-batch of the `step`-th forward.
+    fn at(&self, step: usize) -> (usize, usize) {
+        let block = step / self.round;
+        let micro_batch = (block / self.virtual_stages) * self.round + step % self.round;
+        (block % self.virtual_stages, micro_batch)
+    }
+
+    fn forward(&self, step: usize) -> Action {
+        let (chunk, micro_batch) = self.at(step);
+        Action::compute(Compute::F, chunk * self.pp + self.rank, micro_batch)
+    }
+
+    fn backward(&self, kind: Compute, step: usize) -> Action {
+        let (chunk, micro_batch) = self.at(step);
+        let stage = (self.virtual_stages - 1 - chunk) * self.pp + self.rank;
+        Action::compute(kind, stage, micro_batch)
+    }
+
+    /// `warm_up` forwards, then forward and backward in turn. Where backwards are split, each is
+    /// followed by the W of the one `rank` places before it.
+    fn order(&self, warm_up: usize, backward: Compute) -> Vec<Action> {
+        let warm_up = warm_up.min(self.total);
+        let mut order: Vec<Action> = (0..warm_up).map(|i| self.forward(i)).collect();
+        let delay = if backward == Compute::B { self.rank } else { self.total };
+        for i in 0..self.total {
+            order.extend((warm_up + i < self.total).then(|| self.forward(warm_up + i)));
+            order.push(self.backward(backward, i));
+            order.extend((i >= delay).then(|| self.backward(Compute::W, i - delay)));
+        }
+        if backward == Compute::B {
+            let done = self.total.saturating_sub(delay);
+            order.extend((done..self.total).map(|i| self.backward(Compute::W, i)));
+        }
+        order
+    }
+}
+
+/// Interleaved 1F1B: rank r runs 2(p − 1 − r) + (V − 1)·round forwards, then F and BW in turn, then
+/// the backwards that are left. One unit of B.
+pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
+    let Shape { pp, virtual_stages, .. } = *shape;
+    all_ranks("interleaved", shape, |rounds| {
+        let warm_up = 2 * (pp - 1 - rounds.rank) + (virtual_stages - 1) * rounds.round;
+        rounds.order(warm_up, Compute::BW)
+    })
+}
+
+/// Interleaved zero bubble: rank r runs (p − 1 − r) + (V − 1)·round forwards, then F and B in turn
+/// with W trailing by r backwards, then what is left. One unit of B.
+pub(super) fn generate_zb(shape: &Shape) -> Result<Schedule, ScheduleError> {
+    let Shape { pp, virtual_stages, .. } = *shape;
+    all_ranks("interleaved-zb", shape, |rounds| {
+        let warm_up = (pp - 1 - rounds.rank) + (virtual_stages - 1) * rounds.round;
+        rounds.order(warm_up, Compute::B)
+    })
+}
+
+fn all_ranks(
+    kind: &'static str,
+    shape: &Shape,
+    order: impl Fn(&Rounds) -> Vec<Action>,
+) -> Result<Schedule, ScheduleError> {
+    let Shape { pp, virtual_stages, micro_batches, .. } = *shape;
+    let round = round_size(kind, pp, micro_batches)?;
+    let rounds =
+        |rank| Rounds { rank, pp, virtual_stages, round, total: virtual_stages * micro_batches };
+    Ok(Schedule {
+        kind: kind.into(),
+        placement: looping(pp, virtual_stages),
+        units: vec![micro_batches],
+        ranks: (0..pp).map(|rank| order(&rounds(rank))).collect(),
+    })
+}
+
+/// Micro-batches in one round: p where m is a multiple of p, m where m < p, else m divided by the
+/// number of whole p in it, which must divide it.
+fn round_size(kind: &'static str, pp: usize, m: usize) -> Result<usize, ScheduleError> {
+    let rounds = (m / pp).max(1);
+    if m.is_multiple_of(rounds) {
+        return Ok(m / rounds);
+    }
+    let works = format!(
+        "with pp = {pp} it must split into {rounds} equal rounds, as {} or {} does",
+        m - m % rounds,
+        m - m % pp + pp,
+    );
+    Err(ScheduleError::Field { kind, field: "micro_batches", value: m, works })
+}

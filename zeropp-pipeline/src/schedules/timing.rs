@@ -1,0 +1,215 @@
+//! When the actions of a compute schedule run: the clock that generators choose by.
+//!
+//! Exact integers, one pass over the actions, no links and no lanes beyond one for collectives; the
+//! simulator models the rest. Results on the same rank are there at once, others after
+//! [`Costs::send`].
+
+use super::costs::Costs;
+use crate::ir::{Action, Compute};
+
+/// Start and end of every action, and what follows from them.
+#[derive(Clone, Debug)]
+pub(crate) struct Timing {
+    /// Start and end of each rank's actions, in the order of its program.
+    pub(crate) spans: Vec<Vec<(u64, u64)>>,
+    /// First start of a compute action, per rank.
+    pub(crate) starts: Vec<u64>,
+    /// Last end of a compute action, per rank.
+    pub(crate) ends: Vec<u64>,
+    /// Time spent computing, per rank.
+    pub(crate) busy: Vec<u64>,
+    /// Highest activation memory, per rank.
+    pub(crate) peaks: Vec<i64>,
+    /// End of the last collective or compute action of any rank.
+    pub(crate) makespan: u64,
+}
+
+impl Timing {
+    /// The largest time between a rank's first start and last end.
+    pub(crate) fn own_span(&self) -> u64 {
+        self.starts.iter().zip(&self.ends).map(|(s, e)| e - s).max().unwrap_or(0)
+    }
+}
+
+/// No rank could go on; the action each one waits at, if any.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stuck(pub(crate) Vec<Option<Action>>);
+
+const NOT_YET: u64 = u64::MAX;
+
+struct Clock<'a> {
+    costs: &'a Costs,
+    placement: &'a [usize],
+    micro_batches: usize,
+    /// End of F and of B (or BW) by `stage · m + micro-batch`.
+    done_f: Vec<u64>,
+    done_b: Vec<u64>,
+    /// When a stage's weights are there; 0 where nothing gathers them.
+    gathered: Vec<u64>,
+    now: Vec<u64>,
+    lane: Vec<u64>,
+    memory: Vec<i64>,
+    timing: Timing,
+}
+
+/// Times `ranks`; gathers and reductions among the actions are followed, sends are implied.
+pub(crate) fn time(
+    ranks: &[Vec<Action>],
+    placement: &[usize],
+    micro_batches: usize,
+    costs: &Costs,
+) -> Result<Timing, Stuck> {
+    let mut clock = Clock::new(ranks.len(), placement, micro_batches, costs);
+    let mut next = vec![0; ranks.len()];
+    loop {
+        let mut moved = false;
+        for (rank, actions) in ranks.iter().enumerate() {
+            while let Some(action) = actions.get(next[rank]) {
+                if !clock.step(rank, action) {
+                    break;
+                }
+                next[rank] += 1;
+                moved = true;
+            }
+        }
+        if !moved {
+            break;
+        }
+    }
+    if next.iter().zip(ranks).any(|(n, actions)| *n < actions.len()) {
+        let at = next.iter().zip(ranks).map(|(n, actions)| actions.get(*n).copied());
+        return Err(Stuck(at.collect()));
+    }
+    Ok(clock.finish())
+}
+
+impl<'a> Clock<'a> {
+    fn new(pp: usize, placement: &'a [usize], m: usize, costs: &'a Costs) -> Clock<'a> {
+        let stages = placement.len();
+        let timing = Timing {
+            spans: vec![Vec::new(); pp],
+            starts: vec![NOT_YET; pp],
+            ends: vec![0; pp],
+            busy: vec![0; pp],
+            peaks: vec![0; pp],
+            makespan: 0,
+        };
+        Clock {
+            costs,
+            placement,
+            micro_batches: m,
+            done_f: vec![NOT_YET; stages * m],
+            done_b: vec![NOT_YET; stages * m],
+            gathered: vec![0; stages],
+            now: vec![0; pp],
+            lane: vec![0; pp],
+            memory: vec![0; pp],
+            timing,
+        }
+    }
+
+    fn step(&mut self, rank: usize, action: &Action) -> bool {
+        let span = match *action {
+            Action::AllGather { stage } => {
+                let span = self.collective(rank, self.costs.gather[stage]);
+                self.gathered[stage] = span.1;
+                span
+            }
+            Action::ReduceScatter { stage } => self.collective(rank, self.costs.reduce[stage]),
+            Action::Compute { .. } | Action::Overlap { .. } => match self.compute(rank, action) {
+                Some(span) => span,
+                None => return false,
+            },
+            _ => (self.now[rank], self.now[rank]),
+        };
+        self.timing.spans[rank].push(span);
+        true
+    }
+
+    fn collective(&mut self, rank: usize, takes: u64) -> (u64, u64) {
+        let start = self.lane[rank].max(self.now[rank]);
+        self.lane[rank] = start + takes;
+        (start, start + takes)
+    }
+
+    /// Runs all computes of one action as a block: it starts when every input is there.
+    fn compute(&mut self, rank: usize, action: &Action) -> Option<(u64, u64)> {
+        let mut start = self.now[rank];
+        for (kind, stage, i) in action.computes() {
+            start = start.max(self.ready(rank, kind, stage, i)?);
+        }
+        let costs = self.costs;
+        let takes: u64 = action.computes().map(|(kind, s, _)| duration(costs, kind, s)).sum();
+        let end = start + takes;
+        for (kind, stage, i) in action.computes() {
+            self.record(rank, kind, stage, i, end);
+        }
+        self.now[rank] = end;
+        self.timing.starts[rank] = self.timing.starts[rank].min(start);
+        self.timing.ends[rank] = end;
+        self.timing.busy[rank] += takes;
+        Some((start, end))
+    }
+
+    /// When the inputs of an action are on `rank`, `None` if they have not been computed.
+    fn ready(&self, rank: usize, kind: Compute, stage: usize, i: usize) -> Option<u64> {
+        let at = |done: &[u64], from: usize| {
+            let end = done[from * self.micro_batches + i];
+            let send = if self.placement[from] == rank { 0 } else { self.costs.send };
+            (end != NOT_YET).then_some(end.saturating_add(send))
+        };
+        match kind {
+            Compute::F if stage == 0 => Some(self.gathered[stage]),
+            Compute::F => Some(at(&self.done_f, stage - 1)?.max(self.gathered[stage])),
+            Compute::B | Compute::BW => {
+                let forward = at(&self.done_f, stage)?.max(self.gathered[stage]);
+                let last = stage + 1 == self.placement.len();
+                let behind = if last { 0 } else { at(&self.done_b, stage + 1)? };
+                Some(forward.max(behind))
+            }
+            Compute::W => at(&self.done_b, stage),
+            Compute::R => at(&self.done_f, stage),
+        }
+    }
+
+    fn record(&mut self, rank: usize, kind: Compute, stage: usize, i: usize, end: u64) {
+        let at = stage * self.micro_batches + i;
+        let costs = self.costs;
+        let change = match kind {
+            Compute::F => {
+                self.done_f[at] = end;
+                costs.mem_f[stage]
+            }
+            Compute::B => {
+                self.done_b[at] = end;
+                costs.mem_b[stage]
+            }
+            Compute::BW => {
+                self.done_b[at] = end;
+                costs.mem_b[stage] + costs.mem_w[stage]
+            }
+            Compute::W => costs.mem_w[stage],
+            Compute::R => 0,
+        };
+        self.memory[rank] += change;
+        self.timing.peaks[rank] = self.timing.peaks[rank].max(self.memory[rank]);
+    }
+
+    fn finish(mut self) -> Timing {
+        for start in &mut self.timing.starts {
+            *start = if *start == NOT_YET { 0 } else { *start };
+        }
+        self.timing.makespan =
+            self.timing.ends.iter().chain(&self.lane).copied().max().unwrap_or(0);
+        self.timing
+    }
+}
+
+fn duration(costs: &Costs, kind: Compute, s: usize) -> u64 {
+    match kind {
+        Compute::F | Compute::R => costs.f[s],
+        Compute::B => costs.b[s],
+        Compute::W => costs.w[s],
+        Compute::BW => costs.b[s] + costs.w[s],
+    }
+}

@@ -1,0 +1,76 @@
+//! ZB-V by hand: two chunks a rank in the shape of a V (Pipeline Parallelism with Controllable
+//! Memory, and the Zero Bubble article).
+//!
+//! Rank r holds stages r and 2p − 1 − r. With F = B = W and m ≥ 2p no rank idles between its first
+//! F and its last W, and every rank holds at most what 1F1B holds on rank 0.
+
+use super::costs::Costs;
+use super::timing::time;
+use super::vee::{VeeRank, two_chunks};
+use super::zb_v_auto::best;
+use super::{ScheduleError, Shape};
+use crate::ir::{Action, Compute, Schedule, vee};
+
+/// ZB-V for `costs` and their memory limit (none means what ZB-V by hand holds): the order by hand,
+/// or the automatic one where it has the smaller largest own span. V must be 2, one unit of B.
+///
+/// # Errors
+/// V other than 2, costs that are not one a stage, a memory limit that neither order keeps.
+pub fn zb_v(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
+    let by_hand = generate(shape)?;
+    costs.check("zb-v", shape.stages())?;
+    let time = |ranks: &[Vec<Action>]| {
+        let timing = time(ranks, &by_hand.placement, shape.micro_batches, costs).ok()?;
+        let most = timing.peaks.iter().max().copied().unwrap_or(0);
+        (most <= costs.mem_limit.unwrap_or(i64::MAX)).then(|| timing.own_span())
+    };
+    let automatic = best(shape, costs).and_then(|ranks| Some((time(&ranks)?, ranks)));
+    match (time(&by_hand.ranks), automatic) {
+        (Some(hand), Some((span, ranks))) if span < hand => Ok(Schedule { ranks, ..by_hand }),
+        (None, Some((_, ranks))) => Ok(Schedule { ranks, ..by_hand }),
+        (Some(_), _) => Ok(by_hand),
+        (None, None) => {
+            let value = costs.mem_limit.unwrap_or(0).max(0) as usize;
+            let most = 2 * shape.pp as i64 * costs.mem_f.iter().max().unwrap_or(&0);
+            let works = format!("it must hold the activations of p micro-batches, {most}");
+            Err(ScheduleError::Field { kind: "zb-v", field: "mem_limit", value, works })
+        }
+    }
+}
+
+/// ZB-V by hand for any P and B; V must be 2. One unit of B.
+///
+/// The phases are those of a step of at least 2p − 1 micro-batches; for fewer, the longer step is
+/// written and the micro-batches that do not exist are left out, which keeps every order.
+pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
+    two_chunks("zb-v", shape)?;
+    let Shape { pp, micro_batches, .. } = *shape;
+    let n = micro_batches.max(2 * pp - 1);
+    let ranks = (0..pp)
+        .map(|rank| {
+            let mut order = rank_order(rank, pp, n);
+            order.retain(|a| a.computes().all(|(_, _, i)| i < micro_batches));
+            order
+        })
+        .collect();
+    Ok(Schedule { kind: "zb-v".into(), placement: vee(pp, 2), units: vec![micro_batches], ranks })
+}
+
+fn rank_order(rank: usize, pp: usize, n: usize) -> Vec<Action> {
+    use Compute::{B, F, W};
+    let mut r = VeeRank::new(rank, pp, n);
+    r.repeat(2 * (pp - rank) - 1, &[(F, 0)]);
+    r.repeat(rank, &[(F, 1), (F, 0)]);
+    r.repeat(pp - rank, &[(F, 1), (B, 1), (W, 1)]);
+    while r.left(F, 1) > 0 {
+        if r.left(F, 0) > 0 {
+            r.push(F, 0);
+        }
+        r.repeat(1, &[(B, 0), (W, 0), (F, 1), (B, 1), (W, 1)]);
+    }
+    r.repeat(rank, &[(B, 0), (B, 1)]);
+    r.repeat(pp - rank, &[(B, 0), (W, 0)]);
+    r.repeat(r.left(W, 1), &[(W, 1)]);
+    r.repeat(r.left(W, 0), &[(W, 0)]);
+    r.order
+}
