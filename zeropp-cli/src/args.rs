@@ -90,9 +90,7 @@ fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
         .long_help(long)
         .allow_negative_numbers(true);
     match option.kind {
-        OptionKind::Choice(names) => {
-            arg.value_parser(PossibleValuesParser::new(names)).hide_possible_values(false)
-        }
+        OptionKind::Choice(names) => arg.value_parser(PossibleValuesParser::new(names)),
         OptionKind::Switch => arg
             .num_args(0..=1)
             .require_equals(true)
@@ -115,10 +113,19 @@ fn manual(doc: &[&str], default: Option<Value>) -> (String, String) {
         }
     }
     if let Some(value) = default {
-        let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
-        paragraphs[0].push_str(&format!(" [default: {text}]"));
+        paragraphs[0].push_str(&format!(" [default: {}]", shown(&value)));
     }
     (paragraphs[0].clone(), paragraphs.join("\n\n"))
+}
+
+/// A default as one would type it: `zeropp`, `1e-8`, `120`.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Float(x) if *x != 0.0 && x.abs() < 1e-4 => format!("{x:e}"),
+        Value::Float(x) => x.to_string(),
+        other => other.to_string(),
+    }
 }
 
 /// The settings of a command line.
@@ -179,6 +186,8 @@ mod tests {
             let count = help.matches(&usage).count() + help.matches(&switch).count();
             assert_eq!(count, 1, "--{} in:\n{help}", option.key);
         }
-        assert!(help.contains("[default: 0.003]") && help.contains("[default: zeropp]"), "{help}");
+        for default in ["0.003", "zeropp", "1e-8", "120", "false"] {
+            assert!(help.contains(&format!("[default: {default}]")), "{default} in:\n{help}");
+        }
     }
 }

@@ -20,6 +20,11 @@ pub(crate) fn grouped(n: u64) -> String {
     out
 }
 
+/// A number and what it counts: `1 rank`, `1,024 ranks`.
+pub(crate) fn count(n: usize, noun: &str) -> String {
+    format!("{} {noun}{}", grouped(n as u64), if n == 1 { "" } else { "s" })
+}
+
 /// With three significant digits and a factor of 1000 in its unit: `1.23 M`.
 pub(crate) fn scaled(x: f64) -> String {
     let units = ["", " k", " M", " G", " T", " P"];
@@ -114,6 +119,7 @@ mod tests {
             assert_eq!(duration(s), text);
         }
         assert_eq!(percent(0.0514), "5.1 %");
+        assert_eq!((count(1, "rank"), count(0, "rank")), ("1 rank".into(), "0 ranks".into()));
     }
 
     #[test]

@@ -4,71 +4,31 @@ use zeropp::{Config, Plan};
 use zeropp_core::meter::MemoryKind;
 use zeropp_core::metrics::RankPlan;
 
-use crate::figures::{bytes, grouped, percent, scaled, table};
+use crate::figures::{bytes, count, grouped, percent, scaled, table};
 
 /// The plan in one line, for the head of a run.
 pub(crate) fn headline(config: &Config, plan: &Plan) -> String {
     format!(
-        "{}; {} parameters; {} with {} stages a rank, units of {}",
+        "{}; {} parameters; {} with {} a rank, units of {}",
         mesh(config, plan),
         scaled(plan.parameters as f64),
         plan.schedule,
-        plan.virtual_stages,
+        count(plan.virtual_stages, "stage"),
         units(&plan.units),
     )
 }
 
 /// Everything known before a rank starts.
 pub(crate) fn text(config: &Config, plan: &Plan) -> String {
-    let micro_batches: usize = plan.units.iter().sum();
-    let per_unit = |count: u64| count as f64 / plan.units.len().max(1) as f64;
     let facts = [
-        ["mesh", &mesh(config, plan)],
-        [
-            "model",
-            &format!(
-                "{}, {} layers, hidden {}, {} heads: {} parameters, {}FLOP a token",
-                config.model,
-                config.layers,
-                config.hidden,
-                config.heads,
-                grouped(plan.parameters),
-                spaced(&scaled(plan.flops_per_token)),
-            ),
-        ],
-        [
-            "schedule",
-            &format!(
-                "{}, {} stages a rank, {micro_batches} micro-batches a step in units of {}",
-                plan.schedule,
-                plan.virtual_stages,
-                units(&plan.units),
-            ),
-        ],
-        [
-            "step",
-            &format!(
-                "{} tokens: {micro_batches} micro-batches x {} samples x {} tokens on each of {} \
-                 data ranks",
-                grouped(
-                    (micro_batches * plan.micro_batch_size * plan.seq * data_ranks(plan)) as u64
-                ),
-                plan.micro_batch_size,
-                plan.seq,
-                data_ranks(plan),
-            ),
-        ],
-        [
-            "weights",
-            &format!(
-                "{} all-gathers and {} reduce-scatters of a stage per rank and unit",
-                scaled(per_unit(plan.all_gathers_per_rank)),
-                scaled(per_unit(plan.reduce_scatters_per_rank)),
-            ),
-        ],
-        ["bubble", &format!("{} simulated", percent(plan.bubble))],
+        ("mesh", mesh(config, plan)),
+        ("model", model(config, plan)),
+        ("schedule", schedule(plan)),
+        ("step", step(plan)),
+        ("weights", weights(plan)),
+        ("bubble", format!("{} simulated", percent(plan.bubble))),
     ];
-    let facts: Vec<_> = facts.iter().map(|[name, fact]| format!("{name:8}  {fact}")).collect();
+    let facts: Vec<_> = facts.iter().map(|(name, fact)| format!("{name:8}  {fact}")).collect();
     format!(
         "{}\n\n{}\n\nPredicted peak memory of one rank, by pipeline rank\n{}",
         facts.join("\n"),
@@ -77,21 +37,60 @@ pub(crate) fn text(config: &Config, plan: &Plan) -> String {
     )
 }
 
+fn model(config: &Config, plan: &Plan) -> String {
+    let flops = scaled(plan.flops_per_token);
+    format!(
+        "{}, {}, hidden {}, {}: {} parameters, {flops}{}FLOP a token",
+        config.model,
+        count(config.layers, "layer"),
+        config.hidden,
+        count(config.heads, "head"),
+        grouped(plan.parameters),
+        if flops.contains(' ') { "" } else { " " },
+    )
+}
+
+fn schedule(plan: &Plan) -> String {
+    format!(
+        "{}, {} a rank, a step's micro-batches in units of {}",
+        plan.schedule,
+        count(plan.virtual_stages, "stage"),
+        units(&plan.units),
+    )
+}
+
+fn step(plan: &Plan) -> String {
+    let tokens = micro_batches(plan) * plan.micro_batch_size * plan.seq * data_ranks(plan);
+    format!(
+        "{}: {} data ranks x {} micro-batches x {} samples x {} tokens",
+        count(tokens, "token"),
+        data_ranks(plan),
+        micro_batches(plan),
+        plan.micro_batch_size,
+        plan.seq,
+    )
+}
+
+fn weights(plan: &Plan) -> String {
+    let per_unit = |count: u64| scaled(count as f64 / plan.units.len().max(1) as f64);
+    format!(
+        "{} all-gathers and {} reduce-scatters of a stage per rank and unit",
+        per_unit(plan.all_gathers_per_rank),
+        per_unit(plan.reduce_scatters_per_rank),
+    )
+}
+
+fn micro_batches(plan: &Plan) -> usize {
+    plan.units.iter().sum()
+}
+
 fn data_ranks(plan: &Plan) -> usize {
     plan.zero3 * plan.dp
 }
 
 fn mesh(config: &Config, plan: &Plan) -> String {
-    let ranks = grouped((plan.pp * data_ranks(plan)) as u64);
-    format!(
-        "pp {} x zero3 {} x dp {} = {ranks} ranks ({})",
-        plan.pp, plan.zero3, plan.dp, config.engine
-    )
-}
-
-/// Puts the unit's prefix next to what is counted: `3.1 M` becomes `3.1 M`, `12` becomes `12 `.
-fn spaced(number: &str) -> String {
-    if number.contains(' ') { number.into() } else { format!("{number} ") }
+    let ranks = count(plan.pp * data_ranks(plan), "rank");
+    format!("pp {} x zero3 {} x dp {} = {ranks} ({})", plan.pp, plan.zero3, plan.dp, config.engine)
 }
 
 /// Sizes of the units, equal ones together: `8 + 8`, `100 x 8 + 3`.

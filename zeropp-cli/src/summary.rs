@@ -3,16 +3,16 @@
 use zeropp::Summary;
 use zeropp_core::meter::MemoryKind;
 
-use crate::figures::{bytes, duration, grouped, percent, scaled, table};
+use crate::figures::{bytes, count, duration, grouped, percent, scaled, table};
 use crate::plan::kind_name;
 
 /// The summary of a run.
 pub(crate) fn text(s: &Summary) -> String {
     format!(
-        "{} steps in {}: loss {:.4} to {:.4}\n\
+        "{} in {}: loss {:.4} to {:.4}\n\
          {} tokens/s, {} of peak FLOP/s; bubble {} measured, {} simulated\n\
          {} all-gathers and {} reduce-scatters per rank and unit\n\n{}",
-        grouped(s.steps),
+        count(s.steps as usize, "step"),
         duration(s.total_s),
         s.first_loss,
         s.last_loss,
