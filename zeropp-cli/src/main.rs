@@ -1,2 +1,55 @@
-//! The command.
-fn main() {}
+//! The command `zeropp`: arguments in, calls out, nothing else.
+//!
+//! Exit codes: 0 done, 2 bad input (before any rank starts), 1 a run that failed.
+
+mod args;
+mod figures;
+mod plan;
+mod progress;
+mod run;
+mod summary;
+
+use std::process::ExitCode;
+
+/// Ranks are threads that allocate and free tensors of all sizes at once.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Why a command ends early: the message for standard error and the exit code.
+struct Failure {
+    message: String,
+    code: u8,
+}
+
+impl Failure {
+    /// Input that would have to change; nothing was started.
+    fn bad_input(message: impl ToString) -> Failure {
+        Failure { message: message.to_string(), code: 2 }
+    }
+
+    /// A run that was started and did not end well.
+    fn failed_run(message: impl ToString) -> Failure {
+        Failure { message: message.to_string(), code: 1 }
+    }
+}
+
+impl From<zeropp::Error> for Failure {
+    fn from(error: zeropp::Error) -> Failure {
+        if error.is_bad_input() { Failure::bad_input(error) } else { Failure::failed_run(error) }
+    }
+}
+
+fn main() -> ExitCode {
+    let matches = args::command().get_matches();
+    let result = match matches.subcommand() {
+        Some(("run", matches)) => args::run(matches).and_then(run::run),
+        _ => unreachable!("clap asks for a subcommand and knows no other"),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {}", failure.message);
+            ExitCode::from(failure.code)
+        }
+    }
+}

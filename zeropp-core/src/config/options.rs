@@ -165,16 +165,16 @@ options! {
         ///
         /// `zeropp` gathers each stage's weights once per unit. `gpipe` and `1f1b` are baselines.
         "schedule" "KIND" schedule: String = "zeropp".into();
-        /// Micro-batches in a scheduling unit (U).
+        /// Micro-batches in a scheduling unit (U). Default: 2P−1.
         ///
         /// A rank holds the activations of one unit, and gathers weights and reduces gradients
-        /// once per unit. From 2P−1 on, the pipeline has no idle slot inside a unit. Default:
-        /// 2P−1. Schedules other than zeropp reduce once a step; for them the unit is the step.
+        /// once per unit. From 2P−1 on, the pipeline has no idle slot inside a unit. Schedules
+        /// other than zeropp reduce once a step; for them the unit is the step.
         "unit" "U" unit: Option<usize> = None;
-        /// Stages on each pipeline rank (V); stage s lives on rank s mod P.
+        /// Stages on each pipeline rank (V). Default: 2 where schedule and layers allow it, else 1.
         ///
-        /// Only one stage's weights are gathered at a time (and those being prefetched), so more
-        /// stages need less memory. Default: 2 where the schedule and the layers allow it, else 1.
+        /// Stage s lives on rank s mod P. A rank holds the whole weights of one stage at a time,
+        /// and of those being prefetched, so more stages need less memory.
         "virtual" "V" virtual_stages: Option<usize> = None;
         /// Micro-batches of each rank in a step (B). Default: two units.
         "micro-batches" "B" micro_batches: Option<usize> = None;
@@ -229,7 +229,7 @@ options! {
         "activation" "KIND" activation: Activation = Activation::GeluTanh;
     }
     "Data" {
-        /// A text file, or a folder of text files. Default: zeropp's own sources and documents.
+        /// A text file, or a folder of text files. Default: zeropp's own sources.
         ///
         /// A folder is read recursively, in the order of the paths inside it, with a line feed
         /// between files; names that begin with a dot are left out.
@@ -242,11 +242,11 @@ options! {
         "order" "ORDER" order: Order = Order::Random;
     }
     "Machine" {
-        /// What weights and activations are computed in.
+        /// What weights and activations are computed in. This build has fp32.
         "precision" "KIND" precision: Precision = Precision::Fp32;
-        /// Where tensors live.
+        /// Where tensors live. This build has cpu.
         "device" "KIND" device: DeviceKind = DeviceKind::Cpu;
-        /// How ranks talk to each other: as threads of this process, over MPI or over NCCL.
+        /// How ranks talk to each other. This build has threads: all ranks in one process.
         "engine" "KIND" engine: EngineKind = EngineKind::Threads;
         /// Seconds a rank waits for another before the run ends with the name of the missing one.
         "timeout-s" "S" timeout_s: f64 = 120.0;
@@ -256,11 +256,11 @@ options! {
         "metrics" "FILE" metrics: Option<PathBuf> = None;
         /// Write a Chrome trace of every rank's actions to this file; Perfetto opens it.
         "trace" "FILE" trace: Option<PathBuf> = None;
-        /// Write checkpoints into this folder.
+        /// Write checkpoints into this folder. This build cannot yet.
         "save" "DIR" save: Option<PathBuf> = None;
         /// Steps from one checkpoint to the next. 0 writes one at the end.
         "save-every" "N" save_every: u64 = 0;
-        /// Go on from the newest checkpoint in the folder of save.
+        /// Go on from the newest checkpoint in the folder of save. This build cannot yet.
         "resume" "BOOL" resume: bool = false;
     }
 }

@@ -1,5 +1,7 @@
 //! What a run tells about itself: a record a step, a plan before it, a summary after it.
 
+mod jsonl;
 mod report;
 
+pub use jsonl::JsonLines;
 pub use report::{Plan, RankPlan, StepMetrics, Summary};

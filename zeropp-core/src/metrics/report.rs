@@ -1,6 +1,6 @@
 //! The figures of a run.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::meter::MemoryBytes;
 
@@ -10,8 +10,10 @@ pub struct StepMetrics {
     /// Step, from 1.
     pub step: u64,
     /// Mean loss in nats a token over the whole batch, before the update.
+    #[serde(deserialize_with = "nan_from_null")]
     pub loss: f64,
     /// Global gradient norm before clipping.
+    #[serde(deserialize_with = "nan_from_null")]
     pub grad_norm: f64,
     /// Learning rate of this step.
     pub lr: f64,
@@ -113,4 +115,9 @@ pub struct Summary {
     pub predicted_bytes: MemoryBytes,
     /// Seconds from the first step's start to the last one's end.
     pub total_s: f64,
+}
+
+/// JSON writes what is not finite as null; it comes back as NaN.
+fn nan_from_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }

@@ -1,0 +1,193 @@
+//! The command line. The flags of `run` are the table of settings in zeropp-core, so that a flag,
+//! its key in a file and its manual cannot differ.
+
+use std::path::PathBuf;
+
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use zeropp_core::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
+
+use crate::Failure;
+
+const ABOUT: &str = "Trains transformers that are too big for one node: pipeline parallelism \
+between nodes, ZeRO-3 inside a node, without tensor parallelism";
+
+const RUN_ABOUT: &str = "Train a model\n\n\
+The settings are the defaults, then those of CONFIG.toml, then the flags. In the file a setting \
+has the name of its flag: `micro-batches = 16`. World = P x D x K ranks; on the threads engine \
+they all run on this machine, with nothing to set up.";
+
+const EXAMPLES: &str = "\
+Examples:
+  Train a small GPT on zeropp's own sources, 32 ranks as threads:
+      zeropp run --pp 4 --zero3 8 --unit 8
+  On a text of yours, with the metrics of every step and a trace for Perfetto:
+      zeropp run --pp 2 --zero3 2 --unit 3 --data book.txt --metrics out.jsonl --trace out.json
+  See the mesh, the bubble and the memory of a run without starting it:
+      zeropp run --pp 4 --zero3 8 --unit 8 --dry-run
+  Keep the settings in a file, and change one of them:
+      zeropp run --pp 4 --zero3 8 --unit 8 --print-config > run.toml
+      zeropp run run.toml --lr 1e-3
+
+Exit codes: 0 done, 2 bad input (nothing was started), 1 the run failed.";
+
+/// What `zeropp run` is to do.
+pub(crate) struct Run {
+    /// The settings, flags applied.
+    pub(crate) config: Config,
+    /// Print the settings and stop.
+    pub(crate) print_config: bool,
+    /// Print the plan and stop.
+    pub(crate) dry_run: bool,
+}
+
+/// The whole command line.
+pub(crate) fn command() -> Command {
+    Command::new("zeropp")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about(ABOUT)
+        .after_help(EXAMPLES)
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(run_command())
+}
+
+fn run_command() -> Command {
+    let defaults = Config::default();
+    Command::new("run")
+        .about("Train a model")
+        .long_about(RUN_ABOUT)
+        .after_help(EXAMPLES)
+        .arg(
+            Arg::new("config")
+                .value_name("CONFIG.toml")
+                .value_parser(value_parser!(PathBuf))
+                .help("A file of settings; flags override it"),
+        )
+        .args(OPTIONS.iter().map(|option| flag(option, defaults.get(option.key))))
+        .next_help_heading("Instead of training")
+        .arg(
+            Arg::new("print-config")
+                .long("print-config")
+                .action(ArgAction::SetTrue)
+                .help("Print all settings, those that follow from others too, as a file"),
+        )
+        .arg(
+            Arg::new("dry-run")
+                .long("dry-run")
+                .action(ArgAction::SetTrue)
+                .help("Print the mesh, the schedule's bubble and the memory by kind"),
+        )
+}
+
+fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
+    let (short, long) = manual(option.doc, default);
+    let arg = Arg::new(option.key)
+        .long(option.key)
+        .help_heading(option.heading)
+        .value_name(option.value_name)
+        .help(short)
+        .long_help(long)
+        .allow_negative_numbers(true);
+    match option.kind {
+        OptionKind::Choice(names) => arg.value_parser(PossibleValuesParser::new(names)),
+        OptionKind::Switch => arg
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true")
+            .value_parser(["true", "false"])
+            .hide_possible_values(true),
+        kind => arg.value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
+    }
+}
+
+/// The first paragraph, and all of them, with the default at the end of the first.
+fn manual(doc: &[&str], default: Option<Value>) -> (String, String) {
+    let mut paragraphs = vec![String::new()];
+    for line in doc.iter().map(|line| line.trim()) {
+        let last = paragraphs.last_mut().expect("begins with one");
+        match (line.is_empty(), last.is_empty()) {
+            (true, _) => paragraphs.push(String::new()),
+            (false, true) => last.push_str(line),
+            (false, false) => last.extend([" ", line]),
+        }
+    }
+    if let Some(value) = default {
+        paragraphs[0].push_str(&format!(" [default: {}]", shown(&value)));
+    }
+    (paragraphs[0].clone(), paragraphs.join("\n\n"))
+}
+
+/// A default as one would type it: `zeropp`, `1e-8`, `120`.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        Value::Float(x) if *x != 0.0 && x.abs() < 1e-4 => format!("{x:e}"),
+        Value::Float(x) => x.to_string(),
+        other => other.to_string(),
+    }
+}
+
+/// The settings of a command line.
+pub(crate) fn run(matches: &ArgMatches) -> Result<Run, Failure> {
+    let from_file = match matches.get_one::<PathBuf>("config") {
+        Some(path) => Config::load(path).map_err(Failure::bad_input)?,
+        None => Config::default(),
+    };
+    let mut flags = Table::new();
+    for option in OPTIONS {
+        if let Some(text) = matches.get_one::<String>(option.key) {
+            let value = option.kind.parse(text).expect("clap has parsed it");
+            flags.insert(option.key.into(), value);
+        }
+    }
+    Ok(Run {
+        config: from_file.with(flags).map_err(Failure::bad_input)?,
+        print_config: matches.get_flag("print-config"),
+        dry_run: matches.get_flag("dry-run"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Run {
+        let matches = command().try_get_matches_from(line.split(' ')).unwrap();
+        run(matches.subcommand_matches("run").unwrap()).unwrap_or_else(|f| panic!("{}", f.message))
+    }
+
+    #[test]
+    fn the_command_is_well_formed() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn flags_become_settings() {
+        let run = parse(
+            "zeropp run --pp 4 --zero3 8 --virtual 2 --lr 1e-3 --zero1 --tied=false \
+             --recompute full --data a/b.txt --timeout-s 5",
+        );
+        let c = run.config;
+        assert_eq!((c.pp, c.zero3, c.virtual_stages, c.lr), (4, 8, Some(2), 1e-3));
+        assert_eq!((c.zero1, c.tied, c.timeout_s), (true, false, 5.0));
+        assert_eq!(c.recompute.name(), "full");
+        assert_eq!(c.data.as_deref(), Some(std::path::Path::new("a/b.txt")));
+        assert!(!run.print_config && !run.dry_run);
+        assert!(parse("zeropp run --dry-run").dry_run);
+    }
+
+    #[test]
+    fn help_has_every_setting_once_with_its_default() {
+        let help = run_command().term_width(100).render_long_help().to_string();
+        for option in OPTIONS {
+            let usage = format!(" --{} <{}>", option.key, option.value_name);
+            let switch = format!(" --{}[=<{}>]", option.key, option.value_name);
+            let count = help.matches(&usage).count() + help.matches(&switch).count();
+            assert_eq!(count, 1, "--{} in:\n{help}", option.key);
+        }
+        for default in ["0.003", "zeropp", "1e-8", "120", "false"] {
+            assert!(help.contains(&format!("[default: {default}]")), "{default} in:\n{help}");
+        }
+    }
+}

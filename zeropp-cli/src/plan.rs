@@ -1,0 +1,171 @@
+//! What `--dry-run` prints.
+
+use zeropp::{Config, Plan};
+use zeropp_core::meter::MemoryKind;
+use zeropp_core::metrics::RankPlan;
+
+use crate::figures::{bytes, count, grouped, percent, scaled, table};
+
+/// The plan in one line, for the head of a run.
+pub(crate) fn headline(config: &Config, plan: &Plan) -> String {
+    format!(
+        "{}; {} parameters; {} with {} a rank, units of {}",
+        mesh(config, plan),
+        scaled(plan.parameters as f64),
+        plan.schedule,
+        count(plan.virtual_stages, "stage"),
+        units(&plan.units),
+    )
+}
+
+/// Everything known before a rank starts.
+pub(crate) fn text(config: &Config, plan: &Plan) -> String {
+    let facts = [
+        ("mesh", mesh(config, plan)),
+        ("model", model(config, plan)),
+        ("schedule", schedule(plan)),
+        ("step", step(plan)),
+        ("weights", weights(plan)),
+        ("bubble", format!("{} simulated", percent(plan.bubble))),
+    ];
+    let facts: Vec<_> = facts.iter().map(|(name, fact)| format!("{name:8}  {fact}")).collect();
+    format!(
+        "{}\n\n{}\n\nPredicted peak memory of one rank, by pipeline rank\n{}",
+        facts.join("\n"),
+        stages(&plan.ranks),
+        memory(&plan.ranks),
+    )
+}
+
+fn model(config: &Config, plan: &Plan) -> String {
+    let flops = scaled(plan.flops_per_token);
+    format!(
+        "{}, {}, hidden {}, {}: {} parameters, {flops}{}FLOP a token",
+        config.model,
+        count(config.layers, "layer"),
+        config.hidden,
+        count(config.heads, "head"),
+        grouped(plan.parameters),
+        if flops.contains(' ') { "" } else { " " },
+    )
+}
+
+fn schedule(plan: &Plan) -> String {
+    format!(
+        "{}, {} a rank, a step's micro-batches in units of {}",
+        plan.schedule,
+        count(plan.virtual_stages, "stage"),
+        units(&plan.units),
+    )
+}
+
+fn step(plan: &Plan) -> String {
+    let tokens = micro_batches(plan) * plan.micro_batch_size * plan.seq * data_ranks(plan);
+    format!(
+        "{}: {} data ranks x {} micro-batches x {} samples x {} tokens",
+        count(tokens, "token"),
+        data_ranks(plan),
+        micro_batches(plan),
+        plan.micro_batch_size,
+        plan.seq,
+    )
+}
+
+fn weights(plan: &Plan) -> String {
+    let per_unit = |count: u64| scaled(count as f64 / plan.units.len().max(1) as f64);
+    format!(
+        "{} all-gathers and {} reduce-scatters of a stage per rank and unit",
+        per_unit(plan.all_gathers_per_rank),
+        per_unit(plan.reduce_scatters_per_rank),
+    )
+}
+
+fn micro_batches(plan: &Plan) -> usize {
+    plan.units.iter().sum()
+}
+
+fn data_ranks(plan: &Plan) -> usize {
+    plan.zero3 * plan.dp
+}
+
+fn mesh(config: &Config, plan: &Plan) -> String {
+    let ranks = count(plan.pp * data_ranks(plan), "rank");
+    format!("pp {} x zero3 {} x dp {} = {ranks} ({})", plan.pp, plan.zero3, plan.dp, config.engine)
+}
+
+/// Sizes of the units, equal ones together: `8 + 8`, `100 x 8 + 3`.
+fn units(sizes: &[usize]) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for size in sizes {
+        match runs.last_mut() {
+            Some((count, last)) if last == size => *count += 1,
+            _ => runs.push((1, *size)),
+        }
+    }
+    let text = runs.iter().map(|(count, size)| match count {
+        1 => size.to_string(),
+        2 => format!("{size} + {size}"),
+        _ => format!("{count} x {size}"),
+    });
+    text.collect::<Vec<_>>().join(" + ")
+}
+
+/// The layers of every stage, by pipeline rank.
+fn stages(ranks: &[RankPlan]) -> String {
+    let layers = |names: &[String]| match names {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first, .., last] => format!("{first} to {last}"),
+    };
+    let lines = ranks.iter().map(|rank| {
+        let stages = rank.stages.iter().map(|(s, names)| format!("stage {s}: {}", layers(names)));
+        format!("rank {}  {}", rank.pp, stages.collect::<Vec<_>>().join("; "))
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn memory(ranks: &[RankPlan]) -> String {
+    let mut rows = vec![vec![String::new()]];
+    rows[0].extend(ranks.iter().map(|rank| format!("rank {}", rank.pp)));
+    for kind in MemoryKind::ALL {
+        let mut row = vec![kind_name(kind).to_string()];
+        row.extend(ranks.iter().map(|rank| bytes(rank.memory.get(kind))));
+        rows.push(row);
+    }
+    let mut total = vec!["sum".to_string()];
+    total.extend(ranks.iter().map(|rank| bytes(rank.memory.total())));
+    rows.push(total);
+    table(&rows)
+}
+
+/// What tables call a kind of memory.
+pub(crate) fn kind_name(kind: MemoryKind) -> &'static str {
+    match kind {
+        MemoryKind::ParameterShard => "parameter shard",
+        MemoryKind::Gathered => "gathered weights",
+        MemoryKind::Gradient => "gradient",
+        MemoryKind::GradientShard => "gradient shard",
+        MemoryKind::Optimizer => "optimizer",
+        MemoryKind::Activation => "activation",
+        MemoryKind::WeightStash => "weight stash",
+        MemoryKind::Communication => "communication",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_counted() {
+        for (sizes, text) in [
+            (vec![8], "8"),
+            (vec![8, 8], "8 + 8"),
+            (vec![7, 7, 7], "3 x 7"),
+            (vec![7, 7, 7, 2], "3 x 7 + 2"),
+            (vec![], ""),
+        ] {
+            assert_eq!(units(&sizes), text);
+        }
+    }
+}

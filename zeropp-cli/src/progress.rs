@@ -1,0 +1,85 @@
+//! A run while it goes: a bar on a terminal, a line a step elsewhere.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use zeropp::StepMetrics;
+
+use crate::figures::{grouped, percent, say};
+
+/// Shows the steps of a run.
+pub(crate) struct Progress {
+    /// `None` off a terminal.
+    bar: Option<ProgressBar>,
+    steps: u64,
+}
+
+impl Progress {
+    /// For a run of this many steps.
+    pub(crate) fn new(steps: u64) -> Progress {
+        let bar = std::io::stdout().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout());
+            let style = "{bar:24} {pos}/{len}  {msg}  {eta} left";
+            bar.set_style(ProgressStyle::with_template(style).expect("a valid template"));
+            bar.enable_steady_tick(Duration::from_millis(500));
+            bar
+        });
+        Progress { bar, steps }
+    }
+
+    /// Shows one step.
+    pub(crate) fn step(&self, m: &StepMetrics) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_message(figures(m));
+                bar.set_position(m.step);
+            }
+            None => say(format!("step {}/{}  {}", m.step, self.steps, figures(m))),
+        }
+        if m.skipped {
+            self.note(&format!("step {}: a gradient was not finite; no weight changed", m.step));
+        }
+    }
+
+    /// Takes the bar away.
+    pub(crate) fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn note(&self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(text),
+            None => say(text),
+        }
+    }
+}
+
+fn figures(m: &StepMetrics) -> String {
+    format!(
+        "loss {:.4}  norm {:.3}  {} tokens/s  bubble {}",
+        m.loss,
+        m.grad_norm,
+        grouped(m.tokens_per_s.round() as u64),
+        percent(m.bubble)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_told_in_a_line() {
+        let m = StepMetrics {
+            loss: 5.545_177,
+            grad_norm: 1.25,
+            tokens_per_s: 8191.6,
+            bubble: 0.043,
+            ..StepMetrics::default()
+        };
+        assert_eq!(figures(&m), "loss 5.5452  norm 1.250  8,192 tokens/s  bubble 4.3 %");
+    }
+}

@@ -1,0 +1,76 @@
+//! `zeropp run`.
+
+use zeropp::{StepMetrics, Trainer};
+use zeropp_core::config::ConfigError;
+use zeropp_core::metrics::JsonLines;
+
+use crate::args::Run;
+use crate::figures::say;
+use crate::progress::Progress;
+use crate::{Failure, plan, summary};
+
+/// Trains, or shows what would be trained.
+pub(crate) fn run(run: Run) -> Result<(), Failure> {
+    let config = run.config;
+    config.validate().map_err(Failure::bad_input)?;
+    if run.print_config {
+        let text = config.resolved().to_toml().map_err(Failure::bad_input)?;
+        say(text.trim_end());
+        return Ok(());
+    }
+    let trainer = Trainer::new(config.clone())?;
+    if run.dry_run {
+        say(plan::text(&config, trainer.plan()));
+        return Ok(());
+    }
+    let mut metrics = Metrics::open(&config)?;
+    say(plan::headline(&config, trainer.plan()));
+    let progress = Progress::new(config.steps);
+    let result = trainer.train(|step: &StepMetrics| {
+        metrics.write(step);
+        progress.step(step);
+    });
+    progress.finish();
+    say(format_args!("\n{}", summary::text(&result?)));
+    metrics.close()
+}
+
+/// The metrics file, if one is wanted. A full disk does not end a run; it is told at the end.
+struct Metrics {
+    file: Option<JsonLines>,
+    path: String,
+    error: Option<std::io::Error>,
+}
+
+impl Metrics {
+    fn open(config: &zeropp::Config) -> Result<Metrics, Failure> {
+        let Some(path) = &config.metrics else {
+            return Ok(Metrics { file: None, path: String::new(), error: None });
+        };
+        let shown = path.display().to_string();
+        let file = JsonLines::open(path, config.resume).map_err(|e| {
+            let problem = format!("cannot be written ({e})");
+            let help = "choose a file in a folder you may write to";
+            Failure::bad_input(ConfigError::value("metrics", &shown, problem, help))
+        })?;
+        Ok(Metrics { file: Some(file), path: shown, error: None })
+    }
+
+    fn write(&mut self, step: &StepMetrics) {
+        let Some(file) = &mut self.file else { return };
+        if let Err(error) = file.write(step) {
+            self.file = None;
+            self.error = Some(error);
+        }
+    }
+
+    fn close(self) -> Result<(), Failure> {
+        match self.error {
+            None => Ok(()),
+            Some(e) => Err(Failure::failed_run(format!(
+                "the run is done, but metrics = {} could not be written to its end ({e})",
+                self.path
+            ))),
+        }
+    }
+}

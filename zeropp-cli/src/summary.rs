@@ -1,0 +1,73 @@
+//! What a run ends with.
+
+use zeropp::Summary;
+use zeropp_core::meter::MemoryKind;
+
+use crate::figures::{bytes, count, duration, grouped, percent, scaled, table};
+use crate::plan::kind_name;
+
+/// The summary of a run.
+pub(crate) fn text(s: &Summary) -> String {
+    format!(
+        "{} in {}: loss {:.4} to {:.4}\n\
+         {} tokens/s, {} of peak FLOP/s; bubble {} measured, {} simulated\n\
+         {} all-gathers and {} reduce-scatters per rank and unit\n\n{}",
+        count(s.steps as usize, "step"),
+        duration(s.total_s),
+        s.first_loss,
+        s.last_loss,
+        grouped(s.tokens_per_s.round() as u64),
+        percent(s.flops_util),
+        percent(s.bubble),
+        percent(s.predicted_bubble),
+        scaled(s.all_gathers_per_unit),
+        scaled(s.reduce_scatters_per_unit),
+        memory(s),
+    )
+}
+
+fn memory(s: &Summary) -> String {
+    let mut rows =
+        vec![vec!["Peak memory of a rank".into(), "predicted".into(), "measured".into()]];
+    for kind in MemoryKind::ALL {
+        rows.push(vec![
+            kind_name(kind).into(),
+            bytes(s.predicted_bytes.get(kind)),
+            bytes(s.peak_bytes.get(kind)),
+        ]);
+    }
+    table(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn predicted_and_measured_stand_side_by_side() {
+        let mut s = Summary {
+            steps: 40,
+            first_loss: 5.5452,
+            last_loss: 2.75,
+            tokens_per_s: 6310.4,
+            flops_util: 0.5,
+            bubble: 0.05,
+            predicted_bubble: 0.01,
+            all_gathers_per_unit: 3.0,
+            reduce_scatters_per_unit: 2.0,
+            total_s: 52.14,
+            ..Summary::default()
+        };
+        s.predicted_bytes.activation = 2048;
+        s.peak_bytes.activation = 1024;
+        let text = text(&s);
+        for line in [
+            "40 steps in 52.1 s: loss 5.5452 to 2.7500",
+            "6,310 tokens/s, 50.0 % of peak FLOP/s; bubble 5.0 % measured, 1.0 % simulated",
+            "3 all-gathers and 2 reduce-scatters per rank and unit",
+            "activation              2.00 KiB  1.00 KiB",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line:?} is not in:\n{text}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The command as its users meet it: exit codes, messages, files.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+struct Outcome {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+/// Runs `zeropp` with the words of `line` in `dir`.
+fn zeropp(dir: &Path, line: &str) -> Outcome {
+    let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_zeropp"))
+        .args(line.split_whitespace())
+        .current_dir(dir)
+        .output()
+        .expect("the command can be started");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    Outcome { code: status.code(), out: text(stdout), err: text(stderr) }
+}
+
+fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        let path = dir.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    dir
+}
+
+/// Sizes that make a step a matter of milliseconds.
+const SMALL: &str = "--layers 4 --hidden 16 --heads 2 --seq 8 --steps 3";
+
+#[test]
+fn bad_input_ends_with_code_2_and_one_message() {
+    let dir = folder(&[
+        ("empty.txt", ""),
+        ("short.txt", "too short"),
+        ("empty/.hidden", "x"),
+        ("key.toml", "pp = 2\nlayer = 4\n"),
+        ("type.toml", "pp = 'two'\n"),
+        ("text.toml", "this is no TOML"),
+        ("bad.toml", "heads = 5\n"),
+    ]);
+    let cases = [
+        ("--heads 5", "heads = 5: does not divide hidden = 64; use 4 or 8"),
+        ("--pp 4 --virtual 4", "layers = 8: pp 4 x virtual 4 makes 16 stages"),
+        ("--unit 0", "unit = 0: at least 1 is needed"),
+        ("--micro-batches 0", "micro-batches = 0: at least 1 is needed"),
+        ("--pp 0", "pp = 0: at least 1 is needed"),
+        ("--zero3 1000000", "zero3 = 1000000: is beyond any use; use 1 to 4096"),
+        ("--zero3 4096 --dp 4096", "16777216 ranks"),
+        ("--lr -1", "lr = -1: is out of range"),
+        ("--lr nan", "lr = NaN: is out of range"),
+        ("--precision bf16", "precision = bf16: is not in this build; use fp32"),
+        ("--device cuda", "device = cuda: is not in this build; use cpu"),
+        ("--engine mpi", "engine = mpi: is not in this build; use threads"),
+        ("--schedule 1f1b --virtual 2", "virtual = 2: schedule 1f1b has one stage"),
+        ("--metrics none/m.jsonl", "metrics = none/m.jsonl: cannot be written"),
+        ("--trace none/t.json", "trace = none/t.json: cannot be written"),
+        ("--metrics short.txt --data short.txt", "would overwrite it"),
+        ("key.toml", "key.toml: line 2: unknown key `layer`; did you mean `layers`?"),
+        ("type.toml", "expected a whole number"),
+        ("text.toml", "text.toml: TOML parse error at line 1"),
+        ("bad.toml", "heads = 5: does not divide"),
+        ("bad.toml --heads 7", "heads = 7: does not divide"),
+        ("none.toml", "cannot read the configuration none.toml"),
+        ("--pp x", "invalid value 'x' for '--pp <P>': expected a whole number"),
+        ("--recompute half", "invalid value 'half' for '--recompute <WHAT>'"),
+        ("--stepz 3", "unexpected argument '--stepz'"),
+        ("--zero1=2", "invalid value '2'"),
+        // From here on the trainer speaks.
+        ("--data none.txt", "data = none.txt: cannot be read"),
+        ("--data empty.txt", "data = empty.txt: 0 tokens are too short"),
+        ("--data short.txt", "data = short.txt: 9 tokens are too short, since seq = 64 needs 65"),
+        ("--data empty", "data = empty: the folder has no files"),
+        ("--schedule zig-zag", "zig-zag"),
+    ];
+    for (line, message) in cases {
+        let got = zeropp(dir.path(), &format!("run {line}"));
+        assert_eq!(got.code, Some(2), "{line}: {}{}", got.out, got.err);
+        assert!(got.err.starts_with("error: "), "{line}: {}", got.err);
+        assert!(got.err.contains(message), "{line}: {}", got.err);
+        assert_eq!(got.err.matches("error: ").count(), 1, "{line}: {}", got.err);
+        assert_eq!(got.out, "", "{line}");
+    }
+}
+
+#[test]
+fn without_a_command_the_manual_is_shown() {
+    let dir = folder(&[]);
+    assert_eq!(zeropp(dir.path(), "").code, Some(2));
+    let help = zeropp(dir.path(), "run --help");
+    assert_eq!((help.code, help.err.as_str()), (Some(0), ""));
+    for part in
+        ["Mesh:", "Schedule:", "Training:", "Examples:", "--micro-batches <B>", "Exit codes:"]
+    {
+        assert!(help.out.contains(part), "{part} is not in:\n{}", help.out);
+    }
+}
+
+#[test]
+fn a_printed_configuration_is_the_same_run() {
+    let dir = folder(&[("run.toml", "pp = 2\nlr = 0.5\n")]);
+    let flags = "--pp 4 --zero3 8 --unit 8 --data none.txt --recompute full --zero1";
+    let first = zeropp(dir.path(), &format!("run run.toml {flags} --print-config"));
+    assert_eq!((first.code, first.err.as_str()), (Some(0), ""));
+    for line in [
+        "# Mesh",
+        "pp = 4",
+        "lr = 0.5",
+        "virtual = 2",
+        "micro-batches = 16",
+        "zero1 = true",
+        "recompute = \"full\"",
+        "data = \"none.txt\"",
+        "min-lr = 0.05",
+    ] {
+        assert!(first.out.lines().any(|l| l == line), "{line} is not in:\n{}", first.out);
+    }
+    std::fs::write(dir.path().join("printed.toml"), &first.out).unwrap();
+    let second = zeropp(dir.path(), "run printed.toml --print-config");
+    assert_eq!(second.out, first.out);
+}
+
+#[test]
+fn a_dry_run_shows_the_plan_and_writes_nothing() {
+    let dir = folder(&[]);
+    let got = zeropp(dir.path(), "run --pp 4 --zero3 8 --unit 8 --dry-run --metrics m --trace t");
+    assert_eq!((got.code, got.err.as_str()), (Some(0), ""));
+    for part in [
+        "pp 4 x zero3 8 x dp 1 = 32 ranks (threads)",
+        "zeropp, 2 stages a rank, a step's micro-batches in units of 8 + 8",
+        "3 all-gathers and 2 reduce-scatters",
+        "bubble",
+        "gathered weights",
+        "stage 7",
+    ] {
+        assert!(got.out.contains(part), "{part} is not in:\n{}", got.out);
+    }
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+fn json_lines(path: PathBuf) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn a_run_tells_every_step_and_ends_with_a_summary() {
+    let dir = folder(&[("a.txt", &"To train or not to train. ".repeat(9))]);
+    let line = format!("run {SMALL} --pp 2 --unit 3 --data a.txt --metrics m.jsonl --trace t.json");
+    let got = zeropp(dir.path(), &line);
+    assert_eq!((got.code, got.err.as_str()), (Some(0), ""), "{}", got.out);
+    for part in ["step 1/3  loss ", "step 3/3  loss ", "3 steps in ", "tokens/s", "Peak memory"] {
+        assert!(got.out.contains(part), "{part} is not in:\n{}", got.out);
+    }
+    assert!(
+        got.out.contains("3 all-gathers and 2 reduce-scatters per rank and unit"),
+        "{}",
+        got.out
+    );
+    assert!(!got.out.contains('\u{1b}'), "no terminal, no escape sequences");
+
+    let steps = json_lines(dir.path().join("m.jsonl"));
+    assert_eq!(steps.iter().map(|s| s["step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
+    for step in &steps {
+        // 2 ranks, 2 units of 3: 6 micro-batches of 8 tokens; 2V−1 and V per rank and unit.
+        assert_eq!((step["tokens"].as_u64(), step["all_gathers"].as_u64()), (Some(48), Some(12)));
+        assert_eq!(step["reduce_scatters"].as_u64(), Some(8));
+        assert!(step["loss"].as_f64().unwrap() < 8.0 && step["peak_bytes"]["activation"].is_u64());
+    }
+    let trace = std::fs::read_to_string(dir.path().join("t.json")).unwrap();
+    assert!(serde_json::from_str::<serde_json::Value>(&trace).is_ok(), "the trace is JSON");
+
+    let again = zeropp(dir.path(), &line);
+    assert_eq!(again.code, Some(0));
+    let bits = |steps: &[serde_json::Value]| {
+        steps
+            .iter()
+            .map(|s| (s["loss"].to_string(), s["grad_norm"].to_string()))
+            .collect::<Vec<_>>()
+    };
+    let second = json_lines(dir.path().join("m.jsonl"));
+    assert_eq!(bits(&second), bits(&steps), "the same command, the same bits, a new file");
+}
+
+#[test]
+fn a_reader_that_goes_away_does_not_end_a_run() {
+    let dir = folder(&[]);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_zeropp"))
+        .args(format!("run {SMALL} --metrics m.jsonl").split_whitespace())
+        .current_dir(dir.path())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    assert!(child.wait().unwrap().success());
+    assert_eq!(json_lines(dir.path().join("m.jsonl")).len(), 3);
+}

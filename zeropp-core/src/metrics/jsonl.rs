@@ -1,0 +1,137 @@
+//! The metrics file: one JSON object a line, a line a step.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use super::StepMetrics;
+
+/// Writes `--metrics`. Every number reads back to the same bits (the shortest decimal that does);
+/// a loss or norm that is not finite is written as null, since JSON has no name for it.
+pub struct JsonLines(BufWriter<File>);
+
+impl JsonLines {
+    /// Opens `path`: at its end where the run goes on from a checkpoint, else from the start.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub fn open(path: &Path, append: bool) -> io::Result<JsonLines> {
+        let mut options = OpenOptions::new();
+        let options = options.create(true).write(true).append(append).truncate(!append);
+        Ok(JsonLines(BufWriter::new(options.open(path)?)))
+    }
+
+    /// Writes one step and hands it to the operating system, so that a run can be watched and
+    /// nothing is lost when it ends early.
+    ///
+    /// # Errors
+    /// The line cannot be written.
+    pub fn write(&mut self, step: &StepMetrics) -> io::Result<()> {
+        serde_json::to_writer(&mut self.0, step)?;
+        self.0.write_all(b"\n")?;
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn lines(path: &Path) -> Vec<String> {
+        std::fs::read_to_string(path).unwrap().lines().map(str::to_string).collect()
+    }
+
+    /// The text of a number in a line, as any reader of JSON finds it.
+    fn field(line: &str, key: &str) -> String {
+        let start = line.find(&format!("\"{key}\":")).expect("the key is there") + key.len() + 3;
+        line[start..].split([',', '}']).next().unwrap().to_string()
+    }
+
+    #[test]
+    fn a_line_has_the_documented_keys() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.jsonl");
+        let mut file = JsonLines::open(&path, false).unwrap();
+        file.write(&StepMetrics { step: 1, ..StepMetrics::default() }).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&lines(&path)[0]).unwrap();
+        let keys = |v: &serde_json::Value| -> Vec<String> {
+            v.as_object().unwrap().keys().cloned().collect()
+        };
+        let mut expected = vec![
+            "step",
+            "loss",
+            "grad_norm",
+            "lr",
+            "tokens",
+            "tokens_per_s",
+            "step_s",
+            "flops_util",
+            "bubble",
+            "all_gathers",
+            "reduce_scatters",
+            "all_reduces",
+            "comm_bytes",
+            "peak_bytes",
+        ];
+        expected.sort();
+        let mut found = keys(&value);
+        found.sort();
+        assert_eq!(found, expected);
+        let mut kinds = keys(&value["peak_bytes"]);
+        kinds.sort();
+        assert_eq!(
+            kinds,
+            [
+                "activation",
+                "communication",
+                "gathered",
+                "gradient",
+                "gradient_shard",
+                "optimizer",
+                "parameter_shard",
+                "weight_stash",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_run_starts_anew_and_a_resumed_one_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.jsonl");
+        let write = |append, step| {
+            let mut file = JsonLines::open(&path, append).unwrap();
+            file.write(&StepMetrics { step, ..StepMetrics::default() }).unwrap();
+            lines(&path).iter().map(|l| field(l, "step")).collect::<Vec<_>>()
+        };
+        assert_eq!(write(false, 1), ["1"]);
+        assert_eq!(write(true, 2), ["1", "2"]);
+        assert_eq!(write(false, 7), ["7"]);
+    }
+
+    #[test]
+    fn what_is_not_finite_survives_as_null() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.jsonl");
+        let step = StepMetrics { loss: f64::NAN, grad_norm: f64::INFINITY, ..Default::default() };
+        JsonLines::open(&path, false).unwrap().write(&step).unwrap();
+        let line = &lines(&path)[0];
+        assert_eq!((field(line, "loss"), field(line, "grad_norm")), ("null".into(), "null".into()));
+        let back: StepMetrics = serde_json::from_str(line).unwrap();
+        assert!(back.loss.is_nan() && back.grad_norm.is_nan());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn loss_and_norm_read_back_to_the_same_bits(loss: f64, norm: f32) {
+            let step = StepMetrics { loss, grad_norm: norm.into(), ..Default::default() };
+            let line = serde_json::to_string(&step).unwrap();
+            let bits = |key| field(&line, key).parse::<f64>().unwrap().to_bits();
+            prop_assert_eq!(bits("loss"), loss.to_bits());
+            prop_assert_eq!(bits("grad_norm"), f64::from(norm).to_bits());
+        }
+    }
+}
