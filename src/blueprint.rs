@@ -15,7 +15,7 @@ use zeropp_pipeline::lower::{LowerOptions, lower};
 use zeropp_pipeline::memory::{StageBytes, predict};
 use zeropp_pipeline::partition::partition;
 use zeropp_pipeline::schedules::{Shape, generate};
-use zeropp_pipeline::simulate::{Costs, simulate};
+use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
 use zeropp_pipeline::verify::{VerifyLimits, verify};
 use zeropp_zero3::optimizer::Tie;
 
@@ -188,8 +188,14 @@ impl Blueprint {
             .map(|r| self.model.parts[r.clone()].iter().map(|p| p.cost(batch).forward_flops).sum())
             .collect();
         let largest = forward.iter().copied().fold(1.0, f64::max);
-        let ns: Vec<u64> = forward.iter().map(|f| (f / largest * 1e6).max(1.0) as u64).collect();
-        Costs::of_stages(ns.clone(), ns.clone(), ns)
+        let stages = forward
+            .iter()
+            .map(|f| {
+                let ns = (f / largest * 1e6).max(1.0) as u64;
+                StageCosts { f_ns: ns, b_ns: ns, w_ns: ns, r_ns: ns, ..StageCosts::default() }
+            })
+            .collect();
+        Costs { stages, ..Costs::default() }
     }
 }
 

@@ -94,7 +94,7 @@ fn an_overlapped_pair_is_one_cell() {
     let timeline = Timeline {
         title: String::new(),
         placement: vec![0, 0],
-        ranks: vec![RankTimeline { name: "pp 0".into(), spans, memory: Vec::new() }],
+        ranks: vec![RankTimeline { name: "pp 0".into(), spans, ..RankTimeline::default() }],
     };
     assert_eq!(chart(&timeline, 80), "pp 0 |aF1aF3&bBW2-|\n");
     assert_eq!(chart(&timeline, 4), "pp 0 |F&&&|\n");
