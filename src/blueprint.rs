@@ -102,8 +102,7 @@ impl Blueprint {
     fn make_plan(&self, batch: BatchShape) -> Result<Plan, Error> {
         let bytes: Vec<StageBytes> = (0..self.stages.len()).map(|s| self.bytes(s, batch)).collect();
         let peaks = predict(&self.schedule, &bytes);
-        let timeline = simulate(&self.schedule, &self.relative_costs(batch))
-            .map_err(|e| Error::Model(format!("the schedule cannot be simulated: {e}")))?;
+        let bubble = self.simulated_bubble(self.relative_costs(batch), &bytes);
         let program = &self.schedule.ranks[0];
         let count = |f: fn(&Action) -> bool| program.iter().filter(|a| f(a)).count() as u64;
         Ok(Plan {
@@ -117,7 +116,7 @@ impl Blueprint {
             seq: self.config.seq,
             parameters: self.model.parameter_count(),
             flops_per_token: self.model.flops_per_token(batch),
-            bubble: timeline.bubble(),
+            bubble,
             all_gathers_per_rank: count(|a| matches!(a, Action::AllGather { .. })),
             reduce_scatters_per_rank: count(|a| matches!(a, Action::ReduceScatter { .. })),
             ranks: (0..self.mesh.pp).map(|p| self.rank_plan(p, peaks[p])).collect(),
@@ -180,22 +179,34 @@ impl Blueprint {
         }
     }
 
-    /// Costs in proportion to the stages' forward FLOP: B and W each like F, R like F.
-    fn relative_costs(&self, batch: BatchShape) -> Costs {
+    /// The schedule's bubble, averaged over ranks, with these times of each stage and messages,
+    /// gathers and reductions that take none.
+    pub(crate) fn simulated_bubble(&self, stages: Vec<StageCosts>, memory: &[StageBytes]) -> f64 {
+        let costs = Costs { stages, memory: memory.to_vec(), ..Costs::default() };
+        simulate(&self.schedule, &costs).expect("a verified program").bubble()
+    }
+
+    /// The same with measured times; memory plays no part in it.
+    pub(crate) fn timed_bubble(&self, stages: Vec<StageCosts>) -> f64 {
+        let memory = vec![StageBytes::default(); self.stages.len()];
+        self.simulated_bubble(stages, &memory)
+    }
+
+    /// Times in proportion to the stages' forward FLOP: B, W and R each like F.
+    fn relative_costs(&self, batch: BatchShape) -> Vec<StageCosts> {
         let forward: Vec<f64> = self
             .stages
             .iter()
             .map(|r| self.model.parts[r.clone()].iter().map(|p| p.cost(batch).forward_flops).sum())
             .collect();
         let largest = forward.iter().copied().fold(1.0, f64::max);
-        let stages = forward
+        forward
             .iter()
             .map(|f| {
                 let ns = (f / largest * 1e6).max(1.0) as u64;
                 StageCosts { f_ns: ns, b_ns: ns, w_ns: ns, r_ns: ns, ..StageCosts::default() }
             })
-            .collect();
-        Costs { stages, ..Costs::default() }
+            .collect()
     }
 }
 

@@ -14,7 +14,8 @@ use zeropp_core::metrics::StepMetrics;
 use zeropp_pipeline::executor::{
     Executor, ExecutorError, ModelWorker, StatusBoard, StepRecord, TokenSource, WorkerOptions,
 };
-use zeropp_pipeline::ir::Action;
+use zeropp_pipeline::ir::{Action, Compute};
+use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::timeline::{RankTimeline, Span};
 use zeropp_zero3::adamw::AdamW;
 use zeropp_zero3::lr::LearningRate;
@@ -79,13 +80,65 @@ struct RankStep {
     all_reduces: u64,
     sent_bytes: u64,
     peak: MemoryBytes,
+    times: StageTimes,
+}
+
+/// Nanoseconds and number of each kind of compute action on each stage.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct StageTimes(pub(crate) Vec<(usize, char, u64, u64)>);
+
+impl StageTimes {
+    pub(crate) fn add(&mut self, stage: usize, kind: char, ns: u64, n: u64) {
+        match self.0.iter_mut().find(|t| (t.0, t.1) == (stage, kind)) {
+            Some(t) => (t.2, t.3) = (t.2 + ns, t.3 + n),
+            None => self.0.push((stage, kind, ns, n)),
+        }
+    }
+
+    pub(crate) fn merge(&mut self, other: &StageTimes) {
+        other.0.iter().for_each(|t| self.add(t.0, t.1, t.2, t.3));
+    }
+
+    /// Mean times of each stage. A whole backward counts as B, with nothing left for W.
+    pub(crate) fn costs(&self, stages: usize) -> Vec<StageCosts> {
+        let mean = |stage: usize, kind: char| {
+            let t = self.0.iter().find(|t| (t.0, t.1) == (stage, kind));
+            t.map_or(0, |t| t.2 / t.3.max(1))
+        };
+        (0..stages)
+            .map(|s| StageCosts {
+                f_ns: mean(s, 'F'),
+                b_ns: mean(s, 'B') + mean(s, 'X'),
+                w_ns: mean(s, 'W'),
+                r_ns: mean(s, 'R'),
+                ..StageCosts::default()
+            })
+            .collect()
+    }
+
+    fn of(spans: &[Span]) -> StageTimes {
+        let mut times = StageTimes::default();
+        for span in spans {
+            if let Action::Compute { kind, stage, .. } = span.action {
+                let letter = match kind {
+                    Compute::F => 'F',
+                    Compute::B => 'B',
+                    Compute::W => 'W',
+                    Compute::R => 'R',
+                    Compute::BW => 'X',
+                };
+                times.add(stage, letter, span.end_ns - span.start_ns, 1);
+            }
+        }
+        times
+    }
 }
 
 /// Runs all steps on one rank; `report` gets rank 0's view of each.
 pub(crate) fn run_rank(
     shared: &Shared,
     world: Arc<dyn Communicator>,
-    mut report: impl FnMut(StepMetrics),
+    mut report: impl FnMut(StepMetrics, StageTimes),
 ) -> Result<RankResult, RankError> {
     let bp = &shared.blueprint;
     let rank = world.rank();
@@ -108,7 +161,8 @@ pub(crate) fn run_rank(
         if rank == 0 {
             let step_s = step_start.elapsed().as_secs_f64();
             step_start = Instant::now();
-            report(step_metrics(shared, step, step_s, &record, &all));
+            let (metrics, times) = step_metrics(shared, step, step_s, &record, &all);
+            report(metrics, times);
         }
         if bp.config.trace.is_some() && step <= TRACED_STEPS {
             spans.extend(record.spans);
@@ -229,6 +283,7 @@ fn summarise(
         all_reduces: count(|a| matches!(a, Action::ReplicaReduce { .. })),
         sent_bytes: record.sent_bytes,
         peak: meter.peak(),
+        times: StageTimes::of(&record.spans),
     }
 }
 
@@ -238,7 +293,7 @@ fn step_metrics(
     step_s: f64,
     record: &StepRecord,
     all: &[Vec<u8>],
-) -> StepMetrics {
+) -> (StepMetrics, StageTimes) {
     let ranks: Vec<RankStep> =
         all.iter().map(|b| serde_json::from_slice(b).expect("written by summarise")).collect();
     let mut losses: Vec<_> = ranks.iter().flat_map(|r| r.losses.iter().copied()).collect();
@@ -249,7 +304,9 @@ fn step_metrics(
     let tokens = bp.config.tokens_per_step() as u64;
     let tokens_per_s = tokens as f64 / step_s;
     let total = |f: fn(&RankStep) -> u64| ranks.iter().map(f).sum();
-    StepMetrics {
+    let mut times = StageTimes::default();
+    ranks.iter().for_each(|r| times.merge(&r.times));
+    let metrics = StepMetrics {
         step,
         loss: sum / losses.len() as f64,
         grad_norm: outcome.grad_norm,
@@ -265,5 +322,6 @@ fn step_metrics(
         comm_bytes: total(|r| r.sent_bytes),
         peak_bytes: ranks.iter().fold(MemoryBytes::default(), |m, r| m.max(&r.peak)),
         skipped: outcome.skipped,
-    }
+    };
+    (metrics, times)
 }

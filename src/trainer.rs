@@ -27,7 +27,7 @@ use zeropp_zero3::ParamExport;
 use crate::Error;
 use crate::blueprint::Blueprint;
 use crate::peak::gemm_flops;
-use crate::rank::{Export, RankError, RankResult, Shared, run_rank};
+use crate::rank::{Export, RankError, RankResult, Shared, StageTimes, run_rank};
 
 /// After one rank has failed, how long the others get to stop before they are left behind.
 const GRACE: Duration = Duration::from_secs(3);
@@ -44,7 +44,7 @@ pub struct Trainer {
 pub type Weights = BTreeMap<String, Vec<f32>>;
 
 enum Message {
-    Step(StepMetrics),
+    Step(StepMetrics, StageTimes),
     Done(usize, Result<RankResult, Failure>),
 }
 
@@ -156,11 +156,17 @@ impl Trainer {
         drop(tx);
         let start = Instant::now();
         let mut steps = Vec::new();
-        let results = watch(&rx, world, &shared.status, |metrics| {
+        let mut times = StageTimes::default();
+        let results = watch(&rx, world, &shared.status, |metrics, step_times| {
             on_step(&metrics);
+            // The first step warms caches and pools up; it counts only where it is the only one.
+            if steps.len() == 1 {
+                times = StageTimes::default();
+            }
+            times.merge(&step_times);
             steps.push(metrics);
         })?;
-        let summary = self.summary(&steps, start.elapsed().as_secs_f64());
+        let summary = self.summary(&steps, &times, start.elapsed().as_secs_f64());
         if let Some(path) = &bp.config.trace {
             self.write_trace(path, &results)
                 .map_err(|source| Error::Output { path: path.clone(), source })?;
@@ -168,7 +174,7 @@ impl Trainer {
         Ok((summary, results))
     }
 
-    fn summary(&self, steps: &[StepMetrics], total_s: f64) -> Summary {
+    fn summary(&self, steps: &[StepMetrics], times: &StageTimes, total_s: f64) -> Summary {
         let plan = &self.blueprint.plan;
         let settled = if steps.len() > 1 { &steps[1..] } else { steps };
         let median = |f: fn(&StepMetrics) -> f64| {
@@ -189,6 +195,7 @@ impl Trainer {
             flops_util: median(|s| s.flops_util),
             bubble: median(|s| s.bubble),
             predicted_bubble: plan.bubble,
+            timed_bubble: self.blueprint.timed_bubble(times.costs(self.blueprint.stages.len())),
             all_gathers_per_unit: per_unit(|s| s.all_gathers),
             reduce_scatters_per_unit: per_unit(|s| s.reduce_scatters),
             peak_bytes: steps.iter().map(|s| &s.peak_bytes).fold(MemoryBytes::default(), peak),
@@ -253,9 +260,9 @@ fn spawn_rank(rank: usize, shared: Shared, world: Arc<dyn Communicator>, tx: Sen
     let body = move || {
         let steps = tx.clone();
         let run = AssertUnwindSafe(|| {
-            run_rank(&shared, world.clone(), |m| {
+            run_rank(&shared, world.clone(), |metrics, times| {
                 // The trainer may have given up already; then nobody listens.
-                let _ = steps.send(Message::Step(m));
+                let _ = steps.send(Message::Step(metrics, times));
             })
         });
         let result = match std::panic::catch_unwind(run) {
@@ -307,7 +314,7 @@ fn watch(
     rx: &Receiver<Message>,
     world: usize,
     status: &StatusBoard,
-    mut on_step: impl FnMut(StepMetrics),
+    mut on_step: impl FnMut(StepMetrics, StageTimes),
 ) -> Result<Vec<RankResult>, Error> {
     let mut results: Vec<Option<RankResult>> = (0..world).map(|_| None).collect();
     let mut failures: Vec<(usize, Failure)> = Vec::new();
@@ -319,7 +326,7 @@ fn watch(
             Some(at) => rx.recv_timeout(at.saturating_duration_since(Instant::now())),
         };
         match message {
-            Ok(Message::Step(metrics)) => on_step(metrics),
+            Ok(Message::Step(metrics, times)) => on_step(metrics, times),
             Ok(Message::Done(rank, Ok(result))) => {
                 results[rank] = Some(result);
                 left -= 1;

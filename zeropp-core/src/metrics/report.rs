@@ -105,6 +105,9 @@ pub struct Summary {
     pub bubble: f64,
     /// Bubble simulated before the run.
     pub predicted_bubble: f64,
+    /// Bubble simulated with the measured mean times of each stage's F, B and W.
+    #[serde(default)]
+    pub timed_bubble: f64,
     /// All-gathers per rank and unit, measured.
     pub all_gathers_per_unit: f64,
     /// Reduce-scatters per rank and unit, measured.
