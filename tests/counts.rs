@@ -113,7 +113,7 @@ fn memory_is_predicted() {
 fn full_recomputation_cuts_the_peak_as_predicted() {
     let base = Config { pp: 2, virtual_stages: Some(4), unit: Some(6), ..tiny() };
     let peak = |recompute| {
-        let config = Config { recompute, steps: 1, ..base.clone() };
+        let config = Config { recompute, steps: 1, warmup: Some(0), ..base.clone() };
         let predicted = Trainer::new(config.clone()).unwrap().plan().clone();
         let most = predicted.ranks.iter().map(|r| r.memory.activation).max().unwrap();
         (run(config).summary.peak_bytes.activation as f64, most as f64)

@@ -1,9 +1,9 @@
 //! Pipeline schedules as data, and the executor that runs them.
 
-pub mod draw;
-pub mod executor;
 pub mod ascii;
+pub mod draw;
 pub mod exchange;
+pub mod executor;
 pub mod ir;
 pub mod links;
 pub mod lower;
