@@ -286,6 +286,12 @@ impl<'a> Rank<'a> {
                 _ => {}
             }
         }
-        RankTimeline { name: format!("pp {}", self.rank), spans: self.spans, memory: self.memory }
+        RankTimeline {
+            name: format!("pp {}", self.rank),
+            pp: self.rank,
+            group: 0,
+            spans: self.spans,
+            memory: self.memory,
+        }
     }
 }
