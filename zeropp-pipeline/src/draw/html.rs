@@ -36,8 +36,8 @@ const SCRIPT: [&str; 2] = [include_str!("html/draw.js"), include_str!("html/page
 
 fn page(timelines: &[&Timeline], out: impl Write) -> io::Result<()> {
     let mut out = BufWriter::new(out);
-    let titles: Vec<&str> = timelines.iter().map(|t| t.title.as_str()).collect();
-    let title = escape(&titles.join(" and "));
+    let titles: Vec<String> = (0..timelines.len()).map(|i| run_title(timelines, i)).collect();
+    let title = escape(&titles.join(" · "));
     writeln!(
         out,
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -65,11 +65,11 @@ fn table(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
     write!(out, "<div id=\"numbers\"><table>\n<tr><th>run<th>makespan<th>bubble")?;
     (0..ranks).try_for_each(|r| write!(out, "<th>rank {r}"))?;
     writeln!(out)?;
-    for timeline in timelines {
+    for (i, timeline) in timelines.iter().enumerate() {
         write!(
             out,
             "<tr><td>{}<td>{}<td>{}",
-            escape(&timeline.title),
+            escape(&run_title(timelines, i)),
             time_text(makespan_ns(timeline)),
             percent(timeline.bubble())
         )?;
@@ -85,6 +85,16 @@ fn table(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "</table></div>")
 }
 
+/// The run's title, with the letter that its lanes carry where there are several.
+fn run_title(timelines: &[&Timeline], index: usize) -> String {
+    let title = &timelines[index].title;
+    if timelines.len() == 1 {
+        return title.clone();
+    }
+    let letter = char::from(b'A' + index as u8);
+    format!("{letter}: {title}")
+}
+
 /// The second run against the first: makespan in per cent of the first, bubbles in points.
 fn difference(
     first: &Timeline,
@@ -94,9 +104,10 @@ fn difference(
 ) -> io::Result<()> {
     let (a, b) = (makespan_ns(first), makespan_ns(second));
     let makespan = if a == 0 { 0.0 } else { 100.0 * (b as f64 - a as f64) / a as f64 };
-    let points = |a: f64, b: f64| format!("{:+.1} pt", 100.0 * (b - a));
+    // Rounded before it is written, so that no −0.0 appears.
+    let points = |a: f64, b: f64| format!("{:+.1} pt", (1000.0 * (b - a)).round() / 10.0 + 0.0);
     let bubble = points(first.bubble(), second.bubble());
-    write!(out, "<tr><td>difference<td>{makespan:+.1} %<td>{bubble}")?;
+    write!(out, "<tr><td>B against A<td>{makespan:+.1} %<td>{bubble}")?;
     for r in 0..ranks {
         match (first.ranks.get(r), second.ranks.get(r)) {
             (Some(a), Some(b)) => write!(out, "<td>{}", points(a.bubble(), b.bubble()))?,
@@ -131,6 +142,8 @@ struct StyleData {
 #[derive(Serialize)]
 struct Run<'a> {
     title: &'a str,
+    /// Until its last span's end, ns.
+    length: u64,
     /// Shade of each stage, 0 to 1.
     shades: Vec<f64>,
     ranks: Vec<Rank>,
@@ -166,25 +179,27 @@ fn data(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
         color: hex(s.color),
         texture: texture(s.texture),
     });
-    let length = |t: &&Timeline| {
-        let (start, end) = extent(t);
-        end - start
-    };
     let ranks = timelines.iter().flat_map(|t| &t.ranks);
+    let runs: Vec<Run> = timelines.iter().map(|t| run(t)).collect();
     let page = Page {
         styles: styles.collect(),
-        length: timelines.iter().map(length).max().unwrap_or(1),
+        length: runs.iter().map(|r| r.length).max().unwrap_or(1),
         memory: ranks.map(peak).max().unwrap_or(0),
-        runs: timelines.iter().map(|t| run(t)).collect(),
+        runs,
     };
     let json = serde_json::to_string(&page)?;
     out.write_all(json.replace('<', "\\u003c").as_bytes())
 }
 
 fn run(timeline: &Timeline) -> Run<'_> {
-    let start = extent(timeline).0;
+    let (start, end) = extent(timeline);
     let ranks = timeline.ranks.iter().enumerate().map(|(i, r)| rank(i, r, start));
-    Run { title: &timeline.title, shades: shades(&timeline.placement), ranks: ranks.collect() }
+    Run {
+        title: &timeline.title,
+        length: end - start,
+        shades: shades(&timeline.placement),
+        ranks: ranks.collect(),
+    }
 }
 
 fn rank(index: usize, rank: &RankTimeline, start: u64) -> Rank {

@@ -69,28 +69,32 @@ struct Placed {
     row: usize,
 }
 
-/// Every span of a rank once, by lane, then start, then end, then program order, each in the
-/// first row of its lane that is free. Spans are never lost: what overlaps opens another row.
+/// Every span of a rank once, each in the first row that is free: those of compute, then those of
+/// communication, then receives, which wait more than they work and get rows below the rest. Within
+/// each of these in order of start, end and program. Spans are never lost: what overlaps opens
+/// another row.
 fn place(spans: &[Span]) -> Vec<Placed> {
+    let class = |s: &Span| (s.lane, matches!(s.action, Action::Recv { .. }));
     let mut order: Vec<usize> = (0..spans.len()).collect();
     order.sort_by_key(|i| {
         let s = &spans[*i];
-        (s.lane, s.start_ns, s.end_ns.max(s.start_ns), *i)
+        (class(s), s.start_ns, s.end_ns.max(s.start_ns), *i)
     });
     let mut free_at: Vec<u64> = Vec::new();
-    let mut lane = Lane::Compute;
+    let (mut now, mut first_row) = ((Lane::Compute, false), 0);
     let mut placed = Vec::with_capacity(order.len());
     for span in order {
         let s = &spans[span];
-        if s.lane != lane {
-            (lane, free_at) = (s.lane, Vec::new());
+        if class(s) != now {
+            first_row = if s.lane == now.0 { first_row + free_at.len() } else { 0 };
+            (now, free_at) = (class(s), Vec::new());
         }
         let row = free_at.iter().position(|end| *end <= s.start_ns).unwrap_or(free_at.len());
         if row == free_at.len() {
             free_at.push(0);
         }
         free_at[row] = s.end_ns.max(s.start_ns);
-        placed.push(Placed { span, row });
+        placed.push(Placed { span, row: first_row + row });
     }
     placed
 }

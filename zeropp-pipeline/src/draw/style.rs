@@ -49,7 +49,7 @@ pub(super) const STYLES: [Style; 13] = [
     style("R", 0x56b4e9, Texture::Dots),
     style("optimizer", 0x333333, Texture::Solid),
     style("send", 0xcc79a7, Texture::Solid),
-    style("receive", 0xe9c4d8, Texture::Solid),
+    style("receive", 0xe3b0cc, Texture::Solid),
     style("all-gather", 0xf0e442, Texture::Solid),
     style("free", 0x999999, Texture::Solid),
     style("reduce-scatter", 0x5c4a72, Texture::Solid),

@@ -65,9 +65,9 @@ struct Heights {
 impl Heights {
     fn new(timeline: &Timeline) -> Heights {
         let (compute, communication, memory, gap) = match timeline.ranks.len() {
-            0..=8 => (30.0, 14.0, 28.0, 16.0),
-            9..=16 => (22.0, 10.0, 18.0, 12.0),
-            _ => (17.0, 8.0, 12.0, 8.0),
+            0..=8 => (30.0, 18.0, 28.0, 16.0),
+            9..=16 => (22.0, 13.0, 18.0, 12.0),
+            _ => (17.0, 11.0, 12.0, 8.0),
         };
         let mut spans = timeline.ranks.iter().flat_map(|r| &r.spans);
         let communicates = spans.any(|s| s.lane == Lane::Communication);
@@ -99,7 +99,7 @@ impl<'a> Picture<'a> {
             timeline,
             extent: extent(timeline),
             left: MARGIN + 12.0 + 6.6 * name_length as f64,
-            plot_width: (most as f64 * 4.0).clamp(1000.0, 2300.0),
+            plot_width: (most as f64 * 13.0).clamp(1000.0, 2300.0),
             height: Heights::new(timeline),
             shades: shades(&timeline.placement),
             memory_max: timeline.ranks.iter().map(peak).max().unwrap_or(0).max(1),
@@ -168,7 +168,7 @@ impl<'a> Picture<'a> {
                     "<path d=\"M0 1.5h6M0 4.5h6\" stroke=\"#fff\" stroke-opacity=\".3\" stroke-width=\"1\"/>"
                 }
                 Texture::Dots => {
-                    "<path d=\"M1 1h1.4v1.4h-1.4zM4 4h1.4v1.4h-1.4z\" fill=\"#000\" fill-opacity=\".45\"/>"
+                    "<path d=\"M1 1h1.4v1.4h-1.4zM4 4h1.4v1.4h-1.4z\" fill=\"#000\" fill-opacity=\".3\"/>"
                 }
             };
             for shade in &shades {
@@ -264,7 +264,10 @@ impl<'a> Picture<'a> {
         }
         for (color, texts) in [("#fff", &numbers[1]), ("#000", &numbers[0])] {
             if !texts.is_empty() {
-                writeln!(out, "<g fill=\"{color}\" text-anchor=\"middle\">{texts}</g>")?;
+                writeln!(
+                    out,
+                    "<g fill=\"{color}\" text-anchor=\"middle\" stroke-width=\"2.5\" paint-order=\"stroke\">{texts}</g>"
+                )?;
             }
         }
         self.memory(rank, top, out)
@@ -341,15 +344,20 @@ impl<'a> Picture<'a> {
                 let path = boxes.entry(ink).or_default();
                 let _ = write!(path, "M{left:.2} {y:.1}h{width:.2}v{height:.1}h-{width:.2}z");
                 let Some(number) = number else { continue };
-                let size = (height - 3.0).min(11.0);
                 let digits = number.checked_ilog10().unwrap_or(0) + 1;
-                if size >= 6.0 && width >= 0.64 * size * f64::from(digits) + 2.0 {
+                let size = (height - 3.0).min(11.0).min((width - 1.6) / (0.64 * f64::from(digits)));
+                if size >= 7.0 {
                     let color = shaded(STYLES[ink.0].color, f64::from(ink.1) / 1000.0);
                     let texts = &mut numbers[usize::from(wants_white_text(color))];
                     let (x, y) = (left + width / 2.0, y + height / 2.0 + 0.36 * size);
+                    // A halo of the plain colour keeps a texture from the digits.
+                    let halo = match STYLES[ink.0].texture {
+                        Texture::Solid => String::new(),
+                        _ => format!(" stroke=\"{}\"", hex(color)),
+                    };
                     let _ = write!(
                         texts,
-                        "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size:.1}\">{number}</text>"
+                        "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size:.1}\"{halo}>{number}</text>"
                     );
                 }
             }
@@ -390,8 +398,8 @@ fn swatch(out: &mut impl Write, x: f64, y: f64, height: f64, fill: &str) -> io::
 
 /// Writes a swatch's caption and returns where the next swatch goes.
 fn caption(out: &mut impl Write, x: f64, y: f64, text: &str) -> io::Result<f64> {
-    writeln!(out, "<text x=\"{}\" y=\"{}\">{text}</text>", x + 17.0, y + 10.0)?;
-    Ok(x + 17.0 + 6.6 * text.len() as f64 + 16.0)
+    writeln!(out, "<text x=\"{}\" y=\"{}\">{}</text>", x + 17.0, y + 10.0, escape(text))?;
+    Ok(x + 17.0 + 6.3 * text.chars().count() as f64 + 14.0)
 }
 
 /// The smallest 1, 2 or 5 times a power of ten ns that gives at most `ticks` steps.

@@ -17,7 +17,14 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::{check_places, clip, parse, spell};
-use crate::ir::{Action, Schedule};
+use crate::{
+    ir::{Action, Schedule},
+    simulate::Metrics,
+};
+
+mod costs;
+
+pub use costs::Costs;
 
 /// A schedule with what is known about it.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,33 +35,6 @@ pub struct Document {
     pub costs: Option<Costs>,
     /// What a simulation with these costs measured.
     pub measures: Option<Measures>,
-}
-
-/// Costs of one micro-batch. Times are µs; memory is in any one unit. Each list has one entry per
-/// stage, or is empty where the cost is 0 or unknown.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Costs {
-    /// F.
-    pub t_f: Vec<f64>,
-    /// B.
-    pub t_b: Vec<f64>,
-    /// W.
-    pub t_w: Vec<f64>,
-    /// R; where it is empty, a recomputation costs a forward.
-    pub t_r: Vec<f64>,
-    /// All-gather of a stage's weights.
-    pub t_gather: Vec<f64>,
-    /// Reduce-scatter of a stage's gradients.
-    pub t_reduce: Vec<f64>,
-    /// One send from stage to stage.
-    pub t_comm: f64,
-    /// Held after F.
-    pub mem_f: Vec<f64>,
-    /// Change at B, usually negative.
-    pub mem_b: Vec<f64>,
-    /// Change at W, usually negative.
-    pub mem_w: Vec<f64>,
 }
 
 /// What a simulation measured. Times are µs; lists have one entry per rank.
@@ -77,6 +57,25 @@ pub struct Measures {
     pub all_gathers: usize,
     /// Reduce-scatters over all pipeline ranks; 0 before lowering.
     pub reduce_scatters: usize,
+}
+
+impl From<&Metrics> for Measures {
+    fn from(m: &Metrics) -> Measures {
+        Measures {
+            makespan: micros(m.makespan_ns),
+            own_span_max: micros(m.own_span_max_ns),
+            bubble_rate: m.bubble_rate,
+            idle: m.idle_ns.iter().copied().map(micros).collect(),
+            ends: m.ends_ns.iter().copied().map(micros).collect(),
+            peak_activation: m.peak_activation.clone(),
+            all_gathers: m.all_gathers,
+            reduce_scatters: m.reduce_scatters,
+        }
+    }
+}
+
+fn micros(ns: u64) -> f64 {
+    ns as f64 / 1000.0
 }
 
 /// A text that is no schedule.
@@ -222,33 +221,13 @@ fn check_numbers(
 
 fn read_costs(value: &Value, stages: usize) -> Result<Costs, JsonError> {
     let costs: Costs = field("costs", value, "an object of costs")?;
-    let Costs { t_f, t_b, t_w, t_r, t_gather, t_reduce, t_comm, mem_f, mem_b, mem_w } = &costs;
-    let times = [
-        ("t_f", t_f),
-        ("t_b", t_b),
-        ("t_w", t_w),
-        ("t_r", t_r),
-        ("t_gather", t_gather),
-        ("t_reduce", t_reduce),
-    ];
-    let fail = |name: &str, works: String| {
-        wrong(&format!("costs.{name}"), value.get(name).unwrap_or(&Value::Null), works)
-    };
-    for (name, times) in times {
-        if times.iter().any(|t| *t < 0.0) {
-            return Err(fail(name, "a time is 0 or more".into()));
+    match costs.fault(stages) {
+        None => Ok(costs),
+        Some((name, works)) => {
+            let found = value.get(name).unwrap_or(&Value::Null);
+            Err(wrong(&format!("costs.{name}"), found, works))
         }
     }
-    if *t_comm < 0.0 {
-        return Err(fail("t_comm", "a time is 0 or more".into()));
-    }
-    let memory = [("mem_f", mem_f), ("mem_b", mem_b), ("mem_w", mem_w)];
-    for (name, list) in times.into_iter().chain(memory) {
-        if !list.is_empty() && list.len() != stages {
-            return Err(fail(name, format!("one number for each of stages = {stages}, or none")));
-        }
-    }
-    Ok(costs)
 }
 
 fn read_measures(raw: &Raw, pp: usize) -> Result<Option<Measures>, JsonError> {

@@ -6,10 +6,10 @@ const canvas = document.getElementById("canvas");
 const ink = canvas.getContext("2d");
 const FONT = 'system-ui, "DejaVu Sans", "Segoe UI", Helvetica, sans-serif';
 const FORWARD = 0, WHOLE_BACKWARD = 3, OVERLAP = 12, STEP = 5;
-const AXIS = 26, RIGHT = 140;
+const AXIS = 28, RIGHT = 140;
 
 /** What is seen: time at the left edge and time per pixel (ns), and the pixels scrolled down. */
-const view = { start: 0, scale: 1, top: 0, zoom: 1, communication: true, memory: true, paired: false };
+const view = { start: 0, scale: 1, top: 0, zoom: 1, communication: true, memory: true, paired: page.runs.length > 1 };
 let hovered = null;
 
 // ---- data ------------------------------------------------------------------------------------
@@ -60,10 +60,10 @@ function firstAfter(row, time) {
 
 // ---- words -----------------------------------------------------------------------------------
 
-function timeText(ns, step = ns) {
+/** A time on the axis, in the unit that the step between two needs. */
+function timeText(ns, step) {
   const [unit, size] = step < 1e3 ? ["ns", 1] : step < 1e6 ? ["µs", 1e3] : step < 1e9 ? ["ms", 1e6] : ["s", 1e9];
-  const value = ns / size;
-  return (step === ns ? value.toPrecision(Math.max(4, String(Math.trunc(value)).length)) : String(Math.round(value))) + " " + unit;
+  return `${Math.round(ns / size).toLocaleString("en")} ${unit}`;
 }
 
 /** A time to the nanosecond, in µs where it is long enough. */
@@ -102,7 +102,7 @@ function pattern(color, texture) {
   } else if (texture === "horizontal") {
     for (const y of [2, 6]) { t.moveTo(0, y); t.lineTo(8, y); }
   } else {
-    t.fillStyle = "rgb(0 0 0 / .45)";
+    t.fillStyle = "rgb(0 0 0 / .3)";
     t.fillRect(1, 1, 2, 2);
     t.fillRect(5, 5, 2, 2);
   }
@@ -110,9 +110,10 @@ function pattern(color, texture) {
   return ink.createPattern(tile, "repeat");
 }
 
-/** Only the computes of stages are shaded. */
-function shadeOf(run, style, stage) {
-  return style < STEP && stage >= 0 ? run.shades[stage] ?? 0 : 0;
+/** A run's inks by style, then stage + 1; only the computes of stages are shaded. */
+for (const run of page.runs) {
+  run.inks = page.styles.map((_, style) =>
+    [0, ...run.shades].map(shade => inkOf(style, style < STEP ? shade : 0)));
 }
 
 // ---- a frame ---------------------------------------------------------------------------------
@@ -178,20 +179,20 @@ function tickTimes() {
 
 function drawAxis({ step, times }) {
   ink.fillStyle = "#fff";
-  ink.fillRect(0, 0, width, AXIS);
+  ink.fillRect(0, 0, width, AXIS - 3);
   ink.fillStyle = "#333";
   ink.font = `12px ${FONT}`;
   ink.textBaseline = "middle";
   ink.textAlign = "center";
-  for (const t of times) ink.fillText(timeText(t, step), x(t), AXIS / 2);
+  for (const t of times) ink.fillText(timeText(t, step), x(t), AXIS / 2 - 2);
   ink.textAlign = "right";
   ink.fillStyle = "#fff";
-  ink.fillRect(width - RIGHT, 0, RIGHT, AXIS);
+  ink.fillRect(width - RIGHT, 0, RIGHT, AXIS - 3);
   ink.fillStyle = "#333";
-  ink.fillText("bubble", width - RIGHT + 60, AXIS / 2);
-  if (hasMemory) ink.fillText("peak", width - 10, AXIS / 2);
+  ink.fillText("bubble", width - RIGHT + 60, AXIS / 2 - 2);
+  if (hasMemory) ink.fillText("peak", width - 10, AXIS / 2 - 2);
   ink.fillStyle = "#888";
-  ink.fillRect(0, AXIS - 1, width, 1);
+  ink.fillRect(0, AXIS - 4, width, 1);
 }
 
 function drawLane(lane, top, h) {
@@ -224,9 +225,13 @@ function drawRows(rank, rows, top, heightAll) {
   rows.forEach((row, r) => drawRow(rank, row, top + r * each, each));
 }
 
+/** The fill style that is set, where a row of boxes knows it. */
+let painting = null;
+
 function drawRow(rank, row, top, each) {
   const end = view.start + plotWidth() * view.scale;
   let painted = -1;
+  painting = null;
   for (let i = firstAfter(row, view.start); i < row.n && row.start[i] < end; i++) {
     const from = x(row.start[i]);
     const wide = Math.max((row.end[i] - row.start[i]) / view.scale, 1);
@@ -245,9 +250,12 @@ function drawRow(rank, row, top, each) {
 }
 
 function box(rank, style, stage, batch, from, top, wide, tall) {
-  const colors = inkOf(style, shadeOf(rank.run, style, stage));
+  const inks = rank.run.inks[style];
+  const colors = inks[stage + 1] ?? inks[0];
   const gap = Math.min(1, 0.12 * wide);
-  ink.fillStyle = wide < 5 || tall < 5 ? colors.plain : colors.fill;
+  const fill = wide < 5 || tall < 5 ? colors.plain : colors.fill;
+  // Setting a style costs more than filling a small box.
+  if (fill !== painting) ink.fillStyle = painting = fill;
   ink.fillRect(from, top, wide - gap, tall - Math.min(1, 0.1 * tall));
   const same = hovered && hovered.batch >= 0 && batch === hovered.batch;
   if (same && wide >= 3) {
@@ -255,20 +263,25 @@ function box(rank, style, stage, batch, from, top, wide, tall) {
     ink.lineWidth = 1.5;
     ink.strokeRect(from + 0.75, top + 0.75, wide - gap - 1.5, tall - 2);
   }
-  const size = Math.min(13, tall - 3);
-  if (batch < 0 || size < 8 || style > OVERLAP || (style > STEP && wide < 40)) return;
-  const text = wide > 8 * size && style < STEP ? `${stage}${page.styles[style].name}${batch}` : String(batch);
-  const room = 0.62 * size * text.length + 3;
-  if (wide < room) return;
+  const most = Math.min(13, tall - 3);
+  if (wide < 6 || batch < 0 || most < 8 || (style > STEP && wide < 40)) return;
+  const text = wide > 8 * most && style < STEP ? `${stage}${page.styles[style].name}${batch}` : String(batch);
+  const size = Math.min(most, (wide - gap - 2) / (0.62 * text.length));
+  if (size < 8) return;
   ink.font = `${size}px ${FONT}`;
   ink.textAlign = "center";
   ink.textBaseline = "middle";
+  const middle = from + (wide - gap) / 2;
   if (colors.fill !== colors.plain) {
-    ink.fillStyle = colors.plain;
-    ink.fillRect(from + (wide - gap - room) / 2, top + (tall - size) / 2 - 1, room, size + 1);
+    // A halo of the plain colour keeps the texture from the digits.
+    ink.strokeStyle = colors.plain;
+    ink.lineWidth = 3;
+    ink.lineJoin = "round";
+    ink.strokeText(text, middle, top + tall / 2);
   }
   ink.fillStyle = colors.text;
-  ink.fillText(text, from + (wide - gap) / 2, top + tall / 2);
+  ink.fillText(text, middle, top + tall / 2);
+  painting = null;
 }
 
 function drawMemory(rank, top, tall) {
@@ -294,7 +307,7 @@ function drawMemory(rank, top, tall) {
     ink.lineTo(at, next);
     level = next;
   }
-  const last = x(Math.min(end, page.length));
+  const last = x(Math.min(end, rank.run.length));
   ink.lineTo(last, level);
   ink.lineTo(last, base);
   ink.fillStyle = "rgb(0 0 0 / .13)";

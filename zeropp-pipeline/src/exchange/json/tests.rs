@@ -1,7 +1,11 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::exchange::samples::any_schedule;
+use crate::{
+    exchange::samples::any_schedule,
+    memory::StageBytes,
+    simulate::{self, StageCosts},
+};
 
 fn text(document: &Document) -> String {
     let mut out = Vec::new();
@@ -84,8 +88,20 @@ fn errors_name_field_and_value() {
             "costs: found {\"t_x\":1}; an object of costs (unknown field `t_x`",
         ),
         ("/costs/t_f", json!([1]), "costs.t_f: found [1]; one number for each of stages = 2"),
-        ("/costs/t_f", json!([1, -1]), "costs.t_f: found [1,-1]; a time is 0 or more"),
-        ("/costs/t_comm", json!(-0.5), "costs.t_comm: found -0.5; a time is 0 or more"),
+        ("/costs/t_f", json!([1, -1]), "costs.t_f: found [1,-1]; a time is 0 to 1000000000 µs"),
+        ("/costs/t_comm", json!(-0.5), "costs.t_comm: found -0.5; a time is 0 to"),
+        ("/costs", json!({"t_overlap": 1e300}), "costs.t_overlap: found 1e+300; a time is 0 to"),
+        ("/costs", json!({"mem_f": [1]}), "costs.mem_f: found [1]; one number for each of stages"),
+        (
+            "/costs",
+            json!({"mem_f": [2, 2], "mem_b": [-1, -1], "mem_w": [-1, 0]}),
+            "costs.mem_w: found [-1,0]; mem_w is 0 or less, and mem_f + mem_b + mem_w is 0; stage 1 has 2, -1, 0",
+        ),
+        (
+            "/costs",
+            json!({"mem_weights": [2, -2]}),
+            "costs.mem_weights: found [2,-2]; memory is 0 or more",
+        ),
         ("/ends", json!([1]), "ends: found [1]; one number for each of pp = 2 ranks"),
         ("/all_gathers", json!(0.5), "all_gathers: found 0.5; a whole number"),
         ("/makespan", Value::Null, "makespan: found null; the measures come all or none"),
@@ -119,20 +135,36 @@ fn number(whole_max: u64) -> BoxedStrategy<f64> {
     (0..whole_max * 1000).prop_map(|thousandths| thousandths as f64 / 1000.0).boxed()
 }
 
-fn any_costs(stages: usize) -> impl Strategy<Value = Costs> {
-    let list = move || prop::collection::vec(number(1_000_000_000), stages);
-    (
-        list(),
-        list(),
-        list(),
-        prop_oneof![Just(Vec::new()), list().boxed()],
-        list(),
-        number(1_000_000),
+fn any_stage() -> impl Strategy<Value = (StageCosts, StageBytes)> {
+    (prop::array::uniform7(0u64..1_000_000_000), prop::array::uniform6(0u64..1_000_000)).prop_map(
+        |([f_ns, b_ns, w_ns, r_ns, all_gather_ns, reduce_scatter_ns, replica_reduce_ns], m)| {
+            let [input, activation, stash, weights, gradient, message] = m;
+            (
+                StageCosts {
+                    f_ns,
+                    b_ns,
+                    w_ns,
+                    r_ns,
+                    all_gather_ns,
+                    reduce_scatter_ns,
+                    replica_reduce_ns,
+                },
+                StageBytes { input, activation, stash, weights, gradient, message },
+            )
+        },
     )
-        .prop_map(|(t_f, t_b, t_w, t_r, mem_f, t_comm)| {
-            let mem_b = mem_f.iter().map(|m| -m).collect();
-            Costs { t_f, t_b, t_w, t_r, mem_f, mem_b, t_comm, ..Costs::default() }
-        })
+}
+
+fn any_simulator_costs(stages: usize) -> impl Strategy<Value = simulate::Costs> {
+    let link = (0u64..1_000_000, prop::option::of(1u64..1 << 40), prop::option::of(1usize..9));
+    let overlap = prop::option::of(0u64..1_000_000);
+    (prop::collection::vec(any_stage(), stages), link, overlap, 0u64..1_000_000).prop_map(
+        |(all, (latency_ns, bytes_per_s, parallel_max), overlap_ns, step_ns)| {
+            let (stages, memory) = all.into_iter().unzip();
+            let link = simulate::LinkCosts { latency_ns, bytes_per_s, parallel_max };
+            simulate::Costs { stages, memory, link, overlap_ns, step_ns }
+        },
+    )
 }
 
 fn any_measures(pp: usize) -> impl Strategy<Value = Measures> {
@@ -154,7 +186,8 @@ fn any_measures(pp: usize) -> impl Strategy<Value = Measures> {
 
 fn any_document() -> impl Strategy<Value = Document> {
     any_schedule(false).prop_flat_map(|schedule| {
-        let costs = prop::option::of(any_costs(schedule.stages()));
+        let costs =
+            prop::option::of(any_simulator_costs(schedule.stages()).prop_map(|c| Costs::from(&c)));
         let measures = prop::option::of(any_measures(schedule.pp()));
         (Just(schedule), "[a-z\"\\\\é-]{0,8}", costs, measures).prop_map(
             |(mut schedule, kind, costs, measures)| {
@@ -167,6 +200,13 @@ fn any_document() -> impl Strategy<Value = Document> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn the_simulators_costs_survive(costs in (1usize..5).prop_flat_map(any_simulator_costs)) {
+        let file = Costs::from(&costs);
+        prop_assert_eq!(file.fault(costs.stages.len()), None);
+        prop_assert_eq!(file.for_simulator(costs.stages.len()), costs);
+    }
 
     #[test]
     fn any_document_survives(document in any_document()) {
