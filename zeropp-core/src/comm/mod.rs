@@ -158,8 +158,11 @@ impl<T> Pending<T> {
 
 /// A group of ranks.
 ///
-/// Buffers are flat plain tensors (`f32` or `bf16`) on the rank's device. `rank` and `size` are
-/// within the group; errors name world ranks.
+/// Buffers are flat plain tensors (`f32` or `bf16`) on the rank's device. Once a collective has
+/// been waited for, the engine holds no reference to the buffer that this rank passed in, so a
+/// clone that the rank kept can be written in place. Results may be shared with other ranks or
+/// with the engine: writing to one copies it. `rank` and `size` are within the group; errors name
+/// world ranks.
 pub trait Communicator: Send + Sync {
     /// Name for messages: `world`, `zero3[0]`, …
     fn name(&self) -> &str;

@@ -1,6 +1,6 @@
 //! Every operation against a naive reference, whatever the timing and the number of workers.
 
-use burn::tensor::{DType, Device, Tensor, TensorData, bf16};
+use burn::tensor::{DType, FloatDType, Tensor, bf16};
 
 use proptest::prelude::*;
 use zeropp_core::comm::threads::ThreadsOptions;
@@ -173,7 +173,7 @@ proptest! {
 }
 
 fn bf16_tensor(values: &[bf16]) -> Tensor<1> {
-    Tensor::from_data(TensorData::new(values.to_vec(), [values.len()]), &Device::flex())
+    tensor(values.iter().map(|x| x.to_f32()).collect()).cast(FloatDType::BF16)
 }
 
 fn bf16_values(t: &Tensor<1>) -> Vec<bf16> {

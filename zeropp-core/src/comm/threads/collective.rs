@@ -34,16 +34,10 @@ pub(super) fn start(group: &Arc<Group>, meeting: &Arc<Rendezvous>, inputs: Vec<I
     }
 }
 
+/// Gives every rank its result, in rank order.
 fn deliver(group: &Group, meeting: &Rendezvous, outputs: impl IntoIterator<Item = Output>) {
-    for (place, output) in outputs.into_iter().enumerate() {
-        give(group, meeting, place, output);
-    }
-}
-
-fn give(group: &Group, meeting: &Rendezvous, place: usize, output: Output) {
-    if meeting.seats.put(place, output) {
-        group.finish(meeting);
-    }
+    meeting.seats.put(outputs);
+    group.finish(meeting);
 }
 
 fn exchange(group: &Group, meeting: &Rendezvous, inputs: Vec<Input>) {
@@ -73,6 +67,7 @@ fn split(group: &Arc<Group>, meeting: &Rendezvous, inputs: Vec<Input>) {
         };
         colors.entry(color).or_default().push((key, place, name));
     }
+    let mut outputs: Vec<Option<Output>> = (0..group.size()).map(|_| None).collect();
     for (_, mut ranks) in colors {
         ranks.sort();
         let (_, first, name) = ranks[0].clone();
@@ -82,9 +77,10 @@ fn split(group: &Arc<Group>, meeting: &Rendezvous, inputs: Vec<Input>) {
         let places: Vec<usize> = ranks.iter().map(|&(_, place, _)| place).collect();
         let part = Group::new(group.world.clone(), name, group.world_ranks(&places));
         for (index, &place) in places.iter().enumerate() {
-            give(group, meeting, place, Output::Group(part.clone(), index));
+            outputs[place] = Some(Output::Group(part.clone(), index));
         }
     }
+    deliver(group, meeting, outputs.into_iter().flatten());
 }
 
 /// Fails the world: two ranks of one color disagree about its name.

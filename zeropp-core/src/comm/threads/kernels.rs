@@ -68,7 +68,14 @@ fn sum_in_order(out: &mut [f32], inputs: &[&[f32]]) {
         let block = start..(start + BLOCK).min(out.len());
         let sum = &mut out[block.clone()];
         sum.copy_from_slice(&first[block.clone()]);
-        for peer in peers {
+        let mut threes = peers.chunks_exact(3);
+        for three in &mut threes {
+            let [a, b, c] = [0, 1, 2].map(|i| &three[i][block.clone()]);
+            for (((sum, a), b), c) in sum.iter_mut().zip(a).zip(b).zip(c) {
+                *sum = *sum + a + b + c;
+            }
+        }
+        for peer in threes.remainder() {
             for (sum, x) in sum.iter_mut().zip(&peer[block.clone()]) {
                 *sum += x;
             }

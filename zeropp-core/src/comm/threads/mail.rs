@@ -100,7 +100,7 @@ pub(super) fn send(group: &Group, address: Address, message: Tensor<1>) -> CommR
             receive.seat.wake_all();
             return Err(error);
         }
-        receive.seat.put(0, message);
+        receive.seat.put([message]);
     }
     Ok(())
 }

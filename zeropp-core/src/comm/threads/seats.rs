@@ -9,13 +9,8 @@ use crate::comm::CommError;
 
 /// One result for each of several waiting ranks.
 pub(super) struct Seats<T> {
-    results: Mutex<Results<T>>,
+    results: Mutex<Vec<Option<T>>>,
     bells: Box<[Condvar]>,
-}
-
-struct Results<T> {
-    values: Vec<Option<T>>,
-    missing: usize,
 }
 
 /// How a wait ended.
@@ -30,25 +25,25 @@ pub(super) enum Wait<T> {
 
 impl<T> Seats<T> {
     pub(super) fn new(count: usize) -> Self {
-        let values = (0..count).map(|_| None).collect();
         Self {
-            results: Mutex::new(Results { values, missing: count }),
+            results: Mutex::new((0..count).map(|_| None).collect()),
             bells: (0..count).map(|_| Condvar::new()).collect(),
         }
     }
 
-    /// Gives `seat` its result; true when it was the last to get one.
-    pub(super) fn put(&self, seat: usize, value: T) -> bool {
+    /// Gives all seats their results, in order and at once: a rank that has its result and then
+    /// fails the world does not take the others' results from them.
+    pub(super) fn put(&self, values: impl IntoIterator<Item = T>) {
         let mut results = self.results.lock();
-        results.values[seat] = Some(value);
-        results.missing -= 1;
-        self.bells[seat].notify_all();
-        results.missing == 0
+        for (seat, value) in values.into_iter().enumerate() {
+            results[seat] = Some(value);
+            self.bells[seat].notify_all();
+        }
     }
 
     /// Whether the result for `seat` is there.
     pub(super) fn has(&self, seat: usize) -> bool {
-        self.results.lock().values[seat].is_some()
+        self.results.lock()[seat].is_some()
     }
 
     /// Makes every waiting rank look again whether the world has failed.
@@ -66,7 +61,7 @@ impl<T> Seats<T> {
         let mut results = self.results.lock();
         let mut expired = false;
         loop {
-            if let Some(value) = results.values[seat].take() {
+            if let Some(value) = results[seat].take() {
                 return Wait::Done(value);
             }
             if expired {
