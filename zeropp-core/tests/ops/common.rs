@@ -149,7 +149,7 @@ pub(crate) fn run<const D: usize, const DY: usize>(
     let mut grads = Grads::new(vec![params.layout.clone()], &Device::flex(), &scratch);
     cx.queue.run(&mut grads);
     assert_eq!(meter.now().total(), 0, "nothing is kept after W");
-    let flat = host::into_vec(grads.into_flat().remove(0));
+    let flat = host::into_vec(grads.into_flat().0.remove(0));
     let places = params.layout.params.iter();
     let dw = places.map(|p| flat[p.offset..][..p.spec.len()].to_vec()).collect();
     restore(params);

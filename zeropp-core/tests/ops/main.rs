@@ -196,7 +196,7 @@ proptest! {
             let mut grads = zeropp_core::split::Grads::new(vec![p.layout.clone()], &dy.device(), &scratch);
             cx.queue.run(&mut grads);
             assert_eq!(meter.now().total(), 0);
-            let flat = host::into_vec(grads.into_flat().remove(0));
+            let flat = host::into_vec(grads.into_flat().0.remove(0));
             assert_close("y", &got, &want.0, TOLERANCE);
             for (place, want) in p.layout.params.iter().zip(&want.2) {
                 assert_close("dw", &flat[place.offset..][..place.spec.len()], want, TOLERANCE);
