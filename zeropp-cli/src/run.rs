@@ -31,7 +31,8 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         progress.step(step);
     });
     progress.finish();
-    say(format_args!("\n{}", summary::text(&result?)));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    say(format_args!("\n{}", summary::text(&result?, config.mesh().world(), cores)));
     metrics.close()
 }
 
