@@ -141,24 +141,12 @@ fn linear_products(n: usize, input: usize, output: usize) -> Times {
 
 /// One GPT-2 block.
 fn block(x: Tensor<3>, w: &LayerWeights, cx: &OpCx) -> Tensor<3> {
-    let a = ops::layer_norm(
-        x.clone(),
-        &w.weight("ln_1.weight"),
-        &w.weight("ln_1.bias"),
-        1e-5,
-        cx,
-    );
+    let a = ops::layer_norm(x.clone(), &w.weight("ln_1.weight"), &w.weight("ln_1.bias"), 1e-5, cx);
     let a = ops::linear(a, &w.weight("attn.weight"), Some(&w.weight("attn.bias")), cx);
     let a = ops::attention(a, HEADS, cx);
     let a = ops::linear(a, &w.weight("proj.weight"), Some(&w.weight("proj.bias")), cx);
     let x = x + a;
-    let m = ops::layer_norm(
-        x.clone(),
-        &w.weight("ln_2.weight"),
-        &w.weight("ln_2.bias"),
-        1e-5,
-        cx,
-    );
+    let m = ops::layer_norm(x.clone(), &w.weight("ln_2.weight"), &w.weight("ln_2.bias"), 1e-5, cx);
     let m = ops::linear(m, &w.weight("fc.weight"), Some(&w.weight("fc.bias")), cx);
     let m = ops::gelu_tanh(m, cx);
     let m = ops::linear(m, &w.weight("out.weight"), Some(&w.weight("out.bias")), cx);
@@ -213,19 +201,53 @@ impl Table {
                 ops::linear(x, &w.weight(name), Some(&w.weight(bias)), cx)
             }
         };
-        self.row("linear h-3h", || time(x, lin("attn.weight", "attn.bias")), || linear_products(n, h, 3 * h));
-        self.row("linear h-h", || time(x, lin("proj.weight", "proj.bias")), || linear_products(n, h, h));
-        self.row("linear h-4h", || time(x, lin("fc.weight", "fc.bias")), || linear_products(n, h, 4 * h));
-        self.row("linear 4h-h", || time([b, SEQ, 4 * h], lin("out.weight", "out.bias")), || linear_products(n, 4 * h, h));
-        self.row("layer_norm", || {
-            time(x, |x, w, cx| ops::layer_norm(x, &w.weight("ln_1.weight"), &w.weight("ln_1.bias"), 1e-5, cx))
-        }, none);
-        self.row("rms_norm", || time(x, |x, w, cx| ops::rms_norm(x, &w.weight("ln_1.weight"), 1e-6, cx)), none);
+        self.row(
+            "linear h-3h",
+            || time(x, lin("attn.weight", "attn.bias")),
+            || linear_products(n, h, 3 * h),
+        );
+        self.row(
+            "linear h-h",
+            || time(x, lin("proj.weight", "proj.bias")),
+            || linear_products(n, h, h),
+        );
+        self.row(
+            "linear h-4h",
+            || time(x, lin("fc.weight", "fc.bias")),
+            || linear_products(n, h, 4 * h),
+        );
+        self.row(
+            "linear 4h-h",
+            || time([b, SEQ, 4 * h], lin("out.weight", "out.bias")),
+            || linear_products(n, 4 * h, h),
+        );
+        self.row(
+            "layer_norm",
+            || {
+                time(x, |x, w, cx| {
+                    ops::layer_norm(x, &w.weight("ln_1.weight"), &w.weight("ln_1.bias"), 1e-5, cx)
+                })
+            },
+            none,
+        );
+        self.row(
+            "rms_norm",
+            || time(x, |x, w, cx| ops::rms_norm(x, &w.weight("ln_1.weight"), 1e-6, cx)),
+            none,
+        );
         self.row("gelu 4h", || time([b, SEQ, 4 * h], |x, _, cx| ops::gelu(x, cx)), none);
         self.row("gelu_tanh 4h", || time([b, SEQ, 4 * h], |x, _, cx| ops::gelu_tanh(x, cx)), none);
-        self.row("attention", || time([b, SEQ, 3 * h], |x, _, cx| ops::attention(x, HEADS, cx)), || attention_products(b));
+        self.row(
+            "attention",
+            || time([b, SEQ, 3 * h], |x, _, cx| ops::attention(x, HEADS, cx)),
+            || attention_products(b),
+        );
         let t = targets(b);
-        self.row("head + loss", || time(x, |x, w, cx| head(x, w, cx, &t)), || linear_products(n, h, VOCABULARY));
+        self.row(
+            "head + loss",
+            || time(x, |x, w, cx| head(x, w, cx, &t)),
+            || linear_products(n, h, VOCABULARY),
+        );
         self.row("block", || time(x, block), || block_products(b));
         self.step(b);
     }
@@ -279,7 +301,21 @@ fn block_products(b: usize) -> Times {
     parts.iter().fold(Times::default(), |s, t| Times { f: s.f + t.f, b: s.b + t.b, w: s.w + t.w })
 }
 
+/// Starts this program again with an allocator that keeps freed pages: given back to the system,
+/// they return as page faults, about a tenth of a step. The option is read before `main` runs.
+fn keep_pages() {
+    const OPTION: &str = "MIMALLOC_PURGE_DELAY";
+    if cfg!(unix) && std::env::var_os(OPTION).is_none() {
+        use std::os::unix::process::CommandExt;
+        let program = std::env::current_exe().expect("the path of this program");
+        let mut again = std::process::Command::new(program);
+        let error = again.args(std::env::args_os().skip(1)).env(OPTION, "-1").exec();
+        panic!("cannot start again: {error}");
+    }
+}
+
 fn main() {
+    keep_pages();
     // Cargo passes --bench; anything else selects rows.
     let filter = std::env::args().skip(1).find(|a| !a.starts_with('-')).unwrap_or_default();
     let table = Table { filter };
