@@ -5,11 +5,13 @@
 
 use super::gemm::{MatMut, MatRef, Store, gemm};
 use super::math::exp;
-use super::reduce::{max, sum, sum2};
+use super::reduce::sum2;
 use super::simd;
 
-/// Query rows processed at a time.
-const BLOCK: usize = 64;
+/// Query rows processed at a time: a multiple of both sides of GEMM's inner tile (16, 6).
+const BLOCK: usize = 48;
+/// Elements of the widest vector register.
+const LANES: usize = 16;
 
 /// Sizes of one attention.
 #[derive(Clone, Copy, Debug)]
@@ -82,16 +84,34 @@ fn probabilities(p: &mut [f32], qkv: &[f32], d: Dims, from: usize, to: usize) {
 }
 
 /// Softmax over the first `n` elements of `row`; the others become zero.
+///
+/// Works on whole vectors: what lies between `n` and the end of the last one enters as −∞ and
+/// leaves as zero.
 #[inline(always)]
 fn softmax(row: &mut [f32], n: usize) {
-    let (seen, hidden) = row.split_at_mut(n);
-    let top = max(seen);
-    for x in seen.iter_mut() {
-        *x = exp(*x - top);
-    }
-    let inverse = 1.0 / sum(seen, |x| x);
-    seen.iter_mut().for_each(|x| *x *= inverse);
+    let end = n.next_multiple_of(LANES).min(row.len());
+    let (seen, hidden) = row.split_at_mut(end);
     hidden.fill(0.0);
+    seen[n..].fill(f32::NEG_INFINITY);
+    let (chunks, rest) = seen.as_chunks_mut::<LANES>();
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut tops = [f32::NEG_INFINITY; LANES];
+    for chunk in chunks.iter() {
+        for i in 0..LANES {
+            tops[i] = larger(tops[i], chunk[i]);
+        }
+    }
+    let top = tops.iter().chain(rest.iter()).fold(f32::NEG_INFINITY, |a, b| larger(a, *b));
+    let mut sums = [0.0; LANES];
+    for chunk in chunks.iter_mut() {
+        for i in 0..LANES {
+            chunk[i] = exp(chunk[i] - top);
+            sums[i] += chunk[i];
+        }
+    }
+    rest.iter_mut().for_each(|x| *x = exp(*x - top));
+    let inverse = 1.0 / sums.iter().chain(rest.iter()).sum::<f32>();
+    seen.iter_mut().for_each(|x| *x *= inverse);
 }
 
 /// The output of attention; appends all probabilities, `[b, heads, s, s]`, to `keep` if given.

@@ -14,9 +14,9 @@ use zeropp_core::split::{Grads, LayerWeights, OpCx, WQueue, seed_backward};
 pub(crate) const TOLERANCE: f32 = 2e-6;
 
 /// A counter-based generator (splitmix64): the same numbers whatever ran before.
-pub(crate) struct Rng(pub(crate) u64);
+pub(crate) struct Random(pub(crate) u64);
 
-impl Rng {
+impl Random {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -74,18 +74,24 @@ pub(crate) struct Params {
 }
 
 impl Params {
-    pub(crate) fn new(rng: &mut Rng, shapes: &[(&str, &[usize])]) -> Self {
+    pub(crate) fn new(rng: &mut Random, shapes: &[(&str, &[usize])]) -> Self {
         let specs =
             shapes.iter().map(|(n, shape)| ParamSpec::new(*n, shape, Init::Zeros)).collect();
         let layout = Arc::new(FlatLayout::new(specs, 1));
         let values: Vec<_> = layout.params.iter().map(|p| rng.vec(p.spec.len())).collect();
-        let mut flat = vec![0.0; layout.len];
-        for (p, v) in layout.params.iter().zip(&values) {
+        let weights = LayerWeights::new("layer", 0, layout.clone());
+        let params = Self { layout, weights, values };
+        restore(&params);
+        params
+    }
+
+    /// The flat buffer.
+    pub(crate) fn flat(&self) -> Vec<f32> {
+        let mut flat = vec![0.0; self.layout.len];
+        for (p, v) in self.layout.params.iter().zip(&self.values) {
             flat[p.offset..][..v.len()].copy_from_slice(v);
         }
-        let weights = LayerWeights::new("layer", 0, layout.clone());
-        weights.set(host::from_vec(flat, [layout.len]));
-        Self { layout, weights, values }
+        flat
     }
 
     /// Parameter `i` as a tracked leaf.
@@ -156,12 +162,9 @@ pub(crate) fn run<const D: usize, const DY: usize>(
     Run { y: y_values, dx, dw, after_f, after_b }
 }
 
-fn restore(params: &Params) {
-    let mut flat = vec![0.0; params.layout.len];
-    for (p, v) in params.layout.params.iter().zip(&params.values) {
-        flat[p.offset..][..v.len()].copy_from_slice(v);
-    }
-    params.weights.set(host::from_vec(flat, [params.layout.len]));
+/// Gathers the weights (again).
+pub(crate) fn restore(params: &Params) {
+    params.weights.set(host::from_vec(params.flat(), [params.layout.len]));
 }
 
 /// The same through Burn's own graph; `op` gets tracked inputs and does its own parameter leaves.

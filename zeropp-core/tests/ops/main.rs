@@ -1,6 +1,7 @@
 //! Every operation against Burn's own graph, on both paths, with what it keeps in memory.
 
 mod common;
+mod whole;
 
 use std::slice;
 
@@ -20,7 +21,7 @@ proptest! {
 
     #[test]
     fn linear(b in 1..4_usize, s in 1..40_usize, i in 1..40_usize, o in 1..40_usize, bias: bool, seed: u64) {
-        let mut rng = Rng(seed);
+        let mut rng = Random(seed);
         let mut shapes: Vec<(&str, &[usize])> = vec![("w", &[0, 0])];
         let (w_shape, b_shape) = ([i, o], [1, o]);
         shapes[0].1 = &w_shape;
@@ -49,7 +50,7 @@ proptest! {
 
     #[test]
     fn linear_transposed(b in 1..4_usize, s in 1..40_usize, i in 1..40_usize, o in 1..40_usize, seed: u64) {
-        let mut rng = Rng(seed);
+        let mut rng = Random(seed);
         let p = Params::new(&mut rng, &[("w", &[o, i])]);
         let (x, dy) = (rng.tensor([b, s, i]), rng.tensor([b, s, o]));
         let want = stock(slice::from_ref(&x), &[p.leaf::<2>(0)], &dy, |x, w| {
@@ -66,7 +67,7 @@ proptest! {
 
     #[test]
     fn layer_norm(b in 1..4_usize, s in 1..20_usize, h in 16..300_usize, seed: u64) {
-        let mut rng = Rng(seed);
+        let mut rng = Random(seed);
         let p = Params::new(&mut rng, &[("gamma", &[h]), ("beta", &[h])]);
         let (x, dy) = (rng.tensor([b, s, h]), rng.tensor([b, s, h]));
         let want = stock(slice::from_ref(&x), &[p.leaf::<1>(0), p.leaf(1)], &dy, |x, w| {
@@ -86,7 +87,7 @@ proptest! {
 
     #[test]
     fn rms_norm(b in 1..4_usize, s in 1..20_usize, h in 16..300_usize, seed: u64) {
-        let mut rng = Rng(seed);
+        let mut rng = Random(seed);
         let p = Params::new(&mut rng, &[("gamma", &[h])]);
         let (x, dy) = (rng.tensor([b, s, h]), rng.tensor([b, s, h]));
         let want = stock(slice::from_ref(&x), &[p.leaf::<1>(0)], &dy, |x, w| {
@@ -105,7 +106,7 @@ proptest! {
 
     #[test]
     fn attention(b in 1..3_usize, s in 1..150_usize, d in 1..20_usize, heads in 1..4_usize, seed: u64) {
-        let mut rng = Rng(seed);
+        let mut rng = Random(seed);
         let h = heads * d;
         let p = Params::new(&mut rng, &[]);
         let (qkv, dy) = (rng.tensor([b, s, 3 * h]), rng.tensor([b, s, h]));
@@ -136,7 +137,7 @@ proptest! {
             }),
             (ops::silu, activation::silu),
         ];
-        let mut rng = Rng(seed);
+        let mut rng = Random(seed);
         let p = Params::new(&mut rng, &[]);
         let (x, dy) = (rng.tensor([b, s, h]) * scale, rng.tensor([b, s, h]));
         let none: [Tensor<1>; 0] = [];
@@ -152,7 +153,7 @@ proptest! {
 
     #[test]
     fn swiglu(b in 1..3_usize, s in 1..30_usize, h in 1..100_usize, seed: u64) {
-        let mut rng = Rng(seed);
+        let mut rng = Random(seed);
         let p = Params::new(&mut rng, &[]);
         let xs = [rng.tensor([b, s, h]), rng.tensor([b, s, h])];
         let dy = rng.tensor([b, s, h]);
@@ -170,7 +171,7 @@ proptest! {
 
     #[test]
     fn embeddings(b in 1..4_usize, s in 1..30_usize, h in 1..40_usize, v in 1..30_usize, spare in 0..5_usize, seed: u64) {
-        let mut rng = Rng(seed);
+        let mut rng = Random(seed);
         let p = Params::new(&mut rng, &[("wte", &[v, h]), ("wpe", &[s + spare, h])]);
         let (ids, dy) = (rng.ids([b, s], v), rng.tensor([b, s, h]));
         let token = Tensor::<1>::zeros([1], (&dy.device(), DType::F32));
@@ -206,7 +207,7 @@ proptest! {
 
     #[test]
     fn cross_entropy(b in 1..4_usize, s in 1..20_usize, v in 1..300_usize, scale in 0.1..30_f64, up in 0.1..2_f32, seed: u64) {
-        let mut rng = Rng(seed);
+        let mut rng = Random(seed);
         let p = Params::new(&mut rng, &[]);
         let (logits, targets) = (rng.tensor([b, s, v]) * scale, rng.ids([b, s], v));
         let dy = host::from_vec(vec![up], [1]);
