@@ -54,6 +54,24 @@ impl Costs {
         self
     }
 
+    /// The costs of stage `first` and those behind it.
+    pub(crate) fn from_stage(&self, first: usize) -> Costs {
+        let times = |all: &[u64]| all[first..].to_vec();
+        let memory = |all: &[i64]| all[first..].to_vec();
+        Costs {
+            f: times(&self.f),
+            b: times(&self.b),
+            w: times(&self.w),
+            send: self.send,
+            gather: times(&self.gather),
+            reduce: times(&self.reduce),
+            mem_f: memory(&self.mem_f),
+            mem_b: memory(&self.mem_b),
+            mem_w: memory(&self.mem_w),
+            mem_limit: self.mem_limit,
+        }
+    }
+
     /// Refuses vectors that have not one entry for each of `stages`, and memory that does not
     /// return to zero after F, B and W of a stage.
     pub(super) fn check(&self, kind: &'static str, stages: usize) -> Result<(), ScheduleError> {

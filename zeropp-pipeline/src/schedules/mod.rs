@@ -26,6 +26,7 @@ mod zeropp_auto;
 mod zeropp_place;
 
 pub use costs::Costs;
+pub(crate) use timing::own_span;
 pub use v_blocks::{v_half, v_min};
 pub use zb_auto::zb;
 pub use zb_v::zb_v;
