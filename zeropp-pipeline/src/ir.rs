@@ -184,6 +184,11 @@ impl Schedule {
             })
             .expect("micro-batch below B")
     }
+
+    /// The unit of every micro-batch, for loops over many actions.
+    pub fn unit_table(&self) -> Vec<usize> {
+        self.units.iter().enumerate().flat_map(|(unit, n)| std::iter::repeat_n(unit, *n)).collect()
+    }
 }
 
 /// Looping placement: stage v·P + p lives on rank p.

@@ -114,7 +114,7 @@ fn tighten(
         if span <= bound {
             break;
         }
-        let costs = costs.from_stage(first);
+        let costs = costs.behind(first);
         let instance = Instance { micro_batches: shape.micro_batches, costs: &costs };
         let found = search::run(&instance, 1, span, bound, deadline);
         nodes += found.nodes;

@@ -271,11 +271,10 @@ impl<'a> Search<'a> {
     /// has run.
     fn next_forward_ends(&self) -> Vec<u64> {
         let (costs, m) = (self.instance.costs, self.instance.micro_batches);
-        let mut ends = vec![0; self.ranks.len()];
-        for r in 0..self.ranks.len() {
+        let end = |r: usize| {
             let Progress { f, b, now, .. } = self.ranks[r];
             if f > b {
-                continue;
+                return 0;
             }
             let input = match r.checked_sub(1) {
                 Some(u) if f < m => match self.ends_f[u * m + f] {
@@ -284,9 +283,9 @@ impl<'a> Search<'a> {
                 },
                 _ => 0,
             };
-            ends[r] = now.max(input) + costs.f[r];
-        }
-        ends
+            now.max(input) + costs.f[r]
+        };
+        (0..self.ranks.len()).map(end).collect()
     }
 
     /// When the gradient for rank `r`'s next B can be there; `next_b` is when the next B of the

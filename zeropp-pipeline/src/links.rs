@@ -1,0 +1,68 @@
+//! Which compute needs which message, and between which stages a message passes.
+
+use crate::ir::{Compute, Message, Schedule};
+
+impl Compute {
+    /// True for what reads the stage's weights; W needs none.
+    pub fn needs_weights(self) -> bool {
+        self != Compute::W
+    }
+
+    /// What this compute of `stage` takes from a neighbouring stage, if anything.
+    pub fn needs(self, stage: usize, stages: usize) -> Option<Message> {
+        match self {
+            Compute::F if stage > 0 => Some(Message::Activation),
+            Compute::B | Compute::BW if stage + 1 < stages => Some(Message::Gradient),
+            _ => None,
+        }
+    }
+
+    /// What this compute of `stage` makes for a neighbouring stage, if anything.
+    pub fn gives(self, stage: usize, stages: usize) -> Option<Message> {
+        match self {
+            Compute::F if stage + 1 < stages => Some(Message::Activation),
+            Compute::B | Compute::BW if stage > 0 => Some(Message::Gradient),
+            _ => None,
+        }
+    }
+}
+
+impl Message {
+    /// The stage that produces what `consumer` takes; none at the pipeline's ends.
+    pub fn producer(self, consumer: usize, stages: usize) -> Option<usize> {
+        match self {
+            Message::Activation => consumer.checked_sub(1),
+            Message::Gradient => Some(consumer + 1).filter(|s| *s < stages),
+        }
+    }
+
+    /// The stage that takes what `producer` makes; none at the pipeline's ends.
+    pub fn consumer(self, producer: usize, stages: usize) -> Option<usize> {
+        match self {
+            Message::Activation => Some(producer + 1).filter(|s| *s < stages),
+            Message::Gradient => producer.checked_sub(1),
+        }
+    }
+}
+
+impl Schedule {
+    /// The rank that `message` of the producing `stage` travels to; none where the next stage is
+    /// on the same rank, or there is none.
+    pub fn destination(&self, message: Message, stage: usize) -> Option<usize> {
+        let to = self.placement[message.consumer(stage, self.stages())?];
+        (to != self.placement[stage]).then_some(to)
+    }
+
+    /// The rank that `message` of the consuming `stage` comes from; none where the stage it comes
+    /// from is on the same rank, or there is none.
+    pub fn source(&self, message: Message, stage: usize) -> Option<usize> {
+        let from = self.placement[message.producer(stage, self.stages())?];
+        (from != self.placement[stage]).then_some(from)
+    }
+
+    /// True where some backward is split into B and W.
+    pub fn splits_backward(&self) -> bool {
+        let is_b = |a: &crate::ir::Action| a.computes().any(|(k, ..)| k == Compute::B);
+        self.ranks.iter().flatten().any(is_b)
+    }
+}

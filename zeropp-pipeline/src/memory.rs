@@ -1,0 +1,188 @@
+//! Peak memory by kind, predicted by walking each rank's program.
+//!
+//! The model counts what a rank with a device of its own would hold:
+//! * *activation*: what F keeps for B. Where an R follows, F keeps the stage input only, and R
+//!   turns it into the whole;
+//! * *weight stash*: what B keeps for W; a whole backward is B, then W;
+//! * *gathered*: a stage's weights from AG to FREE;
+//! * *gradient*: a stage's whole gradient from the first W of a unit until its RS retires, which is
+//!   when the rank issues its next RS, or at the optimizer step;
+//! * *communication*: a message from the posting of its receive to the action that takes it.
+//!
+//! The paper's own count (ZeroPP §3.4) leaves out the prefetched stage, the last stage's gradient
+//! and the stash.
+
+use std::collections::HashSet;
+
+pub use zeropp_core::meter::MemoryBytes;
+
+use crate::ir::{Action, Compute, Message, Schedule};
+
+/// Bytes of one stage, for one micro-batch where that applies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageBytes {
+    /// The stage input of one micro-batch, kept alone where the stage recomputes.
+    pub input: u64,
+    /// All that F keeps for the B of one micro-batch, the input included.
+    pub activation: u64,
+    /// What B keeps for the W of one micro-batch.
+    pub stash: u64,
+    /// The whole gathered weights.
+    pub weights: u64,
+    /// The whole fp32 gradient.
+    pub gradient: u64,
+    /// The output of one micro-batch as it is sent on; the gradient that comes back is as large.
+    pub message: u64,
+}
+
+/// The peak of every rank by kind; shards and optimizer state are not the schedule's and stay 0.
+///
+/// `schedule` is one that [`verify`](crate::verify::verify) accepts, lowered or compute-only
+/// (nothing is gathered, received or reduced then), and `stages` has an entry for each stage.
+pub fn predict(schedule: &Schedule, stages: &[StageBytes]) -> Vec<MemoryBytes> {
+    let peak = |actions: &Vec<Action>| {
+        let mut ledger = Ledger::new(actions, stages);
+        actions.iter().for_each(|a| ledger.run(a));
+        ledger.peak
+    };
+    schedule.ranks.iter().map(peak).collect()
+}
+
+/// What one rank holds while it goes through its program.
+pub struct Ledger<'a> {
+    stages: &'a [StageBytes],
+    /// (stage, micro-batch) that recompute.
+    recomputed: HashSet<(usize, usize)>,
+    /// Messages received and not yet taken: (message, consuming stage, micro-batch).
+    received: HashSet<(Message, usize, usize)>,
+    /// Stages whose gradient buffer is being added to.
+    open: Vec<bool>,
+    /// Bytes of the gradient whose RS is on its way.
+    reducing: u64,
+    now: MemoryBytes,
+    peak: MemoryBytes,
+    /// Largest sum of activation and weight stash.
+    kept_peak: u64,
+}
+
+impl<'a> Ledger<'a> {
+    /// An empty ledger for the rank with this program.
+    pub fn new(program: &[Action], stages: &'a [StageBytes]) -> Ledger<'a> {
+        let recomputed = |a: &Action| match *a {
+            Action::Compute { kind: Compute::R, stage, micro_batch } => Some((stage, micro_batch)),
+            _ => None,
+        };
+        Ledger {
+            stages,
+            recomputed: program.iter().filter_map(recomputed).collect(),
+            received: HashSet::new(),
+            open: vec![false; stages.len()],
+            reducing: 0,
+            now: MemoryBytes::default(),
+            peak: MemoryBytes::default(),
+            kept_peak: 0,
+        }
+    }
+
+    /// A whole action.
+    pub fn run(&mut self, action: &Action) {
+        for compute in action.computes() {
+            self.start(compute);
+            self.end(compute);
+        }
+        match *action {
+            Action::AllGather { stage } => self.now.gathered += self.stages[stage].weights,
+            Action::Free { stage } => self.now.gathered -= self.stages[stage].weights,
+            Action::Recv { message, stage, micro_batch } => {
+                self.received.insert((message, stage, micro_batch));
+                self.now.communication += self.message_bytes(message, stage);
+            }
+            Action::ReduceScatter { stage } => {
+                self.retire();
+                self.open[stage] = false;
+                self.reducing = self.stages[stage].gradient;
+            }
+            Action::OptimizerStep => self.retire(),
+            _ => {}
+        }
+        self.mark();
+    }
+
+    /// The start of a compute action: what it allocates, and the message it takes.
+    pub fn start(&mut self, (kind, stage, micro_batch): (Compute, usize, usize)) {
+        let bytes = self.stages[stage];
+        let takes = match kind {
+            Compute::F => Some(Message::Activation),
+            Compute::B | Compute::BW => Some(Message::Gradient),
+            Compute::W | Compute::R => None,
+        };
+        if let Some(message) = takes
+            && self.received.remove(&(message, stage, micro_batch))
+        {
+            self.now.communication -= self.message_bytes(message, stage);
+        }
+        match kind {
+            Compute::F if self.recomputed.contains(&(stage, micro_batch)) => {
+                self.now.activation += bytes.input;
+            }
+            Compute::F => self.now.activation += bytes.activation,
+            Compute::R => {
+                self.now.activation = self.now.activation - bytes.input + bytes.activation;
+            }
+            Compute::W | Compute::BW if !self.open[stage] => {
+                self.open[stage] = true;
+                self.now.gradient += bytes.gradient;
+            }
+            Compute::B | Compute::W | Compute::BW => {}
+        }
+        self.mark();
+    }
+
+    /// The end of a compute action: B turns activation into stash, W drops the stash.
+    pub fn end(&mut self, (kind, stage, _): (Compute, usize, usize)) {
+        let bytes = self.stages[stage];
+        if matches!(kind, Compute::B | Compute::BW) {
+            self.now.activation -= bytes.activation;
+            self.now.weight_stash += bytes.stash;
+            self.mark();
+        }
+        if matches!(kind, Compute::W | Compute::BW) {
+            self.now.weight_stash -= bytes.stash;
+        }
+    }
+
+    /// What is held now.
+    pub fn now(&self) -> MemoryBytes {
+        self.now
+    }
+
+    /// The largest so far, by kind.
+    pub fn peak(&self) -> MemoryBytes {
+        self.peak
+    }
+
+    /// The largest sum of activations and weight stash so far: what the Zero Bubble papers call
+    /// activation memory.
+    pub fn kept_peak(&self) -> u64 {
+        self.kept_peak
+    }
+
+    fn retire(&mut self) {
+        self.now.gradient -= std::mem::take(&mut self.reducing);
+    }
+
+    fn message_bytes(&self, message: Message, consumer: usize) -> u64 {
+        match message {
+            Message::Activation => self.stages[consumer - 1].message,
+            Message::Gradient => self.stages[consumer].message,
+        }
+    }
+
+    fn mark(&mut self) {
+        self.peak = self.peak.max(&self.now);
+        self.kept_peak = self.kept_peak.max(self.now.activation + self.now.weight_stash);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,291 @@
+//! The run itself: every rank goes as far as its messages let it, then waits for a peer.
+
+use crate::ir::{Action, Compute, Message, Schedule};
+use crate::memory::Ledger;
+use crate::timeline::{MemoryPoint, RankTimeline, Span, Timeline};
+use crate::verify::is_program;
+
+use super::Costs;
+
+/// Not arrived yet.
+const NEVER: u64 = u64::MAX;
+
+/// Runs a schedule that was verified, with costs that were checked.
+pub(super) fn run(schedule: &Schedule, costs: &Costs) -> Timeline {
+    let mut world = World::new(schedule, costs);
+    let mut ranks: Vec<Rank> = (0..schedule.pp()).map(|r| Rank::new(schedule, costs, r)).collect();
+    let mut waiting: Vec<Vec<(usize, usize)>> = vec![Vec::new(); ranks.len()];
+    let mut ready: Vec<usize> = (0..ranks.len()).rev().collect();
+    while let Some(rank) = ready.pop() {
+        if let Some((slot, from)) = ranks[rank].advance(&mut world) {
+            waiting[from].push((slot, rank));
+        }
+        waiting[rank].retain(|(slot, waiter)| {
+            let waits = world.arrival[*slot] == NEVER;
+            if !waits {
+                ready.push(*waiter);
+            }
+            waits
+        });
+    }
+    let meet = ranks.iter().map(Rank::at_step).max().unwrap_or(0);
+    let ranks = ranks.into_iter().map(|rank| rank.finish(&world, meet)).collect();
+    let title = format!("{}, simulated", schedule.kind);
+    Timeline { title, placement: schedule.placement.clone(), ranks }
+}
+
+/// What all ranks share.
+struct World<'a> {
+    schedule: &'a Schedule,
+    costs: &'a Costs,
+    program: bool,
+    micro_batches: usize,
+    /// When each message arrives, by [`World::slot`].
+    arrival: Vec<u64>,
+}
+
+impl<'a> World<'a> {
+    fn new(schedule: &'a Schedule, costs: &'a Costs) -> World<'a> {
+        let micro_batches = schedule.micro_batches();
+        World {
+            schedule,
+            costs,
+            program: is_program(schedule),
+            micro_batches,
+            arrival: vec![NEVER; 2 * schedule.stages() * micro_batches],
+        }
+    }
+
+    /// The place of a message in `arrival`, by its producing stage.
+    fn slot(&self, message: Message, producer: usize, micro_batch: usize) -> usize {
+        let stage = 2 * producer + usize::from(message == Message::Gradient);
+        stage * self.micro_batches + micro_batch
+    }
+
+    /// The slot and the sending rank of what a consumer takes from another rank.
+    fn incoming(
+        &self,
+        message: Message,
+        stage: usize,
+        micro_batch: usize,
+    ) -> Option<(usize, usize)> {
+        let from = self.schedule.source(message, stage)?;
+        let producer = message.producer(stage, self.schedule.stages())?;
+        Some((self.slot(message, producer, micro_batch), from))
+    }
+
+    fn duration(&self, action: &Action) -> u64 {
+        if let (Action::Overlap { .. }, Some(ns)) = (action, self.costs.overlap_ns) {
+            return ns;
+        }
+        let one = |(kind, stage, _): (Compute, usize, usize)| {
+            let c = &self.costs.stages[stage];
+            match kind {
+                Compute::F => c.f_ns,
+                Compute::B => c.b_ns,
+                Compute::W => c.w_ns,
+                Compute::BW => c.b_ns + c.w_ns,
+                Compute::R => c.r_ns,
+            }
+        };
+        action.computes().map(one).sum()
+    }
+}
+
+/// One rank on its way.
+struct Rank<'a> {
+    rank: usize,
+    program: &'a [Action],
+    ledger: Ledger<'a>,
+    spans: Vec<Span>,
+    memory: Vec<MemoryPoint>,
+    /// When the compute thread is free.
+    clock: u64,
+    /// When the queue of the ZeRO-3 group is empty.
+    zero3_free: u64,
+    /// When the queue of the replica group is empty.
+    replica_free: u64,
+    /// When each link is free; empty without a limit.
+    links: Vec<u64>,
+    /// When the last RS is done.
+    reduced: u64,
+    /// Per stage, when its weights are there and when its gradient is reduced.
+    stages: Vec<(u64, u64)>,
+}
+
+impl<'a> Rank<'a> {
+    fn new(schedule: &'a Schedule, costs: &'a Costs, rank: usize) -> Rank<'a> {
+        let program = &schedule.ranks[rank];
+        // More links than actions are never used.
+        let links = costs.link.parallel_max.map_or(0, |n| n.min(program.len()));
+        Rank {
+            rank,
+            program,
+            ledger: Ledger::new(program, &costs.memory),
+            spans: Vec::with_capacity(program.len()),
+            memory: Vec::new(),
+            clock: 0,
+            zero3_free: 0,
+            replica_free: 0,
+            links: vec![0; links],
+            reduced: 0,
+            stages: vec![(0, 0); schedule.stages()],
+        }
+    }
+
+    /// Runs until the end, or until a message is missing: then its slot and its sender.
+    fn advance(&mut self, world: &mut World) -> Option<(usize, usize)> {
+        while let Some(action) = self.program.get(self.spans.len()) {
+            let (start, end) = match *action {
+                Action::Compute { .. } | Action::Overlap { .. } => {
+                    match self.compute(world, action) {
+                        Ok(times) => times,
+                        Err(wait) => return Some(wait),
+                    }
+                }
+                Action::Send { message, stage, micro_batch } => {
+                    self.send(world, message, stage, micro_batch)
+                }
+                Action::AllGather { stage } => {
+                    let end = self.zero3(world.costs.stages[stage].all_gather_ns);
+                    self.stages[stage].0 = end.1;
+                    end
+                }
+                Action::ReduceScatter { stage } => {
+                    self.clock = self.clock.max(self.reduced);
+                    let times = self.zero3(world.costs.stages[stage].reduce_scatter_ns);
+                    self.reduced = times.1;
+                    self.stages[stage].1 = times.1;
+                    times
+                }
+                Action::ReplicaReduce { stage } => {
+                    let start = self.clock.max(self.replica_free).max(self.stages[stage].1);
+                    self.replica_free = start + world.costs.stages[stage].replica_reduce_ns;
+                    (start, self.replica_free)
+                }
+                // A receive's end and the optimizer step's times are filled in at the end.
+                Action::Free { .. } | Action::Recv { .. } | Action::OptimizerStep => {
+                    (self.clock, self.clock)
+                }
+            };
+            self.spans.push(Span {
+                lane: action.lane(),
+                action: *action,
+                start_ns: start,
+                end_ns: end,
+            });
+        }
+        None
+    }
+
+    /// A compute action, once its messages have arrived and its weights are there.
+    fn compute(
+        &mut self,
+        world: &mut World,
+        action: &Action,
+    ) -> Result<(u64, u64), (usize, usize)> {
+        let stages = world.schedule.stages();
+        let mut start = self.clock;
+        for (kind, stage, micro_batch) in action.computes() {
+            if kind.needs_weights() {
+                start = start.max(self.stages[stage].0);
+            }
+            let message = kind.needs(stage, stages);
+            if let Some((slot, from)) = message.and_then(|m| world.incoming(m, stage, micro_batch))
+            {
+                match world.arrival[slot] {
+                    NEVER => return Err((slot, from)),
+                    at => start = start.max(at),
+                }
+            }
+        }
+        let end = start + world.duration(action);
+        self.clock = end;
+        self.account(action, start, end);
+        if !world.program {
+            for (kind, stage, micro_batch) in action.computes() {
+                if let Some(message) = kind.gives(stage, stages)
+                    && world.schedule.destination(message, stage).is_some()
+                {
+                    self.send(world, message, stage, micro_batch);
+                }
+            }
+        }
+        Ok((start, end))
+    }
+
+    /// Sends now: the start of the transfer and the arrival.
+    fn send(
+        &mut self,
+        world: &mut World,
+        message: Message,
+        stage: usize,
+        micro_batch: usize,
+    ) -> (u64, u64) {
+        // A message has the size of the activation that crosses the same boundary.
+        let boundary = if message == Message::Activation { stage } else { stage - 1 };
+        let link = &world.costs.link;
+        let transfer = link.transfer_ns(world.costs.memory[boundary].message) as u64;
+        let start = match self.links.iter_mut().min() {
+            Some(free) => {
+                let start = self.clock.max(*free);
+                *free = start + transfer;
+                start
+            }
+            None => self.clock,
+        };
+        let arrival = start + transfer + link.latency_ns;
+        let slot = world.slot(message, stage, micro_batch);
+        world.arrival[slot] = arrival;
+        (start, arrival)
+    }
+
+    /// Queues an operation of the ZeRO-3 group.
+    fn zero3(&mut self, duration: u64) -> (u64, u64) {
+        let start = self.clock.max(self.zero3_free);
+        self.zero3_free = start + duration;
+        (start, self.zero3_free)
+    }
+
+    /// Follows the activations of a compute action.
+    fn account(&mut self, action: &Action, start: u64, end: u64) {
+        action.computes().for_each(|c| self.ledger.start(c));
+        self.mark(start);
+        action.computes().for_each(|c| self.ledger.end(c));
+        self.mark(end);
+    }
+
+    fn mark(&mut self, at_ns: u64) {
+        let now = self.ledger.now();
+        let bytes = now.activation + now.weight_stash;
+        match self.memory.last_mut() {
+            Some(last) if last.bytes == bytes => {}
+            Some(last) if last.at_ns == at_ns => last.bytes = bytes,
+            None if bytes == 0 => {}
+            _ => self.memory.push(MemoryPoint { at_ns, bytes }),
+        }
+    }
+
+    /// When this rank is ready for the optimizer step.
+    fn at_step(&self) -> u64 {
+        self.clock.max(self.reduced).max(self.replica_free)
+    }
+
+    /// Fills in what was not known on the way; all ranks `meet` at the optimizer step.
+    fn finish(mut self, world: &World, meet: u64) -> RankTimeline {
+        for span in &mut self.spans {
+            match span.action {
+                Action::Recv { message, stage, micro_batch } => {
+                    if let Some((slot, _)) = world.incoming(message, stage, micro_batch) {
+                        span.end_ns = span.start_ns.max(world.arrival[slot]);
+                    }
+                }
+                Action::OptimizerStep => {
+                    (span.start_ns, span.end_ns) = (meet, meet + world.costs.step_ns);
+                }
+                _ => {}
+            }
+        }
+        RankTimeline { name: format!("pp {}", self.rank), spans: self.spans, memory: self.memory }
+    }
+}

@@ -1,0 +1,108 @@
+//! Sends and receives of a program: each message once, after it was made, before it is taken, and
+//! in one order on both ends of a link.
+
+use std::collections::BTreeMap;
+
+use super::tables::Tables;
+use super::{Fault, VerifyError, fault};
+use crate::ir::{Action, Compute, Message, Schedule};
+
+/// A message on a link: rank-local index of the action, and what it carries, named by its producer.
+type Entry = (usize, (Message, usize, usize));
+
+/// The messages of every link (from, to) in program order.
+type Links = BTreeMap<(usize, usize), Vec<Entry>>;
+
+/// Checks sends, receives and their pairing.
+pub(super) fn check(schedule: &Schedule, tables: &Tables) -> Result<(), VerifyError> {
+    let (mut sends, mut receives) = (Links::new(), Links::new());
+    let stages = schedule.stages();
+    for (rank, actions) in schedule.ranks.iter().enumerate() {
+        for (index, action) in actions.iter().enumerate() {
+            for compute in action.computes() {
+                both_ends(schedule, tables, rank, index, compute)?;
+            }
+            match *action {
+                Action::Send { message, stage, micro_batch } => {
+                    let Some(to) = schedule.destination(message, stage) else {
+                        return fault(schedule, rank, index, Fault::NoNeighbour);
+                    };
+                    sent_after(tables, message, stage, micro_batch, index)
+                        .or_else(|f| fault(schedule, rank, index, f))?;
+                    let entry = (index, (message, stage, micro_batch));
+                    sends.entry((rank, to)).or_default().push(entry);
+                }
+                Action::Recv { message, stage, micro_batch } => {
+                    let Some(from) = schedule.source(message, stage) else {
+                        return fault(schedule, rank, index, Fault::NoNeighbour);
+                    };
+                    let producer = message.producer(stage, stages).expect("it has a source");
+                    let entry = (index, (message, producer, micro_batch));
+                    receives.entry((from, rank)).or_default().push(entry);
+                }
+                _ => {}
+            }
+        }
+    }
+    // Every message that some compute makes or takes has both ends by now, so that the lists of a
+    // link are equally long.
+    for (link, received) in &receives {
+        let sent = sends.get(link).map(Vec::as_slice).unwrap_or_default();
+        for ((_, what), (index, wanted)) in sent.iter().zip(received) {
+            if what != wanted {
+                let (message, stage, micro_batch) = *what;
+                let next = Action::Send { message, stage, micro_batch };
+                return fault(schedule, link.1, *index, Fault::Crossed(next));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A compute action's message must be sent somewhere, and what it takes received before.
+fn both_ends(
+    schedule: &Schedule,
+    tables: &Tables,
+    rank: usize,
+    index: usize,
+    (kind, stage, micro_batch): (Compute, usize, usize),
+) -> Result<(), VerifyError> {
+    let stages = schedule.stages();
+    if let Some(message) = kind.gives(stage, stages)
+        && schedule.destination(message, stage).is_some()
+        && tables.send(message, stage, micro_batch).is_none()
+    {
+        let what = Action::Send { message, stage, micro_batch }.to_string();
+        return Err(VerifyError::Missing { rank, what });
+    }
+    if let Some(message) = kind.needs(stage, stages)
+        && schedule.source(message, stage).is_some()
+        && tables.recv(message, stage, micro_batch).is_none_or(|posted| posted > index)
+    {
+        let recv = Action::Recv { message, stage, micro_batch };
+        return fault(schedule, rank, index, Fault::NoActionBefore(recv));
+    }
+    Ok(())
+}
+
+/// A send comes after the compute action that makes its message.
+fn sent_after(
+    tables: &Tables,
+    message: Message,
+    stage: usize,
+    micro_batch: usize,
+    index: usize,
+) -> Result<(), Fault> {
+    let (kind, made) = match message {
+        Message::Activation => (Compute::F, tables.compute(Compute::F, stage, micro_batch)),
+        Message::Gradient => {
+            let whole = tables.compute(Compute::BW, stage, micro_batch);
+            let kind = if whole.is_some() { Compute::BW } else { Compute::B };
+            (kind, tables.backward(stage, micro_batch))
+        }
+    };
+    match made {
+        Some(made) if made < index => Ok(()),
+        _ => Err(Fault::NothingBefore((kind, stage, micro_batch))),
+    }
+}

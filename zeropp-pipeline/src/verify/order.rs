@@ -1,0 +1,105 @@
+//! Order on one rank: F before B before W, hand-over between stages of one rank, the order of W,
+//! and how many activations are alive.
+
+use super::tables::Tables;
+use super::{Fault, VerifyError, VerifyLimits, fault};
+use crate::ir::{Compute, Schedule};
+
+/// Checks every rank's list by itself.
+pub(super) fn check(
+    schedule: &Schedule,
+    tables: &Tables,
+    limits: &VerifyLimits,
+) -> Result<(), VerifyError> {
+    let mut last_w = vec![None; schedule.stages()];
+    for (rank, actions) in schedule.ranks.iter().enumerate() {
+        let mut alive = 0usize;
+        for (index, action) in actions.iter().enumerate() {
+            for compute in action.computes() {
+                let (kind, stage, micro_batch) = compute;
+                before(schedule, tables, compute, index)
+                    .or_else(|f| fault(schedule, rank, index, f))?;
+                if limits.w_in_order && matches!(kind, Compute::W | Compute::BW) {
+                    match last_w[stage].replace(micro_batch) {
+                        Some(after) if after > micro_batch => {
+                            let out_of_order = Fault::WeightOrder { stage, after };
+                            return fault(schedule, rank, index, out_of_order);
+                        }
+                        _ => {}
+                    }
+                }
+                let recomputes = tables.compute(Compute::R, stage, micro_batch).is_some();
+                match kind {
+                    Compute::R => alive += 1,
+                    Compute::F if !recomputes => alive += 1,
+                    // An R that comes after its B, which makes this 0, is a fault of its own.
+                    Compute::B | Compute::BW => alive = alive.saturating_sub(1),
+                    Compute::F | Compute::W => {}
+                }
+                if let Some(limit) = limits.activations_max.filter(|limit| alive > *limit) {
+                    return fault(schedule, rank, index, Fault::ActivationLimit { alive, limit });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What must come before `compute` on its own rank. In an overlapped pair F comes before BW.
+fn before(
+    schedule: &Schedule,
+    tables: &Tables,
+    compute: (Compute, usize, usize),
+    index: usize,
+) -> Result<(), Fault> {
+    let (kind, stage, i) = compute;
+    let at = |kind| tables.compute(kind, stage, i);
+    let f_before = || match at(Compute::F) {
+        Some(f) if f <= index => Ok(()),
+        _ => Err(Fault::NothingBefore((Compute::F, stage, i))),
+    };
+    match kind {
+        Compute::F => {}
+        Compute::B | Compute::BW => f_before()?,
+        Compute::W => {
+            if at(Compute::B).is_none_or(|b| b > index) {
+                return Err(Fault::NothingBefore((Compute::B, stage, i)));
+            }
+        }
+        Compute::R => {
+            f_before()?;
+            if tables.backward(stage, i).is_some_and(|b| b < index) {
+                let kind = if at(Compute::B).is_some() { Compute::B } else { Compute::BW };
+                return Err(Fault::RecomputeLate((kind, stage, i)));
+            }
+        }
+    }
+    // The neighbour on the same rank must have run before.
+    let Some(message) = kind.needs(stage, schedule.stages()) else { return Ok(()) };
+    if schedule.source(message, stage).is_some() {
+        return Ok(());
+    }
+    let from = message.producer(stage, schedule.stages()).expect("it needs a message");
+    let producer = producer(tables, kind, from, i);
+    let (kind, ..) = producer;
+    match tables.compute(kind, from, i) {
+        Some(p) if p < index => Ok(()),
+        _ => Err(Fault::NothingBefore(producer)),
+    }
+}
+
+/// The compute action of stage `from` whose message a `kind` of its neighbour takes.
+pub(super) fn producer(
+    tables: &Tables,
+    kind: Compute,
+    from: usize,
+    micro_batch: usize,
+) -> (Compute, usize, usize) {
+    let split = tables.compute(Compute::B, from, micro_batch).is_some();
+    let kind = match kind {
+        Compute::B | Compute::BW if split => Compute::B,
+        Compute::B | Compute::BW => Compute::BW,
+        other => other,
+    };
+    (kind, from, micro_batch)
+}

@@ -1,0 +1,160 @@
+//! Weights and gradients of a program: what computes has its weights, what was gathered is freed,
+//! every gradient is reduced once per stage and unit after its last W, the step comes last.
+
+use super::{Fault, VerifyError, VerifyLimits, fault};
+use crate::ir::{Action, Compute, Schedule};
+
+/// The state of one stage while its rank's program is walked.
+#[derive(Clone, Default)]
+struct Stage {
+    /// Index of the AG whose weights are resident.
+    gathered: Option<usize>,
+    /// Units reduced so far.
+    reduced: usize,
+    /// W of the unit that is being added up.
+    added: usize,
+    /// Index of its replica reduction.
+    replicas: Option<usize>,
+}
+
+/// Checks every rank's program by itself.
+pub(super) fn check(schedule: &Schedule, limits: &VerifyLimits) -> Result<(), VerifyError> {
+    let units = schedule.unit_table();
+    let reduces_replicas =
+        schedule.ranks.iter().flatten().any(|a| matches!(a, Action::ReplicaReduce { .. }));
+    let mut stages = vec![Stage::default(); schedule.stages()];
+    for (rank, actions) in schedule.ranks.iter().enumerate() {
+        let mut walk = Walk {
+            schedule,
+            limits,
+            units: &units,
+            stages: &mut stages,
+            resident: 0,
+            stepped: false,
+        };
+        for (index, action) in actions.iter().enumerate() {
+            walk.step(index, action).or_else(|f| fault(schedule, rank, index, f))?;
+        }
+        let stepped = walk.stepped;
+        at_end(schedule, &stages, rank, reduces_replicas)?;
+        if limits.optimizer_step && !stepped {
+            let what = Action::OptimizerStep.to_string();
+            return Err(VerifyError::Missing { rank, what });
+        }
+    }
+    Ok(())
+}
+
+/// One rank's walk.
+struct Walk<'a> {
+    schedule: &'a Schedule,
+    limits: &'a VerifyLimits,
+    units: &'a [usize],
+    stages: &'a mut [Stage],
+    resident: usize,
+    stepped: bool,
+}
+
+impl Walk<'_> {
+    fn step(&mut self, index: usize, action: &Action) -> Result<(), Fault> {
+        if self.stepped {
+            return Err(Fault::AfterStep);
+        }
+        match *action {
+            Action::AllGather { stage } => self.gather(stage, index),
+            Action::Free { stage } => {
+                self.stages[stage].gathered.take().ok_or(Fault::NotGathered { stage })?;
+                self.resident -= 1;
+                Ok(())
+            }
+            Action::ReduceScatter { stage } => self.reduce(stage),
+            Action::ReplicaReduce { stage } => self.reduce_replicas(stage, index),
+            Action::OptimizerStep => {
+                self.stepped = true;
+                Ok(())
+            }
+            Action::Send { .. } | Action::Recv { .. } => Ok(()),
+            Action::Compute { .. } | Action::Overlap { .. } => {
+                action.computes().try_for_each(|(kind, stage, i)| self.compute(kind, stage, i))
+            }
+        }
+    }
+
+    fn compute(&mut self, kind: Compute, stage: usize, micro_batch: usize) -> Result<(), Fault> {
+        let state = &mut self.stages[stage];
+        if kind.needs_weights() && state.gathered.is_none() {
+            return Err(Fault::NotGathered { stage });
+        }
+        if matches!(kind, Compute::W | Compute::BW) {
+            // A W of an earlier unit cannot come: that unit was complete when it was reduced.
+            if self.units[micro_batch] > state.reduced {
+                return Err(Fault::NotReduced { unit: state.reduced });
+            }
+            state.added += 1;
+        }
+        Ok(())
+    }
+
+    fn gather(&mut self, stage: usize, index: usize) -> Result<(), Fault> {
+        if let Some(since) = self.stages[stage].gathered.replace(index) {
+            return Err(Fault::GatheredTwice { stage, since });
+        }
+        self.resident += 1;
+        let resident = self.resident;
+        match self.limits.gathered_max {
+            Some(limit) if resident > limit => Err(Fault::GatheredLimit { resident, limit }),
+            _ => Ok(()),
+        }
+    }
+
+    fn reduce(&mut self, stage: usize) -> Result<(), Fault> {
+        let state = &mut self.stages[stage];
+        let (unit, done) = (state.reduced, state.added);
+        match self.schedule.units.get(unit) {
+            Some(&size) if done == size => {
+                state.reduced += 1;
+                state.added = 0;
+                Ok(())
+            }
+            Some(&size) if unit == 0 || done > 0 => Err(Fault::ReducedEarly { unit, done, size }),
+            _ => Err(Fault::ReducedTwice),
+        }
+    }
+
+    fn reduce_replicas(&mut self, stage: usize, index: usize) -> Result<(), Fault> {
+        let state = &mut self.stages[stage];
+        if state.reduced < self.schedule.units.len() {
+            return Err(Fault::NotReduced { unit: state.reduced });
+        }
+        match state.replicas.replace(index) {
+            Some(first) => Err(Fault::Duplicate { first }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What has to be done by the end of a rank's program.
+fn at_end(
+    schedule: &Schedule,
+    stages: &[Stage],
+    rank: usize,
+    replicas: bool,
+) -> Result<(), VerifyError> {
+    for stage in schedule.stages_of(rank) {
+        let state = &stages[stage];
+        if let Some(index) = state.gathered {
+            return fault(schedule, rank, index, Fault::NeverFreed);
+        }
+        let units = schedule.units.len();
+        if state.reduced < units {
+            let reduce = Action::ReduceScatter { stage };
+            let what = format!("{reduce} of unit {}", state.reduced);
+            return Err(VerifyError::Missing { rank, what });
+        }
+        if replicas && state.replicas.is_none() {
+            let what = Action::ReplicaReduce { stage }.to_string();
+            return Err(VerifyError::Missing { rank, what });
+        }
+    }
+    Ok(())
+}
