@@ -5,6 +5,7 @@ pub mod draw;
 pub mod exchange;
 pub mod executor;
 pub mod ir;
+pub mod judge;
 pub mod links;
 pub mod lower;
 pub mod memory;

@@ -3,6 +3,9 @@
 use super::timing::{Timing, time};
 use super::*;
 use crate::ir::{Action, Compute};
+use crate::lower::{LowerOptions, lower};
+use crate::simulate::simulate;
+use crate::verify::{VerifyLimits, verify};
 use proptest::prelude::*;
 
 fn shape(pp: usize, virtual_stages: usize, micro_batches: usize) -> Shape {
@@ -139,6 +142,34 @@ proptest! {
                     complete(&schedule);
                     timed(&schedule, &Costs::uniform(p * v, f, b, w, c));
                 }
+            }
+        }
+    }
+
+    /// What the verifier, the lowering and the simulator say of every kind with costs.
+    #[test]
+    fn every_kind_is_verified_and_timed_as_the_simulator_does(
+        (f, b, w) in times(), c in 0u64..9, p in 1usize..6, v in 1usize..4, m in 1usize..20,
+        unit in 1usize..12,
+    ) {
+        for kind in KINDS {
+            for v in [1, 2, v] {
+                let at = Shape { pp: p, virtual_stages: v, micro_batches: m, unit };
+                let mut simulated = crate::simulate::Costs::uniform(p * v, f, b, w, c);
+                simulated.memory.iter_mut().for_each(|m| (m.activation, m.stash) = (5, 2));
+                let costs = Costs::from(&simulated);
+                let Ok(schedule) = generate_with_costs(kind.name, &at, &costs) else { continue };
+                prop_assert_eq!(&schedule.kind, kind.name);
+                complete(&schedule);
+                let strict = VerifyLimits { optimizer_step: false, ..VerifyLimits::default() };
+                prop_assert_eq!(verify(&schedule, &strict), Ok(()));
+                let program = lower(&schedule, &LowerOptions::default());
+                prop_assert_eq!(verify(&program, &VerifyLimits::default()), Ok(()));
+                let ours = timed(&schedule, &costs);
+                let theirs = simulate(&schedule, &simulated).unwrap();
+                let spans = theirs.ranks.iter().map(|r| r.own_span().unwrap());
+                let own: Vec<(u64, u64)> = ours.starts.into_iter().zip(ours.ends).collect();
+                prop_assert_eq!(own, spans.collect::<Vec<_>>(), "{}", kind.name);
             }
         }
     }

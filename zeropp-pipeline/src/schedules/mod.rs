@@ -17,6 +17,7 @@ mod timing;
 mod v_blocks;
 mod v_reorder;
 mod vee;
+mod with_costs;
 mod zb_auto;
 mod zb_h;
 mod zb_v;
@@ -26,7 +27,9 @@ mod zeropp_auto;
 mod zeropp_place;
 
 pub use costs::Costs;
+pub(crate) use timing::own_span;
 pub use v_blocks::{v_half, v_min};
+pub use with_costs::generate_with_costs;
 pub use zb_auto::zb;
 pub use zb_v::zb_v;
 pub use zeropp_auto::{zeropp_auto, zeropp_auto_unit};
