@@ -159,8 +159,11 @@ fn main() {
         );
         one_by_plain.push(b.0 / a);
         two_by_one.push(c.0 / b.0);
-        (plain.push(a), one.push(b.0), two.push(c.0));
-        (bubbles.push(100.0 * c.1), timed.push(100.0 * c.2));
+        plain.push(a);
+        one.push(b.0);
+        two.push(c.0);
+        bubbles.push(100.0 * c.1);
+        timed.push(100.0 * c.2);
     }
     println!("\nmedians over {rounds} rounds");
     println!("plain Burn, one core        {:8.0} tokens/s", median(plain));
