@@ -152,7 +152,7 @@ fn bf16_is_close_to_f32() {
         assert_eq!(dx.dtype(), dtype);
         let mut grads = Grads::new(vec![p.layout.clone()], &Device::flex(), &meter);
         cx.queue.run(&mut grads);
-        let flat = host::into_vec(grads.into_flat().remove(0));
+        let flat = host::into_vec(grads.into_flat().0.remove(0));
         assert_eq!(meter.now().total(), 0);
         (values(&dx.cast(DType::F32)), flat, activations)
     };
@@ -187,7 +187,7 @@ fn weight_gradients_do_not_depend_on_the_thread() {
         } else {
             queue.run(&mut grads);
         }
-        bits(&host::into_vec(grads.into_flat().remove(0)))
+        bits(&host::into_vec(grads.into_flat().0.remove(0)))
     };
     assert_eq!(gradient(false), gradient(true));
 }
