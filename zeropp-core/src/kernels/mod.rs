@@ -11,6 +11,7 @@ pub mod loss;
 pub mod math;
 pub mod norm;
 pub mod reduce;
+pub mod rope;
 
 /// Runs `f` compiled for the widest vector instructions of this CPU.
 ///
