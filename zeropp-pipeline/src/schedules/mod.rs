@@ -10,6 +10,7 @@ use crate::ir::Schedule;
 mod bf_pp;
 mod costs;
 mod dualpipe_v;
+mod for_costs;
 mod gpipe;
 mod interleaved;
 mod one_f_one_b;
@@ -26,6 +27,7 @@ mod zeropp_auto;
 mod zeropp_place;
 
 pub use costs::Costs;
+pub use for_costs::generate_for;
 pub use v_blocks::{v_half, v_min};
 pub use zb_auto::zb;
 pub use zb_v::zb_v;
