@@ -41,6 +41,7 @@
 mod blueprint;
 mod error;
 mod peak;
+mod program;
 mod rank;
 mod trainer;
 
