@@ -10,7 +10,6 @@ use crate::ir::Schedule;
 mod bf_pp;
 mod costs;
 mod dualpipe_v;
-mod for_costs;
 mod gpipe;
 mod interleaved;
 mod one_f_one_b;
@@ -29,7 +28,6 @@ mod zeropp_place;
 
 pub use costs::Costs;
 pub(crate) use timing::own_span;
-pub use for_costs::generate_for;
 pub use v_blocks::{v_half, v_min};
 pub use with_costs::generate_with_costs;
 pub use zb_auto::zb;
