@@ -354,6 +354,8 @@ impl Memory {
 struct Units(i64);
 
 const UNITS_MAX: i64 = 100_000_000_000;
+/// Sums of memory and limit stay far from the ends of 64 bits too.
+const LIMIT_MAX: i64 = 1_000_000_000_000_000_000;
 
 impl FromStr for Units {
     type Err = String;
@@ -372,7 +374,7 @@ fn per_stage<T: FromStr<Err = String>>(text: &str) -> Result<PerStage<T>, String
 }
 
 fn limit(text: &str) -> Result<Limit, String> {
-    let number = |digits: &str| digits.parse().ok().filter(|n| (0..=1_000_000_000_000).contains(n));
+    let number = |digits: &str| digits.parse().ok().filter(|n| (0..=LIMIT_MAX).contains(n));
     let found = match text.strip_suffix(['p', 'P']) {
         Some(fold) => number(fold).filter(|n| (1..=1000).contains(n)).map(Limit::TimesP),
         None => number(text).map(Limit::Units),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A number of at most 30 digits, exactly as it was typed: `digits` / 10^`decimals`.
+/// A number of at most 28 digits, exactly as it was typed: `digits` / 10^`decimals`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Decimal {
     digits: u128,
@@ -12,14 +12,15 @@ pub(crate) struct Decimal {
 
 /// The longest time, in µs: a quarter of an hour for one action.
 const MICROS_MAX: u128 = 1_000_000_000;
-const DIGITS_MAX: usize = 30;
+/// With 10^9 µs at most, no product of digits and a power of ten leaves 128 bits.
+const DIGITS_MAX: usize = 28;
 
 impl FromStr for Decimal {
     type Err = String;
 
     /// Reads `18522`, `0.601`, `1.5e3`.
     fn from_str(text: &str) -> Result<Decimal, String> {
-        let works = || "expected a time of 0 to 1e9 µs, such as 18522 or 0.601".to_string();
+        let works = || "expected a time of 0 to 1e9 us, such as 18522 or 0.601".to_string();
         let (number, exponent) = match text.split_once(['e', 'E']) {
             Some((number, exponent)) => (number, exponent.parse::<i32>().map_err(|_| works())?),
             None => (text, 0),
@@ -170,6 +171,8 @@ mod tests {
         assert_eq!(unit(&["18522", "0.601"], 1000), Ok(3));
         assert_eq!(unit(&["1", "0.00001"], 10), Ok(5));
         assert_eq!(unit(&["6028.6666666666667"], 1151), Ok(11), "as fine as 64 bits allow");
+        let fine = format!("0.{}1", "0".repeat(27));
+        assert_eq!(unit(&[&fine, "1000000000"], 10), Ok(8));
         assert_eq!(unit(&["1000000000"], 10_000_000), Err("1000000000".into()));
     }
 
