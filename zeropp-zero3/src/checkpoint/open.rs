@@ -183,3 +183,108 @@ fn in_parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec
     results.sort_by_key(|(at, _)| *at);
     results.into_iter().map(|(_, r)| r).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::file::StateWriter;
+    use super::super::manifest::{Parameter, Piece};
+    use super::super::store::Store;
+    use super::*;
+
+    /// Elements of the parameter `w`, `[2, 5]`, in two files cut at 4; `v`, `[3]`, in the first.
+    fn write(dir: &Path, change: impl Fn(&str, &mut Vec<(String, usize)>)) -> PathBuf {
+        let store = Store::new(dir);
+        store.begin(3).unwrap();
+        let mut manifest = Manifest::new(3, 3, 256, BTreeMap::new());
+        let piece = |offset, len, file: &str| Piece { offset, len, file: file.into() };
+        let w = vec![piece(0, 4, "a"), piece(4, 6, "b")];
+        manifest.parameters.insert("w".into(), Parameter { shape: vec![2, 5], pieces: w });
+        let v = vec![piece(0, 3, "a")];
+        manifest.parameters.insert("v".into(), Parameter { shape: vec![3], pieces: v });
+        for (file, pieces) in [("a", vec![("w", 0, 4), ("v", 0, 3)]), ("b", vec![("w", 4, 6)])] {
+            let mut tensors = Vec::new();
+            let mut values = Vec::new();
+            for (k, kind) in Kind::ALL.into_iter().enumerate() {
+                for (name, offset, len) in &pieces {
+                    tensors.push((kind.tensor(name), *len));
+                    values.extend((*offset..offset + len).map(|i| (100 * k + i) as f32));
+                }
+            }
+            change(file, &mut tensors);
+            let path = store.staging(3).join(file);
+            let mut writer = StateWriter::create(&path, &tensors).unwrap();
+            let n = tensors.iter().map(|t| t.1).sum();
+            values.resize(n, 0.0);
+            writer.values(&values).unwrap();
+            manifest.files.insert(file.into(), writer.finish().unwrap());
+        }
+        store.commit(&manifest).unwrap()
+    }
+
+    fn refusal(change: impl Fn(&str, &mut Vec<(String, usize)>)) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        Checkpoint::open(&write(dir.path(), change)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn any_range_of_any_parameter_reads_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoint = Checkpoint::open(&write(dir.path(), |_, _| ())).unwrap();
+        let mut reader = checkpoint.reader();
+        for (k, kind) in Kind::ALL.into_iter().enumerate() {
+            for start in 0..10 {
+                for end in start..=10 {
+                    let mut out = vec![f32::NAN; end - start];
+                    reader.read(kind, "w", start, &mut out).unwrap();
+                    let expected: Vec<_> = (start..end).map(|i| (100 * k + i) as f32).collect();
+                    assert_eq!(out, expected, "{kind:?} {start}..{end}");
+                }
+            }
+        }
+        let mut out = [0.0; 2];
+        reader.read(Kind::FirstMoment, "v", 1, &mut out).unwrap();
+        assert_eq!(out, [101.0, 102.0]);
+    }
+
+    #[test]
+    fn other_tools_read_the_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let bytes = std::fs::read(write(dir.path(), |_, _| ()).join("b")).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let moment = file.tensor("exp_avg_sq/w").unwrap();
+        assert_eq!((moment.shape(), moment.dtype()), ([6].as_slice(), safetensors::Dtype::F32));
+        assert_eq!(moment.data()[..4], 204f32.to_le_bytes());
+    }
+
+    #[test]
+    fn missing_superfluous_and_short_tensors_are_named() {
+        let missing = refusal(|file, t| t.retain(|t| file == "a" || !t.0.starts_with("exp_avg/")));
+        assert!(missing.contains("/b ") && missing.contains("exp_avg/w, 6 elements, is missing"));
+        let more = refusal(|file, t| t.extend((file == "a").then(|| ("x".to_string(), 2))));
+        assert!(more.contains("/a ") && more.contains("7 tensors instead of 6"), "{more}");
+        let short = refusal(|file, t| t[0].1 -= usize::from(file == "b"));
+        assert!(short.contains("parameter/w, 6 elements, has 5"), "{short}");
+    }
+
+    #[test]
+    fn the_model_must_have_the_same_tensors() {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoint = Checkpoint::open(&write(dir.path(), |_, _| ())).unwrap();
+        let check = |model: &[(&str, &[usize])]| {
+            checkpoint.check_model(model.iter().copied()).map_err(|e| e.to_string())
+        };
+        assert_eq!(check(&[("w", &[2, 5]), ("v", &[3])]), Ok(()));
+        assert_eq!(check(&[("w", &[2, 5]), ("v", &[3]), ("w", &[2, 5])]), Ok(()), "tied");
+        for (model, message) in [
+            (vec![("w", [2, 5].as_slice())], "its v [3] is not in the model"),
+            (
+                vec![("w", [5, 2].as_slice()), ("v", &[3])],
+                "w is [5, 2] in the model and [2, 5] in the checkpoint",
+            ),
+            (vec![("x", [1].as_slice())], "the model's x [1] is not in it"),
+        ] {
+            let error = check(&model).unwrap_err();
+            assert!(error.contains(message) && error.contains("step-000003"), "{error}");
+        }
+    }
+}
