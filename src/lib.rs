@@ -42,6 +42,7 @@ mod blueprint;
 mod checkpoint;
 mod error;
 mod peak;
+mod program;
 mod rank;
 mod trainer;
 

@@ -51,6 +51,8 @@ pub(crate) enum Export {
     Weights,
     /// The reduced gradients of one single step.
     Gradients,
+    /// What every rank did when, of the first [`TRACED_STEPS`].
+    Timeline,
 }
 
 /// What a rank leaves behind.
@@ -175,7 +177,8 @@ pub(crate) fn run_rank(
             let (metrics, times) = step_metrics(shared, step, step_s, &record, &all);
             report(metrics, times);
         }
-        if bp.config.trace.is_some() && step - done <= TRACED_STEPS {
+        let traced = bp.config.trace.is_some() || shared.export == Export::Timeline;
+        if traced && step - done <= TRACED_STEPS {
             spans.extend(record.spans);
         }
         if let Some(saver) = shared.saver.as_ref().filter(|s| s.is_due(step)) {

@@ -150,6 +150,18 @@ impl Trainer {
         Ok((metrics, self.assemble(results, self.blueprint.mesh.zero3 * owners)))
     }
 
+    /// Trains and returns what every rank did when, in the first few steps: one span an action.
+    ///
+    /// # Errors
+    /// As [`train`](Self::train).
+    pub fn train_to_timeline(
+        &self,
+        on_step: impl FnMut(&StepMetrics),
+    ) -> Result<(Summary, Timeline), Error> {
+        let (summary, results) = self.run(on_step, Export::Timeline)?;
+        Ok((summary, self.timeline(&results)))
+    }
+
     fn run(
         &self,
         mut on_step: impl FnMut(&StepMetrics),
@@ -239,6 +251,12 @@ impl Trainer {
     }
 
     fn write_trace(&self, path: &Path, results: &[RankResult]) -> std::io::Result<()> {
+        let mut out = BufWriter::new(File::create(path)?);
+        chrome::write(&self.timeline(results), &mut out)?;
+        out.flush()
+    }
+
+    fn timeline(&self, results: &[RankResult]) -> Timeline {
         let bp = &self.blueprint;
         let ranks = results
             .iter()
@@ -254,14 +272,11 @@ impl Trainer {
                 }
             })
             .collect();
-        let timeline = Timeline {
+        Timeline {
             title: format!("{} · {}", bp.schedule.kind, bp.mesh),
             placement: bp.schedule.placement.clone(),
             ranks,
-        };
-        let mut out = BufWriter::new(File::create(path)?);
-        chrome::write(&timeline, &mut out)?;
-        out.flush()
+        }
     }
 
     /// Puts the pieces of all ranks together and cuts the buffers into parameters.

@@ -1,6 +1,6 @@
 //! The rules a configuration must keep, each with what would work instead.
 
-use super::{Config, ConfigError, DeviceKind, EngineKind, ONE_STAGE, Precision};
+use super::{Config, ConfigError, DeviceKind, EngineKind, Precision};
 
 /// Most ranks of the threads engine: each is a thread, and beyond this a typing error is likelier.
 const RANKS_MAX: usize = 4096;
@@ -81,9 +81,11 @@ impl Config {
     fn check_schedule(&self) -> Checked {
         let stages_each = self.virtual_stages();
         within("virtual", stages_each, LAYERS_MAX)?;
-        check(stages_each == 1 || !ONE_STAGE.contains(&self.schedule.as_str()), || {
-            let problem = format!("schedule {} has one stage on each rank", self.schedule);
-            let help = "leave virtual out or use 1, or another schedule";
+        let needed = self.stages_each().unwrap_or(stages_each);
+        check(stages_each == needed, || {
+            let words = if needed == 1 { "one stage" } else { "two stages" };
+            let problem = format!("schedule {} has {words} on each rank", self.schedule);
+            let help = format!("leave virtual out or use {needed}, or another schedule");
             ConfigError::value("virtual", stages_each, problem, help)
         })?;
         let stages = self.pp * stages_each;
