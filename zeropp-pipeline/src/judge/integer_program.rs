@@ -49,14 +49,24 @@ pub fn integer_program(
 /// Kinds of task, as rows of [`Program::ends`].
 const KINDS: [Compute; 3] = [Compute::F, Compute::B, Compute::W];
 
+/// Two tasks of a rank, each a row of [`KINDS`] and a micro-batch.
+struct Pair {
+    /// B or W of an earlier micro-batch.
+    early: (usize, usize),
+    /// F or B of a later one.
+    late: (usize, usize),
+    /// 1 where `early` runs first.
+    first: Variable,
+}
+
 struct Program<'a> {
     instance: Instance<'a>,
     variables: ProblemVariables,
     constraints: Vec<Constraint>,
     /// End of each task by rank, kind and micro-batch.
     ends: Vec<[Vec<Variable>; 3]>,
-    /// For a rank, whether task (kind, i) runs before F or B (kind', j), i < j.
-    before: Vec<Vec<((usize, usize), (usize, usize), Variable)>>,
+    /// Pairs of each rank's tasks that their micro-batches do not order.
+    pairs: Vec<Vec<Pair>>,
     span: Variable,
     big: f64,
 }
@@ -78,7 +88,7 @@ impl<'a> Program<'a> {
             variables,
             constraints: Vec::new(),
             ends,
-            before: vec![Vec::new(); p],
+            pairs: (0..p).map(|_| Vec::new()).collect(),
             span,
             big: (longest as usize * p * m) as f64,
         };
@@ -136,7 +146,7 @@ impl<'a> Program<'a> {
             for j in 1..self.instance.micro_batches {
                 for i in 0..j {
                     let first = self.variables.add(variable().binary());
-                    self.before[rank].push(((early, i), (late, j), first));
+                    self.pairs[rank].push(Pair { early: (early, i), late: (late, j), first });
                     let (a, b) = (self.ends[rank][early][i], self.ends[rank][late][j]);
                     let (takes_a, takes_b) = (self.takes(rank, early), self.takes(rank, late));
                     let big = self.big;
@@ -152,11 +162,10 @@ impl<'a> Program<'a> {
         let costs = self.instance.costs;
         for j in 0..self.instance.micro_batches {
             let mut held = Expression::from(((j + 1) as i64 * costs.mem_f[rank]) as f64);
-            for &((kind, _), late, first) in &self.before[rank] {
-                if late == (0, j) {
-                    let change = if kind == 1 { costs.mem_b[rank] } else { costs.mem_w[rank] };
-                    held += change as f64 * first;
-                }
+            for pair in self.pairs[rank].iter().filter(|pair| pair.late == (0, j)) {
+                let b = pair.early.0 == 1;
+                let change = if b { costs.mem_b[rank] } else { costs.mem_w[rank] };
+                held += change as f64 * pair.first;
             }
             let limit = self.instance.limit() as f64;
             self.constraints.push(constraint!(held <= limit));
