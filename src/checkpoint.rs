@@ -90,7 +90,7 @@ fn check_unused(store: &Store, resumed: Option<u64>) -> Result<(), CheckpointErr
         ),
         Some(_) => return Ok(()),
     };
-    Err(CheckpointError::Occupied { folder: store.folder().to_path_buf(), problem })
+    Err(CheckpointError::Folder { folder: store.folder().to_path_buf(), problem })
 }
 
 /// Refuses settings that cannot change, and tells those that do.
