@@ -102,6 +102,14 @@ proptest! {
         let costs = Costs::uniform(p, f, b, w, 0);
         let t = made("1f1b", shape(p, 1, m), &costs);
         prop_assert_eq!(t.makespan, (m + p - 1) as u64 * (f + b + w));
+        // Split, the last rank's m-th gradient comes back without a W on its way, if W is the
+        // shortest and B the longest of the three.
+        let (w, b) = (w.min(f), b.max(f));
+        let costs = Costs::uniform(p, f, b, w, 0);
+        for kind in ["zb-h1", "zb-1p"] {
+            let t = timed(&generate_with_costs(kind, &shape(p, 1, m), &costs).unwrap(), &costs);
+            prop_assert_eq!(t.makespan, (m + p - 1) as u64 * (f + b) + w, "{}", kind);
+        }
     }
 
     #[test]
@@ -118,10 +126,14 @@ proptest! {
         prop_assert_eq!(t.makespan, m as u64 * (f + b + w) + (p as u64 - 1) * (f + b - w));
         let peaks: Vec<i64> = (0..p as i64).map(|r| (p as i64 - r) * 7 + r * 3).collect();
         prop_assert_eq!(t.peaks, peaks);
+        // The form of ZB-H2 has sends that are short beside any action.
+        let c = c.min(w / 4);
         costs.send = c;
         let t = made("zb-h2", shape(p, 1, m), &costs);
         let peaks: Vec<i64> = (0..p as i64).map(|r| (2 * (p as i64 - r) - 1) * 7 + 2 * r * 3).collect();
-        prop_assert_eq!(t.peaks, peaks);
+        prop_assert_eq!(&t.peaks, &peaks);
+        let span = m as u64 * (f + b + w) + (p as u64 - 1) * (f + b - 2 * w + 2 * c);
+        prop_assert_eq!(t.own_span(), span);
     }
 
     #[test]
