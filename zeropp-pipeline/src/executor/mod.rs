@@ -214,6 +214,7 @@ impl<W: Worker> Executor<W> {
                 f.spans[span].start_ns = self.now();
                 begun = true;
             }
+            self.status.set_computing(self.world_rank, true);
             let output = match kind {
                 Compute::F => self.worker.forward(stage, micro_batch, input),
                 Compute::B => self.worker.backward(stage, micro_batch, input),
@@ -231,6 +232,7 @@ impl<W: Worker> Executor<W> {
                     dx
                 }
             };
+            self.status.set_computing(self.world_rank, false);
             if let Some(output) = output {
                 let (message, to) = match kind {
                     Compute::F => (Message::Activation, stage + 1),
