@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 2 bad input (before any rank starts), 1 a run that failed.
 
 mod args;
+mod emulate;
 mod figures;
 mod plan;
 mod progress;

@@ -198,6 +198,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         metrics: path(),
         trace: path(),
         save: path(),
+        emulate: path(),
         ..Config::default().resolved()
     };
     let written = full.to_toml().unwrap();
