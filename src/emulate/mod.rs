@@ -31,7 +31,7 @@ const KEPT_STEPS: u64 = 8;
 /// A rank's thread holds no graph and needs little.
 const STACK_BYTES: usize = 1 << 20;
 
-/// One step of an emulated run. Times count from a start that all ranks share.
+/// One step of an emulated run, in real time from a start that all ranks share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EmulatedStep {
     /// Step, from 1.
@@ -45,7 +45,8 @@ pub struct EmulatedStep {
     /// What the runtime itself took for an action, averaged over all: everything but waiting for
     /// given times and for other ranks.
     pub runtime_ns: u64,
-    /// How late a rank woke up after a given time, averaged over all waits: the machine's part.
+    /// How late a rank was after a wait, averaged over all: the machine's part, most of which the
+    /// rank makes up for in its next wait.
     pub late_ns: u64,
 }
 

@@ -63,12 +63,13 @@ pub(super) fn run_rank(
         let before = clock.spent();
         let mut spans = executor.run_step(step)?.spans;
         let end = clock.now();
+        let real_end = shared.epoch.elapsed().as_nanos() as u64;
         for span in &mut spans {
             span.start_ns = span.start_ns.saturating_sub(start);
             span.end_ns = span.end_ns.saturating_sub(start);
         }
         let timeline = RankTimeline { spans, ..RankTimeline::default() };
-        let mine = figures(&timeline, end - start, before, clock.spent());
+        let mine = figures(&timeline, [start, end, real_end], before, clock.spent());
         let all = exchange(&*world, &mine).map_err(between(step))?;
         see(summarise(step, &all));
         if step <= KEPT_STEPS {
@@ -106,16 +107,20 @@ fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
     Ok(all.iter().map(|b| serde_json::from_slice(b).expect("written by a peer")).collect())
 }
 
-fn figures(timeline: &RankTimeline, step_ns: u64, before: Spent, after: Spent) -> RankStep {
-    let late_ns = after.late_ns - before.late_ns;
-    let waited = after.planned_ns - before.planned_ns + after.blocked_ns - before.blocked_ns;
+/// The figures of a step from `start` to `end` of the rank's own time, and to `real_end`.
+fn figures(
+    timeline: &RankTimeline,
+    [start, end, real_end]: [u64; 3],
+    before: Spent,
+    after: Spent,
+) -> RankStep {
     RankStep {
         end_ns: timeline.own_span().map_or(0, |(_, end)| end),
-        step_ns,
+        step_ns: real_end - start,
         bubble: timeline.bubble(),
         actions: timeline.spans.len() as u64,
-        own_ns: step_ns.saturating_sub(waited + late_ns),
-        late_ns,
+        own_ns: end - start - (after.waited_ns - before.waited_ns),
+        late_ns: after.late_ns - before.late_ns,
         waits: after.waits - before.waits,
     }
 }

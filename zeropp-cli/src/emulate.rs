@@ -29,13 +29,16 @@ fn figures(step: &EmulatedStep) -> String {
 
 fn summary(config: &Config, report: &EmulationReport) -> String {
     let median = report.median();
-    let excess = 100.0 * report.excess(median);
+    let excess = match report.simulated_makespan_ns {
+        0 => String::new(),
+        _ => format!(": {:+.2} %", 100.0 * report.excess(median)),
+    };
     format!(
         "{}, {} as threads, {}\n\
-         makespan  {} measured (median), {} simulated: {excess:+.2} %\n\
+         makespan  {} measured (median), {} simulated{excess}\n\
          bubble    {} measured, {} simulated\n\
          runtime   {} for an action, without waiting\n\
-         timers    {} late for a wait",
+         lateness  {} after a wait, made up for in the next",
         config.schedule,
         count(config.mesh().world(), "rank"),
         count(report.steps.len(), "step"),
@@ -83,7 +86,7 @@ mod tests {
             "makespan  1.020 ms measured (median), 1.000 ms simulated: +2.00 %",
             "bubble    5.1 % measured, 5.0 % simulated",
             "runtime   12.3 µs for an action, without waiting",
-            "timers    0.9 µs late for a wait",
+            "lateness  0.9 µs after a wait, made up for in the next",
         ] {
             assert!(text.lines().any(|l| l == line), "{line:?} is not in:\n{text}");
         }

@@ -5,7 +5,8 @@
 //! Every operation between ranks really takes place, with a few numbers instead of weights: the
 //! time at which each rank came to it. Its result counts as there once the given time has passed
 //! since the last one came. The rules are those of [`simulate`](crate::simulate): what a measured
-//! run takes longer than a simulated one is the runtime's own cost, and the machine's.
+//! run takes longer than a simulated one is the runtime's own cost, and what the machine was late
+//! for and could not make up ([`Clock`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -33,62 +34,81 @@ const STAMP: usize = 4;
 /// Where one rank's time went since its clock was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spent {
-    /// Waiting until a given time: computation and transfers.
-    pub planned_ns: u64,
-    /// Waking up later than that.
+    /// Waiting for given times: computation, transfers, and other ranks. What is left of the
+    /// rank's time is the runtime's own.
+    pub waited_ns: u64,
+    /// Sum of how late the rank was after each wait.
     pub late_ns: u64,
-    /// Waiting for another rank to come.
-    pub blocked_ns: u64,
-    /// Waits until a given time.
+    /// Waits.
     pub waits: u64,
 }
 
 /// The time of one emulated rank.
+///
+/// It runs like the real one, except in waits: a wait ends at the very moment it is for, though the
+/// thread wakes up later. The rank is then behind the real time by that much, and catches up in its
+/// next wait, as a device with work in its queue does not care when its host wakes up. So what the
+/// runtime does costs its real time, and what other programs on the machine do costs none, as long
+/// as waits are longer than ranks are late. The clock is never ahead of the real time.
 pub struct Clock {
     epoch: Instant,
-    spent: Mutex<Spent>,
+    state: Mutex<ClockState>,
+}
+
+#[derive(Default)]
+struct ClockState {
+    /// How far the rank is behind the real time.
+    behind_ns: u64,
+    spent: Spent,
 }
 
 impl Clock {
     /// A clock whose times count from `epoch`.
     pub fn new(epoch: Instant) -> Arc<Clock> {
-        Arc::new(Clock { epoch, spent: Mutex::default() })
+        Arc::new(Clock { epoch, state: Mutex::default() })
     }
 
-    /// Nanoseconds since the epoch.
-    pub fn now(&self) -> u64 {
+    fn real(&self) -> u64 {
         self.epoch.elapsed().as_nanos() as u64
+    }
+
+    /// The rank's time in nanoseconds since the epoch.
+    pub fn now(&self) -> u64 {
+        self.real() - self.state.lock().behind_ns
     }
 
     /// Where the rank's time went so far.
     pub fn spent(&self) -> Spent {
-        *self.spent.lock()
+        self.state.lock().spent
     }
 
     /// Returns once it is `until`; at once if that is past.
     pub fn wait_until(&self, until: u64) {
         let begin = self.now();
-        let mut now = begin;
-        while now < until {
-            match (until - now).checked_sub(SPIN_NS) {
+        if until <= begin {
+            return;
+        }
+        let mut real = self.real();
+        while real < until {
+            match (until - real).checked_sub(SPIN_NS) {
                 Some(rest) if rest > 0 => std::thread::sleep(Duration::from_nanos(rest)),
                 _ => std::hint::spin_loop(),
             }
-            now = self.now();
+            real = self.real();
         }
-        if until > begin {
-            let mut spent = self.spent.lock();
-            spent.planned_ns += until - begin;
-            spent.late_ns += now - until;
-            spent.waits += 1;
-        }
+        let mut state = self.state.lock();
+        state.behind_ns = real - until;
+        state.spent.waited_ns += until - begin;
+        state.spent.late_ns += real - until;
+        state.spent.waits += 1;
     }
 
-    /// Waits for what another rank has to do first.
+    /// Waits for what another rank has to do first. It takes none of the rank's time: what comes
+    /// says when it is there, and that is waited for next.
     fn blocked<T>(&self, operation: Pending<T>) -> CommResult<T> {
         let begin = self.now();
         let result = operation.wait();
-        self.spent.lock().blocked_ns += self.now() - begin;
+        self.state.lock().behind_ns = self.real() - begin;
         result
     }
 }
@@ -431,6 +451,22 @@ mod tests {
         assert!(clock.now() >= until);
         let spent = clock.spent();
         assert_eq!(spent.waits, 1);
-        assert!((1..=300_000).contains(&spent.planned_ns));
+        assert!((1..=300_000).contains(&spent.waited_ns));
+    }
+
+    /// The rank's time stands still while it waits for others, and never runs ahead.
+    #[test]
+    fn a_late_rank_catches_up_in_its_next_wait() {
+        let clock = Clock::new(Instant::now());
+        clock.wait_until(100_000);
+        let late = clock.now();
+        std::thread::sleep(Duration::from_millis(2));
+        clock.state.lock().behind_ns = clock.real() - late;
+        assert!(clock.real() >= late + 2_000_000);
+        clock.wait_until(late + 1_000_000);
+        assert!(clock.now() < late + 2_000_000, "1 ms of its own time is over at once");
+        let until = clock.now() + 4_000_000;
+        clock.wait_until(until);
+        assert!(clock.real() >= until);
     }
 }
