@@ -63,11 +63,12 @@ fn reduce(rank: Rank, len: usize) -> Step {
 fn pass(rank: &Rank) {
     let me = rank.rank();
     let send = || rank.send(me ^ 1, 0, tensor(64)).wait().expect("healthy");
-    if me % 2 == 0 {
+    let first = me.is_multiple_of(2);
+    if first {
         send();
     }
     drop(rank.recv(me ^ 1, 0, 64, DType::F32).wait().expect("healthy"));
-    if me % 2 == 1 {
+    if !first {
         send();
     }
 }

@@ -39,6 +39,7 @@
 //! rank and unit does 2V − 1 all-gathers and V reduce-scatters, whatever the batch.
 
 mod blueprint;
+mod checkpoint;
 mod emulate;
 mod error;
 mod peak;
@@ -46,6 +47,7 @@ mod program;
 mod rank;
 mod trainer;
 
+pub use checkpoint::Resumed;
 pub use emulate::{EmulatedStep, EmulationCosts, EmulationReport, emulate};
 pub use error::Error;
 pub use trainer::{Trainer, Weights};

@@ -5,7 +5,7 @@ use zeropp_pipeline::exchange;
 use zeropp_pipeline::ir::{Action, Compute, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, lower};
 use zeropp_pipeline::memory::StageBytes;
-use zeropp_pipeline::schedules::{Costs, Shape, generate_for};
+use zeropp_pipeline::schedules::{Costs, Shape, generate_with_costs};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::verify::{VerifyLimits, verify};
 
@@ -78,7 +78,7 @@ impl Resolved {
         }
         let compact = match &self.file {
             Some(schedule) => schedule.clone(),
-            None => generate_for(&config.schedule, &shape(config), costs)?,
+            None => generate_with_costs(&config.schedule, &shape(config), costs)?,
         };
         let schedule = lower(&compact, &options);
         verify(&schedule, &VerifyLimits::default())?;

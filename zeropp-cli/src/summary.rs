@@ -6,11 +6,21 @@ use zeropp_core::meter::MemoryKind;
 use crate::figures::{bytes, count, duration, grouped, percent, scaled, table};
 use crate::plan::kind_name;
 
-/// The summary of a run.
-pub(crate) fn text(s: &Summary) -> String {
+/// The summary of a run on this many ranks, as threads of a machine with this many cores.
+pub(crate) fn text(s: &Summary, ranks: usize, cores: usize) -> String {
+    let shared = if ranks > cores {
+        format!(
+            "\n{} share {}: waiting for a core counts as idle",
+            count(ranks, "rank"),
+            count(cores, "core")
+        )
+    } else {
+        String::new()
+    };
     format!(
         "{} in {}: loss {:.4} to {:.4}\n\
-         {} tokens/s, {} of peak FLOP/s; bubble {} measured, {} simulated\n\
+         {} tokens/s, {} of peak FLOP/s\n\
+         bubble {} measured, {} simulated with the measured times, {} before the run{shared}\n\
          {} all-gathers and {} reduce-scatters per rank and unit\n\n{}",
         count(s.steps as usize, "step"),
         duration(s.total_s),
@@ -19,6 +29,7 @@ pub(crate) fn text(s: &Summary) -> String {
         grouped(s.tokens_per_s.round() as u64),
         percent(s.flops_util),
         percent(s.bubble),
+        percent(s.timed_bubble),
         percent(s.predicted_bubble),
         scaled(s.all_gathers_per_unit),
         scaled(s.reduce_scatters_per_unit),
@@ -53,6 +64,7 @@ mod tests {
             flops_util: 0.5,
             bubble: 0.05,
             predicted_bubble: 0.01,
+            timed_bubble: 0.02,
             all_gathers_per_unit: 3.0,
             reduce_scatters_per_unit: 2.0,
             total_s: 52.14,
@@ -60,10 +72,14 @@ mod tests {
         };
         s.predicted_bytes.activation = 2048;
         s.peak_bytes.activation = 1024;
-        let text = text(&s);
+        let alone = text(&s, 2, 2);
+        assert!(!alone.contains("share"), "{alone}");
+        let text = text(&s, 32, 2);
         for line in [
             "40 steps in 52.1 s: loss 5.5452 to 2.7500",
-            "6,310 tokens/s, 50.0 % of peak FLOP/s; bubble 5.0 % measured, 1.0 % simulated",
+            "6,310 tokens/s, 50.0 % of peak FLOP/s",
+            "bubble 5.0 % measured, 2.0 % simulated with the measured times, 1.0 % before the run",
+            "32 ranks share 2 cores: waiting for a core counts as idle",
             "3 all-gathers and 2 reduce-scatters per rank and unit",
             "activation              2.00 KiB  1.00 KiB",
         ] {

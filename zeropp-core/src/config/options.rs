@@ -273,11 +273,19 @@ options! {
         "metrics" "FILE" metrics: Option<PathBuf> = None;
         /// Write a Chrome trace of every rank's actions to this file; Perfetto opens it.
         "trace" "FILE" trace: Option<PathBuf> = None;
-        /// Write checkpoints into this folder. This build cannot yet.
+        /// Write checkpoints into this folder, each a folder `step-000123` in it.
+        ///
+        /// The last step is always saved. A checkpoint that is there is complete: it gets its name
+        /// once all of it is on disk.
         "save" "DIR" save: Option<PathBuf> = None;
         /// Steps from one checkpoint to the next. 0 writes one at the end.
         "save-every" "N" save_every: u64 = 0;
-        /// Go on from the newest checkpoint in the folder of save. This build cannot yet.
+        /// How many of the newest checkpoints to keep; older ones are removed.
+        "keep" "N" keep: usize = 2;
+        /// Go on from the newest checkpoint in the folder of save.
+        ///
+        /// Mesh, schedule, recomputation and ZeRO-1 may be others than when it was written. `steps`
+        /// counts from the very start.
         "resume" "BOOL" resume: bool = false;
     }
 }

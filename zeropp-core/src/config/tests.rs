@@ -110,9 +110,10 @@ fn bad_values_are_named_with_what_would_work() {
         ("device = 'cuda'", "device = cuda: is not in this build; use cpu"),
         ("engine = 'mpi'", "engine = mpi: is not in this build; use threads"),
         ("engine = 'nccl'", "engine = nccl: is not in this build; use threads"),
-        ("save = 'here'", "save = here: is not in this build; checkpoints cannot be written yet"),
-        ("save-every = 3", "save-every = 3: is not in this build"),
-        ("resume = true", "resume = true: is not in this build"),
+        ("save-every = 3", "save-every = 3: save has no folder; name a folder with save"),
+        ("resume = true", "resume = true: save has no folder; name a folder with save"),
+        ("save = 'here'\nkeep = 0", "keep = 0: at least 1 is needed"),
+        ("save = 'Cargo.toml'", "save = Cargo.toml: is a file; name a folder"),
     ];
     for (toml, message) in cases {
         let error = config(toml).validate().expect_err(toml).to_string();

@@ -47,6 +47,7 @@ impl Config {
         self.check_schedule()?;
         self.check_training()?;
         self.check_build()?;
+        self.check_checkpoints()?;
         self.check_outputs()
     }
 
@@ -138,17 +139,24 @@ impl Config {
         let (precision, device, engine) = (self.precision, self.device, self.engine);
         check(precision == Precision::Fp32, || absent("precision", &precision, "use fp32"))?;
         check(device == DeviceKind::Cpu, || absent("device", &device, "use cpu"))?;
-        check(engine == EngineKind::Threads, || absent("engine", &engine, "use threads"))?;
-        check(self.save.is_none(), || {
-            let folder = self.save.as_ref().map(|p| p.display().to_string());
-            let folder = folder.unwrap_or_default();
-            absent("save", &folder, "checkpoints cannot be written yet: leave it out")
+        check(engine == EngineKind::Threads, || absent("engine", &engine, "use threads"))
+    }
+
+    fn check_checkpoints(&self) -> Checked {
+        let help = "name a folder with save, or leave it out";
+        check(self.save.is_some() || self.save_every == 0, || {
+            ConfigError::value("save-every", self.save_every, "save has no folder", help)
         })?;
-        check(self.save_every == 0, || {
-            absent("save-every", &self.save_every, "checkpoints cannot be written yet: use 0")
+        check(self.save.is_some() || !self.resume, || {
+            ConfigError::value("resume", true, "save has no folder", help)
         })?;
-        check(!self.resume, || {
-            absent("resume", &true, "checkpoints cannot be read yet: leave it out")
+        check(self.keep >= 1, || {
+            ConfigError::value("keep", self.keep, "at least 1 is needed", "use 1 or more")
+        })?;
+        let folder = self.save.as_deref();
+        check(folder.is_none_or(|path| path.is_dir() || !path.exists()), || {
+            let shown = folder.expect("just looked at").display();
+            ConfigError::value("save", shown, "is a file", "name a folder")
         })
     }
 }

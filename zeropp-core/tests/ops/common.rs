@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use zeropp_core::host;
 use zeropp_core::meter::{MemoryBytes, Meter};
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
@@ -14,9 +14,9 @@ use zeropp_core::split::{Grads, LayerWeights, OpCx, WQueue, seed_backward};
 pub(crate) const TOLERANCE: f32 = 2e-6;
 
 /// A counter-based generator (splitmix64): the same numbers whatever ran before.
-pub(crate) struct Rng(pub(crate) u64);
+pub(crate) struct Random(pub(crate) u64);
 
-impl Rng {
+impl Random {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -74,18 +74,24 @@ pub(crate) struct Params {
 }
 
 impl Params {
-    pub(crate) fn new(rng: &mut Rng, shapes: &[(&str, &[usize])]) -> Self {
+    pub(crate) fn new(rng: &mut Random, shapes: &[(&str, &[usize])]) -> Self {
         let specs =
             shapes.iter().map(|(n, shape)| ParamSpec::new(*n, shape, Init::Zeros)).collect();
         let layout = Arc::new(FlatLayout::new(specs, 1));
         let values: Vec<_> = layout.params.iter().map(|p| rng.vec(p.spec.len())).collect();
-        let mut flat = vec![0.0; layout.len];
-        for (p, v) in layout.params.iter().zip(&values) {
+        let weights = LayerWeights::new("layer", 0, layout.clone());
+        let params = Self { layout, weights, values };
+        restore(&params);
+        params
+    }
+
+    /// The flat buffer.
+    pub(crate) fn flat(&self) -> Vec<f32> {
+        let mut flat = vec![0.0; self.layout.len];
+        for (p, v) in self.layout.params.iter().zip(&self.values) {
             flat[p.offset..][..v.len()].copy_from_slice(v);
         }
-        let weights = LayerWeights::new("layer", 0, layout.clone());
-        weights.set(host::from_vec(flat, [layout.len]));
-        Self { layout, weights, values }
+        flat
     }
 
     /// Parameter `i` as a tracked leaf.
@@ -156,12 +162,9 @@ pub(crate) fn run<const D: usize, const DY: usize>(
     Run { y: y_values, dx, dw, after_f, after_b }
 }
 
-fn restore(params: &Params) {
-    let mut flat = vec![0.0; params.layout.len];
-    for (p, v) in params.layout.params.iter().zip(&params.values) {
-        flat[p.offset..][..v.len()].copy_from_slice(v);
-    }
-    params.weights.set(host::from_vec(flat, [params.layout.len]));
+/// Gathers the weights (again).
+pub(crate) fn restore(params: &Params) {
+    params.weights.set(host::from_vec(params.flat(), [params.layout.len]));
 }
 
 /// The same through Burn's own graph; `op` gets tracked inputs and does its own parameter leaves.
@@ -175,9 +178,14 @@ pub(crate) fn stock<const D: usize, const DY: usize, const DW: usize>(
     let weights: Vec<_> = ws.iter().map(leaf).collect();
     let y = op(leaves.clone(), weights.clone());
     let graph = (y.clone() * dy.clone().inner().autodiff()).sum().backward();
-    let dx = leaves.iter().map(|x| values(&x.grad(&graph).expect("a gradient").inner())).collect();
-    let dw = weights.iter().map(|w| values(&w.grad(&graph).expect("a gradient").inner())).collect();
-    (values(&y), dx, dw)
+    let single = |t: Tensor<1>| values(&t.cast(DType::F32));
+    let dx = leaves
+        .iter()
+        .map(|x| single(x.grad(&graph).expect("a gradient").inner().flatten(0, D - 1)));
+    let dw = weights
+        .iter()
+        .map(|w| single(w.grad(&graph).expect("a gradient").inner().flatten(0, DW - 1)));
+    (single(y.inner().flatten(0, DY - 1)), dx.collect(), dw.collect())
 }
 
 /// Runs `check` with the CPU kernels and with tensor operations.

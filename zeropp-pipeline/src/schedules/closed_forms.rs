@@ -3,6 +3,9 @@
 use super::timing::{Timing, time};
 use super::*;
 use crate::ir::{Action, Compute};
+use crate::lower::{LowerOptions, lower};
+use crate::simulate::simulate;
+use crate::verify::{VerifyLimits, verify};
 use proptest::prelude::*;
 
 fn shape(pp: usize, virtual_stages: usize, micro_batches: usize) -> Shape {
@@ -143,6 +146,34 @@ proptest! {
         }
     }
 
+    /// What the verifier, the lowering and the simulator say of every kind with costs.
+    #[test]
+    fn every_kind_is_verified_and_timed_as_the_simulator_does(
+        (f, b, w) in times(), c in 0u64..9, p in 1usize..6, v in 1usize..4, m in 1usize..20,
+        unit in 1usize..12,
+    ) {
+        for kind in KINDS {
+            for v in [1, 2, v] {
+                let at = Shape { pp: p, virtual_stages: v, micro_batches: m, unit };
+                let mut simulated = crate::simulate::Costs::uniform(p * v, f, b, w, c);
+                simulated.memory.iter_mut().for_each(|m| (m.activation, m.stash) = (5, 2));
+                let costs = Costs::from(&simulated);
+                let Ok(schedule) = generate_with_costs(kind.name, &at, &costs) else { continue };
+                prop_assert_eq!(&schedule.kind, kind.name);
+                complete(&schedule);
+                let strict = VerifyLimits { optimizer_step: false, ..VerifyLimits::default() };
+                prop_assert_eq!(verify(&schedule, &strict), Ok(()));
+                let program = lower(&schedule, &LowerOptions::default());
+                prop_assert_eq!(verify(&program, &VerifyLimits::default()), Ok(()));
+                let ours = timed(&schedule, &costs);
+                let theirs = simulate(&schedule, &simulated).unwrap();
+                let spans = theirs.ranks.iter().map(|r| r.own_span().unwrap());
+                let own: Vec<(u64, u64)> = ours.starts.into_iter().zip(ours.ends).collect();
+                prop_assert_eq!(own, spans.collect::<Vec<_>>(), "{}", kind.name);
+            }
+        }
+    }
+
     #[test]
     fn dualpipe_v_bubble((f, _, w) in times(), p in 1usize..9, more in 0usize..9) {
         // Without overlap a pair takes F + BW. The paper's form is that of F = B.
@@ -203,7 +234,7 @@ fn rate(cost: u64, m: usize, total: u64) -> String {
 fn interleaved_as_printed(p: usize, v: usize, m: usize, costs: &Costs) -> u64 {
     let schedule = generate("interleaved", &shape(p, v, m)).unwrap();
     let last = p * v - 1;
-    let mut done = std::collections::HashMap::new();
+    let mut done: std::collections::HashMap<(Compute, usize, usize), u64> = Default::default();
     let (mut now, mut next) = (vec![0; p], vec![0; p]);
     while (0..p).any(|r| next[r] < schedule.ranks[r].len()) {
         for r in 0..p {

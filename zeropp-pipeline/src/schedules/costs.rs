@@ -2,6 +2,7 @@
 //! another.
 
 use super::ScheduleError;
+use crate::simulate;
 
 /// Durations, in any one integer unit of time, and memory, in any one integer unit of space, of
 /// every stage. All vectors have one entry a stage.
@@ -54,6 +55,24 @@ impl Costs {
         self
     }
 
+    /// The costs of stage `first` and those behind it.
+    pub(crate) fn behind(&self, first: usize) -> Costs {
+        let times = |all: &[u64]| all[first..].to_vec();
+        let memory = |all: &[i64]| all[first..].to_vec();
+        Costs {
+            f: times(&self.f),
+            b: times(&self.b),
+            w: times(&self.w),
+            send: self.send,
+            gather: times(&self.gather),
+            reduce: times(&self.reduce),
+            mem_f: memory(&self.mem_f),
+            mem_b: memory(&self.mem_b),
+            mem_w: memory(&self.mem_w),
+            mem_limit: self.mem_limit,
+        }
+    }
+
     /// Refuses vectors that have not one entry for each of `stages`, and memory that does not
     /// return to zero after F, B and W of a stage.
     pub(super) fn check(&self, kind: &'static str, stages: usize) -> Result<(), ScheduleError> {
@@ -80,5 +99,34 @@ impl Costs {
     /// What a whole micro-batch costs stage `s`: T_F + T_B + T_W.
     pub(crate) fn total(&self, s: usize) -> u64 {
         self.f[s] + self.b[s] + self.w[s]
+    }
+}
+
+/// The same stages as the simulator sees them. A message takes its latency and the transfer of the
+/// largest one; links in parallel, recomputation and replicas are left out. No limit.
+impl From<&simulate::Costs> for Costs {
+    fn from(costs: &simulate::Costs) -> Costs {
+        let times = |of: fn(&simulate::StageCosts) -> u64| costs.stages.iter().map(of).collect();
+        let kept = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX / 8).min(i64::MAX / 8);
+        let memory = |of: &dyn Fn(i64, i64) -> i64| {
+            costs.memory.iter().map(|m| of(kept(m.activation), kept(m.stash))).collect()
+        };
+        let message = costs.memory.iter().map(|m| m.message).max().unwrap_or(0);
+        let transfer = costs.link.bytes_per_s.filter(|rate| *rate > 0).map_or(0, |rate| {
+            let ns = (u128::from(message) * 1_000_000_000).div_ceil(u128::from(rate));
+            u64::try_from(ns).unwrap_or(u64::MAX / 8)
+        });
+        Costs {
+            f: times(|s| s.f_ns),
+            b: times(|s| s.b_ns),
+            w: times(|s| s.w_ns),
+            send: costs.link.latency_ns.saturating_add(transfer),
+            gather: times(|s| s.all_gather_ns),
+            reduce: times(|s| s.reduce_scatter_ns),
+            mem_f: memory(&|activation, _| activation),
+            mem_b: memory(&|activation, stash| stash - activation),
+            mem_w: memory(&|_, stash| -stash),
+            mem_limit: None,
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! [`Costs::send`].
 
 use super::costs::Costs;
-use crate::ir::{Action, Compute};
+use crate::ir::{Action, Compute, Schedule};
 
 /// Start and end of every action, and what follows from them.
 #[derive(Clone, Debug)]
@@ -212,4 +212,10 @@ fn duration(costs: &Costs, kind: Compute, s: usize) -> u64 {
         Compute::W => costs.w[s],
         Compute::BW => costs.b[s] + costs.w[s],
     }
+}
+
+/// The largest time between a rank's first and last action; `None` where the schedule gets stuck.
+pub(crate) fn own_span(schedule: &Schedule, costs: &Costs) -> Option<u64> {
+    let timing = time(&schedule.ranks, &schedule.placement, schedule.micro_batches(), costs);
+    timing.ok().map(|t| t.own_span())
 }

@@ -187,3 +187,35 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic".into())
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+
+    use super::*;
+    use crate::comm::signature::Signature;
+    use crate::comm::threads::ThreadsOptions;
+    use crate::comm::threads::seats::Wait;
+    use crate::comm::threads::world::World;
+    use crate::host::from_vec;
+
+    #[test]
+    fn a_panic_on_a_worker_fails_the_world() {
+        let options = ThreadsOptions { inline_bytes: 0, ..ThreadsOptions::default() };
+        let world = Arc::new(World::new(2, options));
+        let group = Group::new(world.clone(), "world".into(), vec![0, 1]);
+        let signature = Signature::with(Operation::AllReduce, DType::F32, 4);
+        // The second length is not what the signature says.
+        let join = |place, len| {
+            let input = Input::Buffer(from_vec(vec![0.0; len], [len]));
+            group.join(place, 0, signature, input).unwrap()
+        };
+        let meeting = join(0, 4);
+        join(1, 2);
+        let Wait::Failed(error) = meeting.seats.wait(0, 0, &world) else {
+            panic!("the wait ends with the failure");
+        };
+        let text = error.to_string();
+        assert!(text.starts_with("threads error 0 in world: all_reduce of 4 f32: "), "{text}");
+    }
+}

@@ -8,6 +8,9 @@ use crate::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
 use crate::kernels::reduce;
 use crate::split::{Grads, OpCx, Saved, Weight};
 
+/// Elements of a weight that fits into the second-level cache beside a block of rows.
+const SMALL: usize = 1 << 19;
+
 /// x·W + b for `x: [.., in]`, `w: [in, out]`, `b: [out]`.
 ///
 /// Keeps F→B: x. Keeps B→W: x and dY.
@@ -68,13 +71,7 @@ impl Matrix {
             let (x, w) = (x.as_slice(), w.as_slice());
             let n = x.len() / input;
             let y = match bias.as_ref().map(|b| fast(b).expect("as the weight")) {
-                Some(b) => {
-                    let mut y = Vec::with_capacity(n * output);
-                    (0..n).for_each(|_| y.extend_from_slice(b.as_slice()));
-                    let c = MatMut::new(&mut y, n, output);
-                    gemm(c, Store::Add, 1.0, MatRef::new(x, n, input), self.view(w));
-                    y
-                }
+                Some(b) => self.affine(x, w, b.as_slice()),
                 None => product(1.0, MatRef::new(x, n, input), self.view(w)),
             };
             return host::from_vec(y, dims);
@@ -85,6 +82,26 @@ impl Matrix {
             Some(b) => (y + b.unsqueeze()).reshape(dims),
             None => y.reshape(dims),
         }
+    }
+
+    /// x·W + b: the product is added to rows of b, a block of rows at a time.
+    fn affine(&self, x: &[f32], w: &[f32], b: &[f32]) -> Vec<f32> {
+        let [input, output] = self.sizes();
+        let mut y = Vec::with_capacity(x.len() / input * output);
+        for x in x.chunks(self.row_block() * input) {
+            let (n, start) = (x.len() / input, y.len());
+            (0..n).for_each(|_| y.extend_from_slice(b));
+            let c = MatMut::new(&mut y[start..], n, output);
+            gemm(c, Store::Add, 1.0, MatRef::new(x, n, input), self.view(w));
+        }
+        y
+    }
+
+    /// Rows of x that a product takes at a time: few enough that they stay in the second-level
+    /// cache, unless packing W once a block would cost more than that saves.
+    fn row_block(&self) -> usize {
+        let [input, output] = self.w.shape();
+        if input * output <= SMALL { 256 } else { 4096 }
     }
 
     /// The slice of W as an [in, out] matrix.
@@ -122,12 +139,15 @@ impl Matrix {
         let direct = is_fast(&x) && grads.host_mut(self.w.slot()).is_some();
         if let (true, Some(xs), Some(dys)) = (direct, fast(&x), fast(&dy)) {
             let (xs, dys) = (xs.as_slice(), dys.as_slice());
-            let n = xs.len() / input;
-            let (xs, dys_m) = (MatRef::new(xs, n, input), MatRef::new(dys, n, output));
-            let (left, right) = if self.transposed { (dys_m, xs) } else { (xs, dys_m) };
             let [r, c] = self.w.shape();
             let dw = grads.host_mut(self.w.slot()).expect("checked above");
-            gemm(MatMut::new(dw, r, c), Store::Add, 1.0, left.t(), right);
+            let block = self.row_block();
+            for (x, dy) in xs.chunks(block * input).zip(dys.chunks(block * output)) {
+                let n = x.len() / input;
+                let (x, dy) = (MatRef::new(x, n, input), MatRef::new(dy, n, output));
+                let (left, right) = if self.transposed { (dy, x) } else { (x, dy) };
+                gemm(MatMut::new(dw, r, c), Store::Add, 1.0, left.t(), right);
+            }
             if let Some(db) = bias.and_then(|b| grads.host_mut(b.slot())) {
                 reduce::add_rows(db, dys);
             }

@@ -10,7 +10,11 @@ use super::{v_half, v_min, zb, zb_v, zeropp_auto};
 ///
 /// # Errors
 /// As [`generate`]; also costs that do not fit the shape, and a memory limit that is too small.
-pub fn generate_for(kind: &str, shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
+pub fn generate_with_costs(
+    kind: &str,
+    shape: &Shape,
+    costs: &Costs,
+) -> Result<Schedule, ScheduleError> {
     if let Some(found) = KINDS.iter().find(|k| k.name == kind) {
         shape.check(found.name)?;
     }
@@ -43,13 +47,13 @@ mod tests {
                 match generate(kind.name, &shape) {
                     // ZB-V's own entry is the order by hand.
                     Ok(own) if kind.name != "zb-v" => {
-                        assert_eq!(generate_for(kind.name, &shape, &costs), Ok(own));
+                        assert_eq!(generate_with_costs(kind.name, &shape, &costs), Ok(own));
                     }
                     Ok(own) => {
-                        let made = generate_for(kind.name, &shape, &costs).unwrap();
+                        let made = generate_with_costs(kind.name, &shape, &costs).unwrap();
                         assert_eq!(made.placement, own.placement);
                     }
-                    Err(e) => assert_eq!(generate_for(kind.name, &shape, &costs), Err(e)),
+                    Err(e) => assert_eq!(generate_with_costs(kind.name, &shape, &costs), Err(e)),
                 }
             }
         }
@@ -59,9 +63,10 @@ mod tests {
     fn costs_change_what_weighs_them() {
         let shape = Shape { pp: 4, virtual_stages: 1, micro_batches: 12, unit: 12 };
         let even = generate("zb-2p", &shape).unwrap();
-        let uneven = generate_for("zb-2p", &shape, &Costs::uniform(4, 5, 9, 2, 1)).unwrap();
+        let uneven = generate_with_costs("zb-2p", &shape, &Costs::uniform(4, 5, 9, 2, 1)).unwrap();
         assert_ne!(even.ranks, uneven.ranks);
-        let error = generate_for("zb-1p", &shape, &Costs::uniform(3, 1, 1, 1, 0)).unwrap_err();
+        let error =
+            generate_with_costs("zb-1p", &shape, &Costs::uniform(3, 1, 1, 1, 0)).unwrap_err();
         assert!(error.to_string().contains("costs"), "{error}");
     }
 }

@@ -1,0 +1,246 @@
+//! Properties of operations together: a block, bf16, threads, neighbours, alignment, bad input.
+
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::{DType, Device, Tensor, activation, module};
+use proptest::prelude::*;
+use zeropp_core::host;
+use zeropp_core::meter::Meter;
+use zeropp_core::split::{Grads, LayerWeights, OpCx, custom_vjp, ops, seed_backward};
+
+use crate::common::*;
+use crate::{cases, stock_attention};
+
+const HEADS: usize = 2;
+
+/// Names and shapes of a block's parameters, in the order of [`stock_block`].
+fn block_shapes(h: usize) -> Vec<(&'static str, Vec<usize>)> {
+    vec![
+        ("ln_1.g", vec![h]),
+        ("ln_1.b", vec![h]),
+        ("qkv.w", vec![h, 3 * h]),
+        ("qkv.b", vec![3 * h]),
+        ("proj.w", vec![h, h]),
+        ("proj.b", vec![h]),
+        ("ln_2.g", vec![h]),
+        ("ln_2.b", vec![h]),
+        ("fc.w", vec![h, 4 * h]),
+        ("fc.b", vec![4 * h]),
+        ("out.w", vec![4 * h, h]),
+        ("out.b", vec![h]),
+    ]
+}
+
+fn block_params(rng: &mut Random, h: usize) -> Params {
+    let shapes = block_shapes(h);
+    let shapes: Vec<_> = shapes.iter().map(|(n, s)| (*n, s.as_slice())).collect();
+    let mut p = Params::new(rng, &shapes);
+    for (place, v) in p.layout.params.iter().zip(&mut p.values) {
+        let matrix = place.spec.shape.len() == 2;
+        let scale = if matrix { 1.0 / (place.spec.shape[0] as f32).sqrt() } else { 1.0 };
+        v.iter_mut().for_each(|v| *v *= scale);
+    }
+    restore(&p);
+    p
+}
+
+fn block(x: Tensor<3>, w: &LayerWeights, cx: &OpCx) -> Tensor<3> {
+    let lin = |x, name: &str| {
+        let bias = w.weight(&format!("{name}.b"));
+        ops::linear(x, &w.weight(&format!("{name}.w")), Some(&bias), cx)
+    };
+    let norm = |x, name: &str| {
+        let (g, b) = (w.weight(&format!("{name}.g")), w.weight(&format!("{name}.b")));
+        ops::layer_norm(x, &g, &b, 1e-5, cx)
+    };
+    let a = ops::attention(lin(norm(x.clone(), "ln_1"), "qkv"), HEADS, cx);
+    let x = x + lin(a, "proj");
+    let m = ops::gelu(lin(norm(x.clone(), "ln_2"), "fc"), cx);
+    x + lin(m, "out")
+}
+
+fn stock_block(x: Tensor<3>, p: &[Tensor<1>], h: usize) -> Tensor<3> {
+    let vector = |i: usize| p[i].clone();
+    let lin = |x: Tensor<3>, i: usize, shape: [usize; 2]| {
+        module::linear(x, vector(i).reshape(shape), Some(vector(i + 1)))
+    };
+    let norm = |x, i: usize| module::layer_norm(x, vector(i), Some(vector(i + 1)), 1e-5);
+    let a = stock_attention(lin(norm(x.clone(), 0), 2, [h, 3 * h]), HEADS);
+    let x = x + lin(a, 4, [h, h]);
+    let m = activation::gelu(lin(norm(x.clone(), 6), 8, [h, 4 * h]));
+    x + lin(m, 10, [4 * h, h])
+}
+
+proptest! {
+    #![proptest_config(cases(25))]
+
+    /// Also: residual sums keep nothing, and what two operations keep counts once.
+    #[test]
+    fn block_agrees_with_the_stock_graph(b in 1..3_usize, s in 1..60_usize, d in 4..24_usize, seed: u64) {
+        let mut rng = Random(seed);
+        let h = HEADS * d;
+        let p = block_params(&mut rng, h);
+        let (x, dy) = (rng.tensor([b, s, h]), rng.tensor([b, s, h]));
+        // In double precision: single rounding errors of two blocks would add up.
+        let double = |v: &Vec<f32>| host::from_vec(v.clone(), [v.len()]).cast(DType::F64);
+        let flat: Vec<_> = p.values.iter().map(double).collect();
+        let (x64, dy64) = (x.clone().cast(DType::F64), dy.clone().cast(DType::F64));
+        let want = stock(&[x64], &flat, &dy64, |x, w| stock_block(x[0].clone(), &w, h));
+        let xs = std::slice::from_ref(&x);
+        let n = b * s;
+        both_paths(|| {
+            let kept = run(xs, &p, &dy, false, |mut x, w, cx| block(x.remove(0), w, cx));
+            compare(&kept, &want);
+            // x, ln_1, qkv, attention, x + attention, ln_2, fc, gelu, four row statistics.
+            let activations = n * h * (1 + 1 + 3 + 1 + 1 + 1 + 4 + 4) + 4 * n + b * HEADS * s * s;
+            // Inputs and output gradients of four linear maps, dγ and dβ of two norms.
+            let stash = n * h * (1 + 1 + 1 + 4 + 3 + 1 + 4 + 1) + 4 * h;
+            check_memory(&kept, activations, stash);
+            let again = run(xs, &p, &dy, true, |mut x, w, cx| block(x.remove(0), w, cx));
+            assert_eq!(bits(&kept.dx[0]), bits(&again.dx[0]));
+            for (a, b) in kept.dw.iter().zip(&again.dw) {
+                assert_eq!(bits(a), bits(b));
+            }
+        });
+    }
+
+    /// What other samples of the batch hold, and where tensors lie in memory, changes no bit.
+    #[test]
+    fn samples_do_not_depend_on_neighbours_or_alignment(
+        s in 1..40_usize, d in 1..24_usize, shift in 1..16_usize, seed: u64,
+    ) {
+        let mut rng = Random(seed);
+        let h = HEADS * d;
+        let p = block_params(&mut rng, h);
+        let (x, dy) = (rng.tensor([2, s, h]), rng.tensor([2, s, h]));
+        let n = s * h;
+        let replaced = |t: &Tensor<3>, rng: &mut Random| {
+            let mut v = rng.vec(shift);
+            v.extend(values(t)[..n].iter());
+            v.extend(rng.vec(n));
+            let len = v.len();
+            host::from_vec(v, [len]).slice([shift..len]).reshape([2, s, h])
+        };
+        let (x2, dy2) = (replaced(&x, &mut rng), replaced(&dy, &mut rng));
+        let forward_backward = |x: Tensor<3>, dy: Tensor<3>| {
+            let cx = context(&Meter::new(), false, true);
+            let x = x.autodiff().require_grad();
+            let y = block(x.clone(), &p.weights, &cx);
+            let y_values = values(&y);
+            let mut graph = seed_backward(y).backward(dy);
+            (y_values, values(&x.grad_remove(&mut graph).expect("a gradient")))
+        };
+        let (y, dx) = forward_backward(x, dy);
+        let (y2, dx2) = forward_backward(x2, dy2);
+        assert_eq!(bits(&y[..n]), bits(&y2[..n]));
+        assert_eq!(bits(&dx[..n]), bits(&dx2[..n]));
+    }
+}
+
+/// bf16 takes the path of tensor operations: close to f32, and gradients still arrive in f32.
+#[test]
+fn bf16_is_close_to_f32() {
+    let (b, s, h) = (2, 17, 32);
+    let mut rng = Random(5);
+    let p = block_params(&mut rng, h);
+    let (x, dy) = (rng.tensor([b, s, h]), rng.tensor([b, s, h]));
+    let run = |dtype: DType| {
+        p.weights.set(host::from_vec(p.flat(), [p.layout.len]).cast(dtype));
+        let meter = Meter::new();
+        let cx = context(&meter, false, true);
+        let x = x.clone().cast(dtype).autodiff().require_grad();
+        let y = block(x.clone(), &p.weights, &cx);
+        assert_eq!(y.dtype(), dtype);
+        let activations = meter.now().activation;
+        let mut graph = seed_backward(y).backward(dy.clone().cast(dtype));
+        let dx = x.grad_remove(&mut graph).expect("a gradient");
+        assert_eq!(dx.dtype(), dtype);
+        let mut grads = Grads::new(vec![p.layout.clone()], &Device::flex(), &meter);
+        cx.queue.run(&mut grads);
+        let flat = host::into_vec(grads.into_flat().0.remove(0));
+        assert_eq!(meter.now().total(), 0);
+        (values(&dx.cast(DType::F32)), flat, activations)
+    };
+    let (dx, dw, bytes) = run(DType::F32);
+    let (dx16, dw16, bytes16) = run(DType::BF16);
+    assert_close("dx", &dx16, &dx, 3e-2);
+    assert_close("dw", &dw16, &dw, 3e-2);
+    // All but the row statistics are half as big.
+    assert_eq!(bytes16 * 2 - bytes, (4 * b * s * 4) as u64);
+}
+
+/// W may run on another thread than F and B, to the same bits.
+#[test]
+fn weight_gradients_do_not_depend_on_the_thread() {
+    let mut rng = Random(9);
+    let p = block_params(&mut rng, 24);
+    let (x, dy) = (rng.tensor([2, 30, 24]), rng.tensor([2, 30, 24]));
+    let gradient = |elsewhere: bool| {
+        let meter = Meter::new();
+        let cx = context(&meter, false, true);
+        let y = block(leaf(&x), &p.weights, &cx);
+        seed_backward(y).backward(dy.clone());
+        let mut grads = Grads::new(vec![p.layout.clone()], &Device::flex(), &meter);
+        let queue = cx.queue.clone();
+        if elsewhere {
+            grads = std::thread::spawn(move || {
+                queue.run(&mut grads);
+                grads
+            })
+            .join()
+            .expect("no panic");
+        } else {
+            queue.run(&mut grads);
+        }
+        bits(&host::into_vec(grads.into_flat().0.remove(0)))
+    };
+    assert_eq!(gradient(false), gradient(true));
+}
+
+/// The gradient of the loss takes the place of the logits where nobody else holds them.
+#[test]
+fn the_loss_gradient_replaces_the_logits() {
+    let mut rng = Random(3);
+    let cx = context(&Meter::new(), false, true);
+    let out = rng.tensor([2, 3, 50]);
+    let place = host::storage_id(&out);
+    let arrived = Arc::new(Mutex::new(None));
+    let seen = arrived.clone();
+    let x = leaf(&rng.tensor([2, 3, 50]));
+    let logits = custom_vjp(x, out, move |dy| {
+        *seen.lock().expect("no panic") = host::storage_id(&dy);
+        dy
+    });
+    ops::cross_entropy(logits, rng.ids([2, 3], 50), &cx).backward();
+    assert_eq!(*arrived.lock().expect("no panic"), place);
+}
+
+/// A second operand that is not part of the graph is no obstacle.
+#[test]
+fn swiglu_takes_one_untracked_operand() {
+    let mut rng = Random(1);
+    let cx = context(&Meter::new(), false, true);
+    let (gate, up, dy) = (rng.tensor([1, 2, 3]), rng.tensor([1, 2, 3]), rng.tensor([1, 2, 3]));
+    let up_leaf = leaf(&up);
+    let y = ops::swiglu(gate.clone(), up_leaf.clone(), &cx);
+    let mut graph = seed_backward(y).backward(dy.clone());
+    let got = values(&up_leaf.grad_remove(&mut graph).expect("a gradient"));
+    assert_close("dup", &got, &values(&(activation::silu(gate) * dy)), TOLERANCE);
+}
+
+#[test]
+#[should_panic(expected = "token id 7, but the embedding has 7 rows")]
+fn unknown_tokens_are_refused() {
+    let mut rng = Random(1);
+    let p = Params::new(&mut rng, &[("wte", &[7, 2])]);
+    let ids = Tensor::from_data([[0_i64, 7]], &Device::flex());
+    ops::embedding(ids, &p.weights.weight("wte"), &context(&Meter::new(), false, false));
+}
+
+#[test]
+#[should_panic(expected = "target 5, but there are logits for 5 tokens")]
+fn unknown_targets_are_refused() {
+    let mut rng = Random(1);
+    let targets = Tensor::from_data([[0_i64, 5]], &Device::flex());
+    ops::cross_entropy(rng.tensor([1, 2, 5]), targets, &context(&Meter::new(), false, false));
+}
