@@ -149,7 +149,16 @@ fn costs_come_from_a_file() {
         std::fs::write(&path, text).unwrap();
         EmulationCosts::load(&path)
     };
-    let config = Config { pp: 2, steps: 1, unit: Some(2), warmup: Some(0), ..Config::default() };
+    let config = Config {
+        pp: 2,
+        layers: 1, // of a model that there is none of
+        virtual_stages: Some(2),
+        steps: 1,
+        unit: Some(2),
+        emulate: Some("a.toml".into()),
+        warmup: Some(0),
+        ..Config::default()
+    };
     let toml = load("a.toml", "t_f = 300\nt_b = [300, 300, 300, 600]\nt_w = 100.5").unwrap();
     let json =
         load("a.json", r#"{"t_f": 300, "t_b": [300, 300, 300, 600], "t_w": 100.5}"#).unwrap();

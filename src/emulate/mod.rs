@@ -91,6 +91,9 @@ pub fn emulate(
     costs: &EmulationCosts,
     on_step: impl FnMut(&EmulatedStep) + Send,
 ) -> Result<EmulationReport, Error> {
+    // No model is asked for, so none of its sizes matters.
+    let config =
+        &Config { emulate: Some(config.emulate.clone().unwrap_or_default()), ..config.clone() };
     config.validate()?;
     let resolved = Resolved::new(config)?;
     let costs = costs.of(resolved.stages(), config.mesh())?;
