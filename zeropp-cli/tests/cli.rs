@@ -45,6 +45,7 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("bad.toml", "heads = 5\n"),
         ("two.csv", "0F0,0B0\n1F0,1B0\n"),
         ("stuck.json", "{\"kind\": \"mine\"}"),
+        ("costs.toml", "t_f = [1, 2]\n"),
     ]);
     let cases = [
         ("--heads 5", "heads = 5: does not divide hidden = 64; use 4 or 8"),
@@ -81,6 +82,8 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("--data empty", "data = empty: the folder has no files"),
         ("--schedule zig-zag", "zig-zag"),
         ("--schedule none.csv", "schedule = none.csv: No such file"),
+        ("--emulate none.toml", "emulate = none.toml: No such file"),
+        ("--emulate costs.toml --pp 2", "emulate = costs.toml: costs.t_f: found [1,2]; one number"),
         ("--schedule two.csv", "pp = 1: two.csv is for 2 ranks; use 2"),
         ("--schedule stuck.json --pp 2", "schedule = stuck.json: "),
     ];
@@ -92,6 +95,19 @@ fn bad_input_ends_with_code_2_and_one_message() {
         assert_eq!(got.err.matches("error: ").count(), 1, "{line}: {}", got.err);
         assert_eq!(got.out, "", "{line}");
     }
+}
+
+#[test]
+fn an_emulated_run_shows_measured_beside_simulated() {
+    let dir = folder(&[("costs.toml", "t_f = 300\nt_b = 300\nt_w = 200\nt_comm = 20\n")]);
+    let line = "run --pp 2 --zero3 2 --unit 3 --steps 2 --emulate costs.toml --trace trace.json";
+    let got = zeropp(dir.path(), line);
+    assert_eq!((got.code, got.err.as_str()), (Some(0), ""), "{}", got.out);
+    for part in ["step 2/2  makespan ", "zeropp, 4 ranks as threads, 2 steps", " ms simulated: +"] {
+        assert!(got.out.contains(part), "{part} is not in:\n{}", got.out);
+    }
+    let trace = std::fs::read_to_string(dir.path().join("trace.json")).unwrap();
+    assert!(trace.contains("emulated"), "{trace}");
 }
 
 #[test]
