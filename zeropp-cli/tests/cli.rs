@@ -1,24 +1,11 @@
 //! The command as its users meet it: exit codes, messages, files.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+mod common;
 
-struct Outcome {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
+use std::path::PathBuf;
+use std::process::Command;
 
-/// Runs `zeropp` with the words of `line` in `dir`.
-fn zeropp(dir: &Path, line: &str) -> Outcome {
-    let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_zeropp"))
-        .args(line.split_whitespace())
-        .current_dir(dir)
-        .output()
-        .expect("the command can be started");
-    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-    Outcome { code: status.code(), out: text(stdout), err: text(stderr) }
-}
+use common::zeropp;
 
 fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
