@@ -272,6 +272,8 @@ options! {
         /// Write one JSON object a step to this file.
         "metrics" "FILE" metrics: Option<PathBuf> = None;
         /// Write a Chrome trace of every rank's actions to this file; Perfetto opens it.
+        ///
+        /// It holds the first 8 steps, so that a long run stays readable.
         "trace" "FILE" trace: Option<PathBuf> = None;
         /// Write checkpoints into this folder, each a folder `step-000123` in it.
         ///
