@@ -88,7 +88,7 @@ fn no_memory(shape: &Shape, costs: &Costs) -> ScheduleError {
     }
 }
 
-fn score(timing: &Timing) -> Score {
+pub(super) fn score(timing: &Timing) -> Score {
     let all_spans = timing.ends.iter().zip(&timing.starts).map(|(end, start)| end - start).sum();
     Score { own_span: timing.own_span(), makespan: timing.makespan, all_spans }
 }
