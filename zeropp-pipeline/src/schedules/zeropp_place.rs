@@ -191,16 +191,17 @@ impl<'a> Steps<'a> {
     fn run(&mut self, policy: &Policy) -> Result<Vec<Rank>, DeadEnd> {
         self.stages.fill(Stage::default());
         let mut ranks: Vec<Rank> = (0..self.shape.pp).map(|r| self.rank(r, policy)).collect();
-        loop {
-            let mut moved = false;
-            for (rank, state) in ranks.iter_mut().enumerate() {
-                while self.step(policy, rank, state)? {
+        // Activations run up the ranks and gradients down, so the rounds take turns.
+        let (mut up, mut moved) = (true, true);
+        while moved {
+            moved = false;
+            for n in 0..ranks.len() {
+                let rank = if up { n } else { ranks.len() - 1 - n };
+                while self.step(policy, rank, &mut ranks[rank])? {
                     moved = true;
                 }
             }
-            if !moved {
-                break;
-            }
+            up = !up;
         }
         if ranks.iter().all(|r| r.next == r.end) { Ok(ranks) } else { Err(DeadEnd) }
     }
