@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::judge::judge;
 use zeropp_pipeline::lower::{LowerOptions, lower};
-use zeropp_pipeline::schedules::{Costs, KINDS, Shape, generate, generate_with_costs};
+use zeropp_pipeline::schedules::{Costs, KINDS, Shape, generate, generate_with_costs, zeropp_auto};
 use zeropp_pipeline::simulate;
 use zeropp_pipeline::verify::{VerifyLimits, verify};
 
@@ -58,6 +58,15 @@ fn generators() {
         });
         let (v, actions, ms): (usize, usize, f64) = made.expect("V of 1 or 2 fits");
         println!("  {:<15} V {v} {actions:>6} actions {ms:>8.1}", kind.name);
+    }
+    // The search is the slowest of them, and more virtual stages are more actions to try.
+    for virtual_stages in [2, 4] {
+        let shape = Shape { pp: 32, virtual_stages, micro_batches: 256, unit: 64 };
+        let (f, b, w, c) = PROFILE;
+        let costs = Costs::uniform(shape.stages(), f, b, w, c);
+        let (made, ms) = milliseconds(|| zeropp_auto(&shape, &costs).expect("room for a unit"));
+        let actions: usize = made.ranks.iter().map(Vec::len).sum();
+        println!("  {:<15} V {virtual_stages} {actions:>6} actions {ms:>8.1}", made.kind);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::closed_forms::{complete, config, timed};
 use super::timing::Timing;
+use super::zeropp_place::{Cutoff, DeadEnd, Home, Policy, Steps};
 use super::*;
 use crate::ir::Compute;
 use proptest::prelude::*;
@@ -121,6 +122,50 @@ proptest! {
                 prop_assert!(peaks.iter().all(|peak| *peak <= limit));
             }
             Err(error) => prop_assert!(error.to_string().contains("needs at least")),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(config(300))]
+
+    /// The search's own clock agrees with the one that times written actions, and a cutoff stops
+    /// what passes it and nothing else.
+    #[test]
+    fn steps_are_scored_as_they_are_written(
+        (shape, costs) in settings(), depths in proptest::collection::vec(1usize..12, 5),
+        quarters in 0u64..5, paced: bool, home in 0usize..3, limit in proptest::option::of(0i64..80),
+    ) {
+        let unit = shape.unit.min(shape.micro_batches);
+        let mut warm_up: Vec<usize> = depths[..shape.pp].iter().map(|d| (*d).min(unit)).collect();
+        if limit.is_none() {
+            // Deepest first, so that the step can run.
+            warm_up.sort_by(|a, b| b.cmp(a));
+        }
+        let home = [Home::WithB, Home::InBlock, Home::InUnit][home];
+        let policy = Policy { warm_up, quarters, paced, home };
+        let costs = Costs { mem_limit: limit, ..costs };
+        let mut steps = Steps::new(&shape, &costs);
+        let Ok(score) = steps.score(&policy, Cutoff::NONE) else {
+            prop_assert!(limit.is_some());
+            prop_assert_eq!(steps.write(&policy), Err(DeadEnd));
+            return Ok(());
+        };
+        let kind = "zeropp-auto".into();
+        let placement = crate::ir::looping(shape.pp, shape.virtual_stages);
+        let ranks = steps.write(&policy).unwrap();
+        let written = Schedule { kind, placement, units: shape.units(), ranks };
+        complete(&written);
+        let timing = zeropp_auto::lowered_timing(&shape, &costs, &written);
+        prop_assert_eq!(score, zeropp_auto::score(&timing));
+
+        let exact = Cutoff { own_span: score.own_span, makespan: score.makespan };
+        prop_assert_eq!(steps.score(&policy, exact), Ok(score));
+        for less in [
+            Cutoff { own_span: score.own_span - 1, ..exact },
+            Cutoff { makespan: score.makespan - 1, ..exact },
+        ] {
+            prop_assert_eq!(steps.score(&policy, less), Err(DeadEnd));
         }
     }
 }

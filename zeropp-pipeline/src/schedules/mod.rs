@@ -25,6 +25,7 @@ mod zb_v_auto;
 mod zeropp;
 mod zeropp_auto;
 mod zeropp_place;
+mod zeropp_spine;
 
 pub use costs::Costs;
 pub use interleaved::interleaved_as_printed;

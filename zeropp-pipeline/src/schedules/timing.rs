@@ -61,10 +61,13 @@ pub(crate) fn time(
 ) -> Result<Timing, Stuck> {
     let mut clock = Clock::new(ranks.len(), placement, micro_batches, costs);
     let mut next = vec![0; ranks.len()];
-    loop {
-        let mut moved = false;
-        for (rank, actions) in ranks.iter().enumerate() {
-            while let Some(action) = actions.get(next[rank]) {
+    // Activations mostly run up the ranks and gradients down, so the rounds take turns.
+    let (mut up, mut moved) = (true, true);
+    while moved {
+        moved = false;
+        for n in 0..ranks.len() {
+            let rank = if up { n } else { ranks.len() - 1 - n };
+            while let Some(action) = ranks[rank].get(next[rank]) {
                 if !clock.step(rank, action) {
                     break;
                 }
@@ -72,9 +75,7 @@ pub(crate) fn time(
                 moved = true;
             }
         }
-        if !moved {
-            break;
-        }
+        up = !up;
     }
     if next.iter().zip(ranks).any(|(n, actions)| *n < actions.len()) {
         let at = next.iter().zip(ranks).map(|(n, actions)| actions.get(*n).copied());

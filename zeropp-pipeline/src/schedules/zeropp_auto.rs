@@ -6,15 +6,18 @@
 //! reductions a rank and unit, activations of at most one unit. The result is never slower than the
 //! fixed order, neither in makespan nor in the largest own span.
 
+use std::collections::HashSet;
+
 use super::costs::Costs;
 use super::timing::{Timing, time};
-use super::zeropp_place::{Home, Policy, limits, place};
+use super::zeropp_place::{Cutoff, Home, Policy, Score, Steps, limits};
 use super::{ScheduleError, Shape, zeropp};
 use crate::ir::{Action, Compute, Schedule, looping};
 
 const KIND: &str = "zeropp-auto";
 
-/// Actions that one search may time, so that large shapes stay fast.
+/// Actions that one search may time, so that large shapes stay fast. Those of a step given up
+/// half-way or known already count as well: what is found does not hang on how fast it is found.
 const EFFORT_MAX: usize = 6_000_000;
 
 /// ZeroPP with equal times of one: the registry's entry.
@@ -47,9 +50,9 @@ pub fn zeropp_auto_unit(shape: &Shape, costs: &Costs) -> Result<(usize, Schedule
     let effort = EFFORT_MAX / units.len();
     for unit in units {
         let shape = Shape { unit, ..*shape };
-        let Some((ranks, timing)) = search(&shape, costs, effort) else { continue };
-        if best.as_ref().is_none_or(|(least, ..)| timing.makespan < *least) {
-            best = Some((timing.makespan, shape, ranks));
+        let Some((ranks, makespan)) = search(&shape, costs, effort) else { continue };
+        if best.as_ref().is_none_or(|(least, ..)| makespan < *least) {
+            best = Some((makespan, shape, ranks));
         }
     }
     best.map(|(_, shape, ranks)| (shape.unit, schedule(&shape, ranks)))
@@ -85,10 +88,9 @@ fn no_memory(shape: &Shape, costs: &Costs) -> ScheduleError {
     }
 }
 
-/// What candidates are compared by: the largest own span, the makespan, then all own spans.
-fn score(timing: &Timing) -> (u64, u64, u64) {
-    let all = timing.ends.iter().zip(&timing.starts).map(|(end, start)| end - start).sum();
-    (timing.own_span(), timing.makespan, all)
+pub(super) fn score(timing: &Timing) -> Score {
+    let all_spans = timing.ends.iter().zip(&timing.starts).map(|(end, start)| end - start).sum();
+    Score { own_span: timing.own_span(), makespan: timing.makespan, all_spans }
 }
 
 /// A step timed with its collectives, if it keeps the limits.
@@ -100,16 +102,21 @@ fn timed(shape: &Shape, costs: &Costs, ranks: &[Vec<Action>]) -> Option<Timing> 
     kept.then_some(timing)
 }
 
-fn search(shape: &Shape, costs: &Costs, effort: usize) -> Option<(Vec<Vec<Action>>, Timing)> {
+/// The best order found and its makespan.
+fn search(shape: &Shape, costs: &Costs, effort: usize) -> Option<(Vec<Vec<Action>>, u64)> {
     let fixed = zeropp::generate(shape).ok()?.ranks;
-    let mut search = Search { shape, costs, bound: None, best: None, effort };
-    if let Some(timing) = timed(shape, costs, &fixed) {
-        search.bound = Some(timing.makespan);
-        search.best = Some((fixed, timing, None));
-    }
+    let best = timed(shape, costs, &fixed).map(|timing| (score(&timing), None));
+    let bound = best.as_ref().map_or(u64::MAX, |(score, _)| score.makespan);
+    let steps = Steps::new(shape, costs);
+    let mut search = Search { shape, costs, steps, bound, best, tried: HashSet::new(), effort };
     search.try_all();
     search.improve();
-    search.best.map(|(ranks, timing, _)| (ranks, timing))
+    let (score, policy) = search.best?;
+    let ranks = match policy {
+        Some(policy) => search.steps.write(&policy).ok()?,
+        None => fixed,
+    };
+    Some((ranks, score.makespan))
 }
 
 /// Values of [`Policy::quarters`] and [`Policy::paced`] worth trying.
@@ -119,28 +126,38 @@ const USES_OF_GAPS: [(u64, bool); 7] =
 struct Search<'a> {
     shape: &'a Shape,
     costs: &'a Costs,
+    steps: Steps<'a>,
     /// Makespan of the fixed order, which nothing may exceed.
-    bound: Option<u64>,
-    /// Order, its times and the policy that made it (none: the fixed order).
-    best: Option<(Vec<Vec<Action>>, Timing, Option<Policy>)>,
+    bound: u64,
+    /// The best score and the policy that made it (none: the fixed order).
+    best: Option<(Score, Option<Policy>)>,
+    /// What need not be tried again: the best only gets better.
+    tried: HashSet<Policy>,
     /// Actions that may still be timed.
     effort: usize,
 }
 
 impl Search<'_> {
     /// Tries one policy and keeps it if it is better.
-    fn attempt(&mut self, policy: &Policy) -> bool {
+    fn attempt(&mut self, mut policy: Policy) -> bool {
         let actions = 3 * self.shape.stages() * self.shape.micro_batches;
         self.effort = self.effort.saturating_sub(actions);
-        let Ok(ranks) = place(self.shape, self.costs, policy) else { return false };
-        let Some(timing) = timed(self.shape, self.costs, &ranks) else { return false };
-        let slower = self.bound.is_some_and(|bound| timing.makespan > bound);
-        let best = self.best.as_ref().map(|(_, t, _)| score(t));
-        let better = best.is_none_or(|best| score(&timing) < best);
-        if better && !slower {
-            self.best = Some((ranks, timing, Some(policy.clone())));
+        if self.shape.virtual_stages == 1 {
+            // No stage but the last, so none that `home` is about.
+            policy.home = Home::WithB;
         }
-        better && !slower
+        if !self.tried.insert(policy.clone()) {
+            return false;
+        }
+        let best = self.best.as_ref().map(|(score, _)| *score);
+        let own_span = best.map_or(u64::MAX, |score| score.own_span);
+        let cutoff = Cutoff { own_span, makespan: self.bound };
+        let Ok(score) = self.steps.score(&policy, cutoff) else { return false };
+        let better = best.is_none_or(|best| score < best);
+        if better {
+            self.best = Some((score, Some(policy)));
+        }
+        better
     }
 
     /// Every combination of the places of W with a few shapes of warm-up.
@@ -151,7 +168,7 @@ impl Search<'_> {
                     if self.effort == 0 && self.best.is_some() {
                         return;
                     }
-                    self.attempt(&Policy { warm_up, quarters, paced, home });
+                    self.attempt(Policy { warm_up, quarters, paced, home });
                 }
             }
         }
@@ -193,12 +210,12 @@ impl Search<'_> {
         let mut better = true;
         while better {
             better = false;
-            let Some((_, _, Some(policy))) = &self.best else { return };
+            let Some((_, Some(policy))) = &self.best else { return };
             for neighbour in self.neighbours(&policy.clone()) {
                 if self.effort == 0 {
                     return;
                 }
-                better |= self.attempt(&neighbour);
+                better |= self.attempt(neighbour);
             }
         }
     }

@@ -1,17 +1,21 @@
-//! One ZeroPP step written by the clock: a given order of F and B on every rank, with every W put
-//! where [`Policy`] says.
+//! ZeroPP steps made and timed by the clock: a given order of F and B on every rank, with every W
+//! put where [`Policy`] says.
 //!
 //! The F and B of a rank are those of ZeroPP's unit, block by block (ZeroPP §3.1), so a unit needs
 //! 2V − 1 gathers whatever the policy. Only the depth of the last stage's warm-up and the places of
 //! W are free. A W needs no weights; it may run in any later block of its unit.
+//!
+//! A search tries hundreds of policies and writes one, so [`Steps`] keeps its tables from one to
+//! the next, times a step while it places it, and gives up as soon as the step can be no better
+//! than what is asked for.
 
 use super::Shape;
 use super::costs::Costs;
+use super::zeropp_spine::{Op, Spines};
 use crate::ir::{Action, Compute};
-use std::collections::VecDeque;
 
 /// Where the W of the stages that are not a rank's last go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Home {
     /// Right after their B, as in the fixed order.
     WithB,
@@ -22,7 +26,7 @@ pub(super) enum Home {
 }
 
 /// The free choices of a step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Policy {
     /// Forwards of each rank's last stage before its first B, at most U.
     pub(super) warm_up: Vec<usize>,
@@ -36,47 +40,90 @@ pub(super) struct Policy {
     pub(super) home: Home,
 }
 
-/// The policy cannot be run: an F does not fit the memory limit, or a rank with a deeper warm-up
-/// than the one before it waits for forwards that never come.
+/// What steps are compared by, the first that differs deciding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Score {
+    /// The largest time between a rank's first start and last end.
+    pub(super) own_span: u64,
+    /// End of the last action or collective of any rank.
+    pub(super) makespan: u64,
+    /// Sum of those times of all ranks.
+    pub(super) all_spans: u64,
+}
+
+/// What a step must keep to be worth timing to its end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cutoff {
+    pub(super) own_span: u64,
+    pub(super) makespan: u64,
+}
+
+impl Cutoff {
+    pub(super) const NONE: Cutoff = Cutoff { own_span: u64::MAX, makespan: u64::MAX };
+}
+
+/// The step is of no use: an F does not fit the memory limit, a rank with a deeper warm-up than the
+/// one before it waits for forwards that never come, or the cutoff is passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DeadEnd;
 
-/// An F or B of a rank's fixed sequence.
-#[derive(Clone, Copy, Debug)]
-struct Spine {
-    kind: Compute,
-    v: usize,
-    i: usize,
-    unit: usize,
-    /// First of its block: the weights must have come.
-    opens: bool,
-    /// Last B of its block.
-    closes: bool,
+/// Two clocks of the same actions. W are placed by `placed`, which takes reductions as free; the
+/// step takes as long as `timed` says.
+#[derive(Clone, Copy, Default)]
+struct Times {
+    placed: u64,
+    timed: u64,
 }
 
+#[derive(Default)]
 struct Rank {
-    spine: Vec<Spine>,
+    /// Of the spine: the next F or B and the end.
     next: usize,
-    /// W that may run, first in, first out: chunk and micro-batch.
-    waiting: VecDeque<(usize, usize)>,
-    now: u64,
-    /// When the communication lane is free, and when the block to come has its weights.
-    lane: u64,
+    end: usize,
+    /// W that may run, first in, first out. As blocks follow each other from the last stage to the
+    /// first, these are W of `oldest` and the stages below it.
+    waiting: usize,
+    oldest: usize,
+    now: Times,
+    /// When the communication lane is free.
+    lane: Times,
+    /// When the block to come has its weights, for `placed`.
     gathered: u64,
+    /// For `timed`: the first start, and how long the rank may still idle before the cutoff.
+    start: Option<u64>,
+    slack: u64,
     memory: i64,
-    limit: i64,
     order: Vec<Action>,
 }
 
-struct Clock<'a> {
-    shape: &'a Shape,
-    costs: &'a Costs,
-    policy: &'a Policy,
-    ends_f: Vec<u64>,
-    ends_b: Vec<u64>,
+/// What has run of a stage. Micro-batches follow each other, so a number says which.
+#[derive(Clone, Copy, Default)]
+struct Stage {
+    f: usize,
+    b: usize,
+    w: usize,
+    /// When its weights are there, for `timed`.
+    gathered: u64,
 }
 
-const NOT_YET: u64 = u64::MAX;
+/// Places and times the steps of one shape and costs.
+pub(super) struct Steps<'a> {
+    shape: &'a Shape,
+    costs: &'a Costs,
+    send: u64,
+    spines: Spines,
+    limits: Vec<i64>,
+    /// Computing time of each rank's step.
+    busy: Vec<u64>,
+    /// The last micro-batch of its unit, by micro-batch.
+    ends_unit: Vec<bool>,
+    stages: Vec<Stage>,
+    /// Ends of F and of B by `stage · m + micro-batch`.
+    ends_f: Vec<Times>,
+    ends_b: Vec<Times>,
+    cutoff: Cutoff,
+    writes: bool,
+}
 
 /// The most activation memory each rank may hold: that of the step's largest unit, or the costs'
 /// limit where that is lower.
@@ -91,187 +138,286 @@ pub(super) fn limits(shape: &Shape, costs: &Costs) -> Vec<i64> {
         .collect()
 }
 
-/// Writes the step's actions for `policy`.
-pub(super) fn place(
-    shape: &Shape,
-    costs: &Costs,
-    policy: &Policy,
-) -> Result<Vec<Vec<Action>>, DeadEnd> {
-    let mut ranks: Vec<Rank> = limits(shape, costs)
-        .into_iter()
-        .enumerate()
-        .map(|(rank, limit)| Rank {
-            spine: spine(shape, policy.warm_up[rank]),
-            next: 0,
-            waiting: VecDeque::new(),
-            now: 0,
-            lane: 0,
-            gathered: costs.gather[rank],
-            memory: 0,
-            limit,
-            order: Vec::with_capacity(3 * shape.virtual_stages * shape.micro_batches),
-        })
-        .collect();
-    let slots = shape.stages() * shape.micro_batches;
-    let (ends_f, ends_b) = (vec![NOT_YET; slots], vec![NOT_YET; slots]);
-    let mut clock = Clock { shape, costs, policy, ends_f, ends_b };
-    loop {
-        let mut moved = false;
-        for (rank, state) in ranks.iter_mut().enumerate() {
-            while clock.step(rank, state)? {
-                moved = true;
-            }
-        }
-        if !moved {
-            break;
-        }
-    }
-    if ranks.iter().any(|r| r.next < r.spine.len()) {
-        return Err(DeadEnd);
-    }
-    Ok(ranks.into_iter().map(|r| r.order).collect())
-}
-
-fn spine(shape: &Shape, warm_up: usize) -> Vec<Spine> {
-    let last = shape.virtual_stages - 1;
-    let mut spine = Vec::with_capacity(2 * shape.virtual_stages * shape.micro_batches);
-    let mut first = 0;
-    for (unit, size) in shape.units().into_iter().enumerate() {
-        let mut push = |kind, v, i, opens, closes| {
-            spine.push(Spine { kind, v, i: first + i, unit, opens, closes });
+impl<'a> Steps<'a> {
+    pub(super) fn new(shape: &'a Shape, costs: &'a Costs) -> Steps<'a> {
+        let m = shape.micro_batches;
+        let busy = |rank: usize| {
+            let stages = (0..shape.virtual_stages).map(|v| v * shape.pp + rank);
+            m as u64 * stages.map(|s| costs.total(s)).sum::<u64>()
         };
-        for v in 0..last {
-            (0..size).for_each(|i| push(Compute::F, v, i, i == 0, false));
+        let slots = shape.stages() * m;
+        Steps {
+            shape,
+            costs,
+            send: if shape.pp == 1 { 0 } else { costs.send },
+            spines: Spines::new(shape),
+            limits: limits(shape, costs),
+            busy: (0..shape.pp).map(busy).collect(),
+            ends_unit: (1..=m).map(|next| next == m || next % shape.unit == 0).collect(),
+            stages: vec![Stage::default(); shape.stages()],
+            ends_f: vec![Times::default(); slots],
+            ends_b: vec![Times::default(); slots],
+            cutoff: Cutoff::NONE,
+            writes: false,
         }
-        let warm_up = warm_up.clamp(1, size);
-        (0..warm_up).for_each(|i| push(Compute::F, last, i, i == 0, false));
-        for i in 0..size {
-            push(Compute::B, last, i, false, i + 1 == size);
-            if warm_up + i < size {
-                push(Compute::F, last, warm_up + i, false, false);
-            }
-        }
-        for v in (0..last).rev() {
-            (0..size).for_each(|i| push(Compute::B, v, i, i == 0, i + 1 == size));
-        }
-        first += size;
     }
-    spine
-}
 
-impl Clock<'_> {
+    /// The score of the step that `policy` makes.
+    ///
+    /// # Errors
+    /// A step that cannot run, or one with an own span or a makespan over the cutoff.
+    pub(super) fn score(&mut self, policy: &Policy, cutoff: Cutoff) -> Result<Score, DeadEnd> {
+        (self.cutoff, self.writes) = (cutoff, false);
+        let ranks = self.run(policy)?;
+        let span = |r: &Rank| r.now.timed - r.start.unwrap_or(0);
+        let score = Score {
+            own_span: ranks.iter().map(span).max().unwrap_or(0),
+            makespan: ranks.iter().map(|r| r.now.timed.max(r.lane.timed)).max().unwrap_or(0),
+            all_spans: ranks.iter().map(span).sum(),
+        };
+        let kept = score.own_span <= cutoff.own_span && score.makespan <= cutoff.makespan;
+        if kept { Ok(score) } else { Err(DeadEnd) }
+    }
+
+    /// Writes the step's actions for `policy`.
+    ///
+    /// # Errors
+    /// A step that cannot run.
+    pub(super) fn write(&mut self, policy: &Policy) -> Result<Vec<Vec<Action>>, DeadEnd> {
+        (self.cutoff, self.writes) = (Cutoff::NONE, true);
+        Ok(self.run(policy)?.into_iter().map(|r| r.order).collect())
+    }
+
+    fn run(&mut self, policy: &Policy) -> Result<Vec<Rank>, DeadEnd> {
+        self.stages.fill(Stage::default());
+        let mut ranks: Vec<Rank> = (0..self.shape.pp).map(|r| self.rank(r, policy)).collect();
+        // Activations run up the ranks and gradients down, so the rounds take turns.
+        let (mut up, mut moved) = (true, true);
+        while moved {
+            moved = false;
+            for n in 0..ranks.len() {
+                let rank = if up { n } else { ranks.len() - 1 - n };
+                while self.step(policy, rank, &mut ranks[rank])? {
+                    moved = true;
+                }
+            }
+            up = !up;
+        }
+        if ranks.iter().all(|r| r.next == r.end) { Ok(ranks) } else { Err(DeadEnd) }
+    }
+
+    fn rank(&mut self, rank: usize, policy: &Policy) -> Rank {
+        let spine = self.spines.range(policy.warm_up[rank]);
+        let first = self.costs.gather[rank];
+        self.stages[rank].gathered = first;
+        let actions = 3 * self.shape.virtual_stages * self.shape.micro_batches;
+        Rank {
+            next: spine.start,
+            end: spine.end,
+            gathered: first,
+            lane: Times { placed: 0, timed: first },
+            order: Vec::with_capacity(if self.writes { actions } else { 0 }),
+            ..Rank::default()
+        }
+    }
+
     /// Runs the next F or B of a rank and the W before it; false where its input is not made yet
     /// or nothing is left.
-    fn step(&mut self, rank: usize, state: &mut Rank) -> Result<bool, DeadEnd> {
-        let Some(&op) = state.spine.get(state.next) else { return Ok(false) };
+    fn step(&mut self, policy: &Policy, rank: usize, state: &mut Rank) -> Result<bool, DeadEnd> {
+        if state.next == state.end {
+            return Ok(false);
+        }
+        let op = self.spines.op(state.next);
         let stage = op.v * self.shape.pp + rank;
         let Some(mut arrival) = self.arrival(op.kind, stage, op.i) else { return Ok(false) };
         if op.opens {
-            arrival = arrival.max(state.gathered);
+            arrival.placed = arrival.placed.max(state.gathered);
         }
         if op.kind == Compute::F {
-            while state.memory + self.costs.mem_f[stage] > state.limit {
-                self.put_w(rank, state).ok_or(DeadEnd)?;
+            while state.memory + self.costs.mem_f[stage] > self.limits[rank] {
+                self.put_w(rank, state)?.ok_or(DeadEnd)?;
             }
         }
-        self.fill_gap(rank, state, arrival);
-        if op.opens {
-            self.gather_ahead(rank, state);
+        self.fill_gap(policy, rank, state, arrival.placed)?;
+        if let Some(ahead) = op.ahead {
+            self.gather(ahead * self.shape.pp + rank, state);
         }
-        self.put(state, op.kind, stage, op.i, arrival);
+        arrival.timed = arrival.timed.max(self.stages[stage].gathered);
+        self.put(rank, state, (op.kind, stage, op.i), arrival)?;
         state.next += 1;
         if op.kind == Compute::B {
-            state.waiting.push_back((op.v, op.i));
-            self.after_b(rank, state, op);
+            if state.waiting == 0 {
+                state.oldest = op.v;
+            }
+            state.waiting += 1;
+            self.after_b(policy, rank, state, op)?;
         }
         Ok(true)
     }
 
     /// The W that the policy does not leave to the gaps.
-    fn after_b(&mut self, rank: usize, state: &mut Rank, op: Spine) {
+    fn after_b(
+        &mut self,
+        policy: &Policy,
+        rank: usize,
+        state: &mut Rank,
+        op: Op,
+    ) -> Result<(), DeadEnd> {
         let last = self.shape.virtual_stages - 1;
         let here = op.v < last
-            && match self.policy.home {
+            && match policy.home {
                 Home::WithB => true,
                 Home::InBlock => op.closes,
                 Home::InUnit => false,
             };
         if here {
-            // W of a stage run in micro-batch order: those of this block that wait go first.
-            while let Some(at) = state.waiting.iter().position(|w| w.0 == op.v) {
-                let w = state.waiting.remove(at).expect("position of a W");
-                self.run_w(rank, state, w);
+            // Those of this block that wait go before older ones of the blocks before.
+            let stage = op.v * self.shape.pp + rank;
+            while self.stages[stage].w < self.stages[stage].b {
+                self.run_w(rank, state, op.v)?;
             }
         }
-        let next = state.spine.get(state.next);
-        let spent = next.is_some_and(|next| next.kind == Compute::B);
-        if op.v == last && self.policy.paced && spent && !op.closes {
-            self.put_w(rank, state);
+        if op.v == last && policy.paced && op.before_b && !op.closes {
+            self.put_w(rank, state)?;
         }
-        let ends = state.spine.get(state.next).is_none_or(|next| next.unit != op.unit);
-        while ends && self.put_w(rank, state).is_some() {}
+        let ends_unit = op.v == 0 && op.closes;
+        while ends_unit && self.put_w(rank, state)?.is_some() {}
+        Ok(())
     }
 
-    /// Starts the gather of the block after the one that opens now.
-    fn gather_ahead(&self, rank: usize, state: &mut Rank) {
-        let rest = &state.spine[state.next + 1..];
-        let Some(next) = rest.iter().find(|s| s.opens) else { return };
-        let start = state.lane.max(state.now);
-        state.lane = start + self.costs.gather[next.v * self.shape.pp + rank];
-        state.gathered = state.lane;
+    /// Starts the gather of `stage`, the block after the one that opens now.
+    fn gather(&mut self, stage: usize, state: &mut Rank) {
+        let takes = self.costs.gather[stage];
+        state.lane.placed = state.lane.placed.max(state.now.placed) + takes;
+        state.lane.timed = state.lane.timed.max(state.now.timed) + takes;
+        state.gathered = state.lane.placed;
+        self.stages[stage].gathered = state.lane.timed;
     }
 
-    fn fill_gap(&mut self, rank: usize, state: &mut Rank, arrival: u64) {
-        while let Some(&(v, _)) = state.waiting.front() {
+    fn fill_gap(
+        &mut self,
+        policy: &Policy,
+        rank: usize,
+        state: &mut Rank,
+        arrival: u64,
+    ) -> Result<(), DeadEnd> {
+        while arrival > state.now.placed {
+            let Some(v) = self.longest_waiting(rank, state) else { break };
             let w = self.costs.w[v * self.shape.pp + rank];
-            let gap = arrival.saturating_sub(state.now);
-            if gap == 0
-                || (gap < w && (self.policy.quarters == 4 || 4 * gap < self.policy.quarters * w))
-            {
+            let gap = arrival - state.now.placed;
+            if gap < w && (policy.quarters == 4 || 4 * gap < policy.quarters * w) {
                 break;
             }
-            self.put_w(rank, state);
+            self.run_w(rank, state, v)?;
         }
+        Ok(())
     }
 
-    /// Runs the W that has waited longest.
-    fn put_w(&mut self, rank: usize, state: &mut Rank) -> Option<()> {
-        let w = state.waiting.pop_front()?;
-        self.run_w(rank, state, w);
-        Some(())
+    /// The one of a rank's V stages whose W has waited longest.
+    fn longest_waiting(&self, rank: usize, state: &mut Rank) -> Option<usize> {
+        if state.waiting == 0 {
+            return None;
+        }
+        let spent = |v: usize| {
+            let stage = &self.stages[v * self.shape.pp + rank];
+            stage.w == stage.b
+        };
+        while spent(state.oldest) {
+            state.oldest -= 1;
+        }
+        Some(state.oldest)
     }
 
-    fn run_w(&mut self, rank: usize, state: &mut Rank, (v, i): (usize, usize)) {
-        self.put(state, Compute::W, v * self.shape.pp + rank, i, 0);
+    /// Runs the W that has waited longest, if one waits.
+    fn put_w(&mut self, rank: usize, state: &mut Rank) -> Result<Option<()>, DeadEnd> {
+        let Some(v) = self.longest_waiting(rank, state) else { return Ok(None) };
+        self.run_w(rank, state, v).map(Some)
     }
 
-    fn arrival(&self, kind: Compute, stage: usize, i: usize) -> Option<u64> {
+    /// Runs the next W of one of the rank's V stages and, if it is the unit's last, the reduction.
+    fn run_w(&mut self, rank: usize, state: &mut Rank, v: usize) -> Result<(), DeadEnd> {
+        let stage = v * self.shape.pp + rank;
+        let i = self.stages[stage].w;
+        state.waiting -= 1;
+        self.put(rank, state, (Compute::W, stage, i), Times::default())?;
+        if self.ends_unit[i] {
+            state.lane.timed = state.lane.timed.max(state.now.timed) + self.costs.reduce[stage];
+        }
+        Ok(())
+    }
+
+    /// When the input of an F or B is on its rank, `None` if it has not been computed.
+    fn arrival(&self, kind: Compute, stage: usize, i: usize) -> Option<Times> {
         let m = self.shape.micro_batches;
-        let send = if self.shape.pp == 1 { 0 } else { self.costs.send };
-        let (ends, from) = match kind {
-            Compute::F if stage == 0 => return Some(0),
-            Compute::F => (&self.ends_f, stage - 1),
-            _ if stage + 1 == self.shape.stages() => return Some(0),
-            _ => (&self.ends_b, stage + 1),
-        };
-        let end = ends[from * m + i];
-        (end != NOT_YET).then_some(end.saturating_add(send))
+        let end = match kind {
+            Compute::F if stage == 0 => return Some(Times::default()),
+            Compute::F => (self.stages[stage - 1].f > i).then(|| self.ends_f[(stage - 1) * m + i]),
+            _ if stage + 1 == self.shape.stages() => return Some(Times::default()),
+            _ => (self.stages[stage + 1].b > i).then(|| self.ends_b[(stage + 1) * m + i]),
+        }?;
+        Some(Times {
+            placed: end.placed.saturating_add(self.send),
+            timed: end.timed.saturating_add(self.send),
+        })
     }
 
-    fn put(&mut self, state: &mut Rank, kind: Compute, stage: usize, i: usize, arrival: u64) {
-        let (takes, memory) = match kind {
-            Compute::F => (self.costs.f[stage], self.costs.mem_f[stage]),
-            Compute::B => (self.costs.b[stage], self.costs.mem_b[stage]),
-            _ => (self.costs.w[stage], self.costs.mem_w[stage]),
-        };
-        state.now = state.now.max(arrival) + takes;
-        state.memory += memory;
-        state.order.push(Action::compute(kind, stage, i));
-        let at = stage * self.shape.micro_batches + i;
-        match kind {
-            Compute::F => self.ends_f[at] = state.now,
-            Compute::B => self.ends_b[at] = state.now,
-            _ => {}
+    fn put(
+        &mut self,
+        rank: usize,
+        state: &mut Rank,
+        (kind, stage, i): (Compute, usize, usize),
+        arrival: Times,
+    ) -> Result<(), DeadEnd> {
+        if arrival.timed > state.now.timed || state.start.is_none() {
+            self.wait(rank, state, arrival.timed)?;
         }
+        let at = stage * self.shape.micro_batches + i;
+        let begin = state.now.placed.max(arrival.placed);
+        let mut end = |takes: u64| {
+            state.now = Times { placed: begin + takes, timed: state.now.timed + takes };
+            state.now
+        };
+        let done = &mut self.stages[stage];
+        let memory = match kind {
+            Compute::F => {
+                done.f += 1;
+                self.ends_f[at] = end(self.costs.f[stage]);
+                self.costs.mem_f[stage]
+            }
+            Compute::B => {
+                done.b += 1;
+                self.ends_b[at] = end(self.costs.b[stage]);
+                self.costs.mem_b[stage]
+            }
+            _ => {
+                done.w += 1;
+                end(self.costs.w[stage]);
+                self.costs.mem_w[stage]
+            }
+        };
+        state.memory += memory;
+        if state.memory > self.limits[rank] {
+            return Err(DeadEnd);
+        }
+        if self.writes {
+            state.order.push(Action::compute(kind, stage, i));
+        }
+        Ok(())
+    }
+
+    /// Idles until `until` by the clock `timed`. A rank's span is its work and its idle time, so
+    /// the cutoff is passed as soon as it has idled too long.
+    fn wait(&self, rank: usize, state: &mut Rank, until: u64) -> Result<(), DeadEnd> {
+        let begin = state.now.timed.max(until);
+        if state.start.is_none() {
+            let room = self.cutoff.own_span.min(self.cutoff.makespan.saturating_sub(begin));
+            state.slack = room.checked_sub(self.busy[rank]).ok_or(DeadEnd)?;
+            state.start = Some(begin);
+        } else {
+            let idle = begin - state.now.timed;
+            state.slack = state.slack.checked_sub(idle).ok_or(DeadEnd)?;
+        }
+        state.now.timed = begin;
+        Ok(())
     }
 }
