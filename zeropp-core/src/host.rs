@@ -94,6 +94,12 @@ impl HostBuffer {
         Self(FlexTensor::zeros(Shape::new([len]), DType::F32))
     }
 
+    /// Number of elements.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.0.layout().num_elements()
+    }
+
     /// Whether no tensor handed out by [`tensor`](Self::tensor), nor any view of one, is left.
     pub fn is_free(&self) -> bool {
         self.0.is_unique()
