@@ -58,7 +58,7 @@ pub(super) fn room(group: &Group, kind: DType, len: usize) -> Memory {
     }
 }
 
-/// The tensor over what MPI wrote.
+/// The tensor over what MPI wrote or, for the root of a broadcast, read.
 pub(super) fn unpack(group: &Group, memory: Memory, kind: DType, device: &Device) -> Tensor<1> {
     match memory {
         Memory::Pooled(buffer) => {
@@ -67,7 +67,8 @@ pub(super) fn unpack(group: &Group, memory: Memory, kind: DType, device: &Device
             kernels::on(device, &tensor)
         }
         Memory::Bytes(bytes) => from_bytes(bytes, kind, device),
-        Memory::Tensor(_) => unreachable!("MPI does not write to tensors"),
+        // What the root of a broadcast passed in.
+        Memory::Tensor(view) => view.into_tensor(),
     }
 }
 
@@ -208,11 +209,6 @@ impl Flight {
     pub(super) fn may_be_late(&self) -> bool {
         let kinds = [Operation::AllReduce, Operation::Exchange, Operation::Split];
         self.stage == Stage::First && kinds.contains(&self.signature.operation)
-    }
-
-    /// Whether MPI is moving data for this.
-    pub(super) fn is_moving(&self) -> bool {
-        self.transfer.is_some()
     }
 
     /// Gives MPI a chance, and takes the next step if it is time. `in_turn`: no earlier collective

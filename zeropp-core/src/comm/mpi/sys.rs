@@ -153,6 +153,15 @@ impl Memory {
     }
 }
 
+/// Where memory without elements is, as far as MPI is told.
+static NOTHING: [u64; 2] = [0; 2];
+
+/// The address of some memory, or of `nothing` where it has no bytes: Rust gives such memory small
+/// addresses that are equal to each other or to MPI's constants.
+fn real((address, bytes): (*const c_void, usize), nothing: &'static u64) -> *const c_void {
+    if bytes == 0 { std::ptr::from_ref(nothing).cast() } else { address }
+}
+
 /// How many elements go to or come from each rank, and where they are.
 struct Cut {
     counts: Box<[c_int]>,
@@ -195,8 +204,11 @@ impl Transfer {
         cuts: [Option<Cut>; 2],
         post: impl FnOnce(*const c_void, *mut c_void, &[Option<Cut>; 2], *mut ffi::MPI_Request) -> c_int,
     ) -> MpiResult<Transfer> {
-        let from = source.as_mut().map_or(std::ptr::null(), |m| m.read().0);
-        let to = target.as_mut().map_or(null_mut(), |m| m.write().0);
+        let from = source.as_mut().map_or(std::ptr::null(), |m| real(m.read(), &NOTHING[0]));
+        let to = target.as_mut().map_or(null_mut(), |m| {
+            let (to, bytes) = m.write();
+            real((to.cast_const(), bytes), &NOTHING[1]).cast_mut()
+        });
         // SAFETY: a constant of the library.
         let mut raw = unsafe { ffi::RSMPI_REQUEST_NULL };
         check(post(from, to, &cuts, &mut raw), call)?;
