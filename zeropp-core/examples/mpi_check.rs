@@ -48,7 +48,8 @@ fn main() -> ExitCode {
 fn values(seed: u64, len: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678;
     let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         state >> 33
     };
     (0..len)
@@ -104,8 +105,7 @@ fn check(all: &Group) -> Result<(), CommError> {
 fn collectives(group: &Group, round: u64, part: usize, kind: DType) -> Result<(), CommError> {
     let (me, size) = (group.rank(), group.size());
     let whole = part * size;
-    let inputs: Vec<Tensor<1>> =
-        (0..size).map(|r| tensor(&input(round, r, whole), kind)).collect();
+    let inputs: Vec<Tensor<1>> = (0..size).map(|r| tensor(&input(round, r, whole), kind)).collect();
     let shard = |r: usize| inputs[r].clone().slice(r * part..(r + 1) * part);
     let root = round as usize % size;
     let uneven: Vec<Tensor<1>> =

@@ -44,6 +44,11 @@ impl Parcel {
         }
     }
 
+    /// Where the tensor lived.
+    pub(super) fn device(&self) -> Device {
+        self.device.clone()
+    }
+
     /// What a transfer reads, and the type of its elements.
     pub(super) fn into_memory(self) -> (Memory, DType) {
         (self.memory, self.kind)
@@ -84,6 +89,8 @@ pub(super) enum Input {
     Buffer(Parcel),
     /// Small data.
     Bytes(Vec<u8>),
+    /// A buffer of this device that the header carries.
+    Small(Device),
     /// Itself.
     Nothing,
 }
@@ -119,57 +126,59 @@ pub(super) struct Flight {
     pub(super) slot: Arc<Slot>,
     /// Bytes of an exchange that did not fit the header.
     bytes: Vec<u8>,
+    /// The buffer, until all ranks have joined; none where the headers carry it.
+    parcel: Option<Parcel>,
     device: Device,
     transfer: Option<Transfer>,
-    /// What MPI said about the first transfer; told once it is known that all ranks agree.
-    trouble: Option<MpiError>,
     stage: Stage,
 }
 
+/// Data moves only once all ranks have joined and agree: Open MPI writes past the end of a buffer
+/// that is too short for what another rank sends.
 #[derive(Clone, Copy, PartialEq)]
 enum Stage {
-    /// All ranks join, and data moves that needs nothing but them.
+    /// Not all ranks have joined.
+    Joining,
+    /// The first transfer is under way.
     First,
-    /// All have joined; a second transfer is under way.
+    /// A second transfer, of what the first one gave, is under way.
     Late,
+}
+
+/// What no earlier collective of the group may still need, so that it is this one's turn.
+#[derive(Clone, Copy)]
+pub(super) struct Turn {
+    /// A first transfer.
+    pub(super) first: bool,
+    /// A late one.
+    pub(super) late: bool,
 }
 
 /// How far a collective got.
 pub(super) enum Progress {
     Waiting,
     Done(Output),
-    /// A sub-group can be made: the name, color, key and place of each member of this group.
+    /// All wishes for sub-groups are known, and it is the split's turn.
     Split,
 }
 
 impl Flight {
-    /// Posts what this rank can without waiting for others.
-    pub(super) fn start(
-        channel: &Channel,
-        signature: Signature,
-        input: Input,
-        slot: Arc<Slot>,
-    ) -> Result<Flight, MpiError> {
-        let mut flight = Flight {
-            signature,
-            slot,
-            bytes: Vec::new(),
-            device: Device::flex(),
-            transfer: None,
-            trouble: None,
-            stage: Stage::First,
-        };
-        match input {
-            Input::Nothing => {}
-            Input::Bytes(bytes) => flight.bytes = bytes,
+    /// This rank's part of a collective in which nobody has moved anything yet.
+    pub(super) fn new(signature: Signature, input: Input, slot: Arc<Slot>) -> Flight {
+        let (bytes, parcel, device) = match input {
+            Input::Nothing => (Vec::new(), None, Device::flex()),
+            Input::Bytes(bytes) => (bytes, None, Device::flex()),
+            Input::Small(device) => (Vec::new(), None, device),
             Input::Buffer(parcel) => {
-                flight.device = parcel.device.clone();
-                flight.transfer = Some(flight.post(channel, parcel)?);
+                let device = parcel.device();
+                (Vec::new(), Some(parcel), device)
             }
-        }
-        Ok(flight)
+        };
+        let (transfer, stage) = (None, Stage::Joining);
+        Flight { signature, slot, bytes, parcel, device, transfer, stage }
     }
 
+    /// Posts the first transfer.
     fn post(&self, channel: &Channel, parcel: Parcel) -> Result<Transfer, MpiError> {
         let (group, comm) = (&channel.group, channel.main);
         let (kind, len, size) = (parcel.kind, parcel.len, channel.group.size());
@@ -205,49 +214,70 @@ impl Flight {
         len * kind.size() > GATHERED_SUM_BYTES
     }
 
-    /// Whether a late transfer may still have to be started for this.
-    pub(super) fn may_be_late(&self) -> bool {
-        let kinds = [Operation::AllReduce, Operation::Exchange, Operation::Split];
-        self.stage == Stage::First && kinds.contains(&self.signature.operation)
+    /// Whether the first transfer may still have to be posted.
+    pub(super) fn may_post(&self) -> bool {
+        self.stage == Stage::Joining
     }
 
-    /// Gives MPI a chance, and takes the next step if it is time. `in_turn`: no earlier collective
-    /// of the group may still need a late transfer.
+    /// Whether a late transfer may still have to be posted.
+    pub(super) fn may_be_late(&self) -> bool {
+        let kinds = [Operation::AllReduce, Operation::Exchange, Operation::Split];
+        self.stage != Stage::Late && kinds.contains(&self.signature.operation)
+    }
+
+    /// Gives MPI a chance, and takes the next step if it is time.
     pub(super) fn advance(
         &mut self,
         channel: &Channel,
         headers: &[Option<Header>],
-        in_turn: bool,
+        turn: Turn,
     ) -> Result<Progress, MpiError> {
-        let moved = match self.transfer.as_mut().map(Transfer::test) {
-            Some(Err(error)) if self.stage == Stage::First => {
-                self.trouble = Some(error);
-                self.transfer = None;
-                false
+        if self.stage == Stage::Joining {
+            if !turn.first || headers.iter().any(Option::is_none) {
+                return Ok(Progress::Waiting);
             }
-            Some(result) => result?,
-            None => true,
-        };
-        if headers.iter().any(Option::is_none) {
-            return Ok(Progress::Waiting);
+            if let Some(parcel) = self.parcel.take() {
+                self.transfer = Some(self.post(channel, parcel)?);
+            }
+            self.stage = Stage::First;
         }
-        if let Some(error) = self.trouble.take() {
-            return Err(error);
-        }
-        if !moved {
+        if let Some(transfer) = &mut self.transfer
+            && !transfer.test()?
+        {
             return Ok(Progress::Waiting);
         }
         match self.stage {
-            Stage::First => self.after_first(channel, headers, in_turn),
             Stage::Late => Ok(Progress::Done(self.after_late(channel, headers))),
+            _ => self.after_first(channel, headers, turn.late),
         }
     }
 
-    /// What was read, by a root, or written, by the completed transfer.
-    fn landed(&mut self) -> Memory {
-        let transfer = self.transfer.take().expect("a buffer has a transfer");
-        let (source, target) = transfer.into_memory();
-        target.or(source).expect("a transfer has memory")
+    /// What was read, by a root, or written, by the completed transfer, or what the headers hold.
+    fn landed(&mut self, group: &Group, headers: &[Option<Header>]) -> Memory {
+        if let Some(transfer) = self.transfer.take() {
+            let (source, target) = transfer.into_memory();
+            return target.or(source).expect("a transfer has memory");
+        }
+        let (kind, len) = self.signature.buffer.expect("a collective on a buffer");
+        let all = headers.iter().flatten().map(|header| header.inline.as_slice());
+        let bytes: Vec<u8> = match self.signature.operation {
+            Operation::Broadcast => {
+                let root = self.signature.root.expect("a broadcast names its root");
+                all.skip(root).take(1).flatten().copied().collect()
+            }
+            Operation::ReduceScatter => {
+                let part = len / group.size() * kind.size();
+                all.flat_map(|bytes| &bytes[group.place * part..][..part]).copied().collect()
+            }
+            _ => all.flatten().copied().collect(),
+        };
+        if kind != DType::F32 {
+            return Memory::Bytes(bytes);
+        }
+        let mut buffer = group.buffers.lend(bytes.len() / kind.size());
+        let slice = buffer.as_mut_slice().expect("a lent buffer has one owner");
+        bytemuck::cast_slice_mut::<f32, u8>(slice).copy_from_slice(&bytes);
+        Memory::Pooled(buffer)
     }
 
     fn after_first(
@@ -261,17 +291,22 @@ impl Flight {
         let output = match self.signature.operation {
             Operation::Barrier => Output::Nothing,
             Operation::AllGather | Operation::Broadcast => {
-                let landed = self.landed();
+                let landed = self.landed(group, headers);
                 Output::Buffer(unpack(group, landed, kind, &self.device))
             }
-            Operation::ReduceScatter => Output::Buffer(self.sum(group, kind, len / group.size())),
+            Operation::ReduceScatter => {
+                let landed = self.landed(group, headers);
+                Output::Buffer(self.sum(group, landed, kind, len / group.size()))
+            }
             Operation::AllReduce if !self.in_parts(len, kind) => {
-                Output::Buffer(self.sum(group, kind, len))
+                let landed = self.landed(group, headers);
+                Output::Buffer(self.sum(group, landed, kind, len))
             }
             _ if !in_turn => return Ok(Progress::Waiting),
             Operation::AllReduce => {
                 let lens = parts(len, group.size());
-                let sum = Parcel::new(self.sum(group, kind, lens[group.place]));
+                let landed = self.landed(group, headers);
+                let sum = Parcel::new(self.sum(group, landed, kind, lens[group.place]));
                 let target = room(group, kind, len);
                 let late = channel.late;
                 let parts = Transfer::all_gather_parts(late, &lens, kind, sum.memory, target)?;
@@ -301,7 +336,7 @@ impl Flight {
     }
 
     fn after_late(&mut self, channel: &Channel, headers: &[Option<Header>]) -> Output {
-        let landed = self.landed();
+        let landed = self.landed(&channel.group, headers);
         match (self.signature.buffer, landed) {
             (Some((kind, _)), memory) => {
                 Output::Buffer(unpack(&channel.group, memory, kind, &self.device))
@@ -320,9 +355,9 @@ impl Flight {
     }
 
     /// Sums what came in from every rank, `len` elements each, in rank order in `f32`.
-    fn sum(&mut self, group: &Group, kind: DType, len: usize) -> Tensor<1> {
+    fn sum(&self, group: &Group, landed: Memory, kind: DType, len: usize) -> Tensor<1> {
         let size = group.size();
-        match self.landed() {
+        match landed {
             Memory::Pooled(mut all) => {
                 let whole = &*all.as_mut_slice().expect("a lent buffer has one owner");
                 let pieces: Vec<&[f32]> = (0..size).map(|i| &whole[i * len..][..len]).collect();

@@ -111,7 +111,12 @@ impl MpiCommunicator {
     }
 
     /// A collective on a buffer, counted as `bytes` passed in by this rank.
-    fn on_buffer(&self, signature: Signature, buffer: Tensor<1>, bytes: usize) -> Pending<Tensor<1>> {
+    fn on_buffer(
+        &self,
+        signature: Signature,
+        buffer: Tensor<1>,
+        bytes: usize,
+    ) -> Pending<Tensor<1>> {
         self.traffic.record(signature.operation, self.size(), bytes);
         if self.size() == 1 {
             return Pending::ready(self.healthy().map(|()| buffer));
@@ -130,7 +135,10 @@ impl MpiCommunicator {
 /// Buffers that MPI cannot carry.
 fn fits(kind: DType, total: usize) -> Result<(), String> {
     if !can_send(kind) {
-        return Err(format!("elements of {}, which MPI cannot carry; use f32 or bf16", kind.name()));
+        return Err(format!(
+            "elements of {}, which MPI cannot carry; use f32 or bf16",
+            kind.name()
+        ));
     }
     if total > ELEMENTS_MAX {
         return Err(format!(
@@ -257,7 +265,8 @@ impl Communicator for MpiCommunicator {
     fn split(&self, name: &str, color: usize, key: usize) -> CommResult<Arc<dyn Communicator>> {
         let wish = Wish { color, key, name: name.to_owned() }.encode();
         if wish.len() > INLINE_MAX {
-            let problem = format!("a name of {} bytes; use at most {}", name.len(), INLINE_MAX - 16);
+            let problem =
+                format!("a name of {} bytes; use at most {}", name.len(), INLINE_MAX - 16);
             self.invalid(Operation::Split, problem)?;
         }
         let open = |output| match output {

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use burn::tensor::DType;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-use super::collective::{Flight, Input, Meeting, Parcel, Progress, SplitError, joined, split};
+use super::collective::{
+    Flight, Input, Meeting, Parcel, Progress, SplitError, Turn, joined, split,
+};
 use super::group::{Channel, Group};
 use super::inquest::Inquest;
 use super::mail::{Address, Mail, Wanted};
@@ -15,8 +17,8 @@ use super::shared::Shared;
 use super::slot::Slot;
 use super::sys::{self, Comm, Memory, MpiError, Transfer};
 use super::wire::{FRAME_MAX, Frame, Header, INLINE_MAX};
-use crate::comm::signature::{Operation, Signature};
 use crate::comm::CommError;
+use crate::comm::signature::{Operation, Signature};
 
 /// Polls without a pause after something has happened, then a pause each.
 const EAGER_POLLS: u32 = 100;
@@ -246,13 +248,12 @@ impl Driver {
         id: u64,
         sequence: u64,
         signature: Signature,
-        input: Input,
+        mut input: Input,
         slot: Arc<Slot>,
     ) {
         let channel = &self.channels[&id];
         let group = channel.group.clone();
-        let header = header(&group, sequence, signature, &input);
-        // The header goes first: it is small, and the data may take long.
+        let header = header(&group, sequence, signature, &mut input);
         self.tell(group.others(), &Frame::Header(header.clone()));
         if self.failed_at.is_some() {
             return slot.fail(self.error());
@@ -268,17 +269,7 @@ impl Driver {
             self.fail(self.shared.rank, error.clone());
             return slot.fail(self.error());
         }
-        match Flight::start(channel, signature, input, slot.clone()) {
-            Ok(flight) => {
-                let meeting = channel.meetings.get_mut(&sequence).expect("made above");
-                meeting.flight = Some(flight);
-            }
-            Err(error) => {
-                let operation = format!("{}: {signature}", group.name);
-                self.fail(self.shared.rank, error.in_operation(operation));
-                return slot.fail(self.error());
-            }
-        }
+        meeting.flight = Some(Flight::new(signature, input, slot));
         if let Some(place) = missing.into_iter().find(|p| self.departed[group.members[*p]]) {
             self.lost(group.members[place]);
         }
@@ -438,12 +429,12 @@ impl Driver {
         let mut failure: Option<CommError> = None;
         let channel = self.channels.get_mut(&id).expect("a known group");
         let mut meetings = std::mem::take(&mut channel.meetings);
-        let mut in_turn = true;
+        let mut turn = Turn { first: true, late: true };
         for (sequence, Meeting { headers, flight, .. }) in &mut meetings {
             let Some(flight) = flight else { break };
             let signature = flight.signature;
             let operation = || format!("{}: {signature}", channel.group.name);
-            match flight.advance(channel, headers, in_turn) {
+            match flight.advance(channel, headers, turn) {
                 Ok(Progress::Waiting) => {}
                 Ok(Progress::Done(output)) => {
                     flight.slot.put(Ok(output));
@@ -463,7 +454,9 @@ impl Driver {
             if failure.is_some() || made.is_some() {
                 break;
             }
-            in_turn &= done.last() == Some(sequence) || !flight.may_be_late();
+            let done = done.last() == Some(sequence);
+            turn.first &= done || !flight.may_post();
+            turn.late &= done || !flight.may_be_late();
         }
         done.iter().for_each(|sequence| drop(meetings.remove(sequence)));
         channel.meetings = meetings;
@@ -519,11 +512,17 @@ impl Driver {
     }
 }
 
-fn header(group: &Group, sequence: u64, signature: Signature, input: &Input) -> Header {
+/// The header of a collective; takes a small input along.
+fn header(group: &Group, sequence: u64, signature: Signature, input: &mut Input) -> Header {
     let (len, inline) = match input {
-        Input::Bytes(bytes) if bytes.len() <= INLINE_MAX => (bytes.len(), bytes.clone()),
+        Input::Bytes(bytes) if bytes.len() <= INLINE_MAX => (bytes.len(), std::mem::take(bytes)),
         Input::Bytes(bytes) => (bytes.len(), Vec::new()),
-        _ => (0, Vec::new()),
+        Input::Buffer(parcel) if parcel.bytes().len() <= INLINE_MAX => {
+            let inline = parcel.bytes().to_vec();
+            *input = Input::Small(parcel.device());
+            (inline.len(), inline)
+        }
+        Input::Buffer(_) | Input::Small(_) | Input::Nothing => (0, Vec::new()),
     };
     Header { group: group.id, sequence, place: group.place, signature, len, inline }
 }

@@ -58,9 +58,8 @@ impl Driver {
         let Some((group, operation, sequence, missing)) = self.find_late(what, &slot) else {
             return;
         };
-        let silent: Vec<usize> = (0..answered.len())
-            .filter(|rank| !answered[*rank] && !self.departed[*rank])
-            .collect();
+        let silent: Vec<usize> =
+            (0..answered.len()).filter(|rank| !answered[*rank] && !self.departed[*rank]).collect();
         let missing = if silent.is_empty() { missing } else { silent };
         let after_s = self.shared.options.timeout.as_secs_f64();
         let error = CommError::Timeout { group, operation, sequence, after_s, missing };

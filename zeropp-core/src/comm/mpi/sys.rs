@@ -217,7 +217,13 @@ impl Transfer {
     }
 
     /// Sends bytes to world rank `to`.
-    pub(super) fn send(comm: Comm, to: usize, tag: i32, bytes: Memory, kind: DType) -> MpiResult<Self> {
+    pub(super) fn send(
+        comm: Comm,
+        to: usize,
+        tag: i32,
+        bytes: Memory,
+        kind: DType,
+    ) -> MpiResult<Self> {
         let count = bytes.read().1 / kind.size();
         Self::start("MPI_Isend", Some(bytes), None, [None, None], |from, _, _, raw| {
             // SAFETY: `from` holds `count` elements and lives in the transfer until it is done.
@@ -295,11 +301,17 @@ impl Transfer {
         let kind = element(kind);
         let memory = (Some(source), Some(target));
         if lens.iter().all(|len| *len == mine) {
-            return Self::start("MPI_Ialltoall", memory.0, memory.1, [None, None], |from, to, _, raw| {
-                let n = mine as c_int;
-                // SAFETY: both hold `mine` elements for every rank and live in the transfer.
-                unsafe { ffi::MPI_Ialltoall(from, n, kind, to, n, kind, comm.0, raw) }
-            });
+            return Self::start(
+                "MPI_Ialltoall",
+                memory.0,
+                memory.1,
+                [None, None],
+                |from, to, _, raw| {
+                    let n = mine as c_int;
+                    // SAFETY: both hold `mine` elements for every rank and live in the transfer.
+                    unsafe { ffi::MPI_Ialltoall(from, n, kind, to, n, kind, comm.0, raw) }
+                },
+            );
         }
         let cuts = [Some(Cut::new(lens)), Some(Cut::new(&vec![mine; lens.len()]))];
         Self::start("MPI_Ialltoallv", memory.0, memory.1, cuts, |from, to, cuts, raw| {

@@ -133,7 +133,9 @@ impl Communicator for ThreadsCommunicator {
     }
 
     fn broadcast(&self, root: usize, buffer: Tensor<1>) -> Pending<Tensor<1>> {
-        if let Err(error) = self.check(Operation::Broadcast, checks::rank("root", root, self.size())) {
+        if let Err(error) =
+            self.check(Operation::Broadcast, checks::rank("root", root, self.size()))
+        {
             return Pending::ready(Err(error));
         }
         let mut signature = Signature::of(Operation::Broadcast, &buffer);
@@ -154,9 +156,7 @@ impl Communicator for ThreadsCommunicator {
     fn send(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {
         let sent = self
             .healthy()
-            .and_then(|()| {
-                self.check(Operation::Send, checks::rank("receiver", to, self.size()))
-            })
+            .and_then(|()| self.check(Operation::Send, checks::rank("receiver", to, self.size())))
             .and_then(|()| {
                 self.traffic.record(Operation::Send, self.size(), bytes_of(&buffer));
                 let address = Address { from: self.place, to, tag };
@@ -168,9 +168,7 @@ impl Communicator for ThreadsCommunicator {
     fn recv(&self, from: usize, tag: u64, len: usize, dtype: DType) -> Pending<Tensor<1>> {
         let found = self
             .healthy()
-            .and_then(|()| {
-                self.check(Operation::Recv, checks::rank("sender", from, self.size()))
-            })
+            .and_then(|()| self.check(Operation::Recv, checks::rank("sender", from, self.size())))
             .and_then(|()| {
                 let address = Address { from, to: self.place, tag };
                 mail::recv(&self.group, address, (dtype, len))
