@@ -7,11 +7,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::ops::AttentionModuleOptions;
+use burn::tensor::{Device, Int, Tensor, TensorData, activation, module};
 use zeropp_core::host;
 use zeropp_core::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
 use zeropp_core::meter::Meter;
-use zeropp_core::params::{FlatLayout, Init, ParamSpec};
+use zeropp_core::params::{FlatLayout, Init, ParamPlace, ParamSpec};
 use zeropp_core::split::{Grads, LayerWeights, OpCx, WQueue, ops, seed_backward};
 
 #[global_allocator]
@@ -265,12 +266,61 @@ impl Table {
         });
         let rate = (b * SEQ) as f64 / times.total();
         println!(
-            "step of {BLOCKS} blocks: F {:.2} B {:.2} W {:.2} ms, {rate:.0} tokens/s",
+            "step of {BLOCKS} blocks: F {:.2} B {:.2} W {:.2} ms, {rate:.0} tokens/s; in Burn's own graph {:.0}",
             times.f * 1e3,
             times.b * 1e3,
-            times.w * 1e3
+            times.w * 1e3,
+            stock_step(b)
         );
     }
+}
+
+/// The same block as Burn's own graph computes it.
+fn stock_block(x: Tensor<3>, p: &[Tensor<1>]) -> Tensor<3> {
+    let h = HIDDEN;
+    let lin = |x, i: usize, shape: [usize; 2]| {
+        module::linear(x, p[i].clone().reshape(shape), Some(p[i + 1].clone()))
+    };
+    let norm = |x, i: usize| module::layer_norm(x, p[i].clone(), Some(p[i + 1].clone()), 1e-5);
+    let qkv = lin(norm(x.clone(), 0), 2, [h, 3 * h]);
+    let [b, s, _] = qkv.dims();
+    let heads = |i: usize| {
+        qkv.clone().narrow(2, i * h, h).reshape([b, s, HEADS, h / HEADS]).swap_dims(1, 2)
+    };
+    let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+    let a = module::attention(heads(0), heads(1), heads(2), None, None, options);
+    let x = x + lin(a.swap_dims(1, 2).reshape([b, s, h]), 4, [h, h]);
+    let m = activation::gelu_approximate(lin(norm(x.clone(), 6), 8, [h, 4 * h]));
+    x + lin(m, 10, [4 * h, h])
+}
+
+/// Forward and backward of the step in Burn's own graph with all weights tracked.
+fn stock_step(b: usize) -> f64 {
+    let (layout, _) = weights();
+    let flat = values(layout.len, 3);
+    let leaves = || -> Vec<Tensor<1>> {
+        let slice = |p: &ParamPlace| &flat[p.offset..][..p.spec.len()];
+        let leaf = |p| {
+            let v: Vec<f32> = slice(p).iter().map(|v| v * 0.2).collect();
+            host::from_vec(v, [p.spec.len()]).autodiff().require_grad()
+        };
+        layout.params.iter().map(leaf).collect()
+    };
+    let blocks: Vec<_> = (0..BLOCKS).map(|_| leaves()).collect();
+    let targets = targets(b).autodiff().reshape([b * SEQ, 1]);
+    let x: Tensor<3> = tensor([b, SEQ, HIDDEN]);
+    let mut best = f64::MAX;
+    for _ in 0..6 {
+        let (t, _) = seconds(|| {
+            let x = blocks.iter().fold(x.clone().autodiff(), |x, p| stock_block(x, p));
+            let head = blocks[0][12].clone().reshape([VOCABULARY, HIDDEN]);
+            let logits = module::linear(x, head.transpose(), None);
+            let log_p = activation::log_softmax(logits.reshape([b * SEQ, VOCABULARY]), 1);
+            log_p.gather(1, targets.clone()).mean().neg().backward()
+        });
+        best = best.min(t);
+    }
+    (b * SEQ) as f64 / best
 }
 
 /// Full (not causal) products of attention, each one a whole head.

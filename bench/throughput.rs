@@ -6,12 +6,12 @@
 
 use std::time::Instant;
 
-use burn::module::{AutodiffModule, Module};
+use burn::module::Module;
 use burn::nn::{
     Embedding, EmbeddingConfig, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig,
     loss::CrossEntropyLossConfig,
 };
-use burn::optim::{AdamWConfig, GradientsParams, Optimizer};
+use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor, TensorData, module, ops::AttentionModuleOptions};
 use zeropp::config::Activation;
 use zeropp::{Config, Trainer};
@@ -111,7 +111,6 @@ fn plain_burn() -> f64 {
         model = optimizer.step(3e-4, model, grads);
         times.push(start.elapsed().as_secs_f64());
     }
-    let _ = model.valid();
     (BATCH * SEQ) as f64 / median(times[1..].to_vec())
 }
 
@@ -160,8 +159,11 @@ fn main() {
         );
         one_by_plain.push(b.0 / a);
         two_by_one.push(c.0 / b.0);
-        (plain.push(a), one.push(b.0), two.push(c.0));
-        (bubbles.push(100.0 * c.1), timed.push(100.0 * c.2));
+        plain.push(a);
+        one.push(b.0);
+        two.push(c.0);
+        bubbles.push(100.0 * c.1);
+        timed.push(100.0 * c.2);
     }
     println!("\nmedians over {rounds} rounds");
     println!("plain Burn, one core        {:8.0} tokens/s", median(plain));

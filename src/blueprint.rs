@@ -10,16 +10,14 @@ use zeropp_core::mesh::Mesh;
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, RankPlan};
 use zeropp_core::params::FlatLayout;
-use zeropp_pipeline::ir::{Action, Compute, Schedule};
-use zeropp_pipeline::lower::{LowerOptions, lower};
+use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::memory::{StageBytes, predict};
 use zeropp_pipeline::partition::partition;
-use zeropp_pipeline::schedules::{Shape, generate};
 use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
-use zeropp_pipeline::verify::{VerifyLimits, verify};
 use zeropp_zero3::optimizer::Tie;
 
 use crate::Error;
+use crate::program::{Programs, Resolved, generator_costs};
 
 /// What every rank builds from.
 #[derive(Clone)]
@@ -39,26 +37,10 @@ pub(crate) struct Blueprint {
 
 impl Blueprint {
     pub(crate) fn new(config: &Config, model: Model) -> Result<Blueprint, Error> {
-        let config = config.resolved();
+        let resolved = Resolved::new(config)?;
+        let config = resolved.config.clone();
         check_names(&model)?;
         let mesh = config.mesh();
-        let shape = Shape {
-            pp: mesh.pp,
-            virtual_stages: config.virtual_stages(),
-            micro_batches: config.micro_batches(),
-            unit: config.unit(),
-        };
-        let compact = generate(&config.schedule, &shape)?;
-        let options = LowerOptions {
-            prefetch: config.prefetch,
-            recompute: config.recompute == Recompute::Full,
-            replicas: mesh.dp > 1,
-            ..LowerOptions::default()
-        };
-        let schedule = lower(&compact, &options);
-        verify(&schedule, &VerifyLimits { w_in_order: true, ..VerifyLimits::default() })?;
-        let recomputed = recomputed_stages(&compact, &options);
-
         let compute = match config.precision {
             Precision::Fp32 => DType::F32,
             Precision::Bf16 => DType::BF16,
@@ -68,17 +50,22 @@ impl Blueprint {
             seq: config.seq,
             element_bytes: compute.size(),
         };
-        let stages = partition(&model.parts, schedule.stages(), batch)?;
+        let stages = partition(&model.parts, resolved.stages(), batch)?;
         let mut blueprint = Blueprint {
             config,
             mesh,
             model,
             stages,
-            schedule,
-            recomputed,
+            schedule: Schedule::default(),
+            recomputed: Vec::new(),
             compute,
             plan: Plan::default(),
         };
+        let times = blueprint.relative_costs(batch);
+        let bytes: Vec<_> = (0..times.len()).map(|s| blueprint.bytes(s, batch)).collect();
+        let costs = generator_costs(&blueprint.config, &times, &bytes, 0);
+        let Programs { schedule, recomputed } = resolved.programs(&costs)?;
+        (blueprint.schedule, blueprint.recomputed) = (schedule, recomputed);
         blueprint.plan = blueprint.make_plan(batch)?;
         Ok(blueprint)
     }
@@ -208,23 +195,6 @@ impl Blueprint {
             })
             .collect()
     }
-}
-
-/// The stages that full recomputation would redo under this schedule.
-fn recomputed_stages(compact: &Schedule, options: &LowerOptions) -> Vec<usize> {
-    let full = lower(compact, &LowerOptions { recompute: true, ..*options });
-    let mut stages: Vec<usize> = full
-        .ranks
-        .iter()
-        .flatten()
-        .filter_map(|a| match a {
-            Action::Compute { kind: Compute::R, stage, .. } => Some(*stage),
-            _ => None,
-        })
-        .collect();
-    stages.sort_unstable();
-    stages.dedup();
-    stages
 }
 
 /// Parameter names must be unique, but for the weight that embedding and head share.

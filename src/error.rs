@@ -8,6 +8,7 @@ use zeropp_core::data::DataError;
 use zeropp_pipeline::partition::TooFewLayers;
 use zeropp_pipeline::schedules::ScheduleError;
 use zeropp_pipeline::verify::VerifyError;
+use zeropp_zero3::checkpoint::CheckpointError;
 
 /// Everything that can go wrong with a run.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +31,9 @@ pub enum Error {
     /// A model that its own parts contradict.
     #[error("model: {0}")]
     Model(String),
+    /// A checkpoint that cannot be resumed from, or a folder that cannot take one.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// A rank that failed while the run was under way.
     #[error("rank {rank} failed: {message}")]
     Rank {

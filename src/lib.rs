@@ -39,11 +39,14 @@
 //! rank and unit does 2V − 1 all-gathers and V reduce-scatters, whatever the batch.
 
 mod blueprint;
+mod checkpoint;
 mod error;
 mod peak;
+mod program;
 mod rank;
 mod trainer;
 
+pub use checkpoint::Resumed;
 pub use error::Error;
 pub use trainer::{Trainer, Weights};
 pub use zeropp_core::config::Config;

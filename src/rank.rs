@@ -18,12 +18,14 @@ use zeropp_pipeline::ir::{Action, Compute};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::timeline::{RankTimeline, Span};
 use zeropp_zero3::adamw::AdamW;
+use zeropp_zero3::checkpoint::{CheckpointError, read_state};
 use zeropp_zero3::lr::LearningRate;
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 
 use crate::blueprint::Blueprint;
+use crate::checkpoint::{Resume, Saver};
 
 /// Steps whose spans a trace keeps.
 pub(crate) const TRACED_STEPS: u64 = 8;
@@ -38,6 +40,8 @@ pub(crate) struct Shared {
     /// FLOP/s of all ranks at their best.
     pub(crate) peak_flops: f64,
     pub(crate) export: Export,
+    pub(crate) resume: Option<Arc<Resume>>,
+    pub(crate) saver: Option<Arc<Saver>>,
 }
 
 /// What the ranks leave behind besides their figures.
@@ -47,6 +51,8 @@ pub(crate) enum Export {
     Weights,
     /// The reduced gradients of one single step.
     Gradients,
+    /// What every rank did when, of the first [`TRACED_STEPS`].
+    Timeline,
 }
 
 /// What a rank leaves behind.
@@ -61,6 +67,13 @@ pub(crate) struct RankResult {
 pub(crate) enum RankError {
     Comm(CommError),
     Step(ExecutorError),
+    Checkpoint(CheckpointError),
+}
+
+impl From<CheckpointError> for RankError {
+    fn from(e: CheckpointError) -> Self {
+        RankError::Checkpoint(e)
+    }
 }
 
 impl From<CommError> for RankError {
@@ -144,14 +157,15 @@ pub(crate) fn run_rank(
     let rank = world.rank();
     let groups = Groups::new(world, bp.mesh)?;
     let meter = Meter::new();
-    let mut executor = build_executor(shared, &groups, &meter);
+    let mut executor = build_executor(shared, &groups, &meter)?;
     if shared.export == Export::Gradients {
         executor.worker.capture_gradients();
     }
-    let steps = if shared.export == Export::Gradients { 1 } else { bp.config.steps };
+    let done = shared.resume.as_ref().map_or(0, |r| r.told.step);
+    let last = if shared.export == Export::Gradients { done + 1 } else { bp.config.steps };
     let mut spans = Vec::new();
     let mut step_start = Instant::now();
-    for step in 1..=steps {
+    for step in done + 1..=last {
         meter.reset_peak();
         let record = executor.run_step(step).map_err(RankError::Step)?;
         let losses = executor.worker.take_losses();
@@ -160,13 +174,19 @@ pub(crate) fn run_rank(
         let all = groups.world.exchange(bytes).wait()?;
         if rank == 0 {
             let step_s = step_start.elapsed().as_secs_f64();
-            step_start = Instant::now();
             let (metrics, times) = step_metrics(shared, step, step_s, &record, &all);
             report(metrics, times);
         }
-        if bp.config.trace.is_some() && step <= TRACED_STEPS {
+        let traced = bp.config.trace.is_some() || shared.export == Export::Timeline;
+        if traced && step - done <= TRACED_STEPS {
             spans.extend(record.spans);
         }
+        if let Some(saver) = shared.saver.as_ref().filter(|s| s.is_due(step)) {
+            let worker = &executor.worker;
+            saver.save(step, bp, &groups, worker.sharded(), worker.optimizer())?;
+        }
+        // What a checkpoint takes is no part of a step.
+        step_start = Instant::now();
     }
     let c = groups.coords;
     let worker = &executor.worker;
@@ -182,7 +202,11 @@ pub(crate) fn run_rank(
     Ok(RankResult { spans, name, exported })
 }
 
-fn build_executor(shared: &Shared, groups: &Groups, meter: &Arc<Meter>) -> Executor<ModelWorker> {
+fn build_executor(
+    shared: &Shared,
+    groups: &Groups,
+    meter: &Arc<Meter>,
+) -> Result<Executor<ModelWorker>, RankError> {
     let bp = &shared.blueprint;
     let config = &bp.config;
     let device = Device::flex();
@@ -196,12 +220,16 @@ fn build_executor(shared: &Shared, groups: &Groups, meter: &Arc<Meter>) -> Execu
     let mine = bp.schedule.stages_of(pp);
     let parts: Vec<_> =
         mine.iter().map(|s| bp.model.parts[bp.stages[*s].clone()].to_vec()).collect();
-    let sharded: Vec<_> = mine
+    let mut sharded: Vec<_> = mine
         .iter()
         .zip(&parts)
         .map(|(s, parts)| ShardedStage::new(*s, parts, groups, &options, meter))
         .collect();
-    let optimizer = Optimizer::new(&sharded, groups, optimizer_options(bp), config.zero1, meter);
+    let mut optimizer =
+        Optimizer::new(&sharded, groups, optimizer_options(bp), config.zero1, meter);
+    if let Some(resume) = &shared.resume {
+        read_state(&resume.checkpoint, &mut sharded, &mut optimizer)?;
+    }
     let redo = |on: bool| if on { bp.recomputed.clone() } else { Vec::new() };
     let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
     let worker_options = WorkerOptions {
@@ -214,14 +242,14 @@ fn build_executor(shared: &Shared, groups: &Groups, meter: &Arc<Meter>) -> Execu
     };
     let tokens = token_source(shared, groups);
     let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
-    Executor::new(
+    Ok(Executor::new(
         bp.schedule.ranks[pp].clone(),
         bp.schedule.placement.clone(),
         groups.pipeline.clone(),
         groups.world.rank(),
         (meter.clone(), shared.status.clone(), shared.epoch),
         worker,
-    )
+    ))
 }
 
 fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {

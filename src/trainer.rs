@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::panic::AssertUnwindSafe;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -23,9 +23,11 @@ use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::timeline::{RankTimeline, Timeline};
 use zeropp_zero3::ParamExport;
+use zeropp_zero3::checkpoint::Store;
 
 use crate::Error;
 use crate::blueprint::Blueprint;
+use crate::checkpoint::{self, Resume, Resumed, Saver};
 use crate::peak::gemm_flops;
 use crate::rank::{Export, RankError, RankResult, Shared, StageTimes, run_rank};
 
@@ -38,6 +40,7 @@ const STACK_BYTES: usize = 32 << 20;
 pub struct Trainer {
     blueprint: Arc<Blueprint>,
     data: Arc<(Dataset, Sampler)>,
+    resume: Option<Arc<Resume>>,
 }
 
 /// Final weights by parameter name, each in row-major order.
@@ -54,10 +57,12 @@ enum Failure {
 }
 
 impl Trainer {
-    /// Checks `config` with the built-in model it names. Reads the data; starts nothing.
+    /// Checks `config` with the built-in model it names. Reads the data and the checkpoint to
+    /// resume from; starts nothing.
     ///
     /// # Errors
-    /// Whatever is wrong with the settings, the data or the schedule, naming field and value.
+    /// Whatever is wrong with the settings, the data, the schedule or the checkpoint, naming field
+    /// and value.
     pub fn new(config: Config) -> Result<Trainer, Error> {
         config.validate()?;
         let dataset = Dataset::from_config(&config)?;
@@ -86,7 +91,20 @@ impl Trainer {
     fn build(config: Config, model: Model, dataset: Dataset) -> Result<Trainer, Error> {
         let blueprint = Arc::new(Blueprint::new(&config, model)?);
         let sampler = Sampler::from_config(&blueprint.config);
-        Ok(Trainer { blueprint, data: Arc::new((dataset, sampler)) })
+        let resume = checkpoint::find(&blueprint)?.map(Arc::new);
+        Ok(Trainer { blueprint, data: Arc::new((dataset, sampler)), resume })
+    }
+
+    /// The checkpoint that the run goes on from, if it is a resumed one. Where its step is the
+    /// last, nothing is left to do and training ends at once.
+    pub fn resumed(&self) -> Option<&Resumed> {
+        self.resume.as_ref().map(|r| &r.told)
+    }
+
+    /// Where the state after the last step is, or will be once the run is done, if it saves.
+    pub fn last_checkpoint(&self) -> Option<PathBuf> {
+        let config = &self.blueprint.config;
+        Some(Store::new(config.save.as_ref()?).path(config.steps))
     }
 
     /// What is known before the run: mesh, schedule, predicted memory and bubble.
@@ -102,7 +120,8 @@ impl Trainer {
     /// Trains; `on_step` sees every step as soon as it is complete.
     ///
     /// # Errors
-    /// The first rank that failed, with what it was doing.
+    /// The first rank that failed, with what it was doing. Before any starts: a folder of
+    /// checkpoints that cannot be written, or that another run uses.
     pub fn train(&self, on_step: impl FnMut(&StepMetrics)) -> Result<Summary, Error> {
         self.run(on_step, Export::Nothing).map(|(summary, _)| summary)
     }
@@ -131,6 +150,18 @@ impl Trainer {
         Ok((metrics, self.assemble(results, self.blueprint.mesh.zero3 * owners)))
     }
 
+    /// Trains and returns what every rank did when, in the first few steps: one span an action.
+    ///
+    /// # Errors
+    /// As [`train`](Self::train).
+    pub fn train_to_timeline(
+        &self,
+        on_step: impl FnMut(&StepMetrics),
+    ) -> Result<(Summary, Timeline), Error> {
+        let (summary, results) = self.run(on_step, Export::Timeline)?;
+        Ok((summary, self.timeline(&results)))
+    }
+
     fn run(
         &self,
         mut on_step: impl FnMut(&StepMetrics),
@@ -138,6 +169,11 @@ impl Trainer {
     ) -> Result<(Summary, Vec<RankResult>), Error> {
         let bp = &self.blueprint;
         let world = bp.mesh.world();
+        let saver = match export {
+            Export::Gradients => None,
+            _ => Saver::start(bp, self.resumed().map(|r| r.step))?,
+        };
+        let (saver, _lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let shared = Shared {
             blueprint: bp.clone(),
@@ -146,6 +182,8 @@ impl Trainer {
             epoch: Instant::now(),
             peak_flops: gemm_flops() * world.min(cores) as f64,
             export,
+            resume: self.resume.clone(),
+            saver: saver.clone(),
         };
         let timeout = Duration::from_secs_f64(bp.config.timeout_s);
         let engine = ThreadsWorld::new(world, ThreadsOptions { timeout, ..Default::default() });
@@ -165,7 +203,11 @@ impl Trainer {
             }
             times.merge(&step_times);
             steps.push(metrics);
-        })?;
+        });
+        if let (Err(_), Some(saver)) = (&results, &saver) {
+            saver.clean();
+        }
+        let results = results?;
         let summary = self.summary(&steps, &times, start.elapsed().as_secs_f64());
         if let Some(path) = &bp.config.trace {
             self.write_trace(path, &results)
@@ -209,6 +251,12 @@ impl Trainer {
     }
 
     fn write_trace(&self, path: &Path, results: &[RankResult]) -> std::io::Result<()> {
+        let mut out = BufWriter::new(File::create(path)?);
+        chrome::write(&self.timeline(results), &mut out)?;
+        out.flush()
+    }
+
+    fn timeline(&self, results: &[RankResult]) -> Timeline {
         let bp = &self.blueprint;
         let ranks = results
             .iter()
@@ -224,14 +272,11 @@ impl Trainer {
                 }
             })
             .collect();
-        let timeline = Timeline {
+        Timeline {
             title: format!("{} · {}", bp.schedule.kind, bp.mesh),
             placement: bp.schedule.placement.clone(),
             ranks,
-        };
-        let mut out = BufWriter::new(File::create(path)?);
-        chrome::write(&timeline, &mut out)?;
-        out.flush()
+        }
     }
 
     /// Puts the pieces of all ranks together and cuts the buffers into parameters.
@@ -297,6 +342,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 /// The error in words, with what missing ranks were last seen doing.
 fn explain(error: &RankError, status: &StatusBoard) -> String {
     let (text, source) = match error {
+        RankError::Checkpoint(e) => return e.to_string(),
         RankError::Comm(e) => (e.to_string(), e),
         RankError::Step(e) => (e.to_string(), &e.source),
     };

@@ -50,6 +50,9 @@ pub(crate) fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(run_command())
+        .subcommand(crate::schedule::command())
+        .subcommand(crate::check::command())
+        .subcommand(crate::compare::command())
 }
 
 fn run_command() -> Command {

@@ -3,10 +3,13 @@
 //! Exit codes: 0 done, 2 bad input (before any rank starts), 1 a run that failed.
 
 mod args;
+mod check;
+mod compare;
 mod figures;
 mod plan;
 mod progress;
 mod run;
+mod schedule;
 mod summary;
 
 use std::process::ExitCode;
@@ -43,6 +46,9 @@ fn main() -> ExitCode {
     let matches = args::command().get_matches();
     let result = match matches.subcommand() {
         Some(("run", matches)) => args::run(matches).and_then(run::run),
+        Some(("schedule", matches)) => schedule::run(matches),
+        Some(("check", matches)) => check::run(matches),
+        Some(("compare", matches)) => compare::run(matches),
         _ => unreachable!("clap asks for a subcommand and knows no other"),
     };
     match result {

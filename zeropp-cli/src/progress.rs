@@ -16,12 +16,14 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// For a run of this many steps.
-    pub(crate) fn new(steps: u64) -> Progress {
+    /// For a run of this many steps, `done` of which are behind it.
+    pub(crate) fn new(steps: u64, done: u64) -> Progress {
         let bar = std::io::stdout().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout());
             let style = "{bar:24} {pos}/{len}  {msg}  {eta} left";
             bar.set_style(ProgressStyle::with_template(style).expect("a valid template"));
+            bar.set_position(done);
+            bar.reset_eta();
             bar.enable_steady_tick(Duration::from_millis(500));
             bar
         });

@@ -1,6 +1,6 @@
 //! `zeropp run`.
 
-use zeropp::{StepMetrics, Trainer};
+use zeropp::{Resumed, StepMetrics, Trainer};
 use zeropp_core::config::ConfigError;
 use zeropp_core::metrics::JsonLines;
 
@@ -23,9 +23,16 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         say(plan::text(&config, trainer.plan()));
         return Ok(());
     }
-    let mut metrics = Metrics::open(&config)?;
+    let done = trainer.resumed().map(|r| r.step);
+    if let Some(resumed) = trainer.resumed() {
+        say(going_on(resumed, config.steps));
+    }
+    if done == Some(config.steps) {
+        return Ok(());
+    }
+    let mut metrics = Metrics::open(&config, done)?;
     say(plan::headline(&config, trainer.plan()));
-    let progress = Progress::new(config.steps);
+    let progress = Progress::new(config.steps, done.unwrap_or(0));
     let result = trainer.train(|step: &StepMetrics| {
         metrics.write(step);
         progress.step(step);
@@ -33,7 +40,23 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
     progress.finish();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     say(format_args!("\n{}", summary::text(&result?, config.mesh().world(), cores)));
+    if let Some(path) = trainer.last_checkpoint() {
+        say(format_args!("\ncheckpoint {}", path.display()));
+    }
     metrics.close()
+}
+
+/// What a resumed run goes on from, and what is not as it was.
+fn going_on(resumed: &Resumed, steps: u64) -> String {
+    let Resumed { path, step, changed } = resumed;
+    let mut text = format!("resuming from {}: {step} of {steps} steps are done", path.display());
+    if *step == steps {
+        text.push_str("; nothing is left to do (a larger --steps goes on)");
+    }
+    if !changed.is_empty() {
+        text.push_str(&format!("; changed: {}", changed.join(", ")));
+    }
+    text
 }
 
 /// The metrics file, if one is wanted. A full disk does not end a run; it is told at the end.
@@ -44,12 +67,12 @@ struct Metrics {
 }
 
 impl Metrics {
-    fn open(config: &zeropp::Config) -> Result<Metrics, Failure> {
+    fn open(config: &zeropp::Config, done: Option<u64>) -> Result<Metrics, Failure> {
         let Some(path) = &config.metrics else {
             return Ok(Metrics { file: None, path: String::new(), error: None });
         };
         let shown = path.display().to_string();
-        let file = JsonLines::open(path, config.resume).map_err(|e| {
+        let file = JsonLines::open(path, done).map_err(|e| {
             let problem = format!("cannot be written ({e})");
             let help = "choose a file in a folder you may write to";
             Failure::bad_input(ConfigError::value("metrics", &shown, problem, help))

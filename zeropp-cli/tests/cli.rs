@@ -43,6 +43,8 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("type.toml", "pp = 'two'\n"),
         ("text.toml", "this is no TOML"),
         ("bad.toml", "heads = 5\n"),
+        ("two.csv", "0F0,0B0\n1F0,1B0\n"),
+        ("stuck.json", "{\"kind\": \"mine\"}"),
     ]);
     let cases = [
         ("--heads 5", "heads = 5: does not divide hidden = 64; use 4 or 8"),
@@ -58,6 +60,7 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("--device cuda", "device = cuda: is not in this build; use cpu"),
         ("--engine mpi", "engine = mpi: is not in this build; use threads"),
         ("--schedule 1f1b --virtual 2", "virtual = 2: schedule 1f1b has one stage"),
+        ("--schedule v-min --virtual 4", "virtual = 4: schedule v-min has two stages"),
         ("--metrics none/m.jsonl", "metrics = none/m.jsonl: cannot be written"),
         ("--trace none/t.json", "trace = none/t.json: cannot be written"),
         ("--metrics short.txt --data short.txt", "would overwrite it"),
@@ -77,6 +80,9 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("--data short.txt", "data = short.txt: 9 tokens are too short, since seq = 64 needs 65"),
         ("--data empty", "data = empty: the folder has no files"),
         ("--schedule zig-zag", "zig-zag"),
+        ("--schedule none.csv", "schedule = none.csv: No such file"),
+        ("--schedule two.csv", "pp = 1: two.csv is for 2 ranks; use 2"),
+        ("--schedule stuck.json --pp 2", "schedule = stuck.json: "),
     ];
     for (line, message) in cases {
         let got = zeropp(dir.path(), &format!("run {line}"));

@@ -33,7 +33,7 @@ pub enum MemoryKind {
 }
 
 impl MemoryKind {
-    /// All kinds, in the order of [`Peaks`].
+    /// All kinds, in the order of the fields of [`MemoryBytes`].
     pub const ALL: [MemoryKind; 8] = [
         MemoryKind::ParameterShard,
         MemoryKind::Gathered,

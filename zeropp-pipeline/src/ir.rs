@@ -139,7 +139,7 @@ impl fmt::Display for Action {
 }
 
 /// A schedule of one step.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
     /// Name of the generator, or `file`.
     pub kind: String,

@@ -10,6 +10,7 @@ pub mod links;
 pub mod lower;
 pub mod memory;
 pub mod partition;
+pub mod report;
 pub mod schedules;
 pub mod simulate;
 pub mod timeline;

@@ -10,7 +10,8 @@ mod weights;
 /// How lowering treats weights and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LowerOptions {
-    /// Stages gathered ahead of the one in use; at most 1 + prefetch are resident at once.
+    /// Stages gathered ahead of the one in use; at most 1 + prefetch are resident at once, or two
+    /// while an overlapped pair of two stages runs.
     pub prefetch: usize,
     /// Full recomputation: an R before the backward of every stage but, in schedules that split B
     /// and W, the last one of each rank, whose backward follows its forward closely (ZeroPP §3.3).

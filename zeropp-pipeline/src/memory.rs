@@ -7,7 +7,8 @@
 //! * *gathered*: a stage's weights from AG to FREE;
 //! * *gradient*: a stage's whole gradient from the first W of a unit until its RS retires, which is
 //!   when the rank issues its next RS, or at the optimizer step;
-//! * *communication*: a message from the posting of its receive to the action that takes it.
+//! * *communication*: a message from the posting of its receive to the action that takes it, and
+//!   what a stage hands to another one of the same rank until that one takes it.
 //!
 //! The paper's own count (ZeroPP §3.4) leaves out the prefetched stage, the last stage's gradient
 //! and the stash.
@@ -53,7 +54,9 @@ pub struct Ledger<'a> {
     stages: &'a [StageBytes],
     /// (stage, micro-batch) that recompute.
     recomputed: HashSet<(usize, usize)>,
-    /// Messages received and not yet taken: (message, consuming stage, micro-batch).
+    /// Stages of this rank.
+    own: HashSet<usize>,
+    /// Messages received or handed over and not yet taken: (message, consuming stage, micro-batch).
     received: HashSet<(Message, usize, usize)>,
     /// Stages whose gradient buffer is being added to.
     open: Vec<bool>,
@@ -75,6 +78,7 @@ impl<'a> Ledger<'a> {
         Ledger {
             stages,
             recomputed: program.iter().filter_map(recomputed).collect(),
+            own: program.iter().flat_map(Action::computes).map(|(_, stage, _)| stage).collect(),
             received: HashSet::new(),
             open: vec![false; stages.len()],
             reducing: 0,
@@ -94,8 +98,7 @@ impl<'a> Ledger<'a> {
             Action::AllGather { stage } => self.now.gathered += self.stages[stage].weights,
             Action::Free { stage } => self.now.gathered -= self.stages[stage].weights,
             Action::Recv { message, stage, micro_batch } => {
-                self.received.insert((message, stage, micro_batch));
-                self.now.communication += self.message_bytes(message, stage);
+                self.arrive(message, stage, micro_batch);
             }
             Action::ReduceScatter { stage } => {
                 self.retire();
@@ -139,8 +142,16 @@ impl<'a> Ledger<'a> {
     }
 
     /// The end of a compute action: B turns activation into stash, W drops the stash.
-    pub fn end(&mut self, (kind, stage, _): (Compute, usize, usize)) {
+    pub fn end(&mut self, (kind, stage, micro_batch): (Compute, usize, usize)) {
         let bytes = self.stages[stage];
+        let gives = kind.gives(stage, self.stages.len());
+        if let Some(message) = gives
+            && let Some(consumer) = message.consumer(stage, self.stages.len())
+            && self.own.contains(&consumer)
+        {
+            self.arrive(message, consumer, micro_batch);
+            self.mark();
+        }
         if matches!(kind, Compute::B | Compute::BW) {
             self.now.activation -= bytes.activation;
             self.now.weight_stash += bytes.stash;
@@ -165,6 +176,11 @@ impl<'a> Ledger<'a> {
     /// activation memory.
     pub fn kept_peak(&self) -> u64 {
         self.kept_peak
+    }
+
+    fn arrive(&mut self, message: Message, stage: usize, micro_batch: usize) {
+        self.received.insert((message, stage, micro_batch));
+        self.now.communication += self.message_bytes(message, stage);
     }
 
     fn retire(&mut self) {

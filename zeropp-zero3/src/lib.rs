@@ -5,6 +5,7 @@
 //! with ZeRO-1 between replicas the optimizer state is cut once more by K.
 
 pub mod adamw;
+pub mod checkpoint;
 pub mod exact;
 pub mod lr;
 pub mod norm;

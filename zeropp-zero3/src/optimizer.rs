@@ -55,8 +55,8 @@ pub struct Optimizer {
     groups: Groups,
     zero1: bool,
     /// Moments of each layer of each stage, in the order of the stages.
-    moments: Vec<Vec<Moments>>,
-    updates: u64,
+    pub(crate) moments: Vec<Vec<Moments>>,
+    pub(crate) updates: u64,
     captured: Option<Vec<ParamExport>>,
     _hold: Hold,
 }
@@ -106,6 +106,23 @@ impl Optimizer {
     /// in buffer order, K·D of them with ZeRO-1, else D.
     pub fn captured(&self) -> &[ParamExport] {
         self.captured.as_deref().unwrap_or_default()
+    }
+
+    /// Updates done so far; steps that were skipped do not count.
+    pub fn updates(&self) -> u64 {
+        self.updates
+    }
+
+    /// Places in `stages` of the layers whose owned range this rank is to save: all, but the
+    /// embedding speaks for a tied head, and without ZeRO-1 the first replica for the others.
+    pub(crate) fn layers_to_save(&self, stages: &[ShardedStage]) -> Vec<(usize, usize)> {
+        if !self.zero1 && self.groups.coords.dp != 0 {
+            return Vec::new();
+        }
+        let all = stages.iter().enumerate();
+        all.flat_map(|(s, stage)| (0..stage.layers.len()).map(move |l| (s, l)))
+            .filter(|(s, l)| self.options.tie.is_none_or(|t| t.last != (stages[*s].index(), *l)))
+            .collect()
     }
 
     /// Finishes the reductions of `stages`, agrees on norm and verdict with the whole world and

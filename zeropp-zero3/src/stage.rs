@@ -10,7 +10,7 @@ use zeropp_core::comm::{CommResult, Pending};
 use zeropp_core::groups::Groups;
 use zeropp_core::layer::Part;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
-use zeropp_core::params::FlatLayout;
+use zeropp_core::params::{FlatLayout, ParamSpec};
 use zeropp_core::rng::initialise;
 use zeropp_core::split::{Grads, LayerWeights};
 
@@ -69,6 +69,18 @@ pub struct ParamExport {
     pub shard: usize,
     /// Its elements.
     pub values: Vec<f32>,
+}
+
+/// The part of a parameter that lies in a range of a layer's shard.
+pub(crate) struct FlatPiece<'a> {
+    /// The parameter.
+    pub(crate) spec: &'a ParamSpec,
+    /// First element of the piece, within the parameter.
+    pub(crate) offset: usize,
+    /// Number of elements.
+    pub(crate) len: usize,
+    /// Where the piece begins, within the range.
+    pub(crate) at: usize,
 }
 
 impl ParamExport {
@@ -306,6 +318,13 @@ impl ShardedStage {
         (self.groups.replica.rank() * part, part)
     }
 
+    /// The parameters in elements `start..start + len` of the layer's shard, without padding.
+    pub(crate) fn pieces(&self, layer: usize, start: usize, len: usize) -> Vec<FlatPiece<'_>> {
+        let l = &self.layers[layer];
+        let first = self.groups.zero3.rank() * l.param.dims()[0] + start;
+        flat_pieces(l.weights.layout(), first, len)
+    }
+
     /// Where weight decay applies in the owned range, relative to its start.
     pub(crate) fn decay_ranges(&self, layer: usize) -> Vec<DecayRange> {
         let l = &self.layers[layer];
@@ -339,6 +358,23 @@ fn initial_shard(
         }
     }
     Tensor::from_data(burn::tensor::TensorData::new(values, [n]), &options.device)
+}
+
+fn flat_pieces(layout: &FlatLayout, first: usize, len: usize) -> Vec<FlatPiece<'_>> {
+    layout
+        .params
+        .iter()
+        .filter_map(|place| {
+            let a = place.offset.max(first);
+            let b = (place.offset + place.spec.len()).min(first + len);
+            (a < b).then(|| FlatPiece {
+                spec: &place.spec,
+                offset: a - place.offset,
+                len: b - a,
+                at: a - first,
+            })
+        })
+        .collect()
 }
 
 fn decay_ranges(layout: &FlatLayout, start: usize, len: usize) -> Vec<DecayRange> {

@@ -15,12 +15,27 @@ pub use error::ConfigError;
 pub use options::{Config, OPTIONS, OptionInfo, OptionKind};
 pub use toml::{Table, Value};
 
+use std::path::Path;
+
 use crate::mesh::Mesh;
 
-/// Schedules with one stage on each rank.
-const ONE_STAGE: [&str; 6] = ["gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p"];
+/// Stages on each rank under the schedules that leave no choice. The generators, in a crate above
+/// this one, have the last word; a test there keeps this list equal to what they accept.
+const STAGES_EACH: [(&str, usize); 9] = [
+    ("1f1b", 1),
+    ("zb-h1", 1),
+    ("zb-h2", 1),
+    ("zb-1p", 1),
+    ("zb-2p", 1),
+    ("zb-v", 2),
+    ("v-half", 2),
+    ("v-min", 2),
+    ("dualpipe-v", 2),
+];
 /// Schedules that cut a step into units.
 const IN_UNITS: [&str; 2] = ["zeropp", "zeropp-auto"];
+/// Schedules that go round the ranks with P micro-batches at a time.
+const IN_ROUNDS: [&str; 2] = ["interleaved", "interleaved-zb"];
 
 /// The settings that follow from others where they are not given.
 impl Config {
@@ -29,19 +44,40 @@ impl Config {
         Mesh { pp: self.pp, zero3: self.zero3, dp: self.dp }
     }
 
-    /// Stages on each pipeline rank (V): 2 where the schedule and the layers allow it, else 1.
+    /// The schedule file, where `schedule` names one: it ends in `.csv` or `.json`.
+    pub fn schedule_file(&self) -> Option<&Path> {
+        let path = Path::new(&self.schedule);
+        let extension = path.extension()?.to_str()?.to_ascii_lowercase();
+        matches!(extension.as_str(), "csv" | "json").then_some(path)
+    }
+
+    /// Stages on each pipeline rank (V): what the schedule needs, else 2 where the layers allow
+    /// it, else 1. A schedule file decides it for itself; until it is read this says 1.
     pub fn virtual_stages(&self) -> usize {
-        let one = ONE_STAGE.contains(&self.schedule.as_str());
         let fits = self.layers >= self.pp.saturating_mul(2);
-        self.virtual_stages.unwrap_or(if fits && !one { 2 } else { 1 })
+        let one = self.schedule == "gpipe" || self.schedule_file().is_some() || !fits;
+        let free = if one { 1 } else { 2 };
+        self.virtual_stages.or(self.stages_each()).unwrap_or(free)
     }
 
-    /// Micro-batches of each rank in a step (B): two units.
+    /// Stages on each rank, where the schedule leaves no choice.
+    fn stages_each(&self) -> Option<usize> {
+        STAGES_EACH.iter().find(|(kind, _)| *kind == self.schedule).map(|(_, v)| *v)
+    }
+
+    /// Micro-batches of each rank in a step (B): two units, for interleaved schedules rounded up
+    /// to a multiple of P. A schedule file has its own.
     pub fn micro_batches(&self) -> usize {
-        self.micro_batches.unwrap_or_else(|| self.given_unit().saturating_mul(2))
+        self.micro_batches.unwrap_or_else(|| {
+            let two_units = self.given_unit().saturating_mul(2);
+            let rounds = IN_ROUNDS.contains(&self.schedule.as_str());
+            let round = if rounds { self.pp.max(1) } else { 1 };
+            two_units.checked_next_multiple_of(round).unwrap_or(two_units)
+        })
     }
 
-    /// Micro-batches in a unit (U): 2P−1; the whole step for schedules that reduce once a step.
+    /// Micro-batches in a unit (U): 2P−1; the whole step for schedules that reduce once a step. A
+    /// schedule file has its own.
     pub fn unit(&self) -> usize {
         let in_units = IN_UNITS.contains(&self.schedule.as_str());
         if in_units { self.given_unit() } else { self.micro_batches() }
@@ -75,12 +111,14 @@ impl Config {
         self.samples_per_step().saturating_mul(self.seq)
     }
 
-    /// The same run with every setting that follows from others written out.
+    /// The same run with every setting that follows from others written out; what follows from a
+    /// schedule file stays open.
     pub fn resolved(&self) -> Config {
+        let own = |value: usize| self.schedule_file().is_none().then_some(value);
         Config {
-            unit: Some(self.unit()),
-            virtual_stages: Some(self.virtual_stages()),
-            micro_batches: Some(self.micro_batches()),
+            unit: own(self.unit()).or(self.unit),
+            virtual_stages: self.virtual_stages.or(own(self.virtual_stages())),
+            micro_batches: self.micro_batches.or(own(self.micro_batches())),
             warmup: Some(self.warmup()),
             min_lr: Some(self.min_lr()),
             ..self.clone()

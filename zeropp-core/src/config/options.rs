@@ -163,17 +163,23 @@ options! {
     "Schedule" {
         /// The order of forward, backward and weight-gradient work.
         ///
-        /// `zeropp` gathers each stage's weights once per unit. `gpipe` and `1f1b` are baselines.
-        "schedule" "KIND" schedule: String = "zeropp".into();
+        /// `zeropp` gathers each stage's weights once per unit; `zeropp-auto` fits it to the stages'
+        /// costs. The others of the field: `gpipe`, `1f1b`, `interleaved`, `bf-pp`,
+        /// `interleaved-zb`, `zb-h1`, `zb-h2`, `zb-1p`, `zb-2p`, and on stages placed as a V `zb-v`,
+        /// `v-half`, `v-min`, `dualpipe-v`. A name that ends in `.csv` or `.json` is a file: it says
+        /// U, V and B itself. One that ends with an optimizer step runs as it stands; of any other
+        /// the computes are taken, and gathers, reductions and messages are put in.
+        "schedule" "KIND|FILE" schedule: String = "zeropp".into();
         /// Micro-batches in a scheduling unit (U). Default: 2P−1.
         ///
         /// A rank holds the activations of one unit, and gathers weights and reduces gradients
         /// once per unit. From 2P−1 on, the pipeline has no idle slot inside a unit. Schedules
         /// other than zeropp reduce once a step; for them the unit is the step.
         "unit" "U" unit: Option<usize> = None;
-        /// Stages on each pipeline rank (V). Default: 2 where schedule and layers allow it, else 1.
+        /// Stages on each pipeline rank (V). Default: what the schedule needs, else 2 where the
+        /// layers allow it.
         ///
-        /// Stage s lives on rank s mod P. A rank holds the whole weights of one stage at a time,
+        /// Stage s lives on rank s mod P, on a V the second P go back down. A rank holds the whole weights of one stage at a time,
         /// and of those being prefetched, so more stages need less memory.
         "virtual" "V" virtual_stages: Option<usize> = None;
         /// Micro-batches of each rank in a step (B). Default: two units.
@@ -256,11 +262,19 @@ options! {
         "metrics" "FILE" metrics: Option<PathBuf> = None;
         /// Write a Chrome trace of every rank's actions to this file; Perfetto opens it.
         "trace" "FILE" trace: Option<PathBuf> = None;
-        /// Write checkpoints into this folder. This build cannot yet.
+        /// Write checkpoints into this folder, each a folder `step-000123` in it.
+        ///
+        /// The last step is always saved. A checkpoint that is there is complete: it gets its name
+        /// once all of it is on disk.
         "save" "DIR" save: Option<PathBuf> = None;
         /// Steps from one checkpoint to the next. 0 writes one at the end.
         "save-every" "N" save_every: u64 = 0;
-        /// Go on from the newest checkpoint in the folder of save. This build cannot yet.
+        /// How many of the newest checkpoints to keep; older ones are removed.
+        "keep" "N" keep: usize = 2;
+        /// Go on from the newest checkpoint in the folder of save.
+        ///
+        /// Mesh, schedule, recomputation and ZeRO-1 may be others than when it was written. `steps`
+        /// counts from the very start.
         "resume" "BOOL" resume: bool = false;
     }
 }

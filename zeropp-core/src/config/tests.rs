@@ -30,6 +30,11 @@ fn what_is_not_given_follows_from_the_rest() {
         ("pp = 4\nschedule = 'gpipe'\nunit = 8", 1, 16, 16),
         ("pp = 4\nschedule = 'gpipe'\nmicro-batches = 12", 1, 12, 12),
         ("pp = 2\nschedule = 'bf-pp'", 2, 6, 6),
+        ("pp = 4\nschedule = 'zb-h1'", 1, 14, 14),
+        ("pp = 8\nschedule = 'zb-v'", 2, 30, 30),
+        ("pp = 4\nschedule = 'interleaved'", 2, 16, 16),
+        ("pp = 4\nschedule = 'interleaved-zb'\nmicro-batches = 12", 2, 12, 12),
+        ("pp = 4\nschedule = 'zeropp-auto'\nunit = 5", 2, 5, 10),
     ];
     for (toml, v, unit, micro_batches) in cases {
         let c = config(toml);
@@ -78,7 +83,11 @@ fn bad_values_are_named_with_what_would_work() {
         ),
         ("pp = 9", "layers = 8: pp 9 x virtual 1 makes 9 stages"),
         ("schedule = '1f1b'\nvirtual = 2", "virtual = 2: schedule 1f1b has one stage"),
-        ("schedule = 'gpipe'\nvirtual = 4", "virtual = 4: schedule gpipe has one stage"),
+        (
+            "schedule = 'zb-v'\nvirtual = 1",
+            "virtual = 1: schedule zb-v has two stages on each rank; leave virtual out or use 2",
+        ),
+        ("pp = 8\nschedule = 'v-min'", "layers = 8: pp 8 x virtual 2 makes 16 stages"),
         ("unit = 0", "unit = 0: at least 1"),
         ("micro-batches = 0", "micro-batches = 0: at least 1"),
         ("micro-batches = 99999999", "micro-batches = 99999999: is beyond"),
@@ -101,9 +110,10 @@ fn bad_values_are_named_with_what_would_work() {
         ("device = 'cuda'", "device = cuda: is not in this build; use cpu"),
         ("engine = 'mpi'", "engine = mpi: is not in this build; use threads"),
         ("engine = 'nccl'", "engine = nccl: is not in this build; use threads"),
-        ("save = 'here'", "save = here: is not in this build; checkpoints cannot be written yet"),
-        ("save-every = 3", "save-every = 3: is not in this build"),
-        ("resume = true", "resume = true: is not in this build"),
+        ("save-every = 3", "save-every = 3: save has no folder; name a folder with save"),
+        ("resume = true", "resume = true: save has no folder; name a folder with save"),
+        ("save = 'here'\nkeep = 0", "keep = 0: at least 1 is needed"),
+        ("save = 'Cargo.toml'", "save = Cargo.toml: is a file; name a folder"),
     ];
     for (toml, message) in cases {
         let error = config(toml).validate().expect_err(toml).to_string();
@@ -231,6 +241,21 @@ fn resolving_changes_nothing_but_says_all() {
             (r.unit(), r.virtual_stages(), r.micro_batches(), r.warmup(), r.min_lr()),
             "{toml}"
         );
+    }
+}
+
+#[test]
+fn what_follows_from_a_schedule_file_stays_open() {
+    let c = config("pp = 4\nschedule = 'a/b.CSV'\nlayers = 4");
+    assert_eq!(c.schedule_file(), Some(std::path::Path::new("a/b.CSV")));
+    c.validate().unwrap();
+    let r = c.resolved();
+    assert_eq!((r.unit, r.virtual_stages, r.micro_batches), (None, None, None));
+    let given = config("schedule = 'x.json'\nunit = 3\nvirtual = 2\nmicro-batches = 9").resolved();
+    assert_eq!((given.virtual_stages, given.micro_batches), (Some(2), Some(9)));
+    for kind in ["zeropp", "csv", "x.csv.txt"] {
+        let c = Config { schedule: kind.into(), ..Config::default() };
+        assert_eq!(c.schedule_file(), None, "{kind}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! The rules a configuration must keep, each with what would work instead.
 
-use super::{Config, ConfigError, DeviceKind, EngineKind, ONE_STAGE, Precision};
+use super::{Config, ConfigError, DeviceKind, EngineKind, Precision};
 
 /// Most ranks of the threads engine: each is a thread, and beyond this a typing error is likelier.
 const RANKS_MAX: usize = 4096;
@@ -47,6 +47,7 @@ impl Config {
         self.check_schedule()?;
         self.check_training()?;
         self.check_build()?;
+        self.check_checkpoints()?;
         self.check_outputs()
     }
 
@@ -80,9 +81,11 @@ impl Config {
     fn check_schedule(&self) -> Checked {
         let stages_each = self.virtual_stages();
         within("virtual", stages_each, LAYERS_MAX)?;
-        check(stages_each == 1 || !ONE_STAGE.contains(&self.schedule.as_str()), || {
-            let problem = format!("schedule {} has one stage on each rank", self.schedule);
-            let help = "leave virtual out or use 1, or another schedule";
+        let needed = self.stages_each().unwrap_or(stages_each);
+        check(stages_each == needed, || {
+            let words = if needed == 1 { "one stage" } else { "two stages" };
+            let problem = format!("schedule {} has {words} on each rank", self.schedule);
+            let help = format!("leave virtual out or use {needed}, or another schedule");
             ConfigError::value("virtual", stages_each, problem, help)
         })?;
         let stages = self.pp * stages_each;
@@ -136,17 +139,24 @@ impl Config {
         let (precision, device, engine) = (self.precision, self.device, self.engine);
         check(precision == Precision::Fp32, || absent("precision", &precision, "use fp32"))?;
         check(device == DeviceKind::Cpu, || absent("device", &device, "use cpu"))?;
-        check(engine == EngineKind::Threads, || absent("engine", &engine, "use threads"))?;
-        check(self.save.is_none(), || {
-            let folder = self.save.as_ref().map(|p| p.display().to_string());
-            let folder = folder.unwrap_or_default();
-            absent("save", &folder, "checkpoints cannot be written yet: leave it out")
+        check(engine == EngineKind::Threads, || absent("engine", &engine, "use threads"))
+    }
+
+    fn check_checkpoints(&self) -> Checked {
+        let help = "name a folder with save, or leave it out";
+        check(self.save.is_some() || self.save_every == 0, || {
+            ConfigError::value("save-every", self.save_every, "save has no folder", help)
         })?;
-        check(self.save_every == 0, || {
-            absent("save-every", &self.save_every, "checkpoints cannot be written yet: use 0")
+        check(self.save.is_some() || !self.resume, || {
+            ConfigError::value("resume", true, "save has no folder", help)
         })?;
-        check(!self.resume, || {
-            absent("resume", &true, "checkpoints cannot be read yet: leave it out")
+        check(self.keep >= 1, || {
+            ConfigError::value("keep", self.keep, "at least 1 is needed", "use 1 or more")
+        })?;
+        let folder = self.save.as_deref();
+        check(folder.is_none_or(|path| path.is_dir() || !path.exists()), || {
+            let shown = folder.expect("just looked at").display();
+            ConfigError::value("save", shown, "is a file", "name a folder")
         })
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Every sum has one order, whatever the thread, the alignment or the instruction set: reductions
 //! run over a fixed number of lanes, and no kernel uses a fused multiply-add outside of GEMM. The
-//! loops are plain Rust that the compiler vectorises; [`simd`] lets it do so for the CPU at hand.
+//! loops are plain Rust that the compiler vectorises; `simd` lets it do so for the CPU at hand.
 
 pub mod activation;
 pub mod attention;
@@ -11,6 +11,7 @@ pub mod loss;
 pub mod math;
 pub mod norm;
 pub mod reduce;
+pub mod rope;
 
 /// Runs `f` compiled for the widest vector instructions of this CPU.
 ///

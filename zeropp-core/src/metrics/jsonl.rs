@@ -1,8 +1,10 @@
 //! The metrics file: one JSON object a line, a line a step.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
+
+use serde::Deserialize;
 
 use super::StepMetrics;
 
@@ -11,14 +13,24 @@ use super::StepMetrics;
 pub struct JsonLines(BufWriter<File>);
 
 impl JsonLines {
-    /// Opens `path`: at its end where the run goes on from a checkpoint, else from the start.
+    /// Opens `path`: from the start, or, where the run goes on from a checkpoint, after the last
+    /// step that the checkpoint has behind it. What an interrupted run wrote of later steps is
+    /// removed, since they come again.
     ///
     /// # Errors
-    /// The file cannot be opened.
-    pub fn open(path: &Path, append: bool) -> io::Result<JsonLines> {
+    /// The file cannot be opened, read or cut.
+    pub fn open(path: &Path, resumed: Option<u64>) -> io::Result<JsonLines> {
         let mut options = OpenOptions::new();
-        let options = options.create(true).write(true).append(append).truncate(!append);
-        Ok(JsonLines(BufWriter::new(options.open(path)?)))
+        let mut file = options.create(true).read(true).append(true).open(path)?;
+        let kept = match resumed {
+            Some(step) => bytes_up_to(BufReader::new(&mut file), step)?,
+            None => 0,
+        };
+        // A pipe or a terminal has no length to cut.
+        if file.metadata()?.is_file() {
+            file.set_len(kept)?;
+        }
+        Ok(JsonLines(BufWriter::new(file)))
     }
 
     /// Writes one step and hands it to the operating system, so that a run can be watched and
@@ -31,6 +43,24 @@ impl JsonLines {
         self.0.write_all(b"\n")?;
         self.0.flush()
     }
+}
+
+/// Length of the lines before the first one of a later step, or that has no end.
+fn bytes_up_to(mut lines: impl BufRead, step: u64) -> io::Result<u64> {
+    #[derive(Deserialize)]
+    struct Line {
+        step: u64,
+    }
+    let (mut kept, mut line) = (0, Vec::new());
+    while lines.read_until(b'\n', &mut line)? > 0 {
+        let later = serde_json::from_slice(&line).is_ok_and(|l: Line| l.step > step);
+        if later || !line.ends_with(b"\n") {
+            break;
+        }
+        kept += line.len() as u64;
+        line.clear();
+    }
+    Ok(kept)
 }
 
 #[cfg(test)]
@@ -53,7 +83,7 @@ mod tests {
     fn a_line_has_the_documented_keys() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.jsonl");
-        let mut file = JsonLines::open(&path, false).unwrap();
+        let mut file = JsonLines::open(&path, None).unwrap();
         file.write(&StepMetrics { step: 1, ..StepMetrics::default() }).unwrap();
         let value: serde_json::Value = serde_json::from_str(&lines(&path)[0]).unwrap();
         let keys = |v: &serde_json::Value| -> Vec<String> {
@@ -100,14 +130,20 @@ mod tests {
     fn a_run_starts_anew_and_a_resumed_one_goes_on() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.jsonl");
-        let write = |append, step| {
-            let mut file = JsonLines::open(&path, append).unwrap();
+        let write = |resumed, step| {
+            let mut file = JsonLines::open(&path, resumed).unwrap();
             file.write(&StepMetrics { step, ..StepMetrics::default() }).unwrap();
             lines(&path).iter().map(|l| field(l, "step")).collect::<Vec<_>>()
         };
-        assert_eq!(write(false, 1), ["1"]);
-        assert_eq!(write(true, 2), ["1", "2"]);
-        assert_eq!(write(false, 7), ["7"]);
+        assert_eq!(write(Some(0), 1), ["1"]);
+        assert_eq!(write(Some(1), 2), ["1", "2"]);
+        assert_eq!(write(Some(2), 3), ["1", "2", "3"]);
+        // Killed in the middle of a line, after step 2 was saved.
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, &text[..text.len() - 9]).unwrap();
+        assert_eq!(write(Some(2), 3), ["1", "2", "3"]);
+        assert_eq!(write(Some(1), 2), ["1", "2"]);
+        assert_eq!(write(None, 7), ["7"]);
     }
 
     #[test]
@@ -115,7 +151,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.jsonl");
         let step = StepMetrics { loss: f64::NAN, grad_norm: f64::INFINITY, ..Default::default() };
-        JsonLines::open(&path, false).unwrap().write(&step).unwrap();
+        JsonLines::open(&path, None).unwrap().write(&step).unwrap();
         let line = &lines(&path)[0];
         assert_eq!((field(line, "loss"), field(line, "grad_norm")), ("null".into(), "null".into()));
         let back: StepMetrics = serde_json::from_str(line).unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use zeropp_core::host;
 use zeropp_core::meter::{MemoryBytes, Meter};
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
@@ -178,9 +178,14 @@ pub(crate) fn stock<const D: usize, const DY: usize, const DW: usize>(
     let weights: Vec<_> = ws.iter().map(leaf).collect();
     let y = op(leaves.clone(), weights.clone());
     let graph = (y.clone() * dy.clone().inner().autodiff()).sum().backward();
-    let dx = leaves.iter().map(|x| values(&x.grad(&graph).expect("a gradient").inner())).collect();
-    let dw = weights.iter().map(|w| values(&w.grad(&graph).expect("a gradient").inner())).collect();
-    (values(&y), dx, dw)
+    let single = |t: Tensor<1>| values(&t.cast(DType::F32));
+    let dx = leaves
+        .iter()
+        .map(|x| single(x.grad(&graph).expect("a gradient").inner().flatten(0, D - 1)));
+    let dw = weights
+        .iter()
+        .map(|w| single(w.grad(&graph).expect("a gradient").inner().flatten(0, DW - 1)));
+    (single(y.inner().flatten(0, DY - 1)), dx.collect(), dw.collect())
 }
 
 /// Runs `check` with the CPU kernels and with tensor operations.

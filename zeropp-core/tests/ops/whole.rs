@@ -1,10 +1,12 @@
 //! Properties of operations together: a block, bf16, threads, neighbours, alignment, bad input.
 
+use std::sync::{Arc, Mutex};
+
 use burn::tensor::{DType, Device, Tensor, activation, module};
 use proptest::prelude::*;
 use zeropp_core::host;
 use zeropp_core::meter::Meter;
-use zeropp_core::split::{Grads, LayerWeights, OpCx, ops, seed_backward};
+use zeropp_core::split::{Grads, LayerWeights, OpCx, custom_vjp, ops, seed_backward};
 
 use crate::common::*;
 use crate::{cases, stock_attention};
@@ -79,9 +81,12 @@ proptest! {
         let h = HEADS * d;
         let p = block_params(&mut rng, h);
         let (x, dy) = (rng.tensor([b, s, h]), rng.tensor([b, s, h]));
-        let flat: Vec<_> = p.values.iter().map(|v| host::from_vec(v.clone(), [v.len()])).collect();
+        // In double precision: single rounding errors of two blocks would add up.
+        let double = |v: &Vec<f32>| host::from_vec(v.clone(), [v.len()]).cast(DType::F64);
+        let flat: Vec<_> = p.values.iter().map(double).collect();
+        let (x64, dy64) = (x.clone().cast(DType::F64), dy.clone().cast(DType::F64));
+        let want = stock(&[x64], &flat, &dy64, |x, w| stock_block(x[0].clone(), &w, h));
         let xs = std::slice::from_ref(&x);
-        let want = stock(xs, &flat, &dy, |x, w| stock_block(x[0].clone(), &w, h));
         let n = b * s;
         both_paths(|| {
             let kept = run(xs, &p, &dy, false, |mut x, w, cx| block(x.remove(0), w, cx));
@@ -152,7 +157,7 @@ fn bf16_is_close_to_f32() {
         assert_eq!(dx.dtype(), dtype);
         let mut grads = Grads::new(vec![p.layout.clone()], &Device::flex(), &meter);
         cx.queue.run(&mut grads);
-        let flat = host::into_vec(grads.into_flat().remove(0));
+        let flat = host::into_vec(grads.into_flat().0.remove(0));
         assert_eq!(meter.now().total(), 0);
         (values(&dx.cast(DType::F32)), flat, activations)
     };
@@ -187,9 +192,27 @@ fn weight_gradients_do_not_depend_on_the_thread() {
         } else {
             queue.run(&mut grads);
         }
-        bits(&host::into_vec(grads.into_flat().remove(0)))
+        bits(&host::into_vec(grads.into_flat().0.remove(0)))
     };
     assert_eq!(gradient(false), gradient(true));
+}
+
+/// The gradient of the loss takes the place of the logits where nobody else holds them.
+#[test]
+fn the_loss_gradient_replaces_the_logits() {
+    let mut rng = Random(3);
+    let cx = context(&Meter::new(), false, true);
+    let out = rng.tensor([2, 3, 50]);
+    let place = host::storage_id(&out);
+    let arrived = Arc::new(Mutex::new(None));
+    let seen = arrived.clone();
+    let x = leaf(&rng.tensor([2, 3, 50]));
+    let logits = custom_vjp(x, out, move |dy| {
+        *seen.lock().expect("no panic") = host::storage_id(&dy);
+        dy
+    });
+    ops::cross_entropy(logits, rng.ids([2, 3], 50), &cx).backward();
+    assert_eq!(*arrived.lock().expect("no panic"), place);
 }
 
 /// A second operand that is not part of the graph is no obstacle.

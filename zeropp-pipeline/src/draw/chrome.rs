@@ -13,7 +13,9 @@ use crate::timeline::{Lane, RankTimeline, Span, Timeline};
 /// Writes `timeline` as a Chrome trace. Times are µs with three decimals, so nanoseconds survive.
 ///
 /// Thread 0 is `compute`, thread 1 `communication`. Viewers draw one event at a time in a
-/// thread, so spans that overlap in time open further threads (`communication 2`, …).
+/// thread, so spans that overlap in time open further threads (`communication 2`, …). What a
+/// viewer does not show, the placement and each rank's (pp, group), is in `otherData`, so that
+/// [`chrome_read`](super::chrome_read) gets the timeline back.
 ///
 /// # Errors
 /// What writing to `out` returns.
@@ -22,6 +24,11 @@ pub fn write(timeline: &Timeline, out: impl Write) -> io::Result<()> {
     let flows = flows(timeline);
     write!(events.out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"title\":")?;
     serde_json::to_writer(&mut events.out, &timeline.title)?;
+    write!(events.out, ",\"placement\":")?;
+    serde_json::to_writer(&mut events.out, &timeline.placement)?;
+    let places: Vec<(usize, usize)> = timeline.ranks.iter().map(|r| (r.pp, r.group)).collect();
+    write!(events.out, ",\"ranks\":")?;
+    serde_json::to_writer(&mut events.out, &places)?;
     write!(events.out, "}},\"traceEvents\":[")?;
     for (pid, rank) in timeline.ranks.iter().enumerate() {
         let placed = place(&rank.spans);

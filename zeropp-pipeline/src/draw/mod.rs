@@ -3,6 +3,7 @@
 
 mod arrows;
 pub mod chrome;
+pub mod chrome_read;
 pub mod html;
 mod style;
 pub mod svg;

@@ -17,7 +17,7 @@ const SEND: u64 = 150_007;
 
 /// `groups` pipelines of `pp` ranks that run `steps` steps of `m` micro-batches: F of all, then B
 /// and W of all, with their messages, a gather before, and a reduction and a step after.
-pub(super) fn gpipe(pp: usize, groups: usize, m: usize, steps: usize) -> Timeline {
+pub(crate) fn gpipe(pp: usize, groups: usize, m: usize, steps: usize) -> Timeline {
     let mut ranks = Vec::new();
     for group in 0..groups {
         let mut clock = Clock { pp, ..Clock::default() };

@@ -76,8 +76,9 @@ pub struct Executor<W> {
 struct Flight {
     spans: Vec<Span>,
     arriving: HashMap<Key, Arriving>,
-    /// Produced here for a stage that lives here too, or about to be sent.
-    local: HashMap<Key, Tensor<1>>,
+    /// Produced here: for a stage that lives here too (counted until it is taken), or about to be
+    /// sent.
+    local: HashMap<Key, (Tensor<1>, Option<Hold>)>,
     sends: Vec<Pending<()>>,
     gathers: HashMap<usize, usize>,
     reduces: Vec<(usize, usize)>,
@@ -235,7 +236,9 @@ impl<W: Worker> Executor<W> {
                     Compute::F => (Message::Activation, stage + 1),
                     _ => (Message::Gradient, stage - 1),
                 };
-                f.local.insert((message, to, micro_batch), output);
+                let here = self.placement[to] == self.pipeline.rank();
+                let hold = here.then(|| self.hold_message());
+                f.local.insert((message, to, micro_batch), (output, hold));
             }
         }
         Ok(())
@@ -252,7 +255,7 @@ impl<W: Worker> Executor<W> {
         if end {
             return Ok(None);
         }
-        if let Some(tensor) = f.local.remove(&key) {
+        if let Some((tensor, _)) = f.local.remove(&key) {
             return Ok(Some(tensor));
         }
         let arriving = f.arriving.remove(&key).expect("a verified program posts every receive");
@@ -267,11 +270,17 @@ impl<W: Worker> Executor<W> {
             Message::Gradient => stage - 1,
         };
         let key = (message, to, micro_batch);
-        let tensor = f.local.remove(&key).expect("a verified program sends what it has produced");
+        let (tensor, _) =
+            f.local.remove(&key).expect("a verified program sends what it has produced");
         f.sent_bytes += (tensor.dims()[0] * tensor.dtype().size()) as u64;
         let sent = self.pipeline.send(self.placement[to], tag(key), tensor);
         f.sends.push(sent);
         f.spans[span].end_ns = self.now();
+    }
+
+    fn hold_message(&self) -> Hold {
+        let (len, dtype) = self.worker.message_shape();
+        self.meter.hold(MemoryKind::Communication, (len * dtype.size()) as u64)
     }
 
     fn receive(&mut self, f: &mut Flight, key: Key, span: usize) {
@@ -281,7 +290,7 @@ impl<W: Worker> Executor<W> {
             Message::Gradient => stage + 1,
         };
         let (len, dtype) = self.worker.message_shape();
-        let hold = self.meter.hold(MemoryKind::Communication, (len * dtype.size()) as u64);
+        let hold = self.hold_message();
         let tensor = self.pipeline.recv(self.placement[from], tag(key), len, dtype);
         f.arriving.insert(key, Arriving { tensor, span, _hold: hold });
     }

@@ -131,6 +131,11 @@ impl ModelWorker {
         &self.sharded
     }
 
+    /// The rank's optimizer.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.optimizer
+    }
+
     fn shard(&mut self, stage: usize) -> &mut ShardedStage {
         let at = self.stages[&stage].shards;
         &mut self.sharded[at]

@@ -123,3 +123,24 @@ fn without_time_the_heuristic_stands_and_is_bounded() {
     let found = judge(&shape(4, 8), &costs, Duration::ZERO).unwrap();
     assert!(found.own_span <= found.heuristic && found.bound <= found.own_span);
 }
+
+#[cfg(feature = "judge")]
+#[test]
+fn the_integer_program_lies_between_bound_and_search() {
+    let times = [
+        (vec![(5, 7, 3), (6, 4, 5), (4, 9, 2), (1, 1, 1)], 1, 4),
+        (vec![(1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1)], 0, 8),
+        (vec![(7, 4, 11), (9, 3, 8), (2, 2, 2), (5, 5, 5)], 2, 5),
+    ];
+    for given in times {
+        for (pp, m) in [(2, 2), (2, 3), (3, 2)] {
+            let costs = uneven(pp, given.clone());
+            let found = verdict(pp, m, &costs);
+            let program = integer_program(&shape(pp, m), &costs, Duration::from_secs(20));
+            let answer = program.unwrap().expect("a solution in time");
+            assert!(answer.optimal);
+            assert!(answer.own_span <= found.own_span as f64 + 1e-6, "{pp} {m}: {answer:?}");
+            assert!(answer.own_span >= found.bound as f64 - 1e-6, "{pp} {m}: {answer:?}");
+        }
+    }
+}

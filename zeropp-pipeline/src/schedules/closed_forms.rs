@@ -234,7 +234,7 @@ fn rate(cost: u64, m: usize, total: u64) -> String {
 fn interleaved_as_printed(p: usize, v: usize, m: usize, costs: &Costs) -> u64 {
     let schedule = generate("interleaved", &shape(p, v, m)).unwrap();
     let last = p * v - 1;
-    let mut done = std::collections::HashMap::new();
+    let mut done: std::collections::HashMap<(Compute, usize, usize), u64> = Default::default();
     let (mut now, mut next) = (vec![0; p], vec![0; p]);
     while (0..p).any(|r| next[r] < schedule.ranks[r].len()) {
         for r in 0..p {

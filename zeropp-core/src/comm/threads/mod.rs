@@ -1,6 +1,6 @@
 //! The threads engine: every rank is a thread of this process.
 //!
-//! The ranks of a group meet in a [`Rendezvous`](rendezvous::Rendezvous) keyed by the operation's
+//! The ranks of a group meet in a rendezvous keyed by the operation's
 //! number in the group; the last to arrive owns all inputs and hands them to a few worker
 //! threads, which copy and sum while the ranks compute. An all-gather makes one buffer, shared by
 //! all ranks and used again once they have dropped it; a send hands over the tensor itself.

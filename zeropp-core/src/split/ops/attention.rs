@@ -17,10 +17,23 @@ use crate::split::{OpCx, Saved, custom_vjp};
 /// # Panics
 /// Panics if `heads` does not divide h.
 pub fn attention(qkv: Tensor<3>, heads: usize, cx: &OpCx) -> Tensor<3> {
+    grouped_attention(qkv, heads, heads, cx)
+}
+
+/// [`attention`] in which every `heads/groups` consecutive query heads share one key and one value
+/// head (grouped-query attention): `qkv: [b, s, (heads + 2·groups)·d]` to `[b, s, heads·d]`. Keeps
+/// the same.
+///
+/// # Panics
+/// Panics if `groups` does not divide `heads` or the width of qkv is not as above.
+pub fn grouped_attention(qkv: Tensor<3>, heads: usize, groups: usize, cx: &OpCx) -> Tensor<3> {
     let [b, s, width] = qkv.dims();
-    let h = width / 3;
-    assert_eq!(width, 3 * heads * (h / heads), "width of qkv for {heads} heads");
-    let dims = Dims { b, s, h, heads };
+    let parts = heads + 2 * groups;
+    assert!(
+        width.is_multiple_of(parts) && heads.is_multiple_of(groups),
+        "qkv of width {width} cannot hold {heads} query heads and {groups} key and value heads"
+    );
+    let dims = Dims { b, s, heads, groups, d: width / parts };
     let plain = qkv.clone().inner();
     let keep = qkv.is_tracked() && !cx.recompute_attention;
     let (out, p) = forward(&plain, dims, keep);
@@ -36,11 +49,11 @@ fn forward(qkv: &Tensor<3>, d: Dims, keep: bool) -> (Tensor<3>, Option<Tensor<4>
         let mut p = keep.then(|| Vec::with_capacity(d.b * d.heads * d.s * d.s));
         let out = kernels::attention(qkv.as_slice(), d, p.as_mut());
         let p = p.map(|p| host::from_vec(p, [d.b, d.heads, d.s, d.s]));
-        return (host::from_vec(out, [d.b, d.s, d.h]), p);
+        return (host::from_vec(out, [d.b, d.s, d.out_width()]), p);
     }
     let [q, k, v] = split(qkv, d);
     let p = probabilities(q, k);
-    let out = merge(p.clone().matmul(v), d);
+    let out = merge(p.clone().matmul(v));
     (out, keep.then_some(p))
 }
 
@@ -50,20 +63,21 @@ fn backward(dy: Tensor<3>, qkv: Tensor<3>, p: Option<Tensor<4>>, d: Dims) -> Ten
         let p = p.as_ref().map(|p| host::host(p).expect("as qkv"));
         let p = p.as_ref().map(|p| p.as_slice());
         let dqkv = kernels::attention_backward(dy.as_slice(), qkv.as_slice(), d, p);
-        return host::from_vec(dqkv, [d.b, d.s, 3 * d.h]);
+        return host::from_vec(dqkv, [d.b, d.s, d.width()]);
     }
     let [q, k, v] = split(&qkv, d);
     let p = p.unwrap_or_else(|| probabilities(q.clone(), k.clone()));
     let dtype = qkv.dtype();
-    let dy = heads_of(dy, d);
+    let dy = heads_of(dy, d.d);
     let dv = p.clone().swap_dims(2, 3).matmul(dy.clone());
     let dp = dy.matmul(v.swap_dims(2, 3)).cast(DType::F32);
     let p = p.cast(DType::F32);
     let mean = (dp.clone() * p.clone()).sum_dim(3);
-    let ds = ((dp - mean) * p * scale(d.h / d.heads)).cast(dtype);
+    let ds = ((dp - mean) * p * scale(d.d)).cast(dtype);
     let dq = ds.clone().matmul(k);
     let dk = ds.swap_dims(2, 3).matmul(q);
-    Tensor::cat(vec![merge(dq, d), merge(dk, d), merge(dv, d)], 2)
+    let [dk, dv] = [dk, dv].map(|g| merge(sum_groups(g, d)));
+    Tensor::cat(vec![merge(dq), dk, dv], 2)
 }
 
 fn scale(head: usize) -> f64 {
@@ -79,15 +93,39 @@ fn probabilities(q: Tensor<4>, k: Tensor<4>) -> Tensor<4> {
     activation::softmax(scores.mask_fill(future, f32::NEG_INFINITY), 3).cast(dtype)
 }
 
-/// q, k and v as `[b, heads, s, d]`.
+/// q, k and v as `[b, heads, s, d]`; shared keys and values are repeated.
 fn split(qkv: &Tensor<3>, d: Dims) -> [Tensor<4>; 3] {
-    [0, 1, 2].map(|i| heads_of(qkv.clone().narrow(2, i * d.h, d.h), d))
+    let part =
+        |first: usize, heads: usize| heads_of(qkv.clone().narrow(2, first * d.d, heads * d.d), d.d);
+    let (k, v) = (part(d.heads, d.groups), part(d.heads + d.groups, d.groups));
+    [part(0, d.heads), repeat_groups(k, d), repeat_groups(v, d)]
 }
 
-fn heads_of(x: Tensor<3>, d: Dims) -> Tensor<4> {
-    x.reshape([d.b, d.s, d.heads, d.h / d.heads]).swap_dims(1, 2)
+/// `[b, groups, s, d]` to `[b, heads, s, d]`.
+fn repeat_groups(x: Tensor<4>, d: Dims) -> Tensor<4> {
+    if d.groups == d.heads {
+        return x;
+    }
+    let x: Tensor<5> = x.unsqueeze_dim(2);
+    x.expand([d.b, d.groups, d.heads / d.groups, d.s, d.d]).reshape([d.b, d.heads, d.s, d.d])
 }
 
-fn merge(x: Tensor<4>, d: Dims) -> Tensor<3> {
-    x.swap_dims(1, 2).reshape([d.b, d.s, d.h])
+/// The pullback of [`repeat_groups`].
+fn sum_groups(g: Tensor<4>, d: Dims) -> Tensor<4> {
+    if d.groups == d.heads {
+        return g;
+    }
+    let dtype = g.dtype();
+    let g = g.cast(DType::F32).reshape([d.b, d.groups, d.heads / d.groups, d.s, d.d]);
+    g.sum_dim(2).reshape([d.b, d.groups, d.s, d.d]).cast(dtype)
+}
+
+fn heads_of(x: Tensor<3>, d: usize) -> Tensor<4> {
+    let [b, s, width] = x.dims();
+    x.reshape([b, s, width / d, d]).swap_dims(1, 2)
+}
+
+fn merge(x: Tensor<4>) -> Tensor<3> {
+    let [b, heads, s, d] = x.dims();
+    x.swap_dims(1, 2).reshape([b, s, heads * d])
 }

@@ -10,7 +10,7 @@ use crate::host;
 use crate::kernels::loss;
 use crate::split::{OpCx, Saved, custom_vjp};
 
-/// Mean over all tokens of −log softmax(logits)[target] for `logits: [b, s, V]` and
+/// Mean over all tokens of −log `softmax(logits)[target]` for `logits: [b, s, V]` and
 /// `targets: [b, s]`; fp32, shape `[1]`.
 ///
 /// The gradient (softmax − one-hot)/(b·s) is computed here too and takes the place of the logits,

@@ -11,9 +11,11 @@
 mod activation;
 mod attention;
 mod embedding;
+mod join;
 mod linear;
 mod loss;
 mod norm;
+mod position;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -21,11 +23,13 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor};
 
 pub use activation::{gelu, gelu_tanh, silu, swiglu};
-pub use attention::attention;
+pub use attention::{attention, grouped_attention};
 pub use embedding::{embedding, position_embedding};
+pub use join::join;
 pub use linear::{linear, linear_transposed};
 pub use loss::cross_entropy;
 pub use norm::{layer_norm, rms_norm};
+pub use position::rope;
 
 use super::{OpCx, ParamSlot, Saved, WQueue, custom_source, custom_vjp};
 use crate::host::{self, HostTensor};

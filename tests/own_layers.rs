@@ -1,0 +1,146 @@
+//! Layers from outside: stock Burn modules give the gradients of the built-in operations, and the
+//! same bits in every layout.
+
+mod common;
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+use common::tiny;
+use zeropp::layer::{BatchShape, Layer, LayerCost, LayerCx, Model, Part};
+use zeropp::model::gpt;
+use zeropp::params::{Init, ParamSpec};
+use zeropp::split::ops;
+use zeropp::stock::Stock;
+use zeropp::{Config, Trainer, Weights};
+
+#[derive(Module, Debug)]
+struct NormLinear {
+    norm: LayerNorm,
+    linear: Linear,
+}
+
+impl NormLinear {
+    fn new(hidden: usize) -> Self {
+        let device = Device::flex();
+        let linear: Linear = LinearConfig::new(hidden, hidden).init(&device);
+        // Values of no random state, so that both models start alike.
+        let linear = linear.map(&mut Ramp);
+        Self { norm: LayerNormConfig::new(hidden).init(&device), linear }
+    }
+}
+
+/// Puts a fixed pattern into every parameter.
+struct Ramp;
+
+impl burn::module::ModuleMapper for Ramp {
+    fn map_float<const D: usize>(
+        &mut self,
+        param: burn::module::Param<Tensor<D>>,
+    ) -> burn::module::Param<Tensor<D>> {
+        let (id, value, mapper) = param.consume();
+        let dims = value.dims();
+        let values = pattern(dims.iter().product());
+        let data = burn::tensor::TensorData::new(values, dims);
+        let value = Tensor::from_data(data, &Device::flex());
+        burn::module::Param::from_mapped_value(id, value, mapper)
+    }
+}
+
+fn pattern(n: usize) -> Vec<f32> {
+    (0..n).map(|i| ((i * 37 % 101) as f32 - 50.0) * 2e-3).collect()
+}
+
+/// The same layer with split operations.
+struct Split {
+    name: String,
+    hidden: usize,
+}
+
+impl Layer for Split {
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn parameters(&self) -> Vec<ParamSpec> {
+        let h = self.hidden;
+        let p = |name: &str, shape: &[usize], init| {
+            ParamSpec::new(format!("{}.{name}", self.name), shape, init)
+        };
+        vec![
+            p("norm.gamma", &[h], Init::Ones),
+            p("norm.beta", &[h], Init::Zeros),
+            p("linear.weight", &[h, h], Init::Values(pattern(h * h).into())),
+            p("linear.bias", &[h], Init::Values(pattern(h).into())),
+        ]
+    }
+    fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
+        let (gamma, beta) = (cx.weight("norm.gamma"), cx.weight("norm.beta"));
+        let y = ops::layer_norm(x.clone(), &gamma, &beta, 1e-5, &cx.op);
+        x + ops::linear(y, &cx.weight("linear.weight"), Some(&cx.weight("linear.bias")), &cx.op)
+    }
+    fn cost(&self, _batch: BatchShape) -> LayerCost {
+        LayerCost::default()
+    }
+}
+
+/// The tiny GPT with one more layer after each block.
+fn with_layers(config: &Config, layer: impl Fn(String) -> Part) -> Model {
+    let mut model = gpt::model(config, 256);
+    let parts = std::mem::take(&mut model.parts);
+    for part in parts {
+        let block = part.is_block().then(|| format!("{}.more", part.name()));
+        model.parts.push(part);
+        model.parts.extend(block.map(&layer));
+    }
+    model
+}
+
+fn stock(config: &Config) -> Model {
+    let hidden = config.hidden;
+    with_layers(config, |name| {
+        let forward =
+            |m: &NormLinear, x: Tensor<3>| x.clone() + m.linear.forward(m.norm.forward(x));
+        Part::Layer(Arc::new(Stock::new(name, NormLinear::new(hidden), forward)))
+    })
+}
+
+fn config() -> Config {
+    Config { layers: 4, steps: 6, ..tiny() }
+}
+
+fn gradients(config: Config, model: Model) -> Weights {
+    Trainer::with_model(config, model).unwrap().first_gradients().unwrap().1
+}
+
+#[test]
+fn stock_modules_have_the_gradients_of_split_operations() {
+    let config = config();
+    let split =
+        with_layers(&config, |name| Part::Layer(Arc::new(Split { name, hidden: config.hidden })));
+    let expected = gradients(config.clone(), split);
+    let found = gradients(config.clone(), stock(&config));
+    assert_eq!(expected.keys().collect::<Vec<_>>(), found.keys().collect::<Vec<_>>());
+    assert!(found.contains_key("h.3.more.linear.weight"));
+    for (name, e) in &expected {
+        let scale = e.iter().fold(0f32, |m, x| m.max(x.abs()));
+        let worst = e.iter().zip(&found[name]).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        assert!(worst <= 4e-6 * scale, "{name}: {:e}", worst / scale);
+    }
+}
+
+#[test]
+fn stock_modules_train_to_the_same_bits_in_every_layout() {
+    let train = |config: Config| {
+        let trainer = Trainer::with_model(config.clone(), stock(&config)).unwrap();
+        let mut losses = Vec::new();
+        let (_, weights) = trainer.train_to_weights(|s| losses.push(s.loss.to_bits())).unwrap();
+        let bits: Vec<u32> = weights.values().flatten().map(|w| w.to_bits()).collect();
+        (losses, bits)
+    };
+    let base = Config { zero3: 2, ..config() };
+    let reference = train(base.clone());
+    assert_eq!(reference, train(Config { pp: 2, virtual_stages: Some(2), ..base.clone() }));
+    assert_eq!(reference, train(Config { pp: 4, ..base }));
+}

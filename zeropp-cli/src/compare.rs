@@ -1,0 +1,192 @@
+//! `zeropp compare`: two runs side by side, simulated or measured.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Arg, ArgMatches, Command, value_parser};
+use zeropp::pipeline::draw::{chrome_read, html};
+use zeropp::pipeline::exchange::json::Document;
+use zeropp::pipeline::exchange::read_file;
+use zeropp::pipeline::ir::Schedule;
+use zeropp::pipeline::report::{communication_ns, first_pipeline, makespan_ns, step, steps};
+use zeropp::pipeline::simulate::{Costs, simulate};
+use zeropp::pipeline::timeline::{RankTimeline, Timeline};
+
+use crate::Failure;
+use crate::figures::{count, say, table};
+use crate::schedule::{Memory, Priced, Times, cost_args, write};
+
+const ABOUT: &str = "Compare two runs, simulated or measured\n\n\
+A and B are schedules (.csv, .json), which are simulated, or traces that `zeropp run --trace` or \
+`zeropp schedule --format chrome` wrote, in any mix. Prints a table of both, and with -o writes one \
+page with both on one time axis.";
+
+const EXAMPLES: &str = "\
+A schedule is simulated with the costs in its file; the cost flags are for files without costs.
+Of a trace of several steps one is compared, the last unless --step says another. Where one of the
+runs has more ranks than the other, as a measured run with ZeRO-3 has, its first pipeline is
+compared.
+
+Examples:
+  Two schedules with the same costs:
+      zeropp schedule --kind 1f1b --pp 4 --micro-batches 8 -o a.csv
+      zeropp schedule --kind zb-h1 --pp 4 --micro-batches 8 -o b.csv
+      zeropp compare a.csv b.csv --t-f 5 --t-b 6 --t-w 4 -o page.html
+  What was planned and what was measured:
+      zeropp run --pp 2 --unit 3 --trace measured.json
+      zeropp schedule --kind zeropp --pp 2 --unit 3 --lower -o planned.json
+      zeropp compare planned.json measured.json -o page.html
+
+Exit codes: 0 done, 2 bad input (nothing was written).";
+
+/// The flags of `zeropp compare`.
+pub(crate) fn command() -> Command {
+    let file = |name: &'static str| {
+        Arg::new(name)
+            .value_name(name)
+            .required(true)
+            .value_parser(value_parser!(PathBuf))
+            .help("A schedule (.csv, .json) or a trace (.json)")
+    };
+    Command::new("compare")
+        .about("Compare two runs, simulated or measured")
+        .long_about(ABOUT)
+        .after_help(EXAMPLES)
+        .args([file("A"), file("B")])
+        .arg(
+            Arg::new("out")
+                .short('o')
+                .long("out")
+                .value_name("PAGE.html")
+                .value_parser(value_parser!(PathBuf))
+                .help("Write a page with both runs"),
+        )
+        .arg(
+            Arg::new("step")
+                .long("step")
+                .value_name("N")
+                .value_parser(value_parser!(u64).range(1..))
+                .help("The step of a trace, from 1 [default: its last]"),
+        )
+        .args(cost_args())
+}
+
+/// Reads both, prints the table, writes the page.
+pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    let load = |name| load(matches.get_one::<PathBuf>(name).expect("required"), matches);
+    let (mut a, mut b) = (load("A")?, load("B")?);
+    if a.ranks.len() != b.ranks.len() {
+        (a, b) = (one_pipeline(a), one_pipeline(b));
+    }
+    if let Some(out) = matches.get_one::<PathBuf>("out") {
+        let mut page = Vec::new();
+        html::compare(&a, &b, &mut page).map_err(Failure::failed_run)?;
+        write(out, &page)?;
+    }
+    say(text(&a, &b));
+    Ok(())
+}
+
+/// A run from a file; its title starts with the file's name.
+fn load(path: &Path, matches: &ArgMatches) -> Result<Timeline, Failure> {
+    let wrong = |e: &dyn std::fmt::Display| Failure::bad_input(format!("{}: {e}", path.display()));
+    let is_json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
+    let text =
+        if is_json { std::fs::read_to_string(path).map_err(|e| wrong(&e))? } else { String::new() };
+    let mut timeline = if chrome_read::is_trace(&text) {
+        let trace = chrome_read::read(&text).map_err(|e| wrong(&e))?;
+        one_step(trace, matches.get_one::<u64>("step").copied()).map_err(|e| wrong(&e))?
+    } else {
+        let Document { schedule, costs, .. } = read_file(path).map_err(Failure::bad_input)?;
+        let costs = match costs {
+            Some(costs) => costs.for_simulator(schedule.stages()),
+            None => costs_of_flags(&schedule, matches)?,
+        };
+        simulate(&schedule, &costs).map_err(|e| wrong(&e))?
+    };
+    let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+    timeline.title = format!("{name} ({})", timeline.title);
+    Ok(timeline)
+}
+
+fn costs_of_flags(schedule: &Schedule, matches: &ArgMatches) -> Result<Costs, Failure> {
+    let (times, memory) = (Times::new(matches), Memory::new(matches));
+    let priced = Priced::new(&times, &memory, schedule.stages(), schedule.micro_batches())?;
+    Ok(priced.in_nanos())
+}
+
+/// One step of a trace. A trace without an optimizer step is one step.
+fn one_step(trace: Timeline, wanted: Option<u64>) -> Result<Timeline, String> {
+    let number = steps(&trace);
+    if number == 0 {
+        return Ok(trace);
+    }
+    let wanted = wanted.unwrap_or(number as u64);
+    let index = usize::try_from(wanted - 1).ok().filter(|i| *i < number);
+    let index = index.ok_or_else(|| {
+        format!("step = {wanted}: the trace has {}; use 1 to {number}", count(number, "step"))
+    })?;
+    let mut one = step(&trace, index);
+    if number > 1 {
+        one.title = format!("{}, step {wanted} of {number}", one.title);
+    }
+    Ok(one)
+}
+
+fn one_pipeline(timeline: Timeline) -> Timeline {
+    let mut first = first_pipeline(&timeline);
+    if first.ranks.len() < timeline.ranks.len() {
+        let pipelines = timeline.ranks.len() / first.ranks.len().max(1);
+        first.title = format!("{}, first of {pipelines} pipelines", timeline.title);
+    }
+    first
+}
+
+/// Both runs and their difference as a table.
+fn text(a: &Timeline, b: &Timeline) -> String {
+    let mut rows = vec![["", "A", "B", "B - A"].map(String::from).to_vec()];
+    let mut micros = |name: &str, of: &dyn Fn(&Timeline) -> u64| {
+        let (a, b) = (of(a), of(b));
+        let change = b as i128 - a as i128;
+        let sign = if change > 0 { "+" } else { "" };
+        let percent = if a == 0 {
+            String::new()
+        } else {
+            format!(" ({:+.1} %)", 100.0 * change as f64 / a as f64)
+        };
+        let shown = |ns: i128| format!("{} us", ns as f64 / 1000.0);
+        rows.push(vec![
+            name.into(),
+            shown(a.into()),
+            shown(b.into()),
+            format!("{sign}{}{percent}", shown(change)),
+        ]);
+    };
+    micros("makespan", &makespan_ns);
+    let most = |of: fn(&RankTimeline) -> u64| {
+        move |t: &Timeline| t.ranks.iter().map(of).max().unwrap_or(0)
+    };
+    micros("largest own span", &most(|r| r.own_span().map_or(0, |(start, end)| end - start)));
+    micros("busiest rank", &most(RankTimeline::busy_ns));
+    micros("most communication", &most(communication_ns));
+    let mut share = |name: String, a: Option<f64>, b: Option<f64>| {
+        let shown = |x: Option<f64>| x.map_or("-".into(), |x| format!("{:.2} %", 100.0 * x));
+        let change = a.zip(b).map_or("-".into(), |(a, b)| {
+            // Rounded before it is written, so that no -0.00 appears.
+            format!("{:+.2} points", (1e4 * (b - a)).round() / 1e2 + 0.0)
+        });
+        rows.push(vec![name, shown(a), shown(b), change]);
+    };
+    share("bubble, mean of ranks".into(), Some(a.bubble()), Some(b.bubble()));
+    for rank in 0..a.ranks.len().max(b.ranks.len()) {
+        let of = |t: &Timeline| t.ranks.get(rank).map(RankTimeline::bubble);
+        share(format!("bubble, {}", name_of(a, b, rank)), of(a), of(b));
+    }
+    format!("A: {}\nB: {}\n\n{}", a.title, b.title, table(&rows))
+}
+
+/// What both call a rank, or its number.
+fn name_of(a: &Timeline, b: &Timeline, rank: usize) -> String {
+    let name = |t: &Timeline| t.ranks.get(rank).map(|r| r.name.clone()).unwrap_or_default();
+    let (a, b) = (name(a), name(b));
+    if a == b && !a.is_empty() { a } else { format!("rank {rank}") }
+}

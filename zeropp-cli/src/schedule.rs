@@ -1,0 +1,58 @@
+//! `zeropp schedule`: a schedule as numbers, as a file, or as a picture.
+
+mod args;
+mod costs;
+mod decimal;
+mod make;
+mod output;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::ArgMatches;
+
+pub(crate) use args::{Memory, Times, command, cost_args};
+pub(crate) use costs::Priced;
+
+use crate::Failure;
+use crate::figures::say;
+
+/// Makes what is asked for and shows or writes it.
+pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    let request = args::Request::new(matches);
+    if matches.get_flag("all") {
+        say(output::all(&request)?);
+        return Ok(());
+    }
+    let kind = matches.get_one::<String>("kind").expect("has a default");
+    let out = matches.get_one::<PathBuf>("out");
+    let format = match (matches.get_one::<String>("format"), out) {
+        (Some(format), _) => format,
+        (None, Some(path)) => output::format_of(path)?,
+        (None, None) => "ascii",
+    };
+    let width = *matches.get_one::<usize>("width").expect("has a default");
+    let made = make::make(&request, kind, make::shape(&request, kind, false))?;
+    if let Some(note) = &made.note {
+        eprintln!("note: {note}");
+    }
+    let text = output::render(&made, format, width).map_err(Failure::failed_run)?;
+    match out {
+        Some(path) => write(path, &text),
+        None => {
+            // A reader that has gone away has seen what it wanted.
+            let _ = std::io::stdout().write_all(&text);
+            Ok(())
+        }
+    }
+}
+
+/// Writes a file that was made whole before.
+pub(crate) fn write(path: &Path, text: &[u8]) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|e| {
+        Failure::bad_input(format!(
+            "out = {}: cannot be written ({e}); choose a file in a folder you may write to",
+            path.display()
+        ))
+    })
+}

@@ -1,0 +1,410 @@
+//! The command line of `zeropp schedule`, and the flags for costs that `zeropp compare` shares.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use zeropp::pipeline::lower::LowerOptions;
+use zeropp::pipeline::schedules::KINDS;
+
+use super::decimal::Decimal;
+
+const ABOUT: &str = "Generate, simulate and draw a schedule\n\n\
+Makes the order of a pipeline schedule, proves it with the verifier, simulates it with the given \
+costs and shows the result: as a chart with the numbers that schedules are compared by, as a file \
+that `zeropp run --schedule FILE` and PyTorch can run, or as a picture.";
+
+const EXAMPLES: &str = "\
+Costs:
+  All times are those of one micro-batch on one stage, that is on one chunk where a rank has
+  several, whatever the kind. They are in us (millionths of a second), may have a fraction, and are
+  calculated with exactly, in a unit of a nanosecond or finer. A cost is one number for all
+  stages, or one for each, with commas: --t-f 5,5,5,7. A whole backward takes t-b + t-w and sends
+  its gradient at its end.
+  Memory is in any whole unit. F takes mem-f, B and W give back: mem-f + mem-b + mem-w = 0.
+
+Numbers (--format json has them all, times in us):
+  makespan         from time 0 to the last end over all ranks
+  own_span_max     the largest time between a rank's first start and its last end
+  bubble_rate      (cost - work) / cost as the papers count it: cost is the largest own span for
+                   zb-h2, zb-1p, zb-2p, zb-v, v-half, v-min, zeropp and zeropp-auto, and the
+                   makespan for all others. For interleaved it follows the papers' tables, which
+                   count P times t-comm less than any run takes; the makespan is that of a run.
+  idle, ends       per rank: idle time within its own span, and the end of its last action
+  peak_activation  per rank: most activations and weight stashes at once
+  all_gathers, reduce_scatters
+                   over all pipeline ranks; 0 without --lower
+
+Examples:
+  See 1F1B on four ranks, then a schedule without a bubble:
+      zeropp schedule --kind 1f1b --pp 4 --micro-batches 8
+      zeropp schedule --kind zb-v --pp 4 --micro-batches 8 --width 250
+  The Zero Bubble paper's 1.5B profile within twice the memory of 1F1B (a bubble of 4.33 %):
+      zeropp schedule --kind zb-2p --pp 8 --micro-batches 24 \\
+          --t-f 18522 --t-b 18086 --t-w 9337 --t-comm 601 --format json
+  ZeroPP with units and warm-up chosen for real times and a memory limit:
+      zeropp schedule --kind zeropp-auto --pp 4 --virtual 2 --micro-batches 48 --mem-limit 48 \\
+          --t-f 11347 --t-b 11248 --t-w 8132 --t-comm 377
+  All kinds side by side:
+      zeropp schedule --all --pp 8 --micro-batches 24 --t-f 18522 --t-b 18086 --t-w 9337
+  The whole program with gathers, sends and reductions, as a page to zoom in:
+      zeropp schedule --kind zeropp --pp 4 --virtual 2 --unit 8 --lower --recompute full \\
+          --t-gather 0.5 --t-reduce 0.5 -o zeropp.html
+  A file for torch.distributed.pipelining:
+      zeropp schedule --kind interleaved --pp 4 --micro-batches 8 --format torch -o torch.csv
+
+Exit codes: 0 done, 2 bad input (nothing was written).";
+
+const MESH: &str = "Shape";
+const COSTS: &str = "Costs (us, of one micro-batch on one stage)";
+const MEMORY: &str = "Memory (any whole unit, of one micro-batch on one stage)";
+const PROGRAM: &str = "Program";
+const OUTPUT: &str = "Output";
+
+/// What `--format` may be.
+pub(super) const FORMATS: [&str; 7] = ["ascii", "json", "csv", "torch", "svg", "html", "chrome"];
+
+/// One number for all stages, or one for each.
+#[derive(Clone, Debug)]
+pub(super) struct PerStage<T>(pub(super) Vec<T>);
+
+/// The most activation memory on a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Limit {
+    /// In the unit of the memory flags.
+    Units(i64),
+    /// That many times P whole micro-batches.
+    TimesP(i64),
+}
+
+/// Times of the actions, as typed.
+#[derive(Clone, Debug)]
+pub(crate) struct Times {
+    pub(super) f: PerStage<Decimal>,
+    pub(super) b: PerStage<Decimal>,
+    pub(super) w: PerStage<Decimal>,
+    pub(super) gather: PerStage<Decimal>,
+    pub(super) reduce: PerStage<Decimal>,
+    pub(super) comm: Decimal,
+    pub(super) overlap: Option<Decimal>,
+}
+
+/// Changes of memory, as typed; those that are not given follow from the others.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    pub(super) f: PerStage<i64>,
+    pub(super) b: Option<PerStage<i64>>,
+    pub(super) w: Option<PerStage<i64>>,
+    pub(super) input: PerStage<i64>,
+}
+
+/// What a schedule is wanted for.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(super) pp: usize,
+    pub(super) virtual_stages: Option<usize>,
+    pub(super) micro_batches: Option<usize>,
+    pub(super) unit: Option<usize>,
+    pub(super) times: Times,
+    pub(super) memory: Memory,
+    pub(super) limit: Option<Limit>,
+    /// Lower the compute actions to the whole program.
+    pub(super) lower: Option<LowerOptions>,
+}
+
+/// The flags of `zeropp schedule`.
+pub(crate) fn command() -> Command {
+    let kinds: Vec<String> = KINDS.iter().map(|k| format!("{:14} {}", k.name, k.about)).collect();
+    Command::new("schedule")
+        .about("Generate, simulate and draw a schedule")
+        .long_about(ABOUT)
+        .after_help(EXAMPLES)
+        .next_help_heading(MESH)
+        .arg(
+            Arg::new("kind")
+                .long("kind")
+                .value_name("KIND")
+                .default_value("zeropp")
+                .help("The schedule, as in --help's list")
+                .long_help(format!("The schedule:\n{}\n", kinds.join("\n")))
+                .value_parser(PossibleValuesParser::new(KINDS.iter().map(|k| k.name)))
+                .hide_possible_values(true),
+        )
+        .arg(
+            Arg::new("all")
+                .long("all")
+                .action(ArgAction::SetTrue)
+                .conflicts_with_all(["kind", "format", "out"])
+                .help("A table of all kinds; those that do not fit the shape say why"),
+        )
+        .args([
+            number("pp", "P", "Pipeline ranks").default_value("4"),
+            number(
+                "virtual",
+                "V",
+                "Stages on each rank [default: 2, or 1 where the kind wants it]",
+            ),
+            number(
+                "micro-batches",
+                "B",
+                "Micro-batches of a step [default: 2U, or 4P without units]",
+            ),
+            number(
+                "unit",
+                "U",
+                "Micro-batches of a unit, for zeropp and zeropp-auto [default: 2P-1; zeropp-auto \
+                 with a --mem-limit chooses]",
+            ),
+        ])
+        .args(cost_args())
+        .arg(
+            Arg::new("mem-limit")
+                .long("mem-limit")
+                .value_name("X|1p|2p")
+                .value_parser(limit)
+                .allow_hyphen_values(true)
+                .help_heading(MEMORY)
+                .help("The most activation memory of a rank")
+                .long_help(
+                    "The most activation memory of a rank: a number, or 1p, 2p, .. for that many \
+                     times P whole micro-batches. zb-1p, zb-2p, zb-v, v-half, v-min and \
+                     zeropp-auto look for an order within it, in place of a limit of their own; \
+                     any other kind is refused where it needs more.",
+                ),
+        )
+        .args(program_args())
+        .args(output_args())
+}
+
+/// The flags for what actions cost.
+pub(crate) fn cost_args() -> Vec<Arg> {
+    let time = |name: &'static str, default: &'static str, help: &'static str| {
+        Arg::new(name)
+            .long(name)
+            .value_name("T")
+            .default_value(default)
+            .value_parser(per_stage::<Decimal>)
+            .allow_hyphen_values(true)
+            .help_heading(COSTS)
+            .help(help)
+    };
+    let memory = |name: &'static str, help: &'static str| {
+        Arg::new(name)
+            .long(name)
+            .value_name("M")
+            .value_parser(per_stage::<Units>)
+            .allow_hyphen_values(true)
+            .help_heading(MEMORY)
+            .help(help)
+    };
+    vec![
+        time("t-f", "1", "Forward"),
+        time("t-b", "1", "B, the gradient of a stage's input"),
+        time("t-w", "1", "W, the gradients of a stage's weights"),
+        time("t-comm", "0", "A message from rank to rank, whatever its size")
+            .value_parser(value_parser!(Decimal)),
+        time(
+            "t-gather",
+            "0",
+            "All-gather of a stage's weights, of one stage and not one micro-batch",
+        ),
+        time("t-reduce", "0", "Reduce-scatter of a stage's gradients, likewise"),
+        Arg::new("t-overlap")
+            .long("t-overlap")
+            .value_name("T")
+            .value_parser(value_parser!(Decimal))
+            .allow_hyphen_values(true)
+            .help_heading(COSTS)
+            .help("An overlapped pair of dualpipe-v [default: one after the other]"),
+        memory("mem-f", "What an F takes").default_value("2"),
+        memory("mem-b", "What a B changes [default: half of mem-f is freed]"),
+        memory("mem-w", "What a W changes [default: the rest is freed]"),
+        memory("mem-input", "The part of mem-f that a stage keeps which recomputes")
+            .default_value("0"),
+    ]
+}
+
+fn program_args() -> [Arg; 3] {
+    [
+        Arg::new("lower")
+            .long("lower")
+            .action(ArgAction::SetTrue)
+            .help("The whole program: gathers, frees, reductions, sends, receives, optimizer step"),
+        Arg::new("prefetch")
+            .long("prefetch")
+            .allow_hyphen_values(true)
+            .value_name("K")
+            .default_value("1")
+            .requires("lower")
+            .value_parser(value_parser!(usize))
+            .help("Stages gathered ahead of the one in use, with --lower"),
+        Arg::new("recompute")
+            .long("recompute")
+            .value_name("WHAT")
+            .default_value("none")
+            .requires("lower")
+            .value_parser(["none", "full"])
+            .help("Recompute activations before the backward, with --lower; R takes t-f"),
+    ]
+    .map(|arg| arg.help_heading(PROGRAM))
+}
+
+fn output_args() -> [Arg; 3] {
+    [
+        Arg::new("format")
+            .long("format")
+            .value_name("FORMAT")
+            .value_parser(FORMATS)
+            .hide_possible_values(true)
+            .help("ascii, json, csv, torch, svg, html or chrome [default: by the name of -o, or ascii]")
+            .long_help(
+                "ascii   chart and numbers, for the terminal\n\
+                 json    everything: schedule, costs and numbers\n\
+                 csv     the schedule, with PyTorch's spelling of actions\n\
+                 torch   the same without what torch.distributed.pipelining cannot read\n\
+                 svg     a picture\n\
+                 html    a page to zoom in, times on hover\n\
+                 chrome  a trace for Perfetto\n\
+                 [default: by the name of -o, or ascii]",
+            ),
+        Arg::new("out")
+            .short('o')
+            .long("out")
+            .value_name("FILE")
+            .value_parser(value_parser!(PathBuf))
+            .help("Where to write [default: standard output]"),
+        number("width", "COLUMNS", "Widest chart; longer schedules are scaled down")
+            .default_value("160"),
+    ]
+    .map(|arg| arg.help_heading(OUTPUT))
+}
+
+fn number(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    let above_zero = |text: &str| match text.parse::<usize>() {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err("expected a whole number of at least 1".to_string()),
+    };
+    Arg::new(name)
+        .long(name)
+        .value_name(value)
+        .value_parser(above_zero)
+        .allow_negative_numbers(true)
+        .help(help)
+}
+
+impl Request {
+    /// The values of the flags.
+    pub(super) fn new(matches: &ArgMatches) -> Request {
+        let size = |name: &str| matches.get_one::<usize>(name).copied();
+        let lower = matches.get_flag("lower").then(|| LowerOptions {
+            prefetch: size("prefetch").expect("has a default"),
+            recompute: matches.get_one::<String>("recompute").is_some_and(|what| what == "full"),
+            ..LowerOptions::default()
+        });
+        Request {
+            pp: size("pp").expect("has a default"),
+            virtual_stages: size("virtual"),
+            micro_batches: size("micro-batches"),
+            unit: size("unit"),
+            times: Times::new(matches),
+            memory: Memory::new(matches),
+            limit: matches.get_one::<Limit>("mem-limit").copied(),
+            lower,
+        }
+    }
+}
+
+impl Times {
+    /// The values of the flags of [`cost_args`].
+    pub(crate) fn new(matches: &ArgMatches) -> Times {
+        let list = |name: &str| {
+            matches.get_one::<PerStage<Decimal>>(name).cloned().expect("has a default")
+        };
+        Times {
+            f: list("t-f"),
+            b: list("t-b"),
+            w: list("t-w"),
+            gather: list("t-gather"),
+            reduce: list("t-reduce"),
+            comm: *matches.get_one("t-comm").expect("has a default"),
+            overlap: matches.get_one("t-overlap").copied(),
+        }
+    }
+}
+
+impl Memory {
+    /// The values of the flags of [`cost_args`].
+    pub(crate) fn new(matches: &ArgMatches) -> Memory {
+        let list = |name: &str| {
+            let list = matches.get_one::<PerStage<Units>>(name)?;
+            Some(PerStage(list.0.iter().map(|units| units.0).collect()))
+        };
+        Memory {
+            f: list("mem-f").expect("has a default"),
+            b: list("mem-b"),
+            w: list("mem-w"),
+            input: list("mem-input").expect("has a default"),
+        }
+    }
+}
+
+/// A change of memory: far from what sums in 64 bits can hold.
+#[derive(Clone, Copy, Debug)]
+struct Units(i64);
+
+const UNITS_MAX: i64 = 100_000_000_000;
+/// Sums of memory and limit stay far from the ends of 64 bits too.
+const LIMIT_MAX: i64 = 1_000_000_000_000_000_000;
+
+impl FromStr for Units {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Units, String> {
+        match text.parse::<i64>() {
+            Ok(n) if (-UNITS_MAX..=UNITS_MAX).contains(&n) => Ok(Units(n)),
+            _ => Err("expected a whole number between -1e11 and 1e11; choose the unit so".into()),
+        }
+    }
+}
+
+fn per_stage<T: FromStr<Err = String>>(text: &str) -> Result<PerStage<T>, String> {
+    let parse = |one: &str| one.trim().parse::<T>();
+    text.split(',').map(parse).collect::<Result<_, _>>().map(PerStage)
+}
+
+fn limit(text: &str) -> Result<Limit, String> {
+    let number = |digits: &str| digits.parse().ok().filter(|n| (0..=LIMIT_MAX).contains(n));
+    let found = match text.strip_suffix(['p', 'P']) {
+        Some(fold) => number(fold).filter(|n| (1..=1000).contains(n)).map(Limit::TimesP),
+        None => number(text).map(Limit::Units),
+    };
+    found.ok_or_else(|| "expected a whole number, or 1p, 2p, .. for multiples of P".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_is_well_formed() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn limits_are_units_or_folds() {
+        assert_eq!(limit("10"), Ok(Limit::Units(10)));
+        assert_eq!(limit("2p"), Ok(Limit::TimesP(2)));
+        for text in ["", "p", "-1", "0p", "1.5p", "2pp", "1q"] {
+            assert!(limit(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn help_knows_every_kind() {
+        let help = command().term_width(100).render_long_help().to_string();
+        for kind in KINDS {
+            assert!(help.contains(kind.about), "{} is not in:\n{help}", kind.name);
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! From the flags for costs to what generators, simulator and files take.
+
+use zeropp::pipeline::exchange::json;
+use zeropp::pipeline::memory::StageBytes;
+use zeropp::pipeline::schedules;
+use zeropp::pipeline::simulate::{self, LinkCosts, StageCosts};
+
+use super::args::{Memory, PerStage, Times};
+use super::decimal::{Decimal, Unit};
+use crate::Failure;
+
+/// Every stage's costs, in one exact unit of time.
+pub(crate) struct Priced {
+    /// The unit of the times.
+    pub(super) unit: Unit,
+    /// For generators that weigh costs.
+    pub(super) generator: schedules::Costs,
+    /// For the simulator, whose nanoseconds are this unit.
+    pub(super) simulator: simulate::Costs,
+    /// A time that is finer than the unit, with its flag and what it became.
+    pub(super) rounded: Option<String>,
+}
+
+/// Actions of a schedule for each stage and micro-batch: F, B, W, R, two sends, two receives, and
+/// as many gathers and frees as computes where it goes to and fro.
+const ACTIONS_EACH_MAX: usize = 16;
+
+impl Priced {
+    /// The costs of `stages` stages for schedules of so many micro-batches.
+    pub(crate) fn new(
+        times: &Times,
+        memory: &Memory,
+        stages: usize,
+        micro_batches: usize,
+    ) -> Result<Priced, Failure> {
+        let [f, b, w, gather, reduce] = [
+            ("t-f", &times.f),
+            ("t-b", &times.b),
+            ("t-w", &times.w),
+            ("t-gather", &times.gather),
+            ("t-reduce", &times.reduce),
+        ]
+        .map(|(name, list)| per_stage(name, list, stages));
+        let lists =
+            [("t-f", f?), ("t-b", b?), ("t-w", w?), ("t-gather", gather?), ("t-reduce", reduce?)];
+        let single = [("t-comm", Some(times.comm)), ("t-overlap", times.overlap)];
+        let single = single.iter().filter_map(|(name, time)| Some((*name, (*time)?)));
+        let listed = lists.iter().flat_map(|(name, list)| list.iter().map(|t| (*name, *t)));
+        let all: Vec<(&str, Decimal)> = listed.chain(single).collect();
+        let unit = unit(&all, stages, micro_batches)?;
+        let rounded = all.iter().find(|(_, t)| !unit.holds(t)).map(|(name, t)| {
+            let kept = unit.text(unit.units(t).into());
+            format!("{name} = {t} is finer than what 64 bits hold for so many actions; it is {kept} us here")
+        });
+        let [f, b, w, gather, reduce] =
+            lists.map(|(_, list)| list.iter().map(|t| unit.units(t)).collect::<Vec<u64>>());
+        let change = Changes::new(memory, stages)?;
+        let generator = schedules::Costs {
+            f,
+            b,
+            w,
+            send: unit.units(&times.comm),
+            gather,
+            reduce,
+            mem_f: change.f,
+            mem_b: change.b,
+            mem_w: change.w,
+            mem_limit: None,
+        };
+        let simulator = simulator(&generator, &change.input, times.overlap.map(|t| unit.units(&t)));
+        Ok(Priced { unit, generator, simulator, rounded })
+    }
+
+    /// The costs in nanoseconds, for runs that are drawn and not counted.
+    pub(crate) fn in_nanos(&self) -> simulate::Costs {
+        let mut costs = self.simulator.clone();
+        for stage in &mut costs.stages {
+            for time in [
+                &mut stage.f_ns,
+                &mut stage.b_ns,
+                &mut stage.w_ns,
+                &mut stage.r_ns,
+                &mut stage.all_gather_ns,
+                &mut stage.reduce_scatter_ns,
+            ] {
+                *time = self.unit.nanos(*time);
+            }
+        }
+        costs.link.latency_ns = self.unit.nanos(costs.link.latency_ns);
+        costs.overlap_ns = costs.overlap_ns.map(|time| self.unit.nanos(time));
+        costs
+    }
+
+    /// The costs as a file has them.
+    pub(super) fn document(&self) -> json::Costs {
+        let micros = |list: &[u64]| list.iter().map(|t| self.unit.micros(*t)).collect::<Vec<f64>>();
+        let or_none =
+            |list: &[u64]| if list.iter().all(|t| *t == 0) { Vec::new() } else { micros(list) };
+        let costs = &self.generator;
+        let input = self.simulator.memory.iter().map(|m| m.input as i64).collect::<Vec<_>>();
+        json::Costs {
+            t_f: micros(&costs.f),
+            t_b: micros(&costs.b),
+            t_w: micros(&costs.w),
+            t_gather: or_none(&costs.gather),
+            t_reduce: or_none(&costs.reduce),
+            t_comm: self.unit.micros(costs.send),
+            t_overlap: self.simulator.overlap_ns.map(|t| self.unit.micros(t)),
+            mem_f: costs.mem_f.clone(),
+            mem_b: costs.mem_b.clone(),
+            mem_w: costs.mem_w.clone(),
+            mem_input: if input.iter().all(|m| *m == 0) { Vec::new() } else { input },
+            ..json::Costs::default()
+        }
+    }
+}
+
+fn unit(all: &[(&str, Decimal)], stages: usize, micro_batches: usize) -> Result<Unit, Failure> {
+    let actions = stages.saturating_mul(micro_batches).saturating_mul(ACTIONS_EACH_MAX);
+    let times: Vec<Decimal> = all.iter().map(|(_, time)| *time).collect();
+    Unit::fitting(&times, actions).map_err(|longest| {
+        let at =
+            all.iter().find(|(_, t)| t.to_string() == longest).map_or("a time", |(name, _)| name);
+        Failure::bad_input(format!(
+            "{at} = {longest}: too long for {stages} stages and {micro_batches} micro-batches in \
+             nanoseconds; use shorter times or fewer micro-batches"
+        ))
+    })
+}
+
+fn simulator(costs: &schedules::Costs, input: &[i64], overlap: Option<u64>) -> simulate::Costs {
+    let stages = 0..costs.f.len();
+    let time = |s: usize| StageCosts {
+        f_ns: costs.f[s],
+        b_ns: costs.b[s],
+        w_ns: costs.w[s],
+        r_ns: costs.f[s],
+        all_gather_ns: costs.gather[s],
+        reduce_scatter_ns: costs.reduce[s],
+        replica_reduce_ns: 0,
+    };
+    let memory = |s: usize| StageBytes {
+        input: input[s].unsigned_abs(),
+        activation: costs.mem_f[s].unsigned_abs(),
+        stash: costs.mem_w[s].unsigned_abs(),
+        ..StageBytes::default()
+    };
+    simulate::Costs {
+        stages: stages.clone().map(time).collect(),
+        memory: stages.map(memory).collect(),
+        link: LinkCosts { latency_ns: costs.send, ..LinkCosts::default() },
+        overlap_ns: overlap,
+        step_ns: 0,
+    }
+}
+
+/// One entry a stage of a flag's value.
+fn per_stage<T: Copy>(name: &str, list: &PerStage<T>, stages: usize) -> Result<Vec<T>, Failure> {
+    match list.0[..] {
+        [one] => Ok(vec![one; stages]),
+        _ if list.0.len() == stages => Ok(list.0.clone()),
+        _ => Err(Failure::bad_input(format!(
+            "{name} = {} numbers: there are {stages} stages; give one number for all, or {stages}",
+            list.0.len()
+        ))),
+    }
+}
+
+/// Changes of memory of every stage.
+struct Changes {
+    f: Vec<i64>,
+    b: Vec<i64>,
+    w: Vec<i64>,
+    input: Vec<i64>,
+}
+
+impl Changes {
+    /// What is not given follows: B frees half of what F took, or all that W does not.
+    fn new(memory: &Memory, stages: usize) -> Result<Changes, Failure> {
+        let f = per_stage("mem-f", &memory.f, stages)?;
+        let input = per_stage("mem-input", &memory.input, stages)?;
+        let given = |name, list: &Option<PerStage<i64>>| {
+            list.as_ref().map(|list| per_stage(name, list, stages)).transpose()
+        };
+        let (b, w) = (given("mem-b", &memory.b)?, given("mem-w", &memory.w)?);
+        let rest = |x: &[i64]| f.iter().zip(x).map(|(f, x)| -f - x).collect::<Vec<i64>>();
+        let (b, w) = match (b, w) {
+            (Some(b), Some(w)) => (b, w),
+            (Some(b), None) => (b.clone(), rest(&b)),
+            (None, Some(w)) => (rest(&w), w),
+            (None, None) => {
+                let w: Vec<i64> = f.iter().map(|f| -(f / 2)).collect();
+                (rest(&w), w)
+            }
+        };
+        for s in 0..stages {
+            let [f, b, w, input] = [f[s], b[s], w[s], input[s]];
+            let fail = |field: &str, value: i64, problem: &str| {
+                let at = if stages > 1 { format!(" (stage {s})") } else { String::new() };
+                Err(Failure::bad_input(format!("{field} = {value}{at}: {problem}")))
+            };
+            if f < 0 {
+                return fail("mem-f", f, "an F takes memory; use 0 or more");
+            }
+            if f + b + w != 0 {
+                let problem = format!(
+                    "mem-f + mem-b + mem-w must be 0, but {f} + {b} + {w} is {}; leave mem-b or \
+                     mem-w out and it follows",
+                    f + b + w
+                );
+                return fail("mem-w", w, &problem);
+            }
+            if w > 0 {
+                return fail("mem-w", w, "a W frees memory; use 0 or less");
+            }
+            if input < 0 || input > f {
+                return fail("mem-input", input, &format!("a part of mem-f; use 0 to {f}"));
+            }
+        }
+        Ok(Changes { f, b, w, input })
+    }
+}

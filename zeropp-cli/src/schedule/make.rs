@@ -1,0 +1,148 @@
+//! A schedule made, proven and simulated as a request says.
+
+use zeropp::pipeline::exchange::json::{Document, Measures};
+use zeropp::pipeline::ir::Schedule;
+use zeropp::pipeline::lower::lower;
+use zeropp::pipeline::report::measures;
+use zeropp::pipeline::schedules::{Shape, generate_with_costs, zeropp_auto_unit};
+use zeropp::pipeline::simulate::simulate;
+use zeropp::pipeline::timeline::Timeline;
+use zeropp::pipeline::verify::{VerifyLimits, verify};
+
+use super::args::{Limit, Request};
+use super::costs::Priced;
+use super::decimal::Unit;
+use crate::Failure;
+
+/// Kinds that are meant for one stage a rank; the default of `--virtual` is 1 for them.
+const ONE_STAGE: [&str; 6] = ["gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p"];
+/// Kinds that cut a step into units.
+const IN_UNITS: [&str; 2] = ["zeropp", "zeropp-auto"];
+
+/// A schedule with all that is known about it.
+pub(super) struct Made {
+    /// Stages per rank and the rest of the shape it was made for.
+    pub(super) shape: Shape,
+    /// Schedule, costs and measures.
+    pub(super) document: Document,
+    /// The simulated run, in nanoseconds.
+    pub(super) timeline: Timeline,
+    /// A remark for standard error.
+    pub(super) note: Option<String>,
+}
+
+impl Made {
+    pub(super) fn schedule(&self) -> &Schedule {
+        &self.document.schedule
+    }
+
+    pub(super) fn measures(&self) -> &Measures {
+        self.document.measures.as_ref().expect("made with measures")
+    }
+}
+
+/// The shape of `kind` where the request leaves it open. `alike` is a shape for kinds side by
+/// side: the same step for all of them.
+pub(super) fn shape(request: &Request, kind: &str, alike: bool) -> Shape {
+    let pp = request.pp;
+    let in_units = IN_UNITS.contains(&kind) && !alike;
+    let twice = pp.saturating_mul(2);
+    let unit = request.unit.unwrap_or(if alike { twice } else { twice - 1 });
+    let step = if in_units { unit } else { twice };
+    Shape {
+        pp,
+        virtual_stages: request.virtual_stages.unwrap_or(if ONE_STAGE.contains(&kind) {
+            1
+        } else {
+            2
+        }),
+        micro_batches: request.micro_batches.unwrap_or(step.saturating_mul(2)),
+        unit,
+    }
+}
+
+/// Generates, lowers if asked, verifies and simulates.
+pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, Failure> {
+    let stages = shape.pp.checked_mul(shape.virtual_stages).filter(|s| *s <= STAGES_MAX);
+    let stages = stages.ok_or_else(|| {
+        Failure::bad_input(format!(
+            "pp = {}: times virtual = {} that is more than {STAGES_MAX} stages; use less of one",
+            shape.pp, shape.virtual_stages
+        ))
+    })?;
+    let mut priced = Priced::new(&request.times, &request.memory, stages, shape.micro_batches)?;
+    let limit = request.limit.map(|limit| units_of(limit, &shape, &priced));
+    priced.generator.mem_limit = limit;
+    let (shape, schedule) = generated(request, kind, shape, &priced)?;
+    let schedule = match &request.lower {
+        Some(options) => lower(&schedule, options),
+        None => schedule,
+    };
+    // Our own generators are held to every rule before anyone gets to see their work.
+    verify(&schedule, &VerifyLimits::default()).map_err(Failure::failed_run)?;
+    let timeline = simulate(&schedule, &priced.simulator).map_err(Failure::bad_input)?;
+    let measures = measures(&schedule, &timeline, &priced.simulator, |t| priced.unit.micros(t));
+    keeps_limit(kind, &measures, limit)?;
+    let document = Document { schedule, costs: Some(priced.document()), measures: Some(measures) };
+    let timeline = in_nanos(timeline, priced.unit);
+    Ok(Made { shape, document, timeline, note: priced.rounded })
+}
+
+/// Beyond this a slip of the keyboard is likelier than a pipeline.
+const STAGES_MAX: usize = 1 << 16;
+
+/// The schedule, and its shape where the generator chooses the unit.
+fn generated(
+    request: &Request,
+    kind: &str,
+    shape: Shape,
+    priced: &Priced,
+) -> Result<(Shape, Schedule), Failure> {
+    let costs = &priced.generator;
+    if kind == "zeropp-auto" && request.unit.is_none() && costs.mem_limit.is_some() {
+        // Refuses what no unit can help before it looks for one.
+        generate_with_costs("zeropp", &shape, costs).map_err(Failure::bad_input)?;
+        let (unit, schedule) = zeropp_auto_unit(&shape, costs).map_err(Failure::bad_input)?;
+        return Ok((Shape { unit, ..shape }, schedule));
+    }
+    let schedule = generate_with_costs(kind, &shape, costs).map_err(Failure::bad_input)?;
+    Ok((shape, schedule))
+}
+
+fn units_of(limit: Limit, shape: &Shape, priced: &Priced) -> i64 {
+    let largest = priced.generator.mem_f.iter().max().copied().unwrap_or(0);
+    match limit {
+        Limit::Units(units) => units,
+        Limit::TimesP(fold) => {
+            let micro_batches = (shape.pp * shape.virtual_stages) as i64;
+            fold.saturating_mul(micro_batches).saturating_mul(largest)
+        }
+    }
+}
+
+fn keeps_limit(kind: &str, measures: &Measures, limit: Option<i64>) -> Result<(), Failure> {
+    let Some(limit) = limit else { return Ok(()) };
+    let peaks = measures.peak_activation.iter().enumerate();
+    match peaks.max_by_key(|(_, peak)| **peak) {
+        Some((rank, peak)) if i128::from(*peak) > i128::from(limit) => {
+            Err(Failure::bad_input(format!(
+                "mem-limit = {limit}: {kind} needs {peak} on rank {rank}; raise the limit, or take \
+                 zb-1p, zb-v, v-half, v-min or zeropp-auto, which look for an order within it"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn in_nanos(mut timeline: Timeline, unit: Unit) -> Timeline {
+    for rank in &mut timeline.ranks {
+        for span in &mut rank.spans {
+            span.start_ns = unit.nanos(span.start_ns);
+            span.end_ns = unit.nanos(span.end_ns);
+        }
+        for point in &mut rank.memory {
+            point.at_ns = unit.nanos(point.at_ns);
+        }
+    }
+    timeline
+}

@@ -1,0 +1,143 @@
+//! What `zeropp schedule` shows and writes.
+
+use std::io;
+use std::path::Path;
+
+use zeropp::pipeline::ascii::chart;
+use zeropp::pipeline::draw::{chrome, html, svg};
+use zeropp::pipeline::exchange::csv::{self, Dialect};
+use zeropp::pipeline::exchange::json;
+use zeropp::pipeline::schedules::KINDS;
+
+use super::args::{FORMATS, Request};
+use super::make::{Made, make, shape};
+use crate::Failure;
+use crate::figures::{count, table};
+
+/// The format that a file's name asks for.
+pub(super) fn format_of(path: &Path) -> Result<&'static str, Failure> {
+    let extension = path.extension().and_then(|e| e.to_str()).map(str::to_ascii_lowercase);
+    match extension.as_deref() {
+        Some("txt") => Ok("ascii"),
+        Some("json") => Ok("json"),
+        Some("csv") => Ok("csv"),
+        Some("svg") => Ok("svg"),
+        Some("html" | "htm") => Ok("html"),
+        _ => Err(Failure::bad_input(format!(
+            "out = {}: the name does not say what to write; end it in .txt, .json, .csv, .svg or \
+             .html, or give --format ({})",
+            path.display(),
+            FORMATS.join(", ")
+        ))),
+    }
+}
+
+/// The whole output in `format`.
+pub(super) fn render(made: &Made, format: &str, width: usize) -> io::Result<Vec<u8>> {
+    let mut out = Vec::new();
+    match format {
+        "json" => json::write(&made.document, &mut out)?,
+        "csv" => csv::write(made.schedule(), Dialect::Zeropp, &mut out)?,
+        "torch" => csv::write(made.schedule(), Dialect::Torch, &mut out)?,
+        "svg" => svg::write(&made.timeline, &mut out)?,
+        "html" => html::write(&made.timeline, &mut out)?,
+        "chrome" => chrome::write(&made.timeline, &mut out)?,
+        _ => out = format!("{}\n{}\n", chart(&made.timeline, width), numbers(made)).into_bytes(),
+    }
+    Ok(out)
+}
+
+/// The numbers below a chart.
+fn numbers(made: &Made) -> String {
+    let (schedule, m) = (made.schedule(), made.measures());
+    let step = format!(
+        "{}: {}, {}, {}",
+        schedule.kind,
+        count(schedule.pp(), "rank"),
+        count(schedule.stages(), "stage"),
+        micro_batches(&schedule.units),
+    );
+    let times = format!(
+        "makespan {} us, largest own span {} us, bubble rate {}",
+        m.makespan,
+        m.own_span_max,
+        rate(m.bubble_rate)
+    );
+    let mut rows =
+        vec![["rank", "end us", "idle us", "peak activation"].map(String::from).to_vec()];
+    for (rank, ((end, idle), peak)) in
+        m.ends.iter().zip(&m.idle).zip(&m.peak_activation).enumerate()
+    {
+        rows.push(vec![rank.to_string(), end.to_string(), idle.to_string(), peak.to_string()]);
+    }
+    let mut lines = vec![step, times];
+    if m.all_gathers + m.reduce_scatters > 0 {
+        let (gathers, reductions) = (m.all_gathers, m.reduce_scatters);
+        lines
+            .push(format!("{gathers} all-gathers and {reductions} reduce-scatters over all ranks"));
+    }
+    lines.push(table(&rows));
+    lines.join("\n")
+}
+
+fn micro_batches(units: &[usize]) -> String {
+    let all = count(units.iter().sum(), "micro-batch").replace("batchs", "batches");
+    match units {
+        [_] => all,
+        [first, ..] => format!("{all} in {} units of at most {first}", units.len()),
+        [] => all,
+    }
+}
+
+fn rate(rate: f64) -> String {
+    format!("{:.2} %", 100.0 * rate)
+}
+
+/// All kinds in one table.
+pub(super) fn all(request: &Request) -> Result<String, Failure> {
+    let head =
+        ["kind", "V", "makespan us", "own span us", "bubble", "peak", "gathers", "reductions"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    let mut misfits = Vec::new();
+    for kind in KINDS {
+        match make(request, kind.name, shape(request, kind.name, true)) {
+            Ok(made) => rows.push(row(kind.name, &made)),
+            Err(failure) if failure.code == 2 => {
+                rows.push(vec![kind.name.into(), "-".into()]);
+                misfits.push((rows.len() - 1, failure.message));
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    if misfits.len() == KINDS.len() {
+        // Nothing fits: one message says more than a table of complaints.
+        return Err(Failure::bad_input(&misfits[0].1));
+    }
+    let shape = shape(request, "zeropp", true);
+    let lowered = if request.lower.is_some() { "" } else { "; --lower counts gathers" };
+    let head = format!(
+        "P = {}, {}, units of at most {} for zeropp; times and memory are of one stage{lowered}",
+        shape.pp,
+        micro_batches(&[shape.micro_batches]),
+        shape.unit.min(shape.micro_batches),
+    );
+    let mut lines: Vec<String> = table(&rows).lines().map(String::from).collect();
+    for (row, message) in misfits {
+        lines[row].push_str(&format!("  {message}"));
+    }
+    Ok(format!("{head}\n{}", lines.join("\n")))
+}
+
+fn row(kind: &str, made: &Made) -> Vec<String> {
+    let m = made.measures();
+    vec![
+        kind.into(),
+        made.shape.virtual_stages.to_string(),
+        m.makespan.to_string(),
+        m.own_span_max.to_string(),
+        rate(m.bubble_rate),
+        m.peak_activation.iter().max().copied().unwrap_or(0).to_string(),
+        m.all_gathers.to_string(),
+        m.reduce_scatters.to_string(),
+    ]
+}

@@ -1,0 +1,168 @@
+//! Saving, being killed and resuming, as the command's users meet it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+struct Outcome {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+fn command(dir: &Path, line: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_zeropp"));
+    command.arg("run").args(line.split_whitespace()).current_dir(dir);
+    command
+}
+
+fn zeropp(dir: &Path, line: &str) -> Outcome {
+    let output = command(dir, line).output().expect("the command can be started");
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    Outcome { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// A folder with small.toml: 2 x 2 ranks whose step is a matter of milliseconds.
+fn folder() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let small =
+        "layers = 2\nhidden = 16\nheads = 2\nseq = 8\nzero3 = 2\npp = 2\nvirtual = 1\nunit = 3\n";
+    fs::write(dir.path().join("small.toml"), small).unwrap();
+    dir
+}
+
+/// Loss and norm of every step of a metrics file, as written, which is to the bit.
+fn bits(path: &Path) -> BTreeMap<u64, (String, String)> {
+    let text = fs::read_to_string(path).unwrap();
+    let mut steps = BTreeMap::new();
+    for line in text.lines() {
+        let step: serde_json::Value = serde_json::from_str(line).unwrap();
+        let figures = (step["loss"].to_string(), step["grad_norm"].to_string());
+        let again = steps.insert(step["step"].as_u64().unwrap(), figures);
+        assert!(again.is_none(), "a step comes once: {line}");
+    }
+    steps
+}
+
+#[test]
+fn a_resumed_command_says_so_and_goes_on() {
+    let dir = folder();
+    let at = dir.path();
+    let all = zeropp(at, "small.toml --steps 6 --metrics all.jsonl");
+    assert_eq!(all.code, Some(0), "{}", all.err);
+
+    let line = "small.toml --steps 6 --metrics m.jsonl --save ckpt --save-every 4";
+    let first = zeropp(at, line);
+    assert_eq!((first.code, first.err.as_str()), (Some(0), ""));
+    assert!(first.out.contains("\ncheckpoint ckpt/step-000006\n"), "{}", first.out);
+    let again = zeropp(at, line);
+    assert_eq!(again.code, Some(2));
+    assert!(again.err.contains("save = ckpt: there is a checkpoint of step 6"), "{}", again.err);
+
+    fs::remove_dir_all(at.join("ckpt/step-000006")).unwrap();
+    let resumed = zeropp(at, &format!("{line} --resume --pp 1 --lr 0.003"));
+    assert_eq!((resumed.code, resumed.err.as_str()), (Some(0), ""));
+    for part in ["resuming from ckpt/step-000004: 4 of 6 steps are done\n", "step 5/6", "2 steps"] {
+        assert!(resumed.out.contains(part), "{part} is not in:\n{}", resumed.out);
+    }
+    assert!(!resumed.out.contains("step 4/6"), "{}", resumed.out);
+    assert_eq!(bits(&at.join("m.jsonl")), bits(&at.join("all.jsonl")));
+
+    let done = zeropp(at, &format!("{line} --resume"));
+    assert_eq!((done.code, done.err.as_str()), (Some(0), ""));
+    assert!(done.out.contains("6 of 6 steps are done; nothing is left to do"), "{}", done.out);
+    assert_eq!(bits(&at.join("m.jsonl")).len(), 6, "the metrics are as they were");
+}
+
+#[test]
+fn what_cannot_be_resumed_ends_with_code_2_and_one_message() {
+    let dir = folder();
+    let at = dir.path();
+    let line = "small.toml --steps 2 --save ckpt";
+    let expect = |flags: &str, message: &str| {
+        let got = zeropp(at, &format!("{line} --resume {flags}"));
+        assert_eq!(got.code, Some(2), "{message}: {}{}", got.out, got.err);
+        assert!(got.err.contains(message), "{message:?} is not in: {}", got.err);
+        assert_eq!((got.err.matches("error: ").count(), got.out.as_str()), (1, ""));
+    };
+    expect("", "save = ckpt: no complete checkpoint to resume from (there is no such folder)");
+    assert_eq!(zeropp(at, line).code, Some(0));
+    expect("--hidden 32", "h.0.attn.c_attn.bias is [96] in the model and [48] in the checkpoint");
+    let fewer = zeropp(at, "small.toml --steps 1 --save ckpt --resume");
+    assert!(fewer.err.contains("steps = 1, but it has 2 behind it"), "{}", fewer.err);
+    for file in ["manifest.json", "rank-00000.safetensors", "rank-00003.safetensors"] {
+        let path = at.join("ckpt/step-000002").join(file);
+        let good = fs::read(&path).unwrap();
+        for (damage, message) in [
+            (good[..good.len() / 2].to_vec(), "is damaged"),
+            ([&good[..good.len() - 2], b"??"].concat(), "is damaged"),
+            (Vec::new(), "is damaged"),
+        ] {
+            fs::write(&path, damage).unwrap();
+            expect("", message);
+            expect("", file);
+        }
+        fs::remove_file(&path).unwrap();
+        expect("", file);
+        fs::write(&path, good).unwrap();
+    }
+    assert_eq!(zeropp(at, &format!("{line} --resume")).code, Some(0));
+}
+
+#[test]
+fn a_killed_run_goes_on_with_the_same_bits() {
+    const KILLS: u64 = 10;
+    let dir = folder();
+    let at = dir.path();
+    let steps = 400;
+    let all = zeropp(at, &format!("small.toml --steps {steps} --metrics all.jsonl"));
+    assert_eq!(all.code, Some(0), "{}", all.err);
+
+    let line = format!("small.toml --steps {steps} --metrics m.jsonl --save ckpt --save-every 1");
+    let complete = || {
+        let entries = fs::read_dir(at.join("ckpt")).into_iter().flatten();
+        let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
+        names.filter(|n| n.starts_with("step-")).max()
+    };
+    let mut state = 7u64;
+    let mut seen = Vec::new();
+    for _ in 0..KILLS {
+        let before = complete();
+        let resume = if before.is_some() { "--resume" } else { "" };
+        let mut child = command(at, &format!("{line} {resume}"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Once it has saved something, a random moment.
+        while complete() == before {
+            if let Some(status) = child.try_wait().unwrap() {
+                panic!(
+                    "{status}: {}",
+                    String::from_utf8_lossy(&child.wait_with_output().unwrap().stderr)
+                );
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        std::thread::sleep(Duration::from_micros((state >> 33) % 30_000));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        seen.push(complete().unwrap());
+    }
+    assert!(seen.windows(2).all(|w| w[0] < w[1]), "each run goes on: {seen:?}");
+    assert!(*seen.last().unwrap() < format!("step-{steps:06}"), "killed before the end: {seen:?}");
+
+    let line = line.replace("--save-every 1", "--save-every 0");
+    let rest = zeropp(at, &format!("{line} --resume --pp 1"));
+    assert_eq!((rest.code, rest.err.as_str()), (Some(0), ""));
+    assert_eq!(bits(&at.join("m.jsonl")), bits(&at.join("all.jsonl")));
+    let mut left: Vec<_> = fs::read_dir(at.join("ckpt"))
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    assert_eq!(left.len(), 3, "the lock and the newest two: {left:?}");
+}

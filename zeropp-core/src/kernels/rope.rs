@@ -1,0 +1,50 @@
+//! Rotary position embedding in the rotate-half layout: element i of a head's first half turns
+//! together with element i of its second half.
+
+use super::simd;
+
+/// cos and sin of every angle, `[s, d/2]` each: position p turns pair i by p·base^(−2i/d).
+pub fn angles(s: usize, d: usize, base: f64) -> (Vec<f32>, Vec<f32>) {
+    let half = d / 2;
+    let angles = || {
+        (0..s * half).map(|i| {
+            let (position, pair) = (i / half, i % half);
+            position as f64 * base.powf(-2.0 * pair as f64 / d as f64)
+        })
+    };
+    (angles().map(|a| a.cos() as f32).collect(), angles().map(|a| a.sin() as f32).collect())
+}
+
+/// Which elements turn: the first `heads` heads of `d` elements in every row of `width`.
+#[derive(Clone, Copy, Debug)]
+pub struct Turned {
+    /// Elements of a row.
+    pub width: usize,
+    /// Heads that turn.
+    pub heads: usize,
+    /// Elements of a head, even.
+    pub d: usize,
+}
+
+/// Turns `x: [samples·s, width]` in place by [`angles`], or back by them.
+pub fn rope(x: &mut [f32], t: Turned, (cos, sin): (&[f32], &[f32]), back: bool) {
+    let half = t.d / 2;
+    let sign = if back { -1.0 } else { 1.0 };
+    simd(
+        #[inline(always)]
+        || {
+            for sample in x.chunks_mut(cos.len() / half * t.width) {
+                let angles = cos.chunks_exact(half).zip(sin.chunks_exact(half));
+                for (row, (cos, sin)) in sample.chunks_exact_mut(t.width).zip(angles) {
+                    for head in row.chunks_exact_mut(t.d).take(t.heads) {
+                        let (low, high) = head.split_at_mut(half);
+                        for (((l, h), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+                            let s = sign * *s;
+                            (*l, *h) = (*l * *c - *h * s, *h * *c + *l * s);
+                        }
+                    }
+                }
+            }
+        },
+    );
+}

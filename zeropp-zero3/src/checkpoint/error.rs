@@ -1,0 +1,66 @@
+//! What can be wrong with a checkpoint or its folder.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a checkpoint was not read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// There is nothing to go on from.
+    #[error(
+        "save = {}: no complete checkpoint to resume from{passed_over}; start without resume, or name another folder",
+        folder.display()
+    )]
+    NotFound {
+        /// The folder that was searched.
+        folder: PathBuf,
+        /// Incomplete ones that were passed over, in words; empty if there were none.
+        passed_over: String,
+    },
+    /// The folder belongs to another run.
+    #[error("save = {}: {problem}", folder.display())]
+    Occupied {
+        /// The folder.
+        folder: PathBuf,
+        /// What is there and what would work.
+        problem: String,
+    },
+    /// A file is not what was written.
+    #[error("checkpoint file {} is damaged: {problem}; restore it, or remove its folder to resume from an older one", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong in it.
+        problem: String,
+    },
+    /// The checkpoint is whole, but of another model or run.
+    #[error("checkpoint {} does not fit this run: {problem}", path.display())]
+    Mismatch {
+        /// The checkpoint's folder.
+        path: PathBuf,
+        /// Both sides, and what would work.
+        problem: String,
+    },
+    /// The file system refused.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// `read`, `write`, …
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Result of an operation on checkpoints.
+pub(super) type Checked<T> = Result<T, CheckpointError>;
+
+/// For `map_err`: the file system's error while doing `action` to `path`.
+pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+    move |source| CheckpointError::Io { action, path: path.to_path_buf(), source }
+}
+
+pub(super) fn damaged(path: &Path, problem: impl Into<String>) -> CheckpointError {
+    CheckpointError::Damaged { path: path.to_path_buf(), problem: problem.into() }
+}

@@ -1,0 +1,250 @@
+//! `manifest.json`: what a checkpoint consists of, protected by its own digest.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{Checked, damaged};
+
+/// Name of the file that makes a folder a checkpoint.
+pub(super) const MANIFEST: &str = "manifest.json";
+/// The format's name and version, as this build writes it.
+const FORMAT: &str = "zeropp-training-state";
+const VERSION: u32 = 1;
+
+/// What the file begins with; 64 hexadecimal digits follow, then [`AFTER_DIGEST`]. The digest is
+/// that of all bytes after these lines, so that no byte of the file can change unseen.
+const BEFORE_DIGEST: &str = "{\n  \"digest\": \"";
+const AFTER_DIGEST: &str = "\",\n";
+const DIGEST_DIGITS: usize = 64;
+
+/// The table of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    format: String,
+    version: u32,
+    /// Steps done.
+    pub step: u64,
+    /// Updates done: steps without those skipped because a gradient was not finite.
+    pub updates: u64,
+    /// Number of token ids of the model.
+    pub vocabulary: usize,
+    /// The run's settings by key, each as in a TOML file.
+    pub settings: BTreeMap<String, String>,
+    /// Every file by name.
+    pub files: BTreeMap<String, FileRecord>,
+    /// Every parameter by name.
+    pub parameters: BTreeMap<String, Parameter>,
+}
+
+/// What a file must be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRecord {
+    /// Its size.
+    pub bytes: u64,
+    /// BLAKE3 digest of all of it, in hexadecimal.
+    pub blake3: String,
+}
+
+/// Where a parameter is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parameter {
+    /// Dimensions.
+    pub shape: Vec<usize>,
+    /// Pieces in order of their offsets; together all elements, once.
+    pub pieces: Vec<Piece>,
+}
+
+/// Elements `offset..offset + len` of a parameter in row-major order.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Piece {
+    /// First element.
+    pub offset: usize,
+    /// Number of elements.
+    pub len: usize,
+    /// The file that has them.
+    pub file: String,
+}
+
+impl Manifest {
+    /// A manifest with no files and parameters yet.
+    pub fn new(
+        step: u64,
+        updates: u64,
+        vocabulary: usize,
+        settings: BTreeMap<String, String>,
+    ) -> Self {
+        Self {
+            format: FORMAT.into(),
+            version: VERSION,
+            step,
+            updates,
+            vocabulary,
+            settings,
+            files: BTreeMap::new(),
+            parameters: BTreeMap::new(),
+        }
+    }
+
+    /// Puts every parameter's pieces in order, once all are entered.
+    pub fn sort_pieces(&mut self) {
+        self.parameters.values_mut().for_each(|p| p.pieces.sort_unstable());
+    }
+
+    /// The file's content.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let text = serde_json::to_string_pretty(self).expect("names and numbers");
+        let body = format!("{}\n", text.strip_prefix("{\n").expect("a JSON object"));
+        let digest = blake3::hash(body.as_bytes()).to_hex();
+        format!("{BEFORE_DIGEST}{digest}{AFTER_DIGEST}{body}").into_bytes()
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    ///
+    /// # Errors
+    /// Any byte that differs; a version this build does not know; pieces that do not make up
+    /// their parameters. `path` is for the message.
+    pub(super) fn from_bytes(bytes: &[u8], path: &Path) -> Checked<Manifest> {
+        let body = protected(bytes)
+            .ok_or_else(|| damaged(path, "its content does not match the digest at its top"))?;
+        let text = ["{\n".as_bytes(), body].concat();
+        let bad = |e: serde_json::Error| damaged(path, format!("it is no manifest ({e})"));
+        // The version first: another one may have other fields.
+        let head: Head = serde_json::from_slice(&text).map_err(bad)?;
+        if (head.format.as_str(), head.version) != (FORMAT, VERSION) {
+            let found = format!("{} version {}", head.format, head.version);
+            let problem = format!("it is {found}, and this build reads {FORMAT} version {VERSION}");
+            return Err(damaged(path, problem));
+        }
+        let manifest: Manifest = serde_json::from_slice(&text).map_err(bad)?;
+        manifest.check().map_err(|problem| damaged(path, problem))?;
+        Ok(manifest)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        for name in self.files.keys() {
+            let plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\']);
+            if !plain {
+                return Err(format!("{name:?} is not the name of a file beside it"));
+            }
+        }
+        self.parameters.iter().try_for_each(|(name, p)| self.check_pieces(name, p))
+    }
+
+    fn check_pieces(&self, name: &str, parameter: &Parameter) -> Result<(), String> {
+        let mut end = 0usize;
+        for piece in &parameter.pieces {
+            if !self.files.contains_key(&piece.file) {
+                return Err(format!(
+                    "{name} has a piece in {}, which it does not list",
+                    piece.file
+                ));
+            }
+            let next = end.checked_add(piece.len).filter(|_| piece.offset == end && piece.len > 0);
+            end = next.ok_or_else(|| {
+                format!("the pieces of {name} do not follow each other at element {end}")
+            })?;
+        }
+        let elements = parameter.shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+        if elements == Some(end) {
+            return Ok(());
+        }
+        Err(format!(
+            "the pieces of {name} end at element {end}, its shape is {:?}",
+            parameter.shape
+        ))
+    }
+}
+
+#[derive(Deserialize)]
+struct Head {
+    format: String,
+    version: u32,
+}
+
+/// The bytes after the digest, if it is theirs.
+fn protected(bytes: &[u8]) -> Option<&[u8]> {
+    let rest = bytes.strip_prefix(BEFORE_DIGEST.as_bytes())?;
+    let (digest, rest) = rest.split_at_checked(DIGEST_DIGITS)?;
+    let body = rest.strip_prefix(AFTER_DIGEST.as_bytes())?;
+    (digest == blake3::hash(body).to_hex().as_bytes()).then_some(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Manifest {
+        let mut m =
+            Manifest::new(7, 6, 256, BTreeMap::from([("lr".to_string(), "0.003".to_string())]));
+        for file in ["a", "b"] {
+            m.files.insert(file.into(), FileRecord { bytes: 9, blake3: "00".into() });
+        }
+        let piece = |offset, len, file: &str| Piece { offset, len, file: file.into() };
+        let pieces = vec![piece(0, 4, "a"), piece(4, 2, "b")];
+        m.parameters.insert("w".into(), Parameter { shape: vec![2, 3], pieces });
+        m
+    }
+
+    fn read(m: &Manifest) -> Result<Manifest, String> {
+        Manifest::from_bytes(&m.to_bytes(), Path::new("m")).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn reads_back_and_is_plain_json() {
+        let m = sample();
+        assert_eq!(read(&m).unwrap(), m);
+        let json: serde_json::Value = serde_json::from_slice(&m.to_bytes()).unwrap();
+        assert_eq!((json["step"].as_u64(), json["updates"].as_u64()), (Some(7), Some(6)));
+    }
+
+    #[test]
+    fn any_changed_missing_or_added_byte_is_seen() {
+        let good = sample().to_bytes();
+        let refused = |bytes: &[u8]| Manifest::from_bytes(bytes, Path::new("m")).is_err();
+        for at in 0..good.len() {
+            for bit in 0..8 {
+                let mut bad = good.clone();
+                bad[at] ^= 1 << bit;
+                assert!(refused(&bad), "byte {at} bit {bit}");
+            }
+            assert!(refused(&good[..at]), "cut to {at}");
+        }
+        assert!(refused(&[good.as_slice(), b"\n"].concat()));
+    }
+
+    #[test]
+    fn contents_that_contradict_themselves_are_refused() {
+        let change = |f: fn(&mut Manifest)| {
+            let mut m = sample();
+            f(&mut m);
+            read(&m).unwrap_err()
+        };
+        for (message, error) in [
+            ("version 2, and this build reads", change(|m| m.version = 2)),
+            ("not the name of a file", {
+                change(|m| {
+                    let record = m.files["a"].clone();
+                    m.files.insert("../a".into(), record);
+                })
+            }),
+            ("which it does not list", change(|m| drop(m.files.remove("b")))),
+            (
+                "end at element 6, its shape is [2, 4]",
+                change(|m| m.parameters.get_mut("w").unwrap().shape = vec![2, 4]),
+            ),
+            (
+                "do not follow each other at element 4",
+                change(|m| m.parameters.get_mut("w").unwrap().pieces[1].offset = 3),
+            ),
+            ("end at element 4", change(|m| drop(m.parameters.get_mut("w").unwrap().pieces.pop()))),
+            (
+                "do not follow each other at element 4",
+                change(|m| m.parameters.get_mut("w").unwrap().pieces[1].len = usize::MAX),
+            ),
+        ] {
+            assert!(error.contains(message), "{message:?} is not in: {error}");
+        }
+    }
+}
