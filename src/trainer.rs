@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_core::comm::{CommError, Communicator};
 use zeropp_core::config::Config;
 use zeropp_core::data::{Dataset, Sampler};
@@ -30,6 +29,7 @@ use crate::blueprint::Blueprint;
 use crate::checkpoint::{self, Resume, Resumed, Saver};
 use crate::peak::gemm_flops;
 use crate::rank::{Export, RankError, RankResult, Shared, StageTimes, run_rank};
+use crate::world::World;
 
 /// After one rank has failed, how long the others get to stop before they are left behind.
 const GRACE: Duration = Duration::from_secs(3);
@@ -185,17 +185,17 @@ impl Trainer {
             resume: self.resume.clone(),
             saver: saver.clone(),
         };
-        let timeout = Duration::from_secs_f64(bp.config.timeout_s);
-        let engine = ThreadsWorld::new(world, ThreadsOptions { timeout, ..Default::default() });
+        let mut world = World::start(&bp.config, bp.mesh, &shared.status)?;
         let (tx, rx) = channel();
-        for (rank, comm) in engine.communicators().into_iter().enumerate() {
+        let here: Vec<usize> = world.ranks.iter().map(|(rank, _)| *rank).collect();
+        for (rank, comm) in world.ranks.drain(..) {
             spawn_rank(rank, shared.clone(), comm, tx.clone());
         }
         drop(tx);
         let start = Instant::now();
         let mut steps = Vec::new();
         let mut times = StageTimes::default();
-        let results = watch(&rx, world, &shared.status, |metrics, step_times| {
+        let results = watch(&rx, &here, &shared.status, |metrics, step_times| {
             on_step(&metrics);
             // The first step warms caches and pools up; it counts only where it is the only one.
             if steps.len() == 1 {
@@ -355,16 +355,16 @@ fn explain(error: &RankError, status: &StatusBoard) -> String {
     if seen.is_empty() { text } else { format!("{text}; last seen: {}", seen.join("; ")) }
 }
 
-/// Collects the ranks' results. After a failure the others have [`GRACE`] to stop.
+/// Collects the results of the ranks `here`, in rank order. After a failure the others have [`GRACE`] to stop.
 fn watch(
     rx: &Receiver<Message>,
-    world: usize,
+    here: &[usize],
     status: &StatusBoard,
     mut on_step: impl FnMut(StepMetrics, StageTimes),
 ) -> Result<Vec<RankResult>, Error> {
-    let mut results: Vec<Option<RankResult>> = (0..world).map(|_| None).collect();
+    let mut results: BTreeMap<usize, RankResult> = BTreeMap::new();
     let mut failures: Vec<(usize, Failure)> = Vec::new();
-    let mut left = world;
+    let mut left = here.len();
     let mut deadline: Option<Instant> = None;
     while left > 0 {
         let message = match deadline {
@@ -374,7 +374,7 @@ fn watch(
         match message {
             Ok(Message::Step(metrics, times)) => on_step(metrics, times),
             Ok(Message::Done(rank, Ok(result))) => {
-                results[rank] = Some(result);
+                results.insert(rank, result);
                 left -= 1;
             }
             Ok(Message::Done(rank, Err(failure))) => {
@@ -387,7 +387,7 @@ fn watch(
     }
     match culprit(failures, status) {
         Some(error) => Err(error),
-        None => Ok(results.into_iter().map(|r| r.expect("all ranks are done")).collect()),
+        None => Ok(results.into_values().collect()),
     }
 }
 

@@ -1,7 +1,8 @@
 //! `zeropp run`.
 
 use zeropp::{Resumed, StepMetrics, Trainer};
-use zeropp_core::config::ConfigError;
+use zeropp_core::config::{ConfigError, EngineKind};
+use zeropp_core::launch::Launch;
 use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
@@ -19,6 +20,9 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         return Ok(());
     }
     let trainer = Trainer::new(config.clone())?;
+    if !run.dry_run && is_follower(&config)? {
+        return Ok(trainer.train(|_| ()).map(drop)?);
+    }
     if run.dry_run {
         say(plan::text(&config, trainer.plan()));
         return Ok(());
@@ -44,6 +48,15 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         say(format_args!("\ncheckpoint {}", path.display()));
     }
     metrics.close()
+}
+
+/// Whether this process is one of several ranks and another one shows the run.
+fn is_follower(config: &zeropp::Config) -> Result<bool, Failure> {
+    if config.engine != EngineKind::Mpi {
+        return Ok(false);
+    }
+    let launch = Launch::from_env().map_err(zeropp::Error::from)?;
+    Ok(launch.is_some_and(|launch| launch.rank > 0))
 }
 
 /// What a resumed run goes on from, and what is not as it was.

@@ -28,6 +28,8 @@ const BUSY_PAUSE: Duration = Duration::from_micros(30);
 const IDLE_PAUSE: Duration = Duration::from_micros(500);
 /// How long a failed world waits for the other ranks to have told their users.
 const BYE_GRACE: Duration = Duration::from_secs(2);
+/// How long a rank gets to tell its user about a failure once it has ended its world.
+const TELL_TIME: Duration = Duration::from_millis(300);
 /// How long the ranks of a failed world may go on before the job is ended.
 const FAILED_GRACE: Duration = Duration::from_secs(10);
 
@@ -483,7 +485,8 @@ impl Driver {
         let me = self.shared.rank;
         if self.failed_at.is_some() {
             let all = (0..self.shared.size).all(|r| r == me || self.byes[r]);
-            if all || since.elapsed() > BYE_GRACE {
+            let waited = since.elapsed();
+            if waited > BYE_GRACE || all && waited > TELL_TIME {
                 sys::end_job();
             }
             return false;

@@ -124,8 +124,9 @@ impl MpiWorld {
         self.world.take().expect("the world communicator is given away once")
     }
 
-    /// Ends MPI; all communicators should be gone. In a world that has failed this ends the whole
-    /// job with exit code 1 and does not return: tell the user about the error first.
+    /// Ends MPI; blocks until all ranks have dropped their communicators. In a world that has
+    /// failed it returns at once: the process should tell its user and exit with an error, for in
+    /// a moment the whole job is ended. Dropping does the same.
     pub fn finish(mut self) {
         self.end();
     }
@@ -134,11 +135,10 @@ impl MpiWorld {
         let Some(thread) = self.thread.take() else { return };
         self.world = None;
         let _ = self.shared.commands.send(Command::Finish);
+        if self.shared.error().is_some() {
+            return;
+        }
         let patience = self.shared.options.timeout.saturating_add(Duration::from_secs(5));
-        let patience = match self.shared.error() {
-            Some(_) => Duration::from_secs(4),
-            None => patience,
-        };
         if self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
             eprintln!("rank {}: MPI does not end; ending the job", self.shared.rank);
             sys::end_job();
