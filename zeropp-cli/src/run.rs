@@ -36,7 +36,9 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
     }
     let mut metrics = Metrics::open(&config, done)?;
     say(plan::headline(&config, trainer.plan()));
-    let progress = Progress::new(config.steps, done.unwrap_or(0));
+    // mpirun gives every rank a terminal, wherever its own output goes.
+    let in_place = config.engine != EngineKind::Mpi;
+    let progress = Progress::new(config.steps, done.unwrap_or(0), in_place);
     let result = trainer.train(|step: &StepMetrics| {
         metrics.write(step);
         progress.step(step);

@@ -29,7 +29,7 @@ const IDLE_PAUSE: Duration = Duration::from_micros(500);
 /// How long a failed world waits for the other ranks to have told their users.
 const BYE_GRACE: Duration = Duration::from_secs(2);
 /// How long a rank gets to tell its user about a failure once it has ended its world.
-const TELL_TIME: Duration = Duration::from_millis(300);
+pub(super) const TELL_TIME: Duration = Duration::from_millis(500);
 /// How long the ranks of a failed world may go on before the job is ended.
 const FAILED_GRACE: Duration = Duration::from_secs(10);
 
@@ -486,7 +486,7 @@ impl Driver {
         if self.failed_at.is_some() {
             let all = (0..self.shared.size).all(|r| r == me || self.byes[r]);
             let waited = since.elapsed();
-            if waited > BYE_GRACE || all && waited > TELL_TIME {
+            if waited > BYE_GRACE || all && waited > 2 * TELL_TIME {
                 sys::end_job();
             }
             return false;

@@ -135,7 +135,11 @@ impl MpiWorld {
         let Some(thread) = self.thread.take() else { return };
         self.world = None;
         let _ = self.shared.commands.send(Command::Finish);
-        if self.shared.error().is_some() {
+        if let Some((first, _)) = self.shared.failure() {
+            // The launcher kills everyone once one process has ended: the culprit speaks first.
+            if *first != self.shared.rank {
+                std::thread::sleep(driver::TELL_TIME);
+            }
             return;
         }
         let patience = self.shared.options.timeout.saturating_add(Duration::from_secs(5));
