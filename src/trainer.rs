@@ -187,9 +187,9 @@ impl Trainer {
         };
         let mut world = World::start(&bp.config, bp.mesh, &shared.status)?;
         let (tx, rx) = channel();
-        let here: Vec<usize> = world.ranks.iter().map(|(rank, _)| *rank).collect();
+        let here: Arc<[usize]> = world.ranks.iter().map(|(rank, _)| *rank).collect();
         for (rank, comm) in world.ranks.drain(..) {
-            spawn_rank(rank, shared.clone(), comm, tx.clone());
+            spawn_rank(rank, shared.clone(), (comm, here.clone()), tx.clone());
         }
         drop(tx);
         let start = Instant::now();
@@ -301,7 +301,12 @@ impl Trainer {
     }
 }
 
-fn spawn_rank(rank: usize, shared: Shared, world: Arc<dyn Communicator>, tx: Sender<Message>) {
+fn spawn_rank(
+    rank: usize,
+    shared: Shared,
+    (world, here): (Arc<dyn Communicator>, Arc<[usize]>),
+    tx: Sender<Message>,
+) {
     let body = move || {
         let steps = tx.clone();
         let run = AssertUnwindSafe(|| {
@@ -313,7 +318,7 @@ fn spawn_rank(rank: usize, shared: Shared, world: Arc<dyn Communicator>, tx: Sen
         let result = match std::panic::catch_unwind(run) {
             Ok(Ok(result)) => Ok(result),
             Ok(Err(e)) => {
-                world.abort(&explain(&e, &shared.status));
+                world.abort(&explain(&e, &here, &shared.status));
                 Err(Failure::Rank(e))
             }
             Err(panic) => {
@@ -339,8 +344,8 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "no message".into())
 }
 
-/// The error in words, with what missing ranks were last seen doing.
-fn explain(error: &RankError, status: &StatusBoard) -> String {
+/// The error in words, with what missing ranks of this process were last seen doing.
+fn explain(error: &RankError, here: &[usize], status: &StatusBoard) -> String {
     let (text, source) = match error {
         RankError::Checkpoint(e) => return e.to_string(),
         RankError::Comm(e) => (e.to_string(), e),
@@ -351,7 +356,8 @@ fn explain(error: &RankError, status: &StatusBoard) -> String {
         CommError::PeerLost { rank, .. } => std::slice::from_ref(rank),
         _ => &[],
     };
-    let seen: Vec<String> = missing.iter().map(|r| status.describe(*r)).collect();
+    let missing = missing.iter().filter(|rank| here.contains(rank));
+    let seen: Vec<String> = missing.map(|rank| status.describe(*rank)).collect();
     if seen.is_empty() { text } else { format!("{text}; last seen: {}", seen.join("; ")) }
 }
 
@@ -385,14 +391,14 @@ fn watch(
             Err(_) => break,
         }
     }
-    match culprit(failures, status) {
+    match culprit(failures, here, status) {
         Some(error) => Err(error),
         None => Ok(results.into_values().collect()),
     }
 }
 
 /// The failure that caused the others: a panic, else an error of a rank's own, else an echo.
-fn culprit(failures: Vec<(usize, Failure)>, status: &StatusBoard) -> Option<Error> {
+fn culprit(failures: Vec<(usize, Failure)>, here: &[usize], status: &StatusBoard) -> Option<Error> {
     let weight = |f: &Failure| match f {
         Failure::Panic(_) => 0,
         Failure::Rank(
@@ -407,7 +413,7 @@ fn culprit(failures: Vec<(usize, Failure)>, status: &StatusBoard) -> Option<Erro
     let (rank, failure) = failures.into_iter().min_by_key(|(rank, f)| (weight(f), *rank))?;
     let message = match failure {
         Failure::Panic(text) => text,
-        Failure::Rank(e) => explain(&e, status),
+        Failure::Rank(e) => explain(&e, here, status),
     };
     Some(Error::Rank { rank, message })
 }

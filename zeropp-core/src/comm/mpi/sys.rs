@@ -186,6 +186,9 @@ pub(super) fn parts(len: usize, size: usize) -> Vec<usize> {
     (0..size).map(|i| len.saturating_sub(i * most).min(most)).collect()
 }
 
+/// What a transfer reads, what it writes, and how both are cut.
+type Used = (Option<Memory>, Option<Memory>, [Option<Cut>; 2]);
+
 /// An operation under way in MPI, with the memory it uses. Dropped early, it gives that memory to
 /// MPI for good: only a world that has failed does so.
 pub(super) struct Transfer {
@@ -193,7 +196,7 @@ pub(super) struct Transfer {
     call: &'static str,
     active: bool,
     received: (usize, usize),
-    memory: Option<(Option<Memory>, Option<Memory>, [Option<Cut>; 2])>,
+    memory: Option<Used>,
 }
 
 impl Transfer {
