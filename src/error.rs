@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use zeropp_core::comm::CommError;
 use zeropp_core::config::ConfigError;
 use zeropp_core::data::DataError;
+use zeropp_core::launch::LaunchError;
 use zeropp_pipeline::partition::TooFewLayers;
 use zeropp_pipeline::schedules::ScheduleError;
 use zeropp_pipeline::verify::VerifyError;
@@ -42,6 +43,9 @@ pub enum Error {
         /// What it was doing and what happened.
         message: String,
     },
+    /// An environment that does not say which rank this process is.
+    #[error("environment: {0}")]
+    Launch(#[from] LaunchError),
     /// Ranks could not be brought together.
     #[error("starting the ranks: {0}")]
     Start(#[from] CommError),

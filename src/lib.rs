@@ -46,6 +46,7 @@ mod peak;
 mod program;
 mod rank;
 mod trainer;
+mod world;
 
 pub use checkpoint::Resumed;
 pub use emulate::{EmulatedStep, EmulationCosts, EmulationReport, emulate};
@@ -53,5 +54,5 @@ pub use error::Error;
 pub use trainer::{Trainer, Weights};
 pub use zeropp_core::config::Config;
 pub use zeropp_core::metrics::{Plan, RankPlan, StepMetrics, Summary};
-pub use zeropp_core::{config, data, layer, meter, model, params, rng, split, stock};
+pub use zeropp_core::{config, data, launch, layer, meter, model, params, rng, split, stock};
 pub use zeropp_pipeline as pipeline;

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_core::comm::{CommError, Communicator};
 use zeropp_core::config::Config;
 use zeropp_core::data::{Dataset, Sampler};
@@ -30,6 +29,7 @@ use crate::blueprint::Blueprint;
 use crate::checkpoint::{self, Resume, Resumed, Saver};
 use crate::peak::gemm_flops;
 use crate::rank::{Export, RankError, RankResult, Shared, StageTimes, run_rank};
+use crate::world::World;
 
 /// After one rank has failed, how long the others get to stop before they are left behind.
 const GRACE: Duration = Duration::from_secs(3);
@@ -185,17 +185,17 @@ impl Trainer {
             resume: self.resume.clone(),
             saver: saver.clone(),
         };
-        let timeout = Duration::from_secs_f64(bp.config.timeout_s);
-        let engine = ThreadsWorld::new(world, ThreadsOptions { timeout, ..Default::default() });
+        let mut world = World::start(&bp.config, bp.mesh, &shared.status)?;
         let (tx, rx) = channel();
-        for (rank, comm) in engine.communicators().into_iter().enumerate() {
-            spawn_rank(rank, shared.clone(), comm, tx.clone());
+        let here: Arc<[usize]> = world.ranks.iter().map(|(rank, _)| *rank).collect();
+        for (rank, comm) in world.ranks.drain(..) {
+            spawn_rank(rank, shared.clone(), (comm, here.clone()), tx.clone());
         }
         drop(tx);
         let start = Instant::now();
         let mut steps = Vec::new();
         let mut times = StageTimes::default();
-        let results = watch(&rx, world, &shared.status, |metrics, step_times| {
+        let results = watch(&rx, &here, &shared.status, |metrics, step_times| {
             on_step(&metrics);
             // The first step warms caches and pools up; it counts only where it is the only one.
             if steps.len() == 1 {
@@ -301,7 +301,12 @@ impl Trainer {
     }
 }
 
-fn spawn_rank(rank: usize, shared: Shared, world: Arc<dyn Communicator>, tx: Sender<Message>) {
+fn spawn_rank(
+    rank: usize,
+    shared: Shared,
+    (world, here): (Arc<dyn Communicator>, Arc<[usize]>),
+    tx: Sender<Message>,
+) {
     let body = move || {
         let steps = tx.clone();
         let run = AssertUnwindSafe(|| {
@@ -313,7 +318,7 @@ fn spawn_rank(rank: usize, shared: Shared, world: Arc<dyn Communicator>, tx: Sen
         let result = match std::panic::catch_unwind(run) {
             Ok(Ok(result)) => Ok(result),
             Ok(Err(e)) => {
-                world.abort(&explain(&e, &shared.status));
+                world.abort(&explain(&e, &here, &shared.status));
                 Err(Failure::Rank(e))
             }
             Err(panic) => {
@@ -339,8 +344,8 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "no message".into())
 }
 
-/// The error in words, with what the ranks behind it were last seen doing.
-fn explain(error: &RankError, status: &StatusBoard) -> String {
+/// The error in words, with what the ranks of this process behind it were last seen doing.
+fn explain(error: &RankError, here: &[usize], status: &StatusBoard) -> String {
     let (text, source) = match error {
         RankError::Checkpoint(e) => return e.to_string(),
         RankError::Comm(e) => (e.to_string(), e),
@@ -357,21 +362,22 @@ fn explain(error: &RankError, status: &StatusBoard) -> String {
         false => Vec::new(),
     };
     if seen.is_empty() {
-        seen = missing.iter().map(|r| status.describe(*r)).collect();
+        let missing = missing.iter().filter(|rank| here.contains(rank));
+        seen = missing.map(|rank| status.describe(*rank)).collect();
     }
     if seen.is_empty() { text } else { format!("{text}; last seen: {}", seen.join("; ")) }
 }
 
-/// Collects the ranks' results. After a failure the others have [`GRACE`] to stop.
+/// Collects the results of the ranks `here`, in rank order. After a failure the others have [`GRACE`] to stop.
 fn watch(
     rx: &Receiver<Message>,
-    world: usize,
+    here: &[usize],
     status: &StatusBoard,
     mut on_step: impl FnMut(StepMetrics, StageTimes),
 ) -> Result<Vec<RankResult>, Error> {
-    let mut results: Vec<Option<RankResult>> = (0..world).map(|_| None).collect();
+    let mut results: BTreeMap<usize, RankResult> = BTreeMap::new();
     let mut failures: Vec<(usize, Failure)> = Vec::new();
-    let mut left = world;
+    let mut left = here.len();
     let mut deadline: Option<Instant> = None;
     while left > 0 {
         let message = match deadline {
@@ -381,7 +387,7 @@ fn watch(
         match message {
             Ok(Message::Step(metrics, times)) => on_step(metrics, times),
             Ok(Message::Done(rank, Ok(result))) => {
-                results[rank] = Some(result);
+                results.insert(rank, result);
                 left -= 1;
             }
             Ok(Message::Done(rank, Err(failure))) => {
@@ -392,14 +398,14 @@ fn watch(
             Err(_) => break,
         }
     }
-    match culprit(failures, status) {
+    match culprit(failures, here, status) {
         Some(error) => Err(error),
-        None => Ok(results.into_iter().map(|r| r.expect("all ranks are done")).collect()),
+        None => Ok(results.into_values().collect()),
     }
 }
 
 /// The failure that caused the others: a panic, else an error of a rank's own, else an echo.
-fn culprit(failures: Vec<(usize, Failure)>, status: &StatusBoard) -> Option<Error> {
+fn culprit(failures: Vec<(usize, Failure)>, here: &[usize], status: &StatusBoard) -> Option<Error> {
     let weight = |f: &Failure| match f {
         Failure::Panic(_) => 0,
         Failure::Rank(
@@ -414,7 +420,7 @@ fn culprit(failures: Vec<(usize, Failure)>, status: &StatusBoard) -> Option<Erro
     let (rank, failure) = failures.into_iter().min_by_key(|(rank, f)| (weight(f), *rank))?;
     let message = match failure {
         Failure::Panic(text) => text,
-        Failure::Rank(e) => explain(&e, status),
+        Failure::Rank(e) => explain(&e, here, status),
     };
     Some(Error::Rank { rank, message })
 }

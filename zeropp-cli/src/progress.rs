@@ -16,9 +16,10 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// For a run of this many steps, `done` of which are behind it.
-    pub(crate) fn new(steps: u64, done: u64) -> Progress {
-        let bar = std::io::stdout().is_terminal().then(|| {
+    /// For a run of this many steps, `done` of which are behind it; `in_place` if they may be shown
+    /// in one line that changes.
+    pub(crate) fn new(steps: u64, done: u64, in_place: bool) -> Progress {
+        let bar = (in_place && std::io::stdout().is_terminal()).then(|| {
             let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout());
             let style = "{bar:24} {pos}/{len}  {msg}  {eta} left";
             bar.set_style(ProgressStyle::with_template(style).expect("a valid template"));

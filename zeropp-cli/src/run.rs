@@ -1,7 +1,8 @@
 //! `zeropp run`.
 
 use zeropp::{Resumed, StepMetrics, Trainer};
-use zeropp_core::config::ConfigError;
+use zeropp_core::config::{ConfigError, EngineKind};
+use zeropp_core::launch::Launch;
 use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
@@ -22,6 +23,9 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         return emulate::run(&config, costs);
     }
     let trainer = Trainer::new(config.clone())?;
+    if !run.dry_run && is_follower(&config)? {
+        return Ok(trainer.train(|_| ()).map(drop)?);
+    }
     if run.dry_run {
         say(plan::text(&config, trainer.plan()));
         return Ok(());
@@ -35,7 +39,9 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
     }
     let mut metrics = Metrics::open(&config, done)?;
     say(plan::headline(&config, trainer.plan()));
-    let progress = Progress::new(config.steps, done.unwrap_or(0));
+    // mpirun gives every rank a terminal, wherever its own output goes.
+    let in_place = config.engine != EngineKind::Mpi;
+    let progress = Progress::new(config.steps, done.unwrap_or(0), in_place);
     let result = trainer.train(|step: &StepMetrics| {
         metrics.write(step);
         progress.step(step);
@@ -47,6 +53,15 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         say(format_args!("\ncheckpoint {}", path.display()));
     }
     metrics.close()
+}
+
+/// Whether this process is one of several ranks and another one shows the run.
+fn is_follower(config: &zeropp::Config) -> Result<bool, Failure> {
+    if config.engine != EngineKind::Mpi {
+        return Ok(false);
+    }
+    let launch = Launch::from_env().map_err(zeropp::Error::from)?;
+    Ok(launch.is_some_and(|launch| launch.rank > 0))
 }
 
 /// What a resumed run goes on from, and what is not as it was.

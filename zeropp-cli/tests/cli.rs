@@ -46,6 +46,7 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("--lr nan", "lr = NaN: is out of range"),
         ("--precision bf16", "precision = bf16: is not in this build; use fp32"),
         ("--device cuda", "device = cuda: is not in this build; use cpu"),
+        #[cfg(not(feature = "mpi"))]
         ("--engine mpi", "engine = mpi: is not in this build; use threads"),
         ("--schedule 1f1b --virtual 2", "virtual = 2: schedule 1f1b has one stage"),
         ("--schedule v-min --virtual 4", "virtual = 4: schedule v-min has two stages"),

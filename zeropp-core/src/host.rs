@@ -16,6 +16,11 @@ impl HostTensor {
         self.0.as_slice::<f32>().expect("made contiguous f32 by `host`")
     }
 
+    /// A tensor that shares the elements, which must be one-dimensional.
+    pub fn into_tensor(self) -> Tensor<1> {
+        Tensor::from_primitive::<Flex>(self.0)
+    }
+
     /// Address of the storage this tensor is a view of: equal for two tensors that share it.
     pub fn storage_id(&self) -> usize {
         self.0.bytes().as_ptr() as usize
@@ -92,6 +97,12 @@ impl HostBuffer {
     /// A new buffer of `len` zeros.
     pub fn zeros(len: usize) -> Self {
         Self(FlexTensor::zeros(Shape::new([len]), DType::F32))
+    }
+
+    /// Number of elements.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.0.layout().num_elements()
     }
 
     /// Whether no tensor handed out by [`tensor`](Self::tensor), nor any view of one, is left.

@@ -9,6 +9,7 @@ pub mod data;
 pub mod groups;
 pub mod host;
 pub mod kernels;
+pub mod launch;
 pub mod layer;
 pub mod mesh;
 pub mod meter;

@@ -5,6 +5,11 @@
 //! which the engine checks by signature. Sums run in rank order in `f32`, so every engine gives
 //! the same bits. The first error is final for the whole world: nothing is retried.
 
+mod buffers;
+mod checks;
+mod kernels;
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod signature;
 mod stats;
 pub mod threads;
@@ -15,9 +20,10 @@ pub use signature::Operation;
 pub use stats::{CommStats, OpCount};
 
 use burn::tensor::{DType, Tensor};
+use serde::{Deserialize, Serialize};
 
 /// What goes wrong between ranks.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 pub enum CommError {
     /// Some ranks did not take part in time.
     #[error(

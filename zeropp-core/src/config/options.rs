@@ -252,7 +252,8 @@ options! {
         "precision" "KIND" precision: Precision = Precision::Fp32;
         /// Where tensors live. This build has cpu.
         "device" "KIND" device: DeviceKind = DeviceKind::Cpu;
-        /// How ranks talk to each other. This build has threads: all ranks in one process.
+        /// How ranks talk to each other. threads: all ranks in one process. mpi: a process a rank,
+        /// started by mpirun; needs a build with --features mpi.
         "engine" "KIND" engine: EngineKind = EngineKind::Threads;
         /// Seconds a rank waits for another before the run ends with the name of the missing one.
         "timeout-s" "S" timeout_s: f64 = 120.0;

@@ -110,6 +110,7 @@ fn bad_values_are_named_with_what_would_work() {
         ("timeout-s = 1e300", "timeout-s = 1"),
         ("precision = 'bf16'", "precision = bf16: is not in this build; use fp32"),
         ("device = 'cuda'", "device = cuda: is not in this build; use cpu"),
+        #[cfg(not(feature = "mpi"))]
         ("engine = 'mpi'", "engine = mpi: is not in this build; use threads"),
         ("engine = 'nccl'", "engine = nccl: is not in this build; use threads"),
         ("save-every = 3", "save-every = 3: save has no folder; name a folder with save"),

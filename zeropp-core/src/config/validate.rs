@@ -139,7 +139,28 @@ impl Config {
         let (precision, device, engine) = (self.precision, self.device, self.engine);
         check(precision == Precision::Fp32, || absent("precision", &precision, "use fp32"))?;
         check(device == DeviceKind::Cpu, || absent("device", &device, "use cpu"))?;
-        check(engine == EngineKind::Threads, || absent("engine", &engine, "use threads"))
+        let help = match engine {
+            EngineKind::Mpi => "use threads, or build zeropp with --features mpi",
+            _ => "use threads",
+        };
+        let has_mpi = cfg!(feature = "mpi") && engine == EngineKind::Mpi;
+        check(has_mpi || engine == EngineKind::Threads, || absent("engine", &engine, help))?;
+        self.check_mpi()
+    }
+
+    /// What takes all ranks in one process so far.
+    fn check_mpi(&self) -> Checked {
+        if self.engine != EngineKind::Mpi {
+            return Ok(());
+        }
+        for (field, path) in [("save", &self.save), ("trace", &self.trace)] {
+            check(path.is_none(), || {
+                let value = path.as_ref().map(|p| p.display().to_string()).unwrap_or_default();
+                let help = "leave it out, or use engine threads";
+                ConfigError::value(field, value, "does not work with engine mpi yet", help)
+            })?;
+        }
+        Ok(())
     }
 
     fn check_checkpoints(&self) -> Checked {

@@ -11,9 +11,9 @@ use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use super::group::{Group, buffers_of};
-use super::kernels;
 use super::rendezvous::{Input, Output, Rendezvous};
 use crate::comm::CommError;
+use crate::comm::kernels;
 use crate::comm::signature::Operation;
 
 /// Bytes that are worth a worker of their own.

@@ -12,7 +12,7 @@ use super::seats::Wait;
 use super::world::Presence;
 use crate::comm::signature::{Operation, Signature};
 use crate::comm::stats::Traffic;
-use crate::comm::{CommError, CommResult, CommStats, Communicator, InFlight, Pending};
+use crate::comm::{CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks};
 
 /// The communicator of one rank and group in the threads engine.
 pub(super) struct ThreadsCommunicator {
@@ -77,32 +77,9 @@ impl ThreadsCommunicator {
         self.group.fail(self.place, error)
     }
 
-    fn check_rank(&self, operation: Operation, what: &str, rank: usize) -> CommResult<()> {
-        if rank < self.size() {
-            return Ok(());
-        }
-        let problem = format!("{what} {rank}; the group has ranks 0 to {}", self.size() - 1);
-        self.invalid(operation, problem)
-    }
-
-    fn check_sum(&self, operation: Operation, dtype: DType) -> CommResult<()> {
-        if matches!(dtype, DType::F32 | DType::BF16 | DType::F16) {
-            return Ok(());
-        }
-        let problem = format!("elements of {}; sums take f32, bf16 or f16", dtype.name());
-        self.invalid(operation, problem)
-    }
-
-    fn check_parts(&self, len: usize) -> CommResult<()> {
-        if len.is_multiple_of(self.size()) {
-            return Ok(());
-        }
-        let problem = format!(
-            "{len} elements, which {} ranks cannot share equally; pad to {}",
-            self.size(),
-            len.next_multiple_of(self.size())
-        );
-        self.invalid(Operation::ReduceScatter, problem)
+    /// Fails the world where an argument has a problem.
+    fn check(&self, operation: Operation, checked: Result<(), String>) -> CommResult<()> {
+        checked.or_else(|problem| self.invalid(operation, problem))
     }
 }
 
@@ -137,8 +114,9 @@ impl Communicator for ThreadsCommunicator {
 
     fn reduce_scatter(&self, full: Tensor<1>) -> Pending<Tensor<1>> {
         let signature = Signature::of(Operation::ReduceScatter, &full);
-        let checked = self.check_sum(signature.operation, full.dtype());
-        if let Err(error) = checked.and_then(|()| self.check_parts(full.dims()[0])) {
+        let fits = || checks::parts(full.dims()[0], self.size());
+        let checked = checks::sum(full.dtype()).and_then(|()| fits());
+        if let Err(error) = self.check(signature.operation, checked) {
             return Pending::ready(Err(error));
         }
         let bytes = bytes_of(&full);
@@ -147,7 +125,7 @@ impl Communicator for ThreadsCommunicator {
 
     fn all_reduce(&self, buffer: Tensor<1>) -> Pending<Tensor<1>> {
         let signature = Signature::of(Operation::AllReduce, &buffer);
-        if let Err(error) = self.check_sum(signature.operation, buffer.dtype()) {
+        if let Err(error) = self.check(signature.operation, checks::sum(buffer.dtype())) {
             return Pending::ready(Err(error));
         }
         let bytes = bytes_of(&buffer);
@@ -155,7 +133,9 @@ impl Communicator for ThreadsCommunicator {
     }
 
     fn broadcast(&self, root: usize, buffer: Tensor<1>) -> Pending<Tensor<1>> {
-        if let Err(error) = self.check_rank(Operation::Broadcast, "root", root) {
+        if let Err(error) =
+            self.check(Operation::Broadcast, checks::rank("root", root, self.size()))
+        {
             return Pending::ready(Err(error));
         }
         let mut signature = Signature::of(Operation::Broadcast, &buffer);
@@ -176,7 +156,7 @@ impl Communicator for ThreadsCommunicator {
     fn send(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {
         let sent = self
             .healthy()
-            .and_then(|()| self.check_rank(Operation::Send, "receiver", to))
+            .and_then(|()| self.check(Operation::Send, checks::rank("receiver", to, self.size())))
             .and_then(|()| {
                 self.traffic.record(Operation::Send, self.size(), bytes_of(&buffer));
                 let address = Address { from: self.place, to, tag };
@@ -188,7 +168,7 @@ impl Communicator for ThreadsCommunicator {
     fn recv(&self, from: usize, tag: u64, len: usize, dtype: DType) -> Pending<Tensor<1>> {
         let found = self
             .healthy()
-            .and_then(|()| self.check_rank(Operation::Recv, "sender", from))
+            .and_then(|()| self.check(Operation::Recv, checks::rank("sender", from, self.size())))
             .and_then(|()| {
                 let address = Address { from, to: self.place, tag };
                 mail::recv(&self.group, address, (dtype, len))

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
-use super::buffers::Buffers;
 use super::collective;
 use super::mail::Mail;
 use super::rendezvous::{Input, Rendezvous};
 use super::world::World;
+use crate::comm::buffers::Buffers;
 use crate::comm::signature::{Operation, Signature};
 use crate::comm::{CommError, CommResult};
 

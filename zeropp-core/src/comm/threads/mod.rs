@@ -11,11 +11,9 @@
 //! [`PeerLost`](super::CommError::PeerLost). A runner that wants a panic's text to be the first
 //! error keeps a communicator until it has called [`abort`](super::Communicator::abort).
 
-mod buffers;
 mod collective;
 mod communicator;
 mod group;
-mod kernels;
 mod mail;
 mod rendezvous;
 mod seats;

@@ -62,7 +62,7 @@ fn slices<'a>(views: &'a [HostTensor], range: &Range<usize>) -> Vec<&'a [f32]> {
 }
 
 /// `out[i] = inputs[0][i] + inputs[1][i] + …`, added from left to right.
-fn sum_in_order(out: &mut [f32], inputs: &[&[f32]]) {
+pub(super) fn sum_in_order(out: &mut [f32], inputs: &[&[f32]]) {
     let (first, peers) = inputs.split_first().expect("a group has at least one rank");
     for start in (0..out.len()).step_by(BLOCK) {
         let block = start..(start + BLOCK).min(out.len());
@@ -83,7 +83,7 @@ fn sum_in_order(out: &mut [f32], inputs: &[&[f32]]) {
     }
 }
 
-fn sum_tensors(inputs: &[Tensor<1>], device: &Device, range: Range<usize>) -> Tensor<1> {
+pub(super) fn sum_tensors(inputs: &[Tensor<1>], device: &Device, range: Range<usize>) -> Tensor<1> {
     let dtype = inputs[0].dtype();
     let part = |input: &Tensor<1>| on(device, &input.clone().slice(range.clone())).cast(DType::F32);
     let sum = inputs[1..].iter().fold(part(&inputs[0]), |sum, input| sum + part(input));

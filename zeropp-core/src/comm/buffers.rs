@@ -34,14 +34,25 @@ struct Shelf {
 impl Buffers {
     /// A tensor of `len` elements, all of which `fill` must write: it finds old values in them.
     pub(super) fn make(&self, len: usize, fill: impl FnOnce(&mut [f32])) -> Tensor<1> {
-        let mut buffer = self.take(len).unwrap_or_else(|| {
-            self.fresh.fetch_add(1, Ordering::Relaxed);
-            HostBuffer::zeros(len)
-        });
+        let mut buffer = self.lend(len);
         fill(buffer.as_mut_slice().expect("a free buffer has one owner"));
         let tensor = buffer.tensor();
-        self.shelves.lock().by_len.entry(len).or_default().buffers.push(buffer);
+        self.give_back(buffer);
         tensor
+    }
+
+    /// A buffer of `len` elements, with old values in it, that nobody else can see.
+    pub(super) fn lend(&self, len: usize) -> HostBuffer {
+        self.take(len).unwrap_or_else(|| {
+            self.fresh.fetch_add(1, Ordering::Relaxed);
+            HostBuffer::zeros(len)
+        })
+    }
+
+    /// Puts a buffer on its shelf, to be lent again once no tensor shares it.
+    pub(super) fn give_back(&self, buffer: HostBuffer) {
+        let len = buffer.len();
+        self.shelves.lock().by_len.entry(len).or_default().buffers.push(buffer);
     }
 
     /// Buffers that had to be allocated so far.
