@@ -17,8 +17,8 @@ use crate::blueprint::Blueprint;
 use crate::rank::RankError;
 
 /// Settings that say where and how a run is done or watched, never what it computes.
-const NOT_THE_RUN: [&str; 7] =
-    ["metrics", "trace", "save", "save-every", "keep", "resume", "timeout-s"];
+const NOT_THE_RUN: [&str; 8] =
+    ["metrics", "trace", "save", "save-every", "keep", "resume", "timeout-s", "emulate"];
 /// Settings that must be as they were, since no tensor's shape would tell a difference and the
 /// model or the data would silently be another.
 const FIXED: [&str; 5] = ["model", "heads", "activation", "tokenizer", "seed"];
@@ -90,7 +90,7 @@ fn check_unused(store: &Store, resumed: Option<u64>) -> Result<(), CheckpointErr
         ),
         Some(_) => return Ok(()),
     };
-    Err(CheckpointError::Occupied { folder: store.folder().to_path_buf(), problem })
+    Err(CheckpointError::Folder { folder: store.folder().to_path_buf(), problem })
 }
 
 /// Refuses settings that cannot change, and tells those that do.
@@ -131,7 +131,8 @@ fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, Check
 fn settings(config: &Config) -> BTreeMap<String, String> {
     // Paths may be no text; the one that is kept is for people to read.
     let data = config.data.as_ref().map(|path| path.to_string_lossy().into_owned().into());
-    let config = Config { data, save: None, metrics: None, trace: None, ..config.resolved() };
+    let config =
+        Config { data, save: None, metrics: None, trace: None, emulate: None, ..config.resolved() };
     let text = config.to_toml().expect("a checked configuration");
     let table: Table = text.parse().expect("what was just written");
     let kept = table.into_iter().filter(|(key, _)| !NOT_THE_RUN.contains(&key.as_str()));

@@ -40,6 +40,7 @@
 
 mod blueprint;
 mod checkpoint;
+mod emulate;
 mod error;
 mod peak;
 mod program;
@@ -48,6 +49,7 @@ mod trainer;
 mod world;
 
 pub use checkpoint::Resumed;
+pub use emulate::{EmulatedStep, EmulationCosts, EmulationReport, emulate};
 pub use error::Error;
 pub use trainer::{Trainer, Weights};
 pub use zeropp_core::config::Config;

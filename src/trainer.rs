@@ -344,20 +344,27 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "no message".into())
 }
 
-/// The error in words, with what missing ranks of this process were last seen doing.
+/// The error in words, with what the ranks of this process behind it were last seen doing.
 fn explain(error: &RankError, here: &[usize], status: &StatusBoard) -> String {
     let (text, source) = match error {
         RankError::Checkpoint(e) => return e.to_string(),
         RankError::Comm(e) => (e.to_string(), e),
         RankError::Step(e) => (e.to_string(), &e.source),
     };
-    let missing = match source {
-        CommError::Timeout { missing, .. } => missing.as_slice(),
-        CommError::PeerLost { rank, .. } => std::slice::from_ref(rank),
-        _ => &[],
+    let (missing, after_s) = match source {
+        CommError::Timeout { missing, after_s, .. } => (missing.as_slice(), *after_s),
+        CommError::PeerLost { rank, .. } => (std::slice::from_ref(rank), 0.0),
+        _ => (Default::default(), 0.0),
     };
-    let missing = missing.iter().filter(|rank| here.contains(rank));
-    let seen: Vec<String> = missing.map(|rank| status.describe(*rank)).collect();
+    // Who is missing may itself wait for another: the one that computes all the while is the cause.
+    let mut seen = match after_s > 0.0 {
+        true => status.stalled(Duration::from_secs_f64(after_s / 2.0)),
+        false => Vec::new(),
+    };
+    if seen.is_empty() {
+        let missing = missing.iter().filter(|rank| here.contains(rank));
+        seen = missing.map(|rank| status.describe(*rank)).collect();
+    }
     if seen.is_empty() { text } else { format!("{text}; last seen: {}", seen.join("; ")) }
 }
 

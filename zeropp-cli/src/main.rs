@@ -5,6 +5,7 @@
 mod args;
 mod check;
 mod compare;
+mod emulate;
 mod figures;
 mod plan;
 mod progress;

@@ -8,7 +8,7 @@ use zeropp_core::metrics::JsonLines;
 use crate::args::Run;
 use crate::figures::say;
 use crate::progress::Progress;
-use crate::{Failure, plan, summary};
+use crate::{Failure, emulate, plan, summary};
 
 /// Trains, or shows what would be trained.
 pub(crate) fn run(run: Run) -> Result<(), Failure> {
@@ -18,6 +18,9 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         let text = config.resolved().to_toml().map_err(Failure::bad_input)?;
         say(text.trim_end());
         return Ok(());
+    }
+    if let Some(costs) = config.emulate.as_ref().filter(|_| !run.dry_run) {
+        return emulate::run(&config, costs);
     }
     let trainer = Trainer::new(config.clone())?;
     if !run.dry_run && is_follower(&config)? {

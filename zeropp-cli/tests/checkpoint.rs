@@ -1,27 +1,21 @@
 //! Saving, being killed and resuming, as the command's users meet it.
 
+mod common;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-struct Outcome {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
+use common::Outcome;
 
 fn command(dir: &Path, line: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_zeropp"));
-    command.arg("run").args(line.split_whitespace()).current_dir(dir);
-    command
+    common::command(dir, &format!("run {line}"))
 }
 
 fn zeropp(dir: &Path, line: &str) -> Outcome {
-    let output = command(dir, line).output().expect("the command can be started");
-    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-    Outcome { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    common::zeropp(dir, &format!("run {line}"))
 }
 
 /// A folder with small.toml: 2 x 2 ranks whose step is a matter of milliseconds.

@@ -1,24 +1,11 @@
 //! The command as its users meet it: exit codes, messages, files.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+mod common;
 
-struct Outcome {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
+use std::path::PathBuf;
+use std::process::Command;
 
-/// Runs `zeropp` with the words of `line` in `dir`.
-fn zeropp(dir: &Path, line: &str) -> Outcome {
-    let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_zeropp"))
-        .args(line.split_whitespace())
-        .current_dir(dir)
-        .output()
-        .expect("the command can be started");
-    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-    Outcome { code: status.code(), out: text(stdout), err: text(stderr) }
-}
+use common::zeropp;
 
 fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -45,6 +32,7 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("bad.toml", "heads = 5\n"),
         ("two.csv", "0F0,0B0\n1F0,1B0\n"),
         ("stuck.json", "{\"kind\": \"mine\"}"),
+        ("costs.toml", "t_f = [1, 2]\n"),
     ]);
     let cases = [
         ("--heads 5", "heads = 5: does not divide hidden = 64; use 4 or 8"),
@@ -82,6 +70,8 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("--data empty", "data = empty: the folder has no files"),
         ("--schedule zig-zag", "zig-zag"),
         ("--schedule none.csv", "schedule = none.csv: No such file"),
+        ("--emulate none.toml", "emulate = none.toml: No such file"),
+        ("--emulate costs.toml --pp 2", "emulate = costs.toml: costs.t_f: found [1,2]; one number"),
         ("--schedule two.csv", "pp = 1: two.csv is for 2 ranks; use 2"),
         ("--schedule stuck.json --pp 2", "schedule = stuck.json: "),
     ];
@@ -93,6 +83,19 @@ fn bad_input_ends_with_code_2_and_one_message() {
         assert_eq!(got.err.matches("error: ").count(), 1, "{line}: {}", got.err);
         assert_eq!(got.out, "", "{line}");
     }
+}
+
+#[test]
+fn an_emulated_run_shows_measured_beside_simulated() {
+    let dir = folder(&[("costs.toml", "t_f = 300\nt_b = 300\nt_w = 200\nt_comm = 20\n")]);
+    let line = "run --pp 2 --zero3 2 --unit 3 --steps 2 --emulate costs.toml --trace trace.json";
+    let got = zeropp(dir.path(), line);
+    assert_eq!((got.code, got.err.as_str()), (Some(0), ""), "{}", got.out);
+    for part in ["step 2/2  makespan ", "zeropp, 4 ranks as threads, 2 steps", " ms simulated: +"] {
+        assert!(got.out.contains(part), "{part} is not in:\n{}", got.out);
+    }
+    let trace = std::fs::read_to_string(dir.path().join("trace.json")).unwrap();
+    assert!(trace.contains("emulated"), "{trace}");
 }
 
 #[test]

@@ -1,27 +1,12 @@
 //! `zeropp schedule`, `check` and `compare` as their users meet them: the papers' numbers, files
 //! that read back, messages.
 
+mod common;
+
 use std::path::Path;
-use std::process::{Command, Output};
 
+use common::zeropp;
 use serde_json::Value;
-
-struct Outcome {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-/// Runs `zeropp` with the words of `line` in `dir`.
-fn zeropp(dir: &Path, line: &str) -> Outcome {
-    let Output { status, stdout, stderr } = Command::new(env!("CARGO_BIN_EXE_zeropp"))
-        .args(line.split_whitespace())
-        .current_dir(dir)
-        .output()
-        .expect("the command can be started");
-    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-    Outcome { code: status.code(), out: text(stdout), err: text(stderr) }
-}
 
 /// What a command that works prints.
 fn works(dir: &Path, line: &str) -> String {

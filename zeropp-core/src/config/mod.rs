@@ -54,7 +54,8 @@ impl Config {
     /// Stages on each pipeline rank (V): what the schedule needs, else 2 where the layers allow
     /// it, else 1. A schedule file decides it for itself; until it is read this says 1.
     pub fn virtual_stages(&self) -> usize {
-        let fits = self.layers >= self.pp.saturating_mul(2);
+        // Emulated stages have no layers.
+        let fits = self.emulate.is_some() || self.layers >= self.pp.saturating_mul(2);
         let one = self.schedule == "gpipe" || self.schedule_file().is_some() || !fits;
         let free = if one { 1 } else { 2 };
         self.virtual_stages.or(self.stages_each()).unwrap_or(free)

@@ -258,6 +258,17 @@ options! {
         /// Seconds a rank waits for another before the run ends with the name of the missing one.
         "timeout-s" "S" timeout_s: f64 = 120.0;
     }
+    "Emulation" {
+        /// Measure the runtime: run the schedule with the times of this file, without a model.
+        ///
+        /// Ranks, program and engine are real; F, B, W and R only take their time, and messages and
+        /// collectives arrive when the given links would deliver them. A TOML or JSON file with
+        /// `t_f`, `t_b`, `t_w`, `t_r`, `t_gather`, `t_reduce`, `t_replica_reduce` (one number, or
+        /// one a stage), `t_comm` and `t_step`, all in µs; `bytes_per_s` and `links` with
+        /// `mem_message` bytes for a bandwidth; `zero3_bytes_per_s` and `replica_bytes_per_s` with
+        /// `mem_weights` and `mem_gradient` bytes in place of the collectives' times.
+        "emulate" "COSTS" emulate: Option<PathBuf> = None;
+    }
     "Output" {
         /// Write one JSON object a step to this file.
         "metrics" "FILE" metrics: Option<PathBuf> = None;

@@ -35,6 +35,7 @@ fn what_is_not_given_follows_from_the_rest() {
         ("pp = 4\nschedule = 'interleaved'", 2, 16, 16),
         ("pp = 4\nschedule = 'interleaved-zb'\nmicro-batches = 12", 2, 12, 12),
         ("pp = 4\nschedule = 'zeropp-auto'\nunit = 5", 2, 5, 10),
+        ("pp = 8\nemulate = 'costs.toml'", 2, 15, 30),
     ];
     for (toml, v, unit, micro_batches) in cases {
         let c = config(toml);
@@ -44,6 +45,7 @@ fn what_is_not_given_follows_from_the_rest() {
             "{toml}"
         );
     }
+    config("pp = 8\nvirtual = 4\nemulate = 'costs.toml'").validate().expect("no layers needed");
     let c = config("steps = 50\nlr = 0.5");
     assert_eq!((c.warmup(), c.min_lr()), (5, 0.05));
     assert_eq!(config("steps = 5000").warmup(), 100);
@@ -200,6 +202,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         metrics: path(),
         trace: path(),
         save: path(),
+        emulate: path(),
         ..Config::default().resolved()
     };
     let written = full.to_toml().unwrap();

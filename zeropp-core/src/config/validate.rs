@@ -89,7 +89,7 @@ impl Config {
             ConfigError::value("virtual", stages_each, problem, help)
         })?;
         let stages = self.pp * stages_each;
-        check(self.layers >= stages, || {
+        check(self.layers >= stages || self.emulate.is_some(), || {
             let problem = format!(
                 "pp {} x virtual {stages_each} makes {stages} stages, and each needs a layer",
                 self.pp

@@ -219,7 +219,11 @@ fn check_numbers(
     Ok(())
 }
 
-fn read_costs(value: &Value, stages: usize) -> Result<Costs, JsonError> {
+/// Reads costs alone, for a schedule of so many stages.
+///
+/// # Errors
+/// As [`read`], for fields called `costs.…`.
+pub fn read_costs(value: &Value, stages: usize) -> Result<Costs, JsonError> {
     let costs: Costs = field("costs", value, "an object of costs")?;
     match costs.fault(stages) {
         None => Ok(costs),

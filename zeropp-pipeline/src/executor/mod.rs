@@ -4,6 +4,7 @@
 //! program says so and waited for by the action that needs their result, so they overlap with
 //! the computation between. No schedule has a special case here.
 
+pub mod emulated;
 mod model;
 mod status;
 mod worker;
@@ -214,6 +215,7 @@ impl<W: Worker> Executor<W> {
                 f.spans[span].start_ns = self.now();
                 begun = true;
             }
+            self.status.set_computing(self.world_rank, true);
             let output = match kind {
                 Compute::F => self.worker.forward(stage, micro_batch, input),
                 Compute::B => self.worker.backward(stage, micro_batch, input),
@@ -231,6 +233,7 @@ impl<W: Worker> Executor<W> {
                     dx
                 }
             };
+            self.status.set_computing(self.world_rank, false);
             if let Some(output) = output {
                 let (message, to) = match kind {
                     Compute::F => (Message::Activation, stage + 1),
@@ -299,4 +302,10 @@ impl<W: Worker> Executor<W> {
 fn tag((message, stage, micro_batch): Key) -> u64 {
     let message = (message == Message::Gradient) as u64;
     message << 62 | (stage as u64) << 32 | micro_batch as u64
+}
+
+/// The message and the consuming stage of a tag.
+fn untag(tag: u64) -> (Message, usize) {
+    let message = if tag >> 62 == 0 { Message::Activation } else { Message::Gradient };
+    (message, (tag >> 32 & 0x3fff_ffff) as usize)
 }

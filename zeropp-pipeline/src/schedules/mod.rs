@@ -27,6 +27,7 @@ mod zeropp_auto;
 mod zeropp_place;
 
 pub use costs::Costs;
+pub use interleaved::interleaved_as_printed;
 pub(crate) use timing::own_span;
 pub use v_blocks::{v_half, v_min};
 pub use with_costs::generate_with_costs;

@@ -79,22 +79,27 @@ fn generate(
         time(ranks, &placement, micro_batches, costs).expect("an order by slots cannot be stuck")
     };
     let timing = clock(&plain);
-    let peak = timing.peaks.iter().max().copied().unwrap_or(0);
-    if let Some(limit) = costs.mem_limit.filter(|limit| *limit < peak) {
-        let works = format!("it holds at least {peak}; `v-min` holds least");
-        let value = limit.max(0) as usize;
-        return Err(ScheduleError::Field { kind, field: "mem_limit", value, works });
-    }
+    let peak = highest(&timing);
     let moved = [false, true].map(|w_only| {
         let ranks = reorder(&plain, &placement, micro_batches, costs, peak, w_only);
         let timing = clock(&ranks);
         (ranks, timing)
     });
-    let all = std::iter::once((plain, timing)).chain(moved);
-    let score = |t: &Timing| (t.own_span(), t.makespan);
-    let best = all.min_by_key(|(_, timing)| score(timing));
-    let ranks = best.expect("three orders to choose from").0;
+    let all: Vec<_> = std::iter::once((plain, timing)).chain(moved).collect();
+    let least = all.iter().map(|(_, timing)| highest(timing)).min().unwrap_or(0);
+    let limit = costs.mem_limit.unwrap_or(i64::MAX);
+    let kept = all.into_iter().filter(|(_, timing)| highest(timing) <= limit);
+    let Some((ranks, _)) = kept.min_by_key(|(_, t)| (t.own_span(), t.makespan)) else {
+        let works = format!("it must hold at least {least}; `v-min` needs least");
+        let value = limit.max(0) as usize;
+        return Err(ScheduleError::Field { kind, field: "mem_limit", value, works });
+    };
     Ok(Schedule { kind: kind.into(), placement, units: vec![micro_batches], ranks })
+}
+
+/// The highest activation memory of any rank.
+fn highest(timing: &Timing) -> i64 {
+    timing.peaks.iter().max().copied().unwrap_or(0)
 }
 
 /// One rank's order: the block every [`PERIOD`] slots, W in the first free slots.

@@ -17,12 +17,12 @@ pub enum CheckpointError {
         /// Incomplete ones that were passed over, in words; empty if there were none.
         passed_over: String,
     },
-    /// The folder belongs to another run.
+    /// The folder belongs to another run, or cannot be used.
     #[error("save = {}: {problem}", folder.display())]
-    Occupied {
+    Folder {
         /// The folder.
         folder: PathBuf,
-        /// What is there and what would work.
+        /// What is in the way and what would work.
         problem: String,
     },
     /// A file is not what was written.

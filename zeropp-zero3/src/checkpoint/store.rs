@@ -43,7 +43,9 @@ impl Store {
     fn named(&self) -> Checked<Vec<(u64, bool)>> {
         let entries = match fs::read_dir(&self.folder) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries.map_err(io("read", &self.folder))?,
+            entries => entries.map_err(|e| {
+                self.unusable(format!("cannot be read ({e}); name a folder you may read"))
+            })?,
         };
         let mut found = Vec::new();
         for entry in entries {
@@ -99,9 +101,13 @@ impl Store {
         // File systems that cannot lock are used without.
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
             let problem = "another run is saving there; end it, or name another folder".into();
-            return Err(CheckpointError::Occupied { folder: self.folder.clone(), problem });
+            return Err(self.unusable(problem));
         }
         Ok(())
+    }
+
+    fn unusable(&self, problem: String) -> CheckpointError {
+        CheckpointError::Folder { folder: self.folder.clone(), problem }
     }
 
     /// Makes the folder if need be, takes it for this run and removes what an earlier one left
@@ -110,14 +116,18 @@ impl Store {
     /// # Errors
     /// Another run is at it; the file system's error.
     pub fn lock(&self) -> Checked<StoreLock> {
-        fs::create_dir_all(&self.folder).map_err(io("create", &self.folder))?;
+        let refused = |e| {
+            let problem = format!("cannot be written ({e}); choose a folder you may write to");
+            self.unusable(problem)
+        };
+        fs::create_dir_all(&self.folder).map_err(refused)?;
         let path = self.folder.join(LOCK);
         let file = File::options()
             .create(true)
             .truncate(false)
             .write(true)
             .open(&path)
-            .map_err(io("write", &path))?;
+            .map_err(refused)?;
         self.take(&file)?;
         self.clean()?;
         Ok(StoreLock { _file: file })

@@ -1,0 +1,241 @@
+//! Emulation: the real executor, engine and program with computation and links replaced by given
+//! times, so that a pipeline of any size can be measured on a small machine.
+
+mod costs;
+mod rank;
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
+use zeropp_core::comm::{CommError, Communicator};
+use zeropp_core::config::Config;
+use zeropp_pipeline::draw::chrome;
+use zeropp_pipeline::executor::StatusBoard;
+use zeropp_pipeline::memory::StageBytes;
+use zeropp_pipeline::simulate::{Costs, simulate};
+use zeropp_pipeline::timeline::{RankTimeline, Timeline};
+
+use crate::Error;
+use crate::program::{Programs, Resolved, generator_costs};
+pub use costs::EmulationCosts;
+use costs::wrong;
+use rank::{RankSteps, Shared, run_rank};
+
+/// Steps whose timelines are kept, from the first on.
+const KEPT_STEPS: u64 = 8;
+/// A rank's thread holds no graph and needs little.
+const STACK_BYTES: usize = 1 << 20;
+
+/// One step of an emulated run, in real time from a start that all ranks share.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmulatedStep {
+    /// Step, from 1.
+    pub step: u64,
+    /// The last end of a compute action on any rank, in ns.
+    pub makespan_ns: u64,
+    /// The same with the optimizer step.
+    pub step_ns: u64,
+    /// Idle share between each rank's first and last action, averaged over ranks.
+    pub bubble: f64,
+    /// What the runtime itself took for an action, averaged over all: everything but waiting for
+    /// given times and for other ranks.
+    pub runtime_ns: u64,
+    /// How late a rank was after a wait, averaged over all: the machine's part, most of which the
+    /// rank makes up for in its next wait.
+    pub late_ns: u64,
+}
+
+/// A measured run beside a simulated one with the same times.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EmulationReport {
+    /// All steps.
+    pub steps: Vec<EmulatedStep>,
+    /// The simulator's makespan, without the optimizer step.
+    pub simulated_makespan_ns: u64,
+    /// The simulator's bubble.
+    pub simulated_bubble: f64,
+    /// What every rank really did in the step of the median makespan among the first few.
+    pub measured: Timeline,
+    /// What the simulator says it would do, one rank for each ZeRO-3 group and replica.
+    pub simulated: Timeline,
+}
+
+impl EmulationReport {
+    /// The step of the median makespan.
+    pub fn median(&self) -> &EmulatedStep {
+        let mut steps: Vec<&EmulatedStep> = self.steps.iter().collect();
+        steps.sort_by_key(|s| s.makespan_ns);
+        steps[(steps.len() - 1) / 2]
+    }
+
+    /// How much longer than the simulated makespan `step`'s is: 0.01 is one in a hundred.
+    pub fn excess(&self, step: &EmulatedStep) -> f64 {
+        step.makespan_ns as f64 / self.simulated_makespan_ns.max(1) as f64 - 1.0
+    }
+}
+
+/// Runs `config.steps` steps of the schedule that `config` asks for, with `costs` in place of a
+/// model, data and links. `on_step` sees every step as soon as it is complete. The measured
+/// timeline is written to `config.trace`, if that is set.
+///
+/// # Errors
+/// Bad settings or costs, before anything starts; a rank that failed; a trace that cannot be
+/// written.
+pub fn emulate(
+    config: &Config,
+    costs: &EmulationCosts,
+    on_step: impl FnMut(&EmulatedStep) + Send,
+) -> Result<EmulationReport, Error> {
+    // No model is asked for, so none of its sizes matters.
+    let config =
+        &Config { emulate: Some(config.emulate.clone().unwrap_or_default()), ..config.clone() };
+    config.validate()?;
+    let resolved = Resolved::new(config)?;
+    let costs = costs.of(resolved.stages(), config.mesh())?;
+    let Programs { schedule, .. } = programs(&resolved, &costs)?;
+    let simulated = simulate(&schedule, &costs).map_err(|e| wrong("costs", e.to_string()))?;
+    let shared = Shared {
+        steps: config.steps,
+        mesh: config.mesh(),
+        schedule: Arc::new(schedule),
+        costs: Arc::new(costs),
+        status: Arc::new(StatusBoard::new(config.mesh().world())),
+        epoch: Instant::now(),
+    };
+    let timeout = Duration::from_secs_f64(config.timeout_s);
+    let (steps, spans) = run_all(&shared, timeout, on_step)?;
+    let ends = simulated.ranks.iter().filter_map(|r| r.own_span()).map(|(_, end)| end);
+    let report = EmulationReport {
+        simulated_makespan_ns: ends.max().unwrap_or(0),
+        simulated_bubble: simulated.bubble(),
+        measured: measured(&shared, &steps, spans),
+        simulated,
+        steps,
+    };
+    if let Some(path) = &config.trace {
+        write_trace(path, &report.measured)
+            .map_err(|source| Error::Output { path: path.clone(), source })?;
+    }
+    Ok(report)
+}
+
+fn programs(resolved: &Resolved, costs: &Costs) -> Result<Programs, Error> {
+    // Without sizes a micro-batch counts as two units, half of which W needs.
+    let unknown = costs.memory.iter().all(|m| m.activation == 0);
+    let half = StageBytes { activation: 2, stash: 1, ..StageBytes::default() };
+    let bytes = if unknown { vec![half; costs.stages.len()] } else { costs.memory.clone() };
+    let send_ns = costs.link.latency_ns;
+    resolved.programs(&generator_costs(&resolved.config, &costs.stages, &bytes, send_ns))
+}
+
+/// Runs all ranks to their end: every step, and every rank's spans of the first few steps.
+fn run_all(
+    shared: &Shared,
+    timeout: Duration,
+    on_step: impl FnMut(&EmulatedStep) + Send,
+) -> Result<(Vec<EmulatedStep>, Vec<RankSteps>), Error> {
+    let engine = ThreadsWorld::new(
+        shared.mesh.world(),
+        ThreadsOptions { timeout, ..ThreadsOptions::default() },
+    );
+    let mut steps = Vec::new();
+    let mut report = Some((&mut steps, on_step));
+    let outcomes: Vec<Result<RankSteps, Failure>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = engine
+            .communicators()
+            .into_iter()
+            .enumerate()
+            .map(|(rank, world)| {
+                let mut report = if rank == 0 { report.take() } else { None };
+                let see = move |step: EmulatedStep| {
+                    if let Some((steps, on_step)) = &mut report {
+                        on_step(&step);
+                        steps.push(step);
+                    }
+                };
+                std::thread::Builder::new()
+                    .name(format!("rank {rank}"))
+                    .stack_size(STACK_BYTES)
+                    .spawn_scoped(scope, move || guarded(shared, world, see))
+                    .expect("the system can start a thread")
+            })
+            .collect();
+        threads.into_iter().map(|t| t.join().expect("panics are caught inside")).collect()
+    });
+    let mut spans = Vec::with_capacity(outcomes.len());
+    let mut failures = Vec::new();
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        match outcome {
+            Ok(rank_steps) => spans.push(rank_steps),
+            Err(failure) => failures.push((failure.echo, rank, failure.message)),
+        }
+    }
+    match failures.into_iter().min() {
+        Some((_, rank, message)) => Err(Error::Rank { rank, message }),
+        None => Ok((steps, spans)),
+    }
+}
+
+/// Why a rank ended early.
+struct Failure {
+    /// Whether another rank's failure caused it.
+    echo: bool,
+    message: String,
+}
+
+/// Runs one rank; if it fails, all others end too.
+fn guarded(
+    shared: &Shared,
+    world: Arc<dyn Communicator>,
+    see: impl FnMut(EmulatedStep),
+) -> Result<RankSteps, Failure> {
+    let run = AssertUnwindSafe(|| run_rank(shared, world.clone(), see));
+    let failure = match std::panic::catch_unwind(run) {
+        Ok(Ok(steps)) => return Ok(steps),
+        Ok(Err(error)) => Failure {
+            echo: matches!(error.source, CommError::Aborted { .. }),
+            message: error.to_string(),
+        },
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
+            let text = text.unwrap_or_else(|| "no message".into());
+            Failure { echo: false, message: format!("panicked: {text}") }
+        }
+    };
+    world.abort(&failure.message);
+    Err(failure)
+}
+
+fn measured(shared: &Shared, steps: &[EmulatedStep], ranks: Vec<RankSteps>) -> Timeline {
+    let kept = steps.len().min(KEPT_STEPS as usize);
+    let mut order: Vec<usize> = (0..kept).collect();
+    order.sort_by_key(|i| steps[*i].makespan_ns);
+    let median = order[(kept - 1) / 2];
+    let timeline = |(rank, mut steps): (usize, RankSteps)| {
+        let c = shared.mesh.coords(rank);
+        RankTimeline {
+            name: format!("pp {} · zero3 {} · dp {}", c.pp, c.zero3, c.dp),
+            pp: c.pp,
+            group: c.dp * shared.mesh.zero3 + c.zero3,
+            spans: steps.swap_remove(median),
+            ..RankTimeline::default()
+        }
+    };
+    Timeline {
+        title: format!("{} · {} · emulated", shared.schedule.kind, shared.mesh),
+        placement: shared.schedule.placement.clone(),
+        ranks: ranks.into_iter().enumerate().map(timeline).collect(),
+    }
+}
+
+fn write_trace(path: &Path, timeline: &Timeline) -> std::io::Result<()> {
+    let mut out = BufWriter::new(File::create(path)?);
+    chrome::write(timeline, &mut out)?;
+    out.flush()
+}

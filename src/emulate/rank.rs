@@ -1,0 +1,139 @@
+//! One rank of an emulated run.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use zeropp_core::comm::{CommError, CommResult, Communicator};
+use zeropp_core::groups::Groups;
+use zeropp_core::mesh::Mesh;
+use zeropp_core::meter::Meter;
+use zeropp_pipeline::executor::emulated::{Clock, EmulatedLinks, EmulatedWorker, Spent};
+use zeropp_pipeline::executor::{Executor, ExecutorError, StatusBoard};
+use zeropp_pipeline::ir::{Action, Schedule};
+use zeropp_pipeline::simulate::Costs;
+use zeropp_pipeline::timeline::{RankTimeline, Span};
+
+use super::{EmulatedStep, KEPT_STEPS};
+
+/// Between the moment all ranks know the next start and the start.
+const LEAD_NS: u64 = 5_000_000;
+
+/// What all ranks share.
+pub(super) struct Shared {
+    pub(super) steps: u64,
+    pub(super) mesh: Mesh,
+    pub(super) schedule: Arc<Schedule>,
+    pub(super) costs: Arc<Costs>,
+    pub(super) status: Arc<StatusBoard>,
+    pub(super) epoch: Instant,
+}
+
+/// A rank's spans of each of the first steps, from the step's start.
+pub(super) type RankSteps = Vec<Vec<Span>>;
+
+/// One rank's figures of a step, sent to every rank at its end.
+#[derive(Serialize, Deserialize)]
+struct RankStep {
+    end_ns: u64,
+    step_ns: u64,
+    bubble: f64,
+    actions: u64,
+    own_ns: u64,
+    late_ns: u64,
+    waits: u64,
+}
+
+/// Runs all steps on one rank; `see` gets each of them.
+pub(super) fn run_rank(
+    shared: &Shared,
+    world: Arc<dyn Communicator>,
+    mut see: impl FnMut(EmulatedStep),
+) -> Result<RankSteps, ExecutorError> {
+    let rank = world.rank();
+    let between = |step: u64| {
+        move |source: CommError| ExecutorError { rank, step, action: Action::OptimizerStep, source }
+    };
+    let groups = Groups::new(world.clone(), shared.mesh).map_err(between(0))?;
+    let clock = Clock::new(shared.epoch);
+    let mut executor = build(shared, &groups, &clock);
+    let mut kept = Vec::new();
+    for step in 1..=shared.steps {
+        let start = common_start(&*world, &clock).map_err(between(step))?;
+        let before = clock.spent();
+        let mut spans = executor.run_step(step)?.spans;
+        let end = clock.now();
+        let real_end = shared.epoch.elapsed().as_nanos() as u64;
+        for span in &mut spans {
+            span.start_ns = span.start_ns.saturating_sub(start);
+            span.end_ns = span.end_ns.saturating_sub(start);
+        }
+        let timeline = RankTimeline { spans, ..RankTimeline::default() };
+        let mine = figures(&timeline, [start, end, real_end], before, clock.spent());
+        let all = exchange(&*world, &mine).map_err(between(step))?;
+        see(summarise(step, &all));
+        if step <= KEPT_STEPS {
+            kept.push(timeline.spans);
+        }
+    }
+    Ok(kept)
+}
+
+fn build(shared: &Shared, groups: &Groups, clock: &Arc<Clock>) -> Executor<EmulatedWorker> {
+    let links = EmulatedLinks::new(groups.pipeline.clone(), shared.costs.clone(), clock.clone());
+    Executor::new(
+        shared.schedule.ranks[groups.coords.pp].clone(),
+        shared.schedule.placement.clone(),
+        Arc::new(links),
+        groups.world.rank(),
+        (Meter::new(), shared.status.clone(), shared.epoch),
+        EmulatedWorker::new(shared.costs.clone(), clock.clone(), groups.clone()),
+    )
+}
+
+/// Agrees on a moment soon to come, and waits for it.
+fn common_start(world: &dyn Communicator, clock: &Clock) -> CommResult<u64> {
+    let last = exchange(world, &clock.now())?.into_iter().max().unwrap_or(0);
+    clock.wait_until(last + LEAD_NS);
+    Ok(last + LEAD_NS)
+}
+
+fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
+    world: &dyn Communicator,
+    mine: &T,
+) -> CommResult<Vec<T>> {
+    let bytes = serde_json::to_vec(mine).expect("plain numbers");
+    let all = world.exchange(bytes).wait()?;
+    Ok(all.iter().map(|b| serde_json::from_slice(b).expect("written by a peer")).collect())
+}
+
+/// The figures of a step from `start` to `end` of the rank's own time, and to `real_end`.
+fn figures(
+    timeline: &RankTimeline,
+    [start, end, real_end]: [u64; 3],
+    before: Spent,
+    after: Spent,
+) -> RankStep {
+    RankStep {
+        end_ns: timeline.own_span().map_or(0, |(_, end)| end),
+        step_ns: real_end - start,
+        bubble: timeline.bubble(),
+        actions: timeline.spans.len() as u64,
+        own_ns: end - start - (after.waited_ns - before.waited_ns),
+        late_ns: after.late_ns - before.late_ns,
+        waits: after.waits - before.waits,
+    }
+}
+
+fn summarise(step: u64, ranks: &[RankStep]) -> EmulatedStep {
+    let sum = |f: fn(&RankStep) -> u64| ranks.iter().map(f).sum::<u64>();
+    let most = |f: fn(&RankStep) -> u64| ranks.iter().map(f).max().unwrap_or(0);
+    EmulatedStep {
+        step,
+        makespan_ns: most(|r| r.end_ns),
+        step_ns: most(|r| r.step_ns),
+        bubble: ranks.iter().map(|r| r.bubble).sum::<f64>() / ranks.len() as f64,
+        runtime_ns: sum(|r| r.own_ns) / sum(|r| r.actions).max(1),
+        late_ns: sum(|r| r.late_ns) / sum(|r| r.waits).max(1),
+    }
+}
