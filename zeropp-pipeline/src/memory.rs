@@ -15,7 +15,10 @@
 
 use std::collections::HashSet;
 
+pub use over_time::{KindPoint, over_time};
 pub use zeropp_core::meter::MemoryBytes;
+
+mod over_time;
 
 use crate::ir::{Action, Compute, Message, Schedule};
 
