@@ -45,6 +45,7 @@ mod error;
 mod peak;
 mod program;
 mod rank;
+mod trace;
 mod trainer;
 mod world;
 

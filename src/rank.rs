@@ -16,7 +16,7 @@ use zeropp_pipeline::executor::{
 };
 use zeropp_pipeline::ir::{Action, Compute};
 use zeropp_pipeline::simulate::StageCosts;
-use zeropp_pipeline::timeline::{RankTimeline, Span};
+use zeropp_pipeline::timeline::{Span, bubble};
 use zeropp_zero3::adamw::AdamW;
 use zeropp_zero3::checkpoint::{CheckpointError, read_state};
 use zeropp_zero3::lr::LearningRate;
@@ -302,10 +302,9 @@ fn summarise(
     let c = groups.coords;
     let count =
         |f: fn(&Action) -> bool| record.spans.iter().filter(|s| f(&s.action)).count() as u64;
-    let timeline = RankTimeline { spans: record.spans.clone(), ..RankTimeline::default() };
     RankStep {
         losses: losses.into_iter().map(|(m, l)| (c.dp, c.zero3, m, l.to_bits())).collect(),
-        bubble: timeline.bubble(),
+        bubble: bubble(&record.spans),
         all_gathers: count(|a| matches!(a, Action::AllGather { .. })),
         reduce_scatters: count(|a| matches!(a, Action::ReduceScatter { .. })),
         all_reduces: count(|a| matches!(a, Action::ReplicaReduce { .. })),

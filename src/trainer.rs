@@ -1,10 +1,8 @@
 //! The trainer: checks everything, starts the ranks, watches over them.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::panic::AssertUnwindSafe;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -17,7 +15,6 @@ use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, StepMetrics, Summary};
 use zeropp_core::model::gpt;
 use zeropp_core::params::FlatLayout;
-use zeropp_pipeline::draw::chrome;
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::timeline::{RankTimeline, Timeline};
@@ -29,6 +26,7 @@ use crate::blueprint::Blueprint;
 use crate::checkpoint::{self, Resume, Resumed, Saver};
 use crate::peak::gemm_flops;
 use crate::rank::{Export, RankError, RankResult, Shared, StageTimes, run_rank};
+use crate::trace;
 use crate::world::World;
 
 /// After one rank has failed, how long the others get to stop before they are left behind.
@@ -210,8 +208,7 @@ impl Trainer {
         let results = results?;
         let summary = self.summary(&steps, &times, start.elapsed().as_secs_f64());
         if let Some(path) = &bp.config.trace {
-            self.write_trace(path, &results)
-                .map_err(|source| Error::Output { path: path.clone(), source })?;
+            trace::write(path, &self.timeline(&results))?;
         }
         Ok((summary, results))
     }
@@ -248,12 +245,6 @@ impl Trainer {
                 .fold(MemoryBytes::default(), peak),
             total_s,
         }
-    }
-
-    fn write_trace(&self, path: &Path, results: &[RankResult]) -> std::io::Result<()> {
-        let mut out = BufWriter::new(File::create(path)?);
-        chrome::write(&self.timeline(results), &mut out)?;
-        out.flush()
     }
 
     fn timeline(&self, results: &[RankResult]) -> Timeline {
@@ -322,7 +313,7 @@ fn spawn_rank(
                 Err(Failure::Rank(e))
             }
             Err(panic) => {
-                let what = panic_text(&*panic);
+                let what = trace::panic_text(&*panic);
                 let place = shared.status.describe(rank);
                 let text = format!("panicked: {what} ({place})");
                 world.abort(&text);
@@ -336,12 +327,6 @@ fn spawn_rank(
         .stack_size(STACK_BYTES)
         .spawn(body)
         .expect("the system can start a thread");
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()))
-        .unwrap_or_else(|| "no message".into())
 }
 
 /// The error in words, with what the ranks of this process behind it were last seen doing.

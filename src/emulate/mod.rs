@@ -4,17 +4,13 @@
 mod costs;
 mod rank;
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::panic::AssertUnwindSafe;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_core::comm::{CommError, Communicator};
 use zeropp_core::config::Config;
-use zeropp_pipeline::draw::chrome;
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::simulate::{Costs, simulate};
@@ -22,6 +18,7 @@ use zeropp_pipeline::timeline::{RankTimeline, Timeline};
 
 use crate::Error;
 use crate::program::{Programs, Resolved, generator_costs};
+use crate::trace;
 pub use costs::EmulationCosts;
 use costs::wrong;
 use rank::{RankSteps, Shared, run_rank};
@@ -118,8 +115,7 @@ pub fn emulate(
         steps,
     };
     if let Some(path) = &config.trace {
-        write_trace(path, &report.measured)
-            .map_err(|source| Error::Output { path: path.clone(), source })?;
+        trace::write(path, &report.measured)?;
     }
     Ok(report)
 }
@@ -202,9 +198,7 @@ fn guarded(
             message: error.to_string(),
         },
         Err(panic) => {
-            let text = panic.downcast_ref::<String>().cloned();
-            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
-            let text = text.unwrap_or_else(|| "no message".into());
+            let text = trace::panic_text(&*panic);
             Failure { echo: false, message: format!("panicked: {text}") }
         }
     };
@@ -232,10 +226,4 @@ fn measured(shared: &Shared, steps: &[EmulatedStep], ranks: Vec<RankSteps>) -> T
         placement: shared.schedule.placement.clone(),
         ranks: ranks.into_iter().enumerate().map(timeline).collect(),
     }
-}
-
-fn write_trace(path: &Path, timeline: &Timeline) -> std::io::Result<()> {
-    let mut out = BufWriter::new(File::create(path)?);
-    chrome::write(timeline, &mut out)?;
-    out.flush()
 }

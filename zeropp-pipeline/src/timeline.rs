@@ -76,27 +76,40 @@ pub struct Timeline {
 impl RankTimeline {
     /// Busy nanoseconds of F, B, W, BW and R (the optimizer step is not part of the pipeline).
     pub fn busy_ns(&self) -> u64 {
-        self.pipeline_spans().map(|s| s.end_ns - s.start_ns).sum()
+        busy_ns(&self.spans)
     }
 
     /// First start and last end of the pipeline's compute spans.
     pub fn own_span(&self) -> Option<(u64, u64)> {
-        let start = self.pipeline_spans().map(|s| s.start_ns).min()?;
-        let end = self.pipeline_spans().map(|s| s.end_ns).max()?;
-        Some((start, end))
+        own_span(&self.spans)
     }
 
     /// Idle share between the rank's first and last action, 0 to 1.
     pub fn bubble(&self) -> f64 {
-        match self.own_span() {
-            Some((start, end)) if end > start => 1.0 - self.busy_ns() as f64 / (end - start) as f64,
-            _ => 0.0,
-        }
+        bubble(&self.spans)
     }
+}
 
-    fn pipeline_spans(&self) -> impl Iterator<Item = &Span> {
-        self.spans.iter().filter(|s| s.lane == Lane::Compute && s.action != Action::OptimizerStep)
+/// Idle share between the first and last action of one rank's spans, 0 to 1.
+pub fn bubble(spans: &[Span]) -> f64 {
+    match own_span(spans) {
+        Some((start, end)) if end > start => 1.0 - busy_ns(spans) as f64 / (end - start) as f64,
+        _ => 0.0,
     }
+}
+
+fn busy_ns(spans: &[Span]) -> u64 {
+    pipeline_spans(spans).map(|s| s.end_ns - s.start_ns).sum()
+}
+
+fn own_span(spans: &[Span]) -> Option<(u64, u64)> {
+    let start = pipeline_spans(spans).map(|s| s.start_ns).min()?;
+    let end = pipeline_spans(spans).map(|s| s.end_ns).max()?;
+    Some((start, end))
+}
+
+fn pipeline_spans(spans: &[Span]) -> impl Iterator<Item = &Span> {
+    spans.iter().filter(|s| s.lane == Lane::Compute && s.action != Action::OptimizerStep)
 }
 
 impl Timeline {

@@ -1,5 +1,6 @@
 //! A schedule made, proven and simulated as a request says.
 
+use zeropp::Config;
 use zeropp::pipeline::exchange::json::{Document, Measures};
 use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::lower::lower;
@@ -13,11 +14,6 @@ use super::args::{Limit, Request};
 use super::costs::Priced;
 use super::decimal::Unit;
 use crate::Failure;
-
-/// Kinds that are meant for one stage a rank; the default of `--virtual` is 1 for them.
-const ONE_STAGE: [&str; 6] = ["gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p"];
-/// Kinds that cut a step into units.
-const IN_UNITS: [&str; 2] = ["zeropp", "zeropp-auto"];
 
 /// A schedule with all that is known about it.
 pub(super) struct Made {
@@ -45,17 +41,15 @@ impl Made {
 /// side: the same step for all of them.
 pub(super) fn shape(request: &Request, kind: &str, alike: bool) -> Shape {
     let pp = request.pp;
-    let in_units = IN_UNITS.contains(&kind) && !alike;
+    // What a run of this kind would take, with layers enough for any number of stages.
+    let run = Config { schedule: kind.into(), layers: usize::MAX, ..Config::default() };
+    let in_units = run.in_units() && !alike;
     let twice = pp.saturating_mul(2);
     let unit = request.unit.unwrap_or(if alike { twice } else { twice - 1 });
     let step = if in_units { unit } else { twice };
     Shape {
         pp,
-        virtual_stages: request.virtual_stages.unwrap_or(if ONE_STAGE.contains(&kind) {
-            1
-        } else {
-            2
-        }),
+        virtual_stages: request.virtual_stages.unwrap_or_else(|| run.virtual_stages()),
         micro_batches: request.micro_batches.unwrap_or(step.saturating_mul(2)),
         unit,
     }

@@ -89,3 +89,8 @@ impl fmt::Display for Signature {
         Ok(())
     }
 }
+
+/// Bytes of a buffer's elements.
+pub(crate) fn bytes_of(buffer: &Tensor<1>) -> usize {
+    buffer.dims()[0] * buffer.dtype().size()
+}

@@ -80,8 +80,12 @@ impl Config {
     /// Micro-batches in a unit (U): 2P−1; the whole step for schedules that reduce once a step. A
     /// schedule file has its own.
     pub fn unit(&self) -> usize {
-        let in_units = IN_UNITS.contains(&self.schedule.as_str());
-        if in_units { self.given_unit() } else { self.micro_batches() }
+        if self.in_units() { self.given_unit() } else { self.micro_batches() }
+    }
+
+    /// Whether the schedule cuts a step into units, as opposed to reducing once a step.
+    pub fn in_units(&self) -> bool {
+        IN_UNITS.contains(&self.schedule.as_str())
     }
 
     fn given_unit(&self) -> usize {

@@ -10,7 +10,7 @@ use super::mail::{self, Address, Found, Receive};
 use super::rendezvous::{Input, Output, Rendezvous};
 use super::seats::Wait;
 use super::world::Presence;
-use crate::comm::signature::{Operation, Signature};
+use crate::comm::signature::{Operation, Signature, bytes_of};
 use crate::comm::stats::Traffic;
 use crate::comm::{CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks};
 
@@ -46,14 +46,20 @@ impl ThreadsCommunicator {
         }
     }
 
-    /// A collective on a buffer, counted as `bytes` passed in by this rank.
+    /// A collective on a buffer; with a root, only the root passes one in.
     fn on_buffer(
         &self,
-        signature: Signature,
+        operation: Operation,
         buffer: Tensor<1>,
-        bytes: usize,
+        root: Option<usize>,
     ) -> Pending<Tensor<1>> {
-        self.traffic.record(signature.operation, self.size(), bytes);
+        let signature = Signature { root, ..Signature::of(operation, &buffer) };
+        if let Err(error) = self.check(operation, checks::collective(&signature, self.size())) {
+            return Pending::ready(Err(error));
+        }
+        let passes = root.is_none_or(|root| root == self.place);
+        let bytes = if passes { bytes_of(&buffer) } else { 0 };
+        self.traffic.record(operation, self.size(), bytes);
         if self.size() == 1 {
             return Pending::ready(self.healthy().map(|()| buffer));
         }
@@ -90,10 +96,6 @@ fn open_buffer(output: Output) -> Tensor<1> {
     }
 }
 
-fn bytes_of(buffer: &Tensor<1>) -> usize {
-    buffer.dims()[0] * buffer.dtype().size()
-}
-
 impl Communicator for ThreadsCommunicator {
     fn name(&self) -> &str {
         &self.group.name
@@ -108,40 +110,19 @@ impl Communicator for ThreadsCommunicator {
     }
 
     fn all_gather(&self, shard: Tensor<1>) -> Pending<Tensor<1>> {
-        let bytes = bytes_of(&shard);
-        self.on_buffer(Signature::of(Operation::AllGather, &shard), shard, bytes)
+        self.on_buffer(Operation::AllGather, shard, None)
     }
 
     fn reduce_scatter(&self, full: Tensor<1>) -> Pending<Tensor<1>> {
-        let signature = Signature::of(Operation::ReduceScatter, &full);
-        let fits = || checks::parts(full.dims()[0], self.size());
-        let checked = checks::sum(full.dtype()).and_then(|()| fits());
-        if let Err(error) = self.check(signature.operation, checked) {
-            return Pending::ready(Err(error));
-        }
-        let bytes = bytes_of(&full);
-        self.on_buffer(signature, full, bytes)
+        self.on_buffer(Operation::ReduceScatter, full, None)
     }
 
     fn all_reduce(&self, buffer: Tensor<1>) -> Pending<Tensor<1>> {
-        let signature = Signature::of(Operation::AllReduce, &buffer);
-        if let Err(error) = self.check(signature.operation, checks::sum(buffer.dtype())) {
-            return Pending::ready(Err(error));
-        }
-        let bytes = bytes_of(&buffer);
-        self.on_buffer(signature, buffer, bytes)
+        self.on_buffer(Operation::AllReduce, buffer, None)
     }
 
     fn broadcast(&self, root: usize, buffer: Tensor<1>) -> Pending<Tensor<1>> {
-        if let Err(error) =
-            self.check(Operation::Broadcast, checks::rank("root", root, self.size()))
-        {
-            return Pending::ready(Err(error));
-        }
-        let mut signature = Signature::of(Operation::Broadcast, &buffer);
-        signature.root = Some(root);
-        let bytes = if root == self.place { bytes_of(&buffer) } else { 0 };
-        self.on_buffer(signature, buffer, bytes)
+        self.on_buffer(Operation::Broadcast, buffer, Some(root))
     }
 
     fn exchange(&self, bytes: Vec<u8>) -> Pending<Vec<Vec<u8>>> {

@@ -1,0 +1,31 @@
+//! What a run writes and how a rank's panic reads, the same for training and emulation.
+
+use std::any::Any;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+
+use zeropp_pipeline::draw::chrome;
+use zeropp_pipeline::timeline::Timeline;
+
+use crate::Error;
+
+/// Writes `timeline` to `path` as a Chrome trace.
+///
+/// # Errors
+/// [`Error::Output`] where the file cannot be written.
+pub(crate) fn write(path: &Path, timeline: &Timeline) -> Result<(), Error> {
+    let written = File::create(path).and_then(|file| {
+        let mut out = BufWriter::new(file);
+        chrome::write(timeline, &mut out)?;
+        out.flush()
+    });
+    written.map_err(|source| Error::Output { path: path.to_path_buf(), source })
+}
+
+/// The message that a thread panicked with.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()))
+        .unwrap_or_else(|| "no message".into())
+}
