@@ -45,8 +45,8 @@ impl<const N: usize> Vjp<N> {
     }
 }
 
-/// Links an output to its inputs in Burn's graph. `Flex` itself has no graph: identity.
-#[backend_extension(Flex, Autodiff)]
+/// Links an output to its inputs in Burn's graph. Plain backends have no graph: identity.
+#[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub(super) trait VjpBackend: Backend {
     /// `out` as a function of `x`.
     fn vjp1(x: FloatTensor<Self>, out: FloatTensor<Self>, f: Vjp<1>) -> FloatTensor<Self>;
@@ -67,28 +67,39 @@ pub(super) trait VjpBackend: Backend {
     ) -> FloatTensor<Self>;
 }
 
-impl VjpBackend for Flex {
-    fn vjp1(_x: FloatTensor<Self>, out: FloatTensor<Self>, _f: Vjp<1>) -> FloatTensor<Self> {
-        out
-    }
-    fn vjp2(
-        _x: FloatTensor<Self>,
-        _y: FloatTensor<Self>,
-        out: FloatTensor<Self>,
-        _f: Vjp<2>,
-    ) -> FloatTensor<Self> {
-        out
-    }
-    fn vjp3(
-        _x: FloatTensor<Self>,
-        _y: FloatTensor<Self>,
-        _z: FloatTensor<Self>,
-        out: FloatTensor<Self>,
-        _f: Vjp<3>,
-    ) -> FloatTensor<Self> {
-        out
-    }
+macro_rules! without_a_graph {
+    ($backend:ty) => {
+        impl VjpBackend for $backend {
+            fn vjp1(x: FloatTensor<Self>, out: FloatTensor<Self>, f: Vjp<1>) -> FloatTensor<Self> {
+                drop((x, f));
+                out
+            }
+            fn vjp2(
+                x: FloatTensor<Self>,
+                y: FloatTensor<Self>,
+                out: FloatTensor<Self>,
+                f: Vjp<2>,
+            ) -> FloatTensor<Self> {
+                drop((x, y, f));
+                out
+            }
+            fn vjp3(
+                x: FloatTensor<Self>,
+                y: FloatTensor<Self>,
+                z: FloatTensor<Self>,
+                out: FloatTensor<Self>,
+                f: Vjp<3>,
+            ) -> FloatTensor<Self> {
+                drop((x, y, z, f));
+                out
+            }
+        }
+    };
 }
+
+without_a_graph!(Flex);
+#[cfg(feature = "cube")]
+without_a_graph!(burn::backend::Cube);
 
 #[derive(Debug)]
 struct VjpOp;
