@@ -10,6 +10,7 @@ mod checks;
 mod kernels;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod recorded;
 mod signature;
 mod stats;
 pub mod threads;

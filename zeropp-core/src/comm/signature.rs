@@ -3,9 +3,11 @@
 use std::fmt;
 
 use burn::tensor::{DType, Tensor};
+use serde::{Deserialize, Serialize};
 
 /// One kind of call on a communicator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Operation {
     /// Concatenate shards.
     AllGather,
