@@ -5,6 +5,8 @@
 
 pub mod comm;
 pub mod config;
+#[cfg(feature = "cube")]
+mod cube;
 pub mod data;
 pub mod flight;
 pub mod groups;
