@@ -40,9 +40,11 @@
 
 mod blueprint;
 mod checkpoint;
+mod collect;
 mod emulate;
 mod error;
 mod peak;
+mod processes;
 mod program;
 mod rank;
 mod trace;
