@@ -40,10 +40,12 @@
 
 mod blueprint;
 mod checkpoint;
+mod collect;
 mod emulate;
 mod error;
 mod flight;
 mod peak;
+mod processes;
 mod program;
 mod rank;
 mod trace;

@@ -9,7 +9,8 @@ mod outputs;
 mod validate;
 
 pub use choice::{
-    Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Precision, Recompute, Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
+    Tokenizer,
 };
 pub use error::ConfigError;
 pub use options::{Config, OPTIONS, OptionInfo, OptionKind};

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use toml::Value;
 
 use super::choice::{
-    Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Precision, Recompute, Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
+    Tokenizer,
 };
 
 /// What kind of value a setting takes.
@@ -252,9 +253,14 @@ options! {
         "precision" "KIND" precision: Precision = Precision::Fp32;
         /// Where tensors live. This build has cpu.
         "device" "KIND" device: DeviceKind = DeviceKind::Cpu;
-        /// How ranks talk to each other. threads: all ranks in one process. mpi: a process a rank,
-        /// started by mpirun; needs a build with --features mpi.
+        /// How ranks talk to each other. threads: all ranks in one process. mpi: processes started
+        /// by mpirun; needs a build with --features mpi.
+        ///
+        /// With fewer processes than ranks, each has as many of them as threads: one process a
+        /// node gathers weights once a node.
         "engine" "KIND" engine: EngineKind = EngineKind::Threads;
+        /// Which process gets which ranks: ZeRO-3 groups inside hosts, or as the launcher numbers.
+        "place" "BY" place: Place = Place::Hosts;
         /// Seconds a rank waits for another before the run ends with the name of the missing one.
         "timeout-s" "S" timeout_s: f64 = 120.0;
     }

@@ -144,23 +144,7 @@ impl Config {
             _ => "use threads",
         };
         let has_mpi = cfg!(feature = "mpi") && engine == EngineKind::Mpi;
-        check(has_mpi || engine == EngineKind::Threads, || absent("engine", &engine, help))?;
-        self.check_mpi()
-    }
-
-    /// What takes all ranks in one process so far.
-    fn check_mpi(&self) -> Checked {
-        if self.engine != EngineKind::Mpi {
-            return Ok(());
-        }
-        for (field, path) in [("save", &self.save), ("trace", &self.trace)] {
-            check(path.is_none(), || {
-                let value = path.as_ref().map(|p| p.display().to_string()).unwrap_or_default();
-                let help = "leave it out, or use engine threads";
-                ConfigError::value(field, value, "does not work with engine mpi yet", help)
-            })?;
-        }
-        Ok(())
+        check(has_mpi || engine == EngineKind::Threads, || absent("engine", &engine, help))
     }
 
     fn check_checkpoints(&self) -> Checked {
