@@ -265,6 +265,10 @@ impl Communicator for MpiCommunicator {
         self.fail(CommError::Aborted { rank, reason: reason.to_owned() });
     }
 
+    fn failure(&self) -> Option<CommError> {
+        self.shared().error()
+    }
+
     fn stats(&self) -> CommStats {
         self.traffic.snapshot(self.group.buffers.fresh())
     }

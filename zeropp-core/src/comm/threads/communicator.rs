@@ -184,6 +184,10 @@ impl Communicator for ThreadsCommunicator {
         self.group.world.fail(rank, CommError::Aborted { rank, reason: reason.to_owned() });
     }
 
+    fn failure(&self) -> Option<CommError> {
+        self.healthy().err()
+    }
+
     fn stats(&self) -> CommStats {
         self.traffic.snapshot(self.group.buffers.fresh())
     }
