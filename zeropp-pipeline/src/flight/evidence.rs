@@ -79,9 +79,12 @@ impl<'a> Case<'a> {
         faults.min_by_key(|record| common(&record.header, record.header.end.at_ns))
     }
 
-    /// Ranks of the world without a record.
+    /// Ranks whose processes left nothing at all.
     pub(super) fn gone(&self) -> Vec<usize> {
-        (0..self.world()).filter(|rank| self.moment.record(*rank).is_none()).collect()
+        let wrote = self.moment.records().map(|(rank, _)| rank);
+        let wrote: Vec<Peer> =
+            wrote.chain(self.run.unreadable.iter().copied()).map(|r| self.process(r)).collect();
+        (0..self.world()).filter(|rank| !wrote.contains(&self.process(*rank))).collect()
     }
 
     /// Ranks whose processes stood still as the run failed while others did not: the longest first.
