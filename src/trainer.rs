@@ -342,7 +342,9 @@ fn spawn_rank(
     tx: Sender<Message>,
 ) {
     let body = move || {
-        flight::this_thread_is(rank);
+        if let Some(recorder) = &shared.recorder {
+            flight::this_thread_is(rank, recorder);
+        }
         let steps = tx.clone();
         let run = AssertUnwindSafe(|| {
             run_rank(&shared, world.clone(), |metrics, times| {
