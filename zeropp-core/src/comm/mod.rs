@@ -7,11 +7,15 @@
 
 mod buffers;
 mod checks;
+mod codec;
 mod kernels;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod nccl;
 mod signature;
+mod slot;
 mod stats;
+mod subgroup;
 pub mod threads;
 
 use std::sync::Arc;
