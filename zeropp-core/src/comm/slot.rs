@@ -35,6 +35,17 @@ impl<T> Slot<T> {
         self.result.lock().is_some()
     }
 
+    /// Sleeps until the result is there, or until `deadline`; whether it is. Leaves it there.
+    pub(in crate::comm) fn look_until(&self, deadline: Instant) -> bool {
+        let mut result = self.result.lock();
+        while result.is_none() {
+            if self.bell.wait_until(&mut result, deadline).timed_out() {
+                break;
+            }
+        }
+        result.is_some()
+    }
+
     /// Sleeps until the result is there, or until `deadline`.
     pub(in crate::comm) fn wait(&self, deadline: Option<Instant>) -> Option<CommResult<T>> {
         let mut result = self.result.lock();

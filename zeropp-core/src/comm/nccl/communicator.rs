@@ -284,6 +284,10 @@ impl Communicator for NcclCommunicator {
         self.fail(CommError::Aborted { rank, reason: reason.to_owned() });
     }
 
+    fn failure(&self) -> Option<CommError> {
+        self.shared().error()
+    }
+
     fn stats(&self) -> CommStats {
         self.traffic.snapshot(0)
     }
@@ -314,6 +318,10 @@ struct Ticket<T> {
 impl<T> InFlight<T> for Ticket<T> {
     fn is_done(&mut self) -> bool {
         self.slot.is_done() || self.ending.shared.error().is_some()
+    }
+
+    fn wait_until(&mut self, deadline: Instant) -> bool {
+        self.slot.look_until(deadline) || self.is_done()
     }
 
     fn wait(self: Box<Self>) -> CommResult<T> {
