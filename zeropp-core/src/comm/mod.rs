@@ -7,13 +7,17 @@
 
 mod buffers;
 mod checks;
+mod codec;
 mod kernels;
 pub mod mixed;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod nccl;
 pub mod recorded;
 mod signature;
+mod slot;
 mod stats;
+mod subgroup;
 pub mod threads;
 
 use std::sync::Arc;
