@@ -42,6 +42,7 @@ mod blueprint;
 mod checkpoint;
 mod emulate;
 mod error;
+mod launched;
 mod peak;
 mod program;
 mod rank;
@@ -52,8 +53,11 @@ mod world;
 pub use checkpoint::Resumed;
 pub use emulate::{EmulatedStep, EmulationCosts, EmulationReport, emulate};
 pub use error::Error;
+pub use launched::{Launched, launched};
 pub use trainer::{Trainer, Weights};
 pub use zeropp_core::config::Config;
 pub use zeropp_core::metrics::{Plan, RankPlan, StepMetrics, Summary};
-pub use zeropp_core::{config, data, launch, layer, meter, model, params, rng, split, stock};
+pub use zeropp_core::{
+    config, data, launch, layer, meter, model, params, rendezvous, rng, split, stock,
+};
 pub use zeropp_pipeline as pipeline;

@@ -1,7 +1,7 @@
 //! Where a run's ranks are: threads of this process, or processes of which this is one.
 
 #[cfg(feature = "mpi")]
-mod mpi;
+pub(crate) mod mpi;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl World {
         match config.engine {
             EngineKind::Threads => Ok(Self::threads(mesh, timeout)),
             #[cfg(feature = "mpi")]
-            EngineKind::Mpi => mpi::start(mesh, timeout, status),
+            EngineKind::Mpi => mpi::start(config, mesh, status),
             engine => unreachable!("a build without {engine} refuses the setting"),
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zeropp_core::comm::mpi::{Describe, MpiOptions, MpiWorld};
+use zeropp_core::config::Config;
 use zeropp_core::launch::Launch;
 use zeropp_core::mesh::Mesh;
 use zeropp_pipeline::executor::StatusBoard;
@@ -13,8 +14,8 @@ use crate::Error;
 
 /// This process's rank of `mesh`.
 pub(super) fn start(
+    config: &Config,
     mesh: Mesh,
-    timeout: Duration,
     status: &Arc<StatusBoard>,
 ) -> Result<World, Error> {
     let launch = Launch::from_env()?;
@@ -23,7 +24,7 @@ pub(super) fn start(
     } else {
         check_size(mesh, 1)?;
     }
-    let options = MpiOptions { timeout, ..MpiOptions::default() };
+    let options = options(config);
     let (board, rank) = (status.clone(), launch.as_ref().map_or(0, |launch| launch.rank));
     let describe: Describe = Arc::new(move || board.describe(rank));
     let mut process = MpiWorld::start(options, Some(describe))?;
@@ -33,6 +34,14 @@ pub(super) fn start(
     check_size(mesh, process.size())?;
     let ranks = vec![(process.rank(), process.communicator())];
     Ok(World { ranks, _keep: Box::new(process) })
+}
+
+/// The engine's settings.
+pub(crate) fn options(config: &Config) -> MpiOptions {
+    MpiOptions {
+        timeout: Duration::from_secs_f64(config.timeout_s),
+        start_timeout: Duration::from_secs_f64(config.start_timeout_s),
+    }
 }
 
 /// Compares the number of processes with the ranks of the mesh.
