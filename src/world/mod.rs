@@ -1,7 +1,7 @@
 //! Where a run's ranks are: threads of this process, or processes of which this is one.
 
 #[cfg(feature = "mpi")]
-mod mpi;
+pub(crate) mod mpi;
 
 use std::any::Any;
 use std::sync::Arc;

@@ -24,7 +24,7 @@ pub(super) fn start(config: &Config, status: &Arc<StatusBoard>) -> Result<World,
     let order = (config.place == Place::Hosts).then(|| -> Order {
         Arc::new(move |hosts: &[String]| placement::by_host(hosts, each, mesh))
     });
-    let options = MpiOptions { timeout, order, ..MpiOptions::default() };
+    let options = MpiOptions { order, ..options(config) };
     let (board, process) = (status.clone(), launch.as_ref().map_or(0, |launch| launch.rank));
     let describe: Describe = Arc::new(move || {
         let rank = rank_of_thread().unwrap_or(process * each);
@@ -54,6 +54,15 @@ pub(super) fn start(config: &Config, status: &Arc<StatusBoard>) -> Result<World,
     };
     let host = process.hosts()[process.rank()].clone();
     Ok(World { ranks, host, _keep: Box::new(process) })
+}
+
+/// The engine's settings, but for the order of its ranks.
+pub(crate) fn options(config: &Config) -> MpiOptions {
+    MpiOptions {
+        timeout: Duration::from_secs_f64(config.timeout_s),
+        start_timeout: Duration::from_secs_f64(config.start_timeout_s),
+        order: None,
+    }
 }
 
 /// Ranks of each process.
