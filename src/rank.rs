@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use zeropp_core::comm::{CommError, Communicator};
 use zeropp_core::config::Recompute;
 use zeropp_core::data::{Dataset, Sampler};
+use zeropp_core::device::Devices;
 use zeropp_core::groups::Groups;
 use zeropp_core::meter::{MemoryBytes, Meter};
 use zeropp_core::metrics::StepMetrics;
@@ -37,6 +38,7 @@ pub(crate) struct Shared {
     pub(crate) data: Arc<(Dataset, Sampler)>,
     pub(crate) status: Arc<StatusBoard>,
     pub(crate) epoch: Instant,
+    pub(crate) devices: Devices,
     /// FLOP/s of all ranks at their best.
     pub(crate) peak_flops: f64,
     pub(crate) export: Export,
@@ -147,9 +149,10 @@ impl StageTimes {
     }
 }
 
-/// Runs all steps on one rank; `report` gets rank 0's view of each.
+/// Runs all steps on one rank, which computes on `device`; `report` gets rank 0's view of each.
 pub(crate) fn run_rank(
     shared: &Shared,
+    device: Device,
     world: Arc<dyn Communicator>,
     mut report: impl FnMut(StepMetrics, StageTimes),
 ) -> Result<RankResult, RankError> {
@@ -157,7 +160,7 @@ pub(crate) fn run_rank(
     let rank = world.rank();
     let groups = Groups::new(world, bp.mesh)?;
     let meter = Meter::new();
-    let mut executor = build_executor(shared, &groups, &meter)?;
+    let mut executor = build_executor(shared, &device, &groups, &meter)?;
     if shared.export == Export::Gradients {
         executor.worker.capture_gradients();
     }
@@ -204,12 +207,12 @@ pub(crate) fn run_rank(
 
 fn build_executor(
     shared: &Shared,
+    device: &Device,
     groups: &Groups,
     meter: &Arc<Meter>,
 ) -> Result<Executor<ModelWorker>, RankError> {
     let bp = &shared.blueprint;
     let config = &bp.config;
-    let device = Device::flex();
     let options = ShardOptions {
         device: device.clone(),
         compute: bp.compute,
@@ -233,14 +236,14 @@ fn build_executor(
     let redo = |on: bool| if on { bp.recomputed.clone() } else { Vec::new() };
     let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
     let worker_options = WorkerOptions {
-        device,
+        device: device.clone(),
         dims: [config.micro_batch_size, config.seq, bp.model.hidden],
         compute: bp.compute,
         loss_scale: 1.0 / batches as f32,
         recompute_full: redo(config.recompute == Recompute::Full),
         recompute_attention: redo(config.recompute == Recompute::Selective),
     };
-    let tokens = token_source(shared, groups);
+    let tokens = token_source(shared, device, groups);
     let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
     Ok(Executor::new(
         bp.schedule.ranks[pp].clone(),
@@ -270,9 +273,9 @@ fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {
 
 /// Tokens of a micro-batch of this rank: replicas, then ZeRO-3 places, then micro-batches take
 /// consecutive samples of the step's batch.
-fn token_source(shared: &Shared, groups: &Groups) -> TokenSource {
+fn token_source(shared: &Shared, device: &Device, groups: &Groups) -> TokenSource {
     let bp = shared.blueprint.clone();
-    let data = shared.data.clone();
+    let (data, device) = (shared.data.clone(), device.clone());
     let c = groups.coords;
     let (samples, seq) = (bp.config.micro_batch_size, bp.config.seq);
     let group = c.dp * bp.mesh.zero3 + c.zero3;
@@ -286,9 +289,8 @@ fn token_source(shared: &Shared, groups: &Groups) -> TokenSource {
             ids.extend(x.into_iter().map(|t| t as i32));
             targets.extend(y.into_iter().map(|t| t as i32));
         }
-        let tensor = |v: Vec<i32>| {
-            Tensor::<2, Int>::from_data(TensorData::new(v, [samples, seq]), &Device::flex())
-        };
+        let tensor =
+            |v: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(v, [samples, seq]), &device);
         (tensor(ids), tensor(targets))
     })
 }

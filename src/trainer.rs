@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use burn::tensor::Device;
 use zeropp_core::comm::{CommError, Communicator};
-use zeropp_core::config::Config;
+use zeropp_core::config::{Config, DeviceKind};
 use zeropp_core::data::{Dataset, Sampler};
+use zeropp_core::device::Devices;
 use zeropp_core::layer::Model;
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, StepMetrics, Summary};
@@ -110,6 +112,16 @@ impl Trainer {
         &self.blueprint.plan
     }
 
+    /// Looks for the device that the settings name and for what it needs to compute; training does
+    /// so too, before any rank starts. The plan takes no device.
+    ///
+    /// # Errors
+    /// What is missing, and where it was looked for.
+    pub fn check_device(&self) -> Result<(), Error> {
+        Devices::find(&self.blueprint.config)?;
+        Ok(())
+    }
+
     /// The lowered schedule that the ranks will run.
     pub fn schedule(&self) -> &Schedule {
         &self.blueprint.schedule
@@ -172,22 +184,25 @@ impl Trainer {
             _ => Saver::start(bp, self.resumed().map(|r| r.step))?,
         };
         let (saver, _lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let devices = Devices::find(&bp.config)?;
         let shared = Shared {
             blueprint: bp.clone(),
             data: self.data.clone(),
             status: Arc::new(StatusBoard::new(world)),
             epoch: Instant::now(),
-            peak_flops: gemm_flops() * world.min(cores) as f64,
+            peak_flops: self.peak_flops(&devices),
+            devices,
             export,
             resume: self.resume.clone(),
             saver: saver.clone(),
         };
-        let mut world = World::start(&bp.config, bp.mesh, &shared.status)?;
+        let mut world = World::start(&bp.config, bp.mesh, &shared)?;
         let (tx, rx) = channel();
         let here: Arc<[usize]> = world.ranks.iter().map(|(rank, _)| *rank).collect();
-        for (rank, comm) in world.ranks.drain(..) {
-            spawn_rank(rank, shared.clone(), (comm, here.clone()), tx.clone());
+        let first = world.first_local;
+        for (i, (rank, comm)) in world.ranks.drain(..).enumerate() {
+            let device = shared.devices.of(first + i);
+            spawn_rank((rank, device), shared.clone(), (comm, here.clone()), tx.clone());
         }
         drop(tx);
         let start = Instant::now();
@@ -211,6 +226,19 @@ impl Trainer {
             trace::write(path, &self.timeline(&results))?;
         }
         Ok((summary, results))
+    }
+
+    /// FLOP/s of all that the ranks compute on, at its best.
+    fn peak_flops(&self, devices: &Devices) -> f64 {
+        let bp = &self.blueprint;
+        let world = bp.mesh.world();
+        let units = match bp.config.device {
+            DeviceKind::Cpu => {
+                world.min(std::thread::available_parallelism().map_or(1, |n| n.get()))
+            }
+            _ => devices.used_by(world),
+        };
+        gemm_flops(bp.config.device, &devices.of(0), bp.compute) * units as f64
     }
 
     fn summary(&self, steps: &[StepMetrics], times: &StageTimes, total_s: f64) -> Summary {
@@ -293,7 +321,7 @@ impl Trainer {
 }
 
 fn spawn_rank(
-    rank: usize,
+    (rank, device): (usize, Device),
     shared: Shared,
     (world, here): (Arc<dyn Communicator>, Arc<[usize]>),
     tx: Sender<Message>,
@@ -301,7 +329,7 @@ fn spawn_rank(
     let body = move || {
         let steps = tx.clone();
         let run = AssertUnwindSafe(|| {
-            run_rank(&shared, world.clone(), |metrics, times| {
+            run_rank(&shared, device, world.clone(), |metrics, times| {
                 // The trainer may have given up already; then nobody listens.
                 let _ = steps.send(Message::Step(metrics, times));
             })

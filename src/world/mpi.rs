@@ -6,25 +6,23 @@ use std::time::Duration;
 use zeropp_core::comm::mpi::{Describe, MpiOptions, MpiWorld};
 use zeropp_core::launch::Launch;
 use zeropp_core::mesh::Mesh;
-use zeropp_pipeline::executor::StatusBoard;
 
 use super::World;
 use crate::Error;
+use crate::rank::Shared;
 
 /// This process's rank of `mesh`.
-pub(super) fn start(
-    mesh: Mesh,
-    timeout: Duration,
-    status: &Arc<StatusBoard>,
-) -> Result<World, Error> {
+pub(super) fn start(mesh: Mesh, timeout: Duration, shared: &Shared) -> Result<World, Error> {
     let launch = Launch::from_env()?;
     if let Some(launch) = &launch {
         check_size(mesh, launch.world)?;
     } else {
         check_size(mesh, 1)?;
     }
-    let options = MpiOptions { timeout, ..MpiOptions::default() };
-    let (board, rank) = (status.clone(), launch.as_ref().map_or(0, |launch| launch.rank));
+    let local = launch.as_ref().and_then(|launch| launch.local_rank).unwrap_or(0);
+    let device = shared.devices.of(local);
+    let options = MpiOptions { timeout, device, ..MpiOptions::default() };
+    let (board, rank) = (shared.status.clone(), launch.as_ref().map_or(0, |launch| launch.rank));
     let describe: Describe = Arc::new(move || board.describe(rank));
     let mut process = MpiWorld::start(options, Some(describe))?;
     if let Some(launch) = &launch {
@@ -32,7 +30,7 @@ pub(super) fn start(
     }
     check_size(mesh, process.size())?;
     let ranks = vec![(process.rank(), process.communicator())];
-    Ok(World { ranks, _keep: Box::new(process) })
+    Ok(World { ranks, first_local: local, _keep: Box::new(process) })
 }
 
 /// Compares the number of processes with the ranks of the mesh.

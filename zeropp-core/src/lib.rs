@@ -6,6 +6,7 @@
 pub mod comm;
 pub mod config;
 pub mod data;
+pub mod device;
 pub mod groups;
 pub mod host;
 pub mod kernels;

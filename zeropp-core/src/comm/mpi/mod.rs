@@ -46,11 +46,17 @@ pub struct MpiOptions {
     pub timeout: Duration,
     /// How long the processes may take to find each other.
     pub start_timeout: Duration,
+    /// Where messages are to arrive. MPI itself sees the CPU's memory only.
+    pub device: Device,
 }
 
 impl Default for MpiOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(300), start_timeout: Duration::from_secs(60) }
+        Self {
+            timeout: Duration::from_secs(300),
+            start_timeout: Duration::from_secs(60),
+            device: Device::flex(),
+        }
     }
 }
 
