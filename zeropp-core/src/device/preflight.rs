@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 
-use libloading::Library;
+use libloading::{Library, Symbol};
 
 /// Names of the driver's library.
 const DRIVER: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
@@ -120,19 +120,19 @@ fn driver(places: &Places) -> Result<(i32, usize), Missing> {
         );
         return Err(Missing::new(problem, install));
     };
-    let broken = |e: libloading::Error| {
-        Missing::new(format!("libcuda.so.1 is not the NVIDIA driver's ({e})"), install)
+    let broken = |lacks: String| {
+        Missing::new(format!("libcuda.so.1 is not the NVIDIA driver's: {lacks}"), install)
     };
     let (mut version, mut count) = (0, 0);
     // SAFETY: the signatures are those of the driver's API, and both pointers are to live values.
     let (started, counted) = unsafe {
-        let init = library.get::<unsafe extern "C" fn(c_uint) -> c_int>(b"cuInit\0");
-        let get_version =
-            library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"cuDriverGetVersion\0");
-        let get_count =
-            library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"cuDeviceGetCount\0");
-        get_version.map_err(broken)?(&mut version);
-        (init.map_err(broken)?(0), get_count.map_err(broken)?(&mut count))
+        type Counter = unsafe extern "C" fn(*mut c_int) -> c_int;
+        type Init = unsafe extern "C" fn(c_uint) -> c_int;
+        let init = symbol::<Init>(&library, c"cuInit").map_err(broken)?;
+        let get_version = symbol::<Counter>(&library, c"cuDriverGetVersion").map_err(broken)?;
+        let get_count = symbol::<Counter>(&library, c"cuDeviceGetCount").map_err(broken)?;
+        get_version(&mut version);
+        (init(0), get_count(&mut count))
     };
     let visible = || match std::env::var("CUDA_VISIBLE_DEVICES") {
         Ok(value) => format!("; CUDA_VISIBLE_DEVICES = {value:?}"),
@@ -168,14 +168,12 @@ fn nvrtc(places: &Places, driver: i32) -> Result<(), Missing> {
         );
         return Err(Missing::new(problem, help));
     };
-    let broken =
-        |e: libloading::Error| Missing::new(format!("libnvrtc is not NVIDIA's ({e})"), help);
+    let broken = |lacks: String| Missing::new(format!("libnvrtc is not NVIDIA's: {lacks}"), help);
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the signature is that of NVRTC's API, and both pointers are to live values.
     unsafe {
         type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
-        let version = library.get::<Version>(b"nvrtcVersion\0").map_err(broken)?;
-        version(&mut major, &mut minor);
+        symbol::<Version>(&library, c"nvrtcVersion").map_err(broken)?(&mut major, &mut minor);
     }
     if major < NVRTC_MAJOR_MIN {
         let problem = format!("NVRTC {major}.{minor} was found, and kernels need 13.0 or newer");
@@ -201,7 +199,7 @@ fn nvrtc(places: &Places, driver: i32) -> Result<(), Missing> {
 }
 
 /// Compiles an empty kernel: that is when NVRTC loads the rest of itself. Returns its code.
-fn compile_nothing(library: &Library) -> Result<c_int, libloading::Error> {
+fn compile_nothing(library: &Library) -> Result<c_int, String> {
     type Program = *mut c_void;
     type Strings = *const *const c_char;
     type Create = unsafe extern "C" fn(
@@ -219,9 +217,9 @@ fn compile_nothing(library: &Library) -> Result<c_int, libloading::Error> {
     // SAFETY: the signatures are those of NVRTC's API; it copies source and name; the program is
     // destroyed once, and only where it was made.
     unsafe {
-        let create = library.get::<Create>(b"nvrtcCreateProgram\0")?;
-        let compile = library.get::<Compile>(b"nvrtcCompileProgram\0")?;
-        let destroy = library.get::<Destroy>(b"nvrtcDestroyProgram\0")?;
+        let create = symbol::<Create>(library, c"nvrtcCreateProgram")?;
+        let compile = symbol::<Compile>(library, c"nvrtcCompileProgram")?;
+        let destroy = symbol::<Destroy>(library, c"nvrtcDestroyProgram")?;
         let code = create(&mut program, source.as_ptr(), c"empty.cu".as_ptr(), 0, null(), null());
         if code != 0 {
             return Ok(code);
@@ -232,13 +230,25 @@ fn compile_nothing(library: &Library) -> Result<c_int, libloading::Error> {
     }
 }
 
+/// A function of the library.
+///
+/// # Errors
+/// That there is none of this name, in words.
+///
+/// # Safety
+/// `T` must be the function's type.
+unsafe fn symbol<'a, T>(library: &'a Library, name: &CStr) -> Result<Symbol<'a, T>, String> {
+    // SAFETY: as the caller says.
+    unsafe { library.get::<T>(name) }.map_err(|_| format!("it has no {}", name.to_string_lossy()))
+}
+
 /// NVRTC's words for an error.
 fn error_text(library: &Library, code: c_int) -> Option<String> {
     type Text = unsafe extern "C" fn(c_int) -> *const c_char;
     // SAFETY: the signature is that of NVRTC's API; the text is a constant of the library, which
     // is open while it is copied.
     unsafe {
-        let text = library.get::<Text>(b"nvrtcGetErrorString\0").ok()?(code);
+        let text = symbol::<Text>(library, c"nvrtcGetErrorString").ok()?(code);
         (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
     }
 }

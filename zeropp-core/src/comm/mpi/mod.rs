@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use burn::tensor::Device;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
 
 use super::{CommError, CommResult, Communicator};
