@@ -17,8 +17,17 @@ use crate::blueprint::Blueprint;
 use crate::rank::RankError;
 
 /// Settings that say where and how a run is done or watched, never what it computes.
-const NOT_THE_RUN: [&str; 8] =
-    ["metrics", "trace", "save", "save-every", "keep", "resume", "timeout-s", "emulate"];
+const NOT_THE_RUN: [&str; 9] = [
+    "metrics",
+    "trace",
+    "flight-dir",
+    "save",
+    "save-every",
+    "keep",
+    "resume",
+    "timeout-s",
+    "emulate",
+];
 /// Settings that must be as they were, since no tensor's shape would tell a difference and the
 /// model or the data would silently be another.
 const FIXED: [&str; 5] = ["model", "heads", "activation", "tokenizer", "seed"];

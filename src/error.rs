@@ -60,6 +60,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// A failed rank's error with one more line.
+    pub(crate) fn with_advice(self, advice: &str) -> Error {
+        match self {
+            Error::Rank { rank, message } => {
+                Error::Rank { rank, message: format!("{message}\n{advice}") }
+            }
+            other => other,
+        }
+    }
+
     /// Whether the input was wrong (nothing has started), as opposed to a run that failed.
     pub fn is_bad_input(&self) -> bool {
         !matches!(self, Error::Rank { .. } | Error::Start(_) | Error::Output { .. })

@@ -26,6 +26,7 @@ use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 
 use crate::blueprint::Blueprint;
 use crate::checkpoint::{Resume, Saver};
+use crate::flight::FlightRecorder;
 
 /// Steps whose spans a trace keeps.
 pub(crate) const TRACED_STEPS: u64 = 8;
@@ -42,6 +43,7 @@ pub(crate) struct Shared {
     pub(crate) export: Export,
     pub(crate) resume: Option<Arc<Resume>>,
     pub(crate) saver: Option<Arc<Saver>>,
+    pub(crate) recorder: Option<Arc<FlightRecorder>>,
 }
 
 /// What the ranks leave behind besides their figures.
@@ -155,6 +157,9 @@ pub(crate) fn run_rank(
 ) -> Result<RankResult, RankError> {
     let bp = &shared.blueprint;
     let rank = world.rank();
+    if let Some(recorder) = &shared.recorder {
+        recorder.meet(&*world)?;
+    }
     let groups = Groups::new(world, bp.mesh)?;
     let meter = Meter::new();
     let mut executor = build_executor(shared, &groups, &meter)?;

@@ -16,6 +16,7 @@ use zeropp_core::metrics::{Plan, StepMetrics, Summary};
 use zeropp_core::model::gpt;
 use zeropp_core::params::FlatLayout;
 use zeropp_pipeline::executor::StatusBoard;
+use zeropp_pipeline::flight::EndKind;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::timeline::{RankTimeline, Timeline};
 use zeropp_zero3::ParamExport;
@@ -24,6 +25,7 @@ use zeropp_zero3::checkpoint::Store;
 use crate::Error;
 use crate::blueprint::Blueprint;
 use crate::checkpoint::{self, Resume, Resumed, Saver};
+use crate::flight::{self, FlightRecorder};
 use crate::peak::gemm_flops;
 use crate::rank::{Export, RankError, RankResult, Shared, StageTimes, run_rank};
 use crate::trace;
@@ -173,7 +175,7 @@ impl Trainer {
         };
         let (saver, _lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let shared = Shared {
+        let mut shared = Shared {
             blueprint: bp.clone(),
             data: self.data.clone(),
             status: Arc::new(StatusBoard::new(world)),
@@ -182,11 +184,18 @@ impl Trainer {
             export,
             resume: self.resume.clone(),
             saver: saver.clone(),
+            recorder: None,
         };
         let mut world = World::start(&bp.config, bp.mesh, &shared.status)?;
         let (tx, rx) = channel();
         let here: Arc<[usize]> = world.ranks.iter().map(|(rank, _)| *rank).collect();
+        let recorder = FlightRecorder::start(bp, &shared.status, here.iter().copied());
+        shared.recorder = recorder.clone();
         for (rank, comm) in world.ranks.drain(..) {
+            let comm = match &recorder {
+                Some(recorder) => recorder.wrap(rank, comm),
+                None => comm,
+            };
             spawn_rank(rank, shared.clone(), (comm, here.clone()), tx.clone());
         }
         drop(tx);
@@ -205,7 +214,13 @@ impl Trainer {
         if let (Err(_), Some(saver)) = (&results, &saver) {
             saver.clean();
         }
-        let results = results?;
+        let results = results.map_err(|error| match &recorder {
+            Some(recorder) => {
+                let found = recorder.write_all(EndKind::AtWork, "the run failed meanwhile");
+                error.with_advice(&found)
+            }
+            None => error,
+        })?;
         let summary = self.summary(&steps, &times, start.elapsed().as_secs_f64());
         if let Some(path) = &bp.config.trace {
             trace::write(path, &self.timeline(&results))?;
@@ -299,6 +314,7 @@ fn spawn_rank(
     tx: Sender<Message>,
 ) {
     let body = move || {
+        flight::this_thread_is(rank);
         let steps = tx.clone();
         let run = AssertUnwindSafe(|| {
             run_rank(&shared, world.clone(), |metrics, times| {
@@ -309,6 +325,9 @@ fn spawn_rank(
         let result = match std::panic::catch_unwind(run) {
             Ok(Ok(result)) => Ok(result),
             Ok(Err(e)) => {
+                if let Some(recorder) = &shared.recorder {
+                    recorder.end_with(rank, &e);
+                }
                 world.abort(&explain(&e, &here, &shared.status));
                 Err(Failure::Rank(e))
             }
@@ -316,10 +335,17 @@ fn spawn_rank(
                 let what = trace::panic_text(&*panic);
                 let place = shared.status.describe(rank);
                 let text = format!("panicked: {what} ({place})");
+                if let Some(recorder) = &shared.recorder {
+                    recorder.end(rank, EndKind::Panic, &text, None);
+                }
                 world.abort(&text);
                 Err(Failure::Panic(text))
             }
         };
+        if let (Err(_), Some(recorder)) = (&result, &shared.recorder) {
+            // What cannot be written now, the trainer tells of when it tries again.
+            let _ = recorder.write(rank);
+        }
         let _ = tx.send(Message::Done(rank, result));
     };
     std::thread::Builder::new()

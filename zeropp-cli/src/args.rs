@@ -53,6 +53,7 @@ pub(crate) fn command() -> Command {
         .subcommand(crate::schedule::command())
         .subcommand(crate::check::command())
         .subcommand(crate::compare::command())
+        .subcommand(crate::why::command())
 }
 
 fn run_command() -> Command {

@@ -12,6 +12,7 @@ mod progress;
 mod run;
 mod schedule;
 mod summary;
+mod why;
 
 use std::process::ExitCode;
 
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         Some(("schedule", matches)) => schedule::run(matches),
         Some(("check", matches)) => check::run(matches),
         Some(("compare", matches)) => compare::run(matches),
+        Some(("why", matches)) => why::run(matches),
         _ => unreachable!("clap asks for a subcommand and knows no other"),
     };
     match result {

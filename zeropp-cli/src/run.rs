@@ -23,6 +23,10 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         return emulate::run(&config, costs);
     }
     let trainer = Trainer::new(config.clone())?;
+    if !run.dry_run {
+        let cannot = |e| Failure::failed_run(format!("signals cannot be caught ({e})"));
+        zeropp::end_on_signals().map_err(cannot)?;
+    }
     if !run.dry_run && is_follower(&config)? {
         return Ok(trainer.train(|_| ()).map(drop)?);
     }

@@ -276,6 +276,11 @@ options! {
         ///
         /// It holds the first 8 steps, so that a long run stays readable.
         "trace" "FILE" trace: Option<PathBuf> = None;
+        /// Where every rank of a run that fails writes what it did last; `zeropp why` reads it.
+        ///
+        /// The folder is made when it is needed. Where ranks run on several machines it should be one
+        /// that all of them see. An empty name writes nothing.
+        "flight-dir" "DIR" flight_dir: PathBuf = PathBuf::from("zeropp-failed");
         /// Write checkpoints into this folder, each a folder `step-000123` in it.
         ///
         /// The last step is always saved. A checkpoint that is there is complete: it gets its name

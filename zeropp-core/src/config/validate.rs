@@ -174,11 +174,15 @@ impl Config {
         check(self.keep >= 1, || {
             ConfigError::value("keep", self.keep, "at least 1 is needed", "use 1 or more")
         })?;
-        let folder = self.save.as_deref();
-        check(folder.is_none_or(|path| path.is_dir() || !path.exists()), || {
-            let shown = folder.expect("just looked at").display();
-            ConfigError::value("save", shown, "is a file", "name a folder")
-        })
+        for (field, folder) in
+            [("save", self.save.as_ref()), ("flight-dir", Some(&self.flight_dir))]
+        {
+            check(folder.is_none_or(|path| path.is_dir() || !path.exists()), || {
+                let shown = folder.expect("just looked at").display();
+                ConfigError::value(field, shown, "is a file", "name a folder")
+            })?;
+        }
+        Ok(())
     }
 }
 

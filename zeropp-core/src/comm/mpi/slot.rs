@@ -44,6 +44,17 @@ impl Slot {
         self.result.lock().is_some()
     }
 
+    /// Sleeps until the result is there, or until `deadline`; whether it is. Leaves it there.
+    pub(super) fn look_until(&self, deadline: Instant) -> bool {
+        let mut result = self.result.lock();
+        while result.is_none() {
+            if self.bell.wait_until(&mut result, deadline).timed_out() {
+                break;
+            }
+        }
+        result.is_some()
+    }
+
     /// Sleeps until the result is there, or until `deadline`.
     pub(super) fn wait(&self, deadline: Option<Instant>) -> Option<CommResult<Output>> {
         let mut result = self.result.lock();
