@@ -157,7 +157,8 @@ fn who_dawdles_at_the_door_keeps_nobody_out() {
 
 #[test]
 fn frames_that_lie_end_their_guest_and_are_told() {
-    let lies: [(&str, Box<dyn Fn(&mut TcpStream, Keys)>); 5] = [
+    type Lie = Box<dyn Fn(&mut TcpStream, Keys)>;
+    let lies: [(&str, Lie); 5] = [
         (
             "it sent a frame of 4294967295 bytes; at most",
             Box::new(|stream, _| stream.write_all(&u32::MAX.to_le_bytes()).unwrap()),
