@@ -23,8 +23,18 @@ use crate::world::is_follower;
 const SHARED_TIME: Duration = Duration::from_secs(4);
 
 /// Settings that say where and how a run is done or watched, never what it computes.
-const NOT_THE_RUN: [&str; 9] =
-    ["metrics", "trace", "save", "save-every", "keep", "resume", "timeout-s", "emulate", "place"];
+const NOT_THE_RUN: [&str; 10] = [
+    "metrics",
+    "trace",
+    "flight-dir",
+    "save",
+    "save-every",
+    "keep",
+    "resume",
+    "timeout-s",
+    "emulate",
+    "place",
+];
 /// Settings that must be as they were, since no tensor's shape would tell a difference and the
 /// model or the data would silently be another.
 const FIXED: [&str; 5] = ["model", "heads", "activation", "tokenizer", "seed"];

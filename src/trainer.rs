@@ -7,15 +7,17 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use zeropp_core::comm::{CommError, Communicator};
+use zeropp_core::comm::CommError;
 use zeropp_core::config::Config;
 use zeropp_core::data::{Dataset, Sampler};
+use zeropp_core::device::Devices;
 use zeropp_core::layer::Model;
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, StepMetrics, Summary};
 use zeropp_core::model::gpt;
 use zeropp_core::params::FlatLayout;
 use zeropp_pipeline::executor::StatusBoard;
+use zeropp_pipeline::flight::EndKind;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::timeline::{RankTimeline, Timeline};
 use zeropp_zero3::ParamExport;
@@ -24,10 +26,11 @@ use zeropp_zero3::checkpoint::Store;
 use crate::Error;
 use crate::blueprint::Blueprint;
 use crate::checkpoint::{self, Resume, Resumed, Saver};
-use crate::peak::gemm_flops;
+use crate::flight::{self, FlightRecorder};
+use crate::peak::Peak;
 use crate::rank::{Export, RankError, RankResult, Shared, StageTimes, run_rank};
 use crate::trace;
-use crate::world::World;
+use crate::world::{LocalRank, World};
 
 /// After one rank has failed, how long the others get to stop before they are left behind.
 const GRACE: Duration = Duration::from_secs(3);
@@ -110,6 +113,16 @@ impl Trainer {
         &self.blueprint.plan
     }
 
+    /// Looks for the device that the settings name and for what it needs to compute; training does
+    /// so too, before any rank starts. The plan takes no device.
+    ///
+    /// # Errors
+    /// What is missing, and where it was looked for.
+    pub fn check_device(&self) -> Result<(), Error> {
+        Devices::find(&self.blueprint.config)?;
+        Ok(())
+    }
+
     /// The lowered schedule that the ranks will run.
     pub fn schedule(&self) -> &Schedule {
         &self.blueprint.schedule
@@ -179,25 +192,32 @@ impl Trainer {
         };
         let (saver, lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
         let status = Arc::new(StatusBoard::new(bp.mesh.world()));
-        let core_flops = gemm_flops();
-        let mut world = World::start(&bp.config, &status)?;
-        let here: Arc<[usize]> = world.ranks.iter().map(|(rank, _)| *rank).collect();
-        let shared = Shared {
+        let devices = Devices::find(&bp.config)?;
+        let peak = Peak::measure(&bp.config, &devices, bp.compute);
+        let mut world = World::start(&bp.config, &devices, &status)?;
+        let here: Arc<[usize]> = world.ranks.iter().map(|local| local.rank).collect();
+        let mut shared = Shared {
             blueprint: bp.clone(),
             data: self.data.clone(),
             status,
             epoch: Instant::now(),
             clock: Arc::default(),
-            core_flops,
+            peak,
             here: here.clone(),
             host: world.host.clone(),
             export,
             resume: self.resume.clone(),
             saver: saver.clone(),
+            recorder: None,
         };
         let (tx, rx) = channel();
-        for (rank, comm) in world.ranks.drain(..) {
-            spawn_rank(rank, shared.clone(), (comm, here.clone()), tx.clone());
+        let recorder = FlightRecorder::start(bp, &shared.status, here.iter().copied());
+        shared.recorder = recorder.clone();
+        for mut local in world.ranks.drain(..) {
+            if let Some(recorder) = &recorder {
+                local.communicator = recorder.wrap(local.rank, local.communicator);
+            }
+            spawn_rank(local, shared.clone(), here.clone(), tx.clone());
         }
         drop(tx);
         let start = Instant::now();
@@ -215,7 +235,13 @@ impl Trainer {
         if let (Err(_), Some(saver), Some(Some(_))) = (&results, &saver, &lock) {
             saver.clean();
         }
-        let results = results?;
+        let results = results.map_err(|error| match &recorder {
+            Some(recorder) => {
+                let found = recorder.write_all(EndKind::AtWork, "the run failed meanwhile");
+                error.with_advice(&found)
+            }
+            None => error,
+        })?;
         let summary = self.summary(&steps, &times, start.elapsed().as_secs_f64());
         if let Some(path) = bp.config.trace.as_ref().filter(|_| here[0] == 0) {
             trace::write(path, &self.timeline(&results))?;
@@ -321,15 +347,18 @@ fn on_rank_0(on_step: &mut impl FnMut(&StepMetrics)) -> impl FnMut(&StepMetrics,
 }
 
 fn spawn_rank(
-    rank: usize,
+    LocalRank { rank, device, communicator: world }: LocalRank,
     shared: Shared,
-    (world, here): (Arc<dyn Communicator>, Arc<[usize]>),
+    here: Arc<[usize]>,
     tx: Sender<Message>,
 ) {
     let body = move || {
+        if let Some(recorder) = &shared.recorder {
+            flight::this_thread_is(rank, recorder);
+        }
         let steps = tx.clone();
         let run = AssertUnwindSafe(|| {
-            run_rank(&shared, world.clone(), |metrics, times| {
+            run_rank(&shared, device, world.clone(), |metrics, times| {
                 // The trainer may have given up already; then nobody listens.
                 let _ = steps.send(Message::Step(metrics, times));
             })
@@ -337,6 +366,9 @@ fn spawn_rank(
         let result = match std::panic::catch_unwind(run) {
             Ok(Ok(result)) => Ok(result),
             Ok(Err(e)) => {
+                if let Some(recorder) = &shared.recorder {
+                    recorder.end_with(rank, &e);
+                }
                 world.abort(&explain(&e, &here, &shared.status));
                 Err(Failure::Rank(e))
             }
@@ -344,10 +376,17 @@ fn spawn_rank(
                 let what = trace::panic_text(&*panic);
                 let place = shared.status.describe(rank);
                 let text = format!("panicked: {what} ({place})");
+                if let Some(recorder) = &shared.recorder {
+                    recorder.end(rank, EndKind::Panic, &text, None);
+                }
                 world.abort(&text);
                 Err(Failure::Panic(text))
             }
         };
+        if let (Err(_), Some(recorder)) = (&result, &shared.recorder) {
+            // What cannot be written now, the trainer tells of when it tries again.
+            let _ = recorder.write(rank);
+        }
         let _ = tx.send(Message::Done(rank, result));
     };
     std::thread::Builder::new()

@@ -5,7 +5,11 @@
 
 pub mod comm;
 pub mod config;
+#[cfg(feature = "cube")]
+mod cube;
 pub mod data;
+pub mod device;
+pub mod flight;
 pub mod groups;
 pub mod host;
 pub mod kernels;

@@ -99,6 +99,32 @@ impl Action {
         Action::Compute { kind, stage, micro_batch }
     }
 
+    /// The stage it is about; of an overlap, its forward's. The optimizer's step has none.
+    pub fn stage(&self) -> Option<usize> {
+        match *self {
+            Action::Compute { stage, .. }
+            | Action::Overlap { forward: (stage, _), .. }
+            | Action::Send { stage, .. }
+            | Action::Recv { stage, .. }
+            | Action::AllGather { stage }
+            | Action::Free { stage }
+            | Action::ReduceScatter { stage }
+            | Action::ReplicaReduce { stage } => Some(stage),
+            Action::OptimizerStep => None,
+        }
+    }
+
+    /// The micro-batch it is about, if it is about one; of an overlap, its forward's.
+    pub fn micro_batch(&self) -> Option<usize> {
+        match *self {
+            Action::Compute { micro_batch, .. }
+            | Action::Overlap { forward: (_, micro_batch), .. }
+            | Action::Send { micro_batch, .. }
+            | Action::Recv { micro_batch, .. } => Some(micro_batch),
+            _ => None,
+        }
+    }
+
     /// The compute steps of this action in the order they run: none, one, or two (overlap).
     pub fn computes(&self) -> impl Iterator<Item = (Compute, usize, usize)> + use<> {
         let (a, b) = match *self {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// One kind of call on a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Operation {
     /// Concatenate shards.
     AllGather,

@@ -4,6 +4,7 @@
 mod choice;
 mod error;
 mod file;
+mod launch;
 mod options;
 mod outputs;
 mod validate;
