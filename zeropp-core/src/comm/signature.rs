@@ -53,7 +53,7 @@ impl fmt::Display for Operation {
 }
 
 /// What all ranks of a group must agree on for one operation.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Signature {
     pub(crate) operation: Operation,
     /// Element type and number of elements that this rank passes; `None` where ranks may differ.

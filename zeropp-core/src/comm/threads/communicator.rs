@@ -12,10 +12,12 @@ use super::seats::Wait;
 use super::world::Presence;
 use crate::comm::signature::{Operation, Signature, bytes_of};
 use crate::comm::stats::Traffic;
-use crate::comm::{CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks};
+use crate::comm::{
+    CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks, kernels,
+};
 
 /// The communicator of one rank and group in the threads engine.
-pub(super) struct ThreadsCommunicator {
+pub(in crate::comm) struct ThreadsCommunicator {
     group: Arc<Group>,
     place: usize,
     presence: Arc<Presence>,
@@ -24,7 +26,7 @@ pub(super) struct ThreadsCommunicator {
 }
 
 impl ThreadsCommunicator {
-    pub(super) fn new(group: Arc<Group>, place: usize, presence: Arc<Presence>) -> Self {
+    pub(in crate::comm) fn new(group: Arc<Group>, place: usize, presence: Arc<Presence>) -> Self {
         let sequence = AtomicU64::new(0);
         Self { group, place, presence, sequence, traffic: Traffic::default() }
     }
@@ -63,6 +65,9 @@ impl ThreadsCommunicator {
         if self.size() == 1 {
             return Pending::ready(self.healthy().map(|()| buffer));
         }
+        if let Err(error) = self.settle(operation, &buffer) {
+            return Pending::ready(Err(error));
+        }
         self.collective(signature, Input::Buffer(buffer), open_buffer)
     }
 
@@ -81,6 +86,15 @@ impl ThreadsCommunicator {
             problem,
         };
         self.group.fail(self.place, error)
+    }
+
+    /// Readies a buffer for other threads.
+    fn settle(&self, operation: Operation, buffer: &Tensor<1>) -> CommResult<()> {
+        kernels::settle(&buffer.device()).or_else(|text| {
+            let (engine, operation) = ("threads".into(), format!("{}: {operation}", self.name()));
+            let error = CommError::Backend { engine, operation, code: 0, text };
+            self.group.fail(self.place, error)
+        })
     }
 
     /// Fails the world where an argument has a problem.
@@ -139,6 +153,7 @@ impl Communicator for ThreadsCommunicator {
             .healthy()
             .and_then(|()| self.check(Operation::Send, checks::rank("receiver", to, self.size())))
             .and_then(|()| {
+                self.settle(Operation::Send, &buffer)?;
                 self.traffic.record(Operation::Send, self.size(), bytes_of(&buffer));
                 let address = Address { from: self.place, to, tag };
                 mail::send(&self.group, address, buffer)
@@ -207,6 +222,10 @@ impl<T> InFlight<T> for Ticket<T> {
         self.meeting.seats.has(self.place) || self.group.world.error(rank).is_some()
     }
 
+    fn missing(&mut self) -> Vec<usize> {
+        self.group.world_ranks(&self.meeting.missing())
+    }
+
     fn wait(self: Box<Self>) -> CommResult<T> {
         let world = &self.group.world;
         match self.meeting.seats.wait(self.place, self.group.members[self.place], world) {
@@ -236,6 +255,13 @@ impl InFlight<Tensor<1>> for Letter {
     fn is_done(&mut self) -> bool {
         let rank = self.group.members[self.receive.address.to];
         self.receive.seat.has(0) || self.group.world.error(rank).is_some()
+    }
+
+    fn missing(&mut self) -> Vec<usize> {
+        match self.receive.seat.has(0) {
+            true => Vec::new(),
+            false => self.group.world_ranks(&[self.receive.address.from]),
+        }
     }
 
     fn wait(self: Box<Self>) -> CommResult<Tensor<1>> {
