@@ -1,7 +1,7 @@
 //! Where a run's ranks are: threads of this process, or processes of which this is one.
 
 #[cfg(feature = "mpi")]
-mod mpi;
+pub(crate) mod mpi;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use zeropp_core::comm::Communicator;
 use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_core::config::{Config, EngineKind};
+use zeropp_core::launch::Launch;
 use zeropp_core::mesh::Mesh;
 use zeropp_pipeline::executor::StatusBoard;
 
@@ -19,25 +20,26 @@ use crate::Error;
 pub(crate) struct World {
     /// World rank and world communicator of each.
     pub(crate) ranks: Vec<(usize, Arc<dyn Communicator>)>,
+    /// Name of this machine; empty where all ranks are in this process.
+    pub(crate) host: String,
     /// Ends the engine when the run is over; dropped after the communicators.
     _keep: Box<dyn Any>,
 }
 
 impl World {
-    /// Brings all ranks of `mesh` together with the engine that `config` names.
+    /// Brings all ranks of the mesh together with the engine that `config` names.
     ///
     /// # Errors
     /// A launcher that started other ranks than the mesh has, or an engine that does not start.
     pub(crate) fn start(
         config: &Config,
-        mesh: Mesh,
         #[cfg_attr(not(feature = "mpi"), expect(unused_variables))] status: &Arc<StatusBoard>,
     ) -> Result<World, Error> {
         let timeout = Duration::from_secs_f64(config.timeout_s);
         match config.engine {
-            EngineKind::Threads => Ok(Self::threads(mesh, timeout)),
+            EngineKind::Threads => Ok(Self::threads(config.mesh(), timeout)),
             #[cfg(feature = "mpi")]
-            EngineKind::Mpi => mpi::start(mesh, timeout, status),
+            EngineKind::Mpi => mpi::start(config, status),
             engine => unreachable!("a build without {engine} refuses the setting"),
         }
     }
@@ -47,7 +49,25 @@ impl World {
         let world = ThreadsWorld::new(mesh.world(), options);
         World {
             ranks: world.communicators().into_iter().enumerate().collect(),
+            host: String::new(),
             _keep: Box::new(()),
         }
     }
+}
+
+/// Whether the launcher says that rank 0 is in another process than this one.
+///
+/// # Errors
+/// A launcher's environment that contradicts itself.
+pub(crate) fn is_follower(config: &Config) -> Result<bool, Error> {
+    if config.engine == EngineKind::Threads {
+        return Ok(false);
+    }
+    Ok(Launch::from_env()?.is_some_and(|launch| launch.rank > 0))
+}
+
+/// The rank that the calling thread runs: its name says it.
+#[cfg(feature = "mpi")]
+fn rank_of_thread() -> Option<usize> {
+    std::thread::current().name()?.strip_prefix("rank ")?.parse().ok()
 }

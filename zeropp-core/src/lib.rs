@@ -19,6 +19,7 @@ pub mod meter;
 pub mod metrics;
 pub mod model;
 pub mod params;
+pub mod placement;
 pub mod rendezvous;
 pub mod rng;
 pub mod split;
