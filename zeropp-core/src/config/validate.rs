@@ -141,14 +141,27 @@ impl Config {
             ConfigError::value(field, value.to_string(), "is not in this build", help)
         };
         let (precision, device, engine) = (self.precision, self.device, self.engine);
+        check(engine != EngineKind::Nccl || device == DeviceKind::Cuda, || {
+            let problem = format!("carries data between NVIDIA GPUs, and device is {device}");
+            ConfigError::value(
+                "engine",
+                engine,
+                problem,
+                "use device cuda, or engine threads or mpi",
+            )
+        })?;
         check(precision == Precision::Fp32, || absent("precision", &precision, "use fp32"))?;
         check(device == DeviceKind::Cpu, || absent("device", &device, "use cpu"))?;
         let help = match engine {
             EngineKind::Mpi => "use threads, or build zeropp with --features mpi",
-            _ => "use threads",
+            _ => "use threads, or build zeropp with --features cuda",
         };
-        let has_mpi = cfg!(feature = "mpi") && engine == EngineKind::Mpi;
-        check(has_mpi || engine == EngineKind::Threads, || absent("engine", &engine, help))
+        let is_built = match engine {
+            EngineKind::Threads => true,
+            EngineKind::Mpi => cfg!(feature = "mpi"),
+            EngineKind::Nccl => cfg!(feature = "cuda"),
+        };
+        check(is_built, || absent("engine", &engine, help))
     }
 
     fn check_checkpoints(&self) -> Checked {
