@@ -3,11 +3,13 @@
 
 use std::time::Instant;
 
+use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 use zeropp_core::comm::{CommResult, Communicator};
-use zeropp_core::host::{from_vec, into_vec};
+use zeropp_core::host::into_vec;
 use zeropp_zero3::checkpoint::CheckpointError;
 
+use crate::peak::Peak;
 use crate::rank::{RankError, Shared};
 
 /// Pings to rank 0; the fastest says most about its clock.
@@ -21,9 +23,10 @@ struct Card {
     /// First rank of its process.
     process: usize,
     host: String,
-    cores: usize,
-    /// FLOP/s of a core at its best.
-    core_flops: f64,
+    /// Cores or GPUs of its host.
+    units: usize,
+    /// FLOP/s of each at its best.
+    unit_flops: f64,
     /// Step that it goes on from.
     resumed: Option<u64>,
 }
@@ -48,15 +51,18 @@ impl Clock {
 ///
 /// # Errors
 /// Processes that go on from different steps, or do not see each other's files.
-pub(crate) fn meet(shared: &Shared, world: &dyn Communicator) -> Result<f64, RankError> {
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let (core_flops, ranks) = (shared.core_flops, world.size());
+pub(crate) fn meet(
+    shared: &Shared,
+    world: &dyn Communicator,
+    device: &Device,
+) -> Result<f64, RankError> {
+    let (Peak { units, unit_flops }, ranks) = (shared.peak, world.size());
     if shared.here.len() == ranks {
-        return Ok(core_flops * ranks.min(cores) as f64);
+        return Ok(shared.peak.of(ranks));
     }
     let resumed = shared.resume.as_ref().map(|resume| resume.told.step);
     let host = shared.host.clone();
-    let card = Card { process: shared.here[0], host, cores, core_flops, resumed };
+    let card = Card { process: shared.here[0], host, units, unit_flops, resumed };
     let bytes = serde_json::to_vec(&card).expect("plain data");
     let cards: Vec<Card> = world
         .exchange(bytes)
@@ -71,18 +77,18 @@ pub(crate) fn meet(shared: &Shared, world: &dyn Communicator) -> Result<f64, Ran
     if shared.is_traced() {
         let firsts = (0..ranks).filter(|rank| cards[*rank].process == *rank);
         let firsts: Vec<usize> = firsts.collect();
-        if let Some(clock) = compare_clocks(world, &firsts, shared.epoch)? {
+        if let Some(clock) = compare_clocks(world, &firsts, shared.epoch, device)? {
             shared.clock.get_or_init(|| clock);
         }
     }
     Ok(peak_flops(&cards))
 }
 
-/// The ranks of a host cannot do more than its cores.
+/// The ranks of a host cannot do more than its cores or GPUs.
 fn peak_flops(cards: &[Card]) -> f64 {
     let share = |card: &Card| {
         let ranks = cards.iter().filter(|other| other.host == card.host).count();
-        card.core_flops * (card.cores as f64 / ranks as f64).min(1.0)
+        card.unit_flops * (card.units as f64 / ranks as f64).min(1.0)
     };
     cards.iter().map(share).sum()
 }
@@ -114,10 +120,11 @@ fn compare_clocks(
     world: &dyn Communicator,
     firsts: &[usize],
     epoch: Instant,
+    device: &Device,
 ) -> CommResult<Option<Clock>> {
     let now = || epoch.elapsed().as_nanos() as u64;
     let words =
-        |ns: u64| from_vec([ns as u32, (ns >> 32) as u32].map(f32::from_bits).to_vec(), [2]);
+        |ns: u64| Tensor::from_data([ns as u32, (ns >> 32) as u32].map(f32::from_bits), device);
     let kind = burn::tensor::DType::F32;
     if world.rank() == 0 {
         for first in &firsts[1..] {
@@ -167,7 +174,9 @@ mod tests {
                 .into_iter()
                 .map(|world| {
                     let epoch = if world.rank() < 2 { early } else { late };
-                    scope.spawn(move || compare_clocks(&*world, &[0, 2], epoch).unwrap())
+                    scope.spawn(move || {
+                        compare_clocks(&*world, &[0, 2], epoch, &Device::flex()).unwrap()
+                    })
                 })
                 .collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -180,11 +189,11 @@ mod tests {
 
     #[test]
     fn hosts_are_no_faster_than_their_cores() {
-        let card = |host: &str, cores| Card {
+        let card = |host: &str, units| Card {
             process: 0,
             host: host.into(),
-            cores,
-            core_flops: 10.0,
+            units,
+            unit_flops: 10.0,
             resumed: None,
         };
         assert_eq!(peak_flops(&[card("a", 2), card("a", 2), card("b", 8)]), 30.0);
@@ -196,8 +205,8 @@ mod tests {
         let card = |host: &str, resumed| Card {
             process: 0,
             host: host.into(),
-            cores: 1,
-            core_flops: 1.0,
+            units: 1,
+            unit_flops: 1.0,
             resumed,
         };
         let folder = std::path::Path::new("ckpt");

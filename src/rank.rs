@@ -28,6 +28,7 @@ use crate::blueprint::Blueprint;
 use crate::checkpoint::{Resume, Saver};
 use crate::collect;
 use crate::flight::FlightRecorder;
+use crate::peak::Peak;
 use crate::processes::{self, Clock};
 
 /// Steps whose spans a trace keeps.
@@ -42,8 +43,8 @@ pub(crate) struct Shared {
     pub(crate) epoch: Instant,
     /// This process's clock beside rank 0's, where that is asked for.
     pub(crate) clock: Arc<OnceLock<Clock>>,
-    /// FLOP/s of a core at its best.
-    pub(crate) core_flops: f64,
+    /// What the ranks of this machine compute with.
+    pub(crate) peak: Peak,
     /// World ranks of this process.
     pub(crate) here: Arc<[usize]>,
     /// Name of this machine.
@@ -167,10 +168,11 @@ impl StageTimes {
     }
 }
 
-/// Runs all steps on one rank; `report` gets each as a process's first rank sees it. Returns the
+/// Runs all steps on one rank, which computes on `device`; `report` gets each as a process's first rank sees it. Returns the
 /// results of this rank; where there are several processes, those of all ranks on rank 0.
 pub(crate) fn run_rank(
     shared: &Shared,
+    device: Device,
     world: Arc<dyn Communicator>,
     mut report: impl FnMut(StepMetrics, StageTimes),
 ) -> Result<Vec<RankResult>, RankError> {
@@ -179,10 +181,10 @@ pub(crate) fn run_rank(
     if let Some(recorder) = &shared.recorder {
         recorder.meet(&*world)?;
     }
-    let peak_flops = processes::meet(shared, &*world)?;
+    let peak_flops = processes::meet(shared, &*world, &device)?;
     let groups = Groups::new(world, bp.mesh)?;
     let meter = Meter::new();
-    let mut executor = build_executor(shared, &groups, &meter)?;
+    let mut executor = build_executor(shared, &device, &groups, &meter)?;
     if shared.export == Export::Gradients {
         executor.worker.capture_gradients();
     }
@@ -236,12 +238,12 @@ pub(crate) fn run_rank(
 
 fn build_executor(
     shared: &Shared,
+    device: &Device,
     groups: &Groups,
     meter: &Arc<Meter>,
 ) -> Result<Executor<ModelWorker>, RankError> {
     let bp = &shared.blueprint;
     let config = &bp.config;
-    let device = Device::flex();
     let options = ShardOptions {
         device: device.clone(),
         compute: bp.compute,
@@ -265,14 +267,14 @@ fn build_executor(
     let redo = |on: bool| if on { bp.recomputed.clone() } else { Vec::new() };
     let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
     let worker_options = WorkerOptions {
-        device,
+        device: device.clone(),
         dims: [config.micro_batch_size, config.seq, bp.model.hidden],
         compute: bp.compute,
         loss_scale: 1.0 / batches as f32,
         recompute_full: redo(config.recompute == Recompute::Full),
         recompute_attention: redo(config.recompute == Recompute::Selective),
     };
-    let tokens = token_source(shared, groups);
+    let tokens = token_source(shared, device, groups);
     let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
     Ok(Executor::new(
         bp.schedule.ranks[pp].clone(),
@@ -302,9 +304,9 @@ fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {
 
 /// Tokens of a micro-batch of this rank: replicas, then ZeRO-3 places, then micro-batches take
 /// consecutive samples of the step's batch.
-fn token_source(shared: &Shared, groups: &Groups) -> TokenSource {
+fn token_source(shared: &Shared, device: &Device, groups: &Groups) -> TokenSource {
     let bp = shared.blueprint.clone();
-    let data = shared.data.clone();
+    let (data, device) = (shared.data.clone(), device.clone());
     let c = groups.coords;
     let (samples, seq) = (bp.config.micro_batch_size, bp.config.seq);
     let group = c.dp * bp.mesh.zero3 + c.zero3;
@@ -318,9 +320,8 @@ fn token_source(shared: &Shared, groups: &Groups) -> TokenSource {
             ids.extend(x.into_iter().map(|t| t as i32));
             targets.extend(y.into_iter().map(|t| t as i32));
         }
-        let tensor = |v: Vec<i32>| {
-            Tensor::<2, Int>::from_data(TensorData::new(v, [samples, seq]), &Device::flex())
-        };
+        let tensor =
+            |v: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(v, [samples, seq]), &device);
         (tensor(ids), tensor(targets))
     })
 }

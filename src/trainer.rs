@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use zeropp_core::comm::{CommError, Communicator};
+use zeropp_core::comm::CommError;
 use zeropp_core::config::Config;
 use zeropp_core::data::{Dataset, Sampler};
+use zeropp_core::device::Devices;
 use zeropp_core::layer::Model;
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, StepMetrics, Summary};
@@ -26,10 +27,10 @@ use crate::Error;
 use crate::blueprint::Blueprint;
 use crate::checkpoint::{self, Resume, Resumed, Saver};
 use crate::flight::{self, FlightRecorder};
-use crate::peak::gemm_flops;
+use crate::peak::Peak;
 use crate::rank::{Export, RankError, RankResult, Shared, StageTimes, run_rank};
 use crate::trace;
-use crate::world::World;
+use crate::world::{LocalRank, World};
 
 /// After one rank has failed, how long the others get to stop before they are left behind.
 const GRACE: Duration = Duration::from_secs(3);
@@ -112,6 +113,16 @@ impl Trainer {
         &self.blueprint.plan
     }
 
+    /// Looks for the device that the settings name and for what it needs to compute; training does
+    /// so too, before any rank starts. The plan takes no device.
+    ///
+    /// # Errors
+    /// What is missing, and where it was looked for.
+    pub fn check_device(&self) -> Result<(), Error> {
+        Devices::find(&self.blueprint.config)?;
+        Ok(())
+    }
+
     /// The lowered schedule that the ranks will run.
     pub fn schedule(&self) -> &Schedule {
         &self.blueprint.schedule
@@ -181,16 +192,17 @@ impl Trainer {
         };
         let (saver, lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
         let status = Arc::new(StatusBoard::new(bp.mesh.world()));
-        let core_flops = gemm_flops();
-        let mut world = World::start(&bp.config, &status)?;
-        let here: Arc<[usize]> = world.ranks.iter().map(|(rank, _)| *rank).collect();
+        let devices = Devices::find(&bp.config)?;
+        let peak = Peak::measure(&bp.config, &devices, bp.compute);
+        let mut world = World::start(&bp.config, &devices, &status)?;
+        let here: Arc<[usize]> = world.ranks.iter().map(|local| local.rank).collect();
         let mut shared = Shared {
             blueprint: bp.clone(),
             data: self.data.clone(),
             status,
             epoch: Instant::now(),
             clock: Arc::default(),
-            core_flops,
+            peak,
             here: here.clone(),
             host: world.host.clone(),
             export,
@@ -201,12 +213,11 @@ impl Trainer {
         let (tx, rx) = channel();
         let recorder = FlightRecorder::start(bp, &shared.status, here.iter().copied());
         shared.recorder = recorder.clone();
-        for (rank, comm) in world.ranks.drain(..) {
-            let comm = match &recorder {
-                Some(recorder) => recorder.wrap(rank, comm),
-                None => comm,
-            };
-            spawn_rank(rank, shared.clone(), (comm, here.clone()), tx.clone());
+        for mut local in world.ranks.drain(..) {
+            if let Some(recorder) = &recorder {
+                local.communicator = recorder.wrap(local.rank, local.communicator);
+            }
+            spawn_rank(local, shared.clone(), here.clone(), tx.clone());
         }
         drop(tx);
         let start = Instant::now();
@@ -336,9 +347,9 @@ fn on_rank_0(on_step: &mut impl FnMut(&StepMetrics)) -> impl FnMut(&StepMetrics,
 }
 
 fn spawn_rank(
-    rank: usize,
+    LocalRank { rank, device, communicator: world }: LocalRank,
     shared: Shared,
-    (world, here): (Arc<dyn Communicator>, Arc<[usize]>),
+    here: Arc<[usize]>,
     tx: Sender<Message>,
 ) {
     let body = move || {
@@ -347,7 +358,7 @@ fn spawn_rank(
         }
         let steps = tx.clone();
         let run = AssertUnwindSafe(|| {
-            run_rank(&shared, world.clone(), |metrics, times| {
+            run_rank(&shared, device, world.clone(), |metrics, times| {
                 // The trainer may have given up already; then nobody listens.
                 let _ = steps.send(Message::Step(metrics, times));
             })

@@ -9,19 +9,30 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
+use burn::tensor::Device;
 use zeropp_core::comm::Communicator;
 use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_core::config::{Config, EngineKind};
+use zeropp_core::device::Devices;
 use zeropp_core::launch::{Job, Launch};
 use zeropp_core::mesh::Mesh;
 use zeropp_pipeline::executor::StatusBoard;
 
 use crate::Error;
 
+/// A rank that this process runs.
+pub(crate) struct LocalRank {
+    /// Its number in the world.
+    pub(crate) rank: usize,
+    /// Where it computes.
+    pub(crate) device: Device,
+    /// The world, as it sees it.
+    pub(crate) communicator: Arc<dyn Communicator>,
+}
+
 /// The ranks that this process runs, and what keeps their world going.
 pub(crate) struct World {
-    /// World rank and world communicator of each.
-    pub(crate) ranks: Vec<(usize, Arc<dyn Communicator>)>,
+    pub(crate) ranks: Vec<LocalRank>,
     /// Name of this machine; empty where all ranks are in this process.
     pub(crate) host: String,
     /// Ends the engine when the run is over; dropped after the communicators.
@@ -35,28 +46,30 @@ impl World {
     /// A launcher that started other ranks than the mesh has, or an engine that does not start.
     pub(crate) fn start(
         config: &Config,
+        devices: &Devices,
         #[cfg_attr(not(feature = "mpi"), expect(unused_variables))] status: &Arc<StatusBoard>,
     ) -> Result<World, Error> {
         let timeout = Duration::from_secs_f64(config.timeout_s);
         match config.engine {
-            EngineKind::Threads => Ok(Self::threads(config.mesh(), timeout)),
+            EngineKind::Threads => Ok(Self::threads(config.mesh(), timeout, devices)),
             #[cfg(feature = "mpi")]
-            EngineKind::Mpi => mpi::start(config, status),
+            EngineKind::Mpi => mpi::start(config, devices, status),
             #[cfg(feature = "cuda")]
-            EngineKind::Nccl => nccl::start(config),
-            #[allow(unreachable_patterns)]
+            EngineKind::Nccl => nccl::start(config, devices),
+            #[cfg(not(all(feature = "mpi", feature = "cuda")))]
             engine => unreachable!("a build without {engine} refuses the setting"),
         }
     }
 
-    fn threads(mesh: Mesh, timeout: Duration) -> World {
+    fn threads(mesh: Mesh, timeout: Duration, devices: &Devices) -> World {
         let options = ThreadsOptions { timeout, ..ThreadsOptions::default() };
         let world = ThreadsWorld::new(mesh.world(), options);
-        World {
-            ranks: world.communicators().into_iter().enumerate().collect(),
-            host: String::new(),
-            _keep: Box::new(()),
-        }
+        let ranks = world.communicators().into_iter().enumerate();
+        let ranks = ranks.map(|(rank, communicator)| {
+            let device = devices.of(rank);
+            LocalRank { rank, device, communicator }
+        });
+        World { ranks: ranks.collect(), host: String::new(), _keep: Box::new(()) }
     }
 }
 

@@ -7,16 +7,21 @@ use zeropp_core::comm::mixed::MixedWorld;
 use zeropp_core::comm::mpi::{Describe, MpiOptions, MpiWorld, Order};
 use zeropp_core::comm::threads::ThreadsOptions;
 use zeropp_core::config::{Config, ConfigError, Place};
+use zeropp_core::device::Devices;
 use zeropp_core::launch::Launch;
 use zeropp_core::mesh::Mesh;
 use zeropp_core::placement;
 use zeropp_pipeline::executor::StatusBoard;
 
-use super::{World, rank_of_thread};
+use super::{LocalRank, World, rank_of_thread};
 use crate::Error;
 
 /// This process's ranks of the mesh.
-pub(super) fn start(config: &Config, status: &Arc<StatusBoard>) -> Result<World, Error> {
+pub(super) fn start(
+    config: &Config,
+    devices: &Devices,
+    status: &Arc<StatusBoard>,
+) -> Result<World, Error> {
     let mesh = config.mesh();
     let launch = Launch::from_env()?;
     let each = ranks_each(mesh, launch.as_ref().map_or(1, |launch| launch.world))?;
@@ -24,7 +29,9 @@ pub(super) fn start(config: &Config, status: &Arc<StatusBoard>) -> Result<World,
     let order = (config.place == Place::Hosts).then(|| -> Order {
         Arc::new(move |hosts: &[String]| placement::by_host(hosts, each, mesh))
     });
-    let options = MpiOptions { order, ..options(config) };
+    // All ranks of a process share its device: messages arrive on one.
+    let device = devices.of(launch.as_ref().and_then(|launch| launch.local_rank).unwrap_or(0));
+    let options = MpiOptions { order, device: device.clone(), ..options(config) };
     let (board, process) = (status.clone(), launch.as_ref().map_or(0, |launch| launch.rank));
     let describe: Describe = Arc::new(move || {
         let rank = rank_of_thread().unwrap_or(process * each);
@@ -52,16 +59,21 @@ pub(super) fn start(config: &Config, status: &Arc<StatusBoard>) -> Result<World,
             MixedWorld::new(outer, each, options).communicators()
         }
     };
+    let ranks = ranks.into_iter().map(|(rank, communicator)| {
+        let device = device.clone();
+        LocalRank { rank, device, communicator }
+    });
+    let ranks = ranks.collect();
     let host = process.hosts()[process.rank()].clone();
     Ok(World { ranks, host, _keep: Box::new(process) })
 }
 
-/// The engine's settings, but for the order of its ranks.
+/// The engine's settings, as far as the configuration has them.
 pub(crate) fn options(config: &Config) -> MpiOptions {
     MpiOptions {
         timeout: Duration::from_secs_f64(config.timeout_s),
         start_timeout: Duration::from_secs_f64(config.start_timeout_s),
-        order: None,
+        ..MpiOptions::default()
     }
 }
 

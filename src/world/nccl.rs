@@ -8,10 +8,11 @@ use zeropp_core::comm::nccl::cuda::CudaAccelerator;
 use zeropp_core::comm::nccl::{NcclOptions, NcclWorld, address_towards, gpus_for};
 use zeropp_core::comm::{CommError, CommResult};
 use zeropp_core::config::{Config, ConfigError};
+use zeropp_core::device::Devices;
 use zeropp_core::launch::Job;
 use zeropp_core::rendezvous::{self, Member, Rendezvous};
 
-use super::World;
+use super::{LocalRank, World};
 use crate::Error;
 
 /// How long a process whose world has failed elsewhere waits before it ends: launchers kill all
@@ -19,24 +20,30 @@ use crate::Error;
 const TELL_TIME: Duration = Duration::from_millis(500);
 
 /// This process's ranks of the mesh, each on a GPU of its own.
-pub(super) fn start(config: &Config) -> Result<World, Error> {
+pub(super) fn start(config: &Config, devices: &Devices) -> Result<World, Error> {
     let job = Job::find(config)?;
-    let visible = CudaAccelerator::count().map_err(unusable)?;
     let met = rendezvous::meet(config, &job)?;
     let members = rendezvous::members(&*met)?;
     let host = &members[job.process].host;
     let before = members[..job.process].iter().filter(|m| m.host == *host).map(|m| m.ranks).sum();
-    let gpus = gpus_for(job.ranks, before, visible)
-        .map_err(|problem| ConfigError::value("device", "cuda", problem, "see above"))?;
+    let gpus = gpus_for(job.ranks, before, devices.count()).map_err(|problem| {
+        let help = "use fewer ranks on a machine, or check CUDA_VISIBLE_DEVICES";
+        ConfigError::value("device", config.device, problem, help)
+    })?;
     let options = NcclOptions {
         timeout: Duration::from_secs_f64(config.timeout_s),
         start_timeout: Duration::from_secs_f64(config.start_timeout_s),
         host: own_address(&job, &members),
         ..NcclOptions::default()
     };
-    let worlds = start_ranks(&options, &job, gpus, &*met)?;
+    let worlds = start_ranks(&options, &job, gpus.clone(), &*met)?;
     let mut kept = Kept { here: job.first_rank..job.first_rank + job.ranks, worlds, _met: met };
-    let ranks = kept.worlds.iter_mut().map(|world| (world.rank(), world.communicator())).collect();
+    let ranks = kept.worlds.iter_mut().zip(gpus).map(|(world, gpu)| LocalRank {
+        rank: world.rank(),
+        device: devices.of(gpu),
+        communicator: world.communicator(),
+    });
+    let ranks = ranks.collect();
     let host = if job.processes == 1 { String::new() } else { host.clone() };
     Ok(World { ranks, host, _keep: Box::new(kept) })
 }

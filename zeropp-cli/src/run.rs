@@ -34,6 +34,7 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         say(plan::text(&config, trainer.plan()));
         return Ok(());
     }
+    trainer.check_device()?;
     let done = trainer.resumed().map(|r| r.step);
     if let Some(resumed) = trainer.resumed() {
         say(going_on(resumed, config.steps));

@@ -8,6 +8,7 @@ pub mod config;
 #[cfg(feature = "cube")]
 mod cube;
 pub mod data;
+pub mod device;
 pub mod flight;
 pub mod groups;
 pub mod host;

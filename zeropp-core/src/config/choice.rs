@@ -117,8 +117,10 @@ choice! {
     DeviceKind {
         /// Burn's flex backend.
         Cpu = "cpu",
-        /// An NVIDIA GPU.
+        /// NVIDIA GPUs.
         Cuda = "cuda",
+        /// The GPU that Vulkan, Metal or DirectX drive; a software one too.
+        Wgpu = "wgpu",
     }
 }
 

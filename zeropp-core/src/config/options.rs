@@ -249,9 +249,15 @@ options! {
         "order" "ORDER" order: Order = Order::Random;
     }
     "Machine" {
-        /// What weights and activations are computed in. This build has fp32.
+        /// What weights and activations are computed in.
+        ///
+        /// bf16: compute and gathered weights in bfloat16; master weights, gradients, reductions
+        /// and optimizer in fp32. On the CPU it is slow, for comparing; wgpu has none.
         "precision" "KIND" precision: Precision = Precision::Fp32;
-        /// Where tensors live. This build has cpu.
+        /// Where tensors live. Ranks of one machine take its GPUs in turn, and share them.
+        ///
+        /// cuda needs a build with --features cuda, NVIDIA's driver, NVRTC 13 and the toolkit's
+        /// headers; wgpu a build with --features wgpu.
         "device" "KIND" device: DeviceKind = DeviceKind::Cpu;
         /// How ranks talk to each other. threads: all ranks in one process. mpi: processes started
         /// by mpirun; needs a build with --features mpi.

@@ -108,8 +108,21 @@ fn bad_values_are_named_with_what_would_work() {
         ("clip = -1", "clip = -1: is out of range; use a largest norm, or 0"),
         ("timeout-s = 0", "timeout-s = 0: is out of range"),
         ("timeout-s = 1e300", "timeout-s = 1"),
-        ("precision = 'bf16'", "precision = bf16: is not in this build; use fp32"),
-        ("device = 'cuda'", "device = cuda: is not in this build; use cpu"),
+        #[cfg(not(feature = "cuda"))]
+        (
+            "device = 'cuda'",
+            "device = cuda: is not in this build; use cpu, or build zeropp with --features cuda",
+        ),
+        #[cfg(not(feature = "wgpu"))]
+        (
+            "device = 'wgpu'",
+            "device = wgpu: is not in this build; use cpu, or build zeropp with --features wgpu",
+        ),
+        #[cfg(feature = "wgpu")]
+        (
+            "device = 'wgpu'\nprecision = 'bf16'",
+            "precision = bf16: device wgpu can store it but not compute in it; use fp32",
+        ),
         #[cfg(not(feature = "mpi"))]
         ("engine = 'mpi'", "engine = mpi: is not in this build; use threads"),
         (

@@ -1,6 +1,7 @@
 //! The rules a configuration must keep, each with what would work instead.
 
 use super::{Config, ConfigError, DeviceKind, EngineKind, Precision};
+use crate::device;
 
 /// Most ranks of the threads engine: each is a thread, and beyond this a typing error is likelier.
 const RANKS_MAX: usize = 4096;
@@ -143,15 +144,15 @@ impl Config {
         let (precision, device, engine) = (self.precision, self.device, self.engine);
         check(engine != EngineKind::Nccl || device == DeviceKind::Cuda, || {
             let problem = format!("carries data between NVIDIA GPUs, and device is {device}");
-            ConfigError::value(
-                "engine",
-                engine,
-                problem,
-                "use device cuda, or engine threads or mpi",
-            )
+            let help = "use device cuda, or engine threads or mpi";
+            ConfigError::value("engine", engine, problem, help)
         })?;
-        check(precision == Precision::Fp32, || absent("precision", &precision, "use fp32"))?;
-        check(device == DeviceKind::Cpu, || absent("device", &device, "use cpu"))?;
+        check(device::is_built(device), || device::absent(device))?;
+        let storable = precision == Precision::Fp32 || device != DeviceKind::Wgpu;
+        check(storable, || {
+            let problem = "device wgpu can store it but not compute in it";
+            ConfigError::value("precision", precision, problem, "use fp32, or device cuda or cpu")
+        })?;
         let help = match engine {
             EngineKind::Mpi => "use threads, or build zeropp with --features mpi",
             _ => "use threads, or build zeropp with --features cuda",

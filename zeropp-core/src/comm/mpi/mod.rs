@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use burn::tensor::Device;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
 
 use super::{CommError, CommResult, Communicator};
@@ -48,12 +49,15 @@ pub struct MpiOptions {
     pub start_timeout: Duration,
     /// Which process gets which rank. Default: as the launcher numbers them.
     pub order: Option<Order>,
+    /// Where messages are to arrive. MPI itself sees the CPU's memory only.
+    pub device: Device,
 }
 
 impl Default for MpiOptions {
     fn default() -> Self {
         let timeout = Duration::from_secs(300);
-        Self { timeout, start_timeout: Duration::from_secs(60), order: None }
+        let start_timeout = Duration::from_secs(60);
+        Self { timeout, start_timeout, order: None, device: Device::flex() }
     }
 }
 

@@ -50,7 +50,11 @@ impl CudaAccelerator {
     /// # Errors
     /// The driver's words, also where there is no driver.
     pub fn new(index: usize) -> DeviceResult<CudaAccelerator> {
-        start_driver()?;
+        // SAFETY: only tries to load the library.
+        if !unsafe { sys::is_culib_present() } {
+            return Err("libcuda.so.1 was not found; install NVIDIA's driver".into());
+        }
+        result::init().map_err(words)?;
         let ordinal = i32::try_from(index).map_err(|_| format!("no GPU has number {index}"))?;
         let gpu = result::device::get(ordinal).map_err(words)?;
         // SAFETY: the GPU was found above. The context is kept for the life of the process, as
@@ -59,27 +63,10 @@ impl CudaAccelerator {
         Ok(CudaAccelerator { device: Device::cuda(index), cubecl: CudaDevice::new(index), context })
     }
 
-    /// How many GPUs CUDA shows to this process.
-    ///
-    /// # Errors
-    /// The driver's words, also where there is no driver.
-    pub fn count() -> DeviceResult<usize> {
-        start_driver()?;
-        result::device::get_count().map(|count| count as usize).map_err(words)
-    }
-
     /// The thread that queues this GPU's work.
     fn server(&self) -> DeviceHandle<CudaServer> {
         DeviceHandle::new(self.cubecl.to_id())
     }
-}
-
-fn start_driver() -> DeviceResult<()> {
-    // SAFETY: only tries to load the library.
-    if !unsafe { sys::is_culib_present() } {
-        return Err("libcuda.so.1 was not found; install NVIDIA's driver".into());
-    }
-    result::init().map_err(words)
 }
 
 /// Finishes a tensor's lazy work, as far as queueing it, and finds the block it is in.

@@ -7,7 +7,7 @@ use std::ops::Range;
 /// process the GPUs of its own only; then they count from 0.
 ///
 /// # Errors
-/// What is wrong, and what would work: NCCL takes one rank a GPU.
+/// What is wrong: NCCL takes one rank a GPU.
 pub fn gpus_for(ranks: usize, before: usize, visible: usize) -> Result<Range<usize>, String> {
     if ranks == visible {
         return Ok(0..visible);
@@ -16,10 +16,7 @@ pub fn gpus_for(ranks: usize, before: usize, visible: usize) -> Result<Range<usi
         return Ok(before..before + ranks);
     }
     let other = if before > 0 { format!(" after {before} of other processes") } else { "".into() };
-    Err(format!(
-        "{ranks} ranks of this process{other} need a GPU each, but CUDA shows {visible}; use fewer \
-         ranks on a machine, or check CUDA_VISIBLE_DEVICES"
-    ))
+    Err(format!("{ranks} ranks of this process{other} need a GPU each, but CUDA shows {visible}"))
 }
 
 #[cfg(test)]
