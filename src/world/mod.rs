@@ -14,7 +14,7 @@ use zeropp_core::comm::Communicator;
 use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_core::config::{Config, EngineKind};
 use zeropp_core::device::Devices;
-use zeropp_core::launch::{Job, Launch};
+use zeropp_core::launch::Job;
 use zeropp_core::mesh::Mesh;
 use zeropp_pipeline::executor::StatusBoard;
 
@@ -73,16 +73,15 @@ impl World {
     }
 }
 
-/// Whether the launcher says that rank 0 is in another process than this one.
+/// Whether rank 0 is in another process than this one.
 ///
 /// # Errors
-/// A launcher's environment that contradicts itself.
+/// A launcher's environment that contradicts itself or the settings.
 pub(crate) fn is_follower(config: &Config) -> Result<bool, Error> {
-    match config.engine {
-        EngineKind::Threads => Ok(false),
-        EngineKind::Mpi => Ok(Launch::from_env()?.is_some_and(|launch| launch.rank > 0)),
-        EngineKind::Nccl => Ok(Job::find(config)?.process > 0),
+    if config.engine == EngineKind::Threads {
+        return Ok(false);
     }
+    Ok(Job::find(config)?.process > 0)
 }
 
 /// The rank that the calling thread runs: its name says it.
