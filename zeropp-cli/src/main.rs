@@ -9,9 +9,11 @@ mod emulate;
 mod figures;
 mod plan;
 mod progress;
+mod ranks;
 mod run;
 mod schedule;
 mod summary;
+mod why;
 
 use std::process::ExitCode;
 
@@ -47,9 +49,11 @@ fn main() -> ExitCode {
     let matches = args::command().get_matches();
     let result = match matches.subcommand() {
         Some(("run", matches)) => args::run(matches).and_then(run::run),
+        Some(("ranks", matches)) => ranks::run(matches),
         Some(("schedule", matches)) => schedule::run(matches),
         Some(("check", matches)) => check::run(matches),
         Some(("compare", matches)) => compare::run(matches),
+        Some(("why", matches)) => why::run(matches),
         _ => unreachable!("clap asks for a subcommand and knows no other"),
     };
     match result {

@@ -2,7 +2,7 @@
 
 use zeropp::{Resumed, StepMetrics, Trainer};
 use zeropp_core::config::{ConfigError, EngineKind};
-use zeropp_core::launch::Launch;
+use zeropp_core::launch::Job;
 use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
@@ -23,6 +23,10 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         return emulate::run(&config, costs);
     }
     let trainer = Trainer::new(config.clone())?;
+    if !run.dry_run {
+        let cannot = |e| Failure::failed_run(format!("signals cannot be caught ({e})"));
+        zeropp::end_on_signals().map_err(cannot)?;
+    }
     if !run.dry_run && is_follower(&config)? {
         return Ok(trainer.train(|_| ()).map(drop)?);
     }
@@ -56,13 +60,9 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
     metrics.close()
 }
 
-/// Whether this process is one of several ranks and another one shows the run.
+/// Whether this process is one of several and another one shows the run.
 fn is_follower(config: &zeropp::Config) -> Result<bool, Failure> {
-    if config.engine != EngineKind::Mpi {
-        return Ok(false);
-    }
-    let launch = Launch::from_env().map_err(zeropp::Error::from)?;
-    Ok(launch.is_some_and(|launch| launch.rank > 0))
+    Ok(Job::find(config).map_err(zeropp::Error::from)?.process > 0)
 }
 
 /// What a resumed run goes on from, and what is not as it was.

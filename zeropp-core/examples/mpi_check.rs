@@ -1,5 +1,6 @@
 //! The MPI engine against naive references: `mpirun -np 4 mpi_check [bench | FAILURE]`.
 //!
+//! With `ZEROPP_RANKS_EACH=2` every process has two ranks, and the mixed engine is checked.
 //! Without an argument every operation runs on the world and on sub-groups, many at once, with
 //! lengths from nothing to several MiB, and is compared bit by bit with what a plain loop gives.
 //! `bench` prints times. The other arguments make one rank misbehave, to see how the job ends.
@@ -9,7 +10,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Tensor};
+use zeropp_core::comm::mixed::MixedWorld;
 use zeropp_core::comm::mpi::{MpiOptions, MpiWorld};
+use zeropp_core::comm::threads::ThreadsOptions;
 use zeropp_core::comm::{CommError, Communicator};
 use zeropp_core::host::{from_vec, host};
 
@@ -19,7 +22,7 @@ fn main() -> ExitCode {
     let mode = std::env::args().nth(1).unwrap_or_default();
     let timeout = if mode.is_empty() || mode == "bench" { 60.0 } else { 2.0 };
     let options = MpiOptions { timeout: Duration::from_secs_f64(timeout), ..Default::default() };
-    let doing: zeropp_core::comm::mpi::Describe = Arc::new(|| "at the example's work".into());
+    let doing: zeropp_core::comm::mpi::Describe = Arc::new(|| (1, "at the example's work".into()));
     let mut world = match MpiWorld::start(options, Some(doing)) {
         Ok(world) => world,
         Err(error) => {
@@ -27,21 +30,39 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    let each = std::env::var("ZEROPP_RANKS_EACH").ok().and_then(|each| each.parse().ok());
     let all = world.communicator();
-    let rank = world.rank();
-    let result = match mode.as_str() {
-        "" => check(&all),
-        "bench" => bench(&all),
-        failure => misbehave(&all, failure),
+    let ranks = match each {
+        None => vec![(world.rank(), all)],
+        Some(each) => {
+            let timeout = Duration::from_secs_f64(timeout);
+            let threads = ThreadsOptions { timeout, ..Default::default() };
+            MixedWorld::new(all, each, threads).communicators()
+        }
     };
-    if let Err(error) = &result {
-        eprintln!("rank {rank}: {error}");
-    } else if rank == 0 {
-        println!("mpi_check: {} ranks agree", world.size());
-    }
-    drop(all);
+    let threads: Vec<_> = ranks
+        .into_iter()
+        .map(|(rank, all)| {
+            let mode = mode.clone();
+            std::thread::spawn(move || {
+                let result = match mode.as_str() {
+                    "" => check(&all),
+                    "bench" => bench(&all),
+                    failure => misbehave(&all, failure),
+                };
+                match &result {
+                    Err(error) => eprintln!("rank {rank}: {error}"),
+                    Ok(()) if rank == 0 => println!("mpi_check: {} ranks agree", all.size()),
+                    Ok(()) => {}
+                }
+                result.is_err()
+            })
+        })
+        .collect();
+    // A panic ends the job before it gets here.
+    let failed = threads.into_iter().any(|thread| thread.join().unwrap_or(true));
     world.finish();
-    ExitCode::from(result.is_err() as u8)
+    ExitCode::from(failed as u8)
 }
 
 /// Repeatable numbers of many magnitudes, so that the order of a sum shows in its bits.
@@ -115,7 +136,7 @@ fn collectives(group: &Group, round: u64, part: usize, kind: DType) -> Result<()
     let reduced = group.all_reduce(inputs[me].clone());
     let uneven_sum = group.all_reduce(uneven[me].clone());
     let cast = group.broadcast(root, inputs[me].clone());
-    let bytes = group.exchange(vec![me as u8; me * (part % 5000) + 1]);
+    let bytes = group.exchange(vec![me as u8 + 1; me * (part % 5000) + 1]);
     let again = group.all_gather(shard(me));
     let sum = |inputs: &[Tensor<1>]| {
         let wide = |t: &Tensor<1>| t.clone().cast(DType::F32);
@@ -125,7 +146,7 @@ fn collectives(group: &Group, round: u64, part: usize, kind: DType) -> Result<()
     let concatenated = Tensor::cat((0..size).map(shard).collect(), 0);
     expect("all_gather after the others", again.wait()?, concatenated.clone(), kind);
     for (r, got) in bytes.wait()?.into_iter().enumerate() {
-        assert_eq!(got, vec![r as u8; r * (part % 5000) + 1], "exchange");
+        assert_eq!(got, vec![r as u8 + 1; r * (part % 5000) + 1], "exchange");
     }
     expect("broadcast", cast.wait()?, inputs[root].clone(), kind);
     expect("all_reduce of uneven parts", uneven_sum.wait()?, sum(&uneven), kind);

@@ -5,8 +5,10 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// The compute kinds of one stage and one micro-batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Compute {
     /// Forward.
     F,
@@ -21,7 +23,7 @@ pub enum Compute {
 }
 
 /// What passes between neighbouring stages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Message {
     /// The output of a stage's F, to the next stage.
     Activation,
@@ -30,7 +32,7 @@ pub enum Message {
 }
 
 /// One instruction of a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Action {
     /// Compute on one micro-batch.
     Compute {
@@ -95,6 +97,32 @@ impl Action {
     /// Shorthand for a compute action.
     pub fn compute(kind: Compute, stage: usize, micro_batch: usize) -> Action {
         Action::Compute { kind, stage, micro_batch }
+    }
+
+    /// The stage it is about; of an overlap, its forward's. The optimizer's step has none.
+    pub fn stage(&self) -> Option<usize> {
+        match *self {
+            Action::Compute { stage, .. }
+            | Action::Overlap { forward: (stage, _), .. }
+            | Action::Send { stage, .. }
+            | Action::Recv { stage, .. }
+            | Action::AllGather { stage }
+            | Action::Free { stage }
+            | Action::ReduceScatter { stage }
+            | Action::ReplicaReduce { stage } => Some(stage),
+            Action::OptimizerStep => None,
+        }
+    }
+
+    /// The micro-batch it is about, if it is about one; of an overlap, its forward's.
+    pub fn micro_batch(&self) -> Option<usize> {
+        match *self {
+            Action::Compute { micro_batch, .. }
+            | Action::Overlap { forward: (_, micro_batch), .. }
+            | Action::Send { micro_batch, .. }
+            | Action::Recv { micro_batch, .. } => Some(micro_batch),
+            _ => None,
+        }
     }
 
     /// The compute steps of this action in the order they run: none, one, or two (overlap).

@@ -4,6 +4,7 @@ pub mod ascii;
 pub mod draw;
 pub mod exchange;
 pub mod executor;
+pub mod flight;
 pub mod ir;
 pub mod judge;
 pub mod links;

@@ -7,14 +7,21 @@
 
 mod buffers;
 mod checks;
+mod codec;
 mod kernels;
+pub mod mixed;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod nccl;
+pub mod recorded;
 mod signature;
+mod slot;
 mod stats;
+mod subgroup;
 pub mod threads;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 pub use signature::Operation;
 pub use stats::{CommStats, OpCount};
@@ -111,6 +118,19 @@ pub enum CommError {
     },
 }
 
+impl CommError {
+    /// The error that `rank` ends with where `first` failed the world with this one.
+    fn as_seen_by(&self, rank: usize, first: usize) -> CommError {
+        match self {
+            // What only the rank that saw it can say in the first person.
+            CommError::Timeout { .. } | CommError::Invalid { .. } if first != rank => {
+                CommError::Aborted { rank: first, reason: self.to_string() }
+            }
+            _ => self.clone(),
+        }
+    }
+}
+
 /// Result of an operation between ranks.
 pub type CommResult<T> = Result<T, CommError>;
 
@@ -120,7 +140,25 @@ pub trait InFlight<T>: Send {
     fn is_done(&mut self) -> bool;
     /// Blocks until the result is there, the operation fails, or it times out.
     fn wait(self: Box<Self>) -> CommResult<T>;
+    /// Blocks until `is_done`, or `deadline`; returns `is_done`. Fails nothing.
+    fn wait_until(&mut self, deadline: Instant) -> bool {
+        while !self.is_done() {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(POLL_PAUSE);
+        }
+        true
+    }
+    /// World ranks that have not taken part so far, as far as the engine can find out in a few
+    /// seconds. For engines that are built on another one, which has no time limits of its own.
+    fn missing(&mut self) -> Vec<usize> {
+        Vec::new()
+    }
 }
+
+/// Between two looks at an operation of an engine that has nothing better than looking.
+const POLL_PAUSE: Duration = Duration::from_micros(200);
 
 /// An operation under way. Dropping it detaches: the engine keeps the buffers until it is done.
 #[must_use = "an operation is complete only once it has been waited for"]
@@ -147,6 +185,22 @@ impl<T> Pending<T> {
         match &mut self.0 {
             State::Ready(_) => true,
             State::InFlight(op) => op.is_done(),
+        }
+    }
+
+    /// Blocks until [`is_done`](Self::is_done), or `deadline`; returns `is_done`. Fails nothing.
+    pub fn wait_until(&mut self, deadline: Instant) -> bool {
+        match &mut self.0 {
+            State::Ready(_) => true,
+            State::InFlight(op) => op.wait_until(deadline),
+        }
+    }
+
+    /// World ranks that have not taken part so far, as far as the engine can find out.
+    pub fn missing(&mut self) -> Vec<usize> {
+        match &mut self.0 {
+            State::Ready(_) => Vec::new(),
+            State::InFlight(op) => op.missing(),
         }
     }
 
@@ -210,6 +264,11 @@ pub trait Communicator: Send + Sync {
     /// Ends every operation of the whole world with `Aborted`, now and from now on. Never blocks;
     /// the first reason wins.
     fn abort(&self, reason: &str);
+    /// The error that every operation of this rank ends with from now on, once the world has
+    /// failed. Never blocks.
+    fn failure(&self) -> Option<CommError> {
+        None
+    }
 
     /// Operations and bytes of this rank on this communicator so far.
     fn stats(&self) -> CommStats {

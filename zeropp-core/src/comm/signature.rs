@@ -3,9 +3,11 @@
 use std::fmt;
 
 use burn::tensor::{DType, Tensor};
+use serde::{Deserialize, Serialize};
 
 /// One kind of call on a communicator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Operation {
     /// Concatenate shards.
     AllGather,
@@ -51,7 +53,7 @@ impl fmt::Display for Operation {
 }
 
 /// What all ranks of a group must agree on for one operation.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Signature {
     pub(crate) operation: Operation,
     /// Element type and number of elements that this rank passes; `None` where ranks may differ.

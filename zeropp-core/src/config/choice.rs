@@ -125,6 +125,16 @@ choice! {
 }
 
 choice! {
+    /// Which process of a launched job gets which ranks of the mesh.
+    Place {
+        /// ZeRO-3 groups inside hosts, where the processes allow it.
+        Hosts = "hosts",
+        /// As the launcher numbers the processes.
+        Ranks = "ranks",
+    }
+}
+
+choice! {
     /// How ranks talk to each other.
     EngineKind {
         /// Ranks are threads of this process.

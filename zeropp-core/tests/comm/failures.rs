@@ -3,10 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::{DType, Device, FloatDType, Tensor};
-use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
+use zeropp_core::comm::threads::ThreadsOptions;
 use zeropp_core::comm::{CommError, CommResult, Communicator, Pending};
 
-use super::{Rank, impatient, on_communicators, on_ranks, tensor};
+use super::{PROCESSES, Rank, impatient, on_communicators, on_ranks, tensor, world};
 
 fn error<T>(result: CommResult<T>) -> CommError {
     result.err().expect("the operation fails")
@@ -19,7 +19,7 @@ fn on_kept_ranks<T: Send>(
     options: ThreadsOptions,
     f: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
-    let ranks = ThreadsWorld::new(size, options).communicators();
+    let ranks = world(size, options);
     let kept = ranks.clone();
     let results = on_communicators(ranks, f);
     drop(kept);
@@ -90,8 +90,11 @@ fn the_first_error_ends_all_groups_and_all_later_operations() {
     for (rank, errors) in errors.iter().enumerate() {
         for (i, error) in errors.iter().enumerate() {
             match error {
-                CommError::Timeout { .. } => assert!(rank == first || i == 0, "{rank}: {error}"),
-                CommError::Aborted { rank: by, .. } => assert_eq!(*by, first),
+                // Two processes may see a first error each before they hear of the other's.
+                CommError::Timeout { .. } => {
+                    assert!(rank == first || i == 0 || PROCESSES, "{rank}: {error}");
+                }
+                CommError::Aborted { rank: by, .. } => assert!(*by == first || PROCESSES),
                 other => panic!("rank {rank}: {other}"),
             }
         }
@@ -234,7 +237,7 @@ fn abort_wakes_everybody_and_the_first_reason_wins() {
             2 => error(rank.recv(0, 0, 4, DType::F32).wait()),
             3 => error(rank.all_reduce(tensor(vec![0.0; 50_000])).wait()),
             _ => {
-                let mut pending = rank.exchange(vec![1]);
+                let mut pending = pair.exchange(vec![1]);
                 while !pending.is_done() {
                     std::thread::yield_now();
                 }

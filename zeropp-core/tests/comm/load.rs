@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 use zeropp_core::comm::Pending;
 use zeropp_core::comm::threads::ThreadsOptions;
 
-use super::{Numbers, Rank, on_ranks, tensor};
+use super::{Numbers, PROCESSES, Rank, on_ranks, tensor};
 
 /// A value that says who sent it in which round.
 fn value(rank: usize, round: usize) -> f32 {
@@ -95,6 +95,11 @@ fn buffers_are_made_once_and_used_again() {
             rank.barrier().unwrap();
             rank.stats().fresh_buffers
         });
+        if PROCESSES {
+            // Besides, what goes to the other process: as much as may be under way at a time.
+            assert!(fresh.iter().all(|fresh| (4..=12).contains(fresh)), "{fresh:?}");
+            continue;
+        }
         // Gathered: the one in use and the one coming in; scattered: one a rank.
         assert_eq!(fresh, [2 + 4; 4]);
     }

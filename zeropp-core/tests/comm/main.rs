@@ -1,25 +1,38 @@
-//! The threads engine: results, failures and load.
+//! Results, failures and load of the threads engine, and of the mixed engine with another threads
+//! engine in the place of the one between processes: the same tests for both.
 
-mod failures;
-mod load;
-mod results;
+mod layouts;
+mod mixed;
+mod threads;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Tensor;
 use zeropp_core::comm::Communicator;
+use zeropp_core::comm::mixed::MixedWorld;
 use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_core::host::{from_vec, host};
 
 type Rank = Arc<dyn Communicator>;
 
-/// Runs `f` on one thread a rank and returns what each returned, in rank order.
-fn on_ranks<T: Send>(size: usize, options: ThreadsOptions, f: impl Fn(Rank) -> T + Sync) -> Vec<T> {
-    on_communicators(ThreadsWorld::new(size, options).communicators(), f)
+/// The communicators of a world of `size` ranks, `each` of them in a process.
+fn mixed_world(size: usize, each: usize, options: ThreadsOptions) -> Vec<Rank> {
+    // No operation of the outer engine is waited for without an end that the mixed one sets.
+    let patient = ThreadsOptions { timeout: Duration::from_secs(600), ..options.clone() };
+    let processes = ThreadsWorld::new(size / each, patient).communicators();
+    let ranks = processes
+        .into_iter()
+        .flat_map(|process| MixedWorld::new(process, each, options.clone()).communicators());
+    ranks
+        .enumerate()
+        .inspect(|(i, (rank, _))| assert_eq!(i, rank))
+        .map(|(_, rank)| rank.1)
+        .collect()
 }
 
-/// The same with communicators at hand; each thread owns its one.
+/// Runs `f` on one thread a rank and returns what each returned, in rank order; each thread owns
+/// its communicator.
 fn on_communicators<T: Send>(ranks: Vec<Rank>, f: impl Fn(Rank) -> T + Sync) -> Vec<T> {
     let f = &f;
     std::thread::scope(|scope| {

@@ -190,9 +190,14 @@ pub(crate) fn stock<const D: usize, const DY: usize, const DW: usize>(
 
 /// Runs `check` with the CPU kernels and with tensor operations.
 pub(crate) fn both_paths(check: impl Fn()) {
+    each_path(|_| check());
+}
+
+/// The same for a check that wants to know which: true with tensor operations.
+pub(crate) fn each_path(check: impl Fn(bool)) {
     for generic in [false, true] {
         force_generic(generic);
-        check();
+        check(generic);
     }
     force_generic(false);
 }

@@ -9,7 +9,7 @@ use zeropp_core::meter::Meter;
 use zeropp_core::split::{Grads, LayerWeights, OpCx, custom_vjp, ops, seed_backward};
 
 use crate::common::*;
-use crate::{cases, stock_attention};
+use crate::{attention_keeps, cases, stock_attention};
 
 const HEADS: usize = 2;
 
@@ -88,11 +88,12 @@ proptest! {
         let want = stock(&[x64], &flat, &dy64, |x, w| stock_block(x[0].clone(), &w, h));
         let xs = std::slice::from_ref(&x);
         let n = b * s;
-        both_paths(|| {
+        each_path(|generic| {
             let kept = run(xs, &p, &dy, false, |mut x, w, cx| block(x.remove(0), w, cx));
             compare(&kept, &want);
             // x, ln_1, qkv, attention, x + attention, ln_2, fc, gelu, four row statistics.
-            let activations = n * h * (1 + 1 + 3 + 1 + 1 + 1 + 4 + 4) + 4 * n + b * HEADS * s * s;
+            let [scores, _] = attention_keeps(generic, b * HEADS, s);
+            let activations = n * h * (1 + 1 + 3 + 1 + 1 + 1 + 4 + 4) + 4 * n + scores;
             // Inputs and output gradients of four linear maps, dγ and dβ of two norms.
             let stash = n * h * (1 + 1 + 1 + 4 + 3 + 1 + 4 + 1) + 4 * h;
             check_memory(&kept, activations, stash);
@@ -165,8 +166,9 @@ fn bf16_is_close_to_f32() {
     let (dx16, dw16, bytes16) = run(DType::BF16);
     assert_close("dx", &dx16, &dx, 3e-2);
     assert_close("dw", &dw16, &dw, 3e-2);
-    // All but the row statistics are half as big.
-    assert_eq!(bytes16 * 2 - bytes, (4 * b * s * 4) as u64);
+    // All but the row statistics are half as big, and of attention only such are kept.
+    let [scores, sums] = [false, true].map(|generic| attention_keeps(generic, b * HEADS, s)[0]);
+    assert_eq!(bytes16 * 2 - bytes, ((4 * b * s + 2 * sums - scores) * 4) as u64);
 }
 
 /// W may run on another thread than F and B, to the same bits.

@@ -19,7 +19,7 @@ use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_zero3::StepOutcome;
 
 pub use model::{ModelWorker, TokenSource, WorkerOptions};
-pub use status::StatusBoard;
+pub use status::{ActionRecord, StatusBoard};
 pub use worker::Worker;
 
 use crate::ir::{Action, Compute, Message};
@@ -127,6 +127,7 @@ impl<W: Worker> Executor<W> {
                 source,
             })?;
         }
+        self.status.end_step(self.world_rank);
         Ok(StepRecord {
             spans: flight.spans,
             outcome: flight.outcome,
@@ -305,7 +306,7 @@ fn tag((message, stage, micro_batch): Key) -> u64 {
 }
 
 /// The message and the consuming stage of a tag.
-fn untag(tag: u64) -> (Message, usize) {
+pub(crate) fn untag(tag: u64) -> (Message, usize) {
     let message = if tag >> 62 == 0 { Message::Activation } else { Message::Gradient };
     (message, (tag >> 32 & 0x3fff_ffff) as usize)
 }

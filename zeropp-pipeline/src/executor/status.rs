@@ -1,67 +1,95 @@
-//! What every rank of this process is doing now, for the message when one of them hangs.
+//! What every rank of this process is doing now, and did last: for the message when one of them
+//! hangs, and for the record that it leaves behind.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use zeropp_core::flight::{Ring, now_ns};
 
 use crate::ir::Action;
 
-/// Where a rank is.
-#[derive(Clone, Copy)]
-struct Status {
-    step: u64,
-    action: Action,
-    /// Since when it computes, as opposed to waiting for others.
-    computing: Option<Instant>,
+/// One action of one rank. Times are those of [`now_ns`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ActionRecord {
+    /// Step, from 1.
+    pub step: u64,
+    /// The action.
+    pub action: Action,
+    /// When the rank came to it.
+    pub begin_ns: u64,
+    /// When it began to compute, having what it needs from other ranks.
+    pub compute_ns: Option<u64>,
+    /// When it was done computing.
+    pub computed_ns: Option<u64>,
+    /// When the rank went on.
+    pub end_ns: Option<u64>,
 }
 
-/// One slot a world rank: the step and the action it is at, and whether it computes.
-pub struct StatusBoard(Vec<Mutex<Option<Status>>>);
+impl ActionRecord {
+    /// Since when it computes, as opposed to waiting for others.
+    fn computing(&self) -> Option<u64> {
+        self.compute_ns.filter(|_| self.computed_ns.is_none())
+    }
+}
+
+/// One slot a world rank: its last actions.
+pub struct StatusBoard(Vec<Mutex<Ring<ActionRecord>>>);
 
 impl StatusBoard {
     /// A board for `world` ranks that have not started.
     pub fn new(world: usize) -> Self {
-        Self((0..world).map(|_| Mutex::new(None)).collect())
+        Self((0..world).map(|_| Mutex::default()).collect())
     }
 
-    /// Notes what `rank` does.
+    /// Notes what `rank` does from now on.
     pub fn set(&self, rank: usize, step: u64, action: Action) {
-        *self.0[rank].lock() = Some(Status { step, action, computing: None });
+        let begin_ns = now_ns();
+        let mut ring = self.0[rank].lock();
+        if let Some(before) = ring.last_mut() {
+            before.end_ns.get_or_insert(begin_ns);
+        }
+        let (compute_ns, computed_ns, end_ns) = (None, None, None);
+        ring.push(ActionRecord { step, action, begin_ns, compute_ns, computed_ns, end_ns });
     }
 
     /// Notes that `rank` has what its action needs and computes, or that it is done with that.
     pub fn set_computing(&self, rank: usize, computing: bool) {
-        if let Some(status) = self.0[rank].lock().as_mut() {
-            status.computing = computing.then(Instant::now);
+        let now = now_ns();
+        if let Some(record) = self.0[rank].lock().last_mut() {
+            // Two computations that overlap on paper come one after the other.
+            record.compute_ns.get_or_insert(now);
+            record.computed_ns = (!computing).then_some(now);
         }
+    }
+
+    /// Notes that `rank` is done with its last action, and with the step.
+    pub fn end_step(&self, rank: usize) {
+        if let Some(record) = self.0[rank].lock().last_mut() {
+            record.end_ns.get_or_insert(now_ns());
+        }
+    }
+
+    /// The last actions of `rank`, from the oldest to the newest.
+    pub fn actions(&self, rank: usize) -> Vec<ActionRecord> {
+        self.0[rank].lock().iter().copied().collect()
     }
 
     /// The ranks that have been computing one action for `at_least`, in words: those that others
     /// wait for, directly or not.
     pub fn stalled(&self, at_least: Duration) -> Vec<String> {
-        let busy = |slot: &Mutex<Option<Status>>| {
-            slot.lock().and_then(|s| s.computing).map(|since| since.elapsed())
-        };
-        let long = |rank: &usize| busy(&self.0[*rank]).is_some_and(|t| t >= at_least);
+        let since = now_ns().saturating_sub(at_least.as_nanos() as u64);
+        let computing = |rank: usize| self.0[rank].lock().last_mut()?.computing();
+        let long = |rank: &usize| computing(*rank).is_some_and(|begin| begin <= since);
         (0..self.0.len()).filter(long).map(|rank| self.describe(rank)).collect()
     }
 
     /// What `rank` was last seen doing, in words.
     pub fn describe(&self, rank: usize) -> String {
-        let Some(Status { step, action, .. }) = *self.0[rank].lock() else {
+        let Some(ActionRecord { step, action, .. }) = self.0[rank].lock().last_mut().copied()
+        else {
             return format!("rank {rank} before its first action");
         };
-        let stage = match action {
-            Action::Compute { stage, .. }
-            | Action::Overlap { forward: (stage, _), .. }
-            | Action::Send { stage, .. }
-            | Action::Recv { stage, .. }
-            | Action::AllGather { stage }
-            | Action::Free { stage }
-            | Action::ReduceScatter { stage }
-            | Action::ReplicaReduce { stage } => format!("stage {stage}, "),
-            Action::OptimizerStep => String::new(),
-        };
+        let stage = action.stage().map(|stage| format!("stage {stage}, ")).unwrap_or_default();
         format!("rank {rank} in step {step}, {stage}action {action}")
     }
 }

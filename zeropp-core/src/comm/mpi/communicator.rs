@@ -1,26 +1,32 @@
 //! One rank's end of a group.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Tensor};
+use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 
-use super::collective::{Input, Parcel, Wish};
+use super::collective::{Input, Parcel};
 use super::driver::{Command, Late};
 use super::group::{Group, Joined};
 use super::inquest::INQUEST_MAX;
 use super::mail::{Address, Wanted};
 use super::shared::{Presence, Shared};
 use super::slot::{Output, Slot};
-use super::wire::{INLINE_MAX, can_send};
+use super::wire::INLINE_MAX;
+use crate::comm::codec::can_send;
 use crate::comm::signature::{Operation, Signature, bytes_of};
 use crate::comm::stats::Traffic;
+use crate::comm::subgroup::Wish;
 use crate::comm::{CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks};
 use crate::device::{take_over, take_to_read};
 
 /// Most elements in one operation, over all ranks: MPI counts in C's `int`.
 const ELEMENTS_MAX: usize = i32::MAX as usize;
+
+/// Between two questions for missing ranks.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
 
 /// The communicator of this rank for one group in the MPI engine.
 pub(super) struct MpiCommunicator {
@@ -275,6 +281,10 @@ impl Communicator for MpiCommunicator {
         self.fail(CommError::Aborted { rank, reason: reason.to_owned() });
     }
 
+    fn failure(&self) -> Option<CommError> {
+        self.shared().error()
+    }
+
     fn stats(&self) -> CommStats {
         self.traffic.snapshot(self.group.buffers.fresh())
     }
@@ -295,12 +305,35 @@ impl<T> InFlight<T> for Ticket<T> {
         self.slot.is_done() || self.shared.error().is_some()
     }
 
+    fn wait_until(&mut self, deadline: Instant) -> bool {
+        self.slot.look_until(deadline) || self.is_done()
+    }
+
+    fn missing(&mut self) -> Vec<usize> {
+        let deadline = Instant::now() + INQUEST_MAX;
+        while !self.is_done() && Instant::now() < deadline {
+            let (answer, missing) = bounded(1);
+            let slot = self.slot.clone();
+            let late = Command::Expired { what: self.what, slot, answer: Some(answer) };
+            if self.shared.commands.send(late).is_err() {
+                break;
+            }
+            // Nobody answers while another operation is looked into.
+            match missing.recv_deadline(deadline) {
+                Ok(missing) => return missing,
+                Err(_) => std::thread::sleep(ASK_AGAIN),
+            }
+        }
+        Vec::new()
+    }
+
     fn wait(self: Box<Self>) -> CommResult<T> {
         let timeout = self.shared.options.timeout;
         if let Some(result) = self.slot.wait(Instant::now().checked_add(timeout)) {
             return result.map(self.open);
         }
-        let late = Command::Expired { what: self.what, slot: self.slot.clone() };
+        let slot = self.slot.clone();
+        let late = Command::Expired { what: self.what, slot, answer: None };
         let asked = self.shared.commands.send(late).is_ok();
         let answer = asked.then(|| self.slot.wait(Some(Instant::now() + INQUEST_MAX))).flatten();
         answer.unwrap_or_else(|| Err(self.unexplained())).map(self.open)

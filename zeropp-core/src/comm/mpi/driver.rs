@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::DType;
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 use super::collective::{
     Flight, Input, Meeting, Parcel, Progress, SplitError, Turn, joined, split,
@@ -41,8 +41,9 @@ pub(super) enum Command {
     Send { to: usize, address: Address, parcel: Parcel, signature: Signature },
     /// Receive a message.
     Receive { address: Address, wanted: Wanted },
-    /// The operation of this slot has been waited for too long.
-    Expired { what: Late, slot: Arc<Slot> },
+    /// The operation of this slot has been waited for too long: that ends the world, unless the
+    /// missing ranks are only asked for.
+    Expired { what: Late, slot: Arc<Slot>, answer: Option<Sender<Vec<usize>>> },
     /// The world failed here.
     Fail,
     /// The last communicator is gone.
@@ -170,7 +171,7 @@ impl Driver {
                     self.lost(from);
                 }
             }
-            Command::Expired { what, slot } => self.open_inquest(what, slot),
+            Command::Expired { what, slot, answer } => self.open_inquest(what, slot, answer),
             Command::Fail => self.spread(),
             Command::Depart => {
                 self.departed[self.shared.rank] = true;
@@ -518,7 +519,8 @@ impl Driver {
 /// The header of a collective; takes a small input along.
 fn header(group: &Group, sequence: u64, signature: Signature, input: &mut Input) -> Header {
     let (len, inline) = match input {
-        Input::Bytes(bytes) if bytes.len() <= INLINE_MAX => (bytes.len(), std::mem::take(bytes)),
+        // The bytes stay: where another rank has more, all go round once more.
+        Input::Bytes(bytes) if bytes.len() <= INLINE_MAX => (bytes.len(), bytes.clone()),
         Input::Bytes(bytes) => (bytes.len(), Vec::new()),
         Input::Buffer(parcel) if parcel.bytes().len() <= INLINE_MAX => {
             let inline = parcel.bytes().to_vec();

@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Sender;
+
 use super::driver::{Driver, Late};
 use super::slot::Slot;
 use super::wire::Frame;
@@ -22,6 +24,8 @@ pub(super) const INQUEST_MAX: Duration = Duration::from_secs(3);
 pub(super) struct Inquest {
     what: Late,
     slot: Arc<Slot>,
+    /// Who only wants to know the missing ranks.
+    answer: Option<Sender<Vec<usize>>>,
     deadline: Instant,
     pub(super) answered: Vec<bool>,
 }
@@ -31,7 +35,12 @@ type Found = (String, String, u64, Vec<usize>);
 
 impl Driver {
     /// Asks all ranks whether they are alive.
-    pub(super) fn open_inquest(&mut self, what: Late, slot: Arc<Slot>) {
+    pub(super) fn open_inquest(
+        &mut self,
+        what: Late,
+        slot: Arc<Slot>,
+        answer: Option<Sender<Vec<usize>>>,
+    ) {
         if slot.is_done() || self.inquest.is_some() {
             return;
         }
@@ -39,7 +48,7 @@ impl Driver {
         let mut answered = vec![false; size];
         answered[self.shared.rank] = true;
         let deadline = Instant::now() + ANSWER_TIME;
-        self.inquest = Some(Inquest { what, slot, deadline, answered });
+        self.inquest = Some(Inquest { what, slot, answer, deadline, answered });
         let me = self.shared.rank;
         self.tell((0..size).filter(|rank| *rank != me), &Frame::Ping);
     }
@@ -51,7 +60,8 @@ impl Driver {
         if !all && Instant::now() < inquest.deadline {
             return;
         }
-        let Inquest { what, slot, answered, .. } = self.inquest.take().expect("looked at above");
+        let Inquest { what, slot, answer, answered, .. } =
+            self.inquest.take().expect("looked at above");
         if slot.is_done() {
             return;
         }
@@ -61,6 +71,11 @@ impl Driver {
         let silent: Vec<usize> =
             (0..answered.len()).filter(|rank| !answered[*rank] && !self.departed[*rank]).collect();
         let missing = if silent.is_empty() { missing } else { silent };
+        if let Some(answer) = answer {
+            // Who asked may have given up.
+            let _ = answer.send(missing);
+            return;
+        }
         let after_s = self.shared.options.timeout.as_secs_f64();
         let error = CommError::Timeout { group, operation, sequence, after_s, missing };
         self.fail(self.shared.rank, error);

@@ -32,13 +32,7 @@ impl Shared {
     /// The error that every operation ends with since the world failed.
     pub(super) fn error(&self) -> Option<CommError> {
         let (first, error) = self.failure.get()?;
-        Some(match error {
-            // What only the rank that saw it can say in the first person.
-            CommError::Timeout { .. } | CommError::Invalid { .. } if *first != self.rank => {
-                CommError::Aborted { rank: *first, reason: error.to_string() }
-            }
-            _ => error.clone(),
-        })
+        Some(error.as_seen_by(self.rank, *first))
     }
 
     /// The rank that failed first, and its error.

@@ -148,13 +148,7 @@ impl Work {
                 }
             }
             Err(panic) => {
-                let error = CommError::Backend {
-                    engine: "threads".into(),
-                    operation: format!("{}: {}", self.group.name, self.meeting.signature),
-                    code: 0,
-                    text: panic_text(&*panic),
-                };
-                self.group.world.fail(self.group.members[first], error);
+                fail_with_panic(&self.group, &self.meeting, first, &*panic);
             }
         }
     }
@@ -184,6 +178,22 @@ impl Work {
     }
 }
 
+/// Fails the world: what the rank at `place` asked for has panicked.
+pub(in crate::comm) fn fail_with_panic(
+    group: &Group,
+    meeting: &Rendezvous,
+    place: usize,
+    panic: &(dyn Any + Send),
+) {
+    let error = CommError::Backend {
+        engine: "threads".into(),
+        operation: format!("{}: {}", group.name, meeting.signature),
+        code: 0,
+        text: panic_text(panic),
+    };
+    group.world.fail(group.members[place], error);
+}
+
 fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic".into())
@@ -203,7 +213,7 @@ mod tests {
     #[test]
     fn a_panic_on_a_worker_fails_the_world() {
         let options = ThreadsOptions { inline_bytes: 0, ..ThreadsOptions::default() };
-        let world = Arc::new(World::new(2, options));
+        let world = Arc::new(World::new(0, 2, options));
         let group = Group::new(world.clone(), "world".into(), vec![0, 1]);
         let signature = Signature::with(Operation::AllReduce, DType::F32, 4);
         // The second length is not what the signature says.

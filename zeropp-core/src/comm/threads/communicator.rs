@@ -16,7 +16,7 @@ use crate::comm::{CommError, CommResult, CommStats, Communicator, InFlight, Pend
 use crate::device::{hand_over, take_over, take_to_read};
 
 /// The communicator of one rank and group in the threads engine.
-pub(super) struct ThreadsCommunicator {
+pub(in crate::comm) struct ThreadsCommunicator {
     group: Arc<Group>,
     place: usize,
     presence: Arc<Presence>,
@@ -25,7 +25,7 @@ pub(super) struct ThreadsCommunicator {
 }
 
 impl ThreadsCommunicator {
-    pub(super) fn new(group: Arc<Group>, place: usize, presence: Arc<Presence>) -> Self {
+    pub(in crate::comm) fn new(group: Arc<Group>, place: usize, presence: Arc<Presence>) -> Self {
         let sequence = AtomicU64::new(0);
         Self { group, place, presence, sequence, traffic: Traffic::default() }
     }
@@ -194,6 +194,10 @@ impl Communicator for ThreadsCommunicator {
         self.group.world.fail(rank, CommError::Aborted { rank, reason: reason.to_owned() });
     }
 
+    fn failure(&self) -> Option<CommError> {
+        self.healthy().err()
+    }
+
     fn stats(&self) -> CommStats {
         self.traffic.snapshot(self.group.buffers.fresh())
     }
@@ -211,6 +215,10 @@ impl<T> InFlight<T> for Ticket<T> {
     fn is_done(&mut self) -> bool {
         let rank = self.group.members[self.place];
         self.meeting.seats.has(self.place) || self.group.world.error(rank).is_some()
+    }
+
+    fn missing(&mut self) -> Vec<usize> {
+        self.group.world_ranks(&self.meeting.missing())
     }
 
     fn wait(self: Box<Self>) -> CommResult<T> {
@@ -242,6 +250,13 @@ impl InFlight<Tensor<1>> for Letter {
     fn is_done(&mut self) -> bool {
         let rank = self.group.members[self.receive.address.to];
         self.receive.seat.has(0) || self.group.world.error(rank).is_some()
+    }
+
+    fn missing(&mut self) -> Vec<usize> {
+        match self.receive.seat.has(0) {
+            true => Vec::new(),
+            false => self.group.world_ranks(&[self.receive.address.from]),
+        }
     }
 
     fn wait(self: Box<Self>) -> CommResult<Tensor<1>> {

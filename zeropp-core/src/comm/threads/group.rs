@@ -15,19 +15,19 @@ use crate::comm::signature::{Operation, Signature};
 use crate::comm::{CommError, CommResult};
 
 /// What the ranks of one group share.
-pub(super) struct Group {
-    pub(super) world: Arc<World>,
-    pub(super) name: String,
+pub(in crate::comm) struct Group {
+    pub(in crate::comm) world: Arc<World>,
+    pub(in crate::comm) name: String,
     /// World ranks, in the group's order.
-    pub(super) members: Vec<usize>,
-    pub(super) buffers: Buffers,
+    pub(in crate::comm) members: Vec<usize>,
+    pub(in crate::comm) buffers: Buffers,
     pub(super) mail: Mutex<Mail>,
     meetings: Mutex<HashMap<u64, Arc<Rendezvous>>>,
 }
 
 impl Group {
     /// Makes a group and lets the world know it.
-    pub(super) fn new(world: Arc<World>, name: String, members: Vec<usize>) -> Arc<Self> {
+    pub(in crate::comm) fn new(world: Arc<World>, name: String, members: Vec<usize>) -> Arc<Self> {
         let group = Arc::new(Self {
             world,
             name,
@@ -45,7 +45,7 @@ impl Group {
     }
 
     /// Fails the world with what the rank at `place` saw, and returns that.
-    pub(super) fn fail<T>(&self, place: usize, error: CommError) -> CommResult<T> {
+    pub(in crate::comm) fn fail<T>(&self, place: usize, error: CommError) -> CommResult<T> {
         self.world.fail(self.members[place], error.clone());
         Err(error)
     }
@@ -59,6 +59,21 @@ impl Group {
         signature: Signature,
         input: Input,
     ) -> CommResult<Arc<Rendezvous>> {
+        self.meet(place, sequence, signature, input, |meeting, inputs| {
+            collective::start(self, meeting, inputs);
+        })
+    }
+
+    /// The same with what the rank that arrives last does: it has all inputs, in rank order, and
+    /// leaves the results in the meeting's seats.
+    pub(in crate::comm) fn meet(
+        self: &Arc<Self>,
+        place: usize,
+        sequence: u64,
+        signature: Signature,
+        input: Input,
+        start: impl FnOnce(&Arc<Rendezvous>, Vec<Input>),
+    ) -> CommResult<Arc<Rendezvous>> {
         if let Some(error) = self.world.error(self.members[place]) {
             return Err(error);
         }
@@ -67,14 +82,14 @@ impl Group {
             return self.fail(place, self.mismatch(place, signature, &meeting));
         }
         match meeting.arrive(place, input) {
-            Some(inputs) => collective::start(self, &meeting, inputs),
+            Some(inputs) => start(&meeting, inputs),
             None => self.check_missing(place, &meeting)?,
         }
         Ok(meeting)
     }
 
     /// Forgets a collective whose ranks all have their results.
-    pub(super) fn finish(&self, meeting: &Rendezvous) {
+    pub(in crate::comm) fn finish(&self, meeting: &Rendezvous) {
         self.meetings.lock().remove(&meeting.sequence);
     }
 
@@ -128,13 +143,13 @@ impl Group {
     }
 
     /// World ranks of `places`.
-    pub(super) fn world_ranks(&self, places: &[usize]) -> Vec<usize> {
+    pub(in crate::comm) fn world_ranks(&self, places: &[usize]) -> Vec<usize> {
         places.iter().map(|&place| self.members[place]).collect()
     }
 }
 
 /// The buffers among `inputs`, which are all buffers by their signature.
-pub(super) fn buffers_of(inputs: Vec<Input>) -> Vec<Tensor<1>> {
+pub(in crate::comm) fn buffers_of(inputs: Vec<Input>) -> Vec<Tensor<1>> {
     let buffer = |input| match input {
         Input::Buffer(tensor) => tensor,
         _ => unreachable!("signatures are equal, so every rank passed a buffer"),

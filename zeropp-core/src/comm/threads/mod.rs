@@ -11,14 +11,14 @@
 //! [`PeerLost`](super::CommError::PeerLost). A runner that wants a panic's text to be the first
 //! error keeps a communicator until it has called [`abort`](super::Communicator::abort).
 
-mod collective;
-mod communicator;
-mod group;
+pub(super) mod collective;
+pub(super) mod communicator;
+pub(super) mod group;
 mod mail;
-mod rendezvous;
-mod seats;
+pub(super) mod rendezvous;
+pub(super) mod seats;
 mod workers;
-mod world;
+pub(super) mod world;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ impl ThreadsWorld {
     /// Panics if `world_size` is 0.
     pub fn new(world_size: usize, options: ThreadsOptions) -> Self {
         assert!(world_size > 0, "world_size must be at least 1");
-        let world = Arc::new(World::new(world_size, options));
+        let world = Arc::new(World::new(0, world_size, options));
         let group = Group::new(world.clone(), "world".into(), (0..world_size).collect());
         let communicator = |rank| {
             let presence = Arc::new(Presence { world: world.clone(), rank });

@@ -1,5 +1,6 @@
 //! One collective under way: what every rank brought, and what each will get.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
@@ -10,7 +11,7 @@ use super::seats::Seats;
 use crate::comm::signature::Signature;
 
 /// What a rank brings.
-pub(super) enum Input {
+pub(in crate::comm) enum Input {
     /// A flat buffer.
     Buffer(Tensor<1>),
     /// Small data.
@@ -22,24 +23,26 @@ pub(super) enum Input {
 }
 
 /// What a rank gets.
-pub(super) enum Output {
+pub(in crate::comm) enum Output {
     /// A flat buffer.
     Buffer(Tensor<1>),
     /// Everyone's small data.
     Bytes(Vec<Vec<u8>>),
     /// The sub-group, and the rank's place in it.
     Group(Arc<Group>, usize),
+    /// What an engine that is built on this one makes of the group's ranks.
+    Own(Box<dyn Any + Send>),
     /// That all are here.
     Nothing,
 }
 
 /// The meeting point of one collective. The rank that arrives last takes all inputs away.
-pub(super) struct Rendezvous {
-    pub(super) sequence: u64,
-    pub(super) signature: Signature,
+pub(in crate::comm) struct Rendezvous {
+    pub(in crate::comm) sequence: u64,
+    pub(in crate::comm) signature: Signature,
     /// Place in the group of the rank that came first: the one others are compared with.
     pub(super) opener: usize,
-    pub(super) seats: Seats<Output>,
+    pub(in crate::comm) seats: Seats<Output>,
     arrivals: Mutex<Arrivals>,
 }
 
@@ -70,7 +73,7 @@ impl Rendezvous {
     }
 
     /// Places that have not arrived.
-    pub(super) fn missing(&self) -> Vec<usize> {
+    pub(in crate::comm) fn missing(&self) -> Vec<usize> {
         let arrivals = self.arrivals.lock();
         (0..arrivals.here.len()).filter(|&place| !arrivals.here[place]).collect()
     }

@@ -8,13 +8,13 @@ use super::world::World;
 use crate::comm::CommError;
 
 /// One result for each of several waiting ranks.
-pub(super) struct Seats<T> {
+pub(in crate::comm) struct Seats<T> {
     results: Mutex<Vec<Option<T>>>,
     bells: Box<[Condvar]>,
 }
 
 /// How a wait ended.
-pub(super) enum Wait<T> {
+pub(in crate::comm) enum Wait<T> {
     /// With the result.
     Done(T),
     /// With the world's first error.
@@ -33,7 +33,7 @@ impl<T> Seats<T> {
 
     /// Gives all seats their results, in order and at once: a rank that has its result and then
     /// fails the world does not take the others' results from them.
-    pub(super) fn put(&self, values: impl IntoIterator<Item = T>) {
+    pub(in crate::comm) fn put(&self, values: impl IntoIterator<Item = T>) {
         let mut results = self.results.lock();
         for (seat, value) in values.into_iter().enumerate() {
             results[seat] = Some(value);
@@ -42,7 +42,7 @@ impl<T> Seats<T> {
     }
 
     /// Whether the result for `seat` is there.
-    pub(super) fn has(&self, seat: usize) -> bool {
+    pub(in crate::comm) fn has(&self, seat: usize) -> bool {
         self.results.lock()[seat].is_some()
     }
 
@@ -57,7 +57,17 @@ impl<T> Seats<T> {
 
     /// Sleeps until `seat` has its result, the world fails, or its timeout is over.
     pub(super) fn wait(&self, seat: usize, rank: usize, world: &World) -> Wait<T> {
-        let deadline = Instant::now().checked_add(world.options.timeout);
+        self.wait_until(seat, rank, world, Instant::now().checked_add(world.options.timeout))
+    }
+
+    /// The same with a time of one's own; none is for ever.
+    pub(in crate::comm) fn wait_until(
+        &self,
+        seat: usize,
+        rank: usize,
+        world: &World,
+        deadline: Option<Instant>,
+    ) -> Wait<T> {
         let mut results = self.results.lock();
         let mut expired = false;
         loop {

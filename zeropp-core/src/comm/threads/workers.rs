@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 /// A piece of work. It must not panic: whoever makes one catches.
-pub(super) type Job = Box<dyn FnOnce() + Send>;
+pub(in crate::comm) type Job = Box<dyn FnOnce() + Send>;
 
 struct Queue {
     state: Mutex<State>,
@@ -21,7 +21,7 @@ struct State {
 
 /// A fixed set of threads that take jobs in the order they were submitted, and sleep in between.
 /// They end, after the jobs they still have, when this is dropped.
-pub(super) struct Workers {
+pub(in crate::comm) struct Workers {
     queue: Arc<Queue>,
     count: usize,
 }
@@ -45,7 +45,7 @@ impl Workers {
     }
 
     /// Hands `job` to the next free thread; runs it here where there are none.
-    pub(super) fn submit(&self, job: Job) {
+    pub(in crate::comm) fn submit(&self, job: Job) {
         if self.count == 0 {
             return job();
         }

@@ -10,11 +10,17 @@ use super::group::Group;
 use super::workers::Workers;
 use crate::comm::CommError;
 
+/// Hears of the first error and the world rank that saw it.
+pub(in crate::comm) type OnFailure = Box<dyn Fn(usize, &CommError) + Send + Sync>;
+
 /// State of the world. Lock order: `groups`, then a group's locks, then a seat's.
-pub(super) struct World {
-    pub(super) options: ThreadsOptions,
-    pub(super) workers: Workers,
+pub(in crate::comm) struct World {
+    pub(in crate::comm) options: ThreadsOptions,
+    pub(in crate::comm) workers: Workers,
+    /// World rank of the first rank here; other processes may have others.
+    first: usize,
     failure: OnceLock<Failure>,
+    on_failure: OnceLock<OnFailure>,
     departed: Box<[AtomicBool]>,
     groups: Mutex<Vec<Weak<Group>>>,
 }
@@ -26,13 +32,16 @@ struct Failure {
 }
 
 impl World {
-    pub(super) fn new(size: usize, options: ThreadsOptions) -> Self {
+    /// `size` ranks, numbered from `first`.
+    pub(in crate::comm) fn new(first: usize, size: usize, options: ThreadsOptions) -> Self {
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let workers = options.workers.unwrap_or_else(|| size.min(cores()));
         Self {
             workers: Workers::start(workers),
             options,
+            first,
             failure: OnceLock::new(),
+            on_failure: OnceLock::new(),
             departed: (0..size).map(|_| AtomicBool::new(false)).collect(),
             groups: Mutex::default(),
         }
@@ -46,20 +55,23 @@ impl World {
     }
 
     /// The error that every operation of `rank` ends with since the world failed.
-    pub(super) fn error(&self, rank: usize) -> Option<CommError> {
+    pub(in crate::comm) fn error(&self, rank: usize) -> Option<CommError> {
         let Failure { rank: first, error } = self.failure.get()?;
-        Some(match error {
-            // What only the rank that saw it can say in the first person.
-            CommError::Timeout { .. } | CommError::Invalid { .. } if *first != rank => {
-                CommError::Aborted { rank: *first, reason: error.to_string() }
-            }
-            _ => error.clone(),
-        })
+        Some(error.as_seen_by(rank, *first))
+    }
+
+    /// Makes `tell` hear of the first failure. Set once, before any rank starts.
+    pub(in crate::comm) fn on_failure(&self, tell: OnFailure) {
+        let first = self.on_failure.set(tell).is_ok();
+        debug_assert!(first, "set once");
     }
 
     /// Fails the world with `error`, unless it has failed before, and wakes every waiting rank.
-    pub(super) fn fail(&self, rank: usize, error: CommError) {
-        if self.failure.set(Failure { rank, error }).is_ok() {
+    pub(in crate::comm) fn fail(&self, rank: usize, error: CommError) {
+        if self.failure.set(Failure { rank, error: error.clone() }).is_ok() {
+            if let Some(tell) = self.on_failure.get() {
+                tell(rank, &error);
+            }
             for group in self.live_groups() {
                 group.wake_all();
             }
@@ -68,11 +80,11 @@ impl World {
 
     /// Whether `rank` has dropped its last communicator.
     pub(super) fn has_departed(&self, rank: usize) -> bool {
-        self.departed[rank].load(Ordering::Acquire)
+        self.departed[rank - self.first].load(Ordering::Acquire)
     }
 
     fn depart(&self, rank: usize) {
-        self.departed[rank].store(true, Ordering::Release);
+        self.departed[rank - self.first].store(true, Ordering::Release);
         for group in self.live_groups() {
             if let Some(operation) = group.waits_for(rank) {
                 let lost = CommError::PeerLost { group: group.name.clone(), rank, operation };
@@ -87,9 +99,9 @@ impl World {
 }
 
 /// A rank that can still take part: shared by its communicators, gone with the last of them.
-pub(super) struct Presence {
-    pub(super) world: Arc<World>,
-    pub(super) rank: usize,
+pub(in crate::comm) struct Presence {
+    pub(in crate::comm) world: Arc<World>,
+    pub(in crate::comm) rank: usize,
 }
 
 impl Drop for Presence {

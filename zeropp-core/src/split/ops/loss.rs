@@ -18,7 +18,7 @@ use crate::split::{OpCx, Saved, custom_vjp};
 /// size and type of the logits. Keeps nothing B→W.
 ///
 /// # Panics
-/// Panics on the CPU if a target is not below V.
+/// Panics on the CPU if a target is not below V; on a GPU the loss is NaN then.
 pub fn cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>, cx: &OpCx) -> Tensor<1> {
     let targets = targets.inner();
     let plain = logits.clone().inner();
@@ -73,6 +73,12 @@ fn forward_tensor(
 ) -> (Tensor<1>, Option<Tensor<3>>) {
     let [b, s, vocabulary] = logits.dims();
     let (n, dtype) = (b * s, logits.dtype());
+    #[cfg(feature = "cube")]
+    if super::on_gpu(&logits) {
+        let (logits, targets) = (logits.reshape([n, vocabulary]), targets.reshape([n]));
+        let (losses, gradient) = crate::cube::cross_entropy(logits, targets, wanted);
+        return (losses.mean(), wanted.then(|| gradient.reshape([b, s, vocabulary])));
+    }
     let targets = targets.reshape([n, 1]);
     let log_p = activation::log_softmax(logits.cast(DType::F32).reshape([n, vocabulary]), 1);
     let loss = log_p.clone().gather(1, targets.clone()).mean().neg();

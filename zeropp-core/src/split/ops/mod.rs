@@ -3,7 +3,8 @@
 //! Each takes and returns ordinary tensors, `x: [b, s, h]` unless it says otherwise, and weights
 //! as handles. The forward runs on plain tensors, with the same kernel whether gradients are
 //! wanted or not, so that recomputation repeats it bit for bit. `f32` tensors on the CPU take the
-//! kernels of [`crate::kernels`]; everything else (GPUs, bf16) takes tensor operations.
+//! kernels of [`crate::kernels`]; everything else (GPUs, bf16) takes tensor operations, with fused
+//! kernels where a GPU profits (feature `cube`).
 //!
 //! Every operation's documentation says what it keeps: *F→B* counts as activation memory, *B→W*
 //! as weight stash. A tensor that two operations keep (an input) counts once.
@@ -16,6 +17,7 @@ mod linear;
 mod loss;
 mod norm;
 mod position;
+mod products;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -23,7 +25,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor};
 
 pub use activation::{gelu, gelu_tanh, silu, swiglu};
-pub use attention::{attention, grouped_attention};
+pub use attention::{attention, attention_keeps_probabilities, grouped_attention};
 pub use embedding::{embedding, position_embedding};
 pub use join::join;
 pub use linear::{linear, linear_transposed};
@@ -39,8 +41,8 @@ thread_local! {
     static GENERIC: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes the operations of this thread take the path of tensor operations even on the CPU. For
-/// tests of that path.
+/// Makes the operations of this thread take the path of tensor operations even where there are
+/// kernels. For tests of that path.
 #[doc(hidden)]
 pub fn force_generic(on: bool) {
     GENERIC.set(on);
@@ -54,6 +56,12 @@ fn fast<const D: usize>(t: &Tensor<D>) -> Option<HostTensor> {
 /// Whether the CPU kernels can work on `t`.
 fn is_fast<const D: usize>(t: &Tensor<D>) -> bool {
     !GENERIC.get() && t.dtype() == DType::F32 && host::storage_id(t).is_some()
+}
+
+/// Whether the kernels of [`crate::cube`] can work on `t`.
+#[cfg(feature = "cube")]
+fn on_gpu<const D: usize>(t: &Tensor<D>) -> bool {
+    !GENERIC.get() && crate::cube::is_on(t)
 }
 
 /// The part of an [`OpCx`] that pullbacks need; it holds nothing of the graph.

@@ -51,6 +51,12 @@ fn layer_norm_forward<const D: usize>(
             host::from_vec(rstds, [n]),
         );
     }
+    #[cfg(feature = "cube")]
+    if super::on_gpu(x) {
+        let (gamma, beta) = (gamma.cast(DType::F32), beta.cast(DType::F32));
+        let (y, means, rstds) = crate::cube::layer_norm(rows(x.clone()), gamma, beta, eps);
+        return (y.reshape(x.dims()), means, rstds);
+    }
     let x2 = rows(x.clone()).cast(DType::F32);
     let mean = x2.clone().mean_dim(1);
     let centered = x2 - mean.clone();
@@ -84,11 +90,20 @@ fn layer_norm_backward<const D: usize>(
     }
     let dtype = dy.dtype();
     let n = means.dims()[0];
+    #[cfg(feature = "cube")]
+    let fused = super::on_gpu(&dy).then(|| {
+        let (dy, x, gamma) = (rows(dy.clone()), rows(x.clone()), gamma.clone().cast(DType::F32));
+        crate::cube::layer_norm_backward(dy, x, gamma, means.clone(), rstds.clone())
+    });
     let rstd = rstds.reshape([n, 1]);
     let hat = (rows(x).cast(DType::F32) - means.reshape([n, 1])) * rstd.clone();
     let dy = rows(dy).cast(DType::F32);
     let dgamma = (dy.clone() * hat.clone()).sum_dim(0).reshape([h]);
     let dbeta = dy.clone().sum_dim(0).reshape([h]);
+    #[cfg(feature = "cube")]
+    if let Some(dx) = fused {
+        return (dx.reshape(dims), dgamma, dbeta);
+    }
     let dhat = dy * row_vector(gamma);
     let c1 = dhat.clone().mean_dim(1);
     let c2 = (dhat.clone() * hat.clone()).mean_dim(1);
@@ -124,6 +139,11 @@ fn rms_norm_forward<const D: usize>(
         let (y, rrms) = norm::rms_norm(x_host.as_slice(), g.as_slice(), eps as f32);
         return (host::from_vec(y, x.dims()), host::from_vec(rrms, [n]));
     }
+    #[cfg(feature = "cube")]
+    if super::on_gpu(x) {
+        let (y, rrms) = crate::cube::rms_norm(rows(x.clone()), gamma.cast(DType::F32), eps);
+        return (y.reshape(x.dims()), rrms);
+    }
     let x2 = rows(x.clone()).cast(DType::F32);
     let rrms = (x2.clone().square().mean_dim(1) + eps).sqrt().recip();
     let y = x2 * rrms.clone() * row_vector(gamma);
@@ -148,10 +168,19 @@ fn rms_norm_backward<const D: usize>(
     }
     let dtype = dy.dtype();
     let n = rrms.dims()[0];
+    #[cfg(feature = "cube")]
+    let fused = super::on_gpu(&dy).then(|| {
+        let (dy, x, gamma) = (rows(dy.clone()), rows(x.clone()), gamma.clone().cast(DType::F32));
+        crate::cube::rms_norm_backward(dy, x, gamma, rrms.clone())
+    });
     let rrms = rrms.reshape([n, 1]);
     let hat = rows(x).cast(DType::F32) * rrms.clone();
     let dy = rows(dy).cast(DType::F32);
     let dgamma = (dy.clone() * hat.clone()).sum_dim(0).reshape([h]);
+    #[cfg(feature = "cube")]
+    if let Some(dx) = fused {
+        return (dx.reshape(dims), dgamma);
+    }
     let dhat = dy * row_vector(gamma);
     let c = (dhat.clone() * hat.clone()).mean_dim(1);
     (((dhat - hat * c) * rrms).cast(dtype).reshape(dims), dgamma)

@@ -1,0 +1,180 @@
+//! `zeropp why`: which rank broke a run.
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use zeropp::pipeline::flight::{
+    Cause, Doing, EndKind, Entry, Moment, Record, Run, Verdict, judge, signal_name,
+};
+
+use crate::Failure;
+use crate::figures::{count, say};
+
+const ABOUT: &str = "Find the rank that broke a run\n\n\
+When a run fails, every rank writes what it did last to a file in the folder of `flight-dir`. This \
+lines them up: the rank that failed, hung or is missing, the stage and action it was at, the \
+operation that others waited for in vain, and what speaks for it. A rank that was killed or frozen \
+leaves no file; what the others say tells.";
+
+const EXAMPLES: &str = "\
+Examples:
+  zeropp why zeropp-failed
+  zeropp why zeropp-failed --last 40       # more of what the ranks did last, lined up
+  zeropp why node0/failed node1/failed     # hosts without a common folder
+
+Exit codes: 0 the cause is found, 1 the records do not tell, 2 no records.";
+
+/// The flags of `zeropp why`.
+pub(crate) fn command() -> Command {
+    Command::new("why")
+        .about("Find the rank that broke a run")
+        .long_about(ABOUT)
+        .after_help(EXAMPLES)
+        .arg(
+            Arg::new("folders")
+                .value_name("DIR")
+                .required(true)
+                .num_args(1..)
+                .value_parser(value_parser!(PathBuf))
+                .help("The folder that the failed run told; several where hosts have their own"),
+        )
+        .arg(
+            Arg::new("run")
+                .long("run")
+                .value_name("ID")
+                .help("The run, where the folder holds several [default: the newest]"),
+        )
+        .arg(
+            Arg::new("last")
+                .long("last")
+                .value_name("N")
+                .value_parser(value_parser!(usize))
+                .default_value("10")
+                .help("How many of the last actions and operations of all ranks to show"),
+        )
+        .arg(
+            Arg::new("json")
+                .long("json")
+                .action(ArgAction::SetTrue)
+                .help("Print the verdict as JSON"),
+        )
+}
+
+/// Says who broke the run.
+pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    let folders: Vec<PathBuf> = matches.get_many("folders").expect("required").cloned().collect();
+    let wanted = matches.get_one::<String>("run").map(String::as_str);
+    let run = Run::read(&folders, wanted).map_err(Failure::bad_input)?;
+    let verdict = judge(&run);
+    if matches.get_flag("json") {
+        say(serde_json::to_string_pretty(&json(&run, &verdict)).expect("plain data"));
+    } else {
+        explain(&run, &verdict, *matches.get_one("last").expect("has a default"));
+    }
+    match verdict.cause {
+        Cause::Unknown => Err(Failure::failed_run(verdict.summary)),
+        _ => Ok(()),
+    }
+}
+
+fn json(run: &Run, verdict: &Verdict) -> serde_json::Value {
+    let records = &run.records;
+    let ends =
+        records.iter().map(|r| serde_json::json!({"rank": r.header.rank, "end": r.header.end}));
+    serde_json::json!({
+        "verdict": verdict,
+        "missing": missing(run),
+        "damaged": run.damaged,
+        "ends": ends.collect::<Vec<_>>(),
+        "other_runs": run.others,
+    })
+}
+
+fn missing(run: &Run) -> Vec<usize> {
+    let world = run.records.first().map_or(0, |r| r.header.processes.len());
+    (0..world).filter(|rank| run.records.iter().all(|r| r.header.rank != *rank)).collect()
+}
+
+fn explain(run: &Run, verdict: &Verdict, last: usize) {
+    let world = run.records.len() + missing(run).len();
+    say(format_args!(
+        "run {}: {} of {} left a record",
+        run.name,
+        run.records.len(),
+        count(world, "rank")
+    ));
+    for problem in &run.damaged {
+        say(format_args!("damaged: {problem}"));
+    }
+    if !run.others.is_empty() {
+        say(format_args!("other runs here: {} (--run)", run.others.join(", ")));
+    }
+    say(format_args!("\n{}", verdict.summary));
+    for reason in &verdict.reasons {
+        say(format_args!("  - {}", reason.replace('\n', "\n    ")));
+    }
+    let Some(moment) = Moment::first_failure(&run.records) else { return };
+    say(format_args!(
+        "\n{:>4}  {:<12}{:<14}{:<18}{}",
+        "rank", "pp,zero3,dp", "end", "step, action", "as it began to fail"
+    ));
+    for rank in 0..world {
+        say(row(&moment, rank));
+    }
+    if last > 0 {
+        say("\nwhat the ranks did last, by the time before that");
+        timeline(&moment, last).iter().for_each(say);
+    }
+}
+
+fn row(moment: &Moment, rank: usize) -> String {
+    let Some(record) = moment.record(rank) else {
+        return format!("{rank:>4}  {:<12}no record", "");
+    };
+    let c = record.header.coords;
+    let at = moment.action(rank).map(|a| format!("{}, {}", a.step, a.action)).unwrap_or_default();
+    let time = seconds(moment.doing_for_ns(rank));
+    let doing = match moment.doing(rank) {
+        Some(Doing::Waiting(op)) => format!("waiting for {time} for {}", op.describe()),
+        Some(Doing::Computing(_)) => format!("computing for {time}"),
+        _ => format!("neither computing nor waiting for {time}"),
+    };
+    let coords = format!("{},{},{}", c.pp, c.zero3, c.dp);
+    format!("{rank:>4}  {coords:<12}{:<14}{at:<18}{doing}", end(record))
+}
+
+fn end(record: &Record) -> String {
+    match record.header.end.kind {
+        EndKind::Timeout => "timed out".into(),
+        EndKind::Error => "error".into(),
+        EndKind::Panic => "panic".into(),
+        EndKind::Signal(number) => signal_name(number),
+        EndKind::Peer => "by another".into(),
+        EndKind::AtWork => "at work".into(),
+    }
+}
+
+/// The last entries of all ranks that began before the failure, in the order in which they began.
+fn timeline(moment: &Moment, last: usize) -> Vec<String> {
+    let mut all: Vec<(u64, usize, &Entry)> = Vec::new();
+    for (rank, record) in moment.records() {
+        let before = |entry: &Entry| moment.before_ns(record, entry.begin_ns());
+        all.extend(record.entries.iter().filter_map(|e| Some((before(e)?, rank, e))));
+    }
+    all.sort_by_key(|(before, rank, _)| (u64::MAX - before, *rank));
+    let show = |(before, rank, entry): &(u64, usize, &Entry)| {
+        let what = match entry {
+            Entry::Action(action) => format!("step {} action {}", action.step, action.action),
+            Entry::Operation(op) if op.tag.is_some() => {
+                format!("{}: {}", op.operation, op.describe())
+            }
+            Entry::Operation(op) => op.describe(),
+        };
+        format!("{:>10} s  rank {rank:<4} {what}", format!("-{:.4}", *before as f64 / 1e9))
+    };
+    all[all.len().saturating_sub(last)..].iter().map(show).collect()
+}
+
+fn seconds(ns: u64) -> String {
+    format!("{:.3} s", ns as f64 / 1e9)
+}

@@ -1,0 +1,118 @@
+//! Cross-entropy of rows of logits, with its gradient in their place.
+
+use burn::tensor::{DType, Shape, bf16, f16};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::rows::{LOWEST, Launch, Rows, empty, row_max, row_of_unit, row_sum};
+
+/// The gradient takes the place of the logits if `gradient`; a target that is no column makes the
+/// row's loss `unknown`, which WGSL has no literal for.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+fn cross_entropy_kernel<F: Float, I: Int>(
+    logits: &mut Tensor<F>,
+    targets: &Tensor<I>,
+    losses: &mut Tensor<f32>,
+    rows: usize,
+    width: usize,
+    pitch: usize,
+    unknown: f32,
+    #[comptime] gradient: bool,
+    #[comptime] units: u32,
+    #[comptime] planes: bool,
+) {
+    let row = row_of_unit();
+    if row >= rows {
+        terminate!();
+    }
+    let step = CUBE_DIM_X as usize;
+    let start = UNIT_POS_X as usize;
+    let from = row * pitch;
+    // A negative id becomes one that is too large.
+    let target = u32::cast_from(targets[row]) as usize;
+    let mut chosen = unknown;
+    if target < width {
+        chosen = f32::cast_from(logits[from + target]);
+    }
+    let mut top = LOWEST.runtime();
+    let mut sum = 0.0f32.runtime();
+    let mut i = start;
+    while i < width {
+        let logit = f32::cast_from(logits[from + i]);
+        if logit > top {
+            sum = sum * (top - logit).exp() + 1.0;
+            top = logit;
+        } else {
+            sum += (logit - top).exp();
+        }
+        i += step;
+    }
+    let row_top = row_max(top, units, planes);
+    let row_total = row_sum(sum * (top - row_top).exp(), units, planes);
+    if start == 0 {
+        losses[row] = row_top + row_total.ln() - chosen;
+    }
+    if comptime!(gradient) {
+        let scale = 1.0 / (row_total * f32::cast_from(rows as u32));
+        let one = 1.0 / f32::cast_from(rows as u32);
+        i = start;
+        while i < width {
+            let mut slope = (f32::cast_from(logits[from + i]) - row_top).exp() * scale;
+            if i == target {
+                slope -= one;
+            }
+            logits[from + i] = F::cast_from(slope);
+            i += step;
+        }
+    }
+}
+
+/// See [`cross_entropy`](super::cross_entropy). Without `gradient` the logits come back as they
+/// are.
+pub(super) fn cross_entropy(
+    logits: CubeTensor,
+    targets: CubeTensor,
+    gradient: bool,
+) -> (CubeTensor, CubeTensor) {
+    let logits = if gradient && !logits.can_mut() { logits.copy() } else { logits };
+    let logits = Rows::of(logits);
+    let targets = into_contiguous(targets);
+    let losses = empty(&logits.tensor, Shape::new([logits.n]), DType::F32);
+    let client = losses.client.clone();
+    let at = Launch::new(&client, logits.n, logits.width);
+    macro_rules! launch {
+        ($float:ty, $int:ty) => {
+            // SAFETY: a unit stays below the sizes of `logits`; `losses` and `targets` have an
+            // element for each of its rows, and a target is compared with the width.
+            unsafe {
+                cross_entropy_kernel::launch_unchecked::<$float, $int>(
+                    &client,
+                    at.count,
+                    at.dim,
+                    logits.tensor.clone().into_tensor_arg(),
+                    targets.into_tensor_arg(),
+                    losses.clone().into_tensor_arg(),
+                    logits.n,
+                    logits.width,
+                    logits.pitch,
+                    f32::NAN,
+                    gradient,
+                    at.dim.x,
+                    at.planes,
+                )
+            }
+        };
+    }
+    match (logits.tensor.dtype, targets.dtype) {
+        (DType::F32, DType::I32) => launch!(f32, i32),
+        (DType::F32, DType::I64) => launch!(f32, i64),
+        (DType::BF16, DType::I32) => launch!(bf16, i32),
+        (DType::BF16, DType::I64) => launch!(bf16, i64),
+        (DType::F16, DType::I32) => launch!(f16, i32),
+        (DType::F16, DType::I64) => launch!(f16, i64),
+        other => panic!("cross-entropy of {other:?}: f32, bf16 or f16 logits, i32 or i64 targets"),
+    }
+    (losses, logits.tensor)
+}

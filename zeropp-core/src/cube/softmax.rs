@@ -1,0 +1,202 @@
+//! The causal softmax of a block of attention scores, forward and backward.
+
+use burn::tensor::{DType, Shape, bf16, f16};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::rows::{LOWEST, Launch, Rows, empty, row_max, row_of_unit, row_sum};
+
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+fn forward_kernel<F: Float>(
+    scores: &Tensor<f32>,
+    p: &mut Tensor<F>,
+    sums: &mut Tensor<f32>,
+    rows: usize,
+    keys: usize,
+    pitch: usize,
+    first: usize,
+    queries: usize,
+    scale: f32,
+    #[comptime] units: u32,
+    #[comptime] planes: bool,
+) {
+    let row = row_of_unit();
+    if row >= rows {
+        terminate!();
+    }
+    let step = CUBE_DIM_X as usize;
+    let start = UNIT_POS_X as usize;
+    let seen = first + row % queries + 1;
+    let from = row * pitch;
+    let mut top = LOWEST.runtime();
+    let mut sum = 0.0f32.runtime();
+    let mut key = start;
+    while key < seen {
+        let score = scores[from + key] * scale;
+        if score > top {
+            sum = sum * (top - score).exp() + 1.0;
+            top = score;
+        } else {
+            sum += (score - top).exp();
+        }
+        key += step;
+    }
+    let row_top = row_max(top, units, planes);
+    let row_total = row_sum(sum * (top - row_top).exp(), units, planes);
+    if start == 0 {
+        sums[row] = row_top + row_total.ln();
+    }
+    let inverse = 1.0 / row_total;
+    let to = row * keys;
+    key = start;
+    while key < keys {
+        let mut value = 0.0f32.runtime();
+        if key < seen {
+            value = (scores[from + key] * scale - row_top).exp() * inverse;
+        }
+        p[to + key] = F::cast_from(value);
+        key += step;
+    }
+}
+
+/// See [`causal_softmax`](super::causal_softmax).
+pub(super) fn forward(
+    scores: CubeTensor,
+    first: usize,
+    queries: usize,
+    scale: f32,
+    dtype: DType,
+) -> (CubeTensor, CubeTensor) {
+    let scores = Rows::of(scores);
+    let (rows, keys) = (scores.n, scores.width);
+    let p = scores.empty_like(dtype).tensor;
+    let shape = p.meta.shape();
+    let sums = empty(&p, Shape::new([shape[0], shape[1]]), DType::F32);
+    let client = p.client.clone();
+    let at = Launch::new(&client, rows, keys);
+    let kernel = match dtype {
+        DType::F32 => forward_kernel::launch_unchecked::<f32>,
+        DType::BF16 => forward_kernel::launch_unchecked::<bf16>,
+        DType::F16 => forward_kernel::launch_unchecked::<f16>,
+        other => panic!("attention in {other:?}: f32, bf16 and f16 are supported"),
+    };
+    // SAFETY: a unit stays below `rows` and `keys`, which are the sizes of all three tensors but
+    // for the pitch of `scores`; it reads keys up to its query, of which a block has `keys`.
+    unsafe {
+        kernel(
+            &client,
+            at.count,
+            at.dim,
+            scores.tensor.into_tensor_arg(),
+            p.clone().into_tensor_arg(),
+            sums.clone().into_tensor_arg(),
+            rows,
+            keys,
+            scores.pitch,
+            first,
+            queries,
+            scale,
+            at.dim.x,
+            at.planes,
+        );
+    }
+    (p, sums)
+}
+
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments)]
+fn backward_kernel<F: Float>(
+    scores: &Tensor<f32>,
+    dp: &Tensor<f32>,
+    sums: &Tensor<f32>,
+    p: &mut Tensor<F>,
+    ds: &mut Tensor<F>,
+    rows: usize,
+    keys: usize,
+    pitch: usize,
+    dp_pitch: usize,
+    first: usize,
+    queries: usize,
+    scale: f32,
+    #[comptime] units: u32,
+    #[comptime] planes: bool,
+) {
+    let row = row_of_unit();
+    if row >= rows {
+        terminate!();
+    }
+    let step = CUBE_DIM_X as usize;
+    let start = UNIT_POS_X as usize;
+    let seen = first + row % queries + 1;
+    let from = row * pitch;
+    let dp_from = row * dp_pitch;
+    let log_sum = sums[row];
+    let mut part = 0.0f32.runtime();
+    let mut key = start;
+    while key < seen {
+        part += (scores[from + key] * scale - log_sum).exp() * dp[dp_from + key];
+        key += step;
+    }
+    let mean = row_sum(part, units, planes);
+    let to = row * keys;
+    key = start;
+    while key < keys {
+        let mut value = 0.0f32.runtime();
+        let mut slope = 0.0f32.runtime();
+        if key < seen {
+            value = (scores[from + key] * scale - log_sum).exp();
+            slope = value * (dp[dp_from + key] - mean) * scale;
+        }
+        p[to + key] = F::cast_from(value);
+        ds[to + key] = F::cast_from(slope);
+        key += step;
+    }
+}
+
+/// See [`causal_softmax_backward`](super::causal_softmax_backward).
+pub(super) fn backward(
+    scores: CubeTensor,
+    dp: CubeTensor,
+    sums: CubeTensor,
+    first: usize,
+    queries: usize,
+    scale: f32,
+    dtype: DType,
+) -> (CubeTensor, CubeTensor) {
+    let (scores, dp) = (Rows::of(scores), Rows::of(dp));
+    let sums = burn_cubecl::kernel::into_contiguous(sums);
+    let (rows, keys) = (scores.n, scores.width);
+    let (p, ds) = (scores.empty_like(dtype).tensor, scores.empty_like(dtype).tensor);
+    let client = p.client.clone();
+    let at = Launch::new(&client, rows, keys);
+    let kernel = match dtype {
+        DType::F32 => backward_kernel::launch_unchecked::<f32>,
+        DType::BF16 => backward_kernel::launch_unchecked::<bf16>,
+        DType::F16 => backward_kernel::launch_unchecked::<f16>,
+        other => panic!("attention in {other:?}: f32, bf16 and f16 are supported"),
+    };
+    // SAFETY: as in `forward`; `dp` has the shape of `scores`, and `sums` an element a row.
+    unsafe {
+        kernel(
+            &client,
+            at.count,
+            at.dim,
+            scores.tensor.into_tensor_arg(),
+            dp.tensor.into_tensor_arg(),
+            sums.into_tensor_arg(),
+            p.clone().into_tensor_arg(),
+            ds.clone().into_tensor_arg(),
+            rows,
+            keys,
+            scores.pitch,
+            dp.pitch,
+            first,
+            queries,
+            scale,
+            at.dim.x,
+            at.planes,
+        );
+    }
+    (p, ds)
+}

@@ -1,0 +1,139 @@
+//! Attention by tensor operations, a block of queries at a time: the path of GPUs and of bf16.
+//!
+//! A block sees only the keys up to its own end, which saves close to half of the products. Its
+//! scores live for the block alone; what stays from F to B is one number a query, the logarithm
+//! of its sum of exponentials (FlashAttention-2, §3.1.1).
+//!
+//! Shapes: n = b·groups matrices of keys; `share` query heads read one of them, and a block of
+//! `r` queries of each makes share·r rows, so that keys and values are never repeated and their
+//! gradients are summed inside of a product.
+
+use std::ops::Range;
+
+use burn::tensor::Tensor;
+
+use super::softmax;
+use crate::kernels::attention::Dims;
+use crate::split::ops::products;
+
+/// Queries in the smallest block: tensor cores and their tiles want no less.
+const BLOCK_MIN: usize = 128;
+/// Blocks in a sample, if memory allows: 5/8 of the square is computed where 1/2 would do, but each
+/// further block costs nine launches and, where products are tuned by shape, more shapes.
+const BLOCKS: usize = 4;
+/// Scores that a block may hold over all samples and heads: 0.75 GiB in bf16, 1 GiB in fp32, as
+/// scores and their gradients are there twice, in fp32 and in the type of qkv.
+const SCORES_MAX: usize = 1 << 26;
+
+/// The queries of every block of an attention: a quarter of the sample, rounded up to whole
+/// [`BLOCK_MIN`], unless that many scores are more than [`SCORES_MAX`].
+pub(super) fn blocks(d: Dims) -> impl DoubleEndedIterator<Item = Range<usize>> {
+    let a_quarter = d.s.div_ceil(BLOCKS).next_multiple_of(BLOCK_MIN);
+    let that_fit = SCORES_MAX / (d.b * d.heads * d.s).max(1) / BLOCK_MIN * BLOCK_MIN;
+    let block = a_quarter.min(that_fit.max(BLOCK_MIN));
+    (0..d.s.div_ceil(block)).map(move |i| i * block..d.s.min((i + 1) * block))
+}
+
+/// q as `[n, share, s, d]`; k and v as `[n, s, d]`.
+struct Heads {
+    q: Tensor<4>,
+    k: Tensor<3>,
+    v: Tensor<3>,
+}
+
+impl Heads {
+    fn of(qkv: &Tensor<3>, d: Dims) -> Self {
+        let part = |first: usize, heads: usize| {
+            by_head(qkv.clone().narrow(2, first * d.d, heads * d.d), heads)
+        };
+        let keys = [d.b * d.groups, d.s, d.d];
+        Self {
+            q: by_group(part(0, d.heads), d),
+            k: part(d.heads, d.groups).reshape(keys),
+            v: part(d.heads + d.groups, d.groups).reshape(keys),
+        }
+    }
+}
+
+/// The output `[b, s, heads·d]` and the logarithms of the sums `[b, heads, s]`, fp32.
+pub(super) fn forward(qkv: &Tensor<3>, d: Dims) -> (Tensor<3>, Tensor<3>) {
+    let Heads { q, k, v } = Heads::of(qkv, d);
+    let (mut outs, mut sums) = (Vec::new(), Vec::new());
+    for queries in blocks(d) {
+        let n = queries.len();
+        let (k, v) = (until(&k, queries.end), until(&v, queries.end));
+        let scores = products::matmul_f32(rows(&q, &queries), k.swap_dims(1, 2));
+        let (p, lse) = softmax::forward(scores, softmax_shape(&queries, d), qkv.dtype());
+        outs.push(p.matmul(v).reshape([d.b, d.heads, n, d.d]).swap_dims(1, 2));
+        sums.push(lse.reshape([d.b, d.heads, n]));
+    }
+    (join(outs, 1).reshape([d.b, d.s, d.out_width()]), join(sums, 2))
+}
+
+/// The gradient of qkv for `dy: [b, s, heads·d]`; `sums` as from [`forward`].
+pub(super) fn backward(dy: Tensor<3>, qkv: &Tensor<3>, sums: Tensor<3>, d: Dims) -> Tensor<3> {
+    let Heads { q, k, v } = Heads::of(qkv, d);
+    let dy = by_group(by_head(dy, d.heads), d);
+    let mut dqs = Vec::new();
+    let (mut dk, mut dv) = (None, None);
+    // From the last block, whose queries see all keys, so that the sums start at full size.
+    for queries in blocks(d).rev() {
+        let n = queries.len();
+        let (q, dy) = (rows(&q, &queries), rows(&dy, &queries));
+        let (k, v) = (until(&k, queries.end), until(&v, queries.end));
+        let scores = products::matmul_f32(q.clone(), k.clone().swap_dims(1, 2));
+        let dp = products::matmul_f32(dy.clone(), v.swap_dims(1, 2));
+        let sums = sums.clone().narrow(2, queries.start, n);
+        let sums = sums.reshape([d.b * d.groups, d.heads / d.groups * n]);
+        let shape = softmax_shape(&queries, d);
+        let (p, ds) = softmax::backward(scores, dp, sums, shape, qkv.dtype());
+        dv = Some(add_until(dv, products::matmul_f32(p.swap_dims(1, 2), dy)));
+        dk = Some(add_until(dk, products::matmul_f32(ds.clone().swap_dims(1, 2), q)));
+        dqs.push(ds.matmul(k).reshape([d.b, d.heads, n, d.d]).swap_dims(1, 2));
+    }
+    dqs.reverse();
+    let dq = join(dqs, 1).reshape([d.b, d.s, d.out_width()]);
+    let [dk, dv] = [dk, dv].map(|g| {
+        let g = g.expect("a sample has tokens").cast(qkv.dtype());
+        g.reshape([d.b, d.groups, d.s, d.d]).swap_dims(1, 2).reshape([d.b, d.s, d.groups * d.d])
+    });
+    Tensor::cat(vec![dq, dk, dv], 2)
+}
+
+fn softmax_shape(queries: &Range<usize>, d: Dims) -> softmax::Rows {
+    softmax::Rows { first: queries.start, queries: queries.len(), scale: 1.0 / (d.d as f32).sqrt() }
+}
+
+/// `[b, s, heads·d]` to `[b, heads, s, d]`.
+fn by_head(x: Tensor<3>, heads: usize) -> Tensor<4> {
+    let [b, s, width] = x.dims();
+    x.reshape([b, s, heads, width / heads]).swap_dims(1, 2)
+}
+
+/// `[b, heads, s, d]` to `[n, share, s, d]`.
+fn by_group(x: Tensor<4>, d: Dims) -> Tensor<4> {
+    x.reshape([d.b * d.groups, d.heads / d.groups, d.s, d.d])
+}
+
+/// A block of queries of `x: [n, share, s, d]` as `[n, share·r, d]`.
+fn rows(x: &Tensor<4>, queries: &Range<usize>) -> Tensor<3> {
+    let [n, share, _, d] = x.dims();
+    x.clone().narrow(2, queries.start, queries.len()).reshape([n, share * queries.len(), d])
+}
+
+/// The first `end` keys or values.
+fn until(x: &Tensor<3>, end: usize) -> Tensor<3> {
+    x.clone().narrow(1, 0, end)
+}
+
+/// Adds `part: [n, r, d]` to the first r rows of `sum: [n, s, d]`; the first part is the sum.
+fn add_until(sum: Option<Tensor<3>>, part: Tensor<3>) -> Tensor<3> {
+    match sum {
+        None => part,
+        Some(sum) => products::add_first_rows(sum, part),
+    }
+}
+
+fn join<const D: usize>(mut parts: Vec<Tensor<D>>, dim: usize) -> Tensor<D> {
+    if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, dim) }
+}

@@ -1,0 +1,260 @@
+//! What the records say about each kind of failure.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use zeropp_core::comm::{CommError, Operation};
+use zeropp_core::mesh::Mesh;
+
+use super::folder::Run;
+use super::moment::{Doing, Moment, common};
+use super::record::{ActionEntry, Coords, EndKind, Entry, Header, OpEntry, Peer, Record};
+use super::waits::{Root, operations};
+
+/// Signals with which a process dies of its own fault: ILL, ABRT, BUS, FPE, SEGV.
+const CRASHES: [i32; 5] = [4, 6, 7, 8, 11];
+/// How long after the first sign of a failure a fault may still be its cause: ranks hear of each
+/// other's faults at once, but clocks of two hosts differ a little.
+pub(super) const AT_ONCE_NS: u64 = 200_000_000;
+/// What is on its way for less is no sign of a lost message.
+const LOST_NS: u64 = 1_000_000_000;
+
+/// The records of a run, seen at the moment it began to fail.
+pub(super) struct Case<'a> {
+    pub(super) run: &'a Run,
+    pub(super) moment: Moment<'a>,
+}
+
+/// Where in the schedule something happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) step: Option<u64>,
+    pub(super) stage: Option<usize>,
+    pub(super) action: Option<String>,
+}
+
+impl Place {
+    pub(super) fn of(action: &ActionEntry) -> Place {
+        let ActionEntry { step, stage, action, .. } = action;
+        Place { step: Some(*step), stage: *stage, action: Some(action.clone()) }
+    }
+}
+
+impl<'a> Case<'a> {
+    pub(super) fn header(&self) -> &'a Header {
+        &self.run.records[0].header
+    }
+
+    /// Ranks in the world.
+    pub(super) fn world(&self) -> usize {
+        self.header().processes.len()
+    }
+
+    pub(super) fn process(&self, rank: usize) -> Peer {
+        self.header().processes.get(rank).cloned().unwrap_or_default()
+    }
+
+    /// Records that ended like this.
+    pub(super) fn ended(&self, kind: impl Fn(&EndKind) -> bool) -> Vec<&'a Record> {
+        self.run.records.iter().filter(|r| kind(&r.header.end.kind)).collect()
+    }
+
+    /// The first rank with a fault of its own, if that came at the very beginning (or `late`, too).
+    pub(super) fn own_fault(&self, late: bool) -> Option<&'a Record> {
+        let faults = self.run.records.iter().filter(|record| {
+            let end = &record.header.end;
+            let own = match (&end.kind, &end.error) {
+                (EndKind::Panic, _) | (EndKind::Error, None) => true,
+                (EndKind::Signal(number), _) => CRASHES.contains(number),
+                (EndKind::Error, Some(error)) => matches!(
+                    error,
+                    CommError::Invalid { .. }
+                        | CommError::Unavailable { .. }
+                        | CommError::Mismatch { .. }
+                ),
+                _ => false,
+            };
+            own && (late || common(&record.header, end.at_ns) <= self.moment.at_ns + AT_ONCE_NS)
+        });
+        faults.min_by_key(|record| common(&record.header, record.header.end.at_ns))
+    }
+
+    /// Ranks whose processes left nothing at all.
+    pub(super) fn gone(&self) -> Vec<usize> {
+        let wrote = self.moment.records().map(|(rank, _)| rank);
+        let wrote: Vec<Peer> =
+            wrote.chain(self.run.unreadable.iter().copied()).map(|r| self.process(r)).collect();
+        (0..self.world()).filter(|rank| !wrote.contains(&self.process(*rank))).collect()
+    }
+
+    /// Ranks whose processes stood still as the run failed while others did not: the longest first.
+    pub(super) fn frozen(&self) -> Vec<(usize, u64)> {
+        let mut frozen: Vec<(usize, u64)> = Vec::new();
+        for (rank, record) in self.moment.records() {
+            let now = self.moment.of(record);
+            let least = (record.header.timeout_s * 0.5e9) as u64;
+            let long = record
+                .header
+                .pauses
+                .iter()
+                .filter(|pause| pause.from_ns < now && pause.to_ns + AT_ONCE_NS > now);
+            let longest = long.map(|pause| pause.to_ns - pause.from_ns).max().unwrap_or(0);
+            if longest >= least.max(1) {
+                frozen.push((rank, longest));
+            }
+        }
+        frozen.sort_by_key(|(rank, ns)| (u64::MAX - ns, *rank));
+        // A machine that slept explains nothing about one of its ranks.
+        if frozen.len() == self.world() { Vec::new() } else { frozen }
+    }
+
+    /// Where all waiting began, and how many ranks waited for each place.
+    pub(super) fn roots(&self) -> Vec<(Root, usize)> {
+        let mut votes: BTreeMap<Root, usize> = BTreeMap::new();
+        for (rank, _) in self.moment.records() {
+            let roots: BTreeSet<Root> = self.moment.roots_of(rank);
+            roots.into_iter().for_each(|root| *votes.entry(root).or_default() += 1);
+        }
+        let mut votes: Vec<_> = votes.into_iter().collect();
+        votes.sort_by_key(|(_, count)| usize::MAX - count);
+        votes
+    }
+
+    /// Pairs of ranks between whom something was lost: it had been on its way for longer than
+    /// anything before.
+    pub(super) fn lost(&self) -> Vec<(usize, usize, u64)> {
+        let took = |op: &OpEntry| Some(op.ended_ns?.saturating_sub(op.waited_ns?));
+        let healthy = |record: &Record| {
+            let now = self.moment.of(record);
+            let done = operations(record).filter(|op| op.ended_ns.is_some_and(|end| end <= now));
+            done.filter_map(took).max()
+        };
+        let longest = self.moment.records().filter_map(|(_, r)| healthy(r)).max().unwrap_or(0);
+        let mut lost = Vec::new();
+        for (root, _) in self.roots() {
+            let Root::Lost(to, from) = root else { continue };
+            let ns = self.moment.under_way_ns(to);
+            if ns >= LOST_NS.max(longest.saturating_mul(3)) {
+                lost.push((from, to, ns));
+            }
+        }
+        lost
+    }
+
+    /// The compute action that took longest of those that ended within `window_ns`, and its rank.
+    pub(super) fn longest_computation(
+        &self,
+        window_ns: u64,
+    ) -> Option<(usize, &'a ActionEntry, u64)> {
+        let mut found: Option<(usize, &ActionEntry, u64)> = None;
+        for (rank, record) in self.moment.records() {
+            let now = self.moment.of(record);
+            for entry in &record.entries {
+                let Entry::Action(action) = entry else { continue };
+                let Some(begin) = action.compute_ns.filter(|begin| *begin <= now) else { continue };
+                let end = action.computed_ns.unwrap_or(now).min(now);
+                let ns = end - begin.min(end);
+                if end + window_ns >= now && found.is_none_or(|(_, _, most)| ns > most) {
+                    found = Some((rank, action, ns));
+                }
+            }
+        }
+        found
+    }
+
+    /// The first rank that waited in vain until its time was over.
+    pub(super) fn first_timeout(&self) -> Option<&'a Record> {
+        let timeouts = self.ended(|kind| *kind == EndKind::Timeout).into_iter();
+        timeouts.min_by_key(|r| common(&r.header, r.header.end.at_ns))
+    }
+
+    /// Where `rank` was, as far as its record or those of others tell.
+    pub(super) fn place(&self, rank: usize) -> Place {
+        match self.moment.action(rank) {
+            Some(action) => Place::of(action),
+            None => self.place_owed(rank).or_else(|| self.last_seen(rank)).unwrap_or_default(),
+        }
+    }
+
+    /// Where a rank without a record must have been, for it owed something to one that waited.
+    fn place_owed(&self, rank: usize) -> Option<Place> {
+        let (waiter, op) = self.awaited(rank)?;
+        let action = self.moment.action(waiter);
+        let step = action.map(|action| action.step);
+        Some(match op.producer() {
+            Some((stage, action)) => Place { step, stage: Some(stage), action: Some(action) },
+            None => Place { step, stage: self.shared_stage(rank, waiter, action), action: None },
+        })
+    }
+
+    /// The stage of `action` on `waiter`, if `rank` holds that stage, too.
+    fn shared_stage(
+        &self,
+        rank: usize,
+        waiter: usize,
+        action: Option<&ActionEntry>,
+    ) -> Option<usize> {
+        let stage = action?.stage?;
+        (self.coords(rank).pp == self.coords(waiter).pp).then_some(stage)
+    }
+
+    /// What a rank waited for that `rank` owed, the longest wait first.
+    pub(super) fn awaited(&self, rank: usize) -> Option<(usize, &'a OpEntry)> {
+        let waiting = self.moment.records().filter_map(|(waiter, _)| {
+            let Some(Doing::Waiting(op)) = self.moment.doing(waiter) else { return None };
+            let parts = self.moment.parts(waiter, op);
+            let owes = parts.gone.contains(&rank) || parts.absent.contains(&rank);
+            owes.then_some((waiter, op))
+        });
+        waiting.max_by_key(|(waiter, _)| (self.moment.doing_for_ns(*waiter), Reverse(*waiter)))
+    }
+
+    /// The last message that came from `rank`, or the last collective with it.
+    fn last_seen(&self, rank: usize) -> Option<Place> {
+        let mut newest: Option<(u64, Place)> = None;
+        for (_, record) in self.moment.records() {
+            let now = self.moment.of(record);
+            let done = operations(record).rev().find(|op| {
+                op.operation == Operation::Recv
+                    && op.peer == Some(rank)
+                    && op.ended_ns.is_some_and(|end| end <= now)
+            });
+            let Some((op, (stage, action))) = done.and_then(|op| Some((op, op.producer()?))) else {
+                continue;
+            };
+            let end = common(&record.header, op.ended_ns.unwrap_or(0));
+            let step = self.moment.action(record.header.rank).map(|action| action.step);
+            if newest.as_ref().is_none_or(|(at, _)| end > *at) {
+                newest = Some((end, Place { step, stage: Some(stage), action: Some(action) }));
+            }
+        }
+        newest.map(|(_, place)| place)
+    }
+
+    /// The place of any rank in the mesh, of one without a record, too.
+    pub(super) fn coords(&self, rank: usize) -> Coords {
+        let Coords { pp, zero3, dp } = self.header().mesh;
+        Mesh { pp: pp.max(1), zero3: zero3.max(1), dp: dp.max(1) }.coords(rank).into()
+    }
+
+    /// The ranks whose call differed from what most ranks called, where one error says so.
+    pub(super) fn odd_ones_out(&self, error: &CommError) -> Vec<usize> {
+        let CommError::Mismatch { group, sequence, rank, peer, .. } = error else {
+            return Vec::new();
+        };
+        let mut calls: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        for (rank, record) in self.moment.records() {
+            let call = operations(record)
+                .find(|op| op.group == *group && op.tag.is_none() && op.number == *sequence);
+            if let Some(op) = call {
+                calls.entry(format!("{} {:?}", op.operation, op.buffer)).or_default().push(rank);
+            }
+        }
+        let (most, least) =
+            (calls.values().map(Vec::len).max(), calls.values().min_by_key(|ranks| ranks.len()));
+        match (most, least) {
+            (Some(most), Some(least)) if least.len() < most => least.clone(),
+            _ => vec![*peer, *rank],
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Finding the records of one run in a folder that may hold others, and broken ones.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::record::Record;
+
+/// Folders that hold nothing to judge.
+#[derive(Debug, thiserror::Error)]
+pub enum FlightError {
+    /// It cannot be read.
+    #[error("{}: cannot be read ({source}); name the folder that the failed run told", path.display())]
+    Unreadable {
+        /// The folder or file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It has no records.
+    #[error(
+        "{folders}: no records of a failed run; a run leaves files NAME-rank0000.jsonl, unless it \
+         ended well or all of it was killed at once"
+    )]
+    Empty {
+        /// The folders.
+        folders: String,
+    },
+    /// It has none of this run.
+    #[error("run = {run}: not in {folders}, which has {there}")]
+    NoSuchRun {
+        /// The run asked for.
+        run: String,
+        /// The folders.
+        folders: String,
+        /// The runs that are there.
+        there: String,
+    },
+}
+
+/// The records of one run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Run {
+    /// Its name.
+    pub name: String,
+    /// One record a rank, in rank order; some ranks may have left none.
+    pub records: Vec<Record>,
+    /// Files that are damaged, and how. Of some, a part is among the records.
+    pub damaged: Vec<String>,
+    /// Ranks whose files cannot be read at all.
+    pub unreadable: Vec<usize>,
+    /// Other runs in the same folders, oldest first.
+    pub others: Vec<String>,
+}
+
+impl Run {
+    /// Reads the records of `run`, or of the newest run, in `folders`: several where the ranks'
+    /// machines have no folder in common.
+    ///
+    /// # Errors
+    /// A folder that cannot be read, or no record of the run.
+    pub fn read(folders: &[PathBuf], run: Option<&str>) -> Result<Run, FlightError> {
+        let mut runs: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+        for folder in folders {
+            for path in files(folder)? {
+                if let Some((run, _)) = path.file_name().and_then(|n| parse(n.to_str()?)) {
+                    runs.entry(run).or_default().push(path);
+                }
+            }
+        }
+        let shown = || {
+            let all: Vec<_> = folders.iter().map(|f| f.display().to_string()).collect();
+            all.join(", ")
+        };
+        let mut names: Vec<String> = runs.keys().cloned().collect();
+        names.sort_by_key(|name| (name.len(), name.clone()));
+        let newest = names.last().ok_or_else(|| FlightError::Empty { folders: shown() })?;
+        let name = run.unwrap_or(newest).to_string();
+        let paths = runs.remove(&name).ok_or_else(|| FlightError::NoSuchRun {
+            run: name.clone(),
+            folders: shown(),
+            there: names.join(", "),
+        })?;
+        names.retain(|other| *other != name);
+        let mut run = Run { name, others: names, ..Run::default() };
+        paths.iter().try_for_each(|path| run.add(path))?;
+        run.records.sort_by_key(|record| record.header.rank);
+        run.records.dedup_by_key(|record| record.header.rank);
+        Ok(run)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<(), FlightError> {
+        let text = std::fs::read(path)
+            .map_err(|source| FlightError::Unreadable { path: path.into(), source })?;
+        let shown = path.display();
+        match Record::read(&text) {
+            Ok((record, problem)) => {
+                self.damaged.extend(problem.map(|problem| format!("{shown}: {problem}")));
+                if record.header.run == self.name {
+                    self.records.push(record);
+                } else {
+                    self.damaged.push(format!("{shown}: says run {}", record.header.run));
+                }
+            }
+            Err(problem) => {
+                let name = path.file_name().and_then(|name| parse(name.to_str()?));
+                self.unreadable.extend(name.map(|(_, rank)| rank));
+                self.damaged.push(format!("{shown}: {problem}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn files(folder: &Path) -> Result<Vec<PathBuf>, FlightError> {
+    let unreadable = |source| FlightError::Unreadable { path: folder.into(), source };
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(unreadable)? {
+        paths.push(entry.map_err(unreadable)?.path());
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// Run and rank of a record's file name.
+fn parse(name: &str) -> Option<(String, usize)> {
+    let (run, rank) = name.strip_suffix(".jsonl")?.rsplit_once("-rank")?;
+    Some((run.to_string(), rank.parse().ok()?))
+}

@@ -1,0 +1,329 @@
+//! One rank's record as a file: a line of JSON for how it ended, then a line for each of its last
+//! actions and operations, oldest first.
+
+use std::io::{self, Write};
+
+use serde::{Deserialize, Serialize};
+use zeropp_core::comm::recorded::{GroupRecord, OpRecord, Outcome};
+use zeropp_core::comm::{CommError, Operation};
+use zeropp_core::flight::KEPT;
+
+use crate::executor::{ActionRecord, untag};
+use crate::ir::Message;
+
+/// The version of the format that this build writes and reads.
+pub(super) const FORMAT: u32 = 1;
+
+/// What one rank left behind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// How it ended, and who it was.
+    pub header: Header,
+    /// Its last actions and operations, oldest first.
+    pub entries: Vec<Entry>,
+}
+
+/// A rank's place in the mesh, or the mesh's sizes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Coords {
+    /// Place in the pipeline.
+    pub pp: usize,
+    /// Place in the ZeRO-3 group.
+    pub zero3: usize,
+    /// Which replica.
+    pub dp: usize,
+}
+
+/// The first line of a record. Times are nanoseconds since 1970 by the clock of the rank's host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// Version of the format.
+    pub format: u32,
+    /// The run, the same for all of its ranks; later runs have greater names.
+    pub run: String,
+    /// World rank.
+    pub rank: usize,
+    /// Its place in the mesh.
+    pub coords: Coords,
+    /// The mesh's sizes.
+    pub mesh: Coords,
+    /// The process and host of every world rank, this one's too.
+    pub processes: Vec<Peer>,
+    /// The engine that the ranks talked through.
+    pub engine: String,
+    /// The schedule's kind.
+    pub schedule: String,
+    /// Pipeline rank of each stage.
+    pub placement: Vec<usize>,
+    /// How long an operation was waited for before the run failed, in seconds.
+    pub timeout_s: f64,
+    /// This host's clock less that of rank 0's, as measured at the start.
+    pub ahead_ns: i64,
+    /// How the rank ended.
+    pub end: End,
+    /// When the process stood still, as if frozen.
+    pub pauses: Vec<Pause>,
+    /// The groups that the rank was a member of.
+    pub groups: Vec<GroupRecord>,
+    /// Entries that follow.
+    pub entries: usize,
+}
+
+impl From<zeropp_core::mesh::Coords> for Coords {
+    fn from(c: zeropp_core::mesh::Coords) -> Coords {
+        Coords { pp: c.pp, zero3: c.zero3, dp: c.dp }
+    }
+}
+
+/// Where a rank ran.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Name of the machine.
+    pub host: String,
+    /// Number of the process there.
+    pub pid: u32,
+}
+
+/// A time in which nothing of a process ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pause {
+    /// When it was last seen running.
+    pub from_ns: u64,
+    /// When it was seen running again.
+    pub to_ns: u64,
+}
+
+/// How a rank ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct End {
+    /// In one word.
+    pub kind: EndKind,
+    /// When the rank learnt of its end.
+    pub at_ns: u64,
+    /// The message, as the user sees it.
+    pub text: String,
+    /// The error between ranks, where it was one.
+    pub error: Option<CommError>,
+}
+
+/// The kinds of end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndKind {
+    /// Waited for others in vain.
+    Timeout,
+    /// An error of its own, or one that it saw first.
+    Error,
+    /// A panic.
+    Panic,
+    /// A signal of this number.
+    Signal(i32),
+    /// Another rank ended the run.
+    Peer,
+    /// It was still at work when its process was about to end.
+    AtWork,
+}
+
+/// An action or an operation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Entry {
+    /// Of the schedule.
+    Action(ActionEntry),
+    /// Between ranks.
+    Operation(OpEntry),
+}
+
+/// An action of the schedule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ActionEntry {
+    /// Step, from 1.
+    pub step: u64,
+    /// The action as schedules spell it: `3F0`.
+    pub action: String,
+    /// Its stage.
+    pub stage: Option<usize>,
+    /// Its micro-batch.
+    pub micro_batch: Option<usize>,
+    /// When the rank came to it.
+    pub begin_ns: u64,
+    /// When it began to compute.
+    pub compute_ns: Option<u64>,
+    /// When it was done computing.
+    pub computed_ns: Option<u64>,
+    /// When the rank went on.
+    pub end_ns: Option<u64>,
+}
+
+/// An operation between ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OpEntry {
+    /// Name of its group.
+    pub group: String,
+    /// What it is.
+    pub operation: Operation,
+    /// Its number in the group, or among the messages of its tag, peer and direction.
+    pub number: u64,
+    /// A message's tag.
+    pub tag: Option<u64>,
+    /// World rank at the other end.
+    pub peer: Option<usize>,
+    /// Type and number of elements.
+    pub buffer: Option<(String, usize)>,
+    /// When the rank asked for it.
+    pub issued_ns: u64,
+    /// When the rank began to block for it.
+    pub waited_ns: Option<u64>,
+    /// When the rank had its result or error.
+    pub ended_ns: Option<u64>,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+impl OpEntry {
+    fn new(record: OpRecord, groups: &[GroupRecord]) -> OpEntry {
+        let OpRecord { operation, number, tag, peer, issued_ns, waited_ns, ended_ns, .. } = record;
+        OpEntry {
+            group: groups[record.group].name.clone(),
+            operation,
+            number,
+            tag,
+            peer,
+            buffer: record.buffer.map(|(dtype, len)| (dtype.name().into(), len)),
+            issued_ns,
+            waited_ns,
+            ended_ns,
+            outcome: record.outcome,
+        }
+    }
+
+    /// The stage and action that make what a receive waits for.
+    pub(super) fn producer(&self) -> Option<(usize, String)> {
+        if self.operation != Operation::Recv || !self.group.starts_with("pipeline") {
+            return None;
+        }
+        let tag = self.tag?;
+        let micro_batch = tag & u64::from(u32::MAX);
+        Some(match untag(tag) {
+            (Message::Activation, stage) => {
+                (stage.checked_sub(1)?, format!("{}F{micro_batch}", stage - 1))
+            }
+            (Message::Gradient, stage) => (stage + 1, format!("{}B{micro_batch}", stage + 1)),
+        })
+    }
+
+    /// In words: `reduce_scatter #12 of 640 f32 in zero3[1]`, `what 3B5 gives, from rank 2 in …`.
+    pub fn describe(&self) -> String {
+        let buffer = self.buffer.as_ref();
+        let buffer = buffer.map(|(dtype, len)| format!(" of {len} {dtype}")).unwrap_or_default();
+        let OpEntry { operation, number, group, .. } = self;
+        match (operation, self.peer) {
+            (Operation::Recv, Some(peer)) => match self.producer() {
+                Some((_, action)) => format!("what {action} gives, from rank {peer} in {group}"),
+                None => format!("a message{buffer} from rank {peer} in {group}"),
+            },
+            (Operation::Send, Some(peer)) => format!("a message{buffer} to rank {peer} in {group}"),
+            _ => format!("{operation} #{number}{buffer} in {group}"),
+        }
+    }
+}
+
+impl ActionEntry {
+    fn new(record: ActionRecord) -> ActionEntry {
+        let ActionRecord { step, action, begin_ns, compute_ns, computed_ns, end_ns } = record;
+        let (stage, micro_batch) = (action.stage(), action.micro_batch());
+        let action = action.to_string();
+        ActionEntry { step, action, stage, micro_batch, begin_ns, compute_ns, computed_ns, end_ns }
+    }
+}
+
+impl Entry {
+    /// When it began.
+    pub fn begin_ns(&self) -> u64 {
+        match self {
+            Entry::Action(action) => action.begin_ns,
+            Entry::Operation(op) => op.issued_ns,
+        }
+    }
+}
+
+impl Record {
+    /// The record of a rank that did `actions` and `ops`, both oldest first; keeps the last
+    /// [`KEPT`] of all. `header` says the rest.
+    pub fn new(header: Header, actions: Vec<ActionRecord>, ops: Vec<OpRecord>) -> Record {
+        let actions = actions.into_iter().map(|a| Entry::Action(ActionEntry::new(a)));
+        let ops = ops.into_iter().map(|op| Entry::Operation(OpEntry::new(op, &header.groups)));
+        let mut entries: Vec<Entry> = actions.chain(ops).collect();
+        entries.sort_by_key(Entry::begin_ns);
+        entries.drain(..entries.len().saturating_sub(KEPT));
+        let header = Header { format: FORMAT, entries: entries.len(), ..header };
+        Record { header, entries }
+    }
+
+    /// The name of the file of `rank` in `run`.
+    pub fn file_name(run: &str, rank: usize) -> String {
+        format!("{run}-rank{rank:04}.jsonl")
+    }
+
+    /// Writes the record, a line each.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        serde_json::to_writer(&mut *out, &self.header)?;
+        out.write_all(b"\n")?;
+        for entry in &self.entries {
+            serde_json::to_writer(&mut *out, entry)?;
+            out.write_all(b"\n")?;
+        }
+        Ok(())
+    }
+
+    /// Reads what [`write`](Self::write) wrote. Where the end is missing or damaged, what comes
+    /// before it, and what is wrong.
+    ///
+    /// # Errors
+    /// What is wrong with the first line, without which nothing is known.
+    pub fn read(text: &[u8]) -> Result<(Record, Option<String>), String> {
+        let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        let first = lines.next().ok_or("is empty")?;
+        let header: Header =
+            serde_json::from_slice(first).map_err(|e| format!("line 1 cannot be read ({e})"))?;
+        if header.format != FORMAT {
+            return Err(format!("has format {}; this zeropp reads {FORMAT}", header.format));
+        }
+        let mut record = Record { entries: Vec::with_capacity(header.entries.min(KEPT)), header };
+        for line in lines {
+            match serde_json::from_slice(line) {
+                Ok(entry) => record.entries.push(entry),
+                Err(e) => {
+                    let at = record.entries.len() + 2;
+                    return Ok((record, Some(format!("line {at} cannot be read ({e})"))));
+                }
+            }
+        }
+        let (found, told) = (record.entries.len(), record.header.entries);
+        let problem = format!("ends after {found} of {told} entries");
+        Ok((record, (found != told).then_some(problem)))
+    }
+}
+
+/// The name of a signal, as `kill -l` has it: `SIGTERM`.
+pub fn signal_name(number: i32) -> String {
+    let known = [
+        (1, "HUP"),
+        (2, "INT"),
+        (3, "QUIT"),
+        (4, "ILL"),
+        (6, "ABRT"),
+        (7, "BUS"),
+        (8, "FPE"),
+        (9, "KILL"),
+        (11, "SEGV"),
+        (15, "TERM"),
+    ];
+    match known.iter().find(|(n, _)| *n == number) {
+        Some((_, name)) => format!("SIG{name}"),
+        None => format!("signal {number}"),
+    }
+}
