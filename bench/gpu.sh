@@ -63,7 +63,7 @@ part() { # seconds, environment, part
 }
 # Where only the result counts, as few kernels as possible are tried.
 few=CUBECL_AUTOTUNE_LEVEL=0
-part 120 $few gradients
+part 150 $few gradients
 part 120 $few layouts
 part 240 CUBECL_AUTOTUNE_LEVEL=1 gpt2
 if [[ -n $python ]] && "$python" -c 'import torch' 2>/dev/null; then

@@ -7,13 +7,13 @@ use burn::tensor::{DType, Tensor};
 
 use super::group::Group;
 use super::mail::{self, Address, Found, Receive};
-use super::rendezvous::{Input, Output, Rendezvous};
+use super::rendezvous::{Input, Output, Rendezvous, opened};
 use super::seats::Wait;
 use super::world::Presence;
 use crate::comm::signature::{Operation, Signature, bytes_of};
 use crate::comm::stats::Traffic;
 use crate::comm::{CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks};
-use crate::device::{hand_over, take_over, take_to_read};
+use crate::device::{hand_over, take_over};
 
 /// The communicator of one rank and group in the threads engine.
 pub(in crate::comm) struct ThreadsCommunicator {
@@ -64,8 +64,7 @@ impl ThreadsCommunicator {
         if self.size() == 1 {
             return Pending::ready(self.healthy().map(|()| buffer));
         }
-        let open = if operation == Operation::AllGather { open_shared } else { open_buffer };
-        self.collective(signature, Input::Buffer(hand_over(buffer)), open)
+        self.collective(signature, Input::Buffer(hand_over(buffer)), opened(operation))
     }
 
     /// The world's first error, if there is one.
@@ -88,21 +87,6 @@ impl ThreadsCommunicator {
     /// Fails the world where an argument has a problem.
     fn check(&self, operation: Operation, checked: Result<(), String>) -> CommResult<()> {
         checked.or_else(|problem| self.invalid(operation, problem))
-    }
-}
-
-fn open_buffer(output: Output) -> Tensor<1> {
-    take_over(buffer_of(output))
-}
-
-fn open_shared(output: Output) -> Tensor<1> {
-    take_to_read(buffer_of(output))
-}
-
-fn buffer_of(output: Output) -> Tensor<1> {
-    match output {
-        Output::Buffer(tensor) => tensor,
-        _ => unreachable!("a collective on buffers gives buffers"),
     }
 }
 
