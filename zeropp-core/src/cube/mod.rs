@@ -9,6 +9,8 @@ mod norm;
 mod rows;
 mod softmax;
 mod sums;
+#[cfg(all(test, feature = "wgpu"))]
+mod tests;
 
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
