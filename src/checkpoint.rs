@@ -2,8 +2,10 @@
 //! together.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use zeropp_core::comm::Communicator;
 use zeropp_core::config::{Config, Table};
 use zeropp_core::groups::Groups;
 use zeropp_core::layer::Part;
@@ -15,9 +17,13 @@ use zeropp_zero3::{Optimizer, ShardedStage};
 use crate::Error;
 use crate::blueprint::Blueprint;
 use crate::rank::RankError;
+use crate::world::is_follower;
+
+/// How long a file may take to show up on other hosts.
+const SHARED_TIME: Duration = Duration::from_secs(4);
 
 /// Settings that say where and how a run is done or watched, never what it computes.
-const NOT_THE_RUN: [&str; 9] = [
+const NOT_THE_RUN: [&str; 10] = [
     "metrics",
     "trace",
     "flight-dir",
@@ -27,6 +33,7 @@ const NOT_THE_RUN: [&str; 9] = [
     "resume",
     "timeout-s",
     "emulate",
+    "place",
 ];
 /// Settings that must be as they were, since no tensor's shape would tell a difference and the
 /// model or the data would silently be another.
@@ -71,9 +78,15 @@ pub(crate) struct Resume {
 pub(crate) fn find(bp: &Blueprint) -> Result<Option<Resume>, Error> {
     let Some(folder) = &bp.config.save else { return Ok(None) };
     let store = Store::new(folder);
-    store.check_free()?;
+    // Rank 0's process answers for all: it may have begun to save by the time others look.
+    let follows = is_follower(&bp.config)?;
+    if !follows {
+        store.check_free()?;
+    }
     if !bp.config.resume {
-        check_unused(&store, None)?;
+        if !follows {
+            check_unused(&store, None)?;
+        }
         return Ok(None);
     }
     let checkpoint = Checkpoint::open(&store.newest()?)?;
@@ -162,18 +175,71 @@ pub(crate) struct Saver {
 }
 
 impl Saver {
-    /// The saver of a run, if it saves, and the lock to hold for as long as it lasts.
+    /// The saver of a run, if it saves, and in rank 0's process the lock to hold for as long as it
+    /// lasts.
     pub(crate) fn start(
         bp: &Blueprint,
         resumed: Option<u64>,
-    ) -> Result<Option<(Saver, StoreLock)>, Error> {
+    ) -> Result<Option<(Saver, Option<StoreLock>)>, Error> {
         let config = &bp.config;
         let Some(folder) = &config.save else { return Ok(None) };
         let store = Store::new(folder);
-        let lock = store.lock()?;
-        check_unused(&store, resumed)?;
+        let lock = match is_follower(config)? {
+            true => None,
+            false => {
+                let lock = store.lock()?;
+                check_unused(&store, resumed)?;
+                Some(lock)
+            }
+        };
         let (every, last, keep) = (config.save_every, config.steps, config.keep);
         Ok(Some((Saver { store, every, last, keep }, lock)))
+    }
+
+    /// The folder of the checkpoints.
+    pub(crate) fn folder(&self) -> &Path {
+        self.store.folder()
+    }
+
+    /// Checks that all ranks, of which this one is on `host`, see in the folder what rank 0 writes
+    /// there. All ranks call it.
+    pub(crate) fn check_shared(
+        &self,
+        world: &dyn Communicator,
+        host: &str,
+    ) -> Result<(), RankError> {
+        let stamp = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos());
+        let written = match world.rank() {
+            0 => {
+                let name = format!(".probe-{}-{}", std::process::id(), stamp());
+                std::fs::write(self.folder().join(&name), &name).map_err(|source| {
+                    let path = self.folder().join(&name);
+                    CheckpointError::Io { action: "write", path, source }
+                })?;
+                name
+            }
+            _ => String::new(),
+        };
+        let names = world.exchange(written.into_bytes()).wait()?;
+        let probe = self.folder().join(String::from_utf8_lossy(&names[0]).as_ref());
+        let sees = || std::fs::read(&probe).is_ok_and(|text| text == names[0]);
+        // A network file system may show a new file a little later.
+        let deadline = Instant::now() + SHARED_TIME;
+        while !sees() && Instant::now() < deadline {
+            std::thread::sleep(SHARED_TIME / 20);
+        }
+        let blind = if sees() { String::new() } else { host.to_owned() };
+        let blind = world.exchange(blind.into_bytes()).wait()?;
+        if world.rank() == 0 {
+            let _ = std::fs::remove_file(&probe);
+        }
+        let Some(rank) = blind.iter().position(|host| !host.is_empty()) else { return Ok(()) };
+        let host = String::from_utf8_lossy(&blind[rank]);
+        let problem = format!(
+            "rank {rank} on {host} does not see what rank 0 writes there; name a folder that all \
+             hosts share"
+        );
+        Err(CheckpointError::Folder { folder: self.folder().to_path_buf(), problem }.into())
     }
 
     /// Whether a checkpoint is to follow step `step`.

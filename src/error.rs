@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use zeropp_core::comm::CommError;
 use zeropp_core::config::ConfigError;
 use zeropp_core::data::DataError;
-use zeropp_core::launch::LaunchError;
+use zeropp_core::launch::{JobError, LaunchError};
+use zeropp_core::rendezvous::{MeetError, RendezvousError};
 use zeropp_pipeline::partition::TooFewLayers;
 use zeropp_pipeline::schedules::ScheduleError;
 use zeropp_pipeline::verify::VerifyError;
@@ -46,6 +47,9 @@ pub enum Error {
     /// An environment that does not say which rank this process is.
     #[error("environment: {0}")]
     Launch(#[from] LaunchError),
+    /// The processes of the job did not meet, or one is gone.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
     /// Ranks could not be brought together.
     #[error("starting the ranks: {0}")]
     Start(#[from] CommError),
@@ -72,6 +76,30 @@ impl Error {
 
     /// Whether the input was wrong (nothing has started), as opposed to a run that failed.
     pub fn is_bad_input(&self) -> bool {
-        !matches!(self, Error::Rank { .. } | Error::Start(_) | Error::Output { .. })
+        !matches!(
+            self,
+            Error::Rank { .. }
+                | Error::Start(_)
+                | Error::Output { .. }
+                | Error::Rendezvous(RendezvousError::Lost { .. })
+        )
+    }
+}
+
+impl From<JobError> for Error {
+    fn from(error: JobError) -> Error {
+        match error {
+            JobError::Config(error) => error.into(),
+            JobError::Launch(error) => error.into(),
+        }
+    }
+}
+
+impl From<MeetError> for Error {
+    fn from(error: MeetError) -> Error {
+        match error {
+            MeetError::Config(error) => error.into(),
+            MeetError::Rendezvous(error) => error.into(),
+        }
     }
 }

@@ -40,10 +40,13 @@
 
 mod blueprint;
 mod checkpoint;
+mod collect;
 mod emulate;
 mod error;
 mod flight;
+mod launched;
 mod peak;
+mod processes;
 mod program;
 mod rank;
 mod trace;
@@ -54,8 +57,11 @@ pub use checkpoint::Resumed;
 pub use emulate::{EmulatedStep, EmulationCosts, EmulationReport, emulate};
 pub use error::Error;
 pub use flight::end_on_signals;
+pub use launched::{Launched, launched};
 pub use trainer::{Trainer, Weights};
 pub use zeropp_core::config::Config;
 pub use zeropp_core::metrics::{Plan, RankPlan, StepMetrics, Summary};
-pub use zeropp_core::{config, data, launch, layer, meter, model, params, rng, split, stock};
+pub use zeropp_core::{
+    config, data, launch, layer, meter, model, params, rendezvous, rng, split, stock,
+};
 pub use zeropp_pipeline as pipeline;

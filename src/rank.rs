@@ -1,6 +1,6 @@
 //! One rank: builds its stages, runs the steps, reports each of them.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -26,7 +26,10 @@ use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 
 use crate::blueprint::Blueprint;
 use crate::checkpoint::{Resume, Saver};
+use crate::collect;
 use crate::flight::FlightRecorder;
+use crate::peak::Peak;
+use crate::processes::{self, Clock};
 
 /// Steps whose spans a trace keeps.
 pub(crate) const TRACED_STEPS: u64 = 8;
@@ -38,12 +41,25 @@ pub(crate) struct Shared {
     pub(crate) data: Arc<(Dataset, Sampler)>,
     pub(crate) status: Arc<StatusBoard>,
     pub(crate) epoch: Instant,
-    /// FLOP/s of all ranks at their best.
-    pub(crate) peak_flops: f64,
+    /// This process's clock beside rank 0's, where that is asked for.
+    pub(crate) clock: Arc<OnceLock<Clock>>,
+    /// What the ranks of this machine compute with.
+    pub(crate) peak: Peak,
+    /// World ranks of this process.
+    pub(crate) here: Arc<[usize]>,
+    /// Name of this machine.
+    pub(crate) host: String,
     pub(crate) export: Export,
     pub(crate) resume: Option<Arc<Resume>>,
     pub(crate) saver: Option<Arc<Saver>>,
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
+}
+
+impl Shared {
+    /// Whether what the ranks do is kept.
+    pub(crate) fn is_traced(&self) -> bool {
+        self.blueprint.config.trace.is_some() || self.export == Export::Timeline
+    }
 }
 
 /// What the ranks leave behind besides their figures.
@@ -59,7 +75,10 @@ pub(crate) enum Export {
 
 /// What a rank leaves behind.
 pub(crate) struct RankResult {
+    /// Times by rank 0's clock.
     pub(crate) spans: Vec<Span>,
+    /// How far from rank 0's clock that may be.
+    pub(crate) clock_error_ns: u64,
     pub(crate) name: String,
     pub(crate) exported: Vec<ParamExport>,
 }
@@ -149,20 +168,23 @@ impl StageTimes {
     }
 }
 
-/// Runs all steps on one rank; `report` gets rank 0's view of each.
+/// Runs all steps on one rank, which computes on `device`; `report` gets each as a process's first rank sees it. Returns the
+/// results of this rank; where there are several processes, those of all ranks on rank 0.
 pub(crate) fn run_rank(
     shared: &Shared,
+    device: Device,
     world: Arc<dyn Communicator>,
     mut report: impl FnMut(StepMetrics, StageTimes),
-) -> Result<RankResult, RankError> {
+) -> Result<Vec<RankResult>, RankError> {
     let bp = &shared.blueprint;
     let rank = world.rank();
     if let Some(recorder) = &shared.recorder {
         recorder.meet(&*world)?;
     }
+    let peak_flops = processes::meet(shared, &*world, &device)?;
     let groups = Groups::new(world, bp.mesh)?;
     let meter = Meter::new();
-    let mut executor = build_executor(shared, &groups, &meter)?;
+    let mut executor = build_executor(shared, &device, &groups, &meter)?;
     if shared.export == Export::Gradients {
         executor.worker.capture_gradients();
     }
@@ -177,13 +199,12 @@ pub(crate) fn run_rank(
         let mine = summarise(&record, losses, &groups, &meter);
         let bytes = serde_json::to_vec(&mine).expect("plain numbers");
         let all = groups.world.exchange(bytes).wait()?;
-        if rank == 0 {
+        if rank == shared.here[0] {
             let step_s = step_start.elapsed().as_secs_f64();
-            let (metrics, times) = step_metrics(shared, step, step_s, &record, &all);
+            let (metrics, times) = step_metrics(bp, (step, step_s, peak_flops), &record, &all);
             report(metrics, times);
         }
-        let traced = bp.config.trace.is_some() || shared.export == Export::Timeline;
-        if traced && step - done <= TRACED_STEPS {
+        if shared.is_traced() && step - done <= TRACED_STEPS {
             spans.extend(record.spans);
         }
         if let Some(saver) = shared.saver.as_ref().filter(|s| s.is_due(step)) {
@@ -204,17 +225,25 @@ pub(crate) fn run_rank(
         _ => Vec::new(),
     };
     let name = format!("pp {} · zero3 {} · dp {}", c.pp, c.zero3, c.dp);
-    Ok(RankResult { spans, name, exported })
+    let clock = shared.clock.get().copied().unwrap_or_default();
+    for span in &mut spans {
+        (span.start_ns, span.end_ns) = (clock.shift(span.start_ns), clock.shift(span.end_ns));
+    }
+    let result = RankResult { spans, clock_error_ns: clock.error_ns, name, exported };
+    match shared.here.len() == groups.world.size() {
+        true => Ok(vec![result]),
+        false => Ok(collect::to_rank_0(&*groups.world, result)?),
+    }
 }
 
 fn build_executor(
     shared: &Shared,
+    device: &Device,
     groups: &Groups,
     meter: &Arc<Meter>,
 ) -> Result<Executor<ModelWorker>, RankError> {
     let bp = &shared.blueprint;
     let config = &bp.config;
-    let device = Device::flex();
     let options = ShardOptions {
         device: device.clone(),
         compute: bp.compute,
@@ -238,14 +267,14 @@ fn build_executor(
     let redo = |on: bool| if on { bp.recomputed.clone() } else { Vec::new() };
     let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
     let worker_options = WorkerOptions {
-        device,
+        device: device.clone(),
         dims: [config.micro_batch_size, config.seq, bp.model.hidden],
         compute: bp.compute,
         loss_scale: 1.0 / batches as f32,
         recompute_full: redo(config.recompute == Recompute::Full),
         recompute_attention: redo(config.recompute == Recompute::Selective),
     };
-    let tokens = token_source(shared, groups);
+    let tokens = token_source(shared, device, groups);
     let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
     Ok(Executor::new(
         bp.schedule.ranks[pp].clone(),
@@ -275,9 +304,9 @@ fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {
 
 /// Tokens of a micro-batch of this rank: replicas, then ZeRO-3 places, then micro-batches take
 /// consecutive samples of the step's batch.
-fn token_source(shared: &Shared, groups: &Groups) -> TokenSource {
+fn token_source(shared: &Shared, device: &Device, groups: &Groups) -> TokenSource {
     let bp = shared.blueprint.clone();
-    let data = shared.data.clone();
+    let (data, device) = (shared.data.clone(), device.clone());
     let c = groups.coords;
     let (samples, seq) = (bp.config.micro_batch_size, bp.config.seq);
     let group = c.dp * bp.mesh.zero3 + c.zero3;
@@ -291,9 +320,8 @@ fn token_source(shared: &Shared, groups: &Groups) -> TokenSource {
             ids.extend(x.into_iter().map(|t| t as i32));
             targets.extend(y.into_iter().map(|t| t as i32));
         }
-        let tensor = |v: Vec<i32>| {
-            Tensor::<2, Int>::from_data(TensorData::new(v, [samples, seq]), &Device::flex())
-        };
+        let tensor =
+            |v: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(v, [samples, seq]), &device);
         (tensor(ids), tensor(targets))
     })
 }
@@ -320,9 +348,8 @@ fn summarise(
 }
 
 fn step_metrics(
-    shared: &Shared,
-    step: u64,
-    step_s: f64,
+    bp: &Blueprint,
+    (step, step_s, peak_flops): (u64, f64, f64),
     record: &StepRecord,
     all: &[Vec<u8>],
 ) -> (StepMetrics, StageTimes) {
@@ -332,7 +359,6 @@ fn step_metrics(
     losses.sort_unstable();
     let sum: f64 = losses.iter().map(|l| f64::from(f32::from_bits(l.3))).sum();
     let outcome = record.outcome.expect("every program ends with the optimizer step");
-    let bp = &shared.blueprint;
     let tokens = bp.config.tokens_per_step() as u64;
     let tokens_per_s = tokens as f64 / step_s;
     let total = |f: fn(&RankStep) -> u64| ranks.iter().map(f).sum();
@@ -346,7 +372,7 @@ fn step_metrics(
         tokens,
         tokens_per_s,
         step_s,
-        flops_util: tokens_per_s * bp.plan.flops_per_token / shared.peak_flops,
+        flops_util: tokens_per_s * bp.plan.flops_per_token / peak_flops,
         bubble: ranks.iter().map(|r| r.bubble).sum::<f64>() / ranks.len() as f64,
         all_gathers: total(|r| r.all_gathers),
         reduce_scatters: total(|r| r.reduce_scatters),

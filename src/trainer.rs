@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use zeropp_core::comm::{CommError, Communicator};
+use zeropp_core::comm::CommError;
 use zeropp_core::config::Config;
 use zeropp_core::data::{Dataset, Sampler};
+use zeropp_core::device::Devices;
 use zeropp_core::layer::Model;
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, StepMetrics, Summary};
@@ -26,10 +27,10 @@ use crate::Error;
 use crate::blueprint::Blueprint;
 use crate::checkpoint::{self, Resume, Resumed, Saver};
 use crate::flight::{self, FlightRecorder};
-use crate::peak::gemm_flops;
+use crate::peak::Peak;
 use crate::rank::{Export, RankError, RankResult, Shared, StageTimes, run_rank};
 use crate::trace;
-use crate::world::World;
+use crate::world::{LocalRank, World};
 
 /// After one rank has failed, how long the others get to stop before they are left behind.
 const GRACE: Duration = Duration::from_secs(3);
@@ -48,7 +49,7 @@ pub type Weights = BTreeMap<String, Vec<f32>>;
 
 enum Message {
     Step(StepMetrics, StageTimes),
-    Done(usize, Result<RankResult, Failure>),
+    Done(usize, Result<Vec<RankResult>, Failure>),
 }
 
 enum Failure {
@@ -112,98 +113,118 @@ impl Trainer {
         &self.blueprint.plan
     }
 
+    /// Looks for the device that the settings name and for what it needs to compute; training does
+    /// so too, before any rank starts. The plan takes no device.
+    ///
+    /// # Errors
+    /// What is missing, and where it was looked for.
+    pub fn check_device(&self) -> Result<(), Error> {
+        Devices::find(&self.blueprint.config)?;
+        Ok(())
+    }
+
     /// The lowered schedule that the ranks will run.
     pub fn schedule(&self) -> &Schedule {
         &self.blueprint.schedule
     }
 
-    /// Trains; `on_step` sees every step as soon as it is complete.
+    /// Trains; `on_step` sees every step as soon as it is complete. Where the ranks are in several
+    /// processes, each process trains its own, `on_step` is called in rank 0's process alone, which
+    /// also writes the trace, and the summary is every process's.
     ///
     /// # Errors
     /// The first rank that failed, with what it was doing. Before any starts: a folder of
     /// checkpoints that cannot be written, or that another run uses.
-    pub fn train(&self, on_step: impl FnMut(&StepMetrics)) -> Result<Summary, Error> {
-        self.run(on_step, Export::Nothing).map(|(summary, _)| summary)
+    pub fn train(&self, mut on_step: impl FnMut(&StepMetrics)) -> Result<Summary, Error> {
+        self.run(on_rank_0(&mut on_step), Export::Nothing).map(|(summary, _)| summary)
     }
 
-    /// Trains and returns the final weights as well, whole, for models that fit in one memory.
+    /// Trains and returns the final weights as well, whole, for models that fit in one memory. Of
+    /// several processes rank 0's has them; the others return none.
     ///
     /// # Errors
     /// As [`train`](Self::train).
     pub fn train_to_weights(
         &self,
-        on_step: impl FnMut(&StepMetrics),
+        mut on_step: impl FnMut(&StepMetrics),
     ) -> Result<(Summary, Weights), Error> {
-        let (summary, results) = self.run(on_step, Export::Weights)?;
+        let (summary, results) = self.run(on_rank_0(&mut on_step), Export::Weights)?;
         Ok((summary, self.assemble(results, self.blueprint.mesh.zero3)))
     }
 
     /// Runs one step and returns its figures and the whole batch's gradients, before clipping, by
-    /// parameter name: for checking a model against another implementation.
+    /// parameter name: for checking a model against another implementation. Of several processes
+    /// rank 0's has the gradients.
     ///
     /// # Errors
     /// As [`train`](Self::train).
     pub fn first_gradients(&self) -> Result<(StepMetrics, Weights), Error> {
         let mut metrics = StepMetrics::default();
-        let (_, results) = self.run(|m| metrics = m.clone(), Export::Gradients)?;
+        let (_, results) = self.run(|m, _| metrics = m.clone(), Export::Gradients)?;
         let owners = if self.blueprint.config.zero1 { self.blueprint.mesh.dp } else { 1 };
         Ok((metrics, self.assemble(results, self.blueprint.mesh.zero3 * owners)))
     }
 
     /// Trains and returns what every rank did when, in the first few steps: one span an action.
+    /// Of several processes rank 0's has all ranks, with times by its clock; the title says how
+    /// far the others' may be from it. The others return a timeline without ranks.
     ///
     /// # Errors
     /// As [`train`](Self::train).
     pub fn train_to_timeline(
         &self,
-        on_step: impl FnMut(&StepMetrics),
+        mut on_step: impl FnMut(&StepMetrics),
     ) -> Result<(Summary, Timeline), Error> {
-        let (summary, results) = self.run(on_step, Export::Timeline)?;
+        let (summary, results) = self.run(on_rank_0(&mut on_step), Export::Timeline)?;
         Ok((summary, self.timeline(&results)))
     }
 
+    /// Runs this process's ranks; `on_step` also hears whether rank 0 is one of them.
     fn run(
         &self,
-        mut on_step: impl FnMut(&StepMetrics),
+        mut on_step: impl FnMut(&StepMetrics, bool),
         export: Export,
     ) -> Result<(Summary, Vec<RankResult>), Error> {
         let bp = &self.blueprint;
-        let world = bp.mesh.world();
         let saver = match export {
             Export::Gradients => None,
             _ => Saver::start(bp, self.resumed().map(|r| r.step))?,
         };
-        let (saver, _lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
-        let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let (saver, lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
+        let status = Arc::new(StatusBoard::new(bp.mesh.world()));
+        let devices = Devices::find(&bp.config)?;
+        let peak = Peak::measure(&bp.config, &devices, bp.compute);
+        let mut world = World::start(&bp.config, &devices, &status)?;
+        let here: Arc<[usize]> = world.ranks.iter().map(|local| local.rank).collect();
         let mut shared = Shared {
             blueprint: bp.clone(),
             data: self.data.clone(),
-            status: Arc::new(StatusBoard::new(world)),
+            status,
             epoch: Instant::now(),
-            peak_flops: gemm_flops() * world.min(cores) as f64,
+            clock: Arc::default(),
+            peak,
+            here: here.clone(),
+            host: world.host.clone(),
             export,
             resume: self.resume.clone(),
             saver: saver.clone(),
             recorder: None,
         };
-        let mut world = World::start(&bp.config, bp.mesh, &shared.status)?;
         let (tx, rx) = channel();
-        let here: Arc<[usize]> = world.ranks.iter().map(|(rank, _)| *rank).collect();
         let recorder = FlightRecorder::start(bp, &shared.status, here.iter().copied());
         shared.recorder = recorder.clone();
-        for (rank, comm) in world.ranks.drain(..) {
-            let comm = match &recorder {
-                Some(recorder) => recorder.wrap(rank, comm),
-                None => comm,
-            };
-            spawn_rank(rank, shared.clone(), (comm, here.clone()), tx.clone());
+        for mut local in world.ranks.drain(..) {
+            if let Some(recorder) = &recorder {
+                local.communicator = recorder.wrap(local.rank, local.communicator);
+            }
+            spawn_rank(local, shared.clone(), here.clone(), tx.clone());
         }
         drop(tx);
         let start = Instant::now();
         let mut steps = Vec::new();
         let mut times = StageTimes::default();
         let results = watch(&rx, &here, &shared.status, |metrics, step_times| {
-            on_step(&metrics);
+            on_step(&metrics, here[0] == 0);
             // The first step warms caches and pools up; it counts only where it is the only one.
             if steps.len() == 1 {
                 times = StageTimes::default();
@@ -211,7 +232,7 @@ impl Trainer {
             times.merge(&step_times);
             steps.push(metrics);
         });
-        if let (Err(_), Some(saver)) = (&results, &saver) {
+        if let (Err(_), Some(saver), Some(Some(_))) = (&results, &saver, &lock) {
             saver.clean();
         }
         let results = results.map_err(|error| match &recorder {
@@ -222,7 +243,7 @@ impl Trainer {
             None => error,
         })?;
         let summary = self.summary(&steps, &times, start.elapsed().as_secs_f64());
-        if let Some(path) = &bp.config.trace {
+        if let Some(path) = bp.config.trace.as_ref().filter(|_| here[0] == 0) {
             trace::write(path, &self.timeline(&results))?;
         }
         Ok((summary, results))
@@ -279,7 +300,13 @@ impl Trainer {
             })
             .collect();
         Timeline {
-            title: format!("{} · {}", bp.schedule.kind, bp.mesh),
+            title: match results.iter().map(|r| r.clock_error_ns).max() {
+                None | Some(0) => format!("{} · {}", bp.schedule.kind, bp.mesh),
+                Some(ns) => {
+                    let us = ns.div_ceil(1000);
+                    format!("{} · {} · clocks within {us} µs", bp.schedule.kind, bp.mesh)
+                }
+            },
             placement: bp.schedule.placement.clone(),
             ranks,
         }
@@ -293,6 +320,9 @@ impl Trainer {
             found.insert((layer, shard), values);
         }
         let mut weights = Weights::new();
+        if found.is_empty() {
+            return weights;
+        }
         for part in &bp.model.parts {
             let layout = FlatLayout::new(part.parameters(), bp.layout_pieces());
             let flat: Vec<f32> = (0..pieces)
@@ -307,17 +337,28 @@ impl Trainer {
     }
 }
 
+/// For a run that only rank 0's process shows.
+fn on_rank_0(on_step: &mut impl FnMut(&StepMetrics)) -> impl FnMut(&StepMetrics, bool) {
+    |metrics, is_rank_0| {
+        if is_rank_0 {
+            on_step(metrics);
+        }
+    }
+}
+
 fn spawn_rank(
-    rank: usize,
+    LocalRank { rank, device, communicator: world }: LocalRank,
     shared: Shared,
-    (world, here): (Arc<dyn Communicator>, Arc<[usize]>),
+    here: Arc<[usize]>,
     tx: Sender<Message>,
 ) {
     let body = move || {
-        flight::this_thread_is(rank);
+        if let Some(recorder) = &shared.recorder {
+            flight::this_thread_is(rank, recorder);
+        }
         let steps = tx.clone();
         let run = AssertUnwindSafe(|| {
-            run_rank(&shared, world.clone(), |metrics, times| {
+            run_rank(&shared, device, world.clone(), |metrics, times| {
                 // The trainer may have given up already; then nobody listens.
                 let _ = steps.send(Message::Step(metrics, times));
             })
@@ -386,7 +427,7 @@ fn watch(
     status: &StatusBoard,
     mut on_step: impl FnMut(StepMetrics, StageTimes),
 ) -> Result<Vec<RankResult>, Error> {
-    let mut results: BTreeMap<usize, RankResult> = BTreeMap::new();
+    let mut results: BTreeMap<usize, Vec<RankResult>> = BTreeMap::new();
     let mut failures: Vec<(usize, Failure)> = Vec::new();
     let mut left = here.len();
     let mut deadline: Option<Instant> = None;
@@ -411,7 +452,7 @@ fn watch(
     }
     match culprit(failures, here, status) {
         Some(error) => Err(error),
-        None => Ok(results.into_values().collect()),
+        None => Ok(results.into_values().flatten().collect()),
     }
 }
 

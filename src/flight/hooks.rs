@@ -1,25 +1,30 @@
 //! What ends a process from within or without: panics and signals. Records are written before.
 
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::panic::PanicHookInfo;
 use std::sync::{Arc, Once, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use zeropp_pipeline::flight::EndKind;
 
 use super::FlightRecorder;
 
+/// How long a process that was told to end waits for others of its host to write their records. A
+/// launcher kills what is left after a second.
+const LINGER: Duration = Duration::from_millis(700);
+
 /// The recorders of runs under way.
 static ACTIVE: Mutex<Vec<Weak<FlightRecorder>>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// The rank whose thread this is.
-    static RANK: Cell<Option<usize>> = const { Cell::new(None) };
+    /// The rank whose thread this is, and its run.
+    static RANK: RefCell<Option<(Weak<FlightRecorder>, usize)>> = const { RefCell::new(None) };
 }
 
-/// Says that this thread is `rank`'s.
-pub(crate) fn this_thread_is(rank: usize) {
-    RANK.set(Some(rank));
+/// Says that this thread is `rank`'s, in the run of `recorder`.
+pub(crate) fn this_thread_is(rank: usize, recorder: &Arc<FlightRecorder>) {
+    RANK.set(Some((Arc::downgrade(recorder), rank)));
 }
 
 /// Lets panics and signals reach `recorder` as long as it lives.
@@ -44,11 +49,12 @@ fn active() -> Vec<Arc<FlightRecorder>> {
 
 fn note_panic(info: &PanicHookInfo) {
     let text = format!("panicked: {}", text_of(info));
-    let rank = RANK.get();
+    let own = RANK.with_borrow(|own| own.as_ref().and_then(|(run, r)| Some((run.upgrade()?, *r))));
+    let rank = own.as_ref().map(|(_, rank)| *rank);
+    if let Some((recorder, rank)) = own {
+        recorder.end(rank, EndKind::Panic, &text, None);
+    }
     for recorder in active() {
-        if let Some(rank) = rank.filter(|rank| recorder.ranks.contains_key(rank)) {
-            recorder.end(rank, EndKind::Panic, &text, None);
-        }
         if recorder.dies_of_panics() {
             let others = match rank {
                 Some(rank) => (EndKind::AtWork, format!("rank {rank} of this process {text}")),
@@ -82,11 +88,13 @@ pub fn end_on_signals() -> std::io::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let body = move || {
         for signal in signals.forever() {
+            let until = Instant::now() + LINGER;
             let name = zeropp_pipeline::flight::signal_name(signal);
             for recorder in active() {
                 let found = recorder.write_all(EndKind::Signal(signal), &format!("got {name}"));
                 eprintln!("{name}: {found}");
             }
+            active().iter().for_each(|recorder| recorder.await_neighbours(until));
             // Dies here; where that fails, the signal must not be lost either.
             let _ = signal_hook::low_level::emulate_default_handler(signal);
             std::process::exit(128 + signal);

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,9 @@ use crate::rank::RankError;
 pub use hooks::end_on_signals;
 pub(crate) use hooks::this_thread_is;
 
+/// How long a rank gets to see that its world has failed.
+const RETURN_TIME: Duration = Duration::from_millis(300);
+
 /// Records the ranks of this process for one run.
 pub(crate) struct FlightRecorder {
     folder: PathBuf,
@@ -39,6 +42,8 @@ pub(crate) struct FlightRecorder {
 #[derive(Default)]
 struct RankLog {
     ops: Arc<OpLog>,
+    /// Weak: a communicator that is alive says that its rank still takes part.
+    world: OnceLock<Weak<dyn Communicator>>,
     state: Mutex<State>,
 }
 
@@ -85,9 +90,11 @@ impl FlightRecorder {
             watch: Mutex::default(),
         });
         let weak = Arc::downgrade(&recorder);
+        let mut failed_at = None;
         *recorder.watch.lock() = watch::Watch::start(move |pause| {
             if let Some(recorder) = weak.upgrade() {
-                recorder.pauses.lock().push(pause);
+                recorder.pauses.lock().extend(pause);
+                recorder.look_after(&mut failed_at);
             }
         });
         hooks::register(&recorder);
@@ -96,7 +103,45 @@ impl FlightRecorder {
 
     /// The world communicator of `rank`, recorded.
     pub(crate) fn wrap(&self, rank: usize, world: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
-        Arc::new(Recorded::new(world, self.ranks[&rank].ops.clone()))
+        let log = &self.ranks[&rank];
+        let world: Arc<dyn Communicator> = Arc::new(Recorded::new(world, log.ops.clone()));
+        let _ = log.world.set(Arc::downgrade(&world));
+        world
+    }
+
+    /// Writes what a rank that does not come back did last, once the world has failed for a
+    /// while: its process may be ended at any time.
+    fn look_after(&self, failed_at: &mut Option<Instant>) {
+        if self.ranks.values().all(|log| log.state.lock().written) {
+            return;
+        }
+        let world = |log: &RankLog| log.world.get().and_then(Weak::upgrade);
+        let failure = || self.ranks.values().find_map(|log| world(log)?.failure());
+        match failed_at {
+            Some(at) if at.elapsed() > RETURN_TIME => {
+                let text = failure().map(|error| error.to_string()).unwrap_or_default();
+                self.write_all(EndKind::AtWork, &format!("did not come back after: {text}"));
+            }
+            Some(_) => {}
+            None => *failed_at = failure().map(|_| Instant::now()),
+        }
+    }
+
+    /// Waits until the ranks of other processes of this host have written their records, too: a
+    /// launcher that ends a job may kill all of it as soon as one process is gone.
+    fn await_neighbours(&self, until: Instant) {
+        let met = self.ranks.values().find_map(|log| log.state.lock().met.clone());
+        let Some(Met { run, processes, .. }) = met else { return };
+        let host = this_process().host;
+        let neighbour =
+            |rank: &usize| processes[*rank].host == host && !self.ranks.contains_key(rank);
+        let files: Vec<PathBuf> = (0..processes.len())
+            .filter(neighbour)
+            .map(|rank| self.folder.join(Record::file_name(&run, rank)))
+            .collect();
+        while Instant::now() < until && !files.iter().all(|file| file.exists()) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Agrees with the other ranks on the run's name, on who is where, and on the time. All ranks
@@ -223,14 +268,18 @@ fn write(folder: &Path, record: &Record) -> io::Result<()> {
     let written = File::create(&aside).and_then(|file| {
         let mut out = BufWriter::new(file);
         record.write(&mut out)?;
-        out.into_inner()?.sync_all()
+        Ok(out.into_inner()?)
     });
-    let named = written.and_then(|()| fs::rename(&aside, folder.join(name)));
-    if named.is_err() {
-        // What cannot be removed has no name that anyone looks for.
-        let _ = fs::remove_file(&aside);
+    let named = written.and_then(|file| fs::rename(&aside, folder.join(name)).map(|()| file));
+    match named {
+        // On disk only after it has its name: that can take longer than a killer waits.
+        Ok(file) => file.sync_all(),
+        Err(e) => {
+            // What cannot be removed has no name that anyone looks for.
+            let _ = fs::remove_file(&aside);
+            Err(e)
+        }
     }
-    named
 }
 
 /// A name for a run that later runs' names follow: seconds since 1970, and something to tell

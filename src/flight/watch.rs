@@ -21,8 +21,9 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Starts to watch, and tells `seen` of every pause. None where the system grants no thread.
-    pub(super) fn start(seen: impl Fn(Pause) + Send + 'static) -> Option<Watch> {
+    /// Starts to watch, and tells `seen` with every beat whether there was a pause before it. None
+    /// where the system grants no thread.
+    pub(super) fn start(mut seen: impl FnMut(Option<Pause>) + Send + 'static) -> Option<Watch> {
         let last_ns = Arc::new(AtomicU64::new(now_ns()));
         let (stop, stopped) = channel::<()>();
         let last = last_ns.clone();
@@ -30,9 +31,8 @@ impl Watch {
             while stopped.recv_timeout(BEAT) == Err(RecvTimeoutError::Timeout) {
                 let to_ns = now_ns();
                 let from_ns = last.swap(to_ns, Ordering::Relaxed);
-                if to_ns - from_ns >= PAUSE_NS {
-                    seen(Pause { from_ns, to_ns });
-                }
+                let paused = to_ns.saturating_sub(from_ns) >= PAUSE_NS;
+                seen(paused.then_some(Pause { from_ns, to_ns }));
             }
         };
         std::thread::Builder::new().name("flight".into()).spawn(body).ok()?;

@@ -1,53 +1,86 @@
 //! Where a run's ranks are: threads of this process, or processes of which this is one.
 
 #[cfg(feature = "mpi")]
-mod mpi;
+pub(crate) mod mpi;
 
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
+use burn::tensor::Device;
 use zeropp_core::comm::Communicator;
 use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_core::config::{Config, EngineKind};
+use zeropp_core::device::Devices;
+use zeropp_core::launch::Launch;
 use zeropp_core::mesh::Mesh;
 use zeropp_pipeline::executor::StatusBoard;
 
 use crate::Error;
 
+/// A rank that this process runs.
+pub(crate) struct LocalRank {
+    /// Its number in the world.
+    pub(crate) rank: usize,
+    /// Where it computes.
+    pub(crate) device: Device,
+    /// The world, as it sees it.
+    pub(crate) communicator: Arc<dyn Communicator>,
+}
+
 /// The ranks that this process runs, and what keeps their world going.
 pub(crate) struct World {
-    /// World rank and world communicator of each.
-    pub(crate) ranks: Vec<(usize, Arc<dyn Communicator>)>,
+    pub(crate) ranks: Vec<LocalRank>,
+    /// Name of this machine; empty where all ranks are in this process.
+    pub(crate) host: String,
     /// Ends the engine when the run is over; dropped after the communicators.
     _keep: Box<dyn Any>,
 }
 
 impl World {
-    /// Brings all ranks of `mesh` together with the engine that `config` names.
+    /// Brings all ranks of the mesh together with the engine that `config` names.
     ///
     /// # Errors
     /// A launcher that started other ranks than the mesh has, or an engine that does not start.
     pub(crate) fn start(
         config: &Config,
-        mesh: Mesh,
+        devices: &Devices,
         #[cfg_attr(not(feature = "mpi"), expect(unused_variables))] status: &Arc<StatusBoard>,
     ) -> Result<World, Error> {
         let timeout = Duration::from_secs_f64(config.timeout_s);
         match config.engine {
-            EngineKind::Threads => Ok(Self::threads(mesh, timeout)),
+            EngineKind::Threads => Ok(Self::threads(config.mesh(), timeout, devices)),
             #[cfg(feature = "mpi")]
-            EngineKind::Mpi => mpi::start(mesh, timeout, status),
+            EngineKind::Mpi => mpi::start(config, devices, status),
             engine => unreachable!("a build without {engine} refuses the setting"),
         }
     }
 
-    fn threads(mesh: Mesh, timeout: Duration) -> World {
+    fn threads(mesh: Mesh, timeout: Duration, devices: &Devices) -> World {
         let options = ThreadsOptions { timeout, ..ThreadsOptions::default() };
         let world = ThreadsWorld::new(mesh.world(), options);
-        World {
-            ranks: world.communicators().into_iter().enumerate().collect(),
-            _keep: Box::new(()),
-        }
+        let ranks = world.communicators().into_iter().enumerate();
+        let ranks = ranks.map(|(rank, communicator)| {
+            let device = devices.of(rank);
+            LocalRank { rank, device, communicator }
+        });
+        World { ranks: ranks.collect(), host: String::new(), _keep: Box::new(()) }
     }
+}
+
+/// Whether the launcher says that rank 0 is in another process than this one.
+///
+/// # Errors
+/// A launcher's environment that contradicts itself.
+pub(crate) fn is_follower(config: &Config) -> Result<bool, Error> {
+    if config.engine == EngineKind::Threads {
+        return Ok(false);
+    }
+    Ok(Launch::from_env()?.is_some_and(|launch| launch.rank > 0))
+}
+
+/// The rank that the calling thread runs: its name says it.
+#[cfg(feature = "mpi")]
+fn rank_of_thread() -> Option<usize> {
+    std::thread::current().name()?.strip_prefix("rank ")?.parse().ok()
 }

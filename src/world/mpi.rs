@@ -1,47 +1,89 @@
-//! One process a rank, started by an MPI launcher.
+//! Processes started by an MPI launcher, with one rank or several each.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use zeropp_core::comm::mpi::{Describe, MpiOptions, MpiWorld};
+use zeropp_core::comm::mixed::MixedWorld;
+use zeropp_core::comm::mpi::{Describe, MpiOptions, MpiWorld, Order};
+use zeropp_core::comm::threads::ThreadsOptions;
+use zeropp_core::config::{Config, ConfigError, Place};
+use zeropp_core::device::Devices;
 use zeropp_core::launch::Launch;
 use zeropp_core::mesh::Mesh;
+use zeropp_core::placement;
 use zeropp_pipeline::executor::StatusBoard;
 
-use super::World;
+use super::{LocalRank, World, rank_of_thread};
 use crate::Error;
 
-/// This process's rank of `mesh`.
+/// This process's ranks of the mesh.
 pub(super) fn start(
-    mesh: Mesh,
-    timeout: Duration,
+    config: &Config,
+    devices: &Devices,
     status: &Arc<StatusBoard>,
 ) -> Result<World, Error> {
+    let mesh = config.mesh();
     let launch = Launch::from_env()?;
-    if let Some(launch) = &launch {
-        check_size(mesh, launch.world)?;
-    } else {
-        check_size(mesh, 1)?;
-    }
-    let options = MpiOptions { timeout, ..MpiOptions::default() };
-    let (board, rank) = (status.clone(), launch.as_ref().map_or(0, |launch| launch.rank));
-    let describe: Describe = Arc::new(move || board.describe(rank));
+    let each = ranks_each(mesh, launch.as_ref().map_or(1, |launch| launch.world))?;
+    let timeout = Duration::from_secs_f64(config.timeout_s);
+    let order = (config.place == Place::Hosts).then(|| -> Order {
+        Arc::new(move |hosts: &[String]| placement::by_host(hosts, each, mesh))
+    });
+    // All ranks of a process share its device: messages arrive on one.
+    let device = devices.of(launch.as_ref().and_then(|launch| launch.local_rank).unwrap_or(0));
+    let options = MpiOptions { order, device: device.clone(), ..options(config) };
+    let (board, process) = (status.clone(), launch.as_ref().map_or(0, |launch| launch.rank));
+    let describe: Describe = Arc::new(move || {
+        let rank = rank_of_thread().unwrap_or(process * each);
+        (rank, board.describe(rank))
+    });
     let mut process = MpiWorld::start(options, Some(describe))?;
     if let Some(launch) = &launch {
-        launch.check("MPI", process.rank(), process.size())?;
+        launch.check("MPI", process.launched_rank(), process.size())?;
     }
-    check_size(mesh, process.size())?;
-    let ranks = vec![(process.rank(), process.communicator())];
-    Ok(World { ranks, _keep: Box::new(process) })
+    // Without a launcher's word, only MPI knows how many there are.
+    if ranks_each(mesh, process.size())? != each {
+        let problem = format!("MPI has {} processes, its launcher did not say so", process.size());
+        return Err(ConfigError::value("engine", "mpi", problem, "start with mpirun").into());
+    }
+    if process.rank() == 0
+        && let Some(text) = placement::warning(process.hosts(), each, mesh)
+    {
+        eprintln!("warning: {text}");
+    }
+    let outer = process.communicator();
+    let ranks = match each {
+        1 => vec![(process.rank(), outer)],
+        _ => {
+            let options = ThreadsOptions { timeout, ..ThreadsOptions::default() };
+            MixedWorld::new(outer, each, options).communicators()
+        }
+    };
+    let ranks = ranks.into_iter().map(|(rank, communicator)| {
+        let device = device.clone();
+        LocalRank { rank, device, communicator }
+    });
+    let ranks = ranks.collect();
+    let host = process.hosts()[process.rank()].clone();
+    Ok(World { ranks, host, _keep: Box::new(process) })
 }
 
-/// Compares the number of processes with the ranks of the mesh.
-fn check_size(mesh: Mesh, processes: usize) -> Result<(), Error> {
+/// The engine's settings, as far as the configuration has them.
+pub(crate) fn options(config: &Config) -> MpiOptions {
+    MpiOptions {
+        timeout: Duration::from_secs_f64(config.timeout_s),
+        start_timeout: Duration::from_secs_f64(config.start_timeout_s),
+        ..MpiOptions::default()
+    }
+}
+
+/// Ranks of each process.
+fn ranks_each(mesh: Mesh, processes: usize) -> Result<usize, Error> {
     let ranks = mesh.world();
-    if processes == ranks {
-        return Ok(());
+    if ranks.is_multiple_of(processes) {
+        return Ok(ranks / processes);
     }
     let problem = format!("{mesh} is {ranks} ranks, but {processes} processes were started");
-    let help = format!("use mpirun -np {ranks}, or another mesh");
-    Err(zeropp_core::config::ConfigError::value("engine", "mpi", problem, help).into())
+    let help = format!("use mpirun -np {ranks}, a number that divides it, or another mesh");
+    Err(ConfigError::value("engine", "mpi", problem, help).into())
 }

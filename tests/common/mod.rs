@@ -22,6 +22,8 @@ pub(crate) fn tiny() -> Config {
         warmup: Some(2),
         seed: 11,
         timeout_s: 60.0,
+        // Runs that are to fail leave no records in the sources.
+        flight_dir: PathBuf::new(),
         ..Config::default()
     }
 }

@@ -50,6 +50,7 @@ pub(crate) fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(run_command())
+        .subcommand(crate::ranks::command())
         .subcommand(crate::schedule::command())
         .subcommand(crate::check::command())
         .subcommand(crate::compare::command())
@@ -57,18 +58,10 @@ pub(crate) fn command() -> Command {
 }
 
 fn run_command() -> Command {
-    let defaults = Config::default();
-    Command::new("run")
+    with_settings(Command::new("run"), |_| true)
         .about("Train a model")
         .long_about(RUN_ABOUT)
         .after_help(EXAMPLES)
-        .arg(
-            Arg::new("config")
-                .value_name("CONFIG.toml")
-                .value_parser(value_parser!(PathBuf))
-                .help("A file of settings; flags override it"),
-        )
-        .args(OPTIONS.iter().map(|option| flag(option, defaults.get(option.key))))
         .next_help_heading("Instead of training")
         .arg(
             Arg::new("print-config")
@@ -82,6 +75,17 @@ fn run_command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help("Print the mesh, the schedule's bubble and the memory by kind"),
         )
+}
+
+/// Adds the file and the flags of all settings; the help shows those that `shown` picks.
+pub(crate) fn with_settings(command: Command, shown: fn(&OptionInfo) -> bool) -> Command {
+    let defaults = Config::default();
+    let file = Arg::new("config")
+        .value_name("CONFIG.toml")
+        .value_parser(value_parser!(PathBuf))
+        .help("A file of settings; flags override it");
+    let flag = |option: &OptionInfo| flag(option, defaults.get(option.key)).hide(!shown(option));
+    command.arg(file).args(OPTIONS.iter().map(flag))
 }
 
 fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
@@ -132,8 +136,17 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// The settings of a command line.
+/// What a command line asks of `zeropp run`.
 pub(crate) fn run(matches: &ArgMatches) -> Result<Run, Failure> {
+    Ok(Run {
+        config: settings(matches)?,
+        print_config: matches.get_flag("print-config"),
+        dry_run: matches.get_flag("dry-run"),
+    })
+}
+
+/// The settings of a command line.
+pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
     let from_file = match matches.get_one::<PathBuf>("config") {
         Some(path) => Config::load(path).map_err(Failure::bad_input)?,
         None => Config::default(),
@@ -145,11 +158,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<Run, Failure> {
             flags.insert(option.key.into(), value);
         }
     }
-    Ok(Run {
-        config: from_file.with(flags).map_err(Failure::bad_input)?,
-        print_config: matches.get_flag("print-config"),
-        dry_run: matches.get_flag("dry-run"),
-    })
+    from_file.with(flags).map_err(Failure::bad_input)
 }
 
 #[cfg(test)]

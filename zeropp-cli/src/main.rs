@@ -9,6 +9,7 @@ mod emulate;
 mod figures;
 mod plan;
 mod progress;
+mod ranks;
 mod run;
 mod schedule;
 mod summary;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
     let matches = args::command().get_matches();
     let result = match matches.subcommand() {
         Some(("run", matches)) => args::run(matches).and_then(run::run),
+        Some(("ranks", matches)) => ranks::run(matches),
         Some(("schedule", matches)) => schedule::run(matches),
         Some(("check", matches)) => check::run(matches),
         Some(("compare", matches)) => compare::run(matches),

@@ -2,7 +2,7 @@
 
 use zeropp::{Resumed, StepMetrics, Trainer};
 use zeropp_core::config::{ConfigError, EngineKind};
-use zeropp_core::launch::Launch;
+use zeropp_core::launch::Job;
 use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
@@ -34,6 +34,7 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         say(plan::text(&config, trainer.plan()));
         return Ok(());
     }
+    trainer.check_device()?;
     let done = trainer.resumed().map(|r| r.step);
     if let Some(resumed) = trainer.resumed() {
         say(going_on(resumed, config.steps));
@@ -59,13 +60,9 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
     metrics.close()
 }
 
-/// Whether this process is one of several ranks and another one shows the run.
+/// Whether this process is one of several and another one shows the run.
 fn is_follower(config: &zeropp::Config) -> Result<bool, Failure> {
-    if config.engine != EngineKind::Mpi {
-        return Ok(false);
-    }
-    let launch = Launch::from_env().map_err(zeropp::Error::from)?;
-    Ok(launch.is_some_and(|launch| launch.rank > 0))
+    Ok(Job::find(config).map_err(zeropp::Error::from)?.process > 0)
 }
 
 /// What a resumed run goes on from, and what is not as it was.

@@ -44,8 +44,9 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("--zero3 4096 --dp 4096", "16777216 ranks"),
         ("--lr -1", "lr = -1: is out of range"),
         ("--lr nan", "lr = NaN: is out of range"),
-        ("--precision bf16", "precision = bf16: is not in this build; use fp32"),
-        ("--device cuda", "device = cuda: is not in this build; use cpu"),
+        ("--precision fp16", "invalid value 'fp16'"),
+        #[cfg(not(feature = "cuda"))]
+        ("--device cuda", "device = cuda: is not in this build; use cpu, or build zeropp with"),
         #[cfg(not(feature = "mpi"))]
         ("--engine mpi", "engine = mpi: is not in this build; use threads"),
         ("--schedule 1f1b --virtual 2", "virtual = 2: schedule 1f1b has one stage"),

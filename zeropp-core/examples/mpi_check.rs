@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     let mode = std::env::args().nth(1).unwrap_or_default();
     let timeout = if mode.is_empty() || mode == "bench" { 60.0 } else { 2.0 };
     let options = MpiOptions { timeout: Duration::from_secs_f64(timeout), ..Default::default() };
-    let doing: zeropp_core::comm::mpi::Describe = Arc::new(|| "at the example's work".into());
+    let doing: zeropp_core::comm::mpi::Describe = Arc::new(|| (1, "at the example's work".into()));
     let mut world = match MpiWorld::start(options, Some(doing)) {
         Ok(world) => world,
         Err(error) => {

@@ -8,6 +8,7 @@ pub mod config;
 #[cfg(feature = "cube")]
 mod cube;
 pub mod data;
+pub mod device;
 pub mod flight;
 pub mod groups;
 pub mod host;
@@ -19,6 +20,7 @@ pub mod meter;
 pub mod metrics;
 pub mod model;
 pub mod params;
+pub mod placement;
 pub mod rendezvous;
 pub mod rng;
 pub mod split;

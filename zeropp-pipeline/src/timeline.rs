@@ -1,9 +1,11 @@
 //! What happened when: the common form of a simulated and a measured run.
 
+use serde::{Deserialize, Serialize};
+
 use crate::ir::Action;
 
 /// Where on a rank an action takes its time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Lane {
     /// F, B, W, BW, R and the optimizer step.
     Compute,
@@ -12,7 +14,7 @@ pub enum Lane {
 }
 
 /// One action with its times. Times are nanoseconds from the start of the run or step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Span {
     /// The lane.
     pub lane: Lane,

@@ -1,29 +1,44 @@
-//! Sum of squares of a gradient shard, in a way that no layout can change.
+//! Sum of squares of a rank's gradient shards, in a way that no layout can change on the CPU.
 //!
 //! Each 128-element block is summed in f64 in element order; shards end at blocks, so the block
-//! sums are the same however the buffer is cut. Block sums are added without rounding.
+//! sums are the same however the buffer is cut. Block sums are added without rounding. A GPU sums
+//! larger blocks in f32, so there a layout differs in rounding.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use zeropp_core::host;
 use zeropp_core::params::BLOCK;
 
 use crate::exact::ExactSum;
 
-/// Adds the squares of `shard` (whole blocks, f32) to `sum`.
-pub fn add_squares(sum: &mut ExactSum, shard: &Tensor<1>) {
-    if let Some(h) = host::host(shard) {
-        for block in h.as_slice().chunks(BLOCK) {
-            sum.add(block_squares(block));
+/// Largest block that a GPU sums: few enough sums travel, and each is exact to f32.
+const DEVICE_BLOCK_MAX: usize = 64 * BLOCK;
+
+/// Adds the squares of `shards` (whole blocks, f32) to `sum`. What is on a device is read from it
+/// once.
+pub fn add_squares<'a>(sum: &mut ExactSum, shards: impl IntoIterator<Item = &'a Tensor<1>>) {
+    let mut on_device = Vec::new();
+    for shard in shards {
+        match host::host(shard) {
+            Some(h) => h.as_slice().chunks(BLOCK).for_each(|block| sum.add(block_squares(block))),
+            None => on_device.push(device_squares(shard)),
         }
+    }
+    if on_device.is_empty() {
         return;
     }
-    // Off the CPU the block sums are taken on the device and only they travel.
-    let blocks = shard.dims()[0] / BLOCK;
-    let squares = shard.clone().reshape([blocks, BLOCK]).powi_scalar(2).sum_dim(1);
-    let squares = squares.into_data().convert::<f32>();
-    for s in squares.as_slice::<f32>().expect("converted to f32") {
-        sum.add(f64::from(*s));
+    let squares = Tensor::cat(on_device, 0).into_data().try_to_vec::<f32>();
+    squares.expect("sums are f32").into_iter().for_each(|s| sum.add(f64::from(s)));
+}
+
+/// Sums of squares of the shard's blocks, on its device.
+fn device_squares(shard: &Tensor<1>) -> Tensor<1> {
+    let n = shard.dims()[0];
+    let mut block = DEVICE_BLOCK_MAX;
+    while !n.is_multiple_of(block) {
+        block /= 2;
     }
+    let rows = shard.clone().cast(DType::F32).reshape([n / block, block]);
+    rows.square().sum_dim(1).reshape([n / block])
 }
 
 /// Sum of squares of one block, in eight running sums that are added in order at the end.
@@ -46,13 +61,25 @@ mod tests {
     fn cutting_at_blocks_changes_nothing() {
         let x: Vec<f32> = (0..BLOCK * 7).map(|i| (i as f32 * 0.37).sin() * 1e-3).collect();
         let mut whole = ExactSum::default();
-        add_squares(&mut whole, &host::from_vec(x.clone(), [x.len()]));
+        add_squares(&mut whole, [&host::from_vec(x.clone(), [x.len()])]);
         let mut parts = ExactSum::default();
         for part in [&x[BLOCK * 3..], &x[..BLOCK], &x[BLOCK..BLOCK * 3]] {
-            add_squares(&mut parts, &host::from_vec(part.to_vec(), [part.len()]));
+            add_squares(&mut parts, [&host::from_vec(part.to_vec(), [part.len()])]);
         }
         assert_eq!(whole, parts);
         let plain: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
         assert!((whole.value() - plain).abs() < 1e-12 * plain);
+    }
+
+    #[test]
+    fn a_device_sums_to_f32_whatever_the_length() {
+        for blocks in [1, 3, 64, 192, 100] {
+            let x: Vec<f32> = (0..BLOCK * blocks).map(|i| (i as f32 * 0.37).sin() * 1e-3).collect();
+            let plain: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
+            let sums = device_squares(&host::from_vec(x, [BLOCK * blocks]));
+            assert!(sums.dims()[0] <= blocks);
+            let sum: f64 = sums.into_data().iter::<f64>().sum();
+            assert!((sum - plain).abs() < 1e-6 * plain, "{blocks} blocks: {sum} and {plain}");
+        }
     }
 }

@@ -184,14 +184,13 @@ impl Optimizer {
         let mut sum = ExactSum::default();
         // Without ZeRO-1 every replica holds the same gradient: the first one speaks for all.
         if self.zero1 || self.groups.coords.dp == 0 {
-            for stage in stages {
-                for (i, layer) in stage.layers.iter().enumerate() {
-                    let copy = self.options.tie.is_some_and(|t| t.last == (stage.index(), i));
-                    if let (Some(grad), false) = (&layer.grad, copy) {
-                        add_squares(&mut sum, grad);
-                    }
-                }
-            }
+            let layers = stages.iter().flat_map(|s| {
+                let index = s.index();
+                s.layers.iter().enumerate().map(move |(i, layer)| ((index, i), layer))
+            });
+            let copy = |at| self.options.tie.is_some_and(|t| t.last == at);
+            let grads = layers.filter(|(at, _)| !copy(*at)).filter_map(|(_, l)| l.grad.as_ref());
+            add_squares(&mut sum, grads);
         }
         let mut total = ExactSum::default();
         for bytes in self.groups.world.exchange(sum.to_bytes()).wait()? {

@@ -17,6 +17,7 @@ pub(crate) fn command(dir: &Path, line: &str) -> Command {
     command
 }
 
+#[allow(dead_code, reason = "not every test file runs a command to its end at once")]
 /// Runs `zeropp` with the words of `line` in `dir`.
 pub(crate) fn zeropp(dir: &Path, line: &str) -> Outcome {
     let Output { status, stdout, stderr } =

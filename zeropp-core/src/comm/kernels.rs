@@ -105,6 +105,20 @@ fn once_a_device(inputs: &[Tensor<1>], make: impl Fn(&Device) -> Tensor<1>) -> V
     inputs.iter().map(result).collect()
 }
 
+/// Makes the device start on all that this thread has asked of it, so that another thread may take
+/// a tensor made by it. Burn would do so when the other thread first touches the tensor: at any
+/// point in this thread's later work, which would then be cut, fused and compiled anew in other
+/// places in every step.
+///
+/// # Errors
+/// The device's text for work that it could not take.
+pub(super) fn settle(device: &Device) -> Result<(), String> {
+    if *device == Device::flex() {
+        return Ok(());
+    }
+    device.flush().map_err(|e| e.to_string())
+}
+
 /// `tensor` on `device`: itself where it is there already.
 pub(super) fn on(device: &Device, tensor: &Tensor<1>) -> Tensor<1> {
     if tensor.device() == *device { tensor.clone() } else { tensor.clone().to_device(device) }

@@ -7,13 +7,17 @@
 
 mod buffers;
 mod checks;
+mod codec;
 mod kernels;
 pub mod mixed;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+pub mod nccl;
 pub mod recorded;
 mod signature;
+mod slot;
 mod stats;
+mod subgroup;
 pub mod threads;
 
 use std::sync::Arc;
@@ -258,7 +262,8 @@ pub trait Communicator: Send + Sync {
     /// Ends every operation of the whole world with `Aborted`, now and from now on. Never blocks;
     /// the first reason wins.
     fn abort(&self, reason: &str);
-    /// The error that every operation ends with, once the world has failed. Never blocks.
+    /// The error that every operation of this rank ends with from now on, once the world has
+    /// failed. Never blocks.
     fn failure(&self) -> Option<CommError> {
         None
     }

@@ -288,6 +288,10 @@ impl Communicator for Recorded {
         self.inner.abort(reason);
     }
 
+    fn failure(&self) -> Option<CommError> {
+        self.inner.failure()
+    }
+
     fn stats(&self) -> CommStats {
         self.inner.stats()
     }

@@ -117,8 +117,20 @@ choice! {
     DeviceKind {
         /// Burn's flex backend.
         Cpu = "cpu",
-        /// An NVIDIA GPU.
+        /// NVIDIA GPUs.
         Cuda = "cuda",
+        /// The GPU that Vulkan, Metal or DirectX drive; a software one too.
+        Wgpu = "wgpu",
+    }
+}
+
+choice! {
+    /// Which process of a launched job gets which ranks of the mesh.
+    Place {
+        /// ZeRO-3 groups inside hosts, where the processes allow it.
+        Hosts = "hosts",
+        /// As the launcher numbers the processes.
+        Ranks = "ranks",
     }
 }
 

@@ -4,12 +4,14 @@
 mod choice;
 mod error;
 mod file;
+mod launch;
 mod options;
 mod outputs;
 mod validate;
 
 pub use choice::{
-    Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Precision, Recompute, Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
+    Tokenizer,
 };
 pub use error::ConfigError;
 pub use options::{Config, OPTIONS, OptionInfo, OptionKind};

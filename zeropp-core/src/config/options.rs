@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use toml::Value;
 
 use super::choice::{
-    Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Precision, Recompute, Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
+    Tokenizer,
 };
 
 /// What kind of value a setting takes.
@@ -248,15 +249,45 @@ options! {
         "order" "ORDER" order: Order = Order::Random;
     }
     "Machine" {
-        /// What weights and activations are computed in. This build has fp32.
+        /// What weights and activations are computed in.
+        ///
+        /// bf16: compute and gathered weights in bfloat16; master weights, gradients, reductions
+        /// and optimizer in fp32. On the CPU it is slow, for comparing; wgpu has none.
         "precision" "KIND" precision: Precision = Precision::Fp32;
-        /// Where tensors live. This build has cpu.
+        /// Where tensors live. Ranks of one machine take its GPUs in turn, and share them.
+        ///
+        /// cuda needs a build with --features cuda, NVIDIA's driver, NVRTC 13 and the toolkit's
+        /// headers; wgpu a build with --features wgpu.
         "device" "KIND" device: DeviceKind = DeviceKind::Cpu;
-        /// How ranks talk to each other. threads: all ranks in one process. mpi: a process a rank,
-        /// started by mpirun; needs a build with --features mpi.
+        /// How ranks talk to each other. threads: all ranks in one process. mpi: processes started
+        /// by mpirun; needs a build with --features mpi.
+        ///
+        /// With fewer processes than ranks, each has as many of them as threads: one process a
+        /// node gathers weights once a node.
         "engine" "KIND" engine: EngineKind = EngineKind::Threads;
+        /// Which process gets which ranks: ZeRO-3 groups inside hosts, or as the launcher numbers.
+        "place" "BY" place: Place = Place::Hosts;
         /// Seconds a rank waits for another before the run ends with the name of the missing one.
         "timeout-s" "S" timeout_s: f64 = 120.0;
+    }
+    "Launch" {
+        /// Machines that are started by hand, each with one process of this job.
+        ///
+        /// Give all of them the same settings, and each its node-rank. Not with engine mpi, whose
+        /// launcher starts all processes; not needed where torchrun or Slurm did.
+        "nodes" "N" nodes: usize = 1;
+        /// Which of the nodes this is, from 0. Rank 0 is on node 0.
+        "node-rank" "I" node_rank: Option<usize> = None;
+        /// Where the processes meet: node 0's name or address, and a free port there.
+        ///
+        /// Beyond one machine this takes a token, a secret that the processes share: in the
+        /// environment as ZEROPP_TOKEN, or in token-file. Default under torchrun: MASTER_ADDR and
+        /// the port after MASTER_PORT.
+        "rendezvous" "HOST:PORT" rendezvous: Option<String> = None;
+        /// A file with the job's token, which nobody else may read.
+        "token-file" "FILE" token_file: Option<PathBuf> = None;
+        /// Seconds that all processes together may take to come.
+        "start-timeout-s" "S" start_timeout_s: f64 = 60.0;
     }
     "Emulation" {
         /// Measure the runtime: run the schedule with the times of this file, without a model.

@@ -108,11 +108,49 @@ fn bad_values_are_named_with_what_would_work() {
         ("clip = -1", "clip = -1: is out of range; use a largest norm, or 0"),
         ("timeout-s = 0", "timeout-s = 0: is out of range"),
         ("timeout-s = 1e300", "timeout-s = 1"),
-        ("precision = 'bf16'", "precision = bf16: is not in this build; use fp32"),
-        ("device = 'cuda'", "device = cuda: is not in this build; use cpu"),
+        #[cfg(not(feature = "cuda"))]
+        (
+            "device = 'cuda'",
+            "device = cuda: is not in this build; use cpu, or build zeropp with --features cuda",
+        ),
+        #[cfg(not(feature = "wgpu"))]
+        (
+            "device = 'wgpu'",
+            "device = wgpu: is not in this build; use cpu, or build zeropp with --features wgpu",
+        ),
+        #[cfg(feature = "wgpu")]
+        (
+            "device = 'wgpu'\nprecision = 'bf16'",
+            "precision = bf16: device wgpu can store it but not compute in it; use fp32",
+        ),
         #[cfg(not(feature = "mpi"))]
         ("engine = 'mpi'", "engine = mpi: is not in this build; use threads"),
         ("engine = 'nccl'", "engine = nccl: is not in this build; use threads"),
+        ("nodes = 0", "nodes = 0: at least 1 is needed"),
+        (
+            "nodes = 2",
+            "nodes = 2: engine threads has all ranks in one process; use engine mpi and a launcher \
+             such as mpirun or srun, or engine nccl",
+        ),
+        (
+            "engine = 'mpi'\nrendezvous = 'a:1'",
+            "rendezvous = a:1: processes of engine mpi find each other; leave it out",
+        ),
+        (
+            "engine = 'mpi'\nnodes = 2",
+            "nodes = 2: MPI's launcher starts the processes; leave it out and use mpirun or srun",
+        ),
+        ("engine = 'nccl'\nnodes = 2", "rendezvous = (none): 2 nodes have to meet"),
+        (
+            "engine = 'nccl'\nnode-rank = 1",
+            "node-rank = 1: there are 1 nodes; use 0, or say how many with nodes",
+        ),
+        ("rendezvous = 'node0'", "rendezvous = node0: has no port; use HOST:PORT"),
+        ("start-timeout-s = 0", "start-timeout-s = 0: is out of range"),
+        (
+            "engine = 'nccl'\npp = 3\nnodes = 2\nrendezvous = 'a:1'",
+            "nodes = 2: pp 3 x zero3 1 x dp 1 is 3 ranks, which 2 nodes cannot share evenly",
+        ),
         ("save-every = 3", "save-every = 3: save has no folder; name a folder with save"),
         ("resume = true", "resume = true: save has no folder; name a folder with save"),
         ("save = 'here'\nkeep = 0", "keep = 0: at least 1 is needed"),
@@ -203,6 +241,9 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         trace: path(),
         save: path(),
         emulate: path(),
+        node_rank: Some(0),
+        rendezvous: Some("node0:29400".into()),
+        token_file: path(),
         ..Config::default().resolved()
     };
     let written = full.to_toml().unwrap();

@@ -1,6 +1,7 @@
 //! The rules a configuration must keep, each with what would work instead.
 
 use super::{Config, ConfigError, DeviceKind, EngineKind, Precision};
+use crate::device;
 
 /// Most ranks of the threads engine: each is a thread, and beyond this a typing error is likelier.
 const RANKS_MAX: usize = 4096;
@@ -32,6 +33,11 @@ fn number(field: &str, value: f64, ok: bool, range: &str) -> Checked {
     })
 }
 
+pub(super) fn seconds(field: &str, value: f64) -> Checked {
+    let in_range = value > 0.0 && value <= TIMEOUT_S_MAX;
+    number(field, value, in_range, "more than 0 seconds, up to 1e8")
+}
+
 impl Config {
     /// Checks every rule that needs no data file and no knowledge of a schedule: sizes, ranges,
     /// what this build can do, and that the output files can be written.
@@ -46,12 +52,13 @@ impl Config {
         self.check_model()?;
         self.check_schedule()?;
         self.check_training()?;
+        self.check_launch()?;
         self.check_build()?;
         self.check_checkpoints()?;
         self.check_outputs()
     }
 
-    fn check_mesh(&self) -> Checked {
+    pub(super) fn check_mesh(&self) -> Checked {
         let sizes = [("pp", self.pp), ("zero3", self.zero3), ("dp", self.dp)];
         for (field, value) in sizes {
             within(field, value, RANKS_MAX)?;
@@ -126,9 +133,7 @@ impl Config {
         }
         number("eps", self.eps, self.eps > 0.0, "more than 0, such as 1e-8")?;
         number("clip", self.clip, self.clip >= 0.0, "a largest norm, or 0 to never scale")?;
-        let timeout = self.timeout_s;
-        let in_range = timeout > 0.0 && timeout <= TIMEOUT_S_MAX;
-        number("timeout-s", timeout, in_range, "more than 0 seconds, up to 1e8")
+        seconds("timeout-s", self.timeout_s)
     }
 
     /// What the settings can name but this build does not have.
@@ -137,30 +142,18 @@ impl Config {
             ConfigError::value(field, value.to_string(), "is not in this build", help)
         };
         let (precision, device, engine) = (self.precision, self.device, self.engine);
-        check(precision == Precision::Fp32, || absent("precision", &precision, "use fp32"))?;
-        check(device == DeviceKind::Cpu, || absent("device", &device, "use cpu"))?;
+        check(device::is_built(device), || device::absent(device))?;
+        let storable = precision == Precision::Fp32 || device != DeviceKind::Wgpu;
+        check(storable, || {
+            let problem = "device wgpu can store it but not compute in it";
+            ConfigError::value("precision", precision, problem, "use fp32, or device cuda or cpu")
+        })?;
         let help = match engine {
             EngineKind::Mpi => "use threads, or build zeropp with --features mpi",
             _ => "use threads",
         };
         let has_mpi = cfg!(feature = "mpi") && engine == EngineKind::Mpi;
-        check(has_mpi || engine == EngineKind::Threads, || absent("engine", &engine, help))?;
-        self.check_mpi()
-    }
-
-    /// What takes all ranks in one process so far.
-    fn check_mpi(&self) -> Checked {
-        if self.engine != EngineKind::Mpi {
-            return Ok(());
-        }
-        for (field, path) in [("save", &self.save), ("trace", &self.trace)] {
-            check(path.is_none(), || {
-                let value = path.as_ref().map(|p| p.display().to_string()).unwrap_or_default();
-                let help = "leave it out, or use engine threads";
-                ConfigError::value(field, value, "does not work with engine mpi yet", help)
-            })?;
-        }
-        Ok(())
+        check(has_mpi || engine == EngineKind::Threads, || absent("engine", &engine, help))
     }
 
     fn check_checkpoints(&self) -> Checked {

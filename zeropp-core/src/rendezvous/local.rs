@@ -1,45 +1,21 @@
 //! The rendezvous of ranks that are threads of one process.
 
-use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
-
+use super::board::Board;
 use super::{Rendezvous, RendezvousError};
 
 /// Names and values in this process's memory.
 #[derive(Default)]
-pub struct Local {
-    values: Mutex<HashMap<String, Vec<u8>>>,
-    set: Condvar,
-}
+pub struct Local(Board);
 
 impl Rendezvous for Local {
     fn put(&self, key: &str, value: &[u8]) -> Result<(), RendezvousError> {
-        let mut values = self.values.lock();
-        match values.get(key) {
-            Some(old) if old == value => Ok(()),
-            Some(_) => Err(RendezvousError::Taken { key: key.into() }),
-            None => {
-                values.insert(key.into(), value.into());
-                self.set.notify_all();
-                Ok(())
-            }
-        }
+        self.0.put(key, value).map(drop)
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, RendezvousError> {
-        let deadline = Instant::now() + timeout;
-        let mut values = self.values.lock();
-        loop {
-            if let Some(value) = values.get(key) {
-                return Ok(value.clone());
-            }
-            if self.set.wait_until(&mut values, deadline).timed_out() {
-                let after_s = timeout.as_secs_f64().round() as u64;
-                return Err(RendezvousError::Timeout { key: key.into(), after_s });
-            }
-        }
+        self.0.get(key, timeout)
     }
 }
 

@@ -108,10 +108,15 @@ impl ModelWorker {
 
     /// The losses of the step's micro-batches, where this rank has the last stage; clears them.
     pub fn take_losses(&mut self) -> Vec<(usize, f32)> {
-        let mut losses: Vec<(usize, f32)> = std::mem::take(&mut self.losses)
-            .into_iter()
-            .map(|(m, loss)| (m, loss.into_scalar::<f32>()))
-            .collect();
+        let (micro_batches, losses): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.losses).into_iter().unzip();
+        if losses.is_empty() {
+            return Vec::new();
+        }
+        // Together: every reading waits for the device.
+        let values =
+            Tensor::cat(losses, 0).into_data().try_to_vec::<f32>().expect("losses are f32");
+        let mut losses: Vec<(usize, f32)> = micro_batches.into_iter().zip(values).collect();
         losses.sort_by_key(|(m, _)| *m);
         losses
     }

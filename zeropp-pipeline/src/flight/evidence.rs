@@ -1,5 +1,6 @@
 //! What the records say about each kind of failure.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use zeropp_core::comm::{CommError, Operation};
@@ -14,7 +15,7 @@ use super::waits::{Root, operations};
 const CRASHES: [i32; 5] = [4, 6, 7, 8, 11];
 /// How long after the first sign of a failure a fault may still be its cause: ranks hear of each
 /// other's faults at once, but clocks of two hosts differ a little.
-const AT_ONCE_NS: u64 = 200_000_000;
+pub(super) const AT_ONCE_NS: u64 = 200_000_000;
 /// What is on its way for less is no sign of a lost message.
 const LOST_NS: u64 = 1_000_000_000;
 
@@ -78,9 +79,12 @@ impl<'a> Case<'a> {
         faults.min_by_key(|record| common(&record.header, record.header.end.at_ns))
     }
 
-    /// Ranks of the world without a record.
+    /// Ranks whose processes left nothing at all.
     pub(super) fn gone(&self) -> Vec<usize> {
-        (0..self.world()).filter(|rank| self.moment.record(*rank).is_none()).collect()
+        let wrote = self.moment.records().map(|(rank, _)| rank);
+        let wrote: Vec<Peer> =
+            wrote.chain(self.run.unreadable.iter().copied()).map(|r| self.process(r)).collect();
+        (0..self.world()).filter(|rank| !wrote.contains(&self.process(*rank))).collect()
     }
 
     /// Ranks whose processes stood still as the run failed while others did not: the longest first.
@@ -202,7 +206,7 @@ impl<'a> Case<'a> {
             let owes = parts.gone.contains(&rank) || parts.absent.contains(&rank);
             owes.then_some((waiter, op))
         });
-        waiting.max_by_key(|(waiter, _)| self.moment.doing_for_ns(*waiter))
+        waiting.max_by_key(|(waiter, _)| (self.moment.doing_for_ns(*waiter), Reverse(*waiter)))
     }
 
     /// The last message that came from `rank`, or the last collective with it.

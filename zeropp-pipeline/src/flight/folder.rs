@@ -47,6 +47,8 @@ pub struct Run {
     pub records: Vec<Record>,
     /// Files that are damaged, and how. Of some, a part is among the records.
     pub damaged: Vec<String>,
+    /// Ranks whose files cannot be read at all.
+    pub unreadable: Vec<usize>,
     /// Other runs in the same folders, oldest first.
     pub others: Vec<String>,
 }
@@ -100,7 +102,11 @@ impl Run {
                     self.damaged.push(format!("{shown}: says run {}", record.header.run));
                 }
             }
-            Err(problem) => self.damaged.push(format!("{shown}: {problem}")),
+            Err(problem) => {
+                let name = path.file_name().and_then(|name| parse(name.to_str()?));
+                self.unreadable.extend(name.map(|(_, rank)| rank));
+                self.damaged.push(format!("{shown}: {problem}"));
+            }
         }
         Ok(())
     }

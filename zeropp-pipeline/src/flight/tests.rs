@@ -1,1 +1,426 @@
+//! Verdicts on made-up runs of four ranks: two stages on two hosts, two ranks that share each.
 
+use proptest::prelude::*;
+use zeropp_core::comm::recorded::{GroupRecord, Outcome};
+use zeropp_core::comm::{CommError, Operation};
+
+use super::record::{
+    ActionEntry, Coords, End, EndKind, Entry, Header, OpEntry, Pause, Peer, Record,
+};
+use super::{Cause, Run, Verdict, judge};
+
+const S: u64 = 1_000_000_000;
+/// When the made-up runs fail.
+const END: u64 = 100 * S;
+
+/// A rank that has done nothing yet and learns of the failure 1 ms after it.
+fn rank(rank: usize) -> Record {
+    let group = |name: String, members: &[usize]| GroupRecord {
+        name,
+        members: members.to_vec(),
+        collectives: 0,
+    };
+    let (pp, zero3) = (rank / 2, rank % 2);
+    let header = Header {
+        format: 1,
+        run: "1-a".into(),
+        rank,
+        coords: Coords { pp, zero3, dp: 0 },
+        mesh: Coords { pp: 2, zero3: 2, dp: 1 },
+        processes: (0..4).map(|r| Peer { host: format!("node{}", r / 2), pid: 40 + r }).collect(),
+        engine: "mpi".into(),
+        schedule: "gpipe".into(),
+        placement: vec![0, 1],
+        timeout_s: 3.0,
+        ahead_ns: 0,
+        end: End {
+            kind: EndKind::Peer,
+            at_ns: END + S / 1000,
+            text: "aborted".into(),
+            error: None,
+        },
+        pauses: Vec::new(),
+        groups: vec![
+            group("world".into(), &[0, 1, 2, 3]),
+            group(format!("zero3[{pp}]"), &[2 * pp, 2 * pp + 1]),
+            group(format!("pipeline[{zero3}]"), &[zero3, zero3 + 2]),
+        ],
+        entries: 0,
+    };
+    Record { header, entries: Vec::new() }
+}
+
+impl Record {
+    fn action(
+        mut self,
+        action: &str,
+        begin_ns: u64,
+        compute: Option<(u64, Option<u64>)>,
+    ) -> Record {
+        let stage = action[..1].parse().ok();
+        self.entries.push(Entry::Action(ActionEntry {
+            step: 7,
+            action: action.into(),
+            stage,
+            micro_batch: Some(0),
+            begin_ns,
+            compute_ns: compute.map(|c| c.0),
+            computed_ns: compute.and_then(|c| c.1),
+            end_ns: compute.and_then(|c| c.1),
+        }));
+        self
+    }
+
+    /// An operation that the rank has waited for since `since`: until `end`, or until it failed.
+    fn op(mut self, operation: Operation, group: usize, since: u64, end: Option<u64>) -> Record {
+        let group = &mut self.header.groups[group];
+        let number = group.collectives;
+        group.collectives += 1;
+        let (outcome, ended_ns) = match end {
+            Some(end) => (Outcome::Done, Some(end)),
+            None => (Outcome::Failed, Some(self.header.end.at_ns)),
+        };
+        self.entries.push(Entry::Operation(OpEntry {
+            group: group.name.clone(),
+            operation,
+            number,
+            tag: None,
+            peer: None,
+            buffer: Some(("f32".into(), 64)),
+            issued_ns: since,
+            waited_ns: Some(since),
+            ended_ns,
+            outcome,
+        }));
+        self
+    }
+
+    /// A message of stage 0's F5 or, from stage 1, its B5.
+    fn message(self, operation: Operation, peer: usize, since: u64, end: Option<u64>) -> Record {
+        let up = (operation == Operation::Send) == (peer >= 2);
+        let tag = if up { 1 << 32 | 5 } else { 1 << 62 | 5 };
+        let mut record = self.op(operation, 2, since, end);
+        record.header.groups[2].collectives = 0;
+        let Some(Entry::Operation(op)) = record.entries.last_mut() else { unreachable!() };
+        (op.tag, op.peer, op.number) = (Some(tag), Some(peer), 0);
+        if operation == Operation::Send {
+            op.waited_ns = None;
+        }
+        record
+    }
+
+    fn ends(mut self, kind: EndKind, at_ns: u64, error: Option<CommError>) -> Record {
+        let text = error.as_ref().map_or("its own words".into(), CommError::to_string);
+        for entry in &mut self.entries {
+            if let Entry::Operation(op) = entry
+                && op.outcome == Outcome::Failed
+            {
+                op.ended_ns = Some(at_ns);
+            }
+        }
+        self.header.end = End { kind, at_ns, text, error };
+        self
+    }
+
+    fn times_out(self, missing: &[usize]) -> Record {
+        let error = CommError::Timeout {
+            group: "pipeline[0]".into(),
+            operation: "recv".into(),
+            sequence: 5,
+            after_s: 3.0,
+            missing: missing.to_vec(),
+        };
+        self.ends(EndKind::Timeout, END, Some(error))
+    }
+}
+
+fn verdict(mut records: Vec<Record>) -> Verdict {
+    for record in &mut records {
+        record.header.entries = record.entries.len();
+    }
+    judge(&Run { name: "1-a".into(), records, ..Run::default() })
+}
+
+fn check(found: &Verdict, cause: Cause, ranks: &[usize], parts: &[&str]) {
+    assert_eq!((found.cause, found.ranks.as_slice()), (cause, ranks), "{found:#?}");
+    let all = format!("{}\n{}", found.summary, found.reasons.join("\n"));
+    parts.iter().for_each(|part| assert!(all.contains(part), "{part} not in: {all}"));
+}
+
+/// Ranks 0 and 1 wait for the gradients of 2 and 3; 3 waits for 2 to join a reduction.
+fn waiting_for_rank_2() -> Vec<Record> {
+    let since = END - 3 * S;
+    vec![
+        rank(0).action("0B5", since, None).message(Operation::Recv, 2, since, None),
+        rank(1).action("0B5", since, None).message(Operation::Recv, 3, since, None),
+        rank(2).action("1B5", since, Some((since, None))),
+        rank(3).action("1B5", since, None).op(Operation::ReduceScatter, 1, since, None),
+    ]
+}
+
+#[test]
+fn a_panic_is_the_cause_whatever_came_after() {
+    let mut records = waiting_for_rank_2();
+    records[2] = records[2].clone().ends(EndKind::Panic, END, None);
+    records[0] = records[0].clone().ends(EndKind::Panic, END + 5 * S, None);
+    let found = verdict(records);
+    check(&found, Cause::Panicked, &[2], &["its own words", "stage 1", "action 1B5", "node1"]);
+    assert_eq!((found.step, found.stage, found.action.as_deref()), (Some(7), Some(1), Some("1B5")));
+}
+
+#[test]
+fn a_rank_that_computes_for_ever_is_at_the_end_of_every_chain() {
+    let mut records = waiting_for_rank_2();
+    records[1] = records[1].clone().times_out(&[3]);
+    let found = verdict(records);
+    check(
+        &found,
+        Cause::Stuck,
+        &[2],
+        &["computing for 3.0 s", "3 ranks waited", "rank 0 had waited"],
+    );
+    assert!(found.operation.unwrap().contains("what 1B5 gives, from rank 2"));
+}
+
+#[test]
+fn a_rank_without_a_record_was_killed_or_frozen() {
+    let mut records = waiting_for_rank_2();
+    records.remove(2);
+    for record in &mut records {
+        *record = record.clone().ends(EndKind::Signal(15), END, None);
+    }
+    let killed = verdict(records.clone());
+    check(&killed, Cause::Killed, &[2], &["left no record", "stage 1", "step 7", "the launcher"]);
+    // Another that could not write is not to blame, for nobody waited for it.
+    let two = verdict(records[..2].to_vec());
+    assert_eq!((two.cause, two.ranks[0]), (Cause::Killed, 2));
+
+    records[0] = records[0].clone().times_out(&[2]);
+    check(&verdict(records), Cause::Frozen, &[2], &["missing ranks [2]"]);
+}
+
+#[test]
+fn a_host_without_records_is_lost() {
+    let mut records = waiting_for_rank_2();
+    records.truncate(2);
+    records[0] = records[0].clone().times_out(&[2]);
+    check(&verdict(records), Cause::HostLost, &[2, 3], &["node1", "link"]);
+}
+
+#[test]
+fn a_process_that_stood_still_is_named_though_it_was_woken() {
+    let mut records = waiting_for_rank_2();
+    records[0] = records[0].clone().times_out(&[2]);
+    let pause = Pause { from_ns: END - 3 * S, to_ns: END + S };
+    records[2].header.pauses.push(pause);
+    records[2].header.end.at_ns = END + S;
+    check(
+        &verdict(records.clone()),
+        Cause::Frozen,
+        &[2],
+        &["nothing of its process ran for 4.0 s"],
+    );
+    // A machine that slept took all of them along.
+    for record in &mut records {
+        record.header.pauses = vec![pause];
+    }
+    check(&verdict(records), Cause::Stuck, &[2], &[]);
+}
+
+/// Rank 0 has sent what rank 2 waits for; the same for 1 and 3. Nothing comes through.
+fn cut() -> Vec<Record> {
+    let since = END - 3 * S;
+    let pair = |low: usize| {
+        let high = low + 2;
+        let sends = |r: usize, peer| rank(r).message(Operation::Send, peer, since, Some(since));
+        [
+            sends(low, high).message(Operation::Recv, high, since, None),
+            rank(high).message(Operation::Recv, low, since - S / 100, None),
+        ]
+    };
+    let ([a, c], [b, d]) = (pair(0), pair(1));
+    vec![a, b, c, d]
+}
+
+#[test]
+fn a_cut_link_is_between_hosts() {
+    let mut records = cut();
+    records[0] = records[0].clone().times_out(&[2, 3]);
+    records[2] = records[2].clone().ends(EndKind::Signal(15), END - S / 10, None);
+    let found = verdict(records);
+    check(&found, Cause::LinkCut, &[0, 2], &["node0 and node1", "had done its part"]);
+    assert_eq!(found.hosts, ["node0", "node1"]);
+}
+
+#[test]
+fn clocks_that_differ_change_nothing() {
+    let shift = |record: &mut Record, ns: u64| {
+        record.header.ahead_ns = ns as i64;
+        record.header.end.at_ns += ns;
+        for entry in &mut record.entries {
+            let Entry::Operation(op) = entry else { continue };
+            op.issued_ns += ns;
+            op.waited_ns = op.waited_ns.map(|t| t + ns);
+            op.ended_ns = op.ended_ns.map(|t| t + ns);
+        }
+    };
+    let mut records = cut();
+    records[0] = records[0].clone().times_out(&[2, 3]);
+    let before = verdict(records.clone());
+    records[2..].iter_mut().for_each(|record| shift(record, 3600 * S));
+    assert_eq!(verdict(records), before);
+}
+
+#[test]
+fn a_message_on_its_way_for_a_moment_is_not_lost() {
+    let mut records = cut();
+    for record in &mut records {
+        for entry in &mut record.entries {
+            let Entry::Operation(op) = entry else { continue };
+            op.issued_ns += 3 * S - S / 20;
+            op.waited_ns = op.waited_ns.map(|t| t + 3 * S - S / 20);
+        }
+        *record = record.clone().ends(EndKind::Signal(2), END, None);
+    }
+    check(&verdict(records), Cause::Stopped, &[], &["SIGINT", "from outside"]);
+}
+
+#[test]
+fn one_rank_ended_before_the_others_is_named() {
+    let mut records = waiting_for_rank_2();
+    for (i, record) in records.iter_mut().enumerate() {
+        let at = END + if i == 3 { 0 } else { S };
+        *record = record.clone().ends(EndKind::Signal(15), at, None);
+    }
+    check(&verdict(records), Cause::Stopped, &[3], &["SIGTERM", "1.0 s later"]);
+}
+
+#[test]
+fn a_slow_rank_is_not_a_stuck_one() {
+    let since = END - 3 * S;
+    let records = vec![
+        rank(0).message(Operation::Recv, 2, since, None).times_out(&[2]),
+        rank(1).message(Operation::Recv, 3, since, None),
+        // Only a moment ago it got what rank 3 took so long for.
+        rank(2).action("1B6", END - S / 50, Some((END - S / 50, None))),
+        rank(3).action("1B5", since, Some((since, Some(END - S / 40)))).action(
+            "1B6",
+            END - S / 50,
+            Some((END - S / 50, None)),
+        ),
+    ];
+    let found = verdict(records);
+    check(&found, Cause::Slow, &[3], &["took 3.0 s for one action"]);
+    assert_eq!(found.action.as_deref(), Some("1B5"));
+}
+
+#[test]
+fn ranks_that_wait_for_each_other() {
+    let since = END - 3 * S;
+    let records = vec![
+        rank(0).message(Operation::Recv, 2, since, None).times_out(&[2]),
+        rank(1).message(Operation::Recv, 3, since, None),
+        rank(2).message(Operation::Recv, 0, since, None),
+        rank(3).message(Operation::Recv, 1, since, None),
+    ];
+    let found = verdict(records);
+    assert_eq!(found.cause, Cause::Deadlock, "{found:#?}");
+    assert!(found.ranks == [0, 2] || found.ranks == [1, 3], "{found:#?}");
+}
+
+#[test]
+fn the_odd_one_out_called_something_else() {
+    let mut records: Vec<Record> =
+        (0..4).map(|r| rank(r).op(Operation::AllReduce, 0, END - S / 2, None)).collect();
+    let Entry::Operation(op) = &mut records[1].entries[0] else { unreachable!() };
+    op.buffer = Some(("f32".into(), 32));
+    let error = CommError::Mismatch {
+        group: "world".into(),
+        sequence: 0,
+        rank: 3,
+        mine: "all_reduce of 64 f32".into(),
+        peer: 1,
+        theirs: "all_reduce of 32 f32".into(),
+    };
+    records[3] = records[3].clone().ends(EndKind::Error, END, Some(error));
+    check(&verdict(records), Cause::Mismatched, &[1], &["all_reduce of 32 f32"]);
+}
+
+#[test]
+fn nothing_to_go_by_is_said() {
+    let found = verdict(Vec::new());
+    assert_eq!((found.cause, found.summary.as_str()), (Cause::Unknown, "no record can be read"));
+    let found = verdict((0..4).map(rank).collect());
+    assert_eq!(found.cause, Cause::Unknown);
+}
+
+fn text(record: &Record) -> Vec<u8> {
+    let mut record = record.clone();
+    record.header.entries = record.entries.len();
+    let mut text = Vec::new();
+    record.write(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn a_cut_file_gives_what_is_there_and_says_so() {
+    let whole = text(&waiting_for_rank_2()[0]);
+    let (record, problem) = Record::read(&whole).unwrap();
+    assert_eq!((text(&record), problem), (whole.clone(), None));
+    let (part, problem) = Record::read(&whole[..whole.len() - 20]).unwrap();
+    assert_eq!(part.entries.len(), 1);
+    assert!(problem.unwrap().contains("line 3"));
+    let lines = whole.split_inclusive(|b| *b == b'\n').take(2).collect::<Vec<_>>().concat();
+    assert_eq!(Record::read(&lines).unwrap().1.unwrap(), "ends after 1 of 2 entries");
+    assert!(Record::read(&whole[..50]).unwrap_err().contains("line 1"));
+    assert!(Record::read(b"").is_err());
+}
+
+#[test]
+fn a_folder_may_hold_other_runs_and_rubbish() {
+    let dir = tempfile::tempdir().unwrap();
+    let put = |name: &str, text: &[u8]| std::fs::write(dir.path().join(name), text).unwrap();
+    let folders = [dir.path().to_path_buf()];
+    put("notes.txt", b"hello");
+    let error = Run::read(&folders, None).unwrap_err().to_string();
+    assert!(error.contains("no records of a failed run"), "{error}");
+    for (at, record) in waiting_for_rank_2().iter_mut().enumerate() {
+        for run in ["9-old", "10-new"] {
+            record.header.run = run.into();
+            put(&Record::file_name(run, at), &text(record));
+        }
+    }
+    put(&Record::file_name("10-new", 3), b"{\"format\":7");
+    put(".10-new-rank0002.jsonl.77", b"half a fi");
+    let run = Run::read(&folders, None).unwrap();
+    assert_eq!((run.name.as_str(), run.records.len()), ("10-new", 3));
+    assert_eq!((run.others.as_slice(), run.damaged.len()), (["9-old".to_string()].as_slice(), 1));
+    assert_eq!(Run::read(&folders, Some("9-old")).unwrap().records.len(), 4);
+    let error = Run::read(&folders, Some("8")).unwrap_err().to_string();
+    assert!(error.contains("run = 8") && error.contains("9-old, 10-new"), "{error}");
+    let nowhere = [dir.path().join("none")];
+    assert!(Run::read(&nowhere, None).unwrap_err().to_string().contains("cannot be read"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn any_damage_is_read_and_judged_without_a_panic(
+        cuts in proptest::collection::vec((0usize..4, 0.0f64..1.0, any::<u8>()), 0..6),
+    ) {
+        let mut files: Vec<Vec<u8>> = cut().iter().map(text).collect();
+        for (file, at, byte) in cuts {
+            let at = (files[file].len() as f64 * at) as usize;
+            if byte % 2 == 0 {
+                files[file].truncate(at);
+            } else if let Some(old) = files[file].get_mut(at) {
+                *old = byte;
+            }
+        }
+        let records = files.iter().filter_map(|file| Some(Record::read(file).ok()?.0)).collect();
+        let run = Run { name: "1-a".into(), records, ..Run::default() };
+        let found = judge(&run);
+        prop_assert!(!found.summary.is_empty());
+    }
+}

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use zeropp_core::comm::CommError;
 
-use super::evidence::{Case, Place};
+use super::evidence::{AT_ONCE_NS, Case, Place};
 use super::folder::Run;
 use super::moment::{Doing, Moment};
 use super::record::{Coords, EndKind, Peer, Record, signal_name};
@@ -293,9 +293,20 @@ fn first_to_be_told(case: &Case) -> Option<Verdict> {
 /// Nobody failed: the run was ended from outside.
 fn stopped(case: &Case) -> Option<Verdict> {
     let signals = case.ended(|kind| matches!(kind, EndKind::Signal(_)));
-    let first =
-        signals.into_iter().min_by_key(|r| super::moment::common(&r.header, r.header.end.at_ns))?;
+    let at = |r: &Record| super::moment::common(&r.header, r.header.end.at_ns);
+    let first = *signals.iter().min_by_key(|r| at(r))?;
     let EndKind::Signal(number) = first.header.end.kind else { return None };
+    let name = signal_name(number);
+    let process = case.process(first.header.rank);
+    let others = signals.iter().filter(|r| case.process(r.header.rank) != process);
+    let next = others.map(|r| at(r)).min().unwrap_or(u64::MAX);
+    if (at(first) + AT_ONCE_NS..u64::MAX).contains(&next) {
+        let ranks = signals.iter().map(|r| r.header.rank);
+        let ranks = ranks.filter(|rank| case.process(*rank) == process).collect();
+        let reason = format!("the others were ended {} later", seconds(next - at(first)));
+        let what = format!("was ended from outside, with {name}");
+        return Some(verdict(case, Cause::Stopped, ranks, &what, vec![reason]));
+    }
     let mut reasons = vec![format!("rank {} was the first to get it", first.header.rank)];
     let longest = case.moment.records().map(|(rank, _)| rank);
     if let Some((rank, root)) = longest
@@ -311,7 +322,7 @@ fn stopped(case: &Case) -> Option<Verdict> {
         ));
     }
     Some(Verdict {
-        summary: format!("the run was ended from outside, with {}", signal_name(number)),
+        summary: format!("the run was ended from outside, with {name}"),
         ..verdict(case, Cause::Stopped, Vec::new(), "", reasons)
     })
 }

@@ -73,7 +73,8 @@ fn make(group: &Arc<Group>, meeting: &Rendezvous, inputs: Vec<Input>) -> CommRes
     let wishes = group.homes.iter().enumerate().map(by_place).collect();
     let parts = parts(group, meeting, wishes)?;
     let mut outputs: Vec<Option<Output>> = group.local.members.iter().map(|_| None).collect();
-    for (part, outer) in join_processes(group, parts)? {
+    let outers = join_processes(group, &parts)?;
+    for (part, outer) in parts.into_iter().zip(outers) {
         let members: Vec<usize> = part.places.iter().map(|place| group.members[*place]).collect();
         group.engine.note_members(&part.name, members.clone());
         let here: Vec<(usize, usize)> =
@@ -162,10 +163,7 @@ fn parts(group: &Group, meeting: &Rendezvous, wishes: Vec<Wish>) -> CommResult<V
 
 /// What joins the processes of each part that spans several. Parts without a process in common are
 /// made in one go, so that many groups of few processes take few rounds.
-fn join_processes(
-    group: &Group,
-    parts: Vec<Part>,
-) -> CommResult<Vec<(Part, Option<Arc<dyn Communicator>>)>> {
+fn join_processes(group: &Group, parts: &[Part]) -> CommResult<Vec<Option<Arc<dyn Communicator>>>> {
     let mut rounds: Vec<Vec<usize>> = Vec::new();
     for (number, part) in parts.iter().enumerate().filter(|(_, part)| part.homes.len() > 1) {
         let apart = |round: &&mut Vec<usize>| {
@@ -191,5 +189,5 @@ fn join_processes(
             outers[number] = Some(made);
         }
     }
-    Ok(parts.into_iter().zip(outers).collect())
+    Ok(outers)
 }

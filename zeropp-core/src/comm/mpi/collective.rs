@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-use super::group::{Channel, Group, Joined, sub_group_id};
+use super::group::{Channel, Group, Joined};
 use super::slot::{Output, Slot};
 use super::sys::{Memory, MpiError, Transfer, parts};
 use super::wire::Header;
 use crate::comm::signature::{Operation, Signature};
+use crate::comm::subgroup::{Wish, sub_group_id};
 use crate::comm::{CommError, kernels};
 use crate::host::host;
 
@@ -372,32 +373,6 @@ impl Flight {
                 kernels::sum_tensors(&pieces, &self.device, 0..len)
             }
         }
-    }
-}
-
-/// A sub-group wanted: its name, color and key, as sent to all ranks.
-pub(super) struct Wish {
-    pub(super) color: usize,
-    pub(super) key: usize,
-    pub(super) name: String,
-}
-
-impl Wish {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = (self.color as u64).to_le_bytes().to_vec();
-        bytes.extend((self.key as u64).to_le_bytes());
-        bytes.extend(self.name.as_bytes());
-        bytes
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Wish> {
-        let (color, rest) = bytes.split_first_chunk::<8>()?;
-        let (key, name) = rest.split_first_chunk::<8>()?;
-        Some(Wish {
-            color: u64::from_le_bytes(*color) as usize,
-            key: u64::from_le_bytes(*key) as usize,
-            name: String::from_utf8_lossy(name).into_owned(),
-        })
     }
 }
 

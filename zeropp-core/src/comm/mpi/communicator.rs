@@ -7,16 +7,18 @@ use burn::tensor::{DType, Tensor};
 use crossbeam_channel::bounded;
 use parking_lot::Mutex;
 
-use super::collective::{Input, Parcel, Wish};
+use super::collective::{Input, Parcel};
 use super::driver::{Command, Late};
 use super::group::{Group, Joined};
 use super::inquest::INQUEST_MAX;
 use super::mail::{Address, Wanted};
 use super::shared::{Presence, Shared};
 use super::slot::{Output, Slot};
-use super::wire::{INLINE_MAX, can_send};
+use super::wire::INLINE_MAX;
+use crate::comm::codec::can_send;
 use crate::comm::signature::{Operation, Signature, bytes_of};
 use crate::comm::stats::Traffic;
+use crate::comm::subgroup::Wish;
 use crate::comm::{CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks};
 
 /// Most elements in one operation, over all ranks: MPI counts in C's `int`.

@@ -96,7 +96,7 @@ impl Driver {
             outbox: Vec::new(),
             channels: HashMap::from([(world.group.id, world)]),
             early: HashMap::new(),
-            mail: Mail::new(size),
+            mail: Mail::new(size, shared.options.device.clone()),
             departed: vec![false; size],
             byes: vec![false; size],
             inquest: None,

@@ -48,11 +48,3 @@ pub(super) struct Channel {
     pub(super) late: Comm,
     pub(super) meetings: BTreeMap<u64, Meeting>,
 }
-
-/// The number of the sub-group of `color` made by collective `sequence` of group `parent` (FNV-1a).
-pub(super) fn sub_group_id(parent: u64, sequence: u64, color: u64) -> u64 {
-    let bytes = [parent, sequence, color].into_iter().flat_map(u64::to_le_bytes);
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
-}

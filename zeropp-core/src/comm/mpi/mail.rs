@@ -54,6 +54,8 @@ pub(super) struct Mail {
     arriving: Vec<Arriving>,
     /// Messages sent so far to each world rank.
     numbers: Vec<u32>,
+    /// Where messages are to arrive.
+    device: Device,
 }
 
 /// MPI tag of the data of the sender's message `number`: an MPI library need not have more.
@@ -62,9 +64,9 @@ pub(super) fn data_tag(number: u32) -> i32 {
 }
 
 impl Mail {
-    pub(super) fn new(world_size: usize) -> Mail {
+    pub(super) fn new(world_size: usize, device: Device) -> Mail {
         let (lanes, arriving) = (HashMap::new(), Vec::new());
-        Mail { lanes, arriving, numbers: vec![0; world_size] }
+        Mail { lanes, arriving, numbers: vec![0; world_size], device }
     }
 
     /// Whether a receive is under way.
@@ -145,7 +147,7 @@ impl Mail {
                 theirs: letter.signature.to_string(),
             })
         } else if let Some(bytes) = letter.inline {
-            wanted.slot.put(Ok(Output::Buffer(from_bytes(bytes, kind, &Device::flex()))));
+            wanted.slot.put(Ok(Output::Buffer(from_bytes(bytes, kind, &self.device))));
             return Ok(());
         } else {
             let target = room(group, kind, len);
@@ -176,7 +178,7 @@ impl Mail {
             let Arriving { transfer, wanted, .. } = self.arriving.swap_remove(i);
             let (_, target) = transfer.expect("tested above").into_memory();
             let target = target.expect("a receive has a target");
-            let tensor = unpack(&wanted.group, target, wanted.kind, &Device::flex());
+            let tensor = unpack(&wanted.group, target, wanted.kind, &self.device);
             wanted.slot.put(Ok(Output::Buffer(tensor)));
             moved = true;
         }

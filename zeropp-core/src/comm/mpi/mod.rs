@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use burn::tensor::Device;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
 
 use super::{CommError, CommResult, Communicator};
@@ -40,26 +41,37 @@ use shared::{Presence, Shared};
 use sys::{Comm, MpiError};
 
 /// Settings of the MPI engine.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone)]
 pub struct MpiOptions {
     /// How long one operation may be waited for before the world fails.
     pub timeout: Duration,
     /// How long the processes may take to find each other.
     pub start_timeout: Duration,
+    /// Which process gets which rank. Default: as the launcher numbers them.
+    pub order: Option<Order>,
+    /// Where messages are to arrive. MPI itself sees the CPU's memory only.
+    pub device: Device,
 }
 
 impl Default for MpiOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(300), start_timeout: Duration::from_secs(60) }
+        let timeout = Duration::from_secs(300);
+        let start_timeout = Duration::from_secs(60);
+        Self { timeout, start_timeout, order: None, device: Device::flex() }
     }
 }
 
-/// What this rank is doing, in words, for the message of a panic.
-pub type Describe = Arc<dyn Fn() -> String + Send + Sync>;
+/// From the host of every process, in the launcher's order, to the processes in the order of their
+/// ranks. The same answer in every process.
+pub type Order = Arc<dyn Fn(&[String]) -> Vec<usize> + Send + Sync>;
+
+/// World rank of the thread that asks, and what it is doing in words: for the message of a panic.
+pub type Describe = Arc<dyn Fn() -> (usize, String) + Send + Sync>;
 
 /// This process's rank in a world of processes. There can be one in the life of a process.
 pub struct MpiWorld {
     shared: Arc<Shared>,
+    crew: Crew,
     world: Option<Arc<dyn Communicator>>,
     thread: Option<JoinHandle<()>>,
     ended: Receiver<()>,
@@ -82,8 +94,8 @@ impl MpiWorld {
         let own = options.clone();
         let body = move || {
             let driver = match open(own) {
-                Ok((driver, world)) => {
-                    let _ = started.send(Ok((driver.shared.clone(), world)));
+                Ok((driver, world, crew)) => {
+                    let _ = started.send(Ok((driver.shared.clone(), world, crew)));
                     driver
                 }
                 Err(error) => {
@@ -96,14 +108,14 @@ impl MpiWorld {
         };
         let thread = std::thread::Builder::new().name("comm".into()).spawn(body);
         let thread = thread.map_err(|e| unavailable(&format!("no thread can be started ({e})")))?;
-        let (shared, group) = start.recv_timeout(options.start_timeout).map_err(|_| {
+        let (shared, group, crew) = start.recv_timeout(options.start_timeout).map_err(|_| {
             let s = options.start_timeout.as_secs_f64();
             unavailable(&format!("not all processes of the job were there after {s} s"))
         })??;
         end_job_on_panic(shared.rank, describe);
         let presence = Arc::new(Presence(shared.clone()));
         let world = Arc::new(MpiCommunicator::new(Joined(group), presence));
-        Ok(MpiWorld { shared, world: Some(world), thread: Some(thread), ended })
+        Ok(MpiWorld { shared, crew, world: Some(world), thread: Some(thread), ended })
     }
 
     /// World rank of this process.
@@ -114,6 +126,16 @@ impl MpiWorld {
     /// Number of processes.
     pub fn size(&self) -> usize {
         self.shared.size
+    }
+
+    /// This process's number by the launcher.
+    pub fn launched_rank(&self) -> usize {
+        self.crew.launched[self.shared.rank]
+    }
+
+    /// The host of every process, by rank.
+    pub fn hosts(&self) -> &[String] {
+        &self.crew.hosts
     }
 
     /// The `world` communicator, once.
@@ -161,18 +183,33 @@ fn unavailable(reason: &str) -> CommError {
     CommError::Unavailable { engine: "mpi".into(), reason: reason.into() }
 }
 
+/// Who the processes are, by rank.
+struct Crew {
+    /// Numbers by the launcher.
+    launched: Vec<usize>,
+    hosts: Vec<String>,
+}
+
 /// Starts MPI on this thread.
-fn open(options: MpiOptions) -> Result<(Driver, Arc<Group>), MpiError> {
+fn open(options: MpiOptions) -> Result<(Driver, Arc<Group>, Crew), MpiError> {
     sys::init()?;
-    let all = Comm::world();
-    let (rank, size) = (all.rank()?, all.size()?);
+    let launched = Comm::world();
+    let hosts = launched.all_hosts()?;
+    let order = options.order.as_ref().map(|order| order(&hosts));
+    let order = order.unwrap_or_else(|| (0..hosts.len()).collect());
+    let me = launched.rank()?;
+    let rank = order.iter().position(|process| *process == me).expect("an order has everyone");
+    let all = launched.split(0, rank)?;
+    let size = all.size()?;
+    let hosts = order.iter().map(|process| hosts[*process].clone()).collect();
+    let crew = Crew { launched: order, hosts };
     let (control, data) = (all.duplicate()?, all.duplicate()?);
     let (main, late) = (all.duplicate()?, all.duplicate()?);
     let group = Group::new(0, "world".into(), (0..size).collect(), rank);
     let world = Channel { group: group.clone(), main, late, meetings: Default::default() };
     let (commands, orders) = unbounded();
     let shared = Arc::new(Shared::new(options, rank, size, commands));
-    Ok((Driver::new(shared, orders, (control, data), world), group))
+    Ok((Driver::new(shared, orders, (control, data), world), group, crew))
 }
 
 /// Makes a panic end the job: a rank that unwinds and leaves the others waiting hangs them.
@@ -180,9 +217,9 @@ fn end_job_on_panic(rank: usize, describe: Option<Describe>) {
     let write = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         write(info);
-        let doing = describe.as_ref().map(|describe| describe()).unwrap_or_default();
-        let place = if doing.is_empty() { format!("rank {rank}") } else { doing };
-        eprintln!("error: rank {rank} failed: panicked: {info} ({place})");
+        let told = describe.as_ref().map(|describe| describe());
+        let (rank, doing) = told.unwrap_or_else(|| (rank, format!("rank {rank}")));
+        eprintln!("error: rank {rank} failed: panicked: {info} ({doing})");
         sys::end_job();
     }));
 }

@@ -104,6 +104,30 @@ impl Comm {
         Ok(size as usize)
     }
 
+    /// The host of every process, by rank. Blocks until all have called it.
+    pub(super) fn all_hosts(self) -> MpiResult<Vec<String>> {
+        const LEN: usize = ffi::MPI_MAX_PROCESSOR_NAME as usize;
+        let mut mine = [0u8; LEN];
+        let mut len = 0;
+        let name = mine.as_mut_ptr().cast();
+        // SAFETY: room for the longest name, and a pointer to a local.
+        let rc = unsafe { ffi::MPI_Get_processor_name(name, &mut len) };
+        check(rc, "MPI_Get_processor_name")?;
+        let mut all = vec![0u8; LEN * self.size()?];
+        // SAFETY: `mine` holds LEN bytes and `all` as many for every rank; both outlive the call.
+        let rc = unsafe {
+            let (n, kind) = (LEN as c_int, ffi::RSMPI_UINT8_T);
+            let (from, to) = (mine.as_ptr().cast(), all.as_mut_ptr().cast());
+            ffi::MPI_Allgather(from, n, kind, to, n, kind, self.0)
+        };
+        check(rc, "MPI_Allgather")?;
+        let text = |name: &[u8]| {
+            let end = name.iter().position(|byte| *byte == 0).unwrap_or(LEN);
+            String::from_utf8_lossy(&name[..end]).into_owned()
+        };
+        Ok(all.chunks_exact(LEN).map(text).collect())
+    }
+
     /// The same ranks with messages of their own. Blocks until all have called it.
     pub(super) fn duplicate(self) -> MpiResult<Comm> {
         let mut raw = self.0;

@@ -1,47 +1,13 @@
 //! The small messages that ranks send each other beside the data: what they are about to do, what
 //! a point-to-point message holds, that they failed, left, or are alive.
 
-use burn::tensor::DType;
-
-use crate::comm::signature::{Operation, Signature};
+use crate::comm::codec::{get, get_signature, put, put_signature};
+use crate::comm::signature::Signature;
 
 /// Longest frame, in bytes.
 pub(super) const FRAME_MAX: usize = 2048;
 /// Bytes that travel in the frame itself instead of in a transfer of their own.
 pub(super) const INLINE_MAX: usize = 1024;
-
-/// Element types that buffers may have; a type's place is its number on the wire.
-const KINDS: [DType; 12] = [
-    DType::F32,
-    DType::BF16,
-    DType::F16,
-    DType::F64,
-    DType::I64,
-    DType::I32,
-    DType::I16,
-    DType::I8,
-    DType::U64,
-    DType::U32,
-    DType::U16,
-    DType::U8,
-];
-
-const OPERATIONS: [Operation; 9] = [
-    Operation::AllGather,
-    Operation::ReduceScatter,
-    Operation::AllReduce,
-    Operation::Broadcast,
-    Operation::Exchange,
-    Operation::Barrier,
-    Operation::Split,
-    Operation::Send,
-    Operation::Recv,
-];
-
-/// Whether buffers of this type can travel.
-pub(super) fn can_send(kind: DType) -> bool {
-    KINDS.contains(&kind)
-}
 
 /// What a rank tells the others of a group as it joins a collective.
 #[derive(Clone, Debug, PartialEq)]
@@ -151,48 +117,12 @@ impl Frame {
     }
 }
 
-fn put(out: &mut Vec<u8>, number: u64) {
-    out.extend_from_slice(&number.to_le_bytes());
-}
-
-fn get(rest: &mut &[u8]) -> Option<u64> {
-    let (bytes, tail) = rest.split_first_chunk::<8>()?;
-    *rest = tail;
-    Some(u64::from_le_bytes(*bytes))
-}
-
-/// Operation, type and length, root; 255 and the largest number stand for none.
-fn put_signature(out: &mut Vec<u8>, signature: &Signature) {
-    let place = |i: Option<usize>| i.map_or(255, |i| i as u8);
-    let (kind, len) = signature.buffer.map_or((None, 0), |(k, len)| (Some(k), len));
-    out.push(place(OPERATIONS.iter().position(|o| *o == signature.operation)));
-    out.push(place(kind.and_then(|kind| KINDS.iter().position(|k| *k == kind))));
-    put(out, len as u64);
-    put(out, signature.root.map_or(u64::MAX, |root| root as u64));
-}
-
-fn get_signature(rest: &mut &[u8]) -> Option<Signature> {
-    let ([operation, kind], tail) = rest.split_first_chunk::<2>()?;
-    *rest = tail;
-    let (len, root) = (get(rest)? as usize, get(rest)?);
-    let operation = *OPERATIONS.get(usize::from(*operation))?;
-    let buffer = KINDS.get(usize::from(*kind)).map(|kind| (*kind, len));
-    Some(Signature { operation, buffer, root: (root != u64::MAX).then_some(root as usize) })
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn signatures() -> impl Strategy<Value = Signature> {
-        let buffer = proptest::option::of((0..KINDS.len(), any::<u32>()));
-        (0..OPERATIONS.len(), buffer, proptest::option::of(0usize..9)).prop_map(|(o, b, root)| {
-            let buffer = b.map(|(kind, len)| (KINDS[kind], len as usize));
-            Signature { operation: OPERATIONS[o], buffer, root }
-        })
-    }
+    use crate::comm::codec::tests::signatures;
 
     fn frames() -> impl Strategy<Value = Frame> {
         let bytes = || proptest::collection::vec(any::<u8>(), 0..INLINE_MAX + 1);

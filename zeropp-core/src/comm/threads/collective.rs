@@ -162,6 +162,10 @@ impl Work {
                 .map(|place| kernels::reduce_part(buffers, &self.inputs, place))
                 .collect(),
         };
+        // On the thread that made them: ranks take them from here.
+        for tensor in &made {
+            kernels::settle(&tensor.device()).expect("the device takes the work");
+        }
         let mut outputs = self.outputs.lock();
         for (place, tensor) in places.zip(made) {
             outputs[place] = Some(tensor);

@@ -12,7 +12,9 @@ use super::seats::Wait;
 use super::world::Presence;
 use crate::comm::signature::{Operation, Signature, bytes_of};
 use crate::comm::stats::Traffic;
-use crate::comm::{CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks};
+use crate::comm::{
+    CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks, kernels,
+};
 
 /// The communicator of one rank and group in the threads engine.
 pub(in crate::comm) struct ThreadsCommunicator {
@@ -63,6 +65,9 @@ impl ThreadsCommunicator {
         if self.size() == 1 {
             return Pending::ready(self.healthy().map(|()| buffer));
         }
+        if let Err(error) = self.settle(operation, &buffer) {
+            return Pending::ready(Err(error));
+        }
         self.collective(signature, Input::Buffer(buffer), open_buffer)
     }
 
@@ -81,6 +86,15 @@ impl ThreadsCommunicator {
             problem,
         };
         self.group.fail(self.place, error)
+    }
+
+    /// Readies a buffer for other threads.
+    fn settle(&self, operation: Operation, buffer: &Tensor<1>) -> CommResult<()> {
+        kernels::settle(&buffer.device()).or_else(|text| {
+            let (engine, operation) = ("threads".into(), format!("{}: {operation}", self.name()));
+            let error = CommError::Backend { engine, operation, code: 0, text };
+            self.group.fail(self.place, error)
+        })
     }
 
     /// Fails the world where an argument has a problem.
@@ -139,6 +153,7 @@ impl Communicator for ThreadsCommunicator {
             .healthy()
             .and_then(|()| self.check(Operation::Send, checks::rank("receiver", to, self.size())))
             .and_then(|()| {
+                self.settle(Operation::Send, &buffer)?;
                 self.traffic.record(Operation::Send, self.size(), bytes_of(&buffer));
                 let address = Address { from: self.place, to, tag };
                 mail::send(&self.group, address, buffer)

@@ -2,9 +2,15 @@
 //!
 //! Looked at in this order: zeropp's own variables, torchrun's, those of Open MPI's `mpirun`, of
 //! PMI (MPICH, Intel MPI), and Slurm's `srun`. The first that is set decides; another one that
-//! says something else is an error that names both.
+//! says something else is an error that names both. A [`Job`] is that and the settings together.
+
+mod host;
+mod job;
 
 use std::fmt;
+
+pub use host::host_name;
+pub use job::{Job, JobError};
 
 /// A rank, as told by the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,7 +116,8 @@ const SOURCES: [Source; 5] = [
 const SLURM: Source = Source {
     name: "Slurm",
     rank: "SLURM_PROCID",
-    world: "SLURM_NTASKS",
+    // SLURM_NTASKS is the job's: a batch script, which is no task, has it too, as process 0.
+    world: "SLURM_STEP_NUM_TASKS",
     local_rank: "SLURM_LOCALID",
     local_world: "SLURM_NTASKS_PER_NODE",
 };
@@ -190,8 +197,9 @@ impl Source {
         let (rank, world) = match (get(self.rank), get(self.world)) {
             (None, None) => return Ok(None),
             (Some(_), Some(_)) => (number(self.rank)?, number(self.world)?),
-            // A batch script has Slurm's size without being a task, and others use WORLD_SIZE.
+            // Others use WORLD_SIZE for what they like.
             (None, Some(_)) => return Ok(None),
+            (Some(_), None) if self.name == SLURM.name => return Ok(None),
             (Some(_), None) => {
                 return Err(LaunchError::Missing { set: self.rank, missing: self.world });
             }
@@ -235,7 +243,7 @@ mod tests {
                 (Some(0), Some(1)),
             ),
             ("PMI_RANK=1 PMI_SIZE=4", "PMI", (None, None)),
-            ("SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_LOCALID=0", "Slurm", (Some(0), None)),
+            ("SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=0", "Slurm", (Some(0), None)),
         ] {
             let found = launch(vars).unwrap().expect(vars);
             assert_eq!((found.rank, found.world, found.source), (1, 4, source), "{vars}");
@@ -248,9 +256,11 @@ mod tests {
     fn the_first_source_decides_and_others_may_agree() {
         let found = launch("RANK=2 WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4");
         assert_eq!(found.unwrap().unwrap().source, "torchrun");
-        let nested = "SLURM_PROCID=0 SLURM_NTASKS=2 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4";
+        let nested =
+            "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2 OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4";
         assert_eq!(launch(nested).unwrap().unwrap().rank, 3);
-        assert_eq!(launch("SLURM_NTASKS=4"), Ok(None));
+        let batch_script = "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_LOCALID=0";
+        assert_eq!(launch(batch_script), Ok(None));
     }
 
     #[test]

@@ -1,0 +1,155 @@
+//! Which rank runs where, as the processes of a job agree on it: did the launcher start what was
+//! meant?
+
+use std::collections::BTreeSet;
+
+use zeropp_core::config::{Config, ConfigError, EngineKind};
+use zeropp_core::launch::Job;
+use zeropp_core::mesh::Mesh;
+use zeropp_core::rendezvous::{self, Member};
+
+use crate::Error;
+
+/// A job as it was started.
+#[derive(Clone, Debug)]
+pub struct Launched {
+    /// Its mesh.
+    pub mesh: Mesh,
+    /// Its processes, in the order of their ranks.
+    pub members: Vec<Member>,
+    /// Which of them this process is.
+    pub process: usize,
+    /// Who told the processes their numbers: `torchrun`, `the settings`.
+    pub source: &'static str,
+    /// Over what they met: `MPI`, an address, or `itself` where there is one process.
+    pub place: String,
+}
+
+impl Launched {
+    /// The process that runs `rank`.
+    ///
+    /// # Panics
+    /// Panics where the mesh has no such rank.
+    pub fn member(&self, rank: usize) -> &Member {
+        let runs = |m: &&Member| (m.first_rank..m.first_rank + m.ranks).contains(&rank);
+        self.members.iter().find(runs).expect("all ranks of the mesh are here")
+    }
+
+    /// Every group of ranks that share weights and yet are on several machines: its ranks, and the
+    /// machines in the order of their names. Its gathers cross the network.
+    pub fn scattered(&self) -> Vec<(Vec<usize>, Vec<String>)> {
+        let ranks: Vec<usize> = (0..self.mesh.world()).collect();
+        let groups = ranks.chunks(self.mesh.zero3).map(|group| {
+            let hosts: BTreeSet<_> = group.iter().map(|r| self.member(*r).host.clone()).collect();
+            (group.to_vec(), hosts.into_iter().collect::<Vec<_>>())
+        });
+        groups.filter(|(_, hosts)| hosts.len() > 1).collect()
+    }
+}
+
+/// Brings the processes of the job together as a run would, and lets each tell where it is. Uses
+/// the mesh, the engine and the settings of the launch; starts no rank. Over MPI a process can call
+/// it once, and not train afterwards.
+///
+/// # Errors
+/// Settings or an environment that do not fit together; ranks that do not come, by number.
+pub fn launched(config: &Config) -> Result<Launched, Error> {
+    config.validate_launch()?;
+    let job = Job::find(config)?;
+    if config.engine == EngineKind::Mpi {
+        return over_mpi(config, &job);
+    }
+    let met = rendezvous::meet(config, &job)?;
+    let place = job.meeting.as_ref().map_or_else(|| "itself".into(), ToString::to_string);
+    Ok(told(config, &job, rendezvous::members(&*met)?, place))
+}
+
+fn told(config: &Config, job: &Job, members: Vec<Member>, place: String) -> Launched {
+    let (process, source) = (job.process, job.source);
+    Launched { mesh: config.mesh(), members, process, source, place }
+}
+
+#[cfg(feature = "mpi")]
+fn over_mpi(config: &Config, job: &Job) -> Result<Launched, Error> {
+    use zeropp_core::comm::mpi::MpiWorld;
+    use zeropp_core::launch::{Launch, LaunchError};
+
+    let mut process = MpiWorld::start(crate::world::mpi::options(config), None)?;
+    if (job.process, job.processes) != (process.rank(), process.size()) {
+        let launch = Launch::from_env()?;
+        return Err(Error::Launch(LaunchError::Contradiction {
+            first: job.source,
+            first_says: launch.map_or_else(|| "rank 0 of 1".into(), |launch| launch.to_string()),
+            second: "MPI",
+            second_says: format!("rank {} of {}", process.rank(), process.size()),
+        }));
+    }
+    let me = serde_json::to_vec(&rendezvous::me(config, job)).expect("text and numbers");
+    let all = process.communicator().exchange(me).wait()?;
+    process.finish();
+    let members = all.iter().map(|member| serde_json::from_slice(member));
+    let members = members.collect::<Result<Vec<Member>, _>>().map_err(|e| {
+        let problem = format!("a process introduced itself badly ({e})");
+        ConfigError::value("engine", "mpi", problem, "use the same build on all nodes")
+    })?;
+    if let Some(other) =
+        members.iter().find(|m| (&m.plan, m.world) != (&members[0].plan, members[0].world))
+    {
+        let problem = format!(
+            "rank 0 was started for {}, rank {} for {}",
+            members[0].plan, other.first_rank, other.plan
+        );
+        let help = "use the same settings on all nodes";
+        return Err(ConfigError::value("engine", "mpi", problem, help).into());
+    }
+    Ok(told(config, job, members, "MPI".into()))
+}
+
+#[cfg(not(feature = "mpi"))]
+fn over_mpi(_config: &Config, _job: &Job) -> Result<Launched, Error> {
+    let (problem, help) = ("is not in this build", "build zeropp with --features mpi");
+    Err(ConfigError::value("engine", "mpi", problem, help).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(hosts: &[(usize, &str)], mesh: Mesh) -> Launched {
+        let mut first_rank = 0;
+        let member = |(ranks, host): &(usize, &str)| {
+            first_rank += ranks;
+            Member {
+                job: String::new(),
+                plan: mesh.to_string(),
+                world: mesh.world(),
+                first_rank: first_rank - ranks,
+                ranks: *ranks,
+                host: host.to_string(),
+                pid: 1,
+            }
+        };
+        let members = hosts.iter().map(member).collect();
+        Launched { mesh, members, process: 0, source: "the settings", place: "itself".into() }
+    }
+
+    #[test]
+    fn groups_that_share_weights_are_looked_for_across_machines() {
+        let mesh = Mesh { pp: 2, zero3: 2, dp: 1 };
+        assert!(job(&[(2, "a"), (2, "b")], mesh).scattered().is_empty());
+        let round_robin = job(&[(1, "b"), (1, "a"), (1, "b"), (1, "a")], mesh);
+        let hosts = vec!["a".to_string(), "b".to_string()];
+        let all = vec![(vec![0, 1], hosts.clone()), (vec![2, 3], hosts)];
+        assert_eq!(round_robin.scattered(), all);
+        assert_eq!(round_robin.member(3).host, "a");
+    }
+
+    #[test]
+    fn one_process_is_where_it_is() {
+        let config = Config { pp: 2, zero3: 2, ..Config::default() };
+        let found = launched(&config).unwrap();
+        assert_eq!((found.members.len(), found.members[0].ranks), (1, 4));
+        assert_eq!(found.member(3).pid, std::process::id());
+        assert_eq!(found.place, "itself");
+    }
+}

@@ -1,0 +1,89 @@
+//! A model that does what it should until one rank, at one moment, does something else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use burn::tensor::Tensor;
+use parking_lot::Mutex;
+use zeropp::layer::{BatchShape, Layer, LayerCost, LayerCx, Model, Part};
+use zeropp::params::ParamSpec;
+use zeropp::split::custom_vjp;
+
+/// What goes wrong, on which rank, and when.
+pub(crate) struct Fault {
+    /// World rank.
+    rank: usize,
+    act: fn(),
+    /// Places passed on the rank until it happens: every block's F, B and W is one.
+    left: AtomicI64,
+    /// Block and kind of the action in which it happened.
+    happened: Mutex<Option<(String, char)>>,
+}
+
+impl Fault {
+    /// `act` on world rank `rank`, as it comes to its place number `place`, from 0.
+    pub(crate) fn new(rank: usize, place: i64, act: fn()) -> Arc<Fault> {
+        let left = AtomicI64::new(place);
+        Arc::new(Fault { rank, act, left, happened: Mutex::default() })
+    }
+
+    /// Makes it happen at the next place.
+    pub(crate) fn now(&self) {
+        self.left.store(0, Ordering::Relaxed);
+    }
+
+    /// Block and kind (F, B or W) of the action in which it happened.
+    pub(crate) fn happened(&self) -> Option<(String, char)> {
+        self.happened.lock().clone()
+    }
+
+    /// `model` with this fault in each of its blocks.
+    pub(crate) fn hidden_in(self: &Arc<Self>, mut model: Model) -> Model {
+        for part in &mut model.parts {
+            if let (true, Part::Layer(layer)) = (part.is_block(), &*part) {
+                let layer = Saboteur { inner: layer.clone(), fault: self.clone() };
+                *part = Part::Layer(Arc::new(layer));
+            }
+        }
+        model
+    }
+
+    fn pass(&self, block: &str, kind: char) {
+        let thread = std::thread::current();
+        let here = thread.name().and_then(|name| name.strip_prefix("rank ")?.parse().ok());
+        if here == Some(self.rank) && self.left.fetch_sub(1, Ordering::Relaxed) == 0 {
+            *self.happened.lock() = Some((block.to_string(), kind));
+            (self.act)();
+        }
+    }
+}
+
+struct Saboteur {
+    inner: Arc<dyn Layer>,
+    fault: Arc<Fault>,
+}
+
+impl Layer for Saboteur {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+    fn parameters(&self) -> Vec<ParamSpec> {
+        self.inner.parameters()
+    }
+    fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
+        self.fault.pass(self.name(), 'F');
+        let y = self.inner.forward(x, cx);
+        let (fault, block, queue) =
+            (self.fault.clone(), self.name().to_string(), cx.op.queue.clone());
+        let out = y.clone().inner();
+        custom_vjp(y, out, move |dy| {
+            fault.pass(&block, 'B');
+            let (fault, block) = (fault.clone(), block.clone());
+            queue.push(move |_| fault.pass(&block, 'W'));
+            dy
+        })
+    }
+    fn cost(&self, batch: BatchShape) -> LayerCost {
+        self.inner.cost(batch)
+    }
+}

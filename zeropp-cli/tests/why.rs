@@ -1,0 +1,111 @@
+//! A run ended by a signal, and what `zeropp why` makes of its records.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{command, zeropp};
+
+const RUN: &str = "run --pp 2 --zero3 2 --layers 4 --hidden 16 --heads 2 --seq 8 --steps 1000000 --metrics m.jsonl";
+
+/// Starts a run in `dir`, ends it with `signal` after its first step; returns what it wrote to
+/// standard error and the signal it died of.
+fn ended_with(dir: &Path, signal: &str) -> (String, Option<i32>) {
+    use std::os::unix::process::ExitStatusExt;
+
+    let mut run = command(dir, RUN);
+    run.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+    let child = run.spawn().unwrap();
+    let steps = || std::fs::metadata(dir.join("m.jsonl")).map_or(0, |file| file.len());
+    let start = Instant::now();
+    while steps() == 0 && start.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let kill = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    let output = child.wait_with_output().unwrap();
+    (String::from_utf8(output.stderr).unwrap(), output.status.signal())
+}
+
+fn records(dir: &Path) -> Vec<PathBuf> {
+    let folder = std::fs::read_dir(dir.join("zeropp-failed")).unwrap();
+    let mut files: Vec<_> = folder.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn a_signal_leaves_a_record_of_every_rank() {
+    let dir = tempfile::tempdir().unwrap();
+    let (err, signal) = ended_with(dir.path(), "-TERM");
+    assert_eq!(signal, Some(15));
+    assert_eq!(err, "SIGTERM: what every rank did last: zeropp why zeropp-failed\n");
+    assert_eq!(records(dir.path()).len(), 4);
+
+    let got = zeropp(dir.path(), "why zeropp-failed --last 3");
+    assert_eq!((got.code, got.err.as_str()), (Some(0), ""));
+    for part in ["4 of 4 ranks left a record", "ended from outside, with SIGTERM", "0,1,0"] {
+        assert!(got.out.contains(part), "{part} is not in:\n{}", got.out);
+    }
+    assert_eq!(got.out.lines().filter(|line| line.starts_with("   -")).count(), 3, "{}", got.out);
+
+    let got = zeropp(dir.path(), "why zeropp-failed --json");
+    let json: serde_json::Value = serde_json::from_str(&got.out).unwrap();
+    assert_eq!(json["verdict"]["cause"], "stopped");
+    assert_eq!(json["ends"][2]["end"]["kind"]["signal"], 15);
+    assert_eq!(
+        (json["missing"].to_string(), json["damaged"].to_string()),
+        ("[]".into(), "[]".into())
+    );
+}
+
+#[test]
+fn missing_and_damaged_records_are_told_and_judged() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(ended_with(dir.path(), "-INT").1, Some(2));
+    let files = records(dir.path());
+    let whole = std::fs::read(&files[0]).unwrap();
+    std::fs::write(&files[0], &whole[..whole.len() / 2]).unwrap();
+    std::fs::write(&files[1], "not a record").unwrap();
+    std::fs::remove_file(&files[2]).unwrap();
+    let got = zeropp(dir.path(), "why zeropp-failed");
+    assert_eq!(got.code, Some(0), "{}", got.err);
+    for part in [
+        "2 of 4 ranks left a record",
+        "rank0000.jsonl: line ",
+        "rank0001.jsonl: line 1 cannot be read",
+        "no record",
+        // The process left records, so it is not one that was killed.
+        "ended from outside, with SIGINT",
+    ] {
+        assert!(got.out.contains(part), "{part} is not in:\n{}", got.out);
+    }
+    for file in [&files[0], &files[3]] {
+        std::fs::write(file, "").unwrap();
+    }
+    let got = zeropp(dir.path(), "why zeropp-failed");
+    assert_eq!((got.code, got.err.as_str()), (Some(1), "error: no record can be read\n"));
+}
+
+#[test]
+fn folders_without_records_are_bad_input() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases = [
+        ("why", "required"),
+        ("why none", "none: cannot be read"),
+        ("why .", "no records of a failed run"),
+        ("run --flight-dir Cargo.toml", "flight-dir = Cargo.toml: is a file; name a folder"),
+    ];
+    std::fs::write(dir.path().join("Cargo.toml"), "").unwrap();
+    for (line, text) in cases {
+        let got = zeropp(dir.path(), line);
+        assert_eq!((got.code, got.out.as_str()), (Some(2), ""), "{line}");
+        assert!(got.err.contains(text), "{text} is not in: {}", got.err);
+    }
+    assert_eq!(ended_with(dir.path(), "-HUP").1, Some(1));
+    let got = zeropp(dir.path(), "why zeropp-failed --run 7");
+    assert_eq!(got.code, Some(2));
+    assert!(got.err.contains("run = 7: not in zeropp-failed, which has "), "{}", got.err);
+}

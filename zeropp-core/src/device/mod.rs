@@ -1,0 +1,116 @@
+//! Where ranks compute: from the setting `device` to a Burn device for each rank.
+//!
+//! CUDA and wgpu are one backend of Burn's (`Cube`, with fusion), so everything that is not in a
+//! kernel of its own runs the same code on both.
+
+#[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
+mod preflight;
+
+use burn::tensor::Device;
+#[cfg(feature = "wgpu")]
+use burn::tensor::{DeviceKind as Adapter, DeviceType};
+
+use crate::config::{Config, ConfigError, DeviceKind, Precision};
+
+/// The devices of this machine that ranks of this process may use.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Devices(Vec<Device>);
+
+impl Devices {
+    /// Looks for what the setting `device` names. For a GPU that takes a driver and an adapter; for
+    /// CUDA also its run-time compiler and headers, without which the first kernel would fail.
+    ///
+    /// # Errors
+    /// What is missing and where it was looked for, or a precision that the device does not have.
+    pub fn find(config: &Config) -> Result<Devices, ConfigError> {
+        let found = match config.device {
+            DeviceKind::Cpu => vec![Device::flex()],
+            #[cfg(feature = "cuda")]
+            DeviceKind::Cuda => {
+                let count = preflight::check(&preflight::Places::default())
+                    .map_err(|missing| unusable(config, missing.problem, missing.help))?;
+                (0..count).map(Device::cuda).collect()
+            }
+            #[cfg(feature = "wgpu")]
+            DeviceKind::Wgpu => {
+                if Device::enumerate(DeviceType::Wgpu).into_vec().is_empty() {
+                    let problem = "no adapter was found";
+                    let help = "install a Vulkan, Metal or DirectX 12 driver, or use cpu";
+                    return Err(unusable(config, problem, help));
+                }
+                vec![Device::wgpu(Adapter::DefaultDevice)]
+            }
+            #[cfg(not(all(feature = "cuda", feature = "wgpu")))]
+            kind => return Err(absent(kind)),
+        };
+        let devices = Devices(found);
+        devices.check_precision(config)?;
+        Ok(devices)
+    }
+
+    /// The device of the rank that is number `local` of those on this machine. Ranks beyond the
+    /// number of devices share them.
+    pub fn of(&self, local: usize) -> Device {
+        self.0[local % self.0.len()].clone()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// A bf16 that can only be stored gives garbage, not an error.
+    fn check_precision(&self, config: &Config) -> Result<(), ConfigError> {
+        let gpu = config.device != DeviceKind::Cpu;
+        if gpu && config.precision == Precision::Bf16 {
+            let lacks = |d: &Device| !d.supports_dtype(burn::tensor::DType::BF16);
+            if let Some(at) = self.0.iter().position(lacks) {
+                let problem = format!("device {} {at} does not compute in it", config.device);
+                return Err(ConfigError::value("precision", Precision::Bf16, problem, "use fp32"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether this build has devices of `kind`.
+pub fn is_built(kind: DeviceKind) -> bool {
+    match kind {
+        DeviceKind::Cpu => true,
+        DeviceKind::Cuda => cfg!(feature = "cuda"),
+        DeviceKind::Wgpu => cfg!(feature = "wgpu"),
+    }
+}
+
+/// The error of a build that lacks devices of `kind`.
+pub(crate) fn absent(kind: DeviceKind) -> ConfigError {
+    let help = format!("use cpu, or build zeropp with --features {kind}");
+    ConfigError::value("device", kind, "is not in this build", help)
+}
+
+#[cfg(feature = "cube")]
+fn unusable(config: &Config, problem: impl Into<String>, help: impl Into<String>) -> ConfigError {
+    ConfigError::value("device", config.device, problem, help)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_share_devices_in_turn() {
+        let devices = Devices::find(&Config::default()).expect("there is always a CPU");
+        assert_eq!((devices.of(0), devices.of(5)), (Device::flex(), Device::flex()));
+        assert_eq!(devices.count(), 1);
+    }
+
+    #[test]
+    fn a_build_says_what_it_lacks() {
+        for kind in DeviceKind::ALL.iter().copied().filter(|kind| !is_built(*kind)) {
+            let error = Devices::find(&Config { device: kind, ..Config::default() }).unwrap_err();
+            let text = error.to_string();
+            let help = format!("use cpu, or build zeropp with --features {kind}");
+            assert!(text.contains("is not in this build") && text.contains(&help), "{text}");
+        }
+    }
+}
