@@ -15,13 +15,19 @@ mod tests;
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, backend_extension};
-use burn::tensor::{DType, Int, Shape, Tensor};
+use burn::tensor::{DType, Device, Int, Shape, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
 
-/// Whether `t` is a plain (untracked) tensor on a GPU.
+/// Whether the plain (untracked) tensor `t` is on a GPU.
 pub(crate) fn is_on<const D: usize>(t: &Tensor<D>) -> bool {
-    t.clone().try_into_primitive::<burn::backend::Cube>().is_ok()
+    t.device() != Device::flex()
+}
+
+/// What all handles to one tensor on a GPU have in common, and views of it do not; `None` elsewhere.
+pub(crate) fn tensor_id<const D: usize>(t: &Tensor<D>) -> Option<usize> {
+    let t = t.clone().inner().try_into_primitive::<burn::backend::Cube>().ok()?;
+    Some(t.id.value() as usize)
 }
 
 #[backend_extension(Cube, Fusion)]
