@@ -132,6 +132,6 @@ fn pitch(t: &CubeTensor) -> Option<usize> {
     if d == 1 {
         return Some(shape[0]);
     }
-    let constant = (0..d - 2).all(|i| strides[i] == strides[i + 1] * shape[i + 1]);
+    let constant = (0..d - 2).all(|i| shape[i] == 1 || strides[i] == strides[i + 1] * shape[i + 1]);
     constant.then_some(strides[d - 2])
 }

@@ -1,9 +1,12 @@
 //! The kernels against plain loops over rows of random shapes.
 
+use std::sync::atomic::Ordering;
+
 use burn::tensor::{DType, Device, DeviceKind, Int, Tensor, TensorData};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
+use super::loss::COPIES;
 use super::*;
 
 fn cases(cases: u32) -> ProptestConfig {
@@ -127,8 +130,12 @@ proptest! {
         assert_close("losses", &values(got), &losses, 2e-6);
         assert_eq!(values(unchanged), logits);
         let kept = shared.then(|| before.clone());
-        let (got, gradient) = cross_entropy(before, targets(), true);
+        let copies = COPIES.load(Ordering::SeqCst);
+        // Reshaped on the way, as the operation does it.
+        let logits_of_samples = before.reshape([1, n, v]);
+        let (got, gradient) = cross_entropy(logits_of_samples.reshape([n, v]), targets(), true);
         assert_close("losses", &values(got), &losses, 2e-6);
+        prop_assert_eq!(COPIES.load(Ordering::SeqCst) - copies, usize::from(shared));
         assert_close("gradient", &values(gradient), &slopes, 2e-6);
         if let Some(kept) = kept {
             assert_eq!(values(kept), logits);
