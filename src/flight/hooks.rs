@@ -87,7 +87,8 @@ pub fn end_on_signals() -> std::io::Result<()> {
 
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let body = move || {
-        for signal in signals.forever() {
+        // One is enough: the process dies of it.
+        if let Some(signal) = signals.forever().next() {
             let until = Instant::now() + LINGER;
             let name = zeropp_pipeline::flight::signal_name(signal);
             for recorder in active() {

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
+#[cfg(feature = "cuda")]
+mod nccl;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -52,6 +54,9 @@ impl World {
             EngineKind::Threads => Ok(Self::threads(config.mesh(), timeout, devices)),
             #[cfg(feature = "mpi")]
             EngineKind::Mpi => mpi::start(config, devices, status),
+            #[cfg(feature = "cuda")]
+            EngineKind::Nccl => nccl::start(config, devices),
+            #[cfg(not(all(feature = "mpi", feature = "cuda")))]
             engine => unreachable!("a build without {engine} refuses the setting"),
         }
     }

@@ -43,10 +43,9 @@ pub(super) fn start(
         let problem = format!("MPI has {} processes, its launcher did not say so", process.size());
         return Err(ConfigError::value("engine", "mpi", problem, "start with mpirun").into());
     }
-    if process.rank() == 0
-        && let Some(text) = placement::warning(process.hosts(), each, mesh)
-    {
-        eprintln!("warning: {text}");
+    if process.rank() == 0 {
+        let warnings = [placement::warning(process.hosts(), each, mesh), few_cores(each)];
+        warnings.iter().flatten().for_each(|text| eprintln!("warning: {text}"));
     }
     let outer = process.communicator();
     let ranks = match each {
@@ -63,6 +62,20 @@ pub(super) fn start(
     let ranks = ranks.collect();
     let host = process.hosts()[process.rank()].clone();
     Ok(World { ranks, host, _keep: Box::new(process) })
+}
+
+/// What to say where a process of several ranks may not use the cores that are there: mpirun binds
+/// each of few processes to one core.
+fn few_cores(ranks_each: usize) -> Option<String> {
+    let allowed = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let there = info.lines().filter(|line| line.starts_with("processor")).count();
+    (allowed < ranks_each.min(there)).then(|| {
+        format!(
+            "the {ranks_each} ranks of a process may use {allowed} of {there} cores; where mpirun \
+             has bound it, use --bind-to none"
+        )
+    })
 }
 
 /// The engine's settings for processes of `each` ranks, as far as the configuration has them.
