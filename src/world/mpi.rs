@@ -26,12 +26,9 @@ pub(super) fn start(
     let launch = Launch::from_env()?;
     let each = ranks_each(mesh, launch.as_ref().map_or(1, |launch| launch.world))?;
     let timeout = Duration::from_secs_f64(config.timeout_s);
-    let order = (config.place == Place::Hosts).then(|| -> Order {
-        Arc::new(move |hosts: &[String]| placement::by_host(hosts, each, mesh))
-    });
     // All ranks of a process share its device: messages arrive on one.
     let device = devices.of(launch.as_ref().and_then(|launch| launch.local_rank).unwrap_or(0));
-    let options = MpiOptions { order, device: device.clone(), ..options(config) };
+    let options = MpiOptions { device: device.clone(), ..options(config, each) };
     let (board, process) = (status.clone(), launch.as_ref().map_or(0, |launch| launch.rank));
     let describe: Describe = Arc::new(move || {
         let rank = rank_of_thread().unwrap_or(process * each);
@@ -46,10 +43,9 @@ pub(super) fn start(
         let problem = format!("MPI has {} processes, its launcher did not say so", process.size());
         return Err(ConfigError::value("engine", "mpi", problem, "start with mpirun").into());
     }
-    if process.rank() == 0
-        && let Some(text) = placement::warning(process.hosts(), each, mesh)
-    {
-        eprintln!("warning: {text}");
+    if process.rank() == 0 {
+        let warnings = [placement::warning(process.hosts(), each, mesh), few_cores(each)];
+        warnings.iter().flatten().for_each(|text| eprintln!("warning: {text}"));
     }
     let outer = process.communicator();
     let ranks = match each {
@@ -68,11 +64,30 @@ pub(super) fn start(
     Ok(World { ranks, host, _keep: Box::new(process) })
 }
 
-/// The engine's settings, as far as the configuration has them.
-pub(crate) fn options(config: &Config) -> MpiOptions {
+/// What to say where a process of several ranks may not use the cores that are there: mpirun binds
+/// each of few processes to one core.
+fn few_cores(ranks_each: usize) -> Option<String> {
+    let allowed = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let there = info.lines().filter(|line| line.starts_with("processor")).count();
+    (allowed < ranks_each.min(there)).then(|| {
+        format!(
+            "the {ranks_each} ranks of a process may use {allowed} of {there} cores; where mpirun \
+             has bound it, use --bind-to none"
+        )
+    })
+}
+
+/// The engine's settings for processes of `each` ranks, as far as the configuration has them.
+pub(crate) fn options(config: &Config, each: usize) -> MpiOptions {
+    let mesh = config.mesh();
+    let order = (config.place == Place::Hosts).then(|| -> Order {
+        Arc::new(move |hosts: &[String]| placement::by_host(hosts, each, mesh))
+    });
     MpiOptions {
         timeout: Duration::from_secs_f64(config.timeout_s),
         start_timeout: Duration::from_secs_f64(config.start_timeout_s),
+        order,
         ..MpiOptions::default()
     }
 }

@@ -52,7 +52,9 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         progress.step(step);
     });
     progress.finish();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    // Of several processes this one knows its own cores only.
+    let own = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = if config.engine == EngineKind::Threads { own } else { usize::MAX };
     say(format_args!("\n{}", summary::text(&result?, config.mesh().world(), cores)));
     if let Some(path) = trainer.last_checkpoint() {
         say(format_args!("\ncheckpoint {}", path.display()));

@@ -39,30 +39,50 @@ fn group_size(ranks_each: usize, mesh: Mesh) -> usize {
 /// What to say where ZeRO-3 groups are on several hosts: which, where, and what would work.
 /// `hosts[i]` is the host of the process that has ranks `i * ranks_each` on.
 pub fn warning(hosts: &[String], ranks_each: usize, mesh: Mesh) -> Option<String> {
+    let spread = spread(hosts, ranks_each, mesh);
+    let (group, on) = spread.first()?;
+    let others = match spread.len() - 1 {
+        0 => String::new(),
+        n => format!(", and {n} more like it"),
+    };
+    let order = by_host(hosts, ranks_each, mesh);
+    let placed: Vec<String> = order.into_iter().map(|process| hosts[process].clone()).collect();
+    let help = match self::spread(&placed, ranks_each, mesh).is_empty() {
+        true => "use place = hosts".into(),
+        false => format!(
+            "start a multiple of {} ranks on every host, or use zero3 = {}",
+            mesh.zero3,
+            fitting(hosts, ranks_each, mesh)
+        ),
+    };
+    Some(format!(
+        "zero3[{group}] is on hosts {}{others}: its weights cross the network in every unit; {help}",
+        on.join(" and "),
+    ))
+}
+
+/// ZeRO-3 groups that are on several hosts, and which.
+fn spread(hosts: &[String], ranks_each: usize, mesh: Mesh) -> Vec<(usize, Vec<&str>)> {
     let host_of = |rank: usize| hosts[rank / ranks_each].as_str();
-    let mut spread = (0..mesh.world() / mesh.zero3).filter_map(|group| {
+    let hosts_of = |group: usize| {
         let mut on: Vec<&str> =
             (group * mesh.zero3..(group + 1) * mesh.zero3).map(host_of).collect();
         on.sort_unstable();
         on.dedup();
         (on.len() > 1).then_some((group, on))
-    });
-    let (group, on) = spread.next()?;
-    let others = match spread.count() {
-        0 => String::new(),
-        n => format!(", and {n} more like it"),
     };
+    (0..mesh.world() / mesh.zero3).filter_map(hosts_of).collect()
+}
+
+/// The largest divisor of the ZeRO-3 size that every host's ranks are a multiple of.
+fn fitting(hosts: &[String], ranks_each: usize, mesh: Mesh) -> usize {
     let mut ranks: BTreeMap<&str, usize> = BTreeMap::new();
     hosts.iter().for_each(|host| *ranks.entry(host).or_default() += ranks_each);
-    let fits = |zero3: &usize| mesh.zero3.is_multiple_of(*zero3);
-    let fits_all = |zero3: &usize| ranks.values().all(|ranks| ranks.is_multiple_of(*zero3));
-    let best = (1..mesh.zero3).rev().filter(fits).find(fits_all).unwrap_or(1);
-    Some(format!(
-        "zero3[{group}] is on hosts {}{others}: its weights cross the network in every unit; start a \
-         multiple of {} ranks on every host, or use zero3 = {best}",
-        on.join(" and "),
-        mesh.zero3
-    ))
+    let fits = |zero3: &usize| {
+        let each = ranks.values().all(|ranks| ranks.is_multiple_of(*zero3));
+        each && mesh.zero3.is_multiple_of(*zero3)
+    };
+    (1..mesh.zero3).rev().find(fits).unwrap_or(1)
 }
 
 #[cfg(test)]
@@ -100,7 +120,7 @@ mod tests {
         assert_eq!(
             warning(&hosts("abab"), 1, mesh(2, 2, 1)).unwrap(),
             "zero3[0] is on hosts a and b, and 1 more like it: its weights cross the network in \
-             every unit; start a multiple of 2 ranks on every host, or use zero3 = 1"
+             every unit; use place = hosts"
         );
         assert_eq!(
             warning(&hosts("ab"), 2, mesh(1, 4, 1)).unwrap(),

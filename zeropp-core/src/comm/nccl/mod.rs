@@ -18,6 +18,7 @@ mod communicator;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod driver;
+mod gpus;
 mod inquest;
 mod lane;
 mod library;
@@ -27,7 +28,7 @@ mod meeting;
 mod shared;
 mod wire;
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -39,6 +40,7 @@ use crate::rendezvous::Rendezvous;
 pub use accelerator::{Accelerator, DeviceResult, Event, OnPinned, Pinned, RawEvent, RawStream};
 use communicator::{END_PATIENCE, NcclCommunicator};
 use driver::{Command, Driver};
+pub use gpus::gpus_for;
 use library::Nccl;
 pub use library::NcclSearch;
 use links::Links;
@@ -52,8 +54,9 @@ pub struct NcclOptions {
     pub timeout: Duration,
     /// How long the ranks may take to find each other.
     pub start_timeout: Duration,
-    /// Address under which the other ranks reach this one.
-    pub host: IpAddr,
+    /// Name or address under which the other ranks reach this one. With an address it listens
+    /// there only, with a name everywhere.
+    pub host: String,
     /// Where to look for libnccl.
     pub search: NcclSearch,
 }
@@ -63,7 +66,7 @@ impl Default for NcclOptions {
         Self {
             timeout: Duration::from_secs(300),
             start_timeout: Duration::from_secs(60),
-            host: Ipv4Addr::LOCALHOST.into(),
+            host: Ipv4Addr::LOCALHOST.to_string(),
             search: NcclSearch::from_env(),
         }
     }

@@ -1,0 +1,37 @@
+//! Prints a digest of what a run leaves behind, parameter by parameter: of its final weights or of
+//! the first step's gradients. The same digests, the same bits.
+//!
+//! `final_state weights|gradients 'key = value'…`, with the settings as in a TOML file. Where the
+//! ranks are in several processes, rank 0's prints.
+
+use zeropp::{Config, Trainer};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1);
+    let what = args.next().unwrap_or_default();
+    let settings: Vec<String> = args.collect();
+    let trainer = Trainer::new(Config::from_toml(&settings.join("\n"))?)?;
+    let (loss, state) = match what.as_str() {
+        "weights" => {
+            let (summary, weights) = trainer.train_to_weights(|_| ())?;
+            (summary.last_loss, weights)
+        }
+        "gradients" => {
+            let (metrics, gradients) = trainer.first_gradients()?;
+            (metrics.loss, gradients)
+        }
+        other => return Err(format!("{other:?}: use weights or gradients").into()),
+    };
+    if state.is_empty() {
+        return Ok(());
+    }
+    for (name, values) in &state {
+        // FNV-1a over the bits of all elements.
+        let digest = values.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, value| {
+            (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        println!("{name:<24} {:>8} {digest:016x}", values.len());
+    }
+    println!("{what} of {} parameters, loss {:016x}", state.len(), loss.to_bits());
+    Ok(())
+}
