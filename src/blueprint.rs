@@ -4,12 +4,13 @@
 use std::ops::Range;
 
 use burn::tensor::DType;
-use zeropp_core::config::{Config, Precision, Recompute};
+use zeropp_core::config::{Config, DeviceKind, Precision, Recompute};
 use zeropp_core::layer::{BatchShape, Model};
 use zeropp_core::mesh::Mesh;
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, RankPlan};
 use zeropp_core::params::FlatLayout;
+use zeropp_core::split::ops::attention_keeps_probabilities;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::memory::{StageBytes, predict};
 use zeropp_pipeline::partition::partition;
@@ -49,6 +50,10 @@ impl Blueprint {
             samples: config.micro_batch_size,
             seq: config.seq,
             element_bytes: compute.size(),
+            keeps_probabilities: attention_keeps_probabilities(
+                compute,
+                config.device != DeviceKind::Cpu,
+            ),
         };
         let stages = partition(&model.parts, resolved.stages(), batch)?;
         let mut blueprint = Blueprint {

@@ -1,11 +1,10 @@
 //! Which rank runs where, as the processes of a job agree on it: did the launcher start what was
 //! meant?
 
-use std::collections::BTreeSet;
-
 use zeropp_core::config::{Config, ConfigError, EngineKind};
 use zeropp_core::launch::Job;
 use zeropp_core::mesh::Mesh;
+use zeropp_core::placement;
 use zeropp_core::rendezvous::{self, Member};
 
 use crate::Error;
@@ -35,15 +34,11 @@ impl Launched {
         self.members.iter().find(runs).expect("all ranks of the mesh are here")
     }
 
-    /// Every group of ranks that share weights and yet are on several machines: its ranks, and the
-    /// machines in the order of their names. Its gathers cross the network.
-    pub fn scattered(&self) -> Vec<(Vec<usize>, Vec<String>)> {
-        let ranks: Vec<usize> = (0..self.mesh.world()).collect();
-        let groups = ranks.chunks(self.mesh.zero3).map(|group| {
-            let hosts: BTreeSet<_> = group.iter().map(|r| self.member(*r).host.clone()).collect();
-            (group.to_vec(), hosts.into_iter().collect::<Vec<_>>())
-        });
-        groups.filter(|(_, hosts)| hosts.len() > 1).collect()
+    /// What to say where ranks that share weights are on several machines: which, where, and what
+    /// would work.
+    pub fn spread(&self) -> Option<String> {
+        let hosts: Vec<_> = self.members.iter().map(|member| member.host.clone()).collect();
+        placement::warning(&hosts, self.members[0].ranks, self.mesh)
     }
 }
 
@@ -72,19 +67,22 @@ fn told(config: &Config, job: &Job, members: Vec<Member>, place: String) -> Laun
 #[cfg(feature = "mpi")]
 fn over_mpi(config: &Config, job: &Job) -> Result<Launched, Error> {
     use zeropp_core::comm::mpi::MpiWorld;
-    use zeropp_core::launch::{Launch, LaunchError};
+    use zeropp_core::launch::Launch;
 
-    let mut process = MpiWorld::start(crate::world::mpi::options(config), None)?;
-    if (job.process, job.processes) != (process.rank(), process.size()) {
-        let launch = Launch::from_env()?;
-        return Err(Error::Launch(LaunchError::Contradiction {
-            first: job.source,
-            first_says: launch.map_or_else(|| "rank 0 of 1".into(), |launch| launch.to_string()),
-            second: "MPI",
-            second_says: format!("rank {} of {}", process.rank(), process.size()),
-        }));
+    let mut process = MpiWorld::start(crate::world::mpi::options(config, job.ranks), None)?;
+    let launched = (process.launched_rank(), process.size());
+    match Launch::from_env()? {
+        Some(launch) => launch.check("MPI", launched.0, launched.1)?,
+        None if launched.1 > 1 => {
+            let problem = format!("MPI has {} processes, no launcher says so", launched.1);
+            return Err(ConfigError::value("engine", "mpi", problem, "start with mpirun").into());
+        }
+        None => {}
     }
-    let me = serde_json::to_vec(&rendezvous::me(config, job)).expect("text and numbers");
+    // MPI numbers the processes anew where that keeps groups on a machine.
+    let job =
+        Job { process: process.rank(), first_rank: process.rank() * job.ranks, ..job.clone() };
+    let me = serde_json::to_vec(&rendezvous::me(config, &job)).expect("text and numbers");
     let all = process.communicator().exchange(me).wait()?;
     process.finish();
     let members = all.iter().map(|member| serde_json::from_slice(member));
@@ -92,17 +90,14 @@ fn over_mpi(config: &Config, job: &Job) -> Result<Launched, Error> {
         let problem = format!("a process introduced itself badly ({e})");
         ConfigError::value("engine", "mpi", problem, "use the same build on all nodes")
     })?;
-    if let Some(other) =
-        members.iter().find(|m| (&m.plan, m.world) != (&members[0].plan, members[0].world))
-    {
-        let problem = format!(
-            "rank 0 was started for {}, rank {} for {}",
-            members[0].plan, other.first_rank, other.plan
-        );
+    let first = &members[0];
+    if let Some(other) = members.iter().find(|m| (&m.plan, m.world) != (&first.plan, first.world)) {
+        let (rank, plan) = (other.first_rank, &other.plan);
+        let problem = format!("rank 0 was started for {}, rank {rank} for {plan}", first.plan);
         let help = "use the same settings on all nodes";
         return Err(ConfigError::value("engine", "mpi", problem, help).into());
     }
-    Ok(told(config, job, members, "MPI".into()))
+    Ok(told(config, &job, members, "MPI".into()))
 }
 
 #[cfg(not(feature = "mpi"))]
@@ -134,13 +129,12 @@ mod tests {
     }
 
     #[test]
-    fn groups_that_share_weights_are_looked_for_across_machines() {
+    fn ranks_are_found_and_spread_groups_told() {
         let mesh = Mesh { pp: 2, zero3: 2, dp: 1 };
-        assert!(job(&[(2, "a"), (2, "b")], mesh).scattered().is_empty());
+        assert_eq!(job(&[(2, "a"), (2, "b")], mesh).spread(), None);
         let round_robin = job(&[(1, "b"), (1, "a"), (1, "b"), (1, "a")], mesh);
-        let hosts = vec!["a".to_string(), "b".to_string()];
-        let all = vec![(vec![0, 1], hosts.clone()), (vec![2, 3], hosts)];
-        assert_eq!(round_robin.scattered(), all);
+        let told = round_robin.spread().unwrap();
+        assert!(told.starts_with("zero3[0] is on hosts a and b, and 1 more like it"), "{told}");
         assert_eq!(round_robin.member(3).host, "a");
     }
 

@@ -256,7 +256,7 @@ impl FlightRecorder {
 
     /// Whether a panic of any thread ends the process, and with it all ranks here.
     fn dies_of_panics(&self) -> bool {
-        self.blueprint.config.engine != EngineKind::Threads
+        self.blueprint.config.engine == EngineKind::Mpi
     }
 }
 

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
+#[cfg(feature = "cuda")]
+mod nccl;
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,7 +14,7 @@ use zeropp_core::comm::Communicator;
 use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_core::config::{Config, EngineKind};
 use zeropp_core::device::Devices;
-use zeropp_core::launch::Launch;
+use zeropp_core::launch::Job;
 use zeropp_core::mesh::Mesh;
 use zeropp_pipeline::executor::StatusBoard;
 
@@ -52,31 +54,38 @@ impl World {
             EngineKind::Threads => Ok(Self::threads(config.mesh(), timeout, devices)),
             #[cfg(feature = "mpi")]
             EngineKind::Mpi => mpi::start(config, devices, status),
+            #[cfg(feature = "cuda")]
+            EngineKind::Nccl => nccl::start(config, devices),
+            #[cfg(not(all(feature = "mpi", feature = "cuda")))]
             engine => unreachable!("a build without {engine} refuses the setting"),
         }
     }
 
     fn threads(mesh: Mesh, timeout: Duration, devices: &Devices) -> World {
         let options = ThreadsOptions { timeout, ..ThreadsOptions::default() };
-        let world = ThreadsWorld::new(mesh.world(), options);
-        let ranks = world.communicators().into_iter().enumerate();
-        let ranks = ranks.map(|(rank, communicator)| {
-            let device = devices.of(rank);
+        Self::of(ThreadsWorld::new(mesh.world(), options).communicators(), devices)
+    }
+
+    /// A world that is going already, by its ranks in this process.
+    pub(crate) fn of(communicators: Vec<Arc<dyn Communicator>>, devices: &Devices) -> World {
+        let ranks = communicators.into_iter().enumerate();
+        let ranks = ranks.map(|(place, communicator)| {
+            let (rank, device) = (communicator.rank(), devices.of(place));
             LocalRank { rank, device, communicator }
         });
         World { ranks: ranks.collect(), host: String::new(), _keep: Box::new(()) }
     }
 }
 
-/// Whether the launcher says that rank 0 is in another process than this one.
+/// Whether rank 0 is in another process than this one.
 ///
 /// # Errors
-/// A launcher's environment that contradicts itself.
+/// A launcher's environment that contradicts itself or the settings.
 pub(crate) fn is_follower(config: &Config) -> Result<bool, Error> {
     if config.engine == EngineKind::Threads {
         return Ok(false);
     }
-    Ok(Launch::from_env()?.is_some_and(|launch| launch.rank > 0))
+    Ok(Job::find(config)?.process > 0)
 }
 
 /// The rank that the calling thread runs: its name says it.

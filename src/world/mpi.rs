@@ -26,12 +26,9 @@ pub(super) fn start(
     let launch = Launch::from_env()?;
     let each = ranks_each(mesh, launch.as_ref().map_or(1, |launch| launch.world))?;
     let timeout = Duration::from_secs_f64(config.timeout_s);
-    let order = (config.place == Place::Hosts).then(|| -> Order {
-        Arc::new(move |hosts: &[String]| placement::by_host(hosts, each, mesh))
-    });
     // All ranks of a process share its device: messages arrive on one.
     let device = devices.of(launch.as_ref().and_then(|launch| launch.local_rank).unwrap_or(0));
-    let options = MpiOptions { order, device: device.clone(), ..options(config) };
+    let options = MpiOptions { device: device.clone(), ..options(config, each) };
     let (board, process) = (status.clone(), launch.as_ref().map_or(0, |launch| launch.rank));
     let describe: Describe = Arc::new(move || {
         let rank = rank_of_thread().unwrap_or(process * each);
@@ -81,11 +78,16 @@ fn few_cores(ranks_each: usize) -> Option<String> {
     })
 }
 
-/// The engine's settings, as far as the configuration has them.
-pub(crate) fn options(config: &Config) -> MpiOptions {
+/// The engine's settings for processes of `each` ranks, as far as the configuration has them.
+pub(crate) fn options(config: &Config, each: usize) -> MpiOptions {
+    let mesh = config.mesh();
+    let order = (config.place == Place::Hosts).then(|| -> Order {
+        Arc::new(move |hosts: &[String]| placement::by_host(hosts, each, mesh))
+    });
     MpiOptions {
         timeout: Duration::from_secs_f64(config.timeout_s),
         start_timeout: Duration::from_secs_f64(config.start_timeout_s),
+        order,
         ..MpiOptions::default()
     }
 }

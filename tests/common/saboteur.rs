@@ -1,5 +1,7 @@
 //! A model that does what it should until one rank, at one moment, does something else.
 
+#![allow(dead_code)] // Each user takes its own part.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 

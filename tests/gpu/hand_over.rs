@@ -39,8 +39,14 @@ fn half(start: f32) -> Tensor<1> {
     Tensor::<1>::from_data(TensorData::new(values, [LEN]), &device()) + start
 }
 
-fn values(t: Tensor<1>) -> Vec<f32> {
-    t.into_data().try_to_vec::<f32>().expect("f32")
+/// Fails where `t` does not hold `wanted`, with the first place.
+#[track_caller]
+fn check(t: Tensor<1>, wanted: &[f32], what: &str) {
+    let got = t.into_data().try_to_vec::<f32>().expect("f32");
+    assert_eq!(got.len(), wanted.len(), "{what}");
+    if let Some(i) = (0..got.len()).find(|i| got[*i] != wanted[*i]) {
+        panic!("{what}: element {i} is {}, not {}", got[i], wanted[i]);
+    }
 }
 
 fn expected(start: f32) -> Vec<f32> {
@@ -48,9 +54,9 @@ fn expected(start: f32) -> Vec<f32> {
 }
 
 /// Both who does the work: the last to arrive, or the engine's own threads.
-fn both(check: impl Fn(ThreadsOptions)) {
-    check(ThreadsOptions { workers: Some(0), ..ThreadsOptions::default() });
-    check(ThreadsOptions { workers: Some(2), inline_bytes: 0, ..ThreadsOptions::default() });
+fn both(run: impl Fn(ThreadsOptions)) {
+    run(ThreadsOptions { workers: Some(0), ..ThreadsOptions::default() });
+    run(ThreadsOptions { workers: Some(2), inline_bytes: 0, ..ThreadsOptions::default() });
 }
 
 #[test]
@@ -69,7 +75,7 @@ fn messages_carry_what_was_asked_for() {
                 x = x + got;
             }
             // Twelve steps are three times round.
-            assert_eq!(values(x), expected(me as f32 + 12.0), "rank {me}");
+            check(x, &expected(me as f32 + 12.0), &format!("rank {me}"));
         });
     });
 }
@@ -88,16 +94,16 @@ fn collectives_see_what_was_asked_for() {
                 let gradient = whole.clone() * 2.0;
                 let part = rank.reduce_scatter(gradient).wait().unwrap();
                 let sum = rank.all_reduce(part.clone()).wait().unwrap();
-                assert_eq!(values(whole), wanted, "rank {me}, round {round}");
+                check(whole, &wanted, &format!("rank {me}, round {round}"));
                 let parts: Vec<f32> =
                     expected((me + round) as f32).iter().map(|x| x * 8.0).collect();
-                assert_eq!(values(part), parts, "rank {me}, round {round}");
+                check(part, &parts, &format!("rank {me}, round {round}"));
                 let sums: Vec<f32> = (0..LEN)
                     .map(|i| {
                         (0..RANKS).map(|r| (r + round) as f32 + (i % 7) as f32).sum::<f32>() * 8.0
                     })
                     .collect();
-                assert_eq!(values(sum), sums, "rank {me}, round {round}");
+                check(sum, &sums, &format!("rank {me}, round {round}"));
                 // As an optimizer does: what was gathered changes while others may still read it.
                 weight = weight + 1.0;
             }
@@ -114,7 +120,7 @@ fn a_gather_is_made_once_and_a_change_is_seen_by_nobody_else() {
         let changed = whole.clone() * 0.0 + rank.rank() as f32;
         rank.barrier().unwrap();
         let zeros: Vec<f32> = (0..RANKS).flat_map(|_| expected(0.0)).collect();
-        assert_eq!(values(whole), zeros);
-        assert_eq!(values(changed), vec![rank.rank() as f32; RANKS * LEN]);
+        check(whole, &zeros, "the gathered");
+        check(changed, &vec![rank.rank() as f32; RANKS * LEN], "the changed");
     });
 }

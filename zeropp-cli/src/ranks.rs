@@ -72,18 +72,9 @@ fn text(job: &Launched) -> String {
         rows.push(numbers.iter().map(usize::to_string).chain(host).collect());
     }
     let mut text = format!("{head}\n\n{}\n\n", table(&rows));
-    let scattered = job.scattered();
-    match scattered.first() {
+    match job.spread() {
         None => text.push_str("every ZeRO-3 group is inside one machine"),
-        Some((group, hosts)) => text.push_str(&format!(
-            "{} of {} ZeRO-3 groups are spread over machines (ranks {}-{} over {}), and weights \
-             would cross the network: start the ranks of a group next to each other",
-            scattered.len(),
-            world / job.mesh.zero3,
-            group[0],
-            group[group.len() - 1],
-            hosts.join(", ")
-        )),
+        Some(warning) => text.push_str(&format!("warning: {warning}")),
     }
     text
 }

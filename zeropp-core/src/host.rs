@@ -27,11 +27,17 @@ impl HostTensor {
     }
 }
 
+/// Whether `t` lives on the CPU.
+pub fn is_on_cpu<const D: usize>(t: &Tensor<D>) -> bool {
+    // Without a GPU backend there is nowhere else.
+    !cfg!(feature = "cube") || t.device().without_autodiff() == Device::flex()
+}
+
 /// Views `t` as `f32` elements, or `None` where it does not live on the CPU in `f32`.
 ///
 /// Copies only when the tensor is not contiguous (a transposed view, say).
 pub fn host<const D: usize>(t: &Tensor<D>) -> Option<HostTensor> {
-    if t.dtype() != DType::F32 {
+    if t.dtype() != DType::F32 || !is_on_cpu(t) {
         return None;
     }
     let flex = t.clone().inner().try_into_primitive::<Flex>().ok()?;
@@ -59,7 +65,7 @@ pub fn map_in_place<const D: usize>(
     t: Tensor<D>,
     f: impl FnOnce(&mut [f32]),
 ) -> Result<Tensor<D>, Tensor<D>> {
-    if t.dtype() != DType::F32 {
+    if t.dtype() != DType::F32 || !is_on_cpu(&t) {
         return Err(t);
     }
     let Ok(mut flex) = t.clone().try_into_primitive::<Flex>() else { return Err(t) };
@@ -85,6 +91,9 @@ pub fn into_vec(t: Tensor<1>) -> Vec<f32> {
 
 /// Identity of the CPU storage behind `t`, equal for tensors that share it; `None` off the CPU.
 pub fn storage_id<const D: usize>(t: &Tensor<D>) -> Option<usize> {
+    if !is_on_cpu(t) {
+        return None;
+    }
     let flex = t.clone().inner().try_into_primitive::<Flex>().ok()?;
     Some(flex.bytes().as_ptr() as usize)
 }

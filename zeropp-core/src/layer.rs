@@ -19,6 +19,9 @@ pub struct BatchShape {
     pub seq: usize,
     /// Bytes of one element of an activation.
     pub element_bytes: usize,
+    /// Whether attention keeps its probabilities, or one fp32 number a query and head; see
+    /// [`attention`](crate::split::ops::attention).
+    pub keeps_probabilities: bool,
 }
 
 impl BatchShape {

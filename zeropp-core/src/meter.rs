@@ -124,7 +124,11 @@ impl Meter {
     /// one kind (two layers that keep the same input) counts once.
     pub fn hold_tensor<const D: usize>(self: &Arc<Self>, kind: MemoryKind, t: &Tensor<D>) -> Hold {
         let bytes = (t.shape().num_elements() * t.dtype().size()) as u64;
-        let Some(storage) = host::storage_id(t) else { return self.hold(kind, bytes) };
+        let storage = host::storage_id(t);
+        // Numbers of tensors are small, addresses are not: no two of them are equal.
+        #[cfg(feature = "cube")]
+        let storage = storage.or_else(|| crate::cube::tensor_id(t));
+        let Some(storage) = storage else { return self.hold(kind, bytes) };
         let mut state = self.0.lock();
         let entry = state.shared.entry((kind, storage)).or_insert((0, bytes));
         entry.0 += 1;

@@ -141,7 +141,6 @@ fn compare<const D: usize, const DY: usize>(
 }
 
 fn attention_case(b: usize, s: usize, groups: usize, share: usize, d: usize, seed: u64) {
-    eprintln!("{:?} b {b} s {s} groups {groups} share {share} d {d}", std::time::SystemTime::now());
     let mut rng = Random(seed);
     let heads = groups * share;
     let width = (heads + 2 * groups) * d;
@@ -152,14 +151,16 @@ fn attention_case(b: usize, s: usize, groups: usize, share: usize, d: usize, see
     assert_eq!(kept, (b * s * (width + heads) * 4) as u64, "q, k, v and one number a query");
 }
 
-proptest! {
-    #![proptest_config(cases(3))]
+/// One block of queries, and several of which the last one is short. Few shapes: products are tuned
+/// for each. The kernels between them are tested on many more, and so is the order of blocks, on the
+/// CPU.
+#[test]
+fn attention() {
+    attention_case(1, 300, 2, 2, 9, 2);
+}
 
-    /// One block of queries, and several of which the last one is short.
-    #[test]
-    fn attention(b in 1..3_usize, s in 1..400_usize, groups in 1..3_usize, share in 1..4_usize, d in 1..33_usize, seed: u64) {
-        attention_case(b, s, groups, share, d, seed);
-    }
+proptest! {
+    #![proptest_config(cases(4))]
 
     #[test]
     fn cross_entropy(b in 1..3_usize, s in 1..20_usize, v in 1..3000_usize, seed: u64) {
@@ -187,6 +188,18 @@ proptest! {
             ops::rms_norm(x.remove(0), &w.weight("w0"), 1e-5, cx)
         });
     }
+}
+
+/// A tensor that is kept twice counts once, as on the CPU.
+#[test]
+fn a_shared_input_is_kept_once() {
+    let mut rng = Random(1);
+    let (x, dy) = (Data::new(&mut rng, [1, 4, 40]), Data::new(&mut rng, [1, 4, 40]));
+    let kept = compare(&[x], &[], &dy, |mut x, _, cx| {
+        let x = x.remove(0);
+        ops::swiglu(x.clone(), x, cx)
+    });
+    assert_eq!(kept, 4 * 40 * 4);
 }
 
 /// A target that is no token cannot be refused without waiting for the GPU; the loss says so.

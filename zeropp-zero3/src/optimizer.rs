@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use zeropp_core::comm::{CommResult, Communicator};
+use zeropp_core::device;
 use zeropp_core::groups::Groups;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 
@@ -165,10 +166,10 @@ impl Optimizer {
         let (first, last) = match (first, last) {
             (Some(a), Some(b)) => (a, b),
             (Some(a), None) => {
-                let b = swap(&*self.groups.pipeline, tie.ranks.1, a.clone())?;
+                let b = swap(&*self.groups.pipeline, tie.ranks.1, device::copy(&a))?;
                 (a, b)
             }
-            (None, Some(b)) => (swap(&*self.groups.pipeline, tie.ranks.0, b.clone())?, b),
+            (None, Some(b)) => (swap(&*self.groups.pipeline, tie.ranks.0, device::copy(&b))?, b),
             (None, None) => return Ok(()),
         };
         let sum = first + last;
@@ -211,7 +212,8 @@ impl Optimizer {
                 layer.param = if self.zero1 {
                     let own = whole.slice([start..start + len]);
                     let own = adamw.step(own, moments, &grad, &ranges, scale);
-                    self.groups.replica.all_gather(own).wait()?
+                    // Gathered memory is shared, and parameters are written in place.
+                    device::copy(&self.groups.replica.all_gather(own).wait()?)
                 } else {
                     adamw.step(whole, moments, &grad, &ranges, scale)
                 };

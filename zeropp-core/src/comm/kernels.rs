@@ -9,6 +9,7 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, Tensor};
 
 use super::buffers::Buffers;
+use crate::device::hand_over;
 use crate::host::{HostTensor, host};
 
 /// Elements summed over all ranks before the next ones: 16 KiB, which stay in the first cache.
@@ -49,7 +50,7 @@ pub(super) fn reduce_part(buffers: &Buffers, inputs: &[Tensor<1>], place: usize)
     let part = place * len..(place + 1) * len;
     match host_views(inputs) {
         Some(views) => buffers.make(len, |out| sum_in_order(out, &slices(&views, &part))),
-        None => sum_tensors(inputs, &inputs[place].device(), part),
+        None => hand_over(sum_tensors(inputs, &inputs[place].device(), part)),
     }
 }
 
@@ -96,27 +97,13 @@ fn once_a_device(inputs: &[Tensor<1>], make: impl Fn(&Device) -> Tensor<1>) -> V
     let result = |input: &Tensor<1>| {
         let device = input.device();
         if let Some((_, tensor)) = made.iter().find(|(known, _)| *known == device) {
-            return tensor.clone();
+            return hand_over(tensor.clone());
         }
         let tensor = make(&device);
         made.push((device, tensor.clone()));
-        tensor
+        hand_over(tensor)
     };
     inputs.iter().map(result).collect()
-}
-
-/// Makes the device start on all that this thread has asked of it, so that another thread may take
-/// a tensor made by it. Burn would do so when the other thread first touches the tensor: at any
-/// point in this thread's later work, which would then be cut, fused and compiled anew in other
-/// places in every step.
-///
-/// # Errors
-/// The device's text for work that it could not take.
-pub(super) fn settle(device: &Device) -> Result<(), String> {
-    if *device == Device::flex() {
-        return Ok(());
-    }
-    device.flush().map_err(|e| e.to_string())
 }
 
 /// `tensor` on `device`: itself where it is there already.

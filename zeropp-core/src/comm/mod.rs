@@ -221,8 +221,10 @@ impl<T> Pending<T> {
 /// Buffers are flat plain tensors (`f32` or `bf16`) on the rank's device. Once a collective has
 /// been waited for, the engine holds no reference to the buffer that this rank passed in, so a
 /// clone that the rank kept can be written in place. Results may be shared with other ranks or
-/// with the engine: writing to one copies it. `rank` and `size` are within the group; errors name
-/// world ranks.
+/// with the engine: writing to one copies it. Off the CPU nothing copies by itself: there what an
+/// all-gather gives is only to be read, and a rank that kept a clone of what it passed in may let
+/// an operation write to it once it has used the result ([`crate::device::hand_over`] says why).
+/// `rank` and `size` are within the group; errors name world ranks.
 pub trait Communicator: Send + Sync {
     /// Name for messages: `world`, `zero3[0]`, …
     fn name(&self) -> &str;

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
@@ -308,6 +309,14 @@ struct Tracked<T> {
 impl<T> InFlight<T> for Tracked<T> {
     fn is_done(&mut self) -> bool {
         self.op.as_mut().is_none_or(|op| op.is_done())
+    }
+
+    fn wait_until(&mut self, deadline: Instant) -> bool {
+        self.op.as_mut().is_none_or(|op| op.wait_until(deadline))
+    }
+
+    fn missing(&mut self) -> Vec<usize> {
+        self.op.as_mut().map(|op| op.missing()).unwrap_or_default()
     }
 
     fn wait(mut self: Box<Self>) -> CommResult<T> {

@@ -44,7 +44,8 @@ choice! {
     Recompute {
         /// Nothing: every activation is kept from F to B.
         None = "none",
-        /// Attention scores: q, k and v are kept, the rest of attention is computed again.
+        /// Attention scores: q, k and v are kept, the rest of attention is computed again. On GPUs
+        /// and in bf16 that is so anyway.
         Selective = "selective",
         /// Whole stages, all of a rank but its last: only their inputs are kept.
         Full = "full",

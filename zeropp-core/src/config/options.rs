@@ -191,8 +191,8 @@ options! {
         "prefetch" "N" prefetch: usize = 1;
         /// What to compute again in the backward to save memory.
         ///
-        /// `selective`: attention's scores. `full`: whole stages, all of a rank but its last,
-        /// whose inputs alone are kept.
+        /// `selective`: attention's scores, which GPUs and bf16 never keep. `full`: whole stages, all
+        /// of a rank but its last, whose inputs alone are kept.
         "recompute" "WHAT" recompute: Recompute = Recompute::None;
     }
     "Training" {

@@ -125,7 +125,10 @@ fn bad_values_are_named_with_what_would_work() {
         ),
         #[cfg(not(feature = "mpi"))]
         ("engine = 'mpi'", "engine = mpi: is not in this build; use threads"),
-        ("engine = 'nccl'", "engine = nccl: is not in this build; use threads"),
+        (
+            "engine = 'nccl'",
+            "engine = nccl: carries data between NVIDIA GPUs, and device is cpu; use device cuda",
+        ),
         ("nodes = 0", "nodes = 0: at least 1 is needed"),
         (
             "nodes = 2",

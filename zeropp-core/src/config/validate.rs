@@ -142,6 +142,11 @@ impl Config {
             ConfigError::value(field, value.to_string(), "is not in this build", help)
         };
         let (precision, device, engine) = (self.precision, self.device, self.engine);
+        check(engine != EngineKind::Nccl || device == DeviceKind::Cuda, || {
+            let problem = format!("carries data between NVIDIA GPUs, and device is {device}");
+            let help = "use device cuda, or engine threads or mpi";
+            ConfigError::value("engine", engine, problem, help)
+        })?;
         check(device::is_built(device), || device::absent(device))?;
         let storable = precision == Precision::Fp32 || device != DeviceKind::Wgpu;
         check(storable, || {
@@ -150,10 +155,14 @@ impl Config {
         })?;
         let help = match engine {
             EngineKind::Mpi => "use threads, or build zeropp with --features mpi",
-            _ => "use threads",
+            _ => "use threads, or build zeropp with --features cuda",
         };
-        let has_mpi = cfg!(feature = "mpi") && engine == EngineKind::Mpi;
-        check(has_mpi || engine == EngineKind::Threads, || absent("engine", &engine, help))
+        let is_built = match engine {
+            EngineKind::Threads => true,
+            EngineKind::Mpi => cfg!(feature = "mpi"),
+            EngineKind::Nccl => cfg!(feature = "cuda"),
+        };
+        check(is_built, || absent("engine", &engine, help))
     }
 
     fn check_checkpoints(&self) -> Checked {

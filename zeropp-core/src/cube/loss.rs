@@ -20,26 +20,27 @@ fn cross_entropy_kernel<F: Float, I: Int>(
     pitch: usize,
     unknown: f32,
     #[comptime] gradient: bool,
-    #[comptime] units: u32,
-    #[comptime] planes: bool,
+    #[comptime] dim: CubeDim,
 ) {
     let row = row_of_unit();
-    if row >= rows {
-        terminate!();
-    }
     let step = CUBE_DIM_X as usize;
     let start = UNIT_POS_X as usize;
     let from = row * pitch;
-    // A negative id becomes one that is too large.
-    let target = u32::cast_from(targets[row]) as usize;
+    let mut end = 0usize.runtime();
+    let mut target = width;
     let mut chosen = unknown;
-    if target < width {
-        chosen = f32::cast_from(logits[from + target]);
+    if row < rows {
+        end = width;
+        // A negative id becomes one that is too large.
+        target = u32::cast_from(targets[row]) as usize;
+        if target < width {
+            chosen = f32::cast_from(logits[from + target]);
+        }
     }
     let mut top = LOWEST.runtime();
     let mut sum = 0.0f32.runtime();
     let mut i = start;
-    while i < width {
+    while i < end {
         let logit = f32::cast_from(logits[from + i]);
         if logit > top {
             sum = sum * (top - logit).exp() + 1.0;
@@ -49,16 +50,16 @@ fn cross_entropy_kernel<F: Float, I: Int>(
         }
         i += step;
     }
-    let row_top = row_max(top, units, planes);
-    let row_total = row_sum(sum * (top - row_top).exp(), units, planes);
-    if start == 0 {
+    let row_top = row_max(top, dim);
+    let row_total = row_sum(sum * (top - row_top).exp(), dim);
+    if start == 0 && row < rows {
         losses[row] = row_top + row_total.ln() - chosen;
     }
     if comptime!(gradient) {
         let scale = 1.0 / (row_total * f32::cast_from(rows as u32));
         let one = 1.0 / f32::cast_from(rows as u32);
         i = start;
-        while i < width {
+        while i < end {
             let mut slope = (f32::cast_from(logits[from + i]) - row_top).exp() * scale;
             if i == target {
                 slope -= one;
@@ -69,6 +70,19 @@ fn cross_entropy_kernel<F: Float, I: Int>(
     }
 }
 
+#[cfg(test)]
+pub(super) static COPIES: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+
+/// The logits, or a copy where somebody else holds them.
+fn own(logits: CubeTensor) -> CubeTensor {
+    if logits.can_mut() {
+        return logits;
+    }
+    #[cfg(test)]
+    COPIES.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    logits.copy()
+}
+
 /// See [`cross_entropy`](super::cross_entropy). Without `gradient` the logits come back as they
 /// are.
 pub(super) fn cross_entropy(
@@ -76,7 +90,7 @@ pub(super) fn cross_entropy(
     targets: CubeTensor,
     gradient: bool,
 ) -> (CubeTensor, CubeTensor) {
-    let logits = if gradient && !logits.can_mut() { logits.copy() } else { logits };
+    let logits = if gradient { own(logits) } else { logits };
     let logits = Rows::of(logits);
     let targets = into_contiguous(targets);
     let losses = empty(&logits.tensor, Shape::new([logits.n]), DType::F32);
@@ -99,8 +113,7 @@ pub(super) fn cross_entropy(
                     logits.pitch,
                     f32::NAN,
                     gradient,
-                    at.dim.x,
-                    at.planes,
+                    at.dim,
                 )
             }
         };

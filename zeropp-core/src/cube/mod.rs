@@ -9,17 +9,25 @@ mod norm;
 mod rows;
 mod softmax;
 mod sums;
+#[cfg(all(test, feature = "wgpu"))]
+mod tests;
 
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, backend_extension};
-use burn::tensor::{DType, Int, Shape, Tensor};
+use burn::tensor::{DType, Device, Int, Shape, Tensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::matmul::{MatmulStrategy, matmul};
 
-/// Whether `t` is a plain (untracked) tensor on a GPU.
+/// Whether the plain (untracked) tensor `t` is on a GPU.
 pub(crate) fn is_on<const D: usize>(t: &Tensor<D>) -> bool {
-    t.clone().try_into_primitive::<burn::backend::Cube>().is_ok()
+    t.device() != Device::flex()
+}
+
+/// What all handles to one tensor on a GPU have in common, and views of it do not; `None` elsewhere.
+pub(crate) fn tensor_id<const D: usize>(t: &Tensor<D>) -> Option<usize> {
+    let t = t.clone().inner().try_into_primitive::<burn::backend::Cube>().ok()?;
+    Some(t.id.value() as usize)
 }
 
 #[backend_extension(Cube, Fusion)]
@@ -168,7 +176,8 @@ impl Kernels for CubeBackend {
 }
 
 fn product_of(x: &TensorSpec, y: &TensorSpec) -> TensorSpec {
-    let shape = Shape::new([x.shape[0], x.shape[1], y.shape[2]]);
+    let (mut shape, last) = (x.shape.clone(), x.shape.num_dims() - 1);
+    shape[last] = y.shape[last];
     TensorSpec::new(shape, DType::F32)
 }
 
@@ -223,10 +232,11 @@ fn rms_norm_of(x: &TensorSpec, _gamma: &TensorSpec, _eps: &f32) -> (TensorSpec, 
     (x.clone(), row_statistic(x))
 }
 
-/// x·y for `x: [n, i, k]`, `y: [n, k, j]` of one type, in fp32.
-pub(crate) fn matmul_f32(x: Tensor<3>, y: Tensor<3>) -> Tensor<3> {
-    let ([n, _, k], [m, l, _]) = (x.dims(), y.dims());
-    assert_eq!((n, k), (m, l), "factors of {:?} and {:?}", x.dims(), y.dims());
+/// x·y for `x: [.., i, k]`, `y: [.., k, j]` of one type, in fp32.
+pub(crate) fn matmul_f32<const D: usize>(x: Tensor<D>, y: Tensor<D>) -> Tensor<D> {
+    let (xs, ys) = (x.dims(), y.dims());
+    let fits = xs[..D - 2] == ys[..D - 2] && xs[D - 1] == ys[D - 2] && x.dtype() == y.dtype();
+    assert!(fits, "factors {xs:?} of {:?} and {ys:?} of {:?}", x.dtype(), y.dtype());
     let (x, y) = (x.into_dispatch(), y.into_dispatch());
     Tensor::from_dispatch(<Dispatch as Kernels>::matmul_f32(x, y))
 }

@@ -22,36 +22,36 @@ fn forward_kernel<F: Float>(
     pitch: usize,
     eps: f32,
     #[comptime] centered: bool,
-    #[comptime] units: u32,
-    #[comptime] planes: bool,
+    #[comptime] dim: CubeDim,
 ) {
     let row = row_of_unit();
-    if row >= rows {
-        terminate!();
-    }
     let step = CUBE_DIM_X as usize;
     let start = UNIT_POS_X as usize;
     let from = row * pitch;
+    let mut end = 0usize.runtime();
+    if row < rows {
+        end = width;
+    }
     let elements = f32::cast_from(width as u32);
     let mut mean = 0.0f32.runtime();
     if comptime!(centered) {
         let mut sum = 0.0f32.runtime();
         let mut i = start;
-        while i < width {
+        while i < end {
             sum += f32::cast_from(x[from + i]);
             i += step;
         }
-        mean = row_sum(sum, units, planes) / elements;
+        mean = row_sum(sum, dim) / elements;
     }
     let mut squares = 0.0f32.runtime();
     let mut i = start;
-    while i < width {
+    while i < end {
         let c = f32::cast_from(x[from + i]) - mean;
         squares += c * c;
         i += step;
     }
-    let scale = 1.0 / (row_sum(squares, units, planes) / elements + eps).sqrt();
-    if start == 0 {
+    let scale = 1.0 / (row_sum(squares, dim) / elements + eps).sqrt();
+    if start == 0 && row < rows {
         if comptime!(centered) {
             means[row] = mean;
         }
@@ -59,7 +59,7 @@ fn forward_kernel<F: Float>(
     }
     let to = row * width;
     i = start;
-    while i < width {
+    while i < end {
         let mut value = (f32::cast_from(x[from + i]) - mean) * scale * gamma[i];
         if comptime!(centered) {
             value += beta[i];
@@ -83,39 +83,40 @@ fn backward_kernel<F: Float>(
     dy_pitch: usize,
     pitch: usize,
     #[comptime] centered: bool,
-    #[comptime] units: u32,
-    #[comptime] planes: bool,
+    #[comptime] dim: CubeDim,
 ) {
     let row = row_of_unit();
-    if row >= rows {
-        terminate!();
-    }
     let step = CUBE_DIM_X as usize;
     let start = UNIT_POS_X as usize;
     let (from, dy_from) = (row * pitch, row * dy_pitch);
     let elements = f32::cast_from(width as u32);
-    let scale = scales[row];
+    let mut end = 0usize.runtime();
+    let mut scale = 0.0f32.runtime();
     let mut mean = 0.0f32.runtime();
-    if comptime!(centered) {
-        mean = means[row];
+    if row < rows {
+        end = width;
+        scale = scales[row];
+        if comptime!(centered) {
+            mean = means[row];
+        }
     }
     let mut plain = 0.0f32.runtime();
     let mut weighted = 0.0f32.runtime();
     let mut i = start;
-    while i < width {
+    while i < end {
         let d = f32::cast_from(dy[dy_from + i]) * gamma[i];
         plain += d;
         weighted += d * (f32::cast_from(x[from + i]) - mean) * scale;
         i += step;
     }
-    let c2 = row_sum(weighted, units, planes) / elements;
+    let c2 = row_sum(weighted, dim) / elements;
     let mut c1 = 0.0f32.runtime();
     if comptime!(centered) {
-        c1 = row_sum(plain, units, planes) / elements;
+        c1 = row_sum(plain, dim) / elements;
     }
     let to = row * width;
     i = start;
-    while i < width {
+    while i < end {
         let d = f32::cast_from(dy[dy_from + i]) * gamma[i];
         let hat = (f32::cast_from(x[from + i]) - mean) * scale;
         dx[to + i] = F::cast_from((d - c1 - hat * c2) * scale);
@@ -163,8 +164,7 @@ pub(super) fn forward(
             x.pitch,
             eps,
             centered,
-            at.dim.x,
-            at.planes,
+            at.dim,
         );
     }
     (y, means, scales)
@@ -208,8 +208,7 @@ pub(super) fn backward(
             dy.pitch,
             x.pitch,
             centered,
-            at.dim.x,
-            at.planes,
+            at.dim,
         );
     }
     dx

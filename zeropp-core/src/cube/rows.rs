@@ -1,9 +1,10 @@
 //! What the kernels on rows share: who works on which row, sums over a row's units, and tensors
 //! seen as rows.
 //!
-//! A row belongs to one plane where the device has planes of one size, several rows to a cube;
-//! elsewhere to one cube, whose units meet in shared memory. Units take every `width`-th element,
-//! so that neighbours read neighbours.
+//! The units of a cube are cut into rows of lanes: a few rows of 32 lanes each where rows are
+//! short, one of all lanes where they are long. Lanes take every n-th element, so that neighbours
+//! read neighbours, and meet in shared memory: plane operations would save some steps, but not
+//! every device has them, and what runs on one GPU shall be what is tested on another.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
@@ -11,12 +12,13 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
-use cubecl::features::Plane;
 use cubecl::prelude::*;
 
-/// Units of a cube that share one row where there are no planes, or rows are long.
+/// Units of a cube.
 const UNITS: u32 = 256;
-/// Rows from here on get a whole cube: a plane would walk them in more than 64 steps.
+/// Lanes of a short row.
+const LANES: u32 = 32;
+/// Rows from here on get all units of a cube: 32 lanes would walk them in 64 steps and more.
 const LONG: usize = 2048;
 /// Where the search for a row's largest number begins. WGSL has no literal for −∞.
 pub(super) const LOWEST: f32 = f32::MIN;
@@ -24,86 +26,68 @@ pub(super) const LOWEST: f32 = f32::MIN;
 /// How a kernel on rows is launched.
 pub(super) struct Launch {
     pub(super) count: CubeCount,
+    /// Lanes of a row, and rows.
     pub(super) dim: CubeDim,
-    /// Whether a row belongs to a plane, not to a cube.
-    pub(super) planes: bool,
 }
 
 impl Launch {
     /// For `rows` rows of `width` elements.
     pub(super) fn new(client: &Client, rows: usize, width: usize) -> Self {
-        let properties = client.properties();
-        let (hardware, features) = (&properties.hardware, &properties.features);
-        let plane = hardware.plane_size_max;
-        let planes = width < LONG
-            && features.plane.contains(Plane::Ops)
-            && hardware.plane_size_min == plane
-            && plane > 1;
+        let hardware = &client.properties().hardware;
         let most = hardware.max_units_per_cube.min(hardware.max_cube_dim.0);
-        // A power of two, so that sums in shared memory can halve.
+        // Powers of two, so that sums can halve.
         let units = UNITS.min(1 << most.ilog2());
-        let dim = if planes {
-            CubeDim::new_2d(plane, (units / plane).max(1))
-        } else {
-            CubeDim::new_1d(units)
-        };
-        let cubes = rows.div_ceil(if planes { dim.y as usize } else { 1 });
-        let count =
-            cubecl::calculate_cube_count_elemwise(client, cubes * dim.num_elems() as usize, dim);
-        Self { count, dim, planes }
+        let lanes = if width < LONG { LANES.min(units) } else { units };
+        let dim = CubeDim::new_2d(lanes, units / lanes);
+        let units = rows.div_ceil(dim.y as usize) * dim.num_elems() as usize;
+        Self { count: cubecl::calculate_cube_count_elemwise(client, units, dim), dim }
     }
 }
 
-/// The row of this unit; may lie behind the last one.
+/// The row of this unit. It may lie behind the last one: such units read and write nothing, but
+/// take part in all sums, for which a cube waits.
 #[cube]
 pub(super) fn row_of_unit() -> usize {
     CUBE_POS * CUBE_DIM_Y as usize + UNIT_POS_Y as usize
 }
 
-/// The largest `value` among the units of a row, for all of them.
+/// The largest `value` among the lanes of a row, for all of them. Every unit of a cube must come
+/// here. `dim` as in [`Launch`].
 #[cube]
-pub(super) fn row_max(value: f32, #[comptime] units: u32, #[comptime] planes: bool) -> f32 {
-    if comptime!(planes) {
-        plane_max(value)
-    } else {
-        let mut shared = Shared::new_slice(comptime!(units as usize));
-        shared[UNIT_POS as usize] = value;
-        sync_cube();
-        let mut half = comptime!(units / 2).runtime();
-        while half > 0 {
-            if UNIT_POS < half {
-                let other = shared[(UNIT_POS + half) as usize];
-                if other > shared[UNIT_POS as usize] {
-                    shared[UNIT_POS as usize] = other;
-                }
+pub(super) fn row_max(value: f32, #[comptime] dim: CubeDim) -> f32 {
+    let mut shared = Shared::new_slice(comptime!(dim.num_elems() as usize));
+    shared[UNIT_POS as usize] = value;
+    sync_cube();
+    let mut half = comptime!(dim.x / 2).runtime();
+    while half > 0 {
+        if UNIT_POS_X < half {
+            let other = shared[(UNIT_POS + half) as usize];
+            if other > shared[UNIT_POS as usize] {
+                shared[UNIT_POS as usize] = other;
             }
-            half /= 2;
-            sync_cube();
         }
-        shared[0]
+        half /= 2;
+        sync_cube();
     }
+    shared[(UNIT_POS_Y * CUBE_DIM_X) as usize]
 }
 
-/// The sum of `value` over the units of a row, for all of them.
+/// The sum of `value` over the lanes of a row, otherwise like [`row_max`].
 #[cube]
-pub(super) fn row_sum(value: f32, #[comptime] units: u32, #[comptime] planes: bool) -> f32 {
-    if comptime!(planes) {
-        plane_sum(value)
-    } else {
-        let mut shared = Shared::new_slice(comptime!(units as usize));
-        shared[UNIT_POS as usize] = value;
-        sync_cube();
-        let mut half = comptime!(units / 2).runtime();
-        while half > 0 {
-            if UNIT_POS < half {
-                let other = shared[(UNIT_POS + half) as usize];
-                shared[UNIT_POS as usize] += other;
-            }
-            half /= 2;
-            sync_cube();
+pub(super) fn row_sum(value: f32, #[comptime] dim: CubeDim) -> f32 {
+    let mut shared = Shared::new_slice(comptime!(dim.num_elems() as usize));
+    shared[UNIT_POS as usize] = value;
+    sync_cube();
+    let mut half = comptime!(dim.x / 2).runtime();
+    while half > 0 {
+        if UNIT_POS_X < half {
+            let other = shared[(UNIT_POS + half) as usize];
+            shared[UNIT_POS as usize] += other;
         }
-        shared[0]
+        half /= 2;
+        sync_cube();
     }
+    shared[(UNIT_POS_Y * CUBE_DIM_X) as usize]
 }
 
 /// A tensor whose rows lie at a constant distance.
@@ -148,6 +132,6 @@ fn pitch(t: &CubeTensor) -> Option<usize> {
     if d == 1 {
         return Some(shape[0]);
     }
-    let constant = (0..d - 2).all(|i| strides[i] == strides[i + 1] * shape[i + 1]);
+    let constant = (0..d - 2).all(|i| shape[i] == 1 || strides[i] == strides[i + 1] * shape[i + 1]);
     constant.then_some(strides[d - 2])
 }

@@ -18,16 +18,17 @@ fn forward_kernel<F: Float>(
     first: usize,
     queries: usize,
     scale: f32,
-    #[comptime] units: u32,
-    #[comptime] planes: bool,
+    #[comptime] dim: CubeDim,
 ) {
     let row = row_of_unit();
-    if row >= rows {
-        terminate!();
-    }
     let step = CUBE_DIM_X as usize;
     let start = UNIT_POS_X as usize;
-    let seen = first + row % queries + 1;
+    let mut seen = 0usize.runtime();
+    let mut end = 0usize.runtime();
+    if row < rows {
+        seen = first + row % queries + 1;
+        end = keys;
+    }
     let from = row * pitch;
     let mut top = LOWEST.runtime();
     let mut sum = 0.0f32.runtime();
@@ -42,15 +43,15 @@ fn forward_kernel<F: Float>(
         }
         key += step;
     }
-    let row_top = row_max(top, units, planes);
-    let row_total = row_sum(sum * (top - row_top).exp(), units, planes);
-    if start == 0 {
+    let row_top = row_max(top, dim);
+    let row_total = row_sum(sum * (top - row_top).exp(), dim);
+    if start == 0 && row < rows {
         sums[row] = row_top + row_total.ln();
     }
     let inverse = 1.0 / row_total;
     let to = row * keys;
     key = start;
-    while key < keys {
+    while key < end {
         let mut value = 0.0f32.runtime();
         if key < seen {
             value = (scores[from + key] * scale - row_top).exp() * inverse;
@@ -81,8 +82,8 @@ pub(super) fn forward(
         DType::F16 => forward_kernel::launch_unchecked::<f16>,
         other => panic!("attention in {other:?}: f32, bf16 and f16 are supported"),
     };
-    // SAFETY: a unit stays below `rows` and `keys`, which are the sizes of all three tensors but
-    // for the pitch of `scores`; it reads keys up to its query, of which a block has `keys`.
+    // SAFETY: a unit stays below `rows` and `keys`, which are the sizes of all tensors but for the
+    // pitch of `scores`; a query lies below `keys` too.
     unsafe {
         kernel(
             &client,
@@ -97,8 +98,7 @@ pub(super) fn forward(
             first,
             queries,
             scale,
-            at.dim.x,
-            at.planes,
+            at.dim,
         );
     }
     (p, sums)
@@ -119,29 +119,31 @@ fn backward_kernel<F: Float>(
     first: usize,
     queries: usize,
     scale: f32,
-    #[comptime] units: u32,
-    #[comptime] planes: bool,
+    #[comptime] dim: CubeDim,
 ) {
     let row = row_of_unit();
-    if row >= rows {
-        terminate!();
-    }
     let step = CUBE_DIM_X as usize;
     let start = UNIT_POS_X as usize;
-    let seen = first + row % queries + 1;
+    let mut seen = 0usize.runtime();
+    let mut end = 0usize.runtime();
+    let mut log_sum = 0.0f32.runtime();
+    if row < rows {
+        seen = first + row % queries + 1;
+        end = keys;
+        log_sum = sums[row];
+    }
     let from = row * pitch;
     let dp_from = row * dp_pitch;
-    let log_sum = sums[row];
     let mut part = 0.0f32.runtime();
     let mut key = start;
     while key < seen {
         part += (scores[from + key] * scale - log_sum).exp() * dp[dp_from + key];
         key += step;
     }
-    let mean = row_sum(part, units, planes);
+    let mean = row_sum(part, dim);
     let to = row * keys;
     key = start;
-    while key < keys {
+    while key < end {
         let mut value = 0.0f32.runtime();
         let mut slope = 0.0f32.runtime();
         if key < seen {
@@ -194,8 +196,7 @@ pub(super) fn backward(
             first,
             queries,
             scale,
-            at.dim.x,
-            at.planes,
+            at.dim,
         );
     }
     (p, ds)

@@ -3,8 +3,11 @@
 //! CUDA and wgpu are one backend of Burn's (`Cube`, with fusion), so everything that is not in a
 //! kernel of its own runs the same code on both.
 
+mod hand_over;
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 mod preflight;
+
+pub use hand_over::{copy, hand_over, take_over, take_to_read};
 
 use burn::tensor::Device;
 #[cfg(feature = "wgpu")]

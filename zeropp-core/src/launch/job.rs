@@ -68,7 +68,7 @@ impl Job {
         let launch = Launch::from_vars(&get)?;
         let (process, processes, source) = processes(config, launch.as_ref())?;
         let world = config.mesh().world();
-        if world % processes != 0 {
+        if !world.is_multiple_of(processes) {
             let problem = format!(
                 "{} is {world} ranks, which {processes} processes cannot share evenly ({source})",
                 config.mesh()

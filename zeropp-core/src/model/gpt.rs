@@ -170,16 +170,20 @@ impl Layer for Block {
     fn cost(&self, batch: BatchShape) -> LayerCost {
         let (n, s, h) = (batch.tokens() as f64, batch.seq as f64, self.shape.hidden as f64);
         let hidden = hidden_bytes(&self.shape, batch);
-        let scores = (batch.samples * self.shape.heads * batch.seq * batch.seq) as u64
-            * batch.element_bytes as u64;
         // Kept from F to B: x, ln_1(x), q k v (3), attention's output, x after attention,
-        // ln_2 of it, MLP before and after the activation (4 + 4); and the scores.
+        // ln_2 of it, MLP before and after the activation (4 + 4); and what attention keeps.
         let kept = 16 * hidden;
+        let queries = (batch.samples * self.shape.heads * batch.seq) as u64;
+        let [probabilities, sums] = if batch.keeps_probabilities {
+            [queries * (batch.seq * batch.element_bytes) as u64, 0]
+        } else {
+            [0, 4 * queries]
+        };
         LayerCost {
             // Four matrix products of 12h² weights; scores and values, the causal half.
             forward_flops: 2.0 * n * 12.0 * h * h + 2.0 * n * s * h,
-            activation_bytes: kept + scores,
-            activation_bytes_selective: kept,
+            activation_bytes: kept + probabilities + sums,
+            activation_bytes_selective: kept + sums,
             // Input and dY of each product: 1 + 3, 1 + 1, 1 + 4, 4 + 1.
             stash_bytes: 16 * hidden,
         }
@@ -238,7 +242,7 @@ impl Head for LmHead {
         ops::cross_entropy(logits, targets, &cx.op)
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {
-        let logits = (batch.tokens() * self.0.vocabulary) as u64 * 4;
+        let logits = (batch.tokens() * self.0.vocabulary * batch.element_bytes) as u64;
         let x = hidden_bytes(&self.0, batch);
         LayerCost {
             forward_flops: 2.0 * batch.tokens() as f64 * (self.0.hidden * self.0.vocabulary) as f64,

@@ -18,6 +18,11 @@ impl Address {
         Address { host: host.into(), port }
     }
 
+    /// The host's name or address.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
     /// The port.
     pub fn port(&self) -> u16 {
         self.port

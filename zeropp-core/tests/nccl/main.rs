@@ -33,7 +33,7 @@ fn patient() -> NcclOptions {
 
 /// A world whose waits end soon.
 fn impatient() -> NcclOptions {
-    options(Duration::from_millis(400))
+    options(Duration::from_secs(1))
 }
 
 /// Runs one rank.

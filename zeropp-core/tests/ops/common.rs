@@ -202,15 +202,23 @@ pub(crate) fn each_path(check: impl Fn(bool)) {
     force_generic(false);
 }
 
+/// What stock operations gave: output, gradients of inputs and of weights.
+type Stock = (Vec<f32>, Vec<Vec<f32>>, Vec<Vec<f32>>);
+
 /// Compares a run with the stock result.
-pub(crate) fn compare(run: &Run, want: &(Vec<f32>, Vec<Vec<f32>>, Vec<Vec<f32>>)) {
-    assert_close("y", &run.y, &want.0, TOLERANCE);
+pub(crate) fn compare(run: &Run, want: &Stock) {
+    compare_within(run, want, TOLERANCE);
+}
+
+/// The same with another tolerance.
+pub(crate) fn compare_within(run: &Run, want: &Stock, tolerance: f32) {
+    assert_close("y", &run.y, &want.0, tolerance);
     for (i, (got, want)) in run.dx.iter().zip(&want.1).enumerate() {
-        assert_close(&format!("dx {i}"), got, want, TOLERANCE);
+        assert_close(&format!("dx {i}"), got, want, tolerance);
     }
     assert_eq!(run.dw.len(), want.2.len());
     for (i, (got, want)) in run.dw.iter().zip(&want.2).enumerate() {
-        assert_close(&format!("dw {i}"), got, want, TOLERANCE);
+        assert_close(&format!("dw {i}"), got, want, tolerance);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use zeropp_core::comm::recorded::Outcome;
 use zeropp_core::comm::{CommError, Operation};
 use zeropp_core::mesh::Mesh;
 
@@ -16,6 +17,8 @@ const CRASHES: [i32; 5] = [4, 6, 7, 8, 11];
 /// How long after the first sign of a failure a fault may still be its cause: ranks hear of each
 /// other's faults at once, but clocks of two hosts differ a little.
 pub(super) const AT_ONCE_NS: u64 = 200_000_000;
+/// A pause that no busy machine explains; with a short timeout, half of that.
+const LONG_PAUSE_NS: u64 = 5_000_000_000;
 /// What is on its way for less is no sign of a lost message.
 const LOST_NS: u64 = 1_000_000_000;
 
@@ -92,7 +95,7 @@ impl<'a> Case<'a> {
         let mut frozen: Vec<(usize, u64)> = Vec::new();
         for (rank, record) in self.moment.records() {
             let now = self.moment.of(record);
-            let least = (record.header.timeout_s * 0.5e9) as u64;
+            let least = LONG_PAUSE_NS.min((record.header.timeout_s * 0.5e9) as u64);
             let long = record
                 .header
                 .pauses
@@ -120,16 +123,10 @@ impl<'a> Case<'a> {
         votes
     }
 
-    /// Pairs of ranks between whom something was lost: it had been on its way for longer than
-    /// anything before.
+    /// Pairs of ranks between whom something was lost: it had been on its way for much longer than
+    /// any message that came through.
     pub(super) fn lost(&self) -> Vec<(usize, usize, u64)> {
-        let took = |op: &OpEntry| Some(op.ended_ns?.saturating_sub(op.waited_ns?));
-        let healthy = |record: &Record| {
-            let now = self.moment.of(record);
-            let done = operations(record).filter(|op| op.ended_ns.is_some_and(|end| end <= now));
-            done.filter_map(took).max()
-        };
-        let longest = self.moment.records().filter_map(|(_, r)| healthy(r)).max().unwrap_or(0);
+        let longest = self.longest_way_ns();
         let mut lost = Vec::new();
         for (root, _) in self.roots() {
             let Root::Lost(to, from) = root else { continue };
@@ -139,6 +136,30 @@ impl<'a> Case<'a> {
             }
         }
         lost
+    }
+
+    /// How long a message was on its way at most, from when both ends were ready for it.
+    fn longest_way_ns(&self) -> u64 {
+        let key = |from, to, op: &OpEntry| (from, to, op.group.clone(), op.tag, op.number);
+        let mut sent = BTreeMap::new();
+        for (from, record) in self.moment.records() {
+            for op in operations(record).filter(|op| op.operation == Operation::Send) {
+                let at = common(&record.header, op.issued_ns);
+                sent.insert(key(from, op.peer.unwrap_or(from), op), at);
+            }
+        }
+        let mut longest = 0;
+        for (to, record) in self.moment.records() {
+            for op in operations(record).filter(|op| op.operation == Operation::Recv) {
+                let (Some(waited), Some(ended)) = (op.waited_ns, op.ended_ns) else { continue };
+                let Some(issued) = sent.get(&key(op.peer.unwrap_or(to), to, op)) else { continue };
+                let [ready, end] = [waited, ended].map(|at| common(&record.header, at));
+                if op.outcome == Outcome::Done && end <= self.moment.at_ns {
+                    longest = longest.max(end.saturating_sub(ready.max(*issued)));
+                }
+            }
+        }
+        longest
     }
 
     /// The compute action that took longest of those that ended within `window_ns`, and its rank.
@@ -183,22 +204,17 @@ impl<'a> Case<'a> {
         let step = action.map(|action| action.step);
         Some(match op.producer() {
             Some((stage, action)) => Place { step, stage: Some(stage), action: Some(action) },
-            None => Place { step, stage: self.shared_stage(rank, waiter, action), action: None },
+            None => Place { step, stage: self.shared_stage(rank, waiter), action: None },
         })
     }
 
-    /// The stage of `action` on `waiter`, if `rank` holds that stage, too.
-    fn shared_stage(
-        &self,
-        rank: usize,
-        waiter: usize,
-        action: Option<&ActionEntry>,
-    ) -> Option<usize> {
-        let stage = action?.stage?;
-        (self.coords(rank).pp == self.coords(waiter).pp).then_some(stage)
+    /// The stage that `waiter` was at, if `rank` holds that stage, too.
+    fn shared_stage(&self, rank: usize, waiter: usize) -> Option<usize> {
+        let same = self.coords(rank).pp == self.coords(waiter).pp;
+        self.moment.action(waiter)?.stage.filter(|_| same)
     }
 
-    /// What a rank waited for that `rank` owed, the longest wait first.
+    /// What a rank waited for that `rank` owed: the longest wait.
     pub(super) fn awaited(&self, rank: usize) -> Option<(usize, &'a OpEntry)> {
         let waiting = self.moment.records().filter_map(|(waiter, _)| {
             let Some(Doing::Waiting(op)) = self.moment.doing(waiter) else { return None };
@@ -206,7 +222,11 @@ impl<'a> Case<'a> {
             let owes = parts.gone.contains(&rank) || parts.absent.contains(&rank);
             owes.then_some((waiter, op))
         });
-        waiting.max_by_key(|(waiter, _)| (self.moment.doing_for_ns(*waiter), Reverse(*waiter)))
+        // What tells a stage tells more.
+        waiting.max_by_key(|(waiter, op)| {
+            let tells = op.producer().is_some() || self.shared_stage(rank, *waiter).is_some();
+            (tells, self.moment.doing_for_ns(*waiter), Reverse(*waiter))
+        })
     }
 
     /// The last message that came from `rank`, or the last collective with it.

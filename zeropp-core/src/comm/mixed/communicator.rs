@@ -13,9 +13,10 @@ use super::ticket::{Outer, Ticket};
 use crate::comm::signature::{Operation, Signature, bytes_of};
 use crate::comm::stats::Traffic;
 use crate::comm::threads::communicator::ThreadsCommunicator;
-use crate::comm::threads::rendezvous::{Input, Output};
+use crate::comm::threads::rendezvous::{Input, Output, opened};
 use crate::comm::threads::world::Presence;
 use crate::comm::{CommError, CommResult, CommStats, Communicator, Pending, checks};
+use crate::device::hand_over;
 
 /// The communicator of one rank and group in the mixed engine.
 pub(super) struct MixedCommunicator {
@@ -124,11 +125,7 @@ impl MixedCommunicator {
         if self.group.is_direct() {
             return self.alone(signature.to_string(), |outer| direct(outer, buffer, root));
         }
-        let open = |output| match output {
-            Output::Buffer(tensor) => tensor,
-            _ => unreachable!("a collective on buffers gives buffers"),
-        };
-        self.together(signature, Input::Buffer(buffer), open)
+        self.together(signature, Input::Buffer(hand_over(buffer)), opened(operation))
     }
 
     /// The tag between two processes for a message between two ranks.

@@ -20,6 +20,7 @@ use crate::comm::signature::{Operation, Signature, bytes_of};
 use crate::comm::stats::Traffic;
 use crate::comm::subgroup::Wish;
 use crate::comm::{CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks};
+use crate::device::{take_over, take_to_read};
 
 /// Most elements in one operation, over all ranks: MPI counts in C's `int`.
 const ELEMENTS_MAX: usize = i32::MAX as usize;
@@ -140,7 +141,8 @@ impl MpiCommunicator {
         if let Err(error) = self.check(operation, fits(buffer.dtype(), total)) {
             return Pending::ready(Err(error));
         }
-        self.join(signature, Input::Buffer(Parcel::new(buffer)), open_buffer)
+        let open = if operation == Operation::AllGather { open_gathered } else { open_buffer };
+        self.join(signature, Input::Buffer(Parcel::new(buffer)), open)
     }
 }
 
@@ -162,6 +164,14 @@ fn fits(kind: DType, total: usize) -> Result<(), String> {
 }
 
 fn open_buffer(output: Output) -> Tensor<1> {
+    take_over(buffer_of(output))
+}
+
+fn open_gathered(output: Output) -> Tensor<1> {
+    take_to_read(buffer_of(output))
+}
+
+fn buffer_of(output: Output) -> Tensor<1> {
     match output {
         Output::Buffer(tensor) => tensor,
         _ => unreachable!("a collective on buffers gives buffers"),

@@ -392,6 +392,7 @@ impl Driver {
             let operation = format!("{}: {}", members.name, Operation::Recv);
             self.push((group, route), what, (operation, tag), issued.clone());
         }
+        let tensor = self.shared.accelerator.hand_over(tensor);
         let address = Address { group, from, tag };
         let result = self.mail.deliver(address, Message { signature, tensor, issued });
         self.settle(result);

@@ -2,6 +2,7 @@
 //!
 //! Results are read as plain numbers: a library newer than this code may have more of them.
 
+use std::error::Error;
 use std::ffi::{CStr, OsString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr;
@@ -185,7 +186,11 @@ impl Nccl {
             // file that the user names is trusted as a program's is.
             match unsafe { Library::new(&name) } {
                 Ok(library) => return Self::bind(library, &name.to_string_lossy()),
-                Err(error) => tried.push(format!("{}: {error}", name.to_string_lossy())),
+                Err(error) => {
+                    // The loader's own words are behind the error.
+                    let words = error.source().map_or(error.to_string(), ToString::to_string);
+                    tried.push(format!("{}: {words}", name.to_string_lossy()));
+                }
             }
         }
         let reason = format!(

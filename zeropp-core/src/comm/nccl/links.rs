@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -48,7 +48,8 @@ pub(super) struct Links {
 /// What it takes to open a connection.
 struct Ends {
     rank: usize,
-    addresses: Vec<SocketAddr>,
+    /// Where each world rank listens: a host and a port.
+    addresses: Vec<String>,
     secret: Secret,
 }
 
@@ -75,7 +76,12 @@ impl Links {
         inbox: Sender<Command>,
     ) -> Result<Links, CommError> {
         let listen = || -> io::Result<(TcpListener, SocketAddr)> {
-            let listener = TcpListener::bind((options.host, 0))?;
+            let listener = match options.host.parse::<IpAddr>() {
+                Ok(own) => TcpListener::bind((own, 0))?,
+                // A name may stand for another address here than elsewhere.
+                Err(_) => TcpListener::bind((Ipv6Addr::UNSPECIFIED, 0))
+                    .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)))?,
+            };
             let address = listener.local_addr()?;
             Ok((listener, address))
         };
@@ -87,9 +93,13 @@ impl Links {
             let fresh = random::<32>().map_err(|e| unavailable(format!("/dev/urandom: {e}")))?;
             rendezvous.put("nccl/secret", &fresh).map_err(lost)?;
         }
-        rendezvous
-            .put(&format!("nccl/address/{rank}"), address.to_string().as_bytes())
-            .map_err(lost)?;
+        let host = &options.host;
+        let published = match host.contains(':') {
+            true => format!("[{host}]:{}", address.port()),
+            false => format!("{host}:{}", address.port()),
+        };
+        let key = format!("nccl/address/{rank}");
+        rendezvous.put(&key, published.as_bytes()).map_err(lost)?;
         let found = gather(rendezvous, size, options.start_timeout)?;
         let (secret, addresses) = found;
         let listening = Arc::new(Listening {
@@ -152,7 +162,7 @@ impl Ends {
     }
 
     fn connect(&self, to: usize) -> io::Result<TcpStream> {
-        let mut stream = TcpStream::connect_timeout(&self.addresses[to], HANDSHAKE_TIME)?;
+        let mut stream = reach(&self.addresses[to])?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(HANDSHAKE_TIME))?;
         stream.set_write_timeout(Some(WRITE_TIME))?;
@@ -180,7 +190,12 @@ impl Drop for Links {
         drop(std::mem::replace(&mut self.writing.0, bounded(0).0));
         let _ = self.writing.1.recv_timeout(LAST_WORDS_TIME);
         // Wakes the thread that accepts.
-        let _ = TcpStream::connect_timeout(&self.listening.address, HANDSHAKE_TIME);
+        let mut own = self.listening.address;
+        if own.ip().is_unspecified() {
+            let v4 = own.is_ipv4();
+            own.set_ip(if v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
+        }
+        let _ = TcpStream::connect_timeout(&own, HANDSHAKE_TIME);
         for stream in self.listening.incoming.lock().values() {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
@@ -264,19 +279,31 @@ impl Listening {
     }
 }
 
+/// A connection to the first address of a host that takes it.
+fn reach(address: &str) -> io::Result<TcpStream> {
+    let mut last = io::Error::other(format!("{address} stands for no address"));
+    for address in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, HANDSHAKE_TIME) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
 /// The secret and where every rank listens.
 fn gather(
     rendezvous: &dyn Rendezvous,
     size: usize,
     timeout: Duration,
-) -> Result<(Secret, Vec<SocketAddr>), CommError> {
+) -> Result<(Secret, Vec<String>), CommError> {
     let deadline = Instant::now() + timeout;
     let get = |key: &str| rendezvous.get(key, deadline.saturating_duration_since(Instant::now()));
     let mut addresses = Vec::new();
     let mut missing = Vec::new();
     for rank in 0..size {
         match get(&format!("nccl/address/{rank}")) {
-            Ok(bytes) => addresses.push(bytes),
+            Ok(bytes) => addresses.push(String::from_utf8_lossy(&bytes).into_owned()),
             Err(RendezvousError::Timeout { .. }) => missing.push(rank),
             Err(error) => return Err(unavailable(error.to_string())),
         }
@@ -285,15 +312,10 @@ fn gather(
         let s = timeout.as_secs_f64();
         return Err(unavailable(format!("ranks {missing:?} were not there after {s} s")));
     }
-    let address = |(rank, bytes): (usize, &Vec<u8>)| {
-        let text = String::from_utf8_lossy(bytes);
-        text.parse().map_err(|_| unavailable(format!("rank {rank} listens at {text}?")))
-    };
-    let addresses: Result<Vec<_>, _> = addresses.iter().enumerate().map(address).collect();
     let secret = get("nccl/secret").map_err(|error| unavailable(error.to_string()))?;
     let secret = Secret::try_from(secret)
         .map_err(|other| unavailable(format!("nccl/secret has {} bytes, not 32", other.len())))?;
-    Ok((secret, addresses?))
+    Ok((secret, addresses))
 }
 
 /// What only who knows the secret can say about these numbers and these ends of a connection.

@@ -1,13 +1,13 @@
 //! The NCCL engine: every rank has a GPU, and NCCL moves and sums what is there.
 //!
 //! A rank is a thread of some process: one process a GPU, one a node, or one for all. Each has a
-//! [communication thread](driver) that makes all of its calls to NCCL, on [a queue of its
-//! own](lane) for every communicator. Operations wait for the work that makes their buffers, and
-//! later work for the operations, by events on the device: no call here waits for the GPU.
+//! communication thread (`driver`) that makes all of its calls to NCCL, on a queue of its own for
+//! every communicator (`lane`). Operations wait for the work that makes their buffers, and later
+//! work for the operations, by events on the device: no call here waits for the GPU.
 //!
-//! Beside NCCL, ranks send each other [small frames](wire) over [connections](links) of their own:
-//! NCCL cannot compare what the ranks call, has no tags, and does not say who is missing. What is
-//! small and read by the CPU anyway goes there whole: exchanges, barriers, splits.
+//! Beside NCCL, ranks send each other small frames (`wire`) over connections of their own
+//! (`links`): NCCL cannot compare what the ranks call, has no tags, and does not say who is
+//! missing. What is small and read by the CPU anyway goes there whole: exchanges, barriers, splits.
 //!
 //! Sums run in NCCL's order, in `f32`: their bits differ from the other engines', by rounding only.
 //! The device is behind [a trait](Accelerator), so that everything else runs and is tested without
@@ -18,6 +18,7 @@ mod communicator;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod driver;
+mod gpus;
 mod inquest;
 mod lane;
 mod library;
@@ -27,7 +28,7 @@ mod meeting;
 mod shared;
 mod wire;
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -39,6 +40,7 @@ use crate::rendezvous::Rendezvous;
 pub use accelerator::{Accelerator, DeviceResult, Event, OnPinned, Pinned, RawEvent, RawStream};
 use communicator::{END_PATIENCE, NcclCommunicator};
 use driver::{Command, Driver};
+pub use gpus::gpus_for;
 use library::Nccl;
 pub use library::NcclSearch;
 use links::Links;
@@ -52,8 +54,9 @@ pub struct NcclOptions {
     pub timeout: Duration,
     /// How long the ranks may take to find each other.
     pub start_timeout: Duration,
-    /// Address under which the other ranks reach this one.
-    pub host: IpAddr,
+    /// Name or address under which the other ranks reach this one. With an address it listens
+    /// there only, with a name everywhere.
+    pub host: String,
     /// Where to look for libnccl.
     pub search: NcclSearch,
 }
@@ -63,7 +66,7 @@ impl Default for NcclOptions {
         Self {
             timeout: Duration::from_secs(300),
             start_timeout: Duration::from_secs(60),
-            host: Ipv4Addr::LOCALHOST.into(),
+            host: Ipv4Addr::LOCALHOST.to_string(),
             search: NcclSearch::from_env(),
         }
     }

@@ -15,6 +15,7 @@ use super::rendezvous::{Input, Output, Rendezvous};
 use crate::comm::CommError;
 use crate::comm::kernels;
 use crate::comm::signature::Operation;
+use crate::device::hand_over;
 
 /// Bytes that are worth a worker of their own.
 const BYTES_A_JOB: usize = 1 << 20;
@@ -52,7 +53,7 @@ fn exchange(group: &Group, meeting: &Rendezvous, inputs: Vec<Input>) {
 fn broadcast(group: &Group, meeting: &Rendezvous, buffers: Vec<Tensor<1>>) {
     let root = meeting.signature.root.expect("a broadcast names its root");
     let sent = &buffers[root];
-    let received = |own: &Tensor<1>| kernels::on(&own.device(), sent);
+    let received = |own: &Tensor<1>| hand_over(kernels::on(&own.device(), sent));
     let outputs: Vec<Tensor<1>> = buffers.iter().map(received).collect();
     drop(buffers);
     deliver(group, meeting, outputs.into_iter().map(Output::Buffer));
@@ -162,10 +163,6 @@ impl Work {
                 .map(|place| kernels::reduce_part(buffers, &self.inputs, place))
                 .collect(),
         };
-        // On the thread that made them: ranks take them from here.
-        for tensor in &made {
-            kernels::settle(&tensor.device()).expect("the device takes the work");
-        }
         let mut outputs = self.outputs.lock();
         for (place, tensor) in places.zip(made) {
             outputs[place] = Some(tensor);

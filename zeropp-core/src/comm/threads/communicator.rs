@@ -7,14 +7,13 @@ use burn::tensor::{DType, Tensor};
 
 use super::group::Group;
 use super::mail::{self, Address, Found, Receive};
-use super::rendezvous::{Input, Output, Rendezvous};
+use super::rendezvous::{Input, Output, Rendezvous, opened};
 use super::seats::Wait;
 use super::world::Presence;
 use crate::comm::signature::{Operation, Signature, bytes_of};
 use crate::comm::stats::Traffic;
-use crate::comm::{
-    CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks, kernels,
-};
+use crate::comm::{CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks};
+use crate::device::{hand_over, take_over};
 
 /// The communicator of one rank and group in the threads engine.
 pub(in crate::comm) struct ThreadsCommunicator {
@@ -65,10 +64,7 @@ impl ThreadsCommunicator {
         if self.size() == 1 {
             return Pending::ready(self.healthy().map(|()| buffer));
         }
-        if let Err(error) = self.settle(operation, &buffer) {
-            return Pending::ready(Err(error));
-        }
-        self.collective(signature, Input::Buffer(buffer), open_buffer)
+        self.collective(signature, Input::Buffer(hand_over(buffer)), opened(operation))
     }
 
     /// The world's first error, if there is one.
@@ -88,25 +84,9 @@ impl ThreadsCommunicator {
         self.group.fail(self.place, error)
     }
 
-    /// Readies a buffer for other threads.
-    fn settle(&self, operation: Operation, buffer: &Tensor<1>) -> CommResult<()> {
-        kernels::settle(&buffer.device()).or_else(|text| {
-            let (engine, operation) = ("threads".into(), format!("{}: {operation}", self.name()));
-            let error = CommError::Backend { engine, operation, code: 0, text };
-            self.group.fail(self.place, error)
-        })
-    }
-
     /// Fails the world where an argument has a problem.
     fn check(&self, operation: Operation, checked: Result<(), String>) -> CommResult<()> {
         checked.or_else(|problem| self.invalid(operation, problem))
-    }
-}
-
-fn open_buffer(output: Output) -> Tensor<1> {
-    match output {
-        Output::Buffer(tensor) => tensor,
-        _ => unreachable!("a collective on buffers gives buffers"),
     }
 }
 
@@ -153,10 +133,9 @@ impl Communicator for ThreadsCommunicator {
             .healthy()
             .and_then(|()| self.check(Operation::Send, checks::rank("receiver", to, self.size())))
             .and_then(|()| {
-                self.settle(Operation::Send, &buffer)?;
                 self.traffic.record(Operation::Send, self.size(), bytes_of(&buffer));
                 let address = Address { from: self.place, to, tag };
-                mail::send(&self.group, address, buffer)
+                mail::send(&self.group, address, hand_over(buffer))
             });
         Pending::ready(sent)
     }
@@ -171,7 +150,7 @@ impl Communicator for ThreadsCommunicator {
             });
         match found {
             Err(error) => Pending::ready(Err(error)),
-            Ok(Found::Message(message)) => Pending::ready(Ok(message)),
+            Ok(Found::Message(message)) => Pending::ready(Ok(take_over(message))),
             Ok(Found::Waiting(receive)) => {
                 let group = self.group.clone();
                 Pending::in_flight(Box::new(Letter { group, receive }))
@@ -267,7 +246,7 @@ impl InFlight<Tensor<1>> for Letter {
     fn wait(self: Box<Self>) -> CommResult<Tensor<1>> {
         let (world, address) = (&self.group.world, self.receive.address);
         match self.receive.seat.wait(0, self.group.members[address.to], world) {
-            Wait::Done(message) => Ok(message),
+            Wait::Done(message) => Ok(take_over(message)),
             Wait::Failed(error) => Err(error),
             Wait::Expired => {
                 let error = CommError::Timeout {

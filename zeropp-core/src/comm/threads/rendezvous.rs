@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 
 use super::group::Group;
 use super::seats::Seats;
-use crate::comm::signature::Signature;
+use crate::comm::signature::{Operation, Signature};
+use crate::device::{take_over, take_to_read};
 
 /// What a rank brings.
 pub(in crate::comm) enum Input {
@@ -34,6 +35,22 @@ pub(in crate::comm) enum Output {
     Own(Box<dyn Any + Send>),
     /// That all are here.
     Nothing,
+}
+
+/// What turns the output of `operation`, a collective on buffers, into a rank's result on the
+/// rank's own thread.
+pub(in crate::comm) fn opened(operation: Operation) -> fn(Output) -> Tensor<1> {
+    fn buffer(output: Output) -> Tensor<1> {
+        match output {
+            Output::Buffer(tensor) => tensor,
+            _ => unreachable!("a collective on buffers gives buffers"),
+        }
+    }
+    match operation {
+        // All ranks share what was gathered.
+        Operation::AllGather => |output| take_to_read(buffer(output)),
+        _ => |output| take_over(buffer(output)),
+    }
 }
 
 /// The meeting point of one collective. The rank that arrives last takes all inputs away.

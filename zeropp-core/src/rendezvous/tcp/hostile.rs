@@ -29,6 +29,13 @@ fn dial(address: &Address) -> TcpStream {
     stream
 }
 
+/// Until the host listens.
+fn wait_for(address: &Address) {
+    while TcpStream::connect(("127.0.0.1", address.port())).is_err() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Reads until the other side hangs up.
 fn all_of(mut stream: &TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -130,9 +137,7 @@ fn who_dawdles_at_the_door_keeps_nobody_out() {
     let options = options(&address);
     let host = join(&options, member(0, 9));
     let first = join(&options, member(1, 9));
-    while TcpStream::connect(("127.0.0.1", address.port())).is_err() {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for(&address);
     // As many as there is room for say a byte and no more.
     let dawdlers: Vec<TcpStream> = (0..AT_DOOR_MAX + 8)
         .map(|_| {
@@ -152,7 +157,8 @@ fn who_dawdles_at_the_door_keeps_nobody_out() {
 
 #[test]
 fn frames_that_lie_end_their_guest_and_are_told() {
-    let lies: [(&str, Box<dyn Fn(&mut TcpStream, Keys)>); 5] = [
+    type Lie = Box<dyn Fn(&mut TcpStream, Keys)>;
+    let lies: [(&str, Lie); 5] = [
         (
             "it sent a frame of 4294967295 bytes; at most",
             Box::new(|stream, _| stream.write_all(&u32::MAX.to_le_bytes()).unwrap()),
@@ -191,9 +197,7 @@ fn frames_that_lie_end_their_guest_and_are_told() {
         let address = free("127.0.0.1");
         let options = options(&address);
         let (host, other) = (join(&options, member(0, 3)), join(&options, member(1, 3)));
-        while TcpStream::connect(("127.0.0.1", address.port())).is_err() {
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        wait_for(&address);
         let (mut stream, keys) = enter(&address, &member(2, 3));
         let ranks: Vec<_> =
             [host, other].into_iter().map(|rank| rank.join().unwrap().unwrap()).collect();
@@ -220,9 +224,7 @@ fn a_silent_guest_is_lost_and_a_silent_host_too() {
     let address = free("127.0.0.1");
     let options = TcpOptions { silence: Duration::from_millis(400), ..options(&address) };
     let host = join(&options, member(0, 3));
-    while TcpStream::connect(("127.0.0.1", address.port())).is_err() {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for(&address);
     let other = join(&options, member(1, 3));
     // Comes in and says nothing more, as a frozen process or a cut link would.
     let (frozen, _) = enter(&address, &member(2, 3));
@@ -252,9 +254,7 @@ fn a_guest_that_leaves_before_all_are_here_ends_the_start() {
     let address = free("127.0.0.1");
     let options = options(&address);
     let host = join(&options, member(0, 3));
-    while TcpStream::connect(("127.0.0.1", address.port())).is_err() {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for(&address);
     drop(enter(&address, &member(1, 3)));
     let error = host.join().unwrap().err().expect("rank 1 is lost").to_string();
     assert!(error.starts_with("lost rank 1 on node1: its connection "), "{error}");
@@ -297,6 +297,64 @@ fn another_version_is_told_so() {
     stream.write_all(&[&b"zeropp\r\n"[..], &7u16.to_le_bytes()].concat()).unwrap();
     assert_eq!(all_of(&stream).last(), Some(&2));
     is_well(&ranks, "id");
+}
+
+/// Carries bytes from one stream to the other, through `change`, until one side hangs up.
+fn carry(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    mut change: impl FnMut(&mut [u8]) + Send + 'static,
+) -> std::thread::JoinHandle<()> {
+    std::thread::spawn(move || {
+        let mut buffer = [0; 4096];
+        while let Ok(n @ 1..) = from.read(&mut buffer) {
+            change(&mut buffer[..n]);
+            if to.write_all(&buffer[..n]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Both);
+    })
+}
+
+#[test]
+fn who_sits_in_between_hears_no_token_and_can_change_nothing() {
+    let address = free("127.0.0.1");
+    let options = options(&address);
+    let host = join(&options, member(0, 2));
+    let middle = TcpListener::bind("127.0.0.1:0").unwrap();
+    let through = Address::new("127.0.0.1", middle.local_addr().unwrap().port());
+    let guest = join(&TcpOptions { address: through, ..options }, member(1, 2));
+    let heard = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let lie = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let near = middle.accept().unwrap().0;
+    wait_for(&address);
+    let far = dial(&address);
+    let copy = |stream: &TcpStream| stream.try_clone().unwrap();
+    let (upward, downward, lies) = (heard.clone(), heard.clone(), lie.clone());
+    let up = carry(copy(&near), copy(&far), move |bytes| {
+        upward.lock().extend_from_slice(bytes);
+        if lies.load(std::sync::atomic::Ordering::SeqCst) {
+            bytes[bytes.len() - 1] ^= 1;
+        }
+    });
+    let down = carry(far, near, move |bytes| downward.lock().extend_from_slice(bytes));
+
+    let [host, guest] = [host, guest].map(|rank| rank.join().unwrap().unwrap());
+    guest.put("id", b"a value").unwrap();
+    assert_eq!(host.get("id", PATIENCE).unwrap(), b"a value");
+    let hears = |secret: &[u8]| heard.lock().windows(secret.len()).any(|w| w == secret);
+    assert!(hears(b"a value"), "values are not encrypted, so this would hear a token too");
+    assert!(!hears(TOKEN.as_bytes()) && !hears(&key()));
+
+    lie.store(true, std::sync::atomic::Ordering::SeqCst);
+    let error = guest.put("id2", b"a value").unwrap_err().to_string();
+    assert!(error.starts_with("lost rank 0 on 127.0.0.1:"), "{error}");
+    let error = host.get("id2", PATIENCE).unwrap_err().to_string();
+    assert_eq!(error, "lost rank 1 on node1: it sent a frame that was changed on its way");
+    drop((host, guest));
+    up.join().unwrap();
+    down.join().unwrap();
 }
 
 #[test]

@@ -1,6 +1,7 @@
-//! Activation functions. They keep their inputs only.
+//! Activation functions. They keep their inputs only. Off the CPU they compute in fp32, whatever
+//! the type of their inputs; fusion makes one kernel of that.
 
-use burn::tensor::{Tensor, activation};
+use burn::tensor::{DType, Tensor, activation};
 
 use super::{fast, is_fast};
 use crate::host;
@@ -26,7 +27,7 @@ fn apply<const D: usize>(x: Tensor<D>, f: Function<D>, cx: &OpCx) -> Tensor<D> {
     let xi = x.clone().inner();
     let out = match fast(&xi) {
         Some(v) => host::from_vec((f.host)(v.as_slice()), xi.dims()),
-        None => (f.tensor)(xi.clone()),
+        None => (f.tensor)(xi.clone().cast(DType::F32)).cast(xi.dtype()),
     };
     if !x.is_tracked() {
         return out;
@@ -37,7 +38,10 @@ fn apply<const D: usize>(x: Tensor<D>, f: Function<D>, cx: &OpCx) -> Tensor<D> {
         match fast(&x) {
             Some(x) => host::map_in_place(dy, |dy| (f.host_backward)(dy, x.as_slice()))
                 .expect("gradients live where the values do"),
-            None => dy * (f.tensor_slope)(x),
+            None => {
+                let dtype = x.dtype();
+                (dy.cast(DType::F32) * (f.tensor_slope)(x.cast(DType::F32))).cast(dtype)
+            }
         }
     })
 }
@@ -99,7 +103,10 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, cx: &OpCx) -> Tens
         (Some(gs), Some(us)) => {
             host::from_vec(kernels::swiglu(gs.as_slice(), us.as_slice()), g.dims())
         }
-        _ => activation::silu(g.clone()) * u.clone(),
+        _ => {
+            let [g, u] = [&g, &u].map(|t| t.clone().cast(DType::F32));
+            (activation::silu(g) * u).cast(up.dtype())
+        }
     };
     if !gate.is_tracked() && !up.is_tracked() {
         return out;
@@ -108,8 +115,10 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, cx: &OpCx) -> Tens
     custom_vjp2([gate, up], out, move |dy| {
         let (g, u) = (g.take(), u.take());
         if !is_fast(&g) {
+            let dtype = g.dtype();
+            let [dy, g, u] = [dy, g, u].map(|t| t.cast(DType::F32));
             let dup = dy.clone() * activation::silu(g.clone());
-            return [dy * u * silu_slope(g), dup];
+            return [dy * u * silu_slope(g), dup].map(|t| t.cast(dtype));
         }
         let dims = g.dims();
         let (g, u) = (fast(&g).expect("checked"), fast(&u).expect("as the gate"));

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::{Later, fast, is_fast, link, rows, wants_gradient};
+use super::{Later, fast, is_fast, link, products, rows, wants_gradient};
 use crate::host;
 use crate::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
 use crate::kernels::reduce;
@@ -125,8 +125,8 @@ impl Matrix {
         rows(dy.clone()).matmul(w).reshape(dims)
     }
 
-    /// W: dW += xᵀ·dY (or dYᵀ·x), db += column sums of dY. Off the CPU the product has the type of
-    /// its factors; it is summed in fp32 inside and over micro-batches.
+    /// W: dW += xᵀ·dY (or dYᵀ·x), db += column sums of dY; both in fp32, inside of the product and
+    /// over micro-batches, whatever the type of its factors.
     fn weight_gradient<const D: usize>(
         &self,
         bias: Option<&Weight<1>>,
@@ -158,6 +158,6 @@ impl Matrix {
             grads.add(b.slot(), dy.clone().cast(DType::F32).sum_dim(0));
         }
         let (left, right) = if self.transposed { (dy, x) } else { (x, dy) };
-        grads.add(self.w.slot(), left.transpose().matmul(right));
+        grads.add(self.w.slot(), products::matmul_f32(left.transpose(), right));
     }
 }

@@ -7,8 +7,8 @@ use super::on_gpu;
 #[cfg(feature = "cube")]
 use crate::cube;
 
-/// x·y for `x: [n, i, k]`, `y: [n, k, j]`, with an fp32 result that was not rounded in between.
-pub(super) fn matmul_f32(x: Tensor<3>, y: Tensor<3>) -> Tensor<3> {
+/// x·y for `x: [.., i, k]`, `y: [.., k, j]`, with an fp32 result that was not rounded in between.
+pub(super) fn matmul_f32<const D: usize>(x: Tensor<D>, y: Tensor<D>) -> Tensor<D> {
     if x.dtype() == DType::F32 {
         return x.matmul(y);
     }

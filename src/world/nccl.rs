@@ -1,0 +1,109 @@
+//! GPU ranks over NCCL: threads of this process, and of others that it meets at a rendezvous.
+
+use std::net::ToSocketAddrs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use zeropp_core::comm::nccl::cuda::CudaAccelerator;
+use zeropp_core::comm::nccl::{NcclOptions, NcclWorld, address_towards, gpus_for};
+use zeropp_core::comm::{CommError, CommResult};
+use zeropp_core::config::{Config, ConfigError};
+use zeropp_core::device::Devices;
+use zeropp_core::launch::Job;
+use zeropp_core::rendezvous::{self, Member, Rendezvous};
+
+use super::{LocalRank, World};
+use crate::Error;
+
+/// How long a process whose world has failed elsewhere waits before it ends: launchers kill all
+/// others once one has ended, and the one at fault should speak first.
+const TELL_TIME: Duration = Duration::from_millis(500);
+
+/// This process's ranks of the mesh, each on a GPU of its own.
+pub(super) fn start(config: &Config, devices: &Devices) -> Result<World, Error> {
+    let job = Job::find(config)?;
+    let met = rendezvous::meet(config, &job)?;
+    let members = rendezvous::members(&*met)?;
+    let host = &members[job.process].host;
+    let before = members[..job.process].iter().filter(|m| m.host == *host).map(|m| m.ranks).sum();
+    let gpus = gpus_for(job.ranks, before, devices.count()).map_err(|problem| {
+        let help = "use fewer ranks on a machine, or check CUDA_VISIBLE_DEVICES";
+        ConfigError::value("device", config.device, problem, help)
+    })?;
+    let options = NcclOptions {
+        timeout: Duration::from_secs_f64(config.timeout_s),
+        start_timeout: Duration::from_secs_f64(config.start_timeout_s),
+        host: own_address(&job, &members),
+        ..NcclOptions::default()
+    };
+    let worlds = start_ranks(&options, &job, gpus.clone(), &*met)?;
+    let mut kept = Kept { here: job.first_rank..job.first_rank + job.ranks, worlds, _met: met };
+    let ranks = kept.worlds.iter_mut().zip(gpus).map(|(world, gpu)| LocalRank {
+        rank: world.rank(),
+        device: devices.of(gpu),
+        communicator: world.communicator(),
+    });
+    let ranks = ranks.collect();
+    let host = if job.processes == 1 { String::new() } else { host.clone() };
+    Ok(World { ranks, host, _keep: Box::new(kept) })
+}
+
+/// Starts the ranks together: each waits for all others.
+fn start_ranks(
+    options: &NcclOptions,
+    job: &Job,
+    gpus: std::ops::Range<usize>,
+    met: &dyn Rendezvous,
+) -> Result<Vec<NcclWorld>, Error> {
+    let start = |rank: usize, gpu: usize| -> CommResult<NcclWorld> {
+        let gpu = CudaAccelerator::new(gpu).map_err(unusable)?;
+        NcclWorld::start(options.clone(), rank, job.world, Arc::new(gpu), met)
+    };
+    let start = &start;
+    let started: CommResult<Vec<NcclWorld>> = std::thread::scope(|scope| {
+        let ranks = (job.first_rank..).zip(gpus);
+        let threads: Vec<_> =
+            ranks.map(|(rank, gpu)| scope.spawn(move || start(rank, gpu))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("starting does not panic")).collect()
+    });
+    Ok(started?)
+}
+
+/// Where the other ranks reach this process. A machine may have many addresses: the one that leads
+/// to rank 0's is taken, and on rank 0's own machine what the others call it.
+fn own_address(job: &Job, members: &[Member]) -> String {
+    let loopback = NcclOptions::default().host;
+    let one_host = members.iter().all(|member| member.host == members[0].host);
+    let Some(meeting) = job.meeting.as_ref().filter(|_| !one_host) else { return loopback };
+    let towards = meeting.to_string().to_socket_addrs().into_iter().flatten();
+    let own = towards.filter_map(|peer| address_towards(peer).ok()).find(|ip| !ip.is_loopback());
+    let at_rank_0 = members[job.process].host == members[0].host;
+    match own {
+        Some(own) if !at_rank_0 => own.to_string(),
+        _ => meeting.host().to_owned(),
+    }
+}
+
+fn unusable(text: String) -> CommError {
+    CommError::Unavailable { engine: "nccl".into(), reason: text }
+}
+
+/// What keeps the ranks' world going.
+struct Kept {
+    here: std::ops::Range<usize>,
+    worlds: Vec<NcclWorld>,
+    _met: Arc<dyn Rendezvous>,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let failed = self.worlds.iter().find_map(NcclWorld::failed_rank);
+        // Together, for each waits until its communicators have ended on all ranks.
+        std::thread::scope(|scope| {
+            self.worlds.drain(..).for_each(|world| drop(scope.spawn(|| world.finish())));
+        });
+        if failed.is_some_and(|rank| !self.here.contains(&rank)) {
+            std::thread::sleep(TELL_TIME);
+        }
+    }
+}
