@@ -31,7 +31,11 @@ fn kill(child: &Child, signal: &str) {
 /// Starts a run in `dir`, ends it with `signal` after its first step; returns what it wrote to
 /// standard error and the signal it died of.
 fn ended_with(dir: &Path, signal: &str) -> (String, Option<i32>) {
-    let child = begun(dir, command(dir, RUN));
+    // A test that is started in the background may have been told to ignore signals.
+    let mut run = Command::new("env");
+    let plain = command(dir, RUN);
+    run.arg("--default-signal").arg(plain.get_program()).args(plain.get_args()).current_dir(dir);
+    let child = begun(dir, run);
     kill(&child, signal);
     let output = child.wait_with_output().unwrap();
     (String::from_utf8(output.stderr).unwrap(), output.status.signal())
