@@ -16,8 +16,11 @@ use zeropp_core::device::Devices;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Measured or checked things, each a function that prints rows. They run in this order.
-const PARTS: [(&str, fn(&Bench) -> Outcome); 6] = [
+/// Something measured or checked: its name, and what prints its rows.
+type Part = (&'static str, fn(&Bench) -> Outcome);
+
+/// They run in this order.
+const PARTS: [Part; 6] = [
     ("gradients", checks::gradients),
     ("layouts", checks::layouts),
     ("peak", speed::peak),
