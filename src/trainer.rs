@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use zeropp_core::comm::CommError;
+use zeropp_core::comm::{CommError, Communicator};
 use zeropp_core::config::Config;
 use zeropp_core::data::{Dataset, Sampler};
 use zeropp_core::device::Devices;
@@ -139,6 +139,20 @@ impl Trainer {
         self.run(on_rank_0(&mut on_step), Export::Nothing).map(|(summary, _)| summary)
     }
 
+    /// Trains over communicators of your own: those of all ranks of the mesh that this process
+    /// runs, in the order of their ranks. The setting `engine` is not looked at.
+    ///
+    /// # Errors
+    /// As [`train`](Self::train); a rank fails where its communicator's world is not the mesh's.
+    pub fn train_over(
+        &self,
+        communicators: Vec<Arc<dyn Communicator>>,
+        mut on_step: impl FnMut(&StepMetrics),
+    ) -> Result<Summary, Error> {
+        let on_step = on_rank_0(&mut on_step);
+        Ok(self.run_over(Some(communicators), on_step, Export::Nothing)?.0)
+    }
+
     /// Trains and returns the final weights as well, whole, for models that fit in one memory. Of
     /// several processes rank 0's has them; the others return none.
     ///
@@ -182,6 +196,16 @@ impl Trainer {
     /// Runs this process's ranks; `on_step` also hears whether rank 0 is one of them.
     fn run(
         &self,
+        on_step: impl FnMut(&StepMetrics, bool),
+        export: Export,
+    ) -> Result<(Summary, Vec<RankResult>), Error> {
+        self.run_over(None, on_step, export)
+    }
+
+    /// Runs over a given world, or over one that is started with the engine of the settings.
+    fn run_over(
+        &self,
+        given: Option<Vec<Arc<dyn Communicator>>>,
         mut on_step: impl FnMut(&StepMetrics, bool),
         export: Export,
     ) -> Result<(Summary, Vec<RankResult>), Error> {
@@ -194,7 +218,10 @@ impl Trainer {
         let status = Arc::new(StatusBoard::new(bp.mesh.world()));
         let devices = Devices::find(&bp.config)?;
         let peak = Peak::measure(&bp.config, &devices, bp.compute);
-        let mut world = World::start(&bp.config, &devices, &status)?;
+        let mut world = match given {
+            Some(communicators) => World::of(communicators, &devices),
+            None => World::start(&bp.config, &devices, &status)?,
+        };
         let here: Arc<[usize]> = world.ranks.iter().map(|local| local.rank).collect();
         let mut shared = Shared {
             blueprint: bp.clone(),

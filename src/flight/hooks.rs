@@ -85,7 +85,10 @@ pub fn end_on_signals() -> std::io::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     use signal_hook::iterator::Signals;
 
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    // What the parent wants ignored (as nohup does) stays so.
+    let ignored = ignored_signals();
+    let caught = [SIGTERM, SIGINT, SIGHUP].into_iter().filter(|n| ignored >> (n - 1) & 1 == 0);
+    let mut signals = Signals::new(caught)?;
     let body = move || {
         // One is enough: the process dies of it.
         if let Some(signal) = signals.forever().next() {
@@ -102,6 +105,15 @@ pub fn end_on_signals() -> std::io::Result<()> {
         }
     };
     std::thread::Builder::new().name("signals".into()).spawn(body).map(drop)
+}
+
+/// The signals that this process ignores, a bit each from signal 1 on; none where the system does
+/// not tell.
+#[cfg(unix)]
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Signals are left alone here.

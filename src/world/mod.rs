@@ -63,10 +63,14 @@ impl World {
 
     fn threads(mesh: Mesh, timeout: Duration, devices: &Devices) -> World {
         let options = ThreadsOptions { timeout, ..ThreadsOptions::default() };
-        let world = ThreadsWorld::new(mesh.world(), options);
-        let ranks = world.communicators().into_iter().enumerate();
-        let ranks = ranks.map(|(rank, communicator)| {
-            let device = devices.of(rank);
+        Self::of(ThreadsWorld::new(mesh.world(), options).communicators(), devices)
+    }
+
+    /// A world that is going already, by its ranks in this process.
+    pub(crate) fn of(communicators: Vec<Arc<dyn Communicator>>, devices: &Devices) -> World {
+        let ranks = communicators.into_iter().enumerate();
+        let ranks = ranks.map(|(place, communicator)| {
+            let (rank, device) = (communicator.rank(), devices.of(place));
             LocalRank { rank, device, communicator }
         });
         World { ranks: ranks.collect(), host: String::new(), _keep: Box::new(()) }

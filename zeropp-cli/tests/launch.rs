@@ -132,11 +132,13 @@ fn launchers_are_understood() {
 
 #[test]
 fn what_is_wrong_is_said_once_with_exit_code_2() {
+    type Variables = &'static [(&'static str, &'static str)];
     let two = "--pp 2 --engine nccl --nodes 2";
     let meet = "--rendezvous 127.0.0.1:9";
-    let mpirun = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
-    let torchrun = [("RANK", "0"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")];
-    let cases: Vec<(String, &[(&str, &str)], &str)> = vec![
+    let mpirun: Variables = &[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
+    let torchrun: Variables =
+        &[("RANK", "0"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")];
+    let cases: Vec<(String, Variables, &str)> = vec![
         (
             "ranks --pp 2 --nodes 2".into(),
             &[],
@@ -171,7 +173,7 @@ fn what_is_wrong_is_said_once_with_exit_code_2() {
         ),
         (
             format!("ranks {two} {meet} --node-rank 0"),
-            &torchrun,
+            torchrun,
             "the configuration says node-rank = 0, nodes = 2, but torchrun says process 0 of 4",
         ),
         (
@@ -179,11 +181,7 @@ fn what_is_wrong_is_said_once_with_exit_code_2() {
             &[("RANK", "0"), ("WORLD_SIZE", "2"), ("PMI_RANK", "1"), ("PMI_SIZE", "2")],
             "torchrun says RANK = 0, WORLD_SIZE = 2, but PMI says PMI_RANK = 1, PMI_SIZE = 2",
         ),
-        (
-            "run --pp 2".into(),
-            &mpirun,
-            "Open MPI started 2 processes, and each would run all ranks",
-        ),
+        ("run --pp 2".into(), mpirun, "Open MPI started 2 processes, and each would run all ranks"),
         (
             "ranks --pp 2 --engine mpi --rendezvous a:1".into(),
             &[],
@@ -222,7 +220,7 @@ fn wrong_tokens_missing_ranks_and_two_jobs_are_told_apart() {
     // Of the same rank twice, whoever comes later is refused.
     let again = ranks(3, 1, patient, TOKEN);
     let (mut came, mut refused) = (end(second), end(again));
-    if came.err.contains("is taken") {
+    if came.err.contains("refused: rank 1 is taken") {
         std::mem::swap(&mut came, &mut refused);
     }
     is_refused(&refused, "refused: rank 1 is taken by process ");

@@ -2,29 +2,37 @@
 
 mod common;
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{command, zeropp};
 
 const RUN: &str = "run --pp 2 --zero3 2 --layers 4 --hidden 16 --heads 2 --seq 8 --steps 1000000 --metrics m.jsonl";
 
-/// Starts a run in `dir`, ends it with `signal` after its first step; returns what it wrote to
-/// standard error and the signal it died of.
-fn ended_with(dir: &Path, signal: &str) -> (String, Option<i32>) {
-    use std::os::unix::process::ExitStatusExt;
-
-    let mut run = command(dir, RUN);
-    run.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
+/// Starts a run in `dir` and waits for its first step.
+fn begun(dir: &Path, mut run: Command) -> Child {
+    run.stdout(Stdio::null()).stderr(Stdio::piped());
     let child = run.spawn().unwrap();
     let steps = || std::fs::metadata(dir.join("m.jsonl")).map_or(0, |file| file.len());
     let start = Instant::now();
     while steps() == 0 && start.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(10));
     }
+    child
+}
+
+fn kill(child: &Child, signal: &str) {
     let kill = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
     assert!(kill.success());
+}
+
+/// Starts a run in `dir`, ends it with `signal` after its first step; returns what it wrote to
+/// standard error and the signal it died of.
+fn ended_with(dir: &Path, signal: &str) -> (String, Option<i32>) {
+    let child = begun(dir, command(dir, RUN));
+    kill(&child, signal);
     let output = child.wait_with_output().unwrap();
     (String::from_utf8(output.stderr).unwrap(), output.status.signal())
 }
@@ -59,6 +67,19 @@ fn a_signal_leaves_a_record_of_every_rank() {
         (json["missing"].to_string(), json["damaged"].to_string()),
         ("[]".into(), "[]".into())
     );
+}
+
+#[test]
+fn what_a_parent_wants_ignored_is_ignored() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut run = Command::new("nohup");
+    run.arg(env!("CARGO_BIN_EXE_zeropp")).args(RUN.split_whitespace()).current_dir(dir.path());
+    let mut child = begun(dir.path(), run);
+    kill(&child, "-HUP");
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(child.try_wait().unwrap().is_none(), "a hang-up ended it in spite of nohup");
+    kill(&child, "-TERM");
+    assert_eq!(child.wait().unwrap().signal(), Some(15));
 }
 
 #[test]

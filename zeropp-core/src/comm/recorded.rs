@@ -31,7 +31,7 @@ pub enum Outcome {
 /// One operation of one rank. Times are those of [`now_ns`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpRecord {
-    /// Place of its group in [`OpLog::groups`].
+    /// Place of its group in the groups of [`OpLog::snapshot`].
     pub group: usize,
     /// What was asked for.
     pub operation: Operation,

@@ -1,8 +1,9 @@
 //! Host memory as a device, with the queues of the library that stands in for NCCL.
 
 use std::ffi::{c_int, c_long, c_void};
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -62,10 +63,14 @@ impl Pretend {
 pub(crate) fn build(name: &str, definitions: &[&str]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let file = folder.join(format!("libpretend-{name}-{}.so", std::process::id()));
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/nccl/pretend.c");
     let mut gcc = Command::new("gcc");
-    gcc.args(["-O2", "-shared", "-fPIC", "-pthread"]).args(definitions);
-    let status = gcc.arg("-o").arg(&file).arg(source).status();
+    gcc.args(["-O2", "-shared", "-fPIC", "-pthread"]).args(definitions).arg("-o").arg(&file);
+    let started = gcc.args(["-x", "c", "-"]).stdin(Stdio::piped()).spawn();
+    let mut compiler = started.expect("gcc is installed");
+    let mut input = compiler.stdin.take().expect("piped above");
+    input.write_all(include_bytes!("pretend.c")).expect("gcc reads its input");
+    drop(input);
+    let status = compiler.wait();
     assert!(status.expect("gcc is installed").success(), "{gcc:?}");
     file
 }

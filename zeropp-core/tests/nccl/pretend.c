@@ -169,6 +169,7 @@ static void *meet(void *arg) {
     close(file);
     if (atomic_fetch_add(&c->shared->joined, 1) + 1 == c->size) shm_unlink(c->name);
     while (atomic_load(&c->shared->joined) < c->size && !atomic_load(&c->abort)) nap(50);
+    if (atomic_load(&c->abort)) shm_unlink(c->name);
     atomic_store(&c->state, Success);
     return NULL;
 }

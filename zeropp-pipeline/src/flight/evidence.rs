@@ -17,6 +17,8 @@ const CRASHES: [i32; 5] = [4, 6, 7, 8, 11];
 /// How long after the first sign of a failure a fault may still be its cause: ranks hear of each
 /// other's faults at once, but clocks of two hosts differ a little.
 pub(super) const AT_ONCE_NS: u64 = 200_000_000;
+/// A pause that no busy machine explains; with a short timeout, half of that.
+const LONG_PAUSE_NS: u64 = 5_000_000_000;
 /// What is on its way for less is no sign of a lost message.
 const LOST_NS: u64 = 1_000_000_000;
 
@@ -93,7 +95,7 @@ impl<'a> Case<'a> {
         let mut frozen: Vec<(usize, u64)> = Vec::new();
         for (rank, record) in self.moment.records() {
             let now = self.moment.of(record);
-            let least = (record.header.timeout_s * 0.5e9) as u64;
+            let least = LONG_PAUSE_NS.min((record.header.timeout_s * 0.5e9) as u64);
             let long = record
                 .header
                 .pauses

@@ -272,7 +272,10 @@ fn waited_for(case: &Case) -> Option<Verdict> {
 
 /// The rank that an error names.
 fn first_to_be_told(case: &Case) -> Option<Verdict> {
-    let errors = case.run.records.iter().filter(|record| record.header.end.error.is_some());
+    // An echo of another rank's error names nobody new.
+    let echo = |error: &CommError| matches!(error, CommError::Aborted { .. });
+    let errors = case.run.records.iter();
+    let errors = errors.filter(|r| r.header.end.error.as_ref().is_some_and(|e| !echo(e)));
     let record = errors.min_by_key(|r| super::moment::common(&r.header, r.header.end.at_ns))?;
     let reasons = vec![format!("rank {}: {}", record.header.rank, record.header.end.text)];
     match record.header.end.error.as_ref()? {

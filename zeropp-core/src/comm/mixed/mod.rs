@@ -3,10 +3,10 @@
 //! A group whose members are all in one process is a group of the threads engine: no byte leaves
 //! the process. Where no process has more than one member, every call goes straight to a group of
 //! the outer engine. In all other groups the ranks of a process [meet](crate::comm::threads) as
-//! threads do; the last to arrive starts the outer operation, and one [driver] thread a process
+//! threads do; the last to arrive starts the outer operation, and one thread a process
 //! carries it on while the ranks compute.
 //!
-//! Such an operation begins with an exchange of [headers](header), in the order of the calls: it
+//! Such an operation begins with an exchange of headers, in the order of the calls: it
 //! compares what the processes are about to do, and small data travels in it. All else are
 //! messages between two processes, which need no order. Sums take every rank's own values, in rank
 //! order in `f32`, never a sum made in another process: so the bits do not depend on which ranks

@@ -46,11 +46,6 @@ pub unsafe trait Accelerator: Send + Sync {
     /// point after all work that the calling thread has queued on them.
     fn pin(&self, tensors: Vec<Tensor<1>>, then: OnPinned);
 
-    /// A tensor of this thread, for another one to use.
-    fn hand_over(&self, tensor: Tensor<1>) -> Tensor<1> {
-        tensor
-    }
-
     /// A new queue.
     fn stream(&self) -> DeviceResult<RawStream>;
     /// Lets work that is queued on `stream` from now on wait for `event`.

@@ -7,7 +7,7 @@
 //!
 //! NCCL itself is never called on CubeCL's thread, where it could block on other ranks.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use burn::backend::Cube;
 use burn::tensor::{DType, Device, Tensor};
@@ -128,13 +128,6 @@ unsafe impl Accelerator for CudaAccelerator {
         });
         // Tasks are collected for a while, but the other ranks wait for this one.
         server.flush_queue();
-    }
-
-    fn hand_over(&self, tensor: Tensor<1>) -> Tensor<1> {
-        // Burn counts the holders of a tensor by thread: on another one it must be a handle of its
-        // own, of a queue that differs from both threads'.
-        static IN_TRANSIT: OnceLock<StreamId> = OnceLock::new();
-        IN_TRANSIT.get_or_init(StreamId::allocate).executes(|| tensor.clone())
     }
 
     fn stream(&self) -> DeviceResult<RawStream> {

@@ -21,6 +21,7 @@ use super::shared::{Group, Output, Shared, Slot};
 use super::wire::{Frame, Header, Letter, Route};
 use crate::comm::CommError;
 use crate::comm::signature::{Operation, Signature};
+use crate::device::hand_over;
 
 /// Pause while NCCL does something in the background that it reports only when asked.
 const STARTING_PAUSE: Duration = Duration::from_micros(100);
@@ -392,7 +393,7 @@ impl Driver {
             let operation = format!("{}: {}", members.name, Operation::Recv);
             self.push((group, route), what, (operation, tag), issued.clone());
         }
-        let tensor = self.shared.accelerator.hand_over(tensor);
+        let tensor = hand_over(tensor);
         let address = Address { group, from, tag };
         let result = self.mail.deliver(address, Message { signature, tensor, issued });
         self.settle(result);

@@ -1,13 +1,13 @@
 //! The NCCL engine: every rank has a GPU, and NCCL moves and sums what is there.
 //!
 //! A rank is a thread of some process: one process a GPU, one a node, or one for all. Each has a
-//! [communication thread](driver) that makes all of its calls to NCCL, on [a queue of its
-//! own](lane) for every communicator. Operations wait for the work that makes their buffers, and
-//! later work for the operations, by events on the device: no call here waits for the GPU.
+//! communication thread (`driver`) that makes all of its calls to NCCL, on a queue of its own for
+//! every communicator (`lane`). Operations wait for the work that makes their buffers, and later
+//! work for the operations, by events on the device: no call here waits for the GPU.
 //!
-//! Beside NCCL, ranks send each other [small frames](wire) over [connections](links) of their own:
-//! NCCL cannot compare what the ranks call, has no tags, and does not say who is missing. What is
-//! small and read by the CPU anyway goes there whole: exchanges, barriers, splits.
+//! Beside NCCL, ranks send each other small frames (`wire`) over connections of their own
+//! (`links`): NCCL cannot compare what the ranks call, has no tags, and does not say who is
+//! missing. What is small and read by the CPU anyway goes there whole: exchanges, barriers, splits.
 //!
 //! Sums run in NCCL's order, in `f32`: their bits differ from the other engines', by rounding only.
 //! The device is behind [a trait](Accelerator), so that everything else runs and is tested without

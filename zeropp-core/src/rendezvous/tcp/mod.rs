@@ -2,7 +2,7 @@
 //! reach over TCP.
 //!
 //! It serves this machine alone unless the processes share a [`Token`]; then both sides prove to
-//! each other that they [know it](handshake), and every [frame](frame) carries a tag made with a
+//! each other that they know it, and every frame carries a tag made with a
 //! key that only they can have. Values are not encrypted. A name is set once, so a guest keeps what
 //! it was told, and the host tells a value to whoever has asked for it as soon as it is set: nobody
 //! polls. Both sides send signs of life; a process that breaks off, or is silent for as long as an

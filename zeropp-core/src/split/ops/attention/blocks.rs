@@ -137,3 +137,36 @@ fn add_until(sum: Option<Tensor<3>>, part: Tensor<3>) -> Tensor<3> {
 fn join<const D: usize>(mut parts: Vec<Tensor<D>>, dim: usize) -> Tensor<D> {
     if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, dim) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(b: usize, heads: usize, s: usize) -> Vec<Range<usize>> {
+        blocks(Dims { b, s, heads, groups: heads, d: 64 }).collect()
+    }
+
+    #[test]
+    fn blocks_follow_one_another_and_fit() {
+        for (b, heads, s) in [(1, 1, 1), (2, 3, 129), (16, 12, 1024), (4, 32, 8192), (1, 8, 65_536)]
+        {
+            let blocks = of(b, heads, s);
+            let ends = blocks.iter().map(|r| r.end);
+            let starts: Vec<_> = std::iter::once(0).chain(ends).collect();
+            assert_eq!(starts[starts.len() - 1], s);
+            for (queries, start) in blocks.iter().zip(&starts) {
+                assert_eq!(queries.start, *start);
+                let scores = b * heads * s * queries.len();
+                assert!(scores <= SCORES_MAX || queries.len() <= BLOCK_MIN, "{queries:?} of {s}");
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_are_a_quarter_where_memory_allows() {
+        assert_eq!(of(1, 12, 100), [0..100]);
+        assert_eq!(of(1, 12, 300), [0..128, 128..256, 256..300]);
+        assert_eq!(of(16, 12, 1024), [0..256, 256..512, 512..768, 768..1024]);
+        assert_eq!(of(32, 12, 1024).len(), 8);
+    }
+}

@@ -1,0 +1,88 @@
+//! Training over the NCCL engine, in host memory, on a library that stands in for NCCL: every
+//! schedule's messages, gathers and reductions go through it as they would on GPUs.
+
+mod common;
+#[path = "../zeropp-core/tests/nccl/host.rs"]
+mod host;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use common::{run, tiny};
+use host::{Host, Pretend};
+use zeropp::{Config, StepMetrics, Trainer};
+use zeropp_core::comm::nccl::{NcclOptions, NcclSearch, NcclWorld};
+use zeropp_core::rendezvous::Local;
+
+/// The steps of a run over NCCL, whose devices need `late_us` microseconds for each buffer.
+fn over_nccl(config: Config, late_us: u64) -> Vec<StepMetrics> {
+    let size = config.mesh().world();
+    let only = Some(Pretend::get().file.clone().into_os_string());
+    let options = NcclOptions {
+        timeout: Duration::from_secs(60),
+        search: NcclSearch { only, ..NcclSearch::default() },
+        ..NcclOptions::default()
+    };
+    let met = Local::default();
+    let start = |rank: usize| {
+        let device = Host::new();
+        device.late_us.store(late_us, Ordering::Relaxed);
+        NcclWorld::start(options.clone(), rank, size, Arc::new(device), &met).unwrap()
+    };
+    let start = &start;
+    let mut worlds: Vec<NcclWorld> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..size).map(|rank| scope.spawn(move || start(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let communicators = worlds.iter_mut().map(NcclWorld::communicator).collect();
+    let mut steps = Vec::new();
+    let trainer = Trainer::new(config).expect("a good configuration");
+    trainer.train_over(communicators, |step| steps.push(step.clone())).expect("it ends well");
+    // Together: each waits for the others' communicators to end.
+    std::thread::scope(|scope| worlds.drain(..).for_each(|w| drop(scope.spawn(|| w.finish()))));
+    steps
+}
+
+/// NCCL's order of sums differs, so the bits do, by rounding.
+fn compare(config: Config, late_us: u64) {
+    let expected = run(config.clone()).steps;
+    let found = over_nccl(config, late_us);
+    assert_eq!(found.len(), expected.len());
+    for (x, y) in found.iter().zip(&expected) {
+        let loss = (x.loss - y.loss).abs() / y.loss;
+        let norm = (x.grad_norm - y.grad_norm).abs() / y.grad_norm;
+        assert!(loss <= 1e-5 && norm <= 1e-4, "step {}: off by {loss:e}, {norm:e}", x.step);
+        let counts = |s: &StepMetrics| (s.all_gathers, s.reduce_scatters, s.all_reduces);
+        assert_eq!((counts(x), x.comm_bytes), (counts(y), y.comm_bytes), "step {}", x.step);
+    }
+}
+
+#[test]
+fn pipelines_and_shards_train_as_over_threads() {
+    let config = Config { pp: 2, zero3: 2, virtual_stages: Some(2), steps: 10, ..tiny() };
+    compare(config, 0);
+}
+
+#[test]
+fn replicas_train_as_over_threads() {
+    let config = Config { pp: 2, dp: 2, steps: 10, ..tiny() };
+    compare(config.clone(), 0);
+    compare(Config { zero1: true, ..config }, 0);
+}
+
+#[test]
+fn slow_devices_change_nothing() {
+    // Buffers hold nonsense until their device has come to them.
+    let config = Config { pp: 4, virtual_stages: Some(2), steps: 3, ..tiny() };
+    compare(config, 200);
+}
+
+#[test]
+fn other_schedules_train_as_over_threads() {
+    for schedule in ["1f1b", "interleaved", "zb-h1", "zb-v"] {
+        let virtual_stages = matches!(schedule, "interleaved" | "zb-v").then_some(2).or(Some(1));
+        let schedule = schedule.to_owned();
+        compare(Config { pp: 2, zero3: 2, virtual_stages, schedule, steps: 4, ..tiny() }, 0);
+    }
+}
