@@ -265,6 +265,8 @@ impl Trainer {
         let results = results.map_err(|error| match &recorder {
             Some(recorder) => {
                 let found = recorder.write_all(EndKind::AtWork, "the run failed meanwhile");
+                // A rank of another process that is stuck writes a moment later, if it may live on.
+                recorder.await_neighbours(Instant::now() + flight::LINGER);
                 error.with_advice(&found)
             }
             None => error,

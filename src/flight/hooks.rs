@@ -3,16 +3,12 @@
 use std::cell::RefCell;
 use std::panic::PanicHookInfo;
 use std::sync::{Arc, Once, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use zeropp_pipeline::flight::EndKind;
 
 use super::FlightRecorder;
-
-/// How long a process that was told to end waits for others of its host to write their records. A
-/// launcher kills what is left after a second.
-const LINGER: Duration = Duration::from_millis(700);
 
 /// The recorders of runs under way.
 static ACTIVE: Mutex<Vec<Weak<FlightRecorder>>> = Mutex::new(Vec::new());
@@ -92,7 +88,7 @@ pub fn end_on_signals() -> std::io::Result<()> {
     let body = move || {
         // One is enough: the process dies of it.
         if let Some(signal) = signals.forever().next() {
-            let until = Instant::now() + LINGER;
+            let until = Instant::now() + super::LINGER;
             let name = zeropp_pipeline::flight::signal_name(signal);
             for recorder in active() {
                 let found = recorder.write_all(EndKind::Signal(signal), &format!("got {name}"));

@@ -28,6 +28,9 @@ pub(crate) use hooks::this_thread_is;
 
 /// How long a rank gets to see that its world has failed.
 const RETURN_TIME: Duration = Duration::from_millis(300);
+/// How long a process that is about to end waits for others of its host to write their records. A
+/// launcher kills what is left after a second.
+pub(crate) const LINGER: Duration = Duration::from_millis(700);
 
 /// Records the ranks of this process for one run.
 pub(crate) struct FlightRecorder {
@@ -129,7 +132,7 @@ impl FlightRecorder {
 
     /// Waits until the ranks of other processes of this host have written their records, too: a
     /// launcher that ends a job may kill all of it as soon as one process is gone.
-    fn await_neighbours(&self, until: Instant) {
+    pub(crate) fn await_neighbours(&self, until: Instant) {
         let met = self.ranks.values().find_map(|log| log.state.lock().met.clone());
         let Some(Met { run, processes, .. }) = met else { return };
         let host = this_process().host;
