@@ -26,7 +26,7 @@ impl Machine {
     }
 
     /// Compiles `source` into a shared library.
-    fn library(self, name: &str, source: &str) -> Machine {
+    fn shared_object(self, name: &str, source: &str) -> Machine {
         let file = self.folder.path().join("source.c");
         fs::write(&file, source).unwrap();
         let out = self.folder.path().join("lib").join(name);
@@ -46,7 +46,7 @@ impl Machine {
              int cuDriverGetVersion(int *v) {{ *v = {version}; return 0; }}
              int cuDeviceGetCount(int *n) {{ *n = {devices}; return 0; }}"
         );
-        self.library("libcuda.so.1", &source)
+        self.shared_object("libcuda.so.1", &source)
     }
 
     fn nvrtc(self, name: &str, major: i32, minor: i32, compiles: i32) -> Machine {
@@ -58,7 +58,7 @@ impl Machine {
              int nvrtcDestroyProgram(void **p) {{ *p = 0; return 0; }}
              const char *nvrtcGetErrorString(int e) {{ return \"NVRTC_ERROR_BUILTIN_OPERATION_FAILURE\"; }}"
         );
-        self.library(name, &source)
+        self.shared_object(name, &source)
     }
 
     fn headers(self, toolkit: &str, headers: &[&str]) -> Machine {
@@ -93,7 +93,7 @@ fn no_driver() {
 
 #[test]
 fn not_a_driver() {
-    let machine = Machine::bare().library("libcuda.so.1", "int other;");
+    let machine = Machine::bare().shared_object("libcuda.so.1", "int other;");
     says(&machine, &["libcuda.so.1 is not the NVIDIA driver's: it has no cuInit"]);
     let machine = Machine::bare();
     fs::write(machine.folder.path().join("lib/libcuda.so.1"), "not a library").unwrap();

@@ -77,7 +77,7 @@ pub(crate) fn build(name: &str, definitions: &[&str]) -> PathBuf {
 
 /// Host memory of one rank, with a queue for the work that makes its buffers.
 pub(crate) struct Host {
-    library: &'static Pretend,
+    pretend: &'static Pretend,
     compute: RawStream,
     /// Microseconds that the work on a buffer takes, during which it holds nonsense.
     pub(crate) late_us: AtomicU64,
@@ -89,11 +89,11 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) fn new() -> Host {
-        let library = Pretend::get();
+        let pretend = Pretend::get();
         // SAFETY: makes a queue.
-        let compute = unsafe { (library.stream)() };
+        let compute = unsafe { (pretend.stream)() };
         Host {
-            library,
+            pretend,
             compute,
             late_us: AtomicU64::new(0),
             fail: AtomicI32::new(0),
@@ -135,7 +135,7 @@ unsafe impl Accelerator for Host {
                 let address = address as *mut c_void;
                 // SAFETY: the elements stay where they are while `keep` lives, and the engine
                 // holds it until what follows on the queue is done.
-                unsafe { (self.library.late_work)(self.compute, address, size * width, late_us) };
+                unsafe { (self.pretend.late_work)(self.compute, address, size * width, late_us) };
             }
             addresses.push(address);
             keep.push(flex);
@@ -146,7 +146,7 @@ unsafe impl Accelerator for Host {
 
     fn stream(&self) -> DeviceResult<RawStream> {
         // SAFETY: makes a queue.
-        Ok(unsafe { (self.library.stream)() })
+        Ok(unsafe { (self.pretend.stream)() })
     }
 
     fn wait(&self, stream: RawStream, event: RawEvent) -> DeviceResult<()> {
@@ -154,36 +154,36 @@ unsafe impl Accelerator for Host {
         // SAFETY: both are alive; the engine calls this right before the operation.
         unsafe {
             if fail != 0 {
-                (self.library.stream_fail)(stream, fail);
+                (self.pretend.stream_fail)(stream, fail);
             }
-            (self.library.wait)(stream, event);
+            (self.pretend.wait)(stream, event);
         }
         Ok(())
     }
 
     fn record(&self, stream: RawStream) -> DeviceResult<RawEvent> {
         // SAFETY: the queue is alive.
-        Ok(unsafe { (self.library.record)(stream) })
+        Ok(unsafe { (self.pretend.record)(stream) })
     }
 
     fn is_done(&self, event: RawEvent) -> DeviceResult<bool> {
         // SAFETY: the event is alive.
-        Ok(unsafe { (self.library.is_done)(event) } != 0)
+        Ok(unsafe { (self.pretend.is_done)(event) } != 0)
     }
 
     fn join(&self, _: &Tensor<1>, event: Arc<Event>) -> DeviceResult<()> {
         // SAFETY: the event is alive while it is held.
-        unsafe { (self.library.join)(event.raw()) };
+        unsafe { (self.pretend.join)(event.raw()) };
         Ok(())
     }
 
     fn free_event(&self, event: RawEvent) {
         // SAFETY: the engine's last use.
-        unsafe { (self.library.event_free)(event) };
+        unsafe { (self.pretend.event_free)(event) };
     }
 
     fn free_stream(&self, stream: RawStream) {
         // SAFETY: the engine's last use.
-        unsafe { (self.library.stream_free)(stream) };
+        unsafe { (self.pretend.stream_free)(stream) };
     }
 }
