@@ -1,6 +1,7 @@
 //! The flight recorder: what the ranks of this process did last, written to files when the run
 //! fails.
 
+mod clocks;
 mod hooks;
 mod watch;
 
@@ -71,6 +72,8 @@ struct Greeting {
     /// A name for the run; rank 0's counts.
     run: String,
     process: Peer,
+    /// Tells its clock from others.
+    clock: String,
 }
 
 impl FlightRecorder {
@@ -153,18 +156,20 @@ impl FlightRecorder {
     /// # Errors
     /// The world's first error, or a timeout.
     pub(crate) fn meet(&self, world: &dyn Communicator) -> CommResult<()> {
-        let greeting = Greeting { run: new_name(), process: this_process() };
+        let process = this_process();
+        let clock = clocks::own(&process.host);
+        let greeting = Greeting { run: new_name(), process, clock };
         let bytes = serde_json::to_vec(&greeting).expect("plain data");
         let all = world.exchange(bytes).wait()?;
-        // All ranks have the greetings at about the same time.
-        let now = now_ns();
-        let times = world.exchange(now.to_le_bytes().to_vec()).wait()?;
-        let first = times[0].as_slice().try_into().map_or(now, u64::from_le_bytes);
         let read = |bytes: &Vec<u8>| serde_json::from_slice::<Greeting>(bytes).ok();
-        let run = read(&all[0]).map_or(greeting.run, |greeting| greeting.run);
+        let all: Vec<Option<Greeting>> = all.iter().map(read).collect();
+        let clock_of = |one: &Option<Greeting>| one.as_ref().map_or("", |g| &g.clock).to_string();
+        let clocks: Vec<String> = all.iter().map(clock_of).collect();
+        let ahead_ns = clocks::ahead_ns(world, &clocks)?;
+        let run = all[0].as_ref().map_or(greeting.run, |greeting| greeting.run.clone());
         let processes =
-            all.iter().map(|bytes| read(bytes).map(|g| g.process).unwrap_or_default()).collect();
-        let met = Met { run, processes, ahead_ns: now.wrapping_sub(first) as i64 };
+            all.into_iter().map(|one| one.map(|g| g.process).unwrap_or_default()).collect();
+        let met = Met { run, processes, ahead_ns };
         if let Some(log) = self.ranks.get(&world.rank()) {
             log.state.lock().met = Some(met);
         }

@@ -8,15 +8,10 @@ use zeropp_core::comm::{CommError, Operation};
 use zeropp_core::mesh::Mesh;
 
 use super::folder::Run;
-use super::moment::{Doing, Moment, common};
+use super::moment::{AT_ONCE_NS, Doing, Moment, common};
 use super::record::{ActionEntry, Coords, EndKind, Entry, Header, OpEntry, Peer, Record};
 use super::waits::{Root, operations};
 
-/// Signals with which a process dies of its own fault: ILL, ABRT, BUS, FPE, SEGV.
-const CRASHES: [i32; 5] = [4, 6, 7, 8, 11];
-/// How long after the first sign of a failure a fault may still be its cause: ranks hear of each
-/// other's faults at once, but clocks of two hosts differ a little.
-pub(super) const AT_ONCE_NS: u64 = 200_000_000;
 /// A pause that no busy machine explains; with a short timeout, half of that.
 const LONG_PAUSE_NS: u64 = 5_000_000_000;
 /// What is on its way for less is no sign of a lost message.
@@ -66,18 +61,8 @@ impl<'a> Case<'a> {
     pub(super) fn own_fault(&self, late: bool) -> Option<&'a Record> {
         let faults = self.run.records.iter().filter(|record| {
             let end = &record.header.end;
-            let own = match (&end.kind, &end.error) {
-                (EndKind::Panic, _) | (EndKind::Error, None) => true,
-                (EndKind::Signal(number), _) => CRASHES.contains(number),
-                (EndKind::Error, Some(error)) => matches!(
-                    error,
-                    CommError::Invalid { .. }
-                        | CommError::Unavailable { .. }
-                        | CommError::Mismatch { .. }
-                ),
-                _ => false,
-            };
-            own && (late || common(&record.header, end.at_ns) <= self.moment.at_ns + AT_ONCE_NS)
+            end.is_own_fault()
+                && (late || common(&record.header, end.at_ns) <= self.moment.at_ns + AT_ONCE_NS)
         });
         faults.min_by_key(|record| common(&record.header, record.header.end.at_ns))
     }

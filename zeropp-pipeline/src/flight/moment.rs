@@ -6,6 +6,10 @@ use zeropp_core::comm::recorded::Outcome;
 
 use super::record::{ActionEntry, Entry, Header, OpEntry, Record};
 
+/// How long after the first sign of a failure a fault may still be its cause: ranks hear of each
+/// other's faults at once, but clocks of two hosts differ a little.
+pub(super) const AT_ONCE_NS: u64 = 200_000_000;
+
 /// What a rank was doing.
 #[derive(Clone, Copy, Debug)]
 pub enum Doing<'a> {
@@ -50,9 +54,13 @@ impl<'a> Moment<'a> {
         self.records.iter().map(|(rank, record)| (*rank, *record))
     }
 
-    /// The moment by the clock of `record`'s host.
+    /// The moment by the clock of `record`'s host. A rank that failed by its own fault then is
+    /// seen just before it did: its own clock is exact, those of two hosts differ a little.
     pub(super) fn of(&self, record: &Record) -> u64 {
-        self.at_ns.saturating_add_signed(record.header.ahead_ns)
+        let at_ns = self.at_ns.saturating_add_signed(record.header.ahead_ns);
+        let end = &record.header.end;
+        let then = end.is_own_fault() && end.at_ns.abs_diff(at_ns) <= AT_ONCE_NS;
+        if then { end.at_ns.saturating_sub(1) } else { at_ns }
     }
 
     /// How long before the moment it was `at_ns` on the host of `record`; none if it was later.

@@ -14,6 +14,9 @@ use crate::ir::Message;
 /// The version of the format that this build writes and reads.
 pub(super) const FORMAT: u32 = 1;
 
+/// Signals with which a process dies of its own fault: ILL, ABRT, BUS, FPE, SEGV.
+const CRASHES: [i32; 5] = [4, 6, 7, 8, 11];
+
 /// What one rank left behind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
@@ -104,6 +107,23 @@ pub struct End {
     pub text: String,
     /// The error between ranks, where it was one.
     pub error: Option<CommError>,
+}
+
+impl End {
+    /// Whether something went wrong on the rank itself, as opposed to what it learnt of others.
+    pub(super) fn is_own_fault(&self) -> bool {
+        match (&self.kind, &self.error) {
+            (EndKind::Panic, _) | (EndKind::Error, None) => true,
+            (EndKind::Signal(number), _) => CRASHES.contains(number),
+            (EndKind::Error, Some(error)) => matches!(
+                error,
+                CommError::Invalid { .. }
+                    | CommError::Unavailable { .. }
+                    | CommError::Mismatch { .. }
+            ),
+            _ => false,
+        }
+    }
 }
 
 /// The kinds of end.

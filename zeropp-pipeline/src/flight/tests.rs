@@ -272,6 +272,22 @@ fn clocks_that_differ_change_nothing() {
 }
 
 #[test]
+fn a_rank_that_panics_is_seen_by_its_own_clock() {
+    // It began its action a moment ago, and its clock is thought to be ahead, or behind.
+    for ahead in [-20_000_000, 0, 20_000_000] {
+        let mut records = waiting_for_rank_2();
+        records[2] = rank(2)
+            .action("1F5", END - S / 2000, Some((END - S / 2000, Some(END - S / 4000))))
+            .action("1B5", END - S / 4000, Some((END - S / 4000, None)))
+            .action("1F6", END + S / 4000, Some((END + S / 4000, None)))
+            .ends(EndKind::Panic, END, None);
+        records[2].header.ahead_ns = ahead;
+        let found = verdict(records);
+        check(&found, Cause::Panicked, &[2], &["action 1B5"]);
+    }
+}
+
+#[test]
 fn a_message_on_its_way_for_a_moment_is_not_lost() {
     let mut records = cut();
     for record in &mut records {

@@ -3,9 +3,9 @@
 use serde::Serialize;
 use zeropp_core::comm::CommError;
 
-use super::evidence::{AT_ONCE_NS, Case, Place};
+use super::evidence::{Case, Place};
 use super::folder::Run;
-use super::moment::{Doing, Moment};
+use super::moment::{AT_ONCE_NS, Doing, Moment};
 use super::record::{Coords, EndKind, Peer, Record, signal_name};
 use super::waits::Root;
 
