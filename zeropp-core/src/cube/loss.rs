@@ -5,7 +5,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{LOWEST, Launch, Rows, empty, row_max, row_of_unit, row_sum};
+use super::rows::{ExpSum, Rows, empty, lane_of_unit};
 
 /// The gradient takes the place of the logits if `gradient`; a target that is no column makes the
 /// row's loss `unknown`, which WGSL has no literal for.
@@ -22,9 +22,7 @@ fn cross_entropy_kernel<F: Float, I: Int>(
     #[comptime] gradient: bool,
     #[comptime] dim: CubeDim,
 ) {
-    let row = row_of_unit();
-    let step = CUBE_DIM_X as usize;
-    let start = UNIT_POS_X as usize;
+    let (row, start, step) = lane_of_unit();
     let from = row * pitch;
     let mut end = 0usize.runtime();
     let mut target = width;
@@ -37,21 +35,13 @@ fn cross_entropy_kernel<F: Float, I: Int>(
             chosen = f32::cast_from(logits[from + target]);
         }
     }
-    let mut top = LOWEST.runtime();
-    let mut sum = 0.0f32.runtime();
+    let mut part = ExpSum::empty();
     let mut i = start;
     while i < end {
-        let logit = f32::cast_from(logits[from + i]);
-        if logit > top {
-            sum = sum * (top - logit).exp() + 1.0;
-            top = logit;
-        } else {
-            sum += (logit - top).exp();
-        }
+        part.add(f32::cast_from(logits[from + i]));
         i += step;
     }
-    let row_top = row_max(top, dim);
-    let row_total = row_sum(sum * (top - row_top).exp(), dim);
+    let (row_top, row_total) = part.of_row(dim);
     if start == 0 && row < rows {
         losses[row] = row_top + row_total.ln() - chosen;
     }
@@ -94,38 +84,33 @@ pub(super) fn cross_entropy(
     let logits = Rows::of(logits);
     let targets = into_contiguous(targets);
     let losses = empty(&logits.tensor, Shape::new([logits.n]), DType::F32);
-    let client = losses.client.clone();
-    let at = Launch::new(&client, logits.n, logits.width);
-    macro_rules! launch {
-        ($float:ty, $int:ty) => {
-            // SAFETY: a unit stays below the sizes of `logits`; `losses` and `targets` have an
-            // element for each of its rows, and a target is compared with the width.
-            unsafe {
-                cross_entropy_kernel::launch_unchecked::<$float, $int>(
-                    &client,
-                    at.count,
-                    at.dim,
-                    logits.tensor.clone().into_tensor_arg(),
-                    targets.into_tensor_arg(),
-                    losses.clone().into_tensor_arg(),
-                    logits.n,
-                    logits.width,
-                    logits.pitch,
-                    f32::NAN,
-                    gradient,
-                    at.dim,
-                )
-            }
-        };
-    }
-    match (logits.tensor.dtype, targets.dtype) {
-        (DType::F32, DType::I32) => launch!(f32, i32),
-        (DType::F32, DType::I64) => launch!(f32, i64),
-        (DType::BF16, DType::I32) => launch!(bf16, i32),
-        (DType::BF16, DType::I64) => launch!(bf16, i64),
-        (DType::F16, DType::I32) => launch!(f16, i32),
-        (DType::F16, DType::I64) => launch!(f16, i64),
+    let at = logits.launch();
+    let kernel = match (logits.tensor.dtype, targets.dtype) {
+        (DType::F32, DType::I32) => cross_entropy_kernel::launch_unchecked::<f32, i32>,
+        (DType::F32, DType::I64) => cross_entropy_kernel::launch_unchecked::<f32, i64>,
+        (DType::BF16, DType::I32) => cross_entropy_kernel::launch_unchecked::<bf16, i32>,
+        (DType::BF16, DType::I64) => cross_entropy_kernel::launch_unchecked::<bf16, i64>,
+        (DType::F16, DType::I32) => cross_entropy_kernel::launch_unchecked::<f16, i32>,
+        (DType::F16, DType::I64) => cross_entropy_kernel::launch_unchecked::<f16, i64>,
         other => panic!("cross-entropy of {other:?}: f32, bf16 or f16 logits, i32 or i64 targets"),
+    };
+    // SAFETY: a unit stays below the sizes of `logits`; `losses` and `targets` have an element for
+    // each of its rows, and a target is compared with the width.
+    unsafe {
+        kernel(
+            &at.client,
+            at.count,
+            at.dim,
+            logits.tensor.clone().into_tensor_arg(),
+            targets.into_tensor_arg(),
+            losses.clone().into_tensor_arg(),
+            logits.n,
+            logits.width,
+            logits.pitch,
+            f32::NAN,
+            gradient,
+            at.dim,
+        );
     }
     (losses, logits.tensor)
 }

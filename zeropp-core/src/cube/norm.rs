@@ -1,11 +1,11 @@
 //! Layer norm and RMS norm of rows, forward and the gradient of their input.
 
-use burn::tensor::{DType, Shape, bf16, f16};
+use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{Launch, Rows, empty, row_of_unit, row_sum};
+use super::rows::{Rows, empty, kernel_for, lane_of_unit, row_sum};
 
 /// With `centered` a layer norm; without, an RMS norm, which has neither means nor beta.
 #[cube(launch_unchecked)]
@@ -24,9 +24,7 @@ fn forward_kernel<F: Float>(
     #[comptime] centered: bool,
     #[comptime] dim: CubeDim,
 ) {
-    let row = row_of_unit();
-    let step = CUBE_DIM_X as usize;
-    let start = UNIT_POS_X as usize;
+    let (row, start, step) = lane_of_unit();
     let from = row * pitch;
     let mut end = 0usize.runtime();
     if row < rows {
@@ -85,9 +83,7 @@ fn backward_kernel<F: Float>(
     #[comptime] centered: bool,
     #[comptime] dim: CubeDim,
 ) {
-    let row = row_of_unit();
-    let step = CUBE_DIM_X as usize;
-    let start = UNIT_POS_X as usize;
+    let (row, start, step) = lane_of_unit();
     let (from, dy_from) = (row * pitch, row * dy_pitch);
     let elements = f32::cast_from(width as u32);
     let mut end = 0usize.runtime();
@@ -138,19 +134,13 @@ pub(super) fn forward(
     let y = x.empty_like(x.tensor.dtype).tensor;
     let rows = |n: usize| empty(&y, Shape::new([n]), DType::F32);
     let (means, scales) = (rows(if centered { x.n } else { 1 }), rows(x.n));
-    let client = y.client.clone();
-    let at = Launch::new(&client, x.n, x.width);
-    let kernel = match y.dtype {
-        DType::F32 => forward_kernel::launch_unchecked::<f32>,
-        DType::BF16 => forward_kernel::launch_unchecked::<bf16>,
-        DType::F16 => forward_kernel::launch_unchecked::<f16>,
-        other => panic!("a norm in {other:?}: f32, bf16 and f16 are supported"),
-    };
+    let at = x.launch();
+    let kernel = kernel_for!(forward_kernel, y.dtype, "a norm");
     // SAFETY: a unit stays below the rows and the width of `x`, which `y` has too; the vectors
     // have one element a row (`means` only where it is written) or a column.
     unsafe {
         kernel(
-            &client,
+            &at.client,
             at.count,
             at.dim,
             x.tensor.into_tensor_arg(),
@@ -183,18 +173,12 @@ pub(super) fn backward(
     let centered = means.is_some();
     let means = means.map_or_else(|| scales.clone(), into_contiguous);
     let dx = dy.empty_like(dy.tensor.dtype).tensor;
-    let client = dx.client.clone();
-    let at = Launch::new(&client, x.n, x.width);
-    let kernel = match dx.dtype {
-        DType::F32 => backward_kernel::launch_unchecked::<f32>,
-        DType::BF16 => backward_kernel::launch_unchecked::<bf16>,
-        DType::F16 => backward_kernel::launch_unchecked::<f16>,
-        other => panic!("a norm in {other:?}: f32, bf16 and f16 are supported"),
-    };
+    let at = dy.launch();
+    let kernel = kernel_for!(backward_kernel, dx.dtype, "a norm");
     // SAFETY: as in `forward`; `dy` and `dx` have the shape of `x`.
     unsafe {
         kernel(
-            &client,
+            &at.client,
             at.count,
             at.dim,
             dy.tensor.into_tensor_arg(),

@@ -21,40 +21,42 @@ const LANES: u32 = 32;
 /// Rows from here on get all units of a cube: 32 lanes would walk them in 64 steps and more.
 const LONG: usize = 2048;
 /// Where the search for a row's largest number begins. WGSL has no literal for −∞.
-pub(super) const LOWEST: f32 = f32::MIN;
+const LOWEST: f32 = f32::MIN;
 
 /// How a kernel on rows is launched.
 pub(super) struct Launch {
+    pub(super) client: Client,
     pub(super) count: CubeCount,
     /// Lanes of a row, and rows.
     pub(super) dim: CubeDim,
 }
 
-impl Launch {
-    /// For `rows` rows of `width` elements.
-    pub(super) fn new(client: &Client, rows: usize, width: usize) -> Self {
-        let hardware = &client.properties().hardware;
-        let most = hardware.max_units_per_cube.min(hardware.max_cube_dim.0);
-        // Powers of two, so that sums can halve.
-        let units = UNITS.min(1 << most.ilog2());
-        let lanes = if width < LONG { LANES.min(units) } else { units };
-        let dim = CubeDim::new_2d(lanes, units / lanes);
-        let units = rows.div_ceil(dim.y as usize) * dim.num_elems() as usize;
-        Self { count: cubecl::calculate_cube_count_elemwise(client, units, dim), dim }
-    }
+/// The launch of `$kernel` for floats of type `$dtype`; `$what` is in the message where it has none.
+macro_rules! kernel_for {
+    ($kernel:ident, $dtype:expr, $what:literal) => {
+        match $dtype {
+            burn::tensor::DType::F32 => $kernel::launch_unchecked::<f32>,
+            burn::tensor::DType::BF16 => $kernel::launch_unchecked::<burn::tensor::bf16>,
+            burn::tensor::DType::F16 => $kernel::launch_unchecked::<burn::tensor::f16>,
+            other => panic!("{} in {other:?}: f32, bf16 and f16 are supported", $what),
+        }
+    };
+}
+pub(super) use kernel_for;
+
+/// The row of this unit, its first element there, and the distance to its next one. The row may lie
+/// behind the last one: such units read and write nothing, but take part in all sums, for which a
+/// cube waits.
+#[cube]
+pub(super) fn lane_of_unit() -> (usize, usize, usize) {
+    let row = CUBE_POS * CUBE_DIM_Y as usize + UNIT_POS_Y as usize;
+    (row, UNIT_POS_X as usize, CUBE_DIM_X as usize)
 }
 
-/// The row of this unit. It may lie behind the last one: such units read and write nothing, but
-/// take part in all sums, for which a cube waits.
+/// The sum of `value` over the lanes of a row, or the `largest`, for all of them. Every unit of a cube
+/// must come here. `dim` as in [`Launch`].
 #[cube]
-pub(super) fn row_of_unit() -> usize {
-    CUBE_POS * CUBE_DIM_Y as usize + UNIT_POS_Y as usize
-}
-
-/// The largest `value` among the lanes of a row, for all of them. Every unit of a cube must come
-/// here. `dim` as in [`Launch`].
-#[cube]
-pub(super) fn row_max(value: f32, #[comptime] dim: CubeDim) -> f32 {
+fn row_fold(value: f32, #[comptime] largest: bool, #[comptime] dim: CubeDim) -> f32 {
     let mut shared = Shared::new_slice(comptime!(dim.num_elems() as usize));
     shared[UNIT_POS as usize] = value;
     sync_cube();
@@ -62,8 +64,12 @@ pub(super) fn row_max(value: f32, #[comptime] dim: CubeDim) -> f32 {
     while half > 0 {
         if UNIT_POS_X < half {
             let other = shared[(UNIT_POS + half) as usize];
-            if other > shared[UNIT_POS as usize] {
-                shared[UNIT_POS as usize] = other;
+            if comptime!(largest) {
+                if other > shared[UNIT_POS as usize] {
+                    shared[UNIT_POS as usize] = other;
+                }
+            } else {
+                shared[UNIT_POS as usize] += other;
             }
         }
         half /= 2;
@@ -72,22 +78,41 @@ pub(super) fn row_max(value: f32, #[comptime] dim: CubeDim) -> f32 {
     shared[(UNIT_POS_Y * CUBE_DIM_X) as usize]
 }
 
-/// The sum of `value` over the lanes of a row, otherwise like [`row_max`].
+/// The sum of `value` over the lanes of a row, as in [`row_fold`].
 #[cube]
 pub(super) fn row_sum(value: f32, #[comptime] dim: CubeDim) -> f32 {
-    let mut shared = Shared::new_slice(comptime!(dim.num_elems() as usize));
-    shared[UNIT_POS as usize] = value;
-    sync_cube();
-    let mut half = comptime!(dim.x / 2).runtime();
-    while half > 0 {
-        if UNIT_POS_X < half {
-            let other = shared[(UNIT_POS + half) as usize];
-            shared[UNIT_POS as usize] += other;
-        }
-        half /= 2;
-        sync_cube();
+    row_fold(value, false, dim)
+}
+
+/// A sum of exponentials as multiples of e to the largest of their exponents, so that none
+/// overflows.
+#[derive(CubeType)]
+pub(super) struct ExpSum {
+    top: f32,
+    sum: f32,
+}
+
+#[cube]
+impl ExpSum {
+    pub(super) fn empty() -> Self {
+        ExpSum { top: LOWEST.runtime(), sum: 0.0f32.runtime() }
     }
-    shared[(UNIT_POS_Y * CUBE_DIM_X) as usize]
+
+    /// Adds e to the `exponent`.
+    pub(super) fn add(&mut self, exponent: f32) {
+        if exponent > self.top {
+            self.sum = self.sum * (self.top - exponent).exp() + 1.0;
+            self.top = exponent;
+        } else {
+            self.sum += (exponent - self.top).exp();
+        }
+    }
+
+    /// The largest exponent and the sum over all lanes of a row, as in [`row_fold`].
+    pub(super) fn of_row(&self, #[comptime] dim: CubeDim) -> (f32, f32) {
+        let top = row_fold(self.top, true, dim);
+        (top, row_sum(self.sum * (self.top - top).exp(), dim))
+    }
 }
 
 /// A tensor whose rows lie at a constant distance.
@@ -115,6 +140,20 @@ impl Rows {
     pub(super) fn empty_like(&self, dtype: DType) -> Self {
         let tensor = empty(&self.tensor, self.tensor.shape(), dtype);
         Self { pitch: self.width, tensor, ..*self }
+    }
+
+    /// How a kernel on these rows is launched.
+    pub(super) fn launch(&self) -> Launch {
+        let client = self.tensor.client.clone();
+        let hardware = &client.properties().hardware;
+        let most = hardware.max_units_per_cube.min(hardware.max_cube_dim.0);
+        // Powers of two, so that sums can halve.
+        let units = UNITS.min(1 << most.ilog2());
+        let lanes = if self.width < LONG { LANES.min(units) } else { units };
+        let dim = CubeDim::new_2d(lanes, units / lanes);
+        let units = self.n.div_ceil(dim.y as usize) * dim.num_elems() as usize;
+        let count = cubecl::calculate_cube_count_elemwise(&client, units, dim);
+        Launch { client, count, dim }
     }
 }
 

@@ -1,10 +1,10 @@
 //! The causal softmax of a block of attention scores, forward and backward.
 
-use burn::tensor::{DType, Shape, bf16, f16};
+use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{LOWEST, Launch, Rows, empty, row_max, row_of_unit, row_sum};
+use super::rows::{ExpSum, Rows, empty, kernel_for, lane_of_unit, row_sum};
 
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
@@ -20,9 +20,7 @@ fn forward_kernel<F: Float>(
     scale: f32,
     #[comptime] dim: CubeDim,
 ) {
-    let row = row_of_unit();
-    let step = CUBE_DIM_X as usize;
-    let start = UNIT_POS_X as usize;
+    let (row, start, step) = lane_of_unit();
     let mut seen = 0usize.runtime();
     let mut end = 0usize.runtime();
     if row < rows {
@@ -30,21 +28,13 @@ fn forward_kernel<F: Float>(
         end = keys;
     }
     let from = row * pitch;
-    let mut top = LOWEST.runtime();
-    let mut sum = 0.0f32.runtime();
+    let mut part = ExpSum::empty();
     let mut key = start;
     while key < seen {
-        let score = scores[from + key] * scale;
-        if score > top {
-            sum = sum * (top - score).exp() + 1.0;
-            top = score;
-        } else {
-            sum += (score - top).exp();
-        }
+        part.add(scores[from + key] * scale);
         key += step;
     }
-    let row_top = row_max(top, dim);
-    let row_total = row_sum(sum * (top - row_top).exp(), dim);
+    let (row_top, row_total) = part.of_row(dim);
     if start == 0 && row < rows {
         sums[row] = row_top + row_total.ln();
     }
@@ -74,19 +64,13 @@ pub(super) fn forward(
     let p = scores.empty_like(dtype).tensor;
     let shape = p.meta.shape();
     let sums = empty(&p, Shape::new([shape[0], shape[1]]), DType::F32);
-    let client = p.client.clone();
-    let at = Launch::new(&client, rows, keys);
-    let kernel = match dtype {
-        DType::F32 => forward_kernel::launch_unchecked::<f32>,
-        DType::BF16 => forward_kernel::launch_unchecked::<bf16>,
-        DType::F16 => forward_kernel::launch_unchecked::<f16>,
-        other => panic!("attention in {other:?}: f32, bf16 and f16 are supported"),
-    };
+    let at = scores.launch();
+    let kernel = kernel_for!(forward_kernel, dtype, "attention");
     // SAFETY: a unit stays below `rows` and `keys`, which are the sizes of all tensors but for the
     // pitch of `scores`; a query lies below `keys` too.
     unsafe {
         kernel(
-            &client,
+            &at.client,
             at.count,
             at.dim,
             scores.tensor.into_tensor_arg(),
@@ -121,9 +105,7 @@ fn backward_kernel<F: Float>(
     scale: f32,
     #[comptime] dim: CubeDim,
 ) {
-    let row = row_of_unit();
-    let step = CUBE_DIM_X as usize;
-    let start = UNIT_POS_X as usize;
+    let (row, start, step) = lane_of_unit();
     let mut seen = 0usize.runtime();
     let mut end = 0usize.runtime();
     let mut log_sum = 0.0f32.runtime();
@@ -170,18 +152,12 @@ pub(super) fn backward(
     let sums = burn_cubecl::kernel::into_contiguous(sums);
     let (rows, keys) = (scores.n, scores.width);
     let (p, ds) = (scores.empty_like(dtype).tensor, scores.empty_like(dtype).tensor);
-    let client = p.client.clone();
-    let at = Launch::new(&client, rows, keys);
-    let kernel = match dtype {
-        DType::F32 => backward_kernel::launch_unchecked::<f32>,
-        DType::BF16 => backward_kernel::launch_unchecked::<bf16>,
-        DType::F16 => backward_kernel::launch_unchecked::<f16>,
-        other => panic!("attention in {other:?}: f32, bf16 and f16 are supported"),
-    };
+    let at = scores.launch();
+    let kernel = kernel_for!(backward_kernel, dtype, "attention");
     // SAFETY: as in `forward`; `dp` has the shape of `scores`, and `sums` an element a row.
     unsafe {
         kernel(
-            &client,
+            &at.client,
             at.count,
             at.dim,
             scores.tensor.into_tensor_arg(),
