@@ -5,16 +5,22 @@
 //! lengths from nothing to several MiB, and is compared bit by bit with what a plain loop gives.
 //! `bench` prints times. The other arguments make one rank misbehave, to see how the job ends.
 
+#[path = "../tests/common/passed.rs"]
+mod passed;
+#[path = "../tests/common/random.rs"]
+mod random;
+
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Tensor};
+use passed::{bits, input, tensor};
 use zeropp_core::comm::mixed::MixedWorld;
 use zeropp_core::comm::mpi::{MpiOptions, MpiWorld};
 use zeropp_core::comm::threads::ThreadsOptions;
 use zeropp_core::comm::{CommError, Communicator};
-use zeropp_core::host::{from_vec, host};
+use zeropp_core::host::from_vec;
 
 type Group = Arc<dyn Communicator>;
 
@@ -63,34 +69,6 @@ fn main() -> ExitCode {
     let failed = threads.into_iter().any(|thread| thread.join().unwrap_or(true));
     world.finish();
     ExitCode::from(failed as u8)
-}
-
-/// Repeatable numbers of many magnitudes, so that the order of a sum shows in its bits.
-fn values(seed: u64, len: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678;
-    let mut next = || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        state >> 33
-    };
-    (0..len)
-        .map(|_| (next() as f32 / (1u64 << 31) as f32 - 0.5) * 10f32.powi((next() % 7) as i32 - 3))
-        .collect()
-}
-
-fn tensor(values: &[f32], kind: DType) -> Tensor<1> {
-    from_vec(values.to_vec(), [values.len()]).cast(kind)
-}
-
-fn bits(t: Tensor<1>) -> Vec<u32> {
-    let t = t.cast(DType::F32);
-    let view = host(&t).expect("an f32 tensor on the CPU");
-    view.as_slice().iter().map(|x| x.to_bits()).collect()
-}
-
-/// What `rank` of a group passes in round `round`.
-fn input(round: u64, rank: usize, len: usize) -> Vec<f32> {
-    values(round * 1000 + rank as u64 + 1, len)
 }
 
 fn expect(what: &str, got: Tensor<1>, want: Tensor<1>, kind: DType) {

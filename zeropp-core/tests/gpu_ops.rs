@@ -1,11 +1,18 @@
 //! The operations on a GPU against the same operations on the CPU, with fused kernels and with
 //! tensor operations. Any device that wgpu drives will do, a software one too.
 
+#[path = "common/close.rs"]
+mod close;
+#[path = "common/random.rs"]
+mod random;
+
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, DeviceKind, Int, Tensor, TensorData};
+use close::assert_close;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
+use random::Random;
 use zeropp_core::host;
 use zeropp_core::meter::Meter;
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
@@ -14,30 +21,11 @@ use zeropp_core::split::{Grads, LayerWeights, OpCx, WQueue, seed_backward};
 
 /// Largest difference allowed, relative to the largest element of the CPU's result, or to 1 where
 /// all are smaller.
-const TOLERANCE: f32 = 1e-5;
+const TOLERANCE: f64 = 1e-5;
 
 fn cases(cases: u32) -> ProptestConfig {
     let rng_seed = RngSeed::Fixed(20);
     ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
-}
-
-/// A counter-based generator (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Roughly normal: a sum of uniform numbers.
-    fn vec(&mut self, n: usize) -> Vec<f32> {
-        let uniform = |r: &mut Self| (r.next() >> 40) as f32 / (1 << 24) as f32 - 0.5;
-        (0..n).map(|_| (0..6).map(|_| uniform(self)).sum::<f32>() * 1.4).collect()
-    }
 }
 
 /// Numbers and their shape, on no device yet.
@@ -45,7 +33,7 @@ struct Data<const D: usize>(Vec<f32>, [usize; D]);
 
 impl<const D: usize> Data<D> {
     fn new(rng: &mut Random, shape: [usize; D]) -> Self {
-        Self(rng.vec(shape.iter().product()), shape)
+        Self(rng.normals(shape.iter().product()), shape)
     }
 
     fn on(&self, device: &Device) -> Tensor<D> {
@@ -55,15 +43,6 @@ impl<const D: usize> Data<D> {
 
 fn values<const D: usize>(t: Tensor<D>) -> Vec<f32> {
     t.inner().into_data().iter::<f32>().collect()
-}
-
-fn assert_close(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
-    assert_eq!(got.len(), want.len(), "{what}: lengths");
-    let norm = want.iter().fold(1.0_f32, |m, x| m.max(x.abs()));
-    for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        let error = (got - want).abs() / norm;
-        assert!(error <= tolerance, "{what}[{i}]: {got} instead of {want}, {error:e} relative");
-    }
 }
 
 /// Output, gradients of the inputs, gradients of the weights, bytes kept from F to B.

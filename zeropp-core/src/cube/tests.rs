@@ -1,8 +1,15 @@
 //! The kernels against plain loops over rows of random shapes.
 
+#[path = "../../tests/common/close.rs"]
+mod close;
+#[path = "../../tests/common/random.rs"]
+mod generator;
+
 use std::sync::atomic::Ordering;
 
 use burn::tensor::{DType, Device, DeviceKind, Int, Tensor, TensorData};
+use close::assert_close;
+use generator::Random;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -26,24 +33,10 @@ fn values<const D: usize>(t: Tensor<D>) -> Vec<f32> {
     t.into_data().iter::<f32>().collect()
 }
 
-/// `n` numbers between −1 and 1 (splitmix64).
+/// `n` numbers between −1 and 1.
 fn random(n: usize, seed: u64) -> Vec<f32> {
-    let number = |i: u64| {
-        let mut z = seed.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (1..=n as u64).map(number).collect()
-}
-
-fn assert_close(what: &str, got: &[f32], want: &[f64], tolerance: f64) {
-    assert_eq!(got.len(), want.len(), "{what}: lengths");
-    let norm = want.iter().fold(1.0_f64, |m, x| m.max(x.abs()));
-    for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        let error = (f64::from(*got) - want).abs() / norm;
-        assert!(error <= tolerance, "{what}[{i}]: {got} instead of {want}, {error:e} relative");
-    }
+    let mut rng = Random(seed);
+    (0..n).map(|_| 2.0 * rng.unit() - 1.0).collect()
 }
 
 /// p, ds and the sums' logarithms in double precision.

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use zeropp_core::comm::CommError;
 use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
 
-use super::{Numbers, Rank, bits, impatient, mixed_world, on_communicators, tensor};
+use super::{Random, Rank, bits, impatient, mixed_world, on_communicators, tensor};
 
 /// A world, and a way to cut it into groups.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ fn cases() -> impl Strategy<Value = Case> {
     let part = prop_oneof![Just(0usize), 1usize..60, 1000usize..3000];
     (1usize..5, 1usize..5, part, any::<bool>(), any::<bool>(), any::<u64>()).prop_map(
         |(processes, each, part, wide, inline, seed)| {
-            let mut numbers = Numbers(seed);
+            let mut numbers = Random(seed);
             let colors = numbers.below(3) + 1;
             let wish = |_| (numbers.below(colors), numbers.below(4));
             let wishes = (0..processes * each).map(wish).collect();
@@ -41,7 +41,7 @@ fn operations(case: &Case, rank: Rank) -> Vec<Vec<u32>> {
     let (color, key) = case.wishes[rank.rank()];
     let group = rank.split(&format!("group[{color}]"), color, key).unwrap();
     let (me, size) = (group.rank(), group.size());
-    let mut numbers = Numbers(case.seed ^ ((rank.rank() as u64 + 1) << 32));
+    let mut numbers = Random(case.seed ^ ((rank.rank() as u64 + 1) << 32));
     let full = numbers.floats(case.part * size);
     let cast = |values: &[f32]| match case.wide {
         true => tensor(values.to_vec()),

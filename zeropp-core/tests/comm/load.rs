@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 use zeropp_core::comm::Pending;
 use zeropp_core::comm::threads::ThreadsOptions;
 
-use super::{Numbers, PROCESSES, Rank, on_ranks, tensor};
+use super::{PROCESSES, Random, Rank, on_ranks, tensor};
 
 /// A value that says who sent it in which round.
 fn value(rank: usize, round: usize) -> f32 {
@@ -60,7 +60,7 @@ fn thirty_two_ranks_in_four_groups() {
         let me = rank.rank();
         let zero3 = rank.split(&format!("zero3[{}]", me / 8), me / 8, me).unwrap();
         let pipeline = rank.split(&format!("pp[{}]", me % 8), me % 8, me).unwrap();
-        let mut numbers = Numbers(me as u64);
+        let mut numbers = Random(me as u64);
         let mut before: Option<Round> = None;
         for round in 0..ROUNDS {
             numbers.stall();

@@ -5,12 +5,15 @@
 
 mod layouts;
 mod mixed;
+#[path = "../common/random.rs"]
+mod random;
 mod threads;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::Tensor;
+use random::Random;
 use zeropp_core::comm::Communicator;
 use zeropp_core::comm::mixed::MixedWorld;
 use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
@@ -58,33 +61,7 @@ fn bits(t: &Tensor<1>) -> Vec<u32> {
     host.as_slice().iter().map(|x| x.to_bits()).collect()
 }
 
-/// A small generator of repeatable numbers (SplitMix64).
-#[derive(Clone)]
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    /// Values of many magnitudes, so that the order of a sum shows in its bits.
-    fn float(&mut self) -> f32 {
-        let unit = (self.next() >> 40) as f32 / (1u64 << 24) as f32 - 0.5;
-        unit * 10f32.powi(self.below(7) as i32 - 3)
-    }
-
-    fn floats(&mut self, len: usize) -> Vec<f32> {
-        (0..len).map(|_| self.float()).collect()
-    }
-
+impl Random {
     /// Lets other threads run, for a while that differs from call to call.
     fn stall(&mut self) {
         for _ in 0..self.below(8) {

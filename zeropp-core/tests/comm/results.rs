@@ -7,7 +7,7 @@ use zeropp_core::comm::threads::ThreadsOptions;
 use zeropp_core::comm::{CommResult, Pending};
 use zeropp_core::host::storage_id;
 
-use super::{Numbers, Rank, bits, on_ranks, tensor};
+use super::{Random, Rank, bits, on_ranks, tensor};
 
 /// One case: how many ranks, how long the buffers are, and how the engine is set.
 #[derive(Clone, Copy, Debug)]
@@ -32,8 +32,8 @@ impl Case {
         ThreadsOptions { workers: Some(self.workers), inline_bytes, ..ThreadsOptions::default() }
     }
 
-    fn numbers(&self, rank: usize) -> Numbers {
-        Numbers(self.seed ^ ((rank as u64 + 1) << 32))
+    fn numbers(&self, rank: usize) -> Random {
+        Random(self.seed ^ ((rank as u64 + 1) << 32))
     }
 
     /// What `rank` passes: one value for each element of the whole buffer.
@@ -136,13 +136,13 @@ proptest! {
         const MESSAGES: usize = 24;
         // Of every pair of ranks: the tags of its messages in the order of sending.
         let tags = |from: usize, to: usize| {
-            let mut numbers = Numbers(seed ^ (from * 64 + to) as u64);
+            let mut numbers = Random(seed ^ (from * 64 + to) as u64);
             (0..MESSAGES).map(|_| numbers.below(4) as u64).collect::<Vec<_>>()
         };
         let value = |from: usize, to: usize, i: usize| (from * 10_000 + to * 1000 + i) as f32;
         on_ranks(size, ThreadsOptions::default(), |rank| {
             let me = rank.rank();
-            let mut numbers = Numbers(seed ^ ((me as u64) << 40));
+            let mut numbers = Random(seed ^ ((me as u64) << 40));
             let mut expected = Vec::new();
             for from in 0..size {
                 // Receives of one tag are posted in order, different tags in any order.
@@ -276,7 +276,7 @@ fn sub_groups_have_their_members_in_order_of_key() {
 fn groups_do_not_disturb_each_other() {
     on_ranks(12, ThreadsOptions::default(), |rank| {
         let groups = mesh_groups(&rank).unwrap();
-        let mut numbers = Numbers(rank.rank() as u64);
+        let mut numbers = Random(rank.rank() as u64);
         for round in 0..40 {
             let start = |group: &Rank| {
                 numbers.stall();

@@ -3,7 +3,11 @@
 mod failures;
 mod host;
 mod library;
+#[path = "../common/passed.rs"]
+mod passed;
 mod processes;
+#[path = "../common/random.rs"]
+mod random;
 mod results;
 
 use std::sync::Arc;
@@ -11,9 +15,9 @@ use std::time::Duration;
 
 use burn::tensor::{DType, Tensor};
 use host::{Host, Pretend};
+use passed::{bits, floats, input, tensor};
 use zeropp_core::comm::nccl::{NcclOptions, NcclSearch, NcclWorld};
 use zeropp_core::comm::{CommResult, Communicator};
-use zeropp_core::host::{from_vec, host as view};
 use zeropp_core::rendezvous::{Local, Rendezvous};
 
 type Group = Arc<dyn Communicator>;
@@ -66,30 +70,4 @@ fn on_ranks<T: Send>(
         let threads: Vec<_> = (0..size).map(|place| scope.spawn(move || one(place))).collect();
         threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect()
     })
-}
-
-/// Repeatable numbers of many magnitudes, so that the order of a sum shows in its bits.
-fn values(seed: u64, len: usize) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678;
-    let mut next = || {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        state >> 33
-    };
-    (0..len)
-        .map(|_| (next() as f32 / (1u64 << 31) as f32 - 0.5) * 10f32.powi((next() % 7) as i32 - 3))
-        .collect()
-}
-
-fn tensor(values: &[f32], kind: DType) -> Tensor<1> {
-    from_vec(values.to_vec(), [values.len()]).cast(kind)
-}
-
-fn floats(t: Tensor<1>) -> Vec<f32> {
-    let t = t.cast(DType::F32);
-    view(&t).expect("an f32 tensor on the CPU").as_slice().to_vec()
-}
-
-fn bits(t: Tensor<1>) -> Vec<u32> {
-    floats(t).into_iter().map(f32::to_bits).collect()
 }

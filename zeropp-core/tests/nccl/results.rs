@@ -6,11 +6,6 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What `rank` of a group passes in round `round`.
-fn input(round: u64, rank: usize, len: usize) -> Vec<f32> {
-    values(round * 1000 + rank as u64 + 1, len)
-}
-
 /// The values as `kind` holds them.
 fn rounded(values: &[f32], kind: DType) -> Vec<f32> {
     floats(tensor(values, kind))

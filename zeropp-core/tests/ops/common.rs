@@ -9,33 +9,16 @@ use zeropp_core::params::{FlatLayout, Init, ParamSpec};
 use zeropp_core::split::ops::force_generic;
 use zeropp_core::split::{Grads, LayerWeights, OpCx, WQueue, seed_backward};
 
+pub(crate) use crate::close::assert_close;
+pub(crate) use crate::random::Random;
+
 /// Largest error allowed, relative to the largest element of the stock result, or to 1 (the size of
 /// the inputs) where all are smaller.
-pub(crate) const TOLERANCE: f32 = 2e-6;
-
-/// A counter-based generator (splitmix64): the same numbers whatever ran before.
-pub(crate) struct Random(pub(crate) u64);
+pub(crate) const TOLERANCE: f64 = 2e-6;
 
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Roughly normal: a sum of uniform numbers.
-    pub(crate) fn normal(&mut self) -> f32 {
-        (0..6).map(|_| (self.next() >> 40) as f32 / (1 << 24) as f32 - 0.5).sum::<f32>() * 1.4
-    }
-
-    pub(crate) fn vec(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.normal()).collect()
-    }
-
     pub(crate) fn tensor<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
-        host::from_vec(self.vec(shape.iter().product()), shape)
+        host::from_vec(self.normals(shape.iter().product()), shape)
     }
 
     pub(crate) fn ids(&mut self, shape: [usize; 2], below: usize) -> Tensor<2, Int> {
@@ -57,15 +40,6 @@ pub(crate) fn bits(v: &[f32]) -> Vec<u32> {
     v.iter().map(|x| x.to_bits()).collect()
 }
 
-pub(crate) fn assert_close(what: &str, got: &[f32], want: &[f32], tolerance: f32) {
-    assert_eq!(got.len(), want.len(), "{what}: lengths");
-    let norm = want.iter().fold(1.0_f32, |m, x| m.max(x.abs()));
-    for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        let error = (got - want).abs() / norm;
-        assert!(error <= tolerance, "{what}[{i}]: {got} instead of {want}, {error:e} relative");
-    }
-}
-
 /// One layer's parameters with values.
 pub(crate) struct Params {
     pub(crate) layout: Arc<FlatLayout>,
@@ -78,7 +52,7 @@ impl Params {
         let specs =
             shapes.iter().map(|(n, shape)| ParamSpec::new(*n, shape, Init::Zeros)).collect();
         let layout = Arc::new(FlatLayout::new(specs, 1));
-        let values: Vec<_> = layout.params.iter().map(|p| rng.vec(p.spec.len())).collect();
+        let values: Vec<_> = layout.params.iter().map(|p| rng.normals(p.spec.len())).collect();
         let weights = LayerWeights::new("layer", 0, layout.clone());
         let params = Self { layout, weights, values };
         restore(&params);
@@ -211,7 +185,7 @@ pub(crate) fn compare(run: &Run, want: &Stock) {
 }
 
 /// The same with another tolerance.
-pub(crate) fn compare_within(run: &Run, want: &Stock, tolerance: f32) {
+pub(crate) fn compare_within(run: &Run, want: &Stock, tolerance: f64) {
     assert_close("y", &run.y, &want.0, tolerance);
     for (i, (got, want)) in run.dx.iter().zip(&want.1).enumerate() {
         assert_close(&format!("dx {i}"), got, want, tolerance);

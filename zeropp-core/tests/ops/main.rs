@@ -1,6 +1,10 @@
 //! Every operation against Burn's own graph, on both paths, with what it keeps in memory.
 
+#[path = "../common/close.rs"]
+mod close;
 mod common;
+#[path = "../common/random.rs"]
+mod random;
 mod whole;
 
 use std::slice;
@@ -259,7 +263,7 @@ proptest! {
                 ops::cross_entropy(x.remove(0), targets.clone(), cx)
             });
             // One subtraction of two large numbers lies behind a small loss.
-            assert_close("loss", &run.y, &want.0, TOLERANCE.max(scale as f32 * 1e-6 / want.0[0].max(1e-3)));
+            assert_close("loss", &run.y, &want.0, TOLERANCE.max(scale * 1e-6 / f64::from(want.0[0].max(1e-3))));
             // The gradient of a sure row is a difference of two numbers close to 1: add its scale.
             let scaled = |v: &[f32]| v.iter().map(|x| x / up * (b * s) as f32).chain([1.0]).collect::<Vec<_>>();
             assert_close("dx", &scaled(&run.dx[0]), &scaled(&want.1[0]), TOLERANCE);

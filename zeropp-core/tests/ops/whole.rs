@@ -117,9 +117,9 @@ proptest! {
         let (x, dy) = (rng.tensor([2, s, h]), rng.tensor([2, s, h]));
         let n = s * h;
         let replaced = |t: &Tensor<3>, rng: &mut Random| {
-            let mut v = rng.vec(shift);
+            let mut v = rng.normals(shift);
             v.extend(values(t)[..n].iter());
-            v.extend(rng.vec(n));
+            v.extend(rng.normals(n));
             let len = v.len();
             host::from_vec(v, [len]).slice([shift..len]).reshape([2, s, h])
         };
