@@ -1,56 +1,28 @@
 //! A rank that panics or stalls ends the whole run, named, within the timeout.
 
 mod common;
+#[path = "common/saboteur.rs"]
+mod saboteur;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use burn::tensor::Tensor;
 use common::tiny;
-use zeropp::layer::{BatchShape, Layer, LayerCost, LayerCx, Part};
+use saboteur::with_places;
 use zeropp::model::gpt;
-use zeropp::params::ParamSpec;
 use zeropp::{Config, Error, Trainer};
 
-/// Passes x on until its `after`-th forward, then does what it is told.
-struct Saboteur {
-    inner: Part,
-    calls: AtomicUsize,
-    after: usize,
-    act: fn(),
-}
-
-impl Layer for Saboteur {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-    fn parameters(&self) -> Vec<ParamSpec> {
-        self.inner.parameters()
-    }
-    fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
-        if self.calls.fetch_add(1, Ordering::Relaxed) == self.after {
-            (self.act)();
-        }
-        match &self.inner {
-            Part::Layer(layer) => layer.forward(x, cx),
-            _ => unreachable!("only blocks are replaced"),
-        }
-    }
-    fn cost(&self, batch: BatchShape) -> LayerCost {
-        self.inner.cost(batch)
-    }
-}
-
-/// A run of 2 × 2 ranks whose block `h.3` (stage 3, on pipeline rank 1) misbehaves.
+/// A run of 2 × 2 ranks whose block `h.3` (stage 3, on pipeline rank 1) misbehaves in its `after`-th
+/// forward.
 fn sabotaged(after: usize, act: fn()) -> (Error, Duration) {
     let config =
         Config { layers: 4, pp: 2, zero3: 2, virtual_stages: Some(2), timeout_s: 2.0, ..tiny() };
-    let mut model = gpt::model(&config, 256);
-    let at = model.parts.iter().position(|p| p.name() == "h.3").unwrap();
-    let inner = model.parts[at].clone();
-    let layer = Saboteur { inner, calls: AtomicUsize::new(0), after, act };
-    model.parts[at] = Part::Layer(Arc::new(layer));
+    let calls = AtomicUsize::new(0);
+    let model = with_places(gpt::model(&config, 256), move |block, kind| {
+        if (block, kind) == ("h.3", 'F') && calls.fetch_add(1, Ordering::Relaxed) == after {
+            act();
+        }
+    });
     let start = Instant::now();
     let error = Trainer::with_model(config, model).unwrap().train(|_| ()).unwrap_err();
     (error, start.elapsed())

@@ -40,14 +40,9 @@ impl Fault {
     }
 
     /// `model` with this fault in each of its blocks.
-    pub(crate) fn hidden_in(self: &Arc<Self>, mut model: Model) -> Model {
-        for part in &mut model.parts {
-            if let (true, Part::Layer(layer)) = (part.is_block(), &*part) {
-                let layer = Saboteur { inner: layer.clone(), fault: self.clone() };
-                *part = Part::Layer(Arc::new(layer));
-            }
-        }
-        model
+    pub(crate) fn hidden_in(self: &Arc<Self>, model: Model) -> Model {
+        let fault = self.clone();
+        with_places(model, move |block, kind| fault.pass(block, kind))
     }
 
     fn pass(&self, block: &str, kind: char) {
@@ -60,12 +55,28 @@ impl Fault {
     }
 }
 
-struct Saboteur {
-    inner: Arc<dyn Layer>,
-    fault: Arc<Fault>,
+/// `model` with a place in F, B and W of each of its blocks. The rank that comes to one calls
+/// `pass` with the block and the kind.
+pub(crate) fn with_places(
+    mut model: Model,
+    pass: impl Fn(&str, char) + Send + Sync + 'static,
+) -> Model {
+    let pass = Arc::new(pass);
+    for part in &mut model.parts {
+        if let (true, Part::Layer(layer)) = (part.is_block(), &*part) {
+            let layer = Saboteur { inner: layer.clone(), pass: pass.clone() };
+            *part = Part::Layer(Arc::new(layer));
+        }
+    }
+    model
 }
 
-impl Layer for Saboteur {
+struct Saboteur<P> {
+    inner: Arc<dyn Layer>,
+    pass: Arc<P>,
+}
+
+impl<P: Fn(&str, char) + Send + Sync + 'static> Layer for Saboteur<P> {
     fn name(&self) -> &str {
         self.inner.name()
     }
@@ -73,15 +84,15 @@ impl Layer for Saboteur {
         self.inner.parameters()
     }
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
-        self.fault.pass(self.name(), 'F');
+        (self.pass)(self.name(), 'F');
         let y = self.inner.forward(x, cx);
-        let (fault, block, queue) =
-            (self.fault.clone(), self.name().to_string(), cx.op.queue.clone());
+        let (pass, block, queue) =
+            (self.pass.clone(), self.name().to_string(), cx.op.queue.clone());
         let out = y.clone().inner();
         custom_vjp(y, out, move |dy| {
-            fault.pass(&block, 'B');
-            let (fault, block) = (fault.clone(), block.clone());
-            queue.push(move |_| fault.pass(&block, 'W'));
+            pass(&block, 'B');
+            let (pass, block) = (pass.clone(), block.clone());
+            queue.push(move |_| pass(&block, 'W'));
             dy
         })
     }
