@@ -113,14 +113,21 @@ impl Trainer {
         &self.blueprint.plan
     }
 
-    /// Looks for the device that the settings name and for what it needs to compute; training does
-    /// so too, before any rank starts. The plan takes no device.
+    /// Looks for the device that the settings name, for what it needs to compute, and whether there
+    /// are enough of them for this process's ranks; training does so too, before any rank starts.
+    /// The plan takes no device.
     ///
     /// # Errors
     /// What is missing, and where it was looked for.
     pub fn check_device(&self) -> Result<(), Error> {
-        Devices::find(&self.blueprint.config)?;
-        Ok(())
+        self.devices().map(drop)
+    }
+
+    fn devices(&self) -> Result<Devices, Error> {
+        let config = &self.blueprint.config;
+        let devices = Devices::find(config)?;
+        World::check(config, &devices)?;
+        Ok(devices)
     }
 
     /// The lowered schedule that the ranks will run.
@@ -216,7 +223,10 @@ impl Trainer {
         };
         let (saver, lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
         let status = Arc::new(StatusBoard::new(bp.mesh.world()));
-        let devices = Devices::find(&bp.config)?;
+        let devices = match &given {
+            Some(_) => Devices::find(&bp.config)?,
+            None => self.devices()?,
+        };
         let peak = Peak::measure(&bp.config, &devices, bp.compute);
         let mut world = match given {
             Some(communicators) => World::of(communicators, &devices),

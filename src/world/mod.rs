@@ -40,6 +40,22 @@ pub(crate) struct World {
 }
 
 impl World {
+    /// Refuses what this process alone can see will not start, before anything takes time.
+    ///
+    /// # Errors
+    /// A launcher that started other ranks than the mesh has, or ranks without a GPU.
+    pub(crate) fn check(
+        config: &Config,
+        #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] devices: &Devices,
+    ) -> Result<(), Error> {
+        match config.engine {
+            EngineKind::Threads => Ok(()),
+            #[cfg(feature = "cuda")]
+            EngineKind::Nccl => nccl::gpus(config, &Job::find(config)?, 0, devices).map(drop),
+            _ => Ok(Job::find(config).map(drop)?),
+        }
+    }
+
     /// Brings all ranks of the mesh together with the engine that `config` names.
     ///
     /// # Errors

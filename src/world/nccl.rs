@@ -1,6 +1,7 @@
 //! GPU ranks over NCCL: threads of this process, and of others that it meets at a rendezvous.
 
 use std::net::ToSocketAddrs;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,10 +27,7 @@ pub(super) fn start(config: &Config, devices: &Devices) -> Result<World, Error> 
     let members = rendezvous::members(&*met)?;
     let host = &members[job.process].host;
     let before = members[..job.process].iter().filter(|m| m.host == *host).map(|m| m.ranks).sum();
-    let gpus = gpus_for(job.ranks, before, devices.count()).map_err(|problem| {
-        let help = "use fewer ranks on a machine, or check CUDA_VISIBLE_DEVICES";
-        ConfigError::value("device", config.device, problem, help)
-    })?;
+    let gpus = gpus(config, &job, before, devices)?;
     let options = NcclOptions {
         timeout: Duration::from_secs_f64(config.timeout_s),
         start_timeout: Duration::from_secs_f64(config.start_timeout_s),
@@ -48,11 +46,27 @@ pub(super) fn start(config: &Config, devices: &Devices) -> Result<World, Error> 
     Ok(World { ranks, host, _keep: Box::new(kept) })
 }
 
+/// The GPUs of this process's ranks, after those of `before` ranks of other processes of the machine.
+///
+/// # Errors
+/// There are too few.
+pub(super) fn gpus(
+    config: &Config,
+    job: &Job,
+    before: usize,
+    devices: &Devices,
+) -> Result<Range<usize>, Error> {
+    gpus_for(job.ranks, before, devices.count()).map_err(|problem| {
+        let help = "use fewer ranks on a machine, or check CUDA_VISIBLE_DEVICES";
+        ConfigError::value("device", config.device, problem, help).into()
+    })
+}
+
 /// Starts the ranks together: each waits for all others.
 fn start_ranks(
     options: &NcclOptions,
     job: &Job,
-    gpus: std::ops::Range<usize>,
+    gpus: Range<usize>,
     met: &dyn Rendezvous,
 ) -> Result<Vec<NcclWorld>, Error> {
     let start = |rank: usize, gpu: usize| -> CommResult<NcclWorld> {
@@ -90,7 +104,7 @@ fn unusable(text: String) -> CommError {
 
 /// What keeps the ranks' world going.
 struct Kept {
-    here: std::ops::Range<usize>,
+    here: Range<usize>,
     worlds: Vec<NcclWorld>,
     _met: Arc<dyn Rendezvous>,
 }
