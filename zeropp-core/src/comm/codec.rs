@@ -42,6 +42,11 @@ pub(super) fn put(out: &mut Vec<u8>, number: u64) {
     out.extend_from_slice(&number.to_le_bytes());
 }
 
+/// Appends numbers.
+pub(super) fn put_all(out: &mut Vec<u8>, numbers: &[u64]) {
+    numbers.iter().for_each(|number| put(out, *number));
+}
+
 /// Takes a number off the front.
 pub(super) fn get(rest: &mut &[u8]) -> Option<u64> {
     let (bytes, tail) = rest.split_first_chunk::<8>()?;

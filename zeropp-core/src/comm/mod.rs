@@ -8,6 +8,7 @@
 mod buffers;
 mod checks;
 mod codec;
+mod driven;
 mod kernels;
 pub mod mixed;
 #[cfg(feature = "mpi")]

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-use super::group::{Channel, Group, Joined};
-use super::slot::{Output, Slot};
+use super::channel::Channel;
+use super::engine::{Input, Output, Slot};
 use super::sys::{Memory, MpiError, Transfer, parts};
-use super::wire::Header;
+use super::wire::{Header, INLINE_MAX, Share};
+use crate::comm::driven::Group;
 use crate::comm::signature::{Operation, Signature};
-use crate::comm::subgroup::{Wish, sub_group_id};
+use crate::comm::subgroup::Wish;
 use crate::comm::{CommError, kernels};
 use crate::host::host;
 
@@ -43,6 +44,11 @@ impl Parcel {
             Memory::Bytes(bytes) => bytes,
             Memory::Pooled(_) => unreachable!("a parcel is a view or a copy"),
         }
+    }
+
+    /// Whether a frame carries it.
+    pub(super) fn is_small(&self) -> bool {
+        self.bytes().len() <= INLINE_MAX
     }
 
     /// Where the tensor lived.
@@ -82,18 +88,6 @@ pub(super) fn unpack(group: &Group, memory: Memory, kind: DType, device: &Device
 pub(super) fn from_bytes(bytes: Vec<u8>, kind: DType, device: &Device) -> Tensor<1> {
     let len = bytes.len() / kind.size();
     Tensor::from_data(TensorData::from_bytes_vec(bytes, [len], kind), (device, kind))
-}
-
-/// What a rank brings to a collective.
-pub(super) enum Input {
-    /// A flat buffer.
-    Buffer(Parcel),
-    /// Small data.
-    Bytes(Vec<u8>),
-    /// A buffer of this device that the header carries.
-    Small(Device),
-    /// Itself.
-    Nothing,
 }
 
 /// One collective of a group.
@@ -167,12 +161,10 @@ impl Flight {
     /// This rank's part of a collective in which nobody has moved anything yet.
     pub(super) fn new(signature: Signature, input: Input, slot: Arc<Slot>) -> Flight {
         let (bytes, parcel, device) = match input {
-            Input::Nothing => (Vec::new(), None, Device::flex()),
             Input::Bytes(bytes) => (bytes, None, Device::flex()),
-            Input::Small(device) => (Vec::new(), None, device),
             Input::Buffer(parcel) => {
                 let device = parcel.device();
-                (Vec::new(), Some(parcel), device)
+                (Vec::new(), (!parcel.is_small()).then_some(parcel), device)
             }
         };
         let (transfer, stage) = (None, Stage::Joining);
@@ -260,7 +252,7 @@ impl Flight {
             return target.or(source).expect("a transfer has memory");
         }
         let (kind, len) = self.signature.buffer.expect("a collective on a buffer");
-        let all = headers.iter().flatten().map(|header| header.inline.as_slice());
+        let all = shares(headers).map(|share| share.inline.as_slice());
         let bytes: Vec<u8> = match self.signature.operation {
             Operation::Broadcast => {
                 let root = self.signature.root.expect("a broadcast names its root");
@@ -290,7 +282,7 @@ impl Flight {
         let group = &channel.group;
         let (kind, len) = self.signature.buffer.unwrap_or((DType::U8, 0));
         let output = match self.signature.operation {
-            Operation::Barrier => Output::Nothing,
+            Operation::Barrier => Output::Bytes(Vec::new()),
             Operation::AllGather | Operation::Broadcast => {
                 let landed = self.landed(group, headers);
                 Output::Buffer(unpack(group, landed, kind, &self.device))
@@ -314,15 +306,15 @@ impl Flight {
                 return Ok(self.go_late(parts));
             }
             Operation::Exchange => {
-                let lens: Vec<usize> = headers.iter().flatten().map(|h| h.len).collect();
-                if headers.iter().flatten().any(|h| h.inline.len() != h.len) {
+                let lens: Vec<usize> = shares(headers).map(|share| share.len).collect();
+                if shares(headers).any(|share| share.inline.len() != share.len) {
                     let target = Memory::Bytes(vec![0; lens.iter().sum()]);
                     let source = Memory::Bytes(std::mem::take(&mut self.bytes));
                     let (late, kind) = (channel.late, DType::U8);
                     let all = Transfer::all_gather_parts(late, &lens, kind, source, target)?;
                     return Ok(self.go_late(all));
                 }
-                Output::Bytes(headers.iter().flatten().map(|h| h.inline.clone()).collect())
+                Output::Bytes(shares(headers).map(|share| share.inline.clone()).collect())
             }
             Operation::Split => return Ok(Progress::Split),
             Operation::Send | Operation::Recv => unreachable!("not a collective"),
@@ -344,12 +336,12 @@ impl Flight {
             }
             (None, Memory::Bytes(all)) => {
                 let mut rest = all.as_slice();
-                let part = |h: &Header| {
-                    let (part, tail) = rest.split_at(h.len);
+                let part = |share: &Share| {
+                    let (part, tail) = rest.split_at(share.len);
                     rest = tail;
                     part.to_vec()
                 };
-                Output::Bytes(headers.iter().flatten().map(part).collect())
+                Output::Bytes(shares(headers).map(part).collect())
             }
             (None, _) => unreachable!("an exchange is of bytes"),
         }
@@ -376,6 +368,11 @@ impl Flight {
     }
 }
 
+/// What the ranks that have joined brought.
+fn shares(headers: &[Option<Header>]) -> impl Iterator<Item = &Share> {
+    headers.iter().flatten().map(|header| &header.brought)
+}
+
 /// Why a split failed.
 pub(super) enum SplitError {
     Mpi(MpiError),
@@ -388,44 +385,20 @@ impl From<MpiError> for SplitError {
     }
 }
 
-/// Makes this rank's sub-group, of the ranks that wish for the same color, ordered by key, then by
-/// their order in this group. Blocks until all ranks of the group are here, which have all joined.
+/// Makes this rank's sub-group. Blocks until all ranks of the group are here, which have all joined.
 pub(super) fn split(channel: &Channel, headers: &[Option<Header>]) -> Result<Channel, SplitError> {
     let group = &channel.group;
     let sequence = headers.iter().flatten().map(|h| h.sequence).next().unwrap_or(0);
-    let wish = |h: &Header| Wish::decode(&h.inline).expect("written by encode");
-    let wishes: Vec<Wish> = headers.iter().flatten().map(wish).collect();
-    let mine = &wishes[group.place];
-    let mut ranks: Vec<(usize, usize)> = (0..wishes.len())
-        .filter(|place| wishes[*place].color == mine.color)
-        .map(|place| (wishes[place].key, place))
-        .collect();
-    ranks.sort_unstable();
-    if let Some((_, place)) = ranks.iter().find(|(_, place)| wishes[*place].name != mine.name) {
-        return Err(SplitError::Comm(CommError::Mismatch {
-            group: group.name.clone(),
-            sequence,
-            rank: group.members[group.place],
-            mine: format!("{} into {}", Operation::Split, mine.name),
-            peer: group.members[*place],
-            theirs: format!("{} into {}", Operation::Split, wishes[*place].name),
-        }));
-    }
+    let wish = |share: &Share| Wish::decode(&share.inline).expect("written by encode");
+    let wishes: Vec<Wish> = shares(headers).map(wish).collect();
+    let new = group.sub_group(sequence, &wishes).map_err(SplitError::Comm)?;
     // MPI wants small colors and keys: the color's number among all, and the place in the group.
     let mut colors: Vec<usize> = wishes.iter().map(|wish| wish.color).collect();
     colors.sort_unstable();
     colors.dedup();
-    let color = colors.binary_search(&mine.color).expect("mine is among them");
-    let place = ranks.iter().position(|(_, p)| *p == group.place).expect("mine is among them");
-    let main = channel.late.split(color, place)?;
+    let mine = wishes[group.place].color;
+    let color = colors.binary_search(&mine).expect("mine is among them");
+    let main = channel.late.split(color, new.place)?;
     let late = main.duplicate()?;
-    let id = sub_group_id(group.id, sequence, mine.color as u64);
-    let members = ranks.iter().map(|(_, place)| group.members[*place]).collect();
-    let group = Group::new(id, mine.name.clone(), members, place);
-    Ok(Channel { group, main, late, meetings: Default::default() })
-}
-
-/// The new group's end for this rank.
-pub(super) fn joined(channel: &Channel) -> Output {
-    Output::Group(Joined(channel.group.clone()))
+    Ok(Channel { group: new, main, late, meetings: Default::default() })
 }

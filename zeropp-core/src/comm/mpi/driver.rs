@@ -5,19 +5,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::DType;
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-use super::collective::{
-    Flight, Input, Meeting, Parcel, Progress, SplitError, Turn, joined, split,
-};
-use super::group::{Channel, Group};
+use super::channel::Channel;
+use super::collective::{Flight, Meeting, Parcel, Progress, SplitError, Turn, split};
+use super::engine::{Command, Input, Join, Output, Shared, Wanted, WhoIsMissing};
 use super::inquest::Inquest;
-use super::mail::{Address, Mail, Wanted};
-use super::shared::Shared;
-use super::slot::Slot;
+use super::mail::{Mail, data_tag};
 use super::sys::{self, Comm, Memory, MpiError, Transfer};
-use super::wire::{FRAME_MAX, Frame, Header, INLINE_MAX};
+use super::wire::{Carriage, FRAME_MAX, Frame, Header, INLINE_MAX, Share};
 use crate::comm::CommError;
+use crate::comm::driven::{Group, Letter, read_error};
 use crate::comm::signature::{Operation, Signature};
 
 /// Polls without a pause after something has happened, then a pause each.
@@ -32,32 +30,6 @@ const BYE_GRACE: Duration = Duration::from_secs(2);
 pub(super) const TELL_TIME: Duration = Duration::from_millis(500);
 /// How long the ranks of a failed world may go on before the job is ended.
 const FAILED_GRACE: Duration = Duration::from_secs(10);
-
-/// What the rank's threads ask of the communication thread.
-pub(super) enum Command {
-    /// Join a collective of a group.
-    Join { group: u64, sequence: u64, signature: Signature, input: Input, slot: Arc<Slot> },
-    /// Send a message to a world rank.
-    Send { to: usize, address: Address, parcel: Parcel, signature: Signature },
-    /// Receive a message.
-    Receive { address: Address, wanted: Wanted },
-    /// The operation of this slot has been waited for too long: that ends the world, unless the
-    /// missing ranks are only asked for.
-    Expired { what: Late, slot: Arc<Slot>, answer: Option<Sender<Vec<usize>>> },
-    /// The world failed here.
-    Fail,
-    /// The last communicator is gone.
-    Depart,
-    /// The program has nothing more to do, or has told its user about a failure.
-    Finish,
-}
-
-/// Which operation is late.
-#[derive(Clone, Copy)]
-pub(super) enum Late {
-    Collective { group: u64, sequence: u64 },
-    Receive(Address),
-}
 
 /// All state of the communication thread.
 pub(super) struct Driver {
@@ -96,7 +68,7 @@ impl Driver {
             outbox: Vec::new(),
             channels: HashMap::from([(world.group.id, world)]),
             early: HashMap::new(),
-            mail: Mail::new(size, shared.options.device.clone()),
+            mail: Mail::new(size, shared.engine.device.clone()),
             departed: vec![false; size],
             byes: vec![false; size],
             inquest: None,
@@ -150,28 +122,26 @@ impl Driver {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Join { slot, .. } | Command::Receive { wanted: Wanted { slot, .. }, .. }
+            Command::Join(Join { slot, .. }) | Command::Receive(Wanted { slot, .. })
                 if self.failed_at.is_some() =>
             {
                 slot.fail(self.error());
             }
-            Command::Join { group, sequence, signature, input, slot } => {
-                self.join(group, sequence, signature, input, slot);
-            }
+            Command::Join(join) => self.join(join),
             Command::Send { .. } if self.failed_at.is_some() => {}
-            Command::Send { to, address, parcel, signature } => {
-                self.send(to, address, parcel, signature);
-            }
-            Command::Receive { address, wanted } => {
-                let from = wanted.from;
-                let data = self.data;
-                let result = self.mail.want(data, address, wanted);
+            Command::Send { to, letter, parcel } => self.send(to, letter, parcel),
+            Command::Receive(wanted) => {
+                let from = wanted.sender();
+                let result = self.mail.want(self.data, wanted);
                 self.settle(result);
                 if self.departed[from] {
                     self.lost(from);
                 }
             }
-            Command::Expired { what, slot, answer } => self.open_inquest(what, slot, answer),
+            Command::Expired { what, slot } => self.open_inquest(what, slot, None),
+            Command::Engine(WhoIsMissing { what, slot, answer }) => {
+                self.open_inquest(what, slot, Some(answer));
+            }
             Command::Fail => self.spread(),
             Command::Depart => {
                 self.departed[self.shared.rank] = true;
@@ -246,17 +216,11 @@ impl Driver {
         }
     }
 
-    fn join(
-        &mut self,
-        id: u64,
-        sequence: u64,
-        signature: Signature,
-        mut input: Input,
-        slot: Arc<Slot>,
-    ) {
+    fn join(&mut self, join: Join) {
+        let Join { group: id, sequence, signature, input, slot } = join;
         let channel = &self.channels[&id];
         let group = channel.group.clone();
-        let header = header(&group, sequence, signature, &mut input);
+        let header = header(&group, sequence, signature, &input);
         self.tell(group.others(), &Frame::Header(header.clone()));
         if self.failed_at.is_some() {
             return slot.fail(self.error());
@@ -268,8 +232,7 @@ impl Driver {
         let differing = meeting.differs(&signature).cloned();
         let missing = meeting.missing();
         if let Some(other) = differing {
-            let error = mismatch(&group, &signature, &other);
-            self.fail(self.shared.rank, error.clone());
+            self.fail(self.shared.rank, mismatch(&group, &signature, &other));
             return slot.fail(self.error());
         }
         meeting.flight = Some(Flight::new(signature, input, slot));
@@ -278,18 +241,20 @@ impl Driver {
         }
     }
 
-    fn send(&mut self, to: usize, address: Address, parcel: Parcel, signature: Signature) {
-        let inline = (parcel.bytes().len() <= INLINE_MAX).then(|| parcel.bytes().to_vec());
-        let letter = self.mail.letter(to, address, signature, inline);
-        let (tag, moves) = (super::mail::data_tag(letter.number), letter.inline.is_none());
-        self.tell(std::iter::once(to), &Frame::Letter(letter));
-        if moves {
-            let (memory, kind) = parcel.into_memory();
-            match Transfer::send(self.data, to, tag, memory, kind) {
-                Ok(transfer) => self.outbox.push(transfer),
-                Err(error) => {
-                    self.fail(self.shared.rank, error.in_operation(signature.to_string()));
-                }
+    fn send(&mut self, to: usize, letter: Letter, parcel: Parcel) {
+        let to = self.channels[&letter.address.group].group.members[to];
+        if parcel.is_small() {
+            let inline = Carriage::Inline(parcel.bytes().to_vec());
+            return self.tell(std::iter::once(to), &Frame::Letter(letter, inline));
+        }
+        let number = self.mail.next_number(to);
+        let frame = Frame::Letter(letter, Carriage::Transfer(number));
+        self.tell(std::iter::once(to), &frame);
+        let (memory, kind) = parcel.into_memory();
+        match Transfer::send(self.data, to, data_tag(number), memory, kind) {
+            Ok(transfer) => self.outbox.push(transfer),
+            Err(error) => {
+                self.fail(self.shared.rank, error.in_operation(letter.signature.to_string()));
             }
         }
     }
@@ -347,13 +312,7 @@ impl Driver {
 
     fn receive(&mut self, from: usize, frame: Frame) {
         match frame {
-            Frame::Failure(rank, json) => {
-                let error = serde_json::from_slice(&json).unwrap_or_else(|_| CommError::Aborted {
-                    rank,
-                    reason: "no reason could be read".into(),
-                });
-                self.fail(rank, error);
-            }
+            Frame::Failure(rank, json) => self.fail(rank, read_error(rank, &json)),
             Frame::Bye => self.byes[from] = true,
             Frame::Ping => self.tell(std::iter::once(from), &Frame::Pong),
             Frame::Pong => {
@@ -367,9 +326,8 @@ impl Driver {
             }
             _ if self.failed_at.is_some() => {}
             Frame::Header(header) => self.note(header),
-            Frame::Letter(letter) => {
-                let data = self.data;
-                let result = self.mail.deliver(data, from, letter);
+            Frame::Letter(letter, carriage) => {
+                let result = self.mail.deliver(self.data, letter, carriage);
                 self.settle(result);
             }
         }
@@ -445,7 +403,7 @@ impl Driver {
                 }
                 Ok(Progress::Split) => match split(channel, headers) {
                     Ok(new) => {
-                        flight.slot.put(Ok(joined(&new)));
+                        flight.slot.put(Ok(Output::Group(new.group.clone())));
                         made = Some(new);
                         done.push(*sequence);
                     }
@@ -493,7 +451,7 @@ impl Driver {
             return false;
         }
         if !self.departed.iter().all(|departed| *departed) {
-            if since.elapsed() > self.shared.options.timeout {
+            if since.elapsed() > self.shared.timeout {
                 let departed = &self.departed;
                 let here: Vec<usize> = (0..departed.len()).filter(|r| !departed[*r]).collect();
                 eprintln!("rank {me}: ranks {here:?} did not end in time; ending the job");
@@ -517,30 +475,23 @@ impl Driver {
 }
 
 /// The header of a collective; takes a small input along.
-fn header(group: &Group, sequence: u64, signature: Signature, input: &mut Input) -> Header {
+fn header(group: &Group, sequence: u64, signature: Signature, input: &Input) -> Header {
     let (len, inline) = match input {
         // The bytes stay: where another rank has more, all go round once more.
         Input::Bytes(bytes) if bytes.len() <= INLINE_MAX => (bytes.len(), bytes.clone()),
         Input::Bytes(bytes) => (bytes.len(), Vec::new()),
-        Input::Buffer(parcel) if parcel.bytes().len() <= INLINE_MAX => {
+        Input::Buffer(parcel) if parcel.is_small() => {
             let inline = parcel.bytes().to_vec();
-            *input = Input::Small(parcel.device());
             (inline.len(), inline)
         }
-        Input::Buffer(_) | Input::Small(_) | Input::Nothing => (0, Vec::new()),
+        Input::Buffer(_) => (0, Vec::new()),
     };
-    Header { group: group.id, sequence, place: group.place, signature, len, inline }
+    let brought = Share { len, inline };
+    Header { group: group.id, sequence, place: group.place, signature, brought }
 }
 
 fn mismatch(group: &Group, mine: &Signature, other: &Header) -> CommError {
-    CommError::Mismatch {
-        group: group.name.clone(),
-        sequence: other.sequence,
-        rank: group.members[group.place],
-        mine: mine.to_string(),
-        peer: group.members[other.place],
-        theirs: other.signature.to_string(),
-    }
+    group.mismatch(other.sequence, (group.place, mine), (other.place, other.signature))
 }
 
 /// The error as other ranks read it; one with a text that no frame can hold is cut.

@@ -4,25 +4,19 @@
 //! answer is the likelier cause, wherever it is: those that have not joined may be waiting for it.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
-use super::driver::{Driver, Late};
-use super::slot::Slot;
+use super::driver::Driver;
+use super::engine::Slot;
 use super::wire::Frame;
 use crate::comm::CommError;
-use crate::comm::signature::Operation;
-
-/// How long ranks get to answer.
-const ANSWER_TIME: Duration = Duration::from_millis(500);
-
-/// Longest time from asking for the cause of a delay to the answer.
-pub(super) const INQUEST_MAX: Duration = Duration::from_secs(3);
+use crate::comm::driven::{ANSWER_TIME, Awaited};
 
 /// One late operation, and who has answered since.
 pub(super) struct Inquest {
-    what: Late,
+    what: Awaited,
     slot: Arc<Slot>,
     /// Who only wants to know the missing ranks.
     answer: Option<Sender<Vec<usize>>>,
@@ -30,14 +24,11 @@ pub(super) struct Inquest {
     pub(super) answered: Vec<bool>,
 }
 
-/// The late operation in words: group, operation, number, and world ranks that have not joined.
-type Found = (String, String, u64, Vec<usize>);
-
 impl Driver {
     /// Asks all ranks whether they are alive.
     pub(super) fn open_inquest(
         &mut self,
-        what: Late,
+        what: Awaited,
         slot: Arc<Slot>,
         answer: Option<Sender<Vec<usize>>>,
     ) {
@@ -65,9 +56,7 @@ impl Driver {
         if slot.is_done() {
             return;
         }
-        let Some((group, operation, sequence, missing)) = self.find_late(what, &slot) else {
-            return;
-        };
+        let Some((group, missing)) = self.find_late(what, &slot) else { return };
         let silent: Vec<usize> =
             (0..answered.len()).filter(|rank| !answered[*rank] && !self.departed[*rank]).collect();
         let missing = if silent.is_empty() { missing } else { silent };
@@ -76,26 +65,27 @@ impl Driver {
             let _ = answer.send(missing);
             return;
         }
-        let after_s = self.shared.options.timeout.as_secs_f64();
+        let (operation, sequence) = (what.operation(), what.sequence());
+        let after_s = self.shared.timeout.as_secs_f64();
         let error = CommError::Timeout { group, operation, sequence, after_s, missing };
         self.fail(self.shared.rank, error);
     }
 
-    fn find_late(&self, what: Late, slot: &Arc<Slot>) -> Option<Found> {
+    /// The name of a late operation's group, and world ranks that have not joined it or sent.
+    fn find_late(&self, what: Awaited, slot: &Arc<Slot>) -> Option<(String, Vec<usize>)> {
         match what {
-            Late::Collective { group, sequence } => {
+            Awaited::Collective { group, sequence, .. } => {
                 let channel = self.channels.get(&group)?;
                 let meeting = channel.meetings.get(&sequence)?;
-                let signature = meeting.flight.as_ref()?.signature;
+                meeting.flight.as_ref()?;
                 let group = &channel.group;
                 let missing = meeting.missing().iter().map(|p| group.members[*p]).collect();
-                Some((group.name.clone(), signature.to_string(), sequence, missing))
+                Some((group.name.clone(), missing))
             }
-            Late::Receive(address) => {
+            Awaited::Receive(address) => {
                 let (wanted, announced) = self.mail.find(address, slot)?;
-                let missing = if announced { Vec::new() } else { vec![wanted.from] };
-                let operation = Operation::Recv.to_string();
-                Some((wanted.group.name.clone(), operation, address.tag, missing))
+                let missing = if announced { Vec::new() } else { vec![wanted.sender()] };
+                Some((wanted.group.name.clone(), missing))
             }
         }
     }

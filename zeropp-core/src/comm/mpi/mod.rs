@@ -14,14 +14,12 @@
 //! told their users ([`MpiWorld::finish`]), or have had the time to, the job is aborted. A panic
 //! on any thread aborts the job at once: unwinding into MPI would hang it.
 
+mod channel;
 mod collective;
-mod communicator;
 mod driver;
-mod group;
+mod engine;
 mod inquest;
 mod mail;
-mod shared;
-mod slot;
 mod sys;
 mod wire;
 
@@ -33,11 +31,11 @@ use std::time::Duration;
 use burn::tensor::Device;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
 
+use super::driven::{DrivenCommunicator, Group, Presence};
 use super::{CommError, CommResult, Communicator};
-use communicator::MpiCommunicator;
-use driver::{Command, Driver};
-use group::{Channel, Group, Joined};
-use shared::{Presence, Shared};
+use channel::Channel;
+use driver::Driver;
+use engine::{Command, MpiEngine, Shared};
 use sys::{Comm, MpiError};
 
 /// Settings of the MPI engine.
@@ -114,7 +112,7 @@ impl MpiWorld {
         })??;
         end_job_on_panic(shared.rank, describe);
         let presence = Arc::new(Presence(shared.clone()));
-        let world = Arc::new(MpiCommunicator::new(Joined(group), presence));
+        let world = Arc::new(DrivenCommunicator::new(group, presence));
         Ok(MpiWorld { shared, crew, world: Some(world), thread: Some(thread), ended })
     }
 
@@ -164,7 +162,7 @@ impl MpiWorld {
             }
             return;
         }
-        let patience = self.shared.options.timeout.saturating_add(Duration::from_secs(5));
+        let patience = self.shared.timeout.saturating_add(Duration::from_secs(5));
         if self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
             eprintln!("rank {}: MPI does not end; ending the job", self.shared.rank);
             sys::end_job();
@@ -205,10 +203,11 @@ fn open(options: MpiOptions) -> Result<(Driver, Arc<Group>, Crew), MpiError> {
     let crew = Crew { launched: order, hosts };
     let (control, data) = (all.duplicate()?, all.duplicate()?);
     let (main, late) = (all.duplicate()?, all.duplicate()?);
-    let group = Group::new(0, "world".into(), (0..size).collect(), rank);
+    let group = Group::world(rank, size);
     let world = Channel { group: group.clone(), main, late, meetings: Default::default() };
     let (commands, orders) = unbounded();
-    let shared = Arc::new(Shared::new(options, rank, size, commands));
+    let engine = MpiEngine { device: options.device };
+    let shared = Arc::new(Shared::new(engine, options.timeout, (rank, size), commands));
     Ok((Driver::new(shared, orders, (control, data), world), group, crew))
 }
 

@@ -7,19 +7,18 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use burn::tensor::Tensor;
 use crossbeam_channel::Receiver;
 
-use super::accelerator::{DeviceResult, Pinned};
+use super::engine::{Body, Command, Given, Join, News, Output, Shared, Slot, Wanted};
 use super::inquest::{Inquest, Late};
 use super::lane::{Label, Lane, LaneError, PinnedJobs, Work};
 use super::library::{Nccl, Transfer, UniqueId};
 use super::links::Links;
-use super::mail::{Address, Mail, Message, Wanted};
+use super::mail::{Mail, Message, give};
 use super::meeting::Meeting;
-use super::shared::{Group, Output, Shared, Slot};
-use super::wire::{Frame, Header, Letter, Route};
+use super::wire::{Frame, Header, Route};
 use crate::comm::CommError;
+use crate::comm::driven::{Address, Group, Letter, read_error};
 use crate::comm::signature::{Operation, Signature};
 use crate::device::hand_over;
 
@@ -33,52 +32,6 @@ const IDLE_PAUSE: Duration = Duration::from_millis(200);
 const REMOTE_GRACE: Duration = Duration::from_secs(1);
 /// How long the end of a world may take on the device.
 const END_TIME: Duration = Duration::from_secs(5);
-
-/// What the communication thread is told.
-pub(super) enum Command {
-    /// Join a collective of a group.
-    Join { group: u64, sequence: u64, signature: Signature, input: Input, slot: Arc<Slot> },
-    /// Send a message to a place of a group; to this rank itself with the tensor.
-    Send { group: u64, to: usize, tag: u64, signature: Signature, body: Body },
-    /// Receive a message.
-    Receive { address: Address, wanted: Wanted },
-    /// The buffers of a job are pinned, or cannot be.
-    Pinned(u64, DeviceResult<Pinned>),
-    /// A frame from a world rank.
-    Frame(usize, Frame),
-    /// The connection from a world rank has ended, and why.
-    Lost(usize, String),
-    /// A world rank cannot be told anything, and why.
-    Unreachable(usize, String),
-    /// The operation of this slot has been waited for too long.
-    Expired { what: Late, slot: Arc<Slot> },
-    /// The world failed here.
-    Fail,
-    /// The last communicator is gone.
-    Depart,
-    /// The program has nothing more to do.
-    Finish,
-}
-
-/// What a rank brings to a collective.
-pub(super) enum Input {
-    /// Buffers for NCCL, under the number of their job.
-    Work { job: u64, transfer: Transfer, count: usize },
-    /// Small data, which the frames carry.
-    Bytes(Vec<u8>),
-    /// A buffer of no elements.
-    Empty,
-}
-
-/// What a message is.
-pub(super) enum Body {
-    /// A buffer for NCCL: its job's number, and its bytes.
-    Work { job: u64, count: usize },
-    /// No elements.
-    Empty,
-    /// The tensor, for a receive of the same rank.
-    Own(Tensor<1>),
-}
 
 /// The communication thread's side of a group.
 pub(super) struct Channel {
@@ -161,7 +114,7 @@ impl Driver {
     /// `Unavailable`, naming the ranks that were not heard of in time, or the first failure.
     pub(super) fn greet(&mut self) -> Result<(), CommError> {
         let (me, size) = (self.shared.rank, self.shared.size);
-        let timeout = self.shared.options.start_timeout;
+        let timeout = self.shared.engine.start_timeout;
         let deadline = Instant::now() + timeout;
         let mut missing: Vec<usize> = if me == 0 { (1..size).collect() } else { vec![0] };
         let mut later = Vec::new();
@@ -170,8 +123,10 @@ impl Driver {
         }
         while !missing.is_empty() && self.suspicion.is_none() {
             match self.commands.recv_deadline(deadline) {
-                Ok(Command::Frame(from, Frame::Hello)) => missing.retain(|rank| *rank != from),
-                Ok(Command::Unreachable(rank, why)) => self.unreachable(rank, &why),
+                Ok(Command::Engine(News::Frame(from, Frame::Hello))) => {
+                    missing.retain(|rank| *rank != from);
+                }
+                Ok(Command::Engine(News::Unreachable(rank, why))) => self.unreachable(rank, &why),
                 // Rank 0 greets one after the other: the first are at work already.
                 Ok(command) => later.push(command),
                 Err(_) => break,
@@ -221,37 +176,40 @@ impl Driver {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Join { slot, .. } | Command::Receive { wanted: Wanted { slot, .. }, .. }
+            Command::Join(Join { slot, .. }) | Command::Receive(Wanted { slot, .. })
                 if self.failed_at.is_some() =>
             {
                 slot.fail(self.error());
             }
-            Command::Join { group, sequence, signature, input, slot } => {
-                self.join(group, sequence, signature, input, slot);
-            }
-            Command::Send { .. } | Command::Pinned(..) if self.failed_at.is_some() => {}
-            Command::Send { group, to, tag, signature, body } => {
-                self.send(group, to, tag, signature, body);
-            }
-            Command::Pinned(job, pinned) => drop(self.pinned.insert(job, pinned)),
-            Command::Receive { address, wanted } => {
-                let from = wanted.group.members[address.from];
-                let result = self.mail.want(address, wanted);
-                self.settle(result);
+            Command::Join(join) => self.join(join),
+            Command::Send { .. } if self.failed_at.is_some() => {}
+            Command::Send { to, letter, parcel } => self.send(to, letter, parcel),
+            Command::Receive(wanted) => {
+                let from = wanted.sender();
+                let met = self.mail.want(wanted);
+                self.settle(met.map_or(Ok(()), give));
                 if self.departed[from] {
                     self.lost(from);
                 }
             }
-            Command::Frame(from, frame) => self.read(from, frame),
-            Command::Lost(from, why) => self.gone(from, why),
-            Command::Unreachable(rank, why) => self.unreachable(rank, &why),
-            Command::Expired { what, slot } => self.open_inquest(what, Some(slot)),
+            Command::Expired { what, slot } => self.open_inquest(Late::Call(what), Some(slot)),
             Command::Fail => self.spread(),
             Command::Depart => {
                 self.departed[self.shared.rank] = true;
                 self.tell_known(&Frame::Depart);
             }
             Command::Finish => self.finishing = Some(Instant::now()),
+            Command::Engine(news) => self.hear(news),
+        }
+    }
+
+    fn hear(&mut self, news: News) {
+        match news {
+            News::Pinned(..) if self.failed_at.is_some() => {}
+            News::Pinned(job, pinned) => drop(self.pinned.insert(job, pinned)),
+            News::Frame(from, frame) => self.read(from, frame),
+            News::Lost(from, why) => self.gone(from, why),
+            News::Unreachable(rank, why) => self.unreachable(rank, &why),
         }
     }
 
@@ -259,13 +217,7 @@ impl Driver {
     pub(super) fn read(&mut self, from: usize, frame: Frame) {
         match frame {
             Frame::Hello => {}
-            Frame::Failure(rank, json) => {
-                let error = serde_json::from_slice(&json).unwrap_or_else(|_| CommError::Aborted {
-                    rank,
-                    reason: "no reason could be read".into(),
-                });
-                self.fail(rank, error);
-            }
+            Frame::Failure(rank, json) => self.fail(rank, read_error(rank, &json)),
             Frame::Depart => {
                 self.departed[from] = true;
                 // It left in good order; whether anything misses it is for `lost` to say.
@@ -281,7 +233,7 @@ impl Driver {
             Frame::Header(Header { group, .. })
             | Frame::Result(group, ..)
             | Frame::Id(group, ..)
-            | Frame::Letter(Letter { group, .. })
+            | Frame::Letter(Letter { address: Address { group, .. }, .. })
                 if !self.channels.contains_key(&group) =>
             {
                 self.early.entry(group).or_default().push((from, frame));
@@ -299,7 +251,7 @@ impl Driver {
         let key = (group, route);
         let fresh = !self.lanes.contains_key(&key);
         if fresh {
-            match Lane::new(self.shared.accelerator.clone()) {
+            match Lane::new(self.shared.engine.accelerator.clone()) {
                 Ok(lane) => drop(self.lanes.insert(key, lane)),
                 Err(text) => {
                     let error = self.shared.device_error("making a queue", text);
@@ -352,15 +304,15 @@ impl Driver {
         format!("{}: starting a communicator", self.channels[&group].group.name)
     }
 
-    fn send(&mut self, group: u64, to: usize, tag: u64, signature: Signature, body: Body) {
+    fn send(&mut self, to: usize, letter: Letter, body: Body) {
+        let Letter { address, signature } = letter;
+        let Address { group, from, tag } = address;
         let members = self.channels[&group].group.clone();
-        let from = members.place;
-        let address = Address { group, from, tag };
         if let Body::Own(tensor) = body {
             let issued = Arc::new(Slot::default());
-            issued.put(Ok(Output::Issued(None)));
-            let result = self.mail.deliver(address, Message { signature, tensor, issued });
-            return self.settle(result);
+            issued.put(Ok(Output::Buffer(Given::Issued(None))));
+            let met = self.mail.deliver(address, Message { signature, tensor, issued });
+            return self.settle(met.map_or(Ok(()), give));
         }
         let route = Route::Pair { from, to };
         if let Body::Work { job, count } = body {
@@ -372,31 +324,28 @@ impl Driver {
             let operation = format!("{}: {signature}", members.name);
             self.push((group, route), (job, transfer, count), (operation, tag), Arc::default());
         }
-        self.links
-            .send(members.members[to], &Frame::Letter(Letter { group, from, tag, signature }));
+        self.links.send(members.members[to], &Frame::Letter(letter));
     }
 
     /// Makes room for a message that has been announced, and asks NCCL for it.
-    fn take_in(&mut self, letter: Letter) {
-        let Letter { group, from, tag, signature } = letter;
+    fn take_in(&mut self, Letter { address, signature }: Letter) {
+        let Address { group, from, tag } = address;
         let members = self.channels[&group].group.clone();
         let Some((kind, len)) = signature.buffer else { return };
-        let tensor = self.shared.accelerator.room(len, kind);
+        let tensor = self.shared.engine.accelerator.room(len, kind);
         let issued = Arc::new(Slot::default());
         if len == 0 {
-            issued.put(Ok(Output::Issued(None)));
+            issued.put(Ok(Output::Buffer(Given::Issued(None))));
         } else {
-            let job = self.shared.next_job();
-            self.shared.pin(job, vec![tensor.clone()]);
+            let job = self.shared.pin(vec![tensor.clone()]);
             let route = Route::Pair { from, to: members.place };
             let what = (job, Transfer::Recv { from: 0 }, len * kind.size());
             let operation = format!("{}: {}", members.name, Operation::Recv);
             self.push((group, route), what, (operation, tag), issued.clone());
         }
         let tensor = hand_over(tensor);
-        let address = Address { group, from, tag };
-        let result = self.mail.deliver(address, Message { signature, tensor, issued });
-        self.settle(result);
+        let met = self.mail.deliver(address, Message { signature, tensor, issued });
+        self.settle(met.map_or(Ok(()), give));
     }
 
     /// Queues an operation on its lane.
@@ -454,7 +403,7 @@ impl Driver {
         if self.failed_at.is_some() || self.inquest.is_some() {
             return;
         }
-        let timeout = self.shared.options.timeout;
+        let timeout = self.shared.timeout;
         let late = self.lanes.iter().find_map(|((group, route), lane)| {
             let late = lane.late(timeout)?;
             Some(Late::Flight { group: *group, route: *route, late })
@@ -472,7 +421,7 @@ impl Driver {
             return late || self.lanes.values_mut().all(Lane::drain);
         }
         if !self.lanes.values().all(Lane::is_idle) {
-            return late && since.elapsed() > self.shared.options.timeout;
+            return late && since.elapsed() > self.shared.timeout;
         }
         if !self.finalized {
             self.finalized = true;

@@ -8,28 +8,20 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::driver::{Driver, Suspicion};
+use super::engine::Slot;
 use super::lane::LateFlight;
-use super::mail::Address;
-use super::shared::Slot;
 use super::wire::{Frame, Route};
 use crate::comm::CommError;
+use crate::comm::driven::{ANSWER_TIME, Awaited};
 use crate::comm::signature::Operation;
-
-/// How long ranks get to answer.
-const ANSWER_TIME: Duration = Duration::from_millis(500);
-
-/// Longest time from asking for the cause of a delay to the answer.
-pub(super) const INQUEST_MAX: Duration = Duration::from_secs(3);
 
 /// Which operation is late.
 pub(super) enum Late {
-    /// A collective that has not been issued, or whose result has not come: group, number, words.
-    Collective { group: u64, sequence: u64, operation: String },
-    /// A receive.
-    Receive(Address),
+    /// One that has not been issued, or whose result has not come.
+    Call(Awaited),
     /// An operation on the device.
     Flight { group: u64, route: Route, late: LateFlight },
 }
@@ -46,8 +38,8 @@ pub(super) struct Inquest {
 impl Late {
     fn group(&self) -> u64 {
         match self {
-            Late::Collective { group, .. } | Late::Flight { group, .. } => *group,
-            Late::Receive(address) => address.group,
+            Late::Call(what) => what.group(),
+            Late::Flight { group, .. } => *group,
         }
     }
 }
@@ -182,7 +174,7 @@ impl Driver {
         }
         let group = self.channels[&what.group()].group.clone();
         let asked: Vec<usize> = match what {
-            Late::Receive(address) => vec![group.members[address.from]],
+            Late::Call(Awaited::Receive(address)) => vec![group.members[address.from]],
             Late::Flight { route: Route::Pair { from, to }, .. } => {
                 let other = if from == group.place { to } else { from };
                 vec![group.members[other]]
@@ -224,7 +216,7 @@ impl Driver {
 
     /// The error of an operation that is still late.
     fn judge(&self, inquest: &Inquest) -> Option<CommError> {
-        let timeout = self.shared.options.timeout;
+        let timeout = self.shared.timeout;
         let Inquest { what, slot, asked, answers, .. } = inquest;
         let group = &self.channels[&what.group()].group;
         let silent: Vec<usize> = asked
@@ -237,14 +229,16 @@ impl Driver {
             asked.iter().copied().filter(late).collect()
         };
         let (operation, sequence, missing) = match what {
-            Late::Collective { sequence, operation, .. } => {
-                (operation.clone(), *sequence, behind(|a| a.0, *sequence))
-            }
-            Late::Receive(address) => {
-                let slot = slot.as_ref().expect("a receive is waited for at a slot");
-                let unsent = self.mail.is_waiting(*address, slot);
-                let missing = if unsent { asked.clone() } else { Vec::new() };
-                (Operation::Recv.to_string(), address.tag, missing)
+            Late::Call(what) => {
+                let missing = match what {
+                    Awaited::Collective { sequence, .. } => behind(|a| a.0, *sequence),
+                    Awaited::Receive(address) => {
+                        let slot = slot.as_ref().expect("a receive is waited for at a slot");
+                        let unsent = self.mail.find(*address, slot).is_some();
+                        if unsent { asked.clone() } else { Vec::new() }
+                    }
+                };
+                (what.operation(), what.sequence(), missing)
             }
             Late::Flight { group: id, route, late } => {
                 // It may have come through while the others answered.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::accelerator::{Accelerator, DeviceResult, Event, Pinned, RawStream};
+use super::engine::{Given, Output, Slot};
 use super::library::{Comm, Nccl, NcclError, Transfer, UniqueId};
-use super::shared::{Output, Slot};
 
 /// An operation that NCCL is to carry out.
 pub(super) struct Work {
@@ -190,7 +190,7 @@ impl Lane {
             issued: Instant::now(),
             begun: None,
         });
-        work.slot.put(Ok(Output::Issued(Some(done))));
+        work.slot.put(Ok(Output::Buffer(Given::Issued(Some(done)))));
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use parking_lot::Mutex;
 
 use super::NcclOptions;
-use super::driver::Command;
+use super::engine::{Command, News};
 use super::wire::Frame;
 use crate::comm::CommError;
 use crate::rendezvous::{Rendezvous, RendezvousError};
@@ -130,13 +130,13 @@ impl Links {
             let writing = self.writing.0.clone();
             let body = move || {
                 if let Err(error) = ends.write(to, &frames) {
-                    let _ = inbox.send(Command::Unreachable(to, error.to_string()));
+                    let _ = inbox.send(Command::Engine(News::Unreachable(to, error.to_string())));
                 }
                 drop(writing);
             };
             if let Err(error) = start(format!("to rank {to}"), body) {
                 let why = format!("no thread can be started ({error})");
-                let _ = self.listening.inbox.send(Command::Unreachable(to, why));
+                let _ = self.listening.inbox.send(Command::Engine(News::Unreachable(to, why)));
             }
             link
         });
@@ -227,7 +227,7 @@ impl Listening {
         self.incoming.lock().remove(&from);
         if !self.closed.load(Ordering::Acquire) {
             let why = told.err().map_or("it closed the connection".into(), |e| e.to_string());
-            let _ = self.inbox.send(Command::Lost(from, why));
+            let _ = self.inbox.send(Command::Engine(News::Lost(from, why)));
         }
     }
 
@@ -272,7 +272,7 @@ impl Listening {
             let mut body = vec![0; len];
             stream.read_exact(&mut body)?;
             let frame = Frame::decode(&body).ok_or_else(|| io::Error::other("it sent nonsense"))?;
-            if self.inbox.send(Command::Frame(from, frame)).is_err() {
+            if self.inbox.send(Command::Engine(News::Frame(from, frame))).is_err() {
                 return Ok(());
             }
         }

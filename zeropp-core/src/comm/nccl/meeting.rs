@@ -6,12 +6,13 @@
 
 use std::sync::Arc;
 
-use super::driver::{Channel, Driver, Input};
-use super::shared::{Group, Joined, Output, Slot};
+use super::driver::{Channel, Driver};
+use super::engine::{Buffer, Given, Input, Join, Output};
 use super::wire::{Frame, Header, Route};
-use crate::comm::CommError;
+use crate::comm::driven::Group;
 use crate::comm::signature::{Operation, Signature};
-use crate::comm::subgroup::{Wish, sub_group_id};
+use crate::comm::subgroup::Wish;
+use crate::comm::{CommError, CommResult};
 
 /// A collective that not all ranks have joined.
 pub(super) struct Meeting {
@@ -38,25 +39,19 @@ impl Meeting {
 
 impl Driver {
     /// Joins a collective.
-    pub(super) fn join(
-        &mut self,
-        id: u64,
-        sequence: u64,
-        signature: Signature,
-        input: Input,
-        slot: Arc<Slot>,
-    ) {
+    pub(super) fn join(&mut self, join: Join) {
+        let Join { group: id, sequence, signature, input, slot } = join;
         let channel = self.channels.get_mut(&id).expect("a member's group");
         let group = channel.group.clone();
         channel.called = sequence + 1;
-        let mut bytes = Vec::new();
+        let mut brought = Vec::new();
         match input {
-            Input::Empty => slot.put(Ok(Output::Issued(None))),
+            Input::Buffer(Buffer::Empty) => slot.put(Ok(Output::Buffer(Given::Issued(None)))),
             Input::Bytes(own) => {
-                bytes = own;
+                brought = own;
                 channel.waiting.insert(sequence, (signature, slot));
             }
-            Input::Work { job, transfer, count } => {
+            Input::Buffer(Buffer::Work { job, transfer, count }) => {
                 let Some((_, fresh)) = self.lane(id, Route::All) else {
                     return slot.fail(self.error());
                 };
@@ -70,7 +65,7 @@ impl Driver {
                 }
             }
         }
-        let header = Header { group: id, sequence, place: group.place, signature, bytes };
+        let header = Header { group: id, sequence, place: group.place, signature, brought };
         let first = group.members[0];
         if group.place == 0 {
             self.note(header);
@@ -95,14 +90,7 @@ impl Driver {
         meeting.headers[place] = Some(header);
         let theirs = meeting.signature();
         if theirs != signature {
-            let error = CommError::Mismatch {
-                group: group.name.clone(),
-                sequence,
-                rank: group.members[place],
-                mine: signature.to_string(),
-                peer: group.members[meeting.opener],
-                theirs: theirs.to_string(),
-            };
+            let error = group.mismatch(sequence, (place, signature), (meeting.opener, theirs));
             return self.fail(group.members[place], error);
         }
         let departed = &self.departed;
@@ -118,7 +106,8 @@ impl Driver {
             signature.operation,
             Operation::Barrier | Operation::Exchange | Operation::Split
         ) {
-            let parts = meeting.headers.into_iter().flatten().map(|header| header.bytes).collect();
+            let parts =
+                meeting.headers.into_iter().flatten().map(|header| header.brought).collect();
             let result = Frame::Result(id, sequence, parts);
             for other in group.others() {
                 self.links.send(other, &result);
@@ -141,9 +130,9 @@ impl Driver {
                 slot.fail(self.error());
             }
             Ok(group) => {
-                let (id, group) = (group.id, Arc::new(group));
+                let id = group.id;
                 self.channels.insert(id, Channel::new(group.clone()));
-                slot.put(Ok(Output::Group(Joined(group))));
+                slot.put(Ok(Output::Group(group)));
                 for (from, frame) in self.early.remove(&id).into_iter().flatten() {
                     self.read(from, frame);
                 }
@@ -152,9 +141,8 @@ impl Driver {
     }
 }
 
-/// This rank's sub-group: the ranks that wish for the same color, ordered by key, then by their
-/// order in this group.
-fn sub_group(group: &Group, sequence: u64, wishes: &[Vec<u8>]) -> Result<Group, CommError> {
+/// The sub-group that the answers of all ranks make for this one.
+fn sub_group(group: &Group, sequence: u64, wishes: &[Vec<u8>]) -> CommResult<Arc<Group>> {
     let unreadable = || CommError::Invalid {
         group: group.name.clone(),
         rank: group.members[group.place],
@@ -163,27 +151,5 @@ fn sub_group(group: &Group, sequence: u64, wishes: &[Vec<u8>]) -> Result<Group, 
     };
     let wishes: Option<Vec<Wish>> = wishes.iter().map(|bytes| Wish::decode(bytes)).collect();
     let wishes = wishes.filter(|w| w.len() == group.size()).ok_or_else(unreadable)?;
-    let mine = &wishes[group.place];
-    let mut ranks: Vec<(usize, usize)> = (0..wishes.len())
-        .filter(|place| wishes[*place].color == mine.color)
-        .map(|place| (wishes[place].key, place))
-        .collect();
-    ranks.sort_unstable();
-    if let Some((_, place)) = ranks.iter().find(|(_, place)| wishes[*place].name != mine.name) {
-        return Err(CommError::Mismatch {
-            group: group.name.clone(),
-            sequence,
-            rank: group.members[group.place],
-            mine: format!("{} into {}", Operation::Split, mine.name),
-            peer: group.members[*place],
-            theirs: format!("{} into {}", Operation::Split, wishes[*place].name),
-        });
-    }
-    let place = ranks.iter().position(|(_, p)| *p == group.place).expect("mine is among them");
-    Ok(Group {
-        id: sub_group_id(group.id, sequence, mine.color as u64),
-        name: mine.name.clone(),
-        members: ranks.iter().map(|(_, place)| group.members[*place]).collect(),
-        place,
-    })
+    group.sub_group(sequence, &wishes)
 }

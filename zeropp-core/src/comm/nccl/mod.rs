@@ -14,10 +14,10 @@
 //! a GPU, on a library that stands in for libnccl.
 
 mod accelerator;
-mod communicator;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod driver;
+mod engine;
 mod gpus;
 mod inquest;
 mod lane;
@@ -25,7 +25,6 @@ mod library;
 mod links;
 mod mail;
 mod meeting;
-mod shared;
 mod wire;
 
 use std::net::Ipv4Addr;
@@ -35,17 +34,20 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
 
+use super::driven::{DrivenCommunicator, Group, Presence};
 use super::{CommError, CommResult, Communicator};
 use crate::rendezvous::Rendezvous;
 pub use accelerator::{Accelerator, DeviceResult, Event, OnPinned, Pinned, RawEvent, RawStream};
-use communicator::{END_PATIENCE, NcclCommunicator};
-use driver::{Command, Driver};
+use driver::Driver;
+use engine::{Command, NcclEngine, Shared};
 pub use gpus::gpus_for;
 use library::Nccl;
 pub use library::NcclSearch;
 use links::Links;
 pub use links::address_towards;
-use shared::{Group, Joined, Presence, Shared};
+
+/// How long a world's end may take beyond its timeout.
+const END_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Settings of the NCCL engine.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,14 +100,14 @@ impl NcclWorld {
         let nccl = Nccl::load(&options.search)?;
         let (commands, orders) = unbounded();
         let links = Links::open(&options, (rank, size), rendezvous, commands.clone())?;
-        let shared = Arc::new(Shared::new(options, (rank, size), commands, accelerator));
-        let members = (0..size).collect();
-        let group = Arc::new(Group { id: 0, name: "world".into(), members, place: rank });
+        let engine = NcclEngine::new(accelerator, options.start_timeout);
+        let shared = Arc::new(Shared::new(engine, options.timeout, (rank, size), commands));
+        let group = Group::world(rank, size);
         let (started, start) = bounded(1);
         let (end, ended) = bounded::<()>(0);
         let (own, world, version) = (shared.clone(), group.clone(), nccl.version());
         let body = move || {
-            let entered = own.accelerator.enter();
+            let entered = own.engine.accelerator.enter();
             let entered = entered.map_err(|text| own.device_error("starting", text));
             let mut driver = Driver::new(own, orders, nccl, links, world);
             let begun = entered.and_then(|()| driver.greet());
@@ -125,7 +127,7 @@ impl NcclWorld {
             Err(shared.device_error("starting", "the communication thread ended".into()))
         })?;
         let presence = Arc::new(Presence(shared.clone()));
-        let world = Arc::new(NcclCommunicator::new(Joined(group), presence));
+        let world = Arc::new(DrivenCommunicator::new(group, presence));
         Ok(NcclWorld { shared, world: Some(world), version, thread: Some(thread), ended })
     }
 
@@ -163,7 +165,7 @@ impl NcclWorld {
         let Some(thread) = self.thread.take() else { return };
         self.world = None;
         let _ = self.shared.commands.send(Command::Finish);
-        let patience = self.shared.options.timeout.saturating_add(END_PATIENCE);
+        let patience = self.shared.timeout.saturating_add(END_PATIENCE);
         if self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
             eprintln!("rank {}: NCCL does not return; leaving it behind", self.shared.rank);
             return;

@@ -2,31 +2,12 @@
 //! how a communicator is found, that they failed, left, or how far they are.
 
 use super::library::UniqueId;
-use crate::comm::codec::{get, get_signature, put, put_signature};
-use crate::comm::signature::Signature;
+use crate::comm::codec::{get, put, put_all};
+use crate::comm::driven::{self, Letter};
 
-/// What a rank tells the first rank of a group as it joins a collective.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Header {
-    pub(super) group: u64,
-    pub(super) sequence: u64,
-    /// Place in the group of who says so.
-    pub(super) place: usize,
-    pub(super) signature: Signature,
-    /// What it brings to an exchange or a split.
-    pub(super) bytes: Vec<u8>,
-}
-
-/// What a rank tells the receiver of a message as it sends it.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Letter {
-    pub(super) group: u64,
-    /// Sender's place in the group.
-    pub(super) from: usize,
-    pub(super) tag: u64,
-    /// Type and length.
-    pub(super) signature: Signature,
-}
+/// What a rank tells the first rank of a group as it joins a collective, with what it brings to an
+/// exchange or a split.
+pub(super) type Header = driven::Header<Vec<u8>>;
 
 /// Which of a group's communicators: that of all ranks, or one that carries messages from one
 /// place to another.
@@ -66,17 +47,15 @@ impl Frame {
     /// The bytes of this frame.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
-        let numbers = |out: &mut Vec<u8>, all: &[u64]| all.iter().for_each(|n| put(out, *n));
         match self {
-            Frame::Header(h) => {
+            Frame::Header(header) => {
                 out.push(0);
-                numbers(&mut out, &[h.group, h.sequence, h.place as u64]);
-                put_signature(&mut out, &h.signature);
-                out.extend_from_slice(&h.bytes);
+                header.put(&mut out);
+                out.extend_from_slice(&header.brought);
             }
             Frame::Result(group, sequence, parts) => {
                 out.push(1);
-                numbers(&mut out, &[*group, *sequence, parts.len() as u64]);
+                put_all(&mut out, &[*group, *sequence, parts.len() as u64]);
                 for part in parts {
                     put(&mut out, part.len() as u64);
                     out.extend_from_slice(part);
@@ -88,13 +67,12 @@ impl Frame {
                     Route::All => (u64::MAX, 0),
                     Route::Pair { from, to } => (*from as u64, *to as u64),
                 };
-                numbers(&mut out, &[*group, from, to]);
+                put_all(&mut out, &[*group, from, to]);
                 out.extend_from_slice(&id[..]);
             }
-            Frame::Letter(l) => {
+            Frame::Letter(letter) => {
                 out.push(3);
-                numbers(&mut out, &[l.group, l.from as u64, l.tag]);
-                put_signature(&mut out, &l.signature);
+                letter.put(&mut out);
             }
             Frame::Failure(rank, error) => {
                 out.push(4);
@@ -109,7 +87,7 @@ impl Frame {
             }
             Frame::Answer(group, called, begun) => {
                 out.push(8);
-                numbers(&mut out, &[*group, *called, *begun]);
+                put_all(&mut out, &[*group, *called, *begun]);
             }
         }
         out
@@ -120,12 +98,7 @@ impl Frame {
         let (kind, mut rest) = bytes.split_first()?;
         let r = &mut rest;
         let frame = match kind {
-            0 => {
-                let (group, sequence, place) = (get(r)?, get(r)?, get(r)? as usize);
-                let signature = get_signature(r)?;
-                let bytes = std::mem::take(r).to_vec();
-                Frame::Header(Header { group, sequence, place, signature, bytes })
-            }
+            0 => Frame::Header(Header::get(r, |r| Some(std::mem::take(r).to_vec()))?),
             1 => {
                 let (group, sequence, count) = (get(r)?, get(r)?, get(r)?);
                 let parts = (0..count).map(|_| {
@@ -146,11 +119,7 @@ impl Frame {
                 *r = tail;
                 Frame::Id(group, route, Box::new(*id))
             }
-            3 => {
-                let (group, from, tag) = (get(r)?, get(r)? as usize, get(r)?);
-                let signature = get_signature(r)?;
-                Frame::Letter(Letter { group, from, tag, signature })
-            }
+            3 => Frame::Letter(Letter::get(r)?),
             4 => Frame::Failure(get(r)? as usize, std::mem::take(r).to_vec()),
             5 => Frame::Hello,
             6 => Frame::Depart,
@@ -167,30 +136,24 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::comm::codec::tests::signatures;
+    use crate::comm::driven::tests::{headers, letters};
 
     fn frames() -> impl Strategy<Value = Frame> {
         let bytes = || proptest::collection::vec(any::<u8>(), 0..300);
-        let header = (any::<[u64; 2]>(), 0usize..9, signatures(), bytes());
-        let letter = (any::<[u64; 2]>(), 0usize..9, signatures());
         let parts = proptest::collection::vec(bytes(), 0..5);
         let route = prop_oneof![
             Just(Route::All),
             (0usize..9, 0usize..9).prop_map(|(from, to)| Route::Pair { from, to })
         ];
         prop_oneof![
-            header.prop_map(|([group, sequence], place, signature, bytes)| {
-                Frame::Header(Header { group, sequence, place, signature, bytes })
-            }),
+            headers(bytes()).prop_map(Frame::Header),
             (any::<[u64; 2]>(), parts).prop_map(|([g, s], parts)| Frame::Result(g, s, parts)),
             (any::<u64>(), route, any::<u8>()).prop_map(|(group, route, byte)| Frame::Id(
                 group,
                 route,
                 Box::new([byte; 128])
             )),
-            letter.prop_map(|([group, tag], from, signature)| {
-                Frame::Letter(Letter { group, from, tag, signature })
-            }),
+            letters().prop_map(Frame::Letter),
             (0usize..9, bytes()).prop_map(|(rank, error)| Frame::Failure(rank, error)),
             Just(Frame::Hello),
             Just(Frame::Depart),
