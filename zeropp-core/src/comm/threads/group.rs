@@ -138,7 +138,15 @@ impl Group {
         let Some(rank) = missing.find(|&rank| self.world.has_departed(rank)) else {
             return Ok(());
         };
-        let operation = meeting.signature.to_string();
+        self.lost(place, rank, meeting.signature.to_string())
+    }
+
+    /// Fails the world, for the rank at `place` needs world rank `rank`, which has departed. If that
+    /// left because the world had failed, the failure is the answer.
+    pub(super) fn lost<T>(&self, place: usize, rank: usize, operation: String) -> CommResult<T> {
+        if let Some(error) = self.world.error(self.members[place]) {
+            return Err(error);
+        }
         self.fail(place, CommError::PeerLost { group: self.name.clone(), rank, operation })
     }
 

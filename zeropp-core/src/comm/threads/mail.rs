@@ -110,15 +110,12 @@ pub(super) fn recv(group: &Group, address: Address, expected: (DType, usize)) ->
     let found = group.mail.lock().want(address, expected);
     match &found {
         Found::Message(message) => check(group, address, expected, message)?,
-        Found::Waiting(_) if group.world.has_departed(group.members[address.from]) => {
-            let error = CommError::PeerLost {
-                group: group.name.clone(),
-                rank: group.members[address.from],
-                operation: Operation::Recv.to_string(),
-            };
-            return group.fail(address.to, error);
+        Found::Waiting(_) => {
+            let sender = group.members[address.from];
+            if group.world.has_departed(sender) {
+                return group.lost(address.to, sender, Operation::Recv.to_string());
+            }
         }
-        Found::Waiting(_) => {}
     }
     Ok(found)
 }
