@@ -260,16 +260,21 @@ fn a_guest_that_leaves_before_all_are_here_ends_the_start() {
     assert!(error.starts_with("lost rank 1 on node1: its connection "), "{error}");
 }
 
-#[test]
-fn what_is_no_zeropp_is_said_to_be_none() {
+/// What rank 1 says where whoever answers at the address says `greeting` to all.
+fn told_by_one_that_says(greeting: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::new("127.0.0.1", listener.local_addr().unwrap().port());
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+            let _ = stream.write_all(&greeting);
         }
     });
-    let error = open(&options(&address), &member(1, 2)).err().expect("no host").to_string();
+    open(&options(&address), &member(1, 2)).err().expect("no host").to_string()
+}
+
+#[test]
+fn what_is_no_zeropp_is_said_to_be_none() {
+    let error = told_by_one_that_says(b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec());
     assert!(
         error.contains("what answers there is not zeropp; another program has this port"),
         "{error}"
@@ -278,14 +283,8 @@ fn what_is_no_zeropp_is_said_to_be_none() {
 
 #[test]
 fn another_version_is_told_so() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = Address::new("127.0.0.1", listener.local_addr().unwrap().port());
-    std::thread::spawn(move || {
-        for mut stream in listener.incoming().flatten() {
-            let _ = stream.write_all(&[&b"zeropp\r\n"[..], &7u16.to_le_bytes()].concat());
-        }
-    });
-    let error = open(&options(&address), &member(1, 2)).err().expect("no host").to_string();
+    let greeting = [&b"zeropp\r\n"[..], &7u16.to_le_bytes()].concat();
+    let error = told_by_one_that_says(greeting.clone());
     assert!(
         error.contains("it speaks version 7 of the rendezvous, this zeropp version 1"),
         "{error}"
@@ -294,7 +293,7 @@ fn another_version_is_told_so() {
     let address = free("127.0.0.1");
     let ranks = job(&options(&address), 2);
     let mut stream = dial(&address);
-    stream.write_all(&[&b"zeropp\r\n"[..], &7u16.to_le_bytes()].concat()).unwrap();
+    stream.write_all(&greeting).unwrap();
     assert_eq!(all_of(&stream).last(), Some(&2));
     is_well(&ranks, "id");
 }
