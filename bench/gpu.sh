@@ -7,12 +7,14 @@
 # Neither Rust nor the source is needed beside this file, gpu_torch.py and the binary: docs/gpu.md
 # says how to build and carry it. Writes a table to $OUT/gpu.md (default: here) and the compiled
 # kernels to $OUT/kernels.tgz, which the next visit takes if it lies beside this file.
+# The text to train on is tinyshakespeare.txt, if that lies beside this file, else the binary's own.
 # ZEROPP_GPU_FLAGS goes to the binary (`--device wgpu --small` tries the script without a GPU).
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 binary=$(readlink -f "${1:-$here/../target/release/examples/gpu}")
 out=$(readlink -f "${OUT:-.}")
 read -ra flags <<<"${ZEROPP_GPU_FLAGS:-}"
+if [[ -f $here/tinyshakespeare.txt ]]; then flags+=(--data "$here/tinyshakespeare.txt"); fi
 python=$(command -v python3 || true)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -1,12 +1,14 @@
 //! What is to be known of a GPU, in one visit: is it right, how fast is it. Prints rows of a table.
 //!
-//! `gpu [--device cuda|wgpu] [--small] [PART…]`, with the parts of [`PARTS`]; none means all.
+//! `gpu [--device cuda|wgpu] [--small] [--data FILE] [PART…]`, with the parts of [`PARTS`]; none
+//! means all. Trains on the text in FILE, or on built-in text.
 //! `--small` shrinks everything to what a software device can do. `bench/gpu.sh` runs it part by
 //! part beside PyTorch; docs/gpu.md says how to build and carry it.
 
 mod checks;
 mod speed;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use zeropp::Config;
@@ -36,12 +38,14 @@ type Outcome = Result<bool, zeropp::Error>;
 struct Bench {
     device: DeviceKind,
     small: bool,
+    data: Option<PathBuf>,
 }
 
 impl Bench {
-    /// Settings on the device under test, on built-in text.
+    /// Settings on the device and the text under test.
     fn config(&self) -> Config {
-        Config { device: self.device, timeout_s: 1800.0, ..Config::default() }
+        let data = self.data.clone();
+        Config { device: self.device, data, timeout_s: 1800.0, ..Config::default() }
     }
 
     /// What the device computes in at its best: wgpu has no bf16.
@@ -56,7 +60,7 @@ fn row(what: &str, value: impl std::fmt::Display, wanted: &str) {
 }
 
 fn main() -> ExitCode {
-    let mut bench = Bench { device: DeviceKind::Cuda, small: false };
+    let mut bench = Bench { device: DeviceKind::Cuda, small: false, data: None };
     let mut wanted = Vec::new();
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -66,6 +70,10 @@ fn main() -> ExitCode {
                 Some("cuda") => bench.device = DeviceKind::Cuda,
                 Some("wgpu") => bench.device = DeviceKind::Wgpu,
                 other => return usage(&format!("--device {}", other.unwrap_or("(nothing)"))),
+            },
+            "--data" => match arguments.next() {
+                Some(file) => bench.data = Some(file.into()),
+                None => return usage("--data (nothing)"),
             },
             // What cargo passes to benchmarks.
             "--bench" => {}
@@ -99,6 +107,6 @@ fn main() -> ExitCode {
 
 fn usage(what: &str) -> ExitCode {
     let parts = PARTS.map(|part| part.0).join(", ");
-    eprintln!("error: {what}: use --device cuda|wgpu, --small, or one of {parts}");
+    eprintln!("error: {what}: use --device cuda|wgpu, --small, --data FILE, or one of {parts}");
     ExitCode::from(2)
 }
