@@ -81,8 +81,8 @@ if [[ -n $python ]] && "$python" -c 'import torch' 2>/dev/null; then
 else
     echo "| PyTorch | is not installed here | |" >>"$out/gpu.md"
 fi
-part 60 CUBECL_AUTOTUNE_LEVEL=1 peak
 part 150 $few bf16
+part 60 CUBECL_AUTOTUNE_LEVEL=1 peak
 if [[ -n ${ZEROPP_GPU_LONG:-} ]]; then
     visit=$((visit + 400))
     part 400 $few pipeline
