@@ -4,8 +4,17 @@ use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 
 use super::{Config, ConfigError};
+use crate::launch::Job;
 
 impl Config {
+    /// Whether this process writes them, by the variables that `get` knows: of several processes
+    /// rank 0's does. Others must not even try: a file that they find missing and remove again may
+    /// be the one that rank 0's has just begun, and their host may not have its folder.
+    pub(super) fn writes_outputs(&self, get: impl Fn(&str) -> Option<String>) -> bool {
+        // What is wrong with the variables is told by whoever needs them.
+        Job::from_vars(self, get).map_or(true, |job| job.process == 0)
+    }
+
     /// Checks that the metrics and trace files can be written and are nobody's input.
     ///
     /// Opens each for appending; a file that was not there is removed again.

@@ -209,6 +209,21 @@ fn files_are_read_and_their_names_told() {
 }
 
 #[test]
+fn of_several_processes_only_the_first_touches_the_outputs() {
+    let writes = |engine, rank: &str| {
+        let config = Config { engine, pp: 2, ..Config::default() };
+        config.writes_outputs(|name| match name {
+            "ZEROPP_RANK" => Some(rank.to_string()),
+            "ZEROPP_WORLD_SIZE" => Some("2".to_string()),
+            _ => None,
+        })
+    };
+    assert!(writes(EngineKind::Mpi, "0") && !writes(EngineKind::Mpi, "1"));
+    // Threads have all ranks in one process, whoever started it; nonsense is told elsewhere.
+    assert!(writes(EngineKind::Threads, "1") && writes(EngineKind::Mpi, "7"));
+}
+
+#[test]
 fn outputs_are_tried_and_left_as_they_were() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| Some(dir.path().join(name));
