@@ -10,7 +10,6 @@
 use super::Instance;
 use crate::ir::{Action, Compute};
 use std::collections::HashMap;
-use std::time::Instant;
 
 const NOT_YET: u64 = u64::MAX;
 
@@ -29,15 +28,15 @@ pub(super) struct Outcome {
 }
 
 /// Looks for eager schedules in which the largest own span of the first `counted` ranks is below
-/// `span`, until `deadline`; stops at one that reaches `enough`.
+/// `span`, until `expired`; stops at one that reaches `enough`.
 pub(super) fn run(
     instance: &Instance,
     counted: usize,
     span: u64,
     enough: u64,
-    deadline: Instant,
+    expired: &dyn Fn() -> bool,
 ) -> Outcome {
-    let mut search = Search::new(instance, counted, span, enough, deadline);
+    let mut search = Search::new(instance, counted, span, enough, expired);
     search.visit();
     Outcome { better: search.better, complete: !search.out_of_time, nodes: search.nodes }
 }
@@ -76,7 +75,7 @@ struct Search<'a> {
     /// Times of earlier nodes by the work they had done.
     seen: HashMap<Box<[u8]>, Vec<Box<[u64]>>>,
     kept: usize,
-    deadline: Instant,
+    expired: &'a dyn Fn() -> bool,
     out_of_time: bool,
     nodes: u64,
 }
@@ -87,7 +86,7 @@ impl<'a> Search<'a> {
         counted: usize,
         span: u64,
         enough: u64,
-        deadline: Instant,
+        expired: &'a dyn Fn() -> bool,
     ) -> Search<'a> {
         let (p, m) = (instance.stages(), instance.micro_batches);
         let mut starts = vec![0; p];
@@ -107,7 +106,7 @@ impl<'a> Search<'a> {
             better: None,
             seen: HashMap::new(),
             kept: 0,
-            deadline,
+            expired,
             out_of_time: false,
             nodes: 0,
         }
@@ -115,7 +114,7 @@ impl<'a> Search<'a> {
 
     fn visit(&mut self) {
         self.nodes += 1;
-        if self.nodes.is_multiple_of(1024) && Instant::now() >= self.deadline {
+        if self.nodes.is_multiple_of(1024) && (self.expired)() {
             self.out_of_time = true;
         }
         if self.out_of_time || self.span <= self.enough || self.bound() >= self.span {

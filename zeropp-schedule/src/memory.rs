@@ -16,7 +16,6 @@
 use std::collections::HashSet;
 
 pub use over_time::{KindPoint, over_time};
-pub use zeropp_core::meter::MemoryBytes;
 
 mod over_time;
 
@@ -39,11 +38,39 @@ pub struct StageBytes {
     pub message: u64,
 }
 
-/// The peak of every rank by kind; shards and optimizer state are not the schedule's and stay 0.
+/// Bytes on one rank that come and go with its program, by kind: held now, or a peak of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldBytes {
+    /// Whole weights of stages, alive between all-gather and free.
+    pub gathered: u64,
+    /// Whole weight gradients of stages, from their first W to their reduce-scatter.
+    pub gradient: u64,
+    /// What forwards keep for their B.
+    pub activation: u64,
+    /// What B keep for their W.
+    pub weight_stash: u64,
+    /// Messages on their way to or from another rank or stage.
+    pub communication: u64,
+}
+
+impl HeldBytes {
+    /// The larger of two values in every kind.
+    pub fn max(&self, other: &HeldBytes) -> HeldBytes {
+        HeldBytes {
+            gathered: self.gathered.max(other.gathered),
+            gradient: self.gradient.max(other.gradient),
+            activation: self.activation.max(other.activation),
+            weight_stash: self.weight_stash.max(other.weight_stash),
+            communication: self.communication.max(other.communication),
+        }
+    }
+}
+
+/// The peak of every rank by kind.
 ///
 /// `schedule` is one that [`verify`](crate::verify::verify) accepts, lowered or compute-only
 /// (nothing is gathered, received or reduced then), and `stages` has an entry for each stage.
-pub fn predict(schedule: &Schedule, stages: &[StageBytes]) -> Vec<MemoryBytes> {
+pub fn predict(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBytes> {
     let peak = |actions: &Vec<Action>| {
         let mut ledger = Ledger::new(actions, stages);
         actions.iter().for_each(|a| ledger.run(a));
@@ -65,8 +92,8 @@ pub struct Ledger<'a> {
     open: Vec<bool>,
     /// Bytes of the gradient whose RS is on its way.
     reducing: u64,
-    now: MemoryBytes,
-    peak: MemoryBytes,
+    now: HeldBytes,
+    peak: HeldBytes,
     /// Largest sum of activation and weight stash.
     kept_peak: u64,
 }
@@ -85,8 +112,8 @@ impl<'a> Ledger<'a> {
             received: HashSet::new(),
             open: vec![false; stages.len()],
             reducing: 0,
-            now: MemoryBytes::default(),
-            peak: MemoryBytes::default(),
+            now: HeldBytes::default(),
+            peak: HeldBytes::default(),
             kept_peak: 0,
         }
     }
@@ -166,12 +193,12 @@ impl<'a> Ledger<'a> {
     }
 
     /// What is held now.
-    pub fn now(&self) -> MemoryBytes {
+    pub fn now(&self) -> HeldBytes {
         self.now
     }
 
     /// The largest so far, by kind.
-    pub fn peak(&self) -> MemoryBytes {
+    pub fn peak(&self) -> HeldBytes {
         self.peak
     }
 

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use zeropp_pipeline::{
-    exchange::{csv, read_file},
+use zeropp_schedule::{
+    exchange::csv,
     ir::{Action, looping, vee},
 };
 
@@ -46,13 +46,4 @@ fn what_pytorch_writes_is_read_and_written_back() {
             assert_eq!(back, schedule, "{file}");
         }
     }
-}
-
-#[test]
-fn a_file_is_read_by_its_ending_and_named_in_errors() {
-    assert_eq!(read_file(&folder().join("zbv.compute.csv")).unwrap().schedule.pp(), 2);
-    let missing = read_file(&folder().join("none.csv")).unwrap_err().to_string();
-    assert!(missing.contains("none.csv: "), "{missing}");
-    let other = read_file(&folder().join("../torch_loader.py")).unwrap_err().to_string();
-    assert!(other.ends_with("torch_loader.py: a schedule file ends in .csv or .json"), "{other}");
 }

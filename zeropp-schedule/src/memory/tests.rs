@@ -10,7 +10,7 @@ use crate::schedules::{Shape, generate};
 const BYTES: StageBytes =
     StageBytes { input: 1, activation: 10, stash: 7, weights: 100, gradient: 1000, message: 3 };
 
-fn peaks(kind: &str, shape: Shape, options: &LowerOptions) -> Vec<MemoryBytes> {
+fn peaks(kind: &str, shape: Shape, options: &LowerOptions) -> Vec<HeldBytes> {
     let lowered = lower(&generate(kind, &shape).unwrap(), options);
     predict(&lowered, &vec![BYTES; shape.stages()])
 }
@@ -21,7 +21,7 @@ fn worked_by_hand() {
     let rank_0 = peaks("zeropp", shape, &LowerOptions::default())[0];
     // 0F0..2 and 2F0..2; two stages at once; the gradients of stages 0 and 2 until the end; 2B0 and
     // 2B1 stash before 2W0; a message is posted while the one before it still waits.
-    let want = MemoryBytes {
+    let want = HeldBytes {
         activation: 60,
         gathered: 200,
         gradient: 2000,
@@ -95,7 +95,7 @@ proptest! {
         for program in &lowered.ranks {
             let mut ledger = Ledger::new(program, &stages);
             program.iter().for_each(|a| ledger.run(a));
-            prop_assert_eq!(ledger.now(), MemoryBytes::default());
+            prop_assert_eq!(ledger.now(), HeldBytes::default());
         }
     }
 }

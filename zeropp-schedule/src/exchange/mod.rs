@@ -24,40 +24,42 @@ pub mod json;
 #[cfg(test)]
 mod samples;
 
-use std::{fmt, path::Path};
+use std::fmt;
 
 use crate::ir::{Action, Compute, Message, Schedule};
 
-/// Reads a schedule from a `.csv` or `.json` file.
-///
-/// # Errors
-/// One message that starts with the path: another extension, an unreadable file, or what
-/// [`csv::read`] or [`json::read`] found.
-pub fn read_file(path: &Path) -> Result<json::Document, FileError> {
-    let fail = |problem: String| FileError { path: path.display().to_string(), problem };
-    let extension = path.extension().and_then(|e| e.to_str()).map(str::to_ascii_lowercase);
-    let is_json = match extension.as_deref() {
-        Some("json") => true,
-        Some("csv") => false,
-        _ => return Err(fail("a schedule file ends in .csv or .json".into())),
-    };
-    let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
-    if is_json {
-        json::read(&text).map_err(|e| fail(e.to_string()))
-    } else {
-        let schedule = csv::read(&text).map_err(|e| fail(e.to_string()))?;
-        Ok(json::Document { schedule, costs: None, measures: None })
+/// The form of a schedule file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// PyTorch's CSV.
+    Csv,
+    /// zeropp's JSON.
+    Json,
+}
+
+impl Format {
+    /// The form that a file's extension names, whatever its case; none but `csv` and `json` do.
+    pub fn from_extension(extension: &str) -> Option<Format> {
+        match extension.to_ascii_lowercase().as_str() {
+            "csv" => Some(Format::Csv),
+            "json" => Some(Format::Json),
+            _ => None,
+        }
     }
 }
 
-/// A schedule file that cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{path}: {problem}")]
-pub struct FileError {
-    /// The file.
-    pub path: String,
-    /// What is wrong with it.
-    pub problem: String,
+/// Reads a schedule from the text of a file of either form.
+///
+/// # Errors
+/// What [`csv::read`] or [`json::read`] found, in words.
+pub fn read(text: &str, format: Format) -> Result<json::Document, String> {
+    match format {
+        Format::Json => json::read(text).map_err(|e| e.to_string()),
+        Format::Csv => {
+            let schedule = csv::read(text).map_err(|e| e.to_string())?;
+            Ok(json::Document { schedule, costs: None, measures: None })
+        }
+    }
 }
 
 /// Spells an action as the module's table says.

@@ -24,7 +24,6 @@ pub use integer_program::{Answer, integer_program};
 
 use crate::ir::Schedule;
 use crate::schedules::{Costs, ScheduleError, Shape, zb};
-use std::time::{Duration, Instant};
 
 /// A problem for the judge: one stage a rank.
 #[derive(Clone, Copy, Debug)]
@@ -76,12 +75,15 @@ impl Instance<'_> {
     }
 }
 
-/// Judges the automatic heuristic [`zb`] on `shape` and `costs`, searching for at most `time`.
+/// Judges the automatic heuristic [`zb`] on `shape` and `costs`, searching until `expired` says so.
 ///
 /// # Errors
 /// What [`zb`] refuses; a B or W that takes memory instead of freeing it.
-pub fn judge(shape: &Shape, costs: &Costs, time: Duration) -> Result<Verdict, ScheduleError> {
-    let deadline = Instant::now() + time;
+pub fn judge(
+    shape: &Shape,
+    costs: &Costs,
+    expired: &dyn Fn() -> bool,
+) -> Result<Verdict, ScheduleError> {
     let schedule = zb("judge", shape, costs)?;
     let grows = |s: &usize| costs.mem_b[*s] > 0 || costs.mem_w[*s] > 0;
     if let Some(value) = (0..shape.pp).find(grows) {
@@ -92,9 +94,9 @@ pub fn judge(shape: &Shape, costs: &Costs, time: Duration) -> Result<Verdict, Sc
     let instance = Instance { micro_batches: shape.micro_batches, costs };
     let heuristic = own_span(&schedule, costs);
     let bound = bounds::own_span(&instance);
-    let found = search::run(&instance, shape.pp, heuristic, bound, deadline);
+    let found = search::run(&instance, shape.pp, heuristic, bound, expired);
     let (own_span, ranks) = found.better.unwrap_or((heuristic, schedule.ranks));
-    let (bound, more) = tighten(shape, costs, own_span, bound, deadline);
+    let (bound, more) = tighten(shape, costs, own_span, bound, expired);
     Ok(Verdict {
         schedule: Schedule { ranks, ..schedule },
         own_span,
@@ -113,7 +115,7 @@ fn tighten(
     costs: &Costs,
     span: u64,
     mut bound: u64,
-    deadline: Instant,
+    expired: &dyn Fn() -> bool,
 ) -> (u64, u64) {
     let mut nodes = 0;
     for first in 0..shape.pp {
@@ -122,7 +124,7 @@ fn tighten(
         }
         let costs = costs.behind(first);
         let instance = Instance { micro_batches: shape.micro_batches, costs: &costs };
-        let found = search::run(&instance, 1, span, bound, deadline);
+        let found = search::run(&instance, 1, span, bound, expired);
         nodes += found.nodes;
         if found.complete {
             bound = bound.max(found.better.map_or(span, |(least, _)| least));
