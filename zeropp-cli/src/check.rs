@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::pipeline::exchange::{json::Document, spell};
-use zeropp::read_schedule;
 use zeropp::pipeline::ir::{Action, Compute, Schedule};
 use zeropp::pipeline::simulate::simulate;
 use zeropp::pipeline::verify::{VerifyError, VerifyLimits, is_program, verify};
+use zeropp::read_schedule;
 
 use crate::Failure;
 use crate::figures::{count, say};

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use zeropp::pipeline::draw::{chrome_read, html};
 use zeropp::pipeline::exchange::json::Document;
-use zeropp::read_schedule;
 use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::report::{communication_ns, first_pipeline, makespan_ns, step, steps};
 use zeropp::pipeline::simulate::{Costs, simulate};
 use zeropp::pipeline::timeline::{RankTimeline, Timeline};
+use zeropp::read_schedule;
 
 use crate::Failure;
 use crate::figures::{count, say, table};

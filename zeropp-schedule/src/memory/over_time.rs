@@ -1,6 +1,6 @@
 //! Memory by kind over the time of a run, simulated or measured.
 
-use super::{Ledger, HeldBytes, StageBytes};
+use super::{HeldBytes, Ledger, StageBytes};
 use crate::timeline::RankTimeline;
 
 /// Bytes by kind alive on a rank from `at_ns` to the next point.

@@ -110,7 +110,7 @@ impl Costs {
 
 impl LinkCosts {
     /// Nanoseconds that `bytes` occupy a link, rounded up.
-    pub(crate) fn transfer_ns(&self, bytes: u64) -> u128 {
+    pub fn transfer_ns(&self, bytes: u64) -> u128 {
         let second = u128::from(bytes) * 1_000_000_000;
         self.bytes_per_s.map_or(0, |rate| second.div_ceil(u128::from(rate)))
     }
