@@ -27,7 +27,6 @@ fn worked_by_hand() {
         gradient: 2000,
         weight_stash: 14,
         communication: 6,
-        ..Default::default()
     };
     assert_eq!(rank_0, want);
 }
