@@ -86,7 +86,7 @@ fn main() -> ExitCode {
     if wanted.is_empty() {
         wanted = PARTS.to_vec();
     }
-    if let Err(error) = Devices::find(&bench.config()) {
+    if let Err(error) = bench.config().devices() {
         eprintln!("error: {error}");
         return ExitCode::from(2);
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use zeropp_core::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
+use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
 
 use crate::Failure;
 
