@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use burn::tensor::{Device, Int, Tensor, TensorData, activation, module};
 use common::tiny;
 use zeropp::config::{Activation, Recompute};
-use zeropp::data::{Dataset, Sampler};
+
 use zeropp::model::gpt;
 use zeropp::params::Init;
 use zeropp::rng::Rng;

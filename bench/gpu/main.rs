@@ -13,7 +13,6 @@ use std::process::ExitCode;
 
 use zeropp::Config;
 use zeropp::config::{DeviceKind, Precision};
-use zeropp_core::device::Devices;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -6,7 +6,6 @@ use burn::tensor::{DType, Tensor};
 use zeropp::config::{Activation, Precision};
 use zeropp::model::gpt::{self, GptShape};
 use zeropp::{Config, Trainer};
-use zeropp_core::device::Devices;
 
 use crate::{Bench, Outcome, row};
 

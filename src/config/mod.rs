@@ -21,24 +21,7 @@ pub use toml::{Table, Value};
 use std::path::Path;
 
 use zeropp_comm::mesh::Mesh;
-
-/// Stages on each rank under the schedules that leave no choice. The generators, in a crate above
-/// this one, have the last word; a test there keeps this list equal to what they accept.
-const STAGES_EACH: [(&str, usize); 9] = [
-    ("1f1b", 1),
-    ("zb-h1", 1),
-    ("zb-h2", 1),
-    ("zb-1p", 1),
-    ("zb-2p", 1),
-    ("zb-v", 2),
-    ("v-half", 2),
-    ("v-min", 2),
-    ("dualpipe-v", 2),
-];
-/// Schedules that cut a step into units.
-const IN_UNITS: [&str; 2] = ["zeropp", "zeropp-auto"];
-/// Schedules that go round the ranks with P micro-batches at a time.
-const IN_ROUNDS: [&str; 2] = ["interleaved", "interleaved-zb"];
+use zeropp_pipeline::schedules::{Kind, StagesPerRank, StepForm};
 
 /// The settings that follow from others where they are not given.
 impl Config {
@@ -57,16 +40,28 @@ impl Config {
     /// Stages on each pipeline rank (V): what the schedule needs, else 2 where the layers allow
     /// it, else 1. A schedule file decides it for itself; until it is read this says 1.
     pub fn virtual_stages(&self) -> usize {
-        // Emulated stages have no layers.
-        let fits = self.emulate.is_some() || self.layers >= self.pp.saturating_mul(2);
-        let one = self.schedule == "gpipe" || self.schedule_file().is_some() || !fits;
-        let free = if one { 1 } else { 2 };
-        self.virtual_stages.or(self.stages_each()).unwrap_or(free)
+        self.virtual_stages.unwrap_or_else(|| {
+            // Emulated stages have no layers.
+            let fits = |v| self.emulate.is_some() || self.layers >= self.pp.saturating_mul(v);
+            match self.kind().map(|kind| kind.stages) {
+                Some(StagesPerRank::Exactly(v)) => v,
+                Some(StagesPerRank::Any(v)) if fits(v) => v,
+                _ => 1,
+            }
+        })
+    }
+
+    /// What is known of the schedule; nothing of a file, or of a name that no schedule has.
+    fn kind(&self) -> Option<&'static Kind> {
+        Kind::find(&self.schedule)
     }
 
     /// Stages on each rank, where the schedule leaves no choice.
     fn stages_each(&self) -> Option<usize> {
-        STAGES_EACH.iter().find(|(kind, _)| *kind == self.schedule).map(|(_, v)| *v)
+        match self.kind()?.stages {
+            StagesPerRank::Exactly(v) => Some(v),
+            StagesPerRank::Any(_) => None,
+        }
     }
 
     /// Micro-batches of each rank in a step (B): two units, for interleaved schedules rounded up
@@ -74,7 +69,7 @@ impl Config {
     pub fn micro_batches(&self) -> usize {
         self.micro_batches.unwrap_or_else(|| {
             let two_units = self.given_unit().saturating_mul(2);
-            let rounds = IN_ROUNDS.contains(&self.schedule.as_str());
+            let rounds = self.kind().is_some_and(|kind| kind.step == StepForm::Rounds);
             let round = if rounds { self.pp.max(1) } else { 1 };
             two_units.checked_next_multiple_of(round).unwrap_or(two_units)
         })
@@ -88,7 +83,7 @@ impl Config {
 
     /// Whether the schedule cuts a step into units, as opposed to reducing once a step.
     pub fn in_units(&self) -> bool {
-        IN_UNITS.contains(&self.schedule.as_str())
+        self.kind().is_some_and(|kind| kind.step == StepForm::Units)
     }
 
     fn given_unit(&self) -> usize {

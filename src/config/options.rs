@@ -164,12 +164,9 @@ options! {
     "Schedule" {
         /// The order of forward, backward and weight-gradient work.
         ///
-        /// `zeropp` gathers each stage's weights once per unit; `zeropp-auto` fits it to the stages'
-        /// costs. The others of the field: `gpipe`, `1f1b`, `interleaved`, `bf-pp`,
-        /// `interleaved-zb`, `zb-h1`, `zb-h2`, `zb-1p`, `zb-2p`, and on stages placed as a V `zb-v`,
-        /// `v-half`, `v-min`, `dualpipe-v`. A name that ends in `.csv` or `.json` is a file: it says
-        /// U, V and B itself. One that ends with an optimizer step runs as it stands; of any other
-        /// the computes are taken, and gathers, reductions and messages are put in.
+        /// One of the schedules below, or a file: a name that ends in `.csv` or `.json`, which says
+        /// U, V and B itself. A file that ends with an optimizer step runs as it stands; of any
+        /// other the computes are taken, and gathers, reductions and messages are put in.
         "schedule" "KIND|FILE" schedule: String = "zeropp".into();
         /// Micro-batches in a scheduling unit (U). Default: 2P−1.
         ///

@@ -89,7 +89,10 @@ pub(crate) fn with_settings(command: Command, shown: fn(&OptionInfo) -> bool) ->
 }
 
 fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
-    let (short, long) = manual(option.doc, default);
+    let (short, mut long) = manual(option.doc, default);
+    if option.key == "schedule" {
+        long.push_str(&format!("\n\n{}\n", crate::schedule::kinds()));
+    }
     let arg = Arg::new(option.key)
         .long(option.key)
         .help_heading(option.heading)
