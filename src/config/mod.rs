@@ -44,24 +44,16 @@ impl Config {
             // Emulated stages have no layers.
             let fits = |v| self.emulate.is_some() || self.layers >= self.pp.saturating_mul(v);
             match self.kind().map(|kind| kind.stages) {
-                Some(StagesPerRank::Exactly(v)) => v,
-                Some(StagesPerRank::Any(v)) if fits(v) => v,
-                _ => 1,
+                Some(StagesPerRank::Any(v)) if !fits(v) => 1,
+                Some(stages) => stages.default_number(),
+                None => 1,
             }
         })
     }
 
     /// What is known of the schedule; nothing of a file, or of a name that no schedule has.
-    fn kind(&self) -> Option<&'static Kind> {
+    pub(crate) fn kind(&self) -> Option<&'static Kind> {
         Kind::find(&self.schedule)
-    }
-
-    /// Stages on each rank, where the schedule leaves no choice.
-    fn stages_each(&self) -> Option<usize> {
-        match self.kind()?.stages {
-            StagesPerRank::Exactly(v) => Some(v),
-            StagesPerRank::Any(_) => None,
-        }
     }
 
     /// Micro-batches of each rank in a step (B): two units, for interleaved schedules rounded up

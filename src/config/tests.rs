@@ -89,7 +89,7 @@ fn bad_values_are_named_with_what_would_work() {
         ("schedule = '1f1b'\nvirtual = 2", "virtual = 2: schedule 1f1b has one stage"),
         (
             "schedule = 'zb-v'\nvirtual = 1",
-            "virtual = 1: schedule zb-v has two stages on each rank; leave virtual out or use 2",
+            "virtual = 1: schedule zb-v cannot have that many stages on each rank; leave virtual out, use 2",
         ),
         ("pp = 8\nschedule = 'v-min'", "layers = 8: pp 8 x virtual 2 makes 16 stages"),
         ("unit = 0", "unit = 0: at least 1"),

@@ -89,13 +89,15 @@ impl Config {
     fn check_schedule(&self) -> Checked {
         let stages_each = self.virtual_stages();
         within("virtual", stages_each, LAYERS_MAX)?;
-        let needed = self.stages_each().unwrap_or(stages_each);
-        check(stages_each == needed, || {
-            let words = if needed == 1 { "one stage" } else { "two stages" };
-            let problem = format!("schedule {} has {words} on each rank", self.schedule);
-            let help = format!("leave virtual out or use {needed}, or another schedule");
-            ConfigError::value("virtual", stages_each, problem, help)
-        })?;
+        if let Some(kind) = self.kind() {
+            check(kind.stages.allows(stages_each), || {
+                let problem =
+                    format!("schedule {} cannot have that many stages on each rank", kind.name);
+                let help =
+                    format!("use {}, leave virtual out, or use another schedule", kind.stages);
+                ConfigError::value("virtual", stages_each, problem, help)
+            })?;
+        }
         let stages = self.pp * stages_each;
         check(self.layers >= stages || self.emulate.is_some(), || {
             let problem = format!(

@@ -4,9 +4,7 @@ use zeropp::pipeline::exchange::json::{Document, Measures};
 use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::lower::lower;
 use zeropp::pipeline::report::measures;
-use zeropp::pipeline::schedules::{
-    Kind, Shape, StagesPerRank, StepForm, generate_with_costs, zeropp_auto_unit,
-};
+use zeropp::pipeline::schedules::{Kind, Shape, StepForm, generate_with_costs, zeropp_auto_unit};
 use zeropp::pipeline::simulate::simulate;
 use zeropp::pipeline::timeline::Timeline;
 use zeropp::pipeline::verify::{VerifyLimits, verify};
@@ -44,10 +42,7 @@ pub(super) fn shape(request: &Request, kind: &str, alike: bool) -> Shape {
     let pp = request.pp;
     let row = Kind::find(kind);
     let in_units = row.is_some_and(|kind| kind.step == StepForm::Units) && !alike;
-    let stages = match row.map(|kind| kind.stages) {
-        Some(StagesPerRank::Exactly(v) | StagesPerRank::Any(v)) => v,
-        None => 1,
-    };
+    let stages = row.map_or(1, |kind| kind.stages.default_number());
     let twice = pp.saturating_mul(2);
     let unit = request.unit.unwrap_or(if alike { twice } else { twice - 1 });
     let step = if in_units { unit } else { twice };
