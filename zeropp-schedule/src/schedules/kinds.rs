@@ -233,6 +233,15 @@ pub const KINDS: &[Kind] = &[
         obeys_limit: false,
         generate: |shape, _| dualpipe_v::generate(shape),
     },
+    Kind {
+        name: "hanayo",
+        about: "waves over the ranks, to and fro, whole backwards; an even number of chunks a rank",
+        stages: MultipleOf(2),
+        step: Whole,
+        rate: Makespan,
+        obeys_limit: false,
+        generate: |shape, _| super::hanayo::generate(shape),
+    },
 ];
 
 /// These costs, or those of equal stages without communication.
