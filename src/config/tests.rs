@@ -86,7 +86,7 @@ fn bad_values_are_named_with_what_would_work() {
             "layers = 6: pp 4 x virtual 2 makes 8 stages, and each needs a layer; use 8 layers",
         ),
         ("pp = 9", "layers = 8: pp 9 x virtual 1 makes 9 stages"),
-        ("schedule = '1f1b'\nvirtual = 2", "virtual = 2: schedule 1f1b has one stage"),
+        ("schedule = '1f1b'\nvirtual = 2", "virtual = 2: schedule 1f1b cannot have that many"),
         (
             "schedule = 'zb-v'\nvirtual = 1",
             "virtual = 1: schedule zb-v cannot have that many stages on each rank; leave virtual out, use 2",
