@@ -45,6 +45,8 @@ mod emulate;
 mod error;
 mod flight;
 mod launched;
+mod metrics_file;
+mod model_check;
 mod peak;
 mod processes;
 mod program;

@@ -4,10 +4,13 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 use zeropp_core::config::{ConfigError, Table};
+use zeropp_core::files::{escaped, read_text};
 use zeropp_core::mesh::Mesh;
 use zeropp_pipeline::exchange::json;
 use zeropp_pipeline::simulate;
 
+/// Largest file of costs, in bytes.
+const FILE_BYTES_MAX: u64 = 16 << 20;
 /// Keys that have an entry for every stage; one number stands for all stages.
 const PER_STAGE: [&str; 14] = [
     "t_f",
@@ -81,7 +84,7 @@ impl EmulationCosts {
             Some("json") => false,
             _ => return Err(fail("the file's name ends in neither .toml nor .json".into())),
         };
-        let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+        let text = read_text(path, FILE_BYTES_MAX).map_err(|e| fail(e.to_string()))?;
         let map = if is_toml { from_toml(&text) } else { from_json(&text) };
         Ok(EmulationCosts { given: Given::File(map.map_err(fail)?), name })
     }
@@ -150,7 +153,8 @@ impl EmulationCosts {
 
 pub(super) fn wrong(name: &str, problem: String) -> ConfigError {
     let help = "see the manual of `emulate` for what the file has";
-    ConfigError::value("emulate", name, problem, help)
+    // It may quote the file.
+    ConfigError::value("emulate", name, escaped(&problem), help)
 }
 
 fn from_toml(text: &str) -> Result<Map<String, Value>, String> {
@@ -218,6 +222,7 @@ mod tests {
     fn what_does_not_work_is_named() {
         let cases = [
             ("t_x = 1", "unknown field `t_x`"),
+            ("\"\\u001B[31m\" = 1", "unknown field `\\u001b[31m`"),
             ("t_f = [1, 2, 3]", "costs.t_f: found [1,2,3]; one number for each of stages = 2"),
             ("t_f = -1", "costs.t_f"),
             ("t_f = 'long'", "long"),

@@ -9,6 +9,7 @@ pub mod config;
 mod cube;
 pub mod data;
 pub mod device;
+pub mod files;
 pub mod flight;
 pub mod groups;
 pub mod host;

@@ -134,4 +134,6 @@ impl Config {
 }
 
 #[cfg(test)]
+mod path_tests;
+#[cfg(test)]
 mod tests;
