@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use zeropp_core::files::{escaped, escaped_line, read_text};
+use zeropp_core::files::{escaped_line, read_text};
 use zeropp_pipeline::exchange::{self, Format, json::Document};
 
 /// Largest schedule file, in bytes: some 30 million actions.
@@ -25,7 +25,7 @@ pub struct ScheduleFileError {
 /// [`exchange::read`] found; control characters of the file are escaped.
 pub fn read_schedule(path: &Path) -> Result<Document, ScheduleFileError> {
     let fail = |problem: String| {
-        let problem = escaped(&problem).into();
+        let problem = escaped_line(&problem).into();
         ScheduleFileError { path: path.display().to_string(), problem }
     };
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();

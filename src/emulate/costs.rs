@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 use zeropp_core::config::{ConfigError, Table};
-use zeropp_core::files::{escaped, read_text};
+use zeropp_core::files::{escaped, escaped_line, read_text};
 use zeropp_core::mesh::Mesh;
 use zeropp_pipeline::exchange::json;
 use zeropp_pipeline::simulate;
@@ -132,8 +132,9 @@ impl EmulationCosts {
         }
         let value = Value::Object(map);
         let costs =
-            json::read_costs(&value, stages).map_err(|e| wrong(&self.name, e.to_string()))?;
-        let mut costs = costs.for_simulator(stages);
+            json::read_costs(&value, stages).map_err(|e| escaped_line(&e.to_string()).into_owned());
+        let mut costs =
+            costs.map_err(|problem| wrong(&self.name, problem))?.for_simulator(stages);
         let (d, k) = (mesh.zero3 as f64, mesh.dp as f64);
         let ns = |bytes: u64, share: f64, rate: f64| (bytes as f64 * share / rate * 1e9) as u64;
         for (times, bytes) in costs.stages.iter_mut().zip(&costs.memory) {
@@ -166,7 +167,7 @@ fn from_toml(text: &str) -> Result<Map<String, Value>, String> {
 }
 
 fn from_json(text: &str) -> Result<Map<String, Value>, String> {
-    serde_json::from_str(text).map_err(|e| e.to_string())
+    serde_json::from_str(text).map_err(|e| escaped_line(&e.to_string()).into())
 }
 
 /// A number without a fraction as an integer: `12.5e9` is one, but is written as a float.
