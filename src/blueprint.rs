@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 
+use crate::config::{Config, DeviceKind, Precision, Recompute};
 use burn::tensor::DType;
-use zeropp_core::config::{Config, DeviceKind, Precision, Recompute};
+use zeropp_comm::mesh::Mesh;
 use zeropp_core::layer::{BatchShape, Model};
-use zeropp_core::mesh::Mesh;
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, RankPlan};
 use zeropp_core::params::FlatLayout;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use zeropp_core::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError};
 use zeropp_core::metrics::{JsonLines, StepMetrics, Summary};
 
 use crate::Error;

@@ -1,6 +1,6 @@
 //! Whether a model from outside is the one that the settings and the data speak of.
 
-use zeropp_core::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError};
 use zeropp_core::data::Dataset;
 use zeropp_core::layer::{Model, Part};
 

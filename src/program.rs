@@ -1,6 +1,6 @@
 //! The programs of a run: a generator's schedule or a file's, lowered and verified.
 
-use zeropp_core::config::{Config, ConfigError, Recompute};
+use crate::config::{Config, ConfigError, Recompute};
 use zeropp_pipeline::ir::{Action, Compute, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, lower};
 use zeropp_pipeline::memory::StageBytes;

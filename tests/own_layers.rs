@@ -87,7 +87,7 @@ impl Layer for Split {
 
 /// The tiny GPT with one more layer after each block.
 fn with_layers(config: &Config, layer: impl Fn(String) -> Part) -> Model {
-    let mut model = gpt::model(config, 256);
+    let mut model = gpt::build(config.gpt_shape(256));
     let parts = std::mem::take(&mut model.parts);
     for part in parts {
         let block = part.is_block().then(|| format!("{}.more", part.name()));
@@ -157,7 +157,7 @@ fn a_model_that_contradicts_the_settings_is_refused() {
     let config = config();
     let refused = |change: fn(&mut Config), message: &str| {
         let mut config = config.clone();
-        let model = gpt::model(&config, 256);
+        let model = gpt::build(config.gpt_shape(256));
         change(&mut config);
         let error = Trainer::with_model(config, model).err().expect(message).to_string();
         assert!(error.contains(message), "{error}");
@@ -166,13 +166,13 @@ fn a_model_that_contradicts_the_settings_is_refused() {
     refused(|c| c.hidden *= 2, &format!("hidden = {}: the model's hidden size is {h}; use", 2 * h));
     refused(|c| c.layers = 5, "layers = 5: the model's number of blocks is 4; use 4, or another");
     refused(|c| c.seq = 999, "seq = 999: the model takes samples of at most ");
-    let model = gpt::model(&config, 200);
+    let model = gpt::build(config.gpt_shape(200));
     let error = Trainer::with_model(config.clone(), model).err().unwrap().to_string();
     assert!(error.contains("vocabulary = 200 is smaller than the data's"), "{error}");
-    let mut model = gpt::model(&config, 256);
+    let mut model = gpt::build(config.gpt_shape(256));
     model.parts.rotate_left(1);
     let error = Trainer::with_model(config.clone(), model).err().unwrap().to_string();
     assert!(error.contains("wpe, is in the wrong place; an embedding comes first"), "{error}");
     let shorter = Config { seq: config.seq - 1, ..config.clone() };
-    Trainer::with_model(shorter, gpt::model(&config, 256)).expect("positions to spare");
+    Trainer::with_model(shorter, gpt::build(config.gpt_shape(256))).expect("positions to spare");
 }

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
+use crate::config::{ConfigError, Table};
 use serde_json::{Map, Value};
-use zeropp_core::config::{ConfigError, Table};
+use zeropp_comm::mesh::Mesh;
 use zeropp_core::files::{escaped, escaped_line, read_text};
-use zeropp_core::mesh::Mesh;
 use zeropp_pipeline::exchange::json;
 use zeropp_pipeline::simulate;
 

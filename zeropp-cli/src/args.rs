@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use zeropp_core::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
+use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
 
 use crate::Failure;
 
@@ -127,7 +127,10 @@ impl Undo {
 }
 
 fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
-    let (short, long) = manual(option.doc, default);
+    let (short, mut long) = manual(option.doc, default);
+    if option.key == "schedule" {
+        long.push_str(&format!("\n\n{}\n", crate::schedule::kinds()));
+    }
     let arg = Arg::new(option.key)
         .long(option.key)
         .help_heading(option.heading)

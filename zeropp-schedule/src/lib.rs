@@ -10,6 +10,7 @@ pub mod judge;
 pub mod links;
 pub mod lower;
 pub mod memory;
+pub mod metrics;
 pub mod report;
 pub mod schedules;
 pub mod simulate;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::DataError;
 use super::bytes::{Bytes, id};
 use super::fingerprint::Fingerprint;
-use crate::config::{Config, Tokenizer};
+use crate::choice::Tokenizer;
 
 /// This project's own sources.
 static BUILTIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/builtin.txt"));
@@ -29,19 +29,6 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// What the configuration names, or the built-in text, long enough for its samples.
-    ///
-    /// # Errors
-    /// Data that cannot be read, is empty, or is shorter than one sample and the token after it.
-    pub fn from_config(config: &Config) -> Result<Dataset, DataError> {
-        let dataset = match &config.data {
-            Some(path) => Dataset::open(path, config.tokenizer)?,
-            None => Dataset::builtin(),
-        };
-        dataset.require(config.seq)?;
-        Ok(dataset)
-    }
-
     /// The built-in text: zeropp's own sources, as bytes.
     pub fn builtin() -> Dataset {
         Dataset::of(Bytes::builtin(BUILTIN), "the built-in text".into())
@@ -57,9 +44,9 @@ impl Dataset {
         Dataset { bytes: Arc::new(bytes), header: 0, tokenizer, vocabulary: 256, origin }
     }
 
-    /// Opens a file, or all files of a folder (see [`Config::data`]). Large files are mapped into
-    /// memory and not read; they must not be cut while they are used, or the process is ended by
-    /// the system.
+    /// Opens a file, or all files of a folder in the order of the paths inside it. Large files are
+    /// mapped into memory and not read; they must not be cut while they are used, or the system
+    /// ends the process.
     ///
     /// # Errors
     /// Data that cannot be read, is neither file nor folder, or is not what the tokenizer reads.
@@ -296,7 +283,7 @@ mod tests {
         assert_eq!(data.len(), size);
         assert_eq!(data.tokens(far, 5), b"found".map(u32::from));
         assert_eq!(data.tokens(size - 1, 2), [0, 0], "the first token follows the last");
-        let sampler = crate::data::Sampler::new(1, crate::config::Order::Random, 1024, 64);
+        let sampler = crate::data::Sampler::new(1, crate::choice::Order::Random, 1024, 64);
         for index in 0..64 {
             assert_eq!(sampler.sample(&data, 0, index).0.len(), 1024);
         }
@@ -336,12 +323,13 @@ mod tests {
             ("five", "five: 5 tokens are too short, since seq = 5 needs 6", "a seq of at most 4"),
         ];
         for (name, problem, help) in cases {
-            let config = Config { data: Some(dir.path().join(name)), seq: 5, ..Config::default() };
-            let error = Dataset::from_config(&config).unwrap_err().to_string();
+            let opened = Dataset::open(&dir.path().join(name), Tokenizer::Bytes);
+            let error = opened.and_then(|data| data.require(5)).unwrap_err().to_string();
             assert!(error.starts_with("data = "), "{error}");
             assert!(error.contains(problem) && error.contains(help), "{error}");
         }
-        let five = Config { data: Some(dir.path().join("five")), seq: 4, ..Config::default() };
-        assert_eq!(Dataset::from_config(&five).unwrap().len(), 5);
+        let five = Dataset::open(&dir.path().join("five"), Tokenizer::Bytes).unwrap();
+        five.require(4).unwrap();
+        assert_eq!(five.len(), 5);
     }
 }

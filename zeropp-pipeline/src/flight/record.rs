@@ -7,10 +7,10 @@ use std::io::{self, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use zeropp_core::comm::recorded::{GroupRecord, OpRecord, Outcome};
-use zeropp_core::comm::{CommError, Operation};
+use zeropp_comm::flight::KEPT;
+use zeropp_comm::recorded::{GroupRecord, OpRecord, Outcome};
+use zeropp_comm::{CommError, Operation};
 use zeropp_core::files::{escaped, escaped_line};
-use zeropp_core::flight::KEPT;
 
 use crate::executor::{ActionRecord, untag};
 use crate::ir::Message;
@@ -76,8 +76,8 @@ pub struct Header {
     pub entries: usize,
 }
 
-impl From<zeropp_core::mesh::Coords> for Coords {
-    fn from(c: zeropp_core::mesh::Coords) -> Coords {
+impl From<zeropp_comm::mesh::Coords> for Coords {
+    fn from(c: zeropp_comm::mesh::Coords) -> Coords {
         Coords { pp: c.pp, zero3: c.zero3, dp: c.dp }
     }
 }

@@ -19,7 +19,7 @@ use serde_json::Value;
 use super::{check_places, clip, parse, spell};
 use crate::{
     ir::{Action, Schedule},
-    simulate::Metrics,
+    metrics::Metrics,
 };
 
 mod costs;

@@ -5,6 +5,7 @@ use super::timing::Timing;
 use super::zeropp_place::{Cutoff, DeadEnd, Home, Policy, Steps};
 use super::*;
 use crate::ir::Compute;
+use crate::ir::Schedule;
 use proptest::prelude::*;
 
 /// The largest idle share of a rank between its first and last action.

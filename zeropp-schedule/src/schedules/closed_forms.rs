@@ -2,6 +2,7 @@
 
 use super::timing::{Timing, time};
 use super::*;
+use crate::ir::Schedule;
 use crate::ir::{Action, Compute};
 use crate::lower::{LowerOptions, lower};
 use crate::simulate::simulate;

@@ -1,5 +1,6 @@
 //! Worked examples, closed forms and lower bounds.
 
+use crate::metrics::Metrics;
 use proptest::prelude::*;
 
 use super::*;
@@ -14,7 +15,7 @@ fn shape(pp: usize, virtual_stages: usize, micro_batches: usize, unit: usize) ->
 fn run(kind: &str, shape: Shape, costs: &Costs) -> (Schedule, Timeline, Metrics) {
     let schedule = generate(kind, &shape).unwrap();
     let timeline = simulate(&schedule, costs).unwrap();
-    let metrics = Metrics::new(&schedule, &timeline, &costs.memory);
+    let metrics = Metrics::new(&schedule, &timeline, costs);
     (schedule, timeline, metrics)
 }
 
@@ -219,7 +220,7 @@ proptest! {
             compute_only
         };
         let timeline = simulate(&schedule, &costs).unwrap();
-        let metrics = Metrics::new(&schedule, &timeline, &costs.memory);
+        let metrics = Metrics::new(&schedule, &timeline, &costs);
         let chain: u64 = costs.stages.iter().map(|s| s.f_ns + s.b_ns).sum();
         let hops = if p == 1 { 0 } else { 2 * (shape.stages() as u64 - 1) };
         prop_assert!(metrics.makespan_ns >= chain + hops * c);
