@@ -63,7 +63,7 @@ pub use emulate::{EmulatedStep, EmulationCosts, EmulationReport, emulate};
 pub use error::Error;
 pub use flight::end_on_signals;
 pub use launched::{Launched, launched};
-pub use schedule_file::{ScheduleFileError, read_schedule};
+pub use schedule_file::{ScheduleFileError, read_schedule, schedule_text};
 pub use trainer::{Trainer, Weights};
 pub use zeropp_comm::{launch, rendezvous};
 pub use zeropp_core::metrics::{Plan, RankPlan, StepMetrics, Summary};

@@ -24,17 +24,28 @@ pub struct ScheduleFileError {
 /// One message that starts with the path: another extension, an unreadable file, or what
 /// [`exchange::read`] found; control characters of the file are escaped.
 pub fn read_schedule(path: &Path) -> Result<Document, ScheduleFileError> {
-    let fail = |problem: String| {
-        let problem = escaped_line(&problem).into();
-        ScheduleFileError { path: path.display().to_string(), problem }
-    };
-    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-    let format = Format::from_extension(extension)
-        .ok_or_else(|| fail("a schedule file ends in .csv or .json".into()))?;
-    let text = read_text(path, FILE_BYTES_MAX).map_err(|e| fail(e.to_string()))?;
+    let (text, format) = schedule_text(path)?;
+    let fail = |problem: String| failed(path, &problem);
     let mut document = exchange::read(&text, format).map_err(fail)?;
     document.schedule.kind = escaped_line(&document.schedule.kind).into();
     Ok(document)
+}
+
+/// The text of a schedule file, and the form that its extension names.
+///
+/// # Errors
+/// Another extension, an unreadable file.
+pub fn schedule_text(path: &Path) -> Result<(String, Format), ScheduleFileError> {
+    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+    let format = Format::from_extension(extension)
+        .ok_or_else(|| failed(path, "a schedule file ends in .csv or .json"))?;
+    let text = read_text(path, FILE_BYTES_MAX).map_err(|e| failed(path, &e.to_string()))?;
+    Ok((text, format))
+}
+
+fn failed(path: &Path, problem: &str) -> ScheduleFileError {
+    let problem = escaped_line(problem).into();
+    ScheduleFileError { path: path.display().to_string(), problem }
 }
 
 #[cfg(test)]

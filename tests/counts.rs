@@ -150,7 +150,10 @@ fn the_trainer_writes_the_metrics_that_the_settings_ask_for() {
     assert_eq!(written(), seen);
     // A resumed run goes on in the same file.
     let resumed = Config { steps: 4, resume: true, ..config };
-    Trainer::new(resumed.clone()).unwrap().train(|s| seen.push((s.step, s.loss.to_bits()))).unwrap();
+    Trainer::new(resumed.clone())
+        .unwrap()
+        .train(|s| seen.push((s.step, s.loss.to_bits())))
+        .unwrap();
     assert_eq!(written(), seen);
     assert_eq!(seen.len(), 4);
     // Gradients for a comparison are no run.

@@ -21,8 +21,7 @@ impl Config {
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let text = read_text(path, FILE_BYTES_MAX)
             .map_err(|source| ConfigError::Read { path: path.into(), source })?;
-        let in_file =
-            |error| ConfigError::InFile { path: path.into(), error: Box::new(error) };
+        let in_file = |error| ConfigError::InFile { path: path.into(), error: Box::new(error) };
         let config = Config::from_toml(&text).map_err(in_file)?;
         let given: Table = text.parse().expect("it has just been read");
         let mut from_here = Table::new();

@@ -112,12 +112,14 @@ impl Config {
         }
         for output in &files {
             if let Some(input) = inputs.iter().find(|input| input.place == output.place) {
-                return output.clash(format!("is the file of {} too and would overwrite it", input));
+                return output
+                    .clash(format!("is the file of {} too and would overwrite it", input));
             }
             let is_output = |path: &&PathBuf| Place::new(path).is_ok_and(|p| p == output.place);
             if let Some(path) = data.iter().find(is_output) {
                 let path = path.display();
-                return output.clash(format!("is the file {path} of `data` and would overwrite it"));
+                return output
+                    .clash(format!("is the file {path} of `data` and would overwrite it"));
             }
         }
         check_apart_from_data(&inputs, outputs())?;

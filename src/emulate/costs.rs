@@ -133,8 +133,7 @@ impl EmulationCosts {
         let value = Value::Object(map);
         let costs =
             json::read_costs(&value, stages).map_err(|e| escaped_line(&e.to_string()).into_owned());
-        let mut costs =
-            costs.map_err(|problem| wrong(&self.name, problem))?.for_simulator(stages);
+        let mut costs = costs.map_err(|problem| wrong(&self.name, problem))?.for_simulator(stages);
         let (d, k) = (mesh.zero3 as f64, mesh.dp as f64);
         let ns = |bytes: u64, share: f64, rate: f64| (bytes as f64 * share / rate * 1e9) as u64;
         for (times, bytes) in costs.stages.iter_mut().zip(&costs.memory) {

@@ -85,7 +85,8 @@ pub(crate) fn with_settings(command: Command, shown: fn(&OptionInfo) -> bool) ->
         .value_parser(value_parser!(PathBuf))
         .help("A file of settings; flags override it");
     let flag = |option: &OptionInfo| flag(option, defaults.get(option.key)).hide(!shown(option));
-    let undo = |undo: &Undo| undo.arg().hide(!OPTIONS.iter().any(|o| o.key == undo.keys[0] && shown(o)));
+    let undo =
+        |undo: &Undo| undo.arg().hide(!OPTIONS.iter().any(|o| o.key == undo.keys[0] && shown(o)));
     command.arg(file).args(OPTIONS.iter().map(flag)).args(UNDO.iter().map(undo))
 }
 
@@ -103,11 +104,7 @@ const UNDO: [Undo; 3] = [
         keys: &["metrics"],
         help: "Write no metrics, whatever CONFIG.toml says",
     },
-    Undo {
-        flag: "no-trace",
-        keys: &["trace"],
-        help: "Write no trace, whatever CONFIG.toml says",
-    },
+    Undo { flag: "no-trace", keys: &["trace"], help: "Write no trace, whatever CONFIG.toml says" },
     Undo {
         flag: "no-save",
         keys: &["save", "save-every", "resume"],
@@ -238,7 +235,8 @@ mod tests {
     fn what_a_file_says_can_be_taken_back() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("c.toml");
-        let text = "metrics = 'm'\ntrace = 't'\nsave = 's'\nsave-every = 5\nresume = true\nkeep = 3";
+        let text =
+            "metrics = 'm'\ntrace = 't'\nsave = 's'\nsave-every = 5\nresume = true\nkeep = 3";
         std::fs::write(&file, text).unwrap();
         let file = file.display();
         let c = parse(&format!("zeropp run {file} --no-save --no-metrics --no-trace")).config;

@@ -195,7 +195,8 @@ fn metrics_that_cannot_be_written_are_told_after_the_summary() {
     let got = zeropp(dir.path(), &format!("run {SMALL} --metrics /dev/full"));
     assert_eq!(got.code, Some(1), "{}", got.out);
     assert!(got.out.contains("step 3/3") && got.out.contains("3 steps"), "{}", got.out);
-    let expected = "error: training finished, but the metrics file /dev/full is incomplete: No space";
+    let expected =
+        "error: training finished, but the metrics file /dev/full is incomplete: No space";
     assert!(got.err.starts_with(expected), "{}", got.err);
 }
 

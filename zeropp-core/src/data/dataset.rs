@@ -303,7 +303,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-        for (path, kind) in [(fifo.as_path(), "a pipe (FIFO)"), (Path::new("/dev/zero"), "a device")]
+        for (path, kind) in
+            [(fifo.as_path(), "a pipe (FIFO)"), (Path::new("/dev/zero"), "a device")]
         {
             for tokenizer in [Tokenizer::Bytes, Tokenizer::U16] {
                 let error = Dataset::open(path, tokenizer).unwrap_err().to_string();
