@@ -122,4 +122,6 @@ impl Config {
 }
 
 #[cfg(test)]
+mod path_tests;
+#[cfg(test)]
 mod tests;

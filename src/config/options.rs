@@ -124,11 +124,14 @@ macro_rules! options {
                 #[serde(rename = $key, skip_serializing_if = "OptionType::unset")]
                 pub $field: $type,
             )+)+
+            /// The file that the settings were read from, which the run must not write. No setting.
+            #[serde(skip)]
+            pub file: Option<PathBuf>,
         }
 
         impl Default for Config {
             fn default() -> Self {
-                Self { $($($field: $default,)+)+ }
+                Self { $($($field: $default,)+)+ file: None }
             }
         }
 

@@ -9,6 +9,7 @@ mod cube;
 pub mod data;
 pub mod device;
 pub mod field_error;
+pub mod files;
 pub mod host;
 pub mod kernels;
 pub mod layer;

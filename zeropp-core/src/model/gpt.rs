@@ -95,6 +95,9 @@ impl Layer for PositionEmbedding {
         // Its W shares the dY that the token embedding's W keeps.
         LayerCost::default()
     }
+    fn seq_max(&self) -> Option<usize> {
+        Some(self.0.seq)
+    }
     fn is_block(&self) -> bool {
         false
     }
