@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Tensor};
 use parking_lot::Mutex;
 
-use crate::host;
+use crate::cpu_tensor;
 use crate::meter::{Hold, MemoryKind, Meter};
 use crate::params::FlatLayout;
 
@@ -112,7 +112,7 @@ impl Grads {
         let n = self.layouts[slot.layer].params[slot.param].spec.len();
         let g: Tensor<1> = g.inner().cast(DType::F32).reshape([n]);
         if let Some(acc) = self.host_mut(slot) {
-            let g = host::host(&g).expect("host gradients come from CPU tensors");
+            let g = cpu_tensor::on_cpu(&g).expect("host gradients come from CPU tensors");
             acc.iter_mut().zip(g.as_slice()).for_each(|(a, g)| *a += *g);
             return;
         }
@@ -142,7 +142,7 @@ impl Grads {
             .into_iter()
             .zip(&self.layouts)
             .map(|(grads, layout)| match grads {
-                LayerGrads::Host(flat) => host::from_vec(flat, [layout.len]),
+                LayerGrads::Host(flat) => cpu_tensor::from_vec(flat, [layout.len]),
                 LayerGrads::Device(params) => flatten(params, layout, &device),
             })
             .collect();

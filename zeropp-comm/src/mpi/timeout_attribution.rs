@@ -12,10 +12,10 @@ use super::driver::Driver;
 use super::engine::Slot;
 use super::wire::Frame;
 use crate::CommError;
-use crate::driven::{ANSWER_TIME, Awaited};
+use crate::progress::{ANSWER_TIME, Awaited};
 
 /// One late operation, and who has answered since.
-pub(super) struct Inquest {
+pub(super) struct TimeoutAttribution {
     what: Awaited,
     slot: Arc<Slot>,
     /// Who only wants to know the missing ranks.
@@ -26,33 +26,33 @@ pub(super) struct Inquest {
 
 impl Driver {
     /// Asks all ranks whether they are alive.
-    pub(super) fn open_inquest(
+    pub(super) fn open_attribution(
         &mut self,
         what: Awaited,
         slot: Arc<Slot>,
         answer: Option<Sender<Vec<usize>>>,
     ) {
-        if slot.is_done() || self.inquest.is_some() {
+        if slot.is_done() || self.attribution.is_some() {
             return;
         }
         let size = self.shared.size;
         let mut answered = vec![false; size];
         answered[self.shared.rank] = true;
         let deadline = Instant::now() + ANSWER_TIME;
-        self.inquest = Some(Inquest { what, slot, answer, deadline, answered });
+        self.attribution = Some(TimeoutAttribution { what, slot, answer, deadline, answered });
         let me = self.shared.rank;
         self.tell((0..size).filter(|rank| *rank != me), &Frame::Ping);
     }
 
-    /// Ends the inquest once all have answered or had the time to.
-    pub(super) fn poll_inquest(&mut self) {
-        let Some(inquest) = &self.inquest else { return };
-        let all = inquest.answered.iter().all(|answered| *answered);
-        if !all && Instant::now() < inquest.deadline {
+    /// Ends the attribution once all have answered or had the time to.
+    pub(super) fn poll_attribution(&mut self) {
+        let Some(attribution) = &self.attribution else { return };
+        let all = attribution.answered.iter().all(|answered| *answered);
+        if !all && Instant::now() < attribution.deadline {
             return;
         }
-        let Inquest { what, slot, answer, answered, .. } =
-            self.inquest.take().expect("looked at above");
+        let TimeoutAttribution { what, slot, answer, answered, .. } =
+            self.attribution.take().expect("looked at above");
         if slot.is_done() {
             return;
         }
@@ -76,10 +76,10 @@ impl Driver {
         match what {
             Awaited::Collective { group, sequence, .. } => {
                 let channel = self.channels.get(&group)?;
-                let meeting = channel.meetings.get(&sequence)?;
-                meeting.flight.as_ref()?;
+                let exchange = channel.exchanges.get(&sequence)?;
+                exchange.in_progress.as_ref()?;
                 let group = &channel.group;
-                let missing = meeting.missing().iter().map(|p| group.members[*p]).collect();
+                let missing = exchange.missing().iter().map(|p| group.members[*p]).collect();
                 Some((group.name.clone(), missing))
             }
             Awaited::Receive(address) => {

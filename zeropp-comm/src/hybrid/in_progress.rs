@@ -11,17 +11,17 @@ use super::group::Group;
 use super::header::{Header, Purpose};
 use super::plan::{Arrived, Plan};
 use crate::signature::{Operation, bytes_of};
+use crate::threads::barrier::{Input, Output, RankBarrier};
 use crate::threads::collective::fail_with_panic;
-use crate::threads::rendezvous::{Input, Output, Rendezvous};
 use crate::{CommError, CommResult, Pending, kernels};
 
 /// How long a note about missing ranks may take: it was sent long before it is asked for.
 const NOTE_TIME: Duration = Duration::from_millis(200);
 
 /// A collective under way.
-pub(super) struct Flight {
+pub(super) struct InProgress {
     group: Arc<Group>,
-    meeting: Arc<Rendezvous>,
+    barrier: Arc<RankBarrier>,
     /// The buffers of this process's ranks.
     inputs: Mutex<Vec<Tensor<1>>>,
     /// Bytes of all of them.
@@ -50,11 +50,11 @@ struct Messages {
     coming: Vec<(usize, Pending<Tensor<1>>)>,
 }
 
-impl Flight {
+impl InProgress {
     /// Tells the other processes that all ranks of this one have joined, with `inputs`, and hands
     /// the rest to the driver. Called by the rank that joined last: ranks join the next collective
     /// after this one, so every process calls the outer group in the same order.
-    pub(super) fn start(group: &Arc<Group>, meeting: &Arc<Rendezvous>, inputs: Vec<Input>) {
+    pub(super) fn start(group: &Arc<Group>, barrier: &Arc<RankBarrier>, inputs: Vec<Input>) {
         let mut tensors = Vec::new();
         let mut data = Vec::new();
         for input in inputs {
@@ -64,20 +64,20 @@ impl Flight {
                 Input::Split(..) | Input::Nothing => {}
             }
         }
-        if Plan::new(group, &meeting.signature).is_some_and(|plan| plan.is_small()) {
+        if Plan::new(group, &barrier.signature).is_some_and(|plan| plan.is_small()) {
             data = tensors.iter().map(to_bytes).collect();
         }
-        let header = Header { signature: meeting.signature, data };
-        let flight = Arc::new(Flight {
+        let header = Header { signature: barrier.signature, data };
+        let in_progress = Arc::new(InProgress {
             group: group.clone(),
-            meeting: meeting.clone(),
+            barrier: barrier.clone(),
             bytes: tensors.iter().map(bytes_of).sum(),
             inputs: Mutex::new(tensors),
             stage: Mutex::new(Stage::Headers(group.outer.exchange(header.encode()))),
             missing: OnceLock::new(),
         });
-        group.take_off(meeting.sequence, flight.clone());
-        group.engine.drive(flight);
+        group.start(barrier.sequence, in_progress.clone());
+        group.engine.drive(in_progress);
     }
 
     /// Whether nothing is left to do.
@@ -92,7 +92,7 @@ impl Flight {
         let world = &self.group.engine.world;
         if world.error(self.group.local.members[0]).is_some() {
             *stage = Stage::Over;
-            self.group.land(self.meeting.sequence);
+            self.group.finish(self.barrier.sequence);
             return true;
         }
         let ready = match &mut *stage {
@@ -105,8 +105,8 @@ impl Flight {
         }
         let reached = std::mem::replace(&mut *stage, Stage::Working);
         drop(stage);
-        let flight = self.clone();
-        let work = move || flight.work(reached);
+        let in_progress = self.clone();
+        let work = move || in_progress.work(reached);
         match self.bytes <= world.options.inline_bytes {
             true => work(),
             false => world.workers.submit(Box::new(work)),
@@ -147,10 +147,10 @@ impl Flight {
             return group.engine.ranks_of(process).collect();
         };
         let (tag, len) =
-            (Purpose::Note { sequence: self.meeting.sequence }.tag(), group.places[home].len());
+            (Purpose::Note { sequence: self.barrier.sequence }.tag(), group.places[home].len());
         let mut note = group.outer.recv(home, tag, len, DType::F32);
         let note = note.wait_until(Instant::now() + NOTE_TIME).then(|| note.wait().ok()).flatten();
-        let here = note.map_or(vec![0.0; len], zeropp_core::host::into_vec);
+        let here = note.map_or(vec![0.0; len], zeropp_core::cpu_tensor::into_vec);
         group.ranks_at(home).zip(here).filter(|(_, here)| *here == 0.0).map(|(r, _)| r).collect()
     }
 
@@ -161,12 +161,12 @@ impl Flight {
             Ok(Ok(next)) => next,
             Ok(Err(_)) => Stage::Over,
             Err(panic) => {
-                fail_with_panic(&self.group.local, &self.meeting, 0, &*panic);
+                fail_with_panic(&self.group.local, &self.barrier, 0, &*panic);
                 Stage::Over
             }
         };
         if matches!(next, Stage::Over) {
-            self.group.land(self.meeting.sequence);
+            self.group.finish(self.barrier.sequence);
         }
         *self.stage.lock() = next;
     }
@@ -176,7 +176,7 @@ impl Flight {
         match reached {
             Stage::Headers(all) => {
                 let all = self.outer(all.wait())?;
-                let headers = self.group.check(&self.meeting, &all)?;
+                let headers = self.group.check(&self.barrier, &all)?;
                 self.after_headers(headers)
             }
             Stage::Messages(messages) => {
@@ -190,8 +190,8 @@ impl Flight {
 
     fn after_headers(&self, headers: Vec<Header>) -> CommResult<Stage> {
         let group = &self.group;
-        let Some(plan) = Plan::new(group, &self.meeting.signature) else {
-            let mut outputs: Vec<Output> = match self.meeting.signature.operation {
+        let Some(plan) = Plan::new(group, &self.barrier.signature) else {
+            let mut outputs: Vec<Output> = match self.barrier.signature.operation {
                 Operation::Exchange => {
                     let by_place =
                         |&(home, index): &(usize, usize)| headers[home].data[index].clone();
@@ -226,7 +226,7 @@ impl Flight {
             pieces.first()?;
             kernels::all_gather(pool, &pieces).into_iter().next()
         };
-        let same = matches!(self.meeting.signature.operation, Operation::AllGather);
+        let same = matches!(self.barrier.signature.operation, Operation::AllGather);
         let once = same.then(|| copy(plan.outgoing(&inputs, self.group.here()))).flatten();
         let message = |to| once.clone().or_else(|| copy(plan.outgoing(&inputs, to)));
         self.exchange_messages(plan, 0, message, |from| plan.incoming(from))
@@ -240,7 +240,7 @@ impl Flight {
         message: impl Fn(usize) -> Option<Tensor<1>>,
         incoming: impl Fn(usize) -> usize,
     ) -> CommResult<Stage> {
-        let (group, sequence) = (&self.group, self.meeting.sequence);
+        let (group, sequence) = (&self.group, self.barrier.sequence);
         let tag = Purpose::Data { sequence, round }.tag();
         let mut messages = Messages { round, sent: Vec::new(), coming: Vec::new() };
         for from in group.others().filter(|from| incoming(*from) > 0) {
@@ -255,11 +255,11 @@ impl Flight {
 
     fn after_messages(&self, round: u64, arrived: &Arrived) -> CommResult<Stage> {
         let group = &self.group;
-        let plan = Plan::new(group, &self.meeting.signature).expect("only buffers are sent");
+        let plan = Plan::new(group, &self.barrier.signature).expect("only buffers are sent");
         let inputs = std::mem::take(&mut *self.inputs.lock());
         let results = plan.results_of_round(round, &inputs, arrived);
         drop(inputs);
-        if self.meeting.signature.operation != Operation::AllReduce {
+        if self.barrier.signature.operation != Operation::AllReduce {
             return Ok(self.deliver(results.into_iter().map(Output::Buffer)));
         }
         if round == 1 {
@@ -277,9 +277,9 @@ impl Flight {
 
     /// Gives every rank of this process its result.
     fn deliver(&self, outputs: impl IntoIterator<Item = Output>) -> Stage {
-        self.group.land(self.meeting.sequence);
-        self.meeting.seats.put(outputs);
-        self.group.local.finish(&self.meeting);
+        self.group.finish(self.barrier.sequence);
+        self.barrier.slots.put(outputs);
+        self.group.local.finish(&self.barrier);
         Stage::Over
     }
 
@@ -288,7 +288,7 @@ impl Flight {
         result.map_err(|mut error| {
             // The ranks have called something else than what it is made of.
             if let CommError::PeerLost { operation, .. } = &mut error {
-                *operation = self.meeting.signature.to_string();
+                *operation = self.barrier.signature.to_string();
             }
             self.group.engine.fail_with_outer(self.group.local.members[0], error)
         })
@@ -297,16 +297,16 @@ impl Flight {
 
 impl Group {
     /// The processes' headers of a collective. Fails the world where they do not agree.
-    pub(super) fn check(&self, meeting: &Rendezvous, all: &[Vec<u8>]) -> CommResult<Vec<Header>> {
+    pub(super) fn check(&self, barrier: &RankBarrier, all: &[Vec<u8>]) -> CommResult<Vec<Header>> {
         let decode = |bytes: &Vec<u8>| Header::decode(bytes).expect("written by encode");
         let headers: Vec<Header> = all.iter().map(decode).collect();
-        let mine = meeting.signature;
+        let mine = barrier.signature;
         let Some(other) = (0..headers.len()).find(|home| headers[*home].signature != mine) else {
             return Ok(headers);
         };
         let error = CommError::Mismatch {
             group: self.local.name.clone(),
-            sequence: meeting.sequence,
+            sequence: barrier.sequence,
             rank: self.local.members[0],
             mine: mine.to_string(),
             peer: self.ranks_at(other).next().expect("a process with members"),

@@ -5,21 +5,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{DType, Tensor};
 
-use super::flight::Flight;
 use super::group::Group;
 use super::header::Purpose;
+use super::in_progress::InProgress;
 use super::split::{Joined, split};
 use super::ticket::{Outer, Ticket};
 use crate::signature::{Operation, Signature, bytes_of};
 use crate::stats::Traffic;
+use crate::threads::barrier::{Input, Output, opened};
 use crate::threads::communicator::ThreadsCommunicator;
-use crate::threads::rendezvous::{Input, Output, opened};
-use crate::threads::world::Presence;
+use crate::threads::world::Liveness;
 use crate::{CommError, CommResult, CommStats, Communicator, Pending, checks};
 use zeropp_core::device::hand_over;
 
 /// The communicator of one rank and group in the mixed engine.
-pub(super) struct MixedCommunicator {
+pub(super) struct HybridCommunicator {
     group: Arc<Group>,
     /// The rank's place among those of its process.
     index: usize,
@@ -27,21 +27,21 @@ pub(super) struct MixedCommunicator {
     place: usize,
     /// The same rank among those of its process: for messages between them.
     local: ThreadsCommunicator,
-    presence: Arc<Presence>,
+    liveness: Arc<Liveness>,
     sequence: AtomicU64,
     traffic: Traffic,
 }
 
-impl MixedCommunicator {
-    pub(super) fn new(group: Arc<Group>, index: usize, presence: Arc<Presence>) -> Self {
+impl HybridCommunicator {
+    pub(super) fn new(group: Arc<Group>, index: usize, liveness: Arc<Liveness>) -> Self {
         let place = group.places[group.here()][index];
-        let local = ThreadsCommunicator::new(group.local.clone(), index, presence.clone());
+        let local = ThreadsCommunicator::new(group.local.clone(), index, liveness.clone());
         let (sequence, traffic) = (AtomicU64::new(0), Traffic::default());
-        Self { group, index, place, local, presence, sequence, traffic }
+        Self { group, index, place, local, liveness, sequence, traffic }
     }
 
     fn healthy(&self) -> CommResult<()> {
-        self.group.engine.world.error(self.presence.rank).map_or(Ok(()), Err)
+        self.group.engine.world.error(self.liveness.rank).map_or(Ok(()), Err)
     }
 
     /// Fails the world where an argument has a problem.
@@ -50,7 +50,7 @@ impl MixedCommunicator {
         self.healthy()?;
         let error = CommError::Invalid {
             group: self.group.local.name.clone(),
-            rank: self.presence.rank,
+            rank: self.liveness.rank,
             operation: operation.to_string(),
             problem,
         };
@@ -67,17 +67,18 @@ impl MixedCommunicator {
     ) -> Pending<T> {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         let group = &self.group;
-        let joined = group.local.meet(self.index, sequence, signature, input, |meeting, inputs| {
-            match signature.operation {
-                Operation::Split => split(group, meeting, inputs),
-                _ => Flight::start(group, meeting, inputs),
-            }
-        });
+        let joined =
+            group.local.enter_barrier(self.index, sequence, signature, input, |barrier, inputs| {
+                match signature.operation {
+                    Operation::Split => split(group, barrier, inputs),
+                    _ => InProgress::start(group, barrier, inputs),
+                }
+            });
         match joined {
             Err(error) => Pending::ready(Err(error)),
-            Ok(meeting) => {
+            Ok(barrier) => {
                 let (group, index) = (group.clone(), self.index);
-                Pending::in_flight(Box::new(Ticket { group, index, meeting, open }))
+                Pending::in_flight(Box::new(Ticket { group, index, barrier, open }))
             }
         }
     }
@@ -135,7 +136,7 @@ impl MixedCommunicator {
     }
 }
 
-impl Communicator for MixedCommunicator {
+impl Communicator for HybridCommunicator {
     fn name(&self) -> &str {
         &self.group.local.name
     }
@@ -225,17 +226,17 @@ impl Communicator for MixedCommunicator {
             _ => unreachable!("a split gives a group"),
         };
         let input = Input::Split(name.to_owned(), color, key);
-        let presence = self.presence.clone();
+        let liveness = self.liveness.clone();
         Ok(match self.together(Signature::bare(Operation::Split), input, open).wait()? {
             Part::Here((group, place)) => {
-                Arc::new(ThreadsCommunicator::new(group, place, presence))
+                Arc::new(ThreadsCommunicator::new(group, place, liveness))
             }
-            Part::Wide(Joined { group, index }) => Arc::new(Self::new(group, index, presence)),
+            Part::Wide(Joined { group, index }) => Arc::new(Self::new(group, index, liveness)),
         })
     }
 
     fn abort(&self, reason: &str) {
-        let rank = self.presence.rank;
+        let rank = self.liveness.rank;
         let error = CommError::Aborted { rank, reason: reason.to_owned() };
         self.group.engine.world.fail(rank, error);
     }

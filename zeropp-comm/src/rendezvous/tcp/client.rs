@@ -27,7 +27,7 @@ const NEWS_TIME: Duration = Duration::from_secs(5);
 const LEAVE_TIME: Duration = Duration::from_secs(1);
 
 /// A connection to the store of the job.
-pub(super) struct Guest {
+pub(super) struct Client {
     shared: Arc<Shared>,
     ended: Receiver<()>,
 }
@@ -52,9 +52,9 @@ struct Talk {
     down: bool,
 }
 
-impl Guest {
+impl Client {
     /// Joins the job, and waits until all its ranks are there.
-    pub(super) fn open(options: &TcpOptions, me: &Member) -> Result<Guest, RendezvousError> {
+    pub(super) fn open(options: &TcpOptions, me: &Member) -> Result<Client, RendezvousError> {
         let (stream, keys, left) = connect(options, me)?;
         let place = options.address.to_string();
         let broken = |e: io::Error| RendezvousError::Unavailable {
@@ -73,15 +73,15 @@ impl Guest {
         let (end, ended) = bounded(0);
         let own = shared.clone();
         let read = move || {
-            own.listen(keys.to_guest);
+            own.listen(keys.to_client);
             drop::<crossbeam_channel::Sender<()>>(end);
         };
         spawn("rendezvous", read).map_err(broken)?;
-        let guest = Guest { shared, ended };
-        match guest.get(MEMBERS, left + NEWS_TIME) {
-            Ok(_) => Ok(guest),
+        let client = Client { shared, ended };
+        match client.get(MEMBERS, left + NEWS_TIME) {
+            Ok(_) => Ok(client),
             Err(RendezvousError::Timeout { after_s, .. }) => Err(RendezvousError::Unavailable {
-                place: guest.shared.place.clone(),
+                place: client.shared.place.clone(),
                 reason: format!("rank 0 does not say within {after_s} s whether all are there"),
             }),
             Err(error) => Err(error),
@@ -214,7 +214,7 @@ impl Shared {
     }
 }
 
-impl Rendezvous for Guest {
+impl Rendezvous for Client {
     fn put(&self, key: &str, value: &[u8]) -> Result<(), RendezvousError> {
         check_size(key, value)?;
         let shared = &self.shared;
@@ -269,7 +269,7 @@ impl Rendezvous for Guest {
     }
 }
 
-impl Drop for Guest {
+impl Drop for Client {
     fn drop(&mut self) {
         // Where the host is gone there is nobody to say goodbye to.
         if self.shared.link.send(&Message::Bye).is_ok() {

@@ -7,10 +7,10 @@
 //! An [`Engine`] says how buffers get to its thread and back. What the thread does with them, and
 //! what the ranks tell each other, is the engine's own.
 
-mod claim;
 mod communicator;
 mod group;
 mod mail;
+mod request;
 mod shared;
 mod wire;
 
@@ -19,12 +19,12 @@ use std::time::Duration;
 
 use burn::tensor::Tensor;
 
-pub(super) use claim::{Awaited, Claim};
-pub(super) use communicator::DrivenCommunicator;
+pub(super) use communicator::ProgressCommunicator;
 pub(super) use group::Group;
 pub(super) use mail::{Address, Unmatched, Wanted};
-pub(super) use shared::{Presence, Shared};
-pub(super) use wire::{Header, Letter, read_error};
+pub(super) use request::{Awaited, Request};
+pub(super) use shared::{Liveness, Shared};
+pub(super) use wire::{Envelope, Header, read_error};
 
 use super::signature::Signature;
 use super::{CommResult, Pending};
@@ -47,9 +47,9 @@ pub(super) trait Engine: Sized + Send + Sync + 'static {
     /// A buffer on its way into a collective.
     type Buffer: Send;
     /// A buffer on its way to another rank.
-    type Parcel: Send;
+    type Payload: Send;
     /// What the communication thread gives for a buffer.
-    type Given: Send;
+    type Received: Send;
     /// What only this engine's communication thread is told.
     type Command: Send;
 
@@ -61,19 +61,19 @@ pub(super) trait Engine: Sized + Send + Sync + 'static {
 
     /// A collective on a buffer in a group of several ranks.
     fn collective(
-        front: &DrivenCommunicator<Self>,
+        front: &ProgressCommunicator<Self>,
         call: Signature,
         buffer: Tensor<1>,
     ) -> Pending<Tensor<1>>;
 
     /// Gets a buffer ready to be sent, to this rank itself or to another.
-    fn parcel(shared: &Shared<Self>, buffer: Tensor<1>, to_itself: bool) -> Self::Parcel;
+    fn payload(shared: &Shared<Self>, buffer: Tensor<1>, to_itself: bool) -> Self::Payload;
 
     /// The message that a receive has been given.
-    fn open(given: Self::Given, claim: &Claim<Self>) -> CommResult<Tensor<1>>;
+    fn open(given: Self::Received, request: &Request<Self>) -> CommResult<Tensor<1>>;
 
     /// World ranks that have not taken part so far, as [`InFlight`](super::InFlight) has it.
-    fn missing(_claim: &Claim<Self>) -> Vec<usize> {
+    fn missing(_claim: &Request<Self>) -> Vec<usize> {
         Vec::new()
     }
 }
@@ -83,7 +83,7 @@ pub(super) enum Command<E: Engine> {
     /// Join a collective of a group.
     Join(Join<E>),
     /// Send a message to a place of its group.
-    Send { to: usize, letter: Letter, parcel: E::Parcel },
+    Send { to: usize, envelope: Envelope, payload: E::Payload },
     /// Receive a message.
     Receive(Wanted<E>),
     /// The operation of this slot has been waited for too long.
@@ -118,7 +118,7 @@ pub(super) enum Input<E: Engine> {
 /// What an operation gives its rank.
 pub(super) enum Output<E: Engine> {
     /// A flat buffer.
-    Buffer(E::Given),
+    Buffer(E::Received),
     /// What all ranks brought.
     Bytes(Vec<Vec<u8>>),
     /// A sub-group that this rank has just become a member of.
@@ -127,7 +127,7 @@ pub(super) enum Output<E: Engine> {
 
 impl<E: Engine> Output<E> {
     /// What an operation on a buffer gives.
-    pub(super) fn buffer(self) -> E::Given {
+    pub(super) fn buffer(self) -> E::Received {
         match self {
             Output::Buffer(given) => given,
             _ => unreachable!("an operation on a buffer gives one"),

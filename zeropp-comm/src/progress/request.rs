@@ -1,4 +1,4 @@
-//! A rank's claim on a result, and what becomes of one that does not come.
+//! A rank's request on a result, and what becomes of one that does not come.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,20 +41,20 @@ impl Awaited {
 }
 
 /// What it takes to bring an operation to its end.
-pub(crate) struct Claim<E: Engine> {
+pub(crate) struct Request<E: Engine> {
     pub(crate) shared: Arc<Shared<E>>,
     pub(crate) group: Arc<Group>,
     pub(crate) what: Awaited,
     pub(crate) slot: Arc<Slot<E>>,
 }
 
-impl<E: Engine> Claim<E> {
+impl<E: Engine> Request<E> {
     /// Whether the result is there, or will not come.
     pub(crate) fn is_done(&self) -> bool {
         self.slot.is_done() || self.shared.error().is_some()
     }
 
-    /// Sleeps until there is a result at `slot`, this claim's or a later part's of its operation.
+    /// Sleeps until there is a result at `slot`, this request's or a later part's of its operation.
     pub(crate) fn wait(&self, slot: &Arc<Slot<E>>) -> CommResult<Output<E>> {
         if let Some(result) = slot.wait(Instant::now().checked_add(self.shared.timeout)) {
             return result;
@@ -79,31 +79,31 @@ impl<E: Engine> Claim<E> {
     }
 }
 
-/// A claim, and what turns its result into the rank's.
+/// A request, and what turns its result into the rank's.
 pub(super) struct Ticket<E: Engine, F> {
-    pub(super) claim: Claim<E>,
+    pub(super) request: Request<E>,
     pub(super) open: F,
 }
 
 impl<E, T, F> InFlight<T> for Ticket<E, F>
 where
     E: Engine,
-    F: FnOnce(Output<E>, &Claim<E>) -> CommResult<T> + Send,
+    F: FnOnce(Output<E>, &Request<E>) -> CommResult<T> + Send,
 {
     fn is_done(&mut self) -> bool {
-        self.claim.is_done()
+        self.request.is_done()
     }
 
     fn wait_until(&mut self, deadline: Instant) -> bool {
-        self.claim.slot.look_until(deadline) || self.claim.is_done()
+        self.request.slot.look_until(deadline) || self.request.is_done()
     }
 
     fn missing(&mut self) -> Vec<usize> {
-        E::missing(&self.claim)
+        E::missing(&self.request)
     }
 
     fn wait(self: Box<Self>) -> CommResult<T> {
-        let output = self.claim.wait(&self.claim.slot)?;
-        (self.open)(output, &self.claim)
+        let output = self.request.wait(&self.request.slot)?;
+        (self.open)(output, &self.request)
     }
 }

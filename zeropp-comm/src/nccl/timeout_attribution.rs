@@ -12,10 +12,10 @@ use std::time::Instant;
 
 use super::driver::{Driver, Suspicion};
 use super::engine::Slot;
-use super::lane::LateFlight;
+use super::lane::LateOperation;
 use super::wire::{Frame, Route};
 use crate::CommError;
-use crate::driven::{ANSWER_TIME, Awaited};
+use crate::progress::{ANSWER_TIME, Awaited};
 use crate::signature::Operation;
 
 /// Which operation is late.
@@ -23,11 +23,11 @@ pub(super) enum Late {
     /// One that has not been issued, or whose result has not come.
     Call(Awaited),
     /// An operation on the device.
-    Flight { group: u64, route: Route, late: LateFlight },
+    InProgress { group: u64, route: Route, late: LateOperation },
 }
 
 /// One late operation, and what the others have said about it: collectives called and begun.
-pub(super) struct Inquest {
+pub(super) struct TimeoutAttribution {
     what: Late,
     slot: Option<Arc<Slot>>,
     deadline: Instant,
@@ -39,7 +39,7 @@ impl Late {
     fn group(&self) -> u64 {
         match self {
             Late::Call(what) => what.group(),
-            Late::Flight { group, .. } => *group,
+            Late::InProgress { group, .. } => *group,
         }
     }
 }
@@ -71,13 +71,13 @@ impl Driver {
         self.failed_at = Some(Instant::now());
         let error = self.error();
         for channel in self.channels.values_mut() {
-            channel.meetings.clear();
+            channel.exchanges.clear();
             for (_, (_, slot)) in std::mem::take(&mut channel.waiting) {
                 slot.fail(error.clone());
             }
         }
         self.mail.fail(&error);
-        self.inquest = None;
+        self.attribution = None;
         self.suspicion = None;
         self.tell_known(&self.failure());
         // Last, for it may take a while: NCCL waits until its kernels have stopped.
@@ -142,7 +142,7 @@ impl Driver {
         let stuck = self.channels.values().find_map(|channel| {
             let group = &channel.group;
             let place = group.members.iter().position(|member| *member == rank)?;
-            let absent = channel.meetings.values().find(|m| m.missing().any(|p| p == place));
+            let absent = channel.exchanges.values().find(|m| m.missing().any(|p| p == place));
             // Without its first rank a group has nobody who would send a result.
             let waits = |(_, slot): &&(_, Arc<Slot>)| place == 0 && Arc::strong_count(slot) > 1;
             let waiting = channel.waiting.values().find(waits).map(|(signature, _)| *signature);
@@ -165,17 +165,17 @@ impl Driver {
     }
 
     /// Asks the other ranks that a late operation needs how far they are.
-    pub(super) fn open_inquest(&mut self, what: Late, slot: Option<Arc<Slot>>) {
+    pub(super) fn open_attribution(&mut self, what: Late, slot: Option<Arc<Slot>>) {
         let done = slot.as_ref().is_some_and(|slot| slot.is_done());
         // Who waits must have an answer; what is late on the device is asked about again.
-        let taken = self.inquest.as_ref().is_some_and(|i| slot.is_none() || i.slot.is_some());
+        let taken = self.attribution.as_ref().is_some_and(|i| slot.is_none() || i.slot.is_some());
         if done || taken || self.failed_at.is_some() {
             return;
         }
         let group = self.channels[&what.group()].group.clone();
         let asked: Vec<usize> = match what {
             Late::Call(Awaited::Receive(address)) => vec![group.members[address.from]],
-            Late::Flight { route: Route::Pair { from, to }, .. } => {
+            Late::InProgress { route: Route::Pair { from, to }, .. } => {
                 let other = if from == group.place { to } else { from };
                 vec![group.members[other]]
             }
@@ -184,8 +184,13 @@ impl Driver {
         let deadline = Instant::now() + ANSWER_TIME;
         let me = self.shared.rank;
         let asked: Vec<usize> = asked.into_iter().filter(|rank| *rank != me).collect();
-        self.inquest =
-            Some(Inquest { what, slot, deadline, asked: asked.clone(), answers: HashMap::new() });
+        self.attribution = Some(TimeoutAttribution {
+            what,
+            slot,
+            deadline,
+            asked: asked.clone(),
+            answers: HashMap::new(),
+        });
         for rank in asked {
             self.links.send(rank, &Frame::Ask(group.id));
         }
@@ -193,31 +198,32 @@ impl Driver {
 
     /// Takes an answer to this rank's question.
     pub(super) fn answer(&mut self, from: usize, group: u64, called: u64, begun: u64) {
-        if let Some(inquest) = self.inquest.as_mut().filter(|i| i.what.group() == group) {
-            inquest.answers.insert(from, (called, begun));
+        if let Some(attribution) = self.attribution.as_mut().filter(|i| i.what.group() == group) {
+            attribution.answers.insert(from, (called, begun));
         }
     }
 
-    /// Ends the inquest once all have answered or had the time to.
-    pub(super) fn poll_inquest(&mut self) {
-        let Some(inquest) = &self.inquest else { return };
-        let silent = |rank: &usize| !inquest.answers.contains_key(rank) && !self.departed[*rank];
-        if inquest.asked.iter().any(silent) && Instant::now() < inquest.deadline {
+    /// Ends the attribution once all have answered or had the time to.
+    pub(super) fn poll_attribution(&mut self) {
+        let Some(attribution) = &self.attribution else { return };
+        let silent =
+            |rank: &usize| !attribution.answers.contains_key(rank) && !self.departed[*rank];
+        if attribution.asked.iter().any(silent) && Instant::now() < attribution.deadline {
             return;
         }
-        let inquest = self.inquest.take().expect("looked at above");
-        if inquest.slot.as_ref().is_some_and(|slot| slot.is_done()) {
+        let attribution = self.attribution.take().expect("looked at above");
+        if attribution.slot.as_ref().is_some_and(|slot| slot.is_done()) {
             return;
         }
-        if let Some(error) = self.judge(&inquest) {
+        if let Some(error) = self.judge(&attribution) {
             self.fail(self.shared.rank, error);
         }
     }
 
     /// The error of an operation that is still late.
-    fn judge(&self, inquest: &Inquest) -> Option<CommError> {
+    fn judge(&self, attribution: &TimeoutAttribution) -> Option<CommError> {
         let timeout = self.shared.timeout;
-        let Inquest { what, slot, asked, answers, .. } = inquest;
+        let TimeoutAttribution { what, slot, asked, answers, .. } = attribution;
         let group = &self.channels[&what.group()].group;
         let silent: Vec<usize> = asked
             .iter()
@@ -240,7 +246,7 @@ impl Driver {
                 };
                 (what.operation(), what.sequence(), missing)
             }
-            Late::Flight { group: id, route, late } => {
+            Late::InProgress { group: id, route, late } => {
                 // It may have come through while the others answered.
                 let still = self.lanes.get(&(*id, *route))?.late(timeout)?;
                 if still.label.sequence != late.label.sequence {

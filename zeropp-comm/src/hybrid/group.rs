@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::engine::Engine;
-use super::flight::Flight;
+use super::in_progress::InProgress;
 use crate::threads::group::Group as LocalGroup;
 use crate::{CommError, Communicator};
 
@@ -24,7 +24,7 @@ pub(super) struct Group {
     /// Places of each process's members.
     pub(super) places: Vec<Vec<usize>>,
     /// Collectives that all ranks of this process have joined.
-    flights: Mutex<HashMap<u64, Arc<Flight>>>,
+    all_in_progress: Mutex<HashMap<u64, Arc<InProgress>>>,
     /// Collectives that the others have been told the missing ranks of.
     pub(super) noted: Mutex<HashSet<u64>>,
 }
@@ -53,8 +53,8 @@ impl Group {
             places[home].push(place);
         }
         debug_assert_eq!(outer.size(), processes.len());
-        let (flights, noted) = (Mutex::default(), Mutex::default());
-        Arc::new(Group { engine, outer, local, members, homes, places, flights, noted })
+        let (all_in_progress, noted) = (Mutex::default(), Mutex::default());
+        Arc::new(Group { engine, outer, local, members, homes, places, all_in_progress, noted })
     }
 
     /// Ranks in the group.
@@ -91,17 +91,17 @@ impl Group {
     }
 
     /// Remembers a collective under way.
-    pub(super) fn take_off(&self, sequence: u64, flight: Arc<Flight>) {
-        self.flights.lock().insert(sequence, flight);
+    pub(super) fn start(&self, sequence: u64, in_progress: Arc<InProgress>) {
+        self.all_in_progress.lock().insert(sequence, in_progress);
     }
 
     /// Forgets a collective that is done.
-    pub(super) fn land(&self, sequence: u64) {
-        self.flights.lock().remove(&sequence);
+    pub(super) fn finish(&self, sequence: u64) {
+        self.all_in_progress.lock().remove(&sequence);
     }
 
     /// A collective that all ranks of this process have joined and that is not done.
-    pub(super) fn flight(&self, sequence: u64) -> Option<Arc<Flight>> {
-        self.flights.lock().get(&sequence).cloned()
+    pub(super) fn in_progress(&self, sequence: u64) -> Option<Arc<InProgress>> {
+        self.all_in_progress.lock().get(&sequence).cloned()
     }
 }

@@ -8,12 +8,12 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 
 /// A plain (untracked) contiguous `f32` tensor on the CPU whose elements can be read as a slice.
-pub struct HostTensor(FlexTensor);
+pub struct CpuTensor(FlexTensor);
 
-impl HostTensor {
+impl CpuTensor {
     /// All elements in row-major order.
     pub fn as_slice(&self) -> &[f32] {
-        self.0.as_slice::<f32>().expect("made contiguous f32 by `host`")
+        self.0.as_slice::<f32>().expect("made contiguous f32 by `on_cpu`")
     }
 
     /// A tensor that shares the elements, which must be one-dimensional.
@@ -36,12 +36,12 @@ pub fn is_on_cpu<const D: usize>(t: &Tensor<D>) -> bool {
 /// Views `t` as `f32` elements, or `None` where it does not live on the CPU in `f32`.
 ///
 /// Copies only when the tensor is not contiguous (a transposed view, say).
-pub fn host<const D: usize>(t: &Tensor<D>) -> Option<HostTensor> {
+pub fn on_cpu<const D: usize>(t: &Tensor<D>) -> Option<CpuTensor> {
     if t.dtype() != DType::F32 || !is_on_cpu(t) {
         return None;
     }
     let flex = t.clone().inner().try_into_primitive::<Flex>().ok()?;
-    Some(HostTensor(if flex.is_contiguous() { flex } else { flex.to_contiguous() }))
+    Some(CpuTensor(if flex.is_contiguous() { flex } else { flex.to_contiguous() }))
 }
 
 /// A CPU tensor of the given shape over the elements of `v`; the vector is not copied.
@@ -100,9 +100,9 @@ pub fn storage_id<const D: usize>(t: &Tensor<D>) -> Option<usize> {
 
 /// A flat CPU `f32` buffer that is written once, handed out as tensors, and written again when
 /// the last of them is gone. Fresh large buffers cost page faults, this one does not.
-pub struct HostBuffer(FlexTensor);
+pub struct CpuBuffer(FlexTensor);
 
-impl HostBuffer {
+impl CpuBuffer {
     /// A new buffer of `len` zeros.
     pub fn zeros(len: usize) -> Self {
         Self(FlexTensor::zeros(Shape::new([len]), DType::F32))

@@ -21,9 +21,9 @@ mod communicator;
 mod driver;
 mod engine;
 mod failure;
-mod flight;
 mod group;
 mod header;
+mod in_progress;
 mod plan;
 mod split;
 mod ticket;
@@ -34,15 +34,15 @@ use super::Communicator;
 use super::threads::ThreadsOptions;
 use super::threads::communicator::ThreadsCommunicator;
 use super::threads::group::Group as LocalGroup;
-use super::threads::world::{Presence, World};
-use communicator::MixedCommunicator;
+use super::threads::world::{Liveness, World};
+use communicator::HybridCommunicator;
 use engine::Engine;
 use group::Group;
 
 /// The ranks that are threads of this process, in a world of several processes.
-pub struct MixedWorld(Vec<(usize, Arc<dyn Communicator>)>);
+pub struct HybridWorld(Vec<(usize, Arc<dyn Communicator>)>);
 
-impl MixedWorld {
+impl HybridWorld {
     /// Joins the threads of this process to those of the others: process i of `outer` has ranks
     /// `i * ranks_each` to `(i + 1) * ranks_each - 1`. All processes pass the same `ranks_each`.
     /// The time limit of `options` is that of all operations, the outer engine's own is not used.
@@ -53,7 +53,7 @@ impl MixedWorld {
         outer: Arc<dyn Communicator>,
         ranks_each: usize,
         options: ThreadsOptions,
-    ) -> MixedWorld {
+    ) -> HybridWorld {
         assert!(ranks_each > 0, "ranks_each must be at least 1");
         let (process, processes) = (outer.rank(), outer.size());
         let first = process * ranks_each;
@@ -64,14 +64,14 @@ impl MixedWorld {
         let members = (0..processes * ranks_each).collect();
         let group = (processes > 1).then(|| Group::new(engine, outer, local.clone(), members));
         let communicator = |(index, rank): (usize, usize)| {
-            let presence = Arc::new(Presence { world: world.clone(), rank });
+            let liveness = Arc::new(Liveness { world: world.clone(), rank });
             let end: Arc<dyn Communicator> = match &group {
-                Some(group) => Arc::new(MixedCommunicator::new(group.clone(), index, presence)),
-                None => Arc::new(ThreadsCommunicator::new(local.clone(), index, presence)),
+                Some(group) => Arc::new(HybridCommunicator::new(group.clone(), index, liveness)),
+                None => Arc::new(ThreadsCommunicator::new(local.clone(), index, liveness)),
             };
             (rank, end)
         };
-        MixedWorld(here.into_iter().enumerate().map(communicator).collect())
+        HybridWorld(here.into_iter().enumerate().map(communicator).collect())
     }
 
     /// World rank and `world` communicator of every rank of this process, in rank order.

@@ -1,4 +1,4 @@
-//! Where ranks wait for a result, each on a seat of its own.
+//! Where ranks wait for a result, each on a slot of its own.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use super::world::World;
 use crate::CommError;
 
 /// One result for each of several waiting ranks.
-pub(crate) struct Seats<T> {
+pub(crate) struct ResultSlots<T> {
     results: Mutex<Vec<Option<T>>>,
     bells: Box<[Condvar]>,
 }
@@ -23,7 +23,7 @@ pub(crate) enum Wait<T> {
     Expired,
 }
 
-impl<T> Seats<T> {
+impl<T> ResultSlots<T> {
     pub(super) fn new(count: usize) -> Self {
         Self {
             results: Mutex::new((0..count).map(|_| None).collect()),
@@ -31,19 +31,19 @@ impl<T> Seats<T> {
         }
     }
 
-    /// Gives all seats their results, in order and at once: a rank that has its result and then
+    /// Gives all slots their results, in order and at once: a rank that has its result and then
     /// fails the world does not take the others' results from them.
     pub(crate) fn put(&self, values: impl IntoIterator<Item = T>) {
         let mut results = self.results.lock();
-        for (seat, value) in values.into_iter().enumerate() {
-            results[seat] = Some(value);
-            self.bells[seat].notify_all();
+        for (slot, value) in values.into_iter().enumerate() {
+            results[slot] = Some(value);
+            self.bells[slot].notify_all();
         }
     }
 
-    /// Whether the result for `seat` is there.
-    pub(crate) fn has(&self, seat: usize) -> bool {
-        self.results.lock()[seat].is_some()
+    /// Whether the result for `slot` is there.
+    pub(crate) fn has(&self, slot: usize) -> bool {
+        self.results.lock()[slot].is_some()
     }
 
     /// Makes every waiting rank look again whether the world has failed.
@@ -55,15 +55,15 @@ impl<T> Seats<T> {
         }
     }
 
-    /// Sleeps until `seat` has its result, the world fails, or its timeout is over.
-    pub(super) fn wait(&self, seat: usize, rank: usize, world: &World) -> Wait<T> {
-        self.wait_until(seat, rank, world, Instant::now().checked_add(world.options.timeout))
+    /// Sleeps until `slot` has its result, the world fails, or its timeout is over.
+    pub(super) fn wait(&self, slot: usize, rank: usize, world: &World) -> Wait<T> {
+        self.wait_until(slot, rank, world, Instant::now().checked_add(world.options.timeout))
     }
 
     /// The same with a time of one's own; none is for ever.
     pub(crate) fn wait_until(
         &self,
-        seat: usize,
+        slot: usize,
         rank: usize,
         world: &World,
         deadline: Option<Instant>,
@@ -71,7 +71,7 @@ impl<T> Seats<T> {
         let mut results = self.results.lock();
         let mut expired = false;
         loop {
-            if let Some(value) = results[seat].take() {
+            if let Some(value) = results[slot].take() {
                 return Wait::Done(value);
             }
             if expired {
@@ -81,8 +81,8 @@ impl<T> Seats<T> {
                 return Wait::Failed(error);
             }
             match deadline {
-                Some(at) => expired = self.bells[seat].wait_until(&mut results, at).timed_out(),
-                None => self.bells[seat].wait(&mut results),
+                Some(at) => expired = self.bells[slot].wait_until(&mut results, at).timed_out(),
+                None => self.bells[slot].wait(&mut results),
             }
         }
     }

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use super::group::Group;
-use super::seats::Seats;
+use super::result_slots::ResultSlots;
 use crate::signature::{Operation, Signature};
 use zeropp_core::device::{take_over, take_to_read};
 
@@ -53,13 +53,13 @@ pub(crate) fn opened(operation: Operation) -> fn(Output) -> Tensor<1> {
     }
 }
 
-/// The meeting point of one collective. The rank that arrives last takes all inputs away.
-pub(crate) struct Rendezvous {
+/// The barrier point of one collective. The rank that arrives last takes all inputs away.
+pub(crate) struct RankBarrier {
     pub(crate) sequence: u64,
     pub(crate) signature: Signature,
     /// Place in the group of the rank that came first: the one others are compared with.
     pub(super) opener: usize,
-    pub(crate) seats: Seats<Output>,
+    pub(crate) slots: ResultSlots<Output>,
     arrivals: Mutex<Arrivals>,
 }
 
@@ -68,14 +68,14 @@ struct Arrivals {
     here: Vec<bool>,
 }
 
-impl Rendezvous {
+impl RankBarrier {
     pub(super) fn new(sequence: u64, signature: Signature, opener: usize, size: usize) -> Self {
         let inputs = (0..size).map(|_| None).collect();
         Self {
             sequence,
             signature,
             opener,
-            seats: Seats::new(size),
+            slots: ResultSlots::new(size),
             arrivals: Mutex::new(Arrivals { inputs, here: vec![false; size] }),
         }
     }

@@ -1,21 +1,21 @@
-//! What a rank waits with: for its threads' meeting, or for the outer engine.
+//! What a rank waits with: for its threads' barrier, or for the outer engine.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::group::Group;
 use super::header::Purpose;
-use crate::threads::rendezvous::{Output, Rendezvous};
-use crate::threads::seats::Wait;
+use crate::threads::barrier::{Output, RankBarrier};
+use crate::threads::result_slots::Wait;
 use crate::{CommError, CommResult, InFlight, Pending};
-use zeropp_core::host::from_vec;
+use zeropp_core::cpu_tensor::from_vec;
 
-/// A rank's claim on its result of a collective that the ranks of its process join together.
+/// A rank's request on its result of a collective that the ranks of its process join together.
 pub(super) struct Ticket<T> {
     pub(super) group: Arc<Group>,
     /// The rank's place among those of its process.
     pub(super) index: usize,
-    pub(super) meeting: Arc<Rendezvous>,
+    pub(super) barrier: Arc<RankBarrier>,
     pub(super) open: fn(Output) -> T,
 }
 
@@ -27,13 +27,13 @@ impl<T> Ticket<T> {
     fn wait_for(&self, time: Option<Duration>) -> Wait<Output> {
         let deadline = time.and_then(|time| Instant::now().checked_add(time));
         let world = &self.group.engine.world;
-        self.meeting.seats.wait_until(self.index, self.rank(), world, deadline)
+        self.barrier.slots.wait_until(self.index, self.rank(), world, deadline)
     }
 
     /// Tells the other processes, once, which ranks of this one are here. They could not know.
     fn note_missing(&self) {
-        let (group, sequence) = (&self.group, self.meeting.sequence);
-        let missing = self.meeting.missing();
+        let (group, sequence) = (&self.group, self.barrier.sequence);
+        let missing = self.barrier.missing();
         if missing.is_empty() || !group.noted.lock().insert(sequence) {
             return;
         }
@@ -48,7 +48,7 @@ impl<T> Ticket<T> {
 
 impl<T> InFlight<T> for Ticket<T> {
     fn is_done(&mut self) -> bool {
-        self.meeting.seats.has(self.index) || self.group.engine.world.error(self.rank()).is_some()
+        self.barrier.slots.has(self.index) || self.group.engine.world.error(self.rank()).is_some()
     }
 
     fn wait(self: Box<Self>) -> CommResult<T> {
@@ -60,9 +60,9 @@ impl<T> InFlight<T> for Ticket<T> {
         }
         let mut missing = Vec::new();
         if let Wait::Expired = wait {
-            missing = group.local.world_ranks(&self.meeting.missing());
+            missing = group.local.world_ranks(&self.barrier.missing());
             if missing.is_empty() {
-                missing = group.flight(self.meeting.sequence).map_or(missing, |f| f.missing());
+                missing = group.in_progress(self.barrier.sequence).map_or(missing, |f| f.missing());
             }
             // Finding out takes a while; others may have found it first.
             group.engine.watch();
@@ -74,8 +74,8 @@ impl<T> InFlight<T> for Ticket<T> {
             Wait::Expired => {
                 let error = CommError::Timeout {
                     group: group.local.name.clone(),
-                    operation: self.meeting.signature.to_string(),
-                    sequence: self.meeting.sequence,
+                    operation: self.barrier.signature.to_string(),
+                    sequence: self.barrier.sequence,
                     after_s: timeout.as_secs_f64(),
                     missing,
                 };
@@ -85,7 +85,7 @@ impl<T> InFlight<T> for Ticket<T> {
     }
 }
 
-/// A rank's claim on an operation of the outer engine that is its alone.
+/// A rank's request on an operation of the outer engine that is its alone.
 pub(super) struct Outer<T> {
     pub(super) group: Arc<Group>,
     pub(super) index: usize,

@@ -5,31 +5,31 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
 
-use super::claim::Ticket;
+use super::request::Ticket;
 use super::{
-    Address, Awaited, Claim, Command, Engine, Group, Input, Join, Letter, Output, Presence, Shared,
-    Slot, Wanted,
+    Address, Awaited, Command, Engine, Envelope, Group, Input, Join, Liveness, Output, Request,
+    Shared, Slot, Wanted,
 };
 use crate::signature::{Operation, Signature, bytes_of};
 use crate::stats::Traffic;
-use crate::subgroup::Wish;
+use crate::subgroup::SplitRequest;
 use crate::{CommError, CommResult, CommStats, Communicator, Pending, checks};
 
 /// The communicator of this rank for one group.
-pub(crate) struct DrivenCommunicator<E: Engine> {
+pub(crate) struct ProgressCommunicator<E: Engine> {
     group: Arc<Group>,
-    presence: Arc<Presence<E>>,
+    liveness: Arc<Liveness<E>>,
     sequence: Mutex<u64>,
     traffic: Traffic,
 }
 
-impl<E: Engine> DrivenCommunicator<E> {
-    pub(crate) fn new(group: Arc<Group>, presence: Arc<Presence<E>>) -> Self {
-        Self { group, presence, sequence: Mutex::new(0), traffic: Traffic::default() }
+impl<E: Engine> ProgressCommunicator<E> {
+    pub(crate) fn new(group: Arc<Group>, liveness: Arc<Liveness<E>>) -> Self {
+        Self { group, liveness, sequence: Mutex::new(0), traffic: Traffic::default() }
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared<E>> {
-        &self.presence.0
+        &self.liveness.0
     }
 
     fn healthy(&self) -> CommResult<()> {
@@ -65,7 +65,7 @@ impl<E: Engine> DrivenCommunicator<E> {
         &self,
         signature: Signature,
         input: Input<E>,
-        open: impl FnOnce(Output<E>, &Claim<E>) -> CommResult<T> + Send + 'static,
+        open: impl FnOnce(Output<E>, &Request<E>) -> CommResult<T> + Send + 'static,
     ) -> Pending<T> {
         if let Err(error) = self.healthy() {
             return Pending::ready(Err(error));
@@ -88,10 +88,13 @@ impl<E: Engine> DrivenCommunicator<E> {
         &self,
         what: Awaited,
         slot: Arc<Slot<E>>,
-        open: impl FnOnce(Output<E>, &Claim<E>) -> CommResult<T> + Send + 'static,
+        open: impl FnOnce(Output<E>, &Request<E>) -> CommResult<T> + Send + 'static,
     ) -> Pending<T> {
         let (shared, group) = (self.shared().clone(), self.group.clone());
-        Pending::in_flight(Box::new(Ticket { claim: Claim { shared, group, what, slot }, open }))
+        Pending::in_flight(Box::new(Ticket {
+            request: Request { shared, group, what, slot },
+            open,
+        }))
     }
 
     fn ended(&self) -> CommError {
@@ -129,7 +132,7 @@ impl<E: Engine> DrivenCommunicator<E> {
     }
 }
 
-impl<E: Engine> Communicator for DrivenCommunicator<E> {
+impl<E: Engine> Communicator for ProgressCommunicator<E> {
     fn name(&self) -> &str {
         &self.group.name
     }
@@ -181,8 +184,8 @@ impl<E: Engine> Communicator for DrivenCommunicator<E> {
         }
         self.traffic.record(Operation::Send, self.size(), bytes_of(&buffer));
         let address = Address { group: self.group.id, from: self.group.place, tag };
-        let parcel = E::parcel(self.shared(), buffer, to == self.group.place);
-        let command = Command::Send { to, letter: Letter { address, signature }, parcel };
+        let payload = E::payload(self.shared(), buffer, to == self.group.place);
+        let command = Command::Send { to, envelope: Envelope { address, signature }, payload };
         Pending::ready(self.shared().commands.send(command).map_err(|_| self.ended()))
     }
 
@@ -201,8 +204,8 @@ impl<E: Engine> Communicator for DrivenCommunicator<E> {
         if self.shared().commands.send(command).is_err() {
             return Pending::ready(Err(self.ended()));
         }
-        self.in_flight(Awaited::Receive(address), slot, |output, claim| {
-            E::open(output.buffer(), claim)
+        self.in_flight(Awaited::Receive(address), slot, |output, request| {
+            E::open(output.buffer(), request)
         })
     }
 
@@ -217,13 +220,13 @@ impl<E: Engine> Communicator for DrivenCommunicator<E> {
             let problem = format!("a name of {len} bytes; use at most {most}");
             self.invalid(Operation::Split, problem)?;
         }
-        let wish = Wish { color, key, name: name.to_owned() }.encode();
+        let split_request = SplitRequest { color, key, name: name.to_owned() }.encode();
         let signature = Signature::bare(Operation::Split);
-        let group = self.join(signature, Input::Bytes(wish), |output, _| match output {
+        let group = self.join(signature, Input::Bytes(split_request), |output, _| match output {
             Output::Group(group) => Ok(group),
             _ => unreachable!("a split gives a group"),
         });
-        Ok(Arc::new(Self::new(group.wait()?, self.presence.clone())))
+        Ok(Arc::new(Self::new(group.wait()?, self.liveness.clone())))
     }
 
     fn abort(&self, reason: &str) {

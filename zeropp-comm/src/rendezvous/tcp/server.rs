@@ -1,4 +1,4 @@
-//! The side of rank 0: keeps the values, lets guests in, notices who is gone.
+//! The side of rank 0: keeps the values, lets clients in, notices who is gone.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -19,7 +19,7 @@ use super::{HANDSHAKE_TIME, TcpOptions, spawn};
 
 /// Most connections that may be in their handshake at once.
 pub(super) const AT_DOOR_MAX: usize = 256;
-/// How long the end waits for guests that have not said goodbye.
+/// How long the end waits for clients that have not said goodbye.
 const LINGER: Duration = Duration::from_secs(2);
 /// How many of those that were refused are told of.
 const REFUSED_MAX: usize = 4;
@@ -27,7 +27,7 @@ const REFUSED_MAX: usize = 4;
 const NO_ROOM_PAUSE: Duration = Duration::from_millis(50);
 
 /// The store of a job, in the process of rank 0.
-pub(super) struct Host {
+pub(super) struct Server {
     shared: Arc<Shared>,
     accepting: Option<JoinHandle<()>>,
     wake: SocketAddr,
@@ -36,7 +36,7 @@ pub(super) struct Host {
 struct Shared {
     board: Board,
     state: Mutex<State>,
-    /// A guest has left.
+    /// A client has left.
     left: Condvar,
     key: [u8; 32],
     silence: Duration,
@@ -55,10 +55,10 @@ struct State {
 
 struct Entry {
     member: Member,
-    presence: Presence,
+    liveness: Liveness,
 }
 
-enum Presence {
+enum Liveness {
     /// Rank 0's own process.
     Here,
     /// Let in, and about to be connected.
@@ -67,14 +67,14 @@ enum Presence {
     Gone,
 }
 
-impl Host {
+impl Server {
     /// Listens, and waits until all ranks of the job are here.
     pub(super) fn open(
         listener: TcpListener,
         options: &TcpOptions,
         me: &Member,
-    ) -> Result<Host, RendezvousError> {
-        let host = Host::listen(listener, options, me)?;
+    ) -> Result<Server, RendezvousError> {
+        let host = Server::listen(listener, options, me)?;
         host.wait_for_all(options)?;
         Ok(host)
     }
@@ -83,7 +83,7 @@ impl Host {
         listener: TcpListener,
         options: &TcpOptions,
         me: &Member,
-    ) -> Result<Host, RendezvousError> {
+    ) -> Result<Server, RendezvousError> {
         let unavailable = |e: std::io::Error| RendezvousError::Unavailable {
             place: options.address.to_string(),
             reason: format!("cannot be served ({e})"),
@@ -95,7 +95,7 @@ impl Host {
                 IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
             });
         }
-        let entry = Entry { member: me.clone(), presence: Presence::Here };
+        let entry = Entry { member: me.clone(), liveness: Liveness::Here };
         let state = State {
             members: [(0, entry)].into(),
             watchers: HashMap::new(),
@@ -115,7 +115,7 @@ impl Host {
         let own = shared.clone();
         let accepting = spawn("rendezvous", move || accept_all(&listener, &own));
         let accepting = Some(accepting.map_err(unavailable)?);
-        Ok(Host { shared, accepting, wake })
+        Ok(Server { shared, accepting, wake })
     }
 
     fn wait_for_all(&self, options: &TcpOptions) -> Result<(), RendezvousError> {
@@ -132,7 +132,7 @@ impl Host {
     }
 }
 
-impl Rendezvous for Host {
+impl Rendezvous for Server {
     fn put(&self, key: &str, value: &[u8]) -> Result<(), RendezvousError> {
         self.shared.put(key, value)
     }
@@ -142,7 +142,7 @@ impl Rendezvous for Host {
     }
 }
 
-impl Drop for Host {
+impl Drop for Server {
     fn drop(&mut self) {
         if self.shared.board.over().is_none() {
             let deadline = Instant::now() + LINGER;
@@ -168,7 +168,7 @@ impl Drop for Host {
 
 impl Entry {
     fn is_connected(&self) -> bool {
-        matches!(self.presence, Presence::Connected(_))
+        matches!(self.liveness, Liveness::Connected(_))
     }
 
     fn has(&self, rank: usize) -> bool {
@@ -195,7 +195,7 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
         state.at_door += 1;
         drop(state);
         let own = shared.clone();
-        if spawn("rendezvous guest", move || own.serve(stream, from.ip())).is_err() {
+        if spawn("rendezvous client", move || own.serve(stream, from.ip())).is_err() {
             shared.state.lock().at_door -= 1;
             std::thread::sleep(NO_ROOM_PAUSE);
         }
@@ -208,14 +208,14 @@ impl Shared {
         let entered = self.let_in(&stream);
         self.state.lock().at_door -= 1;
         let (rank, open, link) = match entered {
-            Ok((rank, keys)) => match Link::new(stream, keys.to_guest, self.silence) {
+            Ok((rank, keys)) => match Link::new(stream, keys.to_client, self.silence) {
                 Ok(link) => (rank, keys.to_host, Arc::new(link)),
                 Err(e) => return self.lose(rank, &format!("its connection broke ({e})")),
             },
             Err(error) => {
                 let mut state = self.state.lock();
                 if state.refused.len() < REFUSED_MAX {
-                    // The help after the first part is for the guest.
+                    // The help after the first part is for the client.
                     let reason = error.to_string();
                     let reason = reason.split(';').next().unwrap_or_default();
                     state.refused.push(format!("{}: {reason}", from.to_canonical()));
@@ -223,8 +223,8 @@ impl Shared {
                 return;
             }
         };
-        let connected = Presence::Connected(link.clone());
-        self.state.lock().members.get_mut(&rank).expect("was let in").presence = connected;
+        let connected = Liveness::Connected(link.clone());
+        self.state.lock().members.get_mut(&rank).expect("was let in").liveness = connected;
         self.check_complete();
         if let Some(news) = self.board.over().and_then(news_of) {
             // It came in while the others were being told; where it is gone, reading says so.
@@ -253,7 +253,7 @@ impl Shared {
         });
         link.close();
         if said_bye && self.board.look(MEMBERS).is_some() {
-            self.state.lock().members.get_mut(&rank).expect("was let in").presence = Presence::Gone;
+            self.state.lock().members.get_mut(&rank).expect("was let in").liveness = Liveness::Gone;
             self.left.notify_all();
         } else {
             let how = if said_bye { "it left before all ranks were here" } else { "it broke off" };
@@ -317,7 +317,7 @@ impl Shared {
                 member.pid, member.host
             ));
         }
-        let entry = Entry { member: new.clone(), presence: Presence::Entering };
+        let entry = Entry { member: new.clone(), liveness: Liveness::Entering };
         state.members.insert(new.first_rank, entry);
         Ok(())
     }
@@ -325,7 +325,7 @@ impl Shared {
     /// Once all ranks are here, everyone is told who they are.
     fn check_complete(&self) {
         let state = self.state.lock();
-        let entered = |e: &&Entry| !matches!(e.presence, Presence::Entering);
+        let entered = |e: &&Entry| !matches!(e.liveness, Liveness::Entering);
         let members: Vec<_> =
             state.members.values().filter(entered).map(|e| e.member.clone()).collect();
         drop(state);
@@ -347,13 +347,13 @@ impl Shared {
         drop(state);
         let news = Message::Value { key: key.into(), value: value.into() };
         for link in links {
-            // A guest that cannot be reached is noticed where it is read from.
+            // A client that cannot be reached is noticed where it is read from.
             let _ = link.send(&news);
         }
         Ok(())
     }
 
-    /// What a guest is told that asks for `key`; `None` where it has asked for too many.
+    /// What a client is told that asks for `key`; `None` where it has asked for too many.
     fn watch(&self, rank: usize, key: &str) -> Option<Message> {
         // Held from looking to noting, so that a value set in between is not missed.
         let mut state = self.state.lock();
@@ -374,7 +374,7 @@ impl Shared {
     fn lose(&self, rank: usize, how: &str) {
         let mut state = self.state.lock();
         let entry = state.members.get_mut(&rank).expect("was let in");
-        entry.presence = Presence::Gone;
+        entry.liveness = Liveness::Gone;
         let (ranks, host) = (entry.member.ranks_in_words(), entry.member.host.clone());
         drop(state);
         self.left.notify_all();
@@ -420,14 +420,14 @@ impl Shared {
 
 impl State {
     fn link(&self, rank: usize) -> Option<Arc<Link>> {
-        match &self.members.get(&rank)?.presence {
-            Presence::Connected(link) => Some(link.clone()),
+        match &self.members.get(&rank)?.liveness {
+            Liveness::Connected(link) => Some(link.clone()),
             _ => None,
         }
     }
 }
 
-/// How guests are told of an error.
+/// How clients are told of an error.
 fn news_of(error: RendezvousError) -> Option<Message> {
     match error {
         RendezvousError::Lost { ranks, host, how } => Some(Message::Lost { ranks, host, how }),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::buffers::Buffers;
 use crate::signature::Operation;
-use crate::subgroup::{Wish, sub_group_id};
+use crate::subgroup::{SplitRequest, sub_group_id};
 use crate::{CommError, CommResult};
 
 /// What a communicator knows about its group.
@@ -58,18 +58,26 @@ impl Group {
         }
     }
 
-    /// The sub-group that collective number `sequence` makes for this rank out of the wishes of
-    /// all: the ranks that wish for the same color, ordered by key, then by their order here.
-    pub(crate) fn sub_group(&self, sequence: u64, wishes: &[Wish]) -> CommResult<Arc<Group>> {
-        let mine = &wishes[self.place];
-        let mut ranks: Vec<(usize, usize)> = (0..wishes.len())
-            .filter(|place| wishes[*place].color == mine.color)
-            .map(|place| (wishes[place].key, place))
+    /// The sub-group that collective number `sequence` makes for this rank out of the split_requests of
+    /// all: the ranks that split_request for the same color, ordered by key, then by their order here.
+    pub(crate) fn sub_group(
+        &self,
+        sequence: u64,
+        split_requests: &[SplitRequest],
+    ) -> CommResult<Arc<Group>> {
+        let mine = &split_requests[self.place];
+        let mut ranks: Vec<(usize, usize)> = (0..split_requests.len())
+            .filter(|place| split_requests[*place].color == mine.color)
+            .map(|place| (split_requests[place].key, place))
             .collect();
         ranks.sort_unstable();
-        let words = |wish: &Wish| format!("{} into {}", Operation::Split, wish.name);
-        if let Some((_, peer)) = ranks.iter().find(|(_, place)| wishes[*place].name != mine.name) {
-            let theirs = words(&wishes[*peer]);
+        let words = |split_request: &SplitRequest| {
+            format!("{} into {}", Operation::Split, split_request.name)
+        };
+        if let Some((_, peer)) =
+            ranks.iter().find(|(_, place)| split_requests[*place].name != mine.name)
+        {
+            let theirs = words(&split_requests[*peer]);
             return Err(self.mismatch(sequence, (self.place, words(mine)), (*peer, theirs)));
         }
         let place = ranks.iter().position(|(_, p)| *p == self.place).expect("mine is among them");

@@ -37,13 +37,13 @@ impl<B> Header<B> {
 
 /// What a rank tells the receiver of a message.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Letter {
+pub(crate) struct Envelope {
     pub(crate) address: Address,
     /// Type and length.
     pub(crate) signature: Signature,
 }
 
-impl Letter {
+impl Envelope {
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         put_all(out, &[self.address.group, self.address.from as u64, self.address.tag]);
         put_signature(out, &self.signature);
@@ -52,7 +52,7 @@ impl Letter {
     /// Takes off what [`put`](Self::put) appended.
     pub(crate) fn get(rest: &mut &[u8]) -> Option<Self> {
         let (group, from, tag) = (get(rest)?, get(rest)? as usize, get(rest)?);
-        Some(Letter { address: Address { group, from, tag }, signature: get_signature(rest)? })
+        Some(Envelope { address: Address { group, from, tag }, signature: get_signature(rest)? })
     }
 }
 
@@ -84,10 +84,10 @@ pub(crate) mod tests {
         )
     }
 
-    /// Any letter.
-    pub(crate) fn letters() -> impl Strategy<Value = Letter> {
+    /// Any envelope.
+    pub(crate) fn envelopes() -> impl Strategy<Value = Envelope> {
         (any::<[u64; 2]>(), 0usize..9, signatures()).prop_map(|([group, tag], from, signature)| {
-            Letter { address: Address { group, from, tag }, signature }
+            Envelope { address: Address { group, from, tag }, signature }
         })
     }
 }

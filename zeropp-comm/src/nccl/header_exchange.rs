@@ -7,23 +7,23 @@
 use std::sync::Arc;
 
 use super::driver::{Channel, Driver};
-use super::engine::{Buffer, Given, Input, Join, Output};
+use super::engine::{Buffer, Input, Join, Output, Received};
 use super::wire::{Frame, Header, Route};
-use crate::driven::Group;
+use crate::progress::Group;
 use crate::signature::{Operation, Signature};
-use crate::subgroup::Wish;
+use crate::subgroup::SplitRequest;
 use crate::{CommError, CommResult};
 
 /// A collective that not all ranks have joined.
-pub(super) struct Meeting {
+pub(super) struct HeaderExchange {
     headers: Vec<Option<Header>>,
     /// Place that came first: the one others are compared with.
     opener: usize,
 }
 
-impl Meeting {
-    fn new(size: usize, opener: usize) -> Meeting {
-        Meeting { headers: vec![None; size], opener }
+impl HeaderExchange {
+    fn new(size: usize, opener: usize) -> HeaderExchange {
+        HeaderExchange { headers: vec![None; size], opener }
     }
 
     /// Places that have not joined.
@@ -46,7 +46,7 @@ impl Driver {
         channel.called = sequence + 1;
         let mut brought = Vec::new();
         match input {
-            Input::Buffer(Buffer::Empty) => slot.put(Ok(Output::Buffer(Given::Issued(None)))),
+            Input::Buffer(Buffer::Empty) => slot.put(Ok(Output::Buffer(Received::Issued(None)))),
             Input::Bytes(own) => {
                 brought = own;
                 channel.waiting.insert(sequence, (signature, slot));
@@ -85,29 +85,30 @@ impl Driver {
         if place >= group.size() {
             return;
         }
-        let new = || Meeting::new(group.size(), place);
-        let meeting = channel.meetings.entry(sequence).or_insert_with(new);
-        meeting.headers[place] = Some(header);
-        let theirs = meeting.signature();
+        let new = || HeaderExchange::new(group.size(), place);
+        let exchange = channel.exchanges.entry(sequence).or_insert_with(new);
+        exchange.headers[place] = Some(header);
+        let theirs = exchange.signature();
         if theirs != signature {
-            let error = group.mismatch(sequence, (place, signature), (meeting.opener, theirs));
+            let error = group.mismatch(sequence, (place, signature), (exchange.opener, theirs));
             return self.fail(group.members[place], error);
         }
         let departed = &self.departed;
-        let gone = meeting.missing().map(|place| group.members[place]).find(|rank| departed[*rank]);
+        let gone =
+            exchange.missing().map(|place| group.members[place]).find(|rank| departed[*rank]);
         if let Some(rank) = gone {
             return self.lost(rank);
         }
-        if meeting.missing().next().is_some() {
+        if exchange.missing().next().is_some() {
             return;
         }
-        let meeting = channel.meetings.remove(&sequence).expect("looked at above");
+        let exchange = channel.exchanges.remove(&sequence).expect("looked at above");
         if matches!(
             signature.operation,
             Operation::Barrier | Operation::Exchange | Operation::Split
         ) {
             let parts =
-                meeting.headers.into_iter().flatten().map(|header| header.brought).collect();
+                exchange.headers.into_iter().flatten().map(|header| header.brought).collect();
             let result = Frame::Result(id, sequence, parts);
             for other in group.others() {
                 self.links.send(other, &result);
@@ -142,14 +143,16 @@ impl Driver {
 }
 
 /// The sub-group that the answers of all ranks make for this one.
-fn sub_group(group: &Group, sequence: u64, wishes: &[Vec<u8>]) -> CommResult<Arc<Group>> {
+fn sub_group(group: &Group, sequence: u64, split_requests: &[Vec<u8>]) -> CommResult<Arc<Group>> {
     let unreadable = || CommError::Invalid {
         group: group.name.clone(),
         rank: group.members[group.place],
         operation: Operation::Split.to_string(),
         problem: "an answer that is none; do all ranks run the same zeropp?".into(),
     };
-    let wishes: Option<Vec<Wish>> = wishes.iter().map(|bytes| Wish::decode(bytes)).collect();
-    let wishes = wishes.filter(|w| w.len() == group.size()).ok_or_else(unreadable)?;
-    group.sub_group(sequence, &wishes)
+    let split_requests: Option<Vec<SplitRequest>> =
+        split_requests.iter().map(|bytes| SplitRequest::decode(bytes)).collect();
+    let split_requests =
+        split_requests.filter(|w| w.len() == group.size()).ok_or_else(unreadable)?;
+    group.sub_group(sequence, &split_requests)
 }

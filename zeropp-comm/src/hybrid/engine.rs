@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::driver;
 use super::failure::Report;
-use super::flight::Flight;
+use super::in_progress::InProgress;
 use crate::threads::world::World;
 use crate::{CommError, Communicator};
 
@@ -23,7 +23,7 @@ pub(super) struct Engine {
     /// Members of each group by its name, for errors about groups of other processes. Where
     /// groups share a name, the newest.
     members: Mutex<HashMap<String, Vec<usize>>>,
-    flights: Sender<Arc<Flight>>,
+    all_in_progress: Sender<Arc<InProgress>>,
 }
 
 impl Engine {
@@ -35,16 +35,16 @@ impl Engine {
     ) -> Arc<Engine> {
         let tell = outer.clone();
         world.on_failure(Box::new(move |rank, error| tell.abort(&Report::new(rank, error).text())));
-        let (flights, arriving) = crossbeam_channel::unbounded();
+        let (all_in_progress, arriving) = crossbeam_channel::unbounded();
         let members = Mutex::default();
-        let engine = Arc::new(Engine { world, outer, ranks_each, members, flights });
+        let engine = Arc::new(Engine { world, outer, ranks_each, members, all_in_progress });
         driver::start(arriving, Arc::downgrade(&engine));
         engine
     }
 
     /// Hands an operation to the driver.
-    pub(super) fn drive(&self, flight: Arc<Flight>) {
-        self.flights.send(flight).expect("the driver lives as long as the engine");
+    pub(super) fn drive(&self, in_progress: Arc<InProgress>) {
+        self.all_in_progress.send(in_progress).expect("the driver lives as long as the engine");
     }
 
     /// Remembers who is in the group called `name`.

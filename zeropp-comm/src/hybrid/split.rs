@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use super::group::Group;
 use super::header::Header;
+use crate::threads::barrier::{Input, Output, RankBarrier};
 use crate::threads::group::Group as LocalGroup;
-use crate::threads::rendezvous::{Input, Output, Rendezvous};
 use crate::{CommError, CommResult, Communicator};
 
 /// What a rank wants to be part of.
-struct Wish {
+struct SplitRequest {
     color: u64,
     key: u64,
     /// The rank's place in the group that is split.
@@ -20,18 +20,18 @@ struct Wish {
     name: String,
 }
 
-impl Wish {
+impl SplitRequest {
     fn encode((name, color, key): &(String, usize, usize)) -> Vec<u8> {
         let numbers = [*color as u64, *key as u64].into_iter().flat_map(u64::to_le_bytes);
         numbers.chain(name.bytes()).collect()
     }
 
-    fn decode(place: usize, bytes: &[u8]) -> Option<Wish> {
+    fn decode(place: usize, bytes: &[u8]) -> Option<SplitRequest> {
         let (color, rest) = bytes.split_first_chunk()?;
         let (key, name) = rest.split_first_chunk()?;
         let name = String::from_utf8(name.to_vec()).ok()?;
         let (color, key) = (u64::from_le_bytes(*color), u64::from_le_bytes(*key));
-        Some(Wish { color, key, place, name })
+        Some(SplitRequest { color, key, place, name })
     }
 }
 
@@ -52,26 +52,27 @@ pub(super) struct Joined {
 
 /// Makes the sub-groups of a collective whose ranks in this process are all here, and gives each
 /// its own. Blocks until the other processes have done the same: nobody has anything else to do.
-pub(super) fn split(group: &Arc<Group>, meeting: &Rendezvous, inputs: Vec<Input>) {
+pub(super) fn split(group: &Arc<Group>, barrier: &RankBarrier, inputs: Vec<Input>) {
     // Where it fails, the ranks hear of it from the world.
-    if let Ok(outputs) = make(group, meeting, inputs) {
-        meeting.seats.put(outputs);
-        group.local.finish(meeting);
+    if let Ok(outputs) = make(group, barrier, inputs) {
+        barrier.slots.put(outputs);
+        group.local.finish(barrier);
     }
 }
 
-fn make(group: &Arc<Group>, meeting: &Rendezvous, inputs: Vec<Input>) -> CommResult<Vec<Output>> {
-    let wish = |input: &Input| match input {
-        Input::Split(name, color, key) => Wish::encode(&(name.clone(), *color, *key)),
+fn make(group: &Arc<Group>, barrier: &RankBarrier, inputs: Vec<Input>) -> CommResult<Vec<Output>> {
+    let split_request = |input: &Input| match input {
+        Input::Split(name, color, key) => SplitRequest::encode(&(name.clone(), *color, *key)),
         _ => unreachable!("signatures are equal, so every rank passed a color"),
     };
-    let header = Header { signature: meeting.signature, data: inputs.iter().map(wish).collect() };
-    let headers = exchange(group, meeting, header)?;
+    let header =
+        Header { signature: barrier.signature, data: inputs.iter().map(split_request).collect() };
+    let headers = exchange(group, barrier, header)?;
     let by_place = |(place, (home, index)): (usize, &(usize, usize))| {
-        Wish::decode(place, &headers[*home].data[*index]).expect("written by encode")
+        SplitRequest::decode(place, &headers[*home].data[*index]).expect("written by encode")
     };
-    let wishes = group.homes.iter().enumerate().map(by_place).collect();
-    let parts = parts(group, meeting, wishes)?;
+    let split_requests = group.homes.iter().enumerate().map(by_place).collect();
+    let parts = parts(group, barrier, split_requests)?;
     let mut outputs: Vec<Option<Output>> = group.local.members.iter().map(|_| None).collect();
     let outers = join_processes(group, &parts)?;
     for (part, outer) in parts.into_iter().zip(outers) {
@@ -103,7 +104,7 @@ fn own(joined: Joined) -> Output {
 }
 
 /// All processes' headers.
-fn exchange(group: &Arc<Group>, meeting: &Rendezvous, header: Header) -> CommResult<Vec<Header>> {
+fn exchange(group: &Arc<Group>, barrier: &RankBarrier, header: Header) -> CommResult<Vec<Header>> {
     let engine = &group.engine;
     let timeout = engine.world.options.timeout;
     let mut pending = group.outer.exchange(header.encode());
@@ -116,8 +117,8 @@ fn exchange(group: &Arc<Group>, meeting: &Rendezvous, header: Header) -> CommRes
                 0,
                 CommError::Timeout {
                     group: group.local.name.clone(),
-                    operation: meeting.signature.to_string(),
-                    sequence: meeting.sequence,
+                    operation: barrier.signature.to_string(),
+                    sequence: barrier.sequence,
                     after_s: timeout.as_secs_f64(),
                     missing,
                 },
@@ -125,38 +126,45 @@ fn exchange(group: &Arc<Group>, meeting: &Rendezvous, header: Header) -> CommRes
         }
     }
     let all = pending.wait().map_err(|e| engine.fail_with_outer(group.local.members[0], e))?;
-    group.check(meeting, &all)
+    group.check(barrier, &all)
 }
 
 /// One part for each color, ordered by key, then by the order in this group.
-fn parts(group: &Group, meeting: &Rendezvous, wishes: Vec<Wish>) -> CommResult<Vec<Part>> {
-    let mut colors: BTreeMap<u64, Vec<Wish>> = BTreeMap::new();
-    for wish in wishes {
-        colors.entry(wish.color).or_default().push(wish);
+fn parts(
+    group: &Group,
+    barrier: &RankBarrier,
+    split_requests: Vec<SplitRequest>,
+) -> CommResult<Vec<Part>> {
+    let mut colors: BTreeMap<u64, Vec<SplitRequest>> = BTreeMap::new();
+    for split_request in split_requests {
+        colors.entry(split_request.color).or_default().push(split_request);
     }
     let mut parts = Vec::new();
-    for mut wishes in colors.into_values() {
-        wishes.sort_by_key(|wish| (wish.key, wish.place));
-        let first = &wishes[0];
-        if let Some(other) = wishes.iter().find(|wish| wish.name != first.name) {
+    for mut split_requests in colors.into_values() {
+        split_requests.sort_by_key(|split_request| (split_request.key, split_request.place));
+        let first = &split_requests[0];
+        if let Some(other) =
+            split_requests.iter().find(|split_request| split_request.name != first.name)
+        {
             let error = CommError::Mismatch {
                 group: group.local.name.clone(),
-                sequence: meeting.sequence,
+                sequence: barrier.sequence,
                 rank: group.members[other.place],
-                mine: format!("{} into {}", meeting.signature, other.name),
+                mine: format!("{} into {}", barrier.signature, other.name),
                 peer: group.members[first.place],
-                theirs: format!("{} into {}", meeting.signature, first.name),
+                theirs: format!("{} into {}", barrier.signature, first.name),
             };
             return Err(group.fail(0, error));
         }
-        let places: Vec<usize> = wishes.iter().map(|wish| wish.place).collect();
+        let places: Vec<usize> =
+            split_requests.iter().map(|split_request| split_request.place).collect();
         let mut homes: Vec<usize> = Vec::new();
         for (home, _) in places.iter().map(|place| group.homes[*place]) {
             if !homes.contains(&home) {
                 homes.push(home);
             }
         }
-        parts.push(Part { name: wishes.swap_remove(0).name, places, homes });
+        parts.push(Part { name: split_requests.swap_remove(0).name, places, homes });
     }
     Ok(parts)
 }
