@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use burn::tensor::DType;
-use zeropp_core::config::{Config, DeviceKind, Precision, Recompute};
+use zeropp_core::config::{Config, DeviceKind, Precision};
 use zeropp_core::layer::{BatchShape, Model};
 use zeropp_core::mesh::Mesh;
 use zeropp_core::meter::MemoryBytes;
@@ -18,7 +18,8 @@ use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
 use zeropp_zero3::optimizer::Tie;
 
 use crate::Error;
-use crate::program::{Programs, Resolved, generator_costs};
+use crate::program::{Resolved, generator_costs};
+use crate::recompute::Recomputed;
 
 /// What every rank builds from.
 #[derive(Clone)]
@@ -30,8 +31,7 @@ pub(crate) struct Blueprint {
     pub(crate) stages: Vec<Range<usize>>,
     /// The lowered, verified programs.
     pub(crate) schedule: Schedule,
-    /// Stages that are recomputed where recomputation is on.
-    pub(crate) recomputed: Vec<usize>,
+    pub(crate) recomputed: Recomputed,
     pub(crate) compute: DType,
     pub(crate) plan: Plan,
 }
@@ -62,15 +62,15 @@ impl Blueprint {
             model,
             stages,
             schedule: Schedule::default(),
-            recomputed: Vec::new(),
+            recomputed: Recomputed::default(),
             compute,
             plan: Plan::default(),
         };
         let times = blueprint.relative_costs(batch);
         let bytes: Vec<_> = (0..times.len()).map(|s| blueprint.bytes(s, batch)).collect();
         let costs = generator_costs(&blueprint.config, &times, &bytes, 0);
-        let Programs { schedule, recomputed } = resolved.programs(&costs)?;
-        (blueprint.schedule, blueprint.recomputed) = (schedule, recomputed);
+        blueprint.schedule = resolved.programs(&costs)?;
+        blueprint.recomputed = Recomputed::new(blueprint.config.recompute, &blueprint.schedule);
         blueprint.plan = blueprint.make_plan(batch)?;
         Ok(blueprint)
     }
@@ -112,7 +112,16 @@ impl Blueprint {
             all_gathers_per_rank: count(|a| matches!(a, Action::AllGather { .. })),
             reduce_scatters_per_rank: count(|a| matches!(a, Action::ReduceScatter { .. })),
             ranks: (0..self.mesh.pp).map(|p| self.rank_plan(p, peaks[p])).collect(),
+            notes: self.notes(batch),
         })
+    }
+
+    /// What the settings do not do here, or what others would do better.
+    fn notes(&self, batch: BatchShape) -> Vec<String> {
+        let mut costs = self.model.parts.iter().map(|p| p.cost(batch));
+        let saves_scores = costs.any(|c| c.activation_bytes_selective < c.activation_bytes);
+        let recompute = self.config.recompute;
+        self.recomputed.note(recompute, saves_scores, &self.schedule).into_iter().collect()
     }
 
     fn rank_plan(&self, pp: usize, dynamic: MemoryBytes) -> RankPlan {
@@ -152,8 +161,7 @@ impl Blueprint {
     fn bytes(&self, stage: usize, batch: BatchShape) -> StageBytes {
         let parts = &self.model.parts[self.stages[stage].clone()];
         let costs: Vec<_> = parts.iter().map(|p| p.cost(batch)).collect();
-        let selective =
-            self.config.recompute == Recompute::Selective && self.recomputed.contains(&stage);
+        let selective = self.recomputed.attention.contains(&stage);
         let kept: u64 = costs
             .iter()
             .map(|c| if selective { c.activation_bytes_selective } else { c.activation_bytes })

@@ -49,6 +49,7 @@ mod peak;
 mod processes;
 mod program;
 mod rank;
+mod recompute;
 mod trace;
 mod trainer;
 mod world;

@@ -191,8 +191,9 @@ options! {
         "prefetch" "N" prefetch: usize = 1;
         /// What to compute again in the backward to save memory.
         ///
-        /// `selective`: attention's scores, which GPUs and bf16 never keep. `full`: whole stages, all
-        /// of a rank but its last, whose inputs alone are kept.
+        /// `selective`: attention's scores on every stage; GPUs and bf16 never keep them. `full`:
+        /// whole stages, whose inputs alone are kept; where B and W are apart, all of a rank but
+        /// its last, which does as with selective, as its backward follows its forward closely.
         "recompute" "WHAT" recompute: Recompute = Recompute::None;
     }
     "Training" {
