@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use zeropp_core::comm::Communicator;
-use zeropp_core::config::{Config, Table};
-use zeropp_core::groups::Groups;
+use crate::config::{Config, Table};
+use zeropp_comm::Communicator;
+use zeropp_comm::groups::Groups;
 use zeropp_core::layer::Part;
 use zeropp_zero3::checkpoint::{
     Checkpoint, CheckpointError, Manifest, Store, StoreLock, WrittenState, write_state,
@@ -291,7 +291,7 @@ impl Saver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zeropp_core::config::OPTIONS;
+    use crate::config::OPTIONS;
 
     #[test]
     fn the_lists_name_settings() {

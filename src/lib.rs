@@ -41,6 +41,7 @@
 mod blueprint;
 mod checkpoint;
 mod collect;
+pub mod config;
 mod emulate;
 mod error;
 mod flight;
@@ -50,19 +51,20 @@ mod processes;
 mod program;
 mod rank;
 mod recompute;
+mod schedule_file;
 mod trace;
 mod trainer;
 mod world;
 
 pub use checkpoint::Resumed;
+pub use config::Config;
 pub use emulate::{EmulatedStep, EmulationCosts, EmulationReport, emulate};
 pub use error::Error;
 pub use flight::end_on_signals;
 pub use launched::{Launched, launched};
+pub use schedule_file::{ScheduleFileError, read_schedule};
 pub use trainer::{Trainer, Weights};
-pub use zeropp_core::config::Config;
+pub use zeropp_comm::{launch, rendezvous};
 pub use zeropp_core::metrics::{Plan, RankPlan, StepMetrics, Summary};
-pub use zeropp_core::{
-    config, data, launch, layer, meter, model, params, rendezvous, rng, split, stock,
-};
+pub use zeropp_core::{data, layer, meter, model, params, rng, split, stock};
 pub use zeropp_pipeline as pipeline;

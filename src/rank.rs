@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
-use zeropp_core::comm::{CommError, Communicator};
+use zeropp_comm::groups::Groups;
+use zeropp_comm::{CommError, Communicator};
 use zeropp_core::data::{Dataset, Sampler};
-use zeropp_core::groups::Groups;
 use zeropp_core::meter::{MemoryBytes, Meter};
 use zeropp_core::metrics::StepMetrics;
 use zeropp_pipeline::executor::{

@@ -1,7 +1,8 @@
 //! What the setting `recompute` comes to on a program, and what it cannot do there.
 
-use zeropp_core::config::Recompute;
 use zeropp_pipeline::ir::{Action, Compute, Schedule};
+
+use crate::config::Recompute;
 
 /// The stages of a program by what their backward computes again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use zeropp_core::comm::{CommError, Communicator};
-use zeropp_core::config::Config;
+use crate::config::Config;
+use zeropp_comm::{CommError, Communicator};
 use zeropp_core::data::{Dataset, Sampler};
 use zeropp_core::device::Devices;
 use zeropp_core::layer::Model;
@@ -66,8 +66,8 @@ impl Trainer {
     /// and value.
     pub fn new(config: Config) -> Result<Trainer, Error> {
         config.validate()?;
-        let dataset = Dataset::from_config(&config)?;
-        let model = gpt::model(&config, dataset.vocabulary());
+        let dataset = config.dataset()?;
+        let model = gpt::build(config.gpt_shape(dataset.vocabulary()));
         Self::build(config, model, dataset)
     }
 
@@ -78,7 +78,7 @@ impl Trainer {
     /// As [`new`](Self::new); also a model whose parameter names are not unique.
     pub fn with_model(config: Config, model: Model) -> Result<Trainer, Error> {
         config.validate()?;
-        let dataset = Dataset::from_config(&config)?;
+        let dataset = config.dataset()?;
         if model.vocabulary < dataset.vocabulary() {
             return Err(Error::Model(format!(
                 "vocabulary = {} is smaller than the data's; it must be at least {}",
@@ -91,7 +91,7 @@ impl Trainer {
 
     fn build(config: Config, model: Model, dataset: Dataset) -> Result<Trainer, Error> {
         let blueprint = Arc::new(Blueprint::new(&config, model)?);
-        let sampler = Sampler::from_config(&blueprint.config);
+        let sampler = blueprint.config.sampler();
         let resume = checkpoint::find(&blueprint)?.map(Arc::new);
         Ok(Trainer { blueprint, data: Arc::new((dataset, sampler)), resume })
     }
@@ -125,7 +125,7 @@ impl Trainer {
 
     fn devices(&self) -> Result<Devices, Error> {
         let config = &self.blueprint.config;
-        let devices = Devices::find(config)?;
+        let devices = config.devices()?;
         World::check(config, &devices)?;
         Ok(devices)
     }
@@ -224,7 +224,7 @@ impl Trainer {
         let (saver, lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
         let status = Arc::new(StatusBoard::new(bp.mesh.world()));
         let devices = match &given {
-            Some(_) => Devices::find(&bp.config)?,
+            Some(_) => bp.config.devices()?,
             None => self.devices()?,
         };
         let peak = Peak::measure(&bp.config, &devices, bp.compute);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use zeropp_core::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
+use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
 
 use crate::Failure;
 
@@ -89,7 +89,10 @@ pub(crate) fn with_settings(command: Command, shown: fn(&OptionInfo) -> bool) ->
 }
 
 fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
-    let (short, long) = manual(option.doc, default);
+    let (short, mut long) = manual(option.doc, default);
+    if option.key == "schedule" {
+        long.push_str(&format!("\n\n{}\n", crate::schedule::kinds()));
+    }
     let arg = Arg::new(option.key)
         .long(option.key)
         .help_heading(option.heading)

@@ -1,8 +1,7 @@
 //! `zeropp run`.
 
+use zeropp::config::{ConfigError, EngineKind};
 use zeropp::{Resumed, StepMetrics, Trainer};
-use zeropp_core::config::{ConfigError, EngineKind};
-use zeropp_core::launch::Job;
 use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
@@ -64,7 +63,7 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
 
 /// Whether this process is one of several and another one shows the run.
 fn is_follower(config: &zeropp::Config) -> Result<bool, Failure> {
-    Ok(Job::find(config).map_err(zeropp::Error::from)?.process > 0)
+    Ok(!config.job()?.has_rank_0())
 }
 
 /// What a resumed run goes on from, and what is not as it was.
