@@ -14,11 +14,12 @@ use zeropp_core::split::ops::attention_keeps_probabilities;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict};
 use zeropp_pipeline::partition::partition;
+use zeropp_pipeline::schedules::unit_note;
 use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
 use zeropp_zero3::optimizer::Tie;
 
 use crate::Error;
-use crate::program::{Resolved, generator_costs};
+use crate::program::{Resolved, generator_costs, shape};
 use crate::recompute::Recomputed;
 
 /// What every rank builds from.
@@ -121,7 +122,9 @@ impl Blueprint {
         let mut costs = self.model.parts.iter().map(|p| p.cost(batch));
         let saves_scores = costs.any(|c| c.activation_bytes_selective < c.activation_bytes);
         let recompute = self.config.recompute;
-        self.recomputed.note(recompute, saves_scores, &self.schedule).into_iter().collect()
+        let recompute = self.recomputed.note(recompute, saves_scores, &self.schedule);
+        let unit = (self.config.schedule == "zeropp").then(|| unit_note(&shape(&self.config)));
+        [recompute, unit.flatten()].into_iter().flatten().collect()
     }
 
     fn rank_plan(&self, pp: usize, held: HeldBytes) -> RankPlan {
@@ -173,12 +176,15 @@ impl Blueprint {
         let message = (batch.tokens() * self.model.hidden * batch.element_bytes) as u64;
         let input = if stage == 0 { 0 } else { message };
         let elements = self.flat_elements(stage);
+        // Without shards a gather of fp32 weights is the parameters themselves.
+        let (alone, fp32) = (self.mesh.zero3 == 1, self.compute == DType::F32);
         StageBytes {
             input,
             activation: kept.max(input),
             stash: costs.iter().map(|c| c.stash_bytes).sum(),
-            weights: elements * self.compute.size() as u64,
+            weights: if alone && fp32 { 0 } else { elements * self.compute.size() as u64 },
             gradient: elements * 4,
+            keeps_first_gradient: alone,
             message,
         }
     }

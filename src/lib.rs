@@ -51,6 +51,7 @@ mod processes;
 mod program;
 mod rank;
 mod recompute;
+mod saved_cut;
 mod schedule_file;
 mod trace;
 mod trainer;

@@ -105,7 +105,8 @@ pub(crate) fn generator_costs(
     }
 }
 
-fn shape(config: &Config) -> Shape {
+/// What the schedule of `config` is made for.
+pub(crate) fn shape(config: &Config) -> Shape {
     Shape {
         pp: config.pp,
         virtual_stages: config.virtual_stages(),

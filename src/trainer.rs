@@ -29,8 +29,8 @@ use crate::checkpoint::{self, Resume, Resumed, Saver};
 use crate::flight::{self, FlightRecorder};
 use crate::peak::Peak;
 use crate::rank::{Export, RankError, RankResult, Shared, StageTimes, run_rank};
-use crate::trace;
 use crate::world::{LocalRank, World};
+use crate::{saved_cut, trace};
 
 /// After one rank has failed, how long the others get to stop before they are left behind.
 const GRACE: Duration = Duration::from_secs(3);
@@ -90,6 +90,7 @@ impl Trainer {
     }
 
     fn build(config: Config, model: Model, dataset: Dataset) -> Result<Trainer, Error> {
+        let config = saved_cut::take_over(config);
         let blueprint = Arc::new(Blueprint::new(&config, model)?);
         let sampler = blueprint.config.sampler();
         let resume = checkpoint::find(&blueprint)?.map(Arc::new);

@@ -94,6 +94,9 @@ fn memory_is_predicted() {
         Config { recompute: Recompute::Full, ..with(2, 4, 1, 6) },
         Config { recompute: Recompute::Selective, ..with(2, 2, 1, 3) },
         Config { dp: 2, ..with(2, 2, 1, 3) },
+        Config { micro_batches: Some(9), ..with(2, 2, 1, 3) },
+        Config { precision: Precision::Bf16, ..with(2, 2, 1, 3) },
+        Config { precision: Precision::Bf16, ..with(1, 2, 2, 6) },
         Config { dp: 2, zero1: true, ..with(2, 1, 2, 3) },
         Config { prefetch: 0, ..with(2, 4, 1, 3) },
         Config { prefetch: 2, ..with(2, 4, 1, 3) },
@@ -147,6 +150,36 @@ fn full_recomputation_of_one_stage_a_rank_is_selective_and_says_so() {
     let bf16 = Config { recompute: Recompute::Selective, precision: Precision::Bf16, ..base };
     let said = notes(bf16);
     assert!(said[0].starts_with("recompute = selective: changes nothing"), "{said:?}");
+}
+
+#[test]
+fn a_unit_that_another_would_beat_is_named() {
+    let notes = |unit| {
+        let config = Config { pp: 4, virtual_stages: Some(2), unit, ..tiny() };
+        let trainer = Trainer::new(Config { micro_batches: Some(8), ..config }).unwrap();
+        (trainer.plan().units.clone(), trainer.plan().notes.clone())
+    };
+    assert_eq!(notes(None), (vec![8], Vec::new()));
+    let (units, said) = notes(Some(7));
+    assert_eq!(units, [7, 1]);
+    assert!(said[0].starts_with("unit = 7: the last unit has 1 of 7"), "{said:?}");
+}
+
+/// What a rank without shards holds: parameters and moments, and of the gradient a whole one
+/// where one unit makes the step.
+#[test]
+fn memory_that_is_shared_is_counted_once() {
+    let base = Config { virtual_stages: Some(2), steps: 2, ..tiny() };
+    let peak = |unit| run(Config { unit: Some(unit), ..base.clone() }).summary.peak_bytes;
+    let (one, two) = (peak(6), peak(3));
+    assert_eq!((one.gathered, one.gradient), (0, 0));
+    assert_eq!(one.gradient_shard, one.parameter_shard);
+    assert_eq!(two.gathered, 0);
+    assert!(two.gradient > 0, "the second unit has a buffer of its own");
+    let shared = run(Config { zero3: 2, ..base.clone() }).summary.peak_bytes;
+    assert!(shared.gathered > 0 && shared.gradient > 0);
+    let cast = run(Config { precision: Precision::Bf16, ..base }).summary.peak_bytes;
+    assert!(cast.gathered > 0, "a cast is a copy");
 }
 
 #[test]
