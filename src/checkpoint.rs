@@ -40,7 +40,8 @@ const NOT_THE_RUN: [&str; 10] = [
 /// model or the data would silently be another.
 const FIXED: [&str; 5] = ["model", "heads", "activation", "tokenizer", "seed"];
 /// Settings that change what follows, and may be changed on purpose.
-const TOLD: [&str; 14] = [
+const TOLD: [&str; 15] = [
+    "unit",
     "steps",
     "lr",
     "min-lr",

@@ -52,6 +52,8 @@ mod peak;
 mod processes;
 mod program;
 mod rank;
+mod recompute;
+mod saved_cut;
 mod schedule_file;
 mod trace;
 mod trainer;

@@ -31,8 +31,8 @@ use crate::metrics_file::MetricsFile;
 use crate::model_check;
 use crate::peak::Peak;
 use crate::rank::{Export, RankError, RankResult, Shared, StageTimes, run_rank};
-use crate::trace;
 use crate::world::{LocalRank, World};
+use crate::{saved_cut, trace};
 
 /// After one rank has failed, how long the others get to stop before they are left behind.
 const GRACE: Duration = Duration::from_secs(3);
@@ -88,6 +88,7 @@ impl Trainer {
     }
 
     fn build(config: Config, model: Model, dataset: Dataset) -> Result<Trainer, Error> {
+        let config = saved_cut::take_over(config);
         let blueprint = Arc::new(Blueprint::new(&config, model)?);
         let sampler = blueprint.config.sampler();
         let resume = checkpoint::find(&blueprint, &dataset)?.map(Arc::new);

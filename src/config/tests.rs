@@ -30,6 +30,9 @@ fn what_is_not_given_follows_from_the_rest() {
         ("pp = 2\nvirtual = 4\nunit = 3", 4, 3, 6),
         ("pp = 4\nschedule = '1f1b'", 1, 14, 14),
         ("pp = 4\nschedule = 'gpipe'\nunit = 8", 1, 16, 16),
+        // Even units near 2P - 1, and no last one of a single micro-batch.
+        ("pp = 4\nmicro-batches = 8", 2, 8, 8),
+        ("pp = 4\nmicro-batches = 11\nunit = 7", 2, 7, 11),
         ("pp = 4\nschedule = 'gpipe'\nmicro-batches = 12", 1, 12, 12),
         ("pp = 2\nschedule = 'bf-pp'", 2, 6, 6),
         ("pp = 4\nschedule = 'zb-h1'", 1, 14, 14),
@@ -106,6 +109,8 @@ fn bad_values_are_named_with_what_would_work() {
         ("weight-decay = -1", "weight-decay = -1: is out of range"),
         ("beta1 = 1", "beta1 = 1: is out of range; use 0 or more and less than 1"),
         ("beta2 = -0.5", "beta2 = -0.5: is out of range"),
+        ("beta2 = 0.99999999", "beta2 = 0.99999999: the moments are kept in fp32"),
+        ("beta1 = 0.99999998", "they would never decay; use at most 0.9999999"),
         ("eps = 0", "eps = 0: is out of range; use more than 0"),
         ("clip = -1", "clip = -1: is out of range; use a largest norm, or 0"),
         ("timeout-s = 0", "timeout-s = 0: is out of range"),

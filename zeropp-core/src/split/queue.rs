@@ -91,6 +91,16 @@ pub struct Grads {
 impl Grads {
     /// Zero gradients for layers of the given layouts on `device`, metered as gradients.
     pub fn new(layouts: Vec<Arc<FlatLayout>>, device: &Device, meter: &Arc<Meter>) -> Self {
+        Self::counted_as(MemoryKind::Gradient, layouts, device, meter)
+    }
+
+    /// Like [`new`](Self::new), metered as `kind`.
+    pub fn counted_as(
+        kind: MemoryKind,
+        layouts: Vec<Arc<FlatLayout>>,
+        device: &Device,
+        meter: &Arc<Meter>,
+    ) -> Self {
         let on_host = *device == Device::flex();
         let layers = layouts
             .iter()
@@ -103,7 +113,7 @@ impl Grads {
             })
             .collect();
         let bytes = layouts.iter().map(|l| l.len as u64 * 4).sum();
-        let hold = meter.hold(MemoryKind::Gradient, bytes);
+        let hold = meter.hold(kind, bytes);
         Self { layouts, layers, device: device.clone(), hold }
     }
 
