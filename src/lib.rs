@@ -41,26 +41,35 @@
 mod blueprint;
 mod checkpoint;
 mod collect;
+mod diagnose;
 mod emulate;
 mod error;
 mod flight;
 mod launched;
+mod patience;
 mod peak;
 mod processes;
 mod program;
 mod rank;
+mod resume;
+mod signals;
+mod spawn;
+mod steps;
+mod stop;
 mod trace;
 mod trainer;
 mod world;
 
-pub use checkpoint::Resumed;
 pub use emulate::{EmulatedStep, EmulationCosts, EmulationReport, emulate};
 pub use error::Error;
-pub use flight::end_on_signals;
 pub use launched::{Launched, launched};
-pub use trainer::{Trainer, Weights};
+pub use resume::Resumed;
+pub use signals::stop_on_signals;
+pub use steps::Steps;
+pub use stop::Stopper;
+pub use trainer::{StepFlow, Trainer, Weights};
 pub use zeropp_core::config::Config;
-pub use zeropp_core::metrics::{Plan, RankPlan, StepMetrics, Summary};
+pub use zeropp_core::metrics::{Plan, RankPlan, StepMetrics, Stopped, Summary};
 pub use zeropp_core::{
     config, data, launch, layer, meter, model, params, rendezvous, rng, split, stock,
 };

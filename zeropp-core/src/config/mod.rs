@@ -7,6 +7,7 @@ mod file;
 mod launch;
 mod options;
 mod outputs;
+mod resume;
 mod validate;
 
 pub use choice::{
@@ -15,6 +16,7 @@ pub use choice::{
 };
 pub use error::ConfigError;
 pub use options::{Config, OPTIONS, OptionInfo, OptionKind};
+pub use resume::Resume;
 pub use toml::{Table, Value};
 
 use std::path::Path;
