@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use common::{Run, assert_same_bits, run, tiny};
 use zeropp::model::gpt;
+use zeropp::config::Resume;
 use zeropp::{Config, Error, Trainer};
 
 /// A run of 20 steps that has saved after 10 and 20, and its folder.
@@ -32,7 +33,7 @@ impl Saved {
         let copy = self.dir.path().join("copy");
         let _ = fs::remove_dir_all(&copy);
         copy_folder(&self.folder().join("step-000010"), &copy.join("step-000010"));
-        let rest = run(Config { save: Some(copy.clone()), resume: true, ..config });
+        let rest = run(Config { save: Some(copy.clone()), resume: Resume::Newest, ..config });
         assert_eq!(rest.steps.first().map(|s| s.step), Some(11));
         assert!(copy.join("step-000020/manifest.json").exists());
         rest
@@ -141,11 +142,11 @@ fn a_finished_run_has_nothing_left_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config { layers: 2, save: Some(dir.path().into()), steps: 3, ..tiny() };
     let whole = run(config.clone());
-    let again = Config { resume: true, ..config };
+    let again = Config { resume: Resume::Newest, ..config };
     let trainer = Trainer::new(again.clone()).unwrap();
     let resumed = trainer.resumed().unwrap();
     assert_eq!((resumed.step, resumed.changed.len()), (3, 0));
-    let (summary, weights) = trainer.train_to_weights(|_| panic!("no step is left")).unwrap();
+    let (summary, weights) = trainer.train_to_weights(|_| -> () { panic!("no step is left") }).unwrap();
     assert_eq!((summary.steps, weights), (0, whole.weights));
 
     let error = refusal(Config { steps: 2, warmup: Some(1), ..again.clone() });
@@ -182,7 +183,7 @@ fn folders_in_use_or_without_a_checkpoint_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("a");
     let config = Config { layers: 2, save: Some(folder.clone()), steps: 2, ..tiny() };
-    let resume = Config { resume: true, ..config.clone() };
+    let resume = Config { resume: Resume::Newest, ..config.clone() };
     let named = |error: String, parts: &[&str]| {
         for part in parts.iter().chain(&[folder.to_str().unwrap()]) {
             assert!(error.contains(part), "{part} is not in: {error}");
@@ -230,7 +231,7 @@ fn a_folder_has_one_run_at_a_time() {
 #[test]
 fn another_model_is_refused_with_the_parameter_and_both_shapes() {
     let saved = Saved::new(Config { layers: 2, steps: 20, ..tiny() });
-    let same = Config { layers: 2, save: Some(saved.folder()), resume: true, ..tiny() };
+    let same = Config { layers: 2, save: Some(saved.folder()), resume: Resume::Newest, ..tiny() };
     let cases = [
         (Config { hidden: 32, ..same.clone() }, vec!["h.0.attn.c_attn.bias", "[96]", "[48]"]),
         (Config { layers: 3, ..same.clone() }, vec!["the model's h.2.", "is not in it"]),
@@ -255,7 +256,7 @@ fn another_model_is_refused_with_the_parameter_and_both_shapes() {
 fn damage_to_any_file_is_found_before_a_rank_starts() {
     let config = Config { layers: 2, zero3: 2, ..tiny() };
     let saved = Saved::new(config.clone());
-    let resume = Config { save: Some(saved.folder()), resume: true, ..config };
+    let resume = Config { save: Some(saved.folder()), resume: Resume::Newest, ..config };
     let newest = saved.folder().join("step-000020");
     let files = names(&newest);
     assert_eq!(files, ["manifest.json", "rank-00000.safetensors", "rank-00001.safetensors"]);

@@ -17,6 +17,9 @@ The settings are the defaults, then those of CONFIG.toml, then the flags. In the
 has the name of its flag: `micro-batches = 16`. World = P x D x K ranks; on the threads engine \
 they all run on this machine, with nothing to set up.";
 
+/// Where the ranks of a failed run leave their records.
+const FLIGHT_DIR: &str = "zeropp-failed";
+
 const EXAMPLES: &str = "\
 Examples:
   Train a small GPT on zeropp's own sources, 32 ranks as threads:
@@ -28,8 +31,13 @@ Examples:
   Keep the settings in a file, and change one of them:
       zeropp run --pp 4 --zero3 8 --unit 8 --print-config > run.toml
       zeropp run run.toml --lr 1e-3
+  Save, and go on where an earlier start of the same command was stopped:
+      zeropp run run.toml --save checkpoints --save-every 100 --resume
 
-Exit codes: 0 done, 2 bad input (nothing was started), 1 the run failed.";
+Signals: INT (Ctrl-C), TERM and HUP save and stop after the step under way, a second one ends it at
+once; USR1 saves and goes on; QUIT writes what every rank is doing, for `zeropp why`, and ends it.
+Exit codes: 0 done, 2 bad input (nothing was started), 1 the run failed, 130 stopped by INT, 143 by
+TERM.";
 
 /// What `zeropp run` is to do.
 pub(crate) struct Run {
@@ -39,6 +47,8 @@ pub(crate) struct Run {
     pub(crate) print_config: bool,
     /// Print the plan and stop.
     pub(crate) dry_run: bool,
+    /// Print no line a step.
+    pub(crate) quiet: bool,
 }
 
 /// The whole command line.
@@ -62,6 +72,14 @@ fn run_command() -> Command {
         .about("Train a model")
         .long_about(RUN_ABOUT)
         .after_help(EXAMPLES)
+        .arg(
+            Arg::new("quiet")
+                .short('q')
+                .long("quiet")
+                .help_heading("Output")
+                .action(ArgAction::SetTrue)
+                .help("Print no line a step: how it begins, what goes wrong, and the summary"),
+        )
         .next_help_heading("Instead of training")
         .arg(
             Arg::new("print-config")
@@ -99,14 +117,17 @@ fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
         .allow_negative_numbers(true);
     match option.kind {
         OptionKind::Choice(names) => arg.value_parser(PossibleValuesParser::new(names)),
-        OptionKind::Switch => arg
-            .num_args(0..=1)
-            .require_equals(true)
-            .default_missing_value("true")
+        OptionKind::Switch => may_stand_alone(arg)
             .value_parser(["true", "false"])
             .hide_possible_values(true),
+        kind @ OptionKind::Resume => may_stand_alone(arg)
+            .value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
         kind => arg.value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
     }
+}
+
+fn may_stand_alone(arg: Arg) -> Arg {
+    arg.num_args(0..=1).require_equals(true).default_missing_value("true")
 }
 
 /// The first paragraph, and all of them, with the default at the end of the first.
@@ -142,6 +163,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<Run, Failure> {
         config: settings(matches)?,
         print_config: matches.get_flag("print-config"),
         dry_run: matches.get_flag("dry-run"),
+        quiet: matches.get_flag("quiet"),
     })
 }
 
@@ -158,12 +180,16 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
             flags.insert(option.key.into(), value);
         }
     }
-    from_file.with(flags).map_err(Failure::bad_input)
+    let mut config = from_file.with(flags).map_err(Failure::bad_input)?;
+    // A Rust program is asked first; whoever runs the command wants to know why it failed.
+    config.flight_dir.get_or_insert_with(|| PathBuf::from(FLIGHT_DIR));
+    Ok(config)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zeropp_core::config::Resume;
 
     fn parse(line: &str) -> Run {
         let matches = command().try_get_matches_from(line.split(' ')).unwrap();
@@ -187,6 +213,15 @@ mod tests {
         assert_eq!(c.recompute.name(), "full");
         assert_eq!(c.data.as_deref(), Some(std::path::Path::new("a/b.txt")));
         assert!(!run.print_config && !run.dry_run);
+        for (flag, resume) in [
+            ("--resume", Resume::Newest),
+            ("--resume=must", Resume::Must),
+            ("--resume=1200", Resume::Step(1200)),
+            ("--resume=false", Resume::No),
+        ] {
+            assert_eq!(parse(&format!("zeropp run {flag}")).config.resume, resume);
+        }
+        assert!(command().try_get_matches_from(["zeropp", "run", "--resume=perhaps"]).is_err());
         assert!(parse("zeropp run --dry-run").dry_run);
     }
 
