@@ -117,7 +117,9 @@ impl Saver {
     fn tell(&self, problems: Vec<CheckpointError>) {
         for problem in problems.iter().map(ToString::to_string) {
             if self.told.lock().insert(problem.clone()) {
-                (self.warn)(&format!("{problem}; it is in nobody's way, and may be removed by hand"));
+                (self.warn)(&format!(
+                    "{problem}; it is in nobody's way, and may be removed by hand"
+                ));
             }
         }
     }

@@ -132,6 +132,9 @@ mod tests {
             skipped.see(step, bad);
         }
         assert_eq!(skipped.in_a_row, 3);
-        assert_eq!((skipped.beyond(3), skipped.beyond(4), skipped.beyond(0)), (Some(4), None, None));
+        assert_eq!(
+            (skipped.beyond(3), skipped.beyond(4), skipped.beyond(0)),
+            (Some(4), None, None)
+        );
     }
 }

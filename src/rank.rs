@@ -313,10 +313,12 @@ impl<R: FnMut(News)> Training<'_, R> {
     /// What the ranks `wished`, and the trainer of rank 0's process; all ranks get the same.
     fn agree(&self, wished: Wish) -> Result<Wish, RankError> {
         let patience = Patience::new(&self.shared.blueprint.config);
+        let stopper = &self.shared.stopper;
         let answer = |wait: Duration| {
             let answers = self.shared.answers.as_ref().expect("rank 0's process has them");
             match answers.lock().recv_timeout(wait) {
-                Ok(answer) => Some(answer.max(wished).to_bytes()),
+                // Since the exchange more may have been wished here.
+                Ok(answer) => Some(answer.max(wished).max(stopper.hear()).to_bytes()),
                 Err(RecvTimeoutError::Timeout) => None,
                 // The trainer is gone: nobody wants more.
                 Err(RecvTimeoutError::Disconnected) => Some(wished.max(Wish::Stop(0)).to_bytes()),
@@ -492,8 +494,10 @@ fn step_metrics(
     record: &StepRecord,
     all: &[Vec<u8>],
 ) -> (StepMetrics, StageTimes) {
-    let ranks: Vec<RankStep> =
-        all.iter().map(|b| serde_json::from_slice(&b[2..]).expect("written by summarise")).collect();
+    let ranks: Vec<RankStep> = all
+        .iter()
+        .map(|b| serde_json::from_slice(&b[2..]).expect("written by summarise"))
+        .collect();
     let mut losses: Vec<_> = ranks.iter().flat_map(|r| r.losses.iter().copied()).collect();
     losses.sort_unstable();
     let sum: f64 = losses.iter().map(|l| f64::from(f32::from_bits(l.3))).sum();

@@ -320,7 +320,8 @@ impl Loader {
                 Ok(serde_json::to_vec(&verdict).expect("text"))
             })?;
             let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).expect("written above");
-            let Some(verdict) = verdicts.iter().find_map(|bytes| -> Option<Verdict> { read(bytes) })
+            let Some(verdict) =
+                verdicts.iter().find_map(|bytes| -> Option<Verdict> { read(bytes) })
             else {
                 if is_first {
                     self.set_newer_aside(step)?;

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use common::{Run, assert_same_bits, run, tiny};
-use zeropp::model::gpt;
 use zeropp::config::Resume;
+use zeropp::model::gpt;
 use zeropp::{Config, Error, Trainer};
 
 /// A run of 20 steps that has saved after 10 and 20, and its folder.
@@ -65,8 +65,11 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
+/// What a run ends with that must not take a step.
 fn refusal(config: Config) -> String {
-    let error = Trainer::new(config).err().expect("not a run that can start");
+    let trained =
+        Trainer::new(config).and_then(|t| t.train(|_| -> () { panic!("a step was taken") }));
+    let error = trained.expect_err("not a run that can start");
     assert!(error.is_bad_input(), "{error}");
     error.to_string()
 }
@@ -146,7 +149,8 @@ fn a_finished_run_has_nothing_left_to_do() {
     let trainer = Trainer::new(again.clone()).unwrap();
     let resumed = trainer.resumed().unwrap();
     assert_eq!((resumed.step, resumed.changed.len()), (3, 0));
-    let (summary, weights) = trainer.train_to_weights(|_| -> () { panic!("no step is left") }).unwrap();
+    let (summary, weights) =
+        trainer.train_to_weights(|_| -> () { panic!("no step is left") }).unwrap();
     assert_eq!((summary.steps, weights), (0, whole.weights));
 
     let error = refusal(Config { steps: 2, warmup: Some(1), ..again.clone() });
@@ -183,7 +187,7 @@ fn folders_in_use_or_without_a_checkpoint_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("a");
     let config = Config { layers: 2, save: Some(folder.clone()), steps: 2, ..tiny() };
-    let resume = Config { resume: Resume::Newest, ..config.clone() };
+    let resume = Config { resume: Resume::Must, ..config.clone() };
     let named = |error: String, parts: &[&str]| {
         for part in parts.iter().chain(&[folder.to_str().unwrap()]) {
             assert!(error.contains(part), "{part} is not in: {error}");
@@ -297,7 +301,7 @@ fn damage_to_any_file_is_found_before_a_rank_starts() {
         expect(format!("garbage {garbage}"), "manifest.json");
         fs::write(newest.join("manifest.json"), good).unwrap();
     }
-    assert_eq!(Trainer::new(resume.clone()).unwrap().resumed().unwrap().step, 20);
+    Trainer::new(resume.clone()).unwrap().train(|_| ()).unwrap();
     // Without a manifest it is no checkpoint, and the one before it is the newest.
     fs::remove_file(newest.join("manifest.json")).unwrap();
     assert_eq!(Trainer::new(resume).unwrap().resumed().unwrap().step, 10);

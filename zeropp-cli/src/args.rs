@@ -117,9 +117,9 @@ fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
         .allow_negative_numbers(true);
     match option.kind {
         OptionKind::Choice(names) => arg.value_parser(PossibleValuesParser::new(names)),
-        OptionKind::Switch => may_stand_alone(arg)
-            .value_parser(["true", "false"])
-            .hide_possible_values(true),
+        OptionKind::Switch => {
+            may_stand_alone(arg).value_parser(["true", "false"]).hide_possible_values(true)
+        }
         kind @ OptionKind::Resume => may_stand_alone(arg)
             .value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
         kind => arg.value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),

@@ -37,10 +37,6 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         return ended(trainer.train(|_| ())?.stopped);
     }
     trainer.check_device()?;
-    if let Some(resumed) = trainer.resumed().filter(|r| r.step == config.steps) {
-        say(going_on(resumed, config.steps));
-        return Ok(());
-    }
     train(&config, &trainer, run.quiet)
 }
 
@@ -52,6 +48,9 @@ fn train(config: &zeropp::Config, trainer: &Trainer, quiet: bool) -> Result<(), 
         Some(resumed) => say(going_on(resumed, config.steps)),
         None if config.resume != Resume::No => say(beginning(config)),
         None => {}
+    }
+    if done == Some(config.steps) {
+        return Ok(steps.finish().map(drop)?);
     }
     let mut metrics = Metrics::open(config, done)?;
     say(plan::headline(config, trainer.plan()));

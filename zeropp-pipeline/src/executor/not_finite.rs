@@ -69,7 +69,8 @@ mod tests {
     fn outputs_appear_along_the_stages_and_gradients_against_them() {
         let mut search = Search::default();
         for value in [Value::Gradient, Value::Output] {
-            for (micro_batch, stage, layer) in [(1, 1, 0), (0, 1, 0), (0, 2, 1), (0, 2, 0), (1, 3, 0)]
+            for (micro_batch, stage, layer) in
+                [(1, 1, 0), (0, 1, 0), (0, 2, 1), (0, 2, 0), (1, 3, 0)]
             {
                 search.note(value, (micro_batch, stage, layer), String::new());
             }

@@ -147,9 +147,9 @@ impl Store {
             Ok(entries) => entries,
             Err(problem) => return vec![problem],
         };
-        let hidden = entries.filter_map(Result::ok).filter(|entry| {
-            entry.file_name().to_string_lossy().starts_with(HIDDEN)
-        });
+        let hidden = entries
+            .filter_map(Result::ok)
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with(HIDDEN));
         let remove = |entry: fs::DirEntry| {
             let path = entry.path();
             let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
