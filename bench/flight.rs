@@ -13,9 +13,9 @@ use rustix::time::{ClockId, clock_gettime};
 use zeropp::pipeline::executor::StatusBoard;
 use zeropp::pipeline::ir::{Action, Compute};
 use zeropp::{Config, Trainer};
-use zeropp_core::comm::Communicator;
-use zeropp_core::comm::recorded::Recorded;
-use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
+use zeropp_comm::Communicator;
+use zeropp_comm::recorded::Recorded;
+use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_core::host::from_vec;
 
 /// Times that a small thing is done.

@@ -3,16 +3,16 @@
 
 use std::ops::Range;
 
+use crate::config::{Config, DeviceKind, Precision, Recompute};
 use burn::tensor::DType;
-use zeropp_core::config::{Config, DeviceKind, Precision, Recompute};
+use zeropp_comm::mesh::Mesh;
 use zeropp_core::layer::{BatchShape, Model};
-use zeropp_core::mesh::Mesh;
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, RankPlan};
 use zeropp_core::params::FlatLayout;
 use zeropp_core::split::ops::attention_keeps_probabilities;
 use zeropp_pipeline::ir::{Action, Schedule};
-use zeropp_pipeline::memory::{StageBytes, predict};
+use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict};
 use zeropp_pipeline::partition::partition;
 use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
 use zeropp_zero3::optimizer::Tie;
@@ -115,7 +115,7 @@ impl Blueprint {
         })
     }
 
-    fn rank_plan(&self, pp: usize, dynamic: MemoryBytes) -> RankPlan {
+    fn rank_plan(&self, pp: usize, held: HeldBytes) -> RankPlan {
         let mine = self.schedule.stages_of(pp);
         let names = |s: usize| {
             self.model.parts[self.stages[s].clone()].iter().map(|p| p.name().to_string()).collect()
@@ -132,7 +132,11 @@ impl Blueprint {
                 parameter_shard: shard,
                 gradient_shard: shard,
                 optimizer: 2 * shard / owners,
-                ..dynamic
+                gathered: held.gathered,
+                gradient: held.gradient,
+                activation: held.activation,
+                weight_stash: held.weight_stash,
+                communication: held.communication,
             },
         }
     }

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::config::{Config, Table, Value};
 use parking_lot::Mutex;
-use zeropp_core::comm::Communicator;
-use zeropp_core::config::{Config, Table, Value};
-use zeropp_core::groups::Groups;
+use zeropp_comm::Communicator;
+use zeropp_comm::groups::Groups;
 use zeropp_zero3::checkpoint::{
     CheckpointError, Manifest, Store, StoreLock, WrittenState, write_state,
 };

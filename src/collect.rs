@@ -1,7 +1,7 @@
 //! What the ranks of several processes leave behind, brought to rank 0.
 
 use serde::{Deserialize, Serialize};
-use zeropp_core::comm::{CommResult, Communicator};
+use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::host::{from_vec, into_vec};
 use zeropp_pipeline::timeline::Span;
 use zeropp_zero3::ParamExport;
@@ -89,7 +89,7 @@ fn unpack(words: &[f32]) -> RankResult {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
+    use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
     use zeropp_pipeline::ir::{Action, Compute};
     use zeropp_pipeline::timeline::Lane;
 

@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use zeropp_core::groups::Groups;
+use zeropp_comm::groups::Groups;
 use zeropp_pipeline::executor::{Executor, ModelWorker, NotFinite, Value};
 
 use crate::Error;

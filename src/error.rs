@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use zeropp_core::comm::CommError;
-use zeropp_core::config::ConfigError;
+use crate::config::ConfigError;
+use zeropp_comm::CommError;
+use zeropp_comm::launch::{JobError, LaunchError};
+use zeropp_comm::rendezvous::RendezvousError;
 use zeropp_core::data::DataError;
-use zeropp_core::launch::{JobError, LaunchError};
-use zeropp_core::rendezvous::{MeetError, RendezvousError};
+use zeropp_core::field_error::FieldError;
 use zeropp_pipeline::partition::TooFewLayers;
 use zeropp_pipeline::schedules::ScheduleError;
 use zeropp_pipeline::verify::VerifyError;
@@ -103,17 +104,14 @@ impl Error {
 impl From<JobError> for Error {
     fn from(error: JobError) -> Error {
         match error {
-            JobError::Config(error) => error.into(),
+            JobError::Setting(error) => error.into(),
             JobError::Launch(error) => error.into(),
         }
     }
 }
 
-impl From<MeetError> for Error {
-    fn from(error: MeetError) -> Error {
-        match error {
-            MeetError::Config(error) => error.into(),
-            MeetError::Rendezvous(error) => error.into(),
-        }
+impl From<FieldError> for Error {
+    fn from(error: FieldError) -> Error {
+        ConfigError::from(error).into()
     }
 }

@@ -41,6 +41,7 @@
 mod blueprint;
 mod checkpoint;
 mod collect;
+pub mod config;
 mod diagnose;
 mod emulate;
 mod error;
@@ -52,6 +53,7 @@ mod processes;
 mod program;
 mod rank;
 mod resume;
+mod schedule_file;
 mod signals;
 mod spawn;
 mod steps;
@@ -60,17 +62,17 @@ mod trace;
 mod trainer;
 mod world;
 
+pub use config::Config;
 pub use emulate::{EmulatedStep, EmulationCosts, EmulationReport, emulate};
 pub use error::Error;
 pub use launched::{Launched, launched};
 pub use resume::Resumed;
+pub use schedule_file::{ScheduleFileError, read_schedule};
 pub use signals::stop_on_signals;
 pub use steps::Steps;
 pub use stop::Stopper;
 pub use trainer::{StepFlow, Trainer, Weights};
-pub use zeropp_core::config::Config;
+pub use zeropp_comm::{launch, rendezvous};
 pub use zeropp_core::metrics::{Plan, RankPlan, StepMetrics, Stopped, Summary};
-pub use zeropp_core::{
-    config, data, launch, layer, meter, model, params, rendezvous, rng, split, stock,
-};
+pub use zeropp_core::{data, layer, meter, model, params, rng, split, stock};
 pub use zeropp_pipeline as pipeline;

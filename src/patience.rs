@@ -5,8 +5,8 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use zeropp_core::comm::{CommError, CommResult, Communicator};
-use zeropp_core::config::Config;
+use crate::config::Config;
+use zeropp_comm::{CommError, CommResult, Communicator};
 use zeropp_zero3::checkpoint::CheckpointError;
 
 use crate::rank::RankError;
@@ -133,7 +133,7 @@ impl Patience {
 mod tests {
     use std::sync::Arc;
 
-    use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
+    use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 
     use super::*;
 

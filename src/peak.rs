@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
+use crate::config::{Config, DeviceKind};
 use burn::tensor::{DType, Device, Tensor};
-use zeropp_core::config::{Config, DeviceKind};
 use zeropp_core::device::Devices;
 
 /// Measurements of which the best counts.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
-use zeropp_core::comm::{CommResult, Communicator};
+use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::host::into_vec;
 use zeropp_zero3::checkpoint::CheckpointError;
 
@@ -159,7 +159,7 @@ fn compare_clocks(
 mod tests {
     use std::time::Duration;
 
-    use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
+    use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 
     use super::*;
 

@@ -1,7 +1,6 @@
 //! The programs of a run: a generator's schedule or a file's, lowered and verified.
 
-use zeropp_core::config::{Config, ConfigError, Recompute};
-use zeropp_pipeline::exchange;
+use crate::config::{Config, ConfigError, Recompute};
 use zeropp_pipeline::ir::{Action, Compute, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, lower};
 use zeropp_pipeline::memory::StageBytes;
@@ -9,7 +8,7 @@ use zeropp_pipeline::schedules::{Costs, Shape, generate_with_costs};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::verify::{VerifyLimits, verify};
 
-use crate::Error;
+use crate::{Error, read_schedule};
 
 /// A configuration with everything that follows from others written out, a schedule file's sizes
 /// too, and that file's schedule.
@@ -40,7 +39,7 @@ impl Resolved {
             let help = "name a file that is a whole schedule, or a kind of schedule";
             ConfigError::value("schedule", &config.schedule, problem, help)
         };
-        let schedule = exchange::read_file(path).map_err(|e| wrong(e.problem))?.schedule;
+        let schedule = read_schedule(path).map_err(|e| wrong(e.problem))?.schedule;
         let limits = VerifyLimits { optimizer_step: false, ..VerifyLimits::default() };
         verify(&schedule, &limits).map_err(|e| wrong(e.to_string()))?;
         check_sizes(config, &schedule)?;

@@ -4,13 +4,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use crate::config::Recompute;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use zeropp_core::comm::{CommError, Communicator};
-use zeropp_core::config::Recompute;
+use zeropp_comm::groups::Groups;
+use zeropp_comm::{CommError, Communicator};
 use zeropp_core::data::{Dataset, Sampler};
-use zeropp_core::groups::Groups;
 use zeropp_core::meter::{MemoryBytes, Meter};
 use zeropp_core::metrics::{StepMetrics, Stopped};
 use zeropp_pipeline::executor::{

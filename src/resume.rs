@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use crate::config::{ConfigError, Resume};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
-use zeropp_core::comm::Communicator;
-use zeropp_core::config::{ConfigError, Resume};
+use zeropp_comm::Communicator;
 use zeropp_core::layer::Part;
 use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Store, read_state};
 use zeropp_zero3::{Optimizer, ShardedStage};
@@ -377,7 +377,7 @@ fn from_rank_0(world: &dyn Communicator, step: Option<u64>) -> Result<Option<u64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zeropp_core::config::{Config, OPTIONS};
+    use crate::config::{Config, OPTIONS};
 
     use crate::checkpoint::NOT_THE_RUN;
 

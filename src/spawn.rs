@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use zeropp_core::comm::CommError;
+use zeropp_comm::CommError;
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::flight::EndKind;
 

@@ -6,8 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use zeropp_core::comm::Communicator;
-use zeropp_core::device::Devices;
+use zeropp_comm::Communicator;
 use zeropp_core::metrics::{StepMetrics, Stopped, Summary};
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::flight::EndKind;
@@ -107,7 +106,7 @@ impl<'a> Steps<'a> {
         }
         let status = Arc::new(StatusBoard::new(bp.mesh.world()));
         let devices = match &given {
-            Some(_) => Devices::find(&bp.config)?,
+            Some(_) => bp.config.devices()?,
             None => trainer.devices()?,
         };
         let peak = Peak::measure(&bp.config, &devices, bp.compute);

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use zeropp_core::comm::Communicator;
-use zeropp_core::config::Config;
+use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Sampler};
 use zeropp_core::device::Devices;
 use zeropp_core::layer::Model;
@@ -20,6 +19,7 @@ use zeropp_zero3::ParamExport;
 use crate::Error;
 use crate::blueprint::Blueprint;
 use crate::checkpoint::Warn;
+use crate::config::Config;
 use crate::rank::{Export, RankResult, StageTimes};
 use crate::resume::{self, Found, Resumed};
 use crate::steps::Steps;
@@ -66,8 +66,8 @@ impl Trainer {
     /// and value.
     pub fn new(config: Config) -> Result<Trainer, Error> {
         config.validate()?;
-        let dataset = Dataset::from_config(&config)?;
-        let model = gpt::model(&config, dataset.vocabulary());
+        let dataset = config.dataset()?;
+        let model = gpt::build(config.gpt_shape(dataset.vocabulary()));
         Self::build(config, model, dataset)
     }
 
@@ -78,7 +78,7 @@ impl Trainer {
     /// As [`new`](Self::new); also a model whose parameter names are not unique.
     pub fn with_model(config: Config, model: Model) -> Result<Trainer, Error> {
         config.validate()?;
-        let dataset = Dataset::from_config(&config)?;
+        let dataset = config.dataset()?;
         if model.vocabulary < dataset.vocabulary() {
             return Err(Error::Model(format!(
                 "vocabulary = {} is smaller than the data's; it must be at least {}",
@@ -91,7 +91,7 @@ impl Trainer {
 
     fn build(config: Config, model: Model, dataset: Dataset) -> Result<Trainer, Error> {
         let blueprint = Arc::new(Blueprint::new(&config, model)?);
-        let sampler = Sampler::from_config(&blueprint.config);
+        let sampler = blueprint.config.sampler();
         let found = resume::find(&blueprint)?;
         let warn: Warn = Arc::new(|text: &str| eprintln!("warning: {text}"));
         let (data, stopper) = (Arc::new((dataset, sampler)), Stopper::default());
@@ -139,7 +139,7 @@ impl Trainer {
 
     pub(crate) fn devices(&self) -> Result<Devices, Error> {
         let config = &self.blueprint.config;
-        let devices = Devices::find(config)?;
+        let devices = config.devices()?;
         World::check(config, &devices)?;
         Ok(devices)
     }

@@ -251,7 +251,7 @@ fn another_model_is_refused_with_the_parameter_and_both_shapes() {
             assert!(error.contains(part), "{part} is not in: {error}");
         }
     }
-    let model = gpt::model(&same, 300);
+    let model = gpt::build(same.gpt_shape(300));
     let error = Trainer::with_model(same, model).err().unwrap().to_string();
     assert!(error.contains("[300, 16]") && error.contains("[256, 16]"), "{error}");
 }

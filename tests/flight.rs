@@ -18,7 +18,7 @@ use zeropp::{Config, Trainer};
 /// Runs a model with `fault` until it fails, and judges what is left.
 fn judged(config: Config, fault: &std::sync::Arc<Fault>, folder: &Path) -> (Run, Verdict) {
     let config = Config { flight_dir: Some(folder.join("failed")), ..config };
-    let model = fault.hidden_in(gpt::model(&config, 256));
+    let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
     let trainer = Trainer::with_model(config, model).unwrap();
     let error = trainer.train(|_| ()).unwrap_err().to_string();
     let failed = folder.join("failed");
@@ -139,7 +139,7 @@ fn a_run_that_ends_well_or_wants_none_leaves_no_records() {
     assert!(!failed.exists());
     let fault = Fault::new(0, 3, || panic!("sabotage"));
     let config = Config { flight_dir: Default::default(), ..config };
-    let model = fault.hidden_in(gpt::model(&config, 256));
+    let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
     let error = Trainer::with_model(config, model).unwrap().train(|_| ()).unwrap_err();
     assert!(!error.to_string().contains("zeropp why"), "{error}");
 }
@@ -152,7 +152,7 @@ fn records_that_cannot_be_written_are_told() {
     let inside = file.join("failed");
     let config = Config { pp: 2, layers: 4, flight_dir: Some(inside.clone()), ..tiny() };
     let fault = Fault::new(1, 3, || panic!("sabotage"));
-    let model = fault.hidden_in(gpt::model(&config, 256));
+    let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
     let error = Trainer::with_model(config, model).unwrap().train(|_| ()).unwrap_err().to_string();
     let told = format!("could not be written to {}", inside.display());
     assert!(error.contains("sabotage") && error.contains(&told), "{error}");

@@ -87,7 +87,7 @@ impl Layer for Split {
 
 /// The tiny GPT with one more layer after each block.
 fn with_layers(config: &Config, layer: impl Fn(String) -> Part) -> Model {
-    let mut model = gpt::model(config, 256);
+    let mut model = gpt::build(config.gpt_shape(256));
     let parts = std::mem::take(&mut model.parts);
     for part in parts {
         let block = part.is_block().then(|| format!("{}.more", part.name()));

@@ -188,14 +188,20 @@ fn the_last_step_is_saved_even_in_a_row_of_skipped_ones_and_removes_nothing() {
 /// Trains the same run in two halves that share a world, as two processes would: `act` gets the
 /// trainer of ranks 2 and 3 once rank 0 has told of step 3. Returns both summaries.
 fn in_two_processes(act: impl Fn(&Trainer) + Sync) -> [zeropp::Summary; 2] {
-    use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
+    use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
     let config = Config { steps: 1_000_000, ..small() };
     let mut ranks = ThreadsWorld::new(4, ThreadsOptions::default()).communicators();
     let others = ranks.split_off(2);
     let [first, second] = [(); 2].map(|()| Trainer::new(config.clone()).unwrap());
     std::thread::scope(|scope| {
         let following = scope.spawn(|| second.train_over(others, |_| -> () { unreachable!() }));
-        let summary = first.train_over(ranks, |s| if s.step == 3 { act(&second) }).unwrap();
+        let summary = first
+            .train_over(ranks, |s| {
+                if s.step == 3 {
+                    act(&second)
+                }
+            })
+            .unwrap();
         [summary, following.join().unwrap().unwrap()]
     })
 }

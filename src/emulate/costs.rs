@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use crate::config::{ConfigError, Table};
 use serde_json::{Map, Value};
-use zeropp_core::config::{ConfigError, Table};
-use zeropp_core::mesh::Mesh;
+use zeropp_comm::mesh::Mesh;
 use zeropp_pipeline::exchange::json;
 use zeropp_pipeline::simulate;
 

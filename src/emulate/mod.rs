@@ -8,9 +8,9 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
-use zeropp_core::comm::{CommError, Communicator};
-use zeropp_core::config::Config;
+use crate::config::Config;
+use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
+use zeropp_comm::{CommError, Communicator};
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::simulate::{Costs, simulate};

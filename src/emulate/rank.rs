@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use zeropp_core::comm::{CommError, CommResult, Communicator};
-use zeropp_core::groups::Groups;
-use zeropp_core::mesh::Mesh;
+use zeropp_comm::groups::Groups;
+use zeropp_comm::mesh::Mesh;
+use zeropp_comm::{CommError, CommResult, Communicator};
 use zeropp_core::meter::Meter;
 use zeropp_pipeline::executor::emulated::{Clock, EmulatedLinks, EmulatedWorker, Spent};
 use zeropp_pipeline::executor::{Executor, ExecutorError, StatusBoard};

@@ -2,8 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-use zeropp_core::comm::{CommResult, Communicator};
-use zeropp_core::flight::now_ns;
+use zeropp_comm::flight::now_ns;
+use zeropp_comm::{CommResult, Communicator};
 
 /// Rounds in which the ranks tell each other the time: a chance each that little time passes
 /// between one's telling and another's hearing.
@@ -73,7 +73,7 @@ fn likely(bounds: RangeInclusive<i64>) -> i64 {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
+    use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 
     use super::*;
 

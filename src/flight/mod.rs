@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use crate::config::EngineKind;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use zeropp_core::comm::recorded::{OpLog, Recorded};
-use zeropp_core::comm::{CommError, CommResult, Communicator};
-use zeropp_core::config::EngineKind;
-use zeropp_core::flight::now_ns;
-use zeropp_core::mesh::Coords;
+use zeropp_comm::flight::now_ns;
+use zeropp_comm::mesh::Coords;
+use zeropp_comm::recorded::{OpLog, Recorded};
+use zeropp_comm::{CommError, CommResult, Communicator};
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::flight::{End, EndKind, Header, Pause, Peer, Record};
 

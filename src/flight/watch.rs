@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use zeropp_core::flight::now_ns;
+use zeropp_comm::flight::now_ns;
 use zeropp_pipeline::flight::Pause;
 
 /// How often the process shows that it is alive.

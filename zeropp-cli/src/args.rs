@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use zeropp_core::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
+use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
 
 use crate::Failure;
 
@@ -107,7 +107,10 @@ pub(crate) fn with_settings(command: Command, shown: fn(&OptionInfo) -> bool) ->
 }
 
 fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
-    let (short, long) = manual(option.doc, default);
+    let (short, mut long) = manual(option.doc, default);
+    if option.key == "schedule" {
+        long.push_str(&format!("\n\n{}\n", crate::schedule::kinds()));
+    }
     let arg = Arg::new(option.key)
         .long(option.key)
         .help_heading(option.heading)
@@ -189,7 +192,7 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zeropp_core::config::Resume;
+    use zeropp::config::Resume;
 
     fn parse(line: &str) -> Run {
         let matches = command().try_get_matches_from(line.split(' ')).unwrap();

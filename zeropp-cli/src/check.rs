@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use zeropp::pipeline::exchange::{json::Document, read_file, spell};
+use zeropp::pipeline::exchange::{json::Document, spell};
 use zeropp::pipeline::ir::{Action, Compute, Schedule};
 use zeropp::pipeline::simulate::simulate;
 use zeropp::pipeline::verify::{VerifyError, VerifyLimits, is_program, verify};
+use zeropp::read_schedule;
 
 use crate::Failure;
 use crate::figures::{count, say};
@@ -58,7 +59,7 @@ pub(crate) fn command() -> Command {
 /// Says in one line what the file holds, or what is wrong with it.
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let path = matches.get_one::<PathBuf>("file").expect("required");
-    let Document { schedule, costs, .. } = read_file(path).map_err(Failure::bad_input)?;
+    let Document { schedule, costs, .. } = read_schedule(path).map_err(Failure::bad_input)?;
     let of_zeropp = schedule.ranks.iter().flatten().any(|action| *action == Action::OptimizerStep);
     let limits = VerifyLimits {
         w_in_order: !matches.get_flag("any-w-order"),

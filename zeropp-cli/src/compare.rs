@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use clap::{Arg, ArgMatches, Command, value_parser};
 use zeropp::pipeline::draw::{chrome_read, html};
 use zeropp::pipeline::exchange::json::Document;
-use zeropp::pipeline::exchange::read_file;
 use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::report::{communication_ns, first_pipeline, makespan_ns, step, steps};
 use zeropp::pipeline::simulate::{Costs, simulate};
 use zeropp::pipeline::timeline::{RankTimeline, Timeline};
+use zeropp::read_schedule;
 
 use crate::Failure;
 use crate::figures::{count, say, table};
@@ -96,7 +96,7 @@ fn load(path: &Path, matches: &ArgMatches) -> Result<Timeline, Failure> {
         let trace = chrome_read::read(&text).map_err(|e| wrong(&e))?;
         one_step(trace, matches.get_one::<u64>("step").copied()).map_err(|e| wrong(&e))?
     } else {
-        let Document { schedule, costs, .. } = read_file(path).map_err(Failure::bad_input)?;
+        let Document { schedule, costs, .. } = read_schedule(path).map_err(Failure::bad_input)?;
         let costs = match costs {
             Some(costs) => costs.for_simulator(schedule.stages()),
             None => costs_of_flags(&schedule, matches)?,

@@ -2,7 +2,7 @@
 
 use clap::{ArgMatches, Command};
 use zeropp::Launched;
-use zeropp_core::config::OptionInfo;
+use zeropp::config::OptionInfo;
 
 use crate::figures::{count, say, table};
 use crate::{Failure, args};

@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
+use zeropp::config::{ConfigError, EngineKind, Resume};
 use zeropp::{Resumed, StepMetrics, Stopped, Trainer};
-use zeropp_core::config::{ConfigError, EngineKind, Resume};
-use zeropp_core::launch::Job;
 use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
@@ -129,7 +128,7 @@ fn quoted(word: &str) -> String {
 
 /// Whether this process is one of several and another one shows the run.
 fn is_follower(config: &zeropp::Config) -> Result<bool, Failure> {
-    Ok(Job::find(config).map_err(zeropp::Error::from)?.process > 0)
+    Ok(!config.job()?.has_rank_0())
 }
 
 /// What a resumed run goes on from, and what is not as it was.

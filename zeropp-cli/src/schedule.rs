@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 
-pub(crate) use args::{Memory, Times, command, cost_args};
+pub(crate) use args::{Memory, Times, command, cost_args, kinds};
 pub(crate) use costs::Priced;
 
 use crate::Failure;

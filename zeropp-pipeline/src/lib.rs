@@ -1,18 +1,11 @@
-//! Pipeline schedules as data, and the executor that runs them.
+//! The executor that runs a schedule on one rank, what cuts a model into stages, and what explains
+//! a run that failed. The schedules themselves are `zeropp-schedule`'s, re-exported here.
 
-pub mod ascii;
-pub mod draw;
-pub mod exchange;
 pub mod executor;
 pub mod flight;
-pub mod ir;
-pub mod judge;
-pub mod links;
-pub mod lower;
-pub mod memory;
 pub mod partition;
-pub mod report;
-pub mod schedules;
-pub mod simulate;
-pub mod timeline;
-pub mod verify;
+
+pub use zeropp_schedule::{
+    ascii, draw, exchange, ir, judge, links, lower, memory, metrics, report, schedules, simulate,
+    timeline, verify,
+};

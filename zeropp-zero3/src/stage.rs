@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
-use zeropp_core::comm::{CommResult, Pending};
-use zeropp_core::groups::Groups;
+use zeropp_comm::groups::Groups;
+use zeropp_comm::{CommResult, Pending};
 use zeropp_core::layer::Part;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_core::params::{FlatLayout, ParamSpec};

@@ -1,11 +1,12 @@
 //! A schedule made, proven and simulated as a request says.
 
-use zeropp::Config;
 use zeropp::pipeline::exchange::json::{Document, Measures};
 use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::lower::lower;
 use zeropp::pipeline::report::measures;
-use zeropp::pipeline::schedules::{Shape, generate_with_costs, zeropp_auto_unit};
+use zeropp::pipeline::schedules::{
+    Kind, Shape, StagesPerRank, StepForm, generate_with_costs, zeropp_auto_unit,
+};
 use zeropp::pipeline::simulate::simulate;
 use zeropp::pipeline::timeline::Timeline;
 use zeropp::pipeline::verify::{VerifyLimits, verify};
@@ -41,15 +42,18 @@ impl Made {
 /// side: the same step for all of them.
 pub(super) fn shape(request: &Request, kind: &str, alike: bool) -> Shape {
     let pp = request.pp;
-    // What a run of this kind would take, with layers enough for any number of stages.
-    let run = Config { schedule: kind.into(), layers: usize::MAX, ..Config::default() };
-    let in_units = run.in_units() && !alike;
+    let row = Kind::find(kind);
+    let in_units = row.is_some_and(|kind| kind.step == StepForm::Units) && !alike;
+    let stages = match row.map(|kind| kind.stages) {
+        Some(StagesPerRank::Exactly(v) | StagesPerRank::Any(v)) => v,
+        None => 1,
+    };
     let twice = pp.saturating_mul(2);
     let unit = request.unit.unwrap_or(if alike { twice } else { twice - 1 });
     let step = if in_units { unit } else { twice };
     Shape {
         pp,
-        virtual_stages: request.virtual_stages.unwrap_or_else(|| run.virtual_stages()),
+        virtual_stages: request.virtual_stages.unwrap_or(stages),
         micro_batches: request.micro_batches.unwrap_or(step.saturating_mul(2)),
         unit,
     }
@@ -121,7 +125,8 @@ fn keeps_limit(kind: &str, measures: &Measures, limit: Option<i64>) -> Result<()
         Some((rank, peak)) if i128::from(*peak) > i128::from(limit) => {
             Err(Failure::bad_input(format!(
                 "mem-limit = {limit}: {kind} needs {peak} on rank {rank}; raise the limit, or take \
-                 zb-1p, zb-v, v-half, v-min or zeropp-auto, which look for an order within it"
+                 one of {}, which look for an order within it",
+                Kind::names(|kind| kind.obeys_limit)
             )))
         }
         _ => Ok(()),

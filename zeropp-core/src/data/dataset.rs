@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::config::{Config, Tokenizer};
+use crate::choice::Tokenizer;
 use crate::data::DataError;
 
 /// This project's own sources.
@@ -31,19 +31,6 @@ enum Tokens {
 }
 
 impl Dataset {
-    /// What the configuration names, or the built-in text, long enough for its samples.
-    ///
-    /// # Errors
-    /// Data that cannot be read, is empty, or is shorter than one sample and the token after it.
-    pub fn from_config(config: &Config) -> Result<Dataset, DataError> {
-        let dataset = match &config.data {
-            Some(path) => Dataset::open(path, config.tokenizer)?,
-            None => Dataset::builtin(),
-        };
-        dataset.require(config.seq)?;
-        Ok(dataset)
-    }
-
     /// The built-in text: zeropp's own sources, as bytes.
     pub fn builtin() -> Dataset {
         Dataset {
@@ -62,7 +49,7 @@ impl Dataset {
         }
     }
 
-    /// Reads a file, or all files of a folder (see [`Config::data`]).
+    /// Reads a file, or all files of a folder in the order of the paths inside it.
     ///
     /// # Errors
     /// Data that cannot be read or is not what the tokenizer reads.
@@ -302,12 +289,13 @@ mod tests {
             ("five", "five: 5 tokens are too short, since seq = 5 needs 6", "a seq of at most 4"),
         ];
         for (name, problem, help) in cases {
-            let config = Config { data: Some(dir.path().join(name)), seq: 5, ..Config::default() };
-            let error = Dataset::from_config(&config).unwrap_err().to_string();
+            let opened = Dataset::open(&dir.path().join(name), Tokenizer::Bytes);
+            let error = opened.and_then(|data| data.require(5)).unwrap_err().to_string();
             assert!(error.starts_with("data = "), "{error}");
             assert!(error.contains(problem) && error.contains(help), "{error}");
         }
-        let five = Config { data: Some(dir.path().join("five")), seq: 4, ..Config::default() };
-        assert_eq!(Dataset::from_config(&five).unwrap().len(), 5);
+        let five = Dataset::open(&dir.path().join("five"), Tokenizer::Bytes).unwrap();
+        five.require(4).unwrap();
+        assert_eq!(five.len(), 5);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
 
-use crate::config::{Activation, Config};
+use crate::choice::Activation;
 use crate::layer::{BatchShape, Embedding, Head, Layer, LayerCost, LayerCx, Model, Part};
 use crate::params::{Init, ParamSpec};
 use crate::split::ops;
@@ -34,19 +34,6 @@ pub struct GptShape {
     pub tied: bool,
     /// The MLP's nonlinearity.
     pub activation: Activation,
-}
-
-/// The GPT that `config` describes, over `vocabulary` token ids.
-pub fn model(config: &Config, vocabulary: usize) -> Model {
-    build(GptShape {
-        layers: config.layers,
-        hidden: config.hidden,
-        heads: config.heads,
-        seq: config.seq,
-        vocabulary,
-        tied: config.tied,
-        activation: config.activation,
-    })
 }
 
 /// A GPT of the given sizes.

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
-use zeropp_core::comm::{CommResult, CommStats, Communicator, InFlight, Pending};
-use zeropp_core::groups::Groups;
+use zeropp_comm::groups::Groups;
+use zeropp_comm::{CommResult, CommStats, Communicator, InFlight, Pending};
 use zeropp_core::host;
 use zeropp_zero3::StepOutcome;
 

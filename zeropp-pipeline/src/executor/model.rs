@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use zeropp_core::comm::CommResult;
+use zeropp_comm::CommResult;
 use zeropp_core::layer::{LayerCx, Part};
 use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::split::{

@@ -4,9 +4,9 @@
 use std::io::{self, Write};
 
 use serde::{Deserialize, Serialize};
-use zeropp_core::comm::recorded::{GroupRecord, OpRecord, Outcome};
-use zeropp_core::comm::{CommError, Operation};
-use zeropp_core::flight::KEPT;
+use zeropp_comm::flight::KEPT;
+use zeropp_comm::recorded::{GroupRecord, OpRecord, Outcome};
+use zeropp_comm::{CommError, Operation};
 
 use crate::executor::{ActionRecord, untag};
 use crate::ir::Message;
@@ -72,8 +72,8 @@ pub struct Header {
     pub entries: usize,
 }
 
-impl From<zeropp_core::mesh::Coords> for Coords {
-    fn from(c: zeropp_core::mesh::Coords) -> Coords {
+impl From<zeropp_comm::mesh::Coords> for Coords {
+    fn from(c: zeropp_comm::mesh::Coords) -> Coords {
         Coords { pp: c.pp, zero3: c.zero3, dp: c.dp }
     }
 }

@@ -1,8 +1,8 @@
 //! Verdicts on made-up runs of four ranks: two stages on two hosts, two ranks that share each.
 
 use proptest::prelude::*;
-use zeropp_core::comm::recorded::{GroupRecord, Outcome};
-use zeropp_core::comm::{CommError, Operation};
+use zeropp_comm::recorded::{GroupRecord, Outcome};
+use zeropp_comm::{CommError, Operation};
 
 use super::record::{
     ActionEntry, Coords, End, EndKind, Entry, Header, OpEntry, Pause, Peer, Record,

@@ -1,7 +1,7 @@
 //! The rank, stage and operation that broke a run, and why we think so.
 
 use serde::Serialize;
-use zeropp_core::comm::CommError;
+use zeropp_comm::CommError;
 
 use super::evidence::{Case, Place};
 use super::folder::Run;

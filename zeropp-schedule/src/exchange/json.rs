@@ -1,0 +1,342 @@
+//! zeropp's own JSON for a schedule: what the CSV has, and placement, units, costs and measures.
+//!
+//! ```json
+//! {
+//!   "kind": "1f1b", "pp": 2, "stages": 2, "micro_batches": 2, "units": [2], "placement": [0, 1],
+//!   "costs": { "t_f": [1, 1], "t_b": [1, 1], "t_w": [1, 1], "t_comm": 0 },
+//!   "makespan": 9, "actions": [["0F0", "0F1"], ["1F0"]]
+//! }
+//! ```
+//! The actions are spelled as in [the module above](super). A key that is not known, or twice
+//! there, is an error, as is a number that contradicts another. Numbers of up to 15 digits read back
+//! to the same bits.
+
+use std::io::{self, Write};
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use super::{check_places, clip, parse, spell};
+use crate::{
+    ir::{Action, Schedule},
+    metrics::Metrics,
+};
+
+mod costs;
+
+pub use costs::Costs;
+
+/// A schedule with what is known about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Document {
+    /// The schedule.
+    pub schedule: Schedule,
+    /// What its actions cost.
+    pub costs: Option<Costs>,
+    /// What a simulation with these costs measured.
+    pub measures: Option<Measures>,
+}
+
+/// What a simulation measured. Times are µs; lists have one entry per rank.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measures {
+    /// From time 0 to the last end of a compute action over all ranks.
+    pub makespan: f64,
+    /// The largest over ranks of (last compute's end − first compute's start).
+    pub own_span_max: f64,
+    /// Idle share, 0 to 1, counted as the schedule's paper does.
+    pub bubble_rate: f64,
+    /// Idle time within each rank's own span.
+    pub idle: Vec<f64>,
+    /// End of each rank's last compute action.
+    pub ends: Vec<f64>,
+    /// Largest sum of activations and weight stash of each rank, in the unit of the costs.
+    pub peak_activation: Vec<u64>,
+    /// All-gathers over all pipeline ranks; 0 before lowering.
+    pub all_gathers: usize,
+    /// Reduce-scatters over all pipeline ranks; 0 before lowering.
+    pub reduce_scatters: usize,
+}
+
+impl From<&Metrics> for Measures {
+    fn from(m: &Metrics) -> Measures {
+        Measures {
+            makespan: micros(m.makespan_ns),
+            own_span_max: micros(m.own_span_max_ns),
+            bubble_rate: m.bubble_rate,
+            idle: m.idle_ns.iter().copied().map(micros).collect(),
+            ends: m.ends_ns.iter().copied().map(micros).collect(),
+            peak_activation: m.peak_activation.clone(),
+            all_gathers: m.all_gathers,
+            reduce_scatters: m.reduce_scatters,
+        }
+    }
+}
+
+fn micros(ns: u64) -> f64 {
+    ns as f64 / 1000.0
+}
+
+/// A text that is no schedule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JsonError {
+    /// Not JSON, not an object, or a key that is unknown, missing or twice there.
+    #[error("{0}")]
+    Syntax(String),
+    /// A field has a value that does not work.
+    #[error("{field}: found {found}; {works}")]
+    Field {
+        /// The field, as in `actions[1][4]`.
+        field: String,
+        /// Its value, the first 40 characters.
+        found: String,
+        /// What would work.
+        works: String,
+    },
+}
+
+/// The top level; every value is looked at one by one, so that an error can name its field.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw {
+    kind: Value,
+    pp: Value,
+    stages: Value,
+    micro_batches: Value,
+    units: Option<Value>,
+    placement: Value,
+    costs: Option<Value>,
+    makespan: Option<Value>,
+    own_span_max: Option<Value>,
+    bubble_rate: Option<Value>,
+    idle: Option<Value>,
+    ends: Option<Value>,
+    peak_activation: Option<Value>,
+    all_gathers: Option<Value>,
+    reduce_scatters: Option<Value>,
+    actions: Value,
+}
+
+/// Reads a document. `units` may be missing (one unit of all micro-batches), as may `costs` and
+/// the measures, which come all or none.
+///
+/// # Errors
+/// Names the first field that does not work, its value and what would.
+pub fn read(text: &str) -> Result<Document, JsonError> {
+    let raw: Raw = serde_json::from_str(text).map_err(|e| JsonError::Syntax(e.to_string()))?;
+    let pp: usize = field("pp", &raw.pp, "a whole number above 0")?;
+    let stages: usize = field("stages", &raw.stages, "a whole number above 0")?;
+    let micro_batches = field("micro_batches", &raw.micro_batches, "a whole number above 0")?;
+    let placement: Vec<usize> = field("placement", &raw.placement, "the rank of each stage")?;
+    let rows: Vec<Vec<String>> =
+        field("actions", &raw.actions, "a list of actions, as text, for each rank")?;
+    let units = match &raw.units {
+        Some(units) => field("units", units, "the micro-batches of each unit")?,
+        None => vec![micro_batches],
+    };
+    let ranks = read_actions(&rows)?;
+    let kind = field("kind", &raw.kind, "the schedule's name as text")?;
+    let schedule = Schedule { kind, placement, units, ranks };
+    check_numbers(&schedule, pp, stages, micro_batches)?;
+    check_places(&schedule).map_err(|misfit| JsonError::Field {
+        field: format!("actions[{}][{}]", misfit.rank, misfit.index),
+        found: format!("{:?}", rows[misfit.rank][misfit.index]),
+        works: misfit.problem,
+    })?;
+    let costs = match &raw.costs {
+        Some(costs) => Some(read_costs(costs, stages)?),
+        None => None,
+    };
+    let measures = read_measures(&raw, pp)?;
+    Ok(Document { schedule, costs, measures })
+}
+
+fn field<T: DeserializeOwned>(name: &str, value: &Value, works: &str) -> Result<T, JsonError> {
+    T::deserialize(value).map_err(|e| wrong(name, value, format!("{works} ({e})")))
+}
+
+fn wrong(name: &str, value: &Value, works: impl Into<String>) -> JsonError {
+    let found = clip(&value.to_string());
+    JsonError::Field { field: name.into(), found, works: works.into() }
+}
+
+fn read_actions(rows: &[Vec<String>]) -> Result<Vec<Vec<Action>>, JsonError> {
+    let read = |rank: usize, row: &Vec<String>| {
+        let actions = row.iter().enumerate().map(|(index, text)| {
+            parse(text).map_err(|e| JsonError::Field {
+                field: format!("actions[{rank}][{index}]"),
+                found: format!("{:?}", e.found),
+                works: e.problem,
+            })
+        });
+        actions.collect()
+    };
+    rows.iter().enumerate().map(|(rank, row)| read(rank, row)).collect()
+}
+
+/// The numbers that say the same thing twice must agree.
+fn check_numbers(
+    schedule: &Schedule,
+    pp: usize,
+    stages: usize,
+    micro_batches: usize,
+) -> Result<(), JsonError> {
+    let fail = |field: &str, found: String, works: String| {
+        Err(JsonError::Field { field: field.into(), found: clip(&found), works })
+    };
+    for (name, number) in [("pp", pp), ("stages", stages), ("micro_batches", micro_batches)] {
+        if number == 0 {
+            return fail(name, "0".into(), "a whole number above 0".into());
+        }
+    }
+    if schedule.ranks.len() != pp {
+        let found = format!("{} ranks", schedule.ranks.len());
+        return fail("actions", found, format!("one list for each of pp = {pp} ranks"));
+    }
+    let placement = &schedule.placement;
+    if placement.len() != stages {
+        let found = format!("{} entries", placement.len());
+        return fail("placement", found, format!("one rank for each of stages = {stages}"));
+    }
+    if let Some(stage) = placement.iter().position(|rank| *rank >= pp) {
+        let found = placement[stage].to_string();
+        return fail(
+            &format!("placement[{stage}]"),
+            found,
+            format!("ranks go from 0 to {}", pp - 1),
+        );
+    }
+    if let Some(rank) = (0..pp).find(|rank| !placement.contains(rank)) {
+        let works = format!("every rank holds a stage, but rank {rank} holds none");
+        return fail("placement", format!("{placement:?}"), works);
+    }
+    let sum = schedule.units.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
+    if sum != Some(micro_batches) || schedule.units.contains(&0) {
+        let works = format!("numbers above 0 that sum to micro_batches = {micro_batches}");
+        return fail("units", format!("{:?}", schedule.units), works);
+    }
+    Ok(())
+}
+
+/// Reads costs alone, for a schedule of so many stages.
+///
+/// # Errors
+/// As [`read`], for fields called `costs.…`.
+pub fn read_costs(value: &Value, stages: usize) -> Result<Costs, JsonError> {
+    let costs: Costs = field("costs", value, "an object of costs")?;
+    match costs.fault(stages) {
+        None => Ok(costs),
+        Some((name, works)) => {
+            let found = value.get(name).unwrap_or(&Value::Null);
+            Err(wrong(&format!("costs.{name}"), found, works))
+        }
+    }
+}
+
+fn read_measures(raw: &Raw, pp: usize) -> Result<Option<Measures>, JsonError> {
+    let fields = [
+        ("makespan", &raw.makespan),
+        ("own_span_max", &raw.own_span_max),
+        ("bubble_rate", &raw.bubble_rate),
+        ("idle", &raw.idle),
+        ("ends", &raw.ends),
+        ("peak_activation", &raw.peak_activation),
+        ("all_gathers", &raw.all_gathers),
+        ("reduce_scatters", &raw.reduce_scatters),
+    ];
+    if fields.iter().all(|(_, value)| value.is_none()) {
+        return Ok(None);
+    }
+    let get = |name: &str| {
+        let value = fields.iter().find(|(n, _)| *n == name).and_then(|(_, value)| value.as_ref());
+        value.ok_or_else(|| wrong(name, &Value::Null, "the measures come all or none"))
+    };
+    let number = |name: &str| field::<f64>(name, get(name)?, "a number");
+    let per_rank = |name: &str| {
+        let list: Vec<f64> = field(name, get(name)?, "a number for each rank")?;
+        check_length(name, get(name)?, list.len(), pp).map(|()| list)
+    };
+    let count = |name: &str| field::<usize>(name, get(name)?, "a whole number");
+    let peaks: Vec<u64> =
+        field("peak_activation", get("peak_activation")?, "a whole number for each rank")?;
+    check_length("peak_activation", get("peak_activation")?, peaks.len(), pp)?;
+    Ok(Some(Measures {
+        makespan: number("makespan")?,
+        own_span_max: number("own_span_max")?,
+        bubble_rate: number("bubble_rate")?,
+        idle: per_rank("idle")?,
+        ends: per_rank("ends")?,
+        peak_activation: peaks,
+        all_gathers: count("all_gathers")?,
+        reduce_scatters: count("reduce_scatters")?,
+    }))
+}
+
+fn check_length(name: &str, value: &Value, length: usize, pp: usize) -> Result<(), JsonError> {
+    if length == pp {
+        return Ok(());
+    }
+    Err(wrong(name, value, format!("one number for each of pp = {pp} ranks")))
+}
+
+/// Writes a document, one key or one rank's actions a line. A number that JSON cannot hold (not
+/// finite) becomes `null`, which [`read`] refuses.
+///
+/// # Errors
+/// What writing to `out` returns.
+pub fn write(document: &Document, out: impl Write) -> io::Result<()> {
+    let Document { schedule, costs, measures } = document;
+    let mut out = Object { out: io::BufWriter::new(out), first: true };
+    out.key("kind", &schedule.kind)?;
+    out.key("pp", &schedule.pp())?;
+    out.key("stages", &schedule.stages())?;
+    out.key("micro_batches", &schedule.micro_batches())?;
+    out.key("units", &schedule.units)?;
+    out.key("placement", &schedule.placement)?;
+    if let Some(costs) = costs {
+        out.key("costs", costs)?;
+    }
+    if let Some(m) = measures {
+        out.key("makespan", &m.makespan)?;
+        out.key("own_span_max", &m.own_span_max)?;
+        out.key("bubble_rate", &m.bubble_rate)?;
+        out.key("idle", &m.idle)?;
+        out.key("ends", &m.ends)?;
+        out.key("peak_activation", &m.peak_activation)?;
+        out.key("all_gathers", &m.all_gathers)?;
+        out.key("reduce_scatters", &m.reduce_scatters)?;
+    }
+    out.actions(&schedule.ranks)
+}
+
+/// The object as it is written.
+struct Object<W: Write> {
+    out: io::BufWriter<W>,
+    first: bool,
+}
+
+impl<W: Write> Object<W> {
+    fn key(&mut self, key: &str, value: &impl Serialize) -> io::Result<()> {
+        let before = if self.first { "{" } else { "," };
+        self.first = false;
+        write!(self.out, "{before}\n  \"{key}\": ")?;
+        Ok(serde_json::to_writer(&mut self.out, value)?)
+    }
+
+    /// The last key, and the object's end.
+    fn actions(mut self, ranks: &[Vec<Action>]) -> io::Result<()> {
+        write!(self.out, ",\n  \"actions\": [")?;
+        for (rank, actions) in ranks.iter().enumerate() {
+            let comma = if rank == 0 { "" } else { "," };
+            write!(self.out, "{comma}\n    ")?;
+            let texts: Vec<String> = actions.iter().map(spell).collect();
+            serde_json::to_writer(&mut self.out, &texts)?;
+        }
+        writeln!(self.out, "\n  ]\n}}")?;
+        self.out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,18 @@
+//! Pipeline schedules as data: generated, lowered, verified, simulated, drawn and exchanged.
+//!
+//! Nothing here computes a tensor, starts a thread, reads a clock or opens a file.
+
+pub mod ascii;
+pub mod draw;
+pub mod exchange;
+pub mod ir;
+pub mod judge;
+pub mod links;
+pub mod lower;
+pub mod memory;
+pub mod metrics;
+pub mod report;
+pub mod schedules;
+pub mod simulate;
+pub mod timeline;
+pub mod verify;

@@ -1,0 +1,159 @@
+//! Lowering holds for any order that respects the dependencies, not only for those of the
+//! generators: stages placed anywhere, visits that alternate, units that interleave, split and
+//! whole backwards, overlapped pairs.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::memory::{HeldBytes, Ledger, StageBytes};
+use crate::simulate::{Costs, simulate};
+use crate::verify::{VerifyLimits, verify};
+
+/// Builds a schedule by running a random ready action at a time.
+struct Builder<'a> {
+    placement: Vec<usize>,
+    micro_batches: usize,
+    split: bool,
+    overlap: bool,
+    done: HashSet<(Compute, usize, usize)>,
+    /// Per stage, the micro-batch whose W is next.
+    next_w: Vec<usize>,
+    choices: std::iter::Cycle<std::slice::Iter<'a, u16>>,
+    ranks: Vec<Vec<Action>>,
+}
+
+impl Builder<'_> {
+    fn ready(&self, kind: Compute, stage: usize, i: usize) -> bool {
+        let done = |k, s| self.done.contains(&(k, s, i));
+        let back = |s| done(Compute::B, s) || done(Compute::BW, s);
+        let gradient = || stage + 1 == self.placement.len() || back(stage + 1);
+        !done(kind, stage)
+            && match kind {
+                Compute::F => stage == 0 || done(Compute::F, stage - 1),
+                Compute::B => self.split && done(Compute::F, stage) && gradient(),
+                Compute::W => done(Compute::B, stage) && self.next_w[stage] == i,
+                Compute::BW => {
+                    let next = !self.split && self.next_w[stage] == i;
+                    next && done(Compute::F, stage) && gradient()
+                }
+                Compute::R => false,
+            }
+    }
+
+    fn all_ready(&self) -> Vec<(Compute, usize, usize)> {
+        let mut all = Vec::new();
+        for kind in [Compute::F, Compute::B, Compute::W, Compute::BW] {
+            for stage in 0..self.placement.len() {
+                for i in 0..self.micro_batches {
+                    if self.ready(kind, stage, i) {
+                        all.push((kind, stage, i));
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    fn choose(&mut self, from: usize) -> usize {
+        usize::from(*self.choices.next().expect("a cycle")) % from
+    }
+
+    fn finish(&mut self, (kind, stage, i): (Compute, usize, usize)) {
+        self.done.insert((kind, stage, i));
+        if matches!(kind, Compute::W | Compute::BW) {
+            self.next_w[stage] += 1;
+        }
+    }
+
+    fn build(mut self, units: Vec<usize>) -> Schedule {
+        loop {
+            let ready = self.all_ready();
+            if ready.is_empty() {
+                break;
+            }
+            let (kind, stage, i) = ready[self.choose(ready.len())];
+            let rank = self.placement[stage];
+            let partner = ready.iter().find(|(k, s, _)| {
+                self.overlap
+                    && kind == Compute::F
+                    && *k == Compute::BW
+                    && self.placement[*s] == rank
+            });
+            let action = match partner {
+                Some(&(_, s, j)) => Action::Overlap { forward: (stage, i), backward: (s, j) },
+                None => Action::compute(kind, stage, i),
+            };
+            action.computes().for_each(|c| self.finish(c));
+            self.ranks[rank].push(action);
+        }
+        Schedule { kind: "file".into(), placement: self.placement, units, ranks: self.ranks }
+    }
+}
+
+prop_compose! {
+    fn any_schedule()(
+        pp in 1usize..4, extra in proptest::collection::vec(0usize..8, 0..5),
+        units in proptest::collection::vec(1usize..4, 1..4),
+        split: bool, overlap: bool, choices in proptest::collection::vec(any::<u16>(), 1..200),
+    ) -> Schedule {
+        // Every rank has a stage; the others are anywhere.
+        let mut placement: Vec<usize> = (0..pp).collect();
+        for place in extra {
+            placement.insert(place % (placement.len() + 1), place % pp);
+        }
+        let stages = placement.len();
+        let builder = Builder {
+            placement,
+            micro_batches: units.iter().sum(),
+            split,
+            overlap,
+            done: HashSet::new(),
+            next_w: vec![0; stages],
+            choices: choices.iter().cycle(),
+            ranks: vec![Vec::new(); pp],
+        };
+        builder.build(units.clone())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 600, ..Default::default() })]
+
+    #[test]
+    fn any_order_lowers_to_a_good_program(
+        schedule in any_schedule(), prefetch in 0usize..4, recompute: bool, replicas: bool,
+        residency in 0usize..3,
+    ) {
+        let residency = [Residency::Auto, Residency::PerVisit, Residency::LookAhead][residency];
+        prop_assert_eq!(verify(&schedule, &VerifyLimits::default()), Ok(()));
+        let options = LowerOptions { prefetch, recompute, replicas, residency };
+        let lowered = lower(&schedule, &options);
+        // An overlapped pair needs both its stages, whatever the prefetch.
+        let overlaps = |a: &Action| matches!(a, Action::Overlap { .. });
+        let pairs = usize::from(schedule.ranks.iter().flatten().any(overlaps));
+        let limits = VerifyLimits { gathered_max: Some(1 + prefetch + pairs), ..Default::default() };
+        prop_assert_eq!(verify(&lowered, &limits), Ok(()));
+        prop_assert_eq!(&lower(&lowered, &options), &lowered);
+
+        let bytes = StageBytes {
+            input: 1, activation: 3, stash: 2, weights: 5, gradient: 7, message: 1,
+        };
+        let bytes = vec![bytes; schedule.stages()];
+        for program in &lowered.ranks {
+            let mut ledger = Ledger::new(program, &bytes);
+            program.iter().for_each(|a| ledger.run(a));
+            prop_assert_eq!(ledger.now(), HeldBytes::default());
+        }
+
+        // With free collectives and no recomputation, lowering changes no time.
+        let costs = Costs::uniform(schedule.stages(), 5, 4, 3, 2);
+        let timed = simulate(&lowered, &costs).unwrap();
+        if !recompute {
+            let plain = simulate(&schedule, &costs).unwrap();
+            for (a, b) in plain.ranks.iter().zip(&timed.ranks) {
+                let computes = b.spans.iter().filter(|s| s.action.computes().next().is_some());
+                prop_assert_eq!(a.spans.iter().collect::<Vec<_>>(), computes.collect::<Vec<_>>());
+            }
+        }
+    }
+}

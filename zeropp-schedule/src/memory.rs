@@ -1,0 +1,234 @@
+//! Peak memory by kind, predicted by walking each rank's program.
+//!
+//! The model counts what a rank with a device of its own would hold:
+//! * *activation*: what F keeps for B. Where an R follows, F keeps the stage input only, and R
+//!   turns it into the whole;
+//! * *weight stash*: what B keeps for W; a whole backward is B, then W;
+//! * *gathered*: a stage's weights from AG to FREE;
+//! * *gradient*: a stage's whole gradient from the first W of a unit until its RS retires, which is
+//!   when the rank issues its next RS, or at the optimizer step;
+//! * *communication*: a message from the posting of its receive to the action that takes it, and
+//!   what a stage hands to another one of the same rank until that one takes it.
+//!
+//! The paper's own count (ZeroPP §3.4) leaves out the prefetched stage, the last stage's gradient
+//! and the stash.
+
+use std::collections::HashSet;
+
+pub use over_time::{KindPoint, over_time};
+
+mod over_time;
+
+use crate::ir::{Action, Compute, Message, Schedule};
+
+/// Bytes of one stage, for one micro-batch where that applies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageBytes {
+    /// The stage input of one micro-batch, kept alone where the stage recomputes.
+    pub input: u64,
+    /// All that F keeps for the B of one micro-batch, the input included.
+    pub activation: u64,
+    /// What B keeps for the W of one micro-batch.
+    pub stash: u64,
+    /// The whole gathered weights.
+    pub weights: u64,
+    /// The whole fp32 gradient.
+    pub gradient: u64,
+    /// The output of one micro-batch as it is sent on; the gradient that comes back is as large.
+    pub message: u64,
+}
+
+/// Bytes on one rank that come and go with its program, by kind: held now, or a peak of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldBytes {
+    /// Whole weights of stages, alive between all-gather and free.
+    pub gathered: u64,
+    /// Whole weight gradients of stages, from their first W to their reduce-scatter.
+    pub gradient: u64,
+    /// What forwards keep for their B.
+    pub activation: u64,
+    /// What B keep for their W.
+    pub weight_stash: u64,
+    /// Messages on their way to or from another rank or stage.
+    pub communication: u64,
+}
+
+impl HeldBytes {
+    /// The larger of two values in every kind.
+    pub fn max(&self, other: &HeldBytes) -> HeldBytes {
+        HeldBytes {
+            gathered: self.gathered.max(other.gathered),
+            gradient: self.gradient.max(other.gradient),
+            activation: self.activation.max(other.activation),
+            weight_stash: self.weight_stash.max(other.weight_stash),
+            communication: self.communication.max(other.communication),
+        }
+    }
+}
+
+/// The peak of every rank by kind.
+///
+/// `schedule` is one that [`verify`](crate::verify::verify) accepts, lowered or compute-only
+/// (nothing is gathered, received or reduced then), and `stages` has an entry for each stage.
+pub fn predict(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBytes> {
+    let peak = |actions: &Vec<Action>| {
+        let mut ledger = Ledger::new(actions, stages);
+        actions.iter().for_each(|a| ledger.run(a));
+        ledger.peak
+    };
+    schedule.ranks.iter().map(peak).collect()
+}
+
+/// What one rank holds while it goes through its program.
+pub struct Ledger<'a> {
+    stages: &'a [StageBytes],
+    /// (stage, micro-batch) that recompute.
+    recomputed: HashSet<(usize, usize)>,
+    /// Stages of this rank.
+    own: HashSet<usize>,
+    /// Messages received or handed over and not yet taken: (message, consuming stage, micro-batch).
+    received: HashSet<(Message, usize, usize)>,
+    /// Stages whose gradient buffer is being added to.
+    open: Vec<bool>,
+    /// Bytes of the gradient whose RS is on its way.
+    reducing: u64,
+    now: HeldBytes,
+    peak: HeldBytes,
+    /// Largest sum of activation and weight stash.
+    kept_peak: u64,
+}
+
+impl<'a> Ledger<'a> {
+    /// An empty ledger for the rank with this program.
+    pub fn new(program: &[Action], stages: &'a [StageBytes]) -> Ledger<'a> {
+        let recomputed = |a: &Action| match *a {
+            Action::Compute { kind: Compute::R, stage, micro_batch } => Some((stage, micro_batch)),
+            _ => None,
+        };
+        Ledger {
+            stages,
+            recomputed: program.iter().filter_map(recomputed).collect(),
+            own: program.iter().flat_map(Action::computes).map(|(_, stage, _)| stage).collect(),
+            received: HashSet::new(),
+            open: vec![false; stages.len()],
+            reducing: 0,
+            now: HeldBytes::default(),
+            peak: HeldBytes::default(),
+            kept_peak: 0,
+        }
+    }
+
+    /// A whole action.
+    pub fn run(&mut self, action: &Action) {
+        for compute in action.computes() {
+            self.start(compute);
+            self.end(compute);
+        }
+        match *action {
+            Action::AllGather { stage } => self.now.gathered += self.stages[stage].weights,
+            Action::Free { stage } => self.now.gathered -= self.stages[stage].weights,
+            Action::Recv { message, stage, micro_batch } => {
+                self.arrive(message, stage, micro_batch);
+            }
+            Action::ReduceScatter { stage } => {
+                self.retire();
+                self.open[stage] = false;
+                self.reducing = self.stages[stage].gradient;
+            }
+            Action::OptimizerStep => self.retire(),
+            _ => {}
+        }
+        self.mark();
+    }
+
+    /// The start of a compute action: what it allocates, and the message it takes.
+    pub fn start(&mut self, (kind, stage, micro_batch): (Compute, usize, usize)) {
+        let bytes = self.stages[stage];
+        let takes = match kind {
+            Compute::F => Some(Message::Activation),
+            Compute::B | Compute::BW => Some(Message::Gradient),
+            Compute::W | Compute::R => None,
+        };
+        if let Some(message) = takes
+            && self.received.remove(&(message, stage, micro_batch))
+        {
+            self.now.communication -= self.message_bytes(message, stage);
+        }
+        match kind {
+            Compute::F if self.recomputed.contains(&(stage, micro_batch)) => {
+                self.now.activation += bytes.input;
+            }
+            Compute::F => self.now.activation += bytes.activation,
+            Compute::R => {
+                self.now.activation = self.now.activation - bytes.input + bytes.activation;
+            }
+            Compute::W | Compute::BW if !self.open[stage] => {
+                self.open[stage] = true;
+                self.now.gradient += bytes.gradient;
+            }
+            Compute::B | Compute::W | Compute::BW => {}
+        }
+        self.mark();
+    }
+
+    /// The end of a compute action: B turns activation into stash, W drops the stash.
+    pub fn end(&mut self, (kind, stage, micro_batch): (Compute, usize, usize)) {
+        let bytes = self.stages[stage];
+        let gives = kind.gives(stage, self.stages.len());
+        if let Some(message) = gives
+            && let Some(consumer) = message.consumer(stage, self.stages.len())
+            && self.own.contains(&consumer)
+        {
+            self.arrive(message, consumer, micro_batch);
+            self.mark();
+        }
+        if matches!(kind, Compute::B | Compute::BW) {
+            self.now.activation -= bytes.activation;
+            self.now.weight_stash += bytes.stash;
+            self.mark();
+        }
+        if matches!(kind, Compute::W | Compute::BW) {
+            self.now.weight_stash -= bytes.stash;
+        }
+    }
+
+    /// What is held now.
+    pub fn now(&self) -> HeldBytes {
+        self.now
+    }
+
+    /// The largest so far, by kind.
+    pub fn peak(&self) -> HeldBytes {
+        self.peak
+    }
+
+    /// The largest sum of activations and weight stash so far: what the Zero Bubble papers call
+    /// activation memory.
+    pub fn kept_peak(&self) -> u64 {
+        self.kept_peak
+    }
+
+    fn arrive(&mut self, message: Message, stage: usize, micro_batch: usize) {
+        self.received.insert((message, stage, micro_batch));
+        self.now.communication += self.message_bytes(message, stage);
+    }
+
+    fn retire(&mut self) {
+        self.now.gradient -= std::mem::take(&mut self.reducing);
+    }
+
+    fn message_bytes(&self, message: Message, consumer: usize) -> u64 {
+        match message {
+            Message::Activation => self.stages[consumer - 1].message,
+            Message::Gradient => self.stages[consumer].message,
+        }
+    }
+
+    fn mark(&mut self) {
+        self.peak = self.peak.max(&self.now);
+        self.kept_peak = self.kept_peak.max(self.now.activation + self.now.weight_stash);
+    }
+}
+
+#[cfg(test)]
+mod tests;

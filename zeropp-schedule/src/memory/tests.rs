@@ -1,0 +1,100 @@
+//! Predictions against what the schedule's text says.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::lower::{LowerOptions, lower};
+use crate::schedules::{Shape, generate};
+
+/// One kind of byte a power of 1000 apart from the next, so that sums can be read.
+const BYTES: StageBytes =
+    StageBytes { input: 1, activation: 10, stash: 7, weights: 100, gradient: 1000, message: 3 };
+
+fn peaks(kind: &str, shape: Shape, options: &LowerOptions) -> Vec<HeldBytes> {
+    let lowered = lower(&generate(kind, &shape).unwrap(), options);
+    predict(&lowered, &vec![BYTES; shape.stages()])
+}
+
+#[test]
+fn worked_by_hand() {
+    let shape = Shape { pp: 2, virtual_stages: 2, micro_batches: 3, unit: 3 };
+    let rank_0 = peaks("zeropp", shape, &LowerOptions::default())[0];
+    // 0F0..2 and 2F0..2; two stages at once; the gradients of stages 0 and 2 until the end; 2B0 and
+    // 2B1 stash before 2W0; a message is posted while the one before it still waits.
+    let want = HeldBytes {
+        activation: 60,
+        gathered: 200,
+        gradient: 2000,
+        weight_stash: 14,
+        communication: 6,
+    };
+    assert_eq!(rank_0, want);
+}
+
+#[test]
+fn whole_backwards_stash_one_micro_batch() {
+    let shape = Shape { pp: 3, virtual_stages: 1, micro_batches: 8, unit: 8 };
+    for (rank, peak) in peaks("1f1b", shape, &LowerOptions::default()).iter().enumerate() {
+        assert_eq!(peak.weight_stash, 7);
+        assert_eq!(peak.activation, 10 * (3 - rank as u64));
+        assert_eq!((peak.gathered, peak.gradient), (100, 1000));
+    }
+}
+
+#[test]
+fn a_gradient_lives_until_the_next_reduction() {
+    // Rank 0 runs some W of its last stage before the W of the others: while those of stage 0 run,
+    // the last stage's gradient is still added to, and that of the stage above is being reduced.
+    // Rank 1 keeps all W of its last stage for the end, so that only two are alive.
+    for virtual_stages in [3, 4] {
+        let shape = Shape { pp: 2, virtual_stages, micro_batches: 12, unit: 6 };
+        let peaks = peaks("zeropp", shape, &LowerOptions::default());
+        assert_eq!([peaks[0].gradient, peaks[1].gradient], [3000, 2000]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 300, ..Default::default() })]
+
+    /// Activations are those of one unit whatever B is: (V−1)·U whole stages and the warm-up of the
+    /// last one; with recomputation (V−1)·U inputs, and one recomputed stage or the warm-up.
+    #[test]
+    fn zeropp_activations_are_those_of_one_unit(
+        pp in 1usize..6, v in 1usize..5, unit in 1usize..12, units in 1usize..9,
+        recompute: bool, prefetch in 0usize..3,
+    ) {
+        let shape = Shape { pp, virtual_stages: v, micro_batches: units * unit, unit };
+        let options = LowerOptions { recompute, prefetch, ..Default::default() };
+        for (rank, peak) in peaks("zeropp", shape, &options).iter().enumerate() {
+            let blocks = (v - 1) * unit;
+            let warm_up = unit.min(2 * (pp - rank) - 1);
+            let want = match recompute {
+                false => 10 * (blocks + warm_up),
+                true if v == 1 => 10 * warm_up,
+                true => (blocks + 10 * warm_up).max(blocks - 1 + 10),
+            };
+            prop_assert_eq!(peak.activation, want as u64);
+            prop_assert!(peak.gathered <= 100 * (1 + prefetch as u64));
+            prop_assert!(peak.gradient <= 3000);
+        }
+    }
+
+    /// Everything taken is given back by the end of the program.
+    #[test]
+    fn nothing_is_left(
+        pp in 1usize..5, v in 1usize..4, micro_batches in 1usize..10, unit in 1usize..6,
+        kind in 0usize..3, recompute: bool,
+    ) {
+        let kind = ["zeropp", "gpipe", "1f1b"][kind];
+        let v = if kind == "1f1b" { 1 } else { v };
+        let shape = Shape { pp, virtual_stages: v, micro_batches, unit };
+        let options = LowerOptions { recompute, ..Default::default() };
+        let lowered = lower(&generate(kind, &shape).unwrap(), &options);
+        let stages = vec![BYTES; shape.stages()];
+        for program in &lowered.ranks {
+            let mut ledger = Ledger::new(program, &stages);
+            program.iter().for_each(|a| ledger.run(a));
+            prop_assert_eq!(ledger.now(), HeldBytes::default());
+        }
+    }
+}

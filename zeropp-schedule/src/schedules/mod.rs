@@ -1,0 +1,44 @@
+//! Generators: pure functions from a shape to the compute actions of every rank.
+//!
+//! One file per schedule, each an ordered list of phases named as in its paper, and one row of
+//! [`KINDS`], from which help, defaults, checks, tables and tests follow. A generator writes
+//! compute actions only; [`lower`](crate::lower::lower) adds what the weights and the links need.
+//! The W of one stage always run in micro-batch order, because the bits of a gradient depend on
+//! the order of its sum.
+
+mod breadth_first;
+mod costs;
+mod dualpipe_v;
+mod interleaved;
+mod kinds;
+mod one_f_one_b;
+mod shape;
+mod timing;
+mod v_blocks;
+mod v_reorder;
+mod vee;
+mod zb_auto;
+mod zb_h;
+mod zb_v;
+mod zb_v_auto;
+mod zeropp;
+mod zeropp_auto;
+mod zeropp_place;
+mod zeropp_spine;
+
+pub use costs::Costs;
+pub use interleaved::interleaved_as_printed;
+pub use kinds::{KINDS, Kind, Rate, StagesPerRank, StepForm, generate, generate_with_costs};
+pub use shape::{ACTIONS_MAX, ScheduleError, Shape};
+pub(crate) use timing::own_span;
+pub use v_blocks::{v_half, v_min};
+pub use zb_auto::zb;
+pub use zb_v::zb_v;
+pub use zeropp_auto::{zeropp_auto, zeropp_auto_unit};
+
+#[cfg(test)]
+mod auto_tests;
+#[cfg(test)]
+mod closed_forms;
+#[cfg(test)]
+mod tests;

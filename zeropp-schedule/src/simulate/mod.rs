@@ -1,0 +1,159 @@
+//! When everything in a schedule happens, given what everything costs.
+//!
+//! The model is that of the executor: a rank's compute thread goes through its program in order;
+//! a compute action waits for its message and its gathered weights; gathers and reductions of the
+//! ZeRO-3 group are one queue beside it, replica reductions another; a send occupies one of the
+//! rank's links for bytes over bandwidth and arrives a latency later; the next RS waits until the
+//! one before it is done. All D ranks of a ZeRO-3 group are alike and run as one. Times are whole
+//! nanoseconds, so that results are exact.
+
+use crate::ir::Schedule;
+use crate::memory::StageBytes;
+use crate::timeline::Timeline;
+use crate::verify::{VerifyError, VerifyLimits, verify};
+
+mod engine;
+
+/// What one stage takes, in nanoseconds, for one micro-batch where that applies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageCosts {
+    /// Forward.
+    pub f_ns: u64,
+    /// Gradient of the input.
+    pub b_ns: u64,
+    /// Gradients of the weights. A whole backward takes `b_ns + w_ns`.
+    pub w_ns: u64,
+    /// Recomputation.
+    pub r_ns: u64,
+    /// All-gather of the weights.
+    pub all_gather_ns: u64,
+    /// Reduce-scatter of the gradients.
+    pub reduce_scatter_ns: u64,
+    /// Sum of the gradient shards over the replicas.
+    pub replica_reduce_ns: u64,
+}
+
+/// What sending to another rank takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkCosts {
+    /// From the end of the transfer to the arrival; any number of messages may be under way.
+    pub latency_ns: u64,
+    /// Bandwidth of one link; none is infinite.
+    pub bytes_per_s: Option<u64>,
+    /// Transfers that a rank can have going at once; none is no limit.
+    pub parallel_max: Option<usize>,
+}
+
+/// Everything the simulator needs to know besides the schedule.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Costs {
+    /// Times of each stage.
+    pub stages: Vec<StageCosts>,
+    /// Bytes of each stage, or any other unit.
+    pub memory: Vec<StageBytes>,
+    /// Times of messages between ranks.
+    pub link: LinkCosts,
+    /// An overlapped F and BW; none is one after the other.
+    pub overlap_ns: Option<u64>,
+    /// The optimizer step, once all ranks have come to it.
+    pub step_ns: u64,
+}
+
+impl Costs {
+    /// Equal stages: F, B, W, and the time `c` of one message. Recomputation costs an F,
+    /// collectives are free, and memory counts activations: 1 per stage and micro-batch.
+    pub fn uniform(stages: usize, f_ns: u64, b_ns: u64, w_ns: u64, c_ns: u64) -> Costs {
+        let stage = StageCosts { f_ns, b_ns, w_ns, r_ns: f_ns, ..Default::default() };
+        Costs {
+            stages: vec![stage; stages],
+            memory: vec![StageBytes { activation: 1, ..Default::default() }; stages],
+            link: LinkCosts { latency_ns: c_ns, ..Default::default() },
+            ..Default::default()
+        }
+    }
+
+    /// Checks that the costs fit the schedule and that no sum of times can overflow.
+    fn check(&self, schedule: &Schedule) -> Result<(), SimulateError> {
+        let stages = schedule.stages();
+        for (field, found) in [("stages", self.stages.len()), ("memory", self.memory.len())] {
+            if found != stages {
+                return Err(SimulateError::Stages { field, found, stages });
+            }
+        }
+        if self.link.parallel_max == Some(0) {
+            return Err(SimulateError::Zero { field: "parallel_max" });
+        }
+        if self.link.bytes_per_s == Some(0) {
+            return Err(SimulateError::Zero { field: "bytes_per_s" });
+        }
+        let transfer = |m: &StageBytes| self.link.transfer_ns(m.message);
+        let longest = self.stages.iter().flat_map(|s| {
+            [s.f_ns, s.b_ns, s.w_ns, s.r_ns, s.all_gather_ns, s.reduce_scatter_ns]
+                .into_iter()
+                .chain([s.replica_reduce_ns])
+        });
+        let longest = longest.map(u128::from).chain(self.memory.iter().map(transfer));
+        let longest = longest.chain([self.link.latency_ns, self.step_ns].map(u128::from));
+        let longest = longest.chain(self.overlap_ns.map(u128::from)).max().unwrap_or(0);
+        let actions: usize = schedule.ranks.iter().map(Vec::len).sum();
+        // An action adds at most three such times: F, B and W of an overlapped pair, or transfer,
+        // latency and a wait.
+        match longest.checked_mul(3 * (actions as u128 + 1)) {
+            Some(sum) if sum <= u128::from(u64::MAX) => Ok(()),
+            _ => Err(SimulateError::TooLong { longest }),
+        }
+    }
+}
+
+impl LinkCosts {
+    /// Nanoseconds that `bytes` occupy a link, rounded up.
+    pub fn transfer_ns(&self, bytes: u64) -> u128 {
+        let second = u128::from(bytes) * 1_000_000_000;
+        self.bytes_per_s.map_or(0, |rate| second.div_ceil(u128::from(rate)))
+    }
+}
+
+/// Why there is nothing to simulate.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SimulateError {
+    /// The schedule is wrong.
+    #[error(transparent)]
+    Schedule(#[from] VerifyError),
+    /// The costs are for another number of stages.
+    #[error("costs: {field} has {found} entries; the schedule has {stages} stages")]
+    Stages {
+        /// The field.
+        field: &'static str,
+        /// Its entries.
+        found: usize,
+        /// The schedule's stages.
+        stages: usize,
+    },
+    /// A limit is zero, which would stop all messages.
+    #[error("costs: {field} = 0 sends nothing; leave it out or make it at least 1")]
+    Zero {
+        /// The field.
+        field: &'static str,
+    },
+    /// The run would not fit into 64 bits of nanoseconds.
+    #[error("costs: a time of {longest} ns is too long for this many actions; use smaller times")]
+    TooLong {
+        /// The longest time.
+        longest: u128,
+    },
+}
+
+/// Simulates one step of `schedule`, compute-only (each message is sent when it was made) or
+/// lowered. Every action has one span, in program order.
+///
+/// # Errors
+/// A schedule that [`verify`] rejects whatever the limits, and costs that do not fit it.
+pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline, SimulateError> {
+    let lenient = VerifyLimits { w_in_order: false, optimizer_step: false, ..Default::default() };
+    verify(schedule, &lenient)?;
+    costs.check(schedule)?;
+    Ok(engine::run(schedule, costs))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,257 @@
+//! Worked examples, closed forms and lower bounds.
+
+use crate::metrics::Metrics;
+use proptest::prelude::*;
+
+use super::*;
+use crate::ir::Action;
+use crate::lower::{LowerOptions, lower};
+use crate::schedules::{Shape, generate};
+
+fn shape(pp: usize, virtual_stages: usize, micro_batches: usize, unit: usize) -> Shape {
+    Shape { pp, virtual_stages, micro_batches, unit }
+}
+
+fn run(kind: &str, shape: Shape, costs: &Costs) -> (Schedule, Timeline, Metrics) {
+    let schedule = generate(kind, &shape).unwrap();
+    let timeline = simulate(&schedule, costs).unwrap();
+    let metrics = Metrics::new(&schedule, &timeline, costs);
+    (schedule, timeline, metrics)
+}
+
+fn slots(kind: &str, shape: Shape) -> (Schedule, Timeline, Metrics) {
+    run(kind, shape, &Costs::uniform(shape.stages(), 1, 1, 1, 0))
+}
+
+/// The rank's actions with their starts, as `0F0@3`.
+fn starts(timeline: &Timeline, rank: usize) -> String {
+    let spans = &timeline.ranks[rank].spans;
+    spans.iter().map(|s| format!("{}@{}", s.action, s.start_ns)).collect::<Vec<_>>().join(" ")
+}
+
+/// Idle slots of one unit and rank (DESIGN.md section 3).
+fn zeropp_idle(p: i64, v: i64, u: i64) -> i64 {
+    let pos = |n: i64| n.max(0);
+    let first = pos(2 * p - 1 - u);
+    if v == 1 {
+        return first;
+    }
+    first + (v - 1) * pos(p - u) + pos(p + 1 - 2 * u) + (v - 2) * pos(p - 2 * u)
+}
+
+#[test]
+fn zeropp_worked_examples() {
+    let (_, timeline, metrics) = slots("zeropp", shape(2, 2, 3, 3));
+    insta::assert_snapshot!(starts(&timeline, 0), @"0F0@0 0F1@1 0F2@2 2F0@3 2F1@4 2F2@5 2B0@6 2W0@7 2B1@8 2W1@9 2B2@10 0B0@11 0W0@12 0B1@13 0W1@14 0B2@15 0W2@16 2W2@17");
+    insta::assert_snapshot!(starts(&timeline, 1), @"1F0@1 1F1@2 1F2@3 3F0@4 3B0@5 3F1@6 3B1@7 3F2@8 3B2@9 1B0@10 1W0@11 1B1@12 1W1@13 1B2@14 1W2@15 3W0@16 3W1@17 3W2@18");
+    assert_eq!(metrics.ends_ns, [18, 19]);
+    let (_, timeline, _) = slots("zeropp", shape(4, 2, 7, 7));
+    insta::assert_snapshot!(starts(&timeline, 1), @"1F0@1 1F1@2 1F2@3 1F3@4 1F4@5 1F5@6 1F6@7 5F0@8 5F1@9 5F2@10 5F3@11 5F4@12 5B0@13 5F5@14 5B1@15 5F6@16 5B2@17 5W0@18 5B3@19 5W1@20 5B4@21 5W2@22 5B5@23 5W3@24 5B6@25 1B0@26 1W0@27 1B1@28 1W1@29 1B2@30 1W2@31 1B3@32 1W3@33 1B4@34 1W4@35 1B5@36 1W5@37 1B6@38 1W6@39 5W4@40 5W5@41 5W6@42");
+}
+
+/// The formula is the idle time of rank 0, the longest, in a single unit, and what every further
+/// unit adds on each rank (in a single unit the later ranks wait less: they start later).
+#[test]
+fn zeropp_idle_is_the_closed_form() {
+    for p in 1..=8 {
+        for v in 1..=4 {
+            for u in 1..=2 * p + 1 {
+                let idle = zeropp_idle(p as i64, v as i64, u as i64) as u64;
+                let unit = (3 * u * v) as u64 + idle;
+                let [one, two, three] = [1, 2, 3].map(|n| slots("zeropp", shape(p, v, n * u, u)).2);
+                assert_eq!(one.idle_ns[0], idle, "P = {p}, V = {v}, U = {u}");
+                assert_eq!(one.own_span_max_ns, unit, "P = {p}, V = {v}, U = {u}");
+                for (two, three) in two.ends_ns.iter().zip(&three.ends_ns) {
+                    assert_eq!(three - two, unit, "P = {p}, V = {v}, U = {u}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn zeropp_units_tile_without_a_gap() {
+    for (p, v) in [(2, 2), (3, 2), (4, 3), (8, 2)] {
+        let u = 2 * p - 1;
+        let (_, _, metrics) = slots("zeropp", shape(p, v, 4 * u, u));
+        assert_eq!(metrics.idle_ns, vec![0; p]);
+        assert_eq!(metrics.bubble_rate, 0.0);
+    }
+}
+
+/// The fixed order with the timings of a 14.6B model (P = 4, V = 2), as DESIGN.md gives them.
+#[test]
+fn zeropp_with_unequal_times() {
+    let costs = Costs::uniform(8, 11347, 11248, 8132, 377);
+    let rate = |u| run("zeropp", shape(4, 2, u, u), &costs).2.bubble_rate;
+    insta::assert_snapshot!(format!("{:.4} {:.4}", rate(7), rate(8)), @"0.0471 0.0414");
+}
+
+/// The 1F1B column of SCHEDULES.md (milliseconds; the papers').
+#[test]
+fn one_f_one_b_bubble_rates_of_the_papers() {
+    for (p, m, f, b, w, c, want) in [
+        (8, 24, 18522, 18086, 9337, 601, "0.2431"),
+        (8, 32, 18513, 18086, 9331, 626, "0.1985"),
+        (8, 24, 29718, 29444, 19927, 527, "0.2347"),
+        (16, 48, 11347, 11248, 8132, 377, "0.2552"),
+    ] {
+        let (_, _, metrics) = run("1f1b", shape(p, 1, m, m), &Costs::uniform(p, f, b, w, c));
+        assert_eq!(format!("{:.4}", metrics.bubble_rate), want);
+    }
+}
+
+#[test]
+fn links_gathers_and_reductions_take_their_time() {
+    let schedule = lower(
+        &generate("zeropp", &shape(2, 1, 2, 2)).unwrap(),
+        &LowerOptions { replicas: true, ..Default::default() },
+    );
+    let stage = StageCosts {
+        f_ns: 10,
+        b_ns: 10,
+        w_ns: 10,
+        all_gather_ns: 3,
+        reduce_scatter_ns: 5,
+        replica_reduce_ns: 7,
+        ..Default::default()
+    };
+    let memory = StageBytes { message: 4, activation: 1, ..Default::default() };
+    let link = LinkCosts {
+        latency_ns: 2,
+        // 4 bytes take 16 ns, more than an F.
+        bytes_per_s: Some(250_000_000),
+        parallel_max: Some(1),
+    };
+    let costs = Costs {
+        stages: vec![stage; 2],
+        memory: vec![memory; 2],
+        link,
+        step_ns: 100,
+        ..Default::default()
+    };
+    let timeline = simulate(&schedule, &costs).unwrap();
+    let text = |rank: usize| {
+        let spans = &timeline.ranks[rank].spans;
+        let one = |s: &crate::timeline::Span| format!("{}@{}-{}", s.action, s.start_ns, s.end_ns);
+        spans.iter().map(one).collect::<Vec<_>>().join(" ")
+    };
+    insta::assert_snapshot!(text(0), @"AG0@0-3 0F0@3-13 >A0.0@13-31 <G0.0@13-69 0F1@13-23 >A0.1@29-47 0B0@69-79 <G0.1@79-89 0W0@79-89 0B1@89-99 FREE0@99-99 0W1@99-109 RS0@109-114 AR0@114-121 STEP@121-221");
+    insta::assert_snapshot!(text(1), @"AG1@0-3 <A1.0@0-31 1F0@31-41 <A1.1@41-47 1B0@41-51 >G1.0@51-69 1F1@51-61 1B1@61-71 >G1.1@71-89 FREE1@71-71 1W0@71-81 1W1@81-91 RS1@91-96 AR1@96-103 STEP@121-221");
+    insta::assert_snapshot!(format!("{:?}", timeline.ranks[1].memory), @"[MemoryPoint { at_ns: 31, bytes: 1 }, MemoryPoint { at_ns: 51, bytes: 1 }, MemoryPoint { at_ns: 71, bytes: 0 }]");
+}
+
+#[test]
+fn errors_name_the_cost() {
+    let schedule = generate("gpipe", &shape(2, 1, 2, 2)).unwrap();
+    let message = |costs: &Costs| simulate(&schedule, costs).unwrap_err().to_string();
+    let good = Costs::uniform(2, 1, 1, 1, 0);
+    assert_eq!(
+        message(&Costs::uniform(3, 1, 1, 1, 0)),
+        "costs: stages has 3 entries; the schedule has 2 stages"
+    );
+    let mut costs = good.clone();
+    costs.link.parallel_max = Some(0);
+    assert_eq!(
+        message(&costs),
+        "costs: parallel_max = 0 sends nothing; leave it out or make it at least 1"
+    );
+    assert_eq!(
+        message(&Costs::uniform(2, u64::MAX, 1, 1, 0)),
+        "costs: a time of 18446744073709551615 ns is too long for this many actions; use smaller \
+         times"
+    );
+    let mut broken = schedule.clone();
+    broken.ranks[0].pop();
+    let error = simulate(&broken, &good).unwrap_err().to_string();
+    assert_eq!(error, "rank 0: 0BW1 is missing");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 300, ..Default::default() })]
+
+    /// GPipe and 1F1B: (m + p − 1)(F + B + W) without message times; (p − 1)(F + B + W) idle.
+    #[test]
+    fn baselines_meet_their_closed_forms(
+        p in 1usize..9, m in 1usize..20, f in 1u64..50, b in 1u64..50, w in 1u64..50,
+    ) {
+        let costs = Costs::uniform(p, f, b, w, 0);
+        let (p64, m64) = (p as u64, m as u64);
+        for kind in ["gpipe", "1f1b"] {
+            let (_, _, metrics) = run(kind, shape(p, 1, m, m), &costs);
+            prop_assert_eq!(metrics.makespan_ns, (m64 + p64 - 1) * (f + b + w), "{}", kind);
+            let bubble = (p64 - 1) as f64 / (m64 + p64 - 1) as f64;
+            prop_assert!((metrics.bubble_rate - bubble).abs() < 1e-12);
+            for rank in 0..p {
+                let want = if kind == "gpipe" { m } else { m.min(p - rank) };
+                prop_assert_eq!(metrics.peak_activation[rank], want as u64);
+            }
+        }
+        // Breadth-first: (p − 1)(F + B + W) idle whatever V is, in times of one stage.
+        if m >= p {
+            let v = 1 + m % 3;
+            let shape = shape(p, v, m, m);
+            let costs = Costs::uniform(shape.stages(), f, b, w, 0);
+            let (_, _, metrics) = run("gpipe", shape, &costs);
+            prop_assert_eq!(metrics.makespan_ns, (m64 * v as u64 + p64 - 1) * (f + b + w));
+        }
+    }
+
+    /// No run is faster than its busiest rank or its longest chain, and every action waits for
+    /// what it needs.
+    #[test]
+    fn never_below_the_lower_bounds(
+        p in 1usize..6, v in 1usize..4, m in 1usize..12, u in 1usize..8, kind in 0usize..3,
+        f in 0u64..50, b in 0u64..50, w in 0u64..50, c in 0u64..20,
+        gather in 0u64..30, reduce in 0u64..30, lowered: bool, recompute: bool,
+    ) {
+        let kind = ["zeropp", "gpipe", "1f1b"][kind];
+        let shape = shape(p, if kind == "1f1b" { 1 } else { v }, m, u);
+        let mut costs = Costs::uniform(shape.stages(), f, b, w, c);
+        for (i, stage) in costs.stages.iter_mut().enumerate() {
+            // Uneven stages.
+            stage.f_ns += i as u64 % 3;
+            (stage.all_gather_ns, stage.reduce_scatter_ns) = (gather, reduce);
+        }
+        let compute_only = generate(kind, &shape).unwrap();
+        let schedule = if lowered {
+            lower(&compute_only, &LowerOptions { recompute, ..Default::default() })
+        } else {
+            compute_only
+        };
+        let timeline = simulate(&schedule, &costs).unwrap();
+        let metrics = Metrics::new(&schedule, &timeline, &costs);
+        let chain: u64 = costs.stages.iter().map(|s| s.f_ns + s.b_ns).sum();
+        let hops = if p == 1 { 0 } else { 2 * (shape.stages() as u64 - 1) };
+        prop_assert!(metrics.makespan_ns >= chain + hops * c);
+        for (rank, line) in timeline.ranks.iter().enumerate() {
+            prop_assert!(metrics.makespan_ns >= line.busy_ns());
+            prop_assert_eq!(line.spans.len(), schedule.ranks[rank].len());
+            let mut clock = 0;
+            for (span, action) in line.spans.iter().zip(&schedule.ranks[rank]) {
+                prop_assert_eq!(&span.action, action);
+                prop_assert!(span.end_ns >= span.start_ns);
+                if action.computes().next().is_some() {
+                    prop_assert!(span.start_ns >= clock);
+                    clock = span.end_ns;
+                }
+                if matches!(action, Action::OptimizerStep) {
+                    prop_assert!(span.start_ns >= metrics.makespan_ns);
+                }
+            }
+            let end = line.memory.last().map_or(0, |p| p.bytes);
+            prop_assert_eq!(end, 0);
+            let peak = line.memory.iter().map(|p| p.bytes).max().unwrap_or(0);
+            prop_assert_eq!(peak, metrics.peak_activation[rank]);
+        }
+        // Where collectives cost nothing, lowering changes no time.
+        if lowered && !recompute && gather == 0 && reduce == 0 {
+            let plain = generate(kind, &shape).unwrap();
+            let plain = simulate(&plain, &costs).unwrap();
+            for (a, b) in plain.ranks.iter().zip(&timeline.ranks) {
+                let computes = b.spans.iter().filter(|s| s.action.computes().next().is_some());
+                prop_assert_eq!(a.spans.iter().collect::<Vec<_>>(), computes.collect::<Vec<_>>());
+            }
+        }
+    }
+}
