@@ -20,7 +20,7 @@ use crate::trainer::Trainer;
 const TOGETHER: Duration = Duration::from_millis(50);
 /// How long a run may go on after SIGTERM before its records are written, in case it is killed.
 #[cfg(unix)]
-const TIME_TO_OBEY: Duration = Duration::from_millis(300);
+const TIME_TO_OBEY: Duration = Duration::from_millis(200);
 
 /// From now on, in the runs of `trainer`: SIGINT, SIGTERM and SIGHUP stop all ranks after the step
 /// under way, saved if the run saves, and a second one ends the process at once, as the first does

@@ -253,7 +253,13 @@ impl<'a> Steps<'a> {
     /// Once all ranks have ended: the summary and their results, or what went wrong.
     pub(crate) fn conclude(&mut self) -> Result<(Summary, Vec<RankResult>), Error> {
         self.over = true;
+        let concluded = self.outcome_of_ranks();
+        // Until now a signal is a wish to stop, which is under way: records are being written.
         self.trainer.stopper.end();
+        concluded
+    }
+
+    fn outcome_of_ranks(&mut self) -> Result<(Summary, Vec<RankResult>), Error> {
         let config = &self.trainer.blueprint.config;
         let ends = std::mem::take(&mut self.ends);
         if let Some(error) = culprit(ends.failures, &self.here, &self.status) {

@@ -4,13 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zeropp_comm::launch::{Job, LaunchOptions};
-use zeropp_comm::rendezvous::{self, Rendezvous, RendezvousOptions, TOKEN_VARIABLE, Token};
+use zeropp_comm::rendezvous::{
+    self, Rendezvous, RendezvousOptions, TOKEN_VARIABLE, Token, Waiting,
+};
 use zeropp_core::data::{DataError, Dataset, Sampler};
 use zeropp_core::device::Devices;
 use zeropp_core::model::gpt::GptShape;
 
 use super::{Config, ConfigError};
 use crate::Error;
+
+/// How often rank 0 tells for whom it waits.
+const TELL_EVERY: Duration = Duration::from_secs(5);
 
 impl Config {
     /// The data that the settings name, or the built-in text, long enough for one sample.
@@ -85,6 +90,7 @@ impl Config {
             token: Token::find(self.token_file.as_deref(), variable)?,
             start_timeout: Duration::from_secs_f64(self.start_timeout_s),
             silence: Duration::from_secs_f64(self.timeout_s),
+            waiting: Waiting::new(TELL_EVERY, |line| eprintln!("{line}")),
         };
         Ok(rendezvous::open(&options, &job.member(self.mesh()))?)
     }

@@ -261,7 +261,8 @@ impl FlightRecorder {
         *ended_well = true;
         for (rank, log) in &self.ranks {
             let mut state = log.state.lock();
-            if let (true, Some(met)) = (std::mem::take(&mut state.provisional), &state.met) {
+            let provisional = std::mem::take(&mut state.provisional) && !state.written;
+            if let (true, Some(met)) = (provisional, &state.met) {
                 // Gone already, perhaps, with its folder.
                 let _ = fs::remove_file(self.folder.join(Record::file_name(&met.run, *rank)));
                 let _ = fs::remove_dir(&self.folder);

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
 
@@ -65,6 +66,25 @@ pub(crate) fn command() -> Command {
         .subcommand(crate::check::command())
         .subcommand(crate::compare::command())
         .subcommand(crate::why::command())
+}
+
+/// How alike a flag and what was typed must be, of 1, for the flag to be what was meant.
+const ALIKE: f64 = 0.6;
+
+/// The error without a suggestion that is far from what was typed.
+pub(crate) fn helpful(mut error: clap::Error) -> clap::Error {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.trim_start_matches('-').to_owned()),
+        _ => None,
+    };
+    let pair = text(ContextKind::InvalidArg).zip(text(ContextKind::SuggestedArg));
+    let far = |(typed, suggested): (String, String)| {
+        strsim::normalized_damerau_levenshtein(&typed, &suggested) < ALIKE
+    };
+    if pair.is_some_and(far) {
+        error.remove(ContextKind::SuggestedArg);
+    }
+    error
 }
 
 fn run_command() -> Command {
@@ -226,6 +246,18 @@ mod tests {
         }
         assert!(command().try_get_matches_from(["zeropp", "run", "--resume=perhaps"]).is_err());
         assert!(parse("zeropp run --dry-run").dry_run);
+    }
+
+    #[test]
+    fn suggestions_are_close_or_none() {
+        let tip = |flag: &str| {
+            let error = command().try_get_matches_from(["zeropp", "run", flag]).unwrap_err();
+            helpful(error).to_string()
+        };
+        assert!(tip("--stepz").contains("'--steps'"), "{}", tip("--stepz"));
+        for far in ["--silent", "--unix", "--log-every"] {
+            assert!(!tip(far).contains("similar argument"), "{}", tip(far));
+        }
     }
 
     #[test]

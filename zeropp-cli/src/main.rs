@@ -54,7 +54,7 @@ impl From<zeropp::Error> for Failure {
 }
 
 fn main() -> ExitCode {
-    let matches = args::command().get_matches();
+    let matches = args::command().try_get_matches().unwrap_or_else(|e| args::helpful(e).exit());
     let result = match matches.subcommand() {
         Some(("run", matches)) => args::run(matches).and_then(run::run),
         Some(("ranks", matches)) => ranks::run(matches),
