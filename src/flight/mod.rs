@@ -196,7 +196,7 @@ impl FlightRecorder {
         };
         let kind = match error {
             Some(CommError::Timeout { .. }) => EndKind::Timeout,
-            Some(CommError::Aborted { .. }) => EndKind::Peer,
+            Some(error) if error.is_echo() => EndKind::Peer,
             // All ranks are told of it in the words of the one that saw it.
             Some(CommError::Mismatch { rank: seer, .. }) if *seer != rank => EndKind::Peer,
             _ => EndKind::Error,
