@@ -9,6 +9,7 @@ use zeropp_comm::rendezvous::RendezvousError;
 use zeropp_core::data::DataError;
 use zeropp_core::field_error::FieldError;
 use zeropp_core::metrics::Summary;
+use zeropp_pipeline::executor::ExecutorError;
 use zeropp_pipeline::partition::TooFewLayers;
 use zeropp_pipeline::schedules::ScheduleError;
 use zeropp_pipeline::verify::VerifyError;
@@ -125,5 +126,27 @@ impl From<JobError> for Error {
 impl From<FieldError> for Error {
     fn from(error: FieldError) -> Error {
         ConfigError::from(error).into()
+    }
+}
+
+/// How a rank's part of the run ended early.
+#[derive(Debug)]
+pub(crate) enum RankError {
+    Comm(CommError),
+    Step(ExecutorError),
+    Checkpoint(CheckpointError),
+    /// There is nothing to go on from: bad input, found by the ranks together.
+    Resume(CheckpointError),
+}
+
+impl From<CheckpointError> for RankError {
+    fn from(e: CheckpointError) -> Self {
+        RankError::Checkpoint(e)
+    }
+}
+
+impl From<CommError> for RankError {
+    fn from(e: CommError) -> Self {
+        RankError::Comm(e)
     }
 }

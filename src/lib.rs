@@ -38,46 +38,27 @@
 //! the weights depends on P, V, the schedule, recomputation, prefetch, ZeRO-1 or timing. Every
 //! rank and unit does 2V − 1 all-gathers and V reduce-scatters, whatever the batch.
 
-mod blueprint;
 mod checkpoint;
-mod collect;
 pub mod config;
-mod diagnose;
 mod emulate;
 mod error;
-mod flight;
 mod launched;
-mod metrics_file;
-mod model_check;
-mod patience;
-mod peak;
-mod processes;
-mod program;
-mod rank;
-mod recompute;
-mod resume;
-mod saved;
-mod saved_cut;
-mod schedule_file;
-mod signals;
-mod spawn;
-mod steps;
-mod stop;
-mod trace;
+mod plan;
+mod recorder;
+mod run;
 mod trainer;
-mod training;
 mod world;
 
+pub use checkpoint::resume::Resumed;
+pub use checkpoint::saved::{Saved, SavedStep, saved};
 pub use config::Config;
 pub use emulate::{EmulatedStep, EmulationCosts, EmulationReport, emulate};
 pub use error::Error;
 pub use launched::{Launched, launched};
-pub use resume::Resumed;
-pub use saved::{Saved, SavedStep, saved};
-pub use schedule_file::{ScheduleFileError, read_schedule, schedule_text};
-pub use signals::stop_on_signals;
-pub use steps::Steps;
-pub use stop::Stopper;
+pub use plan::schedule_file::{ScheduleFileError, read_schedule, schedule_text};
+pub use run::stop::Stopper;
+pub use trainer::signals::stop_on_signals;
+pub use trainer::steps::Steps;
 pub use trainer::{StepFlow, Trainer, Weights};
 pub use zeropp_comm::{launch, rendezvous};
 pub use zeropp_core::metrics::{Plan, RankPlan, StepMetrics, Stopped, Summary};

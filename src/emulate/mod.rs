@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
-use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_comm::Communicator;
+use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::memory::StageBytes;
@@ -18,8 +18,8 @@ use zeropp_pipeline::simulate::{Costs, simulate};
 use zeropp_pipeline::timeline::{RankTimeline, Timeline};
 
 use crate::Error;
-use crate::program::{Resolved, generator_costs};
-use crate::trace;
+use crate::plan::program::{Resolved, generator_costs};
+use crate::run::trace;
 pub use costs::EmulationCosts;
 use costs::wrong;
 use rank::{RankSteps, Shared, run_rank};

@@ -4,14 +4,10 @@
 use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
-use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
 
 use crate::Failure;
-
-const ABOUT: &str = "Trains transformers that are too big for one node: pipeline parallelism \
-between nodes, ZeRO-3 inside a node, without tensor parallelism";
 
 const RUN_ABOUT: &str = "Train a model\n\n\
 The settings are the defaults, then those of CONFIG.toml, then the flags. In the file a setting \
@@ -21,7 +17,7 @@ they all run on this machine, with nothing to set up.";
 /// Where the ranks of a failed run leave their records.
 const FLIGHT_DIR: &str = "zeropp-failed";
 
-const EXAMPLES: &str = "\
+pub(crate) const EXAMPLES: &str = "\
 Examples:
   Train a small GPT on zeropp's own sources, 32 ranks as threads:
       zeropp run --pp 4 --zero3 8 --unit 8
@@ -52,42 +48,8 @@ pub(crate) struct Run {
     pub(crate) quiet: bool,
 }
 
-/// The whole command line.
-pub(crate) fn command() -> Command {
-    Command::new("zeropp")
-        .version(env!("CARGO_PKG_VERSION"))
-        .about(ABOUT)
-        .after_help(EXAMPLES)
-        .subcommand_required(true)
-        .arg_required_else_help(true)
-        .subcommand(run_command())
-        .subcommand(crate::ranks::command())
-        .subcommand(crate::schedule::command())
-        .subcommand(crate::check::command())
-        .subcommand(crate::compare::command())
-        .subcommand(crate::why::command())
-}
-
-/// How alike a flag and what was typed must be, of 1, for the flag to be what was meant.
-const ALIKE: f64 = 0.6;
-
-/// The error without a suggestion that is far from what was typed.
-pub(crate) fn helpful(mut error: clap::Error) -> clap::Error {
-    let text = |kind| match error.get(kind) {
-        Some(ContextValue::String(text)) => Some(text.trim_start_matches('-').to_owned()),
-        _ => None,
-    };
-    let pair = text(ContextKind::InvalidArg).zip(text(ContextKind::SuggestedArg));
-    let far = |(typed, suggested): (String, String)| {
-        strsim::normalized_damerau_levenshtein(&typed, &suggested) < ALIKE
-    };
-    if pair.is_some_and(far) {
-        error.remove(ContextKind::SuggestedArg);
-    }
-    error
-}
-
-fn run_command() -> Command {
+/// The flags of `zeropp run`.
+pub(crate) fn run_command() -> Command {
     with_settings(Command::new("run"), |_| true)
         .about("Train a model")
         .long_about(RUN_ABOUT)
@@ -250,6 +212,7 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::{command, helpful};
     use zeropp::config::Resume;
 
     fn parse(line: &str) -> Run {

@@ -5,6 +5,7 @@
 
 mod args;
 mod check;
+mod command;
 mod compare;
 mod emulate;
 mod figures;
@@ -56,7 +57,8 @@ impl From<zeropp::Error> for Failure {
 }
 
 fn main() -> ExitCode {
-    let matches = args::command().try_get_matches().unwrap_or_else(|e| args::helpful(e).exit());
+    let matches =
+        command::command().try_get_matches().unwrap_or_else(|e| command::helpful(e).exit());
     let result = match matches.subcommand() {
         Some(("run", matches)) => args::run(matches).and_then(run::run),
         Some(("ranks", matches)) => ranks::run(matches),

@@ -9,8 +9,9 @@ use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::cpu_tensor::into_vec;
 use zeropp_zero3::checkpoint::CheckpointError;
 
-use crate::peak::Peak;
-use crate::rank::{RankError, Shared};
+use crate::error::RankError;
+use crate::plan::peak::Peak;
+use crate::run::rank::Shared;
 
 /// Pings to rank 0; the fastest says most about its clock.
 const PINGS: usize = 16;

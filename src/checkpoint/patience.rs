@@ -9,7 +9,7 @@ use crate::config::Config;
 use zeropp_comm::{CommError, CommResult, Communicator};
 use zeropp_zero3::checkpoint::CheckpointError;
 
-use crate::rank::RankError;
+use crate::error::RankError;
 
 /// Longest time from one sign of life to the next.
 const PERIOD_MAX: Duration = Duration::from_secs(5);

@@ -22,8 +22,8 @@ use zeropp_comm::{CommError, CommResult, Communicator};
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::flight::{End, EndKind, Header, Pause, Peer, Record};
 
-use crate::blueprint::Blueprint;
-use crate::rank::RankError;
+use crate::error::RankError;
+use crate::plan::blueprint::Blueprint;
 pub(crate) use hooks::{active, this_thread_is};
 
 /// How long a rank gets to see that its world has failed.

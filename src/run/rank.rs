@@ -7,33 +7,33 @@ use std::time::Instant;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
-use zeropp_comm::{CommError, Communicator};
 use zeropp_core::data::{Dataset, Sampler};
 use zeropp_core::meter::{MemoryBytes, Meter};
 use zeropp_core::metrics::{StepMetrics, Stopped};
 use zeropp_pipeline::executor::{
-    Executor, ExecutorError, ModelWorker, StatusBoard, StepRecord, TokenSource, WorkerOptions,
+    Executor, ModelWorker, StatusBoard, StepRecord, TokenSource, WorkerOptions,
 };
 use zeropp_pipeline::ir::{Action, Compute};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::timeline::{Span, bubble};
 use zeropp_zero3::adamw::AdamW;
-use zeropp_zero3::checkpoint::CheckpointError;
 use zeropp_zero3::lr::LearningRate;
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 
-use crate::blueprint::Blueprint;
 use crate::checkpoint::Saver;
-use crate::diagnose::Diverged;
-use crate::flight::FlightRecorder;
-use crate::peak::Peak;
-use crate::processes::{self, Clock};
-use crate::resume::{Loader, Resumed};
-use crate::stop::{Stopper, Wish};
-use crate::training::Training;
+use crate::checkpoint::resume::{Loader, Resumed};
+use crate::error::RankError;
+use crate::plan::blueprint::Blueprint;
+use crate::plan::peak::Peak;
+use crate::recorder::FlightRecorder;
+use crate::run::diagnose::Diverged;
+use crate::run::processes::{self, Clock};
+use crate::run::stop::{Stopper, Wish};
+use crate::run::training::Training;
 
 /// Steps whose spans a trace keeps.
 pub(crate) const TRACED_STEPS: u64 = 8;
@@ -107,28 +107,6 @@ pub(crate) enum News {
     Ready(Option<Resumed>),
     /// A step is done.
     Step(StepMetrics, StageTimes),
-}
-
-/// How a rank's part of the run ended early.
-#[derive(Debug)]
-pub(crate) enum RankError {
-    Comm(CommError),
-    Step(ExecutorError),
-    Checkpoint(CheckpointError),
-    /// There is nothing to go on from: bad input, found by the ranks together.
-    Resume(CheckpointError),
-}
-
-impl From<CheckpointError> for RankError {
-    fn from(e: CheckpointError) -> Self {
-        RankError::Checkpoint(e)
-    }
-}
-
-impl From<CommError> for RankError {
-    fn from(e: CommError) -> Self {
-        RankError::Comm(e)
-    }
 }
 
 /// One rank's figures of a step, sent to every rank at its end.

@@ -10,14 +10,15 @@ use zeropp_pipeline::executor::{Executor, ModelWorker};
 use zeropp_pipeline::timeline::Span;
 use zeropp_zero3::ShardedStage;
 
-use crate::collect;
-use crate::diagnose::{Skipped, diagnose};
-use crate::patience::Patience;
-use crate::rank::{
-    Export, News, RankEnd, RankError, RankResult, Shared, TRACED_STEPS, step_metrics, summarise,
+use crate::checkpoint::patience::Patience;
+use crate::checkpoint::resume::Resumed;
+use crate::error::RankError;
+use crate::run::collect;
+use crate::run::diagnose::{Skipped, diagnose};
+use crate::run::rank::{
+    Export, News, RankEnd, RankResult, Shared, TRACED_STEPS, step_metrics, summarise,
 };
-use crate::resume::Resumed;
-use crate::stop::Wish;
+use crate::run::stop::Wish;
 
 /// A rank's steps.
 pub(crate) struct Training<'a, R> {

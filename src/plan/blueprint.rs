@@ -19,8 +19,8 @@ use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
 use zeropp_zero3::optimizer::Tie;
 
 use crate::Error;
-use crate::program::{Resolved, generator_costs, shape};
-use crate::recompute::Recomputed;
+use crate::plan::program::{Resolved, generator_costs, shape};
+use crate::plan::recompute::Recomputed;
 
 /// What every rank builds from.
 #[derive(Clone)]

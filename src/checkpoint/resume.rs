@@ -14,10 +14,10 @@ use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Store, read_state};
 use zeropp_zero3::{Optimizer, ShardedStage};
 
 use crate::Error;
-use crate::blueprint::Blueprint;
+use crate::checkpoint::patience::Patience;
 use crate::checkpoint::{Warn, settings};
-use crate::patience::Patience;
-use crate::rank::RankError;
+use crate::error::RankError;
+use crate::plan::blueprint::Blueprint;
 use crate::world::is_follower;
 
 /// Settings that must be as they were, since no tensor's shape would tell a difference and the

@@ -11,9 +11,10 @@ use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::flight::EndKind;
 
 use crate::Error;
-use crate::flight;
-use crate::rank::{News, RankEnd, RankError, Shared, run_rank};
-use crate::trace;
+use crate::error::RankError;
+use crate::recorder;
+use crate::run::rank::{News, RankEnd, Shared, run_rank};
+use crate::run::trace;
 use crate::world::LocalRank;
 
 /// Stack of a rank's thread: a graph of many layers is walked recursively when it is dropped.
@@ -42,7 +43,7 @@ pub(crate) fn spawn_rank(
 ) {
     let body = move || {
         if let Some(recorder) = &shared.recorder {
-            flight::this_thread_is(rank, recorder);
+            recorder::this_thread_is(rank, recorder);
         }
         let steps = tx.clone();
         let run = AssertUnwindSafe(|| {

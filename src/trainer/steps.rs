@@ -14,15 +14,15 @@ use zeropp_zero3::checkpoint::StoreLock;
 
 use crate::Error;
 use crate::checkpoint::Saver;
-use crate::diagnose::Diverged;
-use crate::flight::{self, FlightRecorder};
-use crate::metrics_file::MetricsFile;
-use crate::peak::Peak;
-use crate::rank::{Export, News, RankEnd, RankResult, Shared, StageTimes};
-use crate::resume::{Loader, Resumed};
-use crate::spawn::{Failure, Message, culprit, spawn_rank};
-use crate::stop::Wish;
-use crate::trace;
+use crate::checkpoint::resume::{Loader, Resumed};
+use crate::plan::peak::Peak;
+use crate::recorder::{self, FlightRecorder};
+use crate::run::diagnose::Diverged;
+use crate::run::metrics_file::MetricsFile;
+use crate::run::rank::{Export, News, RankEnd, RankResult, Shared, StageTimes};
+use crate::run::spawn::{Failure, Message, culprit, spawn_rank};
+use crate::run::stop::Wish;
+use crate::run::trace;
 use crate::trainer::Trainer;
 use crate::world::World;
 
@@ -309,7 +309,7 @@ impl<'a> Steps<'a> {
             Some(recorder) if !error.is_bad_input() => {
                 let found = recorder.write_all(EndKind::AtWork, "the run failed meanwhile");
                 // A rank of another process that is stuck writes a moment later, if it may live on.
-                recorder.await_neighbours(Instant::now() + flight::LINGER);
+                recorder.await_neighbours(Instant::now() + recorder::LINGER);
                 error.with_advice(&found)
             }
             _ => error,

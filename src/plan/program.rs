@@ -8,7 +8,7 @@ use zeropp_pipeline::schedules::{Costs, Shape, generate_with_costs};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::verify::{VerifyLimits, verify};
 
-use crate::recompute::stages_with_r;
+use crate::plan::recompute::stages_with_r;
 use crate::{Error, read_schedule};
 
 /// A configuration with everything that follows from others written out, a schedule file's sizes

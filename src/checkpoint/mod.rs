@@ -1,5 +1,9 @@
 //! Saving a run: how its ranks write checkpoints together.
 
+pub(crate) mod patience;
+pub(crate) mod resume;
+pub(crate) mod saved;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,10 +20,10 @@ use zeropp_zero3::checkpoint::{
 use zeropp_zero3::{Optimizer, ShardedStage};
 
 use crate::Error;
-use crate::blueprint::Blueprint;
-use crate::patience::Patience;
-use crate::rank::RankError;
-use crate::resume::check_unchanged;
+use crate::checkpoint::patience::Patience;
+use crate::checkpoint::resume::check_unchanged;
+use crate::error::RankError;
+use crate::plan::blueprint::Blueprint;
 use crate::world::is_follower;
 
 /// How long a file may take to show up on other hosts.

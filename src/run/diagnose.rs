@@ -10,7 +10,7 @@ use zeropp_comm::groups::Groups;
 use zeropp_pipeline::executor::{Executor, ModelWorker, NotFinite, Value};
 
 use crate::Error;
-use crate::rank::RankError;
+use crate::error::RankError;
 
 /// The steps in a row that were skipped because a gradient was not finite.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

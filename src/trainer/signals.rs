@@ -10,9 +10,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 use zeropp_pipeline::flight::{EndKind, signal_name};
 
 #[cfg(unix)]
-use crate::flight;
+use crate::recorder;
 #[cfg(unix)]
-use crate::stop::Stopper;
+use crate::run::stop::Stopper;
 use crate::trainer::Trainer;
 
 /// Signals this close together are one wish: a terminal and a launcher both pass it on.
@@ -90,7 +90,7 @@ fn stop(stopper: &Stopper, signal: i32, saves: bool) {
         let record = move || {
             std::thread::sleep(TIME_TO_OBEY);
             if stopper.is_running() {
-                for recorder in flight::active() {
+                for recorder in recorder::active() {
                     recorder.write_provisionally(signal, "got SIGTERM, and was still at work");
                 }
             }
@@ -103,7 +103,7 @@ fn stop(stopper: &Stopper, signal: i32, saves: bool) {
 /// Ends the process as the signal would; no record is left of what the user wished.
 #[cfg(unix)]
 fn die(signal: i32) -> ! {
-    flight::active().iter().for_each(|recorder| recorder.withdraw());
+    recorder::active().iter().for_each(|recorder| recorder.withdraw());
     let _ = signal_hook::low_level::emulate_default_handler(signal);
     // Where that fails, the signal must not be lost either.
     std::process::exit(128 + signal)
@@ -111,13 +111,13 @@ fn die(signal: i32) -> ! {
 
 #[cfg(unix)]
 fn die_recorded(signal: i32) -> ! {
-    let until = Instant::now() + flight::LINGER;
+    let until = Instant::now() + recorder::LINGER;
     let name = signal_name(signal);
-    for recorder in flight::active() {
+    for recorder in recorder::active() {
         let found = recorder.write_all(EndKind::Signal(signal), &format!("got {name}"));
         eprintln!("{name}: {found}");
     }
-    flight::active().iter().for_each(|recorder| recorder.await_neighbours(until));
+    recorder::active().iter().for_each(|recorder| recorder.await_neighbours(until));
     // Not of the signal, which would leave all of the memory in a file.
     std::process::exit(128 + signal)
 }

@@ -6,7 +6,7 @@ use zeropp_core::cpu_tensor::{from_vec, into_vec};
 use zeropp_pipeline::timeline::Span;
 use zeropp_zero3::ParamExport;
 
-use crate::rank::RankResult;
+use crate::run::rank::RankResult;
 
 /// Elements of one message: 4 MiB.
 const PIECE: usize = 1 << 20;

@@ -1,5 +1,8 @@
 //! The trainer: checks everything and starts the ranks.
 
+pub(crate) mod signals;
+pub(crate) mod steps;
+
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,15 +20,16 @@ use zeropp_pipeline::timeline::{RankTimeline, Timeline};
 use zeropp_zero3::ParamExport;
 
 use crate::Error;
-use crate::blueprint::Blueprint;
 use crate::checkpoint::Warn;
+use crate::checkpoint::resume::{self, Found, Resumed};
 use crate::config::Config;
-use crate::rank::{Export, RankResult, StageTimes};
-use crate::resume::{self, Found, Resumed};
-use crate::steps::Steps;
-use crate::stop::Stopper;
+use crate::plan::blueprint::Blueprint;
+use crate::plan::model_check;
+use crate::plan::saved_cut;
+use crate::run::rank::{Export, RankResult, StageTimes};
+use crate::run::stop::Stopper;
+use crate::trainer::steps::Steps;
 use crate::world::World;
-use crate::{model_check, saved_cut};
 
 /// A checked run, ready to start.
 pub struct Trainer {
