@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::config::{Config, Table};
 use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
+use zeropp_core::data::{Dataset, Fingerprint};
 use zeropp_core::layer::Part;
 use zeropp_zero3::checkpoint::{
     Checkpoint, CheckpointError, Manifest, Store, StoreLock, WrittenState, write_state,
@@ -39,7 +40,8 @@ const NOT_THE_RUN: [&str; 10] = [
 /// model or the data would silently be another.
 const FIXED: [&str; 5] = ["model", "heads", "activation", "tokenizer", "seed"];
 /// Settings that change what follows, and may be changed on purpose.
-const TOLD: [&str; 14] = [
+const TOLD: [&str; 15] = [
+    "unit",
     "steps",
     "lr",
     "min-lr",
@@ -63,7 +65,8 @@ pub struct Resumed {
     pub path: PathBuf,
     /// Steps it has behind it; the run goes on with the next.
     pub step: u64,
-    /// Settings that change what follows and differ from the checkpoint's, in words.
+    /// Settings that change what follows and differ from the checkpoint's, and whether the data
+    /// does, in words.
     pub changed: Vec<String>,
 }
 
@@ -75,7 +78,7 @@ pub(crate) struct Resume {
 
 /// The checkpoint that the run is to go on from, if it is to; reads and checks all of it. A run
 /// that begins anew must not save among another's checkpoints.
-pub(crate) fn find(bp: &Blueprint) -> Result<Option<Resume>, Error> {
+pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Option<Resume>, Error> {
     let Some(folder) = &bp.config.save else { return Ok(None) };
     let store = Store::new(folder);
     // Rank 0's process answers for all: it may have begun to save by the time others look.
@@ -92,10 +95,14 @@ pub(crate) fn find(bp: &Blueprint) -> Result<Option<Resume>, Error> {
     let checkpoint = Checkpoint::open(&store.newest()?)?;
     let parameters: Vec<_> = bp.model.parts.iter().flat_map(Part::parameters).collect();
     checkpoint.check_model(parameters.iter().map(|p| (p.name.as_str(), p.shape.as_slice())))?;
+    let mut changed = compare(bp, &checkpoint)?;
+    // Checkpoints of earlier versions do not know their data.
+    let then = checkpoint.manifest().data.as_ref();
+    changed.extend(then.and_then(|then| data.fingerprint().change_since(then)));
     let told = Resumed {
         path: checkpoint.path().to_path_buf(),
         step: checkpoint.manifest().step,
-        changed: compare(bp, &checkpoint)?,
+        changed,
     };
     Ok(Some(Resume { checkpoint, told }))
 }
@@ -172,6 +179,7 @@ pub(crate) struct Saver {
     every: u64,
     last: u64,
     keep: usize,
+    data: Fingerprint,
 }
 
 impl Saver {
@@ -179,6 +187,7 @@ impl Saver {
     /// lasts.
     pub(crate) fn start(
         bp: &Blueprint,
+        data: &Dataset,
         resumed: Option<u64>,
     ) -> Result<Option<(Saver, Option<StoreLock>)>, Error> {
         let config = &bp.config;
@@ -193,7 +202,8 @@ impl Saver {
             }
         };
         let (every, last, keep) = (config.save_every, config.steps, config.keep);
-        Ok(Some((Saver { store, every, last, keep }, lock)))
+        let data = data.fingerprint();
+        Ok(Some((Saver { store, every, last, keep, data }, lock)))
     }
 
     /// The folder of the checkpoints.
@@ -275,6 +285,7 @@ impl Saver {
         if rank == 0 {
             let (updates, vocabulary) = (optimizer.updates(), bp.model.vocabulary);
             let mut manifest = Manifest::new(step, updates, vocabulary, settings(&bp.config));
+            manifest.data = Some(self.data.clone());
             for bytes in all {
                 let written: Option<WrittenState> =
                     serde_json::from_slice(&bytes).expect("written by every rank");

@@ -27,10 +27,12 @@ use crate::Error;
 use crate::blueprint::Blueprint;
 use crate::checkpoint::{self, Resume, Resumed, Saver};
 use crate::flight::{self, FlightRecorder};
+use crate::metrics_file::MetricsFile;
+use crate::model_check;
 use crate::peak::Peak;
 use crate::rank::{Export, RankError, RankResult, Shared, StageTimes, run_rank};
-use crate::trace;
 use crate::world::{LocalRank, World};
+use crate::{saved_cut, trace};
 
 /// After one rank has failed, how long the others get to stop before they are left behind.
 const GRACE: Duration = Duration::from_secs(3);
@@ -72,27 +74,24 @@ impl Trainer {
     }
 
     /// Checks `config` with a model of your own; the model settings of `config` that it does not
-    /// use (`heads`, say) are ignored, `hidden` and `layers` must say what the model has.
+    /// use (`heads`, say) are ignored. `hidden` and `layers` (the number of its blocks) must say
+    /// what the model has, and `seq` what it can take.
     ///
     /// # Errors
-    /// As [`new`](Self::new); also a model whose parameter names are not unique.
+    /// As [`new`](Self::new); also a model that contradicts the settings or the data, or whose
+    /// parameter names are not unique.
     pub fn with_model(config: Config, model: Model) -> Result<Trainer, Error> {
         config.validate()?;
         let dataset = config.dataset()?;
-        if model.vocabulary < dataset.vocabulary() {
-            return Err(Error::Model(format!(
-                "vocabulary = {} is smaller than the data's; it must be at least {}",
-                model.vocabulary,
-                dataset.vocabulary()
-            )));
-        }
+        model_check::check(&config, &model, &dataset)?;
         Self::build(config, model, dataset)
     }
 
     fn build(config: Config, model: Model, dataset: Dataset) -> Result<Trainer, Error> {
+        let config = saved_cut::take_over(config);
         let blueprint = Arc::new(Blueprint::new(&config, model)?);
         let sampler = blueprint.config.sampler();
-        let resume = checkpoint::find(&blueprint)?.map(Arc::new);
+        let resume = checkpoint::find(&blueprint, &dataset)?.map(Arc::new);
         Ok(Trainer { blueprint, data: Arc::new((dataset, sampler)), resume })
     }
 
@@ -137,7 +136,7 @@ impl Trainer {
 
     /// Trains; `on_step` sees every step as soon as it is complete. Where the ranks are in several
     /// processes, each process trains its own, `on_step` is called in rank 0's process alone, which
-    /// also writes the trace, and the summary is every process's.
+    /// also writes the metrics and the trace, and the summary is every process's.
     ///
     /// # Errors
     /// The first rank that failed, with what it was doing. Before any starts: a folder of
@@ -219,7 +218,7 @@ impl Trainer {
         let bp = &self.blueprint;
         let saver = match export {
             Export::Gradients => None,
-            _ => Saver::start(bp, self.resumed().map(|r| r.step))?,
+            _ => Saver::start(bp, &self.data.0, self.resumed().map(|r| r.step))?,
         };
         let (saver, lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
         let status = Arc::new(StatusBoard::new(bp.mesh.world()));
@@ -233,6 +232,11 @@ impl Trainer {
             None => World::start(&bp.config, &devices, &status)?,
         };
         let here: Arc<[usize]> = world.ranks.iter().map(|local| local.rank).collect();
+        let mut metrics_file = match export {
+            Export::Gradients => None,
+            _ if here[0] != 0 => None,
+            _ => MetricsFile::open(&bp.config, self.resumed().map(|r| r.step))?,
+        };
         let mut shared = Shared {
             blueprint: bp.clone(),
             data: self.data.clone(),
@@ -261,6 +265,9 @@ impl Trainer {
         let mut steps = Vec::new();
         let mut times = StageTimes::default();
         let results = watch(&rx, &here, &shared.status, |metrics, step_times| {
+            if let Some(file) = &mut metrics_file {
+                file.write(&metrics);
+            }
             on_step(&metrics, here[0] == 0);
             // The first step warms caches and pools up; it counts only where it is the only one.
             if steps.len() == 1 {
@@ -284,6 +291,9 @@ impl Trainer {
         let summary = self.summary(&steps, &times, start.elapsed().as_secs_f64());
         if let Some(path) = bp.config.trace.as_ref().filter(|_| here[0] == 0) {
             trace::write(path, &self.timeline(&results))?;
+        }
+        if let Some(file) = metrics_file {
+            file.close(&summary)?;
         }
         Ok((summary, results))
     }

@@ -17,6 +17,8 @@ mod why;
 
 use std::process::ExitCode;
 
+use zeropp_core::files::escaped;
+
 /// Ranks are threads that allocate and free tensors of all sizes at once.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -59,7 +61,8 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {}", failure.message);
+            // It may quote a file, which is not to command the terminal.
+            eprintln!("error: {}", escaped(&failure.message));
             ExitCode::from(failure.code)
         }
     }
