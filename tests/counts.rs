@@ -222,7 +222,7 @@ fn the_trainer_writes_the_metrics_that_the_settings_ask_for() {
     let written = || read().iter().map(|s| (s.step, s.loss.to_bits())).collect::<Vec<_>>();
     assert_eq!(written(), seen);
     // A resumed run goes on in the same file.
-    let resumed = Config { steps: 4, resume: true, ..config };
+    let resumed = Config { steps: 4, resume: true.into(), ..config };
     Trainer::new(resumed.clone())
         .unwrap()
         .train(|s| seen.push((s.step, s.loss.to_bits())))
@@ -230,7 +230,7 @@ fn the_trainer_writes_the_metrics_that_the_settings_ask_for() {
     assert_eq!(written(), seen);
     assert_eq!(seen.len(), 4);
     // Gradients for a comparison are no run.
-    let other = Config { save: None, resume: false, ..resumed };
+    let other = Config { save: None, resume: false.into(), ..resumed };
     Trainer::new(other).unwrap().first_gradients().unwrap();
     assert_eq!(written(), seen);
 }

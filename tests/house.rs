@@ -133,7 +133,9 @@ fn modules(folder: &str) -> BTreeMap<String, BTreeSet<String>> {
             continue;
         }
         let uses = graph.entry(module.clone()).or_default();
-        for path in product(text).split("crate::").skip(1) {
+        let inside = name.strip_prefix(folder).unwrap().trim_end_matches("/mod.rs");
+        let to_root = "super::".repeat(inside.matches('/').count());
+        for path in product(text).replace(&to_root, "crate::").split("crate::").skip(1) {
             let group = path.strip_prefix('{').and_then(|group| group.split('}').next());
             let paths = group.map_or(vec![path], |group| group.split(',').collect());
             for path in paths {

@@ -8,6 +8,7 @@ mod launch;
 mod options;
 mod outputs;
 mod parts;
+mod resume;
 mod validate;
 
 pub use choice::{
@@ -16,6 +17,7 @@ pub use choice::{
 };
 pub use error::ConfigError;
 pub use options::{Config, OPTIONS, OptionInfo, OptionKind};
+pub use resume::Resume;
 pub use toml::{Table, Value};
 
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! The rules a configuration must keep, each with what would work instead.
 
-use super::{Config, ConfigError, DeviceKind, EngineKind, Precision};
+use super::{Config, ConfigError, DeviceKind, EngineKind, Precision, Resume};
 use zeropp_core::device;
 
 /// Most ranks of the threads engine: each is a thread, and beyond this a typing error is likelier.
@@ -117,7 +117,9 @@ impl Config {
         check(self.steps >= 1, || {
             ConfigError::value("steps", self.steps, "at least 1 is needed", "use 1 or more")
         })?;
-        for (field, value) in [("steps", self.steps), ("seed", self.seed)] {
+        let counts =
+            [("steps", self.steps), ("seed", self.seed), ("max-skipped", self.max_skipped)];
+        for (field, value) in counts {
             check(i64::try_from(value).is_ok(), || {
                 let help = format!("use at most {}", i64::MAX);
                 ConfigError::value(field, value, "does not fit a file's integers", help)
@@ -179,14 +181,15 @@ impl Config {
         check(self.save.is_some() || self.save_every == 0, || {
             ConfigError::value("save-every", self.save_every, "save has no folder", help)
         })?;
-        check(self.save.is_some() || !self.resume, || {
-            ConfigError::value("resume", true, "save has no folder", help)
+        check(self.save.is_some() || self.resume == Resume::No, || {
+            ConfigError::value("resume", self.resume, "save has no folder", help)
         })?;
+        seconds("save-timeout-s", self.save_timeout_s)?;
         check(self.keep >= 1, || {
             ConfigError::value("keep", self.keep, "at least 1 is needed", "use 1 or more")
         })?;
         for (field, folder) in
-            [("save", self.save.as_ref()), ("flight-dir", Some(&self.flight_dir))]
+            [("save", self.save.as_ref()), ("flight-dir", self.flight_dir.as_ref())]
         {
             check(folder.is_none_or(|path| path.is_dir() || !path.exists()), || {
                 let shown = folder.expect("just looked at").display();

@@ -194,10 +194,7 @@ fn guarded(
     let run = AssertUnwindSafe(|| run_rank(shared, world.clone(), see));
     let failure = match std::panic::catch_unwind(run) {
         Ok(Ok(steps)) => return Ok(steps),
-        Ok(Err(error)) => Failure {
-            echo: matches!(error.source, CommError::Aborted { .. }),
-            message: error.to_string(),
-        },
+        Ok(Err(error)) => Failure { echo: error.source.is_echo(), message: error.to_string() },
         Err(panic) => {
             let text = trace::panic_text(&*panic);
             Failure { echo: false, message: format!("panicked: {text}") }

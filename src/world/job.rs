@@ -4,9 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use zeropp_comm::launch::Job;
-use zeropp_comm::rendezvous::{self, Rendezvous, RendezvousOptions, TOKEN_VARIABLE, Token};
+use zeropp_comm::rendezvous::{
+    self, Rendezvous, RendezvousOptions, TOKEN_VARIABLE, Token, Waiting,
+};
 
 use crate::{Config, Error};
+
+/// How often rank 0 tells for whom it waits.
+const TELL_EVERY: Duration = Duration::from_secs(5);
 
 impl Config {
     /// The ranks of the job that this process runs, and where it meets the others.
@@ -28,6 +33,7 @@ impl Config {
             token: Token::find(self.token_file.as_deref(), variable)?,
             start_timeout: Duration::from_secs_f64(self.start_timeout_s),
             silence: Duration::from_secs_f64(self.timeout_s),
+            waiting: Waiting::new(TELL_EVERY, |line| eprintln!("{line}")),
         };
         Ok(rendezvous::open(&options, &job.member(self.mesh()))?)
     }

@@ -11,8 +11,12 @@ use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{CommError, CommResult, CommStats, Communicator, InFlight, Operation, Pending, State};
+use crate::communicator::Communicator;
+use crate::error::{CommError, CommResult};
 use crate::flight::{Ring, now_ns};
+use crate::pending::{InFlight, Pending, State};
+use crate::signature::Operation;
+use crate::stats::CommStats;
 
 /// How far an operation got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,8 +5,7 @@ use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::lower::lower;
 use zeropp::pipeline::report::measures;
 use zeropp::pipeline::schedules::{
-    Kind, Shape, StepForm, default_unit, generate_with_costs, unit_note,
-    zeropp_auto_unit,
+    Kind, Shape, StepForm, default_unit, generate_with_costs, unit_note, zeropp_auto_unit,
 };
 use zeropp::pipeline::simulate::simulate;
 use zeropp::pipeline::timeline::Timeline;

@@ -143,6 +143,16 @@ impl Grads {
         }
     }
 
+    /// The last layer, as places in the stage go, whose gradient so far has an element that is not
+    /// finite. Reads all of it: for the search for a fault, not for every step.
+    pub fn last_not_finite(&self) -> Option<usize> {
+        let is_bad = |layer: &LayerGrads| match layer {
+            LayerGrads::Host(flat) => flat.iter().any(|x| !x.is_finite()),
+            LayerGrads::Device(params) => params.iter().flatten().any(|grad| !is_finite(grad)),
+        };
+        self.layers.iter().rposition(is_bad)
+    }
+
     /// The flat gradient buffer of every layer, padding zero, in layer order, and the guard that
     /// counts them, to be dropped when the buffers are.
     pub fn into_flat(self) -> (Vec<Tensor<1>>, Hold) {
@@ -158,6 +168,12 @@ impl Grads {
             .collect();
         (flat, self.hold)
     }
+}
+
+/// Whether all elements of an f32 tensor are finite; reads it from its device.
+pub fn is_finite<const D: usize>(t: &Tensor<D>) -> bool {
+    let values = t.clone().inner().cast(DType::F32).into_data().try_to_vec::<f32>();
+    values.expect("just cast").iter().all(|x| x.is_finite())
 }
 
 fn flatten(params: Vec<Option<Tensor<1>>>, layout: &FlatLayout, device: &Device) -> Tensor<1> {

@@ -85,10 +85,11 @@ pub fn write_state(
 }
 
 /// Replaces parameters, moments and the count of updates by the checkpoint's, reading only what
-/// this rank holds. [`Checkpoint::check_model`] has found that it fits.
+/// this rank holds and checking it on the way. [`Checkpoint::check_model`] has found that it fits.
 ///
 /// # Errors
-/// A file that cannot be read any more.
+/// A file that is not what was written. Then the state is not to be used: another checkpoint may be
+/// read in its place.
 pub fn read_state(
     checkpoint: &Checkpoint,
     stages: &mut [ShardedStage],
@@ -114,7 +115,7 @@ pub fn read_state(
         }
     }
     optimizer.updates = checkpoint.manifest().updates;
-    Ok(())
+    reader.finish()
 }
 
 /// `len` elements of a flat buffer; padding is zero.

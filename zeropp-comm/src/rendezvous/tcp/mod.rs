@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::{Address, Member, Rendezvous, RendezvousError, Token};
+use super::{Address, Member, Rendezvous, RendezvousError, Token, Waiting};
 
 /// How long a handshake may take.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
@@ -47,6 +47,8 @@ pub struct TcpOptions {
     pub start_timeout: Duration,
     /// How long a process may be silent before it counts as lost.
     pub silence: Duration,
+    /// Hears on rank 0 of whom the others wait for.
+    pub waiting: Waiting,
 }
 
 /// Joins the job, and returns once all its ranks are there. Rank 0's process serves the others.

@@ -21,6 +21,8 @@ use super::{HANDSHAKE_TIME, TcpOptions, spawn};
 pub(super) const AT_DOOR_MAX: usize = 256;
 /// How long the end waits for clients that have not said goodbye.
 const LINGER: Duration = Duration::from_secs(2);
+/// Of how many processes that have come it tells.
+const TOLD_MAX: usize = 8;
 /// How many of those that were refused are told of.
 const REFUSED_MAX: usize = 4;
 /// A pause before accepting again, where the system has no room for a connection.
@@ -119,10 +121,16 @@ impl Server {
     }
 
     fn wait_for_all(&self, options: &TcpOptions) -> Result<(), RendezvousError> {
-        let left = self.shared.deadline.saturating_duration_since(Instant::now());
-        match self.shared.board.get(MEMBERS, left) {
-            Err(RendezvousError::Timeout { .. }) => {}
-            result => return result.map(drop),
+        let begin = Instant::now();
+        loop {
+            let left = self.shared.deadline.saturating_duration_since(Instant::now());
+            match self.shared.board.get(MEMBERS, left.min(options.waiting.every)) {
+                Err(RendezvousError::Timeout { .. }) if left.is_zero() => break,
+                Err(RendezvousError::Timeout { .. }) => {
+                    options.waiting.tell(&self.shared.waiting(begin.elapsed(), options));
+                }
+                result => return result.map(drop),
+            }
         }
         let news = self.shared.missing(options.start_timeout);
         self.shared.tell_all(&news);
@@ -398,6 +406,30 @@ impl Shared {
             // As in `put`.
             let _ = link.send(news);
         }
+    }
+
+    /// Who is waited for, who has come and who was refused, in a line.
+    fn waiting(&self, since: Duration, options: &TcpOptions) -> String {
+        let state = self.state.lock();
+        let world = state.members[&0].member.world;
+        let here = |rank: &usize| state.members.values().any(|entry| entry.has(*rank));
+        let missing = ranks_in_words((0..world).filter(|rank| !here(rank)));
+        let came =
+            |entry: &Entry| format!("{} on {}", entry.member.ranks_in_words(), entry.member.host);
+        let came: Vec<String> = state.members.values().take(TOLD_MAX).map(came).collect();
+        let more = state.members.len().saturating_sub(TOLD_MAX);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let refused = match state.refused.is_empty() {
+            true => String::new(),
+            false => format!("; refused: {}", state.refused.join("; ")),
+        };
+        format!(
+            "waiting for {missing} of {world} at {} ({:.0} of {:.0} s); here: {}{more}{refused}",
+            options.address,
+            since.as_secs_f64(),
+            options.start_timeout.as_secs_f64(),
+            came.join(", ")
+        )
     }
 
     /// Who is not here, and why perhaps.

@@ -24,6 +24,7 @@ pub(super) fn options(address: &Address) -> TcpOptions {
         token: Some(Token::new(TOKEN).unwrap()),
         start_timeout: PATIENCE,
         silence: PATIENCE,
+        waiting: Waiting::default(),
     }
 }
 
@@ -182,6 +183,30 @@ fn missing_ranks_are_named_to_all_that_came() {
 }
 
 #[test]
+fn rank_0_tells_again_and_again_for_whom_it_waits() {
+    let address = free("127.0.0.1");
+    let (tell, told) = std::sync::mpsc::channel();
+    let waiting = Waiting::new(Duration::from_millis(200), move |line| {
+        let _ = tell.send(line.to_string());
+    });
+    let options = TcpOptions { waiting, ..options(&address) };
+    let host = join(&options, member(0, 4));
+    let alone = told.recv_timeout(PATIENCE).unwrap();
+    let expected = format!("waiting for ranks 1-3 of 4 at {address} (0 of 60 s); here: rank 0 on");
+    assert!(alone.starts_with(&expected), "{alone}");
+    let token = Some(Token::new("another token that is wrong").unwrap());
+    refused(open(&TcpOptions { token, ..options.clone() }, &member(1, 4)));
+    let came = join(&options, member(2, 4));
+    let knows = |line: &String| line.contains("rank 2 on node2") && line.contains("refused: 127");
+    let line = told.iter().find(knows).unwrap();
+    assert!(line.starts_with("waiting for ranks 1, 3 of 4"), "{line}");
+    let rest = [1, 3].map(|rank| join(&options, member(rank, 4)));
+    for rank in [host, came].into_iter().chain(rest) {
+        assert!(rank.join().unwrap().is_ok());
+    }
+}
+
+#[test]
 fn a_host_that_never_comes_is_waited_for_in_vain() {
     let address = free("127.0.0.1");
     let options = TcpOptions { start_timeout: Duration::from_millis(300), ..options(&address) };
@@ -222,6 +247,7 @@ fn one_process_needs_no_address_and_several_do() {
         token: None,
         start_timeout: PATIENCE,
         silence: PATIENCE,
+        waiting: Waiting::default(),
     };
     let alone = open_any(&options, &Member { ranks: 4, ..member(0, 4) }).unwrap();
     assert_eq!(members(&*alone).unwrap().len(), 1);
