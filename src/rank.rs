@@ -1,8 +1,8 @@
 //! One rank: builds its stages, runs the steps, reports each of them.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use parking_lot::Mutex;
@@ -27,14 +27,13 @@ use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 
 use crate::blueprint::Blueprint;
 use crate::checkpoint::Saver;
-use crate::collect;
-use crate::diagnose::{Diverged, Skipped, diagnose};
+use crate::diagnose::Diverged;
 use crate::flight::FlightRecorder;
-use crate::patience::Patience;
 use crate::peak::Peak;
 use crate::processes::{self, Clock};
 use crate::resume::{Loader, Resumed};
 use crate::stop::{Stopper, Wish};
+use crate::training::Training;
 
 /// Steps whose spans a trace keeps.
 pub(crate) const TRACED_STEPS: u64 = 8;
@@ -134,7 +133,7 @@ impl From<CommError> for RankError {
 
 /// One rank's figures of a step, sent to every rank at its end.
 #[derive(Serialize, Deserialize)]
-struct RankStep {
+pub(crate) struct RankStep {
     /// (replica, ZeRO-3 place, micro-batch, bits of the loss): the batch's order.
     losses: Vec<(usize, usize, usize, u32)>,
     bubble: f64,
@@ -215,163 +214,9 @@ pub(crate) fn run_rank(
     if shared.export == Export::Gradients {
         executor.worker.capture_gradients();
     }
-    let mut training = Training {
-        shared,
-        groups: &groups,
-        meter: &meter,
-        executor,
-        peak_flops,
-        report,
-        done: resumed.as_ref().map_or(0, |r| r.step),
-        skipped: Skipped::default(),
-        owed: false,
-        spans: Vec::new(),
-        end: RankEnd::default(),
-    };
-    training.tell(News::Ready(resumed));
-    training.run()?;
+    let mut training = Training::new(shared, (&groups, &meter), executor, peak_flops, report);
+    training.run(resumed)?;
     training.finish()
-}
-
-/// A rank's steps.
-struct Training<'a, R> {
-    shared: &'a Shared,
-    groups: &'a Groups,
-    meter: &'a Meter,
-    executor: Executor<ModelWorker>,
-    peak_flops: f64,
-    report: R,
-    /// Steps that a checkpoint had behind it.
-    done: u64,
-    skipped: Skipped,
-    /// A checkpoint was due in a row of skipped steps.
-    owed: bool,
-    spans: Vec<Span>,
-    end: RankEnd,
-}
-
-impl<R: FnMut(News)> Training<'_, R> {
-    fn tell(&mut self, news: News) {
-        if self.groups.world.rank() == self.shared.here[0] {
-            (self.report)(news);
-        }
-    }
-
-    fn run(&mut self) -> Result<(), RankError> {
-        let (shared, config) = (self.shared, &self.shared.blueprint.config);
-        let last = match shared.export {
-            Export::Gradients => self.done + 1,
-            _ => config.steps,
-        };
-        shared.stopper.begin();
-        let mut step_start = Instant::now();
-        for step in self.done + 1..=last {
-            let wish = self.step(step, step_start)?;
-            if let Some(first) = self.skipped.beyond(config.max_skipped) {
-                let at = (first, self.skipped.in_a_row);
-                self.end.diverged = Some(diagnose(&mut self.executor, self.groups, at)?);
-                break;
-            }
-            let stops = matches!(wish, Wish::Stop(_)) && step < last;
-            self.save(step, stops || wish == Wish::Save)?;
-            if stops {
-                self.end.stopped = Some(Stopped { step, signal: wish.signal() });
-                break;
-            }
-            // What a checkpoint takes is no part of a step, nor what the program does between two.
-            step_start = Instant::now();
-        }
-        Ok(())
-    }
-
-    /// Runs a step, tells of it and returns what all ranks are to do after it.
-    fn step(&mut self, step: u64, start: Instant) -> Result<Wish, RankError> {
-        let (shared, groups) = (self.shared, self.groups);
-        self.meter.reset_peak();
-        let record = self.executor.run_step(step).map_err(RankError::Step)?;
-        let losses = self.executor.worker.take_losses();
-        let mine = summarise(&record, losses, groups, self.meter);
-        let mut bytes = shared.stopper.hear().to_bytes().to_vec();
-        serde_json::to_writer(&mut bytes, &mine).expect("plain numbers");
-        let all = groups.world.exchange(bytes).wait()?;
-        if groups.world.rank() == shared.here[0] {
-            let step_s = start.elapsed().as_secs_f64();
-            let at = (step, step_s, self.peak_flops);
-            let (metrics, times) = step_metrics(&shared.blueprint, at, &record, &all);
-            (self.report)(News::Step(metrics, times));
-        }
-        let outcome = record.outcome.expect("every program ends with the optimizer step");
-        self.skipped.see(step, outcome.skipped);
-        if shared.is_traced() && step - self.done <= TRACED_STEPS {
-            self.spans.extend(record.spans);
-        }
-        let wished = all.iter().map(|bytes| Wish::from_bytes([bytes[0], bytes[1]]));
-        self.agree(wished.max().unwrap_or_default())
-    }
-
-    /// What the ranks `wished`, and the trainer of rank 0's process; all ranks get the same.
-    fn agree(&self, wished: Wish) -> Result<Wish, RankError> {
-        let patience = Patience::new(&self.shared.blueprint.config);
-        let stopper = &self.shared.stopper;
-        let answer = |wait: Duration| {
-            let answers = self.shared.answers.as_ref().expect("rank 0's process has them");
-            match answers.lock().recv_timeout(wait) {
-                // Since the exchange more may have been wished here.
-                Ok(answer) => Some(answer.max(wished).max(stopper.hear()).to_bytes()),
-                Err(RecvTimeoutError::Timeout) => None,
-                // The trainer is gone: nobody wants more.
-                Err(RecvTimeoutError::Disconnected) => Some(wished.max(Wish::Stop(0)).to_bytes()),
-            }
-        };
-        Ok(Wish::from_bytes(patience.follow_rank_0(&*self.groups.world, answer)?))
-    }
-
-    /// Saves after `step`, if it is due, `wanted` or owed. In a row of skipped steps the state is
-    /// that of the last good one, so what is due waits for the next good one; where it cannot wait,
-    /// no older checkpoint goes for it.
-    fn save(&mut self, step: u64, wanted: bool) -> Result<(), RankError> {
-        let shared = self.shared;
-        let Some(saver) = &shared.saver else { return Ok(()) };
-        let good = self.skipped.in_a_row == 0;
-        let due = saver.is_due(step) || self.owed;
-        self.owed = due && !good;
-        if !(wanted || saver.is_last(step) || (due && good)) {
-            return Ok(());
-        }
-        let worker = &self.executor.worker;
-        let at = (step, good);
-        saver.save(at, &shared.blueprint, self.groups, worker.sharded(), worker.optimizer())?;
-        self.end.saved = Some(step);
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<RankEnd, RankError> {
-        let (shared, c) = (self.shared, self.groups.coords);
-        if self.end.diverged.is_some() {
-            return Ok(self.end);
-        }
-        let worker = &self.executor.worker;
-        let exported = match shared.export {
-            Export::Weights if c.dp == 0 => {
-                worker.sharded().iter().flat_map(ShardedStage::export).collect()
-            }
-            // Without ZeRO-1 the replicas hold the same pieces.
-            Export::Gradients => worker.captured().to_vec(),
-            _ => Vec::new(),
-        };
-        let name = format!("pp {} · zero3 {} · dp {}", c.pp, c.zero3, c.dp);
-        let clock = shared.clock.get().copied().unwrap_or_default();
-        for span in &mut self.spans {
-            (span.start_ns, span.end_ns) = (clock.shift(span.start_ns), clock.shift(span.end_ns));
-        }
-        let spans = self.spans;
-        let result = RankResult { spans, clock_error_ns: clock.error_ns, name, exported };
-        self.end.results = match shared.here.len() == self.groups.world.size() {
-            true => vec![result],
-            false => collect::to_rank_0(&*self.groups.world, result)?,
-        };
-        Ok(self.end)
-    }
 }
 
 fn build_executor(
@@ -465,7 +310,7 @@ fn token_source(shared: &Shared, device: &Device, groups: &Groups) -> TokenSourc
     })
 }
 
-fn summarise(
+pub(crate) fn summarise(
     record: &StepRecord,
     losses: Vec<(usize, f32)>,
     groups: &Groups,
@@ -486,7 +331,7 @@ fn summarise(
     }
 }
 
-fn step_metrics(
+pub(crate) fn step_metrics(
     bp: &Blueprint,
     (step, step_s, peak_flops): (u64, f64, f64),
     record: &StepRecord,

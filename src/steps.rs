@@ -136,13 +136,7 @@ impl<'a> Steps<'a> {
             answers: asked.map(|asked| Arc::new(Mutex::new(asked))),
             recorder: recorder.clone(),
         };
-        let (tx, messages) = channel();
-        for mut local in world.ranks.drain(..) {
-            if let Some(recorder) = &recorder {
-                local.communicator = recorder.wrap(local.rank, local.communicator);
-            }
-            spawn_rank(local, shared.clone(), here.clone(), tx.clone());
-        }
+        let messages = spawn_all(&mut world, &shared);
         let mut steps = Steps {
             trainer,
             messages,
@@ -163,18 +157,23 @@ impl<'a> Steps<'a> {
             over: false,
             _world: world,
         };
-        match steps.next_news() {
+        steps.await_ready()?;
+        if steps.has_rank_0() && export != Export::Gradients {
+            let done = steps.resumed().map(|resumed| resumed.step);
+            steps.metrics_file = MetricsFile::open(&bp.config, done)?;
+        }
+        Ok(steps)
+    }
+
+    fn await_ready(&mut self) -> Result<(), Error> {
+        match self.next_news() {
             Some(News::Ready(resumed)) => {
-                steps.resumed = resumed;
-                let done = steps.resumed.as_ref().map(|resumed| resumed.step);
-                if steps.has_rank_0() && export != Export::Gradients {
-                    steps.metrics_file = MetricsFile::open(&bp.config, done)?;
-                }
-                steps.begin = Instant::now();
-                Ok(steps)
+                self.resumed = resumed;
+                self.begin = Instant::now();
+                Ok(())
             }
             Some(News::Step(..)) => unreachable!("a rank is ready before its first step"),
-            None => Err(steps.conclude().err().expect("a rank that is not ready has failed")),
+            None => Err(self.conclude().err().expect("a rank that is not ready has failed")),
         }
     }
 
@@ -316,6 +315,18 @@ impl<'a> Steps<'a> {
             _ => error,
         }
     }
+}
+
+/// Starts the ranks of this process; each tells how it goes on.
+fn spawn_all(world: &mut World, shared: &Shared) -> Receiver<Message> {
+    let (tx, messages) = channel();
+    for mut local in world.ranks.drain(..) {
+        if let Some(recorder) = &shared.recorder {
+            local.communicator = recorder.wrap(local.rank, local.communicator);
+        }
+        spawn_rank(local, shared.clone(), shared.here.clone(), tx.clone());
+    }
+    messages
 }
 
 impl Iterator for Steps<'_> {

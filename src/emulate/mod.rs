@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
-use zeropp_comm::{CommError, Communicator};
+use zeropp_comm::Communicator;
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::memory::StageBytes;

@@ -309,7 +309,7 @@ mod tests {
             helpful(error).to_string()
         };
         assert!(tip("--stepz").contains("'--steps'"), "{}", tip("--stepz"));
-        for far in ["--silent", "--unix", "--log-every"] {
+        for far in ["--silent", "--log-every"] {
             assert!(!tip(far).contains("similar argument"), "{}", tip(far));
         }
     }

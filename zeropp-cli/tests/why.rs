@@ -133,3 +133,33 @@ fn folders_without_records_are_bad_input() {
     assert_eq!(got.code, Some(2));
     assert!(got.err.contains("run = 7: not in zeropp-failed, which has "), "{}", got.err);
 }
+
+#[test]
+fn a_lone_process_that_was_killed_is_explained_by_its_checkpoints() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let line = format!("{RUN} --save ckpt --save-every 5");
+    let mut child = begun(at, command(at, &line));
+    let saved = || at.join("ckpt/step-000005").exists() || at.join("ckpt/step-000010").exists();
+    while !saved() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let got = zeropp(at, "why ckpt");
+    assert!(got.out.contains("a run is saving here and has not ended"), "{}", got.out);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let got = zeropp(at, "why zeropp-failed");
+    assert_eq!(got.code, Some(2));
+    assert!(got.err.contains("name its folder of checkpoints"), "{}", got.err);
+    std::fs::create_dir(at.join("ckpt/.step-099999.tmp")).unwrap();
+    let got = zeropp(at, "why zeropp-failed ckpt");
+    assert_eq!((got.code, got.err.as_str()), (Some(0), ""));
+    for part in [
+        "of 1000000 is saved, ",
+        ".step-099999.tmp: it ended while it was saving",
+        "SIGKILL",
+        "--resume",
+    ] {
+        assert!(got.out.contains(part), "{part} is not in:\n{}", got.out);
+    }
+}

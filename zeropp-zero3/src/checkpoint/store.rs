@@ -76,6 +76,22 @@ impl Store {
         Ok(self.named()?.is_empty())
     }
 
+    /// Names of the folders of saves that were begun and neither completed nor cleaned up.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn half_written(&self) -> Checked<Vec<String>> {
+        let entries = match fs::read_dir(&self.folder) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(io("read", &self.folder))?,
+        };
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut names: Vec<_> =
+            names.filter(|name| name.starts_with(HIDDEN) && name.ends_with(".tmp")).collect();
+        names.sort();
+        Ok(names)
+    }
+
     /// The newest complete checkpoint's folder.
     ///
     /// # Errors
