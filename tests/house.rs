@@ -247,3 +247,45 @@ fn every_path_that_is_named_is_there() {
     }
     told(&broken);
 }
+
+/// The index of decisions has every page under its own number, and no number twice.
+#[test]
+fn every_decision_is_in_the_index() {
+    let index = fs::read_to_string(root().join("docs/adr/README.md")).unwrap();
+    let rows: Vec<&str> = index.lines().filter(|l| l.contains("](00")).collect();
+    let mut broken = Vec::new();
+    let mut numbers = BTreeSet::new();
+    for (path, text) in files("docs/adr").iter().filter(|(path, _)| !path.ends_with("README.md")) {
+        let name = path.rsplit('/').next().unwrap();
+        let number: u32 = name.split('-').next().unwrap().parse().unwrap();
+        let title = text.lines().next().unwrap().trim_start_matches(&format!("# {number}. "));
+        let row = format!("| {number} | [{title}]({name}) |");
+        if !rows.iter().any(|r| r.starts_with(&row)) {
+            broken.push(format!("docs/adr/README.md has no row {row}"));
+        }
+        if !numbers.insert(number) {
+            broken.push(format!("{path}: number {number} is taken; use the next free one"));
+        }
+    }
+    if rows.len() > numbers.len() {
+        broken.push(format!("{} rows for {} decisions", rows.len(), numbers.len()));
+    }
+    told(&broken);
+}
+
+/// Links between documents lead to files that are there.
+#[test]
+fn every_link_between_documents_leads_somewhere() {
+    let mut broken = Vec::new();
+    for (name, text) in files("").iter().filter(|(name, _)| name.ends_with(".md")) {
+        let home = root().join(Path::new(name).parent().unwrap());
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let path = link.split('#').next().unwrap();
+            let elsewhere = link.contains("://") || path.is_empty();
+            if !elsewhere && !home.join(path).exists() {
+                broken.push(format!("{name}: {link}"));
+            }
+        }
+    }
+    told(&broken);
+}

@@ -1,6 +1,4 @@
-//! Pipeline schedules as data: generated, lowered, verified, simulated, drawn and exchanged.
-//!
-//! Nothing here computes a tensor, starts a thread, reads a clock or opens a file.
+#![doc = include_str!("../README.md")]
 
 pub mod ascii;
 pub mod draw;
