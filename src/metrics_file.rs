@@ -34,10 +34,10 @@ impl MetricsFile {
 
     /// Writes a step; after the first one that could not be written, nothing.
     pub(crate) fn write(&mut self, step: &StepMetrics) {
-        if let Ok(lines) = &mut self.lines {
-            if let Err(error) = lines.write(step) {
-                self.lines = Err(error);
-            }
+        if let Ok(lines) = &mut self.lines
+            && let Err(error) = lines.write(step)
+        {
+            self.lines = Err(error);
         }
     }
 
