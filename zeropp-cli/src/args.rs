@@ -14,8 +14,8 @@ between nodes, ZeRO-3 inside a node, without tensor parallelism";
 
 const RUN_ABOUT: &str = "Train a model\n\n\
 The settings are the defaults, then those of CONFIG.toml, then the flags. In the file a setting \
-has the name of its flag: `micro-batches = 16`; relative paths in it count from its folder. World = P x D x K ranks; on the threads engine \
-they all run on this machine, with nothing to set up.";
+has the name of its flag: `micro-batches = 16`; relative paths in it count from its folder. World \
+= P x D x K ranks; on the threads engine they all run on this machine, with nothing to set up.";
 
 const EXAMPLES: &str = "\
 Examples:
