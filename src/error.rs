@@ -46,6 +46,19 @@ pub enum Error {
         /// What it was doing and what happened.
         message: String,
     },
+    /// Gradients that were not finite in too many steps in a row; the run has ended, and no rank
+    /// has failed.
+    #[error("{message}")]
+    NotFinite {
+        /// The first of these steps.
+        step: u64,
+        /// World rank of the first gradient that was not finite, where one was found.
+        rank: Option<usize>,
+        /// Its layer.
+        layer: Option<String>,
+        /// All of it in words, with what may help.
+        message: String,
+    },
     /// An environment that does not say which rank this process is.
     #[error("environment: {0}")]
     Launch(#[from] LaunchError),
@@ -91,6 +104,7 @@ impl Error {
         !matches!(
             self,
             Error::Rank { .. }
+                | Error::NotFinite { .. }
                 | Error::Start(_)
                 | Error::Output { .. }
                 | Error::Metrics { .. }

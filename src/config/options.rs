@@ -10,6 +10,7 @@ use super::choice::{
     Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
     Tokenizer,
 };
+use super::resume::{EXPECTED, Resume};
 
 /// What kind of value a setting takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub enum OptionKind {
     Path,
     /// Any text.
     Text,
+    /// True, false, `must` or the number of a step; a flag alone means true.
+    Resume,
 }
 
 impl OptionKind {
@@ -50,6 +53,10 @@ impl OptionKind {
             OptionKind::Choice(names) if !names.contains(&text) => {
                 Err(format!("expected one of {}", names.join(", ")))
             }
+            OptionKind::Resume => match Resume::parse(text) {
+                Some(resume) => Ok(Value::try_from(resume).expect("a word or a number")),
+                None => Err(EXPECTED.into()),
+            },
             OptionKind::Choice(_) | OptionKind::Path | OptionKind::Text => {
                 Ok(Value::String(text.into()))
             }
@@ -171,11 +178,13 @@ options! {
         /// U, V and B itself. A file that ends with an optimizer step runs as it stands; of any
         /// other the computes are taken, and gathers, reductions and messages are put in.
         "schedule" "KIND|FILE" schedule: String = "zeropp".into();
-        /// Micro-batches in a scheduling unit (U). Default: 2P−1.
+        /// Micro-batches in a scheduling unit (U). Default: near 2P−1, to cut the step evenly.
         ///
         /// A rank holds the activations of one unit, and gathers weights and reduces gradients
-        /// once per unit. From 2P−1 on, the pipeline has no idle slot inside a unit. Schedules
-        /// other than zeropp reduce once a step; for them the unit is the step.
+        /// once per unit. From 2P−1 on, the pipeline has no idle slot inside a unit; the default
+        /// has the fewest in a step among P to one and a half times 2P−1, and --dry-run says where
+        /// another would have fewer. Schedules other than zeropp reduce once a step; for them the
+        /// unit is the step. A resumed run takes its checkpoint's.
         "unit" "U" unit: Option<usize> = None;
         /// Stages on each pipeline rank (V). Default: what the schedule needs, else 2 where the
         /// layers allow it.
@@ -183,7 +192,7 @@ options! {
         /// Stage s lives on rank s mod P, on a V the second P go back down. A rank holds the whole weights of one stage at a time,
         /// and of those being prefetched, so more stages need less memory.
         "virtual" "V" virtual_stages: Option<usize> = None;
-        /// Micro-batches of each rank in a step (B). Default: two units.
+        /// Micro-batches of each rank in a step (B). Default: two units, or the checkpoint's.
         "micro-batches" "B" micro_batches: Option<usize> = None;
         /// Samples in a micro-batch.
         "micro-batch-size" "N" micro_batch_size: usize = 1;
@@ -191,8 +200,9 @@ options! {
         "prefetch" "N" prefetch: usize = 1;
         /// What to compute again in the backward to save memory.
         ///
-        /// `selective`: attention's scores, which GPUs and bf16 never keep. `full`: whole stages, all
-        /// of a rank but its last, whose inputs alone are kept.
+        /// `selective`: attention's scores on every stage; GPUs and bf16 never keep them. `full`:
+        /// whole stages, whose inputs alone are kept; where B and W are apart, all of a rank but
+        /// its last, which does as with selective, as its backward follows its forward closely.
         "recompute" "WHAT" recompute: Recompute = Recompute::None;
     }
     "Training" {
@@ -218,6 +228,11 @@ options! {
         "eps" "X" eps: f64 = 1e-8;
         /// Largest global gradient norm; a larger gradient is scaled down to it. 0 never scales.
         "clip" "X" clip: f64 = 1.0;
+        /// Steps in a row whose gradient may be not finite (NaN or infinite) before the run ends. 0 never
+        /// ends it.
+        ///
+        /// Such a step changes no weight, and no checkpoint from before it is removed.
+        "max-skipped" "N" max_skipped: u64 = 10;
     }
     "Model" {
         /// Which built-in model to train.
@@ -307,11 +322,12 @@ options! {
         ///
         /// It holds the first 8 steps, so that a long run stays readable.
         "trace" "FILE" trace: Option<PathBuf> = None;
-        /// Where every rank of a run that fails writes what it did last; `zeropp why` reads it.
+        /// Where every rank of a run that fails writes what it did last; `zeropp why` reads it. Default:
+        /// zeropp-failed, and for a Rust program none.
         ///
         /// The folder is made when it is needed. Where ranks run on several machines it should be one
-        /// that all of them see. An empty name writes nothing.
-        "flight-dir" "DIR" flight_dir: PathBuf = PathBuf::from("zeropp-failed");
+        /// that all of them see. An empty name writes nothing. With a folder, panics are noted by a hook.
+        "flight-dir" "DIR" flight_dir: Option<PathBuf> = None;
         /// Write checkpoints into this folder, each a folder `step-000123` in it.
         ///
         /// The last step is always saved. A checkpoint that is there is complete: it gets its name
@@ -321,10 +337,17 @@ options! {
         "save-every" "N" save_every: u64 = 0;
         /// How many of the newest checkpoints to keep; older ones are removed.
         "keep" "N" keep: usize = 2;
-        /// Go on from the newest checkpoint in the folder of save.
+        /// Go on from the newest checkpoint in the folder of save; where nothing was saved yet, begin.
         ///
-        /// Mesh, schedule, recomputation and ZeRO-1 may be others than when it was written. `steps`
-        /// counts from the very start.
-        "resume" "BOOL" resume: bool = false;
+        /// So one command serves a job that is started again and again. `must` refuses to begin anew; a
+        /// number goes on from the checkpoint of that step, and sets newer ones aside. Mesh, schedule,
+        /// recomputation and ZeRO-1 may be others than when it was written. `steps` counts from the very
+        /// start.
+        "resume" "BOOL|must|STEP" resume: Resume = Resume::No;
+        /// Where the checkpoint to go on from is damaged, take the one before it.
+        "resume-fallback" "BOOL" resume_fallback: bool = false;
+        /// Seconds that writing or reading a checkpoint may take. While a rank does, others wait for it
+        /// however long timeout-s is.
+        "save-timeout-s" "S" save_timeout_s: f64 = 1800.0;
     }
 }

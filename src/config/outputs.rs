@@ -54,7 +54,7 @@ impl Config {
     /// Every folder that a run writes into.
     fn output_folders(&self) -> Vec<Given<'_>> {
         // An empty one is none.
-        let flight = Some(self.flight_dir.as_path()).filter(|path| !path.as_os_str().is_empty());
+        let flight = self.flight_dir.as_deref().filter(|path| !path.as_os_str().is_empty());
         given([("save", self.save.as_deref()), ("flight-dir", flight)])
     }
 

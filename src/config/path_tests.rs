@@ -52,12 +52,12 @@ fn paths_of_a_file_count_from_its_folder() {
     assert_eq!(config.trace.as_deref(), Some(Path::new("/abs/t.json")));
     let as_given = (config.metrics.as_deref(), config.save.as_deref());
     assert_eq!(as_given, (Some(Path::new("-")), Some(Path::new(""))), "no paths in the folder");
-    assert_eq!(config.flight_dir, Path::new(""));
+    assert_eq!(config.flight_dir.as_deref(), Some(Path::new("")));
     assert_eq!(config.file, Some(path.clone()));
     // What a file does not say, its folder does not change; flags count from where one is.
     fs::write(&path, "schedule = 'zb-v'").unwrap();
     let config = Config::load(&path).unwrap();
-    assert_eq!((config.schedule.as_str(), config.flight_dir), ("zb-v", "zeropp-failed".into()));
+    assert_eq!((config.schedule.as_str(), config.flight_dir), ("zb-v", None));
     let flags = Table::from_iter([("data".to_string(), Value::from("b.txt"))]);
     let config = Config::load(&path).unwrap().with(flags).unwrap();
     assert_eq!((config.data, config.file), (Some("b.txt".into()), Some(path)));
@@ -86,7 +86,9 @@ fn empty_paths_and_dashes_are_refused() {
         assert!(dash.starts_with(&format!("{field} = -: ")), "{dash}");
         assert!(dash.ends_with("; name a file, or ./- for one of that name"), "{dash}");
     }
-    Config { flight_dir: "".into(), ..Config::default() }.validate().expect("writes no records");
+    Config { flight_dir: Some("".into()), ..Config::default() }
+        .validate()
+        .expect("writes no records");
 }
 
 #[test]
@@ -134,7 +136,7 @@ fn nothing_that_is_read_is_written() {
         schedule: at("s.csv").to_str().unwrap().into(),
         token_file: Some(at("token")),
         save: Some(at("ckpt")),
-        flight_dir: at("failed"),
+        flight_dir: Some(at("failed")),
         ..Config::default()
     };
     base().validate().expect("in nobody's way");
@@ -155,9 +157,15 @@ fn nothing_that_is_read_is_written() {
         (Config { data: Some(at("old")), ..metrics("old") }, "of `data` too"),
         (Config { save: Some(at("data")), ..base() }, "lies in the folder of `data`"),
         (Config { save: Some(at("data/ckpt")), ..base() }, "lies in the folder of `data`"),
-        (Config { flight_dir: at("link/f"), ..base() }, "lies in the folder of `data`"),
-        (Config { flight_dir: at("ckpt"), ..base() }, "is the file or folder of `flight-dir` too"),
-        (Config { flight_dir: at("ckpt/step-000001"), ..base() }, "belongs to the checkpoints"),
+        (Config { flight_dir: Some(at("link/f")), ..base() }, "lies in the folder of `data`"),
+        (
+            Config { flight_dir: Some(at("ckpt")), ..base() },
+            "is the file or folder of `flight-dir` too",
+        ),
+        (
+            Config { flight_dir: Some(at("ckpt/step-000001")), ..base() },
+            "belongs to the checkpoints",
+        ),
         (Config { data: Some(at("ckpt/step-000002/x")), ..base() }, "belongs to the checkpoints"),
     ];
     for (config, fragment) in cases {

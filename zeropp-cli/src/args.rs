@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
 
@@ -17,6 +18,9 @@ The settings are the defaults, then those of CONFIG.toml, then the flags. In the
 has the name of its flag: `micro-batches = 16`; relative paths in it count from its folder. World \
 = P x D x K ranks; on the threads engine they all run on this machine, with nothing to set up.";
 
+/// Where the ranks of a failed run leave their records.
+const FLIGHT_DIR: &str = "zeropp-failed";
+
 const EXAMPLES: &str = "\
 Examples:
   Train a small GPT on zeropp's own sources, 32 ranks as threads:
@@ -28,8 +32,13 @@ Examples:
   Keep the settings in a file, and change one of them:
       zeropp run --pp 4 --zero3 8 --unit 8 --print-config > run.toml
       zeropp run run.toml --lr 1e-3
+  Save, and go on where an earlier start of the same command was stopped:
+      zeropp run run.toml --save checkpoints --save-every 100 --resume
 
-Exit codes: 0 done, 2 bad input (nothing was started), 1 the run failed.";
+Signals: INT (Ctrl-C), TERM and HUP save and stop after the step under way, a second one ends it at
+once; USR1 saves and goes on; QUIT writes what every rank is doing, for `zeropp why`, and ends it.
+Exit codes: 0 done, 2 bad input (nothing was started), 1 the run failed, 130 stopped by INT, 143 by
+TERM.";
 
 /// What `zeropp run` is to do.
 pub(crate) struct Run {
@@ -39,6 +48,8 @@ pub(crate) struct Run {
     pub(crate) print_config: bool,
     /// Print the plan and stop.
     pub(crate) dry_run: bool,
+    /// Print no line a step.
+    pub(crate) quiet: bool,
 }
 
 /// The whole command line.
@@ -57,11 +68,38 @@ pub(crate) fn command() -> Command {
         .subcommand(crate::why::command())
 }
 
+/// How alike a flag and what was typed must be, of 1, for the flag to be what was meant.
+const ALIKE: f64 = 0.6;
+
+/// The error without a suggestion that is far from what was typed.
+pub(crate) fn helpful(mut error: clap::Error) -> clap::Error {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.trim_start_matches('-').to_owned()),
+        _ => None,
+    };
+    let pair = text(ContextKind::InvalidArg).zip(text(ContextKind::SuggestedArg));
+    let far = |(typed, suggested): (String, String)| {
+        strsim::normalized_damerau_levenshtein(&typed, &suggested) < ALIKE
+    };
+    if pair.is_some_and(far) {
+        error.remove(ContextKind::SuggestedArg);
+    }
+    error
+}
+
 fn run_command() -> Command {
     with_settings(Command::new("run"), |_| true)
         .about("Train a model")
         .long_about(RUN_ABOUT)
         .after_help(EXAMPLES)
+        .arg(
+            Arg::new("quiet")
+                .short('q')
+                .long("quiet")
+                .help_heading("Output")
+                .action(ArgAction::SetTrue)
+                .help("Print no line a step: how it begins, what goes wrong, and the summary"),
+        )
         .next_help_heading("Instead of training")
         .arg(
             Arg::new("print-config")
@@ -137,14 +175,17 @@ fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
         .allow_negative_numbers(true);
     match option.kind {
         OptionKind::Choice(names) => arg.value_parser(PossibleValuesParser::new(names)),
-        OptionKind::Switch => arg
-            .num_args(0..=1)
-            .require_equals(true)
-            .default_missing_value("true")
-            .value_parser(["true", "false"])
-            .hide_possible_values(true),
+        OptionKind::Switch => {
+            may_stand_alone(arg).value_parser(["true", "false"]).hide_possible_values(true)
+        }
+        kind @ OptionKind::Resume => may_stand_alone(arg)
+            .value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
         kind => arg.value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
     }
+}
+
+fn may_stand_alone(arg: Arg) -> Arg {
+    arg.num_args(0..=1).require_equals(true).default_missing_value("true")
 }
 
 /// The first paragraph, and all of them, with the default at the end of the first.
@@ -180,6 +221,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<Run, Failure> {
         config: settings(matches)?,
         print_config: matches.get_flag("print-config"),
         dry_run: matches.get_flag("dry-run"),
+        quiet: matches.get_flag("quiet"),
     })
 }
 
@@ -199,12 +241,16 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
             flags.insert(option.key.into(), value);
         }
     }
-    from_file.with(flags).map_err(Failure::bad_input)
+    let mut config = from_file.with(flags).map_err(Failure::bad_input)?;
+    // A Rust program is asked first; whoever runs the command wants to know why it failed.
+    config.flight_dir.get_or_insert_with(|| PathBuf::from(FLIGHT_DIR));
+    Ok(config)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zeropp::config::Resume;
 
     fn parse(line: &str) -> Run {
         let matches = command().try_get_matches_from(line.split(' ')).unwrap();
@@ -228,6 +274,15 @@ mod tests {
         assert_eq!(c.recompute.name(), "full");
         assert_eq!(c.data.as_deref(), Some(std::path::Path::new("a/b.txt")));
         assert!(!run.print_config && !run.dry_run);
+        for (flag, resume) in [
+            ("--resume", Resume::Newest),
+            ("--resume=must", Resume::Must),
+            ("--resume=1200", Resume::Step(1200)),
+            ("--resume=false", Resume::No),
+        ] {
+            assert_eq!(parse(&format!("zeropp run {flag}")).config.resume, resume);
+        }
+        assert!(command().try_get_matches_from(["zeropp", "run", "--resume=perhaps"]).is_err());
         assert!(parse("zeropp run --dry-run").dry_run);
     }
 
@@ -245,6 +300,18 @@ mod tests {
         c.validate().unwrap();
         let line = "zeropp run --no-save --save x";
         assert!(command().try_get_matches_from(line.split(' ')).is_err());
+    }
+
+    #[test]
+    fn suggestions_are_close_or_none() {
+        let tip = |flag: &str| {
+            let error = command().try_get_matches_from(["zeropp", "run", flag]).unwrap_err();
+            helpful(error).to_string()
+        };
+        assert!(tip("--stepz").contains("'--steps'"), "{}", tip("--stepz"));
+        for far in ["--silent", "--unix", "--log-every"] {
+            assert!(!tip(far).contains("similar argument"), "{}", tip(far));
+        }
     }
 
     #[test]

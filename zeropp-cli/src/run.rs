@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use zeropp::config::{ConfigError, EngineKind};
-use zeropp::{Config, Resumed, StepMetrics, Trainer};
+use zeropp::config::{ConfigError, EngineKind, Resume};
+use zeropp::{Config, Resumed, Stopped, Trainer};
 use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
@@ -25,7 +25,7 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         return Ok(());
     }
     // Nothing but metrics then goes there.
-    let mut on_stdout = asked.filter(|_| !run.dry_run).map(|_| {
+    let on_stdout = asked.filter(|_| !run.dry_run).map(|_| {
         speak_on_stderr();
         JsonLines::to(std::io::stdout())
     });
@@ -33,50 +33,76 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         return emulate::run(&config, costs);
     }
     let trainer = Trainer::new(config.clone())?;
-    if !run.dry_run {
-        let cannot = |e| Failure::failed_run(format!("signals cannot be caught ({e})"));
-        zeropp::end_on_signals().map_err(cannot)?;
-    }
-    if !run.dry_run && is_follower(&config)? {
-        return Ok(trainer.train(|_| ()).map(drop)?);
-    }
     if run.dry_run {
-        say(plan::text(&config, trainer.plan()));
+        if !is_follower(&config)? {
+            say(plan::text(&config, trainer.plan()));
+        }
         return Ok(());
+    }
+    let cannot = |e| Failure::failed_run(format!("signals cannot be caught ({e})"));
+    zeropp::stop_on_signals(&trainer).map_err(cannot)?;
+    if is_follower(&config)? {
+        return ended(trainer.train(|_| ())?.stopped);
     }
     trainer.check_device()?;
-    let done = trainer.resumed().map(|r| r.step);
-    if let Some(resumed) = trainer.resumed() {
-        say(going_on(resumed, config.steps));
+    train(&config, &trainer, run.quiet, on_stdout)
+}
+
+fn train(
+    config: &Config,
+    trainer: &Trainer,
+    quiet: bool,
+    mut on_stdout: Option<JsonLines>,
+) -> Result<(), Failure> {
+    // Until here nothing is printed: what is wrong with a checkpoint, its reading shows.
+    let mut steps = trainer.steps()?;
+    let done = steps.resumed().map(|resumed| resumed.step);
+    match steps.resumed() {
+        Some(resumed) => say(going_on(resumed, config.steps)),
+        None if config.resume != Resume::No => say(beginning(config)),
+        None => {}
     }
     if done == Some(config.steps) {
-        return Ok(());
+        return Ok(steps.finish().map(drop)?);
     }
-    say(plan::headline(&config, trainer.plan()));
+    say(plan::headline(config, trainer.plan()));
     // mpirun gives every rank a terminal, wherever its own output goes.
     let in_place = config.engine != EngineKind::Mpi;
-    let progress = Progress::new(config.steps, done.unwrap_or(0), in_place);
-    let result = trainer.train(|step: &StepMetrics| {
-        // A reader that has gone away has seen what it wanted.
-        on_stdout.take_if(|lines| lines.write(step).is_err());
-        progress.step(step);
-    });
-    progress.finish();
-    let (result, incomplete) = match result {
-        Err(zeropp::Error::Metrics { path, source, summary }) => {
-            let error = zeropp::Error::Metrics { path, source, summary: summary.clone() };
-            (Ok(*summary), Some(error))
+    let mut progress = Progress::new(config.steps, done.unwrap_or(0), in_place, quiet);
+    let mut failed = None;
+    for step in &mut steps {
+        match step {
+            Ok(step) => {
+                // A reader that has gone away has seen what it wanted.
+                on_stdout.take_if(|lines| lines.write(&step).is_err());
+                progress.step(&step);
+            }
+            Err(error) => failed = Some(error),
         }
-        other => (other, None),
+    }
+    progress.finish();
+    let (summary, incomplete) = match failed {
+        Some(zeropp::Error::Metrics { path, source, summary }) => {
+            let error = zeropp::Error::Metrics { path, source, summary: summary.clone() };
+            (*summary, Some(error))
+        }
+        Some(error) => return Err(error.into()),
+        None => (steps.finish()?, None),
     };
     // Of several processes this one knows its own cores only.
     let own = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = if config.engine == EngineKind::Threads { own } else { usize::MAX };
-    say(format_args!("\n{}", summary::text(&result?, config.mesh().world(), cores)));
-    if let Some(path) = trainer.last_checkpoint() {
+    say(format_args!("\n{}", summary::text(&summary, config.mesh().world(), cores)));
+    if let Some(path) = &summary.checkpoint {
         say(format_args!("\ncheckpoint {}", path.display()));
     }
-    incomplete.map_or(Ok(()), |error| Err(error.into()))
+    if let Some(stopped) = &summary.stopped {
+        say(how_to_go_on(config, stopped, std::env::args().skip(1)));
+    }
+    if let Some(error) = incomplete {
+        return Err(error.into());
+    }
+    ended(summary.stopped)
 }
 
 /// The settings as a file, with what follows from them as comments.
@@ -86,6 +112,47 @@ fn settings(config: &Config) -> Result<String, ConfigError> {
         "# Settings of zeropp run. Those behind a # follow from others; give them to fix them.\n\
          # Relative paths count from this file's folder.\n\n{text}"
     ))
+}
+
+/// The exit of a run that may have been stopped.
+fn ended(stopped: Option<Stopped>) -> Result<(), Failure> {
+    match stopped.and_then(|stopped| stopped.signal) {
+        Some(signal) => Err(Failure::stopped_by(signal)),
+        None => Ok(()),
+    }
+}
+
+/// What a run says that was told to resume and has nothing to go on from.
+fn beginning(config: &zeropp::Config) -> String {
+    let folder = config.save.as_deref().unwrap_or(Path::new(""));
+    format!("nothing was saved in {} yet: beginning with step 1", folder.display())
+}
+
+/// What a stopped run says last: the same command, told to resume.
+fn how_to_go_on(
+    config: &zeropp::Config,
+    stopped: &Stopped,
+    words: impl Iterator<Item = String>,
+) -> String {
+    let (step, steps) = (stopped.step, config.steps);
+    if config.save.is_none() {
+        return format!(
+            "stopped after step {step} of {steps}; nothing is saved (save names a folder)"
+        );
+    }
+    let is_resume = |word: &String| word == "--resume" || word.starts_with("--resume=");
+    let words = words.filter(|word| !is_resume(word)).map(|word| quoted(&word));
+    let line: Vec<String> = words.chain(["--resume".into()]).collect();
+    format!("stopped after step {step} of {steps}; to go on: zeropp {}", line.join(" "))
+}
+
+/// A word as a shell reads it back.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
 }
 
 /// Whether this process is one of several and another one shows the run.
@@ -104,4 +171,25 @@ fn going_on(resumed: &Resumed, steps: u64) -> String {
         text.push_str(&format!("; changed: {}", changed.join(", ")));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stopped_run_prints_its_own_command() {
+        let stopped = Stopped { step: 7, signal: Some(15) };
+        let words = ["run", "my run.toml", "--resume=must", "--save", "a", "--data", "it's"];
+        let line = |save: Option<&str>| {
+            let config = zeropp::Config { save: save.map(Into::into), ..Default::default() };
+            how_to_go_on(&config, &stopped, words.iter().map(ToString::to_string))
+        };
+        assert_eq!(
+            line(Some("a")),
+            "stopped after step 7 of 40; to go on: zeropp run 'my run.toml' --save a --data \
+             'it'\\''s' --resume"
+        );
+        assert!(line(None).contains("nothing is saved"));
+    }
 }

@@ -236,8 +236,8 @@ fn a_table_of_all_kinds() {
     assert_eq!(row(&table, "1f1b"), ["1f1b", "1", "33", "33", "27.27", "%", "8", "0", "0"]);
     assert_eq!(row(&table, "zb-v"), ["zb-v", "2", "51", "48", "0.00", "%", "16", "0", "0"]);
     let two = works(dir.path(), "schedule --all --pp 4 --virtual 2 --micro-batches 6 --lower");
-    assert!(row(&two, "1f1b").join(" ").contains("virtual_stages = 2 does not work"), "{two}");
-    assert!(row(&two, "dualpipe-v").join(" ").contains("micro_batches = 6"), "{two}");
+    assert!(row(&two, "1f1b").join(" ").contains("virtual = 2 does not work"), "{two}");
+    assert!(row(&two, "dualpipe-v").join(" ").contains("micro-batches = 6"), "{two}");
     assert_eq!(row(&two, "zeropp")[7..], ["12", "8"]);
     // ZB-V keeps 16 units, 1F1B 8: with room for 10 only the second fits.
     let tight = works(dir.path(), "schedule --all --pp 4 --micro-batches 8 --mem-limit 10");
@@ -384,9 +384,9 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("--pp -1", "invalid value '-1' for '--pp <P>'"),
         ("--pp 100000", "pp = 100000: times virtual = 2 that is more than 65536 stages"),
         ("--pp 4000 --micro-batches 1000000", "more than 134217728 actions"),
-        ("--kind 1f1b --virtual 2", "virtual_stages = 2 does not work; it must be 1"),
-        ("--kind zb-v --virtual 3", "virtual_stages = 3 does not work"),
-        ("--kind dualpipe-v --micro-batches 6", "micro_batches = 6 does not work"),
+        ("--kind 1f1b --virtual 2", "virtual = 2 does not work; it must be 1"),
+        ("--kind zb-v --virtual 3", "virtual = 3 does not work"),
+        ("--kind dualpipe-v --micro-batches 6", "micro-batches = 6 does not work"),
         ("--t-f -1", "invalid value '-1' for '--t-f <T>': expected a time of 0 to 1e9 us"),
         ("--t-f 1,x", "for '--t-f <T>': expected a time"),
         ("--t-f 1,2,3", "t-f = 3 numbers: there are 8 stages; give one number for all, or 8"),
