@@ -11,8 +11,8 @@ use crate::Failure;
 
 const RUN_ABOUT: &str = "Train a model\n\n\
 The settings are the defaults, then those of CONFIG.toml, then the flags. In the file a setting \
-has the name of its flag: `micro-batches = 16`; relative paths in it count from its folder. World = P x D x K ranks; on the threads engine \
-they all run on this machine, with nothing to set up.";
+has the name of its flag: `micro-batches = 16`; relative paths in it count from its folder. World \
+= P x D x K ranks; on the threads engine they all run on this machine, with nothing to set up.";
 
 /// Where the ranks of a failed run leave their records.
 const FLIGHT_DIR: &str = "zeropp-failed";

@@ -25,7 +25,7 @@ Examples:
   zeropp schedule --kind zb-v --pp 4 -o zb-v.csv
   zeropp check zb-v.csv
   zeropp check --activations-max 8 zb-v.csv
-  zeropp check --format json zb-v.csv      # for editors
+  zeropp check --format json zb-v.csv
 
 Exit codes: 0 sound, 2 not sound or not readable; every error has row and column (in a CSV the
 cell, in JSON the character, from 1) and the action as the file spells it.";
