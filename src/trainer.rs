@@ -309,6 +309,8 @@ impl Trainer {
             tokens_per_s: median(|s| s.tokens_per_s),
             flops_util: median(|s| s.flops_util),
             bubble: median(|s| s.bubble),
+            bubble_own_span: median(|s| s.bubble_own_span),
+            bubble_step: median(|s| s.bubble_step),
             predicted_bubble: plan.bubble,
             timed_bubble: self.blueprint.timed_bubble(times.costs(self.blueprint.stages.len())),
             all_gathers_per_unit: per_unit(|s| s.all_gathers),
