@@ -6,7 +6,7 @@ use std::time::Instant;
 use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 use zeropp_comm::{CommResult, Communicator};
-use zeropp_core::host::into_vec;
+use zeropp_core::cpu_tensor::into_vec;
 use zeropp_zero3::checkpoint::CheckpointError;
 
 use crate::peak::Peak;
@@ -60,7 +60,7 @@ pub(crate) fn meet(
     if shared.here.len() == ranks {
         return Ok(shared.peak.of(ranks));
     }
-    let resumed = shared.resume.as_ref().map(|resume| resume.told.step);
+    let resumed = shared.loader.as_ref().and_then(|loader| loader.first());
     let host = shared.host.clone();
     let card = Card { process: shared.here[0], host, units, unit_flops, resumed };
     let bytes = serde_json::to_vec(&card).expect("plain data");
@@ -93,11 +93,12 @@ fn peak_flops(cards: &[Card]) -> f64 {
     cards.iter().map(share).sum()
 }
 
+/// Some see checkpoints, and others none: they look at different folders. Which of several they go
+/// on from, rank 0 says later.
 fn check_resumed(folder: &std::path::Path, cards: &[Card]) -> Result<(), CheckpointError> {
     let first = &cards[0];
-    let Some(rank) = cards.iter().position(|card| card.resumed != first.resumed) else {
-        return Ok(());
-    };
+    let differs = |card: &Card| card.resumed.is_some() != first.resumed.is_some();
+    let Some(rank) = cards.iter().position(differs) else { return Ok(()) };
     let words = |card: &Card| card.resumed.map_or("no step".into(), |step| format!("step {step}"));
     let other = &cards[rank];
     Err(CheckpointError::Folder {
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_go_on_from_different_steps_are_named() {
+    fn processes_that_go_on_from_different_folders_are_named() {
         let card = |host: &str, resumed| Card {
             process: 0,
             host: host.into(),
@@ -210,7 +211,7 @@ mod tests {
             resumed,
         };
         let folder = std::path::Path::new("ckpt");
-        assert!(check_resumed(folder, &[card("a", Some(5)), card("b", Some(5))]).is_ok());
+        assert!(check_resumed(folder, &[card("a", Some(5)), card("b", Some(4))]).is_ok());
         let error = check_resumed(folder, &[card("a", Some(5)), card("b", None)]).unwrap_err();
         assert_eq!(
             error.to_string(),

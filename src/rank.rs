@@ -1,15 +1,17 @@
 //! One rank: builds its stages, runs the steps, reports each of them.
 
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use zeropp_comm::groups::Groups;
 use zeropp_comm::{CommError, Communicator};
 use zeropp_core::data::{Dataset, Sampler};
 use zeropp_core::meter::{MemoryBytes, Meter};
-use zeropp_core::metrics::StepMetrics;
+use zeropp_core::metrics::{StepMetrics, Stopped};
 use zeropp_pipeline::executor::{
     Executor, ExecutorError, ModelWorker, StatusBoard, StepRecord, TokenSource, WorkerOptions,
 };
@@ -17,18 +19,22 @@ use zeropp_pipeline::ir::{Action, Compute};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::timeline::{Computed, Span, bubble, bubble_own_span, bubble_step};
 use zeropp_zero3::adamw::AdamW;
-use zeropp_zero3::checkpoint::{CheckpointError, read_state};
+use zeropp_zero3::checkpoint::CheckpointError;
 use zeropp_zero3::lr::LearningRate;
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 
 use crate::blueprint::Blueprint;
-use crate::checkpoint::{Resume, Saver};
+use crate::checkpoint::Saver;
 use crate::collect;
+use crate::diagnose::{Diverged, Skipped, diagnose};
 use crate::flight::FlightRecorder;
+use crate::patience::Patience;
 use crate::peak::Peak;
 use crate::processes::{self, Clock};
+use crate::resume::{Loader, Resumed};
+use crate::stop::{Stopper, Wish};
 
 /// Steps whose spans a trace keeps.
 pub(crate) const TRACED_STEPS: u64 = 8;
@@ -49,8 +55,11 @@ pub(crate) struct Shared {
     /// Name of this machine.
     pub(crate) host: String,
     pub(crate) export: Export,
-    pub(crate) resume: Option<Arc<Resume>>,
+    pub(crate) loader: Option<Arc<Loader>>,
     pub(crate) saver: Option<Arc<Saver>>,
+    pub(crate) stopper: Stopper,
+    /// In rank 0's process, what the trainer wants after each step that it was told of.
+    pub(crate) answers: Option<Arc<Mutex<Receiver<Wish>>>>,
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
 }
 
@@ -82,12 +91,33 @@ pub(crate) struct RankResult {
     pub(crate) exported: Vec<ParamExport>,
 }
 
+/// How a rank's part of the run ended, where nothing failed.
+#[derive(Default)]
+pub(crate) struct RankEnd {
+    /// The results of this rank; where there are several processes, those of all ranks on rank 0.
+    pub(crate) results: Vec<RankResult>,
+    pub(crate) stopped: Option<Stopped>,
+    pub(crate) diverged: Option<Diverged>,
+    /// Step of the newest checkpoint that was written.
+    pub(crate) saved: Option<u64>,
+}
+
+/// What a rank tells its process while it runs.
+pub(crate) enum News {
+    /// Its state is ready for the first step; read from here.
+    Ready(Option<Resumed>),
+    /// A step is done.
+    Step(StepMetrics, StageTimes),
+}
+
 /// How a rank's part of the run ended early.
 #[derive(Debug)]
 pub(crate) enum RankError {
     Comm(CommError),
     Step(ExecutorError),
     Checkpoint(CheckpointError),
+    /// There is nothing to go on from: bad input, found by the ranks together.
+    Resume(CheckpointError),
 }
 
 impl From<CheckpointError> for RankError {
@@ -168,74 +198,183 @@ impl StageTimes {
     }
 }
 
-/// Runs all steps on one rank, which computes on `device`; `report` gets each as a process's first rank sees it. Returns the
-/// results of this rank; where there are several processes, those of all ranks on rank 0.
+/// Runs all steps on one rank, which computes on `device`; `report` is told how it goes on a
+/// process's first rank.
 pub(crate) fn run_rank(
     shared: &Shared,
     device: Device,
     world: Arc<dyn Communicator>,
-    mut report: impl FnMut(StepMetrics, StageTimes),
-) -> Result<Vec<RankResult>, RankError> {
-    let bp = &shared.blueprint;
-    let rank = world.rank();
+    report: impl FnMut(News),
+) -> Result<RankEnd, RankError> {
     if let Some(recorder) = &shared.recorder {
         recorder.meet(&*world)?;
     }
     let peak_flops = processes::meet(shared, &*world, &device)?;
-    let groups = Groups::new(world, bp.mesh)?;
+    let groups = Groups::new(world, shared.blueprint.mesh)?;
     let meter = Meter::new();
-    let mut executor = build_executor(shared, &device, &groups, &meter)?;
+    let (mut executor, resumed) = build_executor(shared, &device, &groups, &meter)?;
     if shared.export == Export::Gradients {
         executor.worker.capture_gradients();
     }
-    let done = shared.resume.as_ref().map_or(0, |r| r.told.step);
-    let last = if shared.export == Export::Gradients { done + 1 } else { bp.config.steps };
-    let mut spans = Vec::new();
-    let mut step_start = Instant::now();
-    for step in done + 1..=last {
-        meter.reset_peak();
-        let record = executor.run_step(step).map_err(RankError::Step)?;
-        let losses = executor.worker.take_losses();
-        let mut mine = summarise(&record, losses, &groups, &meter);
+    let mut training = Training {
+        shared,
+        groups: &groups,
+        meter: &meter,
+        executor,
+        peak_flops,
+        report,
+        done: resumed.as_ref().map_or(0, |r| r.step),
+        skipped: Skipped::default(),
+        owed: false,
+        spans: Vec::new(),
+        end: RankEnd::default(),
+    };
+    training.tell(News::Ready(resumed));
+    training.run()?;
+    training.finish()
+}
+
+/// A rank's steps.
+struct Training<'a, R> {
+    shared: &'a Shared,
+    groups: &'a Groups,
+    meter: &'a Meter,
+    executor: Executor<ModelWorker>,
+    peak_flops: f64,
+    report: R,
+    /// Steps that a checkpoint had behind it.
+    done: u64,
+    skipped: Skipped,
+    /// A checkpoint was due in a row of skipped steps.
+    owed: bool,
+    spans: Vec<Span>,
+    end: RankEnd,
+}
+
+impl<R: FnMut(News)> Training<'_, R> {
+    fn tell(&mut self, news: News) {
+        if self.groups.world.rank() == self.shared.here[0] {
+            (self.report)(news);
+        }
+    }
+
+    fn run(&mut self) -> Result<(), RankError> {
+        let (shared, config) = (self.shared, &self.shared.blueprint.config);
+        let last = match shared.export {
+            Export::Gradients => self.done + 1,
+            _ => config.steps,
+        };
+        shared.stopper.begin();
+        let mut step_start = Instant::now();
+        for step in self.done + 1..=last {
+            let wish = self.step(step, step_start)?;
+            if let Some(first) = self.skipped.beyond(config.max_skipped) {
+                let at = (first, self.skipped.in_a_row);
+                self.end.diverged = Some(diagnose(&mut self.executor, self.groups, at)?);
+                break;
+            }
+            let stops = matches!(wish, Wish::Stop(_)) && step < last;
+            self.save(step, stops || wish == Wish::Save)?;
+            if stops {
+                self.end.stopped = Some(Stopped { step, signal: wish.signal() });
+                break;
+            }
+            // What a checkpoint takes is no part of a step, nor what the program does between two.
+            step_start = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// Runs a step, tells of it and returns what all ranks are to do after it.
+    fn step(&mut self, step: u64, start: Instant) -> Result<Wish, RankError> {
+        let (shared, groups) = (self.shared, self.groups);
+        self.meter.reset_peak();
+        let record = self.executor.run_step(step).map_err(RankError::Step)?;
+        let losses = self.executor.worker.take_losses();
+        let mut mine = summarise(&record, losses, groups, self.meter);
         let clock = shared.clock.get().copied().unwrap_or_default();
         mine.computed.start_ns = clock.shift(mine.computed.start_ns);
         mine.computed.end_ns = clock.shift(mine.computed.end_ns);
-        let bytes = serde_json::to_vec(&mine).expect("plain numbers");
+        let mut bytes = shared.stopper.hear().to_bytes().to_vec();
+        serde_json::to_writer(&mut bytes, &mine).expect("plain numbers");
         let all = groups.world.exchange(bytes).wait()?;
-        if rank == shared.here[0] {
-            let step_s = step_start.elapsed().as_secs_f64();
-            let (metrics, times) = step_metrics(bp, (step, step_s, peak_flops), &record, &all);
-            report(metrics, times);
+        if groups.world.rank() == shared.here[0] {
+            let step_s = start.elapsed().as_secs_f64();
+            let at = (step, step_s, self.peak_flops);
+            let (metrics, times) = step_metrics(&shared.blueprint, at, &record, &all);
+            (self.report)(News::Step(metrics, times));
         }
-        if shared.is_traced() && step - done <= TRACED_STEPS {
-            spans.extend(record.spans);
+        let outcome = record.outcome.expect("every program ends with the optimizer step");
+        self.skipped.see(step, outcome.skipped);
+        if shared.is_traced() && step - self.done <= TRACED_STEPS {
+            self.spans.extend(record.spans);
         }
-        if let Some(saver) = shared.saver.as_ref().filter(|s| s.is_due(step)) {
-            let worker = &executor.worker;
-            saver.save(step, bp, &groups, worker.sharded(), worker.optimizer())?;
-        }
-        // What a checkpoint takes is no part of a step.
-        step_start = Instant::now();
+        let wished = all.iter().map(|bytes| Wish::from_bytes([bytes[0], bytes[1]]));
+        self.agree(wished.max().unwrap_or_default())
     }
-    let c = groups.coords;
-    let worker = &executor.worker;
-    let exported = match shared.export {
-        Export::Weights if c.dp == 0 => {
-            worker.sharded().iter().flat_map(ShardedStage::export).collect()
-        }
-        // Without ZeRO-1 the replicas hold the same pieces.
-        Export::Gradients => worker.captured().to_vec(),
-        _ => Vec::new(),
-    };
-    let name = format!("pp {} · zero3 {} · dp {}", c.pp, c.zero3, c.dp);
-    let clock = shared.clock.get().copied().unwrap_or_default();
-    for span in &mut spans {
-        (span.start_ns, span.end_ns) = (clock.shift(span.start_ns), clock.shift(span.end_ns));
+
+    /// What the ranks `wished`, and the trainer of rank 0's process; all ranks get the same.
+    fn agree(&self, wished: Wish) -> Result<Wish, RankError> {
+        let patience = Patience::new(&self.shared.blueprint.config);
+        let stopper = &self.shared.stopper;
+        let answer = |wait: Duration| {
+            let answers = self.shared.answers.as_ref().expect("rank 0's process has them");
+            match answers.lock().recv_timeout(wait) {
+                // Since the exchange more may have been wished here.
+                Ok(answer) => Some(answer.max(wished).max(stopper.hear()).to_bytes()),
+                Err(RecvTimeoutError::Timeout) => None,
+                // The trainer is gone: nobody wants more.
+                Err(RecvTimeoutError::Disconnected) => Some(wished.max(Wish::Stop(0)).to_bytes()),
+            }
+        };
+        Ok(Wish::from_bytes(patience.follow_rank_0(&*self.groups.world, answer)?))
     }
-    let result = RankResult { spans, clock_error_ns: clock.error_ns, name, exported };
-    match shared.here.len() == groups.world.size() {
-        true => Ok(vec![result]),
-        false => Ok(collect::to_rank_0(&*groups.world, result)?),
+
+    /// Saves after `step`, if it is due, `wanted` or owed. In a row of skipped steps the state is
+    /// that of the last good one, so what is due waits for the next good one; where it cannot wait,
+    /// no older checkpoint goes for it.
+    fn save(&mut self, step: u64, wanted: bool) -> Result<(), RankError> {
+        let shared = self.shared;
+        let Some(saver) = &shared.saver else { return Ok(()) };
+        let good = self.skipped.in_a_row == 0;
+        let due = saver.is_due(step) || self.owed;
+        self.owed = due && !good;
+        if !(wanted || saver.is_last(step) || (due && good)) {
+            return Ok(());
+        }
+        let worker = &self.executor.worker;
+        let at = (step, good);
+        saver.save(at, &shared.blueprint, self.groups, worker.sharded(), worker.optimizer())?;
+        self.end.saved = Some(step);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<RankEnd, RankError> {
+        let (shared, c) = (self.shared, self.groups.coords);
+        if self.end.diverged.is_some() {
+            return Ok(self.end);
+        }
+        let worker = &self.executor.worker;
+        let exported = match shared.export {
+            Export::Weights if c.dp == 0 => {
+                worker.sharded().iter().flat_map(ShardedStage::export).collect()
+            }
+            // Without ZeRO-1 the replicas hold the same pieces.
+            Export::Gradients => worker.captured().to_vec(),
+            _ => Vec::new(),
+        };
+        let name = format!("pp {} · zero3 {} · dp {}", c.pp, c.zero3, c.dp);
+        let clock = shared.clock.get().copied().unwrap_or_default();
+        for span in &mut self.spans {
+            (span.start_ns, span.end_ns) = (clock.shift(span.start_ns), clock.shift(span.end_ns));
+        }
+        let spans = self.spans;
+        let result = RankResult { spans, clock_error_ns: clock.error_ns, name, exported };
+        self.end.results = match shared.here.len() == self.groups.world.size() {
+            true => vec![result],
+            false => collect::to_rank_0(&*self.groups.world, result)?,
+        };
+        Ok(self.end)
     }
 }
 
@@ -244,7 +383,7 @@ fn build_executor(
     device: &Device,
     groups: &Groups,
     meter: &Arc<Meter>,
-) -> Result<Executor<ModelWorker>, RankError> {
+) -> Result<(Executor<ModelWorker>, Option<Resumed>), RankError> {
     let bp = &shared.blueprint;
     let config = &bp.config;
     let options = ShardOptions {
@@ -264,9 +403,10 @@ fn build_executor(
         .collect();
     let mut optimizer =
         Optimizer::new(&sharded, groups, optimizer_options(bp), config.zero1, meter);
-    if let Some(resume) = &shared.resume {
-        read_state(&resume.checkpoint, &mut sharded, &mut optimizer)?;
-    }
+    let resumed = match &shared.loader {
+        Some(loader) => loader.load(&*groups.world, &mut sharded, &mut optimizer)?,
+        None => None,
+    };
     let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
     let worker_options = WorkerOptions {
         device: device.clone(),
@@ -278,14 +418,15 @@ fn build_executor(
     };
     let tokens = token_source(shared, device, groups);
     let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
-    Ok(Executor::new(
+    let executor = Executor::new(
         bp.schedule.ranks[pp].clone(),
         bp.schedule.placement.clone(),
         groups.pipeline.clone(),
         groups.world.rank(),
         (meter.clone(), shared.status.clone(), shared.epoch),
         worker,
-    ))
+    );
+    Ok((executor, resumed))
 }
 
 fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {
@@ -355,8 +496,10 @@ fn step_metrics(
     record: &StepRecord,
     all: &[Vec<u8>],
 ) -> (StepMetrics, StageTimes) {
-    let ranks: Vec<RankStep> =
-        all.iter().map(|b| serde_json::from_slice(b).expect("written by summarise")).collect();
+    let ranks: Vec<RankStep> = all
+        .iter()
+        .map(|b| serde_json::from_slice(&b[2..]).expect("written by summarise"))
+        .collect();
     let mut losses: Vec<_> = ranks.iter().flat_map(|r| r.losses.iter().copied()).collect();
     losses.sort_unstable();
     let sum: f64 = losses.iter().map(|l| f64::from(f32::from_bits(l.3))).sum();

@@ -1,14 +1,10 @@
-//! The trainer: checks everything, starts the ranks, watches over them.
+//! The trainer: checks everything and starts the ranks.
 
 use std::collections::BTreeMap;
-use std::panic::AssertUnwindSafe;
-use std::path::PathBuf;
+use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
 
-use crate::config::Config;
-use zeropp_comm::{CommError, Communicator};
+use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Sampler};
 use zeropp_core::device::Devices;
 use zeropp_core::layer::Model;
@@ -16,45 +12,50 @@ use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, StepMetrics, Summary};
 use zeropp_core::model::gpt;
 use zeropp_core::params::FlatLayout;
-use zeropp_pipeline::executor::StatusBoard;
-use zeropp_pipeline::flight::EndKind;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::timeline::{RankTimeline, Timeline};
 use zeropp_zero3::ParamExport;
-use zeropp_zero3::checkpoint::Store;
 
 use crate::Error;
 use crate::blueprint::Blueprint;
-use crate::checkpoint::{self, Resume, Resumed, Saver};
-use crate::flight::{self, FlightRecorder};
-use crate::peak::Peak;
-use crate::rank::{Export, RankError, RankResult, Shared, StageTimes, run_rank};
-use crate::world::{LocalRank, World};
-use crate::{saved_cut, trace};
-
-/// After one rank has failed, how long the others get to stop before they are left behind.
-const GRACE: Duration = Duration::from_secs(3);
-/// Stack of a rank's thread: a graph of many layers is walked recursively when it is dropped.
-const STACK_BYTES: usize = 32 << 20;
+use crate::checkpoint::Warn;
+use crate::config::Config;
+use crate::rank::{Export, RankResult, StageTimes};
+use crate::resume::{self, Found, Resumed};
+use crate::steps::Steps;
+use crate::stop::Stopper;
+use crate::world::World;
+use crate::{model_check, saved_cut};
 
 /// A checked run, ready to start.
 pub struct Trainer {
-    blueprint: Arc<Blueprint>,
-    data: Arc<(Dataset, Sampler)>,
-    resume: Option<Arc<Resume>>,
+    pub(crate) blueprint: Arc<Blueprint>,
+    pub(crate) data: Arc<(Dataset, Sampler)>,
+    pub(crate) found: Found,
+    pub(crate) stopper: Stopper,
+    pub(crate) warn: Warn,
 }
 
 /// Final weights by parameter name, each in row-major order.
 pub type Weights = BTreeMap<String, Vec<f32>>;
 
-enum Message {
-    Step(StepMetrics, StageTimes),
-    Done(usize, Result<Vec<RankResult>, Failure>),
+/// What a function that is called after each step says: `()` to go on, or a [`ControlFlow`], of which
+/// `Break` stops the run there.
+pub trait StepFlow {
+    /// Whether the run goes on.
+    fn flow(self) -> ControlFlow<()>;
 }
 
-enum Failure {
-    Rank(RankError),
-    Panic(String),
+impl StepFlow for () {
+    fn flow(self) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+}
+
+impl StepFlow for ControlFlow<()> {
+    fn flow(self) -> ControlFlow<()> {
+        self
+    }
 }
 
 impl Trainer {
@@ -72,20 +73,16 @@ impl Trainer {
     }
 
     /// Checks `config` with a model of your own; the model settings of `config` that it does not
-    /// use (`heads`, say) are ignored, `hidden` and `layers` must say what the model has.
+    /// use (`heads`, say) are ignored. `hidden` and `layers` (the number of its blocks) must say
+    /// what the model has, and `seq` what it can take.
     ///
     /// # Errors
-    /// As [`new`](Self::new); also a model whose parameter names are not unique.
+    /// As [`new`](Self::new); also a model that contradicts the settings or the data, or whose
+    /// parameter names are not unique.
     pub fn with_model(config: Config, model: Model) -> Result<Trainer, Error> {
         config.validate()?;
         let dataset = config.dataset()?;
-        if model.vocabulary < dataset.vocabulary() {
-            return Err(Error::Model(format!(
-                "vocabulary = {} is smaller than the data's; it must be at least {}",
-                model.vocabulary,
-                dataset.vocabulary()
-            )));
-        }
+        model_check::check(&config, &model, &dataset)?;
         Self::build(config, model, dataset)
     }
 
@@ -93,20 +90,34 @@ impl Trainer {
         let config = saved_cut::take_over(config);
         let blueprint = Arc::new(Blueprint::new(&config, model)?);
         let sampler = blueprint.config.sampler();
-        let resume = checkpoint::find(&blueprint)?.map(Arc::new);
-        Ok(Trainer { blueprint, data: Arc::new((dataset, sampler)), resume })
+        let found = resume::find(&blueprint, &dataset)?;
+        let warn: Warn = Arc::new(|text: &str| eprintln!("warning: {text}"));
+        let (data, stopper) = (Arc::new((dataset, sampler)), Stopper::default());
+        Ok(Trainer { blueprint, data, found, stopper, warn })
     }
 
     /// The checkpoint that the run goes on from, if it is a resumed one. Where its step is the
-    /// last, nothing is left to do and training ends at once.
+    /// last, nothing is left to do and training ends at once. Its files are read, and checked, by
+    /// the ranks as they start; where one is damaged they may take an older one
+    /// ([`Steps::resumed`]).
     pub fn resumed(&self) -> Option<&Resumed> {
-        self.resume.as_ref().map(|r| &r.told)
+        self.found.resumed.as_ref()
     }
 
-    /// Where the state after the last step is, or will be once the run is done, if it saves.
-    pub fn last_checkpoint(&self) -> Option<PathBuf> {
-        let config = &self.blueprint.config;
-        Some(Store::new(config.save.as_ref()?).path(config.steps))
+    /// Tells `warn` what is wrong and does not end the run: an old checkpoint that cannot be
+    /// removed, say. Without it such things go to standard error.
+    pub fn on_warning(&mut self, warn: impl Fn(&str) + Send + Sync + 'static) {
+        self.warn = Arc::new(warn);
+    }
+
+    /// Stops the runs of this trainer from another thread.
+    pub fn stopper(&self) -> Stopper {
+        self.stopper.clone()
+    }
+
+    /// Whether the run writes checkpoints.
+    pub fn saves(&self) -> bool {
+        self.blueprint.config.save.is_some()
     }
 
     /// What is known before the run: mesh, schedule, predicted memory and bubble.
@@ -124,7 +135,7 @@ impl Trainer {
         self.devices().map(drop)
     }
 
-    fn devices(&self) -> Result<Devices, Error> {
+    pub(crate) fn devices(&self) -> Result<Devices, Error> {
         let config = &self.blueprint.config;
         let devices = config.devices()?;
         World::check(config, &devices)?;
@@ -136,15 +147,30 @@ impl Trainer {
         &self.blueprint.schedule
     }
 
-    /// Trains; `on_step` sees every step as soon as it is complete. Where the ranks are in several
-    /// processes, each process trains its own, `on_step` is called in rank 0's process alone, which
-    /// also writes the trace, and the summary is every process's.
+    /// Trains; `on_step` sees every step as soon as it is complete, and the next one begins when it
+    /// returns: a [`ControlFlow::Break`] ends the run there, saved if it saves. A panic in it ends
+    /// all ranks, too. Where the ranks are in several processes, each process trains its own,
+    /// `on_step` is called in rank 0's process alone, which also writes the metrics and the trace, and the summary
+    /// is every process's.
     ///
     /// # Errors
-    /// The first rank that failed, with what it was doing. Before any starts: a folder of
-    /// checkpoints that cannot be written, or that another run uses.
-    pub fn train(&self, mut on_step: impl FnMut(&StepMetrics)) -> Result<Summary, Error> {
+    /// The first rank that failed, with what it was doing; gradients that stay not finite
+    /// ([`Error::NotFinite`]). Before the first step: a folder of checkpoints that cannot be
+    /// written, or that another run uses; a checkpoint that is damaged.
+    pub fn train<F: StepFlow>(
+        &self,
+        mut on_step: impl FnMut(&StepMetrics) -> F,
+    ) -> Result<Summary, Error> {
         self.run(on_rank_0(&mut on_step), Export::Nothing).map(|(summary, _)| summary)
+    }
+
+    /// Starts the ranks; the iterator gives every step of the run as soon as it is complete, and the
+    /// next one begins when it is asked for. Dropping it ends the ranks, saved if the run saves.
+    ///
+    /// # Errors
+    /// As [`train`](Self::train), as far as known before the first step.
+    pub fn steps(&self) -> Result<Steps<'_>, Error> {
+        Steps::start(self, None, Export::Nothing)
     }
 
     /// Trains over communicators of your own: those of all ranks of the mesh that this process
@@ -152,10 +178,10 @@ impl Trainer {
     ///
     /// # Errors
     /// As [`train`](Self::train); a rank fails where its communicator's world is not the mesh's.
-    pub fn train_over(
+    pub fn train_over<F: StepFlow>(
         &self,
         communicators: Vec<Arc<dyn Communicator>>,
-        mut on_step: impl FnMut(&StepMetrics),
+        mut on_step: impl FnMut(&StepMetrics) -> F,
     ) -> Result<Summary, Error> {
         let on_step = on_rank_0(&mut on_step);
         Ok(self.run_over(Some(communicators), on_step, Export::Nothing)?.0)
@@ -166,9 +192,9 @@ impl Trainer {
     ///
     /// # Errors
     /// As [`train`](Self::train).
-    pub fn train_to_weights(
+    pub fn train_to_weights<F: StepFlow>(
         &self,
-        mut on_step: impl FnMut(&StepMetrics),
+        mut on_step: impl FnMut(&StepMetrics) -> F,
     ) -> Result<(Summary, Weights), Error> {
         let (summary, results) = self.run(on_rank_0(&mut on_step), Export::Weights)?;
         Ok((summary, self.assemble(results, self.blueprint.mesh.zero3)))
@@ -182,7 +208,11 @@ impl Trainer {
     /// As [`train`](Self::train).
     pub fn first_gradients(&self) -> Result<(StepMetrics, Weights), Error> {
         let mut metrics = StepMetrics::default();
-        let (_, results) = self.run(|m, _| metrics = m.clone(), Export::Gradients)?;
+        let on_step = |m: &StepMetrics, _| {
+            metrics = m.clone();
+            ControlFlow::Continue(())
+        };
+        let (_, results) = self.run(on_step, Export::Gradients)?;
         let owners = if self.blueprint.config.zero1 { self.blueprint.mesh.dp } else { 1 };
         Ok((metrics, self.assemble(results, self.blueprint.mesh.zero3 * owners)))
     }
@@ -193,9 +223,9 @@ impl Trainer {
     ///
     /// # Errors
     /// As [`train`](Self::train).
-    pub fn train_to_timeline(
+    pub fn train_to_timeline<F: StepFlow>(
         &self,
-        mut on_step: impl FnMut(&StepMetrics),
+        mut on_step: impl FnMut(&StepMetrics) -> F,
     ) -> Result<(Summary, Timeline), Error> {
         let (summary, results) = self.run(on_rank_0(&mut on_step), Export::Timeline)?;
         Ok((summary, self.timeline(&results)))
@@ -204,7 +234,7 @@ impl Trainer {
     /// Runs this process's ranks; `on_step` also hears whether rank 0 is one of them.
     fn run(
         &self,
-        on_step: impl FnMut(&StepMetrics, bool),
+        on_step: impl FnMut(&StepMetrics, bool) -> ControlFlow<()>,
         export: Export,
     ) -> Result<(Summary, Vec<RankResult>), Error> {
         self.run_over(None, on_step, export)
@@ -214,82 +244,24 @@ impl Trainer {
     fn run_over(
         &self,
         given: Option<Vec<Arc<dyn Communicator>>>,
-        mut on_step: impl FnMut(&StepMetrics, bool),
+        mut on_step: impl FnMut(&StepMetrics, bool) -> ControlFlow<()>,
         export: Export,
     ) -> Result<(Summary, Vec<RankResult>), Error> {
-        let bp = &self.blueprint;
-        let saver = match export {
-            Export::Gradients => None,
-            _ => Saver::start(bp, self.resumed().map(|r| r.step))?,
-        };
-        let (saver, lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
-        let status = Arc::new(StatusBoard::new(bp.mesh.world()));
-        let devices = match &given {
-            Some(_) => bp.config.devices()?,
-            None => self.devices()?,
-        };
-        let peak = Peak::measure(&bp.config, &devices, bp.compute);
-        let mut world = match given {
-            Some(communicators) => World::of(communicators, &devices),
-            None => World::start(&bp.config, &devices, &status)?,
-        };
-        let here: Arc<[usize]> = world.ranks.iter().map(|local| local.rank).collect();
-        let mut shared = Shared {
-            blueprint: bp.clone(),
-            data: self.data.clone(),
-            status,
-            epoch: Instant::now(),
-            clock: Arc::default(),
-            peak,
-            here: here.clone(),
-            host: world.host.clone(),
-            export,
-            resume: self.resume.clone(),
-            saver: saver.clone(),
-            recorder: None,
-        };
-        let (tx, rx) = channel();
-        let recorder = FlightRecorder::start(bp, &shared.status, here.iter().copied());
-        shared.recorder = recorder.clone();
-        for mut local in world.ranks.drain(..) {
-            if let Some(recorder) = &recorder {
-                local.communicator = recorder.wrap(local.rank, local.communicator);
+        let mut steps = Steps::start(self, given, export)?;
+        while let Some(metrics) = steps.next_step() {
+            if on_step(&metrics, steps.has_rank_0()).is_break() {
+                steps.stop();
             }
-            spawn_rank(local, shared.clone(), here.clone(), tx.clone());
         }
-        drop(tx);
-        let start = Instant::now();
-        let mut steps = Vec::new();
-        let mut times = StageTimes::default();
-        let results = watch(&rx, &here, &shared.status, |metrics, step_times| {
-            on_step(&metrics, here[0] == 0);
-            // The first step warms caches and pools up; it counts only where it is the only one.
-            if steps.len() == 1 {
-                times = StageTimes::default();
-            }
-            times.merge(&step_times);
-            steps.push(metrics);
-        });
-        if let (Err(_), Some(saver), Some(Some(_))) = (&results, &saver, &lock) {
-            saver.clean();
-        }
-        let results = results.map_err(|error| match &recorder {
-            Some(recorder) => {
-                let found = recorder.write_all(EndKind::AtWork, "the run failed meanwhile");
-                // A rank of another process that is stuck writes a moment later, if it may live on.
-                recorder.await_neighbours(Instant::now() + flight::LINGER);
-                error.with_advice(&found)
-            }
-            None => error,
-        })?;
-        let summary = self.summary(&steps, &times, start.elapsed().as_secs_f64());
-        if let Some(path) = bp.config.trace.as_ref().filter(|_| here[0] == 0) {
-            trace::write(path, &self.timeline(&results))?;
-        }
-        Ok((summary, results))
+        steps.conclude()
     }
 
-    fn summary(&self, steps: &[StepMetrics], times: &StageTimes, total_s: f64) -> Summary {
+    pub(crate) fn summary(
+        &self,
+        steps: &[StepMetrics],
+        times: &StageTimes,
+        total_s: f64,
+    ) -> Summary {
         let plan = &self.blueprint.plan;
         let settled = if steps.len() > 1 { &steps[1..] } else { steps };
         let median = |f: fn(&StepMetrics) -> f64| {
@@ -322,10 +294,12 @@ impl Trainer {
                 .map(|r| &r.memory)
                 .fold(MemoryBytes::default(), peak),
             total_s,
+            stopped: None,
+            checkpoint: None,
         }
     }
 
-    fn timeline(&self, results: &[RankResult]) -> Timeline {
+    pub(crate) fn timeline(&self, results: &[RankResult]) -> Timeline {
         let bp = &self.blueprint;
         let ranks = results
             .iter()
@@ -380,141 +354,10 @@ impl Trainer {
 }
 
 /// For a run that only rank 0's process shows.
-fn on_rank_0(on_step: &mut impl FnMut(&StepMetrics)) -> impl FnMut(&StepMetrics, bool) {
+fn on_rank_0<F: StepFlow>(
+    on_step: &mut impl FnMut(&StepMetrics) -> F,
+) -> impl FnMut(&StepMetrics, bool) -> ControlFlow<()> {
     |metrics, is_rank_0| {
-        if is_rank_0 {
-            on_step(metrics);
-        }
+        if is_rank_0 { on_step(metrics).flow() } else { ControlFlow::Continue(()) }
     }
-}
-
-fn spawn_rank(
-    LocalRank { rank, device, communicator: world }: LocalRank,
-    shared: Shared,
-    here: Arc<[usize]>,
-    tx: Sender<Message>,
-) {
-    let body = move || {
-        if let Some(recorder) = &shared.recorder {
-            flight::this_thread_is(rank, recorder);
-        }
-        let steps = tx.clone();
-        let run = AssertUnwindSafe(|| {
-            run_rank(&shared, device, world.clone(), |metrics, times| {
-                // The trainer may have given up already; then nobody listens.
-                let _ = steps.send(Message::Step(metrics, times));
-            })
-        });
-        let result = match std::panic::catch_unwind(run) {
-            Ok(Ok(result)) => Ok(result),
-            Ok(Err(e)) => {
-                if let Some(recorder) = &shared.recorder {
-                    recorder.end_with(rank, &e);
-                }
-                world.abort(&explain(&e, &here, &shared.status));
-                Err(Failure::Rank(e))
-            }
-            Err(panic) => {
-                let what = trace::panic_text(&*panic);
-                let place = shared.status.describe(rank);
-                let text = format!("panicked: {what} ({place})");
-                if let Some(recorder) = &shared.recorder {
-                    recorder.end(rank, EndKind::Panic, &text, None);
-                }
-                world.abort(&text);
-                Err(Failure::Panic(text))
-            }
-        };
-        if let (Err(_), Some(recorder)) = (&result, &shared.recorder) {
-            // What cannot be written now, the trainer tells of when it tries again.
-            let _ = recorder.write(rank);
-        }
-        let _ = tx.send(Message::Done(rank, result));
-    };
-    std::thread::Builder::new()
-        .name(format!("rank {rank}"))
-        .stack_size(STACK_BYTES)
-        .spawn(body)
-        .expect("the system can start a thread");
-}
-
-/// The error in words, with what the ranks of this process behind it were last seen doing.
-fn explain(error: &RankError, here: &[usize], status: &StatusBoard) -> String {
-    let (text, source) = match error {
-        RankError::Checkpoint(e) => return e.to_string(),
-        RankError::Comm(e) => (e.to_string(), e),
-        RankError::Step(e) => (e.to_string(), &e.source),
-    };
-    let (missing, after_s) = match source {
-        CommError::Timeout { missing, after_s, .. } => (missing.as_slice(), *after_s),
-        CommError::PeerLost { rank, .. } => (std::slice::from_ref(rank), 0.0),
-        _ => (Default::default(), 0.0),
-    };
-    // Who is missing may itself wait for another: the one that computes all the while is the cause.
-    let mut seen = match after_s > 0.0 {
-        true => status.stalled(Duration::from_secs_f64(after_s / 2.0)),
-        false => Vec::new(),
-    };
-    if seen.is_empty() {
-        let missing = missing.iter().filter(|rank| here.contains(rank));
-        seen = missing.map(|rank| status.describe(*rank)).collect();
-    }
-    if seen.is_empty() { text } else { format!("{text}; last seen: {}", seen.join("; ")) }
-}
-
-/// Collects the results of the ranks `here`, in rank order. After a failure the others have [`GRACE`] to stop.
-fn watch(
-    rx: &Receiver<Message>,
-    here: &[usize],
-    status: &StatusBoard,
-    mut on_step: impl FnMut(StepMetrics, StageTimes),
-) -> Result<Vec<RankResult>, Error> {
-    let mut results: BTreeMap<usize, Vec<RankResult>> = BTreeMap::new();
-    let mut failures: Vec<(usize, Failure)> = Vec::new();
-    let mut left = here.len();
-    let mut deadline: Option<Instant> = None;
-    while left > 0 {
-        let message = match deadline {
-            None => rx.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(at) => rx.recv_timeout(at.saturating_duration_since(Instant::now())),
-        };
-        match message {
-            Ok(Message::Step(metrics, times)) => on_step(metrics, times),
-            Ok(Message::Done(rank, Ok(result))) => {
-                results.insert(rank, result);
-                left -= 1;
-            }
-            Ok(Message::Done(rank, Err(failure))) => {
-                failures.push((rank, failure));
-                left -= 1;
-                deadline.get_or_insert_with(|| Instant::now() + GRACE);
-            }
-            Err(_) => break,
-        }
-    }
-    match culprit(failures, here, status) {
-        Some(error) => Err(error),
-        None => Ok(results.into_values().flatten().collect()),
-    }
-}
-
-/// The failure that caused the others: a panic, else an error of a rank's own, else an echo.
-fn culprit(failures: Vec<(usize, Failure)>, here: &[usize], status: &StatusBoard) -> Option<Error> {
-    let weight = |f: &Failure| match f {
-        Failure::Panic(_) => 0,
-        Failure::Rank(
-            RankError::Comm(CommError::Aborted { .. })
-            | RankError::Step(zeropp_pipeline::executor::ExecutorError {
-                source: CommError::Aborted { .. },
-                ..
-            }),
-        ) => 2,
-        Failure::Rank(_) => 1,
-    };
-    let (rank, failure) = failures.into_iter().min_by_key(|(rank, f)| (weight(f), *rank))?;
-    let message = match failure {
-        Failure::Panic(text) => text,
-        Failure::Rank(e) => explain(&e, here, status),
-    };
-    Some(Error::Rank { rank, message })
 }

@@ -197,3 +197,40 @@ fn full_recomputation_cuts_the_peak_as_predicted() {
     let (cut, predicted) = (full / none, full_predicted / none_predicted);
     assert!((cut - predicted).abs() < 0.1 * predicted, "{cut} against {predicted}");
 }
+
+/// A setting that only the command obeyed would be one that a program believes in: before, the
+/// file was checked, and never written.
+#[test]
+fn the_trainer_writes_the_metrics_that_the_settings_ask_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.jsonl");
+    let save = Some(dir.path().join("ckpt"));
+    let config = Config { metrics: Some(path.clone()), save, steps: 3, ..common::tiny() };
+    let read = || {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let parse = |line: &str| serde_json::from_str::<zeropp::StepMetrics>(line).unwrap();
+        text.lines().map(parse).collect::<Vec<_>>()
+    };
+    let mut seen = Vec::new();
+    let trainer = Trainer::new(config.clone()).unwrap();
+    trainer
+        .train(|step| {
+            assert_eq!(read().last().map(|s| s.step), Some(step.step), "written at once");
+            seen.push((step.step, step.loss.to_bits()));
+        })
+        .unwrap();
+    let written = || read().iter().map(|s| (s.step, s.loss.to_bits())).collect::<Vec<_>>();
+    assert_eq!(written(), seen);
+    // A resumed run goes on in the same file.
+    let resumed = Config { steps: 4, resume: true.into(), ..config };
+    Trainer::new(resumed.clone())
+        .unwrap()
+        .train(|s| seen.push((s.step, s.loss.to_bits())))
+        .unwrap();
+    assert_eq!(written(), seen);
+    assert_eq!(seen.len(), 4);
+    // Gradients for a comparison are no run.
+    let other = Config { save: None, resume: false.into(), ..resumed };
+    Trainer::new(other).unwrap().first_gradients().unwrap();
+    assert_eq!(written(), seen);
+}

@@ -41,7 +41,7 @@ impl Config {
             let last = nodes - 1;
             let range = if last == 0 { "0".to_string() } else { format!("0 to {last}") };
             let help = format!("use {range}, or say how many with nodes");
-            return wrong("node-rank", &node, &format!("there are {nodes} nodes"), &help);
+            return wrong("node-rank", &node, &nodes_in_words(nodes), &help);
         }
         self.rendezvous()?;
         match (self.engine, &self.rendezvous) {
@@ -73,4 +73,8 @@ impl Config {
             _ => Ok(()),
         }
     }
+}
+
+fn nodes_in_words(nodes: usize) -> String {
+    if nodes == 1 { "there is 1 node".into() } else { format!("there are {nodes} nodes") }
 }

@@ -8,6 +8,7 @@ mod launch;
 mod options;
 mod outputs;
 mod parts;
+mod resume;
 mod validate;
 
 pub use choice::{
@@ -16,6 +17,7 @@ pub use choice::{
 };
 pub use error::ConfigError;
 pub use options::{Config, OPTIONS, OptionInfo, OptionKind};
+pub use resume::Resume;
 pub use toml::{Table, Value};
 
 use std::path::Path;
@@ -44,28 +46,20 @@ impl Config {
             // Emulated stages have no layers.
             let fits = |v| self.emulate.is_some() || self.layers >= self.pp.saturating_mul(v);
             match self.kind().map(|kind| kind.stages) {
-                Some(StagesPerRank::Exactly(v)) => v,
-                Some(StagesPerRank::Any(v)) if fits(v) => v,
-                _ => 1,
+                Some(StagesPerRank::Any(v)) if !fits(v) => 1,
+                Some(stages) => stages.default_number(),
+                None => 1,
             }
         })
     }
 
     /// What is known of the schedule; nothing of a file, or of a name that no schedule has.
-    fn kind(&self) -> Option<&'static Kind> {
+    pub(crate) fn kind(&self) -> Option<&'static Kind> {
         Kind::find(&self.schedule)
     }
 
-    /// Stages on each rank, where the schedule leaves no choice.
-    fn stages_each(&self) -> Option<usize> {
-        match self.kind()?.stages {
-            StagesPerRank::Exactly(v) => Some(v),
-            StagesPerRank::Any(_) => None,
-        }
-    }
-
-    /// Micro-batches of each rank in a step (B): two units, of 2P−1 where none is given, for interleaved schedules rounded up
-    /// to a multiple of P. A schedule file has its own.
+    /// Micro-batches of each rank in a step (B): two units, of 2P−1 where none is given, and for
+    /// interleaved schedules rounded up to a multiple of P. A schedule file has its own.
     pub fn micro_batches(&self) -> usize {
         self.micro_batches.unwrap_or_else(|| {
             let unit = || self.pp.saturating_mul(2).saturating_sub(1);
@@ -130,5 +124,7 @@ impl Config {
     }
 }
 
+#[cfg(test)]
+mod path_tests;
 #[cfg(test)]
 mod tests;

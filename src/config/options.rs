@@ -10,6 +10,7 @@ use super::choice::{
     Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
     Tokenizer,
 };
+use super::resume::{EXPECTED, Resume};
 
 /// What kind of value a setting takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub enum OptionKind {
     Path,
     /// Any text.
     Text,
+    /// True, false, `must` or the number of a step; a flag alone means true.
+    Resume,
 }
 
 impl OptionKind {
@@ -50,6 +53,10 @@ impl OptionKind {
             OptionKind::Choice(names) if !names.contains(&text) => {
                 Err(format!("expected one of {}", names.join(", ")))
             }
+            OptionKind::Resume => match Resume::parse(text) {
+                Some(resume) => Ok(Value::try_from(resume).expect("a word or a number")),
+                None => Err(EXPECTED.into()),
+            },
             OptionKind::Choice(_) | OptionKind::Path | OptionKind::Text => {
                 Ok(Value::String(text.into()))
             }
@@ -124,11 +131,14 @@ macro_rules! options {
                 #[serde(rename = $key, skip_serializing_if = "OptionType::unset")]
                 pub $field: $type,
             )+)+
+            /// The file that the settings were read from, which the run must not write. No setting.
+            #[serde(skip)]
+            pub file: Option<PathBuf>,
         }
 
         impl Default for Config {
             fn default() -> Self {
-                Self { $($($field: $default,)+)+ }
+                Self { $($($field: $default,)+)+ file: None }
             }
         }
 
@@ -218,6 +228,11 @@ options! {
         "eps" "X" eps: f64 = 1e-8;
         /// Largest global gradient norm; a larger gradient is scaled down to it. 0 never scales.
         "clip" "X" clip: f64 = 1.0;
+        /// Steps in a row whose gradient may be not finite (NaN or infinite) before the run ends. 0 never
+        /// ends it.
+        ///
+        /// Such a step changes no weight, and no checkpoint from before it is removed.
+        "max-skipped" "N" max_skipped: u64 = 10;
     }
     "Model" {
         /// Which built-in model to train.
@@ -307,11 +322,12 @@ options! {
         ///
         /// It holds the first 8 steps, so that a long run stays readable.
         "trace" "FILE" trace: Option<PathBuf> = None;
-        /// Where every rank of a run that fails writes what it did last; `zeropp why` reads it.
+        /// Where every rank of a run that fails writes what it did last; `zeropp why` reads it. Default:
+        /// zeropp-failed, and for a Rust program none.
         ///
         /// The folder is made when it is needed. Where ranks run on several machines it should be one
-        /// that all of them see. An empty name writes nothing.
-        "flight-dir" "DIR" flight_dir: PathBuf = PathBuf::from("zeropp-failed");
+        /// that all of them see. An empty name writes nothing. With a folder, panics are noted by a hook.
+        "flight-dir" "DIR" flight_dir: Option<PathBuf> = None;
         /// Write checkpoints into this folder, each a folder `step-000123` in it.
         ///
         /// The last step is always saved. A checkpoint that is there is complete: it gets its name
@@ -321,10 +337,17 @@ options! {
         "save-every" "N" save_every: u64 = 0;
         /// How many of the newest checkpoints to keep; older ones are removed.
         "keep" "N" keep: usize = 2;
-        /// Go on from the newest checkpoint in the folder of save.
+        /// Go on from the newest checkpoint in the folder of save; where nothing was saved yet, begin.
         ///
-        /// Mesh, schedule, recomputation and ZeRO-1 may be others than when it was written. `steps`
-        /// counts from the very start.
-        "resume" "BOOL" resume: bool = false;
+        /// So one command serves a job that is started again and again. `must` refuses to begin anew; a
+        /// number goes on from the checkpoint of that step, and sets newer ones aside. Mesh, schedule,
+        /// recomputation and ZeRO-1 may be others than when it was written. `steps` counts from the very
+        /// start.
+        "resume" "BOOL|must|STEP" resume: Resume = Resume::No;
+        /// Where the checkpoint to go on from is damaged, take the one before it.
+        "resume-fallback" "BOOL" resume_fallback: bool = false;
+        /// Seconds that writing or reading a checkpoint may take. While a rank does, others wait for it
+        /// however long timeout-s is.
+        "save-timeout-s" "S" save_timeout_s: f64 = 1800.0;
     }
 }

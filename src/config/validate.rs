@@ -1,6 +1,6 @@
 //! The rules a configuration must keep, each with what would work instead.
 
-use super::{Config, ConfigError, DeviceKind, EngineKind, Precision};
+use super::{Config, ConfigError, DeviceKind, EngineKind, Precision, Resume};
 use zeropp_core::device;
 
 /// Most ranks of the threads engine: each is a thread, and beyond this a typing error is likelier.
@@ -54,6 +54,7 @@ impl Config {
         self.check_training()?;
         self.check_launch()?;
         self.check_build()?;
+        self.check_paths()?;
         self.check_checkpoints()?;
         let writes = self.writes_outputs(|name| std::env::var(name).ok());
         if writes { self.check_outputs() } else { Ok(()) }
@@ -89,13 +90,15 @@ impl Config {
     fn check_schedule(&self) -> Checked {
         let stages_each = self.virtual_stages();
         within("virtual", stages_each, LAYERS_MAX)?;
-        let needed = self.stages_each().unwrap_or(stages_each);
-        check(stages_each == needed, || {
-            let words = if needed == 1 { "one stage" } else { "two stages" };
-            let problem = format!("schedule {} has {words} on each rank", self.schedule);
-            let help = format!("leave virtual out or use {needed}, or another schedule");
-            ConfigError::value("virtual", stages_each, problem, help)
-        })?;
+        if let Some(kind) = self.kind() {
+            check(kind.stages.allows(stages_each), || {
+                let problem =
+                    format!("schedule {} cannot have that many stages on each rank", kind.name);
+                let help =
+                    format!("use {}, leave virtual out, or use another schedule", kind.stages);
+                ConfigError::value("virtual", stages_each, problem, help)
+            })?;
+        }
         let stages = self.pp * stages_each;
         check(self.layers >= stages || self.emulate.is_some(), || {
             let problem = format!(
@@ -114,7 +117,9 @@ impl Config {
         check(self.steps >= 1, || {
             ConfigError::value("steps", self.steps, "at least 1 is needed", "use 1 or more")
         })?;
-        for (field, value) in [("steps", self.steps), ("seed", self.seed)] {
+        let counts =
+            [("steps", self.steps), ("seed", self.seed), ("max-skipped", self.max_skipped)];
+        for (field, value) in counts {
             check(i64::try_from(value).is_ok(), || {
                 let help = format!("use at most {}", i64::MAX);
                 ConfigError::value(field, value, "does not fit a file's integers", help)
@@ -176,14 +181,15 @@ impl Config {
         check(self.save.is_some() || self.save_every == 0, || {
             ConfigError::value("save-every", self.save_every, "save has no folder", help)
         })?;
-        check(self.save.is_some() || !self.resume, || {
-            ConfigError::value("resume", true, "save has no folder", help)
+        check(self.save.is_some() || self.resume == Resume::No, || {
+            ConfigError::value("resume", self.resume, "save has no folder", help)
         })?;
+        seconds("save-timeout-s", self.save_timeout_s)?;
         check(self.keep >= 1, || {
             ConfigError::value("keep", self.keep, "at least 1 is needed", "use 1 or more")
         })?;
         for (field, folder) in
-            [("save", self.save.as_ref()), ("flight-dir", Some(&self.flight_dir))]
+            [("save", self.save.as_ref()), ("flight-dir", self.flight_dir.as_ref())]
         {
             check(folder.is_none_or(|path| path.is_dir() || !path.exists()), || {
                 let shown = folder.expect("just looked at").display();

@@ -1,9 +1,8 @@
-//! What ends a process from within or without: panics and signals. Records are written before.
+//! Panics, which may end a process: records are written before.
 
 use std::cell::RefCell;
 use std::panic::PanicHookInfo;
 use std::sync::{Arc, Once, Weak};
-use std::time::Instant;
 
 use parking_lot::Mutex;
 use zeropp_pipeline::flight::EndKind;
@@ -39,7 +38,8 @@ pub(super) fn register(recorder: &Arc<FlightRecorder>) {
     });
 }
 
-fn active() -> Vec<Arc<FlightRecorder>> {
+/// The recorders of runs under way.
+pub(crate) fn active() -> Vec<Arc<FlightRecorder>> {
     ACTIVE.lock().iter().filter_map(Weak::upgrade).collect()
 }
 
@@ -68,55 +68,4 @@ fn text_of(info: &PanicHookInfo) -> String {
         Some(place) => format!("{what} at {}:{}", place.file(), place.line()),
         None => what.to_string(),
     }
-}
-
-/// From now on SIGTERM, SIGINT and SIGHUP make the ranks of this process write what they did last
-/// before the process dies of the signal. For programs that have no other plans for these signals;
-/// the command `zeropp run` calls it.
-///
-/// # Errors
-/// The system's, where it does not let signals be caught.
-#[cfg(unix)]
-pub fn end_on_signals() -> std::io::Result<()> {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    use signal_hook::iterator::Signals;
-
-    // What the parent wants ignored (as nohup does) stays so.
-    let ignored = ignored_signals();
-    let caught = [SIGTERM, SIGINT, SIGHUP].into_iter().filter(|n| ignored >> (n - 1) & 1 == 0);
-    let mut signals = Signals::new(caught)?;
-    let body = move || {
-        // One is enough: the process dies of it.
-        if let Some(signal) = signals.forever().next() {
-            let until = Instant::now() + super::LINGER;
-            let name = zeropp_pipeline::flight::signal_name(signal);
-            for recorder in active() {
-                let found = recorder.write_all(EndKind::Signal(signal), &format!("got {name}"));
-                eprintln!("{name}: {found}");
-            }
-            active().iter().for_each(|recorder| recorder.await_neighbours(until));
-            // Dies here; where that fails, the signal must not be lost either.
-            let _ = signal_hook::low_level::emulate_default_handler(signal);
-            std::process::exit(128 + signal);
-        }
-    };
-    std::thread::Builder::new().name("signals".into()).spawn(body).map(drop)
-}
-
-/// The signals that this process ignores, a bit each from signal 1 on; none where the system does
-/// not tell.
-#[cfg(unix)]
-fn ignored_signals() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-}
-
-/// Signals are left alone here.
-///
-/// # Errors
-/// None.
-#[cfg(not(unix))]
-pub fn end_on_signals() -> std::io::Result<()> {
-    Ok(())
 }

@@ -24,8 +24,7 @@ use zeropp_pipeline::flight::{End, EndKind, Header, Pause, Peer, Record};
 
 use crate::blueprint::Blueprint;
 use crate::rank::RankError;
-pub use hooks::end_on_signals;
-pub(crate) use hooks::this_thread_is;
+pub(crate) use hooks::{active, this_thread_is};
 
 /// How long a rank gets to see that its world has failed.
 const RETURN_TIME: Duration = Duration::from_millis(300);
@@ -41,6 +40,8 @@ pub(crate) struct FlightRecorder {
     ranks: BTreeMap<usize, RankLog>,
     pauses: Mutex<Vec<Pause>>,
     watch: Mutex<Option<watch::Watch>>,
+    /// The run has ended well: no record is to be written any more.
+    ended_well: Mutex<bool>,
 }
 
 #[derive(Default)]
@@ -56,6 +57,8 @@ struct State {
     met: Option<Met>,
     end: Option<End>,
     written: bool,
+    /// Written for a signal that the run may still obey; a real end replaces it.
+    provisional: bool,
 }
 
 /// What the ranks told each other at the start.
@@ -83,7 +86,8 @@ impl FlightRecorder {
         status: &Arc<StatusBoard>,
         ranks: impl Iterator<Item = usize>,
     ) -> Option<Arc<FlightRecorder>> {
-        let folder = blueprint.config.flight_dir.clone();
+        let folder =
+            blueprint.config.flight_dir.clone().filter(|folder| !folder.as_os_str().is_empty())?;
         if folder.as_os_str().is_empty() {
             return None;
         }
@@ -94,6 +98,7 @@ impl FlightRecorder {
             ranks: ranks.map(|rank| (rank, RankLog::default())).collect(),
             pauses: Mutex::default(),
             watch: Mutex::default(),
+            ended_well: Mutex::default(),
         });
         let weak = Arc::downgrade(&recorder);
         let mut failed_at = None;
@@ -187,7 +192,7 @@ impl FlightRecorder {
         let (text, error) = match error {
             RankError::Comm(e) => (e.to_string(), Some(e)),
             RankError::Step(e) => (e.to_string(), Some(&e.source)),
-            RankError::Checkpoint(e) => (e.to_string(), None),
+            RankError::Checkpoint(e) | RankError::Resume(e) => (e.to_string(), None),
         };
         let kind = match error {
             Some(CommError::Timeout { .. }) => EndKind::Timeout,
@@ -229,6 +234,41 @@ impl FlightRecorder {
         write(&self.folder, &record)?;
         state.written = true;
         Ok(())
+    }
+
+    /// Writes what the ranks have done so far, for a process that was told to end and may be killed
+    /// before it has: launchers do so where another process is gone. What cannot be written is
+    /// missing then.
+    pub(crate) fn write_provisionally(&self, signal: i32, text: &str) {
+        let ended_well = self.ended_well.lock();
+        if *ended_well {
+            return;
+        }
+        for (rank, log) in &self.ranks {
+            let mut state = log.state.lock();
+            if state.end.is_none() {
+                let at_ns = now_ns();
+                let end =
+                    End { kind: EndKind::Signal(signal), at_ns, text: text.into(), error: None };
+                let record = self.record(*rank, &log.ops, state.met.clone(), end);
+                state.provisional = write(&self.folder, &record).is_ok();
+            }
+        }
+    }
+
+    /// The run has ended as it was told to: takes back what was written in case it would not.
+    pub(crate) fn withdraw(&self) {
+        let mut ended_well = self.ended_well.lock();
+        *ended_well = true;
+        for (rank, log) in &self.ranks {
+            let mut state = log.state.lock();
+            let provisional = std::mem::take(&mut state.provisional) && !state.written;
+            if let (true, Some(met)) = (provisional, &state.met) {
+                // Gone already, perhaps, with its folder.
+                let _ = fs::remove_file(self.folder.join(Record::file_name(&met.run, *rank)));
+                let _ = fs::remove_dir(&self.folder);
+            }
+        }
     }
 
     fn record(&self, rank: usize, ops: &OpLog, met: Option<Met>, end: End) -> Record {

@@ -39,7 +39,8 @@ fn end(child: Child) -> Outcome {
 fn is_refused(outcome: &Outcome, message: &str) {
     assert_eq!(outcome.code, Some(2), "{message}: {}{}", outcome.out, outcome.err);
     assert!(outcome.err.contains(message), "no {message:?} in {}", outcome.err);
-    assert_eq!(outcome.err.lines().count(), 1, "one message: {}", outcome.err);
+    let told = outcome.err.lines().filter(|line| !line.starts_with("waiting for "));
+    assert_eq!(told.count(), 1, "one message: {}", outcome.err);
     assert!(!outcome.err.contains(TOKEN), "the token is a secret");
 }
 
@@ -224,7 +225,12 @@ fn wrong_tokens_missing_ranks_and_two_jobs_are_told_apart() {
         std::mem::swap(&mut came, &mut refused);
     }
     is_refused(&refused, "refused: rank 1 is taken by process ");
-    for outcome in [end(first), came] {
+    let first = end(first);
+    // Rank 0 has told of it all the while.
+    let waits = first.err.lines().next().unwrap();
+    assert!(waits.starts_with("waiting for rank 2 of 3 at 127.0.0.1:"), "{waits}");
+    assert!(waits.contains("(5 of 8 s); here: rank 0 on "), "{waits}");
+    for outcome in [first, came] {
         is_refused(&outcome, "rank 2 did not come within 8 s (of 3; ");
         assert!(outcome.err.contains("refused: 127.0.0.1: its token differs"), "{}", outcome.err);
     }

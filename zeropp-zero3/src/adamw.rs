@@ -2,7 +2,7 @@
 //! eps outside the square root.
 
 use burn::tensor::Tensor;
-use zeropp_core::host;
+use zeropp_core::cpu_tensor;
 
 /// Hyper-parameters of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,7 +89,7 @@ impl AdamW {
         scale: &StepScale,
     ) -> Tensor<1> {
         let s = self.scalars(scale);
-        match host::host(grad) {
+        match cpu_tensor::on_cpu(grad) {
             Some(g) => on_host(param, moments, g.as_slice(), ranges, s),
             None => on_device(param, moments, grad, ranges, s),
         }
@@ -103,9 +103,9 @@ fn on_host(
     ranges: &[DecayRange],
     s: Scalars,
 ) -> Tensor<1> {
-    let mut m = host::into_vec(std::mem::replace(&mut moments.m, empty(&param)));
-    let mut v = host::into_vec(std::mem::replace(&mut moments.v, empty(&param)));
-    let mut p = host::into_vec(param);
+    let mut m = cpu_tensor::into_vec(std::mem::replace(&mut moments.m, empty(&param)));
+    let mut v = cpu_tensor::into_vec(std::mem::replace(&mut moments.v, empty(&param)));
+    let mut p = cpu_tensor::into_vec(param);
     for r in ranges {
         let keep = if r.decay { s.keep } else { 1.0 };
         let range = r.start..r.end;
@@ -123,9 +123,9 @@ fn on_host(
         }
     }
     let n = p.len();
-    moments.m = host::from_vec(m, [n]);
-    moments.v = host::from_vec(v, [n]);
-    host::from_vec(p, [n])
+    moments.m = cpu_tensor::from_vec(m, [n]);
+    moments.v = cpu_tensor::from_vec(v, [n]);
+    cpu_tensor::from_vec(p, [n])
 }
 
 fn empty(like: &Tensor<1>) -> Tensor<1> {

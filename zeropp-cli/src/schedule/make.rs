@@ -5,8 +5,7 @@ use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::lower::lower;
 use zeropp::pipeline::report::measures;
 use zeropp::pipeline::schedules::{
-    Kind, Shape, StagesPerRank, StepForm, default_unit, generate_with_costs, unit_note,
-    zeropp_auto_unit,
+    Kind, Shape, StepForm, default_unit, generate_with_costs, unit_note, zeropp_auto_unit,
 };
 use zeropp::pipeline::simulate::simulate;
 use zeropp::pipeline::timeline::Timeline;
@@ -45,10 +44,7 @@ pub(super) fn shape(request: &Request, kind: &str, alike: bool) -> Shape {
     let pp = request.pp;
     let row = Kind::find(kind);
     let in_units = row.is_some_and(|kind| kind.step == StepForm::Units) && !alike;
-    let stages = match row.map(|kind| kind.stages) {
-        Some(StagesPerRank::Exactly(v) | StagesPerRank::Any(v)) => v,
-        None => 1,
-    };
+    let stages = row.map_or(1, |kind| kind.stages.default_number());
     let twice = pp.saturating_mul(2);
     let step = if in_units { request.unit.unwrap_or(twice - 1) } else { twice };
     let virtual_stages = request.virtual_stages.unwrap_or(stages);

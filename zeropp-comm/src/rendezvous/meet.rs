@@ -1,5 +1,6 @@
 //! From settings and launcher to a rendezvous at which all ranks are.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,39 @@ pub struct RendezvousOptions {
     pub start_timeout: Duration,
     /// How long a process may be silent before it counts as lost.
     pub silence: Duration,
+    /// Hears on rank 0 of whom the others wait for.
+    pub waiting: Waiting,
+}
+
+/// Hears again and again of who has come to a rendezvous, who was refused and who is missing.
+#[derive(Clone)]
+pub struct Waiting {
+    pub(super) every: Duration,
+    tell: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+impl Waiting {
+    /// Calls `tell` with a line `every` so often.
+    pub fn new(every: Duration, tell: impl Fn(&str) + Send + Sync + 'static) -> Waiting {
+        Waiting { every, tell: Arc::new(tell) }
+    }
+
+    pub(super) fn tell(&self, line: &str) {
+        (self.tell)(line);
+    }
+}
+
+/// Tells nobody.
+impl Default for Waiting {
+    fn default() -> Waiting {
+        Waiting::new(Duration::MAX, |_| ())
+    }
+}
+
+impl fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiting").field("every", &self.every).finish_non_exhaustive()
+    }
 }
 
 /// Brings `me` together with all others of its job: within this process where it has all ranks,
@@ -47,6 +81,7 @@ pub fn open(
         token: options.token.clone(),
         start_timeout: options.start_timeout,
         silence: options.silence,
+        waiting: options.waiting.clone(),
     };
     tcp::open(&options, me)
 }

@@ -19,7 +19,7 @@ pub use address::Address;
 pub use error::RendezvousError;
 pub(crate) use error::ranks_in_words;
 pub use local::Local;
-pub use meet::{RendezvousOptions, open};
+pub use meet::{RendezvousOptions, Waiting, open};
 pub use member::{Member, members};
 pub use token::{TOKEN_VARIABLE, Token};
 

@@ -1,5 +1,7 @@
 //! The figures of a run.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::meter::MemoryBytes;
@@ -133,6 +135,21 @@ pub struct Summary {
     pub predicted_bytes: MemoryBytes,
     /// Seconds from the first step's start to the last one's end.
     pub total_s: f64,
+    /// Why it ended before its last step, if it did.
+    #[serde(default)]
+    pub stopped: Option<Stopped>,
+    /// The newest checkpoint that it wrote.
+    #[serde(default)]
+    pub checkpoint: Option<PathBuf>,
+}
+
+/// A run that was stopped before its last step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    /// The step after which it ended.
+    pub step: u64,
+    /// The signal that asked for it; none where the program did.
+    pub signal: Option<i32>,
 }
 
 /// JSON writes what is not finite as null; it comes back as NaN.

@@ -107,6 +107,9 @@ impl Layer for PositionEmbedding {
         // W adds dY summed over the samples, fp32.
         LayerCost { stash_bytes: (4 * batch.seq * self.0.hidden) as u64, ..LayerCost::default() }
     }
+    fn seq_max(&self) -> Option<usize> {
+        Some(self.0.seq)
+    }
     fn is_block(&self) -> bool {
         false
     }

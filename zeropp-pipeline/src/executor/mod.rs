@@ -6,6 +6,7 @@
 
 pub mod emulated;
 mod model;
+mod not_finite;
 mod status;
 mod worker;
 
@@ -19,6 +20,7 @@ use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_zero3::StepOutcome;
 
 pub use model::{ModelWorker, TokenSource, WorkerOptions};
+pub use not_finite::{NotFinite, Value};
 pub use status::{ActionRecord, StatusBoard};
 pub use worker::Worker;
 

@@ -9,6 +9,7 @@
 mod breadth_first;
 mod costs;
 mod dualpipe_v;
+mod hanayo;
 mod interleaved;
 mod kinds;
 mod one_f_one_b;

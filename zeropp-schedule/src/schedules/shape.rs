@@ -42,7 +42,7 @@ pub enum ScheduleError {
     },
     /// The shape has more actions than [`ACTIONS_MAX`].
     #[error(
-        "schedule {kind}: pp = {pp}, virtual_stages = {virtual_stages}, micro_batches = \
+        "schedule {kind}: pp = {pp}, virtual = {virtual_stages}, micro-batches = \
          {micro_batches} make more than {ACTIONS_MAX} actions; make one of them smaller"
     )]
     TooLarge {
@@ -76,8 +76,8 @@ impl Shape {
     pub(super) fn check(&self, kind: &'static str) -> Result<(), ScheduleError> {
         let fields = [
             ("pp", self.pp),
-            ("virtual_stages", self.virtual_stages),
-            ("micro_batches", self.micro_batches),
+            ("virtual", self.virtual_stages),
+            ("micro-batches", self.micro_batches),
             ("unit", self.unit),
         ];
         if let Some((field, value)) = fields.into_iter().find(|(_, v)| *v == 0) {
@@ -113,7 +113,7 @@ impl Shape {
         }
         Err(ScheduleError::Field {
             kind,
-            field: "virtual_stages",
+            field: "virtual",
             value: self.virtual_stages,
             works: format!("it must be 1, or take {instead}"),
         })

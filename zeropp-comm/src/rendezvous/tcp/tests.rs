@@ -24,6 +24,7 @@ pub(super) fn options(address: &Address) -> TcpOptions {
         token: Some(Token::new(TOKEN).unwrap()),
         start_timeout: PATIENCE,
         silence: PATIENCE,
+        waiting: Waiting::default(),
     }
 }
 
@@ -109,7 +110,7 @@ fn sixty_four_processes_meet() {
     let ranks = job(&options(&free("127.0.0.1")), 64);
     ranks[63].put("id", b"x").unwrap();
     assert!(ranks.iter().all(|rank| rank.get("id", PATIENCE).unwrap() == b"x"));
-    // Guests first, as at the end of most jobs; or rank 0 would wait for them.
+    // Clients first, as at the end of most jobs; or rank 0 would wait for them.
     ranks.into_iter().rev().for_each(drop);
 }
 
@@ -122,11 +123,11 @@ fn processes_with_several_ranks_meet_over_ipv6_and_names() {
     for address in addresses {
         let options = options(&address);
         let two = |first_rank| Member { first_rank, ranks: 2, ..member(0, 4) };
-        let guest = join(&options, two(2));
+        let client = join(&options, two(2));
         let host = open(&options, &two(0)).unwrap();
-        let guest = guest.join().unwrap().unwrap();
-        assert_eq!(members(&*guest).unwrap(), [two(0), two(2)]);
-        drop((guest, host));
+        let client = client.join().unwrap().unwrap();
+        assert_eq!(members(&*client).unwrap(), [two(0), two(2)]);
+        drop((client, host));
     }
 }
 
@@ -182,6 +183,30 @@ fn missing_ranks_are_named_to_all_that_came() {
 }
 
 #[test]
+fn rank_0_tells_again_and_again_for_whom_it_waits() {
+    let address = free("127.0.0.1");
+    let (tell, told) = std::sync::mpsc::channel();
+    let waiting = Waiting::new(Duration::from_millis(200), move |line| {
+        let _ = tell.send(line.to_string());
+    });
+    let options = TcpOptions { waiting, ..options(&address) };
+    let host = join(&options, member(0, 4));
+    let alone = told.recv_timeout(PATIENCE).unwrap();
+    let expected = format!("waiting for ranks 1-3 of 4 at {address} (0 of 60 s); here: rank 0 on");
+    assert!(alone.starts_with(&expected), "{alone}");
+    let token = Some(Token::new("another token that is wrong").unwrap());
+    refused(open(&TcpOptions { token, ..options.clone() }, &member(1, 4)));
+    let came = join(&options, member(2, 4));
+    let knows = |line: &String| line.contains("rank 2 on node2") && line.contains("refused: 127");
+    let line = told.iter().find(knows).unwrap();
+    assert!(line.starts_with("waiting for ranks 1, 3 of 4"), "{line}");
+    let rest = [1, 3].map(|rank| join(&options, member(rank, 4)));
+    for rank in [host, came].into_iter().chain(rest) {
+        assert!(rank.join().unwrap().is_ok());
+    }
+}
+
+#[test]
 fn a_host_that_never_comes_is_waited_for_in_vain() {
     let address = free("127.0.0.1");
     let options = TcpOptions { start_timeout: Duration::from_millis(300), ..options(&address) };
@@ -199,7 +224,7 @@ fn two_jobs_on_one_port_are_kept_apart() {
     let first = job(&options, 2);
     let error = refused(open(&options, &member(0, 2)));
     assert!(error.contains("is in use on this machine, perhaps by another job"), "{error}");
-    for (guest, reason) in [
+    for (client, reason) in [
         (Member { job: "b".into(), ..member(1, 2) }, "job \"job\" uses this place, and this"),
         (member(1, 3), "rank 0 was started for pp 2 x zero3 1 x dp 1 (2 ranks), this process for"),
         (member(1, 2), "rank 1 is taken by process 101 on node1; give every node a node-rank"),
@@ -207,7 +232,7 @@ fn two_jobs_on_one_port_are_kept_apart() {
         (Member { ranks: usize::MAX, ..member(1, 2) }, "are not among the 2 of the job"),
         (Member { ranks: 0, ..member(1, 2) }, "0 ranks from 1 on are not among"),
     ] {
-        let error = refused(open(&options, &guest));
+        let error = refused(open(&options, &client));
         assert!(error.contains(": refused: ") && error.contains(reason), "{error}");
     }
     // The first job has not noticed.
@@ -222,6 +247,7 @@ fn one_process_needs_no_address_and_several_do() {
         token: None,
         start_timeout: PATIENCE,
         silence: PATIENCE,
+        waiting: Waiting::default(),
     };
     let alone = open_any(&options, &Member { ranks: 4, ..member(0, 4) }).unwrap();
     assert_eq!(members(&*alone).unwrap().len(), 1);
