@@ -3,6 +3,7 @@
 pub(crate) mod patience;
 pub(crate) mod resume;
 pub(crate) mod saved;
+pub(crate) mod saved_cut;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

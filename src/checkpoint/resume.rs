@@ -112,7 +112,7 @@ pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
 }
 
 /// Steps of the checkpoints that the run may go on from, the wanted one last; none where it begins.
-fn candidates(store: &Store, resume: Resume) -> Result<Vec<u64>, Error> {
+pub(crate) fn candidates(store: &Store, resume: Resume) -> Result<Vec<u64>, Error> {
     let mut steps = store.steps()?;
     match resume {
         Resume::Step(wanted) => {

@@ -38,7 +38,7 @@ pub struct EmulatedStep {
     pub makespan_ns: u64,
     /// The same with the optimizer step.
     pub step_ns: u64,
-    /// Idle share between each rank's first and last action, averaged over ranks.
+    /// Idle share of all ranks from the first start to the last end of a compute on any.
     pub bubble: f64,
     /// What the runtime itself took for an action, averaged over all: everything but waiting for
     /// given times and for other ranks.

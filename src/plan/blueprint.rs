@@ -189,7 +189,7 @@ impl Blueprint {
         }
     }
 
-    /// The schedule's bubble, averaged over ranks, with these times of each stage and messages,
+    /// The schedule's `bubble` with these times of each stage and messages,
     /// gathers and reductions that take none.
     pub(crate) fn simulated_bubble(&self, stages: Vec<StageCosts>, memory: &[StageBytes]) -> f64 {
         let costs = Costs { stages, memory: memory.to_vec(), ..Costs::default() };

@@ -5,5 +5,4 @@ pub(crate) mod model_check;
 pub(crate) mod peak;
 pub(crate) mod program;
 pub(crate) mod recompute;
-pub(crate) mod saved_cut;
 pub(crate) mod schedule_file;

@@ -17,7 +17,7 @@ use zeropp_pipeline::executor::{
 };
 use zeropp_pipeline::ir::{Action, Compute};
 use zeropp_pipeline::simulate::StageCosts;
-use zeropp_pipeline::timeline::{Span, bubble};
+use zeropp_pipeline::timeline::{Computed, Span, bubble, bubble_own_span, bubble_step};
 use zeropp_zero3::adamw::AdamW;
 use zeropp_zero3::lr::LearningRate;
 use zeropp_zero3::optimizer::OptimizerOptions;
@@ -114,7 +114,8 @@ pub(crate) enum News {
 pub(crate) struct RankStep {
     /// (replica, ZeRO-3 place, micro-batch, bits of the loss): the batch's order.
     losses: Vec<(usize, usize, usize, u32)>,
-    bubble: f64,
+    /// By rank 0's clock.
+    pub(crate) computed: Computed,
     all_gathers: u64,
     reduce_scatters: u64,
     all_reduces: u64,
@@ -299,7 +300,7 @@ pub(crate) fn summarise(
         |f: fn(&Action) -> bool| record.spans.iter().filter(|s| f(&s.action)).count() as u64;
     RankStep {
         losses: losses.into_iter().map(|(m, l)| (c.dp, c.zero3, m, l.to_bits())).collect(),
-        bubble: bubble(&record.spans),
+        computed: Computed::of(&record.spans).unwrap_or_default(),
         all_gathers: count(|a| matches!(a, Action::AllGather { .. })),
         reduce_scatters: count(|a| matches!(a, Action::ReduceScatter { .. })),
         all_reduces: count(|a| matches!(a, Action::ReplicaReduce { .. })),
@@ -326,6 +327,7 @@ pub(crate) fn step_metrics(
     let tokens = bp.config.tokens_per_step() as u64;
     let tokens_per_s = tokens as f64 / step_s;
     let total = |f: fn(&RankStep) -> u64| ranks.iter().map(f).sum();
+    let computed: Vec<Computed> = ranks.iter().map(|r| r.computed).collect();
     let mut times = StageTimes::default();
     ranks.iter().for_each(|r| times.merge(&r.times));
     let metrics = StepMetrics {
@@ -337,7 +339,9 @@ pub(crate) fn step_metrics(
         tokens_per_s,
         step_s,
         flops_util: tokens_per_s * bp.plan.flops_per_token / peak_flops,
-        bubble: ranks.iter().map(|r| r.bubble).sum::<f64>() / ranks.len() as f64,
+        bubble: bubble(&computed),
+        bubble_own_span: bubble_own_span(&computed),
+        bubble_step: bubble_step(&computed, (step_s * 1e9) as u64),
         all_gathers: total(|r| r.all_gathers),
         reduce_scatters: total(|r| r.reduce_scatters),
         all_reduces: total(|r| r.all_reduces),

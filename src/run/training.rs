@@ -102,7 +102,10 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         self.meter.reset_peak();
         let record = self.executor.run_step(step).map_err(RankError::Step)?;
         let losses = self.executor.worker.take_losses();
-        let mine = summarise(&record, losses, groups, self.meter);
+        let mut mine = summarise(&record, losses, groups, self.meter);
+        let clock = shared.clock.get().copied().unwrap_or_default();
+        mine.computed.start_ns = clock.shift(mine.computed.start_ns);
+        mine.computed.end_ns = clock.shift(mine.computed.end_ns);
         let mut bytes = shared.stopper.hear().to_bytes().to_vec();
         serde_json::to_writer(&mut bytes, &mine).expect("plain numbers");
         let all = groups.world.exchange(bytes).wait()?;

@@ -22,10 +22,10 @@ use zeropp_zero3::ParamExport;
 use crate::Error;
 use crate::checkpoint::Warn;
 use crate::checkpoint::resume::{self, Found, Resumed};
+use crate::checkpoint::saved_cut;
 use crate::config::Config;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::model_check;
-use crate::plan::saved_cut;
 use crate::run::rank::{Export, RankResult, StageTimes};
 use crate::run::stop::Stopper;
 use crate::trainer::steps::Steps;
@@ -285,6 +285,8 @@ impl Trainer {
             tokens_per_s: median(|s| s.tokens_per_s),
             flops_util: median(|s| s.flops_util),
             bubble: median(|s| s.bubble),
+            bubble_own_span: median(|s| s.bubble_own_span),
+            bubble_step: median(|s| s.bubble_step),
             predicted_bubble: plan.bubble,
             timed_bubble: self.blueprint.timed_bubble(times.costs(self.blueprint.stages.len())),
             all_gathers_per_unit: per_unit(|s| s.all_gathers),

@@ -208,10 +208,13 @@ fn text(a: &Timeline, b: &Timeline) -> String {
         });
         rows.push(vec![name, shown(a), shown(b), change]);
     };
-    share("bubble, mean of ranks".into(), Some(a.bubble()), Some(b.bubble()));
-    for rank in 0..a.ranks.len().max(b.ranks.len()) {
-        let of = |t: &Timeline| t.ranks.get(rank).map(RankTimeline::bubble);
-        share(format!("bubble, {}", name_of(a, b, rank)), of(a), of(b));
+    let own = [a, b].map(|t| Some(t.bubble_own_span()));
+    share("bubble_own_span".into(), own[0], own[1]);
+    share("bubble".into(), Some(a.bubble()), Some(b.bubble()));
+    let (of_a, of_b) = (a.bubbles(), b.bubbles());
+    for rank in 0..of_a.len().max(of_b.len()) {
+        let name = format!("bubble, {}", name_of(a, b, rank));
+        share(name, of_a.get(rank).copied(), of_b.get(rank).copied());
     }
     format!("A: {}\nB: {}\n\n{}", a.title, b.title, table(&rows))
 }

@@ -250,7 +250,7 @@ fn a_table_of_all_kinds() {
 fn pictures_are_what_their_names_say() {
     let dir = tempfile::tempdir().unwrap();
     for (name, flags, start, part) in [
-        ("a.txt", "", "pp 0 |F0F1", "bubble rate 27.27 %"),
+        ("a.txt", "", "pp 0 |F0F1", "bubble 27.27 %, bubble_own_span 14.61 %"),
         ("a.svg", "", "<svg", "</svg>"),
         ("a.html", "", "<!doctype html>", "</html>"),
         ("a.trace", "--format chrome", "{\"displayTimeUnit\"", "\"0F0\""),

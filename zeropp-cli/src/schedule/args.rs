@@ -28,6 +28,9 @@ Costs:
 Numbers (--format json has them all, times in us):
   makespan         from time 0 to the last end over all ranks
   own_span_max     the largest time between a rank's first start and its last end
+  bubble           (on the terminal and in pictures) idle share of all ranks from the first start
+                   to the last end of any
+  bubble_own_span  (there, too) idle share between a rank's own first start and last end, averaged
   bubble_rate      (cost - work) / cost as the papers count it: cost is the largest own span for
                    {own},
                    and the makespan for all others. For {printed} it follows the papers'

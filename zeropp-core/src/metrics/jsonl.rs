@@ -104,6 +104,8 @@ mod tests {
             "step_s",
             "flops_util",
             "bubble",
+            "bubble_own_span",
+            "bubble_step",
             "all_gathers",
             "reduce_scatters",
             "all_reduces",

@@ -51,6 +51,8 @@ struct Picture<'a> {
     plot_width: f64,
     height: Heights,
     shades: Vec<f64>,
+    /// Each rank's part of the bubble.
+    bubbles: Vec<f64>,
     memory_max: u64,
 }
 
@@ -102,6 +104,7 @@ impl<'a> Picture<'a> {
             plot_width: (most as f64 * 13.0).clamp(1000.0, 2300.0),
             height: Heights::new(timeline),
             shades: shades(&timeline.placement),
+            bubbles: timeline.bubbles(),
             memory_max: timeline.ranks.iter().map(peak).max().unwrap_or(0).max(1),
         }
     }
@@ -145,9 +148,11 @@ impl<'a> Picture<'a> {
         let ranks = self.timeline.ranks.len();
         writeln!(
             out,
-            "<text x=\"{MARGIN}\" y=\"44\" fill=\"#333\">{ranks} ranks · makespan {} · bubble {:.1} %</text>",
+            "<text x=\"{MARGIN}\" y=\"44\" fill=\"#333\">{ranks} ranks · makespan {} · bubble {:.1} % · \
+             bubble_own_span {:.1} %</text>",
             time_text(makespan_ns(self.timeline)),
-            100.0 * self.timeline.bubble()
+            100.0 * self.timeline.bubble(),
+            100.0 * self.timeline.bubble_own_span(),
         )
     }
 
@@ -284,7 +289,7 @@ impl<'a> Picture<'a> {
         let name = clip(&rank_name(index, rank));
         writeln!(out, "<text x=\"{MARGIN}\" y=\"{y:.1}\">{}</text>", escape(&name))?;
         let right = self.left + self.plot_width;
-        let bubble = 100.0 * rank.bubble();
+        let bubble = 100.0 * self.bubbles[index];
         writeln!(
             out,
             "<text x=\"{:.1}\" y=\"{y:.1}\" text-anchor=\"end\">{bubble:.1} %</text>",

@@ -6,6 +6,7 @@
 
 use zeropp_zero3::checkpoint::{Checkpoint, Store};
 
+use crate::checkpoint::resume::candidates;
 use crate::config::{Config, Resume};
 
 /// `config` with the micro-batches and the unit of the checkpoint that it goes on from, where they
@@ -17,11 +18,11 @@ pub(crate) fn take_over(config: Config) -> Config {
         return config;
     };
     let store = Store::new(folder);
-    let path = match config.resume {
-        Resume::Step(step) => Ok(store.path(step)),
-        _ => store.newest(),
-    };
-    let Ok(checkpoint) = path.and_then(|path| Checkpoint::open(&path)) else { return config };
+    let Ok(steps) = candidates(&store, config.resume) else { return config };
+    let tried = if config.resume_fallback { steps.len() } else { 1 };
+    let mut newest_first = steps.iter().rev().take(tried);
+    let opened = newest_first.find_map(|step| Checkpoint::open(&store.path(*step)).ok());
+    let Some(checkpoint) = opened else { return config };
     let saved = |key: &str| {
         let text = checkpoint.manifest().settings.get(key)?;
         text.parse::<usize>().ok().filter(|n| *n > 0)
