@@ -146,7 +146,8 @@ fn check_apart_from_data<'a>(
     };
     match outputs.find(is_data) {
         Some(output) => output.clash(format!(
-            "lies in the folder of `data`, {}, and the next run would train on what this one writes",
+            "lies in the folder of `data`, {}, and the next run would train on what this \
+             one writes",
             data.path.display()
         )),
         None => Ok(()),

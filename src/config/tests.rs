@@ -92,7 +92,8 @@ fn bad_values_are_named_with_what_would_work() {
         ("schedule = '1f1b'\nvirtual = 2", "virtual = 2: schedule 1f1b cannot have that many"),
         (
             "schedule = 'zb-v'\nvirtual = 1",
-            "virtual = 1: schedule zb-v cannot have that many stages on each rank; leave virtual out, use 2",
+            "virtual = 1: schedule zb-v cannot have that many stages on each rank; leave \
+             virtual out, use 2",
         ),
         ("pp = 8\nschedule = 'v-min'", "layers = 8: pp 8 x virtual 2 makes 16 stages"),
         ("unit = 0", "unit = 0: at least 1"),
@@ -313,7 +314,11 @@ fn any_config() -> impl Strategy<Value = Config> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 256,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn what_is_printed_reads_back_to_the_same(c in any_config()) {

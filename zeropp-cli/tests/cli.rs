@@ -234,7 +234,10 @@ fn a_file_that_saves_can_be_told_not_to() {
 fn foreign_control_characters_are_escaped() {
     let json = r#"{"\u001b[2Jmine\nerror: forged": 1}"#;
     let toml = "pp = '\u{9b}31m'\n";
-    let trace = r#"{"displayTimeUnit":"ms","otherData":{"title":"\u001b]0;x\u0007","placement":[0],"ranks":[[0,0]]},"traceEvents":[]}"#;
+    let trace = concat!(
+        r#"{"displayTimeUnit":"ms","otherData":{"title":"\u001b]0;x\u0007","placement":[0],"#,
+        r#""ranks":[[0,0]]},"traceEvents":[]}"#
+    );
     let dir = folder(&[
         ("c.toml", toml),
         ("key.toml", "\"a\\u001Bb\" = 1\n"),

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 pub enum CheckpointError {
     /// There is nothing to go on from.
     #[error(
-        "save = {}: no complete checkpoint to resume from{passed_over}; start without resume (plain --resume starts anew where nothing was saved yet), or name another folder",
+        "save = {}: no complete checkpoint to resume from{passed_over}; start without resume \
+         (plain --resume starts anew where nothing was saved yet), or name another folder",
         folder.display()
     )]
     NotFound {
