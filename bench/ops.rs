@@ -1,5 +1,5 @@
-//! Core time of every operation and of one transformer block in F, B and W beside the time of its matrix
-//! products alone, on one core: `cargo bench --bench ops [-- FILTER]`.
+//! Core time of every operation and of one transformer block in F, B and W beside the time of its
+//! matrix products alone, on one core: `cargo bench --bench ops [-- FILTER]`.
 //!
 //! Also the tokens a second of a whole small GPT step that these operations allow (8 blocks and the
 //! tied head, no optimizer).
@@ -266,7 +266,8 @@ impl Table {
         });
         let rate = (b * SEQ) as f64 / times.total();
         println!(
-            "step of {BLOCKS} blocks: F {:.2} B {:.2} W {:.2} ms, {rate:.0} tokens/s; in Burn's own graph {:.0}",
+            "step of {BLOCKS} blocks: F {:.2} B {:.2} W {:.2} ms, {rate:.0} tokens/s; \
+             in Burn's own graph {:.0}",
             times.f * 1e3,
             times.b * 1e3,
             times.w * 1e3,

@@ -12,8 +12,8 @@ use saboteur::with_places;
 use zeropp::model::gpt;
 use zeropp::{Config, Error, Trainer};
 
-/// A run of 2 × 2 ranks whose block `h.3` (stage 3, on pipeline rank 1) misbehaves in its `after`-th
-/// forward.
+/// A run of 2 × 2 ranks whose block `h.3` (stage 3, on pipeline rank 1) misbehaves in its
+/// `after`-th forward.
 fn sabotaged(after: usize, act: fn()) -> (Error, Duration) {
     let config =
         Config { layers: 4, pp: 2, zero3: 2, virtual_stages: Some(2), timeout_s: 2.0, ..tiny() };

@@ -81,7 +81,11 @@ fn check(found: &Verdict, cause: Cause, rank: usize, fault: &Fault) -> Result<()
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 12,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn a_panic_anywhere_is_found(config in layouts(), rank in 0usize..6, place in 0i64..300) {
@@ -98,7 +102,11 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 3,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn a_stall_anywhere_is_found(config in layouts(), rank in 0usize..6, place in 0i64..300) {

@@ -34,9 +34,9 @@ impl Patience {
         }
     }
 
-    /// Every rank does its `work`, then all get all results, in rank order. Ranks that are done wait
-    /// for the others however long an operation's timeout is, but not beyond the limit; `what` is
-    /// done is for its message. All ranks call it.
+    /// Every rank does its `work`, then all get all results, in rank order. Ranks that are done
+    /// wait for the others however long an operation's timeout is, but not beyond the limit; `what`
+    /// is done is for its message. All ranks call it.
     ///
     /// # Errors
     /// The work's own error, with which the world ends; the world's first error.
@@ -106,8 +106,8 @@ impl Patience {
         }
     }
 
-    /// Every rank gets what rank 0's `answer` gives, which is asked, with the time to wait, until it
-    /// has one. All ranks call it.
+    /// Every rank gets what rank 0's `answer` gives, which is asked, with the time to wait, until
+    /// it has one. All ranks call it.
     ///
     /// # Errors
     /// The world's first error.

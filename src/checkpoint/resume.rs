@@ -168,7 +168,8 @@ pub(crate) fn check_unchanged(
     let Some(step) = newest.filter(|_| newest != seen) else { return Ok(()) };
     let problem = match resume {
         Resume::No => format!(
-            "there is a checkpoint of step {step}; go on from it with resume, or name another folder"
+            "there is a checkpoint of step {step}; go on from it with resume, or name \
+             another folder"
         ),
         _ => format!(
             "a checkpoint of step {step} has come since this run was set up; start it again"

@@ -79,7 +79,14 @@ macro_rules! kind_of {
         $(impl OptionType for $type { const KIND: OptionKind = OptionKind::$kind; })+
     };
 }
-kind_of!(usize => Count, u64 => Count, f64 => Number, bool => Switch, PathBuf => Path, String => Text);
+kind_of!(
+    usize => Count,
+    u64 => Count,
+    f64 => Number,
+    bool => Switch,
+    PathBuf => Path,
+    String => Text
+);
 
 impl<T: OptionType> OptionType for Option<T> {
     const KIND: OptionKind = T::KIND;
@@ -189,8 +196,9 @@ options! {
         /// Stages on each pipeline rank (V). Default: what the schedule needs, else 2 where the
         /// layers allow it.
         ///
-        /// Stage s lives on rank s mod P, on a V the second P go back down. A rank holds the whole weights of one stage at a time,
-        /// and of those being prefetched, so more stages need less memory.
+        /// Stage s lives on rank s mod P, on a V the second P go back down. A rank holds the whole
+        /// weights of one stage at a time, and of those being prefetched, so more stages need less
+        /// memory.
         "virtual" "V" virtual_stages: Option<usize> = None;
         /// Micro-batches of each rank in a step (B). Default: two units, or the checkpoint's.
         "micro-batches" "B" micro_batches: Option<usize> = None;
@@ -228,8 +236,8 @@ options! {
         "eps" "X" eps: f64 = 1e-8;
         /// Largest global gradient norm; a larger gradient is scaled down to it. 0 never scales.
         "clip" "X" clip: f64 = 1.0;
-        /// Steps in a row whose gradient may be not finite (NaN or infinite) before the run ends. 0 never
-        /// ends it.
+        /// Steps in a row whose gradient may be not finite (NaN or infinite) before the run ends. 0
+        /// never ends it.
         ///
         /// Such a step changes no weight, and no checkpoint from before it is removed.
         "max-skipped" "N" max_skipped: u64 = 10;
@@ -322,11 +330,12 @@ options! {
         ///
         /// It holds the first 8 steps, so that a long run stays readable.
         "trace" "FILE" trace: Option<PathBuf> = None;
-        /// Where every rank of a run that fails writes what it did last; `zeropp why` reads it. Default:
-        /// zeropp-failed, and for a Rust program none.
+        /// Where every rank of a run that fails writes what it did last; `zeropp why` reads it.
+        /// Default: zeropp-failed, and for a Rust program none.
         ///
-        /// The folder is made when it is needed. Where ranks run on several machines it should be one
-        /// that all of them see. An empty name writes nothing. With a folder, panics are noted by a hook.
+        /// The folder is made when it is needed. Where ranks run on several machines it should be
+        /// one that all of them see. An empty name writes nothing. With a folder, panics are noted
+        /// by a hook.
         "flight-dir" "DIR" flight_dir: Option<PathBuf> = None;
         /// Write checkpoints into this folder, each a folder `step-000123` in it.
         ///
@@ -337,17 +346,18 @@ options! {
         "save-every" "N" save_every: u64 = 0;
         /// How many of the newest checkpoints to keep; older ones are removed.
         "keep" "N" keep: usize = 2;
-        /// Go on from the newest checkpoint in the folder of save; where nothing was saved yet, begin.
+        /// Go on from the newest checkpoint in the folder of save; where nothing was saved yet,
+        /// begin.
         ///
-        /// So one command serves a job that is started again and again. `must` refuses to begin anew; a
-        /// number goes on from the checkpoint of that step, and sets newer ones aside. Mesh, schedule,
-        /// recomputation and ZeRO-1 may be others than when it was written. `steps` counts from the very
-        /// start.
+        /// So one command serves a job that is started again and again. `must` refuses to begin
+        /// anew; a number goes on from the checkpoint of that step, and sets newer ones aside.
+        /// Mesh, schedule, recomputation and ZeRO-1 may be others than when it was written. `steps`
+        /// counts from the very start.
         "resume" "BOOL|must|STEP" resume: Resume = Resume::No;
         /// Where the checkpoint to go on from is damaged, take the one before it.
         "resume-fallback" "BOOL" resume_fallback: bool = false;
-        /// Seconds that writing or reading a checkpoint may take. While a rank does, others wait for it
-        /// however long timeout-s is.
+        /// Seconds that writing or reading a checkpoint may take. While a rank does, others wait
+        /// for it however long timeout-s is.
         "save-timeout-s" "S" save_timeout_s: f64 = 1800.0;
     }
 }

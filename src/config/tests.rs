@@ -64,9 +64,17 @@ fn defaults_are_those_of_the_field() {
     c.validate().unwrap();
 }
 
+/// Settings that are refused, each with how its message begins.
+fn refused(cases: &[(&str, &str)]) {
+    for (toml, message) in cases {
+        let error = config(toml).validate().expect_err(toml).to_string();
+        assert!(error.starts_with(message), "{toml}: {error}");
+    }
+}
+
 #[test]
-fn bad_values_are_named_with_what_would_work() {
-    let cases = [
+fn bad_meshes_and_models_are_named_with_what_would_work() {
+    refused(&[
         ("pp = 0", "pp = 0: at least 1 is needed; use 1 to 4096"),
         ("zero3 = 0", "zero3 = 0: at least 1"),
         ("dp = 0", "dp = 0: at least 1"),
@@ -83,6 +91,12 @@ fn bad_values_are_named_with_what_would_work() {
         ("seq = 0", "seq = 0: at least 1"),
         ("heads = 5", "heads = 5: does not divide hidden = 64; use 4 or 8"),
         ("heads = 100", "heads = 100: does not divide hidden = 64; use 32"),
+    ]);
+}
+
+#[test]
+fn bad_schedules_are_named_with_what_would_work() {
+    refused(&[
         ("virtual = 0", "virtual = 0: at least 1"),
         (
             "pp = 4\nvirtual = 2\nlayers = 6",
@@ -92,7 +106,8 @@ fn bad_values_are_named_with_what_would_work() {
         ("schedule = '1f1b'\nvirtual = 2", "virtual = 2: schedule 1f1b cannot have that many"),
         (
             "schedule = 'zb-v'\nvirtual = 1",
-            "virtual = 1: schedule zb-v cannot have that many stages on each rank; leave virtual out, use 2",
+            "virtual = 1: schedule zb-v cannot have that many stages on each rank; leave \
+             virtual out, use 2",
         ),
         ("pp = 8\nschedule = 'v-min'", "layers = 8: pp 8 x virtual 2 makes 16 stages"),
         ("unit = 0", "unit = 0: at least 1"),
@@ -100,6 +115,12 @@ fn bad_values_are_named_with_what_would_work() {
         ("micro-batches = 99999999", "micro-batches = 99999999: is beyond"),
         ("unit = 9223372036854775807", "unit = 9223372036854775807: is beyond"),
         ("micro-batch-size = 0", "micro-batch-size = 0: at least 1"),
+    ]);
+}
+
+#[test]
+fn bad_steps_and_rates_are_named_with_what_would_work() {
+    refused(&[
         ("steps = 0", "steps = 0: at least 1"),
         ("steps = 10\nwarmup = 11", "warmup = 11: is longer than the run of 10 steps; use 0 to 10"),
         ("lr = nan", "lr = NaN: is out of range; use 0 or more"),
@@ -113,8 +134,12 @@ fn bad_values_are_named_with_what_would_work() {
         ("beta1 = 0.99999998", "they would never decay; use at most 0.9999999"),
         ("eps = 0", "eps = 0: is out of range; use more than 0"),
         ("clip = -1", "clip = -1: is out of range; use a largest norm, or 0"),
-        ("timeout-s = 0", "timeout-s = 0: is out of range"),
-        ("timeout-s = 1e300", "timeout-s = 1"),
+    ]);
+}
+
+#[test]
+fn bad_devices_engines_and_processes_are_named_with_what_would_work() {
+    refused(&[
         #[cfg(not(feature = "cuda"))]
         (
             "device = 'cuda'",
@@ -156,20 +181,28 @@ fn bad_values_are_named_with_what_would_work() {
             "node-rank = 1: there are 1 nodes; use 0, or say how many with nodes",
         ),
         ("rendezvous = 'node0'", "rendezvous = node0: has no port; use HOST:PORT"),
+        ("timeout-s = 0", "timeout-s = 0: is out of range"),
+        ("timeout-s = 1e300", "timeout-s = 1"),
         ("start-timeout-s = 0", "start-timeout-s = 0: is out of range"),
         (
             "engine = 'nccl'\npp = 3\nnodes = 2\nrendezvous = 'a:1'",
             "nodes = 2: pp 3 x zero3 1 x dp 1 is 3 ranks, which 2 nodes cannot share evenly",
         ),
+    ]);
+}
+
+#[test]
+fn bad_checkpoints_are_named_with_what_would_work() {
+    refused(&[
         ("save-every = 3", "save-every = 3: save has no folder; name a folder with save"),
         ("resume = true", "resume = true: save has no folder; name a folder with save"),
         ("save = 'here'\nkeep = 0", "keep = 0: at least 1 is needed"),
         ("save = 'Cargo.toml'", "save = Cargo.toml: is a file; name a folder"),
-    ];
-    for (toml, message) in cases {
-        let error = config(toml).validate().expect_err(toml).to_string();
-        assert!(error.starts_with(message), "{toml}: {error}");
-    }
+    ]);
+}
+
+#[test]
+fn a_seed_that_a_file_cannot_hold_is_named() {
     let seed = Config { seed: u64::MAX, ..Config::default() };
     let error = seed.validate().unwrap_err().to_string();
     assert!(error.starts_with("seed = 18446744073709551615: does not fit"), "{error}");
@@ -313,7 +346,11 @@ fn any_config() -> impl Strategy<Value = Config> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 256,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn what_is_printed_reads_back_to_the_same(c in any_config()) {

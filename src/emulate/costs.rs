@@ -193,8 +193,8 @@ mod tests {
     #[test]
     fn one_number_stands_for_all_stages() {
         let costs = toml(
-            "t_f = 1.5\nt_b = [2, 3]\nt_w = 1\nt_comm = 377\nbytes_per_s = 12.5e9\nmem_message = 8e3\
-             \nt_step = 4",
+            "t_f = 1.5\nt_b = [2, 3]\nt_w = 1\nt_comm = 377\nbytes_per_s = 12.5e9\n\
+             mem_message = 8e3\nt_step = 4",
         )
         .unwrap();
         let times: Vec<_> = costs.stages.iter().map(|s| (s.f_ns, s.b_ns, s.r_ns)).collect();

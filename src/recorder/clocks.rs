@@ -83,7 +83,10 @@ mod tests {
         #[test]
         fn the_truth_is_within_the_bounds(
             offset in -1_000_000_000i64..1_000_000_000,
-            delays in prop::collection::vec((0u64..50_000_000, 0u64..50_000_000, 0u64..50_000_000), 1..9),
+            delays in prop::collection::vec(
+                (0u64..50_000_000, 0u64..50_000_000, 0u64..50_000_000),
+                1..9,
+            ),
         ) {
             let (mut mine, mut theirs) = (Vec::new(), Vec::new());
             let mut now = 5_000_000_000u64;
@@ -92,7 +95,8 @@ mod tests {
                 let (first, second) = (now, now + late);
                 let (heard, heard_too) = (second + way, second + way + back);
                 theirs.push((first, heard));
-                mine.push((second.wrapping_add_signed(offset), heard_too.wrapping_add_signed(offset)));
+                let mine_of = |time: u64| time.wrapping_add_signed(offset);
+                mine.push((mine_of(second), mine_of(heard_too)));
                 quickest = quickest.min(heard_too - first + heard - second);
                 now = heard_too + 1000;
             }

@@ -1,4 +1,5 @@
-//! Stopping a run from outside of its ranks: by the program, or by a signal to any of its processes.
+//! Stopping a run from outside of its ranks: by the program, or by a signal to any of its
+//! processes.
 //!
 //! A wish is only noted here. The ranks tell it to each other with the records of each step, so all
 //! of them end after the same one, saved where there is a folder.

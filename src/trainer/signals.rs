@@ -25,8 +25,8 @@ const TIME_TO_OBEY: Duration = Duration::from_millis(200);
 /// From now on, in the runs of `trainer`: SIGINT, SIGTERM and SIGHUP stop all ranks after the step
 /// under way, saved if the run saves, and a second one ends the process at once, as the first does
 /// before the first step. SIGUSR1 saves and goes on. SIGQUIT makes the ranks of this process write
-/// what they did last and ends it. Any process of a run may get them. For programs that have no other
-/// plans for these signals; the command `zeropp run` calls it.
+/// what they did last and ends it. Any process of a run may get them. For programs that have no
+/// other plans for these signals; the command `zeropp run` calls it.
 ///
 /// # Errors
 /// The system's, where it does not let signals be caught.

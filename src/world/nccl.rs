@@ -46,7 +46,8 @@ pub(super) fn start(config: &Config, devices: &Devices) -> Result<World, Error> 
     Ok(World { ranks, host, _keep: Box::new(kept) })
 }
 
-/// The GPUs of this process's ranks, after those of `before` ranks of other processes of the machine.
+/// The GPUs of this process's ranks, after those of `before` ranks of other processes of the
+/// machine.
 ///
 /// # Errors
 /// There are too few.

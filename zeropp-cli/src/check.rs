@@ -15,10 +15,10 @@ use crate::Failure;
 use crate::figures::{count, say};
 
 const ABOUT: &str = "Prove that a schedule in a file is sound\n\n\
-Every F, B and W once for each stage and micro-batch, in an order that can run; no deadlock between \
-ranks; sends and receives in pairs and in order; in a program also weights gathered before they are \
-used and freed once, gradients reduced once per unit after its last W. The file is PyTorch's CSV, \
-compute-only or with communication, or zeropp's own JSON.";
+Every F, B and W once for each stage and micro-batch, in an order that can run; no deadlock \
+between ranks; sends and receives in pairs and in order; in a program also weights gathered before \
+they are used and freed once, gradients reduced once per unit after its last W. The file is \
+PyTorch's CSV, compute-only or with communication, or zeropp's own JSON.";
 
 const EXAMPLES: &str = "\
 Examples:

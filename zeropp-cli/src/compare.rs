@@ -18,8 +18,8 @@ use crate::schedule::{Memory, Priced, Times, cost_args, write};
 
 const ABOUT: &str = "Compare two runs, simulated or measured\n\n\
 A and B are schedules (.csv, .json), which are simulated, or traces that `zeropp run --trace` or \
-`zeropp schedule --format chrome` wrote, in any mix. Prints a table of both, and with -o writes one \
-page with both on one time axis.";
+`zeropp schedule --format chrome` wrote, in any mix. Prints a table of both, and with -o writes \
+one page with both on one time axis.";
 
 const EXAMPLES: &str = "\
 A schedule is simulated with the costs in its file; the cost flags are for files without costs.

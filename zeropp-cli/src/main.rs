@@ -1,7 +1,7 @@
 //! The command `zeropp`: arguments in, calls out, nothing else.
 //!
-//! Exit codes: 0 done, 2 bad input (before any rank starts), 1 a run that failed, 128 and its number
-//! a run that a signal has stopped.
+//! Exit codes: 0 done, 2 bad input (before any rank starts), 1 a run that failed, 128 and its
+//! number a run that a signal has stopped.
 
 mod args;
 mod check;

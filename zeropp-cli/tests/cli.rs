@@ -20,9 +20,9 @@ fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
 /// Sizes that make a step a matter of milliseconds.
 const SMALL: &str = "--layers 4 --hidden 16 --heads 2 --seq 8 --steps 3";
 
-#[test]
-fn bad_input_ends_with_code_2_and_one_message() {
-    let dir = folder(&[
+/// Files that a run cannot use.
+fn bad_files() -> tempfile::TempDir {
+    folder(&[
         ("empty.txt", ""),
         ("short.txt", "too short"),
         ("empty/.hidden", "x"),
@@ -33,8 +33,25 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("two.csv", "0F0,0B0\n1F0,1B0\n"),
         ("stuck.json", "{\"kind\": \"mine\"}"),
         ("costs.toml", "t_f = [1, 2]\n"),
-    ]);
-    let cases = [
+    ])
+}
+
+/// Runs that end with code 2 and one message, each with a part of it.
+fn refused(cases: &[(&str, &str)]) {
+    let dir = bad_files();
+    for (line, message) in cases {
+        let got = zeropp(dir.path(), &format!("run {line}"));
+        assert_eq!(got.code, Some(2), "{line}: {}{}", got.out, got.err);
+        assert!(got.err.starts_with("error: "), "{line}: {}", got.err);
+        assert!(got.err.contains(message), "{line}: {}", got.err);
+        assert_eq!(got.err.matches("error: ").count(), 1, "{line}: {}", got.err);
+        assert_eq!(got.out, "", "{line}");
+    }
+}
+
+#[test]
+fn a_bad_setting_ends_with_code_2_and_one_message() {
+    refused(&[
         ("--heads 5", "heads = 5: does not divide hidden = 64; use 4 or 8"),
         ("--pp 4 --virtual 4", "layers = 8: pp 4 x virtual 4 makes 16 stages"),
         ("--unit 0", "unit = 0: at least 1 is needed"),
@@ -51,6 +68,16 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("--engine mpi", "engine = mpi: is not in this build; use threads"),
         ("--schedule 1f1b --virtual 2", "virtual = 2: schedule 1f1b has one stage"),
         ("--schedule v-min --virtual 4", "virtual = 4: schedule v-min has two stages"),
+        ("--pp x", "invalid value 'x' for '--pp <P>': expected a whole number"),
+        ("--recompute half", "invalid value 'half' for '--recompute <WHAT>'"),
+        ("--stepz 3", "unexpected argument '--stepz'"),
+        ("--zero1=2", "invalid value '2'"),
+    ]);
+}
+
+#[test]
+fn a_bad_file_ends_with_code_2_and_one_message() {
+    refused(&[
         ("--metrics none/m.jsonl", "metrics = none/m.jsonl: cannot be written"),
         ("--trace none/t.json", "trace = none/t.json: cannot be written"),
         ("--metrics short.txt --data short.txt", "would overwrite it"),
@@ -67,10 +94,6 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("bad.toml", "heads = 5: does not divide"),
         ("bad.toml --heads 7", "heads = 7: does not divide"),
         ("none.toml", "cannot read the configuration none.toml"),
-        ("--pp x", "invalid value 'x' for '--pp <P>': expected a whole number"),
-        ("--recompute half", "invalid value 'half' for '--recompute <WHAT>'"),
-        ("--stepz 3", "unexpected argument '--stepz'"),
-        ("--zero1=2", "invalid value '2'"),
         // From here on the trainer speaks.
         ("--data none.txt", "data = none.txt: cannot be read"),
         ("--data empty.txt", "data = empty.txt: 0 tokens are too short"),
@@ -82,15 +105,7 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("--emulate costs.toml --pp 2", "emulate = costs.toml: costs.t_f: found [1,2]; one number"),
         ("--schedule two.csv", "pp = 1: two.csv is for 2 ranks; use 2"),
         ("--schedule stuck.json --pp 2", "schedule = stuck.json: "),
-    ];
-    for (line, message) in cases {
-        let got = zeropp(dir.path(), &format!("run {line}"));
-        assert_eq!(got.code, Some(2), "{line}: {}{}", got.out, got.err);
-        assert!(got.err.starts_with("error: "), "{line}: {}", got.err);
-        assert!(got.err.contains(message), "{line}: {}", got.err);
-        assert_eq!(got.err.matches("error: ").count(), 1, "{line}: {}", got.err);
-        assert_eq!(got.out, "", "{line}");
-    }
+    ]);
 }
 
 #[test]

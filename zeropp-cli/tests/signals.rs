@@ -149,7 +149,8 @@ fn a_run_that_is_stopped_late_is_recorded_only_until_it_has_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
     // A step takes longer than a launcher that kills might wait.
-    let line = "run --layers 8 --hidden 256 --heads 8 --seq 256 --micro-batches 24 --pp 2 --steps 99 --metrics m.jsonl";
+    let line = "run --layers 8 --hidden 256 --heads 8 --seq 256 --micro-batches 24 --pp 2 \
+                --steps 99 --metrics m.jsonl";
     let child = start(at, line);
     wait_until("no step", || lines(&at.join("m.jsonl")) > 0);
     kill(&child, "-TERM");

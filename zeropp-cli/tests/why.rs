@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use common::{command, zeropp};
 
-const RUN: &str = "run --pp 2 --zero3 2 --layers 4 --hidden 16 --heads 2 --seq 8 --steps 1000000 --metrics m.jsonl";
+const RUN: &str = "run --pp 2 --zero3 2 --layers 4 --hidden 16 --heads 2 --seq 8 --steps 1000000 \
+                   --metrics m.jsonl";
 
 /// Starts a run in `dir` and waits for its first step.
 fn begun(dir: &Path, mut run: Command) -> Child {

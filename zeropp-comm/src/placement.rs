@@ -68,7 +68,8 @@ pub fn warning(hosts: &[String], ranks_each: usize, mesh: Mesh) -> Option<String
         ),
     };
     Some(format!(
-        "zero3[{group}] is on hosts {}{others}: its weights cross the network in every unit; {help}",
+        "zero3[{group}] is on hosts {}{others}: its weights cross the network in every \
+         unit; {help}",
         on.join(" and "),
     ))
 }

@@ -5,7 +5,10 @@
 /// Crates that use it depend on serde.
 #[macro_export]
 macro_rules! choice {
-    ($(#[doc = $doc:literal])+ $name:ident { $($(#[doc = $vdoc:literal])+ $variant:ident = $word:literal,)+ }) => {
+    (
+        $(#[doc = $doc:literal])+
+        $name:ident { $($(#[doc = $vdoc:literal])+ $variant:ident = $word:literal,)+ }
+    ) => {
         $(#[doc = $doc])+
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
         pub enum $name {

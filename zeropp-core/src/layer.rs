@@ -107,7 +107,8 @@ pub trait Head: Send + Sync + 'static {
     fn name(&self) -> &str;
     /// The parameters, in the order in which they are laid out.
     fn parameters(&self) -> Vec<ParamSpec>;
-    /// Mean cross-entropy (or another loss) of `x: [b, s, h]` against `targets: [b, s]`, shape `[1]`.
+    /// Mean cross-entropy (or another loss) of `x: [b, s, h]` against `targets: [b, s]`, shape
+    /// `[1]`.
     fn loss(&self, x: Tensor<3>, targets: Tensor<2, Int>, cx: &LayerCx) -> Tensor<1>;
     /// What a micro-batch costs.
     fn cost(&self, batch: BatchShape) -> LayerCost;

@@ -131,8 +131,8 @@ fn attention_case(b: usize, s: usize, groups: usize, share: usize, d: usize, see
 }
 
 /// One block of queries, and several of which the last one is short. Few shapes: products are tuned
-/// for each. The kernels between them are tested on many more, and so is the order of blocks, on the
-/// CPU.
+/// for each. The kernels between them are tested on many more, and so is the order of blocks, on
+/// the CPU.
 #[test]
 fn attention() {
     attention_case(1, 300, 2, 2, 9, 2);

@@ -273,7 +273,10 @@ fn output_args() -> [Arg; 3] {
             .value_name("FORMAT")
             .value_parser(FORMATS)
             .hide_possible_values(true)
-            .help("ascii, json, csv, torch, svg, html or chrome [default: by the name of -o, or ascii]")
+            .help(
+                "ascii, json, csv, torch, svg, html or chrome [default: by the name of -o, or \
+                 ascii]",
+            )
             .long_help(
                 "ascii   chart and numbers, for the terminal\n\
                  json    everything: schedule, costs and numbers\n\

@@ -385,7 +385,8 @@ impl From<MpiError> for SplitError {
     }
 }
 
-/// Makes this rank's sub-group. Blocks until all ranks of the group are here, which have all joined.
+/// Makes this rank's sub-group. Blocks until all ranks of the group are here, which have all
+/// joined.
 pub(super) fn split(channel: &Channel, headers: &[Option<Header>]) -> Result<Channel, SplitError> {
     let group = &channel.group;
     let sequence = headers.iter().flatten().map(|h| h.sequence).next().unwrap_or(0);

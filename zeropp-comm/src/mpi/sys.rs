@@ -210,8 +210,10 @@ pub(super) fn parts(len: usize, size: usize) -> Vec<usize> {
     (0..size).map(|i| len.saturating_sub(i * most).min(most)).collect()
 }
 
+/// How what is read and what is written are cut.
+type Cuts = [Option<Cut>; 2];
 /// What a transfer reads, what it writes, and how both are cut.
-type Used = (Option<Memory>, Option<Memory>, [Option<Cut>; 2]);
+type Used = (Option<Memory>, Option<Memory>, Cuts);
 
 /// An operation under way in MPI, with the memory it uses. Dropped early, it gives that memory to
 /// MPI for good: only a world that has failed does so.
@@ -228,8 +230,8 @@ impl Transfer {
         call: &'static str,
         mut source: Option<Memory>,
         mut target: Option<Memory>,
-        cuts: [Option<Cut>; 2],
-        post: impl FnOnce(*const c_void, *mut c_void, &[Option<Cut>; 2], *mut ffi::MPI_Request) -> c_int,
+        cuts: Cuts,
+        post: impl FnOnce(*const c_void, *mut c_void, &Cuts, *mut ffi::MPI_Request) -> c_int,
     ) -> MpiResult<Transfer> {
         let from = source.as_mut().map_or(std::ptr::null(), |m| real(m.read(), &NOTHING[0]));
         let to = target.as_mut().map_or(null_mut(), |m| {

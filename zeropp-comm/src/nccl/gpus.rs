@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 /// The GPUs of a process's ranks, in order: `ranks` of them, after those of other processes of the
-/// machine that have `before` ranks, where the process sees `visible` GPUs. A launcher may show each
-/// process the GPUs of its own only; then they count from 0.
+/// machine that have `before` ranks, where the process sees `visible` GPUs. A launcher may show
+/// each process the GPUs of its own only; then they count from 0.
 ///
 /// # Errors
 /// What is wrong: NCCL takes one rank a GPU.

@@ -2,7 +2,8 @@
 //!
 //! Every rank tells the group's first rank which collective it joins, and with what. That one
 //! compares, and sends everyone the result of those whose data the frames carry. The others go
-//! to NCCL at once: nobody waits for the comparison, and a difference that it finds fails the world.
+//! to NCCL at once: nobody waits for the comparison, and a difference that it finds fails the
+//! world.
 
 use std::sync::Arc;
 

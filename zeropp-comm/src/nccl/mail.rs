@@ -2,8 +2,8 @@
 //!
 //! NCCL knows no tags: on one communicator the first message sent is the first received. So a
 //! envelope goes to the receiver as a message is sent, and the receiver takes messages off the
-//! sender's communicator in the order of the envelopes, wanted or not: one that nobody has asked for
-//! yet waits here. Neither side's order of calls can lock the other up.
+//! sender's communicator in the order of the envelopes, wanted or not: one that nobody has asked
+//! for yet waits here. Neither side's order of calls can lock the other up.
 
 use std::sync::Arc;
 

@@ -141,8 +141,8 @@ impl Group {
         self.lost(place, rank, barrier.signature.to_string())
     }
 
-    /// Fails the world, for the rank at `place` needs world rank `rank`, which has departed. If that
-    /// left because the world had failed, the failure is the answer.
+    /// Fails the world, for the rank at `place` needs world rank `rank`, which has departed. If
+    /// that left because the world had failed, the failure is the answer.
     pub(super) fn lost<T>(&self, place: usize, rank: usize, operation: String) -> CommResult<T> {
         if let Some(error) = self.world.error(self.members[place]) {
             return Err(error);

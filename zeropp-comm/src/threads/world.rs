@@ -47,7 +47,8 @@ impl World {
         }
     }
 
-    /// Makes `group` hear of failures. Those of the past it finds by asking for [`error`](Self::error).
+    /// Makes `group` hear of failures. Those of the past it finds by asking for
+    /// [`error`](Self::error).
     pub(super) fn register(&self, group: &Arc<Group>) {
         let mut groups = self.groups.lock();
         groups.retain(|old| old.strong_count() > 0);

@@ -179,7 +179,8 @@ fn a_message_of_another_length_or_type_is_refused_on_both_ends() {
         for error in errors {
             assert_eq!(
                 error.unwrap().to_string(),
-                "world: rank 1 called recv of 9 bf16 as operation #5, but rank 0 called send of 8 f32"
+                "world: rank 1 called recv of 9 bf16 as operation #5, but rank 0 called send \
+                 of 8 f32"
             );
         }
     }

@@ -152,8 +152,8 @@ fn an_error_that_nccl_finds_later_ends_all_ranks() {
         }
         until_it_fails(&all)
     });
-    let text = "nccl error 3 in world: all_reduce of 100 f32: an operation under way: internal error \
-                (the pretended library's last words)";
+    let text = "nccl error 3 in world: all_reduce of 100 f32: an operation under way: internal \
+                error (the pretended library's last words)";
     for error in &errors {
         assert_eq!(error.to_string(), text);
     }

@@ -145,7 +145,8 @@ static Pipe *pipe_to(Comm *c, int from, int to) { return &c->shared->pipes[from 
 int ncclGetVersion(int *version) { *version = VERSION; return Success; }
 const char *ncclGetErrorString(int result) {
     static const char *words[] = {"no error", "unhandled cuda error", "unhandled system error",
-        "internal error", "invalid argument", "invalid usage", "remote process exited", "in progress"};
+        "internal error", "invalid argument", "invalid usage", "remote process exited",
+        "in progress"};
     return result >= 0 && result <= InProgress ? words[result] : "unknown result code";
 }
 const char *ncclGetLastError(Comm *c) { (void)c; return "the pretended library's last words"; }
@@ -208,7 +209,7 @@ int ncclCommAbort(Comm *c) {
     return Success;
 }
 
-/* --- Operations -------------------------------------------------------------------------------- */
+/* --- Operations ------------------------------------------------------------------------------- */
 
 enum { AllGather, ReduceScatter, AllReduce, Broadcast, Send, Recv };
 typedef struct {
@@ -259,9 +260,17 @@ static int exchange(Comm *c, Part *out, int outs, Part *in, int ins) {
         int before = left;
         uint64_t moved = 0;
         for (int i = 0; i < outs; i++)
-            if (!done_out[i]) { moved -= out[i].moved; left -= done_out[i] = put(&out[i]); moved += out[i].moved; }
+            if (!done_out[i]) {
+                moved -= out[i].moved;
+                left -= done_out[i] = put(&out[i]);
+                moved += out[i].moved;
+            }
         for (int i = 0; i < ins; i++)
-            if (!done_in[i]) { moved -= in[i].moved; left -= done_in[i] = get(&in[i], &seen[i]); moved += in[i].moved; }
+            if (!done_in[i]) {
+                moved -= in[i].moved;
+                left -= done_in[i] = get(&in[i], &seen[i]);
+                moved += in[i].moved;
+            }
         if (atomic_load(&c->abort)) return 0;
         if (left == before && !moved) nap(20);
     }
@@ -278,12 +287,17 @@ static void run(Op *op) {
     int outs = 0, ins = 0;
     Head head = {op->kind, op->type, op->kind == Broadcast ? op->peer : 0, op->count};
     char *space = NULL;
-#define OUT(rank, address, size) out[outs++] = (Part){pipe_to(c, me, rank), head, (char *)(address), size, 0, 0}
-#define IN(rank, address, size) in[ins++] = (Part){pipe_to(c, rank, me), head, (char *)(address), size, 0, 0}
+#define OUT(rank, address, size) \
+    out[outs++] = (Part){pipe_to(c, me, rank), head, (char *)(address), size, 0, 0}
+#define IN(rank, address, size) \
+    in[ins++] = (Part){pipe_to(c, rank, me), head, (char *)(address), size, 0, 0}
     switch (op->kind) {
     case AllGather:
         memmove(op->to + me * bytes, op->from, bytes);
-        for (int r = 0; r < n; r++) if (r != me) { OUT(r, op->from, bytes); IN(r, op->to + r * bytes, bytes); }
+        for (int r = 0; r < n; r++) if (r != me) {
+            OUT(r, op->from, bytes);
+            IN(r, op->to + r * bytes, bytes);
+        }
         exchange(c, out, outs, in, ins);
         break;
     case ReduceScatter:
@@ -377,13 +391,17 @@ static int start(Op given) {
 int ncclAllGather(const void *from, void *to, size_t count, int type, Comm *c, Stream *s) {
     return start((Op){c, s, AllGather, type, 0, from, to, count});
 }
-int ncclReduceScatter(const void *from, void *to, size_t count, int type, int op, Comm *c, Stream *s) {
+int ncclReduceScatter(
+    const void *from, void *to, size_t count, int type, int op, Comm *c, Stream *s
+) {
     return op ? InvalidArgument : start((Op){c, s, ReduceScatter, type, 0, from, to, count});
 }
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, Comm *c, Stream *s) {
     return op ? InvalidArgument : start((Op){c, s, AllReduce, type, 0, from, to, count});
 }
-int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, Comm *c, Stream *s) {
+int ncclBroadcast(
+    const void *from, void *to, size_t count, int type, int root, Comm *c, Stream *s
+) {
     return start((Op){c, s, Broadcast, type, root, from, to, count});
 }
 #ifndef NO_SEND

@@ -254,7 +254,11 @@ fn run(all: &Group, steps: &[Step], order: u64) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 12, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: 12,
+        ..Default::default()
+    })]
 
     #[test]
     fn any_program_gives_what_it_should(steps in steps(), order: u64, late in 0u64..400) {

@@ -76,7 +76,9 @@ proptest! {
 
     /// Also: residual sums keep nothing, and what two operations keep counts once.
     #[test]
-    fn block_agrees_with_the_stock_graph(b in 1..3_usize, s in 1..60_usize, d in 4..24_usize, seed: u64) {
+    fn block_agrees_with_the_stock_graph(
+        b in 1..3_usize, s in 1..60_usize, d in 4..24_usize, seed: u64,
+    ) {
         let mut rng = Random(seed);
         let h = HEADS * d;
         let p = block_params(&mut rng, h);
@@ -172,7 +174,8 @@ fn bf16_is_close_to_f32() {
     assert_eq!(bytes16 * 2 - bytes, ((4 * b * s + 2 * sums - scores) * 4) as u64);
 }
 
-/// Several blocks of queries in bf16: within its rounding of fp32, and one fp32 number a query kept.
+/// Several blocks of queries in bf16: within its rounding of fp32, and one fp32 number a query
+/// kept.
 #[test]
 fn long_attention_in_bf16_is_close_to_f32() {
     let (b, s, heads, groups, d) = (1, 300, 4, 2, 16);

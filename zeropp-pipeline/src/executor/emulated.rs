@@ -24,7 +24,8 @@ use crate::ir::Message;
 use crate::simulate::Costs;
 
 /// Waits end with a spin of at most this long, because a sleeping thread wakes up late: the kernel
-/// rounds timers by 50 µs. Short enough that many ranks on few cores do not get in each other's way.
+/// rounds timers by 50 µs. Short enough that many ranks on few cores do not get in each other's
+/// way.
 const SPIN_NS: u64 = 100_000;
 /// Links of a rank that are told apart.
 const LINKS_MAX: usize = 1 << 12;

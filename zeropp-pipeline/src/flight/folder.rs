@@ -15,7 +15,10 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum FlightError {
     /// It cannot be read.
-    #[error("{}: cannot be read ({source}); name the folder that the failed run told", path.display())]
+    #[error(
+        "{}: cannot be read ({source}); name the folder that the failed run told",
+        path.display()
+    )]
     Unreadable {
         /// The folder or file.
         path: PathBuf,

@@ -135,7 +135,8 @@ impl<'a> Picture<'a> {
             out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
              viewBox=\"0 0 {width:.0} {height:.0}\" \
-             font-family=\"system-ui, 'DejaVu Sans', 'Segoe UI', Helvetica, sans-serif\" font-size=\"11\">"
+             font-family=\"system-ui, 'DejaVu Sans', 'Segoe UI', Helvetica, sans-serif\" \
+             font-size=\"11\">"
         )?;
         writeln!(out, "<title>{}</title>", escape(&self.timeline.title))?;
         self.patterns(out)?;
@@ -148,8 +149,8 @@ impl<'a> Picture<'a> {
         let ranks = self.timeline.ranks.len();
         writeln!(
             out,
-            "<text x=\"{MARGIN}\" y=\"44\" fill=\"#333\">{ranks} ranks · makespan {} · bubble {:.1} % · \
-             bubble_own_span {:.1} %</text>",
+            "<text x=\"{MARGIN}\" y=\"44\" fill=\"#333\">{ranks} ranks · makespan {} · \
+             bubble {:.1} % · bubble_own_span {:.1} %</text>",
             time_text(makespan_ns(self.timeline)),
             100.0 * self.timeline.bubble(),
             100.0 * self.timeline.bubble_own_span(),
@@ -167,20 +168,24 @@ impl<'a> Picture<'a> {
             let mark = match s.texture {
                 Texture::Solid => continue,
                 Texture::Diagonal => {
-                    "<path d=\"M-1 1l2-2M0 6l6-6M5 7l2-2\" stroke=\"#fff\" stroke-opacity=\".38\" stroke-width=\"1.3\"/>"
+                    "<path d=\"M-1 1l2-2M0 6l6-6M5 7l2-2\" stroke=\"#fff\" \
+                     stroke-opacity=\".38\" stroke-width=\"1.3\"/>"
                 }
                 Texture::Horizontal => {
-                    "<path d=\"M0 1.5h6M0 4.5h6\" stroke=\"#fff\" stroke-opacity=\".3\" stroke-width=\"1\"/>"
+                    "<path d=\"M0 1.5h6M0 4.5h6\" stroke=\"#fff\" \
+                     stroke-opacity=\".3\" stroke-width=\"1\"/>"
                 }
                 Texture::Dots => {
-                    "<path d=\"M1 1h1.4v1.4h-1.4zM4 4h1.4v1.4h-1.4z\" fill=\"#000\" fill-opacity=\".3\"/>"
+                    "<path d=\"M1 1h1.4v1.4h-1.4zM4 4h1.4v1.4h-1.4z\" fill=\"#000\" \
+                     fill-opacity=\".3\"/>"
                 }
             };
             for shade in &shades {
                 let color = hex(shaded(s.color, f64::from(*shade) / 1000.0));
                 writeln!(
                     out,
-                    "<pattern id=\"p{style}-{shade}\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\">\
+                    "<pattern id=\"p{style}-{shade}\" width=\"6\" height=\"6\" \
+                     patternUnits=\"userSpaceOnUse\">\
                      <rect width=\"6\" height=\"6\" fill=\"{color}\"/>{mark}</pattern>"
                 )?;
             }
@@ -260,7 +265,8 @@ impl<'a> Picture<'a> {
             let (height, idle) = (self.height.compute, hex(IDLE));
             writeln!(
                 out,
-                "<rect x=\"{x:.2}\" y=\"{top:.1}\" width=\"{width:.2}\" height=\"{height:.1}\" fill=\"{idle}\"/>"
+                "<rect x=\"{x:.2}\" y=\"{top:.1}\" width=\"{width:.2}\" height=\"{height:.1}\" \
+                 fill=\"{idle}\"/>"
             )?;
         }
         let (boxes, numbers) = self.boxes(rank, top);
@@ -271,7 +277,8 @@ impl<'a> Picture<'a> {
             if !texts.is_empty() {
                 writeln!(
                     out,
-                    "<g fill=\"{color}\" text-anchor=\"middle\" stroke-width=\"2.5\" paint-order=\"stroke\">{texts}</g>"
+                    "<g fill=\"{color}\" text-anchor=\"middle\" stroke-width=\"2.5\" \
+                     paint-order=\"stroke\">{texts}</g>"
                 )?;
             }
         }
@@ -362,7 +369,8 @@ impl<'a> Picture<'a> {
                     };
                     let _ = write!(
                         texts,
-                        "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size:.1}\"{halo}>{number}</text>"
+                        "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size:.1}\"{halo}>\
+                         {number}</text>"
                     );
                 }
             }
@@ -385,7 +393,8 @@ impl<'a> Picture<'a> {
         let _ = write!(path, "H{:.1}V{base:.1}", self.left + self.plot_width);
         writeln!(
             out,
-            "<path d=\"{path}\" fill=\"#000\" fill-opacity=\".13\" stroke=\"#444\" stroke-width=\".8\"/>"
+            "<path d=\"{path}\" fill=\"#000\" fill-opacity=\".13\" stroke=\"#444\" \
+             stroke-width=\".8\"/>"
         )
     }
 }

@@ -72,7 +72,11 @@ fn a_first_gradient_that_stays_is_counted_where_it_stays() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 300, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: 300,
+        ..Default::default()
+    })]
 
     /// Activations are those of one unit whatever B is: (V−1)·U whole stages and the warm-up of the
     /// last one; with recomputation (V−1)·U inputs, and one recomputed stage or the warm-up.

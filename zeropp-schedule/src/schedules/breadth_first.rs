@@ -1,4 +1,5 @@
-//! Breadth-first: GPipe with one stage a rank, breadth-first pipeline parallelism (BF-PP) with more.
+//! Breadth-first: GPipe with one stage a rank, breadth-first pipeline parallelism (BF-PP) with
+//! more.
 //!
 //! A rank runs all forwards of one of its stages before those of the next, then all backwards of
 //! its stages in reverse. Every stage's weights are needed in two stretches only, so gathers are as

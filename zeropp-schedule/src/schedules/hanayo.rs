@@ -32,7 +32,8 @@ struct Waves<'a> {
     micro_batches: usize,
     /// When each rank is free.
     free: Vec<u64>,
-    /// When each micro-batch's forward (0) and backward (1) of each stage ended, as far as they ran.
+    /// When each micro-batch's forward (0) and backward (1) of each stage ended, as far as they
+    /// ran.
     ends: [Vec<Vec<u64>>; 2],
     ranks: Vec<Vec<Action>>,
 }

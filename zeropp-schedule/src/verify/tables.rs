@@ -28,8 +28,8 @@ fn message_table(send: bool, message: Message) -> usize {
 
 impl Tables {
     /// Tables of a schedule whose actions all name known stages and micro-batches on the right
-    /// ranks, none twice, with one F and one backward each. Those that do not are faults, and not in
-    /// the tables.
+    /// ranks, none twice, with one F and one backward each. Those that do not are faults, and not
+    /// in the tables.
     pub(super) fn new(schedule: &Schedule, faults: &mut Faults) -> Result<Tables, Enough> {
         // A table costs nothing until its kind occurs.
         let index = std::array::from_fn(|_| Vec::new());

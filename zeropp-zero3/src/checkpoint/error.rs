@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 pub enum CheckpointError {
     /// There is nothing to go on from.
     #[error(
-        "save = {}: no complete checkpoint to resume from{passed_over}; start without resume, or name \
-         another folder",
+        "save = {}: no complete checkpoint to resume from{passed_over}; start without resume, or \
+         name another folder",
         folder.display()
     )]
     NotFound {

@@ -121,7 +121,11 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig {
+            cases: 128,
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
 
         #[test]
         fn what_is_sealed_opens_however_it_arrives(bodies in frames(), step in 1..100usize) {
@@ -148,12 +152,15 @@ mod tests {
             let twice = [&frames[0][..], &frames[0][..]].concat();
             prop_assert_eq!(open_all(&twice, 64).1, Some(FrameError::Forged));
             if let [first, second, ..] = &frames[..] {
-                prop_assert_eq!(open_all(&[&second[..], &first[..]].concat(), 64).1, Some(FrameError::Forged));
+                let swapped = [&second[..], &first[..]].concat();
+                prop_assert_eq!(open_all(&swapped, 64).1, Some(FrameError::Forged));
             }
         }
 
         #[test]
-        fn random_bytes_open_to_nothing(bytes in prop::collection::vec(any::<u8>(), 0..2000), step in 1..64usize) {
+        fn random_bytes_open_to_nothing(
+            bytes in prop::collection::vec(any::<u8>(), 0..2000), step in 1..64usize,
+        ) {
             prop_assert!(open_all(&bytes, step).0.is_empty());
         }
     }

@@ -184,7 +184,11 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig {
+            cases: 256,
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
 
         #[test]
         fn messages_read_back(message in any_message()) {
@@ -192,7 +196,9 @@ mod tests {
         }
 
         #[test]
-        fn cut_and_lengthened_messages_are_refused(message in any_message(), cut: prop::sample::Index) {
+        fn cut_and_lengthened_messages_are_refused(
+            message in any_message(), cut: prop::sample::Index,
+        ) {
             let body = message.encode();
             prop_assert_eq!(Message::decode(&body[..cut.index(body.len())]), Err(NoMessage));
             prop_assert_eq!(Message::decode(&[&body[..], &[0]].concat()), Err(NoMessage));

@@ -3,10 +3,10 @@
 //!
 //! It serves this machine alone unless the processes share a [`Token`]; then both sides prove to
 //! each other that they know it, and every frame carries a tag made with a
-//! key that only they can have. Values are not encrypted. A name is set once, so a client keeps what
-//! it was told, and the host tells a value to whoever has asked for it as soon as it is set: nobody
-//! polls. Both sides send signs of life; a process that breaks off, or is silent for as long as an
-//! operation may take, ends the waiting of all others with `Lost`.
+//! key that only they can have. Values are not encrypted. A name is set once, so a client keeps
+//! what it was told, and the host tells a value to whoever has asked for it as soon as it is set:
+//! nobody polls. Both sides send signs of life; a process that breaks off, or is silent for as long
+//! as an operation may take, ends the waiting of all others with `Lost`.
 //!
 //! Names, values, frames, connections and the time to get in have limits, and whoever is refused is
 //! told why.

@@ -123,7 +123,11 @@ fn styles_agree_with_the_script() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 200,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn any_two_timelines_make_a_page(a in any_timeline(), b in any_timeline()) {

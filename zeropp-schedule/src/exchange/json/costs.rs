@@ -107,7 +107,8 @@ impl Costs {
             Some(s) if given => {
                 let [f, b, w] = changes(s);
                 let works = format!(
-                    "mem_w is 0 or less, and mem_f + mem_b + mem_w is 0; stage {s} has {f}, {b}, {w}"
+                    "mem_w is 0 or less, and mem_f + mem_b + mem_w is 0; stage {s} has {f}, \
+                     {b}, {w}"
                 );
                 Some(("mem_w", works))
             }
