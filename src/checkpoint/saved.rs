@@ -1,4 +1,4 @@
-//! What a folder of checkpoints tells of the run that wrote it, also where the run left nothing else.
+//! What a folder of checkpoints tells of the run that wrote it, also where nothing else is left.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

@@ -1,4 +1,4 @@
-//! What a run is going to be, before any rank starts: stages, programs, predicted memory and bubble.
+//! What a run is going to be, before any rank starts: stages, programs, memory and bubble.
 
 pub(crate) mod blueprint;
 pub(crate) mod model_check;

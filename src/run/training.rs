@@ -1,4 +1,4 @@
-//! The steps of one rank: each is run, told of, agreed on with the others and saved where it is due.
+//! The steps of one rank: each is run, reported, agreed on with the others and saved where due.
 
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};

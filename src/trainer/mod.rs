@@ -43,7 +43,8 @@ pub struct Trainer {
 /// Final weights by parameter name, each in row-major order.
 pub type Weights = BTreeMap<String, Vec<f32>>;
 
-/// What a function that is called after each step says: `()` to go on, or a [`ControlFlow`], of which
+/// What a function that is called after each step says: `()` to go on, or a [`ControlFlow`], of
+/// which
 /// `Break` stops the run there.
 pub trait StepFlow {
     /// Whether the run goes on.
@@ -154,7 +155,8 @@ impl Trainer {
     /// Trains; `on_step` sees every step as soon as it is complete, and the next one begins when it
     /// returns: a [`ControlFlow::Break`] ends the run there, saved if it saves. A panic in it ends
     /// all ranks, too. Where the ranks are in several processes, each process trains its own,
-    /// `on_step` is called in rank 0's process alone, which also writes the metrics and the trace, and the summary
+    /// `on_step` is called in rank 0's process alone, which also writes the metrics and the trace,
+    /// and the summary
     /// is every process's.
     ///
     /// # Errors
@@ -168,7 +170,8 @@ impl Trainer {
         self.run(on_rank_0(&mut on_step), Export::Nothing).map(|(summary, _)| summary)
     }
 
-    /// Starts the ranks; the iterator gives every step of the run as soon as it is complete, and the
+    /// Starts the ranks; the iterator gives every step of the run as soon as it is complete, and
+    /// the
     /// next one begins when it is asked for. Dropping it ends the ranks, saved if the run saves.
     ///
     /// # Errors

@@ -157,18 +157,19 @@ impl<'a> Steps<'a> {
             over: false,
             _world: world,
         };
-        steps.await_ready()?;
-        if steps.has_rank_0() && export != Export::Gradients {
-            let done = steps.resumed().map(|resumed| resumed.step);
-            steps.metrics_file = MetricsFile::open(&bp.config, done)?;
-        }
+        steps.await_ready(export)?;
         Ok(steps)
     }
 
-    fn await_ready(&mut self) -> Result<(), Error> {
+    /// Waits for the state of the first step, and opens the metrics file where it says.
+    fn await_ready(&mut self, export: Export) -> Result<(), Error> {
         match self.next_news() {
             Some(News::Ready(resumed)) => {
                 self.resumed = resumed;
+                if self.has_rank_0() && export != Export::Gradients {
+                    let done = self.resumed().map(|resumed| resumed.step);
+                    self.metrics_file = MetricsFile::open(&self.trainer.blueprint.config, done)?;
+                }
                 self.begin = Instant::now();
                 Ok(())
             }
@@ -226,7 +227,7 @@ impl<'a> Steps<'a> {
         match self.next_news()? {
             News::Step(metrics, times) => {
                 self.unanswered = true;
-                // The first step warms caches and pools up; it counts only where it is the only one.
+                // The first step warms caches and pools up; it counts only where it is alone.
                 if self.steps.len() == 1 {
                     self.times = StageTimes::default();
                 }

@@ -29,8 +29,8 @@ impl Health {
             return (!std::mem::replace(&mut self.told_skip, true)).then(|| {
                 format!(
                     "step {}: a gradient was not finite (loss {}), and no weight has changed; a \
-                     smaller lr or clip, or a longer warmup may help. Told once; the run ends after \
-                     max-skipped such steps in a row",
+                     smaller lr or clip, or a longer warmup may help. Told once; the run ends \
+                     after max-skipped such steps in a row",
                     m.step, m.loss
                 )
             });

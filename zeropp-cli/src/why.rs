@@ -41,8 +41,8 @@ pub(crate) fn command() -> Command {
                 .num_args(1..)
                 .value_parser(value_parser!(PathBuf))
                 .help(
-                    "The folder that the failed run told, or of its checkpoints; several where hosts \
-                     have their own",
+                    "The folder that the failed run told, or of its checkpoints; several where \
+                     hosts have their own",
                 ),
         )
         .arg(
@@ -93,8 +93,8 @@ fn without_records(folders: &[PathBuf], error: &FlightError) -> Result<(), Failu
     let found = folders.iter().find_map(|folder| Some((folder, zeropp::saved(folder).ok()??)));
     let Some((folder, saved)) = found else {
         return Err(Failure::bad_input(format!(
-            "{error}. Where a lone process was killed there are none; name its folder of checkpoints \
-             to see how far it came"
+            "{error}. Where a lone process was killed there are none; name its folder of \
+             checkpoints to see how far it came"
         )));
     };
     let folder = folder.display();
@@ -124,13 +124,13 @@ fn killed(saved: &Saved, now: SystemTime) -> String {
         lines.push(format!("  - {name}: it ended while it was saving"));
     }
     lines.push(
-        "  - a run that fails, or is told to stop, says so and leaves records or a last checkpoint: \
-         this one was ended from outside with SIGKILL, or crashed"
+        "  - a run that fails, or is told to stop, says so and leaves records or a last \
+         checkpoint: this one was ended from outside with SIGKILL, or crashed"
             .into(),
     );
     lines.push(
-        "  - most often memory ran out: see `dmesg | grep -i oom` or `journalctl -k` on its machine, \
-         and on Slurm `sacct -o state,exitcode,maxrss`; on Kubernetes the pod's last state"
+        "  - most often memory ran out: see `dmesg | grep -i oom` or `journalctl -k` on its \
+         machine, and on Slurm `sacct -o state,exitcode,maxrss`; on Kubernetes the pod's last state"
             .into(),
     );
     lines.push("to go on from there: the same command with --resume".into());

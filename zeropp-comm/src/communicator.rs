@@ -15,7 +15,8 @@ use crate::stats::CommStats;
 /// clone that the rank kept can be written in place. Results may be shared with other ranks or
 /// with the engine: writing to one copies it. Off the CPU nothing copies by itself: there what an
 /// all-gather gives is only to be read, and a rank that kept a clone of what it passed in may let
-/// an operation write to it once it has used the result ([`zeropp_core::device::hand_over`] says why).
+/// an operation write to it once it has used the result ([`zeropp_core::device::hand_over`] says
+/// why).
 /// `rank` and `size` are within the group; errors name world ranks.
 pub trait Communicator: Send + Sync {
     /// Name for messages: `world`, `zero3[0]`, …
@@ -28,7 +29,8 @@ pub trait Communicator: Send + Sync {
     /// Concatenates every rank's `shard` (equal lengths) in rank order: `[n]` to `[size * n]`.
     /// Ranks of one process may be handed views of one shared buffer.
     fn all_gather(&self, shard: Tensor<1>) -> Pending<Tensor<1>>;
-    /// Sums the ranks' buffers in rank order in `f32` and keeps this rank's part: `[size * n]` to `[n]`.
+    /// Sums the ranks' buffers in rank order in `f32` and keeps this rank's part: `[size * n]` to
+    /// `[n]`.
     fn reduce_scatter(&self, full: Tensor<1>) -> Pending<Tensor<1>>;
     /// Sums the ranks' buffers in rank order in `f32`: `[n]` to `[n]`.
     fn all_reduce(&self, buffer: Tensor<1>) -> Pending<Tensor<1>>;

@@ -23,7 +23,8 @@ pub enum CommError {
     },
     /// Ranks of a group called different operations, types or lengths.
     #[error(
-        "{group}: rank {rank} called {mine} as operation #{sequence}, but rank {peer} called {theirs}"
+        "{group}: rank {rank} called {mine} as operation #{sequence}, but rank {peer} called \
+         {theirs}"
     )]
     Mismatch {
         /// Name of the group.
