@@ -11,7 +11,7 @@ use std::time::Instant;
 use burn::tensor::{DType, Tensor};
 use zeropp_comm::Communicator;
 use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
-use zeropp_core::host::from_vec;
+use zeropp_core::cpu_tensor::from_vec;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

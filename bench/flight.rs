@@ -16,7 +16,7 @@ use zeropp::{Config, Trainer};
 use zeropp_comm::Communicator;
 use zeropp_comm::recorded::Recorded;
 use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
-use zeropp_core::host::from_vec;
+use zeropp_core::cpu_tensor::from_vec;
 
 /// Times that a small thing is done.
 const TIMES: u32 = 300_000;

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::config::{Config, DeviceKind, Precision, Recompute};
+use crate::config::{Config, DeviceKind, Precision};
 use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
 use zeropp_core::layer::{BatchShape, Model};
@@ -14,11 +14,13 @@ use zeropp_core::split::ops::attention_keeps_probabilities;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict};
 use zeropp_pipeline::partition::partition;
+use zeropp_pipeline::schedules::unit_note;
 use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
 use zeropp_zero3::optimizer::Tie;
 
 use crate::Error;
-use crate::program::{Programs, Resolved, generator_costs};
+use crate::program::{Resolved, generator_costs, shape};
+use crate::recompute::Recomputed;
 
 /// What every rank builds from.
 #[derive(Clone)]
@@ -30,8 +32,7 @@ pub(crate) struct Blueprint {
     pub(crate) stages: Vec<Range<usize>>,
     /// The lowered, verified programs.
     pub(crate) schedule: Schedule,
-    /// Stages that are recomputed where recomputation is on.
-    pub(crate) recomputed: Vec<usize>,
+    pub(crate) recomputed: Recomputed,
     pub(crate) compute: DType,
     pub(crate) plan: Plan,
 }
@@ -62,15 +63,15 @@ impl Blueprint {
             model,
             stages,
             schedule: Schedule::default(),
-            recomputed: Vec::new(),
+            recomputed: Recomputed::default(),
             compute,
             plan: Plan::default(),
         };
         let times = blueprint.relative_costs(batch);
         let bytes: Vec<_> = (0..times.len()).map(|s| blueprint.bytes(s, batch)).collect();
         let costs = generator_costs(&blueprint.config, &times, &bytes, 0);
-        let Programs { schedule, recomputed } = resolved.programs(&costs)?;
-        (blueprint.schedule, blueprint.recomputed) = (schedule, recomputed);
+        blueprint.schedule = resolved.programs(&costs)?;
+        blueprint.recomputed = Recomputed::new(blueprint.config.recompute, &blueprint.schedule);
         blueprint.plan = blueprint.make_plan(batch)?;
         Ok(blueprint)
     }
@@ -112,7 +113,18 @@ impl Blueprint {
             all_gathers_per_rank: count(|a| matches!(a, Action::AllGather { .. })),
             reduce_scatters_per_rank: count(|a| matches!(a, Action::ReduceScatter { .. })),
             ranks: (0..self.mesh.pp).map(|p| self.rank_plan(p, peaks[p])).collect(),
+            notes: self.notes(batch),
         })
+    }
+
+    /// What the settings do not do here, or what others would do better.
+    fn notes(&self, batch: BatchShape) -> Vec<String> {
+        let mut costs = self.model.parts.iter().map(|p| p.cost(batch));
+        let saves_scores = costs.any(|c| c.activation_bytes_selective < c.activation_bytes);
+        let recompute = self.config.recompute;
+        let recompute = self.recomputed.note(recompute, saves_scores, &self.schedule);
+        let unit = (self.config.schedule == "zeropp").then(|| unit_note(&shape(&self.config)));
+        [recompute, unit.flatten()].into_iter().flatten().collect()
     }
 
     fn rank_plan(&self, pp: usize, held: HeldBytes) -> RankPlan {
@@ -156,8 +168,7 @@ impl Blueprint {
     fn bytes(&self, stage: usize, batch: BatchShape) -> StageBytes {
         let parts = &self.model.parts[self.stages[stage].clone()];
         let costs: Vec<_> = parts.iter().map(|p| p.cost(batch)).collect();
-        let selective =
-            self.config.recompute == Recompute::Selective && self.recomputed.contains(&stage);
+        let selective = self.recomputed.attention.contains(&stage);
         let kept: u64 = costs
             .iter()
             .map(|c| if selective { c.activation_bytes_selective } else { c.activation_bytes })
@@ -165,12 +176,15 @@ impl Blueprint {
         let message = (batch.tokens() * self.model.hidden * batch.element_bytes) as u64;
         let input = if stage == 0 { 0 } else { message };
         let elements = self.flat_elements(stage);
+        // Without shards a gather of fp32 weights is the parameters themselves.
+        let (alone, fp32) = (self.mesh.zero3 == 1, self.compute == DType::F32);
         StageBytes {
             input,
             activation: kept.max(input),
             stash: costs.iter().map(|c| c.stash_bytes).sum(),
-            weights: elements * self.compute.size() as u64,
+            weights: if alone && fp32 { 0 } else { elements * self.compute.size() as u64 },
             gradient: elements * 4,
+            keeps_first_gradient: alone,
             message,
         }
     }

@@ -9,6 +9,7 @@ use crate::config::{Config, Table, Value};
 use parking_lot::Mutex;
 use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
+use zeropp_core::data::{Dataset, Fingerprint};
 use zeropp_zero3::checkpoint::{
     CheckpointError, Manifest, Store, StoreLock, WrittenState, write_state,
 };
@@ -80,6 +81,7 @@ pub(crate) struct Saver {
     warn: Warn,
     /// What was warned of already.
     told: Mutex<BTreeSet<String>>,
+    data: Fingerprint,
 }
 
 impl Saver {
@@ -87,6 +89,7 @@ impl Saver {
     /// lasts. `seen` is the newest checkpoint that was there when the run was set up.
     pub(crate) fn start(
         bp: &Blueprint,
+        data: &Dataset,
         seen: Option<u64>,
         warn: &Warn,
     ) -> Result<Option<(Saver, Option<StoreLock>)>, Error> {
@@ -100,6 +103,7 @@ impl Saver {
             patience: Patience::new(config),
             warn: warn.clone(),
             told: Mutex::default(),
+            data: data.fingerprint(),
         };
         let lock = match is_follower(config)? {
             true => None,
@@ -224,6 +228,7 @@ impl Saver {
                         serde_json::from_slice(&bytes).expect("written by every rank");
                     written.into_iter().for_each(|w| w.enter(&mut manifest));
                 }
+                manifest.data = Some(self.data.clone());
                 manifest.sort_pieces();
                 self.store.commit(&staging, &manifest)?;
                 if rotates {

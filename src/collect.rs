@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use zeropp_comm::{CommResult, Communicator};
-use zeropp_core::host::{from_vec, into_vec};
+use zeropp_core::cpu_tensor::{from_vec, into_vec};
 use zeropp_pipeline::timeline::Span;
 use zeropp_zero3::ParamExport;
 

@@ -8,6 +8,7 @@ use zeropp_comm::launch::{JobError, LaunchError};
 use zeropp_comm::rendezvous::RendezvousError;
 use zeropp_core::data::DataError;
 use zeropp_core::field_error::FieldError;
+use zeropp_core::metrics::Summary;
 use zeropp_pipeline::partition::TooFewLayers;
 use zeropp_pipeline::schedules::ScheduleError;
 use zeropp_pipeline::verify::VerifyError;
@@ -67,6 +68,16 @@ pub enum Error {
     /// Ranks could not be brought together.
     #[error("starting the ranks: {0}")]
     Start(#[from] CommError),
+    /// The run came to its end, but not every step of it could be written to the metrics file.
+    #[error("training finished, but the metrics file {} is incomplete: {source}", path.display())]
+    Metrics {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+        /// What the run returns otherwise.
+        summary: Box<Summary>,
+    },
     /// An output file that could not be written during the run.
     #[error("cannot write {}: {source}", path.display())]
     Output {
@@ -96,6 +107,7 @@ impl Error {
                 | Error::NotFinite { .. }
                 | Error::Start(_)
                 | Error::Output { .. }
+                | Error::Metrics { .. }
                 | Error::Rendezvous(RendezvousError::Lost { .. })
         )
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 use zeropp_comm::{CommResult, Communicator};
-use zeropp_core::host::into_vec;
+use zeropp_core::cpu_tensor::into_vec;
 use zeropp_zero3::checkpoint::CheckpointError;
 
 use crate::peak::Peak;

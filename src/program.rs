@@ -8,6 +8,7 @@ use zeropp_pipeline::schedules::{Costs, Shape, generate_with_costs};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::verify::{VerifyLimits, verify};
 
+use crate::recompute::stages_with_r;
 use crate::{Error, read_schedule};
 
 /// A configuration with everything that follows from others written out, a schedule file's sizes
@@ -15,13 +16,6 @@ use crate::{Error, read_schedule};
 pub(crate) struct Resolved {
     pub(crate) config: Config,
     file: Option<Schedule>,
-}
-
-/// The verified programs of all pipeline ranks.
-pub(crate) struct Programs {
-    pub(crate) schedule: Schedule,
-    /// Stages that are recomputed where recomputation is on.
-    pub(crate) recomputed: Vec<usize>,
 }
 
 impl Resolved {
@@ -55,11 +49,12 @@ impl Resolved {
         self.file.as_ref().map_or_else(looping, Schedule::stages)
     }
 
-    /// Lowers and verifies; kinds that weigh one order against another are made for `costs`.
+    /// The verified programs of all pipeline ranks; kinds that weigh one order against another are
+    /// made for `costs`.
     ///
     /// # Errors
     /// A schedule that does not exist, does not suit the mesh, or does not fit the settings.
-    pub(crate) fn programs(&self, costs: &Costs) -> Result<Programs, Error> {
+    pub(crate) fn programs(&self, costs: &Costs) -> Result<Schedule, Error> {
         let config = &self.config;
         let options = LowerOptions {
             prefetch: config.prefetch,
@@ -69,11 +64,7 @@ impl Resolved {
         };
         if let Some(file) = self.file.as_ref().filter(|s| is_complete(s)) {
             check_program(config, file)?;
-            let recomputed = match config.recompute {
-                Recompute::Full => redone(file),
-                _ => redone(&lower(file, &LowerOptions { recompute: true, ..options })),
-            };
-            return Ok(Programs { schedule: file.clone(), recomputed });
+            return Ok(file.clone());
         }
         let compact = match &self.file {
             Some(schedule) => schedule.clone(),
@@ -81,8 +72,7 @@ impl Resolved {
         };
         let schedule = lower(&compact, &options);
         verify(&schedule, &VerifyLimits::default())?;
-        let recomputed = redone(&lower(&compact, &LowerOptions { recompute: true, ..options }));
-        Ok(Programs { schedule, recomputed })
+        Ok(schedule)
     }
 }
 
@@ -115,7 +105,8 @@ pub(crate) fn generator_costs(
     }
 }
 
-fn shape(config: &Config) -> Shape {
+/// What the schedule of `config` is made for.
+pub(crate) fn shape(config: &Config) -> Shape {
     Shape {
         pp: config.pp,
         virtual_stages: config.virtual_stages(),
@@ -167,9 +158,9 @@ fn check_program(config: &Config, program: &Schedule) -> Result<(), Error> {
         let help = "use 1, or a file without OPTIMIZER_STEP, which is lowered here";
         return Err(ConfigError::value("dp", config.dp, problem, help).into());
     }
-    let redone = redone(program);
-    if config.recompute != Recompute::Full && !redone.is_empty() {
-        let problem = format!("the program in {} recomputes stages {redone:?}", config.schedule);
+    let whole = stages_with_r(program);
+    if config.recompute != Recompute::Full && !whole.is_empty() {
+        let problem = format!("the program in {} recomputes stages {whole:?}", config.schedule);
         let help = "use full, or a file without OPTIMIZER_STEP, which is lowered here";
         return Err(ConfigError::value("recompute", config.recompute, problem, help).into());
     }
@@ -177,21 +168,11 @@ fn check_program(config: &Config, program: &Schedule) -> Result<(), Error> {
         let computes = actions().flat_map(Action::computes);
         computes.filter(|(kind, s, _)| (*kind, *s) == (Compute::R, stage)).count()
     };
-    let partly = redone.iter().find(|s| of_stage(**s) != program.micro_batches());
+    let partly = whole.iter().find(|s| of_stage(**s) != program.micro_batches());
     if let Some(stage) = partly {
         let problem = format!("it recomputes stage {stage} for some micro-batches only");
         let help = "give every micro-batch of the stage an R, or none";
         return Err(ConfigError::value("schedule", &config.schedule, problem, help).into());
     }
     Ok(())
-}
-
-/// The stages that a program recomputes.
-fn redone(program: &Schedule) -> Vec<usize> {
-    let computes = program.ranks.iter().flatten().flat_map(Action::computes);
-    let mut stages: Vec<usize> =
-        computes.filter(|(kind, ..)| *kind == Compute::R).map(|(_, stage, _)| stage).collect();
-    stages.sort_unstable();
-    stages.dedup();
-    stages
 }

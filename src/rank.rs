@@ -4,7 +4,6 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use crate::config::Recompute;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -249,15 +248,14 @@ fn build_executor(
         Some(loader) => loader.load(&*groups.world, &mut sharded, &mut optimizer)?,
         None => None,
     };
-    let redo = |on: bool| if on { bp.recomputed.clone() } else { Vec::new() };
     let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
     let worker_options = WorkerOptions {
         device: device.clone(),
         dims: [config.micro_batch_size, config.seq, bp.model.hidden],
         compute: bp.compute,
         loss_scale: 1.0 / batches as f32,
-        recompute_full: redo(config.recompute == Recompute::Full),
-        recompute_attention: redo(config.recompute == Recompute::Selective),
+        recompute_full: bp.recomputed.whole.clone(),
+        recompute_attention: bp.recomputed.attention.clone(),
     };
     let tokens = token_source(shared, device, groups);
     let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());

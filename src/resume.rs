@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use zeropp_comm::Communicator;
+use zeropp_core::data::{Dataset, Fingerprint};
 use zeropp_core::layer::Part;
 use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Store, read_state};
 use zeropp_zero3::{Optimizer, ShardedStage};
@@ -23,7 +24,8 @@ use crate::world::is_follower;
 /// model or the data would silently be another.
 const FIXED: [&str; 5] = ["model", "heads", "activation", "tokenizer", "seed"];
 /// Settings that change what follows, and may be changed on purpose.
-const TOLD: [&str; 14] = [
+const TOLD: [&str; 15] = [
+    "unit",
     "steps",
     "lr",
     "min-lr",
@@ -47,7 +49,8 @@ pub struct Resumed {
     pub path: PathBuf,
     /// Steps it has behind it; the run goes on with the next.
     pub step: u64,
-    /// Settings that change what follows and differ from the checkpoint's, in words.
+    /// Settings that change what follows and differ from the checkpoint's, and whether the
+    /// data does, in words.
     pub changed: Vec<String>,
 }
 
@@ -65,9 +68,10 @@ pub(crate) struct Found {
 /// Looks for the checkpoint that the run is to go on from, if it is to, and checks all that can be
 /// seen without reading its tensors. A run that begins anew must not save among another's
 /// checkpoints.
-pub(crate) fn find(bp: &Blueprint) -> Result<Found, Error> {
+pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
     let Some(folder) = &bp.config.save else { return Ok(Found::default()) };
     let store = Store::new(folder);
+    let data = data.fingerprint();
     // Rank 0's process answers for all: it may have begun to save by the time others look.
     let follows = is_follower(&bp.config)?;
     if !follows {
@@ -82,7 +86,7 @@ pub(crate) fn find(bp: &Blueprint) -> Result<Found, Error> {
     let steps = candidates(&store, bp.config.resume)?;
     let mut found = Found { newest: store.steps()?.last().copied(), ..Found::default() };
     for (i, step) in steps.iter().enumerate().rev() {
-        let opened = open(bp, &store, *step).and_then(|(checkpoint, resumed)| {
+        let opened = open(bp, &data, &store, *step).and_then(|(checkpoint, resumed)| {
             if !follows {
                 checkpoint.check_sizes()?;
             }
@@ -176,6 +180,7 @@ pub(crate) fn check_unchanged(
 /// Opens the checkpoint of `step` and holds it against the run; reads no tensor.
 fn open(
     bp: &Blueprint,
+    data: &Fingerprint,
     store: &Store,
     step: u64,
 ) -> Result<(Checkpoint, Resumed), CheckpointError> {
@@ -183,7 +188,10 @@ fn open(
     let parameters: Vec<_> = bp.model.parts.iter().flat_map(Part::parameters).collect();
     checkpoint.check_model(parameters.iter().map(|p| (p.name.as_str(), p.shape.as_slice())))?;
     let path = checkpoint.path().to_path_buf();
-    let changed = compare(bp, &checkpoint)?;
+    let mut changed = compare(bp, &checkpoint)?;
+    // Checkpoints of earlier versions do not know their data.
+    let then = checkpoint.manifest().data.as_ref();
+    changed.extend(then.and_then(|then| data.change_since(then)));
     Ok((checkpoint, Resumed { path, step, changed }))
 }
 
@@ -233,6 +241,7 @@ fn samples_per_step(settings: &BTreeMap<String, String>) -> Option<usize> {
 pub(crate) struct Loader {
     store: Store,
     blueprint: Arc<Blueprint>,
+    data: Fingerprint,
     /// Where this process would go on; rank 0's counts.
     first: Option<u64>,
     patience: Patience,
@@ -276,12 +285,18 @@ impl Verdict {
 
 impl Loader {
     /// A loader for a run that goes on from where `found` says; none where it does not.
-    pub(crate) fn new(bp: &Arc<Blueprint>, found: &Found, warn: &Warn) -> Option<Loader> {
+    pub(crate) fn new(
+        bp: &Arc<Blueprint>,
+        data: &Dataset,
+        found: &Found,
+        warn: &Warn,
+    ) -> Option<Loader> {
         let config = &bp.config;
         let folder = config.save.as_ref().filter(|_| config.resume != Resume::No)?;
         Some(Loader {
             store: Store::new(folder),
             blueprint: bp.clone(),
+            data: data.fingerprint(),
             first: found.resumed.as_ref().map(|resumed| resumed.step),
             patience: Patience::new(config),
             warn: warn.clone(),
@@ -347,7 +362,7 @@ impl Loader {
         if let Some(open) = open.as_ref().filter(|open| open.1.step == step) {
             return Ok(open.clone());
         }
-        let new = Arc::new(self::open(&self.blueprint, &self.store, step)?);
+        let new = Arc::new(self::open(&self.blueprint, &self.data, &self.store, step)?);
         *open = Some(new.clone());
         Ok(new)
     }

@@ -16,6 +16,7 @@ use crate::Error;
 use crate::checkpoint::Saver;
 use crate::diagnose::Diverged;
 use crate::flight::{self, FlightRecorder};
+use crate::metrics_file::MetricsFile;
 use crate::peak::Peak;
 use crate::rank::{Export, News, RankEnd, RankResult, Shared, StageTimes};
 use crate::resume::{Loader, Resumed};
@@ -46,6 +47,7 @@ pub struct Steps<'a> {
     recorder: Option<Arc<FlightRecorder>>,
     resumed: Option<Resumed>,
     begin: Instant,
+    metrics_file: Option<MetricsFile>,
     steps: Vec<StepMetrics>,
     times: StageTimes,
     ends: Ends,
@@ -97,7 +99,7 @@ impl<'a> Steps<'a> {
         let (bp, found, warn) = (&trainer.blueprint, &trainer.found, &trainer.warn);
         let saver = match export {
             Export::Gradients => None,
-            _ => Saver::start(bp, found.newest, warn)?,
+            _ => Saver::start(bp, &trainer.data.0, found.newest, warn)?,
         };
         let (saver, lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
         let lock = lock.flatten();
@@ -128,7 +130,7 @@ impl<'a> Steps<'a> {
             here: here.clone(),
             host: world.host.clone(),
             export,
-            loader: Loader::new(bp, found, warn).map(Arc::new),
+            loader: Loader::new(bp, &trainer.data.0, found, warn).map(Arc::new),
             saver: saver.clone(),
             stopper: trainer.stopper.clone(),
             answers: asked.map(|asked| Arc::new(Mutex::new(asked))),
@@ -148,20 +150,26 @@ impl<'a> Steps<'a> {
             recorder,
             resumed: None,
             begin: Instant::now(),
+            metrics_file: None,
             steps: Vec::new(),
             times: StageTimes::default(),
             outcome: None,
             over: false,
             _world: world,
         };
-        steps.await_ready()?;
+        steps.await_ready(export)?;
         Ok(steps)
     }
 
-    fn await_ready(&mut self) -> Result<(), Error> {
+    fn await_ready(&mut self, export: Export) -> Result<(), Error> {
         match self.next_news() {
             Some(News::Ready(resumed)) => {
                 self.resumed = resumed;
+                let done = self.resumed.as_ref().map(|resumed| resumed.step);
+                if self.has_rank_0() && export != Export::Gradients {
+                    let config = &self.trainer.blueprint.config;
+                    self.metrics_file = MetricsFile::open(config, done)?;
+                }
                 self.begin = Instant::now();
                 Ok(())
             }
@@ -224,6 +232,9 @@ impl<'a> Steps<'a> {
                     self.times = StageTimes::default();
                 }
                 self.times.merge(&times);
+                if let Some(file) = &mut self.metrics_file {
+                    file.write(&metrics);
+                }
                 self.steps.push(metrics.clone());
                 Some(metrics)
             }
@@ -285,6 +296,9 @@ impl<'a> Steps<'a> {
         };
         if let Some(path) = config.trace.as_ref().filter(|_| self.has_rank_0()) {
             trace::write(path, &self.trainer.timeline(&results))?;
+        }
+        if let Some(file) = self.metrics_file.take() {
+            file.close(&summary)?;
         }
         self.outcome = Some(summary.clone());
         Ok((summary, results))

@@ -25,6 +25,7 @@ use crate::resume::{self, Found, Resumed};
 use crate::steps::Steps;
 use crate::stop::Stopper;
 use crate::world::World;
+use crate::{model_check, saved_cut};
 
 /// A checked run, ready to start.
 pub struct Trainer {
@@ -72,27 +73,24 @@ impl Trainer {
     }
 
     /// Checks `config` with a model of your own; the model settings of `config` that it does not
-    /// use (`heads`, say) are ignored, `hidden` and `layers` must say what the model has.
+    /// use (`heads`, say) are ignored. `hidden` and `layers` (the number of its blocks) must say
+    /// what the model has, and `seq` what it can take.
     ///
     /// # Errors
-    /// As [`new`](Self::new); also a model whose parameter names are not unique.
+    /// As [`new`](Self::new); also a model that contradicts the settings or the data, or whose
+    /// parameter names are not unique.
     pub fn with_model(config: Config, model: Model) -> Result<Trainer, Error> {
         config.validate()?;
         let dataset = config.dataset()?;
-        if model.vocabulary < dataset.vocabulary() {
-            return Err(Error::Model(format!(
-                "vocabulary = {} is smaller than the data's; it must be at least {}",
-                model.vocabulary,
-                dataset.vocabulary()
-            )));
-        }
+        model_check::check(&config, &model, &dataset)?;
         Self::build(config, model, dataset)
     }
 
     fn build(config: Config, model: Model, dataset: Dataset) -> Result<Trainer, Error> {
+        let config = saved_cut::take_over(config);
         let blueprint = Arc::new(Blueprint::new(&config, model)?);
         let sampler = blueprint.config.sampler();
-        let found = resume::find(&blueprint)?;
+        let found = resume::find(&blueprint, &dataset)?;
         let warn: Warn = Arc::new(|text: &str| eprintln!("warning: {text}"));
         let (data, stopper) = (Arc::new((dataset, sampler)), Stopper::default());
         Ok(Trainer { blueprint, data, found, stopper, warn })
@@ -152,7 +150,7 @@ impl Trainer {
     /// Trains; `on_step` sees every step as soon as it is complete, and the next one begins when it
     /// returns: a [`ControlFlow::Break`] ends the run there, saved if it saves. A panic in it ends
     /// all ranks, too. Where the ranks are in several processes, each process trains its own,
-    /// `on_step` is called in rank 0's process alone, which also writes the trace, and the summary
+    /// `on_step` is called in rank 0's process alone, which also writes the metrics and the trace, and the summary
     /// is every process's.
     ///
     /// # Errors

@@ -86,6 +86,24 @@ fn the_second_half_has_the_bits_of_an_uninterrupted_run_on_any_pipeline() {
 }
 
 #[test]
+fn a_cut_of_sums_that_is_left_open_is_the_checkpoint_s() {
+    let open = Config { pp: 2, micro_batches: None, unit: None, ..tiny() };
+    let saved = Saved::new(open.clone());
+    assert_eq!((open.micro_batches(), open.unit()), (6, 3));
+    for pp in [1, 4] {
+        let config = Config { pp, ..open.clone() };
+        assert_ne!((config.micro_batches(), config.unit()), (6, 3), "its own defaults are others");
+        assert_same_bits(&saved.half(), &saved.rest(config), &format!("pp {pp}"));
+    }
+    let told = Config { unit: Some(2), ..open };
+    let copy = Config { save: Some(saved.folder()), resume: true.into(), steps: 21, ..told };
+    let trainer = Trainer::new(copy).unwrap();
+    assert_eq!(trainer.plan().units, [2, 2, 2]);
+    let changed = trainer.resumed().unwrap().changed.join("; ");
+    assert!(changed.contains("unit = 2 (was 3)"), "{changed}");
+}
+
+#[test]
 fn zero1_may_be_turned_on_and_off() {
     let base = Config { dp: 2, zero3: 2, pp: 2, tied: true, ..tiny() };
     for zero1 in [false, true] {

@@ -60,7 +60,7 @@ fn a_bad_model_is_refused_before_a_rank_starts() {
     let config = tiny();
     let mut model = gpt::build(config.gpt_shape(256));
     let twice = model.parts[2].clone();
-    model.parts.insert(3, twice);
+    model.parts[3] = twice;
     let error = Trainer::with_model(config.clone(), model).err().unwrap();
     assert!(error.is_bad_input());
     assert!(error.to_string().contains("h.0."), "{error}");

@@ -13,10 +13,11 @@ choice! {
     Recompute {
         /// Nothing: every activation is kept from F to B.
         None = "none",
-        /// Attention scores: q, k and v are kept, the rest of attention is computed again. On GPUs
-        /// and in bf16 that is so anyway.
+        /// Attention scores, on every stage: q, k and v are kept, the rest of attention is computed
+        /// again. On GPUs and in bf16 that is so anyway.
         Selective = "selective",
-        /// Whole stages, all of a rank but its last: only their inputs are kept.
+        /// Whole stages, of which only the inputs are kept: all of a rank but, in schedules that
+        /// split B and W, its last, whose attention alone is computed again.
         Full = "full",
     }
 }

@@ -5,18 +5,40 @@ use std::path::Path;
 use toml::de::DeTable;
 use toml::{Table, Value};
 
-use super::{Config, ConfigError, OPTIONS};
+use super::{Config, ConfigError, OPTIONS, OptionKind};
+use zeropp_core::files::{escaped, escaped_line, read_text};
+
+/// Largest configuration file, in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Stands for standard output in place of a file.
+const STANDARD_OUTPUT: &str = "-";
 
 impl Config {
-    /// Reads a TOML file.
+    /// Reads a TOML file. Relative paths in it count from its folder.
     ///
     /// # Errors
     /// The file cannot be read, or is not a configuration; the message has file, line and key.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
-        let text = std::fs::read_to_string(path)
+        let text = read_text(path, FILE_BYTES_MAX)
             .map_err(|source| ConfigError::Read { path: path.into(), source })?;
-        Config::from_toml(&text)
-            .map_err(|error| ConfigError::InFile { path: path.into(), error: Box::new(error) })
+        let in_file = |error| ConfigError::InFile { path: path.into(), error: Box::new(error) };
+        let config = Config::from_toml(&text).map_err(in_file)?;
+        let given: Table = text.parse().expect("it has just been read");
+        let mut from_here = Table::new();
+        for option in OPTIONS {
+            let Some(Value::String(value)) = given.get(option.key) else { continue };
+            let is_file = option.key == "schedule" && config.schedule_file().is_some();
+            if !is_file && option.kind != OptionKind::Path {
+                continue;
+            }
+            // An empty path stays one, and not the folder.
+            if let Some(folder) = path.parent().filter(|_| is_relative_path(value)) {
+                let joined = folder.join(value).into_os_string().into_string();
+                let joined = joined.map_err(|path| not_utf8(option.key, &path)).map_err(in_file)?;
+                from_here.insert(option.key.into(), joined.into());
+            }
+        }
+        Ok(Config { file: Some(path.into()), ..config.with(from_here)? })
     }
 
     /// Reads TOML text. Keys that are left out have their defaults.
@@ -40,7 +62,20 @@ impl Config {
     pub fn with(&self, overrides: Table) -> Result<Config, ConfigError> {
         let mut table = self.table()?;
         table.extend(overrides);
-        table.try_into().map_err(readable)
+        let config = table.try_into().map_err(readable)?;
+        Ok(Config { file: self.file.clone(), ..config })
+    }
+
+    /// The same configuration with these settings as they are by default, as if they were not
+    /// given.
+    ///
+    /// # Errors
+    /// As [`to_toml`](Self::to_toml).
+    pub fn without(&self, keys: &[&str]) -> Result<Config, ConfigError> {
+        let mut table = self.table()?;
+        table.retain(|key, _| !keys.contains(&key));
+        let config = table.try_into().map_err(readable)?;
+        Ok(Config { file: self.file.clone(), ..config })
     }
 
     /// The configuration as a file that reads back to the same: every setting that has a value,
@@ -49,17 +84,33 @@ impl Config {
     /// # Errors
     /// A path that is not UTF-8, or a number beyond TOML's 64-bit integers.
     pub fn to_toml(&self) -> Result<String, ConfigError> {
+        self.to_toml_beside(None)
+    }
+
+    /// [`to_toml`](Self::to_toml), and as comments those settings of `resolved` that follow from
+    /// others. As comments, since a value that was given no longer follows: a file that says
+    /// `min-lr = 3e-4` refuses a smaller `lr`.
+    ///
+    /// # Errors
+    /// As [`to_toml`](Self::to_toml).
+    pub fn to_toml_beside(&self, resolved: Option<&Config>) -> Result<String, ConfigError> {
         let table = self.table()?;
+        let follows = resolved.map_or(Ok(Table::new()), Config::table)?;
         let mut text = String::new();
         let mut heading = "";
         for option in OPTIONS {
-            let Some(value) = table.get(option.key) else { continue };
+            let key = option.key;
+            let line = match (table.get(key), follows.get(key)) {
+                (Some(value), _) => format!("{key} = {value}\n"),
+                (None, Some(value)) => format!("# {key} = {value}\n"),
+                (None, None) => continue,
+            };
             if option.heading != heading {
                 let blank = if heading.is_empty() { "" } else { "\n" };
                 text.push_str(&format!("{blank}# {}\n", option.heading));
                 heading = option.heading;
             }
-            text.push_str(&format!("{} = {value}\n", option.key));
+            text.push_str(&line);
         }
         Ok(text)
     }
@@ -76,10 +127,21 @@ impl Config {
 
 /// TOML's own message, with Rust's type names put into words.
 fn readable(error: toml::de::Error) -> ConfigError {
+    // It quotes the file.
     let text = error.to_string();
-    let text = text.trim_end().replace("expected usize", "expected a whole number from 0");
+    let text = escaped(text.trim_end()).replace("expected usize", "expected a whole number from 0");
     let text = text.replace("expected u64", "expected a whole number from 0");
     ConfigError::Toml(text.replace("expected f64", "expected a number"))
+}
+
+/// Whether a path in a file counts from that file's folder.
+fn is_relative_path(value: &str) -> bool {
+    !value.is_empty() && value != STANDARD_OUTPUT && Path::new(value).is_relative()
+}
+
+fn not_utf8(key: &str, path: &std::ffi::OsStr) -> ConfigError {
+    let help = "use a folder whose name is UTF-8, or give an absolute path";
+    ConfigError::value(key, path.display(), "is not UTF-8", help)
 }
 
 fn line_of(text: &str, offset: usize) -> usize {
@@ -95,7 +157,7 @@ fn unknown_key(key: &str, line: usize) -> ConfigError {
     } else {
         "the keys are the flags of `zeropp run --help`, without tables".into()
     };
-    ConfigError::UnknownKey { key: key.into(), line, help }
+    ConfigError::UnknownKey { key: escaped_line(key).into(), line, help }
 }
 
 /// Insertions, deletions and replacements of a character that turn `a` into `b`.

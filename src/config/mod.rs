@@ -23,7 +23,7 @@ pub use toml::{Table, Value};
 use std::path::Path;
 
 use zeropp_comm::mesh::Mesh;
-use zeropp_pipeline::schedules::{Kind, StagesPerRank, StepForm};
+use zeropp_pipeline::schedules::{Kind, StagesPerRank, StepForm, default_unit};
 
 /// The settings that follow from others where they are not given.
 impl Config {
@@ -46,50 +46,43 @@ impl Config {
             // Emulated stages have no layers.
             let fits = |v| self.emulate.is_some() || self.layers >= self.pp.saturating_mul(v);
             match self.kind().map(|kind| kind.stages) {
-                Some(StagesPerRank::Exactly(v)) => v,
-                Some(StagesPerRank::Any(v)) if fits(v) => v,
-                _ => 1,
+                Some(StagesPerRank::Any(v)) if !fits(v) => 1,
+                Some(stages) => stages.default_number(),
+                None => 1,
             }
         })
     }
 
     /// What is known of the schedule; nothing of a file, or of a name that no schedule has.
-    fn kind(&self) -> Option<&'static Kind> {
+    pub(crate) fn kind(&self) -> Option<&'static Kind> {
         Kind::find(&self.schedule)
     }
 
-    /// Stages on each rank, where the schedule leaves no choice.
-    fn stages_each(&self) -> Option<usize> {
-        match self.kind()?.stages {
-            StagesPerRank::Exactly(v) => Some(v),
-            StagesPerRank::Any(_) => None,
-        }
-    }
-
-    /// Micro-batches of each rank in a step (B): two units, for interleaved schedules rounded up
-    /// to a multiple of P. A schedule file has its own.
+    /// Micro-batches of each rank in a step (B): two units, of 2P−1 where none is given, and for
+    /// interleaved schedules rounded up to a multiple of P. A schedule file has its own.
     pub fn micro_batches(&self) -> usize {
         self.micro_batches.unwrap_or_else(|| {
-            let two_units = self.given_unit().saturating_mul(2);
+            let unit = || self.pp.saturating_mul(2).saturating_sub(1);
+            let two_units = self.unit.unwrap_or_else(unit).saturating_mul(2);
             let rounds = self.kind().is_some_and(|kind| kind.step == StepForm::Rounds);
             let round = if rounds { self.pp.max(1) } else { 1 };
             two_units.checked_next_multiple_of(round).unwrap_or(two_units)
         })
     }
 
-    /// Micro-batches in a unit (U): 2P−1; the whole step for schedules that reduce once a step. A
-    /// schedule file has its own.
+    /// Micro-batches in a unit (U): that of [`default_unit`] for P, V and B; the whole step for
+    /// schedules that reduce once a step. A schedule file has its own.
     pub fn unit(&self) -> usize {
-        if self.in_units() { self.given_unit() } else { self.micro_batches() }
+        let step = self.micro_batches();
+        match self.in_units() {
+            true => self.unit.unwrap_or_else(|| default_unit(self.pp, self.virtual_stages(), step)),
+            false => step,
+        }
     }
 
     /// Whether the schedule cuts a step into units, as opposed to reducing once a step.
     pub fn in_units(&self) -> bool {
         self.kind().is_some_and(|kind| kind.step == StepForm::Units)
-    }
-
-    fn given_unit(&self) -> usize {
-        self.unit.unwrap_or_else(|| self.pp.saturating_mul(2).saturating_sub(1))
     }
 
     /// Steps in which the learning rate rises: a tenth of all, at most 100.
@@ -131,5 +124,7 @@ impl Config {
     }
 }
 
+#[cfg(test)]
+mod path_tests;
 #[cfg(test)]
 mod tests;

@@ -131,11 +131,14 @@ macro_rules! options {
                 #[serde(rename = $key, skip_serializing_if = "OptionType::unset")]
                 pub $field: $type,
             )+)+
+            /// The file that the settings were read from, which the run must not write. No setting.
+            #[serde(skip)]
+            pub file: Option<PathBuf>,
         }
 
         impl Default for Config {
             fn default() -> Self {
-                Self { $($($field: $default,)+)+ }
+                Self { $($($field: $default,)+)+ file: None }
             }
         }
 
@@ -175,11 +178,13 @@ options! {
         /// U, V and B itself. A file that ends with an optimizer step runs as it stands; of any
         /// other the computes are taken, and gathers, reductions and messages are put in.
         "schedule" "KIND|FILE" schedule: String = "zeropp".into();
-        /// Micro-batches in a scheduling unit (U). Default: 2P−1.
+        /// Micro-batches in a scheduling unit (U). Default: near 2P−1, to cut the step evenly.
         ///
         /// A rank holds the activations of one unit, and gathers weights and reduces gradients
-        /// once per unit. From 2P−1 on, the pipeline has no idle slot inside a unit. Schedules
-        /// other than zeropp reduce once a step; for them the unit is the step.
+        /// once per unit. From 2P−1 on, the pipeline has no idle slot inside a unit; the default
+        /// has the fewest in a step among P to one and a half times 2P−1, and --dry-run says where
+        /// another would have fewer. Schedules other than zeropp reduce once a step; for them the
+        /// unit is the step. A resumed run takes its checkpoint's.
         "unit" "U" unit: Option<usize> = None;
         /// Stages on each pipeline rank (V). Default: what the schedule needs, else 2 where the
         /// layers allow it.
@@ -187,7 +192,7 @@ options! {
         /// Stage s lives on rank s mod P, on a V the second P go back down. A rank holds the whole weights of one stage at a time,
         /// and of those being prefetched, so more stages need less memory.
         "virtual" "V" virtual_stages: Option<usize> = None;
-        /// Micro-batches of each rank in a step (B). Default: two units.
+        /// Micro-batches of each rank in a step (B). Default: two units, or the checkpoint's.
         "micro-batches" "B" micro_batches: Option<usize> = None;
         /// Samples in a micro-batch.
         "micro-batch-size" "N" micro_batch_size: usize = 1;
@@ -195,8 +200,9 @@ options! {
         "prefetch" "N" prefetch: usize = 1;
         /// What to compute again in the backward to save memory.
         ///
-        /// `selective`: attention's scores, which GPUs and bf16 never keep. `full`: whole stages, all
-        /// of a rank but its last, whose inputs alone are kept.
+        /// `selective`: attention's scores on every stage; GPUs and bf16 never keep them. `full`:
+        /// whole stages, whose inputs alone are kept; where B and W are apart, all of a rank but
+        /// its last, which does as with selective, as its backward follows its forward closely.
         "recompute" "WHAT" recompute: Recompute = Recompute::None;
     }
     "Training" {

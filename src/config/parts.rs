@@ -1,21 +1,11 @@
 //! What the parts of a run need of the settings.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use zeropp_comm::launch::{Job, LaunchOptions};
-use zeropp_comm::rendezvous::{
-    self, Rendezvous, RendezvousOptions, TOKEN_VARIABLE, Token, Waiting,
-};
+use zeropp_comm::launch::LaunchOptions;
 use zeropp_core::data::{DataError, Dataset, Sampler};
 use zeropp_core::device::Devices;
 use zeropp_core::model::gpt::GptShape;
 
 use super::{Config, ConfigError};
-use crate::Error;
-
-/// How often rank 0 tells for whom it waits.
-const TELL_EVERY: Duration = Duration::from_secs(5);
 
 impl Config {
     /// The data that the settings name, or the built-in text, long enough for one sample.
@@ -69,29 +59,5 @@ impl Config {
             node_rank: self.node_rank,
             rendezvous: self.rendezvous()?,
         })
-    }
-
-    /// The ranks of the job that this process runs, and where it meets the others.
-    ///
-    /// # Errors
-    /// Settings or variables of the launcher that are incomplete or contradict each other.
-    pub fn job(&self) -> Result<Job, Error> {
-        Ok(Job::find(&self.launch_options()?)?)
-    }
-
-    /// Brings all processes of `job` together, with the job's token and the run's timeouts.
-    ///
-    /// # Errors
-    /// A token that cannot be used; whatever [`rendezvous::open`] says.
-    pub fn meet(&self, job: &Job) -> Result<Arc<dyn Rendezvous>, Error> {
-        let variable = std::env::var(TOKEN_VARIABLE).ok();
-        let options = RendezvousOptions {
-            address: job.meeting.clone(),
-            token: Token::find(self.token_file.as_deref(), variable)?,
-            start_timeout: Duration::from_secs_f64(self.start_timeout_s),
-            silence: Duration::from_secs_f64(self.timeout_s),
-            waiting: Waiting::new(TELL_EVERY, |line| eprintln!("{line}")),
-        };
-        Ok(rendezvous::open(&options, &job.member(self.mesh()))?)
     }
 }

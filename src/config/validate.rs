@@ -54,6 +54,7 @@ impl Config {
         self.check_training()?;
         self.check_launch()?;
         self.check_build()?;
+        self.check_paths()?;
         self.check_checkpoints()?;
         let writes = self.writes_outputs(|name| std::env::var(name).ok());
         if writes { self.check_outputs() } else { Ok(()) }
@@ -89,13 +90,15 @@ impl Config {
     fn check_schedule(&self) -> Checked {
         let stages_each = self.virtual_stages();
         within("virtual", stages_each, LAYERS_MAX)?;
-        let needed = self.stages_each().unwrap_or(stages_each);
-        check(stages_each == needed, || {
-            let words = if needed == 1 { "one stage" } else { "two stages" };
-            let problem = format!("schedule {} has {words} on each rank", self.schedule);
-            let help = format!("leave virtual out or use {needed}, or another schedule");
-            ConfigError::value("virtual", stages_each, problem, help)
-        })?;
+        if let Some(kind) = self.kind() {
+            check(kind.stages.allows(stages_each), || {
+                let problem =
+                    format!("schedule {} cannot have that many stages on each rank", kind.name);
+                let help =
+                    format!("use {}, leave virtual out, or use another schedule", kind.stages);
+                ConfigError::value("virtual", stages_each, problem, help)
+            })?;
+        }
         let stages = self.pp * stages_each;
         check(self.layers >= stages || self.emulate.is_some(), || {
             let problem = format!(
@@ -133,6 +136,11 @@ impl Config {
         number("weight-decay", self.weight_decay, self.weight_decay >= 0.0, "0 or more")?;
         for (field, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
             number(field, beta, (0.0..1.0).contains(&beta), "0 or more and less than 1")?;
+            check((beta as f32) < 1.0, || {
+                let problem =
+                    "the moments are kept in fp32, where that is 1: they would never decay";
+                ConfigError::value(field, beta, problem, "use at most 0.9999999")
+            })?;
         }
         number("eps", self.eps, self.eps > 0.0, "more than 0, such as 1e-8")?;
         number("clip", self.clip, self.clip >= 0.0, "a largest norm, or 0 to never scale")?;

@@ -12,12 +12,13 @@ use crate::config::Config;
 use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_comm::{CommError, Communicator};
 use zeropp_pipeline::executor::StatusBoard;
+use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::simulate::{Costs, simulate};
 use zeropp_pipeline::timeline::{RankTimeline, Timeline};
 
 use crate::Error;
-use crate::program::{Programs, Resolved, generator_costs};
+use crate::program::{Resolved, generator_costs};
 use crate::trace;
 pub use costs::EmulationCosts;
 use costs::wrong;
@@ -94,7 +95,7 @@ pub fn emulate(
     config.validate()?;
     let resolved = Resolved::new(config)?;
     let costs = costs.of(resolved.stages(), config.mesh())?;
-    let Programs { schedule, .. } = programs(&resolved, &costs)?;
+    let schedule = program(&resolved, &costs)?;
     let simulated = simulate(&schedule, &costs).map_err(|e| wrong("costs", e.to_string()))?;
     let shared = Shared {
         steps: config.steps,
@@ -120,7 +121,7 @@ pub fn emulate(
     Ok(report)
 }
 
-fn programs(resolved: &Resolved, costs: &Costs) -> Result<Programs, Error> {
+fn program(resolved: &Resolved, costs: &Costs) -> Result<Schedule, Error> {
     // Without sizes a micro-batch counts as two units, half of which W needs.
     let unknown = costs.memory.iter().all(|m| m.activation == 0);
     let half = StageBytes { activation: 2, stash: 1, ..StageBytes::default() };

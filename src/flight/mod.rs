@@ -86,7 +86,8 @@ impl FlightRecorder {
         status: &Arc<StatusBoard>,
         ranks: impl Iterator<Item = usize>,
     ) -> Option<Arc<FlightRecorder>> {
-        let folder = blueprint.config.flight_dir.clone()?;
+        let folder =
+            blueprint.config.flight_dir.clone().filter(|folder| !folder.as_os_str().is_empty())?;
         if folder.as_os_str().is_empty() {
             return None;
         }

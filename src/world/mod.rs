@@ -1,5 +1,6 @@
 //! Where a run's ranks are: threads of this process, or processes of which this is one.
 
+mod job;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
 #[cfg(feature = "cuda")]

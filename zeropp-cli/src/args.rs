@@ -15,7 +15,7 @@ between nodes, ZeRO-3 inside a node, without tensor parallelism";
 
 const RUN_ABOUT: &str = "Train a model\n\n\
 The settings are the defaults, then those of CONFIG.toml, then the flags. In the file a setting \
-has the name of its flag: `micro-batches = 16`. World = P x D x K ranks; on the threads engine \
+has the name of its flag: `micro-batches = 16`; relative paths in it count from its folder. World = P x D x K ranks; on the threads engine \
 they all run on this machine, with nothing to set up.";
 
 /// Where the ranks of a failed run leave their records.
@@ -105,7 +105,7 @@ fn run_command() -> Command {
             Arg::new("print-config")
                 .long("print-config")
                 .action(ArgAction::SetTrue)
-                .help("Print all settings, those that follow from others too, as a file"),
+                .help("Print all settings as a file, those that follow from others as comments"),
         )
         .arg(
             Arg::new("dry-run")
@@ -123,7 +123,42 @@ pub(crate) fn with_settings(command: Command, shown: fn(&OptionInfo) -> bool) ->
         .value_parser(value_parser!(PathBuf))
         .help("A file of settings; flags override it");
     let flag = |option: &OptionInfo| flag(option, defaults.get(option.key)).hide(!shown(option));
-    command.arg(file).args(OPTIONS.iter().map(flag))
+    let undo =
+        |undo: &Undo| undo.arg().hide(!OPTIONS.iter().any(|o| o.key == undo.keys[0] && shown(o)));
+    command.arg(file).args(OPTIONS.iter().map(flag)).args(UNDO.iter().map(undo))
+}
+
+/// A flag that takes back what a file says.
+struct Undo {
+    flag: &'static str,
+    /// The settings that are then as if they were not given.
+    keys: &'static [&'static str],
+    help: &'static str,
+}
+
+const UNDO: [Undo; 3] = [
+    Undo {
+        flag: "no-metrics",
+        keys: &["metrics"],
+        help: "Write no metrics, whatever CONFIG.toml says",
+    },
+    Undo { flag: "no-trace", keys: &["trace"], help: "Write no trace, whatever CONFIG.toml says" },
+    Undo {
+        flag: "no-save",
+        keys: &["save", "save-every", "resume"],
+        help: "Neither save nor resume, whatever CONFIG.toml says",
+    },
+];
+
+impl Undo {
+    fn arg(&self) -> Arg {
+        Arg::new(self.flag)
+            .long(self.flag)
+            .action(ArgAction::SetTrue)
+            .help_heading("Output")
+            .conflicts_with_all(self.keys)
+            .help(self.help)
+    }
 }
 
 fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
@@ -196,6 +231,9 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
         Some(path) => Config::load(path).map_err(Failure::bad_input)?,
         None => Config::default(),
     };
+    let undone = UNDO.iter().filter(|undo| matches.get_flag(undo.flag));
+    let undone: Vec<&str> = undone.flat_map(|undo| undo.keys).copied().collect();
+    let from_file = from_file.without(&undone).map_err(Failure::bad_input)?;
     let mut flags = Table::new();
     for option in OPTIONS {
         if let Some(text) = matches.get_one::<String>(option.key) {
@@ -246,6 +284,22 @@ mod tests {
         }
         assert!(command().try_get_matches_from(["zeropp", "run", "--resume=perhaps"]).is_err());
         assert!(parse("zeropp run --dry-run").dry_run);
+    }
+
+    #[test]
+    fn what_a_file_says_can_be_taken_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("c.toml");
+        let text =
+            "metrics = 'm'\ntrace = 't'\nsave = 's'\nsave-every = 5\nresume = true\nkeep = 3";
+        std::fs::write(&file, text).unwrap();
+        let file = file.display();
+        let c = parse(&format!("zeropp run {file} --no-save --no-metrics --no-trace")).config;
+        assert_eq!((&c.save, &c.metrics, &c.trace), (&None, &None, &None));
+        assert_eq!((c.save_every, c.keep), (0, 3));
+        c.validate().unwrap();
+        let line = "zeropp run --no-save --save x";
+        assert!(command().try_get_matches_from(line.split(' ')).is_err());
     }
 
     #[test]

@@ -19,6 +19,8 @@ mod why;
 
 use std::process::ExitCode;
 
+use zeropp_core::files::escaped;
+
 /// Ranks are threads that allocate and free tensors of all sizes at once.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -68,7 +70,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.message.is_empty() {
-                eprintln!("error: {}", failure.message);
+                // It may quote a file, which is not to command the terminal.
+                eprintln!("error: {}", escaped(&failure.message));
             }
             ExitCode::from(failure.code)
         }

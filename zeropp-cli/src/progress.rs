@@ -6,7 +6,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use zeropp::StepMetrics;
 
-use crate::figures::{grouped, percent, say};
+use crate::figures::{grouped, percent, say, speaks_on_stderr};
 use crate::health::Health;
 
 /// Shows the steps of a run.
@@ -22,8 +22,12 @@ impl Progress {
     /// For a run of this many steps, `done` of which are behind it; `in_place` if they may be shown
     /// in one line that changes, and `quiet` if not at all.
     pub(crate) fn new(steps: u64, done: u64, in_place: bool, quiet: bool) -> Progress {
-        let bar = (in_place && !quiet && std::io::stdout().is_terminal()).then(|| {
-            let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout());
+        let (is_terminal, target) = match speaks_on_stderr() {
+            false => (std::io::stdout().is_terminal(), ProgressDrawTarget::stdout()),
+            true => (std::io::stderr().is_terminal(), ProgressDrawTarget::stderr()),
+        };
+        let bar = (in_place && is_terminal && !quiet).then(|| {
+            let bar = ProgressBar::with_draw_target(Some(steps), target);
             let style = "{bar:24} {pos}/{len}  {msg}  {eta} left";
             bar.set_style(ProgressStyle::with_template(style).expect("a valid template"));
             bar.set_position(done);

@@ -3,23 +3,32 @@
 use std::path::Path;
 
 use zeropp::config::{ConfigError, EngineKind, Resume};
-use zeropp::{Resumed, StepMetrics, Stopped, Trainer};
+use zeropp::{Config, Resumed, Stopped, Trainer};
 use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
-use crate::figures::say;
+use crate::figures::{say, speak_on_stderr};
 use crate::progress::Progress;
 use crate::{Failure, emulate, plan, summary};
 
+/// Stands for standard output in place of the metrics file.
+const STANDARD_OUTPUT: &str = "-";
+
 /// Trains, or shows what would be trained.
 pub(crate) fn run(run: Run) -> Result<(), Failure> {
-    let config = run.config;
+    let mut config = run.config;
+    let asked = config.metrics.take_if(|path| *path == Path::new(STANDARD_OUTPUT));
     config.validate().map_err(Failure::bad_input)?;
     if run.print_config {
-        let text = config.resolved().to_toml().map_err(Failure::bad_input)?;
-        say(text.trim_end());
+        config.metrics = asked.or(config.metrics);
+        say(settings(&config).map_err(Failure::bad_input)?.trim_end());
         return Ok(());
     }
+    // Nothing but metrics then goes there.
+    let on_stdout = asked.filter(|_| !run.dry_run).map(|_| {
+        speak_on_stderr();
+        JsonLines::to(std::io::stdout())
+    });
     if let Some(costs) = config.emulate.as_ref().filter(|_| !run.dry_run) {
         return emulate::run(&config, costs);
     }
@@ -36,10 +45,15 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         return ended(trainer.train(|_| ())?.stopped);
     }
     trainer.check_device()?;
-    train(&config, &trainer, run.quiet)
+    train(&config, &trainer, run.quiet, on_stdout)
 }
 
-fn train(config: &zeropp::Config, trainer: &Trainer, quiet: bool) -> Result<(), Failure> {
+fn train(
+    config: &Config,
+    trainer: &Trainer,
+    quiet: bool,
+    mut on_stdout: Option<JsonLines>,
+) -> Result<(), Failure> {
     // Until here nothing is printed: what is wrong with a checkpoint, its reading shows.
     let mut steps = trainer.steps()?;
     let done = steps.resumed().map(|resumed| resumed.step);
@@ -51,7 +65,6 @@ fn train(config: &zeropp::Config, trainer: &Trainer, quiet: bool) -> Result<(), 
     if done == Some(config.steps) {
         return Ok(steps.finish().map(drop)?);
     }
-    let mut metrics = Metrics::open(config, done)?;
     say(plan::headline(config, trainer.plan()));
     // mpirun gives every rank a terminal, wherever its own output goes.
     let in_place = config.engine != EngineKind::Mpi;
@@ -60,17 +73,22 @@ fn train(config: &zeropp::Config, trainer: &Trainer, quiet: bool) -> Result<(), 
     for step in &mut steps {
         match step {
             Ok(step) => {
-                metrics.write(&step);
+                // A reader that has gone away has seen what it wanted.
+                on_stdout.take_if(|lines| lines.write(&step).is_err());
                 progress.step(&step);
             }
             Err(error) => failed = Some(error),
         }
     }
     progress.finish();
-    if let Some(error) = failed {
-        return Err(error.into());
-    }
-    let summary = steps.finish()?;
+    let (summary, incomplete) = match failed {
+        Some(zeropp::Error::Metrics { path, source, summary }) => {
+            let error = zeropp::Error::Metrics { path, source, summary: summary.clone() };
+            (*summary, Some(error))
+        }
+        Some(error) => return Err(error.into()),
+        None => (steps.finish()?, None),
+    };
     // Of several processes this one knows its own cores only.
     let own = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = if config.engine == EngineKind::Threads { own } else { usize::MAX };
@@ -81,8 +99,19 @@ fn train(config: &zeropp::Config, trainer: &Trainer, quiet: bool) -> Result<(), 
     if let Some(stopped) = &summary.stopped {
         say(how_to_go_on(config, stopped, std::env::args().skip(1)));
     }
-    metrics.close()?;
+    if let Some(error) = incomplete {
+        return Err(error.into());
+    }
     ended(summary.stopped)
+}
+
+/// The settings as a file, with what follows from them as comments.
+fn settings(config: &Config) -> Result<String, ConfigError> {
+    let text = config.to_toml_beside(Some(&config.resolved()))?;
+    Ok(format!(
+        "# Settings of zeropp run. Those behind a # follow from others; give them to fix them.\n\
+         # Relative paths count from this file's folder.\n\n{text}"
+    ))
 }
 
 /// The exit of a run that may have been stopped.
@@ -127,7 +156,7 @@ fn quoted(word: &str) -> String {
 }
 
 /// Whether this process is one of several and another one shows the run.
-fn is_follower(config: &zeropp::Config) -> Result<bool, Failure> {
+fn is_follower(config: &Config) -> Result<bool, Failure> {
     Ok(!config.job()?.has_rank_0())
 }
 
@@ -142,46 +171,6 @@ fn going_on(resumed: &Resumed, steps: u64) -> String {
         text.push_str(&format!("; changed: {}", changed.join(", ")));
     }
     text
-}
-
-/// The metrics file, if one is wanted. A full disk does not end a run; it is told at the end.
-struct Metrics {
-    file: Option<JsonLines>,
-    path: String,
-    error: Option<std::io::Error>,
-}
-
-impl Metrics {
-    fn open(config: &zeropp::Config, done: Option<u64>) -> Result<Metrics, Failure> {
-        let Some(path) = &config.metrics else {
-            return Ok(Metrics { file: None, path: String::new(), error: None });
-        };
-        let shown = path.display().to_string();
-        let file = JsonLines::open(path, done).map_err(|e| {
-            let problem = format!("cannot be written ({e})");
-            let help = "choose a file in a folder you may write to";
-            Failure::bad_input(ConfigError::value("metrics", &shown, problem, help))
-        })?;
-        Ok(Metrics { file: Some(file), path: shown, error: None })
-    }
-
-    fn write(&mut self, step: &StepMetrics) {
-        let Some(file) = &mut self.file else { return };
-        if let Err(error) = file.write(step) {
-            self.file = None;
-            self.error = Some(error);
-        }
-    }
-
-    fn close(self) -> Result<(), Failure> {
-        match self.error {
-            None => Ok(()),
-            Some(e) => Err(Failure::failed_run(format!(
-                "the run is done, but metrics = {} could not be written to its end ({e})",
-                self.path
-            ))),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -284,17 +284,20 @@ fn zeropp_auto_chooses_its_unit() {
 }
 
 #[test]
-fn a_bad_schedule_is_told_with_rank_index_and_action() {
+fn a_bad_schedule_is_told_with_row_column_and_action() {
     let dir = tempfile::tempdir().unwrap();
     let file = |text: &str| std::fs::write(dir.path().join("s.csv"), text).unwrap();
     for (text, message) in [
-        ("0F0,0F0,0B0\n", "s.csv: rank 0, action 1 (0F0): duplicate of action 0"),
-        ("0F0,0B0\n1B0,1F0\n", "rank 1, action 0 (1BW0): no 1F0 before it [in the file: 1B0]"),
+        ("0F0,0F0,0B0\n", "s.csv: row 1, column 2 (0F0 of rank 0): duplicate of row 1, column 1"),
+        ("0F0,0B0\n1B0,1F0\n", "s.csv: row 2, column 1 (1B0 of rank 1): no 1F0 before it"),
         ("0F0,0I0\n1F0,1I0,1W0\n", "rank 0: 0W0 is missing"),
-        ("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", "deadlock: rank 0, action 1"),
+        (
+            "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n",
+            "deadlock: row 1, column 2 (0B0 of rank 0) waits for 1B0; row 2, column 2 (1F1",
+        ),
         ("0F0,0B0x\n", "row 1, column 2"),
         ("0F0,0Q0\n", "unknown kind"),
-        ("0F0,1B0\n", "rank 0: 0BW0 is missing"),
+        ("0F0,1B0\n", "rank 0: 0B0 is missing"),
         ("", "s.csv: row 1"),
         ("0F0,0F1,0B1,0B0\n", "must run in micro-batch order"),
     ] {
@@ -307,7 +310,7 @@ fn a_bad_schedule_is_told_with_rank_index_and_action() {
     assert!(works(dir.path(), "check --any-w-order s.csv").contains("1 rank, 1 stage, 2 micro-b"));
     file("0F0,0F1,0B0,0B1\n");
     works(dir.path(), "check --activations-max 2 s.csv");
-    fails(dir.path(), "check --activations-max 1 s.csv", "rank 0, action 1 (0F1)");
+    fails(dir.path(), "check --activations-max 1 s.csv", "row 1, column 2 (0F1 of rank 0)");
     for (line, message) in [
         ("check none.csv", "none.csv: "),
         ("check s.txt", "ends in .csv or .json"),
@@ -316,6 +319,59 @@ fn a_bad_schedule_is_told_with_rank_index_and_action() {
         ("compare s.csv s.csv -o none/page.html", "none/page.html: cannot be written"),
     ] {
         fails(dir.path(), line, message);
+    }
+}
+
+#[test]
+fn check_lists_every_error_also_as_json() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    file("s.csv", "0F0,,0F1,0I1,0W1,0W0,0I0\n1I0,1F0,1W0,1F1,1I1,1W1\n");
+    let got = zeropp(dir.path(), "check s.csv");
+    let expected = "error: s.csv: 2 errors\n  \
+                    row 1, column 6 (0W0 of rank 0): no 0I0 before it\n  \
+                    row 2, column 1 (1I0 of rank 1): no 1F0 before it\n";
+    assert_eq!(got.code, Some(2));
+    assert_eq!(got.err, expected);
+
+    let got = zeropp(dir.path(), "check --format json s.csv");
+    let json: serde_json::Value = serde_json::from_str(&got.out).unwrap();
+    let second = &json["errors"][1];
+    assert_eq!((got.code, json["sound"].as_bool()), (Some(2), Some(false)));
+    assert_eq!((second["row"].as_u64(), second["column"].as_u64()), (Some(2), Some(1)));
+    assert_eq!((second["action"].as_str(), second["rank"].as_u64()), (Some("1I0"), Some(1)));
+    assert_eq!(second["problem"], "no 1F0 before it");
+
+    file("cells.csv", "0F0,0Q0\nx,1F0\n");
+    let got = zeropp(dir.path(), "check cells.csv");
+    for part in ["2 errors", "row 1, column 2: ", "row 2, column 1: "] {
+        assert!(got.err.contains(part), "{part} is not in: {}", got.err);
+    }
+    // JSON in its own rows and columns.
+    works(dir.path(), "schedule --kind 1f1b --pp 2 --micro-batches 2 -o s.json");
+    let text = std::fs::read_to_string(dir.path().join("s.json")).unwrap();
+    let sound = works(dir.path(), "check --format json s.json");
+    let json: serde_json::Value = serde_json::from_str(&sound).unwrap();
+    assert_eq!((json["sound"].as_bool(), json["errors"].as_array()), (Some(true), Some(&vec![])));
+    file("s.json", &text.replace("\"1F1\"", "\"1F0\""));
+    let got = zeropp(dir.path(), "check s.json");
+    let row = text.lines().position(|line| line.contains("\"1F1\"")).unwrap();
+    let column = text.lines().nth(row).unwrap().find("\"1F1\"").unwrap() + 1;
+    let place = format!("row {}, column {column} (1F0 of rank 1): duplicate of row ", row + 1);
+    assert!(got.err.contains(&place), "{place} is not in: {}", got.err);
+}
+
+/// Nothing that is compared may be overwritten by the page.
+#[test]
+fn a_comparison_does_not_overwrite_what_it_compares() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "0F0,0B0\n";
+    std::fs::write(dir.path().join("s.csv"), text).unwrap();
+    std::fs::hard_link(dir.path().join("s.csv"), dir.path().join("page.html")).unwrap();
+    for out in ["s.csv", "./s.csv", "page.html"] {
+        let line = format!("compare s.csv s.csv -o {out}");
+        fails(dir.path(), &line, "is the file s.csv and would overwrite it; choose another");
+        assert_eq!(std::fs::read_to_string(dir.path().join("s.csv")).unwrap(), text);
     }
 }
 

@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Tensor};
 use passed::{bits, input, tensor};
-use zeropp_comm::mixed::MixedWorld;
+use zeropp_comm::hybrid::HybridWorld;
 use zeropp_comm::mpi::{MpiOptions, MpiWorld};
 use zeropp_comm::threads::ThreadsOptions;
 use zeropp_comm::{CommError, Communicator};
-use zeropp_core::host::from_vec;
+use zeropp_core::cpu_tensor::from_vec;
 
 type Group = Arc<dyn Communicator>;
 
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
         Some(each) => {
             let timeout = Duration::from_secs_f64(timeout);
             let threads = ThreadsOptions { timeout, ..Default::default() };
-            MixedWorld::new(all, each, threads).communicators()
+            HybridWorld::new(all, each, threads).communicators()
         }
     };
     let threads: Vec<_> = ranks

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
-use zeropp_core::host::HostBuffer;
+use zeropp_core::cpu_tensor::CpuBuffer;
 
 /// A length that nobody has asked for during this many requests loses its free buffers.
 const IDLE_REQUESTS: u64 = 4096;
@@ -27,7 +27,7 @@ struct Shelves {
 
 #[derive(Default)]
 struct Shelf {
-    buffers: Vec<HostBuffer>,
+    buffers: Vec<CpuBuffer>,
     last_request: u64,
 }
 
@@ -42,15 +42,15 @@ impl Buffers {
     }
 
     /// A buffer of `len` elements, with old values in it, that nobody else can see.
-    pub(super) fn lend(&self, len: usize) -> HostBuffer {
+    pub(super) fn lend(&self, len: usize) -> CpuBuffer {
         self.take(len).unwrap_or_else(|| {
             self.fresh.fetch_add(1, Ordering::Relaxed);
-            HostBuffer::zeros(len)
+            CpuBuffer::zeros(len)
         })
     }
 
     /// Puts a buffer on its shelf, to be lent again once no tensor shares it.
-    pub(super) fn give_back(&self, buffer: HostBuffer) {
+    pub(super) fn give_back(&self, buffer: CpuBuffer) {
         let len = buffer.len();
         self.shelves.lock().by_len.entry(len).or_default().buffers.push(buffer);
     }
@@ -61,13 +61,13 @@ impl Buffers {
     }
 
     /// Takes a free buffer off its shelf.
-    fn take(&self, len: usize) -> Option<HostBuffer> {
+    fn take(&self, len: usize) -> Option<CpuBuffer> {
         let mut shelves = self.shelves.lock();
         shelves.requests += 1;
         let now = shelves.requests;
         let shelf = shelves.by_len.entry(len).or_default();
         shelf.last_request = now;
-        let free = shelf.buffers.iter().position(HostBuffer::is_free);
+        let free = shelf.buffers.iter().position(CpuBuffer::is_free);
         let found = free.map(|i| shelf.buffers.swap_remove(i));
         if found.is_none() {
             shelves.forget_idle();

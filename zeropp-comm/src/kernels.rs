@@ -9,8 +9,8 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, Tensor};
 
 use super::buffers::Buffers;
+use zeropp_core::cpu_tensor::{CpuTensor, on_cpu};
 use zeropp_core::device::hand_over;
-use zeropp_core::host::{HostTensor, host};
 
 /// Elements summed over all ranks before the next ones: 16 KiB, which stay in the first cache.
 const BLOCK: usize = 4096;
@@ -21,7 +21,7 @@ pub(super) fn all_gather(buffers: &Buffers, shards: &[Tensor<1>]) -> Vec<Tensor<
         let len = shards.iter().map(|shard| shard.as_slice().len()).sum();
         let whole = buffers.make(len, |out| {
             let mut rest = out;
-            for shard in shards.iter().map(HostTensor::as_slice) {
+            for shard in shards.iter().map(CpuTensor::as_slice) {
                 let (part, tail) = rest.split_at_mut(shard.len());
                 part.copy_from_slice(shard);
                 rest = tail;
@@ -54,11 +54,11 @@ pub(super) fn reduce_part(buffers: &Buffers, inputs: &[Tensor<1>], place: usize)
     }
 }
 
-fn host_views(tensors: &[Tensor<1>]) -> Option<Vec<HostTensor>> {
-    tensors.iter().map(host).collect()
+fn host_views(tensors: &[Tensor<1>]) -> Option<Vec<CpuTensor>> {
+    tensors.iter().map(on_cpu).collect()
 }
 
-fn slices<'a>(views: &'a [HostTensor], range: &Range<usize>) -> Vec<&'a [f32]> {
+fn slices<'a>(views: &'a [CpuTensor], range: &Range<usize>) -> Vec<&'a [f32]> {
     views.iter().map(|view| &view.as_slice()[range.clone()]).collect()
 }
 

@@ -8,17 +8,17 @@
 mod buffers;
 mod checks;
 mod codec;
-mod driven;
 pub mod flight;
 pub mod groups;
+pub mod hybrid;
 mod kernels;
 pub mod launch;
 pub mod mesh;
-pub mod mixed;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod nccl;
 pub mod placement;
+mod progress;
 pub mod recorded;
 pub mod rendezvous;
 mod signature;

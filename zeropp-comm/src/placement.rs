@@ -103,8 +103,8 @@ mod tests {
 
     use super::*;
 
-    fn hosts(letters: &str) -> Vec<String> {
-        letters.chars().map(String::from).collect()
+    fn hosts(envelopes: &str) -> Vec<String> {
+        envelopes.chars().map(String::from).collect()
     }
 
     fn mesh(pp: usize, zero3: usize, dp: usize) -> Mesh {

@@ -199,18 +199,18 @@ impl Recorded {
 
     /// World ranks of the sub-group that `color` makes, in its order.
     fn members_of(&self, color: usize, key: usize) -> CommResult<Vec<usize>> {
-        let wish = [color as u64, key as u64].map(u64::to_le_bytes).concat();
-        let wishes = self.exchange(wish).wait()?;
+        let split_request = [color as u64, key as u64].map(u64::to_le_bytes).concat();
+        let split_requests = self.exchange(split_request).wait()?;
         let number = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes);
         let mut members = Vec::new();
-        for (place, wish) in wishes.iter().enumerate() {
+        for (place, split_request) in split_requests.iter().enumerate() {
             let wrong = |_| CommError::Invalid {
                 group: self.name().into(),
                 rank: self.world_rank(place),
                 operation: Operation::Split.to_string(),
                 problem: "a color and key of another length; do all ranks run one program?".into(),
             };
-            let (theirs, key) = wish.split_at(8.min(wish.len()));
+            let (theirs, key) = split_request.split_at(8.min(split_request.len()));
             let (theirs, key) = (number(theirs).map_err(wrong)?, number(key).map_err(wrong)?);
             if theirs == color as u64 {
                 members.push((key, place));
@@ -277,7 +277,7 @@ impl Communicator for Recorded {
         self.blocking(Call::bare(Operation::Barrier), || self.inner.barrier())
     }
 
-    /// Also exchanges the ranks' wishes, so that every rank knows who is in its sub-group.
+    /// Also exchanges the ranks' split_requests, so that every rank knows who is in its sub-group.
     fn split(&self, name: &str, color: usize, key: usize) -> CommResult<Arc<dyn Communicator>> {
         let members = self.members_of(color, key)?;
         let call = Call::bare(Operation::Split);

@@ -1,13 +1,13 @@
 //! Which ranks of a group form a sub-group, as all of them work it out from what each wants.
 
 /// A sub-group wanted: its name, color and key, as sent to all ranks.
-pub(super) struct Wish {
+pub(super) struct SplitRequest {
     pub(super) color: usize,
     pub(super) key: usize,
     pub(super) name: String,
 }
 
-impl Wish {
+impl SplitRequest {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = (self.color as u64).to_le_bytes().to_vec();
         bytes.extend((self.key as u64).to_le_bytes());
@@ -15,10 +15,10 @@ impl Wish {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Wish> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<SplitRequest> {
         let (color, rest) = bytes.split_first_chunk::<8>()?;
         let (key, name) = rest.split_first_chunk::<8>()?;
-        Some(Wish {
+        Some(SplitRequest {
             color: u64::from_le_bytes(*color) as usize,
             key: u64::from_le_bytes(*key) as usize,
             name: String::from_utf8_lossy(name).into_owned(),

@@ -4,12 +4,13 @@
 //! Nothing here knows another rank, a schedule or a shard.
 
 pub mod choice;
+pub mod cpu_tensor;
 #[cfg(feature = "cube")]
 mod cube;
 pub mod data;
 pub mod device;
 pub mod field_error;
-pub mod host;
+pub mod files;
 pub mod kernels;
 pub mod layer;
 pub mod meter;

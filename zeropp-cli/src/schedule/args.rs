@@ -158,8 +158,8 @@ pub(crate) fn command() -> Command {
                 "unit",
                 "U",
                 format!(
-                    "Micro-batches of a unit, for {} [default: 2P-1; zeropp-auto with a \
-                     --mem-limit chooses]",
+                    "Micro-batches of a unit, for {} [default: near 2P-1, to cut the \
+                     step evenly; zeropp-auto with a --mem-limit chooses]",
                     Kind::names(|k| k.step == StepForm::Units)
                 ),
             ),

@@ -5,7 +5,7 @@ use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::lower::lower;
 use zeropp::pipeline::report::measures;
 use zeropp::pipeline::schedules::{
-    Kind, Shape, StagesPerRank, StepForm, generate_with_costs, zeropp_auto_unit,
+    Kind, Shape, StepForm, default_unit, generate_with_costs, unit_note, zeropp_auto_unit,
 };
 use zeropp::pipeline::simulate::simulate;
 use zeropp::pipeline::timeline::Timeline;
@@ -24,8 +24,8 @@ pub(super) struct Made {
     pub(super) document: Document,
     /// The simulated run, in nanoseconds.
     pub(super) timeline: Timeline,
-    /// A remark for standard error.
-    pub(super) note: Option<String>,
+    /// Remarks for standard error.
+    pub(super) notes: Vec<String>,
 }
 
 impl Made {
@@ -44,19 +44,13 @@ pub(super) fn shape(request: &Request, kind: &str, alike: bool) -> Shape {
     let pp = request.pp;
     let row = Kind::find(kind);
     let in_units = row.is_some_and(|kind| kind.step == StepForm::Units) && !alike;
-    let stages = match row.map(|kind| kind.stages) {
-        Some(StagesPerRank::Exactly(v) | StagesPerRank::Any(v)) => v,
-        None => 1,
-    };
+    let stages = row.map_or(1, |kind| kind.stages.default_number());
     let twice = pp.saturating_mul(2);
-    let unit = request.unit.unwrap_or(if alike { twice } else { twice - 1 });
-    let step = if in_units { unit } else { twice };
-    Shape {
-        pp,
-        virtual_stages: request.virtual_stages.unwrap_or(stages),
-        micro_batches: request.micro_batches.unwrap_or(step.saturating_mul(2)),
-        unit,
-    }
+    let step = if in_units { request.unit.unwrap_or(twice - 1) } else { twice };
+    let virtual_stages = request.virtual_stages.unwrap_or(stages);
+    let micro_batches = request.micro_batches.unwrap_or(step.saturating_mul(2));
+    let unit = request.unit.unwrap_or_else(|| default_unit(pp, virtual_stages, micro_batches));
+    Shape { pp, virtual_stages, micro_batches, unit }
 }
 
 /// Generates, lowers if asked, verifies and simulates.
@@ -83,7 +77,9 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
     keeps_limit(kind, &measures, limit)?;
     let document = Document { schedule, costs: Some(priced.document()), measures: Some(measures) };
     let timeline = in_nanos(timeline, priced.unit);
-    Ok(Made { shape, document, timeline, note: priced.rounded })
+    let unit = (kind == "zeropp").then(|| unit_note(&shape)).flatten();
+    let notes = priced.rounded.into_iter().chain(unit).collect();
+    Ok(Made { shape, document, timeline, notes })
 }
 
 /// Beyond this a slip of the keyboard is likelier than a pipeline.

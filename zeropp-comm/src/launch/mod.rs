@@ -4,12 +4,12 @@
 //! PMI (MPICH, Intel MPI), and Slurm's `srun`. The first that is set decides; another one that
 //! says something else is an error that names both. A [`Job`] is that and the settings together.
 
-mod host;
+mod host_name;
 mod job;
 
 use std::fmt;
 
-pub use host::host_name;
+pub use host_name::host_name;
 pub use job::{EngineKind, Job, JobError, LaunchOptions};
 
 /// A rank, as told by the environment.

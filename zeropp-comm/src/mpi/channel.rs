@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::collective::Meeting;
+use super::collective::HeaderExchange;
 use super::sys::Comm;
-use crate::driven::Group;
+use crate::progress::Group;
 
 /// The communication thread's side of a group. Collectives are posted to `main` in the order in
 /// which the ranks call them. What a collective needs after all ranks have joined goes to `late`,
@@ -15,5 +15,5 @@ pub(super) struct Channel {
     pub(super) group: Arc<Group>,
     pub(super) main: Comm,
     pub(super) late: Comm,
-    pub(super) meetings: BTreeMap<u64, Meeting>,
+    pub(super) exchanges: BTreeMap<u64, HeaderExchange>,
 }

@@ -8,33 +8,33 @@ use super::channel::Channel;
 use super::engine::{Input, Output, Slot};
 use super::sys::{Memory, MpiError, Transfer, parts};
 use super::wire::{Header, INLINE_MAX, Share};
-use crate::driven::Group;
+use crate::progress::Group;
 use crate::signature::{Operation, Signature};
-use crate::subgroup::Wish;
+use crate::subgroup::SplitRequest;
 use crate::{CommError, kernels};
-use zeropp_core::host::host;
+use zeropp_core::cpu_tensor::on_cpu;
 
 /// An all-reduce of at most this many bytes gathers all buffers and sums them on every rank: one
 /// round trip instead of two.
 const GATHERED_SUM_BYTES: usize = 16 << 10;
 
 /// A flat buffer on its way into MPI.
-pub(super) struct Parcel {
+pub(super) struct Payload {
     memory: Memory,
     kind: DType,
     len: usize,
     device: Device,
 }
 
-impl Parcel {
+impl Payload {
     /// Views a tensor of the CPU, or copies one from elsewhere.
-    pub(super) fn new(tensor: Tensor<1>) -> Parcel {
+    pub(super) fn new(tensor: Tensor<1>) -> Payload {
         let (kind, len, device) = (tensor.dtype(), tensor.dims()[0], tensor.device());
-        let memory = match host(&tensor) {
+        let memory = match on_cpu(&tensor) {
             Some(view) => Memory::Tensor(view),
             None => Memory::Bytes(tensor.into_data().into_bytes().to_vec()),
         };
-        Parcel { memory, kind, len, device }
+        Payload { memory, kind, len, device }
     }
 
     /// The elements' bytes.
@@ -42,7 +42,7 @@ impl Parcel {
         match &self.memory {
             Memory::Tensor(view) => bytemuck::cast_slice(view.as_slice()),
             Memory::Bytes(bytes) => bytes,
-            Memory::Pooled(_) => unreachable!("a parcel is a view or a copy"),
+            Memory::Pooled(_) => unreachable!("a payload is a view or a copy"),
         }
     }
 
@@ -91,16 +91,16 @@ pub(super) fn from_bytes(bytes: Vec<u8>, kind: DType, device: &Device) -> Tensor
 }
 
 /// One collective of a group.
-pub(super) struct Meeting {
+pub(super) struct HeaderExchange {
     pub(super) headers: Vec<Option<Header>>,
     /// Place that was heard of first: the one others are compared with.
     pub(super) opener: usize,
-    pub(super) flight: Option<Flight>,
+    pub(super) in_progress: Option<InProgress>,
 }
 
-impl Meeting {
-    pub(super) fn new(size: usize, opener: usize) -> Meeting {
-        Meeting { headers: vec![None; size], opener, flight: None }
+impl HeaderExchange {
+    pub(super) fn new(size: usize, opener: usize) -> HeaderExchange {
+        HeaderExchange { headers: vec![None; size], opener, in_progress: None }
     }
 
     /// Places that have not joined.
@@ -116,13 +116,13 @@ impl Meeting {
 }
 
 /// This rank's part of a collective under way.
-pub(super) struct Flight {
+pub(super) struct InProgress {
     pub(super) signature: Signature,
     pub(super) slot: Arc<Slot>,
     /// Bytes of an exchange that did not fit the header.
     bytes: Vec<u8>,
     /// The buffer, until all ranks have joined; none where the headers carry it.
-    parcel: Option<Parcel>,
+    payload: Option<Payload>,
     device: Device,
     transfer: Option<Transfer>,
     stage: Stage,
@@ -153,29 +153,29 @@ pub(super) struct Turn {
 pub(super) enum Progress {
     Waiting,
     Done(Output),
-    /// All wishes for sub-groups are known, and it is the split's turn.
+    /// All split_requests for sub-groups are known, and it is the split's turn.
     Split,
 }
 
-impl Flight {
+impl InProgress {
     /// This rank's part of a collective in which nobody has moved anything yet.
-    pub(super) fn new(signature: Signature, input: Input, slot: Arc<Slot>) -> Flight {
-        let (bytes, parcel, device) = match input {
+    pub(super) fn new(signature: Signature, input: Input, slot: Arc<Slot>) -> InProgress {
+        let (bytes, payload, device) = match input {
             Input::Bytes(bytes) => (bytes, None, Device::flex()),
-            Input::Buffer(parcel) => {
-                let device = parcel.device();
-                (Vec::new(), (!parcel.is_small()).then_some(parcel), device)
+            Input::Buffer(payload) => {
+                let device = payload.device();
+                (Vec::new(), (!payload.is_small()).then_some(payload), device)
             }
         };
         let (transfer, stage) = (None, Stage::Joining);
-        Flight { signature, slot, bytes, parcel, device, transfer, stage }
+        InProgress { signature, slot, bytes, payload, device, transfer, stage }
     }
 
     /// Posts the first transfer.
-    fn post(&self, channel: &Channel, parcel: Parcel) -> Result<Transfer, MpiError> {
+    fn post(&self, channel: &Channel, payload: Payload) -> Result<Transfer, MpiError> {
         let (group, comm) = (&channel.group, channel.main);
-        let (kind, len, size) = (parcel.kind, parcel.len, channel.group.size());
-        let source = parcel.memory;
+        let (kind, len, size) = (payload.kind, payload.len, channel.group.size());
+        let source = payload.memory;
         match self.signature.operation {
             Operation::Broadcast => {
                 let root = self.signature.root.expect("a broadcast names its root");
@@ -229,8 +229,8 @@ impl Flight {
             if !turn.first || headers.iter().any(Option::is_none) {
                 return Ok(Progress::Waiting);
             }
-            if let Some(parcel) = self.parcel.take() {
-                self.transfer = Some(self.post(channel, parcel)?);
+            if let Some(payload) = self.payload.take() {
+                self.transfer = Some(self.post(channel, payload)?);
             }
             self.stage = Stage::First;
         }
@@ -299,7 +299,7 @@ impl Flight {
             Operation::AllReduce => {
                 let lens = parts(len, group.size());
                 let landed = self.landed(group, headers);
-                let sum = Parcel::new(self.sum(group, landed, kind, lens[group.place]));
+                let sum = Payload::new(self.sum(group, landed, kind, lens[group.place]));
                 let target = room(group, kind, len);
                 let late = channel.late;
                 let parts = Transfer::all_gather_parts(late, &lens, kind, sum.memory, target)?;
@@ -389,16 +389,18 @@ impl From<MpiError> for SplitError {
 pub(super) fn split(channel: &Channel, headers: &[Option<Header>]) -> Result<Channel, SplitError> {
     let group = &channel.group;
     let sequence = headers.iter().flatten().map(|h| h.sequence).next().unwrap_or(0);
-    let wish = |share: &Share| Wish::decode(&share.inline).expect("written by encode");
-    let wishes: Vec<Wish> = shares(headers).map(wish).collect();
-    let new = group.sub_group(sequence, &wishes).map_err(SplitError::Comm)?;
+    let split_request =
+        |share: &Share| SplitRequest::decode(&share.inline).expect("written by encode");
+    let split_requests: Vec<SplitRequest> = shares(headers).map(split_request).collect();
+    let new = group.sub_group(sequence, &split_requests).map_err(SplitError::Comm)?;
     // MPI wants small colors and keys: the color's number among all, and the place in the group.
-    let mut colors: Vec<usize> = wishes.iter().map(|wish| wish.color).collect();
+    let mut colors: Vec<usize> =
+        split_requests.iter().map(|split_request| split_request.color).collect();
     colors.sort_unstable();
     colors.dedup();
-    let mine = wishes[group.place].color;
+    let mine = split_requests[group.place].color;
     let color = colors.binary_search(&mine).expect("mine is among them");
     let main = channel.late.split(color, new.place)?;
     let late = main.duplicate()?;
-    Ok(Channel { group: new, main, late, meetings: Default::default() })
+    Ok(Channel { group: new, main, late, exchanges: Default::default() })
 }

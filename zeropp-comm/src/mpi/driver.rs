@@ -8,14 +8,14 @@ use burn::tensor::DType;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use super::channel::Channel;
-use super::collective::{Flight, Meeting, Parcel, Progress, SplitError, Turn, split};
+use super::collective::{HeaderExchange, InProgress, Payload, Progress, SplitError, Turn, split};
 use super::engine::{Command, Input, Join, Output, Shared, Wanted, WhoIsMissing};
-use super::inquest::Inquest;
 use super::mail::{Mail, data_tag};
 use super::sys::{self, Comm, Memory, MpiError, Transfer};
+use super::timeout_attribution::TimeoutAttribution;
 use super::wire::{Carriage, FRAME_MAX, Frame, Header, INLINE_MAX, Share};
 use crate::CommError;
-use crate::driven::{Group, Letter, read_error};
+use crate::progress::{Envelope, Group, read_error};
 use crate::signature::{Operation, Signature};
 
 /// Polls without a pause after something has happened, then a pause each.
@@ -46,7 +46,7 @@ pub(super) struct Driver {
     pub(super) mail: Mail,
     pub(super) departed: Vec<bool>,
     byes: Vec<bool>,
-    pub(super) inquest: Option<Inquest>,
+    pub(super) attribution: Option<TimeoutAttribution>,
     failed_at: Option<Instant>,
     finishing: Option<Instant>,
 }
@@ -71,7 +71,7 @@ impl Driver {
             mail: Mail::new(size, shared.engine.device.clone()),
             departed: vec![false; size],
             byes: vec![false; size],
-            inquest: None,
+            attribution: None,
             failed_at: None,
             finishing: None,
             shared,
@@ -84,7 +84,7 @@ impl Driver {
         loop {
             let mut moved = false;
             while let Ok(command) = self.commands.try_recv() {
-                self.obey(command);
+                self.handle(command);
                 moved = true;
             }
             moved |= self.poll();
@@ -102,7 +102,7 @@ impl Driver {
             };
             match self.commands.recv_timeout(pause) {
                 Ok(command) => {
-                    self.obey(command);
+                    self.handle(command);
                     idle = 0;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -113,14 +113,15 @@ impl Driver {
     }
 
     fn is_busy(&self) -> bool {
-        let flying = |channel: &Channel| channel.meetings.values().any(|m| m.flight.is_some());
+        let in_progress =
+            |channel: &Channel| channel.exchanges.values().any(|m| m.in_progress.is_some());
         !self.outbox.is_empty()
             || self.mail.is_busy()
-            || self.inquest.is_some()
-            || self.channels.values().any(flying)
+            || self.attribution.is_some()
+            || self.channels.values().any(in_progress)
     }
 
-    fn obey(&mut self, command: Command) {
+    fn handle(&mut self, command: Command) {
         match command {
             Command::Join(Join { slot, .. }) | Command::Receive(Wanted { slot, .. })
                 if self.failed_at.is_some() =>
@@ -129,7 +130,7 @@ impl Driver {
             }
             Command::Join(join) => self.join(join),
             Command::Send { .. } if self.failed_at.is_some() => {}
-            Command::Send { to, letter, parcel } => self.send(to, letter, parcel),
+            Command::Send { to, envelope, payload } => self.send(to, envelope, payload),
             Command::Receive(wanted) => {
                 let from = wanted.sender();
                 let result = self.mail.want(self.data, wanted);
@@ -138,9 +139,9 @@ impl Driver {
                     self.lost(from);
                 }
             }
-            Command::Expired { what, slot } => self.open_inquest(what, slot, None),
+            Command::Expired { what, slot } => self.open_attribution(what, slot, None),
             Command::Engine(WhoIsMissing { what, slot, answer }) => {
-                self.open_inquest(what, slot, Some(answer));
+                self.open_attribution(what, slot, Some(answer));
             }
             Command::Fail => self.spread(),
             Command::Depart => {
@@ -181,14 +182,14 @@ impl Driver {
         self.failed_at = Some(Instant::now());
         let error = self.error();
         for channel in self.channels.values_mut() {
-            for (_, meeting) in std::mem::take(&mut channel.meetings) {
-                if let Some(flight) = meeting.flight {
-                    flight.slot.fail(error.clone());
+            for (_, exchange) in std::mem::take(&mut channel.exchanges) {
+                if let Some(in_progress) = exchange.in_progress {
+                    in_progress.slot.fail(error.clone());
                 }
             }
         }
         self.mail.fail(&error);
-        self.inquest = None;
+        self.attribution = None;
         let (rank, error) = self.shared.failure().expect("the world has failed");
         let frame = Frame::Failure(*rank, failure_json(*rank, error));
         self.tell_all(&frame);
@@ -226,35 +227,35 @@ impl Driver {
             return slot.fail(self.error());
         }
         let channel = self.channels.get_mut(&id).expect("looked up above");
-        let new = || Meeting::new(group.size(), group.place);
-        let meeting = channel.meetings.entry(sequence).or_insert_with(new);
-        meeting.headers[group.place] = Some(header);
-        let differing = meeting.differs(&signature).cloned();
-        let missing = meeting.missing();
+        let new = || HeaderExchange::new(group.size(), group.place);
+        let exchange = channel.exchanges.entry(sequence).or_insert_with(new);
+        exchange.headers[group.place] = Some(header);
+        let differing = exchange.differs(&signature).cloned();
+        let missing = exchange.missing();
         if let Some(other) = differing {
             self.fail(self.shared.rank, mismatch(&group, &signature, &other));
             return slot.fail(self.error());
         }
-        meeting.flight = Some(Flight::new(signature, input, slot));
+        exchange.in_progress = Some(InProgress::new(signature, input, slot));
         if let Some(place) = missing.into_iter().find(|p| self.departed[group.members[*p]]) {
             self.lost(group.members[place]);
         }
     }
 
-    fn send(&mut self, to: usize, letter: Letter, parcel: Parcel) {
-        let to = self.channels[&letter.address.group].group.members[to];
-        if parcel.is_small() {
-            let inline = Carriage::Inline(parcel.bytes().to_vec());
-            return self.tell(std::iter::once(to), &Frame::Letter(letter, inline));
+    fn send(&mut self, to: usize, envelope: Envelope, payload: Payload) {
+        let to = self.channels[&envelope.address.group].group.members[to];
+        if payload.is_small() {
+            let inline = Carriage::Inline(payload.bytes().to_vec());
+            return self.tell(std::iter::once(to), &Frame::Envelope(envelope, inline));
         }
         let number = self.mail.next_number(to);
-        let frame = Frame::Letter(letter, Carriage::Transfer(number));
+        let frame = Frame::Envelope(envelope, Carriage::Transfer(number));
         self.tell(std::iter::once(to), &frame);
-        let (memory, kind) = parcel.into_memory();
+        let (memory, kind) = payload.into_memory();
         match Transfer::send(self.data, to, data_tag(number), memory, kind) {
             Ok(transfer) => self.outbox.push(transfer),
             Err(error) => {
-                self.fail(self.shared.rank, error.in_operation(letter.signature.to_string()));
+                self.fail(self.shared.rank, error.in_operation(envelope.signature.to_string()));
             }
         }
     }
@@ -271,7 +272,7 @@ impl Driver {
             Ok(arrived) => moved |= arrived,
             Err(error) => self.fail(self.shared.rank, error),
         }
-        self.poll_inquest();
+        self.poll_attribution();
         moved
     }
 
@@ -316,8 +317,8 @@ impl Driver {
             Frame::Bye => self.byes[from] = true,
             Frame::Ping => self.tell(std::iter::once(from), &Frame::Pong),
             Frame::Pong => {
-                if let Some(inquest) = &mut self.inquest {
-                    inquest.answered[from] = true;
+                if let Some(attribution) = &mut self.attribution {
+                    attribution.answered[from] = true;
                 }
             }
             Frame::Depart => {
@@ -326,8 +327,8 @@ impl Driver {
             }
             _ if self.failed_at.is_some() => {}
             Frame::Header(header) => self.note(header),
-            Frame::Letter(letter, carriage) => {
-                let result = self.mail.deliver(self.data, letter, carriage);
+            Frame::Envelope(envelope, carriage) => {
+                let result = self.mail.deliver(self.data, envelope, carriage);
                 self.settle(result);
             }
         }
@@ -339,10 +340,10 @@ impl Driver {
             return self.early.entry(header.group).or_default().push(header);
         };
         let group = channel.group.clone();
-        let new = || Meeting::new(group.size(), header.place);
-        let meeting = channel.meetings.entry(header.sequence).or_insert_with(new);
-        let mine = meeting.flight.as_ref().map(|flight| flight.signature);
-        meeting.headers[header.place] = Some(header.clone());
+        let new = || HeaderExchange::new(group.size(), header.place);
+        let exchange = channel.exchanges.entry(header.sequence).or_insert_with(new);
+        let mine = exchange.in_progress.as_ref().map(|in_progress| in_progress.signature);
+        exchange.headers[header.place] = Some(header.clone());
         if let Some(mine) = mine.filter(|mine| *mine != header.signature) {
             self.fail(self.shared.rank, mismatch(&group, &mine, &header));
         }
@@ -353,11 +354,13 @@ impl Driver {
         let stuck = self.channels.values().find_map(|channel| {
             let group = &channel.group;
             let place = group.members.iter().position(|member| *member == rank)?;
-            let waits = |meeting: &&Meeting| meeting.headers[place].is_none();
-            let flights = channel.meetings.values().filter(waits).filter_map(|m| m.flight.as_ref());
+            let waits = |exchange: &&HeaderExchange| exchange.headers[place].is_none();
+            let all_in_progress =
+                channel.exchanges.values().filter(waits).filter_map(|m| m.in_progress.as_ref());
             // An operation that only this thread still knows has nobody waiting.
-            let flight = flights.into_iter().find(|f| Arc::strong_count(&f.slot) > 1)?;
-            Some((group.name.clone(), flight.signature.to_string()))
+            let in_progress =
+                all_in_progress.into_iter().find(|f| Arc::strong_count(&f.slot) > 1)?;
+            Some((group.name.clone(), in_progress.signature.to_string()))
         });
         let stuck = stuck.or_else(|| {
             Some((self.mail.waits_for(rank)?.name.clone(), Operation::Recv.to_string()))
@@ -389,21 +392,21 @@ impl Driver {
         let mut made: Option<Channel> = None;
         let mut failure: Option<CommError> = None;
         let channel = self.channels.get_mut(&id).expect("a known group");
-        let mut meetings = std::mem::take(&mut channel.meetings);
+        let mut exchanges = std::mem::take(&mut channel.exchanges);
         let mut turn = Turn { first: true, late: true };
-        for (sequence, Meeting { headers, flight, .. }) in &mut meetings {
-            let Some(flight) = flight else { break };
-            let signature = flight.signature;
+        for (sequence, HeaderExchange { headers, in_progress, .. }) in &mut exchanges {
+            let Some(in_progress) = in_progress else { break };
+            let signature = in_progress.signature;
             let operation = || format!("{}: {signature}", channel.group.name);
-            match flight.advance(channel, headers, turn) {
+            match in_progress.advance(channel, headers, turn) {
                 Ok(Progress::Waiting) => {}
                 Ok(Progress::Done(output)) => {
-                    flight.slot.put(Ok(output));
+                    in_progress.slot.put(Ok(output));
                     done.push(*sequence);
                 }
                 Ok(Progress::Split) => match split(channel, headers) {
                     Ok(new) => {
-                        flight.slot.put(Ok(Output::Group(new.group.clone())));
+                        in_progress.slot.put(Ok(Output::Group(new.group.clone())));
                         made = Some(new);
                         done.push(*sequence);
                     }
@@ -416,11 +419,11 @@ impl Driver {
                 break;
             }
             let done = done.last() == Some(sequence);
-            turn.first &= done || !flight.may_post();
-            turn.late &= done || !flight.may_be_late();
+            turn.first &= done || !in_progress.may_post();
+            turn.late &= done || !in_progress.may_be_late();
         }
-        done.iter().for_each(|sequence| drop(meetings.remove(sequence)));
-        channel.meetings = meetings;
+        done.iter().for_each(|sequence| drop(exchanges.remove(sequence)));
+        channel.exchanges = exchanges;
         if let Some(new) = made {
             let id = new.group.id;
             self.channels.insert(id, new);
@@ -480,8 +483,8 @@ fn header(group: &Group, sequence: u64, signature: Signature, input: &Input) -> 
         // The bytes stay: where another rank has more, all go round once more.
         Input::Bytes(bytes) if bytes.len() <= INLINE_MAX => (bytes.len(), bytes.clone()),
         Input::Bytes(bytes) => (bytes.len(), Vec::new()),
-        Input::Buffer(parcel) if parcel.is_small() => {
-            let inline = parcel.bytes().to_vec();
+        Input::Buffer(payload) if payload.is_small() => {
+            let inline = payload.bytes().to_vec();
             (inline.len(), inline)
         }
         Input::Buffer(_) => (0, Vec::new()),

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use burn::tensor::{DType, Device, Tensor};
 use crossbeam_channel::{Sender, bounded};
 
-use super::collective::Parcel;
+use super::collective::Payload;
 use super::wire::INLINE_MAX;
 use crate::codec::can_send;
-use crate::driven::{self, Awaited, Claim, DrivenCommunicator, Engine, INQUEST_MAX};
+use crate::progress::{self, Awaited, Engine, INQUEST_MAX, ProgressCommunicator, Request};
 use crate::signature::{Operation, Signature};
 use crate::{CommResult, Pending};
 use zeropp_core::device::{take_over, take_to_read};
@@ -26,13 +26,13 @@ pub(super) struct MpiEngine {
     pub(super) device: Device,
 }
 
-pub(super) type Shared = driven::Shared<MpiEngine>;
-pub(super) type Command = driven::Command<MpiEngine>;
-pub(super) type Input = driven::Input<MpiEngine>;
-pub(super) type Join = driven::Join<MpiEngine>;
-pub(super) type Output = driven::Output<MpiEngine>;
-pub(super) type Slot = driven::Slot<MpiEngine>;
-pub(super) type Wanted = driven::Wanted<MpiEngine>;
+pub(super) type Shared = progress::Shared<MpiEngine>;
+pub(super) type Command = progress::Command<MpiEngine>;
+pub(super) type Input = progress::Input<MpiEngine>;
+pub(super) type Join = progress::Join<MpiEngine>;
+pub(super) type Output = progress::Output<MpiEngine>;
+pub(super) type Slot = progress::Slot<MpiEngine>;
+pub(super) type Wanted = progress::Wanted<MpiEngine>;
 
 /// Asks for the ranks that an operation waits for, and fails nothing.
 pub(super) struct WhoIsMissing {
@@ -47,9 +47,9 @@ impl Engine for MpiEngine {
     /// A split's header has room for the name, a color and a key.
     const GROUP_NAME_MAX: usize = INLINE_MAX - 16;
 
-    type Buffer = Parcel;
-    type Parcel = Parcel;
-    type Given = Tensor<1>;
+    type Buffer = Payload;
+    type Payload = Payload;
+    type Received = Tensor<1>;
     type Command = WhoIsMissing;
 
     fn movable(call: &Signature, size: usize) -> Result<(), String> {
@@ -68,31 +68,31 @@ impl Engine for MpiEngine {
     }
 
     fn collective(
-        front: &DrivenCommunicator<Self>,
+        front: &ProgressCommunicator<Self>,
         call: Signature,
         buffer: Tensor<1>,
     ) -> Pending<Tensor<1>> {
         let gathers = call.operation == Operation::AllGather;
-        front.join(call, Input::Buffer(Parcel::new(buffer)), move |output, _| {
+        front.join(call, Input::Buffer(Payload::new(buffer)), move |output, _| {
             let tensor = output.buffer();
             Ok(if gathers { take_to_read(tensor) } else { take_over(tensor) })
         })
     }
 
-    fn parcel(_: &Shared, buffer: Tensor<1>, _to_itself: bool) -> Parcel {
-        Parcel::new(buffer)
+    fn payload(_: &Shared, buffer: Tensor<1>, _to_itself: bool) -> Payload {
+        Payload::new(buffer)
     }
 
-    fn open(message: Tensor<1>, _: &Claim<Self>) -> CommResult<Tensor<1>> {
+    fn open(message: Tensor<1>, _: &Request<Self>) -> CommResult<Tensor<1>> {
         Ok(take_over(message))
     }
 
-    fn missing(claim: &Claim<Self>) -> Vec<usize> {
+    fn missing(request: &Request<Self>) -> Vec<usize> {
         let deadline = Instant::now() + INQUEST_MAX;
-        while !claim.is_done() && Instant::now() < deadline {
+        while !request.is_done() && Instant::now() < deadline {
             let (answer, missing) = bounded(1);
-            let question = WhoIsMissing { what: claim.what, slot: claim.slot.clone(), answer };
-            if claim.shared.commands.send(Command::Engine(question)).is_err() {
+            let question = WhoIsMissing { what: request.what, slot: request.slot.clone(), answer };
+            if request.shared.commands.send(Command::Engine(question)).is_err() {
                 break;
             }
             // Nobody answers while another operation is looked into.

@@ -1,7 +1,7 @@
 //! Messages between two ranks of a group, matched by sender and tag in order.
 //!
-//! A letter announces each message, with its type and length; a short message is in the letter,
-//! a longer one in a transfer of its own, which the receiver posts once letter and receive match.
+//! A envelope announces each message, with its type and length; a short message is in the envelope,
+//! a longer one in a transfer of its own, which the receiver posts once envelope and receive match.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use super::engine::{MpiEngine, Output, Slot, Wanted};
 use super::sys::{Comm, Transfer};
 use super::wire::Carriage;
 use crate::CommError;
-use crate::driven::{Address, Group, Letter, Unmatched};
+use crate::progress::{Address, Envelope, Group, Unmatched};
 use crate::signature::{Operation, Signature};
 
-/// A message that a letter has announced.
+/// A message that a envelope has announced.
 struct Message {
     signature: Signature,
     carriage: Carriage,
@@ -60,19 +60,19 @@ impl Mail {
         number
     }
 
-    /// Takes a letter to the receive that has waited longest.
+    /// Takes a envelope to the receive that has waited longest.
     pub(super) fn deliver(
         &mut self,
         data: Comm,
-        letter: Letter,
+        envelope: Envelope,
         carriage: Carriage,
     ) -> Result<(), CommError> {
-        let message = Message { signature: letter.signature, carriage };
-        let met = self.unmatched.deliver(letter.address, message);
+        let message = Message { signature: envelope.signature, carriage };
+        let met = self.unmatched.deliver(envelope.address, message);
         met.map_or(Ok(()), |(wanted, message)| self.open(data, wanted, message))
     }
 
-    /// Takes the oldest letter for a receive, or lets it wait.
+    /// Takes the oldest envelope for a receive, or lets it wait.
     pub(super) fn want(&mut self, data: Comm, wanted: Wanted) -> Result<(), CommError> {
         let met = self.unmatched.want(wanted);
         met.map_or(Ok(()), |(wanted, message)| self.open(data, wanted, message))
@@ -126,12 +126,12 @@ impl Mail {
         Ok(moved)
     }
 
-    /// The group of a receive from world rank `rank` whose letter someone waits for.
+    /// The group of a receive from world rank `rank` whose envelope someone waits for.
     pub(super) fn waits_for(&self, rank: usize) -> Option<Arc<Group>> {
         self.unmatched.waits_for(rank)
     }
 
-    /// The receive at `address` that `slot` waits for, and whether its letter has come.
+    /// The receive at `address` that `slot` waits for, and whether its envelope has come.
     pub(super) fn find(&self, address: Address, slot: &Arc<Slot>) -> Option<(&Wanted, bool)> {
         let waiting = self.unmatched.find(address, slot).map(|wanted| (wanted, false));
         waiting.or_else(|| {

@@ -18,9 +18,9 @@ mod channel;
 mod collective;
 mod driver;
 mod engine;
-mod inquest;
 mod mail;
 mod sys;
+mod timeout_attribution;
 mod wire;
 
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use std::time::Duration;
 use burn::tensor::Device;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
 
-use super::driven::{DrivenCommunicator, Group, Presence};
+use super::progress::{Group, Liveness, ProgressCommunicator};
 use super::{CommError, CommResult, Communicator};
 use channel::Channel;
 use driver::Driver;
@@ -111,8 +111,8 @@ impl MpiWorld {
             unavailable(&format!("not all processes of the job were there after {s} s"))
         })??;
         end_job_on_panic(shared.rank, describe);
-        let presence = Arc::new(Presence(shared.clone()));
-        let world = Arc::new(DrivenCommunicator::new(group, presence));
+        let liveness = Arc::new(Liveness(shared.clone()));
+        let world = Arc::new(ProgressCommunicator::new(group, liveness));
         Ok(MpiWorld { shared, crew, world: Some(world), thread: Some(thread), ended })
     }
 
@@ -204,7 +204,7 @@ fn open(options: MpiOptions) -> Result<(Driver, Arc<Group>, Crew), MpiError> {
     let (control, data) = (all.duplicate()?, all.duplicate()?);
     let (main, late) = (all.duplicate()?, all.duplicate()?);
     let group = Group::world(rank, size);
-    let world = Channel { group: group.clone(), main, late, meetings: Default::default() };
+    let world = Channel { group: group.clone(), main, late, exchanges: Default::default() };
     let (commands, orders) = unbounded();
     let engine = MpiEngine { device: options.device };
     let shared = Arc::new(Shared::new(engine, options.timeout, (rank, size), commands));

@@ -10,7 +10,7 @@ use ::mpi::ffi;
 use burn::tensor::DType;
 
 use crate::CommError;
-use zeropp_core::host::{HostBuffer, HostTensor};
+use zeropp_core::cpu_tensor::{CpuBuffer, CpuTensor};
 
 /// What an MPI call returned besides success.
 #[derive(Clone, Debug)]
@@ -149,9 +149,9 @@ impl Comm {
 /// Memory that a transfer reads or writes.
 pub(super) enum Memory {
     /// A tensor of `f32` elements: read only.
-    Tensor(HostTensor),
+    Tensor(CpuTensor),
     /// A buffer of `f32` elements.
-    Pooled(HostBuffer),
+    Pooled(CpuBuffer),
     /// Elements of any type.
     Bytes(Vec<u8>),
 }

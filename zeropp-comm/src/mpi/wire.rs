@@ -2,7 +2,7 @@
 //! a point-to-point message holds, that they failed, left, or are alive.
 
 use crate::codec::{get, put};
-use crate::driven::{self, Letter};
+use crate::progress::{self, Envelope};
 
 /// Longest frame, in bytes.
 pub(super) const FRAME_MAX: usize = 2048;
@@ -18,12 +18,12 @@ pub(super) struct Share {
 }
 
 /// What a rank tells the others of a group as it joins a collective.
-pub(super) type Header = driven::Header<Share>;
+pub(super) type Header = progress::Header<Share>;
 
-/// How a message gets to the receiver of its letter.
+/// How a message gets to the receiver of its envelope.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Carriage {
-    /// In the letter.
+    /// In the envelope.
     Inline(Vec<u8>),
     /// In the sender's transfer of this number to this rank.
     Transfer(u32),
@@ -33,7 +33,7 @@ pub(super) enum Carriage {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Frame {
     Header(Header),
-    Letter(Letter, Carriage),
+    Envelope(Envelope, Carriage),
     /// The world's first error as this rank knows it: who saw it, and the error as JSON.
     Failure(usize, Vec<u8>),
     /// The rank has dropped its last communicator.
@@ -56,14 +56,14 @@ impl Frame {
                 put(&mut out, header.brought.len as u64);
                 out.extend_from_slice(&header.brought.inline);
             }
-            Frame::Letter(letter, Carriage::Inline(bytes)) => {
+            Frame::Envelope(envelope, Carriage::Inline(bytes)) => {
                 out.push(1);
-                letter.put(&mut out);
+                envelope.put(&mut out);
                 out.extend_from_slice(bytes);
             }
-            Frame::Letter(letter, Carriage::Transfer(number)) => {
+            Frame::Envelope(envelope, Carriage::Transfer(number)) => {
                 out.push(7);
-                letter.put(&mut out);
+                envelope.put(&mut out);
                 put(&mut out, u64::from(*number));
             }
             Frame::Failure(rank, error) => {
@@ -88,13 +88,15 @@ impl Frame {
             0 => Frame::Header(Header::get(r, |r| {
                 Some(Share { len: get(r)? as usize, inline: r.to_vec() })
             })?),
-            1 => Frame::Letter(Letter::get(r)?, Carriage::Inline(r.to_vec())),
+            1 => Frame::Envelope(Envelope::get(r)?, Carriage::Inline(r.to_vec())),
             2 => Frame::Failure(get(r)? as usize, r.to_vec()),
             3 => Frame::Depart,
             4 => Frame::Bye,
             5 => Frame::Ping,
             6 => Frame::Pong,
-            7 => Frame::Letter(Letter::get(r)?, Carriage::Transfer(u32::try_from(get(r)?).ok()?)),
+            7 => {
+                Frame::Envelope(Envelope::get(r)?, Carriage::Transfer(u32::try_from(get(r)?).ok()?))
+            }
             _ => return None,
         })
     }
@@ -105,7 +107,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::driven::tests::{headers, letters};
+    use crate::progress::tests::{envelopes, headers};
 
     fn frames() -> impl Strategy<Value = Frame> {
         let bytes = || proptest::collection::vec(any::<u8>(), 0..INLINE_MAX + 1);
@@ -117,7 +119,8 @@ mod tests {
         ];
         prop_oneof![
             headers(share).prop_map(Frame::Header),
-            (letters(), carriage).prop_map(|(letter, carriage)| Frame::Letter(letter, carriage)),
+            (envelopes(), carriage)
+                .prop_map(|(envelope, carriage)| Frame::Envelope(envelope, carriage)),
             (0usize..9, bytes()).prop_map(|(rank, error)| Frame::Failure(rank, error)),
             Just(Frame::Depart),
             Just(Frame::Bye),

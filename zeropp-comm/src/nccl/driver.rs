@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Receiver;
 
-use super::engine::{Body, Command, Given, Join, News, Output, Shared, Slot, Wanted};
-use super::inquest::{Inquest, Late};
+use super::engine::{Body, Command, Join, News, Output, Received, Shared, Slot, Wanted};
+use super::header_exchange::HeaderExchange;
 use super::lane::{Label, Lane, LaneError, PinnedJobs, Work};
 use super::library::{Nccl, Transfer, UniqueId};
 use super::links::Links;
 use super::mail::{Mail, Message, give};
-use super::meeting::Meeting;
+use super::timeout_attribution::{Late, TimeoutAttribution};
 use super::wire::{Frame, Header, Route};
 use crate::CommError;
-use crate::driven::{Address, Group, Letter, read_error};
+use crate::progress::{Address, Envelope, Group, read_error};
 use crate::signature::{Operation, Signature};
 use zeropp_core::device::hand_over;
 
@@ -37,7 +37,7 @@ const END_TIME: Duration = Duration::from_secs(5);
 pub(super) struct Channel {
     pub(super) group: Arc<Group>,
     /// Collectives that not all ranks have joined, where this rank is the group's first.
-    pub(super) meetings: BTreeMap<u64, Meeting>,
+    pub(super) exchanges: BTreeMap<u64, HeaderExchange>,
     /// Collectives whose result comes in a frame.
     pub(super) waiting: BTreeMap<u64, (Signature, Arc<Slot>)>,
     /// Collectives that this rank has called.
@@ -46,7 +46,7 @@ pub(super) struct Channel {
 
 impl Channel {
     pub(super) fn new(group: Arc<Group>) -> Channel {
-        Channel { group, meetings: BTreeMap::new(), waiting: BTreeMap::new(), called: 0 }
+        Channel { group, exchanges: BTreeMap::new(), waiting: BTreeMap::new(), called: 0 }
     }
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Driver {
     pinned: PinnedJobs,
     pub(super) mail: Mail,
     pub(super) departed: Vec<bool>,
-    pub(super) inquest: Option<Inquest>,
+    pub(super) attribution: Option<TimeoutAttribution>,
     pub(super) suspicion: Option<Suspicion>,
     pub(super) failed_at: Option<Instant>,
     finishing: Option<Instant>,
@@ -99,7 +99,7 @@ impl Driver {
             pinned: HashMap::new(),
             mail: Mail::default(),
             departed: vec![false; size],
-            inquest: None,
+            attribution: None,
             suspicion: None,
             failed_at: None,
             finishing: None,
@@ -143,7 +143,7 @@ impl Driver {
         if me == 0 {
             (1..size).for_each(|rank| self.links.send(rank, &Frame::Hello));
         }
-        later.into_iter().for_each(|command| self.obey(command));
+        later.into_iter().for_each(|command| self.handle(command));
         Ok(())
     }
 
@@ -151,13 +151,13 @@ impl Driver {
     pub(super) fn run(mut self) {
         while !self.is_over() {
             if let Ok(command) = self.commands.recv_timeout(self.pause()) {
-                self.obey(command);
+                self.handle(command);
                 while let Ok(command) = self.commands.try_recv() {
-                    self.obey(command);
+                    self.handle(command);
                 }
             }
             self.advance();
-            self.poll_inquest();
+            self.poll_attribution();
             self.watch();
         }
     }
@@ -166,7 +166,7 @@ impl Driver {
         if self.suspicion.is_none() && self.lanes.values().any(Lane::is_starting) {
             return STARTING_PAUSE;
         }
-        let watched = self.inquest.is_some() || self.suspicion.is_some();
+        let watched = self.attribution.is_some() || self.suspicion.is_some();
         let ending = self.finishing.is_some();
         if watched || ending || self.lanes.values().any(Lane::is_flying) {
             return FLYING_PAUSE;
@@ -174,7 +174,7 @@ impl Driver {
         IDLE_PAUSE
     }
 
-    fn obey(&mut self, command: Command) {
+    fn handle(&mut self, command: Command) {
         match command {
             Command::Join(Join { slot, .. }) | Command::Receive(Wanted { slot, .. })
                 if self.failed_at.is_some() =>
@@ -183,7 +183,7 @@ impl Driver {
             }
             Command::Join(join) => self.join(join),
             Command::Send { .. } if self.failed_at.is_some() => {}
-            Command::Send { to, letter, parcel } => self.send(to, letter, parcel),
+            Command::Send { to, envelope, payload } => self.send(to, envelope, payload),
             Command::Receive(wanted) => {
                 let from = wanted.sender();
                 let met = self.mail.want(wanted);
@@ -192,7 +192,7 @@ impl Driver {
                     self.lost(from);
                 }
             }
-            Command::Expired { what, slot } => self.open_inquest(Late::Call(what), Some(slot)),
+            Command::Expired { what, slot } => self.open_attribution(Late::Call(what), Some(slot)),
             Command::Fail => self.spread(),
             Command::Depart => {
                 self.departed[self.shared.rank] = true;
@@ -233,7 +233,7 @@ impl Driver {
             Frame::Header(Header { group, .. })
             | Frame::Result(group, ..)
             | Frame::Id(group, ..)
-            | Frame::Letter(Letter { address: Address { group, .. }, .. })
+            | Frame::Envelope(Envelope { address: Address { group, .. }, .. })
                 if !self.channels.contains_key(&group) =>
             {
                 self.early.entry(group).or_default().push((from, frame));
@@ -241,7 +241,7 @@ impl Driver {
             Frame::Header(header) => self.note(header),
             Frame::Result(group, sequence, parts) => self.conclude(group, sequence, parts),
             Frame::Id(group, route, id) => self.start_lane(group, route, UniqueId(*id)),
-            Frame::Letter(letter) => self.take_in(letter),
+            Frame::Envelope(envelope) => self.take_in(envelope),
         }
     }
 
@@ -304,13 +304,13 @@ impl Driver {
         format!("{}: starting a communicator", self.channels[&group].group.name)
     }
 
-    fn send(&mut self, to: usize, letter: Letter, body: Body) {
-        let Letter { address, signature } = letter;
+    fn send(&mut self, to: usize, envelope: Envelope, body: Body) {
+        let Envelope { address, signature } = envelope;
         let Address { group, from, tag } = address;
         let members = self.channels[&group].group.clone();
         if let Body::Own(tensor) = body {
             let issued = Arc::new(Slot::default());
-            issued.put(Ok(Output::Buffer(Given::Issued(None))));
+            issued.put(Ok(Output::Buffer(Received::Issued(None))));
             let met = self.mail.deliver(address, Message { signature, tensor, issued });
             return self.settle(met.map_or(Ok(()), give));
         }
@@ -324,18 +324,18 @@ impl Driver {
             let operation = format!("{}: {signature}", members.name);
             self.push((group, route), (job, transfer, count), (operation, tag), Arc::default());
         }
-        self.links.send(members.members[to], &Frame::Letter(letter));
+        self.links.send(members.members[to], &Frame::Envelope(envelope));
     }
 
     /// Makes room for a message that has been announced, and asks NCCL for it.
-    fn take_in(&mut self, Letter { address, signature }: Letter) {
+    fn take_in(&mut self, Envelope { address, signature }: Envelope) {
         let Address { group, from, tag } = address;
         let members = self.channels[&group].group.clone();
         let Some((kind, len)) = signature.buffer else { return };
         let tensor = self.shared.engine.accelerator.room(len, kind);
         let issued = Arc::new(Slot::default());
         if len == 0 {
-            issued.put(Ok(Output::Buffer(Given::Issued(None))));
+            issued.put(Ok(Output::Buffer(Received::Issued(None))));
         } else {
             let job = self.shared.pin(vec![tensor.clone()]);
             let route = Route::Pair { from, to: members.place };
@@ -398,18 +398,18 @@ impl Driver {
         }
     }
 
-    /// Opens an inquest where an operation has been on the device for too long.
+    /// Opens an attribution where an operation has been on the device for too long.
     fn watch(&mut self) {
-        if self.failed_at.is_some() || self.inquest.is_some() {
+        if self.failed_at.is_some() || self.attribution.is_some() {
             return;
         }
         let timeout = self.shared.timeout;
         let late = self.lanes.iter().find_map(|((group, route), lane)| {
             let late = lane.late(timeout)?;
-            Some(Late::Flight { group: *group, route: *route, late })
+            Some(Late::InProgress { group: *group, route: *route, late })
         });
         if let Some(late) = late {
-            self.open_inquest(late, None);
+            self.open_attribution(late, None);
         }
     }
 

@@ -11,7 +11,7 @@ use super::library::Transfer;
 use super::links::FRAME_MAX;
 use super::wire::Frame;
 use crate::codec::can_send;
-use crate::driven::{self, Claim, DrivenCommunicator, Engine};
+use crate::progress::{self, Engine, ProgressCommunicator, Request};
 use crate::signature::{Operation, Signature, bytes_of};
 use crate::{CommError, CommResult, Communicator, Pending};
 
@@ -23,13 +23,13 @@ pub(super) struct NcclEngine {
     jobs: AtomicU64,
 }
 
-pub(super) type Shared = driven::Shared<NcclEngine>;
-pub(super) type Command = driven::Command<NcclEngine>;
-pub(super) type Input = driven::Input<NcclEngine>;
-pub(super) type Join = driven::Join<NcclEngine>;
-pub(super) type Output = driven::Output<NcclEngine>;
-pub(super) type Slot = driven::Slot<NcclEngine>;
-pub(super) type Wanted = driven::Wanted<NcclEngine>;
+pub(super) type Shared = progress::Shared<NcclEngine>;
+pub(super) type Command = progress::Command<NcclEngine>;
+pub(super) type Input = progress::Input<NcclEngine>;
+pub(super) type Join = progress::Join<NcclEngine>;
+pub(super) type Output = progress::Output<NcclEngine>;
+pub(super) type Slot = progress::Slot<NcclEngine>;
+pub(super) type Wanted = progress::Wanted<NcclEngine>;
 
 /// A buffer on its way into a collective.
 pub(super) enum Buffer {
@@ -50,7 +50,7 @@ pub(super) enum Body {
 }
 
 /// What an operation on a buffer gives.
-pub(super) enum Given {
+pub(super) enum Received {
     /// The operation is queued on the device, and done at this event; none where nothing moves.
     Issued(Option<Arc<Event>>),
     /// A message, and when it is queued.
@@ -102,8 +102,8 @@ impl Engine for NcclEngine {
     const GROUP_NAME_MAX: usize = 1024;
 
     type Buffer = Buffer;
-    type Parcel = Body;
-    type Given = Given;
+    type Payload = Body;
+    type Received = Received;
     type Command = News;
 
     fn movable(call: &Signature, _size: usize) -> Result<(), String> {
@@ -124,7 +124,7 @@ impl Engine for NcclEngine {
     }
 
     fn collective(
-        front: &DrivenCommunicator<Self>,
+        front: &ProgressCommunicator<Self>,
         call: Signature,
         buffer: Tensor<1>,
     ) -> Pending<Tensor<1>> {
@@ -155,16 +155,16 @@ impl Engine for NcclEngine {
             let job = shared.pin(source.into_iter().chain([result.clone()]).collect());
             Buffer::Work { job, transfer, count }
         };
-        front.join(call, Input::Buffer(input), move |output, claim| {
+        front.join(call, Input::Buffer(input), move |output, request| {
             // Sums are made in f32 and rounded to the buffers' type once.
-            follow(claim, output, result).map(|sum| match sum.dtype() == kind {
+            follow(request, output, result).map(|sum| match sum.dtype() == kind {
                 true => sum,
                 false => sum.cast(kind),
             })
         })
     }
 
-    fn parcel(shared: &Shared, buffer: Tensor<1>, to_itself: bool) -> Body {
+    fn payload(shared: &Shared, buffer: Tensor<1>, to_itself: bool) -> Body {
         let count = bytes_of(&buffer);
         if to_itself {
             Body::Own(buffer)
@@ -175,25 +175,29 @@ impl Engine for NcclEngine {
         }
     }
 
-    fn open(message: Given, claim: &Claim<Self>) -> CommResult<Tensor<1>> {
-        let Given::Message(tensor, issued) = message else {
+    fn open(message: Received, request: &Request<Self>) -> CommResult<Tensor<1>> {
+        let Received::Message(tensor, issued) = message else {
             unreachable!("a receive gives a message")
         };
-        follow(claim, claim.wait(&issued)?, tensor)
+        follow(request, request.wait(&issued)?, tensor)
     }
 }
 
 /// Lets the caller's later work on `tensor` come after the operation that gave it.
-fn follow(claim: &Claim<NcclEngine>, output: Output, tensor: Tensor<1>) -> CommResult<Tensor<1>> {
-    let Given::Issued(event) = output.buffer() else { unreachable!("an operation on a buffer") };
+fn follow(
+    request: &Request<NcclEngine>,
+    output: Output,
+    tensor: Tensor<1>,
+) -> CommResult<Tensor<1>> {
+    let Received::Issued(event) = output.buffer() else { unreachable!("an operation on a buffer") };
     if let Some(event) = event {
-        let joined = claim.shared.engine.accelerator.join(&tensor, event);
+        let joined = request.shared.engine.accelerator.join(&tensor, event);
         joined.map_err(|text| {
-            let operation = format!("{}: {}", claim.group.name, claim.what.operation());
-            claim.shared.device_error(operation, text)
+            let operation = format!("{}: {}", request.group.name, request.what.operation());
+            request.shared.device_error(operation, text)
         })?;
         // An aborted operation is over as well, with nothing in the buffer.
-        claim.shared.error().map_or(Ok(()), Err)?;
+        request.shared.error().map_or(Ok(()), Err)?;
     }
     Ok(tensor)
 }

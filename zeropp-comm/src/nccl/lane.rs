@@ -1,12 +1,12 @@
 //! One NCCL communicator of this rank with a queue of the device of its own, and the operations on
-//! it: waiting for their buffers, being issued, flying.
+//! it: waiting for their buffers, being issued, in_progress.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::accelerator::{Accelerator, DeviceResult, Event, Pinned, RawStream};
-use super::engine::{Given, Output, Slot};
+use super::engine::{Output, Received, Slot};
 use super::library::{Comm, Nccl, NcclError, Transfer, UniqueId};
 
 /// An operation that NCCL is to carry out.
@@ -28,7 +28,7 @@ pub(super) struct Label {
 }
 
 /// An operation on the device.
-struct Flight {
+struct InProgress {
     label: Label,
     /// Buffers stay where they are until the device is done with them.
     _pinned: Box<dyn std::any::Any + Send>,
@@ -46,7 +46,7 @@ pub(super) enum LaneError {
 }
 
 /// An operation that takes too long.
-pub(super) struct LateFlight {
+pub(super) struct LateOperation {
     pub(super) label: Label,
     /// Whether it has begun, so that others are to blame.
     pub(super) begun: bool,
@@ -65,7 +65,7 @@ pub(super) struct Lane {
     queue: VecDeque<Work>,
     /// The operation that NCCL is still issuing in the background.
     issuing: Option<(Work, Pinned)>,
-    flying: VecDeque<Flight>,
+    in_progress: VecDeque<InProgress>,
 }
 
 impl Lane {
@@ -78,7 +78,7 @@ impl Lane {
             started: false,
             queue: VecDeque::new(),
             issuing: None,
-            flying: VecDeque::new(),
+            in_progress: VecDeque::new(),
         })
     }
 
@@ -109,27 +109,27 @@ impl Lane {
 
     /// Whether an operation is on the device.
     pub(super) fn is_flying(&self) -> bool {
-        !self.flying.is_empty()
+        !self.in_progress.is_empty()
     }
 
     /// Whether nothing is under way.
     pub(super) fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.issuing.is_none() && self.flying.is_empty()
+        self.queue.is_empty() && self.issuing.is_none() && self.in_progress.is_empty()
     }
 
     /// Sequence number of the first operation that has not begun.
     pub(super) fn first_waiting(&self) -> Option<u64> {
-        let flying = self.flying.iter().filter(|f| f.begun.is_none()).map(|f| &f.label);
+        let in_progress = self.in_progress.iter().filter(|f| f.begun.is_none()).map(|f| &f.label);
         let issuing = self.issuing.iter().map(|(work, _)| &work.label);
         let queued = self.queue.iter().map(|work| &work.label);
-        flying.chain(issuing).chain(queued).map(|label| label.sequence).next()
+        in_progress.chain(issuing).chain(queued).map(|label| label.sequence).next()
     }
 
     /// Carries operations forward as far as they go. Whether anything happened.
     pub(super) fn advance(&mut self, pinned: &mut PinnedJobs) -> Result<bool, LaneError> {
-        let mut moved = self.land()?;
+        let mut moved = self.finish()?;
         let Some(comm) = &self.comm else { return Ok(moved) };
-        let busy = !self.started || self.issuing.is_some() || !self.flying.is_empty();
+        let busy = !self.started || self.issuing.is_some() || !self.in_progress.is_empty();
         if busy && !comm.is_ready().map_err(|e| LaneError::Nccl(e, self.doing()))? {
             return Ok(moved);
         }
@@ -168,8 +168,8 @@ impl Lane {
 
     /// The operation that an error of the communicator most likely belongs to.
     fn doing(&self) -> String {
-        let flying = self.flying.front().map(|f| &f.label);
-        let label = flying.or(self.issuing.as_ref().map(|(work, _)| &work.label));
+        let in_progress = self.in_progress.front().map(|f| &f.label);
+        let label = in_progress.or(self.issuing.as_ref().map(|(work, _)| &work.label));
         let label = label.or(self.queue.front().map(|work| &work.label));
         label.map_or("starting a communicator".into(), |label| label.operation.clone())
     }
@@ -182,7 +182,7 @@ impl Lane {
         let (work, pins) = self.issuing.take().expect("looked at above");
         let done = Arc::new(Event::new(self.accelerator.clone(), raw));
         let ready = Event::new(self.accelerator.clone(), pins.ready);
-        self.flying.push_back(Flight {
+        self.in_progress.push_back(InProgress {
             label: work.label,
             _pinned: pins.keep,
             ready,
@@ -190,27 +190,27 @@ impl Lane {
             issued: Instant::now(),
             begun: None,
         });
-        work.slot.put(Ok(Output::Buffer(Given::Issued(Some(done)))));
+        work.slot.put(Ok(Output::Buffer(Received::Issued(Some(done)))));
         Ok(())
     }
 
     /// Lets go of operations that are done.
-    fn land(&mut self) -> Result<bool, LaneError> {
+    fn finish(&mut self) -> Result<bool, LaneError> {
         let mut moved = false;
-        while let Some(flight) = self.flying.front_mut() {
-            let trouble = |text| LaneError::Device(text, flight.label.operation.clone());
-            if flight.begun.is_none() {
-                if !flight.ready.is_done().map_err(trouble)? {
+        while let Some(in_progress) = self.in_progress.front_mut() {
+            let trouble = |text| LaneError::Device(text, in_progress.label.operation.clone());
+            if in_progress.begun.is_none() {
+                if !in_progress.ready.is_done().map_err(trouble)? {
                     break;
                 }
-                flight.begun = Some(Instant::now());
+                in_progress.begun = Some(Instant::now());
                 moved = true;
             }
-            let trouble = |text| LaneError::Device(text, flight.label.operation.clone());
-            if !flight.done.is_done().map_err(trouble)? {
+            let trouble = |text| LaneError::Device(text, in_progress.label.operation.clone());
+            if !in_progress.done.is_done().map_err(trouble)? {
                 break;
             }
-            self.flying.pop_front();
+            self.in_progress.pop_front();
             moved = true;
         }
         Ok(moved)
@@ -218,13 +218,16 @@ impl Lane {
 
     /// The first operation on the device that has been there too long. One that has not begun
     /// waits for this rank's own work, and gets twice the time: whoever waits for it speaks first.
-    pub(super) fn late(&self, timeout: Duration) -> Option<LateFlight> {
-        let flight = self.flying.front()?;
-        let late = match flight.begun {
+    pub(super) fn late(&self, timeout: Duration) -> Option<LateOperation> {
+        let in_progress = self.in_progress.front()?;
+        let late = match in_progress.begun {
             Some(begun) => begun.elapsed() > timeout,
-            None => flight.issued.elapsed() > timeout.saturating_mul(2),
+            None => in_progress.issued.elapsed() > timeout.saturating_mul(2),
         };
-        late.then(|| LateFlight { label: flight.label.clone(), begun: flight.begun.is_some() })
+        late.then(|| LateOperation {
+            label: in_progress.label.clone(),
+            begun: in_progress.begun.is_some(),
+        })
     }
 
     /// Ends all operations: those that have not been issued never are, those on the device are
@@ -243,11 +246,11 @@ impl Lane {
     /// Looks after operations that were aborted. Whether all are gone.
     pub(super) fn drain(&mut self) -> bool {
         // A device that reports errors now has reported them to the user already.
-        let done = |f: &Flight| f.done.is_done().unwrap_or(true);
-        while self.flying.front().is_some_and(done) {
-            self.flying.pop_front();
+        let done = |f: &InProgress| f.done.is_done().unwrap_or(true);
+        while self.in_progress.front().is_some_and(done) {
+            self.in_progress.pop_front();
         }
-        self.flying.is_empty()
+        self.in_progress.is_empty()
     }
 
     /// Starts to end an idle communicator in good order.
@@ -268,10 +271,10 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        if self.flying.is_empty() {
+        if self.in_progress.is_empty() {
             return self.accelerator.free_stream(self.stream);
         }
         // The device still uses these: better lost than handed to somebody else.
-        self.flying.drain(..).for_each(std::mem::forget);
+        self.in_progress.drain(..).for_each(std::mem::forget);
     }
 }

@@ -19,12 +19,12 @@ pub mod cuda;
 mod driver;
 mod engine;
 mod gpus;
-mod inquest;
+mod header_exchange;
 mod lane;
 mod library;
 mod links;
 mod mail;
-mod meeting;
+mod timeout_attribution;
 mod wire;
 
 use std::net::Ipv4Addr;
@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
 
-use super::driven::{DrivenCommunicator, Group, Presence};
+use super::progress::{Group, Liveness, ProgressCommunicator};
 use super::{CommError, CommResult, Communicator};
 use crate::rendezvous::Rendezvous;
 pub use accelerator::{Accelerator, DeviceResult, Event, OnPinned, Pinned, RawEvent, RawStream};
@@ -126,8 +126,8 @@ impl NcclWorld {
         start.recv().unwrap_or_else(|_| {
             Err(shared.device_error("starting", "the communication thread ended".into()))
         })?;
-        let presence = Arc::new(Presence(shared.clone()));
-        let world = Arc::new(DrivenCommunicator::new(group, presence));
+        let liveness = Arc::new(Liveness(shared.clone()));
+        let world = Arc::new(ProgressCommunicator::new(group, liveness));
         Ok(NcclWorld { shared, world: Some(world), version, thread: Some(thread), ended })
     }
 

@@ -3,11 +3,11 @@
 
 use super::library::UniqueId;
 use crate::codec::{get, put, put_all};
-use crate::driven::{self, Letter};
+use crate::progress::{self, Envelope};
 
 /// What a rank tells the first rank of a group as it joins a collective, with what it brings to an
 /// exchange or a split.
-pub(super) type Header = driven::Header<Vec<u8>>;
+pub(super) type Header = progress::Header<Vec<u8>>;
 
 /// Which of a group's communicators: that of all ranks, or one that carries messages from one
 /// place to another.
@@ -25,7 +25,7 @@ pub(super) enum Frame {
     Result(u64, u64, Vec<Vec<u8>>),
     /// The identity of a group's communicator.
     Id(u64, Route, Box<[u8; 128]>),
-    Letter(Letter),
+    Envelope(Envelope),
     /// The world's first error as this rank knows it: who saw it, and the error as JSON.
     Failure(usize, Vec<u8>),
     /// Says who this is; nothing else.
@@ -70,9 +70,9 @@ impl Frame {
                 put_all(&mut out, &[*group, from, to]);
                 out.extend_from_slice(&id[..]);
             }
-            Frame::Letter(letter) => {
+            Frame::Envelope(envelope) => {
                 out.push(3);
-                letter.put(&mut out);
+                envelope.put(&mut out);
             }
             Frame::Failure(rank, error) => {
                 out.push(4);
@@ -119,7 +119,7 @@ impl Frame {
                 *r = tail;
                 Frame::Id(group, route, Box::new(*id))
             }
-            3 => Frame::Letter(Letter::get(r)?),
+            3 => Frame::Envelope(Envelope::get(r)?),
             4 => Frame::Failure(get(r)? as usize, std::mem::take(r).to_vec()),
             5 => Frame::Hello,
             6 => Frame::Depart,
@@ -136,7 +136,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::driven::tests::{headers, letters};
+    use crate::progress::tests::{envelopes, headers};
 
     fn frames() -> impl Strategy<Value = Frame> {
         let bytes = || proptest::collection::vec(any::<u8>(), 0..300);
@@ -153,7 +153,7 @@ mod tests {
                 route,
                 Box::new([byte; 128])
             )),
-            letters().prop_map(Frame::Letter),
+            envelopes().prop_map(Frame::Envelope),
             (0usize..9, bytes()).prop_map(|(rank, error)| Frame::Failure(rank, error)),
             Just(Frame::Hello),
             Just(Frame::Depart),

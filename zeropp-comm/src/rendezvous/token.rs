@@ -1,11 +1,10 @@
 //! The secret that the processes of a job share.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use zeropp_core::field_error::FieldError;
+use zeropp_core::files::read_text;
 
 /// The variable that holds the token.
 pub const TOKEN_VARIABLE: &str = "ZEROPP_TOKEN";
@@ -69,23 +68,17 @@ impl Token {
 
 fn read(path: &Path, error: &dyn Fn(String, &str) -> FieldError) -> Result<String, FieldError> {
     let unreadable = |e: std::io::Error| error(format!("cannot be read ({e})"), "name a file");
-    let file = File::open(path).map_err(unreadable)?;
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        let mode = file.metadata().map_err(unreadable)?.permissions().mode() & 0o777;
+        let mode = std::fs::metadata(path).map_err(unreadable)?.permissions().mode() & 0o777;
         if mode & 0o077 != 0 {
             let problem = format!("others may read it (mode {mode:o})");
             return Err(error(problem, &format!("use chmod 600 {}", path.display())));
         }
     }
-    let mut text = String::new();
-    file.take(TOKEN_BYTES_MAX + 1).read_to_string(&mut text).map_err(unreadable)?;
-    if text.len() as u64 > TOKEN_BYTES_MAX {
-        let problem = format!("is longer than {TOKEN_BYTES_MAX} bytes");
-        return Err(error(problem, "put nothing but the token into it"));
-    }
-    Ok(text)
+    // A secret has no place in a message, whatever is wrong with it: `read_text` quotes nothing.
+    read_text(path, TOKEN_BYTES_MAX).map_err(unreadable)
 }
 
 impl fmt::Debug for Token {
@@ -128,7 +121,7 @@ mod tests {
         std::fs::write(&path, "short").unwrap();
         refused(None, "has 5 characters of the 16 needed");
         std::fs::write(&path, "x".repeat(5000)).unwrap();
-        refused(None, "is longer than 4096 bytes");
+        refused(None, "it has more than 4096 bytes, the most that are read");
         let error = Token::find(None, variable("hunter2")).unwrap_err().to_string();
         assert!(error.contains("ZEROPP_TOKEN = (hidden): has 7 characters"), "{error}");
     }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
+use super::barrier::{Input, Output, RankBarrier};
 use super::group::{Group, buffers_of};
-use super::rendezvous::{Input, Output, Rendezvous};
 use crate::CommError;
 use crate::kernels;
 use crate::signature::Operation;
@@ -22,45 +22,45 @@ const BYTES_A_JOB: usize = 1 << 20;
 
 /// Carries out a collective: small things here, on the last rank's thread, where handing them
 /// over would take longer; copies and sums of large buffers on the workers.
-pub(super) fn start(group: &Arc<Group>, meeting: &Arc<Rendezvous>, inputs: Vec<Input>) {
-    match meeting.signature.operation {
-        Operation::Barrier => deliver(group, meeting, inputs.iter().map(|_| Output::Nothing)),
-        Operation::Exchange => exchange(group, meeting, inputs),
-        Operation::Split => split(group, meeting, inputs),
-        Operation::Broadcast => broadcast(group, meeting, buffers_of(inputs)),
+pub(super) fn start(group: &Arc<Group>, barrier: &Arc<RankBarrier>, inputs: Vec<Input>) {
+    match barrier.signature.operation {
+        Operation::Barrier => deliver(group, barrier, inputs.iter().map(|_| Output::Nothing)),
+        Operation::Exchange => exchange(group, barrier, inputs),
+        Operation::Split => split(group, barrier, inputs),
+        Operation::Broadcast => broadcast(group, barrier, buffers_of(inputs)),
         Operation::AllGather | Operation::AllReduce | Operation::ReduceScatter => {
-            compute(group, meeting, buffers_of(inputs));
+            compute(group, barrier, buffers_of(inputs));
         }
         Operation::Send | Operation::Recv => unreachable!("not a collective"),
     }
 }
 
 /// Gives every rank its result, in rank order.
-fn deliver(group: &Group, meeting: &Rendezvous, outputs: impl IntoIterator<Item = Output>) {
-    meeting.seats.put(outputs);
-    group.finish(meeting);
+fn deliver(group: &Group, barrier: &RankBarrier, outputs: impl IntoIterator<Item = Output>) {
+    barrier.slots.put(outputs);
+    group.finish(barrier);
 }
 
-fn exchange(group: &Group, meeting: &Rendezvous, inputs: Vec<Input>) {
+fn exchange(group: &Group, barrier: &RankBarrier, inputs: Vec<Input>) {
     let bytes = |input| match input {
         Input::Bytes(bytes) => bytes,
         _ => unreachable!("signatures are equal, so every rank passed bytes"),
     };
     let all: Vec<Vec<u8>> = inputs.into_iter().map(bytes).collect();
-    deliver(group, meeting, (0..all.len()).map(|_| Output::Bytes(all.clone())));
+    deliver(group, barrier, (0..all.len()).map(|_| Output::Bytes(all.clone())));
 }
 
-fn broadcast(group: &Group, meeting: &Rendezvous, buffers: Vec<Tensor<1>>) {
-    let root = meeting.signature.root.expect("a broadcast names its root");
+fn broadcast(group: &Group, barrier: &RankBarrier, buffers: Vec<Tensor<1>>) {
+    let root = barrier.signature.root.expect("a broadcast names its root");
     let sent = &buffers[root];
     let received = |own: &Tensor<1>| hand_over(kernels::on(&own.device(), sent));
     let outputs: Vec<Tensor<1>> = buffers.iter().map(received).collect();
     drop(buffers);
-    deliver(group, meeting, outputs.into_iter().map(Output::Buffer));
+    deliver(group, barrier, outputs.into_iter().map(Output::Buffer));
 }
 
 /// Makes one group of each color; ranks are ordered by key, then by their order in this group.
-fn split(group: &Arc<Group>, meeting: &Rendezvous, inputs: Vec<Input>) {
+fn split(group: &Arc<Group>, barrier: &RankBarrier, inputs: Vec<Input>) {
     let mut colors: BTreeMap<usize, Vec<(usize, usize, String)>> = BTreeMap::new();
     for (place, input) in inputs.into_iter().enumerate() {
         let Input::Split(name, color, key) = input else {
@@ -73,7 +73,7 @@ fn split(group: &Arc<Group>, meeting: &Rendezvous, inputs: Vec<Input>) {
         ranks.sort();
         let (_, first, name) = ranks[0].clone();
         if let Some((_, other, theirs)) = ranks.iter().find(|rank| rank.2 != name) {
-            return names_differ(group, meeting, (*other, theirs), (first, &name));
+            return names_differ(group, barrier, (*other, theirs), (first, &name));
         }
         let places: Vec<usize> = ranks.iter().map(|&(_, place, _)| place).collect();
         let part = Group::new(group.world.clone(), name, group.world_ranks(&places));
@@ -81,41 +81,41 @@ fn split(group: &Arc<Group>, meeting: &Rendezvous, inputs: Vec<Input>) {
             outputs[place] = Some(Output::Group(part.clone(), index));
         }
     }
-    deliver(group, meeting, outputs.into_iter().flatten());
+    deliver(group, barrier, outputs.into_iter().flatten());
 }
 
 /// Fails the world: two ranks of one color disagree about its name.
 fn names_differ(
     group: &Group,
-    meeting: &Rendezvous,
+    barrier: &RankBarrier,
     (place, mine): (usize, &str),
     (peer, theirs): (usize, &str),
 ) {
     let error = CommError::Mismatch {
         group: group.name.clone(),
-        sequence: meeting.sequence,
+        sequence: barrier.sequence,
         rank: group.members[place],
-        mine: format!("{} into {mine}", meeting.signature),
+        mine: format!("{} into {mine}", barrier.signature),
         peer: group.members[peer],
-        theirs: format!("{} into {theirs}", meeting.signature),
+        theirs: format!("{} into {theirs}", barrier.signature),
     };
     group.world.fail(group.members[place], error);
 }
 
 /// Cuts the work into jobs, one of which may serve several ranks.
-fn compute(group: &Arc<Group>, meeting: &Arc<Rendezvous>, inputs: Vec<Tensor<1>>) {
+fn compute(group: &Arc<Group>, barrier: &Arc<RankBarrier>, inputs: Vec<Tensor<1>>) {
     let bytes: usize = inputs.iter().map(|t| t.dims()[0] * t.dtype().size()).sum();
     let workers = &group.world.workers;
     let inline = bytes <= group.world.options.inline_bytes || workers.count() == 0;
     let size = inputs.len();
-    let parts = match meeting.signature.operation {
+    let parts = match barrier.signature.operation {
         Operation::ReduceScatter if !inline => {
             (bytes / BYTES_A_JOB).clamp(1, size.min(workers.count()))
         }
         _ => 1,
     };
     let outputs = Mutex::new(vec![None; size]);
-    let work = Work { group: group.clone(), meeting: meeting.clone(), inputs, outputs };
+    let work = Work { group: group.clone(), barrier: barrier.clone(), inputs, outputs };
     // `repeat_n` gives its own reference away with the last job: only jobs own the work.
     for (part, work) in repeat_n(Arc::new(work), parts).enumerate() {
         let places = part * size / parts..(part + 1) * size / parts;
@@ -130,7 +130,7 @@ fn compute(group: &Arc<Group>, meeting: &Arc<Rendezvous>, inputs: Vec<Tensor<1>>
 /// The inputs of one collective, and its results until they are complete.
 struct Work {
     group: Arc<Group>,
-    meeting: Arc<Rendezvous>,
+    barrier: Arc<RankBarrier>,
     inputs: Vec<Tensor<1>>,
     outputs: Mutex<Vec<Option<Tensor<1>>>>,
 }
@@ -148,14 +148,14 @@ impl Work {
                 }
             }
             Err(panic) => {
-                fail_with_panic(&self.group, &self.meeting, first, &*panic);
+                fail_with_panic(&self.group, &self.barrier, first, &*panic);
             }
         }
     }
 
     fn make(&self, places: Range<usize>) {
         let buffers = &self.group.buffers;
-        let made = match self.meeting.signature.operation {
+        let made = match self.barrier.signature.operation {
             Operation::AllGather => kernels::all_gather(buffers, &self.inputs),
             Operation::AllReduce => kernels::all_reduce(buffers, &self.inputs),
             _ => places
@@ -174,20 +174,20 @@ impl Work {
     fn complete(self) {
         drop(self.inputs);
         let outputs = self.outputs.into_inner().into_iter().flatten();
-        deliver(&self.group, &self.meeting, outputs.map(Output::Buffer));
+        deliver(&self.group, &self.barrier, outputs.map(Output::Buffer));
     }
 }
 
 /// Fails the world: what the rank at `place` asked for has panicked.
 pub(crate) fn fail_with_panic(
     group: &Group,
-    meeting: &Rendezvous,
+    barrier: &RankBarrier,
     place: usize,
     panic: &(dyn Any + Send),
 ) {
     let error = CommError::Backend {
         engine: "threads".into(),
-        operation: format!("{}: {}", group.name, meeting.signature),
+        operation: format!("{}: {}", group.name, barrier.signature),
         code: 0,
         text: panic_text(panic),
     };
@@ -206,9 +206,9 @@ mod tests {
     use super::*;
     use crate::signature::Signature;
     use crate::threads::ThreadsOptions;
-    use crate::threads::seats::Wait;
+    use crate::threads::result_slots::Wait;
     use crate::threads::world::World;
-    use zeropp_core::host::from_vec;
+    use zeropp_core::cpu_tensor::from_vec;
 
     #[test]
     fn a_panic_on_a_worker_fails_the_world() {
@@ -221,9 +221,9 @@ mod tests {
             let input = Input::Buffer(from_vec(vec![0.0; len], [len]));
             group.join(place, 0, signature, input).unwrap()
         };
-        let meeting = join(0, 4);
+        let barrier = join(0, 4);
         join(1, 2);
-        let Wait::Failed(error) = meeting.seats.wait(0, 0, &world) else {
+        let Wait::Failed(error) = barrier.slots.wait(0, 0, &world) else {
             panic!("the wait ends with the failure");
         };
         let text = error.to_string();

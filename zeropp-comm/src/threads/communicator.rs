@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{DType, Tensor};
 
+use super::barrier::{Input, Output, RankBarrier, opened};
 use super::group::Group;
 use super::mail::{self, Address, Found, Receive};
-use super::rendezvous::{Input, Output, Rendezvous, opened};
-use super::seats::Wait;
-use super::world::Presence;
+use super::result_slots::Wait;
+use super::world::Liveness;
 use crate::signature::{Operation, Signature, bytes_of};
 use crate::stats::Traffic;
 use crate::{CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks};
@@ -19,15 +19,15 @@ use zeropp_core::device::{hand_over, take_over};
 pub(crate) struct ThreadsCommunicator {
     group: Arc<Group>,
     place: usize,
-    presence: Arc<Presence>,
+    liveness: Arc<Liveness>,
     sequence: AtomicU64,
     traffic: Traffic,
 }
 
 impl ThreadsCommunicator {
-    pub(crate) fn new(group: Arc<Group>, place: usize, presence: Arc<Presence>) -> Self {
+    pub(crate) fn new(group: Arc<Group>, place: usize, liveness: Arc<Liveness>) -> Self {
         let sequence = AtomicU64::new(0);
-        Self { group, place, presence, sequence, traffic: Traffic::default() }
+        Self { group, place, liveness, sequence, traffic: Traffic::default() }
     }
 
     /// Takes part in the group's next collective; `open` turns what comes out into the result.
@@ -40,9 +40,9 @@ impl ThreadsCommunicator {
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         match self.group.join(self.place, sequence, signature, input) {
             Err(error) => Pending::ready(Err(error)),
-            Ok(meeting) => {
+            Ok(barrier) => {
                 let group = self.group.clone();
-                Pending::in_flight(Box::new(Ticket { group, place: self.place, meeting, open }))
+                Pending::in_flight(Box::new(Ticket { group, place: self.place, barrier, open }))
             }
         }
     }
@@ -69,7 +69,7 @@ impl ThreadsCommunicator {
 
     /// The world's first error, if there is one.
     fn healthy(&self) -> CommResult<()> {
-        self.group.world.error(self.presence.rank).map_or(Ok(()), Err)
+        self.group.world.error(self.liveness.rank).map_or(Ok(()), Err)
     }
 
     /// Fails the world with a call that cannot be carried out.
@@ -77,7 +77,7 @@ impl ThreadsCommunicator {
         self.healthy()?;
         let error = CommError::Invalid {
             group: self.group.name.clone(),
-            rank: self.presence.rank,
+            rank: self.liveness.rank,
             operation: operation.to_string(),
             problem,
         };
@@ -153,7 +153,7 @@ impl Communicator for ThreadsCommunicator {
             Ok(Found::Message(message)) => Pending::ready(Ok(take_over(message))),
             Ok(Found::Waiting(receive)) => {
                 let group = self.group.clone();
-                Pending::in_flight(Box::new(Letter { group, receive }))
+                Pending::in_flight(Box::new(Envelope { group, receive }))
             }
         }
     }
@@ -170,11 +170,11 @@ impl Communicator for ThreadsCommunicator {
         let input = Input::Split(name.to_owned(), color, key);
         let signature = Signature::bare(Operation::Split);
         let (group, place) = self.collective(signature, input, open).wait()?;
-        Ok(Arc::new(Self::new(group, place, self.presence.clone())))
+        Ok(Arc::new(Self::new(group, place, self.liveness.clone())))
     }
 
     fn abort(&self, reason: &str) {
-        let rank = self.presence.rank;
+        let rank = self.liveness.rank;
         self.group.world.fail(rank, CommError::Aborted { rank, reason: reason.to_owned() });
     }
 
@@ -187,36 +187,36 @@ impl Communicator for ThreadsCommunicator {
     }
 }
 
-/// A rank's claim on its result of a collective.
+/// A rank's request on its result of a collective.
 struct Ticket<T> {
     group: Arc<Group>,
     place: usize,
-    meeting: Arc<Rendezvous>,
+    barrier: Arc<RankBarrier>,
     open: fn(Output) -> T,
 }
 
 impl<T> InFlight<T> for Ticket<T> {
     fn is_done(&mut self) -> bool {
         let rank = self.group.members[self.place];
-        self.meeting.seats.has(self.place) || self.group.world.error(rank).is_some()
+        self.barrier.slots.has(self.place) || self.group.world.error(rank).is_some()
     }
 
     fn missing(&mut self) -> Vec<usize> {
-        self.group.world_ranks(&self.meeting.missing())
+        self.group.world_ranks(&self.barrier.missing())
     }
 
     fn wait(self: Box<Self>) -> CommResult<T> {
         let world = &self.group.world;
-        match self.meeting.seats.wait(self.place, self.group.members[self.place], world) {
+        match self.barrier.slots.wait(self.place, self.group.members[self.place], world) {
             Wait::Done(output) => Ok((self.open)(output)),
             Wait::Failed(error) => Err(error),
             Wait::Expired => {
                 let error = CommError::Timeout {
                     group: self.group.name.clone(),
-                    operation: self.meeting.signature.to_string(),
-                    sequence: self.meeting.sequence,
+                    operation: self.barrier.signature.to_string(),
+                    sequence: self.barrier.sequence,
                     after_s: world.options.timeout.as_secs_f64(),
-                    missing: self.group.world_ranks(&self.meeting.missing()),
+                    missing: self.group.world_ranks(&self.barrier.missing()),
                 };
                 self.group.fail(self.place, error)
             }
@@ -224,20 +224,20 @@ impl<T> InFlight<T> for Ticket<T> {
     }
 }
 
-/// A rank's claim on a message.
-struct Letter {
+/// A rank's request on a message.
+struct Envelope {
     group: Arc<Group>,
     receive: Arc<Receive>,
 }
 
-impl InFlight<Tensor<1>> for Letter {
+impl InFlight<Tensor<1>> for Envelope {
     fn is_done(&mut self) -> bool {
         let rank = self.group.members[self.receive.address.to];
-        self.receive.seat.has(0) || self.group.world.error(rank).is_some()
+        self.receive.slot.has(0) || self.group.world.error(rank).is_some()
     }
 
     fn missing(&mut self) -> Vec<usize> {
-        match self.receive.seat.has(0) {
+        match self.receive.slot.has(0) {
             true => Vec::new(),
             false => self.group.world_ranks(&[self.receive.address.from]),
         }
@@ -245,7 +245,7 @@ impl InFlight<Tensor<1>> for Letter {
 
     fn wait(self: Box<Self>) -> CommResult<Tensor<1>> {
         let (world, address) = (&self.group.world, self.receive.address);
-        match self.receive.seat.wait(0, self.group.members[address.to], world) {
+        match self.receive.slot.wait(0, self.group.members[address.to], world) {
             Wait::Done(message) => Ok(take_over(message)),
             Wait::Failed(error) => Err(error),
             Wait::Expired => {

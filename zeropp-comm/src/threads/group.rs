@@ -6,9 +6,9 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
+use super::barrier::{Input, RankBarrier};
 use super::collective;
 use super::mail::Mail;
-use super::rendezvous::{Input, Rendezvous};
 use super::world::World;
 use crate::buffers::Buffers;
 use crate::signature::{Operation, Signature};
@@ -22,7 +22,7 @@ pub(crate) struct Group {
     pub(crate) members: Vec<usize>,
     pub(crate) buffers: Buffers,
     pub(super) mail: Mutex<Mail>,
-    meetings: Mutex<HashMap<u64, Arc<Rendezvous>>>,
+    barriers: Mutex<HashMap<u64, Arc<RankBarrier>>>,
 }
 
 impl Group {
@@ -34,7 +34,7 @@ impl Group {
             members,
             buffers: Buffers::default(),
             mail: Mutex::default(),
-            meetings: Mutex::default(),
+            barriers: Mutex::default(),
         });
         group.world.register(&group);
         group
@@ -58,46 +58,46 @@ impl Group {
         sequence: u64,
         signature: Signature,
         input: Input,
-    ) -> CommResult<Arc<Rendezvous>> {
-        self.meet(place, sequence, signature, input, |meeting, inputs| {
-            collective::start(self, meeting, inputs);
+    ) -> CommResult<Arc<RankBarrier>> {
+        self.enter_barrier(place, sequence, signature, input, |barrier, inputs| {
+            collective::start(self, barrier, inputs);
         })
     }
 
     /// The same with what the rank that arrives last does: it has all inputs, in rank order, and
-    /// leaves the results in the meeting's seats.
-    pub(crate) fn meet(
+    /// leaves the results in the barrier's slots.
+    pub(crate) fn enter_barrier(
         self: &Arc<Self>,
         place: usize,
         sequence: u64,
         signature: Signature,
         input: Input,
-        start: impl FnOnce(&Arc<Rendezvous>, Vec<Input>),
-    ) -> CommResult<Arc<Rendezvous>> {
+        start: impl FnOnce(&Arc<RankBarrier>, Vec<Input>),
+    ) -> CommResult<Arc<RankBarrier>> {
         if let Some(error) = self.world.error(self.members[place]) {
             return Err(error);
         }
-        let meeting = self.meeting(place, sequence, signature);
-        if meeting.signature != signature {
-            return self.fail(place, self.mismatch(place, signature, &meeting));
+        let barrier = self.barrier(place, sequence, signature);
+        if barrier.signature != signature {
+            return self.fail(place, self.mismatch(place, signature, &barrier));
         }
-        match meeting.arrive(place, input) {
-            Some(inputs) => start(&meeting, inputs),
-            None => self.check_missing(place, &meeting)?,
+        match barrier.arrive(place, input) {
+            Some(inputs) => start(&barrier, inputs),
+            None => self.check_missing(place, &barrier)?,
         }
-        Ok(meeting)
+        Ok(barrier)
     }
 
     /// Forgets a collective whose ranks all have their results.
-    pub(crate) fn finish(&self, meeting: &Rendezvous) {
-        self.meetings.lock().remove(&meeting.sequence);
+    pub(crate) fn finish(&self, barrier: &RankBarrier) {
+        self.barriers.lock().remove(&barrier.sequence);
     }
 
     /// Wakes every waiting rank, and lets go of what will never be complete.
     pub(super) fn wake_all(&self) {
-        let meetings = std::mem::take(&mut *self.meetings.lock());
-        for meeting in meetings.values() {
-            meeting.seats.wake_all();
+        let barriers = std::mem::take(&mut *self.barriers.lock());
+        for barrier in barriers.values() {
+            barrier.slots.wake_all();
         }
         let mail = std::mem::take(&mut *self.mail.lock());
         mail.wake_all();
@@ -106,39 +106,39 @@ impl Group {
     /// The operation, if any, that someone waits for and world rank `rank` has not joined.
     pub(super) fn waits_for(&self, rank: usize) -> Option<String> {
         let place = self.members.iter().position(|&member| member == rank)?;
-        // A meeting that only the table holds has nobody waiting.
-        let stuck = |meeting: &&Arc<Rendezvous>| {
-            Arc::strong_count(meeting) > 1 && meeting.missing().contains(&place)
+        // A barrier that only the table holds has nobody waiting.
+        let stuck = |barrier: &&Arc<RankBarrier>| {
+            Arc::strong_count(barrier) > 1 && barrier.missing().contains(&place)
         };
-        if let Some(meeting) = self.meetings.lock().values().find(stuck) {
-            return Some(meeting.signature.to_string());
+        if let Some(barrier) = self.barriers.lock().values().find(stuck) {
+            return Some(barrier.signature.to_string());
         }
         self.mail.lock().waits_for(place).then(|| Operation::Recv.to_string())
     }
 
-    fn meeting(&self, place: usize, sequence: u64, signature: Signature) -> Arc<Rendezvous> {
-        let new = || Arc::new(Rendezvous::new(sequence, signature, place, self.size()));
-        self.meetings.lock().entry(sequence).or_insert_with(new).clone()
+    fn barrier(&self, place: usize, sequence: u64, signature: Signature) -> Arc<RankBarrier> {
+        let new = || Arc::new(RankBarrier::new(sequence, signature, place, self.size()));
+        self.barriers.lock().entry(sequence).or_insert_with(new).clone()
     }
 
-    fn mismatch(&self, place: usize, mine: Signature, meeting: &Rendezvous) -> CommError {
+    fn mismatch(&self, place: usize, mine: Signature, barrier: &RankBarrier) -> CommError {
         CommError::Mismatch {
             group: self.name.clone(),
-            sequence: meeting.sequence,
+            sequence: barrier.sequence,
             rank: self.members[place],
             mine: mine.to_string(),
-            peer: self.members[meeting.opener],
-            theirs: meeting.signature.to_string(),
+            peer: self.members[barrier.opener],
+            theirs: barrier.signature.to_string(),
         }
     }
 
     /// Whether all that have not arrived still can.
-    fn check_missing(&self, place: usize, meeting: &Rendezvous) -> CommResult<()> {
-        let mut missing = self.world_ranks(&meeting.missing()).into_iter();
+    fn check_missing(&self, place: usize, barrier: &RankBarrier) -> CommResult<()> {
+        let mut missing = self.world_ranks(&barrier.missing()).into_iter();
         let Some(rank) = missing.find(|&rank| self.world.has_departed(rank)) else {
             return Ok(());
         };
-        self.lost(place, rank, meeting.signature.to_string())
+        self.lost(place, rank, barrier.signature.to_string())
     }
 
     /// Fails the world, for the rank at `place` needs world rank `rank`, which has departed. If that

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor};
 
 use super::group::Group;
-use super::seats::Seats;
+use super::result_slots::ResultSlots;
 use crate::signature::{Operation, Signature};
 use crate::{CommError, CommResult};
 
@@ -35,7 +35,7 @@ struct Lane {
 pub(super) struct Receive {
     pub(super) address: Address,
     expected: (DType, usize),
-    pub(super) seat: Seats<Tensor<1>>,
+    pub(super) slot: ResultSlots<Tensor<1>>,
 }
 
 /// What a receive found.
@@ -50,7 +50,7 @@ impl Mail {
     /// Wakes every waiting receiver.
     pub(super) fn wake_all(&self) {
         for receive in self.lanes.values().flat_map(|lane| &lane.wanted) {
-            receive.seat.wake_all();
+            receive.slot.wake_all();
         }
     }
 
@@ -79,7 +79,7 @@ impl Mail {
             self.forget_empty(address);
             return Found::Message(message);
         }
-        let receive = Arc::new(Receive { address, expected, seat: Seats::new(1) });
+        let receive = Arc::new(Receive { address, expected, slot: ResultSlots::new(1) });
         lane.wanted.push_back(receive.clone());
         Found::Waiting(receive)
     }
@@ -97,10 +97,10 @@ pub(super) fn send(group: &Group, address: Address, message: Tensor<1>) -> CommR
     if let Some((receive, message)) = matched {
         if let Err(error) = check(group, address, receive.expected, &message) {
             // It is in no lane any more, so the world's failure did not wake it.
-            receive.seat.wake_all();
+            receive.slot.wake_all();
             return Err(error);
         }
-        receive.seat.put([message]);
+        receive.slot.put([message]);
     }
     Ok(())
 }

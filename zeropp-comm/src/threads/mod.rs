@@ -11,12 +11,12 @@
 //! [`PeerLost`](super::CommError::PeerLost). A runner that wants a panic's text to be the first
 //! error keeps a communicator until it has called [`abort`](super::Communicator::abort).
 
+pub(super) mod barrier;
 pub(super) mod collective;
 pub(super) mod communicator;
 pub(super) mod group;
 mod mail;
-pub(super) mod rendezvous;
-pub(super) mod seats;
+pub(super) mod result_slots;
 mod workers;
 pub(super) mod world;
 
@@ -26,7 +26,7 @@ use std::time::Duration;
 use super::Communicator;
 use communicator::ThreadsCommunicator;
 use group::Group;
-use world::{Presence, World};
+use world::{Liveness, World};
 
 /// Settings of the threads engine.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,8 +60,8 @@ impl ThreadsWorld {
         let world = Arc::new(World::new(0, world_size, options));
         let group = Group::new(world.clone(), "world".into(), (0..world_size).collect());
         let communicator = |rank| {
-            let presence = Arc::new(Presence { world: world.clone(), rank });
-            let end = ThreadsCommunicator::new(group.clone(), rank, presence);
+            let liveness = Arc::new(Liveness { world: world.clone(), rank });
+            let end = ThreadsCommunicator::new(group.clone(), rank, liveness);
             Arc::new(end) as Arc<dyn Communicator>
         };
         Self((0..world_size).map(communicator).collect())

@@ -13,7 +13,7 @@ use crate::CommError;
 /// Hears of the first error and the world rank that saw it.
 pub(crate) type OnFailure = Box<dyn Fn(usize, &CommError) + Send + Sync>;
 
-/// State of the world. Lock order: `groups`, then a group's locks, then a seat's.
+/// State of the world. Lock order: `groups`, then a group's locks, then a slot's.
 pub(crate) struct World {
     pub(crate) options: ThreadsOptions,
     pub(crate) workers: Workers,
@@ -99,12 +99,12 @@ impl World {
 }
 
 /// A rank that can still take part: shared by its communicators, gone with the last of them.
-pub(crate) struct Presence {
+pub(crate) struct Liveness {
     pub(crate) world: Arc<World>,
     pub(crate) rank: usize,
 }
 
-impl Drop for Presence {
+impl Drop for Liveness {
     fn drop(&mut self) {
         self.world.depart(self.rank);
     }

@@ -14,7 +14,7 @@ struct Case {
     processes: usize,
     each: usize,
     /// Color and key of each rank.
-    wishes: Vec<(usize, usize)>,
+    split_requests: Vec<(usize, usize)>,
     /// Elements of one rank's part.
     part: usize,
     wide: bool,
@@ -28,9 +28,9 @@ fn cases() -> impl Strategy<Value = Case> {
         |(processes, each, part, wide, inline, seed)| {
             let mut numbers = Random(seed);
             let colors = numbers.below(3) + 1;
-            let wish = |_| (numbers.below(colors), numbers.below(4));
-            let wishes = (0..processes * each).map(wish).collect();
-            Case { processes, each, wishes, part, wide, inline, seed }
+            let split_request = |_| (numbers.below(colors), numbers.below(4));
+            let split_requests = (0..processes * each).map(split_request).collect();
+            Case { processes, each, split_requests, part, wide, inline, seed }
         },
     )
 }
@@ -38,7 +38,7 @@ fn cases() -> impl Strategy<Value = Case> {
 /// The bits of every operation on a rank's sub-group, all under way at once, and what it was told
 /// about the group.
 fn operations(case: &Case, rank: Rank) -> Vec<Vec<u32>> {
-    let (color, key) = case.wishes[rank.rank()];
+    let (color, key) = case.split_requests[rank.rank()];
     let group = rank.split(&format!("group[{color}]"), color, key).unwrap();
     let (me, size) = (group.rank(), group.size());
     let mut numbers = Random(case.seed ^ ((rank.rank() as u64 + 1) << 32));

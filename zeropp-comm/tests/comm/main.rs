@@ -3,8 +3,8 @@
 
 #![expect(clippy::duplicate_mod, reason = "the same tests run on both engines")]
 
+mod hybrid;
 mod layouts;
-mod mixed;
 #[path = "../../../zeropp-core/tests/common/random.rs"]
 mod random;
 mod threads;
@@ -15,9 +15,9 @@ use std::time::Duration;
 use burn::tensor::Tensor;
 use random::Random;
 use zeropp_comm::Communicator;
-use zeropp_comm::mixed::MixedWorld;
+use zeropp_comm::hybrid::HybridWorld;
 use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
-use zeropp_core::host::{from_vec, host};
+use zeropp_core::cpu_tensor::{from_vec, on_cpu};
 
 type Rank = Arc<dyn Communicator>;
 
@@ -28,7 +28,7 @@ fn mixed_world(size: usize, each: usize, options: ThreadsOptions) -> Vec<Rank> {
     let processes = ThreadsWorld::new(size / each, patient).communicators();
     let ranks = processes
         .into_iter()
-        .flat_map(|process| MixedWorld::new(process, each, options.clone()).communicators());
+        .flat_map(|process| HybridWorld::new(process, each, options.clone()).communicators());
     ranks
         .enumerate()
         .inspect(|(i, (rank, _))| assert_eq!(i, rank))
@@ -57,7 +57,7 @@ fn tensor(values: Vec<f32>) -> Tensor<1> {
 }
 
 fn bits(t: &Tensor<1>) -> Vec<u32> {
-    let host = host(t).expect("an f32 tensor on the CPU");
+    let host = on_cpu(t).expect("an f32 tensor on the CPU");
     host.as_slice().iter().map(|x| x.to_bits()).collect()
 }
 

@@ -5,7 +5,7 @@ use burn::tensor::{DType, FloatDType, Tensor, bf16};
 use proptest::prelude::*;
 use zeropp_comm::threads::ThreadsOptions;
 use zeropp_comm::{CommResult, Pending};
-use zeropp_core::host::storage_id;
+use zeropp_core::cpu_tensor::storage_id;
 
 use super::{Random, Rank, bits, on_ranks, tensor};
 
@@ -229,7 +229,7 @@ fn inputs_are_unshared_again_once_the_result_is_there() {
                 drop(rank.all_gather(own.clone()).wait().unwrap());
                 drop(rank.reduce_scatter(own.clone()).wait().unwrap());
                 drop(rank.all_reduce(own.clone()).wait().unwrap());
-                own = zeropp_core::host::map_in_place(own, |x| x[0] += 1.0).unwrap();
+                own = zeropp_core::cpu_tensor::map_in_place(own, |x| x[0] += 1.0).unwrap();
                 assert_eq!(storage_id(&own), id, "written in place");
             }
         });

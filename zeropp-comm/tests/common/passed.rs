@@ -1,7 +1,7 @@
 //! What ranks pass to each other where an engine is checked against plain loops.
 
 use burn::tensor::{DType, Tensor};
-use zeropp_core::host::{from_vec, host};
+use zeropp_core::cpu_tensor::{from_vec, on_cpu};
 
 use crate::random::Random;
 
@@ -16,7 +16,7 @@ pub(crate) fn tensor(values: &[f32], kind: DType) -> Tensor<1> {
 
 pub(crate) fn floats(t: Tensor<1>) -> Vec<f32> {
     let t = t.cast(DType::F32);
-    host(&t).expect("an f32 tensor on the CPU").as_slice().to_vec()
+    on_cpu(&t).expect("an f32 tensor on the CPU").as_slice().to_vec()
 }
 
 pub(crate) fn bits(t: Tensor<1>) -> Vec<u32> {

@@ -27,9 +27,10 @@ impl Sampler {
     /// Panics if the data is too short for a sample ([`Dataset::require`]).
     pub fn sample(&self, data: &Dataset, step: u64, index: usize) -> (Vec<u32>, Vec<u32>) {
         assert!(data.len() > self.seq, "{} is checked before a run", data.origin());
-        let start = self.start(data.len(), step, index);
-        let at = |i: usize| data.token((start + i) % data.len());
-        ((0..self.seq).map(at).collect(), (1..=self.seq).map(at).collect())
+        let mut inputs = data.tokens(self.start(data.len(), step, index), self.seq + 1);
+        let targets = inputs[1..].to_vec();
+        inputs.pop();
+        (inputs, targets)
     }
 
     /// First token of the sample, below `len`.

@@ -88,6 +88,9 @@ pub struct Plan {
     pub reduce_scatters_per_rank: u64,
     /// Each pipeline rank.
     pub ranks: Vec<RankPlan>,
+    /// What a setting does not do here, or what another would do better, a sentence each.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// What a run ends with.

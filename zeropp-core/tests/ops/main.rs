@@ -13,7 +13,7 @@ use burn::tensor::{DType, Int, Tensor, activation, module};
 use common::*;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use zeropp_core::host;
+use zeropp_core::cpu_tensor;
 use zeropp_core::meter::Meter;
 use zeropp_core::split::{OpCx, ops};
 
@@ -242,7 +242,7 @@ proptest! {
             let mut grads = zeropp_core::split::Grads::new(vec![p.layout.clone()], &dy.device(), &scratch);
             cx.queue.run(&mut grads);
             assert_eq!(meter.now().total(), 0);
-            let flat = host::into_vec(grads.into_flat().0.remove(0));
+            let flat = cpu_tensor::into_vec(grads.into_flat().0.remove(0));
             assert_close("y", &got, &want.0, TOLERANCE);
             for (place, want) in p.layout.params.iter().zip(&want.2) {
                 assert_close("dw", &flat[place.offset..][..place.spec.len()], want, TOLERANCE);
@@ -255,7 +255,7 @@ proptest! {
         let mut rng = Random(seed);
         let p = Params::new(&mut rng, &[]);
         let (logits, targets) = (rng.tensor([b, s, v]) * scale, rng.ids([b, s], v));
-        let dy = host::from_vec(vec![up], [1]);
+        let dy = cpu_tensor::from_vec(vec![up], [1]);
         let none: [Tensor<1>; 0] = [];
         let want = stock(slice::from_ref(&logits), &none, &dy, |x, _| stock_loss(x[0].clone(), &targets));
         both_paths(|| {
@@ -303,7 +303,7 @@ fn stock_rope(x: Tensor<3>, d: usize) -> Tensor<3> {
             ((i / d) as f64 / 10_000_f64.powf((i % d % (d / 2)) as f64 * 2.0 / d as f64)) as f32
         })
         .collect();
-    let angles = host::from_vec(angles, [1, s, 1, d]).autodiff();
+    let angles = cpu_tensor::from_vec(angles, [1, s, 1, d]).autodiff();
     let x = x.reshape([b, s, width / d, d]);
     let (low, high) = (x.clone().narrow(3, 0, d / 2), x.clone().narrow(3, d / 2, d / 2));
     let turned = Tensor::cat(vec![high.neg(), low], 3);

@@ -16,7 +16,7 @@ use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
 use zeropp_comm::groups::Groups;
 use zeropp_comm::{CommResult, CommStats, Communicator, InFlight, Pending};
-use zeropp_core::host;
+use zeropp_core::cpu_tensor;
 use zeropp_zero3::StepOutcome;
 
 use super::{Worker, untag};
@@ -123,12 +123,12 @@ fn latest(buffer: Tensor<1>) -> u64 {
         let parts = stamp.iter().enumerate().map(|(i, part)| (*part as u64) << (16 * i));
         parts.sum()
     };
-    host::into_vec(buffer).chunks(STAMP).map(decode).max().unwrap_or(0)
+    cpu_tensor::into_vec(buffer).chunks(STAMP).map(decode).max().unwrap_or(0)
 }
 
 fn tensor(values: Vec<f32>) -> Tensor<1> {
     let len = values.len();
-    host::from_vec(values, [len])
+    cpu_tensor::from_vec(values, [len])
 }
 
 /// This rank's stamp in its own place of `copies` buffers with a place for every rank, so that the

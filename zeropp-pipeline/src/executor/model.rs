@@ -31,7 +31,7 @@ pub struct WorkerOptions {
     pub loss_scale: f32,
     /// Stages whose F keeps only its input, to be redone by R.
     pub recompute_full: Vec<usize>,
-    /// Stages whose attention is redone in B.
+    /// Stages whose attention is computed again in B; apart from those above.
     pub recompute_attention: Vec<usize>,
 }
 

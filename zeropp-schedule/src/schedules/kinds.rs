@@ -1,5 +1,7 @@
 //! The table of schedules: a row says all that anyone needs to know of a kind by its name.
 
+use std::fmt;
+
 use super::{Costs, ScheduleError, Shape};
 use super::{breadth_first, dualpipe_v, interleaved, one_f_one_b, v_blocks, zb_auto, zb_h, zb_v};
 use super::{zeropp, zeropp_auto};
@@ -29,8 +31,39 @@ pub struct Kind {
 pub enum StagesPerRank {
     /// The schedule leaves no choice.
     Exactly(usize),
+    /// Any multiple of this number, and it where none is given.
+    MultipleOf(usize),
     /// Any number; this one where none is given.
     Any(usize),
+}
+
+impl StagesPerRank {
+    /// V where none is given.
+    pub fn default_number(self) -> usize {
+        match self {
+            Exactly(v) | MultipleOf(v) | Any(v) => v,
+        }
+    }
+
+    /// Whether a schedule can have `v` stages on each rank.
+    pub fn allows(self, v: usize) -> bool {
+        match self {
+            Exactly(only) => v == only,
+            MultipleOf(n) => v > 0 && v.is_multiple_of(n),
+            Any(_) => v > 0,
+        }
+    }
+}
+
+/// The numbers that are allowed, in words.
+impl fmt::Display for StagesPerRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Exactly(v) => write!(f, "{v}"),
+            MultipleOf(n) => write!(f, "a multiple of {n}"),
+            Any(_) => write!(f, "1 or more"),
+        }
+    }
 }
 
 /// How a step is cut.
@@ -57,7 +90,7 @@ pub enum Rate {
 }
 
 use Rate::{Makespan, MakespanLessMessages, OwnSpan};
-use StagesPerRank::{Any, Exactly};
+use StagesPerRank::{Any, Exactly, MultipleOf};
 use StepForm::{Rounds, Units, Whole};
 
 /// Every kind, in the order of help texts.
@@ -199,6 +232,15 @@ pub const KINDS: &[Kind] = &[
         rate: Makespan,
         obeys_limit: false,
         generate: |shape, _| dualpipe_v::generate(shape),
+    },
+    Kind {
+        name: "hanayo",
+        about: "waves over the ranks, to and fro, whole backwards; an even number of chunks a rank",
+        stages: MultipleOf(2),
+        step: Whole,
+        rate: Makespan,
+        obeys_limit: false,
+        generate: |shape, _| super::hanayo::generate(shape),
     },
 ];
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use burn::tensor::{Tensor, TensorData};
 use serde::{Deserialize, Serialize};
-use zeropp_core::host;
+use zeropp_core::cpu_tensor;
 
 use super::error::Checked;
 use super::file::{Kind, StateWriter};
@@ -134,7 +134,7 @@ fn read_pieces(
 
 /// Calls `f` with the tensor's elements: in place on the CPU, else with a copy.
 fn with_values<R>(tensor: &Tensor<1>, f: impl FnOnce(&[f32]) -> R) -> R {
-    match host::host(tensor) {
+    match cpu_tensor::on_cpu(tensor) {
         Some(view) => f(view.as_slice()),
         None => f(&tensor.to_data().try_to_vec::<f32>().expect("state is f32")),
     }

@@ -1,9 +1,9 @@
-//! The first words between a guest and the host: each proves that it knows the job's token without
-//! saying it, and the guest says who it is.
+//! The first words between a client and the host: each proves that it knows the job's token without
+//! saying it, and the client says who it is.
 //!
 //! ```text
 //! host   magic, version, host's nonce
-//! guest  magic, version, guest's nonce, proof("guest"), length and text of its Member
+//! client  magic, version, client's nonce, proof("client"), length and text of its Member
 //! host   0, time left for all to come, proof("host")      or   why not, proof("refusal")
 //! ```
 //!
@@ -18,7 +18,7 @@ use super::super::Member;
 
 const MAGIC: [u8; 8] = *b"zeropp\r\n";
 /// Of everything that is said, here and after.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 const HELLO_BYTES_MAX: usize = 4096;
 const REASON_BYTES_MAX: usize = 1024;
 /// Largest time left that is believed, in milliseconds: about a year.
@@ -39,10 +39,10 @@ pub(super) enum HandshakeError {
     /// Another zeropp.
     #[error("it speaks version {0} of the rendezvous, this zeropp version {VERSION}")]
     Version(u16),
-    /// The host, which knows the token, does not want this guest.
+    /// The host, which knows the token, does not want this client.
     #[error("{0}")]
     Refused(String),
-    /// The host has too many guests at the door.
+    /// The host has too many clients at the door.
     #[error("too many connections are waiting to be let in")]
     Busy,
 }
@@ -62,10 +62,10 @@ impl From<io::Error> for HandshakeError {
 /// The keys of both directions.
 pub(super) struct Keys {
     pub(super) to_host: [u8; 32],
-    pub(super) to_guest: [u8; 32],
+    pub(super) to_client: [u8; 32],
 }
 
-/// The answers to a guest, in the byte that comes first.
+/// The answers to a client, in the byte that comes first.
 mod answer {
     pub(super) const WELCOME: u8 = 0;
     pub(super) const TOKEN: u8 = 1;
@@ -125,13 +125,13 @@ impl Write for Timed<'_> {
 struct Words<'a> {
     key: &'a [u8; 32],
     host_nonce: [u8; 32],
-    guest_nonce: [u8; 32],
+    client_nonce: [u8; 32],
 }
 
 impl Words<'_> {
     fn proof(&self, label: &str, more: &[&[u8]]) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(self.key);
-        for part in [label.as_bytes(), &self.host_nonce, &self.guest_nonce].iter().chain(more) {
+        for part in [label.as_bytes(), &self.host_nonce, &self.client_nonce].iter().chain(more) {
             hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
         }
         hasher.finalize()
@@ -140,7 +140,7 @@ impl Words<'_> {
     fn keys(&self) -> Keys {
         Keys {
             to_host: *self.proof("frames to the host", &[]).as_bytes(),
-            to_guest: *self.proof("frames to the guest", &[]).as_bytes(),
+            to_client: *self.proof("frames to the client", &[]).as_bytes(),
         }
     }
 }
@@ -152,7 +152,7 @@ fn nonce() -> Result<[u8; 32], HandshakeError> {
     Ok(nonce)
 }
 
-/// The guest's side: introduces `member` and returns how long all others have left to come.
+/// The client's side: introduces `member` and returns how long all others have left to come.
 ///
 /// # Errors
 /// Whatever keeps the host from letting it in, or proves that it is not the job's host.
@@ -171,12 +171,12 @@ pub(super) fn greet(
     if version != VERSION {
         return Err(HandshakeError::Version(version));
     }
-    let words = Words { key, host_nonce: wire.array()?, guest_nonce: nonce()? };
+    let words = Words { key, host_nonce: wire.array()?, client_nonce: nonce()? };
     let text = serde_json::to_vec(member).expect("a member is text and numbers");
     let mut hello = MAGIC.to_vec();
     hello.extend(VERSION.to_le_bytes());
-    hello.extend(words.guest_nonce);
-    hello.extend(words.proof("guest", &[&text]).as_bytes());
+    hello.extend(words.client_nonce);
+    hello.extend(words.proof("client", &[&text]).as_bytes());
     hello.extend((text.len() as u32).to_le_bytes());
     hello.extend(&text);
     wire.write_all(&hello)?;
@@ -204,7 +204,7 @@ pub(super) fn greet(
     Ok((words.keys(), Duration::from_millis(left_ms)))
 }
 
-/// A guest that has proven to know the token and waits for its answer.
+/// A client that has proven to know the token and waits for its answer.
 pub(super) struct Caller<'a> {
     pub(super) member: Member,
     wire: Timed<'a>,
@@ -212,10 +212,10 @@ pub(super) struct Caller<'a> {
     text: Vec<u8>,
 }
 
-/// The host's side, up to the point where it knows who the guest is.
+/// The host's side, up to the point where it knows who the client is.
 ///
 /// # Errors
-/// A guest that is too slow, no zeropp, of another version, or without the token. The last two are
+/// A client that is too slow, no zeropp, of another version, or without the token. The last two are
 /// told so.
 pub(super) fn receive<'a>(
     stream: &'a TcpStream,
@@ -237,11 +237,11 @@ pub(super) fn receive<'a>(
         wire.write_all(&[answer::VERSION])?;
         return Err(HandshakeError::Version(version));
     }
-    let words = Words { key, host_nonce, guest_nonce: wire.array()? };
+    let words = Words { key, host_nonce, client_nonce: wire.array()? };
     let proof = wire.array::<32>()?;
     let text = wire.text(HELLO_BYTES_MAX)?;
     // Hashes compare in constant time.
-    if words.proof("guest", &[&text]) != proof {
+    if words.proof("client", &[&text]) != proof {
         wire.write_all(&[answer::TOKEN])?;
         return Err(HandshakeError::Token);
     }
@@ -251,7 +251,7 @@ pub(super) fn receive<'a>(
 }
 
 impl Caller<'_> {
-    /// Lets the guest in; all others have `left` to come.
+    /// Lets the client in; all others have `left` to come.
     pub(super) fn welcome(mut self, left: Duration) -> Result<Keys, HandshakeError> {
         let left = u64::try_from(left.as_millis()).unwrap_or(LEFT_MS_MAX).to_le_bytes();
         let mut answer = vec![answer::WELCOME];
@@ -261,7 +261,7 @@ impl Caller<'_> {
         Ok(self.words.keys())
     }
 
-    /// Sends the guest away.
+    /// Sends the client away.
     pub(super) fn refuse(mut self, reason: &str) -> Result<(), HandshakeError> {
         let mut reason = reason.to_string();
         reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
@@ -273,7 +273,7 @@ impl Caller<'_> {
     }
 }
 
-/// Tells a guest for whom there is no room, without waiting for it.
+/// Tells a client for whom there is no room, without waiting for it.
 pub(super) fn send_away(stream: &TcpStream) {
     let mut words = MAGIC.to_vec();
     words.extend(VERSION.to_le_bytes());

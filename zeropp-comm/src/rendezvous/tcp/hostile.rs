@@ -1,4 +1,4 @@
-//! Guests and hosts that do not keep to the protocol, and such as break off.
+//! Clients and hosts that do not keep to the protocol, and such as break off.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,9 +10,9 @@ use proptest::test_runner::TestRunner;
 
 use super::frame::BODY_BYTES_MAX;
 use super::handshake::{HandshakeError, Keys, greet};
-use super::host::AT_DOOR_MAX;
 use super::link::Link;
 use super::message::Message;
+use super::server::AT_DOOR_MAX;
 use super::tests::{TOKEN, free, job, join, member, options};
 use super::*;
 
@@ -54,7 +54,7 @@ fn is_well(ranks: &[Arc<dyn Rendezvous>], key: &str) {
     );
 }
 
-/// A guest by hand: what [`guest::Guest`] does, without its manners.
+/// A client by hand: what [`client::Client`] does, without its manners.
 fn enter(address: &Address, me: &Member) -> (TcpStream, Keys) {
     let stream = dial(address);
     let (keys, _) = greet(&stream, &key(), me, PATIENCE).unwrap();
@@ -72,7 +72,7 @@ fn nonsense_at_the_door_changes_nothing() {
     });
     // Random bytes, after as much of a right beginning as one likes.
     let right =
-        [&b"zeropp\r\n"[..], &1u16.to_le_bytes(), &[1; 64], &u32::MAX.to_le_bytes()].concat();
+        [&b"zeropp\r\n"[..], &2u16.to_le_bytes(), &[1; 64], &u32::MAX.to_le_bytes()].concat();
     let garbage = (0..=right.len(), prop::collection::vec(any::<u8>(), 0..3000));
     runner
         .run(&garbage, |(n, bytes)| {
@@ -92,7 +92,7 @@ fn nonsense_at_the_door_changes_nothing() {
 
 #[test]
 fn a_handshake_that_was_listened_to_does_not_open_the_door_again() {
-    // A host made by hand hears what a guest says, who knows the token.
+    // A host made by hand hears what a client says, who knows the token.
     let spy = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = spy.local_addr().unwrap();
     let victim = std::thread::spawn(move || {
@@ -100,14 +100,14 @@ fn a_handshake_that_was_listened_to_does_not_open_the_door_again() {
         greet(&stream, &key(), &member(2, 3), Duration::from_secs(5)).map(drop)
     });
     let (mut heard, _) = spy.accept().unwrap();
-    let greeting = [&b"zeropp\r\n"[..], &1u16.to_le_bytes(), &[9; 32]].concat();
+    let greeting = [&b"zeropp\r\n"[..], &2u16.to_le_bytes(), &[9; 32]].concat();
     heard.write_all(&greeting).unwrap();
     let mut hello = vec![0; 8 + 2 + 32 + 32 + 4];
     heard.read_exact(&mut hello).unwrap();
     let length = u32::from_le_bytes(hello[74..].try_into().unwrap()) as usize;
     let mut text = vec![0; length];
     heard.read_exact(&mut text).unwrap();
-    // The host cannot prove that it knows the token, so the guest trusts it with nothing.
+    // The host cannot prove that it knows the token, so the client trusts it with nothing.
     heard.write_all(&[&[0][..], &[0; 8], &[0; 32]].concat()).unwrap();
     assert!(matches!(victim.join().unwrap(), Err(HandshakeError::Token)));
 
@@ -179,7 +179,7 @@ fn frames_that_lie_end_their_guest_and_are_told() {
         (
             "it broke off",
             Box::new(|stream, keys| {
-                // The host's words in a guest's mouth.
+                // The host's words in a client's mouth.
                 let body = Message::Value { key: "id".into(), value: vec![1] }.encode();
                 stream.write_all(&super::frame::Sealer::new(keys.to_host).seal(&body)).unwrap();
             }),
@@ -286,7 +286,7 @@ fn another_version_is_told_so() {
     let greeting = [&b"zeropp\r\n"[..], &7u16.to_le_bytes()].concat();
     let error = told_by_one_that_says(greeting.clone());
     assert!(
-        error.contains("it speaks version 7 of the rendezvous, this zeropp version 1"),
+        error.contains("it speaks version 7 of the rendezvous, this zeropp version 2"),
         "{error}"
     );
     // And the other way round.
@@ -323,7 +323,7 @@ fn who_sits_in_between_hears_no_token_and_can_change_nothing() {
     let host = join(&options, member(0, 2));
     let middle = TcpListener::bind("127.0.0.1:0").unwrap();
     let through = Address::new("127.0.0.1", middle.local_addr().unwrap().port());
-    let guest = join(&TcpOptions { address: through, ..options }, member(1, 2));
+    let client = join(&TcpOptions { address: through, ..options }, member(1, 2));
     let heard = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let lie = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let near = middle.accept().unwrap().0;
@@ -339,19 +339,19 @@ fn who_sits_in_between_hears_no_token_and_can_change_nothing() {
     });
     let down = carry(far, near, move |bytes| downward.lock().extend_from_slice(bytes));
 
-    let [host, guest] = [host, guest].map(|rank| rank.join().unwrap().unwrap());
-    guest.put("id", b"a value").unwrap();
+    let [host, client] = [host, client].map(|rank| rank.join().unwrap().unwrap());
+    client.put("id", b"a value").unwrap();
     assert_eq!(host.get("id", PATIENCE).unwrap(), b"a value");
     let hears = |secret: &[u8]| heard.lock().windows(secret.len()).any(|w| w == secret);
     assert!(hears(b"a value"), "values are not encrypted, so this would hear a token too");
     assert!(!hears(TOKEN.as_bytes()) && !hears(&key()));
 
     lie.store(true, std::sync::atomic::Ordering::SeqCst);
-    let error = guest.put("id2", b"a value").unwrap_err().to_string();
+    let error = client.put("id2", b"a value").unwrap_err().to_string();
     assert!(error.starts_with("lost rank 0 on 127.0.0.1:"), "{error}");
     let error = host.get("id2", PATIENCE).unwrap_err().to_string();
     assert_eq!(error, "lost rank 1 on node1: it sent a frame that was changed on its way");
-    drop((host, guest));
+    drop((host, client));
     up.join().unwrap();
     down.join().unwrap();
 }

@@ -6,27 +6,27 @@ use super::super::board::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 /// One message; a frame's body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// Guest: set this. `id` comes back with the answer.
+    /// Client: set this. `id` comes back with the answer.
     Put { id: u32, key: String, value: Vec<u8> },
-    /// Host: it is set.
+    /// Server: it is set.
     Stored { id: u32 },
-    /// Host: it has another value.
+    /// Server: it has another value.
     Taken { id: u32 },
-    /// Host: it does not fit.
+    /// Server: it does not fit.
     Full { id: u32, problem: String },
-    /// Guest: tell me this now and, if it is not set, when it is.
+    /// Client: tell me this now and, if it is not set, when it is.
     Watch { key: String },
-    /// Host: a value that was asked for.
+    /// Server: a value that was asked for.
     Value { key: String, value: Vec<u8> },
-    /// Host: not set so far.
+    /// Server: not set so far.
     Absent { key: String },
     /// Either: still here.
     Beat,
     /// Either: leaving as planned.
     Bye,
-    /// Host: a process is gone.
+    /// Server: a process is gone.
     Lost { ranks: String, host: String, how: String },
-    /// Host: these did not come in time.
+    /// Server: these did not come in time.
     Missing { missing: String, after_s: u64, more: String },
 }
 

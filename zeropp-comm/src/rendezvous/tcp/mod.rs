@@ -3,7 +3,7 @@
 //!
 //! It serves this machine alone unless the processes share a [`Token`]; then both sides prove to
 //! each other that they know it, and every frame carries a tag made with a
-//! key that only they can have. Values are not encrypted. A name is set once, so a guest keeps what
+//! key that only they can have. Values are not encrypted. A name is set once, so a client keeps what
 //! it was told, and the host tells a value to whoever has asked for it as soon as it is set: nobody
 //! polls. Both sides send signs of life; a process that breaks off, or is silent for as long as an
 //! operation may take, ends the waiting of all others with `Lost`.
@@ -11,12 +11,12 @@
 //! Names, values, frames, connections and the time to get in have limits, and whoever is refused is
 //! told why.
 
+mod client;
 mod frame;
-mod guest;
 mod handshake;
-mod host;
 mod link;
 mod message;
+mod server;
 
 #[cfg(test)]
 mod hostile;
@@ -58,10 +58,10 @@ pub struct TcpOptions {
 /// cannot be served or reached; `Lost` where a process comes and goes again.
 pub fn open(options: &TcpOptions, me: &Member) -> Result<Arc<dyn Rendezvous>, RendezvousError> {
     if me.first_rank > 0 {
-        return Ok(Arc::new(guest::Guest::open(options, me)?));
+        return Ok(Arc::new(client::Client::open(options, me)?));
     }
     let listener = listen(options)?;
-    Ok(Arc::new(host::Host::open(listener, options, me)?))
+    Ok(Arc::new(server::Server::open(listener, options, me)?))
 }
 
 /// Takes the port. A number is served as it is, where this machine has it; a name may stand for

@@ -110,7 +110,7 @@ fn sixty_four_processes_meet() {
     let ranks = job(&options(&free("127.0.0.1")), 64);
     ranks[63].put("id", b"x").unwrap();
     assert!(ranks.iter().all(|rank| rank.get("id", PATIENCE).unwrap() == b"x"));
-    // Guests first, as at the end of most jobs; or rank 0 would wait for them.
+    // Clients first, as at the end of most jobs; or rank 0 would wait for them.
     ranks.into_iter().rev().for_each(drop);
 }
 
@@ -123,11 +123,11 @@ fn processes_with_several_ranks_meet_over_ipv6_and_names() {
     for address in addresses {
         let options = options(&address);
         let two = |first_rank| Member { first_rank, ranks: 2, ..member(0, 4) };
-        let guest = join(&options, two(2));
+        let client = join(&options, two(2));
         let host = open(&options, &two(0)).unwrap();
-        let guest = guest.join().unwrap().unwrap();
-        assert_eq!(members(&*guest).unwrap(), [two(0), two(2)]);
-        drop((guest, host));
+        let client = client.join().unwrap().unwrap();
+        assert_eq!(members(&*client).unwrap(), [two(0), two(2)]);
+        drop((client, host));
     }
 }
 
@@ -224,7 +224,7 @@ fn two_jobs_on_one_port_are_kept_apart() {
     let first = job(&options, 2);
     let error = refused(open(&options, &member(0, 2)));
     assert!(error.contains("is in use on this machine, perhaps by another job"), "{error}");
-    for (guest, reason) in [
+    for (client, reason) in [
         (Member { job: "b".into(), ..member(1, 2) }, "job \"job\" uses this place, and this"),
         (member(1, 3), "rank 0 was started for pp 2 x zero3 1 x dp 1 (2 ranks), this process for"),
         (member(1, 2), "rank 1 is taken by process 101 on node1; give every node a node-rank"),
@@ -232,7 +232,7 @@ fn two_jobs_on_one_port_are_kept_apart() {
         (Member { ranks: usize::MAX, ..member(1, 2) }, "are not among the 2 of the job"),
         (Member { ranks: 0, ..member(1, 2) }, "0 ranks from 1 on are not among"),
     ] {
-        let error = refused(open(&options, &guest));
+        let error = refused(open(&options, &client));
         assert!(error.contains(": refused: ") && error.contains(reason), "{error}");
     }
     // The first job has not noticed.

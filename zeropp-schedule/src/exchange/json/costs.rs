@@ -159,6 +159,7 @@ impl Costs {
             weights: units(&self.mem_weights, s),
             gradient: units(&self.mem_gradient, s),
             message: units(&self.mem_message, s),
+            ..StageBytes::default()
         };
         simulate::Costs {
             stages: (0..stages).map(stage).collect(),

@@ -149,7 +149,15 @@ fn any_stage() -> impl Strategy<Value = (StageCosts, StageBytes)> {
                     reduce_scatter_ns,
                     replica_reduce_ns,
                 },
-                StageBytes { input, activation, stash, weights, gradient, message },
+                StageBytes {
+                    input,
+                    activation,
+                    stash,
+                    weights,
+                    gradient,
+                    message,
+                    ..StageBytes::default()
+                },
             )
         },
     )
