@@ -26,7 +26,7 @@ fn what_is_not_given_follows_from_the_rest() {
         ("", 2, 1, 2),
         ("pp = 4", 2, 7, 14),
         ("pp = 4\nlayers = 7", 1, 7, 14),
-        ("pp = 4\nmicro-batches = 5", 2, 7, 5),
+        ("pp = 4\nmicro-batches = 5", 2, 5, 5),
         ("pp = 2\nvirtual = 4\nunit = 3", 4, 3, 6),
         ("pp = 4\nschedule = '1f1b'", 1, 14, 14),
         ("pp = 4\nschedule = 'gpipe'\nunit = 8", 1, 16, 16),
@@ -106,8 +106,8 @@ fn bad_schedules_are_named_with_what_would_work() {
         ("schedule = '1f1b'\nvirtual = 2", "virtual = 2: schedule 1f1b cannot have that many"),
         (
             "schedule = 'zb-v'\nvirtual = 1",
-            "virtual = 1: schedule zb-v cannot have that many stages on each rank; leave \
-             virtual out, use 2",
+            "virtual = 1: schedule zb-v cannot have that many stages on each rank; use 2, \
+             leave virtual out",
         ),
         ("pp = 8\nschedule = 'v-min'", "layers = 8: pp 8 x virtual 2 makes 16 stages"),
         ("unit = 0", "unit = 0: at least 1"),
@@ -131,7 +131,7 @@ fn bad_steps_and_rates_are_named_with_what_would_work() {
         ("beta1 = 1", "beta1 = 1: is out of range; use 0 or more and less than 1"),
         ("beta2 = -0.5", "beta2 = -0.5: is out of range"),
         ("beta2 = 0.99999999", "beta2 = 0.99999999: the moments are kept in fp32"),
-        ("beta1 = 0.99999998", "they would never decay; use at most 0.9999999"),
+        ("beta1 = 0.99999998", "beta1 = 0.99999998: the moments are kept in fp32, where that is 1"),
         ("eps = 0", "eps = 0: is out of range; use more than 0"),
         ("clip = -1", "clip = -1: is out of range; use a largest norm, or 0"),
     ]);
@@ -178,7 +178,7 @@ fn bad_devices_engines_and_processes_are_named_with_what_would_work() {
         ("engine = 'nccl'\nnodes = 2", "rendezvous = (none): 2 nodes have to meet"),
         (
             "engine = 'nccl'\nnode-rank = 1",
-            "node-rank = 1: there are 1 nodes; use 0, or say how many with nodes",
+            "node-rank = 1: there is 1 node; use 0, or say how many with nodes",
         ),
         ("rendezvous = 'node0'", "rendezvous = node0: has no port; use HOST:PORT"),
         ("timeout-s = 0", "timeout-s = 0: is out of range"),
@@ -262,6 +262,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         node_rank: Some(0),
         rendezvous: Some("node0:29400".into()),
         token_file: path(),
+        flight_dir: path(),
         ..Config::default().resolved()
     };
     let written = full.to_toml().unwrap();

@@ -90,8 +90,8 @@ pub fn emulate(
     on_step: impl FnMut(&EmulatedStep) + Send,
 ) -> Result<EmulationReport, Error> {
     // No model is asked for, so none of its sizes matters.
-    let config =
-        &Config { emulate: Some(config.emulate.clone().unwrap_or_default()), ..config.clone() };
+    let named = config.emulate.clone().unwrap_or_else(|| "the given costs".into());
+    let config = &Config { emulate: Some(named), ..config.clone() };
     config.validate()?;
     let resolved = Resolved::new(config)?;
     let costs = costs.of(resolved.stages(), config.mesh())?;

@@ -272,7 +272,7 @@ mod tests {
             helpful(error).to_string()
         };
         assert!(tip("--stepz").contains("'--steps'"), "{}", tip("--stepz"));
-        for far in ["--silent", "--log-every"] {
+        for far in ["--silent", "--verbose"] {
             assert!(!tip(far).contains("similar argument"), "{}", tip(far));
         }
     }

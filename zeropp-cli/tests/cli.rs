@@ -66,8 +66,8 @@ fn a_bad_setting_ends_with_code_2_and_one_message() {
         ("--device cuda", "device = cuda: is not in this build; use cpu, or build zeropp with"),
         #[cfg(not(feature = "mpi"))]
         ("--engine mpi", "engine = mpi: is not in this build; use threads"),
-        ("--schedule 1f1b --virtual 2", "virtual = 2: schedule 1f1b has one stage"),
-        ("--schedule v-min --virtual 4", "virtual = 4: schedule v-min has two stages"),
+        ("--schedule 1f1b --virtual 2", "virtual = 2: schedule 1f1b cannot have that many"),
+        ("--schedule v-min --virtual 4", "virtual = 4: schedule v-min cannot have that many"),
         ("--pp x", "invalid value 'x' for '--pp <P>': expected a whole number"),
         ("--recompute half", "invalid value 'half' for '--recompute <WHAT>'"),
         ("--stepz 3", "unexpected argument '--stepz'"),

@@ -235,7 +235,7 @@ pub const KINDS: &[Kind] = &[
     },
     Kind {
         name: "hanayo",
-        about: "waves over the ranks, to and fro, whole backwards; an even number of chunks a rank",
+        about: "waves over the ranks, to and fro, whole backwards; V is even",
         stages: MultipleOf(2),
         step: Whole,
         rate: Makespan,
