@@ -3,6 +3,7 @@
 //! Nothing here computes a tensor, starts a thread, reads a clock or opens a file.
 
 pub mod ascii;
+pub mod budgeted;
 pub mod draw;
 pub mod exchange;
 pub mod ir;
