@@ -67,6 +67,7 @@ pub(super) struct Decoder {
 
 impl Decoder {
     pub(super) fn new(p: &Problem) -> Decoder {
+        // As many W may be asked for as there are, and the state at the end is kept, too.
         let capacity = p.b * (p.classes + p.v) + 1;
         let mut cells = vec![Cell::NEVER; p.letters()];
         let first = p.stage.iter().position(|s| *s == 0).expect("there is a stage 0");
@@ -227,7 +228,7 @@ impl Decoder {
             let (cut, n) = (self.cut[rank], plan.words[rank].letters.len());
             let from = rank * self.capacity;
             if cut < n {
-                let new = from + cut..from + n;
+                let new = from + cut..from + n + 1;
                 self.slots[new.clone()].copy_from_slice(&self.new_slots[new.clone()]);
                 if p.timed {
                     self.lanes[new.clone()].copy_from_slice(&self.new_lanes[new]);
@@ -261,6 +262,17 @@ impl Decoder {
         let own = self.ends.iter().map(|e| e.last - e.first).max().unwrap_or(0);
         let last = self.ends.iter().map(|e| e.last).max().unwrap_or(0);
         (own, last)
+    }
+
+    /// How many W the accepted plan runs before each letter of a rank, W that the word asks for
+    /// included.
+    pub(super) fn w_before(&self, p: &Problem, r: usize, word: &super::word::Word) -> Vec<usize> {
+        let slots = &self.slots[r * self.capacity..];
+        let count = |(at, letter): (usize, &u8)| {
+            let b = (p.v..p.classes).contains(&usize::from(*letter));
+            slots[at].pending as usize + usize::from(b) - slots[at + 1].pending as usize
+        };
+        word.letters.iter().enumerate().map(count).collect()
     }
 
     /// Runs a rank until its end, until an input is missing, or until it is too late.
@@ -369,6 +381,8 @@ impl Decoder {
         if at < n {
             return Stop::Waits;
         }
+        // For whoever writes the plan down: how many W are left for the end.
+        self.new_slots[begin + n] = Slot { start: i64::MAX, now, memory, idle, w: next_w, pending };
         while pending > 0 {
             run_w!();
         }

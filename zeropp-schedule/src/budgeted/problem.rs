@@ -72,6 +72,8 @@ pub(super) struct Problem {
     pub(super) shortest: i64,
     /// Whether a rank's stages differ in the time or memory of their W.
     pub(super) uneven: Vec<bool>,
+    /// Whether each stage recomputes.
+    pub(super) recomputes: Vec<bool>,
     /// Space of a stage's gathered weights by `rank · V + v`, in the unit of `room`.
     pub(super) weight: Vec<u64>,
     /// The most gathered at once.
@@ -136,6 +138,7 @@ impl Problem {
             timed: costs.gather.iter().chain(&costs.reduce).any(|t| *t > 0),
             weight: stage.iter().map(|&s| budgets.weight_of(s)).collect(),
             room: budgets.gathered.unwrap_or(u64::MAX),
+            recomputes: (0..shape.stages()).map(|s| budgets.recomputed(s) != (0, 0)).collect(),
             tight: false,
             shortest: 0,
             uneven: Vec::new(),

@@ -212,7 +212,7 @@ impl Shape {
     }
 
     /// Refuses zeros and absurd sizes.
-    fn check(&self, kind: &'static str) -> Result<(), ScheduleError> {
+    pub(crate) fn check(&self, kind: &'static str) -> Result<(), ScheduleError> {
         let fields = [
             ("pp", self.pp),
             ("virtual_stages", self.virtual_stages),
