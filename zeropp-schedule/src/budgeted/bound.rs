@@ -21,7 +21,8 @@ pub(super) fn bound(p: &Problem) -> i64 {
         let own = p.work[r] + ends.own_idle();
         least = least.max(own);
         // Stage 0's rank starts with the step and ends after the chain that follows r's last F.
-        let across = ends.head_end + p.work[r] - ends.left + ends.after_last_f + chains.all_back;
+        let idle = if ends.apart { ends.head_end } else { ends.start };
+        let across = idle + p.work[r] - ends.left + ends.after_last_f + chains.all_back;
         least = least.max(across);
         if p.objective == Objective::Makespan {
             least = least.max(ends.start + own);

@@ -197,7 +197,7 @@ impl std::fmt::Display for Found {
 /// ones, over which annealing could not range anyway.
 pub fn default_evaluations(shape: &Shape) -> u64 {
     let letters = (2 * shape.stages() * shape.micro_batches) as u64;
-    let share = (letters / 4096).max(1);
+    let share = (letters / 2048).max(1);
     (LETTERS / (letters * share)).max(4)
 }
 

@@ -6,7 +6,8 @@ use super::residency::Residency;
 use super::word::{Plan, Word};
 use super::write::with_weights;
 use crate::ir::{Action, Compute, Schedule};
-use crate::schedules::{KINDS, Shape, generate_with_costs};
+use crate::lower::{self, LowerOptions, lower};
+use crate::schedules::{KINDS, Shape, generate_with_costs, time};
 use crate::simulate::{self, simulate};
 
 /// A finished order within the budgets.
@@ -40,6 +41,9 @@ pub(super) fn fitting(p: &Problem, shape: &Shape) -> Vec<Other> {
     found
 }
 
+/// Letters of a step that is large.
+const LARGE: usize = 1 << 14;
+
 /// The units worth trying: for each number of units the smallest U that makes it; all but B only
 /// for the kinds that have units, and for those that search, only a few.
 fn units(p: &Problem, shape: &Shape, kind: &str) -> Vec<usize> {
@@ -52,8 +56,9 @@ fn units(p: &Problem, shape: &Shape, kind: &str) -> Vec<usize> {
     }
     let mut units: Vec<usize> = (1..=b).map(|n| b.div_ceil(n)).collect();
     units.dedup();
-    if kind != "zeropp" {
-        units.truncate(6);
+    // A search of its own for each, or a step so large that trying takes long.
+    if kind != "zeropp" || p.letters() > LARGE {
+        units.truncate(if p.letters() > LARGE { 2 } else { 6 });
     }
     units
 }
@@ -140,9 +145,16 @@ fn peak(p: &Problem, r: usize, word: &Word) -> i64 {
     peak
 }
 
-/// What is minimised, as the simulator has it.
+/// What is minimised, as the simulator has it. Where collectives and recomputation take no time,
+/// the generators' clock has the same and takes a tenth of the time.
 pub(super) fn simulated(p: &Problem, schedule: &Schedule) -> Option<i64> {
-    let (own, last, lane) = spans(p, schedule)?;
+    let plain = !p.timed && !p.recomputes.contains(&true);
+    let (own, last, lane) = if plain {
+        let timing = time(&schedule.ranks, &p.placement, p.b, &p.costs).ok()?;
+        (timing.own_span() as i64, timing.makespan as i64, 0)
+    } else {
+        spans(p, schedule)?
+    };
     Some(match p.objective {
         Objective::OwnSpan => own,
         Objective::Makespan => last.max(lane),
@@ -152,12 +164,14 @@ pub(super) fn simulated(p: &Problem, schedule: &Schedule) -> Option<i64> {
 /// The largest own span, the last end of computing, and of any collective.
 pub(super) fn spans(p: &Problem, schedule: &Schedule) -> Option<(i64, i64, i64)> {
     let costs = simulator(p);
-    let timeline = simulate(schedule, &costs).ok()?;
+    let options = LowerOptions { residency: lower::Residency::AsWritten, ..Default::default() };
+    let timeline = simulate(&lower(schedule, &options), &costs).ok()?;
     let own = |r: &crate::timeline::RankTimeline| r.own_span();
     let spans = timeline.ranks.iter().filter_map(own).collect::<Vec<_>>();
     let longest = spans.iter().map(|(start, end)| end - start).max()?;
     let last = spans.iter().map(|(_, end)| *end).max()?;
-    let collective = |a: &Action| matches!(a, Action::AllGather { .. } | Action::ReduceScatter { .. });
+    let collective =
+        |a: &Action| matches!(a, Action::AllGather { .. } | Action::ReduceScatter { .. });
     let spans = timeline.ranks.iter().flat_map(|r| &r.spans);
     let lane = spans.filter(|s| collective(&s.action)).map(|s| s.end_ns).max().unwrap_or(0);
     Some((longest as i64, last as i64, lane as i64))

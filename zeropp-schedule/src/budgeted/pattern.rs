@@ -85,7 +85,11 @@ impl Pattern {
             group: n * v as f64 * work,
             size,
             head,
-            impatience: if random.once_in(2) { random.below(3) as f64 } else { 3.0 * random.unit() },
+            impatience: if random.once_in(2) {
+                random.below(3) as f64
+            } else {
+                3.0 * random.unit()
+            },
             reserve,
             threshold: if random.once_in(2) { 1.0 } else { 0.2 + random.unit() },
             walk,

@@ -68,10 +68,6 @@ pub(super) struct Problem {
     pub(super) reduce: Vec<i64>,
     /// Whether gathers or reductions take any time.
     pub(super) timed: bool,
-    /// The shortest F or B.
-    pub(super) shortest: i64,
-    /// Whether a rank's stages differ in the time or memory of their W.
-    pub(super) uneven: Vec<bool>,
     /// Whether each stage recomputes.
     pub(super) recomputes: Vec<bool>,
     /// Space of a stage's gathered weights by `rank · V + v`, in the unit of `room`.
@@ -140,8 +136,6 @@ impl Problem {
             room: budgets.gathered.unwrap_or(u64::MAX),
             recomputes: (0..shape.stages()).map(|s| budgets.recomputed(s) != (0, 0)).collect(),
             tight: false,
-            shortest: 0,
-            uneven: Vec::new(),
             gathers_max: budgets.gathers.unwrap_or(usize::MAX),
             gradients_max: budgets.gradients.unwrap_or(v).min(v),
             memory: costs.mem_limit.unwrap_or(i64::MAX / 4),
@@ -154,14 +148,10 @@ impl Problem {
         };
         problem.tight = problem.weight.chunks(v).any(|w| w.iter().sum::<u64>() > problem.room);
         for r in 0..ranks {
-            let of = r * v..(r + 1) * v;
-            let differ = |all: &[i64]| all.iter().any(|x| *x != all[0]);
-            problem.uneven.push(differ(&problem.w[of.clone()]) || differ(&problem.freed[of]));
             for class in 0..2 * v {
                 problem.add_class(r, class, costs, budgets);
             }
         }
-        problem.shortest = problem.take.iter().min().map_or(0, |least| least - 1).max(0);
         problem
     }
 

@@ -47,7 +47,7 @@ impl Residency {
             return p.v;
         }
         self.visits(p, word);
-        self.next_uses(p.v);
+        self.next_uses();
         self.gathers.clear();
         self.frees.clear();
         self.held.clear();
@@ -101,9 +101,8 @@ impl Residency {
         }
     }
 
-    fn next_uses(&mut self, v: usize) {
+    fn next_uses(&mut self) {
         let mut next = [u32::MAX; super::word::STAGES_MAX];
-        let _ = v;
         self.next.clear();
         self.next.resize(self.visits.len(), 0);
         for j in (0..self.visits.len()).rev() {

@@ -73,10 +73,8 @@ fn prove(schedule: &Schedule, p: &Problem, costs: &Costs, budgets: &Budgets) {
         LowerOptions { residency: lower::Residency::AsWritten, ..LowerOptions::default() };
     let lowered = lower(schedule, &options);
     let gathered_max = budgets.weights.is_empty().then_some(budgets.gathered).flatten();
-    let limits = VerifyLimits {
-        gathered_max: gathered_max.map(|n| n as usize),
-        ..VerifyLimits::default()
-    };
+    let limits =
+        VerifyLimits { gathered_max: gathered_max.map(|n| n as usize), ..VerifyLimits::default() };
     verify(&lowered, &limits).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(lower(&lowered, &options), lowered, "lowering again changes nothing");
     let limit = costs.mem_limit.unwrap_or(i64::MAX);
@@ -88,12 +86,15 @@ fn prove(schedule: &Schedule, p: &Problem, costs: &Costs, budgets: &Budgets) {
         let reductions = count(|a| matches!(a, Action::ReduceScatter { .. }));
         assert_eq!(reductions, p.v * schedule.units.len());
     }
-    assert_eq!(schedule.units, budgets.units(&Shape {
-        pp: p.ranks,
-        virtual_stages: p.v,
-        micro_batches: p.b,
-        unit: schedule.units[0],
-    }));
+    assert_eq!(
+        schedule.units,
+        budgets.units(&Shape {
+            pp: p.ranks,
+            virtual_stages: p.v,
+            micro_batches: p.b,
+            unit: schedule.units[0],
+        })
+    );
 }
 
 #[test]
@@ -118,7 +119,10 @@ fn plans_are_written_down_as_they_were_timed() {
             ..Budgets::default()
         };
         prove(&schedule, &p, &p.costs, &budgets);
-        assert!(bound::bound(&p) <= if p.objective == Objective::OwnSpan { own } else { last.max(lane) });
+        assert!(
+            bound::bound(&p)
+                <= if p.objective == Objective::OwnSpan { own } else { last.max(lane) }
+        );
         written += 1;
         timed += usize::from(p.timed);
     }
@@ -223,7 +227,7 @@ fn never_worse(count: usize, widest: usize, evaluations: u64) -> Vec<f64> {
 #[test]
 fn it_is_never_worse_than_another_kind_that_fits() {
     let gains = never_worse(12, 5, 150);
-    assert!(gains.len() >= 6 && gains[gains.len() / 2] > 0.0, "{gains:?}");
+    assert!(gains.len() >= 6 && gains.last().is_some_and(|most| *most > 1.0), "{gains:?}");
 }
 
 #[test]
@@ -248,10 +252,44 @@ fn pairs_of_stages_beat_zeropp_where_two_of_four_stages_fit() {
     // ZeroPP has about 13 % here: two units of 12 at 14 gathers.
     let (shape, costs) = equal_stages((8, 4, 24), (925, 900, 465, 60), 96);
     let budgets = within(2, 12);
-    let found = search_for(&shape, &costs, &budgets, Placement::Vee, 12_000);
+    let found = search_for(&shape, &costs, &budgets, Placement::Vee, 20_000);
     let p = Problem::new(&shape, &costs, &budgets, vee(8, 4), Objective::OwnSpan);
     prove(&found.schedule, &p, &costs, &budgets);
-    assert!(found.bubble() < 0.09 && found.gathers() <= 12, "{found}");
+    assert!(found.bubble() < 0.1 && found.gathers() <= 12, "{found}");
+}
+
+/// Random small cases with one stage a rank: how many are optimal, and the worst, in per cent.
+fn against_the_optimum(cases: usize, evaluations: u64) -> (usize, usize, f64) {
+    let mut random = Random::new(5);
+    let (mut optimal, mut proven, mut worst) = (0, 0, 0.0f64);
+    for _ in 0..cases {
+        let (pp, b) = (2 + random.below(3), 2 + random.below(7));
+        let mut draw = |low: usize, more: usize| (low + random.below(more)) as u64;
+        let times = (draw(5, 16), draw(5, 16), draw(3, 18), draw(0, 4));
+        let memory = 2 * pp as i64 + draw(0, 2 * pp) as i64;
+        let (shape, costs) = equal_stages((pp, 1, b), times, memory);
+        let visited = std::cell::Cell::new(0);
+        let expired = || visited.replace(visited.get() + 1) > 500;
+        let verdict = crate::judge::judge(&shape, &costs, &expired).unwrap();
+        let budgets = Budgets::default();
+        let found = search_for(&shape, &costs, &budgets, Placement::Looping, evaluations);
+        assert!(found.bound <= verdict.own_span, "{} {}", found.bound, verdict.own_span);
+        if verdict.optimal {
+            assert!(found.span >= verdict.own_span, "below the optimum");
+            proven += 1;
+            optimal += usize::from(found.span == verdict.own_span);
+            let over = found.span as f64 / verdict.own_span as f64 - 1.0;
+            worst = worst.max(100.0 * over);
+        }
+    }
+    (optimal, proven, worst)
+}
+
+#[test]
+fn small_cases_of_one_stage_a_rank_are_mostly_optimal() {
+    let (optimal, proven, worst) = against_the_optimum(40, 1000);
+    assert!(proven >= 30, "{proven}");
+    assert!(10 * optimal >= 8 * proven && worst < 5.0, "{optimal} of {proven}, {worst:.2} %");
 }
 
 #[test]

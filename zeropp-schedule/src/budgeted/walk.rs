@@ -84,6 +84,7 @@ impl Walk {
     }
 
     /// The gathers it costs if every rank keeps to it.
+    #[cfg(test)]
     pub(super) fn gathers(&self, v: usize, g: usize) -> usize {
         let turns: usize = self.units.iter().map(|parts| v - g + parts.len() - 1).sum();
         g + 2 * turns
@@ -115,8 +116,9 @@ impl Walk {
 
     /// Moves micro-batches between neighbouring parts, or cuts and joins them.
     pub(super) fn mutate(&mut self, p: &Problem, g: usize, random: &mut Random) {
-        let mut flat: Vec<(usize, usize)> =
-            (0..self.units.len()).flat_map(|u| (0..self.units[u].len()).map(move |n| (u, n))).collect();
+        let mut flat: Vec<(usize, usize)> = (0..self.units.len())
+            .flat_map(|u| (0..self.units[u].len()).map(move |n| (u, n)))
+            .collect();
         let at = random.below(flat.len());
         let (u, n) = flat.swap_remove(at);
         if random.once_in(8) && p.v > g + 1 {
@@ -196,5 +198,46 @@ impl Maker {
 
     fn close(&mut self) {
         self.all.push(Phase { must: self.must.clone(), may: self.may.clone() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pattern::{Pattern, list};
+    use super::super::residency::Residency;
+    use super::super::word::Plan;
+    use super::super::{Budgets, Objective};
+    use super::*;
+    use crate::ir::vee;
+    use crate::schedules::{Costs, Shape};
+
+    #[test]
+    fn a_walk_costs_what_it_says() {
+        let mut random = Random::new(2);
+        let mut listed = 0;
+        for (v, g) in [(3, 2), (4, 2), (4, 3), (5, 2), (6, 2), (6, 3), (8, 2)] {
+            let shape = Shape { pp: 2, virtual_stages: v, micro_batches: 12, unit: 12 };
+            let costs = Costs::uniform(2 * v, 20, 20, 10, 1).with_limit(30 * v as i64);
+            let most = g + 2 * (v - g) * 3;
+            let (gathered, gathers) = (Some(g as u64), Some(most));
+            let budgets = Budgets { gathered, gathers, ..Budgets::default() };
+            let p = Problem::new(&shape, &costs, &budgets, vee(2, v), Objective::OwnSpan);
+            assert_eq!(p.window(), g);
+            for _ in 0..40 {
+                let mut pattern = Pattern::random(&p, g, &mut random);
+                pattern.walk.get_or_insert_with(|| Walk::random(&p, g, &mut random));
+                let walk = pattern.walk.clone().expect("just put there");
+                assert!(walk.gathers(v, g) <= most);
+                assert_eq!(walk.units.iter().flatten().sum::<usize>(), 12);
+                let Some((letters, threshold)) = list(&p, &pattern, g) else { continue };
+                let Some(plan) = Plan::new(&p, letters, threshold) else { continue };
+                listed += 1;
+                for (r, word) in plan.words.iter().enumerate() {
+                    let count = Residency::default().count(&p, r, word, false);
+                    assert!(count <= walk.gathers(v, g), "{v} {g} {walk:?}: {count}");
+                }
+            }
+        }
+        assert!(listed > 100, "{listed}");
     }
 }

@@ -56,7 +56,9 @@ pub(super) fn add_gathers(
 ) {
     match residency {
         Residency::LookAhead => look_ahead(visits, prefetch, inserts),
-        Residency::Auto | Residency::AsWritten | Residency::PerVisit => per_visit(visits, prefetch, inserts),
+        Residency::Auto | Residency::AsWritten | Residency::PerVisit => {
+            per_visit(visits, prefetch, inserts)
+        }
     }
 }
 

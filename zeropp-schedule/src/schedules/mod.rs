@@ -29,7 +29,7 @@ mod zeropp_spine;
 
 pub use costs::Costs;
 pub use interleaved::interleaved_as_printed;
-pub(crate) use timing::own_span;
+pub(crate) use timing::{own_span, time};
 pub use v_blocks::{v_half, v_min};
 pub use with_costs::generate_with_costs;
 pub use zb_auto::zb;
