@@ -202,7 +202,7 @@ pub fn default_evaluations(shape: &Shape) -> u64 {
 }
 
 /// F and B that the default search times.
-const LETTERS: u64 = 250_000_000;
+const LETTERS: u64 = 200_000_000;
 
 /// Finds an order within the budgets. It is never slower than the other kinds that keep them, as
 /// the simulator has it.

@@ -22,11 +22,11 @@ pub(super) fn change(p: &Problem, plan: &mut Plan, random: &mut Random, out: &mu
     match random.below(100) {
         0..45 => {
             let by = distance(random);
-            block(p, &mut plan.words[rank], rank, 1, by, random, out)
+            block(p, &mut plan.words[rank], rank, 1, by, random, out) && !out.is_empty()
         }
         45..60 => {
             let (len, by) = (2 + random.below(6), distance(random));
-            block(p, &mut plan.words[rank], rank, len, by, random, out)
+            block(p, &mut plan.words[rank], rank, len, by, random, out) && !out.is_empty()
         }
         60..78 => on_several_ranks(p, plan, rank, random, out),
         78..86 => range_of_batches(p, plan, rank, random, out),
@@ -74,6 +74,11 @@ fn shift(
     let to = from as isize + by;
     if to < 0 || to as usize + len > word.letters.len() || from + len > word.letters.len() {
         return false;
+    }
+    // Most of a block is letters of one kind, and moving one among its like changes nothing.
+    let (low, high) = (from.min(to as usize), from.max(to as usize) + len);
+    if word.letters[low..high].iter().all(|letter| *letter == word.letters[low]) {
+        return true;
     }
     mark(out, rank, from.min(to as usize));
     word.shift(p.v, from, to, len)
