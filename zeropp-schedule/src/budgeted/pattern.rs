@@ -39,7 +39,7 @@ impl Pattern {
         let work = p.work_unit();
         let w = (work - f - back).max(0.0);
         let stages = (pp * v) as f64;
-        let sizes = [b, b, 2 * pp - 1, 2 * pp, pp, b / 2, (b + 2) / 3, pp + pp / 2];
+        let sizes = [b, b, 2 * pp - 1, 2 * pp, pp, b / 2, b.div_ceil(3), pp + pp / 2];
         let size = match random.once_in(4) {
             true => 1 + random.below(b),
             false => sizes[random.below(8)].clamp(1, b),

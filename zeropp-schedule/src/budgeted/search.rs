@@ -48,17 +48,17 @@ pub(super) fn run(p: &Problem, others: &[Other], seed: u64, letters: u64) -> Opt
             pool.push(Seed { plan, score, name: other.name.clone() });
         }
     }
-    pool.extend(climb(&mut annealer, letters / 5, 12));
+    pool.extend(climb(&mut annealer, letters / 4, 12));
     pool.sort_by_key(|seed| seed.score);
     pool.truncate(4);
     let left = letters.saturating_sub(annealer.decoder.effort);
     let count = pool.len().max(1) as u64;
     for seed in &pool {
-        annealer.anneal(&seed.plan, left / 6 / count, 0.08, 0.01, &seed.name);
+        annealer.anneal(&seed.plan, left / 3 / count, 0.1, 0.01, &seed.name);
     }
     if let Some(best) = annealer.best.clone() {
         let left = letters.saturating_sub(annealer.decoder.effort);
-        annealer.anneal(&best.plan, left, 0.1, 0.001, &best.from);
+        annealer.anneal(&best.plan, left, 0.08, 0.002, &best.from);
     }
     annealer.best
 }
