@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::{DType, Tensor};
-use zeropp_core::comm::Communicator;
-use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
-use zeropp_core::host::from_vec;
+use zeropp_comm::Communicator;
+use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
+use zeropp_core::cpu_tensor::from_vec;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -6,7 +6,6 @@
 //! the throughput benchmark has about a hundred actions and as many operations a rank.
 
 use std::hint::black_box;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
@@ -14,10 +13,10 @@ use rustix::time::{ClockId, clock_gettime};
 use zeropp::pipeline::executor::StatusBoard;
 use zeropp::pipeline::ir::{Action, Compute};
 use zeropp::{Config, Trainer};
-use zeropp_core::comm::Communicator;
-use zeropp_core::comm::recorded::Recorded;
-use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
-use zeropp_core::host::from_vec;
+use zeropp_comm::Communicator;
+use zeropp_comm::recorded::Recorded;
+use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
+use zeropp_core::cpu_tensor::from_vec;
 
 /// Times that a small thing is done.
 const TIMES: u32 = 300_000;
@@ -109,7 +108,8 @@ fn main() {
     small_things();
     let rounds = std::env::args().filter_map(|a| a.parse().ok()).next().unwrap_or(7);
     for (name, config) in [("throughput", throughput()), ("tiny layers", tiny())] {
-        let without = Config { flight_dir: PathBuf::new(), ..config.clone() };
+        let without = config.clone();
+        let config = Config { flight_dir: Some("zeropp-failed".into()), ..config };
         let (mut cpu, mut speed) = (Vec::new(), Vec::new());
         for round in 0..rounds {
             // Whoever comes second finds a warmer machine.

@@ -1,5 +1,5 @@
-//! Core time of every operation and of one transformer block in F, B and W beside the time of its matrix
-//! products alone, on one core: `cargo bench --bench ops [-- FILTER]`.
+//! Core time of every operation and of one transformer block in F, B and W beside the time of its
+//! matrix products alone, on one core: `cargo bench --bench ops [-- FILTER]`.
 //!
 //! Also the tokens a second of a whole small GPT step that these operations allow (8 blocks and the
 //! tied head, no optimizer).
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Device, Int, Tensor, TensorData, activation, module};
-use zeropp_core::host;
+use zeropp_core::cpu_tensor;
 use zeropp_core::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
 use zeropp_core::meter::Meter;
 use zeropp_core::params::{FlatLayout, Init, ParamPlace, ParamSpec};
@@ -60,7 +60,7 @@ fn values(n: usize, seed: u32) -> Vec<f32> {
 }
 
 fn tensor<const D: usize>(shape: [usize; D]) -> Tensor<D> {
-    host::from_vec(values(shape.iter().product(), 7), shape)
+    cpu_tensor::from_vec(values(shape.iter().product(), 7), shape)
 }
 
 /// Weights of one block (and of the head), scaled to keep activations of size one.
@@ -85,7 +85,7 @@ fn weights() -> (Arc<FlatLayout>, LayerWeights) {
     let layout = Arc::new(FlatLayout::new(specs, 1));
     let flat = values(layout.len, 3).into_iter().map(|v| v * 0.2).collect();
     let weights = LayerWeights::new("block", 0, layout.clone());
-    weights.set(host::from_vec(flat, [layout.len]));
+    weights.set(cpu_tensor::from_vec(flat, [layout.len]));
     (layout, weights)
 }
 
@@ -111,7 +111,7 @@ fn time<const D: usize, const DY: usize>(
         };
         let leaf = x.clone().autodiff().require_grad();
         let (f, y) = seconds(|| op(leaf, &weights, &cx));
-        let dy = host::from_vec(values(y.shape().num_elements(), 5), y.dims());
+        let dy = cpu_tensor::from_vec(values(y.shape().num_elements(), 5), y.dims());
         let seed = seed_backward(y);
         let (b, _) = seconds(|| seed.backward(dy));
         let (w, ()) = seconds(|| cx.queue.run(&mut grads));
@@ -266,7 +266,8 @@ impl Table {
         });
         let rate = (b * SEQ) as f64 / times.total();
         println!(
-            "step of {BLOCKS} blocks: F {:.2} B {:.2} W {:.2} ms, {rate:.0} tokens/s; in Burn's own graph {:.0}",
+            "step of {BLOCKS} blocks: F {:.2} B {:.2} W {:.2} ms, {rate:.0} tokens/s; \
+             in Burn's own graph {:.0}",
             times.f * 1e3,
             times.b * 1e3,
             times.w * 1e3,
@@ -302,7 +303,7 @@ fn stock_step(b: usize) -> f64 {
         let slice = |p: &ParamPlace| &flat[p.offset..][..p.spec.len()];
         let leaf = |p| {
             let v: Vec<f32> = slice(p).iter().map(|v| v * 0.2).collect();
-            host::from_vec(v, [p.spec.len()]).autodiff().require_grad()
+            cpu_tensor::from_vec(v, [p.spec.len()]).autodiff().require_grad()
         };
         layout.params.iter().map(leaf).collect()
     };

@@ -151,7 +151,8 @@ fn main() {
     for round in 1..=rounds {
         let (a, b, c) = (plain_burn(), zeropp(1), zeropp(2));
         println!(
-            "round {round}: plain Burn {a:.0}, zeropp P=1 {:.0}, P=2 {:.0} tokens/s; bubble {:.1} %, simulated {:.1} %",
+            "round {round}: plain Burn {a:.0}, zeropp P=1 {:.0}, P=2 {:.0} tokens/s; \
+             bubble {:.1} %, simulated {:.1} %",
             b.0,
             c.0,
             100.0 * c.1,

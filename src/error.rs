@@ -2,11 +2,14 @@
 
 use std::path::PathBuf;
 
-use zeropp_core::comm::CommError;
-use zeropp_core::config::ConfigError;
+use crate::config::ConfigError;
+use zeropp_comm::CommError;
+use zeropp_comm::launch::{JobError, LaunchError};
+use zeropp_comm::rendezvous::RendezvousError;
 use zeropp_core::data::DataError;
-use zeropp_core::launch::{JobError, LaunchError};
-use zeropp_core::rendezvous::{MeetError, RendezvousError};
+use zeropp_core::field_error::FieldError;
+use zeropp_core::metrics::Summary;
+use zeropp_pipeline::executor::ExecutorError;
 use zeropp_pipeline::partition::TooFewLayers;
 use zeropp_pipeline::schedules::ScheduleError;
 use zeropp_pipeline::verify::VerifyError;
@@ -44,6 +47,19 @@ pub enum Error {
         /// What it was doing and what happened.
         message: String,
     },
+    /// Gradients that were not finite in too many steps in a row; the run has ended, and no rank
+    /// has failed.
+    #[error("{message}")]
+    NotFinite {
+        /// The first of these steps.
+        step: u64,
+        /// World rank of the first gradient that was not finite, where one was found.
+        rank: Option<usize>,
+        /// Its layer.
+        layer: Option<String>,
+        /// All of it in words, with what may help.
+        message: String,
+    },
     /// An environment that does not say which rank this process is.
     #[error("environment: {0}")]
     Launch(#[from] LaunchError),
@@ -53,6 +69,16 @@ pub enum Error {
     /// Ranks could not be brought together.
     #[error("starting the ranks: {0}")]
     Start(#[from] CommError),
+    /// The run came to its end, but not every step of it could be written to the metrics file.
+    #[error("training finished, but the metrics file {} is incomplete: {source}", path.display())]
+    Metrics {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+        /// What the run returns otherwise.
+        summary: Box<Summary>,
+    },
     /// An output file that could not be written during the run.
     #[error("cannot write {}: {source}", path.display())]
     Output {
@@ -79,8 +105,10 @@ impl Error {
         !matches!(
             self,
             Error::Rank { .. }
+                | Error::NotFinite { .. }
                 | Error::Start(_)
                 | Error::Output { .. }
+                | Error::Metrics { .. }
                 | Error::Rendezvous(RendezvousError::Lost { .. })
         )
     }
@@ -89,17 +117,36 @@ impl Error {
 impl From<JobError> for Error {
     fn from(error: JobError) -> Error {
         match error {
-            JobError::Config(error) => error.into(),
+            JobError::Setting(error) => error.into(),
             JobError::Launch(error) => error.into(),
         }
     }
 }
 
-impl From<MeetError> for Error {
-    fn from(error: MeetError) -> Error {
-        match error {
-            MeetError::Config(error) => error.into(),
-            MeetError::Rendezvous(error) => error.into(),
-        }
+impl From<FieldError> for Error {
+    fn from(error: FieldError) -> Error {
+        ConfigError::from(error).into()
+    }
+}
+
+/// How a rank's part of the run ended early.
+#[derive(Debug)]
+pub(crate) enum RankError {
+    Comm(CommError),
+    Step(ExecutorError),
+    Checkpoint(CheckpointError),
+    /// There is nothing to go on from: bad input, found by the ranks together.
+    Resume(CheckpointError),
+}
+
+impl From<CheckpointError> for RankError {
+    fn from(e: CheckpointError) -> Self {
+        RankError::Checkpoint(e)
+    }
+}
+
+impl From<CommError> for RankError {
+    fn from(e: CommError) -> Self {
+        RankError::Comm(e)
     }
 }

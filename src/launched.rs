@@ -1,11 +1,11 @@
 //! Which rank runs where, as the processes of a job agree on it: did the launcher start what was
 //! meant?
 
-use zeropp_core::config::{Config, ConfigError, EngineKind};
-use zeropp_core::launch::Job;
-use zeropp_core::mesh::Mesh;
-use zeropp_core::placement;
-use zeropp_core::rendezvous::{self, Member};
+use crate::config::{Config, ConfigError, EngineKind};
+use zeropp_comm::launch::Job;
+use zeropp_comm::mesh::Mesh;
+use zeropp_comm::placement;
+use zeropp_comm::rendezvous::{self, Member};
 
 use crate::Error;
 
@@ -50,11 +50,11 @@ impl Launched {
 /// Settings or an environment that do not fit together; ranks that do not come, by number.
 pub fn launched(config: &Config) -> Result<Launched, Error> {
     config.validate_launch()?;
-    let job = Job::find(config)?;
+    let job = config.job()?;
     if config.engine == EngineKind::Mpi {
         return over_mpi(config, &job);
     }
-    let met = rendezvous::meet(config, &job)?;
+    let met = config.meet(&job)?;
     let place = job.meeting.as_ref().map_or_else(|| "itself".into(), ToString::to_string);
     Ok(told(config, &job, rendezvous::members(&*met)?, place))
 }
@@ -66,8 +66,8 @@ fn told(config: &Config, job: &Job, members: Vec<Member>, place: String) -> Laun
 
 #[cfg(feature = "mpi")]
 fn over_mpi(config: &Config, job: &Job) -> Result<Launched, Error> {
-    use zeropp_core::comm::mpi::MpiWorld;
-    use zeropp_core::launch::Launch;
+    use zeropp_comm::launch::Launch;
+    use zeropp_comm::mpi::MpiWorld;
 
     let mut process = MpiWorld::start(crate::world::mpi::options(config, job.ranks), None)?;
     let launched = (process.launched_rank(), process.size());
@@ -82,7 +82,7 @@ fn over_mpi(config: &Config, job: &Job) -> Result<Launched, Error> {
     // MPI numbers the processes anew where that keeps groups on a machine.
     let job =
         Job { process: process.rank(), first_rank: process.rank() * job.ranks, ..job.clone() };
-    let me = serde_json::to_vec(&rendezvous::me(config, &job)).expect("text and numbers");
+    let me = serde_json::to_vec(&job.member(config.mesh())).expect("text and numbers");
     let all = process.communicator().exchange(me).wait()?;
     process.finish();
     let members = all.iter().map(|member| serde_json::from_slice(member));

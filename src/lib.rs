@@ -38,32 +38,29 @@
 //! the weights depends on P, V, the schedule, recomputation, prefetch, ZeRO-1 or timing. Every
 //! rank and unit does 2V − 1 all-gathers and V reduce-scatters, whatever the batch.
 
-mod blueprint;
 mod checkpoint;
-mod collect;
+pub mod config;
 mod emulate;
 mod error;
-mod flight;
 mod launched;
-mod peak;
-mod processes;
-mod program;
-mod rank;
-mod schedule_file;
-mod trace;
+mod plan;
+mod recorder;
+mod run;
 mod trainer;
 mod world;
 
-pub use checkpoint::Resumed;
+pub use checkpoint::resume::Resumed;
+pub use checkpoint::saved::{Saved, SavedStep, saved};
+pub use config::Config;
 pub use emulate::{EmulatedStep, EmulationCosts, EmulationReport, emulate};
 pub use error::Error;
-pub use flight::end_on_signals;
 pub use launched::{Launched, launched};
-pub use schedule_file::{ScheduleFileError, read_schedule};
-pub use trainer::{Trainer, Weights};
-pub use zeropp_core::config::Config;
-pub use zeropp_core::metrics::{Plan, RankPlan, StepMetrics, Summary};
-pub use zeropp_core::{
-    config, data, launch, layer, meter, model, params, rendezvous, rng, split, stock,
-};
+pub use plan::schedule_file::{ScheduleFileError, read_schedule, schedule_text};
+pub use run::stop::Stopper;
+pub use trainer::signals::stop_on_signals;
+pub use trainer::steps::Steps;
+pub use trainer::{StepFlow, Trainer, Weights};
+pub use zeropp_comm::{launch, rendezvous};
+pub use zeropp_core::metrics::{Plan, RankPlan, StepMetrics, Stopped, Summary};
+pub use zeropp_core::{data, layer, meter, model, params, rng, split, stock};
 pub use zeropp_pipeline as pipeline;

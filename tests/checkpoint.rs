@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use common::{Run, assert_same_bits, run, tiny};
+use zeropp::config::Resume;
 use zeropp::model::gpt;
 use zeropp::{Config, Error, Trainer};
 
@@ -32,7 +33,7 @@ impl Saved {
         let copy = self.dir.path().join("copy");
         let _ = fs::remove_dir_all(&copy);
         copy_folder(&self.folder().join("step-000010"), &copy.join("step-000010"));
-        let rest = run(Config { save: Some(copy.clone()), resume: true, ..config });
+        let rest = run(Config { save: Some(copy.clone()), resume: Resume::Newest, ..config });
         assert_eq!(rest.steps.first().map(|s| s.step), Some(11));
         assert!(copy.join("step-000020/manifest.json").exists());
         rest
@@ -64,8 +65,11 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
+/// What a run ends with that must not take a step.
 fn refusal(config: Config) -> String {
-    let error = Trainer::new(config).err().expect("not a run that can start");
+    let trained =
+        Trainer::new(config).and_then(|t| t.train(|_| -> () { panic!("a step was taken") }));
+    let error = trained.expect_err("not a run that can start");
     assert!(error.is_bad_input(), "{error}");
     error.to_string()
 }
@@ -79,6 +83,24 @@ fn the_second_half_has_the_bits_of_an_uninterrupted_run_on_any_pipeline() {
         let config = Config { pp, virtual_stages: Some(v), ..base.clone() };
         assert_same_bits(&saved.half(), &saved.rest(config), &format!("pp {pp} virtual {v}"));
     }
+}
+
+#[test]
+fn a_cut_of_sums_that_is_left_open_is_the_checkpoint_s() {
+    let open = Config { pp: 2, micro_batches: None, unit: None, ..tiny() };
+    let saved = Saved::new(open.clone());
+    assert_eq!((open.micro_batches(), open.unit()), (6, 3));
+    for pp in [1, 4] {
+        let config = Config { pp, ..open.clone() };
+        assert_ne!((config.micro_batches(), config.unit()), (6, 3), "its own defaults are others");
+        assert_same_bits(&saved.half(), &saved.rest(config), &format!("pp {pp}"));
+    }
+    let told = Config { unit: Some(2), ..open };
+    let copy = Config { save: Some(saved.folder()), resume: true.into(), steps: 21, ..told };
+    let trainer = Trainer::new(copy).unwrap();
+    assert_eq!(trainer.plan().units, [2, 2, 2]);
+    let changed = trainer.resumed().unwrap().changed.join("; ");
+    assert!(changed.contains("unit = 2 (was 3)"), "{changed}");
 }
 
 #[test]
@@ -141,11 +163,12 @@ fn a_finished_run_has_nothing_left_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let config = Config { layers: 2, save: Some(dir.path().into()), steps: 3, ..tiny() };
     let whole = run(config.clone());
-    let again = Config { resume: true, ..config };
+    let again = Config { resume: Resume::Newest, ..config };
     let trainer = Trainer::new(again.clone()).unwrap();
     let resumed = trainer.resumed().unwrap();
     assert_eq!((resumed.step, resumed.changed.len()), (3, 0));
-    let (summary, weights) = trainer.train_to_weights(|_| panic!("no step is left")).unwrap();
+    let (summary, weights) =
+        trainer.train_to_weights(|_| -> () { panic!("no step is left") }).unwrap();
     assert_eq!((summary.steps, weights), (0, whole.weights));
 
     let error = refusal(Config { steps: 2, warmup: Some(1), ..again.clone() });
@@ -182,7 +205,7 @@ fn folders_in_use_or_without_a_checkpoint_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("a");
     let config = Config { layers: 2, save: Some(folder.clone()), steps: 2, ..tiny() };
-    let resume = Config { resume: true, ..config.clone() };
+    let resume = Config { resume: Resume::Must, ..config.clone() };
     let named = |error: String, parts: &[&str]| {
         for part in parts.iter().chain(&[folder.to_str().unwrap()]) {
             assert!(error.contains(part), "{part} is not in: {error}");
@@ -230,7 +253,7 @@ fn a_folder_has_one_run_at_a_time() {
 #[test]
 fn another_model_is_refused_with_the_parameter_and_both_shapes() {
     let saved = Saved::new(Config { layers: 2, steps: 20, ..tiny() });
-    let same = Config { layers: 2, save: Some(saved.folder()), resume: true, ..tiny() };
+    let same = Config { layers: 2, save: Some(saved.folder()), resume: Resume::Newest, ..tiny() };
     let cases = [
         (Config { hidden: 32, ..same.clone() }, vec!["h.0.attn.c_attn.bias", "[96]", "[48]"]),
         (Config { layers: 3, ..same.clone() }, vec!["the model's h.2.", "is not in it"]),
@@ -246,7 +269,7 @@ fn another_model_is_refused_with_the_parameter_and_both_shapes() {
             assert!(error.contains(part), "{part} is not in: {error}");
         }
     }
-    let model = gpt::model(&same, 300);
+    let model = gpt::build(same.gpt_shape(300));
     let error = Trainer::with_model(same, model).err().unwrap().to_string();
     assert!(error.contains("[300, 16]") && error.contains("[256, 16]"), "{error}");
 }
@@ -255,7 +278,7 @@ fn another_model_is_refused_with_the_parameter_and_both_shapes() {
 fn damage_to_any_file_is_found_before_a_rank_starts() {
     let config = Config { layers: 2, zero3: 2, ..tiny() };
     let saved = Saved::new(config.clone());
-    let resume = Config { save: Some(saved.folder()), resume: true, ..config };
+    let resume = Config { save: Some(saved.folder()), resume: Resume::Newest, ..config };
     let newest = saved.folder().join("step-000020");
     let files = names(&newest);
     assert_eq!(files, ["manifest.json", "rank-00000.safetensors", "rank-00001.safetensors"]);
@@ -296,7 +319,7 @@ fn damage_to_any_file_is_found_before_a_rank_starts() {
         expect(format!("garbage {garbage}"), "manifest.json");
         fs::write(newest.join("manifest.json"), good).unwrap();
     }
-    assert_eq!(Trainer::new(resume.clone()).unwrap().resumed().unwrap().step, 20);
+    Trainer::new(resume.clone()).unwrap().train(|_| ()).unwrap();
     // Without a manifest it is no checkpoint, and the one before it is the newest.
     fs::remove_file(newest.join("manifest.json")).unwrap();
     assert_eq!(Trainer::new(resume).unwrap().resumed().unwrap().step, 10);

@@ -12,13 +12,13 @@ use saboteur::with_places;
 use zeropp::model::gpt;
 use zeropp::{Config, Error, Trainer};
 
-/// A run of 2 × 2 ranks whose block `h.3` (stage 3, on pipeline rank 1) misbehaves in its `after`-th
-/// forward.
+/// A run of 2 × 2 ranks whose block `h.3` (stage 3, on pipeline rank 1) misbehaves in its
+/// `after`-th forward.
 fn sabotaged(after: usize, act: fn()) -> (Error, Duration) {
     let config =
         Config { layers: 4, pp: 2, zero3: 2, virtual_stages: Some(2), timeout_s: 2.0, ..tiny() };
     let calls = AtomicUsize::new(0);
-    let model = with_places(gpt::model(&config, 256), move |block, kind| {
+    let model = with_places(gpt::build(config.gpt_shape(256)), move |block, kind| {
         if (block, kind) == ("h.3", 'F') && calls.fetch_add(1, Ordering::Relaxed) == after {
             act();
         }
@@ -58,14 +58,14 @@ fn a_stalled_rank_is_named_within_the_timeout() {
 #[test]
 fn a_bad_model_is_refused_before_a_rank_starts() {
     let config = tiny();
-    let mut model = gpt::model(&config, 256);
+    let mut model = gpt::build(config.gpt_shape(256));
     let twice = model.parts[2].clone();
-    model.parts.insert(3, twice);
+    model.parts[3] = twice;
     let error = Trainer::with_model(config.clone(), model).err().unwrap();
     assert!(error.is_bad_input());
     assert!(error.to_string().contains("h.0."), "{error}");
 
-    let small = gpt::model(&config, 100);
+    let small = gpt::build(config.gpt_shape(100));
     let error = Trainer::with_model(config, small).err().unwrap();
     assert!(error.to_string().contains("vocabulary = 100"), "{error}");
 }

@@ -17,13 +17,14 @@ use zeropp::{Config, Trainer};
 
 /// Runs a model with `fault` until it fails, and judges what is left.
 fn judged(config: Config, fault: &std::sync::Arc<Fault>, folder: &Path) -> (Run, Verdict) {
-    let config = Config { flight_dir: folder.join("failed"), ..config };
-    let model = fault.hidden_in(gpt::model(&config, 256));
-    let trainer = Trainer::with_model(config.clone(), model).unwrap();
+    let config = Config { flight_dir: Some(folder.join("failed")), ..config };
+    let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
+    let trainer = Trainer::with_model(config, model).unwrap();
     let error = trainer.train(|_| ()).unwrap_err().to_string();
-    let advice = format!("zeropp why {}", config.flight_dir.display());
+    let failed = folder.join("failed");
+    let advice = format!("zeropp why {}", failed.display());
     assert!(error.contains(&advice), "{error}");
-    let run = Run::read(&[config.flight_dir], None).unwrap();
+    let run = Run::read(&[failed], None).unwrap();
     let verdict = judge(&run);
     (run, verdict)
 }
@@ -80,7 +81,11 @@ fn check(found: &Verdict, cause: Cause, rank: usize, fault: &Fault) -> Result<()
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 12,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn a_panic_anywhere_is_found(config in layouts(), rank in 0usize..6, place in 0i64..300) {
@@ -97,7 +102,11 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 3,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn a_stall_anywhere_is_found(config in layouts(), rank in 0usize..6, place in 0i64..300) {
@@ -133,12 +142,12 @@ fn records_hold_actions_and_operations_up_to_the_end() {
 fn a_run_that_ends_well_or_wants_none_leaves_no_records() {
     let folder = tempfile::tempdir().unwrap();
     let failed = folder.path().join("failed");
-    let config = Config { pp: 2, layers: 4, steps: 2, flight_dir: failed.clone(), ..tiny() };
+    let config = Config { pp: 2, layers: 4, steps: 2, flight_dir: Some(failed.clone()), ..tiny() };
     Trainer::new(config.clone()).unwrap().train(|_| ()).unwrap();
     assert!(!failed.exists());
     let fault = Fault::new(0, 3, || panic!("sabotage"));
     let config = Config { flight_dir: Default::default(), ..config };
-    let model = fault.hidden_in(gpt::model(&config, 256));
+    let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
     let error = Trainer::with_model(config, model).unwrap().train(|_| ()).unwrap_err();
     assert!(!error.to_string().contains("zeropp why"), "{error}");
 }
@@ -149,9 +158,9 @@ fn records_that_cannot_be_written_are_told() {
     let file = folder.path().join("a file");
     std::fs::write(&file, "").unwrap();
     let inside = file.join("failed");
-    let config = Config { pp: 2, layers: 4, flight_dir: inside.clone(), ..tiny() };
+    let config = Config { pp: 2, layers: 4, flight_dir: Some(inside.clone()), ..tiny() };
     let fault = Fault::new(1, 3, || panic!("sabotage"));
-    let model = fault.hidden_in(gpt::model(&config, 256));
+    let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
     let error = Trainer::with_model(config, model).unwrap().train(|_| ()).unwrap_err().to_string();
     let told = format!("could not be written to {}", inside.display());
     assert!(error.contains("sabotage") && error.contains(&told), "{error}");

@@ -2,7 +2,7 @@
 //! schedule's messages, gathers and reductions go through it as they would on GPUs.
 
 mod common;
-#[path = "../zeropp-core/tests/nccl/host.rs"]
+#[path = "../zeropp-comm/tests/nccl/host.rs"]
 mod host;
 
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use std::time::Duration;
 use common::{run, tiny};
 use host::{Host, Pretend};
 use zeropp::{Config, StepMetrics, Trainer};
-use zeropp_core::comm::nccl::{NcclOptions, NcclSearch, NcclWorld};
-use zeropp_core::rendezvous::Local;
+use zeropp_comm::nccl::{NcclOptions, NcclSearch, NcclWorld};
+use zeropp_comm::rendezvous::Local;
 
 /// The steps of a run over NCCL, whose devices need `late_us` microseconds for each buffer.
 fn over_nccl(config: Config, late_us: u64) -> Vec<StepMetrics> {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use burn::tensor::{Device, Int, Tensor, TensorData, activation, module};
 use common::tiny;
 use zeropp::config::{Activation, Recompute};
-use zeropp::data::{Dataset, Sampler};
+
 use zeropp::model::gpt;
 use zeropp::params::Init;
 use zeropp::rng::Rng;
@@ -22,7 +22,7 @@ struct Leaves {
 
 fn leaves(config: &Config, vocabulary: usize) -> Leaves {
     let mut leaves = Leaves { one: BTreeMap::new(), two: BTreeMap::new() };
-    for spec in gpt::model(config, vocabulary).parts.iter().flat_map(|p| p.parameters()) {
+    for spec in gpt::build(config.gpt_shape(vocabulary)).parts.iter().flat_map(|p| p.parameters()) {
         let rng = Rng::keyed(config.seed, &spec.name);
         let value = |i: u64| match &spec.init {
             Init::Zeros => 0.0,
@@ -86,9 +86,9 @@ fn gelu(x: Tensor<3>, kind: Activation) -> Tensor<3> {
 /// Loss and gradients of the first step's whole batch.
 fn oracle(config: &Config) -> (f64, Weights) {
     let config = config.resolved();
-    let dataset = Dataset::from_config(&config).unwrap();
+    let dataset = config.dataset().unwrap();
     let vocabulary = dataset.vocabulary();
-    let sampler = Sampler::from_config(&config);
+    let sampler = config.sampler();
     let (n, s, h) = (config.samples_per_step(), config.seq, config.hidden);
     let (mut ids, mut targets) = (Vec::new(), Vec::new());
     for i in 0..n {

@@ -87,7 +87,7 @@ impl Layer for Split {
 
 /// The tiny GPT with one more layer after each block.
 fn with_layers(config: &Config, layer: impl Fn(String) -> Part) -> Model {
-    let mut model = gpt::model(config, 256);
+    let mut model = gpt::build(config.gpt_shape(256));
     let parts = std::mem::take(&mut model.parts);
     for part in parts {
         let block = part.is_block().then(|| format!("{}.more", part.name()));
@@ -110,8 +110,13 @@ fn config() -> Config {
     Config { layers: 4, steps: 6, ..tiny() }
 }
 
+/// With the number of blocks that the model has with one more after each.
+fn fitting(config: Config) -> Config {
+    Config { layers: 2 * config.layers, ..config }
+}
+
 fn gradients(config: Config, model: Model) -> Weights {
-    Trainer::with_model(config, model).unwrap().first_gradients().unwrap().1
+    Trainer::with_model(fitting(config), model).unwrap().first_gradients().unwrap().1
 }
 
 #[test]
@@ -133,7 +138,7 @@ fn stock_modules_have_the_gradients_of_split_operations() {
 #[test]
 fn stock_modules_train_to_the_same_bits_in_every_layout() {
     let train = |config: Config| {
-        let trainer = Trainer::with_model(config.clone(), stock(&config)).unwrap();
+        let trainer = Trainer::with_model(fitting(config.clone()), stock(&config)).unwrap();
         let mut losses = Vec::new();
         let (_, weights) = trainer.train_to_weights(|s| losses.push(s.loss.to_bits())).unwrap();
         let bits: Vec<u32> = weights.values().flatten().map(|w| w.to_bits()).collect();
@@ -143,4 +148,31 @@ fn stock_modules_train_to_the_same_bits_in_every_layout() {
     let reference = train(base.clone());
     assert_eq!(reference, train(Config { pp: 2, virtual_stages: Some(2), ..base.clone() }));
     assert_eq!(reference, train(Config { pp: 4, ..base }));
+}
+
+/// Before, another `hidden` or `layers` than the model's was ignored, and a longer `seq` was a
+/// rank's panic.
+#[test]
+fn a_model_that_contradicts_the_settings_is_refused() {
+    let config = config();
+    let refused = |change: fn(&mut Config), message: &str| {
+        let mut config = config.clone();
+        let model = gpt::build(config.gpt_shape(256));
+        change(&mut config);
+        let error = Trainer::with_model(config, model).err().expect(message).to_string();
+        assert!(error.contains(message), "{error}");
+    };
+    let h = config.hidden;
+    refused(|c| c.hidden *= 2, &format!("hidden = {}: the model's hidden size is {h}; use", 2 * h));
+    refused(|c| c.layers = 5, "layers = 5: the model's number of blocks is 4; use 4, or another");
+    refused(|c| c.seq = 999, "seq = 999: the model takes samples of at most ");
+    let model = gpt::build(config.gpt_shape(200));
+    let error = Trainer::with_model(config.clone(), model).err().unwrap().to_string();
+    assert!(error.contains("vocabulary = 200 is smaller than the data's"), "{error}");
+    let mut model = gpt::build(config.gpt_shape(256));
+    model.parts.rotate_left(1);
+    let error = Trainer::with_model(config.clone(), model).err().unwrap().to_string();
+    assert!(error.contains("wpe, is in the wrong place; an embedding comes first"), "{error}");
+    let shorter = Config { seq: config.seq - 1, ..config.clone() };
+    Trainer::with_model(shorter, gpt::build(config.gpt_shape(256))).expect("positions to spare");
 }

@@ -29,6 +29,12 @@ fn recomputation_and_prefetch_change_nothing() {
     for recompute in [Recompute::Selective, Recompute::Full] {
         check(&reference, Config { recompute, ..base.clone() }, &format!("{recompute}"));
     }
+    for v in [1, 4] {
+        for recompute in [Recompute::Selective, Recompute::Full] {
+            let config = Config { recompute, virtual_stages: Some(v), ..base.clone() };
+            check(&reference, config, &format!("{recompute}, virtual {v}"));
+        }
+    }
     for prefetch in [0, 2] {
         check(&reference, Config { prefetch, ..base.clone() }, &format!("prefetch {prefetch}"));
     }

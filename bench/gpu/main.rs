@@ -13,7 +13,6 @@ use std::process::ExitCode;
 
 use zeropp::Config;
 use zeropp::config::{DeviceKind, Precision};
-use zeropp_core::device::Devices;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -86,7 +85,7 @@ fn main() -> ExitCode {
     if wanted.is_empty() {
         wanted = PARTS.to_vec();
     }
-    if let Err(error) = Devices::find(&bench.config()) {
+    if let Err(error) = bench.config().devices() {
         eprintln!("error: {error}");
         return ExitCode::from(2);
     }

@@ -6,13 +6,12 @@ use burn::tensor::{DType, Tensor};
 use zeropp::config::{Activation, Precision};
 use zeropp::model::gpt::{self, GptShape};
 use zeropp::{Config, Trainer};
-use zeropp_core::device::Devices;
 
 use crate::{Bench, Outcome, row};
 
 /// FLOP/s of a large square product in the precision that training uses.
 fn peak_flops(bench: &Bench) -> Result<f64, zeropp::Error> {
-    let device = Devices::find(&bench.config())?.of(0);
+    let device = bench.config().devices()?.of(0);
     let n = if bench.small { 256 } else { 8192 };
     let dtype = if bench.fast() == Precision::Bf16 { DType::BF16 } else { DType::F32 };
     let a = Tensor::<2>::ones([n, n], (&device, dtype));

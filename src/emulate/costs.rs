@@ -2,12 +2,15 @@
 
 use std::path::Path;
 
+use crate::config::{ConfigError, Table};
 use serde_json::{Map, Value};
-use zeropp_core::config::{ConfigError, Table};
-use zeropp_core::mesh::Mesh;
+use zeropp_comm::mesh::Mesh;
+use zeropp_core::files::{escaped, escaped_line, read_text};
 use zeropp_pipeline::exchange::json;
 use zeropp_pipeline::simulate;
 
+/// Largest file of costs, in bytes.
+const FILE_BYTES_MAX: u64 = 16 << 20;
 /// Keys that have an entry for every stage; one number stands for all stages.
 const PER_STAGE: [&str; 14] = [
     "t_f",
@@ -81,7 +84,7 @@ impl EmulationCosts {
             Some("json") => false,
             _ => return Err(fail("the file's name ends in neither .toml nor .json".into())),
         };
-        let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+        let text = read_text(path, FILE_BYTES_MAX).map_err(|e| fail(e.to_string()))?;
         let map = if is_toml { from_toml(&text) } else { from_json(&text) };
         Ok(EmulationCosts { given: Given::File(map.map_err(fail)?), name })
     }
@@ -129,8 +132,8 @@ impl EmulationCosts {
         }
         let value = Value::Object(map);
         let costs =
-            json::read_costs(&value, stages).map_err(|e| wrong(&self.name, e.to_string()))?;
-        let mut costs = costs.for_simulator(stages);
+            json::read_costs(&value, stages).map_err(|e| escaped_line(&e.to_string()).into_owned());
+        let mut costs = costs.map_err(|problem| wrong(&self.name, problem))?.for_simulator(stages);
         let (d, k) = (mesh.zero3 as f64, mesh.dp as f64);
         let ns = |bytes: u64, share: f64, rate: f64| (bytes as f64 * share / rate * 1e9) as u64;
         for (times, bytes) in costs.stages.iter_mut().zip(&costs.memory) {
@@ -150,7 +153,8 @@ impl EmulationCosts {
 
 pub(super) fn wrong(name: &str, problem: String) -> ConfigError {
     let help = "see the manual of `emulate` for what the file has";
-    ConfigError::value("emulate", name, problem, help)
+    // It may quote the file.
+    ConfigError::value("emulate", name, escaped(&problem), help)
 }
 
 fn from_toml(text: &str) -> Result<Map<String, Value>, String> {
@@ -162,7 +166,7 @@ fn from_toml(text: &str) -> Result<Map<String, Value>, String> {
 }
 
 fn from_json(text: &str) -> Result<Map<String, Value>, String> {
-    serde_json::from_str(text).map_err(|e| e.to_string())
+    serde_json::from_str(text).map_err(|e| escaped_line(&e.to_string()).into())
 }
 
 /// A number without a fraction as an integer: `12.5e9` is one, but is written as a float.
@@ -189,8 +193,8 @@ mod tests {
     #[test]
     fn one_number_stands_for_all_stages() {
         let costs = toml(
-            "t_f = 1.5\nt_b = [2, 3]\nt_w = 1\nt_comm = 377\nbytes_per_s = 12.5e9\nmem_message = 8e3\
-             \nt_step = 4",
+            "t_f = 1.5\nt_b = [2, 3]\nt_w = 1\nt_comm = 377\nbytes_per_s = 12.5e9\n\
+             mem_message = 8e3\nt_step = 4",
         )
         .unwrap();
         let times: Vec<_> = costs.stages.iter().map(|s| (s.f_ns, s.b_ns, s.r_ns)).collect();
@@ -218,6 +222,7 @@ mod tests {
     fn what_does_not_work_is_named() {
         let cases = [
             ("t_x = 1", "unknown field `t_x`"),
+            ("\"\\u001B[31m\" = 1", "unknown field `\\u001b[31m`"),
             ("t_f = [1, 2, 3]", "costs.t_f: found [1,2,3]; one number for each of stages = 2"),
             ("t_f = -1", "costs.t_f"),
             ("t_f = 'long'", "long"),

@@ -8,17 +8,18 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
-use zeropp_core::comm::{CommError, Communicator};
-use zeropp_core::config::Config;
+use crate::config::Config;
+use zeropp_comm::Communicator;
+use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_pipeline::executor::StatusBoard;
+use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::simulate::{Costs, simulate};
 use zeropp_pipeline::timeline::{RankTimeline, Timeline};
 
 use crate::Error;
-use crate::program::{Programs, Resolved, generator_costs};
-use crate::trace;
+use crate::plan::program::{Resolved, generator_costs};
+use crate::run::trace;
 pub use costs::EmulationCosts;
 use costs::wrong;
 use rank::{RankSteps, Shared, run_rank};
@@ -37,7 +38,7 @@ pub struct EmulatedStep {
     pub makespan_ns: u64,
     /// The same with the optimizer step.
     pub step_ns: u64,
-    /// Idle share between each rank's first and last action, averaged over ranks.
+    /// Idle share of all ranks from the first start to the last end of a compute on any.
     pub bubble: f64,
     /// What the runtime itself took for an action, averaged over all: everything but waiting for
     /// given times and for other ranks.
@@ -94,7 +95,7 @@ pub fn emulate(
     config.validate()?;
     let resolved = Resolved::new(config)?;
     let costs = costs.of(resolved.stages(), config.mesh())?;
-    let Programs { schedule, .. } = programs(&resolved, &costs)?;
+    let schedule = program(&resolved, &costs)?;
     let simulated = simulate(&schedule, &costs).map_err(|e| wrong("costs", e.to_string()))?;
     let shared = Shared {
         steps: config.steps,
@@ -120,7 +121,7 @@ pub fn emulate(
     Ok(report)
 }
 
-fn programs(resolved: &Resolved, costs: &Costs) -> Result<Programs, Error> {
+fn program(resolved: &Resolved, costs: &Costs) -> Result<Schedule, Error> {
     // Without sizes a micro-batch counts as two units, half of which W needs.
     let unknown = costs.memory.iter().all(|m| m.activation == 0);
     let half = StageBytes { activation: 2, stash: 1, ..StageBytes::default() };
@@ -193,10 +194,7 @@ fn guarded(
     let run = AssertUnwindSafe(|| run_rank(shared, world.clone(), see));
     let failure = match std::panic::catch_unwind(run) {
         Ok(Ok(steps)) => return Ok(steps),
-        Ok(Err(error)) => Failure {
-            echo: matches!(error.source, CommError::Aborted { .. }),
-            message: error.to_string(),
-        },
+        Ok(Err(error)) => Failure { echo: error.source.is_echo(), message: error.to_string() },
         Err(panic) => {
             let text = trace::panic_text(&*panic);
             Failure { echo: false, message: format!("panicked: {text}") }

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use zeropp_core::comm::{CommError, CommResult, Communicator};
-use zeropp_core::groups::Groups;
-use zeropp_core::mesh::Mesh;
+use zeropp_comm::groups::Groups;
+use zeropp_comm::mesh::Mesh;
+use zeropp_comm::{CommError, CommResult, Communicator};
 use zeropp_core::meter::Meter;
 use zeropp_pipeline::executor::emulated::{Clock, EmulatedLinks, EmulatedWorker, Spent};
 use zeropp_pipeline::executor::{Executor, ExecutorError, StatusBoard};
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::simulate::Costs;
-use zeropp_pipeline::timeline::{RankTimeline, Span};
+use zeropp_pipeline::timeline::{Computed, RankTimeline, Span, bubble};
 
 use super::{EmulatedStep, KEPT_STEPS};
 
@@ -37,7 +37,7 @@ pub(super) type RankSteps = Vec<Vec<Span>>;
 struct RankStep {
     end_ns: u64,
     step_ns: u64,
-    bubble: f64,
+    computed: Computed,
     actions: u64,
     own_ns: u64,
     late_ns: u64,
@@ -117,7 +117,7 @@ fn figures(
     RankStep {
         end_ns: timeline.own_span().map_or(0, |(_, end)| end),
         step_ns: real_end - start,
-        bubble: timeline.bubble(),
+        computed: Computed::of(&timeline.spans).unwrap_or_default(),
         actions: timeline.spans.len() as u64,
         own_ns: end - start - (after.waited_ns - before.waited_ns),
         late_ns: after.late_ns - before.late_ns,
@@ -132,7 +132,7 @@ fn summarise(step: u64, ranks: &[RankStep]) -> EmulatedStep {
         step,
         makespan_ns: most(|r| r.end_ns),
         step_ns: most(|r| r.step_ns),
-        bubble: ranks.iter().map(|r| r.bubble).sum::<f64>() / ranks.len() as f64,
+        bubble: bubble(&ranks.iter().map(|r| r.computed).collect::<Vec<_>>()),
         runtime_ns: sum(|r| r.own_ns) / sum(|r| r.actions).max(1),
         late_ns: sum(|r| r.late_ns) / sum(|r| r.waits).max(1),
     }

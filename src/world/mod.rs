@@ -1,5 +1,6 @@
 //! Where a run's ranks are: threads of this process, or processes of which this is one.
 
+mod job;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
 #[cfg(feature = "cuda")]
@@ -9,13 +10,12 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::{Config, EngineKind};
 use burn::tensor::Device;
-use zeropp_core::comm::Communicator;
-use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
-use zeropp_core::config::{Config, EngineKind};
+use zeropp_comm::Communicator;
+use zeropp_comm::mesh::Mesh;
+use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_core::device::Devices;
-use zeropp_core::launch::Job;
-use zeropp_core::mesh::Mesh;
 use zeropp_pipeline::executor::StatusBoard;
 
 use crate::Error;
@@ -51,8 +51,8 @@ impl World {
         match config.engine {
             EngineKind::Threads => Ok(()),
             #[cfg(feature = "cuda")]
-            EngineKind::Nccl => nccl::gpus(config, &Job::find(config)?, 0, devices).map(drop),
-            _ => Ok(Job::find(config).map(drop)?),
+            EngineKind::Nccl => nccl::gpus(config, &config.job()?, 0, devices).map(drop),
+            _ => Ok(config.job().map(drop)?),
         }
     }
 
@@ -101,7 +101,7 @@ pub(crate) fn is_follower(config: &Config) -> Result<bool, Error> {
     if config.engine == EngineKind::Threads {
         return Ok(false);
     }
-    Ok(Job::find(config)?.process > 0)
+    Ok(!config.job()?.has_rank_0())
 }
 
 /// The rank that the calling thread runs: its name says it.

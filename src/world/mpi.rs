@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use zeropp_core::comm::mixed::MixedWorld;
-use zeropp_core::comm::mpi::{Describe, MpiOptions, MpiWorld, Order};
-use zeropp_core::comm::threads::ThreadsOptions;
-use zeropp_core::config::{Config, ConfigError, Place};
+use crate::config::{Config, ConfigError, Place};
+use zeropp_comm::hybrid::HybridWorld;
+use zeropp_comm::launch::Launch;
+use zeropp_comm::mesh::Mesh;
+use zeropp_comm::mpi::{Describe, MpiOptions, MpiWorld, Order};
+use zeropp_comm::placement;
+use zeropp_comm::threads::ThreadsOptions;
 use zeropp_core::device::Devices;
-use zeropp_core::launch::Launch;
-use zeropp_core::mesh::Mesh;
-use zeropp_core::placement;
 use zeropp_pipeline::executor::StatusBoard;
 
 use super::{LocalRank, World, rank_of_thread};
@@ -52,7 +52,7 @@ pub(super) fn start(
         1 => vec![(process.rank(), outer)],
         _ => {
             let options = ThreadsOptions { timeout, ..ThreadsOptions::default() };
-            MixedWorld::new(outer, each, options).communicators()
+            HybridWorld::new(outer, each, options).communicators()
         }
     };
     let ranks = ranks.into_iter().map(|(rank, communicator)| {

@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use zeropp_core::comm::nccl::cuda::CudaAccelerator;
-use zeropp_core::comm::nccl::{NcclOptions, NcclWorld, address_towards, gpus_for};
-use zeropp_core::comm::{CommError, CommResult};
-use zeropp_core::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError};
+use zeropp_comm::launch::Job;
+use zeropp_comm::nccl::cuda::CudaAccelerator;
+use zeropp_comm::nccl::{NcclOptions, NcclWorld, address_towards, gpus_for};
+use zeropp_comm::rendezvous::{self, Member, Rendezvous};
+use zeropp_comm::{CommError, CommResult};
 use zeropp_core::device::Devices;
-use zeropp_core::launch::Job;
-use zeropp_core::rendezvous::{self, Member, Rendezvous};
 
 use super::{LocalRank, World};
 use crate::Error;
@@ -22,8 +22,8 @@ const TELL_TIME: Duration = Duration::from_millis(500);
 
 /// This process's ranks of the mesh, each on a GPU of its own.
 pub(super) fn start(config: &Config, devices: &Devices) -> Result<World, Error> {
-    let job = Job::find(config)?;
-    let met = rendezvous::meet(config, &job)?;
+    let job = config.job()?;
+    let met = config.meet(&job)?;
     let members = rendezvous::members(&*met)?;
     let host = &members[job.process].host;
     let before = members[..job.process].iter().filter(|m| m.host == *host).map(|m| m.ranks).sum();
@@ -46,7 +46,8 @@ pub(super) fn start(config: &Config, devices: &Devices) -> Result<World, Error> 
     Ok(World { ranks, host, _keep: Box::new(kept) })
 }
 
-/// The GPUs of this process's ranks, after those of `before` ranks of other processes of the machine.
+/// The GPUs of this process's ranks, after those of `before` ranks of other processes of the
+/// machine.
 ///
 /// # Errors
 /// There are too few.

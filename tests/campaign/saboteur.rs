@@ -26,9 +26,9 @@ fn main() -> ExitCode {
     let config = Config::load(file.as_ref()).expect("a good configuration");
     // Later than any run: it happens by the clock.
     let fault = Fault::new(rank, i64::MAX, act);
-    let model = fault.hidden_in(gpt::model(&config, 256));
+    let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
     let trainer = Trainer::with_model(config, model).expect("a good configuration");
-    zeropp::end_on_signals().expect("signals can be caught");
+    zeropp::stop_on_signals(&trainer).expect("signals can be caught");
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(ms));
         fault.now();

@@ -22,8 +22,6 @@ pub(crate) fn tiny() -> Config {
         warmup: Some(2),
         seed: 11,
         timeout_s: 60.0,
-        // Runs that are to fail leave no records in the sources.
-        flight_dir: PathBuf::new(),
         ..Config::default()
     }
 }

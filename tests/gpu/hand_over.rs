@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor, TensorData};
-use zeropp_core::comm::Communicator;
-use zeropp_core::comm::threads::{ThreadsOptions, ThreadsWorld};
+use zeropp_comm::Communicator;
+use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 
 use crate::device;
 

@@ -29,5 +29,5 @@ fn kind() -> DeviceKind {
 /// The device under test, found as a run finds it.
 fn device() -> burn::tensor::Device {
     let config = Config { device: kind(), ..Config::default() };
-    Devices::find(&config).unwrap_or_else(|e| panic!("{e}")).of(0)
+    config.devices().unwrap_or_else(|e| panic!("{e}")).of(0)
 }

@@ -5,19 +5,19 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use zeropp_core::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
+use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
 
 use crate::Failure;
 
-const ABOUT: &str = "Trains transformers that are too big for one node: pipeline parallelism \
-between nodes, ZeRO-3 inside a node, without tensor parallelism";
-
 const RUN_ABOUT: &str = "Train a model\n\n\
 The settings are the defaults, then those of CONFIG.toml, then the flags. In the file a setting \
-has the name of its flag: `micro-batches = 16`. World = P x D x K ranks; on the threads engine \
-they all run on this machine, with nothing to set up.";
+has the name of its flag: `micro-batches = 16`; relative paths in it count from its folder. World \
+= P x D x K ranks; on the threads engine they all run on this machine, with nothing to set up.";
 
-const EXAMPLES: &str = "\
+/// Where the ranks of a failed run leave their records.
+const FLIGHT_DIR: &str = "zeropp-failed";
+
+pub(crate) const EXAMPLES: &str = "\
 Examples:
   Train a small GPT on zeropp's own sources, 32 ranks as threads:
       zeropp run --pp 4 --zero3 8 --unit 8
@@ -28,8 +28,13 @@ Examples:
   Keep the settings in a file, and change one of them:
       zeropp run --pp 4 --zero3 8 --unit 8 --print-config > run.toml
       zeropp run run.toml --lr 1e-3
+  Save, and go on where an earlier start of the same command was stopped:
+      zeropp run run.toml --save checkpoints --save-every 100 --resume
 
-Exit codes: 0 done, 2 bad input (nothing was started), 1 the run failed.";
+Signals: INT (Ctrl-C), TERM and HUP save and stop after the step under way, a second one ends it at
+once; USR1 saves and goes on; QUIT writes what every rank is doing, for `zeropp why`, and ends it.
+Exit codes: 0 done, 2 bad input (nothing was started), 1 the run failed, 130 stopped by INT, 143 by
+TERM.";
 
 /// What `zeropp run` is to do.
 pub(crate) struct Run {
@@ -39,35 +44,30 @@ pub(crate) struct Run {
     pub(crate) print_config: bool,
     /// Print the plan and stop.
     pub(crate) dry_run: bool,
+    /// Print no line a step.
+    pub(crate) quiet: bool,
 }
 
-/// The whole command line.
-pub(crate) fn command() -> Command {
-    Command::new("zeropp")
-        .version(env!("CARGO_PKG_VERSION"))
-        .about(ABOUT)
-        .after_help(EXAMPLES)
-        .subcommand_required(true)
-        .arg_required_else_help(true)
-        .subcommand(run_command())
-        .subcommand(crate::ranks::command())
-        .subcommand(crate::schedule::command())
-        .subcommand(crate::check::command())
-        .subcommand(crate::compare::command())
-        .subcommand(crate::why::command())
-}
-
-fn run_command() -> Command {
+/// The flags of `zeropp run`.
+pub(crate) fn run_command() -> Command {
     with_settings(Command::new("run"), |_| true)
         .about("Train a model")
         .long_about(RUN_ABOUT)
         .after_help(EXAMPLES)
+        .arg(
+            Arg::new("quiet")
+                .short('q')
+                .long("quiet")
+                .help_heading("Output")
+                .action(ArgAction::SetTrue)
+                .help("Print no line a step: how it begins, what goes wrong, and the summary"),
+        )
         .next_help_heading("Instead of training")
         .arg(
             Arg::new("print-config")
                 .long("print-config")
                 .action(ArgAction::SetTrue)
-                .help("Print all settings, those that follow from others too, as a file"),
+                .help("Print all settings as a file, those that follow from others as comments"),
         )
         .arg(
             Arg::new("dry-run")
@@ -85,11 +85,49 @@ pub(crate) fn with_settings(command: Command, shown: fn(&OptionInfo) -> bool) ->
         .value_parser(value_parser!(PathBuf))
         .help("A file of settings; flags override it");
     let flag = |option: &OptionInfo| flag(option, defaults.get(option.key)).hide(!shown(option));
-    command.arg(file).args(OPTIONS.iter().map(flag))
+    let undo =
+        |undo: &Undo| undo.arg().hide(!OPTIONS.iter().any(|o| o.key == undo.keys[0] && shown(o)));
+    command.arg(file).args(OPTIONS.iter().map(flag)).args(UNDO.iter().map(undo))
+}
+
+/// A flag that takes back what a file says.
+struct Undo {
+    flag: &'static str,
+    /// The settings that are then as if they were not given.
+    keys: &'static [&'static str],
+    help: &'static str,
+}
+
+const UNDO: [Undo; 3] = [
+    Undo {
+        flag: "no-metrics",
+        keys: &["metrics"],
+        help: "Write no metrics, whatever CONFIG.toml says",
+    },
+    Undo { flag: "no-trace", keys: &["trace"], help: "Write no trace, whatever CONFIG.toml says" },
+    Undo {
+        flag: "no-save",
+        keys: &["save", "save-every", "resume"],
+        help: "Neither save nor resume, whatever CONFIG.toml says",
+    },
+];
+
+impl Undo {
+    fn arg(&self) -> Arg {
+        Arg::new(self.flag)
+            .long(self.flag)
+            .action(ArgAction::SetTrue)
+            .help_heading("Output")
+            .conflicts_with_all(self.keys)
+            .help(self.help)
+    }
 }
 
 fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
-    let (short, long) = manual(option.doc, default);
+    let (short, mut long) = manual(option.doc, default);
+    if option.key == "schedule" {
+        long.push_str(&format!("\n\n{}\n", crate::schedule::kinds()));
+    }
     let arg = Arg::new(option.key)
         .long(option.key)
         .help_heading(option.heading)
@@ -99,14 +137,17 @@ fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
         .allow_negative_numbers(true);
     match option.kind {
         OptionKind::Choice(names) => arg.value_parser(PossibleValuesParser::new(names)),
-        OptionKind::Switch => arg
-            .num_args(0..=1)
-            .require_equals(true)
-            .default_missing_value("true")
-            .value_parser(["true", "false"])
-            .hide_possible_values(true),
+        OptionKind::Switch => {
+            may_stand_alone(arg).value_parser(["true", "false"]).hide_possible_values(true)
+        }
+        kind @ OptionKind::Resume => may_stand_alone(arg)
+            .value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
         kind => arg.value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
     }
+}
+
+fn may_stand_alone(arg: Arg) -> Arg {
+    arg.num_args(0..=1).require_equals(true).default_missing_value("true")
 }
 
 /// The first paragraph, and all of them, with the default at the end of the first.
@@ -142,6 +183,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<Run, Failure> {
         config: settings(matches)?,
         print_config: matches.get_flag("print-config"),
         dry_run: matches.get_flag("dry-run"),
+        quiet: matches.get_flag("quiet"),
     })
 }
 
@@ -151,6 +193,9 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
         Some(path) => Config::load(path).map_err(Failure::bad_input)?,
         None => Config::default(),
     };
+    let undone = UNDO.iter().filter(|undo| matches.get_flag(undo.flag));
+    let undone: Vec<&str> = undone.flat_map(|undo| undo.keys).copied().collect();
+    let from_file = from_file.without(&undone).map_err(Failure::bad_input)?;
     let mut flags = Table::new();
     for option in OPTIONS {
         if let Some(text) = matches.get_one::<String>(option.key) {
@@ -158,12 +203,17 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
             flags.insert(option.key.into(), value);
         }
     }
-    from_file.with(flags).map_err(Failure::bad_input)
+    let mut config = from_file.with(flags).map_err(Failure::bad_input)?;
+    // A Rust program is asked first; whoever runs the command wants to know why it failed.
+    config.flight_dir.get_or_insert_with(|| PathBuf::from(FLIGHT_DIR));
+    Ok(config)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::{command, helpful};
+    use zeropp::config::Resume;
 
     fn parse(line: &str) -> Run {
         let matches = command().try_get_matches_from(line.split(' ')).unwrap();
@@ -187,7 +237,44 @@ mod tests {
         assert_eq!(c.recompute.name(), "full");
         assert_eq!(c.data.as_deref(), Some(std::path::Path::new("a/b.txt")));
         assert!(!run.print_config && !run.dry_run);
+        for (flag, resume) in [
+            ("--resume", Resume::Newest),
+            ("--resume=must", Resume::Must),
+            ("--resume=1200", Resume::Step(1200)),
+            ("--resume=false", Resume::No),
+        ] {
+            assert_eq!(parse(&format!("zeropp run {flag}")).config.resume, resume);
+        }
+        assert!(command().try_get_matches_from(["zeropp", "run", "--resume=perhaps"]).is_err());
         assert!(parse("zeropp run --dry-run").dry_run);
+    }
+
+    #[test]
+    fn what_a_file_says_can_be_taken_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("c.toml");
+        let text =
+            "metrics = 'm'\ntrace = 't'\nsave = 's'\nsave-every = 5\nresume = true\nkeep = 3";
+        std::fs::write(&file, text).unwrap();
+        let file = file.display();
+        let c = parse(&format!("zeropp run {file} --no-save --no-metrics --no-trace")).config;
+        assert_eq!((&c.save, &c.metrics, &c.trace), (&None, &None, &None));
+        assert_eq!((c.save_every, c.keep), (0, 3));
+        c.validate().unwrap();
+        let line = "zeropp run --no-save --save x";
+        assert!(command().try_get_matches_from(line.split(' ')).is_err());
+    }
+
+    #[test]
+    fn suggestions_are_close_or_none() {
+        let tip = |flag: &str| {
+            let error = command().try_get_matches_from(["zeropp", "run", flag]).unwrap_err();
+            helpful(error).to_string()
+        };
+        assert!(tip("--stepz").contains("'--steps'"), "{}", tip("--stepz"));
+        for far in ["--silent", "--log-every"] {
+            assert!(!tip(far).contains("similar argument"), "{}", tip(far));
+        }
     }
 
     #[test]

@@ -1,31 +1,34 @@
 //! `zeropp check`: is a schedule in a file sound?
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use zeropp::pipeline::exchange::{json::Document, spell};
+use serde::Serialize;
+use zeropp::pipeline::exchange::{Format, Layout, csv, json::Document, read, spell};
 use zeropp::pipeline::ir::{Action, Compute, Schedule};
 use zeropp::pipeline::simulate::simulate;
-use zeropp::pipeline::verify::{VerifyError, VerifyLimits, is_program, verify};
-use zeropp::read_schedule;
+use zeropp::pipeline::verify::{Place, VerifyError, VerifyLimits, Words, is_program, verify_all};
+use zeropp::schedule_text;
+use zeropp_core::files::escaped_line;
 
 use crate::Failure;
 use crate::figures::{count, say};
 
 const ABOUT: &str = "Prove that a schedule in a file is sound\n\n\
-Every F, B and W once for each stage and micro-batch, in an order that can run; no deadlock between \
-ranks; sends and receives in pairs and in order; in a program also weights gathered before they are \
-used and freed once, gradients reduced once per unit after its last W. The file is PyTorch's CSV, \
-compute-only or with communication, or zeropp's own JSON.";
+Every F, B and W once for each stage and micro-batch, in an order that can run; no deadlock \
+between ranks; sends and receives in pairs and in order; in a program also weights gathered before \
+they are used and freed once, gradients reduced once per unit after its last W. The file is \
+PyTorch's CSV, compute-only or with communication, or zeropp's own JSON.";
 
 const EXAMPLES: &str = "\
 Examples:
   zeropp schedule --kind zb-v --pp 4 -o zb-v.csv
   zeropp check zb-v.csv
   zeropp check --activations-max 8 zb-v.csv
+  zeropp check --format json zb-v.csv
 
-Exit codes: 0 sound, 2 not sound or not readable; the message names rank, index (from 0) and
-action.";
+Exit codes: 0 sound, 2 not sound or not readable; every error has row and column (in a CSV the
+cell, in JSON the character, from 1) and the action as the file spells it.";
 
 /// The flags of `zeropp check`.
 pub(crate) fn command() -> Command {
@@ -49,6 +52,12 @@ pub(crate) fn command() -> Command {
                 "activations-max",
                 "The most micro-batches, counted per stage, that a rank may keep from F to B",
             ),
+            Arg::new("format")
+                .long("format")
+                .value_name("FORMAT")
+                .value_parser(["text", "json"])
+                .default_value("text")
+                .help("What to print"),
             Arg::new("any-w-order")
                 .long("any-w-order")
                 .action(ArgAction::SetTrue)
@@ -56,10 +65,96 @@ pub(crate) fn command() -> Command {
         ])
 }
 
-/// Says in one line what the file holds, or what is wrong with it.
+/// Says in one line what the file holds, or in a line each what is wrong with it.
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let path = matches.get_one::<PathBuf>("file").expect("required");
-    let Document { schedule, costs, .. } = read_schedule(path).map_err(Failure::bad_input)?;
+    let shown = path.display();
+    let checked = check(path, matches)?;
+    if matches.get_one::<String>("format").is_some_and(|format| format == "json") {
+        say(json(path, &checked));
+    } else if let Ok(facts) = &checked {
+        say(format_args!("{shown}: sound: {facts}"));
+    }
+    match checked.as_ref().map_err(Vec::as_slice) {
+        Ok(_) => Ok(()),
+        Err([only]) => Err(Failure::bad_input(format!("{shown}: {}", only.message))),
+        Err(all) => {
+            let lines: Vec<_> = all.iter().map(|error| format!("\n  {}", error.message)).collect();
+            let more = if all.len() == ERRORS_MAX { ", and maybe more" } else { "" };
+            let n = count(all.len(), "error");
+            Err(Failure::bad_input(format!("{shown}: {n}{more}{}", lines.concat())))
+        }
+    }
+}
+
+/// More than anyone reads at once.
+const ERRORS_MAX: usize = 100;
+
+/// What is wrong at a place of a file.
+#[derive(Serialize)]
+struct CheckError {
+    /// Row and column of the file, from 1, where the error is at one place.
+    row: Option<usize>,
+    column: Option<usize>,
+    rank: Option<usize>,
+    /// The action as the file spells it.
+    action: Option<String>,
+    problem: String,
+    #[serde(skip)]
+    message: String,
+}
+
+impl CheckError {
+    fn of_file(message: impl ToString) -> CheckError {
+        let problem = escaped_line(&message.to_string()).into_owned();
+        let message = problem.clone();
+        CheckError { row: None, column: None, rank: None, action: None, problem, message }
+    }
+
+    fn new(error: &VerifyError, layout: &Layout) -> CheckError {
+        let words = FileWords(layout);
+        let place = error.place();
+        let at = place.and_then(|place| layout.place(place.rank, place.index)).unzip();
+        CheckError {
+            row: at.0,
+            column: at.1,
+            rank: place.map(|place| place.rank),
+            action: place.map(|place| spell(&place.action)),
+            problem: error.problem(&words),
+            message: error.message(&words),
+        }
+    }
+}
+
+/// The file's own spelling, and its rows and columns.
+struct FileWords<'a>(&'a Layout);
+
+impl Words for FileWords<'_> {
+    fn action(&self, action: &Action) -> String {
+        spell(action)
+    }
+
+    fn index(&self, rank: usize, index: usize) -> String {
+        match self.0.place(rank, index) {
+            Some((row, column)) => format!("row {row}, column {column}"),
+            None => format!("action {index}"),
+        }
+    }
+
+    fn place(&self, place: &Place) -> String {
+        let at = self.index(place.rank, place.index);
+        format!("{at} ({} of rank {})", spell(&place.action), place.rank)
+    }
+}
+
+/// What the file holds, or all that is wrong with it.
+fn check(path: &Path, matches: &ArgMatches) -> Result<Result<String, Vec<CheckError>>, Failure> {
+    let (text, format) = schedule_text(path).map_err(Failure::bad_input)?;
+    let Document { mut schedule, costs, .. } = match read(&text, format) {
+        Ok(document) => document,
+        Err(problem) => return Ok(Err(unreadable(&text, format, &problem))),
+    };
+    schedule.kind = escaped_line(&schedule.kind).into();
     let of_zeropp = schedule.ranks.iter().flatten().any(|action| *action == Action::OptimizerStep);
     let limits = VerifyLimits {
         w_in_order: !matches.get_flag("any-w-order"),
@@ -68,25 +163,46 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         gathered_max: matches.get_one("gathered-max").copied(),
         activations_max: matches.get_one("activations-max").copied(),
     };
-    let shown = path.display();
-    let wrong = |error| Failure::bad_input(format!("{shown}: {}", explained(&error)));
-    verify(&schedule, &limits).map_err(wrong)?;
-    if let Some(costs) = costs {
-        simulate(&schedule, &costs.for_simulator(schedule.stages()))
-            .map_err(|error| Failure::bad_input(format!("{shown}: {error}")))?;
+    let faults = verify_all(&schedule, &limits, ERRORS_MAX);
+    if !faults.is_empty() {
+        let layout = Layout::new(&text, format);
+        return Ok(Err(faults.iter().map(|fault| CheckError::new(fault, &layout)).collect()));
     }
-    say(format_args!("{shown}: sound: {}", facts(&schedule)));
-    Ok(())
+    if let Some(costs) = costs {
+        let simulated = simulate(&schedule, &costs.for_simulator(schedule.stages()));
+        if let Err(error) = simulated {
+            return Ok(Err(vec![CheckError::of_file(error)]));
+        }
+    }
+    Ok(Ok(facts(&schedule)))
 }
 
-/// The verifier's message. It spells B and BW as zeropp does; the file says I and B.
-fn explained(error: &VerifyError) -> String {
-    match error {
-        VerifyError::Action { place, .. } if spell(&place.action) != place.action.to_string() => {
-            format!("{error} [in the file: {}]", spell(&place.action))
+/// The cells that are no actions, or whatever else kept the file from being read.
+fn unreadable(text: &str, format: Format, problem: &str) -> Vec<CheckError> {
+    let cells = if format == Format::Csv { csv::cell_errors(text) } else { Vec::new() };
+    let error = |cell: &csv::CsvError| {
+        let mut error = CheckError::of_file(cell);
+        if let csv::CsvError::Cell { row, column, problem } = cell {
+            (error.row, error.column) = (Some(*row), Some(*column));
+            error.problem = escaped_line(problem).into();
         }
-        _ => error.to_string(),
+        error
+    };
+    match cells.is_empty() {
+        true => vec![CheckError::of_file(problem)],
+        false => cells.iter().take(ERRORS_MAX).map(error).collect(),
     }
+}
+
+fn json(path: &Path, checked: &Result<String, Vec<CheckError>>) -> String {
+    let (facts, errors) = match checked {
+        Ok(facts) => (Some(facts), [].as_slice()),
+        Err(errors) => (None, errors.as_slice()),
+    };
+    let file = path.display().to_string();
+    let sound = facts.is_some();
+    let value = serde_json::json!({"file": file, "sound": sound, "facts": facts, "errors": errors});
+    serde_json::to_string_pretty(&value).expect("plain data")
 }
 
 fn facts(schedule: &Schedule) -> String {

@@ -10,6 +10,7 @@ use zeropp::pipeline::report::{communication_ns, first_pipeline, makespan_ns, st
 use zeropp::pipeline::simulate::{Costs, simulate};
 use zeropp::pipeline::timeline::{RankTimeline, Timeline};
 use zeropp::read_schedule;
+use zeropp_core::files::{Place, escaped_line, read_text};
 
 use crate::Failure;
 use crate::figures::{count, say, table};
@@ -17,8 +18,8 @@ use crate::schedule::{Memory, Priced, Times, cost_args, write};
 
 const ABOUT: &str = "Compare two runs, simulated or measured\n\n\
 A and B are schedules (.csv, .json), which are simulated, or traces that `zeropp run --trace` or \
-`zeropp schedule --format chrome` wrote, in any mix. Prints a table of both, and with -o writes one \
-page with both on one time axis.";
+`zeropp schedule --format chrome` wrote, in any mix. Prints a table of both, and with -o writes \
+one page with both on one time axis.";
 
 const EXAMPLES: &str = "\
 A schedule is simulated with the costs in its file; the cost flags are for files without costs.
@@ -37,6 +38,9 @@ Examples:
       zeropp compare planned.json measured.json -o page.html
 
 Exit codes: 0 done, 2 bad input (nothing was written).";
+
+/// Largest trace, in bytes.
+const TRACE_BYTES_MAX: u64 = 1 << 30;
 
 /// The flags of `zeropp compare`.
 pub(crate) fn command() -> Command {
@@ -72,7 +76,11 @@ pub(crate) fn command() -> Command {
 
 /// Reads both, prints the table, writes the page.
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
-    let load = |name| load(matches.get_one::<PathBuf>(name).expect("required"), matches);
+    let path = |name| matches.get_one::<PathBuf>(name).expect("required");
+    if let Some(out) = matches.get_one::<PathBuf>("out") {
+        keep_inputs(out, [path("A"), path("B")])?;
+    }
+    let load = |name| load(path(name), matches);
     let (mut a, mut b) = (load("A")?, load("B")?);
     if a.ranks.len() != b.ranks.len() {
         (a, b) = (one_pipeline(a), one_pipeline(b));
@@ -86,14 +94,29 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The page must not be one of the files that are compared, under whatever name.
+fn keep_inputs(out: &Path, inputs: [&PathBuf; 2]) -> Result<(), Failure> {
+    let Ok(place) = Place::new(out) else { return Ok(()) };
+    match inputs.iter().find(|path| Place::new(path).is_ok_and(|input| input == place)) {
+        Some(input) => Err(Failure::bad_input(format!(
+            "out = {}: is the file {} and would overwrite it; choose another",
+            out.display(),
+            input.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// A run from a file; its title starts with the file's name.
 fn load(path: &Path, matches: &ArgMatches) -> Result<Timeline, Failure> {
     let wrong = |e: &dyn std::fmt::Display| Failure::bad_input(format!("{}: {e}", path.display()));
     let is_json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
-    let text =
-        if is_json { std::fs::read_to_string(path).map_err(|e| wrong(&e))? } else { String::new() };
+    let text = match is_json {
+        true => read_text(path, TRACE_BYTES_MAX).map_err(|e| wrong(&e))?,
+        false => String::new(),
+    };
     let mut timeline = if chrome_read::is_trace(&text) {
-        let trace = chrome_read::read(&text).map_err(|e| wrong(&e))?;
+        let trace = printable(chrome_read::read(&text).map_err(|e| wrong(&e))?);
         one_step(trace, matches.get_one::<u64>("step").copied()).map_err(|e| wrong(&e))?
     } else {
         let Document { schedule, costs, .. } = read_schedule(path).map_err(Failure::bad_input)?;
@@ -106,6 +129,15 @@ fn load(path: &Path, matches: &ArgMatches) -> Result<Timeline, Failure> {
     let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
     timeline.title = format!("{name} ({})", timeline.title);
     Ok(timeline)
+}
+
+/// A trace of a file, its names without what a terminal would obey.
+fn printable(mut trace: Timeline) -> Timeline {
+    trace.title = escaped_line(&trace.title).into();
+    for rank in &mut trace.ranks {
+        rank.name = escaped_line(&rank.name).into();
+    }
+    trace
 }
 
 fn costs_of_flags(schedule: &Schedule, matches: &ArgMatches) -> Result<Costs, Failure> {
@@ -176,10 +208,13 @@ fn text(a: &Timeline, b: &Timeline) -> String {
         });
         rows.push(vec![name, shown(a), shown(b), change]);
     };
-    share("bubble, mean of ranks".into(), Some(a.bubble()), Some(b.bubble()));
-    for rank in 0..a.ranks.len().max(b.ranks.len()) {
-        let of = |t: &Timeline| t.ranks.get(rank).map(RankTimeline::bubble);
-        share(format!("bubble, {}", name_of(a, b, rank)), of(a), of(b));
+    let own = [a, b].map(|t| Some(t.bubble_own_span()));
+    share("bubble_own_span".into(), own[0], own[1]);
+    share("bubble".into(), Some(a.bubble()), Some(b.bubble()));
+    let (of_a, of_b) = (a.bubbles(), b.bubbles());
+    for rank in 0..of_a.len().max(of_b.len()) {
+        let name = format!("bubble, {}", name_of(a, b, rank));
+        share(name, of_a.get(rank).copied(), of_b.get(rank).copied());
     }
     format!("A: {}\nB: {}\n\n{}", a.title, b.title, table(&rows))
 }

@@ -1,10 +1,32 @@
 //! Numbers for people.
 
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Writes a line to standard output. A reader that has gone away does not end a training run.
+use zeropp_core::files::escaped;
+
+/// Whether standard output is for something else.
+static ON_STDERR: AtomicBool = AtomicBool::new(false);
+
+/// From now on [`say`] writes to standard error.
+pub(crate) fn speak_on_stderr() {
+    ON_STDERR.store(true, Ordering::Relaxed);
+}
+
+/// Whether [`say`] writes to standard error.
+pub(crate) fn speaks_on_stderr() -> bool {
+    ON_STDERR.load(Ordering::Relaxed)
+}
+
+/// Writes a line to standard output. A reader that has gone away does not end a training run. What
+/// the line quotes of a file cannot command the terminal.
 pub(crate) fn say(line: impl std::fmt::Display) {
-    let _ = writeln!(std::io::stdout(), "{line}");
+    let line = line.to_string();
+    let line = escaped(&line);
+    let _ = match speaks_on_stderr() {
+        false => writeln!(std::io::stdout(), "{line}"),
+        true => writeln!(std::io::stderr(), "{line}"),
+    };
 }
 
 /// 12,345.

@@ -1,12 +1,15 @@
 //! The command `zeropp`: arguments in, calls out, nothing else.
 //!
-//! Exit codes: 0 done, 2 bad input (before any rank starts), 1 a run that failed.
+//! Exit codes: 0 done, 2 bad input (before any rank starts), 1 a run that failed, 128 and its
+//! number a run that a signal has stopped.
 
 mod args;
 mod check;
+mod command;
 mod compare;
 mod emulate;
 mod figures;
+mod health;
 mod plan;
 mod progress;
 mod ranks;
@@ -17,11 +20,14 @@ mod why;
 
 use std::process::ExitCode;
 
+use zeropp_core::files::escaped;
+
 /// Ranks are threads that allocate and free tensors of all sizes at once.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Why a command ends early: the message for standard error and the exit code.
+/// Why a command ends early: the message for standard error, if it is not said yet, and the exit
+/// code.
 struct Failure {
     message: String,
     code: u8,
@@ -31,6 +37,11 @@ impl Failure {
     /// Input that would have to change; nothing was started.
     fn bad_input(message: impl ToString) -> Failure {
         Failure { message: message.to_string(), code: 2 }
+    }
+
+    /// A run that a signal has stopped, as it should.
+    fn stopped_by(signal: i32) -> Failure {
+        Failure { message: String::new(), code: u8::try_from(128 + signal).unwrap_or(1) }
     }
 
     /// A run that was started and did not end well.
@@ -46,7 +57,8 @@ impl From<zeropp::Error> for Failure {
 }
 
 fn main() -> ExitCode {
-    let matches = args::command().get_matches();
+    let matches =
+        command::command().try_get_matches().unwrap_or_else(|e| command::helpful(e).exit());
     let result = match matches.subcommand() {
         Some(("run", matches)) => args::run(matches).and_then(run::run),
         Some(("ranks", matches)) => ranks::run(matches),
@@ -59,7 +71,10 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {}", failure.message);
+            if !failure.message.is_empty() {
+                // It may quote a file, which is not to command the terminal.
+                eprintln!("error: {}", escaped(&failure.message));
+            }
             ExitCode::from(failure.code)
         }
     }

@@ -9,13 +9,19 @@ use crate::figures::{bytes, count, grouped, percent, scaled, table};
 /// The plan in one line, for the head of a run.
 pub(crate) fn headline(config: &Config, plan: &Plan) -> String {
     format!(
-        "{}; {} parameters; {} with {} a rank, units of {}",
+        "{}; {} parameters; {} with {} a rank, units of {}{}",
         mesh(config, plan),
         scaled(plan.parameters as f64),
         plan.schedule,
         count(plan.virtual_stages, "stage"),
         units(&plan.units),
+        notes(plan),
     )
+}
+
+/// What a setting does not do, or what another would do better: a line each, after a line feed.
+pub(crate) fn notes(plan: &Plan) -> String {
+    plan.notes.iter().map(|note| format!("\nnote: {note}")).collect()
 }
 
 /// Everything known before a rank starts.
@@ -30,8 +36,9 @@ pub(crate) fn text(config: &Config, plan: &Plan) -> String {
     ];
     let facts: Vec<_> = facts.iter().map(|(name, fact)| format!("{name:8}  {fact}")).collect();
     format!(
-        "{}\n\n{}\n\nPredicted peak memory of one rank, by pipeline rank\n{}",
+        "{}{}\n\n{}\n\nPredicted peak memory of one rank, by pipeline rank\n{}",
         facts.join("\n"),
+        notes(plan),
         stages(&plan.ranks),
         memory(&plan.ranks),
     )

@@ -6,21 +6,28 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use zeropp::StepMetrics;
 
-use crate::figures::{grouped, percent, say};
+use crate::figures::{grouped, percent, say, speaks_on_stderr};
+use crate::health::Health;
 
 /// Shows the steps of a run.
 pub(crate) struct Progress {
     /// `None` off a terminal.
     bar: Option<ProgressBar>,
     steps: u64,
+    quiet: bool,
+    health: Health,
 }
 
 impl Progress {
     /// For a run of this many steps, `done` of which are behind it; `in_place` if they may be shown
-    /// in one line that changes.
-    pub(crate) fn new(steps: u64, done: u64, in_place: bool) -> Progress {
-        let bar = (in_place && std::io::stdout().is_terminal()).then(|| {
-            let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout());
+    /// in one line that changes, and `quiet` if not at all.
+    pub(crate) fn new(steps: u64, done: u64, in_place: bool, quiet: bool) -> Progress {
+        let (is_terminal, target) = match speaks_on_stderr() {
+            false => (std::io::stdout().is_terminal(), ProgressDrawTarget::stdout()),
+            true => (std::io::stderr().is_terminal(), ProgressDrawTarget::stderr()),
+        };
+        let bar = (in_place && is_terminal && !quiet).then(|| {
+            let bar = ProgressBar::with_draw_target(Some(steps), target);
             let style = "{bar:24} {pos}/{len}  {msg}  {eta} left";
             bar.set_style(ProgressStyle::with_template(style).expect("a valid template"));
             bar.set_position(done);
@@ -28,20 +35,21 @@ impl Progress {
             bar.enable_steady_tick(Duration::from_millis(500));
             bar
         });
-        Progress { bar, steps }
+        Progress { bar, steps, quiet, health: Health::default() }
     }
 
     /// Shows one step.
-    pub(crate) fn step(&self, m: &StepMetrics) {
+    pub(crate) fn step(&mut self, m: &StepMetrics) {
         match &self.bar {
             Some(bar) => {
                 bar.set_message(figures(m));
                 bar.set_position(m.step);
             }
+            None if self.quiet => {}
             None => say(format!("step {}/{}  {}", m.step, self.steps, figures(m))),
         }
-        if m.skipped {
-            self.note(&format!("step {}: a gradient was not finite; no weight changed", m.step));
+        if let Some(text) = self.health.see(m) {
+            self.note(&text);
         }
     }
 

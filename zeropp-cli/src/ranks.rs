@@ -2,14 +2,14 @@
 
 use clap::{ArgMatches, Command};
 use zeropp::Launched;
-use zeropp_core::config::OptionInfo;
+use zeropp::config::OptionInfo;
 
 use crate::figures::{count, say, table};
 use crate::{Failure, args};
 
 const ABOUT: &str = "Show which rank runs where, as it was launched\n\n\
-Takes the settings of `zeropp run` and is started like it, by the same launcher. The processes meet \
-as they would for a run, over MPI or at the rendezvous, and the first one prints the machine, the \
+Takes the settings of `zeropp run` and is started like it, by the same launcher. The processes \
+meet as they would for a run, over MPI or at the rendezvous, and the first one prints the machine, the \
 process and the place in the mesh of every rank. Nothing is trained. Where ranks are missing, or \
 the processes were not started for one job, it says so.";
 

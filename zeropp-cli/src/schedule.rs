@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 
-pub(crate) use args::{Memory, Times, command, cost_args};
+pub(crate) use args::{Memory, Times, command, cost_args, kinds};
 pub(crate) use costs::Priced;
 
 use crate::Failure;
@@ -33,7 +33,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     };
     let width = *matches.get_one::<usize>("width").expect("has a default");
     let made = make::make(&request, kind, make::shape(&request, kind, false))?;
-    if let Some(note) = &made.note {
+    for note in &made.notes {
         eprintln!("note: {note}");
     }
     let text = output::render(&made, format, width).map_err(Failure::failed_run)?;

@@ -20,7 +20,8 @@ pub(crate) fn text(s: &Summary, ranks: usize, cores: usize) -> String {
     format!(
         "{} in {}: loss {:.4} to {:.4}\n\
          {} tokens/s, {} of peak FLOP/s\n\
-         bubble {} measured, {} simulated with the measured times, {} before the run{shared}\n\
+         bubble {} measured, {} simulated with the measured times, {} before the run\n\
+         bubble_own_span {}, bubble_step {} measured{shared}\n\
          {} all-gathers and {} reduce-scatters per rank and unit\n\n{}",
         count(s.steps as usize, "step"),
         duration(s.total_s),
@@ -31,6 +32,8 @@ pub(crate) fn text(s: &Summary, ranks: usize, cores: usize) -> String {
         percent(s.bubble),
         percent(s.timed_bubble),
         percent(s.predicted_bubble),
+        percent(s.bubble_own_span),
+        percent(s.bubble_step),
         scaled(s.all_gathers_per_unit),
         scaled(s.reduce_scatters_per_unit),
         memory(s),
@@ -63,6 +66,8 @@ mod tests {
             tokens_per_s: 6310.4,
             flops_util: 0.5,
             bubble: 0.05,
+            bubble_own_span: 0.03,
+            bubble_step: 0.07,
             predicted_bubble: 0.01,
             timed_bubble: 0.02,
             all_gathers_per_unit: 3.0,
@@ -79,6 +84,7 @@ mod tests {
             "40 steps in 52.1 s: loss 5.5452 to 2.7500",
             "6,310 tokens/s, 50.0 % of peak FLOP/s",
             "bubble 5.0 % measured, 2.0 % simulated with the measured times, 1.0 % before the run",
+            "bubble_own_span 3.0 %, bubble_step 7.0 % measured",
             "32 ranks share 2 cores: waiting for a core counts as idle",
             "3 all-gathers and 2 reduce-scatters per rank and unit",
             "activation              2.00 KiB  1.00 KiB",

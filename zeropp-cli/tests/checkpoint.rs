@@ -76,7 +76,7 @@ fn what_cannot_be_resumed_ends_with_code_2_and_one_message() {
     let at = dir.path();
     let line = "small.toml --steps 2 --save ckpt";
     let expect = |flags: &str, message: &str| {
-        let got = zeropp(at, &format!("{line} --resume {flags}"));
+        let got = zeropp(at, &format!("{line} --resume=must {flags}"));
         assert_eq!(got.code, Some(2), "{message}: {}{}", got.out, got.err);
         assert!(got.err.contains(message), "{message:?} is not in: {}", got.err);
         assert_eq!((got.err.matches("error: ").count(), got.out.as_str()), (1, ""));

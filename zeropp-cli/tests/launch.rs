@@ -39,7 +39,8 @@ fn end(child: Child) -> Outcome {
 fn is_refused(outcome: &Outcome, message: &str) {
     assert_eq!(outcome.code, Some(2), "{message}: {}{}", outcome.out, outcome.err);
     assert!(outcome.err.contains(message), "no {message:?} in {}", outcome.err);
-    assert_eq!(outcome.err.lines().count(), 1, "one message: {}", outcome.err);
+    let told = outcome.err.lines().filter(|line| !line.starts_with("waiting for "));
+    assert_eq!(told.count(), 1, "one message: {}", outcome.err);
     assert!(!outcome.err.contains(TOKEN), "the token is a secret");
 }
 
@@ -47,7 +48,8 @@ fn is_refused(outcome: &Outcome, message: &str) {
 fn one_process_shows_its_ranks() {
     let shown = end(start("ranks --pp 2 --zero3 2 --layers 99 --lr 1", &[]));
     assert_eq!(shown.code, Some(0), "{}", shown.err);
-    let head = "pp 2 x zero3 2 x dp 1: 4 ranks in 1 process on 1 machine, told by this process, met over itself";
+    let head = "pp 2 x zero3 2 x dp 1: 4 ranks in 1 process on 1 machine, told by this \
+                process, met over itself";
     assert_eq!(shown.out.lines().next(), Some(head));
     assert_eq!(shown.out.lines().count(), 9, "{}", shown.out);
     assert!(shown.out.ends_with("every ZeRO-3 group is inside one machine\n"));
@@ -62,7 +64,8 @@ fn nodes_that_are_started_by_hand_meet() {
         let nodes: Vec<_> = (0..2)
             .map(|node| {
                 let line = format!(
-                    "ranks --pp 2 --zero3 3 --engine nccl --nodes 2 --node-rank {node} --rendezvous {host}:{port}"
+                    "ranks --pp 2 --zero3 3 --engine nccl --nodes 2 --node-rank {node} \
+                     --rendezvous {host}:{port}"
                 );
                 let vars: Vec<_> = token.map(|token| ("ZEROPP_TOKEN", token)).into_iter().collect();
                 start(&line, &vars)
@@ -75,9 +78,13 @@ fn nodes_that_are_started_by_hand_meet() {
         }
         assert_eq!(outcomes[1].out, "", "the first process speaks for all");
         let shown = &outcomes[0].out;
-        assert!(shown.starts_with(&format!(
-            "pp 2 x zero3 3 x dp 1: 6 ranks in 2 processes on 1 machine, told by the settings, met over {host}:{port}\n"
-        )), "{shown}");
+        assert!(
+            shown.starts_with(&format!(
+                "pp 2 x zero3 3 x dp 1: 6 ranks in 2 processes on 1 machine, told by the \
+                 settings, met over {host}:{port}\n"
+            )),
+            "{shown}"
+        );
         for (rank, (pp, zero3)) in
             [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)].iter().enumerate()
         {
@@ -200,7 +207,8 @@ fn wrong_tokens_missing_ranks_and_two_jobs_are_told_apart() {
     let port = free_port();
     let ranks = |pp: usize, node: usize, more: &str, token: &str| {
         let line = format!(
-            "ranks --pp {pp} --engine nccl --nodes {pp} --node-rank {node} --rendezvous 127.0.0.1:{port} {more}"
+            "ranks --pp {pp} --engine nccl --nodes {pp} --node-rank {node} \
+             --rendezvous 127.0.0.1:{port} {more}"
         );
         start(&line, &[("ZEROPP_TOKEN", token)])
     };
@@ -224,7 +232,12 @@ fn wrong_tokens_missing_ranks_and_two_jobs_are_told_apart() {
         std::mem::swap(&mut came, &mut refused);
     }
     is_refused(&refused, "refused: rank 1 is taken by process ");
-    for outcome in [end(first), came] {
+    let first = end(first);
+    // Rank 0 has told of it all the while.
+    let waits = first.err.lines().next().unwrap();
+    assert!(waits.starts_with("waiting for rank 2 of 3 at 127.0.0.1:"), "{waits}");
+    assert!(waits.contains("(5 of 8 s); here: rank 0 on "), "{waits}");
+    for outcome in [first, came] {
         is_refused(&outcome, "rank 2 did not come within 8 s (of 3; ");
         assert!(outcome.err.contains("refused: 127.0.0.1: its token differs"), "{}", outcome.err);
     }

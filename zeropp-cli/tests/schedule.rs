@@ -4,6 +4,7 @@
 mod common;
 
 use std::path::Path;
+use zeropp::pipeline::schedules::KINDS;
 
 use common::zeropp;
 use serde_json::Value;
@@ -190,29 +191,16 @@ fn times_are_exact() {
     assert!(got.err.starts_with("note: t-f = 18522.333333333333333 is finer"), "{}", got.err);
 }
 
-const KINDS: [&str; 15] = [
-    "zeropp",
-    "gpipe",
-    "1f1b",
-    "interleaved",
-    "bf-pp",
-    "interleaved-zb",
-    "zb-h1",
-    "zb-h2",
-    "zb-1p",
-    "zb-2p",
-    "zb-v",
-    "v-half",
-    "v-min",
-    "zeropp-auto",
-    "dualpipe-v",
-];
+/// The name of every kind.
+fn kinds() -> impl Iterator<Item = &'static str> {
+    KINDS.iter().map(|kind| kind.name)
+}
 
 /// Every kind in every file format is a sound schedule, and reading it back loses nothing.
 #[test]
 fn every_kind_is_sound_in_every_format() {
     let dir = tempfile::tempdir().unwrap();
-    for kind in KINDS {
+    for kind in kinds() {
         for lower in ["", "--lower", "--lower --prefetch 2 --recompute full"] {
             let flags = format!("schedule --kind {kind} --pp 4 --micro-batches 8 {lower}");
             for name in ["s.csv", "s.json"] {
@@ -237,7 +225,7 @@ fn every_kind_is_sound_in_every_format() {
 fn a_table_of_all_kinds() {
     let dir = tempfile::tempdir().unwrap();
     let table = works(dir.path(), "schedule --all --pp 4 --micro-batches 8");
-    for kind in KINDS {
+    for kind in kinds() {
         let rows = table.lines().filter(|l| l.split(' ').next() == Some(kind)).count();
         assert_eq!(rows, 1, "{kind} in:\n{table}");
     }
@@ -248,8 +236,8 @@ fn a_table_of_all_kinds() {
     assert_eq!(row(&table, "1f1b"), ["1f1b", "1", "33", "33", "27.27", "%", "8", "0", "0"]);
     assert_eq!(row(&table, "zb-v"), ["zb-v", "2", "51", "48", "0.00", "%", "16", "0", "0"]);
     let two = works(dir.path(), "schedule --all --pp 4 --virtual 2 --micro-batches 6 --lower");
-    assert!(row(&two, "1f1b").join(" ").contains("virtual_stages = 2 does not work"), "{two}");
-    assert!(row(&two, "dualpipe-v").join(" ").contains("micro_batches = 6"), "{two}");
+    assert!(row(&two, "1f1b").join(" ").contains("virtual = 2 does not work"), "{two}");
+    assert!(row(&two, "dualpipe-v").join(" ").contains("micro-batches = 6"), "{two}");
     assert_eq!(row(&two, "zeropp")[7..], ["12", "8"]);
     // ZB-V keeps 16 units, 1F1B 8: with room for 10 only the second fits.
     let tight = works(dir.path(), "schedule --all --pp 4 --micro-batches 8 --mem-limit 10");
@@ -262,7 +250,7 @@ fn a_table_of_all_kinds() {
 fn pictures_are_what_their_names_say() {
     let dir = tempfile::tempdir().unwrap();
     for (name, flags, start, part) in [
-        ("a.txt", "", "pp 0 |F0F1", "bubble rate 27.27 %"),
+        ("a.txt", "", "pp 0 |F0F1", "bubble 27.27 %, bubble_own_span 14.61 %"),
         ("a.svg", "", "<svg", "</svg>"),
         ("a.html", "", "<!doctype html>", "</html>"),
         ("a.trace", "--format chrome", "{\"displayTimeUnit\"", "\"0F0\""),
@@ -296,17 +284,20 @@ fn zeropp_auto_chooses_its_unit() {
 }
 
 #[test]
-fn a_bad_schedule_is_told_with_rank_index_and_action() {
+fn a_bad_schedule_is_told_with_row_column_and_action() {
     let dir = tempfile::tempdir().unwrap();
     let file = |text: &str| std::fs::write(dir.path().join("s.csv"), text).unwrap();
     for (text, message) in [
-        ("0F0,0F0,0B0\n", "s.csv: rank 0, action 1 (0F0): duplicate of action 0"),
-        ("0F0,0B0\n1B0,1F0\n", "rank 1, action 0 (1BW0): no 1F0 before it [in the file: 1B0]"),
+        ("0F0,0F0,0B0\n", "s.csv: row 1, column 2 (0F0 of rank 0): duplicate of row 1, column 1"),
+        ("0F0,0B0\n1B0,1F0\n", "s.csv: row 2, column 1 (1B0 of rank 1): no 1F0 before it"),
         ("0F0,0I0\n1F0,1I0,1W0\n", "rank 0: 0W0 is missing"),
-        ("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n", "deadlock: rank 0, action 1"),
+        (
+            "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n",
+            "deadlock: row 1, column 2 (0B0 of rank 0) waits for 1B0; row 2, column 2 (1F1",
+        ),
         ("0F0,0B0x\n", "row 1, column 2"),
         ("0F0,0Q0\n", "unknown kind"),
-        ("0F0,1B0\n", "rank 0: 0BW0 is missing"),
+        ("0F0,1B0\n", "rank 0: 0B0 is missing"),
         ("", "s.csv: row 1"),
         ("0F0,0F1,0B1,0B0\n", "must run in micro-batch order"),
     ] {
@@ -319,7 +310,7 @@ fn a_bad_schedule_is_told_with_rank_index_and_action() {
     assert!(works(dir.path(), "check --any-w-order s.csv").contains("1 rank, 1 stage, 2 micro-b"));
     file("0F0,0F1,0B0,0B1\n");
     works(dir.path(), "check --activations-max 2 s.csv");
-    fails(dir.path(), "check --activations-max 1 s.csv", "rank 0, action 1 (0F1)");
+    fails(dir.path(), "check --activations-max 1 s.csv", "row 1, column 2 (0F1 of rank 0)");
     for (line, message) in [
         ("check none.csv", "none.csv: "),
         ("check s.txt", "ends in .csv or .json"),
@@ -332,6 +323,59 @@ fn a_bad_schedule_is_told_with_rank_index_and_action() {
 }
 
 #[test]
+fn check_lists_every_error_also_as_json() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    file("s.csv", "0F0,,0F1,0I1,0W1,0W0,0I0\n1I0,1F0,1W0,1F1,1I1,1W1\n");
+    let got = zeropp(dir.path(), "check s.csv");
+    let expected = "error: s.csv: 2 errors\n  \
+                    row 1, column 6 (0W0 of rank 0): no 0I0 before it\n  \
+                    row 2, column 1 (1I0 of rank 1): no 1F0 before it\n";
+    assert_eq!(got.code, Some(2));
+    assert_eq!(got.err, expected);
+
+    let got = zeropp(dir.path(), "check --format json s.csv");
+    let json: serde_json::Value = serde_json::from_str(&got.out).unwrap();
+    let second = &json["errors"][1];
+    assert_eq!((got.code, json["sound"].as_bool()), (Some(2), Some(false)));
+    assert_eq!((second["row"].as_u64(), second["column"].as_u64()), (Some(2), Some(1)));
+    assert_eq!((second["action"].as_str(), second["rank"].as_u64()), (Some("1I0"), Some(1)));
+    assert_eq!(second["problem"], "no 1F0 before it");
+
+    file("cells.csv", "0F0,0Q0\nx,1F0\n");
+    let got = zeropp(dir.path(), "check cells.csv");
+    for part in ["2 errors", "row 1, column 2: ", "row 2, column 1: "] {
+        assert!(got.err.contains(part), "{part} is not in: {}", got.err);
+    }
+    // JSON in its own rows and columns.
+    works(dir.path(), "schedule --kind 1f1b --pp 2 --micro-batches 2 -o s.json");
+    let text = std::fs::read_to_string(dir.path().join("s.json")).unwrap();
+    let sound = works(dir.path(), "check --format json s.json");
+    let json: serde_json::Value = serde_json::from_str(&sound).unwrap();
+    assert_eq!((json["sound"].as_bool(), json["errors"].as_array()), (Some(true), Some(&vec![])));
+    file("s.json", &text.replace("\"1F1\"", "\"1F0\""));
+    let got = zeropp(dir.path(), "check s.json");
+    let row = text.lines().position(|line| line.contains("\"1F1\"")).unwrap();
+    let column = text.lines().nth(row).unwrap().find("\"1F1\"").unwrap() + 1;
+    let place = format!("row {}, column {column} (1F0 of rank 1): duplicate of row ", row + 1);
+    assert!(got.err.contains(&place), "{place} is not in: {}", got.err);
+}
+
+/// Nothing that is compared may be overwritten by the page.
+#[test]
+fn a_comparison_does_not_overwrite_what_it_compares() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "0F0,0B0\n";
+    std::fs::write(dir.path().join("s.csv"), text).unwrap();
+    std::fs::hard_link(dir.path().join("s.csv"), dir.path().join("page.html")).unwrap();
+    for out in ["s.csv", "./s.csv", "page.html"] {
+        let line = format!("compare s.csv s.csv -o {out}");
+        fails(dir.path(), &line, "is the file s.csv and would overwrite it; choose another");
+        assert_eq!(std::fs::read_to_string(dir.path().join("s.csv")).unwrap(), text);
+    }
+}
+
+#[test]
 fn bad_input_ends_with_code_2_and_one_message() {
     let dir = tempfile::tempdir().unwrap();
     for (flags, message) in [
@@ -340,9 +384,9 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("--pp -1", "invalid value '-1' for '--pp <P>'"),
         ("--pp 100000", "pp = 100000: times virtual = 2 that is more than 65536 stages"),
         ("--pp 4000 --micro-batches 1000000", "more than 134217728 actions"),
-        ("--kind 1f1b --virtual 2", "virtual_stages = 2 does not work; it must be 1"),
-        ("--kind zb-v --virtual 3", "virtual_stages = 3 does not work"),
-        ("--kind dualpipe-v --micro-batches 6", "micro_batches = 6 does not work"),
+        ("--kind 1f1b --virtual 2", "virtual = 2 does not work; it must be 1"),
+        ("--kind zb-v --virtual 3", "virtual = 3 does not work"),
+        ("--kind dualpipe-v --micro-batches 6", "micro-batches = 6 does not work"),
         ("--t-f -1", "invalid value '-1' for '--t-f <T>': expected a time of 0 to 1e9 us"),
         ("--t-f 1,x", "for '--t-f <T>': expected a time"),
         ("--t-f 1,2,3", "t-f = 3 numbers: there are 8 stages; give one number for all, or 8"),

@@ -1,15 +1,15 @@
-//! A run ended by a signal, and what `zeropp why` makes of its records.
+//! A run ended by SIGQUIT, and what `zeropp why` makes of its records.
 
 mod common;
 
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{command, zeropp};
 
-const RUN: &str = "run --pp 2 --zero3 2 --layers 4 --hidden 16 --heads 2 --seq 8 --steps 1000000 --metrics m.jsonl";
+const RUN: &str = "run --pp 2 --zero3 2 --layers 4 --hidden 16 --heads 2 --seq 8 --steps 1000000 \
+                   --metrics m.jsonl";
 
 /// Starts a run in `dir` and waits for its first step.
 fn begun(dir: &Path, mut run: Command) -> Child {
@@ -29,7 +29,7 @@ fn kill(child: &Child, signal: &str) {
 }
 
 /// Starts a run in `dir`, ends it with `signal` after its first step; returns what it wrote to
-/// standard error and the signal it died of.
+/// standard error and its exit code.
 fn ended_with(dir: &Path, signal: &str) -> (String, Option<i32>) {
     // A test that is started in the background may have been told to ignore signals.
     let mut run = Command::new("env");
@@ -38,7 +38,7 @@ fn ended_with(dir: &Path, signal: &str) -> (String, Option<i32>) {
     let child = begun(dir, run);
     kill(&child, signal);
     let output = child.wait_with_output().unwrap();
-    (String::from_utf8(output.stderr).unwrap(), output.status.signal())
+    (String::from_utf8(output.stderr).unwrap(), output.status.code())
 }
 
 fn records(dir: &Path) -> Vec<PathBuf> {
@@ -49,16 +49,16 @@ fn records(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_signal_leaves_a_record_of_every_rank() {
+fn sigquit_leaves_a_record_of_every_rank() {
     let dir = tempfile::tempdir().unwrap();
-    let (err, signal) = ended_with(dir.path(), "-TERM");
-    assert_eq!(signal, Some(15));
-    assert_eq!(err, "SIGTERM: what every rank did last: zeropp why zeropp-failed\n");
+    let (err, code) = ended_with(dir.path(), "-QUIT");
+    assert_eq!(code, Some(131));
+    assert_eq!(err, "SIGQUIT: what every rank did last: zeropp why zeropp-failed\n");
     assert_eq!(records(dir.path()).len(), 4);
 
     let got = zeropp(dir.path(), "why zeropp-failed --last 3");
     assert_eq!((got.code, got.err.as_str()), (Some(0), ""));
-    for part in ["4 of 4 ranks left a record", "ended from outside, with SIGTERM", "0,1,0"] {
+    for part in ["4 of 4 ranks left a record", "ended from outside, with SIGQUIT", "0,1,0"] {
         assert!(got.out.contains(part), "{part} is not in:\n{}", got.out);
     }
     assert_eq!(got.out.lines().filter(|line| line.starts_with("   -")).count(), 3, "{}", got.out);
@@ -66,7 +66,7 @@ fn a_signal_leaves_a_record_of_every_rank() {
     let got = zeropp(dir.path(), "why zeropp-failed --json");
     let json: serde_json::Value = serde_json::from_str(&got.out).unwrap();
     assert_eq!(json["verdict"]["cause"], "stopped");
-    assert_eq!(json["ends"][2]["end"]["kind"]["signal"], 15);
+    assert_eq!(json["ends"][2]["end"]["kind"]["signal"], 3);
     assert_eq!(
         (json["missing"].to_string(), json["damaged"].to_string()),
         ("[]".into(), "[]".into())
@@ -83,13 +83,13 @@ fn what_a_parent_wants_ignored_is_ignored() {
     std::thread::sleep(Duration::from_millis(300));
     assert!(child.try_wait().unwrap().is_none(), "a hang-up ended it in spite of nohup");
     kill(&child, "-TERM");
-    assert_eq!(child.wait().unwrap().signal(), Some(15));
+    assert_eq!(child.wait().unwrap().code(), Some(143));
 }
 
 #[test]
 fn missing_and_damaged_records_are_told_and_judged() {
     let dir = tempfile::tempdir().unwrap();
-    assert_eq!(ended_with(dir.path(), "-INT").1, Some(2));
+    assert_eq!(ended_with(dir.path(), "-QUIT").1, Some(131));
     let files = records(dir.path());
     let whole = std::fs::read(&files[0]).unwrap();
     std::fs::write(&files[0], &whole[..whole.len() / 2]).unwrap();
@@ -103,7 +103,7 @@ fn missing_and_damaged_records_are_told_and_judged() {
         "rank0001.jsonl: line 1 cannot be read",
         "no record",
         // The process left records, so it is not one that was killed.
-        "ended from outside, with SIGINT",
+        "ended from outside, with SIGQUIT",
     ] {
         assert!(got.out.contains(part), "{part} is not in:\n{}", got.out);
     }
@@ -129,8 +129,38 @@ fn folders_without_records_are_bad_input() {
         assert_eq!((got.code, got.out.as_str()), (Some(2), ""), "{line}");
         assert!(got.err.contains(text), "{text} is not in: {}", got.err);
     }
-    assert_eq!(ended_with(dir.path(), "-HUP").1, Some(1));
+    assert_eq!(ended_with(dir.path(), "-QUIT").1, Some(131));
     let got = zeropp(dir.path(), "why zeropp-failed --run 7");
     assert_eq!(got.code, Some(2));
     assert!(got.err.contains("run = 7: not in zeropp-failed, which has "), "{}", got.err);
+}
+
+#[test]
+fn a_lone_process_that_was_killed_is_explained_by_its_checkpoints() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let line = format!("{RUN} --save ckpt --save-every 5");
+    let mut child = begun(at, command(at, &line));
+    let saved = || at.join("ckpt/step-000005").exists() || at.join("ckpt/step-000010").exists();
+    while !saved() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let got = zeropp(at, "why ckpt");
+    assert!(got.out.contains("a run is saving here and has not ended"), "{}", got.out);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let got = zeropp(at, "why zeropp-failed");
+    assert_eq!(got.code, Some(2));
+    assert!(got.err.contains("name its folder of checkpoints"), "{}", got.err);
+    std::fs::create_dir(at.join("ckpt/.step-099999.tmp")).unwrap();
+    let got = zeropp(at, "why zeropp-failed ckpt");
+    assert_eq!((got.code, got.err.as_str()), (Some(0), ""));
+    for part in [
+        "of 1000000 is saved, ",
+        ".step-099999.tmp: it ended while it was saving",
+        "SIGKILL",
+        "--resume",
+    ] {
+        assert!(got.out.contains(part), "{part} is not in:\n{}", got.out);
+    }
 }

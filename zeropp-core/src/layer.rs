@@ -73,6 +73,11 @@ pub trait Layer: Send + Sync + 'static {
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3>;
     /// What a micro-batch costs.
     fn cost(&self, batch: BatchShape) -> LayerCost;
+    /// The longest sample that the layer can take, in tokens, where it has a limit: learned
+    /// positions end somewhere. A longer one is refused before any rank starts.
+    fn seq_max(&self) -> Option<usize> {
+        None
+    }
     /// Whether a stage may begin or end here. Small layers (a position embedding, a final norm)
     /// say no and stay with their neighbour.
     fn is_block(&self) -> bool {
@@ -90,6 +95,10 @@ pub trait Embedding: Send + Sync + 'static {
     fn forward(&self, ids: Tensor<2, Int>, cx: &LayerCx) -> Tensor<3>;
     /// What a micro-batch costs.
     fn cost(&self, batch: BatchShape) -> LayerCost;
+    /// The longest sample that it can take, in tokens, where it has a limit.
+    fn seq_max(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// The last layer: `[b, s, h]` to the mean loss over the micro-batch's tokens.
@@ -98,7 +107,8 @@ pub trait Head: Send + Sync + 'static {
     fn name(&self) -> &str;
     /// The parameters, in the order in which they are laid out.
     fn parameters(&self) -> Vec<ParamSpec>;
-    /// Mean cross-entropy (or another loss) of `x: [b, s, h]` against `targets: [b, s]`, shape `[1]`.
+    /// Mean cross-entropy (or another loss) of `x: [b, s, h]` against `targets: [b, s]`, shape
+    /// `[1]`.
     fn loss(&self, x: Tensor<3>, targets: Tensor<2, Int>, cx: &LayerCx) -> Tensor<1>;
     /// What a micro-batch costs.
     fn cost(&self, batch: BatchShape) -> LayerCost;
@@ -137,6 +147,14 @@ impl Part {
     /// What a micro-batch costs.
     pub fn cost(&self, batch: BatchShape) -> LayerCost {
         each!(self, l => l.cost(batch))
+    }
+    /// The longest sample that the part can take, in tokens, where it has a limit.
+    pub fn seq_max(&self) -> Option<usize> {
+        match self {
+            Part::Layer(l) => l.seq_max(),
+            Part::Embedding(l) => l.seq_max(),
+            Part::Head(_) => None,
+        }
     }
     /// Whether a stage may begin or end at this part.
     pub fn is_block(&self) -> bool {

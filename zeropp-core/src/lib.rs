@@ -1,27 +1,22 @@
-//! What every part of zeropp shares: the mesh, the communicator and its engines, layers with a
-//! split backward, the built-in models, data, configuration and measurements.
+//! Numbers and models: layers with a split backward and the kernels under them, the built-in
+//! models, parameters, data, devices and the bytes that are counted.
 //!
-//! Nothing here knows a schedule or a shard: `zeropp-zero3` and `zeropp-pipeline` build on it.
+//! Nothing here knows another rank, a schedule or a shard.
 
-pub mod comm;
-pub mod config;
+pub mod choice;
+pub mod cpu_tensor;
 #[cfg(feature = "cube")]
 mod cube;
 pub mod data;
 pub mod device;
-pub mod flight;
-pub mod groups;
-pub mod host;
+pub mod field_error;
+pub mod files;
 pub mod kernels;
-pub mod launch;
 pub mod layer;
-pub mod mesh;
 pub mod meter;
 pub mod metrics;
 pub mod model;
 pub mod params;
-pub mod placement;
-pub mod rendezvous;
 pub mod rng;
 pub mod split;
 pub mod stock;

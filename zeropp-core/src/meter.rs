@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::host;
+use crate::cpu_tensor;
 
 /// What memory is used for. The names are those of `peak_bytes` in the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -124,7 +124,7 @@ impl Meter {
     /// one kind (two layers that keep the same input) counts once.
     pub fn hold_tensor<const D: usize>(self: &Arc<Self>, kind: MemoryKind, t: &Tensor<D>) -> Hold {
         let bytes = (t.shape().num_elements() * t.dtype().size()) as u64;
-        let storage = host::storage_id(t);
+        let storage = cpu_tensor::storage_id(t);
         // Numbers of tensors are small, addresses are not: no two of them are equal.
         #[cfg(feature = "cube")]
         let storage = storage.or_else(|| crate::cube::tensor_id(t));

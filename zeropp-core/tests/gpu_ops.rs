@@ -13,7 +13,7 @@ use close::assert_close;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use random::Random;
-use zeropp_core::host;
+use zeropp_core::cpu_tensor;
 use zeropp_core::meter::Meter;
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
 use zeropp_core::split::ops::{self, force_generic};
@@ -131,8 +131,8 @@ fn attention_case(b: usize, s: usize, groups: usize, share: usize, d: usize, see
 }
 
 /// One block of queries, and several of which the last one is short. Few shapes: products are tuned
-/// for each. The kernels between them are tested on many more, and so is the order of blocks, on the
-/// CPU.
+/// for each. The kernels between them are tested on many more, and so is the order of blocks, on
+/// the CPU.
 #[test]
 fn attention() {
     attention_case(1, 300, 2, 2, 9, 2);
@@ -177,7 +177,7 @@ fn a_shared_input_is_kept_once() {
     let cx = OpCx {
         queue: WQueue::default(),
         meter: Meter::new(),
-        token: host::from_vec(vec![0.0], [1]),
+        token: cpu_tensor::from_vec(vec![0.0], [1]),
         recompute_attention: false,
     };
     let y = ops::swiglu(x.clone(), x, &cx);
@@ -196,7 +196,7 @@ fn an_unknown_target_gives_no_number() {
         let cx = OpCx {
             queue: WQueue::default(),
             meter: Meter::new(),
-            token: host::from_vec(vec![0.0], [1]),
+            token: cpu_tensor::from_vec(vec![0.0], [1]),
             recompute_attention: false,
         };
         let loss = values(ops::cross_entropy(logits, targets, &cx))[0];

@@ -7,7 +7,8 @@ use zeropp_core::layer::{BatchShape, Part};
 /// A model with fewer blocks than stages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{stages} stages need as many layers, the model has {blocks}; lower pp or virtual, or raise layers to {stages}"
+    "{stages} stages need as many layers, the model has {blocks}; lower pp or virtual, \
+     or raise layers to {stages}"
 )]
 pub struct TooFewLayers {
     /// Stages asked for.

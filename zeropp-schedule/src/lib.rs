@@ -1,6 +1,4 @@
-//! Pipeline schedules as data: generated, lowered, verified, simulated, drawn and exchanged.
-//!
-//! Nothing here computes a tensor, starts a thread, reads a clock or opens a file.
+#![doc = include_str!("../README.md")]
 
 pub mod ascii;
 pub mod budgeted;
@@ -11,6 +9,7 @@ pub mod judge;
 pub mod links;
 pub mod lower;
 pub mod memory;
+pub mod metrics;
 pub mod report;
 pub mod schedules;
 pub mod simulate;

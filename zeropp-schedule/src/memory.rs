@@ -6,7 +6,8 @@
 //! * *weight stash*: what B keeps for W; a whole backward is B, then W;
 //! * *gathered*: a stage's weights from AG to FREE;
 //! * *gradient*: a stage's whole gradient from the first W of a unit until its RS retires, which is
-//!   when the rank issues its next RS, or at the optimizer step;
+//!   when the rank issues its next RS, or at the optimizer step. Where no other rank shares the
+//!   stage, the first unit's is what the others are added to, and is counted as that;
 //! * *communication*: a message from the posting of its receive to the action that takes it, and
 //!   what a stage hands to another one of the same rank until that one takes it.
 //!
@@ -34,6 +35,9 @@ pub struct StageBytes {
     pub weights: u64,
     /// The whole fp32 gradient.
     pub gradient: u64,
+    /// Whether the gradient of a step's first unit stays with the rank as the sum of its units, so
+    /// that it counts as that and never here: where nobody shares the stage with the rank.
+    pub keeps_first_gradient: bool,
     /// The output of one micro-batch as it is sent on; the gradient that comes back is as large.
     pub message: u64,
 }
@@ -90,6 +94,10 @@ pub struct Ledger<'a> {
     received: HashSet<(Message, usize, usize)>,
     /// Stages whose gradient buffer is being added to.
     open: Vec<bool>,
+    /// Bytes of each stage's gradient that the unit at hand takes.
+    taken: Vec<u64>,
+    /// Stages of which a unit of this step has been added to.
+    begun: Vec<bool>,
     /// Bytes of the gradient whose RS is on its way.
     reducing: u64,
     now: HeldBytes,
@@ -111,6 +119,8 @@ impl<'a> Ledger<'a> {
             own: program.iter().flat_map(Action::computes).map(|(_, stage, _)| stage).collect(),
             received: HashSet::new(),
             open: vec![false; stages.len()],
+            taken: vec![0; stages.len()],
+            begun: vec![false; stages.len()],
             reducing: 0,
             now: HeldBytes::default(),
             peak: HeldBytes::default(),
@@ -133,9 +143,12 @@ impl<'a> Ledger<'a> {
             Action::ReduceScatter { stage } => {
                 self.retire();
                 self.open[stage] = false;
-                self.reducing = self.stages[stage].gradient;
+                self.reducing = self.taken[stage];
             }
-            Action::OptimizerStep => self.retire(),
+            Action::OptimizerStep => {
+                self.retire();
+                self.begun.fill(false);
+            }
             _ => {}
         }
         self.mark();
@@ -164,7 +177,10 @@ impl<'a> Ledger<'a> {
             }
             Compute::W | Compute::BW if !self.open[stage] => {
                 self.open[stage] = true;
-                self.now.gradient += bytes.gradient;
+                let stays = bytes.keeps_first_gradient && !self.begun[stage];
+                self.taken[stage] = if stays { 0 } else { bytes.gradient };
+                self.begun[stage] = true;
+                self.now.gradient += self.taken[stage];
             }
             Compute::B | Compute::W | Compute::BW => {}
         }

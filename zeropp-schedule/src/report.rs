@@ -2,7 +2,8 @@
 
 use crate::exchange::json::Measures;
 use crate::ir::{Action, Schedule};
-use crate::simulate::{Costs, Metrics};
+use crate::metrics::Metrics;
+use crate::simulate::Costs;
 use crate::timeline::{Lane, RankTimeline, Span, Timeline};
 
 /// What `timeline` measured, a simulation of `schedule` with `costs`. The unit of time is the
@@ -13,38 +14,17 @@ pub fn measures(
     costs: &Costs,
     micros: impl Fn(u64) -> f64,
 ) -> Measures {
-    let metrics = Metrics::new(schedule, timeline, &costs.memory);
+    let metrics = Metrics::new(schedule, timeline, costs);
     Measures {
         makespan: micros(metrics.makespan_ns),
         own_span_max: micros(metrics.own_span_max_ns),
-        bubble_rate: papers_bubble_rate(schedule, timeline, costs, &metrics),
+        bubble_rate: metrics.bubble_rate,
         idle: metrics.idle_ns.iter().map(|t| micros(*t)).collect(),
         ends: metrics.ends_ns.iter().map(|t| micros(*t)).collect(),
         peak_activation: metrics.peak_activation,
         all_gathers: metrics.all_gathers,
         reduce_scatters: metrics.reduce_scatters,
     }
-}
-
-/// The bubble rate as the schedule's paper counts it.
-///
-/// That is [`Metrics::bubble_rate`] but for `interleaved`: the script behind the printed tables of
-/// the Zero Bubble papers waits for only the first micro-batch of each round on the way from the
-/// last rank back to the first, which makes its step P messages shorter than any run can be.
-pub fn papers_bubble_rate(
-    schedule: &Schedule,
-    timeline: &Timeline,
-    costs: &Costs,
-    metrics: &Metrics,
-) -> f64 {
-    let loops = schedule.pp() > 1 && schedule.stages() > schedule.pp();
-    if schedule.kind != "interleaved" || !loops {
-        return metrics.bubble_rate;
-    }
-    let work = timeline.ranks.iter().map(RankTimeline::busy_ns).max().unwrap_or(0);
-    let messages = (schedule.pp() as u64).saturating_mul(costs.link.latency_ns);
-    let cost = metrics.makespan_ns.saturating_sub(messages).max(work);
-    if cost == 0 { 0.0 } else { (cost - work) as f64 / cost as f64 }
 }
 
 /// The number of whole steps in a run: those that every rank has ended with an optimizer step.
@@ -112,38 +92,6 @@ pub fn communication_ns(rank: &RankTimeline) -> u64 {
 mod tests {
     use super::*;
     use crate::draw::samples::gpipe;
-    use crate::schedules::{Shape, generate};
-    use crate::simulate::simulate;
-
-    fn run(kind: &str, shape: Shape, costs: &Costs) -> (Schedule, Timeline) {
-        let schedule = generate(kind, &shape).unwrap();
-        let timeline = simulate(&schedule, costs).unwrap();
-        (schedule, timeline)
-    }
-
-    #[test]
-    fn only_interleaved_is_counted_apart() {
-        let shape = Shape { pp: 4, virtual_stages: 2, micro_batches: 8, unit: 8 };
-        let costs = Costs::uniform(8, 50, 60, 40, 3);
-        for kind in ["interleaved", "bf-pp", "zb-v", "zeropp"] {
-            let (schedule, timeline) = run(kind, shape, &costs);
-            let metrics = Metrics::new(&schedule, &timeline, &costs.memory);
-            let rate = papers_bubble_rate(&schedule, &timeline, &costs, &metrics);
-            if kind == "interleaved" {
-                let cost = metrics.makespan_ns as f64 - 12.0;
-                assert_eq!(rate, (cost - 2400.0) / cost);
-                assert!(rate < metrics.bubble_rate);
-            } else {
-                assert_eq!(rate, metrics.bubble_rate, "{kind}");
-            }
-        }
-        // One rank sends nothing.
-        let (schedule, timeline) =
-            run("interleaved", Shape { pp: 1, ..shape }, &Costs::uniform(2, 5, 6, 4, 3));
-        let costs = Costs::uniform(2, 5, 6, 4, 3);
-        let metrics = Metrics::new(&schedule, &timeline, &costs.memory);
-        assert_eq!(papers_bubble_rate(&schedule, &timeline, &costs, &metrics), 0.0);
-    }
 
     #[test]
     fn a_run_falls_into_its_steps() {

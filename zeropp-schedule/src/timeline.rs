@@ -75,51 +75,161 @@ pub struct Timeline {
     pub ranks: Vec<RankTimeline>,
 }
 
+/// When one rank computed in a step (F, B, W, BW and R; the optimizer step is not part of the
+/// pipeline), and for how long: what every bubble is made of.
+///
+/// One name means one thing everywhere:
+/// * *bubble*: idle share of all ranks from the first start of any to the last end of any;
+/// * *bubble_own_span*: idle share of a rank between its own first start and last end, averaged;
+/// * *bubble_step*: as *bubble*, from one step's first action to the next one's, so that the
+///   optimizer and the reductions count as idle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Computed {
+    /// First start.
+    pub start_ns: u64,
+    /// Last end.
+    pub end_ns: u64,
+    /// Busy in between.
+    pub busy_ns: u64,
+}
+
+impl Computed {
+    /// Of the spans of one rank and step; `None` where it computes nothing.
+    pub fn of<'a>(spans: impl IntoIterator<Item = &'a Span>) -> Option<Computed> {
+        let computes = spans.into_iter().filter(|s| is_pipeline(s));
+        computes.fold(None, |all: Option<Computed>, s| {
+            let all =
+                all.unwrap_or(Computed { start_ns: s.start_ns, end_ns: s.end_ns, busy_ns: 0 });
+            Some(Computed {
+                start_ns: all.start_ns.min(s.start_ns),
+                end_ns: all.end_ns.max(s.end_ns),
+                busy_ns: all.busy_ns + (s.end_ns - s.start_ns),
+            })
+        })
+    }
+
+    /// Its `bubble_own_span`, 0 to 1.
+    pub fn bubble_own_span(&self) -> f64 {
+        idle_share(self.busy_ns, self.end_ns - self.start_ns)
+    }
+}
+
+/// The `bubble` of one step, 0 to 1, from what every rank computed.
+pub fn bubble(ranks: &[Computed]) -> f64 {
+    idle_share(ranks.iter().map(|r| r.busy_ns).sum(), makespan(ranks) * ranks.len() as u64)
+}
+
+/// The `bubble_own_span` of one step, averaged over ranks, 0 to 1.
+pub fn bubble_own_span(ranks: &[Computed]) -> f64 {
+    ranks.iter().map(Computed::bubble_own_span).sum::<f64>() / ranks.len().max(1) as f64
+}
+
+/// The `bubble_step` of a step that ends, with the next one's start, `step_ns` after its own.
+pub fn bubble_step(ranks: &[Computed], step_ns: u64) -> f64 {
+    idle_share(ranks.iter().map(|r| r.busy_ns).sum(), step_ns * ranks.len() as u64)
+}
+
+fn makespan(ranks: &[Computed]) -> u64 {
+    let start = ranks.iter().map(|r| r.start_ns).min().unwrap_or(0);
+    ranks.iter().map(|r| r.end_ns).max().unwrap_or(0) - start
+}
+
+fn idle_share(busy: u64, all: u64) -> f64 {
+    if all == 0 { 0.0 } else { (1.0 - busy as f64 / all as f64).max(0.0) }
+}
+
+fn is_pipeline(span: &Span) -> bool {
+    span.lane == Lane::Compute && span.action != Action::OptimizerStep
+}
+
 impl RankTimeline {
-    /// Busy nanoseconds of F, B, W, BW and R (the optimizer step is not part of the pipeline).
+    /// Busy nanoseconds of F, B, W, BW and R.
     pub fn busy_ns(&self) -> u64 {
-        busy_ns(&self.spans)
+        Computed::of(&self.spans).map_or(0, |c| c.busy_ns)
     }
 
     /// First start and last end of the pipeline's compute spans.
     pub fn own_span(&self) -> Option<(u64, u64)> {
-        own_span(&self.spans)
+        Computed::of(&self.spans).map(|c| (c.start_ns, c.end_ns))
     }
 
-    /// Idle share between the rank's first and last action, 0 to 1.
-    pub fn bubble(&self) -> f64 {
-        bubble(&self.spans)
+    /// What it computed in each step.
+    fn steps(&self) -> Vec<Computed> {
+        let steps = self.spans.split(|s| s.action == Action::OptimizerStep);
+        steps.filter_map(Computed::of).collect()
     }
-}
-
-/// Idle share between the first and last action of one rank's spans, 0 to 1.
-pub fn bubble(spans: &[Span]) -> f64 {
-    match own_span(spans) {
-        Some((start, end)) if end > start => 1.0 - busy_ns(spans) as f64 / (end - start) as f64,
-        _ => 0.0,
-    }
-}
-
-fn busy_ns(spans: &[Span]) -> u64 {
-    pipeline_spans(spans).map(|s| s.end_ns - s.start_ns).sum()
-}
-
-fn own_span(spans: &[Span]) -> Option<(u64, u64)> {
-    let start = pipeline_spans(spans).map(|s| s.start_ns).min()?;
-    let end = pipeline_spans(spans).map(|s| s.end_ns).max()?;
-    Some((start, end))
-}
-
-fn pipeline_spans(spans: &[Span]) -> impl Iterator<Item = &Span> {
-    spans.iter().filter(|s| s.lane == Lane::Compute && s.action != Action::OptimizerStep)
 }
 
 impl Timeline {
-    /// The bubble averaged over ranks.
+    /// The `bubble`, 0 to 1; over several steps the idle share of all of them together.
     pub fn bubble(&self) -> f64 {
-        if self.ranks.is_empty() {
-            return 0.0;
-        }
-        self.ranks.iter().map(RankTimeline::bubble).sum::<f64>() / self.ranks.len() as f64
+        self.bubbles().iter().sum::<f64>() / self.ranks.len().max(1) as f64
+    }
+
+    /// Each rank's part of the `bubble`: its idle share from the first start to the last end of any
+    /// rank, 0 to 1. Their average is the `bubble`.
+    pub fn bubbles(&self) -> Vec<f64> {
+        let steps: Vec<Vec<Computed>> = self.ranks.iter().map(RankTimeline::steps).collect();
+        let count = steps.iter().map(Vec::len).max().unwrap_or(0);
+        let in_step = |i: usize| -> Vec<Computed> {
+            steps.iter().filter_map(|rank| rank.get(i).copied()).collect()
+        };
+        let length: u64 = (0..count).map(|i| makespan(&in_step(i))).sum();
+        let busy = |rank: &Vec<Computed>| rank.iter().map(|c| c.busy_ns).sum();
+        steps.iter().map(|rank| idle_share(busy(rank), length)).collect()
+    }
+
+    /// The `bubble_own_span`, averaged over ranks and steps, 0 to 1.
+    pub fn bubble_own_span(&self) -> f64 {
+        bubble_own_span(&self.ranks.iter().flat_map(RankTimeline::steps).collect::<Vec<_>>())
+    }
+
+    /// The largest `bubble_own_span` of a rank in a step, 0 to 1.
+    pub fn bubble_own_span_max(&self) -> f64 {
+        let steps = self.ranks.iter().flat_map(RankTimeline::steps);
+        steps.map(|c| c.bubble_own_span()).fold(0.0, f64::max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ir::Compute;
+
+    fn span(action: Action, start_ns: u64, end_ns: u64) -> Span {
+        Span { lane: Lane::Compute, action, start_ns, end_ns }
+    }
+
+    fn rank(spans: &[(u64, u64)]) -> RankTimeline {
+        let compute = |(start, end): &(u64, u64)| match end - start {
+            0 => span(Action::OptimizerStep, *start, *end),
+            _ => span(Action::compute(Compute::F, 0, 0), *start, *end),
+        };
+        RankTimeline { spans: spans.iter().map(compute).collect(), ..Default::default() }
+    }
+
+    #[test]
+    fn each_bubble_is_what_its_name_says() {
+        // Busy 6 of 10 and 5 of 10; of their own spans 6 of 8 and 5 of 6.
+        let one = [rank(&[(0, 4), (6, 8)]), rank(&[(4, 7), (8, 10)])];
+        let timeline = Timeline { ranks: one.to_vec(), ..Timeline::default() };
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} and {b}");
+        close(timeline.bubble(), 0.45);
+        close(timeline.bubbles()[0], 0.4);
+        close(timeline.bubble_own_span(), (2.0 / 8.0 + 1.0 / 6.0) / 2.0);
+        close(timeline.bubble_own_span_max(), 0.25);
+        let computed: Vec<_> = one.iter().filter_map(|r| Computed::of(&r.spans)).collect();
+        close(bubble(&computed), timeline.bubble());
+        close(bubble_own_span(&computed), timeline.bubble_own_span());
+        close(bubble_step(&computed, 22), 0.75);
+    }
+
+    #[test]
+    fn what_lies_between_two_steps_is_no_bubble() {
+        let ranks = vec![rank(&[(0, 4), (5, 5), (105, 109)]), rank(&[(0, 2), (5, 5), (107, 109)])];
+        let timeline = Timeline { ranks, ..Timeline::default() };
+        assert_eq!(timeline.bubbles(), [0.0, 0.5]);
+        assert_eq!((timeline.bubble(), timeline.bubble_own_span()), (0.25, 0.0));
+        assert_eq!(Timeline::default().bubble(), 0.0);
     }
 }

@@ -2,7 +2,7 @@
 //! eps outside the square root.
 
 use burn::tensor::Tensor;
-use zeropp_core::host;
+use zeropp_core::cpu_tensor;
 
 /// Hyper-parameters of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,11 +47,16 @@ pub struct DecayRange {
     pub decay: bool,
 }
 
-/// The scalars of an update, in the precision in which they meet the elements.
+/// The scalars of an update, each computed in f64 and rounded once to the precision in which it
+/// meets the elements, as PyTorch does. 1 − β from an f32 β would be off by as much as 2⁻²⁵: by
+/// 1.3e-5 of itself at β2 = 0.999, and all of the second moment with it.
 #[derive(Clone, Copy)]
 struct Scalars {
-    beta1: f32,
+    /// 1 − β1.
+    towards1: f32,
     beta2: f32,
+    /// 1 − β2.
+    towards2: f32,
     eps: f32,
     step_size: f32,
     root_bias2: f32,
@@ -63,8 +68,9 @@ impl AdamW {
     fn scalars(&self, s: &StepScale) -> Scalars {
         let bias = |beta: f64| 1.0 - beta.powi(s.update.min(i32::MAX as u64) as i32);
         Scalars {
-            beta1: self.beta1 as f32,
+            towards1: (1.0 - self.beta1) as f32,
             beta2: self.beta2 as f32,
+            towards2: (1.0 - self.beta2) as f32,
             eps: self.eps as f32,
             step_size: (s.lr / bias(self.beta1)) as f32,
             root_bias2: bias(self.beta2).sqrt() as f32,
@@ -83,7 +89,7 @@ impl AdamW {
         scale: &StepScale,
     ) -> Tensor<1> {
         let s = self.scalars(scale);
-        match host::host(grad) {
+        match cpu_tensor::on_cpu(grad) {
             Some(g) => on_host(param, moments, g.as_slice(), ranges, s),
             None => on_device(param, moments, grad, ranges, s),
         }
@@ -97,9 +103,9 @@ fn on_host(
     ranges: &[DecayRange],
     s: Scalars,
 ) -> Tensor<1> {
-    let mut m = host::into_vec(std::mem::replace(&mut moments.m, empty(&param)));
-    let mut v = host::into_vec(std::mem::replace(&mut moments.v, empty(&param)));
-    let mut p = host::into_vec(param);
+    let mut m = cpu_tensor::into_vec(std::mem::replace(&mut moments.m, empty(&param)));
+    let mut v = cpu_tensor::into_vec(std::mem::replace(&mut moments.v, empty(&param)));
+    let mut p = cpu_tensor::into_vec(param);
     for r in ranges {
         let keep = if r.decay { s.keep } else { 1.0 };
         let range = r.start..r.end;
@@ -110,16 +116,16 @@ fn on_host(
             .zip(&g[range]);
         for (((p, m), v), g) in elements {
             let g = g * s.gradient;
-            *m += (g - *m) * (1.0 - s.beta1);
-            *v = *v * s.beta2 + (1.0 - s.beta2) * g * g;
+            *m += (g - *m) * s.towards1;
+            *v = *v * s.beta2 + s.towards2 * g * g;
             let denominator = v.sqrt() / s.root_bias2 + s.eps;
             *p = *p * keep - s.step_size * (*m / denominator);
         }
     }
     let n = p.len();
-    moments.m = host::from_vec(m, [n]);
-    moments.v = host::from_vec(v, [n]);
-    host::from_vec(p, [n])
+    moments.m = cpu_tensor::from_vec(m, [n]);
+    moments.v = cpu_tensor::from_vec(v, [n]);
+    cpu_tensor::from_vec(p, [n])
 }
 
 fn empty(like: &Tensor<1>) -> Tensor<1> {
@@ -135,8 +141,8 @@ fn on_device(
 ) -> Tensor<1> {
     let g = grad.clone() * s.gradient;
     let m = moments.m.clone();
-    let m = m.clone() + (g.clone() - m) * (1.0 - s.beta1);
-    let v = moments.v.clone() * s.beta2 + g.clone() * g * (1.0 - s.beta2);
+    let m = m.clone() + (g.clone() - m) * s.towards1;
+    let v = moments.v.clone() * s.beta2 + g.clone() * g * s.towards2;
     let update = m.clone() / (v.clone().sqrt() / s.root_bias2 + s.eps) * s.step_size;
     (moments.m, moments.v) = (m, v);
     let keep: Vec<Tensor<1>> = ranges

@@ -129,7 +129,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
         #[test]
-        fn order_and_grouping_do_not_matter(xs in prop::collection::vec(0.0f64..1e30, 1..50), cut in 0usize..50) {
+        fn order_and_grouping_do_not_matter(
+            xs in prop::collection::vec(0.0f64..1e30, 1..50), cut in 0usize..50,
+        ) {
             let mut forward = ExactSum::default();
             xs.iter().for_each(|x| forward.add(*x));
             let cut = cut.min(xs.len());

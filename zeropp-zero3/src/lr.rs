@@ -1,6 +1,6 @@
 //! Learning rate over the steps: linear warm-up, then a decay.
 
-pub use zeropp_core::config::Decay;
+pub use zeropp_core::choice::Decay;
 
 /// The learning rate of every step.
 #[derive(Clone, Copy, Debug, PartialEq)]

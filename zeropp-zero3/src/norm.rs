@@ -5,7 +5,7 @@
 //! larger blocks in f32, so there a layout differs in rounding.
 
 use burn::tensor::{DType, Tensor};
-use zeropp_core::host;
+use zeropp_core::cpu_tensor;
 use zeropp_core::params::BLOCK;
 
 use crate::exact::ExactSum;
@@ -18,7 +18,7 @@ const DEVICE_BLOCK_MAX: usize = 64 * BLOCK;
 pub fn add_squares<'a>(sum: &mut ExactSum, shards: impl IntoIterator<Item = &'a Tensor<1>>) {
     let mut on_device = Vec::new();
     for shard in shards {
-        match host::host(shard) {
+        match cpu_tensor::on_cpu(shard) {
             Some(h) => h.as_slice().chunks(BLOCK).for_each(|block| sum.add(block_squares(block))),
             None => on_device.push(device_squares(shard)),
         }
@@ -61,10 +61,10 @@ mod tests {
     fn cutting_at_blocks_changes_nothing() {
         let x: Vec<f32> = (0..BLOCK * 7).map(|i| (i as f32 * 0.37).sin() * 1e-3).collect();
         let mut whole = ExactSum::default();
-        add_squares(&mut whole, [&host::from_vec(x.clone(), [x.len()])]);
+        add_squares(&mut whole, [&cpu_tensor::from_vec(x.clone(), [x.len()])]);
         let mut parts = ExactSum::default();
         for part in [&x[BLOCK * 3..], &x[..BLOCK], &x[BLOCK..BLOCK * 3]] {
-            add_squares(&mut parts, [&host::from_vec(part.to_vec(), [part.len()])]);
+            add_squares(&mut parts, [&cpu_tensor::from_vec(part.to_vec(), [part.len()])]);
         }
         assert_eq!(whole, parts);
         let plain: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
@@ -76,7 +76,7 @@ mod tests {
         for blocks in [1, 3, 64, 192, 100] {
             let x: Vec<f32> = (0..BLOCK * blocks).map(|i| (i as f32 * 0.37).sin() * 1e-3).collect();
             let plain: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
-            let sums = device_squares(&host::from_vec(x, [BLOCK * blocks]));
+            let sums = device_squares(&cpu_tensor::from_vec(x, [BLOCK * blocks]));
             assert!(sums.dims()[0] <= blocks);
             let sum: f64 = sums.into_data().iter::<f64>().sum();
             assert!((sum - plain).abs() < 1e-6 * plain, "{blocks} blocks: {sum} and {plain}");

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use zeropp_core::comm::{CommResult, Communicator};
+use zeropp_comm::groups::Groups;
+use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::device;
-use zeropp_core::groups::Groups;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 
 use crate::adamw::{AdamW, Moments, StepScale};

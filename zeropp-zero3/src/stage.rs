@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor};
-use zeropp_core::comm::{CommResult, Pending};
-use zeropp_core::groups::Groups;
+use zeropp_comm::groups::Groups;
+use zeropp_comm::{CommResult, Pending};
 use zeropp_core::layer::Part;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_core::params::{FlatLayout, ParamSpec};
@@ -38,12 +38,11 @@ pub struct LayerShard {
     /// The reduced gradient of the units so far; after a ZeRO-1 reduction only this replica's part.
     pub(crate) grad: Option<Tensor<1>>,
     _param_hold: Hold,
-    grad_hold: Option<Hold>,
 }
 
 struct Reduction {
     parts: Vec<Pending<Tensor<1>>>,
-    _hold: Hold,
+    hold: Hold,
 }
 
 /// The shards of one stage.
@@ -55,6 +54,10 @@ pub struct ShardedStage {
     meter: Arc<Meter>,
     gathering: Option<Vec<Pending<Tensor<1>>>>,
     gathered_hold: Option<Hold>,
+    /// Whether a unit of this step has a gradient.
+    begun: bool,
+    /// The reduced gradients of all layers.
+    grad_hold: Option<Hold>,
     reducing: Option<Reduction>,
     replica_wanted: bool,
     replica_reducing: Option<Vec<Pending<Tensor<1>>>>,
@@ -114,7 +117,6 @@ impl ShardedStage {
                     param,
                     grad: None,
                     _param_hold: hold,
-                    grad_hold: None,
                 }
             })
             .collect();
@@ -126,6 +128,8 @@ impl ShardedStage {
             meter: meter.clone(),
             gathering: None,
             gathered_hold: None,
+            begun: false,
+            grad_hold: None,
             reducing: None,
             replica_wanted: false,
             replica_reducing: None,
@@ -142,10 +146,21 @@ impl ShardedStage {
         self.layers.iter().map(|l| l.weights.clone()).collect()
     }
 
-    /// Zero gradients of the stage's whole weights, metered.
-    pub fn new_grads(&self) -> Grads {
+    /// Zero gradients of the stage's whole weights, metered. Where this rank is alone in its group
+    /// a reduction is the buffer itself, so a step's first is the shard's gradient from the start.
+    pub fn new_grads(&mut self) -> Grads {
         let layouts = self.layers.iter().map(|l| l.weights.layout().clone()).collect();
-        Grads::new(layouts, &self.options.device, &self.meter)
+        let first = !std::mem::replace(&mut self.begun, true);
+        let kind = match first && self.is_alone() {
+            true => MemoryKind::GradientShard,
+            false => MemoryKind::Gradient,
+        };
+        Grads::counted_as(kind, layouts, &self.options.device, &self.meter)
+    }
+
+    /// Whether no other rank shares the stage, so that collectives return their own input.
+    fn is_alone(&self) -> bool {
+        self.groups.zero3.size() == 1
     }
 
     /// Bytes that one rank sends to gather the stage.
@@ -158,7 +173,12 @@ impl ShardedStage {
     /// Bytes that one rank sends to reduce the stage's gradients.
     pub fn reduce_bytes(&self) -> u64 {
         let peers = self.groups.zero3.size() as u64 - 1;
-        peers * self.layers.iter().map(|l| bytes(&l.param)).sum::<u64>()
+        peers * self.shard_bytes()
+    }
+
+    /// Bytes of this rank's fp32 parameters.
+    fn shard_bytes(&self) -> u64 {
+        self.layers.iter().map(|l| bytes(&l.param)).sum()
     }
 
     /// Bytes that one rank sends to sum the stage's shard over the replicas: the reduce-scatter
@@ -173,8 +193,10 @@ impl ShardedStage {
         let dtype = self.options.compute;
         let size = self.groups.zero3.size();
         let whole: usize = self.layers.iter().map(|l| l.weights.layout().len).sum();
+        // Alone in its group and not cast, a gathered weight is the parameter itself.
         let bytes = (whole * dtype.size()) as u64;
-        self.gathered_hold = Some(self.meter.hold(MemoryKind::Gathered, bytes));
+        self.gathered_hold = (!self.is_alone() || dtype != DType::F32)
+            .then(|| self.meter.hold(MemoryKind::Gathered, bytes));
         let group = &self.groups.zero3;
         self.gathering = Some(
             self.layers
@@ -216,7 +238,7 @@ impl ShardedStage {
         let (flat, hold) = grads.into_flat();
         let group = &self.groups.zero3;
         let parts = flat.into_iter().map(|g| group.reduce_scatter(g)).collect();
-        self.reducing = Some(Reduction { parts, _hold: hold });
+        self.reducing = Some(Reduction { parts, hold });
     }
 
     /// Whether a reduction is under way.
@@ -231,17 +253,19 @@ impl ShardedStage {
     /// The collective's error.
     pub fn finish_reduce(&mut self) -> CommResult<()> {
         if let Some(reduction) = self.reducing.take() {
+            let (alone, shard) = (self.is_alone(), self.shard_bytes());
             for (layer, part) in self.layers.iter_mut().zip(reduction.parts) {
                 let part = part.wait()?;
-                let meter = &self.meter;
-                layer.grad_hold.get_or_insert_with(|| {
-                    meter.hold(MemoryKind::GradientShard, bytes(&layer.param))
-                });
                 layer.grad = Some(match layer.grad.take() {
                     Some(sum) => sum + part,
                     None => part,
                 });
             }
+            let (meter, held) = (&self.meter, reduction.hold);
+            self.grad_hold.get_or_insert_with(|| match alone {
+                true => held,
+                false => meter.hold(MemoryKind::GradientShard, shard),
+            });
         }
         if std::mem::take(&mut self.replica_wanted) {
             self.start_replica_reduce();
@@ -290,10 +314,8 @@ impl ShardedStage {
 
     /// Forgets the step's gradients.
     pub fn clear_grads(&mut self) {
-        for layer in &mut self.layers {
-            layer.grad = None;
-            layer.grad_hold = None;
-        }
+        self.layers.iter_mut().for_each(|layer| layer.grad = None);
+        (self.grad_hold, self.begun) = (None, false);
     }
 
     /// This rank's parameters, layer by layer.

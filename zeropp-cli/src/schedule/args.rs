@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::builder::PossibleValuesParser;
+use clap::builder::{IntoResettable, PossibleValuesParser, StyledStr};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::pipeline::lower::LowerOptions;
-use zeropp::pipeline::schedules::KINDS;
+use zeropp::pipeline::schedules::{KINDS, Kind, Rate, StepForm};
 
 use super::decimal::Decimal;
 
@@ -15,6 +15,7 @@ Makes the order of a pipeline schedule, proves it with the verifier, simulates i
 costs and shows the result: as a chart with the numbers that schedules are compared by, as a file \
 that `zeropp run --schedule FILE` and PyTorch can run, or as a picture.";
 
+/// What follows the flags; `{own}` stands for the kinds with a rate of their own span.
 const EXAMPLES: &str = "\
 Costs:
   All times are those of one micro-batch on one stage, that is on one chunk where a rank has
@@ -27,10 +28,14 @@ Costs:
 Numbers (--format json has them all, times in us):
   makespan         from time 0 to the last end over all ranks
   own_span_max     the largest time between a rank's first start and its last end
+  bubble           (on the terminal and in pictures) idle share of all ranks from the first start
+                   to the last end of any
+  bubble_own_span  (there, too) idle share between a rank's own first start and last end, averaged
   bubble_rate      (cost - work) / cost as the papers count it: cost is the largest own span for
-                   zb-h2, zb-1p, zb-2p, zb-v, v-half, v-min, zeropp and zeropp-auto, and the
-                   makespan for all others. For interleaved it follows the papers' tables, which
-                   count P times t-comm less than any run takes; the makespan is that of a run.
+                   {own},
+                   and the makespan for all others. For {printed} it follows the papers'
+                   tables, which count P times t-comm less than any run takes; the makespan is
+                   that of a run.
   idle, ends       per rank: idle time within its own span, and the end of its last action
   peak_activation  per rank: most activations and weight stashes at once
   all_gathers, reduce_scatters
@@ -115,11 +120,13 @@ pub(crate) struct Request {
 
 /// The flags of `zeropp schedule`.
 pub(crate) fn command() -> Command {
-    let kinds: Vec<String> = KINDS.iter().map(|k| format!("{:14} {}", k.name, k.about)).collect();
+    let examples = EXAMPLES
+        .replace("{own}", &Kind::names(|k| k.rate == Rate::OwnSpan))
+        .replace("{printed}", &Kind::names(|k| k.rate == Rate::MakespanLessMessages));
     Command::new("schedule")
         .about("Generate, simulate and draw a schedule")
         .long_about(ABOUT)
-        .after_help(EXAMPLES)
+        .after_help(examples)
         .next_help_heading(MESH)
         .arg(
             Arg::new("kind")
@@ -127,7 +134,7 @@ pub(crate) fn command() -> Command {
                 .value_name("KIND")
                 .default_value("zeropp")
                 .help("The schedule, as in --help's list")
-                .long_help(format!("The schedule:\n{}\n", kinds.join("\n")))
+                .long_help(format!("The schedule:\n{}\n", kinds()))
                 .value_parser(PossibleValuesParser::new(KINDS.iter().map(|k| k.name)))
                 .hide_possible_values(true),
         )
@@ -153,8 +160,11 @@ pub(crate) fn command() -> Command {
             number(
                 "unit",
                 "U",
-                "Micro-batches of a unit, for zeropp and zeropp-auto [default: 2P-1; zeropp-auto \
-                 with a --mem-limit chooses]",
+                format!(
+                    "Micro-batches of a unit, for {} [default: near 2P-1, to cut the \
+                     step evenly; zeropp-auto with a --mem-limit chooses]",
+                    Kind::names(|k| k.step == StepForm::Units)
+                ),
             ),
         ])
         .args(cost_args())
@@ -166,15 +176,21 @@ pub(crate) fn command() -> Command {
                 .allow_hyphen_values(true)
                 .help_heading(MEMORY)
                 .help("The most activation memory of a rank")
-                .long_help(
+                .long_help(format!(
                     "The most activation memory of a rank: a number, or 1p, 2p, .. for that many \
-                     times P whole micro-batches. zb-1p, zb-2p, zb-v, v-half, v-min and \
-                     zeropp-auto look for an order within it, in place of a limit of their own; \
-                     any other kind is refused where it needs more.",
-                ),
+                     times P whole micro-batches. {} look for an order within it, in place of a \
+                     limit of their own; any other kind is refused where it needs more.",
+                    Kind::names(|k| k.obeys_limit)
+                )),
         )
         .args(program_args())
         .args(output_args())
+}
+
+/// Every kind with what it is, a line each.
+pub(crate) fn kinds() -> String {
+    let lines: Vec<String> = KINDS.iter().map(|k| format!("{:14} {}", k.name, k.about)).collect();
+    lines.join("\n")
 }
 
 /// The flags for what actions cost.
@@ -257,7 +273,10 @@ fn output_args() -> [Arg; 3] {
             .value_name("FORMAT")
             .value_parser(FORMATS)
             .hide_possible_values(true)
-            .help("ascii, json, csv, torch, svg, html or chrome [default: by the name of -o, or ascii]")
+            .help(
+                "ascii, json, csv, torch, svg, html or chrome [default: by the name of -o, or \
+                 ascii]",
+            )
             .long_help(
                 "ascii   chart and numbers, for the terminal\n\
                  json    everything: schedule, costs and numbers\n\
@@ -280,7 +299,7 @@ fn output_args() -> [Arg; 3] {
     .map(|arg| arg.help_heading(OUTPUT))
 }
 
-fn number(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+fn number(name: &'static str, value: &'static str, help: impl IntoResettable<StyledStr>) -> Arg {
     let above_zero = |text: &str| match text.parse::<usize>() {
         Ok(n) if n > 0 => Ok(n),
         _ => Err("expected a whole number of at least 1".to_string()),

@@ -50,7 +50,10 @@ impl Priced {
         let unit = unit(&all, stages, micro_batches)?;
         let rounded = all.iter().find(|(_, t)| !unit.holds(t)).map(|(name, t)| {
             let kept = unit.text(unit.units(t).into());
-            format!("{name} = {t} is finer than what 64 bits hold for so many actions; it is {kept} us here")
+            format!(
+                "{name} = {t} is finer than what 64 bits hold for so many actions; it is {kept} us \
+                 here"
+            )
         });
         let [f, b, w, gather, reduce] =
             lists.map(|(_, list)| list.iter().map(|t| unit.units(t)).collect::<Vec<u64>>());

@@ -1,11 +1,12 @@
 //! A schedule made, proven and simulated as a request says.
 
-use zeropp::Config;
 use zeropp::pipeline::exchange::json::{Document, Measures};
 use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::lower::lower;
 use zeropp::pipeline::report::measures;
-use zeropp::pipeline::schedules::{Shape, generate_with_costs, zeropp_auto_unit};
+use zeropp::pipeline::schedules::{
+    Kind, Shape, StepForm, default_unit, generate_with_costs, unit_note, zeropp_auto_unit,
+};
 use zeropp::pipeline::simulate::simulate;
 use zeropp::pipeline::timeline::Timeline;
 use zeropp::pipeline::verify::{VerifyLimits, verify};
@@ -23,8 +24,8 @@ pub(super) struct Made {
     pub(super) document: Document,
     /// The simulated run, in nanoseconds.
     pub(super) timeline: Timeline,
-    /// A remark for standard error.
-    pub(super) note: Option<String>,
+    /// Remarks for standard error.
+    pub(super) notes: Vec<String>,
 }
 
 impl Made {
@@ -41,18 +42,15 @@ impl Made {
 /// side: the same step for all of them.
 pub(super) fn shape(request: &Request, kind: &str, alike: bool) -> Shape {
     let pp = request.pp;
-    // What a run of this kind would take, with layers enough for any number of stages.
-    let run = Config { schedule: kind.into(), layers: usize::MAX, ..Config::default() };
-    let in_units = run.in_units() && !alike;
+    let row = Kind::find(kind);
+    let in_units = row.is_some_and(|kind| kind.step == StepForm::Units) && !alike;
+    let stages = row.map_or(1, |kind| kind.stages.default_number());
     let twice = pp.saturating_mul(2);
-    let unit = request.unit.unwrap_or(if alike { twice } else { twice - 1 });
-    let step = if in_units { unit } else { twice };
-    Shape {
-        pp,
-        virtual_stages: request.virtual_stages.unwrap_or_else(|| run.virtual_stages()),
-        micro_batches: request.micro_batches.unwrap_or(step.saturating_mul(2)),
-        unit,
-    }
+    let step = if in_units { request.unit.unwrap_or(twice - 1) } else { twice };
+    let virtual_stages = request.virtual_stages.unwrap_or(stages);
+    let micro_batches = request.micro_batches.unwrap_or(step.saturating_mul(2));
+    let unit = request.unit.unwrap_or_else(|| default_unit(pp, virtual_stages, micro_batches));
+    Shape { pp, virtual_stages, micro_batches, unit }
 }
 
 /// Generates, lowers if asked, verifies and simulates.
@@ -79,7 +77,9 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
     keeps_limit(kind, &measures, limit)?;
     let document = Document { schedule, costs: Some(priced.document()), measures: Some(measures) };
     let timeline = in_nanos(timeline, priced.unit);
-    Ok(Made { shape, document, timeline, note: priced.rounded })
+    let unit = (kind == "zeropp").then(|| unit_note(&shape)).flatten();
+    let notes = priced.rounded.into_iter().chain(unit).collect();
+    Ok(Made { shape, document, timeline, notes })
 }
 
 /// Beyond this a slip of the keyboard is likelier than a pipeline.
@@ -121,7 +121,8 @@ fn keeps_limit(kind: &str, measures: &Measures, limit: Option<i64>) -> Result<()
         Some((rank, peak)) if i128::from(*peak) > i128::from(limit) => {
             Err(Failure::bad_input(format!(
                 "mem-limit = {limit}: {kind} needs {peak} on rank {rank}; raise the limit, or take \
-                 zb-1p, zb-v, v-half, v-min or zeropp-auto, which look for an order within it"
+                 one of {}, which look for an order within it",
+                Kind::names(|kind| kind.obeys_limit)
             )))
         }
         _ => Ok(()),

@@ -58,10 +58,12 @@ fn numbers(made: &Made) -> String {
         micro_batches(&schedule.units),
     );
     let times = format!(
-        "makespan {} us, largest own span {} us, bubble rate {}",
+        "makespan {} us, largest own span {} us, bubble {}, bubble_own_span {} (largest {})",
         m.makespan,
         m.own_span_max,
-        rate(m.bubble_rate)
+        rate(made.timeline.bubble()),
+        rate(made.timeline.bubble_own_span()),
+        rate(made.timeline.bubble_own_span_max()),
     );
     let mut rows =
         vec![["rank", "end us", "idle us", "peak activation"].map(String::from).to_vec()];
@@ -95,8 +97,17 @@ fn rate(rate: f64) -> String {
 
 /// All kinds in one table.
 pub(super) fn all(request: &Request) -> Result<String, Failure> {
-    let head =
-        ["kind", "V", "makespan us", "own span us", "bubble", "peak", "gathers", "reductions"];
+    let head = [
+        "kind",
+        "V",
+        "makespan us",
+        "own span us",
+        "bubble",
+        "bubble_own_span",
+        "peak",
+        "gathers",
+        "reductions",
+    ];
     let mut rows = vec![head.map(String::from).to_vec()];
     let mut misfits = Vec::new();
     for kind in KINDS {
@@ -135,7 +146,8 @@ fn row(kind: &str, made: &Made) -> Vec<String> {
         made.shape.virtual_stages.to_string(),
         m.makespan.to_string(),
         m.own_span_max.to_string(),
-        rate(m.bubble_rate),
+        rate(made.timeline.bubble()),
+        rate(made.timeline.bubble_own_span()),
         m.peak_activation.iter().max().copied().unwrap_or(0).to_string(),
         m.all_gathers.to_string(),
         m.reduce_scatters.to_string(),

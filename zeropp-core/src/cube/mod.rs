@@ -24,7 +24,8 @@ pub(crate) fn is_on<const D: usize>(t: &Tensor<D>) -> bool {
     t.device() != Device::flex()
 }
 
-/// What all handles to one tensor on a GPU have in common, and views of it do not; `None` elsewhere.
+/// What all handles to one tensor on a GPU have in common, and views of it do not; `None`
+/// elsewhere.
 pub(crate) fn tensor_id<const D: usize>(t: &Tensor<D>) -> Option<usize> {
     let t = t.clone().inner().try_into_primitive::<burn::backend::Cube>().ok()?;
     Some(t.id.value() as usize)
@@ -298,8 +299,8 @@ pub(crate) fn add_first_rows(sum: Tensor<3>, part: Tensor<3>) -> Tensor<3> {
     Tensor::from_dispatch(<Dispatch as Kernels>::add_first_rows(sum, part))
 }
 
-/// −log softmax(logits)\[target\] of every row of `logits: [n, V]`, in fp32, NaN for a target that is
-/// not below V; and with `gradient` the gradient of their mean in place of the logits, in place
+/// −log softmax(logits)\[target\] of every row of `logits: [n, V]`, in fp32, NaN for a target that
+/// is not below V; and with `gradient` the gradient of their mean in place of the logits, in place
 /// where nothing else holds them. Without it, the logits.
 pub(crate) fn cross_entropy(
     logits: Tensor<2>,

@@ -31,7 +31,8 @@ pub(super) struct Launch {
     pub(super) dim: CubeDim,
 }
 
-/// The launch of `$kernel` for floats of type `$dtype`; `$what` is in the message where it has none.
+/// The launch of `$kernel` for floats of type `$dtype`; `$what` is in the message where it has
+/// none.
 macro_rules! kernel_for {
     ($kernel:ident, $dtype:expr, $what:literal) => {
         match $dtype {
@@ -53,8 +54,8 @@ pub(super) fn lane_of_unit() -> (usize, usize, usize) {
     (row, UNIT_POS_X as usize, CUBE_DIM_X as usize)
 }
 
-/// The sum of `value` over the lanes of a row, or the `largest`, for all of them. Every unit of a cube
-/// must come here. `dim` as in [`Launch`].
+/// The sum of `value` over the lanes of a row, or the `largest`, for all of them. Every unit of a
+/// cube must come here. `dim` as in [`Launch`].
 #[cube]
 fn row_fold(value: f32, #[comptime] largest: bool, #[comptime] dim: CubeDim) -> f32 {
     let mut shared = Shared::new_slice(comptime!(dim.num_elems() as usize));

@@ -1,12 +1,13 @@
 //! Where tokens come from.
 
-use std::borrow::Cow;
 use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
-use crate::config::{Config, Tokenizer};
-use crate::data::DataError;
+use super::DataError;
+use super::bytes::{Bytes, id};
+use super::fingerprint::Fingerprint;
+use crate::choice::Tokenizer;
 
 /// This project's own sources.
 static BUILTIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/builtin.txt"));
@@ -16,82 +17,67 @@ const LLM_C_MAGIC: i32 = 20_240_520;
 const LLM_C_VERSION: i32 = 1;
 const LLM_C_HEADER_BYTES: usize = 1024;
 
-/// Tokens in one row, all in memory.
+/// Tokens in one row. Those of files are read as they are asked for.
 #[derive(Clone, Debug)]
 pub struct Dataset {
-    tokens: Tokens,
+    bytes: Arc<Bytes>,
+    /// Bytes before the first token.
+    header: usize,
+    tokenizer: Tokenizer,
     vocabulary: usize,
     origin: String,
 }
 
-#[derive(Clone, Debug)]
-enum Tokens {
-    Bytes(Cow<'static, [u8]>),
-    Ids(Vec<u16>),
-}
-
 impl Dataset {
-    /// What the configuration names, or the built-in text, long enough for its samples.
-    ///
-    /// # Errors
-    /// Data that cannot be read, is empty, or is shorter than one sample and the token after it.
-    pub fn from_config(config: &Config) -> Result<Dataset, DataError> {
-        let dataset = match &config.data {
-            Some(path) => Dataset::open(path, config.tokenizer)?,
-            None => Dataset::builtin(),
-        };
-        dataset.require(config.seq)?;
-        Ok(dataset)
-    }
-
     /// The built-in text: zeropp's own sources, as bytes.
     pub fn builtin() -> Dataset {
-        Dataset {
-            tokens: Tokens::Bytes(Cow::Borrowed(BUILTIN)),
-            vocabulary: 256,
-            origin: "the built-in text".into(),
-        }
+        Dataset::of(Bytes::builtin(BUILTIN), "the built-in text".into())
     }
 
     /// These bytes as tokens.
     pub fn from_bytes(bytes: Vec<u8>) -> Dataset {
-        Dataset {
-            tokens: Tokens::Bytes(Cow::Owned(bytes)),
-            vocabulary: 256,
-            origin: "bytes in memory".into(),
-        }
+        Dataset::of(Bytes::in_memory(bytes), "bytes in memory".into())
     }
 
-    /// Reads a file, or all files of a folder (see [`Config::data`]).
+    fn of(bytes: Bytes, origin: String) -> Dataset {
+        let tokenizer = Tokenizer::Bytes;
+        Dataset { bytes: Arc::new(bytes), header: 0, tokenizer, vocabulary: 256, origin }
+    }
+
+    /// Opens a file, or all files of a folder in the order of the paths inside it. Large files are
+    /// mapped into memory and not read; they must not be cut while they are used, or the system
+    /// ends the process.
     ///
     /// # Errors
-    /// Data that cannot be read or is not what the tokenizer reads.
+    /// Data that cannot be read, is neither file nor folder, or is not what the tokenizer reads.
     pub fn open(path: &Path, tokenizer: Tokenizer) -> Result<Dataset, DataError> {
-        let is_folder = fs::metadata(path).map_err(read_error(path))?.is_dir();
+        let read_error = |source| DataError::Read { path: path.into(), source };
+        let is_folder = fs::metadata(path).map_err(read_error)?.is_dir();
         let origin = path.display().to_string();
         match tokenizer {
             Tokenizer::Bytes => {
-                let bytes = if is_folder { read_folder(path)? } else { read(path)? };
-                Ok(Dataset { origin, ..Dataset::from_bytes(bytes) })
+                let bytes = if is_folder { Bytes::folder(path)? } else { Bytes::file(path)? };
+                Ok(Dataset::of(bytes, origin))
             }
             Tokenizer::U16 => {
+                let malformed =
+                    |problem: String| DataError::Malformed { path: path.into(), problem };
                 if is_folder {
                     let problem = "is a folder; tokenizer = u16 reads one .bin file";
-                    return Err(malformed(path, problem));
+                    return Err(malformed(problem.into()));
                 }
-                let ids = parse_ids(&read(path)?).map_err(|problem| malformed(path, problem))?;
-                let vocabulary = ids.iter().max().map_or(0, |id| usize::from(*id) + 1);
-                Ok(Dataset { tokens: Tokens::Ids(ids), vocabulary, origin })
+                let bytes = Bytes::file(path)?;
+                let header = header_bytes(&bytes).map_err(malformed)?;
+                let largest = bytes.largest_u16(header);
+                let vocabulary = largest.map_or(0, |id| usize::from(id) + 1);
+                Ok(Dataset { bytes: Arc::new(bytes), header, tokenizer, vocabulary, origin })
             }
         }
     }
 
     /// Number of tokens.
     pub fn len(&self) -> usize {
-        match &self.tokens {
-            Tokens::Bytes(bytes) => bytes.len(),
-            Tokens::Ids(ids) => ids.len(),
-        }
+        (self.bytes.len() - self.header) / self.token_bytes()
     }
 
     /// Whether there are no tokens.
@@ -109,15 +95,36 @@ impl Dataset {
         &self.origin
     }
 
-    /// The token at `position`.
+    fn token_bytes(&self) -> usize {
+        match self.tokenizer {
+            Tokenizer::Bytes => 1,
+            Tokenizer::U16 => 2,
+        }
+    }
+
+    /// The `len` tokens from `start` on; after the last one comes the first.
     ///
     /// # Panics
-    /// Panics beyond the end.
-    pub fn token(&self, position: usize) -> u32 {
-        match &self.tokens {
-            Tokens::Bytes(bytes) => bytes[position].into(),
-            Tokens::Ids(ids) => ids[position].into(),
+    /// Panics if there are no tokens.
+    pub fn tokens(&self, start: usize, len: usize) -> Vec<u32> {
+        let mut tokens = Vec::with_capacity(len);
+        let mut raw = Vec::new();
+        while tokens.len() < len {
+            let at = (start + tokens.len()) % self.len();
+            let n = (len - tokens.len()).min(self.len() - at);
+            raw.resize(n * self.token_bytes(), 0);
+            self.bytes.read(self.header + at * self.token_bytes(), &mut raw);
+            match self.tokenizer {
+                Tokenizer::Bytes => tokens.extend(raw.iter().map(|b| u32::from(*b))),
+                Tokenizer::U16 => tokens.extend(raw.chunks_exact(2).map(|b| u32::from(id(b)))),
+            }
         }
+        tokens
+    }
+
+    /// What tells this data from other data, quickly whatever its size.
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::new(&self.bytes, self.header)
     }
 
     /// Checks that there is a sample of `seq` tokens and the token after it.
@@ -130,66 +137,24 @@ impl Dataset {
     }
 }
 
-fn read_error(path: &Path) -> impl FnOnce(io::Error) -> DataError {
-    |source| DataError::Read { path: path.into(), source }
-}
-
-fn malformed(path: &Path, problem: impl Into<String>) -> DataError {
-    DataError::Malformed { path: path.into(), problem: problem.into() }
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, DataError> {
-    fs::read(path).map_err(read_error(path))
-}
-
-/// All files in the order of their paths, with a line feed after each but the last.
-fn read_folder(folder: &Path) -> Result<Vec<u8>, DataError> {
-    let mut files = Vec::new();
-    collect(folder, &mut files)?;
-    if files.is_empty() {
-        return Err(DataError::NoFiles { path: folder.into() });
-    }
-    let texts = files.iter().map(|file| read(file)).collect::<Result<Vec<_>, _>>()?;
-    Ok(texts.join(&b'\n'))
-}
-
-/// Files below `folder`, folders and files of one folder sorted by name together. Links to files
-/// count, links to folders do not: they could lead back up.
-fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
-    let entries = fs::read_dir(folder).map_err(read_error(folder))?;
-    let mut entries = entries.collect::<Result<Vec<_>, _>>().map_err(read_error(folder))?;
-    entries.sort_by_key(fs::DirEntry::file_name);
-    for entry in entries {
-        let path = entry.path();
-        if entry.file_name().as_encoded_bytes().starts_with(b".") {
-            continue;
-        }
-        if entry.file_type().map_err(read_error(&path))?.is_dir() {
-            collect(&path, files)?;
-        } else if path.is_file() {
-            files.push(path);
-        }
-    }
-    Ok(())
-}
-
-/// Ids of a nanoGPT or llm.c file. The header's first 16 bits, read as a token, lie beyond GPT-2's
-/// vocabulary, so one cannot be taken for the other.
-fn parse_ids(bytes: &[u8]) -> Result<Vec<u16>, String> {
+/// Bytes before the ids of a nanoGPT or llm.c file. The header's first 16 bits, read as a token,
+/// lie beyond GPT-2's vocabulary, so one cannot be taken for the other.
+fn header_bytes(bytes: &Bytes) -> Result<usize, String> {
     let number = |i: usize| {
-        let raw = bytes.get(4 * i..4 * i + 4)?;
-        Some(i32::from_le_bytes(raw.try_into().expect("four bytes")))
+        let mut raw = [0; 4];
+        (bytes.len() >= 4 * i + 4).then(|| {
+            bytes.read(4 * i, &mut raw);
+            i32::from_le_bytes(raw)
+        })
     };
-    let body = if number(0) == Some(LLM_C_MAGIC) {
+    if number(0) == Some(LLM_C_MAGIC) {
         check_header(bytes.len(), number(1), number(2))?;
-        &bytes[LLM_C_HEADER_BYTES..]
-    } else {
-        bytes
-    };
-    if body.len() % 2 != 0 {
-        return Err(format!("{} bytes are not whole 16-bit tokens", body.len()));
+        return Ok(LLM_C_HEADER_BYTES);
     }
-    Ok(body.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect())
+    if !bytes.len().is_multiple_of(2) {
+        return Err(format!("{} bytes are not whole 16-bit tokens", bytes.len()));
+    }
+    Ok(0)
 }
 
 fn check_header(bytes: usize, version: Option<i32>, tokens: Option<i32>) -> Result<(), String> {
@@ -223,7 +188,7 @@ mod tests {
     }
 
     fn all(data: &Dataset) -> Vec<u32> {
-        (0..data.len()).map(|i| data.token(i)).collect()
+        data.tokens(0, data.len())
     }
 
     #[test]
@@ -291,6 +256,63 @@ mod tests {
         assert!(error.contains("is a folder"), "{error}");
     }
 
+    /// Bytes of physical memory of this process.
+    #[cfg(target_os = "linux")]
+    fn resident_bytes() -> usize {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        1024 * line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap()
+    }
+
+    /// A file far beyond any memory starts at once and costs the pages that are looked at.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_terabyte_is_mapped_and_not_read() {
+        use std::os::unix::fs::FileExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("huge");
+        let file = fs::File::create(&path).unwrap();
+        // As much as the file system allows to seem there.
+        let sizes = (30..=40).rev().map(|bits| 1usize << bits);
+        let size = sizes.into_iter().find(|size| file.set_len(*size as u64).is_ok()).unwrap();
+        let far = size - 12_345;
+        file.write_at(b"found", far as u64).unwrap();
+        let (before, start) = (resident_bytes(), std::time::Instant::now());
+
+        let data = Dataset::open(&path, Tokenizer::Bytes).unwrap();
+        assert_eq!(data.len(), size);
+        assert_eq!(data.tokens(far, 5), b"found".map(u32::from));
+        assert_eq!(data.tokens(size - 1, 2), [0, 0], "the first token follows the last");
+        let sampler = crate::data::Sampler::new(1, crate::choice::Order::Random, 1024, 64);
+        for index in 0..64 {
+            assert_eq!(sampler.sample(&data, 0, index).0.len(), 1024);
+        }
+        assert_eq!(data.fingerprint().bytes, size as u64);
+
+        println!("{} GiB in {:?}", size >> 30, start.elapsed());
+        assert!(start.elapsed() < std::time::Duration::from_secs(20), "{:?}", start.elapsed());
+        // Other tests of this process take some, too.
+        let grown = resident_bytes().saturating_sub(before);
+        assert!(grown < 256 << 20, "{} MiB", grown >> 20);
+    }
+
+    /// Before, a FIFO hung for ever, and /dev/zero was read until memory was gone.
+    #[test]
+    #[cfg(unix)]
+    fn what_is_neither_file_nor_folder_is_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        for (path, kind) in
+            [(fifo.as_path(), "a pipe (FIFO)"), (Path::new("/dev/zero"), "a device")]
+        {
+            for tokenizer in [Tokenizer::Bytes, Tokenizer::U16] {
+                let error = Dataset::open(path, tokenizer).unwrap_err().to_string();
+                assert!(error.contains(&format!("it is {kind}, not a regular file")), "{error}");
+            }
+        }
+    }
+
     #[test]
     fn data_that_cannot_be_trained_on_is_named() {
         let dir = folder(&[("empty", b""), ("one", b"x"), ("five", b"12345"), ("no/.dot", b"x")]);
@@ -302,12 +324,13 @@ mod tests {
             ("five", "five: 5 tokens are too short, since seq = 5 needs 6", "a seq of at most 4"),
         ];
         for (name, problem, help) in cases {
-            let config = Config { data: Some(dir.path().join(name)), seq: 5, ..Config::default() };
-            let error = Dataset::from_config(&config).unwrap_err().to_string();
+            let opened = Dataset::open(&dir.path().join(name), Tokenizer::Bytes);
+            let error = opened.and_then(|data| data.require(5)).unwrap_err().to_string();
             assert!(error.starts_with("data = "), "{error}");
             assert!(error.contains(problem) && error.contains(help), "{error}");
         }
-        let five = Config { data: Some(dir.path().join("five")), seq: 4, ..Config::default() };
-        assert_eq!(Dataset::from_config(&five).unwrap().len(), 5);
+        let five = Dataset::open(&dir.path().join("five"), Tokenizer::Bytes).unwrap();
+        five.require(4).unwrap();
+        assert_eq!(five.len(), 5);
     }
 }

@@ -1,6 +1,6 @@
 //! Which tokens sample `index` of a step is: a function of seed, step and index alone.
 
-use crate::config::{Config, Order};
+use crate::choice::Order;
 use crate::data::Dataset;
 use crate::rng::Rng;
 
@@ -20,11 +20,6 @@ impl Sampler {
         Sampler { rng: Rng::keyed(seed, "data"), order, seq, samples_per_step }
     }
 
-    /// The sampler of a run.
-    pub fn from_config(config: &Config) -> Sampler {
-        Sampler::new(config.seed, config.order, config.seq, config.samples_per_step())
-    }
-
     /// Inputs and targets, `seq` ids each, of sample `index` (0 up to the samples of a step over
     /// all ranks) in `step`, counted from 0. A target is the token after its input.
     ///
@@ -32,9 +27,10 @@ impl Sampler {
     /// Panics if the data is too short for a sample ([`Dataset::require`]).
     pub fn sample(&self, data: &Dataset, step: u64, index: usize) -> (Vec<u32>, Vec<u32>) {
         assert!(data.len() > self.seq, "{} is checked before a run", data.origin());
-        let start = self.start(data.len(), step, index);
-        let at = |i: usize| data.token((start + i) % data.len());
-        ((0..self.seq).map(at).collect(), (1..=self.seq).map(at).collect())
+        let mut inputs = data.tokens(self.start(data.len(), step, index), self.seq + 1);
+        let targets = inputs[1..].to_vec();
+        inputs.pop();
+        (inputs, targets)
     }
 
     /// First token of the sample, below `len`.
@@ -70,7 +66,7 @@ mod tests {
         let path = dir.path().join("ids.bin");
         let bytes: Vec<u8> = (0..len).flat_map(|i| (i as u16).to_le_bytes()).collect();
         std::fs::write(&path, bytes).unwrap();
-        Dataset::open(&path, crate::config::Tokenizer::U16).unwrap()
+        Dataset::open(&path, crate::choice::Tokenizer::U16).unwrap()
     }
 
     #[test]
@@ -117,27 +113,11 @@ mod tests {
         assert!(starts.len() >= 63, "{} of 64 places", starts.len());
     }
 
-    #[test]
-    fn the_mesh_does_not_move_a_sample() {
-        let data = Dataset::builtin();
-        for order in Order::ALL {
-            let of = |toml: &str| {
-                let mut config = Config::from_toml(toml).unwrap();
-                config.order = *order;
-                assert_eq!(config.samples_per_step(), 16, "{toml}");
-                let sampler = Sampler::from_config(&config);
-                (0..16).map(|i| sampler.sample(&data, 3, i)).collect::<Vec<_>>()
-            };
-            let one = of("micro-batches = 16");
-            assert_eq!(one, of("pp = 4\nzero3 = 2\nmicro-batches = 8"));
-            assert_eq!(one, of("dp = 2\nzero3 = 2\nmicro-batches = 2\nmicro-batch-size = 2"));
-            let distinct: HashSet<_> = one.into_iter().collect();
-            assert_eq!(distinct.len(), 16);
-        }
-    }
-
     proptest! {
-        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig {
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
 
         #[test]
         fn a_target_is_the_token_after_its_input(

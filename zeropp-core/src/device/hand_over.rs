@@ -24,7 +24,7 @@ use burn::tensor::Tensor;
 /// later work, which would be cut, fused and compiled anew in other places in every step.
 pub fn hand_over<const D: usize>(t: Tensor<D>) -> Tensor<D> {
     #[cfg(feature = "cube")]
-    if !crate::host::is_on_cpu(&t) {
+    if !crate::cpu_tensor::is_on_cpu(&t) {
         return in_transit().executes(|| t.clone());
     }
     t
@@ -32,14 +32,14 @@ pub fn hand_over<const D: usize>(t: Tensor<D>) -> Tensor<D> {
 
 /// A tensor that another thread has handed over, in memory of this thread's own.
 pub fn take_over(t: Tensor<1>) -> Tensor<1> {
-    if crate::host::is_on_cpu(&t) { t } else { copy(&take_to_read(t)) }
+    if crate::cpu_tensor::is_on_cpu(&t) { t } else { copy(&take_to_read(t)) }
 }
 
 /// A tensor that another thread has handed over, in memory that others may read too. It is to be
 /// read, and neither passed on nor kept where an operation may take its place.
 pub fn take_to_read<const D: usize>(t: Tensor<D>) -> Tensor<D> {
     #[cfg(feature = "cube")]
-    if !crate::host::is_on_cpu(&t) {
+    if !crate::cpu_tensor::is_on_cpu(&t) {
         // Right away, and not again for every use.
         return t.clone();
     }
@@ -49,7 +49,7 @@ pub fn take_to_read<const D: usize>(t: Tensor<D>) -> Tensor<D> {
 /// `t` in fresh memory of this thread's own; on the CPU, where copies are made on writing, `t`.
 pub fn copy(t: &Tensor<1>) -> Tensor<1> {
     let n = t.dims()[0];
-    if crate::host::is_on_cpu(t) || n == 0 {
+    if crate::cpu_tensor::is_on_cpu(t) || n == 0 {
         return t.clone();
     }
     // A concatenation of parts is never done in place, and nothing takes a shortcut through it.

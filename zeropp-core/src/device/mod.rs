@@ -13,7 +13,8 @@ use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
 use burn::tensor::{DeviceKind as Adapter, DeviceType};
 
-use crate::config::{Config, ConfigError, DeviceKind, Precision};
+use crate::choice::{DeviceKind, Precision};
+use crate::field_error::FieldError;
 
 /// The devices of this machine that ranks of this process may use.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,13 +26,13 @@ impl Devices {
     ///
     /// # Errors
     /// What is missing and where it was looked for, or a precision that the device does not have.
-    pub fn find(config: &Config) -> Result<Devices, ConfigError> {
-        let found = match config.device {
+    pub fn find(kind: DeviceKind, precision: Precision) -> Result<Devices, FieldError> {
+        let found = match kind {
             DeviceKind::Cpu => vec![Device::flex()],
             #[cfg(feature = "cuda")]
             DeviceKind::Cuda => {
                 let count = preflight::check(&preflight::Places::default())
-                    .map_err(|missing| unusable(config, missing.problem, missing.help))?;
+                    .map_err(|missing| unusable(kind, missing.problem, missing.help))?;
                 (0..count).map(Device::cuda).collect()
             }
             #[cfg(feature = "wgpu")]
@@ -39,7 +40,7 @@ impl Devices {
                 if Device::enumerate(DeviceType::Wgpu).into_vec().is_empty() {
                     let problem = "no adapter was found";
                     let help = "install a Vulkan, Metal or DirectX 12 driver, or use cpu";
-                    return Err(unusable(config, problem, help));
+                    return Err(unusable(kind, problem, help));
                 }
                 vec![Device::wgpu(Adapter::DefaultDevice)]
             }
@@ -47,7 +48,7 @@ impl Devices {
             kind => return Err(absent(kind)),
         };
         let devices = Devices(found);
-        devices.check_precision(config)?;
+        devices.check_precision(kind, precision)?;
         Ok(devices)
     }
 
@@ -63,13 +64,13 @@ impl Devices {
     }
 
     /// A bf16 that can only be stored gives garbage, not an error.
-    fn check_precision(&self, config: &Config) -> Result<(), ConfigError> {
-        let gpu = config.device != DeviceKind::Cpu;
-        if gpu && config.precision == Precision::Bf16 {
+    fn check_precision(&self, kind: DeviceKind, precision: Precision) -> Result<(), FieldError> {
+        let gpu = kind != DeviceKind::Cpu;
+        if gpu && precision == Precision::Bf16 {
             let lacks = |d: &Device| !d.supports_dtype(burn::tensor::DType::BF16);
             if let Some(at) = self.0.iter().position(lacks) {
-                let problem = format!("device {} {at} does not compute in it", config.device);
-                return Err(ConfigError::value("precision", Precision::Bf16, problem, "use fp32"));
+                let problem = format!("device {kind} {at} does not compute in it");
+                return Err(FieldError::new("precision", Precision::Bf16, problem, "use fp32"));
             }
         }
         Ok(())
@@ -86,14 +87,14 @@ pub fn is_built(kind: DeviceKind) -> bool {
 }
 
 /// The error of a build that lacks devices of `kind`.
-pub(crate) fn absent(kind: DeviceKind) -> ConfigError {
+pub fn absent(kind: DeviceKind) -> FieldError {
     let help = format!("use cpu, or build zeropp with --features {kind}");
-    ConfigError::value("device", kind, "is not in this build", help)
+    FieldError::new("device", kind, "is not in this build", help)
 }
 
 #[cfg(feature = "cube")]
-fn unusable(config: &Config, problem: impl Into<String>, help: impl Into<String>) -> ConfigError {
-    ConfigError::value("device", config.device, problem, help)
+fn unusable(kind: DeviceKind, problem: impl Into<String>, help: impl Into<String>) -> FieldError {
+    FieldError::new("device", kind, problem, help)
 }
 
 #[cfg(test)]
@@ -102,7 +103,8 @@ mod tests {
 
     #[test]
     fn ranks_share_devices_in_turn() {
-        let devices = Devices::find(&Config::default()).expect("there is always a CPU");
+        let devices =
+            Devices::find(DeviceKind::Cpu, Precision::Fp32).expect("there is always a CPU");
         assert_eq!((devices.of(0), devices.of(5)), (Device::flex(), Device::flex()));
         assert_eq!(devices.count(), 1);
     }
@@ -110,7 +112,7 @@ mod tests {
     #[test]
     fn a_build_says_what_it_lacks() {
         for kind in DeviceKind::ALL.iter().copied().filter(|kind| !is_built(*kind)) {
-            let error = Devices::find(&Config { device: kind, ..Config::default() }).unwrap_err();
+            let error = Devices::find(kind, Precision::Fp32).unwrap_err();
             let text = error.to_string();
             let help = format!("use cpu, or build zeropp with --features {kind}");
             assert!(text.contains("is not in this build") && text.contains(&help), "{text}");

@@ -85,9 +85,11 @@ impl Places {
         }
         let found = self.toolkits.iter().find(|folder| folder.exists());
         found.cloned().ok_or_else(|| {
+            let folders: Vec<_> = self.toolkits.iter().map(|t| t.display().to_string()).collect();
             let problem = format!(
-                "the CUDA toolkit's headers were not found; CUDA_PATH is not set and there is no {}",
-                self.toolkits.iter().map(|t| t.display().to_string()).collect::<Vec<_>>().join(", no ")
+                "the CUDA toolkit's headers were not found; CUDA_PATH is not set and there is \
+                 no {}",
+                folders.join(", no ")
             );
             Missing::new(problem, "set CUDA_PATH to a folder that holds include/cuda_fp16.h")
         })

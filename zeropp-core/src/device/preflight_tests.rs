@@ -56,7 +56,8 @@ impl Machine {
                  {{ *p = (void *)1; return 0; }}
              int nvrtcCompileProgram(void *p, int n, void *o) {{ return {compiles}; }}
              int nvrtcDestroyProgram(void **p) {{ *p = 0; return 0; }}
-             const char *nvrtcGetErrorString(int e) {{ return \"NVRTC_ERROR_BUILTIN_OPERATION_FAILURE\"; }}"
+             const char *nvrtcGetErrorString(int e) {{ \
+             return \"NVRTC_ERROR_BUILTIN_OPERATION_FAILURE\"; }}"
         );
         self.shared_object(name, &source)
     }

@@ -213,20 +213,26 @@ mod tests {
     use super::*;
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig {
+            cases: 300,
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
 
         #[test]
         fn agrees_with_the_definition(
             m in 0..40_usize, n in 0..40_usize, k in 0..40_usize, pad in 0..3_usize,
             ta: bool, tb: bool, add: bool, seed: u32,
         ) {
-            let value = |i: usize| ((i as u32).wrapping_mul(2_654_435_761) ^ seed) as f32 / 4e9 - 0.5;
+            let bits = |i: usize| (i as u32).wrapping_mul(2_654_435_761) ^ seed;
+            let value = |i: usize| bits(i) as f32 / 4e9 - 0.5;
             let (ar, ac) = if ta { (k, m) } else { (m, k) };
             let (br, bc) = if tb { (n, k) } else { (k, n) };
             let a: Vec<f32> = (0..ar * (ac + pad)).map(value).collect();
             let b: Vec<f32> = (0..br * (bc + pad)).map(|i| value(i + 7777)).collect();
-            let at = |i: usize, l: usize| if ta { a[l * (ac + pad) + i] } else { a[i * (ac + pad) + l] };
-            let bt = |l: usize, j: usize| if tb { b[j * (bc + pad) + l] } else { b[l * (bc + pad) + j] };
+            let (aw, bw) = (ac + pad, bc + pad);
+            let at = |i: usize, l: usize| if ta { a[l * aw + i] } else { a[i * aw + l] };
+            let bt = |l: usize, j: usize| if tb { b[j * bw + l] } else { b[l * bw + j] };
             let old: Vec<f32> = (0..m * (n + pad)).map(|i| value(i + 99)).collect();
             let av = MatRef::strided(&a, ar, ac, ac + pad);
             let bv = MatRef::strided(&b, br, bc, bc + pad);
@@ -242,7 +248,8 @@ mod tests {
                         prop_assert_eq!(c[at_c], old[at_c]);
                         continue;
                     }
-                    let want: f64 = (0..k).map(|l| f64::from(at(i, l)) * f64::from(bt(l, j))).sum::<f64>() * 0.5;
+                    let term = |l: usize| f64::from(at(i, l)) * f64::from(bt(l, j));
+                    let want: f64 = (0..k).map(term).sum::<f64>() * 0.5;
                     prop_assert!((f64::from(fresh[i * n + j]) - want).abs() < 1e-5);
                     let want = want + if add { f64::from(old[at_c]) } else { 0.0 };
                     prop_assert!((f64::from(c[at_c]) - want).abs() < 1e-5);

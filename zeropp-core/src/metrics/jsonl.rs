@@ -1,6 +1,6 @@
 //! The metrics file: one JSON object a line, a line a step.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::StepMetrics;
 
 /// Writes `--metrics`. Every number reads back to the same bits (the shortest decimal that does);
 /// a loss or norm that is not finite is written as null, since JSON has no name for it.
-pub struct JsonLines(BufWriter<File>);
+pub struct JsonLines(BufWriter<Box<dyn Write + Send>>);
 
 impl JsonLines {
     /// Opens `path`: from the start, or, where the run goes on from a checkpoint, after the last
@@ -30,7 +30,12 @@ impl JsonLines {
         if file.metadata()?.is_file() {
             file.set_len(kept)?;
         }
-        Ok(JsonLines(BufWriter::new(file)))
+        Ok(JsonLines::to(file))
+    }
+
+    /// Writes to `out`.
+    pub fn to(out: impl Write + Send + 'static) -> JsonLines {
+        JsonLines(BufWriter::new(Box::new(out)))
     }
 
     /// Writes one step and hands it to the operating system, so that a run can be watched and
@@ -99,6 +104,8 @@ mod tests {
             "step_s",
             "flops_util",
             "bubble",
+            "bubble_own_span",
+            "bubble_step",
             "all_gathers",
             "reduce_scatters",
             "all_reduces",
@@ -159,7 +166,11 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig {
+            cases: 128,
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
 
         #[test]
         fn loss_and_norm_read_back_to_the_same_bits(loss: f64, norm: f32) {

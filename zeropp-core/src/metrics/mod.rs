@@ -4,4 +4,4 @@ mod jsonl;
 mod report;
 
 pub use jsonl::JsonLines;
-pub use report::{Plan, RankPlan, StepMetrics, Summary};
+pub use report::{Plan, RankPlan, StepMetrics, Stopped, Summary};

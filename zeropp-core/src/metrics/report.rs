@@ -1,5 +1,7 @@
 //! The figures of a run.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::meter::MemoryBytes;
@@ -25,8 +27,14 @@ pub struct StepMetrics {
     pub step_s: f64,
     /// Model FLOP/s over the peak of all ranks, 0 to 1; recomputation does not count as work.
     pub flops_util: f64,
-    /// Measured idle share between each rank's first and last action, averaged over ranks.
+    /// Measured idle share of all ranks from the first start to the last end of a compute on any.
     pub bubble: f64,
+    /// Measured idle share between each rank's own first and last compute, averaged over ranks.
+    #[serde(default)]
+    pub bubble_own_span: f64,
+    /// As `bubble`, from this step's start to the next one's: optimizer and reductions included.
+    #[serde(default)]
+    pub bubble_step: f64,
     /// Stage-level all-gathers.
     pub all_gathers: u64,
     /// Stage-level reduce-scatters.
@@ -78,7 +86,7 @@ pub struct Plan {
     pub parameters: u64,
     /// Training FLOP of one token.
     pub flops_per_token: f64,
-    /// Simulated bubble with the stages' relative costs, averaged over ranks, 0 to 1.
+    /// Simulated `bubble`, as in the metrics, with the stages' relative costs, 0 to 1.
     pub bubble: f64,
     /// All-gathers and reduce-scatters one rank issues in a step.
     pub all_gathers_per_rank: u64,
@@ -86,6 +94,9 @@ pub struct Plan {
     pub reduce_scatters_per_rank: u64,
     /// Each pipeline rank.
     pub ranks: Vec<RankPlan>,
+    /// What a setting does not do here, or what another would do better, a sentence each.
+    #[serde(default)]
+    pub notes: Vec<String>,
 }
 
 /// What a run ends with.
@@ -103,6 +114,12 @@ pub struct Summary {
     pub flops_util: f64,
     /// Median measured bubble.
     pub bubble: f64,
+    /// Median measured bubble of the ranks' own spans.
+    #[serde(default)]
+    pub bubble_own_span: f64,
+    /// Median measured bubble from one step's start to the next one's.
+    #[serde(default)]
+    pub bubble_step: f64,
     /// Bubble simulated before the run.
     pub predicted_bubble: f64,
     /// Bubble simulated with the measured mean times of each stage's F, B and W.
@@ -118,6 +135,21 @@ pub struct Summary {
     pub predicted_bytes: MemoryBytes,
     /// Seconds from the first step's start to the last one's end.
     pub total_s: f64,
+    /// Why it ended before its last step, if it did.
+    #[serde(default)]
+    pub stopped: Option<Stopped>,
+    /// The newest checkpoint that it wrote.
+    #[serde(default)]
+    pub checkpoint: Option<PathBuf>,
+}
+
+/// A run that was stopped before its last step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    /// The step after which it ended.
+    pub step: u64,
+    /// The signal that asked for it; none where the program did.
+    pub signal: Option<i32>,
 }
 
 /// JSON writes what is not finite as null; it comes back as NaN.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
 
-use crate::config::{Activation, Config};
+use crate::choice::Activation;
 use crate::layer::{BatchShape, Embedding, Head, Layer, LayerCost, LayerCx, Model, Part};
 use crate::params::{Init, ParamSpec};
 use crate::split::ops;
@@ -34,19 +34,6 @@ pub struct GptShape {
     pub tied: bool,
     /// The MLP's nonlinearity.
     pub activation: Activation,
-}
-
-/// The GPT that `config` describes, over `vocabulary` token ids.
-pub fn model(config: &Config, vocabulary: usize) -> Model {
-    build(GptShape {
-        layers: config.layers,
-        hidden: config.hidden,
-        heads: config.heads,
-        seq: config.seq,
-        vocabulary,
-        tied: config.tied,
-        activation: config.activation,
-    })
 }
 
 /// A GPT of the given sizes.
@@ -90,6 +77,18 @@ fn hidden_bytes(shape: &GptShape, batch: BatchShape) -> u64 {
     (batch.tokens() * shape.hidden * batch.element_bytes) as u64
 }
 
+/// What a norm keeps besides its input: mean and scale of each row for B, two gradients of h for
+/// W, all fp32.
+fn norm_cost(shape: &GptShape, batch: BatchShape) -> LayerCost {
+    let statistics = 8 * batch.tokens() as u64;
+    LayerCost {
+        activation_bytes: statistics,
+        activation_bytes_selective: statistics,
+        stash_bytes: 8 * shape.hidden as u64,
+        ..LayerCost::default()
+    }
+}
+
 /// Learned positions, `wpe`, added to the token embedding.
 struct PositionEmbedding(GptShape);
 
@@ -104,9 +103,12 @@ impl Layer for PositionEmbedding {
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
         ops::position_embedding(x, &cx.weight("wpe.weight"), &cx.op)
     }
-    fn cost(&self, _batch: BatchShape) -> LayerCost {
-        // Its W shares the dY that the token embedding's W keeps.
-        LayerCost::default()
+    fn cost(&self, batch: BatchShape) -> LayerCost {
+        // W adds dY summed over the samples, fp32.
+        LayerCost { stash_bytes: (4 * batch.seq * self.0.hidden) as u64, ..LayerCost::default() }
+    }
+    fn seq_max(&self) -> Option<usize> {
+        Some(self.0.seq)
     }
     fn is_block(&self) -> bool {
         false
@@ -170,9 +172,11 @@ impl Layer for Block {
     fn cost(&self, batch: BatchShape) -> LayerCost {
         let (n, s, h) = (batch.tokens() as f64, batch.seq as f64, self.shape.hidden as f64);
         let hidden = hidden_bytes(&self.shape, batch);
+        let norm = norm_cost(&self.shape, batch);
         // Kept from F to B: x, ln_1(x), q k v (3), attention's output, x after attention,
-        // ln_2 of it, MLP before and after the activation (4 + 4); and what attention keeps.
-        let kept = 16 * hidden;
+        // ln_2 of it, MLP before and after the activation (4 + 4); and what norms and attention
+        // keep.
+        let kept = 16 * hidden + 2 * norm.activation_bytes;
         let queries = (batch.samples * self.shape.heads * batch.seq) as u64;
         let [probabilities, sums] = if batch.keeps_probabilities {
             [queries * (batch.seq * batch.element_bytes) as u64, 0]
@@ -185,7 +189,7 @@ impl Layer for Block {
             activation_bytes: kept + probabilities + sums,
             activation_bytes_selective: kept + sums,
             // Input and dY of each product: 1 + 3, 1 + 1, 1 + 4, 4 + 1.
-            stash_bytes: 16 * hidden,
+            stash_bytes: 16 * hidden + 2 * norm.stash_bytes,
         }
     }
 }
@@ -208,11 +212,11 @@ impl Layer for FinalNorm {
         ops::layer_norm(x, &cx.weight("ln_f.weight"), &cx.weight("ln_f.bias"), NORM_EPS, &cx.op)
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {
-        let kept = hidden_bytes(&self.0, batch);
+        let (norm, x) = (norm_cost(&self.0, batch), hidden_bytes(&self.0, batch));
         LayerCost {
-            activation_bytes: kept,
-            activation_bytes_selective: kept,
-            ..LayerCost::default()
+            activation_bytes: norm.activation_bytes + x,
+            activation_bytes_selective: norm.activation_bytes_selective + x,
+            ..norm
         }
     }
     fn is_block(&self) -> bool {

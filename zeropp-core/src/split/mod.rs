@@ -11,7 +11,7 @@ mod queue;
 mod vjp;
 mod weight;
 
-pub use queue::{Grads, ParamSlot, Saved, WQueue};
+pub use queue::{Grads, ParamSlot, Saved, WQueue, is_finite};
 pub use vjp::{Seed, custom_source, custom_vjp, custom_vjp2, custom_vjp3, seed_backward};
 pub use weight::{LayerWeights, Weight};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Tensor};
 use parking_lot::Mutex;
 
-use crate::host;
+use crate::cpu_tensor;
 use crate::meter::{Hold, MemoryKind, Meter};
 use crate::params::FlatLayout;
 
@@ -91,6 +91,16 @@ pub struct Grads {
 impl Grads {
     /// Zero gradients for layers of the given layouts on `device`, metered as gradients.
     pub fn new(layouts: Vec<Arc<FlatLayout>>, device: &Device, meter: &Arc<Meter>) -> Self {
+        Self::counted_as(MemoryKind::Gradient, layouts, device, meter)
+    }
+
+    /// Like [`new`](Self::new), metered as `kind`.
+    pub fn counted_as(
+        kind: MemoryKind,
+        layouts: Vec<Arc<FlatLayout>>,
+        device: &Device,
+        meter: &Arc<Meter>,
+    ) -> Self {
         let on_host = *device == Device::flex();
         let layers = layouts
             .iter()
@@ -103,7 +113,7 @@ impl Grads {
             })
             .collect();
         let bytes = layouts.iter().map(|l| l.len as u64 * 4).sum();
-        let hold = meter.hold(MemoryKind::Gradient, bytes);
+        let hold = meter.hold(kind, bytes);
         Self { layouts, layers, device: device.clone(), hold }
     }
 
@@ -112,7 +122,7 @@ impl Grads {
         let n = self.layouts[slot.layer].params[slot.param].spec.len();
         let g: Tensor<1> = g.inner().cast(DType::F32).reshape([n]);
         if let Some(acc) = self.host_mut(slot) {
-            let g = host::host(&g).expect("host gradients come from CPU tensors");
+            let g = cpu_tensor::on_cpu(&g).expect("host gradients come from CPU tensors");
             acc.iter_mut().zip(g.as_slice()).for_each(|(a, g)| *a += *g);
             return;
         }
@@ -133,6 +143,16 @@ impl Grads {
         }
     }
 
+    /// The last layer, as places in the stage go, whose gradient so far has an element that is not
+    /// finite. Reads all of it: for the search for a fault, not for every step.
+    pub fn last_not_finite(&self) -> Option<usize> {
+        let is_bad = |layer: &LayerGrads| match layer {
+            LayerGrads::Host(flat) => flat.iter().any(|x| !x.is_finite()),
+            LayerGrads::Device(params) => params.iter().flatten().any(|grad| !is_finite(grad)),
+        };
+        self.layers.iter().rposition(is_bad)
+    }
+
     /// The flat gradient buffer of every layer, padding zero, in layer order, and the guard that
     /// counts them, to be dropped when the buffers are.
     pub fn into_flat(self) -> (Vec<Tensor<1>>, Hold) {
@@ -142,12 +162,18 @@ impl Grads {
             .into_iter()
             .zip(&self.layouts)
             .map(|(grads, layout)| match grads {
-                LayerGrads::Host(flat) => host::from_vec(flat, [layout.len]),
+                LayerGrads::Host(flat) => cpu_tensor::from_vec(flat, [layout.len]),
                 LayerGrads::Device(params) => flatten(params, layout, &device),
             })
             .collect();
         (flat, self.hold)
     }
+}
+
+/// Whether all elements of an f32 tensor are finite; reads it from its device.
+pub fn is_finite<const D: usize>(t: &Tensor<D>) -> bool {
+    let values = t.clone().inner().cast(DType::F32).into_data().try_to_vec::<f32>();
+    values.expect("just cast").iter().all(|x| x.is_finite())
 }
 
 fn flatten(params: Vec<Option<Tensor<1>>>, layout: &FlatLayout, device: &Device) -> Tensor<1> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use zeropp_core::host;
+use zeropp_core::cpu_tensor;
 use zeropp_core::meter::{MemoryBytes, Meter};
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
 use zeropp_core::split::ops::force_generic;
@@ -18,7 +18,7 @@ pub(crate) const TOLERANCE: f64 = 2e-6;
 
 impl Random {
     pub(crate) fn tensor<const D: usize>(&mut self, shape: [usize; D]) -> Tensor<D> {
-        host::from_vec(self.normals(shape.iter().product()), shape)
+        cpu_tensor::from_vec(self.normals(shape.iter().product()), shape)
     }
 
     pub(crate) fn ids(&mut self, shape: [usize; 2], below: usize) -> Tensor<2, Int> {
@@ -33,7 +33,7 @@ pub(crate) fn leaf<const D: usize>(x: &Tensor<D>) -> Tensor<D> {
 }
 
 pub(crate) fn values<const D: usize>(t: &Tensor<D>) -> Vec<f32> {
-    host::host(t).expect("f32 on the CPU").as_slice().to_vec()
+    cpu_tensor::on_cpu(t).expect("f32 on the CPU").as_slice().to_vec()
 }
 
 pub(crate) fn bits(v: &[f32]) -> Vec<u32> {
@@ -72,7 +72,7 @@ impl Params {
     pub(crate) fn leaf<const D: usize>(&self, i: usize) -> Tensor<D> {
         let shape = self.layout.params[i].spec.shape.clone();
         let shape = <[usize; D]>::try_from(shape).expect("dimensions");
-        leaf(&host::from_vec(self.values[i].clone(), shape))
+        leaf(&cpu_tensor::from_vec(self.values[i].clone(), shape))
     }
 }
 
@@ -88,7 +88,7 @@ pub(crate) struct Run {
 }
 
 pub(crate) fn context(meter: &Arc<Meter>, recompute_attention: bool, tracked: bool) -> OpCx {
-    let token = host::from_vec(vec![0.0], [1]);
+    let token = cpu_tensor::from_vec(vec![0.0], [1]);
     OpCx {
         queue: WQueue::default(),
         meter: meter.clone(),
@@ -108,7 +108,7 @@ pub(crate) fn run<const D: usize, const DY: usize>(
 ) -> Run {
     let meter = Meter::new();
     let cx = context(&meter, recompute_attention, false);
-    let plain = xs.iter().map(|x| host::from_vec(values(x), x.dims())).collect();
+    let plain = xs.iter().map(|x| cpu_tensor::from_vec(values(x), x.dims())).collect();
     let untracked = values(&op(plain, &params.weights, &cx));
     assert_eq!(meter.peak().total(), 0, "a forward without gradients keeps nothing");
 
@@ -119,7 +119,7 @@ pub(crate) fn run<const D: usize, const DY: usize>(
     assert_eq!(bits(&untracked), bits(&y_values), "tracked and untracked forward");
     let after_f = meter.now();
     let seed = seed_backward(y);
-    let mut graph = seed.backward(host::from_vec(values(dy), dy.dims()));
+    let mut graph = seed.backward(cpu_tensor::from_vec(values(dy), dy.dims()));
     let dx = leaves.iter().map(|x| values(&x.grad_remove(&mut graph).expect("a gradient")));
     let dx = dx.collect();
     let after_b = meter.now();
@@ -129,7 +129,7 @@ pub(crate) fn run<const D: usize, const DY: usize>(
     let mut grads = Grads::new(vec![params.layout.clone()], &Device::flex(), &scratch);
     cx.queue.run(&mut grads);
     assert_eq!(meter.now().total(), 0, "nothing is kept after W");
-    let flat = host::into_vec(grads.into_flat().0.remove(0));
+    let flat = cpu_tensor::into_vec(grads.into_flat().0.remove(0));
     let places = params.layout.params.iter();
     let dw = places.map(|p| flat[p.offset..][..p.spec.len()].to_vec()).collect();
     restore(params);
@@ -138,7 +138,7 @@ pub(crate) fn run<const D: usize, const DY: usize>(
 
 /// Gathers the weights (again).
 pub(crate) fn restore(params: &Params) {
-    params.weights.set(host::from_vec(params.flat(), [params.layout.len]));
+    params.weights.set(cpu_tensor::from_vec(params.flat(), [params.layout.len]));
 }
 
 /// The same through Burn's own graph; `op` gets tracked inputs and does its own parameter leaves.

@@ -13,9 +13,9 @@ use burn::tensor::{DType, Int, Tensor, activation, module};
 use common::*;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
-use zeropp_core::host;
+use zeropp_core::cpu_tensor;
 use zeropp_core::meter::Meter;
-use zeropp_core::split::{OpCx, ops};
+use zeropp_core::split::{Grads, OpCx, ops};
 
 /// A fixed seed: the tolerance is a few rounding errors, which an unlucky case can exceed.
 fn cases(cases: u32) -> ProptestConfig {
@@ -27,7 +27,10 @@ proptest! {
     #![proptest_config(cases(150))]
 
     #[test]
-    fn linear(b in 1..4_usize, s in 1..40_usize, i in 1..40_usize, o in 1..40_usize, bias: bool, seed: u64) {
+    fn linear(
+        b in 1..4_usize, s in 1..40_usize, i in 1..40_usize, o in 1..40_usize, bias: bool,
+        seed: u64,
+    ) {
         let mut rng = Random(seed);
         let mut shapes: Vec<(&str, &[usize])> = vec![("w", &[0, 0])];
         let (w_shape, b_shape) = ([i, o], [1, o]);
@@ -56,7 +59,9 @@ proptest! {
     }
 
     #[test]
-    fn linear_transposed(b in 1..4_usize, s in 1..40_usize, i in 1..40_usize, o in 1..40_usize, seed: u64) {
+    fn linear_transposed(
+        b in 1..4_usize, s in 1..40_usize, i in 1..40_usize, o in 1..40_usize, seed: u64,
+    ) {
         let mut rng = Random(seed);
         let p = Params::new(&mut rng, &[("w", &[o, i])]);
         let (x, dy) = (rng.tensor([b, s, i]), rng.tensor([b, s, o]));
@@ -112,15 +117,20 @@ proptest! {
     }
 
     #[test]
-    fn attention(b in 1..3_usize, s in 1..150_usize, d in 1..20_usize, heads in 1..4_usize, seed: u64) {
+    fn attention(
+        b in 1..3_usize, s in 1..150_usize, d in 1..20_usize, heads in 1..4_usize, seed: u64,
+    ) {
         let mut rng = Random(seed);
         let h = heads * d;
         let p = Params::new(&mut rng, &[]);
         let (qkv, dy) = (rng.tensor([b, s, 3 * h]), rng.tensor([b, s, h]));
         let none: [Tensor<1>; 0] = [];
-        let want = stock(slice::from_ref(&qkv), &none, &dy, |x, _| stock_attention(x[0].clone(), heads));
+        let want = stock(slice::from_ref(&qkv), &none, &dy, |x, _| {
+            stock_attention(x[0].clone(), heads)
+        });
         each_path(|generic| {
-            let op = |mut x: Vec<Tensor<3>>, _: &_, cx: &OpCx| ops::attention(x.remove(0), heads, cx);
+            let op =
+                |mut x: Vec<Tensor<3>>, _: &_, cx: &OpCx| ops::attention(x.remove(0), heads, cx);
             let kept = run(slice::from_ref(&qkv), &p, &dy, false, op);
             compare(&kept, &want);
             let [scores, again_scores] = attention_keeps(generic, b * heads, s);
@@ -133,7 +143,10 @@ proptest! {
     }
 
     #[test]
-    fn grouped_attention_with_rope(b in 1..3_usize, s in 1..110_usize, half in 1..10_usize, groups in 1..4_usize, share in 1..4_usize, seed: u64) {
+    fn grouped_attention_with_rope(
+        b in 1..3_usize, s in 1..110_usize, half in 1..10_usize, groups in 1..4_usize,
+        share in 1..4_usize, seed: u64,
+    ) {
         let mut rng = Random(seed);
         let (heads, d) = (groups * share, 2 * half);
         let p = Params::new(&mut rng, &[]);
@@ -142,8 +155,8 @@ proptest! {
         let none: [Tensor<1>; 0] = [];
         let want = stock(&xs, &none, &dy, |x, _| {
             let repeated = |x: Tensor<3>| {
-                let heads: Vec<_> = (0..heads).map(|i| x.clone().narrow(2, i / share * d, d)).collect();
-                Tensor::cat(heads, 2)
+                let head = |i: usize| x.clone().narrow(2, i / share * d, d);
+                Tensor::cat((0..heads).map(head).collect(), 2)
             };
             let q = stock_rope(x[0].clone(), d);
             let (k, v) = (repeated(stock_rope(x[1].clone(), d)), repeated(x[2].clone()));
@@ -170,7 +183,9 @@ proptest! {
     }
 
     #[test]
-    fn activations(b in 1..3_usize, s in 1..30_usize, h in 1..100_usize, scale in 0.1..2_f64, seed: u64) {
+    fn activations(
+        b in 1..3_usize, s in 1..30_usize, h in 1..100_usize, scale in 0.1..2_f64, seed: u64,
+    ) {
         type Op = fn(Tensor<3>, &OpCx) -> Tensor<3>;
         type Stock = fn(Tensor<3>) -> Tensor<3>;
         let table: [(Op, Stock); 3] = [
@@ -189,7 +204,9 @@ proptest! {
         for (op, reference) in table {
             let want = stock(slice::from_ref(&x), &none, &dy, |x, _| reference(x[0].clone()));
             both_paths(|| {
-                let run = run(slice::from_ref(&x), &p, &dy, false, |mut x, _, cx| op(x.remove(0), cx));
+                let run = run(slice::from_ref(&x), &p, &dy, false, |mut x, _, cx| {
+                    op(x.remove(0), cx)
+                });
                 compare(&run, &want);
                 check_memory(&run, b * s * h, 0);
             });
@@ -215,7 +232,10 @@ proptest! {
     }
 
     #[test]
-    fn embeddings(b in 1..4_usize, s in 1..30_usize, h in 1..40_usize, v in 1..30_usize, spare in 0..5_usize, seed: u64) {
+    fn embeddings(
+        b in 1..4_usize, s in 1..30_usize, h in 1..40_usize, v in 1..30_usize, spare in 0..5_usize,
+        seed: u64,
+    ) {
         let mut rng = Random(seed);
         let p = Params::new(&mut rng, &[("wte", &[v, h]), ("wpe", &[s + spare, h])]);
         let (ids, dy) = (rng.ids([b, s], v), rng.tensor([b, s, h]));
@@ -239,10 +259,10 @@ proptest! {
             zeropp_core::split::seed_backward(y).backward(dy.clone());
             assert_eq!(meter.now().weight_stash, ((b * s * h + s * h) * 4) as u64);
             let scratch = Meter::new();
-            let mut grads = zeropp_core::split::Grads::new(vec![p.layout.clone()], &dy.device(), &scratch);
+            let mut grads = Grads::new(vec![p.layout.clone()], &dy.device(), &scratch);
             cx.queue.run(&mut grads);
             assert_eq!(meter.now().total(), 0);
-            let flat = host::into_vec(grads.into_flat().0.remove(0));
+            let flat = cpu_tensor::into_vec(grads.into_flat().0.remove(0));
             assert_close("y", &got, &want.0, TOLERANCE);
             for (place, want) in p.layout.params.iter().zip(&want.2) {
                 assert_close("dw", &flat[place.offset..][..place.spec.len()], want, TOLERANCE);
@@ -251,21 +271,29 @@ proptest! {
     }
 
     #[test]
-    fn cross_entropy(b in 1..4_usize, s in 1..20_usize, v in 1..300_usize, scale in 0.1..30_f64, up in 0.1..2_f32, seed: u64) {
+    fn cross_entropy(
+        b in 1..4_usize, s in 1..20_usize, v in 1..300_usize, scale in 0.1..30_f64,
+        up in 0.1..2_f32, seed: u64,
+    ) {
         let mut rng = Random(seed);
         let p = Params::new(&mut rng, &[]);
         let (logits, targets) = (rng.tensor([b, s, v]) * scale, rng.ids([b, s], v));
-        let dy = host::from_vec(vec![up], [1]);
+        let dy = cpu_tensor::from_vec(vec![up], [1]);
         let none: [Tensor<1>; 0] = [];
-        let want = stock(slice::from_ref(&logits), &none, &dy, |x, _| stock_loss(x[0].clone(), &targets));
+        let want = stock(slice::from_ref(&logits), &none, &dy, |x, _| {
+            stock_loss(x[0].clone(), &targets)
+        });
         both_paths(|| {
             let run = run(slice::from_ref(&logits), &p, &dy, false, |mut x, _, cx| {
                 ops::cross_entropy(x.remove(0), targets.clone(), cx)
             });
             // One subtraction of two large numbers lies behind a small loss.
-            assert_close("loss", &run.y, &want.0, TOLERANCE.max(scale * 1e-6 / f64::from(want.0[0].max(1e-3))));
+            let rounding = scale * 1e-6 / f64::from(want.0[0].max(1e-3));
+            assert_close("loss", &run.y, &want.0, TOLERANCE.max(rounding));
             // The gradient of a sure row is a difference of two numbers close to 1: add its scale.
-            let scaled = |v: &[f32]| v.iter().map(|x| x / up * (b * s) as f32).chain([1.0]).collect::<Vec<_>>();
+            let scaled = |v: &[f32]| -> Vec<f32> {
+                v.iter().map(|x| x / up * (b * s) as f32).chain([1.0]).collect()
+            };
             assert_close("dx", &scaled(&run.dx[0]), &scaled(&want.1[0]), TOLERANCE);
             check_memory(&run, b * s * v, 0);
         });
@@ -303,7 +331,7 @@ fn stock_rope(x: Tensor<3>, d: usize) -> Tensor<3> {
             ((i / d) as f64 / 10_000_f64.powf((i % d % (d / 2)) as f64 * 2.0 / d as f64)) as f32
         })
         .collect();
-    let angles = host::from_vec(angles, [1, s, 1, d]).autodiff();
+    let angles = cpu_tensor::from_vec(angles, [1, s, 1, d]).autodiff();
     let x = x.reshape([b, s, width / d, d]);
     let (low, high) = (x.clone().narrow(3, 0, d / 2), x.clone().narrow(3, d / 2, d / 2));
     let turned = Tensor::cat(vec![high.neg(), low], 3);

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Device, Tensor, activation, module};
 use proptest::prelude::*;
-use zeropp_core::host;
+use zeropp_core::cpu_tensor;
 use zeropp_core::meter::Meter;
 use zeropp_core::split::{Grads, LayerWeights, OpCx, custom_vjp, ops, seed_backward};
 
@@ -76,13 +76,15 @@ proptest! {
 
     /// Also: residual sums keep nothing, and what two operations keep counts once.
     #[test]
-    fn block_agrees_with_the_stock_graph(b in 1..3_usize, s in 1..60_usize, d in 4..24_usize, seed: u64) {
+    fn block_agrees_with_the_stock_graph(
+        b in 1..3_usize, s in 1..60_usize, d in 4..24_usize, seed: u64,
+    ) {
         let mut rng = Random(seed);
         let h = HEADS * d;
         let p = block_params(&mut rng, h);
         let (x, dy) = (rng.tensor([b, s, h]), rng.tensor([b, s, h]));
         // In double precision: single rounding errors of two blocks would add up.
-        let double = |v: &Vec<f32>| host::from_vec(v.clone(), [v.len()]).cast(DType::F64);
+        let double = |v: &Vec<f32>| cpu_tensor::from_vec(v.clone(), [v.len()]).cast(DType::F64);
         let flat: Vec<_> = p.values.iter().map(double).collect();
         let (x64, dy64) = (x.clone().cast(DType::F64), dy.clone().cast(DType::F64));
         let want = stock(&[x64], &flat, &dy64, |x, w| stock_block(x[0].clone(), &w, h));
@@ -121,7 +123,7 @@ proptest! {
             v.extend(values(t)[..n].iter());
             v.extend(rng.normals(n));
             let len = v.len();
-            host::from_vec(v, [len]).slice([shift..len]).reshape([2, s, h])
+            cpu_tensor::from_vec(v, [len]).slice([shift..len]).reshape([2, s, h])
         };
         let (x2, dy2) = (replaced(&x, &mut rng), replaced(&dy, &mut rng));
         let forward_backward = |x: Tensor<3>, dy: Tensor<3>| {
@@ -147,7 +149,7 @@ fn bf16_is_close_to_f32() {
     let p = block_params(&mut rng, h);
     let (x, dy) = (rng.tensor([b, s, h]), rng.tensor([b, s, h]));
     let run = |dtype: DType| {
-        p.weights.set(host::from_vec(p.flat(), [p.layout.len]).cast(dtype));
+        p.weights.set(cpu_tensor::from_vec(p.flat(), [p.layout.len]).cast(dtype));
         let meter = Meter::new();
         let cx = context(&meter, false, true);
         let x = x.clone().cast(dtype).autodiff().require_grad();
@@ -159,7 +161,7 @@ fn bf16_is_close_to_f32() {
         assert_eq!(dx.dtype(), dtype);
         let mut grads = Grads::new(vec![p.layout.clone()], &Device::flex(), &meter);
         cx.queue.run(&mut grads);
-        let flat = host::into_vec(grads.into_flat().0.remove(0));
+        let flat = cpu_tensor::into_vec(grads.into_flat().0.remove(0));
         assert_eq!(meter.now().total(), 0);
         (values(&dx.cast(DType::F32)), flat, activations)
     };
@@ -172,7 +174,8 @@ fn bf16_is_close_to_f32() {
     assert_eq!(bytes16 * 2 - bytes, ((4 * b * s + 2 * sums - scores) * 4) as u64);
 }
 
-/// Several blocks of queries in bf16: within its rounding of fp32, and one fp32 number a query kept.
+/// Several blocks of queries in bf16: within its rounding of fp32, and one fp32 number a query
+/// kept.
 #[test]
 fn long_attention_in_bf16_is_close_to_f32() {
     let (b, s, heads, groups, d) = (1, 300, 4, 2, 16);
@@ -223,7 +226,7 @@ fn weight_gradients_do_not_depend_on_the_thread() {
         } else {
             queue.run(&mut grads);
         }
-        bits(&host::into_vec(grads.into_flat().0.remove(0)))
+        bits(&cpu_tensor::into_vec(grads.into_flat().0.remove(0)))
     };
     assert_eq!(gradient(false), gradient(true));
 }
@@ -234,12 +237,12 @@ fn the_loss_gradient_replaces_the_logits() {
     let mut rng = Random(3);
     let cx = context(&Meter::new(), false, true);
     let out = rng.tensor([2, 3, 50]);
-    let place = host::storage_id(&out);
+    let place = cpu_tensor::storage_id(&out);
     let arrived = Arc::new(Mutex::new(None));
     let seen = arrived.clone();
     let x = leaf(&rng.tensor([2, 3, 50]));
     let logits = custom_vjp(x, out, move |dy| {
-        *seen.lock().expect("no panic") = host::storage_id(&dy);
+        *seen.lock().expect("no panic") = cpu_tensor::storage_id(&dy);
         dy
     });
     ops::cross_entropy(logits, rng.ids([2, 3], 50), &cx).backward();

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
-use zeropp_core::comm::{CommResult, CommStats, Communicator, InFlight, Pending};
-use zeropp_core::groups::Groups;
-use zeropp_core::host;
+use zeropp_comm::groups::Groups;
+use zeropp_comm::{CommResult, CommStats, Communicator, InFlight, Pending};
+use zeropp_core::cpu_tensor;
 use zeropp_zero3::StepOutcome;
 
 use super::{Worker, untag};
@@ -24,7 +24,8 @@ use crate::ir::Message;
 use crate::simulate::Costs;
 
 /// Waits end with a spin of at most this long, because a sleeping thread wakes up late: the kernel
-/// rounds timers by 50 µs. Short enough that many ranks on few cores do not get in each other's way.
+/// rounds timers by 50 µs. Short enough that many ranks on few cores do not get in each other's
+/// way.
 const SPIN_NS: u64 = 100_000;
 /// Links of a rank that are told apart.
 const LINKS_MAX: usize = 1 << 12;
@@ -123,12 +124,12 @@ fn latest(buffer: Tensor<1>) -> u64 {
         let parts = stamp.iter().enumerate().map(|(i, part)| (*part as u64) << (16 * i));
         parts.sum()
     };
-    host::into_vec(buffer).chunks(STAMP).map(decode).max().unwrap_or(0)
+    cpu_tensor::into_vec(buffer).chunks(STAMP).map(decode).max().unwrap_or(0)
 }
 
 fn tensor(values: Vec<f32>) -> Tensor<1> {
     let len = values.len();
-    host::from_vec(values, [len])
+    cpu_tensor::from_vec(values, [len])
 }
 
 /// This rank's stamp in its own place of `copies` buffers with a place for every rank, so that the

@@ -6,6 +6,7 @@
 
 pub mod emulated;
 mod model;
+mod not_finite;
 mod status;
 mod worker;
 
@@ -14,11 +15,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use burn::tensor::Tensor;
-use zeropp_core::comm::{CommError, CommResult, Communicator, Pending};
+use zeropp_comm::{CommError, CommResult, Communicator, Pending};
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_zero3::StepOutcome;
 
 pub use model::{ModelWorker, TokenSource, WorkerOptions};
+pub use not_finite::{NotFinite, Value};
 pub use status::{ActionRecord, StatusBoard};
 pub use worker::Worker;
 

@@ -4,13 +4,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor};
-use zeropp_core::comm::CommResult;
+use zeropp_comm::CommResult;
 use zeropp_core::layer::{LayerCx, Part};
 use zeropp_core::meter::{MemoryKind, Meter};
-use zeropp_core::split::{Grads, LayerWeights, OpCx, Saved, Seed, WQueue, seed_backward};
+use zeropp_core::split::{
+    Grads, LayerWeights, OpCx, Saved, Seed, WQueue, is_finite, seed_backward,
+};
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage, StepOutcome};
 
 use super::Worker;
+use super::not_finite::{NotFinite, Search, Value};
 
 /// Token ids and targets, each `[b, s]`, of one micro-batch of this rank in a step.
 pub type TokenSource = Arc<dyn Fn(u64, usize) -> (Tensor<2, Int>, Tensor<2, Int>) + Send + Sync>;
@@ -28,7 +31,7 @@ pub struct WorkerOptions {
     pub loss_scale: f32,
     /// Stages whose F keeps only its input, to be redone by R.
     pub recompute_full: Vec<usize>,
-    /// Stages whose attention is redone in B.
+    /// Stages whose attention is computed again in B; apart from those above.
     pub recompute_attention: Vec<usize>,
 }
 
@@ -70,6 +73,8 @@ pub struct ModelWorker {
     graphs: HashMap<(usize, usize), Graph>,
     queues: HashMap<(usize, usize), WQueue>,
     losses: Vec<(usize, Tensor<1>)>,
+    /// Set while a step is run again to find what was not finite first.
+    search: Option<Search>,
 }
 
 impl ModelWorker {
@@ -103,6 +108,7 @@ impl ModelWorker {
             graphs: HashMap::new(),
             queues: HashMap::new(),
             losses: Vec::new(),
+            search: None,
         }
     }
 
@@ -129,6 +135,17 @@ impl ModelWorker {
     /// The gradients of the last step, if they are kept.
     pub fn captured(&self) -> &[ParamExport] {
         self.optimizer.captured()
+    }
+
+    /// In the next step looks for the first outputs and gradients that are not finite. That reads
+    /// all of them, so it is for running a step again that has gone wrong.
+    pub fn search_not_finite(&mut self) {
+        self.search = Some(Search::default());
+    }
+
+    /// What the search has found on this rank, first things first; ends it.
+    pub fn take_not_finite(&mut self) -> Vec<NotFinite> {
+        self.search.take().map(Search::found).unwrap_or_default()
     }
 
     /// The rank's shards.
@@ -201,7 +218,16 @@ impl ModelWorker {
         plain
     }
 
-    fn deliver(&mut self, micro_batch: usize, output: Output) -> Option<Tensor<1>> {
+    fn deliver(&mut self, stage: usize, micro_batch: usize, output: Output) -> Option<Tensor<1>> {
+        if let Some(search) = &mut self.search {
+            let finite = match &output {
+                Output::Hidden(y) => is_finite(y),
+                Output::Loss(loss) => is_finite(loss),
+            };
+            if !finite {
+                search.note(Value::Output, (micro_batch, stage, 0), String::new());
+            }
+        }
         match output {
             Output::Hidden(y) => Some(flat(y)),
             Output::Loss(loss) => {
@@ -242,7 +268,7 @@ impl Worker for ModelWorker {
         } else {
             self.build(stage, micro_batch, input)
         };
-        self.deliver(micro_batch, output)
+        self.deliver(stage, micro_batch, output)
     }
 
     fn recompute(&mut self, stage: usize, micro_batch: usize) {
@@ -282,6 +308,12 @@ impl Worker for ModelWorker {
             None => self.shard(stage).new_grads(),
         };
         queue.run(&mut grads);
+        if let Some(search) = &mut self.search
+            && let Some(layer) = grads.last_not_finite()
+        {
+            let name = self.stages[&stage].parts[layer].name().to_owned();
+            search.note(Value::Gradient, (micro_batch, stage, layer), name);
+        }
         self.stages.get_mut(&stage).expect("a stage of this rank").grads = Some(grads);
     }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use zeropp_core::flight::{Ring, now_ns};
+use zeropp_comm::flight::{Ring, now_ns};
 
 use crate::ir::Action;
 

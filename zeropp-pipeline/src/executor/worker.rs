@@ -1,7 +1,7 @@
 //! What the executor drives: the compute and the state of one rank's stages.
 
 use burn::tensor::{DType, Tensor};
-use zeropp_core::comm::CommResult;
+use zeropp_comm::CommResult;
 use zeropp_zero3::StepOutcome;
 
 /// The stages of one rank. The executor calls it in the order of the program; every message is a

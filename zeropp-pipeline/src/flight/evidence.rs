@@ -3,9 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use zeropp_core::comm::recorded::Outcome;
-use zeropp_core::comm::{CommError, Operation};
-use zeropp_core::mesh::Mesh;
+use zeropp_comm::mesh::Mesh;
+use zeropp_comm::recorded::Outcome;
+use zeropp_comm::{CommError, Operation};
 
 use super::folder::Run;
 use super::moment::{AT_ONCE_NS, Doing, Moment, common};

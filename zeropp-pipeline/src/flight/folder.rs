@@ -4,13 +4,21 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use zeropp_core::files::{escaped_line, read_text};
+
 use super::record::Record;
+
+/// Largest file of a record, in bytes. A rank keeps its last few hundred actions.
+const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// Folders that hold nothing to judge.
 #[derive(Debug, thiserror::Error)]
 pub enum FlightError {
     /// It cannot be read.
-    #[error("{}: cannot be read ({source}); name the folder that the failed run told", path.display())]
+    #[error(
+        "{}: cannot be read ({source}); name the folder that the failed run told",
+        path.display()
+    )]
     Unreadable {
         /// The folder or file.
         path: PathBuf,
@@ -83,17 +91,17 @@ impl Run {
         })?;
         names.retain(|other| *other != name);
         let mut run = Run { name, others: names, ..Run::default() };
-        paths.iter().try_for_each(|path| run.add(path))?;
+        paths.iter().for_each(|path| run.add(path));
         run.records.sort_by_key(|record| record.header.rank);
         run.records.dedup_by_key(|record| record.header.rank);
         Ok(run)
     }
 
-    fn add(&mut self, path: &Path) -> Result<(), FlightError> {
-        let text = std::fs::read(path)
-            .map_err(|source| FlightError::Unreadable { path: path.into(), source })?;
+    fn add(&mut self, path: &Path) {
+        // What is no record's file is one that tells nothing; the others may.
+        let read = read_text(path, FILE_BYTES_MAX).map_err(|e| e.to_string());
         let shown = path.display();
-        match Record::read(&text) {
+        match read.and_then(|text| Record::read(text.as_bytes())) {
             Ok((record, problem)) => {
                 self.damaged.extend(problem.map(|problem| format!("{shown}: {problem}")));
                 if record.header.run == self.name {
@@ -105,10 +113,9 @@ impl Run {
             Err(problem) => {
                 let name = path.file_name().and_then(|name| parse(name.to_str()?));
                 self.unreadable.extend(name.map(|(_, rank)| rank));
-                self.damaged.push(format!("{shown}: {problem}"));
+                self.damaged.push(format!("{shown}: {}", escaped_line(&problem)));
             }
         }
-        Ok(())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use zeropp_core::comm::recorded::Outcome;
+use zeropp_comm::recorded::Outcome;
 
 use super::record::{ActionEntry, Entry, Header, OpEntry, Record};
 

@@ -1,12 +1,16 @@
 //! One rank's record as a file: a line of JSON for how it ended, then a line for each of its last
 //! actions and operations, oldest first.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use zeropp_core::comm::recorded::{GroupRecord, OpRecord, Outcome};
-use zeropp_core::comm::{CommError, Operation};
-use zeropp_core::flight::KEPT;
+use serde_json::Value;
+use zeropp_comm::flight::KEPT;
+use zeropp_comm::recorded::{GroupRecord, OpRecord, Outcome};
+use zeropp_comm::{CommError, Operation};
+use zeropp_core::files::{escaped, escaped_line};
 
 use crate::executor::{ActionRecord, untag};
 use crate::ir::Message;
@@ -72,8 +76,8 @@ pub struct Header {
     pub entries: usize,
 }
 
-impl From<zeropp_core::mesh::Coords> for Coords {
-    fn from(c: zeropp_core::mesh::Coords) -> Coords {
+impl From<zeropp_comm::mesh::Coords> for Coords {
+    fn from(c: zeropp_comm::mesh::Coords) -> Coords {
         Coords { pp: c.pp, zero3: c.zero3, dp: c.dp }
     }
 }
@@ -300,7 +304,8 @@ impl Record {
     }
 
     /// Reads what [`write`](Self::write) wrote. Where the end is missing or damaged, what comes
-    /// before it, and what is wrong.
+    /// before it, and what is wrong. Control characters in its texts are escaped: they are
+    /// another machine's, and are printed.
     ///
     /// # Errors
     /// What is wrong with the first line, without which nothing is known.
@@ -308,13 +313,13 @@ impl Record {
         let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let first = lines.next().ok_or("is empty")?;
         let header: Header =
-            serde_json::from_slice(first).map_err(|e| format!("line 1 cannot be read ({e})"))?;
+            printable(first).map_err(|e| format!("line 1 cannot be read ({e})"))?;
         if header.format != FORMAT {
             return Err(format!("has format {}; this zeropp reads {FORMAT}", header.format));
         }
         let mut record = Record { entries: Vec::with_capacity(header.entries.min(KEPT)), header };
         for line in lines {
-            match serde_json::from_slice(line) {
+            match printable(line) {
                 Ok(entry) => record.entries.push(entry),
                 Err(e) => {
                     let at = record.entries.len() + 2;
@@ -325,6 +330,30 @@ impl Record {
         let (found, told) = (record.entries.len(), record.header.entries);
         let problem = format!("ends after {found} of {told} entries");
         Ok((record, (found != told).then_some(problem)))
+    }
+}
+
+/// Reads a line whose texts are to be printed.
+fn printable<T: DeserializeOwned>(line: &[u8]) -> serde_json::Result<T> {
+    let mut value: Value = serde_json::from_slice(line)?;
+    escape_texts(&mut value, false);
+    serde_json::from_value(value)
+}
+
+/// Escapes every text in `value`. How a rank ended may take several lines; names may not.
+fn escape_texts(value: &mut Value, keeps_lines: bool) {
+    match value {
+        Value::String(text) => {
+            let shown = if keeps_lines { escaped(text) } else { escaped_line(text) };
+            if let Cow::Owned(shown) = shown {
+                *text = shown;
+            }
+        }
+        Value::Array(all) => all.iter_mut().for_each(|one| escape_texts(one, keeps_lines)),
+        Value::Object(fields) => {
+            fields.iter_mut().for_each(|(key, one)| escape_texts(one, keeps_lines || key == "end"));
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 

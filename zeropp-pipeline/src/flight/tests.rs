@@ -1,8 +1,8 @@
 //! Verdicts on made-up runs of four ranks: two stages on two hosts, two ranks that share each.
 
 use proptest::prelude::*;
-use zeropp_core::comm::recorded::{GroupRecord, Outcome};
-use zeropp_core::comm::{CommError, Operation};
+use zeropp_comm::recorded::{GroupRecord, Outcome};
+use zeropp_comm::{CommError, Operation};
 
 use super::record::{
     ActionEntry, Coords, End, EndKind, Entry, Header, OpEntry, Pause, Peer, Record,
@@ -390,6 +390,33 @@ fn a_cut_file_gives_what_is_there_and_says_so() {
     assert_eq!(Record::read(&lines).unwrap().1.unwrap(), "ends after 1 of 2 entries");
     assert!(Record::read(&whole[..50]).unwrap_err().contains("line 1"));
     assert!(Record::read(b"").is_err());
+}
+
+/// A record comes from another machine; what is printed of it must not command the terminal, nor
+/// may a name forge a line of the report.
+#[test]
+fn texts_of_a_record_are_escaped() {
+    let mut record = rank(0).action("0F0", END - S, None);
+    record.header.processes[1].host = "node\u{1b}[2J\nerror: forged".into();
+    record.header.end.text = "two\nlines \u{9b}31m".into();
+    let (read, problem) = Record::read(&text(&record)).unwrap();
+    assert_eq!(problem, None);
+    assert_eq!(read.header.processes[1].host, "node\\u001b[2J\\u000aerror: forged");
+    assert_eq!(read.header.end.text, "two\nlines \\u009b31m");
+    assert_eq!(read.entries, record.entries);
+}
+
+/// Before, a FIFO that is named like a record was waited for.
+#[test]
+#[cfg(unix)]
+fn a_pipe_among_the_records_is_told_and_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("1-a-rank0000.jsonl"), text(&rank(0))).unwrap();
+    let fifo = dir.path().join("1-a-rank0001.jsonl");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let run = Run::read(&[dir.path().into()], None).unwrap();
+    assert_eq!((run.records.len(), run.unreadable.as_slice()), (1, [1].as_slice()));
+    assert!(run.damaged[0].ends_with("it is a pipe (FIFO), not a regular file"), "{run:?}");
 }
 
 #[test]

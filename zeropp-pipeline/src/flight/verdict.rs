@@ -1,7 +1,7 @@
 //! The rank, stage and operation that broke a run, and why we think so.
 
 use serde::Serialize;
-use zeropp_core::comm::CommError;
+use zeropp_comm::CommError;
 
 use super::evidence::{Case, Place};
 use super::folder::Run;
@@ -273,9 +273,8 @@ fn waited_for(case: &Case) -> Option<Verdict> {
 /// The rank that an error names.
 fn first_to_be_told(case: &Case) -> Option<Verdict> {
     // An echo of another rank's error names nobody new.
-    let echo = |error: &CommError| matches!(error, CommError::Aborted { .. });
     let errors = case.run.records.iter();
-    let errors = errors.filter(|r| r.header.end.error.as_ref().is_some_and(|e| !echo(e)));
+    let errors = errors.filter(|r| r.header.end.error.as_ref().is_some_and(|e| !e.is_echo()));
     let record = errors.min_by_key(|r| super::moment::common(&r.header, r.header.end.at_ns))?;
     let reasons = vec![format!("rank {}: {}", record.header.rank, record.header.end.text)];
     match record.header.end.error.as_ref()? {

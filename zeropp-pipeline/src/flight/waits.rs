@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use zeropp_core::comm::Operation;
+use zeropp_comm::Operation;
 
 use super::moment::{Doing, Moment};
 use super::record::{Entry, OpEntry, Record};

@@ -1,6 +1,7 @@
 //! Simulated annealing over words.
 
-use super::decode::{Decoder, WHOLE};
+use super::decode::Decoder;
+use super::ledger::WHOLE;
 use super::moves::{Change, Changed, change};
 use super::problem::Problem;
 use super::random::Random;

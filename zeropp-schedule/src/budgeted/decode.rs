@@ -6,18 +6,11 @@
 //! worse than what the search would accept. Nothing is allocated.
 
 use super::Objective;
-use super::ledger::{Cell, Ends, Lane, Slot};
+use super::ledger::{Cell, Ends, Lane, SHIFT, Slot, WHOLE};
 use super::moves::Change;
-use super::problem::{NOBODY, Problem};
+use super::problem::{Facts, Link, NOBODY, Problem};
 use super::residency::{Gather, Residency, ends_unit};
-use super::word::Plan;
-
-/// What orders are compared by: [`WHOLE`] times the largest span, and a little of their sum, so
-/// that a plateau has a slope.
-pub(super) const WHOLE: i64 = 20;
-pub(super) const PART: i64 = 3;
-/// Sums are weighed in this many bits of fraction.
-pub(super) const SHIFT: u32 = 10;
+use super::word::{Plan, Word};
 
 /// No input is waited for.
 const FREE: u32 = u32::MAX;
@@ -267,7 +260,7 @@ impl Decoder {
 
     /// How many W the accepted plan runs before each letter of a rank, W that the word asks for
     /// included.
-    pub(super) fn w_before(&self, p: &Problem, r: usize, word: &super::word::Word) -> Vec<usize> {
+    pub(super) fn w_before(&self, p: &Problem, r: usize, word: &Word) -> Vec<usize> {
         let slots = &self.slots[r * self.capacity..];
         let count = |(at, letter): (usize, &u8)| {
             let b = (p.v..p.classes).contains(&usize::from(*letter));
@@ -279,119 +272,114 @@ impl Decoder {
     /// Runs a rank until its end, until an input is missing, or until it is too late.
     fn advance<const TIMED: bool>(&mut self, p: &Problem, plan: &Plan, r: usize) -> Stop {
         let word = &plan.words[r];
-        let (v, n) = (p.v, word.letters.len());
-        let (letters, batches) = (&word.letters[..n], &word.batch[..n]);
+        let n = word.letters.len();
         let table = &p.table[r * p.classes..][..p.classes];
-        let cells = r * p.classes * p.b;
-        let (begin, epoch, since) = (r * self.capacity, self.epoch, self.since);
-        let from = self.reached[r];
+        let (begin, from) = (r * self.capacity, self.reached[r]);
         let mut at = from;
-        let Slot { mut now, mut memory, mut idle, w: mut next_w, mut pending, .. } =
-            self.new_slots[begin + at];
+        let mut s = self.new_slots[begin + at];
         let mut lane = if TIMED { self.new_lanes[begin + at] } else { Lane::default() };
         self.blocked[r] = FREE;
-        // One W: the next B that waits for it names the stage.
-        macro_rules! run_w {
-            () => {
-                let mut class = usize::from(letters[next_w as usize]);
-                while class < v || class == 2 * v {
-                    next_w += 1;
-                    class = usize::from(letters[next_w as usize]);
-                }
-                now += table[class].w;
-                memory -= table[class].freed;
-                pending -= 1;
-                if TIMED && ends_unit(p, usize::from(batches[next_w as usize])) {
-                    let stall = lane.reduce(now, p.reduce[r * v + class - v]);
-                    // Nothing waits for the reduction after the rank's last W.
-                    if pending > 0 || at < n {
-                        now += stall;
-                        idle += stall;
-                    }
-                }
-                next_w += 1;
-            };
-        }
+        let waiting = Waiting { p, r, word, table };
+        let mut stop = Stop::Done;
         while at < n {
-            let class = usize::from(letters[at]);
-            let slot = &mut self.new_slots[begin + at];
-            *slot = Slot { start: now, now, memory, idle, w: next_w, pending };
+            let class = usize::from(word.letters[at]);
+            self.new_slots[begin + at] = Slot { start: s.now, ..s };
             if TIMED {
                 self.new_lanes[begin + at] = lane;
-                self.start_gathers(&mut lane, now, r, at);
+                self.start_gathers(&mut lane, s.now, r, at);
             }
-            if class == 2 * v {
-                if pending > 0 {
-                    run_w!();
+            if class == p.classes {
+                if s.pending > 0 {
+                    waiting.run_w::<TIMED>(&mut s, &mut lane, false);
                 }
                 at += 1;
                 continue;
             }
-            let i = usize::from(batches[at]);
-            let id = cells + class * p.b + i;
-            let cell = &self.cells[id];
-            let mut arrival = if cell.epoch == epoch {
-                cell.new_arrival
-            } else if cell.start < since {
-                cell.arrival
-            } else {
+            let id = (r * p.classes + class) * p.b + usize::from(word.batch[at]);
+            let Some(mut arrival) = self.arrival(id) else {
                 self.blocked[r] = id as u32;
+                stop = Stop::Waits;
                 break;
             };
             let facts = &table[class];
-            while memory + facts.need > p.memory {
-                if pending == 0 {
-                    self.effort += (at - from) as u64;
-                    return Stop::Hopeless;
-                }
-                run_w!();
+            if s.memory + facts.need > p.memory
+                && !waiting.make_room::<TIMED>(facts.need, &mut s, &mut lane)
+            {
+                stop = Stop::Hopeless;
+                break;
             }
             if TIMED {
                 arrival = arrival.max(self.gathered(r, lane.gathers, at));
             }
-            while arrival - now >= word.threshold && pending > 0 {
-                run_w!();
+            while arrival - s.now >= word.threshold && s.pending > 0 {
+                waiting.run_w::<TIMED>(&mut s, &mut lane, false);
             }
-            let start = now.max(arrival);
+            let start = s.now.max(arrival);
             self.new_slots[begin + at].start = start;
-            if idle < 0 {
-                idle = 0;
+            if s.idle < 0 {
+                s.idle = 0;
                 self.begin(p, r, start);
             } else {
-                idle += start - now;
+                s.idle += start - s.now;
             }
-            now = start + facts.take;
-            memory += facts.delta;
-            pending += u32::from(class >= v);
-            let to = facts.link;
-            if to.rank != NOBODY {
-                let id = to.cell + i as u32;
-                let cell = &mut self.cells[id as usize];
-                (cell.new_arrival, cell.new_start, cell.epoch) = (now + to.delay, start, epoch);
-                self.written.push(id);
-                if self.blocked[to.rank as usize] == id {
-                    self.blocked[to.rank as usize] = FREE;
-                    self.queue.push(to.rank);
-                }
-            }
+            s.now = start + facts.take;
+            s.memory += facts.delta;
+            s.pending += u32::from(class >= p.v);
+            self.hand_over(facts.link, word.batch[at], start, s.now);
             at += 1;
-            if idle > self.new_ends[r].idle && self.late(p, r, idle) {
-                self.effort += (at - from) as u64;
-                return Stop::Hopeless;
+            if s.idle > self.new_ends[r].idle && self.late(p, r, s.idle) {
+                stop = Stop::Hopeless;
+                break;
             }
         }
         self.effort += (at - from) as u64;
         self.reached[r] = at;
-        if at < n {
-            return Stop::Waits;
+        if stop != Stop::Done {
+            return stop;
         }
-        // For whoever writes the plan down: how many W are left for the end.
-        self.new_slots[begin + n] = Slot { start: i64::MAX, now, memory, idle, w: next_w, pending };
-        while pending > 0 {
-            run_w!();
+        self.tail::<TIMED>(&waiting, s, lane, begin + n)
+    }
+
+    /// The W that are left when all letters have run.
+    fn tail<const TIMED: bool>(
+        &mut self,
+        waiting: &Waiting,
+        mut s: Slot,
+        mut lane: Lane,
+        end: usize,
+    ) -> Stop {
+        // For whoever writes the plan down: how many they are.
+        self.new_slots[end] = Slot { start: i64::MAX, ..s };
+        while s.pending > 0 {
+            waiting.run_w::<TIMED>(&mut s, &mut lane, true);
         }
-        debug_assert_eq!(memory, 0, "all memory is given back");
-        self.finish(p, r, now, idle, lane.free)
+        self.finish(waiting.p, waiting.r, s.now, s.idle, lane.free)
+    }
+
+    /// When an input arrives, if it has been made.
+    #[inline(always)]
+    fn arrival(&self, id: usize) -> Option<i64> {
+        let cell = &self.cells[id];
+        if cell.epoch == self.epoch {
+            return Some(cell.new_arrival);
+        }
+        (cell.start < self.since).then_some(cell.arrival)
+    }
+
+    /// Hands an action's result on, and wakes the rank that waits for it.
+    #[inline(always)]
+    fn hand_over(&mut self, to: Link, i: u16, start: i64, end: i64) {
+        if to.rank == NOBODY {
+            return;
+        }
+        let id = to.cell + u32::from(i);
+        let cell = &mut self.cells[id as usize];
+        (cell.new_arrival, cell.new_start, cell.epoch) = (end + to.delay, start, self.epoch);
+        self.written.push(id);
+        if self.blocked[to.rank as usize] == id {
+            self.blocked[to.rank as usize] = FREE;
+            self.queue.push(to.rank);
+        }
     }
 
     /// Starts the gathers whose room is free.
@@ -445,6 +433,51 @@ impl Decoder {
             self.most = self.most.max(ends.value);
         }
         if late { Stop::Hopeless } else { Stop::Done }
+    }
+}
+
+/// The W of one rank, in the order of their B.
+struct Waiting<'a> {
+    p: &'a Problem,
+    r: usize,
+    word: &'a Word,
+    table: &'a [Facts],
+}
+
+impl Waiting<'_> {
+    /// One W: the next B that waits for it names the stage. `end`: all letters have run.
+    #[inline(always)]
+    fn run_w<const TIMED: bool>(&self, s: &mut Slot, lane: &mut Lane, end: bool) {
+        let (p, letters) = (self.p, &self.word.letters);
+        let mut class = usize::from(letters[s.w as usize]);
+        while class < p.v || class == p.classes {
+            s.w += 1;
+            class = usize::from(letters[s.w as usize]);
+        }
+        let facts = &self.table[class];
+        s.now += facts.w;
+        s.memory -= facts.freed;
+        s.pending -= 1;
+        if TIMED && ends_unit(p, usize::from(self.word.batch[s.w as usize])) {
+            let stall = lane.reduce(s.now, p.reduce[self.r * p.v + class - p.v]);
+            // Nothing waits for the reduction after the rank's last W.
+            if s.pending > 0 || !end {
+                s.now += stall;
+                s.idle += stall;
+            }
+        }
+        s.w += 1;
+    }
+
+    /// Runs W until `need` fits; false where none is left.
+    fn make_room<const TIMED: bool>(&self, need: i64, s: &mut Slot, lane: &mut Lane) -> bool {
+        while s.memory + need > self.p.memory {
+            if s.pending == 0 {
+                return false;
+            }
+            self.run_w::<TIMED>(s, lane, false);
+        }
+        true
     }
 }
 

@@ -1,4 +1,11 @@
-//! The state of a rank between two letters.
+//! The state of a rank between two letters, and what plans are compared by.
+
+/// What orders are compared by: [`WHOLE`] times the largest span, and a little of their sum, so
+/// that a plateau has a slope.
+pub(super) const WHOLE: i64 = 20;
+pub(super) const PART: i64 = 3;
+/// Sums are weighed in this many bits of fraction.
+pub(super) const SHIFT: u32 = 10;
 
 /// A rank's state before one of its letters.
 #[derive(Clone, Copy, Debug, Default)]

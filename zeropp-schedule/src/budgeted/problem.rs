@@ -1,6 +1,6 @@
 //! A request as flat tables that the search reads a billion times.
 
-use super::decode::{PART, SHIFT};
+use super::ledger::{PART, SHIFT};
 use super::{Budgets, Objective};
 use crate::ir::Schedule;
 use crate::schedules::{Costs, Shape};

@@ -96,8 +96,12 @@ impl Walk {
         let each = 2 * (v - g);
         let turns_max = p.gathers_max.min(g + each * b).saturating_sub(g).max(each);
         let most = (turns_max / each).clamp(1, b);
-        let units = (most - random.below(most.min(3))).max(1);
-        let mut left = (turns_max - units * each) / 2;
+        let units = match p.gathers_max {
+            // Nothing asks for many.
+            usize::MAX => 1 + random.below(most.min(6)),
+            _ => (most - random.below(most.min(3))).max(1),
+        };
+        let mut left = ((turns_max - units * each) / 2).min(2 * units);
         let sizes = match p.units.len() {
             1 => split(b, units, random),
             // The cut of sums is given, and the walk keeps to it.

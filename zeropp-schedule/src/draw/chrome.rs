@@ -45,7 +45,8 @@ pub fn write(timeline: &Timeline, out: impl Write) -> io::Result<()> {
             let (us, ns) = micros(point.at_ns);
             write!(
                 events.out,
-                "{{\"ph\":\"C\",\"name\":\"memory\",\"pid\":{pid},\"ts\":{us}.{ns:03},\"args\":{{\"bytes\":{}}}}}",
+                "{{\"ph\":\"C\",\"name\":\"memory\",\"pid\":{pid},\"ts\":{us}.{ns:03},\
+                 \"args\":{{\"bytes\":{}}}}}",
                 point.bytes
             )?;
         }
@@ -340,7 +341,11 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+        #![proptest_config(ProptestConfig {
+            cases: 200,
+            failure_persistence: None,
+            ..Default::default()
+        })]
 
         #[test]
         fn any_timeline_is_a_sound_trace(timeline in any_timeline()) {

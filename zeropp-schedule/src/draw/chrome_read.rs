@@ -330,7 +330,11 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+        #![proptest_config(ProptestConfig {
+            cases: 200,
+            failure_persistence: None,
+            ..Default::default()
+        })]
 
         #[test]
         fn any_timeline_reads_back(timeline in any_timeline()) {

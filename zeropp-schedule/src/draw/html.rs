@@ -59,22 +59,27 @@ fn page(timelines: &[&Timeline], out: impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// A row per run: makespan, bubble, and the bubble of every rank.
+/// A row per run: makespan, bubble, bubble_own_span, and every rank's part of the bubble.
 fn table(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
     let ranks = timelines.iter().map(|t| t.ranks.len()).max().unwrap_or(0);
-    write!(out, "<div id=\"numbers\"><table>\n<tr><th>run<th>makespan<th>bubble")?;
+    write!(
+        out,
+        "<div id=\"numbers\"><table>\n<tr><th>run<th>makespan<th>bubble<th>bubble_own_span"
+    )?;
     (0..ranks).try_for_each(|r| write!(out, "<th>rank {r}"))?;
     writeln!(out)?;
     for (i, timeline) in timelines.iter().enumerate() {
+        let bubbles = timeline.bubbles();
         write!(
             out,
-            "<tr><td>{}<td>{}<td>{}",
+            "<tr><td>{}<td>{}<td>{}<td>{}",
             escape(&run_title(timelines, i)),
             time_text(makespan_ns(timeline)),
-            percent(timeline.bubble())
+            percent(timeline.bubble()),
+            percent(timeline.bubble_own_span())
         )?;
         for r in 0..ranks {
-            let bubble = timeline.ranks.get(r).map_or(String::new(), |r| percent(r.bubble()));
+            let bubble = bubbles.get(r).map_or(String::new(), |bubble| percent(*bubble));
             write!(out, "<td>{bubble}")?;
         }
         writeln!(out)?;
@@ -107,10 +112,12 @@ fn difference(
     // Rounded before it is written, so that no −0.0 appears.
     let points = |a: f64, b: f64| format!("{:+.1} pt", (1000.0 * (b - a)).round() / 10.0 + 0.0);
     let bubble = points(first.bubble(), second.bubble());
-    write!(out, "<tr><td>B against A<td>{makespan:+.1} %<td>{bubble}")?;
+    let own = points(first.bubble_own_span(), second.bubble_own_span());
+    write!(out, "<tr><td>B against A<td>{makespan:+.1} %<td>{bubble}<td>{own}")?;
+    let (first, second) = (first.bubbles(), second.bubbles());
     for r in 0..ranks {
-        match (first.ranks.get(r), second.ranks.get(r)) {
-            (Some(a), Some(b)) => write!(out, "<td>{}", points(a.bubble(), b.bubble()))?,
+        match (first.get(r), second.get(r)) {
+            (Some(a), Some(b)) => write!(out, "<td>{}", points(*a, *b))?,
             _ => write!(out, "<td>")?,
         }
     }
@@ -193,7 +200,8 @@ fn data(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
 
 fn run(timeline: &Timeline) -> Run<'_> {
     let (start, end) = extent(timeline);
-    let ranks = timeline.ranks.iter().enumerate().map(|(i, r)| rank(i, r, start));
+    let bubbles = timeline.bubbles();
+    let ranks = timeline.ranks.iter().enumerate().map(|(i, r)| rank(i, r, bubbles[i], start));
     Run {
         title: &timeline.title,
         length: end - start,
@@ -202,7 +210,7 @@ fn run(timeline: &Timeline) -> Run<'_> {
     }
 }
 
-fn rank(index: usize, rank: &RankTimeline, start: u64) -> Rank {
+fn rank(index: usize, rank: &RankTimeline, bubble: f64, start: u64) -> Rank {
     let mut rows: [Vec<Vec<i64>>; 2] = Default::default();
     let mut before: [Vec<u64>; 2] = Default::default();
     let mut pairs = Vec::new();
@@ -232,7 +240,7 @@ fn rank(index: usize, rank: &RankTimeline, start: u64) -> Rank {
     let own = rank.own_span().map_or(Vec::new(), |(a, b)| vec![a - start, b - start]);
     Rank {
         name: rank_name(index, rank),
-        bubble: percent(rank.bubble()),
+        bubble: percent(bubble),
         peak: if rank.memory.is_empty() { String::new() } else { memory_text(peak(rank)) },
         own,
         rows,

@@ -51,6 +51,8 @@ struct Picture<'a> {
     plot_width: f64,
     height: Heights,
     shades: Vec<f64>,
+    /// Each rank's part of the bubble.
+    bubbles: Vec<f64>,
     memory_max: u64,
 }
 
@@ -102,6 +104,7 @@ impl<'a> Picture<'a> {
             plot_width: (most as f64 * 13.0).clamp(1000.0, 2300.0),
             height: Heights::new(timeline),
             shades: shades(&timeline.placement),
+            bubbles: timeline.bubbles(),
             memory_max: timeline.ranks.iter().map(peak).max().unwrap_or(0).max(1),
         }
     }
@@ -132,7 +135,8 @@ impl<'a> Picture<'a> {
             out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
              viewBox=\"0 0 {width:.0} {height:.0}\" \
-             font-family=\"system-ui, 'DejaVu Sans', 'Segoe UI', Helvetica, sans-serif\" font-size=\"11\">"
+             font-family=\"system-ui, 'DejaVu Sans', 'Segoe UI', Helvetica, sans-serif\" \
+             font-size=\"11\">"
         )?;
         writeln!(out, "<title>{}</title>", escape(&self.timeline.title))?;
         self.patterns(out)?;
@@ -145,9 +149,11 @@ impl<'a> Picture<'a> {
         let ranks = self.timeline.ranks.len();
         writeln!(
             out,
-            "<text x=\"{MARGIN}\" y=\"44\" fill=\"#333\">{ranks} ranks · makespan {} · bubble {:.1} %</text>",
+            "<text x=\"{MARGIN}\" y=\"44\" fill=\"#333\">{ranks} ranks · makespan {} · \
+             bubble {:.1} % · bubble_own_span {:.1} %</text>",
             time_text(makespan_ns(self.timeline)),
-            100.0 * self.timeline.bubble()
+            100.0 * self.timeline.bubble(),
+            100.0 * self.timeline.bubble_own_span(),
         )
     }
 
@@ -162,20 +168,24 @@ impl<'a> Picture<'a> {
             let mark = match s.texture {
                 Texture::Solid => continue,
                 Texture::Diagonal => {
-                    "<path d=\"M-1 1l2-2M0 6l6-6M5 7l2-2\" stroke=\"#fff\" stroke-opacity=\".38\" stroke-width=\"1.3\"/>"
+                    "<path d=\"M-1 1l2-2M0 6l6-6M5 7l2-2\" stroke=\"#fff\" \
+                     stroke-opacity=\".38\" stroke-width=\"1.3\"/>"
                 }
                 Texture::Horizontal => {
-                    "<path d=\"M0 1.5h6M0 4.5h6\" stroke=\"#fff\" stroke-opacity=\".3\" stroke-width=\"1\"/>"
+                    "<path d=\"M0 1.5h6M0 4.5h6\" stroke=\"#fff\" \
+                     stroke-opacity=\".3\" stroke-width=\"1\"/>"
                 }
                 Texture::Dots => {
-                    "<path d=\"M1 1h1.4v1.4h-1.4zM4 4h1.4v1.4h-1.4z\" fill=\"#000\" fill-opacity=\".3\"/>"
+                    "<path d=\"M1 1h1.4v1.4h-1.4zM4 4h1.4v1.4h-1.4z\" fill=\"#000\" \
+                     fill-opacity=\".3\"/>"
                 }
             };
             for shade in &shades {
                 let color = hex(shaded(s.color, f64::from(*shade) / 1000.0));
                 writeln!(
                     out,
-                    "<pattern id=\"p{style}-{shade}\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\">\
+                    "<pattern id=\"p{style}-{shade}\" width=\"6\" height=\"6\" \
+                     patternUnits=\"userSpaceOnUse\">\
                      <rect width=\"6\" height=\"6\" fill=\"{color}\"/>{mark}</pattern>"
                 )?;
             }
@@ -255,7 +265,8 @@ impl<'a> Picture<'a> {
             let (height, idle) = (self.height.compute, hex(IDLE));
             writeln!(
                 out,
-                "<rect x=\"{x:.2}\" y=\"{top:.1}\" width=\"{width:.2}\" height=\"{height:.1}\" fill=\"{idle}\"/>"
+                "<rect x=\"{x:.2}\" y=\"{top:.1}\" width=\"{width:.2}\" height=\"{height:.1}\" \
+                 fill=\"{idle}\"/>"
             )?;
         }
         let (boxes, numbers) = self.boxes(rank, top);
@@ -266,7 +277,8 @@ impl<'a> Picture<'a> {
             if !texts.is_empty() {
                 writeln!(
                     out,
-                    "<g fill=\"{color}\" text-anchor=\"middle\" stroke-width=\"2.5\" paint-order=\"stroke\">{texts}</g>"
+                    "<g fill=\"{color}\" text-anchor=\"middle\" stroke-width=\"2.5\" \
+                     paint-order=\"stroke\">{texts}</g>"
                 )?;
             }
         }
@@ -284,7 +296,7 @@ impl<'a> Picture<'a> {
         let name = clip(&rank_name(index, rank));
         writeln!(out, "<text x=\"{MARGIN}\" y=\"{y:.1}\">{}</text>", escape(&name))?;
         let right = self.left + self.plot_width;
-        let bubble = 100.0 * rank.bubble();
+        let bubble = 100.0 * self.bubbles[index];
         writeln!(
             out,
             "<text x=\"{:.1}\" y=\"{y:.1}\" text-anchor=\"end\">{bubble:.1} %</text>",
@@ -357,7 +369,8 @@ impl<'a> Picture<'a> {
                     };
                     let _ = write!(
                         texts,
-                        "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size:.1}\"{halo}>{number}</text>"
+                        "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size:.1}\"{halo}>\
+                         {number}</text>"
                     );
                 }
             }
@@ -380,7 +393,8 @@ impl<'a> Picture<'a> {
         let _ = write!(path, "H{:.1}V{base:.1}", self.left + self.plot_width);
         writeln!(
             out,
-            "<path d=\"{path}\" fill=\"#000\" fill-opacity=\".13\" stroke=\"#444\" stroke-width=\".8\"/>"
+            "<path d=\"{path}\" fill=\"#000\" fill-opacity=\".13\" stroke=\"#444\" \
+             stroke-width=\".8\"/>"
         )
     }
 }

@@ -169,6 +169,20 @@ pub fn read_table(text: &str) -> Result<Table, CsvError> {
     Ok(table)
 }
 
+/// Every cell of a text that is neither empty nor one action. [`read`] names the first alone.
+pub fn cell_errors(text: &str) -> Vec<CsvError> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let rows = text.lines().enumerate().filter(|(_, line)| !line.starts_with('#'));
+    let cells = rows.flat_map(|(row, line)| {
+        line.split(',').enumerate().map(move |(column, cell)| (row + 1, column + 1, cell))
+    });
+    let error = |(row, column, cell)| {
+        let problem = read_cell(cell).err()?;
+        Some(CsvError::Cell { row, column, problem })
+    };
+    cells.filter_map(error).collect()
+}
+
 /// A cell, bare or quoted whole.
 fn read_cell(cell: &str) -> Result<Option<Action>, String> {
     let cell = cell.trim();

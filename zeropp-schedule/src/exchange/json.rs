@@ -8,8 +8,8 @@
 //! }
 //! ```
 //! The actions are spelled as in [the module above](super). A key that is not known, or twice
-//! there, is an error, as is a number that contradicts another. Numbers of up to 15 digits read back
-//! to the same bits.
+//! there, is an error, as is a number that contradicts another. Numbers of up to 15 digits read
+//! back to the same bits.
 
 use std::io::{self, Write};
 
@@ -19,7 +19,7 @@ use serde_json::Value;
 use super::{check_places, clip, parse, spell};
 use crate::{
     ir::{Action, Schedule},
-    simulate::Metrics,
+    metrics::Metrics,
 };
 
 mod costs;

@@ -21,10 +21,13 @@
 
 pub mod csv;
 pub mod json;
+mod layout;
 #[cfg(test)]
 mod samples;
 
 use std::fmt;
+
+pub use layout::Layout;
 
 use crate::ir::{Action, Compute, Message, Schedule};
 

@@ -50,6 +50,9 @@ struct Progress {
     now: u64,
 }
 
+/// F, B and W done by a rank. Counts of a schedule that can be held at all fit.
+type WorkDone = [u32; 3];
+
 /// A next action of a rank: kind, earliest start and end.
 #[derive(Clone, Copy)]
 struct Next {
@@ -73,7 +76,7 @@ struct Search<'a> {
     enough: u64,
     better: Option<(u64, Vec<Vec<Action>>)>,
     /// Times of earlier nodes by the work they had done.
-    seen: HashMap<Box<[u8]>, Vec<Box<[u64]>>>,
+    seen: HashMap<Box<[WorkDone]>, Vec<Box<[u64]>>>,
     kept: usize,
     expired: &'a dyn Fn() -> bool,
     out_of_time: bool,
@@ -319,8 +322,7 @@ impl<'a> Search<'a> {
     /// this node is remembered.
     fn dominated(&mut self) -> bool {
         let m = self.instance.micro_batches;
-        let key: Box<[u8]> =
-            self.ranks.iter().flat_map(|r| [r.f as u8, r.b as u8, r.w as u8]).collect();
+        let key = work_done(&self.ranks);
         let mut times: Vec<u64> = self.ranks.iter().map(|r| r.now).collect();
         for r in 1..self.ranks.len() {
             let (front, back) = (self.ranks[r - 1], self.ranks[r]);
@@ -340,5 +342,27 @@ impl<'a> Search<'a> {
             self.kept += 1;
         }
         false
+    }
+}
+
+/// What tells two nodes' work apart.
+fn work_done(ranks: &[Progress]) -> Box<[WorkDone]> {
+    let count = |n: usize| u32::try_from(n).expect("a list of so many actions has no room");
+    ranks.iter().map(|r| [r.f, r.b, r.w].map(count)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_of_many_micro_batches_are_told_apart() {
+        let at = |f, b, w| [Progress { f, b, w, now: 0 }, Progress::default()];
+        let mut keys = std::collections::HashSet::new();
+        for done in [0, 1, 255, 256, 257, 512, 65_536, 1 << 20] {
+            for state in [at(done, 0, 0), at(1 << 21, done, 0), at(1 << 21, 1 << 21, done)] {
+                assert!(keys.insert(work_done(&state)), "{done}");
+            }
+        }
     }
 }

@@ -79,7 +79,11 @@ fn uneven(pp: usize, (times, send, half_room): (Vec<(u64, u64, u64)>, u64, i64))
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 60,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn agrees_with_brute_force(given in costs(), at in 0usize..4) {

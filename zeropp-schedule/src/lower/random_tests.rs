@@ -117,7 +117,11 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 600, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: 600,
+        ..Default::default()
+    })]
 
     #[test]
     fn any_order_lowers_to_a_good_program(
@@ -131,12 +135,14 @@ proptest! {
         // An overlapped pair needs both its stages, whatever the prefetch.
         let overlaps = |a: &Action| matches!(a, Action::Overlap { .. });
         let pairs = usize::from(schedule.ranks.iter().flatten().any(overlaps));
-        let limits = VerifyLimits { gathered_max: Some(1 + prefetch + pairs), ..Default::default() };
+        let gathered_max = Some(1 + prefetch + pairs);
+        let limits = VerifyLimits { gathered_max, ..Default::default() };
         prop_assert_eq!(verify(&lowered, &limits), Ok(()));
         prop_assert_eq!(&lower(&lowered, &options), &lowered);
 
         let bytes = StageBytes {
             input: 1, activation: 3, stash: 2, weights: 5, gradient: 7, message: 1,
+            keeps_first_gradient: schedule.micro_batches() % 2 == 0,
         };
         let bytes = vec![bytes; schedule.stages()];
         for program in &lowered.ranks {

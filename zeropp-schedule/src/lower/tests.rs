@@ -15,8 +15,10 @@ fn schedule(
     generate(kind, &Shape { pp, virtual_stages, micro_batches, unit }).unwrap()
 }
 
+/// Actions in order, 14 on a line.
 fn text(actions: &[Action]) -> String {
-    actions.iter().map(|a| a.to_string()).collect::<Vec<_>>().join(" ")
+    let words: Vec<_> = actions.iter().map(|a| a.to_string()).collect();
+    words.chunks(14).map(|line| line.join(" ")).collect::<Vec<_>>().join("\n")
 }
 
 fn count(actions: &[Action], of: fn(&Action) -> bool) -> usize {
@@ -29,21 +31,38 @@ fn zeropp_program() {
         &schedule("zeropp", 2, 2, 3, 3),
         &LowerOptions { replicas: true, recompute: true, ..Default::default() },
     );
-    insta::assert_snapshot!(text(&lowered.ranks[0]), @"AG0 AG2 0F0 >A0.0 0F1 >A0.1 <A2.0 0F2 >A0.2 FREE0 AG0 <A2.1 2F0 >A2.0 <A2.2 2F1 >A2.1 <G2.0 2F2 >A2.2 2B0 >G2.0 <G2.1 2W0 2B1 >G2.1 <G2.2 2W1 2B2 >G2.2 FREE2 <G0.0 0R0 0B0 0W0 <G0.1 0R1 0B1 0W1 <G0.2 0R2 0B2 FREE0 0W2 RS0 AR0 2W2 RS2 AR2 STEP");
-    insta::assert_snapshot!(text(&lowered.ranks[1]), @"AG1 AG3 <A1.0 <A1.1 1F0 >A1.0 <A1.2 1F1 >A1.1 <A3.0 1F2 >A1.2 FREE1 AG1 3F0 <A3.1 3B0 >G3.0 3F1 <A3.2 3B1 >G3.1 3F2 3B2 >G3.2 FREE3 <G1.0 1R0 1B0 >G1.0 1W0 <G1.1 1R1 1B1 >G1.1 1W1 <G1.2 1R2 1B2 >G1.2 FREE1 1W2 RS1 AR1 3W0 3W1 3W2 RS3 AR3 STEP");
+    insta::assert_snapshot!(text(&lowered.ranks[0]), @r"
+    AG0 AG2 0F0 >A0.0 0F1 >A0.1 <A2.0 0F2 >A0.2 FREE0 AG0 <A2.1 2F0 >A2.0
+    <A2.2 2F1 >A2.1 <G2.0 2F2 >A2.2 2B0 >G2.0 <G2.1 2W0 2B1 >G2.1 <G2.2 2W1
+    2B2 >G2.2 FREE2 <G0.0 0R0 0B0 0W0 <G0.1 0R1 0B1 0W1 <G0.2 0R2 0B2
+    FREE0 0W2 RS0 AR0 2W2 RS2 AR2 STEP
+    ");
+    insta::assert_snapshot!(text(&lowered.ranks[1]), @r"
+    AG1 AG3 <A1.0 <A1.1 1F0 >A1.0 <A1.2 1F1 >A1.1 <A3.0 1F2 >A1.2 FREE1 AG1
+    3F0 <A3.1 3B0 >G3.0 3F1 <A3.2 3B1 >G3.1 3F2 3B2 >G3.2 FREE3 <G1.0 1R0
+    1B0 >G1.0 1W0 <G1.1 1R1 1B1 >G1.1 1W1 <G1.2 1R2 1B2 >G1.2 FREE1 1W2
+    RS1 AR1 3W0 3W1 3W2 RS3 AR3 STEP
+    ");
 }
 
 #[test]
 fn prefetch_zero_gathers_right_before_use() {
     let options = LowerOptions { prefetch: 0, ..Default::default() };
     let lowered = lower(&schedule("zeropp", 1, 2, 2, 1), &options);
-    insta::assert_snapshot!(text(&lowered.ranks[0]), @"AG0 0F0 FREE0 AG1 1F0 1B0 FREE1 AG0 0B0 FREE0 0W0 RS0 1W0 RS1 AG0 0F1 FREE0 AG1 1F1 1B1 FREE1 AG0 0B1 FREE0 0W1 RS0 1W1 RS1 STEP");
+    insta::assert_snapshot!(text(&lowered.ranks[0]), @r"
+    AG0 0F0 FREE0 AG1 1F0 1B0 FREE1 AG0 0B0 FREE0 0W0 RS0 1W0 RS1
+    AG0 0F1 FREE0 AG1 1F1 1B1 FREE1 AG0 0B1 FREE0 0W1 RS0 1W1 RS1
+    STEP
+    ");
 }
 
 #[test]
 fn a_stage_used_on_both_sides_of_a_unit_boundary_is_gathered_after_its_free() {
     let lowered = lower(&schedule("zeropp", 1, 1, 2, 1), &LowerOptions::default());
-    insta::assert_snapshot!(text(&lowered.ranks[0]), @"AG0 0F0 0B0 FREE0 AG0 0W0 RS0 0F1 0B1 FREE0 0W1 RS0 STEP");
+    insta::assert_snapshot!(
+        text(&lowered.ranks[0]),
+        @"AG0 0F0 0B0 FREE0 AG0 0W0 RS0 0F1 0B1 FREE0 0W1 RS0 STEP"
+    );
 }
 
 #[test]
@@ -62,10 +81,17 @@ fn look_ahead_keeps_stages_that_alternate() {
         units: vec![2, 1],
         ranks: vec![program],
     };
-    insta::assert_snapshot!(text(&lower(&alternating, &LowerOptions::default()).ranks[0]), @"AG0 AG1 0F0 1F0 1BW0 0BW0 0F1 1F1 1BW1 FREE1 RS1 0BW1 FREE0 RS0 AG0 AG1 0F2 1F2 1BW2 FREE1 RS1 0BW2 FREE0 RS0 STEP");
+    insta::assert_snapshot!(text(&lower(&alternating, &LowerOptions::default()).ranks[0]), @r"
+    AG0 AG1 0F0 1F0 1BW0 0BW0 0F1 1F1 1BW1 FREE1 RS1 0BW1 FREE0 RS0
+    AG0 AG1 0F2 1F2 1BW2 FREE1 RS1 0BW2 FREE0 RS0 STEP
+    ");
     let none = LowerOptions { prefetch: 0, ..Default::default() };
     let lowered = lower(&alternating, &none);
-    insta::assert_snapshot!(text(&lowered.ranks[0]), @"AG0 0F0 FREE0 AG1 1F0 1BW0 FREE1 AG0 0BW0 0F1 FREE0 AG1 1F1 1BW1 FREE1 RS1 AG0 0BW1 FREE0 RS0 AG0 0F2 FREE0 AG1 1F2 1BW2 FREE1 RS1 AG0 0BW2 FREE0 RS0 STEP");
+    insta::assert_snapshot!(text(&lowered.ranks[0]), @r"
+    AG0 0F0 FREE0 AG1 1F0 1BW0 FREE1 AG0 0BW0 0F1 FREE0 AG1 1F1 1BW1
+    FREE1 RS1 AG0 0BW1 FREE0 RS0 AG0 0F2 FREE0 AG1 1F2 1BW2 FREE1 RS1
+    AG0 0BW2 FREE0 RS0 STEP
+    ");
 }
 
 #[test]
@@ -82,11 +108,18 @@ fn receives_of_one_peer_are_posted_in_the_order_of_its_sends() {
             vec![c(F, 1, 2), c(F, 1, 1), c(F, 1, 0), c(BW, 1, 0), c(BW, 1, 1), c(BW, 1, 2)],
         ],
     };
-    insta::assert_snapshot!(text(&lower(&crossed, &LowerOptions::default()).ranks[1]), @"AG1 <A1.0 <A1.1 <A1.2 1F2 1F1 1F0 1BW0 >G1.0 1BW1 >G1.1 1BW2 >G1.2 FREE1 RS1 STEP");
+    insta::assert_snapshot!(text(&lower(&crossed, &LowerOptions::default()).ranks[1]), @r"
+    AG1 <A1.0 <A1.1 <A1.2 1F2 1F1 1F0 1BW0 >G1.0 1BW1 >G1.1 1BW2 >G1.2 FREE1
+    RS1 STEP
+    ");
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 200, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: 200,
+        ..Default::default()
+    })]
 
     /// The contract: 2V − 1 gathers and V reductions per rank and unit, for any B and prefetch, and
     /// never more than 1 + prefetch stages resident.

@@ -55,8 +55,15 @@ mod tests {
 
     #[test]
     fn its_peaks_are_the_predicted_ones_and_nothing_is_left() {
-        let stage =
-            StageBytes { input: 2, activation: 7, stash: 5, weights: 11, gradient: 13, message: 2 };
+        let stage = StageBytes {
+            input: 2,
+            activation: 7,
+            stash: 5,
+            weights: 11,
+            gradient: 13,
+            message: 2,
+            keeps_first_gradient: false,
+        };
         for (kind, v, recompute) in
             [("zeropp", 2, false), ("zeropp", 3, true), ("1f1b", 1, false), ("zb-v", 2, false)]
         {

@@ -7,8 +7,15 @@ use crate::lower::{LowerOptions, lower};
 use crate::schedules::{Shape, generate};
 
 /// One kind of byte a power of 1000 apart from the next, so that sums can be read.
-const BYTES: StageBytes =
-    StageBytes { input: 1, activation: 10, stash: 7, weights: 100, gradient: 1000, message: 3 };
+const BYTES: StageBytes = StageBytes {
+    input: 1,
+    activation: 10,
+    stash: 7,
+    weights: 100,
+    gradient: 1000,
+    message: 3,
+    keeps_first_gradient: false,
+};
 
 fn peaks(kind: &str, shape: Shape, options: &LowerOptions) -> Vec<HeldBytes> {
     let lowered = lower(&generate(kind, &shape).unwrap(), options);
@@ -27,7 +34,6 @@ fn worked_by_hand() {
         gradient: 2000,
         weight_stash: 14,
         communication: 6,
-        ..Default::default()
     };
     assert_eq!(rank_0, want);
 }
@@ -54,8 +60,23 @@ fn a_gradient_lives_until_the_next_reduction() {
     }
 }
 
+#[test]
+fn a_first_gradient_that_stays_is_counted_where_it_stays() {
+    let peak = |micro_batches, keeps_first_gradient| {
+        let shape = Shape { pp: 2, virtual_stages: 2, micro_batches, unit: 3 };
+        let lowered = lower(&generate("zeropp", &shape).unwrap(), &LowerOptions::default());
+        predict(&lowered, &[StageBytes { keeps_first_gradient, ..BYTES }; 4])[0].gradient
+    };
+    assert_eq!((peak(3, false), peak(3, true)), (2000, 0), "the one unit's is the sum");
+    assert_eq!((peak(6, false), peak(6, true)), (3000, 2000), "the second unit's is added to it");
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 300, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: 300,
+        ..Default::default()
+    })]
 
     /// Activations are those of one unit whatever B is: (V−1)·U whole stages and the warm-up of the
     /// last one; with recomputation (V−1)·U inputs, and one recomputed stage or the warm-up.

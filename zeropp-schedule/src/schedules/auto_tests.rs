@@ -5,6 +5,7 @@ use super::timing::Timing;
 use super::zeropp_place::{Cutoff, DeadEnd, Home, Policy, Steps};
 use super::*;
 use crate::ir::Compute;
+use crate::ir::Schedule;
 use proptest::prelude::*;
 
 /// The largest idle share of a rank between its first and last action.
@@ -134,7 +135,8 @@ proptest! {
     #[test]
     fn steps_are_scored_as_they_are_written(
         (shape, costs) in settings(), depths in proptest::collection::vec(1usize..12, 5),
-        quarters in 0u64..5, paced: bool, home in 0usize..3, limit in proptest::option::of(0i64..80),
+        quarters in 0u64..5, paced: bool, home in 0usize..3,
+        limit in proptest::option::of(0i64..80),
     ) {
         let unit = shape.unit.min(shape.micro_batches);
         let mut warm_up: Vec<usize> = depths[..shape.pp].iter().map(|d| (*d).min(unit)).collect();

@@ -2,6 +2,7 @@
 
 use super::timing::{Timing, time};
 use super::*;
+use crate::ir::Schedule;
 use crate::ir::{Action, Compute};
 use crate::lower::{LowerOptions, lower};
 use crate::simulate::simulate;
@@ -130,7 +131,8 @@ proptest! {
         let c = c.min(w / 4);
         costs.send = c;
         let t = made("zb-h2", shape(p, 1, m), &costs);
-        let peaks: Vec<i64> = (0..p as i64).map(|r| (2 * (p as i64 - r) - 1) * 7 + 2 * r * 3).collect();
+        let peak = |r: i64| (2 * (p as i64 - r) - 1) * 7 + 2 * r * 3;
+        let peaks: Vec<i64> = (0..p as i64).map(peak).collect();
         prop_assert_eq!(&t.peaks, &peaks);
         let span = m as u64 * (f + b + w) + (p as u64 - 1) * (f + b - 2 * w + 2 * c);
         prop_assert_eq!(t.own_span(), span);
@@ -138,7 +140,8 @@ proptest! {
 
     #[test]
     fn zb_v_has_no_bubble(unit in 1u64..9, p in 1usize..10, more in 0usize..9) {
-        let t = made("zb-v", shape(p, 2, 2 * p + more), &Costs::uniform(2 * p, unit, unit, unit, 0));
+        let costs = Costs::uniform(2 * p, unit, unit, unit, 0);
+        let t = made("zb-v", shape(p, 2, 2 * p + more), &costs);
         prop_assert_eq!(own_idle(&t), vec![0; p]);
         prop_assert_eq!(t.peaks, vec![4 * p as i64; p]);
     }
@@ -215,7 +218,8 @@ proptest! {
 
     #[test]
     fn automatic_with_uneven_stages(
-        p in 1usize..8, m in 1usize..20, seed in proptest::collection::vec((1u64..30, 1u64..30, 1u64..30, 1i64..9), 8),
+        p in 1usize..8, m in 1usize..20,
+        seed in proptest::collection::vec((1u64..30, 1u64..30, 1u64..30, 1i64..9), 8),
         c in 0u64..9, fold in 1i64..4,
     ) {
         let mut costs = Costs::uniform(p, 0, 0, 0, c);

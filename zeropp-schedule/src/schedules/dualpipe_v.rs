@@ -16,7 +16,7 @@ pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
     let Shape { pp, micro_batches, .. } = *shape;
     if micro_batches < 2 * pp {
         let works = format!("with pp = {pp} it must be at least {}", 2 * pp);
-        let (field, value) = ("micro_batches", micro_batches);
+        let (field, value) = ("micro-batches", micro_batches);
         return Err(ScheduleError::Field { kind, field, value, works });
     }
     Ok(Schedule {

@@ -107,7 +107,7 @@ fn round_size(kind: &'static str, pp: usize, m: usize) -> Result<usize, Schedule
         m - m % rounds,
         m - m % pp + pp,
     );
-    Err(ScheduleError::Field { kind, field: "micro_batches", value: m, works })
+    Err(ScheduleError::Field { kind, field: "micro-batches", value: m, works })
 }
 
 /// The end of an interleaved 1F1B step as the Zero Bubble paper's table counts it: from the last

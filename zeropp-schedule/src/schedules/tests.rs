@@ -61,7 +61,7 @@ fn errors_name_field_value_and_remedy() {
         2,
         4,
         4,
-        "schedule 1f1b: virtual_stages = 2 does not work; it must be 1, or take `gpipe` or `zeropp`",
+        "schedule 1f1b: virtual = 2 does not work; it must be 1, or take `gpipe` or `zeropp`",
     );
     check(
         "zeropp",
@@ -69,7 +69,7 @@ fn errors_name_field_value_and_remedy() {
         2,
         0,
         4,
-        "schedule zeropp: micro_batches = 0 does not work; it must be at least 1",
+        "schedule zeropp: micro-batches = 0 does not work; it must be at least 1",
     );
     check("zeropp", 2, 2, 4, 0, "schedule zeropp: unit = 0 does not work; it must be at least 1");
     check(
@@ -78,7 +78,7 @@ fn errors_name_field_value_and_remedy() {
         1 << 40,
         4,
         4,
-        "schedule gpipe: pp = 1099511627776, virtual_stages = 1099511627776, micro_batches = 4 \
+        "schedule gpipe: pp = 1099511627776, virtual = 1099511627776, micro-batches = 4 \
          make more than 134217728 actions; make one of them smaller",
     );
     let unknown = generate("gpip", &Shape { pp: 1, virtual_stages: 1, micro_batches: 1, unit: 1 });

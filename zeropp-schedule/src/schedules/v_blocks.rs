@@ -20,16 +20,6 @@ const PERIOD: usize = 6;
 /// Slots of a micro-batch's F and B of both chunks on one rank, by the time they come.
 type Block = [(Compute, usize, usize); 4];
 
-/// V-Half with equal times: the registry's entry.
-pub(super) fn half(shape: &Shape) -> Result<Schedule, ScheduleError> {
-    v_half(shape, &Costs::uniform(shape.stages(), 1, 1, 1, 0))
-}
-
-/// V-Min with equal times: the registry's entry.
-pub(super) fn min(shape: &Shape) -> Result<Schedule, ScheduleError> {
-    v_min(shape, &Costs::uniform(shape.stages(), 1, 1, 1, 0))
-}
-
 /// V-Half for `costs`; V must be 2, one unit of B. With equal stages no rank holds more than
 /// (p + 2) / 2 micro-batches.
 ///

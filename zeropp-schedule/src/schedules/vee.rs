@@ -9,7 +9,7 @@ pub(super) fn two_chunks(kind: &'static str, shape: &Shape) -> Result<(), Schedu
         return Ok(());
     }
     let works = "it must be 2: each rank holds both arms of the V".into();
-    let (field, value) = ("virtual_stages", shape.virtual_stages);
+    let (field, value) = ("virtual", shape.virtual_stages);
     Err(ScheduleError::Field { kind, field, value, works })
 }
 

@@ -54,20 +54,20 @@ struct Run<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct NoMemory;
 
-/// ZB-1p: the automatic schedule within the memory of 1F1B, p · M_F of each stage's rank.
-pub(super) fn zb_1p(shape: &Shape) -> Result<Schedule, ScheduleError> {
-    zb("zb-1p", shape, &p_fold(shape, 1))
-}
-
-/// ZB-2p: the automatic schedule within twice the memory of 1F1B.
-pub(super) fn zb_2p(shape: &Shape) -> Result<Schedule, ScheduleError> {
-    zb("zb-2p", shape, &p_fold(shape, 2))
-}
-
-fn p_fold(shape: &Shape, fold: i64) -> Costs {
-    let costs = Costs::uniform(shape.stages(), 1, 1, 1, 0);
-    let limit = fold * shape.pp as i64 * costs.mem_f[0];
-    costs.with_limit(limit)
+/// The automatic schedule `kind` within the costs' limit, or else within the memory of `fold` · P
+/// micro-batches of the stage that holds most: 1F1B's with a fold of 1.
+pub(super) fn within(
+    kind: &'static str,
+    shape: &Shape,
+    costs: Option<&Costs>,
+    fold: usize,
+) -> Result<Schedule, ScheduleError> {
+    let equal = || Costs::uniform(shape.stages(), 1, 1, 1, 0);
+    let costs = costs.cloned().unwrap_or_else(equal);
+    let most = costs.mem_f.iter().max().copied().unwrap_or(0);
+    let named_after = most.saturating_mul((fold * shape.pp) as i64);
+    let limit = costs.mem_limit.unwrap_or(named_after);
+    zb(kind, shape, &costs.with_limit(limit))
 }
 
 /// The heuristic for `costs` with their memory limit (none means no limit); V must be 1, one unit

@@ -1,4 +1,5 @@
-//! ZB-V for unequal times: the automatic V schedule (Pipeline Parallelism with Controllable Memory).
+//! ZB-V for unequal times: the automatic V schedule (Pipeline Parallelism with Controllable
+//! Memory).
 //!
 //! The shape of ZB-V by hand, but every W is placed by the clock, as in [`super::zb_auto`]: rounds
 //! of one B and one F a rank, W where a rank would wait, where memory runs out, or where a wait

@@ -20,11 +20,6 @@ const KIND: &str = "zeropp-auto";
 /// half-way or known already count as well: what is found does not hang on how fast it is found.
 const EFFORT_MAX: usize = 6_000_000;
 
-/// ZeroPP with equal times of one: the registry's entry.
-pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
-    zeropp_auto(shape, &Costs::uniform(shape.stages(), 1, 1, 1, 0))
-}
-
 /// ZeroPP for `shape` with the warm-up and the places of W chosen for `costs`, gathers (one block
 /// ahead) and reductions included. The activation memory of a rank stays within that of U
 /// micro-batches and within the costs' limit.

@@ -13,9 +13,6 @@ use crate::timeline::Timeline;
 use crate::verify::{VerifyError, VerifyLimits, verify};
 
 mod engine;
-mod metrics;
-
-pub use metrics::{Metrics, counts_own_span};
 
 /// What one stage takes, in nanoseconds, for one micro-batch where that applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

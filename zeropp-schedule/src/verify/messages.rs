@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::tables::Tables;
-use super::{Fault, VerifyError, fault};
+use super::{Enough, Fault, Faults, VerifyError, fault};
 use crate::ir::{Action, Compute, Message, Schedule};
 
 /// A message on a link: rank-local index of the action, and what it carries, named by its producer.
@@ -14,27 +14,33 @@ type Entry = (usize, (Message, usize, usize));
 type Links = BTreeMap<(usize, usize), Vec<Entry>>;
 
 /// Checks sends, receives and their pairing.
-pub(super) fn check(schedule: &Schedule, tables: &Tables) -> Result<(), VerifyError> {
+pub(super) fn check(
+    schedule: &Schedule,
+    tables: &Tables,
+    faults: &mut Faults,
+) -> Result<(), Enough> {
     let (mut sends, mut receives) = (Links::new(), Links::new());
     let stages = schedule.stages();
     for (rank, actions) in schedule.ranks.iter().enumerate() {
         for (index, action) in actions.iter().enumerate() {
             for compute in action.computes() {
-                both_ends(schedule, tables, rank, index, compute)?;
+                faults.note(both_ends(schedule, tables, rank, index, compute))?;
             }
             match *action {
                 Action::Send { message, stage, micro_batch } => {
                     let Some(to) = schedule.destination(message, stage) else {
-                        return fault(schedule, rank, index, Fault::NoNeighbour);
+                        faults.note(fault(schedule, rank, index, Fault::NoNeighbour))?;
+                        continue;
                     };
-                    sent_after(tables, message, stage, micro_batch, index)
-                        .or_else(|f| fault(schedule, rank, index, f))?;
+                    let sent = sent_after(tables, message, stage, micro_batch, index);
+                    faults.note(sent.or_else(|f| fault(schedule, rank, index, f)))?;
                     let entry = (index, (message, stage, micro_batch));
                     sends.entry((rank, to)).or_default().push(entry);
                 }
                 Action::Recv { message, stage, micro_batch } => {
                     let Some(from) = schedule.source(message, stage) else {
-                        return fault(schedule, rank, index, Fault::NoNeighbour);
+                        faults.note(fault(schedule, rank, index, Fault::NoNeighbour))?;
+                        continue;
                     };
                     let producer = message.producer(stage, stages).expect("it has a source");
                     let entry = (index, (message, producer, micro_batch));
@@ -44,6 +50,7 @@ pub(super) fn check(schedule: &Schedule, tables: &Tables) -> Result<(), VerifyEr
             }
         }
     }
+    faults.none_yet()?;
     // Every message that some compute makes or takes has both ends by now, so that the lists of a
     // link are equally long.
     for (link, received) in &receives {
@@ -52,7 +59,9 @@ pub(super) fn check(schedule: &Schedule, tables: &Tables) -> Result<(), VerifyEr
             if what != wanted {
                 let (message, stage, micro_batch) = *what;
                 let next = Action::Send { message, stage, micro_batch };
-                return fault(schedule, link.1, *index, Fault::Crossed(next));
+                faults.note(fault(schedule, link.1, *index, Fault::Crossed(next)))?;
+                // From here on the two ends are out of step.
+                break;
             }
         }
     }
@@ -72,8 +81,8 @@ fn both_ends(
         && schedule.destination(message, stage).is_some()
         && tables.send(message, stage, micro_batch).is_none()
     {
-        let what = Action::Send { message, stage, micro_batch }.to_string();
-        return Err(VerifyError::Missing { rank, what });
+        let action = Action::Send { message, stage, micro_batch };
+        return Err(VerifyError::Missing { rank, action, unit: None });
     }
     if let Some(message) = kind.needs(stage, stages)
         && schedule.source(message, stage).is_some()

@@ -7,8 +7,6 @@
 //! buffered and never block, receives are posted without waiting, a compute action waits for its
 //! message, and collectives involve no other pipeline rank.
 
-use std::fmt;
-
 use crate::ir::{Action, Compute, Schedule};
 
 mod deadlock;
@@ -16,6 +14,9 @@ mod messages;
 mod order;
 mod tables;
 mod weights;
+mod words;
+
+pub use words::Words;
 
 /// What a schedule has to keep besides being correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,20 +54,13 @@ pub struct Place {
     pub action: Action,
 }
 
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {}, action {} ({})", self.rank, self.index, self.action)
-    }
-}
-
-/// Why a schedule was rejected: the first fault found.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// Why a schedule was rejected. Printed, it spells actions as this crate does and counts from 0;
+/// [`message`](Self::message) says it in words of the reader's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VerifyError {
     /// The placement, the units or the ranks contradict each other.
-    #[error("schedule: {0}")]
     Header(String),
     /// An action breaks a rule.
-    #[error("{place}: {fault}")]
     Action {
         /// Where.
         place: Place,
@@ -74,15 +68,15 @@ pub enum VerifyError {
         fault: Fault,
     },
     /// A rank's list lacks an action.
-    #[error("rank {rank}: {what} is missing")]
     Missing {
         /// Pipeline rank.
         rank: usize,
-        /// The action, in the IR's spelling.
-        what: String,
+        /// The action.
+        action: Action,
+        /// The unit that it would belong to, for a reduction.
+        unit: Option<usize>,
     },
     /// Ranks wait for each other in a circle.
-    #[error("deadlock: {}", circle(.0))]
     Deadlock(Vec<Stuck>),
 }
 
@@ -95,49 +89,29 @@ pub struct Stuck {
     pub waits_for: (Compute, usize, usize),
 }
 
-/// The rule that an action breaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+/// The rule that an action breaks. [`VerifyError`] says each in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // The messages say what each is.
 pub enum Fault {
-    #[error("unknown stage; stages are 0..{stages}")]
     UnknownStage { stages: usize },
-    #[error("unknown micro-batch; micro-batches are 0..{micro_batches}")]
     UnknownMicroBatch { micro_batches: usize },
-    #[error("wrong rank; stage {stage} lives on rank {home}")]
     WrongRank { stage: usize, home: usize },
-    #[error("duplicate of action {first}")]
     Duplicate { first: usize },
-    #[error("the backward is whole there and split at action {other}")]
     WholeAndSplit { other: usize },
-    #[error("no {} before it", compute(.0))]
     NothingBefore((Compute, usize, usize)),
-    #[error("no {0} before it")]
     NoActionBefore(Action),
-    #[error("it recomputes for {}, which runs earlier", compute(.0))]
     RecomputeLate((Compute, usize, usize)),
-    #[error("W of stage {stage} must run in micro-batch order, but {after} ran before")]
     WeightOrder { stage: usize, after: usize },
-    #[error("superfluous; the neighbouring stage is on the same rank, or there is none")]
     NoNeighbour,
-    #[error("crossed; the next message on this link is {0}")]
     Crossed(Action),
-    #[error("stage {stage} is not gathered")]
     NotGathered { stage: usize },
-    #[error("stage {stage} is gathered already, by action {since}")]
     GatheredTwice { stage: usize, since: usize },
-    #[error("never freed")]
     NeverFreed,
-    #[error("{resident} gathered stages are more than the limit of {limit}")]
     GatheredLimit { resident: usize, limit: usize },
-    #[error("activations of {alive} micro-batches are more than the limit of {limit}")]
     ActivationLimit { alive: usize, limit: usize },
-    #[error("too early; {done} of the {size} micro-batches of unit {unit} have had their W")]
     ReducedEarly { unit: usize, done: usize, size: usize },
-    #[error("reduced already; nothing was added since")]
     ReducedTwice,
-    #[error("the gradient of unit {unit} is not reduced before it")]
     NotReduced { unit: usize },
-    #[error("after the optimizer step")]
     AfterStep,
 }
 
@@ -146,14 +120,66 @@ pub enum Fault {
 /// # Errors
 /// The first fault, with rank, index and action.
 pub fn verify(schedule: &Schedule, limits: &VerifyLimits) -> Result<(), VerifyError> {
-    header(schedule)?;
-    let tables = tables::Tables::new(schedule)?;
-    order::check(schedule, &tables, limits)?;
-    if is_program(schedule) {
-        messages::check(schedule, &tables)?;
-        weights::check(schedule, limits)?;
+    match verify_all(schedule, limits, 1).pop() {
+        Some(first) => Err(first),
+        None => Ok(()),
     }
-    deadlock::check(schedule, &tables)
+}
+
+/// Checks `schedule` against every rule and returns the faults, at most `faults_max`. Where one
+/// kind of rule is broken, those that build on it are not looked at: what is missing or in the
+/// wrong place, then what is out of order, then messages, then weights, then deadlocks.
+pub fn verify_all(
+    schedule: &Schedule,
+    limits: &VerifyLimits,
+    faults_max: usize,
+) -> Vec<VerifyError> {
+    let mut faults = Faults { found: Vec::new(), max: faults_max };
+    // What is left out then is more of the same.
+    let (Ok(()) | Err(Enough)) = all_rules(schedule, limits, &mut faults);
+    faults.found
+}
+
+fn all_rules(
+    schedule: &Schedule,
+    limits: &VerifyLimits,
+    faults: &mut Faults,
+) -> Result<(), Enough> {
+    faults.note(header(schedule))?;
+    faults.none_yet()?;
+    let tables = tables::Tables::new(schedule, faults)?;
+    faults.none_yet()?;
+    order::check(schedule, &tables, limits, faults)?;
+    faults.none_yet()?;
+    if is_program(schedule) {
+        messages::check(schedule, &tables, faults)?;
+        faults.none_yet()?;
+        weights::check(schedule, limits, faults)?;
+        faults.none_yet()?;
+    }
+    faults.note(deadlock::check(schedule, &tables))
+}
+
+/// The faults found so far.
+struct Faults {
+    found: Vec<VerifyError>,
+    max: usize,
+}
+
+/// There are as many faults as were asked for, or the rest of the rules would mislead.
+struct Enough;
+
+impl Faults {
+    /// Keeps a fault.
+    fn note(&mut self, checked: Result<(), VerifyError>) -> Result<(), Enough> {
+        self.found.extend(checked.err());
+        if self.found.len() < self.max { Ok(()) } else { Err(Enough) }
+    }
+
+    /// Goes on only where nothing was found.
+    fn none_yet(&self) -> Result<(), Enough> {
+        if self.found.is_empty() { Ok(()) } else { Err(Enough) }
+    }
 }
 
 /// True where the schedule has more than compute actions.
@@ -193,15 +219,6 @@ fn header(schedule: &Schedule) -> Result<(), VerifyError> {
             micro_batches.map_or("too many".into(), |b| b.to_string()),
         )),
     }
-}
-
-fn compute(c: &(Compute, usize, usize)) -> Action {
-    Action::compute(c.0, c.1, c.2)
-}
-
-fn circle(stuck: &[Stuck]) -> String {
-    let one = |s: &Stuck| format!("{} waits for {}", s.place, compute(&s.waits_for));
-    stuck.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
 /// The place of action `index` of `rank`.

@@ -340,7 +340,11 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 3000, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        cases: 3000,
+        ..Default::default()
+    })]
 
     #[test]
     fn good_schedules_pass_and_changes_are_judged_as_the_literal_checker_does(

@@ -2,7 +2,7 @@
 //! and how many activations are alive.
 
 use super::tables::Tables;
-use super::{Fault, VerifyError, VerifyLimits, fault};
+use super::{Enough, Fault, Faults, VerifyLimits, fault};
 use crate::ir::{Compute, Schedule};
 
 /// Checks every rank's list by itself.
@@ -10,39 +10,56 @@ pub(super) fn check(
     schedule: &Schedule,
     tables: &Tables,
     limits: &VerifyLimits,
-) -> Result<(), VerifyError> {
+    faults: &mut Faults,
+) -> Result<(), Enough> {
     let mut last_w = vec![None; schedule.stages()];
     for (rank, actions) in schedule.ranks.iter().enumerate() {
-        let mut alive = 0usize;
+        let mut walk = Walk { tables, limits, last_w: &mut last_w, alive: 0 };
         for (index, action) in actions.iter().enumerate() {
             for compute in action.computes() {
-                let (kind, stage, micro_batch) = compute;
-                before(schedule, tables, compute, index)
-                    .or_else(|f| fault(schedule, rank, index, f))?;
-                if limits.w_in_order && matches!(kind, Compute::W | Compute::BW) {
-                    match last_w[stage].replace(micro_batch) {
-                        Some(after) if after > micro_batch => {
-                            let out_of_order = Fault::WeightOrder { stage, after };
-                            return fault(schedule, rank, index, out_of_order);
-                        }
-                        _ => {}
-                    }
-                }
-                let recomputes = tables.compute(Compute::R, stage, micro_batch).is_some();
-                match kind {
-                    Compute::R => alive += 1,
-                    Compute::F if !recomputes => alive += 1,
-                    // An R that comes after its B, which makes this 0, is a fault of its own.
-                    Compute::B | Compute::BW => alive = alive.saturating_sub(1),
-                    Compute::F | Compute::W => {}
-                }
-                if let Some(limit) = limits.activations_max.filter(|limit| alive > *limit) {
-                    return fault(schedule, rank, index, Fault::ActivationLimit { alive, limit });
-                }
+                let kept =
+                    before(schedule, tables, compute, index).and_then(|()| walk.step(compute));
+                faults.note(kept.or_else(|f| fault(schedule, rank, index, f)))?;
             }
         }
     }
     Ok(())
+}
+
+/// One rank's walk.
+struct Walk<'a> {
+    tables: &'a Tables,
+    limits: &'a VerifyLimits,
+    /// The last W of each stage.
+    last_w: &'a mut [Option<usize>],
+    /// Micro-batches, counted per stage, whose activations are kept.
+    alive: usize,
+}
+
+impl Walk<'_> {
+    fn step(&mut self, (kind, stage, micro_batch): (Compute, usize, usize)) -> Result<(), Fault> {
+        if self.limits.w_in_order && matches!(kind, Compute::W | Compute::BW) {
+            match self.last_w[stage].replace(micro_batch) {
+                Some(after) if after > micro_batch => {
+                    return Err(Fault::WeightOrder { stage, after });
+                }
+                _ => {}
+            }
+        }
+        let recomputes = self.tables.compute(Compute::R, stage, micro_batch).is_some();
+        match kind {
+            Compute::R => self.alive += 1,
+            Compute::F if !recomputes => self.alive += 1,
+            // An R that comes after its B, which makes this 0, is a fault of its own.
+            Compute::B | Compute::BW => self.alive = self.alive.saturating_sub(1),
+            Compute::F | Compute::W => {}
+        }
+        let alive = self.alive;
+        match self.limits.activations_max.filter(|limit| alive > *limit) {
+            Some(limit) => Err(Fault::ActivationLimit { alive, limit }),
+            None => Ok(()),
+        }
+    }
 }
 
 /// What must come before `compute` on its own rank. In an overlapped pair F comes before BW.

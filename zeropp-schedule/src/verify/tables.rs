@@ -1,6 +1,6 @@
 //! Where every action is; finds duplicates, strangers and gaps on the way.
 
-use super::{Fault, VerifyError, fault};
+use super::{Enough, Fault, Faults, VerifyError, fault};
 use crate::ir::{Action, Compute, Message, Schedule};
 
 const NOWHERE: u32 = u32::MAX;
@@ -28,43 +28,52 @@ fn message_table(send: bool, message: Message) -> usize {
 
 impl Tables {
     /// Tables of a schedule whose actions all name known stages and micro-batches on the right
-    /// ranks, none twice, with one F and one backward each.
-    pub(super) fn new(schedule: &Schedule) -> Result<Tables, VerifyError> {
-        let micro_batches = schedule.micro_batches();
-        let size = schedule.stages() * micro_batches;
+    /// ranks, none twice, with one F and one backward each. Those that do not are faults, and not
+    /// in the tables.
+    pub(super) fn new(schedule: &Schedule, faults: &mut Faults) -> Result<Tables, Enough> {
         // A table costs nothing until its kind occurs.
-        let mut tables = Tables { micro_batches, index: std::array::from_fn(|_| Vec::new()) };
+        let index = std::array::from_fn(|_| Vec::new());
+        let mut tables = Tables { micro_batches: schedule.micro_batches(), index };
         for (rank, actions) in schedule.ranks.iter().enumerate() {
             for (index, action) in actions.iter().enumerate() {
-                for (table, stage, micro_batch) in entries(action) {
-                    known(schedule, stage, micro_batch)
-                        .or_else(|f| fault(schedule, rank, index, f))?;
-                    if schedule.placement[stage] != rank {
-                        let home = schedule.placement[stage];
-                        return fault(schedule, rank, index, Fault::WrongRank { stage, home });
-                    }
-                    let table = &mut tables.index[table];
-                    if table.is_empty() {
-                        table.resize(size, NOWHERE);
-                    }
-                    let slot = &mut table[stage * micro_batches + micro_batch];
-                    if *slot != NOWHERE {
-                        let first = *slot as usize;
-                        return fault(schedule, rank, index, Fault::Duplicate { first });
-                    }
-                    *slot = index as u32;
-                }
-                if let Some(stage) = bare_stage(action) {
-                    known(schedule, stage, 0).or_else(|f| fault(schedule, rank, index, f))?;
-                    let home = schedule.placement[stage];
-                    if home != rank {
-                        return fault(schedule, rank, index, Fault::WrongRank { stage, home });
-                    }
-                }
+                let entered = tables.enter(schedule, rank, index, action);
+                faults.note(entered.or_else(|f| fault(schedule, rank, index, f)))?;
             }
         }
-        tables.complete(schedule)?;
+        tables.complete(schedule, faults)?;
         Ok(tables)
+    }
+
+    fn enter(
+        &mut self,
+        schedule: &Schedule,
+        rank: usize,
+        index: usize,
+        action: &Action,
+    ) -> Result<(), Fault> {
+        let size = schedule.stages() * self.micro_batches;
+        let at_home = |stage: usize| match schedule.placement[stage] {
+            home if home == rank => Ok(()),
+            home => Err(Fault::WrongRank { stage, home }),
+        };
+        for (table, stage, micro_batch) in entries(action) {
+            known(schedule, stage, micro_batch)?;
+            at_home(stage)?;
+            let table = &mut self.index[table];
+            if table.is_empty() {
+                table.resize(size, NOWHERE);
+            }
+            let slot = &mut table[stage * self.micro_batches + micro_batch];
+            if *slot != NOWHERE {
+                return Err(Fault::Duplicate { first: *slot as usize });
+            }
+            *slot = index as u32;
+        }
+        if let Some(stage) = bare_stage(action) {
+            known(schedule, stage, 0)?;
+            at_home(stage)?;
+        }
+        Ok(())
     }
 
     /// Index of a compute action.
@@ -94,31 +103,41 @@ impl Tables {
     }
 
     /// Each stage and micro-batch needs F, and either BW or both B and W.
-    fn complete(&self, schedule: &Schedule) -> Result<(), VerifyError> {
-        for (stage, &rank) in schedule.placement.iter().enumerate() {
-            for i in 0..self.micro_batches {
-                let at = |kind| self.compute(kind, stage, i);
-                let missing = |what: Compute| {
-                    let what = Action::compute(what, stage, i).to_string();
-                    Err(VerifyError::Missing { rank, what })
-                };
-                if at(Compute::F).is_none() {
-                    return missing(Compute::F);
-                }
-                match (at(Compute::BW), at(Compute::B), at(Compute::W)) {
-                    (Some(whole), Some(other), _) | (Some(whole), None, Some(other)) => {
-                        return fault(schedule, rank, whole, Fault::WholeAndSplit { other });
-                    }
-                    (Some(_), None, None) | (None, Some(_), Some(_)) => {}
-                    (None, None, None) if !self.index[compute_table(Compute::BW)].is_empty() => {
-                        return missing(Compute::BW);
-                    }
-                    (None, None, _) => return missing(Compute::B),
-                    (None, Some(_), None) => return missing(Compute::W),
-                }
+    fn complete(&self, schedule: &Schedule, faults: &mut Faults) -> Result<(), Enough> {
+        for stage in 0..schedule.stages() {
+            for micro_batch in 0..self.micro_batches {
+                faults.note(self.complete_one(schedule, stage, micro_batch))?;
             }
         }
         Ok(())
+    }
+
+    fn complete_one(
+        &self,
+        schedule: &Schedule,
+        stage: usize,
+        micro_batch: usize,
+    ) -> Result<(), VerifyError> {
+        let rank = schedule.placement[stage];
+        let at = |kind| self.compute(kind, stage, micro_batch);
+        let missing = |what: Compute| {
+            let action = Action::compute(what, stage, micro_batch);
+            Err(VerifyError::Missing { rank, action, unit: None })
+        };
+        if at(Compute::F).is_none() {
+            return missing(Compute::F);
+        }
+        match (at(Compute::BW), at(Compute::B), at(Compute::W)) {
+            (Some(whole), Some(other), _) | (Some(whole), None, Some(other)) => {
+                fault(schedule, rank, whole, Fault::WholeAndSplit { other })
+            }
+            (Some(_), None, None) | (None, Some(_), Some(_)) => Ok(()),
+            (None, None, None) if !self.index[compute_table(Compute::BW)].is_empty() => {
+                missing(Compute::BW)
+            }
+            (None, None, _) => missing(Compute::B),
+            (None, Some(_), None) => missing(Compute::W),
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! Weights and gradients of a program: what computes has its weights, what was gathered is freed,
 //! every gradient is reduced once per stage and unit after its last W, the step comes last.
 
-use super::{Fault, VerifyError, VerifyLimits, fault};
+use std::collections::BTreeSet;
+
+use super::{Enough, Fault, Faults, VerifyError, VerifyLimits, fault};
 use crate::ir::{Action, Compute, Schedule};
 
 /// The state of one stage while its rank's program is walked.
@@ -18,7 +20,11 @@ struct Stage {
 }
 
 /// Checks every rank's program by itself.
-pub(super) fn check(schedule: &Schedule, limits: &VerifyLimits) -> Result<(), VerifyError> {
+pub(super) fn check(
+    schedule: &Schedule,
+    limits: &VerifyLimits,
+    faults: &mut Faults,
+) -> Result<(), Enough> {
     let units = schedule.unit_table();
     let reduces_replicas =
         schedule.ranks.iter().flatten().any(|a| matches!(a, Action::ReplicaReduce { .. }));
@@ -32,14 +38,23 @@ pub(super) fn check(schedule: &Schedule, limits: &VerifyLimits) -> Result<(), Ve
             resident: 0,
             stepped: false,
         };
+        // The stages of which something was wrong; more of them would be what follows from it.
+        let mut spoilt = BTreeSet::new();
         for (index, action) in actions.iter().enumerate() {
-            walk.step(index, action).or_else(|f| fault(schedule, rank, index, f))?;
+            match walk.step(index, action) {
+                Err(f) if spoilt.insert(action.stage()) => {
+                    faults.note(fault(schedule, rank, index, f))?;
+                }
+                _ => {}
+            }
         }
         let stepped = walk.stepped;
-        at_end(schedule, &stages, rank, reduces_replicas)?;
+        if spoilt.is_empty() {
+            faults.note(at_end(schedule, &stages, rank, reduces_replicas))?;
+        }
         if limits.optimizer_step && !stepped {
-            let what = Action::OptimizerStep.to_string();
-            return Err(VerifyError::Missing { rank, what });
+            let action = Action::OptimizerStep;
+            faults.note(Err(VerifyError::Missing { rank, action, unit: None }))?;
         }
     }
     Ok(())
@@ -147,13 +162,12 @@ fn at_end(
         }
         let units = schedule.units.len();
         if state.reduced < units {
-            let reduce = Action::ReduceScatter { stage };
-            let what = format!("{reduce} of unit {}", state.reduced);
-            return Err(VerifyError::Missing { rank, what });
+            let action = Action::ReduceScatter { stage };
+            return Err(VerifyError::Missing { rank, action, unit: Some(state.reduced) });
         }
         if replicas && state.replicas.is_none() {
-            let what = Action::ReplicaReduce { stage }.to_string();
-            return Err(VerifyError::Missing { rank, what });
+            let action = Action::ReplicaReduce { stage };
+            return Err(VerifyError::Missing { rank, action, unit: None });
         }
     }
     Ok(())

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 pub enum CheckpointError {
     /// There is nothing to go on from.
     #[error(
-        "save = {}: no complete checkpoint to resume from{passed_over}; start without resume, or name another folder",
+        "save = {}: no complete checkpoint to resume from{passed_over}; start without resume, or \
+         name another folder",
         folder.display()
     )]
     NotFound {
@@ -26,12 +27,14 @@ pub enum CheckpointError {
         problem: String,
     },
     /// A file is not what was written.
-    #[error("checkpoint file {} is damaged: {problem}; restore it, or remove its folder to resume from an older one", path.display())]
+    #[error("checkpoint file {} is damaged: {problem}; {help}", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
         /// What is wrong in it.
         problem: String,
+        /// What would work.
+        help: String,
     },
     /// The checkpoint is whole, but of another model or run.
     #[error("checkpoint {} does not fit this run: {problem}", path.display())]
@@ -61,6 +64,15 @@ pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) ->
     move |source| CheckpointError::Io { action, path: path.to_path_buf(), source }
 }
 
+/// For `map_err`: a file of a checkpoint cannot be read, which is as bad as a wrong byte in it.
+pub(super) fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+    move |e| damaged(path, format!("it cannot be read ({e})"))
+}
+
 pub(super) fn damaged(path: &Path, problem: impl Into<String>) -> CheckpointError {
-    CheckpointError::Damaged { path: path.to_path_buf(), problem: problem.into() }
+    CheckpointError::Damaged {
+        path: path.to_path_buf(),
+        problem: problem.into(),
+        help: "restore it, or resume from another checkpoint".into(),
+    }
 }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::error::{Checked, damaged, io};
+use super::error::{Checked, CheckpointError, damaged, io, unreadable};
 use super::manifest::FileRecord;
 
 /// Bytes of the header's length at the start of the file.
@@ -120,60 +120,140 @@ impl<'a> StateWriter<'a> {
     }
 }
 
-/// Size and digest of a file as it is.
-pub(super) fn measure(path: &Path) -> Checked<FileRecord> {
-    let mut file = File::open(path).map_err(io("read", path))?;
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; CHUNK_BYTES];
-    let mut bytes = 0;
-    loop {
-        let n = file.read(&mut buffer).map_err(io("read", path))?;
-        if n == 0 {
-            return Ok(FileRecord { bytes, blake3: hasher.finalize().to_hex().to_string() });
-        }
-        hasher.update(&buffer[..n]);
-        bytes += n as u64;
-    }
-}
-
 /// Where a file's tensors are: first byte in the file and number of elements, by name.
 pub(super) type Places = BTreeMap<String, (u64, usize)>;
 
-/// Reads the header alone.
-pub(super) fn places(path: &Path) -> Checked<Places> {
-    let mut file = File::open(path).map_err(io("read", path))?;
-    let mut prefix = [0; PREFIX_BYTES as usize];
-    file.read_exact(&mut prefix).map_err(io("read", path))?;
-    let length = u64::from_le_bytes(prefix);
-    if length > HEADER_BYTES_MAX {
-        return Err(damaged(path, format!("its header claims {length} bytes")));
+/// A file being read. Every byte that is read for the first time goes into its digest, if this
+/// reader is the one that checks it; read in the order it was written, the file is read once.
+pub(super) struct StateReader<'a> {
+    path: PathBuf,
+    record: &'a FileRecord,
+    file: File,
+    places: Places,
+    digest: Option<Digest>,
+}
+
+/// The digest of a file's first bytes.
+#[derive(Default)]
+struct Digest {
+    hasher: blake3::Hasher,
+    /// Number of bytes that are in it.
+    upto: u64,
+}
+
+impl Digest {
+    /// Takes what is new of `bytes`, which begin at byte `at` of the file, not beyond `upto`.
+    fn see(&mut self, at: u64, bytes: &[u8]) {
+        let seen = self.upto.saturating_sub(at) as usize;
+        if let Some(new) = bytes.get(seen..) {
+            self.hasher.update(new);
+            self.upto = at + bytes.len() as u64;
+        }
     }
-    let mut header = vec![0; length as usize];
-    file.read_exact(&mut header).map_err(io("read", path))?;
-    let metadata: Metadata = serde_json::from_slice(&header)
-        .map_err(|e| damaged(path, format!("its header is not safetensors' ({e})")))?;
-    let data = PREFIX_BYTES + length;
+
+    /// Reads and takes all up to byte `end`.
+    fn advance(&mut self, file: &mut File, end: u64) -> std::io::Result<()> {
+        if self.upto >= end {
+            return Ok(());
+        }
+        file.seek(SeekFrom::Start(self.upto))?;
+        let mut buffer = vec![0; CHUNK_BYTES.min((end - self.upto) as usize)];
+        while self.upto < end {
+            let chunk = buffer.len().min((end - self.upto) as usize);
+            file.read_exact(&mut buffer[..chunk])?;
+            self.see(self.upto, &buffer[..chunk]);
+        }
+        Ok(())
+    }
+}
+
+impl<'a> StateReader<'a> {
+    /// Opens a file that is to be as `record` says and reads its header; `checks` if this reader is
+    /// to compare the digest.
+    pub(super) fn open(path: PathBuf, record: &'a FileRecord, checks: bool) -> Checked<Self> {
+        check_size(&path, record)?;
+        let file = File::open(&path).map_err(unreadable(&path))?;
+        let digest = checks.then(Digest::default);
+        let mut reader = Self { path, record, file, places: Places::new(), digest };
+        let prefix = reader.bytes(0, PREFIX_BYTES)?.try_into().expect("as many as asked for");
+        let length = u64::from_le_bytes(prefix);
+        if length > HEADER_BYTES_MAX.min(record.bytes - PREFIX_BYTES) {
+            return Err(reader.damaged(format!("its header claims {length} bytes")));
+        }
+        let header = reader.bytes(PREFIX_BYTES, length)?;
+        reader.places = places(&header).map_err(|problem| reader.damaged(problem))?;
+        Ok(reader)
+    }
+
+    /// Its tensors.
+    pub(super) fn places(&self) -> &Places {
+        &self.places
+    }
+
+    /// Reads elements from byte `start` of the file on.
+    pub(super) fn values(&mut self, start: u64, out: &mut [f32]) -> Checked<()> {
+        let mut at = start;
+        for chunk in out.chunks_mut(CHUNK_BYTES / 4) {
+            let bytes = self.bytes(at, 4 * chunk.len() as u64)?;
+            for (x, b) in chunk.iter_mut().zip(bytes.chunks_exact(4)) {
+                *x = f32::from_le_bytes(b.try_into().expect("four bytes"));
+            }
+            at += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn bytes(&mut self, at: u64, len: u64) -> Checked<Vec<u8>> {
+        let mut bytes = vec![0; len as usize];
+        let mut read = || {
+            if let Some(digest) = &mut self.digest {
+                digest.advance(&mut self.file, at)?;
+            }
+            self.file.seek(SeekFrom::Start(at))?;
+            self.file.read_exact(&mut bytes)
+        };
+        read().map_err(unreadable(&self.path))?;
+        if let Some(digest) = &mut self.digest {
+            digest.see(at, &bytes);
+        }
+        Ok(bytes)
+    }
+
+    /// Reads what is left, if this reader is the one that checks, and compares the digest.
+    pub(super) fn finish(mut self) -> Checked<()> {
+        let Some(digest) = &mut self.digest else { return Ok(()) };
+        digest.advance(&mut self.file, self.record.bytes).map_err(unreadable(&self.path))?;
+        match digest.hasher.finalize().to_hex().as_str() == self.record.blake3 {
+            true => Ok(()),
+            false => Err(self.damaged("its content does not match its digest in the manifest")),
+        }
+    }
+
+    pub(super) fn damaged(&self, problem: impl Into<String>) -> CheckpointError {
+        damaged(&self.path, problem)
+    }
+}
+
+/// Checks that the file is there and as long as it was.
+pub(super) fn check_size(path: &Path, record: &FileRecord) -> Checked<()> {
+    let size = std::fs::metadata(path).map_err(unreadable(path))?.len();
+    match size == record.bytes && size >= PREFIX_BYTES {
+        true => Ok(()),
+        false => Err(damaged(path, format!("{size} bytes instead of {}", record.bytes))),
+    }
+}
+
+fn places(header: &[u8]) -> Result<Places, String> {
+    let metadata: Metadata = serde_json::from_slice(header)
+        .map_err(|e| format!("its header is not safetensors' ({e})"))?;
+    let data = PREFIX_BYTES + header.len() as u64;
     let place = |name: String| {
         let info = metadata.info(&name).expect("the header's own name");
         let elements = match (info.dtype, info.shape.as_slice()) {
             (Dtype::F32, [n]) => *n,
-            _ => return Err(damaged(path, format!("{name} is not a flat f32 tensor"))),
+            _ => return Err(format!("{name} is not a flat f32 tensor")),
         };
         Ok((name, (data + info.data_offsets.0 as u64, elements)))
     };
     metadata.offset_keys().into_iter().map(place).collect()
-}
-
-/// Reads elements from byte `start` of `file` on.
-pub(super) fn read_values(file: &mut File, start: u64, out: &mut [f32]) -> std::io::Result<()> {
-    file.seek(SeekFrom::Start(start))?;
-    let mut buffer = vec![0; CHUNK_BYTES.min(out.len() * 4)];
-    for chunk in out.chunks_mut(CHUNK_BYTES / 4) {
-        let bytes = &mut buffer[..chunk.len() * 4];
-        file.read_exact(bytes)?;
-        for (x, b) in chunk.iter_mut().zip(bytes.chunks_exact(4)) {
-            *x = f32::from_le_bytes(b.try_into().expect("four bytes"));
-        }
-    }
-    Ok(())
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use zeropp_core::data::Fingerprint;
 
 use super::error::{Checked, damaged};
 
@@ -32,6 +33,9 @@ pub struct Manifest {
     pub vocabulary: usize,
     /// The run's settings by key, each as in a TOML file.
     pub settings: BTreeMap<String, String>,
+    /// What the run was trained on; earlier versions did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<Fingerprint>,
     /// Every file by name.
     pub files: BTreeMap<String, FileRecord>,
     /// Every parameter by name.
@@ -82,6 +86,7 @@ impl Manifest {
             updates,
             vocabulary,
             settings,
+            data: None,
             files: BTreeMap::new(),
             parameters: BTreeMap::new(),
         }
@@ -197,6 +202,11 @@ mod tests {
         assert_eq!(read(&m).unwrap(), m);
         let json: serde_json::Value = serde_json::from_slice(&m.to_bytes()).unwrap();
         assert_eq!((json["step"].as_u64(), json["updates"].as_u64()), (Some(7), Some(6)));
+        // As earlier versions wrote it, without what the data was.
+        assert!(json.get("data").is_none() && m.data.is_none());
+        let data = Some(Fingerprint { bytes: 9, samples_blake3: "ab".into() });
+        let with_data = Manifest { data, ..m };
+        assert_eq!(read(&with_data).unwrap(), with_data);
     }
 
     #[test]

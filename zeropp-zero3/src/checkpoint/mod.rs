@@ -8,7 +8,8 @@
 //!
 //! Everything is written into a hidden folder and flushed, the manifest last; then the folder gets
 //! its name. So a folder with this name and a manifest is complete. The manifest has the size and
-//! BLAKE3 digest of every file and its own digest in its first lines.
+//! BLAKE3 digest of every file and its own digest in its first lines. Reading checks what it reads,
+//! on the way: no process reads a file twice, or one that it does not need.
 
 mod error;
 mod file;

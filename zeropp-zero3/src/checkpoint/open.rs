@@ -1,44 +1,46 @@
-//! A checkpoint that has been found whole, to read from.
+//! A complete checkpoint, to read from: what is read is checked while it is read.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 
-use super::error::{Checked, CheckpointError, damaged, io};
-use super::file::{Kind, Places, measure, places, read_values};
-use super::manifest::{FileRecord, MANIFEST, Manifest};
+use parking_lot::Mutex;
 
-/// A complete, undamaged checkpoint.
+use super::error::{Checked, CheckpointError, unreadable};
+use super::file::{Kind, StateReader, check_size};
+use super::manifest::{MANIFEST, Manifest};
+
+/// A complete checkpoint. Its files are checked as they are read: each by the first reader of this
+/// process that opens it.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     path: PathBuf,
     manifest: Manifest,
-    files: BTreeMap<String, Places>,
+    /// Files that a reader of this process has taken on to check.
+    checked: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Checkpoint {
-    /// Opens the folder and checks size, digest and contents of every file.
+    /// Opens the folder and reads its manifest.
     ///
     /// # Errors
-    /// The first file that is missing, cannot be read or is not what was written.
+    /// A manifest that is missing, cannot be read or is not what was written.
     pub fn open(path: &Path) -> Checked<Checkpoint> {
         let manifest_path = path.join(MANIFEST);
-        let bytes = std::fs::read(&manifest_path).map_err(io("read", &manifest_path))?;
+        let bytes = std::fs::read(&manifest_path).map_err(unreadable(&manifest_path))?;
         let manifest = Manifest::from_bytes(&bytes, &manifest_path)?;
-        let names: Vec<&String> = manifest.files.keys().collect();
-        let found = in_parallel(&names, |name| {
-            let file = path.join(name);
-            check_file(&file, &manifest.files[*name])?;
-            places(&file)
-        });
-        let mut files = BTreeMap::new();
-        for (name, places) in names.into_iter().zip(found) {
-            files.insert(name.clone(), places?);
-        }
-        let checkpoint = Checkpoint { path: path.to_path_buf(), manifest, files };
-        checkpoint.check_tensors()?;
-        Ok(checkpoint)
+        Ok(Checkpoint { path: path.to_path_buf(), manifest, checked: Arc::default() })
+    }
+
+    /// Checks that every file is there and has its size, without reading any: what is missing or
+    /// cut short is known before a rank starts.
+    ///
+    /// # Errors
+    /// The first file that is not.
+    pub fn check_sizes(&self) -> Checked<()> {
+        let mut files = self.manifest.files.iter();
+        files.try_for_each(|(name, record)| check_size(&self.path.join(name), record))
     }
 
     /// The folder.
@@ -84,45 +86,28 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Every piece is in its file, three times over, and nothing else is.
-    fn check_tensors(&self) -> Checked<()> {
-        let mut expected: HashMap<&str, usize> = HashMap::new();
+    pub(super) fn reader(&self) -> Reader<'_> {
+        let mut tensors: HashMap<&str, Vec<(&str, usize)>> = HashMap::new();
         for (name, parameter) in &self.manifest.parameters {
             for piece in &parameter.pieces {
-                for tensor in Kind::ALL.map(|kind| kind.tensor(name)) {
-                    let found = self.files[&piece.file].get(&tensor).map(|place| place.1);
-                    if found != Some(piece.len) {
-                        let found = found.map_or("is missing".into(), |n| format!("has {n}"));
-                        let problem = format!("{tensor}, {} elements, {found}", piece.len);
-                        return Err(damaged(&self.path.join(&piece.file), problem));
-                    }
-                    *expected.entry(&piece.file).or_default() += 1;
-                }
+                tensors.entry(&piece.file).or_default().push((name, piece.len));
             }
         }
-        for (file, places) in &self.files {
-            let expected = expected.get(file.as_str()).copied().unwrap_or(0);
-            if places.len() != expected {
-                let problem = format!("{} tensors instead of {expected}", places.len());
-                return Err(damaged(&self.path.join(file), problem));
-            }
-        }
-        Ok(())
-    }
-
-    pub(super) fn reader(&self) -> Reader<'_> {
-        Reader { checkpoint: self, open: HashMap::new() }
+        Reader { checkpoint: self, tensors, open: HashMap::new() }
     }
 }
 
 /// Reads ranges of parameters; keeps the files it needs open.
 pub(super) struct Reader<'a> {
     checkpoint: &'a Checkpoint,
-    open: HashMap<&'a str, File>,
+    /// Name and length of every piece, by file.
+    tensors: HashMap<&'a str, Vec<(&'a str, usize)>>,
+    open: HashMap<&'a str, StateReader<'a>>,
 }
 
-impl Reader<'_> {
-    /// Elements `offset..offset + out.len()` of the parameter's `kind`.
+impl<'a> Reader<'a> {
+    /// Elements `offset..offset + out.len()` of the parameter's `kind`. They may be wrong until
+    /// [`finish`](Self::finish) has found that the files are what was written.
     pub(super) fn read(
         &mut self,
         kind: Kind,
@@ -130,58 +115,58 @@ impl Reader<'_> {
         offset: usize,
         out: &mut [f32],
     ) -> Checked<()> {
-        let checkpoint = self.checkpoint;
-        let parameter = &checkpoint.manifest.parameters[name];
+        let parameter = &self.checkpoint.manifest.parameters[name];
         let end = offset + out.len();
         // Pieces are sorted and without gaps.
         let first = parameter.pieces.partition_point(|p| p.offset + p.len <= offset);
         for piece in parameter.pieces[first..].iter().take_while(|p| p.offset < end) {
             let (a, b) = (piece.offset.max(offset), (piece.offset + piece.len).min(end));
-            let (start, _) = checkpoint.files[&piece.file][&kind.tensor(name)];
-            let path = checkpoint.path.join(&piece.file);
-            let file = match self.open.entry(&piece.file) {
-                std::collections::hash_map::Entry::Occupied(e) => e.into_mut(),
-                std::collections::hash_map::Entry::Vacant(e) => {
-                    e.insert(File::open(&path).map_err(io("read", &path))?)
-                }
-            };
+            let file = self.file(&piece.file)?;
+            let (start, _) = file.places()[&kind.tensor(name)];
             let from = start + 4 * (a - piece.offset) as u64;
-            read_values(file, from, &mut out[a - offset..b - offset]).map_err(io("read", &path))?;
+            file.values(from, &mut out[a - offset..b - offset])?;
         }
         Ok(())
     }
-}
 
-fn check_file(path: &Path, record: &FileRecord) -> Checked<()> {
-    let size = std::fs::metadata(path).map_err(io("read", path))?.len();
-    if size != record.bytes {
-        let problem = format!("{size} bytes instead of {}", record.bytes);
-        return Err(damaged(path, problem));
-    }
-    if measure(path)?.blake3 != record.blake3 {
-        return Err(damaged(path, "its content does not match its digest in the manifest"));
-    }
-    Ok(())
-}
-
-/// `f` of every item, in order, on as many threads as there are cores.
-fn in_parallel<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = AtomicUsize::new(0);
-    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let work = || {
-        let mut done = Vec::new();
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(item) = items.get(at) else { return done };
-            done.push((at, f(item)));
+    fn file(&mut self, name: &'a str) -> Checked<&mut StateReader<'a>> {
+        match self.open.entry(name) {
+            Entry::Occupied(open) => Ok(open.into_mut()),
+            Entry::Vacant(closed) => {
+                let Checkpoint { path, manifest, checked } = self.checkpoint;
+                let checks = checked.lock().insert(name.to_owned());
+                let file = StateReader::open(path.join(name), &manifest.files[name], checks)?;
+                check_tensors(&file, self.tensors.get(name).map_or(&[][..], Vec::as_slice))?;
+                Ok(closed.insert(file))
+            }
         }
-    };
-    let mut results: Vec<(usize, R)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..cores.min(items.len())).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().flat_map(|t| t.join().expect("reading does not panic")).collect()
-    });
-    results.sort_by_key(|(at, _)| *at);
-    results.into_iter().map(|(_, r)| r).collect()
+    }
+
+    /// Compares the digests of the files that this reader is to check.
+    ///
+    /// # Errors
+    /// The first file that is not what was written.
+    pub(super) fn finish(self) -> Checked<()> {
+        self.open.into_values().try_for_each(StateReader::finish)
+    }
+}
+
+/// Every piece is in its file, three times over, and nothing else is.
+fn check_tensors(file: &StateReader, pieces: &[(&str, usize)]) -> Checked<()> {
+    for (name, len) in pieces {
+        for tensor in Kind::ALL.map(|kind| kind.tensor(name)) {
+            let found = file.places().get(&tensor).map(|place| place.1);
+            if found != Some(*len) {
+                let found = found.map_or("is missing".into(), |n| format!("has {n}"));
+                return Err(file.damaged(format!("{tensor}, {len} elements, {found}")));
+            }
+        }
+    }
+    let (found, expected) = (file.places().len(), pieces.len() * Kind::ALL.len());
+    match found == expected {
+        true => Ok(()),
+        false => Err(file.damaged(format!("{found} tensors instead of {expected}"))),
+    }
 }
 
 #[cfg(test)]
@@ -194,7 +179,7 @@ mod tests {
     /// Elements of the parameter `w`, `[2, 5]`, in two files cut at 4; `v`, `[3]`, in the first.
     fn write(dir: &Path, change: impl Fn(&str, &mut Vec<(String, usize)>)) -> PathBuf {
         let store = Store::new(dir);
-        store.begin(3).unwrap();
+        let staging = store.begin(3).unwrap();
         let mut manifest = Manifest::new(3, 3, 256, BTreeMap::new());
         let piece = |offset, len, file: &str| Piece { offset, len, file: file.into() };
         let w = vec![piece(0, 4, "a"), piece(4, 6, "b")];
@@ -211,19 +196,27 @@ mod tests {
                 }
             }
             change(file, &mut tensors);
-            let path = store.staging(3).join(file);
+            let path = staging.join(file);
             let mut writer = StateWriter::create(&path, &tensors).unwrap();
             let n = tensors.iter().map(|t| t.1).sum();
             values.resize(n, 0.0);
             writer.values(&values).unwrap();
             manifest.files.insert(file.into(), writer.finish().unwrap());
         }
-        store.commit(&manifest).unwrap()
+        store.commit(&staging, &manifest).unwrap()
     }
 
     fn refusal(change: impl Fn(&str, &mut Vec<(String, usize)>)) -> String {
         let dir = tempfile::tempdir().unwrap();
-        Checkpoint::open(&write(dir.path(), change)).unwrap_err().to_string()
+        let checkpoint = Checkpoint::open(&write(dir.path(), change)).unwrap();
+        checkpoint.check_sizes().unwrap();
+        read_all(&checkpoint).unwrap_err().to_string()
+    }
+
+    fn read_all(checkpoint: &Checkpoint) -> Checked<()> {
+        let mut reader = checkpoint.reader();
+        reader.read(Kind::Parameter, "w", 0, &mut [0.0; 10])?;
+        reader.finish()
     }
 
     #[test]
@@ -244,6 +237,26 @@ mod tests {
         let mut out = [0.0; 2];
         reader.read(Kind::FirstMoment, "v", 1, &mut out).unwrap();
         assert_eq!(out, [101.0, 102.0]);
+        reader.finish().unwrap();
+    }
+
+    #[test]
+    fn a_file_is_checked_by_its_first_reader_and_only_if_it_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = write(dir.path(), |_, _| ());
+        let mut bytes = std::fs::read(path.join("b")).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(path.join("b"), bytes).unwrap();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        checkpoint.check_sizes().unwrap();
+        // Elements 0..4 of w are in the other file.
+        let mut reader = checkpoint.reader();
+        reader.read(Kind::Parameter, "w", 0, &mut [0.0; 4]).unwrap();
+        reader.finish().unwrap();
+        // The last byte is of another tensor than the one that is read.
+        let error = read_all(&checkpoint).unwrap_err().to_string();
+        assert!(error.contains("/b is damaged: its content does not match"), "{error}");
+        read_all(&checkpoint).expect("another reader of the process has told of it");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use burn::tensor::{Tensor, TensorData};
 use serde::{Deserialize, Serialize};
-use zeropp_core::host;
+use zeropp_core::cpu_tensor;
 
 use super::error::Checked;
 use super::file::{Kind, StateWriter};
@@ -85,10 +85,11 @@ pub fn write_state(
 }
 
 /// Replaces parameters, moments and the count of updates by the checkpoint's, reading only what
-/// this rank holds. [`Checkpoint::check_model`] has found that it fits.
+/// this rank holds and checking it on the way. [`Checkpoint::check_model`] has found that it fits.
 ///
 /// # Errors
-/// A file that cannot be read any more.
+/// A file that is not what was written. Then the state is not to be used: another checkpoint may be
+/// read in its place.
 pub fn read_state(
     checkpoint: &Checkpoint,
     stages: &mut [ShardedStage],
@@ -114,7 +115,7 @@ pub fn read_state(
         }
     }
     optimizer.updates = checkpoint.manifest().updates;
-    Ok(())
+    reader.finish()
 }
 
 /// `len` elements of a flat buffer; padding is zero.
@@ -133,7 +134,7 @@ fn read_pieces(
 
 /// Calls `f` with the tensor's elements: in place on the CPU, else with a copy.
 fn with_values<R>(tensor: &Tensor<1>, f: impl FnOnce(&[f32]) -> R) -> R {
-    match host::host(tensor) {
+    match cpu_tensor::on_cpu(tensor) {
         Some(view) => f(view.as_slice()),
         None => f(&tensor.to_data().try_to_vec::<f32>().expect("state is f32")),
     }

@@ -68,6 +68,30 @@ impl Store {
         Ok(self.named()?.into_iter().filter_map(|(step, whole)| whole.then_some(step)).collect())
     }
 
+    /// Whether nothing was ever saved here: there is no folder named like a checkpoint.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn is_unused(&self) -> Checked<bool> {
+        Ok(self.named()?.is_empty())
+    }
+
+    /// Names of the folders of saves that were begun and neither completed nor cleaned up.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn half_written(&self) -> Checked<Vec<String>> {
+        let entries = match fs::read_dir(&self.folder) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(io("read", &self.folder))?,
+        };
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut names: Vec<_> =
+            names.filter(|name| name.starts_with(HIDDEN) && name.ends_with(".tmp")).collect();
+        names.sort();
+        Ok(names)
+    }
+
     /// The newest complete checkpoint's folder.
     ///
     /// # Errors
@@ -111,11 +135,11 @@ impl Store {
     }
 
     /// Makes the folder if need be, takes it for this run and removes what an earlier one left
-    /// half-written.
+    /// half-written; returns what of that could not be removed, too.
     ///
     /// # Errors
-    /// Another run is at it; the file system's error.
-    pub fn lock(&self) -> Checked<StoreLock> {
+    /// Another run is at it; the folder cannot be written.
+    pub fn lock(&self) -> Checked<(StoreLock, Vec<CheckpointError>)> {
         let refused = |e| {
             let problem = format!("cannot be written ({e}); choose a folder you may write to");
             self.unusable(problem)
@@ -129,36 +153,48 @@ impl Store {
             .open(&path)
             .map_err(refused)?;
         self.take(&file)?;
-        self.clean()?;
-        Ok(StoreLock { _file: file })
+        Ok((StoreLock { _file: file }, self.clean()))
     }
 
-    /// Removes what is half-written or half-removed.
+    /// Removes what is half-written or half-removed. It is in nobody's way: what cannot be removed
+    /// is returned, to be told of.
+    pub fn clean(&self) -> Vec<CheckpointError> {
+        let entries = match fs::read_dir(&self.folder).map_err(io("read", &self.folder)) {
+            Ok(entries) => entries,
+            Err(problem) => return vec![problem],
+        };
+        let hidden = entries
+            .filter_map(Result::ok)
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with(HIDDEN));
+        let remove = |entry: fs::DirEntry| {
+            let path = entry.path();
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let removed =
+                if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.map_err(io("remove", &path)).err()
+        };
+        hidden.filter_map(remove).collect()
+    }
+
+    /// Makes the folder in which the files of the checkpoint after `step` steps are to be written;
+    /// one rank calls it before any writes.
     ///
     /// # Errors
     /// The file system's.
-    pub fn clean(&self) -> Checked<()> {
-        for entry in fs::read_dir(&self.folder).map_err(io("read", &self.folder))? {
-            let entry = entry.map_err(io("read", &self.folder))?;
-            if entry.file_name().to_string_lossy().starts_with(HIDDEN) {
-                fs::remove_dir_all(entry.path()).map_err(io("remove", &entry.path()))?;
-            }
-        }
-        Ok(())
+    pub fn begin(&self, step: u64) -> Checked<PathBuf> {
+        let staging = self.unused(step, "tmp");
+        fs::create_dir(&staging).map_err(io("create", &staging))?;
+        Ok(staging)
     }
 
-    /// The folder in which the files of the checkpoint after `step` steps are to be written.
-    pub fn staging(&self, step: u64) -> PathBuf {
-        self.folder.join(format!("{HIDDEN}{step:06}.tmp"))
-    }
-
-    /// Makes the [`staging`](Self::staging) folder; one rank calls it before any writes.
-    ///
-    /// # Errors
-    /// The file system's.
-    pub fn begin(&self, step: u64) -> Checked<()> {
-        let staging = self.staging(step);
-        fs::create_dir(&staging).map_err(io("create", &staging))
+    /// A hidden path that nothing has: an earlier one may be there still, if it cannot be removed.
+    fn unused(&self, step: u64, ending: &str) -> PathBuf {
+        let path = |n: u32| {
+            let number = if n == 0 { String::new() } else { format!("{n}.") };
+            self.folder.join(format!("{HIDDEN}{step:06}.{number}{ending}"))
+        };
+        let free = |path: &PathBuf| path.symlink_metadata().is_err();
+        (0..).map(path).find(free).expect("there are more numbers than folders")
     }
 
     /// Turns the staging folder, whose files are all written and flushed, into the checkpoint:
@@ -166,40 +202,64 @@ impl Store {
     ///
     /// # Errors
     /// The file system's; then there is no such checkpoint, or it is complete.
-    pub fn commit(&self, manifest: &Manifest) -> Checked<PathBuf> {
-        let staging = self.staging(manifest.step);
+    pub fn commit(&self, staging: &Path, manifest: &Manifest) -> Checked<PathBuf> {
         let path = staging.join(MANIFEST);
         let mut file = File::create_new(&path).map_err(io("create", &path))?;
         file.write_all(&manifest.to_bytes()).map_err(io("write", &path))?;
         file.sync_all().map_err(io("write", &path))?;
-        sync_folder(&staging)?;
+        sync_folder(staging)?;
 
         let named = self.path(manifest.step);
         if named.exists() {
-            // Not complete, or the run would not have started: it is in the way.
-            self.discard(manifest.step)?;
+            // Not complete, or it would have been set aside: it is in the way.
+            let hidden = self.hide(manifest.step)?;
+            // Where it cannot be removed now, the next run tries again.
+            let _ = fs::remove_dir_all(hidden);
         }
-        fs::rename(&staging, &named).map_err(io("rename", &staging))?;
+        fs::rename(staging, &named).map_err(io("rename", staging))?;
         sync_folder(&self.folder)?;
         Ok(named)
     }
 
-    /// Removes complete checkpoints but for the newest `keep`, oldest first.
+    /// Removes complete checkpoints but for the newest `keep`, oldest first. Returns what could not
+    /// be removed: an old checkpoint too many harms nobody.
+    pub fn retain(&self, keep: usize) -> Vec<CheckpointError> {
+        let steps = match self.steps() {
+            Ok(steps) => steps,
+            Err(problem) => return vec![problem],
+        };
+        let old = steps.len().saturating_sub(keep.max(1));
+        let discard = |step: &u64| {
+            // Hidden first, so that no half-removed one is ever taken for a checkpoint.
+            let hidden = self.hide(*step)?;
+            fs::remove_dir_all(&hidden).map_err(io("remove", &hidden))
+        };
+        steps[..old].iter().filter_map(|step| discard(step).err()).collect()
+    }
+
+    /// Gives the folder of `step` a name that no checkpoint has.
+    fn hide(&self, step: u64) -> Checked<PathBuf> {
+        let (named, hidden) = (self.path(step), self.unused(step, "old"));
+        fs::rename(&named, &hidden).map_err(io("rename", &named))?;
+        Ok(hidden)
+    }
+
+    /// Renames the complete checkpoints after `step`, so that a run that goes on from `step` is not
+    /// taken for older than they are. Returns their new paths.
     ///
     /// # Errors
     /// The file system's.
-    pub fn retain(&self, keep: usize) -> Checked<()> {
-        let steps = self.steps()?;
-        let old = steps.len().saturating_sub(keep.max(1));
-        steps[..old].iter().try_for_each(|step| self.discard(*step))
-    }
-
-    /// Hides the folder first, so that no half-removed one is ever taken for a checkpoint.
-    fn discard(&self, step: u64) -> Checked<()> {
-        let named = self.path(step);
-        let hidden = self.folder.join(format!("{HIDDEN}{step:06}.old"));
-        fs::rename(&named, &hidden).map_err(io("rename", &named))?;
-        fs::remove_dir_all(&hidden).map_err(io("remove", &hidden))
+    pub fn set_aside(&self, step: u64) -> Checked<Vec<PathBuf>> {
+        let newer = self.steps()?.into_iter().filter(|newer| *newer > step);
+        let aside = |newer: u64| {
+            let named = self.path(newer);
+            let path = |n: u32| named.with_extension(format!("aside-{n}"));
+            let free = |path: &PathBuf| path.symlink_metadata().is_err();
+            let path = (1..).map(path).find(free).expect("there are more numbers than folders");
+            fs::rename(&named, &path).map_err(io("rename", &named))?;
+            Ok(path)
+        };
+        newer.map(aside).collect()
     }
 }
 
@@ -217,8 +277,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn save(store: &Store, step: u64) {
-        store.begin(step).unwrap();
-        let at = store.commit(&Manifest::new(step, step, 256, BTreeMap::new())).unwrap();
+        let staging = store.begin(step).unwrap();
+        let at = store.commit(&staging, &Manifest::new(step, step, 256, BTreeMap::new())).unwrap();
         assert_eq!(at, store.path(step));
     }
 
@@ -229,7 +289,8 @@ mod tests {
         let none = store.newest().unwrap_err().to_string();
         assert!(none.contains("a/b") && none.contains("no such folder"), "{none}");
 
-        let lock = store.lock().unwrap();
+        let (lock, problems) = store.lock().unwrap();
+        assert!(problems.is_empty());
         assert!(store.newest().unwrap_err().to_string().contains("to resume from;"));
         assert!(store.lock().unwrap_err().to_string().contains("another run is saving there"));
         for name in ["step-000007", "step-8", "step-00000x", "step-", "other"] {
@@ -243,18 +304,56 @@ mod tests {
             save(&store, step);
         }
         assert_eq!(store.steps().unwrap(), [1, 2, 7]);
-        store.begin(8).unwrap();
+        let staging = store.begin(8).unwrap();
         assert_eq!(store.newest().unwrap(), store.path(7), "a staging folder is no checkpoint");
-        store.retain(2).unwrap();
+        assert!(store.retain(2).is_empty());
         assert_eq!(store.steps().unwrap(), [2, 7]);
-        store.retain(0).unwrap();
+        assert!(store.retain(0).is_empty());
         assert_eq!(store.steps().unwrap(), [7], "the newest is never removed");
 
         drop(lock);
         let _lock = store.lock().unwrap();
-        assert!(!store.staging(8).exists(), "what was left half-written is gone");
+        assert!(!staging.exists(), "what was left half-written is gone");
         assert!(store.folder().join("other").exists(), "what is not ours stays");
         save(&store, 1_234_567);
         assert_eq!(store.newest().unwrap(), store.folder().join("step-1234567"));
+    }
+
+    #[test]
+    fn what_cannot_be_removed_is_told_and_in_nobodys_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        // Neither is a folder that a save has left, and one of them is in its place.
+        fs::write(dir.path().join(".step-notes"), "").unwrap();
+        let stuck = dir.path().join(".step-000001.old");
+        let (lock, problems) = store.lock().unwrap();
+        assert!(problems.is_empty(), "a stray file is removed as well: {problems:?}");
+        fs::create_dir_all(stuck.join("not empty")).unwrap();
+        fs::create_dir(dir.path().join(".step-000003.tmp")).unwrap();
+        for step in 1..=3 {
+            save(&store, step);
+        }
+        assert!(store.retain(1).is_empty());
+        assert_eq!(store.steps().unwrap(), [3]);
+        assert!(stuck.exists());
+        // A checkpoint whose folder is gone from under it.
+        drop(lock);
+        fs::remove_dir_all(dir.path()).unwrap();
+        assert_eq!(store.clean().len(), 1);
+        assert!(store.retain(1).is_empty(), "no folder, no checkpoints");
+    }
+
+    #[test]
+    fn newer_checkpoints_are_set_aside_and_none_is_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        for _ in 0..2 {
+            [5, 10, 15].iter().for_each(|step| save(&store, *step));
+            let aside = store.set_aside(5).unwrap();
+            assert_eq!(aside.len(), 2);
+            assert!(aside.iter().all(|path| path.join(MANIFEST).exists()));
+            assert_eq!(store.steps().unwrap(), [5]);
+        }
+        assert!(dir.path().join("step-000010.aside-2").exists());
     }
 }

@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Tensor, activation};
 
 use super::{fast, is_fast};
-use crate::host;
+use crate::cpu_tensor;
 use crate::kernels::activation as kernels;
 use crate::split::{OpCx, custom_vjp, custom_vjp2};
 
@@ -26,7 +26,7 @@ struct Function<const D: usize> {
 fn apply<const D: usize>(x: Tensor<D>, f: Function<D>, cx: &OpCx) -> Tensor<D> {
     let xi = x.clone().inner();
     let out = match fast(&xi) {
-        Some(v) => host::from_vec((f.host)(v.as_slice()), xi.dims()),
+        Some(v) => cpu_tensor::from_vec((f.host)(v.as_slice()), xi.dims()),
         None => (f.tensor)(xi.clone().cast(DType::F32)).cast(xi.dtype()),
     };
     if !x.is_tracked() {
@@ -36,7 +36,7 @@ fn apply<const D: usize>(x: Tensor<D>, f: Function<D>, cx: &OpCx) -> Tensor<D> {
     custom_vjp(x, out, move |dy| {
         let x = saved.take();
         match fast(&x) {
-            Some(x) => host::map_in_place(dy, |dy| (f.host_backward)(dy, x.as_slice()))
+            Some(x) => cpu_tensor::map_in_place(dy, |dy| (f.host_backward)(dy, x.as_slice()))
                 .expect("gradients live where the values do"),
             None => {
                 let dtype = x.dtype();
@@ -101,7 +101,7 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, cx: &OpCx) -> Tens
     let (g, u) = (gate.clone().inner(), up.clone().inner());
     let out = match (fast(&g), fast(&u)) {
         (Some(gs), Some(us)) => {
-            host::from_vec(kernels::swiglu(gs.as_slice(), us.as_slice()), g.dims())
+            cpu_tensor::from_vec(kernels::swiglu(gs.as_slice(), us.as_slice()), g.dims())
         }
         _ => {
             let [g, u] = [&g, &u].map(|t| t.clone().cast(DType::F32));
@@ -123,9 +123,9 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, cx: &OpCx) -> Tens
         let dims = g.dims();
         let (g, u) = (fast(&g).expect("checked"), fast(&u).expect("as the gate"));
         let mut dgate = Vec::new();
-        let dup = host::map_in_place(dy, |dy| {
+        let dup = cpu_tensor::map_in_place(dy, |dy| {
             dgate = kernels::swiglu_backward(dy, g.as_slice(), u.as_slice());
         });
-        [host::from_vec(dgate, dims), dup.expect("gradients live where the values do")]
+        [cpu_tensor::from_vec(dgate, dims), dup.expect("gradients live where the values do")]
     })
 }

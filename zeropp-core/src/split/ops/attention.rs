@@ -6,7 +6,7 @@ mod softmax;
 use burn::tensor::{DType, Tensor};
 
 use super::{fast, is_fast};
-use crate::host;
+use crate::cpu_tensor;
 use crate::kernels::attention as kernels;
 use crate::kernels::attention::Dims;
 use crate::split::{OpCx, Saved, custom_vjp};
@@ -69,14 +69,15 @@ fn forward(qkv: &Tensor<3>, d: Dims, keep: bool) -> (Tensor<3>, Option<Tensor<4>
     let qkv = fast(qkv).expect("checked by the caller");
     let mut p = keep.then(|| Vec::with_capacity(d.b * d.heads * d.s * d.s));
     let out = kernels::attention(qkv.as_slice(), d, p.as_mut());
-    let p = p.map(|p| host::from_vec(p, [d.b, d.heads, d.s, d.s]));
-    (host::from_vec(out, [d.b, d.s, d.out_width()]), p)
+    let p = p.map(|p| cpu_tensor::from_vec(p, [d.b, d.heads, d.s, d.s]));
+    (cpu_tensor::from_vec(out, [d.b, d.s, d.out_width()]), p)
 }
 
 fn backward(dy: Tensor<3>, qkv: Tensor<3>, p: Option<Tensor<4>>, d: Dims) -> Tensor<3> {
-    let (dy, qkv) = (host::host(&dy).expect("as qkv"), fast(&qkv).expect("checked by the forward"));
-    let p = p.as_ref().map(|p| host::host(p).expect("as qkv"));
+    let (dy, qkv) =
+        (cpu_tensor::on_cpu(&dy).expect("as qkv"), fast(&qkv).expect("checked by the forward"));
+    let p = p.as_ref().map(|p| cpu_tensor::on_cpu(p).expect("as qkv"));
     let p = p.as_ref().map(|p| p.as_slice());
     let dqkv = kernels::attention_backward(dy.as_slice(), qkv.as_slice(), d, p);
-    host::from_vec(dqkv, [d.b, d.s, d.width()])
+    cpu_tensor::from_vec(dqkv, [d.b, d.s, d.width()])
 }

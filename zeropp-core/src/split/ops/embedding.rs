@@ -3,7 +3,7 @@
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, module};
 
 use super::{Later, fast, link, wants_gradient};
-use crate::host;
+use crate::cpu_tensor;
 use crate::kernels::reduce;
 use crate::split::{Grads, OpCx, Weight, custom_source};
 
@@ -33,18 +33,18 @@ fn lookup(ids: &Tensor<2, Int>, w: &Weight<2>) -> Tensor<3> {
     let Some(table) = fast(&table) else { return module::embedding(table, ids.clone()) };
     let table = table.as_slice();
     let mut out = Vec::with_capacity(b * s * h);
-    for id in host::indices(ids.clone()) {
+    for id in cpu_tensor::indices(ids.clone()) {
         assert!(id < vocabulary, "token id {id}, but the embedding has {vocabulary} rows");
         out.extend_from_slice(&table[id * h..][..h]);
     }
-    host::from_vec(out, [b, s, h])
+    cpu_tensor::from_vec(out, [b, s, h])
 }
 
 /// Adds row i of dY to row `ids[i]` of dW, in the order of the tokens.
 fn add_token_rows(w: &Weight<2>, ids: Tensor<2, Int>, dy: Tensor<3>, grads: &mut Grads) {
     let [vocabulary, h] = w.shape();
     if let (Some(dy), Some(dw)) = (fast(&dy), grads.host_mut(w.slot())) {
-        for (id, dy) in host::indices(ids).into_iter().zip(dy.as_slice().chunks_exact(h)) {
+        for (id, dy) in cpu_tensor::indices(ids).into_iter().zip(dy.as_slice().chunks_exact(h)) {
             dw[id * h..][..h].iter_mut().zip(dy).for_each(|(dw, dy)| *dw += *dy);
         }
         return;
@@ -77,7 +77,7 @@ pub fn position_embedding(x: Tensor<3>, w: &Weight<2>, cx: &OpCx) -> Tensor<3> {
             Some(dy) => {
                 let mut sums = vec![0.0; s * h];
                 reduce::add_rows(&mut sums, dy.as_slice());
-                host::from_vec(sums, [s * h])
+                cpu_tensor::from_vec(sums, [s * h])
             }
             None => dy.clone().cast(DType::F32).sum_dim(0).reshape([s * h]),
         };

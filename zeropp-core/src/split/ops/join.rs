@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use super::fast;
-use crate::host;
+use crate::cpu_tensor;
 use crate::split::custom_vjp3;
 
 /// Concatenates along the last axis: separate projections q, k and v, `[b, s, ..]` each, to the
@@ -27,7 +27,7 @@ pub fn join(xs: [Tensor<3>; 3]) -> Tensor<3> {
             for row in rows.as_slice().chunks_exact(width) {
                 part.extend_from_slice(&row[starts[i]..][..widths[i]]);
             }
-            host::from_vec(part, [b, s, widths[i]])
+            cpu_tensor::from_vec(part, [b, s, widths[i]])
         })
     })
 }
@@ -47,5 +47,5 @@ fn concatenate(xs: &[Tensor<3>; 3]) -> Tensor<3> {
         out.extend_from_slice(y);
         out.extend_from_slice(z);
     }
-    host::from_vec(out, [b, s, width])
+    cpu_tensor::from_vec(out, [b, s, width])
 }

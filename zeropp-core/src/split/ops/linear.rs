@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Tensor};
 
 use super::{Later, fast, is_fast, link, products, rows, wants_gradient};
-use crate::host;
+use crate::cpu_tensor;
 use crate::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
 use crate::kernels::reduce;
 use crate::split::{Grads, OpCx, Saved, Weight};
@@ -74,7 +74,7 @@ impl Matrix {
                 Some(b) => self.affine(x, w, b.as_slice()),
                 None => product(1.0, MatRef::new(x, n, input), self.view(w)),
             };
-            return host::from_vec(y, dims);
+            return cpu_tensor::from_vec(y, dims);
         }
         let w = if self.transposed { w.transpose() } else { w };
         let y = rows(x.clone()).matmul(w);
@@ -119,7 +119,7 @@ impl Matrix {
         if let (Some(dy), Some(w)) = (fast(dy), fast(&w)) {
             let (dy, w) = (dy.as_slice(), w.as_slice());
             let dy = MatRef::new(dy, dy.len() / output, output);
-            return host::from_vec(product(1.0, dy, self.view(w).t()), dims);
+            return cpu_tensor::from_vec(product(1.0, dy, self.view(w).t()), dims);
         }
         let w = if self.transposed { w } else { w.transpose() };
         rows(dy.clone()).matmul(w).reshape(dims)

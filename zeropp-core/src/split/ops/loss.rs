@@ -6,7 +6,7 @@ use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, activation};
 use parking_lot::Mutex;
 
 use super::is_fast;
-use crate::host;
+use crate::cpu_tensor;
 use crate::kernels::loss;
 use crate::split::{OpCx, Saved, custom_vjp};
 
@@ -50,20 +50,20 @@ fn forward(
         return forward_tensor(logits, targets, wanted);
     }
     let vocabulary = logits.dims()[2];
-    let targets = host::indices(targets);
+    let targets = cpu_tensor::indices(targets);
     if let Some(target) = targets.iter().find(|t| **t >= vocabulary) {
         panic!("target {target}, but there are logits for {vocabulary} tokens");
     }
     if !wanted {
-        let logits = host::host(&logits).expect("checked by is_fast");
+        let logits = cpu_tensor::on_cpu(&logits).expect("checked by is_fast");
         let loss = loss::cross_entropy(logits.as_slice(), vocabulary, &targets);
-        return (host::from_vec(vec![loss], [1]), None);
+        return (cpu_tensor::from_vec(vec![loss], [1]), None);
     }
     let mut mean = 0.0;
-    let gradient = host::map_in_place(logits, |logits| {
+    let gradient = cpu_tensor::map_in_place(logits, |logits| {
         mean = loss::cross_entropy_gradient(logits, vocabulary, &targets);
     });
-    (host::from_vec(vec![mean], [1]), Some(gradient.expect("checked by is_fast")))
+    (cpu_tensor::from_vec(vec![mean], [1]), Some(gradient.expect("checked by is_fast")))
 }
 
 fn forward_tensor(
@@ -93,11 +93,11 @@ fn forward_tensor(
 /// The kept gradient times the upstream gradient, usually 1 or one over the micro-batches.
 fn backward(gradient: Tensor<3>, dy: Tensor<1>) -> Tensor<3> {
     if is_fast(&gradient) {
-        let scale = host::host(&dy).expect("as the logits").as_slice()[0];
+        let scale = cpu_tensor::on_cpu(&dy).expect("as the logits").as_slice()[0];
         if scale == 1.0 {
             return gradient;
         }
-        return host::map_in_place(gradient, |g| g.iter_mut().for_each(|g| *g *= scale))
+        return cpu_tensor::map_in_place(gradient, |g| g.iter_mut().for_each(|g| *g *= scale))
             .expect("checked by is_fast");
     }
     let dtype = gradient.dtype();

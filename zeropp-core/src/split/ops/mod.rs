@@ -34,7 +34,7 @@ pub use norm::{layer_norm, rms_norm};
 pub use position::rope;
 
 use super::{OpCx, ParamSlot, Saved, WQueue, custom_source, custom_vjp};
-use crate::host::{self, HostTensor};
+use crate::cpu_tensor::{self, CpuTensor};
 use crate::meter::{MemoryKind, Meter};
 
 thread_local! {
@@ -49,13 +49,13 @@ pub fn force_generic(on: bool) {
 }
 
 /// The elements of `t` if the CPU kernels can work on it.
-fn fast<const D: usize>(t: &Tensor<D>) -> Option<HostTensor> {
-    if GENERIC.get() { None } else { host::host(t) }
+fn fast<const D: usize>(t: &Tensor<D>) -> Option<CpuTensor> {
+    if GENERIC.get() { None } else { cpu_tensor::on_cpu(t) }
 }
 
 /// Whether the CPU kernels can work on `t`.
 fn is_fast<const D: usize>(t: &Tensor<D>) -> bool {
-    !GENERIC.get() && t.dtype() == DType::F32 && host::storage_id(t).is_some()
+    !GENERIC.get() && t.dtype() == DType::F32 && cpu_tensor::storage_id(t).is_some()
 }
 
 /// Whether the kernels of [`crate::cube`] can work on `t`.

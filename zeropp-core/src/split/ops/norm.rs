@@ -4,7 +4,7 @@
 use burn::tensor::{DType, Tensor};
 
 use super::{Later, fast, link, row_vector, rows, wants_gradient};
-use crate::host;
+use crate::cpu_tensor;
 use crate::kernels::norm;
 use crate::split::{OpCx, Weight};
 
@@ -46,9 +46,9 @@ fn layer_norm_forward<const D: usize>(
         let (y, means, rstds) =
             norm::layer_norm(x_host.as_slice(), g.as_slice(), b.as_slice(), eps as f32);
         return (
-            host::from_vec(y, x.dims()),
-            host::from_vec(means, [n]),
-            host::from_vec(rstds, [n]),
+            cpu_tensor::from_vec(y, x.dims()),
+            cpu_tensor::from_vec(means, [n]),
+            cpu_tensor::from_vec(rstds, [n]),
         );
     }
     #[cfg(feature = "cube")]
@@ -76,7 +76,7 @@ fn layer_norm_backward<const D: usize>(
     let host_inputs = (fast(&x), fast(&gamma), fast(&means), fast(&rstds));
     if let (Some(x), Some(g), Some(m), Some(r)) = host_inputs {
         let mut sums = Default::default();
-        let dx = host::map_in_place(dy, |dy| {
+        let dx = cpu_tensor::map_in_place(dy, |dy| {
             sums = norm::layer_norm_backward(
                 dy,
                 x.as_slice(),
@@ -86,7 +86,7 @@ fn layer_norm_backward<const D: usize>(
             );
         });
         let dx = dx.expect("gradients live where the values do");
-        return (dx, host::from_vec(sums.0, [h]), host::from_vec(sums.1, [h]));
+        return (dx, cpu_tensor::from_vec(sums.0, [h]), cpu_tensor::from_vec(sums.1, [h]));
     }
     let dtype = dy.dtype();
     let n = means.dims()[0];
@@ -137,7 +137,7 @@ fn rms_norm_forward<const D: usize>(
     let n = rows(x.clone()).dims()[0];
     if let (Some(x_host), Some(g)) = (fast(x), fast(&gamma)) {
         let (y, rrms) = norm::rms_norm(x_host.as_slice(), g.as_slice(), eps as f32);
-        return (host::from_vec(y, x.dims()), host::from_vec(rrms, [n]));
+        return (cpu_tensor::from_vec(y, x.dims()), cpu_tensor::from_vec(rrms, [n]));
     }
     #[cfg(feature = "cube")]
     if super::on_gpu(x) {
@@ -160,11 +160,11 @@ fn rms_norm_backward<const D: usize>(
     let h = dims[D - 1];
     if let (Some(x), Some(g), Some(r)) = (fast(&x), fast(&gamma), fast(&rrms)) {
         let mut dgamma = Vec::new();
-        let dx = host::map_in_place(dy, |dy| {
+        let dx = cpu_tensor::map_in_place(dy, |dy| {
             dgamma = norm::rms_norm_backward(dy, x.as_slice(), g.as_slice(), r.as_slice());
         });
         let dx = dx.expect("gradients live where the values do");
-        return (dx, host::from_vec(dgamma, [h]));
+        return (dx, cpu_tensor::from_vec(dgamma, [h]));
     }
     let dtype = dy.dtype();
     let n = rrms.dims()[0];

@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Tensor};
 
 use super::is_fast;
-use crate::host;
+use crate::cpu_tensor;
 use crate::kernels::rope::{self as kernels, Turned};
 use crate::split::custom_vjp;
 
@@ -30,13 +30,13 @@ pub fn rope(x: Tensor<3>, heads: usize, d: usize, base: f64) -> Tensor<3> {
 
 fn turn(x: Tensor<3>, t: Turned, (cos, sin): &(Vec<f32>, Vec<f32>), back: bool) -> Tensor<3> {
     if is_fast(&x) {
-        return host::map_in_place(x, |x| kernels::rope(x, t, (cos, sin), back))
+        return cpu_tensor::map_in_place(x, |x| kernels::rope(x, t, (cos, sin), back))
             .expect("checked by is_fast");
     }
     let ([b, s, width], half, turned) = (x.dims(), t.d / 2, t.heads * t.d);
     let device = x.device();
     let angles = |v: &[f32]| {
-        let v = host::from_vec(v.to_vec(), [1, s, 1, half]);
+        let v = cpu_tensor::from_vec(v.to_vec(), [1, s, 1, half]);
         Tensor::<4>::from_data(v.into_data(), (&device, DType::F32))
     };
     let (cos, sin) = (angles(cos), angles(sin));

@@ -92,7 +92,11 @@ fn a_comparison_has_both_runs_and_their_numbers() {
     check(&a, &data["runs"][0], &data["styles"]);
     check(&b, &data["runs"][1], &data["styles"]);
     assert!(page.contains("<tr><td>A: simulated<td>") && page.contains("<tr><td>B: measured<td>"));
-    assert!(page.contains("<tr><td>B against A<td>+100.0 %<td>+0.0 pt<td>+0.0 pt<td>+0.0 pt\n"));
+    assert!(
+        page.contains(
+            "<tr><td>B against A<td>+100.0 %<td>+0.0 pt<td>+0.0 pt<td>+0.0 pt<td>+0.0 pt\n"
+        )
+    );
     assert_eq!(data["runs"][1]["ranks"][0]["rows"][1][0][0], 0, "both start at 0");
 }
 
@@ -119,7 +123,11 @@ fn styles_agree_with_the_script() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 200,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn any_two_timelines_make_a_page(a in any_timeline(), b in any_timeline()) {

@@ -136,7 +136,11 @@ fn names_cannot_break_the_picture() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 200,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn any_timeline_is_a_sound_picture(timeline in any_timeline()) {

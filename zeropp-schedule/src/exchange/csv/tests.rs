@@ -11,7 +11,8 @@ fn text(schedule: &Schedule, dialect: Dialect) -> String {
 
 /// What PyTorch 2.11 writes for two ranks, two stages and two micro-batches of 1F1B; its lines
 /// end in CR LF.
-const LOWERED: &str = "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD,0RESHARD\r\n\
+const LOWERED: &str = "\
+     0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD,0RESHARD\r\n\
      1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1,1REDUCE_GRAD,1RESHARD\r\n";
 
 #[test]
@@ -60,7 +61,8 @@ fn units_come_from_the_reductions() {
 
 #[test]
 fn pytorch_gets_only_what_it_knows() {
-    let file = "0UNSHARD,0F0,0R0,0I0,0W0,0REDUCE_GRAD,0F1,0I1,0W1,0REDUCE_GRAD,0REPLICA_REDUCE,OPTIMIZER_STEP\n";
+    let file = "0UNSHARD,0F0,0R0,0I0,0W0,0REDUCE_GRAD,0F1,0I1,0W1,0REDUCE_GRAD,\
+                0REPLICA_REDUCE,OPTIMIZER_STEP\n";
     let schedule = read(file).unwrap();
     assert_eq!(text(&schedule, Dialect::Zeropp), file);
     let wanted = "0UNSHARD,0F0,0I0,0W0,0F1,0I1,0W1,0REDUCE_GRAD\n";
@@ -91,7 +93,8 @@ fn errors_name_row_column_and_what_was_found() {
         ),
         (
             &format!("0F{big}\n"),
-            "row 1, column 1: found \"0F999999999999999999999999999999\": the micro-batch is too large",
+            "row 1, column 1: found \"0F999999999999999999999999999999\": the micro-batch is \
+             too large",
         ),
         (
             "0F0,(0F1;0I0)OVERLAP_F_B\n",
@@ -130,7 +133,11 @@ fn errors_name_row_column_and_what_was_found() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 300,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn any_schedule_survives(schedule in prop_oneof![any_schedule(false), any_schedule(true)]) {
@@ -145,7 +152,10 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_read_or_refused(file in "([0-9]{1,20}|[FIWBR]|SEND_F|UNSHARD|REDUCE_GRAD|OVERLAP_F_B|#units|[(),;\"\r\n #é]){0,60}") {
+    fn any_text_is_read_or_refused(
+        file in "([0-9]{1,20}|[FIWBR]|SEND_F|UNSHARD|REDUCE_GRAD|OVERLAP_F_B|\
+            #units|[(),;\"\r\n #é]){0,60}",
+    ) {
         if let Ok(schedule) = read(&file) {
             prop_assert_eq!(read(&text(&schedule, Dialect::Zeropp)).unwrap(), schedule);
         }

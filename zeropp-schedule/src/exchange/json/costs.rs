@@ -107,7 +107,8 @@ impl Costs {
             Some(s) if given => {
                 let [f, b, w] = changes(s);
                 let works = format!(
-                    "mem_w is 0 or less, and mem_f + mem_b + mem_w is 0; stage {s} has {f}, {b}, {w}"
+                    "mem_w is 0 or less, and mem_f + mem_b + mem_w is 0; stage {s} has {f}, \
+                     {b}, {w}"
                 );
                 Some(("mem_w", works))
             }
@@ -159,6 +160,7 @@ impl Costs {
             weights: units(&self.mem_weights, s),
             gradient: units(&self.mem_gradient, s),
             message: units(&self.mem_message, s),
+            ..StageBytes::default()
         };
         simulate::Costs {
             stages: (0..stages).map(stage).collect(),

@@ -95,7 +95,8 @@ fn errors_name_field_and_value() {
         (
             "/costs",
             json!({"mem_f": [2, 2], "mem_b": [-1, -1], "mem_w": [-1, 0]}),
-            "costs.mem_w: found [-1,0]; mem_w is 0 or less, and mem_f + mem_b + mem_w is 0; stage 1 has 2, -1, 0",
+            "costs.mem_w: found [-1,0]; mem_w is 0 or less, and mem_f + mem_b + mem_w is 0; \
+             stage 1 has 2, -1, 0",
         ),
         (
             "/costs",
@@ -149,7 +150,15 @@ fn any_stage() -> impl Strategy<Value = (StageCosts, StageBytes)> {
                     reduce_scatter_ns,
                     replica_reduce_ns,
                 },
-                StageBytes { input, activation, stash, weights, gradient, message },
+                StageBytes {
+                    input,
+                    activation,
+                    stash,
+                    weights,
+                    gradient,
+                    message,
+                    ..StageBytes::default()
+                },
             )
         },
     )
@@ -199,7 +208,11 @@ fn any_document() -> impl Strategy<Value = Document> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 300,
+        failure_persistence: None,
+        ..Default::default()
+    })]
 
     #[test]
     fn the_simulators_costs_survive(costs in (1usize..5).prop_flat_map(any_simulator_costs)) {

@@ -1,0 +1,261 @@
+//! Saving a run: how its ranks write checkpoints together.
+
+pub(crate) mod patience;
+pub(crate) mod resume;
+pub(crate) mod saved;
+pub(crate) mod saved_cut;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::config::{Config, Table, Value};
+use parking_lot::Mutex;
+use zeropp_comm::Communicator;
+use zeropp_comm::groups::Groups;
+use zeropp_core::data::{Dataset, Fingerprint};
+use zeropp_zero3::checkpoint::{
+    CheckpointError, Manifest, Store, StoreLock, WrittenState, write_state,
+};
+use zeropp_zero3::{Optimizer, ShardedStage};
+
+use crate::Error;
+use crate::checkpoint::patience::Patience;
+use crate::checkpoint::resume::check_unchanged;
+use crate::error::RankError;
+use crate::plan::blueprint::Blueprint;
+use crate::world::is_follower;
+
+/// How long a file may take to show up on other hosts.
+const SHARED_TIME: Duration = Duration::from_secs(4);
+
+/// Settings that say where and how a run is done or watched, never what it computes.
+pub(crate) const NOT_THE_RUN: [&str; 13] = [
+    "metrics",
+    "trace",
+    "flight-dir",
+    "save",
+    "save-every",
+    "keep",
+    "resume",
+    "resume-fallback",
+    "save-timeout-s",
+    "max-skipped",
+    "timeout-s",
+    "emulate",
+    "place",
+];
+/// The settings that make a run what it is, each as in a TOML file.
+pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
+    // Paths may be no text; the one that is kept is for people to read.
+    let data = config.data.as_ref().map(|path| path.to_string_lossy().into_owned().into());
+    let config = Config {
+        data,
+        save: None,
+        metrics: None,
+        trace: None,
+        emulate: None,
+        flight_dir: None,
+        ..config.resolved()
+    };
+    let text = config.to_toml().expect("a checked configuration");
+    let table: Table = text.parse().expect("what was just written");
+    let kept = table.into_iter().filter(|(key, _)| !NOT_THE_RUN.contains(&key.as_str()));
+    kept.map(|(key, value)| (key, bare(value))).collect()
+}
+
+/// A value as a person would write it: text without quotes.
+fn bare(value: Value) -> String {
+    match value {
+        Value::String(text) => text,
+        other => other.to_string(),
+    }
+}
+
+/// Tells the user of something that is wrong and does not end the run.
+pub(crate) type Warn = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Writes the run's checkpoints.
+pub(crate) struct Saver {
+    store: Store,
+    every: u64,
+    last: u64,
+    keep: usize,
+    patience: Patience,
+    warn: Warn,
+    /// What was warned of already.
+    told: Mutex<BTreeSet<String>>,
+    data: Fingerprint,
+}
+
+impl Saver {
+    /// The saver of a run, if it saves, and in rank 0's process the lock to hold for as long as it
+    /// lasts. `seen` is the newest checkpoint that was there when the run was set up.
+    pub(crate) fn start(
+        bp: &Blueprint,
+        data: &Dataset,
+        seen: Option<u64>,
+        warn: &Warn,
+    ) -> Result<Option<(Saver, Option<StoreLock>)>, Error> {
+        let config = &bp.config;
+        let Some(folder) = &config.save else { return Ok(None) };
+        let saver = Saver {
+            store: Store::new(folder),
+            every: config.save_every,
+            last: config.steps,
+            keep: config.keep,
+            patience: Patience::new(config),
+            warn: warn.clone(),
+            told: Mutex::default(),
+            data: data.fingerprint(),
+        };
+        let lock = match is_follower(config)? {
+            true => None,
+            false => {
+                let (lock, left) = saver.store.lock()?;
+                saver.tell(left);
+                check_unchanged(&saver.store, config.resume, seen)?;
+                Some(lock)
+            }
+        };
+        Ok(Some((saver, lock)))
+    }
+
+    /// Warns of what could not be removed, each once.
+    fn tell(&self, problems: Vec<CheckpointError>) {
+        for problem in problems.iter().map(ToString::to_string) {
+            if self.told.lock().insert(problem.clone()) {
+                (self.warn)(&format!(
+                    "{problem}; it is in nobody's way, and may be removed by hand"
+                ));
+            }
+        }
+    }
+
+    /// Where the checkpoint after `step` is, or will be.
+    pub(crate) fn path(&self, step: u64) -> PathBuf {
+        self.store.path(step)
+    }
+
+    /// The folder of the checkpoints.
+    pub(crate) fn folder(&self) -> &Path {
+        self.store.folder()
+    }
+
+    /// Checks that all ranks, of which this one is on `host`, see in the folder what rank 0 writes
+    /// there. All ranks call it.
+    pub(crate) fn check_shared(
+        &self,
+        world: &dyn Communicator,
+        host: &str,
+    ) -> Result<(), RankError> {
+        let stamp = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos());
+        let written = match world.rank() {
+            0 => {
+                let name = format!(".probe-{}-{}", std::process::id(), stamp());
+                std::fs::write(self.folder().join(&name), &name).map_err(|source| {
+                    let path = self.folder().join(&name);
+                    CheckpointError::Io { action: "write", path, source }
+                })?;
+                name
+            }
+            _ => String::new(),
+        };
+        let names = world.exchange(written.into_bytes()).wait()?;
+        let probe = self.folder().join(String::from_utf8_lossy(&names[0]).as_ref());
+        let sees = || std::fs::read(&probe).is_ok_and(|text| text == names[0]);
+        // A network file system may show a new file a little later.
+        let deadline = Instant::now() + SHARED_TIME;
+        while !sees() && Instant::now() < deadline {
+            std::thread::sleep(SHARED_TIME / 20);
+        }
+        let blind = if sees() { String::new() } else { host.to_owned() };
+        let blind = world.exchange(blind.into_bytes()).wait()?;
+        if world.rank() == 0 {
+            let _ = std::fs::remove_file(&probe);
+        }
+        let Some(rank) = blind.iter().position(|host| !host.is_empty()) else { return Ok(()) };
+        let host = String::from_utf8_lossy(&blind[rank]);
+        let problem = format!(
+            "rank {rank} on {host} does not see what rank 0 writes there; name a folder that all \
+             hosts share"
+        );
+        Err(CheckpointError::Folder { folder: self.folder().to_path_buf(), problem }.into())
+    }
+
+    /// Whether `step` is the run's last, which is always saved.
+    pub(crate) fn is_last(&self, step: u64) -> bool {
+        step == self.last
+    }
+
+    /// Whether a checkpoint is to follow step `step`.
+    pub(crate) fn is_due(&self, step: u64) -> bool {
+        self.is_last(step) || (self.every > 0 && step.is_multiple_of(self.every))
+    }
+
+    /// Removes what a failed run left half-written; the folder may be what failed.
+    pub(crate) fn clean(&self) {
+        self.tell(self.store.clean());
+    }
+
+    /// Writes the checkpoint after `step`. All ranks call it; rank 0 makes the folder, completes it
+    /// and, if it `rotates`, removes old ones. On return it is durable.
+    pub(crate) fn save(
+        &self,
+        (step, rotates): (u64, bool),
+        bp: &Blueprint,
+        groups: &Groups,
+        stages: &[ShardedStage],
+        optimizer: &Optimizer,
+    ) -> Result<(), RankError> {
+        let world = &*groups.world;
+        let rank = world.rank();
+        let names = self.patience.exchange(world, "making a folder for the checkpoint", || {
+            let Some(staging) = (rank == 0).then(|| self.store.begin(step)).transpose()? else {
+                return Ok(Vec::new());
+            };
+            let name = staging.file_name().expect("a folder in the store's");
+            Ok(name.to_string_lossy().into_owned().into_bytes())
+        })?;
+        let staging = self.folder().join(String::from_utf8_lossy(&names[0]).as_ref());
+        let file = format!("rank-{rank:05}.safetensors");
+        let all = self.patience.exchange(world, "writing the checkpoint", || {
+            let mine = write_state(&staging, &file, stages, optimizer)?;
+            Ok(serde_json::to_vec(&mine).expect("names and numbers"))
+        })?;
+        self.patience.exchange(world, "completing the checkpoint", || {
+            if rank == 0 {
+                let (updates, vocabulary) = (optimizer.updates(), bp.model.vocabulary);
+                let mut manifest = Manifest::new(step, updates, vocabulary, settings(&bp.config));
+                for bytes in all {
+                    let written: Option<WrittenState> =
+                        serde_json::from_slice(&bytes).expect("written by every rank");
+                    written.into_iter().for_each(|w| w.enter(&mut manifest));
+                }
+                manifest.data = Some(self.data.clone());
+                manifest.sort_pieces();
+                self.store.commit(&staging, &manifest)?;
+                if rotates {
+                    self.tell(self.store.retain(self.keep));
+                }
+            }
+            Ok(Vec::new())
+        })?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_kept_as_plain_text() {
+        let config = Config { pp: 2, zero3: 3, dp: 2, lr: 0.1, ..Config::default() };
+        let kept = settings(&config);
+        assert_eq!((kept["lr"].as_str(), kept["seed"].as_str()), ("0.1", "0"));
+        assert_eq!(kept["schedule"], "zeropp", "quoted once, by the manifest");
+        assert!(!kept.contains_key("save-every") && !kept.contains_key("resume"));
+    }
+}

@@ -1,0 +1,412 @@
+//! Going on from a checkpoint: which one, whether it fits the run, and reading it by all ranks.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::config::{ConfigError, Resume};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use zeropp_comm::Communicator;
+use zeropp_core::data::{Dataset, Fingerprint};
+use zeropp_core::layer::Part;
+use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Store, read_state};
+use zeropp_zero3::{Optimizer, ShardedStage};
+
+use crate::Error;
+use crate::checkpoint::patience::Patience;
+use crate::checkpoint::{Warn, settings};
+use crate::error::RankError;
+use crate::plan::blueprint::Blueprint;
+use crate::world::is_follower;
+
+/// Settings that must be as they were, since no tensor's shape would tell a difference and the
+/// model or the data would silently be another.
+const FIXED: [&str; 5] = ["model", "heads", "activation", "tokenizer", "seed"];
+/// Settings that change what follows, and may be changed on purpose.
+const TOLD: [&str; 15] = [
+    "unit",
+    "steps",
+    "lr",
+    "min-lr",
+    "decay",
+    "warmup",
+    "weight-decay",
+    "beta1",
+    "beta2",
+    "eps",
+    "clip",
+    "seq",
+    "data",
+    "order",
+    "precision",
+];
+
+/// Where a resumed run goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resumed {
+    /// The checkpoint.
+    pub path: PathBuf,
+    /// Steps it has behind it; the run goes on with the next.
+    pub step: u64,
+    /// Settings that change what follows and differ from the checkpoint's, and whether the
+    /// data does, in words.
+    pub changed: Vec<String>,
+}
+
+/// What was found in the folder of checkpoints when the run was set up.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Found {
+    /// The checkpoint to go on from, whose files have not been read yet.
+    pub(crate) resumed: Option<Resumed>,
+    /// Step of the newest checkpoint, whether the run goes on from it or not.
+    pub(crate) newest: Option<u64>,
+    /// Newer ones that are damaged and were passed over, in words.
+    pub(crate) passed_over: Vec<String>,
+}
+
+/// Looks for the checkpoint that the run is to go on from, if it is to, and checks all that can be
+/// seen without reading its tensors. A run that begins anew must not save among another's
+/// checkpoints.
+pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
+    let Some(folder) = &bp.config.save else { return Ok(Found::default()) };
+    let store = Store::new(folder);
+    let data = data.fingerprint();
+    // Rank 0's process answers for all: it may have begun to save by the time others look.
+    let follows = is_follower(&bp.config)?;
+    if !follows {
+        store.check_free()?;
+    }
+    if bp.config.resume == Resume::No {
+        if !follows {
+            check_unchanged(&store, Resume::No, None)?;
+        }
+        return Ok(Found::default());
+    }
+    let steps = candidates(&store, bp.config.resume)?;
+    let mut found = Found { newest: store.steps()?.last().copied(), ..Found::default() };
+    for (i, step) in steps.iter().enumerate().rev() {
+        let opened = open(bp, &data, &store, *step).and_then(|(checkpoint, resumed)| {
+            if !follows {
+                checkpoint.check_sizes()?;
+            }
+            Ok(resumed)
+        });
+        match opened {
+            Ok(resumed) => {
+                found.resumed = Some(resumed);
+                break;
+            }
+            Err(error @ CheckpointError::Damaged { .. }) => {
+                let older = i.checked_sub(1).map(|i| steps[i]);
+                let error = offering(error, older);
+                match older.filter(|_| bp.config.resume_fallback) {
+                    Some(older) => found.passed_over.push(passing_over(&error, older)),
+                    None => return Err(error.into()),
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(found)
+}
+
+/// Steps of the checkpoints that the run may go on from, the wanted one last; none where it begins.
+pub(crate) fn candidates(store: &Store, resume: Resume) -> Result<Vec<u64>, Error> {
+    let mut steps = store.steps()?;
+    match resume {
+        Resume::Step(wanted) => {
+            if !steps.contains(&wanted) {
+                let there: Vec<_> = steps.iter().map(u64::to_string).collect();
+                let folder = store.folder().display();
+                let problem = format!("{folder} has no complete checkpoint of that step");
+                let help = match there.is_empty() {
+                    true => "it has none at all".into(),
+                    false => format!("use one of {}", there.join(", ")),
+                };
+                return Err(ConfigError::value("resume", wanted, problem, help).into());
+            }
+            steps.retain(|step| *step <= wanted);
+        }
+        _ if !steps.is_empty() => {}
+        Resume::Newest if store.is_unused()? => {}
+        _ => drop(store.newest()?),
+    }
+    Ok(steps)
+}
+
+/// The damage in words that name the checkpoint before it.
+fn offering(error: CheckpointError, older: Option<u64>) -> CheckpointError {
+    match error {
+        CheckpointError::Damaged { path, problem, .. } => {
+            let help = match older {
+                Some(step) => format!(
+                    "restore it, or go on from step {step} with resume = {step}, which \
+                     resume-fallback does by itself"
+                ),
+                None => "restore it; there is no older checkpoint".into(),
+            };
+            CheckpointError::Damaged { path, problem, help }
+        }
+        other => other,
+    }
+}
+
+fn passing_over(error: &CheckpointError, older: u64) -> String {
+    let text = error.to_string();
+    let damage = text.rsplit_once("; restore it").map_or(text.as_str(), |(damage, _)| damage);
+    format!("{damage}; going on from step {older} (resume-fallback)")
+}
+
+/// The newest checkpoint must be the one that was there when the run was set up.
+pub(crate) fn check_unchanged(
+    store: &Store,
+    resume: Resume,
+    seen: Option<u64>,
+) -> Result<(), CheckpointError> {
+    let newest = store.steps()?.last().copied();
+    let Some(step) = newest.filter(|_| newest != seen) else { return Ok(()) };
+    let problem = match resume {
+        Resume::No => format!(
+            "there is a checkpoint of step {step}; go on from it with resume, or name \
+             another folder"
+        ),
+        _ => format!(
+            "a checkpoint of step {step} has come since this run was set up; start it again"
+        ),
+    };
+    Err(CheckpointError::Folder { folder: store.folder().to_path_buf(), problem })
+}
+
+/// Opens the checkpoint of `step` and holds it against the run; reads no tensor.
+fn open(
+    bp: &Blueprint,
+    data: &Fingerprint,
+    store: &Store,
+    step: u64,
+) -> Result<(Checkpoint, Resumed), CheckpointError> {
+    let checkpoint = Checkpoint::open(&store.path(step))?;
+    let parameters: Vec<_> = bp.model.parts.iter().flat_map(Part::parameters).collect();
+    checkpoint.check_model(parameters.iter().map(|p| (p.name.as_str(), p.shape.as_slice())))?;
+    let path = checkpoint.path().to_path_buf();
+    let mut changed = compare(bp, &checkpoint)?;
+    // Checkpoints of earlier versions do not know their data.
+    let then = checkpoint.manifest().data.as_ref();
+    changed.extend(then.and_then(|then| data.change_since(then)));
+    Ok((checkpoint, Resumed { path, step, changed }))
+}
+
+/// Refuses settings that cannot change, and tells those that do.
+fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, CheckpointError> {
+    let manifest = checkpoint.manifest();
+    let mismatch =
+        |problem| Err(CheckpointError::Mismatch { path: checkpoint.path().to_path_buf(), problem });
+    let now = settings(&bp.config);
+    // A setting that one side does not know is no difference.
+    let pair = |key: &str| {
+        // Earlier builds kept text with its quotes.
+        Some((now.get(key)?.as_str(), manifest.settings.get(key)?.trim_matches('"')))
+    };
+    for key in FIXED {
+        if let Some((now, then)) = pair(key).filter(|(now, then)| now != then) {
+            return mismatch(format!("{key} = {now}, but it was saved with {then}; use that"));
+        }
+    }
+    if manifest.vocabulary != bp.model.vocabulary {
+        let (now, then) = (bp.model.vocabulary, manifest.vocabulary);
+        return mismatch(format!("the vocabulary is {now} now and was {then}; use the same data"));
+    }
+    if manifest.step > bp.config.steps {
+        let (total, step) = (bp.config.steps, manifest.step);
+        return mismatch(format!("steps = {total}, but it has {step} behind it; use more steps"));
+    }
+    let mut changed: Vec<String> = TOLD
+        .iter()
+        .filter_map(|key| pair(key).map(|(now, then)| (key, now, then)))
+        .filter(|(_, now, then)| now != then)
+        .map(|(key, now, then)| format!("{key} = {now} (was {then})"))
+        .collect();
+    let (now, then) = (bp.config.samples_per_step(), samples_per_step(&manifest.settings));
+    if let Some(then) = then.filter(|then| *then != now) {
+        changed.push(format!("{now} samples a step (were {then})"));
+    }
+    Ok(changed)
+}
+
+fn samples_per_step(settings: &BTreeMap<String, String>) -> Option<usize> {
+    let factors = ["micro-batches", "micro-batch-size", "zero3", "dp"];
+    factors.iter().map(|key| settings.get(*key)?.parse::<usize>().ok()).product()
+}
+
+/// Reads the checkpoint that the run goes on from, for the ranks of this process.
+pub(crate) struct Loader {
+    store: Store,
+    blueprint: Arc<Blueprint>,
+    data: Fingerprint,
+    /// Where this process would go on; rank 0's counts.
+    first: Option<u64>,
+    patience: Patience,
+    warn: Warn,
+    /// The one that is being read, opened once for all ranks here.
+    open: Mutex<Option<Arc<(Checkpoint, Resumed)>>>,
+}
+
+/// What a rank found wrong with a checkpoint, as told to the others.
+#[derive(Serialize, Deserialize)]
+struct Verdict {
+    path: PathBuf,
+    problem: String,
+    /// Whole, but of another run: no other checkpoint of this one will do.
+    is_mismatch: bool,
+}
+
+impl Verdict {
+    fn of(error: CheckpointError, path: PathBuf) -> Verdict {
+        match error {
+            CheckpointError::Damaged { path, problem, .. } => {
+                Verdict { path, problem, is_mismatch: false }
+            }
+            CheckpointError::Mismatch { path, problem } => {
+                Verdict { path, problem, is_mismatch: true }
+            }
+            other => Verdict { path, problem: other.to_string(), is_mismatch: false },
+        }
+    }
+
+    fn into_error(self, older: Option<u64>) -> CheckpointError {
+        let Verdict { path, problem, is_mismatch } = self;
+        match is_mismatch {
+            true => CheckpointError::Mismatch { path, problem },
+            false => {
+                offering(CheckpointError::Damaged { path, problem, help: String::new() }, older)
+            }
+        }
+    }
+}
+
+impl Loader {
+    /// A loader for a run that goes on from where `found` says; none where it does not.
+    pub(crate) fn new(
+        bp: &Arc<Blueprint>,
+        data: &Dataset,
+        found: &Found,
+        warn: &Warn,
+    ) -> Option<Loader> {
+        let config = &bp.config;
+        let folder = config.save.as_ref().filter(|_| config.resume != Resume::No)?;
+        Some(Loader {
+            store: Store::new(folder),
+            blueprint: bp.clone(),
+            data: data.fingerprint(),
+            first: found.resumed.as_ref().map(|resumed| resumed.step),
+            patience: Patience::new(config),
+            warn: warn.clone(),
+            open: Mutex::default(),
+        })
+    }
+
+    /// The step that this process would go on from.
+    pub(crate) fn first(&self) -> Option<u64> {
+        self.first
+    }
+
+    /// Brings `stages` and `optimizer` to where the run goes on, or leaves them where it begins
+    /// anew. Each process reads and checks what its ranks need; where one of them finds damage, all
+    /// take the checkpoint before it, if they may. All ranks call it.
+    ///
+    /// # Errors
+    /// [`RankError::Resume`], the same on all ranks, where there is nothing to go on from; the
+    /// world's first error.
+    pub(crate) fn load(
+        &self,
+        world: &dyn Communicator,
+        stages: &mut [ShardedStage],
+        optimizer: &mut Optimizer,
+    ) -> Result<Option<Resumed>, RankError> {
+        let is_first = world.rank() == 0;
+        let mut next = from_rank_0(world, self.first)?;
+        while let Some(step) = next {
+            let mut resumed = None;
+            let verdicts = self.patience.exchange(world, "reading the checkpoint", || {
+                let read = self.open(step).and_then(|open| {
+                    resumed = Some(open.1.clone());
+                    read_state(&open.0, stages, optimizer)
+                });
+                let verdict = read.err().map(|e| Verdict::of(e, self.store.path(step)));
+                Ok(serde_json::to_vec(&verdict).expect("text"))
+            })?;
+            let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).expect("written above");
+            let Some(verdict) =
+                verdicts.iter().find_map(|bytes| -> Option<Verdict> { read(bytes) })
+            else {
+                if is_first {
+                    self.set_newer_aside(step)?;
+                }
+                return Ok(resumed);
+            };
+            let is_mismatch = verdict.is_mismatch;
+            let older = from_rank_0(world, if is_first { self.before(step)? } else { None })?;
+            let error = verdict.into_error(older);
+            if !self.blueprint.config.resume_fallback || is_mismatch || older.is_none() {
+                return Err(RankError::Resume(error));
+            }
+            if let Some(older) = older.filter(|_| is_first) {
+                (self.warn)(&passing_over(&error, older));
+            }
+            next = older;
+        }
+        Ok(None)
+    }
+
+    fn open(&self, step: u64) -> Result<Arc<(Checkpoint, Resumed)>, CheckpointError> {
+        let mut open = self.open.lock();
+        if let Some(open) = open.as_ref().filter(|open| open.1.step == step) {
+            return Ok(open.clone());
+        }
+        let new = Arc::new(self::open(&self.blueprint, &self.data, &self.store, step)?);
+        *open = Some(new.clone());
+        Ok(new)
+    }
+
+    /// The checkpoint before that of `step`.
+    fn before(&self, step: u64) -> Result<Option<u64>, CheckpointError> {
+        Ok(self.store.steps()?.into_iter().rfind(|older| *older < step))
+    }
+
+    /// What is newer than where the run goes on must not be taken for its future.
+    fn set_newer_aside(&self, step: u64) -> Result<(), CheckpointError> {
+        for path in self.store.set_aside(step)? {
+            let path = path.display();
+            (self.warn)(&format!("going on from step {step}; what was newer is now {path}"));
+        }
+        Ok(())
+    }
+}
+
+/// Rank 0's `step`, on all ranks.
+fn from_rank_0(world: &dyn Communicator, step: Option<u64>) -> Result<Option<u64>, RankError> {
+    let bytes = serde_json::to_vec(&step).expect("a number");
+    let all = world.exchange(bytes).wait()?;
+    Ok(serde_json::from_slice(&all[0]).expect("written by rank 0"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, OPTIONS};
+
+    use crate::checkpoint::NOT_THE_RUN;
+
+    #[test]
+    fn the_lists_name_settings() {
+        for key in NOT_THE_RUN.iter().chain(&FIXED).chain(&TOLD) {
+            assert!(OPTIONS.iter().any(|o| o.key == *key), "{key}");
+        }
+    }
+
+    #[test]
+    fn kept_settings_give_the_batch() {
+        let config = Config { pp: 2, zero3: 3, dp: 2, ..Config::default() };
+        assert_eq!(samples_per_step(&settings(&config)), Some(config.samples_per_step()));
+    }
+}

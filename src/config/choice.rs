@@ -1,0 +1,43 @@
+//! Settings that are one of a few words.
+
+use zeropp_core::choice;
+
+pub use zeropp_comm::launch::EngineKind;
+pub use zeropp_comm::placement::Place;
+pub use zeropp_core::choice::{Activation, Decay, DeviceKind, Order, Precision, Tokenizer};
+
+use super::options::{OptionKind, OptionType};
+
+choice! {
+    /// What is computed again in the backward instead of being kept (ZeroPP §3.3).
+    Recompute {
+        /// Nothing: every activation is kept from F to B.
+        None = "none",
+        /// Attention scores, on every stage: q, k and v are kept, the rest of attention is computed
+        /// again. On GPUs and in bf16 that is so anyway.
+        Selective = "selective",
+        /// Whole stages, of which only the inputs are kept: all of a rank but, in schedules that
+        /// split B and W, its last, whose attention alone is computed again.
+        Full = "full",
+    }
+}
+
+choice! {
+    /// The built-in models.
+    ModelKind {
+        /// Pre-norm, learned positions, GELU, as GPT-2.
+        Gpt = "gpt",
+    }
+}
+
+macro_rules! settings {
+    ($($name:ident),+) => {
+        $(impl OptionType for $name {
+            const KIND: OptionKind = OptionKind::Choice($name::NAMES);
+        })+
+    };
+}
+settings!(
+    Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
+    Tokenizer
+);

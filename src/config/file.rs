@@ -1,0 +1,176 @@
+//! A configuration as TOML text: reading, overriding, printing.
+
+use std::path::Path;
+
+use toml::de::DeTable;
+use toml::{Table, Value};
+
+use super::{Config, ConfigError, OPTIONS, OptionKind};
+use zeropp_core::files::{escaped, escaped_line, read_text};
+
+/// Largest configuration file, in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// Stands for standard output in place of a file.
+const STANDARD_OUTPUT: &str = "-";
+
+impl Config {
+    /// Reads a TOML file. Relative paths in it count from its folder.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not a configuration; the message has file, line and key.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let text = read_text(path, FILE_BYTES_MAX)
+            .map_err(|source| ConfigError::Read { path: path.into(), source })?;
+        let in_file = |error| ConfigError::InFile { path: path.into(), error: Box::new(error) };
+        let config = Config::from_toml(&text).map_err(in_file)?;
+        let given: Table = text.parse().expect("it has just been read");
+        let mut from_here = Table::new();
+        for option in OPTIONS {
+            let Some(Value::String(value)) = given.get(option.key) else { continue };
+            let is_file = option.key == "schedule" && config.schedule_file().is_some();
+            if !is_file && option.kind != OptionKind::Path {
+                continue;
+            }
+            // An empty path stays one, and not the folder.
+            if let Some(folder) = path.parent().filter(|_| is_relative_path(value)) {
+                let joined = folder.join(value).into_os_string().into_string();
+                let joined = joined.map_err(|path| not_utf8(option.key, &path)).map_err(in_file)?;
+                from_here.insert(option.key.into(), joined.into());
+            }
+        }
+        Ok(Config { file: Some(path.into()), ..config.with(from_here)? })
+    }
+
+    /// Reads TOML text. Keys that are left out have their defaults.
+    ///
+    /// # Errors
+    /// Text that is not TOML, an unknown key, or a value of the wrong type.
+    pub fn from_toml(text: &str) -> Result<Config, ConfigError> {
+        let table = DeTable::parse(text).map_err(readable)?;
+        for (key, _) in table.get_ref() {
+            if !OPTIONS.iter().any(|o| o.key == key.get_ref()) {
+                return Err(unknown_key(key.get_ref(), line_of(text, key.span().start)));
+            }
+        }
+        toml::from_str(text).map_err(readable)
+    }
+
+    /// Replaces the settings named in `overrides`, as flags do.
+    ///
+    /// # Errors
+    /// An unknown key or a value of the wrong type.
+    pub fn with(&self, overrides: Table) -> Result<Config, ConfigError> {
+        let mut table = self.table()?;
+        table.extend(overrides);
+        let config = table.try_into().map_err(readable)?;
+        Ok(Config { file: self.file.clone(), ..config })
+    }
+
+    /// The same configuration with these settings as they are by default, as if they were not
+    /// given.
+    ///
+    /// # Errors
+    /// As [`to_toml`](Self::to_toml).
+    pub fn without(&self, keys: &[&str]) -> Result<Config, ConfigError> {
+        let mut table = self.table()?;
+        table.retain(|key, _| !keys.contains(&key));
+        let config = table.try_into().map_err(readable)?;
+        Ok(Config { file: self.file.clone(), ..config })
+    }
+
+    /// The configuration as a file that reads back to the same: every setting that has a value,
+    /// under the headings of the manual.
+    ///
+    /// # Errors
+    /// A path that is not UTF-8, or a number beyond TOML's 64-bit integers.
+    pub fn to_toml(&self) -> Result<String, ConfigError> {
+        self.to_toml_beside(None)
+    }
+
+    /// [`to_toml`](Self::to_toml), and as comments those settings of `resolved` that follow from
+    /// others. As comments, since a value that was given no longer follows: a file that says
+    /// `min-lr = 3e-4` refuses a smaller `lr`.
+    ///
+    /// # Errors
+    /// As [`to_toml`](Self::to_toml).
+    pub fn to_toml_beside(&self, resolved: Option<&Config>) -> Result<String, ConfigError> {
+        let table = self.table()?;
+        let follows = resolved.map_or(Ok(Table::new()), Config::table)?;
+        let mut text = String::new();
+        let mut heading = "";
+        for option in OPTIONS {
+            let key = option.key;
+            let line = match (table.get(key), follows.get(key)) {
+                (Some(value), _) => format!("{key} = {value}\n"),
+                (None, Some(value)) => format!("# {key} = {value}\n"),
+                (None, None) => continue,
+            };
+            if option.heading != heading {
+                let blank = if heading.is_empty() { "" } else { "\n" };
+                text.push_str(&format!("{blank}# {}\n", option.heading));
+                heading = option.heading;
+            }
+            text.push_str(&line);
+        }
+        Ok(text)
+    }
+
+    /// The value of one setting in this configuration, or `None` where it has none.
+    pub fn get(&self, key: &str) -> Option<Value> {
+        self.table().ok()?.remove(key)
+    }
+
+    fn table(&self) -> Result<Table, ConfigError> {
+        Table::try_from(self).map_err(|e| ConfigError::Toml(format!("cannot be written: {e}")))
+    }
+}
+
+/// TOML's own message, with Rust's type names put into words.
+fn readable(error: toml::de::Error) -> ConfigError {
+    // It quotes the file.
+    let text = error.to_string();
+    let text = escaped(text.trim_end()).replace("expected usize", "expected a whole number from 0");
+    let text = text.replace("expected u64", "expected a whole number from 0");
+    ConfigError::Toml(text.replace("expected f64", "expected a number"))
+}
+
+/// Whether a path in a file counts from that file's folder.
+fn is_relative_path(value: &str) -> bool {
+    !value.is_empty() && value != STANDARD_OUTPUT && Path::new(value).is_relative()
+}
+
+fn not_utf8(key: &str, path: &std::ffi::OsStr) -> ConfigError {
+    let help = "use a folder whose name is UTF-8, or give an absolute path";
+    ConfigError::value(key, path.display(), "is not UTF-8", help)
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    text[..offset].matches('\n').count() + 1
+}
+
+fn unknown_key(key: &str, line: usize) -> ConfigError {
+    let wanted = key.replace('_', "-").to_lowercase();
+    let distance = |o: &&super::OptionInfo| edit_distance(&wanted, o.key);
+    let nearest = OPTIONS.iter().min_by_key(distance).expect("there are options");
+    let help = if edit_distance(&wanted, nearest.key) <= wanted.len().max(3) / 3 {
+        format!("did you mean `{}`?", nearest.key)
+    } else {
+        "the keys are the flags of `zeropp run --help`, without tables".into()
+    };
+    ConfigError::UnknownKey { key: escaped_line(key).into(), line, help }
+}
+
+/// Insertions, deletions and replacements of a character that turn `a` into `b`.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.chars().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[b.chars().count()]
+}

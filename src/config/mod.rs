@@ -1,0 +1,130 @@
+//! What a run is told: a TOML file and flags that override it, the defaults that follow from
+//! other settings, and the checks that end bad input before any rank starts.
+
+mod choice;
+mod error;
+mod file;
+mod launch;
+mod options;
+mod outputs;
+mod parts;
+mod resume;
+mod validate;
+
+pub use choice::{
+    Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
+    Tokenizer,
+};
+pub use error::ConfigError;
+pub use options::{Config, OPTIONS, OptionInfo, OptionKind};
+pub use resume::Resume;
+pub use toml::{Table, Value};
+
+use std::path::Path;
+
+use zeropp_comm::mesh::Mesh;
+use zeropp_pipeline::schedules::{Kind, StagesPerRank, StepForm, default_unit};
+
+/// The settings that follow from others where they are not given.
+impl Config {
+    /// Sizes of the mesh.
+    pub fn mesh(&self) -> Mesh {
+        Mesh { pp: self.pp, zero3: self.zero3, dp: self.dp }
+    }
+
+    /// The schedule file, where `schedule` names one: it ends in `.csv` or `.json`.
+    pub fn schedule_file(&self) -> Option<&Path> {
+        let path = Path::new(&self.schedule);
+        let extension = path.extension()?.to_str()?.to_ascii_lowercase();
+        matches!(extension.as_str(), "csv" | "json").then_some(path)
+    }
+
+    /// Stages on each pipeline rank (V): what the schedule needs, else 2 where the layers allow
+    /// it, else 1. A schedule file decides it for itself; until it is read this says 1.
+    pub fn virtual_stages(&self) -> usize {
+        self.virtual_stages.unwrap_or_else(|| {
+            // Emulated stages have no layers.
+            let fits = |v| self.emulate.is_some() || self.layers >= self.pp.saturating_mul(v);
+            match self.kind().map(|kind| kind.stages) {
+                Some(StagesPerRank::Any(v)) if !fits(v) => 1,
+                Some(stages) => stages.default_number(),
+                None => 1,
+            }
+        })
+    }
+
+    /// What is known of the schedule; nothing of a file, or of a name that no schedule has.
+    pub(crate) fn kind(&self) -> Option<&'static Kind> {
+        Kind::find(&self.schedule)
+    }
+
+    /// Micro-batches of each rank in a step (B): two units, of 2P−1 where none is given, and for
+    /// interleaved schedules rounded up to a multiple of P. A schedule file has its own.
+    pub fn micro_batches(&self) -> usize {
+        self.micro_batches.unwrap_or_else(|| {
+            let unit = || self.pp.saturating_mul(2).saturating_sub(1);
+            let two_units = self.unit.unwrap_or_else(unit).saturating_mul(2);
+            let rounds = self.kind().is_some_and(|kind| kind.step == StepForm::Rounds);
+            let round = if rounds { self.pp.max(1) } else { 1 };
+            two_units.checked_next_multiple_of(round).unwrap_or(two_units)
+        })
+    }
+
+    /// Micro-batches in a unit (U): that of [`default_unit`] for P, V and B; the whole step for
+    /// schedules that reduce once a step. A schedule file has its own.
+    pub fn unit(&self) -> usize {
+        let step = self.micro_batches();
+        match self.in_units() {
+            true => self.unit.unwrap_or_else(|| default_unit(self.pp, self.virtual_stages(), step)),
+            false => step,
+        }
+    }
+
+    /// Whether the schedule cuts a step into units, as opposed to reducing once a step.
+    pub fn in_units(&self) -> bool {
+        self.kind().is_some_and(|kind| kind.step == StepForm::Units)
+    }
+
+    /// Steps in which the learning rate rises: a tenth of all, at most 100.
+    pub fn warmup(&self) -> u64 {
+        self.warmup.unwrap_or((self.steps / 10).min(100))
+    }
+
+    /// Learning rate at the last step: a tenth of the largest.
+    pub fn min_lr(&self) -> f64 {
+        self.min_lr.unwrap_or(self.lr / 10.0)
+    }
+
+    /// Samples of one step over all ranks. Ranks of a ZeRO-3 group and replicas train on samples
+    /// of their own.
+    pub fn samples_per_step(&self) -> usize {
+        self.micro_batches()
+            .saturating_mul(self.micro_batch_size)
+            .saturating_mul(self.zero3)
+            .saturating_mul(self.dp)
+    }
+
+    /// Tokens of one step over all ranks.
+    pub fn tokens_per_step(&self) -> usize {
+        self.samples_per_step().saturating_mul(self.seq)
+    }
+
+    /// The same run with every setting that follows from others written out; what follows from a
+    /// schedule file stays open.
+    pub fn resolved(&self) -> Config {
+        let own = |value: usize| self.schedule_file().is_none().then_some(value);
+        Config {
+            unit: own(self.unit()).or(self.unit),
+            virtual_stages: self.virtual_stages.or(own(self.virtual_stages())),
+            micro_batches: self.micro_batches.or(own(self.micro_batches())),
+            warmup: Some(self.warmup()),
+            min_lr: Some(self.min_lr()),
+            ..self.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod path_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,363 @@
+//! The table of all settings. It is the one place where a setting is named, documented and given
+//! its default: the struct, the file's keys, the command's flags and its manual all come from it.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use toml::Value;
+
+use super::choice::{
+    Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
+    Tokenizer,
+};
+use super::resume::{EXPECTED, Resume};
+
+/// What kind of value a setting takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptionKind {
+    /// A whole number from 0.
+    Count,
+    /// A floating-point number.
+    Number,
+    /// True or false; a flag alone means true.
+    Switch,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// A file or folder.
+    Path,
+    /// Any text.
+    Text,
+    /// True, false, `must` or the number of a step; a flag alone means true.
+    Resume,
+}
+
+impl OptionKind {
+    /// Reads the text of a flag as the value that stands for it in a file.
+    ///
+    /// # Errors
+    /// What would have been understood, where `text` is not of this kind.
+    pub fn parse(&self, text: &str) -> Result<Value, String> {
+        match self {
+            OptionKind::Count => text
+                .parse()
+                .ok()
+                .filter(|n| *n >= 0)
+                .map(Value::Integer)
+                .ok_or_else(|| format!("expected a whole number from 0 to {}", i64::MAX)),
+            OptionKind::Number => {
+                text.parse().map(Value::Float).map_err(|_| "expected a number".into())
+            }
+            OptionKind::Switch => {
+                text.parse().map(Value::Boolean).map_err(|_| "expected true or false".into())
+            }
+            OptionKind::Choice(names) if !names.contains(&text) => {
+                Err(format!("expected one of {}", names.join(", ")))
+            }
+            OptionKind::Resume => match Resume::parse(text) {
+                Some(resume) => Ok(Value::try_from(resume).expect("a word or a number")),
+                None => Err(EXPECTED.into()),
+            },
+            OptionKind::Choice(_) | OptionKind::Path | OptionKind::Text => {
+                Ok(Value::String(text.into()))
+            }
+        }
+    }
+}
+
+/// A field type of [`Config`] and the kind of value it is read from.
+pub(super) trait OptionType {
+    /// Its kind.
+    const KIND: OptionKind;
+    /// Whether it has no value, so that a file leaves it out.
+    fn unset(&self) -> bool {
+        false
+    }
+}
+
+macro_rules! kind_of {
+    ($($type:ty => $kind:ident),+) => {
+        $(impl OptionType for $type { const KIND: OptionKind = OptionKind::$kind; })+
+    };
+}
+kind_of!(
+    usize => Count,
+    u64 => Count,
+    f64 => Number,
+    bool => Switch,
+    PathBuf => Path,
+    String => Text
+);
+
+impl<T: OptionType> OptionType for Option<T> {
+    const KIND: OptionKind = T::KIND;
+    fn unset(&self) -> bool {
+        self.is_none()
+    }
+}
+
+/// One setting as its users see it.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionInfo {
+    /// The key in a file; the flag is `--key`.
+    pub key: &'static str,
+    /// The heading of the manual it stands under.
+    pub heading: &'static str,
+    /// What the manual calls its value.
+    pub value_name: &'static str,
+    /// What values it takes.
+    pub kind: OptionKind,
+    /// Its documentation, a line of source each, with the leading blank.
+    pub doc: &'static [&'static str],
+}
+
+macro_rules! options {
+    ($($heading:literal { $(
+        $(#[doc = $doc:literal])+
+        $key:literal $value_name:literal $field:ident: $type:ty = $default:expr;
+    )+ })+) => {
+        /// Everything about a run.
+        ///
+        /// In a TOML file the keys are those of the command's flags (`micro-batches = 16`), flat,
+        /// in any order; what is left out has its default. Fields that are `None` by default
+        /// follow from others: read them through the method of the same name
+        /// ([`unit`](Config::unit), [`micro_batches`](Config::micro_batches) and so on).
+        ///
+        /// ```
+        /// use zeropp::Config;
+        ///
+        /// let config = Config { pp: 4, zero3: 8, unit: Some(8), ..Config::default() };
+        /// assert_eq!((config.virtual_stages(), config.micro_batches()), (2, 16));
+        /// assert_eq!(config, Config::from_toml("pp = 4\nzero3 = 8\nunit = 8")?);
+        /// # Ok::<(), zeropp::config::ConfigError>(())
+        /// ```
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct Config {
+            $($(
+                $(#[doc = $doc])+
+                #[serde(rename = $key, skip_serializing_if = "OptionType::unset")]
+                pub $field: $type,
+            )+)+
+            /// The file that the settings were read from, which the run must not write. No setting.
+            #[serde(skip)]
+            pub file: Option<PathBuf>,
+        }
+
+        impl Default for Config {
+            fn default() -> Self {
+                Self { $($($field: $default,)+)+ file: None }
+            }
+        }
+
+        /// All settings in the order of the manual.
+        pub const OPTIONS: &[OptionInfo] = &[$($(
+            OptionInfo {
+                key: $key,
+                heading: $heading,
+                value_name: $value_name,
+                kind: <$type as OptionType>::KIND,
+                doc: &[$($doc),+],
+            },
+        )+)+];
+    };
+}
+
+options! {
+    "Mesh" {
+        /// Pipeline ranks (P), meant to be on different nodes.
+        "pp" "P" pp: usize = 1;
+        /// Ranks that share the weights of a stage (D), meant to be one node's.
+        ///
+        /// Each owns 1/D of the weights, gradients and optimizer state, and trains on its own
+        /// samples.
+        "zero3" "D" zero3: usize = 1;
+        /// Replicas of all that (K), between which gradients are summed.
+        "dp" "K" dp: usize = 1;
+        /// Spread the optimizer state over the replicas too (ZeRO-1).
+        ///
+        /// The same bits as without it, less memory, and with one replica no difference.
+        "zero1" "BOOL" zero1: bool = false;
+    }
+    "Schedule" {
+        /// The order of forward, backward and weight-gradient work.
+        ///
+        /// One of the schedules below, or a file: a name that ends in `.csv` or `.json`, which says
+        /// U, V and B itself. A file that ends with an optimizer step runs as it stands; of any
+        /// other the computes are taken, and gathers, reductions and messages are put in.
+        "schedule" "KIND|FILE" schedule: String = "zeropp".into();
+        /// Micro-batches in a scheduling unit (U). Default: near 2P−1, to cut the step evenly.
+        ///
+        /// A rank holds the activations of one unit, and gathers weights and reduces gradients
+        /// once per unit. From 2P−1 on, the pipeline has no idle slot inside a unit; the default
+        /// has the fewest in a step among P to one and a half times 2P−1, and --dry-run says where
+        /// another would have fewer. Schedules other than zeropp reduce once a step; for them the
+        /// unit is the step. A resumed run takes its checkpoint's.
+        "unit" "U" unit: Option<usize> = None;
+        /// Stages on each pipeline rank (V). Default: what the schedule needs, else 2 where the
+        /// layers allow it.
+        ///
+        /// Stage s lives on rank s mod P, on a V the second P go back down. A rank holds the whole
+        /// weights of one stage at a time, and of those being prefetched, so more stages need less
+        /// memory.
+        "virtual" "V" virtual_stages: Option<usize> = None;
+        /// Micro-batches of each rank in a step (B). Default: two units, or the checkpoint's.
+        "micro-batches" "B" micro_batches: Option<usize> = None;
+        /// Samples in a micro-batch.
+        "micro-batch-size" "N" micro_batch_size: usize = 1;
+        /// How many stages ahead of their use weights are gathered.
+        "prefetch" "N" prefetch: usize = 1;
+        /// What to compute again in the backward to save memory.
+        ///
+        /// `selective`: attention's scores on every stage; GPUs and bf16 never keep them. `full`:
+        /// whole stages, whose inputs alone are kept; where B and W are apart, all of a rank but
+        /// its last, which does as with selective, as its backward follows its forward closely.
+        "recompute" "WHAT" recompute: Recompute = Recompute::None;
+    }
+    "Training" {
+        /// Steps, each an update of the weights.
+        "steps" "N" steps: u64 = 40;
+        /// Seed of the initial weights and of the order of the data.
+        "seed" "N" seed: u64 = 0;
+        /// Learning rate after the warm-up.
+        "lr" "X" lr: f64 = 3e-3;
+        /// Learning rate at the last step. Default: a tenth of lr.
+        "min-lr" "X" min_lr: Option<f64> = None;
+        /// How the learning rate falls after the warm-up.
+        "decay" "SHAPE" decay: Decay = Decay::Cosine;
+        /// Steps in which the learning rate rises. Default: a tenth of steps, at most 100.
+        "warmup" "N" warmup: Option<u64> = None;
+        /// Weight decay of AdamW, on matrices only and decoupled from the gradient.
+        "weight-decay" "X" weight_decay: f64 = 0.01;
+        /// AdamW's decay of the mean gradient.
+        "beta1" "X" beta1: f64 = 0.9;
+        /// AdamW's decay of the mean squared gradient.
+        "beta2" "X" beta2: f64 = 0.999;
+        /// What AdamW adds to the root of the mean squared gradient.
+        "eps" "X" eps: f64 = 1e-8;
+        /// Largest global gradient norm; a larger gradient is scaled down to it. 0 never scales.
+        "clip" "X" clip: f64 = 1.0;
+        /// Steps in a row whose gradient may be not finite (NaN or infinite) before the run ends. 0
+        /// never ends it.
+        ///
+        /// Such a step changes no weight, and no checkpoint from before it is removed.
+        "max-skipped" "N" max_skipped: u64 = 10;
+    }
+    "Model" {
+        /// Which built-in model to train.
+        "model" "KIND" model: ModelKind = ModelKind::Gpt;
+        /// Transformer blocks. Every stage needs at least one: P·V or more.
+        "layers" "N" layers: usize = 8;
+        /// Hidden size; a multiple of heads.
+        "hidden" "N" hidden: usize = 64;
+        /// Attention heads.
+        "heads" "N" heads: usize = 4;
+        /// Tokens in a sample.
+        "seq" "N" seq: usize = 64;
+        /// Whether the head shares the embedding's weights, as in GPT-2.
+        "tied" "BOOL" tied: bool = false;
+        /// The MLP's nonlinearity: exact GELU, or GPT-2's tanh form.
+        "activation" "KIND" activation: Activation = Activation::GeluTanh;
+    }
+    "Data" {
+        /// A text file, or a folder of text files. Default: zeropp's own sources.
+        ///
+        /// A folder is read recursively, in the order of the paths inside it, with a line feed
+        /// between files; names that begin with a dot are left out.
+        "data" "PATH" data: Option<PathBuf> = None;
+        /// How data becomes token ids: its bytes, or the u16 ids of a nanoGPT or llm.c .bin file.
+        "tokenizer" "KIND" tokenizer: Tokenizer = Tokenizer::Bytes;
+        /// Draw the place of each sample, or read the data from its start.
+        ///
+        /// A sample depends on seed, step and its index alone, never on the mesh.
+        "order" "ORDER" order: Order = Order::Random;
+    }
+    "Machine" {
+        /// What weights and activations are computed in.
+        ///
+        /// bf16: compute and gathered weights in bfloat16; master weights, gradients, reductions
+        /// and optimizer in fp32. On the CPU it is slow, for comparing; wgpu has none.
+        "precision" "KIND" precision: Precision = Precision::Fp32;
+        /// Where tensors live. Ranks of one machine take its GPUs in turn, and share them.
+        ///
+        /// cuda needs a build with --features cuda, NVIDIA's driver, NVRTC 13 and the toolkit's
+        /// headers; wgpu a build with --features wgpu.
+        "device" "KIND" device: DeviceKind = DeviceKind::Cpu;
+        /// How ranks talk to each other. threads: all ranks in one process. mpi: processes started
+        /// by mpirun; needs a build with --features mpi.
+        ///
+        /// With fewer processes than ranks, each has as many of them as threads: one process a
+        /// node gathers weights once a node.
+        "engine" "KIND" engine: EngineKind = EngineKind::Threads;
+        /// Which process gets which ranks: ZeRO-3 groups inside hosts, or as the launcher numbers.
+        "place" "BY" place: Place = Place::Hosts;
+        /// Seconds a rank waits for another before the run ends with the name of the missing one.
+        "timeout-s" "S" timeout_s: f64 = 120.0;
+    }
+    "Launch" {
+        /// Machines that are started by hand, each with one process of this job.
+        ///
+        /// Give all of them the same settings, and each its node-rank. Not with engine mpi, whose
+        /// launcher starts all processes; not needed where torchrun or Slurm did.
+        "nodes" "N" nodes: usize = 1;
+        /// Which of the nodes this is, from 0. Rank 0 is on node 0.
+        "node-rank" "I" node_rank: Option<usize> = None;
+        /// Where the processes meet: node 0's name or address, and a free port there.
+        ///
+        /// Beyond one machine this takes a token, a secret that the processes share: in the
+        /// environment as ZEROPP_TOKEN, or in token-file. Default under torchrun: MASTER_ADDR and
+        /// the port after MASTER_PORT.
+        "rendezvous" "HOST:PORT" rendezvous: Option<String> = None;
+        /// A file with the job's token, which nobody else may read.
+        "token-file" "FILE" token_file: Option<PathBuf> = None;
+        /// Seconds that all processes together may take to come.
+        "start-timeout-s" "S" start_timeout_s: f64 = 60.0;
+    }
+    "Emulation" {
+        /// Measure the runtime: run the schedule with the times of this file, without a model.
+        ///
+        /// Ranks, program and engine are real; F, B, W and R only take their time, and messages and
+        /// collectives arrive when the given links would deliver them. A TOML or JSON file with
+        /// `t_f`, `t_b`, `t_w`, `t_r`, `t_gather`, `t_reduce`, `t_replica_reduce` (one number, or
+        /// one a stage), `t_comm` and `t_step`, all in µs; `bytes_per_s` and `links` with
+        /// `mem_message` bytes for a bandwidth; `zero3_bytes_per_s` and `replica_bytes_per_s` with
+        /// `mem_weights` and `mem_gradient` bytes in place of the collectives' times.
+        "emulate" "COSTS" emulate: Option<PathBuf> = None;
+    }
+    "Output" {
+        /// Write one JSON object a step to this file.
+        "metrics" "FILE" metrics: Option<PathBuf> = None;
+        /// Write a Chrome trace of every rank's actions to this file; Perfetto opens it.
+        ///
+        /// It holds the first 8 steps, so that a long run stays readable.
+        "trace" "FILE" trace: Option<PathBuf> = None;
+        /// Where every rank of a run that fails writes what it did last; `zeropp why` reads it.
+        /// Default: zeropp-failed, and for a Rust program none.
+        ///
+        /// The folder is made when it is needed. Where ranks run on several machines it should be
+        /// one that all of them see. An empty name writes nothing. With a folder, panics are noted
+        /// by a hook.
+        "flight-dir" "DIR" flight_dir: Option<PathBuf> = None;
+        /// Write checkpoints into this folder, each a folder `step-000123` in it.
+        ///
+        /// The last step is always saved. A checkpoint that is there is complete: it gets its name
+        /// once all of it is on disk.
+        "save" "DIR" save: Option<PathBuf> = None;
+        /// Steps from one checkpoint to the next. 0 writes one at the end.
+        "save-every" "N" save_every: u64 = 0;
+        /// How many of the newest checkpoints to keep; older ones are removed.
+        "keep" "N" keep: usize = 2;
+        /// Go on from the newest checkpoint in the folder of save; where nothing was saved yet,
+        /// begin.
+        ///
+        /// So one command serves a job that is started again and again. `must` refuses to begin
+        /// anew; a number goes on from the checkpoint of that step, and sets newer ones aside.
+        /// Mesh, schedule, recomputation and ZeRO-1 may be others than when it was written. `steps`
+        /// counts from the very start.
+        "resume" "BOOL|must|STEP" resume: Resume = Resume::No;
+        /// Where the checkpoint to go on from is damaged, take the one before it.
+        "resume-fallback" "BOOL" resume_fallback: bool = false;
+        /// Seconds that writing or reading a checkpoint may take. While a rank does, others wait
+        /// for it however long timeout-s is.
+        "save-timeout-s" "S" save_timeout_s: f64 = 1800.0;
+    }
+}

@@ -1,0 +1,229 @@
+//! Whether what a run is to write can be written, and is nothing that it reads: asked before it
+//! starts.
+
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+
+use super::{Config, ConfigError};
+use zeropp_comm::launch::Job;
+use zeropp_core::files::{Place, files_below, is_hidden};
+
+type Checked = Result<(), ConfigError>;
+
+/// A setting that names a file or folder.
+#[derive(Clone, Copy)]
+struct Given<'a> {
+    field: &'static str,
+    path: &'a Path,
+}
+
+/// [`Given`], and where that is.
+struct Found<'a> {
+    field: &'static str,
+    path: &'a Path,
+    place: Place,
+}
+
+impl Config {
+    /// Whether this process writes them, by the variables that `get` knows: of several processes
+    /// rank 0's does. Others must not even try: a file that they find missing and remove again may
+    /// be the one that rank 0's has just begun, and their host may not have its folder.
+    pub(super) fn writes_outputs(&self, get: impl Fn(&str) -> Option<String>) -> bool {
+        // What is wrong with the variables is told by whoever needs them.
+        let Ok(options) = self.launch_options() else { return true };
+        Job::from_vars(&options, get).map_or(true, |job| job.has_rank_0())
+    }
+
+    /// Every file that a run reads.
+    fn inputs(&self) -> Vec<Given<'_>> {
+        let files = [
+            ("the configuration", self.file.as_deref()),
+            ("data", self.data.as_deref()),
+            ("schedule", self.schedule_file()),
+            ("emulate", self.emulate.as_deref()),
+            ("token-file", self.token_file.as_deref()),
+        ];
+        given(files)
+    }
+
+    /// Every file that a run writes.
+    fn output_files(&self) -> Vec<Given<'_>> {
+        given([("metrics", self.metrics.as_deref()), ("trace", self.trace.as_deref())])
+    }
+
+    /// Every folder that a run writes into.
+    fn output_folders(&self) -> Vec<Given<'_>> {
+        // An empty one is none.
+        let flight = self.flight_dir.as_deref().filter(|path| !path.as_os_str().is_empty());
+        given([("save", self.save.as_deref()), ("flight-dir", flight)])
+    }
+
+    /// Checks that no path is empty, and none a name for standard input or output.
+    pub(super) fn check_paths(&self) -> Checked {
+        let (inputs, files) = (self.inputs(), self.output_files());
+        for Given { field, path } in inputs.into_iter().chain(files).chain(self.output_folders()) {
+            if path.as_os_str().is_empty() {
+                let help = "name a file or folder, or leave it out";
+                return Err(ConfigError::value(field, "\"\"", "the path is empty", help));
+            }
+            if path == Path::new("-") {
+                let help = "name a file, or ./- for one of that name";
+                let problem = match field {
+                    "metrics" => "only the command writes metrics to standard output",
+                    _ => "is no file here",
+                };
+                return Err(ConfigError::value(field, "-", problem, help));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that what the run writes can be written, is nothing that it reads, and no two
+    /// outputs are the same; paths are compared by where they lead, through links of any kind.
+    ///
+    /// Opens the files for appending; one that was not there is removed again.
+    ///
+    /// # Errors
+    /// The first that cannot be written, or is in the way of another.
+    pub fn check_outputs(&self) -> Checked {
+        // Before any output is made, which might come to lie among the data.
+        let data = self.data_files();
+        let mut made = Vec::new();
+        let checked = self.output_files().iter().try_for_each(|output| open(*output, &mut made));
+        // Now that all are there, one file has one identity under all its names.
+        let checked = checked.and_then(|()| self.check_clashes(&data));
+        for path in made {
+            // What was just created and cannot be removed does no harm.
+            let _ = fs::remove_file(path);
+        }
+        checked
+    }
+
+    fn check_clashes(&self, data: &[PathBuf]) -> Checked {
+        let (inputs, mut files) = (found(self.inputs()), found(self.output_files()));
+        // What is written to a pipe or a device overwrites nothing.
+        files.retain(|file| file.path.is_file());
+        let folders = found(self.output_folders());
+        let outputs = || files.iter().chain(&folders);
+        for (i, output) in outputs().enumerate() {
+            if let Some(other) = outputs().skip(i + 1).find(|other| other.place == output.place) {
+                return output.clash(format!("is the file or folder of `{}` too", other.field));
+            }
+        }
+        for output in &files {
+            if let Some(input) = inputs.iter().find(|input| input.place == output.place) {
+                return output
+                    .clash(format!("is the file of {} too and would overwrite it", input));
+            }
+            let is_output = |path: &&PathBuf| Place::new(path).is_ok_and(|p| p == output.place);
+            if let Some(path) = data.iter().find(is_output) {
+                let path = path.display();
+                return output
+                    .clash(format!("is the file {path} of `data` and would overwrite it"));
+            }
+        }
+        check_apart_from_data(&inputs, outputs())?;
+        check_apart_from_checkpoints(&folders, inputs.iter().chain(outputs()))
+    }
+
+    /// The files of a folder of data.
+    fn data_files(&self) -> Vec<PathBuf> {
+        // What cannot be read is told by who reads it.
+        let below = |path: &PathBuf| path.is_dir().then(|| files_below(path).ok()).flatten();
+        self.data.as_ref().and_then(below).unwrap_or_default()
+    }
+}
+
+/// What is written into a folder of data would be trained on by the next run.
+fn check_apart_from_data<'a>(
+    inputs: &[Found],
+    mut outputs: impl Iterator<Item = &'a Found<'a>>,
+) -> Checked {
+    let Some(data) = inputs.iter().find(|input| input.field == "data") else { return Ok(()) };
+    let is_data = |output: &&Found| {
+        let inside = output.place.within(&data.place);
+        inside.is_some_and(|path| !path.iter().any(is_hidden))
+    };
+    match outputs.find(is_data) {
+        Some(output) => output.clash(format!(
+            "lies in the folder of `data`, {}, and the next run would train on what is written",
+            data.path.display()
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Checkpoints come and go; nothing else may lie in one, or be its folder's lock.
+fn check_apart_from_checkpoints<'a>(
+    folders: &[Found],
+    mut all: impl Iterator<Item = &'a Found<'a>>,
+) -> Checked {
+    let Some(save) = folders.iter().find(|folder| folder.field == "save") else { return Ok(()) };
+    let is_checkpoints = |one: &&Found| {
+        let inside = one.place.within(&save.place).unwrap_or_default();
+        let first = inside.iter().next().and_then(|name| name.to_str()).unwrap_or_default();
+        let step = first.trim_start_matches('.').strip_prefix("step-").unwrap_or_default();
+        first == ".lock" || step.starts_with(|c: char| c.is_ascii_digit())
+    };
+    match all.find(is_checkpoints) {
+        Some(one) => one.clash(format!(
+            "belongs to the checkpoints of save = {}, which come and go",
+            save.path.display()
+        )),
+        None => Ok(()),
+    }
+}
+
+impl Found<'_> {
+    fn clash(&self, problem: String) -> Checked {
+        Err(ConfigError::value(self.field, self.path.display(), problem, "choose another"))
+    }
+}
+
+impl std::fmt::Display for Found<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.field.contains(' ') {
+            true => f.write_str(self.field),
+            false => write!(f, "`{}`", self.field),
+        }
+    }
+}
+
+fn given<'a, const N: usize>(settings: [(&'static str, Option<&'a Path>); N]) -> Vec<Given<'a>> {
+    settings.into_iter().filter_map(|(field, path)| Some(Given { field, path: path? })).collect()
+}
+
+/// Those whose places can be told.
+fn found(given: Vec<Given<'_>>) -> Vec<Found<'_>> {
+    let place = |Given { field, path }| Some(Found { field, path, place: Place::new(path).ok()? });
+    given.into_iter().filter_map(place).collect()
+}
+
+/// Tries to open an output; what had to be made for it joins `made`.
+fn open(Given { field, path }: Given, made: &mut Vec<PathBuf>) -> Checked {
+    let there = fs::metadata(path).ok();
+    // A pipe or a device is for whoever named it; opening a pipe would wait for its reader.
+    if there.as_ref().is_some_and(|there| !there.is_file() && !there.is_dir()) {
+        return Ok(());
+    }
+    OpenOptions::new().append(true).create(true).open(path).map_err(|e| {
+        let problem = format!("cannot be written ({e})");
+        ConfigError::value(field, path.display(), problem, advice(path))
+    })?;
+    if there.is_none() {
+        // Of a link to nowhere this is what was made, and not the link.
+        made.extend(path.canonicalize());
+    }
+    Ok(())
+}
+
+fn advice(path: &Path) -> String {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+    match parent {
+        _ if path.is_dir() => "it is a folder: name a file inside it".into(),
+        Some(parent) if !parent.exists() => {
+            format!("create the folder {} first, or choose another", parent.display())
+        }
+        _ => "choose a file in a folder you may write to".into(),
+    }
+}

@@ -1,0 +1,386 @@
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+use zeropp_core::data::Dataset;
+
+use super::*;
+
+fn config(toml: &str) -> Config {
+    Config::from_toml(toml).unwrap_or_else(|e| panic!("{toml}: {e}"))
+}
+
+#[test]
+fn the_readme_command_means_two_stages_and_two_units() {
+    let c = config("pp = 4\nzero3 = 8\nunit = 8");
+    assert_eq!((c.virtual_stages(), c.unit(), c.micro_batches()), (2, 8, 16));
+    assert_eq!((c.mesh().world(), c.samples_per_step()), (32, 128));
+    assert_eq!(c.tokens_per_step(), 128 * c.seq);
+    c.validate().unwrap();
+}
+
+#[test]
+fn what_is_not_given_follows_from_the_rest() {
+    // (settings, V, U, B)
+    let cases = [
+        ("", 2, 1, 2),
+        ("pp = 4", 2, 7, 14),
+        ("pp = 4\nlayers = 7", 1, 7, 14),
+        ("pp = 4\nmicro-batches = 5", 2, 7, 5),
+        ("pp = 2\nvirtual = 4\nunit = 3", 4, 3, 6),
+        ("pp = 4\nschedule = '1f1b'", 1, 14, 14),
+        ("pp = 4\nschedule = 'gpipe'\nunit = 8", 1, 16, 16),
+        // Even units near 2P - 1, and no last one of a single micro-batch.
+        ("pp = 4\nmicro-batches = 8", 2, 8, 8),
+        ("pp = 4\nmicro-batches = 11\nunit = 7", 2, 7, 11),
+        ("pp = 4\nschedule = 'gpipe'\nmicro-batches = 12", 1, 12, 12),
+        ("pp = 2\nschedule = 'bf-pp'", 2, 6, 6),
+        ("pp = 4\nschedule = 'zb-h1'", 1, 14, 14),
+        ("pp = 8\nschedule = 'zb-v'", 2, 30, 30),
+        ("pp = 4\nschedule = 'interleaved'", 2, 16, 16),
+        ("pp = 4\nschedule = 'interleaved-zb'\nmicro-batches = 12", 2, 12, 12),
+        ("pp = 4\nschedule = 'zeropp-auto'\nunit = 5", 2, 5, 10),
+        ("pp = 8\nemulate = 'costs.toml'", 2, 15, 30),
+    ];
+    for (toml, v, unit, micro_batches) in cases {
+        let c = config(toml);
+        assert_eq!(
+            (c.virtual_stages(), c.unit(), c.micro_batches()),
+            (v, unit, micro_batches),
+            "{toml}"
+        );
+    }
+    config("pp = 8\nvirtual = 4\nemulate = 'costs.toml'").validate().expect("no layers needed");
+    let c = config("steps = 50\nlr = 0.5");
+    assert_eq!((c.warmup(), c.min_lr()), (5, 0.05));
+    assert_eq!(config("steps = 5000").warmup(), 100);
+}
+
+#[test]
+fn defaults_are_those_of_the_field() {
+    let c = Config::default();
+    assert_eq!((c.beta1, c.beta2, c.eps, c.weight_decay), (0.9, 0.999, 1e-8, 0.01));
+    assert_eq!((c.clip, c.decay, c.prefetch), (1.0, Decay::Cosine, 1));
+    c.validate().unwrap();
+}
+
+/// Settings that are refused, each with how its message begins.
+fn refused(cases: &[(&str, &str)]) {
+    for (toml, message) in cases {
+        let error = config(toml).validate().expect_err(toml).to_string();
+        assert!(error.starts_with(message), "{toml}: {error}");
+    }
+}
+
+#[test]
+fn bad_meshes_and_models_are_named_with_what_would_work() {
+    refused(&[
+        ("pp = 0", "pp = 0: at least 1 is needed; use 1 to 4096"),
+        ("zero3 = 0", "zero3 = 0: at least 1"),
+        ("dp = 0", "dp = 0: at least 1"),
+        ("pp = 9223372036854775807", "pp = 9223372036854775807: is beyond any use; use 1 to 4096"),
+        (
+            "pp = 4\nzero3 = 2000\ndp = 2",
+            "zero3 = 2000: pp 4 x zero3 2000 x dp 2 is 16000 ranks; the threads engine runs at \
+             most 4096",
+        ),
+        ("layers = 0", "layers = 0: at least 1"),
+        ("layers = 99999", "layers = 99999: is beyond any use"),
+        ("hidden = 0", "hidden = 0: at least 1"),
+        ("heads = 0", "heads = 0: at least 1"),
+        ("seq = 0", "seq = 0: at least 1"),
+        ("heads = 5", "heads = 5: does not divide hidden = 64; use 4 or 8"),
+        ("heads = 100", "heads = 100: does not divide hidden = 64; use 32"),
+    ]);
+}
+
+#[test]
+fn bad_schedules_are_named_with_what_would_work() {
+    refused(&[
+        ("virtual = 0", "virtual = 0: at least 1"),
+        (
+            "pp = 4\nvirtual = 2\nlayers = 6",
+            "layers = 6: pp 4 x virtual 2 makes 8 stages, and each needs a layer; use 8 layers",
+        ),
+        ("pp = 9", "layers = 8: pp 9 x virtual 1 makes 9 stages"),
+        ("schedule = '1f1b'\nvirtual = 2", "virtual = 2: schedule 1f1b cannot have that many"),
+        (
+            "schedule = 'zb-v'\nvirtual = 1",
+            "virtual = 1: schedule zb-v cannot have that many stages on each rank; leave \
+             virtual out, use 2",
+        ),
+        ("pp = 8\nschedule = 'v-min'", "layers = 8: pp 8 x virtual 2 makes 16 stages"),
+        ("unit = 0", "unit = 0: at least 1"),
+        ("micro-batches = 0", "micro-batches = 0: at least 1"),
+        ("micro-batches = 99999999", "micro-batches = 99999999: is beyond"),
+        ("unit = 9223372036854775807", "unit = 9223372036854775807: is beyond"),
+        ("micro-batch-size = 0", "micro-batch-size = 0: at least 1"),
+    ]);
+}
+
+#[test]
+fn bad_steps_and_rates_are_named_with_what_would_work() {
+    refused(&[
+        ("steps = 0", "steps = 0: at least 1"),
+        ("steps = 10\nwarmup = 11", "warmup = 11: is longer than the run of 10 steps; use 0 to 10"),
+        ("lr = nan", "lr = NaN: is out of range; use 0 or more"),
+        ("lr = -0.1", "lr = -0.1: is out of range"),
+        ("lr = inf", "lr = inf: is out of range"),
+        ("lr = 0.1\nmin-lr = 0.2", "min-lr = 0.2: is out of range; use 0 to lr = 0.1"),
+        ("weight-decay = -1", "weight-decay = -1: is out of range"),
+        ("beta1 = 1", "beta1 = 1: is out of range; use 0 or more and less than 1"),
+        ("beta2 = -0.5", "beta2 = -0.5: is out of range"),
+        ("beta2 = 0.99999999", "beta2 = 0.99999999: the moments are kept in fp32"),
+        ("beta1 = 0.99999998", "they would never decay; use at most 0.9999999"),
+        ("eps = 0", "eps = 0: is out of range; use more than 0"),
+        ("clip = -1", "clip = -1: is out of range; use a largest norm, or 0"),
+    ]);
+}
+
+#[test]
+fn bad_devices_engines_and_processes_are_named_with_what_would_work() {
+    refused(&[
+        #[cfg(not(feature = "cuda"))]
+        (
+            "device = 'cuda'",
+            "device = cuda: is not in this build; use cpu, or build zeropp with --features cuda",
+        ),
+        #[cfg(not(feature = "wgpu"))]
+        (
+            "device = 'wgpu'",
+            "device = wgpu: is not in this build; use cpu, or build zeropp with --features wgpu",
+        ),
+        #[cfg(feature = "wgpu")]
+        (
+            "device = 'wgpu'\nprecision = 'bf16'",
+            "precision = bf16: device wgpu can store it but not compute in it; use fp32",
+        ),
+        #[cfg(not(feature = "mpi"))]
+        ("engine = 'mpi'", "engine = mpi: is not in this build; use threads"),
+        (
+            "engine = 'nccl'",
+            "engine = nccl: carries data between NVIDIA GPUs, and device is cpu; use device cuda",
+        ),
+        ("nodes = 0", "nodes = 0: at least 1 is needed"),
+        (
+            "nodes = 2",
+            "nodes = 2: engine threads has all ranks in one process; use engine mpi and a launcher \
+             such as mpirun or srun, or engine nccl",
+        ),
+        (
+            "engine = 'mpi'\nrendezvous = 'a:1'",
+            "rendezvous = a:1: processes of engine mpi find each other; leave it out",
+        ),
+        (
+            "engine = 'mpi'\nnodes = 2",
+            "nodes = 2: MPI's launcher starts the processes; leave it out and use mpirun or srun",
+        ),
+        ("engine = 'nccl'\nnodes = 2", "rendezvous = (none): 2 nodes have to meet"),
+        (
+            "engine = 'nccl'\nnode-rank = 1",
+            "node-rank = 1: there are 1 nodes; use 0, or say how many with nodes",
+        ),
+        ("rendezvous = 'node0'", "rendezvous = node0: has no port; use HOST:PORT"),
+        ("timeout-s = 0", "timeout-s = 0: is out of range"),
+        ("timeout-s = 1e300", "timeout-s = 1"),
+        ("start-timeout-s = 0", "start-timeout-s = 0: is out of range"),
+        (
+            "engine = 'nccl'\npp = 3\nnodes = 2\nrendezvous = 'a:1'",
+            "nodes = 2: pp 3 x zero3 1 x dp 1 is 3 ranks, which 2 nodes cannot share evenly",
+        ),
+    ]);
+}
+
+#[test]
+fn bad_checkpoints_are_named_with_what_would_work() {
+    refused(&[
+        ("save-every = 3", "save-every = 3: save has no folder; name a folder with save"),
+        ("resume = true", "resume = true: save has no folder; name a folder with save"),
+        ("save = 'here'\nkeep = 0", "keep = 0: at least 1 is needed"),
+        ("save = 'Cargo.toml'", "save = Cargo.toml: is a file; name a folder"),
+    ]);
+}
+
+#[test]
+fn a_seed_that_a_file_cannot_hold_is_named() {
+    let seed = Config { seed: u64::MAX, ..Config::default() };
+    let error = seed.validate().unwrap_err().to_string();
+    assert!(error.starts_with("seed = 18446744073709551615: does not fit"), "{error}");
+}
+
+#[test]
+fn bad_files_are_named_with_line_and_key() {
+    let cases: &[(&str, &[&str])] = &[
+        ("pp = 2\n\nstepz = 4", &["line 3: unknown key `stepz`; did you mean `steps`?"]),
+        (
+            "micro_batches = 4",
+            &["line 1: unknown key `micro_batches`; did you mean `micro-batches`?"],
+        ),
+        ("[mesh]\npp = 4", &["line 1: unknown key `mesh`"]),
+        ("colour = 'blue'", &["unknown key `colour`; the keys are the flags"]),
+        ("pp = 'four'", &["line 1, column 6", "pp = 'four'", "\"four\", expected a whole number"]),
+        ("lr = 1\npp = -4", &["line 2, column 6", "pp = -4", "expected a whole number from 0"]),
+        ("hidden = 1.5", &["hidden = 1.5", "expected a whole number"]),
+        ("lr = 'fast'", &["lr = 'fast'", "expected a number"]),
+        ("tied = 1", &["tied = 1", "expected a boolean"]),
+        ("recompute = 'some'", &["`some`, expected one of `none`, `selective`, `full`"]),
+        ("pp = 1\npp = 2", &["line 2", "duplicate key"]),
+        ("pp = ", &["line 1"]),
+    ];
+    for (toml, fragments) in cases {
+        let error = Config::from_toml(toml).expect_err(toml).to_string();
+        for fragment in *fragments {
+            assert!(error.contains(fragment), "{toml:?} lacks {fragment:?}: {error}");
+        }
+    }
+}
+
+#[test]
+fn of_several_processes_only_the_first_touches_the_outputs() {
+    let writes = |engine, rank: &str| {
+        let config = Config { engine, pp: 2, ..Config::default() };
+        config.writes_outputs(|name| match name {
+            "ZEROPP_RANK" => Some(rank.to_string()),
+            "ZEROPP_WORLD_SIZE" => Some("2".to_string()),
+            _ => None,
+        })
+    };
+    assert!(writes(EngineKind::Mpi, "0") && !writes(EngineKind::Mpi, "1"));
+    // Threads have all ranks in one process, whoever started it; nonsense is told elsewhere.
+    assert!(writes(EngineKind::Threads, "1") && writes(EngineKind::Mpi, "7"));
+}
+
+#[test]
+fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
+    let path = || Some(PathBuf::from("x"));
+    let full = Config {
+        data: path(),
+        metrics: path(),
+        trace: path(),
+        save: path(),
+        emulate: path(),
+        node_rank: Some(0),
+        rendezvous: Some("node0:29400".into()),
+        token_file: path(),
+        ..Config::default().resolved()
+    };
+    let written = full.to_toml().unwrap();
+    let keys: Vec<_> = written
+        .lines()
+        .filter_map(|line| line.split_once(" = "))
+        .map(|(key, _)| key.to_string())
+        .collect();
+    let options: Vec<_> = OPTIONS.iter().map(|o| o.key.to_string()).collect();
+    assert_eq!(keys, options);
+}
+
+#[test]
+fn flags_are_read_as_their_kind_and_override() {
+    let parse = |key: &str, text: &str| {
+        OPTIONS.iter().find(|o| o.key == key).expect("a setting").kind.parse(text)
+    };
+    let cases =
+        [("pp", "3"), ("lr", "1"), ("zero1", "true"), ("recompute", "full"), ("data", "x y")];
+    let flags: Table =
+        cases.iter().map(|(k, text)| (k.to_string(), parse(k, text).unwrap())).collect();
+    let c = config("pp = 2\nseq = 9").with(flags).unwrap();
+    assert_eq!((c.pp, c.lr, c.zero1, c.recompute, c.seq), (3, 1.0, true, Recompute::Full, 9));
+    assert_eq!(c.data.as_deref(), Some(std::path::Path::new("x y")));
+    for (key, text) in
+        [("pp", "-1"), ("pp", "x"), ("lr", "quick"), ("zero1", "2"), ("recompute", "half")]
+    {
+        assert!(parse(key, text).unwrap_err().contains("expected"), "{key} {text}");
+    }
+}
+
+#[test]
+fn resolving_changes_nothing_but_says_all() {
+    for toml in ["pp = 4\nunit = 8", "schedule = 'gpipe'\nunit = 8", "steps = 30\nlayers = 1"] {
+        let c = config(toml);
+        let r = c.resolved();
+        assert_eq!(r, r.resolved(), "{toml}");
+        assert_eq!(
+            (c.unit(), c.virtual_stages(), c.micro_batches(), c.warmup(), c.min_lr()),
+            (r.unit(), r.virtual_stages(), r.micro_batches(), r.warmup(), r.min_lr()),
+            "{toml}"
+        );
+    }
+}
+
+#[test]
+fn what_follows_from_a_schedule_file_stays_open() {
+    let c = config("pp = 4\nschedule = 'a/b.CSV'\nlayers = 4");
+    assert_eq!(c.schedule_file(), Some(std::path::Path::new("a/b.CSV")));
+    c.validate().unwrap();
+    let r = c.resolved();
+    assert_eq!((r.unit, r.virtual_stages, r.micro_batches), (None, None, None));
+    let given = config("schedule = 'x.json'\nunit = 3\nvirtual = 2\nmicro-batches = 9").resolved();
+    assert_eq!((given.virtual_stages, given.micro_batches), (Some(2), Some(9)));
+    for kind in ["zeropp", "csv", "x.csv.txt"] {
+        let c = Config { schedule: kind.into(), ..Config::default() };
+        assert_eq!(c.schedule_file(), None, "{kind}");
+    }
+}
+
+fn any_config() -> impl Strategy<Value = Config> {
+    let sizes = (any::<u32>(), any::<u32>(), any::<Option<u32>>(), any::<Option<u32>>());
+    let numbers = (any::<f64>(), any::<Option<f64>>(), 0..i64::MAX as u64, any::<bool>());
+    let words = (0..3usize, 0..3usize, any::<Option<String>>(), any::<String>());
+    (sizes, numbers, words).prop_map(|((pp, heads, unit, warmup), (lr, min_lr, seed, zero1), w)| {
+        Config {
+            pp: pp as usize,
+            heads: heads as usize,
+            unit: unit.map(|u| u as usize),
+            warmup: warmup.map(u64::from),
+            lr,
+            min_lr,
+            seed,
+            zero1,
+            recompute: Recompute::ALL[w.0],
+            decay: Decay::ALL[w.1],
+            metrics: w.2.map(PathBuf::from),
+            schedule: w.3,
+            ..Config::default()
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 256,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn what_is_printed_reads_back_to_the_same(c in any_config()) {
+        prop_assert_eq!(Config::from_toml(&c.to_toml().unwrap()).unwrap(), c.clone());
+        prop_assert_eq!(c.with(Table::new()).unwrap(), c);
+    }
+
+    /// No size, however absurd, overflows on its way to a message.
+    #[test]
+    fn validation_never_panics(c in any_config(), zero3: usize, layers: usize, v: Option<usize>) {
+        let c = Config { zero3, layers, virtual_stages: v, metrics: None, ..c };
+        let _ = (c.validate().is_ok(), c.samples_per_step(), c.resolved().tokens_per_step());
+    }
+}
+
+#[test]
+fn the_mesh_does_not_move_a_sample() {
+    let data = Dataset::builtin();
+    for order in Order::ALL {
+        let of = |toml: &str| {
+            let mut config = Config::from_toml(toml).unwrap();
+            config.order = *order;
+            assert_eq!(config.samples_per_step(), 16, "{toml}");
+            let sampler = config.sampler();
+            (0..16).map(|i| sampler.sample(&data, 3, i)).collect::<Vec<_>>()
+        };
+        let one = of("micro-batches = 16");
+        assert_eq!(one, of("pp = 4\nzero3 = 2\nmicro-batches = 8"));
+        assert_eq!(one, of("dp = 2\nzero3 = 2\nmicro-batches = 2\nmicro-batch-size = 2"));
+        let distinct: HashSet<_> = one.into_iter().collect();
+        assert_eq!(distinct.len(), 16);
+    }
+}

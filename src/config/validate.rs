@@ -1,0 +1,209 @@
+//! The rules a configuration must keep, each with what would work instead.
+
+use super::{Config, ConfigError, DeviceKind, EngineKind, Precision, Resume};
+use zeropp_core::device;
+
+/// Most ranks of the threads engine: each is a thread, and beyond this a typing error is likelier.
+const RANKS_MAX: usize = 4096;
+/// Most micro-batches in a step; a schedule is a list of all actions.
+const MICRO_BATCHES_MAX: usize = 1 << 20;
+/// Most layers, and so most stages.
+const LAYERS_MAX: usize = 1 << 14;
+/// Largest hidden size, sequence and micro-batch: their products stay far from overflow.
+const SIZE_MAX: usize = 1 << 24;
+/// Longest timeout, about three years.
+const TIMEOUT_S_MAX: f64 = 1e8;
+
+type Checked = Result<(), ConfigError>;
+
+fn check(ok: bool, error: impl FnOnce() -> ConfigError) -> Checked {
+    if ok { Ok(()) } else { Err(error()) }
+}
+
+fn within(field: &str, value: usize, max: usize) -> Checked {
+    check((1..=max).contains(&value), || {
+        let problem = if value == 0 { "at least 1 is needed" } else { "is beyond any use" };
+        ConfigError::value(field, value, problem, format!("use 1 to {max}"))
+    })
+}
+
+fn number(field: &str, value: f64, ok: bool, range: &str) -> Checked {
+    check(value.is_finite() && ok, || {
+        ConfigError::value(field, value, "is out of range", format!("use {range}"))
+    })
+}
+
+pub(super) fn seconds(field: &str, value: f64) -> Checked {
+    let in_range = value > 0.0 && value <= TIMEOUT_S_MAX;
+    number(field, value, in_range, "more than 0 seconds, up to 1e8")
+}
+
+impl Config {
+    /// Checks every rule that needs no data file and no knowledge of a schedule: sizes, ranges,
+    /// what this build can do, and that the output files can be written, if this process is to.
+    ///
+    /// Whether the schedule is known and what else it asks of the mesh is for the caller to check,
+    /// who knows the generators.
+    ///
+    /// # Errors
+    /// The first rule that is broken, with the setting, its value and what would work.
+    pub fn validate(&self) -> Checked {
+        self.check_mesh()?;
+        self.check_model()?;
+        self.check_schedule()?;
+        self.check_training()?;
+        self.check_launch()?;
+        self.check_build()?;
+        self.check_paths()?;
+        self.check_checkpoints()?;
+        let writes = self.writes_outputs(|name| std::env::var(name).ok());
+        if writes { self.check_outputs() } else { Ok(()) }
+    }
+
+    pub(super) fn check_mesh(&self) -> Checked {
+        let sizes = [("pp", self.pp), ("zero3", self.zero3), ("dp", self.dp)];
+        for (field, value) in sizes {
+            within(field, value, RANKS_MAX)?;
+        }
+        // No overflow: each is at most 4096.
+        let world = self.mesh().world();
+        check(world <= RANKS_MAX, || {
+            let (field, largest) = sizes.into_iter().max_by_key(|s| s.1).expect("three sizes");
+            let problem = format!("{} is {world} ranks", self.mesh());
+            let help = format!("the threads engine runs at most {RANKS_MAX} in one process");
+            ConfigError::value(field, largest, problem, help)
+        })
+    }
+
+    fn check_model(&self) -> Checked {
+        within("layers", self.layers, LAYERS_MAX)?;
+        within("hidden", self.hidden, SIZE_MAX)?;
+        within("heads", self.heads, SIZE_MAX)?;
+        within("seq", self.seq, SIZE_MAX)?;
+        check(self.hidden.is_multiple_of(self.heads), || {
+            let problem = format!("does not divide hidden = {}", self.hidden);
+            let help = format!("use {}", divisors_near(self.hidden, self.heads));
+            ConfigError::value("heads", self.heads, problem, help)
+        })
+    }
+
+    fn check_schedule(&self) -> Checked {
+        let stages_each = self.virtual_stages();
+        within("virtual", stages_each, LAYERS_MAX)?;
+        if let Some(kind) = self.kind() {
+            check(kind.stages.allows(stages_each), || {
+                let problem =
+                    format!("schedule {} cannot have that many stages on each rank", kind.name);
+                let help =
+                    format!("use {}, leave virtual out, or use another schedule", kind.stages);
+                ConfigError::value("virtual", stages_each, problem, help)
+            })?;
+        }
+        let stages = self.pp * stages_each;
+        check(self.layers >= stages || self.emulate.is_some(), || {
+            let problem = format!(
+                "pp {} x virtual {stages_each} makes {stages} stages, and each needs a layer",
+                self.pp
+            );
+            let help = format!("use {stages} layers or more, or a smaller pp or virtual");
+            ConfigError::value("layers", self.layers, problem, help)
+        })?;
+        within("unit", self.unit(), MICRO_BATCHES_MAX)?;
+        within("micro-batches", self.micro_batches(), MICRO_BATCHES_MAX)?;
+        within("micro-batch-size", self.micro_batch_size, SIZE_MAX)
+    }
+
+    fn check_training(&self) -> Checked {
+        check(self.steps >= 1, || {
+            ConfigError::value("steps", self.steps, "at least 1 is needed", "use 1 or more")
+        })?;
+        let counts =
+            [("steps", self.steps), ("seed", self.seed), ("max-skipped", self.max_skipped)];
+        for (field, value) in counts {
+            check(i64::try_from(value).is_ok(), || {
+                let help = format!("use at most {}", i64::MAX);
+                ConfigError::value(field, value, "does not fit a file's integers", help)
+            })?;
+        }
+        check(self.warmup() <= self.steps, || {
+            let problem = format!("is longer than the run of {} steps", self.steps);
+            let help = format!("use 0 to {}", self.steps);
+            ConfigError::value("warmup", self.warmup(), problem, help)
+        })?;
+        let (lr, min_lr) = (self.lr, self.min_lr());
+        number("lr", lr, lr >= 0.0, "0 or more")?;
+        number("min-lr", min_lr, (0.0..=lr).contains(&min_lr), &format!("0 to lr = {lr}"))?;
+        number("weight-decay", self.weight_decay, self.weight_decay >= 0.0, "0 or more")?;
+        for (field, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
+            number(field, beta, (0.0..1.0).contains(&beta), "0 or more and less than 1")?;
+            check((beta as f32) < 1.0, || {
+                let problem =
+                    "the moments are kept in fp32, where that is 1: they would never decay";
+                ConfigError::value(field, beta, problem, "use at most 0.9999999")
+            })?;
+        }
+        number("eps", self.eps, self.eps > 0.0, "more than 0, such as 1e-8")?;
+        number("clip", self.clip, self.clip >= 0.0, "a largest norm, or 0 to never scale")?;
+        seconds("timeout-s", self.timeout_s)
+    }
+
+    /// What the settings can name but this build does not have.
+    fn check_build(&self) -> Checked {
+        let absent = |field: &str, value: &dyn ToString, help: &str| {
+            ConfigError::value(field, value.to_string(), "is not in this build", help)
+        };
+        let (precision, device, engine) = (self.precision, self.device, self.engine);
+        check(engine != EngineKind::Nccl || device == DeviceKind::Cuda, || {
+            let problem = format!("carries data between NVIDIA GPUs, and device is {device}");
+            let help = "use device cuda, or engine threads or mpi";
+            ConfigError::value("engine", engine, problem, help)
+        })?;
+        check(device::is_built(device), || device::absent(device).into())?;
+        let storable = precision == Precision::Fp32 || device != DeviceKind::Wgpu;
+        check(storable, || {
+            let problem = "device wgpu can store it but not compute in it";
+            ConfigError::value("precision", precision, problem, "use fp32, or device cuda or cpu")
+        })?;
+        let help = match engine {
+            EngineKind::Mpi => "use threads, or build zeropp with --features mpi",
+            _ => "use threads, or build zeropp with --features cuda",
+        };
+        let is_built = match engine {
+            EngineKind::Threads => true,
+            EngineKind::Mpi => cfg!(feature = "mpi"),
+            EngineKind::Nccl => cfg!(feature = "cuda"),
+        };
+        check(is_built, || absent("engine", &engine, help))
+    }
+
+    fn check_checkpoints(&self) -> Checked {
+        let help = "name a folder with save, or leave it out";
+        check(self.save.is_some() || self.save_every == 0, || {
+            ConfigError::value("save-every", self.save_every, "save has no folder", help)
+        })?;
+        check(self.save.is_some() || self.resume == Resume::No, || {
+            ConfigError::value("resume", self.resume, "save has no folder", help)
+        })?;
+        seconds("save-timeout-s", self.save_timeout_s)?;
+        check(self.keep >= 1, || {
+            ConfigError::value("keep", self.keep, "at least 1 is needed", "use 1 or more")
+        })?;
+        for (field, folder) in
+            [("save", self.save.as_ref()), ("flight-dir", self.flight_dir.as_ref())]
+        {
+            check(folder.is_none_or(|path| path.is_dir() || !path.exists()), || {
+                let shown = folder.expect("just looked at").display();
+                ConfigError::value(field, shown, "is a file", "name a folder")
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// The divisors of `n` on both sides of `near`, in words.
+fn divisors_near(n: usize, near: usize) -> String {
+    let below = (1..near.min(n)).rev().find(|d| n.is_multiple_of(*d));
+    let above = (near + 1..=n).find(|d| n.is_multiple_of(*d));
+    let found: Vec<_> = below.into_iter().chain(above).map(|d| d.to_string()).collect();
+    found.join(" or ")
+}

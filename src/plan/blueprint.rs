@@ -1,0 +1,241 @@
+//! Everything that follows from a configuration and a model before a rank starts: stages, the
+//! verified program of every rank, predicted memory and bubble.
+
+use std::ops::Range;
+
+use crate::config::{Config, DeviceKind, Precision};
+use burn::tensor::DType;
+use zeropp_comm::mesh::Mesh;
+use zeropp_core::layer::{BatchShape, Model};
+use zeropp_core::meter::MemoryBytes;
+use zeropp_core::metrics::{Plan, RankPlan};
+use zeropp_core::params::FlatLayout;
+use zeropp_core::split::ops::attention_keeps_probabilities;
+use zeropp_pipeline::ir::{Action, Schedule};
+use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict};
+use zeropp_pipeline::partition::partition;
+use zeropp_pipeline::schedules::unit_note;
+use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
+use zeropp_zero3::optimizer::Tie;
+
+use crate::Error;
+use crate::plan::program::{Resolved, generator_costs, shape};
+use crate::plan::recompute::Recomputed;
+
+/// What every rank builds from.
+#[derive(Clone)]
+pub(crate) struct Blueprint {
+    pub(crate) config: Config,
+    pub(crate) mesh: Mesh,
+    pub(crate) model: Model,
+    /// Parts of each stage.
+    pub(crate) stages: Vec<Range<usize>>,
+    /// The lowered, verified programs.
+    pub(crate) schedule: Schedule,
+    pub(crate) recomputed: Recomputed,
+    pub(crate) compute: DType,
+    pub(crate) plan: Plan,
+}
+
+impl Blueprint {
+    pub(crate) fn new(config: &Config, model: Model) -> Result<Blueprint, Error> {
+        let resolved = Resolved::new(config)?;
+        let config = resolved.config.clone();
+        check_names(&model)?;
+        let mesh = config.mesh();
+        let compute = match config.precision {
+            Precision::Fp32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        };
+        let batch = BatchShape {
+            samples: config.micro_batch_size,
+            seq: config.seq,
+            element_bytes: compute.size(),
+            keeps_probabilities: attention_keeps_probabilities(
+                compute,
+                config.device != DeviceKind::Cpu,
+            ),
+        };
+        let stages = partition(&model.parts, resolved.stages(), batch)?;
+        let mut blueprint = Blueprint {
+            config,
+            mesh,
+            model,
+            stages,
+            schedule: Schedule::default(),
+            recomputed: Recomputed::default(),
+            compute,
+            plan: Plan::default(),
+        };
+        let times = blueprint.relative_costs(batch);
+        let bytes: Vec<_> = (0..times.len()).map(|s| blueprint.bytes(s, batch)).collect();
+        let costs = generator_costs(&blueprint.config, &times, &bytes, 0);
+        blueprint.schedule = resolved.programs(&costs)?;
+        blueprint.recomputed = Recomputed::new(blueprint.config.recompute, &blueprint.schedule);
+        blueprint.plan = blueprint.make_plan(batch)?;
+        Ok(blueprint)
+    }
+
+    /// The weight that embedding and head share, if they do.
+    pub(crate) fn tie(&self) -> Option<Tie> {
+        let placement = &self.schedule.placement;
+        let last = self.stages.len() - 1;
+        self.model.is_tied().then(|| Tie {
+            first: (0, 0),
+            last: (last, self.stages[last].len() - 1),
+            ranks: (placement[0], placement[last]),
+        })
+    }
+
+    /// Equal pieces that every flat buffer can be cut into.
+    pub(crate) fn layout_pieces(&self) -> usize {
+        self.mesh.zero3 * if self.config.zero1 { self.mesh.dp } else { 1 }
+    }
+
+    fn make_plan(&self, batch: BatchShape) -> Result<Plan, Error> {
+        let bytes: Vec<StageBytes> = (0..self.stages.len()).map(|s| self.bytes(s, batch)).collect();
+        let peaks = predict(&self.schedule, &bytes);
+        let bubble = self.simulated_bubble(self.relative_costs(batch), &bytes);
+        let program = &self.schedule.ranks[0];
+        let count = |f: fn(&Action) -> bool| program.iter().filter(|a| f(a)).count() as u64;
+        Ok(Plan {
+            pp: self.mesh.pp,
+            zero3: self.mesh.zero3,
+            dp: self.mesh.dp,
+            schedule: self.schedule.kind.clone(),
+            virtual_stages: self.config.virtual_stages(),
+            units: self.schedule.units.clone(),
+            micro_batch_size: self.config.micro_batch_size,
+            seq: self.config.seq,
+            parameters: self.model.parameter_count(),
+            flops_per_token: self.model.flops_per_token(batch),
+            bubble,
+            all_gathers_per_rank: count(|a| matches!(a, Action::AllGather { .. })),
+            reduce_scatters_per_rank: count(|a| matches!(a, Action::ReduceScatter { .. })),
+            ranks: (0..self.mesh.pp).map(|p| self.rank_plan(p, peaks[p])).collect(),
+            notes: self.notes(batch),
+        })
+    }
+
+    /// What the settings do not do here, or what others would do better.
+    fn notes(&self, batch: BatchShape) -> Vec<String> {
+        let mut costs = self.model.parts.iter().map(|p| p.cost(batch));
+        let saves_scores = costs.any(|c| c.activation_bytes_selective < c.activation_bytes);
+        let recompute = self.config.recompute;
+        let recompute = self.recomputed.note(recompute, saves_scores, &self.schedule);
+        let unit = (self.config.schedule == "zeropp").then(|| unit_note(&shape(&self.config)));
+        [recompute, unit.flatten()].into_iter().flatten().collect()
+    }
+
+    fn rank_plan(&self, pp: usize, held: HeldBytes) -> RankPlan {
+        let mine = self.schedule.stages_of(pp);
+        let names = |s: usize| {
+            self.model.parts[self.stages[s].clone()].iter().map(|p| p.name().to_string()).collect()
+        };
+        let parameters = mine.iter().map(|s| self.stage_parameters(*s)).sum();
+        let shard: u64 =
+            mine.iter().map(|s| self.flat_elements(*s) * 4).sum::<u64>() / self.mesh.zero3 as u64;
+        let owners = if self.config.zero1 { self.mesh.dp as u64 } else { 1 };
+        RankPlan {
+            pp,
+            stages: mine.iter().map(|s| (*s, names(*s))).collect(),
+            parameters,
+            memory: MemoryBytes {
+                parameter_shard: shard,
+                gradient_shard: shard,
+                optimizer: 2 * shard / owners,
+                gathered: held.gathered,
+                gradient: held.gradient,
+                activation: held.activation,
+                weight_stash: held.weight_stash,
+                communication: held.communication,
+            },
+        }
+    }
+
+    fn stage_parameters(&self, stage: usize) -> u64 {
+        let parts = &self.model.parts[self.stages[stage].clone()];
+        parts.iter().flat_map(|p| p.parameters()).map(|p| p.len() as u64).sum()
+    }
+
+    /// Elements of the stage's flat buffers, padding included.
+    fn flat_elements(&self, stage: usize) -> u64 {
+        let pieces = self.layout_pieces();
+        let parts = &self.model.parts[self.stages[stage].clone()];
+        parts.iter().map(|p| FlatLayout::new(p.parameters(), pieces).len as u64).sum()
+    }
+
+    fn bytes(&self, stage: usize, batch: BatchShape) -> StageBytes {
+        let parts = &self.model.parts[self.stages[stage].clone()];
+        let costs: Vec<_> = parts.iter().map(|p| p.cost(batch)).collect();
+        let selective = self.recomputed.attention.contains(&stage);
+        let kept: u64 = costs
+            .iter()
+            .map(|c| if selective { c.activation_bytes_selective } else { c.activation_bytes })
+            .sum();
+        let message = (batch.tokens() * self.model.hidden * batch.element_bytes) as u64;
+        let input = if stage == 0 { 0 } else { message };
+        let elements = self.flat_elements(stage);
+        // Without shards a gather of fp32 weights is the parameters themselves.
+        let (alone, fp32) = (self.mesh.zero3 == 1, self.compute == DType::F32);
+        StageBytes {
+            input,
+            activation: kept.max(input),
+            stash: costs.iter().map(|c| c.stash_bytes).sum(),
+            weights: if alone && fp32 { 0 } else { elements * self.compute.size() as u64 },
+            gradient: elements * 4,
+            keeps_first_gradient: alone,
+            message,
+        }
+    }
+
+    /// The schedule's `bubble` with these times of each stage and messages,
+    /// gathers and reductions that take none.
+    pub(crate) fn simulated_bubble(&self, stages: Vec<StageCosts>, memory: &[StageBytes]) -> f64 {
+        let costs = Costs { stages, memory: memory.to_vec(), ..Costs::default() };
+        simulate(&self.schedule, &costs).expect("a verified program").bubble()
+    }
+
+    /// The same with measured times; memory plays no part in it.
+    pub(crate) fn timed_bubble(&self, stages: Vec<StageCosts>) -> f64 {
+        let memory = vec![StageBytes::default(); self.stages.len()];
+        self.simulated_bubble(stages, &memory)
+    }
+
+    /// Times in proportion to the stages' forward FLOP: B, W and R each like F.
+    fn relative_costs(&self, batch: BatchShape) -> Vec<StageCosts> {
+        let forward: Vec<f64> = self
+            .stages
+            .iter()
+            .map(|r| self.model.parts[r.clone()].iter().map(|p| p.cost(batch).forward_flops).sum())
+            .collect();
+        let largest = forward.iter().copied().fold(1.0, f64::max);
+        forward
+            .iter()
+            .map(|f| {
+                let ns = (f / largest * 1e6).max(1.0) as u64;
+                StageCosts { f_ns: ns, b_ns: ns, w_ns: ns, r_ns: ns, ..StageCosts::default() }
+            })
+            .collect()
+    }
+}
+
+/// Parameter names must be unique, but for the weight that embedding and head share.
+fn check_names(model: &Model) -> Result<(), Error> {
+    let mut seen = std::collections::HashSet::new();
+    let tied = model.is_tied();
+    let last = model.parts.len().saturating_sub(1);
+    for (i, part) in model.parts.iter().enumerate() {
+        for p in part.parameters() {
+            if p.is_empty() {
+                return Err(Error::Model(format!("parameter {} has no elements", p.name)));
+            }
+            let shared = tied && i == last;
+            if !seen.insert(p.name.clone()) && !shared {
+                let why = "two layers declare it; give each layer its own name";
+                return Err(Error::Model(format!("parameter {}: {why}", p.name)));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! The programs of a run: a generator's schedule or a file's, lowered and verified.
+
+use crate::config::{Config, ConfigError, Recompute};
+use zeropp_pipeline::ir::{Action, Compute, Schedule};
+use zeropp_pipeline::lower::{LowerOptions, lower};
+use zeropp_pipeline::memory::StageBytes;
+use zeropp_pipeline::schedules::{Costs, Shape, generate_with_costs};
+use zeropp_pipeline::simulate::StageCosts;
+use zeropp_pipeline::verify::{VerifyLimits, verify};
+
+use crate::plan::recompute::stages_with_r;
+use crate::{Error, read_schedule};
+
+/// A configuration with everything that follows from others written out, a schedule file's sizes
+/// too, and that file's schedule.
+pub(crate) struct Resolved {
+    pub(crate) config: Config,
+    file: Option<Schedule>,
+}
+
+impl Resolved {
+    /// Reads the schedule file, if `config` names one, and checks that it is this run's.
+    ///
+    /// # Errors
+    /// A file that cannot be read or has no correct schedule, or whose sizes are not those of
+    /// `config`.
+    pub(crate) fn new(config: &Config) -> Result<Resolved, Error> {
+        let mut resolved = config.resolved();
+        let Some(path) = config.schedule_file() else {
+            return Ok(Resolved { config: resolved, file: None });
+        };
+        let wrong = |problem: String| {
+            let help = "name a file that is a whole schedule, or a kind of schedule";
+            ConfigError::value("schedule", &config.schedule, problem, help)
+        };
+        let schedule = read_schedule(path).map_err(|e| wrong(e.problem))?.schedule;
+        let limits = VerifyLimits { optimizer_step: false, ..VerifyLimits::default() };
+        verify(&schedule, &limits).map_err(|e| wrong(e.to_string()))?;
+        check_sizes(config, &schedule)?;
+        resolved.virtual_stages = Some(schedule.stages().div_ceil(schedule.pp()));
+        resolved.micro_batches = Some(schedule.micro_batches());
+        resolved.unit = Some(schedule.units[0]);
+        Ok(Resolved { config: resolved, file: Some(schedule) })
+    }
+
+    /// Stages of the run.
+    pub(crate) fn stages(&self) -> usize {
+        let looping = || self.config.pp * self.config.virtual_stages();
+        self.file.as_ref().map_or_else(looping, Schedule::stages)
+    }
+
+    /// The verified programs of all pipeline ranks; kinds that weigh one order against another are
+    /// made for `costs`.
+    ///
+    /// # Errors
+    /// A schedule that does not exist, does not suit the mesh, or does not fit the settings.
+    pub(crate) fn programs(&self, costs: &Costs) -> Result<Schedule, Error> {
+        let config = &self.config;
+        let options = LowerOptions {
+            prefetch: config.prefetch,
+            recompute: config.recompute == Recompute::Full,
+            replicas: config.dp > 1,
+            ..LowerOptions::default()
+        };
+        if let Some(file) = self.file.as_ref().filter(|s| is_complete(s)) {
+            check_program(config, file)?;
+            return Ok(file.clone());
+        }
+        let compact = match &self.file {
+            Some(schedule) => schedule.clone(),
+            None => generate_with_costs(&config.schedule, &shape(config), costs)?,
+        };
+        let schedule = lower(&compact, &options);
+        verify(&schedule, &VerifyLimits::default())?;
+        Ok(schedule)
+    }
+}
+
+/// The generators' costs of stages that take `times` and keep `bytes`. Where whole stages are
+/// recomputed (all but each rank's last), that is part of their B.
+pub(crate) fn generator_costs(
+    config: &Config,
+    times: &[StageCosts],
+    bytes: &[StageBytes],
+    send_ns: u64,
+) -> Costs {
+    let kept = times.len().saturating_sub(config.pp);
+    let redo = config.recompute == Recompute::Full;
+    let of = |f: fn(&StageCosts) -> u64| times.iter().map(f).collect::<Vec<u64>>();
+    let b = times.iter().enumerate();
+    let b = b.map(|(s, t)| t.b_ns + if redo && s < kept { t.r_ns } else { 0 }).collect();
+    // What B keeps for W is at most what F kept.
+    let stash = |m: &StageBytes| m.stash.min(m.activation) as i64;
+    Costs {
+        f: of(|t| t.f_ns),
+        b,
+        w: of(|t| t.w_ns),
+        send: send_ns,
+        gather: of(|t| t.all_gather_ns),
+        reduce: of(|t| t.reduce_scatter_ns),
+        mem_f: bytes.iter().map(|m| m.activation as i64).collect(),
+        mem_b: bytes.iter().map(|m| stash(m) - m.activation as i64).collect(),
+        mem_w: bytes.iter().map(|m| -stash(m)).collect(),
+        mem_limit: None,
+    }
+}
+
+/// What the schedule of `config` is made for.
+pub(crate) fn shape(config: &Config) -> Shape {
+    Shape {
+        pp: config.pp,
+        virtual_stages: config.virtual_stages(),
+        micro_batches: config.micro_batches(),
+        unit: config.unit(),
+    }
+}
+
+/// The sizes that are given must be those of the file.
+fn check_sizes(config: &Config, schedule: &Schedule) -> Result<(), ConfigError> {
+    let (pp, stages) = (schedule.pp(), schedule.stages());
+    let file = &config.schedule;
+    let fail = |field: &str, value: usize, problem: String, help: String| {
+        Err(ConfigError::value(field, value, problem, help))
+    };
+    if config.pp != pp {
+        let help = format!("use {pp}, or another file");
+        return fail("pp", config.pp, format!("{file} is for {pp} ranks"), help);
+    }
+    if let Some(v) = config.virtual_stages.filter(|v| v.checked_mul(pp) != Some(stages)) {
+        let problem = format!("{file} has {stages} stages on {pp} ranks");
+        return fail("virtual", v, problem, "leave it out: it follows from the file".into());
+    }
+    if let Some(b) = config.micro_batches.filter(|b| *b != schedule.micro_batches()) {
+        let problem = format!("{file} has {} a step", schedule.micro_batches());
+        return fail("micro-batches", b, problem, "leave it out: it follows from the file".into());
+    }
+    let units = &schedule.units;
+    let (last, full) = units.split_last().expect("a verified schedule has a unit");
+    let fits = |u: usize| full.iter().all(|n| *n == u) && *last <= u;
+    if let Some(u) = config.unit.filter(|u| !fits(*u)) {
+        let problem = format!("the units of {file} are {units:?}");
+        return fail("unit", u, problem, "leave it out: it follows from the file".into());
+    }
+    Ok(())
+}
+
+/// Whether a file's schedule is a program that can run as it stands, rather than one to be lowered.
+fn is_complete(schedule: &Schedule) -> bool {
+    schedule.ranks.iter().all(|actions| actions.last() == Some(&Action::OptimizerStep))
+}
+
+/// A program runs as it stands only where it does what the settings promise.
+fn check_program(config: &Config, program: &Schedule) -> Result<(), Error> {
+    let actions = || program.ranks.iter().flatten();
+    let sums_replicas = actions().any(|a| matches!(a, Action::ReplicaReduce { .. }));
+    if config.dp > 1 && !sums_replicas {
+        let problem = format!("the program in {} does not sum over replicas", config.schedule);
+        let help = "use 1, or a file without OPTIMIZER_STEP, which is lowered here";
+        return Err(ConfigError::value("dp", config.dp, problem, help).into());
+    }
+    let whole = stages_with_r(program);
+    if config.recompute != Recompute::Full && !whole.is_empty() {
+        let problem = format!("the program in {} recomputes stages {whole:?}", config.schedule);
+        let help = "use full, or a file without OPTIMIZER_STEP, which is lowered here";
+        return Err(ConfigError::value("recompute", config.recompute, problem, help).into());
+    }
+    let of_stage = |stage: usize| {
+        let computes = actions().flat_map(Action::computes);
+        computes.filter(|(kind, s, _)| (*kind, *s) == (Compute::R, stage)).count()
+    };
+    let partly = whole.iter().find(|s| of_stage(**s) != program.micro_batches());
+    if let Some(stage) = partly {
+        let problem = format!("it recomputes stage {stage} for some micro-batches only");
+        let help = "give every micro-batch of the stage an R, or none";
+        return Err(ConfigError::value("schedule", &config.schedule, problem, help).into());
+    }
+    Ok(())
+}

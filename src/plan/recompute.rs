@@ -1,0 +1,132 @@
+//! What the setting `recompute` comes to on a program, and what it cannot do there.
+
+use zeropp_pipeline::ir::{Action, Compute, Schedule};
+
+use crate::config::Recompute;
+
+/// The stages of a program by what their backward computes again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Recomputed {
+    /// All of the forward: the program has an R for them, and F keeps their input alone.
+    pub(crate) whole: Vec<usize>,
+    /// Attention's scores; all else is kept from F to B.
+    pub(crate) attention: Vec<usize>,
+}
+
+impl Recomputed {
+    /// `selective` computes attention again on every stage. `full` does so on the stages that the
+    /// program has no R for: where B and W are apart, the last one of each rank (ZeroPP §3.3).
+    pub(crate) fn new(recompute: Recompute, program: &Schedule) -> Recomputed {
+        let whole = stages_with_r(program);
+        let attention = match recompute {
+            Recompute::None => Vec::new(),
+            Recompute::Selective | Recompute::Full => {
+                (0..program.stages()).filter(|s| !whole.contains(s)).collect()
+            }
+        };
+        Recomputed { whole, attention }
+    }
+
+    /// What the setting does not do on this program, and what would; `saves_scores` is whether
+    /// this model on this device keeps less where attention is computed again.
+    pub(crate) fn note(
+        &self,
+        recompute: Recompute,
+        saves_scores: bool,
+        program: &Schedule,
+    ) -> Option<String> {
+        let no_scores = "attention keeps no scores here (bf16 and GPUs never do)";
+        let schedule = &program.kind;
+        let others_exist = program.stages() > program.pp();
+        match recompute {
+            Recompute::Selective if !saves_scores => {
+                let works = match others_exist {
+                    true => "use full, which keeps the inputs of stages alone",
+                    false => "use full and two stages on each rank or more (virtual)",
+                };
+                Some(format!("recompute = selective: changes nothing, as {no_scores}; {works}"))
+            }
+            Recompute::Full if self.whole.is_empty() => {
+                let does = match saves_scores {
+                    true => "only attention is computed again, as with selective".to_owned(),
+                    false => format!("nothing else changes, as {no_scores}"),
+                };
+                let (why, works) = match others_exist {
+                    true => {
+                        ("has no R", "use a file without OPTIMIZER_STEP, which is lowered here")
+                    }
+                    false => (
+                        "keeps the last stage of each rank, which is the only one",
+                        "use two stages on each rank or more (virtual)",
+                    ),
+                };
+                Some(format!(
+                    "recompute = full: no whole stage is computed again, as schedule {schedule} \
+                     {why}, and {does}; {works}"
+                ))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The stages that a program has an R for.
+pub(crate) fn stages_with_r(program: &Schedule) -> Vec<usize> {
+    let computes = program.ranks.iter().flatten().flat_map(Action::computes);
+    let mut stages: Vec<usize> =
+        computes.filter(|(kind, ..)| *kind == Compute::R).map(|(_, stage, _)| stage).collect();
+    stages.sort_unstable();
+    stages.dedup();
+    stages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zeropp_pipeline::lower::{LowerOptions, lower};
+    use zeropp_pipeline::schedules::{Shape, generate};
+
+    fn program(kind: &str, virtual_stages: usize, recompute: bool) -> Schedule {
+        let shape = Shape { pp: 2, virtual_stages, micro_batches: 4, unit: 4 };
+        let options = LowerOptions { recompute, ..LowerOptions::default() };
+        lower(&generate(kind, &shape).unwrap(), &options)
+    }
+
+    #[test]
+    fn every_stage_is_recomputed_one_way_or_the_other() {
+        for (kind, v, whole) in [
+            ("zeropp", 1, vec![]),
+            ("zeropp", 3, vec![0, 1, 2, 3]),
+            ("zb-v", 2, vec![0, 1]),
+            ("1f1b", 1, vec![0, 1]),
+        ] {
+            let all: Vec<usize> = (0..2 * v).collect();
+            let none = Recomputed::new(Recompute::None, &program(kind, v, false));
+            assert_eq!(none, Recomputed::default(), "{kind}");
+            let selective = Recomputed::new(Recompute::Selective, &program(kind, v, false));
+            assert_eq!((selective.whole, &selective.attention), (vec![], &all), "{kind}");
+            let full = Recomputed::new(Recompute::Full, &program(kind, v, true));
+            assert_eq!(full.whole, whole, "{kind}");
+            let mut both = [full.whole, full.attention].concat();
+            both.sort_unstable();
+            assert_eq!(both, all, "{kind}");
+        }
+    }
+
+    #[test]
+    fn what_it_cannot_do_is_said_with_what_would() {
+        let note = |recompute, v, saves_scores| {
+            let program = program("zeropp", v, recompute == Recompute::Full);
+            Recomputed::new(recompute, &program).note(recompute, saves_scores, &program)
+        };
+        assert_eq!(note(Recompute::None, 1, false), None);
+        assert_eq!(note(Recompute::Selective, 1, true), None);
+        assert_eq!(note(Recompute::Full, 2, false), None);
+        let said = note(Recompute::Selective, 2, false).unwrap();
+        assert!(said.contains("changes nothing") && said.contains("use full, which"), "{said}");
+        let said = note(Recompute::Full, 1, true).unwrap();
+        assert!(said.contains("only attention") && said.ends_with("more (virtual)"), "{said}");
+        let said = note(Recompute::Full, 1, false).unwrap();
+        assert!(said.contains("nothing else changes"), "{said}");
+    }
+}

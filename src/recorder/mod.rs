@@ -1,0 +1,347 @@
+//! The flight recorder: what the ranks of this process did last, written to files when the run
+//! fails.
+
+mod clocks;
+mod hooks;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufWriter};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use crate::config::EngineKind;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use zeropp_comm::flight::now_ns;
+use zeropp_comm::mesh::Coords;
+use zeropp_comm::recorded::{OpLog, Recorded};
+use zeropp_comm::{CommError, CommResult, Communicator};
+use zeropp_pipeline::executor::StatusBoard;
+use zeropp_pipeline::flight::{End, EndKind, Header, Pause, Peer, Record};
+
+use crate::error::RankError;
+use crate::plan::blueprint::Blueprint;
+pub(crate) use hooks::{active, this_thread_is};
+
+/// How long a rank gets to see that its world has failed.
+const RETURN_TIME: Duration = Duration::from_millis(300);
+/// How long a process that is about to end waits for others of its host to write their records. A
+/// launcher kills what is left after a second.
+pub(crate) const LINGER: Duration = Duration::from_millis(700);
+
+/// Records the ranks of this process for one run.
+pub(crate) struct FlightRecorder {
+    folder: PathBuf,
+    blueprint: Arc<Blueprint>,
+    status: Arc<StatusBoard>,
+    ranks: BTreeMap<usize, RankLog>,
+    pauses: Mutex<Vec<Pause>>,
+    watch: Mutex<Option<watch::Watch>>,
+    /// The run has ended well: no record is to be written any more.
+    ended_well: Mutex<bool>,
+}
+
+#[derive(Default)]
+struct RankLog {
+    ops: Arc<OpLog>,
+    /// Weak: a communicator that is alive says that its rank still takes part.
+    world: OnceLock<Weak<dyn Communicator>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    met: Option<Met>,
+    end: Option<End>,
+    written: bool,
+    /// Written for a signal that the run may still obey; a real end replaces it.
+    provisional: bool,
+}
+
+/// What the ranks told each other at the start.
+#[derive(Clone)]
+struct Met {
+    run: String,
+    processes: Vec<Peer>,
+    ahead_ns: i64,
+}
+
+/// What each rank says at the start.
+#[derive(Serialize, Deserialize)]
+struct Greeting {
+    /// A name for the run; rank 0's counts.
+    run: String,
+    process: Peer,
+    /// Tells its clock from others.
+    clock: String,
+}
+
+impl FlightRecorder {
+    /// A recorder of `ranks`, all that run in this process. None where the settings want none.
+    pub(crate) fn start(
+        blueprint: &Arc<Blueprint>,
+        status: &Arc<StatusBoard>,
+        ranks: impl Iterator<Item = usize>,
+    ) -> Option<Arc<FlightRecorder>> {
+        let folder =
+            blueprint.config.flight_dir.clone().filter(|folder| !folder.as_os_str().is_empty())?;
+        if folder.as_os_str().is_empty() {
+            return None;
+        }
+        let recorder = Arc::new(FlightRecorder {
+            folder,
+            blueprint: blueprint.clone(),
+            status: status.clone(),
+            ranks: ranks.map(|rank| (rank, RankLog::default())).collect(),
+            pauses: Mutex::default(),
+            watch: Mutex::default(),
+            ended_well: Mutex::default(),
+        });
+        let weak = Arc::downgrade(&recorder);
+        let mut failed_at = None;
+        *recorder.watch.lock() = watch::Watch::start(move |pause| {
+            if let Some(recorder) = weak.upgrade() {
+                recorder.pauses.lock().extend(pause);
+                recorder.look_after(&mut failed_at);
+            }
+        });
+        hooks::register(&recorder);
+        Some(recorder)
+    }
+
+    /// The world communicator of `rank`, recorded.
+    pub(crate) fn wrap(&self, rank: usize, world: Arc<dyn Communicator>) -> Arc<dyn Communicator> {
+        let log = &self.ranks[&rank];
+        let world: Arc<dyn Communicator> = Arc::new(Recorded::new(world, log.ops.clone()));
+        let _ = log.world.set(Arc::downgrade(&world));
+        world
+    }
+
+    /// Writes what a rank that does not come back did last, once the world has failed for a
+    /// while: its process may be ended at any time.
+    fn look_after(&self, failed_at: &mut Option<Instant>) {
+        if self.ranks.values().all(|log| log.state.lock().written) {
+            return;
+        }
+        let world = |log: &RankLog| log.world.get().and_then(Weak::upgrade);
+        let failure = || self.ranks.values().find_map(|log| world(log)?.failure());
+        match failed_at {
+            Some(at) if at.elapsed() > RETURN_TIME => {
+                let text = failure().map(|error| error.to_string()).unwrap_or_default();
+                self.write_all(EndKind::AtWork, &format!("did not come back after: {text}"));
+            }
+            Some(_) => {}
+            None => *failed_at = failure().map(|_| Instant::now()),
+        }
+    }
+
+    /// Waits until the ranks of other processes of this host have written their records, too: a
+    /// launcher that ends a job may kill all of it as soon as one process is gone.
+    pub(crate) fn await_neighbours(&self, until: Instant) {
+        let met = self.ranks.values().find_map(|log| log.state.lock().met.clone());
+        let Some(Met { run, processes, .. }) = met else { return };
+        let host = this_process().host;
+        let neighbour =
+            |rank: &usize| processes[*rank].host == host && !self.ranks.contains_key(rank);
+        let files: Vec<PathBuf> = (0..processes.len())
+            .filter(neighbour)
+            .map(|rank| self.folder.join(Record::file_name(&run, rank)))
+            .collect();
+        while Instant::now() < until && !files.iter().all(|file| file.exists()) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Agrees with the other ranks on the run's name, on who is where, and on the time. All ranks
+    /// call it first of all.
+    ///
+    /// # Errors
+    /// The world's first error, or a timeout.
+    pub(crate) fn meet(&self, world: &dyn Communicator) -> CommResult<()> {
+        let process = this_process();
+        let clock = clocks::own(&process.host);
+        let greeting = Greeting { run: new_name(), process, clock };
+        let bytes = serde_json::to_vec(&greeting).expect("plain data");
+        let all = world.exchange(bytes).wait()?;
+        let read = |bytes: &Vec<u8>| serde_json::from_slice::<Greeting>(bytes).ok();
+        let all: Vec<Option<Greeting>> = all.iter().map(read).collect();
+        let clock_of = |one: &Option<Greeting>| one.as_ref().map_or("", |g| &g.clock).to_string();
+        let clocks: Vec<String> = all.iter().map(clock_of).collect();
+        let ahead_ns = clocks::ahead_ns(world, &clocks)?;
+        let run = all[0].as_ref().map_or(greeting.run, |greeting| greeting.run.clone());
+        let processes =
+            all.into_iter().map(|one| one.map(|g| g.process).unwrap_or_default()).collect();
+        let met = Met { run, processes, ahead_ns };
+        if let Some(log) = self.ranks.get(&world.rank()) {
+            log.state.lock().met = Some(met);
+        }
+        Ok(())
+    }
+
+    /// Notes how `rank` ended; the first end counts.
+    pub(crate) fn end(&self, rank: usize, kind: EndKind, text: &str, error: Option<CommError>) {
+        let end = End { kind, at_ns: now_ns(), text: text.into(), error };
+        self.ranks[&rank].state.lock().end.get_or_insert(end);
+    }
+
+    /// Notes the error that `rank` ended with.
+    pub(crate) fn end_with(&self, rank: usize, error: &RankError) {
+        let (text, error) = match error {
+            RankError::Comm(e) => (e.to_string(), Some(e)),
+            RankError::Step(e) => (e.to_string(), Some(&e.source)),
+            RankError::Checkpoint(e) | RankError::Resume(e) => (e.to_string(), None),
+        };
+        let kind = match error {
+            Some(CommError::Timeout { .. }) => EndKind::Timeout,
+            Some(error) if error.is_echo() => EndKind::Peer,
+            // All ranks are told of it in the words of the one that saw it.
+            Some(CommError::Mismatch { rank: seer, .. }) if *seer != rank => EndKind::Peer,
+            _ => EndKind::Error,
+        };
+        self.end(rank, kind, &text, error.cloned());
+    }
+
+    /// Writes the record of every rank of this process that is not written yet; those that have
+    /// not ended, end like this. Returns how the user reads the records.
+    pub(crate) fn write_all(&self, kind: EndKind, text: &str) -> String {
+        let mut problem = None;
+        for rank in self.ranks.keys() {
+            self.end(*rank, kind, text, None);
+            problem = self.write(*rank).err().or(problem);
+        }
+        let folder = self.folder.display();
+        match problem {
+            None => format!("what every rank did last: zeropp why {folder}"),
+            Some(e) => format!("what the ranks did last could not be written to {folder} ({e})"),
+        }
+    }
+
+    /// Writes the record of `rank`, once.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub(crate) fn write(&self, rank: usize) -> io::Result<()> {
+        let log = &self.ranks[&rank];
+        let mut state = log.state.lock();
+        if state.written {
+            return Ok(());
+        }
+        let Some(end) = state.end.clone() else { return Ok(()) };
+        let record = self.record(rank, &log.ops, state.met.clone(), end);
+        write(&self.folder, &record)?;
+        state.written = true;
+        Ok(())
+    }
+
+    /// Writes what the ranks have done so far, for a process that was told to end and may be killed
+    /// before it has: launchers do so where another process is gone. What cannot be written is
+    /// missing then.
+    pub(crate) fn write_provisionally(&self, signal: i32, text: &str) {
+        let ended_well = self.ended_well.lock();
+        if *ended_well {
+            return;
+        }
+        for (rank, log) in &self.ranks {
+            let mut state = log.state.lock();
+            if state.end.is_none() {
+                let at_ns = now_ns();
+                let end =
+                    End { kind: EndKind::Signal(signal), at_ns, text: text.into(), error: None };
+                let record = self.record(*rank, &log.ops, state.met.clone(), end);
+                state.provisional = write(&self.folder, &record).is_ok();
+            }
+        }
+    }
+
+    /// The run has ended as it was told to: takes back what was written in case it would not.
+    pub(crate) fn withdraw(&self) {
+        let mut ended_well = self.ended_well.lock();
+        *ended_well = true;
+        for (rank, log) in &self.ranks {
+            let mut state = log.state.lock();
+            let provisional = std::mem::take(&mut state.provisional) && !state.written;
+            if let (true, Some(met)) = (provisional, &state.met) {
+                // Gone already, perhaps, with its folder.
+                let _ = fs::remove_file(self.folder.join(Record::file_name(&met.run, *rank)));
+                let _ = fs::remove_dir(&self.folder);
+            }
+        }
+    }
+
+    fn record(&self, rank: usize, ops: &OpLog, met: Option<Met>, end: End) -> Record {
+        let (config, schedule) = (&self.blueprint.config, &self.blueprint.schedule);
+        let mesh = self.blueprint.mesh;
+        let met = met.unwrap_or_else(|| {
+            let mut processes = vec![Peer::default(); mesh.world()];
+            processes[rank] = this_process();
+            Met { run: new_name(), processes, ahead_ns: 0 }
+        });
+        let (groups, ops) = ops.snapshot();
+        let mut pauses = self.pauses.lock().clone();
+        pauses.extend(self.watch.lock().as_ref().and_then(watch::Watch::pausing));
+        let header = Header {
+            format: 0,
+            run: met.run,
+            rank,
+            coords: mesh.coords(rank).into(),
+            mesh: Coords { pp: mesh.pp, zero3: mesh.zero3, dp: mesh.dp }.into(),
+            processes: met.processes,
+            engine: config.engine.to_string(),
+            schedule: schedule.kind.clone(),
+            placement: schedule.placement.clone(),
+            timeout_s: config.timeout_s,
+            ahead_ns: met.ahead_ns,
+            end,
+            pauses,
+            groups,
+            entries: 0,
+        };
+        Record::new(header, self.status.actions(rank), ops)
+    }
+
+    /// Whether a panic of any thread ends the process, and with it all ranks here.
+    fn dies_of_panics(&self) -> bool {
+        self.blueprint.config.engine == EngineKind::Mpi
+    }
+}
+
+/// Writes a record aside, and gives it its name once it is whole.
+fn write(folder: &Path, record: &Record) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let name = Record::file_name(&record.header.run, record.header.rank);
+    let aside = folder.join(format!(".{name}.{}", std::process::id()));
+    let written = File::create(&aside).and_then(|file| {
+        let mut out = BufWriter::new(file);
+        record.write(&mut out)?;
+        Ok(out.into_inner()?)
+    });
+    let named = written.and_then(|file| fs::rename(&aside, folder.join(name)).map(|()| file));
+    match named {
+        // On disk only after it has its name: that can take longer than a killer waits.
+        Ok(file) => file.sync_all(),
+        Err(e) => {
+            // What cannot be removed has no name that anyone looks for.
+            let _ = fs::remove_file(&aside);
+            Err(e)
+        }
+    }
+}
+
+/// A name for a run that later runs' names follow: seconds since 1970, and something to tell
+/// apart those of one second.
+fn new_name() -> String {
+    let now = now_ns();
+    let mix = (now ^ u64::from(std::process::id()) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    format!("{}-{:06x}", Duration::from_nanos(now).as_secs(), mix >> 40)
+}
+
+fn this_process() -> Peer {
+    #[cfg(unix)]
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    #[cfg(not(unix))]
+    let host = std::env::var("COMPUTERNAME").unwrap_or_default();
+    Peer { host, pid: std::process::id() }
+}

@@ -1,0 +1,353 @@
+//! One rank: builds its stages, runs the steps, reports each of them.
+
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use zeropp_comm::Communicator;
+use zeropp_comm::groups::Groups;
+use zeropp_core::data::{Dataset, Sampler};
+use zeropp_core::meter::{MemoryBytes, Meter};
+use zeropp_core::metrics::{StepMetrics, Stopped};
+use zeropp_pipeline::executor::{
+    Executor, ModelWorker, StatusBoard, StepRecord, TokenSource, WorkerOptions,
+};
+use zeropp_pipeline::ir::{Action, Compute};
+use zeropp_pipeline::simulate::StageCosts;
+use zeropp_pipeline::timeline::{Computed, Span, bubble, bubble_own_span, bubble_step};
+use zeropp_zero3::adamw::AdamW;
+use zeropp_zero3::lr::LearningRate;
+use zeropp_zero3::optimizer::OptimizerOptions;
+use zeropp_zero3::stage::ShardOptions;
+use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
+
+use crate::checkpoint::Saver;
+use crate::checkpoint::resume::{Loader, Resumed};
+use crate::error::RankError;
+use crate::plan::blueprint::Blueprint;
+use crate::plan::peak::Peak;
+use crate::recorder::FlightRecorder;
+use crate::run::diagnose::Diverged;
+use crate::run::processes::{self, Clock};
+use crate::run::stop::{Stopper, Wish};
+use crate::run::training::Training;
+
+/// Steps whose spans a trace keeps.
+pub(crate) const TRACED_STEPS: u64 = 8;
+
+/// What all ranks of the process share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) blueprint: Arc<Blueprint>,
+    pub(crate) data: Arc<(Dataset, Sampler)>,
+    pub(crate) status: Arc<StatusBoard>,
+    pub(crate) epoch: Instant,
+    /// This process's clock beside rank 0's, where that is asked for.
+    pub(crate) clock: Arc<OnceLock<Clock>>,
+    /// What the ranks of this machine compute with.
+    pub(crate) peak: Peak,
+    /// World ranks of this process.
+    pub(crate) here: Arc<[usize]>,
+    /// Name of this machine.
+    pub(crate) host: String,
+    pub(crate) export: Export,
+    pub(crate) loader: Option<Arc<Loader>>,
+    pub(crate) saver: Option<Arc<Saver>>,
+    pub(crate) stopper: Stopper,
+    /// In rank 0's process, what the trainer wants after each step that it was told of.
+    pub(crate) answers: Option<Arc<Mutex<Receiver<Wish>>>>,
+    pub(crate) recorder: Option<Arc<FlightRecorder>>,
+}
+
+impl Shared {
+    /// Whether what the ranks do is kept.
+    pub(crate) fn is_traced(&self) -> bool {
+        self.blueprint.config.trace.is_some() || self.export == Export::Timeline
+    }
+}
+
+/// What the ranks leave behind besides their figures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Export {
+    Nothing,
+    Weights,
+    /// The reduced gradients of one single step.
+    Gradients,
+    /// What every rank did when, of the first [`TRACED_STEPS`].
+    Timeline,
+}
+
+/// What a rank leaves behind.
+pub(crate) struct RankResult {
+    /// Times by rank 0's clock.
+    pub(crate) spans: Vec<Span>,
+    /// How far from rank 0's clock that may be.
+    pub(crate) clock_error_ns: u64,
+    pub(crate) name: String,
+    pub(crate) exported: Vec<ParamExport>,
+}
+
+/// How a rank's part of the run ended, where nothing failed.
+#[derive(Default)]
+pub(crate) struct RankEnd {
+    /// The results of this rank; where there are several processes, those of all ranks on rank 0.
+    pub(crate) results: Vec<RankResult>,
+    pub(crate) stopped: Option<Stopped>,
+    pub(crate) diverged: Option<Diverged>,
+    /// Step of the newest checkpoint that was written.
+    pub(crate) saved: Option<u64>,
+}
+
+/// What a rank tells its process while it runs.
+pub(crate) enum News {
+    /// Its state is ready for the first step; read from here.
+    Ready(Option<Resumed>),
+    /// A step is done.
+    Step(StepMetrics, StageTimes),
+}
+
+/// One rank's figures of a step, sent to every rank at its end.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct RankStep {
+    /// (replica, ZeRO-3 place, micro-batch, bits of the loss): the batch's order.
+    losses: Vec<(usize, usize, usize, u32)>,
+    /// By rank 0's clock.
+    pub(crate) computed: Computed,
+    all_gathers: u64,
+    reduce_scatters: u64,
+    all_reduces: u64,
+    sent_bytes: u64,
+    peak: MemoryBytes,
+    times: StageTimes,
+}
+
+/// Nanoseconds and number of each kind of compute action on each stage.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct StageTimes(pub(crate) Vec<(usize, char, u64, u64)>);
+
+impl StageTimes {
+    pub(crate) fn add(&mut self, stage: usize, kind: char, ns: u64, n: u64) {
+        match self.0.iter_mut().find(|t| (t.0, t.1) == (stage, kind)) {
+            Some(t) => (t.2, t.3) = (t.2 + ns, t.3 + n),
+            None => self.0.push((stage, kind, ns, n)),
+        }
+    }
+
+    pub(crate) fn merge(&mut self, other: &StageTimes) {
+        other.0.iter().for_each(|t| self.add(t.0, t.1, t.2, t.3));
+    }
+
+    /// Mean times of each stage. A whole backward counts as B, with nothing left for W.
+    pub(crate) fn costs(&self, stages: usize) -> Vec<StageCosts> {
+        let mean = |stage: usize, kind: char| {
+            let t = self.0.iter().find(|t| (t.0, t.1) == (stage, kind));
+            t.map_or(0, |t| t.2 / t.3.max(1))
+        };
+        (0..stages)
+            .map(|s| StageCosts {
+                f_ns: mean(s, 'F'),
+                b_ns: mean(s, 'B') + mean(s, 'X'),
+                w_ns: mean(s, 'W'),
+                r_ns: mean(s, 'R'),
+                ..StageCosts::default()
+            })
+            .collect()
+    }
+
+    fn of(spans: &[Span]) -> StageTimes {
+        let mut times = StageTimes::default();
+        for span in spans {
+            if let Action::Compute { kind, stage, .. } = span.action {
+                let letter = match kind {
+                    Compute::F => 'F',
+                    Compute::B => 'B',
+                    Compute::W => 'W',
+                    Compute::R => 'R',
+                    Compute::BW => 'X',
+                };
+                times.add(stage, letter, span.end_ns - span.start_ns, 1);
+            }
+        }
+        times
+    }
+}
+
+/// Runs all steps on one rank, which computes on `device`; `report` is told how it goes on a
+/// process's first rank.
+pub(crate) fn run_rank(
+    shared: &Shared,
+    device: Device,
+    world: Arc<dyn Communicator>,
+    report: impl FnMut(News),
+) -> Result<RankEnd, RankError> {
+    if let Some(recorder) = &shared.recorder {
+        recorder.meet(&*world)?;
+    }
+    let peak_flops = processes::meet(shared, &*world, &device)?;
+    let groups = Groups::new(world, shared.blueprint.mesh)?;
+    let meter = Meter::new();
+    let (mut executor, resumed) = build_executor(shared, &device, &groups, &meter)?;
+    if shared.export == Export::Gradients {
+        executor.worker.capture_gradients();
+    }
+    let mut training = Training::new(shared, (&groups, &meter), executor, peak_flops, report);
+    training.run(resumed)?;
+    training.finish()
+}
+
+fn build_executor(
+    shared: &Shared,
+    device: &Device,
+    groups: &Groups,
+    meter: &Arc<Meter>,
+) -> Result<(Executor<ModelWorker>, Option<Resumed>), RankError> {
+    let bp = &shared.blueprint;
+    let config = &bp.config;
+    let options = ShardOptions {
+        device: device.clone(),
+        compute: bp.compute,
+        zero1: config.zero1,
+        seed: config.seed,
+    };
+    let pp = groups.coords.pp;
+    let mine = bp.schedule.stages_of(pp);
+    let parts: Vec<_> =
+        mine.iter().map(|s| bp.model.parts[bp.stages[*s].clone()].to_vec()).collect();
+    let mut sharded: Vec<_> = mine
+        .iter()
+        .zip(&parts)
+        .map(|(s, parts)| ShardedStage::new(*s, parts, groups, &options, meter))
+        .collect();
+    let mut optimizer =
+        Optimizer::new(&sharded, groups, optimizer_options(bp), config.zero1, meter);
+    let resumed = match &shared.loader {
+        Some(loader) => loader.load(&*groups.world, &mut sharded, &mut optimizer)?,
+        None => None,
+    };
+    let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
+    let worker_options = WorkerOptions {
+        device: device.clone(),
+        dims: [config.micro_batch_size, config.seq, bp.model.hidden],
+        compute: bp.compute,
+        loss_scale: 1.0 / batches as f32,
+        recompute_full: bp.recomputed.whole.clone(),
+        recompute_attention: bp.recomputed.attention.clone(),
+    };
+    let tokens = token_source(shared, device, groups);
+    let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
+    let executor = Executor::new(
+        bp.schedule.ranks[pp].clone(),
+        bp.schedule.placement.clone(),
+        groups.pipeline.clone(),
+        groups.world.rank(),
+        (meter.clone(), shared.status.clone(), shared.epoch),
+        worker,
+    );
+    Ok((executor, resumed))
+}
+
+fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {
+    let c = &bp.config;
+    OptimizerOptions {
+        adamw: AdamW { beta1: c.beta1, beta2: c.beta2, eps: c.eps, weight_decay: c.weight_decay },
+        lr: LearningRate {
+            peak: c.lr,
+            min: c.min_lr(),
+            warmup: c.warmup(),
+            total: c.steps,
+            decay: c.decay,
+        },
+        clip: c.clip,
+        tie: bp.tie(),
+    }
+}
+
+/// Tokens of a micro-batch of this rank: replicas, then ZeRO-3 places, then micro-batches take
+/// consecutive samples of the step's batch.
+fn token_source(shared: &Shared, device: &Device, groups: &Groups) -> TokenSource {
+    let bp = shared.blueprint.clone();
+    let (data, device) = (shared.data.clone(), device.clone());
+    let c = groups.coords;
+    let (samples, seq) = (bp.config.micro_batch_size, bp.config.seq);
+    let group = c.dp * bp.mesh.zero3 + c.zero3;
+    let first = group * bp.config.micro_batches() * samples;
+    Arc::new(move |step, micro_batch| {
+        let mut ids = Vec::with_capacity(samples * seq);
+        let mut targets = Vec::with_capacity(samples * seq);
+        for i in 0..samples {
+            let index = first + micro_batch * samples + i;
+            let (x, y) = data.1.sample(&data.0, step - 1, index);
+            ids.extend(x.into_iter().map(|t| t as i32));
+            targets.extend(y.into_iter().map(|t| t as i32));
+        }
+        let tensor =
+            |v: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(v, [samples, seq]), &device);
+        (tensor(ids), tensor(targets))
+    })
+}
+
+pub(crate) fn summarise(
+    record: &StepRecord,
+    losses: Vec<(usize, f32)>,
+    groups: &Groups,
+    meter: &Meter,
+) -> RankStep {
+    let c = groups.coords;
+    let count =
+        |f: fn(&Action) -> bool| record.spans.iter().filter(|s| f(&s.action)).count() as u64;
+    RankStep {
+        losses: losses.into_iter().map(|(m, l)| (c.dp, c.zero3, m, l.to_bits())).collect(),
+        computed: Computed::of(&record.spans).unwrap_or_default(),
+        all_gathers: count(|a| matches!(a, Action::AllGather { .. })),
+        reduce_scatters: count(|a| matches!(a, Action::ReduceScatter { .. })),
+        all_reduces: count(|a| matches!(a, Action::ReplicaReduce { .. })),
+        sent_bytes: record.sent_bytes,
+        peak: meter.peak(),
+        times: StageTimes::of(&record.spans),
+    }
+}
+
+pub(crate) fn step_metrics(
+    bp: &Blueprint,
+    (step, step_s, peak_flops): (u64, f64, f64),
+    record: &StepRecord,
+    all: &[Vec<u8>],
+) -> (StepMetrics, StageTimes) {
+    let ranks: Vec<RankStep> = all
+        .iter()
+        .map(|b| serde_json::from_slice(&b[2..]).expect("written by summarise"))
+        .collect();
+    let mut losses: Vec<_> = ranks.iter().flat_map(|r| r.losses.iter().copied()).collect();
+    losses.sort_unstable();
+    let sum: f64 = losses.iter().map(|l| f64::from(f32::from_bits(l.3))).sum();
+    let outcome = record.outcome.expect("every program ends with the optimizer step");
+    let tokens = bp.config.tokens_per_step() as u64;
+    let tokens_per_s = tokens as f64 / step_s;
+    let total = |f: fn(&RankStep) -> u64| ranks.iter().map(f).sum();
+    let computed: Vec<Computed> = ranks.iter().map(|r| r.computed).collect();
+    let mut times = StageTimes::default();
+    ranks.iter().for_each(|r| times.merge(&r.times));
+    let metrics = StepMetrics {
+        step,
+        loss: sum / losses.len() as f64,
+        grad_norm: outcome.grad_norm,
+        lr: outcome.lr,
+        tokens,
+        tokens_per_s,
+        step_s,
+        flops_util: tokens_per_s * bp.plan.flops_per_token / peak_flops,
+        bubble: bubble(&computed),
+        bubble_own_span: bubble_own_span(&computed),
+        bubble_step: bubble_step(&computed, (step_s * 1e9) as u64),
+        all_gathers: total(|r| r.all_gathers),
+        reduce_scatters: total(|r| r.reduce_scatters),
+        all_reduces: total(|r| r.all_reduces),
+        comm_bytes: total(|r| r.sent_bytes),
+        peak_bytes: ranks.iter().fold(MemoryBytes::default(), |m, r| m.max(&r.peak)),
+        skipped: outcome.skipped,
+    };
+    (metrics, times)
+}

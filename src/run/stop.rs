@@ -1,0 +1,132 @@
+//! Stopping a run from outside of its ranks: by the program, or by a signal to any of its
+//! processes.
+//!
+//! A wish is only noted here. The ranks tell it to each other with the records of each step, so all
+//! of them end after the same one, saved where there is a folder.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+/// What a rank knows of its process's wishes; the largest of all ranks' counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Wish {
+    /// Nothing.
+    #[default]
+    GoOn,
+    /// Save after this step and go on.
+    Save,
+    /// Save after this step and end; for a signal, or for the program where it is 0.
+    Stop(u8),
+}
+
+impl Wish {
+    /// As two bytes of a message.
+    pub(crate) fn to_bytes(self) -> [u8; 2] {
+        match self {
+            Wish::GoOn => [0, 0],
+            Wish::Save => [1, 0],
+            Wish::Stop(signal) => [2, signal],
+        }
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) gave.
+    pub(crate) fn from_bytes(bytes: [u8; 2]) -> Wish {
+        match bytes {
+            [1, _] => Wish::Save,
+            [2, signal] => Wish::Stop(signal),
+            _ => Wish::GoOn,
+        }
+    }
+
+    /// The signal that asked for the end.
+    pub(crate) fn signal(self) -> Option<i32> {
+        match self {
+            Wish::Stop(signal) if signal > 0 => Some(signal.into()),
+            _ => None,
+        }
+    }
+}
+
+/// Stops the run of a [`Trainer`](crate::Trainer), from any thread; clones are of the same run.
+#[derive(Clone, Debug, Default)]
+pub struct Stopper(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Steps are under way: a wish will be heard.
+    running: AtomicBool,
+    stop: AtomicBool,
+    /// The signal that asked for it, or 0.
+    signal: AtomicI32,
+    save: AtomicBool,
+}
+
+impl Stopper {
+    /// All ranks end after the step under way, or the next one. A run that saves is saved there.
+    pub fn stop(&self) {
+        self.0.stop.store(true, Ordering::SeqCst);
+    }
+
+    /// A run that saves is saved after the step under way, or the next one, and goes on.
+    pub fn save(&self) {
+        self.0.save.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether steps are under way, so that a wish is heard at the end of one.
+    pub fn is_running(&self) -> bool {
+        self.0.running.load(Ordering::SeqCst)
+    }
+
+    /// Stops for a signal.
+    pub(crate) fn stop_for(&self, signal: i32) {
+        self.0.signal.store(signal, Ordering::SeqCst);
+        self.stop();
+    }
+
+    /// This process's wish. To save is wished once: whoever hears it first passes it on.
+    pub(crate) fn hear(&self) -> Wish {
+        let save = self.0.save.swap(false, Ordering::SeqCst);
+        if self.0.stop.load(Ordering::SeqCst) {
+            let signal = self.0.signal.load(Ordering::SeqCst);
+            return Wish::Stop(u8::try_from(signal).unwrap_or(0));
+        }
+        if save { Wish::Save } else { Wish::GoOn }
+    }
+
+    /// The first step is about to begin.
+    pub(crate) fn begin(&self) {
+        self.0.running.store(true, Ordering::SeqCst);
+    }
+
+    /// The run is over: what was wished of it does not hold for another one.
+    pub(crate) fn end(&self) {
+        self.0.running.store(false, Ordering::SeqCst);
+        self.0.stop.store(false, Ordering::SeqCst);
+        self.0.signal.store(0, Ordering::SeqCst);
+        self.0.save.store(false, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wish_to_stop_outdoes_one_to_save_and_is_forgotten_with_the_run() {
+        let stopper = Stopper::default();
+        assert_eq!(stopper.hear(), Wish::GoOn);
+        stopper.clone().save();
+        assert_eq!((stopper.hear(), stopper.hear()), (Wish::Save, Wish::GoOn), "once");
+        stopper.save();
+        stopper.stop_for(15);
+        assert_eq!((stopper.hear(), stopper.hear()), (Wish::Stop(15), Wish::Stop(15)));
+        assert_eq!(Wish::Stop(15).signal(), Some(15));
+        assert_eq!(Wish::Stop(0).signal(), None);
+        stopper.end();
+        assert_eq!(stopper.hear(), Wish::GoOn);
+        for wish in [Wish::GoOn, Wish::Save, Wish::Stop(0), Wish::Stop(2)] {
+            assert_eq!(Wish::from_bytes(wish.to_bytes()), wish);
+        }
+        assert!(Wish::GoOn < Wish::Save && Wish::Save < Wish::Stop(0));
+    }
+}

@@ -1,0 +1,191 @@
+//! The steps of one rank: each is run, reported, agreed on with the others and saved where due.
+
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use zeropp_comm::groups::Groups;
+use zeropp_core::meter::Meter;
+use zeropp_core::metrics::Stopped;
+use zeropp_pipeline::executor::{Executor, ModelWorker};
+use zeropp_pipeline::timeline::Span;
+use zeropp_zero3::ShardedStage;
+
+use crate::checkpoint::patience::Patience;
+use crate::checkpoint::resume::Resumed;
+use crate::error::RankError;
+use crate::run::collect;
+use crate::run::diagnose::{Skipped, diagnose};
+use crate::run::rank::{
+    Export, News, RankEnd, RankResult, Shared, TRACED_STEPS, step_metrics, summarise,
+};
+use crate::run::stop::Wish;
+
+/// A rank's steps.
+pub(crate) struct Training<'a, R> {
+    shared: &'a Shared,
+    groups: &'a Groups,
+    meter: &'a Meter,
+    executor: Executor<ModelWorker>,
+    peak_flops: f64,
+    report: R,
+    /// Steps that a checkpoint had behind it.
+    done: u64,
+    skipped: Skipped,
+    /// A checkpoint was due in a row of skipped steps.
+    owed: bool,
+    spans: Vec<Span>,
+    end: RankEnd,
+}
+
+impl<'a, R: FnMut(News)> Training<'a, R> {
+    pub(crate) fn new(
+        shared: &'a Shared,
+        (groups, meter): (&'a Groups, &'a Meter),
+        executor: Executor<ModelWorker>,
+        peak_flops: f64,
+        report: R,
+    ) -> Self {
+        Self {
+            shared,
+            groups,
+            meter,
+            executor,
+            peak_flops,
+            report,
+            done: 0,
+            skipped: Skipped::default(),
+            owed: false,
+            spans: Vec::new(),
+            end: RankEnd::default(),
+        }
+    }
+
+    fn tell(&mut self, news: News) {
+        if self.groups.world.rank() == self.shared.here[0] {
+            (self.report)(news);
+        }
+    }
+
+    /// Runs all steps, or those until a stop, after where the rank was `resumed`.
+    pub(crate) fn run(&mut self, resumed: Option<Resumed>) -> Result<(), RankError> {
+        self.done = resumed.as_ref().map_or(0, |resumed| resumed.step);
+        self.tell(News::Ready(resumed));
+        let (shared, config) = (self.shared, &self.shared.blueprint.config);
+        let last = match shared.export {
+            Export::Gradients => self.done + 1,
+            _ => config.steps,
+        };
+        shared.stopper.begin();
+        let mut step_start = Instant::now();
+        for step in self.done + 1..=last {
+            let wish = self.step(step, step_start)?;
+            if let Some(first) = self.skipped.beyond(config.max_skipped) {
+                let at = (first, self.skipped.in_a_row);
+                self.end.diverged = Some(diagnose(&mut self.executor, self.groups, at)?);
+                break;
+            }
+            let stops = matches!(wish, Wish::Stop(_)) && step < last;
+            self.save(step, stops || wish == Wish::Save)?;
+            if stops {
+                self.end.stopped = Some(Stopped { step, signal: wish.signal() });
+                break;
+            }
+            // What a checkpoint takes is no part of a step, nor what the program does between two.
+            step_start = Instant::now();
+        }
+        Ok(())
+    }
+
+    /// Runs a step, tells of it and returns what all ranks are to do after it.
+    fn step(&mut self, step: u64, start: Instant) -> Result<Wish, RankError> {
+        let (shared, groups) = (self.shared, self.groups);
+        self.meter.reset_peak();
+        let record = self.executor.run_step(step).map_err(RankError::Step)?;
+        let losses = self.executor.worker.take_losses();
+        let mut mine = summarise(&record, losses, groups, self.meter);
+        let clock = shared.clock.get().copied().unwrap_or_default();
+        mine.computed.start_ns = clock.shift(mine.computed.start_ns);
+        mine.computed.end_ns = clock.shift(mine.computed.end_ns);
+        let mut bytes = shared.stopper.hear().to_bytes().to_vec();
+        serde_json::to_writer(&mut bytes, &mine).expect("plain numbers");
+        let all = groups.world.exchange(bytes).wait()?;
+        if groups.world.rank() == shared.here[0] {
+            let step_s = start.elapsed().as_secs_f64();
+            let at = (step, step_s, self.peak_flops);
+            let (metrics, times) = step_metrics(&shared.blueprint, at, &record, &all);
+            (self.report)(News::Step(metrics, times));
+        }
+        let outcome = record.outcome.expect("every program ends with the optimizer step");
+        self.skipped.see(step, outcome.skipped);
+        if shared.is_traced() && step - self.done <= TRACED_STEPS {
+            self.spans.extend(record.spans);
+        }
+        let wished = all.iter().map(|bytes| Wish::from_bytes([bytes[0], bytes[1]]));
+        self.agree(wished.max().unwrap_or_default())
+    }
+
+    /// What the ranks `wished`, and the trainer of rank 0's process; all ranks get the same.
+    fn agree(&self, wished: Wish) -> Result<Wish, RankError> {
+        let patience = Patience::new(&self.shared.blueprint.config);
+        let stopper = &self.shared.stopper;
+        let answer = |wait: Duration| {
+            let answers = self.shared.answers.as_ref().expect("rank 0's process has them");
+            match answers.lock().recv_timeout(wait) {
+                // Since the exchange more may have been wished here.
+                Ok(answer) => Some(answer.max(wished).max(stopper.hear()).to_bytes()),
+                Err(RecvTimeoutError::Timeout) => None,
+                // The trainer is gone: nobody wants more.
+                Err(RecvTimeoutError::Disconnected) => Some(wished.max(Wish::Stop(0)).to_bytes()),
+            }
+        };
+        Ok(Wish::from_bytes(patience.follow_rank_0(&*self.groups.world, answer)?))
+    }
+
+    /// Saves after `step`, if it is due, `wanted` or owed. In a row of skipped steps the state is
+    /// that of the last good one, so what is due waits for the next good one; where it cannot wait,
+    /// no older checkpoint goes for it.
+    fn save(&mut self, step: u64, wanted: bool) -> Result<(), RankError> {
+        let shared = self.shared;
+        let Some(saver) = &shared.saver else { return Ok(()) };
+        let good = self.skipped.in_a_row == 0;
+        let due = saver.is_due(step) || self.owed;
+        self.owed = due && !good;
+        if !(wanted || saver.is_last(step) || (due && good)) {
+            return Ok(());
+        }
+        let worker = &self.executor.worker;
+        let at = (step, good);
+        saver.save(at, &shared.blueprint, self.groups, worker.sharded(), worker.optimizer())?;
+        self.end.saved = Some(step);
+        Ok(())
+    }
+
+    /// What the rank leaves behind; those of other processes come to rank 0.
+    pub(crate) fn finish(mut self) -> Result<RankEnd, RankError> {
+        let (shared, c) = (self.shared, self.groups.coords);
+        if self.end.diverged.is_some() {
+            return Ok(self.end);
+        }
+        let worker = &self.executor.worker;
+        let exported = match shared.export {
+            Export::Weights if c.dp == 0 => {
+                worker.sharded().iter().flat_map(ShardedStage::export).collect()
+            }
+            // Without ZeRO-1 the replicas hold the same pieces.
+            Export::Gradients => worker.captured().to_vec(),
+            _ => Vec::new(),
+        };
+        let name = format!("pp {} · zero3 {} · dp {}", c.pp, c.zero3, c.dp);
+        let clock = shared.clock.get().copied().unwrap_or_default();
+        for span in &mut self.spans {
+            (span.start_ns, span.end_ns) = (clock.shift(span.start_ns), clock.shift(span.end_ns));
+        }
+        let spans = self.spans;
+        let result = RankResult { spans, clock_error_ns: clock.error_ns, name, exported };
+        self.end.results = match shared.here.len() == self.groups.world.size() {
+            true => vec![result],
+            false => collect::to_rank_0(&*self.groups.world, result)?,
+        };
+        Ok(self.end)
+    }
+}

@@ -1,0 +1,370 @@
+//! The trainer: checks everything and starts the ranks.
+
+pub(crate) mod signals;
+pub(crate) mod steps;
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use zeropp_comm::Communicator;
+use zeropp_core::data::{Dataset, Sampler};
+use zeropp_core::device::Devices;
+use zeropp_core::layer::Model;
+use zeropp_core::meter::MemoryBytes;
+use zeropp_core::metrics::{Plan, StepMetrics, Summary};
+use zeropp_core::model::gpt;
+use zeropp_core::params::FlatLayout;
+use zeropp_pipeline::ir::Schedule;
+use zeropp_pipeline::timeline::{RankTimeline, Timeline};
+use zeropp_zero3::ParamExport;
+
+use crate::Error;
+use crate::checkpoint::Warn;
+use crate::checkpoint::resume::{self, Found, Resumed};
+use crate::checkpoint::saved_cut;
+use crate::config::Config;
+use crate::plan::blueprint::Blueprint;
+use crate::plan::model_check;
+use crate::run::rank::{Export, RankResult, StageTimes};
+use crate::run::stop::Stopper;
+use crate::trainer::steps::Steps;
+use crate::world::World;
+
+/// A checked run, ready to start.
+pub struct Trainer {
+    pub(crate) blueprint: Arc<Blueprint>,
+    pub(crate) data: Arc<(Dataset, Sampler)>,
+    pub(crate) found: Found,
+    pub(crate) stopper: Stopper,
+    pub(crate) warn: Warn,
+}
+
+/// Final weights by parameter name, each in row-major order.
+pub type Weights = BTreeMap<String, Vec<f32>>;
+
+/// What a function that is called after each step says: `()` to go on, or a [`ControlFlow`], of
+/// which
+/// `Break` stops the run there.
+pub trait StepFlow {
+    /// Whether the run goes on.
+    fn flow(self) -> ControlFlow<()>;
+}
+
+impl StepFlow for () {
+    fn flow(self) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+}
+
+impl StepFlow for ControlFlow<()> {
+    fn flow(self) -> ControlFlow<()> {
+        self
+    }
+}
+
+impl Trainer {
+    /// Checks `config` with the built-in model it names. Reads the data and the checkpoint to
+    /// resume from; starts nothing.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the settings, the data, the schedule or the checkpoint, naming field
+    /// and value.
+    pub fn new(config: Config) -> Result<Trainer, Error> {
+        config.validate()?;
+        let dataset = config.dataset()?;
+        let model = gpt::build(config.gpt_shape(dataset.vocabulary()));
+        Self::build(config, model, dataset)
+    }
+
+    /// Checks `config` with a model of your own; the model settings of `config` that it does not
+    /// use (`heads`, say) are ignored. `hidden` and `layers` (the number of its blocks) must say
+    /// what the model has, and `seq` what it can take.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); also a model that contradicts the settings or the data, or whose
+    /// parameter names are not unique.
+    pub fn with_model(config: Config, model: Model) -> Result<Trainer, Error> {
+        config.validate()?;
+        let dataset = config.dataset()?;
+        model_check::check(&config, &model, &dataset)?;
+        Self::build(config, model, dataset)
+    }
+
+    fn build(config: Config, model: Model, dataset: Dataset) -> Result<Trainer, Error> {
+        let config = saved_cut::take_over(config);
+        let blueprint = Arc::new(Blueprint::new(&config, model)?);
+        let sampler = blueprint.config.sampler();
+        let found = resume::find(&blueprint, &dataset)?;
+        let warn: Warn = Arc::new(|text: &str| eprintln!("warning: {text}"));
+        let (data, stopper) = (Arc::new((dataset, sampler)), Stopper::default());
+        Ok(Trainer { blueprint, data, found, stopper, warn })
+    }
+
+    /// The checkpoint that the run goes on from, if it is a resumed one. Where its step is the
+    /// last, nothing is left to do and training ends at once. Its files are read, and checked, by
+    /// the ranks as they start; where one is damaged they may take an older one
+    /// ([`Steps::resumed`]).
+    pub fn resumed(&self) -> Option<&Resumed> {
+        self.found.resumed.as_ref()
+    }
+
+    /// Tells `warn` what is wrong and does not end the run: an old checkpoint that cannot be
+    /// removed, say. Without it such things go to standard error.
+    pub fn on_warning(&mut self, warn: impl Fn(&str) + Send + Sync + 'static) {
+        self.warn = Arc::new(warn);
+    }
+
+    /// Stops the runs of this trainer from another thread.
+    pub fn stopper(&self) -> Stopper {
+        self.stopper.clone()
+    }
+
+    /// Whether the run writes checkpoints.
+    pub fn saves(&self) -> bool {
+        self.blueprint.config.save.is_some()
+    }
+
+    /// What is known before the run: mesh, schedule, predicted memory and bubble.
+    pub fn plan(&self) -> &Plan {
+        &self.blueprint.plan
+    }
+
+    /// Looks for the device that the settings name, for what it needs to compute, and whether there
+    /// are enough of them for this process's ranks; training does so too, before any rank starts.
+    /// The plan takes no device.
+    ///
+    /// # Errors
+    /// What is missing, and where it was looked for.
+    pub fn check_device(&self) -> Result<(), Error> {
+        self.devices().map(drop)
+    }
+
+    pub(crate) fn devices(&self) -> Result<Devices, Error> {
+        let config = &self.blueprint.config;
+        let devices = config.devices()?;
+        World::check(config, &devices)?;
+        Ok(devices)
+    }
+
+    /// The lowered schedule that the ranks will run.
+    pub fn schedule(&self) -> &Schedule {
+        &self.blueprint.schedule
+    }
+
+    /// Trains; `on_step` sees every step as soon as it is complete, and the next one begins when it
+    /// returns: a [`ControlFlow::Break`] ends the run there, saved if it saves. A panic in it ends
+    /// all ranks, too. Where the ranks are in several processes, each process trains its own,
+    /// `on_step` is called in rank 0's process alone, which also writes the metrics and the trace,
+    /// and the summary
+    /// is every process's.
+    ///
+    /// # Errors
+    /// The first rank that failed, with what it was doing; gradients that stay not finite
+    /// ([`Error::NotFinite`]). Before the first step: a folder of checkpoints that cannot be
+    /// written, or that another run uses; a checkpoint that is damaged.
+    pub fn train<F: StepFlow>(
+        &self,
+        mut on_step: impl FnMut(&StepMetrics) -> F,
+    ) -> Result<Summary, Error> {
+        self.run(on_rank_0(&mut on_step), Export::Nothing).map(|(summary, _)| summary)
+    }
+
+    /// Starts the ranks; the iterator gives every step of the run as soon as it is complete, and
+    /// the
+    /// next one begins when it is asked for. Dropping it ends the ranks, saved if the run saves.
+    ///
+    /// # Errors
+    /// As [`train`](Self::train), as far as known before the first step.
+    pub fn steps(&self) -> Result<Steps<'_>, Error> {
+        Steps::start(self, None, Export::Nothing)
+    }
+
+    /// Trains over communicators of your own: those of all ranks of the mesh that this process
+    /// runs, in the order of their ranks. The setting `engine` is not looked at.
+    ///
+    /// # Errors
+    /// As [`train`](Self::train); a rank fails where its communicator's world is not the mesh's.
+    pub fn train_over<F: StepFlow>(
+        &self,
+        communicators: Vec<Arc<dyn Communicator>>,
+        mut on_step: impl FnMut(&StepMetrics) -> F,
+    ) -> Result<Summary, Error> {
+        let on_step = on_rank_0(&mut on_step);
+        Ok(self.run_over(Some(communicators), on_step, Export::Nothing)?.0)
+    }
+
+    /// Trains and returns the final weights as well, whole, for models that fit in one memory. Of
+    /// several processes rank 0's has them; the others return none.
+    ///
+    /// # Errors
+    /// As [`train`](Self::train).
+    pub fn train_to_weights<F: StepFlow>(
+        &self,
+        mut on_step: impl FnMut(&StepMetrics) -> F,
+    ) -> Result<(Summary, Weights), Error> {
+        let (summary, results) = self.run(on_rank_0(&mut on_step), Export::Weights)?;
+        Ok((summary, self.assemble(results, self.blueprint.mesh.zero3)))
+    }
+
+    /// Runs one step and returns its figures and the whole batch's gradients, before clipping, by
+    /// parameter name: for checking a model against another implementation. Of several processes
+    /// rank 0's has the gradients.
+    ///
+    /// # Errors
+    /// As [`train`](Self::train).
+    pub fn first_gradients(&self) -> Result<(StepMetrics, Weights), Error> {
+        let mut metrics = StepMetrics::default();
+        let on_step = |m: &StepMetrics, _| {
+            metrics = m.clone();
+            ControlFlow::Continue(())
+        };
+        let (_, results) = self.run(on_step, Export::Gradients)?;
+        let owners = if self.blueprint.config.zero1 { self.blueprint.mesh.dp } else { 1 };
+        Ok((metrics, self.assemble(results, self.blueprint.mesh.zero3 * owners)))
+    }
+
+    /// Trains and returns what every rank did when, in the first few steps: one span an action.
+    /// Of several processes rank 0's has all ranks, with times by its clock; the title says how
+    /// far the others' may be from it. The others return a timeline without ranks.
+    ///
+    /// # Errors
+    /// As [`train`](Self::train).
+    pub fn train_to_timeline<F: StepFlow>(
+        &self,
+        mut on_step: impl FnMut(&StepMetrics) -> F,
+    ) -> Result<(Summary, Timeline), Error> {
+        let (summary, results) = self.run(on_rank_0(&mut on_step), Export::Timeline)?;
+        Ok((summary, self.timeline(&results)))
+    }
+
+    /// Runs this process's ranks; `on_step` also hears whether rank 0 is one of them.
+    fn run(
+        &self,
+        on_step: impl FnMut(&StepMetrics, bool) -> ControlFlow<()>,
+        export: Export,
+    ) -> Result<(Summary, Vec<RankResult>), Error> {
+        self.run_over(None, on_step, export)
+    }
+
+    /// Runs over a given world, or over one that is started with the engine of the settings.
+    fn run_over(
+        &self,
+        given: Option<Vec<Arc<dyn Communicator>>>,
+        mut on_step: impl FnMut(&StepMetrics, bool) -> ControlFlow<()>,
+        export: Export,
+    ) -> Result<(Summary, Vec<RankResult>), Error> {
+        let mut steps = Steps::start(self, given, export)?;
+        while let Some(metrics) = steps.next_step() {
+            if on_step(&metrics, steps.has_rank_0()).is_break() {
+                steps.stop();
+            }
+        }
+        steps.conclude()
+    }
+
+    pub(crate) fn summary(
+        &self,
+        steps: &[StepMetrics],
+        times: &StageTimes,
+        total_s: f64,
+    ) -> Summary {
+        let plan = &self.blueprint.plan;
+        let settled = if steps.len() > 1 { &steps[1..] } else { steps };
+        let median = |f: fn(&StepMetrics) -> f64| {
+            let mut v: Vec<f64> = settled.iter().map(f).collect();
+            v.sort_by(f64::total_cmp);
+            v.get(v.len() / 2).copied().unwrap_or(0.0)
+        };
+        let per_unit = |f: fn(&StepMetrics) -> u64| {
+            let units = plan.units.len() * self.blueprint.mesh.world() * steps.len();
+            steps.iter().map(f).sum::<u64>() as f64 / units.max(1) as f64
+        };
+        let peak = |m: MemoryBytes, other: &MemoryBytes| m.max(other);
+        Summary {
+            steps: steps.len() as u64,
+            first_loss: steps.first().map_or(f64::NAN, |s| s.loss),
+            last_loss: steps.last().map_or(f64::NAN, |s| s.loss),
+            tokens_per_s: median(|s| s.tokens_per_s),
+            flops_util: median(|s| s.flops_util),
+            bubble: median(|s| s.bubble),
+            bubble_own_span: median(|s| s.bubble_own_span),
+            bubble_step: median(|s| s.bubble_step),
+            predicted_bubble: plan.bubble,
+            timed_bubble: self.blueprint.timed_bubble(times.costs(self.blueprint.stages.len())),
+            all_gathers_per_unit: per_unit(|s| s.all_gathers),
+            reduce_scatters_per_unit: per_unit(|s| s.reduce_scatters),
+            peak_bytes: steps.iter().map(|s| &s.peak_bytes).fold(MemoryBytes::default(), peak),
+            predicted_bytes: plan
+                .ranks
+                .iter()
+                .map(|r| &r.memory)
+                .fold(MemoryBytes::default(), peak),
+            total_s,
+            stopped: None,
+            checkpoint: None,
+        }
+    }
+
+    pub(crate) fn timeline(&self, results: &[RankResult]) -> Timeline {
+        let bp = &self.blueprint;
+        let ranks = results
+            .iter()
+            .enumerate()
+            .map(|(rank, r)| {
+                let c = bp.mesh.coords(rank);
+                RankTimeline {
+                    name: r.name.clone(),
+                    pp: c.pp,
+                    group: c.dp * bp.mesh.zero3 + c.zero3,
+                    spans: r.spans.clone(),
+                    ..RankTimeline::default()
+                }
+            })
+            .collect();
+        Timeline {
+            title: match results.iter().map(|r| r.clock_error_ns).max() {
+                None | Some(0) => format!("{} · {}", bp.schedule.kind, bp.mesh),
+                Some(ns) => {
+                    let us = ns.div_ceil(1000);
+                    format!("{} · {} · clocks within {us} µs", bp.schedule.kind, bp.mesh)
+                }
+            },
+            placement: bp.schedule.placement.clone(),
+            ranks,
+        }
+    }
+
+    /// Puts the pieces of all ranks together and cuts the buffers into parameters.
+    fn assemble(&self, results: Vec<RankResult>, pieces: usize) -> Weights {
+        let bp = &self.blueprint;
+        let mut found: BTreeMap<(String, usize), Vec<f32>> = BTreeMap::new();
+        for ParamExport { layer, shard, values } in results.into_iter().flat_map(|r| r.exported) {
+            found.insert((layer, shard), values);
+        }
+        let mut weights = Weights::new();
+        if found.is_empty() {
+            return weights;
+        }
+        for part in &bp.model.parts {
+            let layout = FlatLayout::new(part.parameters(), bp.layout_pieces());
+            let flat: Vec<f32> = (0..pieces)
+                .flat_map(|i| found.remove(&(part.name().to_string(), i)).expect("every piece"))
+                .collect();
+            for place in &layout.params {
+                let values = flat[place.offset..][..place.spec.len()].to_vec();
+                weights.insert(place.spec.name.clone(), values);
+            }
+        }
+        weights
+    }
+}
+
+/// For a run that only rank 0's process shows.
+fn on_rank_0<F: StepFlow>(
+    on_step: &mut impl FnMut(&StepMetrics) -> F,
+) -> impl FnMut(&StepMetrics, bool) -> ControlFlow<()> {
+    |metrics, is_rank_0| {
+        if is_rank_0 { on_step(metrics).flow() } else { ControlFlow::Continue(()) }
+    }
+}

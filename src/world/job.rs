@@ -1,0 +1,40 @@
+//! The processes of a run: which one this is, and how they come together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use zeropp_comm::launch::Job;
+use zeropp_comm::rendezvous::{
+    self, Rendezvous, RendezvousOptions, TOKEN_VARIABLE, Token, Waiting,
+};
+
+use crate::{Config, Error};
+
+/// How often rank 0 tells for whom it waits.
+const TELL_EVERY: Duration = Duration::from_secs(5);
+
+impl Config {
+    /// The ranks of the job that this process runs, and where it meets the others.
+    ///
+    /// # Errors
+    /// Settings or variables of the launcher that are incomplete or contradict each other.
+    pub fn job(&self) -> Result<Job, Error> {
+        Ok(Job::find(&self.launch_options()?)?)
+    }
+
+    /// Brings all processes of `job` together, with the job's token and the run's timeouts.
+    ///
+    /// # Errors
+    /// A token that cannot be used; whatever [`rendezvous::open`] says.
+    pub fn meet(&self, job: &Job) -> Result<Arc<dyn Rendezvous>, Error> {
+        let variable = std::env::var(TOKEN_VARIABLE).ok();
+        let options = RendezvousOptions {
+            address: job.meeting.clone(),
+            token: Token::find(self.token_file.as_deref(), variable)?,
+            start_timeout: Duration::from_secs_f64(self.start_timeout_s),
+            silence: Duration::from_secs_f64(self.timeout_s),
+            waiting: Waiting::new(TELL_EVERY, |line| eprintln!("{line}")),
+        };
+        Ok(rendezvous::open(&options, &job.member(self.mesh()))?)
+    }
+}

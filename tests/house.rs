@@ -1,0 +1,291 @@
+//! The rules of the house that no compiler knows, over all that is in git: lengths, circles between
+//! modules, paths that lead nowhere, public items that nobody uses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Crates by the folder of their sources.
+const CRATES: [&str; 7] = [
+    "zeropp-schedule/src",
+    "zeropp-core/src",
+    "zeropp-comm/src",
+    "zeropp-zero3/src",
+    "zeropp-pipeline/src",
+    "src",
+    "zeropp-cli/src",
+];
+const LINE_MAX: usize = 100;
+const FUNCTION_MAX: usize = 70;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// All files under `folder` but those of builds and of git, by their paths from the root.
+fn files(folder: &str) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    let mut folders: Vec<PathBuf> = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            if path.is_dir() {
+                if !["target", ".git", ".gpu", "zeropp-failed"].contains(&name) {
+                    folders.push(path);
+                }
+            } else if let Ok(text) = fs::read_to_string(&path) {
+                let name = path.strip_prefix(root()).unwrap().to_str().unwrap().to_string();
+                found.insert(name, text);
+            }
+        }
+    }
+    found
+}
+
+fn is_rust(name: &str) -> bool {
+    name.ends_with(".rs")
+}
+
+fn is_test(name: &str) -> bool {
+    let tests = ["tests", "_tests.rs", "hostile.rs", "samples.rs", "closed_forms.rs"];
+    tests.iter().any(|part| name.contains(part))
+}
+
+/// A source without its comments and without the tests at its end.
+fn product(text: &str) -> String {
+    let text = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+    text.lines().map(|l| l.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+fn indent(line: &str) -> usize {
+    line.len() - line.trim_start().len()
+}
+
+/// The name of the function whose head `line` is.
+fn function(line: &str) -> Option<&str> {
+    let mut words = line.trim_start();
+    for word in ["pub(crate) ", "pub(super) ", "pub ", "const ", "async ", "unsafe "] {
+        words = words.strip_prefix(word).unwrap_or(words);
+    }
+    words.strip_prefix("fn ")?.split(['(', '<']).next()
+}
+
+fn told(broken: &[String]) {
+    assert!(broken.is_empty(), "{} found:\n{}", broken.len(), broken.join("\n"));
+}
+
+#[test]
+fn no_line_is_longer_than_a_screen() {
+    let mut broken = Vec::new();
+    for (name, text) in files("") {
+        if ![".rs", ".toml", ".py", ".c"].iter().any(|end| name.ends_with(end)) {
+            continue;
+        }
+        for (i, line) in text.lines().enumerate().filter(|(_, l)| l.chars().count() > LINE_MAX) {
+            broken.push(format!("{name}:{}: {} columns", i + 1, line.chars().count()));
+        }
+    }
+    told(&broken);
+}
+
+#[test]
+fn no_function_is_longer_than_a_page() {
+    let mut broken = Vec::new();
+    for (name, text) in files("").iter().filter(|(name, _)| is_rust(name)) {
+        let lines: Vec<&str> = text.lines().collect();
+        for (i, line) in lines.iter().enumerate() {
+            let Some(function) = function(line) else { continue };
+            let ends = |l: &&str| indent(l) == indent(line) && l.trim_start().starts_with('}');
+            let length = lines[i..].iter().position(ends).map_or(0, |last| last + 1);
+            if length > FUNCTION_MAX && !line.trim_end().ends_with(';') {
+                broken.push(format!("{name}:{}: {function} has {length} lines", i + 1));
+            }
+        }
+    }
+    told(&broken);
+}
+
+/// The modules at the top of the crate in `folder`, with those that each uses.
+fn modules(folder: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let sources = files(folder);
+    let top = |name: &str| {
+        let inside = name.strip_prefix(folder).unwrap().trim_start_matches('/');
+        inside.split('/').next().unwrap().trim_end_matches(".rs").to_string()
+    };
+    let names: BTreeSet<String> = sources.keys().map(|name| top(name)).collect();
+    let entry = ["lib", "main"];
+    // What the root hands on by another name: `pub use error::Error` makes `crate::Error` error's.
+    let mut aliases = BTreeMap::new();
+    for file in entry.iter().filter_map(|e| sources.get(&format!("{folder}/{e}.rs"))) {
+        for line in product(file).replace('\n', " ").split(';') {
+            let Some((_, path)) = line.split_once("use ") else { continue };
+            let Some((module, items)) = path.trim().split_once("::") else { continue };
+            for item in items.split(|c: char| !c.is_alphanumeric() && c != '_') {
+                aliases.insert(item.to_string(), module.trim_start_matches("crate::").to_string());
+            }
+        }
+    }
+    let mut graph: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (name, text) in sources.iter().filter(|(name, _)| is_rust(name) && !is_test(name)) {
+        let module = top(name);
+        if entry.contains(&module.as_str()) {
+            continue;
+        }
+        let uses = graph.entry(module.clone()).or_default();
+        let inside = name.strip_prefix(folder).unwrap().trim_end_matches("/mod.rs");
+        let to_root = "super::".repeat(inside.matches('/').count());
+        for path in product(text).replace(&to_root, "crate::").split("crate::").skip(1) {
+            let group = path.strip_prefix('{').and_then(|group| group.split('}').next());
+            let paths = group.map_or(vec![path], |group| group.split(',').collect());
+            for path in paths {
+                let ends = |c: char| !c.is_alphanumeric() && c != '_';
+                let word = path.trim_start().split(ends).next().unwrap();
+                let word = aliases.get(word).map_or(word, String::as_str);
+                if names.contains(word) && word != module {
+                    uses.insert(word.to_string());
+                }
+            }
+        }
+    }
+    graph
+}
+
+/// A way from `from` back to itself, if there is one.
+fn circle(graph: &BTreeMap<String, BTreeSet<String>>, from: &str) -> Option<Vec<String>> {
+    let mut ways = vec![vec![from.to_string()]];
+    let mut seen = BTreeSet::new();
+    while let Some(way) = ways.pop() {
+        for next in graph.get(way.last().unwrap()).into_iter().flatten() {
+            let mut longer = way.clone();
+            longer.push(next.clone());
+            if next == from {
+                return Some(longer);
+            }
+            if seen.insert(next.clone()) {
+                ways.push(longer);
+            }
+        }
+    }
+    None
+}
+
+#[test]
+fn no_modules_of_a_crate_use_each_other_in_a_circle() {
+    let mut broken = Vec::new();
+    for folder in CRATES {
+        let graph = modules(folder);
+        for module in graph.keys() {
+            if let Some(way) = circle(&graph, module) {
+                broken.push(format!("{folder}: {}", way.join(" -> ")));
+            }
+        }
+    }
+    told(&broken);
+}
+
+#[test]
+fn a_planted_circle_is_seen() {
+    let graph: BTreeMap<String, BTreeSet<String>> = [("a", "b"), ("b", "c"), ("c", "a")]
+        .map(|(from, to)| (from.to_string(), BTreeSet::from([to.to_string()])))
+        .into();
+    assert_eq!(circle(&graph, "a").unwrap().join(" "), "a b c a");
+    assert_eq!(circle(&BTreeMap::from([("a".into(), BTreeSet::new())]), "a"), None);
+}
+
+/// Crates know those below them only.
+#[test]
+fn dependencies_run_one_way() {
+    let mut broken = Vec::new();
+    let below: [(&str, &[&str]); 7] = [
+        ("zeropp-schedule", &[]),
+        ("zeropp-core", &[]),
+        ("zeropp-comm", &["core"]),
+        ("zeropp-zero3", &["core", "comm"]),
+        ("zeropp-pipeline", &["core", "comm", "zero3", "schedule"]),
+        (".", &["core", "comm", "zero3", "schedule", "pipeline"]),
+        ("zeropp-cli", &["core", "comm", "zero3", "schedule", "pipeline"]),
+    ];
+    for (folder, allowed) in below {
+        let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
+        let section = manifest.split("[dependencies]").nth(1).unwrap();
+        let section = section.split("\n[").next().unwrap();
+        for line in section.lines().filter_map(|l| l.strip_prefix("zeropp-")) {
+            let name = line.split(['.', ' ']).next().unwrap();
+            if !allowed.contains(&name) {
+                broken.push(format!("{folder} depends on zeropp-{name}"));
+            }
+        }
+    }
+    told(&broken);
+}
+
+/// Paths in prose and comments that begin with a folder of the project lead somewhere.
+#[test]
+fn every_path_that_is_named_is_there() {
+    let folders = ["docs/", "tests/", "bench/", "examples/", "zeropp-", ".ci/", "ci/", "src/"];
+    let mut broken = Vec::new();
+    for (name, text) in files("") {
+        let read = is_rust(&name) || name.ends_with(".md");
+        if !read || name == "CHANGELOG.md" || name.starts_with("docs/benchmarks/") {
+            continue;
+        }
+        let home = Path::new(&name).parent().unwrap();
+        for (i, line) in text.lines().enumerate() {
+            let comment =
+                if is_rust(&name) { line.split_once("//").map(|l| l.1) } else { Some(line) };
+            for word in comment.unwrap_or("").split(['`', ' ', '(', ')', ',', '[', ']', '"', ';']) {
+                let word = word.trim_end_matches(['.', ':', '\'']).split('#').next().unwrap();
+                let is_path = folders.iter().any(|f| word.starts_with(f)) && word.contains('/');
+                let plain = word.chars().all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c));
+                let there = |base: &Path| base.join(word).exists();
+                if is_path && plain && !there(root()) && !there(&root().join(home)) {
+                    broken.push(format!("{name}:{}: {word}", i + 1));
+                }
+            }
+        }
+    }
+    told(&broken);
+}
+
+/// The index of decisions has every page under its own number, and no number twice.
+#[test]
+fn every_decision_is_in_the_index() {
+    let index = fs::read_to_string(root().join("docs/adr/README.md")).unwrap();
+    let rows: Vec<&str> = index.lines().filter(|l| l.contains("](00")).collect();
+    let mut broken = Vec::new();
+    let mut numbers = BTreeSet::new();
+    for (path, text) in files("docs/adr").iter().filter(|(path, _)| !path.ends_with("README.md")) {
+        let name = path.rsplit('/').next().unwrap();
+        let number: u32 = name.split('-').next().unwrap().parse().unwrap();
+        let title = text.lines().next().unwrap().trim_start_matches(&format!("# {number}. "));
+        let row = format!("| {number} | [{title}]({name}) |");
+        if !rows.iter().any(|r| r.starts_with(&row)) {
+            broken.push(format!("docs/adr/README.md has no row {row}"));
+        }
+        if !numbers.insert(number) {
+            broken.push(format!("{path}: number {number} is taken; use the next free one"));
+        }
+    }
+    if rows.len() > numbers.len() {
+        broken.push(format!("{} rows for {} decisions", rows.len(), numbers.len()));
+    }
+    told(&broken);
+}
+
+/// Links between documents lead to files that are there.
+#[test]
+fn every_link_between_documents_leads_somewhere() {
+    let mut broken = Vec::new();
+    for (name, text) in files("").iter().filter(|(name, _)| name.ends_with(".md")) {
+        let home = root().join(Path::new(name).parent().unwrap());
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let path = link.split('#').next().unwrap();
+            let elsewhere = link.contains("://") || path.is_empty();
+            if !elsewhere && !home.join(path).exists() {
+                broken.push(format!("{name}: {link}"));
+            }
+        }
+    }
+    told(&broken);
+}

@@ -1,0 +1,187 @@
+//! Which checkpoint a run goes on from, and that none is lost or in the way.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use common::{Run, assert_same_bits, run, tiny};
+use zeropp::config::{Decay, Resume};
+use zeropp::{Config, Trainer};
+
+/// What a run ends with that must not take a step.
+fn refusal(config: Config) -> String {
+    let trained =
+        Trainer::new(config).and_then(|t| t.train(|_| -> () { panic!("a step was taken") }));
+    let error = trained.expect_err("not a run that can start");
+    assert!(error.is_bad_input(), "{error}");
+    error.to_string()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Runs to the end; what it warned of comes with it.
+fn run_with_warnings(config: Config) -> (Run, Vec<String>) {
+    let mut trainer = Trainer::new(config).unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let heard = told.clone();
+    trainer.on_warning(move |text| heard.lock().unwrap().push(text.to_string()));
+    let mut steps = Vec::new();
+    let (summary, weights) = trainer.train_to_weights(|s| steps.push(s.clone())).unwrap();
+    let told = told.lock().unwrap().clone();
+    (Run { steps, summary, weights }, told)
+}
+
+/// The part of a run after `step`.
+fn after(whole: &Run, step: usize) -> Run {
+    let (summary, weights) = (whole.summary.clone(), whole.weights.clone());
+    Run { steps: whole.steps[step..].to_vec(), summary, weights }
+}
+
+#[test]
+fn plain_resume_begins_where_nothing_was_saved_and_never_over_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("a");
+    let base = Config { layers: 2, steps: 4, save: Some(folder.clone()), ..tiny() };
+    let config = Config { resume: Resume::Newest, ..base.clone() };
+    let trainer = Trainer::new(config.clone()).unwrap();
+    assert!(trainer.resumed().is_none());
+    assert_eq!(trainer.train(|_| ()).unwrap().steps, 4);
+    assert_eq!(Trainer::new(config.clone()).unwrap().resumed().unwrap().step, 4);
+
+    // What looks like a checkpoint and is none says that something was lost.
+    fs::remove_file(folder.join("step-000004/manifest.json")).unwrap();
+    assert!(refusal(config).contains("step-000004 has no manifest.json"));
+    let must = Config { resume: Resume::Must, save: Some(dir.path().join("b")), ..base };
+    assert!(refusal(must).contains("no complete checkpoint to resume from"));
+}
+
+/// A run of 9 steps, saved after every third; the newest checkpoint has a wrong byte in its data.
+fn with_damaged_newest(dir: &Path) -> (Config, PathBuf) {
+    let folder = dir.join("ckpt");
+    let config = Config {
+        layers: 4,
+        pp: 2,
+        zero3: 2,
+        steps: 9,
+        decay: Decay::Constant,
+        save: Some(folder.clone()),
+        save_every: 3,
+        keep: 9,
+        ..tiny()
+    };
+    run(config.clone());
+    let file = folder.join("step-000009/rank-00003.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let at = bytes.len() - 5;
+    bytes[at] ^= 4;
+    fs::write(&file, bytes).unwrap();
+    (Config { resume: Resume::Newest, steps: 12, ..config }, folder)
+}
+
+#[test]
+fn a_damaged_newest_checkpoint_offers_the_one_before_and_takes_it_if_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, folder) = with_damaged_newest(dir.path());
+    let error = refusal(config.clone());
+    for part in ["step-000009/rank-00003", "is damaged", "resume = 6", "resume-fallback"] {
+        assert!(error.contains(part), "{part} is not in: {error}");
+    }
+    assert!(folder.join("step-000009").exists(), "a refused run touches nothing");
+    let whole = run(Config { save: None, save_every: 0, resume: Resume::No, ..config });
+
+    for seen_before_a_rank_starts in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (config, folder) = with_damaged_newest(dir.path());
+        if seen_before_a_rank_starts {
+            fs::write(folder.join("step-000009/rank-00000.safetensors"), "").unwrap();
+        }
+        let (rest, told) = run_with_warnings(Config { resume_fallback: true, ..config });
+        let told = told.join("\n");
+        for part in ["is damaged", "going on from step 6", "step-000009.aside-1"] {
+            assert!(told.contains(part), "{part} is not in: {told}");
+        }
+        assert_same_bits(&after(&whole, 6), &rest, "from the checkpoint before");
+    }
+}
+
+#[test]
+fn resume_may_name_a_step_and_loses_no_newer_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("ckpt");
+    let config =
+        Config { layers: 2, steps: 9, save: Some(folder.clone()), save_every: 3, ..tiny() };
+    let whole = run(Config { keep: 9, ..config.clone() });
+    let error = refusal(Config { resume: Resume::Step(4), ..config.clone() });
+    assert!(error.contains("resume = 4: ") && error.contains("use one of 3, 6, 9"), "{error}");
+    let rest = run(Config { resume: Resume::Step(3), ..config });
+    assert_same_bits(&after(&whole, 3), &rest, "from step 3");
+    let kept = ["step-000006", "step-000006.aside-1", "step-000009", "step-000009.aside-1"];
+    assert_eq!(names(&folder)[1..], kept, "newer ones are set aside, and count for nothing");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_old_checkpoint_that_cannot_be_removed_is_told_once_and_ends_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("ckpt");
+    let config = Config {
+        layers: 2,
+        steps: 6,
+        save: Some(folder.clone()),
+        save_every: 1,
+        keep: 1,
+        ..tiny()
+    };
+    let mut trainer = Trainer::new(config.clone()).unwrap();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let heard = told.clone();
+    trainer.on_warning(move |text| heard.lock().unwrap().push(text.to_string()));
+    let mut stuck = None;
+    let done = trainer.train(|s| {
+        if s.step == 2 {
+            stuck = Some(Stuck::new(&folder, "step-000001"));
+        }
+    });
+    assert_eq!(done.unwrap().steps, 6);
+    let told = told.lock().unwrap().clone();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("cannot remove") && told[0].contains("step-000001"), "{told:?}");
+    // What is left is in no later run's way, which tries again and tells of it.
+    let (rest, told) = run_with_warnings(Config { steps: 8, resume: Resume::Newest, ..config });
+    assert_eq!((rest.steps.len(), told.len()), (2, 1), "{told:?}");
+}
+
+/// A checkpoint with something in it that cannot be removed.
+#[cfg(target_os = "linux")]
+struct Stuck(PathBuf);
+
+#[cfg(target_os = "linux")]
+impl Stuck {
+    fn new(folder: &Path, name: &str) -> Stuck {
+        use std::os::unix::fs::PermissionsExt;
+        let inside = folder.join(name).join("held");
+        fs::create_dir(&inside).unwrap();
+        fs::write(inside.join("file"), "").unwrap();
+        fs::set_permissions(&inside, fs::Permissions::from_mode(0o500)).unwrap();
+        // Permissions do not hold root back.
+        let _ = Command::new("chattr").arg("+i").arg(inside.join("file")).output();
+        Stuck(folder.to_path_buf())
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Stuck {
+    fn drop(&mut self) {
+        let _ = Command::new("chattr").args(["-R", "-i"]).arg(&self.0).output();
+        let _ = Command::new("chmod").args(["-R", "u+w"]).arg(&self.0).output();
+    }
+}

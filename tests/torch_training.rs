@@ -1,0 +1,225 @@
+//! Training against PyTorch in float64: 20 steps of a tiny GPT from the same weights and tokens.
+//! `fixtures/make_training.py` wrote the figures.
+
+mod common;
+
+use std::sync::Arc;
+
+use burn::tensor::{Int, Tensor};
+use common::tiny;
+use serde::Deserialize;
+use zeropp::config::{Decay, Order, Tokenizer};
+use zeropp::layer::{BatchShape, Embedding, Head, Layer, LayerCost, LayerCx, Model, Part};
+use zeropp::model::gpt::{self, GptShape};
+use zeropp::params::{Init, ParamSpec};
+use zeropp::{Config, StepMetrics, Trainer, Weights};
+
+/// How far weights may be from PyTorch's, relative to the largest of their tensor. AdamW divides a
+/// gradient by its own size, so that what rounding does to a small one shows in full.
+const TOLERANCE: f64 = 4e-6;
+
+#[derive(Deserialize)]
+struct Figures {
+    steps: u64,
+    samples: usize,
+    seq: usize,
+    hidden: usize,
+    heads: usize,
+    layers: usize,
+    vocabulary: usize,
+    tokens: usize,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    decay: Decay,
+    warmup: u64,
+    lr: f64,
+    min_lr: f64,
+    clip: f64,
+    beta1: f64,
+    beta2: f64,
+    eps: f64,
+    weight_decay: f64,
+    tied: bool,
+    losses: Vec<f64>,
+    norms: Vec<f64>,
+    /// Names and numbers of elements, in the order of the weights' file.
+    parameters: Vec<(String, usize)>,
+}
+
+/// From -128 to 127, as in the script.
+fn number(i: usize, salt: usize) -> f32 {
+    let mut x = (i as u32).wrapping_mul(2_654_435_761);
+    x = x.wrapping_add((salt as u32).wrapping_mul(40_503)).wrapping_add(12_345);
+    x ^= x >> 15;
+    x = x.wrapping_mul(2_246_822_519);
+    x ^= x >> 13;
+    (x >> 16 & 0xFF) as f32 - 128.0
+}
+
+/// A part of the GPT that starts from the script's weights.
+struct Given<T: ?Sized>(Arc<T>);
+
+fn given(specs: Vec<ParamSpec>) -> Vec<ParamSpec> {
+    let start = |spec: ParamSpec| {
+        let salt = spec.name.bytes().zip(1..).map(|(b, i)| i * usize::from(b)).sum();
+        let norm = spec.name.contains("ln_") && spec.name.ends_with("weight");
+        let base = if norm { 1.0 } else { 0.0 };
+        let values = (0..spec.len()).map(|i| base + number(i, salt) / 2048.0);
+        ParamSpec { init: Init::Values(values.collect::<Vec<f32>>().into()), ..spec }
+    };
+    specs.into_iter().map(start).collect()
+}
+
+macro_rules! from_given_weights {
+    ($kind:ident, $run:ident($($arg:ident: $of:ty),+) -> $out:ty $(, $more:item)?) => {
+        impl $kind for Given<dyn $kind> {
+            fn name(&self) -> &str {
+                self.0.name()
+            }
+            fn parameters(&self) -> Vec<ParamSpec> {
+                given(self.0.parameters())
+            }
+            fn $run(&self, $($arg: $of),+) -> $out {
+                self.0.$run($($arg),+)
+            }
+            fn cost(&self, batch: BatchShape) -> LayerCost {
+                self.0.cost(batch)
+            }
+            $($more)?
+        }
+    };
+}
+from_given_weights!(Embedding, forward(ids: Tensor<2, Int>, cx: &LayerCx) -> Tensor<3>);
+from_given_weights!(
+    Layer,
+    forward(x: Tensor<3>, cx: &LayerCx) -> Tensor<3>,
+    fn is_block(&self) -> bool {
+        self.0.is_block()
+    }
+);
+from_given_weights!(
+    Head,
+    loss(x: Tensor<3>, targets: Tensor<2, Int>, cx: &LayerCx) -> Tensor<1>
+);
+
+fn model(figures: &Figures, case: &Case) -> Model {
+    let model = gpt::build(GptShape {
+        layers: figures.layers,
+        hidden: figures.hidden,
+        heads: figures.heads,
+        seq: figures.seq,
+        vocabulary: figures.vocabulary,
+        tied: case.tied,
+        activation: Config::default().activation,
+    });
+    let parts = model.parts.into_iter().map(|part| match part {
+        Part::Embedding(e) => Part::Embedding(Arc::new(Given(e))),
+        Part::Layer(l) => Part::Layer(Arc::new(Given(l))),
+        Part::Head(h) => Part::Head(Arc::new(Given(h))),
+    });
+    Model { parts: parts.collect(), ..model }
+}
+
+fn config(figures: &Figures, case: &Case, data: &std::path::Path) -> Config {
+    Config {
+        layers: figures.layers,
+        hidden: figures.hidden,
+        heads: figures.heads,
+        seq: figures.seq,
+        tied: case.tied,
+        steps: figures.steps,
+        data: Some(data.into()),
+        tokenizer: Tokenizer::U16,
+        order: Order::Sequential,
+        micro_batch_size: 1,
+        decay: case.decay,
+        warmup: Some(case.warmup),
+        lr: case.lr,
+        min_lr: Some(case.min_lr),
+        clip: case.clip,
+        beta1: case.beta1,
+        beta2: case.beta2,
+        eps: case.eps,
+        weight_decay: case.weight_decay,
+        ..tiny()
+    }
+}
+
+fn train(config: Config, model: Model) -> (Vec<StepMetrics>, Weights) {
+    let trainer = Trainer::with_model(config, model).unwrap();
+    let mut steps = Vec::new();
+    let (_, weights) = trainer.train_to_weights(|s| steps.push(s.clone())).unwrap();
+    (steps, weights)
+}
+
+/// Elements whose gradient is not zero but for rounding, of which AdamW makes steps of full size:
+/// a key's bias adds the same to all scores of a query, and softmax takes no notice.
+fn is_trained(name: &str, i: usize, hidden: usize) -> bool {
+    !name.ends_with("attn.c_attn.bias") || !(hidden..2 * hidden).contains(&i)
+}
+
+/// The largest distance of any weight from PyTorch's, relative to the largest of its tensor.
+fn distance(figures: &Figures, case: &Case, ours: &Weights, theirs: &[f32]) -> f64 {
+    let mut at = 0;
+    let mut worst = 0f64;
+    for (name, n) in &case.parameters {
+        let (ours, theirs) = (&ours[name], &theirs[at..at + n]);
+        at += n;
+        assert_eq!(ours.len(), *n, "{name}");
+        let largest = theirs.iter().fold(0f32, |m, x| m.max(x.abs()));
+        for (i, (a, b)) in ours.iter().zip(theirs).enumerate() {
+            if is_trained(name, i, figures.hidden) {
+                worst = worst.max(f64::from((a - b).abs() / largest));
+            }
+        }
+    }
+    worst
+}
+
+#[test]
+fn twenty_steps_of_a_gpt_are_pytorch_s() {
+    let figures: Figures = serde_json::from_str(include_str!("fixtures/training.json")).unwrap();
+    let finals = include_bytes!("fixtures/training.bin");
+    let finals: Vec<f32> =
+        finals.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("tokens.bin");
+    let ids = (0..figures.tokens).map(|i| number(i, 77).rem_euclid(figures.vocabulary as f32));
+    std::fs::write(&data, ids.flat_map(|id| (id as u16).to_le_bytes()).collect::<Vec<_>>())
+        .unwrap();
+    // pp, virtual, zero3, dp, ZeRO-1, unit; the samples of a step are the same.
+    let layouts = [(1, 1, 1, 1, false, 12), (2, 2, 2, 1, false, 3), (2, 1, 2, 2, true, 3)];
+    let mut at = 0;
+    for (number, case) in figures.cases.iter().enumerate() {
+        let elements: usize = case.parameters.iter().map(|p| p.1).sum();
+        let theirs = &finals[at..at + elements];
+        at += elements;
+        for (pp, v, zero3, dp, zero1, unit) in layouts {
+            let config = Config {
+                pp,
+                virtual_stages: Some(v),
+                zero3,
+                dp,
+                zero1,
+                micro_batches: Some(figures.samples / (zero3 * dp)),
+                unit: Some(unit),
+                ..config(&figures, case, &data)
+            };
+            let what = format!("case {number}, {:?}", (pp, v, zero3, dp, zero1, unit));
+            let (steps, weights) = train(config, model(&figures, case));
+            for (step, (loss, norm)) in steps.iter().zip(case.losses.iter().zip(&case.norms)) {
+                let apart = |ours: f64, theirs: &f64| (ours - theirs).abs() / theirs;
+                assert!(apart(step.loss, loss) < 1e-6, "{what}: loss of step {}", step.step);
+                let norm = apart(step.grad_norm, norm);
+                assert!(norm < 1e-5, "{what}: norm of step {}: {norm:e}", step.step);
+            }
+            let distance = distance(&figures, case, &weights, theirs);
+            println!("{what}: {distance:.2e}");
+            assert!(distance <= TOLERANCE, "{what}: {distance:e} from PyTorch's weights");
+        }
+    }
+    assert_eq!(at, finals.len());
+}

@@ -1,0 +1,44 @@
+//! The whole command line.
+
+use clap::Command;
+use clap::error::{ContextKind, ContextValue};
+
+use crate::{args, check, compare, ranks, schedule, why};
+
+const ABOUT: &str = "Trains transformers that are too big for one node: pipeline parallelism \
+between nodes, ZeRO-3 inside a node, without tensor parallelism";
+
+/// The whole command line.
+pub(crate) fn command() -> Command {
+    Command::new("zeropp")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about(ABOUT)
+        .after_help(args::EXAMPLES)
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+        .subcommand(args::run_command())
+        .subcommand(ranks::command())
+        .subcommand(schedule::command())
+        .subcommand(check::command())
+        .subcommand(compare::command())
+        .subcommand(why::command())
+}
+
+/// How alike a flag and what was typed must be, of 1, for the flag to be what was meant.
+const ALIKE: f64 = 0.6;
+
+/// The error without a suggestion that is far from what was typed.
+pub(crate) fn helpful(mut error: clap::Error) -> clap::Error {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.trim_start_matches('-').to_owned()),
+        _ => None,
+    };
+    let pair = text(ContextKind::InvalidArg).zip(text(ContextKind::SuggestedArg));
+    let far = |(typed, suggested): (String, String)| {
+        strsim::normalized_damerau_levenshtein(&typed, &suggested) < ALIKE
+    };
+    if pair.is_some_and(far) {
+        error.remove(ContextKind::SuggestedArg);
+    }
+    error
+}

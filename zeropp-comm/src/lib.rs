@@ -1,0 +1,37 @@
+//! Groups of ranks that exchange buffers without blocking, and the engines behind them.
+//!
+//! The trainer sees [`Communicator`] only. Every call returns at once with a [`Pending`]; buffers
+//! move in, results come out of it. All ranks of a group issue the same sequence of collectives,
+//! which the engine checks by signature. Sums run in rank order in `f32`, so every engine gives
+//! the same bits. The first error is final for the whole world: nothing is retried.
+
+mod buffers;
+mod checks;
+mod codec;
+mod communicator;
+mod error;
+pub mod flight;
+pub mod groups;
+pub mod hybrid;
+mod kernels;
+pub mod launch;
+pub mod mesh;
+#[cfg(feature = "mpi")]
+pub mod mpi;
+pub mod nccl;
+mod pending;
+pub mod placement;
+mod progress;
+pub mod recorded;
+pub mod rendezvous;
+mod signature;
+mod slot;
+mod stats;
+mod subgroup;
+pub mod threads;
+
+pub use communicator::Communicator;
+pub use error::{CommError, CommResult};
+pub use pending::{InFlight, Pending};
+pub use signature::Operation;
+pub use stats::{CommStats, OpCount};

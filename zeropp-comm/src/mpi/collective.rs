@@ -1,0 +1,407 @@
+//! One collective: who has joined, what MPI does for it, and what becomes of it.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+use super::channel::Channel;
+use super::engine::{Input, Output, Slot};
+use super::sys::{Memory, MpiError, Transfer, parts};
+use super::wire::{Header, INLINE_MAX, Share};
+use crate::progress::Group;
+use crate::signature::{Operation, Signature};
+use crate::subgroup::SplitRequest;
+use crate::{CommError, kernels};
+use zeropp_core::cpu_tensor::on_cpu;
+
+/// An all-reduce of at most this many bytes gathers all buffers and sums them on every rank: one
+/// round trip instead of two.
+const GATHERED_SUM_BYTES: usize = 16 << 10;
+
+/// A flat buffer on its way into MPI.
+pub(super) struct Payload {
+    memory: Memory,
+    kind: DType,
+    len: usize,
+    device: Device,
+}
+
+impl Payload {
+    /// Views a tensor of the CPU, or copies one from elsewhere.
+    pub(super) fn new(tensor: Tensor<1>) -> Payload {
+        let (kind, len, device) = (tensor.dtype(), tensor.dims()[0], tensor.device());
+        let memory = match on_cpu(&tensor) {
+            Some(view) => Memory::Tensor(view),
+            None => Memory::Bytes(tensor.into_data().into_bytes().to_vec()),
+        };
+        Payload { memory, kind, len, device }
+    }
+
+    /// The elements' bytes.
+    pub(super) fn bytes(&self) -> &[u8] {
+        match &self.memory {
+            Memory::Tensor(view) => bytemuck::cast_slice(view.as_slice()),
+            Memory::Bytes(bytes) => bytes,
+            Memory::Pooled(_) => unreachable!("a payload is a view or a copy"),
+        }
+    }
+
+    /// Whether a frame carries it.
+    pub(super) fn is_small(&self) -> bool {
+        self.bytes().len() <= INLINE_MAX
+    }
+
+    /// Where the tensor lived.
+    pub(super) fn device(&self) -> Device {
+        self.device.clone()
+    }
+
+    /// What a transfer reads, and the type of its elements.
+    pub(super) fn into_memory(self) -> (Memory, DType) {
+        (self.memory, self.kind)
+    }
+}
+
+/// Room for `len` elements that MPI will write.
+pub(super) fn room(group: &Group, kind: DType, len: usize) -> Memory {
+    match kind {
+        DType::F32 => Memory::Pooled(group.buffers.lend(len)),
+        _ => Memory::Bytes(vec![0; len * kind.size()]),
+    }
+}
+
+/// The tensor over what MPI wrote or, for the root of a broadcast, read.
+pub(super) fn unpack(group: &Group, memory: Memory, kind: DType, device: &Device) -> Tensor<1> {
+    match memory {
+        Memory::Pooled(buffer) => {
+            let tensor = buffer.tensor();
+            group.buffers.give_back(buffer);
+            kernels::on(device, &tensor)
+        }
+        Memory::Bytes(bytes) => from_bytes(bytes, kind, device),
+        // What the root of a broadcast passed in.
+        Memory::Tensor(view) => view.into_tensor(),
+    }
+}
+
+/// A tensor of these bytes.
+pub(super) fn from_bytes(bytes: Vec<u8>, kind: DType, device: &Device) -> Tensor<1> {
+    let len = bytes.len() / kind.size();
+    Tensor::from_data(TensorData::from_bytes_vec(bytes, [len], kind), (device, kind))
+}
+
+/// One collective of a group.
+pub(super) struct HeaderExchange {
+    pub(super) headers: Vec<Option<Header>>,
+    /// Place that was heard of first: the one others are compared with.
+    pub(super) opener: usize,
+    pub(super) in_progress: Option<InProgress>,
+}
+
+impl HeaderExchange {
+    pub(super) fn new(size: usize, opener: usize) -> HeaderExchange {
+        HeaderExchange { headers: vec![None; size], opener, in_progress: None }
+    }
+
+    /// Places that have not joined.
+    pub(super) fn missing(&self) -> Vec<usize> {
+        (0..self.headers.len()).filter(|place| self.headers[*place].is_none()).collect()
+    }
+
+    /// The first joined place, from the opener on, whose signature is not `mine`.
+    pub(super) fn differs(&self, mine: &Signature) -> Option<&Header> {
+        let opener = self.headers[self.opener].as_ref();
+        opener.into_iter().chain(self.headers.iter().flatten()).find(|h| h.signature != *mine)
+    }
+}
+
+/// This rank's part of a collective under way.
+pub(super) struct InProgress {
+    pub(super) signature: Signature,
+    pub(super) slot: Arc<Slot>,
+    /// Bytes of an exchange that did not fit the header.
+    bytes: Vec<u8>,
+    /// The buffer, until all ranks have joined; none where the headers carry it.
+    payload: Option<Payload>,
+    device: Device,
+    transfer: Option<Transfer>,
+    stage: Stage,
+}
+
+/// Data moves only once all ranks have joined and agree: Open MPI writes past the end of a buffer
+/// that is too short for what another rank sends.
+#[derive(Clone, Copy, PartialEq)]
+enum Stage {
+    /// Not all ranks have joined.
+    Joining,
+    /// The first transfer is under way.
+    First,
+    /// A second transfer, of what the first one gave, is under way.
+    Late,
+}
+
+/// What no earlier collective of the group may still need, so that it is this one's turn.
+#[derive(Clone, Copy)]
+pub(super) struct Turn {
+    /// A first transfer.
+    pub(super) first: bool,
+    /// A late one.
+    pub(super) late: bool,
+}
+
+/// How far a collective got.
+pub(super) enum Progress {
+    Waiting,
+    Done(Output),
+    /// All split_requests for sub-groups are known, and it is the split's turn.
+    Split,
+}
+
+impl InProgress {
+    /// This rank's part of a collective in which nobody has moved anything yet.
+    pub(super) fn new(signature: Signature, input: Input, slot: Arc<Slot>) -> InProgress {
+        let (bytes, payload, device) = match input {
+            Input::Bytes(bytes) => (bytes, None, Device::flex()),
+            Input::Buffer(payload) => {
+                let device = payload.device();
+                (Vec::new(), (!payload.is_small()).then_some(payload), device)
+            }
+        };
+        let (transfer, stage) = (None, Stage::Joining);
+        InProgress { signature, slot, bytes, payload, device, transfer, stage }
+    }
+
+    /// Posts the first transfer.
+    fn post(&self, channel: &Channel, payload: Payload) -> Result<Transfer, MpiError> {
+        let (group, comm) = (&channel.group, channel.main);
+        let (kind, len, size) = (payload.kind, payload.len, channel.group.size());
+        let source = payload.memory;
+        match self.signature.operation {
+            Operation::Broadcast => {
+                let root = self.signature.root.expect("a broadcast names its root");
+                let (source, target) = match root == group.place {
+                    true => (Some(source), None),
+                    false => (None, Some(room(group, kind, len))),
+                };
+                Transfer::broadcast(comm, root, kind, source, target)
+            }
+            Operation::AllReduce if !self.in_parts(len, kind) => {
+                let target = room(group, kind, len * size);
+                Transfer::all_gather(comm, len, kind, source, target)
+            }
+            Operation::AllReduce | Operation::ReduceScatter => {
+                let lens = parts(len, size);
+                let mine = lens[group.place];
+                let target = room(group, kind, mine * size);
+                Transfer::all_to_all(comm, (&lens, mine), kind, source, target)
+            }
+            _ => {
+                let target = room(group, kind, len * size);
+                Transfer::all_gather(comm, len, kind, source, target)
+            }
+        }
+    }
+
+    /// Whether an all-reduce sums a part on every rank and then gathers the parts.
+    fn in_parts(&self, len: usize, kind: DType) -> bool {
+        len * kind.size() > GATHERED_SUM_BYTES
+    }
+
+    /// Whether the first transfer may still have to be posted.
+    pub(super) fn may_post(&self) -> bool {
+        self.stage == Stage::Joining
+    }
+
+    /// Whether a late transfer may still have to be posted.
+    pub(super) fn may_be_late(&self) -> bool {
+        let kinds = [Operation::AllReduce, Operation::Exchange, Operation::Split];
+        self.stage != Stage::Late && kinds.contains(&self.signature.operation)
+    }
+
+    /// Gives MPI a chance, and takes the next step if it is time.
+    pub(super) fn advance(
+        &mut self,
+        channel: &Channel,
+        headers: &[Option<Header>],
+        turn: Turn,
+    ) -> Result<Progress, MpiError> {
+        if self.stage == Stage::Joining {
+            if !turn.first || headers.iter().any(Option::is_none) {
+                return Ok(Progress::Waiting);
+            }
+            if let Some(payload) = self.payload.take() {
+                self.transfer = Some(self.post(channel, payload)?);
+            }
+            self.stage = Stage::First;
+        }
+        if let Some(transfer) = &mut self.transfer
+            && !transfer.test()?
+        {
+            return Ok(Progress::Waiting);
+        }
+        match self.stage {
+            Stage::Late => Ok(Progress::Done(self.after_late(channel, headers))),
+            _ => self.after_first(channel, headers, turn.late),
+        }
+    }
+
+    /// What was read, by a root, or written, by the completed transfer, or what the headers hold.
+    fn landed(&mut self, group: &Group, headers: &[Option<Header>]) -> Memory {
+        if let Some(transfer) = self.transfer.take() {
+            let (source, target) = transfer.into_memory();
+            return target.or(source).expect("a transfer has memory");
+        }
+        let (kind, len) = self.signature.buffer.expect("a collective on a buffer");
+        let all = shares(headers).map(|share| share.inline.as_slice());
+        let bytes: Vec<u8> = match self.signature.operation {
+            Operation::Broadcast => {
+                let root = self.signature.root.expect("a broadcast names its root");
+                all.skip(root).take(1).flatten().copied().collect()
+            }
+            Operation::ReduceScatter => {
+                let part = len / group.size() * kind.size();
+                all.flat_map(|bytes| &bytes[group.place * part..][..part]).copied().collect()
+            }
+            _ => all.flatten().copied().collect(),
+        };
+        if kind != DType::F32 {
+            return Memory::Bytes(bytes);
+        }
+        let mut buffer = group.buffers.lend(bytes.len() / kind.size());
+        let slice = buffer.as_mut_slice().expect("a lent buffer has one owner");
+        bytemuck::cast_slice_mut::<f32, u8>(slice).copy_from_slice(&bytes);
+        Memory::Pooled(buffer)
+    }
+
+    fn after_first(
+        &mut self,
+        channel: &Channel,
+        headers: &[Option<Header>],
+        in_turn: bool,
+    ) -> Result<Progress, MpiError> {
+        let group = &channel.group;
+        let (kind, len) = self.signature.buffer.unwrap_or((DType::U8, 0));
+        let output = match self.signature.operation {
+            Operation::Barrier => Output::Bytes(Vec::new()),
+            Operation::AllGather | Operation::Broadcast => {
+                let landed = self.landed(group, headers);
+                Output::Buffer(unpack(group, landed, kind, &self.device))
+            }
+            Operation::ReduceScatter => {
+                let landed = self.landed(group, headers);
+                Output::Buffer(self.sum(group, landed, kind, len / group.size()))
+            }
+            Operation::AllReduce if !self.in_parts(len, kind) => {
+                let landed = self.landed(group, headers);
+                Output::Buffer(self.sum(group, landed, kind, len))
+            }
+            _ if !in_turn => return Ok(Progress::Waiting),
+            Operation::AllReduce => {
+                let lens = parts(len, group.size());
+                let landed = self.landed(group, headers);
+                let sum = Payload::new(self.sum(group, landed, kind, lens[group.place]));
+                let target = room(group, kind, len);
+                let late = channel.late;
+                let parts = Transfer::all_gather_parts(late, &lens, kind, sum.memory, target)?;
+                return Ok(self.go_late(parts));
+            }
+            Operation::Exchange => {
+                let lens: Vec<usize> = shares(headers).map(|share| share.len).collect();
+                if shares(headers).any(|share| share.inline.len() != share.len) {
+                    let target = Memory::Bytes(vec![0; lens.iter().sum()]);
+                    let source = Memory::Bytes(std::mem::take(&mut self.bytes));
+                    let (late, kind) = (channel.late, DType::U8);
+                    let all = Transfer::all_gather_parts(late, &lens, kind, source, target)?;
+                    return Ok(self.go_late(all));
+                }
+                Output::Bytes(shares(headers).map(|share| share.inline.clone()).collect())
+            }
+            Operation::Split => return Ok(Progress::Split),
+            Operation::Send | Operation::Recv => unreachable!("not a collective"),
+        };
+        Ok(Progress::Done(output))
+    }
+
+    fn go_late(&mut self, transfer: Transfer) -> Progress {
+        self.transfer = Some(transfer);
+        self.stage = Stage::Late;
+        Progress::Waiting
+    }
+
+    fn after_late(&mut self, channel: &Channel, headers: &[Option<Header>]) -> Output {
+        let landed = self.landed(&channel.group, headers);
+        match (self.signature.buffer, landed) {
+            (Some((kind, _)), memory) => {
+                Output::Buffer(unpack(&channel.group, memory, kind, &self.device))
+            }
+            (None, Memory::Bytes(all)) => {
+                let mut rest = all.as_slice();
+                let part = |share: &Share| {
+                    let (part, tail) = rest.split_at(share.len);
+                    rest = tail;
+                    part.to_vec()
+                };
+                Output::Bytes(shares(headers).map(part).collect())
+            }
+            (None, _) => unreachable!("an exchange is of bytes"),
+        }
+    }
+
+    /// Sums what came in from every rank, `len` elements each, in rank order in `f32`.
+    fn sum(&self, group: &Group, landed: Memory, kind: DType, len: usize) -> Tensor<1> {
+        let size = group.size();
+        match landed {
+            Memory::Pooled(mut all) => {
+                let whole = &*all.as_mut_slice().expect("a lent buffer has one owner");
+                let pieces: Vec<&[f32]> = (0..size).map(|i| &whole[i * len..][..len]).collect();
+                let sum = group.buffers.make(len, |out| kernels::sum_in_order(out, &pieces));
+                group.buffers.give_back(all);
+                kernels::on(&self.device, &sum)
+            }
+            memory => {
+                let all = unpack(group, memory, kind, &self.device);
+                let piece = |i: usize| all.clone().slice(i * len..(i + 1) * len);
+                let pieces: Vec<Tensor<1>> = (0..size).map(piece).collect();
+                kernels::sum_tensors(&pieces, &self.device, 0..len)
+            }
+        }
+    }
+}
+
+/// What the ranks that have joined brought.
+fn shares(headers: &[Option<Header>]) -> impl Iterator<Item = &Share> {
+    headers.iter().flatten().map(|header| &header.brought)
+}
+
+/// Why a split failed.
+pub(super) enum SplitError {
+    Mpi(MpiError),
+    Comm(CommError),
+}
+
+impl From<MpiError> for SplitError {
+    fn from(error: MpiError) -> Self {
+        SplitError::Mpi(error)
+    }
+}
+
+/// Makes this rank's sub-group. Blocks until all ranks of the group are here, which have all
+/// joined.
+pub(super) fn split(channel: &Channel, headers: &[Option<Header>]) -> Result<Channel, SplitError> {
+    let group = &channel.group;
+    let sequence = headers.iter().flatten().map(|h| h.sequence).next().unwrap_or(0);
+    let split_request =
+        |share: &Share| SplitRequest::decode(&share.inline).expect("written by encode");
+    let split_requests: Vec<SplitRequest> = shares(headers).map(split_request).collect();
+    let new = group.sub_group(sequence, &split_requests).map_err(SplitError::Comm)?;
+    // MPI wants small colors and keys: the color's number among all, and the place in the group.
+    let mut colors: Vec<usize> =
+        split_requests.iter().map(|split_request| split_request.color).collect();
+    colors.sort_unstable();
+    colors.dedup();
+    let mine = split_requests[group.place].color;
+    let color = colors.binary_search(&mine).expect("mine is among them");
+    let main = channel.late.split(color, new.place)?;
+    let late = main.duplicate()?;
+    Ok(Channel { group: new, main, late, exchanges: Default::default() })
+}

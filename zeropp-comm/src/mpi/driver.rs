@@ -1,0 +1,513 @@
+//! The communication thread: it makes all calls to MPI and carries all operations forward.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use burn::tensor::DType;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+
+use super::channel::Channel;
+use super::collective::{HeaderExchange, InProgress, Payload, Progress, SplitError, Turn, split};
+use super::engine::{Command, Input, Join, Output, Shared, Wanted, WhoIsMissing};
+use super::mail::{Mail, data_tag};
+use super::sys::{self, Comm, Memory, MpiError, Transfer};
+use super::timeout_attribution::TimeoutAttribution;
+use super::wire::{Carriage, FRAME_MAX, Frame, Header, INLINE_MAX, Share};
+use crate::CommError;
+use crate::progress::{Envelope, Group, read_error};
+use crate::signature::{Operation, Signature};
+
+/// Polls without a pause after something has happened, then a pause each.
+const EAGER_POLLS: u32 = 100;
+/// Pause between polls while an operation is under way.
+const BUSY_PAUSE: Duration = Duration::from_micros(30);
+/// Pause between polls otherwise; a command ends it.
+const IDLE_PAUSE: Duration = Duration::from_micros(500);
+/// How long a failed world waits for the other ranks to have told their users.
+const BYE_GRACE: Duration = Duration::from_secs(2);
+/// How long a rank gets to tell its user about a failure once it has ended its world.
+pub(super) const TELL_TIME: Duration = Duration::from_millis(500);
+/// How long the ranks of a failed world may go on before the job is ended.
+const FAILED_GRACE: Duration = Duration::from_secs(10);
+
+/// All state of the communication thread.
+pub(super) struct Driver {
+    pub(super) shared: Arc<Shared>,
+    commands: Receiver<Command>,
+    control: Comm,
+    data: Comm,
+    inbox: Option<Transfer>,
+    outbox: Vec<Transfer>,
+    /// Of each group by its number.
+    pub(super) channels: HashMap<u64, Channel>,
+    /// Headers for groups that this rank is not yet a member of.
+    early: HashMap<u64, Vec<Header>>,
+    pub(super) mail: Mail,
+    pub(super) departed: Vec<bool>,
+    byes: Vec<bool>,
+    pub(super) attribution: Option<TimeoutAttribution>,
+    failed_at: Option<Instant>,
+    finishing: Option<Instant>,
+}
+
+impl Driver {
+    /// Takes over two communicators of all processes and the world's channel.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        commands: Receiver<Command>,
+        (control, data): (Comm, Comm),
+        world: Channel,
+    ) -> Driver {
+        let size = shared.size;
+        Driver {
+            commands,
+            control,
+            data,
+            inbox: None,
+            outbox: Vec::new(),
+            channels: HashMap::from([(world.group.id, world)]),
+            early: HashMap::new(),
+            mail: Mail::new(size, shared.engine.device.clone()),
+            departed: vec![false; size],
+            byes: vec![false; size],
+            attribution: None,
+            failed_at: None,
+            finishing: None,
+            shared,
+        }
+    }
+
+    /// Works until the world has ended in good order; ends the job where it has failed.
+    pub(super) fn run(mut self) {
+        let mut idle = 0u32;
+        loop {
+            let mut moved = false;
+            while let Ok(command) = self.commands.try_recv() {
+                self.handle(command);
+                moved = true;
+            }
+            moved |= self.poll();
+            if self.is_over() {
+                return;
+            }
+            idle = if moved { 0 } else { idle.saturating_add(1) };
+            let pause = match self.is_busy() {
+                _ if idle <= EAGER_POLLS => {
+                    std::thread::yield_now();
+                    continue;
+                }
+                true => BUSY_PAUSE,
+                false => IDLE_PAUSE,
+            };
+            match self.commands.recv_timeout(pause) {
+                Ok(command) => {
+                    self.handle(command);
+                    idle = 0;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                // The communicators and the world are gone; nobody can ask for anything.
+                Err(RecvTimeoutError::Disconnected) => std::thread::sleep(pause),
+            }
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        let in_progress =
+            |channel: &Channel| channel.exchanges.values().any(|m| m.in_progress.is_some());
+        !self.outbox.is_empty()
+            || self.mail.is_busy()
+            || self.attribution.is_some()
+            || self.channels.values().any(in_progress)
+    }
+
+    fn handle(&mut self, command: Command) {
+        match command {
+            Command::Join(Join { slot, .. }) | Command::Receive(Wanted { slot, .. })
+                if self.failed_at.is_some() =>
+            {
+                slot.fail(self.error());
+            }
+            Command::Join(join) => self.join(join),
+            Command::Send { .. } if self.failed_at.is_some() => {}
+            Command::Send { to, envelope, payload } => self.send(to, envelope, payload),
+            Command::Receive(wanted) => {
+                let from = wanted.sender();
+                let result = self.mail.want(self.data, wanted);
+                self.settle(result);
+                if self.departed[from] {
+                    self.lost(from);
+                }
+            }
+            Command::Expired { what, slot } => self.open_attribution(what, slot, None),
+            Command::Engine(WhoIsMissing { what, slot, answer }) => {
+                self.open_attribution(what, slot, Some(answer));
+            }
+            Command::Fail => self.spread(),
+            Command::Depart => {
+                self.departed[self.shared.rank] = true;
+                self.tell_all(&Frame::Depart);
+            }
+            Command::Finish => {
+                self.finishing = Some(Instant::now());
+                if self.failed_at.is_some() {
+                    self.tell_all(&Frame::Bye);
+                }
+            }
+        }
+    }
+
+    fn error(&self) -> CommError {
+        self.shared.error().expect("the world has failed")
+    }
+
+    /// Fails the world where `result` is an error.
+    pub(super) fn settle(&mut self, result: Result<(), CommError>) {
+        if let Err(error) = result {
+            self.fail(self.shared.rank, error);
+        }
+    }
+
+    /// Fails the world with what world rank `rank` saw, unless it has failed before.
+    pub(super) fn fail(&mut self, rank: usize, error: CommError) {
+        self.shared.set_failure(rank, error);
+        self.spread();
+    }
+
+    /// Ends every operation here with the world's first error, and tells the other ranks.
+    fn spread(&mut self) {
+        if self.failed_at.is_some() {
+            return;
+        }
+        self.failed_at = Some(Instant::now());
+        let error = self.error();
+        for channel in self.channels.values_mut() {
+            for (_, exchange) in std::mem::take(&mut channel.exchanges) {
+                if let Some(in_progress) = exchange.in_progress {
+                    in_progress.slot.fail(error.clone());
+                }
+            }
+        }
+        self.mail.fail(&error);
+        self.attribution = None;
+        let (rank, error) = self.shared.failure().expect("the world has failed");
+        let frame = Frame::Failure(*rank, failure_json(*rank, error));
+        self.tell_all(&frame);
+        if self.finishing.is_some() {
+            self.tell_all(&Frame::Bye);
+        }
+    }
+
+    fn tell_all(&mut self, frame: &Frame) {
+        let me = self.shared.rank;
+        self.tell((0..self.shared.size).filter(|rank| *rank != me), frame);
+    }
+
+    /// Sends a frame to these world ranks.
+    pub(super) fn tell(&mut self, ranks: impl Iterator<Item = usize>, frame: &Frame) {
+        let bytes = frame.encode();
+        for rank in ranks {
+            let memory = Memory::Bytes(bytes.clone());
+            match Transfer::send(self.control, rank, 0, memory, DType::U8) {
+                Ok(transfer) => self.outbox.push(transfer),
+                // A failed world may have lost the rank; there is nobody else to tell.
+                Err(_) if self.failed_at.is_some() => {}
+                Err(error) => self.fail(self.shared.rank, error.in_operation("a header".into())),
+            }
+        }
+    }
+
+    fn join(&mut self, join: Join) {
+        let Join { group: id, sequence, signature, input, slot } = join;
+        let channel = &self.channels[&id];
+        let group = channel.group.clone();
+        let header = header(&group, sequence, signature, &input);
+        self.tell(group.others(), &Frame::Header(header.clone()));
+        if self.failed_at.is_some() {
+            return slot.fail(self.error());
+        }
+        let channel = self.channels.get_mut(&id).expect("looked up above");
+        let new = || HeaderExchange::new(group.size(), group.place);
+        let exchange = channel.exchanges.entry(sequence).or_insert_with(new);
+        exchange.headers[group.place] = Some(header);
+        let differing = exchange.differs(&signature).cloned();
+        let missing = exchange.missing();
+        if let Some(other) = differing {
+            self.fail(self.shared.rank, mismatch(&group, &signature, &other));
+            return slot.fail(self.error());
+        }
+        exchange.in_progress = Some(InProgress::new(signature, input, slot));
+        if let Some(place) = missing.into_iter().find(|p| self.departed[group.members[*p]]) {
+            self.lost(group.members[place]);
+        }
+    }
+
+    fn send(&mut self, to: usize, envelope: Envelope, payload: Payload) {
+        let to = self.channels[&envelope.address.group].group.members[to];
+        if payload.is_small() {
+            let inline = Carriage::Inline(payload.bytes().to_vec());
+            return self.tell(std::iter::once(to), &Frame::Envelope(envelope, inline));
+        }
+        let number = self.mail.next_number(to);
+        let frame = Frame::Envelope(envelope, Carriage::Transfer(number));
+        self.tell(std::iter::once(to), &frame);
+        let (memory, kind) = payload.into_memory();
+        match Transfer::send(self.data, to, data_tag(number), memory, kind) {
+            Ok(transfer) => self.outbox.push(transfer),
+            Err(error) => {
+                self.fail(self.shared.rank, error.in_operation(envelope.signature.to_string()));
+            }
+        }
+    }
+
+    /// Looks after everything under way once. Whether anything happened.
+    fn poll(&mut self) -> bool {
+        let mut moved = self.read_frames();
+        moved |= self.poll_outbox();
+        let ids: Vec<u64> = self.channels.keys().copied().collect();
+        for id in ids {
+            moved |= self.poll_channel(id);
+        }
+        match self.mail.poll() {
+            Ok(arrived) => moved |= arrived,
+            Err(error) => self.fail(self.shared.rank, error),
+        }
+        self.poll_attribution();
+        moved
+    }
+
+    fn read_frames(&mut self) -> bool {
+        let mut moved = false;
+        loop {
+            if self.inbox.is_none() {
+                let room = Memory::Bytes(vec![0; FRAME_MAX]);
+                match Transfer::receive(self.control, None, 0, room, DType::U8) {
+                    Ok(inbox) => self.inbox = Some(inbox),
+                    Err(error) => return self.lost_control(error),
+                }
+            }
+            match self.inbox.as_mut().expect("posted above").test() {
+                Ok(false) => return moved,
+                Ok(true) => {}
+                Err(error) => return self.lost_control(error),
+            }
+            let inbox = self.inbox.take().expect("posted above");
+            let (from, len) = inbox.received();
+            let (_, Some(Memory::Bytes(bytes))) = inbox.into_memory() else {
+                unreachable!("a frame is received into bytes")
+            };
+            if let Some(frame) = Frame::decode(&bytes[..len]) {
+                self.receive(from, frame);
+            }
+            moved = true;
+        }
+    }
+
+    fn lost_control(&mut self, error: MpiError) -> bool {
+        self.inbox = None;
+        if self.failed_at.is_none() {
+            self.fail(self.shared.rank, error.in_operation("receiving headers".into()));
+        }
+        false
+    }
+
+    fn receive(&mut self, from: usize, frame: Frame) {
+        match frame {
+            Frame::Failure(rank, json) => self.fail(rank, read_error(rank, &json)),
+            Frame::Bye => self.byes[from] = true,
+            Frame::Ping => self.tell(std::iter::once(from), &Frame::Pong),
+            Frame::Pong => {
+                if let Some(attribution) = &mut self.attribution {
+                    attribution.answered[from] = true;
+                }
+            }
+            Frame::Depart => {
+                self.departed[from] = true;
+                self.lost(from);
+            }
+            _ if self.failed_at.is_some() => {}
+            Frame::Header(header) => self.note(header),
+            Frame::Envelope(envelope, carriage) => {
+                let result = self.mail.deliver(self.data, envelope, carriage);
+                self.settle(result);
+            }
+        }
+    }
+
+    /// Notes that a rank has joined a collective.
+    fn note(&mut self, header: Header) {
+        let Some(channel) = self.channels.get_mut(&header.group) else {
+            return self.early.entry(header.group).or_default().push(header);
+        };
+        let group = channel.group.clone();
+        let new = || HeaderExchange::new(group.size(), header.place);
+        let exchange = channel.exchanges.entry(header.sequence).or_insert_with(new);
+        let mine = exchange.in_progress.as_ref().map(|in_progress| in_progress.signature);
+        exchange.headers[header.place] = Some(header.clone());
+        if let Some(mine) = mine.filter(|mine| *mine != header.signature) {
+            self.fail(self.shared.rank, mismatch(&group, &mine, &header));
+        }
+    }
+
+    /// Fails the world if something waits for world rank `rank`, which has departed.
+    fn lost(&mut self, rank: usize) {
+        let stuck = self.channels.values().find_map(|channel| {
+            let group = &channel.group;
+            let place = group.members.iter().position(|member| *member == rank)?;
+            let waits = |exchange: &&HeaderExchange| exchange.headers[place].is_none();
+            let all_in_progress =
+                channel.exchanges.values().filter(waits).filter_map(|m| m.in_progress.as_ref());
+            // An operation that only this thread still knows has nobody waiting.
+            let in_progress =
+                all_in_progress.into_iter().find(|f| Arc::strong_count(&f.slot) > 1)?;
+            Some((group.name.clone(), in_progress.signature.to_string()))
+        });
+        let stuck = stuck.or_else(|| {
+            Some((self.mail.waits_for(rank)?.name.clone(), Operation::Recv.to_string()))
+        });
+        if let (Some((group, operation)), None) = (stuck, self.failed_at) {
+            self.fail(self.shared.rank, CommError::PeerLost { group, rank, operation });
+        }
+    }
+
+    fn poll_outbox(&mut self) -> bool {
+        let before = self.outbox.len();
+        let mut trouble = None;
+        self.outbox.retain_mut(|transfer| match transfer.test() {
+            Ok(done) => !done,
+            Err(error) => {
+                trouble = Some(error);
+                false
+            }
+        });
+        if let (Some(error), None) = (trouble, self.failed_at) {
+            self.fail(self.shared.rank, error.in_operation("send".into()));
+        }
+        self.outbox.len() != before
+    }
+
+    /// Carries the collectives of one group forward.
+    fn poll_channel(&mut self, id: u64) -> bool {
+        let mut done: Vec<u64> = Vec::new();
+        let mut made: Option<Channel> = None;
+        let mut failure: Option<CommError> = None;
+        let channel = self.channels.get_mut(&id).expect("a known group");
+        let mut exchanges = std::mem::take(&mut channel.exchanges);
+        let mut turn = Turn { first: true, late: true };
+        for (sequence, HeaderExchange { headers, in_progress, .. }) in &mut exchanges {
+            let Some(in_progress) = in_progress else { break };
+            let signature = in_progress.signature;
+            let operation = || format!("{}: {signature}", channel.group.name);
+            match in_progress.advance(channel, headers, turn) {
+                Ok(Progress::Waiting) => {}
+                Ok(Progress::Done(output)) => {
+                    in_progress.slot.put(Ok(output));
+                    done.push(*sequence);
+                }
+                Ok(Progress::Split) => match split(channel, headers) {
+                    Ok(new) => {
+                        in_progress.slot.put(Ok(Output::Group(new.group.clone())));
+                        made = Some(new);
+                        done.push(*sequence);
+                    }
+                    Err(SplitError::Mpi(e)) => failure = Some(e.in_operation(operation())),
+                    Err(SplitError::Comm(e)) => failure = Some(e),
+                },
+                Err(error) => failure = Some(error.in_operation(operation())),
+            }
+            if failure.is_some() || made.is_some() {
+                break;
+            }
+            let done = done.last() == Some(sequence);
+            turn.first &= done || !in_progress.may_post();
+            turn.late &= done || !in_progress.may_be_late();
+        }
+        done.iter().for_each(|sequence| drop(exchanges.remove(sequence)));
+        channel.exchanges = exchanges;
+        if let Some(new) = made {
+            let id = new.group.id;
+            self.channels.insert(id, new);
+            self.early.remove(&id).into_iter().flatten().for_each(|header| self.note(header));
+        }
+        if let Some(error) = failure {
+            self.fail(self.shared.rank, error);
+        }
+        !done.is_empty()
+    }
+
+    /// Whether MPI has been ended in good order. Ends the job where the world has failed.
+    fn is_over(&mut self) -> bool {
+        let Some(since) = self.finishing else {
+            if self.failed_at.is_some_and(|at| at.elapsed() > FAILED_GRACE) {
+                eprintln!("{}; ending the job", self.error());
+                sys::end_job();
+            }
+            return false;
+        };
+        let me = self.shared.rank;
+        if self.failed_at.is_some() {
+            let all = (0..self.shared.size).all(|r| r == me || self.byes[r]);
+            let waited = since.elapsed();
+            if waited > BYE_GRACE || all && waited > 2 * TELL_TIME {
+                sys::end_job();
+            }
+            return false;
+        }
+        if !self.departed.iter().all(|departed| *departed) {
+            if since.elapsed() > self.shared.timeout {
+                let departed = &self.departed;
+                let here: Vec<usize> = (0..departed.len()).filter(|r| !departed[*r]).collect();
+                eprintln!("rank {me}: ranks {here:?} did not end in time; ending the job");
+                sys::end_job();
+            }
+            return false;
+        }
+        self.outbox.is_empty() && self.end()
+    }
+
+    fn end(&mut self) -> bool {
+        if let Some(mut inbox) = self.inbox.take() {
+            let _ = inbox.cancel();
+        }
+        if let Err(error) = sys::finalize() {
+            eprintln!("{}", error.in_operation("ending".into()));
+            std::process::exit(1);
+        }
+        true
+    }
+}
+
+/// The header of a collective; takes a small input along.
+fn header(group: &Group, sequence: u64, signature: Signature, input: &Input) -> Header {
+    let (len, inline) = match input {
+        // The bytes stay: where another rank has more, all go round once more.
+        Input::Bytes(bytes) if bytes.len() <= INLINE_MAX => (bytes.len(), bytes.clone()),
+        Input::Bytes(bytes) => (bytes.len(), Vec::new()),
+        Input::Buffer(payload) if payload.is_small() => {
+            let inline = payload.bytes().to_vec();
+            (inline.len(), inline)
+        }
+        Input::Buffer(_) => (0, Vec::new()),
+    };
+    let brought = Share { len, inline };
+    Header { group: group.id, sequence, place: group.place, signature, brought }
+}
+
+fn mismatch(group: &Group, mine: &Signature, other: &Header) -> CommError {
+    group.mismatch(other.sequence, (group.place, mine), (other.place, other.signature))
+}
+
+/// The error as other ranks read it; one with a text that no frame can hold is cut.
+fn failure_json(rank: usize, error: &CommError) -> Vec<u8> {
+    let json = serde_json::to_vec(error).expect("plain data");
+    if json.len() + 16 <= FRAME_MAX {
+        return json;
+    }
+    let mut reason = error.to_string();
+    if let CommError::Aborted { reason: own, .. } = error {
+        reason.clone_from(own);
+    }
+    let cut = (0..=FRAME_MAX / 4).rev().find(|i| reason.is_char_boundary(*i)).unwrap_or(0);
+    reason.truncate(cut);
+    serde_json::to_vec(&CommError::Aborted { rank, reason }).expect("plain data")
+}

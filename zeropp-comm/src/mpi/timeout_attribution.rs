@@ -1,0 +1,92 @@
+//! Who is to blame for an operation that takes too long.
+//!
+//! Ranks that have not joined are known from their headers. A rank whose process does not even
+//! answer is the likelier cause, wherever it is: those that have not joined may be waiting for it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crossbeam_channel::Sender;
+
+use super::driver::Driver;
+use super::engine::Slot;
+use super::wire::Frame;
+use crate::CommError;
+use crate::progress::{ANSWER_TIME, Awaited};
+
+/// One late operation, and who has answered since.
+pub(super) struct TimeoutAttribution {
+    what: Awaited,
+    slot: Arc<Slot>,
+    /// Who only wants to know the missing ranks.
+    answer: Option<Sender<Vec<usize>>>,
+    deadline: Instant,
+    pub(super) answered: Vec<bool>,
+}
+
+impl Driver {
+    /// Asks all ranks whether they are alive.
+    pub(super) fn open_attribution(
+        &mut self,
+        what: Awaited,
+        slot: Arc<Slot>,
+        answer: Option<Sender<Vec<usize>>>,
+    ) {
+        if slot.is_done() || self.attribution.is_some() {
+            return;
+        }
+        let size = self.shared.size;
+        let mut answered = vec![false; size];
+        answered[self.shared.rank] = true;
+        let deadline = Instant::now() + ANSWER_TIME;
+        self.attribution = Some(TimeoutAttribution { what, slot, answer, deadline, answered });
+        let me = self.shared.rank;
+        self.tell((0..size).filter(|rank| *rank != me), &Frame::Ping);
+    }
+
+    /// Ends the attribution once all have answered or had the time to.
+    pub(super) fn poll_attribution(&mut self) {
+        let Some(attribution) = &self.attribution else { return };
+        let all = attribution.answered.iter().all(|answered| *answered);
+        if !all && Instant::now() < attribution.deadline {
+            return;
+        }
+        let TimeoutAttribution { what, slot, answer, answered, .. } =
+            self.attribution.take().expect("looked at above");
+        if slot.is_done() {
+            return;
+        }
+        let Some((group, missing)) = self.find_late(what, &slot) else { return };
+        let silent: Vec<usize> =
+            (0..answered.len()).filter(|rank| !answered[*rank] && !self.departed[*rank]).collect();
+        let missing = if silent.is_empty() { missing } else { silent };
+        if let Some(answer) = answer {
+            // Who asked may have given up.
+            let _ = answer.send(missing);
+            return;
+        }
+        let (operation, sequence) = (what.operation(), what.sequence());
+        let after_s = self.shared.timeout.as_secs_f64();
+        let error = CommError::Timeout { group, operation, sequence, after_s, missing };
+        self.fail(self.shared.rank, error);
+    }
+
+    /// The name of a late operation's group, and world ranks that have not joined it or sent.
+    fn find_late(&self, what: Awaited, slot: &Arc<Slot>) -> Option<(String, Vec<usize>)> {
+        match what {
+            Awaited::Collective { group, sequence, .. } => {
+                let channel = self.channels.get(&group)?;
+                let exchange = channel.exchanges.get(&sequence)?;
+                exchange.in_progress.as_ref()?;
+                let group = &channel.group;
+                let missing = exchange.missing().iter().map(|p| group.members[*p]).collect();
+                Some((group.name.clone(), missing))
+            }
+            Awaited::Receive(address) => {
+                let (wanted, announced) = self.mail.find(address, slot)?;
+                let missing = if announced { Vec::new() } else { vec![wanted.sender()] };
+                Some((wanted.group.name.clone(), missing))
+            }
+        }
+    }
+}

@@ -1,0 +1,434 @@
+//! The communication thread of a rank: it makes all calls to NCCL, and sends and reads all frames.
+//!
+//! It never waits for the device. What is under way there it looks at now and then, to let go of
+//! buffers, to hear of errors, and to notice what takes too long.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::Receiver;
+
+use super::engine::{Body, Command, Join, News, Output, Received, Shared, Slot, Wanted};
+use super::header_exchange::HeaderExchange;
+use super::lane::{Label, Lane, LaneError, PinnedJobs, Work};
+use super::library::{Nccl, Transfer, UniqueId};
+use super::links::Links;
+use super::mail::{Mail, Message, give};
+use super::timeout_attribution::{Late, TimeoutAttribution};
+use super::wire::{Frame, Header, Route};
+use crate::CommError;
+use crate::progress::{Address, Envelope, Group, read_error};
+use crate::signature::{Operation, Signature};
+use zeropp_core::device::hand_over;
+
+/// Pause while NCCL does something in the background that it reports only when asked.
+const STARTING_PAUSE: Duration = Duration::from_micros(100);
+/// Pause while operations are on the device; a command or a frame ends any pause.
+const FLYING_PAUSE: Duration = Duration::from_millis(1);
+/// Pause otherwise.
+const IDLE_PAUSE: Duration = Duration::from_millis(200);
+/// How long an error that a peer is to blame for is held back for the peer's own word.
+const REMOTE_GRACE: Duration = Duration::from_secs(1);
+/// How long the end of a world may take on the device.
+const END_TIME: Duration = Duration::from_secs(5);
+
+/// The communication thread's side of a group.
+pub(super) struct Channel {
+    pub(super) group: Arc<Group>,
+    /// Collectives that not all ranks have joined, where this rank is the group's first.
+    pub(super) exchanges: BTreeMap<u64, HeaderExchange>,
+    /// Collectives whose result comes in a frame.
+    pub(super) waiting: BTreeMap<u64, (Signature, Arc<Slot>)>,
+    /// Collectives that this rank has called.
+    pub(super) called: u64,
+}
+
+impl Channel {
+    pub(super) fn new(group: Arc<Group>) -> Channel {
+        Channel { group, exchanges: BTreeMap::new(), waiting: BTreeMap::new(), called: 0 }
+    }
+}
+
+/// An error that a peer is to blame for, and may be about to explain better.
+pub(super) struct Suspicion {
+    pub(super) since: Instant,
+    pub(super) error: CommError,
+    /// The world rank that cannot be reached.
+    pub(super) rank: Option<usize>,
+}
+
+/// All state of the communication thread.
+pub(super) struct Driver {
+    pub(super) shared: Arc<Shared>,
+    commands: Receiver<Command>,
+    nccl: Arc<Nccl>,
+    pub(super) links: Links,
+    /// Of each group by its number.
+    pub(super) channels: HashMap<u64, Channel>,
+    /// Frames about groups that this rank is not yet a member of, and who sent them.
+    pub(super) early: HashMap<u64, Vec<(usize, Frame)>>,
+    pub(super) lanes: HashMap<(u64, Route), Lane>,
+    pinned: PinnedJobs,
+    pub(super) mail: Mail,
+    pub(super) departed: Vec<bool>,
+    pub(super) attribution: Option<TimeoutAttribution>,
+    pub(super) suspicion: Option<Suspicion>,
+    pub(super) failed_at: Option<Instant>,
+    finishing: Option<Instant>,
+    finalized: bool,
+}
+
+impl Driver {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        commands: Receiver<Command>,
+        nccl: Arc<Nccl>,
+        links: Links,
+        world: Arc<Group>,
+    ) -> Driver {
+        let size = shared.size;
+        Driver {
+            shared,
+            commands,
+            nccl,
+            links,
+            channels: HashMap::from([(world.id, Channel::new(world))]),
+            early: HashMap::new(),
+            lanes: HashMap::new(),
+            pinned: HashMap::new(),
+            mail: Mail::default(),
+            departed: vec![false; size],
+            attribution: None,
+            suspicion: None,
+            failed_at: None,
+            finishing: None,
+            finalized: false,
+        }
+    }
+
+    /// Makes sure that rank 0 and every other rank hear each other: so everyone is told of a
+    /// failure, and missed when it is gone.
+    ///
+    /// # Errors
+    /// `Unavailable`, naming the ranks that were not heard of in time, or the first failure.
+    pub(super) fn greet(&mut self) -> Result<(), CommError> {
+        let (me, size) = (self.shared.rank, self.shared.size);
+        let timeout = self.shared.engine.start_timeout;
+        let deadline = Instant::now() + timeout;
+        let mut missing: Vec<usize> = if me == 0 { (1..size).collect() } else { vec![0] };
+        let mut later = Vec::new();
+        if me != 0 {
+            self.links.send(0, &Frame::Hello);
+        }
+        while !missing.is_empty() && self.suspicion.is_none() {
+            match self.commands.recv_deadline(deadline) {
+                Ok(Command::Engine(News::Frame(from, Frame::Hello))) => {
+                    missing.retain(|rank| *rank != from);
+                }
+                Ok(Command::Engine(News::Unreachable(rank, why))) => self.unreachable(rank, &why),
+                // Rank 0 greets one after the other: the first are at work already.
+                Ok(command) => later.push(command),
+                Err(_) => break,
+            }
+        }
+        if let Some(Suspicion { error, .. }) = self.suspicion.take() {
+            return Err(error);
+        }
+        if !missing.is_empty() {
+            let s = timeout.as_secs_f64();
+            let reason = format!("ranks {missing:?} were not there after {s} s");
+            return Err(CommError::Unavailable { engine: "nccl".into(), reason });
+        }
+        if me == 0 {
+            (1..size).for_each(|rank| self.links.send(rank, &Frame::Hello));
+        }
+        later.into_iter().for_each(|command| self.handle(command));
+        Ok(())
+    }
+
+    /// Works until the world has ended.
+    pub(super) fn run(mut self) {
+        while !self.is_over() {
+            if let Ok(command) = self.commands.recv_timeout(self.pause()) {
+                self.handle(command);
+                while let Ok(command) = self.commands.try_recv() {
+                    self.handle(command);
+                }
+            }
+            self.advance();
+            self.poll_attribution();
+            self.watch();
+        }
+    }
+
+    fn pause(&self) -> Duration {
+        if self.suspicion.is_none() && self.lanes.values().any(Lane::is_starting) {
+            return STARTING_PAUSE;
+        }
+        let watched = self.attribution.is_some() || self.suspicion.is_some();
+        let ending = self.finishing.is_some();
+        if watched || ending || self.lanes.values().any(Lane::is_flying) {
+            return FLYING_PAUSE;
+        }
+        IDLE_PAUSE
+    }
+
+    fn handle(&mut self, command: Command) {
+        match command {
+            Command::Join(Join { slot, .. }) | Command::Receive(Wanted { slot, .. })
+                if self.failed_at.is_some() =>
+            {
+                slot.fail(self.error());
+            }
+            Command::Join(join) => self.join(join),
+            Command::Send { .. } if self.failed_at.is_some() => {}
+            Command::Send { to, envelope, payload } => self.send(to, envelope, payload),
+            Command::Receive(wanted) => {
+                let from = wanted.sender();
+                let met = self.mail.want(wanted);
+                self.settle(met.map_or(Ok(()), give));
+                if self.departed[from] {
+                    self.lost(from);
+                }
+            }
+            Command::Expired { what, slot } => self.open_attribution(Late::Call(what), Some(slot)),
+            Command::Fail => self.spread(),
+            Command::Depart => {
+                self.departed[self.shared.rank] = true;
+                self.tell_known(&Frame::Depart);
+            }
+            Command::Finish => self.finishing = Some(Instant::now()),
+            Command::Engine(news) => self.hear(news),
+        }
+    }
+
+    fn hear(&mut self, news: News) {
+        match news {
+            News::Pinned(..) if self.failed_at.is_some() => {}
+            News::Pinned(job, pinned) => drop(self.pinned.insert(job, pinned)),
+            News::Frame(from, frame) => self.read(from, frame),
+            News::Lost(from, why) => self.gone(from, why),
+            News::Unreachable(rank, why) => self.unreachable(rank, &why),
+        }
+    }
+
+    /// Reads a frame of world rank `from`.
+    pub(super) fn read(&mut self, from: usize, frame: Frame) {
+        match frame {
+            Frame::Hello => {}
+            Frame::Failure(rank, json) => self.fail(rank, read_error(rank, &json)),
+            Frame::Depart => {
+                self.departed[from] = true;
+                // It left in good order; whether anything misses it is for `lost` to say.
+                self.suspicion.take_if(|suspicion| suspicion.rank == Some(from));
+                self.lost(from);
+            }
+            Frame::Ask(group) => {
+                let (called, begun) = self.progress(group);
+                self.links.send(from, &Frame::Answer(group, called, begun));
+            }
+            Frame::Answer(group, called, begun) => self.answer(from, group, called, begun),
+            _ if self.failed_at.is_some() => {}
+            Frame::Header(Header { group, .. })
+            | Frame::Result(group, ..)
+            | Frame::Id(group, ..)
+            | Frame::Envelope(Envelope { address: Address { group, .. }, .. })
+                if !self.channels.contains_key(&group) =>
+            {
+                self.early.entry(group).or_default().push((from, frame));
+            }
+            Frame::Header(header) => self.note(header),
+            Frame::Result(group, sequence, parts) => self.conclude(group, sequence, parts),
+            Frame::Id(group, route, id) => self.start_lane(group, route, UniqueId(*id)),
+            Frame::Envelope(envelope) => self.take_in(envelope),
+        }
+    }
+
+    /// The lane of a route, made where there is none. Whether it was made now; none where the
+    /// world has failed over it.
+    pub(super) fn lane(&mut self, group: u64, route: Route) -> Option<(&mut Lane, bool)> {
+        let key = (group, route);
+        let fresh = !self.lanes.contains_key(&key);
+        if fresh {
+            match Lane::new(self.shared.engine.accelerator.clone()) {
+                Ok(lane) => drop(self.lanes.insert(key, lane)),
+                Err(text) => {
+                    let error = self.shared.device_error("making a queue", text);
+                    self.fail(self.shared.rank, error);
+                    return None;
+                }
+            }
+        }
+        self.lanes.get_mut(&key).map(|lane| (lane, fresh))
+    }
+
+    /// Makes up the identity of a new communicator and tells it to the others at its ends.
+    pub(super) fn found(&mut self, group: u64, route: Route) {
+        let id = match self.nccl.unique_id() {
+            Ok(id) => id,
+            Err(error) => {
+                return self.fail(self.shared.rank, error.in_operation(self.starting(group)));
+            }
+        };
+        let members = &self.channels[&group].group;
+        let others: Vec<usize> = match route {
+            Route::All => members.others().collect(),
+            Route::Pair { to, .. } => vec![members.members[to]],
+        };
+        for other in others {
+            self.links.send(other, &Frame::id(group, route, &id));
+        }
+        self.start_lane(group, route, id);
+    }
+
+    /// Starts this rank's end of a communicator.
+    fn start_lane(&mut self, group: u64, route: Route, id: UniqueId) {
+        let members = self.channels[&group].group.clone();
+        let ends = match route {
+            Route::All => (members.size(), members.place),
+            Route::Pair { from, .. } => (2, usize::from(from != members.place)),
+        };
+        let nccl = self.nccl.clone();
+        let Some((lane, _)) = self.lane(group, route) else { return };
+        if lane.has_comm() {
+            return;
+        }
+        if let Err(error) = lane.start(&nccl, id, ends) {
+            let operation = self.starting(group);
+            self.fail(self.shared.rank, error.in_operation(operation));
+        }
+    }
+
+    fn starting(&self, group: u64) -> String {
+        format!("{}: starting a communicator", self.channels[&group].group.name)
+    }
+
+    fn send(&mut self, to: usize, envelope: Envelope, body: Body) {
+        let Envelope { address, signature } = envelope;
+        let Address { group, from, tag } = address;
+        let members = self.channels[&group].group.clone();
+        if let Body::Own(tensor) = body {
+            let issued = Arc::new(Slot::default());
+            issued.put(Ok(Output::Buffer(Received::Issued(None))));
+            let met = self.mail.deliver(address, Message { signature, tensor, issued });
+            return self.settle(met.map_or(Ok(()), give));
+        }
+        let route = Route::Pair { from, to };
+        if let Body::Work { job, count } = body {
+            let Some((_, fresh)) = self.lane(group, route) else { return };
+            if fresh {
+                self.found(group, route);
+            }
+            let transfer = Transfer::Send { to: 1 };
+            let operation = format!("{}: {signature}", members.name);
+            self.push((group, route), (job, transfer, count), (operation, tag), Arc::default());
+        }
+        self.links.send(members.members[to], &Frame::Envelope(envelope));
+    }
+
+    /// Makes room for a message that has been announced, and asks NCCL for it.
+    fn take_in(&mut self, Envelope { address, signature }: Envelope) {
+        let Address { group, from, tag } = address;
+        let members = self.channels[&group].group.clone();
+        let Some((kind, len)) = signature.buffer else { return };
+        let tensor = self.shared.engine.accelerator.room(len, kind);
+        let issued = Arc::new(Slot::default());
+        if len == 0 {
+            issued.put(Ok(Output::Buffer(Received::Issued(None))));
+        } else {
+            let job = self.shared.pin(vec![tensor.clone()]);
+            let route = Route::Pair { from, to: members.place };
+            let what = (job, Transfer::Recv { from: 0 }, len * kind.size());
+            let operation = format!("{}: {}", members.name, Operation::Recv);
+            self.push((group, route), what, (operation, tag), issued.clone());
+        }
+        let tensor = hand_over(tensor);
+        let met = self.mail.deliver(address, Message { signature, tensor, issued });
+        self.settle(met.map_or(Ok(()), give));
+    }
+
+    /// Queues an operation on its lane.
+    pub(super) fn push(
+        &mut self,
+        (group, route): (u64, Route),
+        (job, transfer, count): (u64, Transfer, usize),
+        (operation, sequence): (String, u64),
+        slot: Arc<Slot>,
+    ) {
+        let Some((lane, _)) = self.lane(group, route) else { return };
+        let label = Label { operation, sequence };
+        lane.push(Work { job, transfer, count, label, slot });
+    }
+
+    /// Carries all lanes forward.
+    fn advance(&mut self) {
+        if self.failed_at.is_some() {
+            self.lanes.values_mut().for_each(|lane| {
+                lane.drain();
+            });
+            return;
+        }
+        if let Some(Suspicion { since, error, .. }) = &self.suspicion {
+            if since.elapsed() > REMOTE_GRACE {
+                let error = error.clone();
+                self.fail(self.shared.rank, error);
+            }
+            return;
+        }
+        let mut trouble = None;
+        for lane in self.lanes.values_mut() {
+            if let Err(error) = lane.advance(&mut self.pinned) {
+                trouble = Some(error);
+                break;
+            }
+        }
+        match trouble {
+            None => {}
+            Some(LaneError::Nccl(error, operation)) if error.is_remote() => {
+                self.suspect(None, error.in_operation(operation));
+            }
+            Some(LaneError::Nccl(error, operation)) => {
+                self.fail(self.shared.rank, error.in_operation(operation));
+            }
+            Some(LaneError::Device(text, operation)) => {
+                let error = self.shared.device_error(operation, text);
+                self.fail(self.shared.rank, error);
+            }
+        }
+    }
+
+    /// Opens an attribution where an operation has been on the device for too long.
+    fn watch(&mut self) {
+        if self.failed_at.is_some() || self.attribution.is_some() {
+            return;
+        }
+        let timeout = self.shared.timeout;
+        let late = self.lanes.iter().find_map(|((group, route), lane)| {
+            let late = lane.late(timeout)?;
+            Some(Late::InProgress { group: *group, route: *route, late })
+        });
+        if let Some(late) = late {
+            self.open_attribution(late, None);
+        }
+    }
+
+    /// Whether nothing is left to do.
+    fn is_over(&mut self) -> bool {
+        let Some(since) = self.finishing else { return false };
+        let late = since.elapsed() > END_TIME;
+        if self.failed_at.is_some() {
+            return late || self.lanes.values_mut().all(Lane::drain);
+        }
+        if !self.lanes.values().all(Lane::is_idle) {
+            return late && since.elapsed() > self.shared.timeout;
+        }
+        if !self.finalized {
+            self.finalized = true;
+            // What fails to end in good order is aborted below.
+            self.lanes.values().for_each(|lane| drop(lane.finalize()));
+        }
+        self.lanes.retain(|_, lane| !lane.destroy());
+        late || self.lanes.is_empty()
+    }
+}

@@ -1,0 +1,280 @@
+//! One NCCL communicator of this rank with a queue of the device of its own, and the operations on
+//! it: waiting for their buffers, being issued, in_progress.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::accelerator::{Accelerator, DeviceResult, Event, Pinned, RawStream};
+use super::engine::{Output, Received, Slot};
+use super::library::{Comm, Nccl, NcclError, Transfer, UniqueId};
+
+/// An operation that NCCL is to carry out.
+pub(super) struct Work {
+    /// Number under which its buffers are being pinned: what it reads first, what it writes last.
+    pub(super) job: u64,
+    pub(super) transfer: Transfer,
+    pub(super) count: usize,
+    pub(super) label: Label,
+    pub(super) slot: Arc<Slot>,
+}
+
+/// What an error says about an operation.
+#[derive(Clone, Debug)]
+pub(super) struct Label {
+    pub(super) operation: String,
+    /// Its number in the group's sequence, or the tag of a message.
+    pub(super) sequence: u64,
+}
+
+/// An operation on the device.
+struct InProgress {
+    label: Label,
+    /// Buffers stay where they are until the device is done with them.
+    _pinned: Box<dyn std::any::Any + Send>,
+    ready: Event,
+    done: Arc<Event>,
+    issued: Instant,
+    /// When its buffers were seen to be ready: from then on only peers can keep it.
+    begun: Option<Instant>,
+}
+
+/// What goes wrong on a lane.
+pub(super) enum LaneError {
+    Nccl(NcclError, String),
+    Device(String, String),
+}
+
+/// An operation that takes too long.
+pub(super) struct LateOperation {
+    pub(super) label: Label,
+    /// Whether it has begun, so that others are to blame.
+    pub(super) begun: bool,
+}
+
+/// Buffers that are pinned, by the number of their job, until its turn.
+pub(super) type PinnedJobs = HashMap<u64, DeviceResult<Pinned>>;
+
+/// A communicator and its queue. Without a communicator it waits for the identity of one.
+pub(super) struct Lane {
+    accelerator: Arc<dyn Accelerator>,
+    stream: RawStream,
+    comm: Option<Comm>,
+    /// Whether the communicator has been ready once.
+    started: bool,
+    queue: VecDeque<Work>,
+    /// The operation that NCCL is still issuing in the background.
+    issuing: Option<(Work, Pinned)>,
+    in_progress: VecDeque<InProgress>,
+}
+
+impl Lane {
+    pub(super) fn new(accelerator: Arc<dyn Accelerator>) -> DeviceResult<Lane> {
+        let stream = accelerator.stream()?;
+        Ok(Lane {
+            accelerator,
+            stream,
+            comm: None,
+            started: false,
+            queue: VecDeque::new(),
+            issuing: None,
+            in_progress: VecDeque::new(),
+        })
+    }
+
+    /// Starts the communicator.
+    pub(super) fn start(
+        &mut self,
+        nccl: &Arc<Nccl>,
+        id: UniqueId,
+        (size, rank): (usize, usize),
+    ) -> Result<(), NcclError> {
+        self.comm = Some(nccl.start(id, size, rank)?);
+        Ok(())
+    }
+
+    /// Whether the communicator has been started.
+    pub(super) fn has_comm(&self) -> bool {
+        self.comm.is_some()
+    }
+
+    pub(super) fn push(&mut self, work: Work) {
+        self.queue.push_back(work);
+    }
+
+    /// Whether NCCL does something in the background that must be polled.
+    pub(super) fn is_starting(&self) -> bool {
+        self.comm.is_some() && (!self.started || self.issuing.is_some())
+    }
+
+    /// Whether an operation is on the device.
+    pub(super) fn is_flying(&self) -> bool {
+        !self.in_progress.is_empty()
+    }
+
+    /// Whether nothing is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.issuing.is_none() && self.in_progress.is_empty()
+    }
+
+    /// Sequence number of the first operation that has not begun.
+    pub(super) fn first_waiting(&self) -> Option<u64> {
+        let in_progress = self.in_progress.iter().filter(|f| f.begun.is_none()).map(|f| &f.label);
+        let issuing = self.issuing.iter().map(|(work, _)| &work.label);
+        let queued = self.queue.iter().map(|work| &work.label);
+        in_progress.chain(issuing).chain(queued).map(|label| label.sequence).next()
+    }
+
+    /// Carries operations forward as far as they go. Whether anything happened.
+    pub(super) fn advance(&mut self, pinned: &mut PinnedJobs) -> Result<bool, LaneError> {
+        let mut moved = self.finish()?;
+        let Some(comm) = &self.comm else { return Ok(moved) };
+        let busy = !self.started || self.issuing.is_some() || !self.in_progress.is_empty();
+        if busy && !comm.is_ready().map_err(|e| LaneError::Nccl(e, self.doing()))? {
+            return Ok(moved);
+        }
+        self.started = true;
+        if self.issuing.is_some() {
+            self.fly()?;
+            moved = true;
+        }
+        while let Some(work) = self.queue.front() {
+            let Some(pins) = pinned.remove(&work.job) else { break };
+            let operation = &work.label.operation;
+            let pins = pins.map_err(|text| LaneError::Device(text, operation.clone()))?;
+            let work = self.queue.pop_front().expect("looked at above");
+            moved = true;
+            // From here on it is under way: where something fails, `abort` finds it there.
+            let (work, pins) = self.issuing.insert((work, pins));
+            let operation = &work.label.operation;
+            self.accelerator
+                .wait(self.stream, pins.ready)
+                .map_err(|text| LaneError::Device(text, operation.clone()))?;
+            let (first, last) = (pins.addresses.first(), pins.addresses.last());
+            let ends = (*first.expect("a buffer"), *last.expect("a buffer"));
+            let comm = self.comm.as_ref().expect("looked at above");
+            // SAFETY: the stream is this lane's, of the device that the communicator was started
+            // on. The buffers were made for this transfer, and `pins` keeps them there until the
+            // event after the operation.
+            unsafe { comm.issue(work.transfer, ends, work.count, self.stream) }
+                .map_err(|e| LaneError::Nccl(e, operation.clone()))?;
+            if !comm.is_ready().map_err(|e| LaneError::Nccl(e, operation.clone()))? {
+                break;
+            }
+            self.fly()?;
+        }
+        Ok(moved)
+    }
+
+    /// The operation that an error of the communicator most likely belongs to.
+    fn doing(&self) -> String {
+        let in_progress = self.in_progress.front().map(|f| &f.label);
+        let label = in_progress.or(self.issuing.as_ref().map(|(work, _)| &work.label));
+        let label = label.or(self.queue.front().map(|work| &work.label));
+        label.map_or("starting a communicator".into(), |label| label.operation.clone())
+    }
+
+    /// Marks the point after the operation that has been issued, and tells who waits for that.
+    fn fly(&mut self) -> Result<(), LaneError> {
+        let Some((work, _)) = &self.issuing else { return Ok(()) };
+        let raw = self.accelerator.record(self.stream);
+        let raw = raw.map_err(|text| LaneError::Device(text, work.label.operation.clone()))?;
+        let (work, pins) = self.issuing.take().expect("looked at above");
+        let done = Arc::new(Event::new(self.accelerator.clone(), raw));
+        let ready = Event::new(self.accelerator.clone(), pins.ready);
+        self.in_progress.push_back(InProgress {
+            label: work.label,
+            _pinned: pins.keep,
+            ready,
+            done: done.clone(),
+            issued: Instant::now(),
+            begun: None,
+        });
+        work.slot.put(Ok(Output::Buffer(Received::Issued(Some(done)))));
+        Ok(())
+    }
+
+    /// Lets go of operations that are done.
+    fn finish(&mut self) -> Result<bool, LaneError> {
+        let mut moved = false;
+        while let Some(in_progress) = self.in_progress.front_mut() {
+            let trouble = |text| LaneError::Device(text, in_progress.label.operation.clone());
+            if in_progress.begun.is_none() {
+                if !in_progress.ready.is_done().map_err(trouble)? {
+                    break;
+                }
+                in_progress.begun = Some(Instant::now());
+                moved = true;
+            }
+            let trouble = |text| LaneError::Device(text, in_progress.label.operation.clone());
+            if !in_progress.done.is_done().map_err(trouble)? {
+                break;
+            }
+            self.in_progress.pop_front();
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// The first operation on the device that has been there too long. One that has not begun
+    /// waits for this rank's own work, and gets twice the time: whoever waits for it speaks first.
+    pub(super) fn late(&self, timeout: Duration) -> Option<LateOperation> {
+        let in_progress = self.in_progress.front()?;
+        let late = match in_progress.begun {
+            Some(begun) => begun.elapsed() > timeout,
+            None => in_progress.issued.elapsed() > timeout.saturating_mul(2),
+        };
+        late.then(|| LateOperation {
+            label: in_progress.label.clone(),
+            begun: in_progress.begun.is_some(),
+        })
+    }
+
+    /// Ends all operations: those that have not been issued never are, those on the device are
+    /// aborted. Their buffers stay pinned until the device has let go of them.
+    pub(super) fn abort(&mut self, fail: impl Fn(&Slot)) {
+        let waiting = self.queue.drain(..).map(|work| work.slot);
+        waiting.for_each(|slot| fail(&slot));
+        if let Some((work, pins)) = self.issuing.take() {
+            fail(&work.slot);
+            // Whether it is on the device nobody can say: its buffers stay for good.
+            std::mem::forget(pins.keep);
+        }
+        drop(self.comm.take());
+    }
+
+    /// Looks after operations that were aborted. Whether all are gone.
+    pub(super) fn drain(&mut self) -> bool {
+        // A device that reports errors now has reported them to the user already.
+        let done = |f: &InProgress| f.done.is_done().unwrap_or(true);
+        while self.in_progress.front().is_some_and(done) {
+            self.in_progress.pop_front();
+        }
+        self.in_progress.is_empty()
+    }
+
+    /// Starts to end an idle communicator in good order.
+    pub(super) fn finalize(&self) -> Result<(), NcclError> {
+        self.comm.as_ref().map_or(Ok(()), Comm::finalize)
+    }
+
+    /// Frees a finalized communicator. Whether it could be, or is gone.
+    pub(super) fn destroy(&mut self) -> bool {
+        match self.comm.as_ref().map(Comm::is_ready) {
+            Some(Ok(false)) => return false,
+            Some(Ok(true)) => self.comm.take().into_iter().for_each(Comm::destroy),
+            Some(Err(_)) | None => drop(self.comm.take()),
+        }
+        true
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if self.in_progress.is_empty() {
+            return self.accelerator.free_stream(self.stream);
+        }
+        // The device still uses these: better lost than handed to somebody else.
+        self.in_progress.drain(..).for_each(std::mem::forget);
+    }
+}

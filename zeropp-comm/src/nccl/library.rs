@@ -1,0 +1,442 @@
+//! libnccl, found and loaded when the engine starts: nothing of NCCL is needed to build.
+//!
+//! Results are read as plain numbers: a library newer than this code may have more of them.
+
+use std::error::Error;
+use std::ffi::{CStr, OsString, c_char, c_int, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::Arc;
+
+use libloading::Library;
+
+use crate::CommError;
+
+/// Oldest NCCL that will do, as NCCL writes its versions: 2.14 brought communicators whose calls
+/// return at once. With an older one a rank that is late hangs the others inside NCCL, where
+/// nothing can end them.
+const VERSION_MIN: c_int = 21400;
+
+/// The variable that names the library.
+const VARIABLE: &str = "ZEROPP_NCCL_LIB";
+
+/// NCCL's result for a call that goes on in the background.
+const IN_PROGRESS: c_int = 7;
+/// NCCL's result for an error that another process caused.
+const REMOTE_ERROR: c_int = 6;
+/// NCCL's numbers of the element types it is asked for.
+const UINT8: c_int = 1;
+const FLOAT32: c_int = 7;
+/// NCCL's number of the sum.
+const SUM: c_int = 0;
+
+/// Where to look for libnccl.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NcclSearch {
+    /// The only file or name to try, if the user named one.
+    pub only: Option<OsString>,
+    /// Names that the system's loader looks up.
+    pub names: Vec<OsString>,
+    /// Folders of libraries, tried after the names.
+    pub folders: Vec<PathBuf>,
+}
+
+impl NcclSearch {
+    /// `ZEROPP_NCCL_LIB` alone where it is set; else `libnccl.so.2`, `libnccl.so`, and the folder
+    /// of NVIDIA's Python package in the environments and installations of Python there are.
+    pub fn from_env() -> Self {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let prefixes = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(variable);
+        let home = variable("HOME").map(|home| PathBuf::from(home).join(".local"));
+        let installed = ["/usr/local", "/usr"].map(PathBuf::from);
+        let paths = variable("PYTHONPATH").unwrap_or_default();
+        let mut packages: Vec<PathBuf> = std::env::split_paths(&paths).collect();
+        for prefix in prefixes.map(PathBuf::from).chain(home).chain(installed) {
+            packages.extend(python_packages(&prefix));
+        }
+        let folders = packages.into_iter().map(|folder| folder.join("nvidia/nccl/lib"));
+        Self {
+            only: variable(VARIABLE),
+            names: vec!["libnccl.so.2".into(), "libnccl.so".into()],
+            folders: folders.filter(|folder| folder.is_dir()).collect(),
+        }
+    }
+
+    fn candidates(&self) -> Vec<OsString> {
+        if let Some(only) = &self.only {
+            return vec![only.clone()];
+        }
+        let files = self.folders.iter().map(|folder| folder.join("libnccl.so.2").into());
+        self.names.iter().cloned().chain(files).collect()
+    }
+}
+
+/// The folders under `prefix/lib/python3.*` that hold packages.
+fn python_packages(prefix: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(prefix.join("lib")).into_iter().flatten().flatten();
+    let pythons = entries.map(|entry| entry.path()).filter(|path| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3"))
+    });
+    let mut found: Vec<PathBuf> = pythons
+        .flat_map(|python| [python.join("site-packages"), python.join("dist-packages")])
+        .filter(|packages| packages.is_dir())
+        .collect();
+    found.sort();
+    found
+}
+
+/// What NCCL says went wrong in a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NcclError {
+    call: &'static str,
+    code: c_int,
+    text: String,
+}
+
+impl NcclError {
+    /// The error of `operation`.
+    pub(super) fn in_operation(&self, operation: String) -> CommError {
+        CommError::Backend {
+            engine: "nccl".into(),
+            operation,
+            code: i64::from(self.code),
+            text: format!("{}: {}", self.call, self.text),
+        }
+    }
+
+    /// Whether another process is to blame, which may be about to say why.
+    pub(super) fn is_remote(&self) -> bool {
+        self.code == REMOTE_ERROR
+    }
+}
+
+/// What identifies a communicator before it exists.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct UniqueId(pub(super) [u8; 128]);
+
+type RawComm = *mut c_void;
+
+/// The settings of a communicator as NCCL 2.14 knew them; newer versions take the rest as unset.
+#[repr(C)]
+struct Settings {
+    size: usize,
+    magic: u32,
+    version: u32,
+    blocking: c_int,
+    unset: c_int,
+}
+
+macro_rules! functions {
+    ($($field:ident = $name:literal: fn($($arg:ty),*) -> $result:ty;)*) => {
+        struct Functions {
+            $($field: unsafe extern "C" fn($($arg),*) -> $result,)*
+        }
+
+        impl Functions {
+            fn find(library: &Library) -> Result<Functions, String> {
+                Ok(Functions {$(
+                    // SAFETY: the type is NCCL's declaration of the function.
+                    $field: *unsafe { library.get(concat!($name, "\0").as_bytes()) }
+                        .map_err(|_| format!("it has no function {}", $name))?,
+                )*})
+            }
+        }
+    };
+}
+
+functions! {
+    get_unique_id = "ncclGetUniqueId": fn(*mut UniqueId) -> c_int;
+    get_error_string = "ncclGetErrorString": fn(c_int) -> *const c_char;
+    get_last_error = "ncclGetLastError": fn(RawComm) -> *const c_char;
+    init_rank = "ncclCommInitRankConfig":
+        fn(*mut RawComm, c_int, UniqueId, c_int, *mut Settings) -> c_int;
+    async_error = "ncclCommGetAsyncError": fn(RawComm, *mut c_int) -> c_int;
+    finalize = "ncclCommFinalize": fn(RawComm) -> c_int;
+    destroy = "ncclCommDestroy": fn(RawComm) -> c_int;
+    abort = "ncclCommAbort": fn(RawComm) -> c_int;
+    all_gather = "ncclAllGather":
+        fn(*const c_void, *mut c_void, usize, c_int, RawComm, *mut c_void) -> c_int;
+    reduce_scatter = "ncclReduceScatter":
+        fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> c_int;
+    all_reduce = "ncclAllReduce":
+        fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> c_int;
+    broadcast = "ncclBroadcast":
+        fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> c_int;
+    send = "ncclSend": fn(*const c_void, usize, c_int, c_int, RawComm, *mut c_void) -> c_int;
+    recv = "ncclRecv": fn(*mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> c_int;
+}
+
+/// A loaded libnccl.
+pub(super) struct Nccl {
+    functions: Functions,
+    version: c_int,
+}
+
+impl Nccl {
+    /// Loads the first library that `search` finds.
+    ///
+    /// # Errors
+    /// `Unavailable`, with everything that was tried and what the loader said to each; also for a
+    /// library that is too old or lacks a function.
+    pub(super) fn load(search: &NcclSearch) -> Result<Arc<Nccl>, CommError> {
+        let mut tried = Vec::new();
+        for name in search.candidates() {
+            // SAFETY: libnccl's initialisers are as harmless as those of any system library; a
+            // file that the user names is trusted as a program's is.
+            match unsafe { Library::new(&name) } {
+                Ok(library) => return Self::bind(library, &name.to_string_lossy()),
+                Err(error) => {
+                    // The loader's own words are behind the error.
+                    let words = error.source().map_or(error.to_string(), ToString::to_string);
+                    tried.push(format!("{}: {words}", name.to_string_lossy()));
+                }
+            }
+        }
+        let reason = format!(
+            "libnccl was not found ({}); install NCCL, or set {VARIABLE} to its file",
+            tried.join("; ")
+        );
+        Err(unavailable(reason))
+    }
+
+    fn bind(library: Library, name: &str) -> Result<Arc<Nccl>, CommError> {
+        let mut version = 0;
+        // SAFETY: the type is NCCL's declaration of the function, which writes one number.
+        let code = unsafe {
+            library
+                .get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"ncclGetVersion\0")
+                .map(|get_version| get_version(&mut version))
+        };
+        if code.map_err(|_| unavailable(format!("{name} is not NCCL: no ncclGetVersion")))? != 0 {
+            return Err(unavailable(format!("{name} does not tell its version")));
+        }
+        if version < VERSION_MIN {
+            return Err(unavailable(format!(
+                "{name} is NCCL {}, and {} or newer is needed: the calls of older ones can block \
+                 for ever; install a newer one, or set {VARIABLE} to its file",
+                dotted(version),
+                dotted(VERSION_MIN)
+            )));
+        }
+        let functions = Functions::find(&library)
+            .map_err(|why| unavailable(format!("{name} (NCCL {}): {why}", dotted(version))))?;
+        // NCCL's own threads may outlive the engine: its code stays.
+        std::mem::forget(library);
+        Ok(Arc::new(Nccl { functions, version }))
+    }
+
+    /// The library's version, such as 2.27.3.
+    pub(super) fn version(&self) -> String {
+        dotted(self.version)
+    }
+
+    /// A new identity for a communicator.
+    pub(super) fn unique_id(&self) -> Result<UniqueId, NcclError> {
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: NCCL writes one id.
+        let code = unsafe { (self.functions.get_unique_id)(&mut id) };
+        self.check("ncclGetUniqueId", code, ptr::null_mut()).map(|()| id)
+    }
+
+    /// Starts to make this rank's end of a communicator of `size` ranks, on the device of the
+    /// calling thread. It is ready once [`Comm::is_ready`] says so.
+    pub(super) fn start(
+        self: &Arc<Self>,
+        id: UniqueId,
+        size: usize,
+        rank: usize,
+    ) -> Result<Comm, NcclError> {
+        let mut raw = ptr::null_mut();
+        let mut settings = Settings {
+            size: size_of::<Settings>(),
+            magic: 0xcafe_beef,
+            version: VERSION_MIN as u32,
+            blocking: 0,
+            unset: c_int::MIN,
+        };
+        let (size, rank) = (size as c_int, rank as c_int);
+        // SAFETY: NCCL writes a handle, and reads as much of the settings as their size says.
+        let code = unsafe { (self.functions.init_rank)(&mut raw, size, id, rank, &mut settings) };
+        self.check("ncclCommInitRankConfig", code, raw)?;
+        Ok(Comm { nccl: self.clone(), raw })
+    }
+
+    /// An error for every code but those of success and of work in the background.
+    fn check(&self, call: &'static str, code: c_int, comm: RawComm) -> Result<(), NcclError> {
+        if code == 0 || code == IN_PROGRESS {
+            return Ok(());
+        }
+        // SAFETY: both return text of the library, or nothing.
+        let (kind, last) = unsafe {
+            let functions = &self.functions;
+            (text((functions.get_error_string)(code)), text((functions.get_last_error)(comm)))
+        };
+        let text = if last.is_empty() { kind } else { format!("{kind} ({last})") };
+        Err(NcclError { call, code, text })
+    }
+}
+
+/// Which operation NCCL carries out, and what it must know beside addresses and length. Moves
+/// count bytes, sums count `f32` elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Transfer {
+    AllGather,
+    ReduceScatter,
+    AllReduce,
+    Broadcast { root: usize },
+    Send { to: usize },
+    Recv { from: usize },
+}
+
+/// This rank's end of one NCCL communicator. Dropping it aborts what is under way.
+pub(super) struct Comm {
+    nccl: Arc<Nccl>,
+    raw: RawComm,
+}
+
+impl Comm {
+    /// Whether nothing goes on in the background.
+    ///
+    /// # Errors
+    /// What went wrong there, or in an operation under way.
+    pub(super) fn is_ready(&self) -> Result<bool, NcclError> {
+        let mut state = 0;
+        // SAFETY: the handle is alive until `self` is dropped; NCCL writes one number.
+        let code = unsafe { (self.nccl.functions.async_error)(self.raw, &mut state) };
+        self.nccl.check("ncclCommGetAsyncError", code, self.raw)?;
+        self.nccl.check("an operation under way", state, self.raw)?;
+        Ok(state != IN_PROGRESS)
+    }
+
+    /// Queues an operation on `stream`. `count` is per rank: what an all-gather reads, what a
+    /// reduce-scatter writes.
+    ///
+    /// # Safety
+    /// `stream` is alive and of this communicator's device. `source` and `target` are addresses
+    /// there, of as many elements as the operation reads and writes, and stay so until it is done.
+    pub(super) unsafe fn issue(
+        &self,
+        transfer: Transfer,
+        (source, target): (usize, usize),
+        count: usize,
+        stream: usize,
+    ) -> Result<(), NcclError> {
+        let Functions { all_gather, reduce_scatter, all_reduce, broadcast, send, recv, .. } =
+            &self.nccl.functions;
+        let (from, to) = (source as *const c_void, target as *mut c_void);
+        let (comm, stream) = (self.raw, stream as *mut c_void);
+        // SAFETY: the caller's promise; the handle is alive until `self` is dropped.
+        let (call, code) = unsafe {
+            match transfer {
+                Transfer::AllGather => {
+                    ("ncclAllGather", all_gather(from, to, count, UINT8, comm, stream))
+                }
+                Transfer::ReduceScatter => (
+                    "ncclReduceScatter",
+                    reduce_scatter(from, to, count, FLOAT32, SUM, comm, stream),
+                ),
+                Transfer::AllReduce => {
+                    ("ncclAllReduce", all_reduce(from, to, count, FLOAT32, SUM, comm, stream))
+                }
+                Transfer::Broadcast { root } => {
+                    let root = root as c_int;
+                    ("ncclBroadcast", broadcast(from, to, count, UINT8, root, comm, stream))
+                }
+                Transfer::Send { to: peer } => {
+                    ("ncclSend", send(from, count, UINT8, peer as c_int, comm, stream))
+                }
+                Transfer::Recv { from: peer } => {
+                    ("ncclRecv", recv(to, count, UINT8, peer as c_int, comm, stream))
+                }
+            }
+        };
+        self.nccl.check(call, code, self.raw)
+    }
+
+    /// Starts to end a communicator in good order: it is over once [`is_ready`](Self::is_ready).
+    pub(super) fn finalize(&self) -> Result<(), NcclError> {
+        // SAFETY: the handle is alive until `self` is dropped.
+        let code = unsafe { (self.nccl.functions.finalize)(self.raw) };
+        self.nccl.check("ncclCommFinalize", code, self.raw)
+    }
+
+    /// Frees what is left of a communicator that was finalized.
+    pub(super) fn destroy(self) {
+        // SAFETY: the handle is alive, and is not used again.
+        unsafe { (self.nccl.functions.destroy)(self.raw) };
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        // SAFETY: the handle is alive, and is not used again.
+        unsafe { (self.nccl.functions.abort)(self.raw) };
+    }
+}
+
+/// # Safety
+/// `pointer` is null or a text that stays.
+unsafe fn text(pointer: *const c_char) -> String {
+    if pointer.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(pointer) }.to_string_lossy().trim().to_owned()
+}
+
+/// A version in NCCL's notation since 2.9 (2.8 and older wrote thousands).
+fn dotted(version: c_int) -> String {
+    let (major, rest) = if version < 10_000 {
+        (version / 1000, version % 1000)
+    } else {
+        (version / 10_000, version % 10_000)
+    };
+    format!("{major}.{}.{}", rest / 100, rest % 100)
+}
+
+fn unavailable(reason: String) -> CommError {
+    CommError::Unavailable { engine: "nccl".into(), reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_read_as_people_write_them() {
+        assert_eq!(dotted(2708), "2.7.8");
+        assert_eq!(dotted(21400), "2.14.0");
+        assert_eq!(dotted(22703), "2.27.3");
+    }
+
+    #[test]
+    fn everything_tried_is_named_with_the_loader_s_words() {
+        let folder = tempfile::tempdir().unwrap();
+        let search = NcclSearch {
+            names: vec!["libnccl-of-nobody.so".into()],
+            folders: vec![folder.path().into()],
+            ..NcclSearch::default()
+        };
+        let text = Nccl::load(&search).err().unwrap().to_string();
+        let file = folder.path().join("libnccl.so.2");
+        assert!(
+            text.starts_with("engine nccl is not available: libnccl was not found (libnccl-of")
+        );
+        assert_eq!(text.matches("cannot open shared object file").count(), 2, "{text}");
+        assert!(text.contains(&*file.to_string_lossy()), "{text}");
+        let only = NcclSearch { only: Some("/nowhere/libnccl.so".into()), ..search };
+        let text = Nccl::load(&only).err().unwrap().to_string();
+        assert!(text.contains("(/nowhere/libnccl.so: ") && !text.contains("nobody"), "{text}");
+    }
+
+    #[test]
+    fn python_s_packages_are_found_under_a_prefix() {
+        let prefix = tempfile::tempdir().unwrap();
+        let packages = prefix.path().join("lib/python3.11/site-packages");
+        std::fs::create_dir_all(&packages).unwrap();
+        std::fs::create_dir_all(prefix.path().join("lib/perl5/site-packages")).unwrap();
+        assert_eq!(python_packages(prefix.path()), [packages]);
+    }
+}

@@ -1,0 +1,34 @@
+//! Messages between two ranks of a group, matched by sender and tag in order.
+//!
+//! NCCL knows no tags: on one communicator the first message sent is the first received. So a
+//! envelope goes to the receiver as a message is sent, and the receiver takes messages off the
+//! sender's communicator in the order of the envelopes, wanted or not: one that nobody has asked
+//! for yet waits here. Neither side's order of calls can lock the other up.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+
+use super::engine::{NcclEngine, Output, Received, Slot, Wanted};
+use crate::CommResult;
+use crate::progress::Unmatched;
+use crate::signature::Signature;
+
+/// A message that is on its way to this rank, or here.
+pub(super) struct Message {
+    pub(super) signature: Signature,
+    pub(super) tensor: Tensor<1>,
+    /// Complete once NCCL has been asked for it.
+    pub(super) issued: Arc<Slot>,
+}
+
+/// All messages of this rank that are not matched.
+pub(super) type Mail = Unmatched<NcclEngine, Message>;
+
+/// Gives a message to the receive that it has met.
+pub(super) fn give((wanted, message): (Wanted, Message)) -> CommResult<()> {
+    let checked = wanted.check(&message.signature);
+    let given = Output::Buffer(Received::Message(message.tensor, message.issued));
+    wanted.slot.put(checked.clone().map(|()| given));
+    checked
+}

@@ -1,0 +1,181 @@
+//! The NCCL engine: every rank has a GPU, and NCCL moves and sums what is there.
+//!
+//! A rank is a thread of some process: one process a GPU, one a node, or one for all. Each has a
+//! communication thread (`driver`) that makes all of its calls to NCCL, on a queue of its own for
+//! every communicator (`lane`). Operations wait for the work that makes their buffers, and later
+//! work for the operations, by events on the device: no call here waits for the GPU.
+//!
+//! Beside NCCL, ranks send each other small frames (`wire`) over connections of their own
+//! (`links`): NCCL cannot compare what the ranks call, has no tags, and does not say who is
+//! missing. What is small and read by the CPU anyway goes there whole: exchanges, barriers, splits.
+//!
+//! Sums run in NCCL's order, in `f32`: their bits differ from the other engines', by rounding only.
+//! The device is behind [a trait](Accelerator), so that everything else runs and is tested without
+//! a GPU, on a library that stands in for libnccl.
+
+mod accelerator;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+mod driver;
+mod engine;
+mod gpus;
+mod header_exchange;
+mod lane;
+mod library;
+mod links;
+mod mail;
+mod timeout_attribution;
+mod wire;
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
+
+use super::progress::{Group, Liveness, ProgressCommunicator};
+use super::{CommError, CommResult, Communicator};
+use crate::rendezvous::Rendezvous;
+pub use accelerator::{Accelerator, DeviceResult, Event, OnPinned, Pinned, RawEvent, RawStream};
+use driver::Driver;
+use engine::{Command, NcclEngine, Shared};
+pub use gpus::gpus_for;
+use library::Nccl;
+pub use library::NcclSearch;
+use links::Links;
+pub use links::address_towards;
+
+/// How long a world's end may take beyond its timeout.
+const END_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Settings of the NCCL engine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NcclOptions {
+    /// How long one operation may take before the world fails.
+    pub timeout: Duration,
+    /// How long the ranks may take to find each other.
+    pub start_timeout: Duration,
+    /// Name or address under which the other ranks reach this one. With an address it listens
+    /// there only, with a name everywhere.
+    pub host: String,
+    /// Where to look for libnccl.
+    pub search: NcclSearch,
+}
+
+impl Default for NcclOptions {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(300),
+            start_timeout: Duration::from_secs(60),
+            host: Ipv4Addr::LOCALHOST.to_string(),
+            search: NcclSearch::from_env(),
+        }
+    }
+}
+
+/// One rank of a world whose data goes over NCCL.
+pub struct NcclWorld {
+    shared: Arc<Shared>,
+    world: Option<Arc<dyn Communicator>>,
+    version: String,
+    thread: Option<JoinHandle<()>>,
+    ended: Receiver<()>,
+}
+
+impl NcclWorld {
+    /// Makes this rank one of `size` that share `rendezvous`, with its tensors on `accelerator`.
+    /// Blocks until all have called it.
+    ///
+    /// # Errors
+    /// `Unavailable` where libnccl is missing or too old, or ranks do not come in time, named;
+    /// `Backend` with the device's words.
+    pub fn start(
+        options: NcclOptions,
+        rank: usize,
+        size: usize,
+        accelerator: Arc<dyn Accelerator>,
+        rendezvous: &dyn Rendezvous,
+    ) -> CommResult<NcclWorld> {
+        let nccl = Nccl::load(&options.search)?;
+        let (commands, orders) = unbounded();
+        let links = Links::open(&options, (rank, size), rendezvous, commands.clone())?;
+        let engine = NcclEngine::new(accelerator, options.start_timeout);
+        let shared = Arc::new(Shared::new(engine, options.timeout, (rank, size), commands));
+        let group = Group::world(rank, size);
+        let (started, start) = bounded(1);
+        let (end, ended) = bounded::<()>(0);
+        let (own, world, version) = (shared.clone(), group.clone(), nccl.version());
+        let body = move || {
+            let entered = own.engine.accelerator.enter();
+            let entered = entered.map_err(|text| own.device_error("starting", text));
+            let mut driver = Driver::new(own, orders, nccl, links, world);
+            let begun = entered.and_then(|()| driver.greet());
+            let ok = begun.is_ok();
+            let _ = started.send(begun);
+            if ok {
+                driver.run();
+            }
+            drop(end);
+        };
+        let thread = std::thread::Builder::new().name(format!("comm {rank}")).spawn(body);
+        let thread = thread.map_err(|e| CommError::Unavailable {
+            engine: "nccl".into(),
+            reason: format!("no thread can be started ({e})"),
+        })?;
+        start.recv().unwrap_or_else(|_| {
+            Err(shared.device_error("starting", "the communication thread ended".into()))
+        })?;
+        let liveness = Arc::new(Liveness(shared.clone()));
+        let world = Arc::new(ProgressCommunicator::new(group, liveness));
+        Ok(NcclWorld { shared, world: Some(world), version, thread: Some(thread), ended })
+    }
+
+    /// World rank.
+    pub fn rank(&self) -> usize {
+        self.shared.rank
+    }
+
+    /// NCCL's version, such as 2.27.3.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// The rank that failed first, in a world that has failed.
+    pub fn failed_rank(&self) -> Option<usize> {
+        self.shared.failure().map(|(rank, _)| *rank)
+    }
+
+    /// The `world` communicator, once.
+    ///
+    /// # Panics
+    /// Panics the second time.
+    pub fn communicator(&mut self) -> Arc<dyn Communicator> {
+        self.world.take().expect("the world communicator is given away once")
+    }
+
+    /// Ends the rank's part, after its communicators have been dropped: waits for what is on the
+    /// device, and frees NCCL's communicators. In a world that has failed it waits a few seconds
+    /// at most. Dropping does the same.
+    pub fn finish(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        self.world = None;
+        let _ = self.shared.commands.send(Command::Finish);
+        let patience = self.shared.timeout.saturating_add(END_PATIENCE);
+        if self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("rank {}: NCCL does not return; leaving it behind", self.shared.rank);
+            return;
+        }
+        let _ = thread.join();
+    }
+}
+
+impl Drop for NcclWorld {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

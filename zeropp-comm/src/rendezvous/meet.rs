@@ -1,0 +1,87 @@
+//! From settings and launcher to a rendezvous at which all ranks are.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::member::{self, MEMBERS};
+use super::{Address, Local, Member, Rendezvous, RendezvousError, Token, tcp};
+
+/// Where and how to meet.
+#[derive(Clone, Debug)]
+pub struct RendezvousOptions {
+    /// Where rank 0 is. Not needed where one process has all ranks.
+    pub address: Option<Address>,
+    /// The job's secret.
+    pub token: Option<Token>,
+    /// How long all ranks together may take to come.
+    pub start_timeout: Duration,
+    /// How long a process may be silent before it counts as lost.
+    pub silence: Duration,
+    /// Hears on rank 0 of whom the others wait for.
+    pub waiting: Waiting,
+}
+
+/// Hears again and again of who has come to a rendezvous, who was refused and who is missing.
+#[derive(Clone)]
+pub struct Waiting {
+    pub(super) every: Duration,
+    tell: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+impl Waiting {
+    /// Calls `tell` with a line `every` so often.
+    pub fn new(every: Duration, tell: impl Fn(&str) + Send + Sync + 'static) -> Waiting {
+        Waiting { every, tell: Arc::new(tell) }
+    }
+
+    pub(super) fn tell(&self, line: &str) {
+        (self.tell)(line);
+    }
+}
+
+/// Tells nobody.
+impl Default for Waiting {
+    fn default() -> Waiting {
+        Waiting::new(Duration::MAX, |_| ())
+    }
+}
+
+impl fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiting").field("every", &self.every).finish_non_exhaustive()
+    }
+}
+
+/// Brings `me` together with all others of its job: within this process where it has all ranks,
+/// else [over TCP](tcp).
+///
+/// # Errors
+/// Several processes without an address; as [`tcp::open`].
+pub fn open(
+    options: &RendezvousOptions,
+    me: &Member,
+) -> Result<Arc<dyn Rendezvous>, RendezvousError> {
+    if me.ranks == me.world {
+        let local = Local::default();
+        local.put(MEMBERS, &member::list(&[me]))?;
+        return Ok(Arc::new(local));
+    }
+    let Some(address) = options.address.clone() else {
+        return Err(RendezvousError::Unavailable {
+            place: "no address".into(),
+            reason: format!(
+                "this process has {} of {} ranks; name rank 0's machine with rendezvous",
+                me.ranks, me.world
+            ),
+        });
+    };
+    let options = tcp::TcpOptions {
+        address,
+        token: options.token.clone(),
+        start_timeout: options.start_timeout,
+        silence: options.silence,
+        waiting: options.waiting.clone(),
+    };
+    tcp::open(&options, me)
+}

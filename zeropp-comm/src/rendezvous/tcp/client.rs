@@ -1,0 +1,282 @@
+//! The side of all other processes: one connection to rank 0's.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, bounded};
+use parking_lot::{Condvar, Mutex};
+
+use super::super::board::{Board, check_size};
+use super::super::member::MEMBERS;
+use super::super::{Member, Rendezvous, RendezvousError, Token};
+use super::handshake::{self, HandshakeError, Keys};
+use super::link::Link;
+use super::message::Message;
+use super::{HANDSHAKE_TIME, TcpOptions, check_token, spawn};
+
+/// A pause before the host is tried again.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+/// Longest time one attempt to connect may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// What the host may need beyond its own patience to say who is missing.
+const NEWS_TIME: Duration = Duration::from_secs(5);
+/// How long leaving waits until the host has heard of it.
+const LEAVE_TIME: Duration = Duration::from_secs(1);
+
+/// A connection to the store of the job.
+pub(super) struct Client {
+    shared: Arc<Shared>,
+    ended: Receiver<()>,
+}
+
+struct Shared {
+    link: Link,
+    /// What this process knows of the host's values.
+    board: Board,
+    talk: Mutex<Talk>,
+    changed: Condvar,
+    silence: Duration,
+    place: String,
+}
+
+#[derive(Default)]
+struct Talk {
+    /// Names that were asked for, and whether the host has answered.
+    asked: HashMap<String, bool>,
+    /// What was put, and the host's answers.
+    puts: HashMap<u32, Option<Message>>,
+    next_id: u32,
+    down: bool,
+}
+
+impl Client {
+    /// Joins the job, and waits until all its ranks are there.
+    pub(super) fn open(options: &TcpOptions, me: &Member) -> Result<Client, RendezvousError> {
+        let (stream, keys, left) = connect(options, me)?;
+        let place = options.address.to_string();
+        let broken = |e: io::Error| RendezvousError::Unavailable {
+            place: options.address.to_string(),
+            reason: format!("the connection cannot be used ({e})"),
+        };
+        let link = Link::new(stream, keys.to_host, options.silence).map_err(broken)?;
+        let shared = Arc::new(Shared {
+            link,
+            board: Board::default(),
+            talk: Mutex::new(Talk::default()),
+            changed: Condvar::new(),
+            silence: options.silence,
+            place,
+        });
+        let (end, ended) = bounded(0);
+        let own = shared.clone();
+        let read = move || {
+            own.listen(keys.to_client);
+            drop::<crossbeam_channel::Sender<()>>(end);
+        };
+        spawn("rendezvous", read).map_err(broken)?;
+        let client = Client { shared, ended };
+        match client.get(MEMBERS, left + NEWS_TIME) {
+            Ok(_) => Ok(client),
+            Err(RendezvousError::Timeout { after_s, .. }) => Err(RendezvousError::Unavailable {
+                place: client.shared.place.clone(),
+                reason: format!("rank 0 does not say within {after_s} s whether all are there"),
+            }),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Finds the host, which may not have started yet, and introduces `me`.
+fn connect(
+    options: &TcpOptions,
+    me: &Member,
+) -> Result<(TcpStream, Keys, Duration), RendezvousError> {
+    let place = options.address.to_string();
+    let key = Token::key(options.token.as_ref());
+    let deadline = Instant::now() + options.start_timeout;
+    let refused = |reason: &dyn ToString, help: &str| {
+        let reason = format!("{}{help}", reason.to_string());
+        Err(RendezvousError::Refused { place: place.clone(), reason })
+    };
+    loop {
+        let problem = match dial(options)? {
+            Ok(stream) => match handshake::greet(&stream, &key, me, HANDSHAKE_TIME) {
+                Ok((keys, left)) => return Ok((stream, keys, left)),
+                Err(HandshakeError::Refused(reason)) => return refused(&reason, ""),
+                Err(e @ HandshakeError::Token) => {
+                    return refused(&e, "; use rank 0's ZEROPP_TOKEN or token-file on all nodes");
+                }
+                Err(e @ HandshakeError::Version(_)) => {
+                    return refused(&e, "; use the same build on all nodes");
+                }
+                Err(e @ HandshakeError::Foreign) => {
+                    return refused(&e, "; another program has this port, so use another one");
+                }
+                Err(e) => e.to_string(),
+            },
+            Err(problem) => problem,
+        };
+        if Instant::now() >= deadline {
+            let after_s = options.start_timeout.as_secs_f64().round();
+            let reason = format!(
+                "rank 0 cannot be reached within {after_s} s: {problem}; is its process started, \
+                 on the machine of this name, and may this one connect to the port?"
+            );
+            return Err(RendezvousError::Unavailable { place, reason });
+        }
+        std::thread::sleep(RETRY_PAUSE);
+    }
+}
+
+/// One attempt at every address of the host. What fails for now is the inner error.
+fn dial(options: &TcpOptions) -> Result<Result<TcpStream, String>, RendezvousError> {
+    let addresses = match options.address.resolve() {
+        Ok(addresses) => addresses,
+        Err(e) => return Ok(Err(format!("the host is not found ({e})"))),
+    };
+    check_token(options, &addresses)?;
+    let mut problem = String::new();
+    for address in addresses {
+        match dial_one(&address) {
+            Ok(stream) => return Ok(Ok(stream)),
+            Err(e) => problem = format!("{address}: {e}"),
+        }
+    }
+    Ok(Err(problem))
+}
+
+fn dial_one(address: &SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(address, CONNECT_TIMEOUT)?;
+    // A port of one's own may have been given to this very socket: then nobody listens there.
+    if stream.local_addr()? == stream.peer_addr()? {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+impl Shared {
+    /// Reads until the connection ends.
+    fn listen(&self, open: [u8; 32]) {
+        let mut over = None;
+        let end = self.link.read_all(open, |message| {
+            match message {
+                Message::Beat => return true,
+                Message::Value { key, value } => {
+                    // Names are set once, so there is no other value to be in its way.
+                    let _ = self.board.put(&key, &value);
+                    self.talk.lock().asked.insert(key, true);
+                }
+                Message::Absent { key } => {
+                    self.talk.lock().asked.insert(key, true);
+                }
+                Message::Stored { id } | Message::Taken { id } | Message::Full { id, .. } => {
+                    let mut talk = self.talk.lock();
+                    if let Some(answer) = talk.puts.get_mut(&id) {
+                        *answer = Some(message);
+                    }
+                }
+                Message::Bye => {
+                    over = Some("the process of rank 0 has ended");
+                    return false;
+                }
+                news @ (Message::Lost { .. } | Message::Missing { .. }) => {
+                    self.board.end(news.into_error(&self.place).expect("these two are errors"));
+                }
+                _ => return false,
+            }
+            self.changed.notify_all();
+            true
+        });
+        self.link.close();
+        self.board.end(match over {
+            Some(reason) => self.unavailable(reason),
+            None => RendezvousError::Lost {
+                ranks: "rank 0".into(),
+                host: self.place.clone(),
+                how: end.unwrap_or_else(|| "it sent nonsense".into()),
+            },
+        });
+        self.talk.lock().down = true;
+        self.changed.notify_all();
+    }
+
+    fn unavailable(&self, reason: &str) -> RendezvousError {
+        RendezvousError::Unavailable { place: self.place.clone(), reason: reason.into() }
+    }
+
+    /// Why nothing is to be had from the host.
+    fn why_down(&self) -> RendezvousError {
+        self.board.over().unwrap_or_else(|| self.unavailable("the connection is down"))
+    }
+}
+
+impl Rendezvous for Client {
+    fn put(&self, key: &str, value: &[u8]) -> Result<(), RendezvousError> {
+        check_size(key, value)?;
+        let shared = &self.shared;
+        let mut talk = shared.talk.lock();
+        let id = talk.next_id;
+        talk.next_id = id.wrapping_add(1);
+        talk.puts.insert(id, None);
+        drop(talk);
+        let message = Message::Put { id, key: key.into(), value: value.into() };
+        let sent = shared.link.send(&message);
+        let deadline = Instant::now() + shared.silence;
+        let mut talk = shared.talk.lock();
+        while sent.is_ok() && talk.puts[&id].is_none() && !talk.down {
+            if shared.changed.wait_until(&mut talk, deadline).timed_out() {
+                break;
+            }
+        }
+        let answer = talk.puts.remove(&id).expect("inserted above");
+        drop(talk);
+        match answer {
+            Some(Message::Stored { .. }) => shared.board.put(key, value).map(drop),
+            Some(Message::Taken { .. }) => Err(RendezvousError::Taken { key: key.into() }),
+            Some(Message::Full { problem, .. }) => {
+                Err(RendezvousError::TooMuch { key: key.into(), problem })
+            }
+            _ => Err(shared.why_down()),
+        }
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, RendezvousError> {
+        let shared = &self.shared;
+        if let Some(value) = shared.board.look(key) {
+            return Ok(value);
+        }
+        check_size(key, b"")?;
+        let first = !shared.talk.lock().asked.contains_key(key);
+        if first {
+            shared.talk.lock().asked.entry(key.into()).or_insert(false);
+            // Where it cannot be sent the reader ends, and with it the waiting below.
+            let _ = shared.link.send(&Message::Watch { key: key.into() });
+        }
+        if timeout.is_zero() {
+            let deadline = Instant::now() + shared.silence;
+            let mut talk = shared.talk.lock();
+            while !talk.asked[key] && !talk.down {
+                if shared.changed.wait_until(&mut talk, deadline).timed_out() {
+                    break;
+                }
+            }
+        }
+        shared.board.get(key, timeout)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // Where the host is gone there is nobody to say goodbye to.
+        if self.shared.link.send(&Message::Bye).is_ok() {
+            // Closing at once could overtake the goodbye: the host hangs up when it has read it.
+            self.shared.link.close_writing();
+            let _ = self.ended.recv_timeout(LEAVE_TIME);
+        }
+        self.shared.link.close();
+    }
+}

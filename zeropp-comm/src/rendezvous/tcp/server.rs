@@ -1,0 +1,471 @@
+//! The side of rank 0: keeps the values, lets clients in, notices who is gone.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::super::board::{Board, KEYS_MAX};
+use super::super::member::{self, MEMBERS};
+use super::super::{Member, Rendezvous, RendezvousError, Token, ranks_in_words};
+use super::handshake::{self, Caller, HandshakeError};
+use super::link::Link;
+use super::message::Message;
+use super::{HANDSHAKE_TIME, TcpOptions, spawn};
+
+/// Most connections that may be in their handshake at once.
+pub(super) const AT_DOOR_MAX: usize = 256;
+/// How long the end waits for clients that have not said goodbye.
+const LINGER: Duration = Duration::from_secs(2);
+/// Of how many processes that have come it tells.
+const TOLD_MAX: usize = 8;
+/// How many of those that were refused are told of.
+const REFUSED_MAX: usize = 4;
+/// A pause before accepting again, where the system has no room for a connection.
+const NO_ROOM_PAUSE: Duration = Duration::from_millis(50);
+
+/// The store of a job, in the process of rank 0.
+pub(super) struct Server {
+    shared: Arc<Shared>,
+    accepting: Option<JoinHandle<()>>,
+    wake: SocketAddr,
+}
+
+struct Shared {
+    board: Board,
+    state: Mutex<State>,
+    /// A client has left.
+    left: Condvar,
+    key: [u8; 32],
+    silence: Duration,
+    deadline: Instant,
+    closing: AtomicBool,
+}
+
+struct State {
+    /// All that were let in, by their first rank; rank 0's own process too.
+    members: BTreeMap<usize, Entry>,
+    /// Who waits for a name.
+    watchers: HashMap<String, Vec<usize>>,
+    at_door: usize,
+    refused: Vec<String>,
+}
+
+struct Entry {
+    member: Member,
+    liveness: Liveness,
+}
+
+enum Liveness {
+    /// Rank 0's own process.
+    Here,
+    /// Let in, and about to be connected.
+    Entering,
+    Connected(Arc<Link>),
+    Gone,
+}
+
+impl Server {
+    /// Listens, and waits until all ranks of the job are here.
+    pub(super) fn open(
+        listener: TcpListener,
+        options: &TcpOptions,
+        me: &Member,
+    ) -> Result<Server, RendezvousError> {
+        let host = Server::listen(listener, options, me)?;
+        host.wait_for_all(options)?;
+        Ok(host)
+    }
+
+    fn listen(
+        listener: TcpListener,
+        options: &TcpOptions,
+        me: &Member,
+    ) -> Result<Server, RendezvousError> {
+        let unavailable = |e: std::io::Error| RendezvousError::Unavailable {
+            place: options.address.to_string(),
+            reason: format!("cannot be served ({e})"),
+        };
+        let mut wake = listener.local_addr().map_err(unavailable)?;
+        if wake.ip().is_unspecified() {
+            wake.set_ip(match wake.ip() {
+                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        let entry = Entry { member: me.clone(), liveness: Liveness::Here };
+        let state = State {
+            members: [(0, entry)].into(),
+            watchers: HashMap::new(),
+            at_door: 0,
+            refused: Vec::new(),
+        };
+        let shared = Arc::new(Shared {
+            board: Board::default(),
+            state: Mutex::new(state),
+            left: Condvar::new(),
+            key: Token::key(options.token.as_ref()),
+            silence: options.silence,
+            deadline: Instant::now() + options.start_timeout,
+            closing: AtomicBool::new(false),
+        });
+        shared.check_complete();
+        let own = shared.clone();
+        let accepting = spawn("rendezvous", move || accept_all(&listener, &own));
+        let accepting = Some(accepting.map_err(unavailable)?);
+        Ok(Server { shared, accepting, wake })
+    }
+
+    fn wait_for_all(&self, options: &TcpOptions) -> Result<(), RendezvousError> {
+        let begin = Instant::now();
+        loop {
+            let left = self.shared.deadline.saturating_duration_since(Instant::now());
+            match self.shared.board.get(MEMBERS, left.min(options.waiting.every)) {
+                Err(RendezvousError::Timeout { .. }) if left.is_zero() => break,
+                Err(RendezvousError::Timeout { .. }) => {
+                    options.waiting.tell(&self.shared.waiting(begin.elapsed(), options));
+                }
+                result => return result.map(drop),
+            }
+        }
+        let news = self.shared.missing(options.start_timeout);
+        self.shared.tell_all(&news);
+        let error = news.into_error(&options.address.to_string()).expect("it is an error");
+        self.shared.board.end(error.clone());
+        Err(error)
+    }
+}
+
+impl Rendezvous for Server {
+    fn put(&self, key: &str, value: &[u8]) -> Result<(), RendezvousError> {
+        self.shared.put(key, value)
+    }
+
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, RendezvousError> {
+        self.shared.board.get(key, timeout)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.shared.board.over().is_none() {
+            let deadline = Instant::now() + LINGER;
+            let mut state = self.shared.state.lock();
+            let connected = |s: &State| s.members.values().any(Entry::is_connected);
+            while connected(&state)
+                && !self.shared.left.wait_until(&mut state, deadline).timed_out()
+            {}
+        }
+        self.shared.closing.store(true, Ordering::SeqCst);
+        self.shared.tell_all(&Message::Bye);
+        for link in self.shared.links() {
+            link.close();
+        }
+        // Accepting has no other end. Where it cannot be woken it ends with the process.
+        if TcpStream::connect_timeout(&self.wake, Duration::from_secs(1)).is_ok()
+            && let Some(thread) = self.accepting.take()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Entry {
+    fn is_connected(&self) -> bool {
+        matches!(self.liveness, Liveness::Connected(_))
+    }
+
+    fn has(&self, rank: usize) -> bool {
+        (self.member.first_rank..self.member.first_rank + self.member.ranks).contains(&rank)
+    }
+}
+
+fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
+    loop {
+        let accepted = listener.accept();
+        if shared.closing.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok((stream, from)) = accepted else {
+            std::thread::sleep(NO_ROOM_PAUSE);
+            continue;
+        };
+        let mut state = shared.state.lock();
+        if state.at_door >= AT_DOOR_MAX {
+            drop(state);
+            handshake::send_away(&stream);
+            continue;
+        }
+        state.at_door += 1;
+        drop(state);
+        let own = shared.clone();
+        if spawn("rendezvous client", move || own.serve(stream, from.ip())).is_err() {
+            shared.state.lock().at_door -= 1;
+            std::thread::sleep(NO_ROOM_PAUSE);
+        }
+    }
+}
+
+impl Shared {
+    /// A connection from its handshake to its end.
+    fn serve(self: Arc<Self>, stream: TcpStream, from: IpAddr) {
+        let entered = self.let_in(&stream);
+        self.state.lock().at_door -= 1;
+        let (rank, open, link) = match entered {
+            Ok((rank, keys)) => match Link::new(stream, keys.to_client, self.silence) {
+                Ok(link) => (rank, keys.to_host, Arc::new(link)),
+                Err(e) => return self.lose(rank, &format!("its connection broke ({e})")),
+            },
+            Err(error) => {
+                let mut state = self.state.lock();
+                if state.refused.len() < REFUSED_MAX {
+                    // The help after the first part is for the client.
+                    let reason = error.to_string();
+                    let reason = reason.split(';').next().unwrap_or_default();
+                    state.refused.push(format!("{}: {reason}", from.to_canonical()));
+                }
+                return;
+            }
+        };
+        let connected = Liveness::Connected(link.clone());
+        self.state.lock().members.get_mut(&rank).expect("was let in").liveness = connected;
+        self.check_complete();
+        if let Some(news) = self.board.over().and_then(news_of) {
+            // It came in while the others were being told; where it is gone, reading says so.
+            let _ = link.send(&news);
+        }
+        let mut said_bye = false;
+        let end = link.read_all(open, |message| match message {
+            Message::Beat => true,
+            Message::Put { id, key, value } => {
+                let answer = match self.put(&key, &value) {
+                    Ok(()) => Message::Stored { id },
+                    Err(RendezvousError::Taken { .. }) => Message::Taken { id },
+                    Err(error) => Message::Full { id, problem: error.to_string() },
+                };
+                link.send(&answer).is_ok()
+            }
+            Message::Watch { key } => {
+                self.watch(rank, &key).is_some_and(|answer| link.send(&answer).is_ok())
+            }
+            Message::Bye => {
+                said_bye = true;
+                false
+            }
+            // The host's own words, or nonsense.
+            _ => false,
+        });
+        link.close();
+        if said_bye && self.board.look(MEMBERS).is_some() {
+            self.state.lock().members.get_mut(&rank).expect("was let in").liveness = Liveness::Gone;
+            self.left.notify_all();
+        } else {
+            let how = if said_bye { "it left before all ranks were here" } else { "it broke off" };
+            self.lose(rank, &end.unwrap_or_else(|| how.into()));
+        }
+    }
+
+    /// The handshake; the first rank of who came, and the keys.
+    fn let_in(&self, stream: &TcpStream) -> Result<(usize, handshake::Keys), HandshakeError> {
+        stream.set_nodelay(true)?;
+        let caller = handshake::receive(stream, &self.key, HANDSHAKE_TIME)?;
+        let rank = caller.member.first_rank;
+        if let Err(reason) = self.admit(&caller) {
+            caller.refuse(&reason)?;
+            return Err(HandshakeError::Refused(reason));
+        }
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        match caller.welcome(left) {
+            Ok(keys) => Ok((rank, keys)),
+            Err(error) => {
+                self.lose(rank, &error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives the caller its place, or says why it cannot have it.
+    fn admit(&self, caller: &Caller) -> Result<(), String> {
+        let new = &caller.member;
+        let mut state = self.state.lock();
+        let me = &state.members[&0].member;
+        if new.job != me.job {
+            return Err(format!(
+                "job {:?} uses this place, and this process belongs to job {:?}; use another port \
+                 for one of them",
+                me.job, new.job
+            ));
+        }
+        if (&new.plan, new.world) != (&me.plan, me.world) {
+            return Err(format!(
+                "rank 0 was started for {} ({} ranks), this process for {} ({} ranks); use the \
+                 same settings on all nodes, or another port if these are two jobs",
+                me.plan, me.world, new.plan, new.world
+            ));
+        }
+        let end = new.first_rank.checked_add(new.ranks);
+        if new.ranks == 0 || end.is_none_or(|end| end > me.world) {
+            let Member { first_rank, ranks, world, .. } = new;
+            return Err(format!(
+                "{ranks} ranks from {first_rank} on are not among the {world} of the job; use \
+                 node-ranks below the number of nodes"
+            ));
+        }
+        let end = new.first_rank + new.ranks;
+        let taken = (new.first_rank..end)
+            .find_map(|rank| Some((rank, state.members.values().find(|e| e.has(rank))?)));
+        if let Some((rank, Entry { member, .. })) = taken {
+            return Err(format!(
+                "rank {rank} is taken by process {} on {}; give every node a node-rank of its own, \
+                 or use another port if these are two jobs",
+                member.pid, member.host
+            ));
+        }
+        let entry = Entry { member: new.clone(), liveness: Liveness::Entering };
+        state.members.insert(new.first_rank, entry);
+        Ok(())
+    }
+
+    /// Once all ranks are here, everyone is told who they are.
+    fn check_complete(&self) {
+        let state = self.state.lock();
+        let entered = |e: &&Entry| !matches!(e.liveness, Liveness::Entering);
+        let members: Vec<_> =
+            state.members.values().filter(entered).map(|e| e.member.clone()).collect();
+        drop(state);
+        let here: usize = members.iter().map(|m| m.ranks).sum();
+        if here == members[0].world && self.board.over().is_none() {
+            let list = member::list(&members.iter().collect::<Vec<_>>());
+            // Where several threads see that all are here, one list is as good as another.
+            let _ = self.put(MEMBERS, &list);
+        }
+    }
+
+    fn put(&self, key: &str, value: &[u8]) -> Result<(), RendezvousError> {
+        if !self.board.put(key, value)? {
+            return Ok(());
+        }
+        let mut state = self.state.lock();
+        let watchers = state.watchers.remove(key).unwrap_or_default();
+        let links: Vec<_> = watchers.iter().filter_map(|rank| state.link(*rank)).collect();
+        drop(state);
+        let news = Message::Value { key: key.into(), value: value.into() };
+        for link in links {
+            // A client that cannot be reached is noticed where it is read from.
+            let _ = link.send(&news);
+        }
+        Ok(())
+    }
+
+    /// What a client is told that asks for `key`; `None` where it has asked for too many.
+    fn watch(&self, rank: usize, key: &str) -> Option<Message> {
+        // Held from looking to noting, so that a value set in between is not missed.
+        let mut state = self.state.lock();
+        if let Some(value) = self.board.look(key) {
+            return Some(Message::Value { key: key.into(), value });
+        }
+        if state.watchers.len() >= KEYS_MAX && !state.watchers.contains_key(key) {
+            return None;
+        }
+        let watchers = state.watchers.entry(key.into()).or_default();
+        if !watchers.contains(&rank) {
+            watchers.push(rank);
+        }
+        Some(Message::Absent { key: key.into() })
+    }
+
+    /// A process is gone: everyone is told.
+    fn lose(&self, rank: usize, how: &str) {
+        let mut state = self.state.lock();
+        let entry = state.members.get_mut(&rank).expect("was let in");
+        entry.liveness = Liveness::Gone;
+        let (ranks, host) = (entry.member.ranks_in_words(), entry.member.host.clone());
+        drop(state);
+        self.left.notify_all();
+        if self.closing.load(Ordering::SeqCst) {
+            return;
+        }
+        let error = RendezvousError::Lost { ranks, host, how: how.into() };
+        self.board.end(error.clone());
+        if let Some(news) = news_of(error) {
+            self.tell_all(&news);
+        }
+    }
+
+    fn links(&self) -> Vec<Arc<Link>> {
+        let state = self.state.lock();
+        state.members.keys().filter_map(|rank| state.link(*rank)).collect()
+    }
+
+    fn tell_all(&self, news: &Message) {
+        for link in self.links() {
+            // As in `put`.
+            let _ = link.send(news);
+        }
+    }
+
+    /// Who is waited for, who has come and who was refused, in a line.
+    fn waiting(&self, since: Duration, options: &TcpOptions) -> String {
+        let state = self.state.lock();
+        let world = state.members[&0].member.world;
+        let here = |rank: &usize| state.members.values().any(|entry| entry.has(*rank));
+        let missing = ranks_in_words((0..world).filter(|rank| !here(rank)));
+        let came =
+            |entry: &Entry| format!("{} on {}", entry.member.ranks_in_words(), entry.member.host);
+        let came: Vec<String> = state.members.values().take(TOLD_MAX).map(came).collect();
+        let more = state.members.len().saturating_sub(TOLD_MAX);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let refused = match state.refused.is_empty() {
+            true => String::new(),
+            false => format!("; refused: {}", state.refused.join("; ")),
+        };
+        format!(
+            "waiting for {missing} of {world} at {} ({:.0} of {:.0} s); here: {}{more}{refused}",
+            options.address,
+            since.as_secs_f64(),
+            options.start_timeout.as_secs_f64(),
+            came.join(", ")
+        )
+    }
+
+    /// Who is not here, and why perhaps.
+    fn missing(&self, after: Duration) -> Message {
+        let state = self.state.lock();
+        let world = state.members[&0].member.world;
+        let here = |rank: &usize| state.members.values().any(|entry| entry.has(*rank));
+        let missing = ranks_in_words((0..world).filter(|rank| !here(rank)));
+        let there = state.members.values().take(8).map(|e| e.member.host.as_str());
+        let mut hosts: Vec<&str> = there.collect();
+        hosts.dedup();
+        let mut more = format!(" (of {world}; processes came from {})", hosts.join(", "));
+        if !state.refused.is_empty() {
+            more.push_str(&format!("; refused: {}", state.refused.join("; ")));
+        }
+        more.push_str("; start them, see that they reach this place, or raise start-timeout-s");
+        Message::Missing { missing, after_s: after.as_secs_f64().round() as u64, more }
+    }
+}
+
+impl State {
+    fn link(&self, rank: usize) -> Option<Arc<Link>> {
+        match &self.members.get(&rank)?.liveness {
+            Liveness::Connected(link) => Some(link.clone()),
+            _ => None,
+        }
+    }
+}
+
+/// How clients are told of an error.
+fn news_of(error: RendezvousError) -> Option<Message> {
+    match error {
+        RendezvousError::Lost { ranks, host, how } => Some(Message::Lost { ranks, host, how }),
+        RendezvousError::Missing { missing, after_s, more, .. } => {
+            Some(Message::Missing { missing, after_s, more })
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,97 @@
+//! One collective under way: what every rank brought, and what each will get.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use parking_lot::Mutex;
+
+use super::group::Group;
+use super::result_slots::ResultSlots;
+use crate::signature::{Operation, Signature};
+use zeropp_core::device::{take_over, take_to_read};
+
+/// What a rank brings.
+pub(crate) enum Input {
+    /// A flat buffer.
+    Buffer(Tensor<1>),
+    /// Small data.
+    Bytes(Vec<u8>),
+    /// Name, color and key of the wanted sub-group.
+    Split(String, usize, usize),
+    /// Itself.
+    Nothing,
+}
+
+/// What a rank gets.
+pub(crate) enum Output {
+    /// A flat buffer.
+    Buffer(Tensor<1>),
+    /// Everyone's small data.
+    Bytes(Vec<Vec<u8>>),
+    /// The sub-group, and the rank's place in it.
+    Group(Arc<Group>, usize),
+    /// What an engine that is built on this one makes of the group's ranks.
+    Own(Box<dyn Any + Send>),
+    /// That all are here.
+    Nothing,
+}
+
+/// What turns the output of `operation`, a collective on buffers, into a rank's result on the
+/// rank's own thread.
+pub(crate) fn opened(operation: Operation) -> fn(Output) -> Tensor<1> {
+    fn buffer(output: Output) -> Tensor<1> {
+        match output {
+            Output::Buffer(tensor) => tensor,
+            _ => unreachable!("a collective on buffers gives buffers"),
+        }
+    }
+    match operation {
+        // All ranks share what was gathered.
+        Operation::AllGather => |output| take_to_read(buffer(output)),
+        _ => |output| take_over(buffer(output)),
+    }
+}
+
+/// The barrier point of one collective. The rank that arrives last takes all inputs away.
+pub(crate) struct RankBarrier {
+    pub(crate) sequence: u64,
+    pub(crate) signature: Signature,
+    /// Place in the group of the rank that came first: the one others are compared with.
+    pub(super) opener: usize,
+    pub(crate) slots: ResultSlots<Output>,
+    arrivals: Mutex<Arrivals>,
+}
+
+struct Arrivals {
+    inputs: Vec<Option<Input>>,
+    here: Vec<bool>,
+}
+
+impl RankBarrier {
+    pub(super) fn new(sequence: u64, signature: Signature, opener: usize, size: usize) -> Self {
+        let inputs = (0..size).map(|_| None).collect();
+        Self {
+            sequence,
+            signature,
+            opener,
+            slots: ResultSlots::new(size),
+            arrivals: Mutex::new(Arrivals { inputs, here: vec![false; size] }),
+        }
+    }
+
+    /// Leaves `input` at `place`; returns all inputs in rank order to the last to arrive.
+    pub(super) fn arrive(&self, place: usize, input: Input) -> Option<Vec<Input>> {
+        let mut arrivals = self.arrivals.lock();
+        arrivals.here[place] = true;
+        arrivals.inputs[place] = Some(input);
+        let all = arrivals.here.iter().all(|&here| here);
+        all.then(|| arrivals.inputs.drain(..).flatten().collect())
+    }
+
+    /// Places that have not arrived.
+    pub(crate) fn missing(&self) -> Vec<usize> {
+        let arrivals = self.arrivals.lock();
+        (0..arrivals.here.len()).filter(|&place| !arrivals.here[place]).collect()
+    }
+}

@@ -1,0 +1,232 @@
+//! What happens once all ranks have arrived: who does the work, and who gets which result.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::iter::repeat_n;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use parking_lot::Mutex;
+
+use super::barrier::{Input, Output, RankBarrier};
+use super::group::{Group, buffers_of};
+use crate::CommError;
+use crate::kernels;
+use crate::signature::Operation;
+use zeropp_core::device::hand_over;
+
+/// Bytes that are worth a worker of their own.
+const BYTES_A_JOB: usize = 1 << 20;
+
+/// Carries out a collective: small things here, on the last rank's thread, where handing them
+/// over would take longer; copies and sums of large buffers on the workers.
+pub(super) fn start(group: &Arc<Group>, barrier: &Arc<RankBarrier>, inputs: Vec<Input>) {
+    match barrier.signature.operation {
+        Operation::Barrier => deliver(group, barrier, inputs.iter().map(|_| Output::Nothing)),
+        Operation::Exchange => exchange(group, barrier, inputs),
+        Operation::Split => split(group, barrier, inputs),
+        Operation::Broadcast => broadcast(group, barrier, buffers_of(inputs)),
+        Operation::AllGather | Operation::AllReduce | Operation::ReduceScatter => {
+            compute(group, barrier, buffers_of(inputs));
+        }
+        Operation::Send | Operation::Recv => unreachable!("not a collective"),
+    }
+}
+
+/// Gives every rank its result, in rank order.
+fn deliver(group: &Group, barrier: &RankBarrier, outputs: impl IntoIterator<Item = Output>) {
+    barrier.slots.put(outputs);
+    group.finish(barrier);
+}
+
+fn exchange(group: &Group, barrier: &RankBarrier, inputs: Vec<Input>) {
+    let bytes = |input| match input {
+        Input::Bytes(bytes) => bytes,
+        _ => unreachable!("signatures are equal, so every rank passed bytes"),
+    };
+    let all: Vec<Vec<u8>> = inputs.into_iter().map(bytes).collect();
+    deliver(group, barrier, (0..all.len()).map(|_| Output::Bytes(all.clone())));
+}
+
+fn broadcast(group: &Group, barrier: &RankBarrier, buffers: Vec<Tensor<1>>) {
+    let root = barrier.signature.root.expect("a broadcast names its root");
+    let sent = &buffers[root];
+    let received = |own: &Tensor<1>| hand_over(kernels::on(&own.device(), sent));
+    let outputs: Vec<Tensor<1>> = buffers.iter().map(received).collect();
+    drop(buffers);
+    deliver(group, barrier, outputs.into_iter().map(Output::Buffer));
+}
+
+/// Makes one group of each color; ranks are ordered by key, then by their order in this group.
+fn split(group: &Arc<Group>, barrier: &RankBarrier, inputs: Vec<Input>) {
+    let mut colors: BTreeMap<usize, Vec<(usize, usize, String)>> = BTreeMap::new();
+    for (place, input) in inputs.into_iter().enumerate() {
+        let Input::Split(name, color, key) = input else {
+            unreachable!("signatures are equal, so every rank passed a color");
+        };
+        colors.entry(color).or_default().push((key, place, name));
+    }
+    let mut outputs: Vec<Option<Output>> = (0..group.size()).map(|_| None).collect();
+    for (_, mut ranks) in colors {
+        ranks.sort();
+        let (_, first, name) = ranks[0].clone();
+        if let Some((_, other, theirs)) = ranks.iter().find(|rank| rank.2 != name) {
+            return names_differ(group, barrier, (*other, theirs), (first, &name));
+        }
+        let places: Vec<usize> = ranks.iter().map(|&(_, place, _)| place).collect();
+        let part = Group::new(group.world.clone(), name, group.world_ranks(&places));
+        for (index, &place) in places.iter().enumerate() {
+            outputs[place] = Some(Output::Group(part.clone(), index));
+        }
+    }
+    deliver(group, barrier, outputs.into_iter().flatten());
+}
+
+/// Fails the world: two ranks of one color disagree about its name.
+fn names_differ(
+    group: &Group,
+    barrier: &RankBarrier,
+    (place, mine): (usize, &str),
+    (peer, theirs): (usize, &str),
+) {
+    let error = CommError::Mismatch {
+        group: group.name.clone(),
+        sequence: barrier.sequence,
+        rank: group.members[place],
+        mine: format!("{} into {mine}", barrier.signature),
+        peer: group.members[peer],
+        theirs: format!("{} into {theirs}", barrier.signature),
+    };
+    group.world.fail(group.members[place], error);
+}
+
+/// Cuts the work into jobs, one of which may serve several ranks.
+fn compute(group: &Arc<Group>, barrier: &Arc<RankBarrier>, inputs: Vec<Tensor<1>>) {
+    let bytes: usize = inputs.iter().map(|t| t.dims()[0] * t.dtype().size()).sum();
+    let workers = &group.world.workers;
+    let inline = bytes <= group.world.options.inline_bytes || workers.count() == 0;
+    let size = inputs.len();
+    let parts = match barrier.signature.operation {
+        Operation::ReduceScatter if !inline => {
+            (bytes / BYTES_A_JOB).clamp(1, size.min(workers.count()))
+        }
+        _ => 1,
+    };
+    let outputs = Mutex::new(vec![None; size]);
+    let work = Work { group: group.clone(), barrier: barrier.clone(), inputs, outputs };
+    // `repeat_n` gives its own reference away with the last job: only jobs own the work.
+    for (part, work) in repeat_n(Arc::new(work), parts).enumerate() {
+        let places = part * size / parts..(part + 1) * size / parts;
+        if inline {
+            work.run(places);
+        } else {
+            workers.submit(Box::new(move || work.run(places)));
+        }
+    }
+}
+
+/// The inputs of one collective, and its results until they are complete.
+struct Work {
+    group: Arc<Group>,
+    barrier: Arc<RankBarrier>,
+    inputs: Vec<Tensor<1>>,
+    outputs: Mutex<Vec<Option<Tensor<1>>>>,
+}
+
+impl Work {
+    /// Makes the results of the ranks at `places`. A panic fails the world: nobody waits for a
+    /// result that will not come.
+    fn run(self: Arc<Self>, places: Range<usize>) {
+        let first = places.start;
+        match catch_unwind(AssertUnwindSafe(|| self.make(places))) {
+            Ok(()) => {
+                // The last job to end finds itself the only owner.
+                if let Some(work) = Arc::into_inner(self) {
+                    work.complete();
+                }
+            }
+            Err(panic) => {
+                fail_with_panic(&self.group, &self.barrier, first, &*panic);
+            }
+        }
+    }
+
+    fn make(&self, places: Range<usize>) {
+        let buffers = &self.group.buffers;
+        let made = match self.barrier.signature.operation {
+            Operation::AllGather => kernels::all_gather(buffers, &self.inputs),
+            Operation::AllReduce => kernels::all_reduce(buffers, &self.inputs),
+            _ => places
+                .clone()
+                .map(|place| kernels::reduce_part(buffers, &self.inputs, place))
+                .collect(),
+        };
+        let mut outputs = self.outputs.lock();
+        for (place, tensor) in places.zip(made) {
+            outputs[place] = Some(tensor);
+        }
+    }
+
+    /// Gives every rank its result. The inputs go first: a rank that has its result finds its
+    /// own buffer unshared again, so that it can write there in place.
+    fn complete(self) {
+        drop(self.inputs);
+        let outputs = self.outputs.into_inner().into_iter().flatten();
+        deliver(&self.group, &self.barrier, outputs.map(Output::Buffer));
+    }
+}
+
+/// Fails the world: what the rank at `place` asked for has panicked.
+pub(crate) fn fail_with_panic(
+    group: &Group,
+    barrier: &RankBarrier,
+    place: usize,
+    panic: &(dyn Any + Send),
+) {
+    let error = CommError::Backend {
+        engine: "threads".into(),
+        operation: format!("{}: {}", group.name, barrier.signature),
+        code: 0,
+        text: panic_text(panic),
+    };
+    group.world.fail(group.members[place], error);
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+
+    use super::*;
+    use crate::signature::Signature;
+    use crate::threads::ThreadsOptions;
+    use crate::threads::result_slots::Wait;
+    use crate::threads::world::World;
+    use zeropp_core::cpu_tensor::from_vec;
+
+    #[test]
+    fn a_panic_on_a_worker_fails_the_world() {
+        let options = ThreadsOptions { inline_bytes: 0, ..ThreadsOptions::default() };
+        let world = Arc::new(World::new(0, 2, options));
+        let group = Group::new(world.clone(), "world".into(), vec![0, 1]);
+        let signature = Signature::with(Operation::AllReduce, DType::F32, 4);
+        // The second length is not what the signature says.
+        let join = |place, len| {
+            let input = Input::Buffer(from_vec(vec![0.0; len], [len]));
+            group.join(place, 0, signature, input).unwrap()
+        };
+        let barrier = join(0, 4);
+        join(1, 2);
+        let Wait::Failed(error) = barrier.slots.wait(0, 0, &world) else {
+            panic!("the wait ends with the failure");
+        };
+        let text = error.to_string();
+        assert!(text.starts_with("threads error 0 in world: all_reduce of 4 f32: "), "{text}");
+    }
+}

@@ -1,0 +1,143 @@
+//! Messages between two ranks of a group, matched by sender, receiver and tag in order.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use burn::tensor::{DType, Tensor};
+
+use super::group::Group;
+use super::result_slots::ResultSlots;
+use crate::signature::{Operation, Signature};
+use crate::{CommError, CommResult};
+
+/// Sender and receiver (places in the group), and the tag.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Address {
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) tag: u64,
+}
+
+/// All messages of one group that are not matched yet.
+#[derive(Default)]
+pub(super) struct Mail {
+    lanes: HashMap<Address, Lane>,
+}
+
+/// Messages of one address: never both kinds at once.
+#[derive(Default)]
+struct Lane {
+    sent: VecDeque<Tensor<1>>,
+    wanted: VecDeque<Arc<Receive>>,
+}
+
+/// A receive that waits for its message.
+pub(super) struct Receive {
+    pub(super) address: Address,
+    expected: (DType, usize),
+    pub(super) slot: ResultSlots<Tensor<1>>,
+}
+
+/// What a receive found.
+pub(super) enum Found {
+    /// Its message was there.
+    Message(Tensor<1>),
+    /// It waits.
+    Waiting(Arc<Receive>),
+}
+
+impl Mail {
+    /// Wakes every waiting receiver.
+    pub(super) fn wake_all(&self) {
+        for receive in self.lanes.values().flat_map(|lane| &lane.wanted) {
+            receive.slot.wake_all();
+        }
+    }
+
+    /// Whether someone waits for a message from the rank at `from`.
+    pub(super) fn waits_for(&self, from: usize) -> bool {
+        let lanes = self.lanes.iter().filter(|(address, _)| address.from == from);
+        // A receive that only the lane holds has nobody waiting.
+        lanes.flat_map(|(_, lane)| &lane.wanted).any(|receive| Arc::strong_count(receive) > 1)
+    }
+
+    /// Gives `message` to the receive that has waited longest, or keeps it for one to come.
+    fn post(&mut self, address: Address, message: Tensor<1>) -> Option<(Arc<Receive>, Tensor<1>)> {
+        let lane = self.lanes.entry(address).or_default();
+        let Some(receive) = lane.wanted.pop_front() else {
+            lane.sent.push_back(message);
+            return None;
+        };
+        self.forget_empty(address);
+        Some((receive, message))
+    }
+
+    /// Takes the oldest message, or waits for one.
+    fn want(&mut self, address: Address, expected: (DType, usize)) -> Found {
+        let lane = self.lanes.entry(address).or_default();
+        if let Some(message) = lane.sent.pop_front() {
+            self.forget_empty(address);
+            return Found::Message(message);
+        }
+        let receive = Arc::new(Receive { address, expected, slot: ResultSlots::new(1) });
+        lane.wanted.push_back(receive.clone());
+        Found::Waiting(receive)
+    }
+
+    fn forget_empty(&mut self, address: Address) {
+        if self.lanes.get(&address).is_some_and(|l| l.sent.is_empty() && l.wanted.is_empty()) {
+            self.lanes.remove(&address);
+        }
+    }
+}
+
+/// Sends `message`: the tensor is handed over, nothing is copied.
+pub(super) fn send(group: &Group, address: Address, message: Tensor<1>) -> CommResult<()> {
+    let matched = group.mail.lock().post(address, message);
+    if let Some((receive, message)) = matched {
+        if let Err(error) = check(group, address, receive.expected, &message) {
+            // It is in no lane any more, so the world's failure did not wake it.
+            receive.slot.wake_all();
+            return Err(error);
+        }
+        receive.slot.put([message]);
+    }
+    Ok(())
+}
+
+/// Receives a message of `expected` type and length.
+pub(super) fn recv(group: &Group, address: Address, expected: (DType, usize)) -> CommResult<Found> {
+    let found = group.mail.lock().want(address, expected);
+    match &found {
+        Found::Message(message) => check(group, address, expected, message)?,
+        Found::Waiting(_) => {
+            let sender = group.members[address.from];
+            if group.world.has_departed(sender) {
+                return group.lost(address.to, sender, Operation::Recv.to_string());
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Fails the world where the receiver did not expect what the sender sent.
+fn check(
+    group: &Group,
+    address: Address,
+    (dtype, len): (DType, usize),
+    message: &Tensor<1>,
+) -> CommResult<()> {
+    let sent = Signature::of(Operation::Send, message);
+    if sent.buffer == Some((dtype, len)) {
+        return Ok(());
+    }
+    let error = CommError::Mismatch {
+        group: group.name.clone(),
+        sequence: address.tag,
+        rank: group.members[address.to],
+        mine: Signature::with(Operation::Recv, dtype, len).to_string(),
+        peer: group.members[address.from],
+        theirs: sent.to_string(),
+    };
+    group.fail(address.to, error)
+}

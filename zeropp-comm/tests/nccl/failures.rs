@@ -1,0 +1,318 @@
+//! What happens when a rank is late, wrong or gone.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use zeropp_comm::CommError;
+use zeropp_comm::rendezvous::RendezvousError;
+
+use super::*;
+
+/// NCCL's result codes.
+const INTERNAL: i32 = 3;
+const REMOTE: i32 = 6;
+
+fn floats_of(len: usize) -> Tensor<1> {
+    tensor(&vec![1.0; len], DType::F32)
+}
+
+/// The first error that a rank which goes on working gets.
+fn until_it_fails(all: &Group) -> CommError {
+    let start = Instant::now();
+    loop {
+        if let Err(error) = all.all_reduce(floats_of(100)).wait() {
+            return error;
+        }
+        if let Err(error) = all.barrier() {
+            return error;
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "nothing fails");
+    }
+}
+
+/// Keeps a communicator until the world has failed.
+fn until_told(all: &Group) -> CommError {
+    let start = Instant::now();
+    loop {
+        // An operation that is complete at once where the world is well.
+        let alone = all.send(all.rank(), 9, floats_of(1)).wait();
+        let taken = alone.and_then(|()| all.recv(all.rank(), 9, 1, DType::F32).wait());
+        if let Err(error) = taken {
+            return error;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(start.elapsed() < Duration::from_secs(30), "nobody tells");
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_join_is_named() {
+    let errors = on_ranks(3, impatient(), |all, _| {
+        all.all_reduce(floats_of(10)).wait().unwrap();
+        if all.rank() == 1 { until_told(&all) } else { until_it_fails(&all) }
+    });
+    let told = |error: &CommError| match error {
+        CommError::Timeout { missing, sequence, group, after_s, operation } => {
+            assert_eq!((group.as_str(), *sequence, *after_s), ("world", 1, 1.0), "{error}");
+            assert_eq!(operation, "all_reduce of 100 f32");
+            missing.clone()
+        }
+        other => panic!("{other}"),
+    };
+    // One of the two sees it first; the others hear of it.
+    let first = errors.iter().find(|e| matches!(e, CommError::Timeout { .. })).expect("a timeout");
+    assert_eq!(told(first), [1]);
+    for error in &errors {
+        assert!(error.to_string().contains("missing ranks [1]"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_whose_device_is_busy_for_ever_is_named() {
+    let errors = on_ranks(2, impatient(), |all, device| {
+        all.all_reduce(floats_of(10)).wait().unwrap();
+        if all.rank() == 1 {
+            device.late_us.store(4_000_000, Ordering::Relaxed);
+        }
+        let result = all.all_reduce(floats_of(10)).wait();
+        result.expect_err("rank 1 does not begin in time")
+    });
+    for error in &errors {
+        assert!(error.to_string().contains("#1 timed out after 1 s; missing ranks [1]"), "{error}");
+    }
+}
+
+#[test]
+fn a_message_that_nobody_sends_is_told() {
+    let errors = on_ranks(2, impatient(), |all, _| match all.rank() {
+        0 => all.recv(1, 5, 10, DType::F32).wait().unwrap_err(),
+        _ => until_told(&all),
+    });
+    assert_eq!(errors[0].to_string(), "world: recv #5 timed out after 1 s; missing ranks [1]");
+    assert!(matches!(&errors[1], CommError::Aborted { rank: 0, .. }), "{}", errors[1]);
+}
+
+#[test]
+fn an_exchange_that_a_rank_does_not_join_is_told() {
+    let errors = on_ranks(3, impatient(), |all, _| match all.rank() {
+        // The first rank of the group, which would send the result.
+        0 => until_told(&all),
+        _ => all.exchange(vec![1]).wait().unwrap_err(),
+    });
+    let found = errors.iter().any(
+        |e| matches!(e, CommError::Timeout { missing, sequence: 0, .. } if missing.contains(&0)),
+    );
+    assert!(found, "{errors:?}");
+}
+
+#[test]
+fn different_calls_are_told_though_nccl_hangs() {
+    let start = Instant::now();
+    let errors = on_ranks(2, patient(), |all, _| match all.rank() {
+        0 => all.all_reduce(floats_of(10)).wait().unwrap_err(),
+        _ => all.all_reduce(floats_of(11)).wait().unwrap_err(),
+    });
+    assert!(start.elapsed() < Duration::from_secs(20), "long before the timeout");
+    assert_eq!(errors[0], errors[1]);
+    let CommError::Mismatch { group, sequence: 0, .. } = &errors[0] else {
+        panic!("{}", errors[0])
+    };
+    assert_eq!(group, "world");
+    let text = errors[0].to_string();
+    assert!(
+        text.contains("all_reduce of 10 f32") && text.contains("all_reduce of 11 f32"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_message_of_another_length_is_told() {
+    let errors = on_ranks(2, patient(), |all, _| {
+        if all.rank() == 0 {
+            all.send(1, 4, floats_of(10)).wait().unwrap();
+            return until_told(&all);
+        }
+        all.recv(0, 4, 12, DType::F32).wait().unwrap_err()
+    });
+    let text =
+        "world: rank 1 called recv of 12 f32 as operation #4, but rank 0 called send of 10 f32";
+    assert_eq!(errors[1].to_string(), text);
+    assert_eq!(errors[0], errors[1]);
+}
+
+#[test]
+fn an_error_that_nccl_finds_later_ends_all_ranks() {
+    let errors = on_ranks(3, patient(), |all, device| {
+        all.all_reduce(floats_of(10)).wait().unwrap();
+        all.barrier().unwrap();
+        if all.rank() == 2 {
+            device.fail.store(INTERNAL, Ordering::Relaxed);
+        }
+        until_it_fails(&all)
+    });
+    let text = "nccl error 3 in world: all_reduce of 100 f32: an operation under way: internal \
+                error (the pretended library's last words)";
+    for error in &errors {
+        assert_eq!(error.to_string(), text);
+    }
+}
+
+#[test]
+fn a_peer_s_own_word_comes_before_nccl_s_guess() {
+    let errors = on_ranks(2, patient(), |all, device| {
+        all.all_reduce(floats_of(10)).wait().unwrap();
+        if all.rank() == 0 {
+            device.fail.store(REMOTE, Ordering::Relaxed);
+            return until_it_fails(&all);
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        all.abort("the loss is not finite");
+        until_told(&all)
+    });
+    let aborted = CommError::Aborted { rank: 1, reason: "the loss is not finite".into() };
+    assert_eq!(errors, [aborted.clone(), aborted]);
+}
+
+#[test]
+fn nccl_s_guess_is_told_where_the_peer_says_nothing() {
+    let errors = on_ranks(2, patient(), |all, device| {
+        all.all_reduce(floats_of(10)).wait().unwrap();
+        if all.rank() == 0 {
+            device.fail.store(REMOTE, Ordering::Relaxed);
+            return until_it_fails(&all);
+        }
+        until_told(&all)
+    });
+    let is_remote = |e: &CommError| matches!(e, CommError::Backend { code: 6, .. });
+    assert!(errors.iter().all(is_remote), "{errors:?}");
+}
+
+#[test]
+fn buffers_that_cannot_be_pinned_are_told() {
+    let errors = on_ranks(2, patient(), |all, device| {
+        device.broken.store(all.rank() == 0, Ordering::Relaxed);
+        all.all_gather(floats_of(3)).wait().unwrap_err()
+    });
+    for error in &errors {
+        let text = error.to_string();
+        assert!(text.ends_with("all_gather of 3 f32: the memory has gone"), "{text}");
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_named_and_nothing_waits_for_it() {
+    let start = Instant::now();
+    let errors = on_ranks(3, patient(), |all, _| {
+        all.barrier().unwrap();
+        if all.rank() == 2 {
+            return None;
+        }
+        Some(all.exchange(vec![]).wait().unwrap_err())
+    });
+    assert!(start.elapsed() < Duration::from_secs(20), "long before the timeout");
+    for error in errors.iter().flatten() {
+        assert!(matches!(error, CommError::PeerLost { rank: 2, .. }), "{error}");
+    }
+}
+
+#[test]
+fn an_abort_ends_what_is_on_the_device() {
+    let errors = on_ranks(2, patient(), |all, _| {
+        all.all_reduce(floats_of(10)).wait().unwrap();
+        if all.rank() == 1 {
+            std::thread::sleep(Duration::from_millis(50));
+            all.abort("enough");
+            all.abort("and again");
+            return until_told(&all);
+        }
+        // Begun, and waiting for its peer on the device.
+        all.all_gather(floats_of(100_000)).wait().unwrap_err()
+    });
+    let aborted = CommError::Aborted { rank: 1, reason: "enough".into() };
+    assert_eq!(errors, [aborted.clone(), aborted]);
+}
+
+#[test]
+fn calls_that_cannot_be_carried_out_are_told() {
+    let errors = on_ranks(2, patient(), |all, _| match all.rank() {
+        0 => all.reduce_scatter(floats_of(5)).wait().unwrap_err(),
+        _ => until_told(&all),
+    });
+    let text = "world: rank 0 called reduce_scatter with 5 elements, which 2 ranks cannot share \
+                equally; pad to 6";
+    assert_eq!(errors[0].to_string(), text);
+    assert_eq!(errors[1], CommError::Aborted { rank: 0, reason: text.into() });
+}
+
+#[test]
+fn ranks_that_do_not_come_are_named() {
+    let options = NcclOptions { start_timeout: Duration::from_millis(200), ..patient() };
+    let started = rank(options, (1, 4), &Local::default(), Arc::new(Host::new()), |_, _| ());
+    let text = "engine nccl is not available: ranks [0, 2, 3] were not there after 0.2 s";
+    assert_eq!(started.unwrap_err().to_string(), text);
+}
+
+/// A rendezvous that another job has used.
+struct Used(Local);
+
+impl Rendezvous for Used {
+    fn put(&self, key: &str, _: &[u8]) -> Result<(), RendezvousError> {
+        Err(RendezvousError::Taken { key: key.into() })
+    }
+    fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, RendezvousError> {
+        self.0.get(key, timeout)
+    }
+}
+
+#[test]
+fn the_rendezvous_own_words_are_told() {
+    let used = Used(Local::default());
+    let started = rank(patient(), (0, 2), &used, Arc::new(Host::new()), |_, _| ());
+    assert!(started.unwrap_err().to_string().contains("nccl/secret is set already"));
+}
+
+#[test]
+fn strangers_are_refused_and_do_no_harm() {
+    let rendezvous = Local::default();
+    let (rendezvous, stranger) = (&rendezvous, &std::sync::Barrier::new(3));
+    std::thread::scope(|scope| {
+        for place in 0..2 {
+            scope.spawn(move || {
+                let device = Arc::new(Host::new());
+                rank(patient(), (place, 2), rendezvous, device, |all, _| {
+                    all.barrier().unwrap();
+                    stranger.wait();
+                    stranger.wait();
+                    check_sum(&all);
+                })
+                .unwrap();
+            });
+        }
+        stranger.wait();
+        let address = rendezvous.get("nccl/address/1", Duration::ZERO).unwrap();
+        let address = String::from_utf8(address).unwrap();
+        let mut streams: Vec<_> = (0..8).map(|_| TcpStream::connect(&address).unwrap()).collect();
+        for (i, stream) in streams.iter_mut().enumerate() {
+            // The right words and rank 0's name, but without the secret; or nonsense; or nothing.
+            let mut hello = b"zeropp 1".to_vec();
+            hello.extend(0u32.to_le_bytes());
+            hello.extend(vec![i as u8; 48]);
+            hello.truncate(hello.len() * (i % 4) / 3);
+            stream.write_all(&hello).unwrap();
+        }
+        for (i, stream) in streams.iter_mut().enumerate().filter(|(i, _)| i % 4 == 3) {
+            let mut answer = Vec::new();
+            stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            let _ = stream.read_to_end(&mut answer);
+            assert_eq!(answer.len(), 16, "stranger {i} gets a number and no proof");
+        }
+        stranger.wait();
+    });
+}
+
+fn check_sum(all: &Group) {
+    let sum = all.all_reduce(floats_of(7)).wait().unwrap();
+    assert_eq!(floats(sum), [2.0; 7]);
+}

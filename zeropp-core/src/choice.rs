@@ -1,0 +1,101 @@
+//! Settings that are one of a few words.
+
+/// Defines an enum that is spelled the same in a file, in a flag and in a message.
+///
+/// Crates that use it depend on serde.
+#[macro_export]
+macro_rules! choice {
+    (
+        $(#[doc = $doc:literal])+
+        $name:ident { $($(#[doc = $vdoc:literal])+ $variant:ident = $word:literal,)+ }
+    ) => {
+        $(#[doc = $doc])+
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+        pub enum $name {
+            $($(#[doc = $vdoc])+ #[serde(rename = $word)] $variant,)+
+        }
+
+        impl $name {
+            /// All values, in the order of [`Self::NAMES`].
+            pub const ALL: &'static [$name] = &[$($name::$variant),+];
+            /// How they are spelled.
+            pub const NAMES: &'static [&'static str] = &[$($word),+];
+
+            /// The spelling in files and flags.
+            pub fn name(self) -> &'static str {
+                match self { $($name::$variant => $word),+ }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+choice! {
+    /// The nonlinearity between the two matrices of a block's MLP.
+    Activation {
+        /// x·Φ(x) with the error function.
+        Gelu = "gelu",
+        /// The tanh form that GPT-2 was trained with.
+        GeluTanh = "gelu-tanh",
+    }
+}
+
+choice! {
+    /// How the learning rate falls after the warm-up.
+    Decay {
+        /// Half a cosine to the minimum at the last step.
+        Cosine = "cosine",
+        /// A straight line to the minimum at the last step.
+        Linear = "linear",
+        /// It stays.
+        Constant = "constant",
+    }
+}
+
+choice! {
+    /// How data becomes token ids.
+    Tokenizer {
+        /// Every byte is a token: 256 ids and nothing to prepare.
+        Bytes = "bytes",
+        /// The file holds token ids already: 16-bit little-endian numbers, as nanoGPT (no header)
+        /// and llm.c (its header is recognised) write them.
+        U16 = "u16",
+    }
+}
+
+choice! {
+    /// Which part of the data a sample is.
+    Order {
+        /// A place drawn anew for every sample, from seed, step and sample index alone.
+        Random = "random",
+        /// Sample n of the run starts at token n·seq, and at the end the data begins again.
+        Sequential = "sequential",
+    }
+}
+
+choice! {
+    /// What weights and activations are computed in.
+    Precision {
+        /// 32-bit floating point throughout.
+        Fp32 = "fp32",
+        /// bfloat16 compute with fp32 master weights.
+        Bf16 = "bf16",
+    }
+}
+
+choice! {
+    /// Where tensors live.
+    DeviceKind {
+        /// Burn's flex backend.
+        Cpu = "cpu",
+        /// NVIDIA GPUs.
+        Cuda = "cuda",
+        /// The GPU that Vulkan, Metal or DirectX drive; a software one too.
+        Wgpu = "wgpu",
+    }
+}

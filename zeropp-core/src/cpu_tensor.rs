@@ -1,0 +1,131 @@
+//! The bytes of a CPU tensor, without a copy.
+//!
+//! This is the only place that looks inside a Burn tensor of the flex (CPU) backend. Everything
+//! else either works on `Tensor` or on the `f32` slices handed out here.
+
+use burn::backend::Flex;
+use burn::backend::flex::FlexTensor;
+use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
+
+/// A plain (untracked) contiguous `f32` tensor on the CPU whose elements can be read as a slice.
+pub struct CpuTensor(FlexTensor);
+
+impl CpuTensor {
+    /// All elements in row-major order.
+    pub fn as_slice(&self) -> &[f32] {
+        self.0.as_slice::<f32>().expect("made contiguous f32 by `on_cpu`")
+    }
+
+    /// A tensor that shares the elements, which must be one-dimensional.
+    pub fn into_tensor(self) -> Tensor<1> {
+        Tensor::from_primitive::<Flex>(self.0)
+    }
+
+    /// Address of the storage this tensor is a view of: equal for two tensors that share it.
+    pub fn storage_id(&self) -> usize {
+        self.0.bytes().as_ptr() as usize
+    }
+}
+
+/// Whether `t` lives on the CPU.
+pub fn is_on_cpu<const D: usize>(t: &Tensor<D>) -> bool {
+    // Without a GPU backend there is nowhere else.
+    !cfg!(feature = "cube") || t.device().without_autodiff() == Device::flex()
+}
+
+/// Views `t` as `f32` elements, or `None` where it does not live on the CPU in `f32`.
+///
+/// Copies only when the tensor is not contiguous (a transposed view, say).
+pub fn on_cpu<const D: usize>(t: &Tensor<D>) -> Option<CpuTensor> {
+    if t.dtype() != DType::F32 || !is_on_cpu(t) {
+        return None;
+    }
+    let flex = t.clone().inner().try_into_primitive::<Flex>().ok()?;
+    Some(CpuTensor(if flex.is_contiguous() { flex } else { flex.to_contiguous() }))
+}
+
+/// A CPU tensor of the given shape over the elements of `v`; the vector is not copied.
+pub fn from_vec<const D: usize>(v: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(v, shape), (&Device::flex(), DType::F32))
+}
+
+/// The elements of an integer tensor as indices, row-major; copies.
+///
+/// # Panics
+/// Panics if an element is negative.
+pub fn indices<const D: usize>(t: Tensor<D, Int>) -> Vec<usize> {
+    let index = |i: i64| usize::try_from(i).unwrap_or_else(|_| panic!("negative index {i}"));
+    t.into_data().iter::<i64>().map(index).collect()
+}
+
+/// Applies `f` to the elements of a CPU tensor in place; copies first where the storage is shared.
+///
+/// Returns the tensor unchanged as `Err` where it is not an `f32` tensor on the CPU.
+pub fn map_in_place<const D: usize>(
+    t: Tensor<D>,
+    f: impl FnOnce(&mut [f32]),
+) -> Result<Tensor<D>, Tensor<D>> {
+    if t.dtype() != DType::F32 || !is_on_cpu(&t) {
+        return Err(t);
+    }
+    let Ok(mut flex) = t.clone().try_into_primitive::<Flex>() else { return Err(t) };
+    drop(t);
+    let whole = flex.is_contiguous()
+        && flex.layout().start_offset() == 0
+        && flex.bytes().len() == flex.layout().num_elements() * 4;
+    if !whole {
+        flex = flex.to_contiguous();
+    }
+    f(flex.storage_mut::<f32>());
+    Ok(Tensor::from_primitive::<Flex>(flex))
+}
+
+/// The elements of `t` as an owned vector, taken without a copy where nothing else holds them.
+///
+/// # Panics
+/// Panics if `t` is not an `f32` tensor on the CPU.
+pub fn into_vec(t: Tensor<1>) -> Vec<f32> {
+    let (bytes, _, _) = t.into_data().into_parts();
+    bytes.try_into_vec::<f32>().unwrap_or_else(|bytes| bytemuck::pod_collect_to_vec(&bytes))
+}
+
+/// Identity of the CPU storage behind `t`, equal for tensors that share it; `None` off the CPU.
+pub fn storage_id<const D: usize>(t: &Tensor<D>) -> Option<usize> {
+    if !is_on_cpu(t) {
+        return None;
+    }
+    let flex = t.clone().inner().try_into_primitive::<Flex>().ok()?;
+    Some(flex.bytes().as_ptr() as usize)
+}
+
+/// A flat CPU `f32` buffer that is written once, handed out as tensors, and written again when
+/// the last of them is gone. Fresh large buffers cost page faults, this one does not.
+pub struct CpuBuffer(FlexTensor);
+
+impl CpuBuffer {
+    /// A new buffer of `len` zeros.
+    pub fn zeros(len: usize) -> Self {
+        Self(FlexTensor::zeros(Shape::new([len]), DType::F32))
+    }
+
+    /// Number of elements.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.0.layout().num_elements()
+    }
+
+    /// Whether no tensor handed out by [`tensor`](Self::tensor), nor any view of one, is left.
+    pub fn is_free(&self) -> bool {
+        self.0.is_unique()
+    }
+
+    /// The elements, to be written; `None` while a tensor that was handed out is alive.
+    pub fn as_mut_slice(&mut self) -> Option<&mut [f32]> {
+        self.0.try_storage_mut::<f32>()
+    }
+
+    /// A tensor that shares the elements.
+    pub fn tensor(&self) -> Tensor<1> {
+        Tensor::from_primitive::<Flex>(self.0.clone())
+    }
+}

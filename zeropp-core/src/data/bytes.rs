@@ -1,0 +1,180 @@
+//! The bytes of the data in one row, most of them still in their files.
+
+use std::io::Read;
+use std::path::Path;
+
+use super::DataError;
+use crate::files::{Mapped, WalkError, files_below, open_regular};
+
+/// A smaller file of a folder is read: a page of its own and an entry in the system's table of
+/// mappings, of which a process gets 65,530, would cost more.
+const MAPPED_BYTES_MIN: u64 = 64 << 10;
+
+/// Bytes in one row, in pieces.
+#[derive(Debug)]
+pub(super) struct Bytes {
+    pieces: Vec<Piece>,
+    /// Where each piece ends; that of the last is the length.
+    ends: Vec<usize>,
+}
+
+#[derive(Debug)]
+enum Piece {
+    Static(&'static [u8]),
+    Read(Vec<u8>),
+    Mapped(Mapped),
+}
+
+impl Piece {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Piece::Static(bytes) => bytes,
+            Piece::Read(bytes) => bytes,
+            Piece::Mapped(bytes) => bytes,
+        }
+    }
+}
+
+impl Bytes {
+    pub(super) fn builtin(bytes: &'static [u8]) -> Bytes {
+        Bytes::new(vec![Piece::Static(bytes)])
+    }
+
+    pub(super) fn in_memory(bytes: Vec<u8>) -> Bytes {
+        Bytes::new(vec![Piece::Read(bytes)])
+    }
+
+    /// A file, mapped.
+    pub(super) fn file(path: &Path) -> Result<Bytes, DataError> {
+        let failed = |source| DataError::Read { path: path.into(), source };
+        let file = open_regular(path).map_err(failed)?;
+        Ok(Bytes::new(vec![Piece::Mapped(Mapped::new(&file).map_err(failed)?)]))
+    }
+
+    /// All files of a folder in the order of their paths, with a line feed after each but the last.
+    pub(super) fn folder(folder: &Path) -> Result<Bytes, DataError> {
+        let unreadable = |e: WalkError| DataError::Read { path: e.path, source: e.source };
+        let files = files_below(folder).map_err(unreadable)?;
+        if files.is_empty() {
+            return Err(DataError::NoFiles { path: folder.into() });
+        }
+        let mut pieces = Vec::new();
+        let mut read = Vec::new();
+        for (i, path) in files.iter().enumerate() {
+            let failed = |source| DataError::Read { path: path.clone(), source };
+            if i > 0 {
+                read.push(b'\n');
+            }
+            let mut file = open_regular(path).map_err(failed)?;
+            if file.metadata().map_err(failed)?.len() < MAPPED_BYTES_MIN {
+                file.read_to_end(&mut read).map_err(failed)?;
+                continue;
+            }
+            pieces.push(Piece::Read(std::mem::take(&mut read)));
+            pieces.push(Piece::Mapped(Mapped::new(&file).map_err(failed)?));
+        }
+        pieces.push(Piece::Read(read));
+        Ok(Bytes::new(pieces))
+    }
+
+    fn new(mut pieces: Vec<Piece>) -> Bytes {
+        pieces.retain(|piece| !piece.bytes().is_empty());
+        let mut end = 0;
+        let ends = pieces.iter().map(|piece| {
+            end += piece.bytes().len();
+            end
+        });
+        Bytes { ends: ends.collect(), pieces }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// Copies the bytes from `start` on.
+    ///
+    /// # Panics
+    /// Panics beyond the end.
+    pub(super) fn read(&self, start: usize, mut out: &mut [u8]) {
+        let mut at = start;
+        let mut piece = self.ends.partition_point(|end| *end <= start);
+        while !out.is_empty() {
+            let bytes = self.pieces[piece].bytes();
+            let from = &bytes[bytes.len() - (self.ends[piece] - at)..];
+            let n = from.len().min(out.len());
+            let (now, later) = out.split_at_mut(n);
+            now.copy_from_slice(&from[..n]);
+            (out, at, piece) = (later, at + n, piece + 1);
+        }
+    }
+
+    /// The largest id of a file of ids that begin after `header` bytes; reads all of it, on all
+    /// cores.
+    pub(super) fn largest_u16(&self, header: usize) -> Option<u16> {
+        let ids = self.pieces.first()?.bytes().get(header..)?;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let share = (ids.len() / 2).div_ceil(cores).max(1 << 16) * 2;
+        std::thread::scope(|scope| {
+            let largest = |part: &[u8]| part.chunks_exact(2).map(id).max();
+            let threads: Vec<_> =
+                ids.chunks(share).map(|part| scope.spawn(move || largest(part))).collect();
+            threads.into_iter().filter_map(|t| t.join().expect("only compares")).max()
+        })
+    }
+}
+
+/// A 16-bit id from its bytes, the lower one first.
+pub(super) fn id(bytes: &[u8]) -> u16 {
+    u16::from_le_bytes([bytes[0], bytes[1]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_one_row() {
+        let pieces = ["ab", "", "c", "defg"].map(|text| Piece::Read(text.into()));
+        let bytes = Bytes::new(pieces.into());
+        assert_eq!(bytes.len(), 7);
+        for start in 0..7 {
+            for end in start..=7 {
+                let mut out = vec![0; end - start];
+                bytes.read(start, &mut out);
+                assert_eq!(out, &b"abcdefg"[start..end]);
+            }
+        }
+        assert_eq!(Bytes::new(Vec::new()).len(), 0);
+    }
+
+    #[test]
+    fn large_and_small_files_of_a_folder_are_one_row() {
+        let dir = tempfile::tempdir().unwrap();
+        let large = vec![b'x'; MAPPED_BYTES_MIN as usize];
+        let files: [(&str, &[u8]); 5] =
+            [("a", b"one"), ("b", &large), ("c", &large), ("d", b""), ("e", b"end")];
+        for (name, content) in files {
+            std::fs::write(dir.path().join(name), content).unwrap();
+        }
+        let bytes = Bytes::folder(dir.path()).unwrap();
+        assert_eq!(bytes.pieces.len(), 5, "small ones and line feeds together");
+        let mut all = vec![0; bytes.len()];
+        bytes.read(0, &mut all);
+        assert_eq!(all, files.map(|(_, content)| content).join(&b'\n'));
+    }
+
+    #[test]
+    fn the_largest_id_is_found_wherever_it_is() {
+        for n in [1usize, 1 << 16, (1 << 18) + 3] {
+            for place in [0, n / 2, n - 1] {
+                let mut ids = vec![7u16; n];
+                ids[place] = 65_535;
+                let raw: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+                let bytes = Bytes::in_memory([vec![255; 10], raw].concat());
+                assert_eq!(bytes.largest_u16(10), Some(65_535), "{place} of {n}");
+            }
+        }
+        assert_eq!(Bytes::in_memory(Vec::new()).largest_u16(0), None);
+        assert_eq!(Bytes::in_memory(vec![255; 4]).largest_u16(4), None);
+    }
+}

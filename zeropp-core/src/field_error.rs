@@ -1,0 +1,33 @@
+//! The one form in which zeropp says that an input cannot be used.
+
+/// A setting, variable or field of a file that cannot be what it is: `field = value: problem; what
+/// would work`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} = {value}: {problem}; {help}")]
+pub struct FieldError {
+    /// The setting's key.
+    pub field: String,
+    /// Its value.
+    pub value: String,
+    /// What is wrong with it.
+    pub problem: String,
+    /// What would work.
+    pub help: String,
+}
+
+impl FieldError {
+    /// Puts the four parts together.
+    pub fn new(
+        field: &str,
+        value: impl ToString,
+        problem: impl Into<String>,
+        help: impl Into<String>,
+    ) -> Self {
+        Self {
+            field: field.into(),
+            value: value.to_string(),
+            problem: problem.into(),
+            help: help.into(),
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Files that a run is given: how text and data are opened, what tells one file from another, and
+//! how what stands in them is printed.
+
+mod escape;
+mod map;
+mod place;
+mod regular;
+mod walk;
+
+pub use escape::{escaped, escaped_line};
+pub use map::Mapped;
+pub use place::Place;
+pub use regular::{open_regular, read_text};
+pub use walk::{WalkError, files_below, is_hidden};

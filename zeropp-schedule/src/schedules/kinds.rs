@@ -1,0 +1,336 @@
+//! The table of schedules: a row says all that anyone needs to know of a kind by its name.
+
+use std::fmt;
+
+use super::{Costs, ScheduleError, Shape};
+use super::{breadth_first, dualpipe_v, interleaved, one_f_one_b, v_blocks, zb_auto, zb_h, zb_v};
+use super::{zeropp, zeropp_auto};
+use crate::ir::Schedule;
+
+/// A schedule that can be asked for by name.
+pub struct Kind {
+    /// Name on the command line and in [`Schedule::kind`].
+    pub name: &'static str,
+    /// One line for help texts.
+    pub about: &'static str,
+    /// Stages on each rank, V.
+    pub stages: StagesPerRank,
+    /// How a step is cut.
+    pub step: StepForm,
+    /// Which bubble rate its paper prints.
+    pub rate: Rate,
+    /// Whether it looks for an order within a memory limit.
+    pub obeys_limit: bool,
+    /// Makes the compute actions, for a shape that is nowhere zero: for given costs where there are
+    /// any and the kind weighs one order against another, else for equal ones.
+    pub generate: fn(&Shape, Option<&Costs>) -> Result<Schedule, ScheduleError>,
+}
+
+/// Stages on each rank of a schedule, V.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StagesPerRank {
+    /// The schedule leaves no choice.
+    Exactly(usize),
+    /// Any multiple of this number, and it where none is given.
+    MultipleOf(usize),
+    /// Any number; this one where none is given.
+    Any(usize),
+}
+
+impl StagesPerRank {
+    /// V where none is given.
+    pub fn default_number(self) -> usize {
+        match self {
+            Exactly(v) | MultipleOf(v) | Any(v) => v,
+        }
+    }
+
+    /// Whether a schedule can have `v` stages on each rank.
+    pub fn allows(self, v: usize) -> bool {
+        match self {
+            Exactly(only) => v == only,
+            MultipleOf(n) => v > 0 && v.is_multiple_of(n),
+            Any(_) => v > 0,
+        }
+    }
+}
+
+/// The numbers that are allowed, in words.
+impl fmt::Display for StagesPerRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Exactly(v) => write!(f, "{v}"),
+            MultipleOf(n) => write!(f, "a multiple of {n}"),
+            Any(_) => write!(f, "1 or more"),
+        }
+    }
+}
+
+/// How a step is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepForm {
+    /// Into units of U micro-batches; gradients are reduced once a unit.
+    Units,
+    /// One unit of B.
+    Whole,
+    /// One unit of B, in rounds of P micro-batches or a little more.
+    Rounds,
+}
+
+/// What the bubble rate that a paper prints is a share of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rate {
+    /// The makespan from time 0.
+    Makespan,
+    /// The largest own span of a rank: the end of one step overlaps the start of the next.
+    OwnSpan,
+    /// The makespan less P messages: the script behind the Zero Bubble papers' tables waits for
+    /// only the first micro-batch of each round on the way from the last rank back to the first.
+    MakespanLessMessages,
+}
+
+use Rate::{Makespan, MakespanLessMessages, OwnSpan};
+use StagesPerRank::{Any, Exactly, MultipleOf};
+use StepForm::{Rounds, Units, Whole};
+
+/// Every kind, in the order of help texts.
+pub const KINDS: &[Kind] = &[
+    Kind {
+        name: "zeropp",
+        about: "blockwise units, B and W split; gathers 2V-1 times per rank and unit",
+        stages: Any(2),
+        step: Units,
+        rate: OwnSpan,
+        obeys_limit: false,
+        generate: |shape, _| zeropp::generate(shape),
+    },
+    Kind {
+        name: "gpipe",
+        about: "all forwards, then all backwards (breadth-first where V > 1)",
+        stages: Any(1),
+        step: Whole,
+        rate: Makespan,
+        obeys_limit: false,
+        generate: |shape, _| breadth_first::generate("gpipe", shape),
+    },
+    Kind {
+        name: "1f1b",
+        about: "one forward, one backward; one stage a rank",
+        stages: Exactly(1),
+        step: Whole,
+        rate: Makespan,
+        obeys_limit: false,
+        generate: |shape, _| one_f_one_b::generate(shape),
+    },
+    Kind {
+        name: "interleaved",
+        about: "1F1B on several looping stages a rank, whole backwards",
+        stages: Any(2),
+        step: Rounds,
+        rate: MakespanLessMessages,
+        obeys_limit: false,
+        generate: |shape, _| interleaved::generate(shape),
+    },
+    Kind {
+        name: "bf-pp",
+        about: "breadth-first on looping stages, whole backwards",
+        stages: Any(2),
+        step: Whole,
+        rate: Makespan,
+        obeys_limit: false,
+        generate: |shape, _| breadth_first::generate("bf-pp", shape),
+    },
+    Kind {
+        name: "interleaved-zb",
+        about: "interleaved 1F1B with W apart from B",
+        stages: Any(2),
+        step: Rounds,
+        rate: Makespan,
+        obeys_limit: false,
+        generate: |shape, _| interleaved::generate_zb(shape),
+    },
+    Kind {
+        name: "zb-h1",
+        about: "zero bubble by hand with the memory of 1F1B; one stage a rank",
+        stages: Exactly(1),
+        step: Whole,
+        rate: Makespan,
+        obeys_limit: false,
+        generate: |shape, _| zb_h::h1(shape),
+    },
+    Kind {
+        name: "zb-h2",
+        about: "zero bubble by hand with twice the memory of 1F1B; one stage a rank",
+        stages: Exactly(1),
+        step: Whole,
+        rate: OwnSpan,
+        obeys_limit: false,
+        generate: |shape, _| zb_h::h2(shape),
+    },
+    Kind {
+        name: "zb-1p",
+        about: "zero bubble within the memory of 1F1B, by search; one stage a rank",
+        stages: Exactly(1),
+        step: Whole,
+        rate: OwnSpan,
+        obeys_limit: true,
+        generate: |shape, costs| zb_auto::within("zb-1p", shape, costs, 1),
+    },
+    Kind {
+        name: "zb-2p",
+        about: "zero bubble within twice the memory of 1F1B, by search; one stage a rank",
+        stages: Exactly(1),
+        step: Whole,
+        rate: OwnSpan,
+        obeys_limit: true,
+        generate: |shape, costs| zb_auto::within("zb-2p", shape, costs, 2),
+    },
+    Kind {
+        name: "zb-v",
+        about: "zero bubble on two chunks a rank in the shape of a V, by hand or by search",
+        stages: Exactly(2),
+        step: Whole,
+        rate: OwnSpan,
+        obeys_limit: true,
+        generate: |shape, costs| match costs {
+            Some(costs) => zb_v::zb_v(shape, costs),
+            None => zb_v::generate(shape),
+        },
+    },
+    Kind {
+        name: "v-half",
+        about: "half the memory of 1F1B on two chunks a rank in the shape of a V",
+        stages: Exactly(2),
+        step: Whole,
+        rate: OwnSpan,
+        obeys_limit: true,
+        generate: |shape, costs| v_blocks::v_half(shape, &or_equal(costs, shape)),
+    },
+    Kind {
+        name: "v-min",
+        about: "a third of the memory of 1F1B on two chunks a rank in the shape of a V",
+        stages: Exactly(2),
+        step: Whole,
+        rate: OwnSpan,
+        obeys_limit: true,
+        generate: |shape, costs| v_blocks::v_min(shape, &or_equal(costs, shape)),
+    },
+    Kind {
+        name: "zeropp-auto",
+        about: "ZeroPP with warm-up and places of W chosen for given times",
+        stages: Any(2),
+        step: Units,
+        rate: OwnSpan,
+        obeys_limit: true,
+        generate: |shape, costs| zeropp_auto::zeropp_auto(shape, &or_equal(costs, shape)),
+    },
+    Kind {
+        name: "dualpipe-v",
+        about: "overlapped F and BW pairs on two chunks a rank in the shape of a V",
+        stages: Exactly(2),
+        step: Whole,
+        rate: Makespan,
+        obeys_limit: false,
+        generate: |shape, _| dualpipe_v::generate(shape),
+    },
+    Kind {
+        name: "hanayo",
+        about: "waves over the ranks, to and fro, whole backwards; an even number of chunks a rank",
+        stages: MultipleOf(2),
+        step: Whole,
+        rate: Makespan,
+        obeys_limit: false,
+        generate: |shape, _| super::hanayo::generate(shape),
+    },
+];
+
+/// These costs, or those of equal stages without communication.
+fn or_equal(costs: Option<&Costs>, shape: &Shape) -> Costs {
+    costs.cloned().unwrap_or_else(|| Costs::uniform(shape.stages(), 1, 1, 1, 0))
+}
+
+impl Kind {
+    /// The row with this name.
+    pub fn find(name: &str) -> Option<&'static Kind> {
+        KINDS.iter().find(|kind| kind.name == name)
+    }
+
+    /// The names of all kinds that `choose` takes, in words: `a, b and c`.
+    pub fn names(choose: impl Fn(&Kind) -> bool) -> String {
+        let names: Vec<&str> = KINDS.iter().filter(|k| choose(k)).map(|k| k.name).collect();
+        match names.split_last() {
+            Some((last, [])) => (*last).to_string(),
+            Some((last, others)) => format!("{} and {last}", others.join(", ")),
+            None => String::new(),
+        }
+    }
+}
+
+/// The compute-only schedule `kind` for `shape`, made for equal stages.
+///
+/// # Errors
+/// An unknown kind, a zero in the shape, a shape that the kind cannot run or that is absurdly
+/// large.
+pub fn generate(kind: &str, shape: &Shape) -> Result<Schedule, ScheduleError> {
+    made(kind, shape, None)
+}
+
+/// Like [`generate`]; kinds that weigh one order against another do it with `costs`, the others
+/// have one order whatever it costs. Without a memory limit in `costs`, `zb-1p` and `zb-2p` take
+/// the ones they are named after: P and 2P micro-batches of the stage that holds most.
+///
+/// # Errors
+/// As [`generate`]; also costs that do not fit the shape, and a memory limit that is too small.
+pub fn generate_with_costs(
+    kind: &str,
+    shape: &Shape,
+    costs: &Costs,
+) -> Result<Schedule, ScheduleError> {
+    made(kind, shape, Some(costs))
+}
+
+fn made(kind: &str, shape: &Shape, costs: Option<&Costs>) -> Result<Schedule, ScheduleError> {
+    let found = Kind::find(kind).ok_or_else(|| {
+        let known = KINDS.iter().map(|k| k.name).collect::<Vec<_>>().join(", ");
+        ScheduleError::UnknownKind { kind: kind.into(), known }
+    })?;
+    shape.check(found.name)?;
+    (found.generate)(shape, costs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unit_costs_give_the_registry_s_own_orders() {
+        for kind in KINDS {
+            for v in [1, 2] {
+                let shape = Shape { pp: 4, virtual_stages: v, micro_batches: 8, unit: 8 };
+                let costs = Costs::uniform(shape.stages(), 1, 1, 1, 0);
+                match generate(kind.name, &shape) {
+                    // ZB-V's own entry is the order by hand.
+                    Ok(own) if kind.name != "zb-v" => {
+                        assert_eq!(generate_with_costs(kind.name, &shape, &costs), Ok(own));
+                    }
+                    Ok(own) => {
+                        let made = generate_with_costs(kind.name, &shape, &costs).unwrap();
+                        assert_eq!(made.placement, own.placement);
+                    }
+                    Err(e) => assert_eq!(generate_with_costs(kind.name, &shape, &costs), Err(e)),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn costs_change_what_weighs_them() {
+        let shape = Shape { pp: 4, virtual_stages: 1, micro_batches: 12, unit: 12 };
+        let even = generate("zb-2p", &shape).unwrap();
+        let uneven = generate_with_costs("zb-2p", &shape, &Costs::uniform(4, 5, 9, 2, 1)).unwrap();
+        assert_ne!(even.ranks, uneven.ranks);
+        let error =
+            generate_with_costs("zb-1p", &shape, &Costs::uniform(3, 1, 1, 1, 0)).unwrap_err();
+        assert!(error.to_string().contains("costs"), "{error}");
+    }
+}

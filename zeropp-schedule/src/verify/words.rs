@@ -1,0 +1,134 @@
+//! Faults in words.
+
+use std::fmt;
+
+use super::{Fault, Place, Stuck, VerifyError};
+use crate::ir::{Action, Compute};
+
+/// How a reader calls what a message speaks of: this crate's own way, or that of a file.
+pub trait Words {
+    /// An action by itself.
+    fn action(&self, action: &Action) -> String {
+        action.to_string()
+    }
+
+    /// A rank.
+    fn rank(&self, rank: usize) -> String {
+        format!("rank {rank}")
+    }
+
+    /// Action `index`, from 0, of a message's own rank.
+    fn index(&self, _rank: usize, index: usize) -> String {
+        format!("action {index}")
+    }
+
+    /// An action of a rank's list.
+    fn place(&self, place: &Place) -> String {
+        let Place { rank, index, action } = place;
+        format!("{}, {} ({})", self.rank(*rank), self.index(*rank, *index), self.action(action))
+    }
+}
+
+/// This crate's own: `rank 1, action 4 (2B0)`.
+struct Own;
+
+impl Words for Own {}
+
+impl VerifyError {
+    /// What is wrong, in these words.
+    pub fn message(&self, words: &dyn Words) -> String {
+        let place = self.place().map(|place| words.place(&place) + ": ").unwrap_or_default();
+        place + &self.problem(words)
+    }
+
+    /// The action that is at fault, or the first of a deadlock.
+    pub fn place(&self) -> Option<Place> {
+        match self {
+            VerifyError::Action { place, .. } => Some(*place),
+            _ => None,
+        }
+    }
+
+    /// [`message`](Self::message) without the place.
+    pub fn problem(&self, words: &dyn Words) -> String {
+        match self {
+            VerifyError::Header(problem) => format!("schedule: {problem}"),
+            VerifyError::Action { place, fault } => fault.problem(place.rank, words),
+            VerifyError::Missing { rank, action, unit } => {
+                let unit = unit.map(|unit| format!(" of unit {unit}")).unwrap_or_default();
+                format!("{}: {}{unit} is missing", words.rank(*rank), words.action(action))
+            }
+            VerifyError::Deadlock(stuck) => {
+                let one = |Stuck { place, waits_for }: &Stuck| {
+                    let awaited = words.action(&compute(*waits_for));
+                    format!("{} waits for {awaited}", words.place(place))
+                };
+                format!("deadlock: {}", stuck.iter().map(one).collect::<Vec<_>>().join("; "))
+            }
+        }
+    }
+}
+
+impl fmt::Display for VerifyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message(&Own))
+    }
+}
+
+impl std::error::Error for VerifyError {}
+
+impl Fault {
+    fn problem(&self, rank: usize, words: &dyn Words) -> String {
+        let computed = |c: (Compute, usize, usize)| words.action(&compute(c));
+        match *self {
+            Fault::UnknownStage { stages } => format!("unknown stage; stages are 0..{stages}"),
+            Fault::UnknownMicroBatch { micro_batches } => {
+                format!("unknown micro-batch; micro-batches are 0..{micro_batches}")
+            }
+            Fault::WrongRank { stage, home } => {
+                format!("wrong rank; stage {stage} lives on {}", words.rank(home))
+            }
+            Fault::Duplicate { first } => format!("duplicate of {}", words.index(rank, first)),
+            Fault::WholeAndSplit { other } => {
+                format!("the backward is whole there and split at {}", words.index(rank, other))
+            }
+            Fault::NothingBefore(c) => format!("no {} before it", computed(c)),
+            Fault::NoActionBefore(action) => format!("no {} before it", words.action(&action)),
+            Fault::RecomputeLate(c) => {
+                format!("it recomputes for {}, which runs earlier", computed(c))
+            }
+            Fault::WeightOrder { stage, after } => {
+                format!("W of stage {stage} must run in micro-batch order, but {after} ran before")
+            }
+            Fault::NoNeighbour => {
+                "superfluous; the neighbouring stage is on the same rank, or there is none".into()
+            }
+            Fault::Crossed(next) => {
+                format!("crossed; the next message on this link is {}", words.action(&next))
+            }
+            Fault::NotGathered { stage } => format!("stage {stage} is not gathered"),
+            Fault::GatheredTwice { stage, since } => {
+                format!("stage {stage} is gathered already, by {}", words.index(rank, since))
+            }
+            Fault::NeverFreed => "never freed".into(),
+            Fault::GatheredLimit { resident, limit } => {
+                format!("{resident} gathered stages are more than the limit of {limit}")
+            }
+            Fault::ActivationLimit { alive, limit } => {
+                format!("activations of {alive} micro-batches are more than the limit of {limit}")
+            }
+            Fault::ReducedEarly { unit, done, size } => format!(
+                "too early; {done} of the {size} micro-batches of unit {unit} have had their W"
+            ),
+            Fault::ReducedTwice => "reduced already; nothing was added since".into(),
+            Fault::NotReduced { unit } => {
+                format!("the gradient of unit {unit} is not reduced before it")
+            }
+            Fault::AfterStep => "after the optimizer step".into(),
+        }
+    }
+}
+
+fn compute((kind, stage, micro_batch): (Compute, usize, usize)) -> Action {
+    Action::compute(kind, stage, micro_batch)
+}
