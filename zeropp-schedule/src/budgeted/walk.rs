@@ -96,10 +96,10 @@ impl Walk {
         let each = 2 * (v - g);
         let turns_max = p.gathers_max.min(g + each * b).saturating_sub(g).max(each);
         let most = (turns_max / each).clamp(1, b);
-        let units = match p.gathers_max {
-            // Nothing asks for many.
-            usize::MAX => 1 + random.below(most.min(6)),
-            _ => (most - random.below(most.min(3))).max(1),
+        let units = match most {
+            0..=8 => (most - random.below(most.min(3))).max(1),
+            // So many are allowed that memory decides.
+            _ => 1 + random.below(8),
         };
         let mut left = ((turns_max - units * each) / 2).min(2 * units);
         let sizes = match p.units.len() {
