@@ -42,6 +42,9 @@ pub enum Residency {
     Auto,
     /// Every visit gathers and frees: ZeroPP's 2V − 1 gathers per rank and unit.
     PerVisit,
+    /// Gathers, frees and recomputation stand where the schedule has them, which was made with a
+    /// limit on them in mind; `prefetch` and `recompute` are not looked at.
+    AsWritten,
     /// A stage stays while it is among the next 1 + prefetch distinct stages of the unit, for
     /// schedules that go to and fro between stages with every micro-batch.
     LookAhead,
@@ -59,9 +62,10 @@ pub enum Residency {
 /// * R where `recompute` asks for it, and one optimizer step at the end.
 ///
 /// Anything but F, B, W and BW in the input is dropped and made anew, so lowering twice is lowering
-/// once.
+/// once. With [`Residency::AsWritten`] its AG, FREE and R stay.
 pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
-    let programs = Programs::new(schedule, options.recompute);
+    let written = options.residency == Residency::AsWritten;
+    let programs = Programs::new(schedule, options.recompute, written);
     let residency = match options.residency {
         Residency::Auto => weights::fitting(schedule, &programs.ranks),
         chosen => chosen,
@@ -71,8 +75,12 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
             let program = &programs.ranks[rank];
             let mut inserts = Inserts::default();
             programs.add_messages(rank, &mut inserts);
-            let visits = weights::visits(schedule, program);
-            weights::add_gathers(&visits, options.prefetch, residency, &mut inserts);
+            if written {
+                weights::keep_gathers(&schedule.ranks[rank], &mut inserts);
+            } else {
+                let visits = weights::visits(schedule, program);
+                weights::add_gathers(&visits, options.prefetch, residency, &mut inserts);
+            }
             add_reductions(schedule, program, options.replicas, &mut inserts);
             inserts.merge(program)
         })
@@ -133,7 +141,8 @@ struct Programs<'a> {
 }
 
 impl<'a> Programs<'a> {
-    fn new(schedule: &'a Schedule, recompute: bool) -> Programs<'a> {
+    /// With `written`, R stand where they stood; else where `recompute` asks for them.
+    fn new(schedule: &'a Schedule, recompute: bool, written: bool) -> Programs<'a> {
         let splits = schedule.splits_backward();
         let ranks = schedule.ranks.iter().enumerate().map(|(rank, actions)| {
             let kept = schedule.stages_of(rank).last().copied().filter(|_| splits);
@@ -141,12 +150,12 @@ impl<'a> Programs<'a> {
             for action in actions {
                 for (kind, stage, micro_batch) in action.computes() {
                     let backward = matches!(kind, Compute::B | Compute::BW);
-                    if recompute && backward && kept != Some(stage) {
+                    if recompute && !written && backward && kept != Some(stage) {
                         program.push(Action::compute(Compute::R, stage, micro_batch));
                     }
                 }
                 let old_r = matches!(action, Action::Compute { kind: Compute::R, .. });
-                if action.computes().next().is_some() && !old_r {
+                if action.computes().next().is_some() && (written || !old_r) {
                     program.push(*action);
                 }
             }

@@ -56,7 +56,21 @@ pub(super) fn add_gathers(
 ) {
     match residency {
         Residency::LookAhead => look_ahead(visits, prefetch, inserts),
-        Residency::Auto | Residency::PerVisit => per_visit(visits, prefetch, inserts),
+        Residency::Auto | Residency::AsWritten | Residency::PerVisit => {
+            per_visit(visits, prefetch, inserts)
+        }
+    }
+}
+
+/// The AG and FREE of one rank's actions, between the same compute actions as before.
+pub(super) fn keep_gathers(actions: &[Action], inserts: &mut Inserts) {
+    let mut position = 0;
+    for action in actions {
+        match action {
+            Action::AllGather { .. } => inserts.before(position, *action),
+            Action::Free { .. } if position > 0 => inserts.after(position - 1, *action),
+            _ => position += usize::from(action.computes().next().is_some()),
+        }
     }
 }
 

@@ -75,7 +75,7 @@ impl Costs {
 
     /// Refuses vectors that have not one entry for each of `stages`, and memory that does not
     /// return to zero after F, B and W of a stage.
-    pub(super) fn check(&self, kind: &'static str, stages: usize) -> Result<(), ScheduleError> {
+    pub(crate) fn check(&self, kind: &'static str, stages: usize) -> Result<(), ScheduleError> {
         let times = [&self.f, &self.b, &self.w, &self.gather, &self.reduce].map(Vec::len);
         let memory = [&self.mem_f, &self.mem_b, &self.mem_w].map(Vec::len);
         let wrong = times.into_iter().chain(memory).find(|n| *n != stages);

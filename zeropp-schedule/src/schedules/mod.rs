@@ -32,7 +32,7 @@ pub use costs::Costs;
 pub use interleaved::interleaved_as_printed;
 pub use kinds::{KINDS, Kind, Rate, StagesPerRank, StepForm, generate, generate_with_costs};
 pub use shape::{ACTIONS_MAX, ScheduleError, Shape};
-pub(crate) use timing::own_span;
+pub(crate) use timing::{own_span, time};
 pub use unit::{default_unit, idle_slots, unit_note};
 pub use v_blocks::{v_half, v_min};
 pub use zb_auto::zb;

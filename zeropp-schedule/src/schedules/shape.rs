@@ -73,7 +73,7 @@ impl Shape {
     }
 
     /// Refuses zeros and absurd sizes.
-    pub(super) fn check(&self, kind: &'static str) -> Result<(), ScheduleError> {
+    pub(crate) fn check(&self, kind: &'static str) -> Result<(), ScheduleError> {
         let fields = [
             ("pp", self.pp),
             ("virtual", self.virtual_stages),

@@ -1,0 +1,151 @@
+//! Simulated annealing over words.
+
+use super::decode::Decoder;
+use super::ledger::WHOLE;
+use super::moves::{Change, Changed, change};
+use super::problem::Problem;
+use super::random::Random;
+use super::residency::Residency;
+use super::word::Plan;
+
+/// The best plan within all limits so far.
+#[derive(Clone, Debug)]
+pub(super) struct Best {
+    /// The largest span, by the objective.
+    pub(super) value: i64,
+    pub(super) plan: Plan,
+    /// The skeleton it grew from.
+    pub(super) from: String,
+}
+
+/// The search's tools, made once.
+pub(super) struct Annealer<'a> {
+    pub(super) p: &'a Problem,
+    pub(super) decoder: Decoder,
+    pub(super) residency: Residency,
+    pub(super) random: Random,
+    pub(super) best: Option<Best>,
+    /// What one gather above the limit costs, in units of the score.
+    penalty: i64,
+}
+
+impl<'a> Annealer<'a> {
+    pub(super) fn new(p: &'a Problem, seed: u64) -> Annealer<'a> {
+        Annealer {
+            p,
+            decoder: Decoder::new(p),
+            residency: Residency::default(),
+            random: Random::new(seed),
+            best: None,
+            penalty: (0.4 * p.work_unit() * WHOLE as f64) as i64 + 1,
+        }
+    }
+
+    /// The score of a whole plan, limits broken included; none where it cannot run. Keeps it if it
+    /// is the best.
+    pub(super) fn offer(&mut self, plan: &Plan, from: &str) -> Option<i64> {
+        let score = self.decoder.load(self.p, plan, &mut self.residency)?;
+        let excess: usize = self.excesses(plan).iter().sum();
+        if excess == 0 {
+            self.keep(plan, from);
+        }
+        Some(score + excess as i64 * self.penalty)
+    }
+
+    fn excesses(&mut self, plan: &Plan) -> Vec<usize> {
+        let words = plan.words.iter().enumerate();
+        words.map(|(r, word)| self.residency.excess(self.p, r, word)).collect()
+    }
+
+    /// Keeps the plan that the decoder timed last, which keeps all limits, if it is the best.
+    fn keep(&mut self, plan: &Plan, from: &str) {
+        let value = self.decoder.value();
+        match &mut self.best {
+            Some(best) if best.value <= value => {}
+            Some(best) => {
+                best.value = value;
+                best.plan.words.iter_mut().zip(&plan.words).for_each(|(to, word)| to.copy(word));
+                best.from.clear();
+                best.from.push_str(from);
+            }
+            None => self.best = Some(Best { value, plan: plan.clone(), from: from.into() }),
+        }
+    }
+
+    /// Changes `plan` for `letters` letters of effort, with a temperature that falls from `hot` to
+    /// `cold`, both in units of a micro-batch's work on one stage.
+    pub(super) fn anneal(&mut self, plan: &Plan, letters: u64, hot: f64, cold: f64, from: &str) {
+        let p = self.p;
+        let Some(mut energy) = self.decoder.load(p, plan, &mut self.residency) else { return };
+        let (mut current, mut next) = (plan.clone(), plan.clone());
+        let mut excess = self.excesses(plan);
+        let mut over: usize = excess.iter().sum();
+        energy += over as i64 * self.penalty;
+        let unit = p.work_unit() * WHOLE as f64;
+        let cooling = super::random::logarithm(cold / hot);
+        let (start, mut heat) = (self.decoder.effort, hot * unit);
+        let mut changed: Changed = Vec::new();
+        let mut new_excess: Vec<usize> = Vec::new();
+        for step in 0u64.. {
+            if step.is_multiple_of(64) {
+                let done = (self.decoder.effort - start) as f64 / letters.max(1) as f64;
+                if done >= 1.0 {
+                    break;
+                }
+                heat = hot * unit * exponent(cooling * done);
+            }
+            // Every try counts, also one that is refused before it is timed.
+            self.decoder.effort += 4;
+            let good = change(p, &mut next, &mut self.random, &mut changed);
+            let slack = (self.random.exponential() * heat) as i64;
+            let taken = good && {
+                let words = &next.words;
+                new_excess.clear();
+                for &Change { rank: r, .. } in &changed {
+                    new_excess.push(self.residency.excess(p, r, &words[r]));
+                }
+                let old: usize = changed.iter().map(|c| excess[c.rank]).sum();
+                let now = over + new_excess.iter().sum::<usize>() - old;
+                let fine = now as i64 * self.penalty;
+                let allowed = energy + slack - fine;
+                let decoder = &mut self.decoder;
+                match decoder.attempt(p, &next, &changed, allowed, &mut self.residency) {
+                    Some(score) => {
+                        energy = score + fine;
+                        over = now;
+                        true
+                    }
+                    None => false,
+                }
+            };
+            if taken {
+                self.decoder.accept(p, &next);
+                for (change, more) in changed.iter().zip(&new_excess) {
+                    excess[change.rank] = *more;
+                    current.words[change.rank].copy(&next.words[change.rank]);
+                }
+                if over == 0 {
+                    self.keep(&current, from);
+                }
+            } else {
+                if good {
+                    self.decoder.reject();
+                }
+                for &Change { rank, .. } in &changed {
+                    next.words[rank].copy(&current.words[rank]);
+                }
+            }
+        }
+    }
+}
+
+/// e^x for x ≤ 0 from exact operations, as accurate as a temperature needs.
+fn exponent(x: f64) -> f64 {
+    // e^x = (e^(x/1024))^1024, the inner one from its series.
+    let y = x / 1024.0;
+    let mut power = 1.0 + y * (1.0 + y * (0.5 + y * (1.0 / 6.0)));
+    for _ in 0..10 {
+        power *= power;
+    }
+    power
+}

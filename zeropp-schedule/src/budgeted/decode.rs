@@ -1,0 +1,490 @@
+//! From words to times: the inner loop of the search.
+//!
+//! A changed word changes nothing before the moment at which its rank comes to the change. So every
+//! rank goes on from its first letter that starts at that moment or later, reading the times of
+//! everything before from the plan it came from; and it is given up as soon as waits alone make it
+//! worse than what the search would accept. Nothing is allocated.
+
+use super::Objective;
+use super::ledger::{Cell, Ends, Lane, SHIFT, Slot, WHOLE};
+use super::moves::Change;
+use super::problem::{Facts, Link, NOBODY, Problem};
+use super::residency::{Gather, Residency, ends_unit};
+use super::word::{Plan, Word};
+
+/// No input is waited for.
+const FREE: u32 = u32::MAX;
+
+/// Why a rank stopped.
+#[derive(PartialEq, Eq)]
+enum Stop {
+    Done,
+    Waits,
+    Hopeless,
+}
+
+/// Times of a plan and of its changes.
+pub(super) struct Decoder {
+    capacity: usize,
+    epoch: u32,
+    /// Letters that start before this time stand.
+    since: i64,
+    cells: Vec<Cell>,
+    written: Vec<u32>,
+    slots: Vec<Slot>,
+    new_slots: Vec<Slot>,
+    /// Beside the slots, where collectives take time.
+    lanes: Vec<Lane>,
+    new_lanes: Vec<Lane>,
+    ends: Vec<Ends>,
+    new_ends: Vec<Ends>,
+    /// Arrival of each gather, by rank and number; old ones of this trial.
+    ready: Vec<Vec<i64>>,
+    old_ready: Vec<(u32, u32, i64)>,
+    /// Gathers of each rank's word, where they take time; old ones of this trial.
+    gathers: Vec<Vec<Gather>>,
+    old_gathers: Vec<(usize, Vec<Gather>)>,
+    /// The first letter of each rank that is run again, and the one it has come to.
+    cut: Vec<usize>,
+    reached: Vec<usize>,
+    /// The cell that a rank waits for.
+    blocked: Vec<u32>,
+    queue: Vec<u32>,
+    /// Spans that are certain: largest and sum.
+    most: i64,
+    sum: i64,
+    allowed: i64,
+    /// Letters run, the measure of effort.
+    pub(super) effort: u64,
+}
+
+impl Decoder {
+    pub(super) fn new(p: &Problem) -> Decoder {
+        // As many W may be asked for as there are, and the state at the end is kept, too.
+        let capacity = p.b * (p.classes + p.v) + 1;
+        let mut cells = vec![Cell::NEVER; p.letters()];
+        let first = p.stage.iter().position(|s| *s == 0).expect("there is a stage 0");
+        let from = (first / p.v * p.classes + first % p.v) * p.b;
+        cells[from..from + p.b].fill(Cell { start: -1, ..Cell::NEVER });
+        let lanes = if p.timed { p.ranks * capacity } else { 0 };
+        let ready = if p.timed { p.b * p.classes } else { 0 };
+        Decoder {
+            capacity,
+            epoch: 0,
+            since: 0,
+            cells,
+            written: Vec::with_capacity(p.letters()),
+            slots: vec![Slot::default(); p.ranks * capacity],
+            new_slots: vec![Slot::default(); p.ranks * capacity],
+            lanes: vec![Lane::default(); lanes],
+            new_lanes: vec![Lane::default(); lanes],
+            ends: vec![Ends::default(); p.ranks],
+            new_ends: vec![Ends::default(); p.ranks],
+            ready: vec![vec![0; ready]; p.ranks],
+            old_ready: Vec::new(),
+            gathers: vec![Vec::new(); p.ranks],
+            old_gathers: Vec::new(),
+            cut: vec![0; p.ranks],
+            reached: vec![0; p.ranks],
+            blocked: vec![FREE; p.ranks],
+            queue: Vec::with_capacity(p.ranks + 1),
+            most: 0,
+            sum: 0,
+            allowed: i64::MAX,
+            effort: 0,
+        }
+    }
+
+    /// Times a whole plan and takes it as the one that changes refer to. The score; none where it
+    /// cannot run, and changes refer to nothing then.
+    pub(super) fn load(&mut self, p: &Problem, plan: &Plan, r: &mut Residency) -> Option<i64> {
+        for cell in self.cells.iter_mut().filter(|cell| cell.start >= 0) {
+            cell.start = i64::MAX;
+        }
+        self.since = 0;
+        self.cut.fill(0);
+        self.allowed = i64::MAX;
+        for rank in 0..p.ranks {
+            self.slots[rank * self.capacity] = Slot { idle: -1, ..Slot::default() };
+            if p.timed {
+                self.lanes[rank * self.capacity] = Lane::default();
+                r.count(p, rank, &plan.words[rank], true);
+                self.gathers[rank].clone_from(&r.gathers);
+            }
+        }
+        self.old_gathers.clear();
+        let score = self.run(p, plan)?;
+        self.accept(p, plan);
+        Some(score)
+    }
+
+    /// Times `plan`, which differs from the accepted one by `changes`. The score, if it is at most
+    /// `allowed`. To be followed by [`Decoder::accept`] or [`Decoder::reject`].
+    pub(super) fn attempt(
+        &mut self,
+        p: &Problem,
+        plan: &Plan,
+        changes: &[Change],
+        allowed: i64,
+        r: &mut Residency,
+    ) -> Option<i64> {
+        self.allowed = allowed;
+        self.since = i64::MAX;
+        self.old_gathers.clear();
+        for change in changes {
+            let mut at = change.from;
+            if p.timed {
+                at = at.min(self.change_gathers(p, plan, change.rank, r));
+            }
+            let slot = &self.slots[change.rank * self.capacity + at];
+            self.since = self.since.min(slot.now);
+        }
+        for rank in 0..p.ranks {
+            let n = plan.words[rank].letters.len();
+            // What is known of a changed word ends where it changes.
+            let known = changes.iter().find(|c| c.rank == rank).map_or(n, |c| c.from);
+            let slots = &self.slots[rank * self.capacity..][..known];
+            self.cut[rank] = slots.partition_point(|slot| slot.start < self.since);
+        }
+        self.run(p, plan)
+    }
+
+    /// Finds the gathers of a changed word; the first letter before which they differ.
+    fn change_gathers(
+        &mut self,
+        p: &Problem,
+        plan: &Plan,
+        rank: usize,
+        r: &mut Residency,
+    ) -> usize {
+        r.count(p, rank, &plan.words[rank], true);
+        let old = &self.gathers[rank];
+        let alike = old.iter().zip(&r.gathers).take_while(|(a, b)| a == b).count();
+        let gate = |all: &[Gather]| all.get(alike).map_or(usize::MAX, |g| g.gate as usize);
+        let at = gate(old).min(gate(&r.gathers));
+        let new = r.gathers.clone();
+        self.old_gathers.push((rank, std::mem::replace(&mut self.gathers[rank], new)));
+        at
+    }
+
+    fn run(&mut self, p: &Problem, plan: &Plan) -> Option<i64> {
+        self.epoch += 1;
+        self.written.clear();
+        self.old_ready.clear();
+        self.queue.clear();
+        self.new_ends.copy_from_slice(&self.ends);
+        (self.most, self.sum) = (0, 0);
+        for rank in 0..p.ranks {
+            let cut = self.cut[rank];
+            self.reached[rank] = cut;
+            self.blocked[rank] = FREE;
+            if cut < plan.words[rank].letters.len() {
+                let first = rank * self.capacity + cut;
+                let slot = self.slots[first];
+                self.new_slots[first] = slot;
+                if p.timed {
+                    self.new_lanes[first] = self.lanes[first];
+                }
+                self.queue.push(rank as u32);
+                let ends = &mut self.new_ends[rank];
+                ends.idle = slot.idle.max(0);
+                let start = if slot.idle < 0 { 0 } else { start_of(p, ends.first) };
+                ends.value = p.work[rank] + ends.idle + start;
+            }
+            let ends = &self.new_ends[rank];
+            self.most = self.most.max(ends.value);
+            self.sum += p.work[rank] + ends.idle;
+        }
+        if self.score(p) > self.allowed {
+            return None;
+        }
+        while let Some(rank) = self.queue.pop() {
+            let stop = match p.timed {
+                true => self.advance::<true>(p, plan, rank as usize),
+                false => self.advance::<false>(p, plan, rank as usize),
+            };
+            if stop == Stop::Hopeless {
+                return None;
+            }
+        }
+        let all = |rank: usize| self.reached[rank] == plan.words[rank].letters.len();
+        (0..p.ranks).all(all).then(|| self.score(p)).filter(|score| *score <= self.allowed)
+    }
+
+    fn score(&self, p: &Problem) -> i64 {
+        WHOLE * self.most + ((self.sum * p.part) >> SHIFT)
+    }
+
+    /// Takes the plan that was timed last.
+    pub(super) fn accept(&mut self, p: &Problem, plan: &Plan) {
+        for rank in 0..p.ranks {
+            let (cut, n) = (self.cut[rank], plan.words[rank].letters.len());
+            let from = rank * self.capacity;
+            if cut < n {
+                let new = from + cut..from + n + 1;
+                self.slots[new.clone()].copy_from_slice(&self.new_slots[new.clone()]);
+                if p.timed {
+                    self.lanes[new.clone()].copy_from_slice(&self.new_lanes[new]);
+                }
+            }
+        }
+        for &cell in &self.written {
+            let cell = &mut self.cells[cell as usize];
+            (cell.arrival, cell.start) = (cell.new_arrival, cell.new_start);
+        }
+        self.ends.copy_from_slice(&self.new_ends);
+    }
+
+    /// Gives up the plan that was timed last.
+    pub(super) fn reject(&mut self) {
+        for (rank, gathers) in self.old_gathers.drain(..) {
+            self.gathers[rank] = gathers;
+        }
+        for &(rank, gather, at) in self.old_ready.iter().rev() {
+            self.ready[rank as usize][gather as usize] = at;
+        }
+    }
+
+    /// What is minimised, of the plan that was timed last.
+    pub(super) fn value(&self) -> i64 {
+        self.most
+    }
+
+    /// The accepted plan's largest own span, and the last end of any rank's computing.
+    #[cfg(test)]
+    pub(super) fn spans(&self) -> (i64, i64) {
+        let own = self.ends.iter().map(|e| e.last - e.first).max().unwrap_or(0);
+        let last = self.ends.iter().map(|e| e.last).max().unwrap_or(0);
+        (own, last)
+    }
+
+    /// How many W the accepted plan runs before each letter of a rank, W that the word asks for
+    /// included.
+    pub(super) fn w_before(&self, p: &Problem, r: usize, word: &Word) -> Vec<usize> {
+        let slots = &self.slots[r * self.capacity..];
+        let count = |(at, letter): (usize, &u8)| {
+            let b = (p.v..p.classes).contains(&usize::from(*letter));
+            slots[at].pending as usize + usize::from(b) - slots[at + 1].pending as usize
+        };
+        word.letters.iter().enumerate().map(count).collect()
+    }
+
+    /// Runs a rank until its end, until an input is missing, or until it is too late.
+    fn advance<const TIMED: bool>(&mut self, p: &Problem, plan: &Plan, r: usize) -> Stop {
+        let word = &plan.words[r];
+        let n = word.letters.len();
+        let table = &p.table[r * p.classes..][..p.classes];
+        let (begin, from) = (r * self.capacity, self.reached[r]);
+        let mut at = from;
+        let mut s = self.new_slots[begin + at];
+        let mut lane = if TIMED { self.new_lanes[begin + at] } else { Lane::default() };
+        self.blocked[r] = FREE;
+        let waiting = Waiting { p, r, word, table };
+        let mut stop = Stop::Done;
+        while at < n {
+            let class = usize::from(word.letters[at]);
+            self.new_slots[begin + at] = Slot { start: s.now, ..s };
+            if TIMED {
+                self.new_lanes[begin + at] = lane;
+                self.start_gathers(&mut lane, s.now, r, at);
+            }
+            if class == p.classes {
+                if s.pending > 0 {
+                    waiting.run_w::<TIMED>(&mut s, &mut lane, false);
+                }
+                at += 1;
+                continue;
+            }
+            let id = (r * p.classes + class) * p.b + usize::from(word.batch[at]);
+            let Some(mut arrival) = self.arrival(id) else {
+                self.blocked[r] = id as u32;
+                stop = Stop::Waits;
+                break;
+            };
+            let facts = &table[class];
+            if s.memory + facts.need > p.memory
+                && !waiting.make_room::<TIMED>(facts.need, &mut s, &mut lane)
+            {
+                stop = Stop::Hopeless;
+                break;
+            }
+            if TIMED {
+                arrival = arrival.max(self.gathered(r, lane.gathers, at));
+            }
+            while arrival - s.now >= word.threshold && s.pending > 0 {
+                waiting.run_w::<TIMED>(&mut s, &mut lane, false);
+            }
+            let start = s.now.max(arrival);
+            self.new_slots[begin + at].start = start;
+            if s.idle < 0 {
+                s.idle = 0;
+                self.begin(p, r, start);
+            } else {
+                s.idle += start - s.now;
+            }
+            s.now = start + facts.take;
+            s.memory += facts.delta;
+            s.pending += u32::from(class >= p.v);
+            self.hand_over(facts.link, word.batch[at], start, s.now);
+            at += 1;
+            if s.idle > self.new_ends[r].idle && self.late(p, r, s.idle) {
+                stop = Stop::Hopeless;
+                break;
+            }
+        }
+        self.effort += (at - from) as u64;
+        self.reached[r] = at;
+        if stop != Stop::Done {
+            return stop;
+        }
+        self.tail::<TIMED>(&waiting, s, lane, begin + n)
+    }
+
+    /// The W that are left when all letters have run.
+    fn tail<const TIMED: bool>(
+        &mut self,
+        waiting: &Waiting,
+        mut s: Slot,
+        mut lane: Lane,
+        end: usize,
+    ) -> Stop {
+        // For whoever writes the plan down: how many they are.
+        self.new_slots[end] = Slot { start: i64::MAX, ..s };
+        while s.pending > 0 {
+            waiting.run_w::<TIMED>(&mut s, &mut lane, true);
+        }
+        self.finish(waiting.p, waiting.r, s.now, s.idle, lane.free)
+    }
+
+    /// When an input arrives, if it has been made.
+    #[inline(always)]
+    fn arrival(&self, id: usize) -> Option<i64> {
+        let cell = &self.cells[id];
+        if cell.epoch == self.epoch {
+            return Some(cell.new_arrival);
+        }
+        (cell.start < self.since).then_some(cell.arrival)
+    }
+
+    /// Hands an action's result on, and wakes the rank that waits for it.
+    #[inline(always)]
+    fn hand_over(&mut self, to: Link, i: u16, start: i64, end: i64) {
+        if to.rank == NOBODY {
+            return;
+        }
+        let id = to.cell + u32::from(i);
+        let cell = &mut self.cells[id as usize];
+        (cell.new_arrival, cell.new_start, cell.epoch) = (end + to.delay, start, self.epoch);
+        self.written.push(id);
+        if self.blocked[to.rank as usize] == id {
+            self.blocked[to.rank as usize] = FREE;
+            self.queue.push(to.rank);
+        }
+    }
+
+    /// Starts the gathers whose room is free.
+    fn start_gathers(&mut self, lane: &mut Lane, now: i64, r: usize, at: usize) {
+        while let Some(gather) = self.gathers[r].get(lane.gathers as usize) {
+            if gather.gate as usize > at {
+                break;
+            }
+            lane.free = lane.free.max(now) + gather.take;
+            let ready = &mut self.ready[r][lane.gathers as usize];
+            self.old_ready.push((r as u32, lane.gathers, *ready));
+            *ready = lane.free;
+            lane.gathers += 1;
+        }
+    }
+
+    /// When the weights for letter `at` are there, if it is the first to need them.
+    fn gathered(&self, r: usize, started: u32, at: usize) -> i64 {
+        let started = &self.gathers[r][..started as usize];
+        // Those still to be used are the last few.
+        match started.iter().rposition(|g| g.letter as usize <= at) {
+            Some(g) if started[g].letter as usize == at => self.ready[r][g],
+            _ => 0,
+        }
+    }
+
+    fn begin(&mut self, p: &Problem, r: usize, start: i64) {
+        let ends = &mut self.new_ends[r];
+        ends.first = start;
+        ends.value = p.work[r] + start_of(p, start);
+        self.most = self.most.max(ends.value);
+    }
+
+    /// Counts a rank's waits; true where they are too long already.
+    fn late(&mut self, p: &Problem, r: usize, idle: i64) -> bool {
+        let ends = &mut self.new_ends[r];
+        let more = idle - ends.idle;
+        ends.idle = idle;
+        ends.value += more;
+        self.sum += more;
+        self.most = self.most.max(ends.value);
+        self.score(p) > self.allowed
+    }
+
+    fn finish(&mut self, p: &Problem, r: usize, now: i64, idle: i64, lane: i64) -> Stop {
+        let late = self.late(p, r, idle.max(self.new_ends[r].idle));
+        let ends = &mut self.new_ends[r];
+        ends.last = now;
+        if p.timed && p.objective == Objective::Makespan {
+            ends.value = ends.value.max(lane);
+            self.most = self.most.max(ends.value);
+        }
+        if late { Stop::Hopeless } else { Stop::Done }
+    }
+}
+
+/// The W of one rank, in the order of their B.
+struct Waiting<'a> {
+    p: &'a Problem,
+    r: usize,
+    word: &'a Word,
+    table: &'a [Facts],
+}
+
+impl Waiting<'_> {
+    /// One W: the next B that waits for it names the stage. `end`: all letters have run.
+    #[inline(always)]
+    fn run_w<const TIMED: bool>(&self, s: &mut Slot, lane: &mut Lane, end: bool) {
+        let (p, letters) = (self.p, &self.word.letters);
+        let mut class = usize::from(letters[s.w as usize]);
+        while class < p.v || class == p.classes {
+            s.w += 1;
+            class = usize::from(letters[s.w as usize]);
+        }
+        let facts = &self.table[class];
+        s.now += facts.w;
+        s.memory -= facts.freed;
+        s.pending -= 1;
+        if TIMED && ends_unit(p, usize::from(self.word.batch[s.w as usize])) {
+            let stall = lane.reduce(s.now, p.reduce[self.r * p.v + class - p.v]);
+            // Nothing waits for the reduction after the rank's last W.
+            if s.pending > 0 || !end {
+                s.now += stall;
+                s.idle += stall;
+            }
+        }
+        s.w += 1;
+    }
+
+    /// Runs W until `need` fits; false where none is left.
+    fn make_room<const TIMED: bool>(&self, need: i64, s: &mut Slot, lane: &mut Lane) -> bool {
+        while s.memory + need > self.p.memory {
+            if s.pending == 0 {
+                return false;
+            }
+            self.run_w::<TIMED>(s, lane, false);
+        }
+        true
+    }
+}
+
+/// What a rank's start adds to what is minimised.
+fn start_of(p: &Problem, first: i64) -> i64 {
+    match p.objective {
+        Objective::Makespan => first,
+        Objective::OwnSpan => 0,
+    }
+}

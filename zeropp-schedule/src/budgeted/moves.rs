@@ -1,0 +1,181 @@
+//! Small changes of a plan.
+
+use super::problem::Problem;
+use super::random::Random;
+use super::word::{Plan, Word};
+
+/// A changed word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Change {
+    pub(super) rank: usize,
+    /// The first letter that is another one now, or has to be timed anew.
+    pub(super) from: usize,
+}
+
+pub(super) type Changed = Vec<Change>;
+
+/// Makes one random change of `plan`; false where it came out impossible. The words named in
+/// `changed` may be spoilt then.
+pub(super) fn change(p: &Problem, plan: &mut Plan, random: &mut Random, out: &mut Changed) -> bool {
+    out.clear();
+    let rank = random.below(p.ranks);
+    match random.below(100) {
+        0..45 => {
+            let by = distance(random);
+            block(p, &mut plan.words[rank], rank, 1, by, random, out) && !out.is_empty()
+        }
+        45..60 => {
+            let (len, by) = (2 + random.below(6), distance(random));
+            block(p, &mut plan.words[rank], rank, len, by, random, out) && !out.is_empty()
+        }
+        60..78 => on_several_ranks(p, plan, rank, random, out),
+        78..86 => range_of_batches(p, plan, rank, random, out),
+        86..91 => insert_w(p, &mut plan.words[rank], rank, random, out),
+        91..96 => remove_w(p, &mut plan.words[rank], rank, random, out),
+        _ => {
+            let w = (0..p.v).map(|v| p.w[rank * p.v + v]).max().unwrap_or(1);
+            let any = 1 + random.below(2 * w.clamp(1, 1 << 30) as usize) as i64;
+            plan.words[rank].threshold = if random.once_in(3) { w.max(1) } else { any };
+            out.push(Change { rank, from: 0 });
+            true
+        }
+    }
+}
+
+/// How far a letter moves: mostly a few places, sometimes a dozen.
+fn distance(random: &mut Random) -> isize {
+    let mean = if random.once_in(4) { 12.0 } else { 2.5 };
+    let far = 1 + (random.exponential() * mean) as isize;
+    if random.once_in(2) { far } else { -far }
+}
+
+fn block(
+    p: &Problem,
+    word: &mut Word,
+    rank: usize,
+    len: usize,
+    by: isize,
+    random: &mut Random,
+    out: &mut Changed,
+) -> bool {
+    let from = random.below(word.letters.len());
+    shift(p, word, rank, from, by, len, out)
+}
+
+fn shift(
+    p: &Problem,
+    word: &mut Word,
+    rank: usize,
+    from: usize,
+    by: isize,
+    len: usize,
+    out: &mut Changed,
+) -> bool {
+    let to = from as isize + by;
+    if to < 0 || to as usize + len > word.letters.len() || from + len > word.letters.len() {
+        return false;
+    }
+    // Most of a block is letters of one kind, and moving one among its like changes nothing.
+    let (low, high) = (from.min(to as usize), from.max(to as usize) + len);
+    if word.letters[low..high].iter().all(|letter| *letter == word.letters[low]) {
+        return true;
+    }
+    mark(out, rank, from.min(to as usize));
+    word.shift(p.v, from, to, len)
+}
+
+fn mark(out: &mut Changed, rank: usize, from: usize) {
+    match out.iter_mut().find(|change| change.rank == rank) {
+        Some(change) => change.from = from.min(change.from),
+        None => out.push(Change { rank, from }),
+    }
+}
+
+/// The same letter on neighbouring ranks, by the same number of places.
+fn on_several_ranks(
+    p: &Problem,
+    plan: &mut Plan,
+    rank: usize,
+    random: &mut Random,
+    out: &mut Changed,
+) -> bool {
+    let last = (rank + 1 + random.below(p.ranks)).min(p.ranks - 1);
+    let (class, i, by) = (random.below(p.classes), random.below(p.b), distance(random));
+    for r in rank..=last {
+        let word = &mut plan.words[r];
+        let Some(at) = word.position(class, i) else { continue };
+        let to = at as isize + by;
+        let inside = to >= 0 && (to as usize) < word.letters.len();
+        if inside && !shift(p, word, r, at, by, 1, out) {
+            return false;
+        }
+    }
+    !out.is_empty()
+}
+
+/// A range of micro-batches of one class, on one rank or several.
+fn range_of_batches(
+    p: &Problem,
+    plan: &mut Plan,
+    rank: usize,
+    random: &mut Random,
+    out: &mut Changed,
+) -> bool {
+    let (class, first) = (random.below(p.classes), random.below(p.b));
+    let last = (first + 1 + random.below(8)).min(p.b - 1);
+    let far = 1 + random.below(3) as isize;
+    let by = if random.once_in(2) { far } else { -far };
+    let end = match random.once_in(3) {
+        true => (rank + 1 + random.below(p.ranks)).min(p.ranks - 1),
+        false => rank,
+    };
+    for r in rank..=end {
+        for n in first..=last {
+            let i = if by > 0 { last + first - n } else { n };
+            let word = &mut plan.words[r];
+            let Some(at) = word.position(class, i) else { continue };
+            let to = at as isize + by;
+            let inside = to >= 0 && (to as usize) < word.letters.len();
+            if inside && !shift(p, word, r, at, by, 1, out) {
+                return false;
+            }
+        }
+    }
+    !out.is_empty()
+}
+
+fn insert_w(
+    p: &Problem,
+    word: &mut Word,
+    rank: usize,
+    random: &mut Random,
+    out: &mut Changed,
+) -> bool {
+    // More W than there are would ask for nothing.
+    if word.letters.len() >= p.b * (p.classes + p.v) {
+        return false;
+    }
+    let at = random.below(word.letters.len());
+    word.letters.insert(at, p.classes as u8);
+    word.batch.insert(at, 0);
+    out.push(Change { rank, from: at });
+    true
+}
+
+fn remove_w(
+    p: &Problem,
+    word: &mut Word,
+    rank: usize,
+    random: &mut Random,
+    out: &mut Changed,
+) -> bool {
+    let n = word.letters.len();
+    let from = random.below(n);
+    let found = (0..n).map(|k| (from + k) % n).find(|&at| word.letters[at] == p.classes as u8);
+    // The last letter stays, so that there is one to time.
+    let Some(at) = found.filter(|at| at + 1 < n) else { return false };
+    word.letters.remove(at);
+    word.batch.remove(at);
+    out.push(Change { rank, from: at });
+    true
+}

@@ -1,0 +1,152 @@
+//! What a word costs in gathers and in gradients that wait for their reduction.
+//!
+//! F and B need their stage gathered, W does not. A stage is kept while there is room; which one to
+//! drop is Belady's rule, the one needed last, which gathers least where stages are of one size.
+
+use super::problem::Problem;
+use super::word::Word;
+
+/// A gather of a rank's program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gather {
+    /// Letters that have run when it starts: the last use of what it replaces is among them.
+    pub(super) gate: u32,
+    /// The letter that waits for it.
+    pub(super) letter: u32,
+    /// The rank's stage, 0..V.
+    pub(super) v: u32,
+    /// Time it takes.
+    pub(super) take: i64,
+}
+
+/// A free: after the letter `after` of stage `v`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Free {
+    pub(super) after: u32,
+    pub(super) v: u32,
+}
+
+/// Counts gathers and gradients; keeps its memory between calls.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Residency {
+    /// Longest runs of one stage: stage, first and last letter.
+    visits: Vec<(u8, u32, u32)>,
+    /// For each visit, the next one of its stage.
+    next: Vec<u32>,
+    /// Stages held: (stage, next visit of it, last letter that used it).
+    held: Vec<(u8, u32, u32)>,
+    /// What the last count found, in order of need.
+    pub(super) gathers: Vec<Gather>,
+    pub(super) frees: Vec<Free>,
+}
+
+impl Residency {
+    /// Gathers of `word` on rank `r`. `full` writes [`Residency::gathers`] and `frees` too.
+    pub(super) fn count(&mut self, p: &Problem, r: usize, word: &Word, full: bool) -> usize {
+        if !full && !p.tight {
+            return p.v;
+        }
+        self.visits(p, word);
+        self.next_uses();
+        self.gathers.clear();
+        self.frees.clear();
+        self.held.clear();
+        let (mut used, mut gate, mut count) = (0u64, 0u32, 0);
+        for j in 0..self.visits.len() {
+            let (v, first, last) = self.visits[j];
+            match self.held.iter_mut().find(|held| held.0 == v) {
+                Some(held) => (held.1, held.2) = (self.next[j], last),
+                None => {
+                    count += 1;
+                    let weight = p.weight[r * p.v + usize::from(v)];
+                    while !self.held.is_empty() && used.saturating_add(weight) > p.room {
+                        let drop = (0..self.held.len()).max_by_key(|&h| self.held[h].1);
+                        let (gone, _, last_use) = self.held.swap_remove(drop.expect("not empty"));
+                        used -= p.weight[r * p.v + usize::from(gone)];
+                        gate = gate.max(last_use + 1);
+                        if full {
+                            self.frees.push(Free { after: last_use, v: u32::from(gone) });
+                        }
+                    }
+                    used += weight;
+                    self.held.push((v, self.next[j], last));
+                    if full {
+                        let take = p.gather[r * p.v + usize::from(v)];
+                        self.gathers.push(Gather { gate, letter: first, v: u32::from(v), take });
+                    }
+                }
+            }
+        }
+        if full {
+            let rest = self.held.iter().map(|held| Free { after: held.2, v: u32::from(held.0) });
+            self.frees.extend(rest);
+        }
+        count
+    }
+
+    fn visits(&mut self, p: &Problem, word: &Word) {
+        self.visits.clear();
+        let (mut open, spare) = (u8::MAX, p.classes as u8);
+        for (j, &letter) in word.letters.iter().enumerate() {
+            if letter == spare {
+                continue;
+            }
+            let v = if letter >= p.v as u8 { letter - p.v as u8 } else { letter };
+            if v != open {
+                open = v;
+                self.visits.push((v, j as u32, j as u32));
+            } else if let Some(visit) = self.visits.last_mut() {
+                visit.2 = j as u32;
+            }
+        }
+    }
+
+    fn next_uses(&mut self) {
+        let mut next = [u32::MAX; super::word::STAGES_MAX];
+        self.next.clear();
+        self.next.resize(self.visits.len(), 0);
+        for j in (0..self.visits.len()).rev() {
+            let stage = usize::from(self.visits[j].0);
+            self.next[j] = next[stage];
+            next[stage] = j as u32;
+        }
+    }
+
+    /// The most gradients that rank `r` holds at once: those being added to, and the one whose
+    /// reduction is on its way until the next one starts. W run in the order of their B.
+    pub(super) fn gradients(&mut self, p: &Problem, word: &Word) -> usize {
+        if p.units.len() == 1 {
+            return p.v;
+        }
+        let (mut open, mut reducing, mut peak) = (0, 0, 0);
+        for (&letter, &i) in word.letters.iter().zip(&word.batch) {
+            let class = usize::from(letter);
+            if class < p.v || class == p.classes {
+                continue;
+            }
+            let i = usize::from(i);
+            open += usize::from(i == 0 || p.unit[i - 1] != p.unit[i]);
+            peak = peak.max(open + reducing);
+            if ends_unit(p, i) {
+                open -= 1;
+                reducing = 1;
+            }
+        }
+        peak
+    }
+
+    /// By how much a word breaks the limits on gathers and gradients.
+    pub(super) fn excess(&mut self, p: &Problem, r: usize, word: &Word) -> usize {
+        let gathers = self.count(p, r, word, false).saturating_sub(p.gathers_max);
+        let gradients = match p.gradients_max < p.v {
+            true => self.gradients(p, word).saturating_sub(p.gradients_max),
+            false => 0,
+        };
+        gathers + 2 * gradients
+    }
+}
+
+/// Whether a W of micro-batch `i` is the last of its unit.
+pub(super) fn ends_unit(p: &Problem, i: usize) -> bool {
+    i + 1 == p.b || p.unit[i + 1] != p.unit[i]
+}
