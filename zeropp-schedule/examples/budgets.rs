@@ -10,7 +10,7 @@ use zeropp_schedule::schedules::{Costs, Shape};
 /// Times of one stage: F, B, W and a message.
 type Times = (u64, u64, u64, u64);
 
-/// A rank's 24 layers of the Zero Bubble paper's smallest model as two stages, and as four; µs / 10.
+/// A rank of the Zero Bubble paper's smallest model as two stages, and as four; in 10 µs.
 const HALVES: Times = (1850, 1800, 930, 60);
 const QUARTERS: Times = (925, 900, 465, 60);
 /// Its 14.6B and 28.3B models, a rank as four stages.

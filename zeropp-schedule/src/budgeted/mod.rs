@@ -1,11 +1,11 @@
 //! One scheduler for three budgets: activation memory, gathered weights, and collectives a step.
 //!
-//! The Zero Bubble family bounds activations and keeps all weights; ZeroPP bounds weights by a fixed
-//! order of blocks. Here an order is searched for within limits on both: a *skeleton* says which
-//! stages a rank visits when ([`walk`], [`pattern`], [`others`]), annealing over [words](word) moves
-//! single actions ([`anneal`]), and W fill what is left ([`decode`]). What comes out is never slower
-//! than any other kind that keeps the same limits. The result depends on the request alone: no
-//! clock is read, and effort is counted in letters timed.
+//! The Zero Bubble family bounds activations and keeps all weights; ZeroPP bounds weights by a
+//! fixed order of blocks. Here an order is searched for within limits on both: a *skeleton* says
+//! which stages a rank visits when ([`walk`], [`pattern`], [`others`]), annealing over
+//! [words](word) moves single actions ([`anneal`]), and W fill what is left ([`decode`]). What
+//! comes out is never slower than any other kind that keeps the same limits. The result depends
+//! on the request alone: no clock is read, and effort is counted in letters timed.
 //!
 //! The cut of sums is that of [`Budgets::units`]: one unit of B unless the whole gradients of a
 //! rank's stages may not all wait for the end; then units of [`Shape::unit`]. It never depends on
