@@ -134,11 +134,13 @@ impl Group {
 
     /// Whether all that have not arrived still can.
     fn check_missing(&self, place: usize, barrier: &RankBarrier) -> CommResult<()> {
-        let mut missing = self.world_ranks(&barrier.missing()).into_iter();
-        let Some(rank) = missing.find(|&rank| self.world.has_departed(rank)) else {
+        let departed = |place: &usize| self.world.has_departed(self.members[*place]);
+        let Some(gone) = barrier.missing().into_iter().find(departed) else { return Ok(()) };
+        // It may have arrived since, and left with its result: only who left before is missing now.
+        if !barrier.missing().contains(&gone) {
             return Ok(());
-        };
-        self.lost(place, rank, barrier.signature.to_string())
+        }
+        self.lost(place, self.members[gone], barrier.signature.to_string())
     }
 
     /// Fails the world, for the rank at `place` needs world rank `rank`, which has departed. If

@@ -110,9 +110,10 @@ pub(super) fn recv(group: &Group, address: Address, expected: (DType, usize)) ->
     let found = group.mail.lock().want(address, expected);
     match &found {
         Found::Message(message) => check(group, address, expected, message)?,
-        Found::Waiting(_) => {
+        Found::Waiting(receive) => {
             let sender = group.members[address.from];
-            if group.world.has_departed(sender) {
+            // It may have sent the message since, and left.
+            if group.world.has_departed(sender) && !receive.slot.has(0) {
                 return group.lost(address.to, sender, Operation::Recv.to_string());
             }
         }

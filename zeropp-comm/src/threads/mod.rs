@@ -72,3 +72,35 @@ impl ThreadsWorld {
         self.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+    use zeropp_core::cpu_tensor::from_vec;
+
+    use super::*;
+    use crate::CommResult;
+
+    /// Whoever took part in an operation and left at once is not lost, however the threads run.
+    #[test]
+    fn ranks_that_leave_after_their_last_operation_are_not_missed() {
+        let last = |world: Arc<dyn Communicator>| -> CommResult<()> {
+            match world.rank() {
+                0 => world.recv(2, 7, 1, DType::F32).wait().map(drop)?,
+                2 => world.send(0, 7, from_vec(vec![1.0], [1])).wait()?,
+                _ => {}
+            }
+            world.exchange(vec![1]).wait().map(drop)
+        };
+        for round in 0..3000 {
+            let ranks = ThreadsWorld::new(3, ThreadsOptions::default()).communicators();
+            std::thread::scope(|scope| {
+                let threads: Vec<_> =
+                    ranks.into_iter().map(|world| scope.spawn(move || last(world))).collect();
+                for thread in threads {
+                    assert_eq!(thread.join().unwrap(), Ok(()), "round {round}");
+                }
+            });
+        }
+    }
+}
