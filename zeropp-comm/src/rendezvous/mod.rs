@@ -1,7 +1,7 @@
 //! What the processes of a job tell each other before they have an engine, and beside it: small
 //! values under names. NCCL's unique ids and the word that a rank has failed go this way.
 //!
-//! [`meet`] brings all processes of a job together. Where there are several and no MPI, the process
+//! [`open`] brings all processes of a job together. Where there are several and no MPI, the process
 //! of rank 0 keeps the values and the others reach it [over TCP](tcp).
 
 mod address;

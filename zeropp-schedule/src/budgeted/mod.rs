@@ -2,8 +2,8 @@
 //!
 //! The Zero Bubble family bounds activations and keeps all weights; ZeroPP bounds weights by a
 //! fixed order of blocks. Here an order is searched for within limits on both: a *skeleton* says
-//! which stages a rank visits when ([`walk`], [`pattern`], [`others`]), annealing over
-//! [words](word) moves single actions ([`anneal`]), and W fill what is left ([`decode`]). What
+//! which stages a rank visits when (`walk`, `pattern`, `others`), annealing over
+//! words moves single actions (`anneal`), and W fill what is left (`decode`). What
 //! comes out is never slower than any other kind that keeps the same limits. The result depends on
 //! the request alone: no clock is read, and effort is counted in letters timed.
 //!
