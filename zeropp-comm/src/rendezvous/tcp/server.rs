@@ -126,6 +126,8 @@ impl Server {
             let left = self.shared.deadline.saturating_duration_since(Instant::now());
             match self.shared.board.get(MEMBERS, left.min(options.waiting.every)) {
                 Err(RendezvousError::Timeout { .. }) if left.is_zero() => break,
+                // Where no time is left the error says it all.
+                Err(RendezvousError::Timeout { .. }) if left <= options.waiting.every => {}
                 Err(RendezvousError::Timeout { .. }) => {
                     options.waiting.tell(&self.shared.waiting(begin.elapsed(), options));
                 }
