@@ -1,5 +1,6 @@
 //! Why a run did not start, or ended.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use crate::config::ConfigError;
@@ -137,6 +138,27 @@ pub(crate) enum RankError {
     Checkpoint(CheckpointError),
     /// There is nothing to go on from: bad input, found by the ranks together.
     Resume(CheckpointError),
+}
+
+impl RankError {
+    /// What went wrong between ranks, if that is what ended it.
+    pub(crate) fn between_ranks(&self) -> Option<&CommError> {
+        match self {
+            RankError::Comm(e) => Some(e),
+            RankError::Step(e) => Some(&e.source),
+            RankError::Checkpoint(_) | RankError::Resume(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for RankError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RankError::Comm(e) => e.fmt(f),
+            RankError::Step(e) => e.fmt(f),
+            RankError::Checkpoint(e) | RankError::Resume(e) => e.fmt(f),
+        }
+    }
 }
 
 impl From<CheckpointError> for RankError {

@@ -108,7 +108,7 @@ impl Saver {
             patience: Patience::new(config),
             warn: warn.clone(),
             told: Mutex::default(),
-            data: data.fingerprint(),
+            data: data.fingerprint().clone(),
         };
         let lock = match is_follower(config)? {
             true => None,

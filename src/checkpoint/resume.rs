@@ -71,7 +71,6 @@ pub(crate) struct Found {
 pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
     let Some(folder) = &bp.config.save else { return Ok(Found::default()) };
     let store = Store::new(folder);
-    let data = data.fingerprint();
     // Rank 0's process answers for all: it may have begun to save by the time others look.
     let follows = is_follower(&bp.config)?;
     if !follows {
@@ -86,12 +85,13 @@ pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
     let steps = candidates(&store, bp.config.resume)?;
     let mut found = Found { newest: store.steps()?.last().copied(), ..Found::default() };
     for (i, step) in steps.iter().enumerate().rev() {
-        let opened = open(bp, &data, &store, *step).and_then(|(checkpoint, resumed)| {
-            if !follows {
-                checkpoint.check_sizes()?;
-            }
-            Ok(resumed)
-        });
+        let opened =
+            open(bp, data.fingerprint(), &store, *step).and_then(|(checkpoint, resumed)| {
+                if !follows {
+                    checkpoint.check_sizes()?;
+                }
+                Ok(resumed)
+            });
         match opened {
             Ok(resumed) => {
                 found.resumed = Some(resumed);
@@ -297,7 +297,7 @@ impl Loader {
         Some(Loader {
             store: Store::new(folder),
             blueprint: bp.clone(),
-            data: data.fingerprint(),
+            data: data.fingerprint().clone(),
             first: found.resumed.as_ref().map(|resumed| resumed.step),
             patience: Patience::new(config),
             warn: warn.clone(),

@@ -189,11 +189,7 @@ impl FlightRecorder {
 
     /// Notes the error that `rank` ended with.
     pub(crate) fn end_with(&self, rank: usize, error: &RankError) {
-        let (text, error) = match error {
-            RankError::Comm(e) => (e.to_string(), Some(e)),
-            RankError::Step(e) => (e.to_string(), Some(&e.source)),
-            RankError::Checkpoint(e) | RankError::Resume(e) => (e.to_string(), None),
-        };
+        let (text, error) = (error.to_string(), error.between_ranks());
         let kind = match error {
             Some(CommError::Timeout { .. }) => EndKind::Timeout,
             Some(error) if error.is_echo() => EndKind::Peer,

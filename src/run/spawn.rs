@@ -90,11 +90,8 @@ pub(crate) fn spawn_rank(
 
 /// The error in words, with what the ranks of this process behind it were last seen doing.
 fn explain(error: &RankError, here: &[usize], status: &StatusBoard) -> String {
-    let (text, source) = match error {
-        RankError::Checkpoint(e) | RankError::Resume(e) => return e.to_string(),
-        RankError::Comm(e) => (e.to_string(), e),
-        RankError::Step(e) => (e.to_string(), &e.source),
-    };
+    let text = error.to_string();
+    let Some(source) = error.between_ranks() else { return text };
     let (missing, after_s) = match source {
         CommError::Timeout { missing, after_s, .. } => (missing.as_slice(), *after_s),
         CommError::PeerLost { rank, .. } => (std::slice::from_ref(rank), 0.0),
@@ -120,13 +117,7 @@ pub(crate) fn culprit(
 ) -> Option<Error> {
     let weight = |f: &Failure| match f {
         Failure::Panic(_) => 0,
-        Failure::Rank(
-            RankError::Comm(CommError::Aborted { .. })
-            | RankError::Step(zeropp_pipeline::executor::ExecutorError {
-                source: CommError::Aborted { .. },
-                ..
-            }),
-        ) => 2,
+        Failure::Rank(e) if e.between_ranks().is_some_and(CommError::is_echo) => 2,
         Failure::Rank(_) => 1,
     };
     let (rank, failure) = failures.into_iter().min_by_key(|(rank, f)| (weight(f), *rank))?;

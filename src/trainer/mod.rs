@@ -44,8 +44,7 @@ pub struct Trainer {
 pub type Weights = BTreeMap<String, Vec<f32>>;
 
 /// What a function that is called after each step says: `()` to go on, or a [`ControlFlow`], of
-/// which
-/// `Break` stops the run there.
+/// which `Break` stops the run there.
 pub trait StepFlow {
     /// Whether the run goes on.
     fn flow(self) -> ControlFlow<()>;
@@ -156,8 +155,7 @@ impl Trainer {
     /// returns: a [`ControlFlow::Break`] ends the run there, saved if it saves. A panic in it ends
     /// all ranks, too. Where the ranks are in several processes, each process trains its own,
     /// `on_step` is called in rank 0's process alone, which also writes the metrics and the trace,
-    /// and the summary
-    /// is every process's.
+    /// and the summary is every process's.
     ///
     /// # Errors
     /// The first rank that failed, with what it was doing; gradients that stay not finite
@@ -171,8 +169,8 @@ impl Trainer {
     }
 
     /// Starts the ranks; the iterator gives every step of the run as soon as it is complete, and
-    /// the
-    /// next one begins when it is asked for. Dropping it ends the ranks, saved if the run saves.
+    /// the next one begins when it is asked for. Dropping it ends the ranks, saved if the run
+    /// saves.
     ///
     /// # Errors
     /// As [`train`](Self::train), as far as known before the first step.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::DataError;
 use super::bytes::{Bytes, id};
@@ -26,6 +26,8 @@ pub struct Dataset {
     tokenizer: Tokenizer,
     vocabulary: usize,
     origin: String,
+    /// Worked out when it is first asked for.
+    fingerprint: OnceLock<Fingerprint>,
 }
 
 impl Dataset {
@@ -40,8 +42,14 @@ impl Dataset {
     }
 
     fn of(bytes: Bytes, origin: String) -> Dataset {
-        let tokenizer = Tokenizer::Bytes;
-        Dataset { bytes: Arc::new(bytes), header: 0, tokenizer, vocabulary: 256, origin }
+        Dataset {
+            bytes: Arc::new(bytes),
+            header: 0,
+            tokenizer: Tokenizer::Bytes,
+            vocabulary: 256,
+            origin,
+            fingerprint: OnceLock::new(),
+        }
     }
 
     /// Opens a file, or all files of a folder in the order of the paths inside it. Large files are
@@ -70,7 +78,7 @@ impl Dataset {
                 let header = header_bytes(&bytes).map_err(malformed)?;
                 let largest = bytes.largest_u16(header);
                 let vocabulary = largest.map_or(0, |id| usize::from(id) + 1);
-                Ok(Dataset { bytes: Arc::new(bytes), header, tokenizer, vocabulary, origin })
+                Ok(Dataset { header, tokenizer, vocabulary, ..Dataset::of(bytes, origin) })
             }
         }
     }
@@ -123,8 +131,8 @@ impl Dataset {
     }
 
     /// What tells this data from other data, quickly whatever its size.
-    pub fn fingerprint(&self) -> Fingerprint {
-        Fingerprint::new(&self.bytes, self.header)
+    pub fn fingerprint(&self) -> &Fingerprint {
+        self.fingerprint.get_or_init(|| Fingerprint::new(&self.bytes, self.header))
     }
 
     /// Checks that there is a sample of `seq` tokens and the token after it.

@@ -91,6 +91,23 @@ fn mark(out: &mut Changed, rank: usize, from: usize) {
     }
 }
 
+/// Shifts the letter of one class and micro-batch, where the rank has it and there is room; false
+/// where that comes out impossible.
+fn shift_letter(
+    p: &Problem,
+    plan: &mut Plan,
+    rank: usize,
+    (class, batch): (usize, usize),
+    by: isize,
+    out: &mut Changed,
+) -> bool {
+    let word = &mut plan.words[rank];
+    let Some(at) = word.position(class, batch) else { return true };
+    let to = at as isize + by;
+    let inside = to >= 0 && (to as usize) < word.letters.len();
+    !inside || shift(p, word, rank, at, by, 1, out)
+}
+
 /// The same letter on neighbouring ranks, by the same number of places.
 fn on_several_ranks(
     p: &Problem,
@@ -101,16 +118,7 @@ fn on_several_ranks(
 ) -> bool {
     let last = (rank + 1 + random.below(p.ranks)).min(p.ranks - 1);
     let (class, i, by) = (random.below(p.classes), random.below(p.b), distance(random));
-    for r in rank..=last {
-        let word = &mut plan.words[r];
-        let Some(at) = word.position(class, i) else { continue };
-        let to = at as isize + by;
-        let inside = to >= 0 && (to as usize) < word.letters.len();
-        if inside && !shift(p, word, r, at, by, 1, out) {
-            return false;
-        }
-    }
-    !out.is_empty()
+    (rank..=last).all(|r| shift_letter(p, plan, r, (class, i), by, out)) && !out.is_empty()
 }
 
 /// A range of micro-batches of one class, on one rank or several.
@@ -132,11 +140,7 @@ fn range_of_batches(
     for r in rank..=end {
         for n in first..=last {
             let i = if by > 0 { last + first - n } else { n };
-            let word = &mut plan.words[r];
-            let Some(at) = word.position(class, i) else { continue };
-            let to = at as isize + by;
-            let inside = to >= 0 && (to as usize) < word.letters.len();
-            if inside && !shift(p, word, r, at, by, 1, out) {
+            if !shift_letter(p, plan, r, (class, i), by, out) {
                 return false;
             }
         }
