@@ -15,6 +15,7 @@ use zeropp_zero3::checkpoint::StoreLock;
 use crate::Error;
 use crate::checkpoint::Saver;
 use crate::checkpoint::resume::{Loader, Resumed};
+use crate::plan::memory;
 use crate::plan::peak::Peak;
 use crate::recorder::{self, FlightRecorder};
 use crate::run::diagnose::Diverged;
@@ -22,6 +23,7 @@ use crate::run::metrics_file::MetricsFile;
 use crate::run::rank::{Export, News, RankEnd, RankResult, Shared, StageTimes};
 use crate::run::spawn::{Failure, Message, culprit, spawn_rank};
 use crate::run::stop::Wish;
+use crate::run::totals::Totals;
 use crate::run::trace;
 use crate::trainer::Trainer;
 use crate::world::World;
@@ -48,7 +50,7 @@ pub struct Steps<'a> {
     resumed: Option<Resumed>,
     begin: Instant,
     metrics_file: Option<MetricsFile>,
-    steps: Vec<StepMetrics>,
+    totals: Totals,
     times: StageTimes,
     ends: Ends,
     outcome: Option<Summary>,
@@ -97,6 +99,7 @@ impl<'a> Steps<'a> {
         export: Export,
     ) -> Result<Steps<'a>, Error> {
         let (bp, found, warn) = (&trainer.blueprint, &trainer.found, &trainer.warn);
+        memory::check(bp)?;
         let saver = match export {
             Export::Gradients => None,
             _ => Saver::start(bp, &trainer.data.0, found.newest, warn)?,
@@ -151,7 +154,7 @@ impl<'a> Steps<'a> {
             resumed: None,
             begin: Instant::now(),
             metrics_file: None,
-            steps: Vec::new(),
+            totals: Totals::default(),
             times: StageTimes::default(),
             outcome: None,
             over: false,
@@ -228,14 +231,14 @@ impl<'a> Steps<'a> {
             News::Step(metrics, times) => {
                 self.unanswered = true;
                 // The first step warms caches and pools up; it counts only where it is alone.
-                if self.steps.len() == 1 {
+                if self.totals.steps() == 1 {
                     self.times = StageTimes::default();
                 }
                 self.times.merge(&times);
                 if let Some(file) = &mut self.metrics_file {
                     file.write(&metrics);
                 }
-                self.steps.push(metrics.clone());
+                self.totals.add(&metrics);
                 Some(metrics)
             }
             News::Ready(_) => unreachable!("told once, at the start"),
@@ -292,7 +295,7 @@ impl<'a> Steps<'a> {
         let summary = Summary {
             stopped: ends.stopped,
             checkpoint: ends.saved.and_then(path),
-            ..self.trainer.summary(&self.steps, &self.times, total_s)
+            ..self.trainer.summary(&self.totals, &self.times, total_s)
         };
         if let Some(path) = config.trace.as_ref().filter(|_| self.has_rank_0()) {
             trace::write(path, &self.trainer.timeline(&results))?;
