@@ -60,6 +60,8 @@ pub(crate) struct Shared {
     /// In rank 0's process, what the trainer wants after each step that it was told of.
     pub(crate) answers: Option<Arc<Mutex<Receiver<Wish>>>>,
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
+    /// What the run's events are told within.
+    pub(crate) span: tracing::Span,
 }
 
 impl Shared {

@@ -3,6 +3,7 @@
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use tracing::{debug_span, info_span};
 use zeropp_comm::groups::Groups;
 use zeropp_core::meter::Meter;
 use zeropp_core::metrics::Stopped;
@@ -78,7 +79,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         shared.stopper.begin();
         let mut step_start = Instant::now();
         for step in self.done + 1..=last {
-            let wish = self.step(step, step_start)?;
+            let wish = debug_span!("step", step).in_scope(|| self.step(step, step_start))?;
             if let Some(first) = self.skipped.beyond(config.max_skipped) {
                 let at = (first, self.skipped.in_a_row);
                 self.end.diverged = Some(diagnose(&mut self.executor, self.groups, at)?);
@@ -153,6 +154,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         if !(wanted || saver.is_last(step) || (due && good)) {
             return Ok(());
         }
+        let _saving = info_span!("checkpoint", step).entered();
         let worker = &self.executor.worker;
         let at = (step, good);
         saver.save(at, &shared.blueprint, self.groups, worker.sharded(), worker.optimizer())?;
