@@ -39,8 +39,9 @@ pub(crate) fn to_rank_0(
         return Ok(Vec::new());
     }
     let mut results = vec![result];
-    for (rank, len) in lens.into_iter().enumerate().skip(1) {
-        let len = u64::from_le_bytes(len.try_into().expect("eight bytes from every rank")) as usize;
+    for (rank, len) in lens.iter().enumerate().skip(1) {
+        let len =
+            u64::from_le_bytes(len[..].try_into().expect("eight bytes from every rank")) as usize;
         let mut words = Vec::with_capacity(len);
         while words.len() < len {
             let piece = (len - words.len()).min(PIECE);
