@@ -109,8 +109,8 @@ impl<'a> Cutter<'a> {
     }
 
     /// The cut, and what `made` of it, that keeps every rank within its memory, if one is found;
-    /// else one that is beyond it by less than the first. `first` is what was made of the first cut;
-    /// `of` shows the cut of what was made, and what its ranks need.
+    /// else one that is beyond it by less than the first. `first` is what was made of the first
+    /// cut; `of` shows the cut of what was made, and what its ranks need.
     ///
     /// Again and again the largest rank gives blocks of one of its stages away, to stages of ranks
     /// that have room, so that the longest stage stays as short as can be.

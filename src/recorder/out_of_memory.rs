@@ -106,7 +106,7 @@ fn tell(bytes: usize) {
     let mut text = [0u8; 512];
     let mut rest = &mut text[..];
     let mib = bytes as f64 / f64::from(1 << 20);
-    // It fits; what would not is left out.
+    // No event: that would allocate. It fits; what would not is left out.
     let _ = write!(
         rest,
         "error: out of memory: an allocation of {mib:.1} MiB failed; zeropp run --dry-run says \
