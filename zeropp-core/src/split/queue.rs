@@ -102,7 +102,7 @@ impl Grads {
         meter: &Arc<Meter>,
     ) -> Self {
         let on_host = *device == Device::flex();
-        let layers = layouts
+        let layers: Vec<LayerGrads> = layouts
             .iter()
             .map(|l| {
                 if on_host {
@@ -112,7 +112,12 @@ impl Grads {
                 }
             })
             .collect();
-        let bytes = layouts.iter().map(|l| l.len as u64 * 4).sum();
+        let held = |(grads, layout): (&LayerGrads, &Arc<FlatLayout>)| match grads {
+            LayerGrads::Host(flat) => flat.capacity() as u64 * 4,
+            // Parameter by parameter as W comes to it, and whole where it is reduced.
+            LayerGrads::Device(_) => layout.len as u64 * 4,
+        };
+        let bytes = layers.iter().zip(&layouts).map(held).sum();
         let hold = meter.hold(kind, bytes);
         Self { layouts, layers, device: device.clone(), hold }
     }

@@ -142,8 +142,7 @@ proptest! {
 
         let bytes = StageBytes {
             input: 1, activation: 3, stash: 2, weights: 5, gradient: 7, message: 1,
-            keeps_first_gradient: schedule.micro_batches() % 2 == 0,
-        };
+            keeps_first_gradient: schedule.micro_batches() % 2 == 0, ..StageBytes::default() };
         let bytes = vec![bytes; schedule.stages()];
         for program in &lowered.ranks {
             let mut ledger = Ledger::new(program, &bytes);
