@@ -107,11 +107,11 @@ fn tell(bytes: usize) {
     let mut rest = &mut text[..];
     let mib = bytes as f64 / f64::from(1 << 20);
     // No event: that would allocate. It fits; what would not is left out.
-    let _ = write!(
+    let _ = writeln!(
         rest,
         "error: out of memory: an allocation of {mib:.1} MiB failed; zeropp run --dry-run says \
          what a rank needs, and a smaller unit or micro-batch-size, recompute = full or more \
-         virtual stages lower it\n"
+         virtual stages lower it"
     );
     let left = rest.len();
     let _ = std::io::stderr().write_all(&text[..text.len() - left]);

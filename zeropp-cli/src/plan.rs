@@ -9,7 +9,7 @@ use crate::figures::{bytes, count, grouped, percent, scaled, table};
 /// The plan in one line, for the head of a run.
 pub(crate) fn headline(config: &Config, plan: &Plan, check: &MemoryCheck) -> String {
     let unchecked = check.room.is_none() && !config.no_memory_check;
-    let memory = unchecked.then(|| format!("\nnote: memory: {check}")).unwrap_or_default();
+    let memory = if unchecked { format!("\nnote: memory: {check}") } else { String::new() };
     format!(
         "{}; {} parameters; {} with {} a rank, units of {}{}{memory}",
         mesh(config, plan),
