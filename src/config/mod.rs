@@ -1,6 +1,7 @@
 //! What a run is told: a TOML file and flags that override it, the defaults that follow from
 //! other settings, and the checks that end bad input before any rank starts.
 
+mod bytes;
 mod choice;
 mod error;
 mod file;
@@ -11,6 +12,7 @@ mod parts;
 mod resume;
 mod validate;
 
+pub use bytes::Bytes;
 pub use choice::{
     Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
     Tokenizer,

@@ -24,12 +24,13 @@ use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 
-use crate::checkpoint::Saver;
 use crate::checkpoint::resume::{Loader, Resumed};
+use crate::checkpoint::{Saver, Warn};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::peak::Peak;
 use crate::recorder::FlightRecorder;
+use crate::run::agreement::agree;
 use crate::run::diagnose::Diverged;
 use crate::run::processes::{self, Clock};
 use crate::run::stop::{Stopper, Wish};
@@ -60,12 +61,17 @@ pub(crate) struct Shared {
     /// In rank 0's process, what the trainer wants after each step that it was told of.
     pub(crate) answers: Option<Arc<Mutex<Receiver<Wish>>>>,
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
+    /// What this process runs in place of its own blueprint, if it cannot run that; or why it
+    /// cannot run rank 0's either.
+    pub(crate) agreed: Arc<OnceLock<Result<Arc<Blueprint>, String>>>,
+    pub(crate) warn: Warn,
 }
 
 impl Shared {
     /// Whether what the ranks do is kept.
     pub(crate) fn is_traced(&self) -> bool {
-        self.blueprint.config.trace.is_some() || self.export == Export::Timeline
+        let config = &self.blueprint.config;
+        config.trace.is_some() || config.save_costs.is_some() || self.export == Export::Timeline
     }
 }
 
@@ -186,6 +192,7 @@ pub(crate) fn run_rank(
     if let Some(recorder) = &shared.recorder {
         recorder.meet(&*world)?;
     }
+    let shared = &Shared { blueprint: agree(shared, &*world)?, ..shared.clone() };
     let peak_flops = processes::meet(shared, &*world, &device)?;
     let groups = Groups::new(world, shared.blueprint.mesh)?;
     let meter = Meter::new();
