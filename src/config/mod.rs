@@ -9,6 +9,7 @@ mod options;
 mod outputs;
 mod parts;
 mod resume;
+mod step_range;
 mod validate;
 
 pub use choice::{
@@ -18,6 +19,7 @@ pub use choice::{
 pub use error::ConfigError;
 pub use options::{Config, OPTIONS, OptionInfo, OptionKind};
 pub use resume::Resume;
+pub use step_range::StepRange;
 pub use toml::{Table, Value};
 
 use std::path::Path;

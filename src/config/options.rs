@@ -11,6 +11,7 @@ use super::choice::{
     Tokenizer,
 };
 use super::resume::{EXPECTED, Resume};
+use super::step_range::StepRange;
 
 /// What kind of value a setting takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub enum OptionKind {
     Text,
     /// True, false, `must` or the number of a step; a flag alone means true.
     Resume,
+    /// The first and the last of some steps, `100..107`, or one step.
+    Steps,
 }
 
 impl OptionKind {
@@ -57,6 +60,7 @@ impl OptionKind {
                 Some(resume) => Ok(Value::try_from(resume).expect("a word or a number")),
                 None => Err(EXPECTED.into()),
             },
+            OptionKind::Steps => text.parse::<StepRange>().map(|steps| steps.to_string().into()),
             OptionKind::Choice(_) | OptionKind::Path | OptionKind::Text => {
                 Ok(Value::String(text.into()))
             }
@@ -328,8 +332,11 @@ options! {
         "metrics" "FILE" metrics: Option<PathBuf> = None;
         /// Write a Chrome trace of every rank's actions to this file; Perfetto opens it.
         ///
-        /// It holds the first 8 steps, so that a long run stays readable.
+        /// It holds the first 8 steps, so that a long run stays readable, or those of trace-steps.
         "trace" "FILE" trace: Option<PathBuf> = None;
+        /// The steps that a trace holds, from A to B and both of them: `100..107`. Default: the
+        /// first 8 that are run.
+        "trace-steps" "A..B" trace_steps: Option<StepRange> = None;
         /// Where every rank of a run that fails writes what it did last; `zeropp why` reads it.
         /// Default: zeropp-failed, and for a Rust program none.
         ///

@@ -257,6 +257,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         data: path(),
         metrics: path(),
         trace: path(),
+        trace_steps: Some(StepRange { first: 3, last: 9 }),
         save: path(),
         emulate: path(),
         node_rank: Some(0),

@@ -130,6 +130,11 @@ impl Config {
             let help = format!("use 0 to {}", self.steps);
             ConfigError::value("warmup", self.warmup(), problem, help)
         })?;
+        if let Some(traced) = self.trace_steps.filter(|traced| traced.first > self.steps) {
+            let problem = format!("the run has {} steps", self.steps);
+            let help = format!("use a range that begins at 1 to {}", self.steps);
+            return Err(ConfigError::value("trace-steps", traced, problem, help));
+        }
         let (lr, min_lr) = (self.lr, self.min_lr());
         number("lr", lr, lr >= 0.0, "0 or more")?;
         number("min-lr", min_lr, (0.0..=lr).contains(&min_lr), &format!("0 to lr = {lr}"))?;

@@ -26,6 +26,7 @@ use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 
 use crate::checkpoint::Saver;
 use crate::checkpoint::resume::{Loader, Resumed};
+use crate::config::StepRange;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::peak::Peak;
@@ -35,8 +36,8 @@ use crate::run::processes::{self, Clock};
 use crate::run::stop::{Stopper, Wish};
 use crate::run::training::Training;
 
-/// Steps whose spans a trace keeps.
-pub(crate) const TRACED_STEPS: u64 = 8;
+/// Steps whose spans a trace keeps where it is not told which.
+const TRACED_STEPS: u64 = 8;
 
 /// What all ranks of the process share.
 #[derive(Clone)]
@@ -69,6 +70,13 @@ impl Shared {
     pub(crate) fn is_traced(&self) -> bool {
         self.blueprint.config.trace.is_some() || self.export == Export::Timeline
     }
+
+    /// Whether what they do in `step` is kept, of a run that had `done` steps behind it.
+    pub(crate) fn traces(&self, step: u64, done: u64) -> bool {
+        let first = StepRange { first: done + 1, last: done + TRACED_STEPS };
+        let steps = self.blueprint.config.trace_steps.unwrap_or(first);
+        self.is_traced() && (steps.first..=steps.last).contains(&step)
+    }
 }
 
 /// What the ranks leave behind besides their figures.
@@ -78,7 +86,7 @@ pub(crate) enum Export {
     Weights,
     /// The reduced gradients of one single step.
     Gradients,
-    /// What every rank did when, of the first [`TRACED_STEPS`].
+    /// What every rank did when, of the steps that a trace holds.
     Timeline,
 }
 
