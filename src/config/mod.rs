@@ -1,6 +1,7 @@
 //! What a run is told: a TOML file and flags that override it, the defaults that follow from
 //! other settings, and the checks that end bad input before any rank starts.
 
+mod bytes;
 mod choice;
 mod error;
 mod file;
@@ -12,6 +13,7 @@ mod resume;
 mod step_range;
 mod validate;
 
+pub use bytes::Bytes;
 pub use choice::{
     Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
     Tokenizer,

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use toml::Value;
 
+use super::bytes::{self, Bytes};
 use super::choice::{
     Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
     Tokenizer,
@@ -32,6 +33,8 @@ pub enum OptionKind {
     Resume,
     /// The first and the last of some steps, `100..107`, or one step.
     Steps,
+    /// A number of bytes, or one with a unit.
+    Bytes,
 }
 
 impl OptionKind {
@@ -61,6 +64,10 @@ impl OptionKind {
                 None => Err(EXPECTED.into()),
             },
             OptionKind::Steps => text.parse::<StepRange>().map(|steps| steps.to_string().into()),
+            OptionKind::Bytes => match Bytes::parse(text) {
+                Some(bytes) => Ok(Value::try_from(bytes).expect("an integer")),
+                None => Err(bytes::EXPECTED.into()),
+            },
             OptionKind::Choice(_) | OptionKind::Path | OptionKind::Text => {
                 Ok(Value::String(text.into()))
             }
@@ -216,6 +223,18 @@ options! {
         /// whole stages, whose inputs alone are kept; where B and W are apart, all of a rank but
         /// its last, which does as with selective, as its backward follows its forward closely.
         "recompute" "WHAT" recompute: Recompute = Recompute::None;
+        /// What everything takes, for schedules that weigh it and for the bubble that is predicted.
+        ///
+        /// A file: written by hand, by an earlier run's save-costs, or its trace; docs/costs.md has
+        /// the form. Without it times are estimated from FLOP, messages, gathers and reductions
+        /// take none, and --dry-run says so. No bit of the training depends on them. All processes
+        /// run the program that rank 0's file makes.
+        "costs" "FILE" costs: Option<PathBuf> = None;
+        /// The most activations and weight stashes that a rank may hold, such as 24GiB.
+        ///
+        /// Schedules that look for an order within a limit (zb-1p, zb-2p, zb-v, v-half, v-min and
+        /// zeropp-auto) do; any other is refused where it needs more.
+        "mem-limit" "BYTES" mem_limit: Option<Bytes> = None;
     }
     "Training" {
         /// Steps, each an update of the weights.
@@ -320,11 +339,9 @@ options! {
         /// Measure the runtime: run the schedule with the times of this file, without a model.
         ///
         /// Ranks, program and engine are real; F, B, W and R only take their time, and messages and
-        /// collectives arrive when the given links would deliver them. A TOML or JSON file with
-        /// `t_f`, `t_b`, `t_w`, `t_r`, `t_gather`, `t_reduce`, `t_replica_reduce` (one number, or
-        /// one a stage), `t_comm` and `t_step`, all in µs; `bytes_per_s` and `links` with
-        /// `mem_message` bytes for a bandwidth; `zero3_bytes_per_s` and `replica_bytes_per_s` with
-        /// `mem_weights` and `mem_gradient` bytes in place of the collectives' times.
+        /// collectives arrive when the given links would deliver them. The file has the form of
+        /// `costs`: `t_f`, `t_b` and `t_w` in µs, one number or one a stage, and what docs/costs.md
+        /// has besides.
         "emulate" "COSTS" emulate: Option<PathBuf> = None;
     }
     "Output" {
@@ -337,6 +354,12 @@ options! {
         /// The steps that a trace holds, from A to B and both of them: `100..107`. Default: the
         /// first 8 that are run.
         "trace-steps" "A..B" trace_steps: Option<StepRange> = None;
+        /// Write what everything took in this run to this file (.json), for `costs` and for
+        /// `zeropp schedule --costs`.
+        ///
+        /// F, B, W, R, gathers, reductions, messages and the optimizer step, of the first 8 steps
+        /// without the very first, and the predicted bytes of every stage.
+        "save-costs" "FILE" save_costs: Option<PathBuf> = None;
         /// Where every rank of a run that fails writes what it did last; `zeropp why` reads it.
         /// Default: zeropp-failed, and for a Rust program none.
         ///

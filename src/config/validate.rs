@@ -1,5 +1,7 @@
 //! The rules a configuration must keep, each with what would work instead.
 
+use std::path::Path;
+
 use super::{Config, ConfigError, DeviceKind, EngineKind, Precision, Resume};
 use zeropp_core::device;
 
@@ -108,6 +110,19 @@ impl Config {
             let help = format!("use {stages} layers or more, or a smaller pp or virtual");
             ConfigError::value("layers", self.layers, problem, help)
         })?;
+        check(self.emulate.is_none() || self.costs.is_none() && self.save_costs.is_none(), || {
+            let problem = "an emulated run has its costs in the file of emulate";
+            let (field, path) = match &self.costs {
+                Some(path) => ("costs", path),
+                None => ("save-costs", self.save_costs.as_ref().expect("one of them")),
+            };
+            ConfigError::value(field, path.display(), problem, "leave it out, or emulate")
+        })?;
+        check(self.save_costs.as_ref().is_none_or(|path| is_json(path)), || {
+            let path = self.save_costs.as_ref().expect("just looked at").display();
+            let problem = "costs are written in JSON, and read by the name's end";
+            ConfigError::value("save-costs", path, problem, "use a name that ends in .json")
+        })?;
         within("unit", self.unit(), MICRO_BATCHES_MAX)?;
         within("micro-batches", self.micro_batches(), MICRO_BATCHES_MAX)?;
         within("micro-batch-size", self.micro_batch_size, SIZE_MAX)
@@ -203,6 +218,10 @@ impl Config {
         }
         Ok(())
     }
+}
+
+fn is_json(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
 }
 
 /// The divisors of `n` on both sides of `near`, in words.

@@ -1,8 +1,11 @@
 //! What a run is going to be, before any rank starts: stages, programs, memory and bubble.
 
 pub(crate) mod blueprint;
+pub(crate) mod costs_file;
+pub(crate) mod limit;
 pub(crate) mod model_check;
 pub(crate) mod peak;
 pub(crate) mod program;
 pub(crate) mod recompute;
 pub(crate) mod schedule_file;
+pub(crate) mod times;

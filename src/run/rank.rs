@@ -31,6 +31,7 @@ use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::peak::Peak;
 use crate::recorder::FlightRecorder;
+use crate::run::agreement::agree;
 use crate::run::diagnose::Diverged;
 use crate::run::processes::{self, Clock};
 use crate::run::stop::{Stopper, Wish};
@@ -63,12 +64,16 @@ pub(crate) struct Shared {
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
     /// What the run's events are told within.
     pub(crate) span: tracing::Span,
+    /// What this process runs in place of its own blueprint, if it cannot run that; or why it
+    /// cannot run rank 0's either.
+    pub(crate) agreed: Arc<OnceLock<Result<Arc<Blueprint>, String>>>,
 }
 
 impl Shared {
     /// Whether what the ranks do is kept.
     pub(crate) fn is_traced(&self) -> bool {
-        self.blueprint.config.trace.is_some() || self.export == Export::Timeline
+        let config = &self.blueprint.config;
+        config.trace.is_some() || config.save_costs.is_some() || self.export == Export::Timeline
     }
 
     /// Whether what they do in `step` is kept, of a run that had `done` steps behind it.
@@ -199,6 +204,7 @@ pub(crate) fn run_rank(
     if let Some(recorder) = &shared.recorder {
         recorder.meet(&*world)?;
     }
+    let shared = &Shared { blueprint: agree(shared, &*world)?, ..shared.clone() };
     let peak_flops = processes::meet(shared, &*world, &device)?;
     let groups = Groups::new(world, shared.blueprint.mesh)?;
     let meter = Meter::new();

@@ -9,12 +9,13 @@ use crate::figures::{bytes, count, grouped, percent, scaled, table};
 /// The plan in one line, for the head of a run.
 pub(crate) fn headline(config: &Config, plan: &Plan) -> String {
     format!(
-        "{}; {} parameters; {} with {} a rank, units of {}{}",
+        "{}; {} parameters; {} with {} a rank, units of {}\ncosts {}{}",
         mesh(config, plan),
         scaled(plan.parameters as f64),
         plan.schedule,
         count(plan.virtual_stages, "stage"),
         units(&plan.units),
+        plan.costs,
         notes(plan),
     )
 }
@@ -33,6 +34,7 @@ pub(crate) fn text(config: &Config, plan: &Plan) -> String {
         ("step", step(plan)),
         ("weights", weights(plan)),
         ("bubble", format!("{} simulated", percent(plan.bubble))),
+        ("costs", plan.costs.clone()),
     ];
     let facts: Vec<_> = facts.iter().map(|(name, fact)| format!("{name:8}  {fact}")).collect();
     format!(
