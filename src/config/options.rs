@@ -211,6 +211,17 @@ options! {
         /// weights of one stage at a time, and of those being prefetched, so more stages need less
         /// memory.
         "virtual" "V" virtual_stages: Option<usize> = None;
+        /// Blocks of each stage, such as 3,4,4,3. Default: by the time that stages take.
+        ///
+        /// The embedding belongs to the first stage and the head to the last, beside their blocks,
+        /// and both count for what they cost: where the head is large, the last stage gets fewer
+        /// blocks. Without virtual, the numbers given are V·P. No bit depends on the cut.
+        "stages" "N,N,.." stages: Option<String> = None;
+        /// The most memory of a rank, in GiB. Default: none but the machine's.
+        ///
+        /// The cut into stages, unless it is given, keeps within it where it can, at the cost of
+        /// time; a run that is predicted to need more on a rank is refused.
+        "rank-memory" "GIB" rank_memory: Option<f64> = None;
         /// Micro-batches of each rank in a step (B). Default: two units, or the checkpoint's.
         "micro-batches" "B" micro_batches: Option<usize> = None;
         /// Samples in a micro-batch.
@@ -305,6 +316,11 @@ options! {
         /// cuda needs a build with --features cuda, NVIDIA's driver, NVRTC 13 and the toolkit's
         /// headers; wgpu a build with --features wgpu.
         "device" "KIND" device: DeviceKind = DeviceKind::Cpu;
+        /// Start a run that is predicted to need more memory than there is.
+        ///
+        /// Before a rank starts, what the ranks here are predicted to need is held against the
+        /// memory that is free, the limits of the cgroup and of ulimit -v, and rank-memory.
+        "no-memory-check" "BOOL" no_memory_check: bool = false;
         /// How ranks talk to each other. threads: all ranks in one process. mpi: processes started
         /// by mpirun; needs a build with --features mpi.
         ///

@@ -264,6 +264,8 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         mem_limit: Some(Bytes(24 << 30)),
         save_costs: path(),
         node_rank: Some(0),
+        stages: Some("2,2".into()),
+        rank_memory: Some(1.0),
         rendezvous: Some("node0:29400".into()),
         token_file: path(),
         flight_dir: path(),

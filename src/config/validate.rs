@@ -18,7 +18,7 @@ const TIMEOUT_S_MAX: f64 = 1e8;
 
 type Checked = Result<(), ConfigError>;
 
-fn check(ok: bool, error: impl FnOnce() -> ConfigError) -> Checked {
+pub(super) fn check(ok: bool, error: impl FnOnce() -> ConfigError) -> Checked {
     if ok { Ok(()) } else { Err(error()) }
 }
 
@@ -29,7 +29,7 @@ fn within(field: &str, value: usize, max: usize) -> Checked {
     })
 }
 
-fn number(field: &str, value: f64, ok: bool, range: &str) -> Checked {
+pub(super) fn number(field: &str, value: f64, ok: bool, range: &str) -> Checked {
     check(value.is_finite() && ok, || {
         ConfigError::value(field, value, "is out of range", format!("use {range}"))
     })
@@ -90,6 +90,7 @@ impl Config {
     }
 
     fn check_schedule(&self) -> Checked {
+        self.check_cut()?;
         let stages_each = self.virtual_stages();
         within("virtual", stages_each, LAYERS_MAX)?;
         if let Some(kind) = self.kind() {

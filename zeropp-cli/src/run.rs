@@ -37,12 +37,13 @@ pub(crate) fn run(run: Run, voice: Voice) -> Result<(), Failure> {
     let trainer = Trainer::new(config.clone())?;
     if run.dry_run {
         if !is_follower(&config)? {
-            say(plan::text(&config, trainer.plan()));
+            say(plan::text(&config, trainer.plan(), &trainer.memory()));
         }
         return Ok(());
     }
     let cannot = |e| Failure::failed_run(format!("signals cannot be caught ({e})"));
     zeropp::stop_on_signals(&trainer).map_err(cannot)?;
+    zeropp::prepare_for_out_of_memory();
     if is_follower(&config)? {
         return ended(trainer.train(|_| ())?.stopped);
     }
@@ -74,6 +75,10 @@ fn train(
         return Ok(steps.finish().map(drop)?);
     }
     say(&plan::headline(config, trainer.plan()));
+    let memory = trainer.memory();
+    if memory.room.is_none() && !config.no_memory_check {
+        say(&format_args!("note: memory: {memory}"));
+    }
     // mpirun gives every rank a terminal, wherever its own output goes.
     let in_place = config.engine != EngineKind::Mpi;
     let mut progress = Progress::new(
