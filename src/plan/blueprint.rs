@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::config::{Config, DeviceKind, Precision};
 use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
-use zeropp_core::layer::{BatchShape, Model};
+use zeropp_core::layer::{BatchShape, Model, Part};
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, RankPlan};
 use zeropp_core::params::FlatLayout;
@@ -160,9 +160,17 @@ impl Blueprint {
 
     /// Elements of the stage's flat buffers, padding included.
     fn flat_elements(&self, stage: usize) -> u64 {
-        let pieces = self.layout_pieces();
-        let parts = &self.model.parts[self.stages[stage].clone()];
-        parts.iter().map(|p| FlatLayout::new(p.parameters(), pieces).len as u64).sum()
+        self.model.parts[self.stages[stage].clone()].iter().map(|p| self.part_elements(p)).sum()
+    }
+
+    /// Those of them whose gradient is made in F.
+    fn elements_in_forward(&self, stage: usize, batch: BatchShape) -> u64 {
+        let parts = self.model.parts[self.stages[stage].clone()].iter();
+        parts.filter(|p| p.cost(batch).gradients_in_forward).map(|p| self.part_elements(p)).sum()
+    }
+
+    fn part_elements(&self, part: &Part) -> u64 {
+        FlatLayout::new(part.parameters(), self.layout_pieces()).len as u64
     }
 
     fn bytes(&self, stage: usize, batch: BatchShape) -> StageBytes {
@@ -182,8 +190,10 @@ impl Blueprint {
             input,
             activation: kept.max(input),
             stash: costs.iter().map(|c| c.stash_bytes).sum(),
+            workspace: costs.iter().map(|c| c.workspace_bytes).max().unwrap_or(0),
             weights: if alone && fp32 { 0 } else { elements * self.compute.size() as u64 },
             gradient: elements * 4,
+            gradient_in_forward: self.elements_in_forward(stage, batch) * 4,
             keeps_first_gradient: alone,
             message,
         }
@@ -202,19 +212,29 @@ impl Blueprint {
         self.simulated_bubble(stages, &memory)
     }
 
-    /// Times in proportion to the stages' forward FLOP: B, W and R each like F.
+    /// Times in proportion to the FLOP of F, B, W and R: each like the forward, but for a head that
+    /// makes its gradients in F.
     fn relative_costs(&self, batch: BatchShape) -> Vec<StageCosts> {
-        let forward: Vec<f64> = self
-            .stages
-            .iter()
-            .map(|r| self.model.parts[r.clone()].iter().map(|p| p.cost(batch).forward_flops).sum())
-            .collect();
-        let largest = forward.iter().copied().fold(1.0, f64::max);
-        forward
-            .iter()
-            .map(|f| {
-                let ns = (f / largest * 1e6).max(1.0) as u64;
-                StageCosts { f_ns: ns, b_ns: ns, w_ns: ns, r_ns: ns, ..StageCosts::default() }
+        let mut flops = vec![[0.0; 4]; self.stages.len()];
+        for (stage, sums) in flops.iter_mut().enumerate() {
+            let recomputed = self.recomputed.whole.contains(&stage);
+            for part in &self.model.parts[self.stages[stage].clone()] {
+                let cost = part.cost(batch);
+                let [f, b, w] = cost.flops(recomputed);
+                let part = [f, b, w, cost.recompute_flops()];
+                sums.iter_mut().zip(part).for_each(|(sum, flops)| *sum += flops);
+            }
+        }
+        let largest = flops.iter().flatten().copied().fold(1.0, f64::max);
+        let ns = |flops: f64| (flops / largest * 1e6).max(1.0) as u64;
+        let times = flops.into_iter().map(|stage| stage.map(ns));
+        times
+            .map(|[f_ns, b_ns, w_ns, r_ns]| StageCosts {
+                f_ns,
+                b_ns,
+                w_ns,
+                r_ns,
+                ..StageCosts::default()
             })
             .collect()
     }

@@ -28,7 +28,7 @@ use crate::checkpoint::Saver;
 use crate::checkpoint::resume::{Loader, Resumed};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
-use crate::plan::peak::Peak;
+use crate::plan::peak::{Best, Peak};
 use crate::recorder::FlightRecorder;
 use crate::run::diagnose::Diverged;
 use crate::run::processes::{self, Clock};
@@ -233,6 +233,7 @@ fn build_executor(
         dims: [config.micro_batch_size, config.seq, bp.model.hidden],
         compute: bp.compute,
         loss_scale: 1.0 / batches as f32,
+        units: bp.schedule.units.clone(),
         recompute_full: bp.recomputed.whole.clone(),
         recompute_attention: bp.recomputed.attention.clone(),
     };
@@ -279,7 +280,9 @@ fn token_source(shared: &Shared, device: &Device, groups: &Groups) -> TokenSourc
         let mut targets = Vec::with_capacity(samples * seq);
         for i in 0..samples {
             let index = first + micro_batch * samples + i;
-            let (x, y) = data.1.sample(&data.0, step - 1, index);
+            // Nothing to hand an error to: the rank ends with its words.
+            let sample = data.1.sample(&data.0, step - 1, index);
+            let (x, y) = sample.unwrap_or_else(|e| panic!("{e}"));
             ids.extend(x.into_iter().map(|t| t as i32));
             targets.extend(y.into_iter().map(|t| t as i32));
         }
@@ -312,7 +315,7 @@ pub(crate) fn summarise(
 
 pub(crate) fn step_metrics(
     bp: &Blueprint,
-    (step, step_s, peak_flops): (u64, f64, f64),
+    (step, step_s, best): (u64, f64, &mut Best),
     record: &StepRecord,
     all: &[Vec<u8>],
 ) -> (StepMetrics, StageTimes) {
@@ -338,7 +341,7 @@ pub(crate) fn step_metrics(
         tokens,
         tokens_per_s,
         step_s,
-        flops_util: tokens_per_s * bp.plan.flops_per_token / peak_flops,
+        flops_util: best.utilisation(tokens_per_s * bp.plan.flops_per_token),
         bubble: bubble(&computed),
         bubble_own_span: bubble_own_span(&computed),
         bubble_step: bubble_step(&computed, (step_s * 1e9) as u64),

@@ -13,6 +13,7 @@ use zeropp_zero3::ShardedStage;
 use crate::checkpoint::patience::Patience;
 use crate::checkpoint::resume::Resumed;
 use crate::error::RankError;
+use crate::plan::peak::Best;
 use crate::run::collect;
 use crate::run::diagnose::{Skipped, diagnose};
 use crate::run::rank::{
@@ -26,7 +27,8 @@ pub(crate) struct Training<'a, R> {
     groups: &'a Groups,
     meter: &'a Meter,
     executor: Executor<ModelWorker>,
-    peak_flops: f64,
+    /// What the steps' rates are held against.
+    best: Best,
     report: R,
     /// Steps that a checkpoint had behind it.
     done: u64,
@@ -50,7 +52,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             groups,
             meter,
             executor,
-            peak_flops,
+            best: Best::new(peak_flops),
             report,
             done: 0,
             skipped: Skipped::default(),
@@ -111,7 +113,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         let all = groups.world.exchange(bytes).wait()?;
         if groups.world.rank() == shared.here[0] {
             let step_s = start.elapsed().as_secs_f64();
-            let at = (step, step_s, self.peak_flops);
+            let at = (step, step_s, &mut self.best);
             let (metrics, times) = step_metrics(&shared.blueprint, at, &record, &all);
             (self.report)(News::Step(metrics, times));
         }
