@@ -4,8 +4,8 @@
 mod common;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
 
+use common::heard::warnings;
 use common::{Run, assert_same_bits, run, tiny};
 use zeropp::config::Bytes;
 use zeropp::pipeline::costs::Sharers;
@@ -166,18 +166,15 @@ fn in_two_processes(
 ) -> (Result<Vec<StepMetrics>, Error>, Result<(), Error>, Vec<String>) {
     let mut ranks = ThreadsWorld::new(4, ThreadsOptions::default()).communicators();
     let others = ranks.split_off(2);
-    let [first, mut second] = [first, second].map(|c| Trainer::new(c.clone()).unwrap());
-    let warnings = Arc::new(Mutex::new(Vec::new()));
-    let heard = warnings.clone();
-    second.on_warning(move |text| heard.lock().unwrap().push(text.to_owned()));
-    let (mine, theirs) = std::thread::scope(|scope| {
-        let following = scope.spawn(|| second.train_over(others, |_| ()).map(drop));
+    let [first, second] = [first, second].map(|c| Trainer::new(c.clone()).unwrap());
+    std::thread::scope(|scope| {
+        let follow = || warnings(|| second.train_over(others, |_| ()).map(drop));
+        let following = scope.spawn(follow);
         let mut steps = Vec::new();
         let mine = first.train_over(ranks, |s| steps.push(s.clone())).map(|_| steps);
-        (mine, following.join().unwrap())
-    });
-    let warnings = warnings.lock().unwrap().clone();
-    (mine, theirs, warnings)
+        let (theirs, warned) = following.join().unwrap();
+        (mine, theirs, warned)
+    })
 }
 
 /// A process with other costs would run another order, in which its ranks wait for messages that
@@ -191,18 +188,18 @@ fn a_process_with_other_costs_runs_rank_0_s_program() {
     assert!(programs[0].ranks[2..] != programs[1].ranks[2..], "there is something to agree on");
     let Run { steps: alone, .. } = run(config.clone());
     for (first, second) in [(&config, &other), (&other, &config)] {
-        let (mine, theirs, warnings) = in_two_processes(first, second);
+        let (mine, theirs, warned) = in_two_processes(first, second);
         let (steps, ()) = (mine.unwrap(), theirs.unwrap());
         let bits = |steps: &[StepMetrics]| -> Vec<u64> {
             steps.iter().map(|s| s.loss.to_bits()).collect()
         };
         assert_eq!(bits(&steps), bits(&alone));
-        assert_eq!(warnings.len(), 1, "{warnings:?}");
-        assert!(warnings[0].contains("another program than rank 0's"), "{warnings:?}");
+        assert_eq!(warned.len(), 1, "{warned:?}");
+        assert!(warned[0].contains("another program than rank 0's"), "{warned:?}");
     }
     // Alike, nobody is warned.
-    let (mine, theirs, warnings) = in_two_processes(&other, &other);
-    assert!(mine.is_ok() && theirs.is_ok() && warnings.is_empty(), "{warnings:?}");
+    let (mine, theirs, warned) = in_two_processes(&other, &other);
+    assert!(mine.is_ok() && theirs.is_ok() && warned.is_empty(), "{warned:?}");
 }
 
 #[test]
@@ -215,14 +212,14 @@ fn a_process_that_cannot_run_rank_0_s_program_ends_all_in_the_same_words() {
         (wider, "recompute = selective here and none there, hidden = 32 here and 16 there"),
         (longer, "micro-batches = 16 here and 12 there"),
     ] {
-        let (mine, theirs, warnings) = in_two_processes(&config, &other);
+        let (mine, theirs, warned) = in_two_processes(&config, &other);
         let errors = [mine.map(drop), theirs].map(|end| end.unwrap_err());
         assert!(errors.iter().all(Error::is_bad_input));
         let [mine, theirs] = errors.map(|e| e.to_string());
         assert_eq!(mine, theirs);
         assert!(mine.starts_with("rank 2 cannot run rank 0's program: "), "{mine}");
         assert!(mine.contains(differs), "{mine}");
-        assert!(warnings.is_empty());
+        assert!(warned.is_empty());
     }
 }
 

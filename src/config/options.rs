@@ -289,6 +289,16 @@ options! {
         "seq" "N" seq: usize = 64;
         /// Whether the head shares the embedding's weights, as in GPT-2.
         "tied" "BOOL" tied: bool = false;
+        /// Token ids that the model knows (the vocabulary). Default: 256 for bytes, else one more
+        /// than the data's largest id, for which all of the file is read.
+        ///
+        /// With it a file of ids is not searched: ids are looked at as they are read, and one that
+        /// is not below ends the run with its place in the file.
+        "vocab" "N" vocab: Option<usize> = None;
+        /// Round the rows of embedding and head up to a multiple of this; 128 suits GPUs.
+        ///
+        /// Rows that are no token id are never looked up and take no part in the loss.
+        "vocab-multiple" "N" vocab_multiple: usize = 1;
         /// The MLP's nonlinearity: exact GELU, or GPT-2's tanh form.
         "activation" "KIND" activation: Activation = Activation::GeluTanh;
     }
@@ -298,7 +308,8 @@ options! {
         /// A folder is read recursively, in the order of the paths inside it, with a line feed
         /// between files; names that begin with a dot are left out.
         "data" "PATH" data: Option<PathBuf> = None;
-        /// How data becomes token ids: its bytes, or the u16 ids of a nanoGPT or llm.c .bin file.
+        /// How data becomes token ids: its bytes, or the 16-bit or 32-bit ids of a nanoGPT or llm.c
+        /// .bin file.
         "tokenizer" "KIND" tokenizer: Tokenizer = Tokenizer::Bytes;
         /// Draw the place of each sample, or read the data from its start.
         ///
@@ -373,7 +384,7 @@ options! {
         /// Write what everything took in this run to this file (.json), for `costs` and for
         /// `zeropp schedule --costs`.
         ///
-        /// F, B, W, R, gathers, reductions, messages and the optimizer step, of the first 8 steps
+        /// F, B, W, R, gathers, reductions, messages and the optimizer step, of the steps of a trace
         /// without the very first, and the predicted bytes of every stage.
         "save-costs" "FILE" save_costs: Option<PathBuf> = None;
         /// Where every rank of a run that fails writes what it did last; `zeropp why` reads it.

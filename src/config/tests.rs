@@ -395,7 +395,7 @@ fn the_mesh_does_not_move_a_sample() {
             config.order = *order;
             assert_eq!(config.samples_per_step(), 16, "{toml}");
             let sampler = config.sampler();
-            (0..16).map(|i| sampler.sample(&data, 3, i)).collect::<Vec<_>>()
+            (0..16).map(|i| sampler.sample(&data, 3, i).unwrap()).collect::<Vec<_>>()
         };
         let one = of("micro-batches = 16");
         assert_eq!(one, of("pp = 4\nzero3 = 2\nmicro-batches = 8"));

@@ -16,6 +16,11 @@ const SIZE_MAX: usize = 1 << 24;
 /// Longest timeout, about three years.
 const TIMEOUT_S_MAX: f64 = 1e8;
 
+/// Most token ids.
+pub(super) const VOCAB_MAX: usize = SIZE_MAX;
+/// Largest multiple that a vocabulary is rounded up to.
+const VOCAB_MULTIPLE_MAX: usize = 1 << 16;
+
 type Checked = Result<(), ConfigError>;
 
 pub(super) fn check(ok: bool, error: impl FnOnce() -> ConfigError) -> Checked {
@@ -82,6 +87,8 @@ impl Config {
         within("hidden", self.hidden, SIZE_MAX)?;
         within("heads", self.heads, SIZE_MAX)?;
         within("seq", self.seq, SIZE_MAX)?;
+        within("vocab", self.vocab.unwrap_or(1), VOCAB_MAX)?;
+        within("vocab-multiple", self.vocab_multiple, VOCAB_MULTIPLE_MAX)?;
         check(self.hidden.is_multiple_of(self.heads), || {
             let problem = format!("does not divide hidden = {}", self.hidden);
             let help = format!("use {}", divisors_near(self.hidden, self.heads));

@@ -4,7 +4,7 @@
 use crate::config::{Config, DeviceKind, Precision};
 use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
-use zeropp_core::layer::{BatchShape, Model};
+use zeropp_core::layer::{BatchShape, Model, Part};
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, RankPlan};
 use zeropp_core::params::FlatLayout;
@@ -88,7 +88,9 @@ impl Blueprint {
         let stages = blueprint.stages.len();
         blueprint.recomputed = Recomputed::before(blueprint.config.recompute, stages);
         let bytes = blueprint.all_bytes();
-        let estimates = estimates(&blueprint.model.parts, &blueprint.stages, batch);
+        let recomputed = &blueprint.recomputed.whole;
+        let estimates =
+            estimates(&blueprint.model.parts, &blueprint.stages, batch, |s| recomputed.contains(s));
         blueprint.times = Times::new(&blueprint.config, estimates, &bytes)?;
         let costs = generator_costs(&blueprint.config, &blueprint.times.costs, &bytes);
         blueprint.schedule = resolved.programs(&costs)?;
@@ -220,9 +222,17 @@ impl Blueprint {
 
     /// Elements of the stage's flat buffers, padding included.
     fn flat_elements(&self, stage: usize) -> u64 {
-        let pieces = self.layout_pieces();
-        let parts = &self.model.parts[self.stages[stage].clone()];
-        parts.iter().map(|p| FlatLayout::new(p.parameters(), pieces).len as u64).sum()
+        self.model.parts[self.stages[stage].clone()].iter().map(|p| self.part_elements(p)).sum()
+    }
+
+    /// Those of them whose gradient is made in F.
+    fn elements_in_forward(&self, stage: usize, batch: BatchShape) -> u64 {
+        let parts = self.model.parts[self.stages[stage].clone()].iter();
+        parts.filter(|p| p.cost(batch).gradients_in_forward).map(|p| self.part_elements(p)).sum()
+    }
+
+    fn part_elements(&self, part: &Part) -> u64 {
+        FlatLayout::new(part.parameters(), self.layout_pieces()).len as u64
     }
 
     fn bytes(&self, stage: usize, batch: BatchShape) -> StageBytes {
@@ -242,8 +252,10 @@ impl Blueprint {
             input,
             activation: kept.max(input),
             stash: costs.iter().map(|c| c.stash_bytes).sum(),
+            workspace: costs.iter().map(|c| c.workspace_bytes).max().unwrap_or(0),
             weights: if alone && fp32 { 0 } else { elements * self.compute.size() as u64 },
             gradient: elements * 4,
+            gradient_in_forward: self.elements_in_forward(stage, batch) * 4,
             keeps_first_gradient: alone,
             message,
         }

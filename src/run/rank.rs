@@ -26,10 +26,10 @@ use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 
 use crate::checkpoint::Saver;
 use crate::checkpoint::resume::{Loader, Resumed};
-use crate::config::StepRange;
+use crate::config::{Config, StepRange};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
-use crate::plan::peak::Peak;
+use crate::plan::peak::{Best, Peak};
 use crate::recorder::FlightRecorder;
 use crate::run::agreement::agree;
 use crate::run::diagnose::Diverged;
@@ -78,10 +78,15 @@ impl Shared {
 
     /// Whether what they do in `step` is kept, of a run that had `done` steps behind it.
     pub(crate) fn traces(&self, step: u64, done: u64) -> bool {
-        let first = StepRange { first: done + 1, last: done + TRACED_STEPS };
-        let steps = self.blueprint.config.trace_steps.unwrap_or(first);
+        let steps = traced_steps(&self.blueprint.config, done);
         self.is_traced() && (steps.first..=steps.last).contains(&step)
     }
+}
+
+/// The steps that a trace holds, of a run that had `done` steps behind it.
+pub(crate) fn traced_steps(config: &Config, done: u64) -> StepRange {
+    let first = StepRange { first: done + 1, last: done + TRACED_STEPS };
+    config.trace_steps.unwrap_or(first)
 }
 
 /// What the ranks leave behind besides their figures.
@@ -252,6 +257,7 @@ fn build_executor(
         dims: [config.micro_batch_size, config.seq, bp.model.hidden],
         compute: bp.compute,
         loss_scale: 1.0 / batches as f32,
+        units: bp.schedule.units.clone(),
         recompute_full: bp.recomputed.whole.clone(),
         recompute_attention: bp.recomputed.attention.clone(),
     };
@@ -298,7 +304,9 @@ fn token_source(shared: &Shared, device: &Device, groups: &Groups) -> TokenSourc
         let mut targets = Vec::with_capacity(samples * seq);
         for i in 0..samples {
             let index = first + micro_batch * samples + i;
-            let (x, y) = data.1.sample(&data.0, step - 1, index);
+            // Nothing to hand an error to: the rank ends with its words.
+            let sample = data.1.sample(&data.0, step - 1, index);
+            let (x, y) = sample.unwrap_or_else(|e| panic!("{e}"));
             ids.extend(x.into_iter().map(|t| t as i32));
             targets.extend(y.into_iter().map(|t| t as i32));
         }
@@ -331,7 +339,7 @@ pub(crate) fn summarise(
 
 pub(crate) fn step_metrics(
     bp: &Blueprint,
-    (step, step_s, peak_flops): (u64, f64, f64),
+    (step, step_s, best): (u64, f64, &mut Best),
     record: &StepRecord,
     ranks: &[RankStep],
 ) -> (StepMetrics, StageTimes) {
@@ -353,7 +361,7 @@ pub(crate) fn step_metrics(
         tokens,
         tokens_per_s,
         step_s,
-        flops_util: tokens_per_s * bp.plan.flops_per_token / peak_flops,
+        flops_util: best.utilisation(tokens_per_s * bp.plan.flops_per_token),
         bubble: bubble(&computed),
         bubble_own_span: bubble_own_span(&computed),
         bubble_step: bubble_step(&computed, (step_s * 1e9) as u64),

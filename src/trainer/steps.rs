@@ -317,7 +317,7 @@ impl<'a> Steps<'a> {
         }
         if let Some(path) = config.save_costs.as_ref().filter(|_| self.has_rank_0()) {
             let timeline = self.trainer.timeline(&results);
-            let steps = (resumed.unwrap_or(0), self.steps.len() as u64);
+            let steps = (resumed.unwrap_or(0), self.totals.steps());
             let nothing = measured::write(path, &self.trainer.blueprint, &timeline, steps)?;
             if let Some(why) = nothing {
                 warn!("save-costs: nothing is written, as {why}");

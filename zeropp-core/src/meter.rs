@@ -198,6 +198,15 @@ pub struct Hold {
     storage: Option<usize>,
 }
 
+impl Hold {
+    /// Counts `bytes` more.
+    pub fn grow(&mut self, bytes: u64) {
+        debug_assert!(self.storage.is_none(), "a tensor does not grow");
+        self.meter.0.lock().add(self.kind, bytes);
+        self.bytes += bytes;
+    }
+}
+
 impl Drop for Hold {
     fn drop(&mut self) {
         let mut s = self.meter.0.lock();
