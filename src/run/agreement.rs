@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 use zeropp_comm::Communicator;
 use zeropp_pipeline::exchange::json::{self, Document};
 
@@ -77,9 +78,10 @@ pub(crate) fn agree(
         )));
     }
     if world.rank() == shared.here[0] && !is_same {
-        let text = "the costs or the schedule of this process make another program than rank 0's, \
-                    which it runs in place of its own";
-        tracing::warn!("{text}");
+        warn!(
+            "the costs or the schedule of this process make another program than rank 0's, which \
+             it runs in place of its own"
+        );
     }
     Ok(taken.expect("nobody refused"))
 }
