@@ -10,6 +10,7 @@ mod compare;
 mod emulate;
 mod figures;
 mod health;
+mod pages;
 mod plan;
 mod progress;
 mod ranks;

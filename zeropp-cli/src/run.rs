@@ -9,7 +9,7 @@ use zeropp_core::metrics::JsonLines;
 use crate::args::Run;
 use crate::figures::{say, speak_on_stderr};
 use crate::progress::Progress;
-use crate::{Failure, emulate, plan, summary};
+use crate::{Failure, emulate, pages, plan, summary};
 
 /// Stands for standard output in place of the metrics file.
 const STANDARD_OUTPUT: &str = "-";
@@ -39,6 +39,7 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
         }
         return Ok(());
     }
+    pages::suit(&config, trainer.plan());
     let cannot = |e| Failure::failed_run(format!("signals cannot be caught ({e})"));
     zeropp::stop_on_signals(&trainer).map_err(cannot)?;
     if is_follower(&config)? {
