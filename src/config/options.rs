@@ -384,8 +384,8 @@ options! {
         /// Write what everything took in this run to this file (.json), for `costs` and for
         /// `zeropp schedule --costs`.
         ///
-        /// F, B, W, R, gathers, reductions, messages and the optimizer step, of the steps of a trace
-        /// without the very first, and the predicted bytes of every stage.
+        /// F, B, W, R, gathers, reductions, messages and the optimizer step, of the steps that a
+        /// trace holds without the first, and the predicted bytes of every stage.
         "save-costs" "FILE" save_costs: Option<PathBuf> = None;
         /// Where every rank of a run that fails writes what it did last; `zeropp why` reads it.
         /// Default: zeropp-failed, and for a Rust program none.

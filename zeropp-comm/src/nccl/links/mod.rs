@@ -1,11 +1,11 @@
 //! Connections between ranks for the frames beside NCCL: one for each direction in which a rank
 //! has something to say, opened when it first does.
 //!
-//! Both ends prove that they know a secret of the job, each over fresh numbers of the other, so that
-//! neither a stranger nor a recording gets in (`door`). The secret comes from the job's token and
-//! never travels. Every frame is numbered and carries a tag that only who knows the secret can make:
-//! one that was changed, repeated, left out or reordered ends the connection. A connection that ends
-//! without a word of leaving tells that its rank is gone.
+//! Both ends prove that they know a secret of the job, each over fresh numbers of the other, so
+//! that neither a stranger nor a recording gets in (`door`). The secret comes from the job's token
+//! and never travels. Every frame is numbered and carries a tag that only who knows the secret can
+//! make: one that was changed, repeated, left out or reordered ends the connection. A connection
+//! that ends without a word of leaving tells that its rank is gone.
 
 mod addresses;
 mod door;
