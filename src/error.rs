@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use crate::config::ConfigError;
+use crate::refusal::TooLittleMemory;
 use zeropp_comm::CommError;
 use zeropp_comm::launch::{JobError, LaunchError};
 use zeropp_comm::rendezvous::RendezvousError;
@@ -34,6 +35,9 @@ pub enum Error {
     /// Fewer layers than stages.
     #[error("layers: {0}")]
     Layers(#[from] TooFewLayers),
+    /// A run that is predicted to need more memory than there is.
+    #[error(transparent)]
+    Memory(Box<TooLittleMemory>),
     /// A model that its own parts contradict.
     #[error("model: {0}")]
     Model(String),

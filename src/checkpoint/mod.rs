@@ -31,9 +31,10 @@ use crate::{Error, events};
 const SHARED_TIME: Duration = Duration::from_secs(4);
 
 /// Settings that say where and how a run is done or watched, never what it computes.
-pub(crate) const NOT_THE_RUN: [&str; 15] = [
+pub(crate) const NOT_THE_RUN: [&str; 16] = [
     "metrics",
     "trace",
+    "trace-steps",
     "flight-dir",
     "save",
     "save-every",

@@ -257,12 +257,15 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         data: path(),
         metrics: path(),
         trace: path(),
+        trace_steps: Some(StepRange { first: 3, last: 9 }),
         save: path(),
         emulate: path(),
         costs: path(),
         mem_limit: Some(Bytes(24 << 30)),
         save_costs: path(),
         node_rank: Some(0),
+        stages: Some("2,2".into()),
+        rank_memory: Some(1.0),
         rendezvous: Some("node0:29400".into()),
         token_file: path(),
         flight_dir: path(),
@@ -392,7 +395,7 @@ fn the_mesh_does_not_move_a_sample() {
             config.order = *order;
             assert_eq!(config.samples_per_step(), 16, "{toml}");
             let sampler = config.sampler();
-            (0..16).map(|i| sampler.sample(&data, 3, i)).collect::<Vec<_>>()
+            (0..16).map(|i| sampler.sample(&data, 3, i).unwrap()).collect::<Vec<_>>()
         };
         let one = of("micro-batches = 16");
         assert_eq!(one, of("pp = 4\nzero3 = 2\nmicro-batches = 8"));

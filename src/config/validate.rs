@@ -16,9 +16,14 @@ const SIZE_MAX: usize = 1 << 24;
 /// Longest timeout, about three years.
 const TIMEOUT_S_MAX: f64 = 1e8;
 
+/// Most token ids.
+pub(super) const VOCAB_MAX: usize = SIZE_MAX;
+/// Largest multiple that a vocabulary is rounded up to.
+const VOCAB_MULTIPLE_MAX: usize = 1 << 16;
+
 type Checked = Result<(), ConfigError>;
 
-fn check(ok: bool, error: impl FnOnce() -> ConfigError) -> Checked {
+pub(super) fn check(ok: bool, error: impl FnOnce() -> ConfigError) -> Checked {
     if ok { Ok(()) } else { Err(error()) }
 }
 
@@ -29,7 +34,7 @@ fn within(field: &str, value: usize, max: usize) -> Checked {
     })
 }
 
-fn number(field: &str, value: f64, ok: bool, range: &str) -> Checked {
+pub(super) fn number(field: &str, value: f64, ok: bool, range: &str) -> Checked {
     check(value.is_finite() && ok, || {
         ConfigError::value(field, value, "is out of range", format!("use {range}"))
     })
@@ -82,6 +87,8 @@ impl Config {
         within("hidden", self.hidden, SIZE_MAX)?;
         within("heads", self.heads, SIZE_MAX)?;
         within("seq", self.seq, SIZE_MAX)?;
+        within("vocab", self.vocab.unwrap_or(1), VOCAB_MAX)?;
+        within("vocab-multiple", self.vocab_multiple, VOCAB_MULTIPLE_MAX)?;
         check(self.hidden.is_multiple_of(self.heads), || {
             let problem = format!("does not divide hidden = {}", self.hidden);
             let help = format!("use {}", divisors_near(self.hidden, self.heads));
@@ -90,6 +97,7 @@ impl Config {
     }
 
     fn check_schedule(&self) -> Checked {
+        self.check_cut()?;
         let stages_each = self.virtual_stages();
         within("virtual", stages_each, LAYERS_MAX)?;
         if let Some(kind) = self.kind() {
@@ -145,6 +153,11 @@ impl Config {
             let help = format!("use 0 to {}", self.steps);
             ConfigError::value("warmup", self.warmup(), problem, help)
         })?;
+        if let Some(traced) = self.trace_steps.filter(|traced| traced.first > self.steps) {
+            let problem = format!("the run has {} steps", self.steps);
+            let help = format!("use a range that begins at 1 to {}", self.steps);
+            return Err(ConfigError::value("trace-steps", traced, problem, help));
+        }
         let (lr, min_lr) = (self.lr, self.min_lr());
         number("lr", lr, lr >= 0.0, "0 or more")?;
         number("min-lr", min_lr, (0.0..=lr).contains(&min_lr), &format!("0 to lr = {lr}"))?;

@@ -1,19 +1,16 @@
 //! Everything that follows from a configuration and a model before a rank starts: stages, the
 //! verified program of every rank, predicted memory and bubble.
 
-use std::ops::Range;
-
 use crate::config::{Config, DeviceKind, Precision};
 use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
-use zeropp_core::layer::{BatchShape, Model};
+use zeropp_core::layer::{BatchShape, Model, Part};
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, RankPlan};
 use zeropp_core::params::FlatLayout;
 use zeropp_core::split::ops::attention_keeps_probabilities;
 use zeropp_pipeline::ir::{Action, Schedule};
-use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict};
-use zeropp_pipeline::partition::partition;
+use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict, predict_at_once};
 use zeropp_pipeline::schedules::unit_note;
 use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
 use zeropp_pipeline::timeline::Timeline;
@@ -21,10 +18,11 @@ use zeropp_pipeline::verify::{VerifyLimits, verify};
 use zeropp_zero3::optimizer::Tie;
 
 use crate::Error;
-use crate::plan::limit;
+use crate::plan::cut::{Cutter, Stages};
 use crate::plan::program::{Resolved, check_program, generator_costs, shape};
 use crate::plan::recompute::Recomputed;
 use crate::plan::times::{Times, estimates};
+use crate::plan::{limit, sizes};
 
 /// What every rank builds from.
 #[derive(Clone)]
@@ -33,7 +31,7 @@ pub(crate) struct Blueprint {
     pub(crate) mesh: Mesh,
     pub(crate) model: Model,
     /// Parts of each stage.
-    pub(crate) stages: Vec<Range<usize>>,
+    pub(crate) stages: Stages,
     /// The lowered, verified programs.
     pub(crate) schedule: Schedule,
     pub(crate) recomputed: Recomputed,
@@ -46,27 +44,39 @@ pub(crate) struct Blueprint {
 impl Blueprint {
     pub(crate) fn new(config: &Config, model: Model) -> Result<Blueprint, Error> {
         let resolved = Resolved::new(config)?;
-        let config = resolved.config.clone();
+        let config = &resolved.config;
+        sizes::check(config, &model)?;
         check_names(&model)?;
-        let mesh = config.mesh();
         let compute = match config.precision {
             Precision::Fp32 => DType::F32,
             Precision::Bf16 => DType::BF16,
         };
+        let on_gpu = config.device != DeviceKind::Cpu;
         let batch = BatchShape {
             samples: config.micro_batch_size,
             seq: config.seq,
             element_bytes: compute.size(),
-            keeps_probabilities: attention_keeps_probabilities(
-                compute,
-                config.device != DeviceKind::Cpu,
-            ),
+            keeps_probabilities: attention_keeps_probabilities(compute, on_gpu),
         };
-        let stages = partition(&model.parts, resolved.stages(), batch)?;
+        let cutter = Cutter::new(config, &model, batch, resolved.stages());
+        let cut = |stages| Self::of(&resolved, &model, (batch, compute), stages);
+        let first = cut(cutter.first()?)?;
+        let mut made = cutter.within_memory(first, |bp| (&bp.stages, &bp.plan.ranks), cut)?;
+        cutter.tell(&made.stages, &mut made.plan);
+        Ok(made)
+    }
+
+    /// The same with these stages.
+    fn of(
+        resolved: &Resolved,
+        model: &Model,
+        (batch, compute): (BatchShape, DType),
+        stages: Stages,
+    ) -> Result<Blueprint, Error> {
         let mut blueprint = Blueprint {
-            config,
-            mesh,
-            model,
+            config: resolved.config.clone(),
+            mesh: resolved.config.mesh(),
+            model: model.clone(),
             stages,
             schedule: Schedule::default(),
             recomputed: Recomputed::default(),
@@ -78,7 +88,9 @@ impl Blueprint {
         let stages = blueprint.stages.len();
         blueprint.recomputed = Recomputed::before(blueprint.config.recompute, stages);
         let bytes = blueprint.all_bytes();
-        let estimates = estimates(&blueprint.model.parts, &blueprint.stages, batch);
+        let recomputed = &blueprint.recomputed.whole;
+        let estimates =
+            estimates(&blueprint.model.parts, &blueprint.stages, batch, |s| recomputed.contains(s));
         blueprint.times = Times::new(&blueprint.config, estimates, &bytes)?;
         let costs = generator_costs(&blueprint.config, &blueprint.times.costs, &bytes);
         blueprint.schedule = resolved.programs(&costs)?;
@@ -136,9 +148,10 @@ impl Blueprint {
     }
 
     fn make_plan(&self, batch: BatchShape) -> Result<Plan, Error> {
-        let peaks = predict(&self.schedule, &self.all_bytes());
-        let costs = Costs { memory: self.all_bytes(), ..self.times.costs.clone() };
-        let simulated = self.simulated(&costs);
+        let bytes = self.all_bytes();
+        let peaks = predict(&self.schedule, &bytes);
+        let at_once = predict_at_once(&self.schedule, &bytes);
+        let simulated = self.simulated(&Costs { memory: bytes, ..self.times.costs.clone() });
         limit::check(&self.config, &simulated)?;
         let bubble = simulated.bubble();
         let program = &self.schedule.ranks[0];
@@ -158,8 +171,9 @@ impl Blueprint {
             costs: self.times.source.clone(),
             all_gathers_per_rank: count(|a| matches!(a, Action::AllGather { .. })),
             reduce_scatters_per_rank: count(|a| matches!(a, Action::ReduceScatter { .. })),
-            ranks: (0..self.mesh.pp).map(|p| self.rank_plan(p, peaks[p])).collect(),
+            ranks: (0..self.mesh.pp).map(|p| self.rank_plan(p, peaks[p], at_once[p])).collect(),
             notes: self.notes(batch),
+            ..Plan::default()
         })
     }
 
@@ -173,7 +187,7 @@ impl Blueprint {
         [recompute, unit.flatten()].into_iter().flatten().collect()
     }
 
-    fn rank_plan(&self, pp: usize, held: HeldBytes) -> RankPlan {
+    fn rank_plan(&self, pp: usize, peaks: HeldBytes, at_once: HeldBytes) -> RankPlan {
         let mine = self.schedule.stages_of(pp);
         let names = |s: usize| {
             self.model.parts[self.stages[s].clone()].iter().map(|p| p.name().to_string()).collect()
@@ -182,20 +196,22 @@ impl Blueprint {
         let shard: u64 =
             mine.iter().map(|s| self.flat_elements(*s) * 4).sum::<u64>() / self.mesh.zero3 as u64;
         let owners = if self.config.zero1 { self.mesh.dp as u64 } else { 1 };
+        let memory = |held: HeldBytes| MemoryBytes {
+            parameter_shard: shard,
+            gradient_shard: shard,
+            optimizer: 2 * shard / owners,
+            gathered: held.gathered,
+            gradient: held.gradient,
+            activation: held.activation,
+            weight_stash: held.weight_stash,
+            communication: held.communication,
+        };
         RankPlan {
             pp,
             stages: mine.iter().map(|s| (*s, names(*s))).collect(),
             parameters,
-            memory: MemoryBytes {
-                parameter_shard: shard,
-                gradient_shard: shard,
-                optimizer: 2 * shard / owners,
-                gathered: held.gathered,
-                gradient: held.gradient,
-                activation: held.activation,
-                weight_stash: held.weight_stash,
-                communication: held.communication,
-            },
+            memory: memory(peaks),
+            at_once: memory(at_once),
         }
     }
 
@@ -206,9 +222,17 @@ impl Blueprint {
 
     /// Elements of the stage's flat buffers, padding included.
     fn flat_elements(&self, stage: usize) -> u64 {
-        let pieces = self.layout_pieces();
-        let parts = &self.model.parts[self.stages[stage].clone()];
-        parts.iter().map(|p| FlatLayout::new(p.parameters(), pieces).len as u64).sum()
+        self.model.parts[self.stages[stage].clone()].iter().map(|p| self.part_elements(p)).sum()
+    }
+
+    /// Those of them whose gradient is made in F.
+    fn elements_in_forward(&self, stage: usize, batch: BatchShape) -> u64 {
+        let parts = self.model.parts[self.stages[stage].clone()].iter();
+        parts.filter(|p| p.cost(batch).gradients_in_forward).map(|p| self.part_elements(p)).sum()
+    }
+
+    fn part_elements(&self, part: &Part) -> u64 {
+        FlatLayout::new(part.parameters(), self.layout_pieces()).len as u64
     }
 
     fn bytes(&self, stage: usize, batch: BatchShape) -> StageBytes {
@@ -228,8 +252,10 @@ impl Blueprint {
             input,
             activation: kept.max(input),
             stash: costs.iter().map(|c| c.stash_bytes).sum(),
+            workspace: costs.iter().map(|c| c.workspace_bytes).max().unwrap_or(0),
             weights: if alone && fp32 { 0 } else { elements * self.compute.size() as u64 },
             gradient: elements * 4,
+            gradient_in_forward: self.elements_in_forward(stage, batch) * 4,
             keeps_first_gradient: alone,
             message,
         }

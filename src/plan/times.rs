@@ -66,31 +66,38 @@ pub(crate) fn message_ns(costs: &Costs) -> u64 {
 
 /// Times in proportion to floating-point operations. A backward does twice the forward's; W is the
 /// half that multiplies by what F kept for the weights, so that attention, which has none, is B's
-/// alone; so is all of a layer that keeps nothing for W. R redoes F.
+/// alone; so is all of a layer that keeps nothing for W. R redoes F. A head that makes its
+/// gradients in F has no B and no W, and makes them in R where its stage is `recomputed`.
 pub(crate) fn estimates(
     parts: &[Part],
     stages: &[Range<usize>],
     batch: BatchShape,
+    recomputed: impl Fn(&usize) -> bool,
 ) -> Vec<StageCosts> {
-    let flops = |part: &Part| {
+    let flops = |part: &Part, recomputed: bool| {
         let cost = part.cost(batch);
+        let [f, r] = cost.flops(recomputed);
+        if cost.gradients_in_forward {
+            return [f, 0.0, 0.0, r];
+        }
         let matrices = part.parameters().into_iter().filter(|p| p.shape.len() > 1);
         let of_weights = 2.0 * (batch.tokens() * matrices.map(|p| p.len()).sum::<usize>()) as f64;
         let w = if cost.stash_bytes == 0 { 0.0 } else { of_weights.min(cost.forward_flops) };
-        [cost.forward_flops, w]
+        [f, 2.0 * f - w, w, r]
     };
-    let stage = |range: &Range<usize>| {
-        let parts = parts[range.clone()].iter().map(flops);
-        parts.fold([0.0, 0.0], |[f, w], part| [f + part[0], w + part[1]])
+    let stage = |(stage, range): (usize, &Range<usize>)| {
+        let parts = parts[range.clone()].iter().map(|part| flops(part, recomputed(&stage)));
+        let add = |sum: [f64; 4], part: [f64; 4]| std::array::from_fn(|i| sum[i] + part[i]);
+        parts.fold([0.0; 4], add)
     };
-    let all: Vec<[f64; 2]> = stages.iter().map(stage).collect();
-    let largest = all.iter().map(|[f, _]| *f).fold(1.0, f64::max);
+    let all: Vec<[f64; 4]> = stages.iter().enumerate().map(stage).collect();
+    let largest = all.iter().map(|[f, ..]| *f).fold(1.0, f64::max);
     let ns = |flops: f64| (flops / largest * LONGEST_NS) as u64;
-    let costs = all.into_iter().map(|[f, w]| StageCosts {
+    let costs = all.into_iter().map(|[f, b, w, r]| StageCosts {
         f_ns: ns(f).max(1),
-        b_ns: ns(2.0 * f - w).max(1),
+        b_ns: ns(b).max(1),
         w_ns: ns(w),
-        r_ns: ns(f).max(1),
+        r_ns: ns(r).max(1),
         ..StageCosts::default()
     });
     costs.collect()
@@ -138,7 +145,7 @@ mod tests {
             Part::Layer(Arc::new(Plain { attention, stash_bytes }))
         };
         let parts = [part(0.0, 8), part(120.0, 8), part(0.0, 0)];
-        let times = estimates(&parts, &[0..1, 1..2, 2..3, 0..2], batch);
+        let times = estimates(&parts, &[0..1, 1..2, 2..3, 0..2], batch, |_| false);
         let of = |i: usize| [times[i].f_ns, times[i].b_ns, times[i].w_ns, times[i].r_ns];
         // 120 FLOP of weights, and as many of attention; the longest stage has 360.
         let third = 333_333;

@@ -9,9 +9,9 @@ use zeropp_pipeline::timeline::Timeline;
 
 use crate::Error;
 use crate::plan::blueprint::Blueprint;
-use crate::run::rank::TRACED_STEPS;
+use crate::run::rank::traced_steps;
 
-/// Writes to `path` what everything took in `timeline`, the first of `steps` steps after `done`.
+/// Writes to `path` what everything took in `timeline`, of `steps` steps after `done`.
 /// Returns why nothing was written, where the run has not enough to tell.
 ///
 /// # Errors
@@ -22,13 +22,14 @@ pub(crate) fn write(
     timeline: &Timeline,
     (done, steps): (u64, u64),
 ) -> Result<Option<String>, Error> {
+    let traced = traced_steps(&blueprint.config, done);
+    let (first, last) = (traced.first.max(done + 1), traced.last.min(done + steps));
     let timed = match costs::measured(timeline) {
-        _ if steps == 0 => return Ok(Some("no step was run".into())),
+        _ if first > last => return Ok(Some("no step that is traced was run".into())),
         Err(e) => return Ok(Some(e.to_string())),
         Ok(timed) => timed,
     };
     let costs = Costs { memory: blueprint.all_bytes(), ..timed };
-    let (first, last) = (done + 1, done + steps.min(TRACED_STEPS));
     let when = match last - first {
         0 => format!("step {first}"),
         1 => format!("step {last}"),

@@ -10,5 +10,6 @@ pub(crate) mod processes;
 pub(crate) mod rank;
 pub(crate) mod spawn;
 pub(crate) mod stop;
+pub(crate) mod totals;
 pub(crate) mod trace;
 pub(crate) mod training;

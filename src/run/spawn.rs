@@ -42,6 +42,7 @@ pub(crate) fn spawn_rank(
     here: Arc<[usize]>,
     tx: Sender<Message>,
 ) {
+    let (told, aborted) = (tx.clone(), world.clone());
     // Whoever listens here listens to the ranks, too.
     let listener = dispatcher::get_default(Clone::clone);
     let body = move || {
@@ -86,11 +87,16 @@ pub(crate) fn spawn_rank(
         }
         let _ = tx.send(Message::Done(rank, result));
     };
-    std::thread::Builder::new()
-        .name(format!("rank {rank}"))
-        .stack_size(STACK_BYTES)
-        .spawn(body)
-        .expect("the system can start a thread");
+    let named = std::thread::Builder::new().name(format!("rank {rank}"));
+    if let Err(e) = named.stack_size(STACK_BYTES).spawn(body) {
+        let mib = STACK_BYTES >> 20;
+        let text = format!(
+            "its thread with a stack of {mib} MiB cannot be started ({e}); raise ulimit -v or -u"
+        );
+        aborted.abort(&text);
+        // The trainer waits for this.
+        let _ = told.send(Message::Done(rank, Err(Failure::Panic(text))));
+    }
 }
 
 /// The error in words, with what the ranks of this process behind it were last seen doing.

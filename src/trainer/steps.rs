@@ -17,6 +17,7 @@ use crate::Error;
 use crate::checkpoint::Saver;
 use crate::checkpoint::resume::{Loader, Resumed};
 use crate::events;
+use crate::plan::memory;
 use crate::plan::peak::Peak;
 use crate::recorder::{self, FlightRecorder};
 use crate::run::diagnose::Diverged;
@@ -25,6 +26,7 @@ use crate::run::metrics_file::MetricsFile;
 use crate::run::rank::{Export, News, RankEnd, RankResult, Shared, StageTimes};
 use crate::run::spawn::{Failure, Message, culprit, spawn_rank};
 use crate::run::stop::Wish;
+use crate::run::totals::Totals;
 use crate::run::trace;
 use crate::trainer::Trainer;
 use crate::trainer::health::Health;
@@ -52,7 +54,7 @@ pub struct Steps<'a> {
     resumed: Option<Resumed>,
     begin: Instant,
     metrics_file: Option<MetricsFile>,
-    steps: Vec<StepMetrics>,
+    totals: Totals,
     times: StageTimes,
     ends: Ends,
     outcome: Option<Summary>,
@@ -103,6 +105,7 @@ impl<'a> Steps<'a> {
         export: Export,
     ) -> Result<Steps<'a>, Error> {
         let (bp, found) = (&trainer.blueprint, &trainer.found);
+        memory::check(bp)?;
         let span = info_span!("run", schedule = %bp.schedule.kind, mesh = %bp.mesh);
         let entered = span.clone().entered();
         let saver = match export {
@@ -134,8 +137,8 @@ impl<'a> Steps<'a> {
             stopper: trainer.stopper.clone(),
             answers: asked.map(|asked| Arc::new(Mutex::new(asked))),
             recorder: recorder.clone(),
-            agreed: Arc::default(),
             span: span.clone(),
+            agreed: Arc::default(),
         };
         let messages = spawn_all(&mut world, &shared);
         let mut steps = Steps {
@@ -152,7 +155,7 @@ impl<'a> Steps<'a> {
             resumed: None,
             begin: Instant::now(),
             metrics_file: None,
-            steps: Vec::new(),
+            totals: Totals::default(),
             times: StageTimes::default(),
             outcome: None,
             over: false,
@@ -238,7 +241,7 @@ impl<'a> Steps<'a> {
             News::Step(metrics, times) => {
                 self.unanswered = true;
                 // The first step warms caches and pools up; it counts only where it is alone.
-                if self.steps.len() == 1 {
+                if self.totals.steps() == 1 {
                     self.times = StageTimes::default();
                 }
                 self.times.merge(&times);
@@ -249,7 +252,7 @@ impl<'a> Steps<'a> {
                     events::step(&metrics, self.trainer.blueprint.config.steps);
                     self.health.see(&metrics);
                 }
-                self.steps.push(metrics.clone());
+                self.totals.add(&metrics);
                 Some(metrics)
             }
             News::Ready(_) => unreachable!("told once, at the start"),
@@ -307,14 +310,14 @@ impl<'a> Steps<'a> {
         let summary = Summary {
             stopped: ends.stopped,
             checkpoint: ends.saved.and_then(path),
-            ..self.trainer.summary(&self.steps, &self.times, total_s)
+            ..self.trainer.summary(&self.totals, &self.times, total_s)
         };
         if let Some(path) = config.trace.as_ref().filter(|_| self.has_rank_0()) {
             trace::write(path, &self.trainer.timeline(&results))?;
         }
         if let Some(path) = config.save_costs.as_ref().filter(|_| self.has_rank_0()) {
             let timeline = self.trainer.timeline(&results);
-            let steps = (resumed.unwrap_or(0), self.steps.len() as u64);
+            let steps = (resumed.unwrap_or(0), self.totals.steps());
             let nothing = measured::write(path, &self.trainer.blueprint, &timeline, steps)?;
             if let Some(why) = nothing {
                 warn!("save-costs: nothing is written, as {why}");
