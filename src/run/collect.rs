@@ -97,7 +97,8 @@ mod tests {
     fn result(rank: usize) -> RankResult {
         let action = Action::Compute { kind: Compute::BW, stage: rank, micro_batch: 7 };
         let span = Span { lane: Lane::Compute, action, start_ns: 1, end_ns: u64::MAX };
-        let values = (0..rank * 700_000).map(|i| f32::from_bits(i as u32 * 6151)).collect();
+        let values =
+            (0..rank * 700_000).map(|i| f32::from_bits((i as u32).wrapping_mul(6151))).collect();
         RankResult {
             name: format!("rank {rank} · ü"),
             spans: vec![span; rank],

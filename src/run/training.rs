@@ -3,6 +3,7 @@
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use tracing::{debug_span, info_span};
 use zeropp_comm::groups::Groups;
 use zeropp_core::meter::Meter;
 use zeropp_core::metrics::Stopped;
@@ -13,10 +14,11 @@ use zeropp_zero3::ShardedStage;
 use crate::checkpoint::patience::Patience;
 use crate::checkpoint::resume::Resumed;
 use crate::error::RankError;
+use crate::plan::peak::Best;
 use crate::run::collect;
 use crate::run::diagnose::{Skipped, diagnose};
 use crate::run::rank::{
-    Export, News, RankEnd, RankResult, RankStep, Shared, TRACED_STEPS, step_metrics, summarise,
+    Export, News, RankEnd, RankResult, RankStep, Shared, step_metrics, summarise,
 };
 use crate::run::stop::Wish;
 
@@ -26,7 +28,8 @@ pub(crate) struct Training<'a, R> {
     groups: &'a Groups,
     meter: &'a Meter,
     executor: Executor<ModelWorker>,
-    peak_flops: f64,
+    /// What the steps' rates are held against.
+    best: Best,
     report: R,
     /// Steps that a checkpoint had behind it.
     done: u64,
@@ -50,7 +53,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             groups,
             meter,
             executor,
-            peak_flops,
+            best: Best::new(peak_flops),
             report,
             done: 0,
             skipped: Skipped::default(),
@@ -78,7 +81,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         shared.stopper.begin();
         let mut step_start = Instant::now();
         for step in self.done + 1..=last {
-            let wish = self.step(step, step_start)?;
+            let wish = debug_span!("step", step).in_scope(|| self.step(step, step_start))?;
             if let Some(first) = self.skipped.beyond(config.max_skipped) {
                 let at = (first, self.skipped.in_a_row);
                 self.end.diverged = Some(diagnose(&mut self.executor, self.groups, at)?);
@@ -118,7 +121,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
                 serde_json::from_slice(&bytes[2..]).expect("written by every rank")
             };
             let records: Vec<RankStep> = all.iter().map(read).collect();
-            let at = (step, start.elapsed().as_secs_f64(), self.peak_flops);
+            let at = (step, start.elapsed().as_secs_f64(), &mut self.best);
             let news = step_metrics(&shared.blueprint, at, &record, &records);
             if shared.here.len() < groups.world.size() {
                 told = serde_json::to_vec(&news).expect("plain numbers");
@@ -128,7 +131,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         drop(all);
         let outcome = record.outcome.expect("every program ends with the optimizer step");
         self.skipped.see(step, outcome.skipped);
-        if shared.is_traced() && step - self.done <= TRACED_STEPS {
+        if shared.traces(step, self.done) {
             self.spans.extend(record.spans);
         }
         self.agree(wished, &told)
@@ -171,6 +174,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         if !(wanted || saver.is_last(step) || (due && good)) {
             return Ok(());
         }
+        let _saving = info_span!("checkpoint", step).entered();
         let worker = &self.executor.worker;
         let at = (step, good);
         saver.save(at, &shared.blueprint, self.groups, worker.sharded(), worker.optimizer())?;
