@@ -7,11 +7,11 @@ pub(crate) mod saved_cut;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::config::{Config, Table, Value};
 use parking_lot::Mutex;
+use tracing::warn;
 use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
 use zeropp_core::data::{Dataset, Fingerprint};
@@ -20,12 +20,12 @@ use zeropp_zero3::checkpoint::{
 };
 use zeropp_zero3::{Optimizer, ShardedStage};
 
-use crate::Error;
 use crate::checkpoint::patience::Patience;
 use crate::checkpoint::resume::check_unchanged;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::world::is_follower;
+use crate::{Error, events};
 
 /// How long a file may take to show up on other hosts.
 const SHARED_TIME: Duration = Duration::from_secs(4);
@@ -73,9 +73,6 @@ fn bare(value: Value) -> String {
     }
 }
 
-/// Tells the user of something that is wrong and does not end the run.
-pub(crate) type Warn = Arc<dyn Fn(&str) + Send + Sync>;
-
 /// Writes the run's checkpoints.
 pub(crate) struct Saver {
     store: Store,
@@ -83,7 +80,6 @@ pub(crate) struct Saver {
     last: u64,
     keep: usize,
     patience: Patience,
-    warn: Warn,
     /// What was warned of already.
     told: Mutex<BTreeSet<String>>,
     data: Fingerprint,
@@ -96,7 +92,6 @@ impl Saver {
         bp: &Blueprint,
         data: &Dataset,
         seen: Option<u64>,
-        warn: &Warn,
     ) -> Result<Option<(Saver, Option<StoreLock>)>, Error> {
         let config = &bp.config;
         let Some(folder) = &config.save else { return Ok(None) };
@@ -106,7 +101,6 @@ impl Saver {
             last: config.steps,
             keep: config.keep,
             patience: Patience::new(config),
-            warn: warn.clone(),
             told: Mutex::default(),
             data: data.fingerprint().clone(),
         };
@@ -126,9 +120,7 @@ impl Saver {
     fn tell(&self, problems: Vec<CheckpointError>) {
         for problem in problems.iter().map(ToString::to_string) {
             if self.told.lock().insert(problem.clone()) {
-                (self.warn)(&format!(
-                    "{problem}; it is in nobody's way, and may be removed by hand"
-                ));
+                warn!("{problem}; it is in nobody's way, and may be removed by hand");
             }
         }
     }
@@ -242,6 +234,9 @@ impl Saver {
             }
             Ok(Vec::new())
         })?;
+        if rank == 0 {
+            events::saved(step, &self.path(step));
+        }
         Ok(())
     }
 }

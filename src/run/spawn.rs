@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+use tracing::{debug_span, dispatcher};
 use zeropp_comm::CommError;
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::flight::EndKind;
@@ -41,7 +42,11 @@ pub(crate) fn spawn_rank(
     here: Arc<[usize]>,
     tx: Sender<Message>,
 ) {
+    // Whoever listens here listens to the ranks, too.
+    let listener = dispatcher::get_default(Clone::clone);
     let body = move || {
+        let _listener = dispatcher::set_default(&listener);
+        let _in_rank = debug_span!(parent: &shared.span, "rank", rank).entered();
         if let Some(recorder) = &shared.recorder {
             recorder::this_thread_is(rank, recorder);
         }

@@ -1,5 +1,6 @@
 //! The trainer: checks everything and starts the ranks.
 
+mod health;
 pub(crate) mod signals;
 pub(crate) mod steps;
 
@@ -20,7 +21,6 @@ use zeropp_pipeline::timeline::{RankTimeline, Timeline};
 use zeropp_zero3::ParamExport;
 
 use crate::Error;
-use crate::checkpoint::Warn;
 use crate::checkpoint::resume::{self, Found, Resumed};
 use crate::checkpoint::saved_cut;
 use crate::config::Config;
@@ -37,7 +37,6 @@ pub struct Trainer {
     pub(crate) data: Arc<(Dataset, Sampler)>,
     pub(crate) found: Found,
     pub(crate) stopper: Stopper,
-    pub(crate) warn: Warn,
 }
 
 /// Final weights by parameter name, each in row-major order.
@@ -97,9 +96,8 @@ impl Trainer {
         let blueprint = Arc::new(blueprint);
         let sampler = blueprint.config.sampler();
         let found = resume::find(&blueprint, &dataset)?;
-        let warn: Warn = Arc::new(|text: &str| eprintln!("warning: {text}"));
         let (data, stopper) = (Arc::new((dataset, sampler)), Stopper::default());
-        Ok(Trainer { blueprint, data, found, stopper, warn })
+        Ok(Trainer { blueprint, data, found, stopper })
     }
 
     /// The checkpoint that the run goes on from, if it is a resumed one. Where its step is the
@@ -108,12 +106,6 @@ impl Trainer {
     /// ([`Steps::resumed`]).
     pub fn resumed(&self) -> Option<&Resumed> {
         self.found.resumed.as_ref()
-    }
-
-    /// Tells `warn` what is wrong and does not end the run: an old checkpoint that cannot be
-    /// removed, say. Without it such things go to standard error.
-    pub fn on_warning(&mut self, warn: impl Fn(&str) + Send + Sync + 'static) {
-        self.warn = Arc::new(warn);
     }
 
     /// Stops the runs of this trainer from another thread.

@@ -115,6 +115,7 @@ fn collectives(group: &Group, round: u64, part: usize, kind: DType) -> Result<()
     let uneven_sum = group.all_reduce(uneven[me].clone());
     let cast = group.broadcast(root, inputs[me].clone());
     let bytes = group.exchange(vec![me as u8 + 1; me * (part % 5000) + 1]);
+    let brought = group.gather(root, vec![me as u8 + 1; me * (part % 5000) + 1]);
     let again = group.all_gather(shard(me));
     let sum = |inputs: &[Tensor<1>]| {
         let wide = |t: &Tensor<1>| t.clone().cast(DType::F32);
@@ -123,8 +124,13 @@ fn collectives(group: &Group, round: u64, part: usize, kind: DType) -> Result<()
     };
     let concatenated = Tensor::cat((0..size).map(shard).collect(), 0);
     expect("all_gather after the others", again.wait()?, concatenated.clone(), kind);
-    for (r, got) in bytes.wait()?.into_iter().enumerate() {
-        assert_eq!(got, vec![r as u8 + 1; r * (part % 5000) + 1], "exchange");
+    for (r, got) in bytes.wait()?.iter().enumerate() {
+        assert_eq!(*got, vec![r as u8 + 1; r * (part % 5000) + 1], "exchange");
+    }
+    let brought = brought.wait()?;
+    assert_eq!(brought.len(), if me == root { size } else { 0 }, "gather");
+    for (r, got) in brought.iter().enumerate() {
+        assert_eq!(*got, vec![r as u8 + 1; r * (part % 5000) + 1], "gather");
     }
     expect("broadcast", cast.wait()?, inputs[root].clone(), kind);
     expect("all_reduce of uneven parts", uneven_sum.wait()?, sum(&uneven), kind);
@@ -159,8 +165,8 @@ fn messages(group: &Group, round: u64, len: usize, kind: DType) -> Result<(), Co
 fn small(group: &Group, round: usize) -> Result<(), CommError> {
     for i in 0..20 {
         let mine = vec![group.rank() as u8, (round + i) as u8];
-        for (r, got) in group.exchange(mine).wait()?.into_iter().enumerate() {
-            assert_eq!(got, [r as u8, (round + i) as u8]);
+        for (r, got) in group.exchange(mine).wait()?.iter().enumerate() {
+            assert_eq!(*got, [r as u8, (round + i) as u8]);
         }
     }
     group.barrier()

@@ -30,7 +30,7 @@ mod stats;
 mod subgroup;
 pub mod threads;
 
-pub use communicator::Communicator;
+pub use communicator::{AllBytes, Communicator};
 pub use error::{CommError, CommResult};
 pub use pending::{InFlight, Pending};
 pub use signature::Operation;

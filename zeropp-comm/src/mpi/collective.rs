@@ -11,7 +11,7 @@ use super::wire::{Header, INLINE_MAX, Share};
 use crate::progress::Group;
 use crate::signature::{Operation, Signature};
 use crate::subgroup::SplitRequest;
-use crate::{CommError, kernels};
+use crate::{AllBytes, CommError, kernels};
 use zeropp_core::cpu_tensor::on_cpu;
 
 /// An all-reduce of at most this many bytes gathers all buffers and sums them on every rank: one
@@ -214,7 +214,8 @@ impl InProgress {
 
     /// Whether a late transfer may still have to be posted.
     pub(super) fn may_be_late(&self) -> bool {
-        let kinds = [Operation::AllReduce, Operation::Exchange, Operation::Split];
+        let kinds =
+            [Operation::AllReduce, Operation::Exchange, Operation::Gather, Operation::Split];
         self.stage != Stage::Late && kinds.contains(&self.signature.operation)
     }
 
@@ -282,7 +283,7 @@ impl InProgress {
         let group = &channel.group;
         let (kind, len) = self.signature.buffer.unwrap_or((DType::U8, 0));
         let output = match self.signature.operation {
-            Operation::Barrier => Output::Bytes(Vec::new()),
+            Operation::Barrier => Output::Bytes(AllBytes::default()),
             Operation::AllGather | Operation::Broadcast => {
                 let landed = self.landed(group, headers);
                 Output::Buffer(unpack(group, landed, kind, &self.device))
@@ -305,16 +306,24 @@ impl InProgress {
                 let parts = Transfer::all_gather_parts(late, &lens, kind, sum.memory, target)?;
                 return Ok(self.go_late(parts));
             }
-            Operation::Exchange => {
+            Operation::Exchange | Operation::Gather => {
                 let lens: Vec<usize> = shares(headers).map(|share| share.len).collect();
-                if shares(headers).any(|share| share.inline.len() != share.len) {
-                    let target = Memory::Bytes(vec![0; lens.iter().sum()]);
+                let gets = self.signature.root.is_none_or(|root| root == group.place);
+                if lens.iter().any(|len| *len > INLINE_MAX) {
+                    let room = if gets { lens.iter().sum() } else { 0 };
+                    let target = Memory::Bytes(vec![0; room]);
                     let source = Memory::Bytes(std::mem::take(&mut self.bytes));
-                    let (late, kind) = (channel.late, DType::U8);
-                    let all = Transfer::all_gather_parts(late, &lens, kind, source, target)?;
+                    let late = channel.late;
+                    let all = match self.signature.root {
+                        Some(root) => Transfer::gather_parts(late, root, &lens, source, target)?,
+                        None => Transfer::all_gather_parts(late, &lens, DType::U8, source, target)?,
+                    };
                     return Ok(self.go_late(all));
                 }
-                Output::Bytes(shares(headers).map(|share| share.inline.clone()).collect())
+                match gets {
+                    true => Output::Bytes(shares(headers).map(|s| s.inline.clone()).collect()),
+                    false => Output::Bytes(AllBytes::default()),
+                }
             }
             Operation::Split => return Ok(Progress::Split),
             Operation::Send | Operation::Recv => unreachable!("not a collective"),
@@ -334,6 +343,7 @@ impl InProgress {
             (Some((kind, _)), memory) => {
                 Output::Buffer(unpack(&channel.group, memory, kind, &self.device))
             }
+            (None, Memory::Bytes(all)) if all.is_empty() => Output::Bytes(AllBytes::default()),
             (None, Memory::Bytes(all)) => {
                 let mut rest = all.as_slice();
                 let part = |share: &Share| {

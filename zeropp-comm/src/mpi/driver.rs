@@ -439,7 +439,7 @@ impl Driver {
     fn is_over(&mut self) -> bool {
         let Some(since) = self.finishing else {
             if self.failed_at.is_some_and(|at| at.elapsed() > FAILED_GRACE) {
-                eprintln!("{}; ending the job", self.error());
+                tracing::error!("{}; ending the job", self.error());
                 sys::end_job();
             }
             return false;
@@ -457,7 +457,7 @@ impl Driver {
             if since.elapsed() > self.shared.timeout {
                 let departed = &self.departed;
                 let here: Vec<usize> = (0..departed.len()).filter(|r| !departed[*r]).collect();
-                eprintln!("rank {me}: ranks {here:?} did not end in time; ending the job");
+                tracing::error!("rank {me}: ranks {here:?} did not end in time; ending the job");
                 sys::end_job();
             }
             return false;
@@ -470,7 +470,7 @@ impl Driver {
             let _ = inbox.cancel();
         }
         if let Err(error) = sys::finalize() {
-            eprintln!("{}", error.in_operation("ending".into()));
+            tracing::error!("{}", error.in_operation("ending".into()));
             std::process::exit(1);
         }
         true

@@ -164,7 +164,7 @@ impl MpiWorld {
         }
         let patience = self.shared.timeout.saturating_add(Duration::from_secs(5));
         if self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
-            eprintln!("rank {}: MPI does not end; ending the job", self.shared.rank);
+            tracing::error!("rank {}: MPI does not end; ending the job", self.shared.rank);
             sys::end_job();
         }
         let _ = thread.join();
@@ -218,7 +218,7 @@ fn end_job_on_panic(rank: usize, describe: Option<Describe>) {
         write(info);
         let told = describe.as_ref().map(|describe| describe());
         let (rank, doing) = told.unwrap_or_else(|| (rank, format!("rank {rank}")));
-        eprintln!("error: rank {rank} failed: panicked: {info} ({doing})");
+        tracing::error!("rank {rank} failed: panicked: {info} ({doing})");
         sys::end_job();
     }));
 }

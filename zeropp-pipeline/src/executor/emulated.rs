@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
 use zeropp_comm::groups::Groups;
-use zeropp_comm::{CommResult, CommStats, Communicator, InFlight, Pending};
+use zeropp_comm::{AllBytes, CommResult, CommStats, Communicator, InFlight, Pending};
 use zeropp_core::cpu_tensor;
 use zeropp_zero3::StepOutcome;
 
@@ -385,8 +385,11 @@ impl Communicator for EmulatedLinks {
     fn broadcast(&self, root: usize, buffer: Tensor<1>) -> Pending<Tensor<1>> {
         self.inner.broadcast(root, buffer)
     }
-    fn exchange(&self, bytes: Vec<u8>) -> Pending<Vec<Vec<u8>>> {
+    fn exchange(&self, bytes: Vec<u8>) -> Pending<AllBytes> {
         self.inner.exchange(bytes)
+    }
+    fn gather(&self, root: usize, bytes: Vec<u8>) -> Pending<AllBytes> {
+        self.inner.gather(root, bytes)
     }
     /// Sends the time of arrival in place of `buffer`.
     fn send(&self, to: usize, tag: u64, _buffer: Tensor<1>) -> Pending<()> {
