@@ -12,7 +12,7 @@ use burn::tensor::{Int, Tensor};
 use super::linear::row_block;
 use super::{fast, is_fast, link, loss, products, rows, wants_gradient};
 use crate::cpu_tensor;
-use crate::kernels::gemm::{MatMut, MatRef, Store, gemm};
+use crate::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
 use crate::kernels::loss as kernels;
 use crate::split::{ForwardGrads, OpCx, Saved, Weight};
 
@@ -123,7 +123,7 @@ impl<'a> Head<'a> {
         let (x, n) = (x.as_slice(), targets.len());
         let Some(sink) = sink else { return (self.on_host(x, &targets, None), None) };
         let held = self.cx.workspace(size_of_val(x));
-        let mut dx = vec![0.0; x.len()];
+        let mut dx = Vec::with_capacity(x.len());
         let mut all = sink.grads.lock();
         let dw = all.host_mut(self.w.slot()).expect("on the CPU");
         let grads = HostGrads { dx: &mut dx, dw, weight: sink.loss_scale / n as f32 };
@@ -137,22 +137,23 @@ impl<'a> Head<'a> {
         let w = self.w.get();
         let w = fast(&w).expect("as x");
         let w = MatRef::new(w.as_slice(), ids, h);
-        let mut logits = vec![0.0; self.chunk * ids];
-        let _held = self.cx.workspace(size_of_val(&logits[..]));
+        let _held = self.cx.workspace(self.chunk * ids * size_of::<f32>());
         let mut sum = 0.0;
         for tokens in self.chunks(n) {
             let (c, targets) = (tokens.len(), &targets[tokens.clone()]);
-            let (logits, at) = (&mut logits[..c * ids], tokens.start * h..tokens.end * h);
-            let x_rows = &x[at.clone()];
-            let x = MatRef::new(x_rows, c, h);
-            gemm(MatMut::new(logits, c, ids), Store::Set, 1.0, x, w.t());
+            let x_rows = &x[tokens.start * h..tokens.end * h];
+            // Fresh vectors: a product writes them whole, so that nobody has to zero them.
+            let mut logits = product(1.0, MatRef::new(x_rows, c, h), w.t());
             let Some(grads) = &mut grads else {
-                sum += kernels::cross_entropy(logits, ids, targets);
+                sum += kernels::cross_entropy(&logits, ids, targets);
                 continue;
             };
-            sum += kernels::cross_entropy_gradient(logits, ids, targets, grads.weight);
-            let slope = MatRef::new(logits, c, ids);
-            gemm(MatMut::new(&mut grads.dx[at], c, h), Store::Set, 1.0, slope, w);
+            sum += kernels::cross_entropy_gradient(&mut logits, ids, targets, grads.weight);
+            let dx = product(1.0, MatRef::new(&logits, c, ids), w);
+            match c == n {
+                true => *grads.dx = dx,
+                false => grads.dx.extend_from_slice(&dx),
+            }
             // As many rows at a time as stay in the cache, as for any weight.
             let block = row_block(ids * h);
             for (x, slope) in x_rows.chunks(block * h).zip(logits.chunks(block * ids)) {
@@ -213,8 +214,8 @@ impl<'a> Head<'a> {
 
 /// Where the gradients of a head on the CPU go.
 struct HostGrads<'a> {
-    /// Of x, `[n, h]`; written.
-    dx: &'a mut [f32],
+    /// Of x, `[n, h]`; empty at first.
+    dx: &'a mut Vec<f32>,
     /// Of the weight, `[V, h]`; added to.
     dw: &'a mut [f32],
     /// Factor on every token's loss.
