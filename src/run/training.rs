@@ -18,7 +18,7 @@ use crate::plan::peak::Best;
 use crate::run::collect;
 use crate::run::diagnose::{Skipped, diagnose};
 use crate::run::rank::{
-    Export, News, RankEnd, RankResult, RankStep, Shared, TRACED_STEPS, step_metrics, summarise,
+    Export, News, RankEnd, RankResult, RankStep, Shared, step_metrics, summarise,
 };
 use crate::run::stop::Wish;
 
@@ -131,7 +131,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         drop(all);
         let outcome = record.outcome.expect("every program ends with the optimizer step");
         self.skipped.see(step, outcome.skipped);
-        if shared.is_traced() && step - self.done <= TRACED_STEPS {
+        if shared.traces(step, self.done) {
             self.spans.extend(record.spans);
         }
         self.agree(wished, &told)

@@ -17,13 +17,16 @@ use crate::Error;
 use crate::checkpoint::Saver;
 use crate::checkpoint::resume::{Loader, Resumed};
 use crate::events;
+use crate::plan::memory;
 use crate::plan::peak::Peak;
 use crate::recorder::{self, FlightRecorder};
 use crate::run::diagnose::Diverged;
+use crate::run::measured;
 use crate::run::metrics_file::MetricsFile;
 use crate::run::rank::{Export, News, RankEnd, RankResult, Shared, StageTimes};
 use crate::run::spawn::{Failure, Message, culprit, spawn_rank};
 use crate::run::stop::Wish;
+use crate::run::totals::Totals;
 use crate::run::trace;
 use crate::trainer::Trainer;
 use crate::trainer::health::Health;
@@ -51,7 +54,7 @@ pub struct Steps<'a> {
     resumed: Option<Resumed>,
     begin: Instant,
     metrics_file: Option<MetricsFile>,
-    steps: Vec<StepMetrics>,
+    totals: Totals,
     times: StageTimes,
     ends: Ends,
     outcome: Option<Summary>,
@@ -102,6 +105,7 @@ impl<'a> Steps<'a> {
         export: Export,
     ) -> Result<Steps<'a>, Error> {
         let (bp, found) = (&trainer.blueprint, &trainer.found);
+        memory::check(bp)?;
         let span = info_span!("run", schedule = %bp.schedule.kind, mesh = %bp.mesh);
         let entered = span.clone().entered();
         let saver = match export {
@@ -116,8 +120,7 @@ impl<'a> Steps<'a> {
         let status = Arc::new(StatusBoard::new(bp.mesh.world()));
         let (mut world, peak) = meet(trainer, given, &status)?;
         let here: Arc<[usize]> = world.ranks.iter().map(|local| local.rank).collect();
-        let (answers, asked) = channel();
-        let (answers, asked) = (here[0] == 0).then_some((answers, asked)).unzip();
+        let (answers, asked) = (here[0] == 0).then(channel).unzip();
         let recorder = FlightRecorder::start(bp, &status, here.iter().copied());
         let shared = Shared {
             blueprint: bp.clone(),
@@ -135,6 +138,7 @@ impl<'a> Steps<'a> {
             answers: asked.map(|asked| Arc::new(Mutex::new(asked))),
             recorder: recorder.clone(),
             span: span.clone(),
+            agreed: Arc::default(),
         };
         let messages = spawn_all(&mut world, &shared);
         let mut steps = Steps {
@@ -151,7 +155,7 @@ impl<'a> Steps<'a> {
             resumed: None,
             begin: Instant::now(),
             metrics_file: None,
-            steps: Vec::new(),
+            totals: Totals::default(),
             times: StageTimes::default(),
             outcome: None,
             over: false,
@@ -237,7 +241,7 @@ impl<'a> Steps<'a> {
             News::Step(metrics, times) => {
                 self.unanswered = true;
                 // The first step warms caches and pools up; it counts only where it is alone.
-                if self.steps.len() == 1 {
+                if self.totals.steps() == 1 {
                     self.times = StageTimes::default();
                 }
                 self.times.merge(&times);
@@ -248,7 +252,7 @@ impl<'a> Steps<'a> {
                     events::step(&metrics, self.trainer.blueprint.config.steps);
                     self.health.see(&metrics);
                 }
-                self.steps.push(metrics.clone());
+                self.totals.add(&metrics);
                 Some(metrics)
             }
             News::Ready(_) => unreachable!("told once, at the start"),
@@ -306,10 +310,18 @@ impl<'a> Steps<'a> {
         let summary = Summary {
             stopped: ends.stopped,
             checkpoint: ends.saved.and_then(path),
-            ..self.trainer.summary(&self.steps, &self.times, total_s)
+            ..self.trainer.summary(&self.totals, &self.times, total_s)
         };
         if let Some(path) = config.trace.as_ref().filter(|_| self.has_rank_0()) {
             trace::write(path, &self.trainer.timeline(&results))?;
+        }
+        if let Some(path) = config.save_costs.as_ref().filter(|_| self.has_rank_0()) {
+            let timeline = self.trainer.timeline(&results);
+            let steps = (resumed.unwrap_or(0), self.totals.steps());
+            let nothing = measured::write(path, &self.trainer.blueprint, &timeline, steps)?;
+            if let Some(why) = nothing {
+                warn!("save-costs: nothing is written, as {why}");
+            }
         }
         if let Some(file) = self.metrics_file.take() {
             file.close(&summary)?;

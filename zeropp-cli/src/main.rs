@@ -3,6 +3,7 @@
 //! Exit codes: 0 done, 2 bad input (before any rank starts), 1 a run that failed, 128 and its
 //! number a run that a signal has stopped.
 
+mod allocator;
 mod args;
 mod check;
 mod command;
@@ -10,6 +11,7 @@ mod compare;
 mod emulate;
 mod figures;
 mod log;
+mod pages;
 mod plan;
 mod progress;
 mod ranks;
@@ -25,9 +27,8 @@ use std::process::ExitCode;
 use tracing::Level;
 use zeropp_core::files::escaped;
 
-/// Ranks are threads that allocate and free tensors of all sizes at once.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 
 /// Why a command ends early: the message for standard error, if it is not said yet, and the exit
 /// code.

@@ -58,20 +58,15 @@ pub struct LayerCost {
 }
 
 impl LayerCost {
-    /// Floating-point operations of F, B and W; of F without gradients where `recomputed`, as R
-    /// makes them then.
-    pub fn flops(&self, recomputed: bool) -> [f64; 3] {
+    /// Floating-point operations of F and R: gradients that are made in the forward are made in R
+    /// where the stage is `recomputed`, else in F.
+    pub fn flops(&self, recomputed: bool) -> [f64; 2] {
         let f = self.forward_flops;
         match self.gradients_in_forward {
-            true if recomputed => [f, 0.0, 0.0],
-            true => [3.0 * f, 0.0, 0.0],
-            false => [f; 3],
+            true if recomputed => [f, 3.0 * f],
+            true => [3.0 * f; 2],
+            false => [f; 2],
         }
-    }
-
-    /// Floating-point operations of R.
-    pub fn recompute_flops(&self) -> f64 {
-        self.flops(false)[0]
     }
 }
 

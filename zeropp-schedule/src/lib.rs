@@ -2,6 +2,7 @@
 
 pub mod ascii;
 pub mod budgeted;
+pub mod costs;
 pub mod draw;
 pub mod exchange;
 pub mod ir;

@@ -66,6 +66,12 @@ pub struct HeldBytes {
 }
 
 impl HeldBytes {
+    /// The sum over all kinds.
+    pub fn total(&self) -> u64 {
+        let HeldBytes { gathered, gradient, activation, weight_stash, communication } = *self;
+        gathered + gradient + activation + weight_stash + communication
+    }
+
     /// The larger of two values in every kind.
     pub fn max(&self, other: &HeldBytes) -> HeldBytes {
         HeldBytes {
@@ -83,12 +89,28 @@ impl HeldBytes {
 /// `schedule` is one that [`verify`](crate::verify::verify) accepts, lowered or compute-only
 /// (nothing is gathered, received or reduced then), and `stages` has an entry for each stage.
 pub fn predict(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBytes> {
-    let peak = |actions: &Vec<Action>| {
+    walked(schedule, stages, |ledger| ledger.peak)
+}
+
+/// What every rank holds when the sum of all kinds is at its largest: the kinds have their peaks at
+/// different times, so this is what the rank needs, and no more than the sum of its peaks.
+///
+/// `schedule` and `stages` are those of [`predict`].
+pub fn predict_at_once(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBytes> {
+    walked(schedule, stages, |ledger| ledger.at_once)
+}
+
+fn walked(
+    schedule: &Schedule,
+    stages: &[StageBytes],
+    of: fn(&Ledger) -> HeldBytes,
+) -> Vec<HeldBytes> {
+    let walk = |actions: &Vec<Action>| {
         let mut ledger = Ledger::new(actions, stages);
         actions.iter().for_each(|a| ledger.run(a));
-        ledger.peak
+        of(&ledger)
     };
-    schedule.ranks.iter().map(peak).collect()
+    schedule.ranks.iter().map(walk).collect()
 }
 
 /// What one rank holds while it goes through its program.
@@ -115,6 +137,8 @@ pub struct Ledger<'a> {
     reducing: u64,
     now: HeldBytes,
     peak: HeldBytes,
+    /// What was held when the sum over all kinds was largest.
+    at_once: HeldBytes,
     /// Largest sum of activation and weight stash.
     kept_peak: u64,
 }
@@ -139,6 +163,7 @@ impl<'a> Ledger<'a> {
             reducing: 0,
             now: HeldBytes::default(),
             peak: HeldBytes::default(),
+            at_once: HeldBytes::default(),
             kept_peak: 0,
         }
     }
@@ -263,6 +288,11 @@ impl<'a> Ledger<'a> {
         self.peak
     }
 
+    /// What was held when the sum over all kinds was the largest so far.
+    pub fn at_once(&self) -> HeldBytes {
+        self.at_once
+    }
+
     /// The largest sum of activations and weight stash so far: what the Zero Bubble papers call
     /// activation memory.
     pub fn kept_peak(&self) -> u64 {
@@ -287,6 +317,9 @@ impl<'a> Ledger<'a> {
 
     fn mark(&mut self) {
         self.peak = self.peak.max(&self.now);
+        if self.now.total() > self.at_once.total() {
+            self.at_once = self.now;
+        }
         self.kept_peak = self.kept_peak.max(self.now.activation + self.now.weight_stash);
     }
 }

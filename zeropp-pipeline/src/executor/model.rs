@@ -363,6 +363,10 @@ impl Worker for ModelWorker {
         self.shard(stage).finish_gather()
     }
 
+    fn is_gathered(&mut self, stage: usize) -> bool {
+        self.shard(stage).is_gathered()
+    }
+
     fn free(&mut self, stage: usize) -> CommResult<()> {
         self.shard(stage).free()
     }
@@ -378,8 +382,16 @@ impl Worker for ModelWorker {
         self.shard(stage).finish_reduce()
     }
 
+    fn is_reduced(&mut self, stage: usize) -> bool {
+        self.shard(stage).is_reduced()
+    }
+
     fn request_replica_reduce(&mut self, stage: usize) {
         self.shard(stage).request_replica_reduce();
+    }
+
+    fn is_replica_reduced(&mut self, stage: usize) -> bool {
+        self.shard(stage).is_replica_reduced()
     }
 
     fn optimizer_step(&mut self, step: u64) -> CommResult<StepOutcome> {
