@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{assert_same_bits, run, tiny};
 use zeropp::config::{Precision, Recompute, Tokenizer};
+use zeropp::split::ops;
 use zeropp::{Config, Trainer};
 
 /// Remembers the largest allocation.
@@ -44,7 +45,10 @@ static ALLOCATOR: Watched = Watched;
 
 /// A micro-batch of two chunks, the second one shorter.
 fn two_chunks() -> Config {
-    Config { layers: 4, seq: 300, micro_batches: Some(4), unit: Some(4), steps: 3, ..tiny() }
+    let (seq, vocab) = (300, 60_000);
+    assert!(ops::head_chunk(seq, vocab, 4, true) < seq);
+    let (micro_batches, unit) = (Some(4), Some(4));
+    Config { layers: 4, seq, vocab: Some(vocab), micro_batches, unit, steps: 2, ..tiny() }
 }
 
 /// A file of 32-bit ids below `vocabulary`, the largest among them.
@@ -90,15 +94,28 @@ fn chunks_change_no_bit_over_layouts_and_schedules() {
     assert_same_bits(&bf16(two_chunks()), &bf16(with(2, 2, "zeropp")), "bf16");
 }
 
-/// Two units, the forwards of the second one before the reduction of the first: each has a sum of
-/// its own.
+/// Each unit has a sum of its own, also where the forward of the second one comes before the
+/// reduction of the first.
 #[test]
 fn units_are_summed_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let ahead = dir.path().join("ahead.csv");
+    let order = "#units,2,2\n0F0,0F1,0F2,0I0,0W0,0I1,0W1,0F3,0I2,0W2,0I3,0W3\n";
+    std::fs::write(&ahead, order).unwrap();
     let in_units = |pp, v| {
         let unit = Some(2);
         run(Config { pp, virtual_stages: Some(v), unit, ..two_chunks() })
     };
     let alone = in_units(1, 1);
+    for zero3 in [1, 2] {
+        let schedule = ahead.display().to_string();
+        let free = Config { unit: None, micro_batches: None, virtual_stages: None, ..two_chunks() };
+        let run = run(Config { schedule, zero3, ..free });
+        assert_eq!(run.summary.peak_bytes, run.summary.predicted_bytes, "zero3 {zero3}");
+        if zero3 == 1 {
+            assert_same_bits(&alone, &run, "ahead of the reduction");
+        }
+    }
     for (pp, v) in [(1, 2), (2, 1), (2, 2), (4, 1)] {
         let run = in_units(pp, v);
         assert_same_bits(&alone, &run, &format!("{pp} x {v}"));

@@ -269,6 +269,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         rendezvous: Some("node0:29400".into()),
         token_file: path(),
         flight_dir: path(),
+        vocab: Some(50_257),
         ..Config::default().resolved()
     };
     let written = full.to_toml().unwrap();

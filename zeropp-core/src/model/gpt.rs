@@ -258,8 +258,7 @@ impl Head for LmHead {
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {
         let [rows, h] = [self.0.rows(), self.0.hidden];
-        let chunk =
-            ops::head_chunk(batch.tokens(), [rows, h], batch.element_bytes, batch.on_kernels());
+        let chunk = ops::head_chunk(batch.tokens(), rows, batch.element_bytes, batch.on_kernels());
         // The kernels leave out the rows that are no token ids.
         let columns = if batch.on_kernels() { self.0.vocabulary } else { rows };
         // The gradient of its input.

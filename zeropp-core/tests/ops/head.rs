@@ -206,7 +206,7 @@ fn targets_among_the_padding_are_refused() {
 /// The chunk does not follow from anything but sizes, type and path.
 #[test]
 fn chunks_have_no_other_arguments() {
-    let chunks = || [true, false].map(|kernels| head_chunk(3000, [50_257, 768], 4, kernels));
+    let chunks = || [true, false].map(|kernels| head_chunk(3000, 50_257, 4, kernels));
     let here = chunks();
     assert_eq!(std::thread::spawn(chunks).join().expect("no panic"), here);
 }
@@ -225,7 +225,8 @@ fn cpu_seconds() -> f64 {
 #[cfg(target_os = "linux")]
 fn chunks_beside_all_logits() {
     use zeropp_core::split::ops::{cross_entropy, linear_transposed};
-    for (n, h, ids, turns) in [(2048, 256, 256, 200), (1024, 512, 50_257, 6)] {
+    let mut slowest = f64::INFINITY;
+    for (n, h, ids, turns) in [(2048, 256, 256, 200), (512, 256, 50_257, 8)] {
         let mut rng = Random(7);
         let p = Params::new(&mut rng, &[("w", &[ids, h])]);
         let (x, targets) = (rng.tensor([1, n, h]), rng.ids([1, n], ids));
@@ -252,6 +253,7 @@ fn chunks_beside_all_logits() {
         let [all, chunks] = best;
         let speed = all / chunks;
         println!("V {ids}: {all:.4} s with all logits, {chunks:.4} s in chunks, speed {speed:.3}");
-        assert!(speed >= 0.97, "{speed}");
+        slowest = slowest.min(speed);
     }
+    assert!(slowest >= 0.97, "{slowest}");
 }

@@ -9,16 +9,13 @@ use std::ops::Range;
 
 use burn::tensor::{Int, Tensor};
 
+use super::linear::row_block;
 use super::{fast, is_fast, link, loss, products, rows, wants_gradient};
 use crate::cpu_tensor;
-use crate::kernels::gemm::{MatMut, MatRef, Store, gemm};
+use crate::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
 use crate::kernels::loss as kernels;
 use crate::split::{ForwardGrads, OpCx, Saved, Weight};
 
-/// Elements of a weight that fits into the second-level cache beside the logits of [`CHUNK_SMALL`]
-/// tokens.
-const SMALL: usize = 1 << 19;
-const CHUNK_SMALL: usize = 256;
 /// Bytes of a chunk's logits for the CPU's kernels: each chunk reads the weight twice and its
 /// gradient once, which from about a hundred tokens on is little beside its products.
 const CPU_BYTES_MAX: usize = 64 << 20;
@@ -37,17 +34,12 @@ pub fn force_head_chunk(tokens: Option<usize>) {
     CHUNK.set(tokens);
 }
 
-/// Tokens whose logits are there at once, of `n` in the micro-batch; `weight` is `[V, h]`. It
+/// Tokens whose logits are there at once, of `n` in the micro-batch; `vocabulary` is V. It
 /// follows from sizes, type and the path of the operations alone, as the order of sums follows from
 /// it.
-pub fn head_chunk(n: usize, weight: [usize; 2], element_bytes: usize, on_kernels: bool) -> usize {
-    let [vocabulary, hidden] = weight;
-    let row_bytes = vocabulary * element_bytes;
-    let most = match on_kernels {
-        true if vocabulary * hidden <= SMALL => CHUNK_SMALL,
-        true => CPU_BYTES_MAX / row_bytes.max(1),
-        false => BYTES_MAX / row_bytes.max(1),
-    };
+pub fn head_chunk(n: usize, vocabulary: usize, element_bytes: usize, on_kernels: bool) -> usize {
+    let bytes_max = if on_kernels { CPU_BYTES_MAX } else { BYTES_MAX };
+    let most = bytes_max / (vocabulary * element_bytes).max(1);
     let most = (most / CHUNK_MULTIPLE * CHUNK_MULTIPLE).max(2 * CHUNK_MULTIPLE);
     // Even chunks: a short last one would pay as much for the weight as a whole one.
     let chunks = n.div_ceil(most).max(1);
@@ -105,7 +97,7 @@ impl<'a> Head<'a> {
         let [b, s, _] = x.dims();
         let shape = w.shape();
         assert!(ids <= shape[0], "{ids} token ids, but the head has {} rows", shape[0]);
-        let chunk = head_chunk(b * s, shape, x.dtype().size(), is_fast(x));
+        let chunk = head_chunk(b * s, shape[0], x.dtype().size(), is_fast(x));
         let chunk = CHUNK.get().unwrap_or(chunk);
         Self { w, ids, chunk, cx }
     }
@@ -131,7 +123,7 @@ impl<'a> Head<'a> {
         let (x, n) = (x.as_slice(), targets.len());
         let Some(sink) = sink else { return (self.on_host(x, &targets, None), None) };
         let held = self.cx.workspace(size_of_val(x));
-        let mut dx = vec![0.0; x.len()];
+        let mut dx = Vec::with_capacity(x.len());
         let mut all = sink.grads.lock();
         let dw = all.host_mut(self.w.slot()).expect("on the CPU");
         let grads = HostGrads { dx: &mut dx, dw, weight: sink.loss_scale / n as f32 };
@@ -145,22 +137,30 @@ impl<'a> Head<'a> {
         let w = self.w.get();
         let w = fast(&w).expect("as x");
         let w = MatRef::new(w.as_slice(), ids, h);
-        let mut logits = vec![0.0; self.chunk * ids];
-        let _held = self.cx.workspace(size_of_val(&logits[..]));
+        let _held = self.cx.workspace(self.chunk * ids * size_of::<f32>());
         let mut sum = 0.0;
         for tokens in self.chunks(n) {
             let (c, targets) = (tokens.len(), &targets[tokens.clone()]);
-            let (logits, at) = (&mut logits[..c * ids], tokens.start * h..tokens.end * h);
-            let x = MatRef::new(&x[at.clone()], c, h);
-            gemm(MatMut::new(logits, c, ids), Store::Set, 1.0, x, w.t());
+            let x_rows = &x[tokens.start * h..tokens.end * h];
+            // Fresh vectors: a product writes them whole, so that nobody has to zero them.
+            let mut logits = product(1.0, MatRef::new(x_rows, c, h), w.t());
             let Some(grads) = &mut grads else {
-                sum += kernels::cross_entropy(logits, ids, targets);
+                sum += kernels::cross_entropy(&logits, ids, targets);
                 continue;
             };
-            sum += kernels::cross_entropy_gradient(logits, ids, targets, grads.weight);
-            let slope = MatRef::new(logits, c, ids);
-            gemm(MatMut::new(&mut grads.dx[at], c, h), Store::Set, 1.0, slope, w);
-            gemm(MatMut::new(grads.dw, ids, h), Store::Add, 1.0, slope.t(), x);
+            sum += kernels::cross_entropy_gradient(&mut logits, ids, targets, grads.weight);
+            let dx = product(1.0, MatRef::new(&logits, c, ids), w);
+            match c == n {
+                true => *grads.dx = dx,
+                false => grads.dx.extend_from_slice(&dx),
+            }
+            // As many rows at a time as stay in the cache, as for any weight.
+            let block = row_block(ids * h);
+            for (x, slope) in x_rows.chunks(block * h).zip(logits.chunks(block * ids)) {
+                let n = x.len() / h;
+                let (x, slope) = (MatRef::new(x, n, h), MatRef::new(slope, n, ids));
+                gemm(MatMut::new(grads.dw, ids, h), Store::Add, 1.0, slope.t(), x);
+            }
         }
         loss::mean(sum, n)
     }
@@ -214,8 +214,8 @@ impl<'a> Head<'a> {
 
 /// Where the gradients of a head on the CPU go.
 struct HostGrads<'a> {
-    /// Of x, `[n, h]`; written.
-    dx: &'a mut [f32],
+    /// Of x, `[n, h]`; empty at first.
+    dx: &'a mut Vec<f32>,
     /// Of the weight, `[V, h]`; added to.
     dw: &'a mut [f32],
     /// Factor on every token's loss.
@@ -228,11 +228,10 @@ mod tests {
 
     #[test]
     fn chunks_follow_from_shapes_and_hold_little() {
-        for (n, ids, h, bytes) in
-            [(8192, 131_072, 4096, 2), (1000, 50_257, 768, 4), (5, 300, 8, 4), (4096, 256, 256, 4)]
+        for (n, ids, bytes) in [(8192, 131_072, 2), (1000, 50_257, 4), (5, 300, 4), (4096, 256, 4)]
         {
             for on_kernels in [true, false] {
-                let chunk = head_chunk(n, [ids, h], bytes, on_kernels);
+                let chunk = head_chunk(n, ids, bytes, on_kernels);
                 assert!(chunk == n || chunk.is_multiple_of(CHUNK_MULTIPLE), "{chunk} of {n}");
                 let most = if on_kernels { CPU_BYTES_MAX } else { BYTES_MAX };
                 let least = 2 * CHUNK_MULTIPLE;
@@ -242,8 +241,6 @@ mod tests {
             }
         }
         // Half a gibibyte, where all logits are two.
-        assert_eq!(head_chunk(8192, [131_072, 4096], 2, false), 2048);
-        // Small ones stay in the cache.
-        assert_eq!(head_chunk(4096, [256, 256], 4, true), 256);
+        assert_eq!(head_chunk(8192, 131_072, 2, false), 2048);
     }
 }
