@@ -91,7 +91,8 @@ impl Blueprint {
         let recomputed = &blueprint.recomputed.whole;
         let estimates =
             estimates(&blueprint.model.parts, &blueprint.stages, batch, |s| recomputed.contains(s));
-        blueprint.times = Times::new(&blueprint.config, estimates, &bytes)?;
+        blueprint.times =
+            Times::new((&blueprint.config, resolved.costs.as_ref()), estimates, &bytes)?;
         let costs = generator_costs(&blueprint.config, &blueprint.times.costs, &bytes);
         blueprint.schedule = resolved.programs(&costs)?;
         blueprint.recomputed = Recomputed::new(blueprint.config.recompute, &blueprint.schedule);

@@ -1,6 +1,7 @@
 //! The programs of a run: a generator's schedule or a file's, lowered and verified.
 
 use crate::config::{Config, ConfigError, Recompute};
+use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Compute, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, lower};
 use zeropp_pipeline::memory::StageBytes;
@@ -8,6 +9,7 @@ use zeropp_pipeline::schedules::{Costs, Shape, generate_with_costs};
 use zeropp_pipeline::simulate::{self, StageCosts};
 use zeropp_pipeline::verify::{VerifyLimits, verify};
 
+use crate::plan::costs_file::load;
 use crate::plan::recompute::stages_with_r;
 use crate::plan::times::message_ns;
 use crate::{Error, read_schedule};
@@ -17,18 +19,22 @@ use crate::{Error, read_schedule};
 pub(crate) struct Resolved {
     pub(crate) config: Config,
     file: Option<Schedule>,
+    /// The file of costs.
+    pub(crate) costs: Option<Table>,
 }
 
 impl Resolved {
-    /// Reads the schedule file, if `config` names one, and checks that it is this run's.
+    /// Reads the files of costs and of the schedule, if `config` names them, and checks that the
+    /// schedule is this run's.
     ///
     /// # Errors
     /// A file that cannot be read or has no correct schedule, or whose sizes are not those of
     /// `config`.
     pub(crate) fn new(config: &Config) -> Result<Resolved, Error> {
         let mut resolved = config.resolved();
+        let costs = config.costs.as_deref().map(|path| load("costs", path)).transpose()?;
         let Some(path) = config.schedule_file() else {
-            return Ok(Resolved { config: resolved, file: None });
+            return Ok(Resolved { config: resolved, file: None, costs });
         };
         let wrong = |problem: String| {
             let help = "name a file that is a whole schedule, or a kind of schedule";
@@ -41,7 +47,7 @@ impl Resolved {
         resolved.virtual_stages = Some(schedule.stages().div_ceil(schedule.pp()));
         resolved.micro_batches = Some(schedule.micro_batches());
         resolved.unit = Some(schedule.units[0]);
-        Ok(Resolved { config: resolved, file: Some(schedule) })
+        Ok(Resolved { config: resolved, file: Some(schedule), costs })
     }
 
     /// Stages of the run.

@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use zeropp_core::layer::{BatchShape, Part};
-use zeropp_pipeline::costs::{Sharers, check_sums};
+use zeropp_pipeline::costs::{Sharers, Table, check_sums};
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::simulate::{Costs, LinkCosts, StageCosts};
 
 use crate::config::{Config, ConfigError};
-use crate::plan::costs_file::{load, wrong};
+use crate::plan::costs_file::wrong;
 
 /// The longest stage's estimated F, in ns: estimates are proportions, not times.
 const LONGEST_NS: f64 = 1e6;
@@ -23,23 +23,23 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// The times of the file that `config` names, else `estimates`; for stages that keep `bytes`.
+    /// The times of `table`, the file that `config` names, else `estimates`; for stages that keep
+    /// `bytes`.
     ///
     /// # Errors
-    /// A file that cannot be used, or is for other stages.
+    /// A table that cannot be used, or is for other stages.
     pub(crate) fn new(
-        config: &Config,
+        (config, table): (&Config, Option<&Table>),
         estimates: Vec<StageCosts>,
         bytes: &[StageBytes],
     ) -> Result<Times, ConfigError> {
-        let Some(path) = &config.costs else {
+        let (Some(path), Some(table)) = (&config.costs, table) else {
             let costs = Costs { stages: estimates, memory: bytes.to_vec(), ..Costs::default() };
             let source = "estimated from FLOP: proportions, with messages, gathers and reductions \
                           that take no time (--costs FILE has times)";
             return Ok(Times { costs, source: source.into() });
         };
         let fail = |problem: String| wrong("costs", &path.display(), &problem);
-        let table = load("costs", path)?;
         let sharers = Sharers { zero3: config.zero3, replicas: config.dp };
         let mut costs =
             table.of(bytes.len(), sharers, Some(bytes)).map_err(|e| fail(e.to_string()))?;

@@ -52,7 +52,8 @@ pub(crate) fn agree(
     if shared.here.len() == world.size() {
         return Ok(own.clone());
     }
-    let digest = digest(own);
+    // Once for all ranks of the process.
+    let digest = *shared.digest.get_or_init(|| digest(own));
     let digests = world.exchange(digest.as_bytes().to_vec()).wait()?;
     if digests.iter().all(|other| *other == digests[0]) {
         return Ok(own.clone());
@@ -62,7 +63,6 @@ pub(crate) fn agree(
     let is_same = digests[0] == digest.as_bytes();
     let taken = match is_same {
         true => Ok(own.clone()),
-        // Once for all ranks of the process.
         false => shared.agreed.get_or_init(|| take(own, &all[0], &digests[0])).clone(),
     };
     let answer = Answer { host: shared.host.clone(), refused: taken.as_ref().err().cloned() };

@@ -64,6 +64,8 @@ pub(crate) struct Shared {
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
     /// What the run's events are told within.
     pub(crate) span: tracing::Span,
+    /// Of this process's own blueprint.
+    pub(crate) digest: Arc<OnceLock<blake3::Hash>>,
     /// What this process runs in place of its own blueprint, if it cannot run that; or why it
     /// cannot run rank 0's either.
     pub(crate) agreed: Arc<OnceLock<Result<Arc<Blueprint>, String>>>,

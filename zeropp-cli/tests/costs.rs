@@ -76,7 +76,8 @@ fn a_file_by_hand_is_read_and_a_limit_in_bytes_kept() {
     assert!(got.err.contains("rates.toml: zero3_bytes_per_s: how many ranks share"), "{}", got.err);
 }
 
-const RUN: &str = "run --layers 4 --hidden 16 --heads 2 --seq 8 --steps 4 --pp 2 --unit 3";
+/// Computes take longer than waking up for them.
+const RUN: &str = "run --layers 4 --hidden 64 --seq 128 --steps 3 --pp 2 --unit 3";
 
 /// The example of the help: a plan with no times of its own takes the run's.
 #[test]
@@ -91,8 +92,8 @@ fn a_plan_is_compared_with_a_run_in_the_run_s_times() {
     let row = |out: &str, name: &str| {
         out.lines().find(|l| l.starts_with(name)).unwrap_or_default().to_owned()
     };
-    // A busy machine lets ranks wait for cores; with its own times the plan would be 400 times off.
-    assert!(row(&out, "makespan").ends_with(" %)"), "{out}");
+    // The same work; what is left is who waited, which on a busy machine is for cores, too.
+    assert!(row(&out, "busiest rank").ends_with(" %)"), "{out}");
     // Both lanes can be seen: neither run is a sliver of the other.
     let page = std::fs::read_to_string(dir.join("page.html")).unwrap();
     assert!(page.contains("simulated with the times of measured.json"), "the page says it");
@@ -100,7 +101,7 @@ fn a_plan_is_compared_with_a_run_in_the_run_s_times() {
     let data: Value = serde_json::from_str(data).unwrap();
     let whole = data["length"].as_u64().unwrap();
     for run in data["runs"].as_array().unwrap() {
-        assert!(run["length"].as_u64().unwrap() * 15 > whole, "{} of {whole}", run["length"]);
+        assert!(run["length"].as_u64().unwrap() * 30 > whole, "{} of {whole}", run["length"]);
     }
     // Stages that the run does not have: scaled to its work.
     works(dir, "schedule --kind 1f1b --pp 2 --micro-batches 6 --lower -o other.json");
@@ -115,5 +116,5 @@ fn a_plan_is_compared_with_a_run_in_the_run_s_times() {
     assert!(makespan.contains("(x ") && !makespan.contains('%'), "{makespan}");
     let (out, _) = works(dir, "compare planned.json measured.json --costs c.json");
     assert!(out.starts_with("A: planned.json (zeropp, simulated)\n"), "{out}");
-    assert!(row(&out, "makespan").ends_with(" %)"), "{out}");
+    assert!(row(&out, "busiest rank").ends_with(" %)"), "{out}");
 }
