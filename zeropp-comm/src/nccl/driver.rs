@@ -339,8 +339,8 @@ impl Driver {
         self.links.send(members.members[to], &Frame::Envelope(envelope));
     }
 
-    /// Takes in the announced messages of a sender up to the last that is asked for: NCCL gives them
-    /// in the order in which they were sent. After this rank has left, all.
+    /// Takes in the announced messages of a sender up to the last that is asked for: NCCL gives
+    /// them in the order in which they were sent. After this rank has left, all.
     fn take_wanted(&mut self, sender: (u64, usize)) {
         let all = self.departed[self.shared.rank];
         while let Some(queue) = self.announced.get_mut(&sender) {
