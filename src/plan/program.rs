@@ -4,7 +4,7 @@ use crate::config::{Config, ConfigError, Recompute};
 use zeropp_pipeline::ir::{Action, Compute, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, lower};
 use zeropp_pipeline::memory::StageBytes;
-use zeropp_pipeline::schedules::{Costs, Shape, generate_with_costs};
+use zeropp_pipeline::schedules::{Costs, Limits, Shape, generate_with_costs};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::verify::{VerifyLimits, verify};
 
@@ -102,6 +102,11 @@ pub(crate) fn generator_costs(
         mem_b: bytes.iter().map(|m| stash(m) - m.activation as i64).collect(),
         mem_w: bytes.iter().map(|m| -stash(m)).collect(),
         mem_limit: None,
+        limits: Limits {
+            gathered: config.max_gathered,
+            gathers: config.max_gathers,
+            evaluations: None,
+        },
     }
 }
 
