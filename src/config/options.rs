@@ -228,6 +228,12 @@ options! {
         "micro-batch-size" "N" micro_batch_size: usize = 1;
         /// How many stages ahead of their use weights are gathered.
         "prefetch" "N" prefetch: usize = 1;
+        /// The most stages of a rank gathered at once, for `auto`. Default: 2.
+        ///
+        /// `auto` plans its gathers itself and looks at this in place of prefetch.
+        "max-gathered" "N" max_gathered: Option<usize> = None;
+        /// The most gathers of a rank in a step, for `auto`. Default: as many as it takes.
+        "max-gathers" "N" max_gathers: Option<usize> = None;
         /// What to compute again in the backward to save memory.
         ///
         /// `selective`: attention's scores on every stage; GPUs and bf16 never keep them. `full`:

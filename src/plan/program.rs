@@ -5,7 +5,7 @@ use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Compute, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, lower};
 use zeropp_pipeline::memory::StageBytes;
-use zeropp_pipeline::schedules::{Costs, Shape, generate_with_costs};
+use zeropp_pipeline::schedules::{Costs, Limits, Shape, generate_with_costs};
 use zeropp_pipeline::simulate::{self, StageCosts};
 use zeropp_pipeline::verify::{VerifyLimits, verify};
 
@@ -110,6 +110,11 @@ pub(crate) fn generator_costs(
         mem_b: bytes.iter().map(|m| stash(m) - m.activation as i64).collect(),
         mem_w: bytes.iter().map(|m| -stash(m)).collect(),
         mem_limit: config.mem_limit.and_then(|limit| i64::try_from(limit.0).ok()),
+        limits: Limits {
+            gathered: config.max_gathered,
+            gathers: config.max_gathers,
+            evaluations: None,
+        },
     }
 }
 

@@ -224,7 +224,10 @@ fn facts(schedule: &Schedule) -> String {
             count(has(|a| matches!(a, Action::ReduceScatter { .. })), "reduce-scatter"),
         )
     } else {
-        "compute only".to_string()
+        match has(|a| matches!(a, Action::AllGather { .. })) {
+            0 => "compute only".to_string(),
+            gathers => format!("compute only, with {}", count(gathers, "all-gather")),
+        }
     });
     facts.join(", ")
 }

@@ -6,7 +6,7 @@ use clap::builder::{IntoResettable, PossibleValuesParser, StyledStr};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::Bytes;
 use zeropp::pipeline::lower::LowerOptions;
-use zeropp::pipeline::schedules::{KINDS, Kind, Rate, StepForm};
+use zeropp::pipeline::schedules::{KINDS, Kind, Limits, Rate, StepForm};
 
 use super::cost_args::{CostFlags, MEMORY, cost_args};
 
@@ -50,6 +50,10 @@ Examples:
   The Zero Bubble paper's 1.5B profile within twice the memory of 1F1B (a bubble of 4.33 %):
       zeropp schedule --kind zb-2p --pp 8 --micro-batches 24 \\
           --t-f 18522 --t-b 18086 --t-w 9337 --t-comm 601 --format json
+  At most two of four stages gathered, twelve gathers a step and twice the memory of 1F1B:
+      zeropp schedule --kind auto --pp 8 --virtual 4 --micro-batches 24 --mem-limit 2p \\
+          --max-gathered 2 --max-gathers 12 --t-f 925 --t-b 900 --t-w 465 --t-comm 60 \\
+          --evaluations 2000
   ZeroPP with units and warm-up chosen for real times and a memory limit:
       zeropp schedule --kind zeropp-auto --pp 4 --virtual 2 --micro-batches 48 --mem-limit 48 \\
           --t-f 11347 --t-b 11248 --t-w 8132 --t-comm 377
@@ -67,6 +71,7 @@ Examples:
 Exit codes: 0 done, 2 bad input (nothing was written).";
 
 const MESH: &str = "Shape";
+const SEARCH: &str = "Search (kind auto)";
 const PROGRAM: &str = "Program";
 const OUTPUT: &str = "Output";
 
@@ -91,6 +96,10 @@ pub(crate) struct Request {
     pub(super) unit: Option<usize>,
     pub(super) costs: CostFlags,
     pub(super) limit: Option<Limit>,
+    /// All kinds are wanted side by side: none searches for long.
+    pub(super) all: bool,
+    /// What kind auto keeps to besides.
+    pub(super) limits: Limits,
     /// Lower the compute actions to the whole program.
     pub(super) lower: Option<LowerOptions>,
 }
@@ -161,8 +170,20 @@ pub(crate) fn command() -> Command {
                     Kind::names(|k| k.obeys_limit)
                 )),
         )
+        .args(limit_args())
         .args(program_args())
         .args(output_args())
+}
+
+fn limit_args() -> [Arg; 3] {
+    let evaluations =
+        "Whole orders that the search may time [default: what takes some ten seconds]";
+    [
+        number("max-gathered", "N", "The most stages of a rank gathered at once [default: 2]"),
+        number("max-gathers", "N", "The most gathers of a rank in a step [default: no limit]"),
+        number("evaluations", "N", evaluations),
+    ]
+    .map(|arg| arg.help_heading(SEARCH))
 }
 
 /// Every kind with what it is, a line each.
@@ -258,6 +279,12 @@ impl Request {
             unit: size("unit"),
             costs: CostFlags::new(matches),
             limit: matches.get_one::<Limit>("mem-limit").copied(),
+            all: matches.get_flag("all"),
+            limits: Limits {
+                gathered: size("max-gathered"),
+                gathers: size("max-gathers"),
+                evaluations: size("evaluations").map(|n| n as u64),
+            },
             lower,
         }
     }

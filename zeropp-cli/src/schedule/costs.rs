@@ -86,6 +86,7 @@ impl Priced {
             mem_b: change.b,
             mem_w: change.w,
             mem_limit: None,
+            limits: schedules::Limits::default(),
         };
         let simulator = simulator(&generator, &change.input, times.overlap.map(|t| unit.units(&t)));
         Ok(Priced { unit, generator, simulator, note, is_of_file: false })

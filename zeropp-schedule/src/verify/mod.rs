@@ -154,10 +154,13 @@ fn all_rules(
     faults.none_yet()?;
     order::check(schedule, &tables, limits, faults)?;
     faults.none_yet()?;
-    if is_program(schedule) {
+    let program = is_program(schedule);
+    if program {
         messages::check(schedule, &tables, faults)?;
         faults.none_yet()?;
-        weights::check(schedule, limits, faults)?;
+    }
+    if program || schedule.has_gathers() {
+        weights::check(schedule, program, limits, faults)?;
         faults.none_yet()?;
     }
     faults.note(deadlock::check(schedule, &tables))
@@ -185,9 +188,10 @@ impl Faults {
     }
 }
 
-/// True where the schedule has more than compute actions.
+/// True where the schedule has more than compute actions, and gathers and frees among them: then
+/// it must be all that ranks run.
 pub fn is_program(schedule: &Schedule) -> bool {
-    schedule.ranks.iter().flatten().any(|a| a.computes().next().is_none())
+    schedule.ranks.iter().flatten().any(|a| a.computes().next().is_none() && !a.is_residency())
 }
 
 /// Placement, units and ranks must fit together.
