@@ -38,13 +38,24 @@
 //! the weights depends on P, V, the schedule, recomputation, prefetch, ZeRO-1 or timing. Every
 //! rank and unit does 2V − 1 all-gathers and V reduce-scatters, whatever the batch.
 
+//!
+//! # What a run tells
+//!
+//! Nothing is written to standard output or standard error. A run speaks through [`tracing`]:
+//! events for its progress ([`RUN_EVENTS`]) and for all that a user should know and that ends
+//! nothing, within spans for the run, its ranks, steps and checkpoints. The subscriber of the
+//! thread that starts a run hears its ranks too; the threads of an engine and of signals know the
+//! global one only. See `examples/embed.rs`.
+
 mod checkpoint;
 pub mod config;
 mod emulate;
 mod error;
+mod events;
 mod launched;
 mod plan;
 mod recorder;
+mod refusal;
 mod run;
 mod trainer;
 mod world;
@@ -52,10 +63,15 @@ mod world;
 pub use checkpoint::resume::Resumed;
 pub use checkpoint::saved::{Saved, SavedStep, saved};
 pub use config::Config;
-pub use emulate::{EmulatedStep, EmulationCosts, EmulationReport, emulate};
+pub use emulate::{EmulatedStep, EmulationReport, emulate};
 pub use error::Error;
+pub use events::RUN_EVENTS;
 pub use launched::{Launched, launched};
+pub use plan::costs_file::read_costs;
+pub use plan::memory::MemoryCheck;
 pub use plan::schedule_file::{ScheduleFileError, read_schedule, schedule_text};
+pub use recorder::out_of_memory::{end_out_of_memory, prepare_for_out_of_memory};
+pub use refusal::TooLittleMemory;
 pub use run::stop::Stopper;
 pub use trainer::signals::stop_on_signals;
 pub use trainer::steps::Steps;

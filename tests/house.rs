@@ -193,6 +193,19 @@ fn a_planted_circle_is_seen() {
     assert_eq!(circle(&BTreeMap::from([("a".into(), BTreeSet::new())]), "a"), None);
 }
 
+#[test]
+fn only_the_command_prints() {
+    let mut broken = Vec::new();
+    for folder in CRATES.into_iter().filter(|folder| *folder != "zeropp-cli/src") {
+        for (name, text) in files(folder).iter().filter(|(n, _)| is_rust(n) && !is_test(n)) {
+            let product = product(text);
+            let prints = |line: &&str| line.contains("print!(") || line.contains("println!(");
+            broken.extend(product.lines().filter(prints).map(|l| format!("{name}: {}", l.trim())));
+        }
+    }
+    told(&broken);
+}
+
 /// Crates know those below them only.
 #[test]
 fn dependencies_run_one_way() {

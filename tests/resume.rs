@@ -5,8 +5,8 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
 
+use common::heard::warnings;
 use common::{Run, assert_same_bits, run, tiny};
 use zeropp::config::{Decay, Resume};
 use zeropp::{Config, Trainer};
@@ -30,14 +30,7 @@ fn names(folder: &Path) -> Vec<String> {
 
 /// Runs to the end; what it warned of comes with it.
 fn run_with_warnings(config: Config) -> (Run, Vec<String>) {
-    let mut trainer = Trainer::new(config).unwrap();
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let heard = told.clone();
-    trainer.on_warning(move |text| heard.lock().unwrap().push(text.to_string()));
-    let mut steps = Vec::new();
-    let (summary, weights) = trainer.train_to_weights(|s| steps.push(s.clone())).unwrap();
-    let told = told.lock().unwrap().clone();
-    (Run { steps, summary, weights }, told)
+    warnings(|| run(config))
 }
 
 /// The part of a run after `step`.
@@ -141,18 +134,16 @@ fn an_old_checkpoint_that_cannot_be_removed_is_told_once_and_ends_nothing() {
         keep: 1,
         ..tiny()
     };
-    let mut trainer = Trainer::new(config.clone()).unwrap();
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let heard = told.clone();
-    trainer.on_warning(move |text| heard.lock().unwrap().push(text.to_string()));
+    let trainer = Trainer::new(config.clone()).unwrap();
     let mut stuck = None;
-    let done = trainer.train(|s| {
-        if s.step == 2 {
-            stuck = Some(Stuck::new(&folder, "step-000001"));
-        }
+    let (done, told) = warnings(|| {
+        trainer.train(|s| {
+            if s.step == 2 {
+                stuck = Some(Stuck::new(&folder, "step-000001"));
+            }
+        })
     });
     assert_eq!(done.unwrap().steps, 6);
-    let told = told.lock().unwrap().clone();
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].contains("cannot remove") && told[0].contains("step-000001"), "{told:?}");
     // What is left is in no later run's way, which tries again and tells of it.

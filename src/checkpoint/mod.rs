@@ -7,11 +7,11 @@ pub(crate) mod saved_cut;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::config::{Config, Table, Value};
 use parking_lot::Mutex;
+use tracing::warn;
 use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
 use zeropp_core::data::{Dataset, Fingerprint};
@@ -20,20 +20,21 @@ use zeropp_zero3::checkpoint::{
 };
 use zeropp_zero3::{Optimizer, ShardedStage};
 
-use crate::Error;
 use crate::checkpoint::patience::Patience;
 use crate::checkpoint::resume::check_unchanged;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::world::is_follower;
+use crate::{Error, events};
 
 /// How long a file may take to show up on other hosts.
 const SHARED_TIME: Duration = Duration::from_secs(4);
 
 /// Settings that say where and how a run is done or watched, never what it computes.
-pub(crate) const NOT_THE_RUN: [&str; 13] = [
+pub(crate) const NOT_THE_RUN: [&str; 16] = [
     "metrics",
     "trace",
+    "trace-steps",
     "flight-dir",
     "save",
     "save-every",
@@ -44,6 +45,8 @@ pub(crate) const NOT_THE_RUN: [&str; 13] = [
     "max-skipped",
     "timeout-s",
     "emulate",
+    "costs",
+    "save-costs",
     "place",
 ];
 /// The settings that make a run what it is, each as in a TOML file.
@@ -55,6 +58,8 @@ pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
         save: None,
         metrics: None,
         trace: None,
+        save_costs: None,
+        costs: None,
         emulate: None,
         flight_dir: None,
         ..config.resolved()
@@ -73,9 +78,6 @@ fn bare(value: Value) -> String {
     }
 }
 
-/// Tells the user of something that is wrong and does not end the run.
-pub(crate) type Warn = Arc<dyn Fn(&str) + Send + Sync>;
-
 /// Writes the run's checkpoints.
 pub(crate) struct Saver {
     store: Store,
@@ -83,7 +85,6 @@ pub(crate) struct Saver {
     last: u64,
     keep: usize,
     patience: Patience,
-    warn: Warn,
     /// What was warned of already.
     told: Mutex<BTreeSet<String>>,
     data: Fingerprint,
@@ -96,7 +97,6 @@ impl Saver {
         bp: &Blueprint,
         data: &Dataset,
         seen: Option<u64>,
-        warn: &Warn,
     ) -> Result<Option<(Saver, Option<StoreLock>)>, Error> {
         let config = &bp.config;
         let Some(folder) = &config.save else { return Ok(None) };
@@ -106,7 +106,6 @@ impl Saver {
             last: config.steps,
             keep: config.keep,
             patience: Patience::new(config),
-            warn: warn.clone(),
             told: Mutex::default(),
             data: data.fingerprint().clone(),
         };
@@ -126,9 +125,7 @@ impl Saver {
     fn tell(&self, problems: Vec<CheckpointError>) {
         for problem in problems.iter().map(ToString::to_string) {
             if self.told.lock().insert(problem.clone()) {
-                (self.warn)(&format!(
-                    "{problem}; it is in nobody's way, and may be removed by hand"
-                ));
+                warn!("{problem}; it is in nobody's way, and may be removed by hand");
             }
         }
     }
@@ -242,6 +239,9 @@ impl Saver {
             }
             Ok(Vec::new())
         })?;
+        if rank == 0 {
+            events::saved(step, &self.path(step));
+        }
         Ok(())
     }
 }

@@ -101,7 +101,7 @@ impl Patience {
             }
             let all = world.exchange(message.clone()).wait()?;
             if all.iter().all(|message| message.first() == Some(&DONE)) {
-                return Ok(all.into_iter().map(|message| message[1..].to_vec()).collect());
+                return Ok(all.iter().map(|message| message[1..].to_vec()).collect());
             }
         }
     }
@@ -114,16 +114,16 @@ impl Patience {
     pub(crate) fn follow_rank_0(
         self,
         world: &dyn Communicator,
-        mut answer: impl FnMut(Duration) -> Option<[u8; 2]>,
-    ) -> CommResult<[u8; 2]> {
+        mut answer: impl FnMut(Duration) -> Option<Vec<u8>>,
+    ) -> CommResult<Vec<u8>> {
         loop {
             let message = match world.rank() {
-                0 => answer(self.period).map_or(vec![NOT_YET], |[a, b]| vec![DONE, a, b]),
+                0 => answer(self.period).map_or(vec![NOT_YET], |a| [&[DONE], &a[..]].concat()),
                 _ => Vec::new(),
             };
             let all = world.exchange(message).wait()?;
-            if let [DONE, a, b] = all[0][..] {
-                return Ok([a, b]);
+            if let [DONE, answer @ ..] = &all[0][..] {
+                return Ok(answer.to_vec());
             }
         }
     }
@@ -167,11 +167,11 @@ mod tests {
             let begin = Instant::now();
             let answer = |wait| {
                 std::thread::sleep(wait);
-                (begin.elapsed() > Duration::from_millis(500)).then_some([7, 8])
+                (begin.elapsed() > Duration::from_millis(500)).then_some(vec![7, 8])
             };
             PATIENCE.follow_rank_0(world, answer)
         });
-        assert!(all.into_iter().all(|got| got == Ok([7, 8])));
+        assert!(all.into_iter().all(|got| got == Ok(vec![7, 8])));
     }
 
     #[test]

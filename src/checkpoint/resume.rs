@@ -7,6 +7,7 @@ use crate::config::{ConfigError, Resume};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
+use tracing::warn;
 use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Fingerprint};
 use zeropp_core::layer::Part;
@@ -15,14 +16,15 @@ use zeropp_zero3::{Optimizer, ShardedStage};
 
 use crate::Error;
 use crate::checkpoint::patience::Patience;
-use crate::checkpoint::{Warn, settings};
+use crate::checkpoint::settings;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::world::is_follower;
 
 /// Settings that must be as they were, since no tensor's shape would tell a difference and the
 /// model or the data would silently be another.
-const FIXED: [&str; 5] = ["model", "heads", "activation", "tokenizer", "seed"];
+const FIXED: [&str; 7] =
+    ["model", "heads", "activation", "tokenizer", "vocab", "vocab-multiple", "seed"];
 /// Settings that change what follows, and may be changed on purpose.
 const TOLD: [&str; 15] = [
     "unit",
@@ -214,7 +216,8 @@ fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, Check
     }
     if manifest.vocabulary != bp.model.vocabulary {
         let (now, then) = (bp.model.vocabulary, manifest.vocabulary);
-        return mismatch(format!("the vocabulary is {now} now and was {then}; use the same data"));
+        let help = format!("use the same data, or vocab = {then}");
+        return mismatch(format!("the vocabulary is {now} now and was {then}; {help}"));
     }
     if manifest.step > bp.config.steps {
         let (total, step) = (bp.config.steps, manifest.step);
@@ -246,7 +249,6 @@ pub(crate) struct Loader {
     /// Where this process would go on; rank 0's counts.
     first: Option<u64>,
     patience: Patience,
-    warn: Warn,
     /// The one that is being read, opened once for all ranks here.
     open: Mutex<Option<Arc<(Checkpoint, Resumed)>>>,
 }
@@ -286,12 +288,7 @@ impl Verdict {
 
 impl Loader {
     /// A loader for a run that goes on from where `found` says; none where it does not.
-    pub(crate) fn new(
-        bp: &Arc<Blueprint>,
-        data: &Dataset,
-        found: &Found,
-        warn: &Warn,
-    ) -> Option<Loader> {
+    pub(crate) fn new(bp: &Arc<Blueprint>, data: &Dataset, found: &Found) -> Option<Loader> {
         let config = &bp.config;
         let folder = config.save.as_ref().filter(|_| config.resume != Resume::No)?;
         Some(Loader {
@@ -300,7 +297,6 @@ impl Loader {
             data: data.fingerprint().clone(),
             first: found.resumed.as_ref().map(|resumed| resumed.step),
             patience: Patience::new(config),
-            warn: warn.clone(),
             open: Mutex::default(),
         })
     }
@@ -351,7 +347,7 @@ impl Loader {
                 return Err(RankError::Resume(error));
             }
             if let Some(older) = older.filter(|_| is_first) {
-                (self.warn)(&passing_over(&error, older));
+                warn!("{}", passing_over(&error, older));
             }
             next = older;
         }
@@ -377,7 +373,7 @@ impl Loader {
     fn set_newer_aside(&self, step: u64) -> Result<(), CheckpointError> {
         for path in self.store.set_aside(step)? {
             let path = path.display();
-            (self.warn)(&format!("going on from step {step}; what was newer is now {path}"));
+            warn!("going on from step {step}; what was newer is now {path}");
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! What a run is told: a TOML file and flags that override it, the defaults that follow from
 //! other settings, and the checks that end bad input before any rank starts.
 
+mod bytes;
 mod choice;
 mod error;
 mod file;
@@ -9,8 +10,11 @@ mod options;
 mod outputs;
 mod parts;
 mod resume;
+mod stages;
+mod step_range;
 mod validate;
 
+pub use bytes::Bytes;
 pub use choice::{
     Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
     Tokenizer,
@@ -18,6 +22,7 @@ pub use choice::{
 pub use error::ConfigError;
 pub use options::{Config, OPTIONS, OptionInfo, OptionKind};
 pub use resume::Resume;
+pub use step_range::StepRange;
 pub use toml::{Table, Value};
 
 use std::path::Path;
@@ -39,10 +44,11 @@ impl Config {
         matches!(extension.as_str(), "csv" | "json").then_some(path)
     }
 
-    /// Stages on each pipeline rank (V): what the schedule needs, else 2 where the layers allow
-    /// it, else 1. A schedule file decides it for itself; until it is read this says 1.
+    /// Stages on each pipeline rank (V): what a cut by hand says, else what the schedule needs,
+    /// else 2 where the layers allow it, else 1. A schedule file decides it for itself; until it is
+    /// read this says 1.
     pub fn virtual_stages(&self) -> usize {
-        self.virtual_stages.unwrap_or_else(|| {
+        self.virtual_stages.or_else(|| self.given_stages_each()).unwrap_or_else(|| {
             // Emulated stages have no layers.
             let fits = |v| self.emulate.is_some() || self.layers >= self.pp.saturating_mul(v);
             match self.kind().map(|kind| kind.stages) {

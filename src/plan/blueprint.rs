@@ -1,26 +1,28 @@
 //! Everything that follows from a configuration and a model before a rank starts: stages, the
 //! verified program of every rank, predicted memory and bubble.
 
-use std::ops::Range;
-
 use crate::config::{Config, DeviceKind, Precision};
 use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
-use zeropp_core::layer::{BatchShape, Model};
+use zeropp_core::layer::{BatchShape, Model, Part};
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, RankPlan};
 use zeropp_core::params::FlatLayout;
 use zeropp_core::split::ops::attention_keeps_probabilities;
 use zeropp_pipeline::ir::{Action, Schedule};
-use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict};
-use zeropp_pipeline::partition::partition;
+use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict, predict_at_once};
 use zeropp_pipeline::schedules::unit_note;
 use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
+use zeropp_pipeline::timeline::Timeline;
+use zeropp_pipeline::verify::{VerifyLimits, verify};
 use zeropp_zero3::optimizer::Tie;
 
 use crate::Error;
-use crate::plan::program::{Resolved, generator_costs, shape};
+use crate::plan::cut::{Cutter, Stages};
+use crate::plan::program::{Resolved, check_program, generator_costs, shape};
 use crate::plan::recompute::Recomputed;
+use crate::plan::times::{Times, estimates};
+use crate::plan::{limit, sizes};
 
 /// What every rank builds from.
 #[derive(Clone)]
@@ -29,51 +31,104 @@ pub(crate) struct Blueprint {
     pub(crate) mesh: Mesh,
     pub(crate) model: Model,
     /// Parts of each stage.
-    pub(crate) stages: Vec<Range<usize>>,
+    pub(crate) stages: Stages,
     /// The lowered, verified programs.
     pub(crate) schedule: Schedule,
     pub(crate) recomputed: Recomputed,
     pub(crate) compute: DType,
+    pub(crate) batch: BatchShape,
+    pub(crate) times: Times,
     pub(crate) plan: Plan,
 }
 
 impl Blueprint {
     pub(crate) fn new(config: &Config, model: Model) -> Result<Blueprint, Error> {
         let resolved = Resolved::new(config)?;
-        let config = resolved.config.clone();
+        let config = &resolved.config;
+        sizes::check(config, &model)?;
         check_names(&model)?;
-        let mesh = config.mesh();
         let compute = match config.precision {
             Precision::Fp32 => DType::F32,
             Precision::Bf16 => DType::BF16,
         };
+        let on_gpu = config.device != DeviceKind::Cpu;
         let batch = BatchShape {
             samples: config.micro_batch_size,
             seq: config.seq,
             element_bytes: compute.size(),
-            keeps_probabilities: attention_keeps_probabilities(
-                compute,
-                config.device != DeviceKind::Cpu,
-            ),
+            keeps_probabilities: attention_keeps_probabilities(compute, on_gpu),
         };
-        let stages = partition(&model.parts, resolved.stages(), batch)?;
+        let cutter = Cutter::new(config, &model, batch, resolved.stages());
+        let cut = |stages| Self::of(&resolved, &model, (batch, compute), stages);
+        let first = cut(cutter.first()?)?;
+        let mut made = cutter.within_memory(first, |bp| (&bp.stages, &bp.plan.ranks), cut)?;
+        cutter.tell(&made.stages, &mut made.plan);
+        Ok(made)
+    }
+
+    /// The same with these stages.
+    fn of(
+        resolved: &Resolved,
+        model: &Model,
+        (batch, compute): (BatchShape, DType),
+        stages: Stages,
+    ) -> Result<Blueprint, Error> {
         let mut blueprint = Blueprint {
-            config,
-            mesh,
-            model,
+            config: resolved.config.clone(),
+            mesh: resolved.config.mesh(),
+            model: model.clone(),
             stages,
             schedule: Schedule::default(),
             recomputed: Recomputed::default(),
             compute,
+            batch,
+            times: Times::default(),
             plan: Plan::default(),
         };
-        let times = blueprint.relative_costs(batch);
-        let bytes: Vec<_> = (0..times.len()).map(|s| blueprint.bytes(s, batch)).collect();
-        let costs = generator_costs(&blueprint.config, &times, &bytes, 0);
+        let stages = blueprint.stages.len();
+        blueprint.recomputed = Recomputed::before(blueprint.config.recompute, stages);
+        let bytes = blueprint.all_bytes();
+        let recomputed = &blueprint.recomputed.whole;
+        let estimates =
+            estimates(&blueprint.model.parts, &blueprint.stages, batch, |s| recomputed.contains(s));
+        blueprint.times = Times::new(&blueprint.config, estimates, &bytes)?;
+        let costs = generator_costs(&blueprint.config, &blueprint.times.costs, &bytes);
         blueprint.schedule = resolved.programs(&costs)?;
         blueprint.recomputed = Recomputed::new(blueprint.config.recompute, &blueprint.schedule);
         blueprint.plan = blueprint.make_plan(batch)?;
         Ok(blueprint)
+    }
+
+    /// The same run with another partition, by the first part of each stage, and another program.
+    ///
+    /// # Errors
+    /// What does not suit this run's model or settings, in words.
+    pub(crate) fn with_program(
+        &self,
+        cuts: &[usize],
+        schedule: Schedule,
+    ) -> Result<Blueprint, String> {
+        let parts = self.model.parts.len();
+        let ends = cuts.iter().skip(1).copied().chain([parts]);
+        let stages: Vec<_> = cuts.iter().zip(ends).map(|(start, end)| *start..end).collect();
+        if cuts.first() != Some(&0) || stages.iter().any(|s| s.is_empty() || s.end > parts) {
+            return Err(format!("stages from parts {cuts:?} on, of a model with {parts}"));
+        }
+        if stages.len() != self.stages.len() || schedule.stages() != stages.len() {
+            return Err(format!("{} stages, and {} here", stages.len(), self.stages.len()));
+        }
+        if (schedule.pp(), schedule.micro_batches()) != (self.mesh.pp, self.config.micro_batches())
+        {
+            return Err("a program for another mesh or another batch".into());
+        }
+        verify(&schedule, &VerifyLimits::default()).map_err(|e| e.to_string())?;
+        check_program(&self.config, &schedule).map_err(|e| e.to_string())?;
+        let unit = Some(schedule.units[0]);
+        let recomputed = Recomputed::new(self.config.recompute, &schedule);
+        let config = Config { unit, ..self.config.clone() };
+        let mut taken = Blueprint { config, stages, schedule, recomputed, ..self.clone() };
+        taken.plan = taken.make_plan(self.batch).map_err(|e| e.to_string())?;
+        Ok(taken)
     }
 
     /// The weight that embedding and head share, if they do.
@@ -93,9 +148,12 @@ impl Blueprint {
     }
 
     fn make_plan(&self, batch: BatchShape) -> Result<Plan, Error> {
-        let bytes: Vec<StageBytes> = (0..self.stages.len()).map(|s| self.bytes(s, batch)).collect();
+        let bytes = self.all_bytes();
         let peaks = predict(&self.schedule, &bytes);
-        let bubble = self.simulated_bubble(self.relative_costs(batch), &bytes);
+        let at_once = predict_at_once(&self.schedule, &bytes);
+        let simulated = self.simulated(&Costs { memory: bytes, ..self.times.costs.clone() });
+        limit::check(&self.config, &simulated)?;
+        let bubble = simulated.bubble();
         let program = &self.schedule.ranks[0];
         let count = |f: fn(&Action) -> bool| program.iter().filter(|a| f(a)).count() as u64;
         Ok(Plan {
@@ -110,10 +168,12 @@ impl Blueprint {
             parameters: self.model.parameter_count(),
             flops_per_token: self.model.flops_per_token(batch),
             bubble,
+            costs: self.times.source.clone(),
             all_gathers_per_rank: count(|a| matches!(a, Action::AllGather { .. })),
             reduce_scatters_per_rank: count(|a| matches!(a, Action::ReduceScatter { .. })),
-            ranks: (0..self.mesh.pp).map(|p| self.rank_plan(p, peaks[p])).collect(),
+            ranks: (0..self.mesh.pp).map(|p| self.rank_plan(p, peaks[p], at_once[p])).collect(),
             notes: self.notes(batch),
+            ..Plan::default()
         })
     }
 
@@ -127,7 +187,7 @@ impl Blueprint {
         [recompute, unit.flatten()].into_iter().flatten().collect()
     }
 
-    fn rank_plan(&self, pp: usize, held: HeldBytes) -> RankPlan {
+    fn rank_plan(&self, pp: usize, peaks: HeldBytes, at_once: HeldBytes) -> RankPlan {
         let mine = self.schedule.stages_of(pp);
         let names = |s: usize| {
             self.model.parts[self.stages[s].clone()].iter().map(|p| p.name().to_string()).collect()
@@ -136,20 +196,22 @@ impl Blueprint {
         let shard: u64 =
             mine.iter().map(|s| self.flat_elements(*s) * 4).sum::<u64>() / self.mesh.zero3 as u64;
         let owners = if self.config.zero1 { self.mesh.dp as u64 } else { 1 };
+        let memory = |held: HeldBytes| MemoryBytes {
+            parameter_shard: shard,
+            gradient_shard: shard,
+            optimizer: 2 * shard / owners,
+            gathered: held.gathered,
+            gradient: held.gradient,
+            activation: held.activation,
+            weight_stash: held.weight_stash,
+            communication: held.communication,
+        };
         RankPlan {
             pp,
             stages: mine.iter().map(|s| (*s, names(*s))).collect(),
             parameters,
-            memory: MemoryBytes {
-                parameter_shard: shard,
-                gradient_shard: shard,
-                optimizer: 2 * shard / owners,
-                gathered: held.gathered,
-                gradient: held.gradient,
-                activation: held.activation,
-                weight_stash: held.weight_stash,
-                communication: held.communication,
-            },
+            memory: memory(peaks),
+            at_once: memory(at_once),
         }
     }
 
@@ -160,9 +222,17 @@ impl Blueprint {
 
     /// Elements of the stage's flat buffers, padding included.
     fn flat_elements(&self, stage: usize) -> u64 {
-        let pieces = self.layout_pieces();
-        let parts = &self.model.parts[self.stages[stage].clone()];
-        parts.iter().map(|p| FlatLayout::new(p.parameters(), pieces).len as u64).sum()
+        self.model.parts[self.stages[stage].clone()].iter().map(|p| self.part_elements(p)).sum()
+    }
+
+    /// Those of them whose gradient is made in F.
+    fn elements_in_forward(&self, stage: usize, batch: BatchShape) -> u64 {
+        let parts = self.model.parts[self.stages[stage].clone()].iter();
+        parts.filter(|p| p.cost(batch).gradients_in_forward).map(|p| self.part_elements(p)).sum()
+    }
+
+    fn part_elements(&self, part: &Part) -> u64 {
+        FlatLayout::new(part.parameters(), self.layout_pieces()).len as u64
     }
 
     fn bytes(&self, stage: usize, batch: BatchShape) -> StageBytes {
@@ -182,41 +252,29 @@ impl Blueprint {
             input,
             activation: kept.max(input),
             stash: costs.iter().map(|c| c.stash_bytes).sum(),
+            workspace: costs.iter().map(|c| c.workspace_bytes).max().unwrap_or(0),
             weights: if alone && fp32 { 0 } else { elements * self.compute.size() as u64 },
             gradient: elements * 4,
+            gradient_in_forward: self.elements_in_forward(stage, batch) * 4,
             keeps_first_gradient: alone,
             message,
         }
     }
 
-    /// The schedule's `bubble` with these times of each stage and messages,
-    /// gathers and reductions that take none.
-    pub(crate) fn simulated_bubble(&self, stages: Vec<StageCosts>, memory: &[StageBytes]) -> f64 {
-        let costs = Costs { stages, memory: memory.to_vec(), ..Costs::default() };
-        simulate(&self.schedule, &costs).expect("a verified program").bubble()
+    /// Predicted bytes of every stage.
+    pub(crate) fn all_bytes(&self) -> Vec<StageBytes> {
+        (0..self.stages.len()).map(|s| self.bytes(s, self.batch)).collect()
     }
 
-    /// The same with measured times; memory plays no part in it.
+    fn simulated(&self, costs: &Costs) -> Timeline {
+        simulate(&self.schedule, costs).expect("a verified program, and costs that fit")
+    }
+
+    /// The schedule's `bubble` with measured times of each stage, and messages, gathers and
+    /// reductions that take none; memory plays no part in it.
     pub(crate) fn timed_bubble(&self, stages: Vec<StageCosts>) -> f64 {
         let memory = vec![StageBytes::default(); self.stages.len()];
-        self.simulated_bubble(stages, &memory)
-    }
-
-    /// Times in proportion to the stages' forward FLOP: B, W and R each like F.
-    fn relative_costs(&self, batch: BatchShape) -> Vec<StageCosts> {
-        let forward: Vec<f64> = self
-            .stages
-            .iter()
-            .map(|r| self.model.parts[r.clone()].iter().map(|p| p.cost(batch).forward_flops).sum())
-            .collect();
-        let largest = forward.iter().copied().fold(1.0, f64::max);
-        forward
-            .iter()
-            .map(|f| {
-                let ns = (f / largest * 1e6).max(1.0) as u64;
-                StageCosts { f_ns: ns, b_ns: ns, w_ns: ns, r_ns: ns, ..StageCosts::default() }
-            })
-            .collect()
+        self.simulated(&Costs { stages, memory, ..Costs::default() }).bubble()
     }
 }
 

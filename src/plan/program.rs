@@ -5,10 +5,11 @@ use zeropp_pipeline::ir::{Action, Compute, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, lower};
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::schedules::{Costs, Limits, Shape, generate_with_costs};
-use zeropp_pipeline::simulate::StageCosts;
+use zeropp_pipeline::simulate::{self, StageCosts};
 use zeropp_pipeline::verify::{VerifyLimits, verify};
 
 use crate::plan::recompute::stages_with_r;
+use crate::plan::times::message_ns;
 use crate::{Error, read_schedule};
 
 /// A configuration with everything that follows from others written out, a schedule file's sizes
@@ -76,14 +77,15 @@ impl Resolved {
     }
 }
 
-/// The generators' costs of stages that take `times` and keep `bytes`. Where whole stages are
-/// recomputed (all but each rank's last), that is part of their B.
+/// The generators' costs of stages that take the times of `costs` and keep `bytes`, within the
+/// memory limit of `config`. Where whole stages are recomputed (all but each rank's last), that is
+/// part of their B.
 pub(crate) fn generator_costs(
     config: &Config,
-    times: &[StageCosts],
+    costs: &simulate::Costs,
     bytes: &[StageBytes],
-    send_ns: u64,
 ) -> Costs {
+    let times = &costs.stages;
     let kept = times.len().saturating_sub(config.pp);
     let redo = config.recompute == Recompute::Full;
     let of = |f: fn(&StageCosts) -> u64| times.iter().map(f).collect::<Vec<u64>>();
@@ -95,13 +97,13 @@ pub(crate) fn generator_costs(
         f: of(|t| t.f_ns),
         b,
         w: of(|t| t.w_ns),
-        send: send_ns,
+        send: message_ns(costs),
         gather: of(|t| t.all_gather_ns),
         reduce: of(|t| t.reduce_scatter_ns),
         mem_f: bytes.iter().map(|m| m.activation as i64).collect(),
         mem_b: bytes.iter().map(|m| stash(m) - m.activation as i64).collect(),
         mem_w: bytes.iter().map(|m| -stash(m)).collect(),
-        mem_limit: None,
+        mem_limit: config.mem_limit.and_then(|limit| i64::try_from(limit.0).ok()),
         limits: Limits {
             gathered: config.max_gathered,
             gathers: config.max_gathers,
@@ -155,7 +157,7 @@ fn is_complete(schedule: &Schedule) -> bool {
 }
 
 /// A program runs as it stands only where it does what the settings promise.
-fn check_program(config: &Config, program: &Schedule) -> Result<(), Error> {
+pub(crate) fn check_program(config: &Config, program: &Schedule) -> Result<(), Error> {
     let actions = || program.ranks.iter().flatten();
     let sums_replicas = actions().any(|a| matches!(a, Action::ReplicaReduce { .. }));
     if config.dp > 1 && !sums_replicas {

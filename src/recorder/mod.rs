@@ -3,6 +3,7 @@
 
 mod clocks;
 mod hooks;
+pub(crate) mod out_of_memory;
 mod watch;
 
 use std::collections::BTreeMap;
@@ -185,6 +186,13 @@ impl FlightRecorder {
     pub(crate) fn end(&self, rank: usize, kind: EndKind, text: &str, error: Option<CommError>) {
         let end = End { kind, at_ns: now_ns(), text: text.into(), error };
         self.ranks[&rank].state.lock().end.get_or_insert(end);
+    }
+
+    /// The same for a rank that may be another run's.
+    pub(crate) fn end_if_here(&self, rank: usize, kind: EndKind, text: &str) {
+        if self.ranks.contains_key(&rank) {
+            self.end(rank, kind, text, None);
+        }
     }
 
     /// Notes the error that `rank` ended with.

@@ -39,8 +39,9 @@ pub(crate) fn to_rank_0(
         return Ok(Vec::new());
     }
     let mut results = vec![result];
-    for (rank, len) in lens.into_iter().enumerate().skip(1) {
-        let len = u64::from_le_bytes(len.try_into().expect("eight bytes from every rank")) as usize;
+    for (rank, len) in lens.iter().enumerate().skip(1) {
+        let len =
+            u64::from_le_bytes(len[..].try_into().expect("eight bytes from every rank")) as usize;
         let mut words = Vec::with_capacity(len);
         while words.len() < len {
             let piece = (len - words.len()).min(PIECE);
@@ -96,7 +97,8 @@ mod tests {
     fn result(rank: usize) -> RankResult {
         let action = Action::Compute { kind: Compute::BW, stage: rank, micro_batch: 7 };
         let span = Span { lane: Lane::Compute, action, start_ns: 1, end_ns: u64::MAX };
-        let values = (0..rank * 700_000).map(|i| f32::from_bits(i as u32 * 6151)).collect();
+        let values =
+            (0..rank * 700_000).map(|i| f32::from_bits((i as u32).wrapping_mul(6151))).collect();
         RankResult {
             name: format!("rank {rank} · ü"),
             spans: vec![span; rank],

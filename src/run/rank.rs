@@ -26,17 +26,19 @@ use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 
 use crate::checkpoint::Saver;
 use crate::checkpoint::resume::{Loader, Resumed};
+use crate::config::{Config, StepRange};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
-use crate::plan::peak::Peak;
+use crate::plan::peak::{Best, Peak};
 use crate::recorder::FlightRecorder;
+use crate::run::agreement::agree;
 use crate::run::diagnose::Diverged;
 use crate::run::processes::{self, Clock};
 use crate::run::stop::{Stopper, Wish};
 use crate::run::training::Training;
 
-/// Steps whose spans a trace keeps.
-pub(crate) const TRACED_STEPS: u64 = 8;
+/// Steps whose spans a trace keeps where it is not told which.
+const TRACED_STEPS: u64 = 8;
 
 /// What all ranks of the process share.
 #[derive(Clone)]
@@ -60,13 +62,31 @@ pub(crate) struct Shared {
     /// In rank 0's process, what the trainer wants after each step that it was told of.
     pub(crate) answers: Option<Arc<Mutex<Receiver<Wish>>>>,
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
+    /// What the run's events are told within.
+    pub(crate) span: tracing::Span,
+    /// What this process runs in place of its own blueprint, if it cannot run that; or why it
+    /// cannot run rank 0's either.
+    pub(crate) agreed: Arc<OnceLock<Result<Arc<Blueprint>, String>>>,
 }
 
 impl Shared {
     /// Whether what the ranks do is kept.
     pub(crate) fn is_traced(&self) -> bool {
-        self.blueprint.config.trace.is_some() || self.export == Export::Timeline
+        let config = &self.blueprint.config;
+        config.trace.is_some() || config.save_costs.is_some() || self.export == Export::Timeline
     }
+
+    /// Whether what they do in `step` is kept, of a run that had `done` steps behind it.
+    pub(crate) fn traces(&self, step: u64, done: u64) -> bool {
+        let steps = traced_steps(&self.blueprint.config, done);
+        self.is_traced() && (steps.first..=steps.last).contains(&step)
+    }
+}
+
+/// The steps that a trace holds, of a run that had `done` steps behind it.
+pub(crate) fn traced_steps(config: &Config, done: u64) -> StepRange {
+    let first = StepRange { first: done + 1, last: done + TRACED_STEPS };
+    config.trace_steps.unwrap_or(first)
 }
 
 /// What the ranks leave behind besides their figures.
@@ -76,7 +96,7 @@ pub(crate) enum Export {
     Weights,
     /// The reduced gradients of one single step.
     Gradients,
-    /// What every rank did when, of the first [`TRACED_STEPS`].
+    /// What every rank did when, of the steps that a trace holds.
     Timeline,
 }
 
@@ -109,7 +129,7 @@ pub(crate) enum News {
     Step(StepMetrics, StageTimes),
 }
 
-/// One rank's figures of a step, sent to every rank at its end.
+/// One rank's figures of a step, which go to rank 0 at its end.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct RankStep {
     /// (replica, ZeRO-3 place, micro-batch, bits of the loss): the batch's order.
@@ -124,15 +144,19 @@ pub(crate) struct RankStep {
     times: StageTimes,
 }
 
-/// Nanoseconds and number of each kind of compute action on each stage.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct StageTimes(pub(crate) Vec<(usize, char, u64, u64)>);
+/// Nanoseconds and number of each kind of compute action on each stage, in that order.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct StageTimes(Vec<(usize, char, u64, u64)>);
 
 impl StageTimes {
+    fn find(&self, stage: usize, kind: char) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&(stage, kind), |t| (t.0, t.1))
+    }
+
     pub(crate) fn add(&mut self, stage: usize, kind: char, ns: u64, n: u64) {
-        match self.0.iter_mut().find(|t| (t.0, t.1) == (stage, kind)) {
-            Some(t) => (t.2, t.3) = (t.2 + ns, t.3 + n),
-            None => self.0.push((stage, kind, ns, n)),
+        match self.find(stage, kind) {
+            Ok(at) => (self.0[at].2, self.0[at].3) = (self.0[at].2 + ns, self.0[at].3 + n),
+            Err(at) => self.0.insert(at, (stage, kind, ns, n)),
         }
     }
 
@@ -143,8 +167,7 @@ impl StageTimes {
     /// Mean times of each stage. A whole backward counts as B, with nothing left for W.
     pub(crate) fn costs(&self, stages: usize) -> Vec<StageCosts> {
         let mean = |stage: usize, kind: char| {
-            let t = self.0.iter().find(|t| (t.0, t.1) == (stage, kind));
-            t.map_or(0, |t| t.2 / t.3.max(1))
+            self.find(stage, kind).map_or(0, |at| self.0[at].2 / self.0[at].3.max(1))
         };
         (0..stages)
             .map(|s| StageCosts {
@@ -186,6 +209,7 @@ pub(crate) fn run_rank(
     if let Some(recorder) = &shared.recorder {
         recorder.meet(&*world)?;
     }
+    let shared = &Shared { blueprint: agree(shared, &*world)?, ..shared.clone() };
     let peak_flops = processes::meet(shared, &*world, &device)?;
     let groups = Groups::new(world, shared.blueprint.mesh)?;
     let meter = Meter::new();
@@ -233,6 +257,7 @@ fn build_executor(
         dims: [config.micro_batch_size, config.seq, bp.model.hidden],
         compute: bp.compute,
         loss_scale: 1.0 / batches as f32,
+        units: bp.schedule.units.clone(),
         recompute_full: bp.recomputed.whole.clone(),
         recompute_attention: bp.recomputed.attention.clone(),
     };
@@ -279,7 +304,9 @@ fn token_source(shared: &Shared, device: &Device, groups: &Groups) -> TokenSourc
         let mut targets = Vec::with_capacity(samples * seq);
         for i in 0..samples {
             let index = first + micro_batch * samples + i;
-            let (x, y) = data.1.sample(&data.0, step - 1, index);
+            // Nothing to hand an error to: the rank ends with its words.
+            let sample = data.1.sample(&data.0, step - 1, index);
+            let (x, y) = sample.unwrap_or_else(|e| panic!("{e}"));
             ids.extend(x.into_iter().map(|t| t as i32));
             targets.extend(y.into_iter().map(|t| t as i32));
         }
@@ -312,14 +339,10 @@ pub(crate) fn summarise(
 
 pub(crate) fn step_metrics(
     bp: &Blueprint,
-    (step, step_s, peak_flops): (u64, f64, f64),
+    (step, step_s, best): (u64, f64, &mut Best),
     record: &StepRecord,
-    all: &[Vec<u8>],
+    ranks: &[RankStep],
 ) -> (StepMetrics, StageTimes) {
-    let ranks: Vec<RankStep> = all
-        .iter()
-        .map(|b| serde_json::from_slice(&b[2..]).expect("written by summarise"))
-        .collect();
     let mut losses: Vec<_> = ranks.iter().flat_map(|r| r.losses.iter().copied()).collect();
     losses.sort_unstable();
     let sum: f64 = losses.iter().map(|l| f64::from(f32::from_bits(l.3))).sum();
@@ -338,7 +361,7 @@ pub(crate) fn step_metrics(
         tokens,
         tokens_per_s,
         step_s,
-        flops_util: tokens_per_s * bp.plan.flops_per_token / peak_flops,
+        flops_util: best.utilisation(tokens_per_s * bp.plan.flops_per_token),
         bubble: bubble(&computed),
         bubble_own_span: bubble_own_span(&computed),
         bubble_step: bubble_step(&computed, (step_s * 1e9) as u64),
@@ -350,4 +373,32 @@ pub(crate) fn step_metrics(
         skipped: outcome.skipped,
     };
     (metrics, times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stage_times_add_up_in_any_order_and_quickly() {
+        let (stages, ranks) = (4096, 512);
+        let one = |rank: usize| {
+            let mut times = StageTimes::default();
+            for stage in (rank..stages).step_by(ranks).rev() {
+                "FBW".chars().for_each(|kind| times.add(stage, kind, 10 + stage as u64, 2));
+            }
+            times
+        };
+        let begin = Instant::now();
+        let (mut forth, mut back) = (StageTimes::default(), StageTimes::default());
+        for rank in 0..ranks {
+            forth.merge(&one(rank));
+            back.merge(&one(ranks - 1 - rank));
+        }
+        assert_eq!(forth, back);
+        let costs = forth.costs(stages);
+        assert!((0..stages).all(|s| costs[s].f_ns == (10 + s as u64) / 2 && costs[s].r_ns == 0));
+        // Looking at each entry in turn takes seconds.
+        assert!(begin.elapsed().as_secs_f64() < 0.5, "{:?}", begin.elapsed());
+    }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+use tracing::{debug_span, dispatcher};
 use zeropp_comm::CommError;
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::flight::EndKind;
@@ -41,7 +42,12 @@ pub(crate) fn spawn_rank(
     here: Arc<[usize]>,
     tx: Sender<Message>,
 ) {
+    let (told, aborted) = (tx.clone(), world.clone());
+    // Whoever listens here listens to the ranks, too.
+    let listener = dispatcher::get_default(Clone::clone);
     let body = move || {
+        let _listener = dispatcher::set_default(&listener);
+        let _in_rank = debug_span!(parent: &shared.span, "rank", rank).entered();
         if let Some(recorder) = &shared.recorder {
             recorder::this_thread_is(rank, recorder);
         }
@@ -55,7 +61,7 @@ pub(crate) fn spawn_rank(
         let result = match std::panic::catch_unwind(run) {
             Ok(Ok(result)) => Ok(result),
             // Bad input: all ranks end with the same words, and none has begun.
-            Ok(Err(e @ RankError::Resume(_))) => Err(Failure::Rank(e)),
+            Ok(Err(e)) if e.is_bad_input() => Err(Failure::Rank(e)),
             Ok(Err(e)) => {
                 if let Some(recorder) = &shared.recorder {
                     recorder.end_with(rank, &e);
@@ -74,18 +80,23 @@ pub(crate) fn spawn_rank(
                 Err(Failure::Panic(text))
             }
         };
-        let is_bad_input = matches!(result, Err(Failure::Rank(RankError::Resume(_))));
+        let is_bad_input = matches!(&result, Err(Failure::Rank(e)) if e.is_bad_input());
         if let (Err(_), Some(recorder), false) = (&result, &shared.recorder, is_bad_input) {
             // What cannot be written now, the trainer tells of when it tries again.
             let _ = recorder.write(rank);
         }
         let _ = tx.send(Message::Done(rank, result));
     };
-    std::thread::Builder::new()
-        .name(format!("rank {rank}"))
-        .stack_size(STACK_BYTES)
-        .spawn(body)
-        .expect("the system can start a thread");
+    let named = std::thread::Builder::new().name(format!("rank {rank}"));
+    if let Err(e) = named.stack_size(STACK_BYTES).spawn(body) {
+        let mib = STACK_BYTES >> 20;
+        let text = format!(
+            "its thread with a stack of {mib} MiB cannot be started ({e}); raise ulimit -v or -u"
+        );
+        aborted.abort(&text);
+        // The trainer waits for this.
+        let _ = told.send(Message::Done(rank, Err(Failure::Panic(text))));
+    }
 }
 
 /// The error in words, with what the ranks of this process behind it were last seen doing.
@@ -124,6 +135,7 @@ pub(crate) fn culprit(
     let message = match failure {
         Failure::Panic(text) => text,
         Failure::Rank(RankError::Resume(e)) => return Some(e.into()),
+        Failure::Rank(RankError::Program(text)) => return Some(Error::Program(text)),
         Failure::Rank(e) => explain(&e, here, status),
     };
     Some(Error::Rank { rank, message })

@@ -3,6 +3,7 @@
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use tracing::{debug_span, info_span};
 use zeropp_comm::groups::Groups;
 use zeropp_core::meter::Meter;
 use zeropp_core::metrics::Stopped;
@@ -13,10 +14,11 @@ use zeropp_zero3::ShardedStage;
 use crate::checkpoint::patience::Patience;
 use crate::checkpoint::resume::Resumed;
 use crate::error::RankError;
+use crate::plan::peak::Best;
 use crate::run::collect;
 use crate::run::diagnose::{Skipped, diagnose};
 use crate::run::rank::{
-    Export, News, RankEnd, RankResult, Shared, TRACED_STEPS, step_metrics, summarise,
+    Export, News, RankEnd, RankResult, RankStep, Shared, step_metrics, summarise,
 };
 use crate::run::stop::Wish;
 
@@ -26,7 +28,8 @@ pub(crate) struct Training<'a, R> {
     groups: &'a Groups,
     meter: &'a Meter,
     executor: Executor<ModelWorker>,
-    peak_flops: f64,
+    /// What the steps' rates are held against.
+    best: Best,
     report: R,
     /// Steps that a checkpoint had behind it.
     done: u64,
@@ -50,7 +53,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             groups,
             meter,
             executor,
-            peak_flops,
+            best: Best::new(peak_flops),
             report,
             done: 0,
             skipped: Skipped::default(),
@@ -78,7 +81,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         shared.stopper.begin();
         let mut step_start = Instant::now();
         for step in self.done + 1..=last {
-            let wish = self.step(step, step_start)?;
+            let wish = debug_span!("step", step).in_scope(|| self.step(step, step_start))?;
             if let Some(first) = self.skipped.beyond(config.max_skipped) {
                 let at = (first, self.skipped.in_a_row);
                 self.end.diverged = Some(diagnose(&mut self.executor, self.groups, at)?);
@@ -108,37 +111,55 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         mine.computed.end_ns = clock.shift(mine.computed.end_ns);
         let mut bytes = shared.stopper.hear().to_bytes().to_vec();
         serde_json::to_writer(&mut bytes, &mine).expect("plain numbers");
-        let all = groups.world.exchange(bytes).wait()?;
-        if groups.world.rank() == shared.here[0] {
-            let step_s = start.elapsed().as_secs_f64();
-            let at = (step, step_s, self.peak_flops);
-            let (metrics, times) = step_metrics(&shared.blueprint, at, &record, &all);
-            (self.report)(News::Step(metrics, times));
+        // Rank 0 alone reads all records: what everyone needs of them is in its answer.
+        let all = groups.world.gather(0, bytes).wait()?;
+        let (mut wished, mut told) = (Wish::GoOn, Vec::new());
+        if groups.world.rank() == 0 {
+            let wishes = all.iter().map(|bytes| Wish::from_bytes([bytes[0], bytes[1]]));
+            wished = wishes.max().unwrap_or_default();
+            let read = |bytes: &Vec<u8>| {
+                serde_json::from_slice(&bytes[2..]).expect("written by every rank")
+            };
+            let records: Vec<RankStep> = all.iter().map(read).collect();
+            let at = (step, start.elapsed().as_secs_f64(), &mut self.best);
+            let news = step_metrics(&shared.blueprint, at, &record, &records);
+            if shared.here.len() < groups.world.size() {
+                told = serde_json::to_vec(&news).expect("plain numbers");
+            }
+            (self.report)(News::Step(news.0, news.1));
         }
+        drop(all);
         let outcome = record.outcome.expect("every program ends with the optimizer step");
         self.skipped.see(step, outcome.skipped);
-        if shared.is_traced() && step - self.done <= TRACED_STEPS {
+        if shared.traces(step, self.done) {
             self.spans.extend(record.spans);
         }
-        let wished = all.iter().map(|bytes| Wish::from_bytes([bytes[0], bytes[1]]));
-        self.agree(wished.max().unwrap_or_default())
+        self.agree(wished, &told)
     }
 
-    /// What the ranks `wished`, and the trainer of rank 0's process; all ranks get the same.
-    fn agree(&self, wished: Wish) -> Result<Wish, RankError> {
-        let patience = Patience::new(&self.shared.blueprint.config);
-        let stopper = &self.shared.stopper;
+    /// What the ranks `wished`, and the trainer of rank 0's process; all ranks get the same. The
+    /// other processes hear what rank 0's was `told`.
+    fn agree(&mut self, wished: Wish, told: &[u8]) -> Result<Wish, RankError> {
+        let (shared, world) = (self.shared, &*self.groups.world);
+        let patience = Patience::new(&shared.blueprint.config);
+        let message = |wish: Wish| [&wish.to_bytes(), told].concat();
         let answer = |wait: Duration| {
-            let answers = self.shared.answers.as_ref().expect("rank 0's process has them");
+            let answers = shared.answers.as_ref().expect("rank 0's process has them");
             match answers.lock().recv_timeout(wait) {
                 // Since the exchange more may have been wished here.
-                Ok(answer) => Some(answer.max(wished).max(stopper.hear()).to_bytes()),
+                Ok(answer) => Some(message(answer.max(wished).max(shared.stopper.hear()))),
                 Err(RecvTimeoutError::Timeout) => None,
                 // The trainer is gone: nobody wants more.
-                Err(RecvTimeoutError::Disconnected) => Some(wished.max(Wish::Stop(0)).to_bytes()),
+                Err(RecvTimeoutError::Disconnected) => Some(message(wished.max(Wish::Stop(0)))),
             }
         };
-        Ok(Wish::from_bytes(patience.follow_rank_0(&*self.groups.world, answer)?))
+        let answer = patience.follow_rank_0(world, answer)?;
+        let (wish, told) = answer.split_at(2);
+        if world.rank() > 0 && world.rank() == shared.here[0] {
+            let (metrics, times) = serde_json::from_slice(told).expect("written by rank 0");
+            (self.report)(News::Step(metrics, times));
+        }
+        Ok(Wish::from_bytes([wish[0], wish[1]]))
     }
 
     /// Saves after `step`, if it is due, `wanted` or owed. In a row of skipped steps the state is
@@ -153,6 +174,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         if !(wanted || saver.is_last(step) || (due && good)) {
             return Ok(());
         }
+        let _saving = info_span!("checkpoint", step).entered();
         let worker = &self.executor.worker;
         let at = (step, good);
         saver.save(at, &shared.blueprint, self.groups, worker.sharded(), worker.optimizer())?;

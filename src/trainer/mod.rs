@@ -1,5 +1,6 @@
 //! The trainer: checks everything and starts the ranks.
 
+mod health;
 pub(crate) mod signals;
 pub(crate) mod steps;
 
@@ -20,14 +21,15 @@ use zeropp_pipeline::timeline::{RankTimeline, Timeline};
 use zeropp_zero3::ParamExport;
 
 use crate::Error;
-use crate::checkpoint::Warn;
 use crate::checkpoint::resume::{self, Found, Resumed};
 use crate::checkpoint::saved_cut;
 use crate::config::Config;
 use crate::plan::blueprint::Blueprint;
+use crate::plan::memory::MemoryCheck;
 use crate::plan::model_check;
 use crate::run::rank::{Export, RankResult, StageTimes};
 use crate::run::stop::Stopper;
+use crate::run::totals::Totals;
 use crate::trainer::steps::Steps;
 use crate::world::World;
 
@@ -37,7 +39,6 @@ pub struct Trainer {
     pub(crate) data: Arc<(Dataset, Sampler)>,
     pub(crate) found: Found,
     pub(crate) stopper: Stopper,
-    pub(crate) warn: Warn,
 }
 
 /// Final weights by parameter name, each in row-major order.
@@ -72,7 +73,7 @@ impl Trainer {
     pub fn new(config: Config) -> Result<Trainer, Error> {
         config.validate()?;
         let dataset = config.dataset()?;
-        let model = gpt::build(config.gpt_shape(dataset.vocabulary()));
+        let model = gpt::build(config.gpt_shape(config.known_ids(&dataset)?));
         Self::build(config, model, dataset)
     }
 
@@ -92,12 +93,13 @@ impl Trainer {
 
     fn build(config: Config, model: Model, dataset: Dataset) -> Result<Trainer, Error> {
         let config = saved_cut::take_over(config);
-        let blueprint = Arc::new(Blueprint::new(&config, model)?);
+        let mut blueprint = Blueprint::new(&config, model)?;
+        blueprint.plan.notes.extend(dataset.doubt());
+        let blueprint = Arc::new(blueprint);
         let sampler = blueprint.config.sampler();
         let found = resume::find(&blueprint, &dataset)?;
-        let warn: Warn = Arc::new(|text: &str| eprintln!("warning: {text}"));
         let (data, stopper) = (Arc::new((dataset, sampler)), Stopper::default());
-        Ok(Trainer { blueprint, data, found, stopper, warn })
+        Ok(Trainer { blueprint, data, found, stopper })
     }
 
     /// The checkpoint that the run goes on from, if it is a resumed one. Where its step is the
@@ -106,12 +108,6 @@ impl Trainer {
     /// ([`Steps::resumed`]).
     pub fn resumed(&self) -> Option<&Resumed> {
         self.found.resumed.as_ref()
-    }
-
-    /// Tells `warn` what is wrong and does not end the run: an old checkpoint that cannot be
-    /// removed, say. Without it such things go to standard error.
-    pub fn on_warning(&mut self, warn: impl Fn(&str) + Send + Sync + 'static) {
-        self.warn = Arc::new(warn);
     }
 
     /// Stops the runs of this trainer from another thread.
@@ -127,6 +123,12 @@ impl Trainer {
     /// What is known before the run: mesh, schedule, predicted memory and bubble.
     pub fn plan(&self) -> &Plan {
         &self.blueprint.plan
+    }
+
+    /// What this machine's ranks are predicted to need beside what it has. Training refuses to
+    /// start where that is too little; the plan does not.
+    pub fn memory(&self) -> MemoryCheck {
+        MemoryCheck::of(&self.blueprint)
     }
 
     /// Looks for the device that the settings name, for what it needs to compute, and whether there
@@ -261,46 +263,16 @@ impl Trainer {
         steps.conclude()
     }
 
-    pub(crate) fn summary(
-        &self,
-        steps: &[StepMetrics],
-        times: &StageTimes,
-        total_s: f64,
-    ) -> Summary {
+    pub(crate) fn summary(&self, totals: &Totals, times: &StageTimes, total_s: f64) -> Summary {
         let plan = &self.blueprint.plan;
-        let settled = if steps.len() > 1 { &steps[1..] } else { steps };
-        let median = |f: fn(&StepMetrics) -> f64| {
-            let mut v: Vec<f64> = settled.iter().map(f).collect();
-            v.sort_by(f64::total_cmp);
-            v.get(v.len() / 2).copied().unwrap_or(0.0)
-        };
-        let per_unit = |f: fn(&StepMetrics) -> u64| {
-            let units = plan.units.len() * self.blueprint.mesh.world() * steps.len();
-            steps.iter().map(f).sum::<u64>() as f64 / units.max(1) as f64
-        };
-        let peak = |m: MemoryBytes, other: &MemoryBytes| m.max(other);
+        let memory = plan.ranks.iter().map(|rank| &rank.memory);
+        let stages = self.blueprint.stages.len();
         Summary {
-            steps: steps.len() as u64,
-            first_loss: steps.first().map_or(f64::NAN, |s| s.loss),
-            last_loss: steps.last().map_or(f64::NAN, |s| s.loss),
-            tokens_per_s: median(|s| s.tokens_per_s),
-            flops_util: median(|s| s.flops_util),
-            bubble: median(|s| s.bubble),
-            bubble_own_span: median(|s| s.bubble_own_span),
-            bubble_step: median(|s| s.bubble_step),
             predicted_bubble: plan.bubble,
-            timed_bubble: self.blueprint.timed_bubble(times.costs(self.blueprint.stages.len())),
-            all_gathers_per_unit: per_unit(|s| s.all_gathers),
-            reduce_scatters_per_unit: per_unit(|s| s.reduce_scatters),
-            peak_bytes: steps.iter().map(|s| &s.peak_bytes).fold(MemoryBytes::default(), peak),
-            predicted_bytes: plan
-                .ranks
-                .iter()
-                .map(|r| &r.memory)
-                .fold(MemoryBytes::default(), peak),
+            timed_bubble: self.blueprint.timed_bubble(times.costs(stages)),
+            predicted_bytes: memory.fold(MemoryBytes::default(), |all, one| all.max(one)),
             total_s,
-            stopped: None,
-            checkpoint: None,
+            ..totals.summary(plan.units.len() * self.blueprint.mesh.world())
         }
     }
 

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 #[cfg(unix)]
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 #[cfg(unix)]
+use tracing::{error, info, warn};
+#[cfg(unix)]
 use zeropp_pipeline::flight::{EndKind, signal_name};
 
 #[cfg(unix)]
@@ -70,12 +72,12 @@ pub fn stop_on_signals(_trainer: &Trainer) -> io::Result<()> {
 #[cfg(unix)]
 fn save(stopper: &Stopper, saves: bool) {
     match (saves, stopper.is_running()) {
-        (false, _) => eprintln!("SIGUSR1: there is no folder to save in (save)"),
+        (false, _) => warn!("SIGUSR1: there is no folder to save in (save)"),
         (true, true) => {
-            eprintln!("SIGUSR1: saving after this step");
+            info!("SIGUSR1: saving after this step");
             stopper.save();
         }
-        (true, false) => eprintln!("SIGUSR1: no step is under way, so there is nothing to save"),
+        (true, false) => warn!("SIGUSR1: no step is under way, so there is nothing to save"),
     }
 }
 
@@ -83,7 +85,7 @@ fn save(stopper: &Stopper, saves: bool) {
 fn stop(stopper: &Stopper, signal: i32, saves: bool) {
     stopper.stop_for(signal);
     let what = if saves { "saving and stopping" } else { "stopping" };
-    eprintln!("{}: {what} after this step; once more ends it at once", signal_name(signal));
+    info!("{}: {what} after this step; once more ends it at once", signal_name(signal));
     // Launchers send it, and soon SIGKILL, to those that are left of a broken run.
     if signal == SIGTERM {
         let stopper = stopper.clone();
@@ -115,7 +117,7 @@ fn die_recorded(signal: i32) -> ! {
     let name = signal_name(signal);
     for recorder in recorder::active() {
         let found = recorder.write_all(EndKind::Signal(signal), &format!("got {name}"));
-        eprintln!("{name}: {found}");
+        error!("{name}: {found}");
     }
     recorder::active().iter().for_each(|recorder| recorder.await_neighbours(until));
     // Not of the signal, which would leave all of the memory in a file.

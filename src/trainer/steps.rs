@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tracing::{Span, error, info_span, warn};
 use zeropp_comm::Communicator;
 use zeropp_core::metrics::{StepMetrics, Stopped, Summary};
 use zeropp_pipeline::executor::StatusBoard;
@@ -15,15 +16,20 @@ use zeropp_zero3::checkpoint::StoreLock;
 use crate::Error;
 use crate::checkpoint::Saver;
 use crate::checkpoint::resume::{Loader, Resumed};
+use crate::events;
+use crate::plan::memory;
 use crate::plan::peak::Peak;
 use crate::recorder::{self, FlightRecorder};
 use crate::run::diagnose::Diverged;
+use crate::run::measured;
 use crate::run::metrics_file::MetricsFile;
 use crate::run::rank::{Export, News, RankEnd, RankResult, Shared, StageTimes};
 use crate::run::spawn::{Failure, Message, culprit, spawn_rank};
 use crate::run::stop::Wish;
+use crate::run::totals::Totals;
 use crate::run::trace;
 use crate::trainer::Trainer;
+use crate::trainer::health::Health;
 use crate::world::World;
 
 /// After one rank has failed, how long the others get to stop before they are left behind.
@@ -48,11 +54,13 @@ pub struct Steps<'a> {
     resumed: Option<Resumed>,
     begin: Instant,
     metrics_file: Option<MetricsFile>,
-    steps: Vec<StepMetrics>,
+    totals: Totals,
     times: StageTimes,
     ends: Ends,
     outcome: Option<Summary>,
     over: bool,
+    health: Health,
+    span: Span,
     /// Ends the engine, after the ranks.
     _world: World,
 }
@@ -96,29 +104,23 @@ impl<'a> Steps<'a> {
         given: Option<Vec<Arc<dyn Communicator>>>,
         export: Export,
     ) -> Result<Steps<'a>, Error> {
-        let (bp, found, warn) = (&trainer.blueprint, &trainer.found, &trainer.warn);
+        let (bp, found) = (&trainer.blueprint, &trainer.found);
+        memory::check(bp)?;
+        let span = info_span!("run", schedule = %bp.schedule.kind, mesh = %bp.mesh);
+        let entered = span.clone().entered();
         let saver = match export {
             Export::Gradients => None,
-            _ => Saver::start(bp, &trainer.data.0, found.newest, warn)?,
+            _ => Saver::start(bp, &trainer.data.0, found.newest)?,
         };
         let (saver, lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
         let lock = lock.flatten();
         if lock.is_some() {
-            found.passed_over.iter().for_each(|text| warn(text));
+            found.passed_over.iter().for_each(|text| warn!("{text}"));
         }
         let status = Arc::new(StatusBoard::new(bp.mesh.world()));
-        let devices = match &given {
-            Some(_) => bp.config.devices()?,
-            None => trainer.devices()?,
-        };
-        let peak = Peak::measure(&bp.config, &devices, bp.compute);
-        let mut world = match given {
-            Some(communicators) => World::of(communicators, &devices),
-            None => World::start(&bp.config, &devices, &status)?,
-        };
+        let (mut world, peak) = meet(trainer, given, &status)?;
         let here: Arc<[usize]> = world.ranks.iter().map(|local| local.rank).collect();
-        let (answers, asked) = channel();
-        let (answers, asked) = (here[0] == 0).then_some((answers, asked)).unzip();
+        let (answers, asked) = (here[0] == 0).then(channel).unzip();
         let recorder = FlightRecorder::start(bp, &status, here.iter().copied());
         let shared = Shared {
             blueprint: bp.clone(),
@@ -130,11 +132,13 @@ impl<'a> Steps<'a> {
             here: here.clone(),
             host: world.host.clone(),
             export,
-            loader: Loader::new(bp, &trainer.data.0, found, warn).map(Arc::new),
+            loader: Loader::new(bp, &trainer.data.0, found).map(Arc::new),
             saver: saver.clone(),
             stopper: trainer.stopper.clone(),
             answers: asked.map(|asked| Arc::new(Mutex::new(asked))),
             recorder: recorder.clone(),
+            span: span.clone(),
+            agreed: Arc::default(),
         };
         let messages = spawn_all(&mut world, &shared);
         let mut steps = Steps {
@@ -151,13 +155,16 @@ impl<'a> Steps<'a> {
             resumed: None,
             begin: Instant::now(),
             metrics_file: None,
-            steps: Vec::new(),
+            totals: Totals::default(),
             times: StageTimes::default(),
             outcome: None,
             over: false,
+            health: Health::default(),
+            span,
             _world: world,
         };
         steps.await_ready(export)?;
+        drop(entered);
         Ok(steps)
     }
 
@@ -171,6 +178,11 @@ impl<'a> Steps<'a> {
                     self.metrics_file = MetricsFile::open(&self.trainer.blueprint.config, done)?;
                 }
                 self.begin = Instant::now();
+                if self.has_rank_0() {
+                    let bp = &self.trainer.blueprint;
+                    let done = self.resumed.as_ref().map(|resumed| resumed.step);
+                    events::begin(&bp.config, &bp.plan, done);
+                }
                 Ok(())
             }
             Some(News::Step(..)) => unreachable!("a rank is ready before its first step"),
@@ -223,19 +235,24 @@ impl<'a> Steps<'a> {
 
     /// The next step, or none once all ranks of this process have ended.
     pub(crate) fn next_step(&mut self) -> Option<StepMetrics> {
+        let _in_run = self.span.clone().entered();
         self.answer(Wish::GoOn);
         match self.next_news()? {
             News::Step(metrics, times) => {
                 self.unanswered = true;
                 // The first step warms caches and pools up; it counts only where it is alone.
-                if self.steps.len() == 1 {
+                if self.totals.steps() == 1 {
                     self.times = StageTimes::default();
                 }
                 self.times.merge(&times);
                 if let Some(file) = &mut self.metrics_file {
                     file.write(&metrics);
                 }
-                self.steps.push(metrics.clone());
+                if self.has_rank_0() {
+                    events::step(&metrics, self.trainer.blueprint.config.steps);
+                    self.health.see(&metrics);
+                }
+                self.totals.add(&metrics);
                 Some(metrics)
             }
             News::Ready(_) => unreachable!("told once, at the start"),
@@ -263,6 +280,7 @@ impl<'a> Steps<'a> {
     /// Once all ranks have ended: the summary and their results, or what went wrong.
     pub(crate) fn conclude(&mut self) -> Result<(Summary, Vec<RankResult>), Error> {
         self.over = true;
+        let _in_run = self.span.clone().entered();
         let concluded = self.outcome_of_ranks();
         // Until now a signal is a wish to stop, which is under way: records are being written.
         self.trainer.stopper.end();
@@ -292,13 +310,24 @@ impl<'a> Steps<'a> {
         let summary = Summary {
             stopped: ends.stopped,
             checkpoint: ends.saved.and_then(path),
-            ..self.trainer.summary(&self.steps, &self.times, total_s)
+            ..self.trainer.summary(&self.totals, &self.times, total_s)
         };
         if let Some(path) = config.trace.as_ref().filter(|_| self.has_rank_0()) {
             trace::write(path, &self.trainer.timeline(&results))?;
         }
+        if let Some(path) = config.save_costs.as_ref().filter(|_| self.has_rank_0()) {
+            let timeline = self.trainer.timeline(&results);
+            let steps = (resumed.unwrap_or(0), self.totals.steps());
+            let nothing = measured::write(path, &self.trainer.blueprint, &timeline, steps)?;
+            if let Some(why) = nothing {
+                warn!("save-costs: nothing is written, as {why}");
+            }
+        }
         if let Some(file) = self.metrics_file.take() {
             file.close(&summary)?;
+        }
+        if self.has_rank_0() {
+            events::end(&summary);
         }
         self.outcome = Some(summary.clone());
         Ok((summary, results))
@@ -316,6 +345,25 @@ impl<'a> Steps<'a> {
             _ => error,
         }
     }
+}
+
+/// The ranks of this process, with an engine or over what is `given`, and what they compute with.
+fn meet(
+    trainer: &Trainer,
+    given: Option<Vec<Arc<dyn Communicator>>>,
+    status: &Arc<StatusBoard>,
+) -> Result<(World, Peak), Error> {
+    let bp = &trainer.blueprint;
+    let devices = match &given {
+        Some(_) => bp.config.devices()?,
+        None => trainer.devices()?,
+    };
+    let peak = Peak::measure(&bp.config, &devices, bp.compute);
+    let world = match given {
+        Some(communicators) => World::of(communicators, &devices),
+        None => World::start(&bp.config, &devices, status)?,
+    };
+    Ok((world, peak))
 }
 
 /// Starts the ranks of this process; each tells how it goes on.
@@ -352,7 +400,7 @@ impl Drop for Steps<'_> {
         self.stop();
         while self.next_step().is_some() {}
         if let Err(error) = self.conclude() {
-            (self.trainer.warn)(&error.to_string());
+            error!("{error}");
         }
     }
 }

@@ -33,7 +33,7 @@ impl Config {
             token: Token::find(self.token_file.as_deref(), variable)?,
             start_timeout: Duration::from_secs_f64(self.start_timeout_s),
             silence: Duration::from_secs_f64(self.timeout_s),
-            waiting: Waiting::new(TELL_EVERY, |line| eprintln!("{line}")),
+            waiting: Waiting::new(TELL_EVERY, |line| tracing::info!("{line}")),
         };
         Ok(rendezvous::open(&options, &job.member(self.mesh()))?)
     }

@@ -45,7 +45,7 @@ pub(super) fn start(
     }
     if process.rank() == 0 {
         let warnings = [placement::warning(process.hosts(), each, mesh), few_cores(each)];
-        warnings.iter().flatten().for_each(|text| eprintln!("warning: {text}"));
+        warnings.iter().flatten().for_each(|text| tracing::warn!("{text}"));
     }
     let outer = process.communicator();
     let ranks = match each {

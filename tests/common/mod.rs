@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // Each test file uses its own part.
 
+pub(crate) mod heard;
+
 use std::path::PathBuf;
 
 use zeropp::{Config, StepMetrics, Summary, Trainer, Weights};

@@ -17,6 +17,19 @@ has the name of its flag: `micro-batches = 16`; relative paths in it count from 
 /// Where the ranks of a failed run leave their records.
 const FLIGHT_DIR: &str = "zeropp-failed";
 
+/// The settings that most runs use: the short help has these alone.
+const USUAL: [&str; 8] = ["pp", "zero3", "unit", "data", "steps", "lr", "save", "metrics"];
+
+pub(crate) const FIRST_STEPS: &str = "\
+Examples:
+  zeropp run --pp 4 --zero3 8 --unit 8              a small GPT on 32 ranks
+  zeropp run --data book.txt --save ckpt --resume   your text; goes on from ckpt
+  zeropp run --pp 4 --zero3 8 --dry-run             mesh, bubble and memory";
+
+/// What the short help of `run` says last.
+const MORE: &str = "`zeropp run --help` is the manual: all settings, and what signals and exit \
+codes mean.";
+
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   Train a small GPT on zeropp's own sources, 32 ranks as threads:
@@ -44,8 +57,6 @@ pub(crate) struct Run {
     pub(crate) print_config: bool,
     /// Print the plan and stop.
     pub(crate) dry_run: bool,
-    /// Print no line a step.
-    pub(crate) quiet: bool,
 }
 
 /// The flags of `zeropp run`.
@@ -53,12 +64,14 @@ pub(crate) fn run_command() -> Command {
     with_settings(Command::new("run"), |_| true)
         .about("Train a model")
         .long_about(RUN_ABOUT)
-        .after_help(EXAMPLES)
+        .after_help(format!("{FIRST_STEPS}\n\n{MORE}"))
+        .after_long_help(EXAMPLES)
         .arg(
             Arg::new("quiet")
                 .short('q')
                 .long("quiet")
                 .help_heading("Output")
+                .hide_short_help(true)
                 .action(ArgAction::SetTrue)
                 .help("Print no line a step: how it begins, what goes wrong, and the summary"),
         )
@@ -66,6 +79,7 @@ pub(crate) fn run_command() -> Command {
         .arg(
             Arg::new("print-config")
                 .long("print-config")
+                .hide_short_help(true)
                 .action(ArgAction::SetTrue)
                 .help("Print all settings as a file, those that follow from others as comments"),
         )
@@ -84,7 +98,11 @@ pub(crate) fn with_settings(command: Command, shown: fn(&OptionInfo) -> bool) ->
         .value_name("CONFIG.toml")
         .value_parser(value_parser!(PathBuf))
         .help("A file of settings; flags override it");
-    let flag = |option: &OptionInfo| flag(option, defaults.get(option.key)).hide(!shown(option));
+    let flag = |option: &OptionInfo| {
+        flag(option, defaults.get(option.key))
+            .hide(!shown(option))
+            .hide_short_help(!USUAL.contains(&option.key))
+    };
     let undo =
         |undo: &Undo| undo.arg().hide(!OPTIONS.iter().any(|o| o.key == undo.keys[0] && shown(o)));
     command.arg(file).args(OPTIONS.iter().map(flag)).args(UNDO.iter().map(undo))
@@ -118,6 +136,7 @@ impl Undo {
             .long(self.flag)
             .action(ArgAction::SetTrue)
             .help_heading("Output")
+            .hide_short_help(true)
             .conflicts_with_all(self.keys)
             .help(self.help)
     }
@@ -183,7 +202,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<Run, Failure> {
         config: settings(matches)?,
         print_config: matches.get_flag("print-config"),
         dry_run: matches.get_flag("dry-run"),
-        quiet: matches.get_flag("quiet"),
     })
 }
 
@@ -272,9 +290,21 @@ mod tests {
             helpful(error).to_string()
         };
         assert!(tip("--stepz").contains("'--steps'"), "{}", tip("--stepz"));
-        for far in ["--silent", "--verbose"] {
+        for far in ["--silent", "--loud"] {
             assert!(!tip(far).contains("similar argument"), "{}", tip(far));
         }
+    }
+
+    #[test]
+    fn the_short_help_is_one_screen_with_the_usual_settings() {
+        let mut all = command().term_width(100);
+        all.build();
+        let help = all.find_subcommand_mut("run").unwrap().render_help().to_string();
+        for key in USUAL {
+            assert!(help.contains(&format!("--{key} ")), "--{key} in:\n{help}");
+        }
+        assert!(!help.contains("--weight-decay") && help.contains("--dry-run"), "{help}");
+        assert!(help.lines().count() <= 42, "{} lines:\n{help}", help.lines().count());
     }
 
     #[test]

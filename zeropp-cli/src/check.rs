@@ -58,10 +58,10 @@ pub(crate) fn command() -> Command {
                 .value_parser(["text", "json"])
                 .default_value("text")
                 .help("What to print"),
-            Arg::new("any-w-order")
-                .long("any-w-order")
-                .action(ArgAction::SetTrue)
-                .help("Let the W of a stage run out of micro-batch order (zeropp runs none such)"),
+            Arg::new("any-w-order").long("any-w-order").action(ArgAction::SetTrue).help(
+                "Let the W of a stage, and the forwards of the last one, run out of micro-batch \
+                     order (zeropp runs none such)",
+            ),
         ])
 }
 

@@ -3,17 +3,19 @@
 use clap::Command;
 use clap::error::{ContextKind, ContextValue};
 
-use crate::{args, check, compare, ranks, schedule, why};
+use crate::{args, check, compare, log, ranks, schedule, shell, version, why};
 
 const ABOUT: &str = "Trains transformers that are too big for one node: pipeline parallelism \
 between nodes, ZeRO-3 inside a node, without tensor parallelism";
 
 /// The whole command line.
 pub(crate) fn command() -> Command {
-    Command::new("zeropp")
+    let command = Command::new("zeropp")
         .version(env!("CARGO_PKG_VERSION"))
+        .long_version(version::short())
         .about(ABOUT)
-        .after_help(args::EXAMPLES)
+        .after_help(args::FIRST_STEPS)
+        .after_long_help(args::EXAMPLES)
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(args::run_command())
@@ -22,6 +24,10 @@ pub(crate) fn command() -> Command {
         .subcommand(check::command())
         .subcommand(compare::command())
         .subcommand(why::command())
+        .subcommand(version::command())
+        .subcommand(shell::completions_command())
+        .subcommand(shell::manual_command());
+    log::with_flags(command)
 }
 
 /// How alike a flag and what was typed must be, of 1, for the flag to be what was meant.

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use zeropp_core::files::escaped;
+pub(crate) use zeropp_core::meter::in_words as bytes;
 
 /// Whether standard output is for something else.
 static ON_STDERR: AtomicBool = AtomicBool::new(false);
@@ -61,18 +62,6 @@ pub(crate) fn scaled(x: f64) -> String {
         _ => 0,
     };
     format!("{x:.decimals$}{unit}")
-}
-
-/// Bytes with a binary unit: `1.50 MiB`.
-pub(crate) fn bytes(n: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut x = n as f64;
-    let mut unit = 0;
-    while x >= 1023.5 && unit + 1 < units.len() {
-        x /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{n} B") } else { format!("{x:.2} {}", units[unit]) }
 }
 
 /// A share as a percentage with one decimal.

@@ -3,28 +3,32 @@
 //! Exit codes: 0 done, 2 bad input (before any rank starts), 1 a run that failed, 128 and its
 //! number a run that a signal has stopped.
 
+mod allocator;
 mod args;
 mod check;
 mod command;
 mod compare;
 mod emulate;
 mod figures;
-mod health;
+mod log;
+mod pages;
 mod plan;
 mod progress;
 mod ranks;
 mod run;
 mod schedule;
+mod shell;
 mod summary;
+mod version;
 mod why;
 
 use std::process::ExitCode;
 
+use tracing::Level;
 use zeropp_core::files::escaped;
 
-/// Ranks are threads that allocate and free tensors of all sizes at once.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: allocator::Allocator = allocator::Allocator;
 
 /// Why a command ends early: the message for standard error, if it is not said yet, and the exit
 /// code.
@@ -59,21 +63,27 @@ impl From<zeropp::Error> for Failure {
 fn main() -> ExitCode {
     let matches =
         command::command().try_get_matches().unwrap_or_else(|e| command::helpful(e).exit());
+    let voice = log::start(&matches);
     let result = match matches.subcommand() {
-        Some(("run", matches)) => args::run(matches).and_then(run::run),
+        Some(("run", matches)) => args::run(matches).and_then(|run| run::run(run, voice)),
         Some(("ranks", matches)) => ranks::run(matches),
         Some(("schedule", matches)) => schedule::run(matches),
         Some(("check", matches)) => check::run(matches),
         Some(("compare", matches)) => compare::run(matches),
         Some(("why", matches)) => why::run(matches),
+        Some(("version", _)) => version::run(),
+        Some(("completions", matches)) => shell::completions(matches, command::command()),
+        Some(("man", matches)) => shell::manual(matches, command::command()),
         _ => unreachable!("clap asks for a subcommand and knows no other"),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            if !failure.message.is_empty() {
+            match &failure.message {
+                message if message.is_empty() => {}
+                message if voice.json => tracing::error!(code = failure.code, "{message}"),
                 // It may quote a file, which is not to command the terminal.
-                eprintln!("error: {}", escaped(&failure.message));
+                message => eprintln!("{}{}", log::label(Level::ERROR), escaped(message)),
             }
             ExitCode::from(failure.code)
         }

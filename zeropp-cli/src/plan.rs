@@ -1,6 +1,6 @@
 //! What `--dry-run` prints.
 
-use zeropp::{Config, Plan};
+use zeropp::{Config, MemoryCheck, Plan};
 use zeropp_core::meter::MemoryKind;
 use zeropp_core::metrics::RankPlan;
 
@@ -9,12 +9,13 @@ use crate::figures::{bytes, count, grouped, percent, scaled, table};
 /// The plan in one line, for the head of a run.
 pub(crate) fn headline(config: &Config, plan: &Plan) -> String {
     format!(
-        "{}; {} parameters; {} with {} a rank, units of {}{}",
+        "{}; {} parameters; {} with {} a rank, units of {}\ncosts {}{}",
         mesh(config, plan),
         scaled(plan.parameters as f64),
         plan.schedule,
         count(plan.virtual_stages, "stage"),
         units(&plan.units),
+        plan.costs,
         notes(plan),
     )
 }
@@ -25,14 +26,17 @@ pub(crate) fn notes(plan: &Plan) -> String {
 }
 
 /// Everything known before a rank starts.
-pub(crate) fn text(config: &Config, plan: &Plan) -> String {
+pub(crate) fn text(config: &Config, plan: &Plan, check: &MemoryCheck) -> String {
     let facts = [
         ("mesh", mesh(config, plan)),
         ("model", model(config, plan)),
         ("schedule", schedule(plan)),
         ("step", step(plan)),
+        ("cut", cut(plan)),
         ("weights", weights(plan)),
         ("bubble", format!("{} simulated", percent(plan.bubble))),
+        ("costs", plan.costs.clone()),
+        ("memory", memory_here(check)),
     ];
     let facts: Vec<_> = facts.iter().map(|(name, fact)| format!("{name:8}  {fact}")).collect();
     format!(
@@ -76,6 +80,25 @@ fn step(plan: &Plan) -> String {
         plan.micro_batch_size,
         plan.seq,
     )
+}
+
+/// The cut into stages, and what it costs that they are not equal.
+fn cut(plan: &Plan) -> String {
+    let blocks: Vec<String> = plan.blocks.iter().map(ToString::to_string).collect();
+    // Few enough to be given to --stages, or in short.
+    let blocks = if blocks.len() <= 32 { blocks.join(",") } else { units(&plan.blocks) };
+    let over = percent(plan.longest_stage - 1.0);
+    format!(
+        "{blocks} blocks a stage ({}); the longest stage takes {over} more than the mean",
+        plan.cut
+    )
+}
+
+fn memory_here(check: &MemoryCheck) -> String {
+    match check.is_too_much() {
+        true => format!("{check}: a run would be refused"),
+        false => check.to_string(),
+    }
 }
 
 fn weights(plan: &Plan) -> String {
@@ -131,32 +154,28 @@ fn stages(ranks: &[RankPlan]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
+fn of_peaks(rank: &RankPlan) -> u64 {
+    rank.memory.total()
+}
+
+fn at_once(rank: &RankPlan) -> u64 {
+    rank.at_once.total()
+}
+
 fn memory(ranks: &[RankPlan]) -> String {
     let mut rows = vec![vec![String::new()]];
     rows[0].extend(ranks.iter().map(|rank| format!("rank {}", rank.pp)));
     for kind in MemoryKind::ALL {
-        let mut row = vec![kind_name(kind).to_string()];
+        let mut row = vec![kind.name().to_string()];
         row.extend(ranks.iter().map(|rank| bytes(rank.memory.get(kind))));
         rows.push(row);
     }
-    let mut total = vec!["sum".to_string()];
-    total.extend(ranks.iter().map(|rank| bytes(rank.memory.total())));
-    rows.push(total);
-    table(&rows)
-}
-
-/// What tables call a kind of memory.
-pub(crate) fn kind_name(kind: MemoryKind) -> &'static str {
-    match kind {
-        MemoryKind::ParameterShard => "parameter shard",
-        MemoryKind::Gathered => "gathered weights",
-        MemoryKind::Gradient => "gradient",
-        MemoryKind::GradientShard => "gradient shard",
-        MemoryKind::Optimizer => "optimizer",
-        MemoryKind::Activation => "activation",
-        MemoryKind::WeightStash => "weight stash",
-        MemoryKind::Communication => "communication",
+    for (name, of) in [("sum", of_peaks as fn(&RankPlan) -> u64), ("most at once", at_once)] {
+        let mut row = vec![name.to_string()];
+        row.extend(ranks.iter().map(|rank| bytes(of(rank))));
+        rows.push(row);
     }
+    table(&rows)
 }
 
 #[cfg(test)]

@@ -1,13 +1,25 @@
 //! A run while it goes: a bar on a terminal, a line a step elsewhere.
 
 use std::io::IsTerminal;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use zeropp::StepMetrics;
 
 use crate::figures::{grouped, percent, say, speaks_on_stderr};
-use crate::health::Health;
+
+/// The bar on the terminal, while there is one.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// Writes something to the terminal while the bar is out of the way.
+pub(crate) fn above_the_bar<T>(write: impl FnOnce() -> T) -> T {
+    let bar = BAR.lock().expect("nobody panics with it").clone();
+    match bar {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
+}
 
 /// Shows the steps of a run.
 pub(crate) struct Progress {
@@ -15,7 +27,6 @@ pub(crate) struct Progress {
     bar: Option<ProgressBar>,
     steps: u64,
     quiet: bool,
-    health: Health,
 }
 
 impl Progress {
@@ -35,7 +46,8 @@ impl Progress {
             bar.enable_steady_tick(Duration::from_millis(500));
             bar
         });
-        Progress { bar, steps, quiet, health: Health::default() }
+        *BAR.lock().expect("nobody panics with it") = bar.clone();
+        Progress { bar, steps, quiet }
     }
 
     /// Shows one step.
@@ -48,9 +60,6 @@ impl Progress {
             None if self.quiet => {}
             None => say(format!("step {}/{}  {}", m.step, self.steps, figures(m))),
         }
-        if let Some(text) = self.health.see(m) {
-            self.note(&text);
-        }
     }
 
     /// Takes the bar away.
@@ -58,13 +67,7 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
-    }
-
-    fn note(&self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.println(text),
-            None => say(text),
-        }
+        *BAR.lock().expect("nobody panics with it") = None;
     }
 }
 

@@ -1,21 +1,23 @@
 //! `zeropp run`.
 
+use std::fmt::Display;
 use std::path::Path;
 
 use zeropp::config::{ConfigError, EngineKind, Resume};
-use zeropp::{Config, Resumed, Stopped, Trainer};
+use zeropp::{Config, Resumed, Stopped, Summary, Trainer};
 use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
 use crate::figures::{say, speak_on_stderr};
+use crate::log::Voice;
 use crate::progress::Progress;
-use crate::{Failure, emulate, plan, summary};
+use crate::{Failure, emulate, pages, plan, summary};
 
 /// Stands for standard output in place of the metrics file.
 const STANDARD_OUTPUT: &str = "-";
 
 /// Trains, or shows what would be trained.
-pub(crate) fn run(run: Run) -> Result<(), Failure> {
+pub(crate) fn run(run: Run, voice: Voice) -> Result<(), Failure> {
     let mut config = run.config;
     let asked = config.metrics.take_if(|path| *path == Path::new(STANDARD_OUTPUT));
     config.validate().map_err(Failure::bad_input)?;
@@ -35,40 +37,57 @@ pub(crate) fn run(run: Run) -> Result<(), Failure> {
     let trainer = Trainer::new(config.clone())?;
     if run.dry_run {
         if !is_follower(&config)? {
-            say(plan::text(&config, trainer.plan()));
+            say(plan::text(&config, trainer.plan(), &trainer.memory()));
         }
         return Ok(());
     }
+    pages::suit(&config, trainer.plan());
     let cannot = |e| Failure::failed_run(format!("signals cannot be caught ({e})"));
     zeropp::stop_on_signals(&trainer).map_err(cannot)?;
+    zeropp::prepare_for_out_of_memory();
     if is_follower(&config)? {
         return ended(trainer.train(|_| ())?.stopped);
     }
     trainer.check_device()?;
-    train(&config, &trainer, run.quiet, on_stdout)
+    train(&config, &trainer, voice, on_stdout)
 }
 
 fn train(
     config: &Config,
     trainer: &Trainer,
-    quiet: bool,
+    voice: Voice,
     mut on_stdout: Option<JsonLines>,
 ) -> Result<(), Failure> {
     // Until here nothing is printed: what is wrong with a checkpoint, its reading shows.
     let mut steps = trainer.steps()?;
     let done = steps.resumed().map(|resumed| resumed.step);
+    // As JSON the same is told by the library's events.
+    let say = |text: &dyn Display| {
+        if !voice.json {
+            say(text)
+        }
+    };
     match steps.resumed() {
-        Some(resumed) => say(going_on(resumed, config.steps)),
-        None if config.resume != Resume::No => say(beginning(config)),
+        Some(resumed) => say(&going_on(resumed, config.steps)),
+        None if config.resume != Resume::No => say(&beginning(config)),
         None => {}
     }
     if done == Some(config.steps) {
         return Ok(steps.finish().map(drop)?);
     }
-    say(plan::headline(config, trainer.plan()));
+    say(&plan::headline(config, trainer.plan()));
+    let memory = trainer.memory();
+    if memory.room.is_none() && !config.no_memory_check {
+        say(&format_args!("note: memory: {memory}"));
+    }
     // mpirun gives every rank a terminal, wherever its own output goes.
     let in_place = config.engine != EngineKind::Mpi;
-    let mut progress = Progress::new(config.steps, done.unwrap_or(0), in_place, quiet);
+    let mut progress = Progress::new(
+        config.steps,
+        done.unwrap_or(0),
+        in_place && !voice.json,
+        !voice.steps || voice.json,
+    );
     let mut failed = None;
     for step in &mut steps {
         match step {
@@ -89,20 +108,27 @@ fn train(
         Some(error) => return Err(error.into()),
         None => (steps.finish()?, None),
     };
+    if !voice.json {
+        conclude(config, &summary);
+    }
+    match incomplete {
+        Some(error) => Err(error.into()),
+        None => ended(summary.stopped),
+    }
+}
+
+/// Says what came of a run.
+fn conclude(config: &Config, summary: &Summary) {
     // Of several processes this one knows its own cores only.
     let own = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = if config.engine == EngineKind::Threads { own } else { usize::MAX };
-    say(format_args!("\n{}", summary::text(&summary, config.mesh().world(), cores)));
+    say(format_args!("\n{}", summary::text(summary, config.mesh().world(), cores)));
     if let Some(path) = &summary.checkpoint {
         say(format_args!("\ncheckpoint {}", path.display()));
     }
     if let Some(stopped) = &summary.stopped {
         say(how_to_go_on(config, stopped, std::env::args().skip(1)));
     }
-    if let Some(error) = incomplete {
-        return Err(error.into());
-    }
-    ended(summary.stopped)
 }
 
 /// The settings as a file, with what follows from them as comments.

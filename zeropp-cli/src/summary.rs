@@ -4,7 +4,6 @@ use zeropp::Summary;
 use zeropp_core::meter::MemoryKind;
 
 use crate::figures::{bytes, count, duration, grouped, percent, scaled, table};
-use crate::plan::kind_name;
 
 /// The summary of a run on this many ranks, as threads of a machine with this many cores.
 pub(crate) fn text(s: &Summary, ranks: usize, cores: usize) -> String {
@@ -45,7 +44,7 @@ fn memory(s: &Summary) -> String {
         vec![vec!["Peak memory of a rank".into(), "predicted".into(), "measured".into()]];
     for kind in MemoryKind::ALL {
         rows.push(vec![
-            kind_name(kind).into(),
+            kind.name().into(),
             bytes(s.predicted_bytes.get(kind)),
             bytes(s.peak_bytes.get(kind)),
         ]);

@@ -1,5 +1,10 @@
 //! What README.md says of the program is what the program is.
 
+mod common;
+
+use std::path::Path;
+
+use common::{Outcome, zeropp};
 use zeropp::pipeline::schedules::KINDS;
 
 const README: &str = include_str!("../../README.md");
@@ -19,4 +24,56 @@ fn the_list_of_schedules_is_the_table_of_kinds() {
     let rows: String = KINDS.iter().map(row).collect();
     let table = format!("\n| kind | order |\n|---|---|\n{rows}\n");
     assert_eq!(section("kinds"), table, "put this into README.md:\n{table}");
+}
+
+/// The program's arguments in every line of README.md's blocks that calls it, and which other
+/// program starts it, if one does.
+fn calls() -> Vec<(String, bool)> {
+    let mut blocks = README.split("```").skip(1).step_by(2);
+    let mut shell = String::new();
+    for block in blocks.by_ref().filter(|block| block.starts_with('\n')) {
+        shell.push_str(&block.replace("\\\n", " "));
+    }
+    let names = ["./target/release/zeropp ", "zeropp ", "cargo run --release -- "];
+    let call = |line: &str| {
+        let line = line.split(" #").next().unwrap_or(line).trim();
+        names.iter().find_map(|name| {
+            let at = line.find(name).filter(|at| *at == 0 || line[..*at].ends_with(' '))?;
+            Some((line[at + name.len()..].trim().to_string(), at > 0))
+        })
+    };
+    shell.lines().filter(|line| !line.starts_with("cargo build")).filter_map(call).collect()
+}
+
+/// A call of README.md in `folder`: in full where it is quick, with fewer steps or `--dry-run`
+/// where it trains, since this is about what the flags are, and with the engine at hand.
+fn try_call(folder: &Path, call: &str) -> Outcome {
+    let here = call
+        .replace("--engine mpi", "")
+        .replace("--engine nccl", "")
+        .replace("--device cuda", "")
+        .replace("--nodes 2 --node-rank 0 --rendezvous node0:29400", "")
+        .replace("--steps 600", "--steps 2")
+        .replace("--steps 2000", "--steps 2");
+    // What is saved or traced is wanted by a later line.
+    let kept = ["--save", "--trace"].iter().any(|flag| here.contains(flag));
+    let more = match (here.starts_with("run "), kept, here.contains("--steps")) {
+        (true, false, _) => " --dry-run",
+        (true, true, false) => " --steps 2",
+        _ => "",
+    };
+    zeropp(folder, &format!("{here}{more}"))
+}
+
+#[test]
+fn every_command_of_it_is_one_that_works() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("book.txt"), "It was a small book. ".repeat(400)).unwrap();
+    let calls = calls();
+    assert!(calls.len() >= 15, "{calls:?}");
+    assert!(calls.iter().any(|(_, launched)| *launched), "{calls:?}");
+    for (call, _) in &calls {
+        let got = try_call(dir.path(), call);
+        assert_eq!(got.code, Some(0), "zeropp {call}\n{}{}", got.out, got.err);
+    }
 }

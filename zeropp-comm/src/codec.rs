@@ -20,7 +20,7 @@ const KINDS: [DType; 12] = [
     DType::U8,
 ];
 
-const OPERATIONS: [Operation; 9] = [
+const OPERATIONS: [Operation; 10] = [
     Operation::AllGather,
     Operation::ReduceScatter,
     Operation::AllReduce,
@@ -30,6 +30,7 @@ const OPERATIONS: [Operation; 9] = [
     Operation::Split,
     Operation::Send,
     Operation::Recv,
+    Operation::Gather,
 ];
 
 /// Whether buffers of this type can travel.

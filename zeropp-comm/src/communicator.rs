@@ -8,6 +8,9 @@ use crate::error::{CommError, CommResult};
 use crate::pending::Pending;
 use crate::stats::CommStats;
 
+/// Every rank's bytes, in rank order. The ranks of a process share them.
+pub type AllBytes = Arc<[Vec<u8>]>;
+
 /// A group of ranks.
 ///
 /// Buffers are flat plain tensors (`f32` or `bf16`) on the rank's device. Once a collective has
@@ -37,7 +40,10 @@ pub trait Communicator: Send + Sync {
     /// Every rank gets `root`'s buffer; the others pass one of the same length and type.
     fn broadcast(&self, root: usize, buffer: Tensor<1>) -> Pending<Tensor<1>>;
     /// Every rank gets every rank's bytes, in rank order. For small things: norms, flags, names.
-    fn exchange(&self, bytes: Vec<u8>) -> Pending<Vec<Vec<u8>>>;
+    fn exchange(&self, bytes: Vec<u8>) -> Pending<AllBytes>;
+    /// Rank `root` gets every rank's bytes, in rank order; the others get none, once all are here.
+    /// For records, of which all ranks together have many bytes.
+    fn gather(&self, root: usize, bytes: Vec<u8>) -> Pending<AllBytes>;
 
     /// Sends to rank `to` of the group; matches its receive with the same tag, in order.
     fn send(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()>;

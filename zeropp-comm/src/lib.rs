@@ -24,13 +24,15 @@ pub mod placement;
 mod progress;
 pub mod recorded;
 pub mod rendezvous;
+mod sealed;
 mod signature;
 mod slot;
 mod stats;
 mod subgroup;
 pub mod threads;
+mod timed;
 
-pub use communicator::Communicator;
+pub use communicator::{AllBytes, Communicator};
 pub use error::{CommError, CommResult};
 pub use pending::{InFlight, Pending};
 pub use signature::Operation;

@@ -11,7 +11,7 @@ use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::communicator::Communicator;
+use crate::communicator::{AllBytes, Communicator};
 use crate::error::{CommError, CommResult};
 use crate::flight::{Ring, now_ns};
 use crate::pending::{InFlight, Pending, State};
@@ -44,7 +44,7 @@ pub struct OpRecord {
     pub number: u64,
     /// A message's tag.
     pub tag: Option<u64>,
-    /// World rank that it goes to or comes from, or that broadcasts.
+    /// World rank that it goes to or comes from, or that broadcasts or gathers.
     pub peer: Option<usize>,
     /// Type and length of what the rank passes in, or of what it receives.
     pub buffer: Option<(DType, usize)>,
@@ -259,10 +259,16 @@ impl Communicator for Recorded {
         self.tracked(call, || self.inner.broadcast(root, buffer))
     }
 
-    fn exchange(&self, bytes: Vec<u8>) -> Pending<Vec<Vec<u8>>> {
+    fn exchange(&self, bytes: Vec<u8>) -> Pending<AllBytes> {
         let call =
             Call { buffer: Some((DType::U8, bytes.len())), ..Call::bare(Operation::Exchange) };
         self.tracked(call, || self.inner.exchange(bytes))
+    }
+
+    fn gather(&self, root: usize, bytes: Vec<u8>) -> Pending<AllBytes> {
+        let (peer, buffer) = (Some(self.world_rank(root)), Some((DType::U8, bytes.len())));
+        let call = Call { peer, buffer, ..Call::bare(Operation::Gather) };
+        self.tracked(call, || self.inner.gather(root, bytes))
     }
 
     fn send(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {
@@ -419,7 +425,7 @@ mod tests {
         let logs = recorded(2, |world| {
             world.barrier().unwrap();
             let first = world.exchange(vec![1]).wait();
-            assert_eq!(first.unwrap(), [[1], [1]]);
+            assert_eq!(*first.unwrap(), [[1], [1]]);
             if world.rank() == 0 {
                 let error = world.all_reduce(tensor(2)).wait().unwrap_err();
                 let CommError::Timeout { sequence, .. } = error else { panic!("{error}") };

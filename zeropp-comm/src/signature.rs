@@ -19,6 +19,8 @@ pub enum Operation {
     Broadcast,
     /// Bytes of all to all.
     Exchange,
+    /// Bytes of all to one.
+    Gather,
     /// Wait for all.
     Barrier,
     /// Make sub-groups.
@@ -38,6 +40,7 @@ impl Operation {
             Self::AllReduce => "all_reduce",
             Self::Broadcast => "broadcast",
             Self::Exchange => "exchange",
+            Self::Gather => "gather",
             Self::Barrier => "barrier",
             Self::Split => "split",
             Self::Send => "send",
@@ -58,7 +61,7 @@ pub(crate) struct Signature {
     pub(crate) operation: Operation,
     /// Element type and number of elements that this rank passes; `None` where ranks may differ.
     pub(crate) buffer: Option<(DType, usize)>,
-    /// Rank of the group that broadcasts.
+    /// Rank of the group that broadcasts, or that gathers.
     pub(crate) root: Option<usize>,
 }
 
@@ -66,6 +69,11 @@ impl Signature {
     /// An operation whose arguments may differ between ranks.
     pub(crate) fn bare(operation: Operation) -> Self {
         Self { operation, buffer: None, root: None }
+    }
+
+    /// Bytes of all to `root`.
+    pub(crate) fn gather(root: usize) -> Self {
+        Self { root: Some(root), ..Self::bare(Operation::Gather) }
     }
 
     /// An operation on a buffer of one type and length.
@@ -86,7 +94,8 @@ impl fmt::Display for Signature {
             write!(f, " of {len} {}", dtype.name())?;
         }
         if let Some(root) = self.root {
-            write!(f, " from root {root}")?;
+            let way = if self.operation == Operation::Gather { "to" } else { "from" };
+            write!(f, " {way} root {root}")?;
         }
         Ok(())
     }

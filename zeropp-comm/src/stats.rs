@@ -27,6 +27,8 @@ pub struct CommStats {
     pub broadcast: OpCount,
     /// `(size - 1)` times the rank's own bytes each.
     pub exchange: OpCount,
+    /// The rank's own bytes each, nothing on the root.
+    pub gather: OpCount,
     /// The buffer's bytes each.
     pub send: OpCount,
     /// Result buffers that the engine allocated for this group so far: it stops growing once
@@ -43,6 +45,7 @@ impl CommStats {
             self.all_reduce,
             self.broadcast,
             self.exchange,
+            self.gather,
             self.send,
         ];
         kinds.iter().map(|count| count.bytes).sum()
@@ -51,17 +54,18 @@ impl CommStats {
 
 /// The counters behind [`CommStats`], one set a rank and communicator.
 #[derive(Debug, Default)]
-pub(crate) struct Traffic([(AtomicU64, AtomicU64); 6]);
+pub(crate) struct Traffic([(AtomicU64, AtomicU64); 7]);
 
 impl Traffic {
-    /// Counts one call. `bytes` is what this rank passes in (for a broadcast: 0 off the root).
+    /// Counts one call. `bytes` is what this rank passes in (for a broadcast: 0 off the root,
+    /// for a gather: 0 on it).
     pub(crate) fn record(&self, operation: Operation, size: usize, bytes: usize) {
         let Some(place) = Self::place(operation) else { return };
         let (size, bytes) = (size as u64, bytes as u64);
         let sent = match operation {
             Operation::ReduceScatter => (size - 1) * (bytes / size),
             Operation::AllReduce => 2 * (size - 1) * bytes / size,
-            Operation::Send => bytes,
+            Operation::Send | Operation::Gather => bytes,
             _ => (size - 1) * bytes,
         };
         let (ops, total) = &self.0[place];
@@ -82,6 +86,7 @@ impl Traffic {
             all_reduce: get(Operation::AllReduce),
             broadcast: get(Operation::Broadcast),
             exchange: get(Operation::Exchange),
+            gather: get(Operation::Gather),
             send: get(Operation::Send),
             fresh_buffers,
         }
@@ -95,6 +100,7 @@ impl Traffic {
             Operation::Broadcast => Some(3),
             Operation::Exchange => Some(4),
             Operation::Send => Some(5),
+            Operation::Gather => Some(6),
             Operation::Barrier | Operation::Split | Operation::Recv => None,
         }
     }

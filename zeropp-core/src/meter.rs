@@ -44,6 +44,32 @@ impl MemoryKind {
         MemoryKind::WeightStash,
         MemoryKind::Communication,
     ];
+
+    /// What people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            MemoryKind::ParameterShard => "parameter shard",
+            MemoryKind::Gathered => "gathered weights",
+            MemoryKind::Gradient => "gradient",
+            MemoryKind::GradientShard => "gradient shard",
+            MemoryKind::Optimizer => "optimizer",
+            MemoryKind::Activation => "activation",
+            MemoryKind::WeightStash => "weight stash",
+            MemoryKind::Communication => "communication",
+        }
+    }
+}
+
+/// Bytes with a binary unit: `1.50 MiB`.
+pub fn in_words(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut x = bytes as f64;
+    let mut unit = 0;
+    while x >= 1023.5 && unit + 1 < units.len() {
+        x /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{x:.2} {}", units[unit]) }
 }
 
 /// Bytes by kind: current ones, peaks or a prediction.
@@ -170,6 +196,15 @@ pub struct Hold {
     kind: MemoryKind,
     bytes: u64,
     storage: Option<usize>,
+}
+
+impl Hold {
+    /// Counts `bytes` more.
+    pub fn grow(&mut self, bytes: u64) {
+        debug_assert!(self.storage.is_none(), "a tensor does not grow");
+        self.meter.0.lock().add(self.kind, bytes);
+        self.bytes += bytes;
+    }
 }
 
 impl Drop for Hold {

@@ -1,8 +1,20 @@
-//! Cuts a model's list of parts into stages of nearly equal cost.
+//! Cuts a model's list of parts into stages.
+//!
+//! A stage begins at a block. What is no block stays with the block before it, the embedding and
+//! what follows it with the first one: so the first stage has the embedding, and the last one the
+//! final norm and the head, beside their blocks, and both count for what they cost.
+//!
+//! The best cut is found by searching for the smallest time that no stage exceeds. Whether a time
+//! will do is seen by filling one stage after another, which takes O(S log n); so a cut of n
+//! blocks into S stages takes O(n + S log n log T), with times of T units in all.
 
 use std::ops::Range;
 
-use zeropp_core::layer::{BatchShape, Part};
+use zeropp_core::layer::Part;
+
+/// Units of the longest group: times are compared as whole numbers, so that equal ones are equal
+/// whatever they are added to. 2¹⁴ groups of them stay below 2⁵⁵.
+const UNITS: f64 = (1u64 << 40) as f64;
 
 /// A model with fewer blocks than stages.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,81 +29,220 @@ pub struct TooFewLayers {
     pub blocks: usize,
 }
 
-/// The parts of each stage. Parts that are no block stay with the block before them, or the first.
-///
-/// Minimises the largest forward cost of a stage, then the sum of squares.
-///
-/// # Errors
-/// [`TooFewLayers`] where a stage would have no block.
-pub fn partition(
-    parts: &[Part],
-    stages: usize,
-    batch: BatchShape,
-) -> Result<Vec<Range<usize>>, TooFewLayers> {
-    let starts: Vec<usize> = (0..parts.len()).filter(|i| parts[*i].is_block()).collect();
-    let blocks = starts.len();
-    if blocks < stages || stages == 0 {
-        return Err(TooFewLayers { stages, blocks });
-    }
-    // Part index where block group g begins; the first group takes what leads it.
-    let begin = |g: usize| match g {
-        0 => 0,
-        g if g == blocks => parts.len(),
-        g => starts[g],
-    };
-    let costs: Vec<f64> = (0..blocks)
-        .map(|g| (begin(g)..begin(g + 1)).map(|i| parts[i].cost(batch).forward_flops).sum())
-        .collect();
-    let cuts = balance(&costs, stages);
-    Ok(cuts.windows(2).map(|w| begin(w[0])..begin(w[1])).collect())
+/// What the blocks of a model bring with them: a block and the parts that stay with it, each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Groups {
+    /// Where each group begins in the list of parts, and where the last one ends.
+    begins: Vec<usize>,
 }
 
-/// Cut points `0 = c0 < c1 < … < cS = n` of the best contiguous split.
-fn balance(costs: &[f64], stages: usize) -> Vec<usize> {
-    let n = costs.len();
-    let mut prefix = vec![0.0];
-    for c in costs {
-        prefix.push(prefix[prefix.len() - 1] + c);
+impl Groups {
+    /// The groups of a model's `parts`.
+    pub fn of(parts: &[Part]) -> Groups {
+        let mut begins: Vec<usize> = (0..parts.len()).filter(|i| parts[*i].is_block()).collect();
+        if let Some(first) = begins.first_mut() {
+            *first = 0;
+            begins.push(parts.len());
+        }
+        Groups { begins }
     }
-    // best[k][i]: (largest, sum of squares, last cut) for the first i groups in k stages.
-    let none = (f64::INFINITY, f64::INFINITY, 0);
-    let mut best = vec![vec![none; n + 1]; stages + 1];
-    best[0][0] = (0.0, 0.0, 0);
-    for k in 1..=stages {
-        for i in k..=n {
-            for j in (k - 1)..i {
-                let (largest, squares, _) = best[k - 1][j];
-                let c = prefix[i] - prefix[j];
-                let candidate = (largest.max(c), squares + c * c, j);
-                if (candidate.0, candidate.1) < (best[k][i].0, best[k][i].1) {
-                    best[k][i] = candidate;
-                }
-            }
+
+    /// How many there are: the model's blocks.
+    pub fn len(&self) -> usize {
+        self.begins.len().saturating_sub(1)
+    }
+
+    /// Whether the model has no block.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The sum over each group's parts.
+    pub fn sums<T: std::iter::Sum>(&self, of_part: impl Fn(usize) -> T) -> Vec<T> {
+        self.begins.windows(2).map(|w| (w[0]..w[1]).map(&of_part).sum()).collect()
+    }
+
+    /// How many groups each stage of a cut has.
+    pub fn sizes(&self, cut: &[Range<usize>]) -> Vec<usize> {
+        let within = |range: &Range<usize>| {
+            let starts = &self.begins[..self.len()];
+            starts.partition_point(|b| *b < range.end)
+                - starts.partition_point(|b| *b < range.start)
+        };
+        cut.iter().map(within).collect()
+    }
+
+    /// The parts of stages that have so many groups each.
+    fn stages(&self, sizes: impl IntoIterator<Item = usize>) -> Vec<Range<usize>> {
+        let mut at = 0;
+        let range = |n| {
+            let from = at;
+            at += n;
+            self.begins[from]..self.begins[at]
+        };
+        sizes.into_iter().map(range).collect()
+    }
+
+    /// The parts of each stage where stage i has `blocks[i]` blocks; none where these are not
+    /// numbers from 1 that make up the model.
+    pub fn by_hand(&self, blocks: &[usize]) -> Option<Vec<Range<usize>>> {
+        let sum = blocks.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));
+        (sum == Some(self.len()) && !blocks.contains(&0))
+            .then(|| self.stages(blocks.iter().copied()))
+    }
+
+    /// The parts of each of `stages` stages, whose longest takes as little time as can be and the
+    /// others about the same. `times` has the time of each group, in any unit, estimated or
+    /// measured. Where `limit` is given, no stage exceeds that either; none if that cannot be.
+    ///
+    /// # Errors
+    /// [`TooFewLayers`] where a stage would have no block.
+    pub fn balanced(
+        &self,
+        times: &[f64],
+        stages: usize,
+        limit: Option<&StageLimits>,
+    ) -> Result<Option<Vec<Range<usize>>>, TooFewLayers> {
+        let blocks = self.len();
+        if blocks < stages || stages == 0 {
+            return Err(TooFewLayers { stages, blocks });
+        }
+        let cuts = balance(&in_units(times), stages, limit);
+        Ok(cuts.map(|cuts| self.stages(cuts.windows(2).map(|w| w[1] - w[0]))))
+    }
+}
+
+/// The most bytes of every stage.
+#[derive(Clone, Debug)]
+pub struct StageLimits {
+    /// Sums of the bytes of the first groups, 0 first.
+    sums: Vec<u64>,
+    /// The limit of each stage.
+    limits: Vec<u64>,
+}
+
+impl StageLimits {
+    /// Limits of each stage on what its groups hold together; `bytes` has an entry for each group.
+    pub fn new(bytes: &[u64], limits: Vec<u64>) -> StageLimits {
+        StageLimits { sums: sums(bytes), limits }
+    }
+}
+
+/// Times as whole numbers, in proportion. What is negative or no number counts as nothing.
+fn in_units(times: &[f64]) -> Vec<u64> {
+    let longest = times.iter().copied().fold(0.0, f64::max);
+    let unit = if longest > 0.0 && longest.is_finite() { UNITS / longest } else { 0.0 };
+    times.iter().map(|t| (t * unit).round() as u64).collect()
+}
+
+fn sums(values: &[u64]) -> Vec<u64> {
+    let mut sum = 0u64;
+    let add = |v: &u64| {
+        sum = sum.saturating_add(*v);
+        sum
+    };
+    [0].into_iter().chain(values.iter().map(add)).collect()
+}
+
+/// One search for a cut.
+struct Cut<'a> {
+    /// Sums of the times of the first groups, 0 first.
+    times: Vec<u64>,
+    stages: usize,
+    limit: Option<&'a StageLimits>,
+}
+
+/// Cut points `0 = c0 < c1 < … < cS = n` of the best contiguous split, if one keeps the limits.
+fn balance(times: &[u64], stages: usize, limit: Option<&StageLimits>) -> Option<Vec<usize>> {
+    let cut = Cut { times: sums(times), stages, limit };
+    let all = cut.times[times.len()];
+    // Some stage has the longest group, and some at least the mean.
+    let longest = times.iter().copied().max().unwrap_or(0);
+    let (mut low, mut high) = (longest.max(all / stages as u64), all);
+    cut.filled(high)?;
+    while low < high {
+        let middle = low.midpoint(high);
+        match cut.filled(middle) {
+            Some(_) => high = middle,
+            None => low = middle + 1,
         }
     }
-    let mut cuts = vec![n];
-    for k in (1..=stages).rev() {
-        cuts.push(best[k][cuts[cuts.len() - 1]].2);
+    let evened = cut.evened(high);
+    Some(if cut.keeps(&evened, high) { evened } else { cut.filled(high)? })
+}
+
+impl Cut<'_> {
+    fn groups(&self) -> usize {
+        self.times.len() - 1
     }
-    cuts.reverse();
-    cuts
+
+    /// Where `stage` ends at the latest if it begins at `from` and takes at most `time`; other
+    /// stages need a group each. `from` itself where not even one group fits.
+    fn end(&self, stage: usize, from: usize, time: u64) -> usize {
+        let last = self.groups() - (self.stages - 1 - stage);
+        let within = |sums: &[u64], most: u64| {
+            let top = sums[from].saturating_add(most);
+            from + sums[from..=last.max(from)].partition_point(|s| *s <= top) - 1
+        };
+        let end = within(&self.times, time);
+        self.limit.map_or(end, |l| end.min(within(&l.sums, l.limits[stage])))
+    }
+
+    /// Where `stage` begins at the earliest if it ends at `to` and takes at most `time`.
+    fn begin(&self, stage: usize, to: usize, time: u64) -> usize {
+        let within = |sums: &[u64], most: u64| {
+            let least = sums[to].saturating_sub(most);
+            sums[..=to].partition_point(|s| *s < least)
+        };
+        let begin = within(&self.times, time).max(stage);
+        self.limit.map_or(begin, |l| begin.max(within(&l.sums, l.limits[stage])))
+    }
+
+    /// The cut whose stages are as full as they can be, one after another, if none then takes more
+    /// than `time`.
+    fn filled(&self, time: u64) -> Option<Vec<usize>> {
+        let mut cuts = vec![0];
+        for stage in 0..self.stages {
+            let end = self.end(stage, cuts[stage], time);
+            if end == cuts[stage] {
+                return None;
+            }
+            cuts.push(end);
+        }
+        (cuts[self.stages] == self.groups()).then_some(cuts)
+    }
+
+    /// Whether every stage of a cut keeps within `time` and its limit.
+    fn keeps(&self, cuts: &[usize], time: u64) -> bool {
+        let keeps =
+            |(stage, w): (usize, &[usize])| w[0] < w[1] && w[1] <= self.end(stage, w[0], time);
+        cuts.windows(2).enumerate().all(keeps)
+    }
+
+    /// The cut whose stages are about even, of those that take at most `time`, which must do: one
+    /// stage after another gets its share of what is left, as far as the others then have room.
+    fn evened(&self, time: u64) -> Vec<usize> {
+        let latest = self.filled(time).expect("a time that will do");
+        let mut earliest = vec![self.groups(); self.stages];
+        for stage in (1..self.stages).rev() {
+            earliest[stage - 1] = self.begin(stage, earliest[stage], time);
+        }
+        let mut cuts = vec![0];
+        for stage in 0..self.stages {
+            let from = cuts[stage];
+            let left = self.times[self.groups()] - self.times[from];
+            let share = self.times[from] + left / (self.stages - stage) as u64;
+            let most = self.end(stage, from, time).min(latest[stage + 1]);
+            let least = earliest[stage].max(from + 1).min(most);
+            let after = self.times.partition_point(|t| *t < share);
+            let before = after.saturating_sub(1);
+            let off = |i: usize| self.times[i.min(self.groups())].abs_diff(share);
+            let nearest = if off(before) <= off(after) { before } else { after };
+            cuts.push(nearest.clamp(least, most));
+        }
+        cuts
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn equal_costs_split_evenly() {
-        assert_eq!(balance(&[1.0; 8], 4), [0, 2, 4, 6, 8]);
-        let cuts = balance(&[1.0; 7], 3);
-        let sizes: Vec<usize> = cuts.windows(2).map(|w| w[1] - w[0]).collect();
-        assert_eq!(sizes.iter().max(), Some(&3));
-        assert_eq!(sizes.iter().min(), Some(&2));
-    }
-
-    #[test]
-    fn a_heavy_end_gets_fewer_neighbours() {
-        assert_eq!(balance(&[1.0, 1.0, 1.0, 3.0], 2), [0, 3, 4]);
-    }
-}
+mod tests;

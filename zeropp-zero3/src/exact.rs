@@ -40,14 +40,6 @@ impl ExactSum {
         self.add_at(limb + 1, (wide >> 64) as u64);
     }
 
-    /// Adds another sum.
-    pub fn merge(&mut self, other: &ExactSum) {
-        self.finite &= other.finite;
-        for (i, limb) in other.limbs.iter().enumerate() {
-            self.add_at(i, *limb);
-        }
-    }
-
     fn add_at(&mut self, mut limb: usize, value: u64) {
         let mut carry = value;
         while carry != 0 {
@@ -70,23 +62,32 @@ impl ExactSum {
         scale(high + low, 64 * (top as i32 - 1) - 1074)
     }
 
-    /// Bytes that [`from_bytes`](Self::from_bytes) reads back.
+    /// Bytes that [`add_bytes`](Self::add_bytes) adds: whether all terms were finite, the first
+    /// limb that is not zero, and the limbs from there to the last such. Those of a gradient are a
+    /// few of all, and every rank reads every other's.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out: Vec<u8> = self.limbs.iter().flat_map(|l| l.to_le_bytes()).collect();
-        out.push(self.finite as u8);
+        let is_set = |limb: &u64| *limb != 0;
+        let first = self.limbs.iter().position(is_set).unwrap_or(LIMBS);
+        let end = self.limbs.iter().rposition(is_set).map_or(first, |last| last + 1);
+        let mut out = vec![self.finite as u8, first as u8];
+        out.extend(self.limbs[first..end].iter().flat_map(|limb| limb.to_le_bytes()));
         out
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote; `None` if the length differs.
-    pub fn from_bytes(bytes: &[u8]) -> Option<ExactSum> {
-        if bytes.len() != LIMBS * 8 + 1 {
+    /// Adds the sum that [`to_bytes`](Self::to_bytes) wrote; `None`, and nothing added, where the
+    /// bytes are none.
+    pub fn add_bytes(&mut self, bytes: &[u8]) -> Option<()> {
+        let ([finite, first], limbs) = bytes.split_first_chunk::<2>()?;
+        let (limbs, rest) = limbs.as_chunks::<8>();
+        let first = usize::from(*first);
+        if *finite > 1 || !rest.is_empty() || first + limbs.len() > LIMBS {
             return None;
         }
-        let mut sum = ExactSum { finite: bytes[LIMBS * 8] == 1, ..Default::default() };
-        for (limb, chunk) in sum.limbs.iter_mut().zip(bytes.chunks_exact(8)) {
-            *limb = u64::from_le_bytes(chunk.try_into().ok()?);
+        self.finite &= *finite == 1;
+        for (i, limb) in limbs.iter().enumerate() {
+            self.add_at(first + i, u64::from_le_bytes(*limb));
         }
-        Some(sum)
+        Some(())
     }
 }
 
@@ -138,11 +139,24 @@ mod tests {
             let (mut a, mut b) = (ExactSum::default(), ExactSum::default());
             xs[..cut].iter().rev().for_each(|x| a.add(*x));
             xs[cut..].iter().rev().for_each(|x| b.add(*x));
-            let mut merged = ExactSum::from_bytes(&b.to_bytes()).unwrap();
-            merged.merge(&a);
+            let mut merged = ExactSum::default();
+            merged.add_bytes(&b.to_bytes()).unwrap();
+            merged.add_bytes(&a.to_bytes()).unwrap();
             prop_assert_eq!(&merged, &forward);
             let plain: f64 = xs.iter().sum();
             prop_assert!((forward.value() - plain).abs() <= 1e-14 * plain);
+        }
+
+        #[test]
+        fn any_bytes_are_added_or_refused(
+            bytes in prop::collection::vec(any::<u8>(), 0..300), few in 0u8..40,
+        ) {
+            let mut sum = ExactSum::default();
+            let _ = sum.add_bytes(&bytes);
+            // A sum is small on the wire: every rank reads every other's.
+            let mut sum = ExactSum::default();
+            (0..few).for_each(|i| sum.add(f64::from(i) * 1e-6));
+            prop_assert!(sum.to_bytes().len() <= 2 + 4 * 8);
         }
 
         #[test]

@@ -194,8 +194,8 @@ impl Optimizer {
             add_squares(&mut sum, grads);
         }
         let mut total = ExactSum::default();
-        for bytes in self.groups.world.exchange(sum.to_bytes()).wait()? {
-            total.merge(&ExactSum::from_bytes(&bytes).expect("every rank sends a sum"));
+        for bytes in self.groups.world.exchange(sum.to_bytes()).wait()?.iter() {
+            total.add_bytes(bytes).expect("every rank sends a sum");
         }
         Ok(total.value().sqrt())
     }

@@ -66,7 +66,7 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
             shape.pp, shape.virtual_stages
         ))
     })?;
-    let mut priced = Priced::new(&request.times, &request.memory, stages, shape.micro_batches)?;
+    let mut priced = Priced::new(&request.costs, stages, shape.micro_batches)?;
     let limit = request.limit.map(|limit| units_of(limit, &shape, &priced));
     priced.generator.mem_limit = limit;
     priced.generator.limits = request.limits;
@@ -83,7 +83,7 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
     let document = Document { schedule, costs: Some(priced.document()), measures: Some(measures) };
     let timeline = in_nanos(timeline, priced.unit);
     let unit = (kind == "zeropp").then(|| unit_note(&shape)).flatten();
-    let notes = priced.rounded.into_iter().chain(unit).collect();
+    let notes = priced.note.into_iter().chain(unit).collect();
     Ok(Made { shape, document, timeline, found, notes })
 }
 

@@ -15,7 +15,7 @@ use crate::stats::Traffic;
 use crate::threads::barrier::{Input, Output, opened};
 use crate::threads::communicator::ThreadsCommunicator;
 use crate::threads::world::Liveness;
-use crate::{CommError, CommResult, CommStats, Communicator, Pending, checks};
+use crate::{AllBytes, CommError, CommResult, CommStats, Communicator, Pending, checks};
 use zeropp_core::device::hand_over;
 
 /// The communicator of one rank and group in the mixed engine.
@@ -167,17 +167,26 @@ impl Communicator for HybridCommunicator {
         })
     }
 
-    fn exchange(&self, bytes: Vec<u8>) -> Pending<Vec<Vec<u8>>> {
+    fn exchange(&self, bytes: Vec<u8>) -> Pending<AllBytes> {
         self.traffic.record(Operation::Exchange, self.size(), bytes.len());
         let signature = Signature::bare(Operation::Exchange);
         if self.group.is_direct() {
             return self.alone(signature.to_string(), |outer| outer.exchange(bytes));
         }
-        let open = |output| match output {
-            Output::Bytes(all) => all,
-            _ => unreachable!("an exchange gives bytes"),
-        };
-        self.together(signature, Input::Bytes(bytes), open)
+        self.together(signature, Input::Bytes(bytes), Output::bytes)
+    }
+
+    fn gather(&self, root: usize, bytes: Vec<u8>) -> Pending<AllBytes> {
+        if let Err(error) = self.check(Operation::Gather, checks::rank("root", root, self.size())) {
+            return Pending::ready(Err(error));
+        }
+        let is_root = root == self.place;
+        self.traffic.record(Operation::Gather, self.size(), if is_root { 0 } else { bytes.len() });
+        let signature = Signature::gather(root);
+        if self.group.is_direct() {
+            return self.alone(signature.to_string(), |outer| outer.gather(root, bytes));
+        }
+        self.together(signature, Input::Bytes(bytes), Output::bytes)
     }
 
     fn send(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {

@@ -13,7 +13,7 @@ use super::plan::{Arrived, Plan};
 use crate::signature::{Operation, bytes_of};
 use crate::threads::barrier::{Input, Output, RankBarrier};
 use crate::threads::collective::fail_with_panic;
-use crate::{CommError, CommResult, Pending, kernels};
+use crate::{AllBytes, CommError, CommResult, Pending, kernels};
 
 /// How long a note about missing ranks may take: it was sent long before it is asked for.
 const NOTE_TIME: Duration = Duration::from_millis(200);
@@ -34,7 +34,7 @@ pub(super) struct InProgress {
 /// How far it got.
 enum Stage {
     /// Not all processes have joined.
-    Headers(Pending<Vec<Vec<u8>>>),
+    Headers(Pending<AllBytes>),
     /// Buffers are on their way.
     Messages(Messages),
     /// Someone copies or sums.
@@ -68,12 +68,18 @@ impl InProgress {
             data = tensors.iter().map(to_bytes).collect();
         }
         let header = Header { signature: barrier.signature, data };
+        let headers = match (barrier.signature.operation, barrier.signature.root) {
+            (Operation::Gather, Some(root)) => {
+                group.outer.gather(group.homes[root].0, header.encode())
+            }
+            _ => group.outer.exchange(header.encode()),
+        };
         let in_progress = Arc::new(InProgress {
             group: group.clone(),
             barrier: barrier.clone(),
             bytes: tensors.iter().map(bytes_of).sum(),
             inputs: Mutex::new(tensors),
-            stage: Mutex::new(Stage::Headers(group.outer.exchange(header.encode()))),
+            stage: Mutex::new(Stage::Headers(headers)),
             missing: OnceLock::new(),
         });
         group.start(barrier.sequence, in_progress.clone());
@@ -192,12 +198,7 @@ impl InProgress {
         let group = &self.group;
         let Some(plan) = Plan::new(group, &self.barrier.signature) else {
             let mut outputs: Vec<Output> = match self.barrier.signature.operation {
-                Operation::Exchange => {
-                    let by_place =
-                        |&(home, index): &(usize, usize)| headers[home].data[index].clone();
-                    let all: Vec<Vec<u8>> = group.homes.iter().map(by_place).collect();
-                    group.local.members.iter().map(|_| Output::Bytes(all.clone())).collect()
-                }
+                Operation::Exchange | Operation::Gather => self.bytes_of(headers),
                 _ => group.local.members.iter().map(|_| Output::Nothing).collect(),
             };
             return Ok(self.deliver(outputs.drain(..)));
@@ -215,6 +216,21 @@ impl InProgress {
         let results = plan.small_results(&buffers);
         drop((inputs, buffers));
         Ok(self.deliver(results.into_iter().map(Output::Buffer)))
+    }
+
+    /// What an exchange gives every rank of this process, or a gather its root.
+    fn bytes_of(&self, mut headers: Vec<Header>) -> Vec<Output> {
+        let (group, root) = (&self.group, self.barrier.signature.root);
+        let by_place = |&(home, index): &(usize, usize)| {
+            // In a gather other processes than the root's have no headers.
+            headers.get_mut(home).map(|header| std::mem::take(&mut header.data[index]))
+        };
+        let all: AllBytes = group.homes.iter().filter_map(by_place).collect();
+        let output = |place: &usize| match root.is_none_or(|root| root == *place) {
+            true => Output::Bytes(all.clone()),
+            false => Output::Bytes(AllBytes::default()),
+        };
+        group.places[group.here()].iter().map(output).collect()
     }
 
     /// Sends every other process what it needs, from copies: once a rank has its result, its own

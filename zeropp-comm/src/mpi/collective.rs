@@ -11,7 +11,7 @@ use super::wire::{Header, INLINE_MAX, Share};
 use crate::progress::Group;
 use crate::signature::{Operation, Signature};
 use crate::subgroup::SplitRequest;
-use crate::{CommError, kernels};
+use crate::{AllBytes, CommError, kernels};
 use zeropp_core::cpu_tensor::on_cpu;
 
 /// An all-reduce of at most this many bytes gathers all buffers and sums them on every rank: one
@@ -96,16 +96,20 @@ pub(super) struct HeaderExchange {
     /// Place that was heard of first: the one others are compared with.
     pub(super) opener: usize,
     pub(super) in_progress: Option<InProgress>,
+    /// Whether the parent in the tree, and the children, have been told.
+    pub(super) told_up: bool,
+    pub(super) told_down: bool,
 }
 
 impl HeaderExchange {
     pub(super) fn new(size: usize, opener: usize) -> HeaderExchange {
-        HeaderExchange { headers: vec![None; size], opener, in_progress: None }
+        let headers = vec![None; size];
+        HeaderExchange { headers, opener, in_progress: None, told_up: false, told_down: false }
     }
 
-    /// Places that have not joined.
-    pub(super) fn missing(&self) -> Vec<usize> {
-        (0..self.headers.len()).filter(|place| self.headers[*place].is_none()).collect()
+    /// Places of which no header has come so far.
+    pub(super) fn unheard(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.headers.len()).filter(|place| self.headers[*place].is_none())
     }
 
     /// The first joined place, from the opener on, whose signature is not `mine`.
@@ -207,6 +211,11 @@ impl InProgress {
         len * kind.size() > GATHERED_SUM_BYTES
     }
 
+    /// Whether MPI has data to move, for which it wants to be asked often.
+    pub(super) fn is_moving(&self) -> bool {
+        self.transfer.is_some()
+    }
+
     /// Whether the first transfer may still have to be posted.
     pub(super) fn may_post(&self) -> bool {
         self.stage == Stage::Joining
@@ -214,7 +223,8 @@ impl InProgress {
 
     /// Whether a late transfer may still have to be posted.
     pub(super) fn may_be_late(&self) -> bool {
-        let kinds = [Operation::AllReduce, Operation::Exchange, Operation::Split];
+        let kinds =
+            [Operation::AllReduce, Operation::Exchange, Operation::Gather, Operation::Split];
         self.stage != Stage::Late && kinds.contains(&self.signature.operation)
     }
 
@@ -282,7 +292,7 @@ impl InProgress {
         let group = &channel.group;
         let (kind, len) = self.signature.buffer.unwrap_or((DType::U8, 0));
         let output = match self.signature.operation {
-            Operation::Barrier => Output::Bytes(Vec::new()),
+            Operation::Barrier => Output::Bytes(AllBytes::default()),
             Operation::AllGather | Operation::Broadcast => {
                 let landed = self.landed(group, headers);
                 Output::Buffer(unpack(group, landed, kind, &self.device))
@@ -305,16 +315,24 @@ impl InProgress {
                 let parts = Transfer::all_gather_parts(late, &lens, kind, sum.memory, target)?;
                 return Ok(self.go_late(parts));
             }
-            Operation::Exchange => {
+            Operation::Exchange | Operation::Gather => {
                 let lens: Vec<usize> = shares(headers).map(|share| share.len).collect();
-                if shares(headers).any(|share| share.inline.len() != share.len) {
-                    let target = Memory::Bytes(vec![0; lens.iter().sum()]);
+                let gets = self.signature.root.is_none_or(|root| root == group.place);
+                if lens.iter().any(|len| *len > INLINE_MAX) {
+                    let room = if gets { lens.iter().sum() } else { 0 };
+                    let target = Memory::Bytes(vec![0; room]);
                     let source = Memory::Bytes(std::mem::take(&mut self.bytes));
-                    let (late, kind) = (channel.late, DType::U8);
-                    let all = Transfer::all_gather_parts(late, &lens, kind, source, target)?;
+                    let late = channel.late;
+                    let all = match self.signature.root {
+                        Some(root) => Transfer::gather_parts(late, root, &lens, source, target)?,
+                        None => Transfer::all_gather_parts(late, &lens, DType::U8, source, target)?,
+                    };
                     return Ok(self.go_late(all));
                 }
-                Output::Bytes(shares(headers).map(|share| share.inline.clone()).collect())
+                match gets {
+                    true => Output::Bytes(shares(headers).map(|s| s.inline.clone()).collect()),
+                    false => Output::Bytes(AllBytes::default()),
+                }
             }
             Operation::Split => return Ok(Progress::Split),
             Operation::Send | Operation::Recv => unreachable!("not a collective"),
@@ -334,6 +352,7 @@ impl InProgress {
             (Some((kind, _)), memory) => {
                 Output::Buffer(unpack(&channel.group, memory, kind, &self.device))
             }
+            (None, Memory::Bytes(all)) if all.is_empty() => Output::Bytes(AllBytes::default()),
             (None, Memory::Bytes(all)) => {
                 let mut rest = all.as_slice();
                 let part = |share: &Share| {
@@ -403,5 +422,5 @@ pub(super) fn split(channel: &Channel, headers: &[Option<Header>]) -> Result<Cha
     let color = colors.binary_search(&mine).expect("mine is among them");
     let main = channel.late.split(color, new.place)?;
     let late = main.duplicate()?;
-    Ok(Channel { group: new, main, late, exchanges: Default::default() })
+    Ok(Channel::new(new, main, late))
 }

@@ -318,6 +318,25 @@ impl Transfer {
         })
     }
 
+    /// Concatenates all ranks' bytes, of different `lens` that all know, in `root`'s target.
+    pub(super) fn gather_parts(
+        comm: Comm,
+        root: usize,
+        lens: &[usize],
+        source: Memory,
+        target: Memory,
+    ) -> MpiResult<Self> {
+        let count = source.read().1;
+        let cuts = [None, Some(Cut::new(lens))];
+        Self::start("MPI_Igatherv", Some(source), Some(target), cuts, |from, to, cuts, raw| {
+            let cut = cuts[1].as_ref().expect("given above");
+            let (counts, places) = (cut.counts.as_ptr(), cut.places.as_ptr());
+            let (n, kind, root) = (count as c_int, element(DType::U8), root as c_int);
+            // SAFETY: as in `all_gather_parts`; MPI writes to the root's target only.
+            unsafe { ffi::MPI_Igatherv(from, n, kind, to, counts, places, kind, root, comm.0, raw) }
+        })
+    }
+
     /// Sends rank i the i-th part of `source` and writes what comes from it at i in `target`:
     /// parts of `mine` elements each come in, parts of `lens` go out.
     pub(super) fn all_to_all(

@@ -106,17 +106,30 @@ impl Driver {
         let exchange = channel.exchanges.remove(&sequence).expect("looked at above");
         if matches!(
             signature.operation,
-            Operation::Barrier | Operation::Exchange | Operation::Split
+            Operation::Barrier | Operation::Exchange | Operation::Gather | Operation::Split
         ) {
             let parts =
                 exchange.headers.into_iter().flatten().map(|header| header.brought).collect();
-            let result = Frame::Result(id, sequence, parts);
-            for other in group.others() {
-                self.links.send(other, &result);
-            }
-            let Frame::Result(_, _, parts) = result else { unreachable!("made above") };
-            self.conclude(id, sequence, parts);
+            self.give_result(id, sequence, signature, parts);
         }
+    }
+
+    /// Sends everyone the result of a collective whose data came in frames; of a gather only the
+    /// root gets more than the end.
+    fn give_result(&mut self, id: u64, sequence: u64, signature: Signature, parts: Vec<Vec<u8>>) {
+        let group = self.channels[&id].group.clone();
+        let nothing = Frame::Result(id, sequence, Vec::new());
+        let all = Frame::Result(id, sequence, parts);
+        let gets = |rank: usize| match (signature.operation, signature.root) {
+            (Operation::Gather, Some(root)) => group.members[root] == rank,
+            _ => true,
+        };
+        for other in group.others() {
+            self.links.send(other, if gets(other) { &all } else { &nothing });
+        }
+        let own = if gets(self.shared.rank) { all } else { nothing };
+        let Frame::Result(_, _, parts) = own else { unreachable!("made above") };
+        self.conclude(id, sequence, parts);
     }
 
     /// Gives this rank the result of a collective whose data came in frames.
@@ -124,7 +137,7 @@ impl Driver {
         let channel = self.channels.get_mut(&id).expect("a known group");
         let Some((signature, slot)) = channel.waiting.remove(&sequence) else { return };
         if signature.operation != Operation::Split {
-            return slot.put(Ok(Output::Bytes(parts)));
+            return slot.put(Ok(Output::Bytes(parts.into())));
         }
         match sub_group(&channel.group, sequence, &parts) {
             Err(error) => {

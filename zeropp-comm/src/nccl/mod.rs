@@ -167,7 +167,7 @@ impl NcclWorld {
         let _ = self.shared.commands.send(Command::Finish);
         let patience = self.shared.timeout.saturating_add(END_PATIENCE);
         if self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
-            eprintln!("rank {}: NCCL does not return; leaving it behind", self.shared.rank);
+            tracing::error!("rank {}: NCCL does not return; leaving it behind", self.shared.rank);
             return;
         }
         let _ = thread.join();

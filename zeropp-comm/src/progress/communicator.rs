@@ -13,7 +13,7 @@ use super::{
 use crate::signature::{Operation, Signature, bytes_of};
 use crate::stats::Traffic;
 use crate::subgroup::SplitRequest;
-use crate::{CommError, CommResult, CommStats, Communicator, Pending, checks};
+use crate::{AllBytes, CommError, CommResult, CommStats, Communicator, Pending, checks};
 
 /// The communicator of this rank for one group.
 pub(crate) struct ProgressCommunicator<E: Engine> {
@@ -109,6 +109,18 @@ impl<E: Engine> ProgressCommunicator<E> {
         root.is_none_or(|root| root == self.group.place)
     }
 
+    /// A collective on small data.
+    fn on_bytes(&self, signature: Signature, bytes: Vec<u8>) -> Pending<AllBytes> {
+        let checked = E::exchangeable(bytes.len(), self.size());
+        if let Err(error) = self.check(signature.operation, checked) {
+            return Pending::ready(Err(error));
+        }
+        self.join(signature, Input::Bytes(bytes), |output, _| match output {
+            Output::Bytes(all) => Ok(all),
+            _ => unreachable!("the operation gives bytes"),
+        })
+    }
+
     /// A collective on a buffer.
     fn on_buffer(
         &self,
@@ -161,17 +173,18 @@ impl<E: Engine> Communicator for ProgressCommunicator<E> {
         self.on_buffer(Operation::Broadcast, buffer, Some(root))
     }
 
-    fn exchange(&self, bytes: Vec<u8>) -> Pending<Vec<Vec<u8>>> {
+    fn exchange(&self, bytes: Vec<u8>) -> Pending<AllBytes> {
         self.traffic.record(Operation::Exchange, self.size(), bytes.len());
-        let checked = E::exchangeable(bytes.len(), self.size());
-        if let Err(error) = self.check(Operation::Exchange, checked) {
+        self.on_bytes(Signature::bare(Operation::Exchange), bytes)
+    }
+
+    fn gather(&self, root: usize, bytes: Vec<u8>) -> Pending<AllBytes> {
+        if let Err(error) = self.check(Operation::Gather, checks::rank("root", root, self.size())) {
             return Pending::ready(Err(error));
         }
-        let signature = Signature::bare(Operation::Exchange);
-        self.join(signature, Input::Bytes(bytes), |output, _| match output {
-            Output::Bytes(all) => Ok(all),
-            _ => unreachable!("an exchange gives bytes"),
-        })
+        let is_root = root == self.group.place;
+        self.traffic.record(Operation::Gather, self.size(), if is_root { 0 } else { bytes.len() });
+        self.on_bytes(Signature::gather(root), bytes)
     }
 
     fn send(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {

@@ -27,7 +27,7 @@ pub(super) use shared::{Liveness, Shared};
 pub(super) use wire::{Envelope, Header, read_error};
 
 use super::signature::Signature;
-use super::{CommResult, Pending};
+use super::{AllBytes, CommResult, Pending};
 
 /// How long ranks get to answer when an operation is late.
 pub(super) const ANSWER_TIME: Duration = Duration::from_millis(500);
@@ -120,7 +120,7 @@ pub(super) enum Output<E: Engine> {
     /// A flat buffer.
     Buffer(E::Received),
     /// What all ranks brought.
-    Bytes(Vec<Vec<u8>>),
+    Bytes(AllBytes),
     /// A sub-group that this rank has just become a member of.
     Group(Arc<Group>),
 }

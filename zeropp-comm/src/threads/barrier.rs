@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::group::Group;
 use super::result_slots::ResultSlots;
+use crate::AllBytes;
 use crate::signature::{Operation, Signature};
 use zeropp_core::device::{take_over, take_to_read};
 
@@ -28,13 +29,23 @@ pub(crate) enum Output {
     /// A flat buffer.
     Buffer(Tensor<1>),
     /// Everyone's small data.
-    Bytes(Vec<Vec<u8>>),
+    Bytes(AllBytes),
     /// The sub-group, and the rank's place in it.
     Group(Arc<Group>, usize),
     /// What an engine that is built on this one makes of the group's ranks.
     Own(Box<dyn Any + Send>),
     /// That all are here.
     Nothing,
+}
+
+impl Output {
+    /// What an exchange gives, or a gather its root.
+    pub(crate) fn bytes(self) -> AllBytes {
+        match self {
+            Output::Bytes(all) => all,
+            _ => unreachable!("the operation gives bytes"),
+        }
+    }
 }
 
 /// What turns the output of `operation`, a collective on buffers, into a rank's result on the

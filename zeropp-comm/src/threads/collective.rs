@@ -12,9 +12,9 @@ use parking_lot::Mutex;
 
 use super::barrier::{Input, Output, RankBarrier};
 use super::group::{Group, buffers_of};
-use crate::CommError;
 use crate::kernels;
 use crate::signature::Operation;
+use crate::{AllBytes, CommError};
 use zeropp_core::device::hand_over;
 
 /// Bytes that are worth a worker of their own.
@@ -26,6 +26,7 @@ pub(super) fn start(group: &Arc<Group>, barrier: &Arc<RankBarrier>, inputs: Vec<
     match barrier.signature.operation {
         Operation::Barrier => deliver(group, barrier, inputs.iter().map(|_| Output::Nothing)),
         Operation::Exchange => exchange(group, barrier, inputs),
+        Operation::Gather => gather(group, barrier, inputs),
         Operation::Split => split(group, barrier, inputs),
         Operation::Broadcast => broadcast(group, barrier, buffers_of(inputs)),
         Operation::AllGather | Operation::AllReduce | Operation::ReduceScatter => {
@@ -41,13 +42,26 @@ fn deliver(group: &Group, barrier: &RankBarrier, outputs: impl IntoIterator<Item
     group.finish(barrier);
 }
 
-fn exchange(group: &Group, barrier: &RankBarrier, inputs: Vec<Input>) {
+fn bytes_of(inputs: Vec<Input>) -> AllBytes {
     let bytes = |input| match input {
         Input::Bytes(bytes) => bytes,
         _ => unreachable!("signatures are equal, so every rank passed bytes"),
     };
-    let all: Vec<Vec<u8>> = inputs.into_iter().map(bytes).collect();
+    inputs.into_iter().map(bytes).collect()
+}
+
+/// Nothing is copied: all ranks share what each of them brought.
+fn exchange(group: &Group, barrier: &RankBarrier, inputs: Vec<Input>) {
+    let all = bytes_of(inputs);
     deliver(group, barrier, (0..all.len()).map(|_| Output::Bytes(all.clone())));
+}
+
+fn gather(group: &Group, barrier: &RankBarrier, inputs: Vec<Input>) {
+    let root = barrier.signature.root.expect("a gather names its root");
+    let all = bytes_of(inputs);
+    let none = AllBytes::default();
+    let output = |place| Output::Bytes(if place == root { all.clone() } else { none.clone() });
+    deliver(group, barrier, (0..all.len()).map(output));
 }
 
 fn broadcast(group: &Group, barrier: &RankBarrier, buffers: Vec<Tensor<1>>) {

@@ -12,7 +12,7 @@ use super::result_slots::Wait;
 use super::world::Liveness;
 use crate::signature::{Operation, Signature, bytes_of};
 use crate::stats::Traffic;
-use crate::{CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks};
+use crate::{AllBytes, CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks};
 use zeropp_core::device::{hand_over, take_over};
 
 /// The communicator of one rank and group in the threads engine.
@@ -119,13 +119,18 @@ impl Communicator for ThreadsCommunicator {
         self.on_buffer(Operation::Broadcast, buffer, Some(root))
     }
 
-    fn exchange(&self, bytes: Vec<u8>) -> Pending<Vec<Vec<u8>>> {
+    fn exchange(&self, bytes: Vec<u8>) -> Pending<AllBytes> {
         self.traffic.record(Operation::Exchange, self.size(), bytes.len());
-        let open = |output| match output {
-            Output::Bytes(all) => all,
-            _ => unreachable!("an exchange gives bytes"),
-        };
-        self.collective(Signature::bare(Operation::Exchange), Input::Bytes(bytes), open)
+        self.collective(Signature::bare(Operation::Exchange), Input::Bytes(bytes), Output::bytes)
+    }
+
+    fn gather(&self, root: usize, bytes: Vec<u8>) -> Pending<AllBytes> {
+        if let Err(error) = self.check(Operation::Gather, checks::rank("root", root, self.size())) {
+            return Pending::ready(Err(error));
+        }
+        let is_root = root == self.place;
+        self.traffic.record(Operation::Gather, self.size(), if is_root { 0 } else { bytes.len() });
+        self.collective(Signature::gather(root), Input::Bytes(bytes), Output::bytes)
     }
 
     fn send(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {

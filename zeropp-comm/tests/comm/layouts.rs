@@ -61,12 +61,14 @@ fn operations(case: &Case, rank: Rank) -> Vec<Vec<u32>> {
     let sent = group.broadcast(root, cast(&full));
     group.send(next, 7, cast(&full[..case.part])).wait().unwrap();
     let said = group.exchange(vec![rank.rank() as u8; me * 40]).wait().unwrap();
+    let brought = group.gather(root, vec![rank.rank() as u8; me * 40]).wait().unwrap();
     let mut results: Vec<Vec<u32>> = [mail, sent, everyone, scattered, summed, gathered]
         .into_iter()
         .map(|pending| bits(&pending.wait().unwrap().cast(FloatDType::F32)))
         .collect();
     group.barrier().unwrap();
     results.push(said.concat().into_iter().map(u32::from).collect());
+    results.push(brought.concat().into_iter().map(u32::from).collect());
     results.push(vec![me as u32, size as u32]);
     let pair = group.split(&format!("pair[{}]", me / 2), me / 2, size - me).unwrap();
     results.push(bits(&pair.all_reduce(tensor(numbers.floats(400))).wait().unwrap()));

@@ -1,10 +1,12 @@
 //! Every operation against a naive reference, whatever the timing and the number of workers.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, FloatDType, Tensor, bf16};
 
 use proptest::prelude::*;
 use zeropp_comm::threads::ThreadsOptions;
-use zeropp_comm::{CommResult, Pending};
+use zeropp_comm::{AllBytes, CommResult, Pending};
 use zeropp_core::cpu_tensor::storage_id;
 
 use super::{Random, Rank, bits, on_ranks, tensor};
@@ -242,7 +244,24 @@ fn exchange_gives_everyone_all_bytes_in_rank_order() {
         rank.exchange(vec![rank.rank() as u8; rank.rank()]).wait().unwrap()
     });
     let expected: Vec<Vec<u8>> = vec![vec![], vec![1], vec![2, 2], vec![3, 3, 3]];
-    assert_eq!(all, vec![expected; 4]);
+    assert_eq!(all, vec![AllBytes::from(expected); 4]);
+    // Neighbours of a process share them: 512 copies of 512 records would be a gigabyte a step.
+    assert!(Arc::ptr_eq(&all[0], &all[1]) && Arc::ptr_eq(&all[2], &all[3]));
+}
+
+#[test]
+fn a_gather_gives_all_bytes_to_its_root_alone() {
+    let all = on_ranks(4, ThreadsOptions::default(), |rank| {
+        rank.gather(2, vec![rank.rank() as u8; rank.rank()]).wait().unwrap()
+    });
+    for (rank, got) in all.iter().enumerate() {
+        let expected: &[&[u8]] = if rank == 2 { &[&[], &[1], &[2, 2], &[3, 3, 3]] } else { &[] };
+        assert_eq!(**got, *expected, "rank {rank}");
+    }
+    let errors = on_ranks(2, ThreadsOptions::default(), |rank| {
+        rank.gather(rank.rank(), Vec::new()).wait().unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|e| e.contains("gather to root ")), "{errors:?}");
 }
 
 /// Splits the world of 12 as pp 3 x zero3 2 x dp 2, ZeRO-3 innermost.
@@ -303,6 +322,7 @@ fn what_is_counted() {
         drop(rank.all_reduce(tensor(vec![0.0; 10])).wait());
         drop(rank.broadcast(2, tensor(vec![0.0; 10])).wait());
         drop(rank.exchange(vec![0; 5]).wait());
+        drop(rank.gather(1, vec![0; 6]).wait());
         drop(rank.send((rank.rank() + 1) % 4, 0, tensor(vec![0.0; 7])).wait());
         drop(rank.recv((rank.rank() + 3) % 4, 0, 7, DType::F32).wait());
         rank.stats()
@@ -313,6 +333,7 @@ fn what_is_counted() {
         assert_eq!(counts.map(|count| count.bytes), [1200, 1200, 60, 15]);
         assert_eq!(stats.broadcast.bytes, if rank == 2 { 120 } else { 0 });
         assert_eq!((stats.send.ops, stats.send.bytes), (1, 28));
-        assert_eq!(stats.bytes(), 2503 + stats.broadcast.bytes);
+        assert_eq!(stats.gather.bytes, if rank == 1 { 0 } else { 6 });
+        assert_eq!(stats.bytes(), 2503 + stats.broadcast.bytes + stats.gather.bytes);
     }
 }

@@ -44,11 +44,17 @@ fn collectives(group: &Group, round: u64, part: usize, kind: DType) {
     let reduced = group.all_reduce(mine());
     let cast = group.broadcast(root, mine());
     let bytes = group.exchange(vec![me as u8; me * (part % 5000) + 1]);
+    let brought = group.gather(root, vec![me as u8; me * (part % 5000) + 1]);
     let again = group.all_gather(tensor(shard(me), kind));
     let concatenated: Vec<f32> = (0..size).flat_map(shard).copied().collect();
     same("all_gather after the others", again.wait().unwrap(), &concatenated, kind);
-    for (r, got) in bytes.wait().unwrap().into_iter().enumerate() {
-        assert_eq!(got, vec![r as u8; r * (part % 5000) + 1], "exchange");
+    for (r, got) in bytes.wait().unwrap().iter().enumerate() {
+        assert_eq!(*got, vec![r as u8; r * (part % 5000) + 1], "exchange");
+    }
+    let brought = brought.wait().unwrap();
+    assert_eq!(brought.len(), if me == root { size } else { 0 }, "gather");
+    for (r, got) in brought.iter().enumerate() {
+        assert_eq!(*got, vec![r as u8; r * (part % 5000) + 1], "gather");
     }
     same("broadcast", cast.wait().unwrap(), &inputs[root], kind);
     let reduced = reduced.wait().unwrap();
@@ -240,7 +246,7 @@ fn run(all: &Group, steps: &[Step], order: u64) {
                 let pending = all.exchange(vec![me as u8; len * me]);
                 waits.push(Box::new(move || {
                     let want: Vec<_> = (0..3).map(|r| vec![r as u8; len * r]).collect();
-                    assert_eq!(pending.wait().unwrap(), want);
+                    assert_eq!(*pending.wait().unwrap(), want);
                 }));
             }
         }

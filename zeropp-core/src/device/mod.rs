@@ -6,8 +6,10 @@
 mod hand_over;
 #[cfg(any(feature = "cuda", all(test, target_os = "linux")))]
 mod preflight;
+mod room;
 
 pub use hand_over::{copy, hand_over, take_over, take_to_read};
+pub use room::{Room, RoomSource};
 
 use burn::tensor::Device;
 #[cfg(feature = "wgpu")]

@@ -21,6 +21,17 @@ pub(crate) fn simd<R>(f: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(f)
 }
 
+/// The name of the vector instructions that these kernels use on this CPU.
+pub fn cpu_path() -> &'static str {
+    let path = format!("{:?}", pulp::Arch::new());
+    match path.split(['(', ' ']).next() {
+        Some("V4") => "AVX-512",
+        Some("V3") => "AVX2",
+        Some("Neon" | "NeonFcma") => "NEON",
+        _ => "scalar",
+    }
+}
+
 /// Elements processed at a time where results are collected into a fresh vector: they stay in the
 /// first-level cache between being computed and being appended.
 const CHUNK: usize = 1024;

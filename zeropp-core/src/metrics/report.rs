@@ -61,6 +61,10 @@ pub struct RankPlan {
     pub parameters: u64,
     /// Predicted peak bytes by kind.
     pub memory: MemoryBytes,
+    /// Predicted bytes by kind when their sum is largest; the kinds have their peaks at different
+    /// times.
+    #[serde(default)]
+    pub at_once: MemoryBytes,
 }
 
 /// What `--dry-run` shows: everything known before a rank starts.
@@ -86,8 +90,21 @@ pub struct Plan {
     pub parameters: u64,
     /// Training FLOP of one token.
     pub flops_per_token: f64,
-    /// Simulated `bubble`, as in the metrics, with the stages' relative costs, 0 to 1.
+    /// How the model was cut into stages, in words.
+    #[serde(default)]
+    pub cut: String,
+    /// Blocks of each stage.
+    #[serde(default)]
+    pub blocks: Vec<usize>,
+    /// Time of the longest stage, of the mean: what the cut costs where stages are not equal.
+    #[serde(default)]
+    pub longest_stage: f64,
+    /// Simulated `bubble`, as in the metrics, with the times that `costs` names, 0 to 1.
     pub bubble: f64,
+    /// Whether the times that the schedule was made for were given, measured or estimated, in a
+    /// line.
+    #[serde(default)]
+    pub costs: String,
     /// All-gathers and reduce-scatters one rank issues in a step.
     pub all_gathers_per_rank: u64,
     /// Reduce-scatters one rank issues in a step.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
 use zeropp_comm::groups::Groups;
-use zeropp_comm::{CommResult, CommStats, Communicator, InFlight, Pending};
+use zeropp_comm::{AllBytes, CommResult, CommStats, Communicator, InFlight, Pending};
 use zeropp_core::cpu_tensor;
 use zeropp_zero3::StepOutcome;
 
@@ -265,6 +265,11 @@ impl Worker for EmulatedWorker {
         Ok(())
     }
 
+    /// When it is done depends on the times that all ranks started it, which nobody has asked for.
+    fn is_gathered(&mut self, _: usize) -> bool {
+        false
+    }
+
     fn free(&mut self, stage: usize) -> CommResult<()> {
         self.finish_gather(stage)
     }
@@ -289,11 +294,19 @@ impl Worker for EmulatedWorker {
         Ok(())
     }
 
+    fn is_reduced(&mut self, _: usize) -> bool {
+        false
+    }
+
     fn request_replica_reduce(&mut self, stage: usize) {
         match self.reducing.get_mut(&stage) {
             Some((_, replicas)) => *replicas = true,
             None => self.start_replicas(stage),
         }
+    }
+
+    fn is_replica_reduced(&mut self, _: usize) -> bool {
+        false
     }
 
     fn optimizer_step(&mut self, _step: u64) -> CommResult<StepOutcome> {
@@ -385,8 +398,11 @@ impl Communicator for EmulatedLinks {
     fn broadcast(&self, root: usize, buffer: Tensor<1>) -> Pending<Tensor<1>> {
         self.inner.broadcast(root, buffer)
     }
-    fn exchange(&self, bytes: Vec<u8>) -> Pending<Vec<Vec<u8>>> {
+    fn exchange(&self, bytes: Vec<u8>) -> Pending<AllBytes> {
         self.inner.exchange(bytes)
+    }
+    fn gather(&self, root: usize, bytes: Vec<u8>) -> Pending<AllBytes> {
+        self.inner.gather(root, bytes)
     }
     /// Sends the time of arrival in place of `buffer`.
     fn send(&self, to: usize, tag: u64, _buffer: Tensor<1>) -> Pending<()> {

@@ -21,7 +21,9 @@ pub use words::Words;
 /// What a schedule has to keep besides being correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VerifyLimits {
-    /// The W of a stage must run in micro-batch order; the bits of a gradient depend on it.
+    /// The W of a stage must run in micro-batch order, and so must the F of the last one (its R
+    /// where it recomputes), in which a head makes its weight gradient; the bits of a gradient
+    /// depend on it.
     pub w_in_order: bool,
     /// A program must end with an optimizer step (programs of other tools have none).
     pub optimizer_step: bool,
@@ -102,6 +104,7 @@ pub enum Fault {
     NoActionBefore(Action),
     RecomputeLate((Compute, usize, usize)),
     WeightOrder { stage: usize, after: usize },
+    HeadOrder { stage: usize, after: usize },
     NoNeighbour,
     Crossed(Action),
     NotGathered { stage: usize },

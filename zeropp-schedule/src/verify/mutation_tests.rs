@@ -19,6 +19,8 @@ struct Literal<'a> {
     weighs: bool,
     done: HashSet<(Compute, usize, usize)>,
     last_w: HashMap<usize, usize>,
+    /// Of the forwards of the last stage that make gradients.
+    last_head: Option<usize>,
     gathered: HashSet<usize>,
     /// Per stage: units reduced, W added since.
     reduced: HashMap<usize, (usize, usize)>,
@@ -45,6 +47,7 @@ impl Literal<'_> {
             weighs,
             done: Default::default(),
             last_w: Default::default(),
+            last_head: None,
             gathered: Default::default(),
             reduced: Default::default(),
             replicas: Default::default(),
@@ -195,6 +198,13 @@ impl Literal<'_> {
             }
         }
         self.done.insert((kind, stage, i));
+        let redone =
+            || s.ranks.iter().flatten().any(|a| a.computes().any(|c| c == (Compute::R, stage, i)));
+        let head = kind == Compute::R || kind == Compute::F && !redone();
+        if stage + 1 == s.stages() && head && self.last_head.replace(i).is_some_and(|last| last > i)
+        {
+            return Try::Wrong;
+        }
         if matches!(kind, Compute::W | Compute::BW) {
             let state = self.reduced.entry(stage).or_default();
             state.1 += 1;

@@ -1,7 +1,8 @@
 //! What a user should hear of while a run goes on: a loss that is not a number, or that jumps. Each
 //! is told once.
 
-use zeropp::StepMetrics;
+use tracing::warn;
+use zeropp_core::metrics::StepMetrics;
 
 /// Steps over which the usual loss and its spread are averaged.
 const MEMORY: f64 = 50.0;
@@ -23,8 +24,14 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// What is to be told after this step.
-    pub(crate) fn see(&mut self, m: &StepMetrics) -> Option<String> {
+    /// Looks at a step, and tells what is to be told after it.
+    pub(crate) fn see(&mut self, m: &StepMetrics) {
+        if let Some(text) = self.remark(m) {
+            warn!("{text}");
+        }
+    }
+
+    fn remark(&mut self, m: &StepMetrics) -> Option<String> {
         if m.skipped || !m.loss.is_finite() {
             return (!std::mem::replace(&mut self.told_skip, true)).then(|| {
                 format!(
@@ -60,7 +67,7 @@ mod tests {
         let mut told = Vec::new();
         for (step, loss) in (1..).zip(losses) {
             let m = StepMetrics { step, loss, skipped: !loss.is_finite(), ..Default::default() };
-            told.extend(health.see(&m).map(|text| {
+            told.extend(health.remark(&m).map(|text| {
                 assert!(text.starts_with(&format!("step {step}: ")), "{text}");
                 step
             }));

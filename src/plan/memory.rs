@@ -1,0 +1,143 @@
+//! What the ranks here are going to need, held against what there is.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use zeropp_comm::launch::Launch;
+use zeropp_comm::mesh::Coords;
+use zeropp_core::device::Room;
+use zeropp_core::meter::{MemoryBytes, in_words};
+use zeropp_core::metrics::RankPlan;
+
+use crate::Error;
+use crate::config::{DeviceKind, EngineKind};
+use crate::plan::blueprint::Blueprint;
+use crate::plan::fits;
+use crate::refusal::TooLittleMemory;
+
+/// What a process takes besides its ranks' tensors: the program itself, tables, small buffers.
+const PROCESS_BYTES: u64 = 64 << 20;
+
+/// Predicted memory of this machine's ranks beside what the machine has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MemoryCheck {
+    /// Ranks of the run on this machine, as far as the launcher tells.
+    pub ranks: usize,
+    /// Bytes they need together: what ranks of a process share is counted once.
+    pub needed: u64,
+    /// What there is; none where the system does not tell, or for a GPU.
+    pub room: Option<Room>,
+}
+
+impl MemoryCheck {
+    /// Looks at the machine and predicts for its ranks.
+    pub(crate) fn of(bp: &Blueprint) -> MemoryCheck {
+        let ranks = ranks_here(bp);
+        let room = (bp.config.device == DeviceKind::Cpu).then(Room::find).flatten();
+        MemoryCheck { ranks: ranks.iter().map(Vec::len).sum(), needed: needed(bp, &ranks), room }
+    }
+
+    /// Whether the machine has too little.
+    pub fn is_too_much(&self) -> bool {
+        self.room.as_ref().is_some_and(|room| self.needed > room.bytes)
+    }
+}
+
+impl fmt::Display for MemoryCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ranks = match self.ranks {
+            1 => "1 rank".into(),
+            n => format!("{n} ranks"),
+        };
+        write!(f, "{} for {ranks} on this machine", in_words(self.needed))?;
+        match &self.room {
+            Some(room) => write!(f, ", of {} ({})", in_words(room.bytes), room.source),
+            None => write!(f, ", which does not tell how much it has: not checked"),
+        }
+    }
+}
+
+/// Refuses a run that is predicted to need more than a rank may have or the machine has.
+///
+/// # Errors
+/// [`Error::Memory`], with what would fit.
+pub(crate) fn check(bp: &Blueprint) -> Result<(), Error> {
+    if bp.config.no_memory_check {
+        return Ok(());
+    }
+    let need = |rank: &RankPlan| rank.at_once.total();
+    let largest = bp.plan.ranks.iter().max_by_key(|rank| need(rank)).expect("a rank").clone();
+    let limit = bp.config.rank_memory_bytes();
+    if let Some(limit) = limit.filter(|limit| need(&largest) > *limit) {
+        let fits = fits::search(bp, |other| {
+            let most = other.plan.ranks.iter().map(need).max().unwrap_or(0);
+            (most <= limit).then_some(most)
+        });
+        return Err(too_little(TooLittleMemory {
+            who: format!("pipeline rank {}", largest.pp),
+            needed: need(&largest),
+            room: limit,
+            limit: "rank-memory".into(),
+            largest,
+            fits,
+        }));
+    }
+    let check = MemoryCheck::of(bp);
+    let Some(Room { bytes, source }) = check.room.clone().filter(|_| check.is_too_much()) else {
+        return Ok(());
+    };
+    // With more ranks in all, this machine still has as many.
+    let here = ranks_here(bp);
+    let fits = fits::search(bp, |other| {
+        let needed = needed(other, &here);
+        (needed <= bytes).then_some(needed)
+    });
+    Err(too_little(TooLittleMemory {
+        who: match check.ranks {
+            1 => "the rank on this machine".into(),
+            n => format!("the {n} ranks on this machine"),
+        },
+        needed: check.needed,
+        room: bytes,
+        limit: source.to_string(),
+        largest,
+        fits,
+    }))
+}
+
+fn too_little(short: TooLittleMemory) -> Error {
+    Error::Memory(Box::new(short))
+}
+
+/// World ranks of this machine, process by process, as far as the launcher tells: of processes
+/// beside this one it says how many there are, and they are taken to be its neighbours.
+fn ranks_here(bp: &Blueprint) -> Vec<Vec<usize>> {
+    let config = &bp.config;
+    let all = || vec![(0..bp.mesh.world()).collect()];
+    if config.engine == EngineKind::Threads {
+        return all();
+    }
+    let Ok(job) = config.job() else { return all() };
+    let launch = Launch::from_env().ok().flatten();
+    let local = launch.and_then(|launch| Some((launch.local_rank?, launch.local_world?)));
+    let (place, processes) = local.unwrap_or((0, 1));
+    let first = job.process.saturating_sub(place);
+    let ranks = |process: usize| (process * job.ranks..(process + 1) * job.ranks).collect();
+    (first..(first + processes.max(1)).min(job.processes)).map(ranks).collect()
+}
+
+/// Bytes of these ranks, process by process. On a CPU, ranks of one process that share a stage's
+/// weights gather them into one buffer.
+fn needed(bp: &Blueprint, processes: &[Vec<usize>]) -> u64 {
+    let on_cpu = bp.config.device == DeviceKind::Cpu;
+    let of_process = |ranks: &Vec<usize>| {
+        let mut seen = HashSet::new();
+        let mut of_rank = |c: Coords| {
+            let held: &MemoryBytes = &bp.plan.ranks[c.pp].at_once;
+            let shared = if on_cpu && !seen.insert((c.pp, c.dp)) { held.gathered } else { 0 };
+            held.total() - shared
+        };
+        PROCESS_BYTES + ranks.iter().map(|rank| of_rank(bp.mesh.coords(*rank))).sum::<u64>()
+    };
+    processes.iter().map(of_process).sum()
+}

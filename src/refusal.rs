@@ -1,0 +1,68 @@
+//! A run that is refused for want of memory, in words that say what would fit.
+
+use std::fmt;
+
+use zeropp_core::meter::{MemoryKind, in_words};
+use zeropp_core::metrics::RankPlan;
+
+/// A run that needs more memory than there is.
+#[derive(Clone, Debug)]
+pub struct TooLittleMemory {
+    /// The machine's ranks, or the largest rank, in words.
+    pub(crate) who: String,
+    /// Bytes they need.
+    pub(crate) needed: u64,
+    /// Bytes there are.
+    pub(crate) room: u64,
+    /// What says how much there is.
+    pub(crate) limit: String,
+    /// The rank that needs most.
+    pub(crate) largest: RankPlan,
+    /// Settings that would fit.
+    pub(crate) fits: Vec<Fit>,
+}
+
+/// Settings that would fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fit {
+    /// As flags.
+    pub(crate) flags: String,
+    /// Bytes that are needed then.
+    pub(crate) needed: u64,
+}
+
+impl std::error::Error for TooLittleMemory {}
+
+impl fmt::Display for TooLittleMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TooLittleMemory { who, needed, room, limit, largest, fits } = self;
+        let (needed, room) = (in_words(*needed), in_words(*room));
+        writeln!(f, "memory: {who} would need {needed}, and {limit} is {room}; not started")?;
+        let held = &largest.at_once;
+        let total = held.total();
+        writeln!(f, "\nPipeline rank {} at its peak:", largest.pp)?;
+        let mut kinds = MemoryKind::ALL;
+        kinds.sort_by_key(|kind| std::cmp::Reverse(held.get(*kind)));
+        for kind in kinds.iter().filter(|kind| held.get(**kind) > 0) {
+            let (name, bytes) = (kind.name(), in_words(held.get(*kind)));
+            writeln!(f, "  {name:17} {bytes:>11}")?;
+        }
+        let most = kinds[0];
+        let share = 100.0 * held.get(most) as f64 / total.max(1) as f64;
+        writeln!(f, "  {:17} {:>11}", "sum", in_words(total))?;
+        writeln!(f, "\nThe largest kind is {}: {share:.0} % of it.", most.name())?;
+        match fits.as_slice() {
+            [] => {
+                writeln!(f, "Nothing that was tried fits: use a smaller model, or more machines.")?
+            }
+            fits => {
+                writeln!(f, "What would fit:")?;
+                let width = fits.iter().map(|fit| fit.flags.len()).max().unwrap_or(0);
+                for fit in fits {
+                    writeln!(f, "  {:width$}  {:>11}", fit.flags, in_words(fit.needed))?;
+                }
+            }
+        }
+        write!(f, "--no-memory-check starts it all the same.")
+    }
+}

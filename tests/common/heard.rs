@@ -1,0 +1,61 @@
+//! What runs tell through `tracing`, kept for a test.
+
+use std::fmt::Debug;
+use std::sync::{Arc, Mutex};
+
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+
+/// An event: its level, its target, the spans around it from the outermost on, and its fields.
+#[derive(Clone, Debug)]
+pub(crate) struct Heard {
+    pub(crate) level: tracing::Level,
+    pub(crate) target: String,
+    pub(crate) spans: Vec<&'static str>,
+    pub(crate) fields: Vec<(&'static str, String)>,
+}
+
+impl Heard {
+    pub(crate) fn field(&self, name: &str) -> &str {
+        self.fields.iter().find(|(n, _)| *n == name).map_or("", |(_, value)| value)
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        self.field("message")
+    }
+}
+
+/// Does `work`, and returns with its result what was told meanwhile.
+pub(crate) fn hear<T>(work: impl FnOnce() -> T) -> (T, Vec<Heard>) {
+    let ear = Ear::default();
+    let all = tracing_subscriber::registry().with(ear.clone());
+    let done = tracing::subscriber::with_default(all, work);
+    let heard = ear.0.lock().unwrap().clone();
+    (done, heard)
+}
+
+/// Does `work`, and returns with its result what it warned of.
+pub(crate) fn warnings<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
+    let (done, heard) = hear(work);
+    let warnings = heard.iter().filter(|event| event.level == tracing::Level::WARN);
+    (done, warnings.map(|event| event.message().to_string()).collect())
+}
+
+#[derive(Clone, Default)]
+struct Ear(Arc<Mutex<Vec<Heard>>>);
+
+impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Ear {
+    fn on_event(&self, event: &tracing::Event<'_>, context: Context<'_, S>) {
+        let scope = context.event_scope(event).into_iter().flat_map(|scope| scope.from_root());
+        let mut heard = Heard {
+            level: *event.metadata().level(),
+            target: event.metadata().target().to_string(),
+            spans: scope.map(|span| span.name()).collect(),
+            fields: Vec::new(),
+        };
+        event.record(&mut |field: &tracing::field::Field, value: &dyn Debug| {
+            heard.fields.push((field.name(), format!("{value:?}")));
+        });
+        self.0.lock().unwrap().push(heard);
+    }
+}

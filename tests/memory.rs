@@ -1,0 +1,184 @@
+//! The cut into stages and the memory that a run may take.
+
+mod common;
+
+use common::{assert_same_bits, run, tiny};
+use zeropp::config::Recompute;
+use zeropp::{Config, Error, Plan, Trainer};
+
+fn plan(config: &Config) -> Plan {
+    Trainer::new(config.clone()).unwrap().plan().clone()
+}
+
+/// The most that a rank is predicted to hold at once.
+fn most(config: &Config) -> u64 {
+    plan(config).ranks.iter().map(|rank| rank.at_once.total()).max().unwrap()
+}
+
+/// Of the ranks of 1F1B the first holds the activations of P micro-batches, the last those of one.
+fn uneven() -> Config {
+    Config {
+        pp: 4,
+        schedule: "1f1b".into(),
+        layers: 16,
+        micro_batches: Some(8),
+        steps: 2,
+        virtual_stages: Some(1),
+        ..tiny()
+    }
+}
+
+const GIB: f64 = (1u64 << 30) as f64;
+
+#[test]
+fn a_cut_keeps_every_rank_within_its_memory() {
+    for (schedule, v) in [("1f1b", 1), ("interleaved", 2), ("zeropp", 2)] {
+        let unit = (schedule == "zeropp").then_some(8);
+        let free = Config {
+            schedule: schedule.into(),
+            virtual_stages: Some(v),
+            unit,
+            zero3: v,
+            layers: 16 * v,
+            ..uneven()
+        };
+        let limit = most(&free) as f64 * 0.95;
+        let bounded = Config { rank_memory: Some(limit / GIB), ..free.clone() };
+        let (before, after) = (plan(&free), plan(&bounded));
+        assert!(most(&bounded) as f64 <= limit, "{schedule}: {} of {limit}", most(&bounded));
+        assert_ne!(before.blocks, after.blocks, "{schedule}");
+        assert_eq!(after.blocks.iter().sum::<usize>(), 16 * v, "{schedule}");
+        // It takes longer, and changes no bit.
+        assert!(after.longest_stage >= before.longest_stage, "{schedule}");
+        assert_eq!(after.cut, "by FLOP within rank-memory");
+        if schedule == "1f1b" {
+            assert!(after.blocks[0] < before.blocks[0], "{:?}", after.blocks);
+            assert_same_bits(&run(free), &run(bounded), schedule);
+        }
+    }
+}
+
+#[test]
+fn a_cut_by_hand_is_taken_and_changes_no_bit() {
+    let by_hand = Config {
+        stages: Some("3,4,5,4".into()),
+        virtual_stages: None,
+        pp: 2,
+        schedule: "zeropp".into(),
+        ..uneven()
+    };
+    let plan = plan(&by_hand);
+    assert_eq!(
+        (plan.virtual_stages, plan.blocks, plan.cut.as_str()),
+        (2, vec![3, 4, 5, 4], "as given")
+    );
+    let names: Vec<&str> = plan.ranks[0].stages[0].1.iter().map(String::as_str).collect();
+    assert_eq!(names, ["wte", "wpe", "h.0", "h.1", "h.2"], "the embedding beside its blocks");
+    assert!(plan.ranks[1].stages[1].1.ends_with(&["ln_f".into(), "lm_head".into()]));
+    let free = Config { stages: None, virtual_stages: Some(2), ..by_hand.clone() };
+    assert_same_bits(&run(by_hand), &run(free), "by hand");
+}
+
+#[test]
+fn a_cut_that_is_not_of_this_model_is_refused_with_one_that_is() {
+    let refused = |stages: &str| {
+        let config = Config { stages: Some(stages.into()), ..uneven() };
+        Trainer::new(config).err().expect(stages).to_string()
+    };
+    let help = "; use 4 numbers that sum to 16, such as ";
+    for stages in ["4,4,4,5", "4,4,4", "18446744073709551615,1,8,8"] {
+        let text = refused(stages);
+        let (_, such) = text.split_once(help).expect(&text);
+        let works = Config { stages: Some(such.into()), ..uneven() };
+        assert_eq!(plan(&works).blocks, plan(&uneven()).blocks, "what is advised works");
+    }
+    for stages in ["", "4,4,four,4", "4,4,4,0,4", "4;4;4;4", "-1,5,6,6"] {
+        let text = refused(stages);
+        assert!(text.ends_with("whole numbers from 1; use a list such as 3,4,4,3"), "{text}");
+    }
+}
+
+/// What would need too much is refused before a rank starts, with settings that do fit.
+#[test]
+fn a_run_that_needs_too_much_is_refused_with_what_would_fit() {
+    let greedy = Config {
+        pp: 2,
+        virtual_stages: Some(2),
+        seq: 64,
+        micro_batch_size: 4,
+        micro_batches: Some(12),
+        unit: Some(6),
+        steps: 1,
+        warmup: None,
+        ..tiny()
+    };
+    let limit = (most(&greedy) as f64 * 0.6) as u64;
+    let bounded = Config { rank_memory: Some(limit as f64 / GIB), ..greedy };
+    let error = Trainer::new(bounded.clone()).unwrap().train(|_| ()).unwrap_err();
+    assert!(matches!(error, Error::Memory(_)) && error.is_bad_input(), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("The largest kind is activation"), "{text}");
+    let (_, fits) = text.split_once("What would fit:\n").expect(&text);
+    let fits: Vec<&str> = fits.lines().take_while(|line| line.starts_with("  --")).collect();
+    assert_eq!(fits.len(), 3, "{text}");
+    for line in fits {
+        let mut config = bounded.clone();
+        let mut words = line.split_whitespace();
+        while let Some(flag) = words.next().and_then(|word| word.strip_prefix("--")) {
+            let value = words.next().unwrap();
+            match flag {
+                "recompute" => config.recompute = recompute(value),
+                "micro-batch-size" => config.micro_batch_size = value.parse().unwrap(),
+                "micro-batches" => config.micro_batches = value.parse().ok(),
+                "unit" => config.unit = value.parse().ok(),
+                "virtual" => config.virtual_stages = value.parse().ok(),
+                other => panic!("{other} in {line}"),
+            }
+        }
+        let batch = |c: &Config| c.tokens_per_step();
+        assert_eq!(batch(&config), batch(&bounded), "{line}: the same batch");
+        assert!(most(&config) <= limit, "{line}: {} of {limit}", most(&config));
+        Trainer::new(config).unwrap().train(|_| ()).expect(line);
+    }
+    let all_the_same = Config { no_memory_check: true, ..bounded };
+    Trainer::new(all_the_same).unwrap().train(|_| ()).unwrap();
+}
+
+fn recompute(name: &str) -> Recompute {
+    *Recompute::ALL.iter().find(|recompute| recompute.name() == name).unwrap()
+}
+
+/// What a machine has is held against all ranks on it, with what they share counted once.
+#[test]
+fn ranks_of_a_process_are_counted_together() {
+    let needed = |zero3, dp| {
+        let config = Config { zero3, dp, pp: 2, virtual_stages: Some(2), ..tiny() };
+        let trainer = Trainer::new(config).unwrap();
+        let check = trainer.memory();
+        assert_eq!(check.ranks, 2 * zero3 * dp);
+        let ranks = &trainer.plan().ranks;
+        let all: u64 = ranks.iter().map(|rank| rank.at_once.total()).sum();
+        let gathered: u64 = ranks.iter().map(|rank| rank.at_once.gathered).sum();
+        let groups = (zero3 * dp) as u64;
+        (check.needed, groups * all - (zero3 as u64 - 1) * dp as u64 * gathered)
+    };
+    let (empty, alone) = needed(1, 1);
+    let process = empty - alone;
+    for (zero3, dp) in [(2, 1), (1, 2), (4, 2)] {
+        let (needed, ranks) = needed(zero3, dp);
+        assert_eq!(needed, process + ranks, "zero3 {zero3}, dp {dp}");
+    }
+}
+
+/// Sizes whose product is beyond 64 bits are refused in words; before, they wrapped around.
+#[test]
+fn sizes_beyond_any_machine_are_refused() {
+    let refused = |config: Config| Trainer::new(config).err().expect("refused").to_string();
+    let model = Config { hidden: 1 << 24, layers: 1 << 14, heads: 1, ..tiny() };
+    let text = refused(model);
+    assert!(text.starts_with("hidden = 16777216: with 16384 layers"), "{text}");
+    assert!(text.contains("5.5e19 parameters"), "{text}");
+    let batch = Config { micro_batch_size: 1 << 24, micro_batches: Some(1 << 20), ..tiny() };
+    let text = refused(Config { unit: Some(1), ..batch });
+    assert!(text.starts_with("micro-batch-size = 16777216: a step's activations of"), "{text}");
+}

@@ -1,0 +1,71 @@
+//! `zeropp completions` and `zeropp man`: made from the command line's own table, so that they
+//! cannot differ from it.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Arg, ArgMatches, Command, value_parser};
+use clap_complete::Shell;
+
+use crate::Failure;
+use crate::figures::say;
+
+const COMPLETIONS_ABOUT: &str = "Print a script that completes zeropp's flags in a shell";
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  zeropp completions bash > ~/.local/share/bash-completion/completions/zeropp
+  zeropp completions zsh > ~/.zfunc/_zeropp
+  zeropp completions fish > ~/.config/fish/completions/zeropp.fish";
+
+/// The flags of `zeropp completions`.
+pub(crate) fn completions_command() -> Command {
+    let shell = Arg::new("shell").value_name("SHELL").required(true);
+    Command::new("completions")
+        .about(COMPLETIONS_ABOUT)
+        .after_help(COMPLETIONS_EXAMPLES)
+        .arg(shell.value_parser(value_parser!(Shell)).help("The shell that reads it"))
+}
+
+/// Prints the script for the `whole` command line.
+pub(crate) fn completions(matches: &ArgMatches, mut whole: Command) -> Result<(), Failure> {
+    let shell = *matches.get_one::<Shell>("shell").expect("clap asks for it");
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut whole, "zeropp", &mut script);
+    // A reader that has gone away has seen what it wanted.
+    let _ = io::stdout().write_all(&script);
+    Ok(())
+}
+
+/// The flags of `zeropp man`.
+pub(crate) fn manual_command() -> Command {
+    Command::new("man")
+        .about("Write the manual pages of zeropp and of each of its commands")
+        .after_help("Example:\n  zeropp man ~/.local/share/man/man1 && man zeropp-run")
+        .arg(
+            Arg::new("folder")
+                .value_name("FOLDER")
+                .required(true)
+                .value_parser(value_parser!(PathBuf))
+                .help("Where the pages go: zeropp.1, zeropp-run.1 and so on; made if need be"),
+        )
+}
+
+/// Writes the pages of the `whole` command line.
+pub(crate) fn manual(matches: &ArgMatches, whole: Command) -> Result<(), Failure> {
+    let folder = matches.get_one::<PathBuf>("folder").expect("clap asks for it");
+    let pages = write_pages(folder, whole).map_err(|e| {
+        let folder = folder.display();
+        Failure::bad_input(format!("folder = {folder}: cannot write manual pages there ({e})"))
+    })?;
+    say(format_args!("{pages} pages in {}", folder.display()));
+    Ok(())
+}
+
+fn write_pages(folder: &Path, whole: Command) -> io::Result<usize> {
+    std::fs::create_dir_all(folder)?;
+    clap_mangen::generate_to(whole, folder)?;
+    let entries = std::fs::read_dir(folder)?.filter_map(Result::ok);
+    let is_page = |name: &str| name.starts_with("zeropp") && name.ends_with(".1");
+    Ok(entries.filter(|entry| entry.file_name().to_str().is_some_and(is_page)).count())
+}

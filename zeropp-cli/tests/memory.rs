@@ -1,0 +1,65 @@
+//! A run that needs more memory than there is: refused with the way out, or ended with one message
+//! and the records of its ranks.
+
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+
+use common::{Outcome, command, zeropp};
+
+/// Half a GiB of attention's scores a block and micro-batch, which take little time to fill.
+const GREEDY: &str = "run --pp 2 --layers 8 --hidden 64 --heads 32 --seq 1024 --micro-batch-size 4 \
+                      --steps 1";
+/// What the process may have, in KiB: enough to start, whatever the machine's number of cores.
+const LIMIT_KIB: u64 = 4_000_000;
+
+/// Runs `zeropp` where it cannot have more than [`LIMIT_KIB`] of address space.
+fn limited(dir: &Path, line: &str) -> Outcome {
+    let plain = command(dir, line);
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("ulimit -v {LIMIT_KIB} && exec \"$@\"")).arg("sh");
+    shell.arg(plain.get_program()).args(plain.get_args()).current_dir(dir);
+    let output = shell.env("RUST_BACKTRACE", "1").output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    Outcome { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// Before, this was an abort with forty frames and no record.
+#[test]
+fn an_allocation_that_fails_ends_with_one_message_and_records() {
+    let dir = tempfile::tempdir().unwrap();
+    let got = limited(dir.path(), &format!("{GREEDY} --no-memory-check"));
+    assert_eq!(got.code, Some(1), "{}", got.err);
+    let lines: Vec<&str> = got.err.lines().collect();
+    assert_eq!(lines.len(), 2, "{}", got.err);
+    assert!(lines[0].starts_with("error: out of memory: an allocation of "), "{}", got.err);
+    assert!(lines[0].contains("zeropp run --dry-run says what a rank needs"), "{}", got.err);
+    assert_eq!(lines[1], "what every rank did last: zeropp why zeropp-failed");
+    let why = zeropp(dir.path(), "why zeropp-failed");
+    assert!(why.out.contains("2 of 2 ranks left a record"), "{}", why.out);
+    assert!(why.out.contains("out of memory: an allocation of "), "{}", why.out);
+}
+
+#[test]
+fn a_limit_that_a_run_would_pass_is_seen_before_it_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let got = limited(dir.path(), GREEDY);
+    assert_eq!(got.code, Some(2), "{}", got.err);
+    assert!(got.err.starts_with("error: memory: the 2 ranks on this machine would need "));
+    for part in [
+        "the limit of ulimit -v is ",
+        "The largest kind is activation: ",
+        "--recompute ",
+        "--no-memory-check starts it all the same.",
+    ] {
+        assert!(got.err.contains(part), "{part} in:\n{}", got.err);
+    }
+    assert_eq!(got.out, "");
+    // The plan is for any machine: it says what would be, and is no failure.
+    let plan = limited(dir.path(), &format!("{GREEDY} --dry-run"));
+    assert_eq!(plan.code, Some(0), "{}", plan.err);
+    assert!(plan.out.contains("(the limit of ulimit -v): a run would be refused"), "{}", plan.out);
+}
