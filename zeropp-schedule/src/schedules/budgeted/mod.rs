@@ -203,7 +203,7 @@ impl std::fmt::Display for Found {
 pub fn default_evaluations(shape: &Shape) -> u64 {
     let letters = (2 * shape.stages() * shape.micro_batches) as u64;
     let share = (letters / 2048).max(1);
-    (LETTERS / (letters * share)).clamp(4, 100 * letters.max(4))
+    (LETTERS / (letters * share)).clamp(4, 600 * letters.max(4))
 }
 
 /// F and B that the default search times.
