@@ -71,6 +71,10 @@ fn check_memory(config: Config) {
         let predicted = summary.predicted_bytes.get(kind);
         assert_eq!(measured, predicted, "{what}: {kind:?} measured, then predicted");
     }
+    // The prediction has the gradient's shard from the start; it comes with the reductions.
+    let (measured, predicted) = (summary.at_once_bytes, summary.predicted_at_once_bytes);
+    let late = summary.predicted_bytes.gradient_shard;
+    assert!((predicted - late..=predicted).contains(&measured), "{what}: {measured} {predicted}");
 }
 
 #[test]

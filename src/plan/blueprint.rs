@@ -45,8 +45,6 @@ impl Blueprint {
     pub(crate) fn new(config: &Config, model: Model) -> Result<Blueprint, Error> {
         let resolved = Resolved::new(config)?;
         let config = &resolved.config;
-        sizes::check(config, &model)?;
-        check_names(&model)?;
         let compute = match config.precision {
             Precision::Fp32 => DType::F32,
             Precision::Bf16 => DType::BF16,
@@ -58,6 +56,8 @@ impl Blueprint {
             element_bytes: compute.size(),
             keeps_probabilities: attention_keeps_probabilities(compute, on_gpu),
         };
+        sizes::check(config, &model, batch)?;
+        check_names(&model)?;
         let cutter = Cutter::new(config, &model, batch, resolved.stages());
         let cut = |stages| Self::of(&resolved, &model, (batch, compute), stages);
         let first = cut(cutter.first()?)?;
@@ -196,11 +196,12 @@ impl Blueprint {
         let parameters = mine.iter().map(|s| self.stage_parameters(*s)).sum();
         let shard: u64 =
             mine.iter().map(|s| self.flat_elements(*s) * 4).sum::<u64>() / self.mesh.zero3 as u64;
-        let owners = if self.config.zero1 { self.mesh.dp as u64 } else { 1 };
-        let memory = |held: HeldBytes| MemoryBytes {
+        let moments = 2 * shard / self.owners();
+        let meanwhile = self.update_bytes(&mine);
+        let memory = |held: HeldBytes, optimizer: u64| MemoryBytes {
             parameter_shard: shard,
             gradient_shard: shard,
-            optimizer: 2 * shard / owners,
+            optimizer,
             gathered: held.gathered,
             gradient: held.gradient,
             activation: held.activation,
@@ -211,9 +212,39 @@ impl Blueprint {
             pp,
             stages: mine.iter().map(|s| (*s, names(*s))).collect(),
             parameters,
-            memory: memory(peaks),
-            at_once: memory(at_once),
+            memory: memory(peaks, moments + meanwhile),
+            at_once: match at_once.total() >= meanwhile {
+                true => memory(at_once, moments),
+                // Nothing else is held when the optimizer is at work.
+                false => memory(HeldBytes::default(), moments + meanwhile),
+            },
         }
+    }
+
+    /// Ranks that share the optimizer's work on a shard.
+    fn owners(&self) -> u64 {
+        if self.config.zero1 { self.mesh.dp as u64 } else { 1 }
+    }
+
+    /// Most bytes that an optimizer step needs beside gradients, parameters and moments, on the
+    /// rank of `stages`: a tied gradient on its way to and from another rank, or, where replicas
+    /// share the work, a layer's own part and its parameters as they are gathered.
+    fn update_bytes(&self, stages: &[usize]) -> u64 {
+        let (zero3, owners) = (self.mesh.zero3 as u64, self.owners());
+        let shard = |part: &Part| self.flat_elements_of(part) / zero3 * 4;
+        let parts = stages.iter().flat_map(|s| &self.model.parts[self.stages[*s].clone()]);
+        let largest = parts.map(shard).max().unwrap_or(0);
+        let gathered = if self.config.zero1 { largest + largest / owners } else { 0 };
+        let tied = self.tie().filter(|tie| tie.ranks.0 != tie.ranks.1).map_or(0, |tie| {
+            let has = stages.iter().any(|s| [tie.first.0, tie.last.0].contains(s));
+            if has { 2 * shard(&self.model.parts[0]) / owners } else { 0 }
+        });
+        gathered.max(tied)
+    }
+
+    /// Elements of a layer's flat buffer, padding included.
+    fn flat_elements_of(&self, part: &Part) -> u64 {
+        FlatLayout::new(part.parameters(), self.layout_pieces()).len as u64
     }
 
     fn stage_parameters(&self, stage: usize) -> u64 {
@@ -223,17 +254,15 @@ impl Blueprint {
 
     /// Elements of the stage's flat buffers, padding included.
     fn flat_elements(&self, stage: usize) -> u64 {
-        self.model.parts[self.stages[stage].clone()].iter().map(|p| self.part_elements(p)).sum()
+        let parts = &self.model.parts[self.stages[stage].clone()];
+        parts.iter().map(|part| self.flat_elements_of(part)).sum()
     }
 
     /// Those of them whose gradient is made in F.
     fn elements_in_forward(&self, stage: usize, batch: BatchShape) -> u64 {
         let parts = self.model.parts[self.stages[stage].clone()].iter();
-        parts.filter(|p| p.cost(batch).gradients_in_forward).map(|p| self.part_elements(p)).sum()
-    }
-
-    fn part_elements(&self, part: &Part) -> u64 {
-        FlatLayout::new(part.parameters(), self.layout_pieces()).len as u64
+        let made = parts.filter(|part| part.cost(batch).gradients_in_forward);
+        made.map(|part| self.flat_elements_of(part)).sum()
     }
 
     fn bytes(&self, stage: usize, batch: BatchShape) -> StageBytes {
@@ -249,6 +278,7 @@ impl Blueprint {
         let elements = self.flat_elements(stage);
         // Without shards a gather of fp32 weights is the parameters themselves.
         let (alone, fp32) = (self.mesh.zero3 == 1, self.compute == DType::F32);
+        let shard = elements / self.mesh.zero3 as u64;
         StageBytes {
             input,
             activation: kept.max(input),
@@ -259,6 +289,9 @@ impl Blueprint {
             gradient_in_forward: self.elements_in_forward(stage, batch) * 4,
             keeps_first_gradient: alone,
             message,
+            gather_input: if alone || fp32 { 0 } else { shard * self.compute.size() as u64 },
+            reduced: if alone { 0 } else { shard * 4 },
+            replica_reduced: if self.mesh.dp > 1 { shard * 4 / self.owners() } else { 0 },
         }
     }
 

@@ -1,6 +1,6 @@
 //! Sizes whose products no machine holds, refused before anything multiplies them.
 
-use zeropp_core::layer::Model;
+use zeropp_core::layer::{BatchShape, Model, Part};
 
 use crate::Error;
 use crate::config::{Config, ConfigError};
@@ -18,7 +18,7 @@ const PARAMETER_BYTES: f64 = 24.0;
 ///
 /// # Errors
 /// What is too large, with the settings it is the product of.
-pub(crate) fn check(config: &Config, model: &Model) -> Result<(), Error> {
+pub(crate) fn check(config: &Config, model: &Model, batch: BatchShape) -> Result<(), Error> {
     let parameters = parameters(model);
     if parameters * PARAMETER_BYTES > BYTES_MAX {
         let problem = format!(
@@ -46,6 +46,25 @@ pub(crate) fn check(config: &Config, model: &Model) -> Result<(), Error> {
         );
         let help = format!("use a smaller {field}");
         return Err(ConfigError::value(field, value, problem, help).into());
+    }
+    check_told(config, model, batch)
+}
+
+/// What the layers themselves say they keep, which may be anybody's layers.
+fn check_told(config: &Config, model: &Model, batch: BatchShape) -> Result<(), Error> {
+    let kept = |part: &Part| {
+        let cost = part.cost(batch);
+        let bytes = [cost.activation_bytes, cost.activation_bytes_selective, cost.stash_bytes];
+        bytes.iter().map(|bytes| *bytes as f64).sum::<f64>()
+    };
+    for part in &model.parts {
+        let bytes = kept(part) * model.parts.len() as f64 * real(config.micro_batches());
+        if bytes > BYTES_MAX {
+            let cost = part.cost(batch);
+            let says =
+                format!("layer {} says that it keeps {cost:?} of a micro-batch", part.name());
+            return Err(Error::Model(format!("{says}, more than all machines hold")));
+        }
     }
     Ok(())
 }

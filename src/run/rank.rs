@@ -143,6 +143,7 @@ pub(crate) struct RankStep {
     all_reduces: u64,
     sent_bytes: u64,
     peak: MemoryBytes,
+    at_once: u64,
     times: StageTimes,
 }
 
@@ -335,6 +336,7 @@ pub(crate) fn summarise(
         all_reduces: count(|a| matches!(a, Action::ReplicaReduce { .. })),
         sent_bytes: record.sent_bytes,
         peak: meter.peak(),
+        at_once: meter.at_once().total(),
         times: StageTimes::of(&record.spans),
     }
 }
@@ -372,6 +374,7 @@ pub(crate) fn step_metrics(
         all_reduces: total(|r| r.all_reduces),
         comm_bytes: total(|r| r.sent_bytes),
         peak_bytes: ranks.iter().fold(MemoryBytes::default(), |m, r| m.max(&r.peak)),
+        at_once_bytes: ranks.iter().map(|r| r.at_once).max().unwrap_or(0),
         skipped: outcome.skipped,
     };
     (metrics, times)

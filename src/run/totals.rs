@@ -20,6 +20,7 @@ pub(crate) struct Totals {
     all_gathers: u64,
     reduce_scatters: u64,
     peak: MemoryBytes,
+    at_once: u64,
     /// The figures of every `1 << thinned`th step after the first.
     samples: Vec<Sample>,
     thinned: u32,
@@ -35,6 +36,7 @@ impl Totals {
         self.all_gathers += step.all_gathers;
         self.reduce_scatters += step.reduce_scatters;
         self.peak = self.peak.max(&step.peak_bytes);
+        self.at_once = self.at_once.max(step.at_once_bytes);
         // The first step warms caches and pools up; it counts only where it is alone.
         if self.steps == 1 {
             self.samples.clear();
@@ -83,6 +85,7 @@ impl Totals {
             all_gathers_per_unit: per_unit(self.all_gathers),
             reduce_scatters_per_unit: per_unit(self.reduce_scatters),
             peak_bytes: self.peak,
+            at_once_bytes: self.at_once,
             ..Summary::default()
         }
     }

@@ -266,11 +266,13 @@ impl Trainer {
     pub(crate) fn summary(&self, totals: &Totals, times: &StageTimes, total_s: f64) -> Summary {
         let plan = &self.blueprint.plan;
         let memory = plan.ranks.iter().map(|rank| &rank.memory);
+        let at_once = plan.ranks.iter().map(|rank| rank.at_once.total());
         let stages = self.blueprint.stages.len();
         Summary {
             predicted_bubble: plan.bubble,
             timed_bubble: self.blueprint.timed_bubble(times.costs(stages)),
             predicted_bytes: memory.fold(MemoryBytes::default(), |all, one| all.max(one)),
+            predicted_at_once_bytes: at_once.max().unwrap_or(0),
             total_s,
             ..totals.summary(plan.units.len() * self.blueprint.mesh.world())
         }

@@ -7,9 +7,11 @@ use zeropp_core::metrics::RankPlan;
 use crate::figures::{bytes, count, grouped, percent, scaled, table};
 
 /// The plan in one line, for the head of a run.
-pub(crate) fn headline(config: &Config, plan: &Plan) -> String {
+pub(crate) fn headline(config: &Config, plan: &Plan, check: &MemoryCheck) -> String {
+    let unchecked = check.room.is_none() && !config.no_memory_check;
+    let memory = unchecked.then(|| format!("\nnote: memory: {check}")).unwrap_or_default();
     format!(
-        "{}; {} parameters; {} with {} a rank, units of {}\ncosts {}{}",
+        "{}; {} parameters; {} with {} a rank, units of {}\ncosts {}{}{memory}",
         mesh(config, plan),
         scaled(plan.parameters as f64),
         plan.schedule,

@@ -75,11 +75,7 @@ fn train(
     if done == Some(config.steps) {
         return Ok(steps.finish().map(drop)?);
     }
-    say(&plan::headline(config, trainer.plan()));
-    let memory = trainer.memory();
-    if memory.room.is_none() && !config.no_memory_check {
-        say(&format_args!("note: memory: {memory}"));
-    }
+    say(&plan::headline(config, trainer.plan(), &trainer.memory()));
     // mpirun gives every rank a terminal, wherever its own output goes.
     let in_place = config.engine != EngineKind::Mpi;
     let mut progress = Progress::new(

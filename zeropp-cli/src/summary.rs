@@ -49,6 +49,8 @@ fn memory(s: &Summary) -> String {
             bytes(s.peak_bytes.get(kind)),
         ]);
     }
+    let at_once = [s.predicted_at_once_bytes, s.at_once_bytes].map(bytes);
+    rows.push(["most at once".into()].into_iter().chain(at_once).collect());
     table(&rows)
 }
 

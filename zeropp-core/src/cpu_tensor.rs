@@ -91,11 +91,26 @@ pub fn into_vec(t: Tensor<1>) -> Vec<f32> {
 
 /// Identity of the CPU storage behind `t`, equal for tensors that share it; `None` off the CPU.
 pub fn storage_id<const D: usize>(t: &Tensor<D>) -> Option<usize> {
+    storage(t).map(|(id, _)| id)
+}
+
+/// That identity, and the bytes of all of the storage, of which `t` may be a part.
+pub fn storage<const D: usize>(t: &Tensor<D>) -> Option<(usize, u64)> {
     if !is_on_cpu(t) {
         return None;
     }
     let flex = t.clone().inner().try_into_primitive::<Flex>().ok()?;
-    Some(flex.bytes().as_ptr() as usize)
+    let bytes = flex.bytes();
+    Some((bytes.as_ptr() as usize, bytes.len() as u64))
+}
+
+/// `sum + more`, element by element, in `sum`'s memory where nothing else holds it.
+pub fn add_in_place(sum: Tensor<1>, more: Tensor<1>) -> Tensor<1> {
+    let Some(values) = on_cpu(&more) else { return sum + more };
+    let add = |sum: &mut [f32]| {
+        sum.iter_mut().zip(values.as_slice()).for_each(|(sum, value)| *sum += *value);
+    };
+    map_in_place(sum, add).unwrap_or_else(|sum| sum + more)
 }
 
 /// A flat CPU `f32` buffer that is written once, handed out as tensors, and written again when

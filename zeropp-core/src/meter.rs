@@ -122,12 +122,22 @@ impl MemoryBytes {
     }
 }
 
+/// A buffer that is held under one kind or several.
+struct Buffer {
+    bytes: u64,
+    /// The kind that it counts as: of those it is held under the one that was first.
+    counted: MemoryKind,
+    /// Holders by kind, as in [`MemoryKind::ALL`].
+    holders: [usize; MemoryKind::ALL.len()],
+}
+
 #[derive(Default)]
 struct State {
     now: MemoryBytes,
     peak: MemoryBytes,
-    /// Buffers held through `hold_tensor`: (kind, storage) → (holders, bytes).
-    shared: HashMap<(MemoryKind, usize), (usize, u64)>,
+    at_once: MemoryBytes,
+    /// Buffers held through `hold_tensor`, by their storage.
+    buffers: HashMap<usize, Buffer>,
 }
 
 /// Counts the bytes of one rank.
@@ -140,28 +150,29 @@ impl Meter {
         Arc::default()
     }
 
-    /// Counts `bytes` of `kind` until the returned guard is dropped.
+    /// Counts `bytes` of `kind` until the returned guard is dropped: for memory that is no tensor,
+    /// or not yet.
     pub fn hold(self: &Arc<Self>, kind: MemoryKind, bytes: u64) -> Hold {
         self.0.lock().add(kind, bytes);
-        Hold { meter: self.clone(), kind, bytes, storage: None }
+        Hold { meter: self.clone(), kind, held: Held::Bytes(bytes) }
     }
 
-    /// Counts the elements of `t` until the guard is dropped; a buffer held more than once under
-    /// one kind (two layers that keep the same input) counts once.
+    /// Counts the buffer behind `t` until the guard is dropped: all of it, of which `t` may be a
+    /// part. What is held more than once counts once: two layers that keep the same input, or
+    /// weights that are gathered from nobody and so are the parameters themselves.
     pub fn hold_tensor<const D: usize>(self: &Arc<Self>, kind: MemoryKind, t: &Tensor<D>) -> Hold {
-        let bytes = (t.shape().num_elements() * t.dtype().size()) as u64;
-        let storage = cpu_tensor::storage_id(t);
-        // Numbers of tensors are small, addresses are not: no two of them are equal.
-        #[cfg(feature = "cube")]
-        let storage = storage.or_else(|| crate::cube::tensor_id(t));
-        let Some(storage) = storage else { return self.hold(kind, bytes) };
+        let Some((storage, bytes)) = storage(t) else {
+            return self.hold(kind, (t.shape().num_elements() * t.dtype().size()) as u64);
+        };
         let mut state = self.0.lock();
-        let entry = state.shared.entry((kind, storage)).or_insert((0, bytes));
-        entry.0 += 1;
-        if entry.0 == 1 {
+        let new = Buffer { bytes, counted: kind, holders: [0; MemoryKind::ALL.len()] };
+        let buffer = state.buffers.entry(storage).or_insert(new);
+        let first = buffer.holders.iter().all(|n| *n == 0);
+        buffer.holders[kind as usize] += 1;
+        if first {
             state.add(kind, bytes);
         }
-        Hold { meter: self.clone(), kind, bytes, storage: Some(storage) }
+        Hold { meter: self.clone(), kind, held: Held::Storage(storage) }
     }
 
     /// Bytes alive now.
@@ -174,11 +185,29 @@ impl Meter {
         self.0.lock().peak
     }
 
+    /// What was alive when the sum of all kinds was largest since the last
+    /// [`reset_peak`](Self::reset_peak).
+    pub fn at_once(&self) -> MemoryBytes {
+        self.0.lock().at_once
+    }
+
     /// Starts a new peak measurement from what is alive now.
     pub fn reset_peak(&self) {
         let mut s = self.0.lock();
-        s.peak = s.now;
+        (s.peak, s.at_once) = (s.now, s.now);
     }
+}
+
+/// What tells the storage of `t` from others, and its bytes.
+fn storage<const D: usize>(t: &Tensor<D>) -> Option<(usize, u64)> {
+    let of_cpu = cpu_tensor::storage(t);
+    // Numbers of tensors are small, addresses are not: no two of them are equal.
+    #[cfg(feature = "cube")]
+    let of_cpu = of_cpu.or_else(|| {
+        let bytes = (t.shape().num_elements() * t.dtype().size()) as u64;
+        Some((crate::cube::tensor_id(t)?, bytes))
+    });
+    of_cpu
 }
 
 impl State {
@@ -187,6 +216,28 @@ impl State {
         let now = self.now.get(kind);
         let peak = self.peak.get_mut(kind);
         *peak = now.max(*peak);
+        if self.now.total() > self.at_once.total() {
+            self.at_once = self.now;
+        }
+    }
+
+    /// One holder of a buffer less; what others hold it as, it counts as from now on.
+    fn release(&mut self, storage: usize, kind: MemoryKind) {
+        let buffer = self.buffers.get_mut(&storage).expect("registered by hold_tensor");
+        buffer.holders[kind as usize] -= 1;
+        let (bytes, counted) = (buffer.bytes, buffer.counted);
+        if buffer.holders[counted as usize] > 0 {
+            return;
+        }
+        let other = MemoryKind::ALL.into_iter().find(|kind| buffer.holders[*kind as usize] > 0);
+        *self.now.get_mut(counted) -= bytes;
+        match other {
+            Some(other) => {
+                buffer.counted = other;
+                self.add(other, bytes);
+            }
+            None => drop(self.buffers.remove(&storage)),
+        }
     }
 }
 
@@ -194,33 +245,78 @@ impl State {
 pub struct Hold {
     meter: Arc<Meter>,
     kind: MemoryKind,
-    bytes: u64,
-    storage: Option<usize>,
+    held: Held,
+}
+
+enum Held {
+    Bytes(u64),
+    Storage(usize),
 }
 
 impl Hold {
     /// Counts `bytes` more.
+    ///
+    /// # Panics
+    /// Panics if it holds a tensor, which does not grow.
     pub fn grow(&mut self, bytes: u64) {
-        debug_assert!(self.storage.is_none(), "a tensor does not grow");
+        let Held::Bytes(held) = &mut self.held else { panic!("a tensor does not grow") };
+        *held += bytes;
         self.meter.0.lock().add(self.kind, bytes);
-        self.bytes += bytes;
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        let mut s = self.meter.0.lock();
-        let mut bytes = self.bytes;
-        if let Some(storage) = self.storage {
-            let key = (self.kind, storage);
-            let entry = s.shared.get_mut(&key).expect("registered by hold_tensor");
-            entry.0 -= 1;
-            if entry.0 > 0 {
-                return;
-            }
-            bytes = entry.1;
-            s.shared.remove(&key);
+        let mut state = self.meter.0.lock();
+        match self.held {
+            Held::Bytes(bytes) => *state.now.get_mut(self.kind) -= bytes,
+            Held::Storage(storage) => state.release(storage, self.kind),
         }
-        *s.now.get_mut(self.kind) -= bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu_tensor::from_vec;
+
+    #[test]
+    fn what_is_shared_counts_once_as_what_it_was_first() {
+        let meter = Meter::new();
+        let t = from_vec(vec![0.0; 256], [256]);
+        let parameter = meter.hold_tensor(MemoryKind::ParameterShard, &t);
+        let gathered = meter.hold_tensor(MemoryKind::Gathered, &t.clone().slice(0..100));
+        assert_eq!((meter.now().total(), meter.now().parameter_shard), (1024, 1024));
+        drop(gathered);
+        assert_eq!(meter.peak().gathered, 0);
+        let stash = meter.hold_tensor(MemoryKind::WeightStash, &t);
+        drop(parameter);
+        assert_eq!((meter.now().weight_stash, meter.now().total()), (1024, 1024));
+        drop(stash);
+        assert_eq!(meter.now().total(), 0);
+        assert_eq!(meter.at_once().total(), 1024);
+    }
+
+    #[test]
+    fn a_part_of_a_buffer_keeps_all_of_it() {
+        let meter = Meter::new();
+        let part = from_vec(vec![0.0; 256], [256]).slice(8..16);
+        let held = meter.hold_tensor(MemoryKind::Activation, &part);
+        assert_eq!(meter.now().activation, 1024);
+        drop(held);
+        let copy = from_vec(vec![0.0; 8], [8]);
+        let _held = meter.hold_tensor(MemoryKind::Activation, &copy);
+        assert_eq!(meter.now().activation, 32);
+    }
+
+    #[test]
+    fn kinds_peak_at_different_times() {
+        let meter = Meter::new();
+        let activation = meter.hold(MemoryKind::Activation, 10);
+        drop(activation);
+        let _stash = meter.hold(MemoryKind::WeightStash, 7);
+        assert_eq!((meter.peak().total(), meter.at_once().total()), (17, 10));
+        meter.reset_peak();
+        assert_eq!((meter.peak().total(), meter.at_once().weight_stash), (7, 7));
     }
 }

@@ -11,8 +11,11 @@
 //!   makes, from the first F, or R where the stage recomputes) until its RS retires, which is
 //!   when the rank issues its next RS, or at the optimizer step. Where no other rank shares the
 //!   stage, the first unit's is what the others are added to, and is counted as that;
-//! * *communication*: a message from the posting of its receive to the action that takes it, and
-//!   what a stage hands to another one of the same rank until that one takes it.
+//! * *communication*: a message from the posting of its receive to the action that takes it; what
+//!   a stage hands to another one of the same rank until that one takes it; the copy of the shard
+//!   that a gather of another precision sends, until the gathered weights are used or freed; what
+//!   a reduction gives, until it retires; and what a reduction over replicas gives, until the
+//!   optimizer.
 //!
 //! The paper's own count (ZeroPP §3.4) leaves out the prefetched stage, the last stage's gradient
 //! and the stash.
@@ -48,6 +51,12 @@ pub struct StageBytes {
     pub keeps_first_gradient: bool,
     /// The output of one micro-batch as it is sent on; the gradient that comes back is as large.
     pub message: u64,
+    /// What goes into a gather, where that is a copy of the shard.
+    pub gather_input: u64,
+    /// What a reduction gives, where that is another buffer than goes in.
+    pub reduced: u64,
+    /// What a reduction over replicas gives.
+    pub replica_reduced: u64,
 }
 
 /// Bytes on one rank that come and go with its program, by kind: held now, or a peak of each.
@@ -133,8 +142,12 @@ pub struct Ledger<'a> {
     /// (stage, unit) of which F has made a part, and the bytes that it took, until the unit's first
     /// W.
     ahead: HashMap<(usize, usize), u64>,
-    /// Bytes of the gradient whose RS is on its way.
-    reducing: u64,
+    /// Bytes of the gradient whose RS is on its way, and of what comes out of it.
+    reducing: (u64, u64),
+    /// Stages whose gather nobody has waited for.
+    gathering: Vec<bool>,
+    /// Bytes of sums over replicas.
+    replica_reduced: u64,
     now: HeldBytes,
     peak: HeldBytes,
     /// What was held when the sum over all kinds was largest.
@@ -160,7 +173,9 @@ impl<'a> Ledger<'a> {
             open: vec![false; stages.len()],
             taken: vec![0; stages.len()],
             begun: vec![false; stages.len()],
-            reducing: 0,
+            reducing: (0, 0),
+            gathering: vec![false; stages.len()],
+            replica_reduced: 0,
             now: HeldBytes::default(),
             peak: HeldBytes::default(),
             at_once: HeldBytes::default(),
@@ -175,18 +190,31 @@ impl<'a> Ledger<'a> {
             self.end(compute);
         }
         match *action {
-            Action::AllGather { stage } => self.now.gathered += self.stages[stage].weights,
-            Action::Free { stage } => self.now.gathered -= self.stages[stage].weights,
+            Action::AllGather { stage } => {
+                self.now.gathered += self.stages[stage].weights;
+                self.now.communication += self.stages[stage].gather_input;
+                self.gathering[stage] = true;
+            }
+            Action::Free { stage } => {
+                self.gathered(stage);
+                self.now.gathered -= self.stages[stage].weights;
+            }
             Action::Recv { message, stage, micro_batch } => {
                 self.arrive(message, stage, micro_batch);
             }
             Action::ReduceScatter { stage } => {
                 self.retire();
                 self.open[stage] = false;
-                self.reducing = self.taken[stage];
+                self.reducing = (self.taken[stage], self.stages[stage].reduced);
+                self.now.communication += self.reducing.1;
+            }
+            Action::ReplicaReduce { stage } => {
+                self.replica_reduced += self.stages[stage].replica_reduced;
+                self.now.communication += self.stages[stage].replica_reduced;
             }
             Action::OptimizerStep => {
                 self.retire();
+                self.now.communication -= std::mem::take(&mut self.replica_reduced);
                 self.begun.fill(false);
                 self.ahead.clear();
             }
@@ -198,6 +226,9 @@ impl<'a> Ledger<'a> {
     /// The start of a compute action: what it allocates, and the message it takes.
     pub fn start(&mut self, (kind, stage, micro_batch): (Compute, usize, usize)) {
         let bytes = self.stages[stage];
+        if kind != Compute::W {
+            self.gathered(stage);
+        }
         let takes = match kind {
             Compute::F => Some(Message::Activation),
             Compute::B | Compute::BW => Some(Message::Gradient),
@@ -305,7 +336,16 @@ impl<'a> Ledger<'a> {
     }
 
     fn retire(&mut self) {
-        self.now.gradient -= std::mem::take(&mut self.reducing);
+        let (gradient, reduced) = std::mem::take(&mut self.reducing);
+        self.now.gradient -= gradient;
+        self.now.communication -= reduced;
+    }
+
+    /// The gather of a stage, if one is under way, has been waited for.
+    fn gathered(&mut self, stage: usize) {
+        if std::mem::take(&mut self.gathering[stage]) {
+            self.now.communication -= self.stages[stage].gather_input;
+        }
     }
 
     fn message_bytes(&self, message: Message, consumer: usize) -> u64 {

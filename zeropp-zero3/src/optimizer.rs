@@ -59,7 +59,8 @@ pub struct Optimizer {
     pub(crate) moments: Vec<Vec<Moments>>,
     pub(crate) updates: u64,
     captured: Option<Vec<ParamExport>>,
-    _hold: Hold,
+    meter: Arc<Meter>,
+    holds: Vec<Hold>,
 }
 
 impl Optimizer {
@@ -71,14 +72,12 @@ impl Optimizer {
         zero1: bool,
         meter: &Arc<Meter>,
     ) -> Self {
-        let mut elements = 0;
         let moments = stages
             .iter()
             .map(|stage| {
                 (0..stage.layers.len())
                     .map(|layer| {
                         let (_, n) = stage.owned_range(layer);
-                        elements += 2 * n;
                         let device = stage.layers[layer].param.device();
                         let zeros = || Tensor::zeros([n], &device);
                         Moments { m: zeros(), v: zeros() }
@@ -86,16 +85,27 @@ impl Optimizer {
                     .collect()
             })
             .collect();
-        let hold = meter.hold(MemoryKind::Optimizer, 4 * elements as u64);
-        Self {
+        let mut optimizer = Self {
             options,
             groups: groups.clone(),
             zero1,
             moments,
             updates: 0,
             captured: None,
-            _hold: hold,
-        }
+            meter: meter.clone(),
+            holds: Vec::new(),
+        };
+        optimizer.hold_moments();
+        optimizer
+    }
+
+    /// Counts the moments as they are now.
+    pub(crate) fn hold_moments(&mut self) {
+        // An update may have moved them, and what they were before is gone.
+        self.holds.clear();
+        let moments = self.moments.iter().flatten().flat_map(|moments| [&moments.m, &moments.v]);
+        let hold = |t| self.meter.hold_tensor(MemoryKind::Optimizer, t);
+        self.holds = moments.map(hold).collect();
     }
 
     /// From the next step on keeps a copy of the reduced gradients, before clipping.
@@ -151,7 +161,14 @@ impl Optimizer {
             let gradient =
                 if clip > 0.0 { (clip / (grad_norm + 1e-6)).min(1.0) as f32 } else { 1.0 };
             let scale = StepScale { lr, update: self.updates, gradient };
+            // Meanwhile the moments move, and where they were, parameters may come to lie.
+            self.holds.clear();
+            let moments = self.moments.iter().flatten();
+            let bytes = moments.map(|m| 8 * m.m.dims()[0] as u64).sum();
+            let moving = self.meter.hold(MemoryKind::Optimizer, bytes);
             self.update(stages, &scale)?;
+            drop(moving);
+            self.hold_moments();
         }
         stages.iter_mut().for_each(ShardedStage::clear_grads);
         Ok(StepOutcome { grad_norm, lr, skipped })
@@ -163,22 +180,26 @@ impl Optimizer {
         let me = self.groups.pipeline.rank();
         let first = (me == tie.ranks.0).then(|| grad_of(stages, tie.first)).flatten();
         let last = (me == tie.ranks.1).then(|| grad_of(stages, tie.last)).flatten();
-        let (first, last) = match (first, last) {
-            (Some(a), Some(b)) => (a, b),
-            (Some(a), None) => {
-                let b = swap(&*self.groups.pipeline, tie.ranks.1, device::copy(&a))?;
-                (a, b)
-            }
-            (None, Some(b)) => (swap(&*self.groups.pipeline, tie.ranks.0, device::copy(&b))?, b),
+        let sum = match (first, last) {
+            (Some(a), Some(b)) => a + b,
+            (Some(a), None) => a.clone() + self.swapped(tie.ranks.1, &a)?,
+            (None, Some(b)) => self.swapped(tie.ranks.0, &b)? + b,
             (None, None) => return Ok(()),
         };
-        let sum = first + last;
         for at in [tie.first, tie.last] {
             if let Some(stage) = stages.iter_mut().find(|s| s.index() == at.0) {
-                stage.layers[at.1].grad = Some(sum.clone());
+                stage.layers[at.1].set_grad(sum.clone(), &self.meter);
             }
         }
         Ok(())
+    }
+
+    /// The tied gradient of pipeline rank `peer`, which gets a copy of this one.
+    fn swapped(&self, peer: usize, mine: &Tensor<1>) -> CommResult<Tensor<1>> {
+        let copy = device::copy(mine);
+        let bytes = 2 * (mine.dims()[0] * mine.dtype().size()) as u64;
+        let _both_ways = self.meter.hold(MemoryKind::Optimizer, bytes);
+        swap(&*self.groups.pipeline, peer, copy)
     }
 
     fn global_norm(&self, stages: &[ShardedStage]) -> CommResult<f64> {
@@ -205,11 +226,14 @@ impl Optimizer {
             for (i, moments) in moments.iter_mut().enumerate() {
                 let ranges = stage.decay_ranges(i);
                 let (start, len) = stage.owned_range(i);
-                let layer = &mut stage.layers[i];
-                let Some(grad) = layer.grad.take() else { continue };
+                let (meter, layer) = (&self.meter, &mut stage.layers[i]);
+                let Some(grad) = layer.take_grad() else { continue };
                 let whole = std::mem::replace(&mut layer.param, Tensor::zeros([1], &grad.device()));
                 let adamw = &self.options.adamw;
-                layer.param = if self.zero1 {
+                let param = if self.zero1 {
+                    // What it takes beside the parameters that it replaces.
+                    let bytes = 4 * (len + whole.dims()[0]) as u64;
+                    let _meanwhile = meter.hold(MemoryKind::Optimizer, bytes);
                     let own = whole.slice([start..start + len]);
                     let own = adamw.step(own, moments, &grad, &ranges, scale);
                     // Gathered memory is shared, and parameters are written in place.
@@ -217,6 +241,7 @@ impl Optimizer {
                 } else {
                     adamw.step(whole, moments, &grad, &ranges, scale)
                 };
+                layer.set_param(param, meter);
             }
         }
         Ok(())

@@ -8,13 +8,15 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Tensor};
 use zeropp_comm::groups::Groups;
 use zeropp_comm::{CommResult, Pending};
+use zeropp_core::cpu_tensor::{add_in_place, from_vec, on_cpu};
+use zeropp_core::device;
 use zeropp_core::layer::Part;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
-use zeropp_core::params::{FlatLayout, ParamSpec};
-use zeropp_core::rng::initialise;
+use zeropp_core::params::FlatLayout;
 use zeropp_core::split::{Grads, LayerWeights};
 
 use crate::adamw::DecayRange;
+use crate::layer_shard::{FlatPiece, LayerShard, decay_ranges, flat_pieces, initial_shard};
 
 /// How stages are held.
 #[derive(Clone)]
@@ -29,20 +31,10 @@ pub struct ShardOptions {
     pub seed: u64,
 }
 
-/// One layer's part on this rank.
-pub struct LayerShard {
-    name: String,
-    weights: LayerWeights,
-    /// The fp32 parameters this rank owns, `[len / D]`.
-    pub(crate) param: Tensor<1>,
-    /// The reduced gradient of the units so far; after a ZeRO-1 reduction only this replica's part.
-    pub(crate) grad: Option<Tensor<1>>,
-    _param_hold: Hold,
-}
-
-struct Reduction {
+/// Buffers on their way through a collective, and what counts those that go in and come out.
+struct InFlight {
     parts: Vec<Pending<Tensor<1>>>,
-    hold: Hold,
+    holds: Vec<Hold>,
 }
 
 /// The shards of one stage.
@@ -51,15 +43,15 @@ pub struct ShardedStage {
     pub(crate) layers: Vec<LayerShard>,
     groups: Groups,
     options: ShardOptions,
-    meter: Arc<Meter>,
-    gathering: Option<Vec<Pending<Tensor<1>>>>,
-    gathered_hold: Option<Hold>,
+    pub(crate) meter: Arc<Meter>,
+    gathering: Option<InFlight>,
+    gathered_holds: Vec<Hold>,
     /// Whether a unit of this step has a gradient.
     begun: bool,
-    /// The reduced gradients of all layers.
-    grad_hold: Option<Hold>,
-    reducing: Option<Reduction>,
+    reducing: Option<InFlight>,
     replica_wanted: bool,
+    /// What counts the gradients and their sums over the replicas until these are there.
+    replica_holds: Vec<Hold>,
     replica_reducing: Option<Vec<Pending<Tensor<1>>>>,
 }
 
@@ -72,18 +64,6 @@ pub struct ParamExport {
     pub shard: usize,
     /// Its elements.
     pub values: Vec<f32>,
-}
-
-/// The part of a parameter that lies in a range of a layer's shard.
-pub(crate) struct FlatPiece<'a> {
-    /// The parameter.
-    pub(crate) spec: &'a ParamSpec,
-    /// First element of the piece, within the parameter.
-    pub(crate) offset: usize,
-    /// Number of elements.
-    pub(crate) len: usize,
-    /// Where the piece begins, within the range.
-    pub(crate) at: usize,
 }
 
 impl ParamExport {
@@ -103,21 +83,16 @@ impl ShardedStage {
         meter: &Arc<Meter>,
     ) -> Self {
         let pieces = groups.zero3.size() * if options.zero1 { groups.replica.size() } else { 1 };
+        let from = (&options.device, options.seed);
         let layers = parts
             .iter()
             .enumerate()
             .map(|(i, part)| {
                 let layout = Arc::new(FlatLayout::new(part.parameters(), pieces));
                 let shard = groups.zero3.rank();
-                let param = initial_shard(&layout, groups.zero3.size(), shard, options);
-                let hold = meter.hold(MemoryKind::ParameterShard, bytes(&param));
-                LayerShard {
-                    name: part.name().to_string(),
-                    weights: LayerWeights::new(part.name(), i, layout),
-                    param,
-                    grad: None,
-                    _param_hold: hold,
-                }
+                let param = initial_shard(&layout, groups.zero3.size(), shard, from);
+                let weights = LayerWeights::new(part.name(), i, layout);
+                LayerShard::new(part.name(), weights, param, meter)
             })
             .collect();
         Self {
@@ -127,11 +102,11 @@ impl ShardedStage {
             options: options.clone(),
             meter: meter.clone(),
             gathering: None,
-            gathered_hold: None,
+            gathered_holds: Vec::new(),
             begun: false,
-            grad_hold: None,
             reducing: None,
             replica_wanted: false,
+            replica_holds: Vec::new(),
             replica_reducing: None,
         }
     }
@@ -190,24 +165,27 @@ impl ShardedStage {
 
     /// AG: starts gathering the stage's weights.
     pub fn start_gather(&mut self) {
-        let dtype = self.options.compute;
-        let size = self.groups.zero3.size();
-        let whole: usize = self.layers.iter().map(|l| l.weights.layout().len).sum();
-        // Alone in its group and not cast, a gathered weight is the parameter itself.
-        let bytes = (whole * dtype.size()) as u64;
-        self.gathered_hold = (!self.is_alone() || dtype != DType::F32)
-            .then(|| self.meter.hold(MemoryKind::Gathered, bytes));
-        let group = &self.groups.zero3;
-        self.gathering = Some(
-            self.layers
-                .iter()
-                .map(|l| {
-                    let shard = l.param.clone().cast(dtype);
-                    debug_assert_eq!(shard.dims()[0] * size, l.weights.layout().len);
-                    group.all_gather(shard)
-                })
-                .collect(),
-        );
+        let (dtype, group) = (self.options.compute, &self.groups.zero3);
+        let hold = |kind, elements: usize| self.meter.hold(kind, (elements * dtype.size()) as u64);
+        // Until they are here, room for them; a cast of the shard is a copy, and, alone in its
+        // group, the result. Alone and not cast, what is gathered is the parameters themselves.
+        let own: usize = self.layers.iter().map(|l| l.param.dims()[0]).sum();
+        let mut holds = Vec::new();
+        if !self.is_alone() {
+            holds.push(hold(MemoryKind::Gathered, own * group.size()));
+        }
+        if dtype != DType::F32 {
+            let input =
+                if self.is_alone() { MemoryKind::Gathered } else { MemoryKind::Communication };
+            holds.push(hold(input, own));
+        }
+        let gather = |layer: &LayerShard| {
+            let shard = layer.param.clone().cast(dtype);
+            debug_assert_eq!(shard.dims()[0] * group.size(), layer.weights.layout().len);
+            group.all_gather(shard)
+        };
+        let parts = self.layers.iter().map(gather).collect();
+        self.gathering = Some(InFlight { parts, holds });
     }
 
     /// Waits for the gather under way, if any, and puts the weights in place.
@@ -215,16 +193,19 @@ impl ShardedStage {
     /// # Errors
     /// The collective's error.
     pub fn finish_gather(&mut self) -> CommResult<()> {
-        let Some(parts) = self.gathering.take() else { return Ok(()) };
+        let Some(InFlight { parts, holds }) = self.gathering.take() else { return Ok(()) };
+        let parts = parts.into_iter().map(Pending::wait).collect::<CommResult<Vec<_>>>()?;
+        drop(holds);
         for (layer, part) in self.layers.iter().zip(parts) {
-            layer.weights.set(part.wait()?);
+            self.gathered_holds.push(self.meter.hold_tensor(MemoryKind::Gathered, &part));
+            layer.weights.set(part);
         }
         Ok(())
     }
 
     /// Whether [`finish_gather`](Self::finish_gather) would return at once.
     pub fn is_gathered(&mut self) -> bool {
-        self.gathering.iter_mut().flatten().all(Pending::is_done)
+        self.gathering.iter_mut().flat_map(|gather| &mut gather.parts).all(Pending::is_done)
     }
 
     /// Drops the gathered weights.
@@ -234,7 +215,7 @@ impl ShardedStage {
     pub fn free(&mut self) -> CommResult<()> {
         self.finish_gather()?;
         self.layers.iter().for_each(|l| l.weights.free());
-        self.gathered_hold = None;
+        self.gathered_holds.clear();
         Ok(())
     }
 
@@ -242,8 +223,13 @@ impl ShardedStage {
     pub fn start_reduce(&mut self, grads: Grads) {
         let (flat, hold) = grads.into_flat();
         let group = &self.groups.zero3;
+        let mut holds = vec![hold];
+        if !self.is_alone() {
+            // What comes out is another buffer, which the engine takes meanwhile.
+            holds.push(self.meter.hold(MemoryKind::Communication, self.shard_bytes()));
+        }
         let parts = flat.into_iter().map(|g| group.reduce_scatter(g)).collect();
-        self.reducing = Some(Reduction { parts, hold });
+        self.reducing = Some(InFlight { parts, holds });
     }
 
     /// Whether [`finish_reduce`](Self::finish_reduce) would return at once.
@@ -268,20 +254,27 @@ impl ShardedStage {
     /// # Errors
     /// The collective's error.
     pub fn finish_reduce(&mut self) -> CommResult<()> {
-        if let Some(reduction) = self.reducing.take() {
-            let (alone, shard) = (self.is_alone(), self.shard_bytes());
-            for (layer, part) in self.layers.iter_mut().zip(reduction.parts) {
-                let part = part.wait()?;
-                layer.grad = Some(match layer.grad.take() {
-                    Some(sum) => sum + part,
-                    None => part,
-                });
+        if let Some(InFlight { parts, holds }) = self.reducing.take() {
+            let (alone, meter) = (self.is_alone(), self.meter.clone());
+            let parts = parts.into_iter().map(Pending::wait).collect::<CommResult<Vec<_>>>()?;
+            drop(holds);
+            let kind = if alone { MemoryKind::Gradient } else { MemoryKind::Communication };
+            let held = |(layer, part): (&LayerShard, &Tensor<1>)| {
+                // Alone, a step's first gradient is the shard's own.
+                let kind =
+                    if layer.grad.is_none() && alone { MemoryKind::GradientShard } else { kind };
+                meter.hold_tensor(kind, part)
+            };
+            let _parts: Vec<Hold> = self.layers.iter().zip(&parts).map(held).collect();
+            for (layer, part) in self.layers.iter_mut().zip(parts) {
+                let sum = match layer.grad.take() {
+                    Some(sum) => add_in_place(sum, part),
+                    None if alone => part,
+                    // The engine keeps its buffer for other results.
+                    None => own_copy(&part),
+                };
+                layer.set_grad(sum, &meter);
             }
-            let (meter, held) = (&self.meter, reduction.hold);
-            self.grad_hold.get_or_insert_with(|| match alone {
-                true => held,
-                false => meter.hold(MemoryKind::GradientShard, shard),
-            });
         }
         if std::mem::take(&mut self.replica_wanted) {
             self.start_replica_reduce();
@@ -294,6 +287,9 @@ impl ShardedStage {
         if self.groups.replica.size() == 1 {
             return;
         }
+        let owners = if self.options.zero1 { self.groups.replica.size() as u64 } else { 1 };
+        let sum = self.shard_bytes() / owners;
+        self.replica_holds.push(self.meter.hold(MemoryKind::Communication, sum));
         if self.is_reducing() {
             self.replica_wanted = true;
         } else {
@@ -302,17 +298,16 @@ impl ShardedStage {
     }
 
     fn start_replica_reduce(&mut self) {
-        let group = &self.groups.replica;
-        let zero1 = self.options.zero1;
-        let pending = self
+        let (group, zero1) = (&self.groups.replica, self.options.zero1);
+        let grads: Vec<Tensor<1>> = self
             .layers
             .iter_mut()
-            .map(|l| {
-                let grad = l.grad.take().expect("reduced before the replicas are");
-                if zero1 { group.reduce_scatter(grad) } else { group.all_reduce(grad) }
-            })
+            .map(|l| l.take_grad().expect("reduced before the replicas are"))
             .collect();
-        self.replica_reducing = Some(pending);
+        let bytes = grads.iter().map(bytes).sum();
+        self.replica_holds.push(self.meter.hold(MemoryKind::GradientShard, bytes));
+        let reduce = |grad| if zero1 { group.reduce_scatter(grad) } else { group.all_reduce(grad) };
+        self.replica_reducing = Some(grads.into_iter().map(reduce).collect());
     }
 
     /// Waits for everything under way before the optimizer step.
@@ -322,16 +317,18 @@ impl ShardedStage {
     pub fn finish_replica_reduce(&mut self) -> CommResult<()> {
         self.finish_reduce()?;
         let Some(parts) = self.replica_reducing.take() else { return Ok(()) };
+        let parts = parts.into_iter().map(Pending::wait).collect::<CommResult<Vec<_>>>()?;
+        self.replica_holds.clear();
         for (layer, part) in self.layers.iter_mut().zip(parts) {
-            layer.grad = Some(part.wait()?);
+            layer.set_grad(part, &self.meter);
         }
         Ok(())
     }
 
     /// Forgets the step's gradients.
     pub fn clear_grads(&mut self) {
-        self.layers.iter_mut().for_each(|layer| layer.grad = None);
-        (self.grad_hold, self.begun) = (None, false);
+        self.layers.iter_mut().for_each(|layer| drop(layer.take_grad()));
+        self.begun = false;
     }
 
     /// This rank's parameters, layer by layer.
@@ -372,106 +369,14 @@ impl ShardedStage {
     }
 }
 
+/// `t` in memory that nothing else holds, also on the CPU.
+fn own_copy(t: &Tensor<1>) -> Tensor<1> {
+    match on_cpu(t) {
+        Some(values) => from_vec(values.as_slice().to_vec(), t.dims()),
+        None => device::copy(t),
+    }
+}
+
 fn bytes(t: &Tensor<1>) -> u64 {
     (t.dims()[0] * t.dtype().size()) as u64
-}
-
-/// The initial values of shard number `shard` of `of`: each parameter from its own generator, at
-/// each element's place in the parameter.
-fn initial_shard(
-    layout: &FlatLayout,
-    of: usize,
-    shard: usize,
-    options: &ShardOptions,
-) -> Tensor<1> {
-    let n = layout.len / of;
-    let start = shard * n;
-    let mut values = vec![0f32; n];
-    for place in &layout.params {
-        let first = place.offset.max(start);
-        let last = (place.offset + place.spec.len()).min(start + n);
-        if first < last {
-            let out = &mut values[first - start..last - start];
-            initialise(options.seed, &place.spec, first - place.offset, out);
-        }
-    }
-    Tensor::from_data(burn::tensor::TensorData::new(values, [n]), &options.device)
-}
-
-fn flat_pieces(layout: &FlatLayout, first: usize, len: usize) -> Vec<FlatPiece<'_>> {
-    layout
-        .params
-        .iter()
-        .filter_map(|place| {
-            let a = place.offset.max(first);
-            let b = (place.offset + place.spec.len()).min(first + len);
-            (a < b).then(|| FlatPiece {
-                spec: &place.spec,
-                offset: a - place.offset,
-                len: b - a,
-                at: a - first,
-            })
-        })
-        .collect()
-}
-
-fn decay_ranges(layout: &FlatLayout, start: usize, len: usize) -> Vec<DecayRange> {
-    let end = start + len;
-    let mut ranges: Vec<DecayRange> = Vec::new();
-    let ends = layout.params.iter().skip(1).map(|p| p.offset).chain([layout.len]);
-    for (place, next) in layout.params.iter().zip(ends) {
-        let (a, b) = (place.offset.max(start), next.min(end));
-        if a < b {
-            ranges.push(DecayRange { start: a - start, end: b - start, decay: place.spec.decay });
-        }
-    }
-    ranges
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use zeropp_core::params::{BLOCK, Init, ParamSpec};
-
-    fn layout(parts: usize) -> FlatLayout {
-        let specs = vec![
-            ParamSpec::new("a.weight", &[10, 20], Init::Normal(0.02)),
-            ParamSpec::new("a.bias", &[20], Init::Ones),
-        ];
-        FlatLayout::new(specs, parts)
-    }
-
-    #[test]
-    fn decay_ranges_cover_every_shard() {
-        for parts in [1, 2, 3, 4] {
-            let layout = layout(parts);
-            assert_eq!(layout.len % (BLOCK * parts), 0);
-            let n = layout.len / parts;
-            let mut decayed = 0;
-            for shard in 0..parts {
-                let ranges = decay_ranges(&layout, shard * n, n);
-                let covered: usize = ranges.iter().map(|r| r.end - r.start).sum();
-                assert_eq!(covered, n);
-                decayed +=
-                    ranges.iter().filter(|r| r.decay).map(|r| r.end - r.start).sum::<usize>();
-            }
-            assert_eq!(decayed, 256, "the matrix and its padding");
-        }
-    }
-
-    #[test]
-    fn initial_values_do_not_depend_on_the_cut() {
-        let options =
-            ShardOptions { device: Device::flex(), compute: DType::F32, zero1: false, seed: 7 };
-        let whole =
-            initial_shard(&layout(1), 1, 0, &options).into_data().try_to_vec::<f32>().unwrap();
-        let cut: Vec<f32> = (0..2)
-            .flat_map(|s| {
-                initial_shard(&layout(2), 2, s, &options).into_data().try_to_vec::<f32>().unwrap()
-            })
-            .collect();
-        assert_eq!(whole[..276], cut[..276]);
-        assert!(whole[..200].iter().any(|x| *x != 0.0));
-        assert!(whole[256..276].iter().all(|x| *x == 1.0));
-    }
 }

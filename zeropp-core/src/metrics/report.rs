@@ -45,6 +45,9 @@ pub struct StepMetrics {
     pub comm_bytes: u64,
     /// Largest over ranks, by kind.
     pub peak_bytes: MemoryBytes,
+    /// Largest over ranks of the sum of all kinds at one time.
+    #[serde(default)]
+    pub at_once_bytes: u64,
     /// Whether the update was skipped on all ranks because a gradient was not finite.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
@@ -150,6 +153,12 @@ pub struct Summary {
     pub peak_bytes: MemoryBytes,
     /// Largest predicted peak over ranks, by kind.
     pub predicted_bytes: MemoryBytes,
+    /// Largest measured sum of all kinds at one time, over ranks and steps.
+    #[serde(default)]
+    pub at_once_bytes: u64,
+    /// The same as predicted, over ranks.
+    #[serde(default)]
+    pub predicted_at_once_bytes: u64,
     /// Seconds from the first step's start to the last one's end.
     pub total_s: f64,
     /// Why it ended before its last step, if it did.

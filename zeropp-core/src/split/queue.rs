@@ -130,8 +130,13 @@ impl Grads {
     fn layer(&mut self, layer: usize) -> &mut LayerGrads {
         if let LayerGrads::None = self.layers[layer] {
             let layout = &self.layouts[layer];
-            self.hold.grow(layout.len as u64 * 4);
-            self.layers[layer] = LayerGrads::zeros(layout, self.device == Device::flex());
+            let made = LayerGrads::zeros(layout, self.device == Device::flex());
+            self.hold.grow(match &made {
+                LayerGrads::Host(flat) => flat.capacity() as u64 * 4,
+                // Parameter by parameter as W comes to it, and whole where it is reduced.
+                _ => layout.len as u64 * 4,
+            });
+            self.layers[layer] = made;
         }
         &mut self.layers[layer]
     }

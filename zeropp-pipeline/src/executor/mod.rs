@@ -280,7 +280,8 @@ impl<W: Worker> Executor<W> {
                     _ => (Message::Gradient, stage - 1),
                 };
                 let here = self.placement[to] == self.pipeline.rank();
-                let hold = here.then(|| self.hold_message());
+                let kind = MemoryKind::Communication;
+                let hold = here.then(|| self.meter.hold_tensor(kind, &output));
                 f.local.insert((message, to, micro_batch), (output, hold));
             }
         }

@@ -152,7 +152,7 @@ proptest! {
         let bytes = StageBytes {
             input: 1, activation: 3, stash: 2, weights: 5, gradient: 7, message: 1, workspace: 4,
             gradient_in_forward: 3,
-            keeps_first_gradient: schedule.micro_batches() % 2 == 0,
+            keeps_first_gradient: schedule.micro_batches() % 2 == 0, ..StageBytes::default()
         };
         let bytes = vec![bytes; schedule.stages()];
         for program in &lowered.ranks {

@@ -65,6 +65,7 @@ mod tests {
             gradient_in_forward: 6,
             message: 2,
             keeps_first_gradient: false,
+            ..StageBytes::default()
         };
         for (kind, v, recompute) in
             [("zeropp", 2, false), ("zeropp", 3, true), ("1f1b", 1, false), ("zb-v", 2, false)]

@@ -17,6 +17,9 @@ const BYTES: StageBytes = StageBytes {
     gradient_in_forward: 0,
     message: 3,
     keeps_first_gradient: false,
+    gather_input: 0,
+    reduced: 0,
+    replica_reduced: 0,
 };
 
 fn peaks(kind: &str, shape: Shape, options: &LowerOptions) -> Vec<HeldBytes> {
@@ -93,6 +96,43 @@ fn what_a_forward_makes_ahead_is_there_from_the_first_forward() {
         seen.push(ledger.now().gradient);
     }
     assert_eq!(seen, [0, 600, 1200, 1600, 1600, 2000, 2000, 1000, 0]);
+}
+
+/// What goes into a gather or comes out of a reduction, where it is memory of its own.
+#[test]
+fn collectives_need_room_until_they_are_waited_for() {
+    let shape = Shape { pp: 1, virtual_stages: 1, micro_batches: 4, unit: 2 };
+    let quiet = StageBytes { message: 0, ..BYTES };
+    let peak = |stage: StageBytes, replicas: bool| {
+        let options = LowerOptions { replicas, ..LowerOptions::default() };
+        let lowered = lower(&generate("zeropp", &shape).unwrap(), &options);
+        predict(&lowered, &[stage])[0].communication
+    };
+    assert_eq!(peak(quiet, true), 0);
+    assert_eq!(peak(StageBytes { gather_input: 5, ..quiet }, false), 5);
+    // The reduction before has retired.
+    assert_eq!(peak(StageBytes { reduced: 20, ..quiet }, false), 20);
+    let replica = StageBytes { reduced: 20, replica_reduced: 300, ..quiet };
+    assert_eq!(peak(replica, false), 20, "nothing is summed over replicas");
+    assert_eq!(peak(replica, true), 320, "the last reduction is under way until the optimizer");
+}
+
+/// The kinds have their peaks at different times.
+#[test]
+fn what_is_held_at_once_is_no_more_than_the_sum_of_peaks() {
+    for (kind, virtual_stages) in [("zeropp", 2), ("1f1b", 1), ("zb-v", 2)] {
+        let shape = Shape { pp: 3, virtual_stages, micro_batches: 9, unit: 5 };
+        let shape = Shape { unit: if kind == "zeropp" { 5 } else { 9 }, ..shape };
+        let lowered = lower(&generate(kind, &shape).unwrap(), &LowerOptions::default());
+        let stages = vec![BYTES; shape.stages()];
+        let (peaks, at_once) = (predict(&lowered, &stages), predict_at_once(&lowered, &stages));
+        for (peak, at_once) in peaks.iter().zip(&at_once) {
+            assert!(at_once.total() <= peak.total(), "{kind}");
+            assert_eq!(peak.max(at_once), *peak, "{kind}: no kind is beyond its peak");
+            let largest = [peak.gradient, peak.gathered, peak.activation];
+            assert!(largest.iter().all(|kind| at_once.total() >= *kind), "{kind}");
+        }
+    }
 }
 
 #[test]

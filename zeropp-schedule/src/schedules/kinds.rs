@@ -230,7 +230,7 @@ pub const KINDS: &[Kind] = &[
     },
     Kind {
         name: "zeropp-auto",
-        about: "ZeroPP with warm-up and places of W chosen for given times; auto replaces it",
+        about: "ZeroPP with warm-up and places of W chosen for given times",
         stages: Any(2),
         step: Units,
         rate: OwnSpan,

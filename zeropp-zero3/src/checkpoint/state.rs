@@ -10,8 +10,9 @@ use super::error::Checked;
 use super::file::{Kind, StateWriter};
 use super::manifest::{FileRecord, Manifest, Parameter, Piece};
 use super::open::{Checkpoint, Reader};
+use crate::layer_shard::FlatPiece;
 use crate::optimizer::Optimizer;
-use crate::stage::{FlatPiece, ShardedStage};
+use crate::stage::ShardedStage;
 
 /// What a rank has written, for the manifest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -111,9 +112,11 @@ pub fn read_state(
                 Tensor::from_data(TensorData::new(values, [n]), &device)
             };
             (moments.m, moments.v) = (tensor(m), tensor(v));
-            stage.layers[layer].param = tensor(param);
+            let meter = stage.meter.clone();
+            stage.layers[layer].set_param(tensor(param), &meter);
         }
     }
+    optimizer.hold_moments();
     optimizer.updates = checkpoint.manifest().updates;
     reader.finish()
 }

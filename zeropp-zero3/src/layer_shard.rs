@@ -1,0 +1,191 @@
+//! One layer's part on this rank: its parameters and gradient, how they begin, and what lies where
+//! in them.
+
+use std::sync::Arc;
+
+use burn::tensor::{Device, Tensor};
+use zeropp_core::meter::{Hold, MemoryKind, Meter};
+use zeropp_core::params::{FlatLayout, ParamSpec};
+use zeropp_core::rng::initialise;
+use zeropp_core::split::LayerWeights;
+
+use crate::adamw::DecayRange;
+
+/// One layer's part on this rank.
+pub(crate) struct LayerShard {
+    pub(crate) name: String,
+    pub(crate) weights: LayerWeights,
+    /// The fp32 parameters this rank owns, `[len / D]`.
+    pub(crate) param: Tensor<1>,
+    /// The reduced gradient of the units so far; after a ZeRO-1 reduction only this replica's part.
+    pub(crate) grad: Option<Tensor<1>>,
+    param_hold: Option<Hold>,
+    grad_hold: Option<Hold>,
+}
+
+impl LayerShard {
+    /// A layer with these parameters.
+    pub(crate) fn new(
+        name: &str,
+        weights: LayerWeights,
+        param: Tensor<1>,
+        meter: &Arc<Meter>,
+    ) -> LayerShard {
+        let param_hold = Some(meter.hold_tensor(MemoryKind::ParameterShard, &param));
+        LayerShard { name: name.into(), weights, param, grad: None, param_hold, grad_hold: None }
+    }
+
+    /// Replaces the parameters, of which nothing is left.
+    pub(crate) fn set_param(&mut self, param: Tensor<1>, meter: &Arc<Meter>) {
+        self.param_hold = None;
+        self.param_hold = Some(meter.hold_tensor(MemoryKind::ParameterShard, &param));
+        self.param = param;
+    }
+
+    /// The gradient, no longer counted here.
+    pub(crate) fn take_grad(&mut self) -> Option<Tensor<1>> {
+        self.grad_hold = None;
+        self.grad.take()
+    }
+
+    /// Replaces the gradient.
+    pub(crate) fn set_grad(&mut self, grad: Tensor<1>, meter: &Arc<Meter>) {
+        self.grad_hold = None;
+        self.grad_hold = Some(meter.hold_tensor(MemoryKind::GradientShard, &grad));
+        self.grad = Some(grad);
+    }
+}
+
+/// The part of a parameter that lies in a range of a layer's shard.
+pub(crate) struct FlatPiece<'a> {
+    /// The parameter.
+    pub(crate) spec: &'a ParamSpec,
+    /// First element of the piece, within the parameter.
+    pub(crate) offset: usize,
+    /// Number of elements.
+    pub(crate) len: usize,
+    /// Where the piece begins, within the range.
+    pub(crate) at: usize,
+}
+
+/// The initial values of shard number `shard` of `of`: each parameter from its own generator, at
+/// each element's place in the parameter.
+pub(crate) fn initial_shard(
+    layout: &FlatLayout,
+    of: usize,
+    shard: usize,
+    (device, seed): (&Device, u64),
+) -> Tensor<1> {
+    let n = layout.len / of;
+    let start = shard * n;
+    let mut values = vec![0f32; n];
+    for place in &layout.params {
+        let first = place.offset.max(start);
+        let last = (place.offset + place.spec.len()).min(start + n);
+        if first < last {
+            let out = &mut values[first - start..last - start];
+            initialise(seed, &place.spec, first - place.offset, out);
+        }
+    }
+    Tensor::from_data(burn::tensor::TensorData::new(values, [n]), device)
+}
+
+pub(crate) fn flat_pieces(layout: &FlatLayout, first: usize, len: usize) -> Vec<FlatPiece<'_>> {
+    layout
+        .params
+        .iter()
+        .filter_map(|place| {
+            let a = place.offset.max(first);
+            let b = (place.offset + place.spec.len()).min(first + len);
+            (a < b).then(|| FlatPiece {
+                spec: &place.spec,
+                offset: a - place.offset,
+                len: b - a,
+                at: a - first,
+            })
+        })
+        .collect()
+}
+
+pub(crate) fn decay_ranges(layout: &FlatLayout, start: usize, len: usize) -> Vec<DecayRange> {
+    let end = start + len;
+    let mut ranges: Vec<DecayRange> = Vec::new();
+    let ends = layout.params.iter().skip(1).map(|p| p.offset).chain([layout.len]);
+    for (place, next) in layout.params.iter().zip(ends) {
+        let (a, b) = (place.offset.max(start), next.min(end));
+        if a < b {
+            ranges.push(DecayRange { start: a - start, end: b - start, decay: place.spec.decay });
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zeropp_core::params::{BLOCK, Init};
+
+    fn layout(parts: usize) -> FlatLayout {
+        let specs = vec![
+            ParamSpec::new("a.weight", &[10, 20], Init::Normal(0.02)),
+            ParamSpec::new("a.bias", &[20], Init::Ones),
+        ];
+        FlatLayout::new(specs, parts)
+    }
+
+    #[test]
+    fn decay_ranges_cover_every_shard() {
+        for parts in [1, 2, 3, 4] {
+            let layout = layout(parts);
+            assert_eq!(layout.len % (BLOCK * parts), 0);
+            let n = layout.len / parts;
+            let mut decayed = 0;
+            for shard in 0..parts {
+                let ranges = decay_ranges(&layout, shard * n, n);
+                let covered: usize = ranges.iter().map(|r| r.end - r.start).sum();
+                assert_eq!(covered, n);
+                decayed +=
+                    ranges.iter().filter(|r| r.decay).map(|r| r.end - r.start).sum::<usize>();
+            }
+            assert_eq!(decayed, 256, "the matrix and its padding");
+        }
+    }
+
+    #[test]
+    fn initial_values_do_not_depend_on_the_cut() {
+        let from = (&Device::flex(), 7);
+        let whole = initial_shard(&layout(1), 1, 0, from).into_data().try_to_vec::<f32>().unwrap();
+        let cut: Vec<f32> = (0..2)
+            .flat_map(|s| {
+                initial_shard(&layout(2), 2, s, from).into_data().try_to_vec::<f32>().unwrap()
+            })
+            .collect();
+        assert_eq!(whole[..276], cut[..276]);
+        assert!(whole[..200].iter().any(|x| *x != 0.0));
+        assert!(whole[256..276].iter().all(|x| *x == 1.0));
+    }
+
+    /// What counts is the memory behind a tensor, whatever its length says.
+    #[test]
+    fn parameters_and_gradients_are_measured_not_computed() {
+        let meter = Meter::new();
+        let param = initial_shard(&layout(1), 1, 0, (&Device::flex(), 7));
+        let bytes = 4 * param.dims()[0] as u64;
+        let weights = LayerWeights::new("a", 0, Arc::new(layout(1)));
+        let mut layer = LayerShard::new("a", weights, param, &meter);
+        assert_eq!((meter.now().parameter_shard, meter.now().total()), (bytes, bytes));
+        let part_of = |n: usize| Tensor::<1>::zeros([3 * n], &Device::flex()).slice([0..n]);
+        layer.set_param(part_of(384), &meter);
+        assert_eq!(meter.now().parameter_shard, 3 * 384 * 4);
+        layer.set_grad(part_of(384), &meter);
+        assert_eq!(meter.now().gradient_shard, 3 * 384 * 4);
+        drop(layer.take_grad());
+        assert_eq!(meter.now().gradient_shard, 0);
+        // What is gathered from nobody is the parameters.
+        let gathered = meter.hold_tensor(MemoryKind::Gathered, &layer.param);
+        assert_eq!(meter.now().gathered, 0);
+        drop(gathered);
+        drop(layer);
+        assert_eq!(meter.now().total(), 0);
+    }
+}
