@@ -109,6 +109,7 @@ mod tests {
             "all_gathers",
             "reduce_scatters",
             "all_reduces",
+            "at_once_bytes",
             "comm_bytes",
             "peak_bytes",
         ];
