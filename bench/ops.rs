@@ -108,6 +108,7 @@ fn time<const D: usize, const DY: usize>(
             meter: meter.clone(),
             token: token.clone().autodiff().require_grad(),
             recompute_attention: false,
+            forward_grads: None,
         };
         let leaf = x.clone().autodiff().require_grad();
         let (f, y) = seconds(|| op(leaf, &weights, &cx));

@@ -57,6 +57,7 @@ impl Layer for GatedMlp {
             activation_bytes: kept,
             activation_bytes_selective: kept,
             stash_bytes: n * (2 * h + 3 * i) * bytes,
+            ..LayerCost::default()
         }
     }
 }
@@ -86,6 +87,7 @@ fn main() -> Result<(), zeropp::Error> {
         heads: config.heads,
         seq: config.seq,
         vocabulary: 256,
+        vocabulary_multiple: 1,
         tied: false,
         activation: config.activation,
     });

@@ -44,6 +44,9 @@ pub enum Error {
     /// A checkpoint that cannot be resumed from, or a folder that cannot take one.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// Processes whose settings make programs that do not go together.
+    #[error("{0}")]
+    Program(String),
     /// A rank that failed while the run was under way.
     #[error("rank {rank} failed: {message}")]
     Rank {
@@ -142,6 +145,8 @@ pub(crate) enum RankError {
     Checkpoint(CheckpointError),
     /// There is nothing to go on from: bad input, found by the ranks together.
     Resume(CheckpointError),
+    /// Processes that cannot run the same program: bad input, found by the ranks together.
+    Program(String),
 }
 
 impl RankError {
@@ -150,8 +155,13 @@ impl RankError {
         match self {
             RankError::Comm(e) => Some(e),
             RankError::Step(e) => Some(&e.source),
-            RankError::Checkpoint(_) | RankError::Resume(_) => None,
+            RankError::Checkpoint(_) | RankError::Resume(_) | RankError::Program(_) => None,
         }
+    }
+
+    /// Whether all ranks end with these words, and none has begun.
+    pub(crate) fn is_bad_input(&self) -> bool {
+        matches!(self, RankError::Resume(_) | RankError::Program(_))
     }
 }
 
@@ -161,6 +171,7 @@ impl fmt::Display for RankError {
             RankError::Comm(e) => e.fmt(f),
             RankError::Step(e) => e.fmt(f),
             RankError::Checkpoint(e) | RankError::Resume(e) => e.fmt(f),
+            RankError::Program(text) => f.write_str(text),
         }
     }
 }

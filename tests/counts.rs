@@ -3,8 +3,9 @@
 mod common;
 
 use common::{run, tiny};
-use zeropp::config::{Precision, Recompute};
+use zeropp::config::{Precision, Recompute, StepRange};
 use zeropp::meter::MemoryKind;
+use zeropp::pipeline::ir::Action;
 use zeropp::{Config, Trainer};
 
 #[test]
@@ -237,4 +238,20 @@ fn the_trainer_writes_the_metrics_that_the_settings_ask_for() {
     let other = Config { save: None, resume: false.into(), ..resumed };
     Trainer::new(other).unwrap().first_gradients().unwrap();
     assert_eq!(written(), seen);
+}
+
+#[test]
+fn a_trace_holds_the_steps_that_are_asked_for() {
+    let steps = |first, last| Some(StepRange { first, last });
+    for (trace_steps, kept) in [(steps(2, 3), 2), (steps(4, 90), 2), (None, 5)] {
+        let config = Config { pp: 2, layers: 2, steps: 5, trace_steps, ..tiny() };
+        let (_, timeline) = Trainer::new(config).unwrap().train_to_timeline(|_| ()).unwrap();
+        for rank in &timeline.ranks {
+            let ends = rank.spans.iter().filter(|span| span.action == Action::OptimizerStep);
+            assert_eq!(ends.count(), kept, "{trace_steps:?}");
+        }
+    }
+    let beyond = Config { steps: 5, trace_steps: steps(6, 7), ..tiny() };
+    let error = beyond.validate().unwrap_err().to_string();
+    assert!(error.starts_with("trace-steps = 6..7: the run has 5 steps"), "{error}");
 }

@@ -2,11 +2,12 @@
 
 mod common;
 
+use zeropp::pipeline::costs::Table;
 use zeropp::pipeline::ir::Action;
 use zeropp::pipeline::memory::StageBytes;
 use zeropp::pipeline::simulate::{Costs, LinkCosts, StageCosts};
 use zeropp::pipeline::timeline::{Lane, Timeline};
-use zeropp::{Config, EmulationCosts, EmulationReport, emulate};
+use zeropp::{Config, EmulationReport, emulate, read_costs};
 
 fn config(schedule: &str) -> Config {
     Config {
@@ -51,7 +52,7 @@ fn costs(stages: usize) -> Costs {
 
 fn run(config: &Config, costs: Costs) -> EmulationReport {
     let mut seen = Vec::new();
-    let report = emulate(config, &costs.into(), |step| seen.push(step.clone())).unwrap();
+    let report = emulate(config, &Table::from(&costs), |step| seen.push(step.clone())).unwrap();
     assert_eq!(seen, report.steps);
     assert_eq!(seen.len() as u64, config.steps);
     report
@@ -147,7 +148,7 @@ fn costs_come_from_a_file() {
     let load = |name: &str, text: &str| {
         let path = dir.path().join(name);
         std::fs::write(&path, text).unwrap();
-        EmulationCosts::load(&path)
+        read_costs(&path)
     };
     let config = Config {
         pp: 2,
@@ -162,30 +163,37 @@ fn costs_come_from_a_file() {
     let toml = load("a.toml", "t_f = 300\nt_b = [300, 300, 300, 600]\nt_w = 100.5").unwrap();
     let json =
         load("a.json", r#"{"t_f": 300, "t_b": [300, 300, 300, 600], "t_w": 100.5}"#).unwrap();
-    let simulated =
-        |costs: &EmulationCosts| emulate(&config, costs, |_| {}).unwrap().simulated_makespan_ns;
+    let simulated = |costs: &Table| emulate(&config, costs, |_| {}).unwrap().simulated_makespan_ns;
     assert_eq!(simulated(&toml), simulated(&json));
     assert!(simulated(&toml) > 4 * 1_800_000);
 
     for (name, text, fragment) in [
-        ("x.yaml", "", "neither .toml nor .json"),
+        ("x.yaml", "", "ends in .toml or .json"),
         ("x.toml", "t_f = ", "TOML"),
         ("x.json", "[1]", "expected a map"),
     ] {
         let error = load(name, text).unwrap_err().to_string();
-        assert!(error.starts_with("emulate = ") && error.contains(fragment), "{error}");
+        assert!(error.contains(name) && error.contains(fragment), "{error}");
     }
-    let three = load("three.toml", "t_f = [1, 2, 3]").unwrap();
+    let three = load("three.toml", "t_f = [1, 2, 3]\nt_b = 1\nt_w = 1").unwrap();
     let error = emulate(&config, &three, |_| {}).unwrap_err();
     assert!(error.is_bad_input());
+    assert!(error.to_string().starts_with("emulate = a.toml: t_f: found [1,2,3]; "), "{error}");
     assert!(error.to_string().contains("one number for each of stages = 4"), "{error}");
+    let both = load("both.toml", "t_f = 1\nt_b = 1\nt_w = 1\nt_overlap = 5").unwrap();
+    let error = emulate(&config, &both, |_| {}).unwrap_err().to_string();
+    assert!(error.contains("t_overlap: this executor overlaps no computation"), "{error}");
+    let slow = load("slow.toml", "t_f = 1e9\nt_b = 1\nt_w = 1").unwrap();
+    let long = Config { micro_batches: Some(1 << 20), ..config.clone() };
+    let error = emulate(&long, &slow, |_| {}).unwrap_err().to_string();
+    assert!(error.contains("a time of 1000000000 us is too long"), "{error}");
 }
 
 /// A rank that never comes ends the run with a message, here by the callback's panic on rank 0.
 #[test]
 fn a_rank_that_fails_ends_the_run() {
     let config = Config { timeout_s: 10.0, ..config("zeropp") };
-    let result = emulate(&config, &costs(4).into(), |_| panic!("no more"));
+    let result = emulate(&config, &Table::from(&costs(4)), |_| panic!("no more"));
     let error = result.unwrap_err();
     assert!(!error.is_bad_input());
     assert_eq!(error.to_string(), "rank 0 failed: panicked: no more");

@@ -92,7 +92,7 @@ fn oracle(config: &Config) -> (f64, Weights) {
     let (n, s, h) = (config.samples_per_step(), config.seq, config.hidden);
     let (mut ids, mut targets) = (Vec::new(), Vec::new());
     for i in 0..n {
-        let (x, y) = sampler.sample(&dataset, 0, i);
+        let (x, y) = sampler.sample(&dataset, 0, i).unwrap();
         ids.extend(x.into_iter().map(|t| t as i32));
         targets.extend(y.into_iter().map(|t| t as i32));
     }

@@ -112,6 +112,7 @@ fn model(figures: &Figures, case: &Case) -> Model {
         heads: figures.heads,
         seq: figures.seq,
         vocabulary: figures.vocabulary,
+        vocabulary_multiple: 1,
         tied: case.tied,
         activation: Config::default().activation,
     });

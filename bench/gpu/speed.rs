@@ -46,6 +46,7 @@ fn shape(bench: &Bench) -> GptShape {
         heads: 12,
         seq: 1024,
         vocabulary: 50304,
+        vocabulary_multiple: 1,
         tied: true,
         activation: Activation::GeluTanh,
     };

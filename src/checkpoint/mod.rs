@@ -31,9 +31,10 @@ use crate::{Error, events};
 const SHARED_TIME: Duration = Duration::from_secs(4);
 
 /// Settings that say where and how a run is done or watched, never what it computes.
-pub(crate) const NOT_THE_RUN: [&str; 13] = [
+pub(crate) const NOT_THE_RUN: [&str; 16] = [
     "metrics",
     "trace",
+    "trace-steps",
     "flight-dir",
     "save",
     "save-every",
@@ -44,6 +45,8 @@ pub(crate) const NOT_THE_RUN: [&str; 13] = [
     "max-skipped",
     "timeout-s",
     "emulate",
+    "costs",
+    "save-costs",
     "place",
 ];
 /// The settings that make a run what it is, each as in a TOML file.
@@ -55,6 +58,8 @@ pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
         save: None,
         metrics: None,
         trace: None,
+        save_costs: None,
+        costs: None,
         emulate: None,
         flight_dir: None,
         ..config.resolved()

@@ -23,7 +23,8 @@ use crate::world::is_follower;
 
 /// Settings that must be as they were, since no tensor's shape would tell a difference and the
 /// model or the data would silently be another.
-const FIXED: [&str; 5] = ["model", "heads", "activation", "tokenizer", "seed"];
+const FIXED: [&str; 7] =
+    ["model", "heads", "activation", "tokenizer", "vocab", "vocab-multiple", "seed"];
 /// Settings that change what follows, and may be changed on purpose.
 const TOLD: [&str; 15] = [
     "unit",
@@ -215,7 +216,8 @@ fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, Check
     }
     if manifest.vocabulary != bp.model.vocabulary {
         let (now, then) = (bp.model.vocabulary, manifest.vocabulary);
-        return mismatch(format!("the vocabulary is {now} now and was {then}; use the same data"));
+        let help = format!("use the same data, or vocab = {then}");
+        return mismatch(format!("the vocabulary is {now} now and was {then}; {help}"));
     }
     if manifest.step > bp.config.steps {
         let (total, step) = (bp.config.steps, manifest.step);

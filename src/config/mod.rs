@@ -1,6 +1,7 @@
 //! What a run is told: a TOML file and flags that override it, the defaults that follow from
 //! other settings, and the checks that end bad input before any rank starts.
 
+mod bytes;
 mod choice;
 mod error;
 mod file;
@@ -10,8 +11,10 @@ mod outputs;
 mod parts;
 mod resume;
 mod stages;
+mod step_range;
 mod validate;
 
+pub use bytes::Bytes;
 pub use choice::{
     Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
     Tokenizer,
@@ -19,6 +22,7 @@ pub use choice::{
 pub use error::ConfigError;
 pub use options::{Config, OPTIONS, OptionInfo, OptionKind};
 pub use resume::Resume;
+pub use step_range::StepRange;
 pub use toml::{Table, Value};
 
 use std::path::Path;

@@ -6,11 +6,13 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use toml::Value;
 
+use super::bytes::{self, Bytes};
 use super::choice::{
     Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
     Tokenizer,
 };
 use super::resume::{EXPECTED, Resume};
+use super::step_range::StepRange;
 
 /// What kind of value a setting takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,10 @@ pub enum OptionKind {
     Text,
     /// True, false, `must` or the number of a step; a flag alone means true.
     Resume,
+    /// The first and the last of some steps, `100..107`, or one step.
+    Steps,
+    /// A number of bytes, or one with a unit.
+    Bytes,
 }
 
 impl OptionKind {
@@ -56,6 +62,11 @@ impl OptionKind {
             OptionKind::Resume => match Resume::parse(text) {
                 Some(resume) => Ok(Value::try_from(resume).expect("a word or a number")),
                 None => Err(EXPECTED.into()),
+            },
+            OptionKind::Steps => text.parse::<StepRange>().map(|steps| steps.to_string().into()),
+            OptionKind::Bytes => match Bytes::parse(text) {
+                Some(bytes) => Ok(Value::try_from(bytes).expect("an integer")),
+                None => Err(bytes::EXPECTED.into()),
             },
             OptionKind::Choice(_) | OptionKind::Path | OptionKind::Text => {
                 Ok(Value::String(text.into()))
@@ -217,12 +228,30 @@ options! {
         "micro-batch-size" "N" micro_batch_size: usize = 1;
         /// How many stages ahead of their use weights are gathered.
         "prefetch" "N" prefetch: usize = 1;
+        /// The most stages of a rank gathered at once, for `auto`. Default: 2.
+        ///
+        /// `auto` plans its gathers itself and looks at this in place of prefetch.
+        "max-gathered" "N" max_gathered: Option<usize> = None;
+        /// The most gathers of a rank in a step, for `auto`. Default: as many as it takes.
+        "max-gathers" "N" max_gathers: Option<usize> = None;
         /// What to compute again in the backward to save memory.
         ///
         /// `selective`: attention's scores on every stage; GPUs and bf16 never keep them. `full`:
         /// whole stages, whose inputs alone are kept; where B and W are apart, all of a rank but
         /// its last, which does as with selective, as its backward follows its forward closely.
         "recompute" "WHAT" recompute: Recompute = Recompute::None;
+        /// What everything takes, for schedules that weigh it and for the bubble that is predicted.
+        ///
+        /// A file: written by hand, by an earlier run's save-costs, or its trace; docs/costs.md has
+        /// the form. Without it times are estimated from FLOP, messages, gathers and reductions
+        /// take none, and --dry-run says so. No bit of the training depends on them. All processes
+        /// run the program that rank 0's file makes.
+        "costs" "FILE" costs: Option<PathBuf> = None;
+        /// The most activations and weight stashes that a rank may hold, such as 24GiB.
+        ///
+        /// Schedules that look for an order within a limit (zb-1p, zb-2p, zb-v, v-half, v-min and
+        /// zeropp-auto) do; any other is refused where it needs more.
+        "mem-limit" "BYTES" mem_limit: Option<Bytes> = None;
     }
     "Training" {
         /// Steps, each an update of the weights.
@@ -266,6 +295,16 @@ options! {
         "seq" "N" seq: usize = 64;
         /// Whether the head shares the embedding's weights, as in GPT-2.
         "tied" "BOOL" tied: bool = false;
+        /// Token ids that the model knows (the vocabulary). Default: 256 for bytes, else one more
+        /// than the data's largest id, for which all of the file is read.
+        ///
+        /// With it a file of ids is not searched: ids are looked at as they are read, and one that
+        /// is not below ends the run with its place in the file.
+        "vocab" "N" vocab: Option<usize> = None;
+        /// Round the rows of embedding and head up to a multiple of this; 128 suits GPUs.
+        ///
+        /// Rows that are no token id are never looked up and take no part in the loss.
+        "vocab-multiple" "N" vocab_multiple: usize = 1;
         /// The MLP's nonlinearity: exact GELU, or GPT-2's tanh form.
         "activation" "KIND" activation: Activation = Activation::GeluTanh;
     }
@@ -275,7 +314,8 @@ options! {
         /// A folder is read recursively, in the order of the paths inside it, with a line feed
         /// between files; names that begin with a dot are left out.
         "data" "PATH" data: Option<PathBuf> = None;
-        /// How data becomes token ids: its bytes, or the u16 ids of a nanoGPT or llm.c .bin file.
+        /// How data becomes token ids: its bytes, or the 16-bit or 32-bit ids of a nanoGPT or llm.c
+        /// .bin file.
         "tokenizer" "KIND" tokenizer: Tokenizer = Tokenizer::Bytes;
         /// Draw the place of each sample, or read the data from its start.
         ///
@@ -332,11 +372,9 @@ options! {
         /// Measure the runtime: run the schedule with the times of this file, without a model.
         ///
         /// Ranks, program and engine are real; F, B, W and R only take their time, and messages and
-        /// collectives arrive when the given links would deliver them. A TOML or JSON file with
-        /// `t_f`, `t_b`, `t_w`, `t_r`, `t_gather`, `t_reduce`, `t_replica_reduce` (one number, or
-        /// one a stage), `t_comm` and `t_step`, all in µs; `bytes_per_s` and `links` with
-        /// `mem_message` bytes for a bandwidth; `zero3_bytes_per_s` and `replica_bytes_per_s` with
-        /// `mem_weights` and `mem_gradient` bytes in place of the collectives' times.
+        /// collectives arrive when the given links would deliver them. The file has the form of
+        /// `costs`: `t_f`, `t_b` and `t_w` in µs, one number or one a stage, and what docs/costs.md
+        /// has besides.
         "emulate" "COSTS" emulate: Option<PathBuf> = None;
     }
     "Output" {
@@ -344,8 +382,17 @@ options! {
         "metrics" "FILE" metrics: Option<PathBuf> = None;
         /// Write a Chrome trace of every rank's actions to this file; Perfetto opens it.
         ///
-        /// It holds the first 8 steps, so that a long run stays readable.
+        /// It holds the first 8 steps, so that a long run stays readable, or those of trace-steps.
         "trace" "FILE" trace: Option<PathBuf> = None;
+        /// The steps that a trace holds, from A to B and both of them: `100..107`. Default: the
+        /// first 8 that are run.
+        "trace-steps" "A..B" trace_steps: Option<StepRange> = None;
+        /// Write what everything took in this run to this file (.json), for `costs` and for
+        /// `zeropp schedule --costs`.
+        ///
+        /// F, B, W, R, gathers, reductions, messages and the optimizer step, of the steps that a
+        /// trace holds without the first, and the predicted bytes of every stage.
+        "save-costs" "FILE" save_costs: Option<PathBuf> = None;
         /// Where every rank of a run that fails writes what it did last; `zeropp why` reads it.
         /// Default: zeropp-failed, and for a Rust program none.
         ///

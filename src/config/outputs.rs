@@ -41,6 +41,7 @@ impl Config {
             ("data", self.data.as_deref()),
             ("schedule", self.schedule_file()),
             ("emulate", self.emulate.as_deref()),
+            ("costs", self.costs.as_deref()),
             ("token-file", self.token_file.as_deref()),
         ];
         given(files)
@@ -48,7 +49,11 @@ impl Config {
 
     /// Every file that a run writes.
     fn output_files(&self) -> Vec<Given<'_>> {
-        given([("metrics", self.metrics.as_deref()), ("trace", self.trace.as_deref())])
+        given([
+            ("metrics", self.metrics.as_deref()),
+            ("trace", self.trace.as_deref()),
+            ("save-costs", self.save_costs.as_deref()),
+        ])
     }
 
     /// Every folder that a run writes into.

@@ -5,6 +5,7 @@ use zeropp_core::data::{DataError, Dataset, Sampler};
 use zeropp_core::device::Devices;
 use zeropp_core::model::gpt::GptShape;
 
+use super::validate::VOCAB_MAX;
 use super::{Config, ConfigError};
 
 impl Config {
@@ -18,7 +19,28 @@ impl Config {
             None => Dataset::builtin(),
         };
         dataset.require(self.seq)?;
-        Ok(dataset)
+        Ok(match self.vocab {
+            Some(vocabulary) => dataset.with_vocabulary(vocabulary),
+            None => dataset,
+        })
+    }
+
+    /// Token ids of a model for this data.
+    ///
+    /// # Errors
+    /// An id so large that it is hardly one.
+    pub fn known_ids(&self, data: &Dataset) -> Result<usize, DataError> {
+        let vocabulary = data.vocabulary();
+        if vocabulary <= VOCAB_MAX {
+            return Ok(vocabulary);
+        }
+        let problem = format!(
+            "its largest token id is {}, and {VOCAB_MAX} ids are the most; is it a file of ids \
+             that tokenizer = {} reads?",
+            vocabulary - 1,
+            self.tokenizer
+        );
+        Err(DataError::Malformed { path: data.origin().into(), problem })
     }
 
     /// Which tokens each sample of the run is.
@@ -34,6 +56,7 @@ impl Config {
             heads: self.heads,
             seq: self.seq,
             vocabulary,
+            vocabulary_multiple: self.vocab_multiple,
             tied: self.tied,
             activation: self.activation,
         }

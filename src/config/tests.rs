@@ -257,14 +257,21 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         data: path(),
         metrics: path(),
         trace: path(),
+        trace_steps: Some(StepRange { first: 3, last: 9 }),
         save: path(),
         emulate: path(),
+        costs: path(),
+        mem_limit: Some(Bytes(24 << 30)),
+        save_costs: path(),
         node_rank: Some(0),
         stages: Some("2,2".into()),
         rank_memory: Some(1.0),
         rendezvous: Some("node0:29400".into()),
         token_file: path(),
         flight_dir: path(),
+        vocab: Some(50_257),
+        max_gathered: Some(2),
+        max_gathers: Some(12),
         ..Config::default().resolved()
     };
     let written = full.to_toml().unwrap();
@@ -282,16 +289,29 @@ fn flags_are_read_as_their_kind_and_override() {
     let parse = |key: &str, text: &str| {
         OPTIONS.iter().find(|o| o.key == key).expect("a setting").kind.parse(text)
     };
-    let cases =
-        [("pp", "3"), ("lr", "1"), ("zero1", "true"), ("recompute", "full"), ("data", "x y")];
+    let cases = [
+        ("pp", "3"),
+        ("lr", "1"),
+        ("zero1", "true"),
+        ("recompute", "full"),
+        ("data", "x y"),
+        ("mem-limit", "24GiB"),
+    ];
     let flags: Table =
         cases.iter().map(|(k, text)| (k.to_string(), parse(k, text).unwrap())).collect();
     let c = config("pp = 2\nseq = 9").with(flags).unwrap();
     assert_eq!((c.pp, c.lr, c.zero1, c.recompute, c.seq), (3, 1.0, true, Recompute::Full, 9));
     assert_eq!(c.data.as_deref(), Some(std::path::Path::new("x y")));
-    for (key, text) in
-        [("pp", "-1"), ("pp", "x"), ("lr", "quick"), ("zero1", "2"), ("recompute", "half")]
-    {
+    assert_eq!(c.mem_limit, Some(Bytes(24 << 30)));
+    assert_eq!(config("mem-limit = '1.5 MiB'").mem_limit, Some(Bytes(3 << 19)));
+    for (key, text) in [
+        ("pp", "-1"),
+        ("pp", "x"),
+        ("lr", "quick"),
+        ("zero1", "2"),
+        ("recompute", "half"),
+        ("mem-limit", "24 apples"),
+    ] {
         assert!(parse(key, text).unwrap_err().contains("expected"), "{key} {text}");
     }
 }
@@ -378,7 +398,7 @@ fn the_mesh_does_not_move_a_sample() {
             config.order = *order;
             assert_eq!(config.samples_per_step(), 16, "{toml}");
             let sampler = config.sampler();
-            (0..16).map(|i| sampler.sample(&data, 3, i)).collect::<Vec<_>>()
+            (0..16).map(|i| sampler.sample(&data, 3, i).unwrap()).collect::<Vec<_>>()
         };
         let one = of("micro-batches = 16");
         assert_eq!(one, of("pp = 4\nzero3 = 2\nmicro-batches = 8"));

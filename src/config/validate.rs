@@ -1,5 +1,7 @@
 //! The rules a configuration must keep, each with what would work instead.
 
+use std::path::Path;
+
 use super::{Config, ConfigError, DeviceKind, EngineKind, Precision, Resume};
 use zeropp_core::device;
 
@@ -13,6 +15,11 @@ const LAYERS_MAX: usize = 1 << 14;
 const SIZE_MAX: usize = 1 << 24;
 /// Longest timeout, about three years.
 const TIMEOUT_S_MAX: f64 = 1e8;
+
+/// Most token ids.
+pub(super) const VOCAB_MAX: usize = SIZE_MAX;
+/// Largest multiple that a vocabulary is rounded up to.
+const VOCAB_MULTIPLE_MAX: usize = 1 << 16;
 
 type Checked = Result<(), ConfigError>;
 
@@ -80,6 +87,8 @@ impl Config {
         within("hidden", self.hidden, SIZE_MAX)?;
         within("heads", self.heads, SIZE_MAX)?;
         within("seq", self.seq, SIZE_MAX)?;
+        within("vocab", self.vocab.unwrap_or(1), VOCAB_MAX)?;
+        within("vocab-multiple", self.vocab_multiple, VOCAB_MULTIPLE_MAX)?;
         check(self.hidden.is_multiple_of(self.heads), || {
             let problem = format!("does not divide hidden = {}", self.hidden);
             let help = format!("use {}", divisors_near(self.hidden, self.heads));
@@ -109,6 +118,19 @@ impl Config {
             let help = format!("use {stages} layers or more, or a smaller pp or virtual");
             ConfigError::value("layers", self.layers, problem, help)
         })?;
+        check(self.emulate.is_none() || self.costs.is_none() && self.save_costs.is_none(), || {
+            let problem = "an emulated run has its costs in the file of emulate";
+            let (field, path) = match &self.costs {
+                Some(path) => ("costs", path),
+                None => ("save-costs", self.save_costs.as_ref().expect("one of them")),
+            };
+            ConfigError::value(field, path.display(), problem, "leave it out, or emulate")
+        })?;
+        check(self.save_costs.as_ref().is_none_or(|path| is_json(path)), || {
+            let path = self.save_costs.as_ref().expect("just looked at").display();
+            let problem = "costs are written in JSON, and read by the name's end";
+            ConfigError::value("save-costs", path, problem, "use a name that ends in .json")
+        })?;
         within("unit", self.unit(), MICRO_BATCHES_MAX)?;
         within("micro-batches", self.micro_batches(), MICRO_BATCHES_MAX)?;
         within("micro-batch-size", self.micro_batch_size, SIZE_MAX)
@@ -131,6 +153,11 @@ impl Config {
             let help = format!("use 0 to {}", self.steps);
             ConfigError::value("warmup", self.warmup(), problem, help)
         })?;
+        if let Some(traced) = self.trace_steps.filter(|traced| traced.first > self.steps) {
+            let problem = format!("the run has {} steps", self.steps);
+            let help = format!("use a range that begins at 1 to {}", self.steps);
+            return Err(ConfigError::value("trace-steps", traced, problem, help));
+        }
         let (lr, min_lr) = (self.lr, self.min_lr());
         number("lr", lr, lr >= 0.0, "0 or more")?;
         number("min-lr", min_lr, (0.0..=lr).contains(&min_lr), &format!("0 to lr = {lr}"))?;
@@ -199,6 +226,10 @@ impl Config {
         }
         Ok(())
     }
+}
+
+fn is_json(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
 }
 
 /// The divisors of `n` on both sides of `near`, in words.

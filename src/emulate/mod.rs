@@ -1,16 +1,17 @@
 //! Emulation: the real executor, engine and program with computation and links replaced by given
 //! times, so that a pipeline of any size can be measured on a small machine.
 
-mod costs;
 mod rank;
 
 use std::panic::AssertUnwindSafe;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use zeropp_comm::Communicator;
 use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
+use zeropp_pipeline::costs::{Sharers, Table, check_sums};
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::memory::StageBytes;
@@ -18,10 +19,11 @@ use zeropp_pipeline::simulate::{Costs, simulate};
 use zeropp_pipeline::timeline::{RankTimeline, Timeline};
 
 use crate::Error;
+use crate::config::ConfigError;
+use crate::plan::costs_file::wrong;
+use crate::plan::limit;
 use crate::plan::program::{Resolved, generator_costs};
 use crate::run::trace;
-pub use costs::EmulationCosts;
-use costs::wrong;
 use rank::{RankSteps, Shared, run_rank};
 
 /// Steps whose timelines are kept, from the first on.
@@ -86,7 +88,7 @@ impl EmulationReport {
 /// written.
 pub fn emulate(
     config: &Config,
-    costs: &EmulationCosts,
+    costs: &Table,
     on_step: impl FnMut(&EmulatedStep) + Send,
 ) -> Result<EmulationReport, Error> {
     // No model is asked for, so none of its sizes matters.
@@ -94,9 +96,10 @@ pub fn emulate(
     let config = &Config { emulate: Some(named), ..config.clone() };
     config.validate()?;
     let resolved = Resolved::new(config)?;
-    let costs = costs.of(resolved.stages(), config.mesh())?;
+    let costs = costs_of(costs, config, &resolved)?;
     let schedule = program(&resolved, &costs)?;
-    let simulated = simulate(&schedule, &costs).map_err(|e| wrong("costs", e.to_string()))?;
+    let simulated = simulate(&schedule, &costs).map_err(|e| misfit(config, &e.to_string()))?;
+    limit::check(&resolved.config, &simulated)?;
     let shared = Shared {
         steps: config.steps,
         mesh: config.mesh(),
@@ -121,13 +124,39 @@ pub fn emulate(
     Ok(report)
 }
 
+/// The costs of the run's stages.
+fn costs_of(table: &Table, config: &Config, resolved: &Resolved) -> Result<Costs, ConfigError> {
+    let sharers = Sharers { zero3: config.zero3, replicas: config.dp };
+    let costs = table.of(resolved.stages(), sharers, None);
+    let costs = costs.map_err(|e| misfit(config, &e.to_string()))?;
+    // The executor runs the two halves of an overlapped pair one after the other.
+    if costs.overlap_ns.is_some() {
+        let problem = "t_overlap: this executor overlaps no computation; leave it out";
+        return Err(misfit(config, problem));
+    }
+    let micro_batches = resolved.config.micro_batches();
+    check_sums(&costs, micro_batches).map_err(|e| misfit(config, &e.to_string()))?;
+    Ok(costs)
+}
+
+/// Costs that the run cannot use.
+fn misfit(config: &Config, problem: &str) -> ConfigError {
+    let name = config.emulate.as_deref().unwrap_or(Path::new("")).display();
+    wrong("emulate", &name, problem)
+}
+
 fn program(resolved: &Resolved, costs: &Costs) -> Result<Schedule, Error> {
     // Without sizes a micro-batch counts as two units, half of which W needs.
     let unknown = costs.memory.iter().all(|m| m.activation == 0);
     let half = StageBytes { activation: 2, stash: 1, ..StageBytes::default() };
     let bytes = if unknown { vec![half; costs.stages.len()] } else { costs.memory.clone() };
-    let send_ns = costs.link.latency_ns;
-    resolved.programs(&generator_costs(&resolved.config, &costs.stages, &bytes, send_ns))
+    if let (Some(limit), true) = (resolved.config.mem_limit, unknown) {
+        let help = "give mem_f and mem_w in the file of emulate, in bytes";
+        let problem = "the given costs have no bytes";
+        return Err(ConfigError::value("mem-limit", limit, problem, help).into());
+    }
+    let weighed = generator_costs(&resolved.config, costs, &bytes);
+    resolved.programs(&weighed)
 }
 
 /// Runs all ranks to their end: every step, and every rank's spans of the first few steps.

@@ -13,13 +13,16 @@ use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict, predict_at_once};
 use zeropp_pipeline::schedules::unit_note;
 use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
+use zeropp_pipeline::timeline::Timeline;
+use zeropp_pipeline::verify::{VerifyLimits, verify};
 use zeropp_zero3::optimizer::Tie;
 
 use crate::Error;
 use crate::plan::cut::{Cutter, Stages};
-use crate::plan::program::{Resolved, generator_costs, shape};
+use crate::plan::program::{Resolved, check_program, generator_costs, shape};
 use crate::plan::recompute::Recomputed;
-use crate::plan::sizes;
+use crate::plan::times::{Times, estimates};
+use crate::plan::{limit, sizes};
 
 /// What every rank builds from.
 #[derive(Clone)]
@@ -33,6 +36,8 @@ pub(crate) struct Blueprint {
     pub(crate) schedule: Schedule,
     pub(crate) recomputed: Recomputed,
     pub(crate) compute: DType,
+    pub(crate) batch: BatchShape,
+    pub(crate) times: Times,
     pub(crate) plan: Plan,
 }
 
@@ -76,15 +81,55 @@ impl Blueprint {
             schedule: Schedule::default(),
             recomputed: Recomputed::default(),
             compute,
+            batch,
+            times: Times::default(),
             plan: Plan::default(),
         };
-        let times = blueprint.relative_costs(batch);
-        let bytes: Vec<_> = (0..times.len()).map(|s| blueprint.bytes(s, batch)).collect();
-        let costs = generator_costs(&blueprint.config, &times, &bytes, 0);
+        let stages = blueprint.stages.len();
+        blueprint.recomputed = Recomputed::before(blueprint.config.recompute, stages);
+        let bytes = blueprint.all_bytes();
+        let recomputed = &blueprint.recomputed.whole;
+        let estimates =
+            estimates(&blueprint.model.parts, &blueprint.stages, batch, |s| recomputed.contains(s));
+        blueprint.times =
+            Times::new((&blueprint.config, resolved.costs.as_ref()), estimates, &bytes)?;
+        let costs = generator_costs(&blueprint.config, &blueprint.times.costs, &bytes);
         blueprint.schedule = resolved.programs(&costs)?;
         blueprint.recomputed = Recomputed::new(blueprint.config.recompute, &blueprint.schedule);
         blueprint.plan = blueprint.make_plan(batch)?;
         Ok(blueprint)
+    }
+
+    /// The same run with another partition, by the first part of each stage, and another program.
+    ///
+    /// # Errors
+    /// What does not suit this run's model or settings, in words.
+    pub(crate) fn with_program(
+        &self,
+        cuts: &[usize],
+        schedule: Schedule,
+    ) -> Result<Blueprint, String> {
+        let parts = self.model.parts.len();
+        let ends = cuts.iter().skip(1).copied().chain([parts]);
+        let stages: Vec<_> = cuts.iter().zip(ends).map(|(start, end)| *start..end).collect();
+        if cuts.first() != Some(&0) || stages.iter().any(|s| s.is_empty() || s.end > parts) {
+            return Err(format!("stages from parts {cuts:?} on, of a model with {parts}"));
+        }
+        if stages.len() != self.stages.len() || schedule.stages() != stages.len() {
+            return Err(format!("{} stages, and {} here", stages.len(), self.stages.len()));
+        }
+        if (schedule.pp(), schedule.micro_batches()) != (self.mesh.pp, self.config.micro_batches())
+        {
+            return Err("a program for another mesh or another batch".into());
+        }
+        verify(&schedule, &VerifyLimits::default()).map_err(|e| e.to_string())?;
+        check_program(&self.config, &schedule).map_err(|e| e.to_string())?;
+        let unit = Some(schedule.units[0]);
+        let recomputed = Recomputed::new(self.config.recompute, &schedule);
+        let config = Config { unit, ..self.config.clone() };
+        let mut taken = Blueprint { config, stages, schedule, recomputed, ..self.clone() };
+        taken.plan = taken.make_plan(self.batch).map_err(|e| e.to_string())?;
+        Ok(taken)
     }
 
     /// The weight that embedding and head share, if they do.
@@ -104,10 +149,12 @@ impl Blueprint {
     }
 
     fn make_plan(&self, batch: BatchShape) -> Result<Plan, Error> {
-        let bytes: Vec<StageBytes> = (0..self.stages.len()).map(|s| self.bytes(s, batch)).collect();
+        let bytes = self.all_bytes();
         let peaks = predict(&self.schedule, &bytes);
         let at_once = predict_at_once(&self.schedule, &bytes);
-        let bubble = self.simulated_bubble(self.relative_costs(batch), &bytes);
+        let simulated = self.simulated(&Costs { memory: bytes, ..self.times.costs.clone() });
+        limit::check(&self.config, &simulated)?;
+        let bubble = simulated.bubble();
         let program = &self.schedule.ranks[0];
         let count = |f: fn(&Action) -> bool| program.iter().filter(|a| f(a)).count() as u64;
         Ok(Plan {
@@ -122,6 +169,7 @@ impl Blueprint {
             parameters: self.model.parameter_count(),
             flops_per_token: self.model.flops_per_token(batch),
             bubble,
+            costs: self.times.source.clone(),
             all_gathers_per_rank: count(|a| matches!(a, Action::AllGather { .. })),
             reduce_scatters_per_rank: count(|a| matches!(a, Action::ReduceScatter { .. })),
             ranks: (0..self.mesh.pp).map(|p| self.rank_plan(p, peaks[p], at_once[p])).collect(),
@@ -210,6 +258,13 @@ impl Blueprint {
         parts.iter().map(|part| self.flat_elements_of(part)).sum()
     }
 
+    /// Those of them whose gradient is made in F.
+    fn elements_in_forward(&self, stage: usize, batch: BatchShape) -> u64 {
+        let parts = self.model.parts[self.stages[stage].clone()].iter();
+        let made = parts.filter(|part| part.cost(batch).gradients_in_forward);
+        made.map(|part| self.flat_elements_of(part)).sum()
+    }
+
     fn bytes(&self, stage: usize, batch: BatchShape) -> StageBytes {
         let parts = &self.model.parts[self.stages[stage].clone()];
         let costs: Vec<_> = parts.iter().map(|p| p.cost(batch)).collect();
@@ -228,8 +283,10 @@ impl Blueprint {
             input,
             activation: kept.max(input),
             stash: costs.iter().map(|c| c.stash_bytes).sum(),
+            workspace: costs.iter().map(|c| c.workspace_bytes).max().unwrap_or(0),
             weights: if alone && fp32 { 0 } else { elements * self.compute.size() as u64 },
             gradient: elements * 4,
+            gradient_in_forward: self.elements_in_forward(stage, batch) * 4,
             keeps_first_gradient: alone,
             message,
             gather_input: if alone || fp32 { 0 } else { shard * self.compute.size() as u64 },
@@ -238,34 +295,20 @@ impl Blueprint {
         }
     }
 
-    /// The schedule's `bubble` with these times of each stage and messages,
-    /// gathers and reductions that take none.
-    pub(crate) fn simulated_bubble(&self, stages: Vec<StageCosts>, memory: &[StageBytes]) -> f64 {
-        let costs = Costs { stages, memory: memory.to_vec(), ..Costs::default() };
-        simulate(&self.schedule, &costs).expect("a verified program").bubble()
+    /// Predicted bytes of every stage.
+    pub(crate) fn all_bytes(&self) -> Vec<StageBytes> {
+        (0..self.stages.len()).map(|s| self.bytes(s, self.batch)).collect()
     }
 
-    /// The same with measured times; memory plays no part in it.
+    fn simulated(&self, costs: &Costs) -> Timeline {
+        simulate(&self.schedule, costs).expect("a verified program, and costs that fit")
+    }
+
+    /// The schedule's `bubble` with measured times of each stage, and messages, gathers and
+    /// reductions that take none; memory plays no part in it.
     pub(crate) fn timed_bubble(&self, stages: Vec<StageCosts>) -> f64 {
         let memory = vec![StageBytes::default(); self.stages.len()];
-        self.simulated_bubble(stages, &memory)
-    }
-
-    /// Times in proportion to the stages' forward FLOP: B, W and R each like F.
-    fn relative_costs(&self, batch: BatchShape) -> Vec<StageCosts> {
-        let forward: Vec<f64> = self
-            .stages
-            .iter()
-            .map(|r| self.model.parts[r.clone()].iter().map(|p| p.cost(batch).forward_flops).sum())
-            .collect();
-        let largest = forward.iter().copied().fold(1.0, f64::max);
-        forward
-            .iter()
-            .map(|f| {
-                let ns = (f / largest * 1e6).max(1.0) as u64;
-                StageCosts { f_ns: ns, b_ns: ns, w_ns: ns, r_ns: ns, ..StageCosts::default() }
-            })
-            .collect()
+        self.simulated(&Costs { stages, memory, ..Costs::default() }).bubble()
     }
 }
 

@@ -1,8 +1,10 @@
 //! What a run is going to be, before any rank starts: stages, programs, memory and bubble.
 
 pub(crate) mod blueprint;
+pub(crate) mod costs_file;
 pub(crate) mod cut;
 pub(crate) mod fits;
+pub(crate) mod limit;
 pub(crate) mod memory;
 pub(crate) mod model_check;
 pub(crate) mod peak;
@@ -10,3 +12,4 @@ pub(crate) mod program;
 pub(crate) mod recompute;
 pub(crate) mod schedule_file;
 pub(crate) mod sizes;
+pub(crate) mod times;

@@ -1,14 +1,17 @@
 //! The programs of a run: a generator's schedule or a file's, lowered and verified.
 
 use crate::config::{Config, ConfigError, Recompute};
+use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Compute, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, lower};
 use zeropp_pipeline::memory::StageBytes;
-use zeropp_pipeline::schedules::{Costs, Shape, generate_with_costs};
-use zeropp_pipeline::simulate::StageCosts;
+use zeropp_pipeline::schedules::{Costs, Limits, Shape, generate_with_costs};
+use zeropp_pipeline::simulate::{self, StageCosts};
 use zeropp_pipeline::verify::{VerifyLimits, verify};
 
+use crate::plan::costs_file::load;
 use crate::plan::recompute::stages_with_r;
+use crate::plan::times::message_ns;
 use crate::{Error, read_schedule};
 
 /// A configuration with everything that follows from others written out, a schedule file's sizes
@@ -16,18 +19,22 @@ use crate::{Error, read_schedule};
 pub(crate) struct Resolved {
     pub(crate) config: Config,
     file: Option<Schedule>,
+    /// The file of costs.
+    pub(crate) costs: Option<Table>,
 }
 
 impl Resolved {
-    /// Reads the schedule file, if `config` names one, and checks that it is this run's.
+    /// Reads the files of costs and of the schedule, if `config` names them, and checks that the
+    /// schedule is this run's.
     ///
     /// # Errors
     /// A file that cannot be read or has no correct schedule, or whose sizes are not those of
     /// `config`.
     pub(crate) fn new(config: &Config) -> Result<Resolved, Error> {
         let mut resolved = config.resolved();
+        let costs = config.costs.as_deref().map(|path| load("costs", path)).transpose()?;
         let Some(path) = config.schedule_file() else {
-            return Ok(Resolved { config: resolved, file: None });
+            return Ok(Resolved { config: resolved, file: None, costs });
         };
         let wrong = |problem: String| {
             let help = "name a file that is a whole schedule, or a kind of schedule";
@@ -40,7 +47,7 @@ impl Resolved {
         resolved.virtual_stages = Some(schedule.stages().div_ceil(schedule.pp()));
         resolved.micro_batches = Some(schedule.micro_batches());
         resolved.unit = Some(schedule.units[0]);
-        Ok(Resolved { config: resolved, file: Some(schedule) })
+        Ok(Resolved { config: resolved, file: Some(schedule), costs })
     }
 
     /// Stages of the run.
@@ -76,14 +83,15 @@ impl Resolved {
     }
 }
 
-/// The generators' costs of stages that take `times` and keep `bytes`. Where whole stages are
-/// recomputed (all but each rank's last), that is part of their B.
+/// The generators' costs of stages that take the times of `costs` and keep `bytes`, within the
+/// memory limit of `config`. Where whole stages are recomputed (all but each rank's last), that is
+/// part of their B.
 pub(crate) fn generator_costs(
     config: &Config,
-    times: &[StageCosts],
+    costs: &simulate::Costs,
     bytes: &[StageBytes],
-    send_ns: u64,
 ) -> Costs {
+    let times = &costs.stages;
     let kept = times.len().saturating_sub(config.pp);
     let redo = config.recompute == Recompute::Full;
     let of = |f: fn(&StageCosts) -> u64| times.iter().map(f).collect::<Vec<u64>>();
@@ -95,13 +103,18 @@ pub(crate) fn generator_costs(
         f: of(|t| t.f_ns),
         b,
         w: of(|t| t.w_ns),
-        send: send_ns,
+        send: message_ns(costs),
         gather: of(|t| t.all_gather_ns),
         reduce: of(|t| t.reduce_scatter_ns),
         mem_f: bytes.iter().map(|m| m.activation as i64).collect(),
         mem_b: bytes.iter().map(|m| stash(m) - m.activation as i64).collect(),
         mem_w: bytes.iter().map(|m| -stash(m)).collect(),
-        mem_limit: None,
+        mem_limit: config.mem_limit.and_then(|limit| i64::try_from(limit.0).ok()),
+        limits: Limits {
+            gathered: config.max_gathered,
+            gathers: config.max_gathers,
+            evaluations: None,
+        },
     }
 }
 
@@ -150,7 +163,7 @@ fn is_complete(schedule: &Schedule) -> bool {
 }
 
 /// A program runs as it stands only where it does what the settings promise.
-fn check_program(config: &Config, program: &Schedule) -> Result<(), Error> {
+pub(crate) fn check_program(config: &Config, program: &Schedule) -> Result<(), Error> {
     let actions = || program.ranks.iter().flatten();
     let sums_replicas = actions().any(|a| matches!(a, Action::ReplicaReduce { .. }));
     if config.dp > 1 && !sums_replicas {

@@ -27,6 +27,12 @@ impl Recomputed {
         Recomputed { whole, attention }
     }
 
+    /// What is known before there is a program: what a stage keeps that is not recomputed whole.
+    pub(crate) fn before(recompute: Recompute, stages: usize) -> Recomputed {
+        let attention = if recompute == Recompute::None { 0..0 } else { 0..stages };
+        Recomputed { whole: Vec::new(), attention: attention.collect() }
+    }
+
     /// What the setting does not do on this program, and what would; `saves_scores` is whether
     /// this model on this device keeps less where attention is computed again.
     pub(crate) fn note(

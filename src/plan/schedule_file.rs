@@ -8,7 +8,7 @@ use zeropp_pipeline::exchange::{self, Format, json::Document};
 /// Largest schedule file, in bytes: some 30 million actions.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// A schedule file that cannot be used.
+/// A file of a schedule, or of costs, that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{path}: {problem}")]
 pub struct ScheduleFileError {

@@ -1,8 +1,10 @@
 //! The ranks of this process at work: what each does in a step, what they tell each other, how they
 //! end.
 
+pub(crate) mod agreement;
 pub(crate) mod collect;
 pub(crate) mod diagnose;
+pub(crate) mod measured;
 pub(crate) mod metrics_file;
 pub(crate) mod processes;
 pub(crate) mod rank;

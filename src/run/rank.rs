@@ -26,17 +26,19 @@ use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 
 use crate::checkpoint::Saver;
 use crate::checkpoint::resume::{Loader, Resumed};
+use crate::config::{Config, StepRange};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
-use crate::plan::peak::Peak;
+use crate::plan::peak::{Best, Peak};
 use crate::recorder::FlightRecorder;
+use crate::run::agreement::agree;
 use crate::run::diagnose::Diverged;
 use crate::run::processes::{self, Clock};
 use crate::run::stop::{Stopper, Wish};
 use crate::run::training::Training;
 
-/// Steps whose spans a trace keeps.
-pub(crate) const TRACED_STEPS: u64 = 8;
+/// Steps whose spans a trace keeps where it is not told which.
+const TRACED_STEPS: u64 = 8;
 
 /// What all ranks of the process share.
 #[derive(Clone)]
@@ -62,13 +64,31 @@ pub(crate) struct Shared {
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
     /// What the run's events are told within.
     pub(crate) span: tracing::Span,
+    /// Of this process's own blueprint.
+    pub(crate) digest: Arc<OnceLock<blake3::Hash>>,
+    /// What this process runs in place of its own blueprint, if it cannot run that; or why it
+    /// cannot run rank 0's either.
+    pub(crate) agreed: Arc<OnceLock<Result<Arc<Blueprint>, String>>>,
 }
 
 impl Shared {
     /// Whether what the ranks do is kept.
     pub(crate) fn is_traced(&self) -> bool {
-        self.blueprint.config.trace.is_some() || self.export == Export::Timeline
+        let config = &self.blueprint.config;
+        config.trace.is_some() || config.save_costs.is_some() || self.export == Export::Timeline
     }
+
+    /// Whether what they do in `step` is kept, of a run that had `done` steps behind it.
+    pub(crate) fn traces(&self, step: u64, done: u64) -> bool {
+        let steps = traced_steps(&self.blueprint.config, done);
+        self.is_traced() && (steps.first..=steps.last).contains(&step)
+    }
+}
+
+/// The steps that a trace holds, of a run that had `done` steps behind it.
+pub(crate) fn traced_steps(config: &Config, done: u64) -> StepRange {
+    let first = StepRange { first: done + 1, last: done + TRACED_STEPS };
+    config.trace_steps.unwrap_or(first)
 }
 
 /// What the ranks leave behind besides their figures.
@@ -78,7 +98,7 @@ pub(crate) enum Export {
     Weights,
     /// The reduced gradients of one single step.
     Gradients,
-    /// What every rank did when, of the first [`TRACED_STEPS`].
+    /// What every rank did when, of the steps that a trace holds.
     Timeline,
 }
 
@@ -192,6 +212,7 @@ pub(crate) fn run_rank(
     if let Some(recorder) = &shared.recorder {
         recorder.meet(&*world)?;
     }
+    let shared = &Shared { blueprint: agree(shared, &*world)?, ..shared.clone() };
     let peak_flops = processes::meet(shared, &*world, &device)?;
     let groups = Groups::new(world, shared.blueprint.mesh)?;
     let meter = Meter::new();
@@ -239,6 +260,7 @@ fn build_executor(
         dims: [config.micro_batch_size, config.seq, bp.model.hidden],
         compute: bp.compute,
         loss_scale: 1.0 / batches as f32,
+        units: bp.schedule.units.clone(),
         recompute_full: bp.recomputed.whole.clone(),
         recompute_attention: bp.recomputed.attention.clone(),
     };
@@ -285,7 +307,9 @@ fn token_source(shared: &Shared, device: &Device, groups: &Groups) -> TokenSourc
         let mut targets = Vec::with_capacity(samples * seq);
         for i in 0..samples {
             let index = first + micro_batch * samples + i;
-            let (x, y) = data.1.sample(&data.0, step - 1, index);
+            // Nothing to hand an error to: the rank ends with its words.
+            let sample = data.1.sample(&data.0, step - 1, index);
+            let (x, y) = sample.unwrap_or_else(|e| panic!("{e}"));
             ids.extend(x.into_iter().map(|t| t as i32));
             targets.extend(y.into_iter().map(|t| t as i32));
         }
@@ -319,7 +343,7 @@ pub(crate) fn summarise(
 
 pub(crate) fn step_metrics(
     bp: &Blueprint,
-    (step, step_s, peak_flops): (u64, f64, f64),
+    (step, step_s, best): (u64, f64, &mut Best),
     record: &StepRecord,
     ranks: &[RankStep],
 ) -> (StepMetrics, StageTimes) {
@@ -341,7 +365,7 @@ pub(crate) fn step_metrics(
         tokens,
         tokens_per_s,
         step_s,
-        flops_util: tokens_per_s * bp.plan.flops_per_token / peak_flops,
+        flops_util: best.utilisation(tokens_per_s * bp.plan.flops_per_token),
         bubble: bubble(&computed),
         bubble_own_span: bubble_own_span(&computed),
         bubble_step: bubble_step(&computed, (step_s * 1e9) as u64),

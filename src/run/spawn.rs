@@ -61,7 +61,7 @@ pub(crate) fn spawn_rank(
         let result = match std::panic::catch_unwind(run) {
             Ok(Ok(result)) => Ok(result),
             // Bad input: all ranks end with the same words, and none has begun.
-            Ok(Err(e @ RankError::Resume(_))) => Err(Failure::Rank(e)),
+            Ok(Err(e)) if e.is_bad_input() => Err(Failure::Rank(e)),
             Ok(Err(e)) => {
                 if let Some(recorder) = &shared.recorder {
                     recorder.end_with(rank, &e);
@@ -80,7 +80,7 @@ pub(crate) fn spawn_rank(
                 Err(Failure::Panic(text))
             }
         };
-        let is_bad_input = matches!(result, Err(Failure::Rank(RankError::Resume(_))));
+        let is_bad_input = matches!(&result, Err(Failure::Rank(e)) if e.is_bad_input());
         if let (Err(_), Some(recorder), false) = (&result, &shared.recorder, is_bad_input) {
             // What cannot be written now, the trainer tells of when it tries again.
             let _ = recorder.write(rank);
@@ -135,6 +135,7 @@ pub(crate) fn culprit(
     let message = match failure {
         Failure::Panic(text) => text,
         Failure::Rank(RankError::Resume(e)) => return Some(e.into()),
+        Failure::Rank(RankError::Program(text)) => return Some(Error::Program(text)),
         Failure::Rank(e) => explain(&e, here, status),
     };
     Some(Error::Rank { rank, message })

@@ -14,10 +14,11 @@ use zeropp_zero3::ShardedStage;
 use crate::checkpoint::patience::Patience;
 use crate::checkpoint::resume::Resumed;
 use crate::error::RankError;
+use crate::plan::peak::Best;
 use crate::run::collect;
 use crate::run::diagnose::{Skipped, diagnose};
 use crate::run::rank::{
-    Export, News, RankEnd, RankResult, RankStep, Shared, TRACED_STEPS, step_metrics, summarise,
+    Export, News, RankEnd, RankResult, RankStep, Shared, step_metrics, summarise,
 };
 use crate::run::stop::Wish;
 
@@ -27,7 +28,8 @@ pub(crate) struct Training<'a, R> {
     groups: &'a Groups,
     meter: &'a Meter,
     executor: Executor<ModelWorker>,
-    peak_flops: f64,
+    /// What the steps' rates are held against.
+    best: Best,
     report: R,
     /// Steps that a checkpoint had behind it.
     done: u64,
@@ -51,7 +53,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             groups,
             meter,
             executor,
-            peak_flops,
+            best: Best::new(peak_flops),
             report,
             done: 0,
             skipped: Skipped::default(),
@@ -119,7 +121,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
                 serde_json::from_slice(&bytes[2..]).expect("written by every rank")
             };
             let records: Vec<RankStep> = all.iter().map(read).collect();
-            let at = (step, start.elapsed().as_secs_f64(), self.peak_flops);
+            let at = (step, start.elapsed().as_secs_f64(), &mut self.best);
             let news = step_metrics(&shared.blueprint, at, &record, &records);
             if shared.here.len() < groups.world.size() {
                 told = serde_json::to_vec(&news).expect("plain numbers");
@@ -129,7 +131,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         drop(all);
         let outcome = record.outcome.expect("every program ends with the optimizer step");
         self.skipped.see(step, outcome.skipped);
-        if shared.is_traced() && step - self.done <= TRACED_STEPS {
+        if shared.traces(step, self.done) {
             self.spans.extend(record.spans);
         }
         self.agree(wished, &told)

@@ -73,7 +73,7 @@ impl Trainer {
     pub fn new(config: Config) -> Result<Trainer, Error> {
         config.validate()?;
         let dataset = config.dataset()?;
-        let model = gpt::build(config.gpt_shape(dataset.vocabulary()));
+        let model = gpt::build(config.gpt_shape(config.known_ids(&dataset)?));
         Self::build(config, model, dataset)
     }
 
@@ -93,7 +93,9 @@ impl Trainer {
 
     fn build(config: Config, model: Model, dataset: Dataset) -> Result<Trainer, Error> {
         let config = saved_cut::take_over(config);
-        let blueprint = Arc::new(Blueprint::new(&config, model)?);
+        let mut blueprint = Blueprint::new(&config, model)?;
+        blueprint.plan.notes.extend(dataset.doubt());
+        let blueprint = Arc::new(blueprint);
         let sampler = blueprint.config.sampler();
         let found = resume::find(&blueprint, &dataset)?;
         let (data, stopper) = (Arc::new((dataset, sampler)), Stopper::default());

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 #[cfg(unix)]
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
 #[cfg(unix)]
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 #[cfg(unix)]
 use zeropp_pipeline::flight::{EndKind, signal_name};
 
@@ -117,7 +117,7 @@ fn die_recorded(signal: i32) -> ! {
     let name = signal_name(signal);
     for recorder in recorder::active() {
         let found = recorder.write_all(EndKind::Signal(signal), &format!("got {name}"));
-        error!("{name}: {found}");
+        info!("{name}: {found}");
     }
     recorder::active().iter().for_each(|recorder| recorder.await_neighbours(until));
     // Not of the signal, which would leave all of the memory in a file.

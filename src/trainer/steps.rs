@@ -21,6 +21,7 @@ use crate::plan::memory;
 use crate::plan::peak::Peak;
 use crate::recorder::{self, FlightRecorder};
 use crate::run::diagnose::Diverged;
+use crate::run::measured;
 use crate::run::metrics_file::MetricsFile;
 use crate::run::rank::{Export, News, RankEnd, RankResult, Shared, StageTimes};
 use crate::run::spawn::{Failure, Message, culprit, spawn_rank};
@@ -119,8 +120,7 @@ impl<'a> Steps<'a> {
         let status = Arc::new(StatusBoard::new(bp.mesh.world()));
         let (mut world, peak) = meet(trainer, given, &status)?;
         let here: Arc<[usize]> = world.ranks.iter().map(|local| local.rank).collect();
-        let (answers, asked) = channel();
-        let (answers, asked) = (here[0] == 0).then_some((answers, asked)).unzip();
+        let (answers, asked) = (here[0] == 0).then(channel).unzip();
         let recorder = FlightRecorder::start(bp, &status, here.iter().copied());
         let shared = Shared {
             blueprint: bp.clone(),
@@ -138,6 +138,8 @@ impl<'a> Steps<'a> {
             answers: asked.map(|asked| Arc::new(Mutex::new(asked))),
             recorder: recorder.clone(),
             span: span.clone(),
+            digest: Arc::default(),
+            agreed: Arc::default(),
         };
         let messages = spawn_all(&mut world, &shared);
         let mut steps = Steps {
@@ -313,6 +315,14 @@ impl<'a> Steps<'a> {
         };
         if let Some(path) = config.trace.as_ref().filter(|_| self.has_rank_0()) {
             trace::write(path, &self.trainer.timeline(&results))?;
+        }
+        if let Some(path) = config.save_costs.as_ref().filter(|_| self.has_rank_0()) {
+            let timeline = self.trainer.timeline(&results);
+            let steps = (resumed.unwrap_or(0), self.totals.steps());
+            let nothing = measured::write(path, &self.trainer.blueprint, &timeline, steps)?;
+            if let Some(why) = nothing {
+                warn!("save-costs: nothing is written, as {why}");
+            }
         }
         if let Some(file) = self.metrics_file.take() {
             file.close(&summary)?;

@@ -58,10 +58,10 @@ pub(crate) fn command() -> Command {
                 .value_parser(["text", "json"])
                 .default_value("text")
                 .help("What to print"),
-            Arg::new("any-w-order")
-                .long("any-w-order")
-                .action(ArgAction::SetTrue)
-                .help("Let the W of a stage run out of micro-batch order (zeropp runs none such)"),
+            Arg::new("any-w-order").long("any-w-order").action(ArgAction::SetTrue).help(
+                "Let the W of a stage, and the forwards of the last one, run out of micro-batch \
+                     order (zeropp runs none such)",
+            ),
         ])
 }
 
@@ -224,7 +224,10 @@ fn facts(schedule: &Schedule) -> String {
             count(has(|a| matches!(a, Action::ReduceScatter { .. })), "reduce-scatter"),
         )
     } else {
-        "compute only".to_string()
+        match has(|a| matches!(a, Action::AllGather { .. })) {
+            0 => "compute only".to_string(),
+            gathers => format!("compute only, with {}", count(gathers, "all-gather")),
+        }
     });
     facts.join(", ")
 }

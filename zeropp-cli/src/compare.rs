@@ -3,18 +3,21 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Command, value_parser};
-use zeropp::pipeline::draw::{chrome_read, html};
+use zeropp::pipeline::draw::chrome_read;
+use zeropp::pipeline::draw::html::{self, ratio};
 use zeropp::pipeline::exchange::json::Document;
-use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::report::{communication_ns, first_pipeline, makespan_ns, step, steps};
-use zeropp::pipeline::simulate::{Costs, simulate};
 use zeropp::pipeline::timeline::{RankTimeline, Timeline};
 use zeropp::read_schedule;
 use zeropp_core::files::{Place, escaped_line, read_text};
 
 use crate::Failure;
 use crate::figures::{count, say, table};
-use crate::schedule::{Memory, Priced, Times, cost_args, write};
+use crate::schedule::{CostFlags, cost_args, write};
+
+mod plan;
+
+use plan::Plan;
 
 const ABOUT: &str = "Compare two runs, simulated or measured\n\n\
 A and B are schedules (.csv, .json), which are simulated, or traces that `zeropp run --trace` or \
@@ -22,7 +25,10 @@ A and B are schedules (.csv, .json), which are simulated, or traces that `zeropp
 one page with both on one time axis.";
 
 const EXAMPLES: &str = "\
-A schedule is simulated with the costs in its file; the cost flags are for files without costs.
+A schedule is simulated with --costs or the cost flags where any is given, else with the costs in
+its file. Beside a trace it is simulated with the times of that trace where it has no costs, or none
+of the run's scale (a tenth of the work to ten times as much); where trace and schedule have other
+stages, its times are scaled to the run's work. The titles say what was done.
 Of a trace of several steps one is compared, the last unless --step says another. Where one of the
 runs has more ranks than the other, as a measured run with ZeRO-3 has, its first pipeline is
 compared.
@@ -80,8 +86,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     if let Some(out) = matches.get_one::<PathBuf>("out") {
         keep_inputs(out, [path("A"), path("B")])?;
     }
-    let load = |name| load(path(name), matches);
-    let (mut a, mut b) = (load("A")?, load("B")?);
+    let (mut a, mut b) = simulated(read(path("A"), matches)?, read(path("B"), matches)?, matches)?;
     if a.ranks.len() != b.ranks.len() {
         (a, b) = (one_pipeline(a), one_pipeline(b));
     }
@@ -107,28 +112,46 @@ fn keep_inputs(out: &Path, inputs: [&PathBuf; 2]) -> Result<(), Failure> {
     }
 }
 
+/// What a file holds.
+enum Input {
+    /// One step of a run.
+    Trace(Timeline),
+    Plan(Plan),
+}
+
+/// Both as runs; a schedule beside a trace may take that one's times.
+fn simulated(a: Input, b: Input, matches: &ArgMatches) -> Result<(Timeline, Timeline), Failure> {
+    let flags = CostFlags::new(matches);
+    Ok(match (a, b) {
+        (Input::Trace(a), Input::Trace(b)) => (a, b),
+        (Input::Plan(a), Input::Trace(b)) => (a.beside(&b, &flags)?, b),
+        (Input::Trace(a), Input::Plan(b)) => {
+            let b = b.beside(&a, &flags)?;
+            (a, b)
+        }
+        (Input::Plan(a), Input::Plan(b)) => (a.alone(&flags)?, b.alone(&flags)?),
+    })
+}
+
 /// A run from a file; its title starts with the file's name.
-fn load(path: &Path, matches: &ArgMatches) -> Result<Timeline, Failure> {
+fn read(path: &Path, matches: &ArgMatches) -> Result<Input, Failure> {
     let wrong = |e: &dyn std::fmt::Display| Failure::bad_input(format!("{}: {e}", path.display()));
     let is_json = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json"));
     let text = match is_json {
         true => read_text(path, TRACE_BYTES_MAX).map_err(|e| wrong(&e))?,
         false => String::new(),
     };
-    let mut timeline = if chrome_read::is_trace(&text) {
-        let trace = printable(chrome_read::read(&text).map_err(|e| wrong(&e))?);
-        one_step(trace, matches.get_one::<u64>("step").copied()).map_err(|e| wrong(&e))?
-    } else {
-        let Document { schedule, costs, .. } = read_schedule(path).map_err(Failure::bad_input)?;
-        let costs = match costs {
-            Some(costs) => costs.for_simulator(schedule.stages()),
-            None => costs_of_flags(&schedule, matches)?,
-        };
-        simulate(&schedule, &costs).map_err(|e| wrong(&e))?
-    };
     let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-    timeline.title = format!("{name} ({})", timeline.title);
-    Ok(timeline)
+    if chrome_read::is_trace(&text) {
+        let trace = printable(chrome_read::read(&text).map_err(|e| wrong(&e))?);
+        let wanted = matches.get_one::<u64>("step").copied();
+        let mut step = one_step(trace, wanted).map_err(|e| wrong(&e))?;
+        step.title = format!("{name} ({})", step.title);
+        return Ok(Input::Trace(step));
+    }
+    let Document { schedule, costs, .. } = read_schedule(path).map_err(Failure::bad_input)?;
+    let costs = costs.map(|costs| costs.for_simulator(schedule.stages()));
+    Ok(Input::Plan(Plan { name, path: path.into(), schedule, costs }))
 }
 
 /// A trace of a file, its names without what a terminal would obey.
@@ -138,12 +161,6 @@ fn printable(mut trace: Timeline) -> Timeline {
         rank.name = escaped_line(&rank.name).into();
     }
     trace
-}
-
-fn costs_of_flags(schedule: &Schedule, matches: &ArgMatches) -> Result<Costs, Failure> {
-    let (times, memory) = (Times::new(matches), Memory::new(matches));
-    let priced = Priced::new(&times, &memory, schedule.stages(), schedule.micro_batches())?;
-    Ok(priced.in_nanos())
 }
 
 /// One step of a trace. A trace without an optimizer step is one step.
@@ -180,10 +197,9 @@ fn text(a: &Timeline, b: &Timeline) -> String {
         let (a, b) = (of(a), of(b));
         let change = b as i128 - a as i128;
         let sign = if change > 0 { "+" } else { "" };
-        let percent = if a == 0 {
-            String::new()
-        } else {
-            format!(" ({:+.1} %)", 100.0 * change as f64 / a as f64)
+        let percent = match ratio(a, b) {
+            None => String::new(),
+            Some(ratio) => format!(" ({ratio})"),
         };
         let shown = |ns: i128| format!("{} us", ns as f64 / 1000.0);
         rows.push(vec![

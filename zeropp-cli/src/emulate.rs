@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use zeropp::{Config, EmulatedStep, EmulationCosts, EmulationReport};
+use zeropp::{Config, EmulatedStep, EmulationReport, read_costs};
 
 use crate::Failure;
 use crate::figures::{count, percent, say};
 
 /// Runs the schedule with the given times, and shows what was measured beside the simulator's.
 pub(crate) fn run(config: &Config, costs: &Path) -> Result<(), Failure> {
-    let costs = EmulationCosts::load(costs).map_err(Failure::bad_input)?;
+    let costs = read_costs(costs).map_err(|e| Failure::bad_input(format!("emulate = {e}")))?;
     let steps = config.steps;
     let report = zeropp::emulate(config, &costs, |step| {
         say(format!("step {}/{steps}  {}", step.step, figures(step)));

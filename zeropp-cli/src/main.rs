@@ -11,6 +11,7 @@ mod compare;
 mod emulate;
 mod figures;
 mod log;
+mod pages;
 mod plan;
 mod progress;
 mod ranks;

@@ -11,12 +11,13 @@ pub(crate) fn headline(config: &Config, plan: &Plan, check: &MemoryCheck) -> Str
     let unchecked = check.room.is_none() && !config.no_memory_check;
     let memory = if unchecked { format!("\nnote: memory: {check}") } else { String::new() };
     format!(
-        "{}; {} parameters; {} with {} a rank, units of {}{}{memory}",
+        "{}; {} parameters; {} with {} a rank, units of {}\ncosts {}{}{memory}",
         mesh(config, plan),
         scaled(plan.parameters as f64),
         plan.schedule,
         count(plan.virtual_stages, "stage"),
         units(&plan.units),
+        plan.costs,
         notes(plan),
     )
 }
@@ -36,6 +37,7 @@ pub(crate) fn text(config: &Config, plan: &Plan, check: &MemoryCheck) -> String 
         ("cut", cut(plan)),
         ("weights", weights(plan)),
         ("bubble", format!("{} simulated", percent(plan.bubble))),
+        ("costs", plan.costs.clone()),
         ("memory", memory_here(check)),
     ];
     let facts: Vec<_> = facts.iter().map(|(name, fact)| format!("{name:8}  {fact}")).collect();

@@ -4,14 +4,14 @@ use std::fmt::Display;
 use std::path::Path;
 
 use zeropp::config::{ConfigError, EngineKind, Resume};
-use zeropp::{Config, Resumed, Stopped, Trainer};
+use zeropp::{Config, Resumed, Stopped, Summary, Trainer};
 use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
 use crate::figures::{say, speak_on_stderr};
 use crate::log::Voice;
 use crate::progress::Progress;
-use crate::{Failure, emulate, plan, summary};
+use crate::{Failure, emulate, pages, plan, summary};
 
 /// Stands for standard output in place of the metrics file.
 const STANDARD_OUTPUT: &str = "-";
@@ -41,6 +41,7 @@ pub(crate) fn run(run: Run, voice: Voice) -> Result<(), Failure> {
         }
         return Ok(());
     }
+    pages::suit(&config, trainer.plan());
     let cannot = |e| Failure::failed_run(format!("signals cannot be caught ({e})"));
     zeropp::stop_on_signals(&trainer).map_err(cannot)?;
     zeropp::prepare_for_out_of_memory();
@@ -103,20 +104,27 @@ fn train(
         Some(error) => return Err(error.into()),
         None => (steps.finish()?, None),
     };
+    if !voice.json {
+        conclude(config, &summary);
+    }
+    match incomplete {
+        Some(error) => Err(error.into()),
+        None => ended(summary.stopped),
+    }
+}
+
+/// Says what came of a run.
+fn conclude(config: &Config, summary: &Summary) {
     // Of several processes this one knows its own cores only.
     let own = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = if config.engine == EngineKind::Threads { own } else { usize::MAX };
-    say(&format_args!("\n{}", summary::text(&summary, config.mesh().world(), cores)));
+    say(format_args!("\n{}", summary::text(summary, config.mesh().world(), cores)));
     if let Some(path) = &summary.checkpoint {
-        say(&format_args!("\ncheckpoint {}", path.display()));
+        say(format_args!("\ncheckpoint {}", path.display()));
     }
     if let Some(stopped) = &summary.stopped {
-        say(&how_to_go_on(config, stopped, std::env::args().skip(1)));
+        say(how_to_go_on(config, stopped, std::env::args().skip(1)));
     }
-    if let Some(error) = incomplete {
-        return Err(error.into());
-    }
-    ended(summary.stopped)
 }
 
 /// The settings as a file, with what follows from them as comments.

@@ -1,7 +1,9 @@
 //! `zeropp schedule`: a schedule as numbers, as a file, or as a picture.
 
 mod args;
+mod cost_args;
 mod costs;
+mod costs_file;
 mod decimal;
 mod make;
 mod output;
@@ -11,7 +13,8 @@ use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 
-pub(crate) use args::{Memory, Times, command, cost_args, kinds};
+pub(crate) use args::{command, kinds};
+pub(crate) use cost_args::{CostFlags, cost_args};
 pub(crate) use costs::Priced;
 
 use crate::Failure;

@@ -32,7 +32,7 @@ fn bad_files() -> tempfile::TempDir {
         ("bad.toml", "heads = 5\n"),
         ("two.csv", "0F0,0B0\n1F0,1B0\n"),
         ("stuck.json", "{\"kind\": \"mine\"}"),
-        ("costs.toml", "t_f = [1, 2]\n"),
+        ("costs.toml", "t_f = [1, 2]\nt_b = 1\nt_w = 1\n"),
     ])
 }
 
@@ -87,7 +87,10 @@ fn a_bad_file_ends_with_code_2_and_one_message() {
         ("--data empty --save empty/here", "lies in the folder of `data`"),
         ("--data /dev/zero", "it is a device, not a regular file"),
         ("/dev/zero", "cannot read the configuration /dev/zero: it is a device, not a regular"),
-        ("--emulate empty", "the file's name ends in neither .toml nor .json"),
+        ("--emulate empty", "emulate = empty: a file of costs ends in .toml or .json"),
+        ("--save-costs m.txt", "save-costs = m.txt: costs are written in JSON"),
+        ("--mem-limit 5apples", "expected bytes, such as 25769803776, 24GiB"),
+        ("--costs costs.toml --emulate costs.toml", "an emulated run has its costs in the file of"),
         ("key.toml", "key.toml: line 2: unknown key `layer`; did you mean `layers`?"),
         ("type.toml", "expected a whole number"),
         ("text.toml", "text.toml: TOML parse error at line 1"),
@@ -102,7 +105,10 @@ fn a_bad_file_ends_with_code_2_and_one_message() {
         ("--schedule zig-zag", "zig-zag"),
         ("--schedule none.csv", "schedule = none.csv: No such file"),
         ("--emulate none.toml", "emulate = none.toml: No such file"),
-        ("--emulate costs.toml --pp 2", "emulate = costs.toml: costs.t_f: found [1,2]; one number"),
+        ("--emulate costs.toml --pp 2", "emulate = costs.toml: t_f: found [1,2]; one number"),
+        ("--costs none.toml", "costs = none.toml: No such file"),
+        ("--costs costs.toml --pp 2", "costs = costs.toml: t_f: found [1,2]; one number"),
+        ("--metrics costs.toml --costs costs.toml", "file of `costs` too and would overwrite"),
         ("--schedule two.csv", "pp = 1: two.csv is for 2 ranks; use 2"),
         ("--schedule stuck.json --pp 2", "schedule = stuck.json: "),
     ]);

@@ -1,9 +1,10 @@
-//! The MPI engine against naive references: `mpirun -np 4 mpi_check [bench | FAILURE]`.
+//! The MPI engine against naive references: `mpirun -np 4 mpi_check [bench | idle | FAILURE]`.
 //!
 //! With `ZEROPP_RANKS_EACH=2` every process has two ranks, and the mixed engine is checked.
 //! Without an argument every operation runs on the world and on sub-groups, many at once, with
 //! lengths from nothing to several MiB, and is compared bit by bit with what a plain loop gives.
-//! `bench` prints times. The other arguments make one rank misbehave, to see how the job ends.
+//! `bench` prints times, `idle` what waiting for a second costs. The other arguments make one rank
+//! misbehave, to see how the job ends.
 
 #[path = "../tests/common/passed.rs"]
 mod passed;
@@ -26,7 +27,7 @@ type Group = Arc<dyn Communicator>;
 
 fn main() -> ExitCode {
     let mode = std::env::args().nth(1).unwrap_or_default();
-    let timeout = if mode.is_empty() || mode == "bench" { 60.0 } else { 2.0 };
+    let timeout = if ["", "bench", "idle"].contains(&&*mode) { 60.0 } else { 2.0 };
     let options = MpiOptions { timeout: Duration::from_secs_f64(timeout), ..Default::default() };
     let doing: zeropp_comm::mpi::Describe = Arc::new(|| (1, "at the example's work".into()));
     let mut world = match MpiWorld::start(options, Some(doing)) {
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
                 let result = match mode.as_str() {
                     "" => check(&all),
                     "bench" => bench(&all),
+                    "idle" => idle(&all),
                     failure => misbehave(&all, failure),
                 };
                 match &result {
@@ -253,6 +255,29 @@ fn bench(all: &Group) -> Result<(), CommError> {
         })?;
     }
     all.barrier()
+}
+
+/// All wait a second for the last rank, again and again: what that costs of a core.
+fn idle(all: &Group) -> Result<(), CommError> {
+    // Ticks of 10 ms in user and system mode, behind the program's name in brackets.
+    let cpu_s = || {
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
+    };
+    let rounds = 10;
+    all.barrier()?;
+    let begin = (cpu_s(), Instant::now());
+    for _ in 0..rounds {
+        if all.rank() + 1 == all.size() {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        all.barrier()?;
+    }
+    let each = |total: f64| total / f64::from(rounds);
+    let (cpu, wall) = (each(cpu_s() - begin.0), each(begin.1.elapsed().as_secs_f64()));
+    println!("rank {}: {cpu:.4} CPU seconds in a wait of {wall:.3} s", all.rank());
+    Ok(())
 }
 
 fn row(

@@ -24,11 +24,13 @@ pub mod placement;
 mod progress;
 pub mod recorded;
 pub mod rendezvous;
+mod sealed;
 mod signature;
 mod slot;
 mod stats;
 mod subgroup;
 pub mod threads;
+mod timed;
 
 pub use communicator::{AllBytes, Communicator};
 pub use error::{CommError, CommResult};

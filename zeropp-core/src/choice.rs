@@ -65,6 +65,8 @@ choice! {
         /// The file holds token ids already: 16-bit little-endian numbers, as nanoGPT (no header)
         /// and llm.c (its header is recognised) write them.
         U16 = "u16",
+        /// The same with 32-bit numbers, for vocabularies above 65,536; llm.c's Llama 3 files too.
+        U32 = "u32",
     }
 }
 

@@ -29,6 +29,11 @@ impl BatchShape {
     pub fn tokens(&self) -> usize {
         self.samples * self.seq
     }
+
+    /// Whether operations run on the CPU's kernels, as attention that keeps its probabilities does.
+    pub fn on_kernels(&self) -> bool {
+        self.keeps_probabilities
+    }
 }
 
 /// What one micro-batch costs in one layer; for balancing stages, prediction and utilisation.
@@ -43,6 +48,26 @@ pub struct LayerCost {
     pub activation_bytes_selective: u64,
     /// Bytes kept from B to W.
     pub stash_bytes: u64,
+    /// Bytes that a forward takes beside what it keeps, and gives back at its end, where they are
+    /// worth counting: the logits of a chunk of tokens.
+    pub workspace_bytes: u64,
+    /// Whether F makes the gradients, as a head does that never has all logits at once: B hands on
+    /// dX, W has nothing to do, and the fp32 gradient of the weights is there from the first F of a
+    /// unit.
+    pub gradients_in_forward: bool,
+}
+
+impl LayerCost {
+    /// Floating-point operations of F and R: gradients that are made in the forward are made in R
+    /// where the stage is `recomputed`, else in F.
+    pub fn flops(&self, recomputed: bool) -> [f64; 2] {
+        let f = self.forward_flops;
+        match self.gradients_in_forward {
+            true if recomputed => [f, 3.0 * f],
+            true => [3.0 * f; 2],
+            false => [f; 2],
+        }
+    }
 }
 
 /// What a forward of one layer sees besides its input.

@@ -253,6 +253,18 @@ enum Held {
     Storage(usize),
 }
 
+impl Hold {
+    /// Counts `bytes` more.
+    ///
+    /// # Panics
+    /// Panics if it holds a tensor, which does not grow.
+    pub fn grow(&mut self, bytes: u64) {
+        let Held::Bytes(held) = &mut self.held else { panic!("a tensor does not grow") };
+        *held += bytes;
+        self.meter.0.lock().add(self.kind, bytes);
+    }
+}
+
 impl Drop for Hold {
     fn drop(&mut self) {
         let mut state = self.meter.0.lock();

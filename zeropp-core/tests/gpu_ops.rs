@@ -72,7 +72,13 @@ fn run<const D: usize, const DY: usize>(
     let context = |tracked: bool| {
         let token = Tensor::<1>::zeros([1], (device, DType::F32));
         let token = if tracked { token.autodiff().require_grad() } else { token };
-        OpCx { queue: WQueue::default(), meter: meter.clone(), token, recompute_attention: false }
+        OpCx {
+            queue: WQueue::default(),
+            meter: meter.clone(),
+            token,
+            recompute_attention: false,
+            forward_grads: None,
+        }
     };
     let plain = values(op(xs.iter().map(|x| x.on(device)).collect(), &layer, &context(false)));
     assert_eq!(meter.peak().total(), 0, "a forward without gradients keeps nothing");
@@ -179,6 +185,7 @@ fn a_shared_input_is_kept_once() {
         meter: Meter::new(),
         token: cpu_tensor::from_vec(vec![0.0], [1]),
         recompute_attention: false,
+        forward_grads: None,
     };
     let y = ops::swiglu(x.clone(), x, &cx);
     assert_eq!(cx.meter.now().activation, 4 * 40 * 4);
@@ -198,6 +205,7 @@ fn an_unknown_target_gives_no_number() {
             meter: Meter::new(),
             token: cpu_tensor::from_vec(vec![0.0], [1]),
             recompute_attention: false,
+            forward_grads: None,
         };
         let loss = values(ops::cross_entropy(logits, targets, &cx))[0];
         assert_eq!(loss.is_finite(), known, "target {target}: {loss}");

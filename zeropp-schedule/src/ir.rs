@@ -125,6 +125,11 @@ impl Action {
         }
     }
 
+    /// Whether it gathers or frees weights.
+    pub fn is_residency(&self) -> bool {
+        matches!(self, Action::AllGather { .. } | Action::Free { .. })
+    }
+
     /// The compute steps of this action in the order they run: none, one, or two (overlap).
     pub fn computes(&self) -> impl Iterator<Item = (Compute, usize, usize)> + use<> {
         let (a, b) = match *self {
@@ -194,6 +199,11 @@ impl Schedule {
     /// Micro-batches per step.
     pub fn micro_batches(&self) -> usize {
         self.units.iter().sum()
+    }
+
+    /// Whether gathers and frees stand in it, as part of the order.
+    pub fn has_gathers(&self) -> bool {
+        self.ranks.iter().flatten().any(Action::is_residency)
     }
 
     /// The stages of one rank in ascending order.

@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod ascii;
-pub mod budgeted;
+pub mod costs;
 pub mod draw;
 pub mod exchange;
 pub mod ir;
@@ -15,3 +15,5 @@ pub mod schedules;
 pub mod simulate;
 pub mod timeline;
 pub mod verify;
+
+pub use schedules::budgeted;

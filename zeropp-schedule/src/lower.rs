@@ -37,7 +37,8 @@ impl Default for LowerOptions {
 /// actions of one stage and unit on a rank; W needs no weights and does not end a visit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Residency {
-    /// `PerVisit` where a rank has at most 2V − 1 visits in every unit, `LookAhead` otherwise.
+    /// Gathers and frees stay where the schedule has them, if it has any. Else `PerVisit` where a
+    /// rank has at most 2V − 1 visits in every unit, `LookAhead` otherwise.
     #[default]
     Auto,
     /// Every visit gathers and frees: ZeroPP's 2V − 1 gathers per rank and unit.
@@ -62,12 +63,14 @@ pub enum Residency {
 /// * R where `recompute` asks for it, and one optimizer step at the end.
 ///
 /// Anything but F, B, W and BW in the input is dropped and made anew, so lowering twice is lowering
-/// once. With [`Residency::AsWritten`] its AG, FREE and R stay.
+/// once. With [`Residency::AsWritten`] its AG, FREE and R stay, with [`Residency::Auto`] its AG and
+/// FREE.
 pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
     let written = options.residency == Residency::AsWritten;
+    let kept = written || (options.residency == Residency::Auto && schedule.has_gathers());
     let programs = Programs::new(schedule, options.recompute, written);
     let residency = match options.residency {
-        Residency::Auto => weights::fitting(schedule, &programs.ranks),
+        Residency::Auto if !kept => weights::fitting(schedule, &programs.ranks),
         chosen => chosen,
     };
     let ranks = (0..schedule.pp())
@@ -75,8 +78,8 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
             let program = &programs.ranks[rank];
             let mut inserts = Inserts::default();
             programs.add_messages(rank, &mut inserts);
-            if written {
-                weights::keep_gathers(&schedule.ranks[rank], &mut inserts);
+            if kept {
+                weights::keep_gathers(&schedule.ranks[rank], program, &mut inserts);
             } else {
                 let visits = weights::visits(schedule, program);
                 weights::add_gathers(&visits, options.prefetch, residency, &mut inserts);

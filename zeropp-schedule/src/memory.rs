@@ -3,9 +3,12 @@
 //! The model counts what a rank with a device of its own would hold:
 //! * *activation*: what F keeps for B. Where an R follows, F keeps the stage input only, and R
 //!   turns it into the whole;
+//! * *workspace*: what a forward (or R) takes beside that and gives back at its end counts as
+//!   activation meanwhile;
 //! * *weight stash*: what B keeps for W; a whole backward is B, then W;
 //! * *gathered*: a stage's weights from AG to FREE;
-//! * *gradient*: a stage's whole gradient from the first W of a unit until its RS retires, which is
+//! * *gradient*: a stage's whole gradient from the first W of a unit (that part of it which F
+//!   makes, from the first F, or R where the stage recomputes) until its RS retires, which is
 //!   when the rank issues its next RS, or at the optimizer step. Where no other rank shares the
 //!   stage, the first unit's is what the others are added to, and is counted as that;
 //! * *communication*: a message from the posting of its receive to the action that takes it; what
@@ -17,7 +20,8 @@
 //! The paper's own count (ZeroPP §3.4) leaves out the prefetched stage, the last stage's gradient
 //! and the stash.
 
-use std::collections::HashSet;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 
 pub use over_time::{KindPoint, over_time};
 
@@ -36,8 +40,12 @@ pub struct StageBytes {
     pub stash: u64,
     /// The whole gathered weights.
     pub weights: u64,
+    /// What a forward takes beside that, and gives back at its end.
+    pub workspace: u64,
     /// The whole fp32 gradient.
     pub gradient: u64,
+    /// That part of it which F makes: a head's.
+    pub gradient_in_forward: u64,
     /// Whether the gradient of a step's first unit stays with the rank as the sum of its units, so
     /// that it counts as that and never here: where nobody shares the stage with the rank.
     pub keeps_first_gradient: bool,
@@ -129,6 +137,11 @@ pub struct Ledger<'a> {
     taken: Vec<u64>,
     /// Stages of which a unit of this step has been added to.
     begun: Vec<bool>,
+    /// The unit of every (stage, micro-batch) whose F makes a part of the gradient.
+    units: HashMap<(usize, usize), usize>,
+    /// (stage, unit) of which F has made a part, and the bytes that it took, until the unit's first
+    /// W.
+    ahead: HashMap<(usize, usize), u64>,
     /// Bytes of the gradient whose RS is on its way, and of what comes out of it.
     reducing: (u64, u64),
     /// Stages whose gather nobody has waited for.
@@ -151,6 +164,8 @@ impl<'a> Ledger<'a> {
             _ => None,
         };
         Ledger {
+            units: units(program, stages),
+            ahead: HashMap::new(),
             stages,
             recomputed: program.iter().filter_map(recomputed).collect(),
             own: program.iter().flat_map(Action::computes).map(|(_, stage, _)| stage).collect(),
@@ -201,6 +216,7 @@ impl<'a> Ledger<'a> {
                 self.retire();
                 self.now.communication -= std::mem::take(&mut self.replica_reduced);
                 self.begun.fill(false);
+                self.ahead.clear();
             }
             _ => {}
         }
@@ -225,27 +241,56 @@ impl<'a> Ledger<'a> {
         }
         match kind {
             Compute::F if self.recomputed.contains(&(stage, micro_batch)) => {
-                self.now.activation += bytes.input;
+                self.now.activation += bytes.input + bytes.workspace;
             }
-            Compute::F => self.now.activation += bytes.activation,
+            Compute::F => {
+                self.now.activation += bytes.activation + bytes.workspace;
+                self.forward_gradient(stage, micro_batch);
+            }
             Compute::R => {
-                self.now.activation = self.now.activation - bytes.input + bytes.activation;
+                self.now.activation += bytes.activation + bytes.workspace - bytes.input;
+                self.forward_gradient(stage, micro_batch);
             }
-            Compute::W | Compute::BW if !self.open[stage] => {
-                self.open[stage] = true;
-                let stays = bytes.keeps_first_gradient && !self.begun[stage];
-                self.taken[stage] = if stays { 0 } else { bytes.gradient };
-                self.begun[stage] = true;
-                self.now.gradient += self.taken[stage];
-            }
+            Compute::W | Compute::BW if !self.open[stage] => self.open(stage, micro_batch),
             Compute::B | Compute::W | Compute::BW => {}
         }
         self.mark();
     }
 
+    /// The part of the unit's gradient that the forward with gradients makes, if it is the first.
+    fn forward_gradient(&mut self, stage: usize, micro_batch: usize) {
+        let Some(unit) = self.units.get(&(stage, micro_batch)) else { return };
+        let StageBytes { keeps_first_gradient, gradient_in_forward, .. } = self.stages[stage];
+        let stays = keeps_first_gradient && !self.begun[stage];
+        let taken = if stays { 0 } else { gradient_in_forward };
+        if let Entry::Vacant(first) = self.ahead.entry((stage, *unit)) {
+            first.insert(taken);
+            self.begun[stage] = true;
+            self.now.gradient += taken;
+        }
+    }
+
+    /// The first W of a unit: all of the gradient.
+    fn open(&mut self, stage: usize, micro_batch: usize) {
+        let bytes = self.stages[stage];
+        self.open[stage] = true;
+        let unit = self.units.get(&(stage, micro_batch)).copied();
+        let ahead = unit.and_then(|unit| self.ahead.get(&(stage, unit)).copied());
+        let stays = match ahead {
+            Some(taken) => taken == 0 && bytes.keeps_first_gradient,
+            None => bytes.keeps_first_gradient && !self.begun[stage],
+        };
+        self.taken[stage] = if stays { 0 } else { bytes.gradient };
+        self.begun[stage] = true;
+        self.now.gradient += self.taken[stage] - ahead.unwrap_or(0);
+    }
+
     /// The end of a compute action: B turns activation into stash, W drops the stash.
     pub fn end(&mut self, (kind, stage, micro_batch): (Compute, usize, usize)) {
         let bytes = self.stages[stage];
+        if matches!(kind, Compute::F | Compute::R) {
+            self.now.activation -= bytes.workspace;
+        }
         let gives = kind.gives(stage, self.stages.len());
         if let Some(message) = gives
             && let Some(consumer) = message.consumer(stage, self.stages.len())
@@ -317,6 +362,23 @@ impl<'a> Ledger<'a> {
         }
         self.kept_peak = self.kept_peak.max(self.now.activation + self.now.weight_stash);
     }
+}
+
+/// The unit that every micro-batch of a stage whose F makes a part of the gradient is reduced with.
+fn units(program: &[Action], stages: &[StageBytes]) -> HashMap<(usize, usize), usize> {
+    let mut reduced = vec![0; stages.len()];
+    let mut units = HashMap::new();
+    for action in program {
+        if let Action::ReduceScatter { stage } = *action {
+            reduced[stage] += 1;
+        }
+        for (kind, stage, micro_batch) in action.computes() {
+            if matches!(kind, Compute::W | Compute::BW) && stages[stage].gradient_in_forward > 0 {
+                units.insert((stage, micro_batch), reduced[stage]);
+            }
+        }
+    }
+    units
 }
 
 #[cfg(test)]

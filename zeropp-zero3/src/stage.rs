@@ -203,6 +203,11 @@ impl ShardedStage {
         Ok(())
     }
 
+    /// Whether [`finish_gather`](Self::finish_gather) would return at once.
+    pub fn is_gathered(&mut self) -> bool {
+        self.gathering.iter_mut().flat_map(|gather| &mut gather.parts).all(Pending::is_done)
+    }
+
     /// Drops the gathered weights.
     ///
     /// # Errors
@@ -225,6 +230,17 @@ impl ShardedStage {
         }
         let parts = flat.into_iter().map(|g| group.reduce_scatter(g)).collect();
         self.reducing = Some(InFlight { parts, holds });
+    }
+
+    /// Whether [`finish_reduce`](Self::finish_reduce) would return at once.
+    pub fn is_reduced(&mut self) -> bool {
+        self.reducing.iter_mut().flat_map(|r| &mut r.parts).all(Pending::is_done)
+    }
+
+    /// Whether the sum over the replicas that was asked for is done.
+    pub fn is_replica_reduced(&mut self) -> bool {
+        let started = !self.replica_wanted;
+        started && self.replica_reducing.iter_mut().flatten().all(Pending::is_done)
     }
 
     /// Whether a reduction is under way.

@@ -1,14 +1,14 @@
-//! The command line of `zeropp schedule`, and the flags for costs that `zeropp compare` shares.
+//! The command line of `zeropp schedule`, and what it asks for.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use clap::builder::{IntoResettable, PossibleValuesParser, StyledStr};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use zeropp::config::Bytes;
 use zeropp::pipeline::lower::LowerOptions;
-use zeropp::pipeline::schedules::{KINDS, Kind, Rate, StepForm};
+use zeropp::pipeline::schedules::{KINDS, Kind, Limits, Rate, StepForm};
 
-use super::decimal::Decimal;
+use super::cost_args::{CostFlags, MEMORY, cost_args};
 
 const ABOUT: &str = "Generate, simulate and draw a schedule\n\n\
 Makes the order of a pipeline schedule, proves it with the verifier, simulates it with the given \
@@ -24,6 +24,8 @@ Costs:
   stages, or one for each, with commas: --t-f 5,5,5,7. A whole backward takes t-b + t-w and sends
   its gradient at its end.
   Memory is in any whole unit. F takes mem-f, B and W give back: mem-f + mem-b + mem-w = 0.
+  --costs reads times and bytes from a file, such as one of `zeropp run --save-costs`, to the
+  nanosecond; what is typed beside it wins.
 
 Numbers (--format json has them all, times in us):
   makespan         from time 0 to the last end over all ranks
@@ -48,9 +50,16 @@ Examples:
   The Zero Bubble paper's 1.5B profile within twice the memory of 1F1B (a bubble of 4.33 %):
       zeropp schedule --kind zb-2p --pp 8 --micro-batches 24 \\
           --t-f 18522 --t-b 18086 --t-w 9337 --t-comm 601 --format json
+  At most two of four stages gathered, twelve gathers a step and twice the memory of 1F1B:
+      zeropp schedule --kind auto --pp 8 --virtual 4 --micro-batches 24 --mem-limit 2p \\
+          --max-gathered 2 --max-gathers 12 --t-f 925 --t-b 900 --t-w 465 --t-comm 60 \\
+          --evaluations 2000
   ZeroPP with units and warm-up chosen for real times and a memory limit:
       zeropp schedule --kind zeropp-auto --pp 4 --virtual 2 --micro-batches 48 --mem-limit 48 \\
           --t-f 11347 --t-b 11248 --t-w 8132 --t-comm 377
+  With the times of a run:
+      zeropp run --pp 2 --virtual 1 --steps 4 --save-costs measured.json
+      zeropp schedule --kind zb-2p --pp 2 --micro-batches 8 --costs measured.json
   All kinds side by side:
       zeropp schedule --all --pp 8 --micro-batches 24 --t-f 18522 --t-b 18086 --t-w 9337
   The whole program with gathers, sends and reductions, as a page to zoom in:
@@ -62,17 +71,12 @@ Examples:
 Exit codes: 0 done, 2 bad input (nothing was written).";
 
 const MESH: &str = "Shape";
-const COSTS: &str = "Costs (us, of one micro-batch on one stage)";
-const MEMORY: &str = "Memory (any whole unit, of one micro-batch on one stage)";
+const SEARCH: &str = "Search (kind auto)";
 const PROGRAM: &str = "Program";
 const OUTPUT: &str = "Output";
 
 /// What `--format` may be.
 pub(super) const FORMATS: [&str; 7] = ["ascii", "json", "csv", "torch", "svg", "html", "chrome"];
-
-/// One number for all stages, or one for each.
-#[derive(Clone, Debug)]
-pub(super) struct PerStage<T>(pub(super) Vec<T>);
 
 /// The most activation memory on a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,27 +87,6 @@ pub(super) enum Limit {
     TimesP(i64),
 }
 
-/// Times of the actions, as typed.
-#[derive(Clone, Debug)]
-pub(crate) struct Times {
-    pub(super) f: PerStage<Decimal>,
-    pub(super) b: PerStage<Decimal>,
-    pub(super) w: PerStage<Decimal>,
-    pub(super) gather: PerStage<Decimal>,
-    pub(super) reduce: PerStage<Decimal>,
-    pub(super) comm: Decimal,
-    pub(super) overlap: Option<Decimal>,
-}
-
-/// Changes of memory, as typed; those that are not given follow from the others.
-#[derive(Clone, Debug)]
-pub(crate) struct Memory {
-    pub(super) f: PerStage<i64>,
-    pub(super) b: Option<PerStage<i64>>,
-    pub(super) w: Option<PerStage<i64>>,
-    pub(super) input: PerStage<i64>,
-}
-
 /// What a schedule is wanted for.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
@@ -111,9 +94,12 @@ pub(crate) struct Request {
     pub(super) virtual_stages: Option<usize>,
     pub(super) micro_batches: Option<usize>,
     pub(super) unit: Option<usize>,
-    pub(super) times: Times,
-    pub(super) memory: Memory,
+    pub(super) costs: CostFlags,
     pub(super) limit: Option<Limit>,
+    /// All kinds are wanted side by side: none searches for long.
+    pub(super) all: bool,
+    /// What kind auto keeps to besides.
+    pub(super) limits: Limits,
     /// Lower the compute actions to the whole program.
     pub(super) lower: Option<LowerOptions>,
 }
@@ -177,68 +163,33 @@ pub(crate) fn command() -> Command {
                 .help_heading(MEMORY)
                 .help("The most activation memory of a rank")
                 .long_help(format!(
-                    "The most activation memory of a rank: a number, or 1p, 2p, .. for that many \
-                     times P whole micro-batches. {} look for an order within it, in place of a \
-                     limit of their own; any other kind is refused where it needs more.",
+                    "The most activation memory of a rank: a number, one of bytes such as 24GiB, \
+                     or 1p, 2p, .. for that many times P whole micro-batches. {} look for an order \
+                     within it, in place of a limit of their own; any other kind is refused where \
+                     it needs more.",
                     Kind::names(|k| k.obeys_limit)
                 )),
         )
+        .args(limit_args())
         .args(program_args())
         .args(output_args())
+}
+
+fn limit_args() -> [Arg; 3] {
+    let evaluations =
+        "Whole orders that the search may time [default: what takes some ten seconds]";
+    [
+        number("max-gathered", "N", "The most stages of a rank gathered at once [default: 2]"),
+        number("max-gathers", "N", "The most gathers of a rank in a step [default: no limit]"),
+        number("evaluations", "N", evaluations),
+    ]
+    .map(|arg| arg.help_heading(SEARCH))
 }
 
 /// Every kind with what it is, a line each.
 pub(crate) fn kinds() -> String {
     let lines: Vec<String> = KINDS.iter().map(|k| format!("{:14} {}", k.name, k.about)).collect();
     lines.join("\n")
-}
-
-/// The flags for what actions cost.
-pub(crate) fn cost_args() -> Vec<Arg> {
-    let time = |name: &'static str, default: &'static str, help: &'static str| {
-        Arg::new(name)
-            .long(name)
-            .value_name("T")
-            .default_value(default)
-            .value_parser(per_stage::<Decimal>)
-            .allow_hyphen_values(true)
-            .help_heading(COSTS)
-            .help(help)
-    };
-    let memory = |name: &'static str, help: &'static str| {
-        Arg::new(name)
-            .long(name)
-            .value_name("M")
-            .value_parser(per_stage::<Units>)
-            .allow_hyphen_values(true)
-            .help_heading(MEMORY)
-            .help(help)
-    };
-    vec![
-        time("t-f", "1", "Forward"),
-        time("t-b", "1", "B, the gradient of a stage's input"),
-        time("t-w", "1", "W, the gradients of a stage's weights"),
-        time("t-comm", "0", "A message from rank to rank, whatever its size")
-            .value_parser(value_parser!(Decimal)),
-        time(
-            "t-gather",
-            "0",
-            "All-gather of a stage's weights, of one stage and not one micro-batch",
-        ),
-        time("t-reduce", "0", "Reduce-scatter of a stage's gradients, likewise"),
-        Arg::new("t-overlap")
-            .long("t-overlap")
-            .value_name("T")
-            .value_parser(value_parser!(Decimal))
-            .allow_hyphen_values(true)
-            .help_heading(COSTS)
-            .help("An overlapped pair of dualpipe-v [default: one after the other]"),
-        memory("mem-f", "What an F takes").default_value("2"),
-        memory("mem-b", "What a B changes [default: half of mem-f is freed]"),
-        memory("mem-w", "What a W changes [default: the rest is freed]"),
-        memory("mem-input", "The part of mem-f that a stage keeps which recomputes")
-            .default_value("0"),
-    ]
 }
 
 fn program_args() -> [Arg; 3] {
@@ -326,79 +277,33 @@ impl Request {
             virtual_stages: size("virtual"),
             micro_batches: size("micro-batches"),
             unit: size("unit"),
-            times: Times::new(matches),
-            memory: Memory::new(matches),
+            costs: CostFlags::new(matches),
             limit: matches.get_one::<Limit>("mem-limit").copied(),
+            all: matches.get_flag("all"),
+            limits: Limits {
+                gathered: size("max-gathered"),
+                gathers: size("max-gathers"),
+                evaluations: size("evaluations").map(|n| n as u64),
+            },
             lower,
         }
     }
 }
 
-impl Times {
-    /// The values of the flags of [`cost_args`].
-    pub(crate) fn new(matches: &ArgMatches) -> Times {
-        let list = |name: &str| {
-            matches.get_one::<PerStage<Decimal>>(name).cloned().expect("has a default")
-        };
-        Times {
-            f: list("t-f"),
-            b: list("t-b"),
-            w: list("t-w"),
-            gather: list("t-gather"),
-            reduce: list("t-reduce"),
-            comm: *matches.get_one("t-comm").expect("has a default"),
-            overlap: matches.get_one("t-overlap").copied(),
-        }
-    }
-}
-
-impl Memory {
-    /// The values of the flags of [`cost_args`].
-    pub(crate) fn new(matches: &ArgMatches) -> Memory {
-        let list = |name: &str| {
-            let list = matches.get_one::<PerStage<Units>>(name)?;
-            Some(PerStage(list.0.iter().map(|units| units.0).collect()))
-        };
-        Memory {
-            f: list("mem-f").expect("has a default"),
-            b: list("mem-b"),
-            w: list("mem-w"),
-            input: list("mem-input").expect("has a default"),
-        }
-    }
-}
-
-/// A change of memory: far from what sums in 64 bits can hold.
-#[derive(Clone, Copy, Debug)]
-struct Units(i64);
-
-const UNITS_MAX: i64 = 100_000_000_000;
 /// Sums of memory and limit stay far from the ends of 64 bits too.
 const LIMIT_MAX: i64 = 1_000_000_000_000_000_000;
-
-impl FromStr for Units {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Units, String> {
-        match text.parse::<i64>() {
-            Ok(n) if (-UNITS_MAX..=UNITS_MAX).contains(&n) => Ok(Units(n)),
-            _ => Err("expected a whole number between -1e11 and 1e11; choose the unit so".into()),
-        }
-    }
-}
-
-fn per_stage<T: FromStr<Err = String>>(text: &str) -> Result<PerStage<T>, String> {
-    let parse = |one: &str| one.trim().parse::<T>();
-    text.split(',').map(parse).collect::<Result<_, _>>().map(PerStage)
-}
 
 fn limit(text: &str) -> Result<Limit, String> {
     let number = |digits: &str| digits.parse().ok().filter(|n| (0..=LIMIT_MAX).contains(n));
     let found = match text.strip_suffix(['p', 'P']) {
         Some(fold) => number(fold).filter(|n| (1..=1000).contains(n)).map(Limit::TimesP),
-        None => number(text).map(Limit::Units),
+        None => number(text).map(Limit::Units).or_else(|| {
+            let bytes = Bytes::parse(text).and_then(|bytes| i64::try_from(bytes.0).ok());
+            bytes.filter(|n| (0..=LIMIT_MAX).contains(n)).map(Limit::Units)
+        }),
     };
-    found.ok_or_else(|| "expected a whole number, or 1p, 2p, .. for multiples of P".into())
+    let works = "expected a whole number, or 1p, 2p, .. for multiples of P, or bytes such as 24GiB";
+    found.ok_or_else(|| works.into())
 }
 
 #[cfg(test)]
@@ -414,6 +319,7 @@ mod tests {
     fn limits_are_units_or_folds() {
         assert_eq!(limit("10"), Ok(Limit::Units(10)));
         assert_eq!(limit("2p"), Ok(Limit::TimesP(2)));
+        assert_eq!(limit("2GiB"), Ok(Limit::Units(2 << 30)));
         for text in ["", "p", "-1", "0p", "1.5p", "2pp", "1q"] {
             assert!(limit(text).is_err(), "{text}");
         }

@@ -1,11 +1,12 @@
 //! From the flags for costs to what generators, simulator and files take.
 
+use zeropp::pipeline::costs::ACTIONS_EACH_MAX;
 use zeropp::pipeline::exchange::json;
 use zeropp::pipeline::memory::StageBytes;
 use zeropp::pipeline::schedules;
 use zeropp::pipeline::simulate::{self, LinkCosts, StageCosts};
 
-use super::args::{Memory, PerStage, Times};
+use super::cost_args::{CostFlags, Memory, PerStage, Times};
 use super::decimal::{Decimal, Unit};
 use crate::Failure;
 
@@ -17,17 +18,33 @@ pub(crate) struct Priced {
     pub(super) generator: schedules::Costs,
     /// For the simulator, whose nanoseconds are this unit.
     pub(super) simulator: simulate::Costs,
-    /// A time that is finer than the unit, with its flag and what it became.
-    pub(super) rounded: Option<String>,
+    /// Which file the costs are from; or a time that is finer than the unit, with its flag and
+    /// what it became.
+    pub(super) note: Option<String>,
+    /// The costs are a file's, whose times of R, replicas and the step they have, too.
+    is_of_file: bool,
 }
-
-/// Actions of a schedule for each stage and micro-batch: F, B, W, R, two sends, two receives, and
-/// as many gathers and frees as computes where it goes to and fro.
-const ACTIONS_EACH_MAX: usize = 16;
 
 impl Priced {
     /// The costs of `stages` stages for schedules of so many micro-batches.
     pub(crate) fn new(
+        flags: &CostFlags,
+        stages: usize,
+        micro_batches: usize,
+    ) -> Result<Priced, Failure> {
+        match &flags.file {
+            Some(path) => super::costs_file::priced(flags, path, stages, micro_batches),
+            None => Priced::typed(&flags.times, &flags.memory, stages, micro_batches),
+        }
+    }
+
+    /// The costs of a file, in nanoseconds.
+    pub(super) fn of_file(simulator: simulate::Costs, note: String) -> Priced {
+        let generator = schedules::Costs::from(&simulator);
+        Priced { unit: Unit::NANO, generator, simulator, note: Some(note), is_of_file: true }
+    }
+
+    fn typed(
         times: &Times,
         memory: &Memory,
         stages: usize,
@@ -48,7 +65,7 @@ impl Priced {
         let listed = lists.iter().flat_map(|(name, list)| list.iter().map(|t| (*name, *t)));
         let all: Vec<(&str, Decimal)> = listed.chain(single).collect();
         let unit = unit(&all, stages, micro_batches)?;
-        let rounded = all.iter().find(|(_, t)| !unit.holds(t)).map(|(name, t)| {
+        let note = all.iter().find(|(_, t)| !unit.holds(t)).map(|(name, t)| {
             let kept = unit.text(unit.units(t).into());
             format!(
                 "{name} = {t} is finer than what 64 bits hold for so many actions; it is {kept} us \
@@ -69,9 +86,10 @@ impl Priced {
             mem_b: change.b,
             mem_w: change.w,
             mem_limit: None,
+            limits: schedules::Limits::default(),
         };
         let simulator = simulator(&generator, &change.input, times.overlap.map(|t| unit.units(&t)));
-        Ok(Priced { unit, generator, simulator, rounded })
+        Ok(Priced { unit, generator, simulator, note, is_of_file: false })
     }
 
     /// The costs in nanoseconds, for runs that are drawn and not counted.
@@ -96,6 +114,9 @@ impl Priced {
 
     /// The costs as a file has them.
     pub(super) fn document(&self) -> json::Costs {
+        if self.is_of_file {
+            return json::Costs::from(&self.simulator);
+        }
         let micros = |list: &[u64]| list.iter().map(|t| self.unit.micros(*t)).collect::<Vec<f64>>();
         let or_none =
             |list: &[u64]| if list.iter().all(|t| *t == 0) { Vec::new() } else { micros(list) };
@@ -158,7 +179,11 @@ fn simulator(costs: &schedules::Costs, input: &[i64], overlap: Option<u64>) -> s
 }
 
 /// One entry a stage of a flag's value.
-fn per_stage<T: Copy>(name: &str, list: &PerStage<T>, stages: usize) -> Result<Vec<T>, Failure> {
+pub(super) fn per_stage<T: Copy>(
+    name: &str,
+    list: &PerStage<T>,
+    stages: usize,
+) -> Result<Vec<T>, Failure> {
     match list.0[..] {
         [one] => Ok(vec![one; stages]),
         _ if list.0.len() == stages => Ok(list.0.clone()),
@@ -170,16 +195,16 @@ fn per_stage<T: Copy>(name: &str, list: &PerStage<T>, stages: usize) -> Result<V
 }
 
 /// Changes of memory of every stage.
-struct Changes {
-    f: Vec<i64>,
-    b: Vec<i64>,
-    w: Vec<i64>,
-    input: Vec<i64>,
+pub(super) struct Changes {
+    pub(super) f: Vec<i64>,
+    pub(super) b: Vec<i64>,
+    pub(super) w: Vec<i64>,
+    pub(super) input: Vec<i64>,
 }
 
 impl Changes {
     /// What is not given follows: B frees half of what F took, or all that W does not.
-    fn new(memory: &Memory, stages: usize) -> Result<Changes, Failure> {
+    pub(super) fn new(memory: &Memory, stages: usize) -> Result<Changes, Failure> {
         let f = per_stage("mem-f", &memory.f, stages)?;
         let input = per_stage("mem-input", &memory.input, stages)?;
         let given = |name, list: &Option<PerStage<i64>>| {

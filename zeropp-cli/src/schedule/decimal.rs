@@ -63,6 +63,9 @@ pub(crate) struct Unit {
 const NS: u32 = 3;
 
 impl Unit {
+    /// A nanosecond.
+    pub(crate) const NANO: Unit = Unit { decimals: NS };
+
     /// The coarsest unit in which all `times` are whole, or the finest in which `actions` of the
     /// longest still fit into 64 bits, whichever is coarser. The error is the longest time where
     /// not even nanoseconds fit.

@@ -4,8 +4,10 @@ use zeropp::pipeline::exchange::json::{Document, Measures};
 use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::lower::lower;
 use zeropp::pipeline::report::measures;
+use zeropp::pipeline::schedules::budgeted::{auto, default_evaluations};
 use zeropp::pipeline::schedules::{
-    Kind, Shape, StepForm, default_unit, generate_with_costs, unit_note, zeropp_auto_unit,
+    Costs, Kind, Limits, Shape, StepForm, default_unit, generate_with_costs, unit_note,
+    zeropp_auto_unit,
 };
 use zeropp::pipeline::simulate::simulate;
 use zeropp::pipeline::timeline::Timeline;
@@ -24,6 +26,8 @@ pub(super) struct Made {
     pub(super) document: Document,
     /// The simulated run, in nanoseconds.
     pub(super) timeline: Timeline,
+    /// What a search found and how far from the best it can be, to stand beside the numbers.
+    pub(super) found: Option<String>,
     /// Remarks for standard error.
     pub(super) notes: Vec<String>,
 }
@@ -62,10 +66,11 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
             shape.pp, shape.virtual_stages
         ))
     })?;
-    let mut priced = Priced::new(&request.times, &request.memory, stages, shape.micro_batches)?;
+    let mut priced = Priced::new(&request.costs, stages, shape.micro_batches)?;
     let limit = request.limit.map(|limit| units_of(limit, &shape, &priced));
     priced.generator.mem_limit = limit;
-    let (shape, schedule) = generated(request, kind, shape, &priced)?;
+    priced.generator.limits = request.limits;
+    let (shape, schedule, found) = generated(request, kind, shape, &priced)?;
     let schedule = match &request.lower {
         Some(options) => lower(&schedule, options),
         None => schedule,
@@ -78,29 +83,37 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
     let document = Document { schedule, costs: Some(priced.document()), measures: Some(measures) };
     let timeline = in_nanos(timeline, priced.unit);
     let unit = (kind == "zeropp").then(|| unit_note(&shape)).flatten();
-    let notes = priced.rounded.into_iter().chain(unit).collect();
-    Ok(Made { shape, document, timeline, notes })
+    let notes = priced.note.into_iter().chain(unit).collect();
+    Ok(Made { shape, document, timeline, found, notes })
 }
 
 /// Beyond this a slip of the keyboard is likelier than a pipeline.
 const STAGES_MAX: usize = 1 << 16;
 
-/// The schedule, and its shape where the generator chooses the unit.
+/// The schedule, its shape where the generator chooses the unit, and what a search says of it.
 fn generated(
     request: &Request,
     kind: &str,
     shape: Shape,
     priced: &Priced,
-) -> Result<(Shape, Schedule), Failure> {
+) -> Result<(Shape, Schedule, Option<String>), Failure> {
     let costs = &priced.generator;
+    if kind == "auto" && !request.all {
+        let evaluations = costs.limits.evaluations.unwrap_or_else(|| default_evaluations(&shape));
+        let limits = Limits { evaluations: Some(evaluations), ..costs.limits };
+        let costs = Costs { limits, ..costs.clone() };
+        let found = auto(&shape, &costs).map_err(Failure::bad_input)?;
+        let line = format!("search: largest own span's bubble {found}");
+        return Ok((shape, found.schedule, Some(line)));
+    }
     if kind == "zeropp-auto" && request.unit.is_none() && costs.mem_limit.is_some() {
         // Refuses what no unit can help before it looks for one.
         generate_with_costs("zeropp", &shape, costs).map_err(Failure::bad_input)?;
         let (unit, schedule) = zeropp_auto_unit(&shape, costs).map_err(Failure::bad_input)?;
-        return Ok((Shape { unit, ..shape }, schedule));
+        return Ok((Shape { unit, ..shape }, schedule, None));
     }
     let schedule = generate_with_costs(kind, &shape, costs).map_err(Failure::bad_input)?;
-    Ok((shape, schedule))
+    Ok((shape, schedule, None))
 }
 
 fn units_of(limit: Limit, shape: &Shape, priced: &Priced) -> i64 {

@@ -42,7 +42,11 @@ pub(super) fn render(made: &Made, format: &str, width: usize) -> io::Result<Vec<
         "svg" => svg::write(&made.timeline, &mut out)?,
         "html" => html::write(&made.timeline, &mut out)?,
         "chrome" => chrome::write(&made.timeline, &mut out)?,
-        _ => out = format!("{}\n{}\n", chart(&made.timeline, width), numbers(made)).into_bytes(),
+        _ => {
+            let found = made.found.as_ref().map_or(String::new(), |line| format!("{line}\n"));
+            let chart = chart(&made.timeline, width);
+            out = format!("{chart}\n{}\n{found}", numbers(made)).into_bytes();
+        }
     }
     Ok(out)
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::collective::HeaderExchange;
 use super::sys::Comm;
+use super::tree::Position;
 use crate::progress::Group;
 
 /// The communication thread's side of a group. Collectives are posted to `main` in the order in
@@ -16,4 +17,16 @@ pub(super) struct Channel {
     pub(super) main: Comm,
     pub(super) late: Comm,
     pub(super) exchanges: BTreeMap<u64, HeaderExchange>,
+    /// Where this rank is in the tree that headers take.
+    pub(super) position: Position,
+    /// Collectives that this rank has called.
+    pub(super) called: u64,
+}
+
+impl Channel {
+    /// A group in which nothing has been called.
+    pub(super) fn new(group: Arc<Group>, main: Comm, late: Comm) -> Channel {
+        let position = Position::of(group.place, group.size());
+        Channel { group, main, late, exchanges: BTreeMap::new(), position, called: 0 }
+    }
 }

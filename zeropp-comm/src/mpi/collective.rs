@@ -96,16 +96,20 @@ pub(super) struct HeaderExchange {
     /// Place that was heard of first: the one others are compared with.
     pub(super) opener: usize,
     pub(super) in_progress: Option<InProgress>,
+    /// Whether the parent in the tree, and the children, have been told.
+    pub(super) told_up: bool,
+    pub(super) told_down: bool,
 }
 
 impl HeaderExchange {
     pub(super) fn new(size: usize, opener: usize) -> HeaderExchange {
-        HeaderExchange { headers: vec![None; size], opener, in_progress: None }
+        let headers = vec![None; size];
+        HeaderExchange { headers, opener, in_progress: None, told_up: false, told_down: false }
     }
 
-    /// Places that have not joined.
-    pub(super) fn missing(&self) -> Vec<usize> {
-        (0..self.headers.len()).filter(|place| self.headers[*place].is_none()).collect()
+    /// Places of which no header has come so far.
+    pub(super) fn unheard(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.headers.len()).filter(|place| self.headers[*place].is_none())
     }
 
     /// The first joined place, from the opener on, whose signature is not `mine`.
@@ -205,6 +209,11 @@ impl InProgress {
     /// Whether an all-reduce sums a part on every rank and then gathers the parts.
     fn in_parts(&self, len: usize, kind: DType) -> bool {
         len * kind.size() > GATHERED_SUM_BYTES
+    }
+
+    /// Whether MPI has data to move, for which it wants to be asked often.
+    pub(super) fn is_moving(&self) -> bool {
+        self.transfer.is_some()
     }
 
     /// Whether the first transfer may still have to be posted.
@@ -413,5 +422,5 @@ pub(super) fn split(channel: &Channel, headers: &[Option<Header>]) -> Result<Cha
     let color = colors.binary_search(&mine).expect("mine is among them");
     let main = channel.late.split(color, new.place)?;
     let late = main.duplicate()?;
-    Ok(Channel { group: new, main, late, exchanges: Default::default() })
+    Ok(Channel::new(new, main, late))
 }

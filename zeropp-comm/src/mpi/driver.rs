@@ -9,21 +9,26 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use super::channel::Channel;
 use super::collective::{HeaderExchange, InProgress, Payload, Progress, SplitError, Turn, split};
-use super::engine::{Command, Input, Join, Output, Shared, Wanted, WhoIsMissing};
+use super::engine::{Command, Join, Output, Shared, Wanted, WhoIsMissing};
 use super::mail::{Mail, data_tag};
 use super::sys::{self, Comm, Memory, MpiError, Transfer};
 use super::timeout_attribution::TimeoutAttribution;
-use super::wire::{Carriage, FRAME_MAX, Frame, Header, INLINE_MAX, Share};
+use super::wire::{Carriage, FRAME_MAX, Frame, Header};
 use crate::CommError;
-use crate::progress::{Envelope, Group, read_error};
-use crate::signature::{Operation, Signature};
+use crate::progress::{Envelope, read_error};
+use crate::signature::Operation;
 
 /// Polls without a pause after something has happened, then a pause each.
 const EAGER_POLLS: u32 = 100;
-/// Pause between polls while an operation is under way.
-const BUSY_PAUSE: Duration = Duration::from_micros(30);
-/// Pause between polls otherwise; a command ends it.
-const IDLE_PAUSE: Duration = Duration::from_micros(500);
+/// Shortest pause between polls; a command ends any.
+const PAUSE_MIN: Duration = Duration::from_micros(30);
+/// Longest pause while MPI has data to move.
+const MOVING_PAUSE: Duration = Duration::from_micros(100);
+/// Longest pause while others are waited for, or nothing is under way.
+const WAITING_PAUSE: Duration = Duration::from_millis(1);
+/// A pause is this part of the time since something happened: so waiting takes no core, and no
+/// wait becomes longer by more than this part, or by the longest pause.
+const PAUSE_PART: u32 = 16;
 /// How long a failed world waits for the other ranks to have told their users.
 const BYE_GRACE: Duration = Duration::from_secs(2);
 /// How long a rank gets to tell its user about a failure once it has ended its world.
@@ -42,12 +47,14 @@ pub(super) struct Driver {
     /// Of each group by its number.
     pub(super) channels: HashMap<u64, Channel>,
     /// Headers for groups that this rank is not yet a member of.
-    early: HashMap<u64, Vec<Header>>,
+    pub(super) early: HashMap<u64, Vec<Header>>,
     pub(super) mail: Mail,
     pub(super) departed: Vec<bool>,
+    /// Collectives of a group that a world rank had called before it left.
+    called_by: HashMap<(usize, u64), u64>,
     byes: Vec<bool>,
     pub(super) attribution: Option<TimeoutAttribution>,
-    failed_at: Option<Instant>,
+    pub(super) failed_at: Option<Instant>,
     finishing: Option<Instant>,
 }
 
@@ -70,6 +77,7 @@ impl Driver {
             early: HashMap::new(),
             mail: Mail::new(size, shared.engine.device.clone()),
             departed: vec![false; size],
+            called_by: HashMap::new(),
             byes: vec![false; size],
             attribution: None,
             failed_at: None,
@@ -80,7 +88,7 @@ impl Driver {
 
     /// Works until the world has ended in good order; ends the job where it has failed.
     pub(super) fn run(mut self) {
-        let mut idle = 0u32;
+        let (mut idle, mut moved_at) = (0u32, Instant::now());
         loop {
             let mut moved = false;
             while let Ok(command) = self.commands.try_recv() {
@@ -92,14 +100,13 @@ impl Driver {
                 return;
             }
             idle = if moved { 0 } else { idle.saturating_add(1) };
-            let pause = match self.is_busy() {
-                _ if idle <= EAGER_POLLS => {
-                    std::thread::yield_now();
-                    continue;
-                }
-                true => BUSY_PAUSE,
-                false => IDLE_PAUSE,
-            };
+            if idle <= EAGER_POLLS {
+                moved_at = Instant::now();
+                std::thread::yield_now();
+                continue;
+            }
+            let longest = if self.is_moving() { MOVING_PAUSE } else { WAITING_PAUSE };
+            let pause = (moved_at.elapsed() / PAUSE_PART).clamp(PAUSE_MIN, longest);
             match self.commands.recv_timeout(pause) {
                 Ok(command) => {
                     self.handle(command);
@@ -112,13 +119,13 @@ impl Driver {
         }
     }
 
-    fn is_busy(&self) -> bool {
-        let in_progress =
-            |channel: &Channel| channel.exchanges.values().any(|m| m.in_progress.is_some());
-        !self.outbox.is_empty()
-            || self.mail.is_busy()
-            || self.attribution.is_some()
-            || self.channels.values().any(in_progress)
+    /// Whether MPI has data to move, which it does while it is asked.
+    fn is_moving(&self) -> bool {
+        let moving = |exchange: &HeaderExchange| {
+            exchange.in_progress.as_ref().is_some_and(InProgress::is_moving)
+        };
+        let in_channel = |channel: &Channel| channel.exchanges.values().any(moving);
+        !self.outbox.is_empty() || self.mail.is_moving() || self.channels.values().any(in_channel)
     }
 
     fn handle(&mut self, command: Command) {
@@ -146,7 +153,8 @@ impl Driver {
             Command::Fail => self.spread(),
             Command::Depart => {
                 self.departed[self.shared.rank] = true;
-                self.tell_all(&Frame::Depart);
+                let called = self.channels.values().map(|c| (c.group.id, c.called)).collect();
+                self.tell_all(&Frame::Depart(called));
             }
             Command::Finish => {
                 self.finishing = Some(Instant::now());
@@ -157,7 +165,7 @@ impl Driver {
         }
     }
 
-    fn error(&self) -> CommError {
+    pub(super) fn error(&self) -> CommError {
         self.shared.error().expect("the world has failed")
     }
 
@@ -214,31 +222,6 @@ impl Driver {
                 Err(_) if self.failed_at.is_some() => {}
                 Err(error) => self.fail(self.shared.rank, error.in_operation("a header".into())),
             }
-        }
-    }
-
-    fn join(&mut self, join: Join) {
-        let Join { group: id, sequence, signature, input, slot } = join;
-        let channel = &self.channels[&id];
-        let group = channel.group.clone();
-        let header = header(&group, sequence, signature, &input);
-        self.tell(group.others(), &Frame::Header(header.clone()));
-        if self.failed_at.is_some() {
-            return slot.fail(self.error());
-        }
-        let channel = self.channels.get_mut(&id).expect("looked up above");
-        let new = || HeaderExchange::new(group.size(), group.place);
-        let exchange = channel.exchanges.entry(sequence).or_insert_with(new);
-        exchange.headers[group.place] = Some(header);
-        let differing = exchange.differs(&signature).cloned();
-        let missing = exchange.missing();
-        if let Some(other) = differing {
-            self.fail(self.shared.rank, mismatch(&group, &signature, &other));
-            return slot.fail(self.error());
-        }
-        exchange.in_progress = Some(InProgress::new(signature, input, slot));
-        if let Some(place) = missing.into_iter().find(|p| self.departed[group.members[*p]]) {
-            self.lost(group.members[place]);
         }
     }
 
@@ -315,18 +298,30 @@ impl Driver {
         match frame {
             Frame::Failure(rank, json) => self.fail(rank, read_error(rank, &json)),
             Frame::Bye => self.byes[from] = true,
-            Frame::Ping => self.tell(std::iter::once(from), &Frame::Pong),
-            Frame::Pong => {
+            Frame::Ping(group, sequence) => {
+                let channel = self.channels.get(&group);
+                let has_called = channel.is_some_and(|channel| channel.called > sequence);
+                self.tell(std::iter::once(from), &Frame::Pong(has_called));
+            }
+            Frame::Pong(has_called) => {
                 if let Some(attribution) = &mut self.attribution {
                     attribution.answered[from] = true;
+                    attribution.called[from] = has_called;
                 }
             }
-            Frame::Depart => {
+            Frame::Depart(called) => {
                 self.departed[from] = true;
+                let called = called.into_iter().map(|(group, count)| ((from, group), count));
+                self.called_by.extend(called);
                 self.lost(from);
             }
             _ if self.failed_at.is_some() => {}
-            Frame::Header(header) => self.note(header),
+            Frame::Headers(runs) => {
+                for (header, count) in runs {
+                    let at = |i| Header { place: header.place + i, ..header.clone() };
+                    (0..count).map(at).for_each(|header| self.note(header));
+                }
+            }
             Frame::Envelope(envelope, carriage) => {
                 let result = self.mail.deliver(self.data, envelope, carriage);
                 self.settle(result);
@@ -334,29 +329,18 @@ impl Driver {
         }
     }
 
-    /// Notes that a rank has joined a collective.
-    fn note(&mut self, header: Header) {
-        let Some(channel) = self.channels.get_mut(&header.group) else {
-            return self.early.entry(header.group).or_default().push(header);
-        };
-        let group = channel.group.clone();
-        let new = || HeaderExchange::new(group.size(), header.place);
-        let exchange = channel.exchanges.entry(header.sequence).or_insert_with(new);
-        let mine = exchange.in_progress.as_ref().map(|in_progress| in_progress.signature);
-        exchange.headers[header.place] = Some(header.clone());
-        if let Some(mine) = mine.filter(|mine| *mine != header.signature) {
-            self.fail(self.shared.rank, mismatch(&group, &mine, &header));
-        }
-    }
-
     /// Fails the world if something waits for world rank `rank`, which has departed.
-    fn lost(&mut self, rank: usize) {
+    pub(super) fn lost(&mut self, rank: usize) {
         let stuck = self.channels.values().find_map(|channel| {
             let group = &channel.group;
             let place = group.members.iter().position(|member| *member == rank)?;
-            let waits = |exchange: &&HeaderExchange| exchange.headers[place].is_none();
+            // What it had called before it left is on its way through the tree.
+            let called = self.called_by.get(&(rank, group.id)).copied().unwrap_or(0);
+            let waits = |(sequence, exchange): &(&u64, &HeaderExchange)| {
+                **sequence >= called && exchange.headers[place].is_none()
+            };
             let all_in_progress =
-                channel.exchanges.values().filter(waits).filter_map(|m| m.in_progress.as_ref());
+                channel.exchanges.iter().filter(waits).filter_map(|(_, m)| m.in_progress.as_ref());
             // An operation that only this thread still knows has nobody waiting.
             let in_progress =
                 all_in_progress.into_iter().find(|f| Arc::strong_count(&f.slot) > 1)?;
@@ -475,26 +459,6 @@ impl Driver {
         }
         true
     }
-}
-
-/// The header of a collective; takes a small input along.
-fn header(group: &Group, sequence: u64, signature: Signature, input: &Input) -> Header {
-    let (len, inline) = match input {
-        // The bytes stay: where another rank has more, all go round once more.
-        Input::Bytes(bytes) if bytes.len() <= INLINE_MAX => (bytes.len(), bytes.clone()),
-        Input::Bytes(bytes) => (bytes.len(), Vec::new()),
-        Input::Buffer(payload) if payload.is_small() => {
-            let inline = payload.bytes().to_vec();
-            (inline.len(), inline)
-        }
-        Input::Buffer(_) => (0, Vec::new()),
-    };
-    let brought = Share { len, inline };
-    Header { group: group.id, sequence, place: group.place, signature, brought }
-}
-
-fn mismatch(group: &Group, mine: &Signature, other: &Header) -> CommError {
-    group.mismatch(other.sequence, (group.place, mine), (other.place, other.signature))
 }
 
 /// The error as other ranks read it; one with a text that no frame can hold is cut.

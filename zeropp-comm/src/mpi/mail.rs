@@ -48,9 +48,9 @@ impl Mail {
         Mail { unmatched, arriving, numbers: vec![0; world_size], device }
     }
 
-    /// Whether a receive is under way.
-    pub(super) fn is_busy(&self) -> bool {
-        !self.arriving.is_empty() || self.unmatched.waiting().next().is_some()
+    /// Whether the data of a message is on its way.
+    pub(super) fn is_moving(&self) -> bool {
+        !self.arriving.is_empty()
     }
 
     /// A number for the next transfer to world rank `to`.

@@ -2,13 +2,15 @@
 //!
 //! One [communication thread](driver) starts and ends MPI and makes every call to it. The rank's
 //! threads hand it operations and sleep until it has their results. It polls what is under way,
-//! with short pauses: without a thread that polls, MPI moves nothing while the rank computes.
+//! with pauses: without a thread that polls, MPI moves nothing while the rank computes. The longer
+//! it has waited for others, the longer they are, so that waiting takes no core.
 //!
-//! As a rank joins a collective it tells the others of the group which one and with what, in a
-//! [small message](wire) beside the data. So every rank can compare signatures, knows who has not
-//! joined, and needs no answer for it. Sums are made here, in rank order in `f32`: a
-//! reduce-scatter is an all-to-all and a sum, an all-reduce that followed by an all-gather. So the
-//! bits are those of the threads engine, and it is faster than MPI's own reductions.
+//! As a rank joins a collective it tells the others of the group which one and with what, in
+//! [small messages](wire) beside the data that go [up and down a tree](tree). So ranks can compare
+//! signatures, and data moves only where all have joined and agree. Sums are made here, in rank
+//! order in `f32`: a reduce-scatter is an all-to-all and a sum, an all-reduce that followed by an
+//! all-gather. So the bits are those of the threads engine, and it is faster than MPI's own
+//! reductions.
 //!
 //! The first error is sent to all ranks and ends every operation everywhere. Once the ranks have
 //! told their users ([`MpiWorld::finish`]), or have had the time to, the job is aborted. A panic
@@ -18,9 +20,11 @@ mod channel;
 mod collective;
 mod driver;
 mod engine;
+mod headers;
 mod mail;
 mod sys;
 mod timeout_attribution;
+mod tree;
 mod wire;
 
 use std::sync::Arc;
@@ -204,7 +208,7 @@ fn open(options: MpiOptions) -> Result<(Driver, Arc<Group>, Crew), MpiError> {
     let (control, data) = (all.duplicate()?, all.duplicate()?);
     let (main, late) = (all.duplicate()?, all.duplicate()?);
     let group = Group::world(rank, size);
-    let world = Channel { group: group.clone(), main, late, exchanges: Default::default() };
+    let world = Channel::new(group.clone(), main, late);
     let (commands, orders) = unbounded();
     let engine = MpiEngine { device: options.device };
     let shared = Arc::new(Shared::new(engine, options.timeout, (rank, size), commands));

@@ -1,7 +1,8 @@
 //! Who is to blame for an operation that takes too long.
 //!
-//! Ranks that have not joined are known from their headers. A rank whose process does not even
-//! answer is the likelier cause, wherever it is: those that have not joined may be waiting for it.
+//! Every rank is asked whether it has called the operation: headers may be on their way through the
+//! tree, or stuck below a rank that is late. A rank whose process does not even answer is the
+//! likelier cause, wherever it is: those that have not joined may be waiting for it.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,6 +23,8 @@ pub(super) struct TimeoutAttribution {
     answer: Option<Sender<Vec<usize>>>,
     deadline: Instant,
     pub(super) answered: Vec<bool>,
+    /// World ranks that have said that they have called it.
+    pub(super) called: Vec<bool>,
 }
 
 impl Driver {
@@ -39,9 +42,12 @@ impl Driver {
         let mut answered = vec![false; size];
         answered[self.shared.rank] = true;
         let deadline = Instant::now() + ANSWER_TIME;
-        self.attribution = Some(TimeoutAttribution { what, slot, answer, deadline, answered });
+        let called = answered.clone();
+        let question = Frame::Ping(what.group(), what.sequence());
+        self.attribution =
+            Some(TimeoutAttribution { what, slot, answer, deadline, answered, called });
         let me = self.shared.rank;
-        self.tell((0..size).filter(|rank| *rank != me), &Frame::Ping);
+        self.tell((0..size).filter(|rank| *rank != me), &question);
     }
 
     /// Ends the attribution once all have answered or had the time to.
@@ -51,12 +57,12 @@ impl Driver {
         if !all && Instant::now() < attribution.deadline {
             return;
         }
-        let TimeoutAttribution { what, slot, answer, answered, .. } =
+        let TimeoutAttribution { what, slot, answer, answered, called, .. } =
             self.attribution.take().expect("looked at above");
         if slot.is_done() {
             return;
         }
-        let Some((group, missing)) = self.find_late(what, &slot) else { return };
+        let Some((group, missing)) = self.find_late(what, &slot, &called) else { return };
         let silent: Vec<usize> =
             (0..answered.len()).filter(|rank| !answered[*rank] && !self.departed[*rank]).collect();
         let missing = if silent.is_empty() { missing } else { silent };
@@ -72,14 +78,20 @@ impl Driver {
     }
 
     /// The name of a late operation's group, and world ranks that have not joined it or sent.
-    fn find_late(&self, what: Awaited, slot: &Arc<Slot>) -> Option<(String, Vec<usize>)> {
+    fn find_late(
+        &self,
+        what: Awaited,
+        slot: &Arc<Slot>,
+        called: &[bool],
+    ) -> Option<(String, Vec<usize>)> {
         match what {
             Awaited::Collective { group, sequence, .. } => {
                 let channel = self.channels.get(&group)?;
                 let exchange = channel.exchanges.get(&sequence)?;
                 exchange.in_progress.as_ref()?;
                 let group = &channel.group;
-                let missing = exchange.missing().iter().map(|p| group.members[*p]).collect();
+                let unheard = exchange.unheard().map(|place| group.members[place]);
+                let missing = unheard.filter(|rank| !called[*rank]).collect();
                 Some((group.name.clone(), missing))
             }
             Awaited::Receive(address) => {

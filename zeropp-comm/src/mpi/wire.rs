@@ -1,16 +1,21 @@
 //! The small messages that ranks send each other beside the data: what they are about to do, what
 //! a point-to-point message holds, that they failed, left, or are alive.
 
-use crate::codec::{get, put};
+use std::ops::Range;
+
+use crate::codec::{get, put, put_all};
 use crate::progress::{self, Envelope};
+use crate::signature::{Operation, Signature};
 
 /// Longest frame, in bytes.
-pub(super) const FRAME_MAX: usize = 2048;
+pub(super) const FRAME_MAX: usize = 16 << 10;
+/// Bytes of a run of headers without what is brought.
+const RUN_BYTES: usize = 72;
 /// Bytes that travel in the frame itself instead of in a transfer of their own.
 pub(super) const INLINE_MAX: usize = 1024;
 
 /// What a rank brings to a collective in its header.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Share {
     /// Bytes of an exchange; those that fit are in `inline`.
     pub(super) len: usize,
@@ -19,6 +24,20 @@ pub(super) struct Share {
 
 /// What a rank tells the others of a group as it joins a collective.
 pub(super) type Header = progress::Header<Share>;
+
+impl Header {
+    /// What the places of `below` in the tree are told: what goes to the root of a gather they need
+    /// not know, but for whether it fits the headers.
+    pub(super) fn as_told_to(&self, below: &Range<usize>) -> Header {
+        let Signature { operation, root, .. } = self.signature;
+        let gets = root.is_none_or(|root| below.contains(&root));
+        if operation != Operation::Gather || gets {
+            return self.clone();
+        }
+        let len = if self.brought.len > INLINE_MAX { INLINE_MAX + 1 } else { 0 };
+        Header { brought: Share { len, inline: Vec::new() }, ..self.clone() }
+    }
+}
 
 /// How a message gets to the receiver of its envelope.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,17 +51,20 @@ pub(super) enum Carriage {
 /// A message beside the data.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Frame {
-    Header(Header),
+    /// Ranks have joined a collective: headers, and at how many places from its own on each holds.
+    Headers(Vec<(Header, usize)>),
     Envelope(Envelope, Carriage),
     /// The world's first error as this rank knows it: who saw it, and the error as JSON.
     Failure(usize, Vec<u8>),
-    /// The rank has dropped its last communicator.
-    Depart,
+    /// The rank has dropped its last communicator: groups, and how many collectives of each it has
+    /// called.
+    Depart(Vec<(u64, u64)>),
     /// The rank has told its user about a failure and can be ended.
     Bye,
-    /// Asks whether the rank's process still answers.
-    Ping,
-    Pong,
+    /// Asks whether the rank's process still answers, and whether it has called this collective: a
+    /// group and a number.
+    Ping(u64, u64),
+    Pong(bool),
 }
 
 impl Frame {
@@ -50,11 +72,14 @@ impl Frame {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(64);
         match self {
-            Frame::Header(header) => {
+            Frame::Headers(runs) => {
                 out.push(0);
-                header.put(&mut out);
-                put(&mut out, header.brought.len as u64);
-                out.extend_from_slice(&header.brought.inline);
+                for (header, count) in runs {
+                    header.put(&mut out);
+                    let Share { len, inline } = &header.brought;
+                    put_all(&mut out, &[*count as u64, *len as u64, inline.len() as u64]);
+                    out.extend_from_slice(inline);
+                }
             }
             Frame::Envelope(envelope, Carriage::Inline(bytes)) => {
                 out.push(1);
@@ -71,10 +96,16 @@ impl Frame {
                 put(&mut out, *rank as u64);
                 out.extend_from_slice(error);
             }
-            Frame::Depart => out.push(3),
+            Frame::Depart(called) => {
+                out.push(3);
+                called.iter().for_each(|(group, count)| put_all(&mut out, &[*group, *count]));
+            }
             Frame::Bye => out.push(4),
-            Frame::Ping => out.push(5),
-            Frame::Pong => out.push(6),
+            Frame::Ping(group, sequence) => {
+                out.push(5);
+                put_all(&mut out, &[*group, *sequence]);
+            }
+            Frame::Pong(has_called) => out.extend([6, u8::from(*has_called)]),
         }
         debug_assert!(out.len() <= FRAME_MAX);
         out
@@ -85,21 +116,62 @@ impl Frame {
         let (kind, mut rest) = bytes.split_first()?;
         let r = &mut rest;
         Some(match kind {
-            0 => Frame::Header(Header::get(r, |r| {
-                Some(Share { len: get(r)? as usize, inline: r.to_vec() })
-            })?),
+            0 => {
+                let mut runs = Vec::new();
+                while !r.is_empty() {
+                    let mut count = 0;
+                    let header = Header::get(r, |r| {
+                        count = usize::try_from(get(r)?).ok()?;
+                        let len = usize::try_from(get(r)?).ok()?;
+                        let brought = usize::try_from(get(r)?).ok()?;
+                        let inline = r.split_off(..brought)?.to_vec();
+                        Some(Share { len, inline })
+                    })?;
+                    runs.push((header, count));
+                }
+                Frame::Headers(runs)
+            }
             1 => Frame::Envelope(Envelope::get(r)?, Carriage::Inline(r.to_vec())),
             2 => Frame::Failure(get(r)? as usize, r.to_vec()),
-            3 => Frame::Depart,
+            3 => {
+                let mut called = Vec::new();
+                while !r.is_empty() {
+                    called.push((get(r)?, get(r)?));
+                }
+                Frame::Depart(called)
+            }
             4 => Frame::Bye,
-            5 => Frame::Ping,
-            6 => Frame::Pong,
+            5 => Frame::Ping(get(r)?, get(r)?),
+            6 => Frame::Pong(*r.first()? != 0),
             7 => {
                 Frame::Envelope(Envelope::get(r)?, Carriage::Transfer(u32::try_from(get(r)?).ok()?))
             }
             _ => return None,
         })
     }
+}
+
+/// Headers in as few frames as hold them; neighbours that say the same are one run.
+pub(super) fn in_frames<'a>(headers: impl Iterator<Item = &'a Header>) -> Vec<Frame> {
+    let mut frames: Vec<Vec<(Header, usize)>> = Vec::new();
+    let mut used = FRAME_MAX;
+    for header in headers {
+        if let Some((first, count)) = frames.last_mut().and_then(|runs| runs.last_mut())
+            && first.place + *count == header.place
+            && (first.signature, &first.brought) == (header.signature, &header.brought)
+        {
+            *count += 1;
+            continue;
+        }
+        let bytes = RUN_BYTES + header.brought.inline.len();
+        if used + bytes > FRAME_MAX {
+            frames.push(Vec::new());
+            used = 1;
+        }
+        used += bytes;
+        frames.last_mut().expect("pushed above").push((header.clone(), 1));
+    }
+    frames.into_iter().map(Frame::Headers).collect()
 }
 
 #[cfg(test)]
@@ -118,14 +190,14 @@ mod tests {
             any::<u32>().prop_map(Carriage::Transfer)
         ];
         prop_oneof![
-            headers(share).prop_map(Frame::Header),
+            proptest::collection::vec((headers(share), 1usize..9), 0..9).prop_map(Frame::Headers),
             (envelopes(), carriage)
                 .prop_map(|(envelope, carriage)| Frame::Envelope(envelope, carriage)),
             (0usize..9, bytes()).prop_map(|(rank, error)| Frame::Failure(rank, error)),
-            Just(Frame::Depart),
+            proptest::collection::vec(any::<(u64, u64)>(), 0..9).prop_map(Frame::Depart),
             Just(Frame::Bye),
-            Just(Frame::Ping),
-            Just(Frame::Pong),
+            any::<(u64, u64)>().prop_map(|(group, sequence)| Frame::Ping(group, sequence)),
+            any::<bool>().prop_map(Frame::Pong),
         ]
     }
 
@@ -137,6 +209,35 @@ mod tests {
             let bytes = frame.encode();
             prop_assert!(bytes.len() <= FRAME_MAX);
             prop_assert_eq!(Frame::decode(&bytes), Some(frame));
+        }
+
+        /// However many headers there are, their frames fit, and neighbours that say the same
+        /// take no more room than one.
+        #[test]
+        fn headers_fit_their_frames(
+            lens in proptest::collection::vec(0usize..INLINE_MAX + 1, 1..99)
+        ) {
+            let signature = crate::signature::Signature::bare(crate::Operation::Exchange);
+            let header = |(place, len): (usize, &usize)| {
+                let brought = Share { len: *len, inline: vec![place as u8; *len] };
+                Header { group: 1, sequence: 2, place, signature, brought }
+            };
+            let all: Vec<Header> = lens.iter().enumerate().map(header).collect();
+            let mut got = Vec::new();
+            for frame in in_frames(all.iter()) {
+                let bytes = frame.encode();
+                prop_assert!(bytes.len() <= FRAME_MAX);
+                let frame = Frame::decode(&bytes);
+                let Some(Frame::Headers(runs)) = frame else { panic!("unreadable") };
+                for (header, count) in runs {
+                    let at = |i| Header { place: header.place + i, ..header.clone() };
+                    got.extend((0..count).map(at));
+                }
+            }
+            prop_assert_eq!(got, all);
+            let same = (0..9999).map(|place| header((place, &0))).collect::<Vec<_>>();
+            let [frame] = &in_frames(same.iter())[..] else { panic!("several frames") };
+            prop_assert!(frame.encode().len() < 2 * RUN_BYTES);
         }
 
         #[test]

@@ -3,7 +3,7 @@
 //! It never waits for the device. What is under way there it looks at now and then, to let go of
 //! buffers, to hear of errors, and to notice what takes too long.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -71,6 +71,9 @@ pub(super) struct Driver {
     pub(super) lanes: HashMap<(u64, Route), Lane>,
     pinned: PinnedJobs,
     pub(super) mail: Mail,
+    /// Messages that nobody has asked for, by group and sender's place: there is no room for them
+    /// yet.
+    announced: HashMap<(u64, usize), VecDeque<Envelope>>,
     pub(super) departed: Vec<bool>,
     pub(super) attribution: Option<TimeoutAttribution>,
     pub(super) suspicion: Option<Suspicion>,
@@ -98,6 +101,7 @@ impl Driver {
             lanes: HashMap::new(),
             pinned: HashMap::new(),
             mail: Mail::default(),
+            announced: HashMap::new(),
             departed: vec![false; size],
             attribution: None,
             suspicion: None,
@@ -185,9 +189,10 @@ impl Driver {
             Command::Send { .. } if self.failed_at.is_some() => {}
             Command::Send { to, envelope, payload } => self.send(to, envelope, payload),
             Command::Receive(wanted) => {
-                let from = wanted.sender();
+                let (from, Address { group, from: place, .. }) = (wanted.sender(), wanted.address);
                 let met = self.mail.want(wanted);
                 self.settle(met.map_or(Ok(()), give));
+                self.take_wanted((group, place));
                 if self.departed[from] {
                     self.lost(from);
                 }
@@ -197,6 +202,9 @@ impl Driver {
             Command::Depart => {
                 self.departed[self.shared.rank] = true;
                 self.tell_known(&Frame::Depart);
+                // What nobody will ask for is taken, so that who sent it can end.
+                let senders: Vec<_> = self.announced.keys().copied().collect();
+                senders.into_iter().for_each(|sender| self.take_wanted(sender));
             }
             Command::Finish => self.finishing = Some(Instant::now()),
             Command::Engine(news) => self.hear(news),
@@ -241,7 +249,11 @@ impl Driver {
             Frame::Header(header) => self.note(header),
             Frame::Result(group, sequence, parts) => self.conclude(group, sequence, parts),
             Frame::Id(group, route, id) => self.start_lane(group, route, UniqueId(*id)),
-            Frame::Envelope(envelope) => self.take_in(envelope),
+            Frame::Envelope(envelope) => {
+                let Address { group, from: place, .. } = envelope.address;
+                self.announced.entry((group, place)).or_default().push_back(envelope);
+                self.take_wanted((group, place));
+            }
         }
     }
 
@@ -325,6 +337,18 @@ impl Driver {
             self.push((group, route), (job, transfer, count), (operation, tag), Arc::default());
         }
         self.links.send(members.members[to], &Frame::Envelope(envelope));
+    }
+
+    /// Takes in the announced messages of a sender up to the last that is asked for: NCCL gives
+    /// them in the order in which they were sent. After this rank has left, all.
+    fn take_wanted(&mut self, sender: (u64, usize)) {
+        let all = self.departed[self.shared.rank];
+        while let Some(queue) = self.announced.get_mut(&sender) {
+            let wanted = |envelope: &Envelope| all || self.mail.is_wanted(&envelope.address);
+            let Some(last) = queue.iter().position(wanted) else { return };
+            let taken: Vec<Envelope> = queue.drain(..=last).collect();
+            taken.into_iter().for_each(|envelope| self.take_in(envelope));
+        }
     }
 
     /// Makes room for a message that has been announced, and asks NCCL for it.

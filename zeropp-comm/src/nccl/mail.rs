@@ -1,9 +1,10 @@
 //! Messages between two ranks of a group, matched by sender and tag in order.
 //!
 //! NCCL knows no tags: on one communicator the first message sent is the first received. So a
-//! envelope goes to the receiver as a message is sent, and the receiver takes messages off the
-//! sender's communicator in the order of the envelopes, wanted or not: one that nobody has asked
-//! for yet waits here. Neither side's order of calls can lock the other up.
+//! envelope goes to the receiver as a message is sent. Once it asks for one, the receiver takes
+//! messages off the sender's communicator in the order of the envelopes up to that one; those that
+//! nobody has asked for yet wait here, and later ones with the sender: there is room only for what
+//! is asked for and what must come before it. Neither side's order of calls can lock the other up.
 
 use std::sync::Arc;
 

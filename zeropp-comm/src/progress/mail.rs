@@ -90,6 +90,11 @@ impl<E: Engine, M> Unmatched<E, M> {
         }
     }
 
+    /// Whether a receive at `address` waits for its message.
+    pub(crate) fn is_wanted(&self, address: &Address) -> bool {
+        self.0.get(address).is_some_and(|hole| !hole.wanted.is_empty())
+    }
+
     /// Receives whose messages have not come.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = &Wanted<E>> {
         self.0.values().flat_map(|hole| &hole.wanted)

@@ -6,16 +6,34 @@ use super::board::Board;
 use super::{Rendezvous, RendezvousError};
 
 /// Names and values in this process's memory.
-#[derive(Default)]
-pub struct Local(Board);
+pub struct Local {
+    board: Board,
+    key: [u8; 32],
+}
+
+impl Default for Local {
+    /// Nothing under any name, and a key that no other process has.
+    ///
+    /// # Panics
+    /// Panics where the system gives no random numbers.
+    fn default() -> Self {
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).expect("the system gives random numbers");
+        Self { board: Board::default(), key }
+    }
+}
 
 impl Rendezvous for Local {
     fn put(&self, key: &str, value: &[u8]) -> Result<(), RendezvousError> {
-        self.0.put(key, value).map(drop)
+        self.board.put(key, value).map(drop)
     }
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, RendezvousError> {
-        self.0.get(key, timeout)
+        self.board.get(key, timeout)
+    }
+
+    fn key(&self) -> [u8; 32] {
+        self.key
     }
 }
 

@@ -38,4 +38,8 @@ pub trait Rendezvous: Send + Sync {
     /// `Timeout` where nobody sets it in time; at once, however long the timeout, `Lost` where a
     /// process of the job is gone, or `Unavailable`.
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, RendezvousError>;
+
+    /// A key that only the processes of the job can have. It comes from what they knew before they
+    /// met, and never travels: what is derived from it and from values here need not travel either.
+    fn key(&self) -> [u8; 32];
 }

@@ -83,6 +83,8 @@ pub(crate) struct Host {
     pub(crate) fail: AtomicI32,
     /// Whether buffers cannot be pinned.
     pub(crate) broken: AtomicBool,
+    /// Buffers made for NCCL to write.
+    pub(crate) rooms: AtomicU64,
 }
 
 impl Host {
@@ -96,6 +98,7 @@ impl Host {
             late_us: AtomicU64::new(0),
             fail: AtomicI32::new(0),
             broken: AtomicBool::new(false),
+            rooms: AtomicU64::new(0),
         }
     }
 }
@@ -113,6 +116,7 @@ unsafe impl Accelerator for Host {
     }
 
     fn room(&self, len: usize, dtype: DType) -> Tensor<1> {
+        self.rooms.fetch_add(1, Ordering::Relaxed);
         let bytes = vec![0x55; len * dtype.size()];
         Tensor::from_data(TensorData::from_bytes_vec(bytes, [len], dtype), (&Device::flex(), dtype))
     }

@@ -42,6 +42,10 @@ impl Rendezvous for Folder {
             }
         }
     }
+
+    fn key(&self) -> [u8; 32] {
+        [5; 32]
+    }
 }
 
 /// What a started process does; does nothing in an ordinary run of the tests.

@@ -159,6 +159,28 @@ fn two_ranks_that_send_before_they_receive_do_not_lock_each_other_up() {
 }
 
 #[test]
+fn messages_have_room_once_they_are_asked_for_not_before() {
+    let len = 300_000;
+    on_ranks(2, patient(), |all, host| {
+        let rooms = || host.rooms.load(std::sync::atomic::Ordering::Relaxed);
+        let sent = |tag| tensor(&input(tag, 0, len), DType::F32);
+        if all.rank() == 0 {
+            (0..5).for_each(|tag| all.send(1, tag, sent(tag)).wait().unwrap());
+            return all.barrier().unwrap();
+        }
+        // The barrier's end comes after the word of all messages.
+        all.barrier().unwrap();
+        assert_eq!(rooms(), 0, "nothing was asked for");
+        for (tag, made) in [(0, 1), (3, 4), (1, 4), (2, 4)] {
+            let got = all.recv(0, tag, len, DType::F32).wait().unwrap();
+            same("asked for", got, &input(tag, 0, len), DType::F32);
+            assert_eq!(rooms(), made, "tag {tag}");
+        }
+        // The last one is never asked for: the sender ends all the same.
+    });
+}
+
+#[test]
 fn operations_and_bytes_are_counted_as_by_the_threads_engine() {
     use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
     let work = |all: &Group| {

@@ -7,8 +7,8 @@ use cubecl::prelude::*;
 
 use super::rows::{ExpSum, Rows, empty, lane_of_unit};
 
-/// The gradient takes the place of the logits if `gradient`; a target that is no column makes the
-/// row's loss `unknown`, which WGSL has no literal for.
+/// The gradient of `weight` times the sum takes the place of the logits if `gradient`; a target
+/// that is no column makes the row's loss `unknown`, which WGSL has no literal for.
 #[cube(launch_unchecked)]
 #[allow(clippy::too_many_arguments)]
 fn cross_entropy_kernel<F: Float, I: Int>(
@@ -19,6 +19,7 @@ fn cross_entropy_kernel<F: Float, I: Int>(
     width: usize,
     pitch: usize,
     unknown: f32,
+    weight: f32,
     #[comptime] gradient: bool,
     #[comptime] dim: CubeDim,
 ) {
@@ -46,13 +47,12 @@ fn cross_entropy_kernel<F: Float, I: Int>(
         losses[row] = row_top + row_total.ln() - chosen;
     }
     if comptime!(gradient) {
-        let scale = 1.0 / (row_total * f32::cast_from(rows as u32));
-        let one = 1.0 / f32::cast_from(rows as u32);
+        let scale = weight / row_total;
         i = start;
         while i < end {
             let mut slope = (f32::cast_from(logits[from + i]) - row_top).exp() * scale;
             if i == target {
-                slope -= one;
+                slope -= weight;
             }
             logits[from + i] = F::cast_from(slope);
             i += step;
@@ -79,6 +79,7 @@ pub(super) fn cross_entropy(
     logits: CubeTensor,
     targets: CubeTensor,
     gradient: bool,
+    weight: f32,
 ) -> (CubeTensor, CubeTensor) {
     let logits = if gradient { own(logits) } else { logits };
     let logits = Rows::of(logits);
@@ -108,6 +109,7 @@ pub(super) fn cross_entropy(
             logits.width,
             logits.pitch,
             f32::NAN,
+            weight,
             gradient,
             at.dim,
         );

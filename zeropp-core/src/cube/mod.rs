@@ -64,6 +64,7 @@ trait Kernels: Backend {
         logits: FloatTensor<Self>,
         targets: IntTensor<Self>,
         gradient: bool,
+        weight: f32,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     #[fusion(meta = layer_norm_of)]
@@ -134,8 +135,9 @@ impl Kernels for CubeBackend {
         logits: FloatTensor<Self>,
         targets: IntTensor<Self>,
         gradient: bool,
+        weight: f32,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        loss::cross_entropy(logits, targets, gradient)
+        loss::cross_entropy(logits, targets, gradient, weight)
     }
 
     fn layer_norm(
@@ -300,16 +302,17 @@ pub(crate) fn add_first_rows(sum: Tensor<3>, part: Tensor<3>) -> Tensor<3> {
 }
 
 /// −log softmax(logits)\[target\] of every row of `logits: [n, V]`, in fp32, NaN for a target that
-/// is not below V; and with `gradient` the gradient of their mean in place of the logits, in place
-/// where nothing else holds them. Without it, the logits.
+/// is not below V; and with a `weight` the gradient of that times their sum in place of the logits,
+/// in place where nothing else holds them. Without it, the logits.
 pub(crate) fn cross_entropy(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
-    gradient: bool,
+    weight: Option<f32>,
 ) -> (Tensor<1>, Tensor<2>) {
     assert_eq!(logits.dims()[0], targets.dims()[0], "rows of logits and targets");
     let (logits, targets) = (logits.into_dispatch(), targets.into_dispatch());
-    let (losses, logits) = <Dispatch as Kernels>::cross_entropy(logits, targets, gradient);
+    let (gradient, weight) = (weight.is_some(), weight.unwrap_or_default());
+    let (losses, logits) = <Dispatch as Kernels>::cross_entropy(logits, targets, gradient, weight);
     (Tensor::from_dispatch(losses), Tensor::from_dispatch(logits))
 }
 

@@ -126,14 +126,15 @@ proptest! {
         }
         let targets = || Tensor::<1, Int>::from_data(TensorData::new(ids.clone(), [n]), &gpu());
         let before = on_gpu(&logits, [n, v]);
-        let (got, unchanged) = cross_entropy(before.clone(), targets(), false);
+        let (got, unchanged) = cross_entropy(before.clone(), targets(), None);
         assert_close("losses", &values(got), &losses, 2e-6);
         assert_eq!(values(unchanged), logits);
         let kept = shared.then(|| before.clone());
         let copies = COPIES.load(Ordering::SeqCst);
         // Reshaped on the way, as the operation does it.
         let logits_of_samples = before.reshape([1, n, v]);
-        let (got, gradient) = cross_entropy(logits_of_samples.reshape([n, v]), targets(), true);
+        let mean = Some(1.0 / n as f32);
+        let (got, gradient) = cross_entropy(logits_of_samples.reshape([n, v]), targets(), mean);
         assert_close("losses", &values(got), &losses, 2e-6);
         prop_assert_eq!(COPIES.load(Ordering::SeqCst) - copies, usize::from(shared));
         assert_close("gradient", &values(gradient), &slopes, 2e-6);

@@ -108,14 +108,14 @@ impl Bytes {
         }
     }
 
-    /// The largest id of a file of ids that begin after `header` bytes; reads all of it, on all
-    /// cores.
-    pub(super) fn largest_u16(&self, header: usize) -> Option<u16> {
+    /// The largest id, of `width` bytes, of a file of ids that begin after `header` bytes; reads
+    /// all of it, on all cores.
+    pub(super) fn largest_id(&self, header: usize, width: usize) -> Option<u32> {
         let ids = self.pieces.first()?.bytes().get(header..)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let share = (ids.len() / 2).div_ceil(cores).max(1 << 16) * 2;
+        let share = (ids.len() / width).div_ceil(cores).max(1 << 16) * width;
         std::thread::scope(|scope| {
-            let largest = |part: &[u8]| part.chunks_exact(2).map(id).max();
+            let largest = |part: &[u8]| part.chunks_exact(width).map(id).max();
             let threads: Vec<_> =
                 ids.chunks(share).map(|part| scope.spawn(move || largest(part))).collect();
             threads.into_iter().filter_map(|t| t.join().expect("only compares")).max()
@@ -123,9 +123,9 @@ impl Bytes {
     }
 }
 
-/// A 16-bit id from its bytes, the lower one first.
-pub(super) fn id(bytes: &[u8]) -> u16 {
-    u16::from_le_bytes([bytes[0], bytes[1]])
+/// A token from its bytes, the lowest one first.
+pub(super) fn id(raw: &[u8]) -> u32 {
+    raw.iter().rev().fold(0, |id, byte| id << 8 | u32::from(*byte))
 }
 
 #[cfg(test)]
@@ -164,6 +164,13 @@ mod tests {
     }
 
     #[test]
+    fn ids_are_read_from_the_lowest_byte() {
+        assert_eq!(id(&[7]), 7);
+        assert_eq!(id(&[1, 2]), 0x0201);
+        assert_eq!(id(&[1, 2, 3, 4]), 0x0403_0201);
+    }
+
+    #[test]
     fn the_largest_id_is_found_wherever_it_is() {
         for n in [1usize, 1 << 16, (1 << 18) + 3] {
             for place in [0, n / 2, n - 1] {
@@ -171,10 +178,10 @@ mod tests {
                 ids[place] = 65_535;
                 let raw: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
                 let bytes = Bytes::in_memory([vec![255; 10], raw].concat());
-                assert_eq!(bytes.largest_u16(10), Some(65_535), "{place} of {n}");
+                assert_eq!(bytes.largest_id(10, 2), Some(65_535), "{place} of {n}");
             }
         }
-        assert_eq!(Bytes::in_memory(Vec::new()).largest_u16(0), None);
-        assert_eq!(Bytes::in_memory(vec![255; 4]).largest_u16(4), None);
+        assert_eq!(Bytes::in_memory(Vec::new()).largest_id(0, 2), None);
+        assert_eq!(Bytes::in_memory(vec![255; 4]).largest_id(4, 4), None);
     }
 }

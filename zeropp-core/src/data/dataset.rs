@@ -7,15 +7,11 @@ use std::sync::{Arc, OnceLock};
 use super::DataError;
 use super::bytes::{Bytes, id};
 use super::fingerprint::Fingerprint;
+use super::ids;
 use crate::choice::Tokenizer;
 
 /// This project's own sources.
 static BUILTIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/builtin.txt"));
-
-/// First number of llm.c's header of 256 little-endian i32: {magic, version, tokens, 0…}.
-const LLM_C_MAGIC: i32 = 20_240_520;
-const LLM_C_VERSION: i32 = 1;
-const LLM_C_HEADER_BYTES: usize = 1024;
 
 /// Tokens in one row. Those of files are read as they are asked for.
 #[derive(Clone, Debug)]
@@ -24,7 +20,8 @@ pub struct Dataset {
     /// Bytes before the first token.
     header: usize,
     tokenizer: Tokenizer,
-    vocabulary: usize,
+    /// One more than the largest id that may be there; found when first asked for, or given.
+    vocabulary: OnceLock<usize>,
     origin: String,
     /// Worked out when it is first asked for.
     fingerprint: OnceLock<Fingerprint>,
@@ -46,7 +43,7 @@ impl Dataset {
             bytes: Arc::new(bytes),
             header: 0,
             tokenizer: Tokenizer::Bytes,
-            vocabulary: 256,
+            vocabulary: OnceLock::from(256),
             origin,
             fingerprint: OnceLock::new(),
         }
@@ -67,17 +64,17 @@ impl Dataset {
                 let bytes = if is_folder { Bytes::folder(path)? } else { Bytes::file(path)? };
                 Ok(Dataset::of(bytes, origin))
             }
-            Tokenizer::U16 => {
+            Tokenizer::U16 | Tokenizer::U32 => {
                 let malformed =
                     |problem: String| DataError::Malformed { path: path.into(), problem };
                 if is_folder {
-                    let problem = "is a folder; tokenizer = u16 reads one .bin file";
-                    return Err(malformed(problem.into()));
+                    return Err(malformed(format!(
+                        "is a folder; tokenizer = {tokenizer} reads one .bin file"
+                    )));
                 }
                 let bytes = Bytes::file(path)?;
-                let header = header_bytes(&bytes).map_err(malformed)?;
-                let largest = bytes.largest_u16(header);
-                let vocabulary = largest.map_or(0, |id| usize::from(id) + 1);
+                let header = ids::header_bytes(&bytes, tokenizer).map_err(malformed)?;
+                let vocabulary = OnceLock::new();
                 Ok(Dataset { header, tokenizer, vocabulary, ..Dataset::of(bytes, origin) })
             }
         }
@@ -93,9 +90,26 @@ impl Dataset {
         self.len() == 0
     }
 
-    /// Number of token ids: 256 for bytes, one more than the largest in a file of ids.
+    /// The same data, whose ids have to be below `vocabulary`: looked at as they are read, so that
+    /// a file of ids need not be searched for its largest.
+    pub fn with_vocabulary(self, vocabulary: usize) -> Dataset {
+        Dataset { vocabulary: OnceLock::from(vocabulary), ..self }
+    }
+
+    /// Number of token ids: what was given, else 256 for bytes and one more than the largest in a
+    /// file of ids, all of which is read the first time.
     pub fn vocabulary(&self) -> usize {
-        self.vocabulary
+        *self.vocabulary.get_or_init(|| {
+            let largest = self.bytes.largest_id(self.header, self.token_bytes());
+            largest.map_or(0, |id| id as usize + 1)
+        })
+    }
+
+    /// What the data looks like if not like what the tokenizer reads, and the setting that would
+    /// read it: bytes that may be ids, ids that may be wider.
+    pub fn doubt(&self) -> Option<String> {
+        let doubt = ids::doubt(&self.bytes, self.header, self.tokenizer)?;
+        Some(format!("data = {}: {doubt}", self.origin))
     }
 
     /// Where the tokens come from, as messages call it.
@@ -104,30 +118,45 @@ impl Dataset {
     }
 
     fn token_bytes(&self) -> usize {
-        match self.tokenizer {
-            Tokenizer::Bytes => 1,
-            Tokenizer::U16 => 2,
-        }
+        ids::token_bytes(self.tokenizer)
     }
 
     /// The `len` tokens from `start` on; after the last one comes the first.
     ///
+    /// # Errors
+    /// An id beyond the vocabulary that was given or found before, with file and offset.
+    ///
     /// # Panics
     /// Panics if there are no tokens.
-    pub fn tokens(&self, start: usize, len: usize) -> Vec<u32> {
+    pub fn tokens(&self, start: usize, len: usize) -> Result<Vec<u32>, DataError> {
         let mut tokens = Vec::with_capacity(len);
         let mut raw = Vec::new();
         while tokens.len() < len {
             let at = (start + tokens.len()) % self.len();
             let n = (len - tokens.len()).min(self.len() - at);
             raw.resize(n * self.token_bytes(), 0);
-            self.bytes.read(self.header + at * self.token_bytes(), &mut raw);
-            match self.tokenizer {
-                Tokenizer::Bytes => tokens.extend(raw.iter().map(|b| u32::from(*b))),
-                Tokenizer::U16 => tokens.extend(raw.chunks_exact(2).map(|b| u32::from(id(b)))),
-            }
+            let offset = self.header + at * self.token_bytes();
+            self.bytes.read(offset, &mut raw);
+            let first = tokens.len();
+            tokens.extend(raw.chunks_exact(self.token_bytes()).map(id));
+            self.check(&tokens[first..], offset)?;
         }
-        tokens
+        Ok(tokens)
+    }
+
+    /// Ids that were read from byte `offset` on.
+    fn check(&self, ids: &[u32], offset: usize) -> Result<(), DataError> {
+        let Some(vocabulary) = self.vocabulary.get().copied() else { return Ok(()) };
+        match ids.iter().position(|id| *id as usize >= vocabulary) {
+            None => Ok(()),
+            Some(i) => Err(DataError::UnknownId {
+                origin: self.origin.clone(),
+                id: ids[i],
+                offset: offset + i * self.token_bytes(),
+                vocabulary,
+                tokenizer: self.tokenizer,
+            }),
+        }
     }
 
     /// What tells this data from other data, quickly whatever its size.
@@ -145,42 +174,6 @@ impl Dataset {
     }
 }
 
-/// Bytes before the ids of a nanoGPT or llm.c file. The header's first 16 bits, read as a token,
-/// lie beyond GPT-2's vocabulary, so one cannot be taken for the other.
-fn header_bytes(bytes: &Bytes) -> Result<usize, String> {
-    let number = |i: usize| {
-        let mut raw = [0; 4];
-        (bytes.len() >= 4 * i + 4).then(|| {
-            bytes.read(4 * i, &mut raw);
-            i32::from_le_bytes(raw)
-        })
-    };
-    if number(0) == Some(LLM_C_MAGIC) {
-        check_header(bytes.len(), number(1), number(2))?;
-        return Ok(LLM_C_HEADER_BYTES);
-    }
-    if !bytes.len().is_multiple_of(2) {
-        return Err(format!("{} bytes are not whole 16-bit tokens", bytes.len()));
-    }
-    Ok(0)
-}
-
-fn check_header(bytes: usize, version: Option<i32>, tokens: Option<i32>) -> Result<(), String> {
-    let (Some(version), Some(tokens)) = (version, tokens) else {
-        return Err(format!("{bytes} bytes are too short for llm.c's header of 1024"));
-    };
-    if version != LLM_C_VERSION {
-        return Err(format!("llm.c version {version} is unknown; version 1 (16-bit) is read"));
-    }
-    let expected = usize::try_from(tokens).ok().map(|n| LLM_C_HEADER_BYTES + 2 * n);
-    if expected != Some(bytes) {
-        return Err(format!(
-            "llm.c's header says {tokens} tokens, but the file has {bytes} bytes; was it cut?"
-        ));
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,7 +189,7 @@ mod tests {
     }
 
     fn all(data: &Dataset) -> Vec<u32> {
-        data.tokens(0, data.len())
+        data.tokens(0, data.len()).unwrap()
     }
 
     #[test]
@@ -225,43 +218,87 @@ mod tests {
         assert_eq!(data.vocabulary(), 256);
     }
 
+    /// A file as llm.c writes it.
+    fn llm_c(magic: i32, version: i32, tokens: i32, ids: &[u32], width: usize) -> Vec<u8> {
+        let mut bytes = vec![0; 1024];
+        for (i, n) in [magic, version, tokens].into_iter().enumerate() {
+            bytes[4 * i..4 * i + 4].copy_from_slice(&n.to_le_bytes());
+        }
+        bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes()[..width].to_vec()));
+        bytes
+    }
+
     #[test]
     fn files_of_ids_are_read_with_and_without_header() {
-        let header = |version: i32, tokens: i32, ids: &[u16]| {
-            let mut bytes = vec![0; LLM_C_HEADER_BYTES];
-            for (i, n) in [LLM_C_MAGIC, version, tokens].into_iter().enumerate() {
-                bytes[4 * i..4 * i + 4].copy_from_slice(&n.to_le_bytes());
-            }
-            bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
-            bytes
-        };
+        let header = |version, tokens, ids: &[u32]| llm_c(20_240_520, version, tokens, ids, 2);
+        let wide = llm_c(20_240_801, 7, 3, &[5, 256, 128_255], 4);
         let cut = header(1, 3, &[1, 2, 3])[..10].to_vec();
         let dir = folder(&[
             ("nano.bin", &[5, 0, 0, 1, 7, 0]),
             ("llm.bin", &header(1, 3, &[5, 256, 7])),
+            ("llama.bin", &wide),
+            ("nano32.bin", &wide[1024..]),
             ("odd.bin", &[1, 2, 3]),
             ("short.bin", &header(1, 9, &[1, 2])),
             ("negative.bin", &header(1, -1, &[])),
             ("version.bin", &header(7, 0, &[])),
             ("cut.bin", &cut),
         ]);
-        let open = |name: &str| Dataset::open(&dir.path().join(name), Tokenizer::U16);
-        for name in ["nano.bin", "llm.bin"] {
-            let data = open(name).unwrap();
-            assert_eq!((all(&data), data.vocabulary()), (vec![5, 256, 7], 257), "{name}");
-        }
-        for (name, message) in [
-            ("odd.bin", "3 bytes are not whole 16-bit tokens"),
-            ("short.bin", "says 9 tokens, but the file has 1028 bytes"),
-            ("negative.bin", "says -1 tokens"),
-            ("version.bin", "version 7 is unknown"),
-            ("cut.bin", "10 bytes are too short for llm.c's header"),
+        let open = |name: &str, tokenizer| Dataset::open(&dir.path().join(name), tokenizer);
+        for (name, tokenizer, largest) in [
+            ("nano.bin", Tokenizer::U16, 7),
+            ("llm.bin", Tokenizer::U16, 7),
+            ("llama.bin", Tokenizer::U32, 128_255),
+            ("nano32.bin", Tokenizer::U32, 128_255),
         ] {
-            let error = open(name).unwrap_err().to_string();
+            let data = open(name, tokenizer).unwrap();
+            let vocabulary = largest.max(256) as usize + 1;
+            assert_eq!(
+                (all(&data), data.vocabulary()),
+                (vec![5, 256, largest], vocabulary),
+                "{name}"
+            );
+        }
+        for (name, tokenizer, message) in [
+            ("odd.bin", Tokenizer::U16, "3 bytes are not whole 16-bit tokens"),
+            ("nano.bin", Tokenizer::U32, "6 bytes are not whole 32-bit tokens"),
+            ("llama.bin", Tokenizer::U16, "header says 32-bit ids; use tokenizer = u32"),
+            ("llm.bin", Tokenizer::U32, "header says 16-bit ids; use tokenizer = u16"),
+            ("short.bin", Tokenizer::U16, "says 9 tokens, but the file has 1028 bytes"),
+            ("negative.bin", Tokenizer::U16, "says -1 tokens"),
+            ("version.bin", Tokenizer::U16, "version 7 is unknown"),
+            ("cut.bin", Tokenizer::U16, "10 bytes are too short for llm.c's header"),
+        ] {
+            let error = open(name, tokenizer).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(message), "{error}");
         }
         let error = Dataset::open(dir.path(), Tokenizer::U16).unwrap_err().to_string();
         assert!(error.contains("is a folder"), "{error}");
+    }
+
+    #[test]
+    fn ids_beyond_the_vocabulary_are_named_with_file_and_offset() {
+        let dir = folder(&[
+            ("ids.bin", &[1, 0, 0, 0, 9, 0, 0, 0, 2, 0, 1, 0]),
+            ("llm.bin", &llm_c(20_240_520, 1, 3, &[5, 50_257, 7], 2)),
+        ]);
+        for (name, tokenizer, vocabulary, message) in [
+            (
+                "ids.bin",
+                Tokenizer::U32,
+                65_537,
+                "token id 65538 at byte 8 is not below vocab = 65537",
+            ),
+            ("llm.bin", Tokenizer::U16, 50_257, "token id 50257 at byte 1026"),
+        ] {
+            let data = Dataset::open(&dir.path().join(name), tokenizer).unwrap();
+            let limited = data.clone().with_vocabulary(vocabulary);
+            assert_eq!(limited.vocabulary(), vocabulary);
+            let error = limited.tokens(0, 3).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(message), "{error}");
+            let enough = data.clone().with_vocabulary(vocabulary + 2);
+            assert_eq!(all(&enough), all(&data));
+        }
     }
 
     /// Bytes of physical memory of this process.
@@ -289,11 +326,11 @@ mod tests {
 
         let data = Dataset::open(&path, Tokenizer::Bytes).unwrap();
         assert_eq!(data.len(), size);
-        assert_eq!(data.tokens(far, 5), b"found".map(u32::from));
-        assert_eq!(data.tokens(size - 1, 2), [0, 0], "the first token follows the last");
+        assert_eq!(data.tokens(far, 5).unwrap(), b"found".map(u32::from));
+        assert_eq!(data.tokens(size - 1, 2).unwrap(), [0, 0], "the first token follows the last");
         let sampler = crate::data::Sampler::new(1, crate::choice::Order::Random, 1024, 64);
         for index in 0..64 {
-            assert_eq!(sampler.sample(&data, 0, index).0.len(), 1024);
+            assert_eq!(sampler.sample(&data, 0, index).unwrap().0.len(), 1024);
         }
         assert_eq!(data.fingerprint().bytes, size as u64);
 

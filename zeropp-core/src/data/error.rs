@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
+use crate::choice::Tokenizer;
+
 /// Data that cannot be trained on, found before any rank starts.
 #[derive(Debug, Error)]
 pub enum DataError {
@@ -35,6 +37,23 @@ pub enum DataError {
         path: PathBuf,
         /// What is wrong, and what would work.
         problem: String,
+    },
+    /// A token id that the model has no row for.
+    #[error(
+        "data = {origin}: token id {id} at byte {offset} is not below vocab = {vocabulary}; use a \
+         larger vocab, or another tokenizer if {tokenizer} is not what the file was written as"
+    )]
+    UnknownId {
+        /// The file or folder (whose files count as one, with a line feed between them).
+        origin: String,
+        /// The id.
+        id: u32,
+        /// Its first byte, from the beginning of the file.
+        offset: usize,
+        /// One more than the largest id that may be there.
+        vocabulary: usize,
+        /// What the data was read as.
+        tokenizer: Tokenizer,
     },
     /// Too little for one sample and the token after it.
     #[error(

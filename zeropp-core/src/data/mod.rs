@@ -4,6 +4,7 @@ mod bytes;
 mod dataset;
 mod error;
 mod fingerprint;
+mod ids;
 mod sampler;
 
 pub use dataset::Dataset;

@@ -1,7 +1,7 @@
 //! Which tokens sample `index` of a step is: a function of seed, step and index alone.
 
 use crate::choice::Order;
-use crate::data::Dataset;
+use crate::data::{DataError, Dataset};
 use crate::rng::Rng;
 
 /// Finds samples in a [`Dataset`]. Any rank may ask for any sample; the answer depends on no other
@@ -23,14 +23,22 @@ impl Sampler {
     /// Inputs and targets, `seq` ids each, of sample `index` (0 up to the samples of a step over
     /// all ranks) in `step`, counted from 0. A target is the token after its input.
     ///
+    /// # Errors
+    /// A token id beyond the vocabulary.
+    ///
     /// # Panics
     /// Panics if the data is too short for a sample ([`Dataset::require`]).
-    pub fn sample(&self, data: &Dataset, step: u64, index: usize) -> (Vec<u32>, Vec<u32>) {
+    pub fn sample(
+        &self,
+        data: &Dataset,
+        step: u64,
+        index: usize,
+    ) -> Result<(Vec<u32>, Vec<u32>), DataError> {
         assert!(data.len() > self.seq, "{} is checked before a run", data.origin());
-        let mut inputs = data.tokens(self.start(data.len(), step, index), self.seq + 1);
+        let mut inputs = data.tokens(self.start(data.len(), step, index), self.seq + 1)?;
         let targets = inputs[1..].to_vec();
         inputs.pop();
-        (inputs, targets)
+        Ok((inputs, targets))
     }
 
     /// First token of the sample, below `len`.
@@ -73,7 +81,7 @@ mod tests {
     fn sequential_samples_follow_each_other_and_begin_again() {
         let data = counting(10);
         let sampler = Sampler::new(0, Order::Sequential, 4, 3);
-        let first = |step, index| sampler.sample(&data, step, index);
+        let first = |step, index| sampler.sample(&data, step, index).unwrap();
         assert_eq!(first(0, 0), (vec![0, 1, 2, 3], vec![1, 2, 3, 4]));
         assert_eq!(first(0, 1), (vec![4, 5, 6, 7], vec![5, 6, 7, 8]));
         assert_eq!(first(0, 2), (vec![8, 9, 0, 1], vec![9, 0, 1, 2]));
@@ -89,7 +97,7 @@ mod tests {
         let mut hits = vec![0; 100];
         for step in 0..100 {
             for index in 0..100 {
-                hits[sampler.sample(&data, step, index).0[0] as usize] += 1;
+                hits[sampler.sample(&data, step, index).unwrap().0[0] as usize] += 1;
             }
         }
         // 100 expected in each of the 100 places, with a deviation of 10.
@@ -106,7 +114,7 @@ mod tests {
             for step in 0..4 {
                 for index in 0..4 {
                     let sampler = Sampler::new(seed, Order::Random, 8, 4);
-                    starts.insert(sampler.sample(&data, step, index).0[0]);
+                    starts.insert(sampler.sample(&data, step, index).unwrap().0[0]);
                 }
             }
         }
@@ -127,14 +135,14 @@ mod tests {
             let order = if sequential { Order::Sequential } else { Order::Random };
             let data = Dataset::from_bytes((0..seq + extra).map(|i| i as u8).collect());
             let sampler = Sampler::new(seed, order, seq, 1000);
-            let (inputs, targets) = sampler.sample(&data, step, index);
+            let (inputs, targets) = sampler.sample(&data, step, index).unwrap();
             prop_assert_eq!((inputs.len(), targets.len()), (seq, seq));
             for (input, target) in inputs.iter().zip(&targets) {
                 prop_assert_eq!((*input as usize + 1) % data.len(), *target as usize);
             }
             // A random sample never runs over the end.
             prop_assert!(sequential || inputs[0] as usize + seq < data.len());
-            prop_assert_eq!(sampler.sample(&data, step, index), (inputs, targets));
+            prop_assert_eq!(sampler.sample(&data, step, index).unwrap(), (inputs, targets));
         }
     }
 }

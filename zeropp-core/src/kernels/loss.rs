@@ -4,11 +4,11 @@ use super::math::exp;
 use super::reduce::{max, sum};
 use super::simd;
 
-/// Mean cross-entropy of `logits: [targets.len(), vocabulary]`; summed in f64, first row first.
+/// Cross-entropy of `logits: [targets.len(), vocabulary]`, summed in f64, first row first.
 ///
 /// # Panics
 /// Panics if a target is not below `vocabulary`.
-pub fn cross_entropy(logits: &[f32], vocabulary: usize, targets: &[usize]) -> f32 {
+pub fn cross_entropy(logits: &[f32], vocabulary: usize, targets: &[usize]) -> f64 {
     let mut total = 0.0_f64;
     simd(
         #[inline(always)]
@@ -24,16 +24,20 @@ pub fn cross_entropy(logits: &[f32], vocabulary: usize, targets: &[usize]) -> f3
             }
         },
     );
-    (total / targets.len() as f64) as f32
+    total
 }
 
-/// Like [`cross_entropy`], to the same bits, and turns the logits into their gradient
-/// (softmax − one-hot)/n in place.
+/// Like [`cross_entropy`], to the same bits, and turns the logits into the gradient of `scale`
+/// times the sum, scale·(softmax − one-hot), in place.
 ///
 /// # Panics
 /// Panics if a target is not below `vocabulary`.
-pub fn cross_entropy_gradient(logits: &mut [f32], vocabulary: usize, targets: &[usize]) -> f32 {
-    let n = targets.len() as f32;
+pub fn cross_entropy_gradient(
+    logits: &mut [f32],
+    vocabulary: usize,
+    targets: &[usize],
+    scale: f32,
+) -> f64 {
     let mut total = 0.0_f64;
     simd(
         #[inline(always)]
@@ -43,11 +47,11 @@ pub fn cross_entropy_gradient(logits: &mut [f32], vocabulary: usize, targets: &[
                 row.iter_mut().for_each(|x| *x = exp(*x - top));
                 let sum = sum(row, |x| x);
                 total += f64::from(top - right + sum.ln());
-                let share = 1.0 / (sum * n);
+                let share = scale / sum;
                 row.iter_mut().for_each(|x| *x *= share);
-                row[*target] -= 1.0 / n;
+                row[*target] -= scale;
             }
         },
     );
-    (total / targets.len() as f64) as f32
+    total
 }

@@ -102,8 +102,12 @@ pub struct Plan {
     /// Time of the longest stage, of the mean: what the cut costs where stages are not equal.
     #[serde(default)]
     pub longest_stage: f64,
-    /// Simulated `bubble`, as in the metrics, with the stages' relative costs, 0 to 1.
+    /// Simulated `bubble`, as in the metrics, with the times that `costs` names, 0 to 1.
     pub bubble: f64,
+    /// Whether the times that the schedule was made for were given, measured or estimated, in a
+    /// line.
+    #[serde(default)]
+    pub costs: String,
     /// All-gathers and reduce-scatters one rank issues in a step.
     pub all_gathers_per_rank: u64,
     /// Reduce-scatters one rank issues in a step.

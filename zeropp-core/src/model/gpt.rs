@@ -1,7 +1,8 @@
 //! A GPT as GPT-2 has it: learned positions, pre-norm blocks, a head that may share the
 //! embedding's weight. Parameter names and shapes are GPT-2's own.
 //!
-//! Shapes: b samples, s tokens, h hidden, V vocabulary; x is `[b, s, h]` between layers.
+//! Shapes: b samples, s tokens, h hidden, V vocabulary, rounded up; x is `[b, s, h]` between
+//! layers.
 
 use std::sync::Arc;
 
@@ -28,12 +29,22 @@ pub struct GptShape {
     pub heads: usize,
     /// Tokens in a sample s: the number of learned positions.
     pub seq: usize,
-    /// Token ids V.
+    /// Token ids: those below this number.
     pub vocabulary: usize,
+    /// Embedding and head have rows for the vocabulary rounded up to a multiple of this; 1 adds
+    /// none. A row that is no id is never looked up and takes no part in the loss.
+    pub vocabulary_multiple: usize,
     /// Whether the head uses the embedding's weight.
     pub tied: bool,
     /// The MLP's nonlinearity.
     pub activation: Activation,
+}
+
+impl GptShape {
+    /// Rows of embedding and head.
+    pub fn rows(&self) -> usize {
+        self.vocabulary.next_multiple_of(self.vocabulary_multiple.max(1))
+    }
 }
 
 /// A GPT of the given sizes.
@@ -70,7 +81,7 @@ impl Embedding for TokenEmbedding {
 }
 
 fn wte(shape: &GptShape) -> ParamSpec {
-    ParamSpec::new("wte.weight", &[shape.vocabulary, shape.hidden], Init::Normal(INIT_STD))
+    ParamSpec::new("wte.weight", &[shape.rows(), shape.hidden], Init::Normal(INIT_STD))
 }
 
 fn hidden_bytes(shape: &GptShape, batch: BatchShape) -> u64 {
@@ -190,6 +201,7 @@ impl Layer for Block {
             activation_bytes_selective: kept + sums,
             // Input and dY of each product: 1 + 3, 1 + 1, 1 + 4, 4 + 1.
             stash_bytes: 16 * hidden + 2 * norm.stash_bytes,
+            ..LayerCost::default()
         }
     }
 }
@@ -242,18 +254,22 @@ impl Head for LmHead {
     }
     fn loss(&self, x: Tensor<3>, targets: Tensor<2, Int>, cx: &LayerCx) -> Tensor<1> {
         let weight = cx.weight(self.weight_name());
-        let logits = ops::linear_transposed(x, &weight, &cx.op);
-        ops::cross_entropy(logits, targets, &cx.op)
+        ops::linear_cross_entropy(x, &weight, targets, self.0.vocabulary, &cx.op)
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {
-        let logits = (batch.tokens() * self.0.vocabulary * batch.element_bytes) as u64;
-        let x = hidden_bytes(&self.0, batch);
+        let [rows, h] = [self.0.rows(), self.0.hidden];
+        let chunk = ops::head_chunk(batch.tokens(), rows, batch.element_bytes, batch.on_kernels());
+        // The kernels leave out the rows that are no token ids.
+        let columns = if batch.on_kernels() { self.0.vocabulary } else { rows };
+        // The gradient of its input.
+        let kept = hidden_bytes(&self.0, batch);
         LayerCost {
-            forward_flops: 2.0 * batch.tokens() as f64 * (self.0.hidden * self.0.vocabulary) as f64,
-            // Its input and, in place of the logits, their gradient.
-            activation_bytes: x + logits,
-            activation_bytes_selective: x + logits,
-            stash_bytes: x + logits,
+            forward_flops: 2.0 * batch.tokens() as f64 * (h * self.0.vocabulary) as f64,
+            activation_bytes: kept,
+            activation_bytes_selective: kept,
+            workspace_bytes: (chunk * columns * batch.element_bytes) as u64,
+            gradients_in_forward: true,
+            ..LayerCost::default()
         }
     }
 }

@@ -11,7 +11,7 @@ mod queue;
 mod vjp;
 mod weight;
 
-pub use queue::{Grads, ParamSlot, Saved, WQueue, is_finite};
+pub use queue::{ForwardGrads, Grads, ParamSlot, Saved, WQueue, is_finite};
 pub use vjp::{Seed, custom_source, custom_vjp, custom_vjp2, custom_vjp3, seed_backward};
 pub use weight::{LayerWeights, Weight};
 
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 
-use crate::meter::{MemoryKind, Meter};
+use crate::meter::{Hold, MemoryKind, Meter};
 
 /// What an operation needs besides its inputs: where W work is queued, what is metered, and
 /// whether this forward is part of a graph.
@@ -34,12 +34,20 @@ pub struct OpCx {
     pub token: Tensor<1>,
     /// Keep only q, k and v of attention and redo the rest in B (selective recomputation).
     pub recompute_attention: bool,
+    /// Where a head adds the weight gradients that it makes in F. `None` where no gradients are
+    /// wanted, and for layers that are no head.
+    pub forward_grads: Option<ForwardGrads>,
 }
 
 impl OpCx {
     /// Keeps `t` until the pullback that captures the result has run.
     pub fn save<const D: usize>(&self, t: Tensor<D>) -> Saved<D> {
         Saved::new(t, MemoryKind::Activation, &self.meter)
+    }
+
+    /// Counts memory that lives no longer than this forward.
+    pub fn workspace(&self, bytes: usize) -> Hold {
+        self.meter.hold(MemoryKind::Activation, bytes as u64)
     }
 
     /// Keeps `t` for a queued W.

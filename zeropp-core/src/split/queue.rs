@@ -76,11 +76,25 @@ impl WQueue {
 
 /// The gradient of one layer: a flat fp32 buffer on the CPU, one accumulator a parameter elsewhere.
 enum LayerGrads {
+    /// Nothing was added yet.
+    None,
     Host(Vec<f32>),
     Device(Vec<Option<Tensor<1>>>),
 }
 
-/// The unreduced fp32 weight gradients of one stage, summed in the order in which W runs.
+impl LayerGrads {
+    fn zeros(layout: &FlatLayout, on_host: bool) -> Self {
+        if on_host {
+            LayerGrads::Host(vec![0.0; layout.len])
+        } else {
+            LayerGrads::Device(vec![None; layout.params.len()])
+        }
+    }
+}
+
+/// The unreduced fp32 weight gradients of one stage, summed in the order in which W runs (a head's,
+/// which are made in F, in that of its F). A layer's buffer is there, and metered, from what is
+/// first added to it.
 pub struct Grads {
     layouts: Vec<Arc<FlatLayout>>,
     layers: Vec<LayerGrads>,
@@ -101,25 +115,30 @@ impl Grads {
         device: &Device,
         meter: &Arc<Meter>,
     ) -> Self {
-        let on_host = *device == Device::flex();
-        let layers: Vec<LayerGrads> = layouts
-            .iter()
-            .map(|l| {
-                if on_host {
-                    LayerGrads::Host(vec![0.0; l.len])
-                } else {
-                    LayerGrads::Device(vec![None; l.params.len()])
-                }
-            })
-            .collect();
-        let held = |(grads, layout): (&LayerGrads, &Arc<FlatLayout>)| match grads {
-            LayerGrads::Host(flat) => flat.capacity() as u64 * 4,
-            // Parameter by parameter as W comes to it, and whole where it is reduced.
-            LayerGrads::Device(_) => layout.len as u64 * 4,
-        };
-        let bytes = layers.iter().zip(&layouts).map(held).sum();
-        let hold = meter.hold(kind, bytes);
-        Self { layouts, layers, device: device.clone(), hold }
+        let layers = layouts.iter().map(|_| LayerGrads::None).collect();
+        Self { layouts, layers, device: device.clone(), hold: meter.hold(kind, 0) }
+    }
+
+    /// Makes the buffers of all layers, as the first W of a unit does.
+    pub fn open(&mut self) {
+        (0..self.layers.len()).for_each(|layer| {
+            self.layer(layer);
+        });
+    }
+
+    /// The gradient of a layer, zero at first.
+    fn layer(&mut self, layer: usize) -> &mut LayerGrads {
+        if let LayerGrads::None = self.layers[layer] {
+            let layout = &self.layouts[layer];
+            let made = LayerGrads::zeros(layout, self.device == Device::flex());
+            self.hold.grow(match &made {
+                LayerGrads::Host(flat) => flat.capacity() as u64 * 4,
+                // Parameter by parameter as W comes to it, and whole where it is reduced.
+                _ => layout.len as u64 * 4,
+            });
+            self.layers[layer] = made;
+        }
+        &mut self.layers[layer]
     }
 
     /// Adds `g` (any float type, any shape with the parameter's number of elements).
@@ -131,7 +150,7 @@ impl Grads {
             acc.iter_mut().zip(g.as_slice()).for_each(|(a, g)| *a += *g);
             return;
         }
-        let LayerGrads::Device(params) = &mut self.layers[slot.layer] else { unreachable!() };
+        let LayerGrads::Device(params) = self.layer(slot.layer) else { unreachable!() };
         let acc = &mut params[slot.param];
         *acc = Some(match acc.take() {
             Some(acc) => acc + g,
@@ -142,9 +161,10 @@ impl Grads {
     /// The accumulator of one parameter as a slice to add into; `None` off the CPU.
     pub fn host_mut(&mut self, slot: ParamSlot) -> Option<&mut [f32]> {
         let place = &self.layouts[slot.layer].params[slot.param];
-        match &mut self.layers[slot.layer] {
-            LayerGrads::Host(flat) => Some(&mut flat[place.offset..][..place.spec.len()]),
-            LayerGrads::Device(_) => None,
+        let (offset, len) = (place.offset, place.spec.len());
+        match self.layer(slot.layer) {
+            LayerGrads::Host(flat) => Some(&mut flat[offset..][..len]),
+            LayerGrads::Device(_) | LayerGrads::None => None,
         }
     }
 
@@ -154,13 +174,15 @@ impl Grads {
         let is_bad = |layer: &LayerGrads| match layer {
             LayerGrads::Host(flat) => flat.iter().any(|x| !x.is_finite()),
             LayerGrads::Device(params) => params.iter().flatten().any(|grad| !is_finite(grad)),
+            LayerGrads::None => false,
         };
         self.layers.iter().rposition(is_bad)
     }
 
     /// The flat gradient buffer of every layer, padding zero, in layer order, and the guard that
     /// counts them, to be dropped when the buffers are.
-    pub fn into_flat(self) -> (Vec<Tensor<1>>, Hold) {
+    pub fn into_flat(mut self) -> (Vec<Tensor<1>>, Hold) {
+        self.open();
         let device = self.device;
         let flat = self
             .layers
@@ -169,10 +191,22 @@ impl Grads {
             .map(|(grads, layout)| match grads {
                 LayerGrads::Host(flat) => cpu_tensor::from_vec(flat, [layout.len]),
                 LayerGrads::Device(params) => flatten(params, layout, &device),
+                LayerGrads::None => unreachable!("just opened"),
             })
             .collect();
         (flat, self.hold)
     }
+}
+
+/// Where an operation puts the weight gradients that it makes in F, and what it has to know for
+/// that: the gradient that its output will get in B.
+#[derive(Clone)]
+pub struct ForwardGrads {
+    /// The gradients of the stage and of the unit that the micro-batch belongs to. F of the last
+    /// stage comes in micro-batch order in every schedule, which is the order of the sum.
+    pub grads: Arc<Mutex<Grads>>,
+    /// The gradient of the micro-batch's loss: one over the micro-batches of the step.
+    pub loss_scale: f32,
 }
 
 /// Whether all elements of an f32 tensor are finite; reads it from its device.

@@ -265,6 +265,11 @@ impl Worker for EmulatedWorker {
         Ok(())
     }
 
+    /// When it is done depends on the times that all ranks started it, which nobody has asked for.
+    fn is_gathered(&mut self, _: usize) -> bool {
+        false
+    }
+
     fn free(&mut self, stage: usize) -> CommResult<()> {
         self.finish_gather(stage)
     }
@@ -289,11 +294,19 @@ impl Worker for EmulatedWorker {
         Ok(())
     }
 
+    fn is_reduced(&mut self, _: usize) -> bool {
+        false
+    }
+
     fn request_replica_reduce(&mut self, stage: usize) {
         match self.reducing.get_mut(&stage) {
             Some((_, replicas)) => *replicas = true,
             None => self.start_replicas(stage),
         }
+    }
+
+    fn is_replica_reduced(&mut self, _: usize) -> bool {
+        false
     }
 
     fn optimizer_step(&mut self, _step: u64) -> CommResult<StepOutcome> {

@@ -85,9 +85,20 @@ struct Flight {
     sends: Vec<Pending<()>>,
     gathers: HashMap<usize, usize>,
     reduces: Vec<(usize, usize)>,
-    replica: Vec<usize>,
+    /// Collectives that were not yet seen to be done: the action and its span.
+    running: Vec<(Action, usize)>,
     sent_bytes: u64,
     outcome: Option<StepOutcome>,
+}
+
+impl Flight {
+    /// A collective was waited for. Where it was seen to be done before, it ended then.
+    fn end_collective(&mut self, span: usize, now: u64) {
+        if let Some(at) = self.running.iter().position(|(_, running)| *running == span) {
+            self.running.swap_remove(at);
+            self.spans[span].end_ns = now;
+        }
+    }
 }
 
 impl<W: Worker> Executor<W> {
@@ -113,6 +124,7 @@ impl<W: Worker> Executor<W> {
         for at in 0..self.program.len() {
             let action = self.program[at];
             self.status.set(self.world_rank, step, action);
+            self.look_at_collectives(&mut flight);
             self.run_action(&mut flight, action, step).map_err(|source| ExecutorError {
                 rank: self.world_rank,
                 step,
@@ -157,6 +169,7 @@ impl<W: Worker> Executor<W> {
                 self.worker.start_gather(stage);
                 f.sent_bytes += self.worker.gather_bytes(stage);
                 f.gathers.insert(stage, span);
+                f.running.push((action, span));
             }
             Action::Free { stage } => self.worker.free(stage)?,
             Action::ReduceScatter { stage } => {
@@ -164,17 +177,18 @@ impl<W: Worker> Executor<W> {
                 self.worker.start_reduce(stage);
                 f.sent_bytes += self.worker.reduce_bytes(stage);
                 f.reduces.push((stage, span));
+                f.running.push((action, span));
             }
             Action::ReplicaReduce { stage } => {
                 self.worker.request_replica_reduce(stage);
                 f.sent_bytes += self.worker.replica_bytes(stage);
-                f.replica.push(span);
+                f.running.push((action, span));
             }
             Action::OptimizerStep => {
                 self.retire_reduces(f)?;
                 let begin = self.now();
                 f.outcome = Some(self.worker.optimizer_step(step)?);
-                for span in std::mem::take(&mut f.replica) {
+                for (_, span) in std::mem::take(&mut f.running) {
                     f.spans[span].end_ns = begin;
                 }
                 f.spans[span].start_ns = begin;
@@ -187,12 +201,35 @@ impl<W: Worker> Executor<W> {
         Ok(())
     }
 
+    /// Ends the spans of collectives that are done by now, so that they do not last until someone
+    /// needs their result.
+    fn look_at_collectives(&mut self, f: &mut Flight) {
+        let Flight { running, spans, .. } = f;
+        if running.is_empty() {
+            return;
+        }
+        let now = self.now();
+        let worker = &mut self.worker;
+        running.retain(|(action, span)| {
+            let is_done = match *action {
+                Action::AllGather { stage } => worker.is_gathered(stage),
+                Action::ReduceScatter { stage } => worker.is_reduced(stage),
+                Action::ReplicaReduce { stage } => worker.is_replica_reduced(stage),
+                _ => unreachable!("collectives alone run on"),
+            };
+            if is_done {
+                spans[*span].end_ns = now;
+            }
+            !is_done
+        });
+    }
+
     /// At most one reduction is under way: a new one, and the optimizer, wait for the one before.
     /// That fixes when gradient buffers go, whatever the timing.
     fn retire_reduces(&mut self, f: &mut Flight) -> CommResult<()> {
         for (stage, span) in std::mem::take(&mut f.reduces) {
             self.worker.finish_reduce(stage)?;
-            f.spans[span].end_ns = self.now();
+            f.end_collective(span, self.now());
         }
         Ok(())
     }
@@ -203,7 +240,7 @@ impl<W: Worker> Executor<W> {
             if kind != Compute::W {
                 self.worker.finish_gather(stage)?;
                 if let Some(gather) = f.gathers.remove(&stage) {
-                    f.spans[gather].end_ns = self.now();
+                    f.end_collective(gather, self.now());
                 }
             }
             let input = match kind {

@@ -1,14 +1,15 @@
 //! The real worker: layers on Burn tensors with a split backward, weights in shards.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Int, Tensor};
+use parking_lot::Mutex;
 use zeropp_comm::CommResult;
 use zeropp_core::layer::{LayerCx, Part};
 use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::split::{
-    Grads, LayerWeights, OpCx, Saved, Seed, WQueue, is_finite, seed_backward,
+    ForwardGrads, Grads, LayerWeights, OpCx, Saved, Seed, WQueue, is_finite, seed_backward,
 };
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage, StepOutcome};
 
@@ -29,6 +30,8 @@ pub struct WorkerOptions {
     pub compute: DType,
     /// Factor on every micro-batch's loss gradient: one over the micro-batches of the step.
     pub loss_scale: f32,
+    /// Micro-batches of each unit: what is summed before a reduction.
+    pub units: Vec<usize>,
     /// Stages whose F keeps only its input, to be redone by R.
     pub recompute_full: Vec<usize>,
     /// Stages whose attention is computed again in B; apart from those above.
@@ -56,7 +59,9 @@ struct Stage {
     parts: Vec<Part>,
     weights: Vec<LayerWeights>,
     shards: usize,
-    grads: Option<Grads>,
+    /// Gradients by unit. There is more than one where forwards of the last stage run ahead of the
+    /// reduction of the unit before theirs.
+    grads: BTreeMap<usize, Arc<Mutex<Grads>>>,
 }
 
 /// Runs the stages of one rank.
@@ -92,7 +97,8 @@ impl ModelWorker {
             .zip(&sharded)
             .enumerate()
             .map(|(i, (parts, shard))| {
-                let stage = Stage { parts, weights: shard.weights(), shards: i, grads: None };
+                let stage =
+                    Stage { parts, weights: shard.weights(), shards: i, grads: BTreeMap::new() };
                 (shard.index(), stage)
             })
             .collect();
@@ -191,20 +197,54 @@ impl ModelWorker {
         Output::Hidden(x.expect("a stage has at least one layer"))
     }
 
-    fn op_cx(&self, stage: usize, queue: WQueue, tracked: bool) -> OpCx {
+    /// The gradients that a micro-batch of a stage is added to.
+    fn grads(&mut self, stage: usize, micro_batch: usize) -> Arc<Mutex<Grads>> {
+        let mut end = 0;
+        let is_in = |size: &usize| {
+            end += size;
+            micro_batch < end
+        };
+        let unit = self.options.units.iter().position(is_in).expect("units cover the step");
+        if let Some(grads) = self.stages[&stage].grads.get(&unit) {
+            return grads.clone();
+        }
+        let grads = Arc::new(Mutex::new(self.shard(stage).new_grads()));
+        let this = self.stages.get_mut(&stage).expect("a stage of this rank");
+        this.grads.insert(unit, grads.clone());
+        grads
+    }
+
+    /// Where the head of a stage adds what it makes in F.
+    fn forward_grads(&mut self, stage: usize, micro_batch: usize) -> Option<ForwardGrads> {
+        let has_head = matches!(self.stages[&stage].parts.last(), Some(Part::Head(_)));
+        has_head.then(|| ForwardGrads {
+            grads: self.grads(stage, micro_batch),
+            loss_scale: self.options.loss_scale,
+        })
+    }
+
+    fn op_cx(
+        &self,
+        stage: usize,
+        queue: WQueue,
+        forward_grads: Option<ForwardGrads>,
+        tracked: bool,
+    ) -> OpCx {
         let token = Tensor::<1>::zeros([1], (&self.options.device, self.options.compute));
         OpCx {
             queue,
             meter: self.meter.clone(),
             token: if tracked { token.autodiff().require_grad() } else { token },
             recompute_attention: self.options.recompute_attention.contains(&stage),
+            forward_grads,
         }
     }
 
     /// Builds the graph of one stage and micro-batch from its plain input.
     fn build(&mut self, stage: usize, micro_batch: usize, input: Option<Saved<3>>) -> Output {
         let queue = WQueue::default();
-        let op = self.op_cx(stage, queue.clone(), true);
+        let forward_grads = self.forward_grads(stage, micro_batch);
+        let op = self.op_cx(stage, queue.clone(), forward_grads, true);
         let leaf = input.as_ref().map(|x| x.get().autodiff().require_grad());
         let output = self.run_layers(stage, micro_batch, leaf.clone(), &op);
         let (seed, plain) = match output {
@@ -261,7 +301,7 @@ impl Worker for ModelWorker {
         let dims = self.options.dims;
         let input = x.map(|x| Saved::new(x.reshape(dims), MemoryKind::Activation, &self.meter));
         let output = if self.options.recompute_full.contains(&stage) {
-            let op = self.op_cx(stage, WQueue::default(), false);
+            let op = self.op_cx(stage, WQueue::default(), None, false);
             let x = input.as_ref().map(Saved::get);
             self.inputs.insert((stage, micro_batch), input);
             self.run_layers(stage, micro_batch, x, &op)
@@ -303,10 +343,9 @@ impl Worker for ModelWorker {
 
     fn weight(&mut self, stage: usize, micro_batch: usize) {
         let queue = self.queues.remove(&(stage, micro_batch)).expect("W follows its B");
-        let mut grads = match self.stages.get_mut(&stage).and_then(|s| s.grads.take()) {
-            Some(grads) => grads,
-            None => self.shard(stage).new_grads(),
-        };
+        let grads = self.grads(stage, micro_batch);
+        let mut grads = grads.lock();
+        grads.open();
         queue.run(&mut grads);
         if let Some(search) = &mut self.search
             && let Some(layer) = grads.last_not_finite()
@@ -314,7 +353,6 @@ impl Worker for ModelWorker {
             let name = self.stages[&stage].parts[layer].name().to_owned();
             search.note(Value::Gradient, (micro_batch, stage, layer), name);
         }
-        self.stages.get_mut(&stage).expect("a stage of this rank").grads = Some(grads);
     }
 
     fn start_gather(&mut self, stage: usize) {
@@ -325,22 +363,35 @@ impl Worker for ModelWorker {
         self.shard(stage).finish_gather()
     }
 
+    fn is_gathered(&mut self, stage: usize) -> bool {
+        self.shard(stage).is_gathered()
+    }
+
     fn free(&mut self, stage: usize) -> CommResult<()> {
         self.shard(stage).free()
     }
 
     fn start_reduce(&mut self, stage: usize) {
-        let grads = self.stages.get_mut(&stage).and_then(|s| s.grads.take());
-        let grads = grads.expect("a unit's W precede its reduction");
-        self.shard(stage).start_reduce(grads);
+        let this = self.stages.get_mut(&stage).expect("a stage of this rank");
+        let (_, grads) = this.grads.pop_first().expect("a unit's W precede its reduction");
+        let grads = Arc::into_inner(grads).expect("graphs of the unit are gone");
+        self.shard(stage).start_reduce(grads.into_inner());
     }
 
     fn finish_reduce(&mut self, stage: usize) -> CommResult<()> {
         self.shard(stage).finish_reduce()
     }
 
+    fn is_reduced(&mut self, stage: usize) -> bool {
+        self.shard(stage).is_reduced()
+    }
+
     fn request_replica_reduce(&mut self, stage: usize) {
         self.shard(stage).request_replica_reduce();
+    }
+
+    fn is_replica_reduced(&mut self, stage: usize) -> bool {
+        self.shard(stage).is_replica_reduced()
     }
 
     fn optimizer_step(&mut self, step: u64) -> CommResult<StepOutcome> {

@@ -38,6 +38,8 @@ pub trait Worker {
     /// # Errors
     /// The collective's error.
     fn finish_gather(&mut self, stage: usize) -> CommResult<()>;
+    /// Whether the gather under way would be finished at once; false where that is not known.
+    fn is_gathered(&mut self, stage: usize) -> bool;
     /// Drops the gathered weights.
     ///
     /// # Errors
@@ -50,8 +52,12 @@ pub trait Worker {
     /// # Errors
     /// The collective's error.
     fn finish_reduce(&mut self, stage: usize) -> CommResult<()>;
+    /// Whether the reduction under way would be finished at once; false where that is not known.
+    fn is_reduced(&mut self, stage: usize) -> bool;
     /// AR: sums the shard over the replicas once its reduction is finished.
     fn request_replica_reduce(&mut self, stage: usize);
+    /// Whether the sum over the replicas is done; false where that is not known.
+    fn is_replica_reduced(&mut self, stage: usize) -> bool;
     /// Finishes all reductions and updates the shards.
     ///
     /// # Errors

@@ -71,14 +71,45 @@ fn a_column_a_slot() {
     ");
 }
 
+/// Letters of some of the actions would read as an order that never happens: FFBBWWWWW.
 #[test]
-fn too_wide_is_scaled_down() {
-    insta::assert_snapshot!(picture("zeropp", shape(4, 2, 21, 7), None, 72), @r"
-    pp 0 |FFFFFFFBBWWWWWBWWWWBBBWFFFFFFFFWWBBBBBBBBBBWWWFFFFFFFFBBBWWWWBWWWWWBBW..|
-    pp 1 |FFFFFFFFFBBBBBBBBBBWWWWWFFFFFFBBBWWWWBWWWWWBBWWFFFFFFFFFWBBBBWBBBBBWWW..|
-    pp 2 |.FFFFFBBBFFWWBWWWWWBBWWWFFFFFFFFFBBBBWBBBBBWWWWWFFFFFBBBBFWWBBWWWWWBWWW.|
-    pp 3 |.FFFFFFFFBBBBWBBBBBWWWWWWFFFFBBBBFFFBBWWWWWBWWWWFFFFFFFFFBBBWWBBBBBWWWWW|
-    ");
+fn too_narrow_for_every_action_shows_what_took_most_and_says_so() {
+    let text = picture("zeropp", shape(4, 2, 21, 7), None, 72);
+    let (rows, note) = text.trim_end().rsplit_once('\n').unwrap();
+    assert_eq!(
+        note,
+        "72 columns are too few for every action: a letter is what took most of its column's time. \
+         129 columns show all."
+    );
+    assert!(rows.lines().all(|row| row.len() == 72 + "pp 0 ||".len()), "{rows}");
+    let whole = picture("zeropp", shape(4, 2, 21, 7), None, 129);
+    assert_eq!(whole.lines().count(), 4, "the width that it names shows all, without a note");
+    let actions = |row: &str| row.chars().filter(|c| "FBW".contains(*c)).count();
+    assert!(whole.lines().all(|row| actions(row) == 3 * 2 * 21), "{whole}");
+}
+
+/// F and B of one slot each, then a W of six: in columns of four slots, half idle.
+#[test]
+fn a_column_shows_what_took_most_of_its_time() {
+    let span = |kind, start_ns, end_ns| {
+        let action = Action::compute(kind, 0, 0);
+        Span { lane: action.lane(), action, start_ns, end_ns }
+    };
+    let spans = vec![
+        span(Compute::F, 0, 1),
+        span(Compute::B, 1, 2),
+        span(Compute::W, 2, 8),
+        span(Compute::F, 11, 12),
+    ];
+    let timeline = Timeline {
+        title: String::new(),
+        placement: vec![0],
+        ranks: vec![RankTimeline { name: "pp 0".into(), spans, ..RankTimeline::default() }],
+    };
+    let drawn = chart(&timeline, 3);
+    assert!(drawn.starts_with("pp 0 |WW.|\n3 columns are too few"), "{drawn}");
+    assert!(drawn.ends_with(" 12 columns show all.\n"), "{drawn}");
+    assert_eq!(chart(&timeline, 12), "pp 0 |FBW0----...F|\n");
 }
 
 #[test]

@@ -108,12 +108,12 @@ fn difference(
     out: &mut impl Write,
 ) -> io::Result<()> {
     let (a, b) = (makespan_ns(first), makespan_ns(second));
-    let makespan = if a == 0 { 0.0 } else { 100.0 * (b as f64 - a as f64) / a as f64 };
+    let makespan = ratio(a, b).unwrap_or_default();
     // Rounded before it is written, so that no −0.0 appears.
     let points = |a: f64, b: f64| format!("{:+.1} pt", (1000.0 * (b - a)).round() / 10.0 + 0.0);
     let bubble = points(first.bubble(), second.bubble());
     let own = points(first.bubble_own_span(), second.bubble_own_span());
-    write!(out, "<tr><td>B against A<td>{makespan:+.1} %<td>{bubble}<td>{own}")?;
+    write!(out, "<tr><td>B against A<td>{makespan}<td>{bubble}<td>{own}")?;
     let (first, second) = (first.bubbles(), second.bubbles());
     for r in 0..ranks {
         match (first.get(r), second.get(r)) {
@@ -122,6 +122,25 @@ fn difference(
         }
     }
     writeln!(out)
+}
+
+/// `b` against `a`, in words: per cent more or less, or how many times where that would be ten or
+/// more, or a tenth. None against nothing.
+pub fn ratio(a: u64, b: u64) -> Option<String> {
+    let times = b as f64 / a as f64;
+    match (a, times) {
+        (0, _) => None,
+        (_, times) if (0.1..10.0).contains(&times) => {
+            Some(format!("{:+.1} %", 100.0 * (b as f64 - a as f64) / a as f64))
+        }
+        _ => Some(format!("x {}", three_digits(times))),
+    }
+}
+
+fn three_digits(x: f64) -> String {
+    let decimals =
+        if x >= 100.0 || x == 0.0 { 0 } else { (1.0 - x.log10().floor()).max(0.0) as usize };
+    format!("{x:.decimals$}")
 }
 
 fn percent(share: f64) -> String {

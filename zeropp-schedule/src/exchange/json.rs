@@ -219,11 +219,21 @@ fn check_numbers(
     Ok(())
 }
 
-/// Reads costs alone, for a schedule of so many stages.
+/// Reads costs that stand in no schedule, for one of so many stages; fields are called by their
+/// own names.
 ///
 /// # Errors
-/// As [`read`], for fields called `costs.…`.
-pub fn read_costs(value: &Value, stages: usize) -> Result<Costs, JsonError> {
+/// As [`read`].
+pub fn check_costs(value: &Value, stages: usize) -> Result<Costs, JsonError> {
+    let costs: Costs = Costs::deserialize(value).map_err(|e| JsonError::Syntax(e.to_string()))?;
+    match costs.fault(stages) {
+        None => Ok(costs),
+        Some((name, works)) => Err(wrong(name, value.get(name).unwrap_or(&Value::Null), works)),
+    }
+}
+
+/// The costs of a schedule, for fields called `costs.…`.
+fn read_costs(value: &Value, stages: usize) -> Result<Costs, JsonError> {
     let costs: Costs = field("costs", value, "an object of costs")?;
     match costs.fault(stages) {
         None => Ok(costs),

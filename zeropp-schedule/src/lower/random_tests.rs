@@ -18,6 +18,8 @@ struct Builder<'a> {
     done: HashSet<(Compute, usize, usize)>,
     /// Per stage, the micro-batch whose W is next.
     next_w: Vec<usize>,
+    /// The micro-batch whose F is next on the last stage.
+    next_head: usize,
     choices: std::iter::Cycle<std::slice::Iter<'a, u16>>,
     ranks: Vec<Vec<Action>>,
 }
@@ -29,7 +31,10 @@ impl Builder<'_> {
         let gradient = || stage + 1 == self.placement.len() || back(stage + 1);
         !done(kind, stage)
             && match kind {
-                Compute::F => stage == 0 || done(Compute::F, stage - 1),
+                Compute::F => {
+                    let next = stage + 1 < self.placement.len() || self.next_head == i;
+                    next && (stage == 0 || done(Compute::F, stage - 1))
+                }
                 Compute::B => self.split && done(Compute::F, stage) && gradient(),
                 Compute::W => done(Compute::B, stage) && self.next_w[stage] == i,
                 Compute::BW => {
@@ -62,6 +67,9 @@ impl Builder<'_> {
         self.done.insert((kind, stage, i));
         if matches!(kind, Compute::W | Compute::BW) {
             self.next_w[stage] += 1;
+        }
+        if kind == Compute::F && stage + 1 == self.placement.len() {
+            self.next_head += 1;
         }
     }
 
@@ -109,6 +117,7 @@ prop_compose! {
             overlap,
             done: HashSet::new(),
             next_w: vec![0; stages],
+            next_head: 0,
             choices: choices.iter().cycle(),
             ranks: vec![Vec::new(); pp],
         };
@@ -141,8 +150,10 @@ proptest! {
         prop_assert_eq!(&lower(&lowered, &options), &lowered);
 
         let bytes = StageBytes {
-            input: 1, activation: 3, stash: 2, weights: 5, gradient: 7, message: 1,
-            keeps_first_gradient: schedule.micro_batches() % 2 == 0, ..StageBytes::default() };
+            input: 1, activation: 3, stash: 2, weights: 5, gradient: 7, message: 1, workspace: 4,
+            gradient_in_forward: 3,
+            keeps_first_gradient: schedule.micro_batches() % 2 == 0, ..StageBytes::default()
+        };
         let bytes = vec![bytes; schedule.stages()];
         for program in &lowered.ranks {
             let mut ledger = Ledger::new(program, &bytes);

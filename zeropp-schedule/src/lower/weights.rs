@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::{Inserts, Residency};
-use crate::ir::{Action, Schedule};
+use crate::ir::{Action, Compute, Schedule};
 
 /// A longest run of weight-needing actions of one stage and unit on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,16 +62,36 @@ pub(super) fn add_gathers(
     }
 }
 
-/// The AG and FREE of one rank's actions, between the same compute actions as before.
-pub(super) fn keep_gathers(actions: &[Action], inserts: &mut Inserts) {
+/// The AG and FREE of one rank's actions, between the same F, B and W of its `program` as before.
+pub(super) fn keep_gathers(actions: &[Action], program: &[Action], inserts: &mut Inserts) {
     let mut position = 0;
-    for action in actions {
+    for (at, action) in actions.iter().enumerate() {
         match action {
+            // Ahead of a reduction it stays there: both are one queue.
+            Action::AllGather { .. } if position > 0 && reduces_next(&actions[at..]) => {
+                inserts.after(position - 1, *action);
+            }
             Action::AllGather { .. } => inserts.before(position, *action),
             Action::Free { .. } if position > 0 => inserts.after(position - 1, *action),
-            _ => position += usize::from(action.computes().next().is_some()),
+            // An R may have been added before it, or dropped.
+            _ if action.computes().next().is_some() => {
+                let other = |a: &Action| is_recomputation(a) && a != action;
+                position += program[position..].iter().take_while(|a| other(a)).count();
+                position += usize::from(program.get(position) == Some(action));
+            }
+            _ => {}
         }
     }
+}
+
+/// Whether a reduction comes before the next computation.
+fn reduces_next(actions: &[Action]) -> bool {
+    let before = actions.iter().take_while(|a| a.computes().next().is_none());
+    before.into_iter().any(|a| matches!(a, Action::ReduceScatter { .. }))
+}
+
+fn is_recomputation(action: &Action) -> bool {
+    matches!(action, Action::Compute { kind: Compute::R, .. })
 }
 
 /// AG before the first action of the visit `prefetch` places earlier, FREE after the last action.

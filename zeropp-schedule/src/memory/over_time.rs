@@ -60,7 +60,9 @@ mod tests {
             activation: 7,
             stash: 5,
             weights: 11,
+            workspace: 3,
             gradient: 13,
+            gradient_in_forward: 6,
             message: 2,
             keeps_first_gradient: false,
             ..StageBytes::default()

@@ -12,7 +12,9 @@ const BYTES: StageBytes = StageBytes {
     activation: 10,
     stash: 7,
     weights: 100,
+    workspace: 0,
     gradient: 1000,
+    gradient_in_forward: 0,
     message: 3,
     keeps_first_gradient: false,
     gather_input: 0,
@@ -39,6 +41,61 @@ fn worked_by_hand() {
         communication: 6,
     };
     assert_eq!(rank_0, want);
+}
+
+/// A head makes its part of the gradient in F, and needs room for its logits meanwhile.
+#[test]
+fn what_a_forward_makes_ahead_is_there_from_the_first_forward() {
+    let head = StageBytes { gradient_in_forward: 600, workspace: 5, ..BYTES };
+    let shape = Shape { pp: 2, virtual_stages: 1, micro_batches: 4, unit: 4 };
+    let lowered = lower(&generate("gpipe", &shape).unwrap(), &LowerOptions::default());
+    let stages = [BYTES, head];
+    let over = |actions: usize| {
+        let mut ledger = Ledger::new(&lowered.ranks[1], &stages);
+        lowered.ranks[1].iter().take(actions).for_each(|a| ledger.run(a));
+        (ledger.now(), ledger.peak())
+    };
+    let program = &lowered.ranks[1];
+    let is = |kind: Compute| {
+        move |a: &Action| a.computes().next().is_some_and(|(k, _, i)| k == kind && i == 0)
+    };
+    let first = program.iter().position(is(Compute::F)).unwrap() + 1;
+    let (now, peak) = over(first);
+    assert_eq!((now.gradient, now.activation, peak.activation), (600, 10, 15));
+    let back = program.iter().position(is(Compute::BW)).unwrap();
+    let (now, peak) = over(back);
+    assert_eq!((now.gradient, now.activation, peak.activation), (600, 40, 45));
+    assert_eq!(over(back + 1).0.gradient, 1000);
+    assert_eq!(over(program.len()).0, HeldBytes::default());
+    // Kept as the sum of units, it counts as that from the start.
+    let kept = StageBytes { keeps_first_gradient: true, ..head };
+    assert_eq!(predict(&lowered, &[kept; 2])[1].gradient, 0);
+    // Units whose forwards come before the reduction of the one before have a part of their own.
+    let stages = [head; 2];
+    let ahead = Schedule {
+        kind: "by hand".into(),
+        placement: vec![0],
+        units: vec![1, 1],
+        ranks: vec![vec![
+            Action::AllGather { stage: 0 },
+            Action::compute(Compute::F, 0, 0),
+            Action::compute(Compute::F, 0, 1),
+            Action::compute(Compute::BW, 0, 0),
+            Action::ReduceScatter { stage: 0 },
+            Action::compute(Compute::BW, 0, 1),
+            Action::Free { stage: 0 },
+            Action::ReduceScatter { stage: 0 },
+            Action::OptimizerStep,
+        ]],
+    };
+    assert_eq!(predict(&ahead, &stages[..1])[0].gradient, 2000);
+    let mut ledger = Ledger::new(&ahead.ranks[0], &stages);
+    let mut seen = Vec::new();
+    for action in &ahead.ranks[0] {
+        ledger.run(action);
+        seen.push(ledger.now().gradient);
+    }
+    assert_eq!(seen, [0, 600, 1200, 1600, 1600, 2000, 2000, 1000, 0]);
 }
 
 /// What goes into a gather or comes out of a reduction, where it is memory of its own.

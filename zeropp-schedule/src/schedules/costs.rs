@@ -28,6 +28,20 @@ pub struct Costs {
     pub mem_w: Vec<i64>,
     /// The most activation memory on any rank.
     pub mem_limit: Option<i64>,
+    /// What else kind `auto` keeps to.
+    pub limits: Limits,
+}
+
+/// Limits of kind `auto` besides the one on activations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// The most stages of a rank whose weights are gathered at once; none: 2, as in ZeroPP with one
+    /// stage ahead.
+    pub gathered: Option<usize>,
+    /// The most gathers of a rank in a step.
+    pub gathers: Option<usize>,
+    /// Whole schedules that the search may time; none: few, for orders that are wanted at once.
+    pub evaluations: Option<u64>,
 }
 
 impl Costs {
@@ -45,6 +59,7 @@ impl Costs {
             mem_b: vec![-1; stages],
             mem_w: vec![-1; stages],
             mem_limit: None,
+            limits: Limits::default(),
         }
     }
 
@@ -70,6 +85,7 @@ impl Costs {
             mem_b: memory(&self.mem_b),
             mem_w: memory(&self.mem_w),
             mem_limit: self.mem_limit,
+            limits: self.limits,
         }
     }
 
@@ -127,6 +143,7 @@ impl From<&simulate::Costs> for Costs {
             mem_b: memory(&|activation, stash| stash - activation),
             mem_w: memory(&|_, stash| -stash),
             mem_limit: None,
+            limits: Limits::default(),
         }
     }
 }

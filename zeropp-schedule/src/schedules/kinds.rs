@@ -3,7 +3,9 @@
 use std::fmt;
 
 use super::{Costs, ScheduleError, Shape};
-use super::{breadth_first, dualpipe_v, interleaved, one_f_one_b, v_blocks, zb_auto, zb_h, zb_v};
+use super::{
+    breadth_first, budgeted, dualpipe_v, interleaved, one_f_one_b, v_blocks, zb_auto, zb_h, zb_v,
+};
 use super::{zeropp, zeropp_auto};
 use crate::ir::Schedule;
 
@@ -214,6 +216,17 @@ pub const KINDS: &[Kind] = &[
         rate: OwnSpan,
         obeys_limit: true,
         generate: |shape, costs| v_blocks::v_min(shape, &or_equal(costs, shape)),
+    },
+    Kind {
+        name: "auto",
+        about: "searched for within limits on activations, gathered weights and gathers",
+        stages: Any(2),
+        step: Whole,
+        rate: OwnSpan,
+        obeys_limit: true,
+        generate: |shape, costs| {
+            budgeted::auto(shape, &or_equal(costs, shape)).map(|found| found.schedule)
+        },
     },
     Kind {
         name: "zeropp-auto",

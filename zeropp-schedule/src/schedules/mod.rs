@@ -3,10 +3,12 @@
 //! One file per schedule, each an ordered list of phases named as in its paper, and one row of
 //! [`KINDS`], from which help, defaults, checks, tables and tests follow. A generator writes
 //! compute actions only; [`lower`](crate::lower::lower) adds what the weights and the links need.
+//! Only `auto` also writes gathers and frees, which are part of its order and stay where they are.
 //! The W of one stage always run in micro-batch order, because the bits of a gradient depend on
 //! the order of its sum.
 
 mod breadth_first;
+pub mod budgeted;
 mod costs;
 mod dualpipe_v;
 mod hanayo;
@@ -28,7 +30,7 @@ mod zeropp_auto;
 mod zeropp_place;
 mod zeropp_spine;
 
-pub use costs::Costs;
+pub use costs::{Costs, Limits};
 pub use interleaved::interleaved_as_printed;
 pub use kinds::{KINDS, Kind, Rate, StagesPerRank, StepForm, generate, generate_with_costs};
 pub use shape::{ACTIONS_MAX, ScheduleError, Shape};

@@ -21,7 +21,9 @@ pub use words::Words;
 /// What a schedule has to keep besides being correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VerifyLimits {
-    /// The W of a stage must run in micro-batch order; the bits of a gradient depend on it.
+    /// The W of a stage must run in micro-batch order, and so must the F of the last one (its R
+    /// where it recomputes), in which a head makes its weight gradient; the bits of a gradient
+    /// depend on it.
     pub w_in_order: bool,
     /// A program must end with an optimizer step (programs of other tools have none).
     pub optimizer_step: bool,
@@ -102,6 +104,7 @@ pub enum Fault {
     NoActionBefore(Action),
     RecomputeLate((Compute, usize, usize)),
     WeightOrder { stage: usize, after: usize },
+    HeadOrder { stage: usize, after: usize },
     NoNeighbour,
     Crossed(Action),
     NotGathered { stage: usize },
@@ -151,10 +154,13 @@ fn all_rules(
     faults.none_yet()?;
     order::check(schedule, &tables, limits, faults)?;
     faults.none_yet()?;
-    if is_program(schedule) {
+    let program = is_program(schedule);
+    if program {
         messages::check(schedule, &tables, faults)?;
         faults.none_yet()?;
-        weights::check(schedule, limits, faults)?;
+    }
+    if program || schedule.has_gathers() {
+        weights::check(schedule, program, limits, faults)?;
         faults.none_yet()?;
     }
     faults.note(deadlock::check(schedule, &tables))
@@ -182,9 +188,10 @@ impl Faults {
     }
 }
 
-/// True where the schedule has more than compute actions.
+/// True where the schedule has more than compute actions, and gathers and frees among them: then
+/// it must be all that ranks run.
 pub fn is_program(schedule: &Schedule) -> bool {
-    schedule.ranks.iter().flatten().any(|a| a.computes().next().is_none())
+    schedule.ranks.iter().flatten().any(|a| a.computes().next().is_none() && !a.is_residency())
 }
 
 /// Placement, units and ranks must fit together.

@@ -16,8 +16,11 @@ type Item = (Message, usize, usize);
 struct Literal<'a> {
     s: &'a Schedule,
     program: bool,
+    weighs: bool,
     done: HashSet<(Compute, usize, usize)>,
     last_w: HashMap<usize, usize>,
+    /// Of the forwards of the last stage that make gradients.
+    last_head: Option<usize>,
     gathered: HashSet<usize>,
     /// Per stage: units reduced, W added since.
     reduced: HashMap<usize, (usize, usize)>,
@@ -37,11 +40,14 @@ enum Try {
 impl Literal<'_> {
     fn accepts(s: &Schedule) -> bool {
         let program = is_program(s);
+        let weighs = program || s.has_gathers();
         let mut l = Literal {
             s,
             program,
+            weighs,
             done: Default::default(),
             last_w: Default::default(),
+            last_head: None,
             gathered: Default::default(),
             reduced: Default::default(),
             replicas: Default::default(),
@@ -87,8 +93,8 @@ impl Literal<'_> {
         let stepped = self.stepped.len() == s.pp();
         let links = self.sent == self.posted;
         computed
-            && (!self.program
-                || (reduced() && replicas && stepped && links && self.gathered.is_empty()))
+            && self.gathered.is_empty()
+            && (!self.program || (reduced() && replicas && stepped && links))
     }
 
     fn attempt(&mut self, rank: usize, action: &Action) -> Try {
@@ -166,7 +172,7 @@ impl Literal<'_> {
                 Compute::W => has(Compute::B, stage),
                 Compute::R => has(Compute::F, stage) && !back(stage),
             };
-        if !right || (self.program && kind != Compute::W && !self.gathered.contains(&stage)) {
+        if !right || (self.weighs && kind != Compute::W && !self.gathered.contains(&stage)) {
             return Try::Wrong;
         }
         if let Some(message) = kind.needs(stage, s.stages()) {
@@ -192,6 +198,13 @@ impl Literal<'_> {
             }
         }
         self.done.insert((kind, stage, i));
+        let redone =
+            || s.ranks.iter().flatten().any(|a| a.computes().any(|c| c == (Compute::R, stage, i)));
+        let head = kind == Compute::R || kind == Compute::F && !redone();
+        if stage + 1 == s.stages() && head && self.last_head.replace(i).is_some_and(|last| last > i)
+        {
+            return Try::Wrong;
+        }
         if matches!(kind, Compute::W | Compute::BW) {
             let state = self.reduced.entry(stage).or_default();
             state.1 += 1;
@@ -353,10 +366,12 @@ proptest! {
     ) {
         let overlaps = |a: &Action| matches!(a, Action::Overlap { .. });
         let overlapped = schedule.ranks.iter().flatten().any(overlaps);
+        // An order with gathers keeps to a limit of its own.
+        let written = schedule.kind == "auto";
         // A pair of two stages needs the weights of both.
         let resident = (1 + prefetch).max(1 + usize::from(overlapped));
-        let limits =
-            VerifyLimits { gathered_max: lowered.then_some(resident), ..Default::default() };
+        let gathered_max = (lowered && !written).then_some(resident);
+        let limits = VerifyLimits { gathered_max, ..Default::default() };
         prop_assert_eq!(verify(&schedule, &limits), Ok(()));
         prop_assert!(overlapped || Literal::accepts(&schedule));
 

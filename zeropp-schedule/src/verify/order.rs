@@ -1,5 +1,5 @@
-//! Order on one rank: F before B before W, hand-over between stages of one rank, the order of W,
-//! and how many activations are alive.
+//! Order on one rank: F before B before W, hand-over between stages of one rank, the order of W
+//! and of the last stage's F, and how many activations are alive.
 
 use super::tables::Tables;
 use super::{Enough, Fault, Faults, VerifyLimits, fault};
@@ -13,8 +13,16 @@ pub(super) fn check(
     faults: &mut Faults,
 ) -> Result<(), Enough> {
     let mut last_w = vec![None; schedule.stages()];
+    let mut last_head = None;
     for (rank, actions) in schedule.ranks.iter().enumerate() {
-        let mut walk = Walk { tables, limits, last_w: &mut last_w, alive: 0 };
+        let mut walk = Walk {
+            tables,
+            limits,
+            last_w: &mut last_w,
+            head: schedule.stages() - 1,
+            last_head: &mut last_head,
+            alive: 0,
+        };
         for (index, action) in actions.iter().enumerate() {
             for compute in action.computes() {
                 let kept =
@@ -32,6 +40,9 @@ struct Walk<'a> {
     limits: &'a VerifyLimits,
     /// The last W of each stage.
     last_w: &'a mut [Option<usize>],
+    /// The last stage, and the last of its forwards with gradients.
+    head: usize,
+    last_head: &'a mut Option<usize>,
     /// Micro-batches, counted per stage, whose activations are kept.
     alive: usize,
 }
@@ -47,6 +58,15 @@ impl Walk<'_> {
             }
         }
         let recomputes = self.tables.compute(Compute::R, stage, micro_batch).is_some();
+        let with_gradients = kind == Compute::R || kind == Compute::F && !recomputes;
+        if self.limits.w_in_order && with_gradients && stage == self.head {
+            match self.last_head.replace(micro_batch) {
+                Some(after) if after > micro_batch => {
+                    return Err(Fault::HeadOrder { stage, after });
+                }
+                _ => {}
+            }
+        }
         match kind {
             Compute::R => self.alive += 1,
             Compute::F if !recomputes => self.alive += 1,

@@ -60,6 +60,11 @@ fn compute_order() {
         "rank 1, action 16 (3W0): W of stage 3 must run in micro-batch order, but 2 ran before",
     );
     check(
+        Box::new(moved(1, "3F2", "3F1")),
+        "rank 1, action 6 (3F1): forwards of stage 3 must run in micro-batch order, as the loss's \
+         weight gradient is made in them, but 2 ran before",
+    );
+    check(
         Box::new(|s| s.ranks[0].push(Action::compute(Compute::F, 0, 1))),
         "rank 0, action 18 (0F1): duplicate of action 1",
     );
@@ -206,5 +211,6 @@ fn limits() {
     // Out of order W are another tool's right.
     let mut order = zeropp(2, 2, 3, 3);
     moved(1, "3W2", "3W0")(&mut order);
+    moved(1, "3F2", "3F1")(&mut order);
     assert_eq!(at_most(&order, VerifyLimits { w_in_order: false, ..Default::default() }), None);
 }

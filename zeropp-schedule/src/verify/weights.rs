@@ -1,4 +1,4 @@
-//! Weights and gradients of a program: what computes has its weights, what was gathered is freed,
+//! Weights and gradients: what computes has its weights, what was gathered is freed,
 //! every gradient is reduced once per stage and unit after its last W, the step comes last.
 
 use std::collections::BTreeSet;
@@ -19,9 +19,10 @@ struct Stage {
     replicas: Option<usize>,
 }
 
-/// Checks every rank's program by itself.
+/// Checks every rank's list by itself; of what is no `program`, gathers and frees only.
 pub(super) fn check(
     schedule: &Schedule,
+    program: bool,
     limits: &VerifyLimits,
     faults: &mut Faults,
 ) -> Result<(), Enough> {
@@ -32,6 +33,7 @@ pub(super) fn check(
     for (rank, actions) in schedule.ranks.iter().enumerate() {
         let mut walk = Walk {
             schedule,
+            program,
             limits,
             units: &units,
             stages: &mut stages,
@@ -50,9 +52,9 @@ pub(super) fn check(
         }
         let stepped = walk.stepped;
         if spoilt.is_empty() {
-            faults.note(at_end(schedule, &stages, rank, reduces_replicas))?;
+            faults.note(at_end(schedule, program, &stages, rank, reduces_replicas))?;
         }
-        if limits.optimizer_step && !stepped {
+        if program && limits.optimizer_step && !stepped {
             let action = Action::OptimizerStep;
             faults.note(Err(VerifyError::Missing { rank, action, unit: None }))?;
         }
@@ -63,6 +65,7 @@ pub(super) fn check(
 /// One rank's walk.
 struct Walk<'a> {
     schedule: &'a Schedule,
+    program: bool,
     limits: &'a VerifyLimits,
     units: &'a [usize],
     stages: &'a mut [Stage],
@@ -100,7 +103,7 @@ impl Walk<'_> {
         if kind.needs_weights() && state.gathered.is_none() {
             return Err(Fault::NotGathered { stage });
         }
-        if matches!(kind, Compute::W | Compute::BW) {
+        if self.program && matches!(kind, Compute::W | Compute::BW) {
             // A W of an earlier unit cannot come: that unit was complete when it was reduced.
             if self.units[micro_batch] > state.reduced {
                 return Err(Fault::NotReduced { unit: state.reduced });
@@ -151,6 +154,7 @@ impl Walk<'_> {
 /// What has to be done by the end of a rank's program.
 fn at_end(
     schedule: &Schedule,
+    program: bool,
     stages: &[Stage],
     rank: usize,
     replicas: bool,
@@ -161,7 +165,7 @@ fn at_end(
             return fault(schedule, rank, index, Fault::NeverFreed);
         }
         let units = schedule.units.len();
-        if state.reduced < units {
+        if program && state.reduced < units {
             let action = Action::ReduceScatter { stage };
             return Err(VerifyError::Missing { rank, action, unit: Some(state.reduced) });
         }

@@ -100,6 +100,10 @@ impl Fault {
             Fault::WeightOrder { stage, after } => {
                 format!("W of stage {stage} must run in micro-batch order, but {after} ran before")
             }
+            Fault::HeadOrder { stage, after } => format!(
+                "forwards of stage {stage} must run in micro-batch order, as the loss's weight \
+                 gradient is made in them, but {after} ran before"
+            ),
             Fault::NoNeighbour => {
                 "superfluous; the neighbouring stage is on the same rank, or there is none".into()
             }

@@ -15,7 +15,7 @@ use super::super::{Member, Rendezvous, RendezvousError, Token};
 use super::handshake::{self, HandshakeError, Keys};
 use super::link::Link;
 use super::message::Message;
-use super::{HANDSHAKE_TIME, TcpOptions, check_token, spawn};
+use super::{HANDSHAKE_TIME, TcpOptions, check_token, derived, spawn};
 
 /// A pause before the host is tried again.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
@@ -40,6 +40,7 @@ struct Shared {
     changed: Condvar,
     silence: Duration,
     place: String,
+    key: [u8; 32],
 }
 
 #[derive(Default)]
@@ -69,6 +70,7 @@ impl Client {
             changed: Condvar::new(),
             silence: options.silence,
             place,
+            key: derived(&Token::key(options.token.as_ref())),
         });
         let (end, ended) = bounded(0);
         let own = shared.clone();
@@ -266,6 +268,10 @@ impl Rendezvous for Client {
             }
         }
         shared.board.get(key, timeout)
+    }
+
+    fn key(&self) -> [u8; 32] {
+        self.shared.key
     }
 }
 

@@ -12,9 +12,10 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::super::Member;
+use crate::timed::Timed;
 
 const MAGIC: [u8; 8] = *b"zeropp\r\n";
 /// Of everything that is said, here and after.
@@ -74,51 +75,15 @@ mod answer {
     pub(super) const BUSY: u8 = 4;
 }
 
-/// A stream whose every read and write ends by one deadline.
-struct Timed<'a> {
-    stream: &'a TcpStream,
-    deadline: Instant,
-}
-
-impl Timed<'_> {
-    fn left(&self) -> io::Result<Duration> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+/// Takes a text that its length comes before.
+fn read_text(wire: &mut Timed, max: usize) -> Result<Vec<u8>, HandshakeError> {
+    let length = u32::from_le_bytes(wire.array()?) as usize;
+    if length > max {
+        return Err(HandshakeError::Broken(format!("it sent {length} bytes of at most {max}")));
     }
-
-    fn array<const N: usize>(&mut self) -> io::Result<[u8; N]> {
-        let mut bytes = [0; N];
-        self.read_exact(&mut bytes)?;
-        Ok(bytes)
-    }
-
-    fn text(&mut self, max: usize) -> Result<Vec<u8>, HandshakeError> {
-        let length = u32::from_le_bytes(self.array()?) as usize;
-        if length > max {
-            return Err(HandshakeError::Broken(format!("it sent {length} bytes of at most {max}")));
-        }
-        let mut text = vec![0; length];
-        self.read_exact(&mut text)?;
-        Ok(text)
-    }
-}
-
-impl Read for Timed<'_> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(Some(self.left()?))?;
-        self.stream.read(into)
-    }
-}
-
-impl Write for Timed<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(Some(self.left()?))?;
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
+    let mut text = vec![0; length];
+    wire.read_exact(&mut text)?;
+    Ok(text)
 }
 
 /// What both sides have said, and what it proves.
@@ -162,7 +127,7 @@ pub(super) fn greet(
     member: &Member,
     patience: Duration,
 ) -> Result<(Keys, Duration), HandshakeError> {
-    let mut wire = Timed { stream, deadline: Instant::now() + patience };
+    let mut wire = Timed::new(stream, patience);
     let magic = wire.array::<8>()?;
     if magic != MAGIC {
         return Err(HandshakeError::Foreign);
@@ -188,7 +153,7 @@ pub(super) fn greet(
         [answer::BUSY] => return Err(HandshakeError::Busy),
         [answer::REFUSED] => {
             let proof = wire.array::<32>()?;
-            let reason = wire.text(REASON_BYTES_MAX)?;
+            let reason = read_text(&mut wire, REASON_BYTES_MAX)?;
             if words.proof("refusal", &[&text, &reason]) != proof {
                 return Err(HandshakeError::Token);
             }
@@ -222,7 +187,7 @@ pub(super) fn receive<'a>(
     key: &'a [u8; 32],
     patience: Duration,
 ) -> Result<Caller<'a>, HandshakeError> {
-    let mut wire = Timed { stream, deadline: Instant::now() + patience };
+    let mut wire = Timed::new(stream, patience);
     let host_nonce = nonce()?;
     let mut greeting = MAGIC.to_vec();
     greeting.extend(VERSION.to_le_bytes());
@@ -239,7 +204,7 @@ pub(super) fn receive<'a>(
     }
     let words = Words { key, host_nonce, client_nonce: wire.array()? };
     let proof = wire.array::<32>()?;
-    let text = wire.text(HELLO_BYTES_MAX)?;
+    let text = read_text(&mut wire, HELLO_BYTES_MAX)?;
     // Hashes compare in constant time.
     if words.proof("client", &[&text]) != proof {
         wire.write_all(&[answer::TOKEN])?;

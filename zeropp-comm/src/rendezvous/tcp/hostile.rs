@@ -8,13 +8,13 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-use super::frame::BODY_BYTES_MAX;
 use super::handshake::{HandshakeError, Keys, greet};
 use super::link::Link;
 use super::message::Message;
 use super::server::AT_DOOR_MAX;
 use super::tests::{TOKEN, free, job, join, member, options};
 use super::*;
+use crate::sealed::Sealer;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -27,6 +27,11 @@ fn dial(address: &Address) -> TcpStream {
     let stream = TcpStream::connect(&addresses[..]).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream
+}
+
+/// A client's own frames.
+fn sealer(keys: &Keys) -> Sealer {
+    Sealer::new(keys.to_host, BODY_BYTES_MAX)
 }
 
 /// Until the host listens.
@@ -172,7 +177,7 @@ fn frames_that_lie_end_their_guest_and_are_told() {
         (
             "it sent a message that makes no sense",
             Box::new(|stream, keys| {
-                let frame = super::frame::Sealer::new(keys.to_host).seal(&[99, 1, 2]);
+                let frame = sealer(&keys).seal(&[99, 1, 2]);
                 stream.write_all(&frame).unwrap();
             }),
         ),
@@ -181,13 +186,13 @@ fn frames_that_lie_end_their_guest_and_are_told() {
             Box::new(|stream, keys| {
                 // The host's words in a client's mouth.
                 let body = Message::Value { key: "id".into(), value: vec![1] }.encode();
-                stream.write_all(&super::frame::Sealer::new(keys.to_host).seal(&body)).unwrap();
+                stream.write_all(&sealer(&keys).seal(&body)).unwrap();
             }),
         ),
         (
             "its connection ",
             Box::new(|stream, keys| {
-                let frame = super::frame::Sealer::new(keys.to_host).seal(&Message::Beat.encode());
+                let frame = sealer(&keys).seal(&Message::Beat.encode());
                 stream.write_all(&frame[..frame.len() / 2]).unwrap();
                 stream.shutdown(Shutdown::Both).unwrap();
             }),

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::frame::{Opener, Sealer};
+use super::BODY_BYTES_MAX;
 use super::message::Message;
+use crate::sealed::{Opener, Sealer};
 
 /// How long a write may take before the other side counts as stuck.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -26,7 +27,7 @@ impl Link {
     /// Takes over `stream`. Once nothing came for `silence`, the other side counts as lost.
     pub(super) fn new(stream: TcpStream, seal: [u8; 32], silence: Duration) -> io::Result<Link> {
         stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-        Ok(Link { stream, out: Mutex::new(Sealer::new(seal)), silence })
+        Ok(Link { stream, out: Mutex::new(Sealer::new(seal, BODY_BYTES_MAX)), silence })
     }
 
     /// Sends a message; where that fails the connection is closed, since a part may be on its way.
@@ -59,7 +60,7 @@ impl Link {
         open: [u8; 32],
         mut take: impl FnMut(Message) -> bool,
     ) -> Option<String> {
-        let mut opener = Opener::new(open);
+        let mut opener = Opener::new(open, BODY_BYTES_MAX);
         let mut buffer = vec![0; 16 << 10];
         let beat = (self.silence / 4).clamp(BEAT_MIN, BEAT_MAX);
         let (mut heard, mut said) = (Instant::now(), Instant::now());

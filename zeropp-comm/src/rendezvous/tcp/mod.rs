@@ -12,7 +12,6 @@
 //! told why.
 
 mod client;
-mod frame;
 mod handshake;
 mod link;
 mod message;
@@ -29,8 +28,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::board::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 use super::{Address, Member, Rendezvous, RendezvousError, Token, Waiting};
 
+/// Longest body of a frame: a name and a value, with their lengths.
+const BODY_BYTES_MAX: usize = KEY_BYTES_MAX + VALUE_BYTES_MAX + 64;
 /// How long a handshake may take.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// Threads here hold a frame's worth of bytes on the heap and little on the stack.
@@ -117,6 +119,11 @@ fn check_token(options: &TcpOptions, addresses: &[SocketAddr]) -> Result<(), Ren
         }),
         _ => Ok(()),
     }
+}
+
+/// The key that the job's processes have for other purposes than the rendezvous itself.
+fn derived(key: &[u8; 32]) -> [u8; 32] {
+    *blake3::keyed_hash(key, b"beside the rendezvous").as_bytes()
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {

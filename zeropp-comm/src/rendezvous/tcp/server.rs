@@ -15,7 +15,7 @@ use super::super::{Member, Rendezvous, RendezvousError, Token, ranks_in_words};
 use super::handshake::{self, Caller, HandshakeError};
 use super::link::Link;
 use super::message::Message;
-use super::{HANDSHAKE_TIME, TcpOptions, spawn};
+use super::{HANDSHAKE_TIME, TcpOptions, derived, spawn};
 
 /// Most connections that may be in their handshake at once.
 pub(super) const AT_DOOR_MAX: usize = 256;
@@ -149,6 +149,10 @@ impl Rendezvous for Server {
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, RendezvousError> {
         self.shared.board.get(key, timeout)
+    }
+
+    fn key(&self) -> [u8; 32] {
+        derived(&self.shared.key)
     }
 }
 

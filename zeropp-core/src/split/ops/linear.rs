@@ -11,6 +11,12 @@ use crate::split::{Grads, OpCx, Saved, Weight};
 /// Elements of a weight that fits into the second-level cache beside a block of rows.
 const SMALL: usize = 1 << 19;
 
+/// Rows of x that a product with a weight of so many elements takes at a time: few enough that they
+/// stay in the second-level cache, unless packing W once a block would cost more than that saves.
+pub(super) fn row_block(elements: usize) -> usize {
+    if elements <= SMALL { 256 } else { 4096 }
+}
+
 /// x·W + b for `x: [.., in]`, `w: [in, out]`, `b: [out]`.
 ///
 /// Keeps F→B: x. Keeps B→W: x and dY.
@@ -97,11 +103,8 @@ impl Matrix {
         y
     }
 
-    /// Rows of x that a product takes at a time: few enough that they stay in the second-level
-    /// cache, unless packing W once a block would cost more than that saves.
     fn row_block(&self) -> usize {
-        let [input, output] = self.w.shape();
-        if input * output <= SMALL { 256 } else { 4096 }
+        row_block(self.w.shape().iter().product())
     }
 
     /// The slice of W as an [in, out] matrix.

@@ -15,7 +15,8 @@ use crate::split::{OpCx, Saved, custom_vjp};
 ///
 /// The gradient (softmax − one-hot)/(b·s) is computed here too and takes the place of the logits,
 /// without a copy where the caller holds no other handle to them. Keeps F→B: that gradient, of the
-/// size and type of the logits. Keeps nothing B→W.
+/// size and type of the logits. Keeps nothing B→W. For a head that is a linear map,
+/// [`linear_cross_entropy`](super::linear_cross_entropy) never has all logits at once.
 ///
 /// # Panics
 /// Panics on the CPU if a target is not below V; on a GPU the loss is NaN then.
@@ -46,48 +47,64 @@ fn forward(
     targets: Tensor<2, Int>,
     wanted: bool,
 ) -> (Tensor<1>, Option<Tensor<3>>) {
+    let [b, s, vocabulary] = logits.dims();
+    let n = b * s;
+    let weight = wanted.then_some(1.0 / n as f32);
     if !is_fast(&logits) {
-        return forward_tensor(logits, targets, wanted);
+        let (logits, targets) = (logits.reshape([n, vocabulary]), targets.reshape([n]));
+        let (sum, gradient) = of_rows(logits, targets, weight);
+        return (sum / n as f64, gradient.map(|g| g.reshape([b, s, vocabulary])));
     }
-    let vocabulary = logits.dims()[2];
+    let targets = known_targets(targets, vocabulary);
+    let Some(weight) = weight else {
+        let logits = cpu_tensor::on_cpu(&logits).expect("checked by is_fast");
+        let sum = loss::cross_entropy(logits.as_slice(), vocabulary, &targets);
+        return (mean(sum, n), None);
+    };
+    let mut sum = 0.0;
+    let gradient = cpu_tensor::map_in_place(logits, |logits| {
+        sum = loss::cross_entropy_gradient(logits, vocabulary, &targets, weight);
+    });
+    (mean(sum, n), Some(gradient.expect("checked by is_fast")))
+}
+
+/// The loss of `n` tokens from its sum.
+pub(super) fn mean(sum: f64, n: usize) -> Tensor<1> {
+    cpu_tensor::from_vec(vec![(sum / n as f64) as f32], [1])
+}
+
+/// The targets of rows of logits for `vocabulary` ids.
+///
+/// # Panics
+/// Panics if one is not below `vocabulary`.
+pub(super) fn known_targets(targets: Tensor<2, Int>, vocabulary: usize) -> Vec<usize> {
     let targets = cpu_tensor::indices(targets);
     if let Some(target) = targets.iter().find(|t| **t >= vocabulary) {
         panic!("target {target}, but there are logits for {vocabulary} tokens");
     }
-    if !wanted {
-        let logits = cpu_tensor::on_cpu(&logits).expect("checked by is_fast");
-        let loss = loss::cross_entropy(logits.as_slice(), vocabulary, &targets);
-        return (cpu_tensor::from_vec(vec![loss], [1]), None);
-    }
-    let mut mean = 0.0;
-    let gradient = cpu_tensor::map_in_place(logits, |logits| {
-        mean = loss::cross_entropy_gradient(logits, vocabulary, &targets);
-    });
-    (cpu_tensor::from_vec(vec![mean], [1]), Some(gradient.expect("checked by is_fast")))
+    targets
 }
 
-fn forward_tensor(
-    logits: Tensor<3>,
-    targets: Tensor<2, Int>,
-    wanted: bool,
-) -> (Tensor<1>, Option<Tensor<3>>) {
-    let [b, s, vocabulary] = logits.dims();
-    let (n, dtype) = (b * s, logits.dtype());
+/// By tensor operations: the sum of the cross-entropies of rows of logits, fp32, and the gradient
+/// of `weight` times that sum, in the type of the logits.
+pub(super) fn of_rows(
+    logits: Tensor<2>,
+    targets: Tensor<1, Int>,
+    weight: Option<f32>,
+) -> (Tensor<1>, Option<Tensor<2>>) {
     #[cfg(feature = "cube")]
     if super::on_gpu(&logits) {
-        let (logits, targets) = (logits.reshape([n, vocabulary]), targets.reshape([n]));
-        let (losses, gradient) = crate::cube::cross_entropy(logits, targets, wanted);
-        return (losses.mean(), wanted.then(|| gradient.reshape([b, s, vocabulary])));
+        let (losses, gradient) = crate::cube::cross_entropy(logits, targets, weight);
+        return (losses.sum(), weight.map(|_| gradient));
     }
+    let ([n, _], dtype) = (logits.dims(), logits.dtype());
     let targets = targets.reshape([n, 1]);
-    let log_p = activation::log_softmax(logits.cast(DType::F32).reshape([n, vocabulary]), 1);
-    let loss = log_p.clone().gather(1, targets.clone()).mean().neg();
-    if !wanted {
-        return (loss, None);
-    }
-    let ones = Tensor::<2>::full([n, 1], -1.0, (&loss.device(), DType::F32));
-    let gradient = log_p.exp().scatter(1, targets, ones, IndexingUpdateOp::Add) / n as f64;
-    (loss, Some(gradient.cast(dtype).reshape([b, s, vocabulary])))
+    let log_p = activation::log_softmax(logits.cast(DType::F32), 1);
+    let sum = log_p.clone().gather(1, targets.clone()).sum().neg();
+    let Some(weight) = weight else { return (sum, None) };
+    let ones = Tensor::<2>::full([n, 1], -1.0, (&sum.device(), DType::F32));
+    let gradient = log_p.exp().scatter(1, targets, ones, IndexingUpdateOp::Add) * weight;
+    (sum, Some(gradient.cast(dtype)))
 }
 
 /// The kept gradient times the upstream gradient, usually 1 or one over the micro-batches.

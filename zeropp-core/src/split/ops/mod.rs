@@ -12,6 +12,7 @@
 mod activation;
 mod attention;
 mod embedding;
+mod head;
 mod join;
 mod linear;
 mod loss;
@@ -27,6 +28,9 @@ use burn::tensor::{DType, Tensor};
 pub use activation::{gelu, gelu_tanh, silu, swiglu};
 pub use attention::{attention, attention_keeps_probabilities, grouped_attention};
 pub use embedding::{embedding, position_embedding};
+#[doc(hidden)]
+pub use head::force_head_chunk;
+pub use head::{head_chunk, linear_cross_entropy};
 pub use join::join;
 pub use linear::{linear, linear_transposed};
 pub use loss::cross_entropy;

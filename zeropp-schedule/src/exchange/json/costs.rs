@@ -88,6 +88,12 @@ impl Costs {
                 return Some((name, format!("a time is 0 to {TIME_MAX} µs")));
             }
         }
+        if self.bytes_per_s == Some(0) {
+            return Some(("bytes_per_s", "1 or more, or none".into()));
+        }
+        if self.links == Some(0) {
+            return Some(("links", "1 or more, or none".into()));
+        }
         for (name, list) in self.memory() {
             if !list.is_empty() && list.len() != stages {
                 return Some((name, format!("one number for each of stages = {stages}, or none")));

@@ -12,7 +12,7 @@
 //! times.
 
 use crate::ir::{Action, Schedule, looping, vee};
-use crate::schedules::{Costs, ScheduleError, Shape};
+use crate::schedules::{Costs, ScheduleError, Shape, default_unit};
 
 mod anneal;
 mod bound;
@@ -25,10 +25,14 @@ mod problem;
 mod random;
 mod residency;
 mod search;
+mod stretch;
+mod waiting;
 mod walk;
 mod word;
 mod write;
 
+#[cfg(test)]
+mod auto_tests;
 #[cfg(test)]
 mod decode_tests;
 #[cfg(test)]
@@ -193,16 +197,53 @@ impl std::fmt::Display for Found {
     }
 }
 
-/// Evaluations without a number: what takes some ten seconds for small schedules, less for large
-/// ones, over which annealing could not range anyway.
+/// Evaluations without a number: what takes some ten seconds for schedules of a thousand actions,
+/// less for small ones, which it has searched through by then, and for large ones, over which
+/// annealing could not range anyway.
 pub fn default_evaluations(shape: &Shape) -> u64 {
     let letters = (2 * shape.stages() * shape.micro_batches) as u64;
     let share = (letters / 2048).max(1);
-    (LETTERS / (letters * share)).max(4)
+    (LETTERS / (letters * share)).clamp(4, 600 * letters.max(4))
 }
 
 /// F and B that the default search times.
 const LETTERS: u64 = 200_000_000;
+
+/// Kind `auto`: an order within the limits in `costs`, for a step without a barrier behind it.
+/// Without a limit on activations it takes as much as ZeroPP's default unit holds.
+///
+/// # Errors
+/// As [`schedule`].
+pub fn auto(shape: &Shape, costs: &Costs) -> Result<Found, ScheduleError> {
+    let Shape { pp, virtual_stages: v, micro_batches, .. } = *shape;
+    let mut costs = costs.clone();
+    let limits = costs.limits;
+    let largest = costs.mem_f.iter().max().copied().unwrap_or(0);
+    let held = default_unit(pp, v, micro_batches).saturating_mul(v) as i64;
+    costs.mem_limit.get_or_insert(held.saturating_mul(largest));
+    let letters = (2 * shape.stages() * micro_batches) as u64;
+    let request = Request {
+        shape: &Shape { unit: micro_batches, ..*shape },
+        budgets: &Budgets {
+            gathered: Some(limits.gathered.unwrap_or(2) as u64),
+            gathers: limits.gathers,
+            ..Budgets::default()
+        },
+        costs: &costs,
+        objective: Objective::OwnSpan,
+        placement: Placement::Either,
+        seed: 1,
+        evaluations: Some(
+            limits.evaluations.unwrap_or(default_evaluations(shape).min(2 * letters)),
+        ),
+    };
+    let mut found = schedule(&request)?;
+    // Reductions follow from the cut of sums, and lowering adds them.
+    for actions in &mut found.schedule.ranks {
+        actions.retain(|a| !matches!(a, Action::ReduceScatter { .. }));
+    }
+    Ok(found)
+}
 
 /// Finds an order within the budgets. It is never slower than the other kinds that keep them, as
 /// the simulator has it.
@@ -210,7 +251,7 @@ const LETTERS: u64 = 200_000_000;
 /// # Errors
 /// A shape, costs or budgets that contradict each other; budgets within which nothing was found.
 pub fn schedule(request: &Request) -> Result<Found, ScheduleError> {
-    let Request { shape, costs, budgets, objective, seed, .. } = *request;
+    let Request { shape, costs, budgets, objective, .. } = *request;
     shape.check(write::KIND)?;
     costs.check(write::KIND, shape.stages())?;
     budgets.check(shape, costs)?;
@@ -226,20 +267,10 @@ pub fn schedule(request: &Request) -> Result<Found, ScheduleError> {
         Placement::Either => vec![looping(pp, v), vee(pp, v)],
     };
     let evaluations = request.evaluations.unwrap_or_else(|| default_evaluations(shape));
-    let mut best: Option<Found> = None;
-    let share = placements.len() as u64;
-    for placement in placements {
-        let p = problem::Problem::new(shape, costs, budgets, placement, objective);
-        let letters = evaluations.saturating_mul(p.letters() as u64) / share;
-        let Some(found) = search::found(&p, shape, seed, letters) else { continue };
-        // A bound holds for one placement, the smaller one for both.
-        let bound = best.as_ref().map_or(found.bound, |other| other.bound.min(found.bound));
-        if best.as_ref().is_none_or(|other| found.span < other.span) {
-            best = Some(found);
-        }
-        best.iter_mut().for_each(|best| best.bound = bound);
-    }
-    best.ok_or_else(|| {
+    let problem = |placed| problem::Problem::new(shape, costs, budgets, placed, objective);
+    let problems: Vec<problem::Problem> = placements.into_iter().map(problem).collect();
+    let letters = evaluations.saturating_mul(problems[0].letters() as u64);
+    search::found(&problems, request, letters).ok_or_else(|| {
         let limit = costs.mem_limit.unwrap_or(0).max(0) as usize;
         let works = "no order was found within all limits; raise this one or another".to_string();
         field_error("mem_limit", limit, works)

@@ -19,10 +19,13 @@ pub(super) struct Other {
     pub(super) plan: Plan,
     /// What is minimised.
     pub(super) value: i64,
+    /// By how many gathers it breaks its limit: then it is only something to start from.
+    pub(super) excess: usize,
     pub(super) name: String,
 }
 
-/// Every kind that can be made for the shape on this placement and keeps the budgets.
+/// Every kind that can be made for the shape on this placement and keeps the memory; those first
+/// that keep all budgets, then by span.
 pub(super) fn fitting(p: &Problem, shape: &Shape) -> Vec<Other> {
     let mut found: Vec<Other> = Vec::new();
     for kind in KINDS.iter().filter(|kind| kind.name != super::write::KIND) {
@@ -37,7 +40,7 @@ pub(super) fn fitting(p: &Problem, shape: &Shape) -> Vec<Other> {
             found.extend(fit(p, &schedule, name));
         }
     }
-    found.sort_by_key(|other| other.value);
+    found.sort_by_key(|other| (other.excess > 0, other.value));
     found
 }
 
@@ -65,26 +68,24 @@ fn units(p: &Problem, shape: &Shape, kind: &str) -> Vec<usize> {
 
 /// A schedule's order with gathers and reductions, if it keeps the budgets.
 fn fit(p: &Problem, schedule: &Schedule, name: String) -> Option<Other> {
-    if schedule.placement != p.placement || schedule.ranks.iter().flatten().any(is_pair) {
+    if schedule.placement != p.placement {
         return None;
     }
     let mut residency = Residency::default();
     let mut made = p.empty_schedule(super::write::KIND);
-    let mut words = Vec::new();
+    let (mut words, mut excess) = (Vec::new(), 0);
     for (r, actions) in schedule.ranks.iter().enumerate() {
         let (word, order) = letters(p, r, actions)?;
-        if residency.excess(p, r, &word) > 0 || peak(p, r, &word) > p.memory {
+        if peak(p, r, &word) > p.memory {
             return None;
         }
+        excess += residency.excess(p, r, &word);
         made.ranks[r] = with_weights(p, r, &word, &order, &mut residency);
         words.push(word);
     }
     let value = simulated(p, &made)?;
-    Some(Other { schedule: made, plan: Plan { words }, value, name })
-}
-
-fn is_pair(action: &Action) -> bool {
-    matches!(action, Action::Overlap { .. })
+    let plan = Plan { words, stride: p.ranks };
+    Some(Other { schedule: made, plan, value, excess, name })
 }
 
 /// A rank's actions, W as letters of their own: the word and each action with its letter.
@@ -97,8 +98,9 @@ fn letters(
     let stages = &p.stage[r * p.v..(r + 1) * p.v];
     let mut word = Word { threshold: i64::MAX / 4, ..Word::default() };
     let mut order = Vec::new();
-    for action in actions {
-        let Action::Compute { kind, stage, micro_batch } = *action else { continue };
+    // An overlapped pair is its two halves, one after the other.
+    for (kind, stage, micro_batch) in actions.iter().flat_map(Action::computes) {
+        let action = Action::compute(kind, stage, micro_batch);
         let v = stages.iter().position(|s| *s == stage)?;
         let at = word.letters.len();
         match kind {
@@ -107,7 +109,7 @@ fn letters(
             Compute::W | Compute::R => {}
         }
         match kind {
-            Compute::F | Compute::B => order.push((Some(at), *action)),
+            Compute::F | Compute::B => order.push((Some(at), action)),
             Compute::BW => {
                 // Split, so that it is judged as all others are: its B's result leaves earlier.
                 order.push((Some(at), Action::compute(Compute::B, stage, micro_batch)));
@@ -115,7 +117,7 @@ fn letters(
                 word.letters.push(p.classes as u8);
             }
             Compute::W => {
-                order.push((None, *action));
+                order.push((None, action));
                 word.letters.push(p.classes as u8);
             }
             Compute::R => {}

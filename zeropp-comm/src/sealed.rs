@@ -1,31 +1,29 @@
 //! Frames on the wire: a length, a body, and a tag that only a holder of the key can make. The tag
 //! covers the frame's number too, so none can be changed, left out, repeated or reordered.
 
-use super::super::board::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
-
-/// Longest body: a name and a value, with their lengths.
-pub(super) const BODY_BYTES_MAX: usize = KEY_BYTES_MAX + VALUE_BYTES_MAX + 64;
 const LENGTH_BYTES: usize = 4;
 const TAG_BYTES: usize = 32;
 
 /// Why a stream of frames cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum FrameError {
-    #[error("a frame of {0} bytes; at most {BODY_BYTES_MAX} work")]
-    TooLong(usize),
+pub(crate) enum FrameError {
+    #[error("a frame of {0} bytes; at most {1} work")]
+    TooLong(usize, usize),
     #[error("a frame that was changed on its way")]
     Forged,
 }
 
 /// Writes the frames of one direction.
-pub(super) struct Sealer {
+pub(crate) struct Sealer {
     key: [u8; 32],
+    most: usize,
     number: u64,
 }
 
 /// Reads the frames of one direction from bytes as they come.
-pub(super) struct Opener {
+pub(crate) struct Opener {
     key: [u8; 32],
+    most: usize,
     number: u64,
     buffer: Vec<u8>,
 }
@@ -36,16 +34,17 @@ fn tag(key: &[u8; 32], number: u64, body: &[u8]) -> blake3::Hash {
 }
 
 impl Sealer {
-    pub(super) fn new(key: [u8; 32]) -> Sealer {
-        Sealer { key, number: 0 }
+    /// Frames whose bodies have at most so many bytes.
+    pub(crate) fn new(key: [u8; 32], most: usize) -> Sealer {
+        Sealer { key, most, number: 0 }
     }
 
     /// The next frame.
     ///
     /// # Panics
     /// Panics if `body` is longer than a frame may be: senders check what they are given.
-    pub(super) fn seal(&mut self, body: &[u8]) -> Vec<u8> {
-        assert!(body.len() <= BODY_BYTES_MAX, "a body of {} bytes", body.len());
+    pub(crate) fn seal(&mut self, body: &[u8]) -> Vec<u8> {
+        assert!(body.len() <= self.most, "a body of {} bytes", body.len());
         let mut frame = Vec::with_capacity(LENGTH_BYTES + body.len() + TAG_BYTES);
         frame.extend((body.len() as u32).to_le_bytes());
         frame.extend(body);
@@ -56,21 +55,22 @@ impl Sealer {
 }
 
 impl Opener {
-    pub(super) fn new(key: [u8; 32]) -> Opener {
-        Opener { key, number: 0, buffer: Vec::new() }
+    /// Frames whose bodies have at most so many bytes.
+    pub(crate) fn new(key: [u8; 32], most: usize) -> Opener {
+        Opener { key, most, number: 0, buffer: Vec::new() }
     }
 
     /// Takes in what has come.
-    pub(super) fn feed(&mut self, bytes: &[u8]) {
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
         self.buffer.extend(bytes);
     }
 
     /// The next whole frame's body, or `None` while it is not all there.
-    pub(super) fn next(&mut self) -> Result<Option<Vec<u8>>, FrameError> {
+    pub(crate) fn next(&mut self) -> Result<Option<Vec<u8>>, FrameError> {
         let Some(length) = self.buffer.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
         let length = u32::from_le_bytes(*length) as usize;
-        if length > BODY_BYTES_MAX {
-            return Err(FrameError::TooLong(length));
+        if length > self.most {
+            return Err(FrameError::TooLong(length, self.most));
         }
         let end = LENGTH_BYTES + length;
         let Some(found) = self.buffer.get(end..end + TAG_BYTES) else { return Ok(None) };
@@ -93,10 +93,11 @@ mod tests {
     use proptest::prelude::*;
 
     const KEY: [u8; 32] = [7; 32];
+    const MOST: usize = 1000;
 
     /// Feeds `bytes` in pieces of `step` bytes and collects the bodies.
     fn open_all(bytes: &[u8], step: usize) -> (Vec<Vec<u8>>, Option<FrameError>) {
-        let mut opener = Opener::new(KEY);
+        let mut opener = Opener::new(KEY, MOST);
         let mut bodies = Vec::new();
         for piece in bytes.chunks(step.max(1)) {
             opener.feed(piece);
@@ -116,7 +117,7 @@ mod tests {
     }
 
     fn sealed(bodies: &[Vec<u8>]) -> Vec<Vec<u8>> {
-        let mut sealer = Sealer::new(KEY);
+        let mut sealer = Sealer::new(KEY, MOST);
         bodies.iter().map(|body| sealer.seal(body)).collect()
     }
 
@@ -167,8 +168,8 @@ mod tests {
 
     #[test]
     fn a_length_is_believed_only_within_the_limit() {
-        let mut opener = Opener::new(KEY);
+        let mut opener = Opener::new(KEY, MOST);
         opener.feed(&u32::MAX.to_le_bytes());
-        assert_eq!(opener.next(), Err(FrameError::TooLong(u32::MAX as usize)));
+        assert_eq!(opener.next(), Err(FrameError::TooLong(u32::MAX as usize, MOST)));
     }
 }

@@ -18,6 +18,14 @@ pub(super) struct Best {
     pub(super) from: String,
 }
 
+/// Where annealing came to.
+pub(super) struct Reached {
+    pub(super) plan: Plan,
+    pub(super) score: i64,
+    /// By how much it breaks the limits on gathers and gradients.
+    pub(super) excess: usize,
+}
+
 /// The search's tools, made once.
 pub(super) struct Annealer<'a> {
     pub(super) p: &'a Problem,
@@ -26,7 +34,7 @@ pub(super) struct Annealer<'a> {
     pub(super) random: Random,
     pub(super) best: Option<Best>,
     /// What one gather above the limit costs, in units of the score.
-    penalty: i64,
+    pub(super) penalty: i64,
 }
 
 impl<'a> Annealer<'a> {
@@ -74,9 +82,15 @@ impl<'a> Annealer<'a> {
 
     /// Changes `plan` for `letters` letters of effort, with a temperature that falls from `hot` to
     /// `cold`, both in units of a micro-batch's work on one stage.
-    pub(super) fn anneal(&mut self, plan: &Plan, letters: u64, hot: f64, cold: f64, from: &str) {
+    pub(super) fn anneal(
+        &mut self,
+        plan: &Plan,
+        letters: u64,
+        (hot, cold): (f64, f64),
+        from: &str,
+    ) -> Option<Reached> {
         let p = self.p;
-        let Some(mut energy) = self.decoder.load(p, plan, &mut self.residency) else { return };
+        let mut energy = self.decoder.load(p, plan, &mut self.residency)?;
         let (mut current, mut next) = (plan.clone(), plan.clone());
         let mut excess = self.excesses(plan);
         let mut over: usize = excess.iter().sum();
@@ -96,7 +110,7 @@ impl<'a> Annealer<'a> {
             }
             // Every try counts, also one that is refused before it is timed.
             self.decoder.effort += 4;
-            let good = change(p, &mut next, &mut self.random, &mut changed);
+            let good = change(p, &mut next, &self.decoder, &mut self.random, &mut changed);
             let slack = (self.random.exponential() * heat) as i64;
             let taken = good && {
                 let words = &next.words;
@@ -136,6 +150,7 @@ impl<'a> Annealer<'a> {
                 }
             }
         }
+        Some(Reached { plan: current, score: energy, excess: over })
     }
 }
 

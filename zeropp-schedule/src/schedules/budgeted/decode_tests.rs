@@ -56,7 +56,7 @@ fn changes_are_timed_as_whole_plans_are() {
         let mut changed = Changed::new();
         for _ in 0..100 {
             let before = plan.clone();
-            if !change(&p, &mut plan, &mut random, &mut changed) {
+            if !change(&p, &mut plan, &decoder, &mut random, &mut changed) {
                 plan = before;
                 continue;
             }

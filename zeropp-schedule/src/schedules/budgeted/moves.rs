@@ -1,5 +1,6 @@
 //! Small changes of a plan.
 
+use super::decode::Decoder;
 use super::problem::Problem;
 use super::random::Random;
 use super::word::{Plan, Word};
@@ -14,10 +15,20 @@ pub(super) struct Change {
 
 pub(super) type Changed = Vec<Change>;
 
-/// Makes one random change of `plan`; false where it came out impossible. The words named in
+/// Makes one random change of `plan`, a third of them where a rank waits in the plan that the
+/// decoder accepted last; false where it came out impossible. The words named in
 /// `changed` may be spoilt then.
-pub(super) fn change(p: &Problem, plan: &mut Plan, random: &mut Random, out: &mut Changed) -> bool {
+pub(super) fn change(
+    p: &Problem,
+    plan: &mut Plan,
+    decoder: &Decoder,
+    random: &mut Random,
+    out: &mut Changed,
+) -> bool {
     out.clear();
+    if random.once_in(3) {
+        return at_a_wait(p, plan, decoder, random, out);
+    }
     let rank = random.below(p.ranks);
     match random.below(100) {
         0..45 => {
@@ -40,6 +51,57 @@ pub(super) fn change(p: &Problem, plan: &mut Plan, random: &mut Random, out: &mu
             true
         }
     }
+}
+
+/// A change where a rank waits: another letter into the gap, or what it waits for earlier.
+fn at_a_wait(
+    p: &Problem,
+    plan: &mut Plan,
+    decoder: &Decoder,
+    random: &mut Random,
+    out: &mut Changed,
+) -> bool {
+    let mut rank = if random.once_in(2) { decoder.longest() } else { random.below(p.ranks) };
+    let n = plan.words[rank].letters.len();
+    let from = random.below(n);
+    let found = (0..n).map(|k| (from + k) % n).find(|&at| decoder.wait(rank, at) > 0);
+    let Some(mut at) = found else { return false };
+    let far = 1 + (random.exponential() * if random.once_in(4) { 8.0 } else { 2.0 }) as isize;
+    let filled = match random.below(4) {
+        0 => {
+            let Some(from) = at.checked_add_signed(far).filter(|from| *from < n) else {
+                return false;
+            };
+            shift(p, &mut plan.words[rank], rank, from, -far, 1, out)
+        }
+        1 => shift(p, &mut plan.words[rank], rank, at, far, 1, out),
+        _ => {
+            // Back along the chain that it waits for, and one letter of the chain earlier.
+            loop {
+                let word = &plan.words[rank];
+                let class = usize::from(word.letters[at]);
+                let waits = at > 0 && class < p.classes && decoder.wait(rank, at) > 0;
+                if waits || at == 0 {
+                    let Some((q, k)) = p.source.get(rank * p.classes + class).copied().flatten()
+                    else {
+                        return false;
+                    };
+                    let i = usize::from(word.batch[at]);
+                    rank = q as usize;
+                    let Some(there) = plan.words[rank].position(k as usize, i) else {
+                        return false;
+                    };
+                    at = there;
+                } else if random.once_in(3) {
+                    break;
+                } else {
+                    at -= 1;
+                }
+            }
+            shift(p, &mut plan.words[rank], rank, at, -far, 1, out)
+        }
+    };
+    filled && !out.is_empty()
 }
 
 /// How far a letter moves: mostly a few places, sometimes a dozen.
@@ -130,7 +192,13 @@ fn range_of_batches(
     out: &mut Changed,
 ) -> bool {
     let (class, first) = (random.below(p.classes), random.below(p.b));
-    let last = (first + 1 + random.below(8)).min(p.b - 1);
+    // Neighbours, or what comes at the same place of every period.
+    let periodic = plan.stride > 0 && plan.stride < p.b && random.once_in(2);
+    let (first, step, last) = match periodic {
+        true => (first % plan.stride, plan.stride, p.b - 1),
+        false => (first, 1, (first + 1 + random.below(8)).min(p.b - 1)),
+    };
+    let count = (last - first) / step;
     let far = 1 + random.below(3) as isize;
     let by = if random.once_in(2) { far } else { -far };
     let end = match random.once_in(3) {
@@ -138,8 +206,8 @@ fn range_of_batches(
         false => rank,
     };
     for r in rank..=end {
-        for n in first..=last {
-            let i = if by > 0 { last + first - n } else { n };
+        for n in 0..=count {
+            let i = first + step * if by > 0 { count - n } else { n };
             if !shift_letter(p, plan, r, (class, i), by, out) {
                 return false;
             }

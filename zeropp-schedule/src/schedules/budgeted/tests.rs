@@ -165,8 +165,8 @@ fn recomputation_and_uneven_weights_are_kept_in_mind() {
 /// Times of one instance drawn at random, as a profile of real stages may be.
 fn random_case(random: &mut Random, widest: usize) -> (Shape, Costs) {
     let pp = 2 + random.below(widest - 1);
-    let v = 1 + random.below(if pp > 8 { 2 } else { 4 });
-    let b = pp * (1 + random.below(4)) + random.below(pp);
+    let v = 1 + random.below(if widest > 8 { 8 } else { 4 });
+    let b = pp + random.below(if widest > 8 { 5 * pp } else { 4 * pp });
     let shape = Shape { pp, virtual_stages: v, micro_batches: b, unit: b };
     let base = |random: &mut Random| 10 + random.below(20) as u64;
     let (f, back, w) = (base(random), base(random), base(random));
@@ -184,41 +184,50 @@ fn random_case(random: &mut Random, widest: usize) -> (Shape, Costs) {
     (shape, costs.with_limit(limit))
 }
 
-/// Runs `count` random cases; the gains over the best other kind that fits, in per cent.
-fn never_worse(count: usize, widest: usize, evaluations: u64) -> Vec<f64> {
-    let mut random = Random::new(21);
+/// Holds what is found against the best other kind that fits: the gain in per cent; none where
+/// none fits.
+fn gain(request: &Request) -> Option<f64> {
+    let Request { shape, costs, budgets, objective, .. } = *request;
+    let placed = match request.placement {
+        Placement::Looping => looping(shape.pp, shape.virtual_stages),
+        _ => vee(shape.pp, shape.virtual_stages),
+    };
+    let p = Problem::new(shape, costs, budgets, placed, objective);
+    let kinds = fitting(&p, shape);
+    let best = kinds.iter().find(|other| other.excess == 0).map(|other| other.value as u64);
+    let found = match (schedule(request), best) {
+        (Ok(found), _) => found,
+        (Err(error), best) => {
+            assert!(best.is_none(), "{error}");
+            return None;
+        }
+    };
+    prove(&found.schedule, &p, costs, budgets);
+    assert!(found.bound <= found.span, "{} {}", found.bound, found.span);
+    let best = best?;
+    assert!(found.span <= best, "{} above {best} of {}: {shape:?}", found.span, kinds[0].name);
+    Some(100.0 * (1.0 - found.span as f64 / best as f64))
+}
+
+/// Runs `count` random cases; their gains in rising order.
+fn never_worse(count: usize, widest: usize, evaluations: u64, seed: u64) -> Vec<f64> {
+    let mut random = Random::new(seed);
     let mut gains = Vec::new();
     for case in 0..count {
         let (shape, costs) = random_case(&mut random, widest);
         let v = shape.virtual_stages;
         let few = v > 2 && random.once_in(2);
         let budgets = if few { within(2, 2 + 2 * (v - 2) * 6) } else { Budgets::default() };
-        let objective = [Objective::OwnSpan, Objective::Makespan][case % 2];
-        let vees = random.once_in(2);
-        let placed = if vees { vee(shape.pp, v) } else { looping(shape.pp, v) };
-        let placement = if vees { Placement::Vee } else { Placement::Looping };
-        let evaluations = Some(evaluations);
         let request = Request {
             shape: &shape,
             costs: &costs,
             budgets: &budgets,
-            objective,
-            placement,
+            objective: [Objective::OwnSpan, Objective::Makespan][case % 2],
+            placement: [Placement::Looping, Placement::Vee][random.below(2)],
             seed: 1,
-            evaluations,
+            evaluations: Some(evaluations),
         };
-        let p = Problem::new(&shape, &costs, &budgets, placed, objective);
-        let best = fitting(&p, &shape).first().map(|other| other.value);
-        let Ok(found) = schedule(&request) else {
-            assert!(best.is_none());
-            continue;
-        };
-        prove(&found.schedule, &p, &costs, &budgets);
-        assert!(found.bound <= found.span, "{} {}", found.bound, found.span);
-        if let Some(best) = best {
-            assert!(found.span <= best as u64);
-            gains.push(100.0 * (1.0 - found.span as f64 / best as f64));
-        }
+        gains.extend(gain(&request));
     }
     gains.sort_by(f64::total_cmp);
     gains
@@ -226,16 +235,92 @@ fn never_worse(count: usize, widest: usize, evaluations: u64) -> Vec<f64> {
 
 #[test]
 fn it_is_never_worse_than_another_kind_that_fits() {
-    let gains = never_worse(12, 5, 150);
-    assert!(gains.len() >= 6 && gains.last().is_some_and(|most| *most > 1.0), "{gains:?}");
+    let gains = never_worse(12, 5, 150, 21);
+    assert!(gains.len() >= 6 && gains.last().is_some_and(|most| *most > 0.5), "{gains:?}");
 }
 
 #[test]
-#[ignore = "half an hour; prints the gains that the page on the scheduler quotes"]
+#[ignore = "minutes; prints the gains that the page on the scheduler quotes"]
 fn it_is_never_worse_in_five_hundred_cases() {
-    let gains = never_worse(500, 16, 1500);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let seed = now.as_secs();
+    println!("seed {seed}");
+    let gains = never_worse(500, 16, 60, seed);
     let n = gains.len();
-    println!("{n} cases, median gain {:.2} %, largest {:?}", gains[n / 2], &gains[n - 10..]);
+    println!("{n} cases, median gain {:.2} %, largest {:.1?}", gains[n / 2], &gains[n - 10..]);
+}
+
+#[test]
+fn it_is_never_worse_at_the_papers_times() {
+    // The Zero Bubble papers' profiles as two and as four stages a rank, and the 14.6B model's.
+    let profiles = [
+        (8, 24, (18_522, 18_086, 9_337, 601)),
+        (8, 32, (18_513, 18_086, 9_331, 626)),
+        (8, 24, (29_718, 29_444, 19_927, 527)),
+        (16, 48, (11_347, 11_248, 8_132, 377)),
+        (4, 24, (11_347, 11_248, 8_132, 377)),
+        (16, 48, (14_407, 14_380, 9_676, 1_610)),
+    ];
+    for (pp, b, (f, back, w, c)) in profiles {
+        for (v, placement) in [(2, Placement::Vee), (4, Placement::Looping)] {
+            let n = v as u64;
+            let times = (f / n, back / n, w / n, c);
+            let (shape, costs) = equal_stages((pp, v, b), times, (2 * v * pp) as i64);
+            let request = Request {
+                shape: &shape,
+                costs: &costs,
+                budgets: &Budgets::default(),
+                objective: Objective::OwnSpan,
+                placement,
+                seed: 1,
+                evaluations: Some(40),
+            };
+            assert!(gain(&request).is_some(), "a kind fits");
+        }
+    }
+}
+
+/// Random small cases of up to three stages a rank: how many reach the bound, how many come within
+/// 2 % of it, of how many.
+fn against_the_bound(cases: usize, evaluations: Option<u64>) -> (usize, usize, usize) {
+    let mut random = Random::new(9);
+    let (mut reached, mut close, mut all) = (0, 0, 0);
+    while all < cases {
+        let (pp, v, b) = (2 + random.below(3), 1 + random.below(3), 2 + random.below(7));
+        let mut draw = |low: usize, more: usize| (low + random.below(more)) as u64;
+        let times = (draw(5, 16), draw(5, 16), draw(3, 18), draw(0, 4));
+        let memory = (2 * pp * v) as i64 + draw(0, 2 * pp * v) as i64;
+        let (shape, costs) = equal_stages((pp, v, b), times, memory);
+        let budgets = Budgets { gathered: Some(draw(1, v)), ..Budgets::default() };
+        let request = Request {
+            shape: &shape,
+            costs: &costs,
+            budgets: &budgets,
+            objective: Objective::OwnSpan,
+            placement: Placement::Either,
+            seed: 1,
+            evaluations,
+        };
+        let found = schedule(&request).unwrap_or_else(|e| panic!("{e}"));
+        assert!(found.bound <= found.span);
+        all += 1;
+        reached += usize::from(found.span == found.bound);
+        close += usize::from(found.span as f64 <= 1.02 * found.bound as f64);
+    }
+    (reached, close, all)
+}
+
+#[test]
+fn small_cases_come_close_to_the_bound() {
+    let (reached, close, all) = against_the_bound(24, Some(400));
+    assert!(reached > 0 && 3 * close >= all, "{reached} {close} {all}");
+}
+
+#[test]
+#[ignore = "minutes; prints how close small cases come to the bound"]
+fn three_hundred_small_cases_against_the_bound() {
+    let (reached, close, all) = against_the_bound(300, None);
+    println!("{reached} of {all} reach the bound, {close} within 2 %");
 }
 
 #[test]

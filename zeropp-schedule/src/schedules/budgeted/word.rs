@@ -22,6 +22,8 @@ pub(super) struct Word {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) words: Vec<Word>,
+    /// Micro-batches after which the order nearly repeats itself; 0 where none are known.
+    pub(super) stride: usize,
 }
 
 impl Word {
@@ -104,7 +106,7 @@ impl Plan {
             let good = word.number(problem.v) && complete == problem.classes * problem.b;
             good.then_some(word)
         });
-        Some(Plan { words: words.collect::<Option<_>>()? })
+        Some(Plan { words: words.collect::<Option<_>>()?, stride: 0 })
     }
 }
 

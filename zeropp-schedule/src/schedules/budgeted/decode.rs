@@ -8,8 +8,9 @@
 use super::Objective;
 use super::ledger::{Cell, Ends, Lane, SHIFT, Slot, WHOLE};
 use super::moves::Change;
-use super::problem::{Facts, Link, NOBODY, Problem};
-use super::residency::{Gather, Residency, ends_unit};
+use super::problem::{Link, NOBODY, Problem};
+use super::residency::{Gather, Residency};
+use super::waiting::Waiting;
 use super::word::{Plan, Word};
 
 /// No input is waited for.
@@ -250,6 +251,23 @@ impl Decoder {
         self.most
     }
 
+    /// How long rank `r` waits before its letter `at` in the accepted plan.
+    pub(super) fn wait(&self, r: usize, at: usize) -> i64 {
+        let slots = &self.slots[r * self.capacity + at..];
+        slots[1].idle - slots[0].idle.max(0)
+    }
+
+    /// When the letter `at` of rank `r` starts in the accepted plan.
+    pub(super) fn start(&self, r: usize, at: usize) -> i64 {
+        self.slots[r * self.capacity + at].start
+    }
+
+    /// The rank that decides the accepted plan's span.
+    pub(super) fn longest(&self) -> usize {
+        let values = self.ends.iter().enumerate();
+        values.max_by_key(|(_, ends)| ends.value).map_or(0, |(r, _)| r)
+    }
+
     /// The accepted plan's largest own span, and the last end of any rank's computing.
     #[cfg(test)]
     pub(super) fn spans(&self) -> (i64, i64) {
@@ -433,51 +451,6 @@ impl Decoder {
             self.most = self.most.max(ends.value);
         }
         if late { Stop::Hopeless } else { Stop::Done }
-    }
-}
-
-/// The W of one rank, in the order of their B.
-struct Waiting<'a> {
-    p: &'a Problem,
-    r: usize,
-    word: &'a Word,
-    table: &'a [Facts],
-}
-
-impl Waiting<'_> {
-    /// One W: the next B that waits for it names the stage. `end`: all letters have run.
-    #[inline(always)]
-    fn run_w<const TIMED: bool>(&self, s: &mut Slot, lane: &mut Lane, end: bool) {
-        let (p, letters) = (self.p, &self.word.letters);
-        let mut class = usize::from(letters[s.w as usize]);
-        while class < p.v || class == p.classes {
-            s.w += 1;
-            class = usize::from(letters[s.w as usize]);
-        }
-        let facts = &self.table[class];
-        s.now += facts.w;
-        s.memory -= facts.freed;
-        s.pending -= 1;
-        if TIMED && ends_unit(p, usize::from(self.word.batch[s.w as usize])) {
-            let stall = lane.reduce(s.now, p.reduce[self.r * p.v + class - p.v]);
-            // Nothing waits for the reduction after the rank's last W.
-            if s.pending > 0 || !end {
-                s.now += stall;
-                s.idle += stall;
-            }
-        }
-        s.w += 1;
-    }
-
-    /// Runs W until `need` fits; false where none is left.
-    fn make_room<const TIMED: bool>(&self, need: i64, s: &mut Slot, lane: &mut Lane) -> bool {
-        while s.memory + need > self.p.memory {
-            if s.pending == 0 {
-                return false;
-            }
-            self.run_w::<TIMED>(s, lane, false);
-        }
-        true
     }
 }
 

@@ -58,6 +58,8 @@ pub(super) struct Problem {
     pub(super) part: i64,
     /// Consumer, by `rank · 2V + class`.
     pub(super) link: Vec<Link>,
+    /// Producer of its input, as rank and class; none where nothing is waited for.
+    pub(super) source: Vec<Option<(u32, u32)>>,
     /// Time of a W by `rank · V + v`.
     pub(super) w: Vec<i64>,
     /// Memory that a W frees.
@@ -127,6 +129,7 @@ impl Problem {
             table: Vec::new(),
             part: (PART << SHIFT) / ranks as i64,
             link: Vec::new(),
+            source: vec![None; ranks * 2 * v],
             w: stage.iter().map(|&s| costs.w[s] as i64).collect(),
             freed: stage.iter().map(|&s| -costs.mem_w[s]).collect(),
             gather: stage.iter().map(|&s| costs.gather[s] as i64).collect(),
@@ -183,6 +186,9 @@ impl Problem {
         };
         let take = takes as i64;
         self.table.push(Facts { take, need, delta, w, freed, link });
+        if link.rank != NOBODY {
+            self.source[link.cell as usize / self.b] = Some((r as u32, class as u32));
+        }
         self.take.push(take);
         self.need.push(need);
         self.delta.push(delta);

@@ -1,0 +1,42 @@
+//! The file of costs that a run writes: what everything took in it.
+
+use std::fs::File;
+use std::path::Path;
+
+use zeropp_pipeline::costs;
+use zeropp_pipeline::simulate::Costs;
+use zeropp_pipeline::timeline::Timeline;
+
+use crate::Error;
+use crate::plan::blueprint::Blueprint;
+use crate::run::rank::traced_steps;
+
+/// Writes to `path` what everything took in `timeline`, of `steps` steps after `done`.
+/// Returns why nothing was written, where the run has not enough to tell.
+///
+/// # Errors
+/// [`Error::Output`] where the file cannot be written.
+pub(crate) fn write(
+    path: &Path,
+    blueprint: &Blueprint,
+    timeline: &Timeline,
+    (done, steps): (u64, u64),
+) -> Result<Option<String>, Error> {
+    let traced = traced_steps(&blueprint.config, done);
+    let (first, last) = (traced.first.max(done + 1), traced.last.min(done + steps));
+    let timed = match costs::measured(timeline) {
+        _ if first > last => return Ok(Some("no step that is traced was run".into())),
+        Err(e) => return Ok(Some(e.to_string())),
+        Ok(timed) => timed,
+    };
+    let costs = Costs { memory: blueprint.all_bytes(), ..timed };
+    let when = match last - first {
+        0 => format!("step {first}"),
+        1 => format!("step {last}"),
+        _ => format!("steps {} to {last}", first + 1),
+    };
+    let what = format!("{when} of a run: {}", timeline.title);
+    let written = File::create(path).and_then(|file| costs::write(&costs, &what, file));
+    written.map_err(|source| Error::Output { path: path.to_path_buf(), source })?;
+    Ok(None)
+}

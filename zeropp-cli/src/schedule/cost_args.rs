@@ -1,0 +1,195 @@
+//! The flags for costs, which `zeropp schedule` and `zeropp compare` share.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, value_parser};
+
+use super::decimal::Decimal;
+
+pub(super) const MEMORY: &str = "Memory (any whole unit, of one micro-batch on one stage)";
+const COSTS: &str = "Costs (us, of one micro-batch on one stage)";
+
+/// One number for all stages, or one for each.
+#[derive(Clone, Debug)]
+pub(super) struct PerStage<T>(pub(super) Vec<T>);
+
+/// Times of the actions, as typed.
+#[derive(Clone, Debug)]
+pub(crate) struct Times {
+    pub(super) f: PerStage<Decimal>,
+    pub(super) b: PerStage<Decimal>,
+    pub(super) w: PerStage<Decimal>,
+    pub(super) gather: PerStage<Decimal>,
+    pub(super) reduce: PerStage<Decimal>,
+    pub(super) comm: Decimal,
+    pub(super) overlap: Option<Decimal>,
+}
+
+/// Changes of memory, as typed; those that are not given follow from the others.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    pub(super) f: PerStage<i64>,
+    pub(super) b: Option<PerStage<i64>>,
+    pub(super) w: Option<PerStage<i64>>,
+    pub(super) input: PerStage<i64>,
+}
+
+/// Everything about costs that was typed.
+#[derive(Clone, Debug)]
+pub(crate) struct CostFlags {
+    pub(super) times: Times,
+    pub(super) memory: Memory,
+    /// The file of `--costs`.
+    pub(super) file: Option<PathBuf>,
+    /// The flags that are no defaults.
+    pub(super) typed: Vec<&'static str>,
+}
+
+/// The flags for what actions cost.
+pub(crate) fn cost_args() -> Vec<Arg> {
+    let time = |name: &'static str, default: &'static str, help: &'static str| {
+        Arg::new(name)
+            .long(name)
+            .value_name("T")
+            .default_value(default)
+            .value_parser(per_stage::<Decimal>)
+            .allow_hyphen_values(true)
+            .help_heading(COSTS)
+            .help(help)
+    };
+    let memory = |name: &'static str, help: &'static str| {
+        Arg::new(name)
+            .long(name)
+            .value_name("M")
+            .value_parser(per_stage::<Units>)
+            .allow_hyphen_values(true)
+            .help_heading(MEMORY)
+            .help(help)
+    };
+    vec![
+        Arg::new("costs")
+            .long("costs")
+            .value_name("FILE")
+            .value_parser(value_parser!(PathBuf))
+            .help_heading(COSTS)
+            .help("A file of costs, or a trace; flags that are given win over it")
+            .long_help(
+                "A file of costs (.toml, .json), as docs/costs.md has it and `zeropp run \
+                 --save-costs` writes it, or a trace of a run. Flags that are given win over what \
+                 the file has.",
+            ),
+        time("t-f", "1", "Forward"),
+        time("t-b", "1", "B, the gradient of a stage's input"),
+        time("t-w", "1", "W, the gradients of a stage's weights"),
+        time("t-comm", "0", "A message from rank to rank, whatever its size")
+            .value_parser(value_parser!(Decimal)),
+        time(
+            "t-gather",
+            "0",
+            "All-gather of a stage's weights, of one stage and not one micro-batch",
+        ),
+        time("t-reduce", "0", "Reduce-scatter of a stage's gradients, likewise"),
+        Arg::new("t-overlap")
+            .long("t-overlap")
+            .value_name("T")
+            .value_parser(value_parser!(Decimal))
+            .allow_hyphen_values(true)
+            .help_heading(COSTS)
+            .help("An overlapped pair of dualpipe-v [default: one after the other]"),
+        memory("mem-f", "What an F takes").default_value("2"),
+        memory("mem-b", "What a B changes [default: half of mem-f is freed]"),
+        memory("mem-w", "What a W changes [default: the rest is freed]"),
+        memory("mem-input", "The part of mem-f that a stage keeps which recomputes")
+            .default_value("0"),
+    ]
+}
+
+impl CostFlags {
+    /// The values of the flags of [`cost_args`].
+    pub(crate) fn new(matches: &ArgMatches) -> CostFlags {
+        let typed = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
+        CostFlags {
+            times: Times::new(matches),
+            memory: Memory::new(matches),
+            file: matches.get_one("costs").cloned(),
+            typed: FLAGS.into_iter().filter(typed).collect(),
+        }
+    }
+
+    /// Whether anything was given.
+    pub(crate) fn is_given(&self) -> bool {
+        self.file.is_some() || !self.typed.is_empty()
+    }
+}
+
+/// The flags of [`cost_args`] that are no file.
+const FLAGS: [&str; 11] = [
+    "t-f",
+    "t-b",
+    "t-w",
+    "t-comm",
+    "t-gather",
+    "t-reduce",
+    "t-overlap",
+    "mem-f",
+    "mem-b",
+    "mem-w",
+    "mem-input",
+];
+
+impl Times {
+    /// The values of the flags of [`cost_args`].
+    fn new(matches: &ArgMatches) -> Times {
+        let list = |name: &str| {
+            matches.get_one::<PerStage<Decimal>>(name).cloned().expect("has a default")
+        };
+        Times {
+            f: list("t-f"),
+            b: list("t-b"),
+            w: list("t-w"),
+            gather: list("t-gather"),
+            reduce: list("t-reduce"),
+            comm: *matches.get_one("t-comm").expect("has a default"),
+            overlap: matches.get_one("t-overlap").copied(),
+        }
+    }
+}
+
+impl Memory {
+    /// The values of the flags of [`cost_args`].
+    fn new(matches: &ArgMatches) -> Memory {
+        let list = |name: &str| {
+            let list = matches.get_one::<PerStage<Units>>(name)?;
+            Some(PerStage(list.0.iter().map(|units| units.0).collect()))
+        };
+        Memory {
+            f: list("mem-f").expect("has a default"),
+            b: list("mem-b"),
+            w: list("mem-w"),
+            input: list("mem-input").expect("has a default"),
+        }
+    }
+}
+
+/// A change of memory: far from what sums in 64 bits can hold.
+#[derive(Clone, Copy, Debug)]
+struct Units(i64);
+
+const UNITS_MAX: i64 = 100_000_000_000;
+impl FromStr for Units {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Units, String> {
+        match text.parse::<i64>() {
+            Ok(n) if (-UNITS_MAX..=UNITS_MAX).contains(&n) => Ok(Units(n)),
+            _ => Err("expected a whole number between -1e11 and 1e11; choose the unit so".into()),
+        }
+    }
+}
+
+fn per_stage<T: FromStr<Err = String>>(text: &str) -> Result<PerStage<T>, String> {
+    let parse = |one: &str| one.trim().parse::<T>();
+    text.split(',').map(parse).collect::<Result<_, _>>().map(PerStage)
+}

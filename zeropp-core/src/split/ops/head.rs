@@ -1,0 +1,246 @@
+//! The last linear map and its cross-entropy in one, a chunk of tokens at a time, so that nothing
+//! of size tokens × vocabulary outlives a chunk.
+//!
+//! Shapes: n = b·s tokens, h hidden, V rows of the weight, of which the first `ids` are token ids
+//! and the rest, if any, is there to make a multiple.
+
+use std::cell::Cell;
+use std::ops::Range;
+
+use burn::tensor::{Int, Tensor};
+
+use super::linear::row_block;
+use super::{fast, is_fast, link, loss, products, rows, wants_gradient};
+use crate::cpu_tensor;
+use crate::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
+use crate::kernels::loss as kernels;
+use crate::split::{ForwardGrads, OpCx, Saved, Weight};
+
+/// Bytes of a chunk's logits for the CPU's kernels: each chunk reads the weight twice and its
+/// gradient once, which from about a hundred tokens on is little beside its products.
+const CPU_BYTES_MAX: usize = 64 << 20;
+/// The same for tensor operations, where a chunk's gradient of the weight is a tensor of its own.
+const BYTES_MAX: usize = 512 << 20;
+/// Chunks are whole multiples of this, as products like it.
+const CHUNK_MULTIPLE: usize = 64;
+
+thread_local! {
+    static CHUNK: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Makes the heads of this thread take this many tokens at a time. For tests of chunks.
+#[doc(hidden)]
+pub fn force_head_chunk(tokens: Option<usize>) {
+    CHUNK.set(tokens);
+}
+
+/// Tokens whose logits are there at once, of `n` in the micro-batch; `vocabulary` is V. It
+/// follows from sizes, type and the path of the operations alone, as the order of sums follows from
+/// it.
+pub fn head_chunk(n: usize, vocabulary: usize, element_bytes: usize, on_kernels: bool) -> usize {
+    let bytes_max = if on_kernels { CPU_BYTES_MAX } else { BYTES_MAX };
+    let most = bytes_max / (vocabulary * element_bytes).max(1);
+    let most = (most / CHUNK_MULTIPLE * CHUNK_MULTIPLE).max(2 * CHUNK_MULTIPLE);
+    // Even chunks: a short last one would pay as much for the weight as a whole one.
+    let chunks = n.div_ceil(most).max(1);
+    n.div_ceil(chunks).next_multiple_of(CHUNK_MULTIPLE).min(n)
+}
+
+/// Mean over all tokens of −log `softmax(x·Wᵀ)[target]` for `x: [b, s, h]`, `w: [V, h]` and
+/// `targets: [b, s]`; fp32, shape `[1]`. Only the first `ids` rows of W take part.
+///
+/// Where gradients are wanted they are computed here, in F: W's is added to
+/// [`OpCx::forward_grads`] at once, B only hands on x's. Keeps F→B: the gradient of x. Keeps
+/// nothing B→W. While it runs it holds the logits of [`head_chunk`] tokens.
+///
+/// # Panics
+/// Panics if gradients are wanted and there is no place for them, if W has fewer rows than `ids`,
+/// or if B brings another gradient than [`ForwardGrads::loss_scale`]: the loss cannot be scaled
+/// after the fact. On the CPU also if a target is not below `ids`; on a GPU the loss is NaN then.
+pub fn linear_cross_entropy(
+    x: Tensor<3>,
+    w: &Weight<2>,
+    targets: Tensor<2, Int>,
+    ids: usize,
+    cx: &OpCx,
+) -> Tensor<1> {
+    let (targets, plain) = (targets.inner(), x.clone().inner());
+    let head = Head::new(&plain, w, ids, cx);
+    if !wants_gradient(&x, cx) {
+        return head.forward(plain, targets, None).0;
+    }
+    let sink = cx.forward_grads.clone();
+    let sink = sink.expect("a head whose gradients are made in F is told where they go");
+    let scale = sink.loss_scale;
+    let (loss, dx) = head.forward(plain, targets, Some(&sink));
+    let dx = dx.expect("there is a place for the other gradient");
+    link(x, loss, cx, move |dy: Tensor<1>| {
+        // Asking a GPU would mean to wait for it.
+        if let Some(dy) = cpu_tensor::on_cpu(&dy) {
+            let dy = dy.as_slice()[0];
+            assert!(dy == scale, "the loss's gradient is {dy}, but F was made for {scale}");
+        }
+        dx.take()
+    })
+}
+
+/// The map, and how it is cut.
+struct Head<'a> {
+    w: &'a Weight<2>,
+    ids: usize,
+    chunk: usize,
+    cx: &'a OpCx,
+}
+
+impl<'a> Head<'a> {
+    fn new(x: &Tensor<3>, w: &'a Weight<2>, ids: usize, cx: &'a OpCx) -> Self {
+        let [b, s, _] = x.dims();
+        let shape = w.shape();
+        assert!(ids <= shape[0], "{ids} token ids, but the head has {} rows", shape[0]);
+        let chunk = head_chunk(b * s, shape[0], x.dtype().size(), is_fast(x));
+        let chunk = CHUNK.get().unwrap_or(chunk);
+        Self { w, ids, chunk, cx }
+    }
+
+    /// The chunks of `n` tokens, first tokens first.
+    fn chunks(&self, n: usize) -> impl Iterator<Item = Range<usize>> {
+        let chunk = self.chunk.max(1);
+        (0..n.div_ceil(chunk)).map(move |i| i * chunk..n.min((i + 1) * chunk))
+    }
+
+    /// The loss and, with a place for the weight's gradient, that of x.
+    fn forward(
+        &self,
+        x: Tensor<3>,
+        targets: Tensor<2, Int>,
+        sink: Option<&ForwardGrads>,
+    ) -> (Tensor<1>, Option<Saved<3>>) {
+        if !is_fast(&x) {
+            return self.by_tensors(x, targets, sink);
+        }
+        let (dims, targets) = (x.dims(), loss::known_targets(targets, self.ids));
+        let x = fast(&x).expect("checked above");
+        let (x, n) = (x.as_slice(), targets.len());
+        let Some(sink) = sink else { return (self.on_host(x, &targets, None), None) };
+        let held = self.cx.workspace(size_of_val(x));
+        let mut dx = Vec::with_capacity(x.len());
+        let mut all = sink.grads.lock();
+        let dw = all.host_mut(self.w.slot()).expect("on the CPU");
+        let grads = HostGrads { dx: &mut dx, dw, weight: sink.loss_scale / n as f32 };
+        let loss = self.on_host(x, &targets, Some(grads));
+        drop(held);
+        (loss, Some(self.cx.save(cpu_tensor::from_vec(dx, dims))))
+    }
+
+    fn on_host(&self, x: &[f32], targets: &[usize], mut grads: Option<HostGrads>) -> Tensor<1> {
+        let ([_, h], ids, n) = (self.w.shape(), self.ids, targets.len());
+        let w = self.w.get();
+        let w = fast(&w).expect("as x");
+        let w = MatRef::new(w.as_slice(), ids, h);
+        let _held = self.cx.workspace(self.chunk * ids * size_of::<f32>());
+        let mut sum = 0.0;
+        for tokens in self.chunks(n) {
+            let (c, targets) = (tokens.len(), &targets[tokens.clone()]);
+            let x_rows = &x[tokens.start * h..tokens.end * h];
+            // Fresh vectors: a product writes them whole, so that nobody has to zero them.
+            let mut logits = product(1.0, MatRef::new(x_rows, c, h), w.t());
+            let Some(grads) = &mut grads else {
+                sum += kernels::cross_entropy(&logits, ids, targets);
+                continue;
+            };
+            sum += kernels::cross_entropy_gradient(&mut logits, ids, targets, grads.weight);
+            let dx = product(1.0, MatRef::new(&logits, c, ids), w);
+            match c == n {
+                true => *grads.dx = dx,
+                false => grads.dx.extend_from_slice(&dx),
+            }
+            // As many rows at a time as stay in the cache, as for any weight.
+            let block = row_block(ids * h);
+            for (x, slope) in x_rows.chunks(block * h).zip(logits.chunks(block * ids)) {
+                let n = x.len() / h;
+                let (x, slope) = (MatRef::new(x, n, h), MatRef::new(slope, n, ids));
+                gemm(MatMut::new(grads.dw, ids, h), Store::Add, 1.0, slope.t(), x);
+            }
+        }
+        loss::mean(sum, n)
+    }
+
+    /// The same by tensor operations, for GPUs and bf16.
+    fn by_tensors(
+        &self,
+        x: Tensor<3>,
+        targets: Tensor<2, Int>,
+        sink: Option<&ForwardGrads>,
+    ) -> (Tensor<1>, Option<Saved<3>>) {
+        let dims = x.dims();
+        let n = dims[0] * dims[1];
+        let element = x.dtype().size();
+        let (x, targets) = (rows(x), targets.reshape([n]));
+        let w = self.w.get();
+        let _logits = self.cx.workspace(self.chunk * self.w.shape()[0] * element);
+        let held = sink.map(|_| self.cx.workspace(n * dims[2] * element));
+        let weight = sink.map(|sink| sink.loss_scale / n as f32);
+        let (mut total, mut dxs) = (None, Vec::new());
+        for tokens in self.chunks(n) {
+            let x = x.clone().narrow(0, tokens.start, tokens.len());
+            let targets = targets.clone().narrow(0, tokens.start, tokens.len());
+            let logits = self.without_padding(x.clone().matmul(w.clone().transpose()));
+            let (sum, slope) = loss::of_rows(logits, targets, weight);
+            total = Some(match total.take() {
+                Some(total) => total + sum,
+                None => sum,
+            });
+            if let (Some(sink), Some(slope)) = (sink, slope) {
+                dxs.push(slope.clone().matmul(w.clone()));
+                let dw = products::matmul_f32(slope.transpose(), x);
+                sink.grads.lock().add(self.w.slot(), dw);
+            }
+        }
+        drop(held);
+        let dx = sink.map(|_| self.cx.save(Tensor::cat(dxs, 0).reshape(dims)));
+        (total.expect("a micro-batch has tokens") / n as f64, dx)
+    }
+
+    /// Logits of rows that are no token ids, so low that nothing of them is left in any sum.
+    fn without_padding(&self, logits: Tensor<2>) -> Tensor<2> {
+        let [c, rows] = logits.dims();
+        if rows == self.ids {
+            return logits;
+        }
+        let low = Tensor::full([c, rows - self.ids], -1e30, (&logits.device(), logits.dtype()));
+        logits.slice_assign([0..c, self.ids..rows], low)
+    }
+}
+
+/// Where the gradients of a head on the CPU go.
+struct HostGrads<'a> {
+    /// Of x, `[n, h]`; empty at first.
+    dx: &'a mut Vec<f32>,
+    /// Of the weight, `[V, h]`; added to.
+    dw: &'a mut [f32],
+    /// Factor on every token's loss.
+    weight: f32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_follow_from_shapes_and_hold_little() {
+        for (n, ids, bytes) in [(8192, 131_072, 2), (1000, 50_257, 4), (5, 300, 4), (4096, 256, 4)]
+        {
+            for on_kernels in [true, false] {
+                let chunk = head_chunk(n, ids, bytes, on_kernels);
+                assert!(chunk == n || chunk.is_multiple_of(CHUNK_MULTIPLE), "{chunk} of {n}");
+                let most = if on_kernels { CPU_BYTES_MAX } else { BYTES_MAX };
+                let least = 2 * CHUNK_MULTIPLE;
+                assert!(chunk <= least || chunk * ids * bytes <= most, "{chunk} of {n}");
+                let chunks = n.div_ceil(chunk);
+                assert!((chunks - 1) * chunk < n && n <= chunks * chunk);
+            }
+        }
+        // Half a gibibyte, where all logits are two.
+        assert_eq!(head_chunk(8192, 131_072, 2, false), 2048);
+    }
+}

@@ -1,0 +1,277 @@
+//! What everything took in a run, from its timeline.
+
+use std::collections::BTreeMap;
+
+use crate::ir::{Action, Compute, Message};
+use crate::memory::StageBytes;
+use crate::simulate::{Costs, LinkCosts, StageCosts};
+use crate::timeline::{Span, Timeline};
+
+use super::CostsError;
+
+/// Durations by what took them and its stage.
+#[derive(Default)]
+struct Seen {
+    /// F, B, W, R and BW.
+    computes: BTreeMap<(Compute, usize), Vec<u64>>,
+    /// Gathers, reductions and sums over replicas, by their letters.
+    collectives: BTreeMap<(&'static str, usize), u64>,
+    /// Sends and receives, by pipeline, message, producing stage and micro-batch.
+    messages: BTreeMap<(usize, Message, usize, usize), [Vec<u64>; 2]>,
+    /// The shortest optimizer step of any rank, by the step's number.
+    steps: BTreeMap<usize, u64>,
+}
+
+/// The costs of a run, simulated or measured; of several steps the first, which warms everything
+/// up, is left out. There are no bytes.
+///
+/// A compute takes its median, and a whole backward counts as B. A collective takes the shortest
+/// time from its start until it was seen to be done: ranks that come to it early wait for others. A
+/// message takes the median over the links between stages of the shortest time from its sending to
+/// its use, which is that of a receiver that was waiting for it.
+///
+/// # Errors
+/// A stage without an F or a backward of its own.
+pub fn measured(timeline: &Timeline) -> Result<Costs, CostsError> {
+    let mut seen = Seen::default();
+    for rank in &timeline.ranks {
+        for (step, spans) in steps_of(&rank.spans) {
+            spans.iter().for_each(|span| seen.add(rank.group, step, span));
+        }
+    }
+    let stages = 0..timeline.placement.len();
+    Ok(Costs {
+        stages: stages.clone().map(|s| seen.stage(s)).collect::<Result<_, _>>()?,
+        memory: vec![StageBytes::default(); stages.len()],
+        link: LinkCosts { latency_ns: seen.message_ns(), ..LinkCosts::default() },
+        overlap_ns: None,
+        step_ns: median(seen.steps.values().copied().collect()).unwrap_or(0),
+    })
+}
+
+/// A rank's spans step by step, without the first of several. A step ends with the optimizer's,
+/// and a span belongs to the step that it starts in.
+fn steps_of(spans: &[Span]) -> Vec<(usize, Vec<Span>)> {
+    let is_step = |span: &&Span| span.action == Action::OptimizerStep;
+    let mut ends: Vec<u64> = spans.iter().filter(is_step).map(|s| s.end_ns).collect();
+    ends.sort_unstable();
+    let mut steps: BTreeMap<usize, Vec<Span>> = BTreeMap::new();
+    for span in spans {
+        let begun = ends.partition_point(|end| *end <= span.start_ns);
+        // An optimizer step that takes no time starts where it ends.
+        let of_step = span.action == Action::OptimizerStep;
+        let step = if of_step { ends.partition_point(|end| *end < span.end_ns) } else { begun };
+        steps.entry(step).or_default().push(*span);
+    }
+    if steps.len() > 1 && ends.len() > 1 {
+        steps.remove(&0);
+    }
+    steps.into_iter().collect()
+}
+
+impl Seen {
+    fn add(&mut self, group: usize, step: usize, span: &Span) {
+        let ns = span.end_ns - span.start_ns;
+        let shortest = |known: &mut u64| *known = (*known).min(ns);
+        let mut collective = |letters, stage| {
+            self.collectives.entry((letters, stage)).and_modify(shortest).or_insert(ns);
+        };
+        match span.action {
+            Action::Compute { kind, stage, .. } => {
+                self.computes.entry((kind, stage)).or_default().push(ns);
+            }
+            Action::AllGather { stage } => collective("AG", stage),
+            Action::ReduceScatter { stage } => collective("RS", stage),
+            Action::ReplicaReduce { stage } => collective("AR", stage),
+            Action::Send { message, stage, micro_batch } => {
+                let key = (group, message, stage, micro_batch);
+                self.messages.entry(key).or_default()[0].push(span.start_ns);
+            }
+            Action::Recv { message, stage, micro_batch } => {
+                let producer = match message {
+                    Message::Activation => stage.saturating_sub(1),
+                    Message::Gradient => stage + 1,
+                };
+                let key = (group, message, producer, micro_batch);
+                self.messages.entry(key).or_default()[1].push(span.end_ns);
+            }
+            Action::OptimizerStep => {
+                self.steps.entry(step).and_modify(shortest).or_insert(ns);
+            }
+            // The two halves of an overlapped pair have no times of their own.
+            Action::Overlap { .. } | Action::Free { .. } => {}
+        }
+    }
+
+    fn stage(&self, stage: usize) -> Result<StageCosts, CostsError> {
+        let of = |kind| self.computes.get(&(kind, stage)).and_then(|all| median(all.clone()));
+        let missing = |what: &str| {
+            CostsError::new(format!("the run has no {what} of stage {stage} by itself"))
+        };
+        let (b, w) = match (of(Compute::B), of(Compute::BW)) {
+            (Some(b), _) => (b, of(Compute::W).unwrap_or(0)),
+            (None, Some(whole)) => (whole, 0),
+            (None, None) => return Err(missing("backward")),
+        };
+        let f_ns = of(Compute::F).ok_or_else(|| missing("F"))?;
+        let shortest = |letters| self.collectives.get(&(letters, stage)).copied().unwrap_or(0);
+        Ok(StageCosts {
+            f_ns,
+            b_ns: b,
+            w_ns: w,
+            r_ns: of(Compute::R).unwrap_or(f_ns),
+            all_gather_ns: shortest("AG"),
+            reduce_scatter_ns: shortest("RS"),
+            replica_reduce_ns: shortest("AR"),
+        })
+    }
+
+    fn message_ns(&self) -> u64 {
+        let mut links: BTreeMap<(Message, usize), u64> = BTreeMap::new();
+        for ((_, message, producer, _), [sent, used]) in &self.messages {
+            for (sent, used) in sent.iter().zip(used) {
+                // Two hosts' clocks may be further apart than a message takes.
+                let ns = used.saturating_sub(*sent);
+                let link = links.entry((*message, *producer)).or_insert(ns);
+                *link = (*link).min(ns);
+            }
+        }
+        median(links.into_values().collect()).unwrap_or(0)
+    }
+}
+
+/// The lower one of two in the middle.
+fn median(mut all: Vec<u64>) -> Option<u64> {
+    all.sort_unstable();
+    all.get(all.len().checked_sub(1)? / 2).copied()
+}
+
+/// The costs of `planned`, slower or faster by one factor, so that its ranks compute as long on
+/// average as those of `measured`: for runs that do not have the same stages. None where there is
+/// nothing to compare.
+pub fn scaled_to(costs: &Costs, planned: &Timeline, measured: &Timeline) -> Option<Costs> {
+    let busy = |timeline: &Timeline| {
+        let all: u64 = timeline.ranks.iter().map(|rank| rank.busy_ns()).sum();
+        all as f64 / timeline.ranks.len().max(1) as f64
+    };
+    let factor = busy(measured) / busy(planned);
+    if !(factor.is_finite() && factor > 0.0) {
+        return None;
+    }
+    let scale = |ns: u64| (ns as f64 * factor).round() as u64;
+    let stage = |s: &StageCosts| StageCosts {
+        f_ns: scale(s.f_ns),
+        b_ns: scale(s.b_ns),
+        w_ns: scale(s.w_ns),
+        r_ns: scale(s.r_ns),
+        all_gather_ns: scale(s.all_gather_ns),
+        reduce_scatter_ns: scale(s.reduce_scatter_ns),
+        replica_reduce_ns: scale(s.replica_reduce_ns),
+    };
+    let rate = |rate: u64| ((rate as f64 / factor) as u64).max(1);
+    Some(Costs {
+        stages: costs.stages.iter().map(stage).collect(),
+        memory: costs.memory.clone(),
+        link: LinkCosts {
+            latency_ns: scale(costs.link.latency_ns),
+            bytes_per_s: costs.link.bytes_per_s.map(rate),
+            ..costs.link
+        },
+        overlap_ns: costs.overlap_ns.map(scale),
+        step_ns: scale(costs.step_ns),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::draw::samples::gpipe;
+    use crate::lower::{LowerOptions, lower};
+    use crate::schedules::{KINDS, Shape, generate};
+    use crate::simulate::simulate;
+
+    fn uneven(stages: usize) -> Costs {
+        let stage = |s: usize| StageCosts {
+            f_ns: 1000 + 10 * s as u64,
+            b_ns: 1100,
+            w_ns: 700 + s as u64,
+            r_ns: 900,
+            all_gather_ns: 300 + s as u64,
+            reduce_scatter_ns: 350,
+            replica_reduce_ns: 200,
+        };
+        Costs {
+            stages: (0..stages).map(stage).collect(),
+            memory: vec![StageBytes::default(); stages],
+            link: LinkCosts { latency_ns: 70, ..LinkCosts::default() },
+            overlap_ns: None,
+            step_ns: 500,
+        }
+    }
+
+    /// A simulated run is measured to be what it was simulated with, whatever the kind.
+    #[test]
+    fn costs_of_a_simulated_run_are_those_it_was_simulated_with() {
+        for kind in KINDS.iter().filter(|kind| kind.name != "dualpipe-v") {
+            let v = kind.stages.default_number();
+            let shape = Shape { pp: 4, virtual_stages: v, micro_batches: 8, unit: 8 };
+            let compact = generate(kind.name, &shape).unwrap();
+            let whole = LowerOptions { recompute: true, replicas: true, ..Default::default() };
+            let program = lower(&compact, &whole);
+            let costs = uneven(program.stages());
+            let timeline = simulate(&program, &costs).unwrap();
+            let found = measured(&timeline).unwrap();
+            assert_eq!((found.link, found.step_ns), (costs.link, costs.step_ns), "{}", kind.name);
+            let actions = || program.ranks.iter().flatten().flat_map(Action::computes);
+            for (s, (found, costs)) in found.stages.iter().zip(&costs.stages).enumerate() {
+                let has = |kind| actions().any(|(k, stage, _)| (k, stage) == (kind, s));
+                let (b, w) = match has(Compute::B) {
+                    true => (costs.b_ns, costs.w_ns),
+                    false => (costs.b_ns + costs.w_ns, 0),
+                };
+                let r = if has(Compute::R) { costs.r_ns } else { costs.f_ns };
+                let want = StageCosts { b_ns: b, w_ns: w, r_ns: r, ..*costs };
+                assert_eq!(*found, want, "{} stage {s}", kind.name);
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_of_several_steps_does_not_count() {
+        let mut timeline = gpipe(2, 2, 3, 3);
+        let one = measured(&gpipe(2, 2, 3, 1)).unwrap();
+        let end = timeline.ranks.iter().flat_map(|r| &r.spans).map(|s| s.end_ns).max().unwrap();
+        for rank in &mut timeline.ranks {
+            for span in &mut rank.spans {
+                let first = rank.name.is_empty() || span.end_ns < end / 3;
+                // A slow first step; nothing else moves, so that its spans overlap.
+                span.start_ns -= if first { span.start_ns / 2 } else { 0 };
+            }
+        }
+        assert_eq!(measured(&timeline).unwrap().stages, one.stages);
+        assert_eq!(one.stages[0].f_ns, 1_000_001);
+        assert_eq!(one.link.latency_ns, 150_007);
+    }
+
+    #[test]
+    fn what_was_not_seen_is_named() {
+        let mut timeline = gpipe(2, 1, 2, 1);
+        timeline.placement.push(0);
+        let error = measured(&timeline).unwrap_err().to_string();
+        assert_eq!(error, "the run has no backward of stage 2 by itself");
+    }
+
+    #[test]
+    fn scaled_costs_do_the_same_work() {
+        let compact =
+            generate("1f1b", &Shape { pp: 2, virtual_stages: 1, micro_batches: 4, unit: 4 });
+        let costs = uneven(2);
+        let planned = simulate(&compact.unwrap(), &costs).unwrap();
+        let slow = gpipe(2, 1, 4, 1);
+        let scaled = scaled_to(&costs, &planned, &slow).unwrap();
+        let busy: u64 = slow.ranks.iter().map(|r| r.busy_ns()).sum();
+        let work = |c: &Costs| 4 * c.stages.iter().map(|s| s.f_ns + s.b_ns + s.w_ns).sum::<u64>();
+        assert!(work(&scaled).abs_diff(busy) < 100, "{} and {busy}", work(&scaled));
+        assert_eq!(scaled_to(&costs, &planned, &Timeline::default()), None);
+    }
+}

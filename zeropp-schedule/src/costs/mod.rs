@@ -1,0 +1,362 @@
+//! What everything costs, as a file: one form for all who need times.
+//!
+//! A file is a table of costs, in TOML or JSON, with the keys of [`json::Costs`]: times in µs,
+//! fractions allowed, and memory in bytes or any other unit. A key with an entry for each stage may
+//! be one number for all of them.
+//!
+//! ```toml
+//! t_f = 11347              # F, B and W: of one micro-batch on one stage
+//! t_b = 11248
+//! t_w = [8132, 8132, 8132, 9120]
+//! t_r = 11347              # a recomputation; missing: a forward
+//! t_comm = 377             # latency of a message
+//! mem_message = 33554432   # its bytes,
+//! bytes_per_s = 12.5e9     # and the bandwidth of a link; missing: infinite
+//! links = 1                # messages a rank sends at once; missing: any number
+//! t_gather = 900           # all-gather, reduce-scatter, sum over replicas of a stage;
+//! t_reduce = 1800          # or, in their place, the bytes mem_weights and mem_gradient of a
+//! t_replica_reduce = 2500  # stage with zero3_bytes_per_s and replica_bytes_per_s
+//! t_step = 3000            # the optimizer step
+//! ```
+//!
+//! A schedule's JSON has such a table, and a trace has times; both are read too.
+
+mod measured;
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::draw::chrome_read;
+use crate::exchange::json;
+use crate::memory::StageBytes;
+use crate::simulate;
+
+pub use measured::{measured, scaled_to};
+
+/// Keys that have an entry for every stage; one number stands for all stages.
+const PER_STAGE: [&str; 14] = [
+    "t_f",
+    "t_b",
+    "t_w",
+    "t_r",
+    "t_gather",
+    "t_reduce",
+    "t_replica_reduce",
+    "mem_f",
+    "mem_b",
+    "mem_w",
+    "mem_input",
+    "mem_weights",
+    "mem_gradient",
+    "mem_message",
+];
+/// Keys that a file must have.
+const NEEDED: [&str; 3] = ["t_f", "t_b", "t_w"];
+/// Bandwidths from which collectives' times follow where they are not given.
+const BANDWIDTHS: [&str; 2] = ["zero3_bytes_per_s", "replica_bytes_per_s"];
+/// Says what was measured, in a file that a run wrote.
+const MEASURED: &str = "measured";
+/// Actions of a schedule for each stage and micro-batch: F, B, W, R, two sends, two receives, and
+/// as many gathers and frees as computes where it goes to and fro.
+pub const ACTIONS_EACH_MAX: usize = 16;
+
+/// Costs that cannot be used, with the field, what was found and what would work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct CostsError(String);
+
+impl CostsError {
+    fn new(problem: impl Into<String>) -> CostsError {
+        CostsError(problem.into())
+    }
+}
+
+/// How a file of costs is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A table in TOML.
+    Toml,
+    /// A table in JSON, a schedule with costs, or a trace.
+    Json,
+}
+
+impl Form {
+    /// The form that a file's extension names, whatever its case; none but `toml` and `json` do.
+    pub fn from_extension(extension: &str) -> Option<Form> {
+        match extension.to_ascii_lowercase().as_str() {
+            "toml" => Some(Form::Toml),
+            "json" => Some(Form::Json),
+            _ => None,
+        }
+    }
+}
+
+/// Ranks that share a stage's weights (D), and replicas (K).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharers {
+    /// D.
+    pub zero3: usize,
+    /// K.
+    pub replicas: usize,
+}
+
+/// No rank shares anything with another.
+pub const ALONE: Sharers = Sharers { zero3: 1, replicas: 1 };
+
+/// The costs of a file, not yet those of a number of stages.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table {
+    keys: Map<String, Value>,
+    measured: Option<String>,
+}
+
+/// The costs of every stage.
+impl From<&simulate::Costs> for Table {
+    fn from(costs: &simulate::Costs) -> Table {
+        let keys = match serde_json::to_value(json::Costs::from(costs)) {
+            Ok(Value::Object(keys)) => keys,
+            other => unreachable!("costs are an object: {other:?}"),
+        };
+        Table { keys, measured: None }
+    }
+}
+
+impl Table {
+    /// Reads a file of costs; or takes the costs of a schedule, or the times of a trace.
+    ///
+    /// # Errors
+    /// Text that is none of these.
+    pub fn read(text: &str, form: Form) -> Result<Table, CostsError> {
+        let mut keys = match form {
+            Form::Toml => from_toml(text)?,
+            Form::Json if chrome_read::is_trace(text) => return of_trace(text),
+            Form::Json => serde_json::from_str(text).map_err(|e| CostsError::new(e.to_string()))?,
+        };
+        if keys.contains_key("actions") {
+            return of_schedule(text);
+        }
+        let measured = match keys.remove(MEASURED) {
+            None => None,
+            Some(Value::String(text)) => Some(text),
+            Some(other) => {
+                let problem = format!("{MEASURED}: found {other}; what was measured, as text");
+                return Err(CostsError(problem));
+            }
+        };
+        Ok(Table { keys, measured })
+    }
+
+    /// What was measured, in words; none where the costs were given by hand.
+    pub fn measured(&self) -> Option<&str> {
+        self.measured.as_deref()
+    }
+
+    /// Whether the file has a key of this name.
+    pub fn has(&self, key: &str) -> bool {
+        self.keys.contains_key(key)
+    }
+
+    /// Sets or replaces a key.
+    pub fn set(&mut self, key: &str, value: Value) {
+        self.keys.insert(key.into(), value);
+    }
+
+    /// The costs of so many stages. Bytes that the table does not have are those of `known`, if
+    /// any.
+    ///
+    /// # Errors
+    /// A key that is missing or not known, a value that does not work, or a list that has not one
+    /// entry a stage.
+    pub fn of(
+        &self,
+        stages: usize,
+        sharers: Sharers,
+        known: Option<&[StageBytes]>,
+    ) -> Result<simulate::Costs, CostsError> {
+        if let Some(key) = NEEDED.iter().find(|key| !self.has(key)) {
+            return Err(CostsError(format!(
+                "{key} is missing: t_f, t_b and t_w are needed, in us, one number for all stages \
+                 or a list of {stages}; 0 where a whole backward is t_b"
+            )));
+        }
+        let mut keys = self.keys.clone();
+        let rates = take_rates(&mut keys)?;
+        for (key, value) in &mut keys {
+            if PER_STAGE.contains(&key.as_str()) && value.is_number() {
+                *value = Value::Array(vec![whole(value); stages]);
+            } else {
+                *value = whole(value);
+            }
+        }
+        let costs = json::check_costs(&Value::Object(keys), stages);
+        let costs = costs.map_err(|e| CostsError(e.to_string()))?;
+        let mut costs = costs.for_simulator(stages);
+        for (bytes, known) in costs.memory.iter_mut().zip(known.unwrap_or_default()) {
+            self.fill_in(bytes, known);
+        }
+        self.time_collectives(&mut costs, rates, sharers);
+        Ok(costs)
+    }
+
+    fn fill_in(&self, bytes: &mut StageBytes, known: &StageBytes) {
+        let activations = ["mem_f", "mem_b", "mem_w"].iter().any(|key| self.has(key));
+        *bytes = StageBytes {
+            input: if self.has("mem_input") { bytes.input } else { known.input },
+            activation: if activations { bytes.activation } else { known.activation },
+            stash: if activations { bytes.stash } else { known.stash },
+            weights: if self.has("mem_weights") { bytes.weights } else { known.weights },
+            gradient: if self.has("mem_gradient") { bytes.gradient } else { known.gradient },
+            message: if self.has("mem_message") { bytes.message } else { known.message },
+            ..*known
+        };
+    }
+
+    /// Collectives that have no times take what their bytes take.
+    fn time_collectives(
+        &self,
+        costs: &mut simulate::Costs,
+        [zero3, replica]: [Option<f64>; 2],
+        sharers: Sharers,
+    ) {
+        let (d, k) = (sharers.zero3 as f64, sharers.replicas as f64);
+        let ns = |bytes: u64, share: f64, rate: f64| (bytes as f64 * share / rate * 1e9) as u64;
+        let untimed = |key: &str, rate: Option<f64>| rate.filter(|_| !self.has(key));
+        for (times, bytes) in costs.stages.iter_mut().zip(&costs.memory) {
+            if let Some(rate) = untimed("t_gather", zero3) {
+                times.all_gather_ns = ns(bytes.weights, (d - 1.0) / d, rate);
+            }
+            if let Some(rate) = untimed("t_reduce", zero3) {
+                times.reduce_scatter_ns = ns(bytes.gradient, (d - 1.0) / d, rate);
+            }
+            if let Some(rate) = untimed("t_replica_reduce", replica) {
+                times.replica_reduce_ns = ns(bytes.gradient, 2.0 * (k - 1.0) / (k * d), rate);
+            }
+        }
+    }
+}
+
+/// Takes the bandwidths of collectives out of the keys.
+fn take_rates(keys: &mut Map<String, Value>) -> Result<[Option<f64>; 2], CostsError> {
+    let mut rates = [None; 2];
+    for (rate, key) in rates.iter_mut().zip(BANDWIDTHS) {
+        let Some(value) = keys.remove(key) else { continue };
+        *rate = value.as_f64().filter(|r| r.is_finite() && *r >= 1.0);
+        if rate.is_none() {
+            let problem = format!("{key}: found {value}; bytes in a second, 1 or more");
+            return Err(CostsError(problem));
+        }
+    }
+    Ok(rates)
+}
+
+/// Refuses times whose sums over a schedule of so many micro-batches could leave 64 bits.
+///
+/// # Errors
+/// The longest time, and how long it may be.
+pub fn check_sums(costs: &simulate::Costs, micro_batches: usize) -> Result<(), CostsError> {
+    let actions = costs.stages.len() as u128 * micro_batches as u128 * ACTIONS_EACH_MAX as u128;
+    let times = costs.stages.iter().flat_map(|s| {
+        [s.f_ns, s.b_ns, s.w_ns, s.r_ns, s.all_gather_ns, s.reduce_scatter_ns, s.replica_reduce_ns]
+    });
+    let transfer = costs.memory.iter().map(|m| costs.link.transfer_ns(m.message));
+    let single = [costs.link.latency_ns, costs.step_ns, costs.overlap_ns.unwrap_or(0)];
+    let longest = times.chain(single).map(u128::from).chain(transfer).max().unwrap_or(0);
+    // An action adds at most three such times.
+    let most = u128::from(u64::MAX) / (3 * (actions + 1));
+    if longest <= most {
+        return Ok(());
+    }
+    Err(CostsError(format!(
+        "a time of {} us is too long for {} stages and {micro_batches} micro-batches: at most {} \
+         us fit",
+        longest / 1000,
+        costs.stages.len(),
+        most / 1000
+    )))
+}
+
+/// Writes costs as a file, a key a line, that says what was `measured`. What is 0 everywhere is
+/// left out where it may be.
+///
+/// # Errors
+/// What writing to `out` returns.
+pub fn write(costs: &simulate::Costs, measured: &str, out: impl Write) -> io::Result<()> {
+    let mut out = io::BufWriter::new(out);
+    let is_nothing = |value: &Value| match value {
+        Value::Array(list) => list.iter().all(|x| x.as_f64() == Some(0.0)),
+        _ => false,
+    };
+    write!(out, "{{\n  \"{MEASURED}\": ")?;
+    Value::from(measured).serialize(&mut serde_json::Serializer::new(&mut out))?;
+    let mut keys: Vec<(String, Value)> = Table::from(costs).keys.into_iter().collect();
+    let place = |key: &str| PER_STAGE.iter().position(|k| *k == key).unwrap_or(PER_STAGE.len());
+    keys.sort_by_key(|(key, _)| (key.starts_with("mem_"), place(key)));
+    for (key, value) in keys {
+        if NEEDED.contains(&key.as_str()) || !is_nothing(&value) {
+            write!(out, ",\n  \"{key}\": ")?;
+            value.serialize(&mut serde_json::Serializer::new(&mut out))?;
+        }
+    }
+    writeln!(out, "\n}}")?;
+    out.flush()
+}
+
+fn of_trace(text: &str) -> Result<Table, CostsError> {
+    let trace = chrome_read::read(text).map_err(|e| CostsError(e.to_string()))?;
+    let costs = measured(&trace)?;
+    Ok(Table { measured: Some(format!("a trace of {}", trace.title)), ..Table::from(&costs) }
+        .without_bytes())
+}
+
+fn of_schedule(text: &str) -> Result<Table, CostsError> {
+    let document = json::read(text).map_err(|e| CostsError(e.to_string()))?;
+    let costs = document.costs.ok_or_else(|| CostsError::new("this schedule has no costs"))?;
+    let stages = document.schedule.stages();
+    Ok(Table::from(&costs.for_simulator(stages)).without_bytes())
+}
+
+impl Table {
+    /// Without the bytes that are 0 on all stages: they are not known.
+    fn without_bytes(mut self) -> Table {
+        let zero = |value: &Value| value.as_f64() == Some(0.0);
+        self.keys.retain(|key, value| {
+            !(key.starts_with("mem_") && value.as_array().is_some_and(|l| l.iter().all(zero)))
+        });
+        self
+    }
+}
+
+fn from_toml(text: &str) -> Result<Map<String, Value>, CostsError> {
+    let table: toml::Table = text.parse().map_err(|e| CostsError(format!("{e}")))?;
+    // JSON has no word for them.
+    let is_number = |value: &toml::Value| value.as_float().is_none_or(f64::is_finite);
+    let is_good = |value: &toml::Value| match value {
+        toml::Value::Array(list) => list.iter().all(is_number),
+        value => is_number(value),
+    };
+    if let Some((key, value)) = table.iter().find(|(_, value)| !is_good(value)) {
+        return Err(CostsError(format!("{key}: found {value}; a number is needed")));
+    }
+    match serde_json::to_value(table) {
+        Ok(Value::Object(map)) => Ok(map),
+        other => Err(CostsError(format!("{other:?} is no table of costs"))),
+    }
+}
+
+/// A number without a fraction as an integer: `12.5e9` is one, but is written as a float.
+fn whole(value: &Value) -> Value {
+    match value {
+        Value::Array(list) => Value::Array(list.iter().map(whole).collect()),
+        _ => match value.as_f64() {
+            Some(x) if value.is_f64() && x.fract() == 0.0 && x.abs() < 2f64.powi(53) => {
+                Value::from(x as i64)
+            }
+            _ => value.clone(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,161 @@
+//! The search: known kinds, hill climbing over patterns, middles repeated, and annealing of the
+//! best of them in rounds that fewer and fewer survive.
+
+use super::anneal::Annealer;
+use super::bound::bound;
+use super::others::{Other, fitting, simulated};
+use super::pattern::{Pattern, list};
+use super::problem::Problem;
+use super::stretch;
+use super::word::Plan;
+use super::write::write;
+use super::{Found, Request};
+
+/// A plan to go on from.
+#[derive(Clone, Debug)]
+pub(super) struct Seed {
+    /// The placement that it is for.
+    pub(super) track: usize,
+    pub(super) plan: Plan,
+    pub(super) score: i64,
+    /// By how much annealing left limits broken.
+    pub(super) excess: usize,
+    pub(super) name: String,
+}
+
+/// The search on one placement.
+pub(super) struct Track<'a> {
+    pub(super) others: Vec<Other>,
+    pub(super) annealer: Annealer<'a>,
+}
+
+/// Rounds of annealing: how many seeds take part, the share of the effort of each, and the
+/// temperatures. The best of the last one gets what is left.
+const ROUNDS: [(usize, f64, (f64, f64)); 2] = [(8, 0.02, (0.1, 0.01)), (3, 0.05, (0.08, 0.005))];
+const LAST: (f64, f64) = (0.08, 0.002);
+
+/// The best order within the budgets that `letters` letters of effort find on any of the
+/// placements, or a known kind.
+pub(super) fn found(problems: &[Problem], request: &Request, letters: u64) -> Option<Found> {
+    let tracks = run(problems, request, letters, true);
+    // A bound holds for one placement, the smaller one for all of them.
+    let bound = problems.iter().map(bound).min()? as u64;
+    let mut candidates = Vec::new();
+    for (p, track) in problems.iter().zip(tracks) {
+        let known = track.others.into_iter().find(|other| other.excess == 0);
+        candidates.extend(known.map(|o| (o.value, o.schedule, o.name, work_of(p))));
+        if let Some(best) = track.annealer.best
+            && let Some(schedule) = write(p, &best.plan)
+            && let Some(value) = simulated(p, &schedule)
+        {
+            candidates.push((value, schedule, best.from, work_of(p)));
+        }
+    }
+    let (value, schedule, from, found_work) = candidates.into_iter().min_by_key(|c| c.0)?;
+    Some(Found { schedule, span: value as u64, bound, work: found_work, from })
+}
+
+fn work_of(p: &Problem) -> u64 {
+    p.work.iter().max().copied().unwrap_or(0) as u64
+}
+
+/// Searches until `letters` letters have been timed. `known` offers the other kinds, too.
+pub(super) fn run<'a>(
+    problems: &'a [Problem],
+    request: &Request,
+    letters: u64,
+    known: bool,
+) -> Vec<Track<'a>> {
+    // Long steps from short ones come through the first round, however they start.
+    let (mut kept, mut pool): (Vec<Seed>, Vec<Seed>) = Default::default();
+    let mut tracks: Vec<Track> = Vec::new();
+    for (at, p) in problems.iter().enumerate() {
+        let others = if known { fitting(p, request.shape) } else { Vec::new() };
+        let mut track = Track { others, annealer: Annealer::new(p, request.seed + 7 * at as u64) };
+        let share = letters / problems.len() as u64;
+        pool.extend(kinds(&mut track, at));
+        kept.extend(stretch::seeds(&mut track.annealer, at, request, share));
+        let left = share.saturating_sub(track.annealer.decoder.effort);
+        pool.extend(climb(&mut track.annealer, at, left / 4, 10));
+        tracks.push(track);
+    }
+    // At first limits may be broken a little.
+    pool.sort_by_key(|seed| seed.score);
+    kept.sort_by_key(|seed| seed.score);
+    pool.splice(0..0, kept);
+    for (survivors, share, heat) in ROUNDS {
+        pool.truncate(survivors);
+        for seed in &mut pool {
+            let annealer = &mut tracks[seed.track].annealer;
+            let effort = (letters as f64 * share) as u64;
+            if let Some(reached) = annealer.anneal(&seed.plan, effort, heat, &seed.name) {
+                (seed.plan, seed.score) = (reached.plan, reached.score);
+                seed.excess = reached.excess;
+            }
+        }
+        pool.sort_by_key(|seed| (seed.excess > 0, seed.score));
+        // What still breaks a limit pays more from round to round.
+        tracks.iter_mut().for_each(|track| track.annealer.penalty *= 2);
+    }
+    let spent: u64 = tracks.iter().map(|track| track.annealer.decoder.effort).sum();
+    if let Some(seed) = pool.first() {
+        let annealer = &mut tracks[seed.track].annealer;
+        annealer.anneal(&seed.plan, letters.saturating_sub(spent), LAST, &seed.name);
+    }
+    tracks
+}
+
+/// The other kinds as seeds, those too that gather too often.
+fn kinds(track: &mut Track, at: usize) -> Vec<Seed> {
+    let annealer = &mut track.annealer;
+    let longest = annealer.p.w.iter().max().copied().unwrap_or(1).max(1);
+    let close = track.others.iter().filter(|other| other.excess > 0).take(2);
+    let mut pool = Vec::new();
+    for other in track.others.iter().filter(|other| other.excess == 0).take(4).chain(close) {
+        if let Some(score) = annealer.offer(&other.plan, &other.name) {
+            let mut plan = other.plan.clone();
+            // From here on W may fill.
+            plan.words.iter_mut().for_each(|word| word.threshold = longest);
+            pool.push(Seed { track: at, plan, score, excess: 0, name: other.name.clone() });
+        }
+    }
+    pool
+}
+
+/// Hill climbing over patterns, `restarts` times.
+fn climb(annealer: &mut Annealer, track: usize, letters: u64, restarts: u64) -> Vec<Seed> {
+    let p = annealer.p;
+    let window = p.window();
+    let start = annealer.decoder.effort;
+    let mut pool = Vec::new();
+    for n in 1..=restarts {
+        let mut here: Option<(Pattern, Seed)> = None;
+        let mut fails = 0;
+        while annealer.decoder.effort - start < letters * n / restarts && fails < 400 {
+            let pattern = match &here {
+                None => Pattern::random(p, window, &mut annealer.random),
+                Some((pattern, _)) => pattern.mutated(p, window, &mut annealer.random),
+            };
+            fails += usize::from(here.is_some());
+            // A list looks at all classes for each letter.
+            annealer.decoder.effort += (p.letters() * (1 + p.classes / 4)) as u64;
+            let Some((words, threshold)) = list(p, &pattern, window) else { continue };
+            let Some(mut plan) = Plan::new(p, words, threshold) else { continue };
+            let Some(score) = annealer.offer(&plan, "pattern") else { continue };
+            if here.as_ref().is_none_or(|(_, seed)| score < seed.score) {
+                fails = 0;
+                let (name, stride) = match &pattern.walk {
+                    Some(walk) => {
+                        let units = walk.units.len().max(1);
+                        (format!("walk {:?}", walk.units), p.b.div_ceil(units))
+                    }
+                    None => (format!("list of {}", pattern.size), pattern.size),
+                };
+                plan.stride = stride;
+                here = Some((pattern, Seed { track, plan, score, excess: 0, name }));
+            }
+        }
+        pool.extend(here.map(|(_, seed)| seed));
+    }
+    pool
+}
