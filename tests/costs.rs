@@ -158,12 +158,16 @@ fn the_memory_limit_reaches_the_schedules_that_obey_it() {
     assert!(held(&Config { schedule: "1f1b".into(), ..enough }).is_ok());
 }
 
-/// Trains one run in two halves that share a world, as two processes would. Returns what the first
-/// saw, and what the second was warned of.
-fn in_two_processes(
-    first: &Config,
-    second: &Config,
-) -> (Result<Vec<StepMetrics>, Error>, Result<(), Error>, Vec<String>) {
+/// What came of a run of two halves: what the first saw, how the second ended, and what it was
+/// warned of.
+struct Halves {
+    mine: Result<Vec<StepMetrics>, Error>,
+    theirs: Result<(), Error>,
+    warned: Vec<String>,
+}
+
+/// Trains one run in two halves that share a world, as two processes would.
+fn in_two_processes(first: &Config, second: &Config) -> Halves {
     let mut ranks = ThreadsWorld::new(4, ThreadsOptions::default()).communicators();
     let others = ranks.split_off(2);
     let [first, second] = [first, second].map(|c| Trainer::new(c.clone()).unwrap());
@@ -173,7 +177,7 @@ fn in_two_processes(
         let mut steps = Vec::new();
         let mine = first.train_over(ranks, |s| steps.push(s.clone())).map(|_| steps);
         let (theirs, warned) = following.join().unwrap();
-        (mine, theirs, warned)
+        Halves { mine, theirs, warned }
     })
 }
 
@@ -188,7 +192,7 @@ fn a_process_with_other_costs_runs_rank_0_s_program() {
     assert!(programs[0].ranks[2..] != programs[1].ranks[2..], "there is something to agree on");
     let Run { steps: alone, .. } = run(config.clone());
     for (first, second) in [(&config, &other), (&other, &config)] {
-        let (mine, theirs, warned) = in_two_processes(first, second);
+        let Halves { mine, theirs, warned } = in_two_processes(first, second);
         let (steps, ()) = (mine.unwrap(), theirs.unwrap());
         let bits = |steps: &[StepMetrics]| -> Vec<u64> {
             steps.iter().map(|s| s.loss.to_bits()).collect()
@@ -198,7 +202,7 @@ fn a_process_with_other_costs_runs_rank_0_s_program() {
         assert!(warned[0].contains("another program than rank 0's"), "{warned:?}");
     }
     // Alike, nobody is warned.
-    let (mine, theirs, warned) = in_two_processes(&other, &other);
+    let Halves { mine, theirs, warned } = in_two_processes(&other, &other);
     assert!(mine.is_ok() && theirs.is_ok() && warned.is_empty(), "{warned:?}");
 }
 
@@ -212,7 +216,7 @@ fn a_process_that_cannot_run_rank_0_s_program_ends_all_in_the_same_words() {
         (wider, "recompute = selective here and none there, hidden = 32 here and 16 there"),
         (longer, "micro-batches = 16 here and 12 there"),
     ] {
-        let (mine, theirs, warned) = in_two_processes(&config, &other);
+        let Halves { mine, theirs, warned } = in_two_processes(&config, &other);
         let errors = [mine.map(drop), theirs].map(|end| end.unwrap_err());
         assert!(errors.iter().all(Error::is_bad_input));
         let [mine, theirs] = errors.map(|e| e.to_string());

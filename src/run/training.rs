@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tracing::{debug_span, info_span};
 use zeropp_comm::groups::Groups;
 use zeropp_core::meter::Meter;
-use zeropp_core::metrics::Stopped;
+use zeropp_core::metrics::{StepMetrics, Stopped};
 use zeropp_pipeline::executor::{Executor, ModelWorker};
 use zeropp_pipeline::timeline::Span;
 use zeropp_zero3::ShardedStage;
@@ -124,7 +124,9 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             let at = (step, start.elapsed().as_secs_f64(), &mut self.best);
             let news = step_metrics(&shared.blueprint, at, &record, &records);
             if shared.here.len() < groups.world.size() {
-                told = serde_json::to_vec(&news).expect("plain numbers");
+                // JSON is read back to a neighbouring number at times; these are exact.
+                let exact = [news.0.loss.to_bits(), news.0.grad_norm.to_bits()];
+                told = serde_json::to_vec(&(&news.0, &news.1, exact)).expect("plain numbers");
             }
             (self.report)(News::Step(news.0, news.1));
         }
@@ -156,7 +158,9 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         let answer = patience.follow_rank_0(world, answer)?;
         let (wish, told) = answer.split_at(2);
         if world.rank() > 0 && world.rank() == shared.here[0] {
-            let (metrics, times) = serde_json::from_slice(told).expect("written by rank 0");
+            let read = serde_json::from_slice(told).expect("written by rank 0");
+            let (mut metrics, times, exact): (StepMetrics, _, [u64; 2]) = read;
+            [metrics.loss, metrics.grad_norm] = exact.map(f64::from_bits);
             (self.report)(News::Step(metrics, times));
         }
         Ok(Wish::from_bytes([wish[0], wish[1]]))
