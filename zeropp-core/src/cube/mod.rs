@@ -213,6 +213,7 @@ fn losses_of(
     logits: &TensorSpec,
     targets: &TensorSpec,
     _gradient: &bool,
+    _weight: &f32,
 ) -> (TensorSpec, TensorSpec) {
     (TensorSpec::new(targets.shape.clone(), DType::F32), logits.clone())
 }
