@@ -249,8 +249,8 @@ options! {
         "costs" "FILE" costs: Option<PathBuf> = None;
         /// The most activations and weight stashes that a rank may hold, such as 24GiB.
         ///
-        /// Schedules that look for an order within a limit (zb-1p, zb-2p, zb-v, v-half, v-min and
-        /// zeropp-auto) do; any other is refused where it needs more.
+        /// Schedules that look for an order within a limit, such as auto, keep to it; any other is
+        /// refused where it needs more, and the message names those that keep to it.
         "mem-limit" "BYTES" mem_limit: Option<Bytes> = None;
     }
     "Training" {
