@@ -11,7 +11,6 @@ pub mod data;
 pub mod device;
 pub mod field_error;
 pub mod files;
-pub mod kernels;
 pub mod layer;
 pub mod meter;
 pub mod metrics;
@@ -20,3 +19,5 @@ pub mod params;
 pub mod rng;
 pub mod split;
 pub mod stock;
+
+pub use zeropp_kernels as kernels;
