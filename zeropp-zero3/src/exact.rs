@@ -76,7 +76,7 @@ impl ExactSum {
 
     /// Adds the sum that [`to_bytes`](Self::to_bytes) wrote; `None`, and nothing added, where the
     /// bytes are none.
-    pub fn add_bytes(&mut self, bytes: &[u8]) -> Option<()> {
+    pub(crate) fn add_bytes(&mut self, bytes: &[u8]) -> Option<()> {
         let ([finite, first], limbs) = bytes.split_first_chunk::<2>()?;
         let (limbs, rest) = limbs.as_chunks::<8>();
         let first = usize::from(*first);

@@ -10,5 +10,6 @@ mod walk;
 pub use escape::{escaped, escaped_line};
 pub use map::Mapped;
 pub use place::Place;
-pub use regular::{open_regular, read_text};
+pub(crate) use regular::open_regular;
+pub use regular::read_text;
 pub use walk::{WalkError, files_below, is_hidden};

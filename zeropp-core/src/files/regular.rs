@@ -9,7 +9,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// The system's; [`io::ErrorKind::InvalidInput`] for what is no regular file.
-pub fn open_regular(path: &Path) -> io::Result<File> {
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     // Asked before it is opened, since opening alone makes some devices act.
     check_regular(&fs::metadata(path)?)?;
     let mut options = File::options();
