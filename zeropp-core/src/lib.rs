@@ -9,7 +9,6 @@ pub mod cpu_tensor;
 mod cube;
 pub mod device;
 pub mod field_error;
-pub mod kernels;
 pub mod layer;
 pub mod meter;
 pub mod metrics;
@@ -20,3 +19,4 @@ pub mod split;
 pub mod stock;
 
 pub use zeropp_data::{choice, files, tokens as data};
+pub use zeropp_kernels as kernels;

@@ -1,7 +1,7 @@
 //! Initial values: a function of (seed, name, position), so that they do not depend on the layout
 //! of a run.
 
-pub use zeropp_data::rng::{Rng, philox};
+pub use zeropp_data::rng::Rng;
 
 use crate::params::{Init, ParamSpec};
 

@@ -13,7 +13,7 @@ const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
 /// The Philox4x32-10 block function.
-pub fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+pub(crate) fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for round in 0..ROUNDS {
         if round > 0 {
             key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
@@ -62,23 +62,14 @@ impl Rng {
         philox([a, b, c, d], self.key)
     }
 
-    /// Uniform over all `u32`, at position `i`.
-    pub fn u32_at(&self, i: u64) -> u32 {
-        self.block(i / 4, 0)[(i % 4) as usize]
-    }
-
-    /// Uniform in [0, 1), a multiple of 2⁻²⁴, at position `i`.
-    pub fn uniform_at(&self, i: u64) -> f32 {
-        unit(self.u32_at(i))
-    }
-
     /// Normal with mean 0 and variance 1, at position `i`.
     pub fn normal_at(&self, i: u64) -> f32 {
         let block = self.block(i / 4, 0);
         normals(block)[(i % 4) as usize]
     }
 
-    /// Fills `out` with [`uniform_at`](Self::uniform_at) of `start`, `start` + 1 and so on.
+    /// Fills `out` with numbers uniform in [0, 1), multiples of 2⁻²⁴, of positions `start`,
+    /// `start` + 1 and so on.
     pub fn fill_uniform(&self, start: u64, out: &mut [f32]) {
         self.fill(start, out, |block| block.map(unit));
     }
@@ -204,9 +195,10 @@ mod tests {
             let (mut normal, mut uniform) = (vec![0f32; len], vec![0f32; len]);
             rng.fill_normal(start, &mut normal);
             rng.fill_uniform(start, &mut uniform);
+            let at = |i: u64| unit(rng.block(i / 4, 0)[(i % 4) as usize]);
             for i in 0..len {
                 prop_assert_eq!(normal[i].to_bits(), rng.normal_at(start + i as u64).to_bits());
-                prop_assert_eq!(uniform[i].to_bits(), rng.uniform_at(start + i as u64).to_bits());
+                prop_assert_eq!(uniform[i].to_bits(), at(start + i as u64).to_bits());
             }
         }
     }

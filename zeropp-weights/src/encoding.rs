@@ -53,7 +53,7 @@ impl Encoding {
     }
 
     /// Whether [`decode`](Self::decode) knows it.
-    pub fn is_read(self) -> bool {
+    pub(crate) fn is_read(self) -> bool {
         !matches!(self, Encoding::Unread { .. })
     }
 

@@ -25,12 +25,12 @@ impl Family {
     }
 
     /// Whether files have the matrix `parameter` as `[out, in]`.
-    pub fn is_transposed(self, parameter: &str) -> bool {
+    pub(crate) fn is_transposed(self, parameter: &str) -> bool {
         self == Family::Llama && parameter.ends_with("_proj.weight")
     }
 
     /// Whether the rows of `parameter` are token ids.
-    pub fn is_vocabulary(self, parameter: &str) -> bool {
+    pub(crate) fn is_vocabulary(self, parameter: &str) -> bool {
         parameter == self.embedding() || parameter == HEAD
     }
 

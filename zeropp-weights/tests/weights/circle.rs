@@ -5,7 +5,8 @@ use std::path::Path;
 use proptest::prelude::*;
 use zeropp_weights::export::{self, Exported};
 use zeropp_weights::{
-    Container, Family, Import, ParameterShape, StoreAs, Tensor, Weights, WeightsError, write_folder,
+    Container, Family, GgufValue, Import, ParameterShape, StoreAs, Tensor, Weights, WeightsError,
+    write_folder,
 };
 
 use super::common::{Gguf, folder};
@@ -158,7 +159,9 @@ fn llamas_queries_and_keys_come_in_their_own_order_from_gguf() {
     assert_eq!(q("llama.gguf", 0, 36), named);
     assert_eq!(q("llama.gguf", 7, 20), named[7..27]);
     assert_eq!(q("qwen.gguf", 0, 36), stored, "only llama's are interleaved");
-    let config = Weights::open(&dir.path().join("llama.gguf")).unwrap().gguf_config().unwrap();
+    let weights = Weights::open(&dir.path().join("llama.gguf")).unwrap();
+    assert_eq!(weights.gguf_values()["llama.embedding_length"], GgufValue::Whole(3));
+    let config = weights.gguf_config().unwrap();
     assert_eq!((&config["model_type"], &config["hidden_size"]), (&"llama".into(), &3.into()));
     assert_eq!((&config["vocab_size"], &config["tie_word_embeddings"]), (&2.into(), &true.into()));
 }
