@@ -15,6 +15,7 @@ use zeropp_pipeline::executor::ExecutorError;
 use zeropp_pipeline::partition::TooFewLayers;
 use zeropp_pipeline::schedules::ScheduleError;
 use zeropp_pipeline::verify::VerifyError;
+use zeropp_weights::WeightsError;
 use zeropp_zero3::checkpoint::CheckpointError;
 
 /// Everything that can go wrong with a run.
@@ -26,6 +27,19 @@ pub enum Error {
     /// Training data that cannot be used.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// Weights to begin with that cannot be used.
+    #[error("init-from = {0}")]
+    Weights(#[from] WeightsError),
+    /// A checkpoint that cannot be exported, or a place that cannot take it.
+    #[error("{}: {problem}; {help}", path.display())]
+    Export {
+        /// The checkpoint, or what was to be read or written.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+        /// What would work.
+        help: String,
+    },
     /// A schedule that does not exist or does not suit the mesh.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
@@ -143,6 +157,8 @@ pub(crate) enum RankError {
     Comm(CommError),
     Step(ExecutorError),
     Checkpoint(CheckpointError),
+    /// Weights to begin with that turn out to be unusable as they are read.
+    Weights(WeightsError),
     /// There is nothing to go on from: bad input, found by the ranks together.
     Resume(CheckpointError),
     /// Processes that cannot run the same program: bad input, found by the ranks together.
@@ -155,7 +171,10 @@ impl RankError {
         match self {
             RankError::Comm(e) => Some(e),
             RankError::Step(e) => Some(&e.source),
-            RankError::Checkpoint(_) | RankError::Resume(_) | RankError::Program(_) => None,
+            RankError::Checkpoint(_)
+            | RankError::Weights(_)
+            | RankError::Resume(_)
+            | RankError::Program(_) => None,
         }
     }
 
@@ -171,6 +190,7 @@ impl fmt::Display for RankError {
             RankError::Comm(e) => e.fmt(f),
             RankError::Step(e) => e.fmt(f),
             RankError::Checkpoint(e) | RankError::Resume(e) => e.fmt(f),
+            RankError::Weights(e) => write!(f, "init-from = {e}"),
             RankError::Program(text) => f.write_str(text),
         }
     }
@@ -179,6 +199,12 @@ impl fmt::Display for RankError {
 impl From<CheckpointError> for RankError {
     fn from(e: CheckpointError) -> Self {
         RankError::Checkpoint(e)
+    }
+}
+
+impl From<WeightsError> for RankError {
+    fn from(e: WeightsError) -> Self {
+        RankError::Weights(e)
     }
 }
 

@@ -60,6 +60,7 @@ mod run;
 mod trainer;
 mod world;
 
+pub use checkpoint::export::{ExportOptions, ExportReport, export_checkpoint};
 pub use checkpoint::resume::Resumed;
 pub use checkpoint::saved::{Saved, SavedStep, saved};
 pub use config::Config;
@@ -80,3 +81,4 @@ pub use zeropp_comm::{launch, rendezvous};
 pub use zeropp_core::metrics::{Plan, RankPlan, StepMetrics, Stopped, Summary};
 pub use zeropp_core::{data, layer, meter, model, params, rng, split, stock};
 pub use zeropp_pipeline as pipeline;
+pub use zeropp_weights as weights;

@@ -1,5 +1,7 @@
 //! Saving a run: how its ranks write checkpoints together.
 
+pub(crate) mod export;
+pub(crate) mod initial;
 pub(crate) mod patience;
 pub(crate) mod resume;
 pub(crate) mod saved;
@@ -52,9 +54,10 @@ pub(crate) const NOT_THE_RUN: [&str; 16] = [
 /// The settings that make a run what it is, each as in a TOML file.
 pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
     // Paths may be no text; the one that is kept is for people to read.
-    let data = config.data.as_ref().map(|path| path.to_string_lossy().into_owned().into());
+    let text = |path: &Option<PathBuf>| Some(path.as_ref()?.to_string_lossy().into_owned().into());
     let config = Config {
-        data,
+        data: text(&config.data),
+        init_from: text(&config.init_from),
         save: None,
         metrics: None,
         trace: None,

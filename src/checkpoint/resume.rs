@@ -26,7 +26,7 @@ use crate::world::is_follower;
 const FIXED: [&str; 7] =
     ["model", "heads", "activation", "tokenizer", "vocab", "vocab-multiple", "seed"];
 /// Settings that change what follows, and may be changed on purpose.
-const TOLD: [&str; 15] = [
+const TOLD: [&str; 17] = [
     "unit",
     "steps",
     "lr",
@@ -40,6 +40,8 @@ const TOLD: [&str; 15] = [
     "clip",
     "seq",
     "data",
+    "data-mix",
+    "split",
     "order",
     "precision",
 ];

@@ -27,6 +27,11 @@ impl Config {
         let mut from_here = Table::new();
         for option in OPTIONS {
             let Some(Value::String(value)) = given.get(option.key) else { continue };
+            if let Some(folder) = path.parent().filter(|_| option.key == "data-mix") {
+                let from = |path: &str| folder.join(path).to_string_lossy().into_owned();
+                from_here.insert(option.key.into(), Config::mix_with(value, from).into());
+                continue;
+            }
             let is_file = option.key == "schedule" && config.schedule_file().is_some();
             if !is_file && option.kind != OptionKind::Path {
                 continue;

@@ -10,6 +10,7 @@ mod options;
 mod outputs;
 mod parts;
 mod resume;
+mod sources;
 mod stages;
 mod step_range;
 mod validate;

@@ -305,6 +305,11 @@ options! {
         ///
         /// Rows that are no token id are never looked up and take no part in the loss.
         "vocab-multiple" "N" vocab_multiple: usize = 1;
+        /// Begin with these weights: a Hugging Face folder, a safetensors file or a GGUF file.
+        ///
+        /// Each rank reads its own part. What is missing, unknown or of another shape is refused by
+        /// its name. A run that goes on from a checkpoint takes that.
+        "init-from" "PATH" init_from: Option<PathBuf> = None;
         /// The MLP's nonlinearity: exact GELU, or GPT-2's tanh form.
         "activation" "KIND" activation: Activation = Activation::GeluTanh;
     }
@@ -313,11 +318,24 @@ options! {
         ///
         /// A folder is read recursively, in the order of the paths inside it, with a line feed
         /// between files; names that begin with a dot are left out.
+        /// A .bin with Megatron's .idx beside it is read as that says. Given several times, each
+        /// with a weight (`--data a.bin=0.7 --data b.bin=0.3`), samples come from all in turns.
         "data" "PATH" data: Option<PathBuf> = None;
+        /// Several sources with their weights, for a file: what several `data` flags become.
+        ///
+        /// `a.bin=0.7,b.bin=0.3`: of ten samples seven are a.bin's. Which, depends on a sample's
+        /// number alone. No path in it may have a comma.
+        "data-mix" "PATH=WEIGHT,.." data_mix: Option<String> = None;
+        /// Shares of each source to train on and to keep for validation, such as 98,2. Default: all
+        /// to train on.
+        ///
+        /// The beginning is trained on. The cut is between two documents where data has documents.
+        "split" "N,N" split: Option<String> = None;
         /// How data becomes token ids: its bytes, or the 16-bit or 32-bit ids of a nanoGPT or llm.c
         /// .bin file.
         "tokenizer" "KIND" tokenizer: Tokenizer = Tokenizer::Bytes;
-        /// Draw the place of each sample, or read the data from its start.
+        /// Draw the place of each sample, read the data from its start, or draw an order of all of
+        /// it for each epoch.
         ///
         /// A sample depends on seed, step and its index alone, never on the mesh.
         "order" "ORDER" order: Order = Order::Random;

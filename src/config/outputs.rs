@@ -43,8 +43,16 @@ impl Config {
             ("emulate", self.emulate.as_deref()),
             ("costs", self.costs.as_deref()),
             ("token-file", self.token_file.as_deref()),
+            ("init-from", self.init_from.as_deref()),
         ];
         given(files)
+    }
+
+    /// [`inputs`](Self::inputs) and the sources of `data-mix`.
+    fn all_inputs(&self) -> Vec<(&'static str, PathBuf)> {
+        let mixed = self.sources().unwrap_or_default().into_iter();
+        let inputs = self.inputs().into_iter().map(|g| (g.field, g.path.to_path_buf()));
+        inputs.chain(mixed.map(|(path, _)| ("data-mix", path))).collect()
     }
 
     /// Every file that a run writes.
@@ -105,7 +113,9 @@ impl Config {
     }
 
     fn check_clashes(&self, data: &[PathBuf]) -> Checked {
-        let (inputs, mut files) = (found(self.inputs()), found(self.output_files()));
+        let all = self.all_inputs();
+        let inputs = all.iter().map(|(field, path)| Given { field, path });
+        let (inputs, mut files) = (found(inputs.collect()), found(self.output_files()));
         // What is written to a pipe or a device overwrites nothing.
         files.retain(|file| file.path.is_file());
         let folders = found(self.output_folders());
@@ -135,7 +145,9 @@ impl Config {
     fn data_files(&self) -> Vec<PathBuf> {
         // What cannot be read is told by who reads it.
         let below = |path: &PathBuf| path.is_dir().then(|| files_below(path).ok()).flatten();
-        self.data.as_ref().and_then(below).unwrap_or_default()
+        let mixed = self.sources().unwrap_or_default().into_iter().map(|(path, _)| path);
+        let data = self.data.iter().cloned().chain(mixed);
+        data.filter_map(|path| below(&path)).flatten().collect()
     }
 }
 
@@ -144,18 +156,20 @@ fn check_apart_from_data<'a>(
     inputs: &[Found],
     mut outputs: impl Iterator<Item = &'a Found<'a>>,
 ) -> Checked {
-    let Some(data) = inputs.iter().find(|input| input.field == "data") else { return Ok(()) };
-    let is_data = |output: &&Found| {
-        let inside = output.place.within(&data.place);
-        inside.is_some_and(|path| !path.iter().any(is_hidden))
-    };
-    match outputs.find(is_data) {
-        Some(output) => output.clash(format!(
-            "lies in the folder of `data`, {}, and the next run would train on what is written",
+    let data: Vec<_> =
+        inputs.iter().filter(|input| ["data", "data-mix"].contains(&input.field)).collect();
+    outputs.try_for_each(|output| {
+        let holds = |data: &&&Found| {
+            let inside = output.place.within(&data.place);
+            inside.is_some_and(|path| !path.iter().any(is_hidden))
+        };
+        let Some(data) = data.iter().find(holds) else { return Ok(()) };
+        output.clash(format!(
+            "lies in the folder of `{}`, {}, and the next run would train on what is written",
+            data.field,
             data.path.display()
-        )),
-        None => Ok(()),
-    }
+        ))
+    })
 }
 
 /// Checkpoints come and go; nothing else may lie in one, or be its folder's lock.

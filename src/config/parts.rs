@@ -1,7 +1,7 @@
 //! What the parts of a run need of the settings.
 
 use zeropp_comm::launch::LaunchOptions;
-use zeropp_core::data::{DataError, Dataset, Sampler};
+use zeropp_core::data::{DataError, Dataset, Sampler, SplitPart};
 use zeropp_core::device::Devices;
 use zeropp_core::model::gpt::GptShape;
 
@@ -9,14 +9,43 @@ use super::validate::VOCAB_MAX;
 use super::{Config, ConfigError};
 
 impl Config {
-    /// The data that the settings name, or the built-in text, long enough for one sample.
+    /// The data that the settings name, or the built-in text: the part of it to train on, long
+    /// enough for one sample.
     ///
     /// # Errors
     /// Data that cannot be read, is empty, or is shorter than one sample and the token after it.
     pub fn dataset(&self) -> Result<Dataset, DataError> {
-        let dataset = match &self.data {
-            Some(path) => Dataset::open(path, self.tokenizer)?,
-            None => Dataset::builtin(),
+        self.part_of_data(SplitPart::Training)
+    }
+
+    /// The part of the data that `split` keeps for validation; none where it keeps none.
+    ///
+    /// # Errors
+    /// As [`dataset`](Self::dataset).
+    pub fn validation_dataset(&self) -> Result<Option<Dataset>, DataError> {
+        match self.split_shares() {
+            Ok(Some((_, 1..))) => self.part_of_data(SplitPart::Validation).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn part_of_data(&self, part: SplitPart) -> Result<Dataset, DataError> {
+        let malformed = |e: ConfigError| {
+            let path = self.data_mix.clone().unwrap_or_default().into();
+            DataError::Malformed { path, problem: e.to_string() }
+        };
+        let mut sources = Vec::new();
+        for (path, weight) in self.sources().map_err(malformed)? {
+            sources.push((Dataset::open(&path, self.tokenizer)?, weight));
+        }
+        let dataset = match (&self.data, sources.is_empty()) {
+            (_, false) => Dataset::mixed(sources),
+            (Some(path), true) => Dataset::open(path, self.tokenizer)?,
+            (None, true) => Dataset::builtin(),
+        };
+        let dataset = match self.split_shares().map_err(malformed)? {
+            Some((training, validation)) => dataset.split(training, validation, part),
+            None => dataset,
         };
         dataset.require(self.seq)?;
         Ok(match self.vocab {

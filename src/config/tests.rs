@@ -272,6 +272,9 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         vocab: Some(50_257),
         max_gathered: Some(2),
         max_gathers: Some(12),
+        init_from: path(),
+        data_mix: Some("a=1,b=2".into()),
+        split: Some("98,2".into()),
         ..Config::default().resolved()
     };
     let written = full.to_toml().unwrap();

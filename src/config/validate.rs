@@ -61,6 +61,7 @@ impl Config {
         self.check_training()?;
         self.check_launch()?;
         self.check_build()?;
+        self.check_sources()?;
         self.check_paths()?;
         self.check_checkpoints()?;
         let writes = self.writes_outputs(|name| std::env::var(name).ok());

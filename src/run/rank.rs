@@ -18,14 +18,15 @@ use zeropp_pipeline::executor::{
 use zeropp_pipeline::ir::{Action, Compute};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::timeline::{Computed, Span, bubble, bubble_own_span, bubble_step};
+use zeropp_weights::Import;
 use zeropp_zero3::adamw::AdamW;
 use zeropp_zero3::lr::LearningRate;
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 
-use crate::checkpoint::Saver;
 use crate::checkpoint::resume::{Loader, Resumed};
+use crate::checkpoint::{Saver, initial};
 use crate::config::{Config, StepRange};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
@@ -57,6 +58,8 @@ pub(crate) struct Shared {
     pub(crate) host: String,
     pub(crate) export: Export,
     pub(crate) loader: Option<Arc<Loader>>,
+    /// The weights that the run begins with, if it begins.
+    pub(crate) import: Option<Arc<Import>>,
     pub(crate) saver: Option<Arc<Saver>>,
     pub(crate) stopper: Stopper,
     /// In rank 0's process, what the trainer wants after each step that it was told of.
@@ -254,6 +257,9 @@ fn build_executor(
         Some(loader) => loader.load(&*groups.world, &mut sharded, &mut optimizer)?,
         None => None,
     };
+    if resumed.is_none() {
+        initial::read(bp, shared.import.as_deref(), &mut sharded)?;
+    }
     let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
     let worker_options = WorkerOptions {
         device: device.clone(),

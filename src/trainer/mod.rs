@@ -18,9 +18,11 @@ use zeropp_core::model::gpt;
 use zeropp_core::params::FlatLayout;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::timeline::{RankTimeline, Timeline};
+use zeropp_weights::Import;
 use zeropp_zero3::ParamExport;
 
 use crate::Error;
+use crate::checkpoint::initial;
 use crate::checkpoint::resume::{self, Found, Resumed};
 use crate::checkpoint::saved_cut;
 use crate::config::Config;
@@ -38,6 +40,8 @@ pub struct Trainer {
     pub(crate) blueprint: Arc<Blueprint>,
     pub(crate) data: Arc<(Dataset, Sampler)>,
     pub(crate) found: Found,
+    /// The weights that the run begins with, unless it goes on.
+    pub(crate) import: Option<Arc<Import>>,
     pub(crate) stopper: Stopper,
 }
 
@@ -98,8 +102,12 @@ impl Trainer {
         let blueprint = Arc::new(blueprint);
         let sampler = blueprint.config.sampler();
         let found = resume::find(&blueprint, &dataset)?;
+        let import = match found.resumed {
+            Some(_) => None,
+            None => initial::open(&blueprint)?.map(Arc::new),
+        };
         let (data, stopper) = (Arc::new((dataset, sampler)), Stopper::default());
-        Ok(Trainer { blueprint, data, found, stopper })
+        Ok(Trainer { blueprint, data, found, import, stopper })
     }
 
     /// The checkpoint that the run goes on from, if it is a resumed one. Where its step is the

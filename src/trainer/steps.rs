@@ -133,6 +133,7 @@ impl<'a> Steps<'a> {
             host: world.host.clone(),
             export,
             loader: Loader::new(bp, &trainer.data.0, found).map(Arc::new),
+            import: trainer.import.clone(),
             saver: saver.clone(),
             stopper: trainer.stopper.clone(),
             answers: asked.map(|asked| Arc::new(Mutex::new(asked))),

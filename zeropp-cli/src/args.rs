@@ -159,6 +159,8 @@ fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
         OptionKind::Switch => {
             may_stand_alone(arg).value_parser(["true", "false"]).hide_possible_values(true)
         }
+        // Several are a mix of sources.
+        OptionKind::Path if option.key == "data" => arg.action(ArgAction::Append),
         kind @ OptionKind::Resume => may_stand_alone(arg)
             .value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
         kind => arg.value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
@@ -213,7 +215,7 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
     };
     let undone = UNDO.iter().filter(|undo| matches.get_flag(undo.flag));
     let undone: Vec<&str> = undone.flat_map(|undo| undo.keys).copied().collect();
-    let from_file = from_file.without(&undone).map_err(Failure::bad_input)?;
+    let mut undone = undone;
     let mut flags = Table::new();
     for option in OPTIONS {
         if let Some(text) = matches.get_one::<String>(option.key) {
@@ -221,6 +223,16 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
             flags.insert(option.key.into(), value);
         }
     }
+    let sources: Vec<_> = matches.get_many::<String>("data").into_iter().flatten().collect();
+    if !sources.is_empty() {
+        undone.extend(["data", "data-mix"]);
+    }
+    if let [_, _, ..] = sources.as_slice() {
+        let mix = sources.iter().map(|s| s.as_str()).collect::<Vec<_>>().join(",");
+        flags.remove("data");
+        flags.insert("data-mix".into(), mix.into());
+    }
+    let from_file = from_file.without(&undone).map_err(Failure::bad_input)?;
     let mut config = from_file.with(flags).map_err(Failure::bad_input)?;
     // A Rust program is asked first; whoever runs the command wants to know why it failed.
     config.flight_dir.get_or_insert_with(|| PathBuf::from(FLIGHT_DIR));

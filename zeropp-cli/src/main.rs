@@ -9,7 +9,9 @@ mod check;
 mod command;
 mod compare;
 mod emulate;
+mod export;
 mod figures;
+mod inspect;
 mod log;
 mod pages;
 mod plan;
@@ -71,6 +73,8 @@ fn main() -> ExitCode {
         Some(("check", matches)) => check::run(matches),
         Some(("compare", matches)) => compare::run(matches),
         Some(("why", matches)) => why::run(matches),
+        Some(("inspect", matches)) => inspect::run(matches),
+        Some(("export", matches)) => export::run(matches),
         Some(("version", _)) => version::run(),
         Some(("completions", matches)) => shell::completions(matches, command::command()),
         Some(("man", matches)) => shell::manual(matches, command::command()),

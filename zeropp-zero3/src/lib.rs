@@ -7,6 +7,7 @@
 pub mod adamw;
 pub mod checkpoint;
 pub mod exact;
+mod fill;
 mod layer_shard;
 pub mod lr;
 pub mod norm;

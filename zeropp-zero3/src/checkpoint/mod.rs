@@ -20,6 +20,6 @@ mod store;
 
 pub use error::CheckpointError;
 pub use manifest::{FileRecord, Manifest, Parameter, Piece};
-pub use open::Checkpoint;
+pub use open::{Checkpoint, ParameterReader};
 pub use state::{WrittenState, read_state, write_state};
 pub use store::{Store, StoreLock};

@@ -86,6 +86,11 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// A reader of parameters, for those who train nothing.
+    pub fn parameters(&self) -> ParameterReader<'_> {
+        ParameterReader(self.reader())
+    }
+
     pub(super) fn reader(&self) -> Reader<'_> {
         let mut tensors: HashMap<&str, Vec<(&str, usize)>> = HashMap::new();
         for (name, parameter) in &self.manifest.parameters {
@@ -94,6 +99,31 @@ impl Checkpoint {
             }
         }
         Reader { checkpoint: self, tensors, open: HashMap::new() }
+    }
+}
+
+/// Reads parameters, without moments, whichever pieces they are in.
+pub struct ParameterReader<'a>(Reader<'a>);
+
+impl ParameterReader<'_> {
+    /// Elements `offset..offset + out.len()` of the parameter `name`, in row-major order of its
+    /// shape. They may be wrong until [`finish`](Self::finish) has found otherwise.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is not what was written.
+    ///
+    /// # Panics
+    /// Panics for a name that is not in the manifest, and beyond the parameter's end.
+    pub fn read(&mut self, name: &str, offset: usize, out: &mut [f32]) -> Checked<()> {
+        self.0.read(Kind::Parameter, name, offset, out)
+    }
+
+    /// Compares the digests of all files that were read from.
+    ///
+    /// # Errors
+    /// The first file that is not what was written.
+    pub fn finish(self) -> Checked<()> {
+        self.0.finish()
     }
 }
 

@@ -1,0 +1,230 @@
+//! A checkpoint as a folder that Hugging Face's tools read, whatever layout wrote it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+use zeropp_core::files::read_text;
+use zeropp_weights::{
+    Family, ParameterShape, StoreAs, Tensor, Weights, WeightsError, export, write_folder,
+};
+use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Manifest, Store};
+
+use crate::Error;
+
+/// The most bytes of one file of weights.
+const FILE_BYTES_MAX: usize = 5_000_000_000;
+/// The longest file of settings that is read.
+const TEXT_BYTES_MAX: u64 = 64 << 20;
+/// What lies beside weights and is copied as it is.
+const COMPANIONS: [&str; 9] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+];
+
+/// How a checkpoint is exported.
+#[derive(Clone, Debug)]
+pub struct ExportOptions {
+    /// How numbers are written.
+    pub store_as: StoreAs,
+    /// A model whose `config.json` and tokenizer this one has: a folder, or a GGUF file for the
+    /// former. Default: what the run began with, if that is still there.
+    pub like: Option<PathBuf>,
+}
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportReport {
+    /// Steps that the checkpoint has behind it.
+    pub step: u64,
+    /// Tensors.
+    pub tensors: usize,
+    /// Elements of all of them.
+    pub parameters: usize,
+    /// Files that were copied from the model that this one is like.
+    pub copied: Vec<String>,
+}
+
+/// Why a checkpoint was not exported.
+#[derive(Debug, thiserror::Error)]
+enum ExportError {
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+}
+
+/// Writes the parameters of a checkpoint (its folder, or that of checkpoints for the newest) into
+/// the new folder `to`: safetensors of at most 5 GB each, `config.json`, and the files of the
+/// tokenizer of the model that it is like. One tensor is in memory at a time.
+///
+/// # Errors
+/// A checkpoint that is damaged or not there, a model that no `config.json` is known for, a folder
+/// that is not empty.
+pub fn export_checkpoint(
+    from: &Path,
+    to: &Path,
+    options: &ExportOptions,
+) -> Result<ExportReport, Error> {
+    let checkpoint = open(from)?;
+    let manifest = checkpoint.manifest();
+    let wrong = |problem: &str, help: &str| Error::Export {
+        path: from.to_path_buf(),
+        problem: problem.into(),
+        help: help.into(),
+    };
+    let Some(family) = Family::of(manifest.parameters.keys().map(String::as_str)) else {
+        return Err(wrong(
+            "its parameters have no names that files of weights have",
+            "train a \
+             built-in model",
+        ));
+    };
+    let began_with = manifest.settings.get("init-from").map(PathBuf::from);
+    let like = options.like.clone().or(began_with.filter(|path| path.exists()));
+    let config = config(family, manifest, like.as_deref(), options.store_as)?.ok_or_else(|| {
+        wrong("no config.json is known for it", "name a model that it is like, with --like")
+    })?;
+    let shapes: Vec<_> = manifest
+        .parameters
+        .iter()
+        .map(|(name, p)| ParameterShape { name: name.clone(), shape: p.shape.clone() })
+        .collect();
+    let plan = export::tensors(family, &shapes, manifest.vocabulary, options.store_as);
+    let tensors: Vec<Tensor> = plan.iter().map(|e| e.tensor.clone()).collect();
+    let mut others = vec![("config.json", format!("{config:#}\n").into_bytes())];
+    let companions = like.filter(|path| path.is_dir()).map(|path| companions(&path));
+    others.extend(companions.transpose()?.into_iter().flatten());
+    let mut reader = checkpoint.parameters();
+    let values = |i: usize| -> Result<Vec<f32>, ExportError> {
+        let mut values = vec![0.0; plan[i].elements()];
+        reader.read(&plan[i].parameter, 0, &mut values)?;
+        Ok(plan[i].arranged(values))
+    };
+    write_folder(to, &tensors, FILE_BYTES_MAX, &others, values).map_err(Error::from)?;
+    if let Err(e) = reader.finish() {
+        // What was written came from a damaged file.
+        let _ = fs::remove_dir_all(to);
+        return Err(e.into());
+    }
+    Ok(ExportReport {
+        step: manifest.step,
+        tensors: tensors.len(),
+        parameters: plan.iter().map(|e| e.elements()).sum(),
+        copied: others.iter().skip(1).map(|(name, _)| (*name).to_owned()).collect(),
+    })
+}
+
+fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+    if path.join("manifest.json").exists() {
+        return Checkpoint::open(path);
+    }
+    let store = Store::new(path);
+    match store.steps()?.last() {
+        Some(step) => Checkpoint::open(&store.path(*step)),
+        None => Checkpoint::open(path),
+    }
+}
+
+impl From<ExportError> for Error {
+    fn from(error: ExportError) -> Error {
+        match error {
+            ExportError::Weights(e) => {
+                Error::Export { path: e.path, problem: e.problem, help: e.help }
+            }
+            ExportError::Checkpoint(e) => e.into(),
+        }
+    }
+}
+
+/// The tokenizer's files and the like.
+fn companions(folder: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, Error> {
+    let there = COMPANIONS.into_iter().filter(|name| folder.join(name).is_file());
+    let read = |name: &'static str| {
+        let path = folder.join(name);
+        let bytes = fs::read(&path).map_err(|source| Error::Output { path, source })?;
+        Ok((name, bytes))
+    };
+    there.map(read).collect()
+}
+
+/// The `config.json`: that of the model that this one is like, else GPT-2's by shapes.
+fn config(
+    family: Family,
+    manifest: &Manifest,
+    like: Option<&Path>,
+    store_as: StoreAs,
+) -> Result<Option<Value>, Error> {
+    let config = match like {
+        Some(path) if path.is_dir() => {
+            let path = path.join("config.json");
+            let text = read_text(&path, TEXT_BYTES_MAX);
+            let text = text.map_err(|source| Error::Output { path: path.clone(), source })?;
+            serde_json::from_str(&text).ok()
+        }
+        Some(path) => Weights::open(path).map_err(ExportError::from)?.gguf_config(),
+        None => None,
+    };
+    let config = config.or_else(|| (family == Family::Gpt2).then(|| gpt2(manifest)));
+    let Some(Value::Object(mut config)) = config else { return Ok(None) };
+    let dtype = match store_as {
+        StoreAs::F32 => "float32",
+        StoreAs::Bf16 => "bfloat16",
+    };
+    // The words of transformers 5 and of 4.
+    for key in ["dtype", "torch_dtype"] {
+        config.insert(key.into(), json!(dtype));
+    }
+    config.insert("vocab_size".into(), json!(manifest.vocabulary));
+    let theta = config.get("rope_parameters").and_then(|rope| rope.get("rope_theta")).cloned();
+    if let Some(theta) = theta {
+        config.entry("rope_theta").or_insert(theta);
+    }
+    Ok(Some(Value::Object(config)))
+}
+
+/// GPT-2's `config.json` by the shapes and settings of a checkpoint.
+fn gpt2(manifest: &Manifest) -> Value {
+    let shape = |name: &str| manifest.parameters.get(name).map(|p| p.shape.clone());
+    let positions = shape("wpe.weight").map_or(0, |shape| shape[0]);
+    let hidden = shape("wte.weight").map_or(0, |shape| shape[1]);
+    let is_block = |name: &&String| name.starts_with("h.") && name.ends_with(".ln_1.weight");
+    let layers = manifest.parameters.keys().filter(is_block).count();
+    let inner = shape("h.0.mlp.c_fc.weight").map_or(4 * hidden, |shape| shape[1]);
+    let settings: &BTreeMap<String, String> = &manifest.settings;
+    let heads = settings.get("heads").and_then(|n| n.parse::<usize>().ok());
+    let activation = match settings.get("activation").map(String::as_str) {
+        Some("gelu") => "gelu",
+        _ => "gelu_new",
+    };
+    let mut config = Map::new();
+    for (key, value) in [
+        ("architectures", json!(["GPT2LMHeadModel"])),
+        ("model_type", json!("gpt2")),
+        ("n_embd", json!(hidden)),
+        ("n_layer", json!(layers)),
+        ("n_head", json!(heads)),
+        ("n_positions", json!(positions)),
+        ("n_inner", if inner == 4 * hidden { Value::Null } else { json!(inner) }),
+        ("activation_function", json!(activation)),
+        ("layer_norm_epsilon", json!(1e-5)),
+        ("tie_word_embeddings", json!(shape("lm_head.weight").is_none())),
+        ("embd_pdrop", json!(0.0)),
+        ("attn_pdrop", json!(0.0)),
+        ("resid_pdrop", json!(0.0)),
+        // GPT-2's own, 50256, may be no id of this one.
+        ("bos_token_id", Value::Null),
+        ("eos_token_id", Value::Null),
+    ] {
+        config.insert(key.into(), value);
+    }
+    Value::Object(config)
+}

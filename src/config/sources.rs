@@ -1,0 +1,66 @@
+//! Several sources of data with their weights, and the split of each.
+
+use std::path::{Path, PathBuf};
+
+use super::validate::check;
+use super::{Config, ConfigError};
+
+impl Config {
+    /// The sources of `data-mix`, with their weights; none where that is not given.
+    ///
+    /// # Errors
+    /// A part that is no `PATH=WEIGHT`.
+    pub(super) fn sources(&self) -> Result<Vec<(PathBuf, f64)>, ConfigError> {
+        let Some(mix) = &self.data_mix else { return Ok(Vec::new()) };
+        let source = |part: &str| {
+            let pair = part.rsplit_once('=').filter(|(path, _)| !path.is_empty());
+            let weight = |text: &str| text.trim().parse().ok().filter(|w: &f64| w.is_finite());
+            let parsed = pair.and_then(|(path, text)| Some((path, weight(text)?)));
+            match parsed.filter(|(_, weight)| *weight > 0.0) {
+                Some((path, weight)) => Ok((PathBuf::from(path), weight)),
+                None => {
+                    let problem = format!("{part:?} is no path with a weight above 0");
+                    let help = "write each as PATH=WEIGHT, such as a.bin=0.7,b.bin=0.3";
+                    Err(ConfigError::value("data-mix", mix, problem, help))
+                }
+            }
+        };
+        mix.split(',').map(source).collect()
+    }
+
+    /// The same text with the paths of its sources changed.
+    pub(super) fn mix_with(mix: &str, change: impl Fn(&str) -> String) -> String {
+        let source = |part: &str| match part.rsplit_once('=') {
+            Some((path, weight)) => format!("{}={weight}", change(path)),
+            None => part.to_owned(),
+        };
+        mix.split(',').map(source).collect::<Vec<_>>().join(",")
+    }
+
+    /// Shares of each source to train on and to validate on; none where all is trained on.
+    ///
+    /// # Errors
+    /// What is not two whole numbers, the first at least 1.
+    pub(super) fn split_shares(&self) -> Result<Option<(u64, u64)>, ConfigError> {
+        let Some(text) = &self.split else { return Ok(None) };
+        let share = |text: &str| text.trim().parse::<u32>().ok().map(u64::from);
+        let shares = text.split_once(',').and_then(|(a, b)| Some((share(a)?, share(b)?)));
+        match shares.filter(|(training, _)| *training > 0) {
+            Some(shares) => Ok(Some(shares)),
+            None => {
+                let problem = "is not two shares, of training and of validation";
+                Err(ConfigError::value("split", text, problem, "use two numbers, such as 98,2"))
+            }
+        }
+    }
+
+    pub(super) fn check_sources(&self) -> Result<(), ConfigError> {
+        self.split_shares()?;
+        let sources = self.sources()?;
+        check(sources.is_empty() || self.data.is_none(), || {
+            let data = self.data.as_deref().unwrap_or(Path::new("")).display();
+            let problem = "data-mix names the data, too";
+            ConfigError::value("data", data, problem, "leave one of them out")
+        })
+    }
+}

@@ -1,0 +1,79 @@
+//! `zeropp export`: a checkpoint as a folder that other tools read.
+
+use std::path::PathBuf;
+
+use clap::{Arg, ArgMatches, Command, value_parser};
+use zeropp::weights::StoreAs;
+use zeropp::{ExportOptions, export_checkpoint};
+
+use crate::Failure;
+use crate::figures::{count, say, scaled};
+
+const ABOUT: &str = "Write a checkpoint as a Hugging Face folder\n\n\
+Sharded safetensors with an index, config.json and the files of the tokenizer, from a checkpoint \
+of any layout. One tensor is in memory at a time. The folder gets its name when all of it is on \
+disk.";
+
+const EXAMPLES: &str = "\
+Examples:
+  zeropp export checkpoints -o model                    the newest checkpoint of a run
+  zeropp export checkpoints/step-000100 -o model --dtype bf16
+  zeropp export checkpoints -o model --like SmolLM2     config and tokenizer of another model
+
+Exit codes: 0 written, 2 nothing was.";
+
+/// The arguments of `zeropp export`.
+pub(crate) fn command() -> Command {
+    let path = |name: &'static str| Arg::new(name).value_parser(value_parser!(PathBuf));
+    Command::new("export")
+        .about("Write a checkpoint as a Hugging Face folder")
+        .long_about(ABOUT)
+        .after_help(EXAMPLES)
+        .arg(
+            path("checkpoint")
+                .value_name("CHECKPOINT")
+                .required(true)
+                .help("A checkpoint, or a folder of them for the newest"),
+        )
+        .arg(
+            path("output")
+                .short('o')
+                .long("output")
+                .value_name("FOLDER")
+                .required(true)
+                .help("The new folder"),
+        )
+        .arg(
+            Arg::new("dtype")
+                .long("dtype")
+                .value_parser(["f32", "bf16"])
+                .default_value("f32")
+                .help("How numbers are written"),
+        )
+        .arg(path("like").long("like").value_name("PATH").help(
+            "A model whose config.json and tokenizer this one has [default: what the run began \
+             with]",
+        ))
+}
+
+/// Writes the folder and says what it holds.
+pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    let path = |name: &str| matches.get_one::<PathBuf>(name).cloned();
+    let (from, to) = (path("checkpoint").expect("required"), path("output").expect("required"));
+    let dtype = matches.get_one::<String>("dtype").expect("has a default").as_str();
+    let store_as = if dtype == "bf16" { StoreAs::Bf16 } else { StoreAs::F32 };
+    let options = ExportOptions { store_as, like: path("like") };
+    let report = export_checkpoint(&from, &to, &options)?;
+    let copied = match report.copied.is_empty() {
+        true => String::new(),
+        false => format!("; copied {}", report.copied.join(", ")),
+    };
+    say(format!(
+        "{}: step {}, {} of {} parameters as {dtype}{copied}",
+        to.display(),
+        report.step,
+        count(report.tensors, "tensor"),
+        scaled(report.parameters as f64),
+    ));
+    Ok(())
+}
