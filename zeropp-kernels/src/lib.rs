@@ -7,6 +7,7 @@
 pub mod activation;
 pub mod attention;
 pub mod gemm;
+pub mod head_norm;
 pub mod loss;
 pub mod math;
 pub mod norm;
