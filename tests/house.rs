@@ -6,9 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates by the folder of their sources.
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 10] = [
     "zeropp-schedule/src",
     "zeropp-kernels/src",
+    "zeropp-data/src",
+    "zeropp-weights/src",
     "zeropp-core/src",
     "zeropp-comm/src",
     "zeropp-zero3/src",
@@ -211,15 +213,17 @@ fn only_the_command_prints() {
 #[test]
 fn dependencies_run_one_way() {
     let mut broken = Vec::new();
-    let below: [(&str, &[&str]); 8] = [
+    let below: [(&str, &[&str]); 10] = [
         ("zeropp-schedule", &[]),
         ("zeropp-kernels", &[]),
-        ("zeropp-core", &["kernels"]),
+        ("zeropp-data", &[]),
+        ("zeropp-weights", &["data"]),
+        ("zeropp-core", &["kernels", "data"]),
         ("zeropp-comm", &["core"]),
         ("zeropp-zero3", &["core", "comm"]),
         ("zeropp-pipeline", &["core", "comm", "zero3", "schedule"]),
-        (".", &["core", "comm", "zero3", "schedule", "pipeline"]),
-        ("zeropp-cli", &["core", "comm", "zero3", "schedule", "pipeline"]),
+        (".", &["core", "comm", "zero3", "schedule", "pipeline", "weights"]),
+        ("zeropp-cli", &["core", "comm", "zero3", "schedule", "pipeline", "weights"]),
     ];
     for (folder, allowed) in below {
         let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();

@@ -10,6 +10,5 @@ mod walk;
 pub use escape::{escaped, escaped_line};
 pub use map::Mapped;
 pub use place::Place;
-pub(crate) use regular::open_regular;
-pub use regular::read_text;
+pub use regular::{open_regular, read_text};
 pub use walk::{WalkError, files_below, is_hidden};

@@ -9,7 +9,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// The system's; [`io::ErrorKind::InvalidInput`] for what is no regular file.
-pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+pub fn open_regular(path: &Path) -> io::Result<File> {
     // Asked before it is opened, since opening alone makes some devices act.
     check_regular(&fs::metadata(path)?)?;
     let mut options = File::options();
@@ -28,7 +28,7 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
 /// Reads a text file of at most `bytes_max` bytes.
 ///
 /// # Errors
-/// As `open_regular`; a larger file, whose message names the limit; what is not UTF-8.
+/// As [`open_regular`]; a larger file, whose message names the limit; what is not UTF-8.
 pub fn read_text(path: &Path, bytes_max: u64) -> io::Result<String> {
     let file = open_regular(path)?;
     let too_large =
