@@ -8,10 +8,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use common::tiny;
+use common::{assert_same_bits, run, tiny};
 use serde::Deserialize;
 use serde_json::Value;
-use zeropp::config::{Order, Recompute, Tokenizer};
+use zeropp::config::{Activation, Order, Precision, Recompute, Tokenizer};
 use zeropp::layer::{BatchShape, Embedding, Head, Layer, LayerCost, LayerCx, Model, Part};
 use zeropp::model;
 use zeropp::model::decoder::Decoder;
@@ -248,6 +248,36 @@ fn loss_and_gradients_are_those_of_transformers_on_any_mesh() {
             }
             println!("{what}: loss {loss:.1e}, gradients {:.1e} ({}) apart", worst.0, worst.1);
             assert!(worst.0 <= GRADIENT, "{what}: {} is {:e} apart", worst.1, worst.0);
+        }
+    }
+}
+
+/// Groups of heads, norms of heads and gates keep the contract: no layout changes a bit.
+#[test]
+fn layouts_give_the_same_bits() {
+    for (model, head_dim) in [("llama", None), ("qwen2", None), ("qwen3", Some(12))] {
+        for precision in [Precision::Fp32, Precision::Bf16] {
+            let with = |pp, v, recompute| Config {
+                model: model.into(),
+                activation: Activation::Swiglu,
+                kv_heads: Some(1),
+                head_dim,
+                layers: 8,
+                tied: head_dim.is_some(),
+                steps: 3,
+                pp,
+                virtual_stages: Some(v),
+                recompute,
+                precision,
+                ..tiny()
+            };
+            let one = run(with(1, 1, Recompute::None));
+            let layouts =
+                [(4, 1, Recompute::Selective), (2, 2, Recompute::None), (2, 4, Recompute::Full)];
+            for (pp, v, recompute) in layouts {
+                let what = format!("{model}, {precision}, pp {pp}, virtual {v}, {recompute}");
+                assert_same_bits(&one, &run(with(pp, v, recompute)), &what);
+            }
         }
     }
 }
