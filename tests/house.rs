@@ -6,9 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates by the folder of their sources.
-const CRATES: [&str; 8] = [
+const CRATES: [&str; 10] = [
     "zeropp-schedule/src",
     "zeropp-kernels/src",
+    "zeropp-data/src",
+    "zeropp-weights/src",
     "zeropp-core/src",
     "zeropp-comm/src",
     "zeropp-zero3/src",
@@ -211,15 +213,17 @@ fn only_the_command_prints() {
 #[test]
 fn dependencies_run_one_way() {
     let mut broken = Vec::new();
-    let below: [(&str, &[&str]); 8] = [
+    let below: [(&str, &[&str]); 10] = [
         ("zeropp-schedule", &[]),
         ("zeropp-kernels", &[]),
-        ("zeropp-core", &["kernels"]),
+        ("zeropp-data", &[]),
+        ("zeropp-weights", &["data"]),
+        ("zeropp-core", &["kernels", "data"]),
         ("zeropp-comm", &["core"]),
         ("zeropp-zero3", &["core", "comm"]),
         ("zeropp-pipeline", &["core", "comm", "zero3", "schedule"]),
-        (".", &["core", "comm", "zero3", "schedule", "pipeline"]),
-        ("zeropp-cli", &["core", "comm", "zero3", "schedule", "pipeline"]),
+        (".", &["core", "comm", "zero3", "schedule", "pipeline", "weights"]),
+        ("zeropp-cli", &["core", "comm", "zero3", "schedule", "pipeline", "weights"]),
     ];
     for (folder, allowed) in below {
         let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
@@ -299,6 +303,58 @@ fn every_link_between_documents_leads_somewhere() {
             let elsewhere = link.contains("://") || path.is_empty();
             if !elsewhere && !home.join(path).exists() {
                 broken.push(format!("{name}: {link}"));
+            }
+        }
+    }
+    told(&broken);
+}
+
+/// Functions that are public for those who write schedules and layers of their own: nothing here
+/// calls them from another crate.
+const OFFERED: [&str; 16] = [
+    "custom_source",
+    "custom_vjp2",
+    "custom_vjp3",
+    "idle_slots",
+    "integer_program",
+    "interleaved_as_printed",
+    "on_kernels",
+    "over_time",
+    "strided",
+    "to_toml",
+    "unit_of",
+    "v_half",
+    "v_min",
+    "with_cost",
+    "zb_v",
+    "zeropp_bound",
+];
+
+/// A public function is called outside of its crate's sources, by tests or examples at least, or
+/// is offered.
+#[test]
+fn nothing_is_public_that_nobody_outside_uses() {
+    let all: Vec<_> = files("").into_iter().filter(|(name, _)| is_rust(name)).collect();
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let words: Vec<(&String, BTreeSet<&str>)> =
+        all.iter().map(|(n, text)| (n, text.split(|c| !is_word(c)).collect())).collect();
+    // The command is no library.
+    let libraries = CRATES.iter().filter(|folder| !folder.starts_with("zeropp-cli"));
+    let mut broken = Vec::new();
+    for folder in libraries {
+        let inside = |name: &str| name.starts_with(&format!("{folder}/"));
+        let outside = |called: &str| {
+            words.iter().any(|(name, words)| !inside(name) && words.contains(called))
+        };
+        for (name, text) in all.iter().filter(|(name, _)| inside(name) && !is_test(name)) {
+            for line in product(text).lines() {
+                let Some(item) = line.trim_start().strip_prefix("pub ") else { continue };
+                let item = item.trim_start_matches("const ").trim_start_matches("unsafe ");
+                let Some(item) = item.strip_prefix("fn ") else { continue };
+                let called = item.split(['(', '<']).next().unwrap();
+                if !outside(called) && !called.starts_with('$') && !OFFERED.contains(&called) {
+                    broken.push(format!("{name}: {called}"));
+                }
             }
         }
     }

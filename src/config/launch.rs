@@ -22,7 +22,7 @@ impl Config {
     ///
     /// # Errors
     /// The first rule that is broken, with the setting, its value and what would work.
-    pub fn validate_launch(&self) -> Result<(), ConfigError> {
+    pub(crate) fn validate_launch(&self) -> Result<(), ConfigError> {
         self.check_mesh()?;
         super::validate::seconds("timeout-s", self.timeout_s)?;
         self.check_launch()

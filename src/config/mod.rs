@@ -38,7 +38,7 @@ impl Config {
     }
 
     /// The schedule file, where `schedule` names one: it ends in `.csv` or `.json`.
-    pub fn schedule_file(&self) -> Option<&Path> {
+    pub(crate) fn schedule_file(&self) -> Option<&Path> {
         let path = Path::new(&self.schedule);
         let extension = path.extension()?.to_str()?.to_ascii_lowercase();
         matches!(extension.as_str(), "csv" | "json").then_some(path)

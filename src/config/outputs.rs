@@ -90,7 +90,7 @@ impl Config {
     ///
     /// # Errors
     /// The first that cannot be written, or is in the way of another.
-    pub fn check_outputs(&self) -> Checked {
+    pub(crate) fn check_outputs(&self) -> Checked {
         // Before any output is made, which might come to lie among the data.
         let data = self.data_files();
         let mut made = Vec::new();

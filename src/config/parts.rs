@@ -29,7 +29,7 @@ impl Config {
     ///
     /// # Errors
     /// An id so large that it is hardly one.
-    pub fn known_ids(&self, data: &Dataset) -> Result<usize, DataError> {
+    pub(crate) fn known_ids(&self, data: &Dataset) -> Result<usize, DataError> {
         let vocabulary = data.vocabulary();
         if vocabulary <= VOCAB_MAX {
             return Ok(vocabulary);
@@ -74,7 +74,7 @@ impl Config {
     ///
     /// # Errors
     /// A rendezvous that is no `HOST:PORT`.
-    pub fn launch_options(&self) -> Result<LaunchOptions, ConfigError> {
+    pub(crate) fn launch_options(&self) -> Result<LaunchOptions, ConfigError> {
         Ok(LaunchOptions {
             mesh: self.mesh(),
             engine: self.engine,

@@ -11,7 +11,7 @@ impl Config {
     ///
     /// # Errors
     /// A text that is no list of whole numbers from 1.
-    pub fn stage_blocks(&self) -> Result<Option<Vec<usize>>, ConfigError> {
+    pub(crate) fn stage_blocks(&self) -> Result<Option<Vec<usize>>, ConfigError> {
         let Some(text) = &self.stages else { return Ok(None) };
         let number = |word: &str| word.trim().parse().ok().filter(|n| *n > 0);
         let blocks: Option<Vec<usize>> = text.split(',').map(number).collect();
@@ -21,7 +21,7 @@ impl Config {
     }
 
     /// The most bytes of a rank, where that is given.
-    pub fn rank_memory_bytes(&self) -> Option<u64> {
+    pub(crate) fn rank_memory_bytes(&self) -> Option<u64> {
         self.rank_memory.map(|gib| (gib * (1u64 << 30) as f64) as u64)
     }
 

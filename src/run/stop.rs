@@ -73,7 +73,7 @@ impl Stopper {
     }
 
     /// Whether steps are under way, so that a wish is heard at the end of one.
-    pub fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         self.0.running.load(Ordering::SeqCst)
     }
 

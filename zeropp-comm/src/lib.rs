@@ -11,6 +11,7 @@ mod codec;
 mod communicator;
 mod error;
 pub mod flight;
+mod front;
 pub mod groups;
 pub mod hybrid;
 mod kernels;

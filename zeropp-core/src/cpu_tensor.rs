@@ -28,7 +28,7 @@ impl CpuTensor {
 }
 
 /// Whether `t` lives on the CPU.
-pub fn is_on_cpu<const D: usize>(t: &Tensor<D>) -> bool {
+pub(crate) fn is_on_cpu<const D: usize>(t: &Tensor<D>) -> bool {
     // Without a GPU backend there is nowhere else.
     !cfg!(feature = "cube") || t.device().without_autodiff() == Device::flex()
 }
@@ -95,7 +95,7 @@ pub fn storage_id<const D: usize>(t: &Tensor<D>) -> Option<usize> {
 }
 
 /// That identity, and the bytes of all of the storage, of which `t` may be a part.
-pub fn storage<const D: usize>(t: &Tensor<D>) -> Option<(usize, u64)> {
+pub(crate) fn storage<const D: usize>(t: &Tensor<D>) -> Option<(usize, u64)> {
     if !is_on_cpu(t) {
         return None;
     }

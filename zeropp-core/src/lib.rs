@@ -1,5 +1,5 @@
 //! Numbers and models: layers with a split backward and the kernels under them, the built-in
-//! models, parameters, data, devices and the bytes that are counted.
+//! models, parameters, devices and the bytes that are counted. Data and files are `zeropp-data`'s.
 //!
 //! Nothing here knows another rank, a schedule or a shard.
 
@@ -7,10 +7,8 @@ pub mod choice;
 pub mod cpu_tensor;
 #[cfg(feature = "cube")]
 mod cube;
-pub mod data;
 pub mod device;
 pub mod field_error;
-pub mod files;
 pub mod layer;
 pub mod meter;
 pub mod metrics;
@@ -20,4 +18,5 @@ pub mod rng;
 pub mod split;
 pub mod stock;
 
+pub use zeropp_data::{choice, files, tokens as data};
 pub use zeropp_kernels as kernels;

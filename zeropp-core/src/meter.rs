@@ -258,7 +258,7 @@ impl Hold {
     ///
     /// # Panics
     /// Panics if it holds a tensor, which does not grow.
-    pub fn grow(&mut self, bytes: u64) {
+    pub(crate) fn grow(&mut self, bytes: u64) {
         let Held::Bytes(held) = &mut self.held else { panic!("a tensor does not grow") };
         *held += bytes;
         self.meter.0.lock().add(self.kind, bytes);

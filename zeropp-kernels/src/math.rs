@@ -43,7 +43,7 @@ pub fn sigmoid(x: f32) -> f32 {
 /// Φ(−|x|) = e^{−x²/2}·t·P(t) with t = 1/(1 + 0.3|x|); P interpolates the scaled tail at the
 /// Chebyshev nodes of 0 ≤ |x| ≤ 9 (relative error 6e-8, checked against double precision below).
 #[inline(always)]
-pub fn normal_cdf(x: f32) -> (f32, f32) {
+pub(crate) fn normal_cdf(x: f32) -> (f32, f32) {
     let a = x.abs();
     let t = 1.0 / (1.0 + 0.3 * a);
     let mut p = 0.038_035_683;

@@ -34,7 +34,7 @@ pub fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
 
 /// Sum of `f(x, y)` over pairs of two slices of one length.
 #[inline(always)]
-pub fn sum2(x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
+pub(crate) fn sum2(x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
     assert_eq!(x.len(), y.len());
     let mut lanes = [0.0; LANES];
     let (mut xs, mut ys) = (x.chunks_exact(LANES), y.chunks_exact(LANES));

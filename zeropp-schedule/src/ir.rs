@@ -126,7 +126,7 @@ impl Action {
     }
 
     /// Whether it gathers or frees weights.
-    pub fn is_residency(&self) -> bool {
+    pub(crate) fn is_residency(&self) -> bool {
         matches!(self, Action::AllGather { .. } | Action::Free { .. })
     }
 
@@ -202,7 +202,7 @@ impl Schedule {
     }
 
     /// Whether gathers and frees stand in it, as part of the order.
-    pub fn has_gathers(&self) -> bool {
+    pub(crate) fn has_gathers(&self) -> bool {
         self.ranks.iter().flatten().any(Action::is_residency)
     }
 
@@ -224,7 +224,7 @@ impl Schedule {
     }
 
     /// The unit of every micro-batch, for loops over many actions.
-    pub fn unit_table(&self) -> Vec<usize> {
+    pub(crate) fn unit_table(&self) -> Vec<usize> {
         self.units.iter().enumerate().flat_map(|(unit, n)| std::iter::repeat_n(unit, *n)).collect()
     }
 }

@@ -4,7 +4,7 @@ use crate::ir::{Compute, Message, Schedule};
 
 impl Compute {
     /// True for what reads the stage's weights; W needs none.
-    pub fn needs_weights(self) -> bool {
+    pub(crate) fn needs_weights(self) -> bool {
         self != Compute::W
     }
 
@@ -48,7 +48,7 @@ impl Message {
 impl Schedule {
     /// The rank that `message` of the producing `stage` travels to; none where the next stage is
     /// on the same rank, or there is none.
-    pub fn destination(&self, message: Message, stage: usize) -> Option<usize> {
+    pub(crate) fn destination(&self, message: Message, stage: usize) -> Option<usize> {
         let to = self.placement[message.consumer(stage, self.stages())?];
         (to != self.placement[stage]).then_some(to)
     }
@@ -61,7 +61,7 @@ impl Schedule {
     }
 
     /// True where some backward is split into B and W.
-    pub fn splits_backward(&self) -> bool {
+    pub(crate) fn splits_backward(&self) -> bool {
         let is_b = |a: &crate::ir::Action| a.computes().any(|(k, ..)| k == Compute::B);
         self.ranks.iter().flatten().any(is_b)
     }

@@ -326,7 +326,7 @@ impl<'a> Ledger<'a> {
 
     /// The largest sum of activations and weight stash so far: what the Zero Bubble papers call
     /// activation memory.
-    pub fn kept_peak(&self) -> u64 {
+    pub(crate) fn kept_peak(&self) -> u64 {
         self.kept_peak
     }
 

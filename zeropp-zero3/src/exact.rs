@@ -62,7 +62,7 @@ impl ExactSum {
         scale(high + low, 64 * (top as i32 - 1) - 1074)
     }
 
-    /// Bytes that [`add_bytes`](Self::add_bytes) adds: whether all terms were finite, the first
+    /// Bytes that `add_bytes` adds: whether all terms were finite, the first
     /// limb that is not zero, and the limbs from there to the last such. Those of a gradient are a
     /// few of all, and every rank reads every other's.
     pub fn to_bytes(&self) -> Vec<u8> {
@@ -76,7 +76,7 @@ impl ExactSum {
 
     /// Adds the sum that [`to_bytes`](Self::to_bytes) wrote; `None`, and nothing added, where the
     /// bytes are none.
-    pub fn add_bytes(&mut self, bytes: &[u8]) -> Option<()> {
+    pub(crate) fn add_bytes(&mut self, bytes: &[u8]) -> Option<()> {
         let ([finite, first], limbs) = bytes.split_first_chunk::<2>()?;
         let (limbs, rest) = limbs.as_chunks::<8>();
         let first = usize::from(*first);

@@ -15,7 +15,7 @@ const DEVICE_BLOCK_MAX: usize = 64 * BLOCK;
 
 /// Adds the squares of `shards` (whole blocks, f32) to `sum`. What is on a device is read from it
 /// once.
-pub fn add_squares<'a>(sum: &mut ExactSum, shards: impl IntoIterator<Item = &'a Tensor<1>>) {
+pub(crate) fn add_squares<'a>(sum: &mut ExactSum, shards: impl IntoIterator<Item = &'a Tensor<1>>) {
     let mut on_device = Vec::new();
     for shard in shards {
         match cpu_tensor::on_cpu(shard) {

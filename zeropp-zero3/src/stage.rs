@@ -244,7 +244,7 @@ impl ShardedStage {
     }
 
     /// Whether a reduction is under way.
-    pub fn is_reducing(&self) -> bool {
+    pub(crate) fn is_reducing(&self) -> bool {
         self.reducing.is_some()
     }
 
@@ -314,7 +314,7 @@ impl ShardedStage {
     ///
     /// # Errors
     /// The collective's error.
-    pub fn finish_replica_reduce(&mut self) -> CommResult<()> {
+    pub(crate) fn finish_replica_reduce(&mut self) -> CommResult<()> {
         self.finish_reduce()?;
         let Some(parts) = self.replica_reducing.take() else { return Ok(()) };
         let parts = parts.into_iter().map(Pending::wait).collect::<CommResult<Vec<_>>>()?;
@@ -326,7 +326,7 @@ impl ShardedStage {
     }
 
     /// Forgets the step's gradients.
-    pub fn clear_grads(&mut self) {
+    pub(crate) fn clear_grads(&mut self) {
         self.layers.iter_mut().for_each(|layer| drop(layer.take_grad()));
         self.begun = false;
     }

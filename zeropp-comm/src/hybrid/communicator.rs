@@ -3,19 +3,20 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::group::Group;
 use super::header::Purpose;
 use super::in_progress::InProgress;
 use super::split::{Joined, split};
 use super::ticket::{Outer, Ticket};
-use crate::signature::{Operation, Signature, bytes_of};
+use crate::front::{Front, Member};
+use crate::signature::{Operation, Signature};
 use crate::stats::Traffic;
 use crate::threads::barrier::{Input, Output, opened};
 use crate::threads::communicator::ThreadsCommunicator;
 use crate::threads::world::Liveness;
-use crate::{AllBytes, CommError, CommResult, CommStats, Communicator, Pending, checks};
+use crate::{AllBytes, CommError, CommResult, Communicator, Pending};
 use zeropp_core::device::hand_over;
 
 /// The communicator of one rank and group in the mixed engine.
@@ -38,23 +39,6 @@ impl HybridCommunicator {
         let local = ThreadsCommunicator::new(group.local.clone(), index, liveness.clone());
         let (sequence, traffic) = (AtomicU64::new(0), Traffic::default());
         Self { group, index, place, local, liveness, sequence, traffic }
-    }
-
-    fn healthy(&self) -> CommResult<()> {
-        self.group.engine.world.error(self.liveness.rank).map_or(Ok(()), Err)
-    }
-
-    /// Fails the world where an argument has a problem.
-    fn check(&self, operation: Operation, checked: Result<(), String>) -> CommResult<()> {
-        let Err(problem) = checked else { return Ok(()) };
-        self.healthy()?;
-        let error = CommError::Invalid {
-            group: self.group.local.name.clone(),
-            rank: self.liveness.rank,
-            operation: operation.to_string(),
-            problem,
-        };
-        Err(self.group.fail(self.index, error))
     }
 
     /// Takes part in the group's next collective together with the other ranks of this process;
@@ -108,27 +92,6 @@ impl HybridCommunicator {
         Pending::in_flight(Box::new(Outer { group, index, pending, operation, sequence, from }))
     }
 
-    /// A collective on a buffer; with a root, only the root passes one in.
-    fn on_buffer(
-        &self,
-        operation: Operation,
-        buffer: Tensor<1>,
-        root: Option<usize>,
-        direct: fn(&dyn Communicator, Tensor<1>, Option<usize>) -> Pending<Tensor<1>>,
-    ) -> Pending<Tensor<1>> {
-        let signature = Signature { root, ..Signature::of(operation, &buffer) };
-        if let Err(error) = self.check(operation, checks::collective(&signature, self.size())) {
-            return Pending::ready(Err(error));
-        }
-        let passes = root.is_none_or(|root| root == self.place);
-        let bytes = if passes { bytes_of(&buffer) } else { 0 };
-        self.traffic.record(operation, self.size(), bytes);
-        if self.group.is_direct() {
-            return self.alone(signature.to_string(), |outer| direct(outer, buffer, root));
-        }
-        self.together(signature, Input::Buffer(hand_over(buffer)), opened(operation))
-    }
-
     /// The tag between two processes for a message between two ranks.
     fn mail_tag(&self, from: usize, to: usize, tag: u64) -> u64 {
         // With one rank a process there is nothing to tell apart.
@@ -136,65 +99,55 @@ impl HybridCommunicator {
     }
 }
 
-impl Communicator for HybridCommunicator {
-    fn name(&self) -> &str {
-        &self.group.local.name
+impl Front for HybridCommunicator {
+    fn member(&self) -> Member<'_> {
+        Member {
+            name: &self.group.local.name,
+            place: self.place,
+            size: self.group.size(),
+            world_rank: self.liveness.rank,
+        }
     }
 
-    fn rank(&self) -> usize {
-        self.place
+    fn traffic(&self) -> &Traffic {
+        &self.traffic
     }
 
-    fn size(&self) -> usize {
-        self.group.size()
+    fn fresh_buffers(&self) -> u64 {
+        self.group.local.buffers.fresh()
     }
 
-    fn all_gather(&self, shard: Tensor<1>) -> Pending<Tensor<1>> {
-        self.on_buffer(Operation::AllGather, shard, None, |outer, b, _| outer.all_gather(b))
+    fn error(&self) -> Option<CommError> {
+        self.group.engine.world.error(self.liveness.rank)
     }
 
-    fn reduce_scatter(&self, full: Tensor<1>) -> Pending<Tensor<1>> {
-        self.on_buffer(Operation::ReduceScatter, full, None, |outer, b, _| outer.reduce_scatter(b))
+    fn fail(&self, error: CommError) {
+        self.group.engine.world.fail(self.liveness.rank, error);
     }
 
-    fn all_reduce(&self, buffer: Tensor<1>) -> Pending<Tensor<1>> {
-        self.on_buffer(Operation::AllReduce, buffer, None, |outer, b, _| outer.all_reduce(b))
-    }
-
-    fn broadcast(&self, root: usize, buffer: Tensor<1>) -> Pending<Tensor<1>> {
-        self.on_buffer(Operation::Broadcast, buffer, Some(root), |outer, b, root| {
-            outer.broadcast(root.expect("given"), b)
-        })
-    }
-
-    fn exchange(&self, bytes: Vec<u8>) -> Pending<AllBytes> {
-        self.traffic.record(Operation::Exchange, self.size(), bytes.len());
-        let signature = Signature::bare(Operation::Exchange);
+    fn on_buffer(&self, call: Signature, buffer: Tensor<1>) -> Pending<Tensor<1>> {
         if self.group.is_direct() {
-            return self.alone(signature.to_string(), |outer| outer.exchange(bytes));
+            return self.alone(call.to_string(), |outer| match call.operation {
+                Operation::AllGather => outer.all_gather(buffer),
+                Operation::ReduceScatter => outer.reduce_scatter(buffer),
+                Operation::AllReduce => outer.all_reduce(buffer),
+                _ => outer.broadcast(call.root.expect("a broadcast names its root"), buffer),
+            });
         }
-        self.together(signature, Input::Bytes(bytes), Output::bytes)
+        self.together(call, Input::Buffer(hand_over(buffer)), opened(call.operation))
     }
 
-    fn gather(&self, root: usize, bytes: Vec<u8>) -> Pending<AllBytes> {
-        if let Err(error) = self.check(Operation::Gather, checks::rank("root", root, self.size())) {
-            return Pending::ready(Err(error));
-        }
-        let is_root = root == self.place;
-        self.traffic.record(Operation::Gather, self.size(), if is_root { 0 } else { bytes.len() });
-        let signature = Signature::gather(root);
+    fn on_bytes(&self, call: Signature, bytes: Vec<u8>) -> Pending<AllBytes> {
         if self.group.is_direct() {
-            return self.alone(signature.to_string(), |outer| outer.gather(root, bytes));
+            return self.alone(call.to_string(), |outer| match call.root {
+                Some(root) => outer.gather(root, bytes),
+                None => outer.exchange(bytes),
+            });
         }
-        self.together(signature, Input::Bytes(bytes), Output::bytes)
+        self.together(call, Input::Bytes(bytes), Output::bytes)
     }
 
-    fn send(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {
-        let checked = checks::rank("receiver", to, self.size());
-        if let Err(error) = self.healthy().and_then(|()| self.check(Operation::Send, checked)) {
-            return Pending::ready(Err(error));
-        }
-        self.traffic.record(Operation::Send, self.size(), bytes_of(&buffer));
+    fn post(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {
         let (home, index) = self.group.homes[to];
         if home == self.group.here() {
             return self.local.send(index, tag, buffer);
@@ -204,11 +157,8 @@ impl Communicator for HybridCommunicator {
         self.on_outer(operation, tag, None, |outer| outer.send(home, outer_tag, buffer))
     }
 
-    fn recv(&self, from: usize, tag: u64, len: usize, dtype: DType) -> Pending<Tensor<1>> {
-        let checked = checks::rank("sender", from, self.size());
-        if let Err(error) = self.healthy().and_then(|()| self.check(Operation::Recv, checked)) {
-            return Pending::ready(Err(error));
-        }
+    fn fetch(&self, from: usize, tag: u64, call: Signature) -> Pending<Tensor<1>> {
+        let (dtype, len) = call.buffer.expect("a receive says its buffer");
         let (home, index) = self.group.homes[from];
         if home == self.group.here() {
             return self.local.recv(index, tag, len, dtype);
@@ -218,12 +168,12 @@ impl Communicator for HybridCommunicator {
         self.on_outer(operation, tag, sender, |outer| outer.recv(home, outer_tag, len, dtype))
     }
 
-    fn barrier(&self) -> CommResult<()> {
+    fn meet(&self) -> CommResult<()> {
         // Also where every rank has its process: an exchange can be waited for in time.
         self.together(Signature::bare(Operation::Barrier), Input::Nothing, |_| ()).wait()
     }
 
-    fn split(&self, name: &str, color: usize, key: usize) -> CommResult<Arc<dyn Communicator>> {
+    fn part(&self, name: &str, color: usize, key: usize) -> CommResult<Arc<dyn Communicator>> {
         enum Part {
             Here(ThreadsPart),
             Wide(Joined),
@@ -242,19 +192,5 @@ impl Communicator for HybridCommunicator {
             }
             Part::Wide(Joined { group, index }) => Arc::new(Self::new(group, index, liveness)),
         })
-    }
-
-    fn abort(&self, reason: &str) {
-        let rank = self.liveness.rank;
-        let error = CommError::Aborted { rank, reason: reason.to_owned() };
-        self.group.engine.world.fail(rank, error);
-    }
-
-    fn failure(&self) -> Option<CommError> {
-        self.healthy().err()
-    }
-
-    fn stats(&self) -> CommStats {
-        self.traffic.snapshot(self.group.local.buffers.fresh())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use super::request::Ticket;
@@ -10,10 +10,11 @@ use super::{
     Address, Awaited, Command, Engine, Envelope, Group, Input, Join, Liveness, Output, Request,
     Shared, Slot, Wanted,
 };
-use crate::signature::{Operation, Signature, bytes_of};
+use crate::front::{Front, Member};
+use crate::signature::{Operation, Signature};
 use crate::stats::Traffic;
 use crate::subgroup::SplitRequest;
-use crate::{AllBytes, CommError, CommResult, CommStats, Communicator, Pending, checks};
+use crate::{AllBytes, CommError, CommResult, Communicator, Pending};
 
 /// The communicator of this rank for one group.
 pub(crate) struct ProgressCommunicator<E: Engine> {
@@ -30,34 +31,6 @@ impl<E: Engine> ProgressCommunicator<E> {
 
     pub(crate) fn shared(&self) -> &Arc<Shared<E>> {
         &self.liveness.0
-    }
-
-    fn healthy(&self) -> CommResult<()> {
-        self.shared().error().map_or(Ok(()), Err)
-    }
-
-    /// Fails the world with a call that cannot be carried out.
-    fn invalid(&self, operation: Operation, problem: String) -> CommResult<()> {
-        self.healthy()?;
-        let error = CommError::Invalid {
-            group: self.group.name.clone(),
-            rank: self.shared().rank,
-            operation: operation.to_string(),
-            problem,
-        };
-        self.fail(error.clone());
-        Err(error)
-    }
-
-    fn fail(&self, error: CommError) {
-        if self.shared().set_failure(self.shared().rank, error) {
-            // The communication thread has ended if nobody listens.
-            let _ = self.shared().commands.send(Command::Fail);
-        }
-    }
-
-    fn check(&self, operation: Operation, checked: Result<(), String>) -> CommResult<()> {
-        checked.or_else(|problem| self.invalid(operation, problem))
     }
 
     /// Takes part in the group's next collective; `open` turns what comes out into the result.
@@ -103,113 +76,65 @@ impl<E: Engine> ProgressCommunicator<E> {
             reason: "the communication thread has ended".into(),
         })
     }
+}
 
-    /// Whether this rank passes in a buffer: with a root, only the root does.
-    pub(crate) fn passes(&self, root: Option<usize>) -> bool {
-        root.is_none_or(|root| root == self.group.place)
+impl<E: Engine> Front for ProgressCommunicator<E> {
+    fn member(&self) -> Member<'_> {
+        Member {
+            name: &self.group.name,
+            place: self.group.place,
+            size: self.group.size(),
+            world_rank: self.shared().rank,
+        }
     }
 
-    /// A collective on small data.
-    fn on_bytes(&self, signature: Signature, bytes: Vec<u8>) -> Pending<AllBytes> {
-        let checked = E::exchangeable(bytes.len(), self.size());
-        if let Err(error) = self.check(signature.operation, checked) {
-            return Pending::ready(Err(error));
+    fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    fn fresh_buffers(&self) -> u64 {
+        self.group.buffers.fresh()
+    }
+
+    fn error(&self) -> Option<CommError> {
+        self.shared().error()
+    }
+
+    fn fail(&self, error: CommError) {
+        if self.shared().set_failure(self.shared().rank, error) {
+            // The communication thread has ended if nobody listens.
+            let _ = self.shared().commands.send(Command::Fail);
         }
-        self.join(signature, Input::Bytes(bytes), |output, _| match output {
+    }
+
+    fn movable(&self, call: &Signature) -> Result<(), String> {
+        E::movable(call, self.group.size())
+    }
+
+    fn exchangeable(&self, bytes: usize) -> Result<(), String> {
+        E::exchangeable(bytes, self.group.size())
+    }
+
+    fn on_buffer(&self, call: Signature, buffer: Tensor<1>) -> Pending<Tensor<1>> {
+        E::collective(self, call, buffer)
+    }
+
+    fn on_bytes(&self, call: Signature, bytes: Vec<u8>) -> Pending<AllBytes> {
+        self.join(call, Input::Bytes(bytes), |output, _| match output {
             Output::Bytes(all) => Ok(all),
             _ => unreachable!("the operation gives bytes"),
         })
     }
 
-    /// A collective on a buffer.
-    fn on_buffer(
-        &self,
-        operation: Operation,
-        buffer: Tensor<1>,
-        root: Option<usize>,
-    ) -> Pending<Tensor<1>> {
-        let signature = Signature { root, ..Signature::of(operation, &buffer) };
-        let size = self.size();
-        let checked = checks::collective(&signature, size);
-        let checked = checked.and_then(|()| E::movable(&signature, size));
-        if let Err(error) = self.check(operation, checked) {
-            return Pending::ready(Err(error));
-        }
-        let bytes = if self.passes(root) { bytes_of(&buffer) } else { 0 };
-        self.traffic.record(operation, size, bytes);
-        if size == 1 {
-            return Pending::ready(self.healthy().map(|()| buffer));
-        }
-        E::collective(self, signature, buffer)
-    }
-}
-
-impl<E: Engine> Communicator for ProgressCommunicator<E> {
-    fn name(&self) -> &str {
-        &self.group.name
-    }
-
-    fn rank(&self) -> usize {
-        self.group.place
-    }
-
-    fn size(&self) -> usize {
-        self.group.size()
-    }
-
-    fn all_gather(&self, shard: Tensor<1>) -> Pending<Tensor<1>> {
-        self.on_buffer(Operation::AllGather, shard, None)
-    }
-
-    fn reduce_scatter(&self, full: Tensor<1>) -> Pending<Tensor<1>> {
-        self.on_buffer(Operation::ReduceScatter, full, None)
-    }
-
-    fn all_reduce(&self, buffer: Tensor<1>) -> Pending<Tensor<1>> {
-        self.on_buffer(Operation::AllReduce, buffer, None)
-    }
-
-    fn broadcast(&self, root: usize, buffer: Tensor<1>) -> Pending<Tensor<1>> {
-        self.on_buffer(Operation::Broadcast, buffer, Some(root))
-    }
-
-    fn exchange(&self, bytes: Vec<u8>) -> Pending<AllBytes> {
-        self.traffic.record(Operation::Exchange, self.size(), bytes.len());
-        self.on_bytes(Signature::bare(Operation::Exchange), bytes)
-    }
-
-    fn gather(&self, root: usize, bytes: Vec<u8>) -> Pending<AllBytes> {
-        if let Err(error) = self.check(Operation::Gather, checks::rank("root", root, self.size())) {
-            return Pending::ready(Err(error));
-        }
-        let is_root = root == self.group.place;
-        self.traffic.record(Operation::Gather, self.size(), if is_root { 0 } else { bytes.len() });
-        self.on_bytes(Signature::gather(root), bytes)
-    }
-
-    fn send(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {
+    fn post(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {
         let signature = Signature::of(Operation::Send, &buffer);
-        let checked = checks::rank("receiver", to, self.size())
-            .and_then(|()| E::movable(&signature, self.size()));
-        let checked = self.healthy().and_then(|()| self.check(Operation::Send, checked));
-        if let Err(error) = checked {
-            return Pending::ready(Err(error));
-        }
-        self.traffic.record(Operation::Send, self.size(), bytes_of(&buffer));
         let address = Address { group: self.group.id, from: self.group.place, tag };
         let payload = E::payload(self.shared(), buffer, to == self.group.place);
         let command = Command::Send { to, envelope: Envelope { address, signature }, payload };
         Pending::ready(self.shared().commands.send(command).map_err(|_| self.ended()))
     }
 
-    fn recv(&self, from: usize, tag: u64, len: usize, dtype: DType) -> Pending<Tensor<1>> {
-        let signature = Signature::with(Operation::Recv, dtype, len);
-        let checked = checks::rank("sender", from, self.size())
-            .and_then(|()| E::movable(&signature, self.size()));
-        let checked = self.healthy().and_then(|()| self.check(Operation::Recv, checked));
-        if let Err(error) = checked {
-            return Pending::ready(Err(error));
-        }
+    fn fetch(&self, from: usize, tag: u64, signature: Signature) -> Pending<Tensor<1>> {
         let slot = Arc::new(Slot::default());
         let address = Address { group: self.group.id, from, tag };
         let (group, at) = (self.group.clone(), slot.clone());
@@ -222,17 +147,16 @@ impl<E: Engine> Communicator for ProgressCommunicator<E> {
         })
     }
 
-    fn barrier(&self) -> CommResult<()> {
+    fn meet(&self) -> CommResult<()> {
         let signature = Signature::bare(Operation::Barrier);
         self.join(signature, Input::Bytes(Vec::new()), |_, _| Ok(())).wait()
     }
 
-    fn split(&self, name: &str, color: usize, key: usize) -> CommResult<Arc<dyn Communicator>> {
-        if name.len() > E::GROUP_NAME_MAX {
-            let (len, most) = (name.len(), E::GROUP_NAME_MAX);
-            let problem = format!("a name of {len} bytes; use at most {most}");
-            self.invalid(Operation::Split, problem)?;
-        }
+    fn part(&self, name: &str, color: usize, key: usize) -> CommResult<Arc<dyn Communicator>> {
+        let (len, most) = (name.len(), E::GROUP_NAME_MAX);
+        let problem = || format!("a name of {len} bytes; use at most {most}");
+        let named = if len <= most { Ok(()) } else { Err(problem()) };
+        self.check(Operation::Split, named)?;
         let split_request = SplitRequest { color, key, name: name.to_owned() }.encode();
         let signature = Signature::bare(Operation::Split);
         let group = self.join(signature, Input::Bytes(split_request), |output, _| match output {
@@ -240,18 +164,5 @@ impl<E: Engine> Communicator for ProgressCommunicator<E> {
             _ => unreachable!("a split gives a group"),
         });
         Ok(Arc::new(Self::new(group.wait()?, self.liveness.clone())))
-    }
-
-    fn abort(&self, reason: &str) {
-        let rank = self.shared().rank;
-        self.fail(CommError::Aborted { rank, reason: reason.to_owned() });
-    }
-
-    fn failure(&self) -> Option<CommError> {
-        self.shared().error()
-    }
-
-    fn stats(&self) -> CommStats {
-        self.traffic.snapshot(self.group.buffers.fresh())
     }
 }

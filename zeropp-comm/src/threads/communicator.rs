@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::barrier::{Input, Output, RankBarrier, opened};
 use super::group::Group;
 use super::mail::{self, Address, Found, Receive};
 use super::result_slots::Wait;
 use super::world::Liveness;
-use crate::signature::{Operation, Signature, bytes_of};
+use crate::front::{Front, Member};
+use crate::signature::{Operation, Signature};
 use crate::stats::Traffic;
-use crate::{AllBytes, CommError, CommResult, CommStats, Communicator, InFlight, Pending, checks};
+use crate::{AllBytes, CommError, CommResult, Communicator, InFlight, Pending};
 use zeropp_core::device::{hand_over, take_over};
 
 /// The communicator of one rank and group in the threads engine.
@@ -46,114 +47,50 @@ impl ThreadsCommunicator {
             }
         }
     }
-
-    /// A collective on a buffer; with a root, only the root passes one in.
-    fn on_buffer(
-        &self,
-        operation: Operation,
-        buffer: Tensor<1>,
-        root: Option<usize>,
-    ) -> Pending<Tensor<1>> {
-        let signature = Signature { root, ..Signature::of(operation, &buffer) };
-        if let Err(error) = self.check(operation, checks::collective(&signature, self.size())) {
-            return Pending::ready(Err(error));
-        }
-        let passes = root.is_none_or(|root| root == self.place);
-        let bytes = if passes { bytes_of(&buffer) } else { 0 };
-        self.traffic.record(operation, self.size(), bytes);
-        if self.size() == 1 {
-            return Pending::ready(self.healthy().map(|()| buffer));
-        }
-        self.collective(signature, Input::Buffer(hand_over(buffer)), opened(operation))
-    }
-
-    /// The world's first error, if there is one.
-    fn healthy(&self) -> CommResult<()> {
-        self.group.world.error(self.liveness.rank).map_or(Ok(()), Err)
-    }
-
-    /// Fails the world with a call that cannot be carried out.
-    fn invalid<T>(&self, operation: Operation, problem: String) -> CommResult<T> {
-        self.healthy()?;
-        let error = CommError::Invalid {
-            group: self.group.name.clone(),
-            rank: self.liveness.rank,
-            operation: operation.to_string(),
-            problem,
-        };
-        self.group.fail(self.place, error)
-    }
-
-    /// Fails the world where an argument has a problem.
-    fn check(&self, operation: Operation, checked: Result<(), String>) -> CommResult<()> {
-        checked.or_else(|problem| self.invalid(operation, problem))
-    }
 }
 
-impl Communicator for ThreadsCommunicator {
-    fn name(&self) -> &str {
-        &self.group.name
-    }
-
-    fn rank(&self) -> usize {
-        self.place
-    }
-
-    fn size(&self) -> usize {
-        self.group.size()
-    }
-
-    fn all_gather(&self, shard: Tensor<1>) -> Pending<Tensor<1>> {
-        self.on_buffer(Operation::AllGather, shard, None)
-    }
-
-    fn reduce_scatter(&self, full: Tensor<1>) -> Pending<Tensor<1>> {
-        self.on_buffer(Operation::ReduceScatter, full, None)
-    }
-
-    fn all_reduce(&self, buffer: Tensor<1>) -> Pending<Tensor<1>> {
-        self.on_buffer(Operation::AllReduce, buffer, None)
-    }
-
-    fn broadcast(&self, root: usize, buffer: Tensor<1>) -> Pending<Tensor<1>> {
-        self.on_buffer(Operation::Broadcast, buffer, Some(root))
-    }
-
-    fn exchange(&self, bytes: Vec<u8>) -> Pending<AllBytes> {
-        self.traffic.record(Operation::Exchange, self.size(), bytes.len());
-        self.collective(Signature::bare(Operation::Exchange), Input::Bytes(bytes), Output::bytes)
-    }
-
-    fn gather(&self, root: usize, bytes: Vec<u8>) -> Pending<AllBytes> {
-        if let Err(error) = self.check(Operation::Gather, checks::rank("root", root, self.size())) {
-            return Pending::ready(Err(error));
+impl Front for ThreadsCommunicator {
+    fn member(&self) -> Member<'_> {
+        Member {
+            name: &self.group.name,
+            place: self.place,
+            size: self.group.size(),
+            world_rank: self.liveness.rank,
         }
-        let is_root = root == self.place;
-        self.traffic.record(Operation::Gather, self.size(), if is_root { 0 } else { bytes.len() });
-        self.collective(Signature::gather(root), Input::Bytes(bytes), Output::bytes)
     }
 
-    fn send(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {
-        let sent = self
-            .healthy()
-            .and_then(|()| self.check(Operation::Send, checks::rank("receiver", to, self.size())))
-            .and_then(|()| {
-                self.traffic.record(Operation::Send, self.size(), bytes_of(&buffer));
-                let address = Address { from: self.place, to, tag };
-                mail::send(&self.group, address, hand_over(buffer))
-            });
-        Pending::ready(sent)
+    fn traffic(&self) -> &Traffic {
+        &self.traffic
     }
 
-    fn recv(&self, from: usize, tag: u64, len: usize, dtype: DType) -> Pending<Tensor<1>> {
-        let found = self
-            .healthy()
-            .and_then(|()| self.check(Operation::Recv, checks::rank("sender", from, self.size())))
-            .and_then(|()| {
-                let address = Address { from, to: self.place, tag };
-                mail::recv(&self.group, address, (dtype, len))
-            });
-        match found {
+    fn fresh_buffers(&self) -> u64 {
+        self.group.buffers.fresh()
+    }
+
+    fn error(&self) -> Option<CommError> {
+        self.group.world.error(self.liveness.rank)
+    }
+
+    fn fail(&self, error: CommError) {
+        self.group.world.fail(self.liveness.rank, error);
+    }
+
+    fn on_buffer(&self, call: Signature, buffer: Tensor<1>) -> Pending<Tensor<1>> {
+        self.collective(call, Input::Buffer(hand_over(buffer)), opened(call.operation))
+    }
+
+    fn on_bytes(&self, call: Signature, bytes: Vec<u8>) -> Pending<AllBytes> {
+        self.collective(call, Input::Bytes(bytes), Output::bytes)
+    }
+
+    fn post(&self, to: usize, tag: u64, buffer: Tensor<1>) -> Pending<()> {
+        let address = Address { from: self.place, to, tag };
+        Pending::ready(mail::send(&self.group, address, hand_over(buffer)))
+    }
+
+    fn fetch(&self, from: usize, tag: u64, call: Signature) -> Pending<Tensor<1>> {
+        let address = Address { from, to: self.place, tag };
+        match mail::recv(&self.group, address, call.buffer.expect("a receive says its buffer")) {
             Err(error) => Pending::ready(Err(error)),
             Ok(Found::Message(message)) => Pending::ready(Ok(take_over(message))),
             Ok(Found::Waiting(receive)) => {
@@ -163,11 +100,11 @@ impl Communicator for ThreadsCommunicator {
         }
     }
 
-    fn barrier(&self) -> CommResult<()> {
+    fn meet(&self) -> CommResult<()> {
         self.collective(Signature::bare(Operation::Barrier), Input::Nothing, |_| ()).wait()
     }
 
-    fn split(&self, name: &str, color: usize, key: usize) -> CommResult<Arc<dyn Communicator>> {
+    fn part(&self, name: &str, color: usize, key: usize) -> CommResult<Arc<dyn Communicator>> {
         let open = |output| match output {
             Output::Group(group, place) => (group, place),
             _ => unreachable!("a split gives a group"),
@@ -176,19 +113,6 @@ impl Communicator for ThreadsCommunicator {
         let signature = Signature::bare(Operation::Split);
         let (group, place) = self.collective(signature, input, open).wait()?;
         Ok(Arc::new(Self::new(group, place, self.liveness.clone())))
-    }
-
-    fn abort(&self, reason: &str) {
-        let rank = self.liveness.rank;
-        self.group.world.fail(rank, CommError::Aborted { rank, reason: reason.to_owned() });
-    }
-
-    fn failure(&self) -> Option<CommError> {
-        self.healthy().err()
-    }
-
-    fn stats(&self) -> CommStats {
-        self.traffic.snapshot(self.group.buffers.fresh())
     }
 }
 

@@ -159,7 +159,7 @@ impl Grads {
     }
 
     /// The accumulator of one parameter as a slice to add into; `None` off the CPU.
-    pub fn host_mut(&mut self, slot: ParamSlot) -> Option<&mut [f32]> {
+    pub(crate) fn host_mut(&mut self, slot: ParamSlot) -> Option<&mut [f32]> {
         let place = &self.layouts[slot.layer].params[slot.param];
         let (offset, len) = (place.offset, place.spec.len());
         match self.layer(slot.layer) {

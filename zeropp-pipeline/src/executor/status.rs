@@ -63,7 +63,7 @@ impl StatusBoard {
     }
 
     /// Notes that `rank` is done with its last action, and with the step.
-    pub fn end_step(&self, rank: usize) {
+    pub(crate) fn end_step(&self, rank: usize) {
         if let Some(record) = self.0[rank].lock().last_mut() {
             record.end_ns.get_or_insert(now_ns());
         }

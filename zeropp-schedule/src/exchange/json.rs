@@ -224,7 +224,7 @@ fn check_numbers(
 ///
 /// # Errors
 /// As [`read`].
-pub fn check_costs(value: &Value, stages: usize) -> Result<Costs, JsonError> {
+pub(crate) fn check_costs(value: &Value, stages: usize) -> Result<Costs, JsonError> {
     let costs: Costs = Costs::deserialize(value).map_err(|e| JsonError::Syntax(e.to_string()))?;
     match costs.fault(stages) {
         None => Ok(costs),

@@ -1,7 +1,7 @@
 //! Files of token ids: how wide an id is, what llm.c writes before them, the largest of them.
 
 use super::bytes::Bytes;
-use crate::choice::Tokenizer;
+use crate::choices::Tokenizer;
 
 /// llm.c's header: 256 little-endian i32, {magic, version, tokens, 0…}.
 const HEADER_BYTES: usize = 1024;

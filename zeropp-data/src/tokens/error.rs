@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::choice::Tokenizer;
+use crate::choices::Tokenizer;
 
 /// Data that cannot be trained on, found before any rank starts.
 #[derive(Debug, Error)]

@@ -1,8 +1,8 @@
 //! Which tokens sample `index` of a step is: a function of seed, step and index alone.
 
-use crate::choice::Order;
-use crate::data::{DataError, Dataset};
+use crate::choices::Order;
 use crate::rng::Rng;
+use crate::tokens::{DataError, Dataset};
 
 /// Finds samples in a [`Dataset`]. Any rank may ask for any sample; the answer depends on no other
 /// request and on no mesh.
@@ -74,7 +74,7 @@ mod tests {
         let path = dir.path().join("ids.bin");
         let bytes: Vec<u8> = (0..len).flat_map(|i| (i as u16).to_le_bytes()).collect();
         std::fs::write(&path, bytes).unwrap();
-        Dataset::open(&path, crate::choice::Tokenizer::U16).unwrap()
+        Dataset::open(&path, crate::choices::Tokenizer::U16).unwrap()
     }
 
     #[test]

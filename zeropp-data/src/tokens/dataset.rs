@@ -8,7 +8,7 @@ use super::DataError;
 use super::bytes::{Bytes, id};
 use super::fingerprint::Fingerprint;
 use super::ids;
-use crate::choice::Tokenizer;
+use crate::choices::Tokenizer;
 
 /// This project's own sources.
 static BUILTIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/builtin.txt"));
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(data.len(), size);
         assert_eq!(data.tokens(far, 5).unwrap(), b"found".map(u32::from));
         assert_eq!(data.tokens(size - 1, 2).unwrap(), [0, 0], "the first token follows the last");
-        let sampler = crate::data::Sampler::new(1, crate::choice::Order::Random, 1024, 64);
+        let sampler = crate::tokens::Sampler::new(1, crate::choices::Order::Random, 1024, 64);
         for index in 0..64 {
             assert_eq!(sampler.sample(&data, 0, index).unwrap().0.len(), 1024);
         }

@@ -1,0 +1,44 @@
+//! What can be wrong with files of weights.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// A file or folder of weights that cannot be used, and what would work.
+#[derive(Debug, Error)]
+#[error("{}: {problem}; {help}", path.display())]
+pub struct WeightsError {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub problem: String,
+    /// What would work.
+    pub help: String,
+}
+
+pub(crate) type Checked<T> = Result<T, WeightsError>;
+
+/// An error of the file `path`.
+pub(crate) fn wrong(
+    path: &Path,
+    problem: impl Into<String>,
+    help: impl Into<String>,
+) -> WeightsError {
+    WeightsError { path: path.into(), problem: problem.into(), help: help.into() }
+}
+
+/// A file that is not what its writer left.
+pub(crate) fn damaged(path: &Path, problem: impl Into<String>) -> WeightsError {
+    wrong(path, problem, "it is damaged or was cut; get it again")
+}
+
+/// The system's refusal to read `path`.
+pub(crate) fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> WeightsError {
+    move |e| wrong(path, format!("cannot be read ({e})"), "name a file or folder you may read")
+}
+
+/// The system's refusal to write `path`.
+pub(crate) fn unwritable(path: &Path) -> impl FnOnce(io::Error) -> WeightsError {
+    move |e| wrong(path, format!("cannot be written ({e})"), "name a folder you may write to")
+}

@@ -1,0 +1,5 @@
+//! Files of weights from outside: all the way round, and damaged ones.
+
+mod circle;
+mod common;
+mod hostile;
