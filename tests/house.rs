@@ -6,11 +6,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates by the folder of their sources.
-const CRATES: [&str; 12] = [
+const CRATES: [&str; 13] = [
     "zeropp-schedule/src",
     "zeropp-kernels/src",
     "zeropp-data/src",
     "zeropp-weights/src",
+    "zeropp-tokens/src",
     "zeropp-core/src",
     "zeropp-comm/src",
     "zeropp-zero3/src",
@@ -215,11 +216,12 @@ fn only_the_command_prints() {
 #[test]
 fn dependencies_run_one_way() {
     let mut broken = Vec::new();
-    let below: [(&str, &[&str]); 12] = [
+    let below: [(&str, &[&str]); 13] = [
         ("zeropp-schedule", &[]),
         ("zeropp-kernels", &[]),
         ("zeropp-data", &[]),
         ("zeropp-weights", &["data"]),
+        ("zeropp-tokens", &["data"]),
         ("zeropp-core", &["kernels", "data"]),
         ("zeropp-comm", &["core"]),
         ("zeropp-zero3", &["core", "comm"]),

@@ -3,7 +3,9 @@
 use clap::Command;
 use clap::error::{ContextKind, ContextValue};
 
-use crate::{args, check, compare, export, inspect, log, ranks, schedule, shell, version, why};
+use crate::{
+    args, check, compare, export, inspect, log, ranks, schedule, shell, tokenize, version, why,
+};
 
 const ABOUT: &str = "Trains transformers that are too big for one node: pipeline parallelism \
 between nodes, ZeRO-3 inside a node, without tensor parallelism";
@@ -26,6 +28,7 @@ pub(crate) fn command() -> Command {
         .subcommand(why::command())
         .subcommand(inspect::command())
         .subcommand(export::command())
+        .subcommand(tokenize::command())
         .subcommand(version::command())
         .subcommand(shell::completions_command())
         .subcommand(shell::manual_command());

@@ -21,6 +21,7 @@ mod run;
 mod schedule;
 mod shell;
 mod summary;
+mod tokenize;
 mod version;
 mod why;
 
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         Some(("why", matches)) => why::run(matches),
         Some(("inspect", matches)) => inspect::run(matches),
         Some(("export", matches)) => export::run(matches),
+        Some(("tokenize", matches)) => tokenize::run(matches),
         Some(("version", _)) => version::run(),
         Some(("completions", matches)) => shell::completions(matches, command::command()),
         Some(("man", matches)) => shell::manual(matches, command::command()),

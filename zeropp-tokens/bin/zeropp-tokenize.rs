@@ -1,0 +1,106 @@
+//! `zeropp-tokenize`, which `zeropp tokenize` calls: text into files of tokens.
+
+use std::io::{IsTerminal, stderr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use zeropp_data::files::escaped;
+use zeropp_tokens::{TextTokenizer, TokenizeOptions, Tokenized, TokensError, tokenize};
+
+/// Turn text into a file of tokens to train on
+///
+/// Inputs are text files (a document each), .jsonl and .jsonl.zst (a document a line), and folders
+/// of them, read in the order of their paths. OUT.bin and OUT.idx are Megatron's; `zeropp run
+/// --data OUT.bin` reads them. The same inputs give the same bytes with any number of threads, and
+/// the same command goes on where it was killed.
+#[derive(Parser)]
+#[command(
+    name = "zeropp tokenize",
+    version,
+    after_help = "Exit codes: 0 written, 2 nothing was: the message names file and line."
+)]
+struct Args {
+    /// Files and folders of text
+    #[arg(required = true, value_name = "INPUT")]
+    inputs: Vec<PathBuf>,
+    /// tokenizer.json or a folder with one, GPT-2's encoder.json, or a file of tiktoken's ranks
+    #[arg(long, value_name = "FILE")]
+    tokenizer: PathBuf,
+    /// Write OUT.bin and OUT.idx
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+    /// Field of a line of JSON that has the text
+    #[arg(long, default_value = "text")]
+    field: String,
+    /// Token after each document, or `none` [default: what the tokenizer says]
+    #[arg(long, value_name = "TOKEN")]
+    eos: Option<String>,
+    /// Threads that tokenize; 0 for one a core
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    threads: usize,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            // It may quote a file, which is not to command the terminal.
+            eprintln!("error: {}", escaped(&message));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), String> {
+    let text = |e: TokensError| e.to_string();
+    let tokenizer = TextTokenizer::open(&args.tokenizer).map_err(text)?;
+    let end = match args.eos.as_deref() {
+        Some("none") => None,
+        Some(token) => Some(tokenizer.id_of(token).ok_or_else(|| {
+            let path = tokenizer.path().display();
+            format!("eos = {token}: is no token of {path}; name one, or none")
+        })?),
+        None => Some(tokenizer.end().ok_or_else(|| {
+            let path = tokenizer.path().display();
+            format!("{path}: it does not say which token ends a document; name it with --eos")
+        })?),
+    };
+    let options = TokenizeOptions { field: args.field.clone(), end, threads: args.threads };
+    // `-o x.bin` means x.
+    let out = match args.output.extension().and_then(|e| e.to_str()) {
+        Some("bin" | "idx") => args.output.with_extension(""),
+        _ => args.output.clone(),
+    };
+    let (bar, start) = (bar(), Instant::now());
+    let show = |now: Tokenized| {
+        bar.set_length(now.bytes_total.max(now.bytes));
+        bar.set_position(now.bytes);
+    };
+    let done = tokenize(&args.inputs, &tokenizer, &out, &options, show);
+    bar.finish_and_clear();
+    let done = done.map_err(text)?;
+    let seconds = start.elapsed().as_secs_f64();
+    println!(
+        "{}.bin: {} documents, {} tokens of {} ids, in {seconds:.1} s",
+        escaped(&out.display().to_string()),
+        done.documents,
+        done.tokens,
+        tokenizer.vocabulary()
+    );
+    Ok(())
+}
+
+/// A bar where somebody sees it.
+fn bar() -> ProgressBar {
+    if !stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let form = "{bar:20} {percent:>3} %  {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+    let bar = ProgressBar::new(0);
+    bar.set_style(ProgressStyle::with_template(form).expect("a template"));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}

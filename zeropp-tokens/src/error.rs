@@ -1,0 +1,39 @@
+//! What can be wrong with text, tokenizers and what is made of them.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// A file that cannot be used, and what would work.
+#[derive(Debug, Error)]
+#[error("{}: {problem}; {help}", path.display())]
+pub struct TokensError {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub problem: String,
+    /// What would work.
+    pub help: String,
+}
+
+pub(crate) type Checked<T> = Result<T, TokensError>;
+
+/// An error of the file `path`.
+pub(crate) fn wrong(
+    path: &Path,
+    problem: impl Into<String>,
+    help: impl Into<String>,
+) -> TokensError {
+    TokensError { path: path.into(), problem: problem.into(), help: help.into() }
+}
+
+/// The system's refusal to read `path`.
+pub(crate) fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> TokensError {
+    move |e| wrong(path, format!("cannot be read ({e})"), "name a file or folder you may read")
+}
+
+/// The system's refusal to write `path`.
+pub(crate) fn unwritable(path: &Path) -> impl FnOnce(io::Error) -> TokensError {
+    move |e| wrong(path, format!("cannot be written ({e})"), "name a file you may write")
+}

@@ -1,0 +1,20 @@
+//! Text to tokens: tokenizers in the files they come in, and files of tokens made of text in
+//! parallel, in Megatron's form, which `zeropp-data` reads.
+//!
+//! The bytes that are written depend on inputs, tokenizer and settings alone, and a run that is
+//! killed goes on where it was.
+
+mod corpus;
+mod error;
+mod gpt2;
+mod output;
+mod run;
+#[cfg(test)]
+mod run_tests;
+mod tiktoken;
+mod tokenizer;
+mod zst;
+
+pub use error::TokensError;
+pub use run::{TokenizeOptions, Tokenized, tokenize};
+pub use tokenizer::TextTokenizer;

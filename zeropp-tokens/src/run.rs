@@ -1,0 +1,218 @@
+//! Texts to files of tokens, on several threads, with the same bytes for any number of them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use serde_json::Value;
+
+use crate::corpus::{Batch, Corpus};
+use crate::error::{Checked, TokensError, wrong};
+use crate::output::{Output, Width};
+use crate::tokenizer::TextTokenizer;
+
+/// Batches of each thread that are under way.
+const BATCHES_EACH: usize = 4;
+
+/// How texts are tokenized.
+#[derive(Clone, Debug)]
+pub struct TokenizeOptions {
+    /// The field of a line of JSON that has the text.
+    pub field: String,
+    /// The id after each document, if there is to be one.
+    pub end: Option<u32>,
+    /// Threads that tokenize; 0 for one a core.
+    pub threads: usize,
+}
+
+/// How far a run has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tokenized {
+    /// Bytes of the inputs that are behind, compressed ones counted as what they hold.
+    pub bytes: u64,
+    /// Bytes of all inputs, as they lie on disk.
+    pub bytes_total: u64,
+    /// Documents that are written.
+    pub documents: u64,
+    /// Ids that are written.
+    pub tokens: u64,
+}
+
+/// A batch in tokens.
+struct Done {
+    ids: Vec<u8>,
+    lengths: Vec<i32>,
+    behind: u64,
+}
+
+/// Writes `out.bin` and `out.idx` of all documents of `inputs`; `progress` hears how far it is.
+/// Where a run with the same inputs and settings was killed it goes on. Empty documents are left
+/// out.
+///
+/// # Errors
+/// What cannot be read, or is no text, with file and line; a file of that name.
+pub fn tokenize(
+    inputs: &[PathBuf],
+    tokenizer: &TextTokenizer,
+    out: &Path,
+    options: &TokenizeOptions,
+    mut progress: impl FnMut(Tokenized),
+) -> Result<Tokenized, TokensError> {
+    let corpus = Corpus::new(inputs)?;
+    let width = Width::of(tokenizer.vocabulary());
+    let key = key(&corpus, tokenizer, options)?;
+    let mut output = Output::open(out, key, width)?;
+    let bytes_total = corpus.bytes();
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if options.threads == 0 { cores() } else { options.threads };
+    let skip = output.progress.batches;
+    let worker = Worker { tokenizer, options, width };
+    let mut last = 0;
+    std::thread::scope(|scope| -> Checked<()> {
+        let (work, works) = bounded::<Batch>(BATCHES_EACH * threads);
+        let (done, dones) = bounded::<(u64, Checked<Done>)>(BATCHES_EACH * threads);
+        // One for each batch that is read and not yet written: what comes out of order is bounded.
+        let (permit, permits) = bounded::<()>(2 * BATCHES_EACH * threads);
+        for _ in 0..threads {
+            let (works, done, worker) = (works.clone(), done.clone(), worker.clone());
+            scope.spawn(move || worker.run(&works, &done));
+        }
+        drop(works);
+        let corpus = &corpus;
+        scope.spawn(move || read(corpus, skip, &permit, &work, &done));
+        write(&dones, &permits, skip, |batch: Done| {
+            output.batch(&batch.ids, &batch.lengths)?;
+            last = batch.behind;
+            let (documents, tokens) = (output.progress.documents, output.progress.tokens);
+            progress(Tokenized { bytes: last, bytes_total, documents, tokens });
+            Ok(())
+        })
+    })?;
+    let all = output.finish()?;
+    let (documents, tokens) = (all.documents, all.tokens);
+    Ok(Tokenized { bytes: bytes_total.max(last), bytes_total, documents, tokens })
+}
+
+/// What tells this run from another.
+fn key(corpus: &Corpus, tokenizer: &TextTokenizer, options: &TokenizeOptions) -> Checked<String> {
+    let mut hasher = blake3::Hasher::new();
+    corpus.describe(&mut hasher);
+    let path = tokenizer.path();
+    let bytes = std::fs::read(path).map_err(crate::error::unreadable(path))?;
+    hasher.update(&bytes);
+    hasher.update(format!("{:?} {:?}", options.field, options.end).as_bytes());
+    Ok(hasher.finalize().to_hex().to_string())
+}
+
+/// Reads all batches but the first `skip`; ends early where nobody takes them any more.
+fn read(
+    corpus: &Corpus,
+    skip: u64,
+    permit: &Sender<()>,
+    work: &Sender<Batch>,
+    done: &Sender<(u64, Checked<Done>)>,
+) {
+    let mut next = 0;
+    let read = corpus.batches(|batch| {
+        next = batch.number + 1;
+        batch.number < skip || (permit.send(()).is_ok() && work.send(batch).is_ok())
+    });
+    if let Err(e) = read {
+        // In its place after all that was read before.
+        let _ = permit.send(()).is_ok() && done.send((next, Err(e))).is_ok();
+    }
+}
+
+/// Takes what is done in the order of the batches, from number `next` on.
+fn write(
+    dones: &Receiver<(u64, Checked<Done>)>,
+    permits: &Receiver<()>,
+    mut next: u64,
+    mut take: impl FnMut(Done) -> Checked<()>,
+) -> Checked<()> {
+    let mut early = BTreeMap::new();
+    for (number, done) in dones {
+        early.insert(number, done);
+        while let Some(done) = early.remove(&next) {
+            take(done?)?;
+            // The reader has sent it before the batch.
+            let _ = permits.recv();
+            next += 1;
+        }
+    }
+    Ok(())
+}
+
+#[derive(Clone)]
+struct Worker<'a> {
+    tokenizer: &'a TextTokenizer,
+    options: &'a TokenizeOptions,
+    width: Width,
+}
+
+impl Worker<'_> {
+    fn run(&self, works: &Receiver<Batch>, done: &Sender<(u64, Checked<Done>)>) {
+        // With a cache of its own: threads that share one wait for each other.
+        let tokenizer = self.tokenizer.clone();
+        for batch in works {
+            let result = self.batch(&tokenizer, &batch);
+            if done.send((batch.number, result)).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn batch(&self, tokenizer: &TextTokenizer, batch: &Batch) -> Checked<Done> {
+        let (mut ids, mut lengths) = (Vec::new(), Vec::new());
+        for (i, raw) in batch.documents().enumerate() {
+            let line = batch.is_json.then_some(batch.line + i);
+            let Some(text) = self.text(raw, &batch.path, line)? else { continue };
+            let mut document = tokenizer.encode(&text)?;
+            document.extend(self.options.end);
+            let too_long = |_| {
+                let problem = format!("{} has too many tokens for one document", place(line));
+                wrong(&batch.path, problem, "cut it into several")
+            };
+            lengths.push(i32::try_from(document.len()).map_err(too_long)?);
+            self.width.extend(&document, &mut ids);
+        }
+        Ok(Done { ids, lengths, behind: batch.behind })
+    }
+
+    /// The text of a document; none where it is empty.
+    fn text(&self, raw: &[u8], path: &Path, line: Option<usize>) -> Checked<Option<String>> {
+        let refused = |problem: String, help: &str| Err(wrong(path, problem, help));
+        let at = place(line);
+        if line.is_none() {
+            return match std::str::from_utf8(raw) {
+                Ok(text) => Ok((!text.is_empty()).then(|| text.to_owned())),
+                Err(e) => {
+                    let problem = format!("it is not UTF-8 text (byte {})", e.valid_up_to());
+                    refused(problem, "leave it out, or convert it")
+                }
+            };
+        }
+        if raw.iter().all(u8::is_ascii_whitespace) {
+            return Ok(None);
+        }
+        let json: Value = match serde_json::from_slice(raw) {
+            Ok(json) => json,
+            Err(e) => return refused(format!("{at} is no JSON ({e})"), "restore the line"),
+        };
+        match json.get(&self.options.field) {
+            Some(Value::String(text)) => Ok((!text.is_empty()).then(|| text.clone())),
+            Some(_) => {
+                let problem = format!("{at}: {:?} is no text", self.options.field);
+                refused(problem, "name the field that has the text")
+            }
+            None => {
+                let problem = format!("{at} has no field {:?}", self.options.field);
+                refused(problem, "name the field that has the text")
+            }
+        }
+    }
+}
+
+fn place(line: Option<usize>) -> String {
+    line.map_or("it".into(), |line| format!("line {line}"))
+}
