@@ -105,7 +105,9 @@ impl Config {
     }
 
     fn check_clashes(&self, data: &[PathBuf]) -> Checked {
-        let (inputs, mut files) = (found(self.inputs()), found(self.output_files()));
+        let model = self.model_file();
+        let (mut inputs, mut files) = (found(self.inputs()), found(self.output_files()));
+        inputs.extend(found(given([("model", model.as_deref())])));
         // What is written to a pipe or a device overwrites nothing.
         files.retain(|file| file.path.is_file());
         let folders = found(self.output_folders());

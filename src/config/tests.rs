@@ -270,6 +270,9 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         token_file: path(),
         flight_dir: path(),
         vocab: Some(50_257),
+        kv_heads: Some(2),
+        head_dim: Some(16),
+        intermediate: Some(256),
         max_gathered: Some(2),
         max_gathers: Some(12),
         ..Config::default().resolved()
