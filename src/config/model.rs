@@ -1,7 +1,7 @@
 //! Which model the settings name: a family that takes its sizes from them, a preset, or the
 //! `config.json` of a Hugging Face folder.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use toml::Table;
 use zeropp_core::choice::Activation;
@@ -47,6 +47,12 @@ pub(super) fn is_path(model: &str) -> bool {
 }
 
 impl Config {
+    /// The `config.json` that `model` names.
+    pub(super) fn model_file(&self) -> Option<PathBuf> {
+        let path = is_path(&self.model).then(|| PathBuf::from(&self.model))?;
+        Some(if path.is_dir() { path.join("config.json") } else { path })
+    }
+
     /// The default settings for a family, a preset or a `config.json`, with its sizes.
     ///
     /// ```
@@ -88,14 +94,22 @@ impl Config {
         Ok(decoder)
     }
 
-    /// What the model's file asks for that training does not do, in sentences.
+    /// What the model's file asks for that training does not do, and samples that are longer than
+    /// the model was made for, in sentences.
     ///
     /// # Errors
     /// As [`decoder`](Self::decoder).
     pub(crate) fn model_notes(&self) -> Result<Vec<String>, ConfigError> {
         Ok(match self.named()? {
             Named::Family(_) => Vec::new(),
-            Named::Sized(sized) => sized.notes,
+            Named::Sized(mut sized) => {
+                let (seq, context) = (self.seq, sized.decoder.context);
+                if seq > context {
+                    let made = format!("model {} was made for {context} tokens", self.model);
+                    sized.notes.push(format!("seq = {seq}: {made}"));
+                }
+                sized.notes
+            }
         })
     }
 

@@ -34,6 +34,12 @@ fn a_preset_brings_its_sizes_and_some_may_differ() {
     let decoder = smaller.decoder(500).unwrap();
     assert_eq!((decoder.layers, decoder.rows(), smaller.seq), (4, 512, 2048));
     assert_eq!((decoder.kv_heads, decoder.tied), (8, true));
+    let long = Config { seq: 8192, ..Config::for_model("llama2-7b").unwrap() };
+    assert_eq!(
+        long.model_notes().unwrap(),
+        ["seq = 8192: model llama2-7b was made for 4096 tokens"]
+    );
+    assert_eq!(smaller.model_notes().unwrap(), [""; 0]);
 }
 
 /// Flags are laid over a file: another model's sizes replace the file's, not the flags' own.
@@ -74,6 +80,11 @@ fn a_folder_is_read_and_counts_from_the_file_that_names_it() {
         let decoder = config.decoder(300).unwrap();
         assert!(decoder.biases.qkv && !decoder.biases.out && decoder.tied);
     }
+    let file = dir.path().join("qwen/config.json");
+    let over = Config { metrics: Some(file.clone()), ..Config::load(&toml).unwrap() };
+    let text = over.validate().unwrap_err().to_string();
+    assert!(text.contains("is the file of `model` too and would overwrite it"), "{text}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), QWEN);
     let sliding = QWEN.replace("qwen2", "mistral").replace("{", "{\"sliding_window\": 64, ");
     std::fs::write(dir.path().join("qwen/config.json"), sliding).unwrap();
     let text = Config::load(&toml).unwrap().validate().unwrap_err().to_string();

@@ -48,11 +48,12 @@ impl Config {
         given(files)
     }
 
-    /// [`inputs`](Self::inputs) and the sources of `data-mix`.
+    /// [`inputs`](Self::inputs), the sources of `data-mix` and the file that describes the model.
     fn all_inputs(&self) -> Vec<(&'static str, PathBuf)> {
         let mixed = self.sources().unwrap_or_default().into_iter();
         let inputs = self.inputs().into_iter().map(|g| (g.field, g.path.to_path_buf()));
-        inputs.chain(mixed.map(|(path, _)| ("data-mix", path))).collect()
+        let model = self.model_file().map(|path| ("model", path));
+        inputs.chain(mixed.map(|(path, _)| ("data-mix", path))).chain(model).collect()
     }
 
     /// Every file that a run writes.
