@@ -3,13 +3,17 @@ const editor = { on: false, csv: "" };
 
 // The CSV with one action of a rank moved before another one, both by their places among computes.
 function moved(csv, rank, from, to) {
-  const rows = csv.trimEnd().split("\n").map((line) => line.split(","));
+  const lines = csv.trimEnd().split("\n");
+  // A line before the ranks' may say what the units are.
+  const told = lines.filter((line) => line.startsWith("#"));
+  const rows = lines.filter((line) => !line.startsWith("#")).map((line) => line.split(","));
   const row = rows[rank].filter((text) => text.trim() !== "");
   const [action] = row.splice(from, 1);
   row.splice(to > from ? to - 1 : to, 0, action);
   rows[rank] = row;
   const length = Math.max(...rows.map((r) => r.length));
-  return rows.map((r) => r.concat(Array(length - r.length).fill("")).join(",")).join("\n") + "\n";
+  const padded = rows.map((r) => r.concat(Array(length - r.length).fill("")).join(","));
+  return [...told, ...padded].join("\n") + "\n";
 }
 
 // The place among a rank's computes where something dropped at this time goes.
