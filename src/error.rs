@@ -154,7 +154,7 @@ impl RankError {
     pub(crate) fn between_ranks(&self) -> Option<&CommError> {
         match self {
             RankError::Comm(e) => Some(e),
-            RankError::Step(e) => Some(&e.source),
+            RankError::Step(e) => e.source.between_ranks(),
             RankError::Checkpoint(_) | RankError::Resume(_) | RankError::Program(_) => None,
         }
     }

@@ -307,15 +307,13 @@ fn token_source(shared: &Shared, device: &Device, groups: &Groups) -> TokenSourc
         let mut targets = Vec::with_capacity(samples * seq);
         for i in 0..samples {
             let index = first + micro_batch * samples + i;
-            // Nothing to hand an error to: the rank ends with its words.
-            let sample = data.1.sample(&data.0, step - 1, index);
-            let (x, y) = sample.unwrap_or_else(|e| panic!("{e}"));
+            let (x, y) = data.1.sample(&data.0, step - 1, index)?;
             ids.extend(x.into_iter().map(|t| t as i32));
             targets.extend(y.into_iter().map(|t| t as i32));
         }
         let tensor =
             |v: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(v, [samples, seq]), &device);
-        (tensor(ids), tensor(targets))
+        Ok((tensor(ids), tensor(targets)))
     })
 }
 
