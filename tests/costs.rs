@@ -206,25 +206,53 @@ fn a_process_with_other_costs_runs_rank_0_s_program() {
     assert!(mine.is_ok() && theirs.is_ok() && warned.is_empty(), "{warned:?}");
 }
 
+/// What changes numbers, or what ranks do together, is never taken from rank 0: nobody starts.
 #[test]
-fn a_process_that_cannot_run_rank_0_s_program_ends_all_in_the_same_words() {
+fn processes_that_differ_in_a_setting_end_in_the_same_words() {
+    let dir = tempfile::tempdir().unwrap();
     let config = of_kind("zb-2p");
-    let wider =
-        Config { hidden: 32, recompute: zeropp::config::Recompute::Selective, ..config.clone() };
-    let longer = Config { micro_batches: Some(16), ..config.clone() };
-    for (other, differs) in [
-        (wider, "recompute = selective here and none there, hidden = 32 here and 16 there"),
-        (longer, "micro-batches = 16 here and 12 there"),
+    let with = |change: fn(&mut Config)| {
+        let mut config = config.clone();
+        change(&mut config);
+        config
+    };
+    let [text, folder] =
+        [file(&dir, "text", &"another text ".repeat(99)), dir.path().join("saved")];
+    for (other, here, there) in [
+        (with(|c| c.lr = 0.5), "lr = 0.5, min-lr = 0.05", "lr = 0.003, min-lr = 0.0003"),
+        (with(|c| (c.seed, c.clip) = (7, 2.0)), "seed = 7, clip = 2.0", "seed = 11, clip = 1.0"),
+        (with(|c| c.beta2 = 0.95), "beta2 = 0.95", "beta2 = 0.999"),
+        (with(|c| c.hidden = 32), "hidden = 32", "hidden = 16"),
+        (with(|c| c.steps += 10), "steps = ", "steps = "),
+        (with(|c| c.precision = zeropp::config::Precision::Bf16), "precision = bf16", "fp32"),
+        (Config { data: Some(text), ..config.clone() }, "data = 1287 bytes", "data = "),
+        (Config { save: Some(folder), ..config.clone() }, "save = given", "save = nothing"),
+        // The program alone differs, and this process cannot run the other.
+        (
+            with(|c| c.recompute = zeropp::config::Recompute::Selective),
+            "recompute = selective",
+            "recompute = none",
+        ),
+        (
+            with(|c| c.micro_batches = Some(16)),
+            "unit = 16, micro-batches = 16",
+            "micro-batches = 12",
+        ),
     ] {
         let Halves { mine, theirs, warned } = in_two_processes(&config, &other);
         let errors = [mine.map(drop), theirs].map(|end| end.unwrap_err());
         assert!(errors.iter().all(Error::is_bad_input));
         let [mine, theirs] = errors.map(|e| e.to_string());
         assert_eq!(mine, theirs);
-        assert!(mine.starts_with("rank 2 cannot run rank 0's program: "), "{mine}");
-        assert!(mine.contains(differs), "{mine}");
-        assert!(warned.is_empty());
+        assert!(mine.starts_with(here) && warned.is_empty(), "{mine}: {warned:?}");
+        let (_, rank_0) = mine.split_once(": rank 2 has this, and rank 0 has ").expect(&mine);
+        assert!(rank_0.contains(there), "{mine}");
+        assert!(rank_0.ends_with("; give all processes of a run the same"), "{mine}");
     }
+    // What each process has of its own.
+    let own = with(|c| (c.timeout_s, c.metrics) = (77.0, None));
+    let Halves { mine, theirs, warned } = in_two_processes(&config, &own);
+    assert!(mine.is_ok() && theirs.is_ok() && warned.is_empty(), "{warned:?}");
 }
 
 /// The times of a gather end when it is done, not when a prefetched stage is used.

@@ -5,11 +5,13 @@ mod bytes;
 mod choice;
 mod error;
 mod file;
+mod kind;
 mod launch;
 mod options;
 mod outputs;
 mod parts;
 mod resume;
+mod roles;
 mod stages;
 mod step_range;
 mod validate;
@@ -20,8 +22,10 @@ pub use choice::{
     Tokenizer,
 };
 pub use error::ConfigError;
-pub use options::{Config, OPTIONS, OptionInfo, OptionKind};
+pub use kind::OptionKind;
+pub use options::{Config, OPTIONS, OptionInfo};
 pub use resume::Resume;
+pub use roles::{Across, OnResume};
 pub use step_range::StepRange;
 pub use toml::{Table, Value};
 

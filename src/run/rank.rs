@@ -31,7 +31,7 @@ use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::peak::{Best, Peak};
 use crate::recorder::FlightRecorder;
-use crate::run::agreement::agree;
+use crate::run::agreement::{Digests, agree};
 use crate::run::diagnose::Diverged;
 use crate::run::processes::{self, Clock};
 use crate::run::stop::{Stopper, Wish};
@@ -64,11 +64,11 @@ pub(crate) struct Shared {
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
     /// What the run's events are told within.
     pub(crate) span: tracing::Span,
-    /// Of this process's own blueprint.
-    pub(crate) digest: Arc<OnceLock<blake3::Hash>>,
-    /// What this process runs in place of its own blueprint, if it cannot run that; or why it
-    /// cannot run rank 0's either.
-    pub(crate) agreed: Arc<OnceLock<Result<Arc<Blueprint>, String>>>,
+    /// Of this process's own settings and blueprint.
+    pub(crate) digests: Arc<OnceLock<Digests>>,
+    /// What this process runs in place of its own blueprint, if it cannot run that, and in which
+    /// settings it differs; or why it cannot run rank 0's either.
+    pub(crate) agreed: Arc<OnceLock<Result<(Arc<Blueprint>, String), String>>>,
 }
 
 impl Shared {
@@ -209,10 +209,11 @@ pub(crate) fn run_rank(
     world: Arc<dyn Communicator>,
     report: impl FnMut(News),
 ) -> Result<RankEnd, RankError> {
+    // First of all: what follows is done together only where the settings say the same.
+    let shared = &Shared { blueprint: agree(shared, &*world)?, ..shared.clone() };
     if let Some(recorder) = &shared.recorder {
         recorder.meet(&*world)?;
     }
-    let shared = &Shared { blueprint: agree(shared, &*world)?, ..shared.clone() };
     let peak_flops = processes::meet(shared, &*world, &device)?;
     let groups = Groups::new(world, shared.blueprint.mesh)?;
     let meter = Meter::new();
