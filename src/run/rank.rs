@@ -144,6 +144,8 @@ pub(crate) struct RankStep {
     sent_bytes: u64,
     peak: MemoryBytes,
     at_once: u64,
+    early: u64,
+    idle: u64,
     times: StageTimes,
 }
 
@@ -327,6 +329,7 @@ pub(crate) fn summarise(
     let c = groups.coords;
     let count =
         |f: fn(&Action) -> bool| record.spans.iter().filter(|s| f(&s.action)).count() as u64;
+    let (early, idle) = groups.held_aside();
     RankStep {
         losses: losses.into_iter().map(|(m, l)| (c.dp, c.zero3, m, l.to_bits())).collect(),
         computed: Computed::of(&record.spans).unwrap_or_default(),
@@ -336,6 +339,8 @@ pub(crate) fn summarise(
         sent_bytes: record.sent_bytes,
         peak: meter.peak(),
         at_once: meter.at_once().total(),
+        early,
+        idle,
         times: StageTimes::of(&record.spans),
     }
 }
@@ -374,6 +379,8 @@ pub(crate) fn step_metrics(
         comm_bytes: total(|r| r.sent_bytes),
         peak_bytes: ranks.iter().fold(MemoryBytes::default(), |m, r| m.max(&r.peak)),
         at_once_bytes: ranks.iter().map(|r| r.at_once).max().unwrap_or(0),
+        early_bytes: ranks.iter().map(|r| r.early).max().unwrap_or(0),
+        idle_bytes: total(|r| r.idle),
         skipped: outcome.skipped,
     };
     (metrics, times)
