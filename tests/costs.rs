@@ -128,10 +128,52 @@ fn a_run_writes_what_it_took_and_another_plans_with_it() {
     let next = Config { costs: Some(saved.clone()), save_costs: None, ..config.clone() };
     let plan = Trainer::new(next).unwrap().plan().clone();
     assert!(plan.costs.starts_with("measured: ") && plan.costs.ends_with(&format!("({what})")));
-    // For other stages it is refused.
+    // For other stages it is what their blocks took; for another model it is refused.
     let other = Config { costs: Some(saved), save_costs: None, virtual_stages: Some(1), ..config };
-    let error = Trainer::new(other).err().unwrap().to_string();
-    assert!(error.contains("t_f: found [") && error.contains("each of stages = 2"), "{error}");
+    let plan = Trainer::new(other.clone()).unwrap().plan().clone();
+    assert_eq!((plan.cut.as_str(), plan.blocks.len()), ("by the times of costs", 2));
+    let error = Trainer::new(Config { layers: 18, ..other }).err().unwrap().to_string();
+    assert!(error.contains("blocks: 16 in all, and the model has layers = 18"), "{error}");
+}
+
+/// Times in a file cut the stages: F, B and W count, R where it is done, the head as it is.
+#[test]
+fn given_times_cut_the_stages_and_change_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let with = |text: &str, config: &Config| {
+        let costs = Some(file(&dir, "blocks.toml", text));
+        Config { costs, ..config.clone() }
+    };
+    let blocks = |config: &Config| {
+        let plan = Trainer::new(config.clone()).unwrap().plan().clone();
+        (plan.blocks, plan.cut, plan.longest_stage)
+    };
+    let two = Config { pp: 2, layers: 8, schedule: "1f1b".into(), unit: None, ..tiny() };
+    // Blocks of 3, and a last one of 16 with the head: 18 and 19 us.
+    let slow_head = "blocks = [1, 1, 1, 1, 1, 1, 1, 1]\nt_f = [1, 1, 1, 1, 1, 1, 1, 14]\n\
+                     t_b = 1\nt_w = 1\n";
+    let given = with(slow_head, &two);
+    let (cut, by, longest) = blocks(&given);
+    assert_eq!((cut, by.as_str()), (vec![6, 2], "by the times of costs"));
+    assert!((longest - 19.0 / 18.5).abs() < 1e-6, "{longest}");
+    assert_eq!(blocks(&two).1, "by FLOP");
+    assert_same_bits(&run(two.clone()), &run(given), "cut by times");
+    // W alone counts, too; and as times of stages with several blocks.
+    let late_w = "blocks = [2, 2, 2, 2]\nt_f = 2\nt_b = 2\nt_w = [10, 10, 2, 2]\n";
+    assert_eq!(blocks(&with(late_w, &two)).0, [3, 5]);
+    // Two stages of four redo their forward: 3 blocks of 4 take as long as 4 of 3.
+    let even = "blocks = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\nt_f = 1\nt_b = 1\nt_w = 1\n";
+    let full = Config {
+        layers: 14,
+        virtual_stages: Some(2),
+        recompute: zeropp::config::Recompute::Full,
+        schedule: "zeropp".into(),
+        ..two.clone()
+    };
+    assert_eq!(blocks(&with(even, &full)).0, [3, 3, 4, 4]);
+    // What is given by hand wins.
+    let by_hand = Config { stages: Some("4,4".into()), ..with(slow_head, &two) };
+    assert_eq!((blocks(&by_hand).0, blocks(&by_hand).1), (vec![4, 4], "as given".into()));
 }
 
 #[test]
