@@ -7,6 +7,7 @@ mod error;
 mod file;
 mod kind;
 mod launch;
+mod model;
 mod options;
 mod outputs;
 mod parts;
@@ -18,8 +19,7 @@ mod validate;
 
 pub use bytes::Bytes;
 pub use choice::{
-    Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
-    Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer,
 };
 pub use error::ConfigError;
 pub use kind::OptionKind;
@@ -134,6 +134,8 @@ impl Config {
     }
 }
 
+#[cfg(test)]
+mod model_tests;
 #[cfg(test)]
 mod path_tests;
 #[cfg(test)]

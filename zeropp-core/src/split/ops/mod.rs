@@ -13,12 +13,14 @@ mod activation;
 mod attention;
 mod embedding;
 mod head;
+mod head_norm;
 mod join;
 mod linear;
 mod loss;
 mod norm;
 mod position;
 mod products;
+mod projections;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -31,11 +33,13 @@ pub use embedding::{embedding, position_embedding};
 #[doc(hidden)]
 pub use head::force_head_chunk;
 pub use head::{head_chunk, linear_cross_entropy};
+pub use head_norm::{HeadNorms, head_norm};
 pub use join::join;
 pub use linear::{linear, linear_transposed};
 pub use loss::cross_entropy;
 pub use norm::{layer_norm, rms_norm};
-pub use position::rope;
+pub use position::{Rotation, rope};
+pub use projections::{Projection, Turns, projections};
 
 use super::{OpCx, ParamSlot, Saved, WQueue, custom_source, custom_vjp};
 use crate::cpu_tensor::{self, CpuTensor};
