@@ -58,7 +58,7 @@ pub enum Error {
     /// A checkpoint that cannot be resumed from, or a folder that cannot take one.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// Processes whose settings make programs that do not go together.
+    /// Processes whose settings, data or programs do not go together.
     #[error("{0}")]
     Program(String),
     /// A rank that failed while the run was under way.
@@ -161,7 +161,7 @@ pub(crate) enum RankError {
     Weights(WeightsError),
     /// There is nothing to go on from: bad input, found by the ranks together.
     Resume(CheckpointError),
-    /// Processes that cannot run the same program: bad input, found by the ranks together.
+    /// Processes whose settings, data or programs differ: bad input, found by the ranks together.
     Program(String),
 }
 
@@ -170,7 +170,7 @@ impl RankError {
     pub(crate) fn between_ranks(&self) -> Option<&CommError> {
         match self {
             RankError::Comm(e) => Some(e),
-            RankError::Step(e) => Some(&e.source),
+            RankError::Step(e) => e.source.between_ranks(),
             RankError::Checkpoint(_)
             | RankError::Weights(_)
             | RankError::Resume(_)

@@ -128,10 +128,52 @@ fn a_run_writes_what_it_took_and_another_plans_with_it() {
     let next = Config { costs: Some(saved.clone()), save_costs: None, ..config.clone() };
     let plan = Trainer::new(next).unwrap().plan().clone();
     assert!(plan.costs.starts_with("measured: ") && plan.costs.ends_with(&format!("({what})")));
-    // For other stages it is refused.
+    // For other stages it is what their blocks took; for another model it is refused.
     let other = Config { costs: Some(saved), save_costs: None, virtual_stages: Some(1), ..config };
-    let error = Trainer::new(other).err().unwrap().to_string();
-    assert!(error.contains("t_f: found [") && error.contains("each of stages = 2"), "{error}");
+    let plan = Trainer::new(other.clone()).unwrap().plan().clone();
+    assert_eq!((plan.cut.as_str(), plan.blocks.len()), ("by the times of costs", 2));
+    let error = Trainer::new(Config { layers: 18, ..other }).err().unwrap().to_string();
+    assert!(error.contains("blocks: 16 in all, and the model has layers = 18"), "{error}");
+}
+
+/// Times in a file cut the stages: F, B and W count, R where it is done, the head as it is.
+#[test]
+fn given_times_cut_the_stages_and_change_no_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let with = |text: &str, config: &Config| {
+        let costs = Some(file(&dir, "blocks.toml", text));
+        Config { costs, ..config.clone() }
+    };
+    let blocks = |config: &Config| {
+        let plan = Trainer::new(config.clone()).unwrap().plan().clone();
+        (plan.blocks, plan.cut, plan.longest_stage)
+    };
+    let two = Config { pp: 2, layers: 8, schedule: "1f1b".into(), unit: None, ..tiny() };
+    // Blocks of 3, and a last one of 16 with the head: 18 and 19 us.
+    let slow_head = "blocks = [1, 1, 1, 1, 1, 1, 1, 1]\nt_f = [1, 1, 1, 1, 1, 1, 1, 14]\n\
+                     t_b = 1\nt_w = 1\n";
+    let given = with(slow_head, &two);
+    let (cut, by, longest) = blocks(&given);
+    assert_eq!((cut, by.as_str()), (vec![6, 2], "by the times of costs"));
+    assert!((longest - 19.0 / 18.5).abs() < 1e-6, "{longest}");
+    assert_eq!(blocks(&two).1, "by FLOP");
+    assert_same_bits(&run(two.clone()), &run(given), "cut by times");
+    // W alone counts, too; and as times of stages with several blocks.
+    let late_w = "blocks = [2, 2, 2, 2]\nt_f = 2\nt_b = 2\nt_w = [10, 10, 2, 2]\n";
+    assert_eq!(blocks(&with(late_w, &two)).0, [3, 5]);
+    // Two stages of four redo their forward: 3 blocks of 4 take as long as 4 of 3.
+    let even = "blocks = [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\nt_f = 1\nt_b = 1\nt_w = 1\n";
+    let full = Config {
+        layers: 14,
+        virtual_stages: Some(2),
+        recompute: zeropp::config::Recompute::Full,
+        schedule: "zeropp".into(),
+        ..two.clone()
+    };
+    assert_eq!(blocks(&with(even, &full)).0, [3, 3, 4, 4]);
+    // What is given by hand wins.
+    let by_hand = Config { stages: Some("4,4".into()), ..with(slow_head, &two) };
+    assert_eq!((blocks(&by_hand).0, blocks(&by_hand).1), (vec![4, 4], "as given".into()));
 }
 
 #[test]
@@ -206,25 +248,53 @@ fn a_process_with_other_costs_runs_rank_0_s_program() {
     assert!(mine.is_ok() && theirs.is_ok() && warned.is_empty(), "{warned:?}");
 }
 
+/// What changes numbers, or what ranks do together, is never taken from rank 0: nobody starts.
 #[test]
-fn a_process_that_cannot_run_rank_0_s_program_ends_all_in_the_same_words() {
+fn processes_that_differ_in_a_setting_end_in_the_same_words() {
+    let dir = tempfile::tempdir().unwrap();
     let config = of_kind("zb-2p");
-    let wider =
-        Config { hidden: 32, recompute: zeropp::config::Recompute::Selective, ..config.clone() };
-    let longer = Config { micro_batches: Some(16), ..config.clone() };
-    for (other, differs) in [
-        (wider, "recompute = selective here and none there, hidden = 32 here and 16 there"),
-        (longer, "micro-batches = 16 here and 12 there"),
+    let with = |change: fn(&mut Config)| {
+        let mut config = config.clone();
+        change(&mut config);
+        config
+    };
+    let [text, folder] =
+        [file(&dir, "text", &"another text ".repeat(99)), dir.path().join("saved")];
+    for (other, here, there) in [
+        (with(|c| c.lr = 0.5), "lr = 0.5, min-lr = 0.05", "lr = 0.003, min-lr = 0.0003"),
+        (with(|c| (c.seed, c.clip) = (7, 2.0)), "seed = 7, clip = 2.0", "seed = 11, clip = 1.0"),
+        (with(|c| c.beta2 = 0.95), "beta2 = 0.95", "beta2 = 0.999"),
+        (with(|c| c.hidden = 32), "hidden = 32", "hidden = 16"),
+        (with(|c| c.steps += 10), "steps = ", "steps = "),
+        (with(|c| c.precision = zeropp::config::Precision::Bf16), "precision = bf16", "fp32"),
+        (Config { data: Some(text), ..config.clone() }, "data = 1287 bytes", "data = "),
+        (Config { save: Some(folder), ..config.clone() }, "save = given", "save = nothing"),
+        // The program alone differs, and this process cannot run the other.
+        (
+            with(|c| c.recompute = zeropp::config::Recompute::Selective),
+            "recompute = selective",
+            "recompute = none",
+        ),
+        (
+            with(|c| c.micro_batches = Some(16)),
+            "unit = 16, micro-batches = 16",
+            "micro-batches = 12",
+        ),
     ] {
         let Halves { mine, theirs, warned } = in_two_processes(&config, &other);
         let errors = [mine.map(drop), theirs].map(|end| end.unwrap_err());
         assert!(errors.iter().all(Error::is_bad_input));
         let [mine, theirs] = errors.map(|e| e.to_string());
         assert_eq!(mine, theirs);
-        assert!(mine.starts_with("rank 2 cannot run rank 0's program: "), "{mine}");
-        assert!(mine.contains(differs), "{mine}");
-        assert!(warned.is_empty());
+        assert!(mine.starts_with(here) && warned.is_empty(), "{mine}: {warned:?}");
+        let (_, rank_0) = mine.split_once(": rank 2 has this, and rank 0 has ").expect(&mine);
+        assert!(rank_0.contains(there), "{mine}");
+        assert!(rank_0.ends_with("; give all processes of a run the same"), "{mine}");
     }
+    // What each process has of its own.
+    let own = with(|c| (c.timeout_s, c.metrics) = (77.0, None));
+    let Halves { mine, theirs, warned } = in_two_processes(&config, &own);
+    assert!(mine.is_ok() && theirs.is_ok() && warned.is_empty(), "{warned:?}");
 }
 
 /// The times of a gather end when it is done, not when a prefetched stage is used.

@@ -206,9 +206,22 @@ fn an_unknown_id_ends_the_run_with_its_place() {
     };
     assert!(run(data.clone()).steps[0].loss.is_finite());
     let trainer = Trainer::new(Config { vocab: Some(69_999), ..data.clone() }).unwrap();
-    let error = trainer.train(|_| {}).unwrap_err().to_string();
-    let place = format!("{}: token id 69999 at byte 0 is not below vocab = 69999", path.display());
-    assert!(error.contains(&place), "{error}");
+    let error = trainer.train(|_| {}).unwrap_err();
+    assert!(matches!(error, zeropp::Error::Rank { rank: 0, .. }), "{error:?}");
+    let place = format!(
+        "rank 0 failed: rank 0, step 1, action 0F0: data = {}: token id 69999 at byte 0 is not \
+         below vocab = 69999; use a larger vocab",
+        path.display()
+    );
+    assert!(error.to_string().starts_with(&place), "{error}");
+    // The target that the last rank looks for is the same file's.
+    let late = dir.path().join("late.bin");
+    let ids = (0..1000u32).flat_map(|i| (if i == 8 { 400 } else { i % 300 }).to_le_bytes());
+    std::fs::write(&late, ids.collect::<Vec<u8>>()).unwrap();
+    let late = Config { data: Some(late), vocab: Some(300), seq: 8, pp: 2, ..data.clone() };
+    let error = Trainer::new(late).unwrap().train(|_| {}).unwrap_err().to_string();
+    assert!(error.contains("token id 400 at byte 32 is not below vocab = 300"), "{error}");
+    assert!(!error.contains("panicked"), "{error}");
     // Wrong in another way: told before the start, and by whom it would be read.
     let notes = |tokenizer| {
         let config = Config { tokenizer, ..data.clone() };

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::config::{Config, Table, Value};
+use crate::config::{Config, OnResume};
 use parking_lot::Mutex;
 use tracing::warn;
 use zeropp_comm::Communicator;
@@ -32,53 +32,11 @@ use crate::{Error, events};
 /// How long a file may take to show up on other hosts.
 const SHARED_TIME: Duration = Duration::from_secs(4);
 
-/// Settings that say where and how a run is done or watched, never what it computes.
-pub(crate) const NOT_THE_RUN: [&str; 16] = [
-    "metrics",
-    "trace",
-    "trace-steps",
-    "flight-dir",
-    "save",
-    "save-every",
-    "keep",
-    "resume",
-    "resume-fallback",
-    "save-timeout-s",
-    "max-skipped",
-    "timeout-s",
-    "emulate",
-    "costs",
-    "save-costs",
-    "place",
-];
-/// The settings that make a run what it is, each as in a TOML file.
+/// The settings that make a run what it is, each as a person would write it.
 pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
-    // Paths may be no text; the one that is kept is for people to read.
-    let text = |path: &Option<PathBuf>| Some(path.as_ref()?.to_string_lossy().into_owned().into());
-    let config = Config {
-        data: text(&config.data),
-        init_from: text(&config.init_from),
-        save: None,
-        metrics: None,
-        trace: None,
-        save_costs: None,
-        costs: None,
-        emulate: None,
-        flight_dir: None,
-        ..config.resolved()
-    };
-    let text = config.to_toml().expect("a checked configuration");
-    let table: Table = text.parse().expect("what was just written");
-    let kept = table.into_iter().filter(|(key, _)| !NOT_THE_RUN.contains(&key.as_str()));
-    kept.map(|(key, value)| (key, bare(value))).collect()
-}
-
-/// A value as a person would write it: text without quotes.
-fn bare(value: Value) -> String {
-    match value {
-        Value::String(text) => text,
-        other => other.to_string(),
-    }
+    let resolved = config.resolved();
+    let kept = resolved.texts().filter(|(option, _)| option.on_resume != OnResume::Left);
+    kept.filter_map(|(option, text)| Some((option.key.to_owned(), text?))).collect()
 }
 
 /// Writes the run's checkpoints.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crate::config::{ConfigError, Resume};
+use crate::config::{ConfigError, OPTIONS, OnResume, Resume};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -20,40 +20,6 @@ use crate::checkpoint::settings;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::world::is_follower;
-
-/// Settings that must be as they were, since no tensor's shape would tell a difference and the
-/// model or the data would silently be another.
-const FIXED: [&str; 9] = [
-    "model",
-    "heads",
-    "kv-heads",
-    "head-dim",
-    "activation",
-    "tokenizer",
-    "vocab",
-    "vocab-multiple",
-    "seed",
-];
-/// Settings that change what follows, and may be changed on purpose.
-const TOLD: [&str; 17] = [
-    "unit",
-    "steps",
-    "lr",
-    "min-lr",
-    "decay",
-    "warmup",
-    "weight-decay",
-    "beta1",
-    "beta2",
-    "eps",
-    "clip",
-    "seq",
-    "data",
-    "data-mix",
-    "split",
-    "order",
-    "precision",
-];
 
 /// Where a resumed run goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -220,7 +186,8 @@ fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, Check
         // Earlier builds kept text with its quotes.
         Some((now.get(key)?.as_str(), manifest.settings.get(key)?.trim_matches('"')))
     };
-    for key in FIXED {
+    let keys = |role| OPTIONS.iter().filter(move |o| o.on_resume == role).map(|option| option.key);
+    for key in keys(OnResume::Fixed) {
         if let Some((now, then)) = pair(key).filter(|(now, then)| now != then) {
             return mismatch(format!("{key} = {now}, but it was saved with {then}; use that"));
         }
@@ -234,8 +201,7 @@ fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, Check
         let (total, step) = (bp.config.steps, manifest.step);
         return mismatch(format!("steps = {total}, but it has {step} behind it; use more steps"));
     }
-    let mut changed: Vec<String> = TOLD
-        .iter()
+    let mut changed: Vec<String> = keys(OnResume::Told)
         .filter_map(|key| pair(key).map(|(now, then)| (key, now, then)))
         .filter(|(_, now, then)| now != then)
         .map(|(key, now, then)| format!("{key} = {now} (was {then})"))
@@ -400,16 +366,7 @@ fn from_rank_0(world: &dyn Communicator, step: Option<u64>) -> Result<Option<u64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, OPTIONS};
-
-    use crate::checkpoint::NOT_THE_RUN;
-
-    #[test]
-    fn the_lists_name_settings() {
-        for key in NOT_THE_RUN.iter().chain(&FIXED).chain(&TOLD) {
-            assert!(OPTIONS.iter().any(|o| o.key == *key), "{key}");
-        }
-    }
+    use crate::config::Config;
 
     #[test]
     fn kept_settings_give_the_batch() {

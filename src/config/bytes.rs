@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::options::{OptionKind, OptionType};
+use super::kind::{OptionKind, OptionType};
 
 /// What a value that is no amount of memory is told.
 pub(super) const EXPECTED: &str = "expected bytes, such as 25769803776, 24GiB, 512 MiB or 1.5GB";

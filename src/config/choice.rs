@@ -6,7 +6,7 @@ pub use zeropp_comm::launch::EngineKind;
 pub use zeropp_comm::placement::Place;
 pub use zeropp_core::choice::{Activation, Decay, DeviceKind, Order, Precision, Tokenizer};
 
-use super::options::{OptionKind, OptionType};
+use super::kind::{OptionKind, OptionType};
 
 choice! {
     /// What is computed again in the backward instead of being kept (ZeroPP §3.3).

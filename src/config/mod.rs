@@ -5,12 +5,14 @@ mod bytes;
 mod choice;
 mod error;
 mod file;
+mod kind;
 mod launch;
 mod model;
 mod options;
 mod outputs;
 mod parts;
 mod resume;
+mod roles;
 mod sources;
 mod stages;
 mod step_range;
@@ -21,8 +23,10 @@ pub use choice::{
     Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer,
 };
 pub use error::ConfigError;
-pub use options::{Config, OPTIONS, OptionInfo, OptionKind};
+pub use kind::OptionKind;
+pub use options::{Config, OPTIONS, OptionInfo};
 pub use resume::Resume;
+pub use roles::{Across, OnResume};
 pub use step_range::StepRange;
 pub use toml::{Table, Value};
 

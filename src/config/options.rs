@@ -4,106 +4,15 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use toml::Value;
 
-use super::bytes::{self, Bytes};
+use super::bytes::Bytes;
 use super::choice::{
     Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer,
 };
-use super::resume::{EXPECTED, Resume};
+use super::kind::{OptionKind, OptionType};
+use super::resume::Resume;
+use super::roles::{Across, OnResume};
 use super::step_range::StepRange;
-
-/// What kind of value a setting takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OptionKind {
-    /// A whole number from 0.
-    Count,
-    /// A floating-point number.
-    Number,
-    /// True or false; a flag alone means true.
-    Switch,
-    /// One of these words.
-    Choice(&'static [&'static str]),
-    /// A file or folder.
-    Path,
-    /// Any text.
-    Text,
-    /// True, false, `must` or the number of a step; a flag alone means true.
-    Resume,
-    /// The first and the last of some steps, `100..107`, or one step.
-    Steps,
-    /// A number of bytes, or one with a unit.
-    Bytes,
-}
-
-impl OptionKind {
-    /// Reads the text of a flag as the value that stands for it in a file.
-    ///
-    /// # Errors
-    /// What would have been understood, where `text` is not of this kind.
-    pub fn parse(&self, text: &str) -> Result<Value, String> {
-        match self {
-            OptionKind::Count => text
-                .parse()
-                .ok()
-                .filter(|n| *n >= 0)
-                .map(Value::Integer)
-                .ok_or_else(|| format!("expected a whole number from 0 to {}", i64::MAX)),
-            OptionKind::Number => {
-                text.parse().map(Value::Float).map_err(|_| "expected a number".into())
-            }
-            OptionKind::Switch => {
-                text.parse().map(Value::Boolean).map_err(|_| "expected true or false".into())
-            }
-            OptionKind::Choice(names) if !names.contains(&text) => {
-                Err(format!("expected one of {}", names.join(", ")))
-            }
-            OptionKind::Resume => match Resume::parse(text) {
-                Some(resume) => Ok(Value::try_from(resume).expect("a word or a number")),
-                None => Err(EXPECTED.into()),
-            },
-            OptionKind::Steps => text.parse::<StepRange>().map(|steps| steps.to_string().into()),
-            OptionKind::Bytes => match Bytes::parse(text) {
-                Some(bytes) => Ok(Value::try_from(bytes).expect("an integer")),
-                None => Err(bytes::EXPECTED.into()),
-            },
-            OptionKind::Choice(_) | OptionKind::Path | OptionKind::Text => {
-                Ok(Value::String(text.into()))
-            }
-        }
-    }
-}
-
-/// A field type of [`Config`] and the kind of value it is read from.
-pub(super) trait OptionType {
-    /// Its kind.
-    const KIND: OptionKind;
-    /// Whether it has no value, so that a file leaves it out.
-    fn unset(&self) -> bool {
-        false
-    }
-}
-
-macro_rules! kind_of {
-    ($($type:ty => $kind:ident),+) => {
-        $(impl OptionType for $type { const KIND: OptionKind = OptionKind::$kind; })+
-    };
-}
-kind_of!(
-    usize => Count,
-    u64 => Count,
-    f64 => Number,
-    bool => Switch,
-    PathBuf => Path,
-    String => Text
-);
-
-impl<T: OptionType> OptionType for Option<T> {
-    const KIND: OptionKind = T::KIND;
-    fn unset(&self) -> bool {
-        self.is_none()
-    }
-}
 
 /// One setting as its users see it.
 #[derive(Clone, Copy, Debug)]
@@ -116,6 +25,10 @@ pub struct OptionInfo {
     pub value_name: &'static str,
     /// What values it takes.
     pub kind: OptionKind,
+    /// What the processes of a job must share of it.
+    pub across: Across,
+    /// What a resumed run makes of a change.
+    pub on_resume: OnResume,
     /// Its documentation, a line of source each, with the leading blank.
     pub doc: &'static [&'static str],
 }
@@ -123,7 +36,8 @@ pub struct OptionInfo {
 macro_rules! options {
     ($($heading:literal { $(
         $(#[doc = $doc:literal])+
-        $key:literal $value_name:literal $field:ident: $type:ty = $default:expr;
+        $key:literal $value_name:literal
+        $field:ident: $type:ty = $default:expr, $across:ident $on_resume:ident;
     )+ })+) => {
         /// Everything about a run.
         ///
@@ -159,6 +73,16 @@ macro_rules! options {
             }
         }
 
+        impl Config {
+            /// All settings with their values as a person would write them; none where it has none.
+            /// What is no text in a path is replaced.
+            pub(crate) fn texts(
+                &self,
+            ) -> impl Iterator<Item = (&'static OptionInfo, Option<String>)> + use<> {
+                OPTIONS.iter().zip([$($(self.$field.text()),+),+])
+            }
+        }
+
         /// All settings in the order of the manual.
         pub const OPTIONS: &[OptionInfo] = &[$($(
             OptionInfo {
@@ -166,6 +90,8 @@ macro_rules! options {
                 heading: $heading,
                 value_name: $value_name,
                 kind: <$type as OptionType>::KIND,
+                across: Across::$across,
+                on_resume: OnResume::$on_resume,
                 doc: &[$($doc),+],
             },
         )+)+];
@@ -175,18 +101,18 @@ macro_rules! options {
 options! {
     "Mesh" {
         /// Pipeline ranks (P), meant to be on different nodes.
-        "pp" "P" pp: usize = 1;
+        "pp" "P" pp: usize = 1, Same Kept;
         /// Ranks that share the weights of a stage (D), meant to be one node's.
         ///
         /// Each owns 1/D of the weights, gradients and optimizer state, and trains on its own
         /// samples.
-        "zero3" "D" zero3: usize = 1;
+        "zero3" "D" zero3: usize = 1, Same Kept;
         /// Replicas of all that (K), between which gradients are summed.
-        "dp" "K" dp: usize = 1;
+        "dp" "K" dp: usize = 1, Same Kept;
         /// Spread the optimizer state over the replicas too (ZeRO-1).
         ///
         /// The same bits as without it, less memory, and with one replica no difference.
-        "zero1" "BOOL" zero1: bool = false;
+        "zero1" "BOOL" zero1: bool = false, Same Kept;
     }
     "Schedule" {
         /// The order of forward, backward and weight-gradient work.
@@ -194,7 +120,7 @@ options! {
         /// One of the schedules below, or a file: a name that ends in `.csv` or `.json`, which says
         /// U, V and B itself. A file that ends with an optimizer step runs as it stands; of any
         /// other the computes are taken, and gathers, reductions and messages are put in.
-        "schedule" "KIND|FILE" schedule: String = "zeropp".into();
+        "schedule" "KIND|FILE" schedule: String = "zeropp".into(), Program Kept;
         /// Micro-batches in a scheduling unit (U). Default: near 2P−1, to cut the step evenly.
         ///
         /// A rank holds the activations of one unit, and gathers weights and reduces gradients
@@ -202,84 +128,84 @@ options! {
         /// has the fewest in a step among P to one and a half times 2P−1, and --dry-run says where
         /// another would have fewer. Schedules other than zeropp reduce once a step; for them the
         /// unit is the step. A resumed run takes its checkpoint's.
-        "unit" "U" unit: Option<usize> = None;
+        "unit" "U" unit: Option<usize> = None, Program Told;
         /// Stages on each pipeline rank (V). Default: what the schedule needs, else 2 where the
         /// layers allow it.
         ///
         /// Stage s lives on rank s mod P, on a V the second P go back down. A rank holds the whole
         /// weights of one stage at a time, and of those being prefetched, so more stages need less
         /// memory.
-        "virtual" "V" virtual_stages: Option<usize> = None;
+        "virtual" "V" virtual_stages: Option<usize> = None, Program Kept;
         /// Blocks of each stage, such as 3,4,4,3. Default: by the time that stages take.
         ///
         /// The embedding belongs to the first stage and the head to the last, beside their blocks,
         /// and both count for what they cost: where the head is large, the last stage gets fewer
         /// blocks. Without virtual, the numbers given are V·P. No bit depends on the cut.
-        "stages" "N,N,.." stages: Option<String> = None;
+        "stages" "N,N,.." stages: Option<String> = None, Program Kept;
         /// The most memory of a rank, in GiB. Default: none but the machine's.
         ///
         /// The cut into stages, unless it is given, keeps within it where it can, at the cost of
         /// time; a run that is predicted to need more on a rank is refused.
-        "rank-memory" "GIB" rank_memory: Option<f64> = None;
+        "rank-memory" "GIB" rank_memory: Option<f64> = None, Program Kept;
         /// Micro-batches of each rank in a step (B). Default: two units, or the checkpoint's.
-        "micro-batches" "B" micro_batches: Option<usize> = None;
+        "micro-batches" "B" micro_batches: Option<usize> = None, Program Kept;
         /// Samples in a micro-batch.
-        "micro-batch-size" "N" micro_batch_size: usize = 1;
+        "micro-batch-size" "N" micro_batch_size: usize = 1, Same Kept;
         /// How many stages ahead of their use weights are gathered.
-        "prefetch" "N" prefetch: usize = 1;
+        "prefetch" "N" prefetch: usize = 1, Program Kept;
         /// The most stages of a rank gathered at once, for `auto`. Default: 2.
         ///
         /// `auto` plans its gathers itself and looks at this in place of prefetch.
-        "max-gathered" "N" max_gathered: Option<usize> = None;
+        "max-gathered" "N" max_gathered: Option<usize> = None, Program Kept;
         /// The most gathers of a rank in a step, for `auto`. Default: as many as it takes.
-        "max-gathers" "N" max_gathers: Option<usize> = None;
+        "max-gathers" "N" max_gathers: Option<usize> = None, Program Kept;
         /// What to compute again in the backward to save memory.
         ///
         /// `selective`: attention's scores on every stage; GPUs and bf16 never keep them. `full`:
         /// whole stages, whose inputs alone are kept; where B and W are apart, all of a rank but
         /// its last, which does as with selective, as its backward follows its forward closely.
-        "recompute" "WHAT" recompute: Recompute = Recompute::None;
+        "recompute" "WHAT" recompute: Recompute = Recompute::None, Program Kept;
         /// What everything takes, for schedules that weigh it and for the bubble that is predicted.
         ///
         /// A file: written by hand, by an earlier run's save-costs, or its trace; docs/costs.md has
         /// the form. Without it times are estimated from FLOP, messages, gathers and reductions
         /// take none, and --dry-run says so. No bit of the training depends on them. All processes
         /// run the program that rank 0's file makes.
-        "costs" "FILE" costs: Option<PathBuf> = None;
+        "costs" "FILE" costs: Option<PathBuf> = None, Program Left;
         /// The most activations and weight stashes that a rank may hold, such as 24GiB.
         ///
         /// Schedules that look for an order within a limit, such as auto, keep to it; any other is
         /// refused where it needs more, and the message names those that keep to it.
-        "mem-limit" "BYTES" mem_limit: Option<Bytes> = None;
+        "mem-limit" "BYTES" mem_limit: Option<Bytes> = None, Program Kept;
     }
     "Training" {
         /// Steps, each an update of the weights.
-        "steps" "N" steps: u64 = 40;
+        "steps" "N" steps: u64 = 40, Same Told;
         /// Seed of the initial weights and of the order of the data.
-        "seed" "N" seed: u64 = 0;
+        "seed" "N" seed: u64 = 0, Same Fixed;
         /// Learning rate after the warm-up.
-        "lr" "X" lr: f64 = 3e-3;
+        "lr" "X" lr: f64 = 3e-3, Same Told;
         /// Learning rate at the last step. Default: a tenth of lr.
-        "min-lr" "X" min_lr: Option<f64> = None;
+        "min-lr" "X" min_lr: Option<f64> = None, Same Told;
         /// How the learning rate falls after the warm-up.
-        "decay" "SHAPE" decay: Decay = Decay::Cosine;
+        "decay" "SHAPE" decay: Decay = Decay::Cosine, Same Told;
         /// Steps in which the learning rate rises. Default: a tenth of steps, at most 100.
-        "warmup" "N" warmup: Option<u64> = None;
+        "warmup" "N" warmup: Option<u64> = None, Same Told;
         /// Weight decay of AdamW, on matrices only and decoupled from the gradient.
-        "weight-decay" "X" weight_decay: f64 = 0.01;
+        "weight-decay" "X" weight_decay: f64 = 0.01, Same Told;
         /// AdamW's decay of the mean gradient.
-        "beta1" "X" beta1: f64 = 0.9;
+        "beta1" "X" beta1: f64 = 0.9, Same Told;
         /// AdamW's decay of the mean squared gradient.
-        "beta2" "X" beta2: f64 = 0.999;
+        "beta2" "X" beta2: f64 = 0.999, Same Told;
         /// What AdamW adds to the root of the mean squared gradient.
-        "eps" "X" eps: f64 = 1e-8;
+        "eps" "X" eps: f64 = 1e-8, Same Told;
         /// Largest global gradient norm; a larger gradient is scaled down to it. 0 never scales.
-        "clip" "X" clip: f64 = 1.0;
+        "clip" "X" clip: f64 = 1.0, Same Told;
         /// Steps in a row whose gradient may be not finite (NaN or infinite) before the run ends. 0
         /// never ends it.
         ///
         /// Such a step changes no weight, and no checkpoint from before it is removed.
-        "max-skipped" "N" max_skipped: u64 = 10;
+        "max-skipped" "N" max_skipped: u64 = 10, Same Left;
     }
     "Model" {
         /// Which model to train: a family, a preset, or a Hugging Face folder or its config.json.
@@ -291,42 +217,42 @@ options! {
         /// qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b. Beside these,
         /// layers, seq, vocab and vocab-multiple may be set; seq is at most 1024 by itself. What
         /// has a slash or ends in .json is a path. Weights start from the seed.
-        "model" "MODEL" model: String = "gpt".into();
+        "model" "MODEL" model: String = "gpt".into(), Same Fixed;
         /// Transformer blocks. Every stage needs at least one: P·V or more.
-        "layers" "N" layers: usize = 8;
+        "layers" "N" layers: usize = 8, Same Kept;
         /// Hidden size; a multiple of heads, unless head-dim is set.
-        "hidden" "N" hidden: usize = 64;
+        "hidden" "N" hidden: usize = 64, Same Kept;
         /// Attention heads.
-        "heads" "N" heads: usize = 4;
+        "heads" "N" heads: usize = 4, Same Fixed;
         /// Key and value heads, of which each serves heads/kv-heads query heads. Default: heads.
-        "kv-heads" "N" kv_heads: Option<usize> = None;
+        "kv-heads" "N" kv_heads: Option<usize> = None, Same Fixed;
         /// Elements of an attention head. Default: hidden/heads.
-        "head-dim" "N" head_dim: Option<usize> = None;
+        "head-dim" "N" head_dim: Option<usize> = None, Same Fixed;
         /// Inner size of the MLP. Default: four times hidden; with swiglu, which has three
         /// matrices, two thirds of that, rounded up to a multiple of 64.
-        "intermediate" "N" intermediate: Option<usize> = None;
+        "intermediate" "N" intermediate: Option<usize> = None, Same Kept;
         /// Tokens in a sample.
-        "seq" "N" seq: usize = 64;
+        "seq" "N" seq: usize = 64, Same Told;
         /// Whether the head shares the embedding's weights, as in GPT-2.
-        "tied" "BOOL" tied: bool = false;
+        "tied" "BOOL" tied: bool = false, Same Kept;
         /// Token ids that the model knows (the vocabulary). Default: 256 for bytes, else one more
         /// than the data's largest id, for which all of the file is read.
         ///
         /// With it a file of ids is not searched: ids are looked at as they are read, and one that
         /// is not below ends the run with its place in the file.
-        "vocab" "N" vocab: Option<usize> = None;
+        "vocab" "N" vocab: Option<usize> = None, Same Fixed;
         /// Round the rows of embedding and head up to a multiple of this; 128 suits GPUs.
         ///
         /// Rows that are no token id are never looked up and take no part in the loss.
-        "vocab-multiple" "N" vocab_multiple: usize = 1;
+        "vocab-multiple" "N" vocab_multiple: usize = 1, Same Fixed;
         /// Begin with these weights: a Hugging Face folder, a safetensors file or a GGUF file.
         ///
         /// Each rank reads its own part. What is missing, unknown or of another shape is refused by
         /// its name. A run that goes on from a checkpoint takes that.
-        "init-from" "PATH" init_from: Option<PathBuf> = None;
+        "init-from" "PATH" init_from: Option<PathBuf> = None, Given Kept;
         /// The MLP's nonlinearity: exact GELU, GPT-2's tanh form, or swiglu, which all families
         /// but gpt have, and have by themselves.
-        "activation" "KIND" activation: Activation = Activation::GeluTanh;
+        "activation" "KIND" activation: Activation = Activation::GeluTanh, Same Fixed;
     }
     "Data" {
         /// A text file, or a folder of text files. Default: zeropp's own sources.
@@ -335,71 +261,71 @@ options! {
         /// between files; names that begin with a dot are left out.
         /// A .bin with Megatron's .idx beside it is read as that says. Given several times, each
         /// with a weight (`--data a.bin=0.7 --data b.bin=0.3`), samples come from all in turns.
-        "data" "PATH" data: Option<PathBuf> = None;
+        "data" "PATH" data: Option<PathBuf> = None, Contents Told;
         /// Several sources with their weights, for a file: what several `data` flags become.
         ///
         /// `a.bin=0.7,b.bin=0.3`: of ten samples seven are a.bin's. Which, depends on a sample's
         /// number alone. No path in it may have a comma.
-        "data-mix" "PATH=WEIGHT,.." data_mix: Option<String> = None;
+        "data-mix" "PATH=WEIGHT,.." data_mix: Option<String> = None, Contents Told;
         /// Shares of each source to train on and to keep for validation, such as 98,2. Default: all
         /// to train on.
         ///
         /// The beginning is trained on. The cut is between two documents where data has documents.
-        "split" "N,N" split: Option<String> = None;
+        "split" "N,N" split: Option<String> = None, Same Told;
         /// How data becomes token ids: its bytes, or the 16-bit or 32-bit ids of a nanoGPT or llm.c
         /// .bin file.
-        "tokenizer" "KIND" tokenizer: Tokenizer = Tokenizer::Bytes;
+        "tokenizer" "KIND" tokenizer: Tokenizer = Tokenizer::Bytes, Same Fixed;
         /// Draw the place of each sample, read the data from its start, or draw an order of all of
         /// it for each epoch.
         ///
         /// A sample depends on seed, step and its index alone, never on the mesh.
-        "order" "ORDER" order: Order = Order::Random;
+        "order" "ORDER" order: Order = Order::Random, Same Told;
     }
     "Machine" {
         /// What weights and activations are computed in.
         ///
         /// bf16: compute and gathered weights in bfloat16; master weights, gradients, reductions
         /// and optimizer in fp32. On the CPU it is slow, for comparing; wgpu has none.
-        "precision" "KIND" precision: Precision = Precision::Fp32;
+        "precision" "KIND" precision: Precision = Precision::Fp32, Same Told;
         /// Where tensors live. Ranks of one machine take its GPUs in turn, and share them.
         ///
         /// cuda needs a build with --features cuda, NVIDIA's driver, NVRTC 13 and the toolkit's
         /// headers; wgpu a build with --features wgpu.
-        "device" "KIND" device: DeviceKind = DeviceKind::Cpu;
+        "device" "KIND" device: DeviceKind = DeviceKind::Cpu, Same Kept;
         /// Start a run that is predicted to need more memory than there is.
         ///
         /// Before a rank starts, what the ranks here are predicted to need is held against the
         /// memory that is free, the limits of the cgroup and of ulimit -v, and rank-memory.
-        "no-memory-check" "BOOL" no_memory_check: bool = false;
+        "no-memory-check" "BOOL" no_memory_check: bool = false, Own Left;
         /// How ranks talk to each other. threads: all ranks in one process. mpi: processes started
         /// by mpirun; needs a build with --features mpi.
         ///
         /// With fewer processes than ranks, each has as many of them as threads: one process a
         /// node gathers weights once a node.
-        "engine" "KIND" engine: EngineKind = EngineKind::Threads;
+        "engine" "KIND" engine: EngineKind = EngineKind::Threads, Same Kept;
         /// Which process gets which ranks: ZeRO-3 groups inside hosts, or as the launcher numbers.
-        "place" "BY" place: Place = Place::Hosts;
+        "place" "BY" place: Place = Place::Hosts, Same Left;
         /// Seconds a rank waits for another before the run ends with the name of the missing one.
-        "timeout-s" "S" timeout_s: f64 = 120.0;
+        "timeout-s" "S" timeout_s: f64 = 120.0, Own Left;
     }
     "Launch" {
         /// Machines that are started by hand, each with one process of this job.
         ///
         /// Give all of them the same settings, and each its node-rank. Not with engine mpi, whose
         /// launcher starts all processes; not needed where torchrun or Slurm did.
-        "nodes" "N" nodes: usize = 1;
+        "nodes" "N" nodes: usize = 1, Same Left;
         /// Which of the nodes this is, from 0. Rank 0 is on node 0.
-        "node-rank" "I" node_rank: Option<usize> = None;
+        "node-rank" "I" node_rank: Option<usize> = None, Own Left;
         /// Where the processes meet: node 0's name or address, and a free port there.
         ///
         /// Beyond one machine this takes a token, a secret that the processes share: in the
         /// environment as ZEROPP_TOKEN, or in token-file. Default under torchrun: MASTER_ADDR and
         /// the port after MASTER_PORT.
-        "rendezvous" "HOST:PORT" rendezvous: Option<String> = None;
+        "rendezvous" "HOST:PORT" rendezvous: Option<String> = None, Own Left;
         /// A file with the job's token, which nobody else may read.
-        "token-file" "FILE" token_file: Option<PathBuf> = None;
+        "token-file" "FILE" token_file: Option<PathBuf> = None, Own Left;
         /// Seconds that all processes together may take to come.
-        "start-timeout-s" "S" start_timeout_s: f64 = 60.0;
+        "start-timeout-s" "S" start_timeout_s: f64 = 60.0, Own Left;
     }
     "Emulation" {
         /// Measure the runtime: run the schedule with the times of this file, without a model.
@@ -408,40 +334,40 @@ options! {
         /// collectives arrive when the given links would deliver them. The file has the form of
         /// `costs`: `t_f`, `t_b` and `t_w` in µs, one number or one a stage, and what docs/costs.md
         /// has besides.
-        "emulate" "COSTS" emulate: Option<PathBuf> = None;
+        "emulate" "COSTS" emulate: Option<PathBuf> = None, Given Left;
     }
     "Output" {
         /// Write one JSON object a step to this file.
-        "metrics" "FILE" metrics: Option<PathBuf> = None;
+        "metrics" "FILE" metrics: Option<PathBuf> = None, Own Left;
         /// Write a Chrome trace of every rank's actions to this file; Perfetto opens it.
         ///
         /// It holds the first 8 steps, so that a long run stays readable, or those of trace-steps.
-        "trace" "FILE" trace: Option<PathBuf> = None;
+        "trace" "FILE" trace: Option<PathBuf> = None, Given Left;
         /// The steps that a trace holds, from A to B and both of them: `100..107`. Default: the
         /// first 8 that are run.
-        "trace-steps" "A..B" trace_steps: Option<StepRange> = None;
+        "trace-steps" "A..B" trace_steps: Option<StepRange> = None, Same Left;
         /// Write what everything took in this run to this file (.json), for `costs` and for
         /// `zeropp schedule --costs`.
         ///
         /// F, B, W, R, gathers, reductions, messages and the optimizer step, of the steps that a
         /// trace holds without the first, and the predicted bytes of every stage.
-        "save-costs" "FILE" save_costs: Option<PathBuf> = None;
+        "save-costs" "FILE" save_costs: Option<PathBuf> = None, Given Left;
         /// Where every rank of a run that fails writes what it did last; `zeropp why` reads it.
         /// Default: zeropp-failed, and for a Rust program none.
         ///
         /// The folder is made when it is needed. Where ranks run on several machines it should be
         /// one that all of them see. An empty name writes nothing. With a folder, panics are noted
         /// by a hook.
-        "flight-dir" "DIR" flight_dir: Option<PathBuf> = None;
+        "flight-dir" "DIR" flight_dir: Option<PathBuf> = None, Given Left;
         /// Write checkpoints into this folder, each a folder `step-000123` in it.
         ///
         /// The last step is always saved. A checkpoint that is there is complete: it gets its name
         /// once all of it is on disk.
-        "save" "DIR" save: Option<PathBuf> = None;
+        "save" "DIR" save: Option<PathBuf> = None, Given Left;
         /// Steps from one checkpoint to the next. 0 writes one at the end.
-        "save-every" "N" save_every: u64 = 0;
+        "save-every" "N" save_every: u64 = 0, Same Left;
         /// How many of the newest checkpoints to keep; older ones are removed.
-        "keep" "N" keep: usize = 2;
+        "keep" "N" keep: usize = 2, Same Left;
         /// Go on from the newest checkpoint in the folder of save; where nothing was saved yet,
         /// begin.
         ///
@@ -449,11 +375,11 @@ options! {
         /// anew; a number goes on from the checkpoint of that step, and sets newer ones aside.
         /// Mesh, schedule, recomputation and ZeRO-1 may be others than when it was written. `steps`
         /// counts from the very start.
-        "resume" "BOOL|must|STEP" resume: Resume = Resume::No;
+        "resume" "BOOL|must|STEP" resume: Resume = Resume::No, Same Left;
         /// Where the checkpoint to go on from is damaged, take the one before it.
-        "resume-fallback" "BOOL" resume_fallback: bool = false;
+        "resume-fallback" "BOOL" resume_fallback: bool = false, Same Left;
         /// Seconds that writing or reading a checkpoint may take. While a rank does, others wait
         /// for it however long timeout-s is.
-        "save-timeout-s" "S" save_timeout_s: f64 = 1800.0;
+        "save-timeout-s" "S" save_timeout_s: f64 = 1800.0, Own Left;
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::options::{OptionKind, OptionType};
+use super::kind::{OptionKind, OptionType};
 
 /// How [`Resume`] is read where it is not `true` or a step.
 const MUST: &str = "must";

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::options::{OptionKind, OptionType};
+use super::kind::{OptionKind, OptionType};
 
 /// The steps from `first` to `last`, both of them; steps count from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

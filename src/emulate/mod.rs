@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
-use zeropp_comm::Communicator;
 use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
+use zeropp_comm::{CommError, Communicator};
 use zeropp_pipeline::costs::{Sharers, Table, check_sums};
-use zeropp_pipeline::executor::StatusBoard;
+use zeropp_pipeline::executor::{ExecutorError, StatusBoard};
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::simulate::{Costs, simulate};
@@ -214,6 +214,10 @@ struct Failure {
     message: String,
 }
 
+fn is_echo(error: &ExecutorError) -> bool {
+    error.source.between_ranks().is_some_and(CommError::is_echo)
+}
+
 /// Runs one rank; if it fails, all others end too.
 fn guarded(
     shared: &Shared,
@@ -223,7 +227,7 @@ fn guarded(
     let run = AssertUnwindSafe(|| run_rank(shared, world.clone(), see));
     let failure = match std::panic::catch_unwind(run) {
         Ok(Ok(steps)) => return Ok(steps),
-        Ok(Err(error)) => Failure { echo: error.source.is_echo(), message: error.to_string() },
+        Ok(Err(error)) => Failure { echo: is_echo(&error), message: error.to_string() },
         Err(panic) => {
             let text = trace::panic_text(&*panic);
             Failure { echo: false, message: format!("panicked: {text}") }

@@ -52,7 +52,10 @@ pub(super) fn run_rank(
 ) -> Result<RankSteps, ExecutorError> {
     let rank = world.rank();
     let between = |step: u64| {
-        move |source: CommError| ExecutorError { rank, step, action: Action::OptimizerStep, source }
+        move |error: CommError| {
+            let (action, source) = (Action::OptimizerStep, error.into());
+            ExecutorError { rank, step, action, source }
+        }
     };
     let groups = Groups::new(world.clone(), shared.mesh).map_err(between(0))?;
     let clock = Clock::new(shared.epoch);

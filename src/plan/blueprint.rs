@@ -9,6 +9,7 @@ use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, RankPlan};
 use zeropp_core::params::FlatLayout;
 use zeropp_core::split::ops::attention_keeps_probabilities;
+use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict, predict_at_once};
 use zeropp_pipeline::schedules::unit_note;
@@ -58,17 +59,21 @@ impl Blueprint {
         };
         sizes::check(config, &model, batch)?;
         check_names(&model)?;
-        let cutter = Cutter::new(config, &model, batch, resolved.stages());
-        let cut = |stages| Self::of(&resolved, &model, (batch, compute), stages);
+        let table = resolved.costs.as_ref();
+        let cutter = Cutter::new((config, table), &model, batch, resolved.stages())?;
+        let cut = |stages: Stages| {
+            let costs = cutter.costs_of(table, &stages)?;
+            Self::of((&resolved, costs.as_ref()), &model, (batch, compute), stages)
+        };
         let first = cut(cutter.first()?)?;
         let mut made = cutter.within_memory(first, |bp| (&bp.stages, &bp.plan.ranks), cut)?;
         cutter.tell(&made.stages, &mut made.plan);
         Ok(made)
     }
 
-    /// The same with these stages.
+    /// The same with these stages, which take what `table` says, if there is one.
     fn of(
-        resolved: &Resolved,
+        (resolved, table): (&Resolved, Option<&Table>),
         model: &Model,
         (batch, compute): (BatchShape, DType),
         stages: Stages,
@@ -91,8 +96,7 @@ impl Blueprint {
         let recomputed = &blueprint.recomputed.whole;
         let estimates =
             estimates(&blueprint.model.parts, &blueprint.stages, batch, |s| recomputed.contains(s));
-        blueprint.times =
-            Times::new((&blueprint.config, resolved.costs.as_ref()), estimates, &bytes)?;
+        blueprint.times = Times::new((&blueprint.config, table), estimates, &bytes)?;
         let costs = generator_costs(&blueprint.config, &blueprint.times.costs, &bytes);
         blueprint.schedule = resolved.programs(&costs)?;
         blueprint.recomputed = Recomputed::new(blueprint.config.recompute, &blueprint.schedule);

@@ -4,10 +4,13 @@ use std::ops::Range;
 
 use zeropp_core::layer::{BatchShape, Model};
 use zeropp_core::metrics::{Plan, RankPlan};
-use zeropp_pipeline::partition::{Groups, StageLimits, TooFewLayers};
+use zeropp_pipeline::costs::{BlockTimes, CostsError, Table};
+use zeropp_pipeline::partition::{GroupTimes, Groups, StageLimits, TooFewLayers};
 
 use crate::Error;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Recompute};
+use crate::plan::costs_file::wrong;
+use crate::plan::times;
 
 /// How often a rank that is over its memory gives something away.
 const TRIES: usize = 64;
@@ -15,12 +18,23 @@ const TRIES: usize = 64;
 /// Parts of each stage.
 pub(crate) type Stages = Vec<Range<usize>>;
 
+/// A file of costs that is not this model's.
+fn misfit(config: &Config, error: &CostsError) -> ConfigError {
+    let path = config.costs.clone().unwrap_or_default();
+    wrong("costs", &path.display(), &error.to_string())
+}
+
 /// What there is to cut.
 pub(crate) struct Cutter<'a> {
     config: &'a Config,
     groups: Groups,
-    /// Forward FLOP of each group, which stand for its time: B and W are like F.
-    times: Vec<f64>,
+    /// FLOP of each group's F, B, W and R.
+    flops: Vec<BlockTimes>,
+    /// What each group takes: by the file of costs, where it says of which blocks its times are,
+    /// else by FLOP.
+    times: GroupTimes,
+    /// Whether it is by the file.
+    is_given: bool,
     /// Bytes of each group that a rank has all the time.
     fixed: Vec<u64>,
     /// Bytes that each group keeps of a micro-batch.
@@ -30,11 +44,11 @@ pub(crate) struct Cutter<'a> {
 
 impl<'a> Cutter<'a> {
     pub(crate) fn new(
-        config: &'a Config,
+        (config, table): (&'a Config, Option<&Table>),
         model: &Model,
         batch: BatchShape,
         stages: usize,
-    ) -> Cutter<'a> {
+    ) -> Result<Cutter<'a>, ConfigError> {
         let parts = &model.parts;
         let groups = Groups::of(parts);
         let costs: Vec<_> = parts.iter().map(|part| part.cost(batch)).collect();
@@ -43,18 +57,57 @@ impl<'a> Cutter<'a> {
             let elements: u64 = parts[i].parameters().iter().map(|p| p.len() as u64).sum();
             16 * elements / config.zero3 as u64
         };
-        Cutter {
-            times: groups.sums(|i| costs[i].forward_flops),
+        let flops_of = |recomputed: bool| -> Vec<BlockTimes> {
+            let of_parts: Vec<_> =
+                parts.iter().map(|part| times::flops(part, batch, recomputed)).collect();
+            let [f, b, w, r] = std::array::from_fn(|kind| groups.sums(|i| of_parts[i][kind]));
+            (0..groups.len()).map(|g| [f[g], b[g], w[g], r[g]]).collect()
+        };
+        let flops = flops_of(false);
+        let given = table.map(|table| table.of_blocks(&flops)).transpose();
+        let given = given.map_err(|e| misfit(config, &e))?.flatten();
+        let step = |of: &BlockTimes| of[0] + of[1] + of[2];
+        let whole = |of: &BlockTimes| step(of) + of[3];
+        let (kept, recomputed): (Vec<f64>, Vec<f64>) = match &given {
+            Some(given) => given.iter().map(|of| (step(of), whole(of))).unzip(),
+            None => {
+                let recomputed = flops_of(true);
+                flops.iter().zip(&recomputed).map(|(of, again)| (step(of), whole(again))).unzip()
+            }
+        };
+        // All stages but the last of each rank.
+        let recomputing = match config.recompute {
+            Recompute::Full => stages.saturating_sub(config.pp),
+            Recompute::None | Recompute::Selective => 0,
+        };
+        Ok(Cutter {
+            times: GroupTimes { kept, recomputed, recomputing },
+            is_given: given.is_some(),
+            flops,
             fixed: groups.sums(fixed),
             kept: groups.sums(|i| costs[i].activation_bytes),
             groups,
             config,
             stages,
-        }
+        })
     }
 
-    /// The cut by hand, or the one that balances time alone: a function of the model, the shape and
-    /// the settings, so that every process and every later run has the same.
+    /// The file of costs for the stages of `cut`.
+    ///
+    /// # Errors
+    /// Blocks in it that are not this model's.
+    pub(crate) fn costs_of(
+        &self,
+        table: Option<&Table>,
+        cut: &Stages,
+    ) -> Result<Option<Table>, ConfigError> {
+        let of = |table: &Table| table.for_blocks(&self.groups.sizes(cut), &self.flops);
+        table.map(of).transpose().map_err(|e| misfit(self.config, &e))
+    }
+
+    /// The cut by hand, or the one that balances time alone: a function of the model, the shape,
+    /// the settings and the files that they name, so that every process and every later run has
+    /// the same.
     ///
     /// # Errors
     /// A model with fewer blocks than stages, or a cut by hand that is not one of this model.
@@ -67,22 +120,25 @@ impl<'a> Cutter<'a> {
 
     /// Tells `plan` how the model was cut.
     pub(crate) fn tell(&self, cut: &Stages, plan: &mut Plan) {
+        let by = if self.is_given { "by the times of costs" } else { "by FLOP" };
         let by = match (&self.config.stages, self.config.rank_memory) {
-            (Some(_), _) => "as given",
-            (None, None) => "by FLOP",
-            (None, Some(_)) => "by FLOP within rank-memory",
+            (Some(_), _) => "as given".into(),
+            (None, None) => by.into(),
+            (None, Some(_)) => format!("{by} within rank-memory"),
         };
         let blocks = self.groups.sizes(cut);
-        let mut times = self.times.as_slice();
-        let longest = blocks.iter().map(|n| {
-            let (stage, rest) = times.split_at(*n);
-            times = rest;
-            stage.iter().sum::<f64>()
-        });
-        let longest = longest.fold(0.0, f64::max);
-        let mean = self.times.iter().sum::<f64>() / cut.len() as f64;
+        let GroupTimes { kept, recomputed, recomputing } = &self.times;
+        let mut at = 0;
+        let stage = |(stage, n): (usize, &usize)| {
+            let times = if stage < *recomputing { recomputed } else { kept };
+            at += n;
+            times[at - n..at].iter().sum::<f64>()
+        };
+        let stages: Vec<f64> = blocks.iter().enumerate().map(stage).collect();
+        let longest = stages.iter().copied().fold(0.0, f64::max);
+        let mean = stages.iter().sum::<f64>() / cut.len() as f64;
         plan.longest_stage = if mean > 0.0 { longest / mean } else { 1.0 };
-        (plan.cut, plan.blocks) = (by.into(), blocks);
+        (plan.cut, plan.blocks) = (by, blocks);
     }
 
     fn balanced(&self, limits: Option<&StageLimits>) -> Result<Option<Stages>, TooFewLayers> {

@@ -1,13 +1,13 @@
 //! The programs of a run: a generator's schedule or a file's, lowered and verified.
 
-use crate::config::{Config, ConfigError, Recompute};
+use crate::config::{Config, ConfigError, EngineKind, Recompute};
 use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Compute, Schedule};
-use zeropp_pipeline::lower::{LowerOptions, lower};
+use zeropp_pipeline::lower::{LowerOptions, in_issue_order, lower};
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::schedules::{Costs, Limits, Shape, generate_with_costs};
 use zeropp_pipeline::simulate::{self, StageCosts};
-use zeropp_pipeline::verify::{VerifyLimits, verify};
+use zeropp_pipeline::verify::{VerifyLimits, verify, verify_issue_order};
 
 use crate::plan::costs_file::load;
 use crate::plan::recompute::stages_with_r;
@@ -63,6 +63,8 @@ impl Resolved {
     /// A schedule that does not exist, does not suit the mesh, or does not fit the settings.
     pub(crate) fn programs(&self, costs: &Costs) -> Result<Schedule, Error> {
         let config = &self.config;
+        // NCCL may keep an operation waiting for the other ranks', and all behind it.
+        let one_order = config.engine == EngineKind::Nccl;
         let options = LowerOptions {
             prefetch: config.prefetch,
             recompute: config.recompute == Recompute::Full,
@@ -71,6 +73,9 @@ impl Resolved {
         };
         if let Some(file) = self.file.as_ref().filter(|s| is_complete(s)) {
             check_program(config, file)?;
+            if one_order {
+                verify_issue_order(file)?;
+            }
             return Ok(file.clone());
         }
         let compact = match &self.file {
@@ -79,6 +84,12 @@ impl Resolved {
         };
         let schedule = lower(&compact, &options);
         verify(&schedule, &VerifyLimits::default())?;
+        if !one_order {
+            return Ok(schedule);
+        }
+        let schedule = in_issue_order(&schedule);
+        verify(&schedule, &VerifyLimits::default())?;
+        verify_issue_order(&schedule)?;
         Ok(schedule)
     }
 }

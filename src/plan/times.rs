@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use zeropp_core::layer::{BatchShape, Part};
-use zeropp_pipeline::costs::{Sharers, Table, check_sums};
+use zeropp_pipeline::costs::{BlockTimes, Sharers, Table, check_sums};
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::simulate::{Costs, LinkCosts, StageCosts};
 
@@ -23,8 +23,8 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// The times of `table`, the file that `config` names, else `estimates`; for stages that keep
-    /// `bytes`.
+    /// The times of `table`, the file that `config` names, as it is for this cut, else `estimates`;
+    /// for stages that keep `bytes`.
     ///
     /// # Errors
     /// A table that cannot be used, or is for other stages.
@@ -74,19 +74,8 @@ pub(crate) fn estimates(
     batch: BatchShape,
     recomputed: impl Fn(&usize) -> bool,
 ) -> Vec<StageCosts> {
-    let flops = |part: &Part, recomputed: bool| {
-        let cost = part.cost(batch);
-        let [f, r] = cost.flops(recomputed);
-        if cost.gradients_in_forward {
-            return [f, 0.0, 0.0, r];
-        }
-        let matrices = part.parameters().into_iter().filter(|p| p.shape.len() > 1);
-        let of_weights = 2.0 * (batch.tokens() * matrices.map(|p| p.len()).sum::<usize>()) as f64;
-        let w = if cost.stash_bytes == 0 { 0.0 } else { of_weights.min(cost.forward_flops) };
-        [f, 2.0 * f - w, w, r]
-    };
     let stage = |(stage, range): (usize, &Range<usize>)| {
-        let parts = parts[range.clone()].iter().map(|part| flops(part, recomputed(&stage)));
+        let parts = parts[range.clone()].iter().map(|part| flops(part, batch, recomputed(&stage)));
         let add = |sum: [f64; 4], part: [f64; 4]| std::array::from_fn(|i| sum[i] + part[i]);
         parts.fold([0.0; 4], add)
     };
@@ -101,6 +90,19 @@ pub(crate) fn estimates(
         ..StageCosts::default()
     });
     costs.collect()
+}
+
+/// Floating-point operations of a part's F, B, W and R, as [`estimates`] has them.
+pub(crate) fn flops(part: &Part, batch: BatchShape, recomputed: bool) -> BlockTimes {
+    let cost = part.cost(batch);
+    let [f, r] = cost.flops(recomputed);
+    if cost.gradients_in_forward {
+        return [f, 0.0, 0.0, r];
+    }
+    let matrices = part.parameters().into_iter().filter(|p| p.shape.len() > 1);
+    let of_weights = 2.0 * (batch.tokens() * matrices.map(|p| p.len()).sum::<usize>()) as f64;
+    let w = if cost.stash_bytes == 0 { 0.0 } else { of_weights.min(cost.forward_flops) };
+    [f, 2.0 * f - w, w, r]
 }
 
 #[cfg(test)]

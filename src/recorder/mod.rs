@@ -39,6 +39,7 @@ pub(crate) struct FlightRecorder {
     blueprint: Arc<Blueprint>,
     status: Arc<StatusBoard>,
     ranks: BTreeMap<usize, RankLog>,
+    greetings: OnceLock<Greetings>,
     pauses: Mutex<Vec<Pause>>,
     watch: Mutex<Option<watch::Watch>>,
     /// The run has ended well: no record is to be written any more.
@@ -66,8 +67,39 @@ struct State {
 #[derive(Clone)]
 struct Met {
     run: String,
-    processes: Vec<Peer>,
+    processes: Arc<[Peer]>,
     ahead_ns: i64,
+}
+
+/// The greetings of all ranks, read once for all ranks of a process.
+#[derive(Clone)]
+struct Greetings {
+    run: String,
+    processes: Arc<[Peer]>,
+    /// What tells the clock of each rank from others.
+    clocks: Arc<[String]>,
+}
+
+impl Greetings {
+    /// Reads what all said, of whom nobody is left out; `own` has the run's name if rank 0's does
+    /// not say it.
+    fn read(all: &[Vec<u8>], own: &Greeting) -> Greetings {
+        let read = |bytes: &Vec<u8>| serde_json::from_slice::<Greeting>(bytes).ok();
+        let mut run = None;
+        let (processes, clocks): (Vec<Peer>, Vec<String>) = all
+            .iter()
+            .enumerate()
+            .map(|(rank, bytes)| {
+                let Some(greeting) = read(bytes) else { return Default::default() };
+                if rank == 0 {
+                    run = Some(greeting.run);
+                }
+                (greeting.process, greeting.clock)
+            })
+            .unzip();
+        let run = run.unwrap_or_else(|| own.run.clone());
+        Greetings { run, processes: processes.into(), clocks: clocks.into() }
+    }
 }
 
 /// What each rank says at the start.
@@ -97,6 +129,7 @@ impl FlightRecorder {
             blueprint: blueprint.clone(),
             status: status.clone(),
             ranks: ranks.map(|rank| (rank, RankLog::default())).collect(),
+            greetings: OnceLock::new(),
             pauses: Mutex::default(),
             watch: Mutex::default(),
             ended_well: Mutex::default(),
@@ -157,7 +190,7 @@ impl FlightRecorder {
     }
 
     /// Agrees with the other ranks on the run's name, on who is where, and on the time. All ranks
-    /// call it first of all.
+    /// call it before the first step.
     ///
     /// # Errors
     /// The world's first error, or a timeout.
@@ -167,14 +200,9 @@ impl FlightRecorder {
         let greeting = Greeting { run: new_name(), process, clock };
         let bytes = serde_json::to_vec(&greeting).expect("plain data");
         let all = world.exchange(bytes).wait()?;
-        let read = |bytes: &Vec<u8>| serde_json::from_slice::<Greeting>(bytes).ok();
-        let all: Vec<Option<Greeting>> = all.iter().map(read).collect();
-        let clock_of = |one: &Option<Greeting>| one.as_ref().map_or("", |g| &g.clock).to_string();
-        let clocks: Vec<String> = all.iter().map(clock_of).collect();
+        let greetings = self.greetings.get_or_init(|| Greetings::read(&all, &greeting));
+        let Greetings { run, processes, clocks } = greetings.clone();
         let ahead_ns = clocks::ahead_ns(world, &clocks)?;
-        let run = all[0].as_ref().map_or(greeting.run, |greeting| greeting.run.clone());
-        let processes =
-            all.into_iter().map(|one| one.map(|g| g.process).unwrap_or_default()).collect();
         let met = Met { run, processes, ahead_ns };
         if let Some(log) = self.ranks.get(&world.rank()) {
             log.state.lock().met = Some(met);
@@ -281,7 +309,7 @@ impl FlightRecorder {
         let met = met.unwrap_or_else(|| {
             let mut processes = vec![Peer::default(); mesh.world()];
             processes[rank] = this_process();
-            Met { run: new_name(), processes, ahead_ns: 0 }
+            Met { run: new_name(), processes: processes.into(), ahead_ns: 0 }
         });
         let (groups, ops) = ops.snapshot();
         let mut pauses = self.pauses.lock().clone();
@@ -292,7 +320,7 @@ impl FlightRecorder {
             rank,
             coords: mesh.coords(rank).into(),
             mesh: Coords { pp: mesh.pp, zero3: mesh.zero3, dp: mesh.dp }.into(),
-            processes: met.processes,
+            processes: met.processes.to_vec(),
             engine: config.engine.to_string(),
             schedule: schedule.kind.clone(),
             placement: schedule.placement.clone(),
@@ -348,4 +376,36 @@ fn this_process() -> Peer {
     #[cfg(not(unix))]
     let host = std::env::var("COMPUTERNAME").unwrap_or_default();
     Peer { host, pid: std::process::id() }
+}
+
+#[cfg(test)]
+mod tests {
+    use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
+
+    use super::*;
+    use crate::Trainer;
+    use crate::config::Config;
+
+    /// With many ranks in a process, each reading what all of them say would be their square.
+    #[test]
+    fn greetings_are_read_once_for_all_ranks_of_a_process() {
+        let config =
+            Config { dp: 6, flight_dir: Some("never written".into()), ..Config::default() };
+        let trainer = Trainer::new(config).unwrap();
+        let status = Arc::new(StatusBoard::new(6));
+        let recorder = FlightRecorder::start(&trainer.blueprint, &status, 0..6).unwrap();
+        let ranks = ThreadsWorld::new(6, ThreadsOptions::default()).communicators();
+        std::thread::scope(|scope| {
+            for world in ranks {
+                let recorder = &recorder;
+                scope.spawn(move || recorder.meet(&*world).unwrap());
+            }
+        });
+        let met = |log: &RankLog| log.state.lock().met.clone().unwrap();
+        let all: Vec<Met> = recorder.ranks.values().map(met).collect();
+        for one in &all {
+            assert_eq!((&one.run, one.processes.len()), (&all[0].run, 6));
+            assert!(Arc::ptr_eq(&one.processes, &all[0].processes));
+        }
+    }
 }

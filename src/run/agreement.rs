@@ -1,8 +1,10 @@
-//! The partition and the program that all ranks run: rank 0's.
+//! What all ranks must share before anything is built: settings, data, partition and program.
 //!
-//! Each process makes them from its own settings and files. Before anything is built, all ranks
-//! compare a digest. Where one differs, rank 0 gives its partition and its program to all, and who
-//! had others takes them; where that does not help, as with another model, nobody starts.
+//! Each process has its own settings and files. All ranks compare two digests. Where the one of
+//! settings and data differs, nobody starts, and the message names what differs. Where only that of
+//! partition and program does, rank 0 gives its own to all, and who had others takes them; where
+//! that does not help, as with another model, nobody starts either. What a setting is compared for
+//! stands in the table of settings ([`Across`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,10 +12,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 use zeropp_comm::Communicator;
+use zeropp_core::data::Fingerprint;
 use zeropp_pipeline::exchange::json::{self, Document};
 
-use crate::checkpoint::settings;
-use crate::config::OPTIONS;
+use crate::config::{Across, Config, OPTIONS, OptionInfo};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::run::rank::Shared;
@@ -21,29 +23,49 @@ use crate::run::rank::Shared;
 /// Largest program that is sent, in bytes of JSON: some 30 million actions.
 const PROGRAM_BYTES_MAX: usize = 256 << 20;
 
+/// Settings by their keys, each as a person would write it.
+type Settings = BTreeMap<String, String>;
+
+/// What a process compares with the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Digests {
+    /// Of the settings that all must share, and of the data.
+    settings: blake3::Hash,
+    /// Of partition and program.
+    program: blake3::Hash,
+}
+
+/// What a rank whose settings differ says of them, and rank 0.
+#[derive(Serialize, Deserialize)]
+struct Stated {
+    host: String,
+    settings: Settings,
+}
+
 /// What rank 0 gives to all.
 #[derive(Serialize, Deserialize)]
 struct Given {
+    host: String,
     /// First part of each stage.
     cuts: Vec<usize>,
     /// The lowered schedule, as a file has it; empty where it is too large to be sent.
     program: String,
-    /// The settings that make the run what it is.
-    settings: BTreeMap<String, String>,
+    /// The settings that it was made from.
+    settings: Settings,
 }
 
 /// What a rank says once it has what rank 0 gave.
 #[derive(Serialize, Deserialize)]
 struct Answer {
-    host: String,
     /// Why it cannot take what rank 0 gave.
     refused: Option<String>,
 }
 
-/// The blueprint that this rank builds from. All ranks call it.
+/// The blueprint that this rank builds from. All ranks call it first of all.
 ///
 /// # Errors
-/// [`RankError::Program`], on all ranks in the same words: one cannot run rank 0's program.
+/// [`RankError::Program`], on all ranks in the same words: settings or data differ that must not,
+/// or one cannot run rank 0's program.
 pub(crate) fn agree(
     shared: &Shared,
     world: &dyn Communicator,
@@ -53,84 +75,180 @@ pub(crate) fn agree(
         return Ok(own.clone());
     }
     // Once for all ranks of the process.
-    let digest = *shared.digest.get_or_init(|| digest(own));
-    let digests = world.exchange(digest.as_bytes().to_vec()).wait()?;
-    if digests.iter().all(|other| *other == digests[0]) {
+    let digests = *shared.digests.get_or_init(|| Digests {
+        settings: digest_of(&common(&own.config, shared.data.0.fingerprint())),
+        program: program_digest(own),
+    });
+    let mine = [digests.settings.as_bytes().as_slice(), digests.program.as_bytes()].concat();
+    let all = world.exchange(mine).wait()?;
+    if all.iter().all(|other| *other == all[0]) {
         return Ok(own.clone());
     }
-    let mine = if world.rank() == 0 { given(own) } else { Vec::new() };
-    let all = world.exchange(mine).wait()?;
-    let is_same = digests[0] == digest.as_bytes();
-    let taken = match is_same {
-        true => Ok(own.clone()),
-        false => shared.agreed.get_or_init(|| take(own, &all[0], &digests[0])).clone(),
-    };
-    let answer = Answer { host: shared.host.clone(), refused: taken.as_ref().err().cloned() };
-    let bytes = serde_json::to_vec(&answer).expect("plain data");
-    let answers = world.exchange(bytes).wait()?;
-    for (rank, bytes) in answers.iter().enumerate() {
-        let Answer { host, refused } = serde_json::from_slice(bytes).expect("written by a rank");
-        let Some(why) = refused else { continue };
-        let place = if host.is_empty() { String::new() } else { format!(" on {host}") };
-        return Err(RankError::Program(format!(
-            "rank {rank}{place} cannot run rank 0's program: {why}; give all processes the same \
-             settings"
-        )));
+    let (settings, programs): (Vec<&[u8]>, Vec<&[u8]>) =
+        all.iter().map(|both| both.split_at(both.len().min(blake3::OUT_LEN))).unzip();
+    if settings.iter().any(|other| *other != settings[0]) {
+        return Err(compare(shared, world, &settings)?);
     }
-    if world.rank() == shared.here[0] && !is_same {
+    take_rank_0_s(shared, world, &programs)
+}
+
+/// Finds out in which settings the processes differ, where they do.
+fn compare(
+    shared: &Shared,
+    world: &dyn Communicator,
+    digests: &[&[u8]],
+) -> Result<RankError, RankError> {
+    let rank = world.rank();
+    let stated = || Stated {
+        host: shared.host.clone(),
+        settings: common(&shared.blueprint.config, shared.data.0.fingerprint()),
+    };
+    let speaks = rank == 0 || digests[rank] != digests[0];
+    let mine = speaks.then(|| serde_json::to_vec(&stated()).expect("plain data"));
+    let all = world.exchange(mine.unwrap_or_default()).wait()?;
+    let read = |rank: usize| serde_json::from_slice::<Stated>(&all[rank]).expect("it speaks");
+    let other = digests.iter().position(|digest| *digest != digests[0]).expect("one differs");
+    let (first, other) = (read(0), (other, read(other)));
+    let words =
+        differences((other.0, &other.1.host, &other.1.settings), (&first.host, &first.settings));
+    let words = words.unwrap_or_else(|| "zeropp: the processes run different builds".into());
+    Ok(RankError::Program(format!("{words}; give all processes of a run the same")))
+}
+
+/// The blueprint of rank 0 on all ranks, where programs differ.
+fn take_rank_0_s(
+    shared: &Shared,
+    world: &dyn Communicator,
+    digests: &[&[u8]],
+) -> Result<Arc<Blueprint>, RankError> {
+    let (own, rank) = (&shared.blueprint, world.rank());
+    let mine = if rank == 0 { given(own, &shared.host) } else { Vec::new() };
+    let all = world.exchange(mine).wait()?;
+    let is_same = digests[rank] == digests[0];
+    // In the name of the first rank here that differs; all of a process do.
+    let taken = match is_same {
+        true => Ok((own.clone(), String::new())),
+        false => shared
+            .agreed
+            .get_or_init(|| take(own, &all[0], digests[0], (shared.here[0], &shared.host)))
+            .clone(),
+    };
+    let answer = Answer { refused: taken.as_ref().err().cloned() };
+    let bytes = serde_json::to_vec(&answer).expect("plain data");
+    for bytes in world.exchange(bytes).wait()?.iter() {
+        let Answer { refused } = serde_json::from_slice(bytes).expect("written by a rank");
+        let Some(why) = refused else { continue };
+        return Err(RankError::Program(format!("{why}; give all processes of a run the same")));
+    }
+    let (taken, differs) = taken.expect("nobody refused");
+    if rank == shared.here[0] && !is_same {
         warn!(
-            "the costs or the schedule of this process make another program than rank 0's, which \
-             it runs in place of its own"
+            "this process makes another program than rank 0's ({differs}), and runs rank 0's in \
+             place of its own"
         );
     }
-    Ok(taken.expect("nobody refused"))
+    Ok(taken)
 }
 
 /// What rank 0 gives, as it is sent.
-fn given(own: &Blueprint) -> Vec<u8> {
+fn given(own: &Blueprint, host: &str) -> Vec<u8> {
     let program = Some(program(own)).filter(|text| text.len() <= PROGRAM_BYTES_MAX);
     let given = Given {
+        host: host.to_owned(),
         cuts: own.stages.iter().map(|stage| stage.start).collect(),
         program: program.unwrap_or_default(),
-        settings: settings(&own.config),
+        settings: of_program(&own.config),
     };
     serde_json::to_vec(&given).expect("plain data")
 }
 
-/// The blueprint of this process with what rank 0 gave, which has rank 0's `digest`; or why there
-/// is none.
-fn take(own: &Blueprint, bytes: &[u8], digest: &[u8]) -> Result<Arc<Blueprint>, String> {
+/// The blueprint of this process, whose first rank is on a host as given, with what rank 0 gave,
+/// which has rank 0's `digest`, and how the settings differ; or why there is none.
+fn take(
+    own: &Blueprint,
+    bytes: &[u8],
+    digest: &[u8],
+    (rank, host): (usize, &str),
+) -> Result<(Arc<Blueprint>, String), String> {
     let given: Given = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+    let settings = of_program(&own.config);
+    let differs = differences((rank, host, &settings), (&given.host, &given.settings));
+    let cannot = |why: String| {
+        differs
+            .clone()
+            .unwrap_or_else(|| format!("{} cannot run rank 0's program: {why}", named(rank, host)))
+    };
     if given.program.is_empty() {
-        return Err("it has another, and rank 0's is too large to be given to it".into());
+        let why = "it makes another, and rank 0's is too large to be given to it";
+        return Err(cannot(why.into()));
     }
     let document = json::read(&given.program).map_err(|e| e.to_string());
     let taken = document.and_then(|document| own.with_program(&given.cuts, document.schedule));
     match taken {
-        Ok(taken) if self::digest(&taken).as_bytes() == digest => Ok(Arc::new(taken)),
-        other => Err(differences(own, &given.settings).unwrap_or_else(|| match other {
-            Ok(_) => "its model is another".into(),
-            Err(problem) => problem,
-        })),
+        Ok(taken) if program_digest(&taken).as_bytes() == digest => {
+            let differs = differs.unwrap_or_else(|| "its files have other contents".into());
+            Ok((Arc::new(taken), differs))
+        }
+        Ok(_) => Err(cannot("its model is another".into())),
+        Err(problem) => Err(cannot(problem)),
     }
 }
 
-/// The settings of this process that are not rank 0's, in words.
-fn differences(own: &Blueprint, theirs: &BTreeMap<String, String>) -> Option<String> {
-    let mine = settings(&own.config);
-    let none = "nothing".to_owned();
-    let keys = OPTIONS.iter().filter(|option| option.heading != "Launch").map(|option| option.key);
-    let differing = keys.filter(|key| mine.get(*key) != theirs.get(*key)).map(|key| {
-        let [mine, theirs] = [&mine, theirs].map(|all| all.get(key).unwrap_or(&none));
-        format!("{key} = {mine} here and {theirs} there")
-    });
-    let differing: Vec<String> = differing.collect();
-    (!differing.is_empty()).then(|| differing.join(", "))
+/// The settings in which a rank differs from rank 0, in words; nothing where they are the same.
+fn differences(
+    (rank, host, mine): (usize, &str, &Settings),
+    (first_host, firsts): (&str, &Settings),
+) -> Option<String> {
+    let keys = OPTIONS.iter().map(|option| option.key);
+    let keys: Vec<&str> = keys.filter(|key| mine.get(*key) != firsts.get(*key)).collect();
+    let list = |of: &Settings| {
+        let value = |key: &&str| of.get(*key).map_or("nothing", String::as_str).to_owned();
+        keys.iter().map(|key| format!("{key} = {}", value(key))).collect::<Vec<_>>().join(", ")
+    };
+    (!keys.is_empty()).then(|| {
+        format!(
+            "{}: {} has this, and {} has {}",
+            list(mine),
+            named(rank, host),
+            named(0, first_host),
+            list(firsts)
+        )
+    })
 }
 
-/// Of all that the ranks of a run must share: the programs of all of them, the parts of each stage,
-/// and what these compute with.
-fn digest(bp: &Blueprint) -> blake3::Hash {
+fn named(rank: usize, host: &str) -> String {
+    if host.is_empty() { format!("rank {rank}") } else { format!("rank {rank} on {host}") }
+}
+
+/// What the processes of a run must share, as the table of settings says.
+fn common(config: &Config, data: &Fingerprint) -> Settings {
+    let shared = |(option, text): (&OptionInfo, Option<String>)| {
+        let text = match option.across {
+            Across::Same => text?,
+            // An empty path is none.
+            Across::Given => text.filter(|text| !text.is_empty()).map(|_| "given".to_owned())?,
+            Across::Contents => data.to_string(),
+            Across::Program | Across::Own => return None,
+        };
+        Some((option.key.to_owned(), text))
+    };
+    config.resolved().texts().filter_map(shared).collect()
+}
+
+/// The settings that partition and program follow from.
+fn of_program(config: &Config) -> Settings {
+    let resolved = config.resolved();
+    let kept = resolved.texts().filter(|(option, _)| option.across == Across::Program);
+    kept.filter_map(|(option, text)| Some((option.key.to_owned(), text?))).collect()
+}
+
+fn digest_of(settings: &Settings) -> blake3::Hash {
+    blake3::hash(&serde_json::to_vec(settings).expect("plain data"))
+}
+
+/// Of what the ranks of a run must share beside settings: the programs of all of them, the parts of
+/// each stage with their parameters, and what these compute with.
+fn program_digest(bp: &Blueprint) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     hasher.update(program(bp).as_bytes());
     let config = &bp.config;
@@ -150,4 +268,77 @@ fn program(bp: &Blueprint) -> String {
     let mut text = Vec::new();
     json::write(&document, &mut text).expect("a buffer takes everything");
     String::from_utf8(text).expect("JSON is UTF-8")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{OptionKind, Table, Value};
+
+    /// Two values of a setting that a file may have; none for one that it may leave out.
+    fn two_values(option: &OptionInfo) -> [Option<Value>; 2] {
+        let now = Config::default().get(option.key);
+        let other =
+            |a: Value, b: Value| [now.clone(), Some(if now == Some(a.clone()) { b } else { a })];
+        match option.kind {
+            OptionKind::Count => other(3.into(), 4.into()),
+            OptionKind::Number => other(0.25.into(), 0.5.into()),
+            OptionKind::Switch => other(true.into(), false.into()),
+            OptionKind::Choice(names) => {
+                let of = |i: usize| names.get(i).map(|name| Value::from(*name));
+                [of(0), of(1)]
+            }
+            OptionKind::Path | OptionKind::Text => other("x".into(), "y".into()),
+            OptionKind::Resume => other(true.into(), false.into()),
+            OptionKind::Steps => other("3..4".into(), "5..6".into()),
+            OptionKind::Bytes => other(1024.into(), 2048.into()),
+        }
+    }
+
+    /// A setting is compared as its row in the table says, and no setting is without one.
+    #[test]
+    fn each_setting_is_compared_as_the_table_says() {
+        let with = |option: &OptionInfo, value: &Option<Value>| {
+            let table: Table = value.iter().map(|v| (option.key.to_owned(), v.clone())).collect();
+            Config::default().with(table).unwrap()
+        };
+        let data = Fingerprint { bytes: 7, samples_blake3: "0".repeat(64) };
+        for option in OPTIONS {
+            let values = two_values(option);
+            if values[1].is_none() {
+                continue; // a choice of one
+            }
+            let configs = values.map(|value| with(option, &value));
+            let [a, b] = configs.each_ref().map(|config| common(config, &data));
+            let has = [&a, &b].map(|settings| settings.contains_key(option.key));
+            let key = option.key;
+            match option.across {
+                Across::Same => {
+                    assert_ne!(a.get(key), b.get(key), "{key}");
+                    assert_ne!(digest_of(&a), digest_of(&b), "{key}");
+                    let words = differences((2, "b", &b), ("a", &a)).unwrap();
+                    let value = &b[key];
+                    assert!(words.contains(&format!("{key} = {value}")), "{words}");
+                    let who = ["rank 2 on b has this", "rank 0 on a has"];
+                    assert!(who.iter().all(|who| words.contains(who)), "{words}");
+                }
+                Across::Given => assert_eq!(has, [false, true], "{key}"),
+                Across::Contents => assert_eq!((a.get(key), has), (b.get(key), [true, true])),
+                Across::Program => {
+                    let [a, b] = configs.each_ref().map(of_program);
+                    assert_ne!(a.get(key), b.get(key), "{key}");
+                    assert_eq!(has, [false, false], "{key}");
+                }
+                Across::Own => assert_eq!((&a, has), (&b, [false, false]), "{key}"),
+            }
+        }
+        let grown = Fingerprint { bytes: 8, ..data.clone() };
+        let [a, b] = [&data, &grown].map(|data| common(&Config::default(), data));
+        let words = differences((1, "", &b), ("", &a)).unwrap();
+        assert_eq!(
+            words,
+            "data = 8 bytes with digest 0000000000000000: rank 1 has this, and rank 0 has data = \
+             7 bytes with digest 0000000000000000"
+        );
+    }
 }

@@ -36,7 +36,8 @@ pub(crate) fn write(
         _ => format!("steps {} to {last}", first + 1),
     };
     let what = format!("{when} of a run: {}", timeline.title);
-    let written = File::create(path).and_then(|file| costs::write(&costs, &what, file));
+    let of = (what.as_str(), Some(blueprint.plan.blocks.as_slice()));
+    let written = File::create(path).and_then(|file| costs::write(&costs, of, file));
     written.map_err(|source| Error::Output { path: path.to_path_buf(), source })?;
     Ok(None)
 }

@@ -32,7 +32,7 @@ use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::peak::{Best, Peak};
 use crate::recorder::FlightRecorder;
-use crate::run::agreement::agree;
+use crate::run::agreement::{Digests, agree};
 use crate::run::diagnose::Diverged;
 use crate::run::processes::{self, Clock};
 use crate::run::stop::{Stopper, Wish};
@@ -67,11 +67,11 @@ pub(crate) struct Shared {
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
     /// What the run's events are told within.
     pub(crate) span: tracing::Span,
-    /// Of this process's own blueprint.
-    pub(crate) digest: Arc<OnceLock<blake3::Hash>>,
-    /// What this process runs in place of its own blueprint, if it cannot run that; or why it
-    /// cannot run rank 0's either.
-    pub(crate) agreed: Arc<OnceLock<Result<Arc<Blueprint>, String>>>,
+    /// Of this process's own settings and blueprint.
+    pub(crate) digests: Arc<OnceLock<Digests>>,
+    /// What this process runs in place of its own blueprint, if it cannot run that, and in which
+    /// settings it differs; or why it cannot run rank 0's either.
+    pub(crate) agreed: Arc<OnceLock<Result<(Arc<Blueprint>, String), String>>>,
 }
 
 impl Shared {
@@ -147,6 +147,8 @@ pub(crate) struct RankStep {
     sent_bytes: u64,
     peak: MemoryBytes,
     at_once: u64,
+    early: u64,
+    idle: u64,
     times: StageTimes,
 }
 
@@ -212,10 +214,11 @@ pub(crate) fn run_rank(
     world: Arc<dyn Communicator>,
     report: impl FnMut(News),
 ) -> Result<RankEnd, RankError> {
+    // First of all: what follows is done together only where the settings say the same.
+    let shared = &Shared { blueprint: agree(shared, &*world)?, ..shared.clone() };
     if let Some(recorder) = &shared.recorder {
         recorder.meet(&*world)?;
     }
-    let shared = &Shared { blueprint: agree(shared, &*world)?, ..shared.clone() };
     let peak_flops = processes::meet(shared, &*world, &device)?;
     let groups = Groups::new(world, shared.blueprint.mesh)?;
     let meter = Meter::new();
@@ -313,15 +316,13 @@ fn token_source(shared: &Shared, device: &Device, groups: &Groups) -> TokenSourc
         let mut targets = Vec::with_capacity(samples * seq);
         for i in 0..samples {
             let index = first + micro_batch * samples + i;
-            // Nothing to hand an error to: the rank ends with its words.
-            let sample = data.1.sample(&data.0, step - 1, index);
-            let (x, y) = sample.unwrap_or_else(|e| panic!("{e}"));
+            let (x, y) = data.1.sample(&data.0, step - 1, index)?;
             ids.extend(x.into_iter().map(|t| t as i32));
             targets.extend(y.into_iter().map(|t| t as i32));
         }
         let tensor =
             |v: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(v, [samples, seq]), &device);
-        (tensor(ids), tensor(targets))
+        Ok((tensor(ids), tensor(targets)))
     })
 }
 
@@ -334,6 +335,7 @@ pub(crate) fn summarise(
     let c = groups.coords;
     let count =
         |f: fn(&Action) -> bool| record.spans.iter().filter(|s| f(&s.action)).count() as u64;
+    let (early, idle) = groups.held_aside();
     RankStep {
         losses: losses.into_iter().map(|(m, l)| (c.dp, c.zero3, m, l.to_bits())).collect(),
         computed: Computed::of(&record.spans).unwrap_or_default(),
@@ -343,6 +345,8 @@ pub(crate) fn summarise(
         sent_bytes: record.sent_bytes,
         peak: meter.peak(),
         at_once: meter.at_once().total(),
+        early,
+        idle,
         times: StageTimes::of(&record.spans),
     }
 }
@@ -381,6 +385,8 @@ pub(crate) fn step_metrics(
         comm_bytes: total(|r| r.sent_bytes),
         peak_bytes: ranks.iter().fold(MemoryBytes::default(), |m, r| m.max(&r.peak)),
         at_once_bytes: ranks.iter().map(|r| r.at_once).max().unwrap_or(0),
+        early_bytes: ranks.iter().map(|r| r.early).max().unwrap_or(0),
+        idle_bytes: total(|r| r.idle),
         skipped: outcome.skipped,
     };
     (metrics, times)

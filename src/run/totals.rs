@@ -21,6 +21,8 @@ pub(crate) struct Totals {
     reduce_scatters: u64,
     peak: MemoryBytes,
     at_once: u64,
+    early: u64,
+    idle: u64,
     /// The figures of every `1 << thinned`th step after the first.
     samples: Vec<Sample>,
     thinned: u32,
@@ -37,6 +39,8 @@ impl Totals {
         self.reduce_scatters += step.reduce_scatters;
         self.peak = self.peak.max(&step.peak_bytes);
         self.at_once = self.at_once.max(step.at_once_bytes);
+        self.early = self.early.max(step.early_bytes);
+        self.idle = self.idle.max(step.idle_bytes);
         // The first step warms caches and pools up; it counts only where it is alone.
         if self.steps == 1 {
             self.samples.clear();
@@ -86,6 +90,8 @@ impl Totals {
             reduce_scatters_per_unit: per_unit(self.reduce_scatters),
             peak_bytes: self.peak,
             at_once_bytes: self.at_once,
+            early_bytes: self.early,
+            idle_bytes: self.idle,
             ..Summary::default()
         }
     }

@@ -139,7 +139,7 @@ impl<'a> Steps<'a> {
             answers: asked.map(|asked| Arc::new(Mutex::new(asked))),
             recorder: recorder.clone(),
             span: span.clone(),
-            digest: Arc::default(),
+            digests: Arc::default(),
             agreed: Arc::default(),
         };
         let messages = spawn_all(&mut world, &shared);

@@ -51,6 +51,10 @@ fn memory(s: &Summary) -> String {
     }
     let at_once = [s.predicted_at_once_bytes, s.at_once_bytes].map(bytes);
     rows.push(["most at once".into()].into_iter().chain(at_once).collect());
+    // What engines hold aside depends on who comes first, so nobody can predict it.
+    let unknown = || "".to_owned();
+    rows.push(vec!["messages that came early".into(), unknown(), bytes(s.early_bytes)]);
+    rows.push(vec!["idle buffers, all ranks".into(), unknown(), bytes(s.idle_bytes)]);
     table(&rows)
 }
 
@@ -78,6 +82,7 @@ mod tests {
         };
         s.predicted_bytes.activation = 2048;
         s.peak_bytes.activation = 1024;
+        s.early_bytes = 3072;
         let alone = text(&s, 2, 2);
         assert!(!alone.contains("share"), "{alone}");
         let text = text(&s, 32, 2);
@@ -88,7 +93,8 @@ mod tests {
             "bubble_own_span 3.0 %, bubble_step 7.0 % measured",
             "32 ranks share 2 cores: waiting for a core counts as idle",
             "3 all-gathers and 2 reduce-scatters per rank and unit",
-            "activation              2.00 KiB  1.00 KiB",
+            "activation                 2.00 KiB  1.00 KiB",
+            "messages that came early              3.00 KiB",
         ] {
             assert!(text.lines().any(|l| l == line), "{line:?} is not in:\n{text}");
         }

@@ -1,30 +1,30 @@
 //! `zeropp why`: which rank broke a run.
 
+mod killed;
+
 use std::path::PathBuf;
-use std::time::SystemTime;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use zeropp::Saved;
 use zeropp::pipeline::flight::{
     Cause, Doing, EndKind, Entry, FlightError, Moment, Record, Run, Verdict, judge, signal_name,
 };
 
 use crate::Failure;
-use crate::figures::{count, duration, say};
+use crate::figures::{count, say};
 
 const ABOUT: &str = "Find the rank that broke a run\n\n\
 When a run fails, every rank writes what it did last to a file in the folder of `flight-dir`. This \
 lines them up: the rank that failed, hung or is missing, the stage and action it was at, the \
 operation that others waited for in vain, and what speaks for it. A rank that was killed or frozen \
 leaves no file; the other ranks' records identify it. Where all of a run was killed at once, its \
-folder of checkpoints tells how far it came.";
+folder of checkpoints and its file of metrics tell how far it came.";
 
 const EXAMPLES: &str = "\
 Examples:
   zeropp why zeropp-failed
   zeropp why zeropp-failed --last 40       # more of what the ranks did last, lined up
   zeropp why node0/failed node1/failed     # hosts without a common folder
-  zeropp why checkpoints                   # a lone process that is just gone
+  zeropp why checkpoints metrics.jsonl     # a lone process that is just gone
 
 Exit codes: 0 the cause is found, 1 the records do not tell, 2 no records.";
 
@@ -36,13 +36,13 @@ pub(crate) fn command() -> Command {
         .after_help(EXAMPLES)
         .arg(
             Arg::new("folders")
-                .value_name("DIR")
+                .value_name("PATH")
                 .required(true)
                 .num_args(1..)
                 .value_parser(value_parser!(PathBuf))
                 .help(
-                    "The folder that the failed run told, or of its checkpoints; several where \
-                     hosts have their own",
+                    "The folder that the failed run told; several where hosts have their own. \
+                     Where it left none, its folder of checkpoints or its file of metrics",
                 ),
         )
         .arg(
@@ -74,7 +74,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let run = match Run::read(&folders, wanted) {
         Ok(run) => run,
         Err(error @ FlightError::NoSuchRun { .. }) => return Err(Failure::bad_input(error)),
-        Err(error) => return without_records(&folders, &error),
+        Err(error) => return killed::explain(&folders, &error),
     };
     let verdict = judge(&run);
     if matches.get_flag("json") {
@@ -86,55 +86,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         Cause::Unknown => Err(Failure::failed_run(verdict.summary)),
         _ => Ok(()),
     }
-}
-
-/// What checkpoints tell, where a run left no records: all of it was killed at once.
-fn without_records(folders: &[PathBuf], error: &FlightError) -> Result<(), Failure> {
-    let found = folders.iter().find_map(|folder| Some((folder, zeropp::saved(folder).ok()??)));
-    let Some((folder, saved)) = found else {
-        return Err(Failure::bad_input(format!(
-            "{error}. Where a lone process was killed there are none; name its folder of \
-             checkpoints to see how far it came"
-        )));
-    };
-    let folder = folder.display();
-    if saved.in_use {
-        say(format_args!("{folder}: a run is saving here and has not ended"));
-        return Ok(());
-    }
-    say(format_args!("{folder}: no run is at work here, and there are no records beside it"));
-    say(killed(&saved, SystemTime::now()));
-    Ok(())
-}
-
-/// The reasons to think that a run was killed, and what to do.
-fn killed(saved: &Saved, now: SystemTime) -> String {
-    let mut lines = Vec::new();
-    if let Some(newest) = &saved.newest {
-        let of = newest.of.map(|steps| format!(" of {steps}")).unwrap_or_default();
-        let ago = newest.at.and_then(|at| now.duration_since(at).ok());
-        let ago = ago.map(|ago| format!(", {} ago", duration(ago.as_secs_f64())));
-        lines.push(format!("  - step {}{of} is saved{}", newest.step, ago.unwrap_or_default()));
-        if newest.of == Some(newest.step) {
-            lines.push("  - that was its last step: the run is done".into());
-            return lines.join("\n");
-        }
-    }
-    for name in &saved.half_written {
-        lines.push(format!("  - {name}: it ended while it was saving"));
-    }
-    lines.push(
-        "  - a run that fails, or is told to stop, says so and leaves records or a last \
-         checkpoint: this one was ended from outside with SIGKILL, or crashed"
-            .into(),
-    );
-    lines.push(
-        "  - most often memory ran out: see `dmesg | grep -i oom` or `journalctl -k` on its \
-         machine, and on Slurm `sacct -o state,exitcode,maxrss`; on Kubernetes the pod's last state"
-            .into(),
-    );
-    lines.push("to go on from there: the same command with --resume".into());
-    lines.join("\n")
 }
 
 fn json(run: &Run, verdict: &Verdict) -> serde_json::Value {

@@ -151,7 +151,11 @@ fn a_lone_process_that_was_killed_is_explained_by_its_checkpoints() {
     child.wait().unwrap();
     let got = zeropp(at, "why zeropp-failed");
     assert_eq!(got.code, Some(2));
-    assert!(got.err.contains("name its folder of checkpoints"), "{}", got.err);
+    for part in
+        ["SIGKILL", "memory ran out", "name its folder of checkpoints or its file of metrics"]
+    {
+        assert!(got.err.contains(part), "{part} is not in: {}", got.err);
+    }
     std::fs::create_dir(at.join("ckpt/.step-099999.tmp")).unwrap();
     let got = zeropp(at, "why zeropp-failed ckpt");
     assert_eq!((got.code, got.err.as_str()), (Some(0), ""));
@@ -163,4 +167,51 @@ fn a_lone_process_that_was_killed_is_explained_by_its_checkpoints() {
     ] {
         assert!(got.out.contains(part), "{part} is not in:\n{}", got.out);
     }
+}
+
+#[test]
+fn a_lone_process_that_was_killed_is_explained_by_its_metrics() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let mut child = begun(at, command(at, RUN));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let metrics = at.join("m.jsonl");
+    let whole = std::fs::read_to_string(&metrics).unwrap();
+    let lines = whole.lines().filter(|line| line.ends_with('}'));
+    let last: serde_json::Value = serde_json::from_str(lines.last().unwrap()).unwrap();
+    // The kill came in the middle of a line.
+    std::fs::write(&metrics, format!("{whole}\n{{\"step\": 99999")).unwrap();
+    let got = zeropp(at, "why zeropp-failed m.jsonl");
+    assert_eq!((got.code, got.err.as_str()), (Some(0), ""));
+    for part in [
+        "no rank left a record",
+        &format!("step {} is the last in m.jsonl, with a loss of {}", last["step"], last["loss"]),
+        " ago",
+        "SIGKILL",
+        "most often memory ran out",
+        "nothing was saved to go on from",
+    ] {
+        assert!(got.out.contains(part), "{part} is not in:\n{}", got.out);
+    }
+}
+
+#[test]
+fn an_unknown_token_id_ends_the_run_without_a_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let ids = (0..5000u32).flat_map(|i| (if i == 40 { 300 } else { i % 200 }).to_le_bytes());
+    std::fs::write(at.join("ids.bin"), ids.collect::<Vec<u8>>()).unwrap();
+    let line = RUN.replace(" --metrics m.jsonl", " --data ids.bin --tokenizer u32 --vocab 200");
+    let got = zeropp(at, &format!("{line} --order sequential"));
+    assert_eq!(got.code, Some(1), "{}", got.err);
+    let place = "data = ids.bin: token id 300 at byte 160 is not below vocab = 200";
+    assert!(got.err.contains(place) && !got.err.contains("panicked"), "{}", got.err);
+    let got = zeropp(at, "why zeropp-failed");
+    assert_eq!(got.code, Some(0), "{}", got.err);
+    assert!(
+        got.out.contains(place) && got.out.contains("4 of 4 ranks left a record"),
+        "{}",
+        got.out
+    );
 }

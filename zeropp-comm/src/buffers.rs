@@ -60,6 +60,13 @@ impl Buffers {
         self.fresh.load(Ordering::Relaxed)
     }
 
+    /// Bytes of the buffers that nobody uses.
+    pub(super) fn idle_bytes(&self) -> u64 {
+        let shelves = self.shelves.lock();
+        let buffers = shelves.by_len.values().flat_map(|shelf| &shelf.buffers);
+        buffers.filter(|b| b.is_free()).map(|b| (b.len() * size_of::<f32>()) as u64).sum()
+    }
+
     /// Takes a free buffer off its shelf.
     fn take(&self, len: usize) -> Option<CpuBuffer> {
         let mut shelves = self.shelves.lock();

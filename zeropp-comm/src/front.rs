@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor};
 
 use crate::signature::{Operation, Signature, bytes_of};
-use crate::stats::Traffic;
+use crate::stats::{Held, Traffic};
 use crate::{AllBytes, CommError, CommResult, CommStats, Communicator, Pending, checks};
 
 /// Who a rank is in a group.
@@ -35,8 +35,8 @@ pub(crate) trait Front: Send + Sync {
     fn member(&self) -> Member<'_>;
     /// What the rank sent through this end.
     fn traffic(&self) -> &Traffic;
-    /// Result buffers that the engine made for the group.
-    fn fresh_buffers(&self) -> u64;
+    /// What the engine holds for the group, as this rank is to count it.
+    fn held(&self) -> Held;
     /// The world's first error, as this rank is told of it.
     fn error(&self) -> Option<CommError>;
     /// Fails the world, unless it has failed.
@@ -205,6 +205,6 @@ impl<F: Front> Communicator for F {
     }
 
     fn stats(&self) -> CommStats {
-        self.traffic().snapshot(self.fresh_buffers())
+        self.traffic().snapshot(self.held())
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::mesh::{Coords, Mesh};
-use crate::{CommResult, Communicator};
+use crate::{CommResult, CommStats, Communicator};
 
 /// One rank's communicators.
 #[derive(Clone)]
@@ -41,5 +41,14 @@ impl Groups {
         let pipeline = world.split(&format!("pipeline[{pipeline_id}]"), pipeline_id, c.pp)?;
         let replica = world.split(&format!("replica[{replica_id}]"), replica_id, c.dp)?;
         Ok(Groups { mesh, coords: c, world, zero3, pipeline, replica })
+    }
+
+    /// What this rank's communicators hold beside what it asked them for: the largest bytes so far
+    /// of messages that came before they were asked for, and those of idle buffers now.
+    pub fn held_aside(&self) -> (u64, u64) {
+        let all = [&self.world, &self.zero3, &self.pipeline, &self.replica];
+        let all = all.map(|communicator| communicator.stats());
+        let sum = |of: fn(&CommStats) -> u64| all.iter().map(of).sum();
+        (sum(|stats| stats.early_bytes), sum(|stats| stats.idle_bytes))
     }
 }

@@ -34,6 +34,12 @@ pub struct CommStats {
     /// Result buffers that the engine allocated for this group so far: it stops growing once
     /// the pool holds as many as are alive at one time. 0 for engines without a pool.
     pub fresh_buffers: u64,
+    /// Largest bytes so far of messages that this rank had been sent and not asked for. An engine
+    /// that moves a message only once it is asked for has none.
+    pub early_bytes: u64,
+    /// Bytes of result buffers that the group keeps for later and nobody uses now. Where ranks of
+    /// a process share a pool, the first of them in the group has all of it.
+    pub idle_bytes: u64,
 }
 
 impl CommStats {
@@ -50,6 +56,14 @@ impl CommStats {
         ];
         kinds.iter().map(|count| count.bytes).sum()
     }
+}
+
+/// What an engine holds for a group: the fields of [`CommStats`] that are no traffic.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Held {
+    pub(crate) fresh_buffers: u64,
+    pub(crate) early_bytes: u64,
+    pub(crate) idle_bytes: u64,
 }
 
 /// The counters behind [`CommStats`], one set a rank and communicator.
@@ -73,8 +87,9 @@ impl Traffic {
         total.fetch_add(sent, Ordering::Relaxed);
     }
 
-    /// The counts so far.
-    pub(crate) fn snapshot(&self, fresh_buffers: u64) -> CommStats {
+    /// The counts so far, beside what is held.
+    pub(crate) fn snapshot(&self, held: Held) -> CommStats {
+        let Held { fresh_buffers, early_bytes, idle_bytes } = held;
         let get = |operation| {
             let place = Self::place(operation).expect("a counted operation");
             let (ops, bytes) = &self.0[place];
@@ -89,6 +104,8 @@ impl Traffic {
             gather: get(Operation::Gather),
             send: get(Operation::Send),
             fresh_buffers,
+            early_bytes,
+            idle_bytes,
         }
     }
 

@@ -92,14 +92,14 @@ impl Groups {
     }
 
     /// The parts of each of `stages` stages, whose longest takes as little time as can be and the
-    /// others about the same. `times` has the time of each group, in any unit, estimated or
-    /// measured. Where `limit` is given, no stage exceeds that either; none if that cannot be.
+    /// others about the same. Where `limit` is given, no stage exceeds that either; none if that
+    /// cannot be.
     ///
     /// # Errors
     /// [`TooFewLayers`] where a stage would have no block.
     pub fn balanced(
         &self,
-        times: &[f64],
+        times: &GroupTimes,
         stages: usize,
         limit: Option<&StageLimits>,
     ) -> Result<Option<Vec<Range<usize>>>, TooFewLayers> {
@@ -107,8 +107,36 @@ impl Groups {
         if blocks < stages || stages == 0 {
             return Err(TooFewLayers { stages, blocks });
         }
-        let cuts = balance(&in_units(times), stages, limit);
+        let cuts = balance(&Units::of(times), stages, limit);
         Ok(cuts.map(|cuts| self.stages(cuts.windows(2).map(|w| w[1] - w[0]))))
+    }
+}
+
+/// What each group takes of a micro-batch, F, B and W together, in any unit, estimated or measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GroupTimes {
+    /// In a stage that keeps what its F makes.
+    pub kept: Vec<f64>,
+    /// In a stage that is recomputed: R is a part of it.
+    pub recomputed: Vec<f64>,
+    /// How many of the stages are recomputed, from the first on.
+    pub recomputing: usize,
+}
+
+/// Times as whole numbers, in proportion. What is negative or no number counts as nothing.
+struct Units {
+    kept: Vec<u64>,
+    recomputed: Vec<u64>,
+    recomputing: usize,
+}
+
+impl Units {
+    fn of(times: &GroupTimes) -> Units {
+        let GroupTimes { kept, recomputed, recomputing } = times;
+        let longest = kept.iter().chain(recomputed).copied().fold(0.0, f64::max);
+        let unit = if longest > 0.0 && longest.is_finite() { UNITS / longest } else { 0.0 };
+        let in_units = |times: &[f64]| times.iter().map(|t| (t * unit).round() as u64).collect();
+        Units { kept: in_units(kept), recomputed: in_units(recomputed), recomputing: *recomputing }
     }
 }
 
@@ -128,13 +156,6 @@ impl StageLimits {
     }
 }
 
-/// Times as whole numbers, in proportion. What is negative or no number counts as nothing.
-fn in_units(times: &[f64]) -> Vec<u64> {
-    let longest = times.iter().copied().fold(0.0, f64::max);
-    let unit = if longest > 0.0 && longest.is_finite() { UNITS / longest } else { 0.0 };
-    times.iter().map(|t| (t * unit).round() as u64).collect()
-}
-
 fn sums(values: &[u64]) -> Vec<u64> {
     let mut sum = 0u64;
     let add = |v: &u64| {
@@ -146,19 +167,25 @@ fn sums(values: &[u64]) -> Vec<u64> {
 
 /// One search for a cut.
 struct Cut<'a> {
-    /// Sums of the times of the first groups, 0 first.
-    times: Vec<u64>,
+    /// Sums of the times of the first groups, 0 first; those of stages that are recomputed first.
+    times: [Vec<u64>; 2],
+    recomputing: usize,
     stages: usize,
     limit: Option<&'a StageLimits>,
 }
 
 /// Cut points `0 = c0 < c1 < … < cS = n` of the best contiguous split, if one keeps the limits.
-fn balance(times: &[u64], stages: usize, limit: Option<&StageLimits>) -> Option<Vec<usize>> {
-    let cut = Cut { times: sums(times), stages, limit };
-    let all = cut.times[times.len()];
+fn balance(times: &Units, stages: usize, limit: Option<&StageLimits>) -> Option<Vec<usize>> {
+    let Units { kept, recomputed, recomputing } = times;
+    let both = || kept.iter().zip(recomputed);
+    let [least, most]: [Vec<u64>; 2] =
+        [both().map(|(a, b)| *a.min(b)).collect(), both().map(|(a, b)| *a.max(b)).collect()];
+    let times = [sums(recomputed), sums(kept)];
+    let cut = Cut { times, recomputing: *recomputing, stages, limit };
     // Some stage has the longest group, and some at least the mean.
-    let longest = times.iter().copied().max().unwrap_or(0);
-    let (mut low, mut high) = (longest.max(all / stages as u64), all);
+    let longest = least.iter().copied().max().unwrap_or(0);
+    let mut low = longest.max(least.iter().sum::<u64>() / stages as u64);
+    let mut high = most.iter().sum();
     cut.filled(high)?;
     while low < high {
         let middle = low.midpoint(high);
@@ -173,7 +200,12 @@ fn balance(times: &[u64], stages: usize, limit: Option<&StageLimits>) -> Option<
 
 impl Cut<'_> {
     fn groups(&self) -> usize {
-        self.times.len() - 1
+        self.times[0].len() - 1
+    }
+
+    /// Sums of the times of the first groups, as `stage` takes them.
+    fn sums(&self, stage: usize) -> &[u64] {
+        &self.times[usize::from(stage >= self.recomputing)]
     }
 
     /// Where `stage` ends at the latest if it begins at `from` and takes at most `time`; other
@@ -184,7 +216,7 @@ impl Cut<'_> {
             let top = sums[from].saturating_add(most);
             from + sums[from..=last.max(from)].partition_point(|s| *s <= top) - 1
         };
-        let end = within(&self.times, time);
+        let end = within(self.sums(stage), time);
         self.limit.map_or(end, |l| end.min(within(&l.sums, l.limits[stage])))
     }
 
@@ -194,7 +226,7 @@ impl Cut<'_> {
             let least = sums[to].saturating_sub(most);
             sums[..=to].partition_point(|s| *s < least)
         };
-        let begin = within(&self.times, time).max(stage);
+        let begin = within(self.sums(stage), time).max(stage);
         self.limit.map_or(begin, |l| begin.max(within(&l.sums, l.limits[stage])))
     }
 
@@ -203,13 +235,13 @@ impl Cut<'_> {
     fn filled(&self, time: u64) -> Option<Vec<usize>> {
         let mut cuts = vec![0];
         for stage in 0..self.stages {
-            let end = self.end(stage, cuts[stage], time);
-            if end == cuts[stage] {
-                return None;
-            }
-            cuts.push(end);
+            cuts.push(self.end(stage, cuts[stage], time));
         }
-        (cuts[self.stages] == self.groups()).then_some(cuts)
+        // What the next group is too long for, as it is recomputed, takes one of the stage before.
+        for stage in (1..self.stages).rev() {
+            cuts[stage] = cuts[stage].min(cuts[stage + 1].saturating_sub(1));
+        }
+        (cuts[self.stages] == self.groups() && self.keeps(&cuts, time)).then_some(cuts)
     }
 
     /// Whether every stage of a cut keeps within `time` and its limit.
@@ -229,14 +261,14 @@ impl Cut<'_> {
         }
         let mut cuts = vec![0];
         for stage in 0..self.stages {
-            let from = cuts[stage];
-            let left = self.times[self.groups()] - self.times[from];
-            let share = self.times[from] + left / (self.stages - stage) as u64;
+            let (from, times) = (cuts[stage], self.sums(stage));
+            let left = times[self.groups()] - times[from];
+            let share = times[from] + left / (self.stages - stage) as u64;
             let most = self.end(stage, from, time).min(latest[stage + 1]);
             let least = earliest[stage].max(from + 1).min(most);
-            let after = self.times.partition_point(|t| *t < share);
+            let after = times.partition_point(|t| *t < share);
             let before = after.saturating_sub(1);
-            let off = |i: usize| self.times[i.min(self.groups())].abs_diff(share);
+            let off = |i: usize| times[i.min(self.groups())].abs_diff(share);
             let nearest = if off(before) <= off(after) { before } else { after };
             cuts.push(nearest.clamp(least, most));
         }

@@ -5,7 +5,10 @@ use std::collections::{HashMap, HashSet};
 
 use crate::ir::{Action, Compute, Message, Schedule};
 
+mod issue;
 mod weights;
+
+pub use issue::in_issue_order;
 
 /// How lowering treats weights and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use super::split::{Joined, split};
 use super::ticket::{Outer, Ticket};
 use crate::front::{Front, Member};
 use crate::signature::{Operation, Signature};
-use crate::stats::Traffic;
+use crate::stats::{Held, Traffic};
 use crate::threads::barrier::{Input, Output, opened};
 use crate::threads::communicator::ThreadsCommunicator;
 use crate::threads::world::Liveness;
@@ -113,8 +113,8 @@ impl Front for HybridCommunicator {
         &self.traffic
     }
 
-    fn fresh_buffers(&self) -> u64 {
-        self.group.local.buffers.fresh()
+    fn held(&self) -> Held {
+        self.local.held()
     }
 
     fn error(&self) -> Option<CommError> {

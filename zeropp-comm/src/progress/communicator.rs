@@ -12,7 +12,7 @@ use super::{
 };
 use crate::front::{Front, Member};
 use crate::signature::{Operation, Signature};
-use crate::stats::Traffic;
+use crate::stats::{Held, Traffic};
 use crate::subgroup::SplitRequest;
 use crate::{AllBytes, CommError, CommResult, Communicator, Pending};
 
@@ -92,8 +92,10 @@ impl<E: Engine> Front for ProgressCommunicator<E> {
         &self.traffic
     }
 
-    fn fresh_buffers(&self) -> u64 {
-        self.group.buffers.fresh()
+    fn held(&self) -> Held {
+        let buffers = &self.group.buffers;
+        // Messages move once they are asked for.
+        Held { fresh_buffers: buffers.fresh(), early_bytes: 0, idle_bytes: buffers.idle_bytes() }
     }
 
     fn error(&self) -> Option<CommError> {

@@ -12,7 +12,7 @@ use super::result_slots::Wait;
 use super::world::Liveness;
 use crate::front::{Front, Member};
 use crate::signature::{Operation, Signature};
-use crate::stats::Traffic;
+use crate::stats::{Held, Traffic};
 use crate::{AllBytes, CommError, CommResult, Communicator, InFlight, Pending};
 use zeropp_core::device::{hand_over, take_over};
 
@@ -63,8 +63,13 @@ impl Front for ThreadsCommunicator {
         &self.traffic
     }
 
-    fn fresh_buffers(&self) -> u64 {
-        self.group.buffers.fresh()
+    fn held(&self) -> Held {
+        let buffers = &self.group.buffers;
+        Held {
+            fresh_buffers: buffers.fresh(),
+            early_bytes: self.group.mail.lock().early_bytes(self.place),
+            idle_bytes: if self.place == 0 { buffers.idle_bytes() } else { 0 },
+        }
     }
 
     fn error(&self) -> Option<CommError> {

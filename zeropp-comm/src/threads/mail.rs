@@ -7,7 +7,7 @@ use burn::tensor::{DType, Tensor};
 
 use super::group::Group;
 use super::result_slots::ResultSlots;
-use crate::signature::{Operation, Signature};
+use crate::signature::{Operation, Signature, bytes_of};
 use crate::{CommError, CommResult};
 
 /// Sender and receiver (places in the group), and the tag.
@@ -22,6 +22,8 @@ pub(super) struct Address {
 #[derive(Default)]
 pub(super) struct Mail {
     lanes: HashMap<Address, Lane>,
+    /// By receiver: bytes of messages that nobody has asked for, and the most of them so far.
+    early: HashMap<usize, [u64; 2]>,
 }
 
 /// Messages of one address: never both kinds at once.
@@ -47,6 +49,11 @@ pub(super) enum Found {
 }
 
 impl Mail {
+    /// Largest bytes so far of messages to the rank at `to` that it had not asked for.
+    pub(super) fn early_bytes(&self, to: usize) -> u64 {
+        self.early.get(&to).map_or(0, |[_, most]| *most)
+    }
+
     /// Wakes every waiting receiver.
     pub(super) fn wake_all(&self) {
         for receive in self.lanes.values().flat_map(|lane| &lane.wanted) {
@@ -65,6 +72,9 @@ impl Mail {
     fn post(&mut self, address: Address, message: Tensor<1>) -> Option<(Arc<Receive>, Tensor<1>)> {
         let lane = self.lanes.entry(address).or_default();
         let Some(receive) = lane.wanted.pop_front() else {
+            let [now, most] = self.early.entry(address.to).or_default();
+            *now += bytes_of(&message) as u64;
+            *most = (*most).max(*now);
             lane.sent.push_back(message);
             return None;
         };
@@ -76,6 +86,9 @@ impl Mail {
     fn want(&mut self, address: Address, expected: (DType, usize)) -> Found {
         let lane = self.lanes.entry(address).or_default();
         if let Some(message) = lane.sent.pop_front() {
+            if let Some([now, _]) = self.early.get_mut(&address.to) {
+                *now -= bytes_of(&message) as u64;
+            }
             self.forget_empty(address);
             return Found::Message(message);
         }
@@ -141,4 +154,42 @@ fn check(
         theirs: sent.to_string(),
     };
     group.fail(address.to, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+    use zeropp_core::cpu_tensor::from_vec;
+
+    use crate::Communicator;
+    use crate::threads::{ThreadsOptions, ThreadsWorld};
+
+    #[test]
+    fn messages_that_nobody_asked_for_yet_are_counted_by_their_receiver() {
+        let ranks = ThreadsWorld::new(2, ThreadsOptions::default()).communicators();
+        let early = |rank: usize| ranks[rank].stats().early_bytes;
+        let recv = |tag| ranks[1].recv(0, tag, 8, DType::F32);
+        let first = recv(7);
+        for tag in [7, 8, 9] {
+            ranks[0].send(1, tag, from_vec(vec![1.0; 8], [8])).wait().unwrap();
+        }
+        first.wait().unwrap();
+        assert_eq!((early(0), early(1)), (0, 64), "the first one was asked for");
+        [8, 9].map(|tag| recv(tag).wait().unwrap());
+        ranks[0].send(1, 7, from_vec(vec![1.0; 8], [8])).wait().unwrap();
+        assert_eq!(early(1), 64, "two at one time are the most");
+    }
+
+    #[test]
+    fn idle_buffers_are_counted_once_for_all_ranks_that_share_them() {
+        let ranks = ThreadsWorld::new(2, ThreadsOptions::default()).communicators();
+        let idle = || [0, 1].map(|rank: usize| ranks[rank].stats().idle_bytes);
+        let all = ranks.iter().map(|rank| rank.all_gather(from_vec(vec![1.0; 8], [8])));
+        let all: Vec<_> = all.collect();
+        let results: Vec<_> = all.into_iter().map(|pending| pending.wait().unwrap()).collect();
+        let used = idle();
+        drop(results);
+        let [first, second] = idle();
+        assert!(first >= used[0] + 64 && (used[1], second) == (0, 0), "{used:?}, {first}");
+    }
 }

@@ -192,7 +192,7 @@ fn operations_and_bytes_are_counted_as_by_the_threads_engine() {
         all.exchange(vec![1, 2, 3]).wait().unwrap();
         all.send(1 - all.rank(), 0, buffer()).wait().unwrap();
         all.recv(1 - all.rank(), 0, 12, DType::F32).wait().unwrap();
-        zeropp_comm::CommStats { fresh_buffers: 0, ..all.stats() }
+        zeropp_comm::CommStats { fresh_buffers: 0, early_bytes: 0, idle_bytes: 0, ..all.stats() }
     };
     let counted = on_ranks(2, patient(), |all, _| work(&all));
     let threads = ThreadsWorld::new(2, ThreadsOptions::default()).communicators();

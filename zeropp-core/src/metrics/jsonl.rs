@@ -111,6 +111,8 @@ mod tests {
             "all_reduces",
             "at_once_bytes",
             "comm_bytes",
+            "early_bytes",
+            "idle_bytes",
             "peak_bytes",
         ];
         expected.sort();

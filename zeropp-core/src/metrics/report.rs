@@ -48,6 +48,14 @@ pub struct StepMetrics {
     /// Largest over ranks of the sum of all kinds at one time.
     #[serde(default)]
     pub at_once_bytes: u64,
+    /// Largest over ranks, and over the steps so far, of messages that came before they were asked
+    /// for: beside `peak_bytes`, since it is a matter of timing.
+    #[serde(default)]
+    pub early_bytes: u64,
+    /// Buffers that engines keep for later and nobody uses after the step, of all ranks; beside
+    /// `peak_bytes`, too.
+    #[serde(default)]
+    pub idle_bytes: u64,
     /// Whether the update was skipped on all ranks because a gradient was not finite.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
@@ -156,7 +164,13 @@ pub struct Summary {
     /// Largest measured sum of all kinds at one time, over ranks and steps.
     #[serde(default)]
     pub at_once_bytes: u64,
-    /// The same as predicted, over ranks.
+    /// Largest measured `early_bytes` of a step.
+    #[serde(default)]
+    pub early_bytes: u64,
+    /// Largest measured `idle_bytes` of a step.
+    #[serde(default)]
+    pub idle_bytes: u64,
+    /// `at_once_bytes` as predicted, over ranks.
     #[serde(default)]
     pub predicted_at_once_bytes: u64,
     /// Seconds from the first step's start to the last one's end.

@@ -1,5 +1,7 @@
 //! What tells data from other data without reading all of it.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use super::bytes::Bytes;
@@ -67,6 +69,14 @@ impl Fingerprint {
         }
         let other = "the data has the same size and another content";
         (self.samples_blake3 != then.samples_blake3).then(|| other.into())
+    }
+}
+
+/// Its size, and enough of the digest to tell two apart.
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digest = self.samples_blake3.get(..16).unwrap_or(&self.samples_blake3);
+        write!(f, "{} bytes with digest {digest}", self.bytes)
     }
 }
 

@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use zeropp_comm::groups::Groups;
 use zeropp_comm::{AllBytes, CommResult, CommStats, Communicator, InFlight, Pending};
 use zeropp_core::cpu_tensor;
+use zeropp_core::data::DataError;
 use zeropp_zero3::StepOutcome;
 
 use super::{Worker, untag};
@@ -231,13 +232,19 @@ impl Worker for EmulatedWorker {
         (STAMP, DType::F32)
     }
 
-    fn forward(&mut self, stage: usize, _: usize, _: Option<Tensor<1>>) -> Option<Tensor<1>> {
+    fn forward(
+        &mut self,
+        stage: usize,
+        _: usize,
+        _: Option<Tensor<1>>,
+    ) -> Result<Option<Tensor<1>>, DataError> {
         self.take(self.costs.stages[stage].f_ns);
-        (stage + 1 < self.stages).then(|| self.message())
+        Ok((stage + 1 < self.stages).then(|| self.message()))
     }
 
-    fn recompute(&mut self, stage: usize, _: usize) {
+    fn recompute(&mut self, stage: usize, _: usize) -> Result<(), DataError> {
         self.take(self.costs.stages[stage].r_ns);
+        Ok(())
     }
 
     fn backward(&mut self, stage: usize, _: usize, _: Option<Tensor<1>>) -> Option<Tensor<1>> {

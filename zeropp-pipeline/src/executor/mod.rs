@@ -16,10 +16,11 @@ use std::time::Instant;
 
 use burn::tensor::Tensor;
 use zeropp_comm::{CommError, CommResult, Communicator, Pending};
+use zeropp_core::data::DataError;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_zero3::StepOutcome;
 
-pub use model::{ModelWorker, TokenSource, WorkerOptions};
+pub use model::{ModelWorker, TokenSource, Tokens, WorkerOptions};
 pub use not_finite::{NotFinite, Value};
 pub use status::{ActionRecord, StatusBoard};
 pub use worker::Worker;
@@ -38,7 +39,28 @@ pub struct ExecutorError {
     /// The action it was at.
     pub action: Action,
     /// What went wrong.
-    pub source: CommError,
+    pub source: StepError,
+}
+
+/// What can go wrong in a step.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// Something between ranks.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+    /// Tokens that the model cannot be given, as an id that it has no row for.
+    #[error(transparent)]
+    Data(#[from] DataError),
+}
+
+impl StepError {
+    /// What went wrong between ranks, if that is what did.
+    pub fn between_ranks(&self) -> Option<&CommError> {
+        match self {
+            StepError::Comm(error) => Some(error),
+            StepError::Data(_) => None,
+        }
+    }
 }
 
 /// What one rank did in one step.
@@ -138,7 +160,7 @@ impl<W: Worker> Executor<W> {
                 rank: self.world_rank,
                 step,
                 action: last,
-                source,
+                source: source.into(),
             })?;
         }
         self.status.end_step(self.world_rank);
@@ -153,7 +175,7 @@ impl<W: Worker> Executor<W> {
         self.epoch.elapsed().as_nanos() as u64
     }
 
-    fn run_action(&mut self, f: &mut Flight, action: Action, step: u64) -> CommResult<()> {
+    fn run_action(&mut self, f: &mut Flight, action: Action, step: u64) -> Result<(), StepError> {
         let start = self.now();
         f.spans.push(Span { lane: action.lane(), action, start_ns: start, end_ns: start });
         let span = f.spans.len() - 1;
@@ -234,7 +256,7 @@ impl<W: Worker> Executor<W> {
         Ok(())
     }
 
-    fn compute(&mut self, f: &mut Flight, action: Action, span: usize) -> CommResult<()> {
+    fn compute(&mut self, f: &mut Flight, action: Action, span: usize) -> Result<(), StepError> {
         let mut begun = false;
         for (kind, stage, micro_batch) in action.computes() {
             if kind != Compute::W {
@@ -258,23 +280,20 @@ impl<W: Worker> Executor<W> {
             self.status.set_computing(self.world_rank, true);
             let output = match kind {
                 Compute::F => self.worker.forward(stage, micro_batch, input),
-                Compute::B => self.worker.backward(stage, micro_batch, input),
-                Compute::R => {
-                    self.worker.recompute(stage, micro_batch);
-                    None
-                }
+                Compute::B => Ok(self.worker.backward(stage, micro_batch, input)),
+                Compute::R => self.worker.recompute(stage, micro_batch).map(|()| None),
                 Compute::W => {
                     self.worker.weight(stage, micro_batch);
-                    None
+                    Ok(None)
                 }
                 Compute::BW => {
                     let dx = self.worker.backward(stage, micro_batch, input);
                     self.worker.weight(stage, micro_batch);
-                    dx
+                    Ok(dx)
                 }
             };
             self.status.set_computing(self.world_rank, false);
-            if let Some(output) = output {
+            if let Some(output) = output? {
                 let (message, to) = match kind {
                     Compute::F => (Message::Activation, stage + 1),
                     _ => (Message::Gradient, stage - 1),

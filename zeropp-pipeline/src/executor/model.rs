@@ -6,6 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Int, Tensor};
 use parking_lot::Mutex;
 use zeropp_comm::CommResult;
+use zeropp_core::data::DataError;
 use zeropp_core::layer::{LayerCx, Part};
 use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::split::{
@@ -16,8 +17,11 @@ use zeropp_zero3::{Optimizer, ParamExport, ShardedStage, StepOutcome};
 use super::Worker;
 use super::not_finite::{NotFinite, Search, Value};
 
-/// Token ids and targets, each `[b, s]`, of one micro-batch of this rank in a step.
-pub type TokenSource = Arc<dyn Fn(u64, usize) -> (Tensor<2, Int>, Tensor<2, Int>) + Send + Sync>;
+/// Token ids and targets, each `[b, s]`, of one micro-batch.
+pub type Tokens = (Tensor<2, Int>, Tensor<2, Int>);
+
+/// The tokens of one micro-batch of this rank in a step.
+pub type TokenSource = Arc<dyn Fn(u64, usize) -> Result<Tokens, DataError> + Send + Sync>;
 
 /// What a worker needs to know besides its stages.
 #[derive(Clone)]
@@ -176,7 +180,7 @@ impl ModelWorker {
         micro_batch: usize,
         x: Option<Tensor<3>>,
         op: &OpCx,
-    ) -> Output {
+    ) -> Result<Output, DataError> {
         let this = &self.stages[&stage];
         let mut x = x;
         for (part, weights) in this.parts.iter().zip(&this.weights) {
@@ -184,17 +188,17 @@ impl ModelWorker {
             let hidden = |x: Option<Tensor<3>>| x.expect("every stage but the first has an input");
             match part {
                 Part::Embedding(e) => {
-                    let (ids, _) = (self.tokens)(self.step, micro_batch);
+                    let (ids, _) = (self.tokens)(self.step, micro_batch)?;
                     x = Some(e.forward(ids, &cx));
                 }
                 Part::Layer(layer) => x = Some(layer.forward(hidden(x), &cx)),
                 Part::Head(head) => {
-                    let (_, targets) = (self.tokens)(self.step, micro_batch);
-                    return Output::Loss(head.loss(hidden(x), targets, &cx));
+                    let (_, targets) = (self.tokens)(self.step, micro_batch)?;
+                    return Ok(Output::Loss(head.loss(hidden(x), targets, &cx)));
                 }
             }
         }
-        Output::Hidden(x.expect("a stage has at least one layer"))
+        Ok(Output::Hidden(x.expect("a stage has at least one layer")))
     }
 
     /// The gradients that a micro-batch of a stage is added to.
@@ -241,12 +245,17 @@ impl ModelWorker {
     }
 
     /// Builds the graph of one stage and micro-batch from its plain input.
-    fn build(&mut self, stage: usize, micro_batch: usize, input: Option<Saved<3>>) -> Output {
+    fn build(
+        &mut self,
+        stage: usize,
+        micro_batch: usize,
+        input: Option<Saved<3>>,
+    ) -> Result<Output, DataError> {
         let queue = WQueue::default();
         let forward_grads = self.forward_grads(stage, micro_batch);
         let op = self.op_cx(stage, queue.clone(), forward_grads, true);
         let leaf = input.as_ref().map(|x| x.get().autodiff().require_grad());
-        let output = self.run_layers(stage, micro_batch, leaf.clone(), &op);
+        let output = self.run_layers(stage, micro_batch, leaf.clone(), &op)?;
         let (seed, plain) = match output {
             Output::Hidden(y) => {
                 (StageSeed::Hidden(seed_backward(y.clone())), Output::Hidden(y.inner()))
@@ -255,7 +264,7 @@ impl ModelWorker {
         };
         self.graphs.insert((stage, micro_batch), Graph { leaf, _input: input, seed });
         self.queues.insert((stage, micro_batch), queue);
-        plain
+        Ok(plain)
     }
 
     fn deliver(&mut self, stage: usize, micro_batch: usize, output: Output) -> Option<Tensor<1>> {
@@ -297,26 +306,26 @@ impl Worker for ModelWorker {
         stage: usize,
         micro_batch: usize,
         x: Option<Tensor<1>>,
-    ) -> Option<Tensor<1>> {
+    ) -> Result<Option<Tensor<1>>, DataError> {
         let dims = self.options.dims;
         let input = x.map(|x| Saved::new(x.reshape(dims), MemoryKind::Activation, &self.meter));
         let output = if self.options.recompute_full.contains(&stage) {
             let op = self.op_cx(stage, WQueue::default(), None, false);
             let x = input.as_ref().map(Saved::get);
             self.inputs.insert((stage, micro_batch), input);
-            self.run_layers(stage, micro_batch, x, &op)
+            self.run_layers(stage, micro_batch, x, &op)?
         } else {
-            self.build(stage, micro_batch, input)
+            self.build(stage, micro_batch, input)?
         };
-        self.deliver(stage, micro_batch, output)
+        Ok(self.deliver(stage, micro_batch, output))
     }
 
-    fn recompute(&mut self, stage: usize, micro_batch: usize) {
+    fn recompute(&mut self, stage: usize, micro_batch: usize) -> Result<(), DataError> {
         let input = self
             .inputs
             .remove(&(stage, micro_batch))
             .expect("R follows a forward that kept its input");
-        self.build(stage, micro_batch, input);
+        self.build(stage, micro_batch, input).map(drop)
     }
 
     fn backward(

@@ -2,6 +2,7 @@
 
 use burn::tensor::{DType, Tensor};
 use zeropp_comm::CommResult;
+use zeropp_core::data::DataError;
 use zeropp_zero3::StepOutcome;
 
 /// The stages of one rank. The executor calls it in the order of the program; every message is a
@@ -13,14 +14,20 @@ pub trait Worker {
     fn message_shape(&self) -> (usize, DType);
 
     /// F: the output for the next stage, or `None` where the stage ends in the loss.
+    ///
+    /// # Errors
+    /// Tokens that the model cannot be given.
     fn forward(
         &mut self,
         stage: usize,
         micro_batch: usize,
         x: Option<Tensor<1>>,
-    ) -> Option<Tensor<1>>;
+    ) -> Result<Option<Tensor<1>>, DataError>;
     /// R: redoes the F, now keeping what B needs.
-    fn recompute(&mut self, stage: usize, micro_batch: usize);
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    fn recompute(&mut self, stage: usize, micro_batch: usize) -> Result<(), DataError>;
     /// B: the gradient for the stage before, or `None` at stage 0.
     fn backward(
         &mut self,

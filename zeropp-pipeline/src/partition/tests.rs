@@ -4,6 +4,17 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// Every stage takes the same for the same groups.
+fn balance(times: &[u64], stages: usize, limit: Option<&StageLimits>) -> Option<Vec<usize>> {
+    let units = Units { kept: times.to_vec(), recomputed: times.to_vec(), recomputing: 0 };
+    super::balance(&units, stages, limit)
+}
+
+fn in_units(times: &[f64]) -> Vec<u64> {
+    let same = times.to_vec();
+    Units::of(&GroupTimes { kept: same.clone(), recomputed: same, recomputing: 0 }).kept
+}
+
 fn largest(values: &[u64], cuts: &[usize]) -> u64 {
     cuts.windows(2).map(|w| values[w[0]..w[1]].iter().sum()).max().unwrap()
 }
@@ -61,6 +72,37 @@ proptest! {
             }
             prop_assert!(want.is_some_and(|want| want <= largest(&times, &cuts)));
         }
+    }
+
+    /// R counts in the stages that are recomputed, and in no other.
+    #[test]
+    fn no_cut_is_better_where_some_stages_are_recomputed(
+        groups in prop::collection::vec((0u64..30, 0u64..20), 1..11),
+        stages in 1usize..7,
+        recomputing in 0usize..7,
+    ) {
+        prop_assume!(groups.len() >= stages);
+        let kept: Vec<u64> = groups.iter().map(|(time, _)| *time).collect();
+        let recomputed: Vec<u64> = groups.iter().map(|(time, r)| time + r).collect();
+        let of_stage = |stage: usize, from: usize, to: usize| -> u64 {
+            let times = if stage < recomputing { &recomputed } else { &kept };
+            times[from..to].iter().sum()
+        };
+        // The smallest longest stage of all cuts of the first groups into so many stages.
+        let mut want = vec![None; groups.len() + 1];
+        want[0] = Some(0);
+        for stage in 0..stages {
+            let to = |to: usize| {
+                let longest = |from: usize| Some(of_stage(stage, from, to).max(want[from]?));
+                (0..to).filter_map(longest).min()
+            };
+            want = (0..=groups.len()).map(to).collect();
+        }
+        let units = Units { kept: kept.clone(), recomputed: recomputed.clone(), recomputing };
+        let cuts = super::balance(&units, stages, None).unwrap();
+        let longest = cuts.windows(2).enumerate().map(|(s, w)| of_stage(s, w[0], w[1])).max();
+        prop_assert_eq!(longest, want[groups.len()]);
+        prop_assert!(cuts.is_sorted_by(|a, b| a < b), "{:?}", cuts);
     }
 
     #[test]
@@ -122,5 +164,7 @@ fn a_cut_by_hand_is_taken_as_it_is_or_not_at_all() {
     for wrong in [&[3, 4, 4, 4][..], &[3, 0, 8, 3], &[], &[usize::MAX, 15]] {
         assert_eq!(groups(14).by_hand(wrong), None, "{wrong:?}");
     }
-    assert!(groups(3).balanced(&[1.0; 3], 4, None).is_err());
+    let ones = vec![1.0; 3];
+    let times = GroupTimes { kept: ones.clone(), recomputed: ones, recomputing: 0 };
+    assert!(groups(3).balanced(&times, 4, None).is_err());
 }

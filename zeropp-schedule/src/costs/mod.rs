@@ -17,11 +17,13 @@
 //! t_reduce = 1800          # or, in their place, the bytes mem_weights and mem_gradient of a
 //! t_replica_reduce = 2500  # stage with zero3_bytes_per_s and replica_bytes_per_s
 //! t_step = 3000            # the optimizer step
+//! blocks = [4, 4, 4, 3]    # of each stage that the times are of: a run may cut others from them
 //! ```
 //!
 //! A schedule's JSON has such a table, and a trace has times; both are read too. A file may also
 //! have what a machine does in a second, from which the times of any model follow: [`Machine`].
 
+mod blocks;
 mod layers;
 mod machine;
 mod measured;
@@ -36,6 +38,7 @@ use crate::exchange::json;
 use crate::memory::StageBytes;
 use crate::simulate;
 
+pub use blocks::BlockTimes;
 pub use layers::layers_of;
 pub use machine::Machine;
 pub use measured::{measured, scaled_to};
@@ -202,6 +205,9 @@ impl Table {
                  or a list of {stages}; 0 where a whole backward is t_b"
             )));
         }
+        // Only a run knows blocks.
+        self.blocks()?;
+        keys.remove("blocks");
         let rates = take_rates(&mut keys)?;
         for (key, value) in &mut keys {
             if PER_STAGE.contains(&key.as_str()) && value.is_number() {
@@ -302,12 +308,16 @@ pub fn check_sums(costs: &simulate::Costs, micro_batches: usize) -> Result<(), C
     )))
 }
 
-/// Writes costs as a file, a key a line, that says what was `measured`. What is 0 everywhere is
-/// left out where it may be.
+/// Writes costs as a file, a key a line, that says what was `measured`, of stages of so many
+/// `blocks`, if that is known. What is 0 everywhere is left out where it may be.
 ///
 /// # Errors
 /// What writing to `out` returns.
-pub fn write(costs: &simulate::Costs, measured: &str, out: impl Write) -> io::Result<()> {
+pub fn write(
+    costs: &simulate::Costs,
+    (measured, blocks): (&str, Option<&[usize]>),
+    out: impl Write,
+) -> io::Result<()> {
     let mut out = io::BufWriter::new(out);
     let is_nothing = |value: &Value| match value {
         Value::Array(list) => list.iter().all(|x| x.as_f64() == Some(0.0)),
@@ -315,7 +325,9 @@ pub fn write(costs: &simulate::Costs, measured: &str, out: impl Write) -> io::Re
     };
     write!(out, "{{\n  \"{MEASURED}\": ")?;
     Value::from(measured).serialize(&mut serde_json::Serializer::new(&mut out))?;
-    let mut keys: Vec<(String, Value)> = Table::from(costs).keys.into_iter().collect();
+    let mut table = Table::from(costs);
+    blocks.into_iter().for_each(|blocks| table.set_blocks(blocks));
+    let mut keys: Vec<(String, Value)> = table.keys.into_iter().collect();
     let place = |key: &str| PER_STAGE.iter().position(|k| *k == key).unwrap_or(PER_STAGE.len());
     keys.sort_by_key(|(key, _)| (key.starts_with("mem_"), place(key)));
     for (key, value) in keys {

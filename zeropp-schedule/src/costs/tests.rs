@@ -100,7 +100,7 @@ fn what_is_written_reads_back() {
         step_ns: 8,
     };
     let mut text = Vec::new();
-    write(&costs, "steps 2 to 8 of \"a run\"", &mut text).unwrap();
+    write(&costs, ("steps 2 to 8 of \"a run\"", None), &mut text).unwrap();
     let text = String::from_utf8(text).unwrap();
     let table = Table::read(&text, Form::Json).unwrap();
     assert_eq!(table.measured(), Some("steps 2 to 8 of \"a run\""));

@@ -10,12 +10,14 @@
 use crate::ir::{Action, Compute, Schedule};
 
 mod deadlock;
+mod issue;
 mod messages;
 mod order;
 mod tables;
 mod weights;
 mod words;
 
+pub use issue::verify_issue_order;
 pub use words::Words;
 
 /// What a schedule has to keep besides being correct.
@@ -80,6 +82,9 @@ pub enum VerifyError {
     },
     /// Ranks wait for each other in a circle.
     Deadlock(Vec<Stuck>),
+    /// Ranks come to the messages between them in orders that do not go together, where sends are
+    /// not buffered: each would wait for the next one, and the last for the first.
+    IssueOrder(Vec<Place>),
 }
 
 /// One rank of a deadlock.

@@ -65,6 +65,11 @@ impl VerifyError {
                 };
                 format!("deadlock: {}", stuck.iter().map(one).collect::<Vec<_>>().join("; "))
             }
+            VerifyError::IssueOrder(places) => {
+                let one = |place: &Place| words.place(place);
+                let waits = places.iter().map(one).collect::<Vec<_>>().join(" waits for ");
+                format!("no one order of operations: {waits} waits for the first")
+            }
         }
     }
 }
