@@ -3,7 +3,9 @@
 use clap::Command;
 use clap::error::{ContextKind, ContextValue};
 
-use crate::{args, check, compare, log, ranks, schedule, shell, version, why};
+use crate::{
+    args, check, compare, log, paper, planning, playground, ranks, schedule, shell, version, why,
+};
 
 const ABOUT: &str = "Trains transformers that are too big for one node: pipeline parallelism \
 between nodes, ZeRO-3 inside a node, without tensor parallelism";
@@ -21,6 +23,9 @@ pub(crate) fn command() -> Command {
         .subcommand(args::run_command())
         .subcommand(ranks::command())
         .subcommand(schedule::command())
+        .subcommand(planning::command())
+        .subcommand(playground::command())
+        .subcommand(paper::command())
         .subcommand(check::command())
         .subcommand(compare::command())
         .subcommand(why::command())
