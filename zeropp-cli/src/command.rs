@@ -4,7 +4,8 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue};
 
 use crate::{
-    args, check, compare, export, inspect, log, ranks, schedule, shell, tokenize, version, why,
+    args, check, compare, export, inspect, log, paper, planning, playground, ranks, schedule,
+    shell, tokenize, version, why,
 };
 
 const ABOUT: &str = "Trains transformers that are too big for one node: pipeline parallelism \
@@ -23,6 +24,9 @@ pub(crate) fn command() -> Command {
         .subcommand(args::run_command())
         .subcommand(ranks::command())
         .subcommand(schedule::command())
+        .subcommand(planning::command())
+        .subcommand(playground::command())
+        .subcommand(paper::command())
         .subcommand(check::command())
         .subcommand(compare::command())
         .subcommand(why::command())

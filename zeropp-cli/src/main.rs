@@ -14,7 +14,10 @@ mod figures;
 mod inspect;
 mod log;
 mod pages;
+mod paper;
 mod plan;
+mod planning;
+mod playground;
 mod progress;
 mod ranks;
 mod run;
@@ -72,6 +75,9 @@ fn main() -> ExitCode {
         Some(("run", matches)) => args::run(matches).and_then(|run| run::run(run, voice)),
         Some(("ranks", matches)) => ranks::run(matches),
         Some(("schedule", matches)) => schedule::run(matches),
+        Some(("plan", matches)) => planning::run(matches),
+        Some(("playground", matches)) => playground::run(matches),
+        Some(("paper", _)) => paper::run(),
         Some(("check", matches)) => check::run(matches),
         Some(("compare", matches)) => compare::run(matches),
         Some(("why", matches)) => why::run(matches),

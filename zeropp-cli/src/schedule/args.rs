@@ -62,6 +62,9 @@ Examples:
       zeropp schedule --kind zb-2p --pp 2 --micro-batches 8 --costs measured.json
   All kinds side by side:
       zeropp schedule --all --pp 8 --micro-batches 24 --t-f 18522 --t-b 18086 --t-w 9337
+  The same model of 48 layers under all kinds, however many stages each has:
+      zeropp schedule --all --pp 4 --micro-batches 16 --layers 48 --layer-f 946 --layer-b 937 \\
+          --layer-w 678
   The whole program with gathers, sends and reductions, as a page to zoom in:
       zeropp schedule --kind zeropp --pp 4 --virtual 2 --unit 8 --lower --recompute full \\
           --t-gather 0.5 --t-reduce 0.5 -o zeropp.html

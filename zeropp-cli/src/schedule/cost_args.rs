@@ -36,11 +36,33 @@ pub(crate) struct Memory {
     pub(super) input: PerStage<i64>,
 }
 
+/// Costs of a layer, from which those of every kind's stages follow.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerTimes {
+    /// Layers of the model.
+    pub(super) layers: usize,
+    /// F, B and W.
+    pub(super) times: [Decimal; 3],
+}
+
+impl LayerTimes {
+    fn new(matches: &ArgMatches) -> Option<LayerTimes> {
+        let time = |name: &str| matches.get_one::<Decimal>(name).copied();
+        let layers = *matches.get_one::<usize>("layers")?;
+        // Where one is given, the others are as long.
+        let [f, b, w] = LAYER.map(time);
+        let any = f.or(b).or(w)?;
+        Some(LayerTimes { layers, times: [f, b, w].map(|t| t.unwrap_or(any)) })
+    }
+}
+
 /// Everything about costs that was typed.
 #[derive(Clone, Debug)]
 pub(crate) struct CostFlags {
     pub(super) times: Times,
     pub(super) memory: Memory,
+    /// Costs are those of a layer.
+    pub(super) layer: Option<LayerTimes>,
     /// The file of `--costs`.
     pub(super) file: Option<PathBuf>,
     /// The flags that are no defaults.
@@ -68,7 +90,7 @@ pub(crate) fn cost_args() -> Vec<Arg> {
             .help_heading(MEMORY)
             .help(help)
     };
-    vec![
+    let mut args = vec![
         Arg::new("costs")
             .long("costs")
             .value_name("FILE")
@@ -103,7 +125,45 @@ pub(crate) fn cost_args() -> Vec<Arg> {
         memory("mem-w", "What a W changes [default: the rest is freed]"),
         memory("mem-input", "The part of mem-f that a stage keeps which recomputes")
             .default_value("0"),
-    ]
+    ];
+    args.extend(layer_args());
+    args
+}
+
+/// Times of a layer.
+const LAYER: [&str; 3] = ["layer-f", "layer-b", "layer-w"];
+
+/// The flags for what a layer costs.
+fn layer_args() -> Vec<Arg> {
+    let time = |(name, of_stage, help): (&'static str, &'static str, &'static str)| {
+        Arg::new(name)
+            .long(name)
+            .value_name("T")
+            .value_parser(value_parser!(Decimal))
+            .allow_hyphen_values(true)
+            .requires("layers")
+            .conflicts_with_all([of_stage, "costs"])
+            .help_heading(COSTS)
+            .help(help)
+    };
+    let layers = Arg::new("layers")
+        .long("layers")
+        .value_name("N")
+        .value_parser(value_parser!(usize))
+        .help_heading(COSTS)
+        .help("Layers of the model, with --layer-f, -b and -w")
+        .long_help(
+            "Layers of the model, with --layer-f, --layer-b and --layer-w. A stage costs what its \
+             layers do, so that every kind runs the same model however many stages it has. \
+             Gathers, reductions and memory are then those of a layer, too; --mem-input and \
+             --t-comm are not.",
+        );
+    let times = [
+        ("layer-f", "t-f", "Forward of a layer, in place of --t-f [default: as the others]"),
+        ("layer-b", "t-b", "B of a layer, in place of --t-b [default: as the others]"),
+        ("layer-w", "t-w", "W of a layer, in place of --t-w [default: as the others]"),
+    ];
+    times.map(time).into_iter().chain([layers]).collect()
 }
 
 impl CostFlags {
@@ -113,6 +173,7 @@ impl CostFlags {
         CostFlags {
             times: Times::new(matches),
             memory: Memory::new(matches),
+            layer: LayerTimes::new(matches),
             file: matches.get_one("costs").cloned(),
             typed: FLAGS.into_iter().filter(typed).collect(),
         }
@@ -125,7 +186,10 @@ impl CostFlags {
 }
 
 /// The flags of [`cost_args`] that are no file.
-const FLAGS: [&str; 11] = [
+const FLAGS: [&str; 14] = [
+    "layer-f",
+    "layer-b",
+    "layer-w",
     "t-f",
     "t-b",
     "t-w",

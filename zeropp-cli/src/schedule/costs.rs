@@ -1,12 +1,12 @@
 //! From the flags for costs to what generators, simulator and files take.
 
-use zeropp::pipeline::costs::ACTIONS_EACH_MAX;
+use zeropp::pipeline::costs::{ACTIONS_EACH_MAX, layers_of};
 use zeropp::pipeline::exchange::json;
 use zeropp::pipeline::memory::StageBytes;
 use zeropp::pipeline::schedules;
 use zeropp::pipeline::simulate::{self, LinkCosts, StageCosts};
 
-use super::cost_args::{CostFlags, Memory, PerStage, Times};
+use super::cost_args::{CostFlags, LayerTimes, Memory, PerStage, Times};
 use super::decimal::{Decimal, Unit};
 use crate::Failure;
 
@@ -34,8 +34,42 @@ impl Priced {
     ) -> Result<Priced, Failure> {
         match &flags.file {
             Some(path) => super::costs_file::priced(flags, path, stages, micro_batches),
-            None => Priced::typed(&flags.times, &flags.memory, stages, micro_batches),
+            None => match &flags.layer {
+                Some(layer) => Priced::of_layers(flags, layer, stages, micro_batches),
+                None => Priced::typed(&flags.times, &flags.memory, stages, micro_batches),
+            },
         }
+    }
+
+    /// The costs of stages of so many layers as there are for each.
+    fn of_layers(
+        flags: &CostFlags,
+        layer: &LayerTimes,
+        stages: usize,
+        micro_batches: usize,
+    ) -> Result<Priced, Failure> {
+        let cut = layers_of(layer.layers, stages).map_err(Failure::bad_input)?;
+        let times_of = |one: Decimal| PerStage(cut.iter().map(|n| one.times(*n)).collect());
+        let all_times = |name, list: &PerStage<Decimal>| {
+            one(name, list).map(|one| PerStage(cut.iter().map(|n| one.times(*n)).collect()))
+        };
+        let all_units = |name, list: &PerStage<i64>| {
+            one(name, list).map(|one| PerStage(cut.iter().map(|n| one * *n as i64).collect()))
+        };
+        let given = |name, list: &Option<PerStage<i64>>| {
+            list.as_ref().map(|list| all_units(name, list)).transpose()
+        };
+        let [f, b, w] = layer.times.map(times_of);
+        let Times { gather, reduce, comm, overlap, .. } = &flags.times;
+        let (gather, reduce) = (all_times("t-gather", gather)?, all_times("t-reduce", reduce)?);
+        let times = Times { f, b, w, gather, reduce, comm: *comm, overlap: *overlap };
+        let memory = Memory {
+            f: all_units("mem-f", &flags.memory.f)?,
+            b: given("mem-b", &flags.memory.b)?,
+            w: given("mem-w", &flags.memory.w)?,
+            input: flags.memory.input.clone(),
+        };
+        Priced::typed(&times, &memory, stages, micro_batches)
     }
 
     /// The costs of a file, in nanoseconds.
@@ -178,6 +212,17 @@ fn simulator(costs: &schedules::Costs, input: &[i64], overlap: Option<u64>) -> s
     }
 }
 
+/// The one number of a flag that is about a layer.
+fn one<T: Copy>(name: &str, list: &PerStage<T>) -> Result<T, Failure> {
+    match list.0[..] {
+        [one] => Ok(one),
+        _ => Err(Failure::bad_input(format!(
+            "{name} = {} numbers: with --layer-f it is that of a layer; give one number",
+            list.0.len()
+        ))),
+    }
+}
+
 /// One entry a stage of a flag's value.
 pub(super) fn per_stage<T: Copy>(
     name: &str,
@@ -246,5 +291,43 @@ impl Changes {
             }
         }
         Ok(Changes { f, b, w, input })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::command;
+    use super::*;
+
+    fn flags(line: &str) -> Result<CostFlags, String> {
+        let words = std::iter::once("schedule").chain(line.split(' '));
+        let matches = command().try_get_matches_from(words).map_err(|e| e.to_string())?;
+        Ok(CostFlags::new(&matches))
+    }
+
+    #[test]
+    fn layers_cost_the_same_in_however_many_stages_they_are() {
+        let line = "--layers 24 --layer-f 2.5 --layer-w 1 --t-gather 3 --mem-f 4 --mem-input 1";
+        let flags = flags(line).unwrap();
+        for stages in [1, 4, 7, 24] {
+            let priced = Priced::new(&flags, stages, 8).unwrap_or_else(|f| panic!("{}", f.message));
+            let costs = &priced.generator;
+            let sum = |list: &[u64]| priced.unit.micros(list.iter().sum());
+            // B is as long as the first that is given.
+            assert_eq!([&costs.f, &costs.b, &costs.w].map(|l| sum(l)), [60.0, 60.0, 24.0]);
+            assert_eq!((sum(&costs.gather), costs.mem_f.iter().sum()), (72.0, 96));
+            assert!(priced.simulator.memory.iter().all(|m| m.input == 1));
+        }
+        let few = Priced::new(&flags, 25, 8).map(|_| ()).unwrap_err().message;
+        assert!(few.starts_with("layers = 24: 25 stages"), "{few}");
+    }
+
+    #[test]
+    fn costs_are_of_a_layer_or_of_a_stage() {
+        assert!(flags("--layers 4 --layer-f 1 --t-f 1").is_err());
+        assert!(flags("--layer-f 1").unwrap_err().contains("--layers"));
+        let lists = flags("--layers 4 --layer-f 1 --mem-f 2,2").unwrap();
+        let said = Priced::new(&lists, 2, 4).map(|_| ()).unwrap_err().message;
+        assert!(said.starts_with("mem-f = 2 numbers: with --layer-f"), "{said}");
     }
 }

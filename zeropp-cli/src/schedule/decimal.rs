@@ -54,6 +54,13 @@ impl FromStr for Decimal {
     }
 }
 
+impl Decimal {
+    /// So many times as much.
+    pub(crate) fn times(self, n: usize) -> Decimal {
+        Decimal { digits: self.digits * n as u128, ..self }
+    }
+}
+
 /// The unit of time of one simulation: 10^-`decimals` µs, a nanosecond or finer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unit {

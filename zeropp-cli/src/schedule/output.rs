@@ -130,8 +130,12 @@ pub(super) fn all(request: &Request) -> Result<String, Failure> {
     }
     let shape = shape(request, "zeropp", true);
     let lowered = if request.lower.is_some() { "" } else { "; --lower counts gathers" };
+    let whose = match &request.costs.layer {
+        Some(layer) => format!("{} layers, the same for every kind", layer.layers),
+        None => "times and memory are of one stage".into(),
+    };
     let head = format!(
-        "P = {}, {}, units of at most {} for zeropp; times and memory are of one stage{lowered}",
+        "P = {}, {}, units of at most {} for zeropp; {whose}{lowered}",
         shape.pp,
         micro_batches(&[shape.micro_batches]),
         shape.unit.min(shape.micro_batches),

@@ -1,0 +1,136 @@
+//! `zeropp playground`: the page of schedules, served or written.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Arg, ArgMatches, Command, value_parser};
+use zeropp_playground::page;
+
+use crate::Failure;
+use crate::figures::say;
+use crate::schedule::write;
+
+const ABOUT: &str = "See, compare and edit schedules on a page\n\n\
+Serves one page on this machine alone, at an address that nobody can guess, until Ctrl-C; or \
+writes the same page as one file that works without a network.";
+
+/// How long a browser may take to ask.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest head of a request.
+const HEAD_MAX: u64 = 16 << 10;
+
+/// The flags of `zeropp playground`.
+pub(crate) fn command() -> Command {
+    Command::new("playground")
+        .about("See, compare and edit schedules on a page, served on this machine or written")
+        .long_about(ABOUT)
+        .arg(
+            Arg::new("out")
+                .short('o')
+                .long("out")
+                .value_name("FILE.html")
+                .value_parser(value_parser!(PathBuf))
+                .help("Write the page in place of serving it"),
+        )
+        .arg(
+            Arg::new("port")
+                .long("port")
+                .value_name("PORT")
+                .default_value("0")
+                .value_parser(value_parser!(u16))
+                .help("The port to serve at; 0: a free one"),
+        )
+}
+
+/// Serves or writes the page.
+pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    let page = page();
+    if let Some(path) = matches.get_one::<PathBuf>("out") {
+        return write(path, page.as_bytes());
+    }
+    let port = *matches.get_one::<u16>("port").expect("has a default");
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(|e| {
+        Failure::bad_input(format!("port = {port}: cannot be opened ({e}); use 0 for a free one"))
+    })?;
+    let token = token().map_err(Failure::failed_run)?;
+    let at = listener.local_addr().map_err(Failure::failed_run)?;
+    say(format!("The playground is at http://{at}/{token}/ until Ctrl-C."));
+    for stream in listener.incoming().flatten() {
+        let (page, token) = (page.clone(), token.clone());
+        // A browser that asks for nothing is not to keep another one waiting.
+        std::thread::spawn(move || {
+            // One that has gone away needs no answer.
+            let _ = answer(stream, &format!("/{token}/"), &page);
+        });
+    }
+    Ok(())
+}
+
+/// 128 bits from the system, in hexadecimal digits.
+fn token() -> std::io::Result<String> {
+    let mut bytes = [0u8; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+fn answer(mut stream: TcpStream, path: &str, page: &str) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut head = BufReader::new(stream.try_clone()?.take(HEAD_MAX));
+    let mut request = String::new();
+    head.read_line(&mut request)?;
+    let mut line = String::new();
+    let mut is_local = false;
+    while head.read_line(&mut line)? > 2 {
+        // A page elsewhere whose name leads here is not to read this one.
+        let host = line.to_ascii_lowercase();
+        is_local |= host.starts_with("host: 127.0.0.1") || host.starts_with("host: localhost");
+        line.clear();
+    }
+    let asked = request.strip_prefix("GET ").and_then(|rest| rest.split(' ').next());
+    let found = is_local && asked == Some(path);
+    let (status, body) = if found { ("200 OK", page) } else { ("404 Not Found", "not here") };
+    let kind = if found { "text/html" } else { "text/plain" };
+    write!(
+        stream,
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: {}\r\n\
+         Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n\
+         Referrer-Policy: no-referrer\r\nConnection: close\r\n\r\n",
+        body.len()
+    )?;
+    stream.write_all(body.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ask(request: &str) -> String {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        client.write_all(request.as_bytes()).unwrap();
+        answer(listener.accept().unwrap().0, "/secret/", "the page").unwrap();
+        let mut told = String::new();
+        client.read_to_string(&mut told).unwrap();
+        told
+    }
+
+    #[test]
+    fn only_who_knows_the_address_gets_the_page() {
+        let told = ask("GET /secret/ HTTP/1.1\r\nHost: 127.0.0.1:8\r\n\r\n");
+        assert!(told.starts_with("HTTP/1.1 200") && told.ends_with("the page"), "{told}");
+        for request in [
+            "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+            "GET /secret/ HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
+            "POST /secret/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+            "nonsense\r\n\r\n",
+        ] {
+            let told = ask(request);
+            assert!(told.starts_with("HTTP/1.1 404") && !told.contains("the page"), "{told}");
+        }
+        assert_eq!(token().unwrap().len(), 32);
+        assert_ne!(token().unwrap(), token().unwrap());
+    }
+}
