@@ -6,6 +6,7 @@
 
 pub mod activation;
 pub mod attention;
+pub mod bf16;
 pub mod gemm;
 pub mod loss;
 pub mod math;
