@@ -261,13 +261,14 @@ impl Head for LmHead {
         let chunk = ops::head_chunk(batch.tokens(), rows, batch.element_bytes, batch.on_kernels());
         // The kernels leave out the rows that are no token ids.
         let columns = if batch.on_kernels() { self.0.vocabulary } else { rows };
+        let logit = ops::logit_bytes(batch.element_bytes, batch.on_kernels());
         // The gradient of its input.
         let kept = hidden_bytes(&self.0, batch);
         LayerCost {
             forward_flops: 2.0 * batch.tokens() as f64 * (h * self.0.vocabulary) as f64,
             activation_bytes: kept,
             activation_bytes_selective: kept,
-            workspace_bytes: (chunk * columns * batch.element_bytes) as u64,
+            workspace_bytes: (chunk * columns * logit) as u64,
             gradients_in_forward: true,
             ..LayerCost::default()
         }
