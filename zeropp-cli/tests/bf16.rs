@@ -21,13 +21,15 @@ fn figures(text: &str) -> Vec<[String; 2]> {
 
 /// The figures by one path, where this machine has it.
 fn by(dir: &Path, isa: &str) -> Option<Vec<[String; 2]>> {
-    let output = command(dir, RUN).env("ZEROPP_ISA", isa).output().unwrap();
+    let metrics = dir.join(isa).with_extension("jsonl");
+    let line = RUN.replace("m.jsonl", &metrics.to_string_lossy());
+    let output = command(dir, &line).env("ZEROPP_ISA", isa).output().unwrap();
     if !output.status.success() {
         let err = String::from_utf8(output.stderr).unwrap();
         assert!(err.contains("this machine has no such instructions"), "{err}");
         return None;
     }
-    Some(figures(&std::fs::read_to_string(dir.join("m.jsonl")).unwrap()))
+    Some(figures(&std::fs::read_to_string(metrics).unwrap()))
 }
 
 #[test]
