@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates by the folder of their sources.
-const CRATES: [&str; 10] = [
+const CRATES: [&str; 12] = [
     "zeropp-schedule/src",
     "zeropp-kernels/src",
     "zeropp-data/src",
@@ -15,6 +15,8 @@ const CRATES: [&str; 10] = [
     "zeropp-comm/src",
     "zeropp-zero3/src",
     "zeropp-pipeline/src",
+    "zeropp-plan/src",
+    "zeropp-playground/src",
     "src",
     "zeropp-cli/src",
 ];
@@ -213,7 +215,7 @@ fn only_the_command_prints() {
 #[test]
 fn dependencies_run_one_way() {
     let mut broken = Vec::new();
-    let below: [(&str, &[&str]); 10] = [
+    let below: [(&str, &[&str]); 12] = [
         ("zeropp-schedule", &[]),
         ("zeropp-kernels", &[]),
         ("zeropp-data", &[]),
@@ -222,8 +224,13 @@ fn dependencies_run_one_way() {
         ("zeropp-comm", &["core"]),
         ("zeropp-zero3", &["core", "comm"]),
         ("zeropp-pipeline", &["core", "comm", "zero3", "schedule"]),
+        ("zeropp-plan", &["schedule"]),
+        ("zeropp-playground", &["schedule"]),
         (".", &["core", "comm", "zero3", "schedule", "pipeline", "weights"]),
-        ("zeropp-cli", &["core", "comm", "zero3", "schedule", "pipeline", "weights"]),
+        (
+            "zeropp-cli",
+            &["core", "comm", "zero3", "schedule", "pipeline", "weights", "plan", "playground"],
+        ),
     ];
     for (folder, allowed) in below {
         let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();

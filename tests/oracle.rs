@@ -75,6 +75,7 @@ fn attention(qkv: Tensor<3>, heads: usize) -> Tensor<3> {
 fn gelu(x: Tensor<3>, kind: Activation) -> Tensor<3> {
     match kind {
         Activation::Gelu => activation::gelu(x),
+        Activation::Swiglu => unreachable!("a GPT has none"),
         Activation::GeluTanh => {
             let c = (2.0 / std::f64::consts::PI).sqrt();
             let inner = (x.clone() + x.clone().powi_scalar(3) * 0.044715) * c;

@@ -23,8 +23,17 @@ use crate::world::is_follower;
 
 /// Settings that must be as they were, since no tensor's shape would tell a difference and the
 /// model or the data would silently be another.
-const FIXED: [&str; 7] =
-    ["model", "heads", "activation", "tokenizer", "vocab", "vocab-multiple", "seed"];
+const FIXED: [&str; 9] = [
+    "model",
+    "heads",
+    "kv-heads",
+    "head-dim",
+    "activation",
+    "tokenizer",
+    "vocab",
+    "vocab-multiple",
+    "seed",
+];
 /// Settings that change what follows, and may be changed on purpose.
 const TOLD: [&str; 15] = [
     "unit",

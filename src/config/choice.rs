@@ -22,14 +22,6 @@ choice! {
     }
 }
 
-choice! {
-    /// The built-in models.
-    ModelKind {
-        /// Pre-norm, learned positions, GELU, as GPT-2.
-        Gpt = "gpt",
-    }
-}
-
 macro_rules! settings {
     ($($name:ident),+) => {
         $(impl OptionType for $name {
@@ -37,7 +29,4 @@ macro_rules! settings {
         })+
     };
 }
-settings!(
-    Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
-    Tokenizer
-);
+settings!(Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer);

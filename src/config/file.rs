@@ -5,6 +5,7 @@ use std::path::Path;
 use toml::de::DeTable;
 use toml::{Table, Value};
 
+use super::model::is_path;
 use super::{Config, ConfigError, OPTIONS, OptionKind};
 use zeropp_core::files::{escaped, escaped_line, read_text};
 
@@ -22,12 +23,16 @@ impl Config {
         let text = read_text(path, FILE_BYTES_MAX)
             .map_err(|source| ConfigError::Read { path: path.into(), source })?;
         let in_file = |error| ConfigError::InFile { path: path.into(), error: Box::new(error) };
-        let config = Config::from_toml(&text).map_err(in_file)?;
+        let config = Config::as_written(&text).map_err(in_file)?;
         let given: Table = text.parse().expect("it has just been read");
         let mut from_here = Table::new();
         for option in OPTIONS {
             let Some(Value::String(value)) = given.get(option.key) else { continue };
-            let is_file = option.key == "schedule" && config.schedule_file().is_some();
+            let is_file = match option.key {
+                "schedule" => config.schedule_file().is_some(),
+                "model" => is_path(value),
+                _ => false,
+            };
             if !is_file && option.kind != OptionKind::Path {
                 continue;
             }
@@ -38,14 +43,21 @@ impl Config {
                 from_here.insert(option.key.into(), joined.into());
             }
         }
-        Ok(Config { file: Some(path.into()), ..config.with(from_here)? })
+        let config = config.replaced(from_here)?.with_model_sizes(&given).map_err(in_file)?;
+        Ok(Config { file: Some(path.into()), ..config })
     }
 
-    /// Reads TOML text. Keys that are left out have their defaults.
+    /// Reads TOML text. Keys that are left out have their defaults, or the sizes of the preset or
+    /// file that `model` names.
     ///
     /// # Errors
-    /// Text that is not TOML, an unknown key, or a value of the wrong type.
+    /// Text that is not TOML, an unknown key, a value of the wrong type, or an unknown model.
     pub fn from_toml(text: &str) -> Result<Config, ConfigError> {
+        let config = Config::as_written(text)?;
+        config.with_model_sizes(&text.parse().expect("it has just been read"))
+    }
+
+    fn as_written(text: &str) -> Result<Config, ConfigError> {
         let table = DeTable::parse(text).map_err(readable)?;
         for (key, _) in table.get_ref() {
             if !OPTIONS.iter().any(|o| o.key == key.get_ref()) {
@@ -55,11 +67,19 @@ impl Config {
         toml::from_str(text).map_err(readable)
     }
 
-    /// Replaces the settings named in `overrides`, as flags do.
+    /// Replaces the settings named in `overrides`, as flags do. Where another model is among them,
+    /// its sizes replace what was set, but for what `overrides` says itself.
     ///
     /// # Errors
-    /// An unknown key or a value of the wrong type.
+    /// An unknown key, a value of the wrong type, or an unknown model.
     pub fn with(&self, overrides: Table) -> Result<Config, ConfigError> {
+        if !overrides.contains_key("model") {
+            return self.replaced(overrides);
+        }
+        self.replaced(overrides.clone())?.with_model_sizes(&overrides)
+    }
+
+    fn replaced(&self, overrides: Table) -> Result<Config, ConfigError> {
         let mut table = self.table()?;
         table.extend(overrides);
         let config = table.try_into().map_err(readable)?;

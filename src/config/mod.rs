@@ -6,6 +6,7 @@ mod choice;
 mod error;
 mod file;
 mod launch;
+mod model;
 mod options;
 mod outputs;
 mod parts;
@@ -16,8 +17,7 @@ mod validate;
 
 pub use bytes::Bytes;
 pub use choice::{
-    Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
-    Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer,
 };
 pub use error::ConfigError;
 pub use options::{Config, OPTIONS, OptionInfo, OptionKind};
@@ -130,6 +130,8 @@ impl Config {
     }
 }
 
+#[cfg(test)]
+mod model_tests;
 #[cfg(test)]
 mod path_tests;
 #[cfg(test)]

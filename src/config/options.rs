@@ -8,8 +8,7 @@ use toml::Value;
 
 use super::bytes::{self, Bytes};
 use super::choice::{
-    Activation, Decay, DeviceKind, EngineKind, ModelKind, Order, Place, Precision, Recompute,
-    Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer,
 };
 use super::resume::{EXPECTED, Resume};
 use super::step_range::StepRange;
@@ -283,14 +282,29 @@ options! {
         "max-skipped" "N" max_skipped: u64 = 10;
     }
     "Model" {
-        /// Which built-in model to train.
-        "model" "KIND" model: ModelKind = ModelKind::Gpt;
+        /// Which model to train: a family, a preset, or a Hugging Face folder or its config.json.
+        ///
+        /// A family takes its sizes from the settings below: gpt, which is GPT-2's, llama, mistral,
+        /// qwen2, qwen3. A preset has its own, as a file has: gpt2, gpt2-medium, gpt2-large,
+        /// gpt2-xl, llama2-7b, llama2-13b, llama2-70b, llama3-8b, llama3-70b, llama3.1-8b,
+        /// llama-1b, llama-3b, smollm2-135m, smollm2-360m, smollm2-1.7b, mistral-7b, qwen2.5-0.5b,
+        /// qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b. Beside these,
+        /// layers, seq, vocab and vocab-multiple may be set; seq is at most 1024 by itself. What
+        /// has a slash or ends in .json is a path. Weights start from the seed.
+        "model" "MODEL" model: String = "gpt".into();
         /// Transformer blocks. Every stage needs at least one: P·V or more.
         "layers" "N" layers: usize = 8;
-        /// Hidden size; a multiple of heads.
+        /// Hidden size; a multiple of heads, unless head-dim is set.
         "hidden" "N" hidden: usize = 64;
         /// Attention heads.
         "heads" "N" heads: usize = 4;
+        /// Key and value heads, of which each serves heads/kv-heads query heads. Default: heads.
+        "kv-heads" "N" kv_heads: Option<usize> = None;
+        /// Elements of an attention head. Default: hidden/heads.
+        "head-dim" "N" head_dim: Option<usize> = None;
+        /// Inner size of the MLP. Default: four times hidden; with swiglu, which has three
+        /// matrices, two thirds of that, rounded up to a multiple of 64.
+        "intermediate" "N" intermediate: Option<usize> = None;
         /// Tokens in a sample.
         "seq" "N" seq: usize = 64;
         /// Whether the head shares the embedding's weights, as in GPT-2.
@@ -305,7 +319,8 @@ options! {
         ///
         /// Rows that are no token id are never looked up and take no part in the loss.
         "vocab-multiple" "N" vocab_multiple: usize = 1;
-        /// The MLP's nonlinearity: exact GELU, or GPT-2's tanh form.
+        /// The MLP's nonlinearity: exact GELU, GPT-2's tanh form, or swiglu, which all families
+        /// but gpt have, and have by themselves.
         "activation" "KIND" activation: Activation = Activation::GeluTanh;
     }
     "Data" {

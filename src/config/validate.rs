@@ -90,11 +90,19 @@ impl Config {
         within("seq", self.seq, SIZE_MAX)?;
         within("vocab", self.vocab.unwrap_or(1), VOCAB_MAX)?;
         within("vocab-multiple", self.vocab_multiple, VOCAB_MULTIPLE_MAX)?;
-        check(self.hidden.is_multiple_of(self.heads), || {
+        for (field, value) in [
+            ("kv-heads", self.kv_heads),
+            ("head-dim", self.head_dim),
+            ("intermediate", self.intermediate),
+        ] {
+            within(field, value.unwrap_or(1), SIZE_MAX)?;
+        }
+        check(self.head_dim.is_some() || self.hidden.is_multiple_of(self.heads), || {
             let problem = format!("does not divide hidden = {}", self.hidden);
             let help = format!("use {}", divisors_near(self.hidden, self.heads));
             ConfigError::value("heads", self.heads, problem, help)
-        })
+        })?;
+        self.decoder(self.vocab.unwrap_or(1)).map(drop)
     }
 
     fn check_schedule(&self) -> Checked {

@@ -7,7 +7,7 @@ use crate::config::{Config, ConfigError};
 
 /// Most bytes of all ranks together, an exbibyte: sums of what is below it stay far from 2⁶⁴.
 const BYTES_MAX: f64 = (1u64 << 60) as f64;
-/// More than a layer keeps of a token for each element of the hidden state, in bytes: sixteen
+/// More than a layer keeps of a token for each element of its widest product, in bytes: sixteen
 /// elements of four bytes from F to B, as many from B to W.
 const KEPT_BYTES: f64 = 128.0;
 /// What a parameter takes: weights, gradient and moments, gathered weights and gradient.
@@ -29,8 +29,9 @@ pub(crate) fn check(config: &Config, model: &Model, batch: BatchShape) -> Result
         let help = "use a smaller hidden size or fewer layers";
         return Err(ConfigError::value("hidden", config.hidden, problem, help).into());
     }
-    let [samples, seq, hidden] = [config.micro_batch_size, config.seq, config.hidden].map(real);
-    let of_token = KEPT_BYTES * hidden + 4.0 * real(config.heads) * seq;
+    let [samples, seq] = [config.micro_batch_size, config.seq].map(real);
+    let widest = widest(model).max(real(config.hidden));
+    let of_token = KEPT_BYTES * widest + 4.0 * real(config.heads) * seq;
     let layers = real(model.parts.len()) * of_token + 12.0 * real(model.vocabulary);
     let ranks = real(config.zero3) * real(config.dp);
     let kept = samples * seq * layers * real(config.micro_batches()) * ranks;
@@ -76,6 +77,14 @@ fn real(n: usize) -> f64 {
 fn parameters(model: &Model) -> f64 {
     let all = model.parts.iter().flat_map(|part| part.parameters());
     all.map(|p| p.shape.iter().map(|n| real(*n)).product::<f64>()).sum()
+}
+
+/// The most elements of a token in any of a block's products: no parameter's last dimension is
+/// larger.
+fn widest(model: &Model) -> f64 {
+    let blocks = model.parts.iter().filter(|part| part.is_block());
+    let sizes = blocks.flat_map(|part| part.parameters()).filter_map(|p| p.shape.last().copied());
+    sizes.map(real).fold(0.0, f64::max)
 }
 
 /// The setting of a batch that is furthest from what is common.

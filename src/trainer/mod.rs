@@ -14,7 +14,7 @@ use zeropp_core::device::Devices;
 use zeropp_core::layer::Model;
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, StepMetrics, Summary};
-use zeropp_core::model::gpt;
+use zeropp_core::model;
 use zeropp_core::params::FlatLayout;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::timeline::{RankTimeline, Timeline};
@@ -73,8 +73,12 @@ impl Trainer {
     pub fn new(config: Config) -> Result<Trainer, Error> {
         config.validate()?;
         let dataset = config.dataset()?;
-        let model = gpt::build(config.gpt_shape(config.known_ids(&dataset)?));
-        Self::build(config, model, dataset)
+        let model = model::build(config.decoder(config.known_ids(&dataset)?)?);
+        let notes = config.model_notes()?;
+        let mut trainer = Self::build(config, model, dataset)?;
+        let blueprint = Arc::get_mut(&mut trainer.blueprint).expect("just made");
+        blueprint.plan.notes.extend(notes);
+        Ok(trainer)
     }
 
     /// Checks `config` with a model of your own; the model settings of `config` that it does not

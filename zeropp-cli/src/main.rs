@@ -61,6 +61,7 @@ impl From<zeropp::Error> for Failure {
 }
 
 fn main() -> ExitCode {
+    allocator::keep_pages();
     let matches =
         command::command().try_get_matches().unwrap_or_else(|e| command::helpful(e).exit());
     let voice = log::start(&matches);

@@ -4,12 +4,14 @@ use zeropp_data::choice;
 pub use zeropp_data::choices::{Order, Tokenizer};
 
 choice! {
-    /// The nonlinearity between the two matrices of a block's MLP.
+    /// The nonlinearity of a block's MLP.
     Activation {
         /// x·Φ(x) with the error function.
         Gelu = "gelu",
         /// The tanh form that GPT-2 was trained with.
         GeluTanh = "gelu-tanh",
+        /// silu(gate)·up with a third matrix for the gate, as LLaMA has it.
+        Swiglu = "swiglu",
     }
 }
 

@@ -137,6 +137,10 @@ pub trait Head: Send + Sync + 'static {
     /// Mean cross-entropy (or another loss) of `x: [b, s, h]` against `targets: [b, s]`, shape
     /// `[1]`.
     fn loss(&self, x: Tensor<3>, targets: Tensor<2, Int>, cx: &LayerCx) -> Tensor<1>;
+    /// What the loss is of, `[b, s, V]`, for heads that have logits; training never asks.
+    fn logits(&self, _x: Tensor<3>, _cx: &LayerCx) -> Option<Tensor<3>> {
+        None
+    }
     /// What a micro-batch costs.
     fn cost(&self, batch: BatchShape) -> LayerCost;
 }

@@ -55,5 +55,7 @@ choice! {
         Random = "random",
         /// Sample n of the run starts at token n·seq, and at the end the data begins again.
         Sequential = "sequential",
+        /// Every part of the data once, in a random order, before any comes again in another.
+        Epochs = "epochs",
     }
 }

@@ -5,9 +5,11 @@
 //! loops are plain Rust that the compiler vectorises; `simd` lets it do so for the CPU at hand.
 
 pub mod activation;
+pub mod adamw;
 pub mod attention;
 pub mod bf16;
 pub mod gemm;
+pub mod head_norm;
 pub mod loss;
 pub mod math;
 pub mod norm;

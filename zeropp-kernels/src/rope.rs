@@ -3,16 +3,17 @@
 
 use super::simd;
 
-/// cos and sin of every angle, `[s, d/2]` each: position p turns pair i by p·base^(−2i/d).
-pub fn angles(s: usize, d: usize, base: f64) -> (Vec<f32>, Vec<f32>) {
-    let half = d / 2;
-    let angles = || {
-        (0..s * half).map(|i| {
-            let (position, pair) = (i / half, i % half);
-            position as f64 * base.powf(-2.0 * pair as f64 / d as f64)
-        })
-    };
+/// cos and sin of every angle, `[s, d/2]` each: position p turns pair i by p·inverse[i], where
+/// there are d/2 inverse frequencies.
+pub fn angles(s: usize, inverse: &[f64]) -> (Vec<f32>, Vec<f32>) {
+    let half = inverse.len();
+    let angles = || (0..s * half).map(|i| (i / half) as f64 * inverse[i % half]);
     (angles().map(|a| a.cos() as f32).collect(), angles().map(|a| a.sin() as f32).collect())
+}
+
+/// The inverse frequencies of the plain embedding: base^(−2i/d) for each of d/2 pairs.
+pub fn inverse_frequencies(d: usize, base: f64) -> Vec<f64> {
+    (0..d / 2).map(|pair| base.powf(-2.0 * pair as f64 / d as f64)).collect()
 }
 
 /// Which elements turn: the first `heads` heads of `d` elements in every row of `width`.

@@ -3,6 +3,7 @@
 
 use burn::tensor::Tensor;
 use zeropp_core::cpu_tensor;
+use zeropp_core::kernels::adamw::{Scalars, adamw};
 
 /// Hyper-parameters of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,24 +48,10 @@ pub struct DecayRange {
     pub decay: bool,
 }
 
-/// The scalars of an update, each computed in f64 and rounded once to the precision in which it
-/// meets the elements, as PyTorch does. 1 − β from an f32 β would be off by as much as 2⁻²⁵: by
-/// 1.3e-5 of itself at β2 = 0.999, and all of the second moment with it.
-#[derive(Clone, Copy)]
-struct Scalars {
-    /// 1 − β1.
-    towards1: f32,
-    beta2: f32,
-    /// 1 − β2.
-    towards2: f32,
-    eps: f32,
-    step_size: f32,
-    root_bias2: f32,
-    keep: f32,
-    gradient: f32,
-}
-
 impl AdamW {
+    /// Each scalar is computed in f64 and rounded once, as PyTorch does. 1 − β from an f32 β would
+    /// be off by as much as 2⁻²⁵: by 1.3e-5 of itself at β2 = 0.999, and all of the second moment
+    /// with it.
     fn scalars(&self, s: &StepScale) -> Scalars {
         let bias = |beta: f64| 1.0 - beta.powi(s.update.min(i32::MAX as u64) as i32);
         Scalars {
@@ -107,20 +94,10 @@ fn on_host(
     let mut v = cpu_tensor::into_vec(std::mem::replace(&mut moments.v, empty(&param)));
     let mut p = cpu_tensor::into_vec(param);
     for r in ranges {
-        let keep = if r.decay { s.keep } else { 1.0 };
-        let range = r.start..r.end;
-        let elements = p[range.clone()]
-            .iter_mut()
-            .zip(&mut m[range.clone()])
-            .zip(&mut v[range.clone()])
-            .zip(&g[range]);
-        for (((p, m), v), g) in elements {
-            let g = g * s.gradient;
-            *m += (g - *m) * s.towards1;
-            *v = *v * s.beta2 + s.towards2 * g * g;
-            let denominator = v.sqrt() / s.root_bias2 + s.eps;
-            *p = *p * keep - s.step_size * (*m / denominator);
-        }
+        let scalars = Scalars { keep: if r.decay { s.keep } else { 1.0 }, ..s };
+        let all = r.start..r.end;
+        let (p, m, v) = (&mut p[all.clone()], &mut m[all.clone()], &mut v[all.clone()]);
+        adamw(p, m, v, &g[all], &scalars);
     }
     let n = p.len();
     moments.m = cpu_tensor::from_vec(m, [n]);

@@ -5,6 +5,7 @@ mod bound;
 mod close;
 mod common;
 mod head;
+mod heads;
 #[path = "../common/random.rs"]
 mod random;
 mod whole;

@@ -1,88 +1,105 @@
-//! Where tokens come from.
+//! Where tokens come from: one source, or several that take turns.
 
-use std::fs;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use super::DataError;
-use super::bytes::{Bytes, id};
 use super::fingerprint::Fingerprint;
-use super::ids;
+use super::source::Source;
+use super::turns::Turns;
 use crate::choices::Tokenizer;
 
-/// This project's own sources.
-static BUILTIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/builtin.txt"));
-
-/// Tokens in one row. Those of files are read as they are asked for.
+/// Tokens of one source or several. Those of files are read as they are asked for.
 #[derive(Clone, Debug)]
 pub struct Dataset {
-    bytes: Arc<Bytes>,
-    /// Bytes before the first token.
-    header: usize,
-    tokenizer: Tokenizer,
-    /// One more than the largest id that may be there; found when first asked for, or given.
-    vocabulary: OnceLock<usize>,
-    origin: String,
-    /// Worked out when it is first asked for.
+    sources: Vec<Source>,
+    turns: Arc<Turns>,
+    /// Of several sources; worked out when it is first asked for.
     fingerprint: OnceLock<Fingerprint>,
+    weights: Vec<f64>,
+}
+
+/// Which part of the data a run looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SplitPart {
+    /// The beginning, to train on.
+    Training,
+    /// What follows it, to measure the loss on.
+    Validation,
 }
 
 impl Dataset {
     /// The built-in text: zeropp's own sources, as bytes.
     pub fn builtin() -> Dataset {
-        Dataset::of(Bytes::builtin(BUILTIN), "the built-in text".into())
+        Dataset::of(Source::builtin())
     }
 
     /// These bytes as tokens.
     pub fn from_bytes(bytes: Vec<u8>) -> Dataset {
-        Dataset::of(Bytes::in_memory(bytes), "bytes in memory".into())
+        Dataset::of(Source::from_bytes(bytes))
     }
 
-    fn of(bytes: Bytes, origin: String) -> Dataset {
-        Dataset {
-            bytes: Arc::new(bytes),
-            header: 0,
-            tokenizer: Tokenizer::Bytes,
-            vocabulary: OnceLock::from(256),
-            origin,
-            fingerprint: OnceLock::new(),
-        }
-    }
-
-    /// Opens a file, or all files of a folder in the order of the paths inside it. Large files are
-    /// mapped into memory and not read; they must not be cut while they are used, or the system
-    /// ends the process.
+    /// Opens a file, or all files of a folder in the order of the paths inside it. A `.bin` with
+    /// Megatron's `.idx` beside it is read as that says. Large files are mapped into memory and not
+    /// read; they must not be cut while they are used, or the system ends the process.
     ///
     /// # Errors
     /// Data that cannot be read, is neither file nor folder, or is not what the tokenizer reads.
     pub fn open(path: &Path, tokenizer: Tokenizer) -> Result<Dataset, DataError> {
-        let read_error = |source| DataError::Read { path: path.into(), source };
-        let is_folder = fs::metadata(path).map_err(read_error)?.is_dir();
-        let origin = path.display().to_string();
-        match tokenizer {
-            Tokenizer::Bytes => {
-                let bytes = if is_folder { Bytes::folder(path)? } else { Bytes::file(path)? };
-                Ok(Dataset::of(bytes, origin))
-            }
-            Tokenizer::U16 | Tokenizer::U32 => {
-                let malformed =
-                    |problem: String| DataError::Malformed { path: path.into(), problem };
-                if is_folder {
-                    return Err(malformed(format!(
-                        "is a folder; tokenizer = {tokenizer} reads one .bin file"
-                    )));
-                }
-                let bytes = Bytes::file(path)?;
-                let header = ids::header_bytes(&bytes, tokenizer).map_err(malformed)?;
-                let vocabulary = OnceLock::new();
-                Ok(Dataset { header, tokenizer, vocabulary, ..Dataset::of(bytes, origin) })
-            }
+        Source::open(path, tokenizer).map(Dataset::of)
+    }
+
+    fn of(source: Source) -> Dataset {
+        let (weights, fingerprint) = (vec![1.0], OnceLock::new());
+        Dataset { sources: vec![source], turns: Arc::new(Turns::new(&[1.0])), fingerprint, weights }
+    }
+
+    /// Samples of all of these, as many of each as its weight says, in turns that depend on the
+    /// sample's number alone.
+    ///
+    /// # Panics
+    /// Panics where there is none, or a weight is not positive and finite.
+    pub fn mixed(weighted: Vec<(Dataset, f64)>) -> Dataset {
+        let (mut sources, mut weights) = (Vec::new(), Vec::new());
+        for (data, weight) in weighted {
+            assert!(weight.is_finite() && weight > 0.0, "weights are checked before");
+            let total: f64 = data.weights.iter().sum();
+            weights.extend(data.weights.iter().map(|w| w / total * weight));
+            sources.extend(data.sources);
         }
+        let turns = Arc::new(Turns::new(&weights));
+        Dataset { sources, turns, fingerprint: OnceLock::new(), weights }
+    }
+
+    /// One part of each source, cut after `training` of `training + validation` shares of its
+    /// tokens, where a document begins if documents are known.
+    ///
+    /// # Panics
+    /// Panics where both shares are 0.
+    pub fn split(self, training: u64, validation: u64, part: SplitPart) -> Dataset {
+        let cut = |source: Source| {
+            let len = source.len();
+            let whole = u128::from(training) + u128::from(validation);
+            let cut = source.document_start((len as u128 * u128::from(training) / whole) as usize);
+            match part {
+                SplitPart::Training => source.part(0, cut),
+                SplitPart::Validation => source.part(cut, len - cut),
+            }
+        };
+        let sources = self.sources.into_iter().map(cut).collect();
+        Dataset { sources, fingerprint: OnceLock::new(), ..self }
+    }
+
+    /// The same data, whose ids have to be below `vocabulary`: looked at as they are read, so that
+    /// a file of ids need not be searched for its largest.
+    pub fn with_vocabulary(self, vocabulary: usize) -> Dataset {
+        let sources = self.sources.into_iter().map(|s| s.with_vocabulary(vocabulary)).collect();
+        Dataset { sources, ..self }
     }
 
     /// Number of tokens.
     pub fn len(&self) -> usize {
-        (self.bytes.len() - self.header) / self.token_bytes()
+        self.sources.iter().map(Source::len).sum()
     }
 
     /// Whether there are no tokens.
@@ -90,292 +107,49 @@ impl Dataset {
         self.len() == 0
     }
 
-    /// The same data, whose ids have to be below `vocabulary`: looked at as they are read, so that
-    /// a file of ids need not be searched for its largest.
-    pub fn with_vocabulary(self, vocabulary: usize) -> Dataset {
-        Dataset { vocabulary: OnceLock::from(vocabulary), ..self }
-    }
-
     /// Number of token ids: what was given, else 256 for bytes and one more than the largest in a
     /// file of ids, all of which is read the first time.
     pub fn vocabulary(&self) -> usize {
-        *self.vocabulary.get_or_init(|| {
-            let largest = self.bytes.largest_id(self.header, self.token_bytes());
-            largest.map_or(0, |id| id as usize + 1)
-        })
+        self.sources.iter().map(Source::vocabulary).max().unwrap_or(0)
     }
 
     /// What the data looks like if not like what the tokenizer reads, and the setting that would
     /// read it: bytes that may be ids, ids that may be wider.
     pub fn doubt(&self) -> Option<String> {
-        let doubt = ids::doubt(&self.bytes, self.header, self.tokenizer)?;
-        Some(format!("data = {}: {doubt}", self.origin))
+        self.sources.iter().find_map(Source::doubt)
     }
 
     /// Where the tokens come from, as messages call it.
     pub fn origin(&self) -> &str {
-        &self.origin
-    }
-
-    fn token_bytes(&self) -> usize {
-        ids::token_bytes(self.tokenizer)
-    }
-
-    /// The `len` tokens from `start` on; after the last one comes the first.
-    ///
-    /// # Errors
-    /// An id beyond the vocabulary that was given or found before, with file and offset.
-    ///
-    /// # Panics
-    /// Panics if there are no tokens.
-    pub fn tokens(&self, start: usize, len: usize) -> Result<Vec<u32>, DataError> {
-        let mut tokens = Vec::with_capacity(len);
-        let mut raw = Vec::new();
-        while tokens.len() < len {
-            let at = (start + tokens.len()) % self.len();
-            let n = (len - tokens.len()).min(self.len() - at);
-            raw.resize(n * self.token_bytes(), 0);
-            let offset = self.header + at * self.token_bytes();
-            self.bytes.read(offset, &mut raw);
-            let first = tokens.len();
-            tokens.extend(raw.chunks_exact(self.token_bytes()).map(id));
-            self.check(&tokens[first..], offset)?;
-        }
-        Ok(tokens)
-    }
-
-    /// Ids that were read from byte `offset` on.
-    fn check(&self, ids: &[u32], offset: usize) -> Result<(), DataError> {
-        let Some(vocabulary) = self.vocabulary.get().copied() else { return Ok(()) };
-        match ids.iter().position(|id| *id as usize >= vocabulary) {
-            None => Ok(()),
-            Some(i) => Err(DataError::UnknownId {
-                origin: self.origin.clone(),
-                id: ids[i],
-                offset: offset + i * self.token_bytes(),
-                vocabulary,
-                tokenizer: self.tokenizer,
-            }),
-        }
+        self.sources[0].origin()
     }
 
     /// What tells this data from other data, quickly whatever its size.
     pub fn fingerprint(&self) -> &Fingerprint {
-        self.fingerprint.get_or_init(|| Fingerprint::new(&self.bytes, self.header))
+        match self.sources.as_slice() {
+            [one] => one.fingerprint(),
+            sources => self.fingerprint.get_or_init(|| {
+                Fingerprint::joined(sources.iter().map(Source::fingerprint).zip(&self.weights))
+            }),
+        }
     }
 
-    /// Checks that there is a sample of `seq` tokens and the token after it.
+    /// Checks that there is a sample of `seq` tokens and the token after it, of each source.
     ///
     /// # Errors
     /// The data is shorter.
     pub fn require(&self, seq: usize) -> Result<(), DataError> {
-        let (tokens, origin) = (self.len(), self.origin.clone());
-        if tokens > seq { Ok(()) } else { Err(DataError::TooShort { origin, tokens, seq }) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
-        let dir = tempfile::tempdir().unwrap();
-        for (name, text) in files {
-            let path = dir.path().join(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        dir
+        self.sources.iter().try_for_each(|source| source.require(seq))
     }
 
-    fn all(data: &Dataset) -> Vec<u32> {
-        data.tokens(0, data.len()).unwrap()
-    }
-
-    #[test]
-    fn the_builtin_text_is_this_crate() {
-        let data = Dataset::builtin();
-        assert!(data.len() > 50_000, "{} bytes", data.len());
-        let text = String::from_utf8(all(&data).iter().map(|t| *t as u8).collect()).unwrap();
-        assert!(text.contains("fn the_builtin_text_is_this_crate"));
-        assert_eq!(data.vocabulary(), 256);
-    }
-
-    #[test]
-    fn a_folder_is_read_in_the_order_of_its_paths() {
-        let dir = folder(&[
-            ("b.txt", b"second"),
-            ("a/z", b"first\n"),
-            ("c/a", b"third"),
-            (".git/x", b"never"),
-            (".hidden", b"never"),
-            ("c/b", b"\xff"),
-        ]);
-        let data = Dataset::open(dir.path(), Tokenizer::Bytes).unwrap();
-        let expected: Vec<u32> =
-            b"first\n\nsecond\nthird\n\xff".iter().map(|b| u32::from(*b)).collect();
-        assert_eq!(all(&data), expected);
-        assert_eq!(data.vocabulary(), 256);
-    }
-
-    /// A file as llm.c writes it.
-    fn llm_c(magic: i32, version: i32, tokens: i32, ids: &[u32], width: usize) -> Vec<u8> {
-        let mut bytes = vec![0; 1024];
-        for (i, n) in [magic, version, tokens].into_iter().enumerate() {
-            bytes[4 * i..4 * i + 4].copy_from_slice(&n.to_le_bytes());
-        }
-        bytes.extend(ids.iter().flat_map(|id| id.to_le_bytes()[..width].to_vec()));
-        bytes
-    }
-
-    #[test]
-    fn files_of_ids_are_read_with_and_without_header() {
-        let header = |version, tokens, ids: &[u32]| llm_c(20_240_520, version, tokens, ids, 2);
-        let wide = llm_c(20_240_801, 7, 3, &[5, 256, 128_255], 4);
-        let cut = header(1, 3, &[1, 2, 3])[..10].to_vec();
-        let dir = folder(&[
-            ("nano.bin", &[5, 0, 0, 1, 7, 0]),
-            ("llm.bin", &header(1, 3, &[5, 256, 7])),
-            ("llama.bin", &wide),
-            ("nano32.bin", &wide[1024..]),
-            ("odd.bin", &[1, 2, 3]),
-            ("short.bin", &header(1, 9, &[1, 2])),
-            ("negative.bin", &header(1, -1, &[])),
-            ("version.bin", &header(7, 0, &[])),
-            ("cut.bin", &cut),
-        ]);
-        let open = |name: &str, tokenizer| Dataset::open(&dir.path().join(name), tokenizer);
-        for (name, tokenizer, largest) in [
-            ("nano.bin", Tokenizer::U16, 7),
-            ("llm.bin", Tokenizer::U16, 7),
-            ("llama.bin", Tokenizer::U32, 128_255),
-            ("nano32.bin", Tokenizer::U32, 128_255),
-        ] {
-            let data = open(name, tokenizer).unwrap();
-            let vocabulary = largest.max(256) as usize + 1;
-            assert_eq!(
-                (all(&data), data.vocabulary()),
-                (vec![5, 256, largest], vocabulary),
-                "{name}"
-            );
-        }
-        for (name, tokenizer, message) in [
-            ("odd.bin", Tokenizer::U16, "3 bytes are not whole 16-bit tokens"),
-            ("nano.bin", Tokenizer::U32, "6 bytes are not whole 32-bit tokens"),
-            ("llama.bin", Tokenizer::U16, "header says 32-bit ids; use tokenizer = u32"),
-            ("llm.bin", Tokenizer::U32, "header says 16-bit ids; use tokenizer = u16"),
-            ("short.bin", Tokenizer::U16, "says 9 tokens, but the file has 1028 bytes"),
-            ("negative.bin", Tokenizer::U16, "says -1 tokens"),
-            ("version.bin", Tokenizer::U16, "version 7 is unknown"),
-            ("cut.bin", Tokenizer::U16, "10 bytes are too short for llm.c's header"),
-        ] {
-            let error = open(name, tokenizer).unwrap_err().to_string();
-            assert!(error.contains(name) && error.contains(message), "{error}");
-        }
-        let error = Dataset::open(dir.path(), Tokenizer::U16).unwrap_err().to_string();
-        assert!(error.contains("is a folder"), "{error}");
-    }
-
-    #[test]
-    fn ids_beyond_the_vocabulary_are_named_with_file_and_offset() {
-        let dir = folder(&[
-            ("ids.bin", &[1, 0, 0, 0, 9, 0, 0, 0, 2, 0, 1, 0]),
-            ("llm.bin", &llm_c(20_240_520, 1, 3, &[5, 50_257, 7], 2)),
-        ]);
-        for (name, tokenizer, vocabulary, message) in [
-            (
-                "ids.bin",
-                Tokenizer::U32,
-                65_537,
-                "token id 65538 at byte 8 is not below vocab = 65537",
-            ),
-            ("llm.bin", Tokenizer::U16, 50_257, "token id 50257 at byte 1026"),
-        ] {
-            let data = Dataset::open(&dir.path().join(name), tokenizer).unwrap();
-            let limited = data.clone().with_vocabulary(vocabulary);
-            assert_eq!(limited.vocabulary(), vocabulary);
-            let error = limited.tokens(0, 3).unwrap_err().to_string();
-            assert!(error.contains(name) && error.contains(message), "{error}");
-            let enough = data.clone().with_vocabulary(vocabulary + 2);
-            assert_eq!(all(&enough), all(&data));
-        }
-    }
-
-    /// Bytes of physical memory of this process.
-    #[cfg(target_os = "linux")]
-    fn resident_bytes() -> usize {
-        let status = fs::read_to_string("/proc/self/status").unwrap();
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-        1024 * line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap()
-    }
-
-    /// A file far beyond any memory starts at once and costs the pages that are looked at.
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn a_terabyte_is_mapped_and_not_read() {
-        use std::os::unix::fs::FileExt;
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("huge");
-        let file = fs::File::create(&path).unwrap();
-        // As much as the file system allows to seem there.
-        let sizes = (30..=40).rev().map(|bits| 1usize << bits);
-        let size = sizes.into_iter().find(|size| file.set_len(*size as u64).is_ok()).unwrap();
-        let far = size - 12_345;
-        file.write_at(b"found", far as u64).unwrap();
-        let (before, start) = (resident_bytes(), std::time::Instant::now());
-
-        let data = Dataset::open(&path, Tokenizer::Bytes).unwrap();
-        assert_eq!(data.len(), size);
-        assert_eq!(data.tokens(far, 5).unwrap(), b"found".map(u32::from));
-        assert_eq!(data.tokens(size - 1, 2).unwrap(), [0, 0], "the first token follows the last");
-        let sampler = crate::tokens::Sampler::new(1, crate::choices::Order::Random, 1024, 64);
-        for index in 0..64 {
-            assert_eq!(sampler.sample(&data, 0, index).unwrap().0.len(), 1024);
-        }
-        assert_eq!(data.fingerprint().bytes, size as u64);
-
-        println!("{} GiB in {:?}", size >> 30, start.elapsed());
-        assert!(start.elapsed() < std::time::Duration::from_secs(20), "{:?}", start.elapsed());
-        // Other tests of this process take some, too.
-        let grown = resident_bytes().saturating_sub(before);
-        assert!(grown < 256 << 20, "{} MiB", grown >> 20);
-    }
-
-    /// Before, a FIFO hung for ever, and /dev/zero was read until memory was gone.
-    #[test]
-    #[cfg(unix)]
-    fn what_is_neither_file_nor_folder_is_refused_at_once() {
-        let dir = tempfile::tempdir().unwrap();
-        let fifo = dir.path().join("fifo");
-        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-        for (path, kind) in
-            [(fifo.as_path(), "a pipe (FIFO)"), (Path::new("/dev/zero"), "a device")]
-        {
-            for tokenizer in [Tokenizer::Bytes, Tokenizer::U16] {
-                let error = Dataset::open(path, tokenizer).unwrap_err().to_string();
-                assert!(error.contains(&format!("it is {kind}, not a regular file")), "{error}");
+    /// The source of sample `n` of the run, and which of its own samples that is.
+    pub(super) fn turn(&self, n: u128) -> (&Source, u128) {
+        match self.sources.as_slice() {
+            [one] => (one, n),
+            sources => {
+                let (source, i) = self.turns.of(n);
+                (&sources[source], i)
             }
         }
-    }
-
-    #[test]
-    fn data_that_cannot_be_trained_on_is_named() {
-        let dir = folder(&[("empty", b""), ("one", b"x"), ("five", b"12345"), ("no/.dot", b"x")]);
-        let cases = [
-            ("none", "none: cannot be read (", "name a text file or a folder"),
-            ("no", "no: the folder has no files", "put text files into it"),
-            ("empty", "empty: 0 tokens are too short, since seq = 5 needs 6", "a longer text"),
-            ("one", "one: 1 tokens", "a longer text"),
-            ("five", "five: 5 tokens are too short, since seq = 5 needs 6", "a seq of at most 4"),
-        ];
-        for (name, problem, help) in cases {
-            let opened = Dataset::open(&dir.path().join(name), Tokenizer::Bytes);
-            let error = opened.and_then(|data| data.require(5)).unwrap_err().to_string();
-            assert!(error.starts_with("data = "), "{error}");
-            assert!(error.contains(problem) && error.contains(help), "{error}");
-        }
-        let five = Dataset::open(&dir.path().join("five"), Tokenizer::Bytes).unwrap();
-        five.require(4).unwrap();
-        assert_eq!(five.len(), 5);
     }
 }

@@ -44,6 +44,21 @@ impl Fingerprint {
         Fingerprint { bytes: bytes as u64, samples_blake3 }
     }
 
+    /// Of several sources with their weights.
+    pub(super) fn joined<'a>(
+        sources: impl Iterator<Item = (&'a Fingerprint, &'a f64)>,
+    ) -> Fingerprint {
+        let mut hasher = blake3::Hasher::new();
+        let mut bytes = 0;
+        for (source, weight) in sources {
+            bytes += source.bytes;
+            hasher.update(&source.bytes.to_le_bytes());
+            hasher.update(source.samples_blake3.as_bytes());
+            hasher.update(&weight.to_le_bytes());
+        }
+        Fingerprint { bytes, samples_blake3: hasher.finalize().to_hex().to_string() }
+    }
+
     /// In words, how this data differs from what it was; nothing where it seems the same.
     pub fn change_since(&self, then: &Fingerprint) -> Option<String> {
         if self.bytes != then.bytes {

@@ -5,9 +5,13 @@ mod dataset;
 mod error;
 mod fingerprint;
 mod ids;
+mod megatron;
+mod permutation;
 mod sampler;
+mod source;
+mod turns;
 
-pub use dataset::Dataset;
+pub use dataset::{Dataset, SplitPart};
 pub use error::DataError;
 pub use fingerprint::Fingerprint;
 pub use sampler::Sampler;

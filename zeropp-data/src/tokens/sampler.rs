@@ -1,5 +1,7 @@
 //! Which tokens sample `index` of a step is: a function of seed, step and index alone.
 
+use super::permutation::permuted;
+use super::source::Source;
 use crate::choices::Order;
 use crate::rng::Rng;
 use crate::tokens::{DataError, Dataset};
@@ -9,6 +11,7 @@ use crate::tokens::{DataError, Dataset};
 #[derive(Clone, Copy, Debug)]
 pub struct Sampler {
     rng: Rng,
+    epochs: Rng,
     order: Order,
     seq: usize,
     samples_per_step: usize,
@@ -17,7 +20,8 @@ pub struct Sampler {
 impl Sampler {
     /// A sampler of `seq` tokens a sample; `samples_per_step` counts those of all ranks.
     pub fn new(seed: u64, order: Order, seq: usize, samples_per_step: usize) -> Sampler {
-        Sampler { rng: Rng::keyed(seed, "data"), order, seq, samples_per_step }
+        let (rng, epochs) = (Rng::keyed(seed, "data"), Rng::keyed(seed, "epochs"));
+        Sampler { rng, epochs, order, seq, samples_per_step }
     }
 
     /// Inputs and targets, `seq` ids each, of sample `index` (0 up to the samples of a step over
@@ -34,15 +38,34 @@ impl Sampler {
         step: u64,
         index: usize,
     ) -> Result<(Vec<u32>, Vec<u32>), DataError> {
-        assert!(data.len() > self.seq, "{} is checked before a run", data.origin());
-        let mut inputs = data.tokens(self.start(data.len(), step, index), self.seq + 1)?;
+        let (source, start) = self.place(data, step, index);
+        let mut inputs = source.tokens(start, self.seq + 1)?;
         let targets = inputs[1..].to_vec();
         inputs.pop();
         Ok((inputs, targets))
     }
 
-    /// First token of the sample, below `len`.
-    fn start(&self, len: usize, step: u64, index: usize) -> usize {
+    /// Which of the inputs of that sample are the first of a document, in their order; none where
+    /// the data does not say where documents begin.
+    pub fn document_starts(&self, data: &Dataset, step: u64, index: usize) -> Vec<usize> {
+        let (source, start) = self.place(data, step, index);
+        let before_the_end = self.seq.min(source.len() - start);
+        let mut starts = source.document_starts(start, before_the_end);
+        let again = self.seq - before_the_end;
+        starts.extend(source.document_starts(0, again).iter().map(|at| at + before_the_end));
+        starts
+    }
+
+    /// The source of the sample, and its first token.
+    fn place<'a>(&self, data: &'a Dataset, step: u64, index: usize) -> (&'a Source, usize) {
+        let n = u128::from(step) * self.samples_per_step as u128 + index as u128;
+        let (source, i) = data.turn(n);
+        assert!(source.len() > self.seq, "{} is checked before a run", source.origin());
+        (source, self.start(source.len(), (step, index), i))
+    }
+
+    /// First token of the sample, below `len`: the `i`-th of its source.
+    fn start(&self, len: usize, (step, index): (u64, usize), i: u128) -> usize {
         match self.order {
             Order::Random => {
                 let block = self.rng.block(index as u64, step);
@@ -52,11 +75,20 @@ impl Sampler {
                 let places = (len - self.seq) as u128;
                 ((u128::from(bits) * places) >> 64) as usize
             }
-            Order::Sequential => {
-                let n = u128::from(step) * self.samples_per_step as u128 + index as u128;
-                (n * self.seq as u128 % len as u128) as usize
-            }
+            Order::Sequential => (i * self.seq as u128 % len as u128) as usize,
+            Order::Epochs => self.in_epochs(len, i),
         }
+    }
+
+    /// Every place at a multiple of `seq` once, in an order of its own for each epoch. What is left
+    /// over at the end is cut off at a place that moves, so that no token is always left out.
+    fn in_epochs(&self, len: usize, i: u128) -> usize {
+        let places = (len - 1) / self.seq;
+        let (epoch, i) = ((i / places as u128) as u64, (i % places as u128) as u64);
+        let left_over = len - 1 - places * self.seq;
+        let drawn = self.epochs.block(u64::MAX, epoch)[0] as usize;
+        let first = drawn % (left_over + 1);
+        first + permuted(&self.epochs, epoch, i, places as u64) as usize * self.seq
     }
 }
 
@@ -67,6 +99,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::tokens::SplitPart;
 
     /// Ids that tell their position, up to 65,536 of them.
     fn counting(len: usize) -> Dataset {
@@ -119,6 +152,67 @@ mod tests {
             }
         }
         assert!(starts.len() >= 63, "{} of 64 places", starts.len());
+    }
+
+    #[test]
+    fn an_epoch_has_every_place_once_and_the_next_another_order() {
+        let (len, seq) = (1003, 10);
+        let data = counting(len);
+        let sampler = Sampler::new(9, Order::Epochs, seq, 8);
+        let first = |i: usize| sampler.sample(&data, (i / 8) as u64, i % 8).unwrap().0[0] as usize;
+        let epochs: Vec<Vec<usize>> =
+            (0..3).map(|e| (e * 100..(e + 1) * 100).map(first).collect()).collect();
+        for epoch in &epochs {
+            let mut sorted = epoch.clone();
+            sorted.sort_unstable();
+            let left = sorted[0];
+            assert!(left <= 2, "two tokens are left over");
+            let all: Vec<usize> = (0..100).map(|place| left + place * seq).collect();
+            assert_eq!(sorted, all);
+            assert_ne!(&sorted, epoch);
+        }
+        let offsets = |e: &Vec<usize>| e.iter().map(|at| at / seq).collect::<Vec<_>>();
+        assert_ne!(offsets(&epochs[0]), offsets(&epochs[1]));
+    }
+
+    #[test]
+    fn sources_take_turns_in_their_own_orders() {
+        let of = |base: usize, len: usize| {
+            Dataset::from_bytes((base..base + len).map(|i| i as u8).collect())
+        };
+        let data = Dataset::mixed(vec![(of(0, 100), 3.0), (of(100, 50), 1.0)]);
+        let sampler = Sampler::new(0, Order::Sequential, 5, 4);
+        let first = |i: usize| sampler.sample(&data, (i / 4) as u64, i % 4).unwrap().0[0];
+        let firsts: Vec<u32> = (0..8).map(first).collect();
+        assert_eq!(firsts, [0, 5, 100, 10, 15, 20, 105, 25]);
+        assert_eq!((data.len(), data.vocabulary()), (150, 256));
+        assert!(data.require(49).is_ok() && data.require(50).is_err());
+        let again = Dataset::mixed(vec![(of(0, 100), 1.0), (of(100, 50), 1.0)]);
+        assert!(again.fingerprint().change_since(data.fingerprint()).is_some());
+        // Random and epochs stay inside their source.
+        for order in [Order::Random, Order::Epochs] {
+            let sampler = Sampler::new(0, order, 5, 4);
+            for i in 0..40 {
+                let (inputs, targets) = sampler.sample(&data, i / 4, i as usize % 4).unwrap();
+                let is_second = i % 4 == 2;
+                assert!(inputs.iter().chain(&targets).all(|t| (*t >= 100) == is_second));
+            }
+        }
+    }
+
+    #[test]
+    fn splits_share_no_token() {
+        let data = || Dataset::from_bytes((0..200).collect());
+        let training = data().split(98, 2, SplitPart::Training);
+        let validation = data().split(98, 2, SplitPart::Validation);
+        assert_eq!((training.len(), validation.len()), (196, 4));
+        let sampler = Sampler::new(0, Order::Sequential, 3, 1);
+        assert_eq!(sampler.sample(&validation, 0, 0).unwrap().0, [196, 197, 198]);
+        for step in 0..500 {
+            let random = Sampler::new(1, Order::Random, 9, 1);
+            let (inputs, targets) = random.sample(&training, step, 0).unwrap();
+            assert!(inputs.iter().chain(&targets).all(|t| *t < 196));
+        }
     }
 
     proptest! {

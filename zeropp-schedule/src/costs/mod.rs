@@ -19,8 +19,11 @@
 //! t_step = 3000            # the optimizer step
 //! ```
 //!
-//! A schedule's JSON has such a table, and a trace has times; both are read too.
+//! A schedule's JSON has such a table, and a trace has times; both are read too. A file may also
+//! have what a machine does in a second, from which the times of any model follow: [`Machine`].
 
+mod layers;
+mod machine;
 mod measured;
 
 use std::io::{self, Write};
@@ -33,6 +36,8 @@ use crate::exchange::json;
 use crate::memory::StageBytes;
 use crate::simulate;
 
+pub use layers::layers_of;
+pub use machine::Machine;
 pub use measured::{measured, scaled_to};
 
 /// Keys that have an entry for every stage; one number stands for all stages.
@@ -129,7 +134,7 @@ impl Table {
     /// # Errors
     /// Text that is none of these.
     pub fn read(text: &str, form: Form) -> Result<Table, CostsError> {
-        let mut keys = match form {
+        let keys = match form {
             Form::Toml => from_toml(text)?,
             Form::Json if chrome_read::is_trace(text) => return of_trace(text),
             Form::Json => serde_json::from_str(text).map_err(|e| CostsError::new(e.to_string()))?,
@@ -137,6 +142,14 @@ impl Table {
         if keys.contains_key("actions") {
             return of_schedule(text);
         }
+        Table::of_keys(keys)
+    }
+
+    /// The costs with these keys, as a file in JSON has them.
+    ///
+    /// # Errors
+    /// A description of what was measured that is no text.
+    pub fn of_keys(mut keys: Map<String, Value>) -> Result<Table, CostsError> {
         let measured = match keys.remove(MEASURED) {
             None => None,
             Some(Value::String(text)) => Some(text),
@@ -175,13 +188,20 @@ impl Table {
         sharers: Sharers,
         known: Option<&[StageBytes]>,
     ) -> Result<simulate::Costs, CostsError> {
+        let mut keys = self.keys.clone();
+        let is_machine = machine::take(&mut keys);
         if let Some(key) = NEEDED.iter().find(|key| !self.has(key)) {
+            if is_machine {
+                return Err(CostsError(format!(
+                    "{key} is missing: this file has the rates of a machine and no times of \
+                     stages; `zeropp plan --machine` takes it"
+                )));
+            }
             return Err(CostsError(format!(
                 "{key} is missing: t_f, t_b and t_w are needed, in us, one number for all stages \
                  or a list of {stages}; 0 where a whole backward is t_b"
             )));
         }
-        let mut keys = self.keys.clone();
         let rates = take_rates(&mut keys)?;
         for (key, value) in &mut keys {
             if PER_STAGE.contains(&key.as_str()) && value.is_number() {
@@ -235,6 +255,11 @@ impl Table {
             }
         }
     }
+}
+
+/// Whether stages have costs of this name.
+fn is_key_of_stages(key: &str) -> bool {
+    PER_STAGE.contains(&key) || ["links", "t_step", "t_overlap"].contains(&key)
 }
 
 /// Takes the bandwidths of collectives out of the keys.

@@ -126,7 +126,7 @@ fn damaged_gguf_files_are_refused_by_name() {
             let array = [&6u32.to_le_bytes()[..], &(1u64 << 62).to_le_bytes()].concat();
             file(good().key("k", 9, &array))
         }),
-        (" are left", {
+        ("k at byte 100 claims", {
             let strings = [&8u32.to_le_bytes()[..], &u64::MAX.to_le_bytes(), &text("a")].concat();
             file(good().key("k", 9, &strings))
         }),

@@ -1,11 +1,50 @@
 //! Rotary position embedding.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, Tensor};
+use parking_lot::Mutex;
 
 use super::is_fast;
 use crate::cpu_tensor;
 use crate::kernels::rope::{self as kernels, Turned};
 use crate::split::custom_vjp;
+
+/// The angles by which positions turn the pairs of a head, made once and shared by all blocks and
+/// ranks of a model.
+pub struct Rotation {
+    inverse: Vec<f64>,
+    table: Mutex<Option<Arc<Angles>>>,
+}
+
+/// cos and sin of `[s, d/2]` angles.
+pub(super) struct Angles {
+    s: usize,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+}
+
+impl Rotation {
+    /// Position p turns pair i, of d/2, by p·inverse[i].
+    pub fn new(inverse: Vec<f64>) -> Self {
+        Self { inverse, table: Mutex::default() }
+    }
+
+    /// Elements of a head.
+    pub fn head_dim(&self) -> usize {
+        2 * self.inverse.len()
+    }
+
+    /// The angles of the first `s` positions.
+    pub(super) fn angles(&self, s: usize) -> Arc<Angles> {
+        let mut table = self.table.lock();
+        if let Some(angles) = table.as_ref().filter(|angles| angles.s == s) {
+            return angles.clone();
+        }
+        let (cos, sin) = kernels::angles(s, &self.inverse);
+        table.insert(Arc::new(Angles { s, cos, sin })).clone()
+    }
+}
 
 /// Turns the first `heads` heads of `d` elements in the last axis of `x: [b, s, width]` by their
 /// position's angles (rotate-half layout, as Hugging Face's LLaMA); the rest passes unchanged.
@@ -20,7 +59,7 @@ pub fn rope(x: Tensor<3>, heads: usize, d: usize, base: f64) -> Tensor<3> {
     assert!(d.is_multiple_of(2) && d > 0, "rotary embedding of heads of {d} elements");
     assert!(heads * d <= width, "{heads} heads of {d} elements do not fit into {width}");
     let t = Turned { width, heads, d };
-    let angles = kernels::angles(s, d, base);
+    let angles = Rotation::new(kernels::inverse_frequencies(d, base)).angles(s);
     if !x.is_tracked() {
         return turn(x.inner(), t, &angles, false);
     }
@@ -28,7 +67,9 @@ pub fn rope(x: Tensor<3>, heads: usize, d: usize, base: f64) -> Tensor<3> {
     custom_vjp(x, out, move |dy| turn(dy, t, &angles, true))
 }
 
-fn turn(x: Tensor<3>, t: Turned, (cos, sin): &(Vec<f32>, Vec<f32>), back: bool) -> Tensor<3> {
+/// Turns `x: [b, s, width]`, or (`back`) undoes it, which is also the pullback.
+pub(super) fn turn(x: Tensor<3>, t: Turned, angles: &Angles, back: bool) -> Tensor<3> {
+    let (cos, sin) = (&angles.cos, &angles.sin);
     if is_fast(&x) {
         return cpu_tensor::map_in_place(x, |x| kernels::rope(x, t, (cos, sin), back))
             .expect("checked by is_fast");

@@ -1,0 +1,283 @@
+//! Every family against transformers: loss, logits and all gradients of tiny models, from the same
+//! weights and tokens. `fixtures/families/make_families.py` wrote the figures.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use common::{assert_same_bits, run, tiny};
+use serde::Deserialize;
+use serde_json::Value;
+use zeropp::config::{Activation, Order, Precision, Recompute, Tokenizer};
+use zeropp::layer::{BatchShape, Embedding, Head, Layer, LayerCost, LayerCx, Model, Part};
+use zeropp::model;
+use zeropp::model::decoder::Decoder;
+use zeropp::params::{Init, ParamSpec};
+use zeropp::{Config, Trainer, Weights};
+
+const FAMILIES: [&str; 7] = ["gpt2", "llama2", "llama3", "biased", "mistral", "qwen2", "qwen3"];
+/// How far a gradient may be from transformers', relative to the largest element of its tensor.
+const GRADIENT: f64 = 5e-6;
+/// How far logits may be, absolute.
+const LOGITS: f64 = 1e-4;
+
+#[derive(Deserialize)]
+struct Figures {
+    samples: usize,
+    seq: usize,
+    /// Samples whose logits are there.
+    shown: usize,
+    tokens: usize,
+    loss: f64,
+    /// Names and shapes as transformers has them.
+    tensors: Vec<(String, Vec<usize>)>,
+    config: Value,
+}
+
+/// What transformers made of one family.
+struct Family {
+    figures: Figures,
+    /// Logits of the first samples, `[shown, s, V]`.
+    logits: Vec<f32>,
+    /// Gradients, transposed to the orientation of our parameters.
+    gradients: Weights,
+    /// Weights, likewise.
+    weights: Weights,
+    decoder: Decoder,
+}
+
+/// From -128 to 127, as in the script.
+fn number(i: usize, salt: usize) -> f32 {
+    let mut x = (i as u32).wrapping_mul(2_654_435_761);
+    x = x.wrapping_add((salt as u32).wrapping_mul(40_503)).wrapping_add(12_345);
+    x ^= x >> 15;
+    x = x.wrapping_mul(2_246_822_519);
+    x ^= x >> 13;
+    (x >> 16 & 0xFF) as f32 - 128.0
+}
+
+/// The script's weight `name` in transformers' orientation.
+fn initial(name: &str, len: usize) -> Vec<f32> {
+    let salt = name.bytes().zip(1..).map(|(b, i)| i * usize::from(b)).sum();
+    let norm = (name.contains("norm") || name.contains("ln_")) && name.ends_with("weight");
+    let (base, scale) = if norm { (1.0, 1024.0) } else { (0.0, 512.0) };
+    (0..len).map(|i| base + number(i, salt) / scale).collect()
+}
+
+fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+    (0..columns).flat_map(|c| (0..rows).map(move |r| values[r * columns + c])).collect()
+}
+
+impl Family {
+    fn read(name: &str) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
+        let text = std::fs::read_to_string(folder.join(format!("{name}.json"))).unwrap();
+        let figures: Figures = serde_json::from_str(&text).unwrap();
+        let bytes = std::fs::read(folder.join(format!("{name}.bin"))).unwrap();
+        let mut numbers = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+        let mut take = |n: usize| numbers.by_ref().take(n).collect::<Vec<f32>>();
+        let config = figures.config.to_string();
+        let read = model::hf_config::parse(&config, Path::new("config.json")).unwrap();
+        let decoder = read.decoder;
+        let logits = take(figures.shown * figures.seq * decoder.vocabulary);
+        let (mut gradients, mut weights) = (Weights::new(), Weights::new());
+        let ours: BTreeMap<_, _> =
+            decoder.tensors().into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
+        assert_eq!(ours.len(), figures.tensors.len(), "{name}: as many parameters");
+        for (tensor, shape) in &figures.tensors {
+            let known = ours.get(tensor).unwrap_or_else(|| panic!("{name}: no {tensor}"));
+            let n: usize = shape.iter().product();
+            let mut both = [take(n), initial(tensor, n)];
+            let mut shape = shape.clone();
+            if known.transposed_in_files {
+                both = both.map(|values| transposed(&values, shape[0], shape[1]));
+                shape.reverse();
+            }
+            assert_eq!(shape, known.shape, "{name}: {tensor}");
+            let [gradient, weight] = both;
+            gradients.insert(tensor.clone(), gradient);
+            weights.insert(tensor.clone(), weight);
+        }
+        assert_eq!(take(1), [0.0; 0], "{name}: all numbers are read");
+        Self { figures, logits, gradients, weights, decoder }
+    }
+
+    /// The model, starting from the script's weights.
+    fn model(&self) -> Model {
+        let model = model::build(self.decoder);
+        let weights = Arc::new(self.weights.clone());
+        let parts = model.parts.into_iter().map(|part| match part {
+            Part::Embedding(e) => Part::Embedding(Arc::new(Given(e, weights.clone()))),
+            Part::Layer(l) => Part::Layer(Arc::new(Given(l, weights.clone()))),
+            Part::Head(h) => Part::Head(Arc::new(Given(h, weights.clone()))),
+        });
+        Model { parts: parts.collect(), ..model }
+    }
+
+    /// Tokens of the script's data.
+    fn ids(&self) -> impl Iterator<Item = u16> {
+        let vocabulary = self.decoder.vocabulary as f32;
+        (0..self.figures.tokens).map(move |i| number(i, 77).rem_euclid(vocabulary) as u16)
+    }
+
+    fn config(&self, data: &Path) -> Config {
+        Config {
+            layers: self.decoder.layers,
+            hidden: self.decoder.hidden,
+            heads: self.decoder.heads,
+            seq: self.figures.seq,
+            vocab: Some(self.decoder.vocabulary),
+            steps: 1,
+            warmup: None,
+            data: Some(data.into()),
+            tokenizer: Tokenizer::U16,
+            order: Order::Sequential,
+            ..tiny()
+        }
+    }
+}
+
+/// A part that starts from given weights.
+struct Given<T: ?Sized>(Arc<T>, Arc<Weights>);
+
+impl<T: ?Sized> Given<T> {
+    fn start(&self, specs: Vec<ParamSpec>) -> Vec<ParamSpec> {
+        let start = |spec: ParamSpec| {
+            let values = self.1[&spec.name].clone();
+            ParamSpec { init: Init::Values(values.into()), ..spec }
+        };
+        specs.into_iter().map(start).collect()
+    }
+}
+
+macro_rules! from_given_weights {
+    ($kind:ident, $run:ident($($arg:ident: $of:ty),+) -> $out:ty $(, $more:item)?) => {
+        impl $kind for Given<dyn $kind> {
+            fn name(&self) -> &str {
+                self.0.name()
+            }
+            fn parameters(&self) -> Vec<ParamSpec> {
+                self.start(self.0.parameters())
+            }
+            fn $run(&self, $($arg: $of),+) -> $out {
+                self.0.$run($($arg),+)
+            }
+            fn cost(&self, batch: BatchShape) -> LayerCost {
+                self.0.cost(batch)
+            }
+            $($more)?
+        }
+    };
+}
+from_given_weights!(Embedding, forward(ids: Tensor<2, Int>, cx: &LayerCx) -> Tensor<3>);
+from_given_weights!(
+    Layer,
+    forward(x: Tensor<3>, cx: &LayerCx) -> Tensor<3>,
+    fn is_block(&self) -> bool {
+        self.0.is_block()
+    }
+);
+from_given_weights!(
+    Head,
+    loss(x: Tensor<3>, targets: Tensor<2, Int>, cx: &LayerCx) -> Tensor<1>
+);
+
+/// The largest distance of two slices.
+fn apart(ours: &[f32], theirs: &[f32]) -> f64 {
+    assert_eq!(ours.len(), theirs.len());
+    ours.iter().zip(theirs).fold(0.0, |m, (a, b)| f64::max(m, f64::from((a - b).abs())))
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    for name in FAMILIES {
+        let family = Family::read(name);
+        let (shown, s) = (family.figures.shown, family.figures.seq);
+        let ids: Vec<i64> = family.ids().take(shown * s).map(i64::from).collect();
+        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [shown, s]), &Device::flex());
+        let model = model::build(family.decoder);
+        let logits = model::logits(&model, &family.weights, ids).unwrap();
+        assert_eq!(logits.dims(), [shown, s, family.decoder.vocabulary]);
+        let logits = logits.into_data().try_to_vec::<f32>().unwrap();
+        let apart = apart(&logits, &family.logits);
+        println!("{name}: logits {apart:.1e} apart");
+        assert!(apart <= LOGITS, "{name}: {apart:e}");
+    }
+}
+
+#[test]
+fn loss_and_gradients_are_those_of_transformers_on_any_mesh() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("tokens.bin");
+    // pp, virtual, zero3, recomputation; the samples of a step are the same.
+    let meshes = [
+        (1, 1, 1, Recompute::None),
+        (4, 1, 1, Recompute::Selective),
+        (2, 1, 2, Recompute::None),
+        (2, 2, 2, Recompute::Full),
+    ];
+    for name in FAMILIES {
+        let family = Family::read(name);
+        let bytes: Vec<u8> = family.ids().flat_map(u16::to_le_bytes).collect();
+        std::fs::write(&data, bytes).unwrap();
+        for (pp, v, zero3, recompute) in meshes {
+            let config = Config {
+                pp,
+                virtual_stages: Some(v),
+                zero3,
+                micro_batches: Some(family.figures.samples / zero3),
+                recompute,
+                ..family.config(&data)
+            };
+            let trainer = Trainer::with_model(config, family.model()).unwrap();
+            let (step, gradients) = trainer.first_gradients().unwrap();
+            let what = format!("{name}, pp {pp}, virtual {v}, zero3 {zero3}");
+            let loss = (step.loss - family.figures.loss).abs() / family.figures.loss;
+            assert!(loss < 1e-6, "{what}: loss {} is {loss:e} apart", step.loss);
+            assert_eq!(gradients.len(), family.gradients.len(), "{what}");
+            let mut worst = (0.0, "");
+            for (tensor, theirs) in &family.gradients {
+                let largest = theirs.iter().fold(0f32, |m, x| m.max(x.abs()));
+                let apart = apart(&gradients[tensor], theirs) / f64::from(largest);
+                if apart > worst.0 {
+                    worst = (apart, tensor.as_str());
+                }
+            }
+            println!("{what}: loss {loss:.1e}, gradients {:.1e} ({}) apart", worst.0, worst.1);
+            assert!(worst.0 <= GRADIENT, "{what}: {} is {:e} apart", worst.1, worst.0);
+        }
+    }
+}
+
+/// Groups of heads, norms of heads and gates keep the contract: no layout changes a bit.
+#[test]
+fn layouts_give_the_same_bits() {
+    for (model, head_dim) in [("llama", None), ("qwen2", None), ("qwen3", Some(12))] {
+        for precision in [Precision::Fp32, Precision::Bf16] {
+            let with = |pp, v, recompute| Config {
+                model: model.into(),
+                activation: Activation::Swiglu,
+                kv_heads: Some(1),
+                head_dim,
+                layers: 8,
+                tied: head_dim.is_some(),
+                steps: 3,
+                pp,
+                virtual_stages: Some(v),
+                recompute,
+                precision,
+                ..tiny()
+            };
+            let one = run(with(1, 1, Recompute::None));
+            let layouts =
+                [(4, 1, Recompute::Selective), (2, 2, Recompute::None), (2, 4, Recompute::Full)];
+            for (pp, v, recompute) in layouts {
+                let what = format!("{model}, {precision}, pp {pp}, virtual {v}, {recompute}");
+                assert_same_bits(&one, &run(with(pp, v, recompute)), &what);
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! A transformer block of any family.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+
+use super::cost;
+use super::decoder::{Decoder, Norm};
+use super::tensors::{Names, QK_NORMS};
+use crate::choice::Activation;
+use crate::layer::{BatchShape, Layer, LayerCost, LayerCx};
+use crate::params::ParamSpec;
+use crate::split::ops::{self, HeadNorms, Projection, Rotation, Turns};
+
+/// One block: x + attention(norm(x)), and of that x + mlp(norm(x)).
+pub(super) struct Block {
+    pub(super) name: String,
+    pub(super) index: usize,
+    pub(super) decoder: Decoder,
+    /// What turns queries and keys, where positions are rotary.
+    pub(super) rotation: Option<Arc<Rotation>>,
+}
+
+/// The norm called `name`.
+pub(super) fn norm(norm: Norm, x: Tensor<3>, name: &str, cx: &LayerCx) -> Tensor<3> {
+    let weight = cx.weight(&format!("{name}.weight"));
+    match norm {
+        Norm::Layer { eps } => {
+            ops::layer_norm(x, &weight, &cx.weight(&format!("{name}.bias")), eps, &cx.op)
+        }
+        Norm::Rms { eps } => ops::rms_norm(x, &weight, eps, &cx.op),
+    }
+}
+
+/// The weight and, if it has one, the bias of the linear map called `name`.
+fn map(name: &str, bias: bool, cx: &LayerCx) -> Projection {
+    Projection {
+        weight: cx.weight(&format!("{name}.weight")),
+        bias: bias.then(|| cx.weight(&format!("{name}.bias"))),
+    }
+}
+
+fn linear(x: Tensor<3>, name: &str, bias: bool, cx: &LayerCx) -> Tensor<3> {
+    let Projection { weight, bias } = map(name, bias, cx);
+    ops::linear(x, &weight, bias.as_ref(), &cx.op)
+}
+
+impl Block {
+    fn names(&self) -> &'static Names {
+        self.decoder.names()
+    }
+
+    /// q, k and v of the normalised x, ready for attention.
+    fn qkv(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
+        let (d, names) = (&self.decoder, self.names());
+        let (heads, groups) = (d.heads, d.kv_heads);
+        let turns = self.rotation.as_deref();
+        let turns = turns.map(|rotation| Turns { rotation, heads: heads + groups });
+        let before_norms = if d.qk_norm { None } else { turns };
+        let qkv = match (names.qkv, before_norms) {
+            ([one], None) => linear(x, one, d.biases.qkv, cx),
+            (maps, turns) => {
+                let maps: Vec<_> = maps.iter().map(|name| map(name, d.biases.qkv, cx)).collect();
+                ops::projections(x, &maps, turns, &cx.op)
+            }
+        };
+        if !d.qk_norm {
+            return qkv;
+        }
+        let [q, k] = QK_NORMS.map(|name| cx.weight(&format!("{name}.weight")));
+        let eps = match d.norm {
+            Norm::Layer { eps } | Norm::Rms { eps } => eps,
+        };
+        ops::head_norm(qkv, &HeadNorms { heads, groups, q, k, eps }, turns, &cx.op)
+    }
+
+    fn mlp(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
+        let (d, names) = (&self.decoder, self.names());
+        let up = |x, i: usize| linear(x, names.up[i], d.biases.mlp, cx);
+        let inner = match d.activation {
+            Activation::Gelu => ops::gelu(up(x, 0), &cx.op),
+            Activation::GeluTanh => ops::gelu_tanh(up(x, 0), &cx.op),
+            Activation::Swiglu => ops::swiglu(up(x.clone(), 0), up(x, 1), &cx.op),
+        };
+        linear(inner, names.down, d.biases.mlp, cx)
+    }
+}
+
+impl Layer for Block {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn parameters(&self) -> Vec<ParamSpec> {
+        self.decoder.block_tensors(self.index).into_iter().map(|tensor| tensor.spec()).collect()
+    }
+
+    fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
+        let (d, names) = (&self.decoder, self.names());
+        let qkv = self.qkv(norm(d.norm, x.clone(), names.norm_1, cx), cx);
+        let attended = ops::grouped_attention(qkv, d.heads, d.kv_heads, &cx.op);
+        let x = x + linear(attended, names.out, d.biases.out, cx);
+        let normed = norm(d.norm, x.clone(), names.norm_2, cx);
+        x + self.mlp(normed, cx)
+    }
+
+    fn cost(&self, batch: BatchShape) -> LayerCost {
+        cost::block(&self.decoder, batch)
+    }
+}

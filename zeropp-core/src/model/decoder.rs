@@ -1,0 +1,275 @@
+//! What a decoder-only transformer is, as plain data: sizes, norms, positions, biases. Every family
+//! that zeropp trains is a value of [`Decoder`]; nothing here needs Burn.
+//!
+//! Words: h hidden, f the MLP's inner size, d elements of a head, H query heads, G key and value
+//! heads (groups), L blocks, V rows of embedding and head.
+
+use crate::choice::Activation;
+
+/// Which names the parameters have, and how a block is put together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Naming {
+    /// GPT-2's: `wte`, `h.0.attn.c_attn` (q, k and v in one), `h.0.mlp.c_fc`.
+    Gpt2,
+    /// LLaMA's, which Mistral and Qwen share: `model.layers.0.self_attn.q_proj`, gate, up and down.
+    Llama,
+}
+
+/// The normalisation before attention, before the MLP and before the head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Norm {
+    /// (x − mean)/√(variance + eps)·weight + bias.
+    Layer {
+        /// Added to the variance.
+        eps: f64,
+    },
+    /// x/√(mean(x²) + eps)·weight.
+    Rms {
+        /// Added to the mean square.
+        eps: f64,
+    },
+}
+
+/// How tokens know where they are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Positions {
+    /// A learned vector for each of so many places, added to the token's.
+    Learned(usize),
+    /// Queries and keys turn by their place (RoFormer, rotate-half layout).
+    Rotary(Rotary),
+}
+
+/// Rotary positions: place p turns pair i of a head by p·[`inverse_frequencies`][i].
+///
+/// [`inverse_frequencies`]: Rotary::inverse_frequencies
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rotary {
+    /// θ: pair i turns by p·θ^(−2i/d) before scaling.
+    pub theta: f64,
+    /// What makes a model fit longer texts than it was first trained on.
+    pub scaling: RotaryScaling,
+}
+
+/// How rotary frequencies are changed for longer texts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RotaryScaling {
+    /// Not at all.
+    None,
+    /// All are divided by this.
+    Linear(f64),
+    /// LLaMA 3.1's: low frequencies are divided by `factor`, high ones stay, those between are
+    /// mixed.
+    Llama3 {
+        /// What low frequencies are divided by.
+        factor: f64,
+        /// Wavelengths above `context`/`low` are low frequencies.
+        low: f64,
+        /// Wavelengths below `context`/`high` are high ones.
+        high: f64,
+        /// Tokens of the texts that it was first trained on.
+        context: f64,
+    },
+}
+
+impl Rotary {
+    /// What one place turns each of the d/2 pairs of a head by, in radians.
+    pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f64> {
+        let pair = |i: usize| self.theta.powf(-2.0 * i as f64 / head_dim as f64);
+        (0..head_dim / 2).map(|i| self.scaling.apply(pair(i))).collect()
+    }
+}
+
+impl RotaryScaling {
+    fn apply(&self, inverse: f64) -> f64 {
+        match *self {
+            RotaryScaling::None => inverse,
+            RotaryScaling::Linear(factor) => inverse / factor,
+            RotaryScaling::Llama3 { factor, low, high, context } => {
+                let wavelength = 2.0 * core::f64::consts::PI / inverse;
+                if wavelength > context / low {
+                    return inverse / factor;
+                }
+                if wavelength < context / high {
+                    return inverse;
+                }
+                let smooth = (context / wavelength - low) / (high - low);
+                (1.0 - smooth) * inverse / factor + smooth * inverse
+            }
+        }
+    }
+}
+
+/// Which linear maps add a bias.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Biases {
+    /// The projections to q, k and v.
+    pub qkv: bool,
+    /// The projection after attention.
+    pub out: bool,
+    /// Those of the MLP.
+    pub mlp: bool,
+}
+
+impl Biases {
+    /// None.
+    pub const NONE: Biases = Biases { qkv: false, out: false, mlp: false };
+    /// All, as GPT-2 has them.
+    pub const ALL: Biases = Biases { qkv: true, out: true, mlp: true };
+}
+
+/// A decoder-only transformer with pre-norm blocks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decoder {
+    /// Names of the parameters.
+    pub naming: Naming,
+    /// Blocks L.
+    pub layers: usize,
+    /// Hidden size h.
+    pub hidden: usize,
+    /// Query heads H.
+    pub heads: usize,
+    /// Key and value heads G; divides `heads`, and consecutive query heads share one.
+    pub kv_heads: usize,
+    /// Elements of a head d; h/H in most families, not in all.
+    pub head_dim: usize,
+    /// Inner size f of the MLP.
+    pub intermediate: usize,
+    /// Token ids: those below this number.
+    pub vocabulary: usize,
+    /// Embedding and head have rows for the vocabulary rounded up to a multiple of this; 1 adds
+    /// none. A row that is no id is never looked up and takes no part in the loss.
+    pub vocabulary_multiple: usize,
+    /// The norms.
+    pub norm: Norm,
+    /// How tokens know where they are.
+    pub positions: Positions,
+    /// Which linear maps add a bias.
+    pub biases: Biases,
+    /// Whether q and k are normalised head by head before they turn (Qwen3); RMS, `norm`'s eps.
+    pub qk_norm: bool,
+    /// The MLP's nonlinearity; SwiGLU has a gate beside.
+    pub activation: Activation,
+    /// Whether the head uses the embedding's weight.
+    pub tied: bool,
+    /// Tokens that a query sees, itself included, where not all before it (a sliding window).
+    pub window: Option<usize>,
+    /// Tokens of the longest texts that it was made for.
+    pub context: usize,
+}
+
+impl Decoder {
+    /// Rows of embedding and head.
+    pub fn rows(&self) -> usize {
+        self.vocabulary.next_multiple_of(self.vocabulary_multiple.max(1))
+    }
+
+    /// Elements of a token's queries: H·d.
+    pub(super) fn query_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Elements of a token's keys, and of its values: G·d.
+    pub(super) fn key_width(&self) -> usize {
+        self.kv_heads * self.head_dim
+    }
+
+    /// Elements of a token's q, k and v: (H + 2G)·d.
+    pub(super) fn qkv_width(&self) -> usize {
+        self.query_width() + 2 * self.key_width()
+    }
+
+    /// Linear maps of the MLP: up and down, and a gate.
+    pub(super) fn mlp_maps(&self) -> usize {
+        if self.activation == Activation::Swiglu { 3 } else { 2 }
+    }
+
+    /// Elements of a block's weight matrices, biases and norms not counted.
+    pub(super) fn block_weights(&self) -> f64 {
+        let h = self.hidden as f64;
+        let attention = (self.qkv_width() + self.query_width()) as f64;
+        h * (attention + (self.mlp_maps() * self.intermediate) as f64)
+    }
+
+    /// Floating-point operations of one block's forward on `samples` of `seq` tokens: its matrix
+    /// products, and of attention's scores and values the causal half.
+    pub(super) fn block_flops(&self, samples: usize, seq: usize) -> f64 {
+        let (n, s) = ((samples * seq) as f64, seq as f64);
+        2.0 * n * self.block_weights() + 2.0 * n * s * self.query_width() as f64
+    }
+
+    /// Floating-point operations of the head's forward on `tokens`: rows that are no token ids are
+    /// not counted.
+    pub(super) fn head_flops(&self, tokens: usize) -> f64 {
+        2.0 * tokens as f64 * (self.hidden * self.vocabulary) as f64
+    }
+
+    /// Training FLOP of one token in samples of `seq`: three times the forward's, recomputation
+    /// not counted.
+    pub fn flops_per_token(&self, seq: usize) -> f64 {
+        let blocks = self.layers as f64 * self.block_flops(1, seq);
+        3.0 * (blocks + self.head_flops(seq)) / seq as f64
+    }
+
+    /// Number of parameters, a tied weight counted once.
+    pub fn parameter_count(&self) -> u64 {
+        self.tensors().iter().map(|tensor| tensor.len() as u64).sum()
+    }
+
+    /// What no value of this type may be: sizes that are zero or do not divide, or a combination
+    /// that no model here has.
+    ///
+    /// # Errors
+    /// The field, in words, and what is wrong with it.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        let sizes = [
+            ("layers", self.layers),
+            ("hidden", self.hidden),
+            ("heads", self.heads),
+            ("kv-heads", self.kv_heads),
+            ("head-dim", self.head_dim),
+            ("intermediate", self.intermediate),
+            ("vocab", self.vocabulary),
+        ];
+        if let Some((field, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+            return Err((field, "at least 1 is needed".into()));
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(("kv-heads", format!("does not divide heads = {}", self.heads)));
+        }
+        if let Positions::Rotary(_) = self.positions
+            && !self.head_dim.is_multiple_of(2)
+        {
+            return Err(("head-dim", "rotary positions turn pairs of elements: it is odd".into()));
+        }
+        let gated = self.activation == Activation::Swiglu;
+        match self.naming {
+            Naming::Gpt2 if gated || self.qk_norm || self.biases != Biases::ALL => {
+                Err(("model", "GPT-2's blocks have biases, and neither gate nor q/k norms".into()))
+            }
+            Naming::Llama if !gated => {
+                Err(("activation", "blocks with LLaMA's names have a gate: swiglu".into()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// By the formula of transformers' `_compute_llama3_parameters`, for θ 100, d 8.
+    #[test]
+    fn llama_3_mixes_the_frequencies_between() {
+        let scaling = RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, context: 32.0 };
+        let scaled = Rotary { theta: 100.0, scaling }.inverse_frequencies(8);
+        let plain = Rotary { theta: 100.0, scaling: RotaryScaling::None }.inverse_frequencies(8);
+        // Wavelengths 6.3, 19.9, 62.8 and 199: below 8, between, above 32 twice.
+        assert_eq!(scaled[0], plain[0]);
+        let smooth = (32.0 * plain[1] / (2.0 * core::f64::consts::PI) - 1.0) / 3.0;
+        assert!((0.0..1.0).contains(&smooth));
+        let mixed = plain[1] * (smooth + (1.0 - smooth) / 8.0);
+        assert!((scaled[1] - mixed).abs() < 1e-15);
+        assert_eq!(scaled[2..], [plain[2] / 8.0, plain[3] / 8.0]);
+    }
+}

@@ -1,0 +1,112 @@
+use super::*;
+use crate::model::presets::Preset;
+
+fn read_text_of(text: &str) -> Result<HfConfig, String> {
+    parse(text, Path::new("config.json")).map_err(|error| error.to_string())
+}
+
+/// Llama-3.2-1B's as transformers 4 wrote it.
+const LLAMA_1B: &str = r#"{
+    "architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "bos_token_id": 128000, "eos_token_id": 128001, "head_dim": 64, "hidden_act": "silu",
+    "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 8192,
+    "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0,
+    "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "tie_word_embeddings": true, "torch_dtype": "bfloat16", "vocab_size": 128256}"#;
+
+/// Qwen2.5-0.5B's as transformers 4 wrote it.
+const QWEN: &str = r#"{
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "hidden_act": "silu",
+    "hidden_size": 896, "intermediate_size": 4864, "max_position_embeddings": 32768,
+    "max_window_layers": 24, "model_type": "qwen2", "num_attention_heads": 14,
+    "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": true,
+    "use_sliding_window": false, "vocab_size": 151936}"#;
+
+#[test]
+fn the_form_of_transformers_4_is_the_preset() {
+    for (text, preset) in [(LLAMA_1B, "llama-1b"), (QWEN, "qwen2.5-0.5b")] {
+        let found = read_text_of(text).unwrap();
+        assert_eq!(found.decoder, Preset::find(preset).unwrap().decoder);
+        assert_eq!(found.notes, [""; 0]);
+    }
+    let five = LLAMA_1B.replace("rope_scaling", "rope_parameters");
+    let five = five.replace(r#""rope_theta": 500000.0,"#, "");
+    let five = five.replace(r#""factor": 32.0"#, r#""rope_theta": 500000.0, "factor": 32.0"#);
+    assert_eq!(read_text_of(&five), read_text_of(LLAMA_1B), "the form of transformers 5");
+}
+
+/// Each a change of a good file, and what the message says.
+#[test]
+fn what_is_not_honoured_is_refused_by_field() {
+    let cases = [
+        (LLAMA_1B, r#""llama""#, r#""gemma2""#, "model_type: \"gemma2\" the families here"),
+        (
+            LLAMA_1B,
+            r#""rope_type": "llama3""#,
+            r#""rope_type": "yarn""#,
+            "rope_scaling.rope_type: \"yarn\" is not known; default, linear and llama3 are",
+        ),
+        (
+            LLAMA_1B,
+            r#""rope_type": "llama3""#,
+            r#""type": "longrope""#,
+            "rope_scaling.type: \"longrope\"",
+        ),
+        (LLAMA_1B, r#""silu""#, r#""gelu""#, "hidden_act: \"gelu\""),
+        (LLAMA_1B, r#""hidden_size": 2048,"#, "", "hidden_size: is missing"),
+        (LLAMA_1B, r#""hidden_size": 2048"#, r#""hidden_size": -1"#, "hidden_size: -1 is no"),
+        (LLAMA_1B, "16,", "1152921504606846976,", "num_hidden_layers: 1152921504606846976 is no"),
+        (LLAMA_1B, "_heads\": 8", "_heads\": 5", "num_key_value_heads: 5 does not divide"),
+        (LLAMA_1B, r#""mlp_bias": false"#, r#""mlp_bias": 1"#, "mlp_bias: 1 is neither"),
+        (
+            LLAMA_1B,
+            r#""pretraining_tp": 1"#,
+            r#""quantization_config": {"bits": 4}"#,
+            "quantization_config: quantised weights",
+        ),
+        (LLAMA_1B, r#""head_dim": 64"#, r#""head_dim": 63"#, "head_dim: is 63"),
+        (QWEN, r#""num_key_value_heads": 2,"#, "", "num_key_value_heads: is missing"),
+        (
+            QWEN,
+            r#""use_sliding_window": false"#,
+            r#""layer_types": ["linear_attention"]"#,
+            "layer_types: \"linear_attention\" is not known",
+        ),
+        (QWEN, "{", "[", "not a JSON object"),
+    ];
+    for (good, from, to, says) in cases {
+        let text = good.replacen(from, to, 1);
+        assert_ne!(text, good, "{from}");
+        let error = read_text_of(&text).unwrap_err();
+        assert!(error.starts_with("config.json: ") && error.contains(says), "{says}: {error}");
+    }
+}
+
+#[test]
+fn windows_are_found_where_they_slide() {
+    let window = |text: &str| read_text_of(text).unwrap().decoder.window;
+    assert_eq!(window(QWEN), None);
+    let on = QWEN.replace(r#""use_sliding_window": false"#, r#""use_sliding_window": true"#);
+    assert_eq!(window(&on), Some(32_768));
+    let mistral = QWEN.replace("qwen2", "mistral");
+    assert_eq!(window(&mistral), Some(32_768));
+    assert_eq!(window(&mistral.replace("\": 32768, \"tie", "\": null, \"tie")), None);
+}
+
+#[test]
+fn dropout_is_told() {
+    let gpt2 = r#"{"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12,
+        "n_positions": 1024, "n_ctx": 1024, "layer_norm_epsilon": 1e-05, "vocab_size": 50257,
+        "activation_function": "gelu_new", "resid_pdrop": 0.1, "embd_pdrop": 0.1,
+        "attn_pdrop": 0.0}"#;
+    let found = read_text_of(gpt2).unwrap();
+    assert_eq!(found.decoder, Preset::find("gpt2").unwrap().decoder);
+    let note = "config.json says resid_pdrop = 0.1; zeropp trains without dropout";
+    assert_eq!((found.notes.len(), found.notes[0].as_str()), (2, note));
+    let scaled = gpt2.replace("{", r#"{"scale_attn_by_inverse_layer_idx": true, "#);
+    assert!(read_text_of(&scaled).unwrap_err().contains("scale_attn_by_inverse_layer_idx: true"));
+}

@@ -1,0 +1,190 @@
+//! The parameters of a [`Decoder`] as data: names, shapes, starting values, and how Hugging Face
+//! stores them. What is trained, imported, exported and counted comes from this one list.
+//!
+//! **Orientation.** A linear map's weight is stored `[in, out]` here, as Burn's `Linear` has it.
+//! LLaMA and its relatives store `[out, in]` in files: their matrices are transposed on the way in
+//! and out. GPT-2's are `[in, out]` in files, too. Embedding and head are `[V, h]` everywhere.
+
+use super::decoder::{Decoder, Naming, Norm, Positions};
+use crate::params::{Init, ParamSpec};
+
+/// Standard deviation of initial weights.
+const INIT_STD: f32 = 0.02;
+
+/// One parameter of a decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderTensor {
+    /// Name, without a prefix such as GPT-2's `transformer.`; the family's own.
+    pub name: String,
+    /// Dimensions here.
+    pub shape: Vec<usize>,
+    /// Whether a file of the family holds the matrix transposed: `[out, in]`.
+    pub transposed_in_files: bool,
+    /// How it starts.
+    pub init: Init,
+}
+
+impl DecoderTensor {
+    fn new(name: String, shape: &[usize], init: Init) -> Self {
+        Self { name, shape: shape.to_vec(), transposed_in_files: false, init }
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What a layer declares.
+    pub(super) fn spec(self) -> ParamSpec {
+        ParamSpec::new(self.name, &self.shape, self.init)
+    }
+}
+
+/// The names that differ between families.
+pub(super) struct Names {
+    pub(super) embedding: &'static str,
+    pub(super) positions: &'static str,
+    pub(super) block: &'static str,
+    pub(super) norm_1: &'static str,
+    pub(super) norm_2: &'static str,
+    /// q, k and v: one matrix, or three.
+    pub(super) qkv: &'static [&'static str],
+    pub(super) out: &'static str,
+    /// What leads into the MLP: up, or gate and up.
+    pub(super) up: &'static [&'static str],
+    pub(super) down: &'static str,
+    pub(super) final_norm: &'static str,
+    pub(super) head: &'static str,
+}
+
+const GPT2: Names = Names {
+    embedding: "wte",
+    positions: "wpe",
+    block: "h",
+    norm_1: "ln_1",
+    norm_2: "ln_2",
+    qkv: &["attn.c_attn"],
+    out: "attn.c_proj",
+    up: &["mlp.c_fc"],
+    down: "mlp.c_proj",
+    final_norm: "ln_f",
+    head: "lm_head",
+};
+
+const LLAMA: Names = Names {
+    embedding: "model.embed_tokens",
+    positions: "model.embed_positions",
+    block: "model.layers",
+    norm_1: "input_layernorm",
+    norm_2: "post_attention_layernorm",
+    qkv: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    out: "self_attn.o_proj",
+    up: &["mlp.gate_proj", "mlp.up_proj"],
+    down: "mlp.down_proj",
+    final_norm: "model.norm",
+    head: "lm_head",
+};
+
+/// The weights of the norms of q and of k.
+pub(super) const QK_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
+
+impl Decoder {
+    pub(super) fn names(&self) -> &'static Names {
+        match self.naming {
+            Naming::Gpt2 => &GPT2,
+            Naming::Llama => &LLAMA,
+        }
+    }
+
+    /// All parameters, from the embedding to the head, in the order in which they are laid out. A
+    /// tied weight comes once, as the embedding's.
+    pub fn tensors(&self) -> Vec<DecoderTensor> {
+        let mut all = vec![self.embedding_tensor()];
+        all.extend(self.position_tensor());
+        all.extend((0..self.layers).flat_map(|i| self.block_tensors(i)));
+        all.extend(self.final_norm_tensors());
+        if !self.tied {
+            all.push(self.head_tensor());
+        }
+        all
+    }
+
+    pub(super) fn embedding_tensor(&self) -> DecoderTensor {
+        let name = format!("{}.weight", self.names().embedding);
+        DecoderTensor::new(name, &[self.rows(), self.hidden], Init::Normal(INIT_STD))
+    }
+
+    /// The head's weight, which may be the embedding's.
+    pub(super) fn head_tensor(&self) -> DecoderTensor {
+        let embedding = self.embedding_tensor();
+        match self.tied {
+            true => embedding,
+            false => DecoderTensor { name: format!("{}.weight", self.names().head), ..embedding },
+        }
+    }
+
+    pub(super) fn position_tensor(&self) -> Option<DecoderTensor> {
+        let Positions::Learned(places) = self.positions else { return None };
+        let name = format!("{}.weight", self.names().positions);
+        Some(DecoderTensor::new(name, &[places, self.hidden], Init::Normal(INIT_STD / 2.0)))
+    }
+
+    pub(super) fn final_norm_tensors(&self) -> Vec<DecoderTensor> {
+        self.norm_tensors(self.names().final_norm)
+    }
+
+    fn norm_tensors(&self, name: &str) -> Vec<DecoderTensor> {
+        let part =
+            |end: &str, init| DecoderTensor::new(format!("{name}.{end}"), &[self.hidden], init);
+        let mut parts = vec![part("weight", Init::Ones)];
+        if let Norm::Layer { .. } = self.norm {
+            parts.push(part("bias", Init::Zeros));
+        }
+        parts
+    }
+
+    /// The parameters of block `i`.
+    pub(super) fn block_tensors(&self, i: usize) -> Vec<DecoderTensor> {
+        let names = self.names();
+        let block = format!("{}.{i}", names.block);
+        let (h, f, q, k) = (self.hidden, self.intermediate, self.query_width(), self.key_width());
+        // Two residual additions a block: their sum keeps unit variance over the depth.
+        let residual = INIT_STD / (2.0 * self.layers as f32).sqrt();
+        let linear = |name: &str, [input, output]: [usize; 2], std: f32, bias: bool| {
+            let weight = DecoderTensor {
+                transposed_in_files: self.naming == Naming::Llama,
+                ..DecoderTensor::new(
+                    format!("{block}.{name}.weight"),
+                    &[input, output],
+                    Init::Normal(std),
+                )
+            };
+            let bias = bias.then(|| {
+                DecoderTensor::new(format!("{block}.{name}.bias"), &[output], Init::Zeros)
+            });
+            [Some(weight), bias].into_iter().flatten()
+        };
+        let widths: &[usize] = if names.qkv.len() == 1 { &[self.qkv_width()] } else { &[q, k, k] };
+        let mut all = self.norm_tensors(&format!("{block}.{}", names.norm_1));
+        for (name, width) in names.qkv.iter().zip(widths) {
+            all.extend(linear(name, [h, *width], INIT_STD, self.biases.qkv));
+        }
+        if self.qk_norm {
+            let weight = |name| format!("{block}.{name}.weight");
+            let norm = |name| DecoderTensor::new(weight(name), &[self.head_dim], Init::Ones);
+            all.extend(QK_NORMS.map(norm));
+        }
+        all.extend(linear(names.out, [q, h], residual, self.biases.out));
+        all.extend(self.norm_tensors(&format!("{block}.{}", names.norm_2)));
+        for name in names.up {
+            all.extend(linear(name, [h, f], INIT_STD, self.biases.mlp));
+        }
+        all.extend(linear(names.down, [f, h], residual, self.biases.mlp));
+        all
+    }
+}

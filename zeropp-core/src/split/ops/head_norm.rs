@@ -1,0 +1,136 @@
+//! The norms of queries and keys, head by head, and their turn by position.
+
+use burn::tensor::{DType, Tensor};
+
+use super::position::turn;
+use super::projections::Turns;
+use super::{Later, fast, link, wants_gradient};
+use crate::cpu_tensor;
+use crate::kernels::head_norm::{self as kernels, Heads};
+use crate::split::{OpCx, Weight};
+
+/// The norms of a [`head_norm`].
+#[derive(Clone)]
+pub struct HeadNorms {
+    /// Query heads H.
+    pub heads: usize,
+    /// Key heads, and value heads, G.
+    pub groups: usize,
+    /// Weight of the queries' norm, `[d]`.
+    pub q: Weight<1>,
+    /// Weight of the keys' norm, `[d]`.
+    pub k: Weight<1>,
+    /// Added to each mean square.
+    pub eps: f64,
+}
+
+/// RMSNorm of every query and every key of `qkv: [b, s, (H + 2G)·d]` over its d elements, then
+/// their turn by position where `turns` says so; values pass unchanged.
+///
+/// Keeps F→B: qkv, and one fp32 number of each token's queries and keys. Keeps B→W: the gradients
+/// of both weights (8·d bytes).
+pub fn head_norm(
+    qkv: Tensor<3>,
+    norms: &HeadNorms,
+    turns: Option<Turns<'_>>,
+    cx: &OpCx,
+) -> Tensor<3> {
+    let plain = qkv.clone().inner();
+    let turned = turns.map(|turns| turns.of(plain.dims()));
+    let (mut out, rrms) = norms.forward(&plain);
+    if let Some((t, angles)) = &turned {
+        out = turn(out, *t, angles, false);
+    }
+    if !wants_gradient(&qkv, cx) {
+        return out;
+    }
+    let saved = (cx.save(plain), cx.save(rrms));
+    let (norms, later) = (norms.clone(), Later::new(cx));
+    link(qkv, out, cx, move |mut dy| {
+        if let Some((t, angles)) = &turned {
+            dy = turn(dy, *t, angles, true);
+        }
+        let (dx, dq, dk) = norms.backward(dy, saved.0.take(), saved.1.take());
+        later.queue_add(norms.q.slot(), dq);
+        later.queue_add(norms.k.slot(), dk);
+        dx
+    })
+}
+
+impl HeadNorms {
+    fn at(&self) -> Heads {
+        Heads { heads: self.heads, groups: self.groups }
+    }
+
+    fn forward(&self, qkv: &Tensor<3>) -> (Tensor<3>, Tensor<1>) {
+        let ([b, s, _], normed) = (qkv.dims(), self.heads + self.groups);
+        let (q, k) = (self.q.get(), self.k.get());
+        if let (Some(x), Some(q), Some(k)) = (fast(qkv), fast(&q), fast(&k)) {
+            let weights = (q.as_slice(), k.as_slice());
+            let (y, rrms) = kernels::head_norm(x.as_slice(), self.at(), weights, self.eps as f32);
+            let n = rrms.len();
+            return (cpu_tensor::from_vec(y, qkv.dims()), cpu_tensor::from_vec(rrms, [n]));
+        }
+        let (x, values) = self.parts(qkv.clone());
+        let rrms = (x.clone().square().mean_dim(3) + self.eps).sqrt().recip();
+        let y = x * rrms.clone() * self.gamma(q, k);
+        let y = self.joined(y, values, qkv.dtype());
+        (y, rrms.reshape([b * s * normed]))
+    }
+
+    /// The gradients of qkv, of q's weight and of k's.
+    fn backward(
+        &self,
+        dy: Tensor<3>,
+        qkv: Tensor<3>,
+        rrms: Tensor<1>,
+    ) -> (Tensor<3>, Tensor<1>, Tensor<1>) {
+        let ([b, s, _], [d]) = (qkv.dims(), self.q.shape());
+        let (q, k) = (self.q.get(), self.k.get());
+        let host = (fast(&qkv), fast(&q), fast(&k), fast(&rrms));
+        if let (Some(x), Some(q), Some(k), Some(rrms)) = host {
+            let mut sums = Default::default();
+            let dx = cpu_tensor::map_in_place(dy, |dy| {
+                let (x, weights) = (x.as_slice(), (q.as_slice(), k.as_slice()));
+                sums = kernels::head_norm_backward(dy, x, self.at(), weights, rrms.as_slice());
+            });
+            let dx = dx.expect("gradients live where the values do");
+            return (dx, cpu_tensor::from_vec(sums.0, [d]), cpu_tensor::from_vec(sums.1, [d]));
+        }
+        let dtype = dy.dtype();
+        let (dy, values) = self.parts(dy);
+        let (x, _) = self.parts(qkv);
+        let rrms = rrms.reshape([b, s, self.heads + self.groups, 1]);
+        let hat = x * rrms.clone();
+        let sums = (dy.clone() * hat.clone()).sum_dim(0).sum_dim(1);
+        let sum =
+            |from: usize, heads: usize| sums.clone().narrow(2, from, heads).sum_dim(2).reshape([d]);
+        let (dq, dk) = (sum(0, self.heads), sum(self.heads, self.groups));
+        let dhat = dy * self.gamma(q, k);
+        let c = (dhat.clone() * hat.clone()).mean_dim(3);
+        (self.joined((dhat - hat * c) * rrms, values, dtype), dq, dk)
+    }
+
+    /// Queries and keys in fp32, `[b, s, H + G, d]`, and the values as they are.
+    fn parts(&self, qkv: Tensor<3>) -> (Tensor<4>, Tensor<3>) {
+        let ([b, s, width], normed) = (qkv.dims(), self.heads + self.groups);
+        let [d] = self.q.shape();
+        let values = qkv.clone().narrow(2, normed * d, width - normed * d);
+        let x = qkv.narrow(2, 0, normed * d).cast(DType::F32);
+        (x.reshape([b, s, normed, d]), values)
+    }
+
+    fn joined(&self, x: Tensor<4>, values: Tensor<3>, dtype: DType) -> Tensor<3> {
+        let [b, s, normed, d] = x.dims();
+        Tensor::cat(vec![x.reshape([b, s, normed * d]).cast(dtype), values], 2)
+    }
+
+    /// The weight of every head's norm, fp32, `[1, 1, H + G, d]`.
+    fn gamma(&self, q: Tensor<1>, k: Tensor<1>) -> Tensor<4> {
+        let [d] = self.q.shape();
+        let of = |w: Tensor<1>, heads: usize| {
+            w.cast(DType::F32).reshape([1, 1, 1, d]).repeat_dim(2, heads)
+        };
+        Tensor::cat(vec![of(q, self.heads), of(k, self.groups)], 2)
+    }
+}

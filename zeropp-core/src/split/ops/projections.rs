@@ -1,0 +1,212 @@
+//! Several linear maps of one input into one tensor: q, k and v, turned by their positions.
+//!
+//! On the CPU each product writes its own columns, so that nothing is copied together or apart;
+//! elsewhere the weights are put side by side for one product.
+
+use std::sync::Arc;
+
+use burn::tensor::{DType, Tensor};
+
+use super::linear::row_block;
+use super::position::{Angles, Rotation, turn};
+use super::{Later, fast, is_fast, link, products, rows, wants_gradient};
+use crate::cpu_tensor;
+use crate::kernels::gemm::{MatMut, MatRef, Store, gemm};
+use crate::kernels::reduce;
+use crate::kernels::rope::Turned;
+use crate::split::{Grads, OpCx, Saved, Weight};
+
+/// A linear map: x·W + b for `w: [in, out]` and, where there is one, `b: [out]`.
+#[derive(Clone)]
+pub struct Projection {
+    /// W.
+    pub weight: Weight<2>,
+    /// b.
+    pub bias: Option<Weight<1>>,
+}
+
+/// Which heads turn: the first `heads` of the output, by `rotation`.
+#[derive(Clone, Copy)]
+pub struct Turns<'a> {
+    /// The angles, and with them the elements of a head.
+    pub rotation: &'a Rotation,
+    /// Heads that turn.
+    pub heads: usize,
+}
+
+impl Turns<'_> {
+    /// Both for tensors `[b, s, width]`.
+    ///
+    /// # Panics
+    /// Panics if the heads do not fit into the width.
+    pub(super) fn of(&self, [_, s, width]: [usize; 3]) -> (Turned, Arc<Angles>) {
+        let d = self.rotation.head_dim();
+        assert!(self.heads * d <= width, "{} heads of {d} do not fit into {width}", self.heads);
+        (Turned { width, heads: self.heads, d }, self.rotation.angles(s))
+    }
+}
+
+/// The outputs of `maps` side by side, `[b, s, Σ out]` for `x: [b, s, in]`, the first heads of
+/// which are turned by their positions where `turns` says so, as by [`rope`](super::rope).
+///
+/// Keeps F→B: x. Keeps B→W: x and dY.
+pub fn projections(
+    x: Tensor<3>,
+    maps: &[Projection],
+    turns: Option<Turns<'_>>,
+    cx: &OpCx,
+) -> Tensor<3> {
+    let maps = Maps::new(maps);
+    let xi = x.clone().inner();
+    let [b, s, _] = xi.dims();
+    let turned = turns.map(|turns| turns.of([b, s, maps.width]));
+    let mut out = maps.forward(&xi);
+    if let Some((t, angles)) = &turned {
+        out = turn(out, *t, angles, false);
+    }
+    if !wants_gradient(&x, cx) {
+        return out;
+    }
+    let (saved, later) = (cx.save(xi), Later::new(cx));
+    link(x, out, cx, move |mut dy| {
+        if let Some((t, angles)) = &turned {
+            dy = turn(dy, *t, angles, true);
+        }
+        let dx = maps.input_gradient(&dy);
+        let (x, dy) = (later.stash(saved.take()), later.stash(dy));
+        later.queue.push(move |grads| maps.weight_gradient(x, dy, grads));
+        dx
+    })
+}
+
+/// The maps and where the columns of each begin.
+struct Maps {
+    maps: Vec<(usize, Projection)>,
+    input: usize,
+    width: usize,
+}
+
+impl Maps {
+    fn new(maps: &[Projection]) -> Self {
+        let input = maps[0].weight.shape()[0];
+        let mut width = 0;
+        let place = |map: &Projection| {
+            let [rows, columns] = map.weight.shape();
+            assert_eq!(rows, input, "maps of one input");
+            width += columns;
+            (width - columns, map.clone())
+        };
+        let maps = maps.iter().map(place).collect();
+        Self { maps, input, width }
+    }
+
+    /// Rows of x that a product takes at a time, as for one linear map.
+    fn row_block(&self) -> usize {
+        row_block(self.input * self.width)
+    }
+
+    fn forward(&self, x: &Tensor<3>) -> Tensor<3> {
+        let [b, s, input] = x.dims();
+        let Some(xs) = fast(x) else { return self.forward_by_tensors(x) };
+        let (x, width) = (xs.as_slice(), self.width);
+        let mut y = vec![0.0; b * s * width];
+        for (start, map) in &self.maps {
+            let out = map.weight.shape()[1];
+            let (w, bias) = (map.weight.get(), map.bias.as_ref().map(Weight::get));
+            let w = fast(&w).expect("as x");
+            let bias = bias.as_ref().map(|b| fast(b).expect("as x"));
+            let store = if bias.is_some() { Store::Add } else { Store::Set };
+            let block = self.row_block();
+            for (x, y) in x.chunks(block * input).zip(y.chunks_mut(block * width)) {
+                let n = x.len() / input;
+                if let Some(bias) = &bias {
+                    let rows = y.chunks_exact_mut(width);
+                    rows.for_each(|y| y[*start..start + out].copy_from_slice(bias.as_slice()));
+                }
+                let y = MatMut::strided(&mut y[*start..], n, out, width);
+                let w = MatRef::new(w.as_slice(), input, out);
+                gemm(y, store, 1.0, MatRef::new(x, n, input), w);
+            }
+        }
+        cpu_tensor::from_vec(y, [b, s, width])
+    }
+
+    fn forward_by_tensors(&self, x: &Tensor<3>) -> Tensor<3> {
+        let [b, s, _] = x.dims();
+        let y = rows(x.clone()).matmul(self.weights()).reshape([b, s, self.width]);
+        if self.maps.iter().all(|(_, map)| map.bias.is_none()) {
+            return y;
+        }
+        let bias = |(_, map): &(usize, Projection)| match &map.bias {
+            Some(bias) => bias.get(),
+            None => Tensor::zeros([map.weight.shape()[1]], (&x.device(), x.dtype())),
+        };
+        y + Tensor::cat(self.maps.iter().map(bias).collect(), 0).unsqueeze()
+    }
+
+    /// The weights side by side, `[in, Σ out]`.
+    fn weights(&self) -> Tensor<2> {
+        Tensor::cat(self.maps.iter().map(|(_, map)| map.weight.get()).collect(), 1)
+    }
+
+    fn input_gradient(&self, dy: &Tensor<3>) -> Tensor<3> {
+        let [b, s, width] = dy.dims();
+        let dims = [b, s, self.input];
+        let Some(dys) = fast(dy) else {
+            return rows(dy.clone()).matmul(self.weights().transpose()).reshape(dims);
+        };
+        let (dy, n) = (dys.as_slice(), b * s);
+        let mut dx = vec![0.0; n * self.input];
+        for (start, map) in &self.maps {
+            let [input, out] = map.weight.shape();
+            let w = map.weight.get();
+            let w = fast(&w).expect("as dy");
+            let store = if *start == 0 { Store::Set } else { Store::Add };
+            let dy = MatRef::strided(&dy[*start..], n, out, width);
+            let w = MatRef::new(w.as_slice(), input, out);
+            gemm(MatMut::new(&mut dx, n, input), store, 1.0, dy, w.t());
+        }
+        cpu_tensor::from_vec(dx, dims)
+    }
+
+    /// W: dW += xᵀ·dY, db += column sums of dY, map by map; in fp32 as for one linear map.
+    fn weight_gradient(&self, x: Saved<3>, dy: Saved<3>, grads: &mut Grads) {
+        let (x, dy) = (x.take(), dy.take());
+        let on_host = is_fast(&x) && grads.host_mut(self.maps[0].1.weight.slot()).is_some();
+        if let (true, Some(xs), Some(dys)) = (on_host, fast(&x), fast(&dy)) {
+            let (x, dy) = (xs.as_slice(), dys.as_slice());
+            return self.maps.iter().for_each(|at| self.add_on_host(at, x, dy, grads));
+        }
+        let (x, dy) = (rows(x), rows(dy));
+        let dw = products::matmul_f32(x.transpose(), dy.clone());
+        let db = dy.cast(DType::F32).sum_dim(0);
+        for (start, map) in &self.maps {
+            let out = map.weight.shape()[1];
+            grads.add(map.weight.slot(), dw.clone().narrow(1, *start, out));
+            if let Some(bias) = &map.bias {
+                grads.add(bias.slot(), db.clone().narrow(1, *start, out));
+            }
+        }
+    }
+
+    fn add_on_host(
+        &self,
+        (start, map): &(usize, Projection),
+        x: &[f32],
+        dy: &[f32],
+        grads: &mut Grads,
+    ) {
+        let ([input, out], width) = (map.weight.shape(), self.width);
+        let dw = grads.host_mut(map.weight.slot()).expect("checked by the caller");
+        let block = self.row_block();
+        for (x, dy) in x.chunks(block * input).zip(dy.chunks(block * width)) {
+            let n = x.len() / input;
+            let x = MatRef::new(x, n, input);
+            let dy = MatRef::strided(&dy[*start..], n, out, width);
+            gemm(MatMut::new(dw, input, out), Store::Add, 1.0, x.t(), dy);
+        }
+        if let Some(db) = map.bias.as_ref().and_then(|bias| grads.host_mut(bias.slot())) {
+            dy.chunks_exact(width).for_each(|row| reduce::add_rows(db, &row[*start..start + out]));
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Megatron's files of ids: what they hold, and what is refused.
+
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use zeropp_data::choices::{Order, Tokenizer};
+use zeropp_data::tokens::{Dataset, Sampler, SplitPart};
+
+/// An index: type of an id, lengths, first bytes, boundaries of documents.
+struct Index {
+    magic: &'static [u8],
+    version: u64,
+    kind: u8,
+    counts: (u64, u64),
+    lengths: Vec<i32>,
+    pointers: Vec<i64>,
+    documents: Vec<i64>,
+    more: Vec<u8>,
+}
+
+impl Index {
+    /// Of documents of these lengths, each one sequence, of ids of `width` bytes.
+    fn of(lengths: &[i32], kind: u8, width: i64) -> Index {
+        let mut end = 0;
+        let pointers = lengths.iter().map(|n| {
+            end += i64::from(*n) * width;
+            end - i64::from(*n) * width
+        });
+        let n = lengths.len() as u64;
+        Index {
+            magic: b"MMIDIDX\0\0",
+            version: 1,
+            kind,
+            counts: (n, n + 1),
+            pointers: pointers.collect(),
+            lengths: lengths.into(),
+            documents: (0..=n as i64).collect(),
+            more: Vec::new(),
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut out = self.magic.to_vec();
+        out.extend(self.version.to_le_bytes());
+        out.push(self.kind);
+        out.extend([self.counts.0.to_le_bytes(), self.counts.1.to_le_bytes()].concat());
+        out.extend(self.lengths.iter().flat_map(|n| n.to_le_bytes()));
+        out.extend(self.pointers.iter().chain(&self.documents).flat_map(|n| n.to_le_bytes()));
+        out.extend(&self.more);
+        out
+    }
+}
+
+fn pair(dir: &Path, ids: &[u8], index: &[u8]) -> PathBuf {
+    std::fs::write(dir.join("c.bin"), ids).unwrap();
+    std::fs::write(dir.join("c.idx"), index).unwrap();
+    dir.join("c.bin")
+}
+
+fn u16s(ids: impl Iterator<Item = u16>) -> Vec<u8> {
+    ids.flat_map(u16::to_le_bytes).collect()
+}
+
+#[test]
+fn ids_of_both_widths_are_read_by_any_of_the_three_names() {
+    let dir = tempfile::tempdir().unwrap();
+    for (kind, width) in [(8u8, 2usize), (4, 4), (1, 1)] {
+        let ids: Vec<u8> =
+            (0..20u32).flat_map(|i| (i * 7).to_le_bytes()[..width].to_vec()).collect();
+        let mut index = Index::of(&[8, 0, 12], kind, width as i64);
+        for modes in [0, 3] {
+            index.more = vec![0; modes];
+            let bin = pair(dir.path(), &ids, &index.bytes());
+            for path in [bin.clone(), bin.with_extension("idx"), bin.with_extension("")] {
+                let data = Dataset::open(&path, Tokenizer::Bytes).unwrap();
+                assert_eq!((data.len(), data.vocabulary()), (20, 134));
+                let sampler = Sampler::new(0, Order::Sequential, 4, 1);
+                let (inputs, _) = sampler.sample(&data, 1, 0).unwrap();
+                assert_eq!(inputs, [28, 35, 42, 49]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sample_knows_where_its_documents_begin() {
+    let dir = tempfile::tempdir().unwrap();
+    let ids = u16s(0..20);
+    let bin = pair(dir.path(), &ids, &Index::of(&[3, 5, 4, 8], 8, 2).bytes());
+    let data = Dataset::open(&bin, Tokenizer::Bytes).unwrap();
+    let starts = |data: &Dataset, seq, step| {
+        Sampler::new(0, Order::Sequential, seq, 1).document_starts(data, step, 0)
+    };
+    assert_eq!(starts(&data, 10, 0), [0, 3, 8]);
+    assert_eq!(starts(&data, 10, 1), [2]);
+    assert_eq!(starts(&data, 15, 1), [5, 8, 13], "after the last token comes the first");
+    assert_eq!(starts(&Dataset::from_bytes(vec![0; 50]), 10, 1), [0usize; 0]);
+    // A split cuts between documents: 70 % of 20 tokens are 14, in the document from 12 on.
+    let part = |part| Dataset::open(&bin, Tokenizer::Bytes).unwrap().split(7, 3, part);
+    let (training, validation) = (part(SplitPart::Training), part(SplitPart::Validation));
+    assert_eq!((training.len(), validation.len()), (12, 8));
+    assert_eq!(starts(&validation, 4, 0), [0]);
+    let sampler = Sampler::new(0, Order::Sequential, 4, 1);
+    assert_eq!(sampler.sample(&validation, 0, 0).unwrap().0, [12, 13, 14, 15]);
+}
+
+#[test]
+fn damaged_indices_are_refused_by_name() {
+    let ids = u16s(0..20);
+    let good = || Index::of(&[3, 5, 4, 8], 8, 2);
+    let change = |f: fn(&mut Index)| {
+        let mut index = good();
+        f(&mut index);
+        index.bytes()
+    };
+    let cut = |n: usize| good().bytes()[..n].to_vec();
+    for (message, index) in [
+        ("it is no index of Megatron's", change(|i| i.magic = b"MMIDIDX\0\x01")),
+        ("it is no index of Megatron's", cut(33)),
+        ("it is no index of Megatron's", Vec::new()),
+        ("its version is 2", change(|i| i.version = 2)),
+        ("its ids have the type 6", change(|i| i.kind = 6)),
+        ("which 121 bytes cannot be; was it cut?", cut(121)),
+        ("its header says 1152921504606846976 sequences", change(|i| i.counts.0 = 1 << 60)),
+        ("its header says 4 sequences and 18446744073709551615", {
+            change(|i| i.counts.1 = u64::MAX)
+        }),
+        ("9221120237041090560 sequences", change(|i| i.counts.0 = f64::NAN.to_bits())),
+        ("sequence 1 has 5 ids from byte 2 on, and 6 is next", change(|i| i.pointers[1] = 2)),
+        ("sequence 2 has -4 ids", change(|i| i.lengths[2] = -4)),
+        (
+            "its ids take 4294967306 bytes",
+            change(|i| {
+                i.lengths = vec![i32::MAX, 3, 3, 0];
+                i.pointers = vec![0, 4294967294, 4294967300, 4294967306];
+            }),
+        ),
+        ("its ids take 42 bytes, and the .bin has 40", change(|i| i.lengths[3] = 9)),
+        ("document 2 begins with sequence 0, after 1", change(|i| i.documents[2] = 0)),
+        ("document 4 begins with sequence 9", change(|i| i.documents[4] = 9)),
+        ("document 0 begins with sequence 1", change(|i| i.documents[0] = 1)),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let bin = pair(dir.path(), &ids, &index);
+        let error = Dataset::open(&bin, Tokenizer::Bytes).unwrap_err().to_string();
+        assert!(error.contains("c.idx: ") && error.contains(message), "{message}: {error}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let bin = pair(dir.path(), &ids, &good().bytes());
+    let error = Dataset::open(&bin, Tokenizer::U32).unwrap_err().to_string();
+    assert!(error.contains("its index says tokenizer = u16"), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Any change of any bytes is read or refused, and nothing panics or runs over.
+    #[test]
+    fn changed_indices_are_read_or_refused(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
+        cut: prop::sample::Index, is_cut: bool,
+    ) {
+        let mut index = Index::of(&[3, 5, 4, 8], 8, 2).bytes();
+        for (at, value) in changes {
+            let at = at.index(index.len());
+            index[at] = value;
+        }
+        if is_cut {
+            index.truncate(cut.index(index.len()));
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let bin = pair(dir.path(), &u16s(0..20), &index);
+        if let Ok(data) = Dataset::open(&bin, Tokenizer::Bytes) {
+            let sampler = Sampler::new(0, Order::Random, 4, 1);
+            for step in 0..20 {
+                let _ = sampler.sample(&data, step, 0);
+                let _ = sampler.document_starts(&data, step, 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Causal attention straight on the fused projection: q, k and v of every token in one row.
+//!
+//! Query rows are taken in blocks; a block sees only the keys up to its own end, which saves
+//! close to half of the products. Scores of a block live in a scratch buffer of [block, s].
+
+use super::gemm::{MatMut, MatRef, Store, gemm};
+use super::math::exp;
+use super::reduce::sum2;
+use super::simd;
+
+/// Query rows processed at a time: a multiple of both sides of GEMM's inner tile (16, 6).
+const BLOCK: usize = 48;
+/// Elements of the widest vector register.
+const LANES: usize = 16;
+
+/// Sizes of one attention. A token's row holds `heads` queries, `groups` keys and `groups` values.
+#[derive(Clone, Copy, Debug)]
+pub struct Dims {
+    /// Samples.
+    pub b: usize,
+    /// Tokens of a sample.
+    pub s: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`. Consecutive query heads share one.
+    pub groups: usize,
+    /// Elements of one head.
+    pub d: usize,
+}
+
+/// Which of the three matrices of a head.
+#[derive(Clone, Copy)]
+enum Part {
+    Query,
+    Key,
+    Value,
+}
+
+impl Dims {
+    /// Elements of a row of qkv.
+    pub fn width(&self) -> usize {
+        (self.heads + 2 * self.groups) * self.d
+    }
+
+    /// Elements of a row of the output.
+    pub fn out_width(&self) -> usize {
+        self.heads * self.d
+    }
+
+    fn scale(&self) -> f32 {
+        1.0 / (self.d as f32).sqrt()
+    }
+
+    /// First element of a matrix of query head `head` from row `from` of a sample.
+    fn start(&self, part: Part, head: usize, from: usize) -> usize {
+        let group = head / (self.heads / self.groups);
+        let column = match part {
+            Part::Query => head,
+            Part::Key => self.heads + group,
+            Part::Value => self.heads + self.groups + group,
+        };
+        from * self.width() + column * self.d
+    }
+
+    /// Elements of sample `b` in a tensor of `width` elements a row.
+    fn sample(&self, b: usize, width: usize) -> core::ops::Range<usize> {
+        b * self.s * width..(b + 1) * self.s * width
+    }
+
+    /// (first row, end row) of every block of queries.
+    fn blocks(self) -> impl DoubleEndedIterator<Item = (usize, usize)> {
+        (0..self.s.div_ceil(BLOCK)).map(move |i| (i * BLOCK, self.s.min((i + 1) * BLOCK)))
+    }
+
+    fn check(&self, qkv: &[f32]) {
+        assert_eq!(qkv.len(), self.b * self.s * self.width());
+        assert_eq!(self.heads % self.groups, 0, "{} heads in {} groups", self.heads, self.groups);
+    }
+}
+
+/// One query head of one sample.
+#[derive(Clone, Copy)]
+struct Head<'a> {
+    d: Dims,
+    index: usize,
+    /// The sample's rows of qkv.
+    qkv: &'a [f32],
+}
+
+impl<'a> Head<'a> {
+    fn part(&self, part: Part, from: usize, rows: usize) -> MatRef<'a> {
+        let start = self.d.start(part, self.index, from);
+        MatRef::strided(&self.qkv[start..], rows, self.d.d, self.d.width())
+    }
+
+    /// The gradient of a part within the sample's rows `dqkv`.
+    fn gradient<'g>(
+        &self,
+        dqkv: &'g mut [f32],
+        part: Part,
+        from: usize,
+        rows: usize,
+    ) -> MatMut<'g> {
+        let start = self.d.start(part, self.index, from);
+        MatMut::strided(&mut dqkv[start..], rows, self.d.d, self.d.width())
+    }
+
+    /// First element of this head in row `from` of a sample's output.
+    fn out_start(&self, from: usize) -> usize {
+        from * self.d.out_width() + self.index * self.d.d
+    }
+
+    /// Probabilities of the queries `from..to` into `p: [to - from, s]`; zero where a key lies
+    /// after its query.
+    fn probabilities(&self, p: &mut [f32], from: usize, to: usize) {
+        let s = self.d.s;
+        let (q, k) = (self.part(Part::Query, from, to - from), self.part(Part::Key, 0, to));
+        gemm(MatMut::strided(p, to - from, to, s), Store::Set, self.d.scale(), q, k.t());
+        simd(
+            #[inline(always)]
+            || {
+                for (row, p) in p.chunks_exact_mut(s).take(to - from).enumerate() {
+                    softmax(p, from + row + 1);
+                }
+            },
+        );
+    }
+
+    /// One block of queries: sets dq, and sets (the first block that reaches them, which sees all
+    /// keys) or adds dk and dv. `dy`: rows `from..to` of the output gradient, `ds`: scratch.
+    fn block_backward(
+        &self,
+        dqkv: &mut [f32],
+        ds: &mut [f32],
+        dy: MatRef<'_>,
+        p: &[f32],
+        (from, to): (usize, usize),
+    ) {
+        let (s, rows) = (self.d.s, to - from);
+        let first = to == s && self.index.is_multiple_of(self.d.heads / self.d.groups);
+        let store = if first { Store::Set } else { Store::Add };
+        let v = self.part(Part::Value, 0, to);
+        let seen = MatRef::strided(p, rows, to, s);
+        gemm(self.gradient(dqkv, Part::Value, 0, to), store, 1.0, seen.t(), dy);
+        gemm(MatMut::strided(ds, rows, to, s), Store::Set, 1.0, dy, v.t());
+        simd(
+            #[inline(always)]
+            || {
+                for (ds, p) in ds.chunks_exact_mut(s).zip(p.chunks_exact(s)).take(rows) {
+                    let (ds, p) = (&mut ds[..to], &p[..to]);
+                    let mean = sum2(ds, p, |d, p| d * p);
+                    ds.iter_mut().zip(p).for_each(|(d, p)| *d = (*d - mean) * *p);
+                }
+            },
+        );
+        let (q, k) = (self.part(Part::Query, from, rows), self.part(Part::Key, 0, to));
+        let ds = MatRef::strided(ds, rows, to, s);
+        let scale = self.d.scale();
+        gemm(self.gradient(dqkv, Part::Query, from, rows), Store::Set, scale, ds, k);
+        gemm(self.gradient(dqkv, Part::Key, 0, to), store, scale, ds.t(), q);
+    }
+}
+
+/// Softmax over the first `n` elements of `row`; the others become zero.
+///
+/// Works on whole vectors: what lies between `n` and the end of the last one enters as −∞ and
+/// leaves as zero.
+#[inline(always)]
+fn softmax(row: &mut [f32], n: usize) {
+    let end = n.next_multiple_of(LANES).min(row.len());
+    let (seen, hidden) = row.split_at_mut(end);
+    hidden.fill(0.0);
+    seen[n..].fill(f32::NEG_INFINITY);
+    let (chunks, rest) = seen.as_chunks_mut::<LANES>();
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut tops = [f32::NEG_INFINITY; LANES];
+    for chunk in chunks.iter() {
+        for i in 0..LANES {
+            tops[i] = larger(tops[i], chunk[i]);
+        }
+    }
+    let top = tops.iter().chain(rest.iter()).fold(f32::NEG_INFINITY, |a, b| larger(a, *b));
+    let mut sums = [0.0; LANES];
+    for chunk in chunks.iter_mut() {
+        for i in 0..LANES {
+            chunk[i] = exp(chunk[i] - top);
+            sums[i] += chunk[i];
+        }
+    }
+    rest.iter_mut().for_each(|x| *x = exp(*x - top));
+    let inverse = 1.0 / sums.iter().chain(rest.iter()).sum::<f32>();
+    seen.iter_mut().for_each(|x| *x *= inverse);
+}
+
+/// The output of attention, `[b, s, heads·d]`; appends all probabilities, `[b, heads, s, s]`, to
+/// `keep` if given.
+pub fn attention(qkv: &[f32], d: Dims, mut keep: Option<&mut Vec<f32>>) -> Vec<f32> {
+    d.check(qkv);
+    let width = d.out_width();
+    let mut out = vec![0.0; d.b * d.s * width];
+    let mut p = vec![0.0; BLOCK.min(d.s) * d.s];
+    for (b, index) in (0..d.b).flat_map(|b| (0..d.heads).map(move |head| (b, head))) {
+        let head = Head { d, index, qkv: &qkv[d.sample(b, d.width())] };
+        let out = &mut out[d.sample(b, width)];
+        for (from, to) in d.blocks() {
+            head.probabilities(&mut p, from, to);
+            let out = &mut out[head.out_start(from)..];
+            let out = MatMut::strided(out, to - from, d.d, width);
+            let seen = MatRef::strided(&p, to - from, to, d.s);
+            gemm(out, Store::Set, 1.0, seen, head.part(Part::Value, 0, to));
+            if let Some(keep) = keep.as_deref_mut() {
+                keep.extend_from_slice(&p[..(to - from) * d.s]);
+            }
+        }
+    }
+    out
+}
+
+/// The gradient of `qkv` for the output gradient `dy`. Without the probabilities that the forward
+/// kept they are computed again, by the same kernel and so to the same bits.
+pub fn attention_backward(dy: &[f32], qkv: &[f32], d: Dims, kept: Option<&[f32]>) -> Vec<f32> {
+    d.check(qkv);
+    let width = d.out_width();
+    let mut dqkv = vec![0.0; qkv.len()];
+    let mut own = vec![0.0; BLOCK.min(d.s) * d.s];
+    let mut ds = vec![0.0; BLOCK.min(d.s) * d.s];
+    for (b, index) in (0..d.b).flat_map(|b| (0..d.heads).map(move |head| (b, head))) {
+        let head = Head { d, index, qkv: &qkv[d.sample(b, d.width())] };
+        let (dy, dqkv) = (&dy[d.sample(b, width)], &mut dqkv[d.sample(b, d.width())]);
+        for (from, to) in d.blocks().rev() {
+            let p = match kept {
+                Some(kept) => &kept[((b * d.heads + index) * d.s + from) * d.s..],
+                None => {
+                    head.probabilities(&mut own, from, to);
+                    &own[..]
+                }
+            };
+            let dy = MatRef::strided(&dy[head.out_start(from)..], to - from, d.d, width);
+            head.block_backward(dqkv, &mut ds, dy, p, (from, to));
+        }
+    }
+    dqkv
+}

@@ -1,0 +1,99 @@
+//! What was predicted beside what a run measured, term by term.
+
+use serde_json::Value;
+
+use crate::PlanError;
+use crate::plan::{Plan, in_words};
+
+/// Steps at a run's start that do not count: they build kernels and buffers.
+const WARM_UP: usize = 1;
+
+/// A table of layout `index`, from 0, beside a run's metrics, one object a line.
+///
+/// # Errors
+/// An index beyond the last layout, or metrics without a step behind the first one.
+pub fn text(plan: &Plan, index: usize, metrics: &str) -> Result<String, PlanError> {
+    let Some(ranked) = plan.layouts.get(index) else {
+        return Err(PlanError::new(format!(
+            "explain = {}: the plan has {} layouts",
+            index + 1,
+            plan.layouts.len()
+        )));
+    };
+    let mut steps = Vec::new();
+    for (i, line) in metrics.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let step: Value = serde_json::from_str(line).map_err(|e| {
+            PlanError::new(format!("against: line {} is no object of metrics ({e})", i + 1))
+        })?;
+        steps.extend(step.get("step_s").is_some().then_some(step));
+    }
+    let steps = steps.get(WARM_UP..).unwrap_or_default();
+    if steps.is_empty() {
+        let works = "against: no step but the first; give the metrics of two steps or more";
+        return Err(PlanError::new(works));
+    }
+    let of = |step: &Value, path: &[&str]| {
+        path.iter().try_fold(step, |value, key| value.get(key)).and_then(Value::as_f64)
+    };
+    let median = |path: &[&str]| {
+        let mut all: Vec<f64> = steps.iter().filter_map(|step| of(step, path)).collect();
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied()
+    };
+    let planned = &ranked.planned;
+    let mut lines = vec![format!("{}", planned.layout), row("", "predicted", "measured", "")];
+    let seconds = |s: f64| format!("{s:.4} s");
+    let mut tell = |name: &str, mine: f64, path: &[&str], words: &dyn Fn(f64) -> String| {
+        let Some(theirs) = median(path) else { return };
+        let off = match theirs.abs() > 0.0 {
+            true => format!("{:+.1} %", 100.0 * (mine / theirs - 1.0)),
+            false => String::new(),
+        };
+        lines.push(row(name, &words(mine), &words(theirs), &off));
+    };
+    tell("step", planned.step_s, &["step_s"], &seconds);
+    tell("tokens/s", ranked.tokens_per_s, &["tokens_per_s"], &|x| format!("{x:.0}"));
+    tell("bubble", planned.bubble, &["bubble"], &|x| format!("{:.2} %", 100.0 * x));
+    let bytes = |x: f64| in_words(x as u64);
+    let most = |of: fn(&crate::memory::RankBytes) -> u64| {
+        planned.memory.iter().map(of).max().unwrap_or(0) as f64
+    };
+    for (name, key, predicted) in [
+        ("parameters", "parameter_shard", most(|m| m.parameters)),
+        ("gradient shard", "gradient_shard", most(|m| m.gradient_shard)),
+        ("optimizer", "optimizer", most(|m| m.optimizer)),
+        ("gathered", "gathered", most(|m| m.gathered)),
+        ("gradients", "gradient", most(|m| m.gradient)),
+        ("activations", "activation", most(|m| m.activation)),
+        ("weight stash", "weight_stash", most(|m| m.weight_stash)),
+        ("communication", "communication", most(|m| m.communication)),
+    ] {
+        tell(name, predicted, &["peak_bytes", key], &bytes);
+    }
+    Ok(lines.join("\n"))
+}
+
+fn row(name: &str, predicted: &str, measured: &str, off: &str) -> String {
+    format!("{name:16}{predicted:>14}{measured:>14}{off:>10}").trim_end().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::plan_of;
+
+    #[test]
+    fn what_a_run_measured_stands_beside_what_was_predicted() {
+        let plan = plan_of("gpt2", 8, 64);
+        let step = plan.layouts[0].planned.step_s;
+        let line = |s: f64| format!("{{\"step\": 1, \"step_s\": {s}, \"bubble\": 0.5}}\n");
+        let metrics = [line(100.0), line(step), line(step), line(step)].concat();
+        let told = text(&plan, 0, &metrics).unwrap();
+        assert!(told.contains("+0.0 %"), "{told}");
+        for (metrics, said) in [("", "no step"), ("{}", "no step"), ("hello", "line 1")] {
+            let error = text(&plan, 0, metrics).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
+        assert!(text(&plan, 10, &metrics).is_err());
+    }
+}

@@ -1,0 +1,310 @@
+//! A layout simulated: the time of its step, what that is made of, and what its ranks hold.
+
+use serde::Serialize;
+use zeropp_schedule::ir::{Action, Schedule};
+use zeropp_schedule::lower::lower;
+use zeropp_schedule::schedules::{self, Shape, generate_with_costs};
+use zeropp_schedule::simulate::{Costs, LinkCosts, simulate};
+use zeropp_schedule::timeline::Timeline;
+
+use crate::PlanError;
+use crate::layout::{Job, Layout};
+use crate::memory::{self, RankBytes};
+use crate::stages::{Links, Stage, simulator};
+
+/// Actions of a program above which a shorter step is simulated twice, and the rest follows.
+const ACTIONS_MAX: usize = 40_000;
+
+/// What a step's time is made of, in seconds. They sum to the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Terms {
+    /// F, B and W of a rank, on average.
+    pub compute: f64,
+    /// Recomputation of a rank, on average.
+    pub recompute: f64,
+    /// What the busiest rank computes beyond the average.
+    pub imbalance: f64,
+    /// Waiting for other ranks where messages take no time.
+    pub bubble: f64,
+    /// What messages add.
+    pub messages: f64,
+    /// What gathers add: those that no work hides.
+    pub gathers: f64,
+    /// What reductions inside ZeRO-3 groups add.
+    pub reductions: f64,
+    /// What sums over replicas add.
+    pub replicas: f64,
+    /// The optimizer's update.
+    pub optimizer: f64,
+}
+
+impl Terms {
+    /// By what they are called.
+    pub fn all(&self) -> [(&'static str, f64); 9] {
+        [
+            ("forwards and backwards", self.compute),
+            ("recomputation", self.recompute),
+            ("uneven stages", self.imbalance),
+            ("pipeline bubble", self.bubble),
+            ("messages not hidden", self.messages),
+            ("gathers not hidden", self.gathers),
+            ("reductions not hidden", self.reductions),
+            ("sums over replicas not hidden", self.replicas),
+            ("optimizer", self.optimizer),
+        ]
+    }
+
+    fn along(&self, other: &Terms, by: f64) -> Terms {
+        let at = |a: f64, b: f64| a + by * (b - a);
+        Terms {
+            compute: at(self.compute, other.compute),
+            recompute: at(self.recompute, other.recompute),
+            imbalance: at(self.imbalance, other.imbalance),
+            bubble: at(self.bubble, other.bubble),
+            messages: at(self.messages, other.messages),
+            gathers: at(self.gathers, other.gathers),
+            reductions: at(self.reductions, other.reductions),
+            replicas: at(self.replicas, other.replicas),
+            optimizer: at(self.optimizer, other.optimizer),
+        }
+    }
+}
+
+/// Bytes that a rank sends in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Traffic {
+    /// Inside its node.
+    pub inside: f64,
+    /// To other nodes.
+    pub between: f64,
+}
+
+/// A layout with its predictions.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Planned {
+    /// The layout.
+    pub layout: Layout,
+    /// Blocks of each stage.
+    pub blocks: Vec<usize>,
+    /// Seconds of a step.
+    pub step_s: f64,
+    /// Idle share of all ranks from the first to the last compute.
+    pub bubble: f64,
+    /// What each pipeline rank holds when it holds most.
+    pub memory: Vec<RankBytes>,
+    /// Bytes that a rank sends in a step, on average.
+    pub traffic: Traffic,
+    /// Whether the whole step was simulated; else two shorter ones, from which it follows.
+    pub whole: bool,
+}
+
+impl Planned {
+    /// The rank that holds most, and what.
+    pub fn worst(&self) -> (usize, RankBytes) {
+        let ranks = self.memory.iter().copied().enumerate();
+        ranks.max_by_key(|(_, bytes)| bytes.total()).unwrap_or_default()
+    }
+}
+
+/// A layout that can be simulated.
+pub struct Simulation<'a> {
+    job: &'a Job,
+    layout: &'a Layout,
+    stages: &'a [Stage],
+    costs: Costs,
+    /// One program, or two of shorter steps, with their shares of what follows from both.
+    programs: Vec<Schedule>,
+    along: f64,
+}
+
+impl<'a> Simulation<'a> {
+    /// Makes the layout's program.
+    ///
+    /// # Errors
+    /// A shape that its schedule does not have.
+    pub fn new(
+        job: &'a Job,
+        layout: &'a Layout,
+        stages: &'a [Stage],
+    ) -> Result<Simulation<'a>, PlanError> {
+        let costs = simulator(job, layout, stages);
+        let weighed = schedules::Costs::from(&costs);
+        let program = |micro_batches: usize| {
+            let shape = Shape { micro_batches, ..layout.shape() };
+            let shape = Shape { unit: shape.unit.min(micro_batches), ..shape };
+            let made = generate_with_costs(layout.schedule, &shape, &weighed);
+            let made = made.map_err(|e| PlanError::new(e.to_string()))?;
+            Ok::<_, PlanError>(lower(&made, &layout.lowering()))
+        };
+        let (sizes, along) = sizes(layout);
+        let programs = sizes.into_iter().map(program).collect::<Result<_, _>>()?;
+        Ok(Simulation { job, layout, stages, costs, programs, along })
+    }
+
+    /// A value of the whole step, from those of its programs.
+    fn whole(&self, of: impl Fn(&Schedule) -> f64) -> f64 {
+        let first = of(&self.programs[0]);
+        self.programs.get(1).map_or(first, |second| first + self.along * (of(second) - first))
+    }
+
+    fn timeline(&self, program: &Schedule, costs: &Costs) -> Timeline {
+        simulate(program, costs).expect("a generated program, and costs for it")
+    }
+
+    /// What the layout comes to, cut into `blocks`.
+    pub fn planned(&self, blocks: &[usize]) -> Planned {
+        let runs: Vec<(&Schedule, Timeline)> =
+            self.programs.iter().map(|p| (p, self.timeline(p, &self.costs))).collect();
+        let end = |t: &Timeline| end_s(t);
+        let line = |of: &dyn Fn(&Schedule, &Timeline) -> f64| {
+            let first = of(runs[0].0, &runs[0].1);
+            runs.get(1).map_or(first, |(p, t)| first + self.along * (of(p, t) - first))
+        };
+        let step_s = line(&|_, t| end(t));
+        let computed = line(&|_, t| computed_s(t));
+        let work = line(&|_, t| busy_s(t).0);
+        Planned {
+            layout: self.layout.clone(),
+            blocks: blocks.to_vec(),
+            step_s,
+            bubble: (1.0 - work / computed).max(0.0),
+            memory: self.memory(),
+            traffic: self.traffic(),
+            whole: self.programs.len() == 1,
+        }
+    }
+
+    /// What its ranks hold; of a longer step than the simulated ones, what grows with it, grows on.
+    pub fn memory(&self) -> Vec<RankBytes> {
+        let of = |program| memory::exact(self.job, self.layout, program, self.stages);
+        let first = of(&self.programs[0]);
+        let Some(second) = self.programs.get(1).map(of) else { return first };
+        let on = |a: u64, b: u64| a.max((a as f64 + self.along * (b as f64 - a as f64)) as u64);
+        let both = first.iter().zip(&second);
+        let both =
+            both.map(|(a, b)| RankBytes { activation: on(a.activation, b.activation), ..*b });
+        both.collect()
+    }
+
+    /// What the step's time is made of: each kind of wait is what the step is shorter by without
+    /// it, one after the other.
+    pub fn terms(&self) -> Terms {
+        let first = self.terms_of(&self.programs[0]);
+        let second = self.programs.get(1).map(|program| self.terms_of(program));
+        second.map_or(first, |second| first.along(&second, self.along))
+    }
+
+    fn terms_of(&self, program: &Schedule) -> Terms {
+        let mut costs = self.costs.clone();
+        let mut last = end_s(&self.timeline(program, &costs));
+        let mut without = |change: &dyn Fn(&mut Costs)| {
+            change(&mut costs);
+            let now = end_s(&self.timeline(program, &costs));
+            let saved = (last - now).max(0.0);
+            last = now;
+            saved
+        };
+        let optimizer = without(&|c| c.step_ns = 0);
+        let replicas = without(&|c| c.stages.iter_mut().for_each(|s| s.replica_reduce_ns = 0));
+        let reductions = without(&|c| c.stages.iter_mut().for_each(|s| s.reduce_scatter_ns = 0));
+        let gathers = without(&|c| c.stages.iter_mut().for_each(|s| s.all_gather_ns = 0));
+        let messages = without(&|c| c.link = LinkCosts::default());
+        let bare = self.timeline(program, &costs);
+        let (mean, most, again) = busy_s(&bare);
+        Terms {
+            compute: mean - again,
+            recompute: again,
+            imbalance: most - mean,
+            bubble: (end_s(&bare) - most).max(0.0),
+            messages,
+            gathers,
+            reductions,
+            replicas,
+            optimizer,
+        }
+    }
+
+    fn traffic(&self) -> Traffic {
+        let links = Links::new(&self.job.machine, self.layout);
+        let (d, k) = (self.layout.zero3 as f64, self.layout.dp as f64);
+        let ranks = self.layout.pp as f64;
+        let sum = |of: &dyn Fn(&Action) -> f64| {
+            self.whole(|program| program.ranks.iter().flatten().map(of).sum::<f64>()) / ranks
+        };
+        let bytes = |stage: usize| &self.stages[stage].bytes;
+        let zero3 = sum(&|a| match a {
+            Action::AllGather { stage } => bytes(*stage).weights as f64 * (d - 1.0) / d,
+            Action::ReduceScatter { stage } => bytes(*stage).gradient as f64 * (d - 1.0) / d,
+            _ => 0.0,
+        });
+        let messages = sum(&|a| match a {
+            Action::Send { stage, .. } => bytes(*stage).message as f64,
+            _ => 0.0,
+        });
+        let replicas = sum(&|a| match a {
+            Action::ReplicaReduce { stage } => {
+                2.0 * bytes(*stage).gradient as f64 / d * (k - 1.0) / k
+            }
+            _ => 0.0,
+        });
+        let mut traffic = Traffic::default();
+        for (inside, bytes) in [
+            (links.zero3_inside, zero3),
+            (links.messages_inside, messages),
+            (links.replicas_inside, replicas),
+        ] {
+            *(if inside { &mut traffic.inside } else { &mut traffic.between }) += bytes;
+        }
+        traffic
+    }
+
+    /// The program that is simulated, and its run: the whole step, or the longer of the two.
+    pub fn run(&self) -> (Schedule, Timeline, Costs) {
+        let program = self.programs.last().expect("one or two");
+        (program.clone(), self.timeline(program, &self.costs), self.costs.clone())
+    }
+}
+
+/// The numbers of micro-batches to simulate, and how far the whole step lies along from the first
+/// to the second.
+fn sizes(layout: &Layout) -> (Vec<usize>, f64) {
+    let b = layout.micro_batches;
+    // F, B, W, perhaps R, two messages each way.
+    let actions = layout.stages() * b * 7;
+    let period = if layout.in_units() { layout.unit } else { layout.pp };
+    let shortest = if layout.in_units() { 2 } else { 4 } * period + b % period;
+    if actions <= ACTIONS_MAX || shortest + period >= b {
+        return (vec![b], 0.0);
+    }
+    let along = ((b - shortest) / period) as f64;
+    (vec![shortest, shortest + period], along)
+}
+
+/// The end of the optimizer's step.
+fn end_s(timeline: &Timeline) -> f64 {
+    let spans = timeline.ranks.iter().flat_map(|r| &r.spans);
+    spans.map(|s| s.end_ns).max().unwrap_or(0) as f64 / 1e9
+}
+
+/// From the first start to the last end of a compute.
+fn computed_s(timeline: &Timeline) -> f64 {
+    let spans = || timeline.ranks.iter().filter_map(|r| r.own_span());
+    let (start, end) = (spans().map(|s| s.0).min(), spans().map(|s| s.1).max());
+    (end.unwrap_or(0) - start.unwrap_or(0)) as f64 / 1e9
+}
+
+/// Seconds that a rank computes on average, that the busiest one computes, and that a rank
+/// recomputes on average.
+fn busy_s(timeline: &Timeline) -> (f64, f64, f64) {
+    use zeropp_schedule::ir::Compute;
+    let busy: Vec<f64> = timeline.ranks.iter().map(|r| r.busy_ns() as f64 / 1e9).collect();
+    let ranks = busy.len().max(1) as f64;
+    let again = timeline
+        .ranks
+        .iter()
+        .flat_map(|r| &r.spans)
+        .filter(|s| matches!(s.action, Action::Compute { kind: Compute::R, .. }));
+    let again: u64 = again.map(|s| s.end_ns - s.start_ns).sum();
+    let most = busy.iter().copied().fold(0.0, f64::max);
+    (busy.iter().sum::<f64>() / ranks, most, again as f64 / 1e9 / ranks)
+}

@@ -1,0 +1,251 @@
+//! A way to train a model on a cluster.
+
+use std::fmt;
+
+use serde::Serialize;
+use zeropp_schedule::costs::Machine;
+use zeropp_schedule::lower::LowerOptions;
+use zeropp_schedule::schedules::{Kind, Shape, StepForm};
+
+use crate::PlanError;
+use crate::model::ModelSizes;
+use crate::parts::Batch;
+
+/// What is to be planned.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The model.
+    pub model: ModelSizes,
+    /// What each of the devices does in a second.
+    pub machine: Machine,
+    /// Devices in all, P·D·K.
+    pub gpus: usize,
+    /// Bytes that a rank may hold.
+    pub memory: u64,
+    /// Samples of a step, over all ranks.
+    pub global_batch: usize,
+    /// Whether to compute in bf16 on GPUs rather than in fp32 on the CPU.
+    pub on_gpu: bool,
+    /// What is not to be searched for.
+    pub fixed: Fixed,
+}
+
+/// Settings that are given.
+#[derive(Clone, Debug, Default)]
+pub struct Fixed {
+    /// P.
+    pub pp: Option<usize>,
+    /// D.
+    pub zero3: Option<usize>,
+    /// K.
+    pub dp: Option<usize>,
+    /// V.
+    pub virtual_stages: Option<usize>,
+    /// U.
+    pub unit: Option<usize>,
+    /// b.
+    pub micro_batch_size: Option<usize>,
+    /// Recomputation.
+    pub recompute: Option<Recompute>,
+    /// The kind of schedule.
+    pub schedule: Option<String>,
+}
+
+/// Most devices that are planned for.
+pub const GPUS_MAX: usize = 1 << 20;
+/// Most samples of a step.
+const BATCH_MAX: usize = 1 << 24;
+
+impl Job {
+    /// Refuses what nothing can be planned for.
+    ///
+    /// # Errors
+    /// The first number that does not work, with what would.
+    pub fn check(&self) -> Result<(), PlanError> {
+        self.model.check()?;
+        let refuse = |field: &str, value: &dyn fmt::Display, works: String| {
+            Err(PlanError::new(format!("{field} = {value}: {works}")))
+        };
+        if self.gpus == 0 || self.gpus > GPUS_MAX {
+            let works = format!("no cluster has so many; use 1 to {GPUS_MAX}");
+            return refuse("gpus", &self.gpus, works);
+        }
+        if self.global_batch == 0 || self.global_batch > BATCH_MAX {
+            let works = format!("samples of a step, of all ranks; use 1 to {BATCH_MAX}");
+            return refuse("global-batch", &self.global_batch, works);
+        }
+        if self.memory == 0 {
+            return refuse("memory", &0, "a rank holds something; use bytes, such as 80G".into());
+        }
+        let kind = self.fixed.schedule.as_deref();
+        if let Some(name) = kind.filter(|name| !KINDS.contains(name)) {
+            let works = format!("plans are made for {}", KINDS.join(", "));
+            return refuse("schedule", &name, works);
+        }
+        Ok(())
+    }
+
+    /// A micro-batch of `samples`.
+    pub fn batch(&self, samples: usize) -> Batch {
+        Batch {
+            samples,
+            seq: self.model.seq,
+            element_bytes: if self.on_gpu { 2 } else { 4 },
+            on_kernels: !self.on_gpu,
+        }
+    }
+
+    /// Floating-point operations of a training step, nothing counted twice: three forwards, with
+    /// the causal half of attention.
+    pub(crate) fn step_flops(&self) -> f64 {
+        let batch = self.batch(1);
+        let forward: f64 =
+            crate::parts::parts(&self.model).iter().map(|p| p.cost(batch).flops).sum();
+        3.0 * forward * self.global_batch as f64
+    }
+}
+
+/// Kinds of schedule that are planned with: those that are made at once.
+pub const KINDS: [&str; 9] = [
+    "zeropp",
+    "bf-pp",
+    "1f1b",
+    "interleaved",
+    "interleaved-zb",
+    "zb-h1",
+    "zb-v",
+    "v-half",
+    "v-min",
+];
+
+/// What B computes again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recompute {
+    /// Nothing.
+    None,
+    /// Attention's scores, where they are kept at all.
+    Selective,
+    /// All of a stage but the last one of each rank where B and W are apart.
+    Full,
+}
+
+impl fmt::Display for Recompute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Recompute::None => "none",
+            Recompute::Selective => "selective",
+            Recompute::Full => "full",
+        })
+    }
+}
+
+/// One layout.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Layout {
+    /// Pipeline ranks, P.
+    pub pp: usize,
+    /// Ranks that share a stage's weights, D.
+    pub zero3: usize,
+    /// Replicas, K.
+    pub dp: usize,
+    /// Stages on each rank, V.
+    pub virtual_stages: usize,
+    /// Micro-batches between two reductions of a stage, U; B where a step is one unit.
+    pub unit: usize,
+    /// Micro-batches of a rank and step, B.
+    pub micro_batches: usize,
+    /// Samples in each, b.
+    pub micro_batch_size: usize,
+    /// What is computed again.
+    pub recompute: Recompute,
+    /// Whether replicas share the optimizer's state.
+    pub zero1: bool,
+    /// The kind of schedule.
+    pub schedule: &'static str,
+    /// Stages gathered ahead.
+    pub prefetch: usize,
+}
+
+impl Layout {
+    /// What the generator makes a schedule for.
+    pub fn shape(&self) -> Shape {
+        Shape {
+            pp: self.pp,
+            virtual_stages: self.virtual_stages,
+            micro_batches: self.micro_batches,
+            unit: self.unit,
+        }
+    }
+
+    /// Stages, P·V.
+    pub fn stages(&self) -> usize {
+        self.pp * self.virtual_stages
+    }
+
+    /// How its schedule is lowered.
+    pub fn lowering(&self) -> LowerOptions {
+        LowerOptions {
+            prefetch: self.prefetch,
+            recompute: self.recompute == Recompute::Full,
+            replicas: self.dp > 1,
+            ..LowerOptions::default()
+        }
+    }
+
+    /// Whether its schedule is cut into units.
+    pub fn in_units(&self) -> bool {
+        Kind::find(self.schedule).is_some_and(|kind| kind.step == StepForm::Units)
+    }
+
+    /// The flags of `zeropp run` that it is, but those of the model; `stages` are the blocks of
+    /// each stage.
+    pub fn flags(&self, stages: &[usize]) -> Vec<String> {
+        let mut flags = vec![
+            format!("--pp {}", self.pp),
+            format!("--zero3 {}", self.zero3),
+            format!("--dp {}", self.dp),
+            format!("--virtual {}", self.virtual_stages),
+            format!("--schedule {}", self.schedule),
+            format!("--micro-batches {}", self.micro_batches),
+            format!("--micro-batch-size {}", self.micro_batch_size),
+        ];
+        if self.in_units() {
+            flags.push(format!("--unit {}", self.unit));
+        }
+        if self.recompute != Recompute::None {
+            flags.push(format!("--recompute {}", self.recompute));
+        }
+        if self.zero1 {
+            flags.push("--zero1".into());
+        }
+        if self.prefetch != 1 {
+            flags.push(format!("--prefetch {}", self.prefetch));
+        }
+        if stages.iter().any(|n| *n != stages[0]) {
+            let list: Vec<String> = stages.iter().map(ToString::to_string).collect();
+            flags.push(format!("--stages {}", list.join(",")));
+        }
+        flags
+    }
+}
+
+/// `P 4 · D 8 · K 1, V 2, U 8, b 1, zeropp`.
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Layout { pp, zero3, dp, virtual_stages, unit, micro_batches, micro_batch_size, .. } =
+            self;
+        write!(f, "{} on P {pp} x D {zero3} x K {dp}, V {virtual_stages}", self.schedule)?;
+        if self.in_units() {
+            write!(f, ", U {unit}")?;
+        }
+        write!(f, ", {micro_batches} micro-batches of {micro_batch_size}")?;
+        if self.recompute != Recompute::None {
+            write!(f, ", recompute {}", self.recompute)?;
+        }
+        if self.zero1 {
+            write!(f, ", ZeRO-1")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,31 @@
+#![doc = include_str!("../README.md")]
+
+pub mod against;
+pub mod baselines;
+mod closed;
+pub mod exact;
+pub mod layout;
+pub mod machines;
+pub mod memory;
+pub mod model;
+pub mod page;
+pub mod papers;
+pub mod parts;
+pub mod plan;
+pub mod search;
+pub mod stages;
+pub mod text;
+
+/// What cannot be planned: the field, its value and what would work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct PlanError(String);
+
+impl PlanError {
+    fn new(problem: impl Into<String>) -> PlanError {
+        PlanError(problem.into())
+    }
+}
+
+#[cfg(test)]
+mod tests;

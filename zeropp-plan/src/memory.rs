@@ -1,0 +1,162 @@
+//! What a rank holds: exactly, by the code that predicts for runs, and from below in closed form,
+//! so that what does not fit need not be made.
+
+use serde::Serialize;
+use zeropp_schedule::ir::Schedule;
+use zeropp_schedule::memory::{HeldBytes, predict_at_once};
+
+use crate::layout::{Job, Layout, Recompute};
+use crate::stages::Stage;
+
+/// Bytes of one rank by kind, at the moment when it holds most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RankBytes {
+    /// fp32 parameters of its shards.
+    pub parameters: u64,
+    /// Their summed gradients.
+    pub gradient_shard: u64,
+    /// Moments, and what an optimizer step takes besides.
+    pub optimizer: u64,
+    /// Gathered weights.
+    pub gathered: u64,
+    /// Whole gradients of stages.
+    pub gradient: u64,
+    /// What F keeps for B.
+    pub activation: u64,
+    /// What B keeps for W.
+    pub weight_stash: u64,
+    /// Messages, and buffers of collectives.
+    pub communication: u64,
+}
+
+impl RankBytes {
+    /// By their names.
+    pub fn kinds(&self) -> [(&'static str, u64); 8] {
+        [
+            ("parameters", self.parameters),
+            ("gradient shard", self.gradient_shard),
+            ("optimizer", self.optimizer),
+            ("gathered weights", self.gathered),
+            ("unreduced gradients", self.gradient),
+            ("activations", self.activation),
+            ("weight stash", self.weight_stash),
+            ("communication", self.communication),
+        ]
+    }
+
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.kinds().iter().map(|(_, bytes)| bytes).sum()
+    }
+}
+
+/// What every pipeline rank holds when it holds most, as a run of `program` predicts it.
+pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<RankBytes> {
+    let bytes: Vec<_> = stages.iter().map(|s| s.bytes).collect();
+    let held = predict_at_once(program, &bytes);
+    let of_rank = |(rank, held): (usize, HeldBytes)| {
+        let mine = program.stages_of(rank);
+        let always = Always::new(job, layout, stages, &mine, &program.placement);
+        always.with(held)
+    };
+    held.into_iter().enumerate().map(of_rank).collect()
+}
+
+/// What a rank holds all the time.
+struct Always {
+    shard: u64,
+    moments: u64,
+    /// While the optimizer works, and nothing else is held.
+    meanwhile: u64,
+}
+
+impl Always {
+    fn new(
+        job: &Job,
+        layout: &Layout,
+        stages: &[Stage],
+        mine: &[usize],
+        placement: &[usize],
+    ) -> Always {
+        let d = layout.zero3 as u64;
+        let owners = if layout.zero1 { layout.dp as u64 } else { 1 };
+        let shard = mine.iter().map(|s| stages[*s].elements * 4).sum::<u64>() / d;
+        let largest = mine.iter().map(|s| stages[*s].largest_layer).max().unwrap_or(0);
+        let gathered = if layout.zero1 { largest + largest / owners } else { 0 };
+        let last = placement.len() - 1;
+        let parted = job.model.tied && placement[0] != placement[last];
+        let embedding = (job.model.vocabulary * job.model.hidden) as u64;
+        let embedding = embedding.next_multiple_of(128 * d * owners) / d * 4;
+        let has = mine.contains(&0) || mine.contains(&last);
+        let tied = if parted && has { 2 * embedding / owners } else { 0 };
+        Always { shard, moments: 2 * shard / owners, meanwhile: gathered.max(tied) }
+    }
+
+    fn with(&self, held: HeldBytes) -> RankBytes {
+        let computing = held.total() >= self.meanwhile;
+        let held = if computing { held } else { HeldBytes::default() };
+        RankBytes {
+            parameters: self.shard,
+            gradient_shard: self.shard,
+            optimizer: self.moments + if computing { 0 } else { self.meanwhile },
+            gathered: held.gathered,
+            gradient: held.gradient,
+            activation: held.activation,
+            weight_stash: held.weight_stash,
+            communication: held.communication,
+        }
+    }
+}
+
+/// Bytes that rank 0 holds at least, in closed form: parameters, gradients and moments, the
+/// activations that its schedule keeps of its smallest stage, and the weights of that stage. No
+/// layout that fits is above its memory by this.
+pub(crate) fn at_least(layout: &Layout, stages: &[Stage]) -> u64 {
+    let mine: Vec<&Stage> = stages_of_rank_0(layout).into_iter().map(|s| &stages[s]).collect();
+    let d = layout.zero3 as u64;
+    let owners = if layout.zero1 { layout.dp as u64 } else { 1 };
+    let shard = mine.iter().map(|s| s.elements * 4).sum::<u64>() / d;
+    let fixed = 2 * shard + 2 * shard / owners;
+    let least = |of: fn(&Stage) -> u64| mine.iter().map(|s| of(s)).min().unwrap_or(0);
+    // Stage 0 keeps no input: tokens are not counted.
+    let inputs = mine.iter().map(|s| s.bytes.input).filter(|n| *n > 0).min().unwrap_or(0);
+    let (whole, inputs_kept) = kept_by_rank_0(layout);
+    let activations = whole * least(|s| s.bytes.activation) + inputs_kept * inputs;
+    fixed + activations + least(|s| s.bytes.weights)
+}
+
+fn stages_of_rank_0(layout: &Layout) -> Vec<usize> {
+    let p = layout.pp;
+    let folded = matches!(layout.schedule, "zb-v" | "v-half" | "v-min");
+    let stage = |v: usize| if folded && v % 2 == 1 { (v + 1) * p - 1 } else { v * p };
+    (0..layout.virtual_stages).map(stage).collect()
+}
+
+/// Micro-batches of a stage that rank 0 holds at once: those of which it keeps everything, and
+/// those of which it keeps the input.
+fn kept_by_rank_0(layout: &Layout) -> (u64, u64) {
+    let (p, v) = (layout.pp, layout.virtual_stages);
+    let (b, u) = (layout.micro_batches, layout.unit.min(layout.micro_batches));
+    let full = layout.recompute == Recompute::Full;
+    let most = b * v;
+    let at_once = match layout.schedule {
+        "zeropp" => {
+            let last = u.min(2 * p - 1);
+            return match full {
+                // Stage 0's inputs are tokens.
+                true => (last as u64, (v.saturating_sub(2) * u) as u64),
+                false => (((v - 1) * u + last) as u64, 0),
+            };
+        }
+        "bf-pp" => most,
+        "1f1b" | "zb-h1" => p,
+        "interleaved" | "interleaved-zb" => v * p,
+        "zb-v" => p,
+        "v-half" => p.div_ceil(2),
+        "v-min" => p.div_ceil(3),
+        _ => 1,
+    };
+    let at_once = at_once.min(most).min(if v == 1 { b } else { most });
+    // Where stages are recomputed one of them is whole at a time.
+    if full { (1, 0) } else { (at_once as u64, 0) }
+}

@@ -1,0 +1,244 @@
+//! A plan: the best layouts with their numbers and reasons, for people and for programs.
+
+use serde::Serialize;
+
+use crate::PlanError;
+use crate::exact::{Planned, Simulation, Terms};
+use crate::layout::Job;
+use crate::search::{Models, search};
+
+/// One layout of a plan.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ranked {
+    /// The layout and what it comes to.
+    #[serde(flatten)]
+    pub planned: Planned,
+    /// What its step is made of.
+    pub terms: Terms,
+    /// Tokens in a second, of all ranks.
+    pub tokens_per_s: f64,
+    /// Share of the devices' peak that the model's own operations have.
+    pub mfu: f64,
+    /// The pipeline rank that holds most.
+    pub worst_rank: usize,
+    /// Bytes that it holds.
+    pub worst_bytes: u64,
+    /// What costs most beside the model's own work, in words.
+    pub limit: String,
+    /// The command that runs it.
+    pub command: String,
+}
+
+/// What 10 % more memory would buy.
+#[derive(Clone, Debug, Serialize)]
+pub struct MoreMemory {
+    /// Seconds of a step of the best layout then.
+    pub step_s: f64,
+    /// That layout.
+    pub layout: crate::layout::Layout,
+}
+
+/// A plan.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// The model's name and parameters.
+    pub model: String,
+    /// Parameters.
+    pub parameters: f64,
+    /// Devices.
+    pub gpus: usize,
+    /// Bytes that a rank may hold.
+    pub memory: u64,
+    /// Samples of a step.
+    pub global_batch: usize,
+    /// Tokens of a sample.
+    pub seq: usize,
+    /// Where the machine's rates are from.
+    pub machine: String,
+    /// Layouts that were ranked in closed form.
+    pub ranked: usize,
+    /// Layouts whose closed form is above the memory.
+    pub pruned: usize,
+    /// Layouts that were simulated.
+    pub simulated: usize,
+    /// The best, best first.
+    pub layouts: Vec<Ranked>,
+    /// Why the first beats the second, in a sentence.
+    pub why_first: Option<String>,
+    /// What 10 % more memory would buy; none where it buys nothing.
+    pub more_memory: Option<MoreMemory>,
+}
+
+impl Plan {
+    /// Plans a job; `model_flags` are the flags of `zeropp run` that say which model it is.
+    ///
+    /// # Errors
+    /// A job that does not work, or one that fits no layout into the memory: then the nearest one,
+    /// and by how much it misses.
+    pub fn new(job: &Job, model_flags: &str) -> Result<Plan, PlanError> {
+        let found = search(job)?;
+        if found.best.is_empty() {
+            return Err(impossible(job, found.leanest.as_ref(), found.ranked));
+        }
+        let mut models = Models::new(job);
+        let layouts: Vec<Ranked> =
+            found.best.iter().map(|p| ranked(job, &mut models, p, model_flags)).collect();
+        let why_first = layouts.first().zip(layouts.get(1)).map(|(a, b)| why(a, b));
+        Ok(Plan {
+            model: job.model.name.clone(),
+            parameters: crate::parts::parameters(&job.model),
+            gpus: job.gpus,
+            memory: job.memory,
+            global_batch: job.global_batch,
+            seq: job.model.seq,
+            machine: job.machine.source.clone(),
+            ranked: found.ranked,
+            pruned: found.pruned,
+            simulated: found.simulated,
+            more_memory: more_memory(job, &layouts[0]),
+            layouts,
+            why_first,
+        })
+    }
+
+    /// The program, the simulated run and the costs of layout `index`, from 0; for pictures.
+    ///
+    /// # Errors
+    /// An index that is beyond the last.
+    pub fn simulation<T>(
+        &self,
+        job: &Job,
+        index: usize,
+        of: impl FnOnce(&Simulation) -> T,
+    ) -> Result<T, PlanError> {
+        let Some(chosen) = self.layouts.get(index) else {
+            return Err(PlanError::new(format!(
+                "explain = {}: the plan has layouts 1 to {}",
+                index + 1,
+                self.layouts.len()
+            )));
+        };
+        let layout = &chosen.planned.layout;
+        let mut models = Models::new(job);
+        let stages = models.stages(job, layout);
+        let (stages, _) = stages.ok_or_else(|| PlanError::new("a layout without stages"))?;
+        Ok(of(&Simulation::new(job, layout, &stages)?))
+    }
+}
+
+fn ranked(job: &Job, models: &mut Models, planned: &Planned, model_flags: &str) -> Ranked {
+    let layout = &planned.layout;
+    let terms = models.stages(job, layout).and_then(|(stages, _)| {
+        Simulation::new(job, layout, &stages).ok().map(|simulation| simulation.terms())
+    });
+    let terms = terms.unwrap_or_default();
+    let (worst_rank, worst) = planned.worst();
+    let tokens = (job.global_batch * job.model.seq) as f64;
+    let peak = job.machine.flops_per_s * job.gpus as f64;
+    let mut words = vec!["zeropp run".to_string()];
+    words.extend((!model_flags.is_empty()).then(|| model_flags.to_string()));
+    words.extend(layout.flags(&planned.blocks));
+    if job.on_gpu {
+        words.push("--precision bf16 --device cuda --engine nccl".into());
+    }
+    Ranked {
+        tokens_per_s: tokens / planned.step_s,
+        mfu: job.step_flops() / planned.step_s / peak,
+        worst_rank,
+        worst_bytes: worst.total(),
+        limit: limit(&terms, planned.step_s),
+        command: words.join(" "),
+        planned: planned.clone(),
+        terms,
+    }
+}
+
+/// The largest terms beside the model's own work: `pipeline bubble 4.1 %, optimizer 2.0 %`.
+fn limit(terms: &Terms, step_s: f64) -> String {
+    let mut all: Vec<(&str, f64)> = terms.all()[1..].to_vec();
+    all.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let told: Vec<String> = all
+        .iter()
+        .take(2)
+        .filter(|(_, seconds)| *seconds > 0.005 * step_s)
+        .map(|(name, seconds)| format!("{name} {:.1} %", 100.0 * seconds / step_s))
+        .collect();
+    match told.is_empty() {
+        true => "the devices' own speed".into(),
+        false => told.join(", "),
+    }
+}
+
+/// Why `a` takes less than `b`.
+fn why(a: &Ranked, b: &Ranked) -> String {
+    let (first, second) = (a.planned.step_s, b.planned.step_s);
+    let by = 100.0 * (second - first) / first;
+    let mut gains: Vec<(&str, f64)> = a
+        .terms
+        .all()
+        .iter()
+        .zip(b.terms.all())
+        .map(|((name, mine), (_, theirs))| (*name, theirs - mine))
+        .collect();
+    gains.sort_by(|x, y| y.1.total_cmp(&x.1));
+    let share = |seconds: f64| format!("{:.1} %", 100.0 * seconds.abs() / first);
+    let mut text = format!("1 beats 2 by {by:.1} % of its step");
+    if let Some((name, seconds)) = gains.first().filter(|(_, s)| *s > 1e-4 * first) {
+        text.push_str(&format!(": it has less {name}, by {}", share(*seconds)));
+    }
+    if let Some((name, seconds)) = gains.last().filter(|(_, s)| *s < -1e-4 * first) {
+        text.push_str(&format!(", for more {name}, by {}", share(*seconds)));
+    }
+    let memory = b.worst_bytes as f64 - a.worst_bytes as f64;
+    let share = memory / a.worst_bytes as f64 * 100.0;
+    if share.abs() >= 1.0 {
+        let word = if share > 0.0 { "less" } else { "more" };
+        text.push_str(&format!("; its worst rank holds {:.0} % {word}", share.abs()));
+    }
+    text
+}
+
+/// The best layout with 10 % more memory, where it is faster by a thousandth or more.
+fn more_memory(job: &Job, first: &Ranked) -> Option<MoreMemory> {
+    let more = Job { memory: (job.memory as f64 * 1.1) as u64, ..job.clone() };
+    let best = search(&more).ok()?.best.into_iter().next()?;
+    let faster = best.step_s < first.planned.step_s * 0.999;
+    faster.then_some(MoreMemory { step_s: best.step_s, layout: best.layout })
+}
+
+fn impossible(job: &Job, leanest: Option<&Planned>, ranked: usize) -> PlanError {
+    let Some(planned) = leanest else {
+        return PlanError::new(format!(
+            "memory = {}: none of {ranked} layouts fits",
+            in_words(job.memory)
+        ));
+    };
+    let (rank, worst) = planned.worst();
+    let mut kinds = worst.kinds();
+    kinds.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let largest: Vec<String> =
+        kinds.iter().take(3).map(|(name, n)| format!("{name} {}", in_words(*n))).collect();
+    let over = 100.0 * (worst.total() as f64 / job.memory as f64 - 1.0);
+    PlanError::new(format!(
+        "memory = {}: none of {ranked} layouts fits; the nearest needs {}, {over:.0} % more, on \
+         pipeline rank {rank}: {} ({}). Use more GPUs, {} a rank, a shorter sequence, or a smaller \
+         model",
+        in_words(job.memory),
+        in_words(worst.total()),
+        largest.join(", "),
+        planned.layout,
+        in_words(worst.total()),
+    ))
+}
+
+/// `12.3 GiB`.
+pub fn in_words(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut x = bytes as f64;
+    let mut unit = 0;
+    while x >= 1023.5 && unit + 1 < units.len() {
+        x /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{x:.1} {}", units[unit]) }
+}

@@ -1,0 +1,302 @@
+//! A model cut into stages: what each takes and keeps.
+
+use std::ops::Range;
+
+use zeropp_schedule::costs::Machine;
+use zeropp_schedule::memory::StageBytes;
+use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
+
+use crate::layout::{Job, Layout, Recompute};
+use crate::parts::{Part, PartCost, parts};
+
+/// Where each kind of traffic goes, and how fast.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Links {
+    /// Whether a ZeRO-3 group lies inside a node.
+    pub zero3_inside: bool,
+    /// Whether all messages stay inside a node.
+    pub messages_inside: bool,
+    /// Whether all ranks are in one node.
+    pub replicas_inside: bool,
+    /// Bytes in a second of each.
+    pub zero3: f64,
+    /// Of a message.
+    pub message: f64,
+    /// Of a sum over replicas.
+    pub replica: f64,
+}
+
+impl Links {
+    /// Of `layout` with ranks placed as zeropp places them: the ranks of a ZeRO-3 group are
+    /// neighbours, then those of a pipeline, then replicas.
+    pub fn new(machine: &Machine, layout: &Layout) -> Links {
+        let node = machine.per_node;
+        let zero3_inside = layout.zero3 <= node && node.is_multiple_of(layout.zero3);
+        let messages_inside = layout.zero3 * layout.pp <= node;
+        let replicas_inside = layout.zero3 * layout.pp * layout.dp <= node;
+        let inside = machine.zero3_bytes_per_s;
+        // A group over whole nodes uses the cards of all its ranks.
+        let rails = layout.zero3.min(node) as f64;
+        let over_nodes = (machine.replica_bytes_per_s * rails).min(inside);
+        Links {
+            zero3_inside,
+            messages_inside,
+            replicas_inside,
+            zero3: if zero3_inside { inside } else { over_nodes },
+            message: if messages_inside { inside } else { machine.bytes_per_s },
+            replica: if replicas_inside { inside } else { machine.replica_bytes_per_s },
+        }
+    }
+}
+
+/// A model's layers with their costs for one size of micro-batch, from which stages of any number
+/// follow.
+#[derive(Clone, Debug)]
+pub struct Model {
+    parts: Vec<Part>,
+    costs: Vec<PartCost>,
+    /// First and last part of each block, the embedding with the first, the head with the last.
+    blocks: Vec<Range<usize>>,
+    samples: usize,
+}
+
+impl Model {
+    /// The model of `job` with micro-batches of `samples`.
+    pub fn new(job: &Job, samples: usize) -> Model {
+        let parts = parts(&job.model);
+        let costs = parts.iter().map(|p| p.cost(job.batch(samples))).collect();
+        let inner: Vec<usize> = (0..parts.len()).filter(|i| parts[*i].is_block()).collect();
+        let mut blocks: Vec<Range<usize>> = inner.iter().map(|i| *i..i + 1).collect();
+        if let Some(first) = blocks.first_mut() {
+            first.start = 0;
+        }
+        if let Some(last) = blocks.last_mut() {
+            last.end = parts.len();
+        }
+        Model { parts, costs, blocks, samples }
+    }
+
+    /// Seconds of F, B, W and R of a block with what belongs to it.
+    fn block_seconds(&self, block: usize, machine: &Machine) -> [f64; 4] {
+        let mut sum = [0.0; 4];
+        for part in &self.costs[self.blocks[block].clone()] {
+            for (sum, s) in sum.iter_mut().zip(seconds(part, machine)) {
+                *sum += s;
+            }
+        }
+        sum
+    }
+
+    /// The number of blocks of each of `stages` with which the longest stage is shortest; none
+    /// where there are fewer blocks than stages.
+    pub fn cut(&self, stages: usize, machine: &Machine) -> Option<Vec<usize>> {
+        let n = self.blocks.len();
+        if stages == 0 || stages > n {
+            return None;
+        }
+        let times: Vec<f64> =
+            (0..n).map(|i| self.block_seconds(i, machine)[..3].iter().sum()).collect();
+        // Blocks are alike but for the first and the last: a longest stage has n of the inner
+        // ones, and one of the ends.
+        let (mut low, mut high) = (0.0, times.iter().sum::<f64>());
+        for _ in 0..60 {
+            let middle = 0.5 * (low + high);
+            match stages_within(&times, middle, stages) {
+                Some(_) => high = middle,
+                None => low = middle,
+            }
+        }
+        stages_within(&times, high * (1.0 + 1e-12), stages)
+    }
+
+    fn ranges(&self, cut: &[usize]) -> Vec<Range<usize>> {
+        let mut first = 0;
+        let range = |n: &usize| {
+            let blocks = first..first + n;
+            first += n;
+            self.blocks[blocks.start].start..self.blocks[blocks.end - 1].end
+        };
+        cut.iter().map(range).collect()
+    }
+
+    /// The stages of `layout`, cut into so many blocks each.
+    pub fn stages(&self, job: &Job, layout: &Layout, cut: &[usize]) -> Vec<Stage> {
+        let links = Links::new(&job.machine, layout);
+        let ranges = self.ranges(cut);
+        let all = ranges.iter().enumerate();
+        all.map(|(s, range)| self.stage(job, layout, &links, (s, range.clone()))).collect()
+    }
+
+    fn stage(
+        &self,
+        job: &Job,
+        layout: &Layout,
+        links: &Links,
+        (stage, range): (usize, Range<usize>),
+    ) -> Stage {
+        let (d, k) = (layout.zero3 as u64, layout.dp as u64);
+        let owners = if layout.zero1 { k } else { 1 };
+        let (parts, costs) = (&self.parts[range.clone()], &self.costs[range]);
+        let flat = |part: &Part| part.flat_elements((d * owners) as usize);
+        let elements: u64 = parts.iter().map(flat).sum();
+        let in_forward = parts.iter().zip(costs).filter(|(_, c)| c.gradients_in_forward);
+        let in_forward: u64 = in_forward.map(|(p, _)| flat(p)).sum();
+        let batch = job.batch(self.samples);
+        let message = (batch.tokens() * job.model.hidden * batch.element_bytes) as u64;
+        let input = if stage == 0 { 0 } else { message };
+        let kept = |c: &PartCost| match layout.recompute {
+            Recompute::None => c.activation,
+            _ => c.activation_selective,
+        };
+        let (alone, fp32) = (d == 1, !job.on_gpu);
+        let (shard, element) = (elements / d, batch.element_bytes as u64);
+        let bytes = StageBytes {
+            input,
+            activation: costs.iter().map(kept).sum::<u64>().max(input),
+            stash: costs.iter().map(|c| c.stash).sum(),
+            workspace: costs.iter().map(|c| c.workspace).max().unwrap_or(0),
+            weights: if alone && fp32 { 0 } else { elements * element },
+            gradient: elements * 4,
+            gradient_in_forward: in_forward * 4,
+            keeps_first_gradient: alone,
+            message,
+            gather_input: if alone || fp32 { 0 } else { shard * element },
+            reduced: if alone { 0 } else { shard * 4 },
+            replica_reduced: if k > 1 { shard * 4 / owners } else { 0 },
+        };
+        let largest = parts.iter().map(|p| flat(p) / d * 4).max().unwrap_or(0);
+        Stage {
+            costs: times(costs, &job.machine, (&bytes, elements), links, layout),
+            bytes,
+            elements,
+            largest_layer: largest,
+        }
+    }
+}
+
+/// Cuts into exactly `stages` pieces of at most `most` each, every one of a block or more.
+fn stages_within(times: &[f64], most: f64, stages: usize) -> Option<Vec<usize>> {
+    let mut cut = Vec::with_capacity(stages);
+    let mut next = 0;
+    for stage in 0..stages {
+        let behind = stages - stage - 1;
+        // Leave one for each stage behind; spread what is left evenly.
+        let available = times.len() - next - behind;
+        let even = (times.len() - next).div_ceil(stages - stage);
+        let (mut sum, mut n) = (0.0, 0);
+        while n < available && sum + times[next + n] <= most {
+            sum += times[next + n];
+            n += 1;
+        }
+        // No more than needed, where the rest fits behind: equal stages where they can be.
+        while n > even && fits(&times[next + n - 1..], most, behind) {
+            n -= 1;
+        }
+        if n == 0 {
+            return None;
+        }
+        cut.push(n);
+        next += n;
+    }
+    (next == times.len()).then_some(cut)
+}
+
+/// Whether `times` can be cut into `stages` pieces of at most `most`.
+fn fits(times: &[f64], most: f64, stages: usize) -> bool {
+    let (mut used, mut sum) = (1, 0.0);
+    for t in times {
+        if sum + t > most {
+            used += 1;
+            sum = 0.0;
+        }
+        sum += t;
+    }
+    used <= stages && times.iter().all(|t| *t <= most)
+}
+
+/// One stage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stage {
+    /// What everything takes.
+    pub costs: StageCosts,
+    /// What it keeps.
+    pub bytes: StageBytes,
+    /// Elements of its flat buffers.
+    pub elements: u64,
+    /// Bytes of the largest layer's shard.
+    pub largest_layer: u64,
+}
+
+/// Seconds of F, B, W and R of a layer: products at the machine's rate, and passes over what is
+/// kept; a head that makes its gradients in F has all of it there.
+fn seconds(cost: &PartCost, machine: &Machine) -> [f64; 4] {
+    let rate = machine.flops_per_s * machine.flops_share;
+    let products = |flops: f64| flops / rate;
+    let passes = |bytes: f64| bytes / machine.memory_bytes_per_s;
+    let f = products(cost.flops) + passes(cost.traffic);
+    if cost.gradients_in_forward {
+        let all = products(3.0 * cost.flops) + passes(2.0 * cost.traffic);
+        return [all, 0.0, 0.0, all];
+    }
+    let w = products(cost.weight_flops) + passes(cost.stash as f64);
+    let b = products(2.0 * cost.flops - cost.weight_flops) + passes(1.5 * cost.traffic);
+    [f, b, w, f]
+}
+
+fn times(
+    costs: &[PartCost],
+    machine: &Machine,
+    (bytes, elements): (&StageBytes, u64),
+    links: &Links,
+    layout: &Layout,
+) -> StageCosts {
+    let mut sum = [0.0; 4];
+    for cost in costs {
+        for (sum, s) in sum.iter_mut().zip(seconds(cost, machine)) {
+            *sum += s;
+        }
+    }
+    let (d, k) = (layout.zero3 as f64, layout.dp as f64);
+    let collective = |bytes: f64, ranks: f64, rate: f64| match ranks > 1.0 {
+        true => machine.collective_s + bytes * (ranks - 1.0) / ranks / rate,
+        false => 0.0,
+    };
+    let gradient = bytes.gradient as f64;
+    let replicas = 2.0 * elements as f64 * 4.0 / d;
+    StageCosts {
+        f_ns: ns(sum[0]).max(1),
+        b_ns: ns(sum[1]).max(1),
+        w_ns: ns(sum[2]),
+        r_ns: ns(sum[3]).max(1),
+        all_gather_ns: ns(collective(bytes.weights as f64, d, links.zero3)),
+        reduce_scatter_ns: ns(collective(gradient, d, links.zero3)),
+        replica_reduce_ns: ns(collective(replicas, k, links.replica)),
+    }
+}
+
+fn ns(seconds: f64) -> u64 {
+    (seconds * 1e9) as u64
+}
+
+/// Everything that the simulator takes for these stages.
+pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
+    let links = Links::new(&job.machine, layout);
+    let placed: Vec<u64> = (0..layout.pp)
+        .map(|p| stages.iter().skip(p).step_by(layout.pp).map(|s| s.elements).sum())
+        .collect();
+    let owners = if layout.zero1 { layout.dp } else { 1 };
+    let shard = placed.iter().max().copied().unwrap_or(0) as f64 / layout.zero3 as f64;
+    // Parameter, gradient and two moments are read, three of them written.
+    let update = 28.0 * shard / owners as f64 / job.machine.memory_bytes_per_s;
+    Costs {
+        stages: stages.iter().map(|s| s.costs).collect(),
+        memory: stages.iter().map(|s| s.bytes).collect(),
+        link: LinkCosts {
+            latency_ns: ns(job.machine.message_s),
+            bytes_per_s: Some(links.message.max(1.0) as u64),
+            parallel_max: Some(2),
+        },
+        overlap_ns: None,
+        step_ns: ns(update),
+    }
+}

@@ -1,0 +1,165 @@
+//! Plans as a whole.
+
+use proptest::prelude::*;
+
+use crate::exact::Simulation;
+use crate::layout::{Fixed, Job, KINDS, Layout, Recompute};
+use crate::model::ModelSizes;
+use crate::plan::Plan;
+use crate::search::Models;
+use crate::{machines, memory};
+
+pub(crate) fn job(model: &str, gpus: usize, global_batch: usize) -> Job {
+    let machine = machines::named("a800").unwrap();
+    Job {
+        model: ModelSizes::named(model).unwrap(),
+        memory: machine.memory_bytes as u64,
+        machine,
+        gpus,
+        global_batch,
+        on_gpu: true,
+        fixed: Fixed::default(),
+    }
+}
+
+/// The plan of a known model on A800s.
+pub(crate) fn plan_of(model: &str, gpus: usize, global_batch: usize) -> Plan {
+    Plan::new(&job(model, gpus, global_batch), "").unwrap()
+}
+
+#[test]
+fn a_plan_fits_explains_itself_and_sums_up() {
+    let job = job("14.6b", 32, 192);
+    let plan = Plan::new(&job, "").unwrap();
+    assert_eq!(plan.layouts.len(), 10);
+    let mut before = 0.0;
+    for ranked in &plan.layouts {
+        let (layout, step) = (&ranked.planned.layout, ranked.planned.step_s);
+        assert_eq!(layout.pp * layout.zero3 * layout.dp, 32);
+        let samples = layout.zero3 * layout.dp * layout.micro_batches * layout.micro_batch_size;
+        assert_eq!(samples, 192);
+        assert!(ranked.worst_bytes <= job.memory, "{layout}");
+        assert!(step >= before, "{layout}: in the order of time");
+        before = step;
+        let sum: f64 = ranked.terms.all().iter().map(|(_, s)| s).sum();
+        assert!((sum / step - 1.0).abs() < 0.01, "{layout}: {sum} of {step}");
+        assert_eq!(ranked.planned.blocks.iter().sum::<usize>(), 48);
+    }
+    assert!(plan.why_first.unwrap().starts_with("1 beats 2 by"));
+}
+
+#[test]
+fn an_impossible_job_says_how_far_it_is_off() {
+    let small = Job { memory: 1 << 30, ..job("175b", 8, 8) };
+    let said = Plan::new(&small, "").unwrap_err().to_string();
+    assert!(said.contains("the nearest needs") && said.contains("parameters"), "{said}");
+    let odd = job("gpt2", 13, 3);
+    let said = Plan::new(&odd, "").map(|_| ()).unwrap_err().to_string();
+    assert!(said.contains("use another global-batch, such as 13"), "{said}");
+}
+
+#[test]
+fn absurd_jobs_are_refused_in_a_sentence() {
+    let good = job("gpt2", 8, 64);
+    for (job, start) in [
+        (Job { gpus: 1_000_000_000_000, ..good.clone() }, "gpus = 1000000000000"),
+        (Job { gpus: 0, ..good.clone() }, "gpus = 0"),
+        (Job { memory: 0, ..good.clone() }, "memory = 0"),
+        (Job { global_batch: 0, ..good.clone() }, "global-batch = 0"),
+        (
+            Job {
+                fixed: Fixed { schedule: Some("best".into()), ..Fixed::default() },
+                ..good.clone()
+            },
+            "schedule = best",
+        ),
+    ] {
+        let said = Plan::new(&job, "").unwrap_err().to_string();
+        assert!(said.starts_with(start), "{said}");
+    }
+}
+
+#[test]
+fn more_memory_never_makes_a_plan_slower() {
+    let mut last = f64::INFINITY;
+    for gib in [14, 18, 24, 40, 79] {
+        let job = Job { memory: gib << 30, ..job("14.6b", 32, 192) };
+        let Ok(plan) = Plan::new(&job, "") else {
+            assert_eq!(last, f64::INFINITY, "{gib} GiB fits less than less did");
+            continue;
+        };
+        let step = plan.layouts[0].planned.step_s;
+        assert!(step <= last * 1.001, "{gib} GiB: {step} after {last}");
+        last = step;
+    }
+    assert!(last.is_finite());
+}
+
+/// A step that is too long to simulate whole is told from two shorter ones.
+#[test]
+fn a_long_step_follows_from_two_shorter_ones() {
+    let whole = |layout: &Layout, job: &Job| {
+        let mut models = Models::new(job);
+        let (stages, blocks) = models.stages(job, layout).unwrap();
+        let planned = Simulation::new(job, layout, &stages).unwrap().planned(&blocks);
+        (planned.step_s, planned.worst().1.total(), planned.whole)
+    };
+    let job = job("14.6b", 32, 8 * 1440);
+    for (schedule, unit) in [("zeropp", 8), ("1f1b", 1440), ("interleaved", 1440)] {
+        let v = if schedule == "1f1b" { 1 } else { 2 };
+        let layout = |micro_batches: usize| Layout {
+            pp: 4,
+            zero3: 8,
+            dp: 1,
+            virtual_stages: v,
+            unit: unit.min(micro_batches),
+            micro_batches,
+            micro_batch_size: 1,
+            recompute: Recompute::None,
+            zero1: false,
+            schedule,
+            prefetch: 1,
+        };
+        let (short, _, is_whole) = whole(&layout(480), &job);
+        let (middle, held, _) = whole(&layout(560), &job);
+        assert!(is_whole, "{schedule}");
+        let (long, held_long, is_whole) = whole(&layout(1440), &job);
+        assert!(!is_whole, "{schedule}");
+        let expected = middle + (1440.0 - 560.0) / 80.0 * (middle - short);
+        assert!((long / expected - 1.0).abs() < 1e-6, "{schedule}: {long} and {expected}");
+        assert_eq!(held, held_long, "{schedule}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+
+    /// What is pruned in closed form would not have fitted.
+    #[test]
+    fn no_rank_holds_less_than_the_closed_form_says(
+        (p, v, b, u) in (1usize..6, 1usize..5, 1usize..20, 1usize..20),
+        (d, k, kind, samples) in (0usize..4, 1usize..3, 0usize..KINDS.len(), 1usize..3),
+        (full, zero1, on_gpu) in (any::<bool>(), any::<bool>(), any::<bool>()),
+    ) {
+        let job = Job { on_gpu, ..job("gpt2-xl", 1, 1) };
+        let layout = Layout {
+            pp: p,
+            zero3: 1 << d,
+            dp: k,
+            virtual_stages: v,
+            unit: if KINDS[kind] == "zeropp" { u.min(b) } else { b },
+            micro_batches: b,
+            micro_batch_size: samples,
+            recompute: if full { Recompute::Full } else { Recompute::None },
+            zero1: zero1 && k > 1,
+            schedule: KINDS[kind],
+            prefetch: 1,
+        };
+        let mut models = Models::new(&job);
+        let Some((stages, _)) = models.stages(&job, &layout) else { return Ok(()) };
+        let Ok(simulation) = Simulation::new(&job, &layout, &stages) else { return Ok(()) };
+        let most = simulation.memory().iter().map(|r| r.total()).max().unwrap();
+        let least = memory::at_least(&layout, &stages);
+        prop_assert!(least <= most, "{layout}: at least {least}, and {most}");
+    }
+}

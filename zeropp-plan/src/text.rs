@@ -1,0 +1,247 @@
+//! A plan for a terminal.
+
+use crate::layout::Recompute;
+use crate::plan::{Plan, Ranked, in_words};
+
+/// Narrowest and widest text.
+const WIDTHS: (usize, usize) = (60, 200);
+
+/// A column: its head, what it shows of a layout, and how soon it is left out where there is no
+/// room: 0 never.
+type Column = (&'static str, fn(&Ranked) -> String, u8);
+
+const COLUMNS: [Column; 17] = [
+    ("step s", |r| figure(r.planned.step_s), 0),
+    ("tokens/s", |r| grouped(r.tokens_per_s), 0),
+    ("MFU", |r| percent(r.mfu), 2),
+    ("bubble", |r| percent(r.planned.bubble), 3),
+    ("memory", |r| in_words(r.worst_bytes), 0),
+    ("P", |r| r.planned.layout.pp.to_string(), 0),
+    ("D", |r| r.planned.layout.zero3.to_string(), 0),
+    ("K", |r| r.planned.layout.dp.to_string(), 0),
+    ("V", |r| r.planned.layout.virtual_stages.to_string(), 4),
+    ("U", unit, 5),
+    ("B", |r| r.planned.layout.micro_batches.to_string(), 6),
+    ("b", |r| r.planned.layout.micro_batch_size.to_string(), 7),
+    ("again", |r| again(r).into(), 8),
+    ("zero1", |r| if r.planned.layout.zero1 { "yes" } else { "-" }.into(), 10),
+    ("inside", |r| in_words(r.planned.traffic.inside as u64), 12),
+    ("between", |r| in_words(r.planned.traffic.between as u64), 11),
+    ("schedule", |r| r.planned.layout.schedule.into(), 1),
+];
+
+fn unit(ranked: &Ranked) -> String {
+    let layout = &ranked.planned.layout;
+    if layout.in_units() { layout.unit.to_string() } else { "-".into() }
+}
+
+fn again(ranked: &Ranked) -> &'static str {
+    match ranked.planned.layout.recompute {
+        Recompute::None => "-",
+        Recompute::Selective => "scores",
+        Recompute::Full => "full",
+    }
+}
+
+/// The plan in so many columns of a terminal, 60 to 200.
+pub fn text(plan: &Plan, width: usize) -> String {
+    let width = width.clamp(WIDTHS.0, WIDTHS.1);
+    let mut blocks = vec![head(plan), table(&plan.layouts, width)];
+    if let Some(why) = &plan.why_first {
+        blocks.push(format!("{why}."));
+    }
+    blocks.push(match &plan.more_memory {
+        Some(more) => format!(
+            "10 % more memory would take {:.1} % off the step: {}.",
+            100.0 * (1.0 - more.step_s / plan.layouts[0].planned.step_s),
+            more.layout
+        ),
+        None => "10 % more memory would buy nothing.".into(),
+    });
+    let (rank, worst) = plan.layouts[0].planned.worst();
+    let kinds = worst.kinds().into_iter().filter(|(_, bytes)| *bytes > 0);
+    let kinds: Vec<String> =
+        kinds.map(|(name, bytes)| format!("{name} {}", in_words(bytes))).collect();
+    blocks.push(format!("Of 1, pipeline rank {rank} holds most: {}.", kinds.join(", ")));
+    blocks.push(format!("Run 1 with:\n  {}", plan.layouts[0].command));
+    let wrapped = blocks.iter().map(|block| {
+        let lines = block.lines().map(|line| wrap(line, width));
+        lines.collect::<Vec<_>>().join("\n")
+    });
+    wrapped.collect::<Vec<_>>().join("\n\n")
+}
+
+fn head(plan: &Plan) -> String {
+    format!(
+        "{} ({:.1} G parameters) on {} GPUs with {} each; {} samples of {} tokens a step\nmachine: \
+         {}\n{} layouts ranked, {} of them above the memory, {} simulated",
+        plan.model,
+        plan.parameters / 1e9,
+        plan.gpus,
+        in_words(plan.memory),
+        plan.global_batch,
+        plan.seq,
+        plan.machine,
+        plan.ranked,
+        plan.pruned,
+        plan.simulated,
+    )
+}
+
+/// As many columns as fit, and what limits each layout: beside them, or below where that is
+/// shorter.
+fn table(layouts: &[Ranked], width: usize) -> String {
+    let mut columns: Vec<&Column> = COLUMNS.iter().collect();
+    loop {
+        let rows = rows(layouts, &columns);
+        let wide = rows.iter().map(|row| row.chars().count()).max().unwrap_or(0);
+        if wide <= width {
+            return with_limits(layouts, &rows, wide, width);
+        }
+        let last = columns.iter().map(|c| c.2).max().filter(|soon| *soon > 0);
+        let Some(last) = last else { return rows.join("\n") };
+        columns.retain(|c| c.2 != last);
+    }
+}
+
+fn with_limits(layouts: &[Ranked], rows: &[String], wide: usize, width: usize) -> String {
+    let longest = layouts.iter().map(|r| r.limit.chars().count()).max().unwrap_or(0);
+    let heads = std::iter::once("what limits it");
+    let limits = heads.chain(layouts.iter().map(|r| r.limit.as_str()));
+    if wide + 2 + longest <= width {
+        let lines = rows.iter().zip(limits).map(|(row, limit)| format!("{row:wide$}  {limit}"));
+        return lines.collect::<Vec<_>>().join("\n");
+    }
+    let mut lines = rows.to_vec();
+    lines.push("What limits each:".into());
+    lines.extend(layouts.iter().enumerate().map(|(i, r)| format!("{:>2}  {}", i + 1, r.limit)));
+    lines.join("\n")
+}
+
+fn rows(layouts: &[Ranked], columns: &[&Column]) -> Vec<String> {
+    let mut rows: Vec<Vec<String>> = vec![
+        std::iter::once(String::new()).chain(columns.iter().map(|c| c.0.to_string())).collect(),
+    ];
+    for (i, ranked) in layouts.iter().enumerate() {
+        let cells = columns.iter().map(|c| c.1(ranked));
+        rows.push(std::iter::once((i + 1).to_string()).chain(cells).collect());
+    }
+    let width = |c: usize| rows.iter().map(|row| row[c].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..=columns.len()).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}"));
+        cells.collect::<Vec<_>>().join("  ")
+    };
+    rows.iter().map(line).collect()
+}
+
+/// Layout `index`, from 0, in full: what its step is made of, and every rank's memory.
+pub fn explain(plan: &Plan, index: usize, width: usize) -> Option<String> {
+    let ranked = plan.layouts.get(index)?;
+    let planned = &ranked.planned;
+    let mut lines = vec![format!("{}: {}", index + 1, planned.layout), String::new()];
+    lines.push(format!("A step of {} s is made of", figure(planned.step_s)));
+    for (name, seconds) in ranked.terms.all() {
+        let share = percent(seconds / planned.step_s);
+        lines.push(format!("  {:>9} s  {share:>7}  {name}", figure(seconds)));
+    }
+    if !planned.whole {
+        lines.push("(from two shorter steps: each unit or round more takes as long)".into());
+    }
+    let blocks: Vec<String> = planned.blocks.iter().map(ToString::to_string).collect();
+    lines.extend([String::new(), format!("Blocks of each stage: {}", blocks.join(" "))]);
+    lines.push(format!(
+        "A rank sends {} inside its node and {} to other nodes in a step",
+        in_words(planned.traffic.inside as u64),
+        in_words(planned.traffic.between as u64)
+    ));
+    lines.extend([String::new(), "Memory of each pipeline rank, when it holds most".into()]);
+    for (rank, bytes) in planned.memory.iter().enumerate().take(16) {
+        let kinds = bytes.kinds().into_iter().filter(|(_, bytes)| *bytes > 0);
+        let kinds: Vec<String> =
+            kinds.map(|(name, bytes)| format!("{name} {}", in_words(bytes))).collect();
+        lines.push(format!("  {rank:>3}  {}: {}", in_words(bytes.total()), kinds.join(", ")));
+    }
+    lines.extend([String::new(), ranked.command.clone()]);
+    let width = width.clamp(WIDTHS.0, WIDTHS.1);
+    Some(lines.iter().map(|line| wrap(line, width)).collect::<Vec<_>>().join("\n"))
+}
+
+/// A line in lines of at most `width` columns, cut between words; those behind the first are
+/// indented as it is, and a little more.
+fn wrap(line: &str, width: usize) -> String {
+    if line.chars().count() <= width {
+        return line.to_string();
+    }
+    let indent = line.len() - line.trim_start().len();
+    let mut out = String::new();
+    let mut used = indent;
+    out.push_str(&line[..indent]);
+    for (i, word) in line.split_whitespace().enumerate() {
+        let length = word.chars().count();
+        if i > 0 && used + 1 + length > width {
+            // A command that is cut goes on behind a backslash.
+            let more = if line.trim_start().starts_with("zeropp run") { " \\" } else { "" };
+            out.push_str(&format!("{more}\n{}", " ".repeat(indent + 4)));
+            used = indent + 4;
+        } else if i > 0 {
+            out.push(' ');
+            used += 1;
+        }
+        out.push_str(word);
+        used += length;
+    }
+    out
+}
+
+/// With three significant digits.
+fn figure(x: f64) -> String {
+    let decimals = match x.abs() {
+        x if x >= 99.95 => 0,
+        x if x >= 9.995 => 1,
+        x if x >= 0.9995 => 2,
+        x if x >= 0.09995 => 3,
+        _ => 4,
+    };
+    format!("{x:.decimals$}")
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+fn grouped(x: f64) -> String {
+    let digits = format!("{x:.0}");
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::plan_of;
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal_and_the_command_can_be_pasted() {
+        let plan = plan_of("14.6b", 32, 192);
+        for width in [60, 80, 100, 140, 200] {
+            let text = text(&plan, width);
+            for line in text.lines() {
+                // A single word may be longer: a list of stages.
+                assert!(line.chars().count() <= width + 2, "{width}: {line}");
+            }
+            assert!(text.contains("Run 1 with:") && text.contains("1 beats 2"), "{text}");
+            let pasted = text.split("Run 1 with:").nth(1).unwrap().replace("\\\n", " ");
+            let words: Vec<&str> = pasted.split_whitespace().collect();
+            assert_eq!(words.join(" "), plan.layouts[0].command);
+        }
+        assert!(explain(&plan, 0, 80).unwrap().contains("forwards and backwards"));
+        assert!(explain(&plan, 99, 80).is_none());
+    }
+}

@@ -1,0 +1,29 @@
+// The schedule crate as WebAssembly: ask(request) gives its answer, both plain objects.
+const program = (() => {
+  let wasm = null;
+  async function start() {
+    const text = atob(document.getElementById("program").textContent.trim());
+    const bytes = Uint8Array.from(text, (c) => c.charCodeAt(0));
+    wasm = (await WebAssembly.instantiate(bytes, {})).instance.exports;
+  }
+  function ask(request) {
+    const bytes = new TextEncoder().encode(JSON.stringify(request));
+    const at = wasm.room(bytes.length);
+    new Uint8Array(wasm.memory.buffer, at, bytes.length).set(bytes);
+    const answer = wasm.ask(at, bytes.length);
+    const length = new DataView(wasm.memory.buffer).getUint32(answer, true);
+    const text = new TextDecoder().decode(new Uint8Array(wasm.memory.buffer, answer + 4, length));
+    wasm.done(answer);
+    return JSON.parse(text);
+  }
+  // A fault inside would leave the program in pieces: it is started anew, and the fault told.
+  function safely(request) {
+    try {
+      return ask(request);
+    } catch (fault) {
+      start();
+      return { error: "The program stopped on this request: " + fault.message };
+    }
+  }
+  return { start, ask: safely };
+})();

@@ -1,0 +1,333 @@
+//! What the page asks, answered: one object in JSON in, one out.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use zeropp_schedule::costs::{ALONE, Table, layers_of};
+use zeropp_schedule::draw::{chrome_read, svg};
+use zeropp_schedule::exchange::csv::{self, Dialect};
+use zeropp_schedule::exchange::json::{self as document, Document};
+use zeropp_schedule::exchange::{self, Format};
+use zeropp_schedule::ir::{Action, Compute, Schedule};
+use zeropp_schedule::lower::{LowerOptions, lower};
+use zeropp_schedule::metrics::Metrics;
+use zeropp_schedule::report::measures;
+use zeropp_schedule::schedules::{self, KINDS, Shape, StagesPerRank, StepForm};
+use zeropp_schedule::schedules::{default_unit, generate_with_costs};
+use zeropp_schedule::simulate::{Costs, simulate};
+use zeropp_schedule::timeline::Timeline;
+use zeropp_schedule::verify::{VerifyLimits, verify_all};
+
+/// Most micro-batches times stages of a picture: beyond it a slip of the hand is likelier.
+const SIZE_MAX: usize = 1 << 17;
+/// Faults that are told of an edited schedule.
+const FAULTS_MAX: usize = 8;
+
+/// What is asked.
+#[derive(Deserialize)]
+#[serde(tag = "ask", rename_all = "lowercase", deny_unknown_fields)]
+enum Request {
+    /// The kinds there are.
+    Kinds,
+    /// A schedule of a kind, priced and drawn.
+    Draw(Wanted),
+    /// All kinds, as a table.
+    Table(Wanted),
+    /// A schedule in CSV, proven, priced and drawn.
+    Edit { csv: String, wanted: Wanted },
+    /// A file: a schedule or a trace.
+    Read { text: String, name: String },
+    /// A file to write.
+    Write { csv: Option<String>, format: String, wanted: Wanted },
+}
+
+/// A schedule and its costs.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Wanted {
+    kind: String,
+    pp: usize,
+    #[serde(rename = "virtual")]
+    virtual_stages: Option<usize>,
+    micro_batches: usize,
+    unit: Option<usize>,
+    /// The keys of a file of costs.
+    costs: Map<String, Value>,
+    /// Costs are of one of so many layers, not of a stage.
+    layers: Option<usize>,
+    limit: Option<i64>,
+    /// The whole program, with gathers, reductions and messages.
+    lower: bool,
+    recompute: bool,
+    prefetch: usize,
+}
+
+/// A schedule with its run.
+struct Made {
+    shape: Shape,
+    schedule: Schedule,
+    costs: Costs,
+    timeline: Timeline,
+}
+
+/// Answers a request. What does not work is `{"error": …}`, in a sentence.
+pub fn answer(request: &str) -> String {
+    let answer = match serde_json::from_str(request) {
+        Ok(request) => answered(request),
+        Err(e) => Err(e.to_string()),
+    };
+    answer.unwrap_or_else(|error| json!({ "error": error })).to_string()
+}
+
+fn answered(request: Request) -> Result<Value, String> {
+    match request {
+        Request::Kinds => Ok(kinds()),
+        Request::Draw(wanted) => {
+            let made = wanted.make(&wanted.kind)?;
+            Ok(drawn(&made))
+        }
+        Request::Table(wanted) => Ok(table(&wanted)),
+        Request::Edit { csv, wanted } => {
+            let made = edited(&csv, &wanted)?;
+            Ok(drawn(&made))
+        }
+        Request::Read { text, name } => read(&text, &name),
+        Request::Write { csv, format, wanted } => {
+            let made = match csv {
+                Some(csv) => edited(&csv, &wanted)?,
+                None => wanted.make(&wanted.kind)?,
+            };
+            written(&made, &format).map(|text| json!({ "text": text }))
+        }
+    }
+}
+
+fn kinds() -> Value {
+    let row = |kind: &schedules::Kind| {
+        let (stages, only) = match kind.stages {
+            StagesPerRank::Exactly(v) => (v, true),
+            StagesPerRank::MultipleOf(v) | StagesPerRank::Any(v) => (v, false),
+        };
+        json!({
+            "name": kind.name, "about": kind.about, "stages": stages, "only": only,
+            "units": kind.step == StepForm::Units, "limit": kind.obeys_limit,
+        })
+    };
+    json!({ "kinds": KINDS.iter().map(row).collect::<Vec<_>>() })
+}
+
+impl Wanted {
+    fn shape(&self, kind: &str) -> Result<Shape, String> {
+        let row = schedules::Kind::find(kind).ok_or_else(|| format!("{kind}: no such kind"))?;
+        let given = self.virtual_stages.filter(|v| row.stages.allows(*v));
+        let virtual_stages = given.unwrap_or(row.stages.default_number());
+        let all = [self.pp, virtual_stages, self.micro_batches].iter().product::<usize>();
+        if self.pp > 1024 || self.micro_batches > 8192 || virtual_stages > 64 || all > SIZE_MAX {
+            return Err(format!(
+                "P {}, V {virtual_stages} and B {} make more than {SIZE_MAX} forwards: the command \
+                 `zeropp schedule` draws them",
+                self.pp, self.micro_batches
+            ));
+        }
+        let unit = self.unit.filter(|u| *u > 0);
+        let unit =
+            unit.unwrap_or_else(|| default_unit(self.pp, virtual_stages, self.micro_batches));
+        let micro_batches = self.micro_batches;
+        Ok(Shape { pp: self.pp, virtual_stages, micro_batches, unit })
+    }
+
+    fn costs(&self, stages: usize) -> Result<Costs, String> {
+        let table = Table::of_keys(self.costs.clone()).map_err(|e| e.to_string())?;
+        let table = match self.layers {
+            Some(layers) => {
+                let cut = layers_of(layers, stages).map_err(|e| e.to_string())?;
+                table.of_layers(&cut).map_err(|e| e.to_string())?
+            }
+            None => table,
+        };
+        table.of(stages, ALONE, None).map_err(|e| e.to_string())
+    }
+
+    fn make(&self, kind: &str) -> Result<Made, String> {
+        let shape = self.shape(kind)?;
+        let costs = self.costs(shape.stages())?;
+        let weighed = schedules::Costs { mem_limit: self.limit, ..schedules::Costs::from(&costs) };
+        let made = generate_with_costs(kind, &shape, &weighed).map_err(|e| e.to_string())?;
+        let options = LowerOptions {
+            recompute: self.recompute,
+            prefetch: self.prefetch,
+            ..LowerOptions::default()
+        };
+        let schedule = if self.lower { lower(&made, &options) } else { made };
+        run(shape, schedule, costs)
+    }
+}
+
+fn run(shape: Shape, schedule: Schedule, costs: Costs) -> Result<Made, String> {
+    let timeline = simulate(&schedule, &costs).map_err(|e| e.to_string())?;
+    Ok(Made { shape, schedule, costs, timeline })
+}
+
+/// A schedule by hand: every fault that the verifier finds, or its run.
+fn edited(text: &str, wanted: &Wanted) -> Result<Made, String> {
+    let schedule = exchange::read(text, Format::Csv)?.schedule;
+    let whole = exchange::csv::read(text).is_ok();
+    let limits = VerifyLimits { optimizer_step: false, ..VerifyLimits::default() };
+    let faults = verify_all(&schedule, &limits, FAULTS_MAX);
+    if !faults.is_empty() || !whole {
+        let told: Vec<String> = faults.iter().map(ToString::to_string).collect();
+        return Err(told.join("\n"));
+    }
+    let pp = schedule.pp();
+    let shape = Shape {
+        pp,
+        virtual_stages: schedule.stages().div_ceil(pp),
+        micro_batches: schedule.micro_batches(),
+        unit: schedule.units.first().copied().unwrap_or(1),
+    };
+    let costs = wanted.costs(schedule.stages())?;
+    run(shape, schedule, costs)
+}
+
+fn read(text: &str, name: &str) -> Result<Value, String> {
+    let named = |e: String| format!("{name}: {e}");
+    if chrome_read::is_trace(text) {
+        let timeline = chrome_read::read(text).map_err(|e| named(e.to_string()))?;
+        let ranks = spans(&timeline);
+        return Ok(json!({ "trace": timeline.title, "ranks": ranks, "bubble": timeline.bubble(),
+            "own_span": timeline.bubble_own_span(), "placement": timeline.placement }));
+    }
+    let is_json = text.trim_start().starts_with('{');
+    let format = if is_json { Format::Json } else { Format::Csv };
+    let schedule = exchange::read(text, format).map_err(named)?.schedule;
+    Ok(json!({ "csv": as_csv(&schedule)?, "pp": schedule.pp(),
+        "micro_batches": schedule.micro_batches(), "kind": schedule.kind }))
+}
+
+fn as_csv(schedule: &Schedule) -> Result<String, String> {
+    let mut text = Vec::new();
+    csv::write(schedule, Dialect::Zeropp, &mut text).map_err(|e| e.to_string())?;
+    String::from_utf8(text).map_err(|e| e.to_string())
+}
+
+fn written(made: &Made, format: &str) -> Result<String, String> {
+    let mut out = Vec::new();
+    let written = match format {
+        "csv" => csv::write(&made.schedule, Dialect::Zeropp, &mut out),
+        "torch" => csv::write(&made.schedule, Dialect::Torch, &mut out),
+        "svg" => svg::write(&made.timeline, &mut out),
+        _ => {
+            let micros = |ns: u64| ns as f64 / 1000.0;
+            let measured = measures(&made.schedule, &made.timeline, &made.costs, micros);
+            let costs = document::Costs::from(&made.costs);
+            let schedule = made.schedule.clone();
+            let whole = Document { schedule, costs: Some(costs), measures: Some(measured) };
+            document::write(&whole, &mut out)
+        }
+    };
+    written.map_err(|e| e.to_string())?;
+    String::from_utf8(out).map_err(|e| e.to_string())
+}
+
+/// Numbers of a run, the same for the picture and the table.
+#[derive(Serialize)]
+struct Numbers {
+    makespan: u64,
+    own_span: u64,
+    bubble: f64,
+    bubble_own_span: f64,
+    bubble_own_span_max: f64,
+    bubble_rate: f64,
+    peak: u64,
+    gathers: usize,
+    reductions: usize,
+    #[serde(rename = "virtual")]
+    virtual_stages: usize,
+    unit: usize,
+}
+
+fn numbers(made: &Made) -> Numbers {
+    let metrics = Metrics::new(&made.schedule, &made.timeline, &made.costs);
+    Numbers {
+        makespan: metrics.makespan_ns,
+        own_span: metrics.own_span_max_ns,
+        bubble: made.timeline.bubble(),
+        bubble_own_span: made.timeline.bubble_own_span(),
+        bubble_own_span_max: made.timeline.bubble_own_span_max(),
+        bubble_rate: metrics.bubble_rate,
+        peak: metrics.peak_activation.iter().copied().max().unwrap_or(0),
+        gathers: metrics.all_gathers,
+        reductions: metrics.reduce_scatters,
+        virtual_stages: made.shape.virtual_stages,
+        unit: made.shape.unit.min(made.shape.micro_batches),
+    }
+}
+
+fn drawn(made: &Made) -> Value {
+    let memory: Vec<Vec<[u64; 2]>> = made
+        .timeline
+        .ranks
+        .iter()
+        .map(|r| r.memory.iter().map(|m| [m.at_ns, m.bytes]).collect())
+        .collect();
+    json!({
+        "kind": made.schedule.kind, "placement": made.schedule.placement,
+        "units": made.schedule.units, "ranks": spans(&made.timeline), "memory": memory,
+        "numbers": numbers(made), "bubbles": made.timeline.bubbles(),
+        "csv": as_csv(&made.schedule).unwrap_or_default(),
+    })
+}
+
+/// Every span as `[what, stage, micro-batch, start, end]`, and the stage and micro-batch of an
+/// overlap's backward; -1 where there is none. Times are ns.
+fn spans(timeline: &Timeline) -> Vec<Vec<Vec<i64>>> {
+    let number = |n: Option<usize>| n.map_or(-1, |n| n as i64);
+    let span = |s: &zeropp_schedule::timeline::Span| {
+        let action = &s.action;
+        let mut row = vec![
+            code(action),
+            number(action.stage()),
+            number(action.micro_batch()),
+            s.start_ns as i64,
+            s.end_ns as i64,
+        ];
+        if let Action::Overlap { backward: (stage, micro_batch), .. } = action {
+            row.extend([*stage as i64, *micro_batch as i64]);
+        }
+        row
+    };
+    timeline.ranks.iter().map(|rank| rank.spans.iter().map(span).collect()).collect()
+}
+
+/// F 0, B 1, W 2, BW 3, R 4, overlap 5, sends 6 and 7, receives 8 and 9, gather 10, free 11,
+/// reduction 12, replicas 13, optimizer 14.
+fn code(action: &Action) -> i64 {
+    use zeropp_schedule::ir::Message::Activation;
+    match action {
+        Action::Compute { kind, .. } => match kind {
+            Compute::F => 0,
+            Compute::B => 1,
+            Compute::W => 2,
+            Compute::BW => 3,
+            Compute::R => 4,
+        },
+        Action::Overlap { .. } => 5,
+        Action::Send { message, .. } => 6 + i64::from(*message != Activation),
+        Action::Recv { message, .. } => 8 + i64::from(*message != Activation),
+        Action::AllGather { .. } => 10,
+        Action::Free { .. } => 11,
+        Action::ReduceScatter { .. } => 12,
+        Action::ReplicaReduce { .. } => 13,
+        Action::OptimizerStep => 14,
+    }
+}
+
+fn table(wanted: &Wanted) -> Value {
+    let row = |kind: &schedules::Kind| match wanted.make(kind.name) {
+        Ok(made) => json!({ "kind": kind.name, "numbers": numbers(&made) }),
+        Err(error) => json!({ "kind": kind.name, "error": error }),
+    };
+    json!({ "rows": KINDS.iter().map(row).collect::<Vec<_>>() })
+}
+
+#[cfg(test)]
+mod tests;

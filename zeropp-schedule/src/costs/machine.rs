@@ -1,0 +1,192 @@
+//! What a machine does in a second: the keys of a file of costs from which the times of any model's
+//! stages follow.
+//!
+//! ```toml
+//! source = "public figures, not measurements"
+//! flops_per_s = 312e12        # products at their peak; this one is needed
+//! flops_share = 0.6           # of it that large products reach
+//! memory_bytes = 80e9         # of each rank's device; this one is needed
+//! memory_bytes_per_s = 1.6e12 # of passes over tensors; this one is needed
+//! per_node = 8                # devices in a node
+//! zero3_bytes_per_s = 240e9   # collectives inside a node; this one is needed
+//! replica_bytes_per_s = 20e9  # collectives between nodes; missing: those inside
+//! bytes_per_s = 20e9          # messages between nodes; missing: collectives between nodes
+//! t_comm = 10                 # us, latency of a message
+//! t_collective = 20           # us, latency of a collective
+//! ```
+
+use serde_json::{Map, Value};
+
+use super::{CostsError, Table};
+
+/// Keys that only a machine has. `zero3_bytes_per_s`, `replica_bytes_per_s`, `bytes_per_s` and
+/// `t_comm` are those of stages, too.
+const KEYS: [&str; 7] = [
+    "source",
+    "flops_per_s",
+    "flops_share",
+    "memory_bytes",
+    "memory_bytes_per_s",
+    "per_node",
+    "t_collective",
+];
+const SHARED: [&str; 5] =
+    ["zero3_bytes_per_s", "replica_bytes_per_s", "bytes_per_s", "t_comm", "measured"];
+/// No device does as much in a second.
+const RATE_MAX: f64 = 1e21;
+/// A day, in us.
+const LATENCY_MAX: f64 = 86_400e6;
+
+/// The rates of one machine. All are those of one rank, which has a device of its own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Machine {
+    /// Where the numbers are from, in words.
+    pub source: String,
+    /// Floating-point operations in a second of matrix products at their peak.
+    pub flops_per_s: f64,
+    /// Share of that which large products reach, above 0 and at most 1.
+    pub flops_share: f64,
+    /// Bytes of memory.
+    pub memory_bytes: f64,
+    /// Bytes in a second that a pass over a tensor reads and writes.
+    pub memory_bytes_per_s: f64,
+    /// Devices in a node.
+    pub per_node: usize,
+    /// Bytes in a second of a collective inside a node: what a rank sends and receives at once.
+    pub zero3_bytes_per_s: f64,
+    /// The same between nodes, with one rank a node.
+    pub replica_bytes_per_s: f64,
+    /// Bytes in a second of a message between nodes.
+    pub bytes_per_s: f64,
+    /// Latency of a message, in seconds.
+    pub message_s: f64,
+    /// Latency of a collective, in seconds.
+    pub collective_s: f64,
+}
+
+/// Takes the keys that only a machine has out of `keys`; whether there were rates among them.
+pub(super) fn take(keys: &mut Map<String, Value>) -> bool {
+    KEYS.iter().filter(|key| keys.remove(**key).is_some()).count() > 0
+}
+
+impl Table {
+    /// The machine that the file is about.
+    ///
+    /// # Errors
+    /// A rate that is missing or does not work, or a key that no file of costs has.
+    pub fn machine(&self) -> Result<Machine, CostsError> {
+        let known = |key: &str| {
+            KEYS.contains(&key) || SHARED.contains(&key) || super::is_key_of_stages(key)
+        };
+        if let Some(key) = self.keys.keys().find(|key| !known(key)) {
+            return Err(CostsError(format!(
+                "{key}: not a key of a machine; the keys are {} and {}",
+                KEYS.join(", "),
+                SHARED.join(", ")
+            )));
+        }
+        let inside = self.rate("zero3_bytes_per_s", None)?;
+        let between = self.rate("replica_bytes_per_s", Some(inside))?;
+        let share = self.number("flops_share", Some(1.0), (f64::MIN_POSITIVE, 1.0), "a share")?;
+        let per_node = self.number("per_node", Some(8.0), (1.0, 65536.0), "devices in a node")?;
+        let latency = |key| self.number(key, Some(0.0), (0.0, LATENCY_MAX), "microseconds");
+        let text = |key: &str| self.keys.get(key).and_then(Value::as_str).map(String::from);
+        let source = text("source").or_else(|| self.measured.clone());
+        Ok(Machine {
+            source: source.unwrap_or_else(|| "given by hand".into()),
+            flops_per_s: self.rate("flops_per_s", None)?,
+            flops_share: share,
+            memory_bytes: self.rate("memory_bytes", None)?,
+            memory_bytes_per_s: self.rate("memory_bytes_per_s", None)?,
+            per_node: per_node as usize,
+            zero3_bytes_per_s: inside,
+            replica_bytes_per_s: between,
+            bytes_per_s: self.rate("bytes_per_s", Some(between))?,
+            message_s: latency("t_comm")? / 1e6,
+            collective_s: latency("t_collective")? / 1e6,
+        })
+    }
+
+    fn rate(&self, key: &str, missing: Option<f64>) -> Result<f64, CostsError> {
+        let what = if key == "memory_bytes" { "bytes" } else { "what it does in a second" };
+        self.number(key, missing, (1.0, RATE_MAX), what)
+    }
+
+    fn number(
+        &self,
+        key: &str,
+        missing: Option<f64>,
+        (least, most): (f64, f64),
+        what: &str,
+    ) -> Result<f64, CostsError> {
+        let works = || match least >= 1.0 {
+            true => format!("{what}, a number from {least} to {most:e}"),
+            false => format!("{what}, a number of at most {most:e} that is not negative"),
+        };
+        match (self.keys.get(key), missing) {
+            (None, Some(value)) => Ok(value),
+            (None, None) => {
+                Err(CostsError(format!("{key} is missing: a machine file gives {}", works())))
+            }
+            (Some(value), _) => {
+                let good = value.as_f64().filter(|x| (least..=most).contains(x));
+                good.ok_or_else(|| CostsError(format!("{key}: found {value}; {}", works())))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{ALONE, Form};
+    use super::*;
+
+    const GOOD: &str = "flops_per_s = 1e12\nmemory_bytes = 1e9\nmemory_bytes_per_s = 1e10\n\
+                        zero3_bytes_per_s = 5e9\nt_comm = 7\n";
+
+    fn machine(text: &str) -> Result<Machine, CostsError> {
+        Table::read(text, Form::Toml)?.machine()
+    }
+
+    #[test]
+    fn what_is_missing_follows_or_is_asked_for() {
+        let m = machine(GOOD).unwrap();
+        assert_eq!((m.flops_share, m.per_node), (1.0, 8));
+        assert_eq!((m.replica_bytes_per_s, m.bytes_per_s), (5e9, 5e9));
+        assert_eq!((m.message_s, m.collective_s), (7e-6, 0.0));
+        for key in ["flops_per_s", "memory_bytes", "memory_bytes_per_s", "zero3_bytes_per_s"] {
+            let lines = GOOD.lines().filter(|l| l.split(' ').next() != Some(key));
+            let text = lines.collect::<Vec<_>>().join("\n");
+            let said = machine(&text).unwrap_err().to_string();
+            assert!(said.starts_with(&format!("{key} is missing")), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_work_is_named_with_what_would() {
+        for (line, start) in [
+            ("flops_share = 0.0", "flops_share: found 0.0"),
+            ("flops_share = 1.5", "flops_share: found 1.5"),
+            ("per_node = 0", "per_node: found 0"),
+            ("bytes_per_s = -1", "bytes_per_s: found -1"),
+            ("t_comm = -1", "t_comm: found -1"),
+            ("t_collective = nan", "t_collective: found nan"),
+            ("replica_bytes_per_s = \"fast\"", "replica_bytes_per_s: found \"fast\""),
+            ("flop_per_s = 1", "flop_per_s: not a key of a machine"),
+        ] {
+            let text = format!("{}{line}", GOOD.replace("t_comm = 7\n", ""));
+            let said = machine(&text).unwrap_err().to_string();
+            assert!(said.starts_with(start), "{said}");
+        }
+    }
+
+    #[test]
+    fn one_file_may_hold_both_and_a_machine_is_not_taken_for_times() {
+        let both = format!("{GOOD}t_f = 1\nt_b = 1\nt_w = 1\n");
+        let table = Table::read(&both, Form::Toml).unwrap();
+        assert_eq!(table.of(2, ALONE, None).unwrap().stages[0].f_ns, 1000);
+        assert!(table.machine().is_ok());
+        let said = Table::read(GOOD, Form::Toml).unwrap().of(2, ALONE, None).unwrap_err();
+        assert!(said.to_string().contains("zeropp plan"), "{said}");
+    }
+}
