@@ -285,7 +285,8 @@ options! {
         /// What weights and activations are computed in.
         ///
         /// bf16: compute and gathered weights in bfloat16; master weights, gradients, reductions
-        /// and optimizer in fp32. On the CPU it is slow, for comparing; wgpu has none.
+        /// and optimizer in fp32. On a CPU it is fast where that has AMX and gives the same bits
+        /// everywhere; ZEROPP_ISA=amx|avx512|avx2|scalar forces a path. wgpu has none.
         "precision" "KIND" precision: Precision = Precision::Fp32, Same Told;
         /// Where tensors live. Ranks of one machine take its GPUs in turn, and share them.
         ///

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::{Config, ConfigError, DeviceKind, EngineKind, Precision, Resume};
 use zeropp_core::device;
+use zeropp_core::kernels::bf16;
 
 /// Most ranks of the threads engine: each is a thread, and beyond this a typing error is likelier.
 const RANKS_MAX: usize = 4096;
@@ -201,6 +202,13 @@ impl Config {
             let problem = "device wgpu can store it but not compute in it";
             ConfigError::value("precision", precision, problem, "use fp32, or device cuda or cpu")
         })?;
+        if precision == Precision::Bf16 && device == DeviceKind::Cpu {
+            let to_error = |refused: bf16::Unavailable| {
+                let bf16::Unavailable { variable, value, problem, help } = refused;
+                ConfigError::value(variable, value, problem, help)
+            };
+            bf16::requested().map_err(to_error)?;
+        }
         let help = match engine {
             EngineKind::Mpi => "use threads, or build zeropp with --features mpi",
             _ => "use threads, or build zeropp with --features cuda",

@@ -56,6 +56,7 @@ impl Blueprint {
             seq: config.seq,
             element_bytes: compute.size(),
             keeps_probabilities: attention_keeps_probabilities(compute, on_gpu),
+            kernels: !on_gpu,
         };
         sizes::check(config, &model, batch)?;
         check_names(&model)?;

@@ -1,19 +1,22 @@
 //! The bytes of a CPU tensor, without a copy.
 //!
 //! This is the only place that looks inside a Burn tensor of the flex (CPU) backend. Everything
-//! else either works on `Tensor` or on the `f32` slices handed out here.
+//! else either works on `Tensor` or on the slices handed out here.
+
+use std::marker::PhantomData;
 
 use burn::backend::Flex;
 use burn::backend::flex::FlexTensor;
-use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Device, Element, Int, Shape, Tensor, TensorData, bf16};
+use bytemuck::Pod;
 
-/// A plain (untracked) contiguous `f32` tensor on the CPU whose elements can be read as a slice.
-pub struct CpuTensor(FlexTensor);
+/// A plain (untracked) contiguous tensor on the CPU whose elements can be read as a slice.
+pub struct CpuTensor<E = f32>(FlexTensor, PhantomData<E>);
 
-impl CpuTensor {
+impl<E: Element + Pod> CpuTensor<E> {
     /// All elements in row-major order.
-    pub fn as_slice(&self) -> &[f32] {
-        self.0.as_slice::<f32>().expect("made contiguous f32 by `on_cpu`")
+    pub fn as_slice(&self) -> &[E] {
+        self.0.as_slice::<E>().expect("made contiguous, of this type, by `view`")
     }
 
     /// A tensor that shares the elements, which must be one-dimensional.
@@ -37,16 +40,31 @@ pub(crate) fn is_on_cpu<const D: usize>(t: &Tensor<D>) -> bool {
 ///
 /// Copies only when the tensor is not contiguous (a transposed view, say).
 pub fn on_cpu<const D: usize>(t: &Tensor<D>) -> Option<CpuTensor> {
-    if t.dtype() != DType::F32 || !is_on_cpu(t) {
+    view(t)
+}
+
+/// The same for `bf16` elements.
+pub(crate) fn halves_on_cpu<const D: usize>(t: &Tensor<D>) -> Option<CpuTensor<bf16>> {
+    view(t)
+}
+
+fn view<E: Element, const D: usize>(t: &Tensor<D>) -> Option<CpuTensor<E>> {
+    if t.dtype() != E::dtype() || !is_on_cpu(t) {
         return None;
     }
     let flex = t.clone().inner().try_into_primitive::<Flex>().ok()?;
-    Some(CpuTensor(if flex.is_contiguous() { flex } else { flex.to_contiguous() }))
+    let flex = if flex.is_contiguous() { flex } else { flex.to_contiguous() };
+    Some(CpuTensor(flex, PhantomData))
 }
 
 /// A CPU tensor of the given shape over the elements of `v`; the vector is not copied.
 pub fn from_vec<const D: usize>(v: Vec<f32>, shape: [usize; D]) -> Tensor<D> {
     Tensor::from_data(TensorData::new(v, shape), (&Device::flex(), DType::F32))
+}
+
+/// The same over `bf16` elements.
+pub(crate) fn from_halves<const D: usize>(v: Vec<bf16>, shape: [usize; D]) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(v, shape), (&Device::flex(), DType::BF16))
 }
 
 /// The elements of an integer tensor as indices, row-major; copies.
@@ -65,18 +83,33 @@ pub fn map_in_place<const D: usize>(
     t: Tensor<D>,
     f: impl FnOnce(&mut [f32]),
 ) -> Result<Tensor<D>, Tensor<D>> {
-    if t.dtype() != DType::F32 || !is_on_cpu(&t) {
+    change(t, f)
+}
+
+/// The same for `bf16` elements.
+pub(crate) fn map_halves_in_place<const D: usize>(
+    t: Tensor<D>,
+    f: impl FnOnce(&mut [bf16]),
+) -> Result<Tensor<D>, Tensor<D>> {
+    change(t, f)
+}
+
+fn change<E: Element + Pod, const D: usize>(
+    t: Tensor<D>,
+    f: impl FnOnce(&mut [E]),
+) -> Result<Tensor<D>, Tensor<D>> {
+    if t.dtype() != E::dtype() || !is_on_cpu(&t) {
         return Err(t);
     }
     let Ok(mut flex) = t.clone().try_into_primitive::<Flex>() else { return Err(t) };
     drop(t);
     let whole = flex.is_contiguous()
         && flex.layout().start_offset() == 0
-        && flex.bytes().len() == flex.layout().num_elements() * 4;
+        && flex.bytes().len() == flex.layout().num_elements() * size_of::<E>();
     if !whole {
         flex = flex.to_contiguous();
     }
-    f(flex.storage_mut::<f32>());
+    f(flex.storage_mut::<E>());
     Ok(Tensor::from_primitive::<Flex>(flex))
 }
 

@@ -30,7 +30,7 @@ pub struct Dims {
 
 /// Which of the three matrices of a head.
 #[derive(Clone, Copy)]
-enum Part {
+pub(crate) enum Part {
     Query,
     Key,
     Value,
@@ -47,12 +47,12 @@ impl Dims {
         self.heads * self.d
     }
 
-    fn scale(&self) -> f32 {
+    pub(crate) fn scale(&self) -> f32 {
         1.0 / (self.d as f32).sqrt()
     }
 
     /// First element of a matrix of query head `head` from row `from` of a sample.
-    fn start(&self, part: Part, head: usize, from: usize) -> usize {
+    pub(crate) fn start(&self, part: Part, head: usize, from: usize) -> usize {
         let group = head / (self.heads / self.groups);
         let column = match part {
             Part::Query => head,
@@ -72,8 +72,8 @@ impl Dims {
         (0..self.s.div_ceil(BLOCK)).map(move |i| (i * BLOCK, self.s.min((i + 1) * BLOCK)))
     }
 
-    fn check(&self, qkv: &[f32]) {
-        assert_eq!(qkv.len(), self.b * self.s * self.width());
+    pub(crate) fn check(&self, elements: usize) {
+        assert_eq!(elements, self.b * self.s * self.width());
         assert_eq!(self.heads % self.groups, 0, "{} heads in {} groups", self.heads, self.groups);
     }
 }
@@ -195,7 +195,7 @@ fn softmax(row: &mut [f32], n: usize) {
 /// The output of attention, `[b, s, heads·d]`; appends all probabilities, `[b, heads, s, s]`, to
 /// `keep` if given.
 pub fn attention(qkv: &[f32], d: Dims, mut keep: Option<&mut Vec<f32>>) -> Vec<f32> {
-    d.check(qkv);
+    d.check(qkv.len());
     let width = d.out_width();
     let mut out = vec![0.0; d.b * d.s * width];
     let mut p = vec![0.0; BLOCK.min(d.s) * d.s];
@@ -219,7 +219,7 @@ pub fn attention(qkv: &[f32], d: Dims, mut keep: Option<&mut Vec<f32>>) -> Vec<f
 /// The gradient of `qkv` for the output gradient `dy`. Without the probabilities that the forward
 /// kept they are computed again, by the same kernel and so to the same bits.
 pub fn attention_backward(dy: &[f32], qkv: &[f32], d: Dims, kept: Option<&[f32]>) -> Vec<f32> {
-    d.check(qkv);
+    d.check(qkv.len());
     let width = d.out_width();
     let mut dqkv = vec![0.0; qkv.len()];
     let mut own = vec![0.0; BLOCK.min(d.s) * d.s];

@@ -7,6 +7,7 @@
 pub mod activation;
 pub mod adamw;
 pub mod attention;
+pub mod bf16;
 pub mod gemm;
 pub mod head_norm;
 pub mod loss;

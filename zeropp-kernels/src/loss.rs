@@ -1,6 +1,6 @@
 //! Cross-entropy over rows of logits.
 
-use super::math::exp;
+use super::math::{exp, ln};
 use super::reduce::{max, sum};
 use super::simd;
 
@@ -20,7 +20,7 @@ pub fn cross_entropy(logits: &[f32], vocabulary: usize, targets: &[usize]) -> f6
                     #[inline(always)]
                     |x| exp(x - top),
                 );
-                total += f64::from(top - row[*target] + sum.ln());
+                total += f64::from(top - row[*target] + ln(sum));
             }
         },
     );
@@ -46,7 +46,7 @@ pub fn cross_entropy_gradient(
                 let (top, right) = (max(row), row[*target]);
                 row.iter_mut().for_each(|x| *x = exp(*x - top));
                 let sum = sum(row, |x| x);
-                total += f64::from(top - right + sum.ln());
+                total += f64::from(top - right + ln(sum));
                 let share = scale / sum;
                 row.iter_mut().for_each(|x| *x *= share);
                 row[*target] -= scale;

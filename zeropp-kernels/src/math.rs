@@ -32,6 +32,25 @@ pub fn exp(x: f32) -> f32 {
     if x < EXP_MIN { 0.0 } else { y }
 }
 
+/// The natural logarithm of a positive normal number, in double precision and rounded once: the
+/// standard library's may depend on the machine's mathematical library.
+pub fn ln(x: f32) -> f32 {
+    let bits = x.to_bits();
+    if !(x.is_normal() && x > 0.0) {
+        return x.ln();
+    }
+    // x = m·2ⁿ with m between √½ and √2.
+    let n = (bits.wrapping_sub(0x3f35_04f3) as i32) >> 23;
+    let m = f64::from(f32::from_bits(bits.wrapping_sub((n << 23) as u32)));
+    let t = (m - 1.0) / (m + 1.0);
+    let square = t * t;
+    let mut series = 1.0 / 13.0;
+    for odd in [11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
+        series = series * square + 1.0 / odd;
+    }
+    (f64::from(n) * core::f64::consts::LN_2 + 2.0 * t * series) as f32
+}
+
 /// 1/(1 + e⁻ˣ).
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
@@ -76,6 +95,18 @@ mod tests {
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert!(exp(1e30).is_finite());
         assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn ln_agrees_with_double_precision() {
+        for i in 0..1_990_000_u32 {
+            let x = f32::from_bits(0x0080_0000 + i * 1069);
+            let want = f64::from(x).ln();
+            let error = (f64::from(ln(x)) - want).abs() / want.abs().max(1e-30);
+            assert!(error < 6.1e-8, "ln({x}) is off by {error:e}");
+        }
+        assert_eq!((ln(1.0), ln(0.0), ln(f32::INFINITY)), (0.0, f32::NEG_INFINITY, f32::INFINITY));
+        assert!(ln(f32::NAN).is_nan() && ln(-1.0).is_nan());
     }
 
     #[test]

@@ -91,6 +91,7 @@ pub(super) fn final_norm(d: &Decoder, batch: BatchShape) -> LayerCost {
 pub(super) fn head(d: &Decoder, batch: BatchShape) -> LayerCost {
     let (rows, n) = (d.rows(), batch.tokens());
     let chunk = ops::head_chunk(n, rows, batch.element_bytes, batch.on_kernels());
+    let logit = ops::logit_bytes(batch.element_bytes, batch.on_kernels());
     // The kernels leave out the rows that are no token ids.
     let columns = if batch.on_kernels() { d.vocabulary } else { rows };
     // The gradient of its input.
@@ -99,7 +100,7 @@ pub(super) fn head(d: &Decoder, batch: BatchShape) -> LayerCost {
         forward_flops: d.head_flops(n),
         activation_bytes: kept,
         activation_bytes_selective: kept,
-        workspace_bytes: (chunk * columns * batch.element_bytes) as u64,
+        workspace_bytes: (chunk * columns * logit) as u64,
         gradients_in_forward: true,
         ..LayerCost::default()
     }

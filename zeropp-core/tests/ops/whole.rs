@@ -142,7 +142,7 @@ proptest! {
     }
 }
 
-/// bf16 takes the path of tensor operations: close to f32, and gradients still arrive in f32.
+/// bf16 takes kernels of its own: close to f32, and gradients still arrive in f32.
 #[test]
 fn bf16_is_close_to_f32() {
     let (b, s, h) = (2, 17, 32);

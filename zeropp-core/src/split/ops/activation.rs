@@ -3,9 +3,10 @@
 
 use burn::tensor::{DType, Tensor, activation};
 
-use super::{fast, is_fast};
+use super::{fast, halves, is_fast};
 use crate::cpu_tensor;
 use crate::kernels::activation as kernels;
+use crate::kernels::bf16::rows as half_rows;
 use crate::split::{OpCx, custom_vjp, custom_vjp2};
 
 /// 2·√(2/π).
@@ -25,9 +26,10 @@ struct Function<const D: usize> {
 
 fn apply<const D: usize>(x: Tensor<D>, f: Function<D>, cx: &OpCx) -> Tensor<D> {
     let xi = x.clone().inner();
-    let out = match fast(&xi) {
-        Some(v) => cpu_tensor::from_vec((f.host)(v.as_slice()), xi.dims()),
-        None => (f.tensor)(xi.clone().cast(DType::F32)).cast(xi.dtype()),
+    let out = match (fast(&xi), halves(&xi)) {
+        (Some(v), _) => cpu_tensor::from_vec((f.host)(v.as_slice()), xi.dims()),
+        (_, Some(v)) => cpu_tensor::from_halves(half_rows::map(v.as_slice(), f.host), xi.dims()),
+        _ => (f.tensor)(xi.clone().cast(DType::F32)).cast(xi.dtype()),
     };
     if !x.is_tracked() {
         return out;
@@ -35,10 +37,14 @@ fn apply<const D: usize>(x: Tensor<D>, f: Function<D>, cx: &OpCx) -> Tensor<D> {
     let saved = cx.save(xi);
     custom_vjp(x, out, move |dy| {
         let x = saved.take();
-        match fast(&x) {
-            Some(x) => cpu_tensor::map_in_place(dy, |dy| (f.host_backward)(dy, x.as_slice()))
+        match (fast(&x), halves(&x)) {
+            (Some(x), _) => cpu_tensor::map_in_place(dy, |dy| (f.host_backward)(dy, x.as_slice()))
                 .expect("gradients live where the values do"),
-            None => {
+            (_, Some(x)) => cpu_tensor::map_halves_in_place(dy, |dy| {
+                half_rows::update(dy, x.as_slice(), f.host_backward);
+            })
+            .expect("gradients live where the values do"),
+            _ => {
                 let dtype = x.dtype();
                 (dy.cast(DType::F32) * (f.tensor_slope)(x.cast(DType::F32))).cast(dtype)
             }
@@ -103,6 +109,10 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, cx: &OpCx) -> Tens
         (Some(gs), Some(us)) => {
             cpu_tensor::from_vec(kernels::swiglu(gs.as_slice(), us.as_slice()), g.dims())
         }
+        _ if halves(&g).is_some() => {
+            let [gs, us] = [&g, &u].map(|t| halves(t).expect("both of one type"));
+            cpu_tensor::from_halves(half_rows::swiglu(gs.as_slice(), us.as_slice()), g.dims())
+        }
         _ => {
             let [g, u] = [&g, &u].map(|t| t.clone().cast(DType::F32));
             (activation::silu(g) * u).cast(up.dtype())
@@ -114,6 +124,14 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, cx: &OpCx) -> Tens
     let (g, u) = (cx.save(g), cx.save(u));
     custom_vjp2([gate, up], out, move |dy| {
         let (g, u) = (g.take(), u.take());
+        if let (Some(gs), Some(us)) = (halves(&g), halves(&u)) {
+            let mut dgate = Vec::new();
+            let dup = cpu_tensor::map_halves_in_place(dy, |dy| {
+                dgate = half_rows::swiglu_backward(dy, gs.as_slice(), us.as_slice());
+            });
+            let dup = dup.expect("gradients live where the values do");
+            return [cpu_tensor::from_halves(dgate, g.dims()), dup];
+        }
         if !is_fast(&g) {
             let dtype = g.dtype();
             let [dy, g, u] = [dy, g, u].map(|t| t.cast(DType::F32));

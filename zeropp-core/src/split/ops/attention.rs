@@ -5,19 +5,21 @@ mod softmax;
 
 use burn::tensor::{DType, Tensor};
 
-use super::{fast, is_fast};
+use super::{fast, halves, is_fast};
 use crate::cpu_tensor;
 use crate::kernels::attention as kernels;
 use crate::kernels::attention::Dims;
+use crate::kernels::bf16::attention as half_kernels;
 use crate::split::{OpCx, Saved, custom_vjp};
 
 /// softmax(q·kᵀ/√d, causal)·v for `qkv: [b, s, 3h]`, which holds q, k and v one after another in
 /// its last axis and the heads inside of each (GPT-2's layout); the result is `[b, s, h]`.
 ///
 /// Keeps F→B: qkv, and on the CPU in fp32, unless [`OpCx::recompute_attention`], the probabilities
-/// `[b, heads, s, s]`. Elsewhere the probabilities of all queries are never there at once: it keeps
-/// one fp32 number of each query and head, `[b, heads, s]`, and B computes the probabilities again
-/// whatever the switch says. Recomputation repeats the forward bit for bit. Keeps nothing B→W.
+/// `[b, heads, s, s]`. Elsewhere and in bf16 the probabilities of all queries are never there at
+/// once: it keeps one fp32 number of each query and head, `[b, heads, s]`, and B computes the
+/// probabilities again whatever the switch says. Recomputation repeats the forward bit for bit.
+/// Keeps nothing B→W.
 ///
 /// # Panics
 /// Panics if `heads` does not divide h.
@@ -40,6 +42,18 @@ pub fn grouped_attention(qkv: Tensor<3>, heads: usize, groups: usize, cx: &OpCx)
     );
     let dims = Dims { b, s, heads, groups, d: width / parts };
     let plain = qkv.clone().inner();
+    if let Some(host) = halves(&plain) {
+        let (out, sums) = half_kernels::attention(host.as_slice(), dims);
+        let out = cpu_tensor::from_halves(out, [b, s, dims.out_width()]);
+        if !qkv.is_tracked() {
+            return out;
+        }
+        let sums = cpu_tensor::from_vec(sums, [b, heads, s]);
+        let (plain, sums) = (cx.save(plain), cx.save(sums));
+        return custom_vjp(qkv, out, move |dy| {
+            half_backward(&dy, &plain.take(), &sums.take(), dims)
+        });
+    }
     if !is_fast(&plain) {
         let (out, sums) = blocks::forward(&plain, dims);
         if !qkv.is_tracked() {
@@ -63,6 +77,14 @@ pub fn grouped_attention(qkv: Tensor<3>, heads: usize, groups: usize, cx: &OpCx)
 /// or (`gpu`) elsewhere; see [`attention`].
 pub fn attention_keeps_probabilities(dtype: DType, gpu: bool) -> bool {
     dtype == DType::F32 && !gpu
+}
+
+fn half_backward(dy: &Tensor<3>, qkv: &Tensor<3>, sums: &Tensor<3>, d: Dims) -> Tensor<3> {
+    let [dy, qkv] = [dy, qkv].map(|t| halves(t).expect("checked by the forward"));
+    let sums = fast(sums).expect("made by the forward");
+    let sums = sums.as_slice();
+    let dqkv = half_kernels::attention_backward(dy.as_slice(), qkv.as_slice(), sums, d);
+    cpu_tensor::from_halves(dqkv, [d.b, d.s, d.width()])
 }
 
 fn forward(qkv: &Tensor<3>, d: Dims, keep: bool) -> (Tensor<3>, Option<Tensor<4>>) {

@@ -2,8 +2,9 @@
 
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, module};
 
-use super::{Later, fast, link, wants_gradient};
+use super::{Later, fast, halves, link, wants_gradient};
 use crate::cpu_tensor;
+use crate::kernels::bf16::rows as half_rows;
 use crate::kernels::reduce;
 use crate::split::{Grads, OpCx, Weight, custom_source};
 
@@ -30,14 +31,25 @@ fn lookup(ids: &Tensor<2, Int>, w: &Weight<2>) -> Tensor<3> {
     let [b, s] = ids.dims();
     let [vocabulary, h] = w.shape();
     let table = w.get();
-    let Some(table) = fast(&table) else { return module::embedding(table, ids.clone()) };
-    let table = table.as_slice();
-    let mut out = Vec::with_capacity(b * s * h);
+    if let Some(table) = fast(&table) {
+        let rows = token_rows(table.as_slice(), ids, [vocabulary, h]);
+        return cpu_tensor::from_vec(rows, [b, s, h]);
+    }
+    if let Some(table) = halves(&table) {
+        let rows = token_rows(table.as_slice(), ids, [vocabulary, h]);
+        return cpu_tensor::from_halves(rows, [b, s, h]);
+    }
+    module::embedding(table, ids.clone())
+}
+
+/// The rows of `table: [V, h]` that the ids name, one after another.
+fn token_rows<E: Copy>(table: &[E], ids: &Tensor<2, Int>, [vocabulary, h]: [usize; 2]) -> Vec<E> {
+    let mut out = Vec::with_capacity(ids.shape().num_elements() * h);
     for id in cpu_tensor::indices(ids.clone()) {
         assert!(id < vocabulary, "token id {id}, but the embedding has {vocabulary} rows");
         out.extend_from_slice(&table[id * h..][..h]);
     }
-    cpu_tensor::from_vec(out, [b, s, h])
+    out
 }
 
 /// Adds row i of dY to row `ids[i]` of dW, in the order of the tokens.
@@ -46,6 +58,12 @@ fn add_token_rows(w: &Weight<2>, ids: Tensor<2, Int>, dy: Tensor<3>, grads: &mut
     if let (Some(dy), Some(dw)) = (fast(&dy), grads.host_mut(w.slot())) {
         for (id, dy) in cpu_tensor::indices(ids).into_iter().zip(dy.as_slice().chunks_exact(h)) {
             dw[id * h..][..h].iter_mut().zip(dy).for_each(|(dw, dy)| *dw += *dy);
+        }
+        return;
+    }
+    if let (Some(dy), Some(dw)) = (halves(&dy), grads.host_mut(w.slot())) {
+        for (id, dy) in cpu_tensor::indices(ids).into_iter().zip(dy.as_slice().chunks_exact(h)) {
+            half_rows::add_rows(&mut dw[id * h..][..h], dy);
         }
         return;
     }

@@ -10,8 +10,9 @@ use std::ops::Range;
 use burn::tensor::{Int, Tensor};
 
 use super::linear::row_block;
-use super::{fast, is_fast, link, loss, products, rows, wants_gradient};
+use super::{fast, halves, is_fast, link, loss, products, rows, wants_gradient};
 use crate::cpu_tensor;
+use crate::kernels::bf16::{self, Mat, Packed};
 use crate::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
 use crate::kernels::loss as kernels;
 use crate::split::{ForwardGrads, OpCx, Saved, Weight};
@@ -23,6 +24,9 @@ const CPU_BYTES_MAX: usize = 64 << 20;
 const BYTES_MAX: usize = 512 << 20;
 /// Chunks are whole multiples of this, as products like it.
 const CHUNK_MULTIPLE: usize = 64;
+
+/// Rows of a bf16 weight that are packed at a time; whole blocks of a product's K.
+const PACKED_ROWS: usize = 4096;
 
 thread_local! {
     static CHUNK: Cell<Option<usize>> = const { Cell::new(None) };
@@ -39,11 +43,18 @@ pub fn force_head_chunk(tokens: Option<usize>) {
 /// it.
 pub fn head_chunk(n: usize, vocabulary: usize, element_bytes: usize, on_kernels: bool) -> usize {
     let bytes_max = if on_kernels { CPU_BYTES_MAX } else { BYTES_MAX };
-    let most = bytes_max / (vocabulary * element_bytes).max(1);
+    let most = bytes_max / (vocabulary * logit_bytes(element_bytes, on_kernels)).max(1);
     let most = (most / CHUNK_MULTIPLE * CHUNK_MULTIPLE).max(2 * CHUNK_MULTIPLE);
     // Even chunks: a short last one would pay as much for the weight as a whole one.
     let chunks = n.div_ceil(most).max(1);
     n.div_ceil(chunks).next_multiple_of(CHUNK_MULTIPLE).min(n)
+}
+
+/// Bytes that a logit takes while its chunk is there: the kernels make it in fp32, and turn its
+/// gradient into the type of the products.
+pub(crate) fn logit_bytes(element_bytes: usize, on_kernels: bool) -> usize {
+    let fp32 = size_of::<f32>();
+    if on_kernels && element_bytes < fp32 { fp32 + element_bytes } else { element_bytes }
 }
 
 /// Mean over all tokens of −log `softmax(x·Wᵀ)[target]` for `x: [b, s, h]`, `w: [V, h]` and
@@ -97,7 +108,8 @@ impl<'a> Head<'a> {
         let [b, s, _] = x.dims();
         let shape = w.shape();
         assert!(ids <= shape[0], "{ids} token ids, but the head has {} rows", shape[0]);
-        let chunk = head_chunk(b * s, shape[0], x.dtype().size(), is_fast(x));
+        let on_kernels = is_fast(x) || halves(x).is_some();
+        let chunk = head_chunk(b * s, shape[0], x.dtype().size(), on_kernels);
         let chunk = CHUNK.get().unwrap_or(chunk);
         Self { w, ids, chunk, cx }
     }
@@ -115,6 +127,9 @@ impl<'a> Head<'a> {
         targets: Tensor<2, Int>,
         sink: Option<&ForwardGrads>,
     ) -> (Tensor<1>, Option<Saved<3>>) {
+        if halves(&x).is_some() {
+            return self.in_halves(&x, targets, sink);
+        }
         if !is_fast(&x) {
             return self.by_tensors(x, targets, sink);
         }
@@ -165,7 +180,55 @@ impl<'a> Head<'a> {
         loss::mean(sum, n)
     }
 
-    /// The same by tensor operations, for GPUs and bf16.
+    /// The same in bf16: logits, loss and sums in fp32, the factors of products in bf16. The
+    /// weight is packed some rows at a time.
+    fn in_halves(
+        &self,
+        x: &Tensor<3>,
+        targets: Tensor<2, Int>,
+        sink: Option<&ForwardGrads>,
+    ) -> (Tensor<1>, Option<Saved<3>>) {
+        let (dims, targets) = (x.dims(), loss::known_targets(targets, self.ids));
+        let ([_, h], ids, n) = (self.w.shape(), self.ids, targets.len());
+        let (x, w) = (halves(x).expect("checked by the caller"), self.w.get());
+        let (x, w) = (x.as_slice(), halves(&w).expect("as x"));
+        let parts = || w.as_slice()[..ids * h].chunks(PACKED_ROWS * h).enumerate();
+        let _logits = self.cx.workspace(self.chunk * ids * logit_bytes(2, true));
+        let held = sink.map(|_| self.cx.workspace(size_of_val(x)));
+        let (mut sum, mut dx) = (0.0, Vec::new());
+        for tokens in self.chunks(n) {
+            let (c, targets) = (tokens.len(), &targets[tokens.clone()]);
+            let x = Mat::new(&x[tokens.start * h..tokens.end * h], c, h);
+            let mut logits = vec![0.0; c * ids];
+            for (i, w) in parts() {
+                let w = Packed::new(Mat::new(w, w.len() / h, h).t());
+                bf16::product_set(&mut logits[i * PACKED_ROWS..], ids, x, &w);
+            }
+            let Some(sink) = sink else {
+                sum += kernels::cross_entropy(&logits, ids, targets);
+                continue;
+            };
+            let weight = sink.loss_scale / n as f32;
+            sum += kernels::cross_entropy_gradient(&mut logits, ids, targets, weight);
+            let slope = bf16::convert::narrow(&logits);
+            drop(logits);
+            let mut sums = vec![0.0; c * h];
+            for (i, w) in parts() {
+                let rows = w.len() / h;
+                let slope = Mat::strided(&slope[i * PACKED_ROWS..], c, rows, ids);
+                bf16::add_product(&mut sums, h, slope, &Packed::new(Mat::new(w, rows, h)));
+            }
+            dx.extend(bf16::convert::narrow(&sums));
+            let mut grads = sink.grads.lock();
+            let dw = grads.host_mut(self.w.slot()).expect("on the CPU");
+            bf16::add_product(dw, h, Mat::new(&slope, c, ids).t(), &Packed::new(x));
+        }
+        drop(held);
+        let dx = sink.map(|_| self.cx.save(cpu_tensor::from_halves(dx, dims)));
+        (loss::mean(sum, n), dx)
+    }
+
+    /// The same by tensor operations, for GPUs.
     fn by_tensors(
         &self,
         x: Tensor<3>,

@@ -1,9 +1,10 @@
 //! Linear maps of the last dimension.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, bf16 as Half};
 
-use super::{Later, fast, is_fast, link, products, rows, wants_gradient};
+use super::{Later, fast, halves, is_fast, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
+use crate::kernels::bf16::{self, Mat, Packed};
 use crate::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
 use crate::kernels::reduce;
 use crate::split::{Grads, OpCx, Saved, Weight};
@@ -82,6 +83,13 @@ impl Matrix {
             };
             return cpu_tensor::from_vec(y, dims);
         }
+        if let (Some(x), Some(w)) = (halves(x), halves(&w)) {
+            let (x, w) = (x.as_slice(), Packed::new(self.half_view(w.as_slice())));
+            let bias = bias.map(|b| halves(&b).expect("as the weight"));
+            let x = Mat::new(x, x.len() / input, input);
+            let y = bf16::product(x, &w, bias.as_ref().map(|b| b.as_slice()));
+            return cpu_tensor::from_halves(y, dims);
+        }
         let w = if self.transposed { w.transpose() } else { w };
         let y = rows(x.clone()).matmul(w);
         match bias {
@@ -114,6 +122,13 @@ impl Matrix {
         if self.transposed { m.t() } else { m }
     }
 
+    /// The same in bf16.
+    fn half_view<'a>(&self, w: &'a [Half]) -> Mat<'a> {
+        let [r, c] = self.w.shape();
+        let m = Mat::new(w, r, c);
+        if self.transposed { m.t() } else { m }
+    }
+
     fn input_gradient<const D: usize>(&self, dy: &Tensor<D>) -> Tensor<D> {
         let [input, output] = self.sizes();
         let mut dims = dy.dims();
@@ -123,6 +138,11 @@ impl Matrix {
             let (dy, w) = (dy.as_slice(), w.as_slice());
             let dy = MatRef::new(dy, dy.len() / output, output);
             return cpu_tensor::from_vec(product(1.0, dy, self.view(w).t()), dims);
+        }
+        if let (Some(dy), Some(w)) = (halves(dy), halves(&w)) {
+            let (dy, w) = (dy.as_slice(), Packed::new(self.half_view(w.as_slice()).t()));
+            let dx = bf16::product(Mat::new(dy, dy.len() / output, output), &w, None);
+            return cpu_tensor::from_halves(dx, dims);
         }
         let w = if self.transposed { w } else { w.transpose() };
         rows(dy.clone()).matmul(w).reshape(dims)
@@ -156,11 +176,33 @@ impl Matrix {
             }
             return;
         }
+        if let (Some(xs), Some(dys)) = (halves(&x), halves(&dy)) {
+            return self.half_weight_gradient(bias, xs.as_slice(), dys.as_slice(), grads);
+        }
         let (x, dy) = (rows(x), rows(dy));
         if let Some(b) = bias {
             grads.add(b.slot(), dy.clone().cast(DType::F32).sum_dim(0));
         }
         let (left, right) = if self.transposed { (dy, x) } else { (x, dy) };
         grads.add(self.w.slot(), products::matmul_f32(left.transpose(), right));
+    }
+
+    /// The same of bf16 factors: their products are added to fp32.
+    fn half_weight_gradient(
+        &self,
+        bias: Option<&Weight<1>>,
+        x: &[Half],
+        dy: &[Half],
+        grads: &mut Grads,
+    ) {
+        let ([input, output], [_, columns]) = (self.sizes(), self.w.shape());
+        if let Some(db) = bias.and_then(|b| grads.host_mut(b.slot())) {
+            bf16::rows::add_rows(db, dy);
+        }
+        let n = x.len() / input;
+        let (x, dy) = (Mat::new(x, n, input), Mat::new(dy, n, output));
+        let (left, right) = if self.transposed { (dy, x) } else { (x, dy) };
+        let dw = grads.host_mut(self.w.slot()).expect("gradients of CPU tensors are on the CPU");
+        bf16::add_product(dw, columns, left.t(), &Packed::new(right));
     }
 }

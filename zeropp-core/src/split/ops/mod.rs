@@ -2,8 +2,8 @@
 //!
 //! Each takes and returns ordinary tensors, `x: [b, s, h]` unless it says otherwise, and weights
 //! as handles. The forward runs on plain tensors, with the same kernel whether gradients are
-//! wanted or not, so that recomputation repeats it bit for bit. `f32` tensors on the CPU take the
-//! kernels of [`crate::kernels`]; everything else (GPUs, bf16) takes tensor operations, with fused
+//! wanted or not, so that recomputation repeats it bit for bit. Tensors on the CPU take the kernels
+//! of [`crate::kernels`], in fp32 or bf16; everything else takes tensor operations, with fused
 //! kernels where a GPU profits (feature `cube`).
 //!
 //! Every operation's documentation says what it keeps: *F→B* counts as activation memory, *B→W*
@@ -25,13 +25,14 @@ mod projections;
 use std::cell::Cell;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, bf16};
 
 pub use activation::{gelu, gelu_tanh, silu, swiglu};
 pub use attention::{attention, attention_keeps_probabilities, grouped_attention};
 pub use embedding::{embedding, position_embedding};
 #[doc(hidden)]
 pub use head::force_head_chunk;
+pub(crate) use head::logit_bytes;
 pub use head::{head_chunk, linear_cross_entropy};
 pub use head_norm::{HeadNorms, head_norm};
 pub use join::join;
@@ -59,6 +60,11 @@ pub fn force_generic(on: bool) {
 /// The elements of `t` if the CPU kernels can work on it.
 fn fast<const D: usize>(t: &Tensor<D>) -> Option<CpuTensor> {
     if GENERIC.get() { None } else { cpu_tensor::on_cpu(t) }
+}
+
+/// The elements of `t` if the CPU's bf16 kernels can work on it.
+fn halves<const D: usize>(t: &Tensor<D>) -> Option<CpuTensor<bf16>> {
+    if GENERIC.get() { None } else { cpu_tensor::halves_on_cpu(t) }
 }
 
 /// Whether the CPU kernels can work on `t`.

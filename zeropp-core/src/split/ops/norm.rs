@@ -3,8 +3,10 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::{Later, fast, link, row_vector, rows, wants_gradient};
+use super::{Later, fast, halves, link, row_vector, rows, wants_gradient};
 use crate::cpu_tensor;
+use crate::kernels::bf16::convert::widen;
+use crate::kernels::bf16::rows as half_rows;
 use crate::kernels::norm;
 use crate::split::{OpCx, Weight};
 
@@ -51,6 +53,12 @@ fn layer_norm_forward<const D: usize>(
             cpu_tensor::from_vec(rstds, [n]),
         );
     }
+    if let (Some(x_host), Some(g), Some(b)) = (halves(x), halves(&gamma), halves(&beta)) {
+        let [g, b] = [g, b].map(|v| widen(v.as_slice()));
+        let normed = half_rows::layer_norm(x_host.as_slice(), &g, &b, eps as f32);
+        let [means, rstds] = [normed.means, normed.inverses].map(|v| cpu_tensor::from_vec(v, [n]));
+        return (cpu_tensor::from_halves(normed.out, x.dims()), means, rstds);
+    }
     #[cfg(feature = "cube")]
     if super::on_gpu(x) {
         let (gamma, beta) = (gamma.cast(DType::F32), beta.cast(DType::F32));
@@ -84,6 +92,17 @@ fn layer_norm_backward<const D: usize>(
                 m.as_slice(),
                 r.as_slice(),
             );
+        });
+        let dx = dx.expect("gradients live where the values do");
+        return (dx, cpu_tensor::from_vec(sums.0, [h]), cpu_tensor::from_vec(sums.1, [h]));
+    }
+    if let (Some(x), Some(g)) = (halves(&x), halves(&gamma)) {
+        let g = widen(g.as_slice());
+        let [m, r] = [&means, &rstds].map(|v| fast(v).expect("made by the forward"));
+        let mut sums = Default::default();
+        let dx = cpu_tensor::map_halves_in_place(dy, |dy| {
+            let (m, r) = (m.as_slice(), r.as_slice());
+            sums = half_rows::layer_norm_backward(dy, x.as_slice(), &g, m, r);
         });
         let dx = dx.expect("gradients live where the values do");
         return (dx, cpu_tensor::from_vec(sums.0, [h]), cpu_tensor::from_vec(sums.1, [h]));
@@ -139,6 +158,11 @@ fn rms_norm_forward<const D: usize>(
         let (y, rrms) = norm::rms_norm(x_host.as_slice(), g.as_slice(), eps as f32);
         return (cpu_tensor::from_vec(y, x.dims()), cpu_tensor::from_vec(rrms, [n]));
     }
+    if let (Some(x_host), Some(g)) = (halves(x), halves(&gamma)) {
+        let normed = half_rows::rms_norm(x_host.as_slice(), &widen(g.as_slice()), eps as f32);
+        let rrms = cpu_tensor::from_vec(normed.inverses, [n]);
+        return (cpu_tensor::from_halves(normed.out, x.dims()), rrms);
+    }
     #[cfg(feature = "cube")]
     if super::on_gpu(x) {
         let (y, rrms) = crate::cube::rms_norm(rows(x.clone()), gamma.cast(DType::F32), eps);
@@ -162,6 +186,14 @@ fn rms_norm_backward<const D: usize>(
         let mut dgamma = Vec::new();
         let dx = cpu_tensor::map_in_place(dy, |dy| {
             dgamma = norm::rms_norm_backward(dy, x.as_slice(), g.as_slice(), r.as_slice());
+        });
+        let dx = dx.expect("gradients live where the values do");
+        return (dx, cpu_tensor::from_vec(dgamma, [h]));
+    }
+    if let (Some(x), Some(g), Some(r)) = (halves(&x), halves(&gamma), fast(&rrms)) {
+        let (g, mut dgamma) = (widen(g.as_slice()), Vec::new());
+        let dx = cpu_tensor::map_halves_in_place(dy, |dy| {
+            dgamma = half_rows::rms_norm_backward(dy, x.as_slice(), &g, r.as_slice());
         });
         let dx = dx.expect("gradients live where the values do");
         return (dx, cpu_tensor::from_vec(dgamma, [h]));

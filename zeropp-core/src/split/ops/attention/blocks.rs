@@ -1,4 +1,4 @@
-//! Attention by tensor operations, a block of queries at a time: the path of GPUs and of bf16.
+//! Attention by tensor operations, a block of queries at a time: the path of GPUs.
 //!
 //! A block sees only the keys up to its own end, which saves close to half of the products. Its
 //! scores live for the block alone; what stays from F to B is one number a query, the logarithm

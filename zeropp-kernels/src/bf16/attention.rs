@@ -1,0 +1,234 @@
+//! Causal attention on the fused projection in bf16: scores, softmax and sums in fp32, the factors
+//! of its products in bf16. Keys and values are packed once a head; of the scores only a block of
+//! queries is there, and one number a query is left of them.
+
+use half::bf16;
+
+use super::convert::down;
+use super::gemm::{add_product, product_into, product_set};
+use super::packed::{Mat, Packed};
+use crate::attention::{Dims, Part};
+use crate::math::{exp, ln};
+use crate::reduce::{max, sum, sum2};
+use crate::simd;
+
+/// Query rows processed at a time: whole blocks of a product's K.
+const BLOCK: usize = 128;
+
+/// What the queries of a block are: of `from..to` of a sample, with rows of `stride` scores.
+#[derive(Clone, Copy)]
+struct Block {
+    from: usize,
+    to: usize,
+    stride: usize,
+}
+
+impl Block {
+    fn rows(&self) -> usize {
+        self.to - self.from
+    }
+}
+
+/// The blocks of queries of a sample.
+fn blocks(s: usize) -> impl Iterator<Item = Block> {
+    let stride = s.next_multiple_of(32);
+    (0..s.div_ceil(BLOCK)).map(move |i| {
+        let from = i * BLOCK;
+        Block { from, to: s.min(from + BLOCK), stride }
+    })
+}
+
+/// A matrix of query head `head`, all rows of sample `b` of `qkv` from row `from` to `to`.
+fn part<'a>(
+    qkv: &'a [bf16],
+    d: Dims,
+    b: usize,
+    (part, head): (Part, usize),
+    rows: (usize, usize),
+) -> Mat<'a> {
+    let start = b * d.s * d.width() + d.start(part, head, rows.0);
+    Mat::strided(&qkv[start..], rows.1 - rows.0, d.d, d.width())
+}
+
+/// Rows `from..to` of head `head` in `[b, s, heads·d]`.
+fn of_output<'a>(y: &'a [bf16], d: Dims, b: usize, head: usize, block: Block) -> Mat<'a> {
+    let start = (b * d.s + block.from) * d.out_width() + head * d.d;
+    Mat::strided(&y[start..], block.rows(), d.d, d.out_width())
+}
+
+/// Buffers for a block of scores.
+struct Scratch {
+    scores: Vec<f32>,
+    slopes: Vec<f32>,
+    p: Vec<bf16>,
+    ds: Vec<bf16>,
+}
+
+impl Scratch {
+    fn new(s: usize, backward: bool) -> Self {
+        let len = BLOCK.min(s) * s.next_multiple_of(32);
+        let more = if backward { len } else { 0 };
+        Self {
+            scores: vec![0.0; len],
+            slopes: vec![0.0; more],
+            p: vec![bf16::ZERO; len],
+            ds: vec![bf16::ZERO; more],
+        }
+    }
+}
+
+/// softmax(q·kᵀ/√d, causal)·v, `[b, s, heads·d]`, and the logarithm of each query's sum of
+/// exponentials, `[b, heads, s]`.
+pub fn attention(qkv: &[bf16], d: Dims) -> (Vec<bf16>, Vec<f32>) {
+    d.check(qkv.len());
+    let mut out = vec![bf16::ZERO; d.b * d.s * d.out_width()];
+    let mut sums = Vec::with_capacity(d.b * d.heads * d.s);
+    let mut scratch = Scratch::new(d.s, false);
+    for (b, head) in (0..d.b).flat_map(|b| (0..d.heads).map(move |head| (b, head))) {
+        let whole = |which| part(qkv, d, b, (which, head), (0, d.s));
+        let keys = Packed::new(whole(Part::Key).t());
+        let values = Packed::new(whole(Part::Value));
+        for block in blocks(d.s) {
+            let q = part(qkv, d, b, (Part::Query, head), (block.from, block.to));
+            product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
+            softmax(&mut scratch, block, d.scale(), &mut sums);
+            let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
+            let start = (b * d.s + block.from) * d.out_width() + head * d.d;
+            let values = values.first(block.to, d.d);
+            product_into(&mut out[start..], d.out_width(), p, values);
+        }
+    }
+    (out, sums)
+}
+
+/// Probabilities of a block from its scores; the logarithms of the sums go to the end of `sums`.
+fn softmax(scratch: &mut Scratch, block: Block, scale: f32, sums: &mut Vec<f32>) {
+    simd(
+        #[inline(always)]
+        || {
+            let rows = scratch.scores.chunks_exact_mut(block.stride);
+            let rows = rows.zip(scratch.p.chunks_exact_mut(block.stride)).take(block.rows());
+            for (row, (scores, p)) in rows.enumerate() {
+                let (seen, hidden) = p[..block.to].split_at_mut(block.from + row + 1);
+                let scores = &mut scores[..seen.len()];
+                scores.iter_mut().for_each(|x| *x *= scale);
+                let top = max(scores);
+                scores.iter_mut().for_each(|x| *x = exp(*x - top));
+                let sum = sum(scores, |x| x);
+                let inverse = 1.0 / sum;
+                seen.iter_mut().zip(scores).for_each(|(p, e)| *p = down(*e * inverse));
+                hidden.fill(bf16::ZERO);
+                sums.push(top + ln(sum));
+            }
+        },
+    );
+}
+
+/// The gradient of `qkv` for the output gradient `dy` and the forward's `sums`.
+pub fn attention_backward(dy: &[bf16], qkv: &[bf16], sums: &[f32], d: Dims) -> Vec<bf16> {
+    d.check(qkv.len());
+    let mut dqkv = vec![bf16::ZERO; qkv.len()];
+    let mut scratch = Scratch::new(d.s, true);
+    let (mut dk, mut dv) = (vec![0.0; d.s * d.d], vec![0.0; d.s * d.d]);
+    for (b, group) in (0..d.b).flat_map(|b| (0..d.groups).map(move |group| (b, group))) {
+        let heads = group * (d.heads / d.groups)..(group + 1) * (d.heads / d.groups);
+        let whole = |which| part(qkv, d, b, (which, heads.start), (0, d.s));
+        let keys = Packed::new(whole(Part::Key).t());
+        let values = Packed::new(whole(Part::Value).t());
+        let key_rows = Packed::new(whole(Part::Key));
+        dk.fill(0.0);
+        dv.fill(0.0);
+        for (head, block) in heads.clone().flat_map(|head| blocks(d.s).map(move |k| (head, k))) {
+            let q = part(qkv, d, b, (Part::Query, head), (block.from, block.to));
+            let dy = of_output(dy, d, b, head, block);
+            product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
+            product_set(&mut scratch.slopes, block.stride, dy, values.first(d.d, block.to));
+            let sums = &sums[(b * d.heads + head) * d.s + block.from..][..block.rows()];
+            slopes(&mut scratch, block, d.scale(), sums);
+            let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
+            let ds = Mat::strided(&scratch.ds, block.rows(), block.to, block.stride);
+            let start = b * d.s * d.width() + d.start(Part::Query, head, block.from);
+            let key_rows = key_rows.first(block.to, d.d);
+            product_into(&mut dqkv[start..], d.width(), ds, key_rows);
+            add_product(&mut dv, d.d, p.t(), &Packed::new(dy));
+            add_product(&mut dk, d.d, ds.t(), &Packed::new(q));
+        }
+        for (which, sums) in [(Part::Key, &dk), (Part::Value, &dv)] {
+            let start = b * d.s * d.width() + d.start(which, heads.start, 0);
+            for (row, sums) in sums.chunks_exact(d.d).enumerate() {
+                let to = &mut dqkv[start + row * d.width()..][..d.d];
+                to.iter_mut().zip(sums).for_each(|(to, x)| *to = down(*x));
+            }
+        }
+    }
+    dqkv
+}
+
+/// Probabilities of a block again, and the gradients of its unscaled scores.
+fn slopes(scratch: &mut Scratch, block: Block, scale: f32, sums: &[f32]) {
+    simd(
+        #[inline(always)]
+        || {
+            let Scratch { scores, slopes, p, ds } = scratch;
+            let floats =
+                scores.chunks_exact_mut(block.stride).zip(slopes.chunks_exact(block.stride));
+            let halves = p.chunks_exact_mut(block.stride).zip(ds.chunks_exact_mut(block.stride));
+            for (row, (((scores, slopes), (p, ds)), log)) in
+                floats.zip(halves).zip(sums).enumerate()
+            {
+                let seen = block.from + row + 1;
+                let (scores, slopes) = (&mut scores[..seen], &slopes[..seen]);
+                scores.iter_mut().for_each(|x| *x = exp(*x * scale - *log));
+                let mean = sum2(scores, slopes, |p, dp| p * dp);
+                for ((p, ds), (e, dp)) in
+                    p.iter_mut().zip(ds.iter_mut()).zip(scores.iter().zip(slopes))
+                {
+                    *p = down(*e);
+                    *ds = down((*dp - mean) * *e * scale);
+                }
+                p[seen..block.to].fill(bf16::ZERO);
+                ds[seen..block.to].fill(bf16::ZERO);
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bf16::convert::{narrow, up, widen};
+    use crate::bf16::{available, force};
+
+    fn numbers(n: usize, seed: usize) -> Vec<bf16> {
+        let value = |i: usize| ((i * 7 + seed).wrapping_mul(2_654_435_761) >> 7) % 1000;
+        narrow(&(0..n).map(|i| value(i) as f32 / 500.0 - 1.0).collect::<Vec<_>>())
+    }
+
+    /// The same bits on every path, and within bf16's rounding of the fp32 kernel.
+    #[test]
+    fn agrees_with_fp32_and_between_paths() {
+        for (b, s, heads, groups, d) in [(2, 37, 4, 2, 16), (1, 300, 2, 2, 32), (1, 1, 1, 1, 5)] {
+            let dims = Dims { b, s, heads, groups, d };
+            let qkv = numbers(b * s * dims.width(), 1);
+            let dy = numbers(b * s * dims.out_width(), 2);
+            let on = |isa| {
+                force(Some(isa));
+                let (out, sums) = attention(&qkv, dims);
+                let dqkv = attention_backward(&dy, &qkv, &sums, dims);
+                force(None);
+                (out, sums, dqkv)
+            };
+            let first = on(available()[0]);
+            available().iter().for_each(|isa| assert!(on(*isa) == first, "{isa:?}, s = {s}"));
+            let want = crate::attention::attention(&widen(&qkv), dims, None);
+            let near = |got: &[bf16], want: &[f32]| {
+                let apart = got.iter().zip(want).map(|(g, w)| (up(*g) - w).abs());
+                let size = want.iter().fold(0.0_f32, |top, w| top.max(w.abs()));
+                apart.fold(0.0, f32::max) / size
+            };
+            assert!(near(&first.0, &want) < 0.01, "{}", near(&first.0, &want));
+            let want = crate::attention::attention_backward(&widen(&dy), &widen(&qkv), dims, None);
+            assert!(near(&first.2, &want) < 0.02, "{}", near(&first.2, &want));
+        }
+    }
+}

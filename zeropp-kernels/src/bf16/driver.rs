@@ -1,0 +1,133 @@
+//! What all paths share: the loops over blocks of rows, panels and tiles, and where results go.
+
+use std::mem::MaybeUninit;
+
+use half::bf16;
+
+use super::convert::down;
+use super::packed::{BLOCK, COLS, Line, Mat, Right};
+use crate::simd;
+
+/// Most rows of a tile.
+const ROWS_MAX: usize = 32;
+/// Bytes of the rows of the left factor that are used with every panel before the next rows: they
+/// stay in the second-level cache.
+const ROWS_BYTES: usize = 512 << 10;
+
+/// A path: how it holds rows of the left factor, and how it multiplies them with two panels.
+pub(super) trait Kernel<'a> {
+    /// Rows of a tile.
+    const ROWS: usize;
+
+    /// Gets `rows` rows of `a`, from `from` on, ready.
+    fn load(&mut self, a: Mat<'a>, from: usize, rows: usize);
+
+    /// `c = rows·panels`, or `c +=` if `add`, for the tile of the loaded rows that begins at `row`;
+    /// the rows of `c` are `stride` apart, and there are `ROWS` of them, of 32 columns.
+    fn tile(&self, row: usize, panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool);
+}
+
+/// Where a product goes: rows `stride` apart.
+pub(super) enum Sink<'a> {
+    /// To fp32 numbers, set or added to.
+    Floats { c: &'a mut [f32], stride: usize, add: bool },
+    /// To bf16 numbers, rounded once, after the bias of each column was added.
+    Halves { c: &'a mut [MaybeUninit<bf16>], stride: usize, bias: &'a [f32] },
+}
+
+/// A tile of results on their way.
+#[repr(C, align(64))]
+struct Scratch([f32; ROWS_MAX * COLS]);
+
+/// A tile's place in the product: its first row and column, and how much of it is inside.
+#[derive(Clone, Copy)]
+struct Place {
+    row: usize,
+    col: usize,
+    rows: usize,
+    cols: usize,
+}
+
+/// The product of `a` and `b` by `kernel`, tile by tile, into `sink`.
+pub(super) fn run<'a, K: Kernel<'a>>(mut kernel: K, a: Mat<'a>, b: Right<'_>, mut sink: Sink<'_>) {
+    let (_, n) = b.sizes();
+    let block = ROWS_BYTES / (b.blocks() * BLOCK * 2).max(1) / K::ROWS * K::ROWS;
+    let block = block.clamp(2 * K::ROWS, 8 * ROWS_MAX / K::ROWS * K::ROWS);
+    let mut scratch = Scratch([0.0; ROWS_MAX * COLS]);
+    for from in (0..a.rows).step_by(block) {
+        let rows = block.min(a.rows - from);
+        kernel.load(a, from, rows);
+        for col in (0..n).step_by(COLS) {
+            let panels = b.panels(col);
+            for row in (0..rows).step_by(K::ROWS) {
+                let (height, cols) = (K::ROWS.min(rows - row), COLS.min(n - col));
+                let place = Place { row: from + row, col, rows: height, cols };
+                let whole = height == K::ROWS && cols == COLS;
+                match &mut sink {
+                    Sink::Floats { c, stride, add } if whole => {
+                        let c = &mut c[place.row * *stride + col..];
+                        kernel.tile(row, panels, c, *stride, *add);
+                    }
+                    Sink::Floats { c, stride, add } => {
+                        if *add {
+                            fetch(&mut scratch, c, *stride, place);
+                        }
+                        kernel.tile(row, panels, &mut scratch.0, COLS, *add);
+                        give_floats(&scratch, c, *stride, place);
+                    }
+                    Sink::Halves { c, stride, bias } => {
+                        // Of nothing the sum is zero, as the scratch is.
+                        if b.blocks() > 0 {
+                            kernel.tile(row, panels, &mut scratch.0, COLS, false);
+                        }
+                        give_halves(&scratch, c, *stride, bias, place);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn fetch(scratch: &mut Scratch, c: &[f32], stride: usize, place: Place) {
+    for (i, to) in scratch.0.chunks_mut(COLS).enumerate().take(place.rows) {
+        let from = (place.row + i) * stride + place.col;
+        to[..place.cols].copy_from_slice(&c[from..from + place.cols]);
+    }
+}
+
+fn give_floats(scratch: &Scratch, c: &mut [f32], stride: usize, place: Place) {
+    for (i, from) in scratch.0.chunks(COLS).enumerate().take(place.rows) {
+        let to = (place.row + i) * stride + place.col;
+        c[to..to + place.cols].copy_from_slice(&from[..place.cols]);
+    }
+}
+
+/// Rounds a tile on its way out. Without a bias nothing is added: −0 stays what it is.
+fn give_halves(
+    scratch: &Scratch,
+    c: &mut [MaybeUninit<bf16>],
+    stride: usize,
+    bias: &[f32],
+    place: Place,
+) {
+    let bias = (!bias.is_empty()).then(|| &bias[place.col..place.col + place.cols]);
+    simd(
+        #[inline(always)]
+        || {
+            for (i, from) in scratch.0.chunks_exact(COLS).enumerate().take(place.rows) {
+                let to = (place.row + i) * stride + place.col;
+                let (to, from) = (&mut c[to..to + place.cols], &from[..place.cols]);
+                match bias {
+                    Some(bias) => {
+                        for ((to, x), b) in to.iter_mut().zip(from).zip(bias) {
+                            to.write(down(*x + *b));
+                        }
+                    }
+                    None => to.iter_mut().zip(from).for_each(|(to, x)| {
+                        to.write(down(*x));
+                    }),
+                }
+            }
+        },
+    );
+}

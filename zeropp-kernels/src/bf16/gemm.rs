@@ -1,0 +1,88 @@
+//! The products: a factor of rows times a [`Packed`](super::Packed) one, into fp32 or bf16.
+
+use std::mem::MaybeUninit;
+
+use half::bf16;
+
+use super::convert::widen;
+use super::driver::{Sink, run};
+use super::isa::Isa;
+use super::left::Floats;
+use super::packed::{Mat, Right, reach};
+use super::scalar::Scalar;
+#[cfg(target_arch = "x86_64")]
+use super::{amx, avx};
+
+/// `c = a·b` in fp32, for `c` of rows `stride` apart.
+///
+/// # Panics
+/// Panics if the sizes do not match or the last element lies outside of `c`.
+pub fn product_set<'b>(c: &mut [f32], stride: usize, a: Mat<'_>, b: impl Into<Right<'b>>) {
+    into_floats(c, stride, a, b.into(), false);
+}
+
+/// `c += a·b` in fp32, for `c` of rows `stride` apart.
+///
+/// # Panics
+/// Panics if the sizes do not match or the last element lies outside of `c`.
+pub fn add_product<'b>(c: &mut [f32], stride: usize, a: Mat<'_>, b: impl Into<Right<'b>>) {
+    into_floats(c, stride, a, b.into(), true);
+}
+
+fn into_floats(c: &mut [f32], stride: usize, a: Mat<'_>, b: Right<'_>, add: bool) {
+    let (k, n) = b.sizes();
+    assert!(reach(a.rows, n, stride) <= c.len() && n <= stride, "a product beyond its slice");
+    if k == 0 && !add {
+        c.chunks_mut(stride.max(1)).take(a.rows).for_each(|row| row[..n].fill(0.0));
+    }
+    if k > 0 {
+        dispatch(a, b, Sink::Floats { c, stride, add });
+    }
+}
+
+/// `c = a·b`, rounded to bf16, for `c` of rows `stride` apart.
+///
+/// # Panics
+/// Panics if the sizes do not match or the last element lies outside of `c`.
+pub fn product_into<'b>(c: &mut [bf16], stride: usize, a: Mat<'_>, b: impl Into<Right<'b>>) {
+    let b = b.into();
+    let n = b.sizes().1;
+    assert!(reach(a.rows, n, stride) <= c.len() && n <= stride, "a product beyond its slice");
+    // SAFETY: the same elements, and `dispatch` writes nothing that is not initialised.
+    let c = unsafe { &mut *(std::ptr::from_mut(c) as *mut [MaybeUninit<bf16>]) };
+    dispatch(a, b, Sink::Halves { c, stride, bias: &[] });
+}
+
+/// `a·b`, or `a·b + bias` with the bias of each column added in fp32, rounded to bf16 once, in a
+/// fresh vector, row-major.
+///
+/// # Panics
+/// Panics if the sizes do not match.
+pub fn product<'b>(a: Mat<'_>, b: impl Into<Right<'b>>, bias: Option<&[bf16]>) -> Vec<bf16> {
+    let b = b.into();
+    let n = b.sizes().1;
+    let bias = bias.map(widen).unwrap_or_default();
+    assert!(bias.is_empty() || bias.len() == n, "a bias of {} for {n} columns", bias.len());
+    let len = a.rows * n;
+    let mut c = Vec::with_capacity(len);
+    dispatch(a, b, Sink::Halves { c: &mut c.spare_capacity_mut()[..len], stride: n, bias: &bias });
+    // SAFETY: the tiles of a product cover all rows and columns, and each writes all of its
+    // elements.
+    unsafe { c.set_len(len) };
+    c
+}
+
+/// The product by the path that `b` was packed for.
+fn dispatch(a: Mat<'_>, b: Right<'_>, sink: Sink<'_>) {
+    let (k, _) = b.sizes();
+    assert_eq!(a.cols, k, "sizes of a matrix product");
+    match b.isa() {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx => run(amx::Tiles::new(b.blocks()), a, b, sink),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => run(Floats::<avx::Avx512>::new(b.blocks()), a, b, sink),
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => run(Floats::<avx::Avx2>::new(b.blocks()), a, b, sink),
+        _ => run(Floats::<Scalar>::new(b.blocks()), a, b, sink),
+    }
+}

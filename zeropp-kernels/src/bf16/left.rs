@@ -1,0 +1,103 @@
+//! The left factor of a product, some rows at a time, laid out for vectors: in fp32, the rows of a
+//! tile side by side.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+use super::convert::up;
+use super::driver::Kernel;
+use super::packed::{BLOCK, COLS, Line, Mat, ZERO};
+use crate::simd;
+
+/// Lines of a row of a block of K.
+const ROW_LINES: usize = BLOCK / 16;
+
+/// The two chains of sums of a tile of rows.
+pub(super) trait Chains {
+    /// Rows of a tile.
+    const ROWS: usize;
+
+    /// `c (+)= left·panels` for [`COLS`](super::packed::COLS) columns; `left` holds `ROWS` rows of
+    /// 32 elements a block of K, `c` rows `stride` apart.
+    fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize);
+}
+
+thread_local! {
+    static SPARE: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+}
+
+/// Rows of a left factor in fp32: tile, block of K, row, 32 elements. The memory goes back to the
+/// thread for the next product.
+pub(super) struct Floats<C> {
+    lines: Vec<Line>,
+    tile_lines: usize,
+    chains: PhantomData<C>,
+}
+
+impl<C: Chains> Floats<C> {
+    /// Rows of `blocks` blocks of K.
+    pub(super) fn new(blocks: usize) -> Self {
+        let tile_lines = blocks * C::ROWS * ROW_LINES;
+        Self { lines: SPARE.take(), tile_lines, chains: PhantomData }
+    }
+}
+
+impl<C> Drop for Floats<C> {
+    fn drop(&mut self) {
+        SPARE.set(std::mem::take(&mut self.lines));
+    }
+}
+
+impl<C: Chains> Kernel<'_> for Floats<C> {
+    const ROWS: usize = C::ROWS;
+
+    fn load(&mut self, a: Mat<'_>, from: usize, rows: usize) {
+        self.lines.clear();
+        let blocks = self.tile_lines / (C::ROWS * ROW_LINES);
+        simd(
+            #[inline(always)]
+            || {
+                for first in (0..rows).step_by(C::ROWS) {
+                    let height = C::ROWS.min(rows - first);
+                    for block in 0..blocks {
+                        let k = block * BLOCK;
+                        let corner = (from + first, k);
+                        let start = self.lines.len();
+                        self.lines.resize(start + C::ROWS * ROW_LINES, ZERO);
+                        fill(&mut self.lines[start..], a, corner, height, BLOCK.min(a.cols - k));
+                    }
+                }
+            },
+        );
+    }
+
+    fn tile(&self, row: usize, panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool) {
+        if !add {
+            c.chunks_mut(stride).take(C::ROWS).for_each(|row| row[..COLS].fill(0.0));
+        }
+        let first = row / C::ROWS * self.tile_lines;
+        C::run(&self.lines[first..first + self.tile_lines], panels, c, stride);
+    }
+}
+
+/// `height` rows and `depth` columns of `a`, from `corner` on, into rows of two lines.
+#[inline(always)]
+fn fill(lines: &mut [Line], a: Mat<'_>, corner: (usize, usize), height: usize, depth: usize) {
+    let rows = lines.chunks_exact_mut(ROW_LINES).take(height);
+    if a.turned {
+        let mut rows: Vec<_> = rows.collect();
+        for k in 0..depth {
+            let column = &a.data[(corner.1 + k) * a.stride + corner.0..][..height];
+            for (row, x) in rows.iter_mut().zip(column) {
+                row[k / 16].0[k % 16] = up(*x).to_bits();
+            }
+        }
+        return;
+    }
+    for (i, row) in rows.enumerate() {
+        let data = &a.data[(corner.0 + i) * a.stride + corner.1..][..depth];
+        for (line, data) in row.iter_mut().zip(data.chunks(16)) {
+            line.0.iter_mut().zip(data).for_each(|(lane, x)| *lane = up(*x).to_bits());
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! The right factor of a product, laid out for the path that will read it, and views of factors.
+
+use half::bf16;
+
+use super::convert::up;
+use super::isa::{self, Isa};
+
+/// Elements of K that a product takes at a time.
+pub(super) const BLOCK: usize = 32;
+/// Columns of a panel.
+pub(super) const PANEL: usize = 16;
+/// Columns that a kernel computes at a time: two panels.
+pub(super) const COLS: usize = 2 * PANEL;
+
+/// A matrix of `rows × cols` elements of a slice.
+#[derive(Clone, Copy, Debug)]
+pub struct Mat<'a> {
+    pub(super) data: &'a [bf16],
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    /// Elements between the rows of the slice, which are columns if `turned`.
+    pub(super) stride: usize,
+    pub(super) turned: bool,
+}
+
+impl<'a> Mat<'a> {
+    /// Rows one after another in `data`.
+    ///
+    /// # Panics
+    /// Panics if `data` is too short, as [`strided`](Self::strided) does.
+    pub fn new(data: &'a [bf16], rows: usize, cols: usize) -> Self {
+        Self::strided(data, rows, cols, cols)
+    }
+
+    /// Rows that start `stride` elements apart.
+    ///
+    /// # Panics
+    /// Panics if the last element lies outside of `data`.
+    pub fn strided(data: &'a [bf16], rows: usize, cols: usize, stride: usize) -> Self {
+        let need = reach(rows, cols, stride);
+        assert!(need <= data.len(), "a matrix of {need} elements in a slice of {}", data.len());
+        Self { data, rows, cols, stride, turned: false }
+    }
+
+    /// The transposed view.
+    pub fn t(self) -> Self {
+        Self { rows: self.cols, cols: self.rows, turned: !self.turned, ..self }
+    }
+
+    pub(super) fn at(&self, row: usize, col: usize) -> bf16 {
+        self.data[match self.turned {
+            true => col * self.stride + row,
+            false => row * self.stride + col,
+        }]
+    }
+}
+
+/// Elements that a slice must have for the last element of a matrix to be in it.
+pub(super) fn reach(rows: usize, cols: usize, stride: usize) -> usize {
+    if rows == 0 || cols == 0 {
+        return 0;
+    }
+    let last = (rows - 1).checked_mul(stride).and_then(|r| r.checked_add(cols));
+    last.expect("matrix sizes fit into usize")
+}
+
+/// A line of the cache: 16 fp32 numbers, or 16 pairs of bf16 numbers, those of the lower k in the
+/// lower halves.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Line(pub(super) [u32; 16]);
+
+pub(super) const ZERO: Line = Line([0; 16]);
+
+/// How the panels hold their elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    /// A line for each two of K, of bf16 pairs: for tiles.
+    Pairs,
+    /// A line for each of K, in fp32: for vectors.
+    Floats,
+}
+
+/// A right factor `[k, n]` in panels of 16 columns, k padded to blocks of 32 and n to pairs of
+/// panels with zeros. It is made for the path in use, and read by it as often as one likes.
+pub struct Packed {
+    isa: Isa,
+    k: usize,
+    n: usize,
+    lines: Vec<Line>,
+}
+
+impl Packed {
+    /// Lays `b: [k, n]` out for the path that this thread's products take.
+    pub fn new(b: Mat<'_>) -> Self {
+        let isa = isa::in_use();
+        let (k, n) = (b.rows, b.cols);
+        let mut packed = Self { isa, k, n, lines: Vec::new() };
+        let panels = 2 * n.div_ceil(COLS);
+        packed.lines.reserve_exact(packed.panel_lines() * panels);
+        let (depth, count) = (packed.panel_lines(), packed.panel_lines() * panels);
+        let spare = &mut packed.lines.spare_capacity_mut()[..count];
+        // Along the rows of the slice: down its columns is a walk from page to page.
+        let places = |i: usize, j: usize| if b.turned { (j, i) } else { (i, j) };
+        let (outer, inner) = match b.turned {
+            true => (panels, k.div_ceil(BLOCK)),
+            false => (k.div_ceil(BLOCK), panels),
+        };
+        for (i, j) in (0..outer).flat_map(|i| (0..inner).map(move |j| (i, j))) {
+            let (block, panel) = places(i, j);
+            let corner = (block * BLOCK, panel * PANEL);
+            match layout(isa) {
+                Layout::Pairs => {
+                    let to = &mut spare[panel * depth + block * BLOCK / 2..];
+                    to[..BLOCK / 2].write_copy_of_slice(&pack_pairs(b, corner));
+                }
+                Layout::Floats => {
+                    let to = &mut spare[panel * depth + block * BLOCK..];
+                    to[..BLOCK].write_copy_of_slice(&pack_floats(b, corner));
+                }
+            }
+        }
+        // SAFETY: every block of every panel was written, which is all of the lines.
+        unsafe { packed.lines.set_len(count) };
+        packed
+    }
+
+    /// The first `k` rows of the first `n` columns, where it lies.
+    ///
+    /// # Panics
+    /// Panics if there are fewer, or k ends within a block of 32 that goes on.
+    pub fn first(&self, k: usize, n: usize) -> Right<'_> {
+        assert!(k <= self.k && n <= self.n, "{k} × {n} of {} × {}", self.k, self.n);
+        assert!(k == self.k || k.is_multiple_of(BLOCK), "the first {k} of {} rows", self.k);
+        let depth = self.panel_lines();
+        Right { isa: self.isa, k, n, depth, lines: &self.lines }
+    }
+
+    /// Lines of a panel.
+    fn panel_lines(&self) -> usize {
+        self.k.div_ceil(BLOCK) * block_lines(self.isa)
+    }
+}
+
+/// A packed factor, or a corner of one, as a product takes it.
+#[derive(Clone, Copy)]
+pub struct Right<'a> {
+    isa: Isa,
+    k: usize,
+    n: usize,
+    depth: usize,
+    lines: &'a [Line],
+}
+
+impl<'a> From<&'a Packed> for Right<'a> {
+    fn from(packed: &'a Packed) -> Self {
+        packed.first(packed.k, packed.n)
+    }
+}
+
+impl<'a> Right<'a> {
+    pub(super) fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// (k, n), without the padding.
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        (self.k, self.n)
+    }
+
+    /// Blocks of K.
+    pub(super) fn blocks(&self) -> usize {
+        self.k.div_ceil(BLOCK)
+    }
+
+    /// The two panels of the 32 columns from `col`, a multiple of 32.
+    pub(super) fn panels(&self, col: usize) -> [&'a [Line]; 2] {
+        let (first, len) = (col / PANEL * self.depth, self.blocks() * block_lines(self.isa));
+        let second = first + self.depth;
+        [&self.lines[first..first + len], &self.lines[second..second + len]]
+    }
+}
+
+/// Lines of a block of K in a panel.
+fn block_lines(isa: Isa) -> usize {
+    match layout(isa) {
+        Layout::Pairs => BLOCK / 2,
+        Layout::Floats => BLOCK,
+    }
+}
+
+fn layout(isa: Isa) -> Layout {
+    match isa {
+        Isa::Amx => Layout::Pairs,
+        Isa::Avx512 | Isa::Avx2 | Isa::Scalar => Layout::Floats,
+    }
+}
+
+/// The pairs of a block of K and of a panel, from (k, column) `corner` of `b` on.
+#[cfg(target_arch = "x86_64")]
+fn pack_pairs(b: Mat<'_>, corner: (usize, usize)) -> [Line; BLOCK / 2] {
+    let ((first, from), mut lines) = (corner, [ZERO; BLOCK / 2]);
+    if from + PANEL <= b.cols && first + BLOCK <= b.rows {
+        match b.turned {
+            true => {
+                super::transpose::turn(&mut lines, &b.data[from * b.stride + first..], b.stride)
+            }
+            false => {
+                super::transpose::pair(&mut lines, &b.data[first * b.stride + from..], b.stride)
+            }
+        }
+        return lines;
+    }
+    for k in first..b.rows.min(first + BLOCK) {
+        for col in from..b.cols.min(from + PANEL) {
+            let bits = u32::from(b.at(k, col).to_bits());
+            lines[(k - first) / 2].0[col - from] |= bits << (k % 2 * 16);
+        }
+    }
+    lines
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn pack_pairs(_: Mat<'_>, _: (usize, usize)) -> [Line; BLOCK / 2] {
+    unreachable!("only tiles read pairs")
+}
+
+/// A block of K and of a panel in fp32, from (k, column) `corner` of `b` on.
+fn pack_floats(b: Mat<'_>, corner: (usize, usize)) -> [Line; BLOCK] {
+    let ((first, from), mut lines) = (corner, [ZERO; BLOCK]);
+    let (depth, cols) = (BLOCK.min(b.rows - first), PANEL.min(b.cols.saturating_sub(from)));
+    if b.turned {
+        for col in 0..cols {
+            let column = &b.data[(from + col) * b.stride + first..][..depth];
+            for (line, x) in lines.iter_mut().zip(column) {
+                line.0[col] = up(*x).to_bits();
+            }
+        }
+        return lines;
+    }
+    for (k, line) in lines.iter_mut().enumerate().take(if cols > 0 { depth } else { 0 }) {
+        let row = &b.data[(first + k) * b.stride + from..][..cols];
+        for (lane, x) in line.0.iter_mut().zip(row) {
+            *lane = up(*x).to_bits();
+        }
+    }
+    lines
+}
