@@ -54,6 +54,14 @@ struct Given {
     settings: Settings,
 }
 
+/// What a process runs in place of its own blueprint.
+#[derive(Clone)]
+pub(crate) struct Taken {
+    blueprint: Arc<Blueprint>,
+    /// In which settings the process differs from rank 0's, in words.
+    differs: String,
+}
+
 /// What a rank says once it has what rank 0 gave.
 #[derive(Serialize, Deserialize)]
 struct Answer {
@@ -127,7 +135,7 @@ fn take_rank_0_s(
     let is_same = digests[rank] == digests[0];
     // In the name of the first rank here that differs; all of a process do.
     let taken = match is_same {
-        true => Ok((own.clone(), String::new())),
+        true => Ok(Taken { blueprint: own.clone(), differs: String::new() }),
         false => shared
             .agreed
             .get_or_init(|| take(own, &all[0], digests[0], (shared.here[0], &shared.host)))
@@ -140,14 +148,14 @@ fn take_rank_0_s(
         let Some(why) = refused else { continue };
         return Err(RankError::Program(format!("{why}; give all processes of a run the same")));
     }
-    let (taken, differs) = taken.expect("nobody refused");
+    let Taken { blueprint, differs } = taken.expect("nobody refused");
     if rank == shared.here[0] && !is_same {
         warn!(
             "this process makes another program than rank 0's ({differs}), and runs rank 0's in \
              place of its own"
         );
     }
-    Ok(taken)
+    Ok(blueprint)
 }
 
 /// What rank 0 gives, as it is sent.
@@ -169,7 +177,7 @@ fn take(
     bytes: &[u8],
     digest: &[u8],
     (rank, host): (usize, &str),
-) -> Result<(Arc<Blueprint>, String), String> {
+) -> Result<Taken, String> {
     let given: Given = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
     let settings = of_program(&own.config);
     let differs = differences((rank, host, &settings), (&given.host, &given.settings));
@@ -187,7 +195,7 @@ fn take(
     match taken {
         Ok(taken) if program_digest(&taken).as_bytes() == digest => {
             let differs = differs.unwrap_or_else(|| "its files have other contents".into());
-            Ok((Arc::new(taken), differs))
+            Ok(Taken { blueprint: Arc::new(taken), differs })
         }
         Ok(_) => Err(cannot("its model is another".into())),
         Err(problem) => Err(cannot(problem)),

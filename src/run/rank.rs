@@ -32,7 +32,7 @@ use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::peak::{Best, Peak};
 use crate::recorder::FlightRecorder;
-use crate::run::agreement::{Digests, agree};
+use crate::run::agreement::{Digests, Taken, agree};
 use crate::run::diagnose::Diverged;
 use crate::run::processes::{self, Clock};
 use crate::run::stop::{Stopper, Wish};
@@ -71,7 +71,7 @@ pub(crate) struct Shared {
     pub(crate) digests: Arc<OnceLock<Digests>>,
     /// What this process runs in place of its own blueprint, if it cannot run that, and in which
     /// settings it differs; or why it cannot run rank 0's either.
-    pub(crate) agreed: Arc<OnceLock<Result<(Arc<Blueprint>, String), String>>>,
+    pub(crate) agreed: Arc<OnceLock<Result<Taken, String>>>,
 }
 
 impl Shared {

@@ -1,4 +1,4 @@
-//! `zeropp tokenize`: calls the program that does it (ADR 30).
+//! `zeropp tokenize`: calls the program that does it (ADR 27).
 
 use std::ffi::OsString;
 use std::io::ErrorKind;

@@ -4,11 +4,6 @@ use std::time::Instant;
 
 use zeropp_kernels::adamw::{Scalars, adamw};
 
-fn values(n: usize, seed: u32) -> Vec<f32> {
-    let hash = |i: usize| (i as u32 ^ seed).wrapping_mul(2_654_435_761).rotate_left(13);
-    (0..n).map(|i| hash(i).wrapping_mul(2_246_822_519) as f32 / u32::MAX as f32 - 0.5).collect()
-}
-
 /// The least of the seconds that `f` takes within `for_s` seconds.
 fn least(for_s: f64, mut f: impl FnMut()) -> f64 {
     let (start, mut best) = (Instant::now(), f64::MAX);

@@ -17,8 +17,11 @@ const LEFT: f64 = 80.0;
 const BOTTOM: f64 = 46.0;
 /// Spans of a schedule's picture: a larger one takes a browser too long.
 const SPANS_MAX: usize = 12_000;
+/// A kind of memory: its name, its colour, its bytes.
+type Held = (&'static str, &'static str, fn(&HeldBytes) -> u64);
+
 /// Kinds of memory that come and go, from the bottom up, with colours that all can tell apart.
-const KINDS: [(&str, &str, fn(&HeldBytes) -> u64); 5] = [
+const KINDS: [Held; 5] = [
     ("gathered weights", "#56b4e9", |m| m.gathered),
     ("unreduced gradients", "#e69f00", |m| m.gradient),
     ("activations", "#3b8bd0", |m| m.activation),

@@ -111,7 +111,7 @@ impl<'a> Cursor<'a> {
         let (kind, count) = (self.u32(key)?, self.u64(key)?);
         let mut kept = Vec::new();
         if let Some(width) = width(kind) {
-            let bytes = count.checked_mul(width).unwrap_or(u64::MAX);
+            let bytes = count.saturating_mul(width);
             let bytes = self.take(bytes, key)?;
             if bytes.len() / width as usize <= KEPT_MAX {
                 kept.extend(bytes.chunks_exact(width as usize).map(|raw| number(kind, raw)));

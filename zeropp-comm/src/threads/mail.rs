@@ -161,7 +161,6 @@ mod tests {
     use burn::tensor::DType;
     use zeropp_core::cpu_tensor::from_vec;
 
-    use crate::Communicator;
     use crate::threads::{ThreadsOptions, ThreadsWorld};
 
     #[test]
@@ -175,7 +174,9 @@ mod tests {
         }
         first.wait().unwrap();
         assert_eq!((early(0), early(1)), (0, 64), "the first one was asked for");
-        [8, 9].map(|tag| recv(tag).wait().unwrap());
+        for tag in [8, 9] {
+            recv(tag).wait().unwrap();
+        }
         ranks[0].send(1, 7, from_vec(vec![1.0; 8], [8])).wait().unwrap();
         assert_eq!(early(1), 64, "two at one time are the most");
     }

@@ -25,7 +25,7 @@ fn fused(a: f32, b: f32, c: f32) -> f32 {
     let away = (lost > 0.0) == (s > 0.0);
     let odd = if away { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
     // Where s is not finite, `lost` is not a number.
-    let inexact = (lost > 0.0 || lost < 0.0) && bits & 1 == 0;
+    let inexact = lost.abs() > 0.0 && bits & 1 == 0;
     let s = if inexact { f64::from_bits(odd) } else { s };
     let tiny = s.abs() < LEAST;
     if tiny { f32::copysign(0.0, s as f32) } else { s as f32 }
