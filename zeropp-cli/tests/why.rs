@@ -178,7 +178,7 @@ fn a_lone_process_that_was_killed_is_explained_by_its_metrics() {
     child.wait().unwrap();
     let metrics = at.join("m.jsonl");
     let whole = std::fs::read_to_string(&metrics).unwrap();
-    let lines = whole.lines().filter(|line| line.ends_with('}'));
+    let mut lines = whole.lines().filter(|line| line.ends_with('}'));
     let last: serde_json::Value = serde_json::from_str(lines.next_back().unwrap()).unwrap();
     // The kill came in the middle of a line.
     std::fs::write(&metrics, format!("{whole}\n{{\"step\": 99999")).unwrap();
