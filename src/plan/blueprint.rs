@@ -54,7 +54,8 @@ impl Blueprint {
             samples: config.micro_batch_size,
             seq: config.seq,
             element_bytes: compute.size(),
-            keeps_probabilities: attention_keeps_probabilities(compute, on_gpu),
+            keeps_probabilities: attention_keeps_probabilities(compute, on_gpu, config.seq),
+            kernels: compute == DType::F32 && !on_gpu,
         };
         sizes::check(config, &model, batch)?;
         check_names(&model)?;

@@ -140,7 +140,13 @@ mod tests {
 
     #[test]
     fn w_does_what_multiplies_by_weights_and_b_the_rest_of_twice_a_forward() {
-        let batch = BatchShape { samples: 1, seq: 10, element_bytes: 4, keeps_probabilities: true };
+        let batch = BatchShape {
+            samples: 1,
+            seq: 10,
+            element_bytes: 4,
+            keeps_probabilities: true,
+            kernels: true,
+        };
         let part = |attention, stash_bytes| -> Part {
             Part::Layer(Arc::new(Plain { attention, stash_bytes }))
         };

@@ -22,6 +22,8 @@ pub struct BatchShape {
     /// Whether attention keeps its probabilities, or one fp32 number a query and head; see
     /// [`attention`](crate::split::ops::attention).
     pub keeps_probabilities: bool,
+    /// Whether operations run on the CPU's kernels.
+    pub kernels: bool,
 }
 
 impl BatchShape {
@@ -30,9 +32,9 @@ impl BatchShape {
         self.samples * self.seq
     }
 
-    /// Whether operations run on the CPU's kernels, as attention that keeps its probabilities does.
+    /// Whether operations run on the CPU's kernels.
     pub fn on_kernels(&self) -> bool {
-        self.keeps_probabilities
+        self.kernels
     }
 }
 
