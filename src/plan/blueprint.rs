@@ -55,7 +55,7 @@ impl Blueprint {
             samples: config.micro_batch_size,
             seq: config.seq,
             element_bytes: compute.size(),
-            keeps_probabilities: attention_keeps_probabilities(compute, on_gpu),
+            keeps_probabilities: attention_keeps_probabilities(compute, on_gpu, config.seq),
             kernels: !on_gpu,
         };
         sizes::check(config, &model, batch)?;

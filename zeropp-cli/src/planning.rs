@@ -1,12 +1,16 @@
 //! `zeropp plan`: the best layouts for a model on a cluster.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::Bytes;
 use zeropp::pipeline::costs::{Form, Machine};
+use zeropp_core::choice::Activation;
 use zeropp_core::files::read_text;
+use zeropp_core::model::hf_config;
+use zeropp_core::model::presets::{PRESETS, Preset};
 use zeropp_plan::layout::{Fixed, Job, KINDS, Recompute};
 use zeropp_plan::model::ModelSizes;
 use zeropp_plan::plan::Plan;
@@ -191,7 +195,7 @@ fn job(matches: &ArgMatches) -> Result<(Job, String), Failure> {
     let size = |name: &str| matches.get_one::<usize>(name).copied();
     let machine = machine(matches)?;
     let on_gpu = !matches.get_flag("cpu");
-    let model = model(matches)?;
+    let (model, flags) = model(matches)?;
     let usable = (machine.memory_bytes * 0.95) as u64;
     let memory = matches.get_one::<Bytes>("memory").map_or(usable, |bytes| bytes.0);
     let recompute = matches.get_one::<String>("recompute").map(|what| match what.as_str() {
@@ -209,7 +213,6 @@ fn job(matches: &ArgMatches) -> Result<(Job, String), Failure> {
         recompute,
         schedule: matches.get_one::<String>("schedule").cloned(),
     };
-    let flags = flags(&model);
     let job = Job {
         gpus: size("gpus").expect("required"),
         global_batch: size("global-batch").expect("required"),
@@ -248,7 +251,8 @@ fn machine(matches: &ArgMatches) -> Result<Machine, Failure> {
     Ok(machine)
 }
 
-fn model(matches: &ArgMatches) -> Result<ModelSizes, Failure> {
+/// The model, and the flags of `zeropp run` that say which it is.
+fn model(matches: &ArgMatches) -> Result<(ModelSizes, String), Failure> {
     let size = |name: &str| matches.get_one::<usize>(name).copied();
     let needed = |name: &str| {
         size(name).ok_or_else(|| {
@@ -275,16 +279,52 @@ fn model(matches: &ArgMatches) -> Result<ModelSizes, Failure> {
         }
     }
     model.seq = size("seq").unwrap_or(model.seq);
-    Ok(model)
+    let name = matches.get_one::<String>("model");
+    let flags = match name.filter(|name| ModelSizes::of_a_paper(name).is_none()) {
+        Some(name) => format!("--model {name} --seq {}", model.seq),
+        None => flags(&model),
+    };
+    Ok((model, flags))
 }
 
+/// A model of a paper, or one that `zeropp run --model` takes.
 fn named_model(name: &str) -> Result<ModelSizes, Failure> {
-    let path = Path::new(name);
-    let path = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
-    if !path.exists() && path.extension().is_none_or(|e| e != "json") {
-        return ModelSizes::named(name).map_err(bad);
+    if let Some(model) = ModelSizes::of_a_paper(name) {
+        return Ok(model);
     }
-    ModelSizes::from_config_json(name, &file("model", &path)?).map_err(bad)
+    let wrong = |problem: &dyn Display| Failure::bad_input(format!("model = {name}: {problem}"));
+    let decoder = match Preset::find(name) {
+        Some(preset) => preset.decoder,
+        None if Path::new(name).is_dir() || name.ends_with(".json") => {
+            hf_config::read(Path::new(name)).map_err(|e| wrong(&e))?.decoder
+        }
+        None => {
+            let names: Vec<&str> =
+                PRESETS.iter().map(|p| p.name).chain(ModelSizes::paper_names()).collect();
+            return Err(wrong(&format!(
+                "not a model that is known by name; use one of {}, or a config.json",
+                names.join(", ")
+            )));
+        }
+    };
+    let d = &decoder;
+    if d.head_dim * d.heads != d.hidden || d.qk_norm {
+        let problem = "plans count heads of hidden / heads elements without norms of their own; \
+                       give the sizes of a model like it";
+        return Err(wrong(&problem));
+    }
+    Ok(ModelSizes {
+        name: name.into(),
+        layers: d.layers,
+        hidden: d.hidden,
+        heads: d.heads,
+        kv_heads: d.kv_heads,
+        intermediate: d.intermediate,
+        gated: d.activation == Activation::Swiglu,
+        vocabulary: d.vocabulary,
+        seq: d.context,
+        tied: d.tied,
+    })
 }
 
 fn file(field: &str, path: &Path) -> Result<String, Failure> {
@@ -387,7 +427,7 @@ mod tests {
             ("--gpus 8 --global-batch 8 --model gpt2 --memory 0", "expected bytes"),
             ("--gpus 8 --global-batch 8 --model gpt2 --memory NaN", "expected bytes"),
             ("--gpus 8 --global-batch 8 --model gpt9", "model = gpt9: not a model"),
-            ("--gpus 8 --global-batch 8 --model none.json", "model = none.json: cannot be read"),
+            ("--gpus 8 --global-batch 8 --model none.json", "model = none.json: none.json: "),
             ("--gpus 8 --global-batch 8 --model gpt2 --layers 3", "layers: the model's own"),
             ("--gpus 8 --global-batch 8 --layers 3", "hidden is missing"),
             ("--gpus 8 --global-batch 8 --model gpt2 --machine b7", "machine = b7: neither"),

@@ -1,6 +1,6 @@
 //! Matrix products over strided views of slices: a checked face of the crate `gemm`.
 //!
-//! This module holds the only `unsafe` of the kernels. Views prove when made that every element
+//! Views prove when made that every element
 //! they can reach lies within their slice.
 
 use gemm::Parallelism;

@@ -15,6 +15,7 @@ pub mod math;
 pub mod norm;
 pub mod reduce;
 pub mod rope;
+mod tile;
 
 /// Runs `f` compiled for the widest vector instructions of this CPU.
 ///

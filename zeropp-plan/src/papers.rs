@@ -66,7 +66,7 @@ fn megatron() -> Vec<(Cell, bool)> {
     let machine = machines::named("a100").expect("in the crate");
     let mut cells = Vec::new();
     for (name, gpus, pp, interleave, batch, micro_batch, full, sequence, fitted) in MEGATRON {
-        let model = ModelSizes::named(name).expect("known");
+        let model = ModelSizes::of_a_paper(name).expect("known");
         for (saving, paper, words) in [
             (Saving::Full, full, "full recomputation"),
             (Saving::SequenceSelective, sequence, "sequence parallel, selective"),
@@ -109,7 +109,7 @@ fn table_4() -> Result<Table4, PlanError> {
     let machine = machines::named("a800")?;
     let mut table = Table4 { times: Vec::new(), memory: Vec::new(), found: Vec::new() };
     for (name, gpus, dp, batch, [plain, sequence, zb_v, zeropp]) in TABLE_4 {
-        let model = ModelSizes::named(name)?;
+        let model = ModelSizes::of_a_paper(name).expect("known");
         let method = |saving, zero_bubble| {
             let interleave = 2;
             let (tp, pp, micro_batch) = (8, 4, 1);
@@ -144,7 +144,7 @@ fn nearest(
     gb: f64,
 ) -> Result<Planned, PlanError> {
     let machine = machines::named("a800")?;
-    let model = ModelSizes::named(name)?;
+    let model = ModelSizes::of_a_paper(name).expect("known");
     let memory = machine.memory_bytes as u64;
     let fixed = Fixed::default();
     let job = Job { model, machine, gpus, memory, global_batch, on_gpu: true, fixed };

@@ -9,10 +9,23 @@ use crate::plan::Plan;
 use crate::search::Models;
 use crate::{machines, memory};
 
+/// A GPT-2 by name, or a model of a paper.
+fn known(name: &str) -> ModelSizes {
+    let gpt2 = |[layers, hidden, heads]: [usize; 3]| ModelSizes {
+        tied: true,
+        ..ModelSizes::gpt(name, [layers, hidden, heads, 50257, 1024])
+    };
+    match name {
+        "gpt2" => gpt2([12, 768, 12]),
+        "gpt2-xl" => gpt2([48, 1600, 25]),
+        _ => ModelSizes::of_a_paper(name).unwrap(),
+    }
+}
+
 pub(crate) fn job(model: &str, gpus: usize, global_batch: usize) -> Job {
     let machine = machines::named("a800").unwrap();
     Job {
-        model: ModelSizes::named(model).unwrap(),
+        model: known(model),
         memory: machine.memory_bytes as u64,
         machine,
         gpus,

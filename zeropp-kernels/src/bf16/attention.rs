@@ -46,7 +46,7 @@ fn part<'a>(
     (part, head): (Part, usize),
     rows: (usize, usize),
 ) -> Mat<'a> {
-    let start = b * d.s * d.width() + d.start(part, head, rows.0);
+    let start = b * d.s * d.width() + part.start(d, head, rows.0);
     Mat::strided(&qkv[start..], rows.1 - rows.0, d.d, d.width())
 }
 
@@ -147,14 +147,14 @@ pub fn attention_backward(dy: &[bf16], qkv: &[bf16], sums: &[f32], d: Dims) -> V
             slopes(&mut scratch, block, d.scale(), sums);
             let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
             let ds = Mat::strided(&scratch.ds, block.rows(), block.to, block.stride);
-            let start = b * d.s * d.width() + d.start(Part::Query, head, block.from);
+            let start = b * d.s * d.width() + Part::Query.start(d, head, block.from);
             let key_rows = key_rows.first(block.to, d.d);
             product_into(&mut dqkv[start..], d.width(), ds, key_rows);
             add_product(&mut dv, d.d, p.t(), &Packed::new(dy));
             add_product(&mut dk, d.d, ds.t(), &Packed::new(q));
         }
         for (which, sums) in [(Part::Key, &dk), (Part::Value, &dv)] {
-            let start = b * d.s * d.width() + d.start(which, heads.start, 0);
+            let start = b * d.s * d.width() + which.start(d, heads.start, 0);
             for (row, sums) in sums.chunks_exact(d.d).enumerate() {
                 let to = &mut dqkv[start + row * d.width()..][..d.d];
                 to.iter_mut().zip(sums).for_each(|(to, x)| *to = down(*x));
@@ -220,14 +220,15 @@ mod tests {
             };
             let first = on(available()[0]);
             available().iter().for_each(|isa| assert!(on(*isa) == first, "{isa:?}, s = {s}"));
-            let want = crate::attention::attention(&widen(&qkv), dims, None);
+            let want = crate::attention::kept::attention(&widen(&qkv), dims, None);
             let near = |got: &[bf16], want: &[f32]| {
                 let apart = got.iter().zip(want).map(|(g, w)| (up(*g) - w).abs());
                 let size = want.iter().fold(0.0_f32, |top, w| top.max(w.abs()));
                 apart.fold(0.0, f32::max) / size
             };
             assert!(near(&first.0, &want) < 0.01, "{}", near(&first.0, &want));
-            let want = crate::attention::attention_backward(&widen(&dy), &widen(&qkv), dims, None);
+            let want =
+                crate::attention::kept::attention_backward(&widen(&dy), &widen(&qkv), dims, None);
             assert!(near(&first.2, &want) < 0.02, "{}", near(&first.2, &want));
         }
     }

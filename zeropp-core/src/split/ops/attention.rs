@@ -7,19 +7,18 @@ use burn::tensor::{DType, Tensor};
 
 use super::{fast, halves, is_fast};
 use crate::cpu_tensor;
-use crate::kernels::attention as kernels;
-use crate::kernels::attention::Dims;
+use crate::kernels::attention::{Dims, keeps_probabilities, kept, recomputed};
 use crate::kernels::bf16::attention as half_kernels;
 use crate::split::{OpCx, Saved, custom_vjp};
 
 /// softmax(q·kᵀ/√d, causal)·v for `qkv: [b, s, 3h]`, which holds q, k and v one after another in
 /// its last axis and the heads inside of each (GPT-2's layout); the result is `[b, s, h]`.
 ///
-/// Keeps F→B: qkv, and on the CPU in fp32, unless [`OpCx::recompute_attention`], the probabilities
-/// `[b, heads, s, s]`. Elsewhere and in bf16 the probabilities of all queries are never there at
-/// once: it keeps one fp32 number of each query and head, `[b, heads, s]`, and B computes the
-/// probabilities again whatever the switch says. Recomputation repeats the forward bit for bit.
-/// Keeps nothing B→W.
+/// Keeps F→B: qkv, and on the CPU in fp32 for short samples ([`attention_keeps_probabilities`]),
+/// unless [`OpCx::recompute_attention`], the probabilities `[b, heads, s, s]`. Else the
+/// probabilities of all queries are never there at once: it keeps one fp32 number of each query and
+/// head, `[b, heads, s]`, and B computes the probabilities again whatever the switch says.
+/// Recomputation repeats the forward bit for bit. Keeps nothing B→W.
 ///
 /// # Panics
 /// Panics if `heads` does not divide h.
@@ -64,6 +63,9 @@ pub fn grouped_attention(qkv: Tensor<3>, heads: usize, groups: usize, cx: &OpCx)
             blocks::backward(dy, &plain.take(), sums.take(), dims)
         });
     }
+    if !keeps_probabilities(s) {
+        return long(qkv, plain, dims, cx);
+    }
     let keep = qkv.is_tracked() && !cx.recompute_attention;
     let (out, p) = forward(&plain, dims, keep);
     if !qkv.is_tracked() {
@@ -73,10 +75,32 @@ pub fn grouped_attention(qkv: Tensor<3>, heads: usize, groups: usize, cx: &OpCx)
     custom_vjp(qkv, out, move |dy| backward(dy, plain.take(), p.map(Saved::take), dims))
 }
 
-/// Whether attention on tensors of this type keeps all its probabilities from F to B, on the CPU
-/// or (`gpu`) elsewhere; see [`attention`].
-pub fn attention_keeps_probabilities(dtype: DType, gpu: bool) -> bool {
-    dtype == DType::F32 && !gpu
+/// The CPU's kernels on long samples.
+fn long(qkv: Tensor<3>, plain: Tensor<3>, d: Dims, cx: &OpCx) -> Tensor<3> {
+    let (out, sums) = {
+        let qkv = fast(&plain).expect("checked by the caller");
+        recomputed::attention(qkv.as_slice(), d)
+    };
+    let out = cpu_tensor::from_vec(out, [d.b, d.s, d.out_width()]);
+    if !qkv.is_tracked() {
+        return out;
+    }
+    let sums: Tensor<3> = cpu_tensor::from_vec(sums, [d.b, d.heads, d.s]);
+    let (plain, sums) = (cx.save(plain), cx.save(sums));
+    custom_vjp(qkv, out, move |dy| {
+        let tensors = [dy, plain.take(), sums.take()];
+        let [dy, qkv, sums] =
+            tensors.each_ref().map(|t| cpu_tensor::on_cpu(t).expect("as in the forward"));
+        let (dy, qkv, sums) = (dy.as_slice(), qkv.as_slice(), sums.as_slice());
+        let dqkv = recomputed::attention_backward(dy, qkv, sums, d);
+        cpu_tensor::from_vec(dqkv, [d.b, d.s, d.width()])
+    })
+}
+
+/// Whether attention on samples of `s` tokens of this type keeps all its probabilities from F to B,
+/// on the CPU or (`gpu`) elsewhere; see [`attention`].
+pub fn attention_keeps_probabilities(dtype: DType, gpu: bool, s: usize) -> bool {
+    dtype == DType::F32 && !gpu && keeps_probabilities(s)
 }
 
 fn half_backward(dy: &Tensor<3>, qkv: &Tensor<3>, sums: &Tensor<3>, d: Dims) -> Tensor<3> {
@@ -90,7 +114,7 @@ fn half_backward(dy: &Tensor<3>, qkv: &Tensor<3>, sums: &Tensor<3>, d: Dims) -> 
 fn forward(qkv: &Tensor<3>, d: Dims, keep: bool) -> (Tensor<3>, Option<Tensor<4>>) {
     let qkv = fast(qkv).expect("checked by the caller");
     let mut p = keep.then(|| Vec::with_capacity(d.b * d.heads * d.s * d.s));
-    let out = kernels::attention(qkv.as_slice(), d, p.as_mut());
+    let out = kept::attention(qkv.as_slice(), d, p.as_mut());
     let p = p.map(|p| cpu_tensor::from_vec(p, [d.b, d.heads, d.s, d.s]));
     (cpu_tensor::from_vec(out, [d.b, d.s, d.out_width()]), p)
 }
@@ -100,6 +124,6 @@ fn backward(dy: Tensor<3>, qkv: Tensor<3>, p: Option<Tensor<4>>, d: Dims) -> Ten
         (cpu_tensor::on_cpu(&dy).expect("as qkv"), fast(&qkv).expect("checked by the forward"));
     let p = p.as_ref().map(|p| cpu_tensor::on_cpu(p).expect("as qkv"));
     let p = p.as_ref().map(|p| p.as_slice());
-    let dqkv = kernels::attention_backward(dy.as_slice(), qkv.as_slice(), d, p);
+    let dqkv = kept::attention_backward(dy.as_slice(), qkv.as_slice(), d, p);
     cpu_tensor::from_vec(dqkv, [d.b, d.s, d.width()])
 }

@@ -1,82 +1,18 @@
-//! Causal attention straight on the fused projection: q, k and v of every token in one row.
+//! Attention that can keep its probabilities, of `[s, s]` a head, for the backward.
 //!
 //! Query rows are taken in blocks; a block sees only the keys up to its own end, which saves
 //! close to half of the products. Scores of a block live in a scratch buffer of [block, s].
 
-use super::gemm::{MatMut, MatRef, Store, gemm};
-use super::math::exp;
-use super::reduce::sum2;
-use super::simd;
+use super::{Dims, Part};
+use crate::gemm::{MatMut, MatRef, Store, gemm};
+use crate::math::exp;
+use crate::reduce::sum2;
+use crate::simd;
 
 /// Query rows processed at a time: a multiple of both sides of GEMM's inner tile (16, 6).
 const BLOCK: usize = 48;
 /// Elements of the widest vector register.
 const LANES: usize = 16;
-
-/// Sizes of one attention. A token's row holds `heads` queries, `groups` keys and `groups` values.
-#[derive(Clone, Copy, Debug)]
-pub struct Dims {
-    /// Samples.
-    pub b: usize,
-    /// Tokens of a sample.
-    pub s: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; divides `heads`. Consecutive query heads share one.
-    pub groups: usize,
-    /// Elements of one head.
-    pub d: usize,
-}
-
-/// Which of the three matrices of a head.
-#[derive(Clone, Copy)]
-pub(crate) enum Part {
-    Query,
-    Key,
-    Value,
-}
-
-impl Dims {
-    /// Elements of a row of qkv.
-    pub fn width(&self) -> usize {
-        (self.heads + 2 * self.groups) * self.d
-    }
-
-    /// Elements of a row of the output.
-    pub fn out_width(&self) -> usize {
-        self.heads * self.d
-    }
-
-    pub(crate) fn scale(&self) -> f32 {
-        1.0 / (self.d as f32).sqrt()
-    }
-
-    /// First element of a matrix of query head `head` from row `from` of a sample.
-    pub(crate) fn start(&self, part: Part, head: usize, from: usize) -> usize {
-        let group = head / (self.heads / self.groups);
-        let column = match part {
-            Part::Query => head,
-            Part::Key => self.heads + group,
-            Part::Value => self.heads + self.groups + group,
-        };
-        from * self.width() + column * self.d
-    }
-
-    /// Elements of sample `b` in a tensor of `width` elements a row.
-    fn sample(&self, b: usize, width: usize) -> core::ops::Range<usize> {
-        b * self.s * width..(b + 1) * self.s * width
-    }
-
-    /// (first row, end row) of every block of queries.
-    fn blocks(self) -> impl DoubleEndedIterator<Item = (usize, usize)> {
-        (0..self.s.div_ceil(BLOCK)).map(move |i| (i * BLOCK, self.s.min((i + 1) * BLOCK)))
-    }
-
-    pub(crate) fn check(&self, elements: usize) {
-        assert_eq!(elements, self.b * self.s * self.width());
-        assert_eq!(self.heads % self.groups, 0, "{} heads in {} groups", self.heads, self.groups);
-    }
-}
 
 /// One query head of one sample.
 #[derive(Clone, Copy)]
@@ -89,7 +25,7 @@ struct Head<'a> {
 
 impl<'a> Head<'a> {
     fn part(&self, part: Part, from: usize, rows: usize) -> MatRef<'a> {
-        let start = self.d.start(part, self.index, from);
+        let start = part.start(self.d, self.index, from);
         MatRef::strided(&self.qkv[start..], rows, self.d.d, self.d.width())
     }
 
@@ -101,7 +37,7 @@ impl<'a> Head<'a> {
         from: usize,
         rows: usize,
     ) -> MatMut<'g> {
-        let start = self.d.start(part, self.index, from);
+        let start = part.start(self.d, self.index, from);
         MatMut::strided(&mut dqkv[start..], rows, self.d.d, self.d.width())
     }
 
@@ -202,7 +138,7 @@ pub fn attention(qkv: &[f32], d: Dims, mut keep: Option<&mut Vec<f32>>) -> Vec<f
     for (b, index) in (0..d.b).flat_map(|b| (0..d.heads).map(move |head| (b, head))) {
         let head = Head { d, index, qkv: &qkv[d.sample(b, d.width())] };
         let out = &mut out[d.sample(b, width)];
-        for (from, to) in d.blocks() {
+        for (from, to) in d.blocks(BLOCK) {
             head.probabilities(&mut p, from, to);
             let out = &mut out[head.out_start(from)..];
             let out = MatMut::strided(out, to - from, d.d, width);
@@ -227,7 +163,7 @@ pub fn attention_backward(dy: &[f32], qkv: &[f32], d: Dims, kept: Option<&[f32]>
     for (b, index) in (0..d.b).flat_map(|b| (0..d.heads).map(move |head| (b, head))) {
         let head = Head { d, index, qkv: &qkv[d.sample(b, d.width())] };
         let (dy, dqkv) = (&dy[d.sample(b, width)], &mut dqkv[d.sample(b, d.width())]);
-        for (from, to) in d.blocks().rev() {
+        for (from, to) in d.blocks(BLOCK).rev() {
             let p = match kept {
                 Some(kept) => &kept[((b * d.heads + index) * d.s + from) * d.s..],
                 None => {

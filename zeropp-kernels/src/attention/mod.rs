@@ -1,0 +1,101 @@
+//! Causal attention straight on the fused projection: q, k and v of every token in one row.
+//!
+//! Two ways, of which the sizes decide ([`keeps_probabilities`]): short samples keep the
+//! probabilities for the backward, long ones a number a query, from which it has them again.
+
+pub mod kept;
+pub mod recomputed;
+
+/// Tokens of a sample from which writing the probabilities and reading them again takes longer than
+/// computing them again.
+const LONG: usize = 512;
+
+/// Whether samples of `s` tokens take [`kept`], else [`recomputed`].
+pub fn keeps_probabilities(s: usize) -> bool {
+    s < LONG
+}
+
+/// Sizes of one attention. A token's row holds `heads` queries, `groups` keys and `groups` values.
+#[derive(Clone, Copy, Debug)]
+pub struct Dims {
+    /// Samples.
+    pub b: usize,
+    /// Tokens of a sample.
+    pub s: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`. Consecutive query heads share one.
+    pub groups: usize,
+    /// Elements of one head.
+    pub d: usize,
+}
+
+impl Dims {
+    /// Elements of a row of qkv.
+    pub fn width(&self) -> usize {
+        (self.heads + 2 * self.groups) * self.d
+    }
+
+    /// Elements of a row of the output.
+    pub fn out_width(&self) -> usize {
+        self.heads * self.d
+    }
+
+    pub(crate) fn scale(&self) -> f32 {
+        1.0 / (self.d as f32).sqrt()
+    }
+
+    /// First column of query head `head` in a row of qkv, and of its output in a row of that.
+    fn query(&self, head: usize) -> usize {
+        head * self.d
+    }
+
+    /// First column of the keys of group `group`.
+    fn key(&self, group: usize) -> usize {
+        (self.heads + group) * self.d
+    }
+
+    /// First column of the values of group `group`.
+    fn value(&self, group: usize) -> usize {
+        (self.heads + self.groups + group) * self.d
+    }
+
+    /// Elements of sample `b` in a tensor of `width` elements a row.
+    fn sample(&self, b: usize, width: usize) -> core::ops::Range<usize> {
+        b * self.s * width..(b + 1) * self.s * width
+    }
+
+    /// (first row, end row) of every block of `rows` queries.
+    fn blocks(self, rows: usize) -> impl DoubleEndedIterator<Item = (usize, usize)> {
+        (0..self.s.div_ceil(rows)).map(move |i| (i * rows, self.s.min((i + 1) * rows)))
+    }
+
+    pub(crate) fn check(&self, elements: usize) {
+        assert_eq!(elements, self.b * self.s * self.width());
+        assert_eq!(self.heads % self.groups, 0, "{} heads in {} groups", self.heads, self.groups);
+    }
+}
+
+/// Which of the three matrices of a head.
+#[derive(Clone, Copy)]
+pub(crate) enum Part {
+    Query,
+    Key,
+    Value,
+}
+
+impl Part {
+    /// First element of query head `head`'s from row `from` of a sample.
+    pub(crate) fn start(self, d: Dims, head: usize, from: usize) -> usize {
+        let group = head / (d.heads / d.groups);
+        let column = match self {
+            Part::Query => d.query(head),
+            Part::Key => d.key(group),
+            Part::Value => d.value(group),
+        };
+        from * d.width() + column
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,314 @@
+//! Attention that keeps one number a query for the backward.
+//!
+//! Keys and values of a group are packed once. Queries are taken in blocks, whose scores are a
+//! scratch buffer of `[block, s]`: nothing of `[s, s]` is ever there. A query leaves the logarithm
+//! of the sum of its exponentials, from which the backward has the probabilities again.
+
+mod buffers;
+
+use self::buffers::{Block, LANES, Panels};
+use super::Dims;
+use crate::math::exp;
+use crate::simd;
+use crate::tile::{PANEL, RUN, rows};
+
+/// Query rows of which the scores are there at a time.
+const BLOCK: usize = 64;
+
+/// The heads that share a group's keys and values.
+fn heads_of(d: Dims, group: usize) -> core::ops::Range<usize> {
+    let share = d.heads / d.groups;
+    group * share..(group + 1) * share
+}
+
+/// Rows `from..to` of a matrix with rows of `width` elements, the columns from `column` on.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    data: &'a [f32],
+    width: usize,
+    column: usize,
+    from: usize,
+    to: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// The first `d` columns of every row.
+    fn iter(self, d: usize) -> impl Iterator<Item = &'a [f32]> {
+        (self.from..self.to).map(move |row| &self.data[row * self.width + self.column..][..d])
+    }
+}
+
+/// A number a lane into one, in a fixed tree.
+#[inline(always)]
+fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = LANES / 2;
+    while half > 0 {
+        for i in 0..half {
+            lanes[i] = f(lanes[i], lanes[i + half]);
+        }
+        half /= 2;
+    }
+    lanes[0]
+}
+
+/// Turns the first `n` scores of row `i` of `p` into exp(score − max); the others become zero as
+/// far as products read. Returns the maximum and the sum.
+#[inline(always)]
+fn exponentials(p: &mut Block, i: usize, n: usize) -> (f32, f32) {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    p.hide(i, n, f32::NEG_INFINITY);
+    let mut tops = [f32::NEG_INFINITY; LANES];
+    for run in p.runs(i, n) {
+        for chunk in run {
+            for lane in 0..LANES {
+                tops[lane] = larger(tops[lane], chunk[lane]);
+            }
+        }
+    }
+    let top = fold(tops, larger);
+    (top, exponentials_from(p, i, n, top))
+}
+
+/// Turns the first `n` scores of row `i` of `p` into exp(score − top) and returns their sum; the
+/// others become zero as far as products read.
+#[inline(always)]
+fn exponentials_from(p: &mut Block, i: usize, n: usize, top: f32) -> f32 {
+    p.hide(i, n, f32::NEG_INFINITY);
+    let mut sums = [0.0; LANES];
+    for run in p.runs(i, n) {
+        for chunk in run {
+            for lane in 0..LANES {
+                chunk[lane] = exp(chunk[lane] - top);
+            }
+            for lane in 0..LANES {
+                sums[lane] += chunk[lane];
+            }
+        }
+    }
+    p.clear(i, n);
+    fold(sums, |a, b| a + b)
+}
+
+/// Turns row `i` of `dp`, gradients of the probabilities `p`, into those of the scores.
+#[inline(always)]
+fn softmax_backward(dp: &mut Block, p: &mut Block, i: usize, n: usize) {
+    dp.hide(i, n, 0.0);
+    let mut means = [0.0; LANES];
+    for (dp, p) in dp.runs(i, n).zip(p.runs(i, n)) {
+        for (dp, p) in dp.iter().zip(p) {
+            for lane in 0..LANES {
+                means[lane] += dp[lane] * p[lane];
+            }
+        }
+    }
+    let mean = fold(means, |a, b| a + b);
+    for (dp, p) in dp.runs(i, n).zip(p.runs(i, n)) {
+        for (dp, p) in dp.iter_mut().zip(p) {
+            for lane in 0..LANES {
+                dp[lane] = (dp[lane] - mean) * p[lane];
+            }
+        }
+    }
+    dp.clear(i, n);
+}
+
+/// Rows of a block, as the tiles of its products take them: (first, end).
+fn tiles(rows_there: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
+    let count = rows_there.div_ceil(rows());
+    (0..count).map(move |t| (t * rows_there / count, (t + 1) * rows_there / count))
+}
+
+/// Scores of the queries `from..` in `left`, for the keys in `panels`: a tile for the keys up to
+/// its last query.
+fn scores(out: &mut Block, left: &Block, panels: &Panels, scale: f32, (from, to): (usize, usize)) {
+    for panel in 0..to.div_ceil(PANEL) {
+        for (first, end) in tiles(to - from).filter(|(_, end)| from + end > panel * PANEL) {
+            let (c, stride) = out.tile(first, panel);
+            panels.multiply(panel, left, (first, end), panels.terms, (c, stride), scale);
+        }
+    }
+}
+
+/// `out = scale·p·m` for the queries `from..to` in `p` and the keys in `m`, every tile for the keys
+/// up to its last query.
+fn weighted(out: &mut [f32], p: &Block, m: &Panels, scale: f32, (from, to): (usize, usize)) {
+    let stride = m.columns();
+    for panel in 0..stride / PANEL {
+        for (first, end) in tiles(to - from) {
+            let c = &mut out[first * stride + panel * PANEL..];
+            m.multiply(panel, p, (first, end), from + end, (c, stride), scale);
+        }
+    }
+}
+
+/// `out += scale·pᵀ·m` for the queries `from..to` in `p` and `m`: a tile of keys for the queries
+/// that see its first.
+fn transposed(out: &mut [f32], p: &Block, m: &Panels, scale: f32, (from, to): (usize, usize)) {
+    let stride = m.columns();
+    for run in (0..to).step_by(RUN) {
+        for (first, end) in tiles(RUN.min(to - run)) {
+            let keys = (run + first, run + end);
+            let unseen = keys.0.saturating_sub(from);
+            for panel in 0..stride / PANEL {
+                let c = &mut out[keys.0 * stride + panel * PANEL..];
+                m.multiply_transposed(panel, p, keys, unseen, (c, stride), scale);
+            }
+        }
+    }
+}
+
+/// The output of attention, `[b, s, heads·d]`, and of every query the logarithm of the sum of its
+/// exponentials, `[b, heads, s]`, which the backward needs.
+pub fn attention(qkv: &[f32], d: Dims) -> (Vec<f32>, Vec<f32>) {
+    d.check(qkv.len());
+    let (width, out_width) = (d.width(), d.out_width());
+    let mut out = vec![0.0; d.b * d.s * out_width];
+    let mut sums = vec![0.0; d.b * d.heads * d.s];
+    let (mut q, mut p) = (Block::new(BLOCK.min(d.s), d.d), Block::new(BLOCK.min(d.s), d.s));
+    let (mut keys, mut values) = (Panels::default(), Panels::default());
+    let mut result = vec![0.0; BLOCK.min(d.s) * d.d.next_multiple_of(PANEL)];
+    let mut inverse = [0.0; BLOCK];
+    for (b, group) in (0..d.b).flat_map(|b| (0..d.groups).map(move |group| (b, group))) {
+        let data = &qkv[d.sample(b, width)];
+        let all = |column| Rows { data, width, column, from: 0, to: d.s };
+        keys.of_rows(all(d.key(group)), d.d);
+        values.of_columns(all(d.value(group)), d.d);
+        let out = &mut out[d.sample(b, out_width)];
+        for head in heads_of(d, group) {
+            let sums = &mut sums[(b * d.heads + head) * d.s..][..d.s];
+            for (from, to) in d.blocks(BLOCK) {
+                q.copy(Rows { from, to, ..all(d.query(head)) }, d.d);
+                scores(&mut p, &q, &keys, d.scale(), (from, to));
+                simd(
+                    #[inline(always)]
+                    || {
+                        for i in 0..to - from {
+                            let (top, sum) = exponentials(&mut p, i, from + i + 1);
+                            sums[from + i] = top + sum.ln();
+                            inverse[i] = 1.0 / sum;
+                        }
+                    },
+                );
+                weighted(&mut result, &p, &values, 1.0, (from, to));
+                for (i, row) in result.chunks_exact(values.columns()).take(to - from).enumerate() {
+                    let at = (from + i) * out_width + d.query(head);
+                    let out = out[at..at + d.d].iter_mut().zip(row);
+                    out.for_each(|(out, x)| *out = *x * inverse[i]);
+                }
+            }
+        }
+    }
+    (out, sums)
+}
+
+/// Scratch of a backward: what belongs to a block of queries, and the gradients of a group.
+struct Backward {
+    d: Dims,
+    /// Query and output gradient of a block, to be on the left of products and on the right.
+    q: Block,
+    dy: Block,
+    right_q: Panels,
+    right_dy: Panels,
+    p: Block,
+    dp: Block,
+    dq: Vec<f32>,
+    keys: Panels,
+    values: Panels,
+    /// The keys as factors of dq.
+    right_keys: Panels,
+    dk: Vec<f32>,
+    dv: Vec<f32>,
+}
+
+impl Backward {
+    fn new(d: Dims) -> Self {
+        let (rows, columns) = (BLOCK.min(d.s), d.d.next_multiple_of(PANEL));
+        let block = |terms| Block::new(rows, terms);
+        Self {
+            d,
+            q: block(d.d),
+            dy: block(d.d),
+            right_q: Panels::default(),
+            right_dy: Panels::default(),
+            p: block(d.s),
+            dp: block(d.s),
+            dq: vec![0.0; rows * columns],
+            keys: Panels::default(),
+            values: Panels::default(),
+            right_keys: Panels::default(),
+            dk: vec![0.0; d.s * columns],
+            dv: vec![0.0; d.s * columns],
+        }
+    }
+
+    fn begin(&mut self, keys: Rows<'_>, values: Rows<'_>) {
+        let d = self.d.d;
+        self.keys.of_rows(keys, d);
+        self.right_keys.of_columns(keys, d);
+        self.values.of_rows(values, d);
+        self.dk.fill(0.0);
+        self.dv.fill(0.0);
+    }
+
+    /// One block of queries of a head: adds to dk and dv, and sets dq.
+    fn block(&mut self, q: Rows<'_>, dy: Rows<'_>, sums: &[f32]) {
+        let (d, scale) = (self.d.d, self.d.scale());
+        let at = (q.from, q.to);
+        self.q.copy(q, d);
+        self.dy.copy(dy, d);
+        self.right_q.of_columns(q, d);
+        self.right_dy.of_columns(dy, d);
+        scores(&mut self.p, &self.q, &self.keys, scale, at);
+        scores(&mut self.dp, &self.dy, &self.values, 1.0, at);
+        let (p, dp) = (&mut self.p, &mut self.dp);
+        simd(
+            #[inline(always)]
+            || {
+                for (i, sum) in sums.iter().enumerate() {
+                    exponentials_from(p, i, q.from + i + 1, *sum);
+                    softmax_backward(dp, p, i, q.from + i + 1);
+                }
+            },
+        );
+        transposed(&mut self.dv, &self.p, &self.right_dy, 1.0, at);
+        transposed(&mut self.dk, &self.dp, &self.right_q, scale, at);
+        weighted(&mut self.dq, &self.dp, &self.right_keys, scale, at);
+    }
+}
+
+/// Copies rows of a whole number of panels into `d` columns of `to`.
+fn unpad(to: &mut [f32], (width, column, first): (usize, usize, usize), from: &[f32], d: usize) {
+    for (i, row) in from.chunks_exact(d.next_multiple_of(PANEL)).enumerate() {
+        to[(first + i) * width + column..][..d].copy_from_slice(&row[..d]);
+    }
+}
+
+/// The gradient of `qkv` for the output gradient `dy`, with the logarithms that the forward left.
+/// The probabilities are computed again, whoever asks for that or not.
+pub fn attention_backward(dy: &[f32], qkv: &[f32], sums: &[f32], d: Dims) -> Vec<f32> {
+    d.check(qkv.len());
+    let (width, out_width) = (d.width(), d.out_width());
+    let mut dqkv = vec![0.0; qkv.len()];
+    let mut scratch = Backward::new(d);
+    for (b, group) in (0..d.b).flat_map(|b| (0..d.groups).map(move |group| (b, group))) {
+        let data = &qkv[d.sample(b, width)];
+        let all = |column| Rows { data, width, column, from: 0, to: d.s };
+        let dqkv = &mut dqkv[d.sample(b, width)];
+        scratch.begin(all(d.key(group)), all(d.value(group)));
+        for head in heads_of(d, group) {
+            let dy = &dy[d.sample(b, out_width)];
+            let column = d.query(head);
+            for (from, to) in d.blocks(BLOCK) {
+                let q = Rows { from, to, ..all(column) };
+                let dy = Rows { data: dy, width: out_width, column, from, to };
+                let sums = &sums[(b * d.heads + head) * d.s..][from..to];
+                scratch.block(q, dy, sums);
+                let rows = (to - from) * d.d.next_multiple_of(PANEL);
+                unpad(dqkv, (width, column, from), &scratch.dq[..rows], d.d);
+            }
+        }
+        unpad(dqkv, (width, d.key(group), 0), &scratch.dk, d.d);
+        unpad(dqkv, (width, d.value(group), 0), &scratch.dv, d.d);
+    }
+    dqkv
+}

@@ -1,0 +1,93 @@
+use super::{Dims, kept, recomputed};
+
+fn values(n: usize, seed: u32) -> Vec<f32> {
+    let hash = |i: usize| (i as u32 ^ seed).wrapping_mul(2_654_435_761).rotate_left(13);
+    (0..n).map(|i| hash(i).wrapping_mul(2_246_822_519) as f32 / u32::MAX as f32 - 0.5).collect()
+}
+
+/// Output and gradient by the definition, in double precision.
+fn definition(qkv: &[f32], dy: &[f32], d: Dims) -> (Vec<f64>, Vec<f64>) {
+    let (width, out_width, share) = (d.width(), d.out_width(), d.heads / d.groups);
+    let mut out = vec![0.0; dy.len()];
+    let mut dqkv = vec![0.0; qkv.len()];
+    for (b, head) in (0..d.b).flat_map(|b| (0..d.heads).map(move |h| (b, h))) {
+        let (q, k, v) = (d.query(head), d.key(head / share), d.value(head / share));
+        let at = |row: usize, column: usize| (b * d.s + row) * width + column;
+        let x = |row, column| f64::from(qkv[at(row, column)]);
+        let scale = 1.0 / (d.d as f64).sqrt();
+        for i in 0..d.s {
+            let dot = |j| (0..d.d).map(|c| x(i, q + c) * x(j, k + c)).sum::<f64>() * scale;
+            let e: Vec<f64> = (0..=i).map(|j| dot(j).exp()).collect();
+            let sum: f64 = e.iter().sum();
+            let p: Vec<f64> = e.iter().map(|e| e / sum).collect();
+            let row = (b * d.s + i) * out_width + head * d.d;
+            let dy = |c: usize| f64::from(dy[row + c]);
+            let dp: Vec<f64> =
+                (0..=i).map(|j| (0..d.d).map(|c| dy(c) * x(j, v + c)).sum()).collect();
+            let mean: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
+            for j in 0..=i {
+                let ds = (dp[j] - mean) * p[j] * scale;
+                for c in 0..d.d {
+                    out[row + c] += p[j] * x(j, v + c);
+                    dqkv[at(j, v + c)] += p[j] * dy(c);
+                    dqkv[at(i, q + c)] += ds * x(j, k + c);
+                    dqkv[at(j, k + c)] += ds * x(i, q + c);
+                }
+            }
+        }
+    }
+    (out, dqkv)
+}
+
+#[test]
+fn agrees_with_the_definition() {
+    let sizes = [
+        (1, 1, 1, 1, 1),
+        (2, 3, 2, 1, 5),
+        (1, 40, 4, 2, 32),
+        (1, 131, 2, 2, 64),
+        (2, 257, 3, 1, 33),
+        (1, 300, 1, 1, 300),
+        (1, 530, 1, 1, 16),
+    ];
+    for (b, s, heads, groups, d) in sizes {
+        let dims = Dims { b, s, heads, groups, d };
+        let qkv: Vec<f32> = values(b * s * dims.width(), 1).iter().map(|x| x * 4.0).collect();
+        let dy = values(b * s * dims.out_width(), 2);
+        let (want, want_gradient) = definition(&qkv, &dy, dims);
+        let mut p = Vec::new();
+        let out = kept::attention(&qkv, dims, Some(&mut p));
+        let gradient = kept::attention_backward(&dy, &qkv, dims, Some(&p));
+        assert_eq!(gradient, kept::attention_backward(&dy, &qkv, dims, None));
+        let (out_again, sums) = recomputed::attention(&qkv, dims);
+        let gradient_again = recomputed::attention_backward(&dy, &qkv, &sums, dims);
+        for (name, got, want) in [
+            ("out", out, &want),
+            ("gradient", gradient, &want_gradient),
+            ("out with sums", out_again, &want),
+            ("gradient with sums", gradient_again, &want_gradient),
+        ] {
+            let scale = want.iter().fold(0.0_f64, |a, x| a.max(x.abs()));
+            for (i, (got, want)) in got.iter().zip(want).enumerate() {
+                let error = (f64::from(*got) - want).abs();
+                assert!(error < 1e-5 * scale, "{dims:?} {name}[{i}]: {got} and not {want}");
+            }
+        }
+    }
+}
+
+/// What one sample gives does not depend on others beside it, nor a query on those after it.
+#[test]
+fn samples_and_later_tokens_change_no_bit() {
+    let d = Dims { b: 2, s: 150, heads: 2, groups: 1, d: 24 };
+    let qkv = values(d.b * d.s * d.width(), 1);
+    let (out, sums) = recomputed::attention(&qkv, d);
+    let (one, short) = (Dims { b: 1, ..d }, Dims { b: 1, s: 70, ..d });
+    let half = d.s * d.width();
+    assert_eq!(recomputed::attention(&qkv[half..], one).0, out[d.s * d.out_width()..]);
+    assert_eq!(
+        recomputed::attention(&qkv[..short.s * d.width()], short).0,
+        out[..short.s * d.out_width()]
+    );
+    assert_eq!(sums.len(), d.b * d.heads * d.s);
+}
