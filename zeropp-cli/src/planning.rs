@@ -68,10 +68,9 @@ fn number(name: &'static str, value: &'static str, help: &'static str) -> Arg {
 }
 
 fn model_args() -> Vec<Arg> {
-    let model = Arg::new("model")
-        .long("model")
-        .value_name("NAME|FILE|DIR")
-        .help("A model by name (gpt2-xl, 14.6b, 175b, ..), a config.json, or the folder of one");
+    let model = Arg::new("model").long("model").value_name("NAME|FILE|DIR").help(
+        "A model as `run` takes it: preset, config.json, folder; or a paper's (14.6b, 175b, ..)",
+    );
     let tied = Arg::new("tied").long("tied").action(ArgAction::SetTrue);
     let mut args = vec![
         model,
