@@ -296,6 +296,7 @@ mod tests {
                 let of = |i: usize| names.get(i).map(|name| Value::from(*name));
                 [of(0), of(1)]
             }
+            OptionKind::Text if option.key == "model" => other("gpt".into(), "llama".into()),
             OptionKind::Path | OptionKind::Text => other("x".into(), "y".into()),
             OptionKind::Resume => other(true.into(), false.into()),
             OptionKind::Steps => other("3..4".into(), "5..6".into()),

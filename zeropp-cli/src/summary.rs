@@ -94,7 +94,7 @@ mod tests {
             "32 ranks share 2 cores: waiting for a core counts as idle",
             "3 all-gathers and 2 reduce-scatters per rank and unit",
             "activation                 2.00 KiB  1.00 KiB",
-            "messages that came early              3.00 KiB",
+            "messages that came early             3.00 KiB",
         ] {
             assert!(text.lines().any(|l| l == line), "{line:?} is not in:\n{text}");
         }

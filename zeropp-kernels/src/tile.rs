@@ -196,10 +196,9 @@ unsafe fn tile<V: Vector, const M: usize, const AI: usize, const AT: usize>(
             for t in 0..terms {
                 let b = b.add(t * PANEL + from);
                 let (b0, b1) = (V::load(b), V::load(b.add(V::LANES)));
-                for i in 0..M {
+                for (i, sums) in sums.iter_mut().enumerate() {
                     let x = V::splat(*a.add(i * AI + t * AT));
-                    sums[i][0] = sums[i][0].fma(x, b0);
-                    sums[i][1] = sums[i][1].fma(x, b1);
+                    *sums = [sums[0].fma(x, b0), sums[1].fma(x, b1)];
                 }
             }
             let scale = V::splat(out.scale);

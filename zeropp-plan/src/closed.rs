@@ -20,12 +20,9 @@ pub(crate) fn step_s(layout: &Layout, stages: &[Stage], costs: &Costs) -> f64 {
 
 /// What the busiest rank computes in a step, ns.
 fn work_ns(layout: &Layout, stages: &[Stage]) -> f64 {
-    let splits = layout.schedule == "zeropp" || layout.schedule.contains('z');
-    let kept = if splits { layout.pp } else { 0 };
-    let redone = stages.len() - kept.min(stages.len());
     let of = |(s, stage): (usize, &Stage)| {
         let c = &stage.costs;
-        let again = layout.recompute == Recompute::Full && s < redone;
+        let again = layout.recompute == Recompute::Full && layout.recomputes(s);
         (c.f_ns + c.b_ns + c.w_ns + if again { c.r_ns } else { 0 }) as f64
     };
     let mut ranks = vec![0.0; layout.pp];

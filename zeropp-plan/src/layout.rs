@@ -193,6 +193,13 @@ impl Layout {
         }
     }
 
+    /// Whether full recomputation does `stage` again as a whole.
+    pub fn recomputes(&self, stage: usize) -> bool {
+        let splits = self.schedule == "zeropp" || self.schedule.contains('z');
+        let kept = if splits { self.pp } else { 0 };
+        stage < (self.pp * self.virtual_stages).saturating_sub(kept)
+    }
+
     /// Whether its schedule is cut into units.
     pub fn in_units(&self) -> bool {
         Kind::find(self.schedule).is_some_and(|kind| kind.step == StepForm::Units)

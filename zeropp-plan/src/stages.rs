@@ -144,8 +144,11 @@ impl Model {
         let batch = job.batch(self.samples);
         let message = (batch.tokens() * job.model.hidden * batch.element_bytes) as u64;
         let input = if stage == 0 { 0 } else { message };
+        // A stage that is recomputed as a whole has attention's scores from R to B.
+        let whole = layout.recompute == Recompute::Full && layout.recomputes(stage);
         let kept = |c: &PartCost| match layout.recompute {
             Recompute::None => c.activation,
+            _ if whole => c.activation,
             _ => c.activation_selective,
         };
         let (alone, fp32) = (d == 1, !job.on_gpu);

@@ -77,12 +77,8 @@ fn exponentials_from(p: &mut Block, i: usize, n: usize, top: f32) -> f32 {
     let mut sums = [0.0; LANES];
     for run in p.runs(i, n) {
         for chunk in run {
-            for lane in 0..LANES {
-                chunk[lane] = exp(chunk[lane] - top);
-            }
-            for lane in 0..LANES {
-                sums[lane] += chunk[lane];
-            }
+            chunk.iter_mut().for_each(|x| *x = exp(*x - top));
+            sums.iter_mut().zip(chunk).for_each(|(sum, x)| *sum += *x);
         }
     }
     p.clear(i, n);

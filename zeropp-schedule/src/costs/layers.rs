@@ -68,7 +68,8 @@ mod tests {
 
     #[test]
     fn stages_cost_what_their_layers_do_and_the_whole_is_the_same_for_all() {
-        let text = "t_f = 2.5\nt_b = 3\nt_w = 1\nmem_f = 4\nmem_input = 1\nt_comm = 7";
+        let text = "t_f = 2.5\nt_b = 3\nt_w = 1\nt_comm = 7\n\
+                    mem_f = 4\nmem_b = -2\nmem_w = -2\nmem_input = 1";
         let table = Table::read(text, Form::Toml).unwrap();
         for stages in [1, 3, 7, 12] {
             let cut = layers_of(12, stages).unwrap();
