@@ -265,8 +265,8 @@ options! {
         /// Several sources with their weights, for a file: what several `data` flags become.
         ///
         /// `a.bin=0.7,b.bin=0.3`: of ten samples seven are a.bin's. Which, depends on a sample's
-        /// number alone. No path in it may have a comma.
-        "data-mix" "PATH=WEIGHT,.." data_mix: Option<String> = None, Contents Told;
+        /// number alone. No path in it may have a comma, and all processes name the same paths.
+        "data-mix" "PATH=WEIGHT,.." data_mix: Option<String> = None, Same Told;
         /// Shares of each source to train on and to keep for validation, such as 98,2. Default: all
         /// to train on.
         ///
