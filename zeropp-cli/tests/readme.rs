@@ -62,6 +62,8 @@ fn try_call(folder: &Path, call: &str) -> Outcome {
     let more = match (here.starts_with("run "), kept, here.contains("--steps")) {
         (true, false, _) => " --dry-run",
         (true, true, false) => " --steps 2",
+        // It would serve its page until it is stopped.
+        _ if here == "playground" => " -o playground.html",
         _ => "",
     };
     zeropp(folder, &format!("{here}{more}"))
