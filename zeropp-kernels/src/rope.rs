@@ -3,7 +3,7 @@
 
 use super::simd;
 
-/// cos and sin of every angle, `[s, d/2]` each: position p turns pair i by p·inverse[i], where
+/// cos and sin of every angle, `[s, d/2]` each: position p turns pair i by p · `inverse[i]`, where
 /// there are d/2 inverse frequencies.
 pub fn angles(s: usize, inverse: &[f64]) -> (Vec<f32>, Vec<f32>) {
     let half = inverse.len();

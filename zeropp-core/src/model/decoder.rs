@@ -39,7 +39,7 @@ pub enum Positions {
     Rotary(Rotary),
 }
 
-/// Rotary positions: place p turns pair i of a head by p·[`inverse_frequencies`][i].
+/// Rotary positions: place p turns pair i of a head by p times number i of [`inverse_frequencies`].
 ///
 /// [`inverse_frequencies`]: Rotary::inverse_frequencies
 #[derive(Clone, Copy, Debug, PartialEq)]

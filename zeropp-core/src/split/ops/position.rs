@@ -25,7 +25,7 @@ pub(super) struct Angles {
 }
 
 impl Rotation {
-    /// Position p turns pair i, of d/2, by p·inverse[i].
+    /// Position p turns pair i, of d/2, by p · `inverse[i]`.
     pub fn new(inverse: Vec<f64>) -> Self {
         Self { inverse, table: Mutex::default() }
     }
