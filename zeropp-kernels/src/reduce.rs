@@ -3,10 +3,10 @@
 /// Partial sums kept in parallel; four 16-lane registers hide the latency of addition.
 const LANES: usize = 64;
 
-/// Folds `LANES` partial results in a fixed tree.
+/// Folds partial results, a power of two of them, in a fixed tree.
 #[inline(always)]
-fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut half = LANES / 2;
+pub(crate) fn fold<const N: usize>(mut lanes: [f32; N], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut half = N / 2;
     while half > 0 {
         for i in 0..half {
             lanes[i] = f(lanes[i], lanes[i + half]);

@@ -9,6 +9,7 @@ mod buffers;
 use self::buffers::{Block, LANES, Panels};
 use super::Dims;
 use crate::math::exp;
+use crate::reduce::fold;
 use crate::simd;
 use crate::tile::{PANEL, RUN, rows};
 
@@ -36,19 +37,6 @@ impl<'a> Rows<'a> {
     fn iter(self, d: usize) -> impl Iterator<Item = &'a [f32]> {
         (self.from..self.to).map(move |row| &self.data[row * self.width + self.column..][..d])
     }
-}
-
-/// A number a lane into one, in a fixed tree.
-#[inline(always)]
-fn fold(mut lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut half = LANES / 2;
-    while half > 0 {
-        for i in 0..half {
-            lanes[i] = f(lanes[i], lanes[i + half]);
-        }
-        half /= 2;
-    }
-    lanes[0]
 }
 
 /// Turns the first `n` scores of row `i` of `p` into exp(score − max); the others become zero as

@@ -6,12 +6,11 @@ use half::bf16;
 
 use super::convert::widen;
 use super::driver::{Sink, run};
-use super::isa::Isa;
 use super::left::Floats;
 use super::packed::{Mat, Right, reach};
 use super::scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
-use super::{amx, avx};
+use super::{amx, avx, isa::Isa};
 
 /// `c = a·b` in fp32, for `c` of rows `stride` apart.
 ///

@@ -47,6 +47,7 @@ impl<'a> Mat<'a> {
         Self { rows: self.cols, cols: self.rows, turned: !self.turned, ..self }
     }
 
+    #[cfg(any(target_arch = "x86_64", test))]
     pub(super) fn at(&self, row: usize, col: usize) -> bf16 {
         self.data[match self.turned {
             true => col * self.stride + row,
