@@ -2,23 +2,10 @@
 
 use serde_json::Value;
 
-use super::{CostsError, Table};
+use super::{CostsError, PER_STAGE, Table};
 
-/// Keys whose values grow with the layers of a stage. A stage's input and its message do not.
-const PER_LAYER: [&str; 12] = [
-    "t_f",
-    "t_b",
-    "t_w",
-    "t_r",
-    "t_gather",
-    "t_reduce",
-    "t_replica_reduce",
-    "mem_f",
-    "mem_b",
-    "mem_w",
-    "mem_weights",
-    "mem_gradient",
-];
+/// Keys of a stage whose values its layers do not change: its input and its message.
+const NOT_PER_LAYER: [&str; 2] = ["mem_input", "mem_message"];
 
 /// The layers of each stage, as even as they go: the first ones have one more where they must.
 ///
@@ -43,7 +30,7 @@ impl Table {
     /// A list where a layer has one number.
     pub fn of_layers(&self, layers: &[usize]) -> Result<Table, CostsError> {
         let mut table = self.clone();
-        for key in PER_LAYER {
+        for key in PER_STAGE.into_iter().filter(|key| !NOT_PER_LAYER.contains(key)) {
             let Some(value) = self.keys.get(key) else { continue };
             let Some(one) = value.as_f64() else {
                 return Err(CostsError(format!(
