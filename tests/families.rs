@@ -5,17 +5,16 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use common::given::{number, salt_of, starting_from};
 use common::{assert_same_bits, run, tiny};
 use serde::Deserialize;
 use serde_json::Value;
 use zeropp::config::{Activation, Order, Precision, Recompute, Tokenizer};
-use zeropp::layer::{BatchShape, Embedding, Head, Layer, LayerCost, LayerCx, Model, Part};
+use zeropp::layer::Model;
 use zeropp::model;
 use zeropp::model::decoder::Decoder;
-use zeropp::params::{Init, ParamSpec};
 use zeropp::{Config, Trainer, Weights};
 
 const FAMILIES: [&str; 7] = ["gpt2", "llama2", "llama3", "biased", "mistral", "qwen2", "qwen3"];
@@ -49,19 +48,9 @@ struct Family {
     decoder: Decoder,
 }
 
-/// From -128 to 127, as in the script.
-fn number(i: usize, salt: usize) -> f32 {
-    let mut x = (i as u32).wrapping_mul(2_654_435_761);
-    x = x.wrapping_add((salt as u32).wrapping_mul(40_503)).wrapping_add(12_345);
-    x ^= x >> 15;
-    x = x.wrapping_mul(2_246_822_519);
-    x ^= x >> 13;
-    (x >> 16 & 0xFF) as f32 - 128.0
-}
-
 /// The script's weight `name` in transformers' orientation.
 fn initial(name: &str, len: usize) -> Vec<f32> {
-    let salt = name.bytes().zip(1..).map(|(b, i)| i * usize::from(b)).sum();
+    let salt = salt_of(name);
     let norm = (name.contains("norm") || name.contains("ln_")) && name.ends_with("weight");
     let (base, scale) = if norm { (1.0, 1024.0) } else { (0.0, 512.0) };
     (0..len).map(|i| base + number(i, salt) / scale).collect()
@@ -108,13 +97,8 @@ impl Family {
     /// The model, starting from the script's weights.
     fn model(&self) -> Model {
         let model = model::build(self.decoder);
-        let weights = Arc::new(self.weights.clone());
-        let parts = model.parts.into_iter().map(|part| match part {
-            Part::Embedding(e) => Part::Embedding(Arc::new(Given(e, weights.clone()))),
-            Part::Layer(l) => Part::Layer(Arc::new(Given(l, weights.clone()))),
-            Part::Head(h) => Part::Head(Arc::new(Given(h, weights.clone()))),
-        });
-        Model { parts: parts.collect(), ..model }
+        let weights = self.weights.clone();
+        starting_from(model, move |spec| weights[&spec.name].clone())
     }
 
     /// Tokens of the script's data.
@@ -139,51 +123,6 @@ impl Family {
         }
     }
 }
-
-/// A part that starts from given weights.
-struct Given<T: ?Sized>(Arc<T>, Arc<Weights>);
-
-impl<T: ?Sized> Given<T> {
-    fn start(&self, specs: Vec<ParamSpec>) -> Vec<ParamSpec> {
-        let start = |spec: ParamSpec| {
-            let values = self.1[&spec.name].clone();
-            ParamSpec { init: Init::Values(values.into()), ..spec }
-        };
-        specs.into_iter().map(start).collect()
-    }
-}
-
-macro_rules! from_given_weights {
-    ($kind:ident, $run:ident($($arg:ident: $of:ty),+) -> $out:ty $(, $more:item)?) => {
-        impl $kind for Given<dyn $kind> {
-            fn name(&self) -> &str {
-                self.0.name()
-            }
-            fn parameters(&self) -> Vec<ParamSpec> {
-                self.start(self.0.parameters())
-            }
-            fn $run(&self, $($arg: $of),+) -> $out {
-                self.0.$run($($arg),+)
-            }
-            fn cost(&self, batch: BatchShape) -> LayerCost {
-                self.0.cost(batch)
-            }
-            $($more)?
-        }
-    };
-}
-from_given_weights!(Embedding, forward(ids: Tensor<2, Int>, cx: &LayerCx) -> Tensor<3>);
-from_given_weights!(
-    Layer,
-    forward(x: Tensor<3>, cx: &LayerCx) -> Tensor<3>,
-    fn is_block(&self) -> bool {
-        self.0.is_block()
-    }
-);
-from_given_weights!(
-    Head,
-    loss(x: Tensor<3>, targets: Tensor<2, Int>, cx: &LayerCx) -> Tensor<1>
-);
 
 /// The largest distance of two slices.
 fn apart(ours: &[f32], theirs: &[f32]) -> f64 {

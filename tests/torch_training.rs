@@ -3,15 +3,12 @@
 
 mod common;
 
-use std::sync::Arc;
-
-use burn::tensor::{Int, Tensor};
+use common::given::{number, salt_of, starting_from};
 use common::tiny;
 use serde::Deserialize;
 use zeropp::config::{Decay, Order, Tokenizer};
-use zeropp::layer::{BatchShape, Embedding, Head, Layer, LayerCost, LayerCx, Model, Part};
+use zeropp::layer::Model;
 use zeropp::model::gpt::{self, GptShape};
-use zeropp::params::{Init, ParamSpec};
 use zeropp::{Config, StepMetrics, Trainer, Weights};
 
 /// How far weights may be from PyTorch's, relative to the largest of their tensor. AdamW divides a
@@ -49,62 +46,6 @@ struct Case {
     parameters: Vec<(String, usize)>,
 }
 
-/// From -128 to 127, as in the script.
-fn number(i: usize, salt: usize) -> f32 {
-    let mut x = (i as u32).wrapping_mul(2_654_435_761);
-    x = x.wrapping_add((salt as u32).wrapping_mul(40_503)).wrapping_add(12_345);
-    x ^= x >> 15;
-    x = x.wrapping_mul(2_246_822_519);
-    x ^= x >> 13;
-    (x >> 16 & 0xFF) as f32 - 128.0
-}
-
-/// A part of the GPT that starts from the script's weights.
-struct Given<T: ?Sized>(Arc<T>);
-
-fn given(specs: Vec<ParamSpec>) -> Vec<ParamSpec> {
-    let start = |spec: ParamSpec| {
-        let salt = spec.name.bytes().zip(1..).map(|(b, i)| i * usize::from(b)).sum();
-        let norm = spec.name.contains("ln_") && spec.name.ends_with("weight");
-        let base = if norm { 1.0 } else { 0.0 };
-        let values = (0..spec.len()).map(|i| base + number(i, salt) / 2048.0);
-        ParamSpec { init: Init::Values(values.collect::<Vec<f32>>().into()), ..spec }
-    };
-    specs.into_iter().map(start).collect()
-}
-
-macro_rules! from_given_weights {
-    ($kind:ident, $run:ident($($arg:ident: $of:ty),+) -> $out:ty $(, $more:item)?) => {
-        impl $kind for Given<dyn $kind> {
-            fn name(&self) -> &str {
-                self.0.name()
-            }
-            fn parameters(&self) -> Vec<ParamSpec> {
-                given(self.0.parameters())
-            }
-            fn $run(&self, $($arg: $of),+) -> $out {
-                self.0.$run($($arg),+)
-            }
-            fn cost(&self, batch: BatchShape) -> LayerCost {
-                self.0.cost(batch)
-            }
-            $($more)?
-        }
-    };
-}
-from_given_weights!(Embedding, forward(ids: Tensor<2, Int>, cx: &LayerCx) -> Tensor<3>);
-from_given_weights!(
-    Layer,
-    forward(x: Tensor<3>, cx: &LayerCx) -> Tensor<3>,
-    fn is_block(&self) -> bool {
-        self.0.is_block()
-    }
-);
-from_given_weights!(
-    Head,
-    loss(x: Tensor<3>, targets: Tensor<2, Int>, cx: &LayerCx) -> Tensor<1>
-);
-
 fn model(figures: &Figures, case: &Case) -> Model {
     let model = gpt::build(GptShape {
         layers: figures.layers,
@@ -116,12 +57,13 @@ fn model(figures: &Figures, case: &Case) -> Model {
         tied: case.tied,
         activation: Config::default().activation,
     });
-    let parts = model.parts.into_iter().map(|part| match part {
-        Part::Embedding(e) => Part::Embedding(Arc::new(Given(e))),
-        Part::Layer(l) => Part::Layer(Arc::new(Given(l))),
-        Part::Head(h) => Part::Head(Arc::new(Given(h))),
-    });
-    Model { parts: parts.collect(), ..model }
+    // The script's weights.
+    starting_from(model, |spec| {
+        let salt = salt_of(&spec.name);
+        let norm = spec.name.contains("ln_") && spec.name.ends_with("weight");
+        let base = if norm { 1.0 } else { 0.0 };
+        (0..spec.len()).map(|i| base + number(i, salt) / 2048.0).collect()
+    })
 }
 
 fn config(figures: &Figures, case: &Case, data: &std::path::Path) -> Config {

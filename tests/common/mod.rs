@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // Each test file uses its own part.
 
+pub(crate) mod given;
 pub(crate) mod heard;
 
 use std::path::PathBuf;
