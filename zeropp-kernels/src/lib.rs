@@ -1,8 +1,9 @@
-//! CPU kernels on `f32` slices, one thread each: a rank is one thread, so nothing here spawns.
+//! CPU kernels on slices of `f32`, and of bf16 in [`mod@bf16`], one thread each: a rank is one
+//! thread, so nothing here spawns.
 //!
-//! Every sum has one order, whatever the thread, the alignment or the instruction set: reductions
-//! run over a fixed number of lanes, and no kernel uses a fused multiply-add outside of GEMM. The
-//! loops are plain Rust that the compiler vectorises; `simd` lets it do so for the CPU at hand.
+//! Every sum has one order, whatever the thread or the alignment: reductions run over a fixed
+//! number of lanes, and only matrix products use a fused multiply-add. The other loops are plain
+//! Rust that the compiler vectorises; `simd` lets it do so for the CPU at hand.
 
 pub mod activation;
 pub mod adamw;
