@@ -124,9 +124,8 @@ pub(super) fn memory(places: &Places) -> Option<Vec<u64>> {
     let of = |index: usize| {
         let (mut device, mut bytes) = (0, 0usize);
         // SAFETY: both pointers are to live values, and the driver has been started.
-        let told = unsafe {
-            get(&mut device, index as c_int) == 0 && total(&mut bytes, device) == 0
-        };
+        let told =
+            unsafe { get(&mut device, index as c_int) == 0 && total(&mut bytes, device) == 0 };
         told.then_some(bytes as u64)
     };
     (0..devices).map(of).collect()

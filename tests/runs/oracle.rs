@@ -1,12 +1,10 @@
 //! Gradients against an independent single-device graph: stock Burn operations, stock autodiff,
 //! every weight tracked, the whole batch at once.
 
-mod common;
-
 use std::collections::BTreeMap;
 
+use crate::common::tiny;
 use burn::tensor::{Device, Int, Tensor, TensorData, activation, module};
-use common::tiny;
 use zeropp::config::{Activation, Recompute};
 
 use zeropp::model::gpt;
