@@ -149,6 +149,7 @@ mod tests {
             RoomSource::Machine => "machine",
             RoomSource::Cgroup(_) => "cgroup",
             RoomSource::AddressSpace => "address space",
+            RoomSource::Gpu(_) => unreachable!("files tell of no GPU"),
         }
     }
 
