@@ -11,6 +11,7 @@ mod common;
 mod costs;
 mod counts;
 mod emulation;
+mod evaluation;
 mod families;
 mod inputs;
 mod memory;
