@@ -4,8 +4,8 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue};
 
 use crate::{
-    args, check, compare, export, inspect, log, paper, planning, playground, ranks, schedule,
-    shell, tokenize, version, why,
+    args, check, compare, eval, export, inspect, log, paper, planning, playground, ranks,
+    schedule, shell, tokenize, version, why,
 };
 
 const ABOUT: &str = "Trains transformers that are too big for one node: pipeline parallelism \
@@ -31,6 +31,7 @@ pub(crate) fn command() -> Command {
         .subcommand(compare::command())
         .subcommand(why::command())
         .subcommand(inspect::command())
+        .subcommand(eval::command())
         .subcommand(export::command())
         .subcommand(tokenize::command())
         .subcommand(version::command())
