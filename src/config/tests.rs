@@ -278,6 +278,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         init_from: path(),
         data_mix: Some("a=1,b=2".into()),
         split: Some("98,2".into()),
+        eval_data: path(),
         ..Config::default().resolved()
     };
     let written = full.to_toml().unwrap();
