@@ -1,12 +1,11 @@
 //! The validation loss: the same bits on any mesh, equal to a stock forward of the same samples,
 //! and nothing to the training.
 
-mod common;
 
 use std::path::Path;
 
-use common::stock::{leaves, loss};
-use common::{assert_same_bits, run, text_file, tiny};
+use crate::common::stock::{leaves, loss};
+use crate::common::{assert_same_bits, run, text_file, tiny};
 use zeropp::config::{Order, Precision, Recompute, Resume};
 use zeropp::data::{Dataset, Sampler};
 use zeropp::{Config, Evaluation, StepMetrics, Trainer};

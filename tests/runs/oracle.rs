@@ -1,10 +1,8 @@
 //! Gradients against an independent single-device graph: stock Burn operations, stock autodiff,
 //! every weight tracked, the whole batch at once.
 
-mod common;
-
-use common::stock::{leaves, loss};
-use common::tiny;
+use crate::common::stock::{leaves, loss};
+use crate::common::tiny;
 use zeropp::config::{Activation, Recompute};
 use zeropp::{Config, Trainer, Weights};
 
