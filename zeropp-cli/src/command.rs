@@ -4,7 +4,7 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue};
 
 use crate::{
-    args, check, compare, eval, export, inspect, log, paper, planning, playground, ranks,
+    args, check, compare, eval, export, generate, inspect, log, paper, planning, playground, ranks,
     schedule, shell, tokenize, version, why,
 };
 
@@ -33,6 +33,7 @@ pub(crate) fn command() -> Command {
         .subcommand(inspect::command())
         .subcommand(eval::command())
         .subcommand(export::command())
+        .subcommand(generate::command())
         .subcommand(tokenize::command())
         .subcommand(version::command())
         .subcommand(shell::completions_command())

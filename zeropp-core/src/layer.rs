@@ -8,6 +8,7 @@ use std::sync::Arc;
 use burn::tensor::{Int, Tensor};
 
 use crate::params::ParamSpec;
+use crate::past::Past;
 use crate::split::{LayerWeights, OpCx, Weight};
 
 /// Sizes of one micro-batch.
@@ -98,6 +99,12 @@ pub trait Layer: Send + Sync + 'static {
     fn parameters(&self) -> Vec<ParamSpec>;
     /// Output for `x: [b, s, h]`.
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3>;
+    /// Output for `x: [1, n, h]` of tokens that follow those of `past`, which takes them up; none
+    /// where the layer cannot go on from a past, so that all of a text is computed for each new
+    /// token of it. Training never asks.
+    fn extend(&self, _x: Tensor<3>, _cx: &LayerCx, _past: &mut Past) -> Option<Tensor<3>> {
+        None
+    }
     /// What a micro-batch costs.
     fn cost(&self, batch: BatchShape) -> LayerCost;
     /// The longest sample that the layer can take, in tokens, where it has a limit: learned

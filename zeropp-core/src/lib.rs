@@ -14,7 +14,9 @@ pub mod meter;
 pub mod metrics;
 pub mod model;
 pub mod params;
+pub mod past;
 pub mod rng;
+pub mod sampling;
 pub mod split;
 pub mod stock;
 

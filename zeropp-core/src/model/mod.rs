@@ -15,4 +15,4 @@ mod whole;
 
 pub use parts::build;
 pub use tensors::DecoderTensor;
-pub use whole::{EvaluationError, logits};
+pub use whole::{EvaluationError, Whole, logits};

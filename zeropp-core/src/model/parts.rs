@@ -13,6 +13,7 @@ use super::decoder::{Decoder, Positions};
 use super::tensors::DecoderTensor;
 use crate::layer::{BatchShape, Embedding, Head, Layer, LayerCost, LayerCx, Model, Part};
 use crate::params::ParamSpec;
+use crate::past::Past;
 use crate::split::ops::{self, Rotation};
 
 /// The model that `decoder` describes.
@@ -80,6 +81,12 @@ impl Layer for PositionEmbedding {
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
         ops::position_embedding(x, &cx.weight(&self.tensor().name), &cx.op)
     }
+    fn extend(&self, x: Tensor<3>, cx: &LayerCx, past: &mut Past) -> Option<Tensor<3>> {
+        let [_, n, _] = x.dims();
+        let (first, rows) = (past.tokens(), cx.weight::<2>(&self.tensor().name).get());
+        past.pass(n);
+        Some(x + rows.slice([first..first + n]).unsqueeze())
+    }
     fn cost(&self, batch: BatchShape) -> LayerCost {
         cost::positions(&self.0, batch)
     }
@@ -103,6 +110,9 @@ impl Layer for FinalNorm {
     }
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
         block::norm(self.0.norm, x, self.0.names().final_norm, cx)
+    }
+    fn extend(&self, x: Tensor<3>, cx: &LayerCx, _: &mut Past) -> Option<Tensor<3>> {
+        Some(self.forward(x, cx))
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {
         cost::final_norm(&self.0, batch)
