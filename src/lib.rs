@@ -53,6 +53,7 @@ mod emulate;
 mod error;
 mod events;
 mod launched;
+pub mod measure;
 mod plan;
 mod recorder;
 mod refusal;
