@@ -54,6 +54,7 @@ mod error;
 mod events;
 mod generate;
 mod launched;
+pub mod measure;
 mod plan;
 mod recorder;
 mod refusal;

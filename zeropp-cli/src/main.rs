@@ -6,6 +6,7 @@
 mod allocator;
 mod args;
 mod check;
+mod choose;
 mod command;
 mod compare;
 mod emulate;
@@ -15,6 +16,7 @@ mod figures;
 mod generate;
 mod inspect;
 mod log;
+mod measure;
 mod pages;
 mod paper;
 mod plan;
@@ -74,10 +76,13 @@ fn main() -> ExitCode {
         command::command().try_get_matches().unwrap_or_else(|e| command::helpful(e).exit());
     let voice = log::start(&matches);
     let result = match matches.subcommand() {
-        Some(("run", matches)) => args::run(matches).and_then(|run| run::run(run, voice)),
+        Some(("run", matches)) => {
+            args::run(matches).and_then(|run| run::run(run, choose::Wish::new(matches), voice))
+        }
         Some(("ranks", matches)) => ranks::run(matches),
         Some(("schedule", matches)) => schedule::run(matches),
         Some(("plan", matches)) => planning::run(matches),
+        Some(("measure", matches)) => measure::run(matches),
         Some(("playground", matches)) => playground::run(matches),
         Some(("paper", _)) => paper::run(),
         Some(("check", matches)) => check::run(matches),

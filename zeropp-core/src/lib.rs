@@ -13,7 +13,6 @@ pub mod layer;
 pub mod meter;
 pub mod metrics;
 pub mod model;
-pub mod params;
 pub mod past;
 pub mod rng;
 pub mod sampling;
@@ -22,3 +21,4 @@ pub mod stock;
 
 pub use zeropp_data::{choice, files, tokens as data};
 pub use zeropp_kernels as kernels;
+pub use zeropp_model::params;
