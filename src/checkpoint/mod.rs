@@ -1,5 +1,6 @@
 //! Saving a run: how its ranks write checkpoints together.
 
+pub(crate) mod described;
 pub(crate) mod export;
 pub(crate) mod initial;
 pub(crate) mod patience;
@@ -17,8 +18,9 @@ use tracing::warn;
 use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
 use zeropp_core::data::{Dataset, Fingerprint};
+use zeropp_core::metrics::Evaluation;
 use zeropp_zero3::checkpoint::{
-    CheckpointError, Manifest, Store, StoreLock, WrittenState, write_state,
+    Checkpoint, CheckpointError, Manifest, Store, StoreLock, WrittenState, write_state,
 };
 use zeropp_zero3::{Optimizer, ShardedStage};
 
@@ -49,6 +51,16 @@ pub(crate) struct Saver {
     /// What was warned of already.
     told: Mutex<BTreeSet<String>>,
     data: Fingerprint,
+    evaluated: Mutex<Evaluated>,
+}
+
+/// What rank 0's process knows of validation losses.
+#[derive(Default)]
+struct Evaluated {
+    /// The last one: its step and the loss.
+    last: Option<(u64, f64)>,
+    /// Step of the checkpoint with the lowest one, which is never removed.
+    best: Option<u64>,
 }
 
 impl Saver {
@@ -69,6 +81,7 @@ impl Saver {
             patience: Patience::new(config),
             told: Mutex::default(),
             data: data.fingerprint().clone(),
+            evaluated: Mutex::default(),
         };
         let lock = match is_follower(config)? {
             true => None,
@@ -142,6 +155,41 @@ impl Saver {
         Err(CheckpointError::Folder { folder: self.folder().to_path_buf(), problem }.into())
     }
 
+    /// The lowest validation loss of the checkpoints that are there, of which the newest is what
+    /// the run goes on from, on all ranks; its checkpoint will not be removed. All ranks call it.
+    pub(crate) fn lowest(&self, world: &dyn Communicator) -> Result<Option<f64>, RankError> {
+        let mut found: Option<(u64, f64)> = None;
+        if world.rank() == 0 {
+            for step in self.store.steps()? {
+                // One that is damaged is told of where it is read.
+                let Ok(checkpoint) = Checkpoint::open(&self.store.path(step)) else { continue };
+                let loss = checkpoint.manifest().validation_loss();
+                if let Some(loss) = loss.filter(|loss| found.is_none_or(|(_, low)| *loss < low)) {
+                    found = Some((step, loss));
+                }
+            }
+            self.evaluated.lock().best = found.map(|(step, _)| step);
+        }
+        let mine = found.map(|(_, loss)| loss.to_le_bytes().to_vec()).unwrap_or_default();
+        let all = world.exchange(mine).wait()?;
+        Ok(all[0][..].try_into().ok().map(f64::from_le_bytes))
+    }
+
+    /// The validation loss after `step`; that of the checkpoint after it, if there will be one.
+    pub(crate) fn evaluated(&self, step: u64, evaluation: &Evaluation) {
+        let mut evaluated = self.evaluated.lock();
+        evaluated.last = Some((step, evaluation.loss));
+        if evaluation.best {
+            evaluated.best = Some(step);
+        }
+    }
+
+    /// The validation loss after `step`, if it was measured, and the step that is to be kept.
+    fn evaluation_of(&self, step: u64) -> (Option<f64>, Option<u64>) {
+        let Evaluated { last, best } = *self.evaluated.lock();
+        (last.filter(|(last, _)| *last == step).map(|(_, loss)| loss), best)
+    }
+
     /// Whether `step` is the run's last, which is always saved.
     pub(crate) fn is_last(&self, step: u64) -> bool {
         step == self.last
@@ -192,10 +240,12 @@ impl Saver {
                     written.into_iter().for_each(|w| w.enter(&mut manifest));
                 }
                 manifest.data = Some(self.data.clone());
+                let (loss, best) = self.evaluation_of(step);
+                manifest.set_validation_loss(loss);
                 manifest.sort_pieces();
                 self.store.commit(&staging, &manifest)?;
                 if rotates {
-                    self.tell(self.store.retain(self.keep));
+                    self.tell(self.store.retain(self.keep, best));
                 }
             }
             Ok(Vec::new())

@@ -18,11 +18,17 @@ impl Config {
         self.part_of_data(SplitPart::Training)
     }
 
-    /// The part of the data that `split` keeps for validation; none where it keeps none.
+    /// The data to measure the validation loss on: that of `eval-data`, else the part that `split`
+    /// keeps; none where there is neither.
     ///
     /// # Errors
     /// As [`dataset`](Self::dataset).
     pub fn validation_dataset(&self) -> Result<Option<Dataset>, DataError> {
+        if let Some(path) = &self.eval_data {
+            let dataset = Dataset::open(path, self.tokenizer)?;
+            dataset.require(self.seq)?;
+            return Ok(Some(dataset));
+        }
         match self.split_shares() {
             Ok(Some((_, 1..))) => self.part_of_data(SplitPart::Validation).map(Some),
             _ => Ok(None),

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::{Config, ConfigError, DeviceKind, EngineKind, Precision, Resume};
 use zeropp_core::device;
 use zeropp_core::kernels::bf16;
+use zeropp_pipeline::schedules::FORWARD;
 
 /// Most ranks of the threads engine: each is a thread, and beyond this a typing error is likelier.
 const RANKS_MAX: usize = 4096;
@@ -111,6 +112,11 @@ impl Config {
         let stages_each = self.virtual_stages();
         within("virtual", stages_each, LAYERS_MAX)?;
         if let Some(kind) = self.kind() {
+            check(kind.name != FORWARD.name, || {
+                let problem = "has forwards alone, and trains nothing";
+                let help = "use another; eval-every runs it for a validation loss";
+                ConfigError::value("schedule", kind.name, problem, help)
+            })?;
             check(kind.stages.allows(stages_each), || {
                 let problem =
                     format!("schedule {} cannot have that many stages on each rank", kind.name);
@@ -152,7 +158,8 @@ impl Config {
         })?;
         let counts =
             [("steps", self.steps), ("seed", self.seed), ("max-skipped", self.max_skipped)];
-        for (field, value) in counts {
+        let evaluation = [("eval-every", self.eval_every), ("eval-steps", self.eval_steps)];
+        for (field, value) in counts.into_iter().chain(evaluation) {
             check(i64::try_from(value).is_ok(), || {
                 let help = format!("use at most {}", i64::MAX);
                 ConfigError::value(field, value, "does not fit a file's integers", help)

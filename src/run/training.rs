@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tracing::{debug_span, info_span};
 use zeropp_comm::groups::Groups;
 use zeropp_core::meter::Meter;
-use zeropp_core::metrics::{StepMetrics, Stopped};
+use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped};
 use zeropp_pipeline::executor::{Executor, ModelWorker};
 use zeropp_pipeline::timeline::Span;
 use zeropp_zero3::ShardedStage;
@@ -17,6 +17,7 @@ use crate::error::RankError;
 use crate::plan::peak::Best;
 use crate::run::collect;
 use crate::run::diagnose::{Skipped, diagnose};
+use crate::run::evaluation::Evaluator;
 use crate::run::rank::{
     Export, News, RankEnd, RankResult, RankStep, Shared, step_metrics, summarise,
 };
@@ -28,6 +29,7 @@ pub(crate) struct Training<'a, R> {
     groups: &'a Groups,
     meter: &'a Meter,
     executor: Executor<ModelWorker>,
+    evaluator: Option<Evaluator>,
     /// What the steps' rates are held against.
     best: Best,
     report: R,
@@ -45,6 +47,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         shared: &'a Shared,
         (groups, meter): (&'a Groups, &'a Meter),
         executor: Executor<ModelWorker>,
+        evaluator: Option<Evaluator>,
         peak_flops: f64,
         report: R,
     ) -> Self {
@@ -53,6 +56,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             groups,
             meter,
             executor,
+            evaluator,
             best: Best::new(peak_flops),
             report,
             done: 0,
@@ -74,6 +78,12 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         self.done = resumed.as_ref().map_or(0, |resumed| resumed.step);
         self.tell(News::Ready(resumed));
         let (shared, config) = (self.shared, &self.shared.blueprint.config);
+        if shared.export == Export::Evaluation {
+            let evaluator = self.evaluator.as_mut().expect("asked for where there is one");
+            let evaluation = evaluator.run(self.groups, &mut self.executor, self.done)?;
+            self.tell(News::Evaluated(evaluation));
+            return Ok(());
+        }
         let last = match shared.export {
             Export::Gradients => self.done + 1,
             _ => config.steps,
@@ -81,14 +91,15 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         shared.stopper.begin();
         let mut step_start = Instant::now();
         for step in self.done + 1..=last {
-            let wish = debug_span!("step", step).in_scope(|| self.step(step, step_start))?;
+            let (wish, best) =
+                debug_span!("step", step).in_scope(|| self.step(step, step_start))?;
             if let Some(first) = self.skipped.beyond(config.max_skipped) {
                 let at = (first, self.skipped.in_a_row);
                 self.end.diverged = Some(diagnose(&mut self.executor, self.groups, at)?);
                 break;
             }
             let stops = matches!(wish, Wish::Stop(_)) && step < last;
-            self.save(step, stops || wish == Wish::Save)?;
+            self.save(step, stops || best || wish == Wish::Save)?;
             if stops {
                 self.end.stopped = Some(Stopped { step, signal: wish.signal() });
                 break;
@@ -99,8 +110,24 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         Ok(())
     }
 
-    /// Runs a step, tells of it and returns what all ranks are to do after it.
-    fn step(&mut self, step: u64, start: Instant) -> Result<Wish, RankError> {
+    /// The validation loss after `step`, where it is due.
+    fn evaluate(&mut self, step: u64) -> Result<Option<Evaluation>, RankError> {
+        let config = &self.shared.blueprint.config;
+        let due = step == config.steps || step.is_multiple_of(config.eval_every.max(1));
+        let Some(evaluator) = self.evaluator.as_mut().filter(|_| due) else { return Ok(None) };
+        if self.shared.export == Export::Gradients {
+            return Ok(None);
+        }
+        let evaluation = evaluator.run(self.groups, &mut self.executor, step)?;
+        if let Some(saver) = &self.shared.saver {
+            saver.evaluated(step, &evaluation);
+        }
+        Ok(Some(evaluation))
+    }
+
+    /// Runs a step, tells of it and returns what all ranks are to do after it, and whether it is
+    /// to be kept as the best.
+    fn step(&mut self, step: u64, start: Instant) -> Result<(Wish, bool), RankError> {
         let (shared, groups) = (self.shared, self.groups);
         self.meter.reset_peak();
         let record = self.executor.run_step(step).map_err(RankError::Step)?;
@@ -113,7 +140,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         serde_json::to_writer(&mut bytes, &mine).expect("plain numbers");
         // Rank 0 alone reads all records: what everyone needs of them is in its answer.
         let all = groups.world.gather(0, bytes).wait()?;
-        let (mut wished, mut told) = (Wish::GoOn, Vec::new());
+        let (mut wished, mut news) = (Wish::GoOn, None);
         if groups.world.rank() == 0 {
             let wishes = all.iter().map(|bytes| Wish::from_bytes([bytes[0], bytes[1]]));
             wished = wishes.max().unwrap_or_default();
@@ -122,26 +149,37 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             };
             let records: Vec<RankStep> = all.iter().map(read).collect();
             let at = (step, start.elapsed().as_secs_f64(), &mut self.best);
-            let news = step_metrics(&shared.blueprint, at, &record, &records);
-            if shared.here.len() < groups.world.size() {
-                // JSON is read back to a neighbouring number at times; these are exact.
-                let exact = [news.0.loss.to_bits(), news.0.grad_norm.to_bits()];
-                told = serde_json::to_vec(&(&news.0, &news.1, exact)).expect("plain numbers");
-            }
-            (self.report)(News::Step(news.0, news.1));
+            news = Some(step_metrics(&shared.blueprint, at, &record, &records));
         }
         drop(all);
+        // What it takes is no part of the step.
+        let eval = self.evaluate(step)?;
+        let best = shared.blueprint.config.keep_best && eval.is_some_and(|eval| eval.best);
+        let mut told = Vec::new();
+        if let Some((metrics, times)) = news {
+            let metrics = StepMetrics { eval, ..metrics };
+            if shared.here.len() < groups.world.size() {
+                // JSON is read back to a neighbouring number at times; these are exact.
+                let exact = [metrics.loss.to_bits(), metrics.grad_norm.to_bits()];
+                told = serde_json::to_vec(&(&metrics, &times, exact)).expect("plain numbers");
+            }
+            (self.report)(News::Step(metrics, times));
+        }
         let outcome = record.outcome.expect("every program ends with the optimizer step");
         self.skipped.see(step, outcome.skipped);
         if shared.traces(step, self.done) {
             self.spans.extend(record.spans);
         }
-        self.agree(wished, &told)
+        Ok((self.agree(wished, (&told, eval))?, best))
     }
 
     /// What the ranks `wished`, and the trainer of rank 0's process; all ranks get the same. The
     /// other processes hear what rank 0's was `told`.
-    fn agree(&mut self, wished: Wish, told: &[u8]) -> Result<Wish, RankError> {
+    fn agree(
+        &mut self,
+        wished: Wish,
+        (told, eval): (&[u8], Option<Evaluation>),
+    ) -> Result<Wish, RankError> {
         let (shared, world) = (self.shared, &*self.groups.world);
         let patience = Patience::new(&shared.blueprint.config);
         let message = |wish: Wish| [&wish.to_bytes(), told].concat();
@@ -161,6 +199,8 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             let read = serde_json::from_slice(told).expect("written by rank 0");
             let (mut metrics, times, exact): (StepMetrics, _, [u64; 2]) = read;
             [metrics.loss, metrics.grad_norm] = exact.map(f64::from_bits);
+            // Every rank has measured the same.
+            metrics.eval = eval;
             (self.report)(News::Step(metrics, times));
         }
         Ok(Wish::from_bytes([wish[0], wish[1]]))

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tracing::{Span, error, info_span, warn};
 use zeropp_comm::Communicator;
-use zeropp_core::metrics::{StepMetrics, Stopped, Summary};
+use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped, Summary};
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::flight::EndKind;
 use zeropp_zero3::checkpoint::StoreLock;
@@ -108,12 +108,7 @@ impl<'a> Steps<'a> {
         memory::check(bp)?;
         let span = info_span!("run", schedule = %bp.schedule.kind, mesh = %bp.mesh);
         let entered = span.clone().entered();
-        let saver = match export {
-            Export::Gradients => None,
-            _ => Saver::start(bp, &trainer.data.0, found.newest)?,
-        };
-        let (saver, lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
-        let lock = lock.flatten();
+        let (saver, lock) = saver(trainer, export)?;
         if lock.is_some() {
             found.passed_over.iter().for_each(|text| warn!("{text}"));
         }
@@ -133,7 +128,8 @@ impl<'a> Steps<'a> {
             host: world.host.clone(),
             export,
             loader: Loader::new(bp, &trainer.data.0, found).map(Arc::new),
-            import: trainer.import.clone(),
+            initial: trainer.initial.clone(),
+            evaluation: trainer.evaluation.clone(),
             saver: saver.clone(),
             stopper: trainer.stopper.clone(),
             answers: asked.map(|asked| Arc::new(Mutex::new(asked))),
@@ -175,7 +171,7 @@ impl<'a> Steps<'a> {
         match self.next_news() {
             Some(News::Ready(resumed)) => {
                 self.resumed = resumed;
-                if self.has_rank_0() && export != Export::Gradients {
+                if self.has_rank_0() && !matches!(export, Export::Gradients | Export::Evaluation) {
                     let done = self.resumed().map(|resumed| resumed.step);
                     self.metrics_file = MetricsFile::open(&self.trainer.blueprint.config, done)?;
                 }
@@ -187,7 +183,7 @@ impl<'a> Steps<'a> {
                 }
                 Ok(())
             }
-            Some(News::Step(..)) => unreachable!("a rank is ready before its first step"),
+            Some(_) => unreachable!("a rank is ready before its first step"),
             None => Err(self.conclude().err().expect("a rank that is not ready has failed")),
         }
     }
@@ -226,6 +222,17 @@ impl<'a> Steps<'a> {
         self.outcome.take().ok_or_else(failed)
     }
 
+    /// The evaluation that the ranks were started for.
+    pub(crate) fn evaluation(mut self) -> Result<Evaluation, Error> {
+        let evaluation = match self.next_news() {
+            Some(News::Evaluated(evaluation)) => Some(evaluation),
+            _ => None,
+        };
+        while self.next_news().is_some() {}
+        self.conclude()?;
+        Ok(evaluation.expect("ranks that end well have told it"))
+    }
+
     fn answer(&mut self, wish: Wish) {
         if std::mem::take(&mut self.unanswered)
             && let Some(answers) = &self.answers
@@ -257,7 +264,7 @@ impl<'a> Steps<'a> {
                 self.totals.add(&metrics);
                 Some(metrics)
             }
-            News::Ready(_) => unreachable!("told once, at the start"),
+            News::Ready(_) | News::Evaluated(_) => unreachable!("told once, and not of steps"),
         }
     }
 
@@ -347,6 +354,19 @@ impl<'a> Steps<'a> {
             _ => error,
         }
     }
+}
+
+/// The run's saver and the lock that goes with it, if it saves.
+fn saver(
+    trainer: &Trainer,
+    export: Export,
+) -> Result<(Option<Arc<Saver>>, Option<StoreLock>), Error> {
+    if matches!(export, Export::Gradients | Export::Evaluation) {
+        return Ok((None, None));
+    }
+    let saver = Saver::start(&trainer.blueprint, &trainer.data.0, trainer.found.newest)?;
+    let (saver, lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
+    Ok((saver, lock.flatten()))
 }
 
 /// The ranks of this process, with an engine or over what is `given`, and what they compute with.

@@ -4,7 +4,7 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue};
 
 use crate::{
-    args, check, choose, compare, export, inspect, log, measure, paper, planning, playground,
+    args, check, choose, compare, eval, export, inspect, log, measure, paper, planning, playground,
     ranks, schedule, shell, tokenize, version, why,
 };
 
@@ -32,6 +32,7 @@ pub(crate) fn command() -> Command {
         .subcommand(compare::command())
         .subcommand(why::command())
         .subcommand(inspect::command())
+        .subcommand(eval::command())
         .subcommand(export::command())
         .subcommand(tokenize::command())
         .subcommand(version::command())

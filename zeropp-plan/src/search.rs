@@ -123,7 +123,8 @@ fn simulate_best(job: &Job, models: &mut Models, fit: &[Candidate]) -> Found {
 }
 
 /// Those that are worth telling, of layouts in the order of their time: one that differs from a
-/// better one in V, U, kind, recomputation or prefetch alone, takes as long and holds as much, is not.
+/// better one in V, U, kind, recomputation or prefetch alone, takes as long and holds as much, is
+/// not.
 fn distinct(all: Vec<Planned>) -> Vec<Planned> {
     let key = |p: &Planned| {
         let l = &p.layout;

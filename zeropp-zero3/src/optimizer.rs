@@ -257,8 +257,14 @@ const TIED_TAG: u64 = u64::MAX;
 
 fn swap(group: &dyn Communicator, peer: usize, mine: Tensor<1>) -> CommResult<Tensor<1>> {
     let (len, dtype) = (mine.dims()[0], mine.dtype());
-    let sent = group.send(peer, TIED_TAG, mine);
+    // Both come to the two messages in one order, as NCCL asks (ADR 31).
+    if group.rank() < peer {
+        let sent = group.send(peer, TIED_TAG, mine);
+        let theirs = group.recv(peer, TIED_TAG, len, dtype).wait()?;
+        sent.wait()?;
+        return Ok(theirs);
+    }
     let theirs = group.recv(peer, TIED_TAG, len, dtype).wait()?;
-    sent.wait()?;
+    group.send(peer, TIED_TAG, mine).wait()?;
     Ok(theirs)
 }
