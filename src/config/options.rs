@@ -310,6 +310,12 @@ options! {
         /// cuda needs a build with --features cuda, NVIDIA's driver, NVRTC 13 and the toolkit's
         /// headers; wgpu a build with --features wgpu.
         "device" "KIND" device: DeviceKind = DeviceKind::Cpu, Same Kept;
+        /// Threads that each rank computes with on a CPU. Default: the machine's cores divided by
+        /// the ranks on it, at least 1.
+        ///
+        /// The bits are the same for any number. Where a machine has fewer cores than its ranks
+        /// have threads, they take turns and do not wait actively.
+        "threads" "N" threads: Option<usize> = None, Own Left;
         /// Start a run that is predicted to need more memory than there is.
         ///
         /// Before a rank starts, what the ranks here are predicted to need is held against the

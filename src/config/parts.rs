@@ -6,9 +6,17 @@ use zeropp_core::device::Devices;
 use zeropp_core::model::gpt::GptShape;
 
 use super::validate::VOCAB_MAX;
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, DeviceKind};
 
 impl Config {
+    /// Threads that each of `ranks` ranks on a machine of `units` cores computes with.
+    pub(crate) fn threads_of(&self, ranks: usize, units: usize) -> usize {
+        match self.device {
+            DeviceKind::Cpu => self.threads.unwrap_or((units / ranks.max(1)).max(1)),
+            _ => 1,
+        }
+    }
+
     /// The data that the settings name, or the built-in text: the part of it to train on, long
     /// enough for one sample.
     ///

@@ -9,6 +9,8 @@ use zeropp_pipeline::schedules::FORWARD;
 
 /// Most ranks of the threads engine: each is a thread, and beyond this a typing error is likelier.
 const RANKS_MAX: usize = 4096;
+/// Most threads of a rank.
+const THREADS_MAX: usize = 1024;
 /// Most micro-batches in a step; a schedule is a list of all actions.
 const MICRO_BATCHES_MAX: usize = 1 << 20;
 /// Most layers, and so most stages.
@@ -189,6 +191,7 @@ impl Config {
         }
         number("eps", self.eps, self.eps > 0.0, "more than 0, such as 1e-8")?;
         number("clip", self.clip, self.clip >= 0.0, "a largest norm, or 0 to never scale")?;
+        within("threads", self.threads.unwrap_or(1), THREADS_MAX)?;
         seconds("timeout-s", self.timeout_s)
     }
 

@@ -71,6 +71,7 @@ fn bare(config: &Config) -> Config {
         micro_batch_size: config.micro_batch_size,
         precision: config.precision,
         device: config.device,
+        threads: config.threads,
         no_memory_check: config.no_memory_check,
         timeout_s: config.timeout_s,
         ..Config::default()

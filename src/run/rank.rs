@@ -35,7 +35,7 @@ use crate::recorder::FlightRecorder;
 use crate::run::agreement::{Digests, Taken, agree};
 use crate::run::diagnose::Diverged;
 use crate::run::evaluation::{EvaluationSet, Evaluator};
-use crate::run::processes::{self, Clock};
+use crate::run::processes::{self, Clock, Met};
 use crate::run::stop::{Stopper, Wish};
 use crate::run::training::Training;
 
@@ -226,7 +226,8 @@ pub(crate) fn run_rank(
     if let Some(recorder) = &shared.recorder {
         recorder.meet(&*world)?;
     }
-    let peak_flops = processes::meet(shared, &*world, &device)?;
+    let Met { peak_flops, threads } = processes::meet(shared, &*world, &device)?;
+    let _in_use = threads.install();
     let groups = Groups::new(world, shared.blueprint.mesh)?;
     let meter = Meter::new();
     let (mut executor, resumed) = build_executor(shared, &device, &groups, &meter)?;

@@ -4,8 +4,8 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue};
 
 use crate::{
-    args, check, choose, compare, eval, export, inspect, log, measure, paper, planning, playground,
-    ranks, schedule, shell, tokenize, version, why,
+    args, check, choose, compare, eval, export, generate, inspect, log, measure, paper, planning,
+    playground, ranks, schedule, shell, tokenize, version, why,
 };
 
 const ABOUT: &str = "Trains transformers that are too big for one node: pipeline parallelism \
@@ -34,6 +34,7 @@ pub(crate) fn command() -> Command {
         .subcommand(inspect::command())
         .subcommand(eval::command())
         .subcommand(export::command())
+        .subcommand(generate::command())
         .subcommand(tokenize::command())
         .subcommand(version::command())
         .subcommand(shell::completions_command())

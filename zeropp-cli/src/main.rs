@@ -13,6 +13,7 @@ mod emulate;
 mod eval;
 mod export;
 mod figures;
+mod generate;
 mod inspect;
 mod log;
 mod measure;
@@ -90,6 +91,7 @@ fn main() -> ExitCode {
         Some(("inspect", matches)) => inspect::run(matches),
         Some(("eval", matches)) => eval::run(matches),
         Some(("export", matches)) => export::run(matches),
+        Some(("generate", matches)) => generate::run(matches),
         Some(("tokenize", matches)) => tokenize::run(matches),
         Some(("version", _)) => version::run(),
         Some(("completions", matches)) => shell::completions(matches, command::command()),

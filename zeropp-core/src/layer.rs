@@ -10,6 +10,7 @@ use burn::tensor::{Int, Tensor};
 pub use zeropp_model::layer::{BatchShape, LayerCost};
 
 use crate::params::ParamSpec;
+use crate::past::Past;
 use crate::split::{LayerWeights, OpCx, Weight};
 
 /// What a forward of one layer sees besides its input.
@@ -38,6 +39,12 @@ pub trait Layer: Send + Sync + 'static {
     fn parameters(&self) -> Vec<ParamSpec>;
     /// Output for `x: [b, s, h]`.
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3>;
+    /// Output for `x: [1, n, h]` of tokens that follow those of `past`, which takes them up; none
+    /// where the layer cannot go on from a past, so that all of a text is computed for each new
+    /// token of it. Training never asks.
+    fn extend(&self, _x: Tensor<3>, _cx: &LayerCx, _past: &mut Past) -> Option<Tensor<3>> {
+        None
+    }
     /// What a micro-batch costs.
     fn cost(&self, batch: BatchShape) -> LayerCost;
     /// The longest sample that the layer can take, in tokens, where it has a limit: learned

@@ -13,7 +13,9 @@ pub mod layer;
 pub mod meter;
 pub mod metrics;
 pub mod model;
+pub mod past;
 pub mod rng;
+pub mod sampling;
 pub mod split;
 pub mod stock;
 

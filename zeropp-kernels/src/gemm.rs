@@ -141,7 +141,7 @@ pub fn product(scale: f32, a: MatRef<'_>, b: MatRef<'_>) -> Vec<f32> {
     let fresh = MatMut::new(&mut c.spare_capacity_mut()[..len], a.rows, b.cols);
     by_parts(fresh, a, b, |mut c, a, b, _| {
         let stride = c.row_stride();
-        // SAFETY: `c` has room for the product, as above; told to set, the product reads none of it.
+        // SAFETY: `c` has room for the product, as above; told to set, that reads none of it.
         unsafe { raw(c.as_mut_ptr().cast(), stride, Store::Set, scale, a, b) }
     });
     // SAFETY: the parts are all of `c`, and each product wrote every element of its part.

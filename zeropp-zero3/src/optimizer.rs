@@ -6,8 +6,8 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use zeropp_comm::groups::Groups;
 use zeropp_comm::{CommResult, Communicator};
-use zeropp_core::device;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
+use zeropp_core::{cpu_tensor, device};
 
 use crate::adamw::{AdamW, Moments, StepScale};
 use crate::exact::ExactSum;
@@ -181,7 +181,7 @@ impl Optimizer {
         let first = (me == tie.ranks.0).then(|| grad_of(stages, tie.first)).flatten();
         let last = (me == tie.ranks.1).then(|| grad_of(stages, tie.last)).flatten();
         let sum = match (first, last) {
-            (Some(a), Some(b)) => a + b,
+            (Some(a), Some(b)) => cpu_tensor::sum(&a, &b),
             (Some(a), None) => a.clone() + self.swapped(tie.ranks.1, &a)?,
             (None, Some(b)) => self.swapped(tie.ranks.0, &b)? + b,
             (None, None) => return Ok(()),

@@ -9,6 +9,6 @@ mod parts;
 mod whole;
 
 pub use parts::build;
-pub use whole::{EvaluationError, logits};
+pub use whole::{EvaluationError, Whole, logits};
 pub use zeropp_model::tensors::DecoderTensor;
 pub use zeropp_model::{decoder, hf_config, presets};

@@ -13,6 +13,7 @@ use zeropp_model::parts::{DecoderPart, PartKind};
 use super::block::{self, Block};
 use crate::layer::{BatchShape, Embedding, Head, Layer, LayerCost, LayerCx, Model, Part};
 use crate::params::ParamSpec;
+use crate::past::Past;
 use crate::split::ops::{self, Rotation};
 
 /// The model that `decoder` describes.
@@ -79,6 +80,12 @@ impl Layer for PositionEmbedding {
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
         ops::position_embedding(x, &cx.weight(&only(&self.0)), &cx.op)
     }
+    fn extend(&self, x: Tensor<3>, cx: &LayerCx, past: &mut Past) -> Option<Tensor<3>> {
+        let [_, n, _] = x.dims();
+        let (first, rows) = (past.tokens(), cx.weight::<2>(&only(&self.0)).get());
+        past.pass(n);
+        Some(x + rows.slice([first..first + n]).unsqueeze())
+    }
     fn cost(&self, batch: BatchShape) -> LayerCost {
         self.0.cost(batch)
     }
@@ -106,6 +113,9 @@ impl Layer for FinalNorm {
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
         let decoder = &self.0.decoder;
         block::norm(decoder.norm, x, decoder.names().final_norm, cx)
+    }
+    fn extend(&self, x: Tensor<3>, cx: &LayerCx, _: &mut Past) -> Option<Tensor<3>> {
+        Some(self.forward(x, cx))
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {
         self.0.cost(batch)

@@ -179,7 +179,9 @@ proptest! {
     }
 
     #[test]
-    fn any_heads(n in 1..300_usize, heads in 1..5_usize, groups in 1..4_usize, pairs in 1..20_usize) {
+    fn any_heads(
+        n in 1..300_usize, heads in 1..5_usize, groups in 1..4_usize, pairs in 1..20_usize,
+    ) {
         let (d, at) = (2 * pairs, Heads { heads, groups });
         let width = (heads + 2 * groups) * d;
         let (x, dy) = (numbers(2 * n * width, 1), numbers(2 * n * width, 2));
