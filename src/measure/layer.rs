@@ -40,6 +40,8 @@ pub struct LayerRates {
     pub update_bytes_per_s: f64,
     /// Bytes in a second that a pass over tensors reads and writes.
     pub memory_bytes_per_s: f64,
+    /// Seconds of a step that no action takes: ranks tell each other how it went.
+    pub step_end_s: f64,
 }
 
 /// Measures with so many ranks at once, each with the whole of a small model.
@@ -59,7 +61,8 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
         ..bare(config)
     };
     let trainer = Trainer::new(config)?;
-    let (_, timeline) = trainer.train_to_timeline(|_| ())?;
+    let mut steps = Vec::new();
+    let (_, timeline) = trainer.train_to_timeline(|step| steps.push(step.step_s))?;
     let costs = measured(&timeline).map_err(|e| Error::Model(e.to_string()))?;
     let blueprint = &trainer.blueprint;
     let times: Vec<BlockTimes> = costs
@@ -77,7 +80,15 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
     let head_s = (sum(&times[2]) - sum(&times[1])).max(0.01 * sum(&times[2]));
     let elements: u64 = blueprint.plan.ranks[0].memory.parameter_shard / 4;
     let update_s = (costs.step_ns as f64 / 1e9).max(1e-9);
+    let recomputed = &blueprint.recomputed.whole;
+    let stage = |(s, times): (usize, &BlockTimes)| {
+        sum(times) + if recomputed.contains(&s) { times[3] } else { 0.0 }
+    };
+    let work = MICRO_BATCHES as f64 * times.iter().enumerate().map(stage).sum::<f64>();
+    let sums: u64 = costs.stages.iter().map(|s| s.replica_reduce_ns).sum();
+    let actions = work + update_s + sums as f64 / 1e9;
     Ok(LayerRates {
+        step_end_s: (super::median(steps.split_off(1)) - actions).max(0.0),
         block_s: times[1],
         block_flops_per_s: std::array::from_fn(|i| block[i] / times[1][i].max(1e-9)),
         head_s,

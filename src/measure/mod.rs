@@ -5,7 +5,7 @@ mod layer;
 mod links;
 mod products;
 
-use zeropp_core::device::Room;
+use zeropp_core::device::{self, Room};
 
 use crate::Error;
 use crate::config::{Config, DeviceKind};
@@ -46,8 +46,10 @@ pub fn measure(config: &Config) -> Result<Measured, Error> {
     let here = if config.device == DeviceKind::Cpu { ranks } else { ranks.min(devices.count()) };
     let products = products::measure(config, &devices, here)?;
     let layer = layer::measure(config, here)?;
-    let room = (config.device == DeviceKind::Cpu).then(Room::find).flatten();
-    let memory_bytes = room.map(|room| room.bytes / here.max(1) as u64);
+    let memory_bytes = match config.device {
+        DeviceKind::Cpu => Room::find().map(|room| room.bytes / here.max(1) as u64),
+        gpu => device::memory(gpu).into_iter().min(),
+    };
     Ok(Measured { ranks, memory_bytes, products, layer, inside, between })
 }
 
@@ -69,6 +71,7 @@ fn bare(config: &Config) -> Config {
         micro_batch_size: config.micro_batch_size,
         precision: config.precision,
         device: config.device,
+        threads: config.threads,
         no_memory_check: config.no_memory_check,
         timeout_s: config.timeout_s,
         ..Config::default()

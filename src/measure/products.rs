@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Tensor};
 use zeropp_core::device::Devices;
+use zeropp_core::kernels::threads::Threads;
 use zeropp_core::meter::Meter;
 use zeropp_core::model::decoder::Decoder;
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
@@ -50,12 +51,16 @@ pub(super) fn measure(
         Precision::Bf16 => DType::BF16,
     };
     let on_gpu = config.device != DeviceKind::Cpu;
+    let units = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = config.threads_of(ranks, units);
     let timed = |[rows, inner, columns]: [usize; 3]| {
         let barrier = Arc::new(Barrier::new(ranks));
         let seconds = std::thread::scope(|scope| {
             let of = |rank: usize| {
                 let (device, barrier) = (devices.of(rank), barrier.clone());
                 scope.spawn(move || {
+                    let threads = Threads::new(threads, ranks * threads <= units);
+                    let _installed = threads.install();
                     let product = product([rows, inner, columns], &device, dtype, on_gpu);
                     barrier.wait();
                     repeated(product)

@@ -129,13 +129,15 @@ fn text(m: &Measured, what: &str) -> String {
          block_flops_per_s = [{}]  # F, B, W, R with all that they do\n\
          head_flops_per_s = {}\n\
          memory_bytes_per_s = {}    # passes over tensors\n\
-         update_bytes_per_s = {}    # the optimizer, 28 bytes a parameter\n",
+         update_bytes_per_s = {}    # the optimizer, 28 bytes a parameter\n\
+         t_step_end = {:.0}              # us of a step beside its actions\n",
         figure(peak),
         1e6 * l.head_s,
         rates.map(figure).join(", "),
         figure(l.head_flops_per_s),
         figure(l.memory_bytes_per_s),
         figure(l.update_bytes_per_s),
+        1e6 * l.step_end_s,
     );
     match m.memory_bytes {
         Some(bytes) => {
@@ -256,6 +258,7 @@ mod tests {
                 head_flops_per_s: 5e10,
                 update_bytes_per_s: 6e9,
                 memory_bytes_per_s: 7e9,
+                step_end_s: 3e-3,
             },
             inside: inside.then(links),
             between: None,
@@ -273,6 +276,7 @@ mod tests {
         assert_eq!((machine.update_bytes_per_s, machine.memory_bytes_per_s), (6e9, 7e9));
         assert_eq!((machine.zero3_bytes_per_s, machine.reduce_bytes_per_s), (4e9, 2e9));
         assert_eq!((machine.replica_bytes_per_s, machine.bytes_per_s), (1e9, 3e9));
+        assert!((machine.step_end_s - 3e-3).abs() < 1e-12);
         assert_eq!((machine.per_node, machine.flops_per_s), (4, 5e10));
         assert!((machine.message_s - 5e-6).abs() < 1e-12 && machine.collective_s == 2e-5);
         assert_eq!(machine.source, "4 CPU ranks");

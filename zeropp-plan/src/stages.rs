@@ -353,6 +353,6 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
             parallel_max: Some(2),
         },
         overlap_ns: None,
-        step_ns: ns(update),
+        step_ns: ns(update + job.machine.step_end_s),
     }
 }

@@ -21,6 +21,7 @@
 //! block_flops_per_s = [3e10, 3e10, 4e10, 3e10] # F, B, W and R of a block, all that they do
 //! head_flops_per_s = 4e10     # a head's F, with its gradients
 //! update_bytes_per_s = 5e9    # the optimizer; missing: memory_bytes_per_s
+//! t_step_end = 500            # us of a step beside its actions
 //! reduce_bytes_per_s = 2e9    # reduce-scatters inside a node; missing: zero3_bytes_per_s
 //! ```
 
@@ -30,7 +31,7 @@ use super::{CostsError, Table};
 
 /// Keys that only a machine has. `zero3_bytes_per_s`, `replica_bytes_per_s`, `bytes_per_s` and
 /// `t_comm` are those of stages, too.
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "source",
     "flops_per_s",
     "flops_share",
@@ -41,6 +42,7 @@ const KEYS: [&str; 11] = [
     "block_flops_per_s",
     "head_flops_per_s",
     "update_bytes_per_s",
+    "t_step_end",
     "reduce_bytes_per_s",
 ];
 const SHARED: [&str; 5] =
@@ -84,6 +86,8 @@ pub struct Machine {
     pub head_flops_per_s: Option<f64>,
     /// Bytes in a second that the optimizer reads and writes.
     pub update_bytes_per_s: f64,
+    /// Seconds of a step that no action takes.
+    pub step_end_s: f64,
 }
 
 /// Takes the keys that only a machine has out of `keys`; whether there were rates among them.
@@ -131,6 +135,7 @@ impl Table {
             collective_s: latency("t_collective")? / 1e6,
             block_flops_per_s: self.block_rates()?,
             head_flops_per_s: head.then(|| self.rate("head_flops_per_s", None)).transpose()?,
+            step_end_s: latency("t_step_end")? / 1e6,
             update_bytes_per_s: self.rate("update_bytes_per_s", Some(passes))?,
         })
     }
