@@ -27,6 +27,9 @@ pub enum Error {
     /// Training data that cannot be used.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// Data for a validation loss that cannot be used.
+    #[error("{0}")]
+    EvaluationData(String),
     /// Weights to begin with that cannot be used.
     #[error("init-from = {0}")]
     Weights(#[from] WeightsError),

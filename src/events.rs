@@ -45,6 +45,8 @@ pub(crate) fn step(m: &StepMetrics, steps: u64) {
         tokens_per_s = m.tokens_per_s,
         bubble = m.bubble,
         skipped = m.skipped,
+        eval_loss = m.eval.map(|eval| eval.loss),
+        eval_perplexity = m.eval.map(|eval| eval.perplexity),
         "step"
     );
 }

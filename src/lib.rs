@@ -60,6 +60,7 @@ mod run;
 mod trainer;
 mod world;
 
+pub use checkpoint::described::config_of;
 pub use checkpoint::export::{ExportOptions, ExportReport, export_checkpoint};
 pub use checkpoint::resume::Resumed;
 pub use checkpoint::saved::{Saved, SavedStep, saved};
@@ -78,7 +79,9 @@ pub use trainer::signals::stop_on_signals;
 pub use trainer::steps::Steps;
 pub use trainer::{StepFlow, Trainer, Weights};
 pub use zeropp_comm::{launch, rendezvous};
-pub use zeropp_core::metrics::{Plan, RankPlan, StepMetrics, Stopped, Summary};
+pub use zeropp_core::metrics::{
+    Evaluation, EvaluationPlan, Plan, RankPlan, StepMetrics, Stopped, Summary,
+};
 pub use zeropp_core::{data, layer, meter, model, params, rng, split, stock};
 pub use zeropp_pipeline as pipeline;
 pub use zeropp_weights as weights;

@@ -11,6 +11,9 @@ use std::time::Duration;
 
 use common::{run, tiny};
 use host::{Host, Pretend};
+use zeropp::pipeline::exchange::csv::{self, Dialect};
+use zeropp::pipeline::lower::in_issue_order;
+use zeropp::pipeline::verify::verify_issue_order;
 use zeropp::{Config, StepMetrics, Trainer};
 use zeropp_comm::nccl::{NcclOptions, NcclSearch, NcclWorld};
 use zeropp_comm::rendezvous::Local;
@@ -28,6 +31,8 @@ fn over_nccl(config: Config, late_us: u64) -> Vec<StepMetrics> {
     let start = |rank: usize| {
         let device = Host::new();
         device.late_us.store(late_us, Ordering::Relaxed);
+        // As strict about the order between communicators as NCCL may be.
+        device.one_order.store(true, Ordering::Relaxed);
         NcclWorld::start(options.clone(), rank, size, Arc::new(device), &met).unwrap()
     };
     let start = &start;
@@ -46,6 +51,13 @@ fn over_nccl(config: Config, late_us: u64) -> Vec<StepMetrics> {
 
 /// NCCL's order of sums differs, so the bits do, by rounding.
 fn compare(config: Config, late_us: u64) {
+    // What a run whose engine is NCCL makes of it; here that setting would ask for GPUs.
+    let program = in_issue_order(Trainer::new(config.clone()).unwrap().schedule());
+    verify_issue_order(&program).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("program.csv");
+    csv::write(&program, Dialect::Zeropp, std::fs::File::create(&path).unwrap()).unwrap();
+    let config = Config { schedule: path.to_str().unwrap().into(), unit: None, ..config };
     let expected = run(config.clone()).steps;
     let found = over_nccl(config, late_us);
     assert_eq!(found.len(), expected.len());

@@ -89,7 +89,9 @@ pub fn export_checkpoint(
         ));
     };
     let began_with = manifest.settings.get("init-from").map(PathBuf::from);
-    let like = options.like.clone().or(began_with.filter(|path| path.exists()));
+    // It may have begun with another checkpoint.
+    let is_model = |path: &PathBuf| path.is_file() || path.join("config.json").is_file();
+    let like = options.like.clone().or(began_with.filter(is_model));
     let config = config(family, manifest, like.as_deref(), options.store_as)?.ok_or_else(|| {
         wrong("no config.json is known for it", "name a model that it is like, with --like")
     })?;

@@ -1,18 +1,58 @@
 //! The weights that a run begins with: found and checked before a rank starts, read by each rank.
 
-use zeropp_core::layer::Part;
+use std::path::Path;
+
+use zeropp_core::layer::{Model, Part};
 use zeropp_weights::{Family, Import, ParameterShape, Weights};
 use zeropp_zero3::ShardedStage;
+use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Store};
 
 use crate::Error;
 use crate::config::ConfigError;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 
+/// Weights that a run may begin with.
+pub(crate) enum Initial {
+    /// Those of other tools.
+    Files(Box<Import>),
+    /// Those of a run; its moments stay behind.
+    Checkpoint(Checkpoint),
+}
+
+/// The checkpoint that `path` is, or the newest in it; none where it is neither.
+///
+/// # Errors
+/// A checkpoint that is damaged.
+pub(crate) fn checkpoint_at(path: &Path) -> Result<Option<Checkpoint>, CheckpointError> {
+    if path.join("manifest.json").is_file() {
+        return Checkpoint::open(path).map(Some);
+    }
+    if !path.is_dir() {
+        return Ok(None);
+    }
+    let store = Store::new(path);
+    let newest = store.steps()?.last().copied();
+    newest.map(|step| Checkpoint::open(&store.path(step))).transpose()
+}
+
 /// Opens what `init-from` names and holds it against the model; none where nothing is named.
-pub(crate) fn open(bp: &Blueprint) -> Result<Option<Import>, Error> {
+pub(crate) fn open(bp: &Blueprint) -> Result<Option<Initial>, Error> {
     let Some(path) = &bp.config.init_from else { return Ok(None) };
-    let parameters: Vec<_> = bp.model.parts.iter().flat_map(Part::parameters).collect();
+    open_for(path, &bp.model).map(Some)
+}
+
+/// Opens the weights at `path` and holds them against `model`.
+///
+/// # Errors
+/// Weights that cannot be read, or are another model's.
+pub(crate) fn open_for(path: &Path, model: &Model) -> Result<Initial, Error> {
+    let parameters: Vec<_> = model.parts.iter().flat_map(Part::parameters).collect();
+    if let Some(checkpoint) = checkpoint_at(path)? {
+        checkpoint.check_model(parameters.iter().map(|p| (p.name.as_str(), p.shape.as_slice())))?;
+        checkpoint.check_sizes()?;
+        return Ok(Initial::Checkpoint(checkpoint));
+    }
     let Some(family) = Family::of(parameters.iter().map(|p| p.name.as_str())) else {
         let problem = "the model has no names that files of weights have";
         let help = "use a built-in model, or leave it out";
@@ -23,17 +63,42 @@ pub(crate) fn open(bp: &Blueprint) -> Result<Option<Import>, Error> {
         shape: p.shape.clone(),
     };
     let shapes: Vec<_> = parameters.iter().map(shape).collect();
-    let import = Import::new(Weights::open(path)?, family, &shapes, bp.model.vocabulary)?;
-    Ok(Some(import))
+    let import = Import::new(Weights::open(path)?, family, &shapes, model.vocabulary)?;
+    Ok(Initial::Files(Box::new(import)))
+}
+
+impl Initial {
+    /// Reads whatever `fill` asks for: elements of a parameter from a place on, in row-major order
+    /// of its shape.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is damaged.
+    pub(crate) fn read(
+        &self,
+        mut fill: impl FnMut(
+            &mut dyn FnMut(&str, usize, &mut [f32]) -> Result<(), RankError>,
+        ) -> Result<(), RankError>,
+    ) -> Result<(), RankError> {
+        match self {
+            Initial::Files(import) => {
+                fill(&mut |name, offset, out| Ok(import.read(name, offset, out)?))
+            }
+            Initial::Checkpoint(checkpoint) => {
+                let mut reader = checkpoint.parameters();
+                fill(&mut |name, offset, out| Ok(reader.read(name, offset, out)?))?;
+                Ok(reader.finish()?)
+            }
+        }
+    }
 }
 
 /// Fills the shards of this rank, for a run that begins.
 pub(crate) fn read(
     bp: &Blueprint,
-    import: Option<&Import>,
+    initial: Option<&Initial>,
     stages: &mut [ShardedStage],
 ) -> Result<(), RankError> {
-    let Some(import) = import else {
+    let Some(initial) = initial else {
         // Rank 0's process begins, and this one took it to go on.
         return match &bp.config.init_from {
             Some(path) => Err(RankError::Program(format!(
@@ -44,8 +109,9 @@ pub(crate) fn read(
             None => Ok(()),
         };
     };
-    for stage in stages {
-        stage.fill_parameters(|name, offset, out| import.read(name, offset, out))?;
-    }
-    Ok(())
+    initial.read(|read| {
+        stages.iter_mut().try_for_each(|stage| {
+            stage.fill_parameters(|name, offset, out| read(name, offset, out))
+        })
+    })
 }

@@ -1,5 +1,6 @@
 //! Saving a run: how its ranks write checkpoints together, behind the steps (ADR 34).
 
+pub(crate) mod described;
 pub(crate) mod export;
 pub(crate) mod initial;
 pub(crate) mod patience;
@@ -20,7 +21,8 @@ use parking_lot::Mutex;
 use tracing::warn;
 use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Fingerprint};
-use zeropp_zero3::checkpoint::{CheckpointError, Manifest, Store, StoreLock};
+use zeropp_core::metrics::Evaluation;
+use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Manifest, Store, StoreLock};
 
 use crate::Error;
 use crate::checkpoint::patience::Patience;
@@ -64,6 +66,16 @@ pub(crate) struct Saver {
     totals: Mutex<SaveTotals>,
     /// Its ranks are gone.
     closed: AtomicBool,
+    evaluated: Mutex<Evaluated>,
+}
+
+/// What rank 0's process knows of validation losses.
+#[derive(Clone, Copy, Default)]
+struct Evaluated {
+    /// The last one: its step and the loss.
+    last: Option<(u64, f64)>,
+    /// Step of the checkpoint with the lowest one, which is never removed.
+    best: Option<u64>,
 }
 
 impl Saver {
@@ -105,6 +117,7 @@ impl Saver {
             run: OnceLock::new(),
             under_way: UnderWay::default(),
             totals: Mutex::default(),
+            evaluated: Mutex::default(),
             closed: AtomicBool::new(false),
         }
     }
@@ -114,6 +127,7 @@ impl Saver {
         let saver = Saver::of(bp, data, before.store.clone());
         *saver.told.lock() = before.told.lock().clone();
         *saver.totals.lock() = before.totals();
+        *saver.evaluated.lock() = *before.evaluated.lock();
         saver
     }
 
@@ -198,6 +212,41 @@ impl Saver {
         Err(CheckpointError::Folder { folder: self.folder().to_path_buf(), problem }.into())
     }
 
+    /// The lowest validation loss of the checkpoints that are there, of which the newest is what
+    /// the run goes on from, on all ranks; its checkpoint will not be removed. All ranks call it.
+    pub(crate) fn lowest(&self, world: &dyn Communicator) -> Result<Option<f64>, RankError> {
+        let mut found: Option<(u64, f64)> = None;
+        if world.rank() == 0 {
+            for step in self.store.steps()? {
+                // One that is damaged is told of where it is read.
+                let Ok(checkpoint) = Checkpoint::open(&self.store.path(step)) else { continue };
+                let loss = checkpoint.manifest().validation_loss();
+                if let Some(loss) = loss.filter(|loss| found.is_none_or(|(_, low)| *loss < low)) {
+                    found = Some((step, loss));
+                }
+            }
+            self.evaluated.lock().best = found.map(|(step, _)| step);
+        }
+        let mine = found.map(|(_, loss)| loss.to_le_bytes().to_vec()).unwrap_or_default();
+        let all = world.exchange(mine).wait()?;
+        Ok(all[0][..].try_into().ok().map(f64::from_le_bytes))
+    }
+
+    /// The validation loss after `step`; that of the checkpoint after it, if there will be one.
+    pub(crate) fn evaluated(&self, step: u64, evaluation: &Evaluation) {
+        let mut evaluated = self.evaluated.lock();
+        evaluated.last = Some((step, evaluation.loss));
+        if evaluation.best {
+            evaluated.best = Some(step);
+        }
+    }
+
+    /// The validation loss after `step`, if it was measured, and the step that is to be kept.
+    pub(crate) fn evaluation_of(&self, step: u64) -> (Option<f64>, Option<u64>) {
+        let Evaluated { last, best } = *self.evaluated.lock();
+        (last.filter(|(last, _)| *last == step).map(|(_, loss)| loss), best)
+    }
+
     /// Whether `step` is the run's last, which is always saved.
     pub(crate) fn is_last(&self, step: u64) -> bool {
         step == self.last
@@ -230,7 +279,7 @@ impl Saver {
 
     /// Completes a checkpoint whose parts are written, or removes what there is of it.
     fn complete(&self, save: Save, reports: Vec<Report>) -> Outcome {
-        let Save { step, updates, rotates } = save;
+        let Save { step, updates, rotates, loss, best } = save;
         let cpu_s: f64 = reports.iter().map(|report| report.cpu_s).sum();
         let manifest = || {
             let settings = self.settings.clone();
@@ -245,6 +294,7 @@ impl Saver {
                 }
             }
             manifest.data = Some(self.data.clone());
+            manifest.set_validation_loss(loss);
             manifest.sort_pieces();
             Ok(manifest)
         };
@@ -257,7 +307,7 @@ impl Saver {
             Ok(())
         });
         let left = match &result {
-            Ok(()) if rotates => self.store.retain(self.keep),
+            Ok(()) if rotates => self.store.retain(self.keep, best),
             Ok(()) => Vec::new(),
             Err(_) => {
                 // What cannot be removed is hidden, and the next run tries again.

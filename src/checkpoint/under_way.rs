@@ -9,7 +9,7 @@ use zeropp_zero3::checkpoint::CheckpointError;
 use crate::checkpoint::writer::Report;
 
 /// What is to be saved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Save {
     /// Steps behind it.
     pub(crate) step: u64,
@@ -17,6 +17,10 @@ pub(crate) struct Save {
     pub(crate) updates: u64,
     /// Whether older checkpoints go for it.
     pub(crate) rotates: bool,
+    /// The validation loss, if it was measured.
+    pub(crate) loss: Option<f64>,
+    /// Step of the lowest validation loss so far, whose checkpoint stays.
+    pub(crate) best: Option<u64>,
 }
 
 /// How a save ended.

@@ -207,6 +207,22 @@ options! {
         /// Such a step changes no weight, and no checkpoint from before it is removed.
         "max-skipped" "N" max_skipped: u64 = 10, Same Left;
     }
+    "Validation" {
+        /// Steps from one validation loss to the next; 0 measures none. The last step has one, too.
+        ///
+        /// Of data that is not trained on: that of eval-data, or what split keeps. The same samples
+        /// each time, from its start. No bit of the training depends on it.
+        "eval-every" "N" eval_every: u64 = 0, Same Left;
+        /// Batches of a validation loss, each as many samples as a step has; 0 takes all there is.
+        ///
+        /// Of less data every whole micro-batch counts once.
+        "eval-steps" "M" eval_steps: u64 = 20, Same Told;
+        /// Data for the validation loss: a file or folder, read as that of data is.
+        "eval-data" "PATH" eval_data: Option<PathBuf> = None, Given Told;
+        /// Save each step whose validation loss is the lowest so far, and never remove the last of
+        /// them, whatever keep says.
+        "keep-best" "BOOL" keep_best: bool = false, Same Left;
+    }
     "Model" {
         /// Which model to train: a family, a preset, or a Hugging Face folder or its config.json.
         ///
@@ -245,7 +261,8 @@ options! {
         ///
         /// Rows that are no token id are never looked up and take no part in the loss.
         "vocab-multiple" "N" vocab_multiple: usize = 1, Same Fixed;
-        /// Begin with these weights: a Hugging Face folder, a safetensors file or a GGUF file.
+        /// Begin with these weights: a Hugging Face folder, a safetensors file, a GGUF file, or a
+        /// checkpoint of another run.
         ///
         /// Each rank reads its own part. What is missing, unknown or of another shape is refused by
         /// its name. A run that goes on from a checkpoint takes that.
@@ -293,6 +310,12 @@ options! {
         /// cuda needs a build with --features cuda, NVIDIA's driver, NVRTC 13 and the toolkit's
         /// headers; wgpu a build with --features wgpu.
         "device" "KIND" device: DeviceKind = DeviceKind::Cpu, Same Kept;
+        /// Threads that each rank computes with on a CPU. Default: the machine's cores divided by
+        /// the ranks on it, at least 1.
+        ///
+        /// The bits are the same for any number. Where a machine has fewer cores than its ranks
+        /// have threads, they take turns and do not wait actively.
+        "threads" "N" threads: Option<usize> = None, Own Left;
         /// Start a run that is predicted to need more memory than there is.
         ///
         /// Before a rank starts, what the ranks here are predicted to need is held against the

@@ -39,6 +39,7 @@ impl Config {
         let files = [
             ("the configuration", self.file.as_deref()),
             ("data", self.data.as_deref()),
+            ("eval-data", self.eval_data.as_deref()),
             ("schedule", self.schedule_file()),
             ("emulate", self.emulate.as_deref()),
             ("costs", self.costs.as_deref()),
@@ -147,7 +148,7 @@ impl Config {
         // What cannot be read is told by who reads it.
         let below = |path: &PathBuf| path.is_dir().then(|| files_below(path).ok()).flatten();
         let mixed = self.sources().unwrap_or_default().into_iter().map(|(path, _)| path);
-        let data = self.data.iter().cloned().chain(mixed);
+        let data = self.data.iter().chain(&self.eval_data).cloned().chain(mixed);
         data.filter_map(|path| below(&path)).flatten().collect()
     }
 }
@@ -157,8 +158,10 @@ fn check_apart_from_data<'a>(
     inputs: &[Found],
     mut outputs: impl Iterator<Item = &'a Found<'a>>,
 ) -> Checked {
-    let data: Vec<_> =
-        inputs.iter().filter(|input| ["data", "data-mix"].contains(&input.field)).collect();
+    let data: Vec<_> = inputs
+        .iter()
+        .filter(|input| ["data", "data-mix", "eval-data"].contains(&input.field))
+        .collect();
     outputs.try_for_each(|output| {
         let holds = |data: &&&Found| {
             let inside = output.place.within(&data.place);

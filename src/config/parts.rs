@@ -6,9 +6,17 @@ use zeropp_core::device::Devices;
 use zeropp_core::model::gpt::GptShape;
 
 use super::validate::VOCAB_MAX;
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, DeviceKind};
 
 impl Config {
+    /// Threads that each of `ranks` ranks on a machine of `units` cores computes with.
+    pub(crate) fn threads_of(&self, ranks: usize, units: usize) -> usize {
+        match self.device {
+            DeviceKind::Cpu => self.threads.unwrap_or((units / ranks.max(1)).max(1)),
+            _ => 1,
+        }
+    }
+
     /// The data that the settings name, or the built-in text: the part of it to train on, long
     /// enough for one sample.
     ///
@@ -18,11 +26,17 @@ impl Config {
         self.part_of_data(SplitPart::Training)
     }
 
-    /// The part of the data that `split` keeps for validation; none where it keeps none.
+    /// The data to measure the validation loss on: that of `eval-data`, else the part that `split`
+    /// keeps; none where there is neither.
     ///
     /// # Errors
     /// As [`dataset`](Self::dataset).
     pub fn validation_dataset(&self) -> Result<Option<Dataset>, DataError> {
+        if let Some(path) = &self.eval_data {
+            let dataset = Dataset::open(path, self.tokenizer)?;
+            dataset.require(self.seq)?;
+            return Ok(Some(dataset));
+        }
         match self.split_shares() {
             Ok(Some((_, 1..))) => self.part_of_data(SplitPart::Validation).map(Some),
             _ => Ok(None),

@@ -54,8 +54,39 @@ impl Config {
         }
     }
 
+    /// Settings of the validation loss that come to nothing by themselves.
+    fn check_validation(&self) -> Result<(), ConfigError> {
+        let kept = self.split_shares()?.is_some_and(|(_, validation)| validation > 0);
+        if let Some(path) = &self.eval_data {
+            let refused = |problem: &str, help: &str| {
+                Err(ConfigError::value("eval-data", path.display(), problem, help))
+            };
+            if self.eval_every == 0 {
+                let help = "say how often with eval-every, such as 100, or leave it out";
+                return refused("eval-every is 0: nothing would be measured on it", help);
+            }
+            if kept {
+                return refused("split keeps data to validate on, too", "leave one of them out");
+            }
+        }
+        check(self.eval_every == 0 || kept || self.eval_data.is_some(), || {
+            let problem = "there is no data to measure a validation loss on";
+            let help = "name it with eval-data, or keep a part of the data with split, as in 98,2";
+            ConfigError::value("eval-every", self.eval_every, problem, help)
+        })?;
+        check(!self.keep_best || self.eval_every > 0, || {
+            let problem = "eval-every is 0: there is no validation loss to be the lowest";
+            ConfigError::value("keep-best", true, problem, "give eval-every, or leave it out")
+        })?;
+        check(!self.keep_best || self.save.is_some(), || {
+            let help = "name a folder with save, or leave it out";
+            ConfigError::value("keep-best", true, "save has no folder", help)
+        })
+    }
+
     pub(super) fn check_sources(&self) -> Result<(), ConfigError> {
         self.split_shares()?;
+        self.check_validation()?;
         let sources = self.sources()?;
         check(sources.is_empty() || self.data.is_none(), || {
             let data = self.data.as_deref().unwrap_or(Path::new("")).display();

@@ -78,6 +78,7 @@ fn bad_meshes_and_models_are_named_with_what_would_work() {
         ("pp = 0", "pp = 0: at least 1 is needed; use 1 to 4096"),
         ("zero3 = 0", "zero3 = 0: at least 1"),
         ("dp = 0", "dp = 0: at least 1"),
+        ("threads = 0", "threads = 0: at least 1 is needed; use 1 to 1024"),
         ("pp = 9223372036854775807", "pp = 9223372036854775807: is beyond any use; use 1 to 4096"),
         (
             "pp = 4\nzero3 = 2000\ndp = 2",
@@ -278,6 +279,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         init_from: path(),
         data_mix: Some("a=1,b=2".into()),
         split: Some("98,2".into()),
+        threads: Some(2),
         ..Config::default().resolved()
     };
     let written = full.to_toml().unwrap();

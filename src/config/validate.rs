@@ -5,9 +5,12 @@ use std::path::Path;
 use super::{Config, ConfigError, DeviceKind, EngineKind, Precision, Resume};
 use zeropp_core::device;
 use zeropp_core::kernels::bf16;
+use zeropp_pipeline::schedules::FORWARD;
 
 /// Most ranks of the threads engine: each is a thread, and beyond this a typing error is likelier.
 const RANKS_MAX: usize = 4096;
+/// Most threads of a rank.
+const THREADS_MAX: usize = 1024;
 /// Most micro-batches in a step; a schedule is a list of all actions.
 const MICRO_BATCHES_MAX: usize = 1 << 20;
 /// Most layers, and so most stages.
@@ -112,6 +115,11 @@ impl Config {
         let stages_each = self.virtual_stages();
         within("virtual", stages_each, LAYERS_MAX)?;
         if let Some(kind) = self.kind() {
+            check(kind.name != FORWARD.name, || {
+                let problem = "has forwards alone, and trains nothing";
+                let help = "use another; eval-every runs it for a validation loss";
+                ConfigError::value("schedule", kind.name, problem, help)
+            })?;
             check(kind.stages.allows(stages_each), || {
                 let problem =
                     format!("schedule {} cannot have that many stages on each rank", kind.name);
@@ -153,7 +161,8 @@ impl Config {
         })?;
         let counts =
             [("steps", self.steps), ("seed", self.seed), ("max-skipped", self.max_skipped)];
-        for (field, value) in counts {
+        let evaluation = [("eval-every", self.eval_every), ("eval-steps", self.eval_steps)];
+        for (field, value) in counts.into_iter().chain(evaluation) {
             check(i64::try_from(value).is_ok(), || {
                 let help = format!("use at most {}", i64::MAX);
                 ConfigError::value(field, value, "does not fit a file's integers", help)
@@ -183,6 +192,7 @@ impl Config {
         }
         number("eps", self.eps, self.eps > 0.0, "more than 0, such as 1e-8")?;
         number("clip", self.clip, self.clip >= 0.0, "a largest norm, or 0 to never scale")?;
+        within("threads", self.threads.unwrap_or(1), THREADS_MAX)?;
         seconds("timeout-s", self.timeout_s)
     }
 

@@ -24,7 +24,7 @@ use crate::plan::cut::{Cutter, Stages};
 use crate::plan::program::{Resolved, check_program, generator_costs, shape};
 use crate::plan::recompute::Recomputed;
 use crate::plan::times::{Times, estimates};
-use crate::plan::{limit, sizes};
+use crate::plan::{evaluation, limit, sizes};
 
 /// What every rank builds from.
 #[derive(Clone)]
@@ -36,6 +36,8 @@ pub(crate) struct Blueprint {
     pub(crate) stages: Stages,
     /// The lowered, verified programs.
     pub(crate) schedule: Schedule,
+    /// The programs of a validation loss, where one is measured.
+    pub(crate) evaluation: Option<Schedule>,
     pub(crate) recomputed: Recomputed,
     pub(crate) compute: DType,
     pub(crate) batch: BatchShape,
@@ -86,6 +88,7 @@ impl Blueprint {
             model: model.clone(),
             stages,
             schedule: Schedule::default(),
+            evaluation: None,
             recomputed: Recomputed::default(),
             compute,
             batch,
@@ -101,6 +104,7 @@ impl Blueprint {
         blueprint.times = Times::new((&blueprint.config, table), estimates, &bytes)?;
         let costs = generator_costs(&blueprint.config, &blueprint.times.costs, &bytes);
         blueprint.schedule = resolved.programs(&costs)?;
+        blueprint.evaluation = evaluation::program(&blueprint.config, &blueprint.schedule)?;
         blueprint.recomputed = Recomputed::new(blueprint.config.recompute, &blueprint.schedule);
         blueprint.plan = blueprint.make_plan(batch)?;
         Ok(blueprint)
@@ -133,7 +137,9 @@ impl Blueprint {
         let unit = Some(schedule.units[0]);
         let recomputed = Recomputed::new(self.config.recompute, &schedule);
         let config = Config { unit, ..self.config.clone() };
-        let mut taken = Blueprint { config, stages, schedule, recomputed, ..self.clone() };
+        let evaluation = evaluation::program(&config, &schedule).map_err(|e| e.to_string())?;
+        let mut taken =
+            Blueprint { config, stages, schedule, evaluation, recomputed, ..self.clone() };
         taken.plan = taken.make_plan(self.batch).map_err(|e| e.to_string())?;
         Ok(taken)
     }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use zeropp_comm::launch::Launch;
 use zeropp_comm::mesh::Coords;
-use zeropp_core::device::Room;
+use zeropp_core::device::{self, Room, RoomSource};
 use zeropp_core::meter::{MemoryBytes, in_words};
 use zeropp_core::metrics::RankPlan;
 
@@ -21,20 +21,19 @@ const PROCESS_BYTES: u64 = 64 << 20;
 /// Predicted memory of this machine's ranks beside what the machine has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryCheck {
-    /// Ranks of the run on this machine, as far as the launcher tells.
+    /// Ranks of the run on this machine, as far as the launcher tells; of GPUs those that share
+    /// the one with the least to spare.
     pub ranks: usize,
     /// Bytes they need together: what ranks of a process share is counted once.
     pub needed: u64,
-    /// What there is; none where the system does not tell, or for a GPU.
+    /// What there is; none where the system or the GPU's driver does not tell.
     pub room: Option<Room>,
 }
 
 impl MemoryCheck {
     /// Looks at the machine and predicts for its ranks.
     pub(crate) fn of(bp: &Blueprint) -> MemoryCheck {
-        let ranks = ranks_here(bp);
-        let room = (bp.config.device == DeviceKind::Cpu).then(Room::find).flatten();
-        MemoryCheck { ranks: ranks.iter().map(Vec::len).sum(), needed: needed(bp, &ranks), room }
+        tightest(bp).0
     }
 
     /// Whether the machine has too little.
@@ -49,7 +48,11 @@ impl fmt::Display for MemoryCheck {
             1 => "1 rank".into(),
             n => format!("{n} ranks"),
         };
-        write!(f, "{} for {ranks} on this machine", in_words(self.needed))?;
+        let place = match self.room.as_ref().map(|room| &room.source) {
+            Some(RoomSource::Gpu(_)) => "one GPU",
+            _ => "this machine",
+        };
+        write!(f, "{} for {ranks} on {place}", in_words(self.needed))?;
         match &self.room {
             Some(room) => write!(f, ", of {} ({})", in_words(room.bytes), room.source),
             None => write!(f, ", which does not tell how much it has: not checked"),
@@ -82,20 +85,20 @@ pub(crate) fn check(bp: &Blueprint) -> Result<(), Error> {
             fits,
         }));
     }
-    let check = MemoryCheck::of(bp);
+    let (check, here) = tightest(bp);
     let Some(Room { bytes, source }) = check.room.clone().filter(|_| check.is_too_much()) else {
         return Ok(());
     };
-    // With more ranks in all, this machine still has as many.
-    let here = ranks_here(bp);
+    let place = if bp.config.device == DeviceKind::Cpu { "this machine" } else { "one GPU" };
+    // With more ranks in all, this place still has as many.
     let fits = fits::search(bp, |other| {
         let needed = needed(other, &here);
         (needed <= bytes).then_some(needed)
     });
     Err(too_little(TooLittleMemory {
         who: match check.ranks {
-            1 => "the rank on this machine".into(),
-            n => format!("the {n} ranks on this machine"),
+            1 => format!("the rank on {place}"),
+            n => format!("the {n} ranks on {place}"),
         },
         needed: check.needed,
         room: bytes,
@@ -107,6 +110,39 @@ pub(crate) fn check(bp: &Blueprint) -> Result<(), Error> {
 
 fn too_little(short: TooLittleMemory) -> Error {
     Error::Memory(Box::new(short))
+}
+
+/// The memory with the least to spare, and the ranks that share it, process by process.
+fn tightest(bp: &Blueprint) -> (MemoryCheck, Vec<Vec<usize>>) {
+    let here = ranks_here(bp);
+    let places = match bp.config.device {
+        DeviceKind::Cpu => vec![(Room::find(), here)],
+        kind => on_devices(&device::memory(kind), here),
+    };
+    let checks = places.into_iter().map(|(room, ranks)| {
+        let count = ranks.iter().map(Vec::len).sum();
+        (MemoryCheck { ranks: count, needed: needed(bp, &ranks), room }, ranks)
+    });
+    let spare = |check: &MemoryCheck| {
+        check.room.as_ref().map_or(i128::MAX, |room| room.bytes as i128 - check.needed as i128)
+    };
+    checks.min_by_key(|(check, _)| spare(check)).expect("a machine has memory")
+}
+
+/// The ranks of each of these devices, which they take in turn; all of them as one where the
+/// memory of devices is not known.
+fn on_devices(memory: &[u64], ranks: Vec<Vec<usize>>) -> Vec<(Option<Room>, Vec<Vec<usize>>)> {
+    if memory.is_empty() {
+        return vec![(None, ranks)];
+    }
+    let ranks: Vec<usize> = ranks.concat();
+    let of = |(device, bytes): (usize, &u64)| {
+        let room = Room { bytes: *bytes, source: RoomSource::Gpu(device) };
+        let own = ranks.iter().skip(device).step_by(memory.len());
+        (Some(room), own.map(|rank| vec![*rank]).collect())
+    };
+    let used = memory.len().min(ranks.len().max(1));
+    memory.iter().enumerate().take(used).map(of).collect()
 }
 
 /// World ranks of this machine, process by process, as far as the launcher tells: of processes
@@ -137,7 +173,24 @@ fn needed(bp: &Blueprint, processes: &[Vec<usize>]) -> u64 {
             let shared = if on_cpu && !seen.insert((c.pp, c.dp)) { held.gathered } else { 0 };
             held.total() - shared
         };
-        PROCESS_BYTES + ranks.iter().map(|rank| of_rank(bp.mesh.coords(*rank))).sum::<u64>()
+        let process = if on_cpu { PROCESS_BYTES } else { 0 };
+        process + ranks.iter().map(|rank| of_rank(bp.mesh.coords(*rank))).sum::<u64>()
     };
     processes.iter().map(of_process).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_take_devices_in_turn() {
+        let places = on_devices(&[80, 40], vec![vec![8, 9, 10], vec![11, 12]]);
+        let of = |at: usize| (places[at].0.clone().unwrap(), places[at].1.concat());
+        assert_eq!(of(0), (Room { bytes: 80, source: RoomSource::Gpu(0) }, vec![8, 10, 12]));
+        assert_eq!(of(1), (Room { bytes: 40, source: RoomSource::Gpu(1) }, vec![9, 11]));
+        assert_eq!(places.len(), 2);
+        assert_eq!(on_devices(&[80; 8], vec![vec![0, 1]]).len(), 2, "a device without ranks");
+        assert_eq!(on_devices(&[], vec![vec![0, 1]]), [(None, vec![vec![0, 1]])]);
+    }
 }

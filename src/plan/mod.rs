@@ -3,6 +3,7 @@
 pub(crate) mod blueprint;
 pub(crate) mod costs_file;
 pub(crate) mod cut;
+pub(crate) mod evaluation;
 pub(crate) mod fits;
 pub(crate) mod limit;
 pub(crate) mod memory;

@@ -30,9 +30,9 @@ impl Peak {
         Peak { units, unit_flops: gemm_flops(config.device, &devices.of(0), compute) }
     }
 
-    /// FLOP/s of `ranks` ranks, none of which uses more than one unit.
-    pub(crate) fn of(&self, ranks: usize) -> f64 {
-        self.unit_flops * ranks.min(self.units) as f64
+    /// FLOP/s of so many threads, none of which uses more than one unit.
+    pub(crate) fn of(&self, threads: usize) -> f64 {
+        self.unit_flops * threads.min(self.units) as f64
     }
 }
 

@@ -84,7 +84,7 @@ pub(crate) fn agree(
     }
     // Once for all ranks of the process.
     let digests = *shared.digests.get_or_init(|| Digests {
-        settings: digest_of(&common(&own.config, shared.data.0.fingerprint())),
+        settings: digest_of(&common_here(shared)),
         program: program_digest(own),
     });
     let mine = [digests.settings.as_bytes().as_slice(), digests.program.as_bytes()].concat();
@@ -107,10 +107,7 @@ fn compare(
     digests: &[&[u8]],
 ) -> Result<RankError, RankError> {
     let rank = world.rank();
-    let stated = || Stated {
-        host: shared.host.clone(),
-        settings: common(&shared.blueprint.config, shared.data.0.fingerprint()),
-    };
+    let stated = || Stated { host: shared.host.clone(), settings: common_here(shared) };
     let speaks = rank == 0 || digests[rank] != digests[0];
     let mine = speaks.then(|| serde_json::to_vec(&stated()).expect("plain data"));
     let all = world.exchange(mine.unwrap_or_default()).wait()?;
@@ -226,6 +223,15 @@ fn differences(
 
 fn named(rank: usize, host: &str) -> String {
     if host.is_empty() { format!("rank {rank}") } else { format!("rank {rank} on {host}") }
+}
+
+/// What this process must share with the others.
+fn common_here(shared: &Shared) -> Settings {
+    let mut settings = common(&shared.blueprint.config, shared.data.0.fingerprint());
+    if let Some(set) = &shared.evaluation {
+        settings.insert("eval-data".to_owned(), set.data.0.fingerprint().to_string());
+    }
+    settings
 }
 
 /// What the processes of a run must share, as the table of settings says.

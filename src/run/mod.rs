@@ -4,6 +4,7 @@
 pub(crate) mod agreement;
 pub(crate) mod collect;
 pub(crate) mod diagnose;
+pub(crate) mod evaluation;
 pub(crate) mod measured;
 pub(crate) mod metrics_file;
 pub(crate) mod processes;

@@ -7,8 +7,10 @@ use burn::tensor::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::cpu_tensor::into_vec;
+use zeropp_core::kernels::threads::Threads;
 use zeropp_zero3::checkpoint::CheckpointError;
 
+use crate::config::DeviceKind;
 use crate::error::RankError;
 use crate::plan::peak::Peak;
 use crate::run::rank::Shared;
@@ -28,8 +30,25 @@ struct Card {
     units: usize,
     /// FLOP/s of each at its best.
     unit_flops: f64,
+    /// Its setting; on a GPU 1.
+    threads: Option<usize>,
     /// Step that it goes on from.
     resumed: Option<u64>,
+}
+
+impl Card {
+    /// Threads of this rank, on a host of so many.
+    fn threads(&self, ranks: usize) -> usize {
+        self.threads.unwrap_or((self.units / ranks).max(1))
+    }
+}
+
+/// What a rank knows of all when they have met.
+pub(crate) struct Met {
+    /// FLOP/s of all ranks at their best.
+    pub(crate) peak_flops: f64,
+    /// The threads of this rank.
+    pub(crate) threads: Threads,
 }
 
 /// This process's clock beside rank 0's.
@@ -48,7 +67,7 @@ impl Clock {
     }
 }
 
-/// Settles all that; returns FLOP/s of all ranks at their best. All ranks call it.
+/// Settles all that. All ranks call it.
 ///
 /// # Errors
 /// Processes that go on from different steps, or do not see each other's files.
@@ -56,14 +75,18 @@ pub(crate) fn meet(
     shared: &Shared,
     world: &dyn Communicator,
     device: &Device,
-) -> Result<f64, RankError> {
+) -> Result<Met, RankError> {
     let (Peak { units, unit_flops }, ranks) = (shared.peak, world.size());
+    let config = &shared.blueprint.config;
     if shared.here.len() == ranks {
-        return Ok(shared.peak.of(ranks));
+        let threads = config.threads_of(ranks, units);
+        let peak_flops = shared.peak.of(ranks * threads);
+        return Ok(Met { peak_flops, threads: Threads::new(threads, ranks * threads <= units) });
     }
     let resumed = shared.loader.as_ref().and_then(|loader| loader.first());
     let host = shared.host.clone();
-    let card = Card { process: shared.here[0], host, units, unit_flops, resumed };
+    let threads = if config.device == DeviceKind::Cpu { config.threads } else { Some(1) };
+    let card = Card { process: shared.here[0], host, units, unit_flops, threads, resumed };
     let bytes = serde_json::to_vec(&card).expect("plain data");
     let cards: Vec<Card> = world
         .exchange(bytes)
@@ -82,14 +105,23 @@ pub(crate) fn meet(
             shared.clock.get_or_init(|| clock);
         }
     }
-    Ok(peak_flops(&cards))
+    let here = ranks_of(&cards, &shared.host);
+    let threads = config.threads_of(here, units);
+    let threads = Threads::new(threads, here * threads <= units);
+    Ok(Met { peak_flops: peak_flops(&cards), threads })
+}
+
+/// Ranks on a host.
+fn ranks_of(cards: &[Card], host: &str) -> usize {
+    cards.iter().filter(|card| card.host == host).count()
 }
 
 /// The ranks of a host cannot do more than its cores or GPUs.
 fn peak_flops(cards: &[Card]) -> f64 {
     let share = |card: &Card| {
-        let ranks = cards.iter().filter(|other| other.host == card.host).count();
-        card.unit_flops * (card.units as f64 / ranks as f64).min(1.0)
+        let ranks = ranks_of(cards, &card.host);
+        let most = card.units as f64 / ranks as f64;
+        card.unit_flops * most.min(card.threads(ranks) as f64)
     };
     cards.iter().map(share).sum()
 }
@@ -191,15 +223,20 @@ mod tests {
 
     #[test]
     fn hosts_are_no_faster_than_their_cores() {
-        let card = |host: &str, units| Card {
+        let card = |host: &str, units, threads| Card {
             process: 0,
             host: host.into(),
             units,
             unit_flops: 10.0,
+            threads,
             resumed: None,
         };
-        assert_eq!(peak_flops(&[card("a", 2), card("a", 2), card("b", 8)]), 30.0);
-        assert_eq!(peak_flops(&[card("a", 1), card("a", 1), card("b", 8)]), 20.0);
+        let peak = |a, b, threads| {
+            peak_flops(&[card("a", a, threads), card("a", a, threads), card("b", b, threads)])
+        };
+        assert_eq!((peak(2, 8, Some(1)), peak(1, 8, Some(1))), (30.0, 20.0));
+        // Without the setting a rank has its share of the cores, and more threads are no more.
+        assert_eq!((peak(5, 8, None), peak(2, 8, Some(3))), (120.0, 50.0));
     }
 
     #[test]
@@ -209,6 +246,7 @@ mod tests {
             host: host.into(),
             units: 1,
             unit_flops: 1.0,
+            threads: None,
             resumed,
         };
         let folder = std::path::Path::new("ckpt");

@@ -9,25 +9,25 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
-use zeropp_core::data::{Dataset, Sampler};
+use zeropp_core::data::{DataError, Dataset, Sampler};
 use zeropp_core::meter::{MemoryBytes, Meter};
-use zeropp_core::metrics::{StepMetrics, Stopped};
+use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped};
 use zeropp_pipeline::executor::{
     Executor, ModelWorker, StatusBoard, StepRecord, TokenSource, WorkerOptions,
 };
 use zeropp_pipeline::ir::{Action, Compute};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::timeline::{Computed, Span, bubble, bubble_own_span, bubble_step};
-use zeropp_weights::Import;
 use zeropp_zero3::adamw::AdamW;
 use zeropp_zero3::lr::LearningRate;
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 
+use crate::checkpoint::Saver;
+use crate::checkpoint::initial::{self, Initial};
 use crate::checkpoint::resume::{Loader, Resumed};
 use crate::checkpoint::writer::Report;
-use crate::checkpoint::{Saver, initial};
 use crate::config::{Config, StepRange};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
@@ -35,7 +35,8 @@ use crate::plan::peak::{Best, Peak};
 use crate::recorder::FlightRecorder;
 use crate::run::agreement::{Digests, Taken, agree};
 use crate::run::diagnose::Diverged;
-use crate::run::processes::{self, Clock};
+use crate::run::evaluation::{EvaluationSet, Evaluator};
+use crate::run::processes::{self, Clock, Met};
 use crate::run::stop::{Stopper, Wish};
 use crate::run::training::Training;
 
@@ -60,8 +61,10 @@ pub(crate) struct Shared {
     pub(crate) export: Export,
     pub(crate) loader: Option<Arc<Loader>>,
     /// The weights that the run begins with, if it begins.
-    pub(crate) import: Option<Arc<Import>>,
+    pub(crate) initial: Option<Arc<Initial>>,
     pub(crate) saver: Option<Arc<Saver>>,
+    /// What the validation loss is of.
+    pub(crate) evaluation: Option<Arc<EvaluationSet>>,
     pub(crate) stopper: Stopper,
     /// In rank 0's process, what the trainer wants after each step that it was told of.
     pub(crate) answers: Option<Arc<Mutex<Receiver<Wish>>>>,
@@ -102,6 +105,8 @@ pub(crate) enum Export {
     Weights,
     /// The reduced gradients of one single step.
     Gradients,
+    /// The validation loss of the weights as they are: no step is run.
+    Evaluation,
     /// What every rank did when, of the steps that a trace holds.
     Timeline,
 }
@@ -133,6 +138,8 @@ pub(crate) enum News {
     Ready(Option<Resumed>),
     /// A step is done.
     Step(StepMetrics, StageTimes),
+    /// The validation loss that alone was asked for.
+    Evaluated(Evaluation),
 }
 
 /// One rank's figures of a step, which go to rank 0 at its end.
@@ -224,14 +231,17 @@ pub(crate) fn run_rank(
     if let Some(recorder) = &shared.recorder {
         recorder.meet(&*world)?;
     }
-    let peak_flops = processes::meet(shared, &*world, &device)?;
+    let Met { peak_flops, threads } = processes::meet(shared, &*world, &device)?;
+    let _in_use = threads.install();
     let groups = Groups::new(world, shared.blueprint.mesh)?;
     let meter = Meter::new();
     let (mut executor, resumed) = build_executor(shared, &device, &groups, &meter)?;
     if shared.export == Export::Gradients {
         executor.worker.capture_gradients();
     }
-    let mut training = Training::new(shared, (&groups, &meter), executor, peak_flops, report);
+    let evaluator = evaluator(shared, &device, &groups)?;
+    let around = (&groups, &*meter);
+    let mut training = Training::new(shared, around, executor, evaluator, peak_flops, report);
     training.run(resumed)?;
     training.finish()
 }
@@ -266,7 +276,7 @@ fn build_executor(
         None => None,
     };
     if resumed.is_none() {
-        initial::read(bp, shared.import.as_deref(), &mut sharded)?;
+        initial::read(bp, shared.initial.as_deref(), &mut sharded)?;
     }
     let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
     let worker_options = WorkerOptions {
@@ -278,7 +288,9 @@ fn build_executor(
         recompute_full: bp.recomputed.whole.clone(),
         recompute_attention: bp.recomputed.attention.clone(),
     };
-    let tokens = token_source(shared, device, groups);
+    let data = shared.data.clone();
+    let sample = move |step: u64, index: usize| data.1.sample(&data.0, step - 1, index);
+    let tokens = token_source(shared, device, groups, sample);
     let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
     let executor = Executor::new(
         bp.schedule.ranks[pp].clone(),
@@ -289,6 +301,27 @@ fn build_executor(
         worker,
     );
     Ok((executor, resumed))
+}
+
+/// This rank's part of the validation losses, if the run has any.
+fn evaluator(
+    shared: &Shared,
+    device: &Device,
+    groups: &Groups,
+) -> Result<Option<Evaluator>, RankError> {
+    let Some(set) = &shared.evaluation else { return Ok(None) };
+    let bp = &shared.blueprint;
+    let lowest = match &shared.saver {
+        Some(saver) if bp.config.keep_best => saver.lowest(&*groups.world)?,
+        _ => None,
+    };
+    let samples = set.clone();
+    let sample = move |batch: u64, index: usize| {
+        let (data, sampler) = &samples.data;
+        sampler.sample(data, batch, index)
+    };
+    let tokens = token_source(shared, device, groups, sample);
+    Ok(Some(Evaluator::new(bp, set.clone(), tokens, groups, lowest)))
 }
 
 fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {
@@ -308,10 +341,15 @@ fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {
 }
 
 /// Tokens of a micro-batch of this rank: replicas, then ZeRO-3 places, then micro-batches take
-/// consecutive samples of the step's batch.
-fn token_source(shared: &Shared, device: &Device, groups: &Groups) -> TokenSource {
+/// consecutive samples of the step's batch, which `sample` finds by step and place.
+fn token_source(
+    shared: &Shared,
+    device: &Device,
+    groups: &Groups,
+    sample: impl Fn(u64, usize) -> Result<(Vec<u32>, Vec<u32>), DataError> + Send + Sync + 'static,
+) -> TokenSource {
     let bp = shared.blueprint.clone();
-    let (data, device) = (shared.data.clone(), device.clone());
+    let device = device.clone();
     let c = groups.coords;
     let (samples, seq) = (bp.config.micro_batch_size, bp.config.seq);
     let group = c.dp * bp.mesh.zero3 + c.zero3;
@@ -321,7 +359,7 @@ fn token_source(shared: &Shared, device: &Device, groups: &Groups) -> TokenSourc
         let mut targets = Vec::with_capacity(samples * seq);
         for i in 0..samples {
             let index = first + micro_batch * samples + i;
-            let (x, y) = data.1.sample(&data.0, step - 1, index)?;
+            let (x, y) = sample(step, index)?;
             ids.extend(x.into_iter().map(|t| t as i32));
             targets.extend(y.into_iter().map(|t| t as i32));
         }
@@ -396,6 +434,7 @@ pub(crate) fn step_metrics(
         early_bytes: most(|r| r.early),
         idle_bytes: total(|r| r.idle),
         save_blocked_s: most(|r| r.save_blocked_ns) as f64 / 1e9,
+        eval: None,
         skipped: outcome.skipped,
     };
     (metrics, times)

@@ -20,6 +20,29 @@ use crate::run::stop::Wish;
 /// How long a step's end waits for a save whose files are all written: what is left is its name.
 const COMPLETING: Duration = Duration::from_millis(100);
 
+/// Whether a save begins after a step; the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Begin {
+    /// None does.
+    No,
+    /// One does.
+    Now,
+    /// One that must not be left out: the ranks wait for the one before.
+    AfterTheOneBefore,
+}
+
+impl Begin {
+    /// Reads the byte of a message.
+    pub(crate) fn from_byte(byte: u8) -> Begin {
+        match byte {
+            1 => Begin::Now,
+            2 => Begin::AfterTheOneBefore,
+            _ => Begin::No,
+        }
+    }
+}
+
 /// A rank's part of saving.
 pub(crate) struct Saving {
     saver: Arc<Saver>,
@@ -35,7 +58,7 @@ pub(crate) struct Saving {
     // Rank 0 alone:
     /// A checkpoint was due and could not be written.
     owed: bool,
-    /// The save that ends the run, which waits for the one before.
+    /// The save that waits for the one before.
     last: Option<Save>,
     /// A save that has ended, which nobody was told of yet.
     ended: Option<Outcome>,
@@ -83,29 +106,31 @@ impl Saving {
     /// On rank 0: whether a save follows `step`, which has `updates` behind it and was `good`, for
     /// all that the ranks `wish`. In a row of skipped steps the state is that of the last good one,
     /// so what is due waits for the next good one; where it cannot wait, no older checkpoint goes
-    /// for it. `ends` says that the run does.
+    /// for it. What `is_best` of all validation losses is not left out; `ends` says that the run
+    /// does.
     pub(crate) fn decide(
         &mut self,
         (step, updates, good): (u64, u64, bool),
-        wish: Wish,
+        (wish, is_best): (Wish, bool),
         ends: bool,
-    ) -> bool {
-        let save = Save { step, updates, rotates: good };
-        if ends {
+    ) -> Begin {
+        let (loss, best) = self.saver.evaluation_of(step);
+        let save = Save { step, updates, rotates: good, loss, best };
+        if ends || is_best {
             self.last = Some(save);
-            return true;
+            return Begin::AfterTheOneBefore;
         }
         let due = self.saver.is_due(step) || self.owed;
         self.owed = due && !good;
         if !(wish == Wish::Save || due && good) {
-            return false;
+            return Begin::No;
         }
         // While the program looked at the step, the save before may have ended, or is about to.
         self.saver.under_way.await_completion(COMPLETING);
         self.ended = self.ended.take().or_else(|| self.saver.under_way.take());
         let Some(before) = self.saver.under_way.step() else {
             self.saver.under_way.begin(save);
-            return true;
+            return Begin::Now;
         };
         // What was asked for by a signal is not left out.
         self.owed |= wish == Wish::Save;
@@ -115,7 +140,7 @@ impl Saving {
                  being written; a faster folder, or a larger save-every, helps. Told once"
             );
         }
-        false
+        Begin::No
     }
 
     /// Hands the state after `step` to this rank's writer. All ranks call it after the same step.

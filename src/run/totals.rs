@@ -2,7 +2,7 @@
 //! thousand.
 
 use zeropp_core::meter::MemoryBytes;
-use zeropp_core::metrics::{StepMetrics, Summary};
+use zeropp_core::metrics::{Evaluation, StepMetrics, Summary};
 
 /// Most steps whose figures are kept for the medians.
 const SAMPLES_MAX: usize = 4096;
@@ -27,6 +27,8 @@ pub(crate) struct Totals {
     /// The figures of every `1 << thinned`th step after the first.
     samples: Vec<Sample>,
     thinned: u32,
+    last_eval: Option<(u64, Evaluation)>,
+    best_eval: Option<(u64, Evaluation)>,
 }
 
 impl Totals {
@@ -36,6 +38,12 @@ impl Totals {
             self.first_loss = step.loss;
         }
         self.last_loss = step.loss;
+        if let Some(eval) = step.eval {
+            self.last_eval = Some((step.step, eval));
+            if self.best_eval.is_none_or(|(_, best)| eval.loss < best.loss) {
+                self.best_eval = self.last_eval;
+            }
+        }
         self.all_gathers += step.all_gathers;
         self.reduce_scatters += step.reduce_scatters;
         self.peak = self.peak.max(&step.peak_bytes);
@@ -95,6 +103,8 @@ impl Totals {
             early_bytes: self.early,
             idle_bytes: self.idle,
             save_blocked_s: self.save_blocked_s,
+            last_eval: self.last_eval,
+            best_eval: self.best_eval,
             ..Summary::default()
         }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tracing::debug_span;
 use zeropp_comm::groups::Groups;
 use zeropp_core::meter::Meter;
-use zeropp_core::metrics::{StepMetrics, Stopped};
+use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped};
 use zeropp_pipeline::executor::{Executor, ModelWorker};
 use zeropp_pipeline::timeline::Span;
 use zeropp_zero3::ShardedStage;
@@ -17,10 +17,11 @@ use crate::error::RankError;
 use crate::plan::peak::Best;
 use crate::run::collect;
 use crate::run::diagnose::{Skipped, diagnose};
+use crate::run::evaluation::Evaluator;
 use crate::run::rank::{
     Export, News, RankEnd, RankResult, RankStep, Shared, step_metrics, summarise,
 };
-use crate::run::saving::Saving;
+use crate::run::saving::{Begin, Saving};
 use crate::run::stop::Wish;
 
 /// A rank's steps.
@@ -29,6 +30,7 @@ pub(crate) struct Training<'a, R> {
     groups: &'a Groups,
     meter: &'a Meter,
     executor: Executor<ModelWorker>,
+    evaluator: Option<Evaluator>,
     /// What the steps' rates are held against.
     best: Best,
     report: R,
@@ -45,7 +47,7 @@ pub(crate) struct Training<'a, R> {
 struct Told {
     wish: Wish,
     /// Whether a save begins.
-    saves: bool,
+    saves: Begin,
 }
 
 impl<'a, R: FnMut(News)> Training<'a, R> {
@@ -53,6 +55,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         shared: &'a Shared,
         (groups, meter): (&'a Groups, &'a Meter),
         executor: Executor<ModelWorker>,
+        evaluator: Option<Evaluator>,
         peak_flops: f64,
         report: R,
     ) -> Self {
@@ -64,6 +67,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             groups,
             meter,
             executor,
+            evaluator,
             best: Best::new(peak_flops),
             report,
             done: 0,
@@ -84,6 +88,12 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         self.done = resumed.as_ref().map_or(0, |resumed| resumed.step);
         self.tell(News::Ready(resumed));
         let (shared, config) = (self.shared, &self.shared.blueprint.config);
+        if shared.export == Export::Evaluation {
+            let evaluator = self.evaluator.as_mut().expect("asked for where there is one");
+            let evaluation = evaluator.run(self.groups, &mut self.executor, self.done)?;
+            self.tell(News::Evaluated(evaluation));
+            return Ok(());
+        }
         let last = match shared.export {
             Export::Gradients => self.done + 1,
             _ => config.steps,
@@ -100,8 +110,8 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
                 break;
             }
             let stops = matches!(wish, Wish::Stop(_)) && step < last;
-            if let Some(saving) = self.saving.as_mut().filter(|_| saves) {
-                if stops || step == last {
+            if let Some(saving) = self.saving.as_mut().filter(|_| saves != Begin::No) {
+                if saves == Begin::AfterTheOneBefore {
                     saving.settle(false)?;
                 }
                 saving.begin(step, &mut self.executor.worker);
@@ -118,6 +128,21 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             self.end.saved = saving.saved;
         }
         Ok(())
+    }
+
+    /// The validation loss after `step`, where it is due.
+    fn evaluate(&mut self, step: u64) -> Result<Option<Evaluation>, RankError> {
+        let config = &self.shared.blueprint.config;
+        let due = step == config.steps || step.is_multiple_of(config.eval_every.max(1));
+        let Some(evaluator) = self.evaluator.as_mut().filter(|_| due) else { return Ok(None) };
+        if self.shared.export == Export::Gradients {
+            return Ok(None);
+        }
+        let evaluation = evaluator.run(self.groups, &mut self.executor, step)?;
+        if let Some(saver) = &self.shared.saver {
+            saver.evaluated(step, &evaluation);
+        }
+        Ok(Some(evaluation))
     }
 
     /// Runs a step, tells of it and returns what all ranks are to do after it.
@@ -138,7 +163,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         serde_json::to_writer(&mut bytes, &mine).expect("plain numbers");
         // Rank 0 alone reads all records: what everyone needs of them is in its answer.
         let all = groups.world.gather(0, bytes).wait()?;
-        let (mut wished, mut told) = (Wish::GoOn, Vec::new());
+        let (mut wished, mut news) = (Wish::GoOn, None);
         if groups.world.rank() == 0 {
             let wishes = all.iter().map(|bytes| Wish::from_bytes([bytes[0], bytes[1]]));
             wished = wishes.max().unwrap_or_default();
@@ -150,30 +175,38 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
                 saving.look(records.iter_mut().filter_map(|r| r.save.take()).collect())?;
             }
             let at = (step, start.elapsed().as_secs_f64(), &mut self.best);
-            let news = step_metrics(&shared.blueprint, at, &record, &records);
-            if shared.here.len() < groups.world.size() {
-                // JSON is read back to a neighbouring number at times; these are exact.
-                let exact = [news.0.loss.to_bits(), news.0.grad_norm.to_bits()];
-                told = serde_json::to_vec(&(&news.0, &news.1, exact)).expect("plain numbers");
-            }
-            (self.report)(News::Step(news.0, news.1));
+            news = Some(step_metrics(&shared.blueprint, at, &record, &records));
         }
         drop(all);
+        // What it takes is no part of the step.
+        let eval = self.evaluate(step)?;
+        let best = shared.blueprint.config.keep_best && eval.is_some_and(|eval| eval.best);
+        let mut told = Vec::new();
+        if let Some((metrics, times)) = news {
+            let metrics = StepMetrics { eval, ..metrics };
+            if shared.here.len() < groups.world.size() {
+                // JSON is read back to a neighbouring number at times; these are exact.
+                let exact = [metrics.loss.to_bits(), metrics.grad_norm.to_bits()];
+                told = serde_json::to_vec(&(&metrics, &times, exact)).expect("plain numbers");
+            }
+            (self.report)(News::Step(metrics, times));
+        }
         let outcome = record.outcome.expect("every program ends with the optimizer step");
         self.skipped.see(step, outcome.skipped);
         if shared.traces(step, self.done) {
             self.spans.extend(record.spans);
         }
-        self.agree((step, last), wished, &told)
+        self.agree((step, last), (wished, best), (&told, eval))
     }
 
-    /// What the ranks `wished` of the `last` step or another, and the trainer of rank 0's process;
-    /// all ranks get the same. The other processes hear what rank 0's was `told`.
+    /// What the ranks `wished` of the `last` step or another, and the trainer of rank 0's process,
+    /// where the state is to be kept if it is the `best`; all ranks get the same. The other
+    /// processes hear what rank 0's was `told`.
     fn agree(
         &mut self,
         (step, last): (u64, u64),
-        wished: Wish,
-        told: &[u8],
+        (wished, best): (Wish, bool),
+        (told, eval): (&[u8], Option<Evaluation>),
     ) -> Result<Told, RankError> {
         let (shared, world) = (self.shared, &*self.groups.world);
         let patience = Patience::new(&shared.blueprint.config);
@@ -183,11 +216,11 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         let saving = &mut self.saving;
         let mut message = |wish: Wish| {
             let ends = matches!(wish, Wish::Stop(_)) || step == last;
-            let saves = match saving {
-                Some(saving) if !diverged => saving.decide(at, wish, ends),
-                _ => false,
+            let begin = match saving {
+                Some(saving) if !diverged => saving.decide(at, (wish, best), ends),
+                _ => Begin::No,
             };
-            [&wish.to_bytes()[..], &[u8::from(saves)], told].concat()
+            [&wish.to_bytes()[..], &[begin as u8], told].concat()
         };
         let answer = |wait: Duration| {
             let answers = shared.answers.as_ref().expect("rank 0's process has them");
@@ -205,9 +238,11 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             let read = serde_json::from_slice(told).expect("written by rank 0");
             let (mut metrics, times, exact): (StepMetrics, _, [u64; 2]) = read;
             [metrics.loss, metrics.grad_norm] = exact.map(f64::from_bits);
+            // Every rank has measured the same.
+            metrics.eval = eval;
             (self.report)(News::Step(metrics, times));
         }
-        Ok(Told { wish: Wish::from_bytes([wish[0], wish[1]]), saves: wish[2] == 1 })
+        Ok(Told { wish: Wish::from_bytes([wish[0], wish[1]]), saves: Begin::from_byte(wish[2]) })
     }
 
     /// What the rank leaves behind; those of other processes come to rank 0.

@@ -15,22 +15,22 @@ use zeropp_core::data::{Dataset, Sampler};
 use zeropp_core::device::Devices;
 use zeropp_core::layer::Model;
 use zeropp_core::meter::MemoryBytes;
-use zeropp_core::metrics::{Plan, StepMetrics, Summary};
+use zeropp_core::metrics::{Evaluation, Plan, StepMetrics, Summary};
 use zeropp_core::model;
 use zeropp_core::params::FlatLayout;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::timeline::{RankTimeline, Timeline};
-use zeropp_weights::Import;
 use zeropp_zero3::ParamExport;
 
 use crate::Error;
-use crate::checkpoint::initial;
+use crate::checkpoint::initial::{self, Initial};
 use crate::checkpoint::resume::{self, Found, Resumed};
 use crate::checkpoint::saved_cut;
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::plan::blueprint::Blueprint;
 use crate::plan::memory::MemoryCheck;
-use crate::plan::model_check;
+use crate::plan::{evaluation, model_check};
+use crate::run::evaluation::EvaluationSet;
 use crate::run::rank::{Export, RankResult, StageTimes};
 use crate::run::stop::Stopper;
 use crate::run::totals::Totals;
@@ -43,8 +43,10 @@ pub struct Trainer {
     pub(crate) data: Arc<(Dataset, Sampler)>,
     pub(crate) found: Found,
     /// The weights that the run begins with, unless it goes on.
-    pub(crate) import: Option<Arc<Import>>,
+    pub(crate) initial: Option<Arc<Initial>>,
     pub(crate) stopper: Stopper,
+    /// What the validation loss is of.
+    pub(crate) evaluation: Option<Arc<EvaluationSet>>,
 }
 
 /// Final weights by parameter name, each in row-major order.
@@ -105,15 +107,19 @@ impl Trainer {
         let config = saved_cut::take_over(config);
         let mut blueprint = Blueprint::new(&config, model)?;
         blueprint.plan.notes.extend(dataset.doubt());
+        let evaluation = EvaluationSet::new(&blueprint)?.map(Arc::new);
+        if let Some(set) = &evaluation {
+            blueprint.plan.evaluation = evaluation::plan(&blueprint, set.batches, set.tokens);
+        }
         let blueprint = Arc::new(blueprint);
         let sampler = blueprint.config.sampler();
         let found = resume::find(&blueprint, &dataset)?;
-        let import = match found.resumed {
+        let initial = match found.resumed {
             Some(_) => None,
             None => initial::open(&blueprint)?.map(Arc::new),
         };
         let (data, stopper) = (Arc::new((dataset, sampler)), Stopper::default());
-        Ok(Trainer { blueprint, data, found, import, stopper })
+        Ok(Trainer { blueprint, data, found, initial, stopper, evaluation })
     }
 
     /// The checkpoint that the run goes on from, if it is a resumed one. Where its step is the
@@ -236,6 +242,19 @@ impl Trainer {
         let (_, results) = self.run(on_step, Export::Gradients)?;
         let owners = if self.blueprint.config.zero1 { self.blueprint.mesh.dp } else { 1 };
         Ok((metrics, self.assemble(results, self.blueprint.mesh.zero3 * owners)))
+    }
+
+    /// The loss, on the validation data of the settings, of the weights that the run begins with or
+    /// goes on from: nothing is trained, and nothing written. Every process has it.
+    ///
+    /// # Errors
+    /// As [`train`](Self::train); settings that ask for no validation loss.
+    pub fn evaluate(&self) -> Result<Evaluation, Error> {
+        if self.evaluation.is_none() {
+            let help = "use 1 or more, and name the data with eval-data or split";
+            return Err(ConfigError::value("eval-every", 0, "nothing is measured", help).into());
+        }
+        Steps::start(self, None, Export::Evaluation)?.evaluation()
     }
 
     /// Trains and returns what every rank did when, in the first few steps: one span an action.

@@ -57,7 +57,7 @@ impl Recoveries {
     /// cannot be brought together again.
     pub(crate) fn new(bp: &Blueprint, export: Export, is_given: bool) -> Recoveries {
         let threads = bp.config.engine == EngineKind::Threads && !is_given;
-        let can = threads && export != Export::Gradients;
+        let can = threads && !matches!(export, Export::Gradients | Export::Evaluation);
         Recoveries { max: if can { bp.config.max_recoveries } else { 0 }, ..Recoveries::default() }
     }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tracing::{Span, error, info_span, warn};
 use zeropp_comm::Communicator;
-use zeropp_core::metrics::{StepMetrics, Summary};
+use zeropp_core::metrics::{Evaluation, StepMetrics, Summary};
 use zeropp_pipeline::flight::EndKind;
 use zeropp_zero3::checkpoint::StoreLock;
 
@@ -69,12 +69,7 @@ impl<'a> Steps<'a> {
         memory::check(bp)?;
         let span = info_span!("run", schedule = %bp.schedule.kind, mesh = %bp.mesh);
         let entered = span.clone().entered();
-        let saver = match export {
-            Export::Gradients => None,
-            _ => Saver::start(bp, &trainer.data.0, found.newest)?,
-        };
-        let (saver, lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
-        let lock = lock.flatten();
+        let (saver, lock) = saver(trainer, export)?;
         if lock.is_some() {
             found.passed_over.iter().for_each(|text| warn!("{text}"));
         }
@@ -112,7 +107,7 @@ impl<'a> Steps<'a> {
             Some(News::Ready(resumed)) => {
                 self.recoveries.begin(resumed.as_ref().map_or(0, |resumed| resumed.step));
                 self.resumed = resumed;
-                if self.has_rank_0() && export != Export::Gradients {
+                if self.has_rank_0() && !matches!(export, Export::Gradients | Export::Evaluation) {
                     let done = self.resumed().map(|resumed| resumed.step);
                     self.metrics_file = MetricsFile::open(&self.trainer.blueprint.config, done)?;
                 }
@@ -124,7 +119,7 @@ impl<'a> Steps<'a> {
                 }
                 Ok(())
             }
-            Some(News::Step(..)) => unreachable!("a rank is ready before its first step"),
+            Some(_) => unreachable!("a rank is ready before its first step"),
             None => Err(self.conclude().err().expect("a rank that is not ready has failed")),
         }
     }
@@ -167,6 +162,17 @@ impl<'a> Steps<'a> {
         self.outcome.take().ok_or_else(failed)
     }
 
+    /// The evaluation that the ranks were started for.
+    pub(crate) fn evaluation(mut self) -> Result<Evaluation, Error> {
+        let evaluation = match self.next_news() {
+            Some(News::Evaluated(evaluation)) => Some(evaluation),
+            _ => None,
+        };
+        while self.next_news().is_some() {}
+        self.conclude()?;
+        Ok(evaluation.expect("ranks that end well have told it"))
+    }
+
     fn answer(&mut self, wish: Wish) {
         if std::mem::take(&mut self.unanswered)
             && let Some(answers) = &self.epoch.answers
@@ -197,7 +203,7 @@ impl<'a> Steps<'a> {
                     return Some(metrics);
                 }
                 // The ranks of another epoch are there.
-                Some(News::Ready(_)) => {}
+                Some(News::Ready(_) | News::Evaluated(_)) => {}
                 None if self.recovers() => {}
                 None => return None,
             }
@@ -365,6 +371,19 @@ impl<'a> Steps<'a> {
             _ => error,
         }
     }
+}
+
+/// The run's saver and the lock that goes with it, if it saves.
+fn saver(
+    trainer: &Trainer,
+    export: Export,
+) -> Result<(Option<Arc<Saver>>, Option<StoreLock>), Error> {
+    if matches!(export, Export::Gradients | Export::Evaluation) {
+        return Ok((None, None));
+    }
+    let saver = Saver::start(&trainer.blueprint, &trainer.data.0, trainer.found.newest)?;
+    let (saver, lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
+    Ok((saver, lock.flatten()))
 }
 
 impl Iterator for Steps<'_> {

@@ -4,6 +4,7 @@
 
 pub(crate) mod given;
 pub(crate) mod heard;
+pub(crate) mod stock;
 
 use std::path::PathBuf;
 

@@ -4,7 +4,7 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue};
 
 use crate::{
-    args, check, compare, export, inspect, log, paper, planning, playground, ranks, schedule,
+    args, check, compare, eval, export, inspect, log, paper, planning, playground, ranks, schedule,
     shell, supervise, tokenize, version, why,
 };
 
@@ -32,6 +32,7 @@ pub(crate) fn command() -> Command {
         .subcommand(compare::command())
         .subcommand(why::command())
         .subcommand(inspect::command())
+        .subcommand(eval::command())
         .subcommand(export::command())
         .subcommand(tokenize::command())
         .subcommand(version::command())

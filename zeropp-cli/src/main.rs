@@ -9,6 +9,7 @@ mod check;
 mod command;
 mod compare;
 mod emulate;
+mod eval;
 mod export;
 mod figures;
 mod inspect;
@@ -84,6 +85,7 @@ fn main() -> ExitCode {
         Some(("compare", matches)) => compare::run(matches),
         Some(("why", matches)) => why::run(matches),
         Some(("inspect", matches)) => inspect::run(matches),
+        Some(("eval", matches)) => eval::run(matches),
         Some(("export", matches)) => export::run(matches),
         Some(("tokenize", matches)) => tokenize::run(matches),
         Some(("version", _)) => version::run(),

@@ -1,6 +1,6 @@
 //! What `--dry-run` prints.
 
-use zeropp::{Config, MemoryCheck, Plan};
+use zeropp::{Config, EvaluationPlan, MemoryCheck, Plan};
 use zeropp_core::meter::MemoryKind;
 use zeropp_core::metrics::RankPlan;
 
@@ -29,7 +29,7 @@ pub(crate) fn notes(plan: &Plan) -> String {
 
 /// Everything known before a rank starts.
 pub(crate) fn text(config: &Config, plan: &Plan, check: &MemoryCheck) -> String {
-    let facts = [
+    let mut facts = vec![
         ("mesh", mesh(config, plan)),
         ("model", model(config, plan)),
         ("schedule", schedule(plan)),
@@ -40,6 +40,7 @@ pub(crate) fn text(config: &Config, plan: &Plan, check: &MemoryCheck) -> String 
         ("costs", plan.costs.clone()),
         ("memory", memory_here(check)),
     ];
+    facts.extend(plan.evaluation.map(|eval| ("eval", evaluation(plan, &eval))));
     let facts: Vec<_> = facts.iter().map(|(name, fact)| format!("{name:8}  {fact}")).collect();
     format!(
         "{}{}\n\n{}\n\nPredicted peak memory of one rank, by pipeline rank\n{}",
@@ -109,6 +110,20 @@ fn weights(plan: &Plan) -> String {
         "{} all-gathers and {} reduce-scatters of a stage per rank and unit",
         per_unit(plan.all_gathers_per_rank),
         per_unit(plan.reduce_scatters_per_rank),
+    )
+}
+
+/// The validation loss.
+fn evaluation(plan: &Plan, eval: &EvaluationPlan) -> String {
+    let per_unit = eval.all_gathers_per_rank as f64 / plan.units.len().max(1) as f64;
+    format!(
+        "every {} and at the end, {}: {}, {} all-gathers of a stage per rank and unit, bubble {} \
+         simulated",
+        count(eval.every as usize, "step"),
+        count(eval.tokens as usize, "token"),
+        count(eval.batches as usize, "batch").replace("batchs", "batches"),
+        scaled(per_unit),
+        percent(eval.bubble),
     )
 }
 

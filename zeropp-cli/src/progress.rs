@@ -5,9 +5,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use zeropp::StepMetrics;
+use zeropp::{Evaluation, StepMetrics};
 
-use crate::figures::{grouped, percent, say, speaks_on_stderr};
+use crate::figures::{duration, grouped, percent, say, speaks_on_stderr};
 
 /// The bar on the terminal, while there is one.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
@@ -60,6 +60,9 @@ impl Progress {
             None if self.quiet => {}
             None => say(format!("step {}/{}  {}", m.step, self.steps, figures(m))),
         }
+        if let Some(eval) = m.eval.filter(|_| !self.quiet) {
+            above_the_bar(|| say(format!("step {}/{}  {}", m.step, self.steps, evaluated(&eval))));
+        }
     }
 
     /// Takes the bar away.
@@ -69,6 +72,20 @@ impl Progress {
         }
         *BAR.lock().expect("nobody panics with it") = None;
     }
+}
+
+/// A validation loss in a line.
+pub(crate) fn evaluated(eval: &Evaluation) -> String {
+    let bits = eval.bits_per_byte.map(|bits| format!("  {bits:.4} bits a byte"));
+    format!(
+        "validation loss {:.4}  perplexity {:.3}{}  {} tokens in {}{}",
+        eval.loss,
+        eval.perplexity,
+        bits.unwrap_or_default(),
+        grouped(eval.tokens),
+        duration(eval.seconds),
+        if eval.best { "  lowest so far" } else { "" },
+    )
 }
 
 fn figures(m: &StepMetrics) -> String {
@@ -94,6 +111,18 @@ mod tests {
             bubble: 0.043,
             ..StepMetrics::default()
         };
+        let eval = Evaluation {
+            loss: 2.0,
+            perplexity: 2f64.exp(),
+            bits_per_byte: Some(2.0 / std::f64::consts::LN_2),
+            tokens: 4096,
+            seconds: 0.25,
+            best: true,
+            ..Evaluation::default()
+        };
+        let line = "validation loss 2.0000  perplexity 7.389  2.8854 bits a byte  4,096 tokens in \
+                    0.25 s  lowest so far";
+        assert_eq!(evaluated(&eval), line);
         assert_eq!(figures(&m), "loss 5.5452  norm 1.250  8,192 tokens/s  bubble 4.3 %");
     }
 }

@@ -18,7 +18,7 @@ pub(crate) fn text(s: &Summary, ranks: usize, cores: usize) -> String {
     };
     let beside = format!("{}{}", saving(s), recovering(s));
     format!(
-        "{} in {}: loss {:.4} to {:.4}\n\
+        "{} in {}: loss {:.4} to {:.4}\n{}\
          {} tokens/s, {} of peak FLOP/s\n\
          bubble {} measured, {} simulated with the measured times, {} before the run\n\
          bubble_own_span {}, bubble_step {} measured{shared}\n{beside}\
@@ -27,6 +27,7 @@ pub(crate) fn text(s: &Summary, ranks: usize, cores: usize) -> String {
         duration(s.total_s),
         s.first_loss,
         s.last_loss,
+        validation(s),
         grouped(s.tokens_per_s.round() as u64),
         percent(s.flops_util),
         percent(s.bubble),
@@ -62,6 +63,21 @@ fn recovering(s: &Summary) -> String {
     };
     let redone = count(s.steps_redone as usize, "step");
     format!("{n}: {} from failure to the next step, {redone} done again\n", duration(s.recovery_s))
+}
+
+/// The last validation loss, and the lowest, if any was measured.
+fn validation(s: &Summary) -> String {
+    let Some(((step, last), (best_step, best))) = s.last_eval.zip(s.best_eval) else {
+        return String::new();
+    };
+    let lowest = match best_step == step {
+        true => ", the lowest".to_owned(),
+        false => format!("; the lowest {:.4} after step {best_step}", best.loss),
+    };
+    format!(
+        "validation loss {:.4}, perplexity {:.3} after step {step}{lowest}\n",
+        last.loss, last.perplexity
+    )
 }
 
 fn memory(s: &Summary) -> String {
@@ -112,9 +128,14 @@ mod tests {
         (s.recoveries, s.steps_redone, s.recovery_s) = (1, 3, 0.5);
         let alone = text(&s, 2, 2);
         assert!(!alone.contains("share"), "{alone}");
+        let eval =
+            |loss: f64| zeropp::Evaluation { loss, perplexity: loss.exp(), ..Default::default() };
+        (s.last_eval, s.best_eval) = (Some((40, eval(2.5))), Some((30, eval(2.25))));
         let text = text(&s, 32, 2);
         for line in [
             "40 steps in 52.1 s: loss 5.5452 to 2.7500",
+            "validation loss 2.5000, perplexity 12.182 after step 40; the lowest 2.2500 after \
+             step 30",
             "6,310 tokens/s, 50.0 % of peak FLOP/s",
             "bubble 5.0 % measured, 2.0 % simulated with the measured times, 1.0 % before the run",
             "bubble_own_span 3.0 %, bubble_step 7.0 % measured",

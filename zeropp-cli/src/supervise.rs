@@ -14,9 +14,9 @@ use progress::Watched;
 const ABOUT: &str = "Start a command again when it fails, from its newest checkpoint\n\n\
 COMMAND is a whole run: `zeropp run`, or a launcher around it. When it ends with an error, or is \
 killed, what is left of it is ended, and it is started again; it goes on from its newest \
-checkpoint, so it has to say --save and --resume. Signals are passed on, and whoever is stopped by one stays \
-stopped. On several nodes, one of these a node starts that node's part: the parts meet again by \
-themselves.";
+checkpoint, so it has to say --save and --resume. Signals are passed on, and whoever is stopped by \
+one stays stopped. On several nodes, one of these a node starts that node's part: the parts meet \
+again by themselves.";
 
 const EXAMPLES: &str = "\
 Examples:

@@ -10,6 +10,8 @@ use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, Device, Element, Int, Shape, Tensor, TensorData, bf16};
 use bytemuck::Pod;
 
+use crate::kernels;
+
 /// A plain (untracked) contiguous tensor on the CPU whose elements can be read as a slice.
 pub struct CpuTensor<E = f32>(FlexTensor, PhantomData<E>);
 
@@ -140,10 +142,24 @@ pub(crate) fn storage<const D: usize>(t: &Tensor<D>) -> Option<(usize, u64)> {
 /// `sum + more`, element by element, in `sum`'s memory where nothing else holds it.
 pub fn add_in_place(sum: Tensor<1>, more: Tensor<1>) -> Tensor<1> {
     let Some(values) = on_cpu(&more) else { return sum + more };
-    let add = |sum: &mut [f32]| {
-        sum.iter_mut().zip(values.as_slice()).for_each(|(sum, value)| *sum += *value);
-    };
+    let add = |sum: &mut [f32]| kernels::add(sum, values.as_slice());
     map_in_place(sum, add).unwrap_or_else(|sum| sum + more)
+}
+
+/// `a + b`, element by element, where others hold both.
+pub fn sum(a: &Tensor<1>, b: &Tensor<1>) -> Tensor<1> {
+    match (on_cpu(a), on_cpu(b)) {
+        (Some(x), Some(y)) => from_vec(kernels::sum(x.as_slice(), y.as_slice()), a.dims()),
+        _ => a.clone() + b.clone(),
+    }
+}
+
+/// `t` in bf16, or itself off the CPU or in another type than fp32, to be cast there.
+pub fn rounded(t: Tensor<1>) -> Tensor<1> {
+    match on_cpu(&t) {
+        Some(x) => from_halves(kernels::bf16::convert::round(x.as_slice()), t.dims()),
+        None => t,
+    }
 }
 
 /// A flat CPU `f32` buffer that is written once, handed out as tensors, and written again when

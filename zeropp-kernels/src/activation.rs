@@ -1,7 +1,7 @@
 //! Activation functions and their pullbacks (`dy` becomes the input gradient in place).
 
 use super::math::{exp, normal_cdf, sigmoid};
-use super::{map, map2, simd, update};
+use super::{collect, each_part, map, map2, simd, update};
 
 /// 1/√(2π).
 const DENSITY: f32 = 0.398_942_3;
@@ -26,17 +26,21 @@ macro_rules! activation {
     ($name:ident, $back:ident, $doc:literal, $f:expr, $df:expr) => {
         #[doc = $doc]
         pub fn $name(x: &[f32]) -> Vec<f32> {
-            simd(
-                #[inline(always)]
-                || map(x, $f),
-            )
+            collect(x.len(), |range, out| {
+                simd(
+                    #[inline(always)]
+                    || map(out, &x[range.clone()], $f),
+                )
+            })
         }
         #[doc = concat!("Multiplies `dy` by the derivative of [`", stringify!($name), "`] at `x`.")]
         pub fn $back(dy: &mut [f32], x: &[f32]) {
-            simd(
-                #[inline(always)]
-                || update(dy, x, $df),
-            )
+            each_part(dy, [x], |dy, [x]| {
+                simd(
+                    #[inline(always)]
+                    || update(dy, x, $df),
+                )
+            });
         }
     };
 }
@@ -83,41 +87,55 @@ activation!(
 
 /// silu(gate)·up.
 pub fn swiglu(gate: &[f32], up: &[f32]) -> Vec<f32> {
-    simd(
-        #[inline(always)]
-        || {
-            map2(
-                gate,
-                up,
-                #[inline(always)]
-                |g, u| g * sigmoid(g) * u,
-            )
-        },
-    )
+    assert_eq!(gate.len(), up.len());
+    collect(up.len(), |range, out| {
+        simd(
+            #[inline(always)]
+            || {
+                map2(
+                    out,
+                    &gate[range.clone()],
+                    &up[range.clone()],
+                    #[inline(always)]
+                    |g, u| g * sigmoid(g) * u,
+                )
+            },
+        )
+    })
 }
 
 /// Gradients of [`swiglu`]: `dy` becomes that of `up`, that of `gate` is returned.
 pub fn swiglu_backward(dy: &mut [f32], gate: &[f32], up: &[f32]) -> Vec<f32> {
-    simd(
-        #[inline(always)]
-        || {
-            let mut dgate = map2(
-                gate,
-                up,
-                #[inline(always)]
-                |g, u| {
-                    let (s, ds) = sigmoid_slope(g);
-                    u * (s + g * ds)
-                },
-            );
-            update(&mut dgate, dy, |slope, dy| slope * dy);
-            update(
-                dy,
-                gate,
-                #[inline(always)]
-                |dy, g| dy * (g * sigmoid(g)),
-            );
-            dgate
-        },
-    )
+    let mut dgate = collect(up.len(), |range, out| {
+        simd(
+            #[inline(always)]
+            || {
+                map2(
+                    out,
+                    &gate[range.clone()],
+                    &up[range.clone()],
+                    #[inline(always)]
+                    |g, u| {
+                        let (s, ds) = sigmoid_slope(g);
+                        u * (s + g * ds)
+                    },
+                )
+            },
+        )
+    });
+    each_part(&mut dgate, [dy], |dgate, [dy]| update(dgate, dy, |slope, dy| slope * dy));
+    each_part(dy, [gate], |dy, [gate]| {
+        simd(
+            #[inline(always)]
+            || {
+                update(
+                    dy,
+                    gate,
+                    #[inline(always)]
+                    |dy, g| dy * (g * sigmoid(g)),
+                )
+            },
+        )
+    });
+    dgate
 }

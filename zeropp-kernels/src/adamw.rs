@@ -1,6 +1,6 @@
 //! One AdamW update of a run of parameters.
 
-use super::simd;
+use super::{GRAIN, simd, threads};
 
 /// The scalars of an update, each rounded once to the precision in which it meets the elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,6 +34,12 @@ pub struct Scalars {
 pub fn adamw(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], s: &Scalars) {
     let n = p.len();
     assert_eq!((m.len(), v.len(), g.len()), (n, n, n), "parameters, moments and gradient");
+    let piece = threads::piece(n, 64, GRAIN);
+    let state = p.chunks_mut(piece).zip(m.chunks_mut(piece)).zip(v.chunks_mut(piece));
+    threads::each(state.zip(g.chunks(piece)), |(((p, m), v), g)| part(p, m, v, g, s));
+}
+
+fn part(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], s: &Scalars) {
     simd(
         #[inline(always)]
         || {

@@ -3,7 +3,14 @@
 //! Views prove when made that every element
 //! they can reach lies within their slice.
 
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
 use gemm::Parallelism;
+
+pub use crate::mat_mut::MatMut;
+use crate::mat_mut::reach;
+use crate::threads::{self, Fresh, each};
 
 /// A matrix of `rows × cols` elements of a slice, with any strides.
 #[derive(Clone, Copy, Debug)]
@@ -13,25 +20,6 @@ pub struct MatRef<'a> {
     cols: usize,
     row_stride: usize,
     col_stride: usize,
-}
-
-/// A matrix of `rows × cols` elements of a slice to write: rows do not overlap.
-#[derive(Debug)]
-pub struct MatMut<'a> {
-    data: &'a mut [f32],
-    rows: usize,
-    cols: usize,
-    row_stride: usize,
-}
-
-/// Elements that a slice must have for the last element of a matrix to be in it.
-fn reach(rows: usize, cols: usize, row_stride: usize, col_stride: usize) -> usize {
-    if rows == 0 || cols == 0 {
-        return 0;
-    }
-    let last = (rows - 1).checked_mul(row_stride).zip((cols - 1).checked_mul(col_stride));
-    let reach = last.and_then(|(r, c)| r.checked_add(c)?.checked_add(1));
-    reach.expect("matrix sizes fit into usize")
 }
 
 impl<'a> MatRef<'a> {
@@ -63,26 +51,15 @@ impl<'a> MatRef<'a> {
             ..self
         }
     }
-}
 
-impl<'a> MatMut<'a> {
-    /// Rows one after another in `data`.
-    ///
-    /// # Panics
-    /// Panics if `data` is too short, as [`strided`](Self::strided) does.
-    pub fn new(data: &'a mut [f32], rows: usize, cols: usize) -> Self {
-        Self::strided(data, rows, cols, cols)
-    }
-
-    /// Rows that start `row_stride` elements apart.
-    ///
-    /// # Panics
-    /// Panics if the last element lies outside of `data` or rows overlap.
-    pub fn strided(data: &'a mut [f32], rows: usize, cols: usize, row_stride: usize) -> Self {
-        let need = reach(rows, cols, row_stride, 1);
-        assert!(need <= data.len(), "a matrix of {need} elements in a slice of {}", data.len());
-        assert!(cols <= row_stride || rows <= 1, "rows of {cols} elements {row_stride} apart");
-        Self { data, rows, cols, row_stride }
+    /// Some of its rows and columns.
+    fn part(self, rows: Range<usize>, cols: Range<usize>) -> Self {
+        let (r, c) = (rows.len(), cols.len());
+        let start = match r * c {
+            0 => 0,
+            _ => rows.start * self.row_stride + cols.start * self.col_stride,
+        };
+        Self { data: &self.data[start..], rows: r, cols: c, ..self }
     }
 }
 
@@ -90,6 +67,9 @@ impl<'a> MatMut<'a> {
 const ALIAS: usize = 1024;
 /// Uses of a factor's elements from which a copy pays.
 const MIN_USES: usize = 16;
+
+/// Elements of such a copy that are worth a thread.
+const COPIED: usize = 1 << 15;
 
 /// A copy with padded rows of a transposed factor whose own rows make packing slow. `uses`: how
 /// often the product uses each element.
@@ -109,12 +89,15 @@ impl Unaliased {
             return None;
         }
         let padded = len.next_multiple_of(16) + 16;
-        let mut copy = Vec::with_capacity(m.cols * padded);
-        for row in m.data.chunks(stride).take(m.cols) {
-            copy.extend_from_slice(&row[..len]);
-            copy.resize(copy.len() + padded - len, 0.0);
-        }
-        Some(Self { copy, stride: padded })
+        let mut copy = Fresh::new(m.cols * padded);
+        let rows = threads::piece(m.cols, 1, COPIED.div_ceil(padded));
+        each(m.data.chunks(rows * stride).zip(copy.parts(rows * padded)), |(rows, mut copy)| {
+            for row in rows.chunks(stride).take(copy.len() / padded) {
+                copy.extend_from_slice(&row[..len]);
+                copy.extend(std::iter::repeat_n(0.0, padded - len));
+            }
+        });
+        Some(Self { copy: copy.done(), stride: padded })
     }
 
     /// The matrix `m` again, in the copy.
@@ -132,17 +115,19 @@ pub enum Store {
     Add,
 }
 
-/// `c = scale·a·b` or `c += scale·a·b`, on the calling thread.
+/// `c = scale·a·b` or `c += scale·a·b`.
 ///
 /// # Panics
 /// Panics if the sizes do not match.
 pub fn gemm(c: MatMut<'_>, store: Store, scale: f32, a: MatRef<'_>, b: MatRef<'_>) {
     assert_eq!((a.rows, a.cols, b.cols), (c.rows, b.rows, c.cols), "sizes of a matrix product");
-    let stride = |s: usize| isize::try_from(s).expect("strides were checked against a slice");
-    // SAFETY: the constructors of `MatRef` and `MatMut` checked that every element of the three
-    // matrices lies in its slice, the sizes match, `c` is borrowed mutably so that it overlaps
-    // neither `a` nor `b`, and its own rows do not overlap.
-    unsafe { raw(c.data.as_mut_ptr(), stride(c.row_stride), store, scale, a, b) }
+    by_parts(c, a, b, |mut c, a, b, _| {
+        let stride = c.row_stride();
+        // SAFETY: the constructors of `MatRef` and `MatMut` checked that every element of the three
+        // matrices lies in its slice, the sizes match, and nobody else reaches the elements of `c`
+        // while it is borrowed mutably, so that it overlaps neither `a` nor `b`, nor its own rows.
+        unsafe { raw(c.as_mut_ptr(), stride, store, scale, a, b) }
+    });
 }
 
 /// The product `scale·a·b` in a fresh vector, row-major.
@@ -153,14 +138,86 @@ pub fn product(scale: f32, a: MatRef<'_>, b: MatRef<'_>) -> Vec<f32> {
     assert_eq!(a.cols, b.rows, "sizes of a matrix product");
     let len = a.rows * b.cols;
     let mut c = Vec::<f32>::with_capacity(len);
-    let stride = isize::try_from(b.cols).expect("rows of a vector fit into isize");
-    // SAFETY: `c` has room for a.rows × b.cols elements; the product writes every one of them and,
-    // told to set them, reads none. All of them are initialised when the length is set.
-    unsafe {
-        raw(c.as_mut_ptr(), stride, Store::Set, scale, a, b);
-        c.set_len(len);
-    }
+    let fresh = MatMut::new(&mut c.spare_capacity_mut()[..len], a.rows, b.cols);
+    by_parts(fresh, a, b, |mut c, a, b, _| {
+        let stride = c.row_stride();
+        // SAFETY: `c` has room for the product, as above; told to set, that reads none of it.
+        unsafe { raw(c.as_mut_ptr().cast(), stride, Store::Set, scale, a, b) }
+    });
+    // SAFETY: the parts are all of `c`, and each product wrote every element of its part.
+    unsafe { c.set_len(len) };
     c
+}
+
+/// x·w + bias for one bias a column, in a fresh vector, row-major: the product is added to rows of
+/// the bias, `block` rows at a time.
+///
+/// # Panics
+/// Panics if the sizes do not match.
+pub fn affine(x: MatRef<'_>, w: MatRef<'_>, bias: &[f32], block: usize) -> Vec<f32> {
+    assert_eq!((x.cols, w.cols), (w.rows, bias.len()), "sizes of a linear map");
+    let len = x.rows * w.cols;
+    let mut y = Vec::<f32>::with_capacity(len);
+    let fresh = MatMut::new(&mut y.spare_capacity_mut()[..len], x.rows, w.cols);
+    for (from, y) in fresh.blocks(block) {
+        let x = x.part(from..from + y.rows, 0..x.cols);
+        by_parts(y, x, w, |y, x, w, columns| affine_part(y, x, w, &bias[columns]));
+    }
+    // SAFETY: the blocks and their parts are all of `y`; each was written with the bias.
+    unsafe { y.set_len(len) };
+    y
+}
+
+fn affine_part(mut y: MatMut<'_, MaybeUninit<f32>>, x: MatRef<'_>, w: MatRef<'_>, bias: &[f32]) {
+    for i in 0..y.rows {
+        y.row(i).write_copy_of_slice(bias);
+    }
+    let stride = y.row_stride();
+    // SAFETY: as in `gemm`; every element was just written.
+    unsafe { raw(y.as_mut_ptr().cast(), stride, Store::Add, 1.0, x, w) }
+}
+
+/// Multiply-adds that are worth a thread.
+const WORK: usize = 1 << 19;
+/// Least rows or columns of a part, and least columns or rows on the other side of it. A product of
+/// fewer may be computed in another order: of at most 64 × 64, of a single row or column, or of at
+/// most 256 elements. So whatever is cut has the bits that it has whole.
+const PART: usize = 96;
+const SIDE: usize = 16;
+
+/// Calls `f` with parts of `c = a·b` that cover it, and the factors and columns of each: `c` whole
+/// on one thread, else a part for each, cut along the longer side.
+fn by_parts<'c, T: Send>(
+    c: MatMut<'c, T>,
+    a: MatRef<'_>,
+    b: MatRef<'_>,
+    f: impl Fn(MatMut<'c, T>, MatRef<'_>, MatRef<'_>, Range<usize>) + Sync,
+) {
+    let copies = (Unaliased::new(a, b.cols), Unaliased::new(b, a.rows));
+    let a = copies.0.as_ref().map_or(a, |copy| copy.view(a));
+    let b = copies.1.as_ref().map_or(b, |copy| copy.view(b));
+    let (m, k, n) = (a.rows, a.cols, b.cols);
+    let (long, side) = (m.max(n), m.min(n));
+    let work = (m * n).saturating_mul(k);
+    let parts = threads::count().min(work / WORK).min(long / PART).max(1);
+    if parts == 1 || side < SIDE {
+        return f(c, a, b, 0..n);
+    }
+    // The last part takes what is left over: a short one would have its own order.
+    let end = |i: usize| if i == parts { long } else { long * i / parts / 16 * 16 };
+    let ranges = (0..parts).map(|i| end(i)..end(i + 1));
+    let mut rest = Some(c);
+    let mut first = |len: usize| {
+        let c = rest.take().expect("put back");
+        let (part, others) = if n >= m { c.split_cols(len) } else { c.split_rows(len) };
+        rest = Some(others);
+        part
+    };
+    let cut: Vec<_> = ranges.map(|range| (first(range.len()), range)).collect();
+    each(cut, |(c, range)| match n >= m {
+        true => f(c, a, b.part(0..k, range.clone()), range),
+        false => f(c, a.part(range, 0..k), b, 0..n),
+    });
 }
 
 /// The call itself.
@@ -170,16 +227,14 @@ pub fn product(scale: f32, a: MatRef<'_>, b: MatRef<'_>) -> Vec<f32> {
 /// each other nor `a` nor `b`; initialised if `store` is `Add`. `a.cols` must be `b.rows`.
 unsafe fn raw(
     c: *mut f32,
-    c_stride: isize,
+    c_stride: usize,
     store: Store,
     scale: f32,
     a: MatRef<'_>,
     b: MatRef<'_>,
 ) {
+    // Strides of slices fit into isize.
     let stride = |s: usize| s as isize;
-    let copies = (Unaliased::new(a, b.cols), Unaliased::new(b, a.rows));
-    let a = copies.0.as_ref().map_or(a, |copy| copy.view(a));
-    let b = copies.1.as_ref().map_or(b, |copy| copy.view(b));
     // SAFETY: the views checked their bounds; `c` is the caller's promise.
     unsafe {
         gemm::gemm(
@@ -188,7 +243,7 @@ unsafe fn raw(
             a.cols,
             c,
             1,
-            c_stride,
+            stride(c_stride),
             store == Store::Add,
             a.data.as_ptr(),
             stride(a.col_stride),

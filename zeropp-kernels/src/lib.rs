@@ -1,7 +1,7 @@
-//! CPU kernels on slices of `f32`, and of bf16 in [`mod@bf16`], one thread each: a rank is one
-//! thread, so nothing here spawns.
+//! CPU kernels on slices of `f32`, and of bf16 in [`mod@bf16`]. They share their work among the
+//! [`threads`] that the calling thread has installed, and are alone where it has none.
 //!
-//! Every sum has one order, whatever the thread or the alignment: reductions run over a fixed
+//! Every sum has one order, whatever the threads or the alignment: reductions run over a fixed
 //! number of lanes, and only matrix products use a fused multiply-add. The other loops are plain
 //! Rust that the compiler vectorises; `simd` lets it do so for the CPU at hand.
 
@@ -12,11 +12,17 @@ pub mod bf16;
 pub mod gemm;
 pub mod head_norm;
 pub mod loss;
+mod mat_mut;
 pub mod math;
 pub mod norm;
 pub mod reduce;
 pub mod rope;
+pub mod threads;
 mod tile;
+
+use std::ops::Range;
+
+use self::threads::{Fresh, Part};
 
 /// Runs `f` compiled for the widest vector instructions of this CPU.
 ///
@@ -41,31 +47,82 @@ pub fn cpu_path() -> &'static str {
 /// first-level cache between being computed and being appended.
 const CHUNK: usize = 1024;
 
-/// The vector of `f(x)` for every element of `x`.
+/// Elements of a cheap loop that are worth a thread.
+pub(crate) const GRAIN: usize = 1 << 14;
+
+/// Calls `f` with parts of `y` and as many elements of each of `xs`, all of one length.
+pub(crate) fn each_part<T: Send, U: Sync, const N: usize>(
+    y: &mut [T],
+    xs: [&[U]; N],
+    f: impl Fn(&mut [T], [&[U]; N]) + Sync,
+) {
+    assert!(xs.iter().all(|x| x.len() == y.len()), "slices of one length");
+    let piece = threads::piece(y.len(), 64, GRAIN);
+    threads::each(y.chunks_mut(piece).enumerate(), |(i, y)| {
+        let from = i * piece;
+        let xs = xs.map(|x| &x[from..from + y.len()]);
+        f(y, xs);
+    });
+}
+
+/// A vector of `len` elements of which `f` writes parts, each from its first element on.
+pub(crate) fn collect<T: Copy + Send>(
+    len: usize,
+    f: impl Fn(Range<usize>, &mut Part<'_, T>) + Sync,
+) -> Vec<T> {
+    let mut out = Fresh::new(len);
+    let piece = threads::piece(len, 64, GRAIN);
+    threads::each(out.parts(piece).enumerate(), |(i, mut part)| {
+        f(i * piece..i * piece + part.len(), &mut part);
+    });
+    out.done()
+}
+
+/// Zeros, written by all threads.
+pub fn zeros(len: usize) -> Vec<f32> {
+    collect(len, |_, out| out.extend(std::iter::repeat_n(0.0, out.len())))
+}
+
+/// The elements of `a + b`.
+///
+/// # Panics
+/// Panics if the slices differ in length.
+pub fn sum(a: &[f32], b: &[f32]) -> Vec<f32> {
+    assert_eq!(a.len(), b.len());
+    collect(a.len(), |range, out| {
+        out.extend(a[range.clone()].iter().zip(&b[range]).map(|(a, b)| a + b));
+    })
+}
+
+/// Adds `more` to `sum`, element by element.
+///
+/// # Panics
+/// Panics if the slices differ in length.
+pub fn add(sum: &mut [f32], more: &[f32]) {
+    each_part(sum, [more], |sum, [more]| update(sum, more, |sum, more| sum + more));
+}
+
+/// Writes `f(x)` for every element of `x`.
 #[inline(always)]
-pub(crate) fn map(x: &[f32], f: impl Fn(f32) -> f32) -> Vec<f32> {
-    let mut out = Vec::with_capacity(x.len());
+pub(crate) fn map(out: &mut Part<'_, f32>, x: &[f32], f: impl Fn(f32) -> f32) {
     let mut buffer = [0.0; CHUNK];
     for part in x.chunks(CHUNK) {
         let buffer = &mut buffer[..part.len()];
         buffer.iter_mut().zip(part).for_each(|(o, x)| *o = f(*x));
         out.extend_from_slice(buffer);
     }
-    out
 }
 
-/// The vector of `f(x, y)` for every pair of elements of two slices of one length.
+/// Writes `f(x, y)` for every pair of elements of two slices of one length.
 #[inline(always)]
-pub(crate) fn map2(x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32) -> Vec<f32> {
+pub(crate) fn map2(out: &mut Part<'_, f32>, x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32) {
     assert_eq!(x.len(), y.len());
-    let mut out = Vec::with_capacity(x.len());
     let mut buffer = [0.0; CHUNK];
     for (x, y) in x.chunks(CHUNK).zip(y.chunks(CHUNK)) {
         let buffer = &mut buffer[..x.len()];
         buffer.iter_mut().zip(x).zip(y).for_each(|((o, x), y)| *o = f(*x, *y));
         out.extend_from_slice(buffer);
     }
-    out
 }
 
 /// Replaces every element `x[i]` by `f(x[i], y[i])`.

@@ -2,29 +2,34 @@
 
 use super::math::{exp, ln};
 use super::reduce::{max, sum};
-use super::simd;
+use super::threads::{Fresh, each, piece};
+use super::{GRAIN, simd};
 
 /// Cross-entropy of `logits: [targets.len(), vocabulary]`, summed in f64, first row first.
 ///
 /// # Panics
 /// Panics if a target is not below `vocabulary`.
 pub fn cross_entropy(logits: &[f32], vocabulary: usize, targets: &[usize]) -> f64 {
-    let mut total = 0.0_f64;
-    simd(
-        #[inline(always)]
-        || {
-            for (row, target) in logits.chunks_exact(vocabulary).zip(targets) {
-                let top = max(row);
-                let sum = sum(
-                    row,
-                    #[inline(always)]
-                    |x| exp(x - top),
-                );
-                total += f64::from(top - row[*target] + ln(sum));
-            }
-        },
-    );
-    total
+    let rows = piece(targets.len(), 1, GRAIN.div_ceil(vocabulary.max(1)));
+    let mut losses = Fresh::new(targets.len());
+    let parts = logits.chunks(rows * vocabulary).zip(targets.chunks(rows)).zip(losses.parts(rows));
+    each(parts, |((logits, targets), mut losses)| {
+        simd(
+            #[inline(always)]
+            || {
+                for (row, target) in logits.chunks_exact(vocabulary).zip(targets) {
+                    let top = max(row);
+                    let sum = sum(
+                        row,
+                        #[inline(always)]
+                        |x| exp(x - top),
+                    );
+                    losses.push(f64::from(top - row[*target] + ln(sum)));
+                }
+            },
+        );
+    });
+    losses.done().into_iter().fold(0.0, |total, loss| total + loss)
 }
 
 /// Like [`cross_entropy`], to the same bits, and turns the logits into the gradient of `scale`
@@ -38,20 +43,25 @@ pub fn cross_entropy_gradient(
     targets: &[usize],
     scale: f32,
 ) -> f64 {
-    let mut total = 0.0_f64;
-    simd(
-        #[inline(always)]
-        || {
-            for (row, target) in logits.chunks_exact_mut(vocabulary).zip(targets) {
-                let (top, right) = (max(row), row[*target]);
-                row.iter_mut().for_each(|x| *x = exp(*x - top));
-                let sum = sum(row, |x| x);
-                total += f64::from(top - right + ln(sum));
-                let share = scale / sum;
-                row.iter_mut().for_each(|x| *x *= share);
-                row[*target] -= scale;
-            }
-        },
-    );
-    total
+    let rows = piece(targets.len(), 1, GRAIN.div_ceil(vocabulary.max(1)));
+    let mut losses = Fresh::new(targets.len());
+    let logits = logits.chunks_mut(rows * vocabulary);
+    let parts = logits.zip(targets.chunks(rows)).zip(losses.parts(rows));
+    each(parts, |((logits, targets), mut losses)| {
+        simd(
+            #[inline(always)]
+            || {
+                for (row, target) in logits.chunks_exact_mut(vocabulary).zip(targets) {
+                    let (top, right) = (max(row), row[*target]);
+                    row.iter_mut().for_each(|x| *x = exp(*x - top));
+                    let sum = sum(row, |x| x);
+                    losses.push(f64::from(top - right + ln(sum)));
+                    let share = scale / sum;
+                    row.iter_mut().for_each(|x| *x *= share);
+                    row[*target] -= scale;
+                }
+            },
+        );
+    });
+    losses.done().into_iter().fold(0.0, |total, loss| total + loss)
 }

@@ -1,7 +1,8 @@
 //! Rotary position embedding in the rotate-half layout: element i of a head's first half turns
 //! together with element i of its second half.
 
-use super::simd;
+use super::threads::{each, piece};
+use super::{GRAIN, simd};
 
 /// cos and sin of every angle, `[s, d/2]` each: position p turns pair i by p · `inverse[i]`, where
 /// there are d/2 inverse frequencies.
@@ -31,12 +32,16 @@ pub struct Turned {
 pub fn rope(x: &mut [f32], t: Turned, (cos, sin): (&[f32], &[f32]), back: bool) {
     let half = t.d / 2;
     let sign = if back { -1.0 } else { 1.0 };
-    simd(
-        #[inline(always)]
-        || {
-            for sample in x.chunks_mut(cos.len() / half * t.width) {
-                let angles = cos.chunks_exact(half).zip(sin.chunks_exact(half));
-                for (row, (cos, sin)) in sample.chunks_exact_mut(t.width).zip(angles) {
+    let (s, rows) = (cos.len() / half, x.len() / t.width);
+    let n = piece(rows, 1, GRAIN.div_ceil(t.width));
+    each(x.chunks_mut(n * t.width).enumerate(), |(i, x)| {
+        let first = i * n;
+        simd(
+            #[inline(always)]
+            || {
+                for (i, row) in x.chunks_exact_mut(t.width).enumerate() {
+                    let at = (first + i) % s * half;
+                    let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
                     for head in row.chunks_exact_mut(t.d).take(t.heads) {
                         let (low, high) = head.split_at_mut(half);
                         for (((l, h), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
@@ -45,7 +50,7 @@ pub fn rope(x: &mut [f32], t: Turned, (cos, sin): (&[f32], &[f32]), back: bool) 
                         }
                     }
                 }
-            }
-        },
-    );
+            },
+        );
+    });
 }

@@ -201,6 +201,12 @@ impl Schedule {
         self.units.iter().sum()
     }
 
+    /// Whether it has forwards and no other computes, as what a validation loss takes.
+    pub fn is_forward_only(&self) -> bool {
+        let mut computes = self.ranks.iter().flatten().flat_map(Action::computes).peekable();
+        computes.peek().is_some() && computes.all(|(kind, ..)| kind == Compute::F)
+    }
+
     /// Whether gathers and frees stand in it, as part of the order.
     pub(crate) fn has_gathers(&self) -> bool {
         self.ranks.iter().flatten().any(Action::is_residency)

@@ -63,7 +63,8 @@ pub enum Residency {
 /// * a send right after what it sends was computed; a receive posted one compute action before the
 ///   one that takes it, or earlier where the order of the peer's sends wants it. Neighbouring
 ///   stages on one rank hand over without either;
-/// * R where `recompute` asks for it, and one optimizer step at the end.
+/// * R where `recompute` asks for it, and one optimizer step at the end, unless there are forwards
+///   only.
 ///
 /// Anything but F, B, W and BW in the input is dropped and made anew, so lowering twice is lowering
 /// once. With [`Residency::AsWritten`] its AG, FREE and R stay, with [`Residency::Auto`] its AG and
@@ -76,6 +77,7 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
         Residency::Auto if !kept => weights::fitting(schedule, &programs.ranks),
         chosen => chosen,
     };
+    let trains = !schedule.is_forward_only();
     let ranks = (0..schedule.pp())
         .map(|rank| {
             let program = &programs.ranks[rank];
@@ -88,7 +90,8 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
                 weights::add_gathers(&visits, options.prefetch, residency, &mut inserts);
             }
             add_reductions(schedule, program, options.replicas, &mut inserts);
-            inserts.merge(program)
+            let step = trains.then_some(Action::OptimizerStep);
+            inserts.merge(program).into_iter().chain(step).collect()
         })
         .collect();
     Schedule { ranks, ..schedule.clone() }
@@ -113,7 +116,7 @@ impl Inserts {
     /// insertion.
     fn merge(mut self, program: &[Action]) -> Vec<Action> {
         self.0.sort_by_key(|(slot, order, _)| (*slot, *order));
-        let mut merged = Vec::with_capacity(program.len() + self.0.len() + 1);
+        let mut merged = Vec::with_capacity(program.len() + self.0.len());
         let mut inserts = self.0.into_iter().peekable();
         for (position, compute) in program.iter().enumerate() {
             while let Some((_, _, a)) = inserts.next_if(|(slot, ..)| *slot <= 2 * position) {
@@ -122,7 +125,6 @@ impl Inserts {
             merged.push(*compute);
         }
         merged.extend(inserts.map(|(_, _, action)| action));
-        merged.push(Action::OptimizerStep);
         merged
     }
 }

@@ -127,6 +127,8 @@ pub struct Ledger<'a> {
     stages: &'a [StageBytes],
     /// (stage, micro-batch) that recompute.
     recomputed: HashSet<(usize, usize)>,
+    /// No backward follows: F keeps nothing.
+    forward_only: bool,
     /// Stages of this rank.
     own: HashSet<usize>,
     /// Messages received or handed over and not yet taken: (message, consuming stage, micro-batch).
@@ -168,6 +170,7 @@ impl<'a> Ledger<'a> {
             ahead: HashMap::new(),
             stages,
             recomputed: program.iter().filter_map(recomputed).collect(),
+            forward_only: program.iter().flat_map(Action::computes).all(|c| c.0 == Compute::F),
             own: program.iter().flat_map(Action::computes).map(|(_, stage, _)| stage).collect(),
             received: HashSet::new(),
             open: vec![false; stages.len()],
@@ -240,7 +243,7 @@ impl<'a> Ledger<'a> {
             self.now.communication -= self.message_bytes(message, stage);
         }
         match kind {
-            Compute::F if self.recomputed.contains(&(stage, micro_batch)) => {
+            Compute::F if self.forward_only || self.recomputed.contains(&(stage, micro_batch)) => {
                 self.now.activation += bytes.input + bytes.workspace;
             }
             Compute::F => {
@@ -290,6 +293,9 @@ impl<'a> Ledger<'a> {
         let bytes = self.stages[stage];
         if matches!(kind, Compute::F | Compute::R) {
             self.now.activation -= bytes.workspace;
+            if self.forward_only {
+                self.now.activation -= bytes.input;
+            }
         }
         let gives = kind.gives(stage, self.stages.len());
         if let Some(message) = gives

@@ -40,6 +40,12 @@ impl ExactSum {
         self.add_at(limb + 1, (wide >> 64) as u64);
     }
 
+    /// Adds another sum.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.finite &= other.finite;
+        other.limbs.iter().enumerate().for_each(|(limb, value)| self.add_at(limb, *value));
+    }
+
     fn add_at(&mut self, mut limb: usize, value: u64) {
         let mut carry = value;
         while carry != 0 {
@@ -141,6 +147,9 @@ mod tests {
             xs[cut..].iter().rev().for_each(|x| b.add(*x));
             let mut merged = ExactSum::default();
             merged.add_bytes(&b.to_bytes()).unwrap();
+            let mut whole = b;
+            whole.merge(&a);
+            prop_assert_eq!(&whole, &forward);
             merged.add_bytes(&a.to_bytes()).unwrap();
             prop_assert_eq!(&merged, &forward);
             let plain: f64 = xs.iter().sum();

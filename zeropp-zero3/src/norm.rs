@@ -5,13 +5,17 @@
 //! larger blocks in f32, so there a layout differs in rounding.
 
 use burn::tensor::{DType, Tensor};
+use parking_lot::Mutex;
 use zeropp_core::cpu_tensor;
+use zeropp_core::kernels::threads;
 use zeropp_core::params::BLOCK;
 
 use crate::exact::ExactSum;
 
 /// Largest block that a GPU sums: few enough sums travel, and each is exact to f32.
 const DEVICE_BLOCK_MAX: usize = 64 * BLOCK;
+/// Elements that are worth a thread.
+const PIECE_MIN: usize = 256 * BLOCK;
 
 /// Adds the squares of `shards` (whole blocks, f32) to `sum`. What is on a device is read from it
 /// once.
@@ -19,7 +23,7 @@ pub(crate) fn add_squares<'a>(sum: &mut ExactSum, shards: impl IntoIterator<Item
     let mut on_device = Vec::new();
     for shard in shards {
         match cpu_tensor::on_cpu(shard) {
-            Some(h) => h.as_slice().chunks(BLOCK).for_each(|block| sum.add(block_squares(block))),
+            Some(h) => add_host_squares(sum, h.as_slice()),
             None => on_device.push(device_squares(shard)),
         }
     }
@@ -28,6 +32,18 @@ pub(crate) fn add_squares<'a>(sum: &mut ExactSum, shards: impl IntoIterator<Item
     }
     let squares = Tensor::cat(on_device, 0).into_data().try_to_vec::<f32>();
     squares.expect("sums are f32").into_iter().for_each(|s| sum.add(f64::from(s)));
+}
+
+/// Adds the squares of a shard's blocks. The sum is exact: whichever thread adds a block, and when,
+/// does not show.
+fn add_host_squares(sum: &mut ExactSum, shard: &[f32]) {
+    let piece = threads::piece(shard.len(), BLOCK, PIECE_MIN);
+    let sum = Mutex::new(sum);
+    threads::each(shard.chunks(piece), |part| {
+        let mut own = ExactSum::default();
+        part.chunks(BLOCK).for_each(|block| own.add(block_squares(block)));
+        sum.lock().merge(&own);
+    });
 }
 
 /// Sums of squares of the shard's blocks, on its device.

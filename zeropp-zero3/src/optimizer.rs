@@ -6,8 +6,8 @@ use std::sync::Arc;
 use burn::tensor::Tensor;
 use zeropp_comm::groups::Groups;
 use zeropp_comm::{CommResult, Communicator};
-use zeropp_core::device;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
+use zeropp_core::{cpu_tensor, device};
 
 use crate::adamw::{AdamW, Moments, StepScale};
 use crate::exact::ExactSum;
@@ -193,7 +193,7 @@ impl Optimizer {
         let first = (me == tie.ranks.0).then(|| grad_of(stages, tie.first)).flatten();
         let last = (me == tie.ranks.1).then(|| grad_of(stages, tie.last)).flatten();
         let sum = match (first, last) {
-            (Some(a), Some(b)) => a + b,
+            (Some(a), Some(b)) => cpu_tensor::sum(&a, &b),
             (Some(a), None) => a.clone() + self.swapped(tie.ranks.1, &a)?,
             (None, Some(b)) => self.swapped(tie.ranks.0, &b)? + b,
             (None, None) => return Ok(()),
@@ -269,8 +269,14 @@ const TIED_TAG: u64 = u64::MAX;
 
 fn swap(group: &dyn Communicator, peer: usize, mine: Tensor<1>) -> CommResult<Tensor<1>> {
     let (len, dtype) = (mine.dims()[0], mine.dtype());
-    let sent = group.send(peer, TIED_TAG, mine);
+    // Both come to the two messages in one order, as NCCL asks (ADR 31).
+    if group.rank() < peer {
+        let sent = group.send(peer, TIED_TAG, mine);
+        let theirs = group.recv(peer, TIED_TAG, len, dtype).wait()?;
+        sent.wait()?;
+        return Ok(theirs);
+    }
     let theirs = group.recv(peer, TIED_TAG, len, dtype).wait()?;
-    sent.wait()?;
+    group.send(peer, TIED_TAG, mine).wait()?;
     Ok(theirs)
 }

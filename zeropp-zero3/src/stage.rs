@@ -8,7 +8,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Tensor};
 use zeropp_comm::groups::Groups;
 use zeropp_comm::{CommResult, Pending};
-use zeropp_core::cpu_tensor::{add_in_place, from_vec, on_cpu};
+use zeropp_core::cpu_tensor::{add_in_place, from_vec, on_cpu, rounded};
 use zeropp_core::device;
 use zeropp_core::layer::Part;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
@@ -180,7 +180,11 @@ impl ShardedStage {
             holds.push(hold(input, own));
         }
         let gather = |layer: &LayerShard| {
-            let shard = layer.param.clone().cast(dtype);
+            let shard = match dtype {
+                DType::BF16 => rounded(layer.param.clone()),
+                _ => layer.param.clone(),
+            };
+            let shard = shard.cast(dtype);
             debug_assert_eq!(shard.dims()[0] * group.size(), layer.weights.layout().len);
             group.all_gather(shard)
         };

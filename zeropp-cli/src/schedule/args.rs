@@ -6,7 +6,7 @@ use clap::builder::{IntoResettable, PossibleValuesParser, StyledStr};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::Bytes;
 use zeropp::pipeline::lower::LowerOptions;
-use zeropp::pipeline::schedules::{KINDS, Kind, Limits, Rate, StepForm};
+use zeropp::pipeline::schedules::{FORWARD, KINDS, Kind, Limits, Rate, StepForm};
 
 use super::cost_args::{CostFlags, MEMORY, cost_args};
 
@@ -117,16 +117,7 @@ pub(crate) fn command() -> Command {
         .long_about(ABOUT)
         .after_help(examples)
         .next_help_heading(MESH)
-        .arg(
-            Arg::new("kind")
-                .long("kind")
-                .value_name("KIND")
-                .default_value("zeropp")
-                .help("The schedule, as in --help's list")
-                .long_help(format!("The schedule:\n{}\n", kinds()))
-                .value_parser(PossibleValuesParser::new(KINDS.iter().map(|k| k.name)))
-                .hide_possible_values(true),
-        )
+        .arg(kind_arg())
         .arg(
             Arg::new("all")
                 .long("all")
@@ -178,6 +169,18 @@ pub(crate) fn command() -> Command {
         .args(output_args())
 }
 
+fn kind_arg() -> Arg {
+    let trainless = line(&FORWARD);
+    Arg::new("kind")
+        .long("kind")
+        .value_name("KIND")
+        .default_value("zeropp")
+        .help("The schedule, as in --help's list")
+        .long_help(format!("The schedule:\n{}\nOr, which trains nothing:\n{trainless}\n", kinds()))
+        .value_parser(PossibleValuesParser::new(KINDS.iter().chain([&FORWARD]).map(|k| k.name)))
+        .hide_possible_values(true)
+}
+
 fn limit_args() -> [Arg; 3] {
     let evaluations =
         "Whole orders that the search may time [default: what takes some ten seconds]";
@@ -191,8 +194,11 @@ fn limit_args() -> [Arg; 3] {
 
 /// Every kind with what it is, a line each.
 pub(crate) fn kinds() -> String {
-    let lines: Vec<String> = KINDS.iter().map(|k| format!("{:14} {}", k.name, k.about)).collect();
-    lines.join("\n")
+    KINDS.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn line(kind: &Kind) -> String {
+    format!("{:14} {}", kind.name, kind.about)
 }
 
 fn program_args() -> [Arg; 3] {

@@ -76,7 +76,9 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
         None => schedule,
     };
     // Our own generators are held to every rule before anyone gets to see their work.
-    verify(&schedule, &VerifyLimits::default()).map_err(Failure::failed_run)?;
+    let limits =
+        VerifyLimits { forward_only: schedule.is_forward_only(), ..VerifyLimits::default() };
+    verify(&schedule, &limits).map_err(Failure::failed_run)?;
     let timeline = simulate(&schedule, &priced.simulator).map_err(Failure::bad_input)?;
     let measures = measures(&schedule, &timeline, &priced.simulator, |t| priced.unit.micros(t));
     keeps_limit(kind, &measures, limit)?;

@@ -128,7 +128,7 @@ impl Mail {
 
     /// The group of a receive from world rank `rank` whose envelope someone waits for.
     pub(super) fn waits_for(&self, rank: usize) -> Option<Arc<Group>> {
-        self.unmatched.waits_for(rank)
+        self.unmatched.waits_for(rank, |_| 0)
     }
 
     /// The receive at `address` that `slot` waits for, and whether its envelope has come.

@@ -11,16 +11,16 @@ use crossbeam_channel::Receiver;
 
 use super::engine::{Body, Command, Join, News, Output, Received, Shared, Slot, Wanted};
 use super::header_exchange::HeaderExchange;
-use super::lane::{Label, Lane, LaneError, PinnedJobs, Work};
+use super::lane::{Lane, LaneError, PinnedJobs};
 use super::library::{Nccl, Transfer, UniqueId};
 use super::links::Links;
 use super::mail::{Mail, Message, give};
 use super::timeout_attribution::{Late, TimeoutAttribution};
+use super::turns::Turn;
 use super::wire::{Frame, Header, Route};
 use crate::CommError;
 use crate::progress::{Address, Envelope, Group, read_error};
-use crate::signature::{Operation, Signature};
-use zeropp_core::device::hand_over;
+use crate::signature::Signature;
 
 /// Pause while NCCL does something in the background that it reports only when asked.
 const STARTING_PAUSE: Duration = Duration::from_micros(100);
@@ -69,11 +69,13 @@ pub(super) struct Driver {
     /// Frames about groups that this rank is not yet a member of, and who sent them.
     pub(super) early: HashMap<u64, Vec<(usize, Frame)>>,
     pub(super) lanes: HashMap<(u64, Route), Lane>,
-    pinned: PinnedJobs,
+    pub(super) pinned: PinnedJobs,
     pub(super) mail: Mail,
     /// Messages that nobody has asked for, by group and sender's place: there is no room for them
     /// yet.
-    announced: HashMap<(u64, usize), VecDeque<Envelope>>,
+    pub(super) announced: HashMap<(u64, usize), VecDeque<Envelope>>,
+    /// What this rank is to issue, in the order in which it was called.
+    pub(super) turns: VecDeque<Turn>,
     pub(super) departed: Vec<bool>,
     pub(super) attribution: Option<TimeoutAttribution>,
     pub(super) suspicion: Option<Suspicion>,
@@ -102,6 +104,7 @@ impl Driver {
             pinned: HashMap::new(),
             mail: Mail::default(),
             announced: HashMap::new(),
+            turns: VecDeque::new(),
             departed: vec![false; size],
             attribution: None,
             suspicion: None,
@@ -189,10 +192,11 @@ impl Driver {
             Command::Send { .. } if self.failed_at.is_some() => {}
             Command::Send { to, envelope, payload } => self.send(to, envelope, payload),
             Command::Receive(wanted) => {
-                let (from, Address { group, from: place, .. }) = (wanted.sender(), wanted.address);
-                let met = self.mail.want(wanted);
-                self.settle(met.map_or(Ok(()), give));
-                self.take_wanted((group, place));
+                let (from, address) = (wanted.sender(), wanted.address);
+                match self.mail.want(wanted) {
+                    Some(met) => self.settle(give(met)),
+                    None => self.turns.push_back(Turn::Letter(address)),
+                }
                 if self.departed[from] {
                     self.lost(from);
                 }
@@ -202,9 +206,7 @@ impl Driver {
             Command::Depart => {
                 self.departed[self.shared.rank] = true;
                 self.tell_known(&Frame::Depart);
-                // What nobody will ask for is taken, so that who sent it can end.
-                let senders: Vec<_> = self.announced.keys().copied().collect();
-                senders.into_iter().for_each(|sender| self.take_wanted(sender));
+                self.take_the_rest();
             }
             Command::Finish => self.finishing = Some(Instant::now()),
             Command::Engine(news) => self.hear(news),
@@ -252,7 +254,9 @@ impl Driver {
             Frame::Envelope(envelope) => {
                 let Address { group, from: place, .. } = envelope.address;
                 self.announced.entry((group, place)).or_default().push_back(envelope);
-                self.take_wanted((group, place));
+                if self.departed[self.shared.rank] {
+                    self.take_the_rest();
+                }
             }
         }
     }
@@ -339,52 +343,6 @@ impl Driver {
         self.links.send(members.members[to], &Frame::Envelope(envelope));
     }
 
-    /// Takes in the announced messages of a sender up to the last that is asked for: NCCL gives
-    /// them in the order in which they were sent. After this rank has left, all.
-    fn take_wanted(&mut self, sender: (u64, usize)) {
-        let all = self.departed[self.shared.rank];
-        while let Some(queue) = self.announced.get_mut(&sender) {
-            let wanted = |envelope: &Envelope| all || self.mail.is_wanted(&envelope.address);
-            let Some(last) = queue.iter().position(wanted) else { return };
-            let taken: Vec<Envelope> = queue.drain(..=last).collect();
-            taken.into_iter().for_each(|envelope| self.take_in(envelope));
-        }
-    }
-
-    /// Makes room for a message that has been announced, and asks NCCL for it.
-    fn take_in(&mut self, Envelope { address, signature }: Envelope) {
-        let Address { group, from, tag } = address;
-        let members = self.channels[&group].group.clone();
-        let Some((kind, len)) = signature.buffer else { return };
-        let tensor = self.shared.engine.accelerator.room(len, kind);
-        let issued = Arc::new(Slot::default());
-        if len == 0 {
-            issued.put(Ok(Output::Buffer(Received::Issued(None))));
-        } else {
-            let job = self.shared.pin(vec![tensor.clone()]);
-            let route = Route::Pair { from, to: members.place };
-            let what = (job, Transfer::Recv { from: 0 }, len * kind.size());
-            let operation = format!("{}: {}", members.name, Operation::Recv);
-            self.push((group, route), what, (operation, tag), issued.clone());
-        }
-        let tensor = hand_over(tensor);
-        let met = self.mail.deliver(address, Message { signature, tensor, issued });
-        self.settle(met.map_or(Ok(()), give));
-    }
-
-    /// Queues an operation on its lane.
-    pub(super) fn push(
-        &mut self,
-        (group, route): (u64, Route),
-        (job, transfer, count): (u64, Transfer, usize),
-        (operation, sequence): (String, u64),
-        slot: Arc<Slot>,
-    ) {
-        let Some((lane, _)) = self.lane(group, route) else { return };
-        let label = Label { operation, sequence };
-        lane.push(Work { job, transfer, count, label, slot });
-    }
-
     /// Carries all lanes forward.
     fn advance(&mut self) {
         if self.failed_at.is_some() {
@@ -400,22 +358,16 @@ impl Driver {
             }
             return;
         }
-        let mut trouble = None;
-        for lane in self.lanes.values_mut() {
-            if let Err(error) = lane.advance(&mut self.pinned) {
-                trouble = Some(error);
-                break;
-            }
-        }
-        match trouble {
-            None => {}
-            Some(LaneError::Nccl(error, operation)) if error.is_remote() => {
+        let polled = self.lanes.values_mut().try_for_each(Lane::poll);
+        match polled.and_then(|()| self.take_turns()) {
+            Ok(()) => {}
+            Err(LaneError::Nccl(error, operation)) if error.is_remote() => {
                 self.suspect(None, error.in_operation(operation));
             }
-            Some(LaneError::Nccl(error, operation)) => {
+            Err(LaneError::Nccl(error, operation)) => {
                 self.fail(self.shared.rank, error.in_operation(operation));
             }
-            Some(LaneError::Device(text, operation)) => {
+            Err(LaneError::Device(text, operation)) => {
                 let error = self.shared.device_error(operation, text);
                 self.fail(self.shared.rank, error);
             }

@@ -125,45 +125,56 @@ impl Lane {
         in_progress.chain(issuing).chain(queued).map(|label| label.sequence).next()
     }
 
-    /// Carries operations forward as far as they go. Whether anything happened.
-    pub(super) fn advance(&mut self, pinned: &mut PinnedJobs) -> Result<bool, LaneError> {
-        let mut moved = self.finish()?;
-        let Some(comm) = &self.comm else { return Ok(moved) };
+    /// Carries forward what has been issued.
+    pub(super) fn poll(&mut self) -> Result<(), LaneError> {
+        self.finish()?;
+        let Some(comm) = &self.comm else { return Ok(()) };
         let busy = !self.started || self.issuing.is_some() || !self.in_progress.is_empty();
         if busy && !comm.is_ready().map_err(|e| LaneError::Nccl(e, self.doing()))? {
-            return Ok(moved);
+            return Ok(());
         }
         self.started = true;
-        if self.issuing.is_some() {
-            self.fly()?;
-            moved = true;
+        if self.issuing.is_some() { self.fly() } else { Ok(()) }
+    }
+
+    /// Issues `job`, which is the first that waits here, once its buffers are pinned. Whether NCCL
+    /// has taken it: until then it must be asked for again.
+    pub(super) fn issue(&mut self, job: u64, pinned: &mut PinnedJobs) -> Result<bool, LaneError> {
+        if let Some((work, _)) = &self.issuing {
+            assert_eq!(work.job, job, "turns come one after the other");
+            return Ok(false);
         }
-        while let Some(work) = self.queue.front() {
-            let Some(pins) = pinned.remove(&work.job) else { break };
-            let operation = &work.label.operation;
-            let pins = pins.map_err(|text| LaneError::Device(text, operation.clone()))?;
-            let work = self.queue.pop_front().expect("looked at above");
-            moved = true;
-            // From here on it is under way: where something fails, `abort` finds it there.
-            let (work, pins) = self.issuing.insert((work, pins));
-            let operation = &work.label.operation;
-            self.accelerator
-                .wait(self.stream, pins.ready)
-                .map_err(|text| LaneError::Device(text, operation.clone()))?;
-            let (first, last) = (pins.addresses.first(), pins.addresses.last());
-            let ends = (*first.expect("a buffer"), *last.expect("a buffer"));
-            let comm = self.comm.as_ref().expect("looked at above");
-            // SAFETY: the stream is this lane's, of the device that the communicator was started
-            // on. The buffers were made for this transfer, and `pins` keeps them there until the
-            // event after the operation.
-            unsafe { comm.issue(work.transfer, ends, work.count, self.stream) }
-                .map_err(|e| LaneError::Nccl(e, operation.clone()))?;
-            if !comm.is_ready().map_err(|e| LaneError::Nccl(e, operation.clone()))? {
-                break;
-            }
-            self.fly()?;
+        if self.queue.front().is_none_or(|work| work.job != job) {
+            // `poll` has seen that NCCL has taken it.
+            return Ok(true);
         }
-        Ok(moved)
+        let Some(comm) = self.comm.as_ref().filter(|_| self.started) else { return Ok(false) };
+        let Some(pins) = pinned.remove(&job) else { return Ok(false) };
+        let operation = self.queue[0].label.operation.clone();
+        let pins = pins.map_err(|text| LaneError::Device(text, operation.clone()))?;
+        let work = self.queue.pop_front().expect("looked at above");
+        // From here on it is under way: where something fails, `abort` finds it there.
+        let (work, pins) = self.issuing.insert((work, pins));
+        self.accelerator
+            .wait(self.stream, pins.ready)
+            .map_err(|text| LaneError::Device(text, operation.clone()))?;
+        let (first, last) = (pins.addresses.first(), pins.addresses.last());
+        let ends = (*first.expect("a buffer"), *last.expect("a buffer"));
+        // SAFETY: the stream is this lane's, of the device that the communicator was started
+        // on. The buffers were made for this transfer, and `pins` keeps them there until the
+        // event after the operation.
+        unsafe { comm.issue(work.transfer, ends, work.count, self.stream) }
+            .map_err(|e| LaneError::Nccl(e, operation.clone()))?;
+        if !comm.is_ready().map_err(|e| LaneError::Nccl(e, operation))? {
+            return Ok(false);
+        }
+        self.fly()?;
+        Ok(true)
+    }
+
+    /// Whether the operation with this number in its group's sequence waits to be issued.
+    pub(super) fn is_queued(&self, sequence: u64) -> bool {
+        self.queue.iter().any(|work| work.label.sequence == sequence)
     }
 
     /// The operation that an error of the communicator most likely belongs to.
@@ -195,8 +206,7 @@ impl Lane {
     }
 
     /// Lets go of operations that are done.
-    fn finish(&mut self) -> Result<bool, LaneError> {
-        let mut moved = false;
+    fn finish(&mut self) -> Result<(), LaneError> {
         while let Some(in_progress) = self.in_progress.front_mut() {
             let trouble = |text| LaneError::Device(text, in_progress.label.operation.clone());
             if in_progress.begun.is_none() {
@@ -204,16 +214,14 @@ impl Lane {
                     break;
                 }
                 in_progress.begun = Some(Instant::now());
-                moved = true;
             }
             let trouble = |text| LaneError::Device(text, in_progress.label.operation.clone());
             if !in_progress.done.is_done().map_err(trouble)? {
                 break;
             }
             self.in_progress.pop_front();
-            moved = true;
         }
-        Ok(moved)
+        Ok(())
     }
 
     /// The first operation on the device that has been there too long. One that has not begun

@@ -5,6 +5,10 @@
 //! every communicator (`lane`). Operations wait for the work that makes their buffers, and later
 //! work for the operations, by events on the device: no call here waits for the GPU.
 //!
+//! A rank issues its operations of all communicators in the order of its calls (`turns`), so ranks
+//! whose programs come to their common operations in one order never wait for each other in a
+//! circle, however strictly NCCL keeps that order on the device.
+//!
 //! Beside NCCL, ranks send each other small frames (`wire`) over connections of their own
 //! (`links`): NCCL cannot compare what the ranks call, has no tags, and does not say who is
 //! missing. What is small and read by the CPU anyway goes there whole: exchanges, barriers, splits.
@@ -25,6 +29,7 @@ mod library;
 mod links;
 mod mail;
 mod timeout_attribution;
+mod turns;
 mod wire;
 
 use std::net::Ipv4Addr;

@@ -77,6 +77,7 @@ impl Driver {
             }
         }
         self.mail.fail(&error);
+        self.turns.clear();
         self.attribution = None;
         self.suspicion = None;
         self.tell_known(&self.failure());
@@ -150,7 +151,8 @@ impl Driver {
             Some((group.name.clone(), signature.to_string()))
         });
         let stuck = stuck.or_else(|| {
-            Some((self.mail.waits_for(rank)?.name.clone(), Operation::Recv.to_string()))
+            let group = self.mail.waits_for(rank, |address| self.letters(address))?;
+            Some((group.name.clone(), Operation::Recv.to_string()))
         });
         if let (Some((group, operation)), None) = (stuck, self.failed_at) {
             self.fail(self.shared.rank, CommError::PeerLost { group, rank, operation });
@@ -172,6 +174,7 @@ impl Driver {
         if done || taken || self.failed_at.is_some() {
             return;
         }
+        let (what, slot) = self.behind_a_letter(what, slot);
         let group = self.channels[&what.group()].group.clone();
         let asked: Vec<usize> = match what {
             Late::Call(Awaited::Receive(address)) => vec![group.members[address.from]],
@@ -193,6 +196,24 @@ impl Driver {
         });
         for rank in asked {
             self.links.send(rank, &Frame::Ask(group.id));
+        }
+    }
+
+    /// What holds a late operation up: a receive before it whose letter has not come, or itself.
+    fn behind_a_letter(&self, what: Late, slot: Option<Arc<Slot>>) -> (Late, Option<Arc<Slot>>) {
+        let held_up = match &what {
+            Late::Call(Awaited::Collective { sequence, .. }) => {
+                let lane = self.lanes.get(&(what.group(), Route::All));
+                lane.is_some_and(|lane| lane.is_queued(*sequence))
+            }
+            Late::Call(Awaited::Receive(address)) => self.mail.is_wanted(address),
+            Late::InProgress { .. } => false,
+        };
+        match self.awaited_letter() {
+            Some((address, wanted)) if held_up => {
+                (Late::Call(Awaited::Receive(address)), Some(wanted))
+            }
+            _ => (what, slot),
         }
     }
 

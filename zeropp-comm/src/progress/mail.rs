@@ -100,12 +100,19 @@ impl<E: Engine, M> Unmatched<E, M> {
         self.0.values().flat_map(|hole| &hole.wanted)
     }
 
-    /// The group of a receive from world rank `rank` that someone waits for.
-    pub(crate) fn waits_for(&self, rank: usize) -> Option<Arc<Group>> {
-        // A receive that only this thread still knows has nobody waiting.
-        let mut waited =
-            self.waiting().filter(|w| w.sender() == rank && Arc::strong_count(&w.slot) > 1);
-        waited.next().map(|w| w.group.clone())
+    /// The group of a receive from world rank `rank` that someone waits for, where no more than
+    /// `announced` messages of its address are known to come.
+    pub(crate) fn waits_for(
+        &self,
+        rank: usize,
+        announced: impl Fn(&Address) -> usize,
+    ) -> Option<Arc<Group>> {
+        self.0.iter().find_map(|(address, hole)| {
+            let mut missing = hole.wanted.iter().skip(announced(address));
+            // A receive that only this thread still knows has nobody waiting.
+            let waits = |w: &&Wanted<E>| w.sender() == rank && Arc::strong_count(&w.slot) > 1;
+            missing.find(waits).map(|wanted| wanted.group.clone())
+        })
     }
 
     /// The receive that `slot` belongs to, if its message has not come.

@@ -40,6 +40,7 @@ macro_rules! functions {
 functions! {
     stream = "pretendStream": fn() -> usize;
     stream_free = "pretendStreamFree": fn(usize);
+    stream_one_order = "pretendStreamOneOrder": fn(usize);
     stream_fail = "pretendStreamFail": fn(usize, c_int);
     record = "pretendRecord": fn(usize) -> usize;
     wait = "pretendWait": fn(usize, usize);
@@ -83,6 +84,8 @@ pub(crate) struct Host {
     pub(crate) fail: AtomicI32,
     /// Whether buffers cannot be pinned.
     pub(crate) broken: AtomicBool,
+    /// Whether the library keeps one order over all communicators, as NCCL may.
+    pub(crate) one_order: AtomicBool,
     /// Buffers made for NCCL to write.
     pub(crate) rooms: AtomicU64,
 }
@@ -98,6 +101,7 @@ impl Host {
             late_us: AtomicU64::new(0),
             fail: AtomicI32::new(0),
             broken: AtomicBool::new(false),
+            one_order: AtomicBool::new(false),
             rooms: AtomicU64::new(0),
         }
     }
@@ -148,7 +152,12 @@ unsafe impl Accelerator for Host {
 
     fn stream(&self) -> DeviceResult<RawStream> {
         // SAFETY: makes a queue.
-        Ok(unsafe { (self.pretend.stream)() })
+        let stream = unsafe { (self.pretend.stream)() };
+        if self.one_order.load(Ordering::Relaxed) {
+            // SAFETY: the queue is alive.
+            unsafe { (self.pretend.stream_one_order)(stream) };
+        }
+        Ok(stream)
     }
 
     fn wait(&self, stream: RawStream, event: RawEvent) -> DeviceResult<()> {

@@ -5,6 +5,9 @@
  * It is as strict as NCCL is unforgiving. Calls return at once and go on in the background, also
  * the first operation on a communicator; a call meanwhile, or from another thread, is an error.
  * Sums take f32 only, and run in an order of their own. Ranks that call different operations hang.
+ * On queues that keep one order, a rank's operations of all communicators run one after the other
+ * as they were issued, and a message is sent once it has been received: the strictest that NCCL
+ * may be, so ranks that issue their common operations in different orders hang, too.
  * Built with other values of VERSION, or with NO_SEND, it is an old or an incomplete library. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -41,6 +44,7 @@ typedef struct {
     pthread_cond_t bell;
     Item *first, *last;
     int closed;
+    atomic_int one_order;
     atomic_int fail; /* result that the next operation on this queue ends with */
 } Stream;
 
@@ -87,6 +91,7 @@ void pretendStreamFree(Stream *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
+void pretendStreamOneOrder(Stream *s) { atomic_store(&s->one_order, 1); }
 void pretendStreamFail(Stream *s, int result) { atomic_store(&s->fail, result); }
 
 static void disown(Event *e) { if (atomic_fetch_sub(&e->owners, 1) == 1) free(e); }
@@ -212,6 +217,11 @@ int ncclCommAbort(Comm *c) {
 /* --- Operations ------------------------------------------------------------------------------- */
 
 enum { AllGather, ReduceScatter, AllReduce, Broadcast, Send, Recv };
+
+/* The operations of one rank, which one thread issues: tickets, and whose turn it is. */
+typedef struct { uint64_t issued; _Atomic uint64_t turn; } Order;
+static _Thread_local Order *own_order;
+
 typedef struct {
     Comm *comm;
     Stream *stream;
@@ -219,6 +229,8 @@ typedef struct {
     const char *from;
     char *to;
     size_t count;
+    Order *order; /* NULL on queues that keep no order */
+    uint64_t ticket;
 } Op;
 typedef struct { int64_t kind, type, peer; uint64_t count; } Head;
 
@@ -334,6 +346,9 @@ static void run(Op *op) {
         head.kind = Send;
         OUT(op->peer, op->from, bytes);
         exchange(c, out, outs, in, ins);
+        Pipe *sent = out[0].pipe;
+        while (op->order && !atomic_load(&c->abort)
+               && atomic_load(&sent->tail) < atomic_load(&sent->head)) nap(20);
         break;
     case Recv:
         head.kind = Send;
@@ -346,7 +361,12 @@ static void run(Op *op) {
 
 static void perform(void *arg) {
     Op *op = arg;
+    Order *order = op->order;
+    while (order && atomic_load(&order->turn) != op->ticket && !atomic_load(&op->comm->abort))
+        nap(20);
     if (!atomic_load(&op->comm->abort)) run(op);
+    if (order && atomic_load(&order->turn) == op->ticket)
+        atomic_store(&order->turn, op->ticket + 1);
     atomic_fetch_sub(&op->comm->running, 1);
     free(op);
 }
@@ -377,6 +397,12 @@ static int start(Op given) {
         atomic_fetch_sub(&c->running, 1);
         return Success;
     }
+    if (atomic_load(&given.stream->one_order)) {
+        /* Never freed: the rank's thread may end before its last operation. */
+        if (!own_order) own_order = calloc(1, sizeof *own_order);
+        op->order = own_order;
+        op->ticket = own_order->issued++;
+    }
     if (atomic_exchange(&c->connected, 1)) {
         enqueue(op->stream, perform, op);
         return Success;
@@ -389,26 +415,27 @@ static int start(Op given) {
 }
 
 int ncclAllGather(const void *from, void *to, size_t count, int type, Comm *c, Stream *s) {
-    return start((Op){c, s, AllGather, type, 0, from, to, count});
+    return start((Op){c, s, AllGather, type, 0, from, to, count, NULL, 0});
 }
 int ncclReduceScatter(
     const void *from, void *to, size_t count, int type, int op, Comm *c, Stream *s
 ) {
-    return op ? InvalidArgument : start((Op){c, s, ReduceScatter, type, 0, from, to, count});
+    if (op) return InvalidArgument;
+    return start((Op){c, s, ReduceScatter, type, 0, from, to, count, NULL, 0});
 }
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, Comm *c, Stream *s) {
-    return op ? InvalidArgument : start((Op){c, s, AllReduce, type, 0, from, to, count});
+    return op ? InvalidArgument : start((Op){c, s, AllReduce, type, 0, from, to, count, NULL, 0});
 }
 int ncclBroadcast(
     const void *from, void *to, size_t count, int type, int root, Comm *c, Stream *s
 ) {
-    return start((Op){c, s, Broadcast, type, root, from, to, count});
+    return start((Op){c, s, Broadcast, type, root, from, to, count, NULL, 0});
 }
 #ifndef NO_SEND
 int ncclSend(const void *from, size_t count, int type, int peer, Comm *c, Stream *s) {
-    return start((Op){c, s, Send, type, peer, from, NULL, count});
+    return start((Op){c, s, Send, type, peer, from, NULL, count, NULL, 0});
 }
 #endif
 int ncclRecv(void *to, size_t count, int type, int peer, Comm *c, Stream *s) {
-    return start((Op){c, s, Recv, type, peer, NULL, to, count});
+    return start((Op){c, s, Recv, type, peer, NULL, to, count, NULL, 0});
 }

@@ -143,6 +143,66 @@ fn groups_may_be_used_in_different_orders_by_different_ranks() {
 }
 
 #[test]
+fn a_library_that_keeps_one_order_is_enough_for_ranks_that_share_one() {
+    on_ranks(3, patient(), |all, device| {
+        device.one_order.store(true, Ordering::Relaxed);
+        device.late_us.store(300 * all.rank() as u64, Ordering::Relaxed);
+        let (me, len) = (all.rank(), 20_000);
+        let pair = all.split("pair", usize::from(me == 2), 0).unwrap();
+        for round in 0..10 {
+            let sum = all.all_reduce(tensor(&[1.0; 3000], DType::F32));
+            // Round the ring, one message after the other, as all ranks see it.
+            for from in 0..3 {
+                let (to, sent) = ((from + 1) % 3, input(round, from, len));
+                if me == from {
+                    drop(all.send(to, round, tensor(&sent, DType::F32)));
+                } else if me == to {
+                    let got = all.recv(from, round, len, DType::F32).wait().unwrap();
+                    same("round the ring", got, &sent, DType::F32);
+                }
+            }
+            let part = pair.all_gather(tensor(&[me as f32; 100], DType::F32));
+            assert_eq!(floats(sum.wait().unwrap()), [3.0; 3000]);
+            part.wait().unwrap();
+        }
+    });
+}
+
+#[test]
+fn operations_are_issued_in_the_order_of_the_calls() {
+    // Rank 0 asks for a message and then sums; rank 1 sums first. Were the sum issued while the
+    // message has not come, both would end.
+    let results = on_ranks(2, impatient(), |all, _| {
+        if all.rank() == 0 {
+            let message = all.recv(1, 0, 10, DType::F32);
+            let sum = all.all_reduce(tensor(&[1.0; 10], DType::F32)).wait();
+            return sum.and_then(|_| message.wait()).map(drop);
+        }
+        all.all_reduce(tensor(&[1.0; 10], DType::F32)).wait()?;
+        all.send(0, 0, tensor(&[1.0; 10], DType::F32)).wait()
+    });
+    let text = "world: recv #0 timed out after 1 s; missing ranks [1]";
+    assert!(
+        results.iter().any(|r| r.as_ref().is_err_and(|e| e.to_string() == text)),
+        "{results:?}"
+    );
+}
+
+#[test]
+fn the_library_s_order_is_kept_between_communicators() {
+    // The stand-in would not see a wrong order if it let these two pass.
+    let results = on_ranks(2, impatient(), |all, device| {
+        device.one_order.store(true, Ordering::Relaxed);
+        let a = all.split("a", 0, 0).unwrap();
+        let b = all.split("b", 0, 0).unwrap();
+        let [x, y] = if all.rank() == 0 { [&a, &b] } else { [&b, &a] };
+        let sums = [x, y].map(|group| group.all_reduce(tensor(&[1.0; 10], DType::F32)));
+        sums.into_iter().try_for_each(|sum| sum.wait().map(drop))
+    });
+    assert!(results.iter().any(Result::is_err), "{results:?}");
+}
+
+#[test]
 fn two_ranks_that_send_before_they_receive_do_not_lock_each_other_up() {
     // Far more than the library's pipes hold.
     let len = 300_000;

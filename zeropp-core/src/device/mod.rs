@@ -79,6 +79,16 @@ impl Devices {
     }
 }
 
+/// Bytes of memory of each device of `kind` on this machine, also what is in use; none where that
+/// is not told, as by wgpu and where there is no driver.
+pub fn memory(kind: DeviceKind) -> Vec<u64> {
+    match kind {
+        #[cfg(feature = "cuda")]
+        DeviceKind::Cuda => preflight::memory(&preflight::Places::default()).unwrap_or_default(),
+        _ => Vec::new(),
+    }
+}
+
 /// Whether this build has devices of `kind`.
 pub fn is_built(kind: DeviceKind) -> bool {
     match kind {

@@ -106,14 +106,41 @@ fn list(folders: &[PathBuf]) -> String {
 /// # Errors
 /// The first that is missing or does not fit, and where it was looked for.
 pub(super) fn check(places: &Places) -> Result<usize, Missing> {
-    let (version, count) = driver(places)?;
-    nvrtc(places, version)?;
+    let driver = driver(places)?;
+    nvrtc(places, driver.version)?;
     headers(&places.toolkit()?.join("include"))?;
-    Ok(count)
+    Ok(driver.devices)
 }
 
-/// The newest CUDA version of the driver (13000 for 13.0) and the number of devices.
-fn driver(places: &Places) -> Result<(i32, usize), Missing> {
+/// Bytes of memory of each device; none where the driver or a device does not tell.
+pub(super) fn memory(places: &Places) -> Option<Vec<u64>> {
+    type OfDevice<T> = unsafe extern "C" fn(*mut T, c_int) -> c_int;
+    let Driver { devices, library, .. } = driver(places).ok()?;
+    // SAFETY: the signatures are those of the driver's API.
+    let (get, total) = unsafe {
+        let get = symbol::<OfDevice<c_int>>(&library, c"cuDeviceGet").ok()?;
+        (get, symbol::<OfDevice<usize>>(&library, c"cuDeviceTotalMem_v2").ok()?)
+    };
+    let of = |index: usize| {
+        let (mut device, mut bytes) = (0, 0usize);
+        // SAFETY: both pointers are to live values, and the driver has been started.
+        let told =
+            unsafe { get(&mut device, index as c_int) == 0 && total(&mut bytes, device) == 0 };
+        told.then_some(bytes as u64)
+    };
+    (0..devices).map(of).collect()
+}
+
+/// NVIDIA's driver, started.
+struct Driver {
+    /// The newest CUDA version that it knows: 13000 for 13.0.
+    version: i32,
+    devices: usize,
+    library: Library,
+}
+
+/// Starts the driver.
+fn driver(places: &Places) -> Result<Driver, Missing> {
     let install = "install NVIDIA's driver, or use cpu";
     let Some(library) = places.open(&DRIVER) else {
         let problem = format!(
@@ -152,7 +179,7 @@ fn driver(places: &Places) -> Result<(i32, usize), Missing> {
         let problem = format!("the NVIDIA driver reports no device{}", visible());
         return Err(Missing::new(problem, "check nvidia-smi, or use cpu"));
     }
-    Ok((version, count as usize))
+    Ok(Driver { version, devices: count as usize, library })
 }
 
 fn dotted(version: i32) -> String {

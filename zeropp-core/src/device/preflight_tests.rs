@@ -44,7 +44,10 @@ impl Machine {
         let source = format!(
             "int cuInit(unsigned f) {{ return {init}; }}
              int cuDriverGetVersion(int *v) {{ *v = {version}; return 0; }}
-             int cuDeviceGetCount(int *n) {{ *n = {devices}; return 0; }}"
+             int cuDeviceGetCount(int *n) {{ *n = {devices}; return 0; }}
+             int cuDeviceGet(int *d, int i) {{ *d = i + 7; return i >= {devices}; }}
+             int cuDeviceTotalMem_v2(unsigned long *b, int d)
+                 {{ *b = (d - 6ul) << 30; return d < 7; }}"
         );
         self.shared_object("libcuda.so.1", &source)
     }
@@ -105,6 +108,17 @@ fn not_a_driver() {
 fn no_device() {
     says(&Machine::bare().driver(13000, 100, 0), &["CUDA 13.0", "cuInit gives error 100"]);
     says(&Machine::bare().driver(13000, 0, 0), &["reports no device", "nvidia-smi"]);
+}
+
+#[test]
+fn the_memory_of_all_devices() {
+    let machine = Machine::bare().driver(13000, 0, 3);
+    assert_eq!(memory(&machine.places), Some(vec![1 << 30, 2 << 30, 3 << 30]));
+    assert_eq!(memory(&Machine::bare().places), None);
+    let old = "int cuInit(unsigned f) { return 0; }
+               int cuDriverGetVersion(int *v) { *v = 9000; return 0; }
+               int cuDeviceGetCount(int *n) { *n = 1; return 0; }";
+    assert_eq!(memory(&Machine::bare().shared_object("libcuda.so.1", old).places), None);
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub enum RoomSource {
     Cgroup(PathBuf),
     /// The limit on the process's address space (`ulimit -v`), less what it has.
     AddressSpace,
+    /// All memory of the CUDA device of this number.
+    Gpu(usize),
 }
 
 impl fmt::Display for RoomSource {
@@ -34,6 +36,7 @@ impl fmt::Display for RoomSource {
             RoomSource::Machine => write!(f, "MemAvailable of this machine"),
             RoomSource::Cgroup(path) => write!(f, "the memory limit of {}", path.display()),
             RoomSource::AddressSpace => write!(f, "the limit of ulimit -v"),
+            RoomSource::Gpu(index) => write!(f, "the memory of CUDA device {index}"),
         }
     }
 }
@@ -146,6 +149,7 @@ mod tests {
             RoomSource::Machine => "machine",
             RoomSource::Cgroup(_) => "cgroup",
             RoomSource::AddressSpace => "address space",
+            RoomSource::Gpu(_) => unreachable!("files tell of no GPU"),
         }
     }
 

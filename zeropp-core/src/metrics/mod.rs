@@ -4,4 +4,4 @@ mod jsonl;
 mod report;
 
 pub use jsonl::JsonLines;
-pub use report::{Plan, RankPlan, StepMetrics, Stopped, Summary};
+pub use report::{Evaluation, EvaluationPlan, Plan, RankPlan, StepMetrics, Stopped, Summary};

@@ -61,6 +61,9 @@ pub struct StepMetrics {
     /// where nothing was saved.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub save_blocked_s: f64,
+    /// The validation loss after this step's update, where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval: Option<Evaluation>,
     /// Whether the update was skipped on all ranks because a gradient was not finite.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
@@ -68,6 +71,45 @@ pub struct StepMetrics {
 
 fn is_zero(x: &f64) -> bool {
     *x == 0.0
+}
+
+/// What a model makes of data that it is not trained on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Evaluation {
+    /// Mean loss in nats a token.
+    #[serde(deserialize_with = "nan_from_null")]
+    pub loss: f64,
+    /// e to the power of the loss.
+    #[serde(deserialize_with = "nan_from_null")]
+    pub perplexity: f64,
+    /// The loss in bits a byte of text, where each token is a byte.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bits_per_byte: Option<f64>,
+    /// Tokens that were predicted.
+    pub tokens: u64,
+    /// Wall-clock seconds that it took.
+    pub seconds: f64,
+    /// Stage-level all-gathers, over all ranks.
+    pub all_gathers: u64,
+    /// Bytes sent by all ranks.
+    pub comm_bytes: u64,
+    /// Whether no earlier one of this run had a lower loss.
+    pub best: bool,
+}
+
+/// How a run measures its validation loss.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationPlan {
+    /// Steps from one evaluation to the next.
+    pub every: u64,
+    /// Batches of one evaluation.
+    pub batches: u64,
+    /// Tokens that one evaluation predicts.
+    pub tokens: u64,
+    /// All-gathers one rank issues in a batch.
+    pub all_gathers_per_rank: u64,
+    /// Simulated `bubble` of a batch, 0 to 1.
+    pub bubble: f64,
 }
 
 /// What one pipeline rank is going to hold and do.
@@ -129,6 +171,9 @@ pub struct Plan {
     pub all_gathers_per_rank: u64,
     /// Reduce-scatters one rank issues in a step.
     pub reduce_scatters_per_rank: u64,
+    /// The validation loss, where it is asked for.
+    #[serde(default)]
+    pub evaluation: Option<EvaluationPlan>,
     /// Each pipeline rank.
     pub ranks: Vec<RankPlan>,
     /// What a setting does not do here, or what another would do better, a sentence each.
@@ -202,6 +247,12 @@ pub struct Summary {
     /// Seconds from the failures to the first step that was done after each.
     #[serde(default)]
     pub recovery_s: f64,
+    /// The last validation loss, if one was measured, and its step.
+    #[serde(default)]
+    pub last_eval: Option<(u64, Evaluation)>,
+    /// The lowest validation loss of this run, and its step.
+    #[serde(default)]
+    pub best_eval: Option<(u64, Evaluation)>,
     /// Why it ended before its last step, if it did.
     #[serde(default)]
     pub stopped: Option<Stopped>,

@@ -6,6 +6,7 @@ use burn::tensor::{DType, Device, Tensor};
 use parking_lot::Mutex;
 
 use crate::cpu_tensor;
+use crate::kernels;
 use crate::meter::{Hold, MemoryKind, Meter};
 use crate::params::FlatLayout;
 
@@ -85,7 +86,7 @@ enum LayerGrads {
 impl LayerGrads {
     fn zeros(layout: &FlatLayout, on_host: bool) -> Self {
         if on_host {
-            LayerGrads::Host(vec![0.0; layout.len])
+            LayerGrads::Host(kernels::zeros(layout.len))
         } else {
             LayerGrads::Device(vec![None; layout.params.len()])
         }
@@ -147,7 +148,7 @@ impl Grads {
         let g: Tensor<1> = g.inner().cast(DType::F32).reshape([n]);
         if let Some(acc) = self.host_mut(slot) {
             let g = cpu_tensor::on_cpu(&g).expect("host gradients come from CPU tensors");
-            acc.iter_mut().zip(g.as_slice()).for_each(|(a, g)| *a += *g);
+            kernels::add(acc, g.as_slice());
             return;
         }
         let LayerGrads::Device(params) = self.layer(slot.layer) else { unreachable!() };

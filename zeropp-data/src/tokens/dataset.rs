@@ -142,6 +142,20 @@ impl Dataset {
         self.sources.iter().try_for_each(|source| source.require(seq))
     }
 
+    /// Whole samples of `seq` tokens, read one after another from the start of each source in its
+    /// turns, before a token comes again.
+    pub fn samples(&self, seq: usize) -> usize {
+        let whole = |source: &Source| source.len().saturating_sub(1) / seq.max(1);
+        if let [one] = self.sources.as_slice() {
+            return whole(one);
+        }
+        let again = |n: &usize| {
+            let (source, i) = self.turn(*n as u128);
+            i >= whole(source) as u128
+        };
+        (0..).find(again).expect("sources end")
+    }
+
     /// The source of sample `n` of the run, and which of its own samples that is.
     pub(super) fn turn(&self, n: u128) -> (&Source, u128) {
         match self.sources.as_slice() {

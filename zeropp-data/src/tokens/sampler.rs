@@ -201,6 +201,25 @@ mod tests {
     }
 
     #[test]
+    fn samples_are_counted_until_a_token_comes_again() {
+        for (len, seq, samples) in [(9, 4, 2), (8, 4, 1), (4, 4, 0), (101, 10, 10)] {
+            let data = Dataset::from_bytes((0..len as u8).collect());
+            assert_eq!(data.samples(seq), samples, "{len} {seq}");
+            let sampler = Sampler::new(0, Order::Sequential, seq, 1);
+            for i in 0..samples {
+                let (inputs, targets) = sampler.sample(&data, i as u64, 0).unwrap();
+                assert_eq!(inputs[0] as usize, i * seq);
+                assert_eq!(targets[seq - 1] as usize, (i + 1) * seq);
+            }
+        }
+        let of = |len: usize| Dataset::from_bytes(vec![0; len]);
+        let data = Dataset::mixed(vec![(of(101), 3.0), (of(101), 1.0)]);
+        let n = data.samples(10);
+        assert_eq!(n, 13, "of four three are the first source's, which has ten");
+        assert!((0..n).all(|i| data.turn(i as u128).1 < 10));
+    }
+
+    #[test]
     fn splits_share_no_token() {
         let data = || Dataset::from_bytes((0..200).collect());
         let training = data().split(98, 2, SplitPart::Training);

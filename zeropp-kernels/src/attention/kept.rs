@@ -8,6 +8,7 @@ use crate::gemm::{MatMut, MatRef, Store, gemm};
 use crate::math::exp;
 use crate::reduce::sum2;
 use crate::simd;
+use crate::threads::{Fresh, each_with};
 
 /// Query rows processed at a time: a multiple of both sides of GEMM's inner tile (16, 6).
 const BLOCK: usize = 48;
@@ -27,18 +28,6 @@ impl<'a> Head<'a> {
     fn part(&self, part: Part, from: usize, rows: usize) -> MatRef<'a> {
         let start = part.start(self.d, self.index, from);
         MatRef::strided(&self.qkv[start..], rows, self.d.d, self.d.width())
-    }
-
-    /// The gradient of a part within the sample's rows `dqkv`.
-    fn gradient<'g>(
-        &self,
-        dqkv: &'g mut [f32],
-        part: Part,
-        from: usize,
-        rows: usize,
-    ) -> MatMut<'g> {
-        let start = part.start(self.d, self.index, from);
-        MatMut::strided(&mut dqkv[start..], rows, self.d.d, self.d.width())
     }
 
     /// First element of this head in row `from` of a sample's output.
@@ -63,10 +52,11 @@ impl<'a> Head<'a> {
     }
 
     /// One block of queries: sets dq, and sets (the first block that reaches them, which sees all
-    /// keys) or adds dk and dv. `dy`: rows `from..to` of the output gradient, `ds`: scratch.
+    /// keys) or adds dk and dv, where dq is of the head, and dk and dv of its group. `dy`: rows
+    /// `from..to` of the output gradient, `ds`: scratch.
     fn block_backward(
         &self,
-        dqkv: &mut [f32],
+        [dq, dk, dv]: [MatMut<'_>; 3],
         ds: &mut [f32],
         dy: MatRef<'_>,
         p: &[f32],
@@ -77,7 +67,7 @@ impl<'a> Head<'a> {
         let store = if first { Store::Set } else { Store::Add };
         let v = self.part(Part::Value, 0, to);
         let seen = MatRef::strided(p, rows, to, s);
-        gemm(self.gradient(dqkv, Part::Value, 0, to), store, 1.0, seen.t(), dy);
+        gemm(dv, store, 1.0, seen.t(), dy);
         gemm(MatMut::strided(ds, rows, to, s), Store::Set, 1.0, dy, v.t());
         simd(
             #[inline(always)]
@@ -92,8 +82,8 @@ impl<'a> Head<'a> {
         let (q, k) = (self.part(Part::Query, from, rows), self.part(Part::Key, 0, to));
         let ds = MatRef::strided(ds, rows, to, s);
         let scale = self.d.scale();
-        gemm(self.gradient(dqkv, Part::Query, from, rows), Store::Set, scale, ds, k);
-        gemm(self.gradient(dqkv, Part::Key, 0, to), store, scale, ds.t(), q);
+        gemm(dq, Store::Set, scale, ds, k);
+        gemm(dk, store, scale, ds.t(), q);
     }
 }
 
@@ -128,26 +118,32 @@ fn softmax(row: &mut [f32], n: usize) {
     seen.iter_mut().for_each(|x| *x *= inverse);
 }
 
-/// The output of attention, `[b, s, heads·d]`; appends all probabilities, `[b, heads, s, s]`, to
-/// `keep` if given.
-pub fn attention(qkv: &[f32], d: Dims, mut keep: Option<&mut Vec<f32>>) -> Vec<f32> {
+/// The output of attention, `[b, s, heads·d]`; sets `keep`, if given, to all probabilities,
+/// `[b, heads, s, s]`.
+pub fn attention(qkv: &[f32], d: Dims, keep: Option<&mut Vec<f32>>) -> Vec<f32> {
     d.check(qkv.len());
-    let width = d.out_width();
-    let mut out = vec![0.0; d.b * d.s * width];
-    let mut p = vec![0.0; BLOCK.min(d.s) * d.s];
-    for (b, index) in (0..d.b).flat_map(|b| (0..d.heads).map(move |head| (b, head))) {
+    let mut out = vec![0.0; d.b * d.s * d.out_width()];
+    let square = d.s * d.s;
+    let mut kept = Fresh::new(if keep.is_some() { d.b * d.heads * square } else { 0 });
+    // Of nothing there are no parts: then the heads are without.
+    let kept_heads = kept.parts(square).map(Some).chain(std::iter::repeat_with(|| None));
+    let scratch = || vec![0.0; BLOCK.min(d.s) * d.s];
+    let heads = d.heads_of(&mut out).zip(kept_heads).enumerate();
+    each_with(heads, scratch, |p, (i, (mut out, mut kept))| {
+        let (b, index) = (i / d.heads, i % d.heads);
         let head = Head { d, index, qkv: &qkv[d.sample(b, d.width())] };
-        let out = &mut out[d.sample(b, width)];
         for (from, to) in d.blocks(BLOCK) {
-            head.probabilities(&mut p, from, to);
-            let out = &mut out[head.out_start(from)..];
-            let out = MatMut::strided(out, to - from, d.d, width);
-            let seen = MatRef::strided(&p, to - from, to, d.s);
+            head.probabilities(p, from, to);
+            let seen = MatRef::strided(p, to - from, to, d.s);
+            let out = out.part(from..to, 0..d.d);
             gemm(out, Store::Set, 1.0, seen, head.part(Part::Value, 0, to));
-            if let Some(keep) = keep.as_deref_mut() {
-                keep.extend_from_slice(&p[..(to - from) * d.s]);
+            if let Some(kept) = &mut kept {
+                kept.extend_from_slice(&p[..(to - from) * d.s]);
             }
         }
+    });
+    if let Some(keep) = keep {
+        *keep = kept.done();
     }
     out
 }
@@ -158,22 +154,36 @@ pub fn attention_backward(dy: &[f32], qkv: &[f32], d: Dims, kept: Option<&[f32]>
     d.check(qkv.len());
     let width = d.out_width();
     let mut dqkv = vec![0.0; qkv.len()];
-    let mut own = vec![0.0; BLOCK.min(d.s) * d.s];
-    let mut ds = vec![0.0; BLOCK.min(d.s) * d.s];
-    for (b, index) in (0..d.b).flat_map(|b| (0..d.heads).map(move |head| (b, head))) {
-        let head = Head { d, index, qkv: &qkv[d.sample(b, d.width())] };
-        let (dy, dqkv) = (&dy[d.sample(b, width)], &mut dqkv[d.sample(b, d.width())]);
-        for (from, to) in d.blocks(BLOCK).rev() {
-            let p = match kept {
-                Some(kept) => &kept[((b * d.heads + index) * d.s + from) * d.s..],
-                None => {
-                    head.probabilities(&mut own, from, to);
-                    &own[..]
+    let scratch = || {
+        let block = || vec![0.0; BLOCK.min(d.s) * d.s];
+        [block(), block()]
+    };
+    let share = d.heads / d.groups;
+    each_with(
+        d.groups_of(&mut dqkv).enumerate(),
+        scratch,
+        |[own, ds], (i, [mut dq, mut dk, mut dv])| {
+            let (b, group) = (i / d.groups, i % d.groups);
+            let dy = &dy[d.sample(b, width)];
+            for place in 0..share {
+                let index = group * share + place;
+                let head = Head { d, index, qkv: &qkv[d.sample(b, d.width())] };
+                for (from, to) in d.blocks(BLOCK).rev() {
+                    let p = match kept {
+                        Some(kept) => &kept[((b * d.heads + index) * d.s + from) * d.s..],
+                        None => {
+                            head.probabilities(own, from, to);
+                            &own[..]
+                        }
+                    };
+                    let dy = MatRef::strided(&dy[head.out_start(from)..], to - from, d.d, width);
+                    let dq = dq.part(from..to, place * d.d..(place + 1) * d.d);
+                    let others = [&mut dk, &mut dv].map(|m| m.part(0..to, 0..d.d));
+                    let [dk, dv] = others;
+                    head.block_backward([dq, dk, dv], ds, dy, p, (from, to));
                 }
-            };
-            let dy = MatRef::strided(&dy[head.out_start(from)..], to - from, d.d, width);
-            head.block_backward(dqkv, &mut ds, dy, p, (from, to));
-        }
-    }
+            }
+        },
+    );
     dqkv
 }

@@ -6,6 +6,8 @@
 pub mod kept;
 pub mod recomputed;
 
+use crate::mat_mut::MatMut;
+
 /// Tokens of a sample from which writing the probabilities and reading them again takes longer than
 /// computing them again.
 const LONG: usize = 512;
@@ -63,6 +65,32 @@ impl Dims {
     /// Elements of sample `b` in a tensor of `width` elements a row.
     fn sample(&self, b: usize, width: usize) -> core::ops::Range<usize> {
         b * self.s * width..(b + 1) * self.s * width
+    }
+
+    /// The rows of every sample in `y: [b·s, cols]`, first rows first.
+    fn samples<'a, T>(self, y: &'a mut [T], cols: usize) -> impl Iterator<Item = MatMut<'a, T>> {
+        MatMut::new(y, self.b * self.s, cols).blocks(self.s).map(|(_, sample)| sample)
+    }
+
+    /// The columns of every query head of every sample in an output, head after head.
+    pub(crate) fn heads_of<'a, T>(self, out: &'a mut [T]) -> impl Iterator<Item = MatMut<'a, T>> {
+        let samples = self.samples(out, self.out_width());
+        samples.flat_map(move |sample| sample.bands(self.d).map(|(_, head)| head))
+    }
+
+    /// The columns of every group in every sample of qkv's gradient: its queries, its key and its
+    /// value.
+    pub(crate) fn groups_of<'a, T>(
+        self,
+        dqkv: &'a mut [T],
+    ) -> impl Iterator<Item = [MatMut<'a, T>; 3]> {
+        self.samples(dqkv, self.width()).flat_map(move |sample| {
+            let (queries, rest) = sample.split_cols(self.out_width());
+            let (keys, values) = rest.split_cols(self.groups * self.d);
+            let queries = queries.bands(self.heads / self.groups * self.d);
+            let others = keys.bands(self.d).zip(values.bands(self.d));
+            queries.zip(others).map(|((_, q), ((_, k), (_, v)))| [q, k, v])
+        })
     }
 
     /// (first row, end row) of every block of `rows` queries.

@@ -8,9 +8,11 @@ mod buffers;
 
 use self::buffers::{Block, LANES, Panels};
 use super::Dims;
+use crate::mat_mut::MatMut;
 use crate::math::exp;
 use crate::reduce::fold;
 use crate::simd;
+use crate::threads::each_with;
 use crate::tile::{PANEL, RUN, rows};
 
 /// Query rows of which the scores are there at a time.
@@ -141,47 +143,85 @@ fn transposed(out: &mut [f32], p: &Block, m: &Panels, scale: f32, (from, to): (u
     }
 }
 
+/// Scratch of a forward: a block of queries and its scores, and the keys and values of a group.
+struct Forward {
+    d: Dims,
+    q: Block,
+    p: Block,
+    keys: Panels,
+    values: Panels,
+    result: Vec<f32>,
+    inverse: [f32; BLOCK],
+}
+
+impl Forward {
+    fn new(d: Dims) -> Self {
+        let rows = BLOCK.min(d.s);
+        Self {
+            d,
+            q: Block::new(rows, d.d),
+            p: Block::new(rows, d.s),
+            keys: Panels::default(),
+            values: Panels::default(),
+            result: vec![0.0; rows * d.d.next_multiple_of(PANEL)],
+            inverse: [0.0; BLOCK],
+        }
+    }
+
+    /// One block of queries of a head: sets its rows of `out`; their logarithms of sums.
+    fn block(&mut self, q: Rows<'_>, out: &mut MatMut<'_>, sums: &mut [f32]) {
+        let (d, at) = (self.d.d, (q.from, q.to));
+        self.q.copy(q, d);
+        scores(&mut self.p, &self.q, &self.keys, self.d.scale(), at);
+        let (p, inverse) = (&mut self.p, &mut self.inverse);
+        simd(
+            #[inline(always)]
+            || {
+                for (i, (log, inverse)) in sums.iter_mut().zip(inverse).enumerate() {
+                    let (top, sum) = exponentials(p, i, q.from + i + 1);
+                    *log = top + sum.ln();
+                    *inverse = 1.0 / sum;
+                }
+            },
+        );
+        weighted(&mut self.result, &self.p, &self.values, 1.0, at);
+        let rows = self.result.chunks_exact(self.values.columns()).take(q.to - q.from);
+        for (i, row) in rows.enumerate() {
+            let out = out.row(q.from + i).iter_mut().zip(row);
+            out.for_each(|(out, x)| *out = *x * self.inverse[i]);
+        }
+    }
+}
+
 /// The output of attention, `[b, s, heads·d]`, and of every query the logarithm of the sum of its
 /// exponentials, `[b, heads, s]`, which the backward needs.
 pub fn attention(qkv: &[f32], d: Dims) -> (Vec<f32>, Vec<f32>) {
     d.check(qkv.len());
-    let (width, out_width) = (d.width(), d.out_width());
-    let mut out = vec![0.0; d.b * d.s * out_width];
+    let width = d.width();
+    let mut out = vec![0.0; d.b * d.s * d.out_width()];
     let mut sums = vec![0.0; d.b * d.heads * d.s];
-    let (mut q, mut p) = (Block::new(BLOCK.min(d.s), d.d), Block::new(BLOCK.min(d.s), d.s));
-    let (mut keys, mut values) = (Panels::default(), Panels::default());
-    let mut result = vec![0.0; BLOCK.min(d.s) * d.d.next_multiple_of(PANEL)];
-    let mut inverse = [0.0; BLOCK];
-    for (b, group) in (0..d.b).flat_map(|b| (0..d.groups).map(move |group| (b, group))) {
-        let data = &qkv[d.sample(b, width)];
-        let all = |column| Rows { data, width, column, from: 0, to: d.s };
-        keys.of_rows(all(d.key(group)), d.d);
-        values.of_columns(all(d.value(group)), d.d);
-        let out = &mut out[d.sample(b, out_width)];
-        for head in heads_of(d, group) {
-            let sums = &mut sums[(b * d.heads + head) * d.s..][..d.s];
-            for (from, to) in d.blocks(BLOCK) {
-                q.copy(Rows { from, to, ..all(d.query(head)) }, d.d);
-                scores(&mut p, &q, &keys, d.scale(), (from, to));
-                simd(
-                    #[inline(always)]
-                    || {
-                        for i in 0..to - from {
-                            let (top, sum) = exponentials(&mut p, i, from + i + 1);
-                            sums[from + i] = top + sum.ln();
-                            inverse[i] = 1.0 / sum;
-                        }
-                    },
-                );
-                weighted(&mut result, &p, &values, 1.0, (from, to));
-                for (i, row) in result.chunks_exact(values.columns()).take(to - from).enumerate() {
-                    let at = (from + i) * out_width + d.query(head);
-                    let out = out[at..at + d.d].iter_mut().zip(row);
-                    out.for_each(|(out, x)| *out = *x * inverse[i]);
+    let share = d.heads / d.groups;
+    let samples = d.samples(&mut out, d.out_width());
+    let groups = samples.flat_map(|sample| sample.bands(share * d.d).map(|(_, group)| group));
+    let groups = groups.zip(sums.chunks_mut(share * d.s)).enumerate();
+    each_with(
+        groups,
+        || Forward::new(d),
+        |scratch, (i, (out, sums))| {
+            let (b, group) = (i / d.groups, i % d.groups);
+            let data = &qkv[d.sample(b, width)];
+            let all = |column| Rows { data, width, column, from: 0, to: d.s };
+            scratch.keys.of_rows(all(d.key(group)), d.d);
+            scratch.values.of_columns(all(d.value(group)), d.d);
+            let heads = out.bands(d.d).zip(sums.chunks_mut(d.s));
+            for (head, ((_, mut out), sums)) in heads_of(d, group).zip(heads) {
+                for (from, to) in d.blocks(BLOCK) {
+                    let q = Rows { from, to, ..all(d.query(head)) };
+                    scratch.block(q, &mut out, &mut sums[from..to]);
                 }
             }
-        }
-    }
+        },
+    );
     (out, sums)
 }
 
@@ -260,10 +300,11 @@ impl Backward {
     }
 }
 
-/// Copies rows of a whole number of panels into `d` columns of `to`.
-fn unpad(to: &mut [f32], (width, column, first): (usize, usize, usize), from: &[f32], d: usize) {
-    for (i, row) in from.chunks_exact(d.next_multiple_of(PANEL)).enumerate() {
-        to[(first + i) * width + column..][..d].copy_from_slice(&row[..d]);
+/// Copies rows of a whole number of panels into `to`, from its row `first` on.
+fn unpad(to: &mut MatMut<'_>, first: usize, from: &[f32]) {
+    let width = to.cols;
+    for (i, row) in from.chunks_exact(width.next_multiple_of(PANEL)).enumerate() {
+        to.row(first + i).copy_from_slice(&row[..width]);
     }
 }
 
@@ -273,26 +314,30 @@ pub fn attention_backward(dy: &[f32], qkv: &[f32], sums: &[f32], d: Dims) -> Vec
     d.check(qkv.len());
     let (width, out_width) = (d.width(), d.out_width());
     let mut dqkv = vec![0.0; qkv.len()];
-    let mut scratch = Backward::new(d);
-    for (b, group) in (0..d.b).flat_map(|b| (0..d.groups).map(move |group| (b, group))) {
-        let data = &qkv[d.sample(b, width)];
-        let all = |column| Rows { data, width, column, from: 0, to: d.s };
-        let dqkv = &mut dqkv[d.sample(b, width)];
-        scratch.begin(all(d.key(group)), all(d.value(group)));
-        for head in heads_of(d, group) {
-            let dy = &dy[d.sample(b, out_width)];
-            let column = d.query(head);
-            for (from, to) in d.blocks(BLOCK) {
-                let q = Rows { from, to, ..all(column) };
-                let dy = Rows { data: dy, width: out_width, column, from, to };
-                let sums = &sums[(b * d.heads + head) * d.s..][from..to];
-                scratch.block(q, dy, sums);
-                let rows = (to - from) * d.d.next_multiple_of(PANEL);
-                unpad(dqkv, (width, column, from), &scratch.dq[..rows], d.d);
+    let groups = d.groups_of(&mut dqkv).enumerate();
+    each_with(
+        groups,
+        || Backward::new(d),
+        |scratch, (i, [dq, mut dk, mut dv])| {
+            let (b, group) = (i / d.groups, i % d.groups);
+            let data = &qkv[d.sample(b, width)];
+            let all = |column| Rows { data, width, column, from: 0, to: d.s };
+            scratch.begin(all(d.key(group)), all(d.value(group)));
+            for (head, (_, mut dq)) in heads_of(d, group).zip(dq.bands(d.d)) {
+                let dy = &dy[d.sample(b, out_width)];
+                let column = d.query(head);
+                for (from, to) in d.blocks(BLOCK) {
+                    let q = Rows { from, to, ..all(column) };
+                    let dy = Rows { data: dy, width: out_width, column, from, to };
+                    let sums = &sums[(b * d.heads + head) * d.s..][from..to];
+                    scratch.block(q, dy, sums);
+                    let rows = (to - from) * d.d.next_multiple_of(PANEL);
+                    unpad(&mut dq, from, &scratch.dq[..rows]);
+                }
             }
-        }
-        unpad(dqkv, (width, d.key(group), 0), &scratch.dk, d.d);
-        unpad(dqkv, (width, d.value(group), 0), &scratch.dv, d.d);
-    }
+            unpad(&mut dk, 0, &scratch.dk);
+            unpad(&mut dv, 0, &scratch.dv);
+        },
+    );
     dqkv
 }

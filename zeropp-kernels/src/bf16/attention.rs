@@ -6,11 +6,14 @@ use half::bf16;
 
 use super::convert::down;
 use super::gemm::{add_product, product_into, product_set};
+use super::isa;
 use super::packed::{Mat, Packed};
 use crate::attention::{Dims, Part};
+use crate::mat_mut::MatMut;
 use crate::math::{exp, ln};
 use crate::reduce::{max, sum, sum2};
 use crate::simd;
+use crate::threads::{self, Fresh, each_with};
 
 /// Query rows processed at a time: whole blocks of a product's K.
 const BLOCK: usize = 128;
@@ -56,24 +59,38 @@ fn of_output<'a>(y: &'a [bf16], d: Dims, b: usize, head: usize, block: Block) ->
     Mat::strided(&y[start..], block.rows(), d.d, d.out_width())
 }
 
-/// Buffers for a block of scores.
+/// Buffers for a block of scores and what is made of it, and for the gradients of a group.
 struct Scratch {
     scores: Vec<f32>,
     slopes: Vec<f32>,
     p: Vec<bf16>,
     ds: Vec<bf16>,
+    rows: Vec<bf16>,
+    dk: Vec<f32>,
+    dv: Vec<f32>,
 }
 
 impl Scratch {
-    fn new(s: usize, backward: bool) -> Self {
-        let len = BLOCK.min(s) * s.next_multiple_of(32);
-        let more = if backward { len } else { 0 };
+    fn new(d: Dims, backward: bool) -> Self {
+        let rows = BLOCK.min(d.s);
+        let len = rows * d.s.next_multiple_of(32);
+        let if_backward = |len: usize| if backward { len } else { 0 };
         Self {
             scores: vec![0.0; len],
-            slopes: vec![0.0; more],
+            slopes: vec![0.0; if_backward(len)],
             p: vec![bf16::ZERO; len],
-            ds: vec![bf16::ZERO; more],
+            ds: vec![bf16::ZERO; if_backward(len)],
+            rows: vec![bf16::ZERO; rows * d.d],
+            dk: vec![0.0; if_backward(d.s * d.d)],
+            dv: vec![0.0; if_backward(d.s * d.d)],
         }
+    }
+}
+
+/// Copies rows of `d` columns to the rows from `first` on of a matrix of so many.
+fn give(to: &mut MatMut<'_, bf16>, first: usize, rows: &[bf16], d: usize) {
+    for (i, row) in rows.chunks_exact(d).enumerate() {
+        to.row(first + i).copy_from_slice(row);
     }
 }
 
@@ -81,28 +98,34 @@ impl Scratch {
 /// exponentials, `[b, heads, s]`.
 pub fn attention(qkv: &[bf16], d: Dims) -> (Vec<bf16>, Vec<f32>) {
     d.check(qkv.len());
+    let isa = isa::in_use();
     let mut out = vec![bf16::ZERO; d.b * d.s * d.out_width()];
-    let mut sums = Vec::with_capacity(d.b * d.heads * d.s);
-    let mut scratch = Scratch::new(d.s, false);
-    for (b, head) in (0..d.b).flat_map(|b| (0..d.heads).map(move |head| (b, head))) {
-        let whole = |which| part(qkv, d, b, (which, head), (0, d.s));
-        let keys = Packed::new(whole(Part::Key).t());
-        let values = Packed::new(whole(Part::Value));
-        for block in blocks(d.s) {
-            let q = part(qkv, d, b, (Part::Query, head), (block.from, block.to));
-            product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
-            softmax(&mut scratch, block, d.scale(), &mut sums);
-            let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
-            let start = (b * d.s + block.from) * d.out_width() + head * d.d;
-            let values = values.first(block.to, d.d);
-            product_into(&mut out[start..], d.out_width(), p, values);
-        }
-    }
-    (out, sums)
+    let mut sums = Fresh::new(d.b * d.heads * d.s);
+    let heads = d.heads_of(&mut out).zip(sums.parts(d.s)).enumerate();
+    each_with(
+        heads,
+        || Scratch::new(d, false),
+        |scratch, (i, (mut out, mut sums))| {
+            let (b, head) = (i / d.heads, i % d.heads);
+            let whole = |which| part(qkv, d, b, (which, head), (0, d.s));
+            let keys = Packed::on(isa, whole(Part::Key).t());
+            let values = Packed::on(isa, whole(Part::Value));
+            for block in blocks(d.s) {
+                let q = part(qkv, d, b, (Part::Query, head), (block.from, block.to));
+                product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
+                softmax(scratch, block, d.scale(), &mut sums);
+                let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
+                let rows = &mut scratch.rows[..block.rows() * d.d];
+                product_into(rows, d.d, p, values.first(block.to, d.d));
+                give(&mut out, block.from, rows, d.d);
+            }
+        },
+    );
+    (out, sums.done())
 }
 
 /// Probabilities of a block from its scores; the logarithms of the sums go to the end of `sums`.
-fn softmax(scratch: &mut Scratch, block: Block, scale: f32, sums: &mut Vec<f32>) {
+fn softmax(scratch: &mut Scratch, block: Block, scale: f32, sums: &mut threads::Part<'_, f32>) {
     simd(
         #[inline(always)]
         || {
@@ -127,40 +150,48 @@ fn softmax(scratch: &mut Scratch, block: Block, scale: f32, sums: &mut Vec<f32>)
 /// The gradient of `qkv` for the output gradient `dy` and the forward's `sums`.
 pub fn attention_backward(dy: &[bf16], qkv: &[bf16], sums: &[f32], d: Dims) -> Vec<bf16> {
     d.check(qkv.len());
+    let isa = isa::in_use();
     let mut dqkv = vec![bf16::ZERO; qkv.len()];
-    let mut scratch = Scratch::new(d.s, true);
-    let (mut dk, mut dv) = (vec![0.0; d.s * d.d], vec![0.0; d.s * d.d]);
-    for (b, group) in (0..d.b).flat_map(|b| (0..d.groups).map(move |group| (b, group))) {
-        let heads = group * (d.heads / d.groups)..(group + 1) * (d.heads / d.groups);
-        let whole = |which| part(qkv, d, b, (which, heads.start), (0, d.s));
-        let keys = Packed::new(whole(Part::Key).t());
-        let values = Packed::new(whole(Part::Value).t());
-        let key_rows = Packed::new(whole(Part::Key));
-        dk.fill(0.0);
-        dv.fill(0.0);
-        for (head, block) in heads.clone().flat_map(|head| blocks(d.s).map(move |k| (head, k))) {
-            let q = part(qkv, d, b, (Part::Query, head), (block.from, block.to));
-            let dy = of_output(dy, d, b, head, block);
-            product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
-            product_set(&mut scratch.slopes, block.stride, dy, values.first(d.d, block.to));
-            let sums = &sums[(b * d.heads + head) * d.s + block.from..][..block.rows()];
-            slopes(&mut scratch, block, d.scale(), sums);
-            let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
-            let ds = Mat::strided(&scratch.ds, block.rows(), block.to, block.stride);
-            let start = b * d.s * d.width() + Part::Query.start(d, head, block.from);
-            let key_rows = key_rows.first(block.to, d.d);
-            product_into(&mut dqkv[start..], d.width(), ds, key_rows);
-            add_product(&mut dv, d.d, p.t(), &Packed::new(dy));
-            add_product(&mut dk, d.d, ds.t(), &Packed::new(q));
-        }
-        for (which, sums) in [(Part::Key, &dk), (Part::Value, &dv)] {
-            let start = b * d.s * d.width() + which.start(d, heads.start, 0);
-            for (row, sums) in sums.chunks_exact(d.d).enumerate() {
-                let to = &mut dqkv[start + row * d.width()..][..d.d];
-                to.iter_mut().zip(sums).for_each(|(to, x)| *to = down(*x));
+    let groups = d.groups_of(&mut dqkv).enumerate();
+    each_with(
+        groups,
+        || Scratch::new(d, true),
+        |scratch, (i, [mut dq, dk, dv])| {
+            let (b, group) = (i / d.groups, i % d.groups);
+            let share = d.heads / d.groups;
+            let first = group * share;
+            let whole = |which| part(qkv, d, b, (which, first), (0, d.s));
+            let keys = Packed::on(isa, whole(Part::Key).t());
+            let values = Packed::on(isa, whole(Part::Value).t());
+            let key_rows = Packed::on(isa, whole(Part::Key));
+            scratch.dk.fill(0.0);
+            scratch.dv.fill(0.0);
+            for (place, block) in (0..share).flat_map(|place| blocks(d.s).map(move |k| (place, k)))
+            {
+                let head = first + place;
+                let q = part(qkv, d, b, (Part::Query, head), (block.from, block.to));
+                let dy = of_output(dy, d, b, head, block);
+                product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
+                product_set(&mut scratch.slopes, block.stride, dy, values.first(d.d, block.to));
+                let sums = &sums[(b * d.heads + head) * d.s + block.from..][..block.rows()];
+                slopes(scratch, block, d.scale(), sums);
+                let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
+                let ds = Mat::strided(&scratch.ds, block.rows(), block.to, block.stride);
+                let rows = &mut scratch.rows[..block.rows() * d.d];
+                product_into(rows, d.d, ds, key_rows.first(block.to, d.d));
+                let mut dq = dq.part(0..d.s, place * d.d..(place + 1) * d.d);
+                give(&mut dq, block.from, rows, d.d);
+                add_product(&mut scratch.dv, d.d, p.t(), &Packed::on(isa, dy));
+                add_product(&mut scratch.dk, d.d, ds.t(), &Packed::on(isa, q));
             }
-        }
-    }
+            for (mut to, sums) in [(dk, &scratch.dk), (dv, &scratch.dv)] {
+                for (row, sums) in sums.chunks_exact(d.d).enumerate() {
+                    let to = to.row(row).iter_mut().zip(sums);
+                    to.for_each(|(to, x)| *to = down(*x));
+                }
+            }
+        },
+    );
     dqkv
 }
 
@@ -169,7 +200,7 @@ fn slopes(scratch: &mut Scratch, block: Block, scale: f32, sums: &[f32]) {
     simd(
         #[inline(always)]
         || {
-            let Scratch { scores, slopes, p, ds } = scratch;
+            let Scratch { scores, slopes, p, ds, .. } = scratch;
             let floats =
                 scores.chunks_exact_mut(block.stride).zip(slopes.chunks_exact(block.stride));
             let halves = p.chunks_exact_mut(block.stride).zip(ds.chunks_exact_mut(block.stride));

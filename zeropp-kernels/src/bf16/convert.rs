@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use crate::simd;
+use crate::{collect, simd};
 
 /// The value of `x`, denormal or not.
 #[inline(always)]
@@ -29,16 +29,30 @@ pub fn down(x: f32) -> bf16 {
 
 /// The elements of `x` in fp32.
 pub fn widen(x: &[bf16]) -> Vec<f32> {
-    simd(
-        #[inline(always)]
-        || x.iter().map(|x| up(*x)).collect(),
-    )
+    collect(x.len(), |range, out| {
+        simd(
+            #[inline(always)]
+            || out.extend(x[range.clone()].iter().map(|x| up(*x))),
+        );
+    })
+}
+
+/// The elements of `x` rounded to bf16, denormals to denormals: what a cast of tensors gives.
+pub fn round(x: &[f32]) -> Vec<bf16> {
+    collect(x.len(), |range, out| {
+        simd(
+            #[inline(always)]
+            || out.extend(x[range.clone()].iter().map(|x| bf16::from_f32(*x))),
+        );
+    })
 }
 
 /// The elements of `x` in bf16.
 pub fn narrow(x: &[f32]) -> Vec<bf16> {
-    simd(
-        #[inline(always)]
-        || x.iter().map(|x| down(*x)).collect(),
-    )
+    collect(x.len(), |range, out| {
+        simd(
+            #[inline(always)]
+            || out.extend(x[range.clone()].iter().map(|x| down(*x))),
+        );
+    })
 }

@@ -35,6 +35,37 @@ pub(super) enum Sink<'a> {
     Halves { c: &'a mut [MaybeUninit<bf16>], stride: usize, bias: &'a [f32] },
 }
 
+impl<'a> Sink<'a> {
+    /// The sinks of blocks of `rows` of all `count` rows: first row, rows, sink.
+    pub(super) fn blocks(
+        self,
+        count: usize,
+        rows: usize,
+    ) -> impl Iterator<Item = (usize, usize, Sink<'a>)> {
+        let mut rest = Some(self);
+        (0..count).step_by(rows).map(move |from| {
+            let height = rows.min(count - from);
+            let (block, others) = rest.take().expect("put back").split(height);
+            rest = Some(others);
+            (from, height, block)
+        })
+    }
+
+    /// The sink of the first `rows` rows, and of the others.
+    fn split(self, rows: usize) -> (Self, Self) {
+        match self {
+            Sink::Floats { c, stride, add } => {
+                let (first, rest) = c.split_at_mut((rows * stride).min(c.len()));
+                (Sink::Floats { c: first, stride, add }, Sink::Floats { c: rest, stride, add })
+            }
+            Sink::Halves { c, stride, bias } => {
+                let (first, rest) = c.split_at_mut((rows * stride).min(c.len()));
+                (Sink::Halves { c: first, stride, bias }, Sink::Halves { c: rest, stride, bias })
+            }
+        }
+    }
+}
+
 /// A tile of results on their way.
 #[repr(C, align(64))]
 struct Scratch([f32; ROWS_MAX * COLS]);

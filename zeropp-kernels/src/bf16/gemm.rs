@@ -11,6 +11,7 @@ use super::packed::{Mat, Right, reach};
 use super::scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx, isa::Isa};
+use crate::threads;
 
 /// `c = a·b` in fp32, for `c` of rows `stride` apart.
 ///
@@ -75,13 +76,23 @@ pub fn product<'b>(a: Mat<'_>, b: impl Into<Right<'b>>, bias: Option<&[bf16]>) -
 fn dispatch(a: Mat<'_>, b: Right<'_>, sink: Sink<'_>) {
     let (k, _) = b.sizes();
     assert_eq!(a.cols, k, "sizes of a matrix product");
-    match b.isa() {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Amx => run(amx::Tiles::new(b.blocks()), a, b, sink),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => run(Floats::<avx::Avx512>::new(b.blocks()), a, b, sink),
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => run(Floats::<avx::Avx2>::new(b.blocks()), a, b, sink),
-        _ => run(Floats::<Scalar>::new(b.blocks()), a, b, sink),
-    }
+    let least = WORK.div_ceil((k * b.sizes().1).max(1));
+    let rows = a.rows.div_ceil(threads::count()).max(least).next_multiple_of(UNIT);
+    threads::each(sink.blocks(a.rows, rows), |(from, rows, sink)| {
+        let a = a.some_rows(from, rows);
+        match b.isa() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => run(amx::Tiles::new(b.blocks()), a, b, sink),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => run(Floats::<avx::Avx512>::new(b.blocks()), a, b, sink),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => run(Floats::<avx::Avx2>::new(b.blocks()), a, b, sink),
+            _ => run(Floats::<Scalar>::new(b.blocks()), a, b, sink),
+        }
+    });
 }
+
+/// Multiply-adds that are worth a thread.
+const WORK: usize = 1 << 20;
+/// Rows that a thread's part is a multiple of: whole tiles of matrix instructions.
+const UNIT: usize = 32;

@@ -1,9 +1,13 @@
 //! The right factor of a product, laid out for the path that will read it, and views of factors.
 
+use std::mem::MaybeUninit;
+
 use half::bf16;
 
 use super::convert::up;
 use super::isa::{self, Isa};
+use crate::GRAIN;
+use crate::threads::{self, piece};
 
 /// Elements of K that a product takes at a time.
 pub(super) const BLOCK: usize = 32;
@@ -45,6 +49,13 @@ impl<'a> Mat<'a> {
     /// The transposed view.
     pub fn t(self) -> Self {
         Self { rows: self.cols, cols: self.rows, turned: !self.turned, ..self }
+    }
+
+    /// `rows` of its rows, from `from` on.
+    pub(super) fn some_rows(self, from: usize, rows: usize) -> Self {
+        assert!(from + rows <= self.rows, "{rows} rows from {from} of {}", self.rows);
+        let start = if self.turned { from } else { from * self.stride };
+        Self { data: &self.data[start.min(self.data.len())..], rows, ..self }
     }
 
     #[cfg(any(target_arch = "x86_64", test))]
@@ -94,33 +105,21 @@ pub struct Packed {
 impl Packed {
     /// Lays `b: [k, n]` out for the path that this thread's products take.
     pub fn new(b: Mat<'_>) -> Self {
-        let isa = isa::in_use();
+        Self::on(isa::in_use(), b)
+    }
+
+    /// The same for a path that is named: helpers do not know what the calling thread was told.
+    pub(super) fn on(isa: Isa, b: Mat<'_>) -> Self {
         let (k, n) = (b.rows, b.cols);
         let mut packed = Self { isa, k, n, lines: Vec::new() };
         let panels = 2 * n.div_ceil(COLS);
         packed.lines.reserve_exact(packed.panel_lines() * panels);
         let (depth, count) = (packed.panel_lines(), packed.panel_lines() * panels);
         let spare = &mut packed.lines.spare_capacity_mut()[..count];
-        // Along the rows of the slice: down its columns is a walk from page to page.
-        let places = |i: usize, j: usize| if b.turned { (j, i) } else { (i, j) };
-        let (outer, inner) = match b.turned {
-            true => (panels, k.div_ceil(BLOCK)),
-            false => (k.div_ceil(BLOCK), panels),
-        };
-        for (i, j) in (0..outer).flat_map(|i| (0..inner).map(move |j| (i, j))) {
-            let (block, panel) = places(i, j);
-            let corner = (block * BLOCK, panel * PANEL);
-            match layout(isa) {
-                Layout::Pairs => {
-                    let to = &mut spare[panel * depth + block * BLOCK / 2..];
-                    to[..BLOCK / 2].write_copy_of_slice(&pack_pairs(b, corner));
-                }
-                Layout::Floats => {
-                    let to = &mut spare[panel * depth + block * BLOCK..];
-                    to[..BLOCK].write_copy_of_slice(&pack_floats(b, corner));
-                }
-            }
-        }
+        let each = piece(panels, 2, GRAIN.div_ceil(PANEL * k.max(1)));
+        threads::each(spare.chunks_mut((each * depth).max(1)).enumerate(), |(i, lines)| {
+            pack(isa, b, (i * each, depth), lines);
+        });
         // SAFETY: every block of every panel was written, which is all of the lines.
         unsafe { packed.lines.set_len(count) };
         packed
@@ -140,6 +139,29 @@ impl Packed {
     /// Lines of a panel.
     fn panel_lines(&self) -> usize {
         self.k.div_ceil(BLOCK) * block_lines(self.isa)
+    }
+}
+
+/// Writes panels of `depth` lines each, from panel `first` of `b` on.
+fn pack(isa: Isa, b: Mat<'_>, (first, depth): (usize, usize), lines: &mut [MaybeUninit<Line>]) {
+    let panels = lines.len() / depth;
+    // Along the rows of the slice: down its columns is a walk from page to page.
+    let places = |i: usize, j: usize| if b.turned { (j, i) } else { (i, j) };
+    let blocks = b.rows.div_ceil(BLOCK);
+    let (outer, inner) = if b.turned { (panels, blocks) } else { (blocks, panels) };
+    for (i, j) in (0..outer).flat_map(|i| (0..inner).map(move |j| (i, j))) {
+        let (block, panel) = places(i, j);
+        let corner = (block * BLOCK, (first + panel) * PANEL);
+        match layout(isa) {
+            Layout::Pairs => {
+                let to = &mut lines[panel * depth + block * BLOCK / 2..];
+                to[..BLOCK / 2].write_copy_of_slice(&pack_pairs(b, corner));
+            }
+            Layout::Floats => {
+                let to = &mut lines[panel * depth + block * BLOCK..];
+                to[..BLOCK].write_copy_of_slice(&pack_floats(b, corner));
+            }
+        }
     }
 }
 

@@ -4,7 +4,9 @@
 use half::bf16;
 
 use super::convert::{down, up};
-use crate::{activation, norm, simd};
+use crate::reduce::{columns_apart, sum_blocks};
+use crate::threads::{Fresh, Part, each, piece};
+use crate::{GRAIN, activation, collect, each_part, norm, simd};
 
 /// Elements at a time.
 const CHUNK: usize = 4096;
@@ -17,7 +19,7 @@ fn widen_into(out: &mut Vec<f32>, x: &[bf16]) {
     );
 }
 
-fn append(out: &mut Vec<bf16>, x: &[f32]) {
+fn append(out: &mut Part<'_, bf16>, x: &[f32]) {
     simd(
         #[inline(always)]
         || out.extend(x.iter().map(|x| down(*x))),
@@ -33,53 +35,61 @@ fn replace(out: &mut [bf16], x: &[f32]) {
 }
 
 /// What `f` makes of the elements of `x`, one of each.
-pub fn map(x: &[bf16], f: impl Fn(&[f32]) -> Vec<f32>) -> Vec<bf16> {
-    let (mut out, mut wide) = (Vec::with_capacity(x.len()), Vec::with_capacity(CHUNK));
-    for x in x.chunks(CHUNK) {
-        widen_into(&mut wide, x);
-        append(&mut out, &f(&wide));
-    }
-    out
+pub fn map(x: &[bf16], f: impl Fn(&[f32]) -> Vec<f32> + Sync) -> Vec<bf16> {
+    collect(x.len(), |range, out| {
+        let mut wide = Vec::with_capacity(CHUNK);
+        for x in x[range].chunks(CHUNK) {
+            widen_into(&mut wide, x);
+            append(out, &f(&wide));
+        }
+    })
 }
 
 /// Replaces the elements of `dy` by what `f` makes of them and of those of `x`.
-pub fn update(dy: &mut [bf16], x: &[bf16], f: impl Fn(&mut [f32], &[f32])) {
-    assert_eq!(dy.len(), x.len());
-    let mut wide = [Vec::with_capacity(CHUNK), Vec::with_capacity(CHUNK)];
-    for (dy, x) in dy.chunks_mut(CHUNK).zip(x.chunks(CHUNK)) {
-        widen_into(&mut wide[0], dy);
-        widen_into(&mut wide[1], x);
-        let [wide_dy, wide_x] = &mut wide;
-        f(wide_dy, wide_x);
-        replace(dy, wide_dy);
-    }
+pub fn update(dy: &mut [bf16], x: &[bf16], f: impl Fn(&mut [f32], &[f32]) + Sync) {
+    each_part(dy, [x], |dy, [x]| {
+        let mut wide = [Vec::with_capacity(CHUNK), Vec::with_capacity(CHUNK)];
+        for (dy, x) in dy.chunks_mut(CHUNK).zip(x.chunks(CHUNK)) {
+            widen_into(&mut wide[0], dy);
+            widen_into(&mut wide[1], x);
+            let [wide_dy, wide_x] = &mut wide;
+            f(wide_dy, wide_x);
+            replace(dy, wide_dy);
+        }
+    });
 }
 
 /// silu(gate)·up.
 pub fn swiglu(gate: &[bf16], up: &[bf16]) -> Vec<bf16> {
     assert_eq!(gate.len(), up.len());
-    let (mut out, mut wide) = (Vec::with_capacity(up.len()), [Vec::new(), Vec::new()]);
-    for (gate, up) in gate.chunks(CHUNK).zip(up.chunks(CHUNK)) {
-        widen_into(&mut wide[0], gate);
-        widen_into(&mut wide[1], up);
-        append(&mut out, &activation::swiglu(&wide[0], &wide[1]));
-    }
-    out
+    collect(up.len(), |range, out| {
+        let mut wide = [Vec::new(), Vec::new()];
+        for (gate, up) in gate[range.clone()].chunks(CHUNK).zip(up[range].chunks(CHUNK)) {
+            widen_into(&mut wide[0], gate);
+            widen_into(&mut wide[1], up);
+            append(out, &activation::swiglu(&wide[0], &wide[1]));
+        }
+    })
 }
 
 /// Gradients of [`swiglu`]: `dy` becomes that of `up`, that of `gate` is returned.
 pub fn swiglu_backward(dy: &mut [bf16], gate: &[bf16], up: &[bf16]) -> Vec<bf16> {
     assert!(dy.len() == gate.len() && dy.len() == up.len());
-    let (mut dgate, mut wide) = (Vec::with_capacity(dy.len()), [const { Vec::new() }; 3]);
-    for ((dy, gate), up) in dy.chunks_mut(CHUNK).zip(gate.chunks(CHUNK)).zip(up.chunks(CHUNK)) {
-        for (wide, x) in wide.iter_mut().zip([&*dy, gate, up]) {
-            widen_into(wide, x);
+    let mut dgate = Fresh::new(dy.len());
+    let n = piece(dy.len(), CHUNK, GRAIN);
+    let parts = dy.chunks_mut(n).zip(dgate.parts(n));
+    each(parts.zip(gate.chunks(n).zip(up.chunks(n))), |((dy, mut dgate), (gate, up))| {
+        let mut wide = [const { Vec::new() }; 3];
+        for ((dy, gate), up) in dy.chunks_mut(CHUNK).zip(gate.chunks(CHUNK)).zip(up.chunks(CHUNK)) {
+            for (wide, x) in wide.iter_mut().zip([&*dy, gate, up]) {
+                widen_into(wide, x);
+            }
+            let [wide_dy, gate, up] = &mut wide;
+            append(&mut dgate, &activation::swiglu_backward(wide_dy, gate, up));
+            replace(dy, wide_dy);
         }
-        let [wide_dy, gate, up] = &mut wide;
-        append(&mut dgate, &activation::swiglu_backward(wide_dy, gate, up));
-        replace(dy, wide_dy);
-    }
-    dgate
+    });
+    dgate.done()
 }
 
 /// Elements of whole rows of `h` at a time.
@@ -97,24 +107,25 @@ pub struct Normed {
     pub inverses: Vec<f32>,
 }
 
-impl Normed {
-    fn of(len: usize) -> Self {
-        let (means, inverses) = (Vec::new(), Vec::new());
-        Self { out: Vec::with_capacity(len), means, inverses }
-    }
-}
-
 /// [`norm::layer_norm`] of bf16 rows, `gamma` and `beta` widened.
 pub fn layer_norm(x: &[bf16], gamma: &[f32], beta: &[f32], eps: f32) -> Normed {
-    let (mut normed, mut wide) = (Normed::of(x.len()), Vec::new());
-    for x in x.chunks(whole_rows(gamma.len())) {
-        widen_into(&mut wide, x);
-        let (out, means, rstds) = norm::layer_norm(&wide, gamma, beta, eps);
-        append(&mut normed.out, &out);
-        normed.means.extend(means);
-        normed.inverses.extend(rstds);
-    }
-    normed
+    let (h, chunk) = (gamma.len(), whole_rows(gamma.len()));
+    let rows = x.len() / h;
+    let (mut out, mut means) = (Fresh::new(x.len()), Fresh::new(rows));
+    let mut inverses = Fresh::new(rows);
+    let n = piece(rows, chunk / h, GRAIN.div_ceil(h));
+    let parts = out.parts(n * h).zip(means.parts(n).zip(inverses.parts(n)));
+    each(x.chunks(n * h).zip(parts), |(x, (mut out, (mut means, mut inverses)))| {
+        let mut wide = Vec::new();
+        for x in x.chunks(chunk) {
+            widen_into(&mut wide, x);
+            let (y, own_means, rstds) = norm::layer_norm(&wide, gamma, beta, eps);
+            append(&mut out, &y);
+            means.extend_from_slice(&own_means);
+            inverses.extend_from_slice(&rstds);
+        }
+    });
+    Normed { out: out.done(), means: means.done(), inverses: inverses.done() }
 }
 
 /// [`norm::layer_norm_backward`] for bf16 rows; the sums over rows are those of a chunk first.
@@ -125,60 +136,70 @@ pub fn layer_norm_backward(
     means: &[f32],
     rstds: &[f32],
 ) -> (Vec<f32>, Vec<f32>) {
-    let (h, chunk) = (gamma.len(), whole_rows(gamma.len()));
-    let (mut dgamma, mut dbeta) = (vec![0.0; h], vec![0.0; h]);
-    let mut wide = [Vec::new(), Vec::new()];
+    let (h, chunk, elements) = (gamma.len(), whole_rows(gamma.len()), dy.len());
     let stats = means.chunks(chunk / h).zip(rstds.chunks(chunk / h));
-    for ((dy, x), (means, rstds)) in dy.chunks_mut(chunk).zip(x.chunks(chunk)).zip(stats) {
+    let chunks = dy.chunks_mut(chunk).zip(x.chunks(chunk)).zip(stats);
+    let mut sums = sum_blocks(2 * h, chunks, elements, |((dy, x), (means, rstds)), sums| {
+        let mut wide = [Vec::new(), Vec::new()];
         widen_into(&mut wide[0], dy);
         widen_into(&mut wide[1], x);
         let [wide_dy, x] = &mut wide;
-        let sums = norm::layer_norm_backward(wide_dy, x, gamma, means, rstds);
-        crate::update(&mut dgamma, &sums.0, |sum, more| sum + more);
-        crate::update(&mut dbeta, &sums.1, |sum, more| sum + more);
+        let (dgamma, dbeta) = norm::layer_norm_backward(wide_dy, x, gamma, means, rstds);
+        sums[..h].copy_from_slice(&dgamma);
+        sums[h..].copy_from_slice(&dbeta);
         replace(dy, wide_dy);
-    }
-    (dgamma, dbeta)
+    });
+    let dbeta = sums.split_off(h);
+    (sums, dbeta)
 }
 
 /// [`norm::rms_norm`] of bf16 rows, `gamma` widened.
 pub fn rms_norm(x: &[bf16], gamma: &[f32], eps: f32) -> Normed {
-    let (mut normed, mut wide) = (Normed::of(x.len()), Vec::new());
-    for x in x.chunks(whole_rows(gamma.len())) {
-        widen_into(&mut wide, x);
-        let (out, rrms) = norm::rms_norm(&wide, gamma, eps);
-        append(&mut normed.out, &out);
-        normed.inverses.extend(rrms);
-    }
-    normed
+    let (h, chunk) = (gamma.len(), whole_rows(gamma.len()));
+    let rows = x.len() / h;
+    let (mut out, mut inverses) = (Fresh::new(x.len()), Fresh::new(rows));
+    let n = piece(rows, chunk / h, GRAIN.div_ceil(h));
+    let parts = out.parts(n * h).zip(inverses.parts(n));
+    each(x.chunks(n * h).zip(parts), |(x, (mut out, mut inverses))| {
+        let mut wide = Vec::new();
+        for x in x.chunks(chunk) {
+            widen_into(&mut wide, x);
+            let (y, rrms) = norm::rms_norm(&wide, gamma, eps);
+            append(&mut out, &y);
+            inverses.extend_from_slice(&rrms);
+        }
+    });
+    Normed { out: out.done(), means: Vec::new(), inverses: inverses.done() }
 }
 
 /// [`norm::rms_norm_backward`] for bf16 rows; the sums over rows are those of a chunk first.
 pub fn rms_norm_backward(dy: &mut [bf16], x: &[bf16], gamma: &[f32], rrms: &[f32]) -> Vec<f32> {
-    let (h, chunk) = (gamma.len(), whole_rows(gamma.len()));
-    let (mut dgamma, mut wide) = (vec![0.0; h], [Vec::new(), Vec::new()]);
-    let rows = dy.chunks_mut(chunk).zip(x.chunks(chunk)).zip(rrms.chunks(chunk / h));
-    for ((dy, x), rrms) in rows {
+    let (h, chunk, elements) = (gamma.len(), whole_rows(gamma.len()), dy.len());
+    let chunks = dy.chunks_mut(chunk).zip(x.chunks(chunk)).zip(rrms.chunks(chunk / h));
+    sum_blocks(h, chunks, elements, |((dy, x), rrms), sums| {
+        let mut wide = [Vec::new(), Vec::new()];
         widen_into(&mut wide[0], dy);
         widen_into(&mut wide[1], x);
         let [wide_dy, x] = &mut wide;
-        let sums = norm::rms_norm_backward(wide_dy, x, gamma, rrms);
-        crate::update(&mut dgamma, &sums, |sum, more| sum + more);
+        sums.copy_from_slice(&norm::rms_norm_backward(wide_dy, x, gamma, rrms));
         replace(dy, wide_dy);
-    }
-    dgamma
+    })
 }
 
 /// Adds every row of `x: [rows, sums.len()]` to `sums`, first row first.
 pub fn add_rows(sums: &mut [f32], x: &[bf16]) {
-    simd(
-        #[inline(always)]
-        || {
-            for row in x.chunks_exact(sums.len()) {
-                sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += up(*x));
-            }
-        },
-    );
+    let width = sums.len().max(1);
+    columns_apart(sums, x.len() / width, |from, sums| {
+        simd(
+            #[inline(always)]
+            || {
+                for row in x.chunks_exact(width) {
+                    let row = &row[from..from + sums.len()];
+                    sums.iter_mut().zip(row).for_each(|(sum, x)| *sum += up(*x));
+                }
+            },
+        );
+    });
 }
 
 #[cfg(test)]

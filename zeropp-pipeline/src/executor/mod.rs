@@ -142,6 +142,26 @@ impl<W: Worker> Executor<W> {
     /// The first operation that failed, with this rank and the action it was at.
     pub fn run_step(&mut self, step: u64) -> Result<StepRecord, ExecutorError> {
         self.worker.begin_step(step);
+        self.walk(step)
+    }
+
+    /// Runs another verified program of this rank and these stages once, in place of its own: one
+    /// that does not train. `step` is what it is told under.
+    ///
+    /// # Errors
+    /// As [`run_step`](Self::run_step).
+    pub fn run_program(
+        &mut self,
+        program: Vec<Action>,
+        step: u64,
+    ) -> Result<StepRecord, ExecutorError> {
+        let own = std::mem::replace(&mut self.program, program);
+        let record = self.walk(step);
+        self.program = own;
+        record
+    }
+
+    fn walk(&mut self, step: u64) -> Result<StepRecord, ExecutorError> {
         let mut flight = Flight::default();
         for at in 0..self.program.len() {
             let action = self.program[at];

@@ -82,6 +82,8 @@ pub struct ModelWorker {
     graphs: HashMap<(usize, usize), Graph>,
     queues: HashMap<(usize, usize), WQueue>,
     losses: Vec<(usize, Tensor<1>)>,
+    /// Set while forwards alone are run: their tokens, and the batch.
+    evaluated: Option<(TokenSource, u64)>,
     /// Set while a step is run again to find what was not finite first.
     search: Option<Search>,
 }
@@ -118,6 +120,7 @@ impl ModelWorker {
             graphs: HashMap::new(),
             queues: HashMap::new(),
             losses: Vec::new(),
+            evaluated: None,
             search: None,
         }
     }
@@ -135,6 +138,20 @@ impl ModelWorker {
         let mut losses: Vec<(usize, f32)> = micro_batches.into_iter().zip(values).collect();
         losses.sort_by_key(|(m, _)| *m);
         losses
+    }
+
+    /// From now on forwards take the tokens of `batch` from `tokens`, and keep nothing; with none,
+    /// they are training's again.
+    pub fn evaluate(&mut self, tokens: Option<(TokenSource, u64)>) {
+        self.evaluated = tokens;
+    }
+
+    /// The tokens of a micro-batch of the step, or of the batch that is evaluated.
+    fn tokens_of(&self, micro_batch: usize) -> Result<Tokens, DataError> {
+        match &self.evaluated {
+            Some((tokens, batch)) => tokens(*batch, micro_batch),
+            None => (self.tokens)(self.step, micro_batch),
+        }
     }
 
     /// Keeps the reduced gradients of every step from now on.
@@ -193,12 +210,12 @@ impl ModelWorker {
             let hidden = |x: Option<Tensor<3>>| x.expect("every stage but the first has an input");
             match part {
                 Part::Embedding(e) => {
-                    let (ids, _) = (self.tokens)(self.step, micro_batch)?;
+                    let (ids, _) = self.tokens_of(micro_batch)?;
                     x = Some(e.forward(ids, &cx));
                 }
                 Part::Layer(layer) => x = Some(layer.forward(hidden(x), &cx)),
                 Part::Head(head) => {
-                    let (_, targets) = (self.tokens)(self.step, micro_batch)?;
+                    let (_, targets) = self.tokens_of(micro_batch)?;
                     return Ok(Output::Loss(head.loss(hidden(x), targets, &cx)));
                 }
             }
@@ -314,7 +331,10 @@ impl Worker for ModelWorker {
     ) -> Result<Option<Tensor<1>>, DataError> {
         let dims = self.options.dims;
         let input = x.map(|x| Saved::new(x.reshape(dims), MemoryKind::Activation, &self.meter));
-        let output = if self.options.recompute_full.contains(&stage) {
+        let output = if self.evaluated.is_some() {
+            let op = self.op_cx(stage, WQueue::default(), None, false);
+            self.run_layers(stage, micro_batch, input.as_ref().map(Saved::get), &op)?
+        } else if self.options.recompute_full.contains(&stage) {
             let op = self.op_cx(stage, WQueue::default(), None, false);
             let x = input.as_ref().map(Saved::get);
             self.inputs.insert((stage, micro_batch), input);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Costs, ScheduleError, Shape};
+use super::{Costs, FORWARD, ScheduleError, Shape};
 use super::{
     breadth_first, budgeted, dualpipe_v, interleaved, one_f_one_b, v_blocks, zb_auto, zb_h, zb_v,
 };
@@ -263,9 +263,9 @@ fn or_equal(costs: Option<&Costs>, shape: &Shape) -> Costs {
 }
 
 impl Kind {
-    /// The row with this name.
+    /// The row with this name: one of [`KINDS`], or [`FORWARD`].
     pub fn find(name: &str) -> Option<&'static Kind> {
-        KINDS.iter().find(|kind| kind.name == name)
+        KINDS.iter().chain([&FORWARD]).find(|kind| kind.name == name)
     }
 
     /// The names of all kinds that `choose` takes, in words: `a, b and c`.

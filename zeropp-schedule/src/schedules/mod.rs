@@ -11,6 +11,7 @@ mod breadth_first;
 pub mod budgeted;
 mod costs;
 mod dualpipe_v;
+mod forward;
 mod hanayo;
 mod interleaved;
 mod kinds;
@@ -31,6 +32,7 @@ mod zeropp_place;
 mod zeropp_spine;
 
 pub use costs::{Costs, Limits};
+pub use forward::{FORWARD, forward};
 pub use interleaved::interleaved_as_printed;
 pub use kinds::{KINDS, Kind, Rate, StagesPerRank, StepForm, generate, generate_with_costs};
 pub use shape::{ACTIONS_MAX, ScheduleError, Shape};

@@ -143,13 +143,18 @@ pub enum SimulateError {
     },
 }
 
-/// Simulates one step of `schedule`, compute-only (each message is sent when it was made) or
-/// lowered. Every action has one span, in program order.
+/// Simulates one step of `schedule`, or forwards only, compute-only (each message is sent when it
+/// was made) or lowered. Every action has one span, in program order.
 ///
 /// # Errors
 /// A schedule that [`verify`] rejects whatever the limits, and costs that do not fit it.
 pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline, SimulateError> {
-    let lenient = VerifyLimits { w_in_order: false, optimizer_step: false, ..Default::default() };
+    let lenient = VerifyLimits {
+        w_in_order: false,
+        optimizer_step: false,
+        forward_only: schedule.is_forward_only(),
+        ..Default::default()
+    };
     verify(schedule, &lenient)?;
     costs.check(schedule)?;
     Ok(engine::run(schedule, costs))

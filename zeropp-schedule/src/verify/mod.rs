@@ -29,6 +29,9 @@ pub struct VerifyLimits {
     pub w_in_order: bool,
     /// A program must end with an optimizer step (programs of other tools have none).
     pub optimizer_step: bool,
+    /// Every stage and micro-batch has its F, and nothing else is computed, reduced or updated; the
+    /// two above are not looked at.
+    pub forward_only: bool,
     /// The most stages whose weights a rank may hold at once.
     pub gathered_max: Option<usize>,
     /// The most micro-batches, counted per stage, whose activations a rank may keep at once from F
@@ -41,6 +44,7 @@ impl Default for VerifyLimits {
         VerifyLimits {
             w_in_order: true,
             optimizer_step: true,
+            forward_only: false,
             gathered_max: None,
             activations_max: None,
         }
@@ -121,6 +125,7 @@ pub enum Fault {
     ReducedTwice,
     NotReduced { unit: usize },
     AfterStep,
+    NotForward,
 }
 
 /// Checks `schedule` against every rule.
@@ -155,7 +160,11 @@ fn all_rules(
 ) -> Result<(), Enough> {
     faults.note(header(schedule))?;
     faults.none_yet()?;
-    let tables = tables::Tables::new(schedule, faults)?;
+    if limits.forward_only {
+        order::forwards_only(schedule, faults)?;
+        faults.none_yet()?;
+    }
+    let tables = tables::Tables::new(schedule, limits.forward_only, faults)?;
     faults.none_yet()?;
     order::check(schedule, &tables, limits, faults)?;
     faults.none_yet()?;

@@ -3,7 +3,27 @@
 
 use super::tables::Tables;
 use super::{Enough, Fault, Faults, VerifyLimits, fault};
-use crate::ir::{Compute, Schedule};
+use crate::ir::{Action, Compute, Message, Schedule};
+
+/// Checks that nothing is there but forwards and what they need.
+pub(super) fn forwards_only(schedule: &Schedule, faults: &mut Faults) -> Result<(), Enough> {
+    for (rank, actions) in schedule.ranks.iter().enumerate() {
+        for (index, action) in actions.iter().enumerate() {
+            let needed = match action {
+                Action::Compute { kind, .. } => *kind == Compute::F,
+                Action::AllGather { .. } | Action::Free { .. } => true,
+                Action::Send { message, .. } | Action::Recv { message, .. } => {
+                    *message == Message::Activation
+                }
+                _ => false,
+            };
+            if !needed {
+                faults.note(fault(schedule, rank, index, Fault::NotForward))?;
+            }
+        }
+    }
+    Ok(())
+}
 
 /// Checks every rank's list by itself.
 pub(super) fn check(
@@ -58,7 +78,8 @@ impl Walk<'_> {
             }
         }
         let recomputes = self.tables.compute(Compute::R, stage, micro_batch).is_some();
-        let with_gradients = kind == Compute::R || kind == Compute::F && !recomputes;
+        let with_gradients =
+            kind == Compute::R || kind == Compute::F && !recomputes && !self.limits.forward_only;
         if self.limits.w_in_order && with_gradients && stage == self.head {
             match self.last_head.replace(micro_batch) {
                 Some(after) if after > micro_batch => {
@@ -69,7 +90,7 @@ impl Walk<'_> {
         }
         match kind {
             Compute::R => self.alive += 1,
-            Compute::F if !recomputes => self.alive += 1,
+            Compute::F if with_gradients => self.alive += 1,
             // An R that comes after its B, which makes this 0, is a fault of its own.
             Compute::B | Compute::BW => self.alive = self.alive.saturating_sub(1),
             Compute::F | Compute::W => {}

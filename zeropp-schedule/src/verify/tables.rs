@@ -29,8 +29,12 @@ fn message_table(send: bool, message: Message) -> usize {
 impl Tables {
     /// Tables of a schedule whose actions all name known stages and micro-batches on the right
     /// ranks, none twice, with one F and one backward each. Those that do not are faults, and not
-    /// in the tables.
-    pub(super) fn new(schedule: &Schedule, faults: &mut Faults) -> Result<Tables, Enough> {
+    /// in the tables. With `forward_only` there are no backwards.
+    pub(super) fn new(
+        schedule: &Schedule,
+        forward_only: bool,
+        faults: &mut Faults,
+    ) -> Result<Tables, Enough> {
         // A table costs nothing until its kind occurs.
         let index = std::array::from_fn(|_| Vec::new());
         let mut tables = Tables { micro_batches: schedule.micro_batches(), index };
@@ -40,7 +44,7 @@ impl Tables {
                 faults.note(entered.or_else(|f| fault(schedule, rank, index, f)))?;
             }
         }
-        tables.complete(schedule, faults)?;
+        tables.complete(schedule, forward_only, faults)?;
         Ok(tables)
     }
 
@@ -103,10 +107,16 @@ impl Tables {
     }
 
     /// Each stage and micro-batch needs F, and either BW or both B and W.
-    fn complete(&self, schedule: &Schedule, faults: &mut Faults) -> Result<(), Enough> {
+    fn complete(
+        &self,
+        schedule: &Schedule,
+        forward_only: bool,
+        faults: &mut Faults,
+    ) -> Result<(), Enough> {
         for stage in 0..schedule.stages() {
             for micro_batch in 0..self.micro_batches {
-                faults.note(self.complete_one(schedule, stage, micro_batch))?;
+                let place = (stage, micro_batch);
+                faults.note(self.complete_one(schedule, place, forward_only))?;
             }
         }
         Ok(())
@@ -115,8 +125,8 @@ impl Tables {
     fn complete_one(
         &self,
         schedule: &Schedule,
-        stage: usize,
-        micro_batch: usize,
+        (stage, micro_batch): (usize, usize),
+        forward_only: bool,
     ) -> Result<(), VerifyError> {
         let rank = schedule.placement[stage];
         let at = |kind| self.compute(kind, stage, micro_batch);
@@ -126,6 +136,9 @@ impl Tables {
         };
         if at(Compute::F).is_none() {
             return missing(Compute::F);
+        }
+        if forward_only {
+            return Ok(());
         }
         match (at(Compute::BW), at(Compute::B), at(Compute::W)) {
             (Some(whole), Some(other), _) | (Some(whole), None, Some(other)) => {

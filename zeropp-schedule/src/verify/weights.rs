@@ -52,9 +52,10 @@ pub(super) fn check(
         }
         let stepped = walk.stepped;
         if spoilt.is_empty() {
-            faults.note(at_end(schedule, program, &stages, rank, reduces_replicas))?;
+            let reduces = program && !limits.forward_only;
+            faults.note(at_end(schedule, reduces, &stages, rank, reduces_replicas))?;
         }
-        if program && limits.optimizer_step && !stepped {
+        if program && limits.optimizer_step && !limits.forward_only && !stepped {
             let action = Action::OptimizerStep;
             faults.note(Err(VerifyError::Missing { rank, action, unit: None }))?;
         }
@@ -154,7 +155,7 @@ impl Walk<'_> {
 /// What has to be done by the end of a rank's program.
 fn at_end(
     schedule: &Schedule,
-    program: bool,
+    reduces: bool,
     stages: &[Stage],
     rank: usize,
     replicas: bool,
@@ -165,7 +166,7 @@ fn at_end(
             return fault(schedule, rank, index, Fault::NeverFreed);
         }
         let units = schedule.units.len();
-        if program && state.reduced < units {
+        if reduces && state.reduced < units {
             let action = Action::ReduceScatter { stage };
             return Err(VerifyError::Missing { rank, action, unit: Some(state.reduced) });
         }

@@ -134,6 +134,7 @@ impl Fault {
                 format!("the gradient of unit {unit} is not reduced before it")
             }
             Fault::AfterStep => "after the optimizer step".into(),
+            Fault::NotForward => "only forwards are run here; leave it out".into(),
         }
     }
 }

@@ -36,6 +36,10 @@ pub struct Manifest {
     /// What the run was trained on; earlier versions did not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Fingerprint>,
+    /// The validation loss after the step in nats a token, where it was measured: as text, which
+    /// reads back to the same bits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    validation_loss: Option<String>,
     /// Every file by name.
     pub files: BTreeMap<String, FileRecord>,
     /// Every parameter by name.
@@ -87,9 +91,20 @@ impl Manifest {
             vocabulary,
             settings,
             data: None,
+            validation_loss: None,
             files: BTreeMap::new(),
             parameters: BTreeMap::new(),
         }
+    }
+
+    /// The validation loss after the step in nats a token, where it was measured and is finite.
+    pub fn validation_loss(&self) -> Option<f64> {
+        self.validation_loss.as_ref()?.parse().ok().filter(|loss: &f64| loss.is_finite())
+    }
+
+    /// Keeps the validation loss after the step.
+    pub fn set_validation_loss(&mut self, loss: Option<f64>) {
+        self.validation_loss = loss.map(|loss| loss.to_string());
     }
 
     /// Puts every parameter's pieces in order, once all are entered.

@@ -223,9 +223,9 @@ impl Store {
         Ok(named)
     }
 
-    /// Removes complete checkpoints but for the newest `keep`, oldest first. Returns what could not
-    /// be removed: an old checkpoint too many harms nobody.
-    pub fn retain(&self, keep: usize) -> Vec<CheckpointError> {
+    /// Removes complete checkpoints but for the newest `keep` and the one of step `best`, oldest
+    /// first. Returns what could not be removed: an old checkpoint too many harms nobody.
+    pub fn retain(&self, keep: usize, best: Option<u64>) -> Vec<CheckpointError> {
         let steps = match self.steps() {
             Ok(steps) => steps,
             Err(problem) => return vec![problem],
@@ -236,7 +236,8 @@ impl Store {
             let hidden = self.hide(*step)?;
             fs::remove_dir_all(&hidden).map_err(io("remove", &hidden))
         };
-        steps[..old].iter().filter_map(|step| discard(step).err()).collect()
+        let old = steps[..old].iter().filter(|step| best != Some(**step));
+        old.filter_map(|step| discard(step).err()).collect()
     }
 
     /// Gives the folder of `step` a name that no checkpoint has.
@@ -308,9 +309,9 @@ mod tests {
         assert_eq!(store.steps().unwrap(), [1, 2, 7]);
         let staging = store.begin(8, "a").unwrap();
         assert_eq!(store.newest().unwrap(), store.path(7), "a staging folder is no checkpoint");
-        assert!(store.retain(2).is_empty());
+        assert!(store.retain(2, None).is_empty());
         assert_eq!(store.steps().unwrap(), [2, 7]);
-        assert!(store.retain(0).is_empty());
+        assert!(store.retain(0, None).is_empty());
         assert_eq!(store.steps().unwrap(), [7], "the newest is never removed");
 
         drop(lock);
@@ -319,6 +320,17 @@ mod tests {
         assert!(store.folder().join("other").exists(), "what is not ours stays");
         save(&store, 1_234_567);
         assert_eq!(store.newest().unwrap(), store.folder().join("step-1234567"));
+    }
+
+    #[test]
+    fn the_best_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        [1, 2, 3, 4].iter().for_each(|step| save(&store, *step));
+        assert!(store.retain(1, Some(2)).is_empty());
+        assert_eq!(store.steps().unwrap(), [2, 4]);
+        assert!(store.retain(1, Some(4)).is_empty());
+        assert_eq!(store.steps().unwrap(), [4], "it is among the newest");
     }
 
     #[test]
@@ -335,14 +347,14 @@ mod tests {
         for step in 1..=3 {
             save(&store, step);
         }
-        assert!(store.retain(1).is_empty());
+        assert!(store.retain(1, None).is_empty());
         assert_eq!(store.steps().unwrap(), [3]);
         assert!(stuck.exists());
         // A checkpoint whose folder is gone from under it.
         drop(lock);
         fs::remove_dir_all(dir.path()).unwrap();
         assert_eq!(store.clean().len(), 1);
-        assert!(store.retain(1).is_empty(), "no folder, no checkpoints");
+        assert!(store.retain(1, None).is_empty(), "no folder, no checkpoints");
     }
 
     #[test]

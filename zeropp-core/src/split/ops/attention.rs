@@ -113,7 +113,7 @@ fn half_backward(dy: &Tensor<3>, qkv: &Tensor<3>, sums: &Tensor<3>, d: Dims) -> 
 
 fn forward(qkv: &Tensor<3>, d: Dims, keep: bool) -> (Tensor<3>, Option<Tensor<4>>) {
     let qkv = fast(qkv).expect("checked by the caller");
-    let mut p = keep.then(|| Vec::with_capacity(d.b * d.heads * d.s * d.s));
+    let mut p = keep.then(Vec::new);
     let out = kept::attention(qkv.as_slice(), d, p.as_mut());
     let p = p.map(|p| cpu_tensor::from_vec(p, [d.b, d.heads, d.s, d.s]));
     (cpu_tensor::from_vec(out, [d.b, d.s, d.out_width()]), p)

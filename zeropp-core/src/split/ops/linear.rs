@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor, bf16 as Half};
 use super::{Later, fast, halves, is_fast, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
-use crate::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
+use crate::kernels::gemm::{MatMut, MatRef, Store, affine, gemm, product};
 use crate::kernels::reduce;
 use crate::split::{Grads, OpCx, Saved, Weight};
 
@@ -76,10 +76,10 @@ impl Matrix {
         let bias = b.map(Weight::get);
         if let (Some(x), Some(w)) = (fast(x), fast(&w)) {
             let (x, w) = (x.as_slice(), w.as_slice());
-            let n = x.len() / input;
+            let x = MatRef::new(x, x.len() / input, input);
             let y = match bias.as_ref().map(|b| fast(b).expect("as the weight")) {
-                Some(b) => self.affine(x, w, b.as_slice()),
-                None => product(1.0, MatRef::new(x, n, input), self.view(w)),
+                Some(b) => affine(x, self.view(w), b.as_slice(), self.row_block()),
+                None => product(1.0, x, self.view(w)),
             };
             return cpu_tensor::from_vec(y, dims);
         }
@@ -96,19 +96,6 @@ impl Matrix {
             Some(b) => (y + b.unsqueeze()).reshape(dims),
             None => y.reshape(dims),
         }
-    }
-
-    /// x·W + b: the product is added to rows of b, a block of rows at a time.
-    fn affine(&self, x: &[f32], w: &[f32], b: &[f32]) -> Vec<f32> {
-        let [input, output] = self.sizes();
-        let mut y = Vec::with_capacity(x.len() / input * output);
-        for x in x.chunks(self.row_block() * input) {
-            let (n, start) = (x.len() / input, y.len());
-            (0..n).for_each(|_| y.extend_from_slice(b));
-            let c = MatMut::new(&mut y[start..], n, output);
-            gemm(c, Store::Add, 1.0, MatRef::new(x, n, input), self.view(w));
-        }
-        y
     }
 
     fn row_block(&self) -> usize {

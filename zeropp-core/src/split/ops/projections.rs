@@ -206,7 +206,7 @@ impl Maps {
             gemm(MatMut::new(dw, input, out), Store::Add, 1.0, x.t(), dy);
         }
         if let Some(db) = map.bias.as_ref().and_then(|bias| grads.host_mut(bias.slot())) {
-            dy.chunks_exact(width).for_each(|row| reduce::add_rows(db, &row[*start..start + out]));
+            reduce::add_columns(db, dy, width, *start);
         }
     }
 }

@@ -1,8 +1,6 @@
 //! Counts and memory: what the run measures equals what the schedule says.
 
-mod common;
-
-use common::{run, tiny};
+use crate::common::{run, tiny};
 use zeropp::config::{Activation, Precision, Recompute, StepRange};
 use zeropp::meter::MemoryKind;
 use zeropp::pipeline::ir::Action;
@@ -249,7 +247,7 @@ fn the_trainer_writes_the_metrics_that_the_settings_ask_for() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.jsonl");
     let save = Some(dir.path().join("ckpt"));
-    let config = Config { metrics: Some(path.clone()), save, steps: 3, ..common::tiny() };
+    let config = Config { metrics: Some(path.clone()), save, steps: 3, ..crate::common::tiny() };
     let read = || {
         let text = std::fs::read_to_string(&path).unwrap();
         // Of serde_json's own numbers the last bit may differ.

@@ -1,8 +1,6 @@
 //! The layout of a run changes no bit of its loss, gradient norm or weights.
 
-mod common;
-
-use common::{Run, assert_same_bits, run, tiny};
+use crate::common::{Run, assert_same_bits, run, tiny};
 use zeropp::Config;
 use zeropp::config::Recompute;
 

@@ -1,13 +1,11 @@
 //! Which checkpoint a run goes on from, and that none is lost or in the way.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::heard::warnings;
-use common::{Run, assert_same_bits, await_checkpoint, run, run_saving_all, tiny};
+use crate::common::heard::warnings;
+use crate::common::{Run, assert_same_bits, await_checkpoint, run, run_saving_all, tiny};
 use zeropp::config::{Decay, Resume};
 use zeropp::{Config, Trainer};
 

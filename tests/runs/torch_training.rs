@@ -1,10 +1,8 @@
 //! Training against PyTorch in float64: 20 steps of a tiny GPT from the same weights and tokens.
 //! `fixtures/make_training.py` wrote the figures.
 
-mod common;
-
-use common::given::{number, salt_of, starting_from};
-use common::tiny;
+use crate::common::given::{number, salt_of, starting_from};
+use crate::common::tiny;
 use serde::Deserialize;
 use zeropp::config::{Decay, Order, Tokenizer};
 use zeropp::layer::Model;
@@ -124,8 +122,8 @@ fn distance(figures: &Figures, case: &Case, ours: &Weights, theirs: &[f32]) -> f
 
 #[test]
 fn twenty_steps_of_a_gpt_are_pytorch_s() {
-    let figures: Figures = serde_json::from_str(include_str!("fixtures/training.json")).unwrap();
-    let finals = include_bytes!("fixtures/training.bin");
+    let figures: Figures = serde_json::from_str(include_str!("../fixtures/training.json")).unwrap();
+    let finals = include_bytes!("../fixtures/training.bin");
     let finals: Vec<f32> =
         finals.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
     let dir = tempfile::tempdir().unwrap();

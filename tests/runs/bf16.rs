@@ -1,9 +1,7 @@
 //! bf16 compute with fp32 master weights, on the CPU: close to fp32, and the same bits in every
 //! layout of the same D and K.
 
-mod common;
-
-use common::{Run, assert_same_bits, run, text_file};
+use crate::common::{Run, assert_same_bits, run, text_file};
 use zeropp::config::{Precision, Recompute};
 use zeropp::{Config, Trainer};
 

@@ -1,14 +1,12 @@
 //! Layers from outside: stock Burn modules give the gradients of the built-in operations, and the
 //! same bits in every layout.
 
-mod common;
-
 use std::sync::Arc;
 
+use crate::common::tiny;
 use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
-use common::tiny;
 use zeropp::layer::{BatchShape, Layer, LayerCost, LayerCx, Model, Part};
 use zeropp::model::gpt;
 use zeropp::params::{Init, ParamSpec};

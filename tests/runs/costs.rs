@@ -1,12 +1,10 @@
 //! What everything takes: given by a file, measured by a run, or estimated; and what follows from
 //! it. No bit of the training does.
 
-mod common;
-
 use std::path::PathBuf;
 
-use common::heard::warnings;
-use common::{Run, assert_same_bits, run, tiny};
+use crate::common::heard::warnings;
+use crate::common::{Run, assert_same_bits, run, tiny};
 use zeropp::config::Bytes;
 use zeropp::pipeline::costs::Sharers;
 use zeropp::pipeline::ir::{Action, Compute};

@@ -1,8 +1,6 @@
 //! The cut into stages and the memory that a run may take.
 
-mod common;
-
-use common::{assert_same_bits, run, tiny};
+use crate::common::{assert_same_bits, run, tiny};
 use zeropp::config::Recompute;
 use zeropp::{Config, Error, Plan, Trainer};
 

@@ -1,14 +1,12 @@
 //! Every family against transformers: loss, logits and all gradients of tiny models, from the same
 //! weights and tokens. `fixtures/families/make_families.py` wrote the figures.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::common::given::{number, salt_of, starting_from};
+use crate::common::{assert_same_bits, run, tiny};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use common::given::{number, salt_of, starting_from};
-use common::{assert_same_bits, run, tiny};
 use serde::Deserialize;
 use serde_json::Value;
 use zeropp::config::{Activation, Order, Precision, Recompute, Tokenizer};

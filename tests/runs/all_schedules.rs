@@ -1,10 +1,8 @@
 //! Every schedule kind and file runs, action for action, and changes no bit.
 
-mod common;
-
 use std::collections::HashMap;
 
-use common::{assert_same_bits, run, tiny};
+use crate::common::{assert_same_bits, run, tiny};
 use zeropp::config::Recompute;
 use zeropp::meter::MemoryKind;
 use zeropp::pipeline::exchange::csv::{self, Dialect};

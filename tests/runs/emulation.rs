@@ -1,7 +1,5 @@
 //! Emulated runs: what is executed, how it compares with the simulator, and how they end.
 
-mod common;
-
 use zeropp::pipeline::costs::Table;
 use zeropp::pipeline::ir::Action;
 use zeropp::pipeline::memory::StageBytes;

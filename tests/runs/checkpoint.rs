@@ -1,11 +1,9 @@
 //! A resumed run goes on with the same bits on any layout, and nothing damaged is resumed from.
 
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{Run, assert_same_bits, run, run_saving_all, tiny};
+use crate::common::{Run, assert_same_bits, run, run_saving_all, tiny};
 use zeropp::config::Resume;
 use zeropp::model::gpt;
 use zeropp::{Config, Error, Trainer};

@@ -1,0 +1,49 @@
+//! The program of a validation loss: forwards alone, on the stages of the training program.
+
+use zeropp_core::metrics::EvaluationPlan;
+use zeropp_pipeline::ir::{Action, Schedule};
+use zeropp_pipeline::lower::{LowerOptions, in_issue_order, lower};
+use zeropp_pipeline::schedules::forward;
+use zeropp_pipeline::simulate::simulate;
+use zeropp_pipeline::verify::{VerifyLimits, verify, verify_issue_order};
+
+use crate::Error;
+use crate::config::{Config, EngineKind};
+use crate::plan::blueprint::Blueprint;
+
+/// The verified programs of all pipeline ranks for one batch, which has the micro-batches and units
+/// of a step of `training`; none where the run measures no validation loss.
+///
+/// # Errors
+/// A program that would not run through.
+pub(crate) fn program(config: &Config, training: &Schedule) -> Result<Option<Schedule>, Error> {
+    if config.eval_every == 0 {
+        return Ok(None);
+    }
+    let compact = forward(&training.placement, &training.units);
+    let options = LowerOptions { prefetch: config.prefetch, ..LowerOptions::default() };
+    let limits = VerifyLimits { forward_only: true, ..VerifyLimits::default() };
+    let program = lower(&compact, &options);
+    verify(&program, &limits)?;
+    if config.engine != EngineKind::Nccl {
+        return Ok(Some(program));
+    }
+    let program = in_issue_order(&program);
+    verify(&program, &limits)?;
+    verify_issue_order(&program)?;
+    Ok(Some(program))
+}
+
+/// What is known of it before the run: `batches` of it predict `tokens`.
+pub(crate) fn plan(bp: &Blueprint, batches: u64, tokens: u64) -> Option<EvaluationPlan> {
+    let program = bp.evaluation.as_ref()?;
+    let simulated = simulate(program, &bp.times.costs).expect("verified, with the run's costs");
+    let gathers = program.ranks[0].iter().filter(|a| matches!(a, Action::AllGather { .. }));
+    Some(EvaluationPlan {
+        every: bp.config.eval_every,
+        batches,
+        tokens,
+        all_gathers_per_rank: gathers.count() as u64,
+        bubble: simulated.bubble(),
+    })
+}

@@ -1,0 +1,198 @@
+//! The validation loss: which samples it is of, and how the ranks measure it together.
+//!
+//! Samples are read one after another from the start of the data, the same at each evaluation. The
+//! loss is the mean over micro-batches, in fp32 each, added in fp64 in the order of their samples.
+//! So for the same weights it has the same bits on any mesh, whatever P, V, D, K and the schedule,
+//! as long as micro-batches have as many samples and there are as many of them.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use zeropp_comm::groups::Groups;
+use zeropp_core::choice::{Order, Tokenizer};
+use zeropp_core::data::{Dataset, Sampler};
+use zeropp_core::metrics::Evaluation;
+use zeropp_pipeline::executor::{Executor, ModelWorker, TokenSource};
+use zeropp_pipeline::ir::Action;
+use zeropp_pipeline::timeline::Span;
+
+use crate::Error;
+use crate::config::ConfigError;
+use crate::error::RankError;
+use crate::plan::blueprint::Blueprint;
+
+/// Bytes of a micro-batch's number and loss on their way to the other ranks.
+const LOSS_BYTES: usize = 12;
+
+/// The samples of a validation loss.
+pub(crate) struct EvaluationSet {
+    pub(crate) data: (Dataset, Sampler),
+    /// Micro-batches that count, the first ones; what is left of the last batch is passed over.
+    micro_batches: usize,
+    /// Batches that have them.
+    pub(crate) batches: u64,
+    /// Tokens that are predicted.
+    pub(crate) tokens: u64,
+    /// Whether a token is a byte.
+    bytes: bool,
+}
+
+impl EvaluationSet {
+    /// The samples that the settings ask for; none where they ask for no validation loss.
+    ///
+    /// # Errors
+    /// No data for it, too little, or token ids that the model does not have.
+    pub(crate) fn new(bp: &Blueprint) -> Result<Option<EvaluationSet>, Error> {
+        let config = &bp.config;
+        if config.eval_every == 0 {
+            return Ok(None);
+        }
+        let read = config.validation_dataset().map_err(|e| match config.eval_data {
+            Some(_) => Error::EvaluationData(e.to_string().replacen("data =", "eval-data =", 1)),
+            None => Error::EvaluationData(format!("the part of it to validate on: {e}")),
+        })?;
+        let Some(data) = read else {
+            let problem = "there is no data to measure a validation loss on";
+            let help = "name it with eval-data, or keep a part of the data with split, as in 98,2";
+            return Err(ConfigError::value("eval-every", config.eval_every, problem, help).into());
+        };
+        let known = bp.model.vocabulary;
+        // Where it is given, ids are looked at as they are read.
+        if config.vocab.is_none() && data.vocabulary() > known {
+            return Err(Error::EvaluationData(format!(
+                "eval-data = {}: its largest token id is {}, and the model has {known} of them; \
+                 use data of the same tokenizer, or a vocab of at least {}",
+                data.origin(),
+                data.vocabulary() - 1,
+                data.vocabulary()
+            )));
+        }
+        let data = data.with_vocabulary(known);
+        let (there, size) = (data.samples(config.seq), config.micro_batch_size);
+        let per_batch = config.samples_per_step() / size;
+        let asked = match config.eval_steps {
+            0 => usize::MAX,
+            steps => usize::try_from(steps).unwrap_or(usize::MAX).saturating_mul(per_batch),
+        };
+        let micro_batches = asked.min(there / size);
+        if micro_batches == 0 {
+            return Err(Error::EvaluationData(format!(
+                "eval-data = {}: {there} samples of seq = {} are less than a micro-batch of \
+                 {size}; use more data, or a smaller micro-batch-size or seq",
+                data.origin(),
+                config.seq
+            )));
+        }
+        let per_step = config.samples_per_step();
+        Ok(Some(EvaluationSet {
+            data: (data, Sampler::new(config.seed, Order::Sequential, config.seq, per_step)),
+            micro_batches,
+            batches: micro_batches.div_ceil(per_batch) as u64,
+            tokens: (micro_batches * size * config.seq) as u64,
+            bytes: config.tokenizer == Tokenizer::Bytes && known == 256,
+        }))
+    }
+
+    /// The evaluation whose micro-batches had these losses, by their numbers.
+    fn mean(&self, mut losses: Vec<(u64, f32)>) -> Evaluation {
+        losses.retain(|(number, _)| (*number as usize) < self.micro_batches);
+        losses.sort_unstable_by_key(|(number, _)| *number);
+        assert_eq!(losses.len(), self.micro_batches, "each micro-batch ends on one rank");
+        let sum: f64 = losses.iter().map(|(_, loss)| f64::from(*loss)).sum();
+        let loss = sum / losses.len() as f64;
+        Evaluation {
+            loss,
+            perplexity: loss.exp(),
+            bits_per_byte: self.bytes.then_some(loss / std::f64::consts::LN_2),
+            tokens: self.tokens,
+            ..Evaluation::default()
+        }
+    }
+}
+
+/// A rank's part of every evaluation of a run.
+pub(crate) struct Evaluator {
+    set: Arc<EvaluationSet>,
+    tokens: TokenSource,
+    program: Vec<Action>,
+    /// Micro-batches of a batch on each rank, and which of the data ranks this one is of how many.
+    place: (usize, usize, usize),
+    /// The lowest loss so far.
+    lowest: Option<f64>,
+}
+
+impl Evaluator {
+    /// For a run of `bp` that has had a loss as low as `lowest` before.
+    pub(crate) fn new(
+        bp: &Blueprint,
+        set: Arc<EvaluationSet>,
+        tokens: TokenSource,
+        groups: &Groups,
+        lowest: Option<f64>,
+    ) -> Evaluator {
+        let c = groups.coords;
+        let program = bp.evaluation.as_ref().expect("made where a validation loss is asked for");
+        let group = c.dp * bp.mesh.zero3 + c.zero3;
+        Evaluator {
+            set,
+            tokens,
+            program: program.ranks[c.pp].clone(),
+            place: (bp.config.micro_batches(), group, bp.mesh.zero3 * bp.mesh.dp),
+            lowest,
+        }
+    }
+
+    /// Measures the loss of the weights as they are after `step`; the same on all ranks, which all
+    /// call it.
+    pub(crate) fn run(
+        &mut self,
+        groups: &Groups,
+        executor: &mut Executor<ModelWorker>,
+        step: u64,
+    ) -> Result<Evaluation, RankError> {
+        let start = Instant::now();
+        let (micro_batches, group, data_ranks) = self.place;
+        let (mut mine, mut gathers, mut sent) = (Vec::new(), 0u64, 0u64);
+        for batch in 0..self.set.batches {
+            executor.worker.evaluate(Some((self.tokens.clone(), batch)));
+            let record = executor.run_program(self.program.clone(), step);
+            let losses = executor.worker.take_losses();
+            executor.worker.evaluate(None);
+            let record = record.map_err(RankError::Step)?;
+            let is_gather = |s: &&Span| matches!(s.action, Action::AllGather { .. });
+            gathers += record.spans.iter().filter(is_gather).count() as u64;
+            sent += record.sent_bytes;
+            for (m, loss) in losses {
+                let first = batch * (data_ranks * micro_batches) as u64;
+                let number = first + (group * micro_batches + m) as u64;
+                mine.extend(number.to_le_bytes());
+                mine.extend(loss.to_le_bytes());
+            }
+        }
+        let counts = [gathers.to_le_bytes(), sent.to_le_bytes()].concat();
+        let all = groups.world.exchange([counts, mine].concat()).wait()?;
+        let (mut all_gathers, mut comm_bytes, mut losses) = (0, 0, Vec::new());
+        for bytes in all.iter() {
+            let (counts, rest) = bytes.split_at(16);
+            let count = |at: usize| word(&counts[at..at + 8]);
+            all_gathers += count(0);
+            comm_bytes += count(8);
+            losses.extend(rest.chunks_exact(LOSS_BYTES).map(|one| {
+                (word(&one[..8]), f32::from_le_bytes(one[8..].try_into().expect("four bytes")))
+            }));
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let mut evaluation =
+            Evaluation { all_gathers, comm_bytes, seconds, ..self.set.mean(losses) };
+        evaluation.best = evaluation.loss.is_finite()
+            && self.lowest.is_none_or(|lowest| evaluation.loss < lowest);
+        if evaluation.best {
+            self.lowest = Some(evaluation.loss);
+        }
+        Ok(evaluation)
+    }
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
+}

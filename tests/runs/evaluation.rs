@@ -1,0 +1,248 @@
+//! The validation loss: the same bits on any mesh, equal to a stock forward of the same samples,
+//! and nothing to the training.
+
+use std::path::Path;
+
+use crate::common::stock::{leaves, loss};
+use crate::common::{assert_same_bits, run, text_file, tiny};
+use zeropp::config::{Order, Precision, Recompute, Resume};
+use zeropp::data::{Dataset, Sampler};
+use zeropp::{Config, Evaluation, StepMetrics, Trainer};
+use zeropp_zero3::checkpoint::{Checkpoint, Store};
+
+/// A small run that keeps a tenth of its text to validate on.
+fn validated(data: &Path) -> Config {
+    Config {
+        data: Some(data.into()),
+        split: Some("9,1".into()),
+        eval_every: 4,
+        eval_steps: 2,
+        steps: 10,
+        ..tiny()
+    }
+}
+
+fn losses(steps: &[StepMetrics]) -> Vec<(u64, u64)> {
+    steps.iter().filter_map(|s| Some((s.step, s.eval?.loss.to_bits()))).collect()
+}
+
+fn evaluated(config: Config) -> Evaluation {
+    Trainer::new(config).unwrap().evaluate().unwrap()
+}
+
+#[test]
+fn training_has_the_same_bits_with_and_without() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = text_file(&dir, 4000);
+    for (pp, v, zero3, recompute) in
+        [(1, 1, 1, Recompute::None), (2, 2, 2, Recompute::Full), (4, 1, 1, Recompute::Selective)]
+    {
+        let with = Config { pp, virtual_stages: Some(v), zero3, recompute, ..validated(&text) };
+        let without = run(Config { eval_every: 0, ..with.clone() });
+        let with = run(with);
+        let what = format!("pp {pp} virtual {v} zero3 {zero3}");
+        assert_same_bits(&with, &without, &what);
+        let steps: Vec<u64> = losses(&with.steps).iter().map(|(step, _)| *step).collect();
+        assert_eq!(steps, [4, 8, 10], "every four steps and at the end");
+        assert!(without.steps.iter().all(|s| s.eval.is_none()));
+        // What it takes is given back, and is no part of a step's figures.
+        for (a, b) in with.steps.iter().zip(&without.steps) {
+            assert_eq!(a.peak_bytes, b.peak_bytes, "{what}, step {}", a.step);
+            assert_eq!(a.all_gathers, b.all_gathers, "{what}, step {}", a.step);
+        }
+        let last = with.summary.last_eval.unwrap();
+        assert_eq!((last.0, last.1.loss.to_bits()), losses(&with.steps)[2]);
+        assert!(with.summary.best_eval.unwrap().1.loss <= last.1.loss);
+        assert!(last.1.loss < 5.3, "it has learned: {}", last.1.loss);
+    }
+}
+
+/// The rule: the mean over micro-batches in the order of their samples. So nothing but the size of
+/// a micro-batch and the number of samples shows.
+#[test]
+fn the_same_weights_have_the_same_loss_on_any_mesh() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = text_file(&dir, 4000);
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        let base = Config {
+            micro_batches: Some(12),
+            unit: Some(3),
+            micro_batch_size: 2,
+            precision,
+            ..validated(&text)
+        };
+        let one = evaluated(base.clone());
+        let perplexity = one.loss.exp();
+        assert_eq!((one.perplexity, one.tokens), (perplexity, 2 * 12 * 2 * 8));
+        assert_eq!(one.bits_per_byte, Some(one.loss / std::f64::consts::LN_2));
+        let meshes = [
+            (2, 1, 1, 1, 12, "zeropp"),
+            (2, 2, 2, 1, 6, "zeropp"),
+            (4, 2, 1, 3, 4, "zeropp"),
+            (1, 2, 3, 2, 2, "zeropp"),
+            (2, 2, 2, 2, 3, "zb-v"),
+            (4, 1, 1, 1, 12, "1f1b"),
+        ];
+        for (pp, v, zero3, dp, micro_batches, schedule) in meshes {
+            let config = Config {
+                pp,
+                virtual_stages: Some(v),
+                zero3,
+                dp,
+                micro_batches: Some(micro_batches),
+                unit: (schedule == "zeropp").then_some(micro_batches.min(3)),
+                schedule: schedule.into(),
+                ..base.clone()
+            };
+            let units = if schedule == "zeropp" { micro_batches.div_ceil(3) } else { 1 };
+            let other = evaluated(config);
+            let what = format!("{precision}, pp {pp} v {v} zero3 {zero3} dp {dp} {schedule}");
+            assert_eq!(other.loss.to_bits(), one.loss.to_bits(), "{what}");
+            assert_eq!(other.tokens, one.tokens, "{what}");
+            // V gathers a rank, unit and batch.
+            let gathers = pp * zero3 * dp * v * units * 2;
+            assert_eq!(other.all_gathers, gathers as u64, "{what}");
+        }
+    }
+}
+
+#[test]
+fn it_is_the_loss_of_a_stock_forward_of_the_same_samples() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = text_file(&dir, 4000);
+    let base = Config {
+        layers: 4,
+        hidden: 32,
+        heads: 4,
+        seq: 16,
+        micro_batch_size: 2,
+        tied: true,
+        ..validated(&text)
+    };
+    let bytes = std::fs::read(&text).unwrap();
+    let kept = Dataset::from_bytes(bytes[bytes.len() * 9 / 10..].to_vec());
+    let sampler = Sampler::new(0, Order::Sequential, base.seq, 1);
+    // All of it: 25 samples and a rest, of which a micro-batch of two takes 24.
+    let all = kept.samples(base.seq) / 2 * 2;
+    for (eval_steps, samples) in [(0, all), (1, 12), (1000, all)] {
+        let (mut ids, mut targets) = (Vec::new(), Vec::new());
+        for i in 0..samples {
+            let (x, y) = sampler.sample(&kept, i as u64, 0).unwrap();
+            assert_eq!(x[0], u32::from(bytes[bytes.len() * 9 / 10 + i * base.seq]));
+            ids.extend(x.into_iter().map(|t| t as i32));
+            targets.extend(y.into_iter().map(|t| t as i32));
+        }
+        let stock = loss(&base, &leaves(&base, 256), samples, (ids, targets));
+        let stock = f64::from(stock.inner().into_scalar::<f32>());
+        for (pp, v, zero3, dp, b) in [(1, 1, 1, 1, 6), (2, 2, 1, 1, 6), (2, 1, 3, 2, 1)] {
+            let config = Config {
+                pp,
+                virtual_stages: Some(v),
+                zero3,
+                dp,
+                micro_batches: Some(b),
+                unit: Some(b.min(3)),
+                eval_steps,
+                ..base.clone()
+            };
+            let ours = evaluated(config);
+            let apart = (ours.loss - stock).abs() / stock;
+            println!("{samples} samples, pp {pp} zero3 {zero3} dp {dp}: {apart:.1e} apart");
+            assert!(apart <= 2e-6, "{} against {stock}", ours.loss);
+            assert_eq!(ours.tokens as usize, samples * base.seq);
+        }
+    }
+}
+
+#[test]
+fn a_resumed_run_measures_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = text_file(&dir, 4000);
+    let config = |steps: u64, resume, folder: &str, pp| Config {
+        save: Some(dir.path().join(folder)),
+        steps,
+        lr: 3e-3,
+        min_lr: Some(3e-3),
+        resume,
+        pp,
+        virtual_stages: Some(2),
+        ..validated(&text)
+    };
+    let whole = run(config(12, Resume::No, "whole", 1));
+    let first = run(config(8, Resume::No, "parts", 1));
+    let second = run(config(12, Resume::Must, "parts", 2));
+    let parts: Vec<_> = losses(&first.steps).into_iter().chain(losses(&second.steps)).collect();
+    assert_eq!(parts, losses(&whole.steps));
+    assert_eq!(parts.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [4, 8, 12]);
+}
+
+/// Validated on what training moves away from, the first loss is the lowest.
+#[test]
+fn the_best_checkpoint_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = text_file(&dir, 4000);
+    let other = dir.path().join("other");
+    std::fs::write(&other, (0..2000u32).map(|i| (i * 7919 % 251) as u8).collect::<Vec<_>>())
+        .unwrap();
+    let folder = dir.path().join("saved");
+    let config = |steps, resume| Config {
+        split: None,
+        eval_data: Some(other.clone()),
+        eval_every: 3,
+        keep_best: true,
+        keep: 1,
+        save: Some(folder.clone()),
+        save_every: 2,
+        lr: 1e-2,
+        min_lr: Some(1e-2),
+        steps,
+        resume,
+        pp: 2,
+        ..validated(&text)
+    };
+    let first = run(config(10, Resume::No));
+    let best: Vec<u64> =
+        first.steps.iter().filter(|s| s.eval.is_some_and(|e| e.best)).map(|s| s.step).collect();
+    assert_eq!(best, [3], "{:?}", first.steps.iter().map(|s| s.eval).collect::<Vec<_>>());
+    let steps = || Store::new(&folder).steps().unwrap();
+    assert_eq!(steps(), [3, 10], "saved out of turn, and kept");
+    let checkpoint = Checkpoint::open(&Store::new(&folder).path(3)).unwrap();
+    let kept = checkpoint.manifest().validation_loss().unwrap();
+    assert_eq!(kept.to_bits(), first.steps[2].eval.unwrap().loss.to_bits());
+    // A run that goes on knows it.
+    let second = run(config(15, Resume::Must));
+    assert!(second.steps.iter().all(|s| s.eval.is_none_or(|e| !e.best)));
+    assert_eq!(steps(), [3, 15]);
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_before_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = text_file(&dir, 4000);
+    let short = dir.path().join("short");
+    std::fs::write(&short, "0123456789").unwrap();
+    let refused = |config: Config, parts: &[&str]| {
+        let error = Trainer::new(config).err().unwrap();
+        assert!(error.is_bad_input());
+        let text = error.to_string();
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    };
+    let base = validated(&text);
+    let none = Config { split: None, ..base.clone() };
+    refused(none.clone(), &["eval-every = 4: there is no data", "eval-data", "split"]);
+    refused(Config { split: Some("1,0".into()), ..base.clone() }, &["eval-every = 4"]);
+    let given = Config { eval_data: Some(text.clone()), ..base.clone() };
+    refused(given.clone(), &["eval-data = ", "split keeps data", "leave one"]);
+    refused(Config { eval_every: 0, split: None, ..given }, &["eval-data = ", "eval-every is 0"]);
+    refused(Config { keep_best: true, ..base.clone() }, &["keep-best = true: save has no folder"]);
+    let never = Config { keep_best: true, eval_every: 0, ..base.clone() };
+    refused(never, &["keep-best = true: eval-every is 0"]);
+    let short = Config { eval_data: Some(short), ..none.clone() };
+    let three = Config { micro_batch_size: 3, ..short.clone() };
+    refused(three, &["eval-data = ", "1 samples of seq = 8 are less than a micro-batch of 3"]);
+    refused(Config { seq: 64, ..short }, &["eval-data = ", "10 tokens are too short"]);
+    let nowhere = Config { eval_data: Some(dir.path().join("none")), ..none };
+    refused(nowhere, &["eval-data = ", "cannot be read"]);
+    let forward = Config { schedule: "forward".into(), ..base };
+    refused(forward, &["schedule = forward: has forwards alone, and trains nothing"]);
+}

@@ -1,0 +1,22 @@
+//! Whole runs on threads: losses, gradients, bits, counts and memory of every layout and schedule.
+//!
+//! One program, for each of them takes as long to link as its tests take to run. What counts a
+//! process's allocations, takes its signals or installs hooks has a program of its own.
+
+mod all_schedules;
+mod bf16;
+mod checkpoint;
+#[path = "../common/mod.rs"]
+mod common;
+mod costs;
+mod counts;
+mod emulation;
+mod evaluation;
+mod families;
+mod inputs;
+mod memory;
+mod oracle;
+mod own_layers;
+mod resume;
+mod same_bits;
+mod torch_training;

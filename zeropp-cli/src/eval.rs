@@ -1,0 +1,108 @@
+//! `zeropp eval`: the loss of a model on data.
+
+use std::path::PathBuf;
+
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, ArgMatches, Command, value_parser};
+use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table};
+use zeropp::{Trainer, config_of};
+
+use crate::Failure;
+use crate::figures::say;
+use crate::progress::evaluated;
+
+const ABOUT: &str = "Measure the loss and the perplexity of a model on data\n\n\
+Of a checkpoint of any layout, or of a Hugging Face folder. Samples are read one after another \
+from the start of the data, each token is predicted once, and what is left over at the end is \
+passed over. The mesh changes no bit of the loss.";
+
+const EXAMPLES: &str = "\
+Examples:
+  zeropp eval checkpoints --data held-out.txt                the newest checkpoint of a run
+  zeropp eval checkpoints/step-000100 --data held-out.bin --eval-steps 20
+  zeropp eval SmolLM2 --data held-out.bin --pp 2 --zero3 2   tokens of that model's tokenizer
+
+Exit codes: 0 measured, 2 bad input, 1 the run failed.";
+
+/// The settings that may be given, beside the data.
+const SETTINGS: [&str; 10] = [
+    "eval-steps",
+    "seq",
+    "micro-batch-size",
+    "tokenizer",
+    "vocab",
+    "precision",
+    "device",
+    "pp",
+    "zero3",
+    "dp",
+];
+
+fn offered() -> impl Iterator<Item = &'static OptionInfo> {
+    OPTIONS.iter().filter(|option| SETTINGS.contains(&option.key))
+}
+
+/// The arguments of `zeropp eval`.
+pub(crate) fn command() -> Command {
+    let path = |name: &'static str| Arg::new(name).value_parser(value_parser!(PathBuf));
+    let flag = |option: &'static OptionInfo| {
+        let about = match option.key {
+            "eval-steps" => "Batches to take of the data; 0 takes all of it [default: 0]".into(),
+            "seq" => "Tokens in a sample [default: the checkpoint's]".into(),
+            _ => option.doc[0].trim().to_owned(),
+        };
+        let arg = Arg::new(option.key).long(option.key).value_name(option.value_name).help(about);
+        match option.kind {
+            OptionKind::Choice(names) => arg.value_parser(PossibleValuesParser::new(names)),
+            kind => arg.value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
+        }
+    };
+    Command::new("eval")
+        .about("Measure the loss and the perplexity of a model on data")
+        .long_about(ABOUT)
+        .after_help(EXAMPLES)
+        .arg(
+            path("model")
+                .value_name("CHECKPOINT|FOLDER")
+                .required(true)
+                .help("A checkpoint, a folder of them for the newest, or a Hugging Face folder"),
+        )
+        .arg(
+            path("data")
+                .long("data")
+                .value_name("PATH")
+                .required(true)
+                .help("A file or folder of text, or a file of tokens"),
+        )
+        .args(offered().map(flag))
+}
+
+/// Measures and prints.
+pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    let path = |name: &str| matches.get_one::<PathBuf>(name).cloned().expect("required");
+    let mut given = Table::new();
+    for option in offered() {
+        if let Some(text) = matches.get_one::<String>(option.key) {
+            given.insert(option.key.into(), option.kind.parse(text).expect("clap has parsed it"));
+        }
+    }
+    let config = config_of(&path("model"))?;
+    let config = Config { eval_steps: 0, ..config };
+    let config = config.with(given).map_err(Failure::bad_input)?;
+    let data = Some(path("data"));
+    let config = Config {
+        // Nothing is trained, on whatever this is.
+        data: data.clone(),
+        eval_data: data,
+        eval_every: 1,
+        steps: 1,
+        // A batch keeps every rank of a pipeline at work.
+        micro_batches: Some(2 * config.pp),
+        unit: Some(2 * config.pp),
+        ..config
+    };
+    let trainer = Trainer::new(config)?;
+    let evaluation = trainer.evaluate()?;
+    say(evaluated(&evaluation));
+    Ok(())
+}

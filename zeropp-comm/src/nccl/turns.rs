@@ -1,0 +1,123 @@
+//! The order in which a rank comes to its operations on all communicators together.
+//!
+//! NCCL may let an operation wait until those that were issued before it on other communicators of
+//! the device have found their other ends. So a rank issues everything in the order in which its
+//! program calls it, and a receive keeps its turn until its letter, which says what to make room
+//! for, has come. All ranks' programs have one order between them (`lower::in_issue_order`).
+
+use std::sync::Arc;
+
+use super::driver::Driver;
+use super::engine::{Output, Received, Slot};
+use super::lane::{Label, LaneError, Work};
+use super::library::Transfer;
+use super::mail::{Message, give};
+use super::wire::Route;
+use crate::progress::{Address, Envelope};
+use crate::signature::Operation;
+use zeropp_core::device::hand_over;
+
+/// What this rank comes to next.
+pub(super) enum Turn {
+    /// The operation of this job, on the communicator of this group and route.
+    Issue((u64, Route), u64),
+    /// The message of a receive: it and what its sender sent before it become operations once its
+    /// letter is here.
+    Letter(Address),
+}
+
+impl Driver {
+    /// Issues operations as far as they are ready, each after all that were called before it.
+    pub(super) fn take_turns(&mut self) -> Result<(), LaneError> {
+        while let Some(turn) = self.turns.pop_front() {
+            let taken = match turn {
+                Turn::Issue(key, job) => match self.lanes.get_mut(&key) {
+                    Some(lane) => lane.issue(job, &mut self.pinned)?,
+                    None => true,
+                },
+                Turn::Letter(address) => self.take_wanted(address),
+            };
+            if !taken {
+                self.turns.push_front(turn);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The receive whose letter everything here waits for, and where its result goes.
+    pub(super) fn awaited_letter(&self) -> Option<(Address, Arc<Slot>)> {
+        let Some(Turn::Letter(address)) = self.turns.front() else { return None };
+        let wanted = self.mail.waiting().find(|wanted| wanted.address == *address)?;
+        Some((*address, wanted.slot.clone()))
+    }
+
+    /// Letters that are here for receives at `address`.
+    pub(super) fn letters(&self, address: &Address) -> usize {
+        let announced = self.announced.get(&(address.group, address.from));
+        announced.into_iter().flatten().filter(|letter| letter.address == *address).count()
+    }
+
+    /// Takes in the messages of a sender up to the one that is wanted at `address`, in the place of
+    /// this turn: NCCL gives them in the order in which they were sent. Whether its letter is here,
+    /// or was taken in before.
+    fn take_wanted(&mut self, address: Address) -> bool {
+        if !self.mail.is_wanted(&address) {
+            return true;
+        }
+        let Some(queue) = self.announced.get_mut(&(address.group, address.from)) else {
+            return false;
+        };
+        let Some(last) = queue.iter().position(|envelope| envelope.address == address) else {
+            return false;
+        };
+        let taken: Vec<Envelope> = queue.drain(..=last).collect();
+        let later = std::mem::take(&mut self.turns);
+        taken.into_iter().for_each(|envelope| self.take_in(envelope));
+        self.turns.extend(later);
+        true
+    }
+
+    /// After this rank has left: takes in what nobody will ask for, so that who sent it can end,
+    /// and waits for no letter.
+    pub(super) fn take_the_rest(&mut self) {
+        self.turns.retain(|turn| matches!(turn, Turn::Issue(..)));
+        let rest = std::mem::take(&mut self.announced).into_values().flatten();
+        rest.for_each(|envelope| self.take_in(envelope));
+    }
+
+    /// Makes room for a message that has been announced, and asks NCCL for it.
+    fn take_in(&mut self, Envelope { address, signature }: Envelope) {
+        let Address { group, from, tag } = address;
+        let members = self.channels[&group].group.clone();
+        let Some((kind, len)) = signature.buffer else { return };
+        let tensor = self.shared.engine.accelerator.room(len, kind);
+        let issued = Arc::new(Slot::default());
+        if len == 0 {
+            issued.put(Ok(Output::Buffer(Received::Issued(None))));
+        } else {
+            let job = self.shared.pin(vec![tensor.clone()]);
+            let route = Route::Pair { from, to: members.place };
+            let what = (job, Transfer::Recv { from: 0 }, len * kind.size());
+            let operation = format!("{}: {}", members.name, Operation::Recv);
+            self.push((group, route), what, (operation, tag), issued.clone());
+        }
+        let tensor = hand_over(tensor);
+        let met = self.mail.deliver(address, Message { signature, tensor, issued });
+        self.settle(met.map_or(Ok(()), give));
+    }
+
+    /// Gives an operation its turn, after all that have been called before it.
+    pub(super) fn push(
+        &mut self,
+        (group, route): (u64, Route),
+        (job, transfer, count): (u64, Transfer, usize),
+        (operation, sequence): (String, u64),
+        slot: Arc<Slot>,
+    ) {
+        let Some((lane, _)) = self.lane(group, route) else { return };
+        let label = Label { operation, sequence };
+        lane.push(Work { job, transfer, count, label, slot });
+        self.turns.push_back(Turn::Issue((group, route), job));
+    }
+}

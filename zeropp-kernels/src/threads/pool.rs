@@ -1,0 +1,166 @@
+//! Helper threads that take part in one piece of work at a time.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::{Builder, JoinHandle};
+
+/// How often a thread looks again before it sleeps, with a pause of the processor in between: some
+/// 30 µs, as long as most gaps between two kernels.
+const LOOKS: usize = 1000;
+
+/// What all threads run at the same time, each until nothing is left to do.
+type Work<'a> = dyn Fn() + Sync + 'a;
+
+/// Work that may have ended for all that its type says: [`Pool::run`] sees to it.
+#[derive(Clone, Copy)]
+struct Erased(*const Work<'static>);
+
+// SAFETY: the work is `Sync`, and whoever follows the pointer is waited for.
+unsafe impl Send for Erased {}
+
+#[derive(Default)]
+struct State {
+    /// What there is to take part in.
+    work: Option<Erased>,
+    /// Helpers that sleep.
+    asleep: usize,
+    panic: Option<Box<dyn Any + Send>>,
+    ended: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Grows with every piece of work, and at the end.
+    round: AtomicUsize,
+    /// Helpers that take part. Grows under the lock only, while there is work.
+    active: AtomicUsize,
+    begun: Condvar,
+    finished: Condvar,
+    /// [`LOOKS`], or none where the threads are more than the cores.
+    looks: usize,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing that panics runs under the lock.
+        self.state.lock().expect("whole, as nothing panics that holds it")
+    }
+
+    /// Waits a little while for `done`.
+    fn look_for(&self, done: impl Fn() -> bool) {
+        for _ in 0..self.looks {
+            if done() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// A helper's life: takes part in the work of each round that it comes to in time.
+    fn help(&self) {
+        let mut seen = 0;
+        loop {
+            self.look_for(|| self.round.load(Ordering::Acquire) != seen);
+            let mut state = self.lock();
+            while self.round.load(Ordering::Acquire) == seen {
+                state.asleep += 1;
+                state = self.begun.wait(state).expect("as in `lock`");
+                state.asleep -= 1;
+            }
+            if state.ended {
+                return;
+            }
+            seen = self.round.load(Ordering::Acquire);
+            let Some(work) = state.work else { continue };
+            self.active.fetch_add(1, Ordering::AcqRel);
+            drop(state);
+            // SAFETY: the work is alive until it is taken back and no helper is active any more;
+            // it was there under the lock under which this one became active.
+            let result = catch_unwind(AssertUnwindSafe(|| unsafe { (*work.0)() }));
+            let mut state = self.lock();
+            if let Err(panic) = result {
+                state.panic.get_or_insert(panic);
+            }
+            if self.active.fetch_sub(1, Ordering::AcqRel) == 1 {
+                self.finished.notify_one();
+            }
+        }
+    }
+}
+
+/// The helpers of one thread.
+pub(super) struct Pool {
+    shared: Arc<Shared>,
+    helpers: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// Starts `helpers` threads, fewer where the system gives no more. `eager` ones look for work
+    /// for a while before they sleep.
+    pub(super) fn new(helpers: usize, eager: bool) -> Self {
+        let looks = if eager { LOOKS } else { 0 };
+        let shared = Arc::new(Shared { looks, ..Shared::default() });
+        let start = |_| {
+            let shared = shared.clone();
+            Builder::new().name("kernels".into()).spawn(move || shared.help()).ok()
+        };
+        let helpers = (0..helpers).map_while(start).collect();
+        Self { shared, helpers }
+    }
+
+    /// Threads that work, the calling one among them.
+    pub(super) fn threads(&self) -> usize {
+        self.helpers.len() + 1
+    }
+
+    /// Runs `work` on this thread and, at the same time, on every helper that comes in time.
+    ///
+    /// Only the owner of the pool may call this, and not from within `work`.
+    ///
+    /// # Panics
+    /// Panics as the work does, on whichever thread; not before all have left it.
+    pub(super) fn run(&self, work: &Work<'_>) {
+        let shared = &*self.shared;
+        let work_here: *const Work<'_> = work;
+        // SAFETY: only the lifetime changes; below, the work is taken back, and all helpers that
+        // got it have left it, before this function returns or unwinds.
+        let erased =
+            unsafe { std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work_here) };
+        let mut state = shared.lock();
+        assert!(state.work.is_none(), "one piece of work at a time");
+        state.work = Some(Erased(erased));
+        shared.round.fetch_add(1, Ordering::AcqRel);
+        let is_awaited = state.asleep > 0;
+        drop(state);
+        if is_awaited {
+            shared.begun.notify_all();
+        }
+        let result = catch_unwind(AssertUnwindSafe(work));
+        shared.lock().work = None;
+        shared.look_for(|| shared.active.load(Ordering::Acquire) == 0);
+        let mut state = shared.lock();
+        while shared.active.load(Ordering::Acquire) > 0 {
+            state = shared.finished.wait(state).expect("as in `lock`");
+        }
+        let helpers_panic = state.panic.take();
+        drop(state);
+        if let Some(panic) = result.err().or(helpers_panic) {
+            resume_unwind(panic);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.lock().ended = true;
+        self.shared.round.fetch_add(1, Ordering::AcqRel);
+        self.shared.begun.notify_all();
+        for helper in self.helpers.drain(..) {
+            // What it might have panicked with was told by `run`.
+            let _ = helper.join();
+        }
+    }
+}
