@@ -1,7 +1,6 @@
 //! The validation loss: the same bits on any mesh, equal to a stock forward of the same samples,
 //! and nothing to the training.
 
-
 use std::path::Path;
 
 use crate::common::stock::{leaves, loss};
