@@ -52,7 +52,9 @@ pub mod config;
 mod emulate;
 mod error;
 mod events;
+mod generate;
 mod launched;
+pub mod measure;
 mod plan;
 mod recorder;
 mod refusal;
@@ -68,6 +70,7 @@ pub use config::Config;
 pub use emulate::{EmulatedStep, EmulationReport, emulate};
 pub use error::Error;
 pub use events::RUN_EVENTS;
+pub use generate::Generator;
 pub use launched::{Launched, launched};
 pub use plan::costs_file::read_costs;
 pub use plan::memory::MemoryCheck;
@@ -82,6 +85,7 @@ pub use zeropp_comm::{launch, rendezvous};
 pub use zeropp_core::metrics::{
     Evaluation, EvaluationPlan, Plan, RankPlan, StepMetrics, Stopped, Summary,
 };
+pub use zeropp_core::sampling::Sampling;
 pub use zeropp_core::{data, layer, meter, model, params, rng, split, stock};
 pub use zeropp_pipeline as pipeline;
 pub use zeropp_weights as weights;

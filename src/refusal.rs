@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use zeropp_core::meter::{MemoryKind, in_words};
+use zeropp_core::files::in_words;
+use zeropp_core::meter::MemoryKind;
 use zeropp_core::metrics::RankPlan;
 
 /// A run that needs more memory than there is.

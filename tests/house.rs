@@ -6,10 +6,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates by the folder of their sources.
-const CRATES: [&str; 13] = [
+const CRATES: [&str; 14] = [
     "zeropp-schedule/src",
     "zeropp-kernels/src",
     "zeropp-data/src",
+    "zeropp-model/src",
     "zeropp-weights/src",
     "zeropp-tokens/src",
     "zeropp-core/src",
@@ -216,17 +217,18 @@ fn only_the_command_prints() {
 #[test]
 fn dependencies_run_one_way() {
     let mut broken = Vec::new();
-    let below: [(&str, &[&str]); 13] = [
+    let below: [(&str, &[&str]); 14] = [
         ("zeropp-schedule", &[]),
         ("zeropp-kernels", &[]),
         ("zeropp-data", &[]),
+        ("zeropp-model", &["data"]),
         ("zeropp-weights", &["data"]),
         ("zeropp-tokens", &["data"]),
-        ("zeropp-core", &["kernels", "data"]),
+        ("zeropp-core", &["kernels", "data", "model"]),
         ("zeropp-comm", &["core"]),
         ("zeropp-zero3", &["core", "comm"]),
         ("zeropp-pipeline", &["core", "comm", "zero3", "schedule"]),
-        ("zeropp-plan", &["schedule"]),
+        ("zeropp-plan", &["schedule", "model", "data"]),
         ("zeropp-playground", &["schedule"]),
         (".", &["core", "comm", "zero3", "schedule", "pipeline", "weights"]),
         (

@@ -280,6 +280,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         data_mix: Some("a=1,b=2".into()),
         split: Some("98,2".into()),
         threads: Some(2),
+        eval_data: path(),
         ..Config::default().resolved()
     };
     let written = full.to_toml().unwrap();

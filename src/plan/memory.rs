@@ -6,7 +6,8 @@ use std::fmt;
 use zeropp_comm::launch::Launch;
 use zeropp_comm::mesh::Coords;
 use zeropp_core::device::{self, Room, RoomSource};
-use zeropp_core::meter::{MemoryBytes, in_words};
+use zeropp_core::files::in_words;
+use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::RankPlan;
 
 use crate::Error;

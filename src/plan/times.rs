@@ -64,10 +64,9 @@ pub(crate) fn message_ns(costs: &Costs) -> u64 {
     costs.link.latency_ns.saturating_add(transfer)
 }
 
-/// Times in proportion to floating-point operations. A backward does twice the forward's; W is the
-/// half that multiplies by what F kept for the weights, so that attention, which has none, is B's
-/// alone; so is all of a layer that keeps nothing for W. R redoes F. A head that makes its
-/// gradients in F has no B and no W, and makes them in R where its stage is `recomputed`.
+/// Times in proportion to floating-point operations, as [`LayerCost::passes`] has them.
+///
+/// [`LayerCost::passes`]: zeropp_core::layer::LayerCost::passes
 pub(crate) fn estimates(
     parts: &[Part],
     stages: &[Range<usize>],
@@ -94,15 +93,9 @@ pub(crate) fn estimates(
 
 /// Floating-point operations of a part's F, B, W and R, as [`estimates`] has them.
 pub(crate) fn flops(part: &Part, batch: BatchShape, recomputed: bool) -> BlockTimes {
-    let cost = part.cost(batch);
-    let [f, r] = cost.flops(recomputed);
-    if cost.gradients_in_forward {
-        return [f, 0.0, 0.0, r];
-    }
     let matrices = part.parameters().into_iter().filter(|p| p.shape.len() > 1);
-    let of_weights = 2.0 * (batch.tokens() * matrices.map(|p| p.len()).sum::<usize>()) as f64;
-    let w = if cost.stash_bytes == 0 { 0.0 } else { of_weights.min(cost.forward_flops) };
-    [f, 2.0 * f - w, w, r]
+    let elements: usize = matrices.map(|p| p.len()).sum();
+    part.cost(batch).passes(2.0 * (batch.tokens() * elements) as f64, recomputed)
 }
 
 #[cfg(test)]

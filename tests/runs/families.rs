@@ -11,9 +11,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use zeropp::config::{Activation, Order, Precision, Recompute, Tokenizer};
 use zeropp::layer::Model;
-use zeropp::model;
 use zeropp::model::decoder::Decoder;
-use zeropp::{Config, Trainer, Weights};
+use zeropp::model::{self, Whole};
+use zeropp::{Config, Sampling, Trainer, Weights};
 
 const FAMILIES: [&str; 7] = ["gpt2", "llama2", "llama3", "biased", "mistral", "qwen2", "qwen3"];
 /// How far a gradient may be from transformers', relative to the largest element of its tensor.
@@ -185,6 +185,48 @@ fn loss_and_gradients_are_those_of_transformers_on_any_mesh() {
             }
             println!("{what}: loss {loss:.1e}, gradients {:.1e} ({}) apart", worst.0, worst.1);
             assert!(worst.0 <= GRADIENT, "{what}: {} is {:e} apart", worst.1, worst.0);
+        }
+    }
+}
+
+/// Of transformers' `generate`: the ids that follow a prompt, from the script make_greedy.py.
+#[derive(Deserialize)]
+struct Greedy {
+    prompt: Vec<u32>,
+    text: Vec<u32>,
+    /// The smallest distance of the two largest logits.
+    gap: f64,
+}
+
+/// With keys and values kept, and by the largest logit of the whole forward.
+#[test]
+fn greedy_text_is_that_of_transformers() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families/greedy.json");
+    let text = std::fs::read_to_string(path).unwrap();
+    let all: BTreeMap<String, Greedy> = serde_json::from_str(&text).unwrap();
+    assert_eq!(all.len(), FAMILIES.len());
+    for (name, Greedy { prompt, text, gap }) in all {
+        assert!(gap > 10.0 * LOGITS, "{name}: rounding cannot decide");
+        let family = Family::read(&name);
+        let mut whole = Whole::new(&model::build(family.decoder), |tensor, _, out| {
+            out.copy_from_slice(&family.weights[tensor]);
+            Ok::<(), ()>(())
+        })
+        .unwrap();
+        let greedy = Sampling::default();
+        let (mut new, mut so_far) = (prompt.clone(), prompt);
+        for (i, expected) in text.into_iter().enumerate() {
+            let kept = whole.extend(&new).unwrap();
+            let shape = [1, so_far.len()];
+            let ids: Vec<i64> = so_far.iter().map(|id| i64::from(*id)).collect();
+            let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, shape), &Device::flex());
+            let logits = whole.logits(ids).unwrap().into_data().try_to_vec::<f32>().unwrap();
+            let last = &logits[logits.len() - kept.len()..];
+            assert!(apart(&kept, last) < 1e-5, "{name}, token {i}: {:e}", apart(&kept, last));
+            assert_eq!(greedy.pick(last, 0), expected, "{name}, token {i}");
+            assert_eq!(greedy.pick(&kept, 0), expected, "{name}, token {i}, from the past");
+            so_far.push(expected);
+            new = vec![expected];
         }
     }
 }

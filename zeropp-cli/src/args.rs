@@ -142,7 +142,8 @@ impl Undo {
     }
 }
 
-fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
+/// The flag of a setting.
+pub(crate) fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
     let (short, mut long) = manual(option.doc, default);
     if option.key == "schedule" {
         long.push_str(&format!("\n\n{}\n", crate::schedule::kinds()));

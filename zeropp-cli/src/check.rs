@@ -160,6 +160,7 @@ fn check(path: &Path, matches: &ArgMatches) -> Result<Result<String, Vec<CheckEr
         w_in_order: !matches.get_flag("any-w-order"),
         // Programs of other tools have no such action; a program that has one needs it everywhere.
         optimizer_step: of_zeropp,
+        forward_only: schedule.is_forward_only(),
         gathered_max: matches.get_one("gathered-max").copied(),
         activations_max: matches.get_one("activations-max").copied(),
     };
@@ -214,7 +215,11 @@ fn facts(schedule: &Schedule) -> String {
         count(schedule.pp(), "rank"),
         count(schedule.stages(), "stage"),
         batches(schedule),
-        if split { "B and W split" } else { "whole backwards" }.to_string(),
+        match split {
+            true => "B and W split".to_string(),
+            false if schedule.is_forward_only() => "forwards alone".to_string(),
+            false => "whole backwards".to_string(),
+        },
         count(actions, "action"),
     ];
     facts.push(if is_program(schedule) {

@@ -4,8 +4,8 @@ use clap::Command;
 use clap::error::{ContextKind, ContextValue};
 
 use crate::{
-    args, check, compare, eval, export, inspect, log, paper, planning, playground, ranks, schedule,
-    shell, supervise, tokenize, version, why,
+    args, check, choose, compare, eval, export, generate, inspect, log, measure, paper, planning,
+    playground, ranks, schedule, shell, supervise, tokenize, version, why,
 };
 
 const ABOUT: &str = "Trains transformers that are too big for one node: pipeline parallelism \
@@ -21,11 +21,12 @@ pub(crate) fn command() -> Command {
         .after_long_help(args::EXAMPLES)
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(args::run_command())
+        .subcommand(args::run_command().args(choose::args()))
         .subcommand(supervise::command())
         .subcommand(ranks::command())
         .subcommand(schedule::command())
         .subcommand(planning::command())
+        .subcommand(measure::command())
         .subcommand(playground::command())
         .subcommand(paper::command())
         .subcommand(check::command())
@@ -34,6 +35,7 @@ pub(crate) fn command() -> Command {
         .subcommand(inspect::command())
         .subcommand(eval::command())
         .subcommand(export::command())
+        .subcommand(generate::command())
         .subcommand(tokenize::command())
         .subcommand(version::command())
         .subcommand(shell::completions_command())

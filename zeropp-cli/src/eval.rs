@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgMatches, Command, value_parser};
-use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table};
+use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Tokenizer};
 use zeropp::{Trainer, config_of};
 
 use crate::Failure;
@@ -89,7 +89,17 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let config = config_of(&path("model"))?;
     let config = Config { eval_steps: 0, ..config };
     let config = config.with(given).map_err(Failure::bad_input)?;
-    let data = Some(path("data"));
+    let data = path("data");
+    let is_indexed = data.with_extension("idx").is_file();
+    let is_folder = path("model").join("config.json").is_file();
+    if is_folder && config.tokenizer == Tokenizer::Bytes && !is_indexed {
+        return Err(Failure::bad_input(format!(
+            "data = {}: a Hugging Face model's tokens are no bytes; turn text into tokens with \
+             zeropp tokenize, or say with --tokenizer u16 or u32 that this is a file of ids",
+            data.display()
+        )));
+    }
+    let data = Some(data);
     let config = Config {
         // Nothing is trained, on whatever this is.
         data: data.clone(),

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use zeropp_core::files::escaped;
-pub(crate) use zeropp_core::meter::in_words as bytes;
+pub(crate) use zeropp_core::files::in_words as bytes;
 
 /// Whether standard output is for something else.
 static ON_STDERR: AtomicBool = AtomicBool::new(false);

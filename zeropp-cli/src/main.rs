@@ -6,14 +6,17 @@
 mod allocator;
 mod args;
 mod check;
+mod choose;
 mod command;
 mod compare;
 mod emulate;
 mod eval;
 mod export;
 mod figures;
+mod generate;
 mod inspect;
 mod log;
+mod measure;
 mod pages;
 mod paper;
 mod plan;
@@ -74,11 +77,14 @@ fn main() -> ExitCode {
         command::command().try_get_matches().unwrap_or_else(|e| command::helpful(e).exit());
     let voice = log::start(&matches);
     let result = match matches.subcommand() {
-        Some(("run", matches)) => args::run(matches).and_then(|run| run::run(run, voice)),
+        Some(("run", matches)) => {
+            args::run(matches).and_then(|run| run::run(run, choose::Wish::new(matches), voice))
+        }
         Some(("supervise", matches)) => supervise::run(matches),
         Some(("ranks", matches)) => ranks::run(matches),
         Some(("schedule", matches)) => schedule::run(matches),
         Some(("plan", matches)) => planning::run(matches),
+        Some(("measure", matches)) => measure::run(matches),
         Some(("playground", matches)) => playground::run(matches),
         Some(("paper", _)) => paper::run(),
         Some(("check", matches)) => check::run(matches),
@@ -87,6 +93,7 @@ fn main() -> ExitCode {
         Some(("inspect", matches)) => inspect::run(matches),
         Some(("eval", matches)) => eval::run(matches),
         Some(("export", matches)) => export::run(matches),
+        Some(("generate", matches)) => generate::run(matches),
         Some(("tokenize", matches)) => tokenize::run(matches),
         Some(("version", _)) => version::run(),
         Some(("completions", matches)) => shell::completions(matches, command::command()),

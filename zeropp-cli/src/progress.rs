@@ -116,12 +116,12 @@ mod tests {
             perplexity: 2f64.exp(),
             bits_per_byte: Some(2.0 / std::f64::consts::LN_2),
             tokens: 4096,
-            seconds: 0.25,
+            seconds: 0.5,
             best: true,
             ..Evaluation::default()
         };
         let line = "validation loss 2.0000  perplexity 7.389  2.8854 bits a byte  4,096 tokens in \
-                    0.25 s  lowest so far";
+                    0.5 s  lowest so far";
         assert_eq!(evaluated(&eval), line);
         assert_eq!(figures(&m), "loss 5.5452  norm 1.250  8,192 tokens/s  bubble 4.3 %");
     }

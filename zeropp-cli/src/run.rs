@@ -8,16 +8,18 @@ use zeropp::{Config, Resumed, Stopped, Summary, Trainer};
 use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
+use crate::choose::Wish;
 use crate::figures::{say, speak_on_stderr};
 use crate::log::Voice;
 use crate::progress::Progress;
+use crate::shell::quoted;
 use crate::{Failure, emulate, pages, plan, summary};
 
 /// Stands for standard output in place of the metrics file.
 const STANDARD_OUTPUT: &str = "-";
 
-/// Trains, or shows what would be trained.
-pub(crate) fn run(run: Run, voice: Voice) -> Result<(), Failure> {
+/// Trains, or shows what would be trained; with the layout of a plan, where that is wished.
+pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Failure> {
     let mut config = run.config;
     let asked = config.metrics.take_if(|path| *path == Path::new(STANDARD_OUTPUT));
     config.validate().map_err(Failure::bad_input)?;
@@ -31,6 +33,14 @@ pub(crate) fn run(run: Run, voice: Voice) -> Result<(), Failure> {
         speak_on_stderr();
         JsonLines::to(std::io::stdout())
     });
+    if let Some(wish) = wish {
+        let (chosen, words) = wish.chosen(&config)?;
+        config = chosen;
+        config.validate().map_err(Failure::bad_input)?;
+        if !is_follower(&config)? {
+            say(format_args!("{words}\n"));
+        }
+    }
     if let Some(costs) = config.emulate.as_ref().filter(|_| !run.dry_run) {
         return emulate::run(&config, costs);
     }
@@ -166,15 +176,6 @@ fn how_to_go_on(
     let words = words.filter(|word| !is_resume(word)).map(|word| quoted(&word));
     let line: Vec<String> = words.chain(["--resume".into()]).collect();
     format!("stopped after step {step} of {steps}; to go on: zeropp {}", line.join(" "))
-}
-
-/// A word as a shell reads it back.
-fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
-    }
 }
 
 /// Whether this process is one of several and another one shows the run.

@@ -69,3 +69,12 @@ fn write_pages(folder: &Path, whole: Command) -> io::Result<usize> {
     let is_page = |name: &str| name.starts_with("zeropp") && name.ends_with(".1");
     Ok(entries.filter(|entry| entry.file_name().to_str().is_some_and(is_page)).count())
 }
+
+/// A word as a shell reads it back.
+pub(crate) fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}

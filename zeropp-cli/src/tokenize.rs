@@ -39,15 +39,22 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
             let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
             Err(Failure { message: String::new(), code })
         }
-        Err(e) if e.kind() == ErrorKind::NotFound => Err(Failure::bad_input(format!(
-            "{PROGRAM} is neither beside zeropp nor in PATH; build it with cargo build --release \
-             -p zeropp-tokens, or put it there"
-        ))),
-        Err(e) => Err(Failure::bad_input(format!("{PROGRAM} cannot be started ({e})"))),
+        Err(e) => Err(absent(&e)),
     }
 }
 
-fn program() -> PathBuf {
+/// Why the program did not run.
+pub(crate) fn absent(error: &std::io::Error) -> Failure {
+    match error.kind() {
+        ErrorKind::NotFound => Failure::bad_input(format!(
+            "{PROGRAM} is neither beside zeropp nor in PATH; build it with cargo build --release \
+             -p zeropp-tokens, or put it there"
+        )),
+        _ => Failure::bad_input(format!("{PROGRAM} cannot be started ({error})")),
+    }
+}
+
+pub(crate) fn program() -> PathBuf {
     let name = format!("{PROGRAM}{}", std::env::consts::EXE_SUFFIX);
     let beside = std::env::current_exe().ok().map(|this| this.with_file_name(&name));
     beside.filter(|path| path.is_file()).unwrap_or_else(|| name.into())

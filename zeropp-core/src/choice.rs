@@ -2,18 +2,7 @@
 
 use zeropp_data::choice;
 pub use zeropp_data::choices::{Order, Tokenizer};
-
-choice! {
-    /// The nonlinearity of a block's MLP.
-    Activation {
-        /// x·Φ(x) with the error function.
-        Gelu = "gelu",
-        /// The tanh form that GPT-2 was trained with.
-        GeluTanh = "gelu-tanh",
-        /// silu(gate)·up with a third matrix for the gate, as LLaMA has it.
-        Swiglu = "swiglu",
-    }
-}
+pub use zeropp_model::Activation;
 
 choice! {
     /// How the learning rate falls after the warm-up.

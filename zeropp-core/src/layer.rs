@@ -7,70 +7,11 @@ use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
 
+pub use zeropp_model::layer::{BatchShape, LayerCost};
+
 use crate::params::ParamSpec;
+use crate::past::Past;
 use crate::split::{LayerWeights, OpCx, Weight};
-
-/// Sizes of one micro-batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchShape {
-    /// Samples in the micro-batch (b).
-    pub samples: usize,
-    /// Tokens in a sample (s).
-    pub seq: usize,
-    /// Bytes of one element of an activation.
-    pub element_bytes: usize,
-    /// Whether attention keeps its probabilities, or one fp32 number a query and head; see
-    /// [`attention`](crate::split::ops::attention).
-    pub keeps_probabilities: bool,
-    /// Whether operations run on the CPU's kernels, not as tensor operations.
-    pub kernels: bool,
-}
-
-impl BatchShape {
-    /// Tokens in the micro-batch.
-    pub fn tokens(&self) -> usize {
-        self.samples * self.seq
-    }
-
-    /// Whether operations run on the CPU's kernels.
-    pub fn on_kernels(&self) -> bool {
-        self.kernels
-    }
-}
-
-/// What one micro-batch costs in one layer; for balancing stages, prediction and utilisation.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct LayerCost {
-    /// Floating-point operations of one forward.
-    pub forward_flops: f64,
-    /// Bytes kept from F to B with nothing recomputed. The layer's own input counts as kept here
-    /// if the layer keeps it.
-    pub activation_bytes: u64,
-    /// The same with attention recomputed in B (selective recomputation).
-    pub activation_bytes_selective: u64,
-    /// Bytes kept from B to W.
-    pub stash_bytes: u64,
-    /// Bytes that a forward takes beside what it keeps, and gives back at its end, where they are
-    /// worth counting: the logits of a chunk of tokens.
-    pub workspace_bytes: u64,
-    /// Whether F makes the gradients, as a head does that never has all logits at once: B hands on
-    /// dX, W has nothing to do, and the fp32 gradient of the weights is there from the first F of a
-    /// unit.
-    pub gradients_in_forward: bool,
-}
-
-impl LayerCost {
-    /// Floating-point operations of F and R: gradients that are made in the forward are made in R
-    /// where the stage is `recomputed`, else in F.
-    pub fn flops(&self, recomputed: bool) -> [f64; 2] {
-        let f = self.forward_flops;
-        match self.gradients_in_forward {
-            true if recomputed => [f, 3.0 * f],
-            true => [3.0 * f; 2],
-            false => [f; 2],
-        }
-    }
-}
 
 /// What a forward of one layer sees besides its input.
 pub struct LayerCx {
@@ -98,6 +39,12 @@ pub trait Layer: Send + Sync + 'static {
     fn parameters(&self) -> Vec<ParamSpec>;
     /// Output for `x: [b, s, h]`.
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3>;
+    /// Output for `x: [1, n, h]` of tokens that follow those of `past`, which takes them up; none
+    /// where the layer cannot go on from a past, so that all of a text is computed for each new
+    /// token of it. Training never asks.
+    fn extend(&self, _x: Tensor<3>, _cx: &LayerCx, _past: &mut Past) -> Option<Tensor<3>> {
+        None
+    }
     /// What a micro-batch costs.
     fn cost(&self, batch: BatchShape) -> LayerCost;
     /// The longest sample that the layer can take, in tokens, where it has a limit: learned

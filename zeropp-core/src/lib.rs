@@ -13,10 +13,12 @@ pub mod layer;
 pub mod meter;
 pub mod metrics;
 pub mod model;
-pub mod params;
+pub mod past;
 pub mod rng;
+pub mod sampling;
 pub mod split;
 pub mod stock;
 
 pub use zeropp_data::{choice, files, tokens as data};
 pub use zeropp_kernels as kernels;
+pub use zeropp_model::params;

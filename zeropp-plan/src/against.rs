@@ -1,9 +1,10 @@
 //! What was predicted beside what a run measured, term by term.
 
 use serde_json::Value;
+use zeropp_data::files::in_words;
 
 use crate::PlanError;
-use crate::plan::{Plan, in_words};
+use crate::plan::Plan;
 
 /// Steps at a run's start that do not count: they build kernels and buffers.
 const WARM_UP: usize = 1;

@@ -5,7 +5,6 @@
 use zeropp_schedule::costs::Machine;
 
 use crate::model::ModelSizes;
-use crate::parts::parameters;
 
 /// Bytes that mixed precision keeps of a parameter: fp16 and its fp32 gradient, an fp32 copy and
 /// two moments.
@@ -64,13 +63,14 @@ pub fn step(
     layout: &TensorLayout,
 ) -> Baseline {
     let t = layout.tp as f64;
-    let (layers, h, s) = (model.layers as f64, model.hidden as f64, model.seq as f64);
+    let (layers, h, s) =
+        (model.decoder.layers as f64, model.decoder.hidden as f64, model.seq as f64);
     let (p, v) = (layout.pp as f64, layout.interleave as f64);
     let batch = layout.micro_batch as f64;
     let tokens = batch * s;
     let rate = machine.flops_per_s * machine.flops_share;
     // Scores of all heads, five bytes each; Megatron computes both halves of the mask.
-    let scores = 5.0 * model.heads as f64 * s * s * batch;
+    let scores = 5.0 * model.decoder.heads as f64 * s * s * batch;
     let products = (24.0 * tokens * h * h + 4.0 * tokens * s * h) / t / rate;
     let kept = match layout.saving {
         Saving::None | Saving::Full => 10.0 * tokens * h + (24.0 * tokens * h + scores) / t,
@@ -92,10 +92,10 @@ pub fn step(
         Saving::None | Saving::Sequence => 0.0,
     };
     let layer = forward + 2.0 * (products + passes) + tensor + again;
-    let head = 6.0 * tokens * h * model.vocabulary as f64 / t / rate;
+    let head = 6.0 * tokens * h * model.decoder.vocabulary as f64 / t / rate;
     let micro_batches = samples as f64 / (batch * layout.dp as f64);
     let fill = if layout.zero_bubble { 0.0 } else { (p - 1.0) / v };
-    let parameters = parameters(model) / (t * p);
+    let parameters = (model.decoder.parameter_count() as f64) / (t * p);
     let update = UPDATE_BYTES * parameters / machine.memory_bytes_per_s;
     let replicas = match layout.dp > 1 {
         true => 2.0 * 4.0 * parameters / machine.replica_bytes_per_s,
@@ -116,14 +116,14 @@ pub fn step(
 /// several stages.
 fn activations(model: &ModelSizes, layout: &TensorLayout, tokens: f64, scores: f64) -> f64 {
     let (t, p, v) = (layout.tp as f64, layout.pp as f64, layout.interleave as f64);
-    let x = tokens * model.hidden as f64;
+    let x = tokens * model.decoder.hidden as f64;
     let each = match layout.saving {
         Saving::None => 10.0 * x + (24.0 * x + scores) / t,
         Saving::Full => 2.0 * x,
         Saving::Sequence => (34.0 * x + scores) / t,
         Saving::SequenceSelective => 34.0 * x / t,
     };
-    let layers = model.layers as f64;
+    let layers = model.decoder.layers as f64;
     let more = if layout.zero_bubble || v < 2.0 { 0.0 } else { (p - 1.0) / (p * v) };
     let one_whole = match layout.saving {
         Saving::Full => 10.0 * x + (24.0 * x + scores) / t,

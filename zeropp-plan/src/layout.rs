@@ -3,13 +3,13 @@
 use std::fmt;
 
 use serde::Serialize;
+use zeropp_model::layer::BatchShape;
 use zeropp_schedule::costs::Machine;
 use zeropp_schedule::lower::LowerOptions;
 use zeropp_schedule::schedules::{Kind, Shape, StepForm};
 
 use crate::PlanError;
 use crate::model::ModelSizes;
-use crate::parts::Batch;
 
 /// What is to be planned.
 #[derive(Clone, Debug)]
@@ -24,10 +24,26 @@ pub struct Job {
     pub memory: u64,
     /// Samples of a step, over all ranks.
     pub global_batch: usize,
-    /// Whether to compute in bf16 on GPUs rather than in fp32 on the CPU.
-    pub on_gpu: bool,
+    /// What ranks compute on, and in.
+    pub compute: Compute,
     /// What is not to be searched for.
     pub fixed: Fixed,
+}
+
+/// What ranks compute on, and in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compute {
+    /// On GPUs, not on zeropp's kernels for the CPU.
+    pub on_gpu: bool,
+    /// Bytes of an element of activations and gathered weights.
+    pub element_bytes: usize,
+    /// Whether attention keeps its probabilities at the job's length of samples.
+    pub keeps_probabilities: bool,
+}
+
+impl Compute {
+    /// bf16 on GPUs.
+    pub const GPU: Compute = Compute { on_gpu: true, element_bytes: 2, keeps_probabilities: false };
 }
 
 /// Settings that are given.
@@ -86,22 +102,21 @@ impl Job {
     }
 
     /// A micro-batch of `samples`.
-    pub fn batch(&self, samples: usize) -> Batch {
-        Batch {
+    pub fn batch(&self, samples: usize) -> BatchShape {
+        BatchShape {
             samples,
             seq: self.model.seq,
-            element_bytes: if self.on_gpu { 2 } else { 4 },
-            on_kernels: !self.on_gpu,
+            element_bytes: self.compute.element_bytes,
+            keeps_probabilities: self.compute.keeps_probabilities,
+            kernels: !self.compute.on_gpu,
         }
     }
 
     /// Floating-point operations of a training step, nothing counted twice: three forwards, with
     /// the causal half of attention.
     pub(crate) fn step_flops(&self) -> f64 {
-        let batch = self.batch(1);
-        let forward: f64 =
-            crate::parts::parts(&self.model).iter().map(|p| p.cost(batch).flops).sum();
-        3.0 * forward * self.global_batch as f64
+        let ModelSizes { decoder, seq, .. } = &self.model;
+        decoder.flops_per_token(*seq) * (seq * self.global_batch) as f64
     }
 }
 

@@ -10,7 +10,6 @@ pub mod memory;
 pub mod model;
 pub mod page;
 pub mod papers;
-pub mod parts;
 pub mod plan;
 pub mod search;
 pub mod stages;

@@ -84,8 +84,8 @@ impl Always {
         let largest = mine.iter().map(|s| stages[*s].largest_layer).max().unwrap_or(0);
         let gathered = if layout.zero1 { largest + largest / owners } else { 0 };
         let last = placement.len() - 1;
-        let parted = job.model.tied && placement[0] != placement[last];
-        let embedding = (job.model.vocabulary * job.model.hidden) as u64;
+        let parted = job.model.decoder.tied && placement[0] != placement[last];
+        let embedding = (job.model.decoder.rows() * job.model.decoder.hidden) as u64;
         let embedding = embedding.next_multiple_of(128 * d * owners) / d * 4;
         let has = mine.contains(&0) || mine.contains(&last);
         let tied = if parted && has { 2 * embedding / owners } else { 0 };

@@ -1,32 +1,20 @@
-//! What a planner has to know of a model.
+//! The model that is planned for, and those of the papers.
 
-use serde::Serialize;
+use zeropp_model::Activation;
+use zeropp_model::decoder::Decoder;
+use zeropp_model::gpt::GptShape;
 
 use crate::PlanError;
 
-/// The sizes of a decoder.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// A model and the samples that it is trained on.
+#[derive(Clone, Debug, PartialEq)]
 pub struct ModelSizes {
     /// What people call it.
     pub name: String,
-    /// Transformer blocks.
-    pub layers: usize,
-    /// Elements of a token's hidden state.
-    pub hidden: usize,
-    /// Attention heads.
-    pub heads: usize,
-    /// Heads of keys and values: as many as `heads`, or fewer where queries share them.
-    pub kv_heads: usize,
-    /// Elements between the products of the MLP.
-    pub intermediate: usize,
-    /// Whether the MLP has a gate beside its first product (SwiGLU), and no biases.
-    pub gated: bool,
-    /// Rows of the embedding.
-    pub vocabulary: usize,
+    /// What it is.
+    pub decoder: Decoder,
     /// Tokens in a sample.
     pub seq: usize,
-    /// Whether the head shares the embedding's weights.
-    pub tied: bool,
 }
 
 /// The models of the papers that plans are held against, whose heads are not tied: layers, hidden
@@ -48,18 +36,17 @@ const LAYERS_MAX: usize = 4096;
 impl ModelSizes {
     /// A GPT: an MLP of four times the hidden size, biases, learned positions.
     pub fn gpt(name: &str, [layers, hidden, heads, vocabulary, seq]: [usize; 5]) -> ModelSizes {
-        ModelSizes {
-            name: name.into(),
+        let shape = GptShape {
             layers,
             hidden,
             heads,
-            kv_heads: heads,
-            intermediate: 4 * hidden,
-            gated: false,
-            vocabulary,
             seq,
+            vocabulary,
+            vocabulary_multiple: 1,
             tied: false,
-        }
+            activation: Activation::GeluTanh,
+        };
+        ModelSizes { name: name.into(), decoder: shape.into(), seq }
     }
 
     /// A model that a paper's figures are of.
@@ -78,13 +65,15 @@ impl ModelSizes {
     /// # Errors
     /// The first size that does not work.
     pub fn check(&self) -> Result<(), PlanError> {
+        let d = &self.decoder;
         let sizes = [
-            ("layers", self.layers, LAYERS_MAX),
-            ("hidden", self.hidden, SIZE_MAX),
-            ("heads", self.heads, SIZE_MAX),
-            ("kv-heads", self.kv_heads, SIZE_MAX),
-            ("intermediate", self.intermediate, SIZE_MAX),
-            ("vocab", self.vocabulary, SIZE_MAX),
+            ("layers", d.layers, LAYERS_MAX),
+            ("hidden", d.hidden, SIZE_MAX),
+            ("heads", d.heads, SIZE_MAX),
+            ("kv-heads", d.kv_heads, SIZE_MAX),
+            ("head-dim", d.head_dim, SIZE_MAX),
+            ("intermediate", d.intermediate, SIZE_MAX),
+            ("vocab", d.rows(), SIZE_MAX),
             ("seq", self.seq, SIZE_MAX),
         ];
         if let Some((field, value, most)) = sizes.iter().find(|(_, v, most)| *v == 0 || v > most) {
@@ -92,14 +81,9 @@ impl ModelSizes {
                 "{field} = {value}: no model has such a size; use 1 to {most}"
             )));
         }
-        if !self.hidden.is_multiple_of(self.heads) || !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(PlanError::new(format!(
-                "heads = {}: hidden = {} is cut into heads of equal size, and heads into groups \
-                 of kv-heads = {}; use numbers that divide each other",
-                self.heads, self.hidden, self.kv_heads
-            )));
-        }
-        Ok(())
+        self.decoder.check().map_err(|(field, problem)| {
+            PlanError::new(format!("{field}: {problem}; use sizes that do, or another model"))
+        })
     }
 }
 
@@ -111,14 +95,36 @@ mod tests {
     fn sizes_that_no_model_has_are_refused_in_a_sentence() {
         let gpt = ModelSizes::gpt("a", [2, 8, 2, 9, 4]);
         gpt.check().unwrap();
-        for (wrong, said) in [
-            (ModelSizes { hidden: 0, ..gpt.clone() }, "hidden = 0: no model has such a size"),
-            (ModelSizes { heads: 3, ..gpt.clone() }, "heads = 3: hidden = 8 is cut into heads"),
-            (ModelSizes { layers: LAYERS_MAX + 1, ..gpt.clone() }, "layers = 4097: no model"),
+        let with = |change: fn(&mut Decoder)| {
+            let mut wrong = gpt.clone();
+            change(&mut wrong.decoder);
+            wrong.check().unwrap_err().to_string()
+        };
+        for (error, said) in [
+            (with(|d| d.hidden = 0), "hidden = 0: no model has such a size"),
+            (with(|d| d.kv_heads = 3), "kv-heads: does not divide heads = 2"),
+            (with(|d| d.layers = LAYERS_MAX + 1), "layers = 4097: no model"),
         ] {
-            let error = wrong.check().unwrap_err().to_string();
             assert!(error.starts_with(said), "{error}");
         }
         assert!(ModelSizes::of_a_paper("gpt5").is_none());
+    }
+
+    #[test]
+    fn known_models_have_the_sizes_that_their_papers_print() {
+        // In billions of parameters; ZeroPP's two are called by what 46 and 62 layers have.
+        let sizes = [
+            ("14.6b", 15.6),
+            ("28.3b", 29.6),
+            ("22b", 22.4),
+            ("175b", 175.2),
+            ("530b", 530.4),
+            ("1t", 1009.0),
+        ];
+        for (name, billions) in sizes {
+            let model = ModelSizes::of_a_paper(name).unwrap();
+            let n = model.decoder.parameter_count() as f64 / 1e9;
+            assert!((n / billions - 1.0).abs() < 0.01, "{name}: {n}");
+        }
     }
 }

@@ -2,13 +2,14 @@
 
 use std::fmt::Write;
 
+use zeropp_data::files::in_words;
 use zeropp_schedule::draw::svg;
 use zeropp_schedule::memory::{HeldBytes, KindPoint, over_time};
 use zeropp_schedule::timeline::Timeline;
 
 use crate::PlanError;
 use crate::layout::Job;
-use crate::plan::{Plan, Ranked, in_words};
+use crate::plan::{Plan, Ranked};
 use crate::text;
 
 const WIDTH: f64 = 760.0;

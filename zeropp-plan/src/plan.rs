@@ -1,6 +1,7 @@
 //! A plan: the best layouts with their numbers and reasons, for people and for programs.
 
 use serde::Serialize;
+use zeropp_data::files::in_words;
 
 use crate::PlanError;
 use crate::exact::{Planned, Simulation, Terms};
@@ -45,6 +46,8 @@ pub struct Plan {
     pub model: String,
     /// Parameters.
     pub parameters: f64,
+    /// Training FLOP of a token, recomputation not counted.
+    pub flops_per_token: f64,
     /// Devices.
     pub gpus: usize,
     /// Bytes that a rank may hold.
@@ -86,7 +89,8 @@ impl Plan {
         let why_first = layouts.first().zip(layouts.get(1)).map(|(a, b)| why(a, b));
         Ok(Plan {
             model: job.model.name.clone(),
-            parameters: crate::parts::parameters(&job.model),
+            parameters: job.model.decoder.parameter_count() as f64,
+            flops_per_token: job.model.decoder.flops_per_token(job.model.seq),
             gpus: job.gpus,
             memory: job.memory,
             global_batch: job.global_batch,
@@ -138,9 +142,6 @@ fn ranked(job: &Job, models: &mut Models, planned: &Planned, model_flags: &str) 
     let mut words = vec!["zeropp run".to_string()];
     words.extend((!model_flags.is_empty()).then(|| model_flags.to_string()));
     words.extend(layout.flags(&planned.blocks));
-    if job.on_gpu {
-        words.push("--precision bf16 --device cuda --engine nccl".into());
-    }
     Ranked {
         tokens_per_s: tokens / planned.step_s,
         mfu: job.step_flops() / planned.step_s / peak,
@@ -229,16 +230,4 @@ fn impossible(job: &Job, leanest: Option<&Planned>, ranked: usize) -> PlanError 
         planned.layout,
         in_words(worst.total()),
     ))
-}
-
-/// `12.3 GiB`.
-pub fn in_words(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut x = bytes as f64;
-    let mut unit = 0;
-    while x >= 1023.5 && unit + 1 < units.len() {
-        x /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{x:.1} {}", units[unit]) }
 }

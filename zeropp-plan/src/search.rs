@@ -19,6 +19,9 @@ const SIMULATED_MAX: usize = 40;
 const ALIKE_MAX: usize = 4;
 /// Actions that are simulated, about.
 const ACTIONS_BUDGET: usize = 900_000;
+/// Times as long, and memory as large, as if there were no difference.
+const SAME_TIME: f64 = 1.002;
+const SAME_MEMORY: f64 = 0.98;
 /// Stages on a rank that are looked at.
 const STAGES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 /// Samples of a micro-batch that are looked at.
@@ -114,8 +117,30 @@ fn simulate_best(job: &Job, models: &mut Models, fit: &[Candidate]) -> Found {
     }
     other_prefetch(job, models, &mut found);
     found.best.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
+    found.best = distinct(std::mem::take(&mut found.best));
     found.best.truncate(WANTED);
     found
+}
+
+/// Those that are worth telling, of layouts in the order of their time: not one that differs from a
+/// better one in V, U, kind, recomputation or prefetch alone, takes as long and holds as much.
+fn distinct(all: Vec<Planned>) -> Vec<Planned> {
+    let key = |p: &Planned| {
+        let l = &p.layout;
+        (l.pp, l.zero3, l.dp, l.micro_batch_size, l.zero1)
+    };
+    let held = |p: &Planned| p.worst().1.total() as f64;
+    let stands_for = |better: &Planned, other: &Planned| {
+        let as_fast = other.step_s < better.step_s * SAME_TIME;
+        key(better) == key(other) && as_fast && held(other) > held(better) * SAME_MEMORY
+    };
+    let mut kept: Vec<Planned> = Vec::new();
+    for planned in all {
+        if !kept.iter().any(|better| stands_for(better, &planned)) {
+            kept.push(planned);
+        }
+    }
+    kept
 }
 
 /// The best few once more with other depths of prefetch; a depth that changes nothing is left out.
@@ -202,7 +227,7 @@ fn meshes(job: &Job) -> Vec<MeshSizes> {
         }
         for pp in divisors(job.gpus / zero3) {
             let dp = job.gpus / zero3 / pp;
-            if pp <= job.model.layers && allowed(fixed.pp, pp) && allowed(fixed.dp, dp) {
+            if pp <= job.model.decoder.layers && allowed(fixed.pp, pp) && allowed(fixed.dp, dp) {
                 meshes.push(MeshSizes { pp, zero3, dp });
             }
         }
@@ -231,7 +256,7 @@ fn virtual_stages(job: &Job, pp: usize) -> Vec<usize> {
     let numbers = STAGES.iter().copied().filter(|v| given.is_none_or(|g| g == *v));
     let mut numbers: Vec<usize> = numbers.chain(given).collect();
     numbers.dedup();
-    numbers.retain(|v| pp.saturating_mul(*v) <= job.model.layers);
+    numbers.retain(|v| pp.saturating_mul(*v) <= job.model.decoder.layers);
     numbers
 }
 
@@ -280,10 +305,10 @@ fn of_mesh(
 }
 
 fn recomputes(job: &Job) -> Vec<Recompute> {
-    let all = match job.on_gpu {
-        // Nothing keeps attention's scores there.
-        true => &[Recompute::None, Recompute::Full][..],
-        false => &[Recompute::None, Recompute::Selective, Recompute::Full],
+    let all = match job.compute.keeps_probabilities {
+        // Nothing keeps attention's scores.
+        false => &[Recompute::None, Recompute::Full][..],
+        true => &[Recompute::None, Recompute::Selective, Recompute::Full],
     };
     let given = job.fixed.recompute;
     let chosen = all.iter().copied().filter(|r| given.is_none_or(|g| g == *r));
@@ -351,7 +376,7 @@ fn nothing(job: &Job) -> PlanError {
          whole nodes; the batch must be a multiple of D x K, and P at most the layers: use another \
          global-batch, such as {}",
         job.gpus,
-        job.model.layers,
+        job.model.decoder.layers,
         job.global_batch,
         shared.join(", "),
         job.global_batch.next_multiple_of(job.gpus),

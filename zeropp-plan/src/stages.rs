@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
+use zeropp_model::layer::{BatchShape, LayerCost};
+use zeropp_model::params::{BLOCK, FlatLayout};
+use zeropp_model::parts::{DecoderPart, PartKind};
 use zeropp_schedule::costs::Machine;
 use zeropp_schedule::memory::StageBytes;
 use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 
 use crate::layout::{Job, Layout, Recompute};
-use crate::parts::{Part, PartCost, parts};
 
 /// Where each kind of traffic goes, and how fast.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,8 +20,10 @@ pub struct Links {
     pub messages_inside: bool,
     /// Whether all ranks are in one node.
     pub replicas_inside: bool,
-    /// Bytes in a second of each.
+    /// Bytes in a second of a gather.
     pub zero3: f64,
+    /// Of a reduce-scatter.
+    pub reduce: f64,
     /// Of a message.
     pub message: f64,
     /// Of a sum over replicas.
@@ -43,6 +47,7 @@ impl Links {
             messages_inside,
             replicas_inside,
             zero3: if zero3_inside { inside } else { over_nodes },
+            reduce: if zero3_inside { machine.reduce_bytes_per_s } else { over_nodes },
             message: if messages_inside { inside } else { machine.bytes_per_s },
             replica: if replicas_inside { inside } else { machine.replica_bytes_per_s },
         }
@@ -53,8 +58,7 @@ impl Links {
 /// follow.
 #[derive(Clone, Debug)]
 pub struct Model {
-    parts: Vec<Part>,
-    costs: Vec<PartCost>,
+    layers: Vec<Layer>,
     /// First and last part of each block, the embedding with the first, the head with the last.
     blocks: Vec<Range<usize>>,
     samples: usize,
@@ -63,24 +67,24 @@ pub struct Model {
 impl Model {
     /// The model of `job` with micro-batches of `samples`.
     pub fn new(job: &Job, samples: usize) -> Model {
-        let parts = parts(&job.model);
-        let costs = parts.iter().map(|p| p.cost(job.batch(samples))).collect();
-        let inner: Vec<usize> = (0..parts.len()).filter(|i| parts[*i].is_block()).collect();
-        let mut blocks: Vec<Range<usize>> = inner.iter().map(|i| *i..i + 1).collect();
+        let parts = job.model.decoder.parts();
+        let inner = (0..parts.len()).filter(|i| parts[*i].is_block());
+        let mut blocks: Vec<Range<usize>> = inner.map(|i| i..i + 1).collect();
         if let Some(first) = blocks.first_mut() {
             first.start = 0;
         }
         if let Some(last) = blocks.last_mut() {
             last.end = parts.len();
         }
-        Model { parts, costs, blocks, samples }
+        let layers = parts.iter().map(|part| Layer::new(part, job.batch(samples))).collect();
+        Model { layers, blocks, samples }
     }
 
     /// Seconds of F, B, W and R of a block with what belongs to it.
     fn block_seconds(&self, block: usize, machine: &Machine) -> [f64; 4] {
         let mut sum = [0.0; 4];
-        for part in &self.costs[self.blocks[block].clone()] {
-            for (sum, s) in sum.iter_mut().zip(seconds(part, machine)) {
+        for layer in &self.layers[self.blocks[block].clone()] {
+            for (sum, s) in sum.iter_mut().zip(layer.seconds(machine)) {
                 *sum += s;
             }
         }
@@ -136,28 +140,29 @@ impl Model {
     ) -> Stage {
         let (d, k) = (layout.zero3 as u64, layout.dp as u64);
         let owners = if layout.zero1 { k } else { 1 };
-        let (parts, costs) = (&self.parts[range.clone()], &self.costs[range]);
-        let flat = |part: &Part| part.flat_elements((d * owners) as usize);
-        let elements: u64 = parts.iter().map(flat).sum();
-        let in_forward = parts.iter().zip(costs).filter(|(_, c)| c.gradients_in_forward);
-        let in_forward: u64 = in_forward.map(|(p, _)| flat(p)).sum();
+        let layers = &self.layers[range];
+        let flat = |layer: &Layer| layer.flat_elements((d * owners) as usize);
+        let elements: u64 = layers.iter().map(flat).sum();
+        let in_forward = layers.iter().filter(|l| l.cost.gradients_in_forward);
+        let in_forward: u64 = in_forward.map(flat).sum();
         let batch = job.batch(self.samples);
-        let message = (batch.tokens() * job.model.hidden * batch.element_bytes) as u64;
+        let message = (batch.tokens() * job.model.decoder.hidden * batch.element_bytes) as u64;
         let input = if stage == 0 { 0 } else { message };
         // A stage that is recomputed as a whole has attention's scores from R to B.
         let whole = layout.recompute == Recompute::Full && layout.recomputes(stage);
-        let kept = |c: &PartCost| match layout.recompute {
-            Recompute::None => c.activation,
-            _ if whole => c.activation,
-            _ => c.activation_selective,
+        let costs = || layers.iter().map(|layer| &layer.cost);
+        let kept = |c: &LayerCost| match layout.recompute {
+            Recompute::None => c.activation_bytes,
+            _ if whole => c.activation_bytes,
+            _ => c.activation_bytes_selective,
         };
-        let (alone, fp32) = (d == 1, !job.on_gpu);
+        let (alone, fp32) = (d == 1, batch.element_bytes == 4);
         let (shard, element) = (elements / d, batch.element_bytes as u64);
         let bytes = StageBytes {
             input,
-            activation: costs.iter().map(kept).sum::<u64>().max(input),
-            stash: costs.iter().map(|c| c.stash).sum(),
-            workspace: costs.iter().map(|c| c.workspace).max().unwrap_or(0),
+            activation: costs().map(kept).sum::<u64>().max(input),
+            stash: costs().map(|c| c.stash_bytes).sum(),
+            workspace: costs().map(|c| c.workspace_bytes).max().unwrap_or(0),
             weights: if alone && fp32 { 0 } else { elements * element },
             gradient: elements * 4,
             gradient_in_forward: in_forward * 4,
@@ -167,9 +172,9 @@ impl Model {
             reduced: if alone { 0 } else { shard * 4 },
             replica_reduced: if k > 1 { shard * 4 / owners } else { 0 },
         };
-        let largest = parts.iter().map(|p| flat(p) / d * 4).max().unwrap_or(0);
+        let largest = layers.iter().map(|l| flat(l) / d * 4).max().unwrap_or(0);
         Stage {
-            costs: times(costs, &job.machine, (&bytes, elements), links, layout),
+            costs: times(layers, &job.machine, (&bytes, elements), links, layout),
             bytes,
             elements,
             largest_layer: largest,
@@ -230,32 +235,80 @@ pub struct Stage {
     pub largest_layer: u64,
 }
 
-/// Seconds of F, B, W and R of a layer: products at the machine's rate, and passes over what is
-/// kept; a head that makes its gradients in F has all of it there.
-fn seconds(cost: &PartCost, machine: &Machine) -> [f64; 4] {
-    let rate = machine.flops_per_s * machine.flops_share;
-    let products = |flops: f64| flops / rate;
-    let passes = |bytes: f64| bytes / machine.memory_bytes_per_s;
-    let f = products(cost.flops) + passes(cost.traffic);
-    if cost.gradients_in_forward {
-        let all = products(3.0 * cost.flops) + passes(2.0 * cost.traffic);
-        return [all, 0.0, 0.0, all];
+/// A layer with what a micro-batch costs in it.
+#[derive(Clone, Debug)]
+struct Layer {
+    /// Elements of its parameters, each padded as in a flat buffer.
+    padded: usize,
+    kind: PartKind,
+    cost: LayerCost,
+    /// Floating-point operations of F, B, W and R.
+    flops: [f64; 4],
+    /// Bytes that a pass over activations moves in a forward.
+    traffic: f64,
+}
+
+impl Layer {
+    fn new(part: &DecoderPart, batch: BatchShape) -> Layer {
+        let (parameters, cost) = (part.parameters(), part.cost(batch));
+        let matrices = parameters.iter().filter(|p| p.shape.len() > 1);
+        let elements: usize = matrices.map(|p| p.len()).sum();
+        let flops = cost.passes(2.0 * (batch.tokens() * elements) as f64, false);
+        let d = &part.decoder;
+        let of = |elements: usize| (elements * batch.element_bytes) as f64;
+        let traffic = match part.kind {
+            // Everything kept is written once and read once; the causal half of scores, too.
+            PartKind::Block(_) => {
+                let scores = batch.tokens() * d.heads * batch.seq;
+                2.0 * cost.activation_bytes_selective as f64 + of(scores)
+            }
+            PartKind::Head => 2.0 * of(batch.tokens() * d.rows()),
+            _ => 2.0 * of(batch.tokens() * d.hidden),
+        };
+        let kind = part.kind;
+        Layer { padded: FlatLayout::new(parameters, 1).len, kind, cost, flops, traffic }
     }
-    let w = products(cost.weight_flops) + passes(cost.stash as f64);
-    let b = products(2.0 * cost.flops - cost.weight_flops) + passes(1.5 * cost.traffic);
-    [f, b, w, f]
+
+    /// Elements of the flat buffer that can be cut into `pieces`, padding included.
+    fn flat_elements(&self, pieces: usize) -> u64 {
+        self.padded.next_multiple_of(BLOCK * pieces) as u64
+    }
+
+    /// Seconds of F, B, W and R: by what layers were measured to do, else products at the
+    /// machine's rate, and passes over what is kept; a head that makes its gradients in F has all
+    /// of it there.
+    fn seconds(&self, machine: &Machine) -> [f64; 4] {
+        let measured = match self.kind {
+            PartKind::Block(_) => machine.block_flops_per_s,
+            PartKind::Head => machine.head_flops_per_s.map(|rate| [rate; 4]),
+            _ => None,
+        };
+        if let Some(rates) = measured {
+            return std::array::from_fn(|i| self.flops[i] / rates[i]);
+        }
+        let passes = match self.cost.gradients_in_forward {
+            true => [2.0, 0.0, 0.0, 2.0],
+            false => [1.0, 1.5, 0.0, 1.0],
+        };
+        let stash = [0.0, 0.0, self.cost.stash_bytes as f64, 0.0];
+        std::array::from_fn(|i| {
+            let bytes = passes[i] * self.traffic + stash[i];
+            let rate = machine.flops_per_s * machine.flops_share;
+            self.flops[i] / rate + bytes / machine.memory_bytes_per_s
+        })
+    }
 }
 
 fn times(
-    costs: &[PartCost],
+    layers: &[Layer],
     machine: &Machine,
     (bytes, elements): (&StageBytes, u64),
     links: &Links,
     layout: &Layout,
 ) -> StageCosts {
     let mut sum = [0.0; 4];
-    for cost in costs {
-        for (sum, s) in sum.iter_mut().zip(seconds(cost, machine)) {
+    for layer in layers {
+        for (sum, s) in sum.iter_mut().zip(layer.seconds(machine)) {
             *sum += s;
         }
     }
@@ -272,7 +325,7 @@ fn times(
         w_ns: ns(sum[2]),
         r_ns: ns(sum[3]).max(1),
         all_gather_ns: ns(collective(bytes.weights as f64, d, links.zero3)),
-        reduce_scatter_ns: ns(collective(gradient, d, links.zero3)),
+        reduce_scatter_ns: ns(collective(gradient, d, links.reduce)),
         replica_reduce_ns: ns(collective(replicas, k, links.replica)),
     }
 }
@@ -290,7 +343,7 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
     let owners = if layout.zero1 { layout.dp } else { 1 };
     let shard = placed.iter().max().copied().unwrap_or(0) as f64 / layout.zero3 as f64;
     // Parameter, gradient and two moments are read, three of them written.
-    let update = 28.0 * shard / owners as f64 / job.machine.memory_bytes_per_s;
+    let update = 28.0 * shard / owners as f64 / job.machine.update_bytes_per_s;
     Costs {
         stages: stages.iter().map(|s| s.costs).collect(),
         memory: stages.iter().map(|s| s.bytes).collect(),

@@ -1,24 +1,20 @@
 //! Plans as a whole.
 
 use proptest::prelude::*;
+use zeropp_model::presets::Preset;
 
 use crate::exact::Simulation;
-use crate::layout::{Fixed, Job, KINDS, Layout, Recompute};
+use crate::layout::{Compute, Fixed, Job, KINDS, Layout, Recompute};
 use crate::model::ModelSizes;
-use crate::plan::Plan;
+use crate::plan::{Plan, Ranked};
 use crate::search::Models;
 use crate::{machines, memory};
 
-/// A GPT-2 by name, or a model of a paper.
+/// A preset, or a model of a paper.
 fn known(name: &str) -> ModelSizes {
-    let gpt2 = |[layers, hidden, heads]: [usize; 3]| ModelSizes {
-        tied: true,
-        ..ModelSizes::gpt(name, [layers, hidden, heads, 50257, 1024])
-    };
-    match name {
-        "gpt2" => gpt2([12, 768, 12]),
-        "gpt2-xl" => gpt2([48, 1600, 25]),
-        _ => ModelSizes::of_a_paper(name).unwrap(),
+    match Preset::find(name) {
+        Some(preset) => ModelSizes { name: name.into(), decoder: preset.decoder, seq: 1024 },
+        None => ModelSizes::of_a_paper(name).unwrap(),
     }
 }
 
@@ -30,7 +26,7 @@ pub(crate) fn job(model: &str, gpus: usize, global_batch: usize) -> Job {
         machine,
         gpus,
         global_batch,
-        on_gpu: true,
+        compute: Compute::GPU,
         fixed: Fixed::default(),
     }
 }
@@ -59,6 +55,30 @@ fn a_plan_fits_explains_itself_and_sums_up() {
         assert_eq!(ranked.planned.blocks.iter().sum::<usize>(), 48);
     }
     assert!(plan.why_first.unwrap().starts_with("1 beats 2 by"));
+}
+
+/// On one rank U, V and the kind change neither time nor memory much: what does not, is told once.
+#[test]
+fn layouts_that_are_told_differ() {
+    for (model, gpus) in [("gpt2", 1), ("gpt2", 8), ("14.6b", 32)] {
+        let plan = plan_of(model, gpus, 64 * gpus.min(3));
+        for (i, other) in plan.layouts.iter().enumerate() {
+            for better in &plan.layouts[..i] {
+                let mesh = |r: &Ranked| {
+                    let l = &r.planned.layout;
+                    (l.pp, l.zero3, l.dp, l.micro_batch_size, l.zero1)
+                };
+                let slower = other.planned.step_s / better.planned.step_s - 1.0;
+                let less = 1.0 - other.worst_bytes as f64 / better.worst_bytes as f64;
+                assert!(
+                    mesh(other) != mesh(better) || slower > 0.0019 || less > 0.019,
+                    "{} and {}",
+                    better.planned.layout,
+                    other.planned.layout
+                );
+            }
+        }
+    }
 }
 
 #[test]
@@ -154,7 +174,9 @@ proptest! {
         (d, k, kind, samples) in (0usize..4, 1usize..3, 0usize..KINDS.len(), 1usize..3),
         (full, zero1, on_gpu) in (any::<bool>(), any::<bool>(), any::<bool>()),
     ) {
-        let job = Job { on_gpu, ..job("gpt2-xl", 1, 1) };
+        let cpu = Compute { on_gpu: false, element_bytes: 4, keeps_probabilities: true };
+        let compute = if on_gpu { Compute::GPU } else { cpu };
+        let job = Job { compute, ..job("gpt2-xl", 1, 1) };
         let layout = Layout {
             pp: p,
             zero3: 1 << d,

@@ -1,7 +1,9 @@
 //! A plan for a terminal.
 
+use zeropp_data::files::in_words;
+
 use crate::layout::Recompute;
-use crate::plan::{Plan, Ranked, in_words};
+use crate::plan::{Plan, Ranked};
 
 /// Narrowest and widest text.
 const WIDTHS: (usize, usize) = (60, 200);

@@ -1,6 +1,6 @@
 //! `zeropp-tokenize`, which `zeropp tokenize` calls: text into files of tokens.
 
-use std::io::{IsTerminal, stderr};
+use std::io::{IsTerminal, Read, Write, stderr, stdin, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -24,14 +24,19 @@ use zeropp_tokens::{TextTokenizer, TokenizeOptions, Tokenized, TokensError, toke
 )]
 struct Args {
     /// Files and folders of text
-    #[arg(required = true, value_name = "INPUT")]
+    #[arg(required_unless_present_any = ["encode", "decode"], value_name = "INPUT")]
     inputs: Vec<PathBuf>,
     /// tokenizer.json or a folder with one, GPT-2's encoder.json, or a file of tiktoken's ranks
     #[arg(long, value_name = "FILE")]
     tokenizer: PathBuf,
     /// Write OUT.bin and OUT.idx
-    #[arg(short, long, value_name = "OUT")]
-    output: PathBuf,
+    #[arg(
+        short,
+        long,
+        value_name = "OUT",
+        required_unless_present_any = ["encode", "decode"]
+    )]
+    output: Option<PathBuf>,
     /// Field of a line of JSON that has the text
     #[arg(long, default_value = "text")]
     field: String,
@@ -41,6 +46,12 @@ struct Args {
     /// Threads that tokenize; 0 for one a core
     #[arg(long, default_value_t = 0, value_name = "N")]
     threads: usize,
+    /// In place of files: text on standard input to ids on standard output
+    #[arg(long, conflicts_with_all = ["inputs", "decode"])]
+    encode: bool,
+    /// In place of files: ids on standard input to text on standard output
+    #[arg(long, conflicts_with = "inputs")]
+    decode: bool,
 }
 
 fn main() -> ExitCode {
@@ -57,6 +68,10 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), String> {
     let text = |e: TokensError| e.to_string();
     let tokenizer = TextTokenizer::open(&args.tokenizer).map_err(text)?;
+    if args.encode || args.decode {
+        return translate(&tokenizer, args.encode);
+    }
+    let output = args.output.as_ref().expect("required without the two above");
     let end = match args.eos.as_deref() {
         Some("none") => None,
         Some(token) => Some(tokenizer.id_of(token).ok_or_else(|| {
@@ -70,9 +85,9 @@ fn run(args: &Args) -> Result<(), String> {
     };
     let options = TokenizeOptions { field: args.field.clone(), end, threads: args.threads };
     // `-o x.bin` means x.
-    let out = match args.output.extension().and_then(|e| e.to_str()) {
-        Some("bin" | "idx") => args.output.with_extension(""),
-        _ => args.output.clone(),
+    let out = match output.extension().and_then(|e| e.to_str()) {
+        Some("bin" | "idx") => output.with_extension(""),
+        _ => output.clone(),
     };
     let (bar, start) = (bar(), Instant::now());
     let show = |now: Tokenized| {
@@ -91,6 +106,25 @@ fn run(args: &Args) -> Result<(), String> {
         tokenizer.vocabulary()
     );
     Ok(())
+}
+
+/// Standard input to standard output: text to ids, or back.
+fn translate(tokenizer: &TextTokenizer, encode: bool) -> Result<(), String> {
+    let mut input = String::new();
+    let read = stdin().read_to_string(&mut input);
+    read.map_err(|e| format!("standard input: cannot be read ({e}); give UTF-8 text"))?;
+    let output = if encode {
+        let ids = tokenizer.encode(&input).map_err(|e| e.to_string())?;
+        ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
+    } else {
+        let id = |word: &str| {
+            word.parse().map_err(|e| format!("{word}: is no token id ({e}); give whole numbers"))
+        };
+        let ids = input.split_whitespace().map(id).collect::<Result<Vec<u32>, _>>()?;
+        tokenizer.decode(&ids).map_err(|e| e.to_string())?
+    };
+    // Whoever reads it escapes it: here it is what the tokenizer made.
+    stdout().write_all(output.as_bytes()).map_err(|e| format!("standard output: {e}"))
 }
 
 /// A bar where somebody sees it.

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
 
+use zeropp_model::decoder::{Decoder, Positions};
+use zeropp_model::parts::{DecoderPart, PartKind};
+
 use super::block::{self, Block};
-use super::cost;
-use super::decoder::{Decoder, Positions};
-use super::tensors::DecoderTensor;
 use crate::layer::{BatchShape, Embedding, Head, Layer, LayerCost, LayerCx, Model, Part};
 use crate::params::ParamSpec;
+use crate::past::Past;
 use crate::split::ops::{self, Rotation};
 
 /// The model that `decoder` describes.
@@ -23,68 +24,76 @@ pub fn build(decoder: Decoder) -> Model {
     if let Err((field, problem)) = decoder.check() {
         panic!("a decoder's {field}: {problem}");
     }
-    let names = decoder.names();
-    let mut parts = vec![Part::Embedding(Arc::new(TokenEmbedding(decoder)))];
     let rotation = match decoder.positions {
-        Positions::Learned(_) => {
-            parts.push(Part::Layer(Arc::new(PositionEmbedding(decoder))));
-            None
-        }
+        Positions::Learned(_) => None,
         Positions::Rotary(rotary) => {
             Some(Arc::new(Rotation::new(rotary.inverse_frequencies(decoder.head_dim))))
         }
     };
-    for index in 0..decoder.layers {
-        let (name, rotation) = (format!("{}.{index}", names.block), rotation.clone());
-        parts.push(Part::Layer(Arc::new(Block { name, index, decoder, rotation })));
-    }
-    parts.push(Part::Layer(Arc::new(FinalNorm(decoder))));
-    parts.push(Part::Head(Arc::new(LmHead(decoder))));
+    let layer = |part: DecoderPart| match part.kind {
+        PartKind::Embedding => Part::Embedding(Arc::new(TokenEmbedding(part))),
+        PartKind::Positions => Part::Layer(Arc::new(PositionEmbedding(part))),
+        PartKind::Block(index) => {
+            let (name, rotation) = (format!("{}.{index}", decoder.names().block), rotation.clone());
+            Part::Layer(Arc::new(Block { name, part, rotation }))
+        }
+        PartKind::FinalNorm => Part::Layer(Arc::new(FinalNorm(part))),
+        PartKind::Head => Part::Head(Arc::new(LmHead(part))),
+    };
+    let parts = decoder.parts().into_iter().map(layer).collect();
     Model { parts, hidden: decoder.hidden, vocabulary: decoder.vocabulary }
 }
 
+/// The name of the only parameter of `part`.
+fn only(part: &DecoderPart) -> String {
+    part.tensors().swap_remove(0).name
+}
+
 /// The token embedding.
-struct TokenEmbedding(Decoder);
+struct TokenEmbedding(DecoderPart);
 
 impl Embedding for TokenEmbedding {
     fn name(&self) -> &str {
-        self.0.names().embedding
+        self.0.decoder.names().embedding
     }
     fn parameters(&self) -> Vec<ParamSpec> {
-        vec![self.0.embedding_tensor().spec()]
+        self.0.parameters()
     }
     fn forward(&self, ids: Tensor<2, Int>, cx: &LayerCx) -> Tensor<3> {
-        ops::embedding(ids, &cx.weight(&self.0.embedding_tensor().name), &cx.op)
+        ops::embedding(ids, &cx.weight(&only(&self.0)), &cx.op)
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {
-        cost::embedding(&self.0, batch)
+        self.0.cost(batch)
     }
 }
 
 /// Learned positions, added to the token embedding.
-struct PositionEmbedding(Decoder);
-
-impl PositionEmbedding {
-    fn tensor(&self) -> DecoderTensor {
-        self.0.position_tensor().expect("made for learned positions")
-    }
-}
+struct PositionEmbedding(DecoderPart);
 
 impl Layer for PositionEmbedding {
     fn name(&self) -> &str {
-        self.0.names().positions
+        self.0.decoder.names().positions
     }
     fn parameters(&self) -> Vec<ParamSpec> {
-        vec![self.tensor().spec()]
+        self.0.parameters()
     }
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
-        ops::position_embedding(x, &cx.weight(&self.tensor().name), &cx.op)
+        ops::position_embedding(x, &cx.weight(&only(&self.0)), &cx.op)
+    }
+    fn extend(&self, x: Tensor<3>, cx: &LayerCx, past: &mut Past) -> Option<Tensor<3>> {
+        let [_, n, _] = x.dims();
+        let (first, rows) = (past.tokens(), cx.weight::<2>(&only(&self.0)).get());
+        past.pass(n);
+        Some(x + rows.slice([first..first + n]).unsqueeze())
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {
-        cost::positions(&self.0, batch)
+        self.0.cost(batch)
     }
     fn seq_max(&self) -> Option<usize> {
-        Some(self.tensor().shape[0])
+        match self.0.decoder.positions {
+            Positions::Learned(places) => Some(places),
+            Positions::Rotary(_) => None,
+        }
     }
     fn is_block(&self) -> bool {
         false
@@ -92,20 +101,24 @@ impl Layer for PositionEmbedding {
 }
 
 /// The norm before the head.
-struct FinalNorm(Decoder);
+struct FinalNorm(DecoderPart);
 
 impl Layer for FinalNorm {
     fn name(&self) -> &str {
-        self.0.names().final_norm
+        self.0.decoder.names().final_norm
     }
     fn parameters(&self) -> Vec<ParamSpec> {
-        self.0.final_norm_tensors().into_iter().map(DecoderTensor::spec).collect()
+        self.0.parameters()
     }
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
-        block::norm(self.0.norm, x, self.0.names().final_norm, cx)
+        let decoder = &self.0.decoder;
+        block::norm(decoder.norm, x, decoder.names().final_norm, cx)
+    }
+    fn extend(&self, x: Tensor<3>, cx: &LayerCx, _: &mut Past) -> Option<Tensor<3>> {
+        Some(self.forward(x, cx))
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {
-        cost::final_norm(&self.0, batch)
+        self.0.cost(batch)
     }
     fn is_block(&self) -> bool {
         false
@@ -113,24 +126,24 @@ impl Layer for FinalNorm {
 }
 
 /// Logits and their cross-entropy.
-struct LmHead(Decoder);
+struct LmHead(DecoderPart);
 
 impl Head for LmHead {
     fn name(&self) -> &str {
-        self.0.names().head
+        self.0.decoder.names().head
     }
     fn parameters(&self) -> Vec<ParamSpec> {
-        vec![self.0.head_tensor().spec()]
+        self.0.parameters()
     }
     fn loss(&self, x: Tensor<3>, targets: Tensor<2, Int>, cx: &LayerCx) -> Tensor<1> {
-        let weight = cx.weight(&self.0.head_tensor().name);
-        ops::linear_cross_entropy(x, &weight, targets, self.0.vocabulary, &cx.op)
+        let weight = cx.weight(&only(&self.0));
+        ops::linear_cross_entropy(x, &weight, targets, self.0.decoder.vocabulary, &cx.op)
     }
     fn logits(&self, x: Tensor<3>, cx: &LayerCx) -> Option<Tensor<3>> {
-        let weight = cx.weight(&self.0.head_tensor().name);
-        Some(ops::linear_transposed(x, &weight, &cx.op).narrow(2, 0, self.0.vocabulary))
+        let weight = cx.weight(&only(&self.0));
+        Some(ops::linear_transposed(x, &weight, &cx.op).narrow(2, 0, self.0.decoder.vocabulary))
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {
-        cost::head(&self.0, batch)
+        self.0.cost(batch)
     }
 }

@@ -47,7 +47,8 @@ proptest! {
             Tensor::cat(vec![map(0), map(1), map(2)], 2)
         });
         let rotation = Rotation::new(inverse_frequencies(d, THETA));
-        let turns = turned.then_some(Turns { rotation: &rotation, heads: heads + groups });
+        let turns = Turns { rotation: &rotation, heads: heads + groups, first: 0 };
+        let turns = turned.then_some(turns);
         both_paths(|| {
             let run = run(slice::from_ref(&x), &p, &dy, false, |mut x, w, cx| {
                 let maps = ["q", "k", "v"].map(|name| Projection {
@@ -84,7 +85,8 @@ proptest! {
             Tensor::cat(vec![normed(q, heads, &w[0]), normed(k, groups, &w[1]), values], 2)
         });
         let rotation = Rotation::new(inverse_frequencies(d, THETA));
-        let turns = turned.then_some(Turns { rotation: &rotation, heads: heads + groups });
+        let turns = Turns { rotation: &rotation, heads: heads + groups, first: 0 };
+        let turns = turned.then_some(turns);
         both_paths(|| {
             let run = run(slice::from_ref(&qkv), &p, &dy, false, |mut x, w, cx| {
                 let (q, k) = (w.weight("q"), w.weight("k"));

@@ -6,9 +6,11 @@ mod map;
 mod place;
 mod regular;
 mod walk;
+mod words;
 
 pub use escape::{escaped, escaped_line};
 pub use map::Mapped;
 pub use place::Place;
 pub use regular::{open_regular, read_text};
 pub use walk::{WalkError, files_below, is_hidden};
+pub use words::in_words;

@@ -3,6 +3,7 @@
 //! Two ways, of which the sizes decide ([`keeps_probabilities`]): short samples keep the
 //! probabilities for the backward, long ones a number a query, from which it has them again.
 
+pub mod cached;
 pub mod kept;
 pub mod recomputed;
 

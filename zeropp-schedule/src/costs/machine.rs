@@ -14,6 +14,15 @@
 //! t_comm = 10                 # us, latency of a message
 //! t_collective = 20           # us, latency of a collective
 //! ```
+//!
+//! A machine that was measured also has what its layers did, in place of products and passes:
+//!
+//! ```toml
+//! block_flops_per_s = [3e10, 3e10, 4e10, 3e10] # F, B, W and R of a block, all that they do
+//! head_flops_per_s = 4e10     # a head's F, with its gradients
+//! update_bytes_per_s = 5e9    # the optimizer; missing: memory_bytes_per_s
+//! reduce_bytes_per_s = 2e9    # reduce-scatters inside a node; missing: zero3_bytes_per_s
+//! ```
 
 use serde_json::{Map, Value};
 
@@ -21,7 +30,7 @@ use super::{CostsError, Table};
 
 /// Keys that only a machine has. `zero3_bytes_per_s`, `replica_bytes_per_s`, `bytes_per_s` and
 /// `t_comm` are those of stages, too.
-const KEYS: [&str; 7] = [
+const KEYS: [&str; 11] = [
     "source",
     "flops_per_s",
     "flops_share",
@@ -29,6 +38,10 @@ const KEYS: [&str; 7] = [
     "memory_bytes_per_s",
     "per_node",
     "t_collective",
+    "block_flops_per_s",
+    "head_flops_per_s",
+    "update_bytes_per_s",
+    "reduce_bytes_per_s",
 ];
 const SHARED: [&str; 5] =
     ["zero3_bytes_per_s", "replica_bytes_per_s", "bytes_per_s", "t_comm", "measured"];
@@ -54,7 +67,9 @@ pub struct Machine {
     pub per_node: usize,
     /// Bytes in a second of a collective inside a node: what a rank sends and receives at once.
     pub zero3_bytes_per_s: f64,
-    /// The same between nodes, with one rank a node.
+    /// The same of a reduce-scatter.
+    pub reduce_bytes_per_s: f64,
+    /// Bytes in a second of a collective between nodes, with one rank a node.
     pub replica_bytes_per_s: f64,
     /// Bytes in a second of a message between nodes.
     pub bytes_per_s: f64,
@@ -62,6 +77,13 @@ pub struct Machine {
     pub message_s: f64,
     /// Latency of a collective, in seconds.
     pub collective_s: f64,
+    /// Floating-point operations in a second of a block's F, B, W and R, all that they do included;
+    /// none where they follow from products and passes.
+    pub block_flops_per_s: Option<[f64; 4]>,
+    /// The same of a head's F, which makes its gradients.
+    pub head_flops_per_s: Option<f64>,
+    /// Bytes in a second that the optimizer reads and writes.
+    pub update_bytes_per_s: f64,
 }
 
 /// Takes the keys that only a machine has out of `keys`; whether there were rates among them.
@@ -92,18 +114,37 @@ impl Table {
         let latency = |key| self.number(key, Some(0.0), (0.0, LATENCY_MAX), "microseconds");
         let text = |key: &str| self.keys.get(key).and_then(Value::as_str).map(String::from);
         let source = text("source").or_else(|| self.measured.clone());
+        let passes = self.rate("memory_bytes_per_s", None)?;
+        let head = self.keys.contains_key("head_flops_per_s");
         Ok(Machine {
             source: source.unwrap_or_else(|| "given by hand".into()),
             flops_per_s: self.rate("flops_per_s", None)?,
             flops_share: share,
             memory_bytes: self.rate("memory_bytes", None)?,
-            memory_bytes_per_s: self.rate("memory_bytes_per_s", None)?,
+            memory_bytes_per_s: passes,
             per_node: per_node as usize,
             zero3_bytes_per_s: inside,
+            reduce_bytes_per_s: self.rate("reduce_bytes_per_s", Some(inside))?,
             replica_bytes_per_s: between,
             bytes_per_s: self.rate("bytes_per_s", Some(between))?,
             message_s: latency("t_comm")? / 1e6,
             collective_s: latency("t_collective")? / 1e6,
+            block_flops_per_s: self.block_rates()?,
+            head_flops_per_s: head.then(|| self.rate("head_flops_per_s", None)).transpose()?,
+            update_bytes_per_s: self.rate("update_bytes_per_s", Some(passes))?,
+        })
+    }
+
+    fn block_rates(&self) -> Result<Option<[f64; 4]>, CostsError> {
+        let Some(value) = self.keys.get("block_flops_per_s") else { return Ok(None) };
+        let rates = value.as_array().map(|all| all.iter().filter_map(Value::as_f64).collect());
+        let good = |all: &Vec<f64>| all.iter().all(|x| (1.0..=RATE_MAX).contains(x));
+        let rates: Option<[f64; 4]> = rates.filter(good).and_then(|all| all.try_into().ok());
+        rates.map(Some).ok_or_else(|| {
+            CostsError(format!(
+                "block_flops_per_s: found {value}; a list of four, what F, B, W and R of a block \
+                 do in a second, numbers from 1 to {RATE_MAX:e}"
+            ))
         })
     }
 
@@ -154,6 +195,8 @@ mod tests {
         assert_eq!((m.flops_share, m.per_node), (1.0, 8));
         assert_eq!((m.replica_bytes_per_s, m.bytes_per_s), (5e9, 5e9));
         assert_eq!((m.message_s, m.collective_s), (7e-6, 0.0));
+        assert_eq!((m.reduce_bytes_per_s, m.update_bytes_per_s), (5e9, 1e10));
+        assert_eq!((m.block_flops_per_s, m.head_flops_per_s), (None, None));
         for key in ["flops_per_s", "memory_bytes", "memory_bytes_per_s", "zero3_bytes_per_s"] {
             let lines = GOOD.lines().filter(|l| l.split(' ').next() != Some(key));
             let text = lines.collect::<Vec<_>>().join("\n");
@@ -173,6 +216,12 @@ mod tests {
             ("t_collective = nan", "t_collective: found nan"),
             ("replica_bytes_per_s = \"fast\"", "replica_bytes_per_s: found \"fast\""),
             ("flop_per_s = 1", "flop_per_s: not a key of a machine"),
+            (
+                "block_flops_per_s = [1e9, 1e9]",
+                "block_flops_per_s: found [1000000000.0,1000000000.0]",
+            ),
+            ("block_flops_per_s = [1e9, -1, 1e9, 1e9]", "block_flops_per_s: found ["),
+            ("head_flops_per_s = 0", "head_flops_per_s: found 0"),
         ] {
             let text = format!("{}{line}", GOOD.replace("t_comm = 7\n", ""));
             let said = machine(&text).unwrap_err().to_string();

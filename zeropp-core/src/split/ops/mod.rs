@@ -32,7 +32,6 @@ pub use attention::{attention, attention_keeps_probabilities, grouped_attention}
 pub use embedding::{embedding, position_embedding};
 #[doc(hidden)]
 pub use head::force_head_chunk;
-pub(crate) use head::logit_bytes;
 pub use head::{head_chunk, linear_cross_entropy};
 pub use head_norm::{HeadNorms, head_norm};
 pub use join::join;

@@ -35,6 +35,16 @@ impl Rotation {
         2 * self.inverse.len()
     }
 
+    /// The angles of the `s` positions from `first` on.
+    pub(super) fn angles_from(&self, first: usize, s: usize) -> Arc<Angles> {
+        let all = self.angles(first + s);
+        if first == 0 {
+            return all;
+        }
+        let own = |table: &[f32]| table[first * self.inverse.len()..].to_vec();
+        Arc::new(Angles { s, cos: own(&all.cos), sin: own(&all.sin) })
+    }
+
     /// The angles of the first `s` positions.
     pub(super) fn angles(&self, s: usize) -> Arc<Angles> {
         let mut table = self.table.lock();

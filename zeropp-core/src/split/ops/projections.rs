@@ -32,6 +32,8 @@ pub struct Turns<'a> {
     pub rotation: &'a Rotation,
     /// Heads that turn.
     pub heads: usize,
+    /// Position of the first token.
+    pub first: usize,
 }
 
 impl Turns<'_> {
@@ -42,7 +44,7 @@ impl Turns<'_> {
     pub(super) fn of(&self, [_, s, width]: [usize; 3]) -> (Turned, Arc<Angles>) {
         let d = self.rotation.head_dim();
         assert!(self.heads * d <= width, "{} heads of {d} do not fit into {width}", self.heads);
-        (Turned { width, heads: self.heads, d }, self.rotation.angles(s))
+        (Turned { width, heads: self.heads, d }, self.rotation.angles_from(self.first, s))
     }
 }
 

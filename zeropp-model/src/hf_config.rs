@@ -6,10 +6,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
+use zeropp_data::files::{escaped_line, read_text};
 
-use super::decoder::{Biases, Decoder, Naming, Norm, Positions, Rotary, RotaryScaling};
-use crate::choice::Activation;
-use crate::files::{escaped_line, read_text};
+use crate::Activation;
+use crate::decoder::{Biases, Decoder, Naming, Norm, Positions, Rotary, RotaryScaling};
 
 /// Largest `config.json`, in bytes.
 const BYTES_MAX: u64 = 1 << 20;

@@ -4,7 +4,7 @@
 //! Words: h hidden, f the MLP's inner size, d elements of a head, H query heads, G key and value
 //! heads (groups), L blocks, V rows of embedding and head.
 
-use crate::choice::Activation;
+use crate::Activation;
 
 /// Which names the parameters have, and how a block is put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,27 +164,27 @@ impl Decoder {
     }
 
     /// Elements of a token's queries: H·d.
-    pub(super) fn query_width(&self) -> usize {
+    pub(crate) fn query_width(&self) -> usize {
         self.heads * self.head_dim
     }
 
     /// Elements of a token's keys, and of its values: G·d.
-    pub(super) fn key_width(&self) -> usize {
+    pub(crate) fn key_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 
     /// Elements of a token's q, k and v: (H + 2G)·d.
-    pub(super) fn qkv_width(&self) -> usize {
+    pub(crate) fn qkv_width(&self) -> usize {
         self.query_width() + 2 * self.key_width()
     }
 
     /// Linear maps of the MLP: up and down, and a gate.
-    pub(super) fn mlp_maps(&self) -> usize {
+    pub(crate) fn mlp_maps(&self) -> usize {
         if self.activation == Activation::Swiglu { 3 } else { 2 }
     }
 
     /// Elements of a block's weight matrices, biases and norms not counted.
-    pub(super) fn block_weights(&self) -> f64 {
+    pub(crate) fn block_weights(&self) -> f64 {
         let h = self.hidden as f64;
         let attention = (self.qkv_width() + self.query_width()) as f64;
         h * (attention + (self.mlp_maps() * self.intermediate) as f64)
@@ -192,14 +192,14 @@ impl Decoder {
 
     /// Floating-point operations of one block's forward on `samples` of `seq` tokens: its matrix
     /// products, and of attention's scores and values the causal half.
-    pub(super) fn block_flops(&self, samples: usize, seq: usize) -> f64 {
+    pub(crate) fn block_flops(&self, samples: usize, seq: usize) -> f64 {
         let (n, s) = ((samples * seq) as f64, seq as f64);
         2.0 * n * self.block_weights() + 2.0 * n * s * self.query_width() as f64
     }
 
     /// Floating-point operations of the head's forward on `tokens`: rows that are no token ids are
     /// not counted.
-    pub(super) fn head_flops(&self, tokens: usize) -> f64 {
+    pub(crate) fn head_flops(&self, tokens: usize) -> f64 {
         2.0 * tokens as f64 * (self.hidden * self.vocabulary) as f64
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::presets::Preset;
+use crate::presets::Preset;
 
 fn read_text_of(text: &str) -> Result<HfConfig, String> {
     parse(text, Path::new("config.json")).map_err(|error| error.to_string())

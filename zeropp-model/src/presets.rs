@@ -1,7 +1,7 @@
 //! Open models by name: their sizes, as their makers published them. No weights.
 
-use super::decoder::{Biases, Decoder, Naming, Norm, Positions, Rotary, RotaryScaling};
-use crate::choice::Activation;
+use crate::Activation;
+use crate::decoder::{Biases, Decoder, Naming, Norm, Positions, Rotary, RotaryScaling};
 
 /// A model that has a name.
 #[derive(Clone, Copy, Debug)]

@@ -1,11 +1,11 @@
 //! What the parts of a decoder cost a micro-batch: FLOP, and bytes as the meter will count them.
 
-use super::decoder::{Decoder, Norm};
+use crate::decoder::{Decoder, Norm};
+use crate::head::{head_chunk, logit_bytes};
 use crate::layer::{BatchShape, LayerCost};
-use crate::split::ops;
 
 /// Bytes of the hidden states of a micro-batch.
-pub(super) fn hidden_bytes(d: &Decoder, batch: BatchShape) -> u64 {
+fn hidden_bytes(d: &Decoder, batch: BatchShape) -> u64 {
     bytes(d.hidden, batch)
 }
 
@@ -31,17 +31,17 @@ fn norm(d: &Decoder, batch: BatchShape) -> LayerCost {
 }
 
 /// The embedding: W adds rows of dY.
-pub(super) fn embedding(d: &Decoder, batch: BatchShape) -> LayerCost {
+pub(crate) fn embedding(d: &Decoder, batch: BatchShape) -> LayerCost {
     LayerCost { stash_bytes: hidden_bytes(d, batch), ..LayerCost::default() }
 }
 
 /// Learned positions: W adds dY summed over the samples, fp32.
-pub(super) fn positions(d: &Decoder, batch: BatchShape) -> LayerCost {
+pub(crate) fn positions(d: &Decoder, batch: BatchShape) -> LayerCost {
     LayerCost { stash_bytes: (4 * batch.seq * d.hidden) as u64, ..LayerCost::default() }
 }
 
 /// One block.
-pub(super) fn block(d: &Decoder, batch: BatchShape) -> LayerCost {
+pub(crate) fn block(d: &Decoder, batch: BatchShape) -> LayerCost {
     let norm = norm(d, batch);
     let (q, qkv) = (d.query_width(), d.qkv_width());
     let (hidden, inner) = (hidden_bytes(d, batch), bytes(d.intermediate, batch));
@@ -78,7 +78,7 @@ pub(super) fn block(d: &Decoder, batch: BatchShape) -> LayerCost {
 }
 
 /// The norm before the head.
-pub(super) fn final_norm(d: &Decoder, batch: BatchShape) -> LayerCost {
+pub(crate) fn final_norm(d: &Decoder, batch: BatchShape) -> LayerCost {
     let (norm, x) = (norm(d, batch), hidden_bytes(d, batch));
     LayerCost {
         activation_bytes: norm.activation_bytes + x,
@@ -88,10 +88,10 @@ pub(super) fn final_norm(d: &Decoder, batch: BatchShape) -> LayerCost {
 }
 
 /// The head and its loss.
-pub(super) fn head(d: &Decoder, batch: BatchShape) -> LayerCost {
+pub(crate) fn head(d: &Decoder, batch: BatchShape) -> LayerCost {
     let (rows, n) = (d.rows(), batch.tokens());
-    let chunk = ops::head_chunk(n, rows, batch.element_bytes, batch.on_kernels());
-    let logit = ops::logit_bytes(batch.element_bytes, batch.on_kernels());
+    let chunk = head_chunk(n, rows, batch.element_bytes, batch.on_kernels());
+    let logit = logit_bytes(batch.element_bytes, batch.on_kernels());
     // The kernels leave out the rows that are no token ids.
     let columns = if batch.on_kernels() { d.vocabulary } else { rows };
     // The gradient of its input.

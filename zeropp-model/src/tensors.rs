@@ -5,7 +5,7 @@
 //! LLaMA and its relatives store `[out, in]` in files: their matrices are transposed on the way in
 //! and out. GPT-2's are `[in, out]` in files, too. Embedding and head are `[V, h]` everywhere.
 
-use super::decoder::{Decoder, Naming, Norm, Positions};
+use crate::decoder::{Decoder, Naming, Norm, Positions};
 use crate::params::{Init, ParamSpec};
 
 /// Standard deviation of initial weights.
@@ -40,26 +40,35 @@ impl DecoderTensor {
     }
 
     /// What a layer declares.
-    pub(super) fn spec(self) -> ParamSpec {
+    pub fn spec(self) -> ParamSpec {
         ParamSpec::new(self.name, &self.shape, self.init)
     }
 }
 
 /// The names that differ between families.
-pub(super) struct Names {
-    pub(super) embedding: &'static str,
-    pub(super) positions: &'static str,
-    pub(super) block: &'static str,
-    pub(super) norm_1: &'static str,
-    pub(super) norm_2: &'static str,
+pub struct Names {
+    /// The token embedding.
+    pub embedding: &'static str,
+    /// Learned positions.
+    pub positions: &'static str,
+    /// What blocks are called before their index.
+    pub block: &'static str,
+    /// The norm before attention.
+    pub norm_1: &'static str,
+    /// The norm before the MLP.
+    pub norm_2: &'static str,
     /// q, k and v: one matrix, or three.
-    pub(super) qkv: &'static [&'static str],
-    pub(super) out: &'static str,
+    pub qkv: &'static [&'static str],
+    /// The projection after attention.
+    pub out: &'static str,
     /// What leads into the MLP: up, or gate and up.
-    pub(super) up: &'static [&'static str],
-    pub(super) down: &'static str,
-    pub(super) final_norm: &'static str,
-    pub(super) head: &'static str,
+    pub up: &'static [&'static str],
+    /// What leads out of it.
+    pub down: &'static str,
+    /// The norm before the head.
+    pub final_norm: &'static str,
+    /// The head, where it has a weight of its own.
+    pub head: &'static str,
 }
 
 const GPT2: Names = Names {
@@ -91,10 +100,11 @@ const LLAMA: Names = Names {
 };
 
 /// The weights of the norms of q and of k.
-pub(super) const QK_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
+pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
 
 impl Decoder {
-    pub(super) fn names(&self) -> &'static Names {
+    /// What the family calls its parts.
+    pub fn names(&self) -> &'static Names {
         match self.naming {
             Naming::Gpt2 => &GPT2,
             Naming::Llama => &LLAMA,
@@ -114,13 +124,13 @@ impl Decoder {
         all
     }
 
-    pub(super) fn embedding_tensor(&self) -> DecoderTensor {
+    pub(crate) fn embedding_tensor(&self) -> DecoderTensor {
         let name = format!("{}.weight", self.names().embedding);
         DecoderTensor::new(name, &[self.rows(), self.hidden], Init::Normal(INIT_STD))
     }
 
     /// The head's weight, which may be the embedding's.
-    pub(super) fn head_tensor(&self) -> DecoderTensor {
+    pub(crate) fn head_tensor(&self) -> DecoderTensor {
         let embedding = self.embedding_tensor();
         match self.tied {
             true => embedding,
@@ -128,13 +138,13 @@ impl Decoder {
         }
     }
 
-    pub(super) fn position_tensor(&self) -> Option<DecoderTensor> {
+    pub(crate) fn position_tensor(&self) -> Option<DecoderTensor> {
         let Positions::Learned(places) = self.positions else { return None };
         let name = format!("{}.weight", self.names().positions);
         Some(DecoderTensor::new(name, &[places, self.hidden], Init::Normal(INIT_STD / 2.0)))
     }
 
-    pub(super) fn final_norm_tensors(&self) -> Vec<DecoderTensor> {
+    pub(crate) fn final_norm_tensors(&self) -> Vec<DecoderTensor> {
         self.norm_tensors(self.names().final_norm)
     }
 
@@ -149,7 +159,7 @@ impl Decoder {
     }
 
     /// The parameters of block `i`.
-    pub(super) fn block_tensors(&self, i: usize) -> Vec<DecoderTensor> {
+    pub(crate) fn block_tensors(&self, i: usize) -> Vec<DecoderTensor> {
         let names = self.names();
         let block = format!("{}.{i}", names.block);
         let (h, f, q, k) = (self.hidden, self.intermediate, self.query_width(), self.key_width());

@@ -1,0 +1,136 @@
+//! Writing text with a trained model: one rank, in fp32 on the CPU, with the keys and values of
+//! all tokens kept.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use serde_json::Value;
+use zeropp_core::files::read_text;
+use zeropp_core::layer::Part;
+use zeropp_core::model::{self, Whole};
+use zeropp_core::sampling::Sampling;
+
+use crate::Error;
+use crate::checkpoint::initial;
+use crate::config::{Config, ConfigError};
+
+/// The longest file of settings that is read.
+const TEXT_BYTES_MAX: u64 = 64 << 20;
+
+/// A model that writes.
+pub struct Generator {
+    whole: Whole,
+    vocabulary: usize,
+    /// Tokens of the longest text it can go on with.
+    longest: usize,
+    /// Tokens that end a text.
+    ends: Vec<u32>,
+}
+
+impl Generator {
+    /// The model that `config` describes with the weights that its `init-from` names: see
+    /// [`config_of`](crate::config_of).
+    ///
+    /// # Errors
+    /// Settings that name no model or no weights, and weights that are not the model's.
+    pub fn new(config: &Config) -> Result<Generator, Error> {
+        let missing = |field: &str, help: &str| {
+            Error::from(ConfigError::value(field, "nothing", "a text needs it", help))
+        };
+        let known = config.vocab.ok_or_else(|| missing("vocab", "give the model's"))?;
+        let path = config.init_from.as_ref();
+        let path = path.ok_or_else(|| missing("init-from", "name the model's weights"))?;
+        let decoder = config.decoder(known)?;
+        let model = model::build(decoder);
+        let weights = initial::open_for(path, &model)?;
+        let mut whole = None;
+        let read = weights.read(|read| {
+            whole = Some(Whole::new(&model, |name, _, out| read(name, 0, out))?);
+            Ok(())
+        });
+        read.map_err(|error| Error::Export {
+            path: path.clone(),
+            problem: error.to_string(),
+            help: "restore it, or name another".into(),
+        })?;
+        let limits = model.parts.iter().filter_map(Part::seq_max).chain(decoder.window);
+        Ok(Generator {
+            whole: whole.expect("read above"),
+            vocabulary: known,
+            longest: limits.min().unwrap_or(usize::MAX),
+            ends: ends(path),
+        })
+    }
+
+    /// Token ids of the model.
+    pub fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    /// The tokens that end a text, as the folder of the weights says; a checkpoint says nothing.
+    pub fn ends(&self) -> &[u32] {
+        &self.ends
+    }
+
+    /// Up to `most` tokens that follow `prompt`; `on_token` sees each as soon as it is there, and
+    /// ends the text with a [`ControlFlow::Break`], the token included. The text also ends where
+    /// the model can take no more.
+    ///
+    /// # Errors
+    /// A prompt that is empty, longer than the model can take, or has an id that it does not know;
+    /// a model without logits.
+    pub fn generate(
+        &mut self,
+        prompt: &[u32],
+        most: usize,
+        sampling: &Sampling,
+        mut on_token: impl FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Vec<u32>, Error> {
+        let refused = |problem: String, help: String| {
+            Err(ConfigError::value("prompt", format!("{} tokens", prompt.len()), problem, help))
+        };
+        if prompt.is_empty() {
+            refused("there is nothing to go on from".into(), "give one token at least".into())?;
+        }
+        if prompt.len() > self.longest {
+            let problem = format!("the model takes {} at most", self.longest);
+            refused(problem, "use a shorter one".into())?;
+        }
+        if let Some(id) = prompt.iter().find(|id| **id as usize >= self.vocabulary) {
+            let problem = format!("it has token id {id}, and the model knows {}", self.vocabulary);
+            refused(problem, "use the tokenizer that the model was trained with".into())?;
+        }
+        self.whole.restart();
+        let mut written = Vec::new();
+        let mut logits = self.extended(prompt)?;
+        while written.len() < most {
+            let next = sampling.pick(&logits, written.len() as u64);
+            written.push(next);
+            let is_full = prompt.len() + written.len() > self.longest;
+            if on_token(next).is_break() || written.len() == most || is_full {
+                break;
+            }
+            logits = self.extended(&[next])?;
+        }
+        Ok(written)
+    }
+
+    fn extended(&mut self, ids: &[u32]) -> Result<Vec<f32>, Error> {
+        self.whole.extend(ids).map_err(|e| Error::Model(e.to_string()))
+    }
+}
+
+/// `eos_token_id`, one or several, of the files that a folder of weights has.
+fn ends(folder: &Path) -> Vec<u32> {
+    let read = |name: &str| {
+        let text = read_text(&folder.join(name), TEXT_BYTES_MAX).ok()?;
+        let value: Value = serde_json::from_str(&text).ok()?;
+        let ids = match value.get("eos_token_id")? {
+            Value::Array(ids) => ids.clone(),
+            one => vec![one.clone()],
+        };
+        let ids: Vec<u32> = ids.iter().filter_map(|id| id.as_u64()?.try_into().ok()).collect();
+        (!ids.is_empty()).then_some(ids)
+    };
+    ["generation_config.json", "config.json"].into_iter().find_map(read).unwrap_or_default()
+}

@@ -1,0 +1,82 @@
+//! What this machine does in a second, measured: products by shape, one layer at the model's sizes,
+//! the optimizer, and what passes between ranks. From these numbers the times of any layout follow.
+
+mod layer;
+mod links;
+mod products;
+
+use zeropp_core::device::Room;
+
+use crate::Error;
+use crate::config::{Config, DeviceKind};
+
+pub use layer::LayerRates;
+pub use links::{Line, Links};
+pub use products::Product;
+
+/// What was measured. All rates are those of one rank while all ranks do the same.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Ranks that worked at the same time.
+    pub ranks: usize,
+    /// Bytes of memory that each of them can have; none where the system does not tell.
+    pub memory_bytes: Option<u64>,
+    /// Products by shape.
+    pub products: Vec<Product>,
+    /// One layer, and the optimizer.
+    pub layer: LayerRates,
+    /// Inside a process; none where a rank is alone.
+    pub inside: Option<Links>,
+    /// Between processes; none where there is one.
+    pub between: Option<Links>,
+}
+
+/// Measures with the ranks that `config` names, all at once, in well under a minute for models of
+/// whose blocks a rank computes one in a tenth of a second. Device, precision, model, samples and
+/// engine are those of `config`; nothing is read or written. Where a launcher started several
+/// processes, all of them call it, and every one gets the numbers.
+///
+/// # Errors
+/// Settings that do not work, too little memory, or a device or an engine that does not start.
+pub fn measure(config: &Config) -> Result<Measured, Error> {
+    config.validate()?;
+    let ranks = config.mesh().world();
+    let devices = config.devices()?;
+    let (inside, between) = links::measure(config, &devices)?;
+    let here = if config.device == DeviceKind::Cpu { ranks } else { ranks.min(devices.count()) };
+    let products = products::measure(config, &devices, here)?;
+    let layer = layer::measure(config, here)?;
+    let room = (config.device == DeviceKind::Cpu).then(Room::find).flatten();
+    let memory_bytes = room.map(|room| room.bytes / here.max(1) as u64);
+    Ok(Measured { ranks, memory_bytes, products, layer, inside, between })
+}
+
+/// The settings of a run of `config`'s model that is measured: nothing read or written, whatever
+/// else `config` asks for.
+fn bare(config: &Config) -> Config {
+    Config {
+        model: config.model.clone(),
+        hidden: config.hidden,
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        intermediate: config.intermediate,
+        seq: config.seq,
+        tied: config.tied,
+        vocab: config.vocab,
+        vocab_multiple: config.vocab_multiple,
+        activation: config.activation,
+        micro_batch_size: config.micro_batch_size,
+        precision: config.precision,
+        device: config.device,
+        no_memory_check: config.no_memory_check,
+        timeout_s: config.timeout_s,
+        ..Config::default()
+    }
+}
+
+/// The middle one.
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or(0.0)
+}

@@ -1,0 +1,145 @@
+//! What a model writes: with the past kept, the same text as from the whole each time, and the same
+//! from a checkpoint as from the folder that it is exported to.
+
+mod common;
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use common::{run, text_file, tiny};
+use zeropp::config::Activation;
+use zeropp::weights::StoreAs;
+use zeropp::{
+    Config, ExportOptions, Generator, Sampling, Trainer, Weights, config_of, export_checkpoint,
+    model,
+};
+
+/// Families that differ in all that the past has to do with: positions, groups, head norms.
+fn families(data: &Path) -> Vec<Config> {
+    let base = Config {
+        data: Some(data.into()),
+        layers: 3,
+        hidden: 32,
+        heads: 4,
+        seq: 48,
+        steps: 120,
+        lr: 1e-2,
+        ..tiny()
+    };
+    let gated = Config { activation: Activation::Swiglu, kv_heads: Some(2), ..base.clone() };
+    vec![
+        base,
+        Config { model: "llama".into(), ..gated.clone() },
+        Config { model: "qwen3".into(), head_dim: Some(12), tied: true, ..gated },
+    ]
+}
+
+fn written(generator: &mut Generator, prompt: &[u32], most: usize, how: &Sampling) -> Vec<u32> {
+    generator.generate(prompt, most, how, |_| ControlFlow::Continue(())).unwrap()
+}
+
+/// The token with the largest logit, by a forward of all of the text.
+fn likeliest(config: &Config, weights: &Weights, text: &[u32]) -> u32 {
+    let model = model::build(config.decoder(256).unwrap());
+    let ids: Vec<i64> = text.iter().map(|id| i64::from(*id)).collect();
+    let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [1, text.len()]), &Device::flex());
+    let logits = model::logits(&model, weights, ids).unwrap();
+    let logits = logits.into_data().try_to_vec::<f32>().unwrap();
+    let last = &logits[(text.len() - 1) * 256..];
+    let best = last.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap();
+    best.0 as u32
+}
+
+#[test]
+fn greedy_text_is_what_the_whole_forward_gives() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = text_file(&dir, 4000);
+    for config in families(&text) {
+        let name = config.model.clone();
+        let save = dir.path().join(&name);
+        let trained = run(Config { save: Some(save.clone()), pp: 1, ..config.clone() });
+        let described = config_of(&save).unwrap();
+        let mut generator = Generator::new(&described).unwrap();
+        let prompt: Vec<u32> = b"stage shard unit ".iter().map(|b| u32::from(*b)).collect();
+        let found = written(&mut generator, &prompt, 24, &Sampling::default());
+        let mut whole = prompt.clone();
+        for (i, id) in found.iter().enumerate() {
+            assert_eq!(*id, likeliest(&config, &trained.weights, &whole), "{name}, token {i}");
+            whole.push(*id);
+        }
+        assert_eq!(found.len(), 24);
+        assert!(found.windows(2).any(|w| w[0] != w[1]), "{name}: it has learned words");
+        // A text begins anew, however far the last one went.
+        assert_eq!(written(&mut generator, &prompt, 24, &Sampling::default()), found, "{name}");
+
+        let folder = dir.path().join(format!("{name}-hf"));
+        if name == "gpt" {
+            let options = ExportOptions { store_as: StoreAs::F32, like: None };
+            export_checkpoint(&save, &folder, &options).unwrap();
+            let mut exported = Generator::new(&config_of(&folder).unwrap()).unwrap();
+            assert_eq!(written(&mut exported, &prompt, 24, &Sampling::default()), found);
+        }
+
+        let drawn = Sampling { temperature: 1.0, top_k: 20, top_p: 0.95, seed: 5 };
+        let one = written(&mut generator, &prompt, 24, &drawn);
+        assert_eq!(written(&mut generator, &prompt, 24, &drawn), one, "{name}: the same seed");
+        let other = Sampling { seed: 6, ..drawn };
+        assert_ne!(written(&mut generator, &prompt, 24, &other), one, "{name}: another");
+        let only = Sampling { top_k: 1, ..drawn };
+        assert_eq!(written(&mut generator, &prompt, 24, &only), found, "{name}: top-k 1");
+    }
+}
+
+/// Learned positions end; a text goes on up to there, and stops where it is told to.
+#[test]
+fn text_ends_where_it_must_or_should() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = text_file(&dir, 2000);
+    let save = dir.path().join("saved");
+    let config = Config { data: Some(text), seq: 12, steps: 2, save: Some(save.clone()), ..tiny() };
+    run(config);
+    let mut generator = Generator::new(&config_of(&save).unwrap()).unwrap();
+    let ten: Vec<u32> = (60..70).collect();
+    assert_eq!(written(&mut generator, &ten, 50, &Sampling::default()).len(), 3);
+    let mut seen = 0;
+    let stop = |_| {
+        seen += 1;
+        if seen == 2 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    assert_eq!(generator.generate(&ten[..2], 9, &Sampling::default(), stop).unwrap().len(), 2);
+    let mut refused = |prompt: &[u32], part: &str| {
+        let flow = |_| ControlFlow::Continue(());
+        let error = generator.generate(prompt, 1, &Sampling::default(), flow).unwrap_err();
+        assert!(error.is_bad_input() && error.to_string().contains(part), "{error}");
+    };
+    refused(&[], "nothing to go on from");
+    refused(&[1; 13], "the model takes 12 at most");
+    refused(&[256], "token id 256, and the model knows 256");
+}
+
+/// A run begins with the weights of a checkpoint, and what is measured on them is what the run that
+/// wrote it has measured.
+#[test]
+fn a_checkpoint_is_weights_to_begin_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = text_file(&dir, 4000);
+    let save = dir.path().join("saved");
+    let config = Config {
+        data: Some(text.clone()),
+        split: Some("9,1".into()),
+        eval_every: 4,
+        eval_steps: 2,
+        steps: 4,
+        save: Some(save.clone()),
+        ..tiny()
+    };
+    let trained = run(Config { pp: 2, zero3: 2, micro_batches: Some(3), ..config.clone() });
+    let measured = trained.steps[3].eval.unwrap().loss;
+    let begun = Config { save: None, init_from: Some(save.clone()), seed: 99, ..config };
+    let again = Trainer::new(begun.clone()).unwrap().evaluate().unwrap();
+    assert_eq!(again.loss.to_bits(), measured.to_bits());
+    let other = Config { hidden: 32, init_from: Some(save), ..begun };
+    let error = Trainer::new(other).err().unwrap().to_string();
+    assert!(error.contains("in the model and"), "{error}");
+}

@@ -1,0 +1,243 @@
+//! `zeropp run --plan`: the layout of a run, chosen by a plan for the machine at hand.
+
+use clap::{Arg, ArgMatches, value_parser};
+use zeropp::Config;
+use zeropp::config::{EngineKind, OPTIONS, Recompute, Table};
+use zeropp::pipeline::costs::Form;
+use zeropp_plan::layout::{Fixed, Job, Layout, Recompute as Planned};
+use zeropp_plan::model::ModelSizes;
+use zeropp_plan::plan::Plan;
+use zeropp_plan::{machines, text};
+
+use crate::{Failure, measure, planning};
+
+/// Stands for a machine that is measured first.
+const MEASURED: &str = "measured";
+/// What a plan chooses, and keeps to where it is given.
+const KEPT: [&str; 8] =
+    ["pp", "zero3", "dp", "virtual", "unit", "micro-batch-size", "recompute", "schedule"];
+/// What a plan chooses by itself.
+const CHOSEN: [&str; 5] = ["micro-batches", "zero1", "prefetch", "stages", "costs"];
+
+/// A run whose layout is to be planned.
+pub(crate) struct Wish {
+    /// A name, a file, or [`MEASURED`].
+    machine: String,
+    ranks: Option<usize>,
+    global_batch: Option<usize>,
+    /// Settings of the command line.
+    given: Vec<&'static str>,
+}
+
+/// The flags of a plan that a run starts with.
+pub(crate) fn args() -> [Arg; 3] {
+    let number = |name: &'static str, help: &'static str| {
+        Arg::new(name)
+            .long(name)
+            .value_name("N")
+            .value_parser(value_parser!(usize))
+            .allow_negative_numbers(true)
+            .requires("plan")
+            .help_heading("Plan")
+            .hide_short_help(true)
+            .help(help)
+    };
+    [
+        Arg::new("plan")
+            .long("plan")
+            .value_name("NAME|FILE")
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value(MEASURED)
+            .help_heading("Plan")
+            .hide_short_help(true)
+            .help("Plan the layout and run the fastest that fits; --dry-run shows the plan")
+            .long_help(
+                "Plan the layout and run the fastest that fits; --dry-run shows the plan\n\n\
+                 For this machine, which is measured first, or for the machine of this name or \
+                 file, as `zeropp plan --machine` takes it. The plan keeps to what the flags give \
+                 of pp, zero3, dp, virtual, unit, micro-batch-size, recompute and schedule, and to \
+                 rank-memory. Needs --global-batch.",
+            ),
+        number("gpus", "With --plan: ranks in all [default: the cores or GPUs of this machine]"),
+        number("global-batch", "With --plan: samples of a step, of all ranks"),
+    ]
+}
+
+impl Wish {
+    /// What a command line wishes; none where nothing is to be planned.
+    pub(crate) fn new(matches: &ArgMatches) -> Option<Wish> {
+        let size = |name: &str| matches.get_one::<usize>(name).copied();
+        let all = KEPT.iter().chain(&CHOSEN).copied();
+        Some(Wish {
+            machine: matches.get_one::<String>("plan")?.clone(),
+            ranks: size("gpus"),
+            global_batch: size("global-batch"),
+            given: all.filter(|key| matches.contains_id(key)).collect(),
+        })
+    }
+
+    /// The settings with the best layout, and the plan in words.
+    ///
+    /// # Errors
+    /// What a plan does not take, or a job that fits nowhere, with what is nearest.
+    pub(crate) fn chosen(&self, config: &Config) -> Result<(Config, String), Failure> {
+        let job = self.job(config)?;
+        let plan = Plan::new(&job, &others(config)).map_err(planning::bad)?;
+        let first = &plan.layouts[0].planned;
+        let columns = console::Term::stdout().size_checked().map_or(100, |s| usize::from(s.1));
+        let chosen = with_layout(config, &first.layout, &first.blocks)?;
+        Ok((chosen, text::text(&plan, columns)))
+    }
+
+    fn job(&self, config: &Config) -> Result<Job, Failure> {
+        if let Some(key) = self.given.iter().find(|key| CHOSEN.contains(key)) {
+            let value = config.get(key).map_or_else(|| "given".into(), |v| v.to_string());
+            return Err(Failure::bad_input(format!(
+                "{key} = {value}: --plan chooses it; leave it out, or leave out --plan"
+            )));
+        }
+        let Some(global_batch) = self.global_batch else {
+            return Err(Failure::bad_input(
+                "global-batch is missing: --plan needs to know the samples of a step, of all \
+                 ranks, such as --global-batch 64",
+            ));
+        };
+        let gpus = match self.ranks {
+            Some(ranks) => ranks,
+            None => measure::ranks_here(config)?,
+        };
+        let ids = config.dataset().map_err(zeropp::Error::from)?.vocabulary();
+        let machine = self.machine(config, gpus, ids)?;
+        let decoder = config.decoder(ids).map_err(Failure::bad_input)?;
+        Ok(Job {
+            model: ModelSizes { name: config.model.clone(), decoder, seq: config.seq },
+            memory: config
+                .rank_memory
+                .map_or(0.95 * machine.memory_bytes, |gib| gib * (1u64 << 30) as f64)
+                as u64,
+            machine,
+            gpus,
+            global_batch,
+            compute: planning::compute(config.device, config.precision, config.seq),
+            fixed: self.fixed(config),
+        })
+    }
+
+    fn machine(
+        &self,
+        config: &Config,
+        ranks: usize,
+        ids: usize,
+    ) -> Result<zeropp::pipeline::costs::Machine, Failure> {
+        if self.machine != MEASURED {
+            return planning::machine_called(&self.machine);
+        }
+        if config.engine != EngineKind::Threads {
+            return Err(Failure::bad_input(
+                "plan = measured: each process would measure, and plan, for itself; measure once, \
+                 with zeropp measure -o machine.toml, and use --plan=machine.toml",
+            ));
+        }
+        // Beyond a sane number the plan itself says so.
+        let zero3 = ranks.clamp(1, 64);
+        let measured = Config { zero3, pp: 1, dp: 1, vocab: Some(ids), ..config.clone() };
+        let file = measure::machine_file(&measured)?;
+        machines::read(MEASURED, &file, Form::Toml).map_err(planning::bad)
+    }
+
+    fn fixed(&self, config: &Config) -> Fixed {
+        let given = |key: &str| self.given.contains(&key);
+        let size = |key: &str, value: usize| given(key).then_some(value);
+        Fixed {
+            pp: size("pp", config.pp),
+            zero3: size("zero3", config.zero3),
+            dp: size("dp", config.dp),
+            virtual_stages: config.virtual_stages,
+            unit: config.unit,
+            micro_batch_size: size("micro-batch-size", config.micro_batch_size),
+            recompute: given("recompute").then_some(match config.recompute {
+                Recompute::None => Planned::None,
+                Recompute::Selective => Planned::Selective,
+                Recompute::Full => Planned::Full,
+            }),
+            schedule: given("schedule").then(|| config.schedule.clone()),
+        }
+    }
+}
+
+/// The settings that a layout does not choose, as flags, where they are not the model's defaults.
+fn others(config: &Config) -> String {
+    let base = Config::for_model(&config.model).unwrap_or_default();
+    let chosen = |key: &str| KEPT.contains(&key) || CHOSEN.contains(&key) || key == "flight-dir";
+    let told = OPTIONS.iter().filter(|o| !chosen(o.key)).filter_map(|o| {
+        let value = config.get(o.key)?;
+        let says = o.key == "model" || base.get(o.key).as_ref() != Some(&value);
+        says.then(|| planning::flag(o.key, &value))
+    });
+    told.collect::<Vec<_>>().join(" ")
+}
+
+/// The settings with this layout, by the flags that a plan prints.
+fn with_layout(config: &Config, layout: &Layout, blocks: &[usize]) -> Result<Config, Failure> {
+    let mut table = Table::new();
+    for flag in layout.flags(blocks) {
+        let (key, value) = flag.split_once(' ').unwrap_or((&flag, "true"));
+        let key = key.trim_start_matches('-');
+        let option = OPTIONS.iter().find(|o| o.key == key).expect("a setting of a run");
+        table.insert(key.into(), option.kind.parse(value).expect("a layout's value"));
+    }
+    config.with(table).map_err(Failure::bad_input)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{args, command};
+
+    fn chosen(line: &str) -> Result<(Config, String), String> {
+        let words = ["zeropp", "run"].into_iter().chain(line.split(' '));
+        let matches = command::command().try_get_matches_from(words).map_err(|e| e.to_string())?;
+        let matches = matches.subcommand_matches("run").unwrap();
+        let run = args::run(matches).map_err(|f| f.message)?;
+        let wish = Wish::new(matches).expect("asked for");
+        wish.chosen(&run.config).map_err(|f| f.message)
+    }
+
+    const MODEL: &str = "--layers 6 --hidden 64 --heads 4 --seq 32";
+
+    #[test]
+    fn the_layout_of_the_plan_is_the_one_that_runs() {
+        let line = format!("--plan=a100 --gpus 4 --global-batch 16 --pp 2 --rank-memory 1 {MODEL}");
+        let (config, text) = chosen(&line).unwrap();
+        assert_eq!((config.pp, config.mesh().world()), (2, 4));
+        assert_eq!(config.samples_per_step(), 16);
+        assert!(text.contains("layouts ranked") && text.contains("--pp 2"), "{text}");
+        let told = text.split_whitespace().collect::<Vec<_>>().join(" ").replace(" \\ ", " ");
+        let sizes = "zeropp run --rank-memory 1.0 --model gpt --layers 6 --seq 32 --pp 2";
+        assert!(told.contains(sizes), "{told}");
+        zeropp::Trainer::new(config).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_planned_is_one_clear_message() {
+        for (line, said) in [
+            ("--plan=a100 --gpus 4", "global-batch is missing"),
+            ("--plan=a100 --gpus 4 --global-batch 8 --zero1", "zero1 = true: --plan chooses it"),
+            ("--plan=b7 --gpus 4 --global-batch 8", "machine = b7: neither a file"),
+            ("--plan=a100 --gpus 7 --global-batch 4", "gpus = 7: no P x D x K suits"),
+            (
+                "--plan=a100 --gpus 1 --global-batch 8 --rank-memory 0.00001",
+                "memory = 10.49 KiB: none of",
+            ),
+            (
+                "--plan=a100 --gpus 1 --global-batch 8 --rank-memory 0.00001",
+                "% more, on pipeline rank",
+            ),
+            ("--global-batch 8", "required"),
+        ] {
+            let error = chosen(&format!("{line} {MODEL}")).unwrap_err();
+            assert!(error.contains(said), "{line}: {error}");
+        }
+    }
+}

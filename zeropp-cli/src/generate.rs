@@ -1,0 +1,193 @@
+//! `zeropp generate`: text that a model writes.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::{Command as Process, Stdio};
+
+use clap::{Arg, ArgMatches, Command, value_parser};
+use zeropp::config::{Config, Tokenizer};
+use zeropp::{Generator, Sampling, config_of};
+
+use crate::Failure;
+use crate::figures::say;
+use crate::tokenize::{absent, program};
+
+const ABOUT: &str = "Write text with a model\n\n\
+Of a checkpoint of any layout, or of a Hugging Face folder; on one rank, in fp32 on the CPU, \
+keeping the keys and values of all tokens. The same command writes the same text. Text ends at a \
+token that the folder calls its end (eos), and where the model can take no more.";
+
+const EXAMPLES: &str = "\
+Examples:
+  zeropp generate checkpoints --prompt 'Once upon a time'          the likeliest text
+  zeropp generate checkpoints --prompt 'fn ' --temperature 0.8 --top-k 50 --seed 7
+  zeropp generate SmolLM2 --prompt 'The capital of France is' --max-tokens 20
+
+A model of bytes needs no tokenizer. Any other takes the tokenizer.json of its folder, or of the \
+folder that its run began with, by the program zeropp-tokenize.
+Exit codes: 0 written, 2 bad input.";
+
+/// The arguments of `zeropp generate`.
+pub(crate) fn command() -> Command {
+    let path = |name: &'static str| Arg::new(name).value_parser(value_parser!(PathBuf));
+    let number = |name: &'static str, default: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name("N").default_value(default).help(help)
+    };
+    Command::new("generate")
+        .about("Write text with a model")
+        .long_about(ABOUT)
+        .after_help(EXAMPLES)
+        .arg(
+            path("model")
+                .value_name("CHECKPOINT|FOLDER")
+                .required(true)
+                .help("A checkpoint, a folder of them for the newest, or a Hugging Face folder"),
+        )
+        .arg(
+            Arg::new("prompt")
+                .long("prompt")
+                .value_name("TEXT")
+                .required(true)
+                .help("What the text begins with"),
+        )
+        .arg(
+            number("max-tokens", "64", "The most tokens to write")
+                .value_parser(value_parser!(usize)),
+        )
+        .arg(
+            number("temperature", "0", "What logits are divided by; 0 takes the likeliest token")
+                .value_parser(temperature),
+        )
+        .arg(
+            number("top-k", "0", "Draw from the N likeliest tokens only; 0 from all")
+                .value_parser(value_parser!(usize)),
+        )
+        .arg(
+            number(
+                "top-p",
+                "1",
+                "Draw from the likeliest tokens that together have this probability",
+            )
+            .value_parser(probability),
+        )
+        .arg(number("seed", "0", "Another text for each seed").value_parser(value_parser!(u64)))
+        .arg(
+            path("tokenizer")
+                .long("tokenizer")
+                .value_name("FILE")
+                .help("The model's tokenizer.json [default: that of its folder]"),
+        )
+}
+
+fn temperature(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|t: &f64| t.is_finite() && *t >= 0.0);
+    number.ok_or_else(|| "use 0, or more to draw, such as 0.8".into())
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|p: &f64| *p > 0.0 && *p <= 1.0);
+    number.ok_or_else(|| "use more than 0, up to 1".into())
+}
+
+/// Writes the text.
+pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    let prompt = matches.get_one::<String>("prompt").expect("required");
+    let folder = matches.get_one::<PathBuf>("model").expect("required");
+    let of = |name: &str| *matches.get_one::<f64>(name).expect("has a default");
+    let count = |name: &str| *matches.get_one::<usize>(name).expect("has a default");
+    let sampling = Sampling {
+        temperature: of("temperature"),
+        top_k: count("top-k"),
+        top_p: of("top-p"),
+        seed: *matches.get_one::<u64>("seed").expect("has a default"),
+    };
+    let config = config_of(folder)?;
+    let words = Vocabulary::find(matches.get_one::<PathBuf>("tokenizer"), folder, &config)?;
+    let ids = words.ids(prompt)?;
+    let mut generator = Generator::new(&config)?;
+    let ends = generator.ends().to_vec();
+    let until_the_end = |id: u32| match ends.contains(&id) {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    };
+    let mut written = generator.generate(&ids, count("max-tokens"), &sampling, until_the_end)?;
+    written.pop_if(|id| ends.contains(id));
+    say(format_args!("{prompt}{}", words.text(&written)?));
+    Ok(())
+}
+
+/// How text becomes token ids and back.
+enum Vocabulary {
+    Bytes,
+    File(PathBuf),
+}
+
+impl Vocabulary {
+    /// That of the model in `folder`, which has these settings.
+    fn find(
+        given: Option<&PathBuf>,
+        folder: &Path,
+        config: &Config,
+    ) -> Result<Vocabulary, Failure> {
+        if let Some(path) = given {
+            return Ok(Vocabulary::File(path.clone()));
+        }
+        let model = Path::new(&config.model);
+        let folders = [folder, model, model.parent().unwrap_or(model)];
+        let files = folders.map(|folder| folder.join("tokenizer.json"));
+        if let Some(path) = files.into_iter().find(|path| path.is_file()) {
+            return Ok(Vocabulary::File(path));
+        }
+        match (config.tokenizer, config.vocab) {
+            (Tokenizer::Bytes, Some(256)) => Ok(Vocabulary::Bytes),
+            _ => Err(Failure::bad_input(format!(
+                "{}: its tokens are no bytes, and no tokenizer.json lies there; name it with \
+                 --tokenizer",
+                folder.display()
+            ))),
+        }
+    }
+
+    fn ids(&self, text: &str) -> Result<Vec<u32>, Failure> {
+        match self {
+            Vocabulary::Bytes => Ok(text.bytes().map(u32::from).collect()),
+            Vocabulary::File(path) => {
+                let ids = call(path, "--encode", text)?;
+                let read = ids.split_whitespace().map(str::parse).collect::<Result<_, _>>();
+                read.map_err(|e| Failure::failed_run(format!("zeropp-tokenize: no ids ({e})")))
+            }
+        }
+    }
+
+    fn text(&self, ids: &[u32]) -> Result<String, Failure> {
+        match self {
+            Vocabulary::Bytes => {
+                let bytes: Vec<u8> = ids.iter().map(|id| *id as u8).collect();
+                Ok(String::from_utf8_lossy(&bytes).into_owned())
+            }
+            Vocabulary::File(path) => {
+                let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+                call(path, "--decode", &ids.join(" "))
+            }
+        }
+    }
+}
+
+/// What the tokenizer's program makes of `input`.
+fn call(tokenizer: &Path, mode: &str, input: &str) -> Result<String, Failure> {
+    let mut process = Process::new(program());
+    process.arg("--tokenizer").arg(tokenizer).arg(mode);
+    process.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = process.spawn().map_err(|e| absent(&e))?;
+    let mut stdin = child.stdin.take().expect("piped");
+    // One that has ended early says why on standard error.
+    let _ = stdin.write_all(input.as_bytes());
+    drop(stdin);
+    let output = child.wait_with_output().map_err(|e| absent(&e))?;
+    if !output.status.success() {
+        let code = output.status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1);
+        return Err(Failure { message: String::new(), code });
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

@@ -1,0 +1,295 @@
+//! `zeropp measure`: what this machine does, as a file that plans are made with.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use clap::{Arg, ArgMatches, Command, value_parser};
+use zeropp::Config;
+use zeropp::config::{DeviceKind, EngineKind, OptionInfo};
+use zeropp::measure::{Line, Links, Measured, measure};
+
+use crate::figures::say;
+use crate::{Failure, args};
+
+const ABOUT: &str = "Measure this machine for plans\n\n\
+Times products by shape, one layer's F, B, W and R at the model's sizes, the optimizer, and what \
+passes between ranks over size, on all ranks at once, within a minute; and writes a file of costs \
+that `zeropp plan --machine` and `zeropp run --plan` take. It is text with comments: change what \
+you know better.";
+
+const EXAMPLES: &str = "\
+Examples:
+  This machine with as many ranks as cores, for a small GPT:
+      zeropp measure -o machine.toml
+  With four ranks at once, at the sizes of the model and the samples that are to be trained:
+      zeropp measure --zero3 4 --model gpt2 --seq 256 --micro-batch-size 2 -o machine.toml
+  Between processes: started as a run is, with its engine and its mesh:
+      mpirun -np 2 zeropp measure --zero3 2 --engine mpi -o machine.toml
+
+Exit codes: 0 done, 2 bad input, 1 a measurement failed.";
+
+/// The flags: all of `run`, of which the help shows those that are measured with.
+pub(crate) fn command() -> Command {
+    let matters = |option: &OptionInfo| {
+        ["Mesh", "Model", "Launch"].contains(&option.heading)
+            || ["micro-batch-size", "precision", "device", "engine"].contains(&option.key)
+    };
+    args::with_settings(Command::new("measure"), matters)
+        .about("Measure this machine for plans")
+        .long_about(ABOUT)
+        .after_help(EXAMPLES)
+        .arg(
+            Arg::new("out")
+                .short('o')
+                .long("out")
+                .value_name("FILE.toml")
+                .value_parser(value_parser!(PathBuf))
+                .help_heading("Output")
+                .help("Write the file here; without it, show it"),
+        )
+}
+
+/// Measures, and writes or shows the file.
+pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    let mut config = args::settings(matches)?;
+    let given = ["pp", "zero3", "dp"].iter().any(|key| matches.contains_id(key));
+    if config.engine == EngineKind::Threads && !given {
+        config.zero3 = ranks_here(&config)?;
+    }
+    let text = machine_file(&config)?;
+    let job = config.job().map_err(Failure::bad_input)?;
+    if !job.has_rank_0() {
+        return Ok(());
+    }
+    match matches.get_one::<PathBuf>("out") {
+        Some(path) => {
+            write_aside(path, &text)?;
+            say(format_args!("{}: take it with zeropp plan --machine", path.display()));
+        }
+        None => say(text.trim_end()),
+    }
+    Ok(())
+}
+
+/// Ranks that this machine has cores or GPUs for.
+pub(crate) fn ranks_here(config: &Config) -> Result<usize, Failure> {
+    Ok(match config.device {
+        DeviceKind::Cpu => std::thread::available_parallelism().map_or(1, usize::from),
+        _ => config.devices().map_err(Failure::bad_input)?.count(),
+    })
+}
+
+/// Measures with the ranks of `config`; the text of the file.
+pub(crate) fn machine_file(config: &Config) -> Result<String, Failure> {
+    let what = format!(
+        "{} {} at once, {}, model {} (hidden {}), samples of {} tokens, {} in a micro-batch",
+        config.mesh().world(),
+        if config.device == DeviceKind::Cpu { "CPU ranks" } else { "GPU ranks" },
+        config.precision,
+        config.model,
+        config.hidden,
+        config.seq,
+        config.micro_batch_size
+    );
+    Ok(text(&measure(config)?, &what))
+}
+
+/// Three figures, as TOML reads them.
+fn figure(x: f64) -> String {
+    format!("{x:.3e}")
+}
+
+fn text(m: &Measured, what: &str) -> String {
+    let mut out = format!(
+        "# What this machine does, as `zeropp measure` found it: rates of one rank while all\n\
+         # ranks do the same. `zeropp plan --machine` takes it; docs/costs.md has the keys.\n\
+         measured = {}\n\n# Products: rows x inner by inner x columns\n",
+        serde_json::Value::from(what)
+    );
+    let mut peak = 1.0f64;
+    for p in &m.products {
+        let _ = writeln!(
+            out,
+            "#   {:>6} x {:>5} by {:>5}: {} FLOP/s",
+            p.rows,
+            p.inner,
+            p.columns,
+            figure(p.flops_per_s)
+        );
+        peak = peak.max(p.flops_per_s);
+    }
+    let l = &m.layer;
+    let rates = l.block_flops_per_s;
+    peak = rates.iter().copied().chain([l.head_flops_per_s]).fold(peak, f64::max);
+    let us = l.block_s.map(|s| format!("{:.0}", 1e6 * s)).join(", ");
+    let _ = write!(
+        out,
+        "flops_per_s = {}           # the best of all that is here\n\n\
+         # One layer for a micro-batch: F, B, W and R take {us} us; the head {:.0} us\n\
+         block_flops_per_s = [{}]  # F, B, W, R with all that they do\n\
+         head_flops_per_s = {}\n\
+         memory_bytes_per_s = {}    # passes over tensors\n\
+         update_bytes_per_s = {}    # the optimizer, 28 bytes a parameter\n",
+        figure(peak),
+        1e6 * l.head_s,
+        rates.map(figure).join(", "),
+        figure(l.head_flops_per_s),
+        figure(l.memory_bytes_per_s),
+        figure(l.update_bytes_per_s),
+    );
+    match m.memory_bytes {
+        Some(bytes) => {
+            let _ = writeln!(
+                out,
+                "memory_bytes = {:.3e}          # of each rank, as free now",
+                bytes as f64
+            );
+        }
+        None => out.push_str(
+            "# The system does not tell its memory: give it here.\n# memory_bytes = 80e9\n",
+        ),
+    }
+    let _ = writeln!(out, "per_node = {}", m.inside.as_ref().map_or(1, |links| links.ranks));
+    out.push_str(&links(m));
+    out
+}
+
+/// What passes between ranks: the file's keys, and the times that they fit as comments.
+fn links(m: &Measured) -> String {
+    let mut out = String::new();
+    match &m.inside {
+        Some(inside) => {
+            let _ = write!(
+                out,
+                "\n# Inside a process, {} ranks\n{}zero3_bytes_per_s = {}     # all-gathers\n\
+                 reduce_bytes_per_s = {}    # reduce-scatters\n\
+                 t_collective = {:.1}            # us\n",
+                inside.ranks,
+                points(inside),
+                figure(inside.gather.bytes_per_s),
+                figure(inside.reduce.bytes_per_s),
+                1e6 * inside.gather.latency_s.max(inside.reduce.latency_s),
+            );
+        }
+        None => out.push_str(
+            "\n# Inside a process: not measured, a rank is alone here. Plans need a number:\n\
+             zero3_bytes_per_s = 1e9\n",
+        ),
+    }
+    let (far, words) = match (&m.between, &m.inside) {
+        (Some(between), _) => (Some(between), "Between processes"),
+        (None, inside) => (
+            inside.as_ref(),
+            "Between processes: not measured, there is one; these are those inside it",
+        ),
+    };
+    let _ = writeln!(out, "\n# {words}");
+    if let Some(far) = far {
+        if m.between.is_some() {
+            out.push_str(&points(far));
+        }
+        let _ = write!(
+            out,
+            "replica_bytes_per_s = {}   # all-reduces\nbytes_per_s = {}           # messages\n\
+             t_comm = {:.1}                  # us, latency of a message\n",
+            figure(far.all_reduce.bytes_per_s),
+            figure(far.message.bytes_per_s),
+            1e6 * far.message.latency_s
+        );
+    }
+    out.push_str("# Between hosts: as between processes, where these were on several.\n");
+    out
+}
+
+fn points(links: &Links) -> String {
+    let one = |name: &str, line: &Line| {
+        let all = line.points.iter();
+        let all = all.map(|(bytes, s)| format!("{} KiB {:.0} us", bytes >> 10, 1e6 * s));
+        format!("#   {name}: {}\n", all.collect::<Vec<_>>().join(", "))
+    };
+    [
+        one("all-gather", &links.gather),
+        one("reduce-scatter", &links.reduce),
+        one("all-reduce", &links.all_reduce),
+        one("message", &links.message),
+    ]
+    .concat()
+}
+
+/// Writes `text` beside `path`, and gives it its name when it is whole.
+fn write_aside(path: &Path, text: &str) -> Result<(), Failure> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(format!(".{}", std::process::id()));
+    std::fs::write(&aside, text).and_then(|()| std::fs::rename(&aside, path)).map_err(|e| {
+        let _ = std::fs::remove_file(&aside);
+        let help = "choose a file in a folder you may write to";
+        Failure::bad_input(format!("out = {}: cannot be written ({e}); {help}", path.display()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use zeropp::measure::{LayerRates, Product};
+
+    use super::*;
+
+    fn line(latency_s: f64, bytes_per_s: f64) -> Line {
+        Line { latency_s, bytes_per_s, points: vec![(16 << 10, latency_s)] }
+    }
+
+    fn measured(inside: bool) -> Measured {
+        let links = || Links {
+            ranks: 4,
+            gather: line(1e-5, 4e9),
+            reduce: line(2e-5, 2e9),
+            all_reduce: line(3e-5, 1e9),
+            message: line(5e-6, 3e9),
+        };
+        Measured {
+            ranks: 4,
+            memory_bytes: Some(1 << 32),
+            products: vec![Product { rows: 64, inner: 32, columns: 96, flops_per_s: 3e10 }],
+            layer: LayerRates {
+                block_s: [1e-3, 1e-3, 8e-4, 1e-3],
+                block_flops_per_s: [1e10, 2e10, 3e10, 4e10],
+                head_s: 2e-3,
+                head_flops_per_s: 5e10,
+                update_bytes_per_s: 6e9,
+                memory_bytes_per_s: 7e9,
+            },
+            inside: inside.then(links),
+            between: None,
+        }
+    }
+
+    /// The file is one that plans are made with, and has the numbers that were measured.
+    #[test]
+    fn the_file_is_a_machine() {
+        let text = text(&measured(true), "4 CPU ranks");
+        let form = zeropp::pipeline::costs::Form::Toml;
+        let machine = zeropp_plan::machines::read("m.toml", &text, form).unwrap();
+        assert_eq!(machine.block_flops_per_s, Some([1e10, 2e10, 3e10, 4e10]));
+        assert_eq!(machine.head_flops_per_s, Some(5e10));
+        assert_eq!((machine.update_bytes_per_s, machine.memory_bytes_per_s), (6e9, 7e9));
+        assert_eq!((machine.zero3_bytes_per_s, machine.reduce_bytes_per_s), (4e9, 2e9));
+        assert_eq!((machine.replica_bytes_per_s, machine.bytes_per_s), (1e9, 3e9));
+        assert_eq!((machine.per_node, machine.flops_per_s), (4, 5e10));
+        assert!((machine.message_s - 5e-6).abs() < 1e-12 && machine.collective_s == 2e-5);
+        assert_eq!(machine.source, "4 CPU ranks");
+        assert!(text.contains("Between processes: not measured, there is one"), "{text}");
+        let alone = super::text(&measured(false), "1 CPU rank");
+        zeropp_plan::machines::read("m.toml", &alone, form).unwrap();
+        assert!(alone.contains("not measured, a rank is alone here"), "{alone}");
+    }
+
+    #[test]
+    fn a_file_gets_its_name_when_it_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.toml");
+        write_aside(&path, "a = 1").unwrap_or_else(|f| panic!("{}", f.message));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "a = 1");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+        let said = write_aside(&dir.path().join("no/m.toml"), "").unwrap_err().message;
+        assert!(said.contains("cannot be written"), "{said}");
+    }
+}

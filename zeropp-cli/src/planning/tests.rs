@@ -1,0 +1,144 @@
+use zeropp_plan::layout::{Job, Recompute};
+
+use super::*;
+
+fn plan(line: &str) -> Result<(Job, String), String> {
+    let words = std::iter::once("plan").chain(line.split(' '));
+    let matches = command().try_get_matches_from(words).map_err(|e| e.to_string())?;
+    job(&matches).map_err(|failure| failure.message)
+}
+
+/// Plans a line, and checks the run that the plan prints: its settings, its memory of every rank
+/// and kind, and its FLOP must be what the run itself predicts.
+fn holds(line: &str) {
+    let (job, flags) = plan(line).unwrap();
+    let plan = Plan::new(&job, &flags).unwrap();
+    let first = &plan.layouts[0];
+    let words = first.command.split(' ');
+    let matches = crate::command::command().try_get_matches_from(words).unwrap();
+    let config = args::run(matches.subcommand_matches("run").unwrap());
+    let config = config.unwrap_or_else(|f| panic!("{}", f.message)).config;
+    config.validate().unwrap();
+    let trainer = zeropp::Trainer::new(config).unwrap_or_else(|e| panic!("{}: {e}", first.command));
+    let run = trainer.plan();
+    assert_eq!(plan.parameters, run.parameters as f64, "{line}");
+    let flops = (plan.flops_per_token / run.flops_per_token - 1.0).abs();
+    assert!(flops < 1e-12, "{line}: {} and {}", plan.flops_per_token, run.flops_per_token);
+    assert_eq!(first.planned.memory.len(), run.ranks.len());
+    for (mine, run) in first.planned.memory.iter().zip(&run.ranks) {
+        let run = run.at_once;
+        let run = [
+            run.parameter_shard,
+            run.gradient_shard,
+            run.optimizer,
+            run.gathered,
+            run.gradient,
+            run.activation,
+            run.weight_stash,
+            run.communication,
+        ];
+        assert_eq!(mine.kinds().map(|(_, bytes)| bytes), run, "{}", first.command);
+    }
+}
+
+#[test]
+fn a_plan_holds_what_the_run_that_it_prints_predicts() {
+    for (ranks, fixed) in [
+        ("1", "--pp 1 --zero3 1 --recompute none"),
+        ("4", "--pp 2 --zero3 2 --virtual 2 --recompute none --schedule zeropp"),
+        ("4", "--pp 4 --zero3 1 --virtual 1 --recompute none --schedule 1f1b"),
+        ("8", "--pp 2 --zero3 2 --virtual 3 --recompute full --schedule zeropp"),
+        ("8", "--pp 2 --zero3 2 --virtual 2 --recompute selective --schedule bf-pp"),
+    ] {
+        holds(&format!(
+            "--cpu --layers 6 --hidden 64 --heads 4 --seq 32 --vocab 300 --global-batch 16 \
+             --gpus {ranks} --memory 1GiB {fixed}"
+        ));
+    }
+}
+
+/// Groups, heads of another size than hidden / heads, norms of q and k, gates, tied heads, padded
+/// vocabularies, long samples: the planner and the run ask one description.
+#[test]
+fn every_family_is_planned_as_it_is_run() {
+    // Kinds that weigh costs run another order where a run estimates them.
+    let cluster = "--cpu --memory 900GiB --global-batch 8 --gpus 4 --pp 2 --zero3 2 --virtual 2 \
+                   --schedule zeropp";
+    for model in [
+        "--model gpt2 --seq 1024",
+        "--model gpt2-xl --seq 128",
+        "--model llama2-7b --seq 256",
+        "--model llama3.1-8b --seq 640",
+        "--model llama-1b",
+        "--model smollm2-135m",
+        "--model mistral-7b --vocab-multiple 128",
+        "--model qwen2.5-0.5b",
+        "--model qwen3-0.6b",
+        "--model qwen3-8b --layers 7",
+        "--model 14.6b",
+        "--model qwen3 --layers 5 --hidden 48 --heads 6 --kv-heads 2 --head-dim 10 --tied",
+    ] {
+        holds(&format!("{model} {cluster}"));
+    }
+}
+
+#[test]
+fn a_config_json_and_its_folder_are_planned_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = r#"{"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32, "num_hidden_layers": 4, "hidden_act": "silu",
+        "intermediate_size": 96, "vocab_size": 512, "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 128, "tie_word_embeddings": true}"#;
+    let file = dir.path().join("config.json");
+    std::fs::write(&file, text).unwrap();
+    for path in [&*file, dir.path()] {
+        holds(&format!(
+            "--model {} --cpu --gpus 2 --global-batch 8 --schedule zeropp",
+            path.display()
+        ));
+    }
+}
+
+#[test]
+fn the_command_is_well_formed() {
+    command().debug_assert();
+}
+
+#[test]
+fn flags_become_a_job() {
+    let line = "--model 14.6b --gpus 32 --global-batch 192 --machine a800 --seq 2048 \
+                --memory 40GiB --pp 4 --recompute full";
+    let (job, flags) = plan(line).unwrap();
+    assert_eq!((job.gpus, job.global_batch, job.memory), (32, 192, 40 << 30));
+    assert_eq!((job.model.seq, job.fixed.pp), (2048, Some(4)));
+    assert_eq!(job.fixed.recompute, Some(Recompute::Full));
+    let given = "--heads 40 --hidden 5120 --layers 48 --model gpt --seq 2048 --vocab 51200 \
+                 --precision bf16 --device cuda --engine nccl";
+    assert_eq!(flags, given);
+}
+
+#[test]
+fn bad_input_is_one_clear_message() {
+    for (line, said) in [
+        ("--gpus -1 --global-batch 8 --model gpt2", "invalid value '-1'"),
+        ("--gpus NaN --global-batch 8 --model gpt2", "invalid value 'NaN'"),
+        ("--gpus 8 --global-batch 8 --model gpt2 --memory 0", "expected bytes"),
+        ("--gpus 8 --global-batch 8 --model gpt2 --memory NaN", "expected bytes"),
+        ("--gpus 8 --global-batch 8 --model gpt9", "model = gpt9: is not known"),
+        ("--gpus 8 --global-batch 8 --model gpt9", "plans also know the papers' 14.6b"),
+        ("--gpus 8 --global-batch 8 --model none.json", "model = none.json: none.json: "),
+        ("--gpus 8 --global-batch 8 --model gpt2 --hidden 3", "hidden = 3: model gpt2 has 768"),
+        ("--gpus 8 --global-batch 8 --model gpt2 --machine b7", "machine = b7: neither"),
+        ("--gpus 8 --global-batch 8 --model gpt2 --machine b7.toml", "cannot be read"),
+        ("--gpus 8 --global-batch 8 --model gpt2 --per-node 0", "per-node = 0"),
+    ] {
+        let error = plan(line).unwrap_err();
+        assert!(error.contains(said), "{line}: {error}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("m.toml");
+    std::fs::write(&file, "flops_per_s = 1e12").unwrap();
+    let line = format!("--gpus 8 --global-batch 8 --model gpt2 --machine {}", file.display());
+    let said = plan(&line).unwrap_err();
+    assert!(said.contains("zero3_bytes_per_s is missing"), "{said}");
+}

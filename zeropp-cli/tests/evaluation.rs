@@ -1,0 +1,109 @@
+//! `zeropp run --eval-every`, `zeropp eval` and `zeropp generate`, as a person calls them.
+
+mod common;
+
+use std::path::Path;
+
+use common::zeropp;
+use serde_json::Value;
+
+const TRAIN: &str = "run --layers 2 --hidden 16 --heads 2 --seq 16 --unit 3 --micro-batches 6 \
+                     --steps 6 --data text --split 9,1";
+
+fn text(dir: &Path) {
+    let text: String = (0..900).map(|i| format!("{} ", i * 7919 % 311)).collect();
+    std::fs::write(dir.join("text"), text).unwrap();
+    std::fs::write(dir.join("kept"), "one two three four five six ".repeat(20)).unwrap();
+}
+
+/// The number after `before` in `text`.
+fn after<'a>(text: &'a str, before: &str) -> &'a str {
+    let found = text.split(before).nth(1).unwrap_or_else(|| panic!("{before} in:\n{text}"));
+    found.split_whitespace().next().unwrap()
+}
+
+#[test]
+fn a_validation_loss_is_told_in_lines_in_metrics_and_in_the_summary() {
+    let dir = tempfile::tempdir().unwrap();
+    text(dir.path());
+    let line = format!("{TRAIN} --pp 2 --eval-every 4 --metrics m.jsonl");
+    let planned = zeropp(dir.path(), &format!("{line} --dry-run"));
+    let said = "every 4 steps and at the end";
+    assert!(planned.out.contains(said) && planned.out.contains("1 all-gathers"), "{}", planned.out);
+    let run = zeropp(dir.path(), &line);
+    assert_eq!(run.code, Some(0), "{}", run.err);
+    let told: Vec<&str> = run.out.lines().filter(|l| l.contains("validation loss")).collect();
+    assert_eq!(told.len(), 3, "two evaluations and the summary:\n{}", run.out);
+    assert!(told[0].starts_with("step 4/6  validation loss ") && told[0].contains("bits a byte"));
+    assert!(told[1].starts_with("step 6/6  validation loss "));
+    assert!(told[2].contains("after step 6"), "{}", told[2]);
+    let lines = std::fs::read_to_string(dir.path().join("m.jsonl")).unwrap();
+    let lines: Vec<Value> = lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    for (i, line) in lines.iter().enumerate() {
+        assert_eq!(line.get("eval").is_some(), [4, 6].contains(&(i + 1)), "step {}", i + 1);
+    }
+    let eval = &lines[5]["eval"];
+    let (loss, perplexity) = (eval["loss"].as_f64().unwrap(), eval["perplexity"].as_f64().unwrap());
+    assert!((perplexity.ln() - loss).abs() < 1e-9, "{eval}");
+    assert_eq!(after(told[1], "validation loss "), format!("{loss:.4}"));
+}
+
+#[test]
+fn a_checkpoint_and_the_folder_of_it_are_measured_alike() {
+    let dir = tempfile::tempdir().unwrap();
+    text(dir.path());
+    let trained = zeropp(dir.path(), &format!("{TRAIN} --save saved"));
+    assert_eq!(trained.code, Some(0), "{}", trained.err);
+    let exported = zeropp(dir.path(), "export saved -o folder");
+    assert_eq!(exported.code, Some(0), "{}", exported.err);
+    let loss = |line: &str| {
+        let measured = zeropp(dir.path(), line);
+        assert_eq!(measured.code, Some(0), "{line}: {}", measured.err);
+        measured.out
+    };
+    let one = loss("eval saved --data kept");
+    let number = after(&one, "validation loss ");
+    assert!(one.contains("bits a byte"), "{one}");
+    let mesh = loss("eval saved/step-000006 --data kept --pp 2 --zero3 2");
+    assert_eq!(after(&mesh, "validation loss "), number);
+    // The same bytes as a file of ids.
+    let ids: Vec<u8> = std::fs::read(dir.path().join("kept")).unwrap();
+    let ids: Vec<u8> = ids.into_iter().flat_map(|b| [b, 0]).collect();
+    std::fs::write(dir.path().join("ids.bin"), ids).unwrap();
+    let folder = loss("eval folder --data ids.bin --tokenizer u16 --seq 16");
+    assert_eq!(after(&folder, "validation loss "), number);
+
+    for (line, part) in [
+        ("eval folder --data kept", "tokens are no bytes"),
+        ("eval nowhere --data kept", "nowhere: is neither a checkpoint nor a folder"),
+        ("eval saved --data none", "none: cannot be read"),
+        ("eval saved --data kept --seq 17", "17"),
+        ("generate nowhere --prompt x", "nowhere: is neither a checkpoint nor a folder"),
+        ("generate saved --prompt x --top-p 2", "use more than 0, up to 1"),
+    ] {
+        let refused = zeropp(dir.path(), line);
+        assert_eq!(refused.code, Some(2), "{line}: {}{}", refused.out, refused.err);
+        assert!(refused.err.contains(part), "{line}: {}", refused.err);
+    }
+}
+
+#[test]
+fn a_checkpoint_writes_the_same_text_again() {
+    let dir = tempfile::tempdir().unwrap();
+    text(dir.path());
+    let trained = zeropp(dir.path(), &format!("{TRAIN} --lr 1e-2 --save saved"));
+    assert_eq!(trained.code, Some(0), "{}", trained.err);
+    let write = |line: &str| {
+        let written = zeropp(dir.path(), line);
+        assert_eq!(written.code, Some(0), "{line}: {}", written.err);
+        written.out
+    };
+    let line = "generate saved --prompt 12 --max-tokens 9";
+    let greedy = write(line);
+    assert!(greedy.starts_with("12"), "{greedy}");
+    assert_eq!(write(line), greedy);
+    assert_eq!(write(&format!("{line} --temperature 1 --top-k 1")), greedy);
+    let drawn = write(&format!("{line} --temperature 1 --seed 1"));
+    assert_eq!(write(&format!("{line} --temperature 1 --seed 1")), drawn);
+    assert_ne!(write(&format!("{line} --temperature 1 --seed 2")), drawn);
+}

@@ -1,0 +1,52 @@
+//! How many tokens a head takes at a time, so that nothing of size tokens × vocabulary outlives a
+//! chunk.
+
+/// Bytes of a chunk's logits for the CPU's kernels: each chunk reads the weight twice and its
+/// gradient once, which from about a hundred tokens on is little beside its products.
+pub const CPU_BYTES_MAX: usize = 64 << 20;
+/// The same for tensor operations, where a chunk's gradient of the weight is a tensor of its own.
+pub const BYTES_MAX: usize = 512 << 20;
+/// Chunks are whole multiples of this, as products like it.
+const CHUNK_MULTIPLE: usize = 64;
+
+/// Tokens whose logits are there at once, of `n` in the micro-batch; `vocabulary` is V. It
+/// follows from sizes, type and the path of the operations alone, as the order of sums follows from
+/// it.
+pub fn head_chunk(n: usize, vocabulary: usize, element_bytes: usize, on_kernels: bool) -> usize {
+    let bytes_max = if on_kernels { CPU_BYTES_MAX } else { BYTES_MAX };
+    let most = bytes_max / (vocabulary * logit_bytes(element_bytes, on_kernels)).max(1);
+    let most = (most / CHUNK_MULTIPLE * CHUNK_MULTIPLE).max(2 * CHUNK_MULTIPLE);
+    // Even chunks: a short last one would pay as much for the weight as a whole one.
+    let chunks = n.div_ceil(most).max(1);
+    n.div_ceil(chunks).next_multiple_of(CHUNK_MULTIPLE).min(n)
+}
+
+/// Bytes that a logit takes while its chunk is there: the kernels make it in fp32, and turn its
+/// gradient into the type of the products.
+pub fn logit_bytes(element_bytes: usize, on_kernels: bool) -> usize {
+    let fp32 = size_of::<f32>();
+    if on_kernels && element_bytes < fp32 { fp32 + element_bytes } else { element_bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_follow_from_shapes_and_hold_little() {
+        for (n, ids, bytes) in [(8192, 131_072, 2), (1000, 50_257, 4), (5, 300, 4), (4096, 256, 4)]
+        {
+            for on_kernels in [true, false] {
+                let chunk = head_chunk(n, ids, bytes, on_kernels);
+                assert!(chunk == n || chunk.is_multiple_of(CHUNK_MULTIPLE), "{chunk} of {n}");
+                let most = if on_kernels { CPU_BYTES_MAX } else { BYTES_MAX };
+                let least = 2 * CHUNK_MULTIPLE;
+                assert!(chunk <= least || chunk * ids * bytes <= most, "{chunk} of {n}");
+                let chunks = n.div_ceil(chunk);
+                assert!((chunks - 1) * chunk < n && n <= chunks * chunk);
+            }
+        }
+        // Half a gibibyte, where all logits are two.
+        assert_eq!(head_chunk(8192, 131_072, 2, false), 2048);
+    }
+}

@@ -1,0 +1,77 @@
+//! What a layer is asked for a micro-batch, and what it answers.
+
+/// Sizes of one micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchShape {
+    /// Samples in the micro-batch (b).
+    pub samples: usize,
+    /// Tokens in a sample (s).
+    pub seq: usize,
+    /// Bytes of one element of an activation.
+    pub element_bytes: usize,
+    /// Whether attention keeps its probabilities, or one fp32 number a query and head: the CPU's
+    /// kernels in fp32 keep them for short samples.
+    pub keeps_probabilities: bool,
+    /// Whether operations run on the CPU's kernels, not as tensor operations.
+    pub kernels: bool,
+}
+
+impl BatchShape {
+    /// Tokens in the micro-batch.
+    pub fn tokens(&self) -> usize {
+        self.samples * self.seq
+    }
+
+    /// Whether operations run on the CPU's kernels.
+    pub fn on_kernels(&self) -> bool {
+        self.kernels
+    }
+}
+
+/// What one micro-batch costs in one layer; for balancing stages, prediction and utilisation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LayerCost {
+    /// Floating-point operations of one forward.
+    pub forward_flops: f64,
+    /// Bytes kept from F to B with nothing recomputed. The layer's own input counts as kept here
+    /// if the layer keeps it.
+    pub activation_bytes: u64,
+    /// The same with attention recomputed in B (selective recomputation).
+    pub activation_bytes_selective: u64,
+    /// Bytes kept from B to W.
+    pub stash_bytes: u64,
+    /// Bytes that a forward takes beside what it keeps, and gives back at its end, where they are
+    /// worth counting: the logits of a chunk of tokens.
+    pub workspace_bytes: u64,
+    /// Whether F makes the gradients, as a head does that never has all logits at once: B hands on
+    /// dX, W has nothing to do, and the fp32 gradient of the weights is there from the first F of a
+    /// unit.
+    pub gradients_in_forward: bool,
+}
+
+impl LayerCost {
+    /// Floating-point operations of F and R: gradients that are made in the forward are made in R
+    /// where the stage is `recomputed`, else in F.
+    pub fn flops(&self, recomputed: bool) -> [f64; 2] {
+        let f = self.forward_flops;
+        match self.gradients_in_forward {
+            true if recomputed => [f, 3.0 * f],
+            true => [3.0 * f; 2],
+            false => [f; 2],
+        }
+    }
+
+    /// Floating-point operations of F, B, W and R, of which a forward does `weight_flops` with
+    /// weights. A backward does twice the forward's; W is the half that multiplies by what F kept
+    /// for the weights, so that attention, which has none, is B's alone; so is all of a layer that
+    /// keeps nothing for W. R redoes F. A head that makes its gradients in F has no B and no W, and
+    /// makes them in R where its stage is `recomputed`.
+    pub fn passes(&self, weight_flops: f64, recomputed: bool) -> [f64; 4] {
+        let [f, r] = self.flops(recomputed);
+        if self.gradients_in_forward {
+            return [f, 0.0, 0.0, r];
+        }
+        let w = if self.stash_bytes == 0 { 0.0 } else { weight_flops.min(self.forward_flops) };
+        [f, 2.0 * f - w, w, r]
+    }
+}

@@ -1,0 +1,15 @@
+#![doc = include_str!("../README.md")]
+
+mod activation;
+mod cost;
+pub mod decoder;
+pub mod gpt;
+pub mod head;
+pub mod hf_config;
+pub mod layer;
+pub mod params;
+pub mod parts;
+pub mod presets;
+pub mod tensors;
+
+pub use activation::Activation;
