@@ -188,6 +188,9 @@ options! {
         /// Learning rate at the last step. Default: a tenth of lr.
         "min-lr" "X" min_lr: Option<f64> = None, Same Told;
         /// How the learning rate falls after the warm-up.
+        ///
+        /// cosine and linear reach min-lr at the last step. wsd stays until four fifths of the run
+        /// and then falls in a line to min-lr; inverse-sqrt is lr·√(warmup/step), min-lr at least.
         "decay" "SHAPE" decay: Decay = Decay::Cosine, Same Told;
         /// Steps in which the learning rate rises. Default: a tenth of steps, at most 100.
         "warmup" "N" warmup: Option<u64> = None, Same Told;

@@ -11,6 +11,11 @@ choice! {
         Cosine = "cosine",
         /// A straight line to the minimum at the last step.
         Linear = "linear",
+        /// It stays until four fifths of the run, then falls in a straight line to the minimum
+        /// (warm-up, stable, decay).
+        Wsd = "wsd",
+        /// It falls with the root of the step, as √(warm-up / step), and never below the minimum.
+        InverseSqrt = "inverse-sqrt",
         /// It stays.
         Constant = "constant",
     }

@@ -2,6 +2,9 @@
 
 pub use zeropp_core::choice::Decay;
 
+/// What part of a run is the last one in which `wsd` falls: a fifth.
+const FALLS: u64 = 5;
+
 /// The learning rate of every step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LearningRate {
@@ -26,14 +29,20 @@ impl LearningRate {
         let span = self.total.saturating_sub(self.warmup).max(1) as f64;
         let done = ((step - self.warmup) as f64 / span).min(1.0);
         let left = match self.decay {
-            Decay::Constant => 1.0,
+            Decay::Constant => return self.peak,
+            Decay::InverseSqrt => {
+                let root = (self.warmup.max(1) as f64 / step as f64).sqrt();
+                return (self.peak * root).max(self.min);
+            }
             Decay::Linear => 1.0 - done,
+            Decay::Wsd => {
+                let falls_from = self.warmup.max(self.total - self.total / FALLS);
+                let falls = self.total.saturating_sub(falls_from).max(1) as f64;
+                1.0 - (step.saturating_sub(falls_from) as f64 / falls).min(1.0)
+            }
             Decay::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * done).cos()),
         };
-        match self.decay {
-            Decay::Constant => self.peak,
-            _ => self.min + (self.peak - self.min) * left,
-        }
+        self.min + (self.peak - self.min) * left
     }
 }
 
@@ -53,5 +62,27 @@ mod tests {
         assert!((linear.at(6) - 0.775).abs() < 1e-12);
         let constant = LearningRate { decay: Decay::Constant, warmup: 0, ..lr };
         assert_eq!(constant.at(7), 1.0);
+    }
+
+    #[test]
+    fn wsd_stays_and_then_falls_in_the_last_fifth() {
+        let lr = LearningRate { peak: 1.0, min: 0.1, warmup: 4, total: 100, decay: Decay::Wsd };
+        assert_eq!((lr.at(2), lr.at(4), lr.at(5), lr.at(80)), (0.5, 1.0, 1.0, 1.0));
+        assert!((lr.at(90) - 0.55).abs() < 1e-12);
+        assert!((lr.at(100) - 0.1).abs() < 1e-12 && (lr.at(101) - 0.1).abs() < 1e-12);
+        // The warm-up may last into it, or to the end.
+        let long = LearningRate { warmup: 90, ..lr };
+        assert_eq!(long.at(90), 1.0);
+        assert!((long.at(95) - 0.55).abs() < 1e-12 && (long.at(100) - 0.1).abs() < 1e-12);
+        assert_eq!(LearningRate { warmup: 100, ..lr }.at(100), 1.0);
+    }
+
+    #[test]
+    fn the_inverse_root_goes_on_from_the_warm_up() {
+        let decay = Decay::InverseSqrt;
+        let lr = LearningRate { peak: 1.0, min: 0.1, warmup: 4, total: 100, decay };
+        assert_eq!((lr.at(4), lr.at(16), lr.at(64)), (1.0, 0.5, 0.25));
+        assert_eq!(lr.at(10_000), 0.1, "not below the minimum");
+        assert_eq!(LearningRate { warmup: 0, ..lr }.at(4), 0.5, "as if the first step were it");
     }
 }
