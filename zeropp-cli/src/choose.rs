@@ -156,7 +156,7 @@ impl Wish {
             virtual_stages: config.virtual_stages,
             unit: config.unit,
             micro_batch_size: size("micro-batch-size", config.micro_batch_size),
-            recompute: given("recompute").then(|| match config.recompute {
+            recompute: given("recompute").then_some(match config.recompute {
                 Recompute::None => Planned::None,
                 Recompute::Selective => Planned::Selective,
                 Recompute::Full => Planned::Full,
