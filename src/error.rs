@@ -181,6 +181,11 @@ impl RankError {
         }
     }
 
+    /// Whether it comes before the first step, and would come again.
+    pub(crate) fn is_begin(&self) -> bool {
+        self.is_bad_input() || matches!(self, RankError::Weights(_))
+    }
+
     /// Whether all ranks end with these words, and none has begun.
     pub(crate) fn is_bad_input(&self) -> bool {
         matches!(self, RankError::Resume(_) | RankError::Program(_))

@@ -1,4 +1,4 @@
-//! Saving a run: how its ranks write checkpoints together.
+//! Saving a run: how its ranks write checkpoints together, behind the steps (ADR 34).
 
 pub(crate) mod described;
 pub(crate) mod export;
@@ -7,32 +7,36 @@ pub(crate) mod patience;
 pub(crate) mod resume;
 pub(crate) mod saved;
 pub(crate) mod saved_cut;
+pub(crate) mod under_way;
+pub(crate) mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::config::{Config, OnResume};
 use parking_lot::Mutex;
 use tracing::warn;
 use zeropp_comm::Communicator;
-use zeropp_comm::groups::Groups;
 use zeropp_core::data::{Dataset, Fingerprint};
 use zeropp_core::metrics::Evaluation;
-use zeropp_zero3::checkpoint::{
-    Checkpoint, CheckpointError, Manifest, Store, StoreLock, WrittenState, write_state,
-};
-use zeropp_zero3::{Optimizer, ShardedStage};
+use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Manifest, Store, StoreLock};
 
+use crate::Error;
 use crate::checkpoint::patience::Patience;
 use crate::checkpoint::resume::check_unchanged;
+use crate::checkpoint::under_way::{Outcome, Save, SaveTotals, UnderWay};
+use crate::checkpoint::writer::Report;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::world::is_follower;
-use crate::{Error, events};
 
 /// How long a file may take to show up on other hosts.
 const SHARED_TIME: Duration = Duration::from_secs(4);
+/// What the file begins with that ranks look for on other hosts.
+const PROBE: &str = ".probe-";
 
 /// The settings that make a run what it is, each as a person would write it.
 pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
@@ -47,15 +51,26 @@ pub(crate) struct Saver {
     every: u64,
     last: u64,
     keep: usize,
-    patience: Patience,
+    pub(crate) patience: Patience,
     /// What was warned of already.
     told: Mutex<BTreeSet<String>>,
     data: Fingerprint,
+    settings: BTreeMap<String, String>,
+    vocabulary: usize,
+    /// Ranks of the run.
+    world: usize,
+    /// Tells this run's half-written saves from others'; the same in all processes.
+    run: OnceLock<String>,
+    /// In rank 0's process.
+    pub(crate) under_way: UnderWay,
+    totals: Mutex<SaveTotals>,
+    /// Its ranks are gone.
+    closed: AtomicBool,
     evaluated: Mutex<Evaluated>,
 }
 
 /// What rank 0's process knows of validation losses.
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 struct Evaluated {
     /// The last one: its step and the loss.
     last: Option<(u64, f64)>,
@@ -73,16 +88,7 @@ impl Saver {
     ) -> Result<Option<(Saver, Option<StoreLock>)>, Error> {
         let config = &bp.config;
         let Some(folder) = &config.save else { return Ok(None) };
-        let saver = Saver {
-            store: Store::new(folder),
-            every: config.save_every,
-            last: config.steps,
-            keep: config.keep,
-            patience: Patience::new(config),
-            told: Mutex::default(),
-            data: data.fingerprint().clone(),
-            evaluated: Mutex::default(),
-        };
+        let saver = Saver::of(bp, data, Store::new(folder));
         let lock = match is_follower(config)? {
             true => None,
             false => {
@@ -95,8 +101,58 @@ impl Saver {
         Ok(Some((saver, lock)))
     }
 
+    fn of(bp: &Blueprint, data: &Dataset, store: Store) -> Saver {
+        let config = &bp.config;
+        Saver {
+            store,
+            every: config.save_every,
+            last: config.steps,
+            keep: config.keep,
+            patience: Patience::new(config),
+            told: Mutex::default(),
+            data: data.fingerprint().clone(),
+            settings: settings(config),
+            vocabulary: bp.model.vocabulary,
+            world: bp.mesh.world(),
+            run: OnceLock::new(),
+            under_way: UnderWay::default(),
+            totals: Mutex::default(),
+            evaluated: Mutex::default(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// The saver of the ranks that come after those of `before`, with the same lock.
+    pub(crate) fn new(bp: &Blueprint, data: &Dataset, before: &Saver) -> Saver {
+        let saver = Saver::of(bp, data, before.store.clone());
+        *saver.told.lock() = before.told.lock().clone();
+        *saver.totals.lock() = before.totals();
+        *saver.evaluated.lock() = *before.evaluated.lock();
+        saver
+    }
+
+    /// What saving came to so far.
+    pub(crate) fn totals(&self) -> SaveTotals {
+        *self.totals.lock()
+    }
+
+    /// Completes no checkpoint any more, whatever ranks that were left behind do, and removes what
+    /// is half-written.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.clean();
+    }
+
+    /// Step of the newest complete checkpoint.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub(crate) fn newest(&self) -> Result<Option<u64>, CheckpointError> {
+        Ok(self.store.steps()?.last().copied())
+    }
+
     /// Warns of what could not be removed, each once.
-    fn tell(&self, problems: Vec<CheckpointError>) {
+    pub(crate) fn tell(&self, problems: Vec<CheckpointError>) {
         for problem in problems.iter().map(ToString::to_string) {
             if self.told.lock().insert(problem.clone()) {
                 warn!("{problem}; it is in nobody's way, and may be removed by hand");
@@ -121,10 +177,9 @@ impl Saver {
         world: &dyn Communicator,
         host: &str,
     ) -> Result<(), RankError> {
-        let stamp = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos());
         let written = match world.rank() {
             0 => {
-                let name = format!(".probe-{}-{}", std::process::id(), stamp());
+                let name = format!("{PROBE}{}", new_name());
                 std::fs::write(self.folder().join(&name), &name).map_err(|source| {
                     let path = self.folder().join(&name);
                     CheckpointError::Io { action: "write", path, source }
@@ -134,7 +189,9 @@ impl Saver {
             _ => String::new(),
         };
         let names = world.exchange(written.into_bytes()).wait()?;
-        let probe = self.folder().join(String::from_utf8_lossy(&names[0]).as_ref());
+        let name = String::from_utf8_lossy(&names[0]);
+        let _ = self.run.set(name.trim_start_matches(PROBE).to_owned());
+        let probe = self.folder().join(name.as_ref());
         let sees = || std::fs::read(&probe).is_ok_and(|text| text == names[0]);
         // A network file system may show a new file a little later.
         let deadline = Instant::now() + SHARED_TIME;
@@ -185,7 +242,7 @@ impl Saver {
     }
 
     /// The validation loss after `step`, if it was measured, and the step that is to be kept.
-    fn evaluation_of(&self, step: u64) -> (Option<f64>, Option<u64>) {
+    pub(crate) fn evaluation_of(&self, step: u64) -> (Option<f64>, Option<u64>) {
         let Evaluated { last, best } = *self.evaluated.lock();
         (last.filter(|(last, _)| *last == step).map(|(_, loss)| loss), best)
     }
@@ -205,56 +262,75 @@ impl Saver {
         self.tell(self.store.clean());
     }
 
-    /// Writes the checkpoint after `step`. All ranks call it; rank 0 makes the folder, completes it
-    /// and, if it `rotates`, removes old ones. On return it is durable.
-    pub(crate) fn save(
-        &self,
-        (step, rotates): (u64, bool),
-        bp: &Blueprint,
-        groups: &Groups,
-        stages: &[ShardedStage],
-        optimizer: &Optimizer,
-    ) -> Result<(), RankError> {
-        let world = &*groups.world;
-        let rank = world.rank();
-        let names = self.patience.exchange(world, "making a folder for the checkpoint", || {
-            let Some(staging) = (rank == 0).then(|| self.store.begin(step)).transpose()? else {
-                return Ok(Vec::new());
-            };
-            let name = staging.file_name().expect("a folder in the store's");
-            Ok(name.to_string_lossy().into_owned().into_bytes())
-        })?;
-        let staging = self.folder().join(String::from_utf8_lossy(&names[0]).as_ref());
-        let file = format!("rank-{rank:05}.safetensors");
-        let all = self.patience.exchange(world, "writing the checkpoint", || {
-            let mine = write_state(&staging, &file, stages, optimizer)?;
-            Ok(serde_json::to_vec(&mine).expect("names and numbers"))
-        })?;
-        self.patience.exchange(world, "completing the checkpoint", || {
-            if rank == 0 {
-                let (updates, vocabulary) = (optimizer.updates(), bp.model.vocabulary);
-                let mut manifest = Manifest::new(step, updates, vocabulary, settings(&bp.config));
-                for bytes in all {
-                    let written: Option<WrittenState> =
-                        serde_json::from_slice(&bytes).expect("written by every rank");
-                    written.into_iter().for_each(|w| w.enter(&mut manifest));
-                }
-                manifest.data = Some(self.data.clone());
-                let (loss, best) = self.evaluation_of(step);
-                manifest.set_validation_loss(loss);
-                manifest.sort_pieces();
-                self.store.commit(&staging, &manifest)?;
-                if rotates {
-                    self.tell(self.store.retain(self.keep, best));
+    /// The folder of the files of the checkpoint after `step`, made if it is not there.
+    pub(crate) fn staging(&self, step: u64) -> Result<PathBuf, CheckpointError> {
+        self.store.begin(step, self.run.get_or_init(new_name))
+    }
+
+    /// Notes what a rank's writer has said, in rank 0's process. With the last one, another thread
+    /// completes the checkpoint: its folder may be slow.
+    pub(crate) fn note(self: &Arc<Self>, report: Report) {
+        let Some((save, reports)) = self.under_way.note(report, self.world) else { return };
+        let saver = self.clone();
+        let work = move || saver.under_way.end(saver.complete(save, reports));
+        let named = std::thread::Builder::new().name("saver".into());
+        named.spawn(work).expect("the system can start a thread");
+    }
+
+    /// Completes a checkpoint whose parts are written, or removes what there is of it.
+    fn complete(&self, save: Save, reports: Vec<Report>) -> Outcome {
+        let Save { step, updates, rotates, loss, best } = save;
+        let cpu_s: f64 = reports.iter().map(|report| report.cpu_s).sum();
+        let manifest = || {
+            let settings = self.settings.clone();
+            let mut manifest = Manifest::new(step, updates, self.vocabulary, settings);
+            for Report { rank, written, .. } in reports {
+                match written {
+                    Ok(written) => written.into_iter().for_each(|w| w.enter(&mut manifest)),
+                    Err(problem) => {
+                        let problem = format!("rank {rank}: {problem}");
+                        return Err(CheckpointError::NotWritten { step, problem });
+                    }
                 }
             }
-            Ok(Vec::new())
-        })?;
-        if rank == 0 {
-            events::saved(step, &self.path(step));
-        }
-        Ok(())
+            manifest.data = Some(self.data.clone());
+            manifest.set_validation_loss(loss);
+            manifest.sort_pieces();
+            Ok(manifest)
+        };
+        let result = manifest().and_then(|manifest| {
+            if self.closed.load(Ordering::SeqCst) {
+                let problem = "its ranks are gone".into();
+                return Err(CheckpointError::NotWritten { step, problem });
+            }
+            self.store.commit(&self.staging(step)?, &manifest)?;
+            Ok(())
+        });
+        let left = match &result {
+            Ok(()) if rotates => self.store.retain(self.keep, best),
+            Ok(()) => Vec::new(),
+            Err(_) => {
+                // What cannot be removed is hidden, and the next run tries again.
+                let _ = self.staging(step).map(std::fs::remove_dir_all);
+                Vec::new()
+            }
+        };
+        let mut totals = self.totals.lock();
+        totals.saves += u64::from(result.is_ok());
+        totals.cpu_s += cpu_s;
+        Outcome { step, result, left }
     }
+
+    /// Whether there is a complete checkpoint, of whatever step.
+    pub(crate) fn has_any(&self) -> bool {
+        self.store.newest().is_ok()
+    }
+}
+
+/// A name that no other run has.
+fn new_name() -> String {
+    let stamp = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos());
+    format!("{}-{stamp}", std::process::id())
 }
 
 #[cfg(test)]

@@ -73,7 +73,12 @@ impl Patience {
         })
     }
 
-    fn meet_until_done(
+    /// The ranks meet until each has a `result`, which another thread of it sends; then all get
+    /// all. All ranks call it.
+    ///
+    /// # Errors
+    /// A result that never comes; the world's first error.
+    pub(crate) fn meet_until_done(
         self,
         world: &dyn Communicator,
         what: &str,

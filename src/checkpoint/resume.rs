@@ -278,6 +278,20 @@ impl Loader {
         })
     }
 
+    /// A loader for ranks that go on from the checkpoint of `step`, which this run has written or
+    /// gone on from before.
+    pub(crate) fn again(bp: &Arc<Blueprint>, data: &Dataset, step: u64) -> Option<Loader> {
+        let folder = bp.config.save.as_ref()?;
+        Some(Loader {
+            store: Store::new(folder),
+            blueprint: bp.clone(),
+            data: data.fingerprint().clone(),
+            first: Some(step),
+            patience: Patience::new(&bp.config),
+            open: Mutex::default(),
+        })
+    }
+
     /// The step that this process would go on from.
     pub(crate) fn first(&self) -> Option<u64> {
         self.first

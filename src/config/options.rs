@@ -331,6 +331,13 @@ options! {
         "place" "BY" place: Place = Place::Hosts, Same Left;
         /// Seconds a rank waits for another before the run ends with the name of the missing one.
         "timeout-s" "S" timeout_s: f64 = 120.0, Own Left;
+        /// How often ranks that fail may meet again and go on from the newest checkpoint. 0 ends
+        /// the run with the first failure.
+        ///
+        /// With engine threads; `zeropp supervise` starts processes again. Without a checkpoint the
+        /// ranks begin anew. The steps come out with the same bits. A step that fails three times
+        /// ends the run.
+        "max-recoveries" "N" max_recoveries: u64 = 0, Own Left;
     }
     "Launch" {
         /// Machines that are started by hand, each with one process of this job.

@@ -68,6 +68,7 @@ impl Config {
         self.check_sources()?;
         self.check_paths()?;
         self.check_checkpoints()?;
+        self.check_recovery()?;
         let writes = self.writes_outputs(|name| std::env::var(name).ok());
         if writes { self.check_outputs() } else { Ok(()) }
     }
@@ -193,6 +194,15 @@ impl Config {
         number("clip", self.clip, self.clip >= 0.0, "a largest norm, or 0 to never scale")?;
         within("threads", self.threads.unwrap_or(1), THREADS_MAX)?;
         seconds("timeout-s", self.timeout_s)
+    }
+
+    fn check_recovery(&self) -> Checked {
+        let (engine, n) = (self.engine, self.max_recoveries);
+        check(n == 0 || engine == EngineKind::Threads, || {
+            let problem = format!("ranks of engine {engine} cannot meet again");
+            let help = "use 0, and start the run with zeropp supervise";
+            ConfigError::value("max-recoveries", n, problem, help)
+        })
     }
 
     /// What the settings can name but this build does not have.

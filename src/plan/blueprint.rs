@@ -16,6 +16,7 @@ use zeropp_pipeline::schedules::unit_note;
 use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
 use zeropp_pipeline::timeline::Timeline;
 use zeropp_pipeline::verify::{VerifyLimits, verify};
+use zeropp_zero3::checkpoint::WRITER_BYTES;
 use zeropp_zero3::optimizer::Tie;
 
 use crate::Error;
@@ -218,6 +219,7 @@ impl Blueprint {
             activation: held.activation,
             weight_stash: held.weight_stash,
             communication: held.communication,
+            save: if self.config.save.is_some() { WRITER_BYTES } else { 0 },
         };
         RankPlan {
             pp,

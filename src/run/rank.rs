@@ -27,6 +27,7 @@ use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 use crate::checkpoint::Saver;
 use crate::checkpoint::initial::{self, Initial};
 use crate::checkpoint::resume::{Loader, Resumed};
+use crate::checkpoint::writer::Report;
 use crate::config::{Config, StepRange};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
@@ -157,6 +158,10 @@ pub(crate) struct RankStep {
     early: u64,
     idle: u64,
     times: StageTimes,
+    /// Nanoseconds that saving kept the rank from its work.
+    pub(crate) save_blocked_ns: u64,
+    /// What the rank's writer says, where it is done and in another process than rank 0.
+    pub(crate) save: Option<Report>,
 }
 
 /// Nanoseconds and number of each kind of compute action on each stage, in that order.
@@ -386,6 +391,8 @@ pub(crate) fn summarise(
         early,
         idle,
         times: StageTimes::of(&record.spans),
+        save_blocked_ns: 0,
+        save: None,
     }
 }
 
@@ -402,6 +409,7 @@ pub(crate) fn step_metrics(
     let tokens = bp.config.tokens_per_step() as u64;
     let tokens_per_s = tokens as f64 / step_s;
     let total = |f: fn(&RankStep) -> u64| ranks.iter().map(f).sum();
+    let most = |f: fn(&RankStep) -> u64| ranks.iter().map(f).max().unwrap_or(0);
     let computed: Vec<Computed> = ranks.iter().map(|r| r.computed).collect();
     let mut times = StageTimes::default();
     ranks.iter().for_each(|r| times.merge(&r.times));
@@ -422,9 +430,10 @@ pub(crate) fn step_metrics(
         all_reduces: total(|r| r.all_reduces),
         comm_bytes: total(|r| r.sent_bytes),
         peak_bytes: ranks.iter().fold(MemoryBytes::default(), |m, r| m.max(&r.peak)),
-        at_once_bytes: ranks.iter().map(|r| r.at_once).max().unwrap_or(0),
-        early_bytes: ranks.iter().map(|r| r.early).max().unwrap_or(0),
+        at_once_bytes: most(|r| r.at_once),
+        early_bytes: most(|r| r.early),
         idle_bytes: total(|r| r.idle),
+        save_blocked_s: most(|r| r.save_blocked_ns) as f64 / 1e9,
         eval: None,
         skipped: outcome.skipped,
     };

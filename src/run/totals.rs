@@ -23,6 +23,7 @@ pub(crate) struct Totals {
     at_once: u64,
     early: u64,
     idle: u64,
+    save_blocked_s: f64,
     /// The figures of every `1 << thinned`th step after the first.
     samples: Vec<Sample>,
     thinned: u32,
@@ -49,6 +50,7 @@ impl Totals {
         self.at_once = self.at_once.max(step.at_once_bytes);
         self.early = self.early.max(step.early_bytes);
         self.idle = self.idle.max(step.idle_bytes);
+        self.save_blocked_s += step.save_blocked_s;
         // The first step warms caches and pools up; it counts only where it is alone.
         if self.steps == 1 {
             self.samples.clear();
@@ -100,6 +102,7 @@ impl Totals {
             at_once_bytes: self.at_once,
             early_bytes: self.early,
             idle_bytes: self.idle,
+            save_blocked_s: self.save_blocked_s,
             last_eval: self.last_eval,
             best_eval: self.best_eval,
             ..Summary::default()

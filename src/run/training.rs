@@ -3,7 +3,7 @@
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use tracing::{debug_span, info_span};
+use tracing::debug_span;
 use zeropp_comm::groups::Groups;
 use zeropp_core::meter::Meter;
 use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped};
@@ -21,6 +21,7 @@ use crate::run::evaluation::Evaluator;
 use crate::run::rank::{
     Export, News, RankEnd, RankResult, RankStep, Shared, step_metrics, summarise,
 };
+use crate::run::saving::{Begin, Saving};
 use crate::run::stop::Wish;
 
 /// A rank's steps.
@@ -36,10 +37,17 @@ pub(crate) struct Training<'a, R> {
     /// Steps that a checkpoint had behind it.
     done: u64,
     skipped: Skipped,
-    /// A checkpoint was due in a row of skipped steps.
-    owed: bool,
+    /// Where the run saves.
+    saving: Option<Saving>,
     spans: Vec<Span>,
     end: RankEnd,
+}
+
+/// What all ranks do after a step.
+struct Told {
+    wish: Wish,
+    /// Whether a save begins.
+    saves: Begin,
 }
 
 impl<'a, R: FnMut(News)> Training<'a, R> {
@@ -51,7 +59,10 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         peak_flops: f64,
         report: R,
     ) -> Self {
+        let is_here = shared.here[0] == 0;
+        let saver = shared.saver.as_ref();
         Self {
+            saving: saver.map(|saver| Saving::new(saver, &groups.world, is_here)),
             shared,
             groups,
             meter,
@@ -61,7 +72,6 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             report,
             done: 0,
             skipped: Skipped::default(),
-            owed: false,
             spans: Vec::new(),
             end: RankEnd::default(),
         }
@@ -91,21 +101,31 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         shared.stopper.begin();
         let mut step_start = Instant::now();
         for step in self.done + 1..=last {
-            let (wish, best) =
-                debug_span!("step", step).in_scope(|| self.step(step, step_start))?;
+            let told =
+                debug_span!("step", step).in_scope(|| self.step((step, last), step_start))?;
+            let Told { wish, saves } = told;
             if let Some(first) = self.skipped.beyond(config.max_skipped) {
                 let at = (first, self.skipped.in_a_row);
                 self.end.diverged = Some(diagnose(&mut self.executor, self.groups, at)?);
                 break;
             }
             let stops = matches!(wish, Wish::Stop(_)) && step < last;
-            self.save(step, stops || best || wish == Wish::Save)?;
+            if let Some(saving) = self.saving.as_mut().filter(|_| saves != Begin::No) {
+                if saves == Begin::AfterTheOneBefore {
+                    saving.settle(false)?;
+                }
+                saving.begin(step, &mut self.executor.worker);
+            }
             if stops {
                 self.end.stopped = Some(Stopped { step, signal: wish.signal() });
                 break;
             }
-            // What a checkpoint takes is no part of a step, nor what the program does between two.
+            // What the program does between two steps is no part of one.
             step_start = Instant::now();
+        }
+        if let Some(saving) = &mut self.saving {
+            saving.settle(true)?;
+            self.end.saved = saving.saved;
         }
         Ok(())
     }
@@ -125,9 +145,8 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         Ok(Some(evaluation))
     }
 
-    /// Runs a step, tells of it and returns what all ranks are to do after it, and whether it is
-    /// to be kept as the best.
-    fn step(&mut self, step: u64, start: Instant) -> Result<(Wish, bool), RankError> {
+    /// Runs a step, tells of it and returns what all ranks are to do after it.
+    fn step(&mut self, (step, last): (u64, u64), start: Instant) -> Result<Told, RankError> {
         let (shared, groups) = (self.shared, self.groups);
         self.meter.reset_peak();
         let record = self.executor.run_step(step).map_err(RankError::Step)?;
@@ -136,6 +155,10 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         let clock = shared.clock.get().copied().unwrap_or_default();
         mine.computed.start_ns = clock.shift(mine.computed.start_ns);
         mine.computed.end_ns = clock.shift(mine.computed.end_ns);
+        if let Some(saving) = &mut self.saving {
+            mine.save_blocked_ns = saving.take_blocked_ns();
+            mine.save = saving.take_report();
+        }
         let mut bytes = shared.stopper.hear().to_bytes().to_vec();
         serde_json::to_writer(&mut bytes, &mine).expect("plain numbers");
         // Rank 0 alone reads all records: what everyone needs of them is in its answer.
@@ -147,7 +170,10 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             let read = |bytes: &Vec<u8>| {
                 serde_json::from_slice(&bytes[2..]).expect("written by every rank")
             };
-            let records: Vec<RankStep> = all.iter().map(read).collect();
+            let mut records: Vec<RankStep> = all.iter().map(read).collect();
+            if let Some(saving) = &mut self.saving {
+                saving.look(records.iter_mut().filter_map(|r| r.save.take()).collect())?;
+            }
             let at = (step, start.elapsed().as_secs_f64(), &mut self.best);
             news = Some(step_metrics(&shared.blueprint, at, &record, &records));
         }
@@ -170,19 +196,32 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         if shared.traces(step, self.done) {
             self.spans.extend(record.spans);
         }
-        Ok((self.agree(wished, (&told, eval))?, best))
+        self.agree((step, last), (wished, best), (&told, eval))
     }
 
-    /// What the ranks `wished`, and the trainer of rank 0's process; all ranks get the same. The
-    /// other processes hear what rank 0's was `told`.
+    /// What the ranks `wished` of the `last` step or another, and the trainer of rank 0's process,
+    /// where the state is to be kept if it is the `best`; all ranks get the same. The other
+    /// processes hear what rank 0's was `told`.
     fn agree(
         &mut self,
-        wished: Wish,
+        (step, last): (u64, u64),
+        (wished, best): (Wish, bool),
         (told, eval): (&[u8], Option<Evaluation>),
-    ) -> Result<Wish, RankError> {
+    ) -> Result<Told, RankError> {
         let (shared, world) = (self.shared, &*self.groups.world);
         let patience = Patience::new(&shared.blueprint.config);
-        let message = |wish: Wish| [&wish.to_bytes(), told].concat();
+        let updates = self.executor.worker.optimizer().updates();
+        let diverged = self.skipped.beyond(shared.blueprint.config.max_skipped).is_some();
+        let at = (step, updates, self.skipped.in_a_row == 0);
+        let saving = &mut self.saving;
+        let mut message = |wish: Wish| {
+            let ends = matches!(wish, Wish::Stop(_)) || step == last;
+            let begin = match saving {
+                Some(saving) if !diverged => saving.decide(at, (wish, best), ends),
+                _ => Begin::No,
+            };
+            [&wish.to_bytes()[..], &[begin as u8], told].concat()
+        };
         let answer = |wait: Duration| {
             let answers = shared.answers.as_ref().expect("rank 0's process has them");
             match answers.lock().recv_timeout(wait) {
@@ -194,7 +233,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             }
         };
         let answer = patience.follow_rank_0(world, answer)?;
-        let (wish, told) = answer.split_at(2);
+        let (wish, told) = answer.split_at(3);
         if world.rank() > 0 && world.rank() == shared.here[0] {
             let read = serde_json::from_slice(told).expect("written by rank 0");
             let (mut metrics, times, exact): (StepMetrics, _, [u64; 2]) = read;
@@ -203,27 +242,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             metrics.eval = eval;
             (self.report)(News::Step(metrics, times));
         }
-        Ok(Wish::from_bytes([wish[0], wish[1]]))
-    }
-
-    /// Saves after `step`, if it is due, `wanted` or owed. In a row of skipped steps the state is
-    /// that of the last good one, so what is due waits for the next good one; where it cannot wait,
-    /// no older checkpoint goes for it.
-    fn save(&mut self, step: u64, wanted: bool) -> Result<(), RankError> {
-        let shared = self.shared;
-        let Some(saver) = &shared.saver else { return Ok(()) };
-        let good = self.skipped.in_a_row == 0;
-        let due = saver.is_due(step) || self.owed;
-        self.owed = due && !good;
-        if !(wanted || saver.is_last(step) || (due && good)) {
-            return Ok(());
-        }
-        let _saving = info_span!("checkpoint", step).entered();
-        let worker = &self.executor.worker;
-        let at = (step, good);
-        saver.save(at, &shared.blueprint, self.groups, worker.sharded(), worker.optimizer())?;
-        self.end.saved = Some(step);
-        Ok(())
+        Ok(Told { wish: Wish::from_bytes([wish[0], wish[1]]), saves: Begin::from_byte(wish[2]) })
     }
 
     /// What the rank leaves behind; those of other processes come to rank 0.

@@ -1,6 +1,8 @@
 //! The trainer: checks everything and starts the ranks.
 
+mod epoch;
 mod health;
+mod recovery;
 pub(crate) mod signals;
 pub(crate) mod steps;
 

@@ -1,15 +1,12 @@
 //! A run under way: its steps one by one, and its end.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Instant;
 
-use parking_lot::Mutex;
 use tracing::{Span, error, info_span, warn};
 use zeropp_comm::Communicator;
-use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped, Summary};
-use zeropp_pipeline::executor::StatusBoard;
+use zeropp_core::metrics::{Evaluation, StepMetrics, Summary};
 use zeropp_pipeline::flight::EndKind;
 use zeropp_zero3::checkpoint::StoreLock;
 
@@ -18,22 +15,18 @@ use crate::checkpoint::Saver;
 use crate::checkpoint::resume::{Loader, Resumed};
 use crate::events;
 use crate::plan::memory;
-use crate::plan::peak::Peak;
-use crate::recorder::{self, FlightRecorder};
-use crate::run::diagnose::Diverged;
+use crate::recorder;
 use crate::run::measured;
 use crate::run::metrics_file::MetricsFile;
-use crate::run::rank::{Export, News, RankEnd, RankResult, Shared, StageTimes};
-use crate::run::spawn::{Failure, Message, culprit, spawn_rank};
+use crate::run::rank::{Export, News, RankResult, StageTimes};
+use crate::run::spawn::{Message, culprit};
 use crate::run::stop::Wish;
 use crate::run::totals::Totals;
 use crate::run::trace;
 use crate::trainer::Trainer;
+use crate::trainer::epoch::{Ends, Epoch};
 use crate::trainer::health::Health;
-use crate::world::World;
-
-/// After one rank has failed, how long the others get to stop before they are left behind.
-const GRACE: Duration = Duration::from_secs(3);
+use crate::trainer::recovery::{COMPLETING, Recoveries, Remedy};
 
 /// A run under way: an iterator over its steps. The ranks begin a step when it is asked for, and
 /// end when this is dropped, after the step that was last seen, which is saved if the run saves.
@@ -42,58 +35,26 @@ const GRACE: Duration = Duration::from_secs(3);
 /// run after one of the next steps.
 pub struct Steps<'a> {
     trainer: &'a Trainer,
-    messages: Receiver<Message>,
-    /// In rank 0's process: what is to follow the step that was last told of.
-    answers: Option<Sender<Wish>>,
+    epoch: Epoch,
+    recoveries: Recoveries,
+    /// Whether the step that was last told of waits for what is to follow.
     unanswered: bool,
-    here: Arc<[usize]>,
-    status: Arc<StatusBoard>,
-    saver: Option<Arc<Saver>>,
+    /// The program wants no more steps.
+    stops: bool,
     lock: Option<StoreLock>,
-    recorder: Option<Arc<FlightRecorder>>,
     resumed: Option<Resumed>,
     begin: Instant,
     metrics_file: Option<MetricsFile>,
     totals: Totals,
     times: StageTimes,
     ends: Ends,
+    /// Why the run ends, where that is found out before all of it has.
+    failed: Option<Error>,
     outcome: Option<Summary>,
     over: bool,
     health: Health,
     span: Span,
-    /// Ends the engine, after the ranks.
-    _world: World,
-}
-
-/// How the ranks of this process ended.
-#[derive(Default)]
-struct Ends {
-    left: usize,
-    results: BTreeMap<usize, Vec<RankResult>>,
-    failures: Vec<(usize, Failure)>,
-    stopped: Option<Stopped>,
-    diverged: Option<Diverged>,
-    saved: Option<u64>,
-    /// Until when the others may take after a failure.
-    deadline: Option<Instant>,
-}
-
-impl Ends {
-    fn note(&mut self, rank: usize, end: Result<RankEnd, Failure>) {
-        self.left -= 1;
-        match end {
-            Ok(RankEnd { results, stopped, diverged, saved }) => {
-                self.results.insert(rank, results);
-                self.stopped = stopped.or(self.stopped);
-                self.diverged = diverged.or(self.diverged.take());
-                self.saved = saved.or(self.saved);
-            }
-            Err(failure) => {
-                self.failures.push((rank, failure));
-                self.deadline.get_or_insert_with(|| Instant::now() + GRACE);
-            }
-        }
-    }
+    export: Export,
 }
 
 impl<'a> Steps<'a> {
@@ -112,54 +73,28 @@ impl<'a> Steps<'a> {
         if lock.is_some() {
             found.passed_over.iter().for_each(|text| warn!("{text}"));
         }
-        let status = Arc::new(StatusBoard::new(bp.mesh.world()));
-        let (mut world, peak) = meet(trainer, given, &status)?;
-        let here: Arc<[usize]> = world.ranks.iter().map(|local| local.rank).collect();
-        let (answers, asked) = (here[0] == 0).then(channel).unzip();
-        let recorder = FlightRecorder::start(bp, &status, here.iter().copied());
-        let shared = Shared {
-            blueprint: bp.clone(),
-            data: trainer.data.clone(),
-            status: status.clone(),
-            epoch: Instant::now(),
-            clock: Arc::default(),
-            peak,
-            here: here.clone(),
-            host: world.host.clone(),
-            export,
-            loader: Loader::new(bp, &trainer.data.0, found).map(Arc::new),
-            initial: trainer.initial.clone(),
-            evaluation: trainer.evaluation.clone(),
-            saver: saver.clone(),
-            stopper: trainer.stopper.clone(),
-            answers: asked.map(|asked| Arc::new(Mutex::new(asked))),
-            recorder: recorder.clone(),
-            span: span.clone(),
-            digests: Arc::default(),
-            agreed: Arc::default(),
-        };
-        let messages = spawn_all(&mut world, &shared);
+        let recoveries = Recoveries::new(bp, export, given.is_some());
+        let loader = Loader::new(bp, &trainer.data.0, found);
+        let epoch = Epoch::start(trainer, given, (export, None), (saver, loader), &span)?;
         let mut steps = Steps {
             trainer,
-            messages,
-            answers,
+            ends: Ends::of(epoch.here.len()),
+            epoch,
+            recoveries,
             unanswered: false,
-            ends: Ends { left: here.len(), ..Ends::default() },
-            here,
-            status,
-            saver,
+            stops: false,
             lock,
-            recorder,
             resumed: None,
             begin: Instant::now(),
             metrics_file: None,
             totals: Totals::default(),
             times: StageTimes::default(),
+            failed: None,
             outcome: None,
             over: false,
             health: Health::default(),
             span,
-            _world: world,
+            export,
         };
         steps.await_ready(export)?;
         drop(entered);
@@ -170,6 +105,7 @@ impl<'a> Steps<'a> {
     fn await_ready(&mut self, export: Export) -> Result<(), Error> {
         match self.next_news() {
             Some(News::Ready(resumed)) => {
+                self.recoveries.begin(resumed.as_ref().map_or(0, |resumed| resumed.step));
                 self.resumed = resumed;
                 if self.has_rank_0() && !matches!(export, Export::Gradients | Export::Evaluation) {
                     let done = self.resumed().map(|resumed| resumed.step);
@@ -195,14 +131,17 @@ impl<'a> Steps<'a> {
 
     /// Whether this process has rank 0.
     pub(crate) fn has_rank_0(&self) -> bool {
-        self.here[0] == 0
+        self.epoch.here[0] == 0
     }
 
     /// Ends the run after the step that was last seen, saved if the run saves. The iterator then
     /// has no more steps.
     pub fn stop(&mut self) {
-        match self.answers.is_some() && self.unanswered {
-            true => self.answer(Wish::Stop(0)),
+        match self.epoch.answers.is_some() && self.unanswered {
+            true => {
+                self.stops = true;
+                self.answer(Wish::Stop(0));
+            }
             false => self.trainer.stopper.stop(),
         }
     }
@@ -218,7 +157,8 @@ impl<'a> Steps<'a> {
             while self.next_step().is_some() {}
             return self.conclude().map(|(summary, _)| summary);
         }
-        let failed = || Error::Rank { rank: self.here[0], message: "the run has failed".into() };
+        let failed =
+            || Error::Rank { rank: self.epoch.here[0], message: "the run has failed".into() };
         self.outcome.take().ok_or_else(failed)
     }
 
@@ -235,46 +175,115 @@ impl<'a> Steps<'a> {
 
     fn answer(&mut self, wish: Wish) {
         if std::mem::take(&mut self.unanswered)
-            && let Some(answers) = &self.answers
+            && let Some(answers) = &self.epoch.answers
         {
             // Where rank 0 has failed, nobody asks any more.
             let _ = answers.send(wish);
         }
     }
 
-    /// The next step, or none once all ranks of this process have ended.
+    /// The next step, or none once all ranks of this process have ended. What a recovery does again
+    /// is no new step.
     pub(crate) fn next_step(&mut self) -> Option<StepMetrics> {
         let _in_run = self.span.clone().entered();
         self.answer(Wish::GoOn);
-        match self.next_news()? {
-            News::Step(metrics, times) => {
-                self.unanswered = true;
-                // The first step warms caches and pools up; it counts only where it is alone.
-                if self.totals.steps() == 1 {
-                    self.times = StageTimes::default();
+        loop {
+            match self.next_news() {
+                Some(News::Step(metrics, _)) if self.recoveries.is_redone(&metrics) => {
+                    self.unanswered = true;
+                    let stops = self.stops && self.recoveries.is_caught_up();
+                    self.answer(if stops { Wish::Stop(0) } else { Wish::GoOn });
                 }
-                self.times.merge(&times);
-                if let Some(file) = &mut self.metrics_file {
-                    file.write(&metrics);
+                Some(News::Step(metrics, times)) => {
+                    self.see(&metrics, &times);
+                    if self.stops {
+                        // The ranks have failed since, and did not hear of it.
+                        self.answer(Wish::Stop(0));
+                    }
+                    return Some(metrics);
                 }
-                if self.has_rank_0() {
-                    events::step(&metrics, self.trainer.blueprint.config.steps);
-                    self.health.see(&metrics);
-                }
-                self.totals.add(&metrics);
-                Some(metrics)
+                // The ranks of another epoch are there.
+                Some(News::Ready(_) | News::Evaluated(_)) => {}
+                None if self.recovers() => {}
+                None => return None,
             }
-            News::Ready(_) | News::Evaluated(_) => unreachable!("told once, and not of steps"),
         }
     }
 
-    /// What the first rank here tells next. After a failure the others have [`GRACE`] to stop.
+    fn see(&mut self, metrics: &StepMetrics, times: &StageTimes) {
+        self.unanswered = true;
+        // The first step warms caches and pools up; it counts only where it is alone.
+        if self.totals.steps() == 1 {
+            self.times = StageTimes::default();
+        }
+        self.times.merge(times);
+        if let Some(file) = &mut self.metrics_file {
+            file.write(metrics);
+        }
+        if self.has_rank_0() {
+            events::step(metrics, self.trainer.blueprint.config.steps);
+            self.health.see(metrics);
+        }
+        self.totals.add(metrics);
+    }
+
+    /// Where ranks have failed and may be brought together again, does so.
+    fn recovers(&mut self) -> bool {
+        let Some(at) = self.ends.failed_at.filter(|_| self.failed.is_none()) else { return false };
+        let remedy = self.recoveries.remedy(&self.ends.failures, at);
+        let text = match remedy {
+            Remedy::End(None) => return false,
+            Remedy::End(text) => text,
+            Remedy::Recover => None,
+        };
+        let failures = std::mem::take(&mut self.ends.failures);
+        let error = culprit(failures, &self.epoch.here, &self.epoch.status).expect("failures");
+        let error = self.recorded(error);
+        if let Some(text) = text {
+            self.failed = Some(error.with_advice(&text));
+            return false;
+        }
+        match self.meet_again(&error) {
+            Ok(()) => true,
+            Err(error) => {
+                self.failed = Some(error);
+                false
+            }
+        }
+    }
+
+    /// Starts the ranks again after `error`, from the newest checkpoint, or from where the run
+    /// began.
+    fn meet_again(&mut self, error: &Error) -> Result<(), Error> {
+        let trainer = self.trainer;
+        let (bp, data) = (&trainer.blueprint, &trainer.data.0);
+        let mut newest = None;
+        let saver = match &self.epoch.saver {
+            None => None,
+            Some(before) => {
+                before.under_way.await_completion(COMPLETING);
+                before.close();
+                newest = before.newest()?;
+                Some(Arc::new(Saver::new(bp, data, before)))
+            }
+        };
+        self.recoveries.tell(error, newest);
+        self.recoveries.go_back(newest.unwrap_or(0));
+        let loader = newest.and_then(|step| Loader::again(bp, data, step));
+        let known = (self.export, Some(self.epoch.peak));
+        self.epoch = Epoch::start(trainer, None, known, (saver, loader), &self.span)?;
+        self.ends = Ends::of(self.epoch.here.len());
+        self.unanswered = false;
+        Ok(())
+    }
+
+    /// What the first rank here tells next. After a failure the others have a while to stop.
     fn next_news(&mut self) -> Option<News> {
         while self.ends.left > 0 {
-            let message = match self.ends.deadline {
-                None => self.messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            let message = match self.ends.deadline() {
+                None => self.epoch.messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(at) => {
-                    self.messages.recv_timeout(at.saturating_duration_since(Instant::now()))
+                    self.epoch.messages.recv_timeout(at.saturating_duration_since(Instant::now()))
                 }
             };
             match message {
@@ -299,26 +308,34 @@ impl<'a> Steps<'a> {
     fn outcome_of_ranks(&mut self) -> Result<(Summary, Vec<RankResult>), Error> {
         let config = &self.trainer.blueprint.config;
         let ends = std::mem::take(&mut self.ends);
-        if let Some(error) = culprit(ends.failures, &self.here, &self.status) {
-            if let (Some(saver), Some(_)) = (&self.saver, &self.lock) {
+        let failed = culprit(ends.failures, &self.epoch.here, &self.epoch.status);
+        let failed = failed.map(|error| self.recorded(error)).or_else(|| self.failed.take());
+        if let Some(error) = failed {
+            if let (Some(saver), Some(_)) = (&self.epoch.saver, &self.lock) {
                 saver.clean();
             }
-            return Err(self.recorded(error));
+            return Err(error);
         }
-        if let Some(recorder) = &self.recorder {
+        if let Some(recorder) = &self.epoch.recorder {
             recorder.withdraw();
         }
         let resumed = self.resumed.as_ref().map(|resumed| resumed.step);
-        let path = |step| self.saver.as_ref().map(|saver| saver.path(step));
+        let path = |step| self.epoch.saver.as_ref().map(|saver| saver.path(step));
         if let Some(diverged) = ends.diverged {
             let newest = ends.saved.or(resumed).and_then(path);
             return Err(diverged.into_error(config.max_skipped, newest));
         }
         let results: Vec<_> = ends.results.into_values().flatten().collect();
         let total_s = self.begin.elapsed().as_secs_f64();
+        let saves = self.epoch.saver.as_ref().map(|saver| saver.totals()).unwrap_or_default();
         let summary = Summary {
             stopped: ends.stopped,
             checkpoint: ends.saved.and_then(path),
+            saves: saves.saves,
+            save_cpu_s: saves.cpu_s,
+            recoveries: self.recoveries.done,
+            steps_redone: self.recoveries.redone,
+            recovery_s: self.recoveries.seconds,
             ..self.trainer.summary(&self.totals, &self.times, total_s)
         };
         if let Some(path) = config.trace.as_ref().filter(|_| self.has_rank_0()) {
@@ -344,7 +361,7 @@ impl<'a> Steps<'a> {
 
     /// `error` with how to read what the ranks wrote; those here that live on write now.
     fn recorded(&self, error: Error) -> Error {
-        match &self.recorder {
+        match &self.epoch.recorder {
             Some(recorder) if !error.is_bad_input() => {
                 let found = recorder.write_all(EndKind::AtWork, "the run failed meanwhile");
                 // A rank of another process that is stuck writes a moment later, if it may live on.
@@ -367,37 +384,6 @@ fn saver(
     let saver = Saver::start(&trainer.blueprint, &trainer.data.0, trainer.found.newest)?;
     let (saver, lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
     Ok((saver, lock.flatten()))
-}
-
-/// The ranks of this process, with an engine or over what is `given`, and what they compute with.
-fn meet(
-    trainer: &Trainer,
-    given: Option<Vec<Arc<dyn Communicator>>>,
-    status: &Arc<StatusBoard>,
-) -> Result<(World, Peak), Error> {
-    let bp = &trainer.blueprint;
-    let devices = match &given {
-        Some(_) => bp.config.devices()?,
-        None => trainer.devices()?,
-    };
-    let peak = Peak::measure(&bp.config, &devices, bp.compute);
-    let world = match given {
-        Some(communicators) => World::of(communicators, &devices),
-        None => World::start(&bp.config, &devices, status)?,
-    };
-    Ok((world, peak))
-}
-
-/// Starts the ranks of this process; each tells how it goes on.
-fn spawn_all(world: &mut World, shared: &Shared) -> Receiver<Message> {
-    let (tx, messages) = channel();
-    for mut local in world.ranks.drain(..) {
-        if let Some(recorder) = &shared.recorder {
-            local.communicator = recorder.wrap(local.rank, local.communicator);
-        }
-        spawn_rank(local, shared.clone(), shared.here.clone(), tx.clone());
-    }
-    messages
 }
 
 impl Iterator for Steps<'_> {

@@ -45,6 +45,33 @@ pub(crate) fn run(config: Config) -> Run {
     Run { steps, summary, weights }
 }
 
+/// Runs to the end like [`run`], and no step before the checkpoint that is due by then is there: a
+/// save that is due while one is under way is left out.
+pub(crate) fn run_saving_all(config: Config) -> Run {
+    let (folder, every) = (config.save.clone().expect("a run that saves"), config.save_every);
+    let trainer = Trainer::new(config).expect("a good configuration");
+    let first = trainer.resumed().map_or(0, |resumed| resumed.step);
+    let mut steps = Vec::new();
+    let trained = trainer.train_to_weights(|s| {
+        let due = (s.step - 1).checked_div(every).unwrap_or(0) * every;
+        if due > first {
+            await_checkpoint(&folder, due);
+        }
+        steps.push(s.clone());
+    });
+    let (summary, weights) = trained.expect("a run that ends well");
+    Run { steps, summary, weights }
+}
+
+/// Waits until the checkpoint of `step` is complete.
+pub(crate) fn await_checkpoint(folder: &std::path::Path, step: u64) {
+    let begin = std::time::Instant::now();
+    while !folder.join(format!("step-{step:06}")).exists() {
+        assert!(begin.elapsed().as_secs() < 60, "no checkpoint after step {step}");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
 /// Fails with the first difference in any bit of loss, gradient norm or weights.
 pub(crate) fn assert_same_bits(a: &Run, b: &Run, what: &str) {
     assert_eq!(a.steps.len(), b.steps.len(), "{what}");

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Run, assert_same_bits, run, tiny};
+use crate::common::{Run, assert_same_bits, run, run_saving_all, tiny};
 use zeropp::config::Resume;
 use zeropp::model::gpt;
 use zeropp::{Config, Error, Trainer};
@@ -18,7 +18,7 @@ impl Saved {
     fn new(config: Config) -> Saved {
         let dir = tempfile::tempdir().unwrap();
         let save = Some(dir.path().join("ckpt"));
-        let whole = run(Config { save, save_every: 10, ..config });
+        let whole = run_saving_all(Config { save, save_every: 10, ..config });
         Saved { dir, whole }
     }
 
@@ -150,7 +150,8 @@ fn the_newest_are_kept_and_the_last_step_is_always_saved() {
         (2, 9, vec!["step-000002", "step-000004", "step-000006", "step-000007"]),
     ] {
         let folder = dir.path().join(format!("{save_every}"));
-        run(Config { save: Some(folder.clone()), save_every, keep, ..small.clone() });
+        let config = Config { save: Some(folder.clone()), save_every, keep, ..small.clone() };
+        run_saving_all(config);
         let found: Vec<_> = names(&folder).into_iter().filter(|n| n != ".lock").collect();
         assert_eq!(found, kept, "every {save_every}, keep {keep}");
     }

@@ -13,6 +13,7 @@ mod counts;
 mod emulation;
 mod evaluation;
 mod families;
+mod generate;
 mod inputs;
 mod memory;
 mod oracle;

@@ -5,7 +5,7 @@ use clap::error::{ContextKind, ContextValue};
 
 use crate::{
     args, check, choose, compare, eval, export, generate, inspect, log, measure, paper, planning,
-    playground, ranks, schedule, shell, tokenize, version, why,
+    playground, ranks, schedule, shell, supervise, tokenize, version, why,
 };
 
 const ABOUT: &str = "Trains transformers that are too big for one node: pipeline parallelism \
@@ -22,6 +22,7 @@ pub(crate) fn command() -> Command {
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(args::run_command().args(choose::args()))
+        .subcommand(supervise::command())
         .subcommand(ranks::command())
         .subcommand(schedule::command())
         .subcommand(planning::command())

@@ -1,7 +1,7 @@
 //! The command `zeropp`: arguments in, calls out, nothing else.
 //!
 //! Exit codes: 0 done, 2 bad input (before any rank starts), 1 a run that failed, 128 and its
-//! number a run that a signal has stopped.
+//! number a run that a signal has stopped. `supervise` ends with the code of what it started.
 
 mod allocator;
 mod args;
@@ -28,6 +28,7 @@ mod run;
 mod schedule;
 mod shell;
 mod summary;
+mod supervise;
 mod tokenize;
 mod version;
 mod why;
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
         Some(("run", matches)) => {
             args::run(matches).and_then(|run| run::run(run, choose::Wish::new(matches), voice))
         }
+        Some(("supervise", matches)) => supervise::run(matches),
         Some(("ranks", matches)) => ranks::run(matches),
         Some(("schedule", matches)) => schedule::run(matches),
         Some(("plan", matches)) => planning::run(matches),

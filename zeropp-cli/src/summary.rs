@@ -16,11 +16,12 @@ pub(crate) fn text(s: &Summary, ranks: usize, cores: usize) -> String {
     } else {
         String::new()
     };
+    let beside = format!("{}{}", saving(s), recovering(s));
     format!(
         "{} in {}: loss {:.4} to {:.4}\n{}\
          {} tokens/s, {} of peak FLOP/s\n\
          bubble {} measured, {} simulated with the measured times, {} before the run\n\
-         bubble_own_span {}, bubble_step {} measured{shared}\n\
+         bubble_own_span {}, bubble_step {} measured{shared}\n{beside}\
          {} all-gathers and {} reduce-scatters per rank and unit\n\n{}",
         count(s.steps as usize, "step"),
         duration(s.total_s),
@@ -38,6 +39,30 @@ pub(crate) fn text(s: &Summary, ranks: usize, cores: usize) -> String {
         scaled(s.reduce_scatters_per_unit),
         memory(s),
     )
+}
+
+/// What saving took beside the steps.
+fn saving(s: &Summary) -> String {
+    if s.saves == 0 {
+        return String::new();
+    }
+    format!(
+        "{}: a rank was kept from its work for {}, and writing took {} of CPU\n",
+        count(s.saves as usize, "checkpoint"),
+        duration(s.save_blocked_s),
+        duration(s.save_cpu_s)
+    )
+}
+
+/// What failures took.
+fn recovering(s: &Summary) -> String {
+    let n = match s.recoveries {
+        0 => return String::new(),
+        1 => "1 recovery".into(),
+        n => format!("{n} recoveries"),
+    };
+    let redone = count(s.steps_redone as usize, "step");
+    format!("{n}: {} from failure to the next step, {redone} done again\n", duration(s.recovery_s))
 }
 
 /// The last validation loss, and the lowest, if any was measured.
@@ -99,6 +124,8 @@ mod tests {
         s.predicted_bytes.activation = 2048;
         s.peak_bytes.activation = 1024;
         s.early_bytes = 3072;
+        (s.saves, s.save_blocked_s, s.save_cpu_s) = (4, 0.25, 1.5);
+        (s.recoveries, s.steps_redone, s.recovery_s) = (1, 3, 0.5);
         let alone = text(&s, 2, 2);
         assert!(!alone.contains("share"), "{alone}");
         let eval =
@@ -114,6 +141,8 @@ mod tests {
             "bubble_own_span 3.0 %, bubble_step 7.0 % measured",
             "32 ranks share 2 cores: waiting for a core counts as idle",
             "3 all-gathers and 2 reduce-scatters per rank and unit",
+            "4 checkpoints: a rank was kept from its work for 0.2 s, and writing took 1.5 s of CPU",
+            "1 recovery: 0.5 s from failure to the next step, 3 steps done again",
             "activation                 2.00 KiB  1.00 KiB",
             "messages that came early             3.00 KiB",
         ] {

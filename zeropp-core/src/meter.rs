@@ -30,11 +30,13 @@ pub enum MemoryKind {
     WeightStash,
     /// Buffers on their way to or from another rank.
     Communication,
+    /// Buffers of a checkpoint that is being written while the rank computes.
+    Save,
 }
 
 impl MemoryKind {
     /// All kinds, in the order of the fields of [`MemoryBytes`].
-    pub const ALL: [MemoryKind; 8] = [
+    pub const ALL: [MemoryKind; 9] = [
         MemoryKind::ParameterShard,
         MemoryKind::Gathered,
         MemoryKind::Gradient,
@@ -43,6 +45,7 @@ impl MemoryKind {
         MemoryKind::Activation,
         MemoryKind::WeightStash,
         MemoryKind::Communication,
+        MemoryKind::Save,
     ];
 
     /// What people call it.
@@ -56,6 +59,7 @@ impl MemoryKind {
             MemoryKind::Activation => "activation",
             MemoryKind::WeightStash => "weight stash",
             MemoryKind::Communication => "communication",
+            MemoryKind::Save => "checkpoint",
         }
     }
 }
@@ -72,6 +76,8 @@ pub struct MemoryBytes {
     pub activation: u64,
     pub weight_stash: u64,
     pub communication: u64,
+    #[serde(default)]
+    pub save: u64,
 }
 
 impl MemoryBytes {
@@ -92,6 +98,7 @@ impl MemoryBytes {
             MemoryKind::Activation => &mut self.activation,
             MemoryKind::WeightStash => &mut self.weight_stash,
             MemoryKind::Communication => &mut self.communication,
+            MemoryKind::Save => &mut self.save,
         }
     }
 

@@ -59,7 +59,8 @@ pub struct Optimizer {
     pub(crate) moments: Vec<Vec<Moments>>,
     pub(crate) updates: u64,
     captured: Option<Vec<ParamExport>>,
-    meter: Arc<Meter>,
+    pub(crate) meter: Arc<Meter>,
+    held_back: Option<Box<dyn FnOnce() -> CommResult<()> + Send>>,
     holds: Vec<Hold>,
 }
 
@@ -92,6 +93,7 @@ impl Optimizer {
             moments,
             updates: 0,
             captured: None,
+            held_back: None,
             meter: meter.clone(),
             holds: Vec::new(),
         };
@@ -117,6 +119,12 @@ impl Optimizer {
     /// in buffer order, K·D of them with ZeRO-1, else D.
     pub fn captured(&self) -> &[ParamExport] {
         self.captured.as_deref().unwrap_or_default()
+    }
+
+    /// Holds the next update back until `wait` returns: parameters and moments are being read.
+    /// All ranks say so at the same step, and `wait` may meet the others.
+    pub fn hold_back(&mut self, wait: impl FnOnce() -> CommResult<()> + Send + 'static) {
+        self.held_back = Some(Box::new(wait));
     }
 
     /// Updates done so far; steps that were skipped do not count.
@@ -156,6 +164,10 @@ impl Optimizer {
         let lr = self.options.lr.at(step);
         let skipped = !grad_norm.is_finite();
         if !skipped {
+            // All ranks know by now that there is an update.
+            if let Some(wait) = self.held_back.take() {
+                wait()?;
+            }
             self.updates += 1;
             let clip = self.options.clip;
             let gradient =

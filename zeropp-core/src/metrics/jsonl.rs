@@ -131,6 +131,7 @@ mod tests {
                 "gradient_shard",
                 "optimizer",
                 "parameter_shard",
+                "save",
                 "weight_stash",
             ]
         );

@@ -56,12 +56,21 @@ pub struct StepMetrics {
     /// `peak_bytes`, too.
     #[serde(default)]
     pub idle_bytes: u64,
+    /// Longest over ranks that saving kept one from its work in this step: handing the state of the
+    /// step before to the writer, and holding the update back until that is written. Left out
+    /// where nothing was saved.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub save_blocked_s: f64,
     /// The validation loss after this step's update, where it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<Evaluation>,
     /// Whether the update was skipped on all ranks because a gradient was not finite.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+}
+
+fn is_zero(x: &f64) -> bool {
+    *x == 0.0
 }
 
 /// What a model makes of data that it is not trained on.
@@ -220,6 +229,24 @@ pub struct Summary {
     pub predicted_at_once_bytes: u64,
     /// Seconds from the first step's start to the last one's end.
     pub total_s: f64,
+    /// Checkpoints that it wrote.
+    #[serde(default)]
+    pub saves: u64,
+    /// Sum over the steps of `save_blocked_s`.
+    #[serde(default)]
+    pub save_blocked_s: f64,
+    /// Seconds of CPU that the writers of all ranks took beside the ranks' own threads.
+    #[serde(default)]
+    pub save_cpu_s: f64,
+    /// Times that its ranks failed, met again and went on.
+    #[serde(default)]
+    pub recoveries: u64,
+    /// Steps that were done again after a failure; they are no part of `steps`.
+    #[serde(default)]
+    pub steps_redone: u64,
+    /// Seconds from the failures to the first step that was done after each.
+    #[serde(default)]
+    pub recovery_s: f64,
     /// The last validation loss, if one was measured, and its step.
     #[serde(default)]
     pub last_eval: Option<(u64, Evaluation)>,

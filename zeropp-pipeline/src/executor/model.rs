@@ -175,6 +175,11 @@ impl ModelWorker {
         self.search.take().map(Search::found).unwrap_or_default()
     }
 
+    /// Holds the next update back until `wait` returns ([`Optimizer::hold_back`]).
+    pub fn hold_update_back(&mut self, wait: impl FnOnce() -> CommResult<()> + Send + 'static) {
+        self.optimizer.hold_back(wait);
+    }
+
     /// The rank's shards.
     pub fn sharded(&self) -> &[ShardedStage] {
         &self.sharded

@@ -44,6 +44,14 @@ pub enum CheckpointError {
         /// Both sides, and what would work.
         problem: String,
     },
+    /// A checkpoint that was to be written and is not.
+    #[error("the checkpoint of step {step} is not written: {problem}")]
+    NotWritten {
+        /// The step it was to follow.
+        step: u64,
+        /// Why, with the file.
+        problem: String,
+    },
     /// The file system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {

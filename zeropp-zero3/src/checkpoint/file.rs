@@ -17,6 +17,8 @@ const PREFIX_BYTES: u64 = 8;
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// Bytes moved at a time.
 const CHUNK_BYTES: usize = 1 << 20;
+/// Memory that writing a file takes beside what is written: a chunk as bytes, and a buffer.
+pub const WRITER_BYTES: u64 = 2 * CHUNK_BYTES as u64;
 
 /// The three tensors kept of every piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,14 +109,26 @@ impl<'a> StateWriter<'a> {
         self.out.write_all(bytes).map_err(io("write", self.path))
     }
 
+    /// Gives the system what is left in the buffer: no element is needed any more.
+    pub(super) fn finish(self) -> Checked<WrittenFile> {
+        match self.out.into_inner() {
+            Ok(inner) => Ok(WrittenFile { path: self.path.to_path_buf(), inner }),
+            Err(e) => Err(io("write", self.path)(e.into_error())),
+        }
+    }
+}
+
+/// A file that is written and not yet durable.
+pub(super) struct WrittenFile {
+    path: PathBuf,
+    inner: Digesting,
+}
+
+impl WrittenFile {
     /// Makes the file durable.
-    pub(super) fn finish(self) -> Checked<FileRecord> {
-        let failed = io("write", self.path);
-        let inner = match self.out.into_inner() {
-            Ok(inner) => inner,
-            Err(e) => return Err(failed(e.into_error())),
-        };
-        inner.file.sync_all().map_err(failed)?;
+    pub(super) fn sync(self) -> Checked<FileRecord> {
+        let WrittenFile { path, inner } = self;
+        inner.file.sync_all().map_err(io("write", &path))?;
         let blake3 = inner.hasher.finalize().to_hex().to_string();
         Ok(FileRecord { bytes: inner.bytes, blake3 })
     }

@@ -47,7 +47,7 @@ pub struct Manifest {
 }
 
 /// What a file must be.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRecord {
     /// Its size.
     pub bytes: u64,

@@ -19,7 +19,8 @@ mod state;
 mod store;
 
 pub use error::CheckpointError;
+pub use file::WRITER_BYTES;
 pub use manifest::{FileRecord, Manifest, Parameter, Piece};
 pub use open::{Checkpoint, ParameterReader};
-pub use state::{WrittenState, read_state, write_state};
+pub use state::{StateToWrite, UnsyncedState, WrittenState, read_state};
 pub use store::{Store, StoreLock};

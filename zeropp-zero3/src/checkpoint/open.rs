@@ -209,7 +209,7 @@ mod tests {
     /// Elements of the parameter `w`, `[2, 5]`, in two files cut at 4; `v`, `[3]`, in the first.
     fn write(dir: &Path, change: impl Fn(&str, &mut Vec<(String, usize)>)) -> PathBuf {
         let store = Store::new(dir);
-        let staging = store.begin(3).unwrap();
+        let staging = store.begin(3, "a").unwrap();
         let mut manifest = Manifest::new(3, 3, 256, BTreeMap::new());
         let piece = |offset, len, file: &str| Piece { offset, len, file: file.into() };
         let w = vec![piece(0, 4, "a"), piece(4, 6, "b")];
@@ -231,7 +231,7 @@ mod tests {
             let n = tensors.iter().map(|t| t.1).sum();
             values.resize(n, 0.0);
             writer.values(&values).unwrap();
-            manifest.files.insert(file.into(), writer.finish().unwrap());
+            manifest.files.insert(file.into(), writer.finish().unwrap().sync().unwrap());
         }
         store.commit(&staging, &manifest).unwrap()
     }

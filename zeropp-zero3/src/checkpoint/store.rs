@@ -1,7 +1,7 @@
 //! The folder of a run's checkpoints: which are complete, how one comes to be, which may go.
 
 use std::fs::{self, File, TryLockError};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use super::error::{Checked, CheckpointError, io};
@@ -176,15 +176,17 @@ impl Store {
         hidden.filter_map(remove).collect()
     }
 
-    /// Makes the folder in which the files of the checkpoint after `step` steps are to be written;
-    /// one rank calls it before any writes.
+    /// Makes the folder in which the files of the checkpoint after `step` steps are to be written,
+    /// if no other rank has yet. All ranks of a save give the same `run`, and no other save does.
     ///
     /// # Errors
     /// The file system's.
-    pub fn begin(&self, step: u64) -> Checked<PathBuf> {
-        let staging = self.unused(step, "tmp");
-        fs::create_dir(&staging).map_err(io("create", &staging))?;
-        Ok(staging)
+    pub fn begin(&self, step: u64, run: &str) -> Checked<PathBuf> {
+        let staging = self.folder.join(format!("{HIDDEN}{step:06}.{run}.tmp"));
+        match fs::create_dir(&staging) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => Err(io("create", &staging)(e)),
+            _ => Ok(staging),
+        }
     }
 
     /// A hidden path that nothing has: an earlier one may be there still, if it cannot be removed.
@@ -278,7 +280,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     fn save(store: &Store, step: u64) {
-        let staging = store.begin(step).unwrap();
+        let staging = store.begin(step, "a").unwrap();
         let at = store.commit(&staging, &Manifest::new(step, step, 256, BTreeMap::new())).unwrap();
         assert_eq!(at, store.path(step));
     }
@@ -305,7 +307,7 @@ mod tests {
             save(&store, step);
         }
         assert_eq!(store.steps().unwrap(), [1, 2, 7]);
-        let staging = store.begin(8).unwrap();
+        let staging = store.begin(8, "a").unwrap();
         assert_eq!(store.newest().unwrap(), store.path(7), "a staging folder is no checkpoint");
         assert!(store.retain(2, None).is_empty());
         assert_eq!(store.steps().unwrap(), [2, 7]);

@@ -1,13 +1,11 @@
 //! What a model writes: with the past kept, the same text as from the whole each time, and the same
 //! from a checkpoint as from the folder that it is exported to.
 
-mod common;
-
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use crate::common::{run, text_file, tiny};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use common::{run, text_file, tiny};
 use zeropp::config::Activation;
 use zeropp::weights::StoreAs;
 use zeropp::{

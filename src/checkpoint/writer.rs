@@ -1,0 +1,227 @@
+//! A rank's writer: a thread that brings the state of a step to the checkpoint's file while the
+//! rank computes the next one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use zeropp_zero3::checkpoint::{CheckpointError, StateToWrite, WrittenState};
+
+use crate::checkpoint::Saver;
+
+/// Waits before a write that failed is tried again: a folder over the network may be away a while.
+const RETRIES: [Duration; 3] =
+    [Duration::from_millis(100), Duration::from_millis(500), Duration::from_secs(2)];
+/// How long a rank that ends for another reason lets its writer finish.
+const LINGER: Duration = Duration::from_millis(300);
+
+/// What a rank's writer has to say in the end.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Report {
+    pub(crate) rank: usize,
+    /// What it wrote, if this rank is to write anything; or why it could not.
+    pub(crate) written: Result<Option<WrittenState>, String>,
+    /// Seconds of CPU that it took.
+    pub(crate) cpu_s: f64,
+}
+
+/// A rank's part of a save that is under way.
+pub(crate) struct RankSave {
+    /// Hears the report for rank 0 where that is in another process; else it is noted there.
+    done: Receiver<Option<Report>>,
+    cancelled: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl RankSave {
+    /// Starts writing `state` as part of the checkpoint after `step`; rank 0 `is_here` where it is
+    /// in this process. The receiver hears once the state is not needed any more.
+    pub(crate) fn start(
+        saver: &Arc<Saver>,
+        (rank, step, is_here): (usize, u64, bool),
+        state: Option<StateToWrite>,
+    ) -> (RankSave, Receiver<Vec<u8>>) {
+        let (released_tx, released) = channel();
+        let (done_tx, done) = channel();
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let (saver, cancel) = (saver.clone(), cancelled.clone());
+        let work = move || {
+            let written = write(&saver, (rank, step), state, &cancel, &released_tx);
+            // Also where there was nothing to write, and nothing could be written.
+            let _ = released_tx.send(Vec::new());
+            let written = written.map_err(|e| e.to_string());
+            let report = Report { rank, written, cpu_s: cpu_seconds() };
+            let report = match is_here {
+                true => {
+                    saver.note(report);
+                    None
+                }
+                false => Some(report),
+            };
+            // Where the rank is gone, nobody asks.
+            let _ = done_tx.send(report);
+        };
+        let named = std::thread::Builder::new().name(format!("saver {rank}"));
+        let thread = Some(named.spawn(work).expect("the system can start a thread"));
+        (RankSave { done, cancelled, thread }, released)
+    }
+
+    /// Whether the writer is done, and then its report where rank 0 has to be told.
+    pub(crate) fn report(&self) -> Option<Option<Report>> {
+        self.done.try_recv().ok()
+    }
+
+    /// The report where rank 0 has to be told, once the writer is done.
+    pub(crate) fn wait(self) -> Option<Report> {
+        self.done.recv().ok().flatten()
+    }
+}
+
+impl Drop for RankSave {
+    /// The writer may finish what it is about to; then it is told to end.
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if !thread.is_finished() {
+            let _ = self.done.recv_timeout(LINGER);
+        }
+        self.cancelled.store(true, Ordering::Relaxed);
+        let _ = thread.join();
+    }
+}
+
+/// Writes the state, more than once where the file system refuses, and makes it durable. The state
+/// is dropped, and `released` hears, before that.
+fn write(
+    saver: &Saver,
+    (rank, step): (usize, u64),
+    state: Option<StateToWrite>,
+    cancelled: &AtomicBool,
+    released: &Sender<Vec<u8>>,
+) -> Result<Option<WrittenState>, CheckpointError> {
+    let Some(state) = state else { return Ok(None) };
+    let goes_on = || !cancelled.load(Ordering::Relaxed);
+    let file = format!("rank-{rank:05}.safetensors");
+    let once = || {
+        let folder = saver.staging(step)?;
+        // A try before this one may have left it.
+        let _ = std::fs::remove_file(folder.join(&file));
+        state.write(&folder, &file, goes_on)
+    };
+    #[cfg(test)]
+    tests::take_time(saver);
+    let mut waits = RETRIES.into_iter();
+    let unsynced = loop {
+        match (once(), waits.next()) {
+            (Ok(unsynced), _) => break unsynced,
+            (Err(_), Some(wait)) if goes_on() => std::thread::sleep(wait),
+            (Err(error), _) => return Err(error),
+        }
+    };
+    drop(state);
+    // Where nobody waits any more, the rank is gone.
+    let _ = released.send(Vec::new());
+    #[cfg(test)]
+    tests::take_time(saver);
+    unsynced.sync().map(Some)
+}
+
+/// Seconds of CPU that this thread has taken.
+#[cfg(unix)]
+fn cpu_seconds() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Seconds of CPU that this thread has taken; not known here.
+#[cfg(not(unix))]
+fn cpu_seconds() -> f64 {
+    0.0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::{Config, Resume};
+    use crate::{StepMetrics, Trainer};
+
+    /// On a disk that takes this long for a rank's file, and as long to make it durable.
+    const SLOW: Duration = Duration::from_millis(120);
+
+    /// Folders of this name are on a slow disk.
+    pub(super) fn take_time(saver: &Saver) {
+        if saver.folder().ends_with("slow") {
+            std::thread::sleep(SLOW);
+        }
+    }
+
+    fn config(folder: Option<&Path>, steps: u64) -> Config {
+        Config {
+            pp: 2,
+            zero3: 2,
+            layers: 2,
+            hidden: 16,
+            heads: 2,
+            seq: 8,
+            vocab: None,
+            steps,
+            warmup: Some(1),
+            decay: crate::config::Decay::Constant,
+            save: folder.map(Path::to_path_buf),
+            save_every: 1,
+            keep: 99,
+            ..Config::default()
+        }
+    }
+
+    fn train(config: Config) -> Vec<StepMetrics> {
+        let mut steps = Vec::new();
+        Trainer::new(config).unwrap().train(|step| steps.push(step.clone())).unwrap();
+        steps
+    }
+
+    fn bits(steps: &[StepMetrics]) -> Vec<(u64, u64, u64)> {
+        steps.iter().map(|s| (s.step, s.loss.to_bits(), s.grad_norm.to_bits())).collect()
+    }
+
+    /// The files of a checkpoint but for the manifest, which has the number of steps to come.
+    fn files(folder: &Path, step: u64) -> Vec<Vec<u8>> {
+        let folder = folder.join(format!("step-{step:06}"));
+        (0..4)
+            .map(|r| std::fs::read(folder.join(format!("rank-{r:05}.safetensors"))).unwrap())
+            .collect()
+    }
+
+    /// A save is of the step it follows, however long the writers take: the update waits, and the
+    /// files are those of a run that ended there, when nothing was computed meanwhile.
+    #[test]
+    fn a_slow_disk_holds_the_update_back_and_changes_no_bit() {
+        let dir = tempfile::tempdir().unwrap();
+        let slow = dir.path().join("slow");
+        let steps = train(config(Some(&slow), 6));
+        assert_eq!(bits(&steps), bits(&train(Config { save_every: 0, ..config(None, 6) })));
+        let held = steps.iter().filter(|s| s.save_blocked_s > 0.8 * SLOW.as_secs_f64()).count();
+        assert!(held >= 2, "{:?}", steps.iter().map(|s| s.save_blocked_s).collect::<Vec<_>>());
+
+        let entries = std::fs::read_dir(&slow).unwrap().map(|e| e.unwrap().file_name());
+        let mut saved: Vec<u64> =
+            entries.filter_map(|name| name.to_str()?.strip_prefix("step-")?.parse().ok()).collect();
+        saved.sort();
+        assert_eq!((saved[0], *saved.last().unwrap()), (1, 6));
+        assert!(
+            saved.len() < 6,
+            "a save that is due while one is under way is left out: {saved:?}"
+        );
+        for step in saved {
+            let alone = dir.path().join(step.to_string());
+            train(Config { save_every: 0, ..config(Some(&alone), step) });
+            assert!(files(&slow, step) == files(&alone, step), "step {step}");
+        }
+        let rest = train(Config { resume: Resume::Step(1), ..config(Some(&slow), 6) });
+        assert_eq!(bits(&rest), bits(&steps[1..]));
+    }
+}

@@ -1,0 +1,218 @@
+//! A rank's part of saving behind the steps (ADR 34): when a save begins, what of it a rank waits
+//! for, and how it ends.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tracing::{info_span, warn};
+use zeropp_comm::Communicator;
+use zeropp_pipeline::executor::ModelWorker;
+use zeropp_zero3::checkpoint::{CheckpointError, StateToWrite};
+
+use crate::checkpoint::Saver;
+use crate::checkpoint::under_way::{Outcome, Save};
+use crate::checkpoint::writer::{RankSave, Report};
+use crate::error::RankError;
+use crate::events;
+use crate::run::stop::Wish;
+
+/// How long a step's end waits for a save whose files are all written: what is left is its name.
+const COMPLETING: Duration = Duration::from_millis(100);
+
+/// Whether a save begins after a step; the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Begin {
+    /// None does.
+    No,
+    /// One does.
+    Now,
+    /// One that must not be left out: the ranks wait for the one before.
+    AfterTheOneBefore,
+}
+
+impl Begin {
+    /// Reads the byte of a message.
+    pub(crate) fn from_byte(byte: u8) -> Begin {
+        match byte {
+            1 => Begin::Now,
+            2 => Begin::AfterTheOneBefore,
+            _ => Begin::No,
+        }
+    }
+}
+
+/// A rank's part of saving.
+pub(crate) struct Saving {
+    saver: Arc<Saver>,
+    world: Arc<dyn Communicator>,
+    /// Whether rank 0 is in this process.
+    is_here: bool,
+    rank_save: Option<RankSave>,
+    /// Nanoseconds that saving has kept the rank from its work since it was asked last.
+    blocked_ns: Arc<AtomicU64>,
+    /// Step of the newest checkpoint of this run that is complete; known to rank 0, and in the end
+    /// to all.
+    pub(crate) saved: Option<u64>,
+    // Rank 0 alone:
+    /// A checkpoint was due and could not be written.
+    owed: bool,
+    /// The save that waits for the one before.
+    last: Option<Save>,
+    /// A save that has ended, which nobody was told of yet.
+    ended: Option<Outcome>,
+    told_late: bool,
+}
+
+impl Saving {
+    pub(crate) fn new(saver: &Arc<Saver>, world: &Arc<dyn Communicator>, is_here: bool) -> Saving {
+        Saving {
+            saver: saver.clone(),
+            world: world.clone(),
+            is_here,
+            rank_save: None,
+            blocked_ns: Arc::default(),
+            saved: None,
+            owed: false,
+            last: None,
+            ended: None,
+            told_late: false,
+        }
+    }
+
+    /// Nanoseconds that saving has kept the rank from its work since this was asked last.
+    pub(crate) fn take_blocked_ns(&self) -> u64 {
+        self.blocked_ns.swap(0, Ordering::Relaxed)
+    }
+
+    /// What this rank's writer has to tell rank 0, once it is done.
+    pub(crate) fn take_report(&mut self) -> Option<Report> {
+        let report = self.rank_save.as_ref()?.report()?;
+        self.rank_save = None;
+        report
+    }
+
+    /// On rank 0: notes the `reports` of other processes and looks whether a save has ended.
+    ///
+    /// # Errors
+    /// It has failed, and there is no older checkpoint.
+    pub(crate) fn look(&mut self, reports: Vec<Report>) -> Result<(), RankError> {
+        reports.into_iter().for_each(|report| self.saver.note(report));
+        let ended = self.ended.take().into_iter().chain(self.saver.under_way.take());
+        ended.into_iter().try_for_each(|outcome| self.conclude(outcome, false))
+    }
+
+    /// On rank 0: whether a save follows `step`, which has `updates` behind it and was `good`, for
+    /// all that the ranks `wish`. In a row of skipped steps the state is that of the last good one,
+    /// so what is due waits for the next good one; where it cannot wait, no older checkpoint goes
+    /// for it. What `is_best` of all validation losses is not left out; `ends` says that the run
+    /// does.
+    pub(crate) fn decide(
+        &mut self,
+        (step, updates, good): (u64, u64, bool),
+        (wish, is_best): (Wish, bool),
+        ends: bool,
+    ) -> Begin {
+        let (loss, best) = self.saver.evaluation_of(step);
+        let save = Save { step, updates, rotates: good, loss, best };
+        if ends || is_best {
+            self.last = Some(save);
+            return Begin::AfterTheOneBefore;
+        }
+        let due = self.saver.is_due(step) || self.owed;
+        self.owed = due && !good;
+        if !(wish == Wish::Save || due && good) {
+            return Begin::No;
+        }
+        // While the program looked at the step, the save before may have ended, or is about to.
+        self.saver.under_way.await_completion(COMPLETING);
+        self.ended = self.ended.take().or_else(|| self.saver.under_way.take());
+        let Some(before) = self.saver.under_way.step() else {
+            self.saver.under_way.begin(save);
+            return Begin::Now;
+        };
+        // What was asked for by a signal is not left out.
+        self.owed |= wish == Wish::Save;
+        if !std::mem::replace(&mut self.told_late, true) {
+            warn!(
+                "save-every: no checkpoint after step {step}, as that of step {before} is still \
+                 being written; a faster folder, or a larger save-every, helps. Told once"
+            );
+        }
+        Begin::No
+    }
+
+    /// Hands the state after `step` to this rank's writer. All ranks call it after the same step.
+    pub(crate) fn begin(&mut self, step: u64, worker: &mut ModelWorker) {
+        let begin = Instant::now();
+        let rank = self.world.rank();
+        let state = StateToWrite::of(worker.sharded(), worker.optimizer());
+        let at = (rank, step, self.is_here);
+        let (rank_save, released) = RankSave::start(&self.saver, at, state);
+        self.rank_save = Some(rank_save);
+        let (world, patience) = (self.world.clone(), self.saver.patience);
+        let blocked = self.blocked_ns.clone();
+        worker.hold_update_back(move || {
+            let begin = Instant::now();
+            // Ranks that have nothing to wait for meet the others meanwhile: the disk is slow, and
+            // nobody is dead.
+            patience.meet_until_done(&*world, "writing the checkpoint", &released)?;
+            blocked.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            Ok(())
+        });
+        self.blocked_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// Waits until the save under way, if any, has ended; `must` says that the run ends with it.
+    /// The run's last save may begin then. All ranks call it.
+    ///
+    /// # Errors
+    /// A save that failed and is the last, or leaves the run without a checkpoint; the world's
+    /// first error.
+    pub(crate) fn settle(&mut self, must: bool) -> Result<(), RankError> {
+        let (world, patience) = (self.world.clone(), self.saver.patience);
+        let mine = self.rank_save.take();
+        let all = patience.exchange(&*world, "writing the checkpoint", || {
+            let report = mine.and_then(RankSave::wait);
+            Ok(serde_json::to_vec(&report).expect("plain data"))
+        })?;
+        let all = patience.exchange(&*world, "completing the checkpoint", || {
+            if world.rank() == 0 {
+                let read = |bytes: &Vec<u8>| serde_json::from_slice::<Option<Report>>(bytes);
+                let reports = all.iter().filter_map(|bytes| read(bytes).expect("of a rank"));
+                reports.for_each(|report| self.saver.note(report));
+                if let Some(outcome) = self.ended.take() {
+                    self.conclude(outcome, false)?;
+                }
+                if let Some(outcome) = self.saver.under_way.wait(patience.limit) {
+                    self.conclude(outcome, must)?;
+                }
+                self.last.take().into_iter().for_each(|save| self.saver.under_way.begin(save));
+            }
+            Ok(serde_json::to_vec(&self.saved).expect("a number"))
+        })?;
+        self.saved = serde_json::from_slice(&all[0]).expect("written by rank 0");
+        Ok(())
+    }
+
+    /// Tells how a save ended. One that failed is no reason to end a run that has another.
+    fn conclude<E: From<CheckpointError>>(
+        &mut self,
+        outcome: Outcome,
+        must: bool,
+    ) -> Result<(), E> {
+        let Outcome { step, result, left } = outcome;
+        match result {
+            Ok(()) => {
+                self.saved = Some(step);
+                let saved = || events::saved(step, &self.saver.path(step));
+                info_span!("checkpoint", step).in_scope(saved);
+            }
+            Err(error) if must || !self.saver.has_any() => return Err(error.into()),
+            Err(error) => warn!("{error}; the run goes on, and the checkpoint before it stays"),
+        }
+        self.saver.tell(left);
+        Ok(())
+    }
+}

@@ -1,0 +1,144 @@
+//! Going on after a rank has failed: the ranks of this process end, meet again and go on from the
+//! newest complete checkpoint (ADR 35).
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use tracing::warn;
+use zeropp_core::metrics::StepMetrics;
+
+use crate::Error;
+use crate::config::EngineKind;
+use crate::error::RankError;
+use crate::plan::blueprint::Blueprint;
+use crate::run::rank::Export;
+use crate::run::spawn::Failure;
+
+/// How often a step may fail before the run ends.
+const SAME_STEP: u32 = 3;
+/// How long a checkpoint that is all but complete is waited for.
+pub(crate) const COMPLETING: Duration = Duration::from_millis(500);
+/// Most steps whose bits are kept, to be held against those of steps that are done again.
+const BITS_MAX: usize = 4096;
+
+/// The recoveries of a run.
+#[derive(Default)]
+pub(crate) struct Recoveries {
+    /// Most that there may be; none where the run cannot recover.
+    max: u64,
+    pub(crate) done: u64,
+    /// Steps that were done again.
+    pub(crate) redone: u64,
+    /// Seconds from failures to the first step that was done after them.
+    pub(crate) seconds: f64,
+    /// How often each step has failed.
+    failed: HashMap<u64, u32>,
+    /// The last step that any rank 0 has told of, also one that was done again.
+    at: u64,
+    /// The last step that the program was told of.
+    told: u64,
+    /// Since when there is a failure without a step after it.
+    since: Option<Instant>,
+    /// Step, loss and gradient norm of the last steps.
+    bits: VecDeque<(u64, u64, u64)>,
+    differed: bool,
+}
+
+/// What is to be done about a failure.
+pub(crate) enum Remedy {
+    /// To recover.
+    Recover,
+    /// To end; in these words more, where there are any.
+    End(Option<String>),
+}
+
+impl Recoveries {
+    /// Those of a run whose ranks are all in this process, as threads that it has started; others
+    /// cannot be brought together again.
+    pub(crate) fn new(bp: &Blueprint, export: Export, is_given: bool) -> Recoveries {
+        let threads = bp.config.engine == EngineKind::Threads && !is_given;
+        let can = threads && !matches!(export, Export::Gradients | Export::Evaluation);
+        Recoveries { max: if can { bp.config.max_recoveries } else { 0 }, ..Recoveries::default() }
+    }
+
+    /// The run begins after step `done`.
+    pub(crate) fn begin(&mut self, done: u64) {
+        (self.at, self.told) = (done, done);
+    }
+
+    /// Whether the failures of an epoch, of which the first was at `at`, are to be recovered from.
+    pub(crate) fn remedy(&mut self, failures: &[(usize, Failure)], at: Instant) -> Remedy {
+        // A checkpoint that cannot be read or written would not be the next time either.
+        let hopeless = |failure: &Failure| match failure {
+            Failure::Rank(e) => matches!(e, RankError::Checkpoint(_)) || e.is_begin(),
+            Failure::Panic(_) => false,
+        };
+        if self.max == 0 || failures.is_empty() || failures.iter().any(|(_, f)| hopeless(f)) {
+            return Remedy::End(None);
+        }
+        let step = self.at + 1;
+        let times = self.failed.entry(step).or_default();
+        *times += 1;
+        if *times >= SAME_STEP {
+            let text = format!("step {step} has failed {times} times, so the run ends");
+            return Remedy::End(Some(text));
+        }
+        if self.done == self.max {
+            let max = self.max;
+            return Remedy::End(Some(format!("max-recoveries = {max}: there were as many")));
+        }
+        self.done += 1;
+        self.since.get_or_insert(at);
+        Remedy::Recover
+    }
+
+    /// Whether the ranks are where the program is: at the step that it was told of last.
+    pub(crate) fn is_caught_up(&self) -> bool {
+        self.at >= self.told
+    }
+
+    /// The ranks go on after step `done` again.
+    pub(crate) fn go_back(&mut self, done: u64) {
+        self.at = done;
+    }
+
+    /// Tells of a recovery that begins, from the checkpoint of a step or anew.
+    pub(crate) fn tell(&self, error: &Error, from: Option<u64>) {
+        let from = match from {
+            Some(step) => format!("step {step}"),
+            None => "the beginning".into(),
+        };
+        warn!("{error}\nrecovery {} of {}: the ranks go on from {from}", self.done, self.max);
+    }
+
+    /// Whether a step is one that the program has seen; it is done again then, to the same bits.
+    pub(crate) fn is_redone(&mut self, m: &StepMetrics) -> bool {
+        self.at = m.step;
+        if let Some(since) = self.since.take() {
+            self.seconds += since.elapsed().as_secs_f64();
+        }
+        if self.max == 0 {
+            return false;
+        }
+        let bits = (m.step, m.loss.to_bits(), m.grad_norm.to_bits());
+        if m.step > self.told {
+            self.told = m.step;
+            self.bits.push_back(bits);
+            if self.bits.len() > BITS_MAX {
+                self.bits.pop_front();
+            }
+            return false;
+        }
+        self.redone += 1;
+        let before = self.bits.iter().find(|known| known.0 == m.step);
+        let same = before.is_none_or(|known| *known == bits);
+        if !same && !std::mem::replace(&mut self.differed, true) {
+            warn!(
+                "step {} was done again with other bits (loss {} now): a device or a program \
+                 whose results vary. Told once",
+                m.step, m.loss
+            );
+        }
+        true
+    }
+}
