@@ -112,8 +112,8 @@ def tell(jobs, cores):
         shared = "" if job["ranks"] <= cores else " (shared cores)"
         if not shared:
             alone.append(ratio)
-        times = [1e3 * middle(key) for key in ("predicted", "measured")]
-        print(f"{times[0]:7.1f} ms {times[1]:6.1f} ms {ratio:6.2f} "
+        told, took = 1e3 * middle("predicted"), 1e3 * middle("measured")
+        print(f"{told:7.1f} ms {took:6.1f} ms {ratio:6.2f} "
               f"{min(each):5.2f}-{max(each):.2f} {middle('memory'):7.3f}  "
               f"{rounds[0]['command']}{shared}")
     for words, all_of in [("all jobs", ratios), (f"at most {cores} ranks", alone)]:

@@ -122,9 +122,8 @@ fn simulate_best(job: &Job, models: &mut Models, fit: &[Candidate]) -> Found {
     found
 }
 
-/// Those that are worth telling, of layouts in the order of their time: one that differs from a
-/// better one in V, U, kind, recomputation or prefetch alone, takes as long and holds as much, is
-/// not.
+/// Those that are worth telling, of layouts in the order of their time: not one that differs from a
+/// better one in V, U, kind, recomputation or prefetch alone, takes as long and holds as much.
 fn distinct(all: Vec<Planned>) -> Vec<Planned> {
     let key = |p: &Planned| {
         let l = &p.layout;
