@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tracing::{info_span, warn};
+use tracing::{Span, info_span, warn};
 use zeropp_comm::Communicator;
 use zeropp_pipeline::executor::ModelWorker;
 use zeropp_zero3::checkpoint::{CheckpointError, StateToWrite};
@@ -49,6 +49,8 @@ pub(crate) struct Saving {
     world: Arc<dyn Communicator>,
     /// Whether rank 0 is in this process.
     is_here: bool,
+    /// The rank's: a save belongs to it, and not to the step in which it ends.
+    span: Span,
     rank_save: Option<RankSave>,
     /// Nanoseconds that saving has kept the rank from its work since it was asked last.
     blocked_ns: Arc<AtomicU64>,
@@ -71,6 +73,7 @@ impl Saving {
             saver: saver.clone(),
             world: world.clone(),
             is_here,
+            span: Span::current(),
             rank_save: None,
             blocked_ns: Arc::default(),
             saved: None,
@@ -207,7 +210,7 @@ impl Saving {
             Ok(()) => {
                 self.saved = Some(step);
                 let saved = || events::saved(step, &self.saver.path(step));
-                info_span!("checkpoint", step).in_scope(saved);
+                info_span!(parent: &self.span, "checkpoint", step).in_scope(saved);
             }
             Err(error) if must || !self.saver.has_any() => return Err(error.into()),
             Err(error) => warn!("{error}; the run goes on, and the checkpoint before it stays"),
