@@ -10,7 +10,7 @@ mod training;
 
 use zeropp::Config;
 use zeropp::config::DeviceKind;
-use zeropp_core::device::{Devices, is_built};
+use zeropp_core::device::is_built;
 
 /// The device under test.
 fn kind() -> DeviceKind {
