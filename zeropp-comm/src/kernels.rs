@@ -38,28 +38,37 @@ pub(super) fn all_gather(buffers: &Buffers, shards: &[Tensor<1>]) -> Vec<Tensor<
 pub(super) fn all_reduce(buffers: &Buffers, inputs: &[Tensor<1>]) -> Vec<Tensor<1>> {
     let all = 0..inputs[0].dims()[0];
     if let Some(views) = host_views(inputs) {
-        let sum = buffers.make(all.len(), |out| sum_in_order(out, &slices(&views, &all)));
+        let inputs: Vec<&[f32]> = views.iter().map(CpuTensor::as_slice).collect();
+        let sum = buffers.make(all.len(), |out| sum_in_order(out, &inputs));
         return vec![sum; inputs.len()];
     }
     once_a_device(inputs, |device| sum_tensors(inputs, device, all.clone()))
 }
 
-/// The part at `place` of the sum of all ranks' `inputs`.
-pub(super) fn reduce_part(buffers: &Buffers, inputs: &[Tensor<1>], place: usize) -> Tensor<1> {
+/// The parts at `places` of the sum of all ranks' `inputs`. All inputs are looked into once, not
+/// once for each part: of many ranks that would take longer than the sums.
+pub(super) fn reduce_parts(
+    buffers: &Buffers,
+    inputs: &[Tensor<1>],
+    places: impl IntoIterator<Item = usize>,
+) -> Vec<Tensor<1>> {
     let len = inputs[0].dims()[0] / inputs.len();
-    let part = place * len..(place + 1) * len;
-    match host_views(inputs) {
-        Some(views) => buffers.make(len, |out| sum_in_order(out, &slices(&views, &part))),
-        None => hand_over(sum_tensors(inputs, &inputs[place].device(), part)),
-    }
+    let views = host_views(inputs);
+    let whole: Option<Vec<&[f32]>> =
+        views.as_ref().map(|views| views.iter().map(CpuTensor::as_slice).collect());
+    let sum = |place: usize| {
+        let part = place * len..(place + 1) * len;
+        let Some(whole) = &whole else {
+            return hand_over(sum_tensors(inputs, &inputs[place].device(), part));
+        };
+        let parts: Vec<&[f32]> = whole.iter().map(|input| &input[part.clone()]).collect();
+        buffers.make(len, |out| sum_in_order(out, &parts))
+    };
+    places.into_iter().map(sum).collect()
 }
 
 fn host_views(tensors: &[Tensor<1>]) -> Option<Vec<CpuTensor>> {
     tensors.iter().map(on_cpu).collect()
-}
-
-fn slices<'a>(views: &'a [CpuTensor], range: &Range<usize>) -> Vec<&'a [f32]> {
-    views.iter().map(|view| &view.as_slice()[range.clone()]).collect()
 }
 
 /// `out[i] = inputs[0][i] + inputs[1][i] + …`, added from left to right.

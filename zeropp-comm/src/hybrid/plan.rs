@@ -109,8 +109,7 @@ impl<'a> Plan<'a> {
             Operation::AllGather => kernels::all_gather(pool, buffers),
             Operation::AllReduce => kernels::all_reduce(pool, buffers),
             Operation::ReduceScatter => {
-                let sum = |place: &usize| kernels::reduce_part(pool, buffers, *place);
-                return mine.iter().map(sum).collect();
+                return kernels::reduce_parts(pool, buffers, mine.iter().copied());
             }
             _ => {
                 let sent = &buffers[self.root.expect("a broadcast names its root")];

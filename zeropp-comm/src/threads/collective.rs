@@ -172,10 +172,7 @@ impl Work {
         let made = match self.barrier.signature.operation {
             Operation::AllGather => kernels::all_gather(buffers, &self.inputs),
             Operation::AllReduce => kernels::all_reduce(buffers, &self.inputs),
-            _ => places
-                .clone()
-                .map(|place| kernels::reduce_part(buffers, &self.inputs, place))
-                .collect(),
+            _ => kernels::reduce_parts(buffers, &self.inputs, places.clone()),
         };
         let mut outputs = self.outputs.lock();
         for (place, tensor) in places.zip(made) {
