@@ -1,5 +1,5 @@
-//! The command line. The flags of `run` are the table of settings in zeropp-core, so that a flag,
-//! its key in a file and its manual cannot differ.
+//! The command line. The flags of `run` are the table of settings in `zeropp::config`, so that a
+//! flag, its key in a file and its manual cannot differ.
 
 use std::path::PathBuf;
 
@@ -166,6 +166,15 @@ pub(crate) fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
             .value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
         kind => arg.value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
     }
+}
+
+/// The model of a command that takes one as it was trained.
+pub(crate) fn trained_model() -> Arg {
+    Arg::new("model")
+        .value_name("CHECKPOINT|FOLDER")
+        .required(true)
+        .value_parser(value_parser!(PathBuf))
+        .help("A checkpoint, a folder of them for the newest, or a Hugging Face folder")
 }
 
 fn may_stand_alone(arg: Arg) -> Arg {

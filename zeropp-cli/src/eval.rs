@@ -8,6 +8,7 @@ use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Tokenizer};
 use zeropp::{Evaluation, Trainer, config_of};
 
 use crate::Failure;
+use crate::args::trained_model;
 use crate::figures::say;
 use crate::progress::evaluated;
 
@@ -44,7 +45,6 @@ fn offered() -> impl Iterator<Item = &'static OptionInfo> {
 
 /// The arguments of `zeropp eval`.
 pub(crate) fn command() -> Command {
-    let path = |name: &'static str| Arg::new(name).value_parser(value_parser!(PathBuf));
     let flag = |option: &'static OptionInfo| {
         let about = match option.key {
             "eval-steps" => "Batches to take of the data; 0 takes all of it [default: 0]".into(),
@@ -61,15 +61,11 @@ pub(crate) fn command() -> Command {
         .about("Measure the loss and the perplexity of a model on data")
         .long_about(ABOUT)
         .after_help(EXAMPLES)
+        .arg(trained_model())
         .arg(
-            path("model")
-                .value_name("CHECKPOINT|FOLDER")
-                .required(true)
-                .help("A checkpoint, a folder of them for the newest, or a Hugging Face folder"),
-        )
-        .arg(
-            path("data")
+            Arg::new("data")
                 .long("data")
+                .value_parser(value_parser!(PathBuf))
                 .value_name("PATH")
                 .required(true)
                 .help("A file or folder of text, or a file of tokens"),

@@ -10,6 +10,7 @@ use zeropp::config::{Config, Tokenizer};
 use zeropp::{Generator, Sampling, config_of};
 
 use crate::Failure;
+use crate::args::trained_model;
 use crate::figures::say;
 use crate::tokenize::{absent, program};
 
@@ -30,7 +31,6 @@ Exit codes: 0 written, 2 bad input.";
 
 /// The arguments of `zeropp generate`.
 pub(crate) fn command() -> Command {
-    let path = |name: &'static str| Arg::new(name).value_parser(value_parser!(PathBuf));
     let number = |name: &'static str, default: &'static str, help: &'static str| {
         Arg::new(name).long(name).value_name("N").default_value(default).help(help)
     };
@@ -38,12 +38,7 @@ pub(crate) fn command() -> Command {
         .about("Write text with a model")
         .long_about(ABOUT)
         .after_help(EXAMPLES)
-        .arg(
-            path("model")
-                .value_name("CHECKPOINT|FOLDER")
-                .required(true)
-                .help("A checkpoint, a folder of them for the newest, or a Hugging Face folder"),
-        )
+        .arg(trained_model())
         .arg(
             Arg::new("prompt")
                 .long("prompt")
@@ -73,8 +68,9 @@ pub(crate) fn command() -> Command {
         )
         .arg(number("seed", "0", "Another text for each seed").value_parser(value_parser!(u64)))
         .arg(
-            path("tokenizer")
+            Arg::new("tokenizer")
                 .long("tokenizer")
+                .value_parser(value_parser!(PathBuf))
                 .value_name("FILE")
                 .help("The model's tokenizer.json [default: that of its folder]"),
         )

@@ -85,44 +85,38 @@ activation!(
     }
 );
 
-/// silu(gate)·up.
-pub fn swiglu(gate: &[f32], up: &[f32]) -> Vec<f32> {
+/// `f` of the elements of both.
+fn of_pairs(gate: &[f32], up: &[f32], f: impl Fn(f32, f32) -> f32 + Copy + Sync) -> Vec<f32> {
     assert_eq!(gate.len(), up.len());
     collect(up.len(), |range, out| {
         simd(
             #[inline(always)]
-            || {
-                map2(
-                    out,
-                    &gate[range.clone()],
-                    &up[range.clone()],
-                    #[inline(always)]
-                    |g, u| g * sigmoid(g) * u,
-                )
-            },
+            || map2(out, &gate[range.clone()], &up[range.clone()], f),
         )
     })
 }
 
+/// silu(gate)·up.
+pub fn swiglu(gate: &[f32], up: &[f32]) -> Vec<f32> {
+    of_pairs(
+        gate,
+        up,
+        #[inline(always)]
+        |g, u| g * sigmoid(g) * u,
+    )
+}
+
 /// Gradients of [`swiglu`]: `dy` becomes that of `up`, that of `gate` is returned.
 pub fn swiglu_backward(dy: &mut [f32], gate: &[f32], up: &[f32]) -> Vec<f32> {
-    let mut dgate = collect(up.len(), |range, out| {
-        simd(
-            #[inline(always)]
-            || {
-                map2(
-                    out,
-                    &gate[range.clone()],
-                    &up[range.clone()],
-                    #[inline(always)]
-                    |g, u| {
-                        let (s, ds) = sigmoid_slope(g);
-                        u * (s + g * ds)
-                    },
-                )
-            },
-        )
-    });
+    let mut dgate = of_pairs(
+        gate,
+        up,
+        #[inline(always)]
+        |g, u| {
+            let (s, ds) = sigmoid_slope(g);
+            u * (s + g * ds)
+        },
+    );
     each_part(&mut dgate, [dy], |dgate, [dy]| update(dgate, dy, |slope, dy| slope * dy));
     each_part(dy, [gate], |dy, [gate]| {
         simd(

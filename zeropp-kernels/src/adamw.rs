@@ -54,6 +54,19 @@ fn part(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], s: &Scalars) {
     );
 }
 
+/// Scalars of an early step, for tests.
+#[cfg(test)]
+pub(crate) const EARLY: Scalars = Scalars {
+    towards1: 0.1,
+    beta2: 0.999,
+    towards2: 0.001,
+    eps: 1e-8,
+    step_size: 3e-3,
+    root_bias2: 0.03,
+    keep: 0.9999,
+    gradient: 0.7,
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,16 +80,7 @@ mod tests {
     /// operations, each of them rounded.
     #[test]
     fn bits_are_those_of_one_element_at_a_time() {
-        let s = Scalars {
-            towards1: 0.1,
-            beta2: 0.999,
-            towards2: 0.001,
-            eps: 1e-8,
-            step_size: 3e-3,
-            root_bias2: 0.03,
-            keep: 0.9999,
-            gradient: 0.7,
-        };
+        let s = EARLY;
         for n in [0, 1, 15, 16, 17, 63, 1000] {
             let (p, m, g) = (values(n, 1), values(n, 2), values(n, 4));
             let v: Vec<f32> = values(n, 3).iter().map(|v| v * v).collect();

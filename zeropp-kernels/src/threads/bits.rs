@@ -210,17 +210,7 @@ proptest! {
             crate::add(&mut sum, &z);
             let mut state = [x.clone(), dy.clone(), z.iter().map(|z| z * z).collect()];
             let [p, m, v] = &mut state;
-            let s = adamw::Scalars {
-                towards1: 0.1,
-                beta2: 0.999,
-                towards2: 0.001,
-                eps: 1e-8,
-                step_size: 3e-3,
-                root_bias2: 0.03,
-                keep: 0.9999,
-                gradient: 0.7,
-            };
-            adamw::adamw(p, m, v, &z, &s);
+            adamw::adamw(p, m, v, &z, &adamw::EARLY);
             let rest = [dgate, sum, crate::zeros(n)];
             slopes.into_iter().chain(made).chain(state).chain(rest).collect()
         });
