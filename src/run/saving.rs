@@ -117,8 +117,7 @@ impl Saving {
         (wish, is_best): (Wish, bool),
         ends: bool,
     ) -> Begin {
-        let (loss, best) = self.saver.evaluation_of(step);
-        let save = Save { step, updates, rotates: good, loss, best };
+        let save = self.saver.save_of(step, updates, good);
         if ends || is_best {
             self.last = Some(save);
             return Begin::AfterTheOneBefore;
