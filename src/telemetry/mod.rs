@@ -7,7 +7,7 @@ mod prometheus;
 mod tensorboard;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use zeropp_core::metrics::{JsonLines, RunHeader, StepMetrics, Summary};
 
@@ -111,14 +111,14 @@ impl Telemetry {
 }
 
 /// The metrics file: CSV where its name says so.
-fn metrics(path: &PathBuf, run: &RunHeader) -> io::Result<Box<dyn Steps>> {
+fn metrics(path: &Path, run: &RunHeader) -> io::Result<Box<dyn Steps>> {
     if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")) {
         return Ok(Box::new(CsvRows::open(path, run.resumed_step)?));
     }
     Ok(Box::new(JsonLines::open(path, run.resumed_step)?))
 }
 
-fn refused(field: &str, path: &std::path::Path, error: &io::Error) -> Error {
+fn refused(field: &str, path: &Path, error: &io::Error) -> Error {
     let problem = format!("cannot be written ({error})");
     let help = "choose a file or folder that you may write to";
     ConfigError::value(field, path.display(), problem, help).into()

@@ -92,6 +92,23 @@ mod tests {
         assert!(Watched::of(&shell).is_ok());
     }
 
+    /// Each start writes a line about itself, of one length or another.
+    #[test]
+    fn a_start_alone_is_no_progress() {
+        let dir = tempfile::tempdir().unwrap();
+        let metrics = dir.path().join("m");
+        let (save, of) = (dir.path().join("c"), Some(metrics.clone()));
+        let watched = Watched { save, metrics: of };
+        let sign = |text: &str| {
+            std::fs::write(&metrics, text).unwrap();
+            watched.sign()
+        };
+        let first = sign("{\"run\":{\"wall_time\":1.5}}\n{\"step\":1}\n");
+        let again = "{\"run\":{\"wall_time\":1.5}}\n{\"step\":1}\n{\"run\":{\"wall_time\":2}}\n";
+        assert_eq!(sign(again), first);
+        assert_ne!(sign(&format!("{again}{{\"step\":2}}\n")), first);
+    }
+
     #[test]
     fn a_file_may_say_so() {
         let dir = tempfile::tempdir().unwrap();
