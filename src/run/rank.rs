@@ -36,9 +36,10 @@ use crate::recorder::FlightRecorder;
 use crate::run::agreement::{Digests, Taken, agree};
 use crate::run::diagnose::Diverged;
 use crate::run::evaluation::{EvaluationSet, Evaluator};
-use crate::run::processes::{self, Clock, Met};
+use crate::run::processes;
 use crate::run::stop::{Stopper, Wish};
 use crate::run::training::Training;
+use crate::world::hello::Roster;
 
 /// Steps whose spans a trace keeps where it is not told which.
 const TRACED_STEPS: u64 = 8;
@@ -50,8 +51,8 @@ pub(crate) struct Shared {
     pub(crate) data: Arc<(Dataset, Sampler)>,
     pub(crate) status: Arc<StatusBoard>,
     pub(crate) epoch: Instant,
-    /// This process's clock beside rank 0's, where that is asked for.
-    pub(crate) clock: Arc<OnceLock<Clock>>,
+    /// What the processes have said of themselves, once they have.
+    pub(crate) roster: Arc<OnceLock<Arc<Roster>>>,
     /// What the ranks of this machine compute with.
     pub(crate) peak: Peak,
     /// World ranks of this process.
@@ -228,10 +229,8 @@ pub(crate) fn run_rank(
 ) -> Result<RankEnd, RankError> {
     // First of all: what follows is done together only where the settings say the same.
     let shared = &Shared { blueprint: agree(shared, &*world)?, ..shared.clone() };
-    if let Some(recorder) = &shared.recorder {
-        recorder.meet(&*world)?;
-    }
-    let Met { peak_flops, threads } = processes::meet(shared, &*world, &device)?;
+    let roster = processes::meet(shared, &*world)?;
+    let threads = processes::threads(shared, &roster);
     let _in_use = threads.install();
     let groups = Groups::new(world, shared.blueprint.mesh)?;
     let meter = Meter::new();
@@ -241,7 +240,7 @@ pub(crate) fn run_rank(
     }
     let evaluator = evaluator(shared, &device, &groups)?;
     let around = (&groups, &*meter);
-    let mut training = Training::new(shared, around, executor, evaluator, peak_flops, report);
+    let mut training = Training::new(shared, around, executor, evaluator, &roster, report);
     training.run(resumed)?;
     training.finish()
 }

@@ -23,6 +23,8 @@ use crate::run::rank::{
 };
 use crate::run::saving::{Begin, Saving};
 use crate::run::stop::Wish;
+use crate::world::clocks::Clock;
+use crate::world::hello::Roster;
 
 /// A rank's steps.
 pub(crate) struct Training<'a, R> {
@@ -33,6 +35,8 @@ pub(crate) struct Training<'a, R> {
     evaluator: Option<Evaluator>,
     /// What the steps' rates are held against.
     best: Best,
+    /// This process's beside rank 0's.
+    clock: Clock,
     report: R,
     /// Steps that a checkpoint had behind it.
     done: u64,
@@ -56,7 +60,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         (groups, meter): (&'a Groups, &'a Meter),
         executor: Executor<ModelWorker>,
         evaluator: Option<Evaluator>,
-        peak_flops: f64,
+        roster: &Roster,
         report: R,
     ) -> Self {
         let is_here = shared.here[0] == 0;
@@ -68,7 +72,8 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             meter,
             executor,
             evaluator,
-            best: Best::new(peak_flops),
+            best: Best::new(roster.peak_flops()),
+            clock: roster.clock(),
             report,
             done: 0,
             skipped: Skipped::default(),
@@ -152,9 +157,8 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         let record = self.executor.run_step(step).map_err(RankError::Step)?;
         let losses = self.executor.worker.take_losses();
         let mut mine = summarise(&record, losses, groups, self.meter);
-        let clock = shared.clock.get().copied().unwrap_or_default();
-        mine.computed.start_ns = clock.shift(mine.computed.start_ns);
-        mine.computed.end_ns = clock.shift(mine.computed.end_ns);
+        mine.computed.start_ns = self.clock.shift(mine.computed.start_ns);
+        mine.computed.end_ns = self.clock.shift(mine.computed.end_ns);
         if let Some(saving) = &mut self.saving {
             mine.save_blocked_ns = saving.take_blocked_ns();
             mine.save = saving.take_report();
@@ -261,7 +265,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             _ => Vec::new(),
         };
         let name = format!("pp {} · zero3 {} · dp {}", c.pp, c.zero3, c.dp);
-        let clock = shared.clock.get().copied().unwrap_or_default();
+        let clock = self.clock;
         for span in &mut self.spans {
             (span.start_ns, span.end_ns) = (clock.shift(span.start_ns), clock.shift(span.end_ns));
         }

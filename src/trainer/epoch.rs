@@ -70,7 +70,7 @@ impl Epoch {
             data: trainer.data.clone(),
             status: status.clone(),
             epoch: Instant::now(),
-            clock: Arc::default(),
+            roster: Arc::default(),
             peak,
             here: here.clone(),
             host: world.host.clone(),
