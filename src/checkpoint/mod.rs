@@ -32,7 +32,6 @@ use crate::checkpoint::writer::Report;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::world::hello::Roster;
-use crate::world::is_follower;
 
 /// How long a file may take to show up on other hosts.
 const SHARED_TIME: Duration = Duration::from_secs(4);
@@ -90,9 +89,9 @@ impl Saver {
         let config = &bp.config;
         let Some(folder) = &config.save else { return Ok(None) };
         let saver = Saver::of(bp, data, Store::new(folder));
-        let lock = match is_follower(config)? {
-            true => None,
-            false => {
+        let lock = match config.has_rank_0()? {
+            false => None,
+            true => {
                 let (lock, left) = saver.store.lock()?;
                 saver.tell(left);
                 check_unchanged(&saver.store, config.resume, seen)?;

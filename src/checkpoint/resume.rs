@@ -19,7 +19,6 @@ use crate::checkpoint::patience::Patience;
 use crate::checkpoint::settings;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
-use crate::world::is_follower;
 
 /// Where a resumed run goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +50,7 @@ pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
     let Some(folder) = &bp.config.save else { return Ok(Found::default()) };
     let store = Store::new(folder);
     // Rank 0's process answers for all: it may have begun to save by the time others look.
-    let follows = is_follower(&bp.config)?;
+    let follows = !bp.config.has_rank_0()?;
     if !follows {
         store.check_free()?;
     }

@@ -80,7 +80,8 @@ impl World {
         }
     }
 
-    fn threads(mesh: Mesh, timeout: Duration, devices: &Devices) -> World {
+    /// All ranks of the mesh as threads of this process.
+    pub(crate) fn threads(mesh: Mesh, timeout: Duration, devices: &Devices) -> World {
         let options = ThreadsOptions { timeout, ..ThreadsOptions::default() };
         Self::of(ThreadsWorld::new(mesh.world(), options).communicators(), devices)
     }
@@ -94,17 +95,6 @@ impl World {
         });
         World { ranks: ranks.collect(), host: host_name(), _keep: Box::new(()) }
     }
-}
-
-/// Whether rank 0 is in another process than this one.
-///
-/// # Errors
-/// A launcher's environment that contradicts itself or the settings.
-pub(crate) fn is_follower(config: &Config) -> Result<bool, Error> {
-    if config.engine == EngineKind::Threads {
-        return Ok(false);
-    }
-    Ok(!config.job()?.has_rank_0())
 }
 
 /// The rank that the calling thread runs: its name says it.

@@ -37,7 +37,7 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         let (chosen, words) = wish.chosen(&config)?;
         config = chosen;
         config.validate().map_err(Failure::bad_input)?;
-        if !is_follower(&config)? {
+        if config.has_rank_0()? {
             say(format_args!("{words}\n"));
         }
     }
@@ -45,8 +45,10 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         return emulate::run(&config, costs);
     }
     let trainer = Trainer::new(config.clone())?;
+    // A launcher whose processes would each train all by themselves is refused here.
+    config.job()?;
     if run.dry_run {
-        if !is_follower(&config)? {
+        if config.has_rank_0()? {
             say(plan::text(&config, trainer.plan(), &trainer.memory()));
         }
         return Ok(());
@@ -55,10 +57,9 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
     let cannot = |e| Failure::failed_run(format!("signals cannot be caught ({e})"));
     zeropp::stop_on_signals(&trainer).map_err(cannot)?;
     zeropp::prepare_for_out_of_memory();
-    if is_follower(&config)? {
+    if !config.has_rank_0()? {
         return ended(trainer.train(|_| ())?.stopped);
     }
-    trainer.check_device()?;
     train(&config, &trainer, voice, on_stdout)
 }
 
@@ -176,11 +177,6 @@ fn how_to_go_on(
     let words = words.filter(|word| !is_resume(word)).map(|word| quoted(&word));
     let line: Vec<String> = words.chain(["--resume".into()]).collect();
     format!("stopped after step {step} of {steps}; to go on: zeropp {}", line.join(" "))
-}
-
-/// Whether this process is one of several and another one shows the run.
-fn is_follower(config: &Config) -> Result<bool, Failure> {
-    Ok(!config.job()?.has_rank_0())
 }
 
 /// What a resumed run goes on from, and what is not as it was.
