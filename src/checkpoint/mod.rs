@@ -22,11 +22,11 @@ use tracing::warn;
 use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Fingerprint};
 use zeropp_core::metrics::Evaluation;
-use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Manifest, Store, StoreLock};
+use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Manifest, Plateau, Store, StoreLock};
 
 use crate::Error;
 use crate::checkpoint::patience::Patience;
-use crate::checkpoint::resume::check_unchanged;
+use crate::checkpoint::resume::{Resumed, check_unchanged};
 use crate::checkpoint::under_way::{Outcome, Save, SaveTotals, UnderWay};
 use crate::checkpoint::writer::Report;
 use crate::error::RankError;
@@ -76,6 +76,8 @@ struct Evaluated {
     last: Option<(u64, f64)>,
     /// Step of the checkpoint with the lowest one, which is never removed.
     best: Option<u64>,
+    /// How they have gone so far.
+    plateau: Option<Plateau>,
 }
 
 impl Saver {
@@ -204,39 +206,59 @@ impl Saver {
         Err(CheckpointError::Folder { folder: self.folder().to_path_buf(), problem }.into())
     }
 
-    /// The lowest validation loss of the checkpoints that are there, of which the newest is what
-    /// the run goes on from, on all ranks; its checkpoint will not be removed. All ranks call it.
-    pub(crate) fn lowest(&self, world: &dyn Communicator) -> Result<Option<f64>, RankError> {
+    /// How validation losses have gone in the run that is `resumed`, on all ranks. Where the best
+    /// checkpoint is kept, the lowest is that of all checkpoints that are there, and its own will
+    /// not be removed. All ranks call it.
+    pub(crate) fn plateau(
+        &self,
+        world: &dyn Communicator,
+        resumed: Option<&Resumed>,
+        keeps_best: bool,
+    ) -> Result<Option<Plateau>, RankError> {
         let mut found: Option<(u64, f64)> = None;
+        let mut plateau = None;
         if world.rank() == 0 {
-            for step in self.store.steps()? {
-                // One that is damaged is told of where it is read.
+            // One that is damaged is told of where it is read.
+            let opened = resumed.and_then(|resumed| Checkpoint::open(&resumed.path).ok());
+            plateau = opened.and_then(|checkpoint| checkpoint.manifest().plateau());
+            for step in self.store.steps()?.into_iter().filter(|_| keeps_best) {
                 let Ok(checkpoint) = Checkpoint::open(&self.store.path(step)) else { continue };
                 let loss = checkpoint.manifest().validation_loss();
                 if let Some(loss) = loss.filter(|loss| found.is_none_or(|(_, low)| *loss < low)) {
                     found = Some((step, loss));
                 }
             }
-            self.evaluated.lock().best = found.map(|(step, _)| step);
+            if let Some((_, lowest)) = found
+                && plateau.is_none_or(|p: Plateau| lowest < p.lowest)
+            {
+                plateau = Some(Plateau { lowest, since: plateau.map_or(0, |p| p.since) });
+            }
+            let mut evaluated = self.evaluated.lock();
+            (evaluated.best, evaluated.plateau) = (found.map(|(step, _)| step), plateau);
         }
-        let mine = found.map(|(_, loss)| loss.to_le_bytes().to_vec()).unwrap_or_default();
-        let all = world.exchange(mine).wait()?;
-        Ok(all[0][..].try_into().ok().map(f64::from_le_bytes))
+        let bytes = |p: Plateau| [p.lowest.to_le_bytes(), p.since.to_le_bytes()].concat();
+        let all = world.exchange(plateau.map(bytes).unwrap_or_default()).wait()?;
+        let Some((lowest, since)) = all[0].split_at_checked(8) else { return Ok(None) };
+        let lowest = lowest.try_into().map(f64::from_le_bytes);
+        let since = since.try_into().map(u64::from_le_bytes);
+        Ok(lowest.ok().zip(since.ok()).map(|(lowest, since)| Plateau { lowest, since }))
     }
 
     /// The validation loss after `step`; that of the checkpoint after it, if there will be one.
-    pub(crate) fn evaluated(&self, step: u64, evaluation: &Evaluation) {
+    pub(crate) fn evaluated(&self, step: u64, evaluation: &Evaluation, plateau: Option<Plateau>) {
         let mut evaluated = self.evaluated.lock();
+        evaluated.plateau = plateau;
         evaluated.last = Some((step, evaluation.loss));
         if evaluation.best {
             evaluated.best = Some(step);
         }
     }
 
-    /// The validation loss after `step`, if it was measured, and the step that is to be kept.
-    pub(crate) fn evaluation_of(&self, step: u64) -> (Option<f64>, Option<u64>) {
-        let Evaluated { last, best } = *self.evaluated.lock();
-        (last.filter(|(last, _)| *last == step).map(|(_, loss)| loss), best)
+    /// The save of the state after `step`, with what is known of validation losses.
+    pub(crate) fn save_of(&self, step: u64, updates: u64, rotates: bool) -> Save {
+        let Evaluated { last, best, plateau } = *self.evaluated.lock();
+        let loss = last.filter(|(last, _)| *last == step).map(|(_, loss)| loss);
+        Save { step, updates, rotates, loss, best, plateau }
     }
 
     /// Whether `step` is the run's last, which is always saved.
@@ -271,7 +293,7 @@ impl Saver {
 
     /// Completes a checkpoint whose parts are written, or removes what there is of it.
     fn complete(&self, save: Save, reports: Vec<Report>) -> Outcome {
-        let Save { step, updates, rotates, loss, best } = save;
+        let Save { step, updates, rotates, loss, best, plateau } = save;
         let cpu_s: f64 = reports.iter().map(|report| report.cpu_s).sum();
         let manifest = || {
             let settings = self.settings.clone();
@@ -287,6 +309,7 @@ impl Saver {
             }
             manifest.data = Some(self.data.clone());
             manifest.set_validation_loss(loss);
+            manifest.set_plateau(plateau);
             manifest.sort_pieces();
             Ok(manifest)
         };

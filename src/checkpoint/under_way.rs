@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use zeropp_zero3::checkpoint::CheckpointError;
+use zeropp_zero3::checkpoint::{CheckpointError, Plateau};
 
 use crate::checkpoint::writer::Report;
 
@@ -21,6 +21,8 @@ pub(crate) struct Save {
     pub(crate) loss: Option<f64>,
     /// Step of the lowest validation loss so far, whose checkpoint stays.
     pub(crate) best: Option<u64>,
+    /// How validation losses have gone so far.
+    pub(crate) plateau: Option<Plateau>,
 }
 
 /// How a save ended.

@@ -16,6 +16,7 @@ mod roles;
 mod sources;
 mod stages;
 mod step_range;
+mod table;
 mod validate;
 
 pub use bytes::Bytes;
@@ -24,12 +25,14 @@ pub use choice::{
 };
 pub use error::ConfigError;
 pub use kind::OptionKind;
-pub use options::{Config, OPTIONS, OptionInfo};
+pub use options::{Config, OPTIONS};
 pub use resume::Resume;
 pub use roles::{Across, OnResume};
 pub use step_range::StepRange;
+pub use table::OptionInfo;
 pub use toml::{Table, Value};
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use zeropp_comm::mesh::Mesh;
@@ -104,6 +107,31 @@ impl Config {
     /// Learning rate at the last step: a tenth of the largest.
     pub fn min_lr(&self) -> f64 {
         self.min_lr.unwrap_or(self.lr / 10.0)
+    }
+
+    /// What the run is called: as its settings say, else after their file, else after its metrics.
+    pub fn run_name(&self) -> String {
+        let of_file = || self.file.iter().chain(&self.metrics).find_map(|path| path.file_stem());
+        let given = self.run_name.as_ref().map(|name| name.trim().to_owned());
+        given.unwrap_or_else(|| {
+            of_file().map_or("zeropp".into(), |stem| stem.to_string_lossy().into_owned())
+        })
+    }
+
+    /// Where figures are served to Prometheus, if they are.
+    ///
+    /// # Errors
+    /// What is no address and port.
+    pub(crate) fn prometheus_address(&self) -> Result<Option<SocketAddr>, ConfigError> {
+        let Some(text) = &self.prometheus else { return Ok(None) };
+        let alone = || text.parse().ok().map(|port: u16| (Ipv4Addr::LOCALHOST, port).into());
+        let help = "use a port, as in 9400, or an address of this machine and a port, as in \
+                    0.0.0.0:9400 or [::1]:9400";
+        text.parse()
+            .ok()
+            .or_else(alone)
+            .map(Some)
+            .ok_or_else(|| ConfigError::value("prometheus", text, "is no address and port", help))
     }
 
     /// Samples of one step over all ranks. Ranks of a ZeRO-3 group and replicas train on samples

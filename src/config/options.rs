@@ -9,94 +9,11 @@ use super::bytes::Bytes;
 use super::choice::{
     Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer,
 };
-use super::kind::{OptionKind, OptionType};
+use super::kind::OptionType;
 use super::resume::Resume;
 use super::roles::{Across, OnResume};
 use super::step_range::StepRange;
-
-/// One setting as its users see it.
-#[derive(Clone, Copy, Debug)]
-pub struct OptionInfo {
-    /// The key in a file; the flag is `--key`.
-    pub key: &'static str,
-    /// The heading of the manual it stands under.
-    pub heading: &'static str,
-    /// What the manual calls its value.
-    pub value_name: &'static str,
-    /// What values it takes.
-    pub kind: OptionKind,
-    /// What the processes of a job must share of it.
-    pub across: Across,
-    /// What a resumed run makes of a change.
-    pub on_resume: OnResume,
-    /// Its documentation, a line of source each, with the leading blank.
-    pub doc: &'static [&'static str],
-}
-
-macro_rules! options {
-    ($($heading:literal { $(
-        $(#[doc = $doc:literal])+
-        $key:literal $value_name:literal
-        $field:ident: $type:ty = $default:expr, $across:ident $on_resume:ident;
-    )+ })+) => {
-        /// Everything about a run.
-        ///
-        /// In a TOML file the keys are those of the command's flags (`micro-batches = 16`), flat,
-        /// in any order; what is left out has its default. Fields that are `None` by default
-        /// follow from others: read them through the method of the same name
-        /// ([`unit`](Config::unit), [`micro_batches`](Config::micro_batches) and so on).
-        ///
-        /// ```
-        /// use zeropp::Config;
-        ///
-        /// let config = Config { pp: 4, zero3: 8, unit: Some(8), ..Config::default() };
-        /// assert_eq!((config.virtual_stages(), config.micro_batches()), (2, 16));
-        /// assert_eq!(config, Config::from_toml("pp = 4\nzero3 = 8\nunit = 8")?);
-        /// # Ok::<(), zeropp::config::ConfigError>(())
-        /// ```
-        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-        #[serde(default, deny_unknown_fields)]
-        pub struct Config {
-            $($(
-                $(#[doc = $doc])+
-                #[serde(rename = $key, skip_serializing_if = "OptionType::unset")]
-                pub $field: $type,
-            )+)+
-            /// The file that the settings were read from, which the run must not write. No setting.
-            #[serde(skip)]
-            pub file: Option<PathBuf>,
-        }
-
-        impl Default for Config {
-            fn default() -> Self {
-                Self { $($($field: $default,)+)+ file: None }
-            }
-        }
-
-        impl Config {
-            /// All settings with their values as a person would write them; none where it has none.
-            /// What is no text in a path is replaced.
-            pub(crate) fn texts(
-                &self,
-            ) -> impl Iterator<Item = (&'static OptionInfo, Option<String>)> + use<> {
-                OPTIONS.iter().zip([$($(self.$field.text()),+),+])
-            }
-        }
-
-        /// All settings in the order of the manual.
-        pub const OPTIONS: &[OptionInfo] = &[$($(
-            OptionInfo {
-                key: $key,
-                heading: $heading,
-                value_name: $value_name,
-                kind: <$type as OptionType>::KIND,
-                across: Across::$across,
-                on_resume: OnResume::$on_resume,
-                doc: &[$($doc),+],
-            },
-        )+)+];
-    };
-}
+use super::table::{OptionInfo, options};
 
 options! {
     "Mesh" {
@@ -194,6 +111,12 @@ options! {
         "decay" "SHAPE" decay: Decay = Decay::Cosine, Same Told;
         /// Steps in which the learning rate rises. Default: a tenth of steps, at most 100.
         "warmup" "N" warmup: Option<u64> = None, Same Told;
+        /// Find a learning rate: run N steps in place of training, at rates that grow by equal
+        /// factors from 1e-7 to 10, and say where the loss falls fastest. 0 trains.
+        ///
+        /// 100 is a good number. The run begins anew, ends where the loss has risen far, and writes
+        /// nothing but the curve: find-lr.html and find-lr.csv in this folder. Of `zeropp run`.
+        "find-lr" "N" find_lr: u64 = 0, Same Left;
         /// Weight decay of AdamW, on matrices only and decoupled from the gradient.
         "weight-decay" "X" weight_decay: f64 = 0.01, Same Told;
         /// AdamW's decay of the mean gradient.
@@ -220,11 +143,25 @@ options! {
         ///
         /// Of less data every whole micro-batch counts once.
         "eval-steps" "M" eval_steps: u64 = 20, Same Told;
+        /// End the run once so many validation losses in a row were no lower than the lowest
+        /// before; 0 never does.
+        ///
+        /// It ends well, saved if it saves. A run that goes on from a checkpoint goes on counting.
+        "patience" "N" patience: u64 = 0, Same Left;
         /// Data for the validation loss: a file or folder, read as that of data is.
         "eval-data" "PATH" eval_data: Option<PathBuf> = None, Given Told;
         /// Save each step whose validation loss is the lowest so far, and never remove the last of
         /// them, whatever keep says.
         "keep-best" "BOOL" keep_best: bool = false, Same Left;
+        /// Show how prompt goes on with the weights of every N-th step; 0 shows nothing.
+        ///
+        /// The text is written from the checkpoint of that step, so N is a multiple of save-every:
+        /// by rank 0's process between two steps, which takes time and the memory of the whole
+        /// model in fp32; the likeliest 64 tokens. No bit of the training depends on it. Of `zeropp
+        /// run`.
+        "sample-every" "N" sample_every: u64 = 0, Own Left;
+        /// What the text of sample-every begins with.
+        "prompt" "TEXT" prompt: Option<String> = None, Own Left;
     }
     "Model" {
         /// Which model to train: a family, a preset, or a Hugging Face folder or its config.json.
@@ -371,8 +308,31 @@ options! {
         "emulate" "COSTS" emulate: Option<PathBuf> = None, Given Left;
     }
     "Output" {
-        /// Write one JSON object a step to this file.
+        /// What the run is called in what it writes. Default: the name of its settings' file, else
+        /// of its metrics.
+        "run-name" "NAME" run_name: Option<String> = None, Own Left;
+        /// Write the figures of every step to this file: a JSON object a line, or, where its name
+        /// ends in .csv, a row.
+        ///
+        /// The first line of JSON says what the run is. A run that goes on from a checkpoint goes
+        /// on in the file, too.
         "metrics" "FILE" metrics: Option<PathBuf> = None, Own Left;
+        /// Write losses, rates and memory as TensorBoard's event files into this folder.
+        "tensorboard" "DIR" tensorboard: Option<PathBuf> = None, Own Left;
+        /// Serve the figures of the last step to Prometheus, as http://ADDR:PORT/metrics.
+        ///
+        /// A port alone is one of 127.0.0.1. There is no password: whoever reaches the address
+        /// reads the figures, and nothing else.
+        "prometheus" "ADDR:PORT" prometheus: Option<String> = None, Own Left;
+        /// Steps from one line of `zeropp run` to the next. Default: about a line a second.
+        ///
+        /// The first and the last step always have one. Its loss is the mean of the steps since the
+        /// line before.
+        "log-every" "N" log_every: Option<u64> = None, Own Left;
+        /// Write what `zeropp run` says, with all lines of steps, to this file, too.
+        ///
+        /// A run that goes on from a checkpoint adds to it.
+        "log-file" "FILE" log_file: Option<PathBuf> = None, Own Left;
         /// Write a Chrome trace of every rank's actions to this file; Perfetto opens it.
         ///
         /// It holds the first 8 steps, so that a long run stays readable, or those of trace-steps.

@@ -203,6 +203,47 @@ fn bad_checkpoints_are_named_with_what_would_work() {
 }
 
 #[test]
+fn bad_ways_to_watch_are_named_with_what_would_work() {
+    refused(&[
+        ("log-every = 0", "log-every = 0: at least 1 is needed; use 1 or more, or leave it out"),
+        ("run-name = ' '", "run-name = \"\": the name is empty; leave it out"),
+        (
+            "prometheus = 'here'",
+            "prometheus = here: is no address and port; use a port, as in 9400",
+        ),
+        ("prometheus = '70000'", "prometheus = 70000: is no address and port"),
+        ("tensorboard = 'Cargo.toml'", "tensorboard = Cargo.toml: is a file; name a folder"),
+        (
+            "sample-every = 4",
+            "sample-every = 4: there is no text to go on from; give it with prompt",
+        ),
+        ("prompt = 'a'", "prompt = a: sample-every is 0; set sample-every, or leave it out"),
+        ("prompt = ''", "prompt = \"\": the text is empty"),
+        (
+            "sample-every = 4\nprompt = 'a'",
+            "sample-every = 4: text is written from checkpoints, and none is saved; set save",
+        ),
+        (
+            "sample-every = 4\nprompt = 'a'\nsave = 'x'\nsave-every = 3",
+            "sample-every = 4: save-every is 3, and not all of its steps are saved; use a multiple",
+        ),
+        ("log-file = 'src'", "log-file = src: cannot be written"),
+        ("log-file = 'x'\nmetrics = 'x'", "metrics = x: is the file or folder of `log-file` too"),
+    ]);
+}
+
+#[test]
+fn a_run_is_called_after_its_files() {
+    let name = |file: Option<&str>, toml| {
+        Config { file: file.map(PathBuf::from), ..config(toml) }.run_name()
+    };
+    assert_eq!(name(None, ""), "zeropp");
+    assert_eq!(name(None, "metrics = 'out/first.jsonl'"), "first");
+    assert_eq!(name(Some("a/small.toml"), "metrics = 'm.jsonl'"), "small");
+    assert_eq!(name(Some("a/small.toml"), "run-name = ' one '"), "one");
+}
+
+#[test]
 fn a_seed_that_a_file_cannot_hold_is_named() {
     let seed = Config { seed: u64::MAX, ..Config::default() };
     let error = seed.validate().unwrap_err().to_string();
@@ -256,7 +297,12 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
     let path = || Some(PathBuf::from("x"));
     let full = Config {
         data: path(),
+        run_name: Some("x".into()),
         metrics: path(),
+        tensorboard: path(),
+        prometheus: Some("127.0.0.1:9400".into()),
+        log_every: Some(5),
+        log_file: path(),
         trace: path(),
         trace_steps: Some(StepRange { first: 3, last: 9 }),
         save: path(),
@@ -281,6 +327,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         split: Some("98,2".into()),
         threads: Some(2),
         eval_data: path(),
+        prompt: Some("x".into()),
         ..Config::default().resolved()
     };
     let written = full.to_toml().unwrap();

@@ -69,6 +69,7 @@ impl Config {
         self.check_paths()?;
         self.check_checkpoints()?;
         self.check_recovery()?;
+        self.check_telemetry()?;
         let writes = self.writes_outputs(|name| std::env::var(name).ok());
         if writes { self.check_outputs() } else { Ok(()) }
     }
@@ -161,7 +162,12 @@ impl Config {
         })?;
         let counts =
             [("steps", self.steps), ("seed", self.seed), ("max-skipped", self.max_skipped)];
-        let evaluation = [("eval-every", self.eval_every), ("eval-steps", self.eval_steps)];
+        let evaluation = [
+            ("eval-every", self.eval_every),
+            ("eval-steps", self.eval_steps),
+            ("patience", self.patience),
+            ("find-lr", self.find_lr),
+        ];
         for (field, value) in counts.into_iter().chain(evaluation) {
             check(i64::try_from(value).is_ok(), || {
                 let help = format!("use at most {}", i64::MAX);
@@ -203,6 +209,17 @@ impl Config {
             let help = "use 0, and start the run with zeropp supervise";
             ConfigError::value("max-recoveries", n, problem, help)
         })
+    }
+
+    fn check_telemetry(&self) -> Checked {
+        check(self.log_every != Some(0), || {
+            let help = "use 1 or more, or leave it out for about a line a second";
+            ConfigError::value("log-every", 0, "at least 1 is needed", help)
+        })?;
+        check(self.run_name.as_ref().is_none_or(|name| !name.trim().is_empty()), || {
+            ConfigError::value("run-name", "\"\"", "the name is empty", "leave it out, or name it")
+        })?;
+        self.prometheus_address().map(drop)
     }
 
     /// What the settings can name but this build does not have.
@@ -253,9 +270,11 @@ impl Config {
         check(self.keep >= 1, || {
             ConfigError::value("keep", self.keep, "at least 1 is needed", "use 1 or more")
         })?;
-        for (field, folder) in
-            [("save", self.save.as_ref()), ("flight-dir", self.flight_dir.as_ref())]
-        {
+        for (field, folder) in [
+            ("save", self.save.as_ref()),
+            ("flight-dir", self.flight_dir.as_ref()),
+            ("tensorboard", self.tensorboard.as_ref()),
+        ] {
             check(folder.is_none_or(|path| path.is_dir() || !path.exists()), || {
                 let shown = folder.expect("just looked at").display();
                 ConfigError::value(field, shown, "is a file", "name a folder")

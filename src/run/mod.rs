@@ -6,7 +6,6 @@ pub(crate) mod collect;
 pub(crate) mod diagnose;
 pub(crate) mod evaluation;
 pub(crate) mod measured;
-pub(crate) mod metrics_file;
 pub(crate) mod processes;
 pub(crate) mod rank;
 pub(crate) mod ranks;

@@ -11,7 +11,7 @@ use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
 use zeropp_core::data::{DataError, Dataset, Sampler};
 use zeropp_core::meter::{MemoryBytes, Meter};
-use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped};
+use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped, wall_time};
 use zeropp_pipeline::executor::{
     Executor, Instruments, ModelWorker, StatusBoard, StepRecord, TokenSource, WorkerOptions,
 };
@@ -19,7 +19,6 @@ use zeropp_pipeline::ir::{Action, Compute};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::timeline::{Computed, Span, bubble, bubble_own_span, bubble_step};
 use zeropp_zero3::adamw::AdamW;
-use zeropp_zero3::lr::LearningRate;
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
@@ -263,7 +262,7 @@ pub(crate) fn run_rank(
     if shared.export == Export::Gradients {
         executor.worker.capture_gradients();
     }
-    let evaluator = evaluator(shared, &device, &groups)?;
+    let evaluator = evaluator(shared, &device, &groups, resumed.as_ref())?;
     let around = (&groups, &*meter);
     let mut training = Training::new(shared, around, executor, evaluator, &roster, report);
     training.run(resumed)?;
@@ -332,12 +331,13 @@ fn evaluator(
     shared: &Shared,
     device: &Device,
     groups: &Groups,
+    resumed: Option<&Resumed>,
 ) -> Result<Option<Evaluator>, RankError> {
     let Some(set) = &shared.evaluation else { return Ok(None) };
     let bp = &shared.blueprint;
-    let lowest = match &shared.saver {
-        Some(saver) if bp.config.keep_best => saver.lowest(&*groups.world)?,
-        _ => None,
+    let before = match &shared.saver {
+        Some(saver) => saver.plateau(&*groups.world, resumed, bp.config.keep_best)?,
+        None => None,
     };
     let samples = set.clone();
     let sample = move |batch: u64, index: usize| {
@@ -345,20 +345,14 @@ fn evaluator(
         sampler.sample(data, batch, index)
     };
     let tokens = token_source(shared, device, groups, sample);
-    Ok(Some(Evaluator::new(bp, set.clone(), tokens, groups, lowest)))
+    Ok(Some(Evaluator::new(bp, set.clone(), tokens, groups, before)))
 }
 
 fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {
     let c = &bp.config;
     OptimizerOptions {
         adamw: AdamW { beta1: c.beta1, beta2: c.beta2, eps: c.eps, weight_decay: c.weight_decay },
-        lr: LearningRate {
-            peak: c.lr,
-            min: c.min_lr(),
-            warmup: c.warmup(),
-            total: c.steps,
-            decay: c.decay,
-        },
+        lr: c.learning_rate(),
         clip: c.clip,
         tie: bp.tie(),
     }
@@ -447,6 +441,7 @@ pub(crate) fn step_metrics(
     ranks.iter().for_each(|r| times.merge(&r.times));
     let metrics = StepMetrics {
         step,
+        wall_time: wall_time(),
         loss: sum / losses.len() as f64,
         grad_norm: outcome.grad_norm,
         lr: outcome.lr,

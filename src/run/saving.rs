@@ -125,8 +125,7 @@ impl Saving {
     /// left out.
     pub(crate) fn decide(&mut self, end: StepEnd) -> Begin {
         let StepEnd { step, updates, is_good, wish, is_best, ends } = end;
-        let (loss, best) = self.saver.evaluation_of(step);
-        let save = Save { step, updates, rotates: is_good, loss, best };
+        let save = self.saver.save_of(step, updates, is_good);
         if ends || is_best {
             self.last = Some(save);
             return Begin::AfterTheOneBefore;

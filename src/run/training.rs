@@ -121,7 +121,8 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
                 saving.begin(step, &mut self.executor.worker);
             }
             if stops {
-                self.end.stopped = Some(Stopped { step, signal: wish.signal() });
+                let no_lower = self.out_of_patience().filter(|_| wish.signal().is_none());
+                self.end.stopped = Some(Stopped { step, signal: wish.signal(), no_lower });
                 break;
             }
             // What the program does between two steps is no part of one.
@@ -144,9 +145,17 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         }
         let evaluation = evaluator.run(self.groups, &mut self.executor, step)?;
         if let Some(saver) = &self.shared.saver {
-            saver.evaluated(step, &evaluation);
+            saver.evaluated(step, &evaluation, evaluator.plateau());
         }
         Ok(Some(evaluation))
+    }
+
+    /// How many validation losses in a row were no lower than the lowest, where that is more than
+    /// the settings wait for.
+    fn out_of_patience(&self) -> Option<u64> {
+        let patience = self.shared.blueprint.config.patience;
+        let since = self.evaluator.as_ref()?.plateau()?.since;
+        (patience > 0 && since >= patience).then_some(since)
     }
 
     /// Runs a step, tells of it and returns what all ranks are to do after it.
@@ -176,6 +185,9 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         }
         // What it takes is no part of the step.
         let eval = self.evaluate(step)?;
+        if eval.is_some() && self.out_of_patience().is_some() {
+            wished = wished.max(Wish::Stop(0));
+        }
         let is_best = shared.blueprint.config.keep_best && eval.is_some_and(|eval| eval.best);
         let mut told = Vec::new();
         if let Some((metrics, times)) = news {

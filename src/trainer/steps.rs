@@ -6,7 +6,7 @@ use std::time::Instant;
 use tracing::{Span, error, info_span, warn};
 use zeropp_comm::Communicator;
 use zeropp_core::device::Devices;
-use zeropp_core::metrics::{Evaluation, StepMetrics, Summary};
+use zeropp_core::metrics::{Evaluation, RunHeader, StepMetrics, Summary};
 use zeropp_pipeline::flight::EndKind;
 use zeropp_zero3::checkpoint::StoreLock;
 
@@ -18,11 +18,11 @@ use crate::events;
 use crate::plan::memory;
 use crate::recorder;
 use crate::run::measured;
-use crate::run::metrics_file::MetricsFile;
 use crate::run::rank::{Export, News, RankEnd, RankResult, StageTimes};
 use crate::run::stop::Wish;
 use crate::run::totals::Totals;
 use crate::run::trace;
+use crate::telemetry::{Prometheus, Telemetry, header};
 use crate::trainer::Trainer;
 use crate::trainer::epoch::{Begin, Epoch};
 use crate::trainer::health::Health;
@@ -44,7 +44,7 @@ pub struct Steps<'a> {
     lock: Option<StoreLock>,
     resumed: Option<Resumed>,
     begin: Instant,
-    metrics_file: Option<MetricsFile>,
+    telemetry: Telemetry,
     totals: Totals,
     times: StageTimes,
     /// What the ranks of a recovery compute on, too.
@@ -74,6 +74,11 @@ impl<'a> Steps<'a> {
         memory::check(bp)?;
         let span = info_span!("run", schedule = %bp.schedule.kind, mesh = %bp.mesh);
         let entered = span.clone().entered();
+        // Before any rank starts: the port may be taken.
+        let prometheus = match is_watched(export) && !is_follower(&bp.config)? {
+            true => Prometheus::start(&bp.config)?,
+            false => None,
+        };
         let (saver, lock) = saver(trainer, export)?;
         if lock.is_some() {
             found.passed_over.iter().for_each(|text| warn!("{text}"));
@@ -92,7 +97,7 @@ impl<'a> Steps<'a> {
             lock,
             resumed: None,
             begin: Instant::now(),
-            metrics_file: None,
+            telemetry: Telemetry::default(),
             totals: Totals::default(),
             times: StageTimes::default(),
             failed: None,
@@ -102,20 +107,20 @@ impl<'a> Steps<'a> {
             span,
             export,
         };
-        steps.await_ready(export)?;
+        steps.await_ready(prometheus)?;
         drop(entered);
         Ok(steps)
     }
 
-    /// Waits for the state of the first step, and opens the metrics file where it says.
-    fn await_ready(&mut self, export: Export) -> Result<(), Error> {
+    /// Waits for the state of the first step, and opens what is written of steps where it says.
+    fn await_ready(&mut self, prometheus: Option<Prometheus>) -> Result<(), Error> {
         match self.epoch.ranks.next_news() {
             Some(News::Ready(resumed)) => {
                 self.recoveries.begin(resumed.as_ref().map_or(0, |resumed| resumed.step));
                 self.resumed = resumed;
-                if self.has_rank_0() && !matches!(export, Export::Gradients | Export::Evaluation) {
-                    let done = self.resumed().map(|resumed| resumed.step);
-                    self.metrics_file = MetricsFile::open(&self.trainer.blueprint.config, done)?;
+                if self.has_rank_0() && is_watched(self.export) {
+                    let config = &self.trainer.blueprint.config;
+                    self.telemetry = Telemetry::open(config, &self.header(), prometheus)?;
                 }
                 self.begin = Instant::now();
                 if self.has_rank_0() {
@@ -133,6 +138,12 @@ impl<'a> Steps<'a> {
     /// The checkpoint that the run has gone on from, if it did.
     pub fn resumed(&self) -> Option<&Resumed> {
         self.resumed.as_ref()
+    }
+
+    /// What the run is, as the first line of its metrics says it.
+    pub fn header(&self) -> RunHeader {
+        let bp = &self.trainer.blueprint;
+        header(&bp.config, &bp.plan, self.resumed().map(|resumed| resumed.step))
     }
 
     /// Whether this process has rank 0.
@@ -223,12 +234,14 @@ impl<'a> Steps<'a> {
             self.times = StageTimes::default();
         }
         self.times.merge(times);
-        if let Some(file) = &mut self.metrics_file {
-            file.write(metrics);
-        }
+        self.telemetry.write(metrics);
         if self.has_rank_0() {
-            events::step(metrics, self.trainer.blueprint.config.steps);
-            self.health.see(metrics);
+            let config = &self.trainer.blueprint.config;
+            events::step(metrics, config.steps);
+            // A test of rates is there to go too far.
+            if config.find_lr == 0 {
+                self.health.see(metrics);
+            }
         }
         self.totals.add(metrics);
     }
@@ -341,9 +354,7 @@ impl<'a> Steps<'a> {
                 warn!("save-costs: nothing is written, as {why}");
             }
         }
-        if let Some(file) = self.metrics_file.take() {
-            file.close(&summary)?;
-        }
+        std::mem::take(&mut self.telemetry).close(&summary)?;
         if self.has_rank_0() {
             events::end(&summary);
         }
@@ -365,12 +376,17 @@ impl<'a> Steps<'a> {
     }
 }
 
+/// Whether it is a run whose steps are written, and not a question to a model.
+fn is_watched(export: Export) -> bool {
+    !matches!(export, Export::Gradients | Export::Evaluation)
+}
+
 /// The run's saver and the lock that goes with it, if it saves.
 fn saver(
     trainer: &Trainer,
     export: Export,
 ) -> Result<(Option<Arc<Saver>>, Option<StoreLock>), Error> {
-    if matches!(export, Export::Gradients | Export::Evaluation) {
+    if !is_watched(export) {
         return Ok((None, None));
     }
     let saver = Saver::start(&trainer.blueprint, &trainer.data.0, trainer.found.newest)?;

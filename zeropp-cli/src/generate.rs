@@ -100,28 +100,38 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     };
     let config = config_of(folder)?;
     let words = Vocabulary::find(matches.get_one::<PathBuf>("tokenizer"), folder, &config)?;
+    say(written(&config, &words, prompt, (count("max-tokens"), &sampling))?);
+    Ok(())
+}
+
+/// `prompt`, and up to `most` tokens that the model of `config` writes behind it.
+pub(crate) fn written(
+    config: &Config,
+    words: &Vocabulary,
+    prompt: &str,
+    (most, sampling): (usize, &Sampling),
+) -> Result<String, Failure> {
     let ids = words.ids(prompt)?;
-    let mut generator = Generator::new(&config)?;
+    let mut generator = Generator::new(config)?;
     let ends = generator.ends().to_vec();
     let until_the_end = |id: u32| match ends.contains(&id) {
         true => ControlFlow::Break(()),
         false => ControlFlow::Continue(()),
     };
-    let mut written = generator.generate(&ids, count("max-tokens"), &sampling, until_the_end)?;
+    let mut written = generator.generate(&ids, most, sampling, until_the_end)?;
     written.pop_if(|id| ends.contains(id));
-    say(format_args!("{prompt}{}", words.text(&written)?));
-    Ok(())
+    Ok(format!("{prompt}{}", words.text(&written)?))
 }
 
 /// How text becomes token ids and back.
-enum Vocabulary {
+pub(crate) enum Vocabulary {
     Bytes,
     File(PathBuf),
 }
 
 impl Vocabulary {
-    /// That of the model in `folder`, which has these settings.
-    fn find(
+    /// That of the model in `folder`, which has these settings, or will have.
+    pub(crate) fn find(
         given: Option<&PathBuf>,
         folder: &Path,
         config: &Config,
@@ -136,7 +146,7 @@ impl Vocabulary {
             return Ok(Vocabulary::File(path));
         }
         match (config.tokenizer, config.vocab) {
-            (Tokenizer::Bytes, Some(256)) => Ok(Vocabulary::Bytes),
+            (Tokenizer::Bytes, Some(256) | None) => Ok(Vocabulary::Bytes),
             _ => Err(Failure::bad_input(format!(
                 "{}: its tokens are no bytes, and no tokenizer.json lies there; name it with \
                  --tokenizer",

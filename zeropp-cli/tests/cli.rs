@@ -195,13 +195,13 @@ fn metrics_go_to_standard_output_alone() {
     let dir = folder(&[]);
     let got = zeropp(dir.path(), &format!("run {SMALL} --metrics -"));
     assert_eq!(got.code, Some(0), "{}", got.err);
-    let steps: Vec<u64> = got
+    let steps: Vec<Option<u64>> = got
         .out
         .lines()
         .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64())
-        .map(Option::unwrap)
         .collect();
-    assert_eq!(steps, [1, 2, 3], "one object a step and nothing else");
+    assert!(got.out.starts_with("{\"run\":{\"name\":"), "{}", got.out);
+    assert_eq!(steps, [None, Some(1), Some(2), Some(3)], "the run, its steps and nothing else");
     assert!(got.err.contains("step 3/3"), "what is for people goes elsewhere: {}", got.err);
     assert!(!dir.path().join("-").exists());
     let printed = zeropp(dir.path(), &format!("run {SMALL} --metrics - --print-config"));
@@ -301,9 +301,13 @@ fn a_dry_run_shows_the_plan_and_writes_nothing() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
+/// The lines of steps, behind the one of the run.
 fn json_lines(path: PathBuf) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(path).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    let mut lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    let first: serde_json::Value = lines.next().unwrap();
+    assert!(first["run"]["settings"]["pp"].is_string(), "{first}");
+    lines.collect()
 }
 
 #[test]

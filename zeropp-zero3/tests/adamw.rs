@@ -169,7 +169,14 @@ fn optimizer_options(case: &Case, steps: u64, tie: Option<Tie>) -> OptimizerOpti
     let Case { beta1, beta2, eps, weight_decay, clip, decay, warmup, .. } = *case;
     OptimizerOptions {
         adamw: AdamW { beta1, beta2, eps, weight_decay },
-        lr: LearningRate { peak: case.lr, min: case.min_lr, warmup, total: steps, decay },
+        lr: LearningRate {
+            peak: case.lr,
+            min: case.min_lr,
+            warmup,
+            total: steps,
+            decay,
+            grows_from: None,
+        },
         clip,
         tie,
     }

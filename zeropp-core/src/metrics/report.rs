@@ -1,16 +1,61 @@
 //! The figures of a run.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::meter::MemoryBytes;
+
+/// What a run is: the first line of its metrics, and of what each resumed run adds to them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunHeader {
+    /// What the run is called.
+    pub name: String,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Of zeropp.
+    pub version: String,
+    /// When its first step began: seconds since 1970 (UTC), to the millisecond.
+    pub wall_time: f64,
+    /// The step of the checkpoint that it goes on from, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resumed_step: Option<u64>,
+    /// Pipeline ranks.
+    pub pp: usize,
+    /// Ranks of a ZeRO-3 group.
+    pub zero3: usize,
+    /// Replicas.
+    pub dp: usize,
+    /// Schedule kind.
+    pub schedule: String,
+    /// All parameters of the model.
+    pub parameters: u64,
+    /// Tokens of a step over all ranks.
+    pub tokens_per_step: u64,
+    /// The step that is to be the last.
+    pub steps: u64,
+    /// All settings that have a value, those that follow from others too, each as a person would
+    /// write it.
+    pub settings: BTreeMap<String, String>,
+}
+
+/// Seconds since 1970 (UTC), to the millisecond.
+pub fn wall_time() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_millis() as f64 / 1e3
+}
 
 /// One step, as written to `--metrics`. Counts and bytes are totals over all ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
     /// Step, from 1.
     pub step: u64,
+    /// When the step was done: seconds since 1970 (UTC), to the millisecond, by the clock of rank
+    /// 0's machine.
+    #[serde(default)]
+    pub wall_time: f64,
     /// Mean loss in nats a token over the whole batch, before the update.
     #[serde(deserialize_with = "nan_from_null")]
     pub loss: f64,
@@ -266,8 +311,12 @@ pub struct Summary {
 pub struct Stopped {
     /// The step after which it ended.
     pub step: u64,
-    /// The signal that asked for it; none where the program did.
+    /// The signal that asked for it; none where the program did, or nobody.
     pub signal: Option<i32>,
+    /// Where it ended because the validation loss fell no more: how many in a row were no lower
+    /// than the lowest before.
+    #[serde(default)]
+    pub no_lower: Option<u64>,
 }
 
 /// JSON writes what is not finite as null; it comes back as NaN.

@@ -40,6 +40,9 @@ pub struct Manifest {
     /// reads back to the same bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     validation_loss: Option<String>,
+    /// The lowest validation loss of the run so far, as text, and how many came since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    plateau: Option<(String, u64)>,
     /// Every file by name.
     pub files: BTreeMap<String, FileRecord>,
     /// Every parameter by name.
@@ -75,6 +78,15 @@ pub struct Piece {
     pub file: String,
 }
 
+/// How a run's validation loss has gone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plateau {
+    /// The lowest loss so far, in nats a token.
+    pub lowest: f64,
+    /// How many were measured since, none of which was lower.
+    pub since: u64,
+}
+
 impl Manifest {
     /// A manifest with no files and parameters yet.
     pub fn new(
@@ -92,6 +104,7 @@ impl Manifest {
             settings,
             data: None,
             validation_loss: None,
+            plateau: None,
             files: BTreeMap::new(),
             parameters: BTreeMap::new(),
         }
@@ -105,6 +118,18 @@ impl Manifest {
     /// Keeps the validation loss after the step.
     pub fn set_validation_loss(&mut self, loss: Option<f64>) {
         self.validation_loss = loss.map(|loss| loss.to_string());
+    }
+
+    /// How the run's validation loss has gone, where it was measured.
+    pub fn plateau(&self) -> Option<Plateau> {
+        let (lowest, since) = self.plateau.as_ref()?;
+        let lowest = lowest.parse().ok().filter(|loss: &f64| loss.is_finite())?;
+        Some(Plateau { lowest, since: *since })
+    }
+
+    /// Keeps how the run's validation loss has gone.
+    pub fn set_plateau(&mut self, plateau: Option<Plateau>) {
+        self.plateau = plateau.map(|Plateau { lowest, since }| (lowest.to_string(), since));
     }
 
     /// Puts every parameter's pieces in order, once all are entered.
