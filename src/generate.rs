@@ -42,7 +42,7 @@ impl Generator {
         let path = path.ok_or_else(|| missing("init-from", "name the model's weights"))?;
         let decoder = config.decoder(known)?;
         let model = model::build(decoder);
-        let weights = initial::open_for(path, &model)?;
+        let weights = initial::open_for(path, &model, config.init_ema)?;
         let mut whole = None;
         let read = weights.read(|read| {
             whole = Some(Whole::new(&model, |name, _, out| read(name, 0, out))?);

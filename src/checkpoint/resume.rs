@@ -11,7 +11,9 @@ use tracing::warn;
 use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Fingerprint};
 use zeropp_core::layer::Part;
+use zeropp_core::params::ParamSpec;
 use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Store, read_state};
+use zeropp_zero3::rule::Role;
 use zeropp_zero3::{Optimizer, ShardedStage};
 
 use crate::Error;
@@ -166,6 +168,14 @@ fn open(
     let checkpoint = Checkpoint::open(&store.path(step))?;
     let parameters: Vec<_> = bp.model.parts.iter().flat_map(Part::parameters).collect();
     checkpoint.check_model(parameters.iter().map(|p| (p.name.as_str(), p.shape.as_slice())))?;
+    let groups = bp.own.parameters(&bp.config);
+    let last = bp.model.parts.len() - 1;
+    let kept = bp.model.parts.iter().enumerate().flat_map(|(i, part)| {
+        let role = Role::of(part, bp.model.is_tied() && i == last);
+        let of = |p: ParamSpec| (p.name.clone(), groups.state(&groups.parameter(&p, role)));
+        part.parameters().into_iter().map(of).collect::<Vec<_>>()
+    });
+    checkpoint.check_kept(groups.rule.name(), kept)?;
     let path = checkpoint.path().to_path_buf();
     let mut changed = compare(bp, &checkpoint)?;
     // Checkpoints of earlier versions do not know their data.

@@ -22,6 +22,20 @@ choice! {
     }
 }
 
+choice! {
+    /// How weights follow from gradients.
+    OptimizerKind {
+        /// Adam with decoupled weight decay.
+        Adamw = "adamw",
+        /// Stochastic gradient descent with momentum.
+        Sgd = "sgd",
+        /// Steps of one size along the sign of a mean gradient.
+        Lion = "lion",
+        /// Mean gradients made orthogonal for the matrices of blocks, AdamW for all else.
+        Muon = "muon",
+    }
+}
+
 macro_rules! settings {
     ($($name:ident),+) => {
         $(impl OptionType for $name {
@@ -29,4 +43,15 @@ macro_rules! settings {
         })+
     };
 }
-settings!(Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer);
+settings!(
+    Activation,
+    Decay,
+    DeviceKind,
+    EngineKind,
+    OptimizerKind,
+    Order,
+    Place,
+    Precision,
+    Recompute,
+    Tokenizer
+);

@@ -8,6 +8,7 @@ mod file;
 mod kind;
 mod launch;
 mod model;
+mod optimizer;
 mod options;
 mod outputs;
 mod parts;
@@ -21,7 +22,8 @@ mod validate;
 
 pub use bytes::Bytes;
 pub use choice::{
-    Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, OptimizerKind, Order, Place, Precision, Recompute,
+    Tokenizer,
 };
 pub use error::ConfigError;
 pub use kind::OptionKind;
@@ -158,6 +160,9 @@ impl Config {
             micro_batches: self.micro_batches.or(own(self.micro_batches())),
             warmup: Some(self.warmup()),
             min_lr: Some(self.min_lr()),
+            beta2: (self.optimizer != OptimizerKind::Sgd).then(|| self.beta2()),
+            momentum: self.momentum(),
+            nesterov: self.nesterov(),
             ..self.clone()
         }
     }

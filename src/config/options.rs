@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::bytes::Bytes;
 use super::choice::{
-    Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, OptimizerKind, Order, Place, Precision, Recompute,
+    Tokenizer,
 };
 use super::kind::OptionType;
 use super::resume::Resume;
@@ -117,14 +118,40 @@ options! {
         /// 100 is a good number. The run begins anew, ends where the loss has risen far, and writes
         /// nothing but the curve: find-lr.html and find-lr.csv in this folder. Of `zeropp run`.
         "find-lr" "N" find_lr: u64 = 0, Same Left;
-        /// Weight decay of AdamW, on matrices only and decoupled from the gradient.
+        /// How weights follow from gradients.
+        ///
+        /// adamw; sgd, PyTorch's, with momentum; lion, which keeps one moment in place of two and
+        /// wants a smaller lr and a larger weight-decay (a third to a tenth, and three to ten
+        /// times); muon, which makes the mean gradients of the blocks' matrices orthogonal, scales
+        /// them to the size of AdamW's steps, and leaves all else to AdamW. docs/optimizers.md.
+        "optimizer" "KIND" optimizer: OptimizerKind = OptimizerKind::Adamw, Same Fixed;
+        /// Weight decay: decoupled from the gradient, and with sgd added to it, as PyTorch does.
         "weight-decay" "X" weight_decay: f64 = 0.01, Same Told;
-        /// AdamW's decay of the mean gradient.
+        /// What weight decay leaves alone: some of norms,biases,embeddings, or none. Default: what
+        /// the layers say, which is norms and biases.
+        ///
+        /// biases are parameters whose names end in bias, norms all other vectors, embeddings those
+        /// of tokens and positions, and a head that shares the former's weight.
+        "no-decay" "GROUPS" no_decay: Option<String> = None, Same Told;
+        /// AdamW's decay of the mean gradient; with lion, its share of the direction.
         "beta1" "X" beta1: f64 = 0.9, Same Told;
-        /// AdamW's decay of the mean squared gradient.
-        "beta2" "X" beta2: f64 = 0.999, Same Told;
+        /// AdamW's decay of the mean squared gradient, or lion's of the mean gradient. Default:
+        /// 0.999, with lion 0.99.
+        "beta2" "X" beta2: Option<f64> = None, Same Told;
+        /// What stays with each step of sgd's velocity, or of muon's mean gradient. Default: 0.9,
+        /// with muon 0.95.
+        "momentum" "X" momentum: Option<f64> = None, Same Told;
+        /// Whether a step looks ahead along the momentum. Default: with muon, not with sgd.
+        "nesterov" "BOOL" nesterov: Option<bool> = None, Same Told;
         /// What AdamW adds to the root of the mean squared gradient.
         "eps" "X" eps: f64 = 1e-8, Same Told;
+        /// Keep a running mean of the weights (EMA), which keeps this share of itself with each
+        /// step, such as 0.999. Default: none.
+        ///
+        /// It is cut between ranks as the weights are, takes 4 bytes a parameter, and is saved with
+        /// them; eval, generate and export take it with --ema. No bit of the training depends on
+        /// it.
+        "ema" "SHARE" ema: Option<f64> = None, Same Told;
         /// Largest global gradient norm; a larger gradient is scaled down to it. 0 never scales.
         "clip" "X" clip: f64 = 1.0, Same Told;
         /// Steps in a row whose gradient may be not finite (NaN or infinite) before the run ends. 0
@@ -207,6 +234,8 @@ options! {
         /// Each rank reads its own part. What is missing, unknown or of another shape is refused by
         /// its name. A run that goes on from a checkpoint takes that.
         "init-from" "PATH" init_from: Option<PathBuf> = None, Given Kept;
+        /// Of a checkpoint that init-from names, take the running mean of the weights (ema).
+        "init-ema" "BOOL" init_ema: bool = false, Same Left;
         /// The MLP's nonlinearity: exact GELU, GPT-2's tanh form, or swiglu, which all families
         /// but gpt have, and have by themselves.
         "activation" "KIND" activation: Activation = Activation::GeluTanh, Same Fixed;

@@ -59,7 +59,7 @@ fn what_is_not_given_follows_from_the_rest() {
 #[test]
 fn defaults_are_those_of_the_field() {
     let c = Config::default();
-    assert_eq!((c.beta1, c.beta2, c.eps, c.weight_decay), (0.9, 0.999, 1e-8, 0.01));
+    assert_eq!((c.beta1, c.beta2(), c.eps, c.weight_decay), (0.9, 0.999, 1e-8, 0.01));
     assert_eq!((c.clip, c.decay, c.prefetch), (1.0, Decay::Cosine, 1));
     c.validate().unwrap();
 }
@@ -134,6 +134,20 @@ fn bad_steps_and_rates_are_named_with_what_would_work() {
         ("beta2 = 0.99999999", "beta2 = 0.99999999: the moments are kept in fp32"),
         ("beta1 = 0.99999998", "beta1 = 0.99999998: the moments are kept in fp32, where that is 1"),
         ("eps = 0", "eps = 0: is out of range; use more than 0"),
+        ("momentum = 0.9", "momentum = 0.9: optimizer adamw has no such setting; leave it out, or"),
+        ("optimizer = 'sgd'\nmomentum = 1", "momentum = 1: is out of range; use 0 or more and"),
+        ("nesterov = true", "nesterov = true: optimizer adamw has no momentum"),
+        (
+            "optimizer = 'sgd'\nmomentum = 0\nnesterov = true",
+            "nesterov = true: looks ahead along a momentum, and that is 0; use a momentum",
+        ),
+        ("optimizer = 'sgd'\nbeta2 = 0.9", "beta2 = 0.9: optimizer sgd has no such setting"),
+        (
+            "no-decay = 'heads'",
+            "no-decay = heads: expected groups of parameters; use some of norms",
+        ),
+        ("no-decay = 'none,norms'", "no-decay = none,norms: expected groups"),
+        ("ema = 1", "ema = 1: is out of range; use more than 0 and less than 1, such as 0.999"),
         ("clip = -1", "clip = -1: is out of range; use a largest norm, or 0"),
     ]);
 }

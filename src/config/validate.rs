@@ -187,16 +187,7 @@ impl Config {
         let (lr, min_lr) = (self.lr, self.min_lr());
         number("lr", lr, lr >= 0.0, "0 or more")?;
         number("min-lr", min_lr, (0.0..=lr).contains(&min_lr), &format!("0 to lr = {lr}"))?;
-        number("weight-decay", self.weight_decay, self.weight_decay >= 0.0, "0 or more")?;
-        for (field, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
-            number(field, beta, (0.0..1.0).contains(&beta), "0 or more and less than 1")?;
-            check((beta as f32) < 1.0, || {
-                let problem =
-                    "the moments are kept in fp32, where that is 1: they would never decay";
-                ConfigError::value(field, beta, problem, "use at most 0.9999999")
-            })?;
-        }
-        number("eps", self.eps, self.eps > 0.0, "more than 0, such as 1e-8")?;
+        self.check_optimizer()?;
         number("clip", self.clip, self.clip >= 0.0, "a largest norm, or 0 to never scale")?;
         within("threads", self.threads.unwrap_or(1), THREADS_MAX)?;
         seconds("timeout-s", self.timeout_s)

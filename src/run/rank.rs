@@ -18,7 +18,6 @@ use zeropp_pipeline::executor::{
 use zeropp_pipeline::ir::{Action, Compute};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::timeline::{Computed, Span, bubble, bubble_own_span, bubble_step};
-use zeropp_zero3::adamw::AdamW;
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
@@ -161,6 +160,8 @@ pub(crate) struct RankStep {
     all_gathers: u64,
     reduce_scatters: u64,
     all_reduces: u64,
+    /// All-gathers that made matrices whole for the optimizer.
+    optimizer_gathers: u64,
     sent_bytes: u64,
     peak: MemoryBytes,
     at_once: u64,
@@ -300,6 +301,8 @@ fn build_executor(
     };
     if resumed.is_none() {
         initial::read(bp, shared.initial.as_deref(), &mut sharded)?;
+        // A mean of the weights begins with them.
+        optimizer.restart(&sharded);
     }
     let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
     let worker_options = WorkerOptions {
@@ -349,11 +352,10 @@ fn evaluator(
 }
 
 fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {
-    let c = &bp.config;
     OptimizerOptions {
-        adamw: AdamW { beta1: c.beta1, beta2: c.beta2, eps: c.eps, weight_decay: c.weight_decay },
-        lr: c.learning_rate(),
-        clip: c.clip,
+        parameters: bp.own.parameters(&bp.config),
+        lr: bp.own.rate(&bp.config),
+        clip: bp.config.clip,
         tie: bp.tie(),
     }
 }
@@ -409,6 +411,7 @@ pub(crate) fn summarise(
         all_gathers: count(|a| matches!(a, Action::AllGather { .. })),
         reduce_scatters: count(|a| matches!(a, Action::ReduceScatter { .. })),
         all_reduces: count(|a| matches!(a, Action::ReplicaReduce { .. })),
+        optimizer_gathers: record.outcome.map_or(0, |outcome| outcome.gathers),
         sent_bytes: record.sent_bytes,
         peak: meter.peak(),
         at_once: meter.at_once().total(),
@@ -455,6 +458,7 @@ pub(crate) fn step_metrics(
         all_gathers: total(|r| r.all_gathers),
         reduce_scatters: total(|r| r.reduce_scatters),
         all_reduces: total(|r| r.all_reduces),
+        optimizer_gathers: total(|r| r.optimizer_gathers),
         comm_bytes: total(|r| r.sent_bytes),
         peak_bytes: ranks.iter().fold(MemoryBytes::default(), |m, r| m.max(&r.peak)),
         at_once_bytes: most(|r| r.at_once),

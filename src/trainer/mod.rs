@@ -29,6 +29,7 @@ use crate::checkpoint::saved_cut;
 use crate::config::{Config, ConfigError};
 use crate::plan::blueprint::Blueprint;
 use crate::plan::memory::MemoryCheck;
+use crate::plan::own::Own;
 use crate::plan::{evaluation, model_check};
 use crate::run::evaluation::EvaluationSet;
 use crate::run::rank::{Export, RankResult, StageTimes};
@@ -106,7 +107,7 @@ impl Trainer {
 
     fn build(config: Config, model: Model, dataset: Dataset) -> Result<Trainer, Error> {
         let config = saved_cut::take_over(config);
-        let mut blueprint = Blueprint::new(&config, model)?;
+        let mut blueprint = Blueprint::new(&config, model, &Own::default())?;
         blueprint.plan.notes.extend(dataset.doubt());
         let evaluation = EvaluationSet::new(&blueprint)?.map(Arc::new);
         if let Some(set) = &evaluation {

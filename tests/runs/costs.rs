@@ -261,7 +261,7 @@ fn processes_that_differ_in_a_setting_end_in_the_same_words() {
     for (other, here, there) in [
         (with(|c| c.lr = 0.5), "lr = 0.5, min-lr = 0.05", "lr = 0.003, min-lr = 0.0003"),
         (with(|c| (c.seed, c.clip) = (7, 2.0)), "seed = 7, clip = 2.0", "seed = 11, clip = 1.0"),
-        (with(|c| c.beta2 = 0.95), "beta2 = 0.95", "beta2 = 0.999"),
+        (with(|c| c.beta2 = Some(0.95)), "beta2 = 0.95", "beta2 = 0.999"),
         (with(|c| c.hidden = 32), "hidden = 32", "hidden = 16"),
         (with(|c| c.steps += 10), "steps = ", "steps = "),
         (with(|c| c.precision = zeropp::config::Precision::Bf16), "precision = bf16", "fp32"),

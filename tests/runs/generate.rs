@@ -73,7 +73,7 @@ fn greedy_text_is_what_the_whole_forward_gives() {
 
         let folder = dir.path().join(format!("{name}-hf"));
         if name == "gpt" {
-            let options = ExportOptions { store_as: StoreAs::F32, like: None };
+            let options = ExportOptions { store_as: StoreAs::F32, like: None, ema: false };
             export_checkpoint(&save, &folder, &options).unwrap();
             let mut exported = Generator::new(&config_of(&folder).unwrap()).unwrap();
             assert_eq!(written(&mut exported, &prompt, 24, &Sampling::default()), found);

@@ -41,7 +41,7 @@ fn train(config: Config) {
 }
 
 fn export(from: &Path, to: &Path) {
-    let options = ExportOptions { store_as: StoreAs::F32, like: None };
+    let options = ExportOptions { store_as: StoreAs::F32, like: None, ema: false };
     export_checkpoint(from, to, &options).unwrap();
 }
 
@@ -143,7 +143,7 @@ fn weights_of_another_model_are_refused_before_a_rank_starts() {
         assert!(text.contains(message) || text.contains("and the model needs"), "{text}");
     }
     // The folder is there already.
-    let options = ExportOptions { store_as: StoreAs::Bf16, like: None };
+    let options = ExportOptions { store_as: StoreAs::Bf16, like: None, ema: false };
     let error = export_checkpoint(&at("first"), &at("out"), &options).unwrap_err().to_string();
     assert!(error.contains("the folder is not empty; name a new folder"), "{error}");
 }

@@ -16,6 +16,7 @@ mod families;
 mod generate;
 mod inputs;
 mod memory;
+mod optimizers;
 mod oracle;
 mod own_layers;
 mod resume;

@@ -240,7 +240,9 @@ impl<W: Worker> Executor<W> {
             Action::OptimizerStep => {
                 self.retire_reduces(f)?;
                 let begin = self.now();
-                f.outcome = Some(self.worker.optimizer_step(step)?);
+                let outcome = self.worker.optimizer_step(step)?;
+                f.sent_bytes += outcome.sent_bytes;
+                f.outcome = Some(outcome);
                 for (_, span) in std::mem::take(&mut f.running) {
                     f.spans[span].end_ns = begin;
                 }
