@@ -22,6 +22,18 @@ choice! {
     }
 }
 
+choice! {
+    /// Whether gathered bf16 weights are kept as the CPU's products read them.
+    PackWeights {
+        /// Where several micro-batches use a gather and the memory is there.
+        Auto = "auto",
+        /// Always.
+        On = "on",
+        /// Never: each product packs its weight anew.
+        Off = "off",
+    }
+}
+
 macro_rules! settings {
     ($($name:ident),+) => {
         $(impl OptionType for $name {
@@ -29,4 +41,15 @@ macro_rules! settings {
         })+
     };
 }
-settings!(Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer);
+settings!(
+    Activation,
+    Decay,
+    DeviceKind,
+    EngineKind,
+    Order,
+    PackWeights,
+    Place,
+    Precision,
+    Recompute,
+    Tokenizer
+);

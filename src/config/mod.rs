@@ -20,7 +20,8 @@ mod validate;
 
 pub use bytes::Bytes;
 pub use choice::{
-    Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, Order, PackWeights, Place, Precision, Recompute,
+    Tokenizer,
 };
 pub use error::ConfigError;
 pub use kind::OptionKind;
