@@ -36,6 +36,18 @@ choice! {
     }
 }
 
+choice! {
+    /// Whether gathered bf16 weights are kept as the CPU's products read them.
+    PackWeights {
+        /// Where several micro-batches use a gather and the memory is there.
+        Auto = "auto",
+        /// Always.
+        On = "on",
+        /// Never: each product packs its weight anew.
+        Off = "off",
+    }
+}
+
 macro_rules! settings {
     ($($name:ident),+) => {
         $(impl OptionType for $name {
@@ -50,6 +62,7 @@ settings!(
     EngineKind,
     OptimizerKind,
     Order,
+    PackWeights,
     Place,
     Precision,
     Recompute,

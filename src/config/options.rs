@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::bytes::Bytes;
 use super::choice::{
-    Activation, Decay, DeviceKind, EngineKind, OptimizerKind, Order, Place, Precision, Recompute,
-    Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, OptimizerKind, Order, PackWeights, Place, Precision,
+    Recompute, Tokenizer,
 };
 use super::kind::OptionType;
 use super::resume::Resume;
@@ -83,6 +83,13 @@ options! {
         /// whole stages, whose inputs alone are kept; where B and W are apart, all of a rank but
         /// its last, which does as with selective, as its backward follows its forward closely.
         "recompute" "WHAT" recompute: Recompute = Recompute::None, Program Kept;
+        /// Keep gathered bf16 weights as the CPU's products read them, packed once a unit: `auto`,
+        /// `on` or `off`.
+        ///
+        /// Two more copies of the weights that are gathered, for bf16 on CPUs; no bit depends on
+        /// it. `auto` packs where several micro-batches share a gather, unless the memory that is
+        /// predicted with the copies is more than there is.
+        "pack-weights" "WHEN" pack_weights: PackWeights = PackWeights::Auto, Own Left;
         /// What everything takes, for schedules that weigh it and for the bubble that is predicted.
         ///
         /// A file: written by hand, by an earlier run's save-costs, or its trace; docs/costs.md has

@@ -1,10 +1,11 @@
 //! Everything that follows from a configuration and a model before a rank starts: stages, the
 //! verified program of every rank, predicted memory and bubble.
 
-use crate::config::{Config, DeviceKind, Precision};
+use crate::config::{Config, DeviceKind, PackWeights, Precision};
 use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
-use zeropp_core::layer::{BatchShape, Model, Part};
+use zeropp_core::kernels::bf16::Packed;
+use zeropp_core::layer::{BatchShape, LayerCost, Model, Part};
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, RankPlan};
 use zeropp_core::params::FlatLayout;
@@ -26,7 +27,7 @@ use crate::plan::own::Own;
 use crate::plan::program::{Resolved, check_program, generator_costs, shape};
 use crate::plan::recompute::Recomputed;
 use crate::plan::times::{Times, estimates};
-use crate::plan::{evaluation, limit, sizes};
+use crate::plan::{evaluation, limit, memory, sizes};
 
 /// What every rank builds from.
 #[derive(Clone)]
@@ -87,6 +88,13 @@ impl Blueprint {
         };
         let first = cut(cutter.first()?)?;
         let mut made = cutter.within_memory(first, |bp| (&bp.stages, &bp.plan.ranks), cut)?;
+        if config.pack_weights == PackWeights::Auto
+            && made.packs_weights()
+            && memory::is_short(&made)
+        {
+            let without = Config { pack_weights: PackWeights::Off, ..config.clone() };
+            return Self::new(&without, made.model);
+        }
         cutter.tell(&made.stages, &mut made.plan);
         Ok(made)
     }
@@ -159,6 +167,20 @@ impl Blueprint {
             Blueprint { config, stages, schedule, evaluation, recomputed, ..self.clone() };
         taken.plan = taken.make_plan(self.batch).map_err(|e| e.to_string())?;
         Ok(taken)
+    }
+
+    /// Whether gathered weights are kept as products read them: bf16 on the CPU, and by itself
+    /// where a gather serves several micro-batches.
+    pub(crate) fn packs_weights(&self) -> bool {
+        let config = &self.config;
+        let works = self.compute == DType::BF16 && config.device == DeviceKind::Cpu;
+        let shared = config.micro_batches() > 1 && (!config.in_units() || config.unit() > 1);
+        works
+            && match config.pack_weights {
+                PackWeights::Auto => shared,
+                PackWeights::On => true,
+                PackWeights::Off => false,
+            }
     }
 
     /// The weight that embedding and head share, if they do.
@@ -241,6 +263,7 @@ impl Blueprint {
             gradient_shard: shard,
             optimizer,
             gathered: held.gathered,
+            packed_weights: held.packed_weights,
             gradient: held.gradient,
             activation: held.activation,
             weight_stash: held.weight_stash,
@@ -336,12 +359,19 @@ impl Blueprint {
         // Without shards a gather of fp32 weights is the parameters themselves.
         let (alone, fp32) = (self.mesh.zero3 == 1, self.compute == DType::F32);
         let shard = elements / self.mesh.zero3 as u64;
+        let packed = |of: fn(&LayerCost) -> bool| {
+            let elements = costs.iter().filter(|c| of(c)).map(|c| c.packed_elements).sum::<u64>();
+            if self.packs_weights() { elements * Packed::element_bytes() as u64 } else { 0 }
+        };
         StageBytes {
             input,
             activation: kept.max(input),
             stash: costs.iter().map(|c| c.stash_bytes).sum(),
             workspace: costs.iter().map(|c| c.workspace_bytes).max().unwrap_or(0),
             weights: if alone && fp32 { 0 } else { elements * self.compute.size() as u64 },
+            packed_forward: packed(|_| true),
+            packed_backward: packed(|c| !c.gradients_in_forward),
+            packed_in_forward: packed(|c| c.gradients_in_forward),
             gradient: elements * 4,
             gradient_in_forward: self.elements_in_forward(stage, batch) * 4,
             keeps_first_gradient: alone,

@@ -281,6 +281,7 @@ fn build_executor(
     let options = ShardOptions {
         device: device.clone(),
         compute: bp.compute,
+        pack_weights: bp.packs_weights(),
         zero1: config.zero1,
         seed: config.seed,
     };

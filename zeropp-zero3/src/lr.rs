@@ -111,7 +111,8 @@ mod tests {
     #[test]
     fn the_inverse_root_goes_on_from_the_warm_up() {
         let decay = Decay::InverseSqrt;
-        let lr = LearningRate { peak: 1.0, min: 0.1, warmup: 4, total: 100, decay, grows_from: None };
+        let lr =
+            LearningRate { peak: 1.0, min: 0.1, warmup: 4, total: 100, decay, grows_from: None };
         assert_eq!((lr.at(4), lr.at(16), lr.at(64)), (1.0, 0.5, 0.25));
         assert_eq!(lr.at(10_000), 0.1, "not below the minimum");
         assert_eq!(LearningRate { warmup: 0, ..lr }.at(4), 0.5, "as if the first step were it");

@@ -25,6 +25,9 @@ pub struct ShardOptions {
     pub device: Device,
     /// Type of gathered weights; shards and gradients are always f32.
     pub compute: DType,
+    /// Whether bf16 weights are kept as the CPU's products read them, for as long as they are
+    /// gathered.
+    pub pack_weights: bool,
     /// Whether optimizer state is cut between replicas too.
     pub zero1: bool,
     /// Seed of the initial values.
@@ -92,6 +95,10 @@ impl ShardedStage {
                 let shard = groups.zero3.rank();
                 let param = initial_shard(&layout, groups.zero3.size(), shard, from);
                 let weights = LayerWeights::new(part.name(), i, layout);
+                let weights = match options.pack_weights {
+                    true => weights.keeping_packed(meter),
+                    false => weights,
+                };
                 LayerShard::new((part.name(), Role::of(part, false)), weights, param, meter)
             })
             .collect();

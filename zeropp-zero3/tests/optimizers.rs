@@ -150,7 +150,7 @@ fn train(case: &Case, steps: u64, groups: Groups, layout: Layout) -> (Vec<StepOu
     let cut = if mesh.pp == 1 { vec![0..3] } else { vec![0..2, 2..3] };
     let mine = groups.coords.pp;
     let device = Device::flex();
-    let options = ShardOptions { device, compute: DType::F32, zero1, seed: 0 };
+    let options = ShardOptions { device, compute: DType::F32, pack_weights: false, zero1, seed: 0 };
     let meter = Meter::new();
     let stage = ShardedStage::new(mine, &parts[cut[mine].clone()], &groups, &options, &meter);
     let mut stages = [stage];
