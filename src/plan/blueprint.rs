@@ -93,7 +93,7 @@ impl Blueprint {
             && memory::is_short(&made)
         {
             let without = Config { pack_weights: PackWeights::Off, ..config.clone() };
-            return Self::new(&without, made.model);
+            return Self::new(&without, made.model, own);
         }
         cutter.tell(&made.stages, &mut made.plan);
         Ok(made)

@@ -174,7 +174,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         // Rank 0 alone reads all records: what everyone needs of them is in its answer.
         let all = collect::figures(&*groups.world, &(shared.stopper.hear(), mine))?;
         let (wishes, mut records): (Vec<Wish>, Vec<RankStep>) = all.into_iter().unzip();
-        let (wish, mut news) = (wishes.into_iter().max().unwrap_or_default(), None);
+        let (mut wish, mut news) = (wishes.into_iter().max().unwrap_or_default(), None);
         if groups.world.rank() == 0 {
             if let Some(saving) = &mut self.saving {
                 saving.look(records.iter_mut().filter_map(|r| r.save.take()).collect())?;
@@ -186,7 +186,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         // What it takes is no part of the step.
         let eval = self.evaluate(step)?;
         if eval.is_some() && self.out_of_patience().is_some() {
-            wished = wished.max(Wish::Stop(0));
+            wish = wish.max(Wish::Stop(0));
         }
         let is_best = shared.blueprint.config.keep_best && eval.is_some_and(|eval| eval.best);
         let mut told = Vec::new();

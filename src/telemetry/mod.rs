@@ -7,7 +7,7 @@ mod prometheus;
 mod tensorboard;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use zeropp_core::metrics::{JsonLines, RunHeader, StepMetrics, Summary};
 
@@ -111,7 +111,7 @@ impl Telemetry {
 }
 
 /// The metrics file: CSV where its name says so.
-fn metrics(path: &PathBuf, run: &RunHeader) -> io::Result<Box<dyn Steps>> {
+fn metrics(path: &Path, run: &RunHeader) -> io::Result<Box<dyn Steps>> {
     if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")) {
         return Ok(Box::new(CsvRows::open(path, run.resumed_step)?));
     }

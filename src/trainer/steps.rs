@@ -75,7 +75,7 @@ impl<'a> Steps<'a> {
         let span = info_span!("run", schedule = %bp.schedule.kind, mesh = %bp.mesh);
         let entered = span.clone().entered();
         // Before any rank starts: the port may be taken.
-        let prometheus = match is_watched(export) && !is_follower(&bp.config)? {
+        let prometheus = match is_watched(export) && bp.config.has_rank_0()? {
             true => Prometheus::start(&bp.config)?,
             false => None,
         };

@@ -38,7 +38,7 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         say(settings(&config).map_err(Failure::bad_input)?.trim_end());
         return Ok(());
     }
-    if !run.dry_run && !is_follower(&config)? {
+    if !run.dry_run && config.has_rank_0()? {
         begin_log(&config)?;
     }
     // Nothing but metrics then goes there.

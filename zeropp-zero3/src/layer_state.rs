@@ -298,10 +298,10 @@ impl Update<'_> {
 }
 
 /// Segments in runs of which the same is kept; a matrix is a run of its own.
-fn runs<'a>(
-    segments: &'a [Segment],
+fn runs(
+    segments: &[Segment],
     is_matrix: impl Fn(&Segment) -> bool,
-) -> impl Iterator<Item = &'a [Segment]> {
+) -> impl Iterator<Item = &[Segment]> {
     segments.chunk_by(move |a, b| a.names == b.names && !is_matrix(a) && !is_matrix(b))
 }
 
