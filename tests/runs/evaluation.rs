@@ -232,7 +232,7 @@ fn what_cannot_be_measured_is_refused_before_the_run() {
     refused(none.clone(), &["eval-every = 4: there is no data", "eval-data", "split"]);
     refused(Config { split: Some("1,0".into()), ..base.clone() }, &["eval-every = 4"]);
     let given = Config { eval_data: Some(text.clone()), ..base.clone() };
-    refused(given.clone(), &["eval-data = ", "split keeps data", "leave one"]);
+    refused(given.clone(), &["eval-data = ", "split also keeps data", "leave one"]);
     refused(Config { eval_every: 0, split: None, ..given }, &["eval-data = ", "eval-every is 0"]);
     refused(Config { keep_best: true, ..base.clone() }, &["keep-best = true: save has no folder"]);
     let never = Config { keep_best: true, eval_every: 0, ..base.clone() };
@@ -244,5 +244,5 @@ fn what_cannot_be_measured_is_refused_before_the_run() {
     let nowhere = Config { eval_data: Some(dir.path().join("none")), ..none };
     refused(nowhere, &["eval-data = ", "cannot be read"]);
     let forward = Config { schedule: "forward".into(), ..base };
-    refused(forward, &["schedule = forward: has forwards alone, and trains nothing"]);
+    refused(forward, &["schedule = forward: only runs forwards and does not train"]);
 }
