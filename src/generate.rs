@@ -90,7 +90,7 @@ impl Generator {
             Err(ConfigError::value("prompt", format!("{} tokens", prompt.len()), problem, help))
         };
         if prompt.is_empty() {
-            refused("there is nothing to go on from".into(), "give one token at least".into())?;
+            refused("the prompt is empty".into(), "give at least one token".into())?;
         }
         if prompt.len() > self.longest {
             let problem = format!("the model takes {} at most", self.longest);

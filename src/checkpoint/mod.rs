@@ -157,7 +157,7 @@ impl Saver {
     pub(crate) fn tell(&self, problems: Vec<CheckpointError>) {
         for problem in problems.iter().map(ToString::to_string) {
             if self.told.lock().insert(problem.clone()) {
-                warn!("{problem}; it is in nobody's way, and may be removed by hand");
+                warn!("{problem}; it does no harm, and can be removed by hand");
             }
         }
     }

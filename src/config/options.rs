@@ -50,9 +50,9 @@ options! {
         /// Stages on each pipeline rank (V). Default: what the schedule needs, else 2 where the
         /// layers allow it.
         ///
-        /// Stage s lives on rank s mod P, on a V the second P go back down. A rank holds the whole
-        /// weights of one stage at a time, and of those being prefetched, so more stages need less
-        /// memory.
+        /// Stage s lives on rank s mod P; V-shaped schedules place the second P stages in reverse
+        /// rank order. A rank holds the whole weights of one stage at a time, and of those being
+        /// prefetched, so more stages need less memory.
         "virtual" "V" virtual_stages: Option<usize> = None, Program Kept;
         /// Blocks of each stage, such as 3,4,4,3. Default: by the time that stages take.
         ///
@@ -80,8 +80,8 @@ options! {
         /// What to compute again in the backward to save memory.
         ///
         /// `selective`: attention's scores on every stage; GPUs and bf16 never keep them. `full`:
-        /// whole stages, whose inputs alone are kept; where B and W are apart, all of a rank but
-        /// its last, which does as with selective, as its backward follows its forward closely.
+        /// whole stages, of which only the inputs are kept. Schedules with a split backward leave
+        /// out the last stage of a rank, whose backward follows closely: it does as selective.
         "recompute" "WHAT" recompute: Recompute = Recompute::None, Program Kept;
         /// Keep gathered bf16 weights as the CPU's products read them, packed once a unit: `auto`,
         /// `on` or `off`.
@@ -107,7 +107,7 @@ options! {
         /// Steps, each an update of the weights.
         "steps" "N" steps: u64 = 40, Same Told;
         /// Seed of the initial weights and of the order of the data.
-        "seed" "N" seed: u64 = 0, Same Fixed;
+        "seed" "N" seed: u64 = 0, Same Fixed OfModel;
         /// Learning rate after the warm-up.
         "lr" "X" lr: f64 = 3e-3, Same Told;
         /// Learning rate at the last step. Default: a tenth of lr.
@@ -175,7 +175,7 @@ options! {
         "eval-every" "N" eval_every: u64 = 0, Same Left;
         /// Batches of a validation loss, each as many samples as a step has; 0 takes all there is.
         ///
-        /// Of less data every whole micro-batch counts once.
+        /// If there is less data than that, every whole micro-batch of it is used once.
         "eval-steps" "M" eval_steps: u64 = 20, Same Told;
         /// End the run once so many validation losses in a row were no lower than the lowest
         /// before; 0 never does.
@@ -207,24 +207,24 @@ options! {
         /// qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b. Beside these,
         /// layers, seq, vocab and vocab-multiple may be set; seq is at most 1024 by itself. What
         /// has a slash or ends in .json is a path. Weights start from the seed.
-        "model" "MODEL" model: String = "gpt".into(), Same Fixed;
+        "model" "MODEL" model: String = "gpt".into(), Same Fixed OfModel;
         /// Transformer blocks. Every stage needs at least one: P·V or more.
-        "layers" "N" layers: usize = 8, Same Kept;
+        "layers" "N" layers: usize = 8, Same Kept OfModel;
         /// Hidden size; a multiple of heads, unless head-dim is set.
-        "hidden" "N" hidden: usize = 64, Same Kept;
+        "hidden" "N" hidden: usize = 64, Same Kept OfModel;
         /// Attention heads.
-        "heads" "N" heads: usize = 4, Same Fixed;
+        "heads" "N" heads: usize = 4, Same Fixed OfModel;
         /// Key and value heads, of which each serves heads/kv-heads query heads. Default: heads.
-        "kv-heads" "N" kv_heads: Option<usize> = None, Same Fixed;
+        "kv-heads" "N" kv_heads: Option<usize> = None, Same Fixed OfModel;
         /// Elements of an attention head. Default: hidden/heads.
-        "head-dim" "N" head_dim: Option<usize> = None, Same Fixed;
+        "head-dim" "N" head_dim: Option<usize> = None, Same Fixed OfModel;
         /// Inner size of the MLP. Default: four times hidden; with swiglu, which has three
         /// matrices, two thirds of that, rounded up to a multiple of 64.
-        "intermediate" "N" intermediate: Option<usize> = None, Same Kept;
+        "intermediate" "N" intermediate: Option<usize> = None, Same Kept OfModel;
         /// Tokens in a sample.
-        "seq" "N" seq: usize = 64, Same Told;
+        "seq" "N" seq: usize = 64, Same Told OfModel;
         /// Whether the head shares the embedding's weights, as in GPT-2.
-        "tied" "BOOL" tied: bool = false, Same Kept;
+        "tied" "BOOL" tied: bool = false, Same Kept OfModel;
         /// Token ids that the model knows (the vocabulary). Default: 256 for bytes, else one more
         /// than the data's largest id, for which all of the file is read.
         ///
@@ -234,7 +234,7 @@ options! {
         /// Round the rows of embedding and head up to a multiple of this; 128 suits GPUs.
         ///
         /// Rows that are no token id are never looked up and take no part in the loss.
-        "vocab-multiple" "N" vocab_multiple: usize = 1, Same Fixed;
+        "vocab-multiple" "N" vocab_multiple: usize = 1, Same Fixed OfModel;
         /// Begin with these weights: a Hugging Face folder, a safetensors file, a GGUF file, or a
         /// checkpoint of another run.
         ///
@@ -243,9 +243,9 @@ options! {
         "init-from" "PATH" init_from: Option<PathBuf> = None, Given Kept;
         /// Of a checkpoint that init-from names, take the running mean of the weights (ema).
         "init-ema" "BOOL" init_ema: bool = false, Same Left;
-        /// The MLP's nonlinearity: exact GELU, GPT-2's tanh form, or swiglu, which all families
-        /// but gpt have, and have by themselves.
-        "activation" "KIND" activation: Activation = Activation::GeluTanh, Same Fixed;
+        /// The MLP's nonlinearity: exact GELU, GPT-2's tanh form, or swiglu. All families but gpt
+        /// have swiglu without being told.
+        "activation" "KIND" activation: Activation = Activation::GeluTanh, Same Fixed OfModel;
     }
     "Data" {
         /// A text file, or a folder of text files. Default: zeropp's own sources.
@@ -267,7 +267,7 @@ options! {
         "split" "N,N" split: Option<String> = None, Same Told;
         /// How data becomes token ids: its bytes, or the 16-bit or 32-bit ids of a nanoGPT or llm.c
         /// .bin file.
-        "tokenizer" "KIND" tokenizer: Tokenizer = Tokenizer::Bytes, Same Fixed;
+        "tokenizer" "KIND" tokenizer: Tokenizer = Tokenizer::Bytes, Same Fixed OfModel;
         /// Draw the place of each sample, read the data from its start, or draw an order of all of
         /// it for each epoch.
         ///
@@ -280,7 +280,7 @@ options! {
         /// bf16: compute and gathered weights in bfloat16; master weights, gradients, reductions
         /// and optimizer in fp32. On a CPU it is fast where that has AMX and gives the same bits
         /// everywhere; ZEROPP_ISA=amx|avx512|avx2|scalar forces a path. wgpu has none.
-        "precision" "KIND" precision: Precision = Precision::Fp32, Same Told;
+        "precision" "KIND" precision: Precision = Precision::Fp32, Same Told OfModel;
         /// Where tensors live. Ranks of one machine take its GPUs in turn, and share them.
         ///
         /// cuda needs a build with --features cuda, NVIDIA's driver, NVRTC 13 and the toolkit's
@@ -290,11 +290,11 @@ options! {
         /// the ranks on it, at least 1.
         ///
         /// The bits are the same for any number. Where a machine has fewer cores than its ranks
-        /// have threads, they take turns and do not wait actively.
+        /// have threads, threads that wait sleep instead of spinning.
         "threads" "N" threads: Option<usize> = None, Own Left;
         /// Start a run that is predicted to need more memory than there is.
         ///
-        /// Before a rank starts, what the ranks here are predicted to need is held against the
+        /// Before a rank starts, what the ranks here are predicted to need is compared with the
         /// memory that is free, the limits of the cgroup and of ulimit -v, and rank-memory.
         "no-memory-check" "BOOL" no_memory_check: bool = false, Own Left;
         /// How ranks talk to each other. threads: all ranks in one process. mpi: processes started
@@ -307,11 +307,11 @@ options! {
         "place" "BY" place: Place = Place::Hosts, Same Left;
         /// Seconds a rank waits for another before the run ends with the name of the missing one.
         "timeout-s" "S" timeout_s: f64 = 120.0, Own Left;
-        /// How often ranks that fail may meet again and go on from the newest checkpoint. 0 ends
+        /// How often ranks that fail may be restarted from the newest checkpoint. 0 ends
         /// the run with the first failure.
         ///
         /// With engine threads; `zeropp supervise` starts processes again. Without a checkpoint the
-        /// ranks begin anew. The steps come out with the same bits. A step that fails three times
+        /// ranks start over. Repeated steps give the same bits. A step that fails three times
         /// ends the run.
         "max-recoveries" "N" max_recoveries: u64 = 0, Own Left;
     }
@@ -331,7 +331,7 @@ options! {
         "rendezvous" "HOST:PORT" rendezvous: Option<String> = None, Own Left;
         /// A file with the job's token, which nobody else may read.
         "token-file" "FILE" token_file: Option<PathBuf> = None, Own Left;
-        /// Seconds that all processes together may take to come.
+        /// Seconds within which all processes of the job must have started.
         "start-timeout-s" "S" start_timeout_s: f64 = 60.0, Own Left;
     }
     "Emulation" {
@@ -339,8 +339,8 @@ options! {
         ///
         /// Ranks, program and engine are real; F, B, W and R only take their time, and messages and
         /// collectives arrive when the given links would deliver them. The file has the form of
-        /// `costs`: `t_f`, `t_b` and `t_w` in µs, one number or one a stage, and what docs/costs.md
-        /// has besides.
+        /// `costs`: `t_f`, `t_b` and `t_w` in µs, one number or one a stage, and the other keys of
+        /// docs/costs.md.
         "emulate" "COSTS" emulate: Option<PathBuf> = None, Given Left;
     }
     "Output" {
@@ -373,7 +373,7 @@ options! {
         ///
         /// It holds the first 8 steps, so that a long run stays readable, or those of trace-steps.
         "trace" "FILE" trace: Option<PathBuf> = None, Given Left;
-        /// The steps that a trace holds, from A to B and both of them: `100..107`. Default: the
+        /// The steps that a trace holds, from A to B inclusive: `100..107`. Default: the
         /// first 8 that are run.
         "trace-steps" "A..B" trace_steps: Option<StepRange> = None, Same Left;
         /// Write what everything took in this run to this file (.json), for `costs` and for
@@ -403,7 +403,7 @@ options! {
         ///
         /// So one command serves a job that is started again and again. `must` refuses to begin
         /// anew; a number goes on from the checkpoint of that step, and sets newer ones aside.
-        /// Mesh, schedule, recomputation and ZeRO-1 may be others than when it was written. `steps`
+        /// Mesh, schedule, recomputation and ZeRO-1 may differ from the run that wrote it. `steps`
         /// counts from the very start.
         "resume" "BOOL|must|STEP" resume: Resume = Resume::No, Same Left;
         /// Where the checkpoint to go on from is damaged, take the one before it.

@@ -79,14 +79,14 @@ fn bad_meshes_and_models_are_named_with_what_would_work() {
         ("zero3 = 0", "zero3 = 0: at least 1"),
         ("dp = 0", "dp = 0: at least 1"),
         ("threads = 0", "threads = 0: at least 1 is needed; use 1 to 1024"),
-        ("pp = 9223372036854775807", "pp = 9223372036854775807: is beyond any use; use 1 to 4096"),
+        ("pp = 9223372036854775807", "pp = 9223372036854775807: is too large; use 1 to 4096"),
         (
             "pp = 4\nzero3 = 2000\ndp = 2",
             "zero3 = 2000: pp 4 x zero3 2000 x dp 2 is 16000 ranks; the threads engine runs at \
              most 4096",
         ),
         ("layers = 0", "layers = 0: at least 1"),
-        ("layers = 99999", "layers = 99999: is beyond any use"),
+        ("layers = 99999", "layers = 99999: is too large"),
         ("hidden = 0", "hidden = 0: at least 1"),
         ("heads = 0", "heads = 0: at least 1"),
         ("seq = 0", "seq = 0: at least 1"),
@@ -113,8 +113,8 @@ fn bad_schedules_are_named_with_what_would_work() {
         ("pp = 8\nschedule = 'v-min'", "layers = 8: pp 8 x virtual 2 makes 16 stages"),
         ("unit = 0", "unit = 0: at least 1"),
         ("micro-batches = 0", "micro-batches = 0: at least 1"),
-        ("micro-batches = 99999999", "micro-batches = 99999999: is beyond"),
-        ("unit = 9223372036854775807", "unit = 9223372036854775807: is beyond"),
+        ("micro-batches = 99999999", "micro-batches = 99999999: is too large"),
+        ("unit = 9223372036854775807", "unit = 9223372036854775807: is too large"),
         ("micro-batch-size = 0", "micro-batch-size = 0: at least 1"),
     ]);
 }
@@ -184,7 +184,7 @@ fn bad_devices_engines_and_processes_are_named_with_what_would_work() {
         ),
         (
             "engine = 'mpi'\nrendezvous = 'a:1'",
-            "rendezvous = a:1: processes of engine mpi find each other; leave it out",
+            "rendezvous = a:1: processes of engine mpi find each other without it; leave it out",
         ),
         (
             "engine = 'mpi'\nnodes = 2",

@@ -81,8 +81,9 @@ impl EmulationReport {
 }
 
 /// Runs `config.steps` steps of the schedule that `config` asks for, with `costs` in place of a
-/// model, data and links. `on_step` sees every step as soon as it is complete; the ranks do not wait
-/// for it, and a panic in it ends them. The measured timeline is written to `config.trace`, if that is set.
+/// model, data and links. `on_step` sees every step as soon as it is complete; the ranks do not
+/// wait for it, and a panic in it ends them. The measured timeline is written to `config.trace`, if
+/// that is set.
 ///
 /// # Errors
 /// Bad settings or costs, before anything starts; a rank that failed; a trace that cannot be
@@ -92,9 +93,7 @@ pub fn emulate(
     costs: &Table,
     on_step: impl FnMut(&EmulatedStep),
 ) -> Result<EmulationReport, Error> {
-    // No model is asked for, so none of its sizes matters.
-    let named = config.emulate.clone().unwrap_or_else(|| "the given costs".into());
-    let config = &Config { emulate: Some(named), ..config.clone() };
+    let config = &Config { without_model: true, ..config.clone() };
     config.validate()?;
     let resolved = Resolved::new(config)?;
     let costs = costs_of(costs, config, &resolved)?;
@@ -142,7 +141,7 @@ fn costs_of(table: &Table, config: &Config, resolved: &Resolved) -> Result<Costs
 
 /// Costs that the run cannot use.
 fn misfit(config: &Config, problem: &str) -> ConfigError {
-    let name = config.emulate.as_deref().unwrap_or(Path::new("")).display();
+    let name = config.emulate.as_deref().unwrap_or(Path::new("the given costs")).display();
     wrong("emulate", &name, problem)
 }
 

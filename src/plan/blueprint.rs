@@ -388,7 +388,7 @@ impl Blueprint {
     }
 
     fn simulated(&self, costs: &Costs) -> Timeline {
-        simulate(&self.schedule, costs).expect("a verified program, and costs that fit")
+        simulate(&self.schedule, costs).expect("the program is verified and the costs fit it")
     }
 
     /// The schedule's `bubble` with measured times of each stage, and messages, gathers and

@@ -56,7 +56,8 @@ fn check_resumed(folder: &Path, hellos: &[Hello]) -> Result<(), CheckpointError>
     Err(CheckpointError::Folder {
         folder: folder.to_path_buf(),
         problem: format!(
-            "rank 0 on {} goes on from {}, rank {} on {} from {}; use a folder that all hosts share",
+            "rank 0 on {} goes on from {}, rank {} on {} from {}; use a folder that all hosts \
+             share",
             first.peer.host,
             words(first),
             other.ranks[0],

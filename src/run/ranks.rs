@@ -120,7 +120,7 @@ impl<N, R> Drop for Ranks<N, R> {
     fn drop(&mut self) {
         let is_left = self.left > 0 && self.failed_at.is_none();
         if let Some(world) = self.joined.upgrade().filter(|_| is_left) {
-            world.abort("the thread that started the ranks is gone");
+            world.abort("the program that started the ranks has stopped listening");
         }
     }
 }

@@ -149,7 +149,7 @@ impl Saving {
         if !std::mem::replace(&mut self.told_late, true) {
             warn!(
                 "save-every: no checkpoint after step {step}, as that of step {before} is still \
-                 being written; a faster folder, or a larger save-every, helps. Told once"
+                 being written; use a faster folder or a larger save-every. This is reported once"
             );
         }
         Begin::No

@@ -50,8 +50,8 @@ pub(crate) struct Around {
     pub(crate) stack_bytes: usize,
 }
 
-/// Starts a rank on a thread of its own, which does `work`, tells `tx` how it goes on and, last, how
-/// it ended.
+/// Starts a rank on a thread of its own, which does `work`, tells `tx` how it goes on and, last,
+/// how it ended.
 pub(crate) fn spawn_rank<N, R, W>(
     local: LocalRank,
     around: Arc<Around>,

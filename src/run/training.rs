@@ -209,9 +209,9 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         self.agree(StepEnd { step, updates, is_good, wish, is_best, ends }, &told, eval)
     }
 
-    /// What all ranks do after a step that ended like this: what they wished, and the trainer of rank
-    /// 0's process, all get the same. The other processes hear what rank 0's was `told`; every rank
-    /// has measured `eval`.
+    /// What all ranks do after a step that ended like this: what they wished, and the trainer of
+    /// rank 0's process; all get the same. The other processes hear what rank 0's was `told`; every
+    /// rank has measured `eval`.
     fn agree(
         &mut self,
         end: StepEnd,

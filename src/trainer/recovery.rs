@@ -91,7 +91,9 @@ impl Recoveries {
         }
         if self.done == self.max {
             let max = self.max;
-            return Remedy::End(Some(format!("max-recoveries = {max}: there were as many")));
+            return Remedy::End(Some(format!(
+                "max-recoveries = {max}: this many recoveries were made already"
+            )));
         }
         self.done += 1;
         self.since.get_or_insert(at);
@@ -141,8 +143,8 @@ impl Recoveries {
         let same = before.is_none_or(|known| *known == bits);
         if !same && !std::mem::replace(&mut self.differed, true) {
             warn!(
-                "step {} was done again with other bits (loss {} now): a device or a program \
-                 whose results vary. Told once",
+                "step {} was repeated with a different result (loss {} now): a device or a program \
+                 whose results vary. This is reported once",
                 m.step, m.loss
             );
         }

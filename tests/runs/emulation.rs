@@ -187,7 +187,7 @@ fn costs_come_from_a_file() {
     assert!(error.contains("a time of 1000000000 us is too long"), "{error}");
 }
 
-/// Ranks that wait longer than they may end the run with a message; here for a stage that takes long.
+/// Ranks that wait longer than they may end the run with a message; here for a slow stage.
 #[test]
 fn ranks_that_wait_in_vain_end_the_run() {
     let config = Config { timeout_s: 0.2, ..config("zeropp") };

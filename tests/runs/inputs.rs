@@ -175,11 +175,14 @@ fn several_sources_and_epochs_are_the_same_on_any_mesh() {
     let validation = base().validation_dataset().unwrap().unwrap();
     assert_eq!((base().dataset().unwrap().len(), validation.len()), (1008 + 360, 112 + 40));
     for (config, message) in [
-        (Config { data: Some("x".into()), ..base() }, "data = x: data-mix names the data, too"),
+        (Config { data: Some("x".into()), ..base() }, "data = x: data-mix also names the data"),
         (Config { split: Some("0,1".into()), ..base() }, "split = 0,1: is not two shares"),
-        (Config { data_mix: Some("a=0.5,b".into()), ..base() }, "\"b\" is no path with a weight"),
+        (
+            Config { data_mix: Some("a=0.5,b".into()), ..base() },
+            "\"b\" is not a path with a weight",
+        ),
         (Config { data_mix: Some("a=-1".into()), ..base() }, "data-mix = a=-1: "),
-        (Config { data_mix: Some("a=inf".into()), ..base() }, "\"a=inf\" is no path"),
+        (Config { data_mix: Some("a=inf".into()), ..base() }, "\"a=inf\" is not a path"),
     ] {
         let error = config.validate().unwrap_err().to_string();
         assert!(error.contains(message), "{message} is not in {error}");

@@ -12,6 +12,7 @@ mod costs;
 mod counts;
 mod emulation;
 mod evaluation;
+mod examples;
 mod families;
 mod generate;
 mod inputs;

@@ -91,7 +91,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let is_folder = path("model").join("config.json").is_file();
     if is_folder && config.tokenizer == Tokenizer::Bytes && !is_indexed {
         return Err(Failure::bad_input(format!(
-            "data = {}: a Hugging Face model's tokens are no bytes; turn text into tokens with \
+            "data = {}: a Hugging Face model's tokens are not bytes; turn text into tokens with \
              zeropp tokenize, or say with --tokenizer u16 or u32 that this is a file of ids",
             data.display()
         )));

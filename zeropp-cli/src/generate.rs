@@ -149,7 +149,7 @@ impl Vocabulary {
         match (config.tokenizer, config.vocab) {
             (Tokenizer::Bytes, Some(256) | None) => Ok(Vocabulary::Bytes),
             _ => Err(Failure::bad_input(format!(
-                "{}: its tokens are no bytes, and no tokenizer.json lies there; name it with \
+                "{}: its tokens are not bytes, and there is no tokenizer.json in it; name one with \
                  --tokenizer",
                 folder.display()
             ))),

@@ -215,7 +215,7 @@ fn conclude(config: &Config, summary: &Summary) {
 fn settings(config: &Config) -> Result<String, ConfigError> {
     let text = config.to_toml_beside(Some(&config.resolved()))?;
     Ok(format!(
-        "# Settings of zeropp run. Those behind a # follow from others; give them to fix them.\n\
+        "# Settings of zeropp run. Those after a # are derived from others; set them to fix them.\n\
          # Relative paths count from this file's folder.\n\n{text}"
     ))
 }

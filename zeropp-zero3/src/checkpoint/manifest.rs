@@ -165,7 +165,7 @@ impl Manifest {
         let body = protected(bytes)
             .ok_or_else(|| damaged(path, "its content does not match the digest at its top"))?;
         let text = ["{\n".as_bytes(), body].concat();
-        let bad = |e: serde_json::Error| damaged(path, format!("it is no manifest ({e})"));
+        let bad = |e: serde_json::Error| damaged(path, format!("it is not a manifest ({e})"));
         // The version first: another one may have other fields.
         let head: Head = serde_json::from_slice(&text).map_err(bad)?;
         if (head.format.as_str(), head.version) != (FORMAT, VERSION) {
