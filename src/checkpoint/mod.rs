@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use crate::config::{Config, OnResume};
 use parking_lot::Mutex;
@@ -31,7 +31,7 @@ use crate::checkpoint::under_way::{Outcome, Save, SaveTotals, UnderWay};
 use crate::checkpoint::writer::Report;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
-use crate::world::is_follower;
+use crate::world::hello::Roster;
 
 /// How long a file may take to show up on other hosts.
 const SHARED_TIME: Duration = Duration::from_secs(4);
@@ -91,9 +91,9 @@ impl Saver {
         let config = &bp.config;
         let Some(folder) = &config.save else { return Ok(None) };
         let saver = Saver::of(bp, data, Store::new(folder));
-        let lock = match is_follower(config)? {
-            true => None,
-            false => {
+        let lock = match config.has_rank_0()? {
+            false => None,
+            true => {
                 let (lock, left) = saver.store.lock()?;
                 saver.tell(left);
                 check_unchanged(&saver.store, config.resume, seen)?;
@@ -157,7 +157,7 @@ impl Saver {
     pub(crate) fn tell(&self, problems: Vec<CheckpointError>) {
         for problem in problems.iter().map(ToString::to_string) {
             if self.told.lock().insert(problem.clone()) {
-                warn!("{problem}; it is in nobody's way, and may be removed by hand");
+                warn!("{problem}; it does no harm, and can be removed by hand");
             }
         }
     }
@@ -172,41 +172,33 @@ impl Saver {
         self.store.folder()
     }
 
-    /// Checks that all ranks, of which this one is on `host`, see in the folder what rank 0 writes
-    /// there. All ranks call it.
-    pub(crate) fn check_shared(
-        &self,
-        world: &dyn Communicator,
-        host: &str,
-    ) -> Result<(), RankError> {
-        let written = match world.rank() {
-            0 => {
-                let name = format!("{PROBE}{}", new_name());
-                std::fs::write(self.folder().join(&name), &name).map_err(|source| {
-                    let path = self.folder().join(&name);
-                    CheckpointError::Io { action: "write", path, source }
-                })?;
-                name
-            }
-            _ => String::new(),
-        };
-        let names = world.exchange(written.into_bytes()).wait()?;
-        let name = String::from_utf8_lossy(&names[0]);
-        let _ = self.run.set(name.trim_start_matches(PROBE).to_owned());
-        let probe = self.folder().join(name.as_ref());
-        let sees = || std::fs::read(&probe).is_ok_and(|text| text == names[0]);
+    /// Takes the run's name from `roster`, and checks that all ranks see in the folder what rank 0
+    /// writes there. All ranks call it.
+    pub(crate) fn meet(&self, world: &dyn Communicator, roster: &Roster) -> Result<(), RankError> {
+        let run = self.run.get_or_init(|| roster.run().to_owned());
+        if roster.hellos.len() == 1 {
+            return Ok(());
+        }
+        let probe = self.folder().join(format!("{PROBE}{run}"));
+        if world.rank() == 0 {
+            std::fs::write(&probe, run).map_err(|source| {
+                let path = probe.clone();
+                CheckpointError::Io { action: "write", path, source }
+            })?;
+        }
+        let sees = || std::fs::read(&probe).is_ok_and(|text| text == run.as_bytes());
         // A network file system may show a new file a little later.
         let deadline = Instant::now() + SHARED_TIME;
         while !sees() && Instant::now() < deadline {
             std::thread::sleep(SHARED_TIME / 20);
         }
-        let blind = if sees() { String::new() } else { host.to_owned() };
-        let blind = world.exchange(blind.into_bytes()).wait()?;
+        let blind = if sees() { Vec::new() } else { vec![1] };
+        let blind = world.exchange(blind).wait()?;
         if world.rank() == 0 {
             let _ = std::fs::remove_file(&probe);
         }
-        let Some(rank) = blind.iter().position(|host| !host.is_empty()) else { return Ok(()) };
-        let host = String::from_utf8_lossy(&blind[rank]);
+        let Some(rank) = blind.iter().position(|blind| !blind.is_empty()) else { return Ok(()) };
+        let host = &roster.processes[rank].host;
         let problem = format!(
             "rank {rank} on {host} does not see what rank 0 writes there; name a folder that all \
              hosts share"
@@ -286,7 +278,7 @@ impl Saver {
 
     /// The folder of the files of the checkpoint after `step`, made if it is not there.
     pub(crate) fn staging(&self, step: u64) -> Result<PathBuf, CheckpointError> {
-        self.store.begin(step, self.run.get_or_init(new_name))
+        self.store.begin(step, self.run.get().expect("the ranks have met"))
     }
 
     /// Notes what a rank's writer has said, in rank 0's process. With the last one, another thread
@@ -348,12 +340,6 @@ impl Saver {
     pub(crate) fn has_any(&self) -> bool {
         self.store.newest().is_ok()
     }
-}
-
-/// A name that no other run has.
-fn new_name() -> String {
-    let stamp = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos());
-    format!("{}-{stamp}", std::process::id())
 }
 
 #[cfg(test)]

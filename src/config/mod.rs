@@ -8,6 +8,7 @@ mod file;
 mod kind;
 mod launch;
 mod model;
+mod optimizer;
 mod options;
 mod outputs;
 mod parts;
@@ -21,7 +22,8 @@ mod validate;
 
 pub use bytes::Bytes;
 pub use choice::{
-    Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, OptimizerKind, Order, PackWeights, Place, Precision,
+    Recompute, Tokenizer,
 };
 pub use error::ConfigError;
 pub use kind::OptionKind;
@@ -58,7 +60,7 @@ impl Config {
     pub fn virtual_stages(&self) -> usize {
         self.virtual_stages.or_else(|| self.given_stages_each()).unwrap_or_else(|| {
             // Emulated stages have no layers.
-            let fits = |v| self.emulate.is_some() || self.layers >= self.pp.saturating_mul(v);
+            let fits = |v| self.is_emulated() || self.layers >= self.pp.saturating_mul(v);
             match self.kind().map(|kind| kind.stages) {
                 Some(StagesPerRank::Any(v)) if !fits(v) => 1,
                 Some(stages) => stages.default_number(),
@@ -70,6 +72,11 @@ impl Config {
     /// What is known of the schedule; nothing of a file, or of a name that no schedule has.
     pub(crate) fn kind(&self) -> Option<&'static Kind> {
         Kind::find(&self.schedule)
+    }
+
+    /// Whether given times stand for a model.
+    pub(crate) fn is_emulated(&self) -> bool {
+        self.without_model || self.emulate.is_some()
     }
 
     /// Micro-batches of each rank in a step (B): two units, of 2P−1 where none is given, and for
@@ -158,6 +165,9 @@ impl Config {
             micro_batches: self.micro_batches.or(own(self.micro_batches())),
             warmup: Some(self.warmup()),
             min_lr: Some(self.min_lr()),
+            beta2: (self.optimizer != OptimizerKind::Sgd).then(|| self.beta2()),
+            momentum: self.momentum(),
+            nesterov: self.nesterov(),
             ..self.clone()
         }
     }

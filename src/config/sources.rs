@@ -19,8 +19,8 @@ impl Config {
             match parsed.filter(|(_, weight)| *weight > 0.0) {
                 Some((path, weight)) => Ok((PathBuf::from(path), weight)),
                 None => {
-                    let problem = format!("{part:?} is no path with a weight above 0");
-                    let help = "write each as PATH=WEIGHT, such as a.bin=0.7,b.bin=0.3";
+                    let problem = format!("{part:?} is not a path with a weight above 0");
+                    let help = "write each source as PATH=WEIGHT, such as a.bin=0.7,b.bin=0.3";
                     Err(ConfigError::value("data-mix", mix, problem, help))
                 }
             }
@@ -66,7 +66,7 @@ impl Config {
                 return refused("eval-every is 0: nothing would be measured on it", help);
             }
             if kept {
-                return refused("split keeps data to validate on, too", "leave one of them out");
+                return refused("split also keeps data for validation", "leave one of them out");
             }
         }
         check(self.eval_every == 0 || kept || self.eval_data.is_some(), || {
@@ -124,7 +124,7 @@ impl Config {
         let sources = self.sources()?;
         check(sources.is_empty() || self.data.is_none(), || {
             let data = self.data.as_deref().unwrap_or(Path::new("")).display();
-            let problem = "data-mix names the data, too";
+            let problem = "data-mix also names the data";
             ConfigError::value("data", data, problem, "leave one of them out")
         })
     }

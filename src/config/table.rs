@@ -18,6 +18,9 @@ pub struct OptionInfo {
     pub across: Across,
     /// What a resumed run makes of a change.
     pub on_resume: OnResume,
+    /// Whether it says what a model is, or what its tokens are: whoever uses a checkpoint's weights
+    /// takes these from it.
+    pub of_model: bool,
     /// Its documentation, a line of source each, with the leading blank.
     pub doc: &'static [&'static str],
 }
@@ -27,7 +30,7 @@ macro_rules! options {
     ($($heading:literal { $(
         $(#[doc = $doc:literal])+
         $key:literal $value_name:literal
-        $field:ident: $type:ty = $default:expr, $across:ident $on_resume:ident;
+        $field:ident: $type:ty = $default:expr, $across:ident $on_resume:ident $($of_model:ident)?;
     )+ })+) => {
         /// Everything about a run.
         ///
@@ -55,11 +58,15 @@ macro_rules! options {
             /// The file that the settings were read from, which the run must not write. No setting.
             #[serde(skip)]
             pub file: Option<PathBuf>,
+            /// Whether the run has costs in place of a model, and so no layers, though no file of
+            /// `emulate` names them. No setting.
+            #[serde(skip)]
+            pub without_model: bool,
         }
 
         impl Default for Config {
             fn default() -> Self {
-                Self { $($($field: $default,)+)+ file: None }
+                Self { $($($field: $default,)+)+ file: None, without_model: false }
             }
         }
 
@@ -82,6 +89,7 @@ macro_rules! options {
                 kind: <$type as OptionType>::KIND,
                 across: Across::$across,
                 on_resume: OnResume::$on_resume,
+                of_model: !stringify!($($of_model)?).is_empty(),
                 doc: &[$($doc),+],
             },
         )+)+];

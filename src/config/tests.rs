@@ -59,7 +59,7 @@ fn what_is_not_given_follows_from_the_rest() {
 #[test]
 fn defaults_are_those_of_the_field() {
     let c = Config::default();
-    assert_eq!((c.beta1, c.beta2, c.eps, c.weight_decay), (0.9, 0.999, 1e-8, 0.01));
+    assert_eq!((c.beta1, c.beta2(), c.eps, c.weight_decay), (0.9, 0.999, 1e-8, 0.01));
     assert_eq!((c.clip, c.decay, c.prefetch), (1.0, Decay::Cosine, 1));
     c.validate().unwrap();
 }
@@ -79,14 +79,14 @@ fn bad_meshes_and_models_are_named_with_what_would_work() {
         ("zero3 = 0", "zero3 = 0: at least 1"),
         ("dp = 0", "dp = 0: at least 1"),
         ("threads = 0", "threads = 0: at least 1 is needed; use 1 to 1024"),
-        ("pp = 9223372036854775807", "pp = 9223372036854775807: is beyond any use; use 1 to 4096"),
+        ("pp = 9223372036854775807", "pp = 9223372036854775807: is too large; use 1 to 4096"),
         (
             "pp = 4\nzero3 = 2000\ndp = 2",
             "zero3 = 2000: pp 4 x zero3 2000 x dp 2 is 16000 ranks; the threads engine runs at \
              most 4096",
         ),
         ("layers = 0", "layers = 0: at least 1"),
-        ("layers = 99999", "layers = 99999: is beyond any use"),
+        ("layers = 99999", "layers = 99999: is too large"),
         ("hidden = 0", "hidden = 0: at least 1"),
         ("heads = 0", "heads = 0: at least 1"),
         ("seq = 0", "seq = 0: at least 1"),
@@ -113,8 +113,8 @@ fn bad_schedules_are_named_with_what_would_work() {
         ("pp = 8\nschedule = 'v-min'", "layers = 8: pp 8 x virtual 2 makes 16 stages"),
         ("unit = 0", "unit = 0: at least 1"),
         ("micro-batches = 0", "micro-batches = 0: at least 1"),
-        ("micro-batches = 99999999", "micro-batches = 99999999: is beyond"),
-        ("unit = 9223372036854775807", "unit = 9223372036854775807: is beyond"),
+        ("micro-batches = 99999999", "micro-batches = 99999999: is too large"),
+        ("unit = 9223372036854775807", "unit = 9223372036854775807: is too large"),
         ("micro-batch-size = 0", "micro-batch-size = 0: at least 1"),
     ]);
 }
@@ -134,6 +134,20 @@ fn bad_steps_and_rates_are_named_with_what_would_work() {
         ("beta2 = 0.99999999", "beta2 = 0.99999999: the moments are kept in fp32"),
         ("beta1 = 0.99999998", "beta1 = 0.99999998: the moments are kept in fp32, where that is 1"),
         ("eps = 0", "eps = 0: is out of range; use more than 0"),
+        ("momentum = 0.9", "momentum = 0.9: optimizer adamw has no such setting; leave it out, or"),
+        ("optimizer = 'sgd'\nmomentum = 1", "momentum = 1: is out of range; use 0 or more and"),
+        ("nesterov = true", "nesterov = true: optimizer adamw has no momentum"),
+        (
+            "optimizer = 'sgd'\nmomentum = 0\nnesterov = true",
+            "nesterov = true: looks ahead along a momentum, and that is 0; use a momentum",
+        ),
+        ("optimizer = 'sgd'\nbeta2 = 0.9", "beta2 = 0.9: optimizer sgd has no such setting"),
+        (
+            "no-decay = 'heads'",
+            "no-decay = heads: expected groups of parameters; use some of norms",
+        ),
+        ("no-decay = 'none,norms'", "no-decay = none,norms: expected groups"),
+        ("ema = 1", "ema = 1: is out of range; use more than 0 and less than 1, such as 0.999"),
         ("clip = -1", "clip = -1: is out of range; use a largest norm, or 0"),
     ]);
 }
@@ -170,7 +184,7 @@ fn bad_devices_engines_and_processes_are_named_with_what_would_work() {
         ),
         (
             "engine = 'mpi'\nrendezvous = 'a:1'",
-            "rendezvous = a:1: processes of engine mpi find each other; leave it out",
+            "rendezvous = a:1: processes of engine mpi find each other without it; leave it out",
         ),
         (
             "engine = 'mpi'\nnodes = 2",

@@ -50,7 +50,7 @@ impl EvaluationSet {
         }
         let read = config.validation_dataset().map_err(|e| match config.eval_data {
             Some(_) => Error::EvaluationData(e.to_string().replacen("data =", "eval-data =", 1)),
-            None => Error::EvaluationData(format!("the part of it to validate on: {e}")),
+            None => Error::EvaluationData(format!("the part kept for validation (split): {e}")),
         })?;
         let Some(data) = read else {
             let problem = "there is no data to measure a validation loss on";

@@ -282,7 +282,7 @@ fn what_cannot_be_measured_is_refused_before_the_run() {
     refused(none.clone(), &["eval-every = 4: there is no data", "eval-data", "split"]);
     refused(Config { split: Some("1,0".into()), ..base.clone() }, &["eval-every = 4"]);
     let given = Config { eval_data: Some(text.clone()), ..base.clone() };
-    refused(given.clone(), &["eval-data = ", "split keeps data", "leave one"]);
+    refused(given.clone(), &["eval-data = ", "split also keeps data", "leave one"]);
     refused(Config { eval_every: 0, split: None, ..given }, &["eval-data = ", "eval-every is 0"]);
     let waits = Config { patience: 3, eval_every: 0, ..base.clone() };
     refused(waits, &["patience = 3: eval-every is 0", "set eval-every"]);
@@ -296,5 +296,5 @@ fn what_cannot_be_measured_is_refused_before_the_run() {
     let nowhere = Config { eval_data: Some(dir.path().join("none")), ..none };
     refused(nowhere, &["eval-data = ", "cannot be read"]);
     let forward = Config { schedule: "forward".into(), ..base };
-    refused(forward, &["schedule = forward: has forwards alone, and trains nothing"]);
+    refused(forward, &["schedule = forward: only runs forwards and does not train"]);
 }

@@ -179,6 +179,14 @@ pub(crate) fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
     }
 }
 
+/// Whether the mean of a checkpoint's weights is taken in their place.
+pub(crate) fn ema() -> Arg {
+    Arg::new("ema")
+        .long("ema")
+        .action(ArgAction::SetTrue)
+        .help("Take the running mean of the weights that a run with --ema has saved")
+}
+
 /// The model of a command that takes one as it was trained.
 pub(crate) fn trained_model() -> Arg {
     Arg::new("model")

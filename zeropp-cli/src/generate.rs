@@ -10,7 +10,7 @@ use zeropp::config::{Config, Tokenizer};
 use zeropp::{Generator, Sampling, config_of};
 
 use crate::Failure;
-use crate::args::trained_model;
+use crate::args::{ema, trained_model};
 use crate::figures::say;
 use crate::tokenize::{absent, program};
 
@@ -39,6 +39,7 @@ pub(crate) fn command() -> Command {
         .long_about(ABOUT)
         .after_help(EXAMPLES)
         .arg(trained_model())
+        .arg(ema())
         .arg(
             Arg::new("prompt")
                 .long("prompt")
@@ -98,7 +99,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         top_p: of("top-p"),
         seed: *matches.get_one::<u64>("seed").expect("has a default"),
     };
-    let config = config_of(folder)?;
+    let config = Config { init_ema: matches.get_flag("ema"), ..config_of(folder)? };
     let words = Vocabulary::find(matches.get_one::<PathBuf>("tokenizer"), folder, &config)?;
     say(written(&config, &words, prompt, (count("max-tokens"), &sampling))?);
     Ok(())
@@ -148,7 +149,7 @@ impl Vocabulary {
         match (config.tokenizer, config.vocab) {
             (Tokenizer::Bytes, Some(256) | None) => Ok(Vocabulary::Bytes),
             _ => Err(Failure::bad_input(format!(
-                "{}: its tokens are no bytes, and no tokenizer.json lies there; name it with \
+                "{}: its tokens are not bytes, and there is no tokenizer.json in it; name one with \
                  --tokenizer",
                 folder.display()
             ))),

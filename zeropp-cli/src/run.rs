@@ -38,7 +38,7 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         say(settings(&config).map_err(Failure::bad_input)?.trim_end());
         return Ok(());
     }
-    if !run.dry_run && !is_follower(&config)? {
+    if !run.dry_run && config.has_rank_0()? {
         begin_log(&config)?;
     }
     // Nothing but metrics then goes there.
@@ -50,7 +50,7 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         let (chosen, words) = wish.chosen(&config)?;
         config = chosen;
         config.validate().map_err(Failure::bad_input)?;
-        if !is_follower(&config)? {
+        if config.has_rank_0()? {
             say(format_args!("{words}\n"));
         }
     }
@@ -58,8 +58,10 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         return emulate::run(&config, costs);
     }
     let trainer = Trainer::new(config.clone())?;
+    // A launcher whose processes would each train all by themselves is refused here.
+    config.job()?;
     if run.dry_run {
-        if !is_follower(&config)? {
+        if config.has_rank_0()? {
             let text = plan::text(&config, trainer.plan(), &trainer.memory());
             if let Some(path) = &run.page {
                 write(path, planned(&config, &text).as_bytes())?;
@@ -72,10 +74,9 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
     let cannot = |e| Failure::failed_run(format!("signals cannot be caught ({e})"));
     zeropp::stop_on_signals(&trainer).map_err(cannot)?;
     zeropp::prepare_for_out_of_memory();
-    if is_follower(&config)? {
+    if !config.has_rank_0()? {
         return ended(trainer.train(|_| ())?.stopped);
     }
-    trainer.check_device()?;
     if config.find_lr > 0 {
         say(plan::headline(&config, trainer.plan(), &trainer.memory()));
         return find_lr::run(&config, &trainer, voice);
@@ -214,7 +215,7 @@ fn conclude(config: &Config, summary: &Summary) {
 fn settings(config: &Config) -> Result<String, ConfigError> {
     let text = config.to_toml_beside(Some(&config.resolved()))?;
     Ok(format!(
-        "# Settings of zeropp run. Those behind a # follow from others; give them to fix them.\n\
+        "# Settings of zeropp run. Those after a # are derived from others; set them to fix them.\n\
          # Relative paths count from this file's folder.\n\n{text}"
     ))
 }
@@ -264,11 +265,6 @@ fn how_to_go_on(
     let words = words.filter(|word| !is_resume(word)).map(|word| quoted(&word));
     let line: Vec<String> = words.chain(["--resume".into()]).collect();
     format!("stopped after step {step} of {steps}; to go on: zeropp {}", line.join(" "))
-}
-
-/// Whether this process is one of several and another one shows the run.
-fn is_follower(config: &Config) -> Result<bool, Failure> {
-    Ok(!config.job()?.has_rank_0())
 }
 
 /// What a resumed run goes on from, and what is not as it was.

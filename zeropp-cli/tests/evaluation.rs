@@ -75,7 +75,7 @@ fn a_checkpoint_and_the_folder_of_it_are_measured_alike() {
     assert_eq!(after(&folder, "validation loss "), number);
 
     for (line, part) in [
-        ("eval folder --data kept", "tokens are no bytes"),
+        ("eval folder --data kept", "tokens are not bytes"),
         ("eval nowhere --data kept", "nowhere: is neither a checkpoint nor a folder"),
         ("eval saved --data none", "none: cannot be read"),
         ("eval saved --data kept --seq 17", "17"),

@@ -158,6 +158,7 @@ mod tests {
                 "gradient",
                 "gradient_shard",
                 "optimizer",
+                "packed_weights",
                 "parameter_shard",
                 "save",
                 "weight_stash",

@@ -86,7 +86,11 @@ pub struct StepMetrics {
     pub reduce_scatters: u64,
     /// Stage-level replica reductions.
     pub all_reduces: u64,
-    /// Bytes sent by all ranks.
+    /// All-gathers that made matrices whole for an optimizer that needs them so (Muon). Left out
+    /// where there is none.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub optimizer_gathers: u64,
+    /// Bytes sent by all ranks, those included.
     pub comm_bytes: u64,
     /// Largest over ranks, by kind.
     pub peak_bytes: MemoryBytes,
@@ -112,6 +116,10 @@ pub struct StepMetrics {
     /// Whether the update was skipped on all ranks because a gradient was not finite.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+}
+
+fn is_none(n: &u64) -> bool {
+    *n == 0
 }
 
 fn is_zero(x: &f64) -> bool {
@@ -216,6 +224,12 @@ pub struct Plan {
     pub all_gathers_per_rank: u64,
     /// Reduce-scatters one rank issues in a step.
     pub reduce_scatters_per_rank: u64,
+    /// The most all-gathers that one rank's optimizer issues in a step, to make matrices whole.
+    #[serde(default)]
+    pub optimizer_gathers_per_rank: u64,
+    /// The most bytes that one rank sends for them.
+    #[serde(default)]
+    pub optimizer_bytes_per_rank: u64,
     /// The validation loss, where it is asked for.
     #[serde(default)]
     pub evaluation: Option<EvaluationPlan>,
