@@ -97,10 +97,9 @@ pub fn step(
     let fill = if layout.zero_bubble { 0.0 } else { (p - 1.0) / v };
     let parameters = (model.decoder.parameter_count() as f64) / (t * p);
     let update = UPDATE_BYTES * parameters / machine.memory_bytes_per_s;
-    let replicas = match layout.dp > 1 {
-        true => 2.0 * 4.0 * parameters / machine.replica_bytes_per_s,
-        false => 0.0,
-    };
+    let inside = layout.tp * layout.dp <= machine.per_node;
+    let link = if inside { machine.zero3_bytes_per_s } else { machine.replica_bytes_per_s };
+    let replicas = if layout.dp > 1 { 2.0 * 4.0 * parameters / link } else { 0.0 };
     let passes_of_group = if layout.saving == Saving::Full { 6.0 } else { 4.0 };
     Baseline {
         step_s: (micro_batches + fill) * layers / p * layer

@@ -265,6 +265,11 @@ impl<'a> Simulation<'a> {
     }
 }
 
+/// Actions of what is simulated of a layout, about.
+pub(crate) fn actions(layout: &Layout) -> usize {
+    sizes(layout).0.iter().map(|batches| layout.stages() * batches * 7).sum()
+}
+
 /// The numbers of micro-batches to simulate, and how far the whole step lies along from the first
 /// to the second.
 fn sizes(layout: &Layout) -> (Vec<usize>, f64) {

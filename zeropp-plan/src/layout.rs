@@ -134,7 +134,7 @@ pub const KINDS: [&str; 9] = [
 ];
 
 /// What B computes again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
     /// Nothing.
@@ -156,7 +156,7 @@ impl fmt::Display for Recompute {
 }
 
 /// One layout.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Layout {
     /// Pipeline ranks, P.
     pub pp: usize,

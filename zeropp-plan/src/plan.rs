@@ -6,7 +6,7 @@ use zeropp_data::files::in_words;
 use crate::PlanError;
 use crate::exact::{Planned, Simulation, Terms};
 use crate::layout::Job;
-use crate::search::{Models, search};
+use crate::search::{Models, Search};
 
 /// One layout of a plan.
 #[derive(Clone, Debug, Serialize)]
@@ -79,7 +79,8 @@ impl Plan {
     /// A job that does not work, or one that fits no layout into the memory: then the nearest one,
     /// and by how much it misses.
     pub fn new(job: &Job, model_flags: &str) -> Result<Plan, PlanError> {
-        let found = search(job)?;
+        let mut search = Search::new(job)?;
+        let found = search.within(job.memory);
         if found.best.is_empty() {
             return Err(impossible(job, found.leanest.as_ref(), found.ranked));
         }
@@ -99,7 +100,7 @@ impl Plan {
             ranked: found.ranked,
             pruned: found.pruned,
             simulated: found.simulated,
-            more_memory: more_memory(job, &layouts[0]),
+            more_memory: more_memory(&mut search, job.memory, &layouts[0]),
             layouts,
             why_first,
         })
@@ -200,9 +201,8 @@ fn why(a: &Ranked, b: &Ranked) -> String {
 }
 
 /// The best layout with 10 % more memory, where it is faster by a thousandth or more.
-fn more_memory(job: &Job, first: &Ranked) -> Option<MoreMemory> {
-    let more = Job { memory: (job.memory as f64 * 1.1) as u64, ..job.clone() };
-    let best = search(&more).ok()?.best.into_iter().next()?;
+fn more_memory(search: &mut Search, memory: u64, first: &Ranked) -> Option<MoreMemory> {
+    let best = search.within((memory as f64 * 1.1) as u64).best.into_iter().next()?;
     let faster = best.step_s < first.planned.step_s * 0.999;
     faster.then_some(MoreMemory { step_s: best.step_s, layout: best.layout })
 }

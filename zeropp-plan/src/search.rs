@@ -1,31 +1,37 @@
 //! Which layouts there are, and which of them are best.
 
-use std::collections::HashMap;
+mod space;
 
-use zeropp_schedule::schedules::{Kind, default_unit};
+use std::collections::{HashMap, HashSet};
 
 use crate::PlanError;
 use crate::closed;
-use crate::exact::{Planned, Simulation};
-use crate::layout::{Job, KINDS, Layout, Recompute};
+use crate::exact::{self, Planned, Simulation};
+use crate::layout::{Job, Layout};
 use crate::memory;
 use crate::stages::{Model, Stage, simulator};
 
 /// Layouts that are told.
-pub const WANTED: usize = 10;
-/// Layouts that are simulated, at most.
+const WANTED: usize = 10;
+/// Layouts that are simulated in the order of their closed form, at most.
 const SIMULATED_MAX: usize = 40;
 /// Of one kind on one mesh.
 const ALIKE_MAX: usize = 4;
-/// Actions that are simulated, about.
-const ACTIONS_BUDGET: usize = 900_000;
+/// The best whose neighbours are looked at, and the best meshes of which the best one's are.
+const CLIMBED: usize = 3;
+const MESHES_CLIMBED: usize = 8;
+/// Actions up to which all layouts are simulated.
+const ALL_BUDGET: usize = 2_000_000;
+/// Actions that are simulated else in the order of closed forms, and then of neighbours.
+const ACTIONS_BUDGET: usize = 600_000;
+const CLIMB_BUDGET: usize = 1_200_000;
+/// Of neighbours, where the search has been asked for another limit before.
+const AGAIN_BUDGET: usize = 300_000;
+/// Neighbours whose closed form is so much above the best step are left.
+const HOPELESS: f64 = 1.5;
 /// Times as long, and memory as large, as if there were no difference.
 const SAME_TIME: f64 = 1.002;
 const SAME_MEMORY: f64 = 0.98;
-/// Stages on a rank that are looked at.
-const STAGES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
-/// Samples of a micro-batch that are looked at.
-const SAMPLES: [usize; 8] = [1, 2, 3, 4, 6, 8, 16, 32];
 
 /// What a search found.
 #[derive(Clone, Debug)]
@@ -38,7 +44,7 @@ pub struct Found {
     pub pruned: usize,
     /// Layouts that were simulated.
     pub simulated: usize,
-    /// Of those that were simulated, or the nearest of those that were not: what holds least.
+    /// Of those that were simulated: what holds least.
     pub leanest: Option<Planned>,
 }
 
@@ -49,77 +55,168 @@ struct Candidate {
     at_least: u64,
 }
 
-/// The layouts of `job`, best first.
-///
-/// # Errors
-/// A job that no layout suits, whatever the memory.
-pub fn search(job: &Job) -> Result<Found, PlanError> {
-    job.check()?;
-    let mut models = Models::new(job);
-    let mut candidates = Vec::new();
-    for mesh in meshes(job) {
-        for samples in micro_batch_sizes(job, &mesh) {
-            for v in virtual_stages(job, mesh.pp) {
-                of_mesh(job, &mut models, mesh, (samples, v), &mut candidates);
-            }
-        }
-    }
-    if candidates.is_empty() {
-        return Err(nothing(job));
-    }
-    let ranked = candidates.len();
-    let (mut fit, mut over): (Vec<Candidate>, Vec<Candidate>) =
-        candidates.into_iter().partition(|c| c.at_least <= job.memory);
-    fit.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
-    over.sort_by_key(|c| c.at_least);
-    let pruned = over.len();
-    let mut found = simulate_best(job, &mut models, &fit);
-    if found.best.is_empty() {
-        // What holds least may be anywhere among those that might fit, and else above.
-        fit.sort_by_key(|c| c.at_least);
-        fit.extend(over);
-        let near = fit.iter().take(ALIKE_MAX * 3);
-        let planned = near.filter_map(|c| planned(job, &mut models, &c.layout));
-        let near: Vec<Planned> = planned.collect();
-        for planned in near {
-            match fits(job, &planned) {
-                true => found.best.push(planned),
-                false => lean(&mut found.leanest, planned),
-            }
-        }
-    }
-    Ok(Found { ranked, pruned, ..found })
+/// A search through a job's layouts, which may be asked for several limits on memory: what was
+/// simulated for one is known for the next.
+pub struct Search<'a> {
+    job: &'a Job,
+    models: Models,
+    /// In the order of their times.
+    candidates: Vec<Candidate>,
+    known: HashMap<Layout, Option<Planned>>,
+    /// Whether it was asked before.
+    again: bool,
 }
 
-fn simulate_best(job: &Job, models: &mut Models, fit: &[Candidate]) -> Found {
-    let mut found = Found { best: Vec::new(), ranked: 0, pruned: 0, simulated: 0, leanest: None };
-    let mut alike: HashMap<(&str, usize, usize), usize> = HashMap::new();
-    let mut budget = ACTIONS_BUDGET;
-    for candidate in fit {
-        let layout = &candidate.layout;
-        let enough = found.best.len() >= WANTED
-            && found.best.iter().filter(|p| p.step_s < candidate.step_s).count() >= 2 * WANTED;
-        if found.simulated >= SIMULATED_MAX || enough || budget == 0 {
-            break;
+impl<'a> Search<'a> {
+    /// All layouts of `job`, in closed form.
+    ///
+    /// # Errors
+    /// A job that no layout suits, whatever the memory.
+    pub fn new(job: &'a Job) -> Result<Search<'a>, PlanError> {
+        job.check()?;
+        let (models, known) = (Models::new(job), HashMap::new());
+        let mut search = Search { job, models, candidates: Vec::new(), known, again: false };
+        let candidates = space::first(job).into_iter().filter_map(|l| search.in_closed_form(l));
+        let mut candidates: Vec<Candidate> = candidates.collect();
+        if candidates.is_empty() {
+            return Err(space::nothing(job));
         }
-        let count = alike.entry((layout.schedule, layout.pp, layout.zero3)).or_default();
-        if *count >= ALIKE_MAX {
-            continue;
+        candidates.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
+        search.candidates = candidates;
+        Ok(search)
+    }
+
+    /// The best layouts that hold no more than `memory` bytes on any rank.
+    pub fn within(&mut self, memory: u64) -> Found {
+        let all = self.candidates.iter().map(|c| (c.layout.clone(), c.step_s, c.at_least));
+        let (fit, mut over): (Vec<_>, Vec<_>) = all.partition(|c| c.2 <= memory);
+        let (ranked, pruned) = (self.candidates.len(), over.len());
+        self.simulate_first(memory, fit.iter().map(|c| (&c.0, c.1)));
+        if self.fitting(memory).next().is_none() {
+            // What holds least may be anywhere among those that might fit, and else above.
+            let mut near = fit;
+            near.sort_by_key(|c| c.2);
+            over.sort_by_key(|c| c.2);
+            near.extend(over);
+            for (layout, ..) in near.iter().take(ALIKE_MAX * 3) {
+                self.planned(layout);
+            }
+            self.climb(memory, &|planned| planned.worst().1.total() as f64);
         }
-        *count += 1;
-        budget = budget.saturating_sub(layout.stages() * layout.micro_batches.min(400) * 14);
-        let Some(planned) = planned(job, models, layout) else { continue };
-        found.simulated += 1;
-        match fits(job, &planned) {
-            true => found.best.push(planned),
-            false => lean(&mut found.leanest, planned),
+        if self.fitting(memory).next().is_some() {
+            self.climb(memory, &|planned| planned.step_s);
+        }
+        let mut best: Vec<Planned> = self.fitting(memory).cloned().collect();
+        best.sort_by(in_order);
+        let mut best = distinct(best);
+        best.truncate(WANTED);
+        self.again = true;
+        let leanest = self.known.values().flatten().min_by_key(|p| p.worst().1.total()).cloned();
+        Found { best, ranked, pruned, simulated: self.known.len(), leanest }
+    }
+
+    fn fitting(&self, memory: u64) -> impl Iterator<Item = &Planned> {
+        self.known.values().flatten().filter(move |p| p.worst().1.total() <= memory)
+    }
+
+    /// Simulates layouts in the order of their closed form, until enough are known.
+    fn simulate_first<'b>(
+        &mut self,
+        memory: u64,
+        in_order: impl Iterator<Item = (&'b Layout, f64)>,
+    ) {
+        let mut alike: HashMap<(&str, usize, usize), usize> = HashMap::new();
+        let mut steps: Vec<f64> = Vec::new();
+        let (mut simulated, mut budget) = (0, ACTIONS_BUDGET);
+        let in_order: Vec<_> = in_order.collect();
+        if in_order.iter().map(|(layout, _)| exact::actions(layout)).sum::<usize>() <= ALL_BUDGET {
+            for (layout, _) in in_order {
+                self.planned(layout);
+            }
+            return;
+        }
+        for (layout, step_s) in in_order {
+            let faster = steps.iter().filter(|s| **s < step_s).count();
+            if simulated >= SIMULATED_MAX || faster >= 2 * WANTED || budget == 0 {
+                return;
+            }
+            let count = alike.entry((layout.schedule, layout.pp, layout.zero3)).or_default();
+            if *count >= ALIKE_MAX {
+                continue;
+            }
+            *count += 1;
+            if !self.known.contains_key(layout) {
+                budget = budget.saturating_sub(exact::actions(layout));
+            }
+            let Some(planned) = self.planned(layout) else { continue };
+            simulated += 1;
+            steps.extend((planned.worst().1.total() <= memory).then_some(planned.step_s));
         }
     }
-    other_prefetch(job, models, &mut found);
-    found.best.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
-    found.best = distinct(std::mem::take(&mut found.best));
-    found.best.truncate(WANTED);
-    found
+
+    /// Simulates what is beside the best layouts, by `least` of what fits or, where nothing does,
+    /// of all; and beside those that are better, until nothing is.
+    fn climb(&mut self, memory: u64, least: &dyn Fn(&Planned) -> f64) {
+        let mut climbed: HashSet<Layout> = HashSet::new();
+        let mut budget = if self.again { AGAIN_BUDGET } else { CLIMB_BUDGET };
+        while budget > 0 {
+            let some_fit = self.fitting(memory).next().is_some();
+            let among = |p: &&Planned| !some_fit || p.worst().1.total() <= memory;
+            let mut best: Vec<&Planned> = self.known.values().flatten().filter(among).collect();
+            best.sort_by(|a, b| least(a).total_cmp(&least(b)).then(in_order(a, b)));
+            let Some(first) = best.first() else { return };
+            let hopeless = if some_fit { HOPELESS * first.step_s } else { f64::INFINITY };
+            let mut meshes = HashSet::new();
+            let mut of_mesh = best.iter().filter(|p| {
+                meshes.len() < MESHES_CLIMBED
+                    && meshes.insert((p.layout.pp, p.layout.zero3, p.layout.dp))
+            });
+            let of_all = best.iter().take(CLIMBED).find(|p| !climbed.contains(&p.layout));
+            let from = of_all.or_else(|| of_mesh.find(|p| !climbed.contains(&p.layout)));
+            let Some(from) = from.map(|p| p.layout.clone()) else { return };
+            let beside = space::beside(self.job, &from).into_iter();
+            let new = beside.filter(|l| !self.known.contains_key(l)).collect::<Vec<_>>();
+            let mut new: Vec<Candidate> =
+                new.into_iter().filter_map(|l| self.in_closed_form(l)).collect();
+            new.retain(|c| c.step_s < hopeless && (!some_fit || c.at_least <= memory));
+            new.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
+            climbed.insert(from);
+            for candidate in new {
+                budget = budget.saturating_sub(exact::actions(&candidate.layout));
+                self.planned(&candidate.layout);
+                if budget == 0 {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn in_closed_form(&mut self, layout: Layout) -> Option<Candidate> {
+        let (stages, _) = self.models.stages(self.job, &layout)?;
+        let costs = simulator(self.job, &layout, &stages);
+        let step_s = closed::step_s(&layout, &stages, &costs);
+        Some(Candidate { step_s, at_least: memory::at_least(&layout, &stages), layout })
+    }
+
+    /// A layout simulated, once; none where its schedule has no such shape.
+    fn planned(&mut self, layout: &Layout) -> Option<&Planned> {
+        if !self.known.contains_key(layout) {
+            let planned = self.models.stages(self.job, layout).and_then(|(stages, blocks)| {
+                let simulation = Simulation::new(self.job, layout, &stages).ok()?;
+                Some(simulation.planned(&blocks))
+            });
+            self.known.insert(layout.clone(), planned);
+        }
+        self.known[layout].as_ref()
+    }
+}
+
+/// The faster first; of equals the one that holds less; and one order for all, so that a plan is
+/// the same each time.
+fn in_order(a: &Planned, b: &Planned) -> std::cmp::Ordering {
+    let held = |p: &Planned| p.worst().1.total();
+    let words = |p: &Planned| format!("{} {}", p.layout, p.layout.prefetch);
+    a.step_s.total_cmp(&b.step_s).then(held(a).cmp(&held(b))).then_with(|| words(a).cmp(&words(b)))
 }
 
 /// Those that are worth telling, of layouts in the order of their time: not one that differs from a
@@ -143,40 +240,6 @@ fn distinct(all: Vec<Planned>) -> Vec<Planned> {
     kept
 }
 
-/// The best few once more with other depths of prefetch; a depth that changes nothing is left out.
-fn other_prefetch(job: &Job, models: &mut Models, found: &mut Found) {
-    found.best.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
-    let first: Vec<Planned> = found.best.iter().take(3).cloned().collect();
-    for planned_before in first.iter().filter(|p| p.layout.zero3 > 1) {
-        for prefetch in [0, 2] {
-            let layout = Layout { prefetch, ..planned_before.layout.clone() };
-            let Some(other) = planned(job, models, &layout) else { continue };
-            let better = other.step_s < 0.998 * planned_before.step_s;
-            if better && fits(job, &other) {
-                found.best.push(other);
-            }
-        }
-    }
-}
-
-fn fits(job: &Job, planned: &Planned) -> bool {
-    planned.worst().1.total() <= job.memory
-}
-
-fn lean(leanest: &mut Option<Planned>, planned: Planned) {
-    let less = |best: &Planned| planned.worst().1.total() < best.worst().1.total();
-    if leanest.as_ref().is_none_or(less) {
-        *leanest = Some(planned);
-    }
-}
-
-/// A layout simulated; none where its schedule has no such shape.
-fn planned(job: &Job, models: &mut Models, layout: &Layout) -> Option<Planned> {
-    let (stages, blocks) = models.stages(job, layout)?;
-    let simulation = Simulation::new(job, layout, &stages).ok()?;
-    Some(simulation.planned(&blocks))
-}
-
 /// The model cut in every way that was asked for.
 pub struct Models {
     of_samples: HashMap<usize, Model>,
@@ -198,187 +261,4 @@ impl Models {
         let cut = cut.or_insert_with(|| model.cut(stages, &job.machine)).clone()?;
         Some((model.stages(job, layout, &cut), cut))
     }
-}
-
-/// P, D and K.
-#[derive(Clone, Copy)]
-struct MeshSizes {
-    pp: usize,
-    zero3: usize,
-    dp: usize,
-}
-
-fn divisors(n: usize) -> Vec<usize> {
-    (1..=n).filter(|d| n.is_multiple_of(*d)).collect()
-}
-
-fn meshes(job: &Job) -> Vec<MeshSizes> {
-    let fixed = &job.fixed;
-    let allowed = |given: Option<usize>, n: usize| given.is_none_or(|g| g == n);
-    let node = job.machine.per_node;
-    let mut meshes = Vec::new();
-    for zero3 in divisors(job.gpus) {
-        // Inside a node, or over a few whole ones.
-        let inside = zero3 <= node && node.is_multiple_of(zero3);
-        let over = zero3.is_multiple_of(node) && zero3 <= 4 * node;
-        let given = fixed.zero3 == Some(zero3);
-        if !allowed(fixed.zero3, zero3) || !(inside || over || given) {
-            continue;
-        }
-        for pp in divisors(job.gpus / zero3) {
-            let dp = job.gpus / zero3 / pp;
-            if pp <= job.model.decoder.layers && allowed(fixed.pp, pp) && allowed(fixed.dp, dp) {
-                meshes.push(MeshSizes { pp, zero3, dp });
-            }
-        }
-    }
-    meshes
-}
-
-fn micro_batch_sizes(job: &Job, mesh: &MeshSizes) -> Vec<usize> {
-    let ranks = mesh.zero3 * mesh.dp;
-    if !job.global_batch.is_multiple_of(ranks) {
-        return Vec::new();
-    }
-    let each = job.global_batch / ranks;
-    let sizes = SAMPLES.iter().copied().chain(job.fixed.micro_batch_size);
-    let mut sizes: Vec<usize> = sizes
-        .filter(|b| each.is_multiple_of(*b))
-        .filter(|b| job.fixed.micro_batch_size.is_none_or(|given| given == *b))
-        .collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    sizes
-}
-
-fn virtual_stages(job: &Job, pp: usize) -> Vec<usize> {
-    let given = job.fixed.virtual_stages;
-    let numbers = STAGES.iter().copied().filter(|v| given.is_none_or(|g| g == *v));
-    let mut numbers: Vec<usize> = numbers.chain(given).collect();
-    numbers.dedup();
-    numbers.retain(|v| pp.saturating_mul(*v) <= job.model.decoder.layers);
-    numbers
-}
-
-/// All layouts on one mesh with so many samples in a micro-batch and stages on a rank.
-fn of_mesh(
-    job: &Job,
-    models: &mut Models,
-    MeshSizes { pp, zero3, dp }: MeshSizes,
-    (micro_batch_size, virtual_stages): (usize, usize),
-    candidates: &mut Vec<Candidate>,
-) {
-    let micro_batches = job.global_batch / (zero3 * dp * micro_batch_size);
-    for recompute in recomputes(job) {
-        for zero1 in if dp > 1 { &[true, false][..] } else { &[false][..] } {
-            let mut layout = Layout {
-                pp,
-                zero3,
-                dp,
-                virtual_stages,
-                unit: micro_batches,
-                micro_batches,
-                micro_batch_size,
-                recompute,
-                zero1: *zero1,
-                schedule: "zeropp",
-                prefetch: 1,
-            };
-            let Some((stages, _)) = models.stages(job, &layout) else { return };
-            let costs = simulator(job, &layout, &stages);
-            for schedule in kinds(job, virtual_stages) {
-                layout.schedule = schedule;
-                for unit in units(job, &layout) {
-                    layout.unit = unit;
-                    if !suits(&layout) {
-                        continue;
-                    }
-                    candidates.push(Candidate {
-                        step_s: closed::step_s(&layout, &stages, &costs),
-                        at_least: memory::at_least(&layout, &stages),
-                        layout: layout.clone(),
-                    });
-                }
-            }
-        }
-    }
-}
-
-fn recomputes(job: &Job) -> Vec<Recompute> {
-    let all = match job.compute.keeps_probabilities {
-        // Nothing keeps attention's scores.
-        false => &[Recompute::None, Recompute::Full][..],
-        true => &[Recompute::None, Recompute::Selective, Recompute::Full],
-    };
-    let given = job.fixed.recompute;
-    let chosen = all.iter().copied().filter(|r| given.is_none_or(|g| g == *r));
-    let mut chosen: Vec<Recompute> = chosen.collect();
-    if chosen.is_empty() {
-        chosen.extend(given);
-    }
-    chosen
-}
-
-fn kinds(job: &Job, v: usize) -> impl Iterator<Item = &'static str> {
-    let given = job.fixed.schedule.clone();
-    KINDS.into_iter().filter(move |kind| {
-        let wanted = given.as_deref().is_none_or(|g| g == *kind);
-        wanted && Kind::find(kind).is_some_and(|row| row.stages.allows(v))
-    })
-}
-
-/// Sizes of unit that are looked at: the default, those around 2P − 1 and, where memory allows, a
-/// whole step.
-fn units(job: &Job, layout: &Layout) -> Vec<usize> {
-    let (p, b) = (layout.pp, layout.micro_batches);
-    if !layout.in_units() {
-        return vec![b];
-    }
-    if let Some(unit) = job.fixed.unit {
-        return vec![unit.min(b)];
-    }
-    let default = default_unit(p, layout.virtual_stages, b);
-    let even = b.div_ceil(b.div_ceil(2 * p));
-    let mut units = vec![p, 2 * p - 1, 2 * p, default, even, 3 * p, 4 * p];
-    if b <= 8 * p {
-        units.push(b);
-    }
-    units.retain(|u| *u <= b && *u >= 1);
-    units.push(default);
-    units.sort_unstable();
-    units.dedup();
-    units
-}
-
-/// Whether the kind has such a shape, as far as that is known without making it.
-fn suits(layout: &Layout) -> bool {
-    let (p, b) = (layout.pp, layout.micro_batches);
-    match layout.schedule {
-        "interleaved" | "interleaved-zb" => {
-            layout.virtual_stages > 1 && b >= p && b.is_multiple_of(p)
-        }
-        "bf-pp" => layout.virtual_stages > 1,
-        // One rank has no pipeline; one kind stands for all.
-        "zeropp" => true,
-        _ => p > 1,
-    }
-}
-
-fn nothing(job: &Job) -> PlanError {
-    let each = divisors(job.gpus);
-    let shared: Vec<String> = each
-        .iter()
-        .filter(|d| **d <= job.machine.per_node && job.machine.per_node.is_multiple_of(**d))
-        .map(ToString::to_string)
-        .collect();
-    PlanError::new(format!(
-        "gpus = {}: no P x D x K suits {} layers and a global batch of {}, with D one of {} or \
-         whole nodes; the batch must be a multiple of D x K, and P at most the layers: use another \
-         global-batch, such as {}",
-        job.gpus,
-        job.model.decoder.layers,
-        job.global_batch,
-        shared.join(", "),
-        job.global_batch.next_multiple_of(job.gpus),
-    ))
 }

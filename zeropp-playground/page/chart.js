@@ -24,7 +24,8 @@ class Chart {
     this.view = view;
     this.options = options;
     this.program = answer.ranks.some((spans) => spans.some((s) => s[0] >= 6 && s[0] <= 13));
-    this.peak = Math.max(1, options.limit || 0, ...(answer.memory || []).flat().map((m) => m[1]));
+    this.peak = Math.max(1, options.limit || 0);
+    for (const points of answer.memory || []) for (const point of points) this.peak = Math.max(this.peak, point[1]);
     this.index = null;
     this.draw();
     this.tell();
@@ -97,12 +98,17 @@ class Chart {
     pen.clip();
     pen.textAlign = "center";
     const stages = this.answer.placement.map((p, s) => (p === rank ? s : -1)).filter((s) => s >= 0);
+    const shade = new Map(stages.map((s, i) => [s, stages.length > 1 ? 1 - 0.45 * (i / (stages.length - 1)) : 1]));
+    // Where each lane is drawn to: what is thinner than half a point there would not be seen.
+    const drawn = {};
     for (const span of spans) {
       const [code, stage, microBatch, start, end] = span;
       if (code === 11 || end < this.view[0] || start > this.view[1]) continue;
       const [row, tall] = this.lane(code);
       const left = this.x(start), width = Math.max(0.6, this.x(end) - left);
-      pen.globalAlpha = isCompute(span) && stages.length > 1 ? 1 - 0.45 * (stages.indexOf(stage) / (stages.length - 1)) : 1;
+      if (left + width < (drawn[row] || 0) + 0.5) continue;
+      drawn[row] = left + width;
+      pen.globalAlpha = isCompute(span) ? shade.get(stage) ?? 1 : 1;
       pen.fillStyle = COLOURS[code];
       pen.fillRect(left, top + row, width > 3 ? width - 0.7 : width, tall);
       pen.globalAlpha = 1;

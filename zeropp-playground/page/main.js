@@ -1,4 +1,5 @@
 // Controls to requests, answers to pictures.
+const STAGES_MAX = 64;
 let kinds = [], charts = [], view = null, extent = 1, trace = null;
 const $ = (id) => document.getElementById(id);
 
@@ -17,6 +18,47 @@ function slide(key) {
   slider.max = Math.max(3 * number, 3);
   slider.step = slider.max / 300;
   slider.value = number;
+}
+
+// Sliders for F, B and W of each stage, made where they are looked at.
+function showStages() {
+  const host = $("stages");
+  const n = charts.length && charts[0].answer.placement ? charts[0].answer.placement.length : 0;
+  $("each").hidden = state.per_layer || !n || n > STAGES_MAX;
+  if ($("each").hidden || !$("each").open) return;
+  const list = (key) => { const x = numbers(state[key]); return Array.isArray(x) ? x : Array(n).fill(x); };
+  if (host.childElementCount !== n) host.replaceChildren(...Array.from({ length: n }, (_, stage) => stageRow(stage)));
+  for (const key of ["t_f", "t_b", "t_w"]) {
+    const all = list(key), most = Math.max(1, 3 * (all.reduce((a, b) => a + b, 0) / all.length));
+    host.querySelectorAll(`[data-key=${key}]`).forEach((slider, stage) => {
+      if (slider === document.activeElement) return;
+      slider.max = most;
+      slider.step = most / 300;
+      slider.value = all[stage];
+    });
+  }
+}
+
+function stageRow(stage) {
+  const row = document.createElement("div");
+  row.append(`${stage} `);
+  for (const key of ["t_f", "t_b", "t_w"]) {
+    const slider = document.createElement("input");
+    Object.assign(slider, { type: "range", min: 0 });
+    slider.dataset.key = key;
+    slider.setAttribute("aria-label", `${key.slice(2).toUpperCase()} of stage ${stage}`);
+    slider.oninput = (e) => {
+      e.stopPropagation();
+      const x = numbers(state[key]), n = $("stages").childElementCount;
+      const all = Array.isArray(x) && x.length === n ? x : Array(n).fill(Array.isArray(x) ? x[0] : x);
+      all[stage] = +(+slider.value).toPrecision(4);
+      $(key).value = all.join(",");
+      slide(key);
+      changed();
+    };
+    row.append(slider);
+  }
+  return row;
 }
 
 function readControls() {
@@ -59,6 +101,7 @@ function redraw(keepView) {
     return;
   }
   if (shown.length) show(shown, keepView);
+  showStages();
   say(failed || "", Boolean(failed));
   if (shown.length && !editor.on) { editor.csv = ""; $("csv").value = shown[0][1].csv || ""; }
   $("picture").dataset.ms = (performance.now() - began).toFixed(1);
@@ -66,17 +109,27 @@ function redraw(keepView) {
   redraw.later = setTimeout(updateTable, 120);
 }
 
+// The table fills row by row, so that the page answers meanwhile; a change begins anew.
 function updateTable() {
-  try {
-    const answer = program.ask({ ask: "table", ...wanted(state.kind) });
-    if (answer.rows) showTable(answer.rows, state.kind, (kind) => { state.kind = kind; $("kind").value = kind; changed(); });
-  } catch (problem) {
-    if (!problem.field) throw problem;
-  }
+  const rows = kinds.map((k) => ({ kind: k.name, error: "…" }));
+  const choose = (kind) => { state.kind = kind; $("kind").value = kind; changed(); };
+  const next = (i) => {
+    const began = performance.now();
+    try {
+      for (; i < rows.length && performance.now() - began < 40; i++) rows[i] = program.ask({ ask: "row", ...wanted(rows[i].kind) });
+    } catch (problem) {
+      if (!problem.field) throw problem;
+      return;
+    }
+    showTable(rows, state.kind, choose);
+    if (i < rows.length) redraw.later = setTimeout(() => next(i), 0);
+  };
+  next(0);
 }
 
 function show(shown, keepView) {
-  extent = Math.max(1, ...shown.map(([, a]) => Math.max(0, ...a.ranks.flat().map((s) => s[4]))));
+  extent = 1;
+  for (const [, answer] of shown) for (const spans of answer.ranks) for (const span of spans) extent = Math.max(extent, span[4]);
   if (!keepView || !view) view = [0, extent * 1.005];
   const host = $("charts");
   while (charts.length > shown.length) charts.pop().figure.remove();
@@ -225,6 +278,7 @@ async function start() {
     changed();
     if (["t_f", "t_b", "t_w"].includes(e.target.id)) slide(e.target.id);
   });
+  $("each").addEventListener("toggle", showStages);
   $("controls").addEventListener("submit", (e) => e.preventDefault());
   $("preset").onchange = () => {
     state = { ...DEFAULTS, others: [], ...PRESETS[$("preset").value] };

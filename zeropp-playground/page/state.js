@@ -19,6 +19,9 @@ const PRESETS = {
     unit: "8", t_gather: "9000", t_reduce: "18000", lower: true, recompute: true, mem_input: "1", mem_f: "16", mem_w: "-8" },
   "ZeroPP against ZB-V, the same 48 layers": { ...BIG, kind: "zeropp", pp: "4", virtual: "2", micro_batches: "16",
     unit: "8", others: ["zb-v"], per_layer: true, layers: "48", t_f: "1000", t_b: "991", t_w: "717" },
+  "ZeroPP against ZB-V under 13 GB (sizes in MB)": { ...BIG, kind: "zeropp", pp: "4", virtual: "6", micro_batches: "24",
+    unit: "8", others: ["zb-v"], per_layer: true, layers: "48", t_f: "946", t_b: "937", t_w: "678", t_gather: "750",
+    t_reduce: "1500", lower: true, recompute: true, mem_f: "178", mem_w: "-89", mem_input: "10", limit: "13000" },
   "The same model for every kind": { kind: "zeropp", pp: "4", virtual: "2", micro_batches: "16", unit: "8",
     per_layer: true, layers: "24", others: ["1f1b", "interleaved", "zb-v"] },
 };

@@ -11,7 +11,7 @@ use zeropp_schedule::ir::{Action, Compute, Schedule};
 use zeropp_schedule::lower::{LowerOptions, lower};
 use zeropp_schedule::metrics::Metrics;
 use zeropp_schedule::report::measures;
-use zeropp_schedule::schedules::{self, KINDS, Shape, StagesPerRank, StepForm};
+use zeropp_schedule::schedules::{self, KINDS, Limits, Shape, StagesPerRank, StepForm};
 use zeropp_schedule::schedules::{default_unit, generate_with_costs};
 use zeropp_schedule::simulate::{Costs, simulate};
 use zeropp_schedule::timeline::Timeline;
@@ -19,6 +19,8 @@ use zeropp_schedule::verify::{VerifyLimits, verify_all};
 
 /// Most micro-batches times stages of a picture: beyond it a slip of the hand is likelier.
 const SIZE_MAX: usize = 1 << 17;
+/// Computes that a search may time for a row of the table.
+const TABLE_COMPUTES: usize = 2_000_000;
 /// Faults that are told of an edited schedule.
 const FAULTS_MAX: usize = 8;
 
@@ -30,8 +32,8 @@ enum Request {
     Kinds,
     /// A schedule of a kind, priced and drawn.
     Draw(Wanted),
-    /// All kinds, as a table.
-    Table(Wanted),
+    /// A schedule of a kind in numbers: a row of the table of all kinds.
+    Row(Wanted),
     /// A schedule in CSV, proven, priced and drawn.
     Edit { csv: String, wanted: Wanted },
     /// A file: a schedule or a trace.
@@ -85,7 +87,7 @@ fn answered(request: Request) -> Result<Value, String> {
             let made = wanted.make(&wanted.kind)?;
             Ok(drawn(&made))
         }
-        Request::Table(wanted) => Ok(table(&wanted)),
+        Request::Row(wanted) => Ok(row(&wanted)),
         Request::Edit { csv, wanted } => {
             let made = edited(&csv, &wanted)?;
             Ok(drawn(&made))
@@ -148,9 +150,16 @@ impl Wanted {
     }
 
     fn make(&self, kind: &str) -> Result<Made, String> {
+        self.make_within(kind, None)
+    }
+
+    /// The schedule of `kind`; where it searches, with so many evaluations.
+    fn make_within(&self, kind: &str, evaluations: Option<u64>) -> Result<Made, String> {
         let shape = self.shape(kind)?;
         let costs = self.costs(shape.stages())?;
-        let weighed = schedules::Costs { mem_limit: self.limit, ..schedules::Costs::from(&costs) };
+        let limits = Limits { evaluations, ..Limits::default() };
+        let (mem_limit, costs_of) = (self.limit, schedules::Costs::from(&costs));
+        let weighed = schedules::Costs { mem_limit, limits, ..costs_of };
         let made = generate_with_costs(kind, &shape, &weighed).map_err(|e| e.to_string())?;
         let options = LowerOptions {
             recompute: self.recompute,
@@ -321,12 +330,17 @@ fn code(action: &Action) -> i64 {
     }
 }
 
-fn table(wanted: &Wanted) -> Value {
-    let row = |kind: &schedules::Kind| match wanted.make(kind.name) {
-        Ok(made) => json!({ "kind": kind.name, "numbers": numbers(&made) }),
-        Err(error) => json!({ "kind": kind.name, "error": error }),
-    };
-    json!({ "rows": KINDS.iter().map(row).collect::<Vec<_>>() })
+/// A table asks for every kind in turn, so no kind searches for long in it.
+fn row(wanted: &Wanted) -> Value {
+    let made = wanted.shape(&wanted.kind).and_then(|shape| {
+        let computes = 3 * shape.stages() * shape.micro_batches;
+        let evaluations = (TABLE_COMPUTES / computes.max(1)).max(2) as u64;
+        wanted.make_within(&wanted.kind, Some(evaluations))
+    });
+    match made {
+        Ok(made) => json!({ "kind": wanted.kind, "numbers": numbers(&made) }),
+        Err(error) => json!({ "kind": wanted.kind, "error": error }),
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,277 @@
+//! The layouts there are: those that are ranked at first, and those beside one of them.
+
+use zeropp_schedule::schedules::{Kind, default_unit};
+
+use crate::PlanError;
+use crate::layout::{Job, KINDS, Layout, Recompute};
+
+/// Stages on a rank that are ranked at first.
+const STAGES: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16];
+/// Samples of a micro-batch that are ranked at first.
+const SAMPLES: [usize; 8] = [1, 2, 3, 4, 6, 8, 16, 32];
+/// Ranks that share weights: of so many nodes, or so many where nodes are small.
+const NODES_MAX: usize = 4;
+const RANKS_MAX: usize = 16;
+/// Stages gathered ahead, at most.
+const PREFETCH_MAX: usize = 3;
+
+/// The layouts that are ranked at first, those with equal stages next to each other: all meshes,
+/// and for the rest a few numbers each, from which [`beside`] reaches all others.
+pub(super) fn first(job: &Job) -> Vec<Layout> {
+    let mut all = Vec::new();
+    for (pp, zero3, dp) in meshes(job) {
+        for micro_batch_size in micro_batch_sizes(job, zero3 * dp) {
+            for virtual_stages in virtual_stages(job, pp) {
+                for recompute in recomputes(job) {
+                    for zero1 in [true, false].into_iter().filter(|on| dp > 1 || !on) {
+                        let micro_batches = job.global_batch / (zero3 * dp * micro_batch_size);
+                        let layout = Layout {
+                            pp,
+                            zero3,
+                            dp,
+                            virtual_stages,
+                            unit: micro_batches,
+                            micro_batches,
+                            micro_batch_size,
+                            recompute,
+                            zero1,
+                            schedule: "zeropp",
+                            prefetch: 1,
+                        };
+                        of_all_kinds(job, &layout, &mut all);
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+fn of_all_kinds(job: &Job, layout: &Layout, all: &mut Vec<Layout>) {
+    for schedule in kinds(job, layout) {
+        let layout = Layout { schedule, ..layout.clone() };
+        for unit in units(job, &layout) {
+            all.push(Layout { unit, ..layout.clone() });
+        }
+    }
+}
+
+/// The layouts that differ from `layout` in one thing: the kind, recomputation, ZeRO-1, the depth
+/// of prefetch, U, V, b, or a factor that one of P, D and K gives another.
+pub(super) fn beside(job: &Job, layout: &Layout) -> Vec<Layout> {
+    let mut all = Vec::new();
+    let mut add = |other: Layout| all.extend(whole(job, other));
+    for schedule in kinds(job, layout) {
+        add(Layout { schedule, ..layout.clone() });
+    }
+    for recompute in recomputes(job) {
+        add(Layout { recompute, ..layout.clone() });
+    }
+    add(Layout { zero1: !layout.zero1, ..layout.clone() });
+    let prefetch = layout.prefetch;
+    for prefetch in [prefetch.wrapping_sub(1), prefetch + 1] {
+        add(Layout { prefetch, ..layout.clone() });
+    }
+    if layout.in_units() {
+        let near = (1..=3).flat_map(|by| [layout.unit.saturating_sub(by), layout.unit + by]);
+        for unit in near.chain(units(job, layout)) {
+            add(Layout { unit, ..layout.clone() });
+        }
+    }
+    let v = layout.virtual_stages;
+    for virtual_stages in [v - 1, v + 1, v / 2, 2 * v, job.model.decoder.layers / layout.pp] {
+        add(Layout { virtual_stages, ..layout.clone() });
+    }
+    let each = layout.micro_batches * layout.micro_batch_size;
+    let sizes = divisors(each);
+    let at = sizes.iter().position(|b| *b == layout.micro_batch_size).unwrap_or(0);
+    for b in [at.checked_sub(1), Some(at + 1)].into_iter().flatten().filter_map(|i| sizes.get(i)) {
+        add(Layout { micro_batch_size: *b, ..layout.clone() });
+    }
+    for mesh in meshes_beside(layout) {
+        // As many stages in all, or as many on a rank.
+        let (pp, zero3, dp) = mesh;
+        for virtual_stages in [v, (v * layout.pp).div_ceil(pp)] {
+            let other = Layout { pp, zero3, dp, virtual_stages, ..layout.clone() };
+            let zero1 = layout.zero1 || (layout.dp == 1 && dp > 1);
+            add(Layout { zero1, ..other });
+        }
+    }
+    all.retain(|other| other != layout);
+    all
+}
+
+/// A layout that was changed in one thing, with all that follows from it; none where it is none, or
+/// where what was given does not have it.
+fn whole(job: &Job, mut layout: Layout) -> Option<Layout> {
+    let ranks = layout.zero3 * layout.dp;
+    let samples = ranks * layout.micro_batch_size;
+    if samples == 0 || !job.global_batch.is_multiple_of(samples) {
+        return None;
+    }
+    let (before, batches) = (layout.micro_batches, job.global_batch / samples);
+    layout.micro_batches = batches;
+    layout.unit = match layout.in_units() {
+        true if layout.unit == before => batches,
+        true => layout.unit.min(batches),
+        false => batches,
+    };
+    layout.zero1 &= layout.dp > 1;
+    if layout.zero3 == 1 {
+        layout.prefetch = 1;
+    }
+    let fixed = &job.fixed;
+    let is = |given: Option<usize>, n: usize| given.is_none_or(|given| given == n);
+    let fits = layout.unit > 0
+        && layout.prefetch <= PREFETCH_MAX
+        && is(fixed.pp, layout.pp)
+        && is(fixed.zero3, layout.zero3)
+        && is(fixed.dp, layout.dp)
+        && is(fixed.virtual_stages, layout.virtual_stages)
+        && is(fixed.micro_batch_size, layout.micro_batch_size)
+        && fixed.unit.is_none_or(|unit| !layout.in_units() || layout.unit == unit.min(batches))
+        && layout.virtual_stages > 0
+        && layout.pp * layout.virtual_stages <= job.model.decoder.layers
+        && shares(job, layout.zero3)
+        && Kind::find(layout.schedule)
+            .is_some_and(|kind| kind.stages.allows(layout.virtual_stages));
+    fits.then_some(layout)
+}
+
+fn divisors(n: usize) -> Vec<usize> {
+    (1..=n).filter(|d| n.is_multiple_of(*d)).collect()
+}
+
+/// Whether so many ranks may share weights.
+fn shares(job: &Job, zero3: usize) -> bool {
+    zero3 <= RANKS_MAX.max(NODES_MAX * job.machine.per_node) || job.fixed.zero3 == Some(zero3)
+}
+
+fn meshes(job: &Job) -> Vec<(usize, usize, usize)> {
+    let fixed = &job.fixed;
+    let allowed = |given: Option<usize>, n: usize| given.is_none_or(|g| g == n);
+    let mut meshes = Vec::new();
+    for zero3 in divisors(job.gpus) {
+        if !allowed(fixed.zero3, zero3) || !shares(job, zero3) {
+            continue;
+        }
+        for pp in divisors(job.gpus / zero3) {
+            let dp = job.gpus / zero3 / pp;
+            if pp <= job.model.decoder.layers && allowed(fixed.pp, pp) && allowed(fixed.dp, dp) {
+                meshes.push((pp, zero3, dp));
+            }
+        }
+    }
+    meshes
+}
+
+/// Meshes where one of P, D and K has given a prime factor to another.
+fn meshes_beside(layout: &Layout) -> Vec<(usize, usize, usize)> {
+    let mesh = [layout.pp, layout.zero3, layout.dp];
+    let mut all = Vec::new();
+    for from in 0..3 {
+        let is_prime = |n: &usize| *n > 1 && divisors(*n).len() == 2;
+        for factor in divisors(mesh[from]).into_iter().filter(is_prime) {
+            for to in (0..3).filter(|to| *to != from) {
+                let mut other = mesh;
+                other[from] /= factor;
+                other[to] *= factor;
+                all.push((other[0], other[1], other[2]));
+            }
+        }
+    }
+    all
+}
+
+fn micro_batch_sizes(job: &Job, ranks: usize) -> Vec<usize> {
+    if !job.global_batch.is_multiple_of(ranks) {
+        return Vec::new();
+    }
+    let each = job.global_batch / ranks;
+    let sizes = SAMPLES.iter().copied().chain(job.fixed.micro_batch_size);
+    let mut sizes: Vec<usize> = sizes
+        .filter(|b| each.is_multiple_of(*b))
+        .filter(|b| job.fixed.micro_batch_size.is_none_or(|given| given == *b))
+        .collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+fn virtual_stages(job: &Job, pp: usize) -> Vec<usize> {
+    let given = job.fixed.virtual_stages;
+    let most = job.model.decoder.layers / pp;
+    let some = STAGES.into_iter().filter(|v| *v < most).chain((most <= 16).then_some(most));
+    let mut numbers: Vec<usize> = match given {
+        Some(given) => vec![given],
+        None => some.collect(),
+    };
+    numbers.retain(|v| pp.saturating_mul(*v) <= job.model.decoder.layers);
+    numbers
+}
+
+fn recomputes(job: &Job) -> Vec<Recompute> {
+    let all = match job.compute.keeps_probabilities {
+        // Nothing keeps attention's scores.
+        false => &[Recompute::None, Recompute::Full][..],
+        true => &[Recompute::None, Recompute::Selective, Recompute::Full],
+    };
+    let given = job.fixed.recompute;
+    let chosen = all.iter().copied().filter(|r| given.is_none_or(|g| g == *r));
+    let mut chosen: Vec<Recompute> = chosen.collect();
+    if chosen.is_empty() {
+        chosen.extend(given);
+    }
+    chosen
+}
+
+/// The kinds that have such a shape, as far as that is known without making it.
+fn kinds(job: &Job, layout: &Layout) -> Vec<&'static str> {
+    let Layout { pp, virtual_stages, micro_batches, .. } = *layout;
+    let given = job.fixed.schedule.as_deref();
+    let suits = |kind: &&'static str| {
+        given.is_none_or(|g| g == *kind)
+            && Kind::find(kind).is_some_and(|row| row.stages.allows(virtual_stages))
+            && (!kind.starts_with("interleaved") || micro_batches.is_multiple_of(pp))
+    };
+    KINDS.into_iter().filter(suits).collect()
+}
+
+/// Sizes of unit that are looked at: the default, those around 2P − 1 and, where memory allows, a
+/// whole step.
+fn units(job: &Job, layout: &Layout) -> Vec<usize> {
+    let (p, b) = (layout.pp, layout.micro_batches);
+    if !layout.in_units() {
+        return vec![b];
+    }
+    if let Some(unit) = job.fixed.unit {
+        return vec![unit.min(b)];
+    }
+    let default = default_unit(p, layout.virtual_stages, b);
+    let even = b.div_ceil(b.div_ceil(2 * p));
+    let mut units = vec![p, 2 * p - 1, 2 * p, default, even, 3 * p, 4 * p];
+    if b <= 8 * p {
+        units.push(b);
+    }
+    units.retain(|u| *u <= b && *u >= 1);
+    units.push(default);
+    units.sort_unstable();
+    units.dedup();
+    units
+}
+
+/// That no layout suits a job, whatever the memory.
+pub(super) fn nothing(job: &Job) -> PlanError {
+    let shared: Vec<String> =
+        divisors(job.gpus).iter().filter(|d| shares(job, **d)).map(ToString::to_string).collect();
+    PlanError::new(format!(
+        "gpus = {}: no P x D x K suits {} layers and a global batch of {}, with D one of {}; the \
+         batch must be a multiple of D x K, and P at most the layers: use another global-batch, \
+         such as {}",
+        job.gpus,
+        job.model.decoder.layers,
+        job.global_batch,
+        shared.join(", "),
+        job.global_batch.next_multiple_of(job.gpus),
+    ))
+}
