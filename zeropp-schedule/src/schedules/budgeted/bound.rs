@@ -4,8 +4,8 @@
 //! through all stages precedes, it can run no more forwards than memory holds. *Tail*: when its
 //! last F ends, no more of its work is left than the activations and stashes that memory holds, and
 //! from there a chain leads down to the last stage and back up. With equal stages this is, for any
-//! placement, idle ≥ (VP + P − 1)(F + B) + W + hops − (M / M_F)(F + B + W). *Gathers* that take time
-//! are one queue a rank, and where not all stages fit at once, some are gathered twice.
+//! placement, idle ≥ (VP + P − 1)(F + B) + W + hops − (M / M_F)(F + B + W). *Gathers* that take
+//! time are one queue a rank, and where not all stages fit at once, some are gathered twice.
 
 use super::Objective;
 use super::problem::Problem;

@@ -38,9 +38,8 @@ pub(super) struct Track<'a> {
 
 /// Rounds of annealing: how many seeds take part, the share of the effort of each, and the
 /// temperatures. The best of the last one gets what is left.
-const ROUNDS: [(usize, f64, (f64, f64)); 3] =
-    [(8, 0.02, (0.1, 0.01)), (4, 0.05, (0.08, 0.005)), (3, 0.1, (0.1, 0.002))];
-const LAST: (f64, f64) = (0.06, 0.002);
+const ROUNDS: [(usize, f64, (f64, f64)); 2] = [(8, 0.02, (0.1, 0.01)), (3, 0.08, (0.1, 0.004))];
+const LAST: (f64, f64) = (0.08, 0.002);
 /// The most by which a plan may break limits on gathers and still be near to keeping them.
 const FAR: usize = 4;
 
@@ -86,7 +85,7 @@ pub(super) fn run<'a>(
         pool.extend(kinds(&mut track, at));
         kept.extend(stretch::seeds(&mut track.annealer, at, request, share));
         let left = share.saturating_sub(track.annealer.decoder.effort);
-        pool.extend(climb(&mut track.annealer, at, left / 5, 10));
+        pool.extend(climb(&mut track.annealer, at, left / 4, 10));
         tracks.push(track);
     }
     // At first limits may be broken a little.
@@ -103,10 +102,10 @@ pub(super) fn run<'a>(
                 seed.excess = reached.excess;
             }
         }
+        let penalty = |seed: &Seed| tracks[seed.track].annealer.penalty * seed.excess as i64;
+        pool.sort_by_key(|seed| seed.score + 3 * penalty(seed));
         // What still breaks a limit pays more from round to round.
         tracks.iter_mut().for_each(|track| track.annealer.penalty *= 2);
-        let penalty = |seed: &Seed| tracks[seed.track].annealer.penalty * seed.excess as i64;
-        pool.sort_by_key(|seed| seed.score + 2 * penalty(seed));
     }
     let spent: u64 = tracks.iter().map(|track| track.annealer.decoder.effort).sum();
     if let Some(seed) = pool.first() {
@@ -116,8 +115,8 @@ pub(super) fn run<'a>(
     tracks
 }
 
-/// The first `survivors` of a sorted pool, but at most a third and one of a family of skeletons, and
-/// a quarter of those that break limits by far: annealing seldom mends that, however short they are.
+/// The first `survivors` of a sorted pool, but at most a third and one of a family of skeletons,
+/// and a quarter of those that break limits by far: annealing seldom mends that.
 fn diverse(pool: Vec<Seed>, survivors: usize) -> Vec<Seed> {
     let mut kept: Vec<Seed> = Vec::new();
     for seed in pool {
