@@ -110,7 +110,7 @@ fn main() -> Result<(), zeropp::Error> {
         }
     }
 
-    let trainer = Trainer::with_model(Config { layers: 8, ..config }, model)?;
+    let trainer = Trainer::builder(Config { layers: 8, ..config }).model(model).build()?;
     for rank in &trainer.plan().ranks {
         println!("rank {}: {:?}", rank.pp, rank.stages);
     }

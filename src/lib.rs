@@ -29,8 +29,9 @@
 //!
 //! Implement [`layer::Layer`] with the split operations of [`split::ops`] (then B and W are
 //! separate), or wrap a stock `burn::nn` module in [`stock::Stock`] (then B does everything). List
-//! the layers in a [`layer::Model`] and pass it to [`Trainer::with_model`]; see
-//! `examples/own_layer.rs`.
+//! the layers in a [`layer::Model`] and give it to [`Trainer::builder`]; see
+//! `examples/own_layer.rs`. Data, a loss, an optimizer and a learning rate of your own go the same
+//! way: `examples/own_data.rs`, `own_loss.rs`, `own_optimizer.rs`, `own_learning_rate.rs`.
 //!
 //! # What is promised
 //!
@@ -55,6 +56,7 @@ mod events;
 mod generate;
 mod launched;
 pub mod measure;
+mod own;
 mod plan;
 mod recorder;
 mod refusal;
@@ -63,6 +65,7 @@ mod telemetry;
 mod trainer;
 mod world;
 
+pub use burn;
 pub use checkpoint::described::config_of;
 pub use checkpoint::export::{ExportOptions, ExportReport, export_checkpoint};
 pub use checkpoint::resume::Resumed;
@@ -73,12 +76,15 @@ pub use error::Error;
 pub use events::RUN_EVENTS;
 pub use generate::Generator;
 pub use launched::{Launched, launched};
+pub use own::loss::Loss;
+pub use own::samples::Samples;
 pub use plan::costs_file::read_costs;
 pub use plan::memory::MemoryCheck;
 pub use plan::schedule_file::{ScheduleFileError, read_schedule, schedule_text};
 pub use recorder::out_of_memory::{end_out_of_memory, prepare_for_out_of_memory};
 pub use refusal::TooLittleMemory;
 pub use run::stop::Stopper;
+pub use trainer::builder::TrainerBuilder;
 pub use trainer::signals::stop_on_signals;
 pub use trainer::steps::Steps;
 pub use trainer::{StepFlow, Trainer, Weights};
@@ -90,3 +96,4 @@ pub use zeropp_core::sampling::Sampling;
 pub use zeropp_core::{data, layer, meter, model, params, rng, split, stock};
 pub use zeropp_pipeline as pipeline;
 pub use zeropp_weights as weights;
+pub use zeropp_zero3::rule as optimizer;

@@ -24,7 +24,7 @@ fn sabotaged(after: usize, act: fn()) -> (Error, Duration) {
         }
     });
     let start = Instant::now();
-    let error = Trainer::with_model(config, model).unwrap().train(|_| ()).unwrap_err();
+    let error = Trainer::builder(config).model(model).build().unwrap().train(|_| ()).unwrap_err();
     (error, start.elapsed())
 }
 
@@ -61,12 +61,12 @@ fn a_bad_model_is_refused_before_a_rank_starts() {
     let mut model = gpt::build(config.gpt_shape(256));
     let twice = model.parts[2].clone();
     model.parts[3] = twice;
-    let error = Trainer::with_model(config.clone(), model).err().unwrap();
+    let error = Trainer::builder(config.clone()).model(model).build().err().unwrap();
     assert!(error.is_bad_input());
     assert!(error.to_string().contains("h.0."), "{error}");
 
     let small = gpt::build(config.gpt_shape(100));
-    let error = Trainer::with_model(config, small).err().unwrap();
+    let error = Trainer::builder(config).model(small).build().err().unwrap();
     assert!(error.to_string().contains("vocabulary = 100"), "{error}");
 }
 

@@ -19,7 +19,7 @@ use zeropp::{Config, Trainer};
 fn judged(config: Config, fault: &std::sync::Arc<Fault>, folder: &Path) -> (Run, Verdict) {
     let config = Config { flight_dir: Some(folder.join("failed")), ..config };
     let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
-    let trainer = Trainer::with_model(config, model).unwrap();
+    let trainer = Trainer::builder(config).model(model).build().unwrap();
     let error = trainer.train(|_| ()).unwrap_err().to_string();
     let failed = folder.join("failed");
     let advice = format!("zeropp why {}", failed.display());
@@ -148,7 +148,7 @@ fn a_run_that_ends_well_or_wants_none_leaves_no_records() {
     let fault = Fault::new(0, 3, || panic!("sabotage"));
     let config = Config { flight_dir: Default::default(), ..config };
     let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
-    let error = Trainer::with_model(config, model).unwrap().train(|_| ()).unwrap_err();
+    let error = Trainer::builder(config).model(model).build().unwrap().train(|_| ()).unwrap_err();
     assert!(!error.to_string().contains("zeropp why"), "{error}");
 }
 
@@ -161,7 +161,13 @@ fn records_that_cannot_be_written_are_told() {
     let config = Config { pp: 2, layers: 4, flight_dir: Some(inside.clone()), ..tiny() };
     let fault = Fault::new(1, 3, || panic!("sabotage"));
     let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
-    let error = Trainer::with_model(config, model).unwrap().train(|_| ()).unwrap_err().to_string();
+    let error = Trainer::builder(config)
+        .model(model)
+        .build()
+        .unwrap()
+        .train(|_| ())
+        .unwrap_err()
+        .to_string();
     let told = format!("could not be written to {}", inside.display());
     assert!(error.contains("sabotage") && error.contains(&told), "{error}");
 }

@@ -27,7 +27,7 @@ fn model(config: &Config) -> Model {
 fn with_faults(config: Config, faults: &[Arc<Fault>]) -> Run {
     let whole = model(&config);
     let model = faults.iter().fold(whole, |model, fault| fault.hidden_in(model));
-    let trainer = Trainer::with_model(config, model).unwrap();
+    let trainer = Trainer::builder(config).model(model).build().unwrap();
     let mut steps = Vec::new();
     let (summary, weights) =
         trainer.train_to_weights(|s| steps.push(s.clone())).expect("a run that recovers");
@@ -98,7 +98,7 @@ fn a_fault_that_comes_back_at_the_same_step_ends_the_run_by_name() {
         }
     });
     let mut seen = Vec::new();
-    let trained = Trainer::with_model(config, model).unwrap().train(|s| {
+    let trained = Trainer::builder(config).model(model).build().unwrap().train(|s| {
         seen.push(s.step);
         armed.fetch_or(s.step == 4, Ordering::Relaxed);
     });
@@ -117,7 +117,8 @@ fn there_are_no_more_recoveries_than_allowed() {
         let faults = [Fault::new(0, 60, panics), Fault::new(3, 300, panics)];
         let config = Config { max_recoveries, ..small() };
         let model = faults.iter().fold(model(&config), |model, fault| fault.hidden_in(model));
-        let error = Trainer::with_model(config, model).unwrap().train(|_| ()).unwrap_err();
+        let error =
+            Trainer::builder(config).model(model).build().unwrap().train(|_| ()).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("panicked: sabotage"), "{text}");
         assert_eq!(text.contains("max-recoveries = 1"), max_recoveries == 1, "{text}");

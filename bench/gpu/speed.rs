@@ -68,7 +68,7 @@ fn train(bench: &Bench, what: &str, config: Config) -> Outcome {
         precision: bench.fast(),
         ..config
     };
-    let trainer = Trainer::with_model(config, gpt::build(shape))?;
+    let trainer = Trainer::builder(config).model(gpt::build(shape)).build()?;
     let plan = trainer.plan();
     let (parameters, flops) = (plan.parameters, plan.flops_per_token);
     let start = Instant::now();

@@ -1,5 +1,6 @@
 //! The weights that a run begins with: found and checked before a rank starts, read by each rank.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use zeropp_core::layer::{Model, Part};
@@ -12,10 +13,15 @@ use crate::config::ConfigError;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 
+/// Weights by parameter name, each in row-major order.
+type Given = BTreeMap<String, Vec<f32>>;
+
 /// Weights that a run may begin with.
 pub(crate) enum Initial {
     /// Those of other tools.
     Files(Box<Import>),
+    /// Those of the program.
+    Given(Given),
     /// Those of a run, or their running mean if `mean`; its moments stay behind.
     Checkpoint { checkpoint: Checkpoint, mean: bool },
 }
@@ -36,10 +42,38 @@ pub(crate) fn checkpoint_at(path: &Path) -> Result<Option<Checkpoint>, Checkpoin
     newest.map(|step| Checkpoint::open(&store.path(step))).transpose()
 }
 
-/// Opens what `init-from` names and holds it against the model; none where nothing is named.
-pub(crate) fn open(bp: &Blueprint) -> Result<Option<Initial>, Error> {
+/// Opens what `init-from` names, or takes what is `given`, and holds it against the model; none
+/// where neither is.
+pub(crate) fn open(bp: &Blueprint, given: Option<Given>) -> Result<Option<Initial>, Error> {
+    if let Some(weights) = given {
+        check_given(bp, &weights)?;
+        return Ok(Some(Initial::Given(weights)));
+    }
     let Some(path) = &bp.config.init_from else { return Ok(None) };
     open_for(path, &bp.model, bp.config.init_ema).map(Some)
+}
+
+/// Weights of the program are all of the model's, and no others.
+fn check_given(bp: &Blueprint, weights: &Given) -> Result<(), Error> {
+    if let Some(path) = &bp.config.init_from {
+        let problem = "the program gives weights to begin with";
+        let help = "leave one of the two out";
+        return Err(ConfigError::value("init-from", path.display(), problem, help).into());
+    }
+    let parameters: Vec<_> = bp.model.parts.iter().flat_map(Part::parameters).collect();
+    for p in &parameters {
+        let found = weights.get(&p.name).map(Vec::len);
+        if found != Some(p.len()) {
+            let found = found.map_or("none".into(), |n| format!("{n}"));
+            let shape = &p.shape;
+            let problem = format!("{} {shape:?} has {} elements", p.name, p.len());
+            return Err(Error::Model(format!("{problem}, and of the weights given {found}")));
+        }
+    }
+    match weights.keys().find(|name| !parameters.iter().any(|p| p.name == **name)) {
+        Some(name) => Err(Error::Model(format!("weights are given of {name}, which it has not"))),
+        None => Ok(()),
+    }
 }
 
 /// Opens the weights at `path`, or their running mean if `mean`, and holds them against `model`.
@@ -93,6 +127,10 @@ impl Initial {
         ) -> Result<(), RankError>,
     ) -> Result<(), RankError> {
         match self {
+            Initial::Given(weights) => fill(&mut |name, offset, out| {
+                out.copy_from_slice(&weights[name][offset..offset + out.len()]);
+                Ok(())
+            }),
             Initial::Files(import) => {
                 fill(&mut |name, offset, out| Ok(import.read(name, offset, out)?))
             }

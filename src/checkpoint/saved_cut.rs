@@ -12,8 +12,9 @@ use crate::config::{Config, Resume};
 /// `config` with the micro-batches and the unit of the checkpoint that it goes on from, where they
 /// are left open. A checkpoint that cannot be read is left to whoever resumes from it.
 pub(crate) fn take_over(config: Config) -> Config {
-    let open = config.schedule_file().is_none()
-        && (config.micro_batches.is_none() || config.unit.is_none() && config.in_units());
+    let asked = config.micro_batches.is_some() || config.global_batch.is_some();
+    let open =
+        config.schedule_file().is_none() && (!asked || config.unit.is_none() && config.in_units());
     let Some(folder) = config.save.as_ref().filter(|_| config.resume != Resume::No && open) else {
         return config;
     };
@@ -28,7 +29,10 @@ pub(crate) fn take_over(config: Config) -> Config {
         text.parse::<usize>().ok().filter(|n| *n > 0)
     };
     Config {
-        micro_batches: config.micro_batches.or_else(|| saved("micro-batches")),
+        micro_batches: config.micro_batches.or_else(|| match asked {
+            true => None,
+            false => saved("micro-batches"),
+        }),
         unit: config.unit.or_else(|| saved("unit").filter(|_| config.in_units())),
         ..config
     }

@@ -1,6 +1,7 @@
 //! What a run is told: a TOML file and flags that override it, the defaults that follow from
 //! other settings, and the checks that end bad input before any rank starts.
 
+mod batch;
 mod bytes;
 mod choice;
 mod error;
@@ -79,10 +80,11 @@ impl Config {
         self.without_model || self.emulate.is_some()
     }
 
-    /// Micro-batches of each rank in a step (B): two units, of 2P−1 where none is given, and for
-    /// interleaved schedules rounded up to a multiple of P. A schedule file has its own.
+    /// Micro-batches of each rank in a step (B): those of `global_batch`, else two units, of 2P−1
+    /// where none is given, and for interleaved schedules rounded up to a multiple of P. A schedule
+    /// file has its own.
     pub fn micro_batches(&self) -> usize {
-        self.micro_batches.unwrap_or_else(|| {
+        self.micro_batches.or_else(|| self.micro_batches_of_global()).unwrap_or_else(|| {
             let unit = || self.pp.saturating_mul(2).saturating_sub(1);
             let two_units = self.unit.unwrap_or_else(unit).saturating_mul(2);
             let rounds = self.kind().is_some_and(|kind| kind.step == StepForm::Rounds);

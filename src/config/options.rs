@@ -67,6 +67,12 @@ options! {
         "rank-memory" "GIB" rank_memory: Option<f64> = None, Program Kept;
         /// Micro-batches of each rank in a step (B). Default: two units, or the checkpoint's.
         "micro-batches" "B" micro_batches: Option<usize> = None, Program Kept;
+        /// Samples of a step over all ranks, or tokens: `512`, `0.5M tokens`. Default: what
+        /// micro-batches makes.
+        ///
+        /// micro-batches follows from it. Samples have to be a multiple of micro-batch-size x zero3
+        /// x dp; of tokens the nearest whole number of micro-batches is taken, and told.
+        "global-batch" "SAMPLES|TOKENS" global_batch: Option<String> = None, Program Left;
         /// Samples in a micro-batch.
         "micro-batch-size" "N" micro_batch_size: usize = 1, Same Kept;
         /// How many stages ahead of their use weights are gathered.

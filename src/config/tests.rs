@@ -120,6 +120,37 @@ fn bad_schedules_are_named_with_what_would_work() {
 }
 
 #[test]
+fn micro_batches_follow_from_the_batch_of_all_ranks() {
+    let read = |text: &str| Config::from_toml(&format!("zero3 = 4\nseq = 64\n{text}")).unwrap();
+    let of = |batch: &str| {
+        let config = read(&format!("dp = 2\nmicro-batch-size = 2\nglobal-batch = '{batch}'"));
+        config.validate().unwrap();
+        (config.micro_batches(), config.tokens_per_step())
+    };
+    assert_eq!(of("512"), (32, 512 * 64));
+    assert_eq!(of("512 samples"), (32, 512 * 64));
+    assert_eq!(of("32768 tokens"), (32, 32768));
+    assert_eq!(of("0.5M tokens"), (488, 499_712), "the nearest");
+    assert_eq!(of("1 token"), (1, 1024), "one at least");
+    let both = read("global-batch = '64'\nmicro-batches = 16");
+    both.validate().unwrap();
+    refused(&[
+        ("global-batch = 'many'", "global-batch = many: expected samples or tokens of a step"),
+        ("global-batch = '1.5'", "global-batch = 1.5: expected samples or tokens"),
+        ("global-batch = '0'", "global-batch = 0: expected samples or tokens"),
+        (
+            "zero3 = 3\nglobal-batch = '64'",
+            "global-batch = 64: is no multiple of 3 samples, a micro-batch of 1 on zero3 3 x dp 1; \
+             use 63 or 66",
+        ),
+        (
+            "global-batch = '64'\nmicro-batches = 8",
+            "global-batch = 64: takes 64 micro-batches, and micro-batches is 8; leave one",
+        ),
+    ]);
+}
+
+#[test]
 fn bad_steps_and_rates_are_named_with_what_would_work() {
     refused(&[
         ("steps = 0", "steps = 0: at least 1"),

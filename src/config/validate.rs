@@ -152,6 +152,7 @@ impl Config {
             let problem = "costs are written as JSON, and a file of costs is read by its extension";
             ConfigError::value("save-costs", path, problem, "use a name that ends in .json")
         })?;
+        self.check_global_batch()?;
         within("unit", self.unit(), MICRO_BATCHES_MAX)?;
         within("micro-batches", self.micro_batches(), MICRO_BATCHES_MAX)?;
         within("micro-batch-size", self.micro_batch_size, SIZE_MAX)

@@ -22,8 +22,8 @@ use zeropp_zero3::held::{Cut, LayerBytes, layer_bytes};
 use zeropp_zero3::optimizer::Tie;
 
 use crate::Error;
+use crate::own::Own;
 use crate::plan::cut::{Cutter, Stages};
-use crate::plan::own::Own;
 use crate::plan::program::{Resolved, check_program, generator_costs, shape};
 use crate::plan::recompute::Recomputed;
 use crate::plan::times::{Times, estimates};
@@ -241,7 +241,8 @@ impl Blueprint {
         let recompute = self.config.recompute;
         let recompute = self.recomputed.note(recompute, saves_scores, &self.schedule);
         let unit = (self.config.schedule == "zeropp").then(|| unit_note(&shape(&self.config)));
-        [recompute, unit.flatten()].into_iter().flatten().collect()
+        let batch = self.config.global_batch_note();
+        [recompute, unit.flatten(), batch].into_iter().flatten().collect()
     }
 
     fn rank_plan(

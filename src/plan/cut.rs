@@ -11,8 +11,8 @@ use zeropp_zero3::rule::Role;
 
 use crate::Error;
 use crate::config::{Config, ConfigError, Recompute};
+use crate::own::Own;
 use crate::plan::costs_file::wrong;
-use crate::plan::own::Own;
 use crate::plan::times;
 
 /// How often a rank that is over its memory gives something away.

@@ -28,6 +28,7 @@ use crate::checkpoint::resume::{Loader, Resumed};
 use crate::checkpoint::writer::Report;
 use crate::config::{Config, StepRange};
 use crate::error::RankError;
+use crate::own::samples;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::peak::{Best, Peak};
 use crate::recorder::FlightRecorder;
@@ -316,7 +317,12 @@ fn build_executor(
         recompute_attention: bp.recomputed.attention.clone(),
     };
     let data = shared.data.clone();
-    let sample = move |step: u64, index: usize| data.1.sample(&data.0, step - 1, index);
+    let (own, seq) = (bp.own.data.clone(), config.seq);
+    let per_step = config.samples_per_step() as u64;
+    let sample = move |step: u64, index: usize| match &own {
+        Some(own) => samples::sample(&**own, (step - 1) * per_step + index as u64, seq),
+        None => data.1.sample(&data.0, step - 1, index),
+    };
     let tokens = token_source(shared, device, groups, sample);
     let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
     let executor = Executor::new(

@@ -1,5 +1,6 @@
 //! The trainer: checks everything and starts the ranks.
 
+pub(crate) mod builder;
 mod epoch;
 mod health;
 mod recovery;
@@ -13,10 +14,9 @@ use std::sync::Arc;
 use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Sampler};
 use zeropp_core::device::Devices;
-use zeropp_core::layer::Model;
+use zeropp_core::layer::{Model, Part};
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Evaluation, Plan, StepMetrics, Summary};
-use zeropp_core::model;
 use zeropp_core::params::FlatLayout;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::timeline::Timeline;
@@ -27,15 +27,16 @@ use crate::checkpoint::initial::{self, Initial};
 use crate::checkpoint::resume::{self, Found, Resumed};
 use crate::checkpoint::saved_cut;
 use crate::config::{Config, ConfigError};
+use crate::own::Own;
 use crate::plan::blueprint::Blueprint;
+use crate::plan::evaluation;
 use crate::plan::memory::MemoryCheck;
-use crate::plan::own::Own;
-use crate::plan::{evaluation, model_check};
 use crate::run::evaluation::EvaluationSet;
 use crate::run::rank::{Export, RankResult, StageTimes};
 use crate::run::stop::Stopper;
 use crate::run::totals::Totals;
 use crate::run::trace;
+use crate::trainer::builder::TrainerBuilder;
 use crate::trainer::steps::Steps;
 use crate::world::World;
 
@@ -74,40 +75,28 @@ impl StepFlow for ControlFlow<()> {
 }
 
 impl Trainer {
-    /// Checks `config` with the built-in model it names. Reads the data and the checkpoint to
-    /// resume from; starts nothing.
+    /// A trainer of these settings, to which a program may add what is its own: a model, data, a
+    /// loss, an optimizer, a learning rate, weights.
+    pub fn builder(config: Config) -> TrainerBuilder {
+        TrainerBuilder::new(config)
+    }
+
+    /// A trainer of what the settings name, and nothing else.
     ///
     /// # Errors
-    /// Whatever is wrong with the settings, the data, the schedule or the checkpoint, naming field
-    /// and value.
+    /// As [`TrainerBuilder::build`].
     pub fn new(config: Config) -> Result<Trainer, Error> {
-        config.validate()?;
-        let dataset = config.dataset()?;
-        let model = model::build(config.decoder(config.known_ids(&dataset)?)?);
-        let notes = config.model_notes()?;
-        let mut trainer = Self::build(config, model, dataset)?;
-        let blueprint = Arc::get_mut(&mut trainer.blueprint).expect("just made");
-        blueprint.plan.notes.extend(notes);
-        Ok(trainer)
+        Self::builder(config).build()
     }
 
-    /// Checks `config` with a model of your own; the model settings of `config` that it does not
-    /// use (`heads`, say) are ignored. `hidden` and `layers` (the number of its blocks) must say
-    /// what the model has, and `seq` what it can take.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new); also a model that contradicts the settings or the data, or whose
-    /// parameter names are not unique.
-    pub fn with_model(config: Config, model: Model) -> Result<Trainer, Error> {
-        config.validate()?;
-        let dataset = config.dataset()?;
-        model_check::check(&config, &model, &dataset)?;
-        Self::build(config, model, dataset)
-    }
-
-    fn build(config: Config, model: Model, dataset: Dataset) -> Result<Trainer, Error> {
+    fn build(
+        config: Config,
+        model: Model,
+        dataset: Dataset,
+        (own, weights): (Own, Option<Weights>),
+    ) -> Result<Trainer, Error> {
         let config = saved_cut::take_over(config);
-        let mut blueprint = Blueprint::new(&config, model, &Own::default())?;
+        let mut blueprint = Blueprint::new(&config, model, &own)?;
         blueprint.plan.notes.extend(dataset.doubt());
         let evaluation = EvaluationSet::new(&blueprint)?.map(Arc::new);
         if let Some(set) = &evaluation {
@@ -118,10 +107,16 @@ impl Trainer {
         let found = resume::find(&blueprint, &dataset)?;
         let initial = match found.resumed {
             Some(_) => None,
-            None => initial::open(&blueprint)?.map(Arc::new),
+            None => initial::open(&blueprint, weights)?.map(Arc::new),
         };
         let (data, stopper) = (Arc::new((dataset, sampler)), Stopper::default());
         Ok(Trainer { blueprint, data, found, initial, stopper, evaluation })
+    }
+
+    /// The shapes of the parameters by name, in the order of which [`Weights`] has their elements.
+    pub fn shapes(&self) -> BTreeMap<String, Vec<usize>> {
+        let all = self.blueprint.model.parts.iter().flat_map(Part::parameters);
+        all.map(|parameter| (parameter.name, parameter.shape)).collect()
     }
 
     /// The checkpoint that the run goes on from, if it is a resumed one. Where its step is the

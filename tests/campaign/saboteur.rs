@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     // Later than any run: it happens by the clock.
     let fault = Fault::new(rank, i64::MAX, act);
     let model = fault.hidden_in(gpt::build(config.gpt_shape(256)));
-    let trainer = Trainer::with_model(config, model).expect("a good configuration");
+    let trainer = Trainer::builder(config).model(model).build().expect("a good configuration");
     zeropp::stop_on_signals(&trainer).expect("signals can be caught");
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(ms));

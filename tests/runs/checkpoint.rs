@@ -269,7 +269,7 @@ fn another_model_is_refused_with_the_parameter_and_both_shapes() {
         }
     }
     let model = gpt::build(same.gpt_shape(300));
-    let error = Trainer::with_model(same, model).err().unwrap().to_string();
+    let error = Trainer::builder(same).model(model).build().err().unwrap().to_string();
     assert!(error.contains("[300, 16]") && error.contains("[256, 16]"), "{error}");
 }
 

@@ -169,7 +169,7 @@ fn loss_and_gradients_are_those_of_transformers_on_any_mesh() {
                 recompute,
                 ..family.config(&data)
             };
-            let trainer = Trainer::with_model(config, family.model()).unwrap();
+            let trainer = Trainer::builder(config).model(family.model()).build().unwrap();
             let (step, gradients) = trainer.first_gradients().unwrap();
             let what = format!("{name}, pp {pp}, virtual {v}, zero3 {zero3}");
             let loss = (step.loss - family.figures.loss).abs() / family.figures.loss;

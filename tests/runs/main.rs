@@ -20,6 +20,7 @@ mod memory;
 mod optimizers;
 mod oracle;
 mod own_layers;
+mod own_parts;
 mod resume;
 mod same_bits;
 mod torch_training;

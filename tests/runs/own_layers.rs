@@ -114,7 +114,7 @@ fn fitting(config: Config) -> Config {
 }
 
 fn gradients(config: Config, model: Model) -> Weights {
-    Trainer::with_model(fitting(config), model).unwrap().first_gradients().unwrap().1
+    Trainer::builder(fitting(config)).model(model).build().unwrap().first_gradients().unwrap().1
 }
 
 #[test]
@@ -136,7 +136,8 @@ fn stock_modules_have_the_gradients_of_split_operations() {
 #[test]
 fn stock_modules_train_to_the_same_bits_in_every_layout() {
     let train = |config: Config| {
-        let trainer = Trainer::with_model(fitting(config.clone()), stock(&config)).unwrap();
+        let trainer =
+            Trainer::builder(fitting(config.clone())).model(stock(&config)).build().unwrap();
         let mut losses = Vec::new();
         let (_, weights) = trainer.train_to_weights(|s| losses.push(s.loss.to_bits())).unwrap();
         let bits: Vec<u32> = weights.values().flatten().map(|w| w.to_bits()).collect();
@@ -157,7 +158,7 @@ fn a_model_that_contradicts_the_settings_is_refused() {
         let mut config = config.clone();
         let model = gpt::build(config.gpt_shape(256));
         change(&mut config);
-        let error = Trainer::with_model(config, model).err().expect(message).to_string();
+        let error = Trainer::builder(config).model(model).build().err().expect(message).to_string();
         assert!(error.contains(message), "{error}");
     };
     let h = config.hidden;
@@ -165,12 +166,15 @@ fn a_model_that_contradicts_the_settings_is_refused() {
     refused(|c| c.layers = 5, "layers = 5: the model's number of blocks is 4; use 4, or another");
     refused(|c| c.seq = 999, "seq = 999: the model takes samples of at most ");
     let model = gpt::build(config.gpt_shape(200));
-    let error = Trainer::with_model(config.clone(), model).err().unwrap().to_string();
+    let error = Trainer::builder(config.clone()).model(model).build().err().unwrap().to_string();
     assert!(error.contains("vocabulary = 200 is smaller than the data needs"), "{error}");
     let mut model = gpt::build(config.gpt_shape(256));
     model.parts.rotate_left(1);
-    let error = Trainer::with_model(config.clone(), model).err().unwrap().to_string();
+    let error = Trainer::builder(config.clone()).model(model).build().err().unwrap().to_string();
     assert!(error.contains("wpe, is in the wrong place; an embedding comes first"), "{error}");
     let shorter = Config { seq: config.seq - 1, ..config.clone() };
-    Trainer::with_model(shorter, gpt::build(config.gpt_shape(256))).expect("positions to spare");
+    Trainer::builder(shorter)
+        .model(gpt::build(config.gpt_shape(256)))
+        .build()
+        .expect("positions to spare");
 }

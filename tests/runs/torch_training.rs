@@ -90,7 +90,7 @@ fn config(figures: &Figures, case: &Case, data: &std::path::Path) -> Config {
 }
 
 fn train(config: Config, model: Model) -> (Vec<StepMetrics>, Weights) {
-    let trainer = Trainer::with_model(config, model).unwrap();
+    let trainer = Trainer::builder(config).model(model).build().unwrap();
     let mut steps = Vec::new();
     let (_, weights) = trainer.train_to_weights(|s| steps.push(s.clone())).unwrap();
     (steps, weights)

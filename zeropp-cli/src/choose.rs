@@ -24,13 +24,12 @@ pub(crate) struct Wish {
     /// A name, a file, or [`MEASURED`].
     machine: String,
     ranks: Option<usize>,
-    global_batch: Option<usize>,
     /// Settings of the command line.
     given: Vec<&'static str>,
 }
 
 /// The flags of a plan that a run starts with.
-pub(crate) fn args() -> [Arg; 3] {
+pub(crate) fn args() -> [Arg; 2] {
     let number = |name: &'static str, help: &'static str| {
         Arg::new(name)
             .long(name)
@@ -60,7 +59,6 @@ pub(crate) fn args() -> [Arg; 3] {
                  rank-memory. Needs --global-batch.",
             ),
         number("gpus", "With --plan: ranks in all [default: the cores or GPUs of this machine]"),
-        number("global-batch", "With --plan: samples of a step, of all ranks"),
     ]
 }
 
@@ -72,7 +70,6 @@ impl Wish {
         Some(Wish {
             machine: matches.get_one::<String>("plan")?.clone(),
             ranks: size("gpus"),
-            global_batch: size("global-batch"),
             given: all.filter(|key| matches.contains_id(key)).collect(),
         })
     }
@@ -97,12 +94,17 @@ impl Wish {
                 "{key} = {value}: --plan chooses it; leave it out, or leave out --plan"
             )));
         }
-        let Some(global_batch) = self.global_batch else {
+        let Some(asked) = &config.global_batch else {
             return Err(Failure::bad_input(
                 "global-batch is missing: --plan needs to know the samples of a step, of all \
                  ranks, such as --global-batch 64",
             ));
         };
+        let global_batch = asked.parse().map_err(|_| {
+            Failure::bad_input(format!(
+                "global-batch = {asked}: --plan takes samples; use a whole number, such as 64"
+            ))
+        })?;
         let gpus = match self.ranks {
             Some(ranks) => ranks,
             None => measure::ranks_here(config)?,
@@ -169,7 +171,9 @@ impl Wish {
 /// The settings that a layout does not choose, as flags, where they are not the model's defaults.
 fn others(config: &Config) -> String {
     let base = Config::for_model(&config.model).unwrap_or_default();
-    let chosen = |key: &str| KEPT.contains(&key) || CHOSEN.contains(&key) || key == "flight-dir";
+    // Micro-batches are a plan's own.
+    let given = ["global-batch", "flight-dir"];
+    let chosen = |key: &str| [&KEPT[..], &CHOSEN, &given].concat().contains(&key);
     let told = OPTIONS.iter().filter(|o| !chosen(o.key)).filter_map(|o| {
         let value = config.get(o.key)?;
         let says = o.key == "model" || base.get(o.key).as_ref() != Some(&value);
@@ -234,7 +238,7 @@ mod tests {
                 "--plan=a100 --gpus 1 --global-batch 8 --rank-memory 0.00001",
                 "% more, on pipeline rank",
             ),
-            ("--global-batch 8", "required"),
+            ("--plan=a100 --gpus 4 --global-batch 8k", "global-batch = 8k: --plan takes samples"),
         ] {
             let error = chosen(&format!("{line} {MODEL}")).unwrap_err();
             assert!(error.contains(said), "{line}: {error}");

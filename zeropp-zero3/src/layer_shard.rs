@@ -129,7 +129,7 @@ pub(crate) fn own_copy(t: &Tensor<1>) -> Tensor<1> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zeropp_core::params::{BLOCK, Init};
+    use zeropp_core::params::Init;
 
     fn layout(parts: usize) -> FlatLayout {
         let specs = vec![

@@ -1,19 +1,23 @@
 //! What a program brings of its own, in place of what the settings name.
 
+pub(crate) mod loss;
+pub(crate) mod samples;
+
 use std::sync::Arc;
 
 use zeropp_zero3::optimizer::Rate;
 use zeropp_zero3::rule::{ParameterGroups, UpdateRule};
 
 use crate::config::Config;
+use crate::own::samples::Samples;
 
-/// An optimizer and a learning rate of a program's own.
+/// An optimizer, a learning rate and data of a program's own.
 #[derive(Clone, Default)]
 pub(crate) struct Own {
     pub(crate) rule: Option<Arc<dyn UpdateRule>>,
     pub(crate) rate: Option<Rate>,
+    pub(crate) data: Option<Arc<dyn Samples>>,
 }
-
 impl Own {
     /// How parameters are updated, with settings that have been checked.
     pub(crate) fn parameters(&self, config: &Config) -> ParameterGroups {

@@ -1,0 +1,114 @@
+//! A trainer from its settings and from what a program brings of its own.
+
+use std::sync::Arc;
+
+use zeropp_core::layer::{Head, Model, Part};
+use zeropp_core::model;
+use zeropp_zero3::rule::UpdateRule;
+
+use crate::Error;
+use crate::config::Config;
+use crate::own::Own;
+use crate::own::loss::{Loss, WithLoss};
+use crate::own::samples::{Samples, stand_in};
+use crate::plan::model_check;
+use crate::trainer::{Trainer, Weights};
+
+/// What a [`Trainer`] is made of: [`Trainer::builder`].
+///
+/// What is not given is as the settings say. Where the ranks are in several processes, each gives
+/// the same; that is for the program to see to, which no setting describes.
+pub struct TrainerBuilder {
+    config: Config,
+    model: Option<Model>,
+    loss: Option<Arc<dyn Loss>>,
+    weights: Option<Weights>,
+    own: Own,
+}
+
+impl TrainerBuilder {
+    pub(super) fn new(config: Config) -> TrainerBuilder {
+        TrainerBuilder { config, model: None, loss: None, weights: None, own: Own::default() }
+    }
+
+    /// Trains this model. Settings of a model that it does not use (`heads`, say) are ignored.
+    /// `hidden` and `layers` (the number of its blocks) must say what it has, and `seq` what it can
+    /// take.
+    pub fn model(self, model: Model) -> Self {
+        Self { model: Some(model), ..self }
+    }
+
+    /// Trains on these samples, and not on the data of the settings.
+    pub fn data(self, data: impl Samples) -> Self {
+        Self { own: Own { data: Some(Arc::new(data)), ..self.own }, ..self }
+    }
+
+    /// Trains by this loss of the logits, and not by that of the model's head, which has to have
+    /// logits. They are whole, and B does all of the head's backward but that of its weight.
+    pub fn loss(self, loss: impl Loss) -> Self {
+        Self { loss: Some(Arc::new(loss)), ..self }
+    }
+
+    /// Updates weights by this rule, and not by `optimizer`.
+    pub fn optimizer(self, rule: impl UpdateRule) -> Self {
+        Self { own: Own { rule: Some(Arc::new(rule)), ..self.own }, ..self }
+    }
+
+    /// The learning rate of each step, counted from 1, in place of `lr`, `warmup` and `decay`.
+    pub fn learning_rate(self, rate: impl Fn(u64) -> f64 + Send + Sync + 'static) -> Self {
+        Self { own: Own { rate: Some(Arc::new(rate)), ..self.own }, ..self }
+    }
+
+    /// Begins with these weights, by parameter name and in row-major order of its shape
+    /// ([`Trainer::shapes`]), and not with those of the seed or of `init-from`.
+    pub fn weights(self, weights: Weights) -> Self {
+        Self { weights: Some(weights), ..self }
+    }
+
+    /// Checks everything; starts nothing. Reads the data and the checkpoint to resume from.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the settings, the data, the schedule or the checkpoint, naming field
+    /// and value; a model that contradicts the settings or the data, or whose parameter names are
+    /// not unique; weights that are not the model's.
+    pub fn build(self) -> Result<Trainer, Error> {
+        let TrainerBuilder { config, model, loss, weights, own } = self;
+        config.validate()?;
+        let data = match &own.data {
+            Some(samples) => stand_in(&**samples),
+            None => config.dataset()?,
+        };
+        let mut notes = Vec::new();
+        let model = match model {
+            Some(model) => {
+                model_check::check(&config, &model, &data)?;
+                model
+            }
+            None => {
+                notes = config.model_notes()?;
+                model::build(config.decoder(config.known_ids(&data)?)?)
+            }
+        };
+        let model = match loss {
+            Some(loss) => with_loss(model, &loss),
+            None => model,
+        };
+        let mut trainer = Trainer::build(config, model, data, (own, weights))?;
+        let blueprint = Arc::get_mut(&mut trainer.blueprint).expect("just made");
+        blueprint.plan.notes.extend(notes);
+        Ok(trainer)
+    }
+}
+
+/// `model` with this loss of its head's logits.
+fn with_loss(model: Model, loss: &Arc<dyn Loss>) -> Model {
+    let vocabulary = model.vocabulary;
+    let of = |part: Part| match part {
+        Part::Head(head) => {
+            let head: Arc<dyn Head> = Arc::new(WithLoss::new(head, loss.clone(), vocabulary));
+            Part::Head(head)
+        }
+        other => other,
+    };
+    Model { parts: model.parts.into_iter().map(of).collect(), ..model }
+}

@@ -1,0 +1,195 @@
+//! What a program brings of its own: data, a loss, an optimizer, a learning rate and weights, on
+//! any mesh.
+
+use std::ops::ControlFlow;
+
+use burn::tensor::{Int, Tensor, activation::log_softmax};
+
+use crate::common::{Run, assert_same_bits, run, text_file, tiny};
+use zeropp::config::{Decay, Order, Resume};
+use zeropp::optimizer::{Elements, Parameter, StepScale, UpdateRule};
+use zeropp::{Config, Loss, Samples, Trainer, TrainerBuilder};
+
+fn outcome(builder: TrainerBuilder) -> Run {
+    let trainer = builder.build().expect("a good run");
+    let mut steps = Vec::new();
+    let (summary, weights) = trainer.train_to_weights(|s| steps.push(s.clone())).unwrap();
+    Run { steps, summary, weights }
+}
+
+fn small() -> Config {
+    Config { layers: 4, steps: 6, ..tiny() }
+}
+
+/// The tokens of a text, as `order = sequential` reads them.
+struct Text(Vec<u8>);
+
+impl Samples for Text {
+    fn name(&self) -> &str {
+        "a text"
+    }
+    fn vocabulary(&self) -> usize {
+        256
+    }
+    fn sample(&self, n: u64, tokens: usize) -> Vec<u32> {
+        let start = n as usize * (tokens - 1);
+        (start..start + tokens).map(|i| u32::from(self.0[i % self.0.len()])).collect()
+    }
+}
+
+#[test]
+fn own_data_is_the_same_as_a_file_of_it_on_any_mesh() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = text_file(&dir, 5000);
+    let text = std::fs::read(&path).unwrap();
+    let base = Config { order: Order::Sequential, zero3: 2, ..small() };
+    let reference = run(Config { data: Some(path), ..base.clone() });
+    for pp in [1, 2] {
+        let builder = Trainer::builder(Config { pp, ..base.clone() });
+        let ours = outcome(builder.data(Text(text.clone())));
+        assert_same_bits(&reference, &ours, &format!("own data, pp {pp}"));
+    }
+}
+
+/// Samples that are wrong from a number on.
+struct Wrong(fn(usize) -> Vec<u32>);
+
+impl Samples for Wrong {
+    fn name(&self) -> &str {
+        "wrong"
+    }
+    fn vocabulary(&self) -> usize {
+        10
+    }
+    fn sample(&self, n: u64, tokens: usize) -> Vec<u32> {
+        if n < 4 { vec![0; tokens] } else { (self.0)(tokens) }
+    }
+}
+
+#[test]
+fn a_sample_that_is_none_ends_the_run_with_its_number() {
+    for (samples, problem) in [
+        (Wrong(|tokens| vec![0; tokens - 1]), "data = wrong: sample 4 has 8 tokens, and 9 were"),
+        (Wrong(|tokens| vec![10; tokens]), "sample 4 has token id 10, which is not below 10"),
+    ] {
+        let trainer = Trainer::builder(small()).data(samples).build().unwrap();
+        let error = trainer.train(|_| ()).unwrap_err().to_string();
+        assert!(error.contains(problem), "{error}");
+    }
+}
+
+struct CrossEntropy;
+
+impl Loss for CrossEntropy {
+    fn loss(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+        let [n, _] = logits.dims();
+        -log_softmax(logits, 1).gather(1, targets.reshape([n, 1])).mean()
+    }
+}
+
+#[test]
+fn an_own_loss_of_the_logits_trains_as_the_head_s_own_does() {
+    for tied in [false, true] {
+        let base = Config { tied, ..small() };
+        let reference = run(base.clone());
+        let alone = outcome(Trainer::builder(base.clone()).loss(CrossEntropy));
+        for (a, b) in reference.steps.iter().zip(&alone.steps) {
+            assert!((a.loss - b.loss).abs() < 1e-5 * a.loss, "{} and {}", a.loss, b.loss);
+            let norm = (a.grad_norm - b.grad_norm).abs();
+            assert!(norm < 1e-4 * a.grad_norm, "{} and {}", a.grad_norm, b.grad_norm);
+        }
+        let piped = Config { pp: 2, virtual_stages: Some(2), ..base };
+        assert_same_bits(&alone, &outcome(Trainer::builder(piped).loss(CrossEntropy)), "pp 2");
+    }
+}
+
+/// Momentum of an element's own.
+struct Heavy;
+
+impl UpdateRule for Heavy {
+    fn name(&self) -> &str {
+        "heavy"
+    }
+    fn moments(&self, of: &Parameter<'_>) -> &[&'static str] {
+        if of.shape.len() == 2 { &["speed"] } else { &[] }
+    }
+    fn update(&self, _: &Parameter<'_>, elements: Elements<'_, '_>, step: &StepScale) {
+        let Elements { parameter, moments, gradient } = elements;
+        for (i, (p, g)) in parameter.iter_mut().zip(gradient).enumerate() {
+            let mut along = g * step.gradient;
+            if let [speed] = moments {
+                speed[i] = 0.9 * speed[i] + along;
+                along = speed[i];
+            }
+            *p -= step.lr as f32 * along;
+        }
+    }
+}
+
+#[test]
+fn an_own_optimizer_is_sharded_saved_and_predicted_like_any() {
+    let dir = tempfile::tempdir().unwrap();
+    let save = Some(dir.path().join("ckpt"));
+    let base = Config { zero3: 2, dp: 2, lr: 0.1, ema: Some(0.9), ..small() };
+    let whole = outcome(Trainer::builder(base.clone()).optimizer(Heavy));
+    assert!(whole.summary.last_loss < whole.summary.first_loss);
+    let most = whole.summary.predicted_bytes.optimizer;
+    assert_eq!(whole.summary.peak_bytes.optimizer, most);
+    // Stopped after three steps, and gone on with on another mesh.
+    let saving = Config { save, resume: Resume::Newest, ..base };
+    let trainer = Trainer::builder(saving.clone()).optimizer(Heavy).build().unwrap();
+    let stop = |step: &zeropp::StepMetrics| match step.step {
+        3 => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    };
+    trainer.train(stop).unwrap();
+    let piped = Config { pp: 2, zero1: true, ..saving.clone() };
+    let rest = outcome(Trainer::builder(piped).optimizer(Heavy));
+    let half = Run { steps: whole.steps[3..].to_vec(), ..whole };
+    assert_same_bits(&half, &rest, "an own optimizer");
+    // It is no other one's.
+    let error = Trainer::new(saving).err().expect("another optimizer").to_string();
+    assert!(
+        error.contains("it has speed of") && error.contains("optimizer adamw keeps"),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_own_learning_rate_is_that_of_each_step() {
+    let config = Config { decay: Decay::Constant, warmup: Some(0), ..small() };
+    let reference = run(config.clone());
+    let ours = outcome(Trainer::builder(small()).learning_rate(move |_| config.lr));
+    assert_same_bits(&reference, &ours, "a constant rate");
+    let rates: Vec<f64> =
+        outcome(Trainer::builder(small()).learning_rate(|step| 1e-3 / step as f64))
+            .steps
+            .iter()
+            .map(|s| s.lr)
+            .collect();
+    assert_eq!(rates[..3], [1e-3, 5e-4, 1e-3 / 3.0]);
+}
+
+#[test]
+fn weights_go_out_with_their_shapes_and_in_again() {
+    let config = Config { pp: 2, zero3: 2, ..small() };
+    let trained = run(config.clone()).weights;
+    let still = Config { lr: 0.0, weight_decay: 0.0, steps: 1, warmup: None, ..config };
+    let trainer = Trainer::builder(still.clone()).weights(trained.clone()).build().unwrap();
+    for (name, shape) in trainer.shapes() {
+        assert_eq!(trained[&name].len(), shape.iter().product::<usize>(), "{name}");
+    }
+    assert_eq!(trainer.shapes().len(), trained.len());
+    assert!(trainer.train_to_weights(|_| ()).unwrap().1 == trained);
+    let refused = |change: &dyn Fn(&mut zeropp::Weights)| {
+        let mut weights = trained.clone();
+        change(&mut weights);
+        Trainer::builder(still.clone()).weights(weights).build().err().expect("refused").to_string()
+    };
+    let short = refused(&|w| w.get_mut("wte.weight").unwrap().truncate(7));
+    assert!(short.contains("wte.weight [256, 16] has 4096 elements, and of the weights given 7"));
+    let none = refused(&|w| drop(w.remove("wte.weight")));
+    assert!(none.contains("of the weights given none"), "{none}");
+    let more = refused(&|w| drop(w.insert("other".into(), Vec::new())));
+    assert!(more.contains("weights are given of other, which it has not"), "{more}");
+}
