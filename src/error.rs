@@ -94,7 +94,7 @@ pub enum Error {
     /// Ranks could not be brought together.
     #[error("starting the ranks: {0}")]
     Start(#[from] CommError),
-    /// The run came to its end, but not every step of it could be written to the metrics file.
+    /// The run came to its end, but not every step of it could be written to a file of metrics.
     #[error("training finished, but the metrics file {} is incomplete: {source}", path.display())]
     Metrics {
         /// The file.

@@ -69,6 +69,7 @@ pub(crate) fn end(summary: &Summary) {
         total_s = summary.total_s,
         stopped_after = stopped.map(|stopped| stopped.step),
         signal = stopped.and_then(|stopped| stopped.signal),
+        evaluations_no_lower = stopped.and_then(|stopped| stopped.no_lower),
         checkpoint = summary.checkpoint.as_ref().map(|path| path.display().to_string()),
         "run ends"
     );

@@ -42,7 +42,7 @@ impl Generator {
         let path = path.ok_or_else(|| missing("init-from", "name the model's weights"))?;
         let decoder = config.decoder(known)?;
         let model = model::build(decoder);
-        let weights = initial::open_for(path, &model)?;
+        let weights = initial::open_for(path, &model, config.init_ema)?;
         let mut whole = None;
         let read = weights.read(|read| {
             whole = Some(Whole::new(&model, |name, _, out| read(name, 0, out))?);
@@ -90,7 +90,7 @@ impl Generator {
             Err(ConfigError::value("prompt", format!("{} tokens", prompt.len()), problem, help))
         };
         if prompt.is_empty() {
-            refused("there is nothing to go on from".into(), "give one token at least".into())?;
+            refused("the prompt is empty".into(), "give at least one token".into())?;
         }
         if prompt.len() > self.longest {
             let problem = format!("the model takes {} at most", self.longest);

@@ -87,7 +87,7 @@ fn over_mpi(config: &Config, job: &Job) -> Result<Launched, Error> {
     process.finish();
     let members = all.iter().map(|member| serde_json::from_slice(member));
     let members = members.collect::<Result<Vec<Member>, _>>().map_err(|e| {
-        let problem = format!("a process introduced itself badly ({e})");
+        let problem = format!("what a process said of itself cannot be read ({e})");
         ConfigError::value("engine", "mpi", problem, "use the same build on all nodes")
     })?;
     let first = &members[0];
@@ -134,7 +134,8 @@ mod tests {
         assert_eq!(job(&[(2, "a"), (2, "b")], mesh).spread(), None);
         let round_robin = job(&[(1, "b"), (1, "a"), (1, "b"), (1, "a")], mesh);
         let told = round_robin.spread().unwrap();
-        assert!(told.starts_with("zero3[0] is on hosts a and b, and 1 more like it"), "{told}");
+        let begins = "ZeRO-3 group 0 spans hosts a and b (and 1 more group spans hosts)";
+        assert!(told.starts_with(begins), "{told}");
         assert_eq!(round_robin.member(3).host, "a");
     }
 

@@ -59,6 +59,7 @@ mod plan;
 mod recorder;
 mod refusal;
 mod run;
+mod telemetry;
 mod trainer;
 mod world;
 
@@ -83,7 +84,7 @@ pub use trainer::steps::Steps;
 pub use trainer::{StepFlow, Trainer, Weights};
 pub use zeropp_comm::{launch, rendezvous};
 pub use zeropp_core::metrics::{
-    Evaluation, EvaluationPlan, Plan, RankPlan, StepMetrics, Stopped, Summary,
+    Evaluation, EvaluationPlan, Plan, RankPlan, RunHeader, StepMetrics, Stopped, Summary,
 };
 pub use zeropp_core::sampling::Sampling;
 pub use zeropp_core::{data, layer, meter, model, params, rng, split, stock};

@@ -53,9 +53,10 @@ impl fmt::Display for TooLittleMemory {
         writeln!(f, "  {:17} {:>11}", "sum", in_words(total))?;
         writeln!(f, "\nThe largest kind is {}: {share:.0} % of it.", most.name())?;
         match fits.as_slice() {
-            [] => {
-                writeln!(f, "Nothing that was tried fits: use a smaller model, or more machines.")?
-            }
+            [] => writeln!(
+                f,
+                "None of the settings that were tried fits: use a smaller model, or more machines."
+            )?,
             fits => {
                 writeln!(f, "What would fit:")?;
                 let width = fits.iter().map(|fit| fit.flags.len()).max().unwrap_or(0);
@@ -64,6 +65,6 @@ impl fmt::Display for TooLittleMemory {
                 }
             }
         }
-        write!(f, "--no-memory-check starts it all the same.")
+        write!(f, "--no-memory-check starts the run anyway.")
     }
 }

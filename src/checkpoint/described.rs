@@ -8,24 +8,6 @@ use crate::Error;
 use crate::checkpoint::initial::checkpoint_at;
 use crate::config::{Config, ConfigError, OPTIONS};
 
-/// The settings that say what a model is and what its tokens are.
-const OF_MODEL: [&str; 14] = [
-    "model",
-    "layers",
-    "hidden",
-    "heads",
-    "kv-heads",
-    "head-dim",
-    "intermediate",
-    "seq",
-    "tied",
-    "vocab-multiple",
-    "activation",
-    "tokenizer",
-    "seed",
-    "precision",
-];
-
 /// The settings of the model whose weights lie at `path`, a checkpoint, a folder of them (for the
 /// newest) or a Hugging Face folder, with `init-from` naming them; everything else has its default.
 ///
@@ -36,7 +18,7 @@ pub fn config_of(path: &Path) -> Result<Config, Error> {
     let vocab;
     if let Some(checkpoint) = checkpoint_at(path)? {
         let manifest = checkpoint.manifest();
-        for option in OPTIONS.iter().filter(|option| OF_MODEL.contains(&option.key)) {
+        for option in OPTIONS.iter().filter(|option| option.of_model) {
             // Earlier builds kept text with its quotes.
             let text = manifest.settings.get(option.key).map(|text| text.trim_matches('"'));
             if let Some(value) = text.and_then(|text| option.kind.parse(text).ok()) {

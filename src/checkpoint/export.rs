@@ -38,6 +38,8 @@ pub struct ExportOptions {
     /// A model whose `config.json` and tokenizer this one has: a folder, or a GGUF file for the
     /// former. Default: what the run began with, if that is still there.
     pub like: Option<PathBuf>,
+    /// Whether the running mean of the weights (EMA) is written in their place.
+    pub ema: bool,
 }
 
 /// What was written.
@@ -105,7 +107,12 @@ pub fn export_checkpoint(
     let mut others = vec![("config.json", format!("{config:#}\n").into_bytes())];
     let companions = like.filter(|path| path.is_dir()).map(|path| companions(&path));
     others.extend(companions.transpose()?.into_iter().flatten());
-    let mut reader = checkpoint.parameters();
+    let mut reader = match options.ema {
+        false => checkpoint.parameters(),
+        true => checkpoint.means().ok_or_else(|| {
+            wrong("it has no running mean of the weights", "leave --ema out, or train with ema")
+        })?,
+    };
     let values = |i: usize| -> Result<Vec<f32>, ExportError> {
         let mut values = vec![0.0; plan[i].elements()];
         reader.read(&plan[i].parameter, 0, &mut values)?;

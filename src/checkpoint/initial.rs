@@ -16,8 +16,8 @@ use crate::plan::blueprint::Blueprint;
 pub(crate) enum Initial {
     /// Those of other tools.
     Files(Box<Import>),
-    /// Those of a run; its moments stay behind.
-    Checkpoint(Checkpoint),
+    /// Those of a run, or their running mean if `mean`; its moments stay behind.
+    Checkpoint { checkpoint: Checkpoint, mean: bool },
 }
 
 /// The checkpoint that `path` is, or the newest in it; none where it is neither.
@@ -39,19 +39,25 @@ pub(crate) fn checkpoint_at(path: &Path) -> Result<Option<Checkpoint>, Checkpoin
 /// Opens what `init-from` names and holds it against the model; none where nothing is named.
 pub(crate) fn open(bp: &Blueprint) -> Result<Option<Initial>, Error> {
     let Some(path) = &bp.config.init_from else { return Ok(None) };
-    open_for(path, &bp.model).map(Some)
+    open_for(path, &bp.model, bp.config.init_ema).map(Some)
 }
 
-/// Opens the weights at `path` and holds them against `model`.
+/// Opens the weights at `path`, or their running mean if `mean`, and holds them against `model`.
 ///
 /// # Errors
-/// Weights that cannot be read, or are another model's.
-pub(crate) fn open_for(path: &Path, model: &Model) -> Result<Initial, Error> {
+/// Weights that cannot be read, or are another model's; no mean of them.
+pub(crate) fn open_for(path: &Path, model: &Model, mean: bool) -> Result<Initial, Error> {
     let parameters: Vec<_> = model.parts.iter().flat_map(Part::parameters).collect();
     if let Some(checkpoint) = checkpoint_at(path)? {
         checkpoint.check_model(parameters.iter().map(|p| (p.name.as_str(), p.shape.as_slice())))?;
         checkpoint.check_sizes()?;
-        return Ok(Initial::Checkpoint(checkpoint));
+        if mean && checkpoint.means().is_none() {
+            return Err(no_mean(path));
+        }
+        return Ok(Initial::Checkpoint { checkpoint, mean });
+    }
+    if mean {
+        return Err(no_mean(path));
     }
     let Some(family) = Family::of(parameters.iter().map(|p| p.name.as_str())) else {
         let problem = "the model has no names that files of weights have";
@@ -65,6 +71,13 @@ pub(crate) fn open_for(path: &Path, model: &Model) -> Result<Initial, Error> {
     let shapes: Vec<_> = parameters.iter().map(shape).collect();
     let import = Import::new(Weights::open(path)?, family, &shapes, model.vocabulary)?;
     Ok(Initial::Files(Box::new(import)))
+}
+
+/// What lies at `path` has no running mean of the weights.
+pub(crate) fn no_mean(path: &Path) -> Error {
+    let problem = format!("{} has no running mean of the weights", path.display());
+    let help = "leave it out, or name a checkpoint of a run with ema";
+    ConfigError::value("init-ema", true, problem, help).into()
 }
 
 impl Initial {
@@ -83,8 +96,9 @@ impl Initial {
             Initial::Files(import) => {
                 fill(&mut |name, offset, out| Ok(import.read(name, offset, out)?))
             }
-            Initial::Checkpoint(checkpoint) => {
-                let mut reader = checkpoint.parameters();
+            Initial::Checkpoint { checkpoint, mean } => {
+                let means = checkpoint.means().filter(|_| *mean);
+                let mut reader = means.unwrap_or_else(|| checkpoint.parameters());
                 fill(&mut |name, offset, out| Ok(reader.read(name, offset, out)?))?;
                 Ok(reader.finish()?)
             }

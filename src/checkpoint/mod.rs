@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use crate::config::{Config, OnResume};
 use parking_lot::Mutex;
@@ -22,16 +22,16 @@ use tracing::warn;
 use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Fingerprint};
 use zeropp_core::metrics::Evaluation;
-use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Manifest, Store, StoreLock};
+use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Manifest, Plateau, Store, StoreLock};
 
 use crate::Error;
 use crate::checkpoint::patience::Patience;
-use crate::checkpoint::resume::check_unchanged;
+use crate::checkpoint::resume::{Resumed, check_unchanged};
 use crate::checkpoint::under_way::{Outcome, Save, SaveTotals, UnderWay};
 use crate::checkpoint::writer::Report;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
-use crate::world::is_follower;
+use crate::world::hello::Roster;
 
 /// How long a file may take to show up on other hosts.
 const SHARED_TIME: Duration = Duration::from_secs(4);
@@ -76,6 +76,8 @@ struct Evaluated {
     last: Option<(u64, f64)>,
     /// Step of the checkpoint with the lowest one, which is never removed.
     best: Option<u64>,
+    /// How they have gone so far.
+    plateau: Option<Plateau>,
 }
 
 impl Saver {
@@ -89,9 +91,9 @@ impl Saver {
         let config = &bp.config;
         let Some(folder) = &config.save else { return Ok(None) };
         let saver = Saver::of(bp, data, Store::new(folder));
-        let lock = match is_follower(config)? {
-            true => None,
-            false => {
+        let lock = match config.has_rank_0()? {
+            false => None,
+            true => {
                 let (lock, left) = saver.store.lock()?;
                 saver.tell(left);
                 check_unchanged(&saver.store, config.resume, seen)?;
@@ -155,7 +157,7 @@ impl Saver {
     pub(crate) fn tell(&self, problems: Vec<CheckpointError>) {
         for problem in problems.iter().map(ToString::to_string) {
             if self.told.lock().insert(problem.clone()) {
-                warn!("{problem}; it is in nobody's way, and may be removed by hand");
+                warn!("{problem}; it does no harm, and can be removed by hand");
             }
         }
     }
@@ -170,41 +172,33 @@ impl Saver {
         self.store.folder()
     }
 
-    /// Checks that all ranks, of which this one is on `host`, see in the folder what rank 0 writes
-    /// there. All ranks call it.
-    pub(crate) fn check_shared(
-        &self,
-        world: &dyn Communicator,
-        host: &str,
-    ) -> Result<(), RankError> {
-        let written = match world.rank() {
-            0 => {
-                let name = format!("{PROBE}{}", new_name());
-                std::fs::write(self.folder().join(&name), &name).map_err(|source| {
-                    let path = self.folder().join(&name);
-                    CheckpointError::Io { action: "write", path, source }
-                })?;
-                name
-            }
-            _ => String::new(),
-        };
-        let names = world.exchange(written.into_bytes()).wait()?;
-        let name = String::from_utf8_lossy(&names[0]);
-        let _ = self.run.set(name.trim_start_matches(PROBE).to_owned());
-        let probe = self.folder().join(name.as_ref());
-        let sees = || std::fs::read(&probe).is_ok_and(|text| text == names[0]);
+    /// Takes the run's name from `roster`, and checks that all ranks see in the folder what rank 0
+    /// writes there. All ranks call it.
+    pub(crate) fn meet(&self, world: &dyn Communicator, roster: &Roster) -> Result<(), RankError> {
+        let run = self.run.get_or_init(|| roster.run().to_owned());
+        if roster.hellos.len() == 1 {
+            return Ok(());
+        }
+        let probe = self.folder().join(format!("{PROBE}{run}"));
+        if world.rank() == 0 {
+            std::fs::write(&probe, run).map_err(|source| {
+                let path = probe.clone();
+                CheckpointError::Io { action: "write", path, source }
+            })?;
+        }
+        let sees = || std::fs::read(&probe).is_ok_and(|text| text == run.as_bytes());
         // A network file system may show a new file a little later.
         let deadline = Instant::now() + SHARED_TIME;
         while !sees() && Instant::now() < deadline {
             std::thread::sleep(SHARED_TIME / 20);
         }
-        let blind = if sees() { String::new() } else { host.to_owned() };
-        let blind = world.exchange(blind.into_bytes()).wait()?;
+        let blind = if sees() { Vec::new() } else { vec![1] };
+        let blind = world.exchange(blind).wait()?;
         if world.rank() == 0 {
             let _ = std::fs::remove_file(&probe);
         }
-        let Some(rank) = blind.iter().position(|host| !host.is_empty()) else { return Ok(()) };
-        let host = String::from_utf8_lossy(&blind[rank]);
+        let Some(rank) = blind.iter().position(|blind| !blind.is_empty()) else { return Ok(()) };
+        let host = &roster.processes[rank].host;
         let problem = format!(
             "rank {rank} on {host} does not see what rank 0 writes there; name a folder that all \
              hosts share"
@@ -212,39 +206,59 @@ impl Saver {
         Err(CheckpointError::Folder { folder: self.folder().to_path_buf(), problem }.into())
     }
 
-    /// The lowest validation loss of the checkpoints that are there, of which the newest is what
-    /// the run goes on from, on all ranks; its checkpoint will not be removed. All ranks call it.
-    pub(crate) fn lowest(&self, world: &dyn Communicator) -> Result<Option<f64>, RankError> {
+    /// How validation losses have gone in the run that is `resumed`, on all ranks. Where the best
+    /// checkpoint is kept, the lowest is that of all checkpoints that are there, and its own will
+    /// not be removed. All ranks call it.
+    pub(crate) fn plateau(
+        &self,
+        world: &dyn Communicator,
+        resumed: Option<&Resumed>,
+        keeps_best: bool,
+    ) -> Result<Option<Plateau>, RankError> {
         let mut found: Option<(u64, f64)> = None;
+        let mut plateau = None;
         if world.rank() == 0 {
-            for step in self.store.steps()? {
-                // One that is damaged is told of where it is read.
+            // One that is damaged is told of where it is read.
+            let opened = resumed.and_then(|resumed| Checkpoint::open(&resumed.path).ok());
+            plateau = opened.and_then(|checkpoint| checkpoint.manifest().plateau());
+            for step in self.store.steps()?.into_iter().filter(|_| keeps_best) {
                 let Ok(checkpoint) = Checkpoint::open(&self.store.path(step)) else { continue };
                 let loss = checkpoint.manifest().validation_loss();
                 if let Some(loss) = loss.filter(|loss| found.is_none_or(|(_, low)| *loss < low)) {
                     found = Some((step, loss));
                 }
             }
-            self.evaluated.lock().best = found.map(|(step, _)| step);
+            if let Some((_, lowest)) = found
+                && plateau.is_none_or(|p: Plateau| lowest < p.lowest)
+            {
+                plateau = Some(Plateau { lowest, since: plateau.map_or(0, |p| p.since) });
+            }
+            let mut evaluated = self.evaluated.lock();
+            (evaluated.best, evaluated.plateau) = (found.map(|(step, _)| step), plateau);
         }
-        let mine = found.map(|(_, loss)| loss.to_le_bytes().to_vec()).unwrap_or_default();
-        let all = world.exchange(mine).wait()?;
-        Ok(all[0][..].try_into().ok().map(f64::from_le_bytes))
+        let bytes = |p: Plateau| [p.lowest.to_le_bytes(), p.since.to_le_bytes()].concat();
+        let all = world.exchange(plateau.map(bytes).unwrap_or_default()).wait()?;
+        let Some((lowest, since)) = all[0].split_at_checked(8) else { return Ok(None) };
+        let lowest = lowest.try_into().map(f64::from_le_bytes);
+        let since = since.try_into().map(u64::from_le_bytes);
+        Ok(lowest.ok().zip(since.ok()).map(|(lowest, since)| Plateau { lowest, since }))
     }
 
     /// The validation loss after `step`; that of the checkpoint after it, if there will be one.
-    pub(crate) fn evaluated(&self, step: u64, evaluation: &Evaluation) {
+    pub(crate) fn evaluated(&self, step: u64, evaluation: &Evaluation, plateau: Option<Plateau>) {
         let mut evaluated = self.evaluated.lock();
+        evaluated.plateau = plateau;
         evaluated.last = Some((step, evaluation.loss));
         if evaluation.best {
             evaluated.best = Some(step);
         }
     }
 
-    /// The validation loss after `step`, if it was measured, and the step that is to be kept.
-    pub(crate) fn evaluation_of(&self, step: u64) -> (Option<f64>, Option<u64>) {
-        let Evaluated { last, best } = *self.evaluated.lock();
-        (last.filter(|(last, _)| *last == step).map(|(_, loss)| loss), best)
+    /// The save of the state after `step`, with what is known of validation losses.
+    pub(crate) fn save_of(&self, step: u64, updates: u64, rotates: bool) -> Save {
+        let Evaluated { last, best, plateau } = *self.evaluated.lock();
+        let loss = last.filter(|(last, _)| *last == step).map(|(_, loss)| loss);
+        Save { step, updates, rotates, loss, best, plateau }
     }
 
     /// Whether `step` is the run's last, which is always saved.
@@ -264,7 +278,7 @@ impl Saver {
 
     /// The folder of the files of the checkpoint after `step`, made if it is not there.
     pub(crate) fn staging(&self, step: u64) -> Result<PathBuf, CheckpointError> {
-        self.store.begin(step, self.run.get_or_init(new_name))
+        self.store.begin(step, self.run.get().expect("the ranks have met"))
     }
 
     /// Notes what a rank's writer has said, in rank 0's process. With the last one, another thread
@@ -279,7 +293,7 @@ impl Saver {
 
     /// Completes a checkpoint whose parts are written, or removes what there is of it.
     fn complete(&self, save: Save, reports: Vec<Report>) -> Outcome {
-        let Save { step, updates, rotates, loss, best } = save;
+        let Save { step, updates, rotates, loss, best, plateau } = save;
         let cpu_s: f64 = reports.iter().map(|report| report.cpu_s).sum();
         let manifest = || {
             let settings = self.settings.clone();
@@ -295,6 +309,7 @@ impl Saver {
             }
             manifest.data = Some(self.data.clone());
             manifest.set_validation_loss(loss);
+            manifest.set_plateau(plateau);
             manifest.sort_pieces();
             Ok(manifest)
         };
@@ -325,12 +340,6 @@ impl Saver {
     pub(crate) fn has_any(&self) -> bool {
         self.store.newest().is_ok()
     }
-}
-
-/// A name that no other run has.
-fn new_name() -> String {
-    let stamp = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos());
-    format!("{}-{stamp}", std::process::id())
 }
 
 #[cfg(test)]

@@ -11,7 +11,9 @@ use tracing::warn;
 use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Fingerprint};
 use zeropp_core::layer::Part;
+use zeropp_core::params::ParamSpec;
 use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Store, read_state};
+use zeropp_zero3::rule::Role;
 use zeropp_zero3::{Optimizer, ShardedStage};
 
 use crate::Error;
@@ -19,7 +21,6 @@ use crate::checkpoint::patience::Patience;
 use crate::checkpoint::settings;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
-use crate::world::is_follower;
 
 /// Where a resumed run goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +52,7 @@ pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
     let Some(folder) = &bp.config.save else { return Ok(Found::default()) };
     let store = Store::new(folder);
     // Rank 0's process answers for all: it may have begun to save by the time others look.
-    let follows = is_follower(&bp.config)?;
+    let follows = !bp.config.has_rank_0()?;
     if !follows {
         store.check_free()?;
     }
@@ -167,6 +168,14 @@ fn open(
     let checkpoint = Checkpoint::open(&store.path(step))?;
     let parameters: Vec<_> = bp.model.parts.iter().flat_map(Part::parameters).collect();
     checkpoint.check_model(parameters.iter().map(|p| (p.name.as_str(), p.shape.as_slice())))?;
+    let groups = bp.own.parameters(&bp.config);
+    let last = bp.model.parts.len() - 1;
+    let kept = bp.model.parts.iter().enumerate().flat_map(|(i, part)| {
+        let role = Role::of(part, bp.model.is_tied() && i == last);
+        let of = |p: ParamSpec| (p.name.clone(), groups.state(&groups.parameter(&p, role)));
+        part.parameters().into_iter().map(of).collect::<Vec<_>>()
+    });
+    checkpoint.check_kept(groups.rule.name(), kept)?;
     let path = checkpoint.path().to_path_buf();
     let mut changed = compare(bp, &checkpoint)?;
     // Checkpoints of earlier versions do not know their data.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use zeropp_zero3::checkpoint::CheckpointError;
+use zeropp_zero3::checkpoint::{CheckpointError, Plateau};
 
 use crate::checkpoint::writer::Report;
 
@@ -21,6 +21,8 @@ pub(crate) struct Save {
     pub(crate) loss: Option<f64>,
     /// Step of the lowest validation loss so far, whose checkpoint stays.
     pub(crate) best: Option<u64>,
+    /// How validation losses have gone so far.
+    pub(crate) plateau: Option<Plateau>,
 }
 
 /// How a save ended.
@@ -30,6 +32,25 @@ pub(crate) struct Outcome {
     pub(crate) result: Result<(), CheckpointError>,
     /// What could not be removed.
     pub(crate) left: Vec<CheckpointError>,
+}
+
+/// Who waits for a save whose files are all written, so that only its name is missing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Completing {
+    /// The end of a step, after which the next save is due.
+    AtStepEnd,
+    /// Ranks that are about to go on from the newest checkpoint.
+    InRecovery,
+}
+
+impl Completing {
+    /// For how long: a step is soon done again, what a recovery goes back is not.
+    fn limit(self) -> Duration {
+        match self {
+            Completing::AtStepEnd => Duration::from_millis(100),
+            Completing::InRecovery => Duration::from_millis(500),
+        }
+    }
 }
 
 /// What the saves of a run came to; rank 0's process knows.
@@ -93,15 +114,15 @@ impl UnderWay {
         take(&mut self.state.lock())
     }
 
-    /// Waits up to `limit` for a save of which all ranks have written their parts.
-    pub(crate) fn await_completion(&self, limit: Duration) {
+    /// Waits a little for a save of which all ranks have written their parts.
+    pub(crate) fn await_completion(&self, who: Completing) {
         let going = |state: &mut Option<State>| {
             state.as_ref().is_some_and(|s| s.completing && s.outcome.is_none())
         };
-        self.ended.wait_while_for(&mut self.state.lock(), going, limit);
+        self.ended.wait_while_for(&mut self.state.lock(), going, who.limit());
     }
 
-    /// The same, for up to `limit`, where there is a save under way.
+    /// Waits up to `limit` for the end of the save under way, if there is one.
     pub(crate) fn wait(&self, limit: Duration) -> Option<Outcome> {
         let mut state = self.state.lock();
         let going = |state: &mut Option<State>| state.as_ref().is_some_and(|s| s.outcome.is_none());

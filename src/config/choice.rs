@@ -22,6 +22,32 @@ choice! {
     }
 }
 
+choice! {
+    /// How weights follow from gradients.
+    OptimizerKind {
+        /// Adam with decoupled weight decay.
+        Adamw = "adamw",
+        /// Stochastic gradient descent with momentum.
+        Sgd = "sgd",
+        /// Steps of one size along the sign of a mean gradient.
+        Lion = "lion",
+        /// Mean gradients made orthogonal for the matrices of blocks, AdamW for all else.
+        Muon = "muon",
+    }
+}
+
+choice! {
+    /// Whether gathered bf16 weights are kept as the CPU's products read them.
+    PackWeights {
+        /// Where several micro-batches use a gather and the memory is there.
+        Auto = "auto",
+        /// Always.
+        On = "on",
+        /// Never: each product packs its weight anew.
+        Off = "off",
+    }
+}
+
 macro_rules! settings {
     ($($name:ident),+) => {
         $(impl OptionType for $name {
@@ -29,4 +55,16 @@ macro_rules! settings {
         })+
     };
 }
-settings!(Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer);
+settings!(
+    Activation,
+    Decay,
+    DeviceKind,
+    EngineKind,
+    OptimizerKind,
+    Order,
+    PackWeights,
+    Place,
+    Precision,
+    Recompute,
+    Tokenizer
+);

@@ -50,7 +50,7 @@ impl Config {
                 wrong("nodes", &nodes, "MPI's launcher starts the processes", help)
             }
             (EngineKind::Mpi, Some(place)) => {
-                let problem = "processes of engine mpi find each other";
+                let problem = "processes of engine mpi find each other without it";
                 wrong("rendezvous", place, problem, "leave it out")
             }
             (EngineKind::Threads, _) if nodes > 1 => {

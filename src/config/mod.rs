@@ -8,6 +8,7 @@ mod file;
 mod kind;
 mod launch;
 mod model;
+mod optimizer;
 mod options;
 mod outputs;
 mod parts;
@@ -16,20 +17,24 @@ mod roles;
 mod sources;
 mod stages;
 mod step_range;
+mod table;
 mod validate;
 
 pub use bytes::Bytes;
 pub use choice::{
-    Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, OptimizerKind, Order, PackWeights, Place, Precision,
+    Recompute, Tokenizer,
 };
 pub use error::ConfigError;
 pub use kind::OptionKind;
-pub use options::{Config, OPTIONS, OptionInfo};
+pub use options::{Config, OPTIONS};
 pub use resume::Resume;
 pub use roles::{Across, OnResume};
 pub use step_range::StepRange;
+pub use table::OptionInfo;
 pub use toml::{Table, Value};
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 use zeropp_comm::mesh::Mesh;
@@ -55,7 +60,7 @@ impl Config {
     pub fn virtual_stages(&self) -> usize {
         self.virtual_stages.or_else(|| self.given_stages_each()).unwrap_or_else(|| {
             // Emulated stages have no layers.
-            let fits = |v| self.emulate.is_some() || self.layers >= self.pp.saturating_mul(v);
+            let fits = |v| self.is_emulated() || self.layers >= self.pp.saturating_mul(v);
             match self.kind().map(|kind| kind.stages) {
                 Some(StagesPerRank::Any(v)) if !fits(v) => 1,
                 Some(stages) => stages.default_number(),
@@ -67,6 +72,11 @@ impl Config {
     /// What is known of the schedule; nothing of a file, or of a name that no schedule has.
     pub(crate) fn kind(&self) -> Option<&'static Kind> {
         Kind::find(&self.schedule)
+    }
+
+    /// Whether given times stand for a model.
+    pub(crate) fn is_emulated(&self) -> bool {
+        self.without_model || self.emulate.is_some()
     }
 
     /// Micro-batches of each rank in a step (B): two units, of 2P−1 where none is given, and for
@@ -106,6 +116,31 @@ impl Config {
         self.min_lr.unwrap_or(self.lr / 10.0)
     }
 
+    /// What the run is called: as its settings say, else after their file, else after its metrics.
+    pub fn run_name(&self) -> String {
+        let of_file = || self.file.iter().chain(&self.metrics).find_map(|path| path.file_stem());
+        let given = self.run_name.as_ref().map(|name| name.trim().to_owned());
+        given.unwrap_or_else(|| {
+            of_file().map_or("zeropp".into(), |stem| stem.to_string_lossy().into_owned())
+        })
+    }
+
+    /// Where figures are served to Prometheus, if they are.
+    ///
+    /// # Errors
+    /// What is no address and port.
+    pub(crate) fn prometheus_address(&self) -> Result<Option<SocketAddr>, ConfigError> {
+        let Some(text) = &self.prometheus else { return Ok(None) };
+        let alone = || text.parse().ok().map(|port: u16| (Ipv4Addr::LOCALHOST, port).into());
+        let help = "use a port, as in 9400, or an address of this machine and a port, as in \
+                    0.0.0.0:9400 or [::1]:9400";
+        text.parse()
+            .ok()
+            .or_else(alone)
+            .map(Some)
+            .ok_or_else(|| ConfigError::value("prometheus", text, "is no address and port", help))
+    }
+
     /// Samples of one step over all ranks. Ranks of a ZeRO-3 group and replicas train on samples
     /// of their own.
     pub fn samples_per_step(&self) -> usize {
@@ -130,6 +165,9 @@ impl Config {
             micro_batches: self.micro_batches.or(own(self.micro_batches())),
             warmup: Some(self.warmup()),
             min_lr: Some(self.min_lr()),
+            beta2: (self.optimizer != OptimizerKind::Sgd).then(|| self.beta2()),
+            momentum: self.momentum(),
+            nesterov: self.nesterov(),
             ..self.clone()
         }
     }

@@ -7,96 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use super::bytes::Bytes;
 use super::choice::{
-    Activation, Decay, DeviceKind, EngineKind, Order, Place, Precision, Recompute, Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, OptimizerKind, Order, PackWeights, Place, Precision,
+    Recompute, Tokenizer,
 };
-use super::kind::{OptionKind, OptionType};
+use super::kind::OptionType;
 use super::resume::Resume;
 use super::roles::{Across, OnResume};
 use super::step_range::StepRange;
-
-/// One setting as its users see it.
-#[derive(Clone, Copy, Debug)]
-pub struct OptionInfo {
-    /// The key in a file; the flag is `--key`.
-    pub key: &'static str,
-    /// The heading of the manual it stands under.
-    pub heading: &'static str,
-    /// What the manual calls its value.
-    pub value_name: &'static str,
-    /// What values it takes.
-    pub kind: OptionKind,
-    /// What the processes of a job must share of it.
-    pub across: Across,
-    /// What a resumed run makes of a change.
-    pub on_resume: OnResume,
-    /// Its documentation, a line of source each, with the leading blank.
-    pub doc: &'static [&'static str],
-}
-
-macro_rules! options {
-    ($($heading:literal { $(
-        $(#[doc = $doc:literal])+
-        $key:literal $value_name:literal
-        $field:ident: $type:ty = $default:expr, $across:ident $on_resume:ident;
-    )+ })+) => {
-        /// Everything about a run.
-        ///
-        /// In a TOML file the keys are those of the command's flags (`micro-batches = 16`), flat,
-        /// in any order; what is left out has its default. Fields that are `None` by default
-        /// follow from others: read them through the method of the same name
-        /// ([`unit`](Config::unit), [`micro_batches`](Config::micro_batches) and so on).
-        ///
-        /// ```
-        /// use zeropp::Config;
-        ///
-        /// let config = Config { pp: 4, zero3: 8, unit: Some(8), ..Config::default() };
-        /// assert_eq!((config.virtual_stages(), config.micro_batches()), (2, 16));
-        /// assert_eq!(config, Config::from_toml("pp = 4\nzero3 = 8\nunit = 8")?);
-        /// # Ok::<(), zeropp::config::ConfigError>(())
-        /// ```
-        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-        #[serde(default, deny_unknown_fields)]
-        pub struct Config {
-            $($(
-                $(#[doc = $doc])+
-                #[serde(rename = $key, skip_serializing_if = "OptionType::unset")]
-                pub $field: $type,
-            )+)+
-            /// The file that the settings were read from, which the run must not write. No setting.
-            #[serde(skip)]
-            pub file: Option<PathBuf>,
-        }
-
-        impl Default for Config {
-            fn default() -> Self {
-                Self { $($($field: $default,)+)+ file: None }
-            }
-        }
-
-        impl Config {
-            /// All settings with their values as a person would write them; none where it has none.
-            /// What is no text in a path is replaced.
-            pub(crate) fn texts(
-                &self,
-            ) -> impl Iterator<Item = (&'static OptionInfo, Option<String>)> + use<> {
-                OPTIONS.iter().zip([$($(self.$field.text()),+),+])
-            }
-        }
-
-        /// All settings in the order of the manual.
-        pub const OPTIONS: &[OptionInfo] = &[$($(
-            OptionInfo {
-                key: $key,
-                heading: $heading,
-                value_name: $value_name,
-                kind: <$type as OptionType>::KIND,
-                across: Across::$across,
-                on_resume: OnResume::$on_resume,
-                doc: &[$($doc),+],
-            },
-        )+)+];
-    };
-}
+use super::table::{OptionInfo, options};
 
 options! {
     "Mesh" {
@@ -132,9 +50,9 @@ options! {
         /// Stages on each pipeline rank (V). Default: what the schedule needs, else 2 where the
         /// layers allow it.
         ///
-        /// Stage s lives on rank s mod P, on a V the second P go back down. A rank holds the whole
-        /// weights of one stage at a time, and of those being prefetched, so more stages need less
-        /// memory.
+        /// Stage s lives on rank s mod P; V-shaped schedules place the second P stages in reverse
+        /// rank order. A rank holds the whole weights of one stage at a time, and of those being
+        /// prefetched, so more stages need less memory.
         "virtual" "V" virtual_stages: Option<usize> = None, Program Kept;
         /// Blocks of each stage, such as 3,4,4,3. Default: by the time that stages take.
         ///
@@ -162,9 +80,16 @@ options! {
         /// What to compute again in the backward to save memory.
         ///
         /// `selective`: attention's scores on every stage; GPUs and bf16 never keep them. `full`:
-        /// whole stages, whose inputs alone are kept; where B and W are apart, all of a rank but
-        /// its last, which does as with selective, as its backward follows its forward closely.
+        /// whole stages, of which only the inputs are kept. Schedules with a split backward leave
+        /// out the last stage of a rank, whose backward follows closely: it does as selective.
         "recompute" "WHAT" recompute: Recompute = Recompute::None, Program Kept;
+        /// Keep gathered bf16 weights as the CPU's products read them, packed once a unit: `auto`,
+        /// `on` or `off`.
+        ///
+        /// Two more copies of the weights that are gathered, for bf16 on CPUs; no bit depends on
+        /// it. `auto` packs where several micro-batches share a gather, unless the memory that is
+        /// predicted with the copies is more than there is.
+        "pack-weights" "WHEN" pack_weights: PackWeights = PackWeights::Auto, Own Left;
         /// What everything takes, for schedules that weigh it and for the bubble that is predicted.
         ///
         /// A file: written by hand, by an earlier run's save-costs, or its trace; docs/costs.md has
@@ -182,7 +107,7 @@ options! {
         /// Steps, each an update of the weights.
         "steps" "N" steps: u64 = 40, Same Told;
         /// Seed of the initial weights and of the order of the data.
-        "seed" "N" seed: u64 = 0, Same Fixed;
+        "seed" "N" seed: u64 = 0, Same Fixed OfModel;
         /// Learning rate after the warm-up.
         "lr" "X" lr: f64 = 3e-3, Same Told;
         /// Learning rate at the last step. Default: a tenth of lr.
@@ -194,14 +119,46 @@ options! {
         "decay" "SHAPE" decay: Decay = Decay::Cosine, Same Told;
         /// Steps in which the learning rate rises. Default: a tenth of steps, at most 100.
         "warmup" "N" warmup: Option<u64> = None, Same Told;
-        /// Weight decay of AdamW, on matrices only and decoupled from the gradient.
+        /// Find a learning rate: run N steps in place of training, at rates that grow by equal
+        /// factors from 1e-7 to 10, and say where the loss falls fastest. 0 trains.
+        ///
+        /// 100 is a good number. The run begins anew, ends where the loss has risen far, and writes
+        /// nothing but the curve: find-lr.html and find-lr.csv in this folder. Of `zeropp run`.
+        "find-lr" "N" find_lr: u64 = 0, Same Left;
+        /// How weights follow from gradients.
+        ///
+        /// adamw; sgd, PyTorch's, with momentum; lion, which keeps one moment in place of two and
+        /// wants a smaller lr and a larger weight-decay (a third to a tenth, and three to ten
+        /// times); muon, which makes the mean gradients of the blocks' matrices orthogonal, scales
+        /// them to the size of AdamW's steps, and leaves all else to AdamW. docs/optimizers.md.
+        "optimizer" "KIND" optimizer: OptimizerKind = OptimizerKind::Adamw, Same Fixed;
+        /// Weight decay: decoupled from the gradient, and with sgd added to it, as PyTorch does.
         "weight-decay" "X" weight_decay: f64 = 0.01, Same Told;
-        /// AdamW's decay of the mean gradient.
+        /// What weight decay leaves alone: some of norms,biases,embeddings, or none. Default: what
+        /// the layers say, which is norms and biases.
+        ///
+        /// biases are parameters whose names end in bias, norms all other vectors, embeddings those
+        /// of tokens and positions, and a head that shares the former's weight.
+        "no-decay" "GROUPS" no_decay: Option<String> = None, Same Told;
+        /// AdamW's decay of the mean gradient; with lion, its share of the direction.
         "beta1" "X" beta1: f64 = 0.9, Same Told;
-        /// AdamW's decay of the mean squared gradient.
-        "beta2" "X" beta2: f64 = 0.999, Same Told;
+        /// AdamW's decay of the mean squared gradient, or lion's of the mean gradient. Default:
+        /// 0.999, with lion 0.99.
+        "beta2" "X" beta2: Option<f64> = None, Same Told;
+        /// What stays with each step of sgd's velocity, or of muon's mean gradient. Default: 0.9,
+        /// with muon 0.95.
+        "momentum" "X" momentum: Option<f64> = None, Same Told;
+        /// Whether a step looks ahead along the momentum. Default: with muon, not with sgd.
+        "nesterov" "BOOL" nesterov: Option<bool> = None, Same Told;
         /// What AdamW adds to the root of the mean squared gradient.
         "eps" "X" eps: f64 = 1e-8, Same Told;
+        /// Keep a running mean of the weights (EMA), which keeps this share of itself with each
+        /// step, such as 0.999. Default: none.
+        ///
+        /// It is cut between ranks as the weights are, takes 4 bytes a parameter, and is saved with
+        /// them; eval, generate and export take it with --ema. No bit of the training depends on
+        /// it.
+        "ema" "SHARE" ema: Option<f64> = None, Same Told;
         /// Largest global gradient norm; a larger gradient is scaled down to it. 0 never scales.
         "clip" "X" clip: f64 = 1.0, Same Told;
         /// Steps in a row whose gradient may be not finite (NaN or infinite) before the run ends. 0
@@ -218,13 +175,27 @@ options! {
         "eval-every" "N" eval_every: u64 = 0, Same Left;
         /// Batches of a validation loss, each as many samples as a step has; 0 takes all there is.
         ///
-        /// Of less data every whole micro-batch counts once.
+        /// If there is less data than that, every whole micro-batch of it is used once.
         "eval-steps" "M" eval_steps: u64 = 20, Same Told;
+        /// End the run once so many validation losses in a row were no lower than the lowest
+        /// before; 0 never does.
+        ///
+        /// It ends well, saved if it saves. A run that goes on from a checkpoint goes on counting.
+        "patience" "N" patience: u64 = 0, Same Left;
         /// Data for the validation loss: a file or folder, read as that of data is.
         "eval-data" "PATH" eval_data: Option<PathBuf> = None, Given Told;
         /// Save each step whose validation loss is the lowest so far, and never remove the last of
         /// them, whatever keep says.
         "keep-best" "BOOL" keep_best: bool = false, Same Left;
+        /// Show how prompt goes on with the weights of every N-th step; 0 shows nothing.
+        ///
+        /// The text is written from the checkpoint of that step, so N is a multiple of save-every:
+        /// by rank 0's process between two steps, which takes time and the memory of the whole
+        /// model in fp32; the likeliest 64 tokens. No bit of the training depends on it. Of `zeropp
+        /// run`.
+        "sample-every" "N" sample_every: u64 = 0, Own Left;
+        /// What the text of sample-every begins with.
+        "prompt" "TEXT" prompt: Option<String> = None, Own Left;
     }
     "Model" {
         /// Which model to train: a family, a preset, or a Hugging Face folder or its config.json.
@@ -236,24 +207,24 @@ options! {
         /// qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b. Beside these,
         /// layers, seq, vocab and vocab-multiple may be set; seq is at most 1024 by itself. What
         /// has a slash or ends in .json is a path. Weights start from the seed.
-        "model" "MODEL" model: String = "gpt".into(), Same Fixed;
+        "model" "MODEL" model: String = "gpt".into(), Same Fixed OfModel;
         /// Transformer blocks. Every stage needs at least one: P·V or more.
-        "layers" "N" layers: usize = 8, Same Kept;
+        "layers" "N" layers: usize = 8, Same Kept OfModel;
         /// Hidden size; a multiple of heads, unless head-dim is set.
-        "hidden" "N" hidden: usize = 64, Same Kept;
+        "hidden" "N" hidden: usize = 64, Same Kept OfModel;
         /// Attention heads.
-        "heads" "N" heads: usize = 4, Same Fixed;
+        "heads" "N" heads: usize = 4, Same Fixed OfModel;
         /// Key and value heads, of which each serves heads/kv-heads query heads. Default: heads.
-        "kv-heads" "N" kv_heads: Option<usize> = None, Same Fixed;
+        "kv-heads" "N" kv_heads: Option<usize> = None, Same Fixed OfModel;
         /// Elements of an attention head. Default: hidden/heads.
-        "head-dim" "N" head_dim: Option<usize> = None, Same Fixed;
+        "head-dim" "N" head_dim: Option<usize> = None, Same Fixed OfModel;
         /// Inner size of the MLP. Default: four times hidden; with swiglu, which has three
         /// matrices, two thirds of that, rounded up to a multiple of 64.
-        "intermediate" "N" intermediate: Option<usize> = None, Same Kept;
+        "intermediate" "N" intermediate: Option<usize> = None, Same Kept OfModel;
         /// Tokens in a sample.
-        "seq" "N" seq: usize = 64, Same Told;
+        "seq" "N" seq: usize = 64, Same Told OfModel;
         /// Whether the head shares the embedding's weights, as in GPT-2.
-        "tied" "BOOL" tied: bool = false, Same Kept;
+        "tied" "BOOL" tied: bool = false, Same Kept OfModel;
         /// Token ids that the model knows (the vocabulary). Default: 256 for bytes, else one more
         /// than the data's largest id, for which all of the file is read.
         ///
@@ -263,16 +234,18 @@ options! {
         /// Round the rows of embedding and head up to a multiple of this; 128 suits GPUs.
         ///
         /// Rows that are no token id are never looked up and take no part in the loss.
-        "vocab-multiple" "N" vocab_multiple: usize = 1, Same Fixed;
+        "vocab-multiple" "N" vocab_multiple: usize = 1, Same Fixed OfModel;
         /// Begin with these weights: a Hugging Face folder, a safetensors file, a GGUF file, or a
         /// checkpoint of another run.
         ///
         /// Each rank reads its own part. What is missing, unknown or of another shape is refused by
         /// its name. A run that goes on from a checkpoint takes that.
         "init-from" "PATH" init_from: Option<PathBuf> = None, Given Kept;
-        /// The MLP's nonlinearity: exact GELU, GPT-2's tanh form, or swiglu, which all families
-        /// but gpt have, and have by themselves.
-        "activation" "KIND" activation: Activation = Activation::GeluTanh, Same Fixed;
+        /// Of a checkpoint that init-from names, take the running mean of the weights (ema).
+        "init-ema" "BOOL" init_ema: bool = false, Same Left;
+        /// The MLP's nonlinearity: exact GELU, GPT-2's tanh form, or swiglu. All families but gpt
+        /// have swiglu without being told.
+        "activation" "KIND" activation: Activation = Activation::GeluTanh, Same Fixed OfModel;
     }
     "Data" {
         /// A text file, or a folder of text files. Default: zeropp's own sources.
@@ -294,7 +267,7 @@ options! {
         "split" "N,N" split: Option<String> = None, Same Told;
         /// How data becomes token ids: its bytes, or the 16-bit or 32-bit ids of a nanoGPT or llm.c
         /// .bin file.
-        "tokenizer" "KIND" tokenizer: Tokenizer = Tokenizer::Bytes, Same Fixed;
+        "tokenizer" "KIND" tokenizer: Tokenizer = Tokenizer::Bytes, Same Fixed OfModel;
         /// Draw the place of each sample, read the data from its start, or draw an order of all of
         /// it for each epoch.
         ///
@@ -307,7 +280,7 @@ options! {
         /// bf16: compute and gathered weights in bfloat16; master weights, gradients, reductions
         /// and optimizer in fp32. On a CPU it is fast where that has AMX and gives the same bits
         /// everywhere; ZEROPP_ISA=amx|avx512|avx2|scalar forces a path. wgpu has none.
-        "precision" "KIND" precision: Precision = Precision::Fp32, Same Told;
+        "precision" "KIND" precision: Precision = Precision::Fp32, Same Told OfModel;
         /// Where tensors live. Ranks of one machine take its GPUs in turn, and share them.
         ///
         /// cuda needs a build with --features cuda, NVIDIA's driver, NVRTC 13 and the toolkit's
@@ -317,11 +290,11 @@ options! {
         /// the ranks on it, at least 1.
         ///
         /// The bits are the same for any number. Where a machine has fewer cores than its ranks
-        /// have threads, they take turns and do not wait actively.
+        /// have threads, threads that wait sleep instead of spinning.
         "threads" "N" threads: Option<usize> = None, Own Left;
         /// Start a run that is predicted to need more memory than there is.
         ///
-        /// Before a rank starts, what the ranks here are predicted to need is held against the
+        /// Before a rank starts, what the ranks here are predicted to need is compared with the
         /// memory that is free, the limits of the cgroup and of ulimit -v, and rank-memory.
         "no-memory-check" "BOOL" no_memory_check: bool = false, Own Left;
         /// How ranks talk to each other. threads: all ranks in one process. mpi: processes started
@@ -334,11 +307,11 @@ options! {
         "place" "BY" place: Place = Place::Hosts, Same Left;
         /// Seconds a rank waits for another before the run ends with the name of the missing one.
         "timeout-s" "S" timeout_s: f64 = 120.0, Own Left;
-        /// How often ranks that fail may meet again and go on from the newest checkpoint. 0 ends
+        /// How often ranks that fail may be restarted from the newest checkpoint. 0 ends
         /// the run with the first failure.
         ///
         /// With engine threads; `zeropp supervise` starts processes again. Without a checkpoint the
-        /// ranks begin anew. The steps come out with the same bits. A step that fails three times
+        /// ranks start over. Repeated steps give the same bits. A step that fails three times
         /// ends the run.
         "max-recoveries" "N" max_recoveries: u64 = 0, Own Left;
     }
@@ -358,7 +331,7 @@ options! {
         "rendezvous" "HOST:PORT" rendezvous: Option<String> = None, Own Left;
         /// A file with the job's token, which nobody else may read.
         "token-file" "FILE" token_file: Option<PathBuf> = None, Own Left;
-        /// Seconds that all processes together may take to come.
+        /// Seconds within which all processes of the job must have started.
         "start-timeout-s" "S" start_timeout_s: f64 = 60.0, Own Left;
     }
     "Emulation" {
@@ -366,18 +339,41 @@ options! {
         ///
         /// Ranks, program and engine are real; F, B, W and R only take their time, and messages and
         /// collectives arrive when the given links would deliver them. The file has the form of
-        /// `costs`: `t_f`, `t_b` and `t_w` in µs, one number or one a stage, and what docs/costs.md
-        /// has besides.
+        /// `costs`: `t_f`, `t_b` and `t_w` in µs, one number or one a stage, and the other keys of
+        /// docs/costs.md.
         "emulate" "COSTS" emulate: Option<PathBuf> = None, Given Left;
     }
     "Output" {
-        /// Write one JSON object a step to this file.
+        /// What the run is called in what it writes. Default: the name of its settings' file, else
+        /// of its metrics.
+        "run-name" "NAME" run_name: Option<String> = None, Own Left;
+        /// Write the figures of every step to this file: a JSON object a line, or, where its name
+        /// ends in .csv, a row.
+        ///
+        /// The first line of JSON says what the run is. A run that goes on from a checkpoint goes
+        /// on in the file, too.
         "metrics" "FILE" metrics: Option<PathBuf> = None, Own Left;
+        /// Write losses, rates and memory as TensorBoard's event files into this folder.
+        "tensorboard" "DIR" tensorboard: Option<PathBuf> = None, Own Left;
+        /// Serve the figures of the last step to Prometheus, as http://ADDR:PORT/metrics.
+        ///
+        /// A port alone is one of 127.0.0.1. There is no password: whoever reaches the address
+        /// reads the figures, and nothing else.
+        "prometheus" "ADDR:PORT" prometheus: Option<String> = None, Own Left;
+        /// Steps from one line of `zeropp run` to the next. Default: about a line a second.
+        ///
+        /// The first and the last step always have one. Its loss is the mean of the steps since the
+        /// line before.
+        "log-every" "N" log_every: Option<u64> = None, Own Left;
+        /// Write what `zeropp run` says, with all lines of steps, to this file, too.
+        ///
+        /// A run that goes on from a checkpoint adds to it.
+        "log-file" "FILE" log_file: Option<PathBuf> = None, Own Left;
         /// Write a Chrome trace of every rank's actions to this file; Perfetto opens it.
         ///
         /// It holds the first 8 steps, so that a long run stays readable, or those of trace-steps.
         "trace" "FILE" trace: Option<PathBuf> = None, Given Left;
-        /// The steps that a trace holds, from A to B and both of them: `100..107`. Default: the
+        /// The steps that a trace holds, from A to B inclusive: `100..107`. Default: the
         /// first 8 that are run.
         "trace-steps" "A..B" trace_steps: Option<StepRange> = None, Same Left;
         /// Write what everything took in this run to this file (.json), for `costs` and for
@@ -407,7 +403,7 @@ options! {
         ///
         /// So one command serves a job that is started again and again. `must` refuses to begin
         /// anew; a number goes on from the checkpoint of that step, and sets newer ones aside.
-        /// Mesh, schedule, recomputation and ZeRO-1 may be others than when it was written. `steps`
+        /// Mesh, schedule, recomputation and ZeRO-1 may differ from the run that wrote it. `steps`
         /// counts from the very start.
         "resume" "BOOL|must|STEP" resume: Resume = Resume::No, Same Left;
         /// Where the checkpoint to go on from is damaged, take the one before it.

@@ -61,6 +61,7 @@ impl Config {
     fn output_files(&self) -> Vec<Given<'_>> {
         given([
             ("metrics", self.metrics.as_deref()),
+            ("log-file", self.log_file.as_deref()),
             ("trace", self.trace.as_deref()),
             ("save-costs", self.save_costs.as_deref()),
         ])
@@ -70,7 +71,8 @@ impl Config {
     fn output_folders(&self) -> Vec<Given<'_>> {
         // An empty one is none.
         let flight = self.flight_dir.as_deref().filter(|path| !path.as_os_str().is_empty());
-        given([("save", self.save.as_deref()), ("flight-dir", flight)])
+        let events = self.tensorboard.as_deref();
+        given([("save", self.save.as_deref()), ("flight-dir", flight), ("tensorboard", events)])
     }
 
     /// Checks that no path is empty, and none a name for standard input or output.

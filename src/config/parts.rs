@@ -4,9 +4,13 @@ use zeropp_comm::launch::LaunchOptions;
 use zeropp_core::data::{DataError, Dataset, Sampler, SplitPart};
 use zeropp_core::device::Devices;
 use zeropp_core::model::gpt::GptShape;
+use zeropp_zero3::lr::LearningRate;
 
 use super::validate::VOCAB_MAX;
 use super::{Config, ConfigError, DeviceKind};
+
+/// The first and the last rate of a test of rates.
+const FIND_LR: (f64, f64) = (1e-7, 10.0);
 
 impl Config {
     /// Threads that each of `ranks` ranks on a machine of `units` cores computes with.
@@ -14,6 +18,22 @@ impl Config {
         match self.device {
             DeviceKind::Cpu => self.threads.unwrap_or((units / ranks.max(1)).max(1)),
             _ => 1,
+        }
+    }
+
+    /// The learning rate of every step.
+    pub fn learning_rate(&self) -> LearningRate {
+        if self.find_lr > 0 {
+            let (from, to) = FIND_LR;
+            return LearningRate::range(from, to, self.find_lr);
+        }
+        LearningRate {
+            peak: self.lr,
+            min: self.min_lr(),
+            warmup: self.warmup(),
+            total: self.steps,
+            decay: self.decay,
+            grows_from: None,
         }
     }
 

@@ -19,8 +19,8 @@ impl Config {
             match parsed.filter(|(_, weight)| *weight > 0.0) {
                 Some((path, weight)) => Ok((PathBuf::from(path), weight)),
                 None => {
-                    let problem = format!("{part:?} is no path with a weight above 0");
-                    let help = "write each as PATH=WEIGHT, such as a.bin=0.7,b.bin=0.3";
+                    let problem = format!("{part:?} is not a path with a weight above 0");
+                    let help = "write each source as PATH=WEIGHT, such as a.bin=0.7,b.bin=0.3";
                     Err(ConfigError::value("data-mix", mix, problem, help))
                 }
             }
@@ -66,7 +66,7 @@ impl Config {
                 return refused("eval-every is 0: nothing would be measured on it", help);
             }
             if kept {
-                return refused("split keeps data to validate on, too", "leave one of them out");
+                return refused("split also keeps data for validation", "leave one of them out");
             }
         }
         check(self.eval_every == 0 || kept || self.eval_data.is_some(), || {
@@ -78,19 +78,53 @@ impl Config {
             let problem = "eval-every is 0: there is no validation loss to be the lowest";
             ConfigError::value("keep-best", true, problem, "give eval-every, or leave it out")
         })?;
+        check(self.patience == 0 || self.eval_every > 0, || {
+            let problem = "eval-every is 0: there is no validation loss to wait for";
+            let help = "set eval-every, or leave it out";
+            ConfigError::value("patience", self.patience, problem, help)
+        })?;
         check(!self.keep_best || self.save.is_some(), || {
             let help = "name a folder with save, or leave it out";
             ConfigError::value("keep-best", true, "save has no folder", help)
         })
     }
 
+    /// What is shown of a model while it is trained.
+    fn check_samples(&self) -> Result<(), ConfigError> {
+        let (n, every) = (self.sample_every, self.save_every);
+        let refused =
+            |problem: String, help: &str| Err(ConfigError::value("sample-every", n, problem, help));
+        match &self.prompt {
+            Some(prompt) if prompt.is_empty() => {
+                let help = "give a word to go on from";
+                Err(ConfigError::value("prompt", "\"\"", "the text is empty", help))
+            }
+            Some(prompt) if n == 0 => {
+                let help = "set sample-every, or leave it out";
+                Err(ConfigError::value("prompt", prompt, "sample-every is 0", help))
+            }
+            _ if n == 0 => Ok(()),
+            None => refused("there is no text to go on from".into(), "give it with prompt"),
+            Some(_) if self.save.is_none() || every == 0 => {
+                let help = "set save and save-every";
+                refused("text is written from checkpoints, and none is saved".into(), help)
+            }
+            Some(_) if n % every != 0 => {
+                let problem = format!("save-every is {every}, and not all of its steps are saved");
+                refused(problem, "use a multiple of save-every")
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
     pub(super) fn check_sources(&self) -> Result<(), ConfigError> {
         self.split_shares()?;
         self.check_validation()?;
+        self.check_samples()?;
         let sources = self.sources()?;
         check(sources.is_empty() || self.data.is_none(), || {
             let data = self.data.as_deref().unwrap_or(Path::new("")).display();
-            let problem = "data-mix names the data, too";
+            let problem = "data-mix also names the data";
             ConfigError::value("data", data, problem, "leave one of them out")
         })
     }

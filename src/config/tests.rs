@@ -59,7 +59,7 @@ fn what_is_not_given_follows_from_the_rest() {
 #[test]
 fn defaults_are_those_of_the_field() {
     let c = Config::default();
-    assert_eq!((c.beta1, c.beta2, c.eps, c.weight_decay), (0.9, 0.999, 1e-8, 0.01));
+    assert_eq!((c.beta1, c.beta2(), c.eps, c.weight_decay), (0.9, 0.999, 1e-8, 0.01));
     assert_eq!((c.clip, c.decay, c.prefetch), (1.0, Decay::Cosine, 1));
     c.validate().unwrap();
 }
@@ -79,14 +79,14 @@ fn bad_meshes_and_models_are_named_with_what_would_work() {
         ("zero3 = 0", "zero3 = 0: at least 1"),
         ("dp = 0", "dp = 0: at least 1"),
         ("threads = 0", "threads = 0: at least 1 is needed; use 1 to 1024"),
-        ("pp = 9223372036854775807", "pp = 9223372036854775807: is beyond any use; use 1 to 4096"),
+        ("pp = 9223372036854775807", "pp = 9223372036854775807: is too large; use 1 to 4096"),
         (
             "pp = 4\nzero3 = 2000\ndp = 2",
             "zero3 = 2000: pp 4 x zero3 2000 x dp 2 is 16000 ranks; the threads engine runs at \
              most 4096",
         ),
         ("layers = 0", "layers = 0: at least 1"),
-        ("layers = 99999", "layers = 99999: is beyond any use"),
+        ("layers = 99999", "layers = 99999: is too large"),
         ("hidden = 0", "hidden = 0: at least 1"),
         ("heads = 0", "heads = 0: at least 1"),
         ("seq = 0", "seq = 0: at least 1"),
@@ -113,8 +113,8 @@ fn bad_schedules_are_named_with_what_would_work() {
         ("pp = 8\nschedule = 'v-min'", "layers = 8: pp 8 x virtual 2 makes 16 stages"),
         ("unit = 0", "unit = 0: at least 1"),
         ("micro-batches = 0", "micro-batches = 0: at least 1"),
-        ("micro-batches = 99999999", "micro-batches = 99999999: is beyond"),
-        ("unit = 9223372036854775807", "unit = 9223372036854775807: is beyond"),
+        ("micro-batches = 99999999", "micro-batches = 99999999: is too large"),
+        ("unit = 9223372036854775807", "unit = 9223372036854775807: is too large"),
         ("micro-batch-size = 0", "micro-batch-size = 0: at least 1"),
     ]);
 }
@@ -134,6 +134,20 @@ fn bad_steps_and_rates_are_named_with_what_would_work() {
         ("beta2 = 0.99999999", "beta2 = 0.99999999: the moments are kept in fp32"),
         ("beta1 = 0.99999998", "beta1 = 0.99999998: the moments are kept in fp32, where that is 1"),
         ("eps = 0", "eps = 0: is out of range; use more than 0"),
+        ("momentum = 0.9", "momentum = 0.9: optimizer adamw has no such setting; leave it out, or"),
+        ("optimizer = 'sgd'\nmomentum = 1", "momentum = 1: is out of range; use 0 or more and"),
+        ("nesterov = true", "nesterov = true: optimizer adamw has no momentum"),
+        (
+            "optimizer = 'sgd'\nmomentum = 0\nnesterov = true",
+            "nesterov = true: looks ahead along a momentum, and that is 0; use a momentum",
+        ),
+        ("optimizer = 'sgd'\nbeta2 = 0.9", "beta2 = 0.9: optimizer sgd has no such setting"),
+        (
+            "no-decay = 'heads'",
+            "no-decay = heads: expected groups of parameters; use some of norms",
+        ),
+        ("no-decay = 'none,norms'", "no-decay = none,norms: expected groups"),
+        ("ema = 1", "ema = 1: is out of range; use more than 0 and less than 1, such as 0.999"),
         ("clip = -1", "clip = -1: is out of range; use a largest norm, or 0"),
     ]);
 }
@@ -170,7 +184,7 @@ fn bad_devices_engines_and_processes_are_named_with_what_would_work() {
         ),
         (
             "engine = 'mpi'\nrendezvous = 'a:1'",
-            "rendezvous = a:1: processes of engine mpi find each other; leave it out",
+            "rendezvous = a:1: processes of engine mpi find each other without it; leave it out",
         ),
         (
             "engine = 'mpi'\nnodes = 2",
@@ -200,6 +214,47 @@ fn bad_checkpoints_are_named_with_what_would_work() {
         ("save = 'here'\nkeep = 0", "keep = 0: at least 1 is needed"),
         ("save = 'Cargo.toml'", "save = Cargo.toml: is a file; name a folder"),
     ]);
+}
+
+#[test]
+fn bad_ways_to_watch_are_named_with_what_would_work() {
+    refused(&[
+        ("log-every = 0", "log-every = 0: at least 1 is needed; use 1 or more, or leave it out"),
+        ("run-name = ' '", "run-name = \"\": the name is empty; leave it out"),
+        (
+            "prometheus = 'here'",
+            "prometheus = here: is no address and port; use a port, as in 9400",
+        ),
+        ("prometheus = '70000'", "prometheus = 70000: is no address and port"),
+        ("tensorboard = 'Cargo.toml'", "tensorboard = Cargo.toml: is a file; name a folder"),
+        (
+            "sample-every = 4",
+            "sample-every = 4: there is no text to go on from; give it with prompt",
+        ),
+        ("prompt = 'a'", "prompt = a: sample-every is 0; set sample-every, or leave it out"),
+        ("prompt = ''", "prompt = \"\": the text is empty"),
+        (
+            "sample-every = 4\nprompt = 'a'",
+            "sample-every = 4: text is written from checkpoints, and none is saved; set save",
+        ),
+        (
+            "sample-every = 4\nprompt = 'a'\nsave = 'x'\nsave-every = 3",
+            "sample-every = 4: save-every is 3, and not all of its steps are saved; use a multiple",
+        ),
+        ("log-file = 'src'", "log-file = src: cannot be written"),
+        ("log-file = 'x'\nmetrics = 'x'", "metrics = x: is the file or folder of `log-file` too"),
+    ]);
+}
+
+#[test]
+fn a_run_is_called_after_its_files() {
+    let name = |file: Option<&str>, toml| {
+        Config { file: file.map(PathBuf::from), ..config(toml) }.run_name()
+    };
+    assert_eq!(name(None, ""), "zeropp");
+    assert_eq!(name(None, "metrics = 'out/first.jsonl'"), "first");
+    assert_eq!(name(Some("a/small.toml"), "metrics = 'm.jsonl'"), "small");
+    assert_eq!(name(Some("a/small.toml"), "run-name = ' one '"), "one");
 }
 
 #[test]
@@ -256,7 +311,12 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
     let path = || Some(PathBuf::from("x"));
     let full = Config {
         data: path(),
+        run_name: Some("x".into()),
         metrics: path(),
+        tensorboard: path(),
+        prometheus: Some("127.0.0.1:9400".into()),
+        log_every: Some(5),
+        log_file: path(),
         trace: path(),
         trace_steps: Some(StepRange { first: 3, last: 9 }),
         save: path(),
@@ -281,6 +341,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         split: Some("98,2".into()),
         threads: Some(2),
         eval_data: path(),
+        prompt: Some("x".into()),
         ..Config::default().resolved()
     };
     let written = full.to_toml().unwrap();

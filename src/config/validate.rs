@@ -33,7 +33,7 @@ pub(super) fn check(ok: bool, error: impl FnOnce() -> ConfigError) -> Checked {
 
 fn within(field: &str, value: usize, max: usize) -> Checked {
     check((1..=max).contains(&value), || {
-        let problem = if value == 0 { "at least 1 is needed" } else { "is beyond any use" };
+        let problem = if value == 0 { "at least 1 is needed" } else { "is too large" };
         ConfigError::value(field, value, problem, format!("use 1 to {max}"))
     })
 }
@@ -69,6 +69,7 @@ impl Config {
         self.check_paths()?;
         self.check_checkpoints()?;
         self.check_recovery()?;
+        self.check_telemetry()?;
         let writes = self.writes_outputs(|name| std::env::var(name).ok());
         if writes { self.check_outputs() } else { Ok(()) }
     }
@@ -116,8 +117,9 @@ impl Config {
         within("virtual", stages_each, LAYERS_MAX)?;
         if let Some(kind) = self.kind() {
             check(kind.name != FORWARD.name, || {
-                let problem = "has forwards alone, and trains nothing";
-                let help = "use another; eval-every runs it for a validation loss";
+                let problem = "only runs forwards and does not train";
+                let help =
+                    "use another schedule; a validation loss (eval-every) runs this one by itself";
                 ConfigError::value("schedule", kind.name, problem, help)
             })?;
             check(kind.stages.allows(stages_each), || {
@@ -129,7 +131,7 @@ impl Config {
             })?;
         }
         let stages = self.pp * stages_each;
-        check(self.layers >= stages || self.emulate.is_some(), || {
+        check(self.layers >= stages || self.is_emulated(), || {
             let problem = format!(
                 "pp {} x virtual {stages_each} makes {stages} stages, and each needs a layer",
                 self.pp
@@ -137,8 +139,8 @@ impl Config {
             let help = format!("use {stages} layers or more, or a smaller pp or virtual");
             ConfigError::value("layers", self.layers, problem, help)
         })?;
-        check(self.emulate.is_none() || self.costs.is_none() && self.save_costs.is_none(), || {
-            let problem = "an emulated run has its costs in the file of emulate";
+        check(!self.is_emulated() || self.costs.is_none() && self.save_costs.is_none(), || {
+            let problem = "an emulated run takes its costs from the file that emulate names";
             let (field, path) = match &self.costs {
                 Some(path) => ("costs", path),
                 None => ("save-costs", self.save_costs.as_ref().expect("one of them")),
@@ -147,7 +149,7 @@ impl Config {
         })?;
         check(self.save_costs.as_ref().is_none_or(|path| is_json(path)), || {
             let path = self.save_costs.as_ref().expect("just looked at").display();
-            let problem = "costs are written in JSON, and read by the name's end";
+            let problem = "costs are written as JSON, and a file of costs is read by its extension";
             ConfigError::value("save-costs", path, problem, "use a name that ends in .json")
         })?;
         within("unit", self.unit(), MICRO_BATCHES_MAX)?;
@@ -161,7 +163,12 @@ impl Config {
         })?;
         let counts =
             [("steps", self.steps), ("seed", self.seed), ("max-skipped", self.max_skipped)];
-        let evaluation = [("eval-every", self.eval_every), ("eval-steps", self.eval_steps)];
+        let evaluation = [
+            ("eval-every", self.eval_every),
+            ("eval-steps", self.eval_steps),
+            ("patience", self.patience),
+            ("find-lr", self.find_lr),
+        ];
         for (field, value) in counts.into_iter().chain(evaluation) {
             check(i64::try_from(value).is_ok(), || {
                 let help = format!("use at most {}", i64::MAX);
@@ -181,16 +188,7 @@ impl Config {
         let (lr, min_lr) = (self.lr, self.min_lr());
         number("lr", lr, lr >= 0.0, "0 or more")?;
         number("min-lr", min_lr, (0.0..=lr).contains(&min_lr), &format!("0 to lr = {lr}"))?;
-        number("weight-decay", self.weight_decay, self.weight_decay >= 0.0, "0 or more")?;
-        for (field, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
-            number(field, beta, (0.0..1.0).contains(&beta), "0 or more and less than 1")?;
-            check((beta as f32) < 1.0, || {
-                let problem =
-                    "the moments are kept in fp32, where that is 1: they would never decay";
-                ConfigError::value(field, beta, problem, "use at most 0.9999999")
-            })?;
-        }
-        number("eps", self.eps, self.eps > 0.0, "more than 0, such as 1e-8")?;
+        self.check_optimizer()?;
         number("clip", self.clip, self.clip >= 0.0, "a largest norm, or 0 to never scale")?;
         within("threads", self.threads.unwrap_or(1), THREADS_MAX)?;
         seconds("timeout-s", self.timeout_s)
@@ -199,10 +197,22 @@ impl Config {
     fn check_recovery(&self) -> Checked {
         let (engine, n) = (self.engine, self.max_recoveries);
         check(n == 0 || engine == EngineKind::Threads, || {
-            let problem = format!("ranks of engine {engine} cannot meet again");
-            let help = "use 0, and start the run with zeropp supervise";
+            let problem =
+                format!("the ranks of engine {engine} cannot be restarted within the run");
+            let help = "use 0, and start the run with zeropp supervise, which restarts it";
             ConfigError::value("max-recoveries", n, problem, help)
         })
+    }
+
+    fn check_telemetry(&self) -> Checked {
+        check(self.log_every != Some(0), || {
+            let help = "use 1 or more, or leave it out for about a line a second";
+            ConfigError::value("log-every", 0, "at least 1 is needed", help)
+        })?;
+        check(self.run_name.as_ref().is_none_or(|name| !name.trim().is_empty()), || {
+            ConfigError::value("run-name", "\"\"", "the name is empty", "leave it out, or name it")
+        })?;
+        self.prometheus_address().map(drop)
     }
 
     /// What the settings can name but this build does not have.
@@ -253,9 +263,11 @@ impl Config {
         check(self.keep >= 1, || {
             ConfigError::value("keep", self.keep, "at least 1 is needed", "use 1 or more")
         })?;
-        for (field, folder) in
-            [("save", self.save.as_ref()), ("flight-dir", self.flight_dir.as_ref())]
-        {
+        for (field, folder) in [
+            ("save", self.save.as_ref()),
+            ("flight-dir", self.flight_dir.as_ref()),
+            ("tensorboard", self.tensorboard.as_ref()),
+        ] {
             check(folder.is_none_or(|path| path.is_dir() || !path.exists()), || {
                 let shown = folder.expect("just looked at").display();
                 ConfigError::value(field, shown, "is a file", "name a folder")

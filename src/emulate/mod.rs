@@ -3,27 +3,28 @@
 
 mod rank;
 
-use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::config::Config;
-use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
-use zeropp_comm::{CommError, Communicator};
+use tracing::Span;
+use zeropp_core::device::Devices;
 use zeropp_pipeline::costs::{Sharers, Table, check_sums};
-use zeropp_pipeline::executor::{ExecutorError, StatusBoard};
+use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::simulate::{Costs, simulate};
-use zeropp_pipeline::timeline::{RankTimeline, Timeline};
+use zeropp_pipeline::timeline::Timeline;
 
 use crate::Error;
-use crate::config::ConfigError;
+use crate::config::{Config, ConfigError, DeviceKind, Precision};
 use crate::plan::costs_file::wrong;
 use crate::plan::limit;
 use crate::plan::program::{Resolved, generator_costs};
+use crate::run::ranks::Ranks;
+use crate::run::spawn::Around;
 use crate::run::trace;
+use crate::world::{LocalRank, World};
 use rank::{RankSteps, Shared, run_rank};
 
 /// Steps whose timelines are kept, from the first on.
@@ -80,8 +81,9 @@ impl EmulationReport {
 }
 
 /// Runs `config.steps` steps of the schedule that `config` asks for, with `costs` in place of a
-/// model, data and links. `on_step` sees every step as soon as it is complete. The measured
-/// timeline is written to `config.trace`, if that is set.
+/// model, data and links. `on_step` sees every step as soon as it is complete; the ranks do not
+/// wait for it, and a panic in it ends them. The measured timeline is written to `config.trace`, if
+/// that is set.
 ///
 /// # Errors
 /// Bad settings or costs, before anything starts; a rank that failed; a trace that cannot be
@@ -89,25 +91,23 @@ impl EmulationReport {
 pub fn emulate(
     config: &Config,
     costs: &Table,
-    on_step: impl FnMut(&EmulatedStep) + Send,
+    on_step: impl FnMut(&EmulatedStep),
 ) -> Result<EmulationReport, Error> {
-    // No model is asked for, so none of its sizes matters.
-    let named = config.emulate.clone().unwrap_or_else(|| "the given costs".into());
-    let config = &Config { emulate: Some(named), ..config.clone() };
+    let config = &Config { without_model: true, ..config.clone() };
     config.validate()?;
     let resolved = Resolved::new(config)?;
     let costs = costs_of(costs, config, &resolved)?;
     let schedule = program(&resolved, &costs)?;
     let simulated = simulate(&schedule, &costs).map_err(|e| misfit(config, &e.to_string()))?;
     limit::check(&resolved.config, &simulated)?;
-    let shared = Shared {
+    let shared = Arc::new(Shared {
         steps: config.steps,
         mesh: config.mesh(),
         schedule: Arc::new(schedule),
         costs: Arc::new(costs),
         status: Arc::new(StatusBoard::new(config.mesh().world())),
         epoch: Instant::now(),
-    };
+    });
     let timeout = Duration::from_secs_f64(config.timeout_s);
     let (steps, spans) = run_all(&shared, timeout, on_step)?;
     let ends = simulated.ranks.iter().filter_map(|r| r.own_span()).map(|(_, end)| end);
@@ -141,7 +141,7 @@ fn costs_of(table: &Table, config: &Config, resolved: &Resolved) -> Result<Costs
 
 /// Costs that the run cannot use.
 fn misfit(config: &Config, problem: &str) -> ConfigError {
-    let name = config.emulate.as_deref().unwrap_or(Path::new("")).display();
+    let name = config.emulate.as_deref().unwrap_or(Path::new("the given costs")).display();
     wrong("emulate", &name, problem)
 }
 
@@ -161,80 +161,31 @@ fn program(resolved: &Resolved, costs: &Costs) -> Result<Schedule, Error> {
 
 /// Runs all ranks to their end: every step, and every rank's spans of the first few steps.
 fn run_all(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     timeout: Duration,
-    on_step: impl FnMut(&EmulatedStep) + Send,
+    mut on_step: impl FnMut(&EmulatedStep),
 ) -> Result<(Vec<EmulatedStep>, Vec<RankSteps>), Error> {
-    let engine = ThreadsWorld::new(
-        shared.mesh.world(),
-        ThreadsOptions { timeout, ..ThreadsOptions::default() },
-    );
-    let mut steps = Vec::new();
-    let mut report = Some((&mut steps, on_step));
-    let outcomes: Vec<Result<RankSteps, Failure>> = std::thread::scope(|scope| {
-        let threads: Vec<_> = engine
-            .communicators()
-            .into_iter()
-            .enumerate()
-            .map(|(rank, world)| {
-                let mut report = if rank == 0 { report.take() } else { None };
-                let see = move |step: EmulatedStep| {
-                    if let Some((steps, on_step)) = &mut report {
-                        on_step(&step);
-                        steps.push(step);
-                    }
-                };
-                std::thread::Builder::new()
-                    .name(format!("rank {rank}"))
-                    .stack_size(STACK_BYTES)
-                    .spawn_scoped(scope, move || guarded(shared, world, see))
-                    .expect("the system can start a thread")
-            })
-            .collect();
-        threads.into_iter().map(|t| t.join().expect("panics are caught inside")).collect()
-    });
-    let mut spans = Vec::with_capacity(outcomes.len());
-    let mut failures = Vec::new();
-    for (rank, outcome) in outcomes.into_iter().enumerate() {
-        match outcome {
-            Ok(rank_steps) => spans.push(rank_steps),
-            Err(failure) => failures.push((failure.echo, rank, failure.message)),
-        }
-    }
-    match failures.into_iter().min() {
-        Some((_, rank, message)) => Err(Error::Rank { rank, message }),
-        None => Ok((steps, spans)),
-    }
-}
-
-/// Why a rank ended early.
-struct Failure {
-    /// Whether another rank's failure caused it.
-    echo: bool,
-    message: String,
-}
-
-fn is_echo(error: &ExecutorError) -> bool {
-    error.source.between_ranks().is_some_and(CommError::is_echo)
-}
-
-/// Runs one rank; if it fails, all others end too.
-fn guarded(
-    shared: &Shared,
-    world: Arc<dyn Communicator>,
-    see: impl FnMut(EmulatedStep),
-) -> Result<RankSteps, Failure> {
-    let run = AssertUnwindSafe(|| run_rank(shared, world.clone(), see));
-    let failure = match std::panic::catch_unwind(run) {
-        Ok(Ok(steps)) => return Ok(steps),
-        Ok(Err(error)) => Failure { echo: is_echo(&error), message: error.to_string() },
-        Err(panic) => {
-            let text = trace::panic_text(&*panic);
-            Failure { echo: false, message: format!("panicked: {text}") }
-        }
+    // Nothing is computed, so any device will do.
+    let devices = Devices::find(DeviceKind::Cpu, Precision::Fp32)?;
+    let world = World::threads(shared.mesh, timeout, &devices);
+    let around = Around {
+        here: (0..shared.mesh.world()).collect(),
+        status: shared.status.clone(),
+        recorder: None,
+        span: Span::current(),
+        stack_bytes: STACK_BYTES,
     };
-    world.abort(&failure.message);
-    Err(failure)
+    let rank_s = shared.clone();
+    let work = move |local: LocalRank, see: &mut dyn FnMut(EmulatedStep)| {
+        run_rank(&rank_s, local.communicator, see)
+    };
+    let mut ranks = Ranks::start(world, around, work);
+    let mut steps = Vec::new();
+    while let Some(step) = ranks.next_news() {
+        on_step(&step);
+        steps.push(step);
+    }
+    Ok((steps, ranks.end()?))
 }
 
 fn measured(shared: &Shared, steps: &[EmulatedStep], ranks: Vec<RankSteps>) -> Timeline {
@@ -242,19 +193,7 @@ fn measured(shared: &Shared, steps: &[EmulatedStep], ranks: Vec<RankSteps>) -> T
     let mut order: Vec<usize> = (0..kept).collect();
     order.sort_by_key(|i| steps[*i].makespan_ns);
     let median = order[(kept - 1) / 2];
-    let timeline = |(rank, mut steps): (usize, RankSteps)| {
-        let c = shared.mesh.coords(rank);
-        RankTimeline {
-            name: format!("pp {} · zero3 {} · dp {}", c.pp, c.zero3, c.dp),
-            pp: c.pp,
-            group: c.dp * shared.mesh.zero3 + c.zero3,
-            spans: steps.swap_remove(median),
-            ..RankTimeline::default()
-        }
-    };
-    Timeline {
-        title: format!("{} · {} · emulated", shared.schedule.kind, shared.mesh),
-        placement: shared.schedule.placement.clone(),
-        ranks: ranks.into_iter().enumerate().map(timeline).collect(),
-    }
+    let spans = ranks.into_iter().map(|mut steps| steps.swap_remove(median));
+    let title = format!("{} · {} · emulated", shared.schedule.kind, shared.mesh);
+    trace::timeline(title, shared.mesh, &shared.schedule.placement, spans)
 }

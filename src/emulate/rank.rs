@@ -6,15 +6,17 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use zeropp_comm::groups::Groups;
 use zeropp_comm::mesh::Mesh;
-use zeropp_comm::{CommError, CommResult, Communicator};
+use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::meter::Meter;
 use zeropp_pipeline::executor::emulated::{Clock, EmulatedLinks, EmulatedWorker, Spent};
-use zeropp_pipeline::executor::{Executor, ExecutorError, StatusBoard};
-use zeropp_pipeline::ir::{Action, Schedule};
+use zeropp_pipeline::executor::{Executor, Instruments, StatusBoard};
+use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::simulate::Costs;
 use zeropp_pipeline::timeline::{Computed, RankTimeline, Span, bubble};
 
 use super::{EmulatedStep, KEPT_STEPS};
+use crate::error::RankError;
+use crate::run::collect;
 
 /// Between the moment all ranks know the next start and the start.
 const LEAD_NS: u64 = 5_000_000;
@@ -32,7 +34,7 @@ pub(super) struct Shared {
 /// A rank's spans of each of the first steps, from the step's start.
 pub(super) type RankSteps = Vec<Vec<Span>>;
 
-/// One rank's figures of a step, sent to every rank at its end.
+/// One rank's figures of a step, which go to rank 0 at its end.
 #[derive(Serialize, Deserialize)]
 struct RankStep {
     end_ns: u64,
@@ -44,27 +46,20 @@ struct RankStep {
     waits: u64,
 }
 
-/// Runs all steps on one rank; `see` gets each of them.
+/// Runs all steps on one rank; on rank 0 `see` gets each of them.
 pub(super) fn run_rank(
     shared: &Shared,
     world: Arc<dyn Communicator>,
     mut see: impl FnMut(EmulatedStep),
-) -> Result<RankSteps, ExecutorError> {
-    let rank = world.rank();
-    let between = |step: u64| {
-        move |error: CommError| {
-            let (action, source) = (Action::OptimizerStep, error.into());
-            ExecutorError { rank, step, action, source }
-        }
-    };
-    let groups = Groups::new(world.clone(), shared.mesh).map_err(between(0))?;
+) -> Result<RankSteps, RankError> {
+    let groups = Groups::new(world.clone(), shared.mesh)?;
     let clock = Clock::new(shared.epoch);
     let mut executor = build(shared, &groups, &clock);
     let mut kept = Vec::new();
     for step in 1..=shared.steps {
-        let start = common_start(&*world, &clock).map_err(between(step))?;
+        let start = common_start(&*world, &clock)?;
         let before = clock.spent();
-        let mut spans = executor.run_step(step)?.spans;
+        let mut spans = executor.run_step(step).map_err(RankError::Step)?.spans;
         let end = clock.now();
         let real_end = shared.epoch.elapsed().as_nanos() as u64;
         for span in &mut spans {
@@ -73,8 +68,10 @@ pub(super) fn run_rank(
         }
         let timeline = RankTimeline { spans, ..RankTimeline::default() };
         let mine = figures(&timeline, [start, end, real_end], before, clock.spent());
-        let all = exchange(&*world, &mine).map_err(between(step))?;
-        see(summarise(step, &all));
+        let all = collect::figures(&*world, &mine)?;
+        if world.rank() == 0 {
+            see(summarise(step, &all));
+        }
         if step <= KEPT_STEPS {
             kept.push(timeline.spans);
         }
@@ -89,25 +86,18 @@ fn build(shared: &Shared, groups: &Groups, clock: &Arc<Clock>) -> Executor<Emula
         shared.schedule.placement.clone(),
         Arc::new(links),
         groups.world.rank(),
-        (Meter::new(), shared.status.clone(), shared.epoch),
+        Instruments { meter: Meter::new(), status: shared.status.clone(), epoch: shared.epoch },
         EmulatedWorker::new(shared.costs.clone(), clock.clone(), groups.clone()),
     )
 }
 
 /// Agrees on a moment soon to come, and waits for it.
 fn common_start(world: &dyn Communicator, clock: &Clock) -> CommResult<u64> {
-    let last = exchange(world, &clock.now())?.into_iter().max().unwrap_or(0);
+    let all = world.exchange(clock.now().to_le_bytes().to_vec()).wait()?;
+    let time = |bytes: &Vec<u8>| bytes[..].try_into().map(u64::from_le_bytes).unwrap_or(0);
+    let last = all.iter().map(time).max().unwrap_or(0);
     clock.wait_until(last + LEAD_NS);
     Ok(last + LEAD_NS)
-}
-
-fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
-    world: &dyn Communicator,
-    mine: &T,
-) -> CommResult<Vec<T>> {
-    let bytes = serde_json::to_vec(mine).expect("plain numbers");
-    let all = world.exchange(bytes).wait()?;
-    Ok(all.iter().map(|b| serde_json::from_slice(b).expect("written by a peer")).collect())
 }
 
 /// The figures of a step from `start` to `end` of the rank's own time, and to `real_end`.

@@ -1,10 +1,11 @@
 //! Everything that follows from a configuration and a model before a rank starts: stages, the
 //! verified program of every rank, predicted memory and bubble.
 
-use crate::config::{Config, DeviceKind, Precision};
+use crate::config::{Config, DeviceKind, PackWeights, Precision};
 use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
-use zeropp_core::layer::{BatchShape, Model, Part};
+use zeropp_core::kernels::bf16::Packed;
+use zeropp_core::layer::{BatchShape, LayerCost, Model, Part};
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, RankPlan};
 use zeropp_core::params::FlatLayout;
@@ -17,14 +18,16 @@ use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
 use zeropp_pipeline::timeline::Timeline;
 use zeropp_pipeline::verify::{VerifyLimits, verify};
 use zeropp_zero3::checkpoint::WRITER_BYTES;
+use zeropp_zero3::held::{Cut, LayerBytes, layer_bytes};
 use zeropp_zero3::optimizer::Tie;
 
 use crate::Error;
 use crate::plan::cut::{Cutter, Stages};
+use crate::plan::own::Own;
 use crate::plan::program::{Resolved, check_program, generator_costs, shape};
 use crate::plan::recompute::Recomputed;
 use crate::plan::times::{Times, estimates};
-use crate::plan::{evaluation, limit, sizes};
+use crate::plan::{evaluation, limit, memory, sizes};
 
 /// What every rank builds from.
 #[derive(Clone)]
@@ -43,10 +46,24 @@ pub(crate) struct Blueprint {
     pub(crate) batch: BatchShape,
     pub(crate) times: Times,
     pub(crate) plan: Plan,
+    pub(crate) own: Own,
+}
+
+/// What the optimizer of a rank takes.
+#[derive(Clone, Copy, Debug, Default)]
+struct OptimizerTakes {
+    /// Bytes from step to step.
+    kept: u64,
+    /// Bytes while it is at work, those included.
+    at_work: u64,
+    /// All-gathers of a step that make matrices whole.
+    gathers: u64,
+    /// Bytes sent for them.
+    sent: u64,
 }
 
 impl Blueprint {
-    pub(crate) fn new(config: &Config, model: Model) -> Result<Blueprint, Error> {
+    pub(crate) fn new(config: &Config, model: Model, own: &Own) -> Result<Blueprint, Error> {
         let resolved = Resolved::new(config)?;
         let config = &resolved.config;
         let compute = match config.precision {
@@ -64,20 +81,27 @@ impl Blueprint {
         sizes::check(config, &model, batch)?;
         check_names(&model)?;
         let table = resolved.costs.as_ref();
-        let cutter = Cutter::new((config, table), &model, batch, resolved.stages())?;
+        let cutter = Cutter::new((config, table, own), &model, batch, resolved.stages())?;
         let cut = |stages: Stages| {
             let costs = cutter.costs_of(table, &stages)?;
-            Self::of((&resolved, costs.as_ref()), &model, (batch, compute), stages)
+            Self::of((&resolved, costs.as_ref(), own), &model, (batch, compute), stages)
         };
         let first = cut(cutter.first()?)?;
         let mut made = cutter.within_memory(first, |bp| (&bp.stages, &bp.plan.ranks), cut)?;
+        if config.pack_weights == PackWeights::Auto
+            && made.packs_weights()
+            && memory::is_short(&made)
+        {
+            let without = Config { pack_weights: PackWeights::Off, ..config.clone() };
+            return Self::new(&without, made.model, own);
+        }
         cutter.tell(&made.stages, &mut made.plan);
         Ok(made)
     }
 
     /// The same with these stages, which take what `table` says, if there is one.
     fn of(
-        (resolved, table): (&Resolved, Option<&Table>),
+        (resolved, table, own): (&Resolved, Option<&Table>, &Own),
         model: &Model,
         (batch, compute): (BatchShape, DType),
         stages: Stages,
@@ -94,6 +118,7 @@ impl Blueprint {
             batch,
             times: Times::default(),
             plan: Plan::default(),
+            own: own.clone(),
         };
         let stages = blueprint.stages.len();
         blueprint.recomputed = Recomputed::before(blueprint.config.recompute, stages);
@@ -144,6 +169,20 @@ impl Blueprint {
         Ok(taken)
     }
 
+    /// Whether gathered weights are kept as products read them: bf16 on the CPU, and by itself
+    /// where a gather serves several micro-batches.
+    pub(crate) fn packs_weights(&self) -> bool {
+        let config = &self.config;
+        let works = self.compute == DType::BF16 && config.device == DeviceKind::Cpu;
+        let shared = config.micro_batches() > 1 && (!config.in_units() || config.unit() > 1);
+        works
+            && match config.pack_weights {
+                PackWeights::Auto => shared,
+                PackWeights::On => true,
+                PackWeights::Off => false,
+            }
+    }
+
     /// The weight that embedding and head share, if they do.
     pub(crate) fn tie(&self) -> Option<Tie> {
         let placement = &self.schedule.placement;
@@ -167,6 +206,7 @@ impl Blueprint {
         let simulated = self.simulated(&Costs { memory: bytes, ..self.times.costs.clone() });
         limit::check(&self.config, &simulated)?;
         let bubble = simulated.bubble();
+        let optimizer: Vec<_> = (0..self.mesh.pp).map(|p| self.optimizer_takes(p)).collect();
         let program = &self.schedule.ranks[0];
         let count = |f: fn(&Action) -> bool| program.iter().filter(|a| f(a)).count() as u64;
         Ok(Plan {
@@ -184,7 +224,11 @@ impl Blueprint {
             costs: self.times.source.clone(),
             all_gathers_per_rank: count(|a| matches!(a, Action::AllGather { .. })),
             reduce_scatters_per_rank: count(|a| matches!(a, Action::ReduceScatter { .. })),
-            ranks: (0..self.mesh.pp).map(|p| self.rank_plan(p, peaks[p], at_once[p])).collect(),
+            optimizer_gathers_per_rank: optimizer.iter().map(|o| o.gathers).max().unwrap_or(0),
+            optimizer_bytes_per_rank: optimizer.iter().map(|o| o.sent).max().unwrap_or(0),
+            ranks: (0..self.mesh.pp)
+                .map(|p| self.rank_plan((p, optimizer[p]), peaks[p], at_once[p]))
+                .collect(),
             notes: self.notes(batch),
             ..Plan::default()
         })
@@ -200,7 +244,12 @@ impl Blueprint {
         [recompute, unit.flatten()].into_iter().flatten().collect()
     }
 
-    fn rank_plan(&self, pp: usize, peaks: HeldBytes, at_once: HeldBytes) -> RankPlan {
+    fn rank_plan(
+        &self,
+        (pp, optimizer): (usize, OptimizerTakes),
+        peaks: HeldBytes,
+        at_once: HeldBytes,
+    ) -> RankPlan {
         let mine = self.schedule.stages_of(pp);
         let names = |s: usize| {
             self.model.parts[self.stages[s].clone()].iter().map(|p| p.name().to_string()).collect()
@@ -208,13 +257,13 @@ impl Blueprint {
         let parameters = mine.iter().map(|s| self.stage_parameters(*s)).sum();
         let shard: u64 =
             mine.iter().map(|s| self.flat_elements(*s) * 4).sum::<u64>() / self.mesh.zero3 as u64;
-        let moments = 2 * shard / self.owners();
-        let meanwhile = self.update_bytes(&mine);
+        let OptimizerTakes { kept, at_work, .. } = optimizer;
         let memory = |held: HeldBytes, optimizer: u64| MemoryBytes {
             parameter_shard: shard,
             gradient_shard: shard,
             optimizer,
             gathered: held.gathered,
+            packed_weights: held.packed_weights,
             gradient: held.gradient,
             activation: held.activation,
             weight_stash: held.weight_stash,
@@ -225,11 +274,11 @@ impl Blueprint {
             pp,
             stages: mine.iter().map(|s| (*s, names(*s))).collect(),
             parameters,
-            memory: memory(peaks, moments + meanwhile),
-            at_once: match at_once.total() >= meanwhile {
-                true => memory(at_once, moments),
+            memory: memory(peaks, at_work),
+            at_once: match at_once.total() + kept >= at_work {
+                true => memory(at_once, kept),
                 // Nothing else is held when the optimizer is at work.
-                false => memory(HeldBytes::default(), moments + meanwhile),
+                false => memory(HeldBytes::default(), at_work),
             },
         }
     }
@@ -239,20 +288,38 @@ impl Blueprint {
         if self.config.zero1 { self.mesh.dp as u64 } else { 1 }
     }
 
-    /// Most bytes that an optimizer step needs beside gradients, parameters and moments, on the
-    /// rank of `stages`: a tied gradient on its way to and from another rank, or, where replicas
-    /// share the work, a layer's own part and its parameters as they are gathered.
-    fn update_bytes(&self, stages: &[usize]) -> u64 {
-        let (zero3, owners) = (self.mesh.zero3 as u64, self.owners());
-        let shard = |part: &Part| self.flat_elements_of(part) / zero3 * 4;
-        let parts = stages.iter().flat_map(|s| &self.model.parts[self.stages[*s].clone()]);
-        let largest = parts.map(shard).max().unwrap_or(0);
-        let gathered = if self.config.zero1 { largest + largest / owners } else { 0 };
-        let tied = self.tie().filter(|tie| tie.ranks.0 != tie.ranks.1).map_or(0, |tie| {
+    /// What the optimizer of a pipeline rank takes: the most of any that share its stages.
+    fn optimizer_takes(&self, pp: usize) -> OptimizerTakes {
+        let groups = self.own.parameters(&self.config);
+        let (zero3, owners) = (self.mesh.zero3, self.owners() as usize);
+        let cut = Cut { zero3, owners, zero1: self.config.zero1 };
+        let last = self.model.parts.len() - 1;
+        let tied = |part: usize| self.model.is_tied() && part == last;
+        let stages = self.schedule.stages_of(pp);
+        let parts: Vec<usize> = stages.iter().flat_map(|s| self.stages[*s].clone()).collect();
+        // A tied gradient on its way to and from another rank.
+        let shard = |part: &Part| self.flat_elements_of(part) / zero3 as u64 * 4;
+        let swapped = self.tie().filter(|tie| tie.ranks.0 != tie.ranks.1).map_or(0, |tie| {
             let has = stages.iter().any(|s| [tie.first.0, tie.last.0].contains(s));
-            if has { 2 * shard(&self.model.parts[0]) / owners } else { 0 }
+            if has { 2 * shard(&self.model.parts[0]) / owners as u64 } else { 0 }
         });
-        gathered.max(tied)
+        // All pieces are alike where all elements are.
+        let pieces = if groups.is_uniform(&self.model.parts) { 1 } else { zero3 * owners };
+        let mut takes = OptimizerTakes::default();
+        for piece in 0..pieces {
+            let of = |part: &usize| {
+                let tied = tied(*part);
+                layer_bytes((&self.model.parts[*part], tied), cut, piece, &groups)
+            };
+            let layers: Vec<LayerBytes> = parts.iter().map(of).collect();
+            let kept: u64 = layers.iter().map(|layer| layer.state).sum();
+            let update = layers.iter().map(|layer| layer.update).max().unwrap_or(0);
+            takes.kept = takes.kept.max(kept);
+            takes.at_work = takes.at_work.max(kept + update.max(swapped));
+            takes.gathers = layers.iter().map(|layer| layer.gathers).sum();
+            takes.sent = layers.iter().map(|layer| layer.sent).sum();
+        }
+        takes
     }
 
     /// Elements of a layer's flat buffer, padding included.
@@ -292,12 +359,19 @@ impl Blueprint {
         // Without shards a gather of fp32 weights is the parameters themselves.
         let (alone, fp32) = (self.mesh.zero3 == 1, self.compute == DType::F32);
         let shard = elements / self.mesh.zero3 as u64;
+        let packed = |of: fn(&LayerCost) -> bool| {
+            let elements = costs.iter().filter(|c| of(c)).map(|c| c.packed_elements).sum::<u64>();
+            if self.packs_weights() { elements * Packed::element_bytes() as u64 } else { 0 }
+        };
         StageBytes {
             input,
             activation: kept.max(input),
             stash: costs.iter().map(|c| c.stash_bytes).sum(),
             workspace: costs.iter().map(|c| c.workspace_bytes).max().unwrap_or(0),
             weights: if alone && fp32 { 0 } else { elements * self.compute.size() as u64 },
+            packed_forward: packed(|_| true),
+            packed_backward: packed(|c| !c.gradients_in_forward),
+            packed_in_forward: packed(|c| c.gradients_in_forward),
             gradient: elements * 4,
             gradient_in_forward: self.elements_in_forward(stage, batch) * 4,
             keeps_first_gradient: alone,
@@ -314,7 +388,7 @@ impl Blueprint {
     }
 
     fn simulated(&self, costs: &Costs) -> Timeline {
-        simulate(&self.schedule, costs).expect("a verified program, and costs that fit")
+        simulate(&self.schedule, costs).expect("the program is verified and the costs fit it")
     }
 
     /// The schedule's `bubble` with measured times of each stage, and messages, gathers and

@@ -4,12 +4,15 @@ use std::ops::Range;
 
 use zeropp_core::layer::{BatchShape, Model};
 use zeropp_core::metrics::{Plan, RankPlan};
+use zeropp_core::params::ParamSpec;
 use zeropp_pipeline::costs::{BlockTimes, CostsError, Table};
 use zeropp_pipeline::partition::{GroupTimes, Groups, StageLimits, TooFewLayers};
+use zeropp_zero3::rule::Role;
 
 use crate::Error;
 use crate::config::{Config, ConfigError, Recompute};
 use crate::plan::costs_file::wrong;
+use crate::plan::own::Own;
 use crate::plan::times;
 
 /// How often a rank that is over its memory gives something away.
@@ -44,7 +47,7 @@ pub(crate) struct Cutter<'a> {
 
 impl<'a> Cutter<'a> {
     pub(crate) fn new(
-        (config, table): (&'a Config, Option<&Table>),
+        (config, table, own): (&'a Config, Option<&Table>, &Own),
         model: &Model,
         batch: BatchShape,
         stages: usize,
@@ -52,10 +55,14 @@ impl<'a> Cutter<'a> {
         let parts = &model.parts;
         let groups = Groups::of(parts);
         let costs: Vec<_> = parts.iter().map(|part| part.cost(batch)).collect();
-        // fp32 parameters, gradients and two moments of the shard.
+        let optimizer = own.parameters(config);
+        // fp32 parameters and gradients of the shard, and what the optimizer keeps.
         let fixed = |i: usize| -> u64 {
-            let elements: u64 = parts[i].parameters().iter().map(|p| p.len() as u64).sum();
-            16 * elements / config.zero3 as u64
+            let bytes = |p: &ParamSpec| {
+                let of = optimizer.parameter(p, Role::of(&parts[i], false));
+                (8 + 4 * optimizer.state(&of).len() as u64) * p.len() as u64
+            };
+            parts[i].parameters().iter().map(bytes).sum::<u64>() / config.zero3 as u64
         };
         let flops_of = |recomputed: bool| -> Vec<BlockTimes> {
             let of_parts: Vec<_> =

@@ -20,7 +20,7 @@ pub(crate) fn search(bp: &Blueprint, fits: impl Fn(&Blueprint) -> Option<u64>) -
         if Instant::now() > until {
             return None;
         }
-        let needed = fits(&Blueprint::new(config, bp.model.clone()).ok()?)?;
+        let needed = fits(&Blueprint::new(config, bp.model.clone(), &bp.own).ok()?)?;
         Some(Fit { flags: flags(&bp.config, config), needed })
     };
     let mut sets: Vec<usize> = (1..1 << LADDERS.len()).collect();

@@ -22,11 +22,9 @@ pub(crate) fn check(config: &Config, simulated: &Timeline) -> Result<(), ConfigE
     let schedule = &config.schedule;
     let problem = format!("schedule {schedule} needs {} on pipeline rank {rank}", Bytes(most));
     let help = match config.kind() {
-        Some(kind) if kind.obeys_limit => {
-            "raise it, or take fewer micro-batches a unit or recompute".to_owned()
-        }
+        Some(kind) if kind.obeys_limit => "raise it, use a smaller unit, or recompute".to_owned(),
         _ => format!(
-            "raise it, or take one of the schedules {}, which look for an order within it",
+            "raise it, or use one of the schedules {}, which search for an order within it",
             Kind::names(|kind| kind.obeys_limit)
         ),
     };

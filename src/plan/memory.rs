@@ -61,6 +61,14 @@ impl fmt::Display for MemoryCheck {
     }
 }
 
+/// Whether a run is predicted to need more than a rank may have or the machine has, where that is
+/// looked at.
+pub(crate) fn is_short(bp: &Blueprint) -> bool {
+    let most = bp.plan.ranks.iter().map(|rank| rank.at_once.total()).max().unwrap_or(0);
+    let beyond = bp.config.rank_memory_bytes().is_some_and(|limit| most > limit);
+    !bp.config.no_memory_check && (beyond || tightest(bp).0.is_too_much())
+}
+
 /// Refuses a run that is predicted to need more than a rank may have or the machine has.
 ///
 /// # Errors

@@ -8,6 +8,7 @@ pub(crate) mod fits;
 pub(crate) mod limit;
 pub(crate) mod memory;
 pub(crate) mod model_check;
+pub(crate) mod own;
 pub(crate) mod peak;
 pub(crate) mod program;
 pub(crate) mod recompute;

@@ -32,7 +32,7 @@ pub(crate) fn check(config: &Config, model: &Model, data: &Dataset) -> Result<()
     }
     if model.vocabulary < data.vocabulary() {
         return Err(Error::Model(format!(
-            "vocabulary = {} is smaller than the data's; it must be at least {}",
+            "vocabulary = {} is smaller than the data needs; it must be at least {}",
             model.vocabulary,
             data.vocabulary()
         )));

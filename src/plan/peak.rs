@@ -29,11 +29,6 @@ impl Peak {
         };
         Peak { units, unit_flops: gemm_flops(config.device, &devices.of(0), compute) }
     }
-
-    /// FLOP/s of so many threads, none of which uses more than one unit.
-    pub(crate) fn of(&self, threads: usize) -> f64 {
-        self.unit_flops * threads.min(self.units) as f64
-    }
 }
 
 /// The best rate that is known of all ranks together, in FLOP/s: what was measured before the first

@@ -37,7 +37,7 @@ impl Resolved {
             return Ok(Resolved { config: resolved, file: None, costs });
         };
         let wrong = |problem: String| {
-            let help = "name a file that is a whole schedule, or a kind of schedule";
+            let help = "name a file with a complete schedule, or a kind of schedule";
             ConfigError::value("schedule", &config.schedule, problem, help)
         };
         let schedule = read_schedule(path).map_err(|e| wrong(e.problem))?.schedule;

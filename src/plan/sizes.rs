@@ -10,8 +10,9 @@ const BYTES_MAX: f64 = (1u64 << 60) as f64;
 /// More than a layer keeps of a token for each element of its widest product, in bytes: sixteen
 /// elements of four bytes from F to B, as many from B to W.
 const KEPT_BYTES: f64 = 128.0;
-/// What a parameter takes: weights, gradient and moments, gathered weights and gradient.
-const PARAMETER_BYTES: f64 = 24.0;
+/// What a parameter takes: weights, gradient, moments, a mean of the weights, what is gathered of
+/// weights and gradient, and a direction of its matrix.
+const PARAMETER_BYTES: f64 = 32.0;
 
 /// Refuses a model or a batch that is beyond any machine. Estimated from above in floating point,
 /// which does not overflow: whatever is predicted later fits its whole numbers.

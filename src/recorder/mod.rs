@@ -1,7 +1,6 @@
 //! The flight recorder: what the ranks of this process did last, written to files when the run
 //! fails.
 
-mod clocks;
 mod hooks;
 pub(crate) mod out_of_memory;
 mod watch;
@@ -15,16 +14,16 @@ use std::time::{Duration, Instant};
 
 use crate::config::EngineKind;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use zeropp_comm::flight::now_ns;
 use zeropp_comm::mesh::Coords;
 use zeropp_comm::recorded::{OpLog, Recorded};
-use zeropp_comm::{CommError, CommResult, Communicator};
+use zeropp_comm::{CommError, Communicator};
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::flight::{End, EndKind, Header, Pause, Peer, Record};
 
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
+use crate::world::hello::{Roster, new_name, this_process};
 pub(crate) use hooks::{active, this_thread_is};
 
 /// How long a rank gets to see that its world has failed.
@@ -39,7 +38,6 @@ pub(crate) struct FlightRecorder {
     blueprint: Arc<Blueprint>,
     status: Arc<StatusBoard>,
     ranks: BTreeMap<usize, RankLog>,
-    greetings: OnceLock<Greetings>,
     pauses: Mutex<Vec<Pause>>,
     watch: Mutex<Option<watch::Watch>>,
     /// The run has ended well: no record is to be written any more.
@@ -56,60 +54,11 @@ struct RankLog {
 
 #[derive(Default)]
 struct State {
-    met: Option<Met>,
+    roster: Option<Arc<Roster>>,
     end: Option<End>,
     written: bool,
     /// Written for a signal that the run may still obey; a real end replaces it.
     provisional: bool,
-}
-
-/// What the ranks told each other at the start.
-#[derive(Clone)]
-struct Met {
-    run: String,
-    processes: Arc<[Peer]>,
-    ahead_ns: i64,
-}
-
-/// The greetings of all ranks, read once for all ranks of a process.
-#[derive(Clone)]
-struct Greetings {
-    run: String,
-    processes: Arc<[Peer]>,
-    /// What tells the clock of each rank from others.
-    clocks: Arc<[String]>,
-}
-
-impl Greetings {
-    /// Reads what all said, of whom nobody is left out; `own` has the run's name if rank 0's does
-    /// not say it.
-    fn read(all: &[Vec<u8>], own: &Greeting) -> Greetings {
-        let read = |bytes: &Vec<u8>| serde_json::from_slice::<Greeting>(bytes).ok();
-        let mut run = None;
-        let (processes, clocks): (Vec<Peer>, Vec<String>) = all
-            .iter()
-            .enumerate()
-            .map(|(rank, bytes)| {
-                let Some(greeting) = read(bytes) else { return Default::default() };
-                if rank == 0 {
-                    run = Some(greeting.run);
-                }
-                (greeting.process, greeting.clock)
-            })
-            .unzip();
-        let run = run.unwrap_or_else(|| own.run.clone());
-        Greetings { run, processes: processes.into(), clocks: clocks.into() }
-    }
-}
-
-/// What each rank says at the start.
-#[derive(Serialize, Deserialize)]
-struct Greeting {
-    /// A name for the run; rank 0's counts.
-    run: String,
-    process: Peer,
-    /// Tells its clock from others.
-    clock: String,
 }
 
 impl FlightRecorder {
@@ -129,7 +78,6 @@ impl FlightRecorder {
             blueprint: blueprint.clone(),
             status: status.clone(),
             ranks: ranks.map(|rank| (rank, RankLog::default())).collect(),
-            greetings: OnceLock::new(),
             pauses: Mutex::default(),
             watch: Mutex::default(),
             ended_well: Mutex::default(),
@@ -175,39 +123,24 @@ impl FlightRecorder {
     /// Waits until the ranks of other processes of this host have written their records, too: a
     /// launcher that ends a job may kill all of it as soon as one process is gone.
     pub(crate) fn await_neighbours(&self, until: Instant) {
-        let met = self.ranks.values().find_map(|log| log.state.lock().met.clone());
-        let Some(Met { run, processes, .. }) = met else { return };
-        let host = this_process().host;
-        let neighbour =
-            |rank: &usize| processes[*rank].host == host && !self.ranks.contains_key(rank);
+        let roster = self.ranks.values().find_map(|log| log.state.lock().roster.clone());
+        let (Some(roster), Some(own)) = (roster, self.ranks.keys().next()) else { return };
+        let (run, processes) = (roster.run(), &roster.processes);
+        let neighbour = |rank: &usize| {
+            processes[*rank].host == processes[*own].host && !self.ranks.contains_key(rank)
+        };
         let files: Vec<PathBuf> = (0..processes.len())
             .filter(neighbour)
-            .map(|rank| self.folder.join(Record::file_name(&run, rank)))
+            .map(|rank| self.folder.join(Record::file_name(run, rank)))
             .collect();
         while Instant::now() < until && !files.iter().all(|file| file.exists()) {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// Agrees with the other ranks on the run's name, on who is where, and on the time. All ranks
-    /// call it before the first step.
-    ///
-    /// # Errors
-    /// The world's first error, or a timeout.
-    pub(crate) fn meet(&self, world: &dyn Communicator) -> CommResult<()> {
-        let process = this_process();
-        let clock = clocks::own(&process.host);
-        let greeting = Greeting { run: new_name(), process, clock };
-        let bytes = serde_json::to_vec(&greeting).expect("plain data");
-        let all = world.exchange(bytes).wait()?;
-        let greetings = self.greetings.get_or_init(|| Greetings::read(&all, &greeting));
-        let Greetings { run, processes, clocks } = greetings.clone();
-        let ahead_ns = clocks::ahead_ns(world, &clocks)?;
-        let met = Met { run, processes, ahead_ns };
-        if let Some(log) = self.ranks.get(&world.rank()) {
-            log.state.lock().met = Some(met);
-        }
-        Ok(())
+    /// Notes what the processes have said of themselves.
+    pub(crate) fn has_met(&self, rank: usize, roster: &Arc<Roster>) {
+        self.ranks[&rank].state.lock().roster = Some(roster.clone());
     }
 
     /// Notes how `rank` ended; the first end counts.
@@ -262,7 +195,7 @@ impl FlightRecorder {
             return Ok(());
         }
         let Some(end) = state.end.clone() else { return Ok(()) };
-        let record = self.record(rank, &log.ops, state.met.clone(), end);
+        let record = self.record(rank, &log.ops, state.roster.as_deref(), end);
         write(&self.folder, &record)?;
         state.written = true;
         Ok(())
@@ -282,7 +215,7 @@ impl FlightRecorder {
                 let at_ns = now_ns();
                 let end =
                     End { kind: EndKind::Signal(signal), at_ns, text: text.into(), error: None };
-                let record = self.record(*rank, &log.ops, state.met.clone(), end);
+                let record = self.record(*rank, &log.ops, state.roster.as_deref(), end);
                 state.provisional = write(&self.folder, &record).is_ok();
             }
         }
@@ -295,37 +228,37 @@ impl FlightRecorder {
         for (rank, log) in &self.ranks {
             let mut state = log.state.lock();
             let provisional = std::mem::take(&mut state.provisional) && !state.written;
-            if let (true, Some(met)) = (provisional, &state.met) {
+            if let (true, Some(roster)) = (provisional, &state.roster) {
                 // Gone already, perhaps, with its folder.
-                let _ = fs::remove_file(self.folder.join(Record::file_name(&met.run, *rank)));
+                let _ = fs::remove_file(self.folder.join(Record::file_name(roster.run(), *rank)));
                 let _ = fs::remove_dir(&self.folder);
             }
         }
     }
 
-    fn record(&self, rank: usize, ops: &OpLog, met: Option<Met>, end: End) -> Record {
+    fn record(&self, rank: usize, ops: &OpLog, roster: Option<&Roster>, end: End) -> Record {
         let (config, schedule) = (&self.blueprint.config, &self.blueprint.schedule);
         let mesh = self.blueprint.mesh;
-        let met = met.unwrap_or_else(|| {
+        let alone = || {
             let mut processes = vec![Peer::default(); mesh.world()];
             processes[rank] = this_process();
-            Met { run: new_name(), processes: processes.into(), ahead_ns: 0 }
-        });
+            processes
+        };
         let (groups, ops) = ops.snapshot();
         let mut pauses = self.pauses.lock().clone();
         pauses.extend(self.watch.lock().as_ref().and_then(watch::Watch::pausing));
         let header = Header {
             format: 0,
-            run: met.run,
+            run: roster.map_or_else(new_name, |roster| roster.run().to_owned()),
             rank,
             coords: mesh.coords(rank).into(),
             mesh: Coords { pp: mesh.pp, zero3: mesh.zero3, dp: mesh.dp }.into(),
-            processes: met.processes.to_vec(),
+            processes: roster.map_or_else(alone, |roster| roster.processes.to_vec()),
             engine: config.engine.to_string(),
             schedule: schedule.kind.clone(),
             placement: schedule.placement.clone(),
             timeout_s: config.timeout_s,
-            ahead_ns: met.ahead_ns,
+            ahead_ns: roster.map_or(0, |roster| roster.clock().ahead_ns),
             end,
             pauses,
             groups,
@@ -358,54 +291,6 @@ fn write(folder: &Path, record: &Record) -> io::Result<()> {
             // What cannot be removed has no name that anyone looks for.
             let _ = fs::remove_file(&aside);
             Err(e)
-        }
-    }
-}
-
-/// A name for a run that later runs' names follow: seconds since 1970, and something to tell
-/// apart those of one second.
-fn new_name() -> String {
-    let now = now_ns();
-    let mix = (now ^ u64::from(std::process::id()) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    format!("{}-{:06x}", Duration::from_nanos(now).as_secs(), mix >> 40)
-}
-
-fn this_process() -> Peer {
-    #[cfg(unix)]
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    #[cfg(not(unix))]
-    let host = std::env::var("COMPUTERNAME").unwrap_or_default();
-    Peer { host, pid: std::process::id() }
-}
-
-#[cfg(test)]
-mod tests {
-    use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
-
-    use super::*;
-    use crate::Trainer;
-    use crate::config::Config;
-
-    /// With many ranks in a process, each reading what all of them say would be their square.
-    #[test]
-    fn greetings_are_read_once_for_all_ranks_of_a_process() {
-        let config =
-            Config { dp: 6, flight_dir: Some("never written".into()), ..Config::default() };
-        let trainer = Trainer::new(config).unwrap();
-        let status = Arc::new(StatusBoard::new(6));
-        let recorder = FlightRecorder::start(&trainer.blueprint, &status, 0..6).unwrap();
-        let ranks = ThreadsWorld::new(6, ThreadsOptions::default()).communicators();
-        std::thread::scope(|scope| {
-            for world in ranks {
-                let recorder = &recorder;
-                scope.spawn(move || recorder.meet(&*world).unwrap());
-            }
-        });
-        let met = |log: &RankLog| log.state.lock().met.clone().unwrap();
-        let all: Vec<Met> = recorder.ranks.values().map(met).collect();
-        for one in &all {
-            assert_eq!((&one.run, one.processes.len()), (&all[0].run, 6));
-            assert!(Arc::ptr_eq(&one.processes, &all[0].processes));
         }
     }
 }

@@ -113,9 +113,10 @@ fn compare(
     let all = world.exchange(mine.unwrap_or_default()).wait()?;
     let read = |rank: usize| serde_json::from_slice::<Stated>(&all[rank]).expect("it speaks");
     let other = digests.iter().position(|digest| *digest != digests[0]).expect("one differs");
-    let (first, other) = (read(0), (other, read(other)));
-    let words =
-        differences((other.0, &other.1.host, &other.1.settings), (&first.host, &first.settings));
+    let (first, differs) = (read(0), read(other));
+    let rank_0 = RankSettings { rank: 0, host: &first.host, settings: &first.settings };
+    let other = RankSettings { rank: other, host: &differs.host, settings: &differs.settings };
+    let words = differences(other, rank_0);
     let words = words.unwrap_or_else(|| "zeropp: the processes run different builds".into());
     Ok(RankError::Program(format!("{words}; give all processes of a run the same")))
 }
@@ -148,8 +149,8 @@ fn take_rank_0_s(
     let Taken { blueprint, differs } = taken.expect("nobody refused");
     if rank == shared.here[0] && !is_same {
         warn!(
-            "this process makes another program than rank 0's ({differs}), and runs rank 0's in \
-             place of its own"
+            "this process makes a different program from rank 0's ({differs}), and runs rank \
+             0's in place of its own"
         );
     }
     Ok(blueprint)
@@ -177,35 +178,43 @@ fn take(
 ) -> Result<Taken, String> {
     let given: Given = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
     let settings = of_program(&own.config);
-    let differs = differences((rank, host, &settings), (&given.host, &given.settings));
+    let rank_0 = RankSettings { rank: 0, host: &given.host, settings: &given.settings };
+    let differs = differences(RankSettings { rank, host, settings: &settings }, rank_0);
     let cannot = |why: String| {
         differs
             .clone()
             .unwrap_or_else(|| format!("{} cannot run rank 0's program: {why}", named(rank, host)))
     };
     if given.program.is_empty() {
-        let why = "it makes another, and rank 0's is too large to be given to it";
+        let why = "it makes a different one, and rank 0's is too large to be sent";
         return Err(cannot(why.into()));
     }
     let document = json::read(&given.program).map_err(|e| e.to_string());
     let taken = document.and_then(|document| own.with_program(&given.cuts, document.schedule));
     match taken {
         Ok(taken) if program_digest(&taken).as_bytes() == digest => {
-            let differs = differs.unwrap_or_else(|| "its files have other contents".into());
+            let differs = differs.unwrap_or_else(|| "its files have different contents".into());
             Ok(Taken { blueprint: Arc::new(taken), differs })
         }
-        Ok(_) => Err(cannot("its model is another".into())),
+        Ok(_) => Err(cannot("its model is a different one".into())),
         Err(problem) => Err(cannot(problem)),
     }
 }
 
+/// A rank's host and settings.
+#[derive(Clone, Copy)]
+struct RankSettings<'a> {
+    rank: usize,
+    /// May be empty.
+    host: &'a str,
+    settings: &'a Settings,
+}
+
 /// The settings in which a rank differs from rank 0, in words; nothing where they are the same.
-fn differences(
-    (rank, host, mine): (usize, &str, &Settings),
-    (first_host, firsts): (&str, &Settings),
-) -> Option<String> {
+fn differences(other: RankSettings, rank_0: RankSettings) -> Option<String> {
     let keys = OPTIONS.iter().map(|option| option.key);
-    let keys: Vec<&str> = keys.filter(|key| mine.get(*key) != firsts.get(*key)).collect();
+    let differ = |key: &&str| other.settings.get(*key) != rank_0.settings.get(*key);
+    let keys: Vec<&str> = keys.filter(differ).collect();
     let list = |of: &Settings| {
         let value = |key: &&str| of.get(*key).map_or("nothing", String::as_str).to_owned();
         keys.iter().map(|key| format!("{key} = {}", value(key))).collect::<Vec<_>>().join(", ")
@@ -213,10 +222,10 @@ fn differences(
     (!keys.is_empty()).then(|| {
         format!(
             "{}: {} has this, and {} has {}",
-            list(mine),
-            named(rank, host),
-            named(0, first_host),
-            list(firsts)
+            list(other.settings),
+            named(other.rank, other.host),
+            named(0, rank_0.host),
+            list(rank_0.settings)
         )
     })
 }
@@ -310,6 +319,10 @@ mod tests {
         }
     }
 
+    fn of<'a>(rank: usize, host: &'a str, settings: &'a Settings) -> RankSettings<'a> {
+        RankSettings { rank, host, settings }
+    }
+
     /// A setting is compared as its row in the table says, and no setting is without one.
     #[test]
     fn each_setting_is_compared_as_the_table_says() {
@@ -331,7 +344,7 @@ mod tests {
                 Across::Same => {
                     assert_ne!(a.get(key), b.get(key), "{key}");
                     assert_ne!(digest_of(&a), digest_of(&b), "{key}");
-                    let words = differences((2, "b", &b), ("a", &a)).unwrap();
+                    let words = differences(of(2, "b", &b), of(0, "a", &a)).unwrap();
                     let value = &b[key];
                     assert!(words.contains(&format!("{key} = {value}")), "{words}");
                     let who = ["rank 2 on b has this", "rank 0 on a has"];
@@ -349,7 +362,7 @@ mod tests {
         }
         let grown = Fingerprint { bytes: 8, ..data.clone() };
         let [a, b] = [&data, &grown].map(|data| common(&Config::default(), data));
-        let words = differences((1, "", &b), ("", &a)).unwrap();
+        let words = differences(of(1, "", &b), of(0, "", &a)).unwrap();
         assert_eq!(
             words,
             "data = 8 bytes with digest 0000000000000000: rank 1 has this, and rank 0 has data = \

@@ -1,5 +1,7 @@
-//! What the ranks of several processes leave behind, brought to rank 0.
+//! What ranks bring to rank 0: the figures of a step, and what those of several processes leave
+//! behind.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::cpu_tensor::{from_vec, into_vec};
@@ -16,11 +18,28 @@ const TAG: u64 = u64::MAX - 1;
 /// A rank's result without the values it exports.
 #[derive(Serialize, Deserialize)]
 struct Leaf {
-    name: String,
     spans: Vec<Span>,
     clock_error_ns: u64,
-    /// Layer, piece and number of values of each export.
-    exported: Vec<(String, usize, usize)>,
+    exported: Vec<Piece>,
+}
+
+/// An export without its values.
+#[derive(Serialize, Deserialize)]
+struct Piece {
+    layer: String,
+    shard: usize,
+    /// Number of values.
+    len: usize,
+}
+
+/// On rank 0 what every rank says, in rank order; nothing on the others. All ranks call it.
+pub(crate) fn figures<T: Serialize + DeserializeOwned>(
+    world: &dyn Communicator,
+    mine: &T,
+) -> CommResult<Vec<T>> {
+    let all = world.gather(0, serde_json::to_vec(mine).expect("plain numbers")).wait()?;
+    let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).expect("written by every rank");
+    Ok(if world.rank() == 0 { all.iter().map(read).collect() } else { Vec::new() })
 }
 
 /// Every rank's result, in rank order, on rank 0; nothing on the others. Messages have at most
@@ -56,11 +75,12 @@ pub(crate) fn to_rank_0(
 /// A result as 32-bit words, whatever they stand for: engines move them and never compute.
 fn pack(result: &RankResult) -> Vec<f32> {
     let exported = result.exported.iter();
+    let piece =
+        |e: &ParamExport| Piece { layer: e.layer.clone(), shard: e.shard, len: e.values.len() };
     let leaf = Leaf {
-        name: result.name.clone(),
         spans: result.spans.clone(),
         clock_error_ns: result.clock_error_ns,
-        exported: exported.map(|e| (e.layer.clone(), e.shard, e.values.len())).collect(),
+        exported: exported.map(piece).collect(),
     };
     let mut bytes = serde_json::to_vec(&leaf).expect("plain data");
     // JSON ends with a bracket, so blanks behind it do not matter.
@@ -77,14 +97,13 @@ fn unpack(words: &[f32]) -> RankResult {
     let (json, mut values) = rest.split_at(len.to_bits() as usize);
     let bytes: Vec<u8> = json.iter().flat_map(|word| word.to_bits().to_le_bytes()).collect();
     let leaf: Leaf = serde_json::from_slice(&bytes).expect("written by pack");
-    let export = |(layer, shard, len)| {
+    let export = |Piece { layer, shard, len }| {
         let (mine, rest) = values.split_at(len);
         values = rest;
         ParamExport { layer, shard, values: mine.to_vec() }
     };
     let exported = leaf.exported.into_iter().map(export).collect();
-    let Leaf { name, spans, clock_error_ns, .. } = leaf;
-    RankResult { name, spans, clock_error_ns, exported }
+    RankResult { spans: leaf.spans, clock_error_ns: leaf.clock_error_ns, exported }
 }
 
 #[cfg(test)]
@@ -100,10 +119,9 @@ mod tests {
         let values =
             (0..rank * 700_000).map(|i| f32::from_bits((i as u32).wrapping_mul(6151))).collect();
         RankResult {
-            name: format!("rank {rank} · ü"),
             spans: vec![span; rank],
             clock_error_ns: rank as u64,
-            exported: vec![ParamExport { layer: "h.0".into(), shard: rank, values }],
+            exported: vec![ParamExport { layer: "h.0 · ü".into(), shard: rank, values }],
         }
     }
 
@@ -120,7 +138,7 @@ mod tests {
         assert!(all[1..].iter().all(Vec::is_empty));
         for (rank, got) in all[0].iter().enumerate() {
             let want = result(rank);
-            assert_eq!((&got.name, &got.spans), (&want.name, &want.spans));
+            assert_eq!((&got.spans, got.clock_error_ns), (&want.spans, want.clock_error_ns));
             let bits = |r: &RankResult| -> Vec<u32> {
                 r.exported[0].values.iter().map(|x| x.to_bits()).collect()
             };

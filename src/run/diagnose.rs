@@ -98,7 +98,7 @@ impl Diverged {
         let place = match (&self.gradient, &self.output) {
             (None, None) => {
                 return format!(
-                    "{what}; run once more, step {step} was finite: suspect the hardware"
+                    "{what}; run once more, step {step} was finite: the hardware may be faulty"
                 );
             }
             (Some((rank, found)), _) => {
@@ -112,8 +112,8 @@ impl Diverged {
         };
         let before = match &self.output {
             Some((rank, NotFinite { stage, micro_batch, .. })) => format!(
-                "; before it, the forward of stage {stage} on rank {rank} gave what is not finite \
-                 (micro-batch {micro_batch})"
+                "; before it, the forward of stage {stage} on rank {rank} gave values that are not \
+                 finite (micro-batch {micro_batch})"
             ),
             None => "; the forward was finite".into(),
         };

@@ -15,6 +15,7 @@ use zeropp_core::metrics::Evaluation;
 use zeropp_pipeline::executor::{Executor, ModelWorker, TokenSource};
 use zeropp_pipeline::ir::Action;
 use zeropp_pipeline::timeline::Span;
+use zeropp_zero3::checkpoint::Plateau;
 
 use crate::Error;
 use crate::config::ConfigError;
@@ -49,7 +50,7 @@ impl EvaluationSet {
         }
         let read = config.validation_dataset().map_err(|e| match config.eval_data {
             Some(_) => Error::EvaluationData(e.to_string().replacen("data =", "eval-data =", 1)),
-            None => Error::EvaluationData(format!("the part of it to validate on: {e}")),
+            None => Error::EvaluationData(format!("the part kept for validation (split): {e}")),
         })?;
         let Some(data) = read else {
             let problem = "there is no data to measure a validation loss on";
@@ -117,18 +118,18 @@ pub(crate) struct Evaluator {
     program: Vec<Action>,
     /// Micro-batches of a batch on each rank, and which of the data ranks this one is of how many.
     place: (usize, usize, usize),
-    /// The lowest loss so far.
-    lowest: Option<f64>,
+    /// How the losses have gone so far.
+    plateau: Option<Plateau>,
 }
 
 impl Evaluator {
-    /// For a run of `bp` that has had a loss as low as `lowest` before.
+    /// For a run of `bp` whose losses have gone like `plateau` before.
     pub(crate) fn new(
         bp: &Blueprint,
         set: Arc<EvaluationSet>,
         tokens: TokenSource,
         groups: &Groups,
-        lowest: Option<f64>,
+        plateau: Option<Plateau>,
     ) -> Evaluator {
         let c = groups.coords;
         let program = bp.evaluation.as_ref().expect("made where a validation loss is asked for");
@@ -138,7 +139,7 @@ impl Evaluator {
             tokens,
             program: program.ranks[c.pp].clone(),
             place: (bp.config.micro_batches(), group, bp.mesh.zero3 * bp.mesh.dp),
-            lowest,
+            plateau,
         }
     }
 
@@ -184,12 +185,19 @@ impl Evaluator {
         let seconds = start.elapsed().as_secs_f64();
         let mut evaluation =
             Evaluation { all_gathers, comm_bytes, seconds, ..self.set.mean(losses) };
-        evaluation.best = evaluation.loss.is_finite()
-            && self.lowest.is_none_or(|lowest| evaluation.loss < lowest);
-        if evaluation.best {
-            self.lowest = Some(evaluation.loss);
+        let loss = evaluation.loss;
+        evaluation.best = loss.is_finite() && self.plateau.is_none_or(|p| loss < p.lowest);
+        match &mut self.plateau {
+            _ if evaluation.best => self.plateau = Some(Plateau { lowest: loss, since: 0 }),
+            Some(plateau) => plateau.since += 1,
+            None => {}
         }
         Ok(evaluation)
+    }
+
+    /// How the losses have gone so far; nothing before the first that is finite.
+    pub(crate) fn plateau(&self) -> Option<Plateau> {
+        self.plateau
     }
 }
 

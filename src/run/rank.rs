@@ -11,15 +11,13 @@ use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
 use zeropp_core::data::{DataError, Dataset, Sampler};
 use zeropp_core::meter::{MemoryBytes, Meter};
-use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped};
+use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped, wall_time};
 use zeropp_pipeline::executor::{
-    Executor, ModelWorker, StatusBoard, StepRecord, TokenSource, WorkerOptions,
+    Executor, Instruments, ModelWorker, StatusBoard, StepRecord, TokenSource, WorkerOptions,
 };
 use zeropp_pipeline::ir::{Action, Compute};
 use zeropp_pipeline::simulate::StageCosts;
 use zeropp_pipeline::timeline::{Computed, Span, bubble, bubble_own_span, bubble_step};
-use zeropp_zero3::adamw::AdamW;
-use zeropp_zero3::lr::LearningRate;
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
@@ -36,9 +34,10 @@ use crate::recorder::FlightRecorder;
 use crate::run::agreement::{Digests, Taken, agree};
 use crate::run::diagnose::Diverged;
 use crate::run::evaluation::{EvaluationSet, Evaluator};
-use crate::run::processes::{self, Clock, Met};
+use crate::run::processes;
 use crate::run::stop::{Stopper, Wish};
 use crate::run::training::Training;
+use crate::world::hello::Roster;
 
 /// Steps whose spans a trace keeps where it is not told which.
 const TRACED_STEPS: u64 = 8;
@@ -50,8 +49,8 @@ pub(crate) struct Shared {
     pub(crate) data: Arc<(Dataset, Sampler)>,
     pub(crate) status: Arc<StatusBoard>,
     pub(crate) epoch: Instant,
-    /// This process's clock beside rank 0's, where that is asked for.
-    pub(crate) clock: Arc<OnceLock<Clock>>,
+    /// What the processes have said of themselves, once they have.
+    pub(crate) roster: Arc<OnceLock<Arc<Roster>>>,
     /// What the ranks of this machine compute with.
     pub(crate) peak: Peak,
     /// World ranks of this process.
@@ -69,8 +68,6 @@ pub(crate) struct Shared {
     /// In rank 0's process, what the trainer wants after each step that it was told of.
     pub(crate) answers: Option<Arc<Mutex<Receiver<Wish>>>>,
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
-    /// What the run's events are told within.
-    pub(crate) span: tracing::Span,
     /// Of this process's own settings and blueprint.
     pub(crate) digests: Arc<OnceLock<Digests>>,
     /// What this process runs in place of its own blueprint, if it cannot run that, and in which
@@ -117,7 +114,6 @@ pub(crate) struct RankResult {
     pub(crate) spans: Vec<Span>,
     /// How far from rank 0's clock that may be.
     pub(crate) clock_error_ns: u64,
-    pub(crate) name: String,
     pub(crate) exported: Vec<ParamExport>,
 }
 
@@ -130,6 +126,19 @@ pub(crate) struct RankEnd {
     pub(crate) diverged: Option<Diverged>,
     /// Step of the newest checkpoint that was written.
     pub(crate) saved: Option<u64>,
+}
+
+impl RankEnd {
+    /// Those of this rank and of `next`, which comes after it.
+    pub(crate) fn and(mut self, next: RankEnd) -> RankEnd {
+        self.results.extend(next.results);
+        RankEnd {
+            results: self.results,
+            stopped: next.stopped.or(self.stopped),
+            diverged: next.diverged.or(self.diverged),
+            saved: next.saved.or(self.saved),
+        }
+    }
 }
 
 /// What a rank tells its process while it runs.
@@ -145,13 +154,14 @@ pub(crate) enum News {
 /// One rank's figures of a step, which go to rank 0 at its end.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct RankStep {
-    /// (replica, ZeRO-3 place, micro-batch, bits of the loss): the batch's order.
-    losses: Vec<(usize, usize, usize, u32)>,
+    losses: Vec<MicroBatchLoss>,
     /// By rank 0's clock.
     pub(crate) computed: Computed,
     all_gathers: u64,
     reduce_scatters: u64,
     all_reduces: u64,
+    /// All-gathers that made matrices whole for the optimizer.
+    optimizer_gathers: u64,
     sent_bytes: u64,
     peak: MemoryBytes,
     at_once: u64,
@@ -164,37 +174,60 @@ pub(crate) struct RankStep {
     pub(crate) save: Option<Report>,
 }
 
-/// Nanoseconds and number of each kind of compute action on each stage, in that order.
+/// The loss of one micro-batch. Their order is that of the batch's samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+struct MicroBatchLoss {
+    dp: usize,
+    zero3: usize,
+    micro_batch: usize,
+    /// Of the loss.
+    bits: u32,
+}
+
+/// What each kind of compute action took on each stage, in that order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct StageTimes(Vec<(usize, char, u64, u64)>);
+pub(crate) struct StageTimes(Vec<StageTime>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+struct StageTime {
+    stage: usize,
+    kind: Compute,
+    /// Of all together.
+    ns: u64,
+    /// How many.
+    n: u64,
+}
 
 impl StageTimes {
-    fn find(&self, stage: usize, kind: char) -> Result<usize, usize> {
-        self.0.binary_search_by_key(&(stage, kind), |t| (t.0, t.1))
+    fn find(&self, stage: usize, kind: Compute) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&(stage, kind), |t| (t.stage, t.kind))
     }
 
-    pub(crate) fn add(&mut self, stage: usize, kind: char, ns: u64, n: u64) {
-        match self.find(stage, kind) {
-            Ok(at) => (self.0[at].2, self.0[at].3) = (self.0[at].2 + ns, self.0[at].3 + n),
-            Err(at) => self.0.insert(at, (stage, kind, ns, n)),
+    fn add(&mut self, time: StageTime) {
+        match self.find(time.stage, time.kind) {
+            Ok(at) => {
+                self.0[at].ns += time.ns;
+                self.0[at].n += time.n;
+            }
+            Err(at) => self.0.insert(at, time),
         }
     }
 
     pub(crate) fn merge(&mut self, other: &StageTimes) {
-        other.0.iter().for_each(|t| self.add(t.0, t.1, t.2, t.3));
+        other.0.iter().for_each(|time| self.add(*time));
     }
 
     /// Mean times of each stage. A whole backward counts as B, with nothing left for W.
     pub(crate) fn costs(&self, stages: usize) -> Vec<StageCosts> {
-        let mean = |stage: usize, kind: char| {
-            self.find(stage, kind).map_or(0, |at| self.0[at].2 / self.0[at].3.max(1))
+        let mean = |stage: usize, kind: Compute| {
+            self.find(stage, kind).map_or(0, |at| self.0[at].ns / self.0[at].n.max(1))
         };
         (0..stages)
             .map(|s| StageCosts {
-                f_ns: mean(s, 'F'),
-                b_ns: mean(s, 'B') + mean(s, 'X'),
-                w_ns: mean(s, 'W'),
-                r_ns: mean(s, 'R'),
+                f_ns: mean(s, Compute::F),
+                b_ns: mean(s, Compute::B) + mean(s, Compute::BW),
+                w_ns: mean(s, Compute::W),
+                r_ns: mean(s, Compute::R),
                 ..StageCosts::default()
             })
             .collect()
@@ -204,14 +237,7 @@ impl StageTimes {
         let mut times = StageTimes::default();
         for span in spans {
             if let Action::Compute { kind, stage, .. } = span.action {
-                let letter = match kind {
-                    Compute::F => 'F',
-                    Compute::B => 'B',
-                    Compute::W => 'W',
-                    Compute::R => 'R',
-                    Compute::BW => 'X',
-                };
-                times.add(stage, letter, span.end_ns - span.start_ns, 1);
+                times.add(StageTime { stage, kind, ns: span.end_ns - span.start_ns, n: 1 });
             }
         }
         times
@@ -228,10 +254,8 @@ pub(crate) fn run_rank(
 ) -> Result<RankEnd, RankError> {
     // First of all: what follows is done together only where the settings say the same.
     let shared = &Shared { blueprint: agree(shared, &*world)?, ..shared.clone() };
-    if let Some(recorder) = &shared.recorder {
-        recorder.meet(&*world)?;
-    }
-    let Met { peak_flops, threads } = processes::meet(shared, &*world, &device)?;
+    let roster = processes::meet(shared, &*world)?;
+    let threads = processes::threads(shared, &roster);
     let _in_use = threads.install();
     let groups = Groups::new(world, shared.blueprint.mesh)?;
     let meter = Meter::new();
@@ -239,9 +263,9 @@ pub(crate) fn run_rank(
     if shared.export == Export::Gradients {
         executor.worker.capture_gradients();
     }
-    let evaluator = evaluator(shared, &device, &groups)?;
+    let evaluator = evaluator(shared, &device, &groups, resumed.as_ref())?;
     let around = (&groups, &*meter);
-    let mut training = Training::new(shared, around, executor, evaluator, peak_flops, report);
+    let mut training = Training::new(shared, around, executor, evaluator, &roster, report);
     training.run(resumed)?;
     training.finish()
 }
@@ -257,6 +281,7 @@ fn build_executor(
     let options = ShardOptions {
         device: device.clone(),
         compute: bp.compute,
+        pack_weights: bp.packs_weights(),
         zero1: config.zero1,
         seed: config.seed,
     };
@@ -277,6 +302,8 @@ fn build_executor(
     };
     if resumed.is_none() {
         initial::read(bp, shared.initial.as_deref(), &mut sharded)?;
+        // A mean of the weights begins with them.
+        optimizer.restart(&sharded);
     }
     let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
     let worker_options = WorkerOptions {
@@ -297,7 +324,7 @@ fn build_executor(
         bp.schedule.placement.clone(),
         groups.pipeline.clone(),
         groups.world.rank(),
-        (meter.clone(), shared.status.clone(), shared.epoch),
+        Instruments { meter: meter.clone(), status: shared.status.clone(), epoch: shared.epoch },
         worker,
     );
     Ok((executor, resumed))
@@ -308,12 +335,13 @@ fn evaluator(
     shared: &Shared,
     device: &Device,
     groups: &Groups,
+    resumed: Option<&Resumed>,
 ) -> Result<Option<Evaluator>, RankError> {
     let Some(set) = &shared.evaluation else { return Ok(None) };
     let bp = &shared.blueprint;
-    let lowest = match &shared.saver {
-        Some(saver) if bp.config.keep_best => saver.lowest(&*groups.world)?,
-        _ => None,
+    let before = match &shared.saver {
+        Some(saver) => saver.plateau(&*groups.world, resumed, bp.config.keep_best)?,
+        None => None,
     };
     let samples = set.clone();
     let sample = move |batch: u64, index: usize| {
@@ -321,21 +349,14 @@ fn evaluator(
         sampler.sample(data, batch, index)
     };
     let tokens = token_source(shared, device, groups, sample);
-    Ok(Some(Evaluator::new(bp, set.clone(), tokens, groups, lowest)))
+    Ok(Some(Evaluator::new(bp, set.clone(), tokens, groups, before)))
 }
 
 fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {
-    let c = &bp.config;
     OptimizerOptions {
-        adamw: AdamW { beta1: c.beta1, beta2: c.beta2, eps: c.eps, weight_decay: c.weight_decay },
-        lr: LearningRate {
-            peak: c.lr,
-            min: c.min_lr(),
-            warmup: c.warmup(),
-            total: c.steps,
-            decay: c.decay,
-        },
-        clip: c.clip,
+        parameters: bp.own.parameters(&bp.config),
+        lr: bp.own.rate(&bp.config),
+        clip: bp.config.clip,
         tie: bp.tie(),
     }
 }
@@ -379,12 +400,19 @@ pub(crate) fn summarise(
     let count =
         |f: fn(&Action) -> bool| record.spans.iter().filter(|s| f(&s.action)).count() as u64;
     let (early, idle) = groups.held_aside();
+    let loss = |(micro_batch, loss): (usize, f32)| MicroBatchLoss {
+        dp: c.dp,
+        zero3: c.zero3,
+        micro_batch,
+        bits: loss.to_bits(),
+    };
     RankStep {
-        losses: losses.into_iter().map(|(m, l)| (c.dp, c.zero3, m, l.to_bits())).collect(),
+        losses: losses.into_iter().map(loss).collect(),
         computed: Computed::of(&record.spans).unwrap_or_default(),
         all_gathers: count(|a| matches!(a, Action::AllGather { .. })),
         reduce_scatters: count(|a| matches!(a, Action::ReduceScatter { .. })),
         all_reduces: count(|a| matches!(a, Action::ReplicaReduce { .. })),
+        optimizer_gathers: record.outcome.map_or(0, |outcome| outcome.gathers),
         sent_bytes: record.sent_bytes,
         peak: meter.peak(),
         at_once: meter.at_once().total(),
@@ -398,13 +426,15 @@ pub(crate) fn summarise(
 
 pub(crate) fn step_metrics(
     bp: &Blueprint,
-    (step, step_s, best): (u64, f64, &mut Best),
+    step: u64,
+    step_s: f64,
+    best: &mut Best,
     record: &StepRecord,
     ranks: &[RankStep],
 ) -> (StepMetrics, StageTimes) {
     let mut losses: Vec<_> = ranks.iter().flat_map(|r| r.losses.iter().copied()).collect();
     losses.sort_unstable();
-    let sum: f64 = losses.iter().map(|l| f64::from(f32::from_bits(l.3))).sum();
+    let sum: f64 = losses.iter().map(|l| f64::from(f32::from_bits(l.bits))).sum();
     let outcome = record.outcome.expect("every program ends with the optimizer step");
     let tokens = bp.config.tokens_per_step() as u64;
     let tokens_per_s = tokens as f64 / step_s;
@@ -415,6 +445,7 @@ pub(crate) fn step_metrics(
     ranks.iter().for_each(|r| times.merge(&r.times));
     let metrics = StepMetrics {
         step,
+        wall_time: wall_time(),
         loss: sum / losses.len() as f64,
         grad_norm: outcome.grad_norm,
         lr: outcome.lr,
@@ -428,6 +459,7 @@ pub(crate) fn step_metrics(
         all_gathers: total(|r| r.all_gathers),
         reduce_scatters: total(|r| r.reduce_scatters),
         all_reduces: total(|r| r.all_reduces),
+        optimizer_gathers: total(|r| r.optimizer_gathers),
         comm_bytes: total(|r| r.sent_bytes),
         peak_bytes: ranks.iter().fold(MemoryBytes::default(), |m, r| m.max(&r.peak)),
         at_once_bytes: most(|r| r.at_once),
@@ -450,7 +482,9 @@ mod tests {
         let one = |rank: usize| {
             let mut times = StageTimes::default();
             for stage in (rank..stages).step_by(ranks).rev() {
-                "FBW".chars().for_each(|kind| times.add(stage, kind, 10 + stage as u64, 2));
+                for kind in [Compute::F, Compute::B, Compute::W] {
+                    times.add(StageTime { stage, kind, ns: 10 + stage as u64, n: 2 });
+                }
             }
             times
         };

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tracing::{Span, info_span, warn};
 use zeropp_comm::Communicator;
@@ -11,14 +11,11 @@ use zeropp_pipeline::executor::ModelWorker;
 use zeropp_zero3::checkpoint::{CheckpointError, StateToWrite};
 
 use crate::checkpoint::Saver;
-use crate::checkpoint::under_way::{Outcome, Save};
-use crate::checkpoint::writer::{RankSave, Report};
+use crate::checkpoint::under_way::{Completing, Outcome, Save};
+use crate::checkpoint::writer::{Part, RankSave, Report};
 use crate::error::RankError;
 use crate::events;
 use crate::run::stop::Wish;
-
-/// How long a step's end waits for a save whose files are all written: what is left is its name.
-const COMPLETING: Duration = Duration::from_millis(100);
 
 /// Whether a save begins after a step; the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +38,22 @@ impl Begin {
             _ => Begin::No,
         }
     }
+}
+
+/// The end of a step, as far as it decides whether a save follows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepEnd {
+    pub(crate) step: u64,
+    /// Updates behind it.
+    pub(crate) updates: u64,
+    /// Whether it was not skipped.
+    pub(crate) is_good: bool,
+    /// What the ranks wish.
+    pub(crate) wish: Wish,
+    /// Whether its validation loss is the lowest so far, and its state to be kept for that.
+    pub(crate) is_best: bool,
+    /// Whether the run ends with it.
+    pub(crate) ends: bool,
 }
 
 /// A rank's part of saving.
@@ -106,30 +119,26 @@ impl Saving {
         ended.into_iter().try_for_each(|outcome| self.conclude(outcome, false))
     }
 
-    /// On rank 0: whether a save follows `step`, which has `updates` behind it and was `good`, for
-    /// all that the ranks `wish`. In a row of skipped steps the state is that of the last good one,
-    /// so what is due waits for the next good one; where it cannot wait, no older checkpoint goes
-    /// for it. What `is_best` of all validation losses is not left out; `ends` says that the run
-    /// does.
-    pub(crate) fn decide(
-        &mut self,
-        (step, updates, good): (u64, u64, bool),
-        (wish, is_best): (Wish, bool),
-        ends: bool,
-    ) -> Begin {
-        let (loss, best) = self.saver.evaluation_of(step);
-        let save = Save { step, updates, rotates: good, loss, best };
+    /// On rank 0: whether a save follows a step. In a row of skipped steps the state is that of the
+    /// last good one, so what is due waits for the next good one; where it cannot wait, no older
+    /// checkpoint goes for it. What is the best of all validation losses, or the run's last, is not
+    /// left out.
+    pub(crate) fn decide(&mut self, end: StepEnd) -> Begin {
+        let StepEnd { step, updates, is_good, wish, is_best, ends } = end;
+        let save = self.saver.save_of(step, updates, is_good);
         if ends || is_best {
             self.last = Some(save);
             return Begin::AfterTheOneBefore;
         }
         let due = self.saver.is_due(step) || self.owed;
-        self.owed = due && !good;
-        if !(wish == Wish::Save || due && good) {
+        self.owed = due && !is_good;
+        if !(wish == Wish::Save || due && is_good) {
             return Begin::No;
         }
         // While the program looked at the step, the save before may have ended, or is about to.
-        self.saver.under_way.await_completion(COMPLETING);
+        let begin = Instant::now();
+        self.saver.under_way.await_completion(Completing::AtStepEnd);
+        self.blocked_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
         self.ended = self.ended.take().or_else(|| self.saver.under_way.take());
         let Some(before) = self.saver.under_way.step() else {
             self.saver.under_way.begin(save);
@@ -140,7 +149,7 @@ impl Saving {
         if !std::mem::replace(&mut self.told_late, true) {
             warn!(
                 "save-every: no checkpoint after step {step}, as that of step {before} is still \
-                 being written; a faster folder, or a larger save-every, helps. Told once"
+                 being written; use a faster folder or a larger save-every. This is reported once"
             );
         }
         Begin::No
@@ -151,8 +160,8 @@ impl Saving {
         let begin = Instant::now();
         let rank = self.world.rank();
         let state = StateToWrite::of(worker.sharded(), worker.optimizer());
-        let at = (rank, step, self.is_here);
-        let (rank_save, released) = RankSave::start(&self.saver, at, state);
+        let part = Part { rank, step, is_noted_here: self.is_here };
+        let (rank_save, released) = RankSave::start(&self.saver, part, state);
         self.rank_save = Some(rank_save);
         let (world, patience) = (self.world.clone(), self.saver.patience);
         let blocked = self.blocked_ns.clone();

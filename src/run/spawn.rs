@@ -6,27 +6,23 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use tracing::{debug_span, dispatcher};
-use zeropp_comm::CommError;
+use tracing::{Span, debug_span, dispatcher};
+use zeropp_comm::{CommError, Communicator};
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::flight::EndKind;
 
 use crate::Error;
 use crate::error::RankError;
-use crate::recorder;
-use crate::run::rank::{News, RankEnd, Shared, run_rank};
+use crate::recorder::{self, FlightRecorder};
 use crate::run::trace;
 use crate::world::LocalRank;
 
-/// Stack of a rank's thread: a graph of many layers is walked recursively when it is dropped.
-const STACK_BYTES: usize = 32 << 20;
-
-/// What the threads of ranks tell the trainer.
-pub(crate) enum Message {
-    /// From the first rank of this process.
-    News(News),
+/// What the threads of ranks tell the one that has started them.
+pub(crate) enum Message<N, R> {
+    /// While a rank is at work.
+    News(N),
     /// From each, with its number, last of all.
-    Done(usize, Result<RankEnd, Failure>),
+    Done(usize, Result<R, Failure>),
 }
 
 /// Why a rank failed.
@@ -35,72 +31,106 @@ pub(crate) enum Failure {
     Panic(String),
 }
 
-/// Starts a rank on a thread of its own, which tells `tx` how it goes on and, last, how it ended.
-pub(crate) fn spawn_rank(
-    LocalRank { rank, device, communicator: world }: LocalRank,
-    shared: Shared,
-    here: Arc<[usize]>,
-    tx: Sender<Message>,
-) {
-    let (told, aborted) = (tx.clone(), world.clone());
+/// A rank that failed, and why.
+pub(crate) struct RankFailure {
+    pub(crate) rank: usize,
+    pub(crate) failure: Failure,
+}
+
+/// What the ranks of a process share, whatever they do.
+pub(crate) struct Around {
+    /// World ranks of this process.
+    pub(crate) here: Arc<[usize]>,
+    /// What each rank is doing.
+    pub(crate) status: Arc<StatusBoard>,
+    pub(crate) recorder: Option<Arc<FlightRecorder>>,
+    /// What the ranks' events are told within.
+    pub(crate) span: Span,
+    /// Stack of a rank's thread.
+    pub(crate) stack_bytes: usize,
+}
+
+/// Starts a rank on a thread of its own, which does `work`, tells `tx` how it goes on and, last,
+/// how it ended.
+pub(crate) fn spawn_rank<N, R, W>(
+    local: LocalRank,
+    around: Arc<Around>,
+    tx: Sender<Message<N, R>>,
+    work: Arc<W>,
+) where
+    N: Send + 'static,
+    R: Send + 'static,
+    W: Fn(LocalRank, &mut dyn FnMut(N)) -> Result<R, RankError> + Send + Sync + 'static,
+{
+    let (rank, world, told) = (local.rank, local.communicator.clone(), tx.clone());
+    let (aborted, stack_bytes) = (world.clone(), around.stack_bytes);
     // Whoever listens here listens to the ranks, too.
     let listener = dispatcher::get_default(Clone::clone);
     let body = move || {
         let _listener = dispatcher::set_default(&listener);
-        let _in_rank = debug_span!(parent: &shared.span, "rank", rank).entered();
-        if let Some(recorder) = &shared.recorder {
+        let _in_rank = debug_span!(parent: &around.span, "rank", rank).entered();
+        if let Some(recorder) = &around.recorder {
             recorder::this_thread_is(rank, recorder);
         }
         let steps = tx.clone();
         let run = AssertUnwindSafe(|| {
-            run_rank(&shared, device, world.clone(), |news| {
-                // The trainer may have given up already; then nobody listens.
+            work(local, &mut |news| {
+                // Who started the rank may have given up already; then nobody listens.
                 let _ = steps.send(Message::News(news));
             })
         });
         let result = match std::panic::catch_unwind(run) {
-            Ok(Ok(result)) => Ok(result),
-            // Bad input: all ranks end with the same words, and none has begun.
-            Ok(Err(e)) if e.is_bad_input() => Err(Failure::Rank(e)),
-            Ok(Err(e)) => {
-                if let Some(recorder) = &shared.recorder {
-                    recorder.end_with(rank, &e);
-                }
-                world.abort(&explain(&e, &here, &shared.status));
-                Err(Failure::Rank(e))
-            }
+            Ok(result) => result.map_err(Failure::Rank),
             Err(panic) => {
-                let what = trace::panic_text(&*panic);
-                let place = shared.status.describe(rank);
-                let text = format!("panicked: {what} ({place})");
-                if let Some(recorder) = &shared.recorder {
-                    recorder.end(rank, EndKind::Panic, &text, None);
-                }
-                world.abort(&text);
-                Err(Failure::Panic(text))
+                let (what, place) = (trace::panic_text(&*panic), around.status.describe(rank));
+                Err(Failure::Panic(format!("panicked: {what} ({place})")))
             }
         };
-        let is_bad_input = matches!(&result, Err(Failure::Rank(e)) if e.is_bad_input());
-        if let (Err(_), Some(recorder), false) = (&result, &shared.recorder, is_bad_input) {
-            // What cannot be written now, the trainer tells of when it tries again.
-            let _ = recorder.write(rank);
+        if let Err(failure) = &result {
+            end_others(rank, failure, &around, &*world);
         }
         let _ = tx.send(Message::Done(rank, result));
     };
     let named = std::thread::Builder::new().name(format!("rank {rank}"));
-    if let Err(e) = named.stack_size(STACK_BYTES).spawn(body) {
-        let mib = STACK_BYTES >> 20;
+    if let Err(e) = named.stack_size(stack_bytes).spawn(body) {
+        let mib = stack_bytes >> 20;
         let text = format!(
             "its thread with a stack of {mib} MiB cannot be started ({e}); raise ulimit -v or -u"
         );
         aborted.abort(&text);
-        // The trainer waits for this.
+        // Who started the rank waits for this.
         let _ = told.send(Message::Done(rank, Err(Failure::Panic(text))));
     }
 }
 
+/// Ends the world of a rank that failed, and writes what it did last.
+fn end_others(rank: usize, failure: &Failure, around: &Around, world: &dyn Communicator) {
+    let recorder = around.recorder.as_ref();
+    match failure {
+        // Bad input: all ranks end with the same words, and none has begun.
+        Failure::Rank(e) if e.is_bad_input() => return,
+        Failure::Rank(e) => {
+            if let Some(recorder) = recorder {
+                recorder.end_with(rank, e);
+            }
+            world.abort(&explain(e, around));
+        }
+        Failure::Panic(text) => {
+            if let Some(recorder) = recorder {
+                recorder.end(rank, EndKind::Panic, text, None);
+            }
+            world.abort(text);
+        }
+    }
+    if let Some(recorder) = recorder {
+        // What cannot be written now, the trainer tells of when it tries again.
+        let _ = recorder.write(rank);
+    }
+}
+
 /// The error in words, with what the ranks of this process behind it were last seen doing.
-fn explain(error: &RankError, here: &[usize], status: &StatusBoard) -> String {
+fn explain(error: &RankError, around: &Around) -> String {
+    let (here, status) = (&around.here, &around.status);
     let text = error.to_string();
     let Some(source) = error.between_ranks() else { return text };
     let (missing, after_s) = match source {
@@ -121,22 +151,19 @@ fn explain(error: &RankError, here: &[usize], status: &StatusBoard) -> String {
 }
 
 /// The failure that caused the others: a panic, else an error of a rank's own, else an echo.
-pub(crate) fn culprit(
-    failures: Vec<(usize, Failure)>,
-    here: &[usize],
-    status: &StatusBoard,
-) -> Option<Error> {
+pub(crate) fn culprit(failures: Vec<RankFailure>, around: &Around) -> Option<Error> {
     let weight = |f: &Failure| match f {
         Failure::Panic(_) => 0,
         Failure::Rank(e) if e.between_ranks().is_some_and(CommError::is_echo) => 2,
         Failure::Rank(_) => 1,
     };
-    let (rank, failure) = failures.into_iter().min_by_key(|(rank, f)| (weight(f), *rank))?;
+    let first = failures.into_iter().min_by_key(|f| (weight(&f.failure), f.rank))?;
+    let RankFailure { rank, failure } = first;
     let message = match failure {
         Failure::Panic(text) => text,
         Failure::Rank(RankError::Resume(e)) => return Some(e.into()),
         Failure::Rank(RankError::Program(text)) => return Some(Error::Program(text)),
-        Failure::Rank(e) => explain(&e, here, status),
+        Failure::Rank(e) => explain(&e, around),
     };
     Some(Error::Rank { rank, message })
 }

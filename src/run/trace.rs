@@ -5,8 +5,9 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
+use zeropp_comm::mesh::Mesh;
 use zeropp_pipeline::draw::chrome;
-use zeropp_pipeline::timeline::Timeline;
+use zeropp_pipeline::timeline::{RankTimeline, Span, Timeline};
 
 use crate::Error;
 
@@ -21,6 +22,27 @@ pub(crate) fn write(path: &Path, timeline: &Timeline) -> Result<(), Error> {
         out.flush()
     });
     written.map_err(|source| Error::Output { path: path.to_path_buf(), source })
+}
+
+/// What every rank did, by the `spans` of each.
+pub(crate) fn timeline(
+    title: String,
+    mesh: Mesh,
+    placement: &[usize],
+    spans: impl IntoIterator<Item = Vec<Span>>,
+) -> Timeline {
+    let rank = |(rank, spans)| {
+        let c = mesh.coords(rank);
+        RankTimeline {
+            name: format!("pp {} · zero3 {} · dp {}", c.pp, c.zero3, c.dp),
+            pp: c.pp,
+            group: c.dp * mesh.zero3 + c.zero3,
+            spans,
+            ..RankTimeline::default()
+        }
+    };
+    let ranks = spans.into_iter().enumerate().map(rank).collect();
+    Timeline { title, placement: placement.to_vec(), ranks }
 }
 
 /// The message that a thread panicked with.

@@ -21,8 +21,10 @@ use crate::run::evaluation::Evaluator;
 use crate::run::rank::{
     Export, News, RankEnd, RankResult, RankStep, Shared, step_metrics, summarise,
 };
-use crate::run::saving::{Begin, Saving};
+use crate::run::saving::{Begin, Saving, StepEnd};
 use crate::run::stop::Wish;
+use crate::world::clocks::Clock;
+use crate::world::hello::Roster;
 
 /// A rank's steps.
 pub(crate) struct Training<'a, R> {
@@ -33,6 +35,8 @@ pub(crate) struct Training<'a, R> {
     evaluator: Option<Evaluator>,
     /// What the steps' rates are held against.
     best: Best,
+    /// This process's beside rank 0's.
+    clock: Clock,
     report: R,
     /// Steps that a checkpoint had behind it.
     done: u64,
@@ -56,7 +60,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         (groups, meter): (&'a Groups, &'a Meter),
         executor: Executor<ModelWorker>,
         evaluator: Option<Evaluator>,
-        peak_flops: f64,
+        roster: &Roster,
         report: R,
     ) -> Self {
         let is_here = shared.here[0] == 0;
@@ -68,7 +72,8 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             meter,
             executor,
             evaluator,
-            best: Best::new(peak_flops),
+            best: Best::new(roster.peak_flops()),
+            clock: roster.clock(),
             report,
             done: 0,
             skipped: Skipped::default(),
@@ -101,8 +106,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         shared.stopper.begin();
         let mut step_start = Instant::now();
         for step in self.done + 1..=last {
-            let told =
-                debug_span!("step", step).in_scope(|| self.step((step, last), step_start))?;
+            let told = debug_span!("step", step).in_scope(|| self.step(step, last, step_start))?;
             let Told { wish, saves } = told;
             if let Some(first) = self.skipped.beyond(config.max_skipped) {
                 let at = (first, self.skipped.in_a_row);
@@ -117,7 +121,8 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
                 saving.begin(step, &mut self.executor.worker);
             }
             if stops {
-                self.end.stopped = Some(Stopped { step, signal: wish.signal() });
+                let no_lower = self.out_of_patience().filter(|_| wish.signal().is_none());
+                self.end.stopped = Some(Stopped { step, signal: wish.signal(), no_lower });
                 break;
             }
             // What the program does between two steps is no part of one.
@@ -140,47 +145,50 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         }
         let evaluation = evaluator.run(self.groups, &mut self.executor, step)?;
         if let Some(saver) = &self.shared.saver {
-            saver.evaluated(step, &evaluation);
+            saver.evaluated(step, &evaluation, evaluator.plateau());
         }
         Ok(Some(evaluation))
     }
 
+    /// How many validation losses in a row were no lower than the lowest, where that is more than
+    /// the settings wait for.
+    fn out_of_patience(&self) -> Option<u64> {
+        let patience = self.shared.blueprint.config.patience;
+        let since = self.evaluator.as_ref()?.plateau()?.since;
+        (patience > 0 && since >= patience).then_some(since)
+    }
+
     /// Runs a step, tells of it and returns what all ranks are to do after it.
-    fn step(&mut self, (step, last): (u64, u64), start: Instant) -> Result<Told, RankError> {
+    fn step(&mut self, step: u64, last: u64, start: Instant) -> Result<Told, RankError> {
         let (shared, groups) = (self.shared, self.groups);
         self.meter.reset_peak();
         let record = self.executor.run_step(step).map_err(RankError::Step)?;
         let losses = self.executor.worker.take_losses();
         let mut mine = summarise(&record, losses, groups, self.meter);
-        let clock = shared.clock.get().copied().unwrap_or_default();
-        mine.computed.start_ns = clock.shift(mine.computed.start_ns);
-        mine.computed.end_ns = clock.shift(mine.computed.end_ns);
+        mine.computed.start_ns = self.clock.shift(mine.computed.start_ns);
+        mine.computed.end_ns = self.clock.shift(mine.computed.end_ns);
         if let Some(saving) = &mut self.saving {
             mine.save_blocked_ns = saving.take_blocked_ns();
             mine.save = saving.take_report();
         }
-        let mut bytes = shared.stopper.hear().to_bytes().to_vec();
-        serde_json::to_writer(&mut bytes, &mine).expect("plain numbers");
         // Rank 0 alone reads all records: what everyone needs of them is in its answer.
-        let all = groups.world.gather(0, bytes).wait()?;
-        let (mut wished, mut news) = (Wish::GoOn, None);
+        let all = collect::figures(&*groups.world, &(shared.stopper.hear(), mine))?;
+        let (wishes, mut records): (Vec<Wish>, Vec<RankStep>) = all.into_iter().unzip();
+        let (mut wish, mut news) = (wishes.into_iter().max().unwrap_or_default(), None);
         if groups.world.rank() == 0 {
-            let wishes = all.iter().map(|bytes| Wish::from_bytes([bytes[0], bytes[1]]));
-            wished = wishes.max().unwrap_or_default();
-            let read = |bytes: &Vec<u8>| {
-                serde_json::from_slice(&bytes[2..]).expect("written by every rank")
-            };
-            let mut records: Vec<RankStep> = all.iter().map(read).collect();
             if let Some(saving) = &mut self.saving {
                 saving.look(records.iter_mut().filter_map(|r| r.save.take()).collect())?;
             }
-            let at = (step, start.elapsed().as_secs_f64(), &mut self.best);
-            news = Some(step_metrics(&shared.blueprint, at, &record, &records));
+            let seconds = start.elapsed().as_secs_f64();
+            let best = &mut self.best;
+            news = Some(step_metrics(&shared.blueprint, step, seconds, best, &record, &records));
         }
-        drop(all);
         // What it takes is no part of the step.
         let eval = self.evaluate(step)?;
-        let best = shared.blueprint.config.keep_best && eval.is_some_and(|eval| eval.best);
+        if eval.is_some() && self.out_of_patience().is_some() {
+            wish = wish.max(Wish::Stop(0));
+        }
+        let is_best = shared.blueprint.config.keep_best && eval.is_some_and(|eval| eval.best);
         let mut told = Vec::new();
         if let Some((metrics, times)) = news {
             let metrics = StepMetrics { eval, ..metrics };
@@ -196,28 +204,28 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         if shared.traces(step, self.done) {
             self.spans.extend(record.spans);
         }
-        self.agree((step, last), (wished, best), (&told, eval))
+        let updates = self.executor.worker.optimizer().updates();
+        let (is_good, ends) = (!outcome.skipped, step == last);
+        self.agree(StepEnd { step, updates, is_good, wish, is_best, ends }, &told, eval)
     }
 
-    /// What the ranks `wished` of the `last` step or another, and the trainer of rank 0's process,
-    /// where the state is to be kept if it is the `best`; all ranks get the same. The other
-    /// processes hear what rank 0's was `told`.
+    /// What all ranks do after a step that ended like this: what they wished, and the trainer of
+    /// rank 0's process; all get the same. The other processes hear what rank 0's was `told`; every
+    /// rank has measured `eval`.
     fn agree(
         &mut self,
-        (step, last): (u64, u64),
-        (wished, best): (Wish, bool),
-        (told, eval): (&[u8], Option<Evaluation>),
+        end: StepEnd,
+        told: &[u8],
+        eval: Option<Evaluation>,
     ) -> Result<Told, RankError> {
         let (shared, world) = (self.shared, &*self.groups.world);
         let patience = Patience::new(&shared.blueprint.config);
-        let updates = self.executor.worker.optimizer().updates();
         let diverged = self.skipped.beyond(shared.blueprint.config.max_skipped).is_some();
-        let at = (step, updates, self.skipped.in_a_row == 0);
         let saving = &mut self.saving;
         let mut message = |wish: Wish| {
-            let ends = matches!(wish, Wish::Stop(_)) || step == last;
+            let ends = end.ends || matches!(wish, Wish::Stop(_));
             let begin = match saving {
-                Some(saving) if !diverged => saving.decide(at, (wish, best), ends),
+                Some(saving) if !diverged => saving.decide(StepEnd { wish, ends, ..end }),
                 _ => Begin::No,
             };
             [&wish.to_bytes()[..], &[begin as u8], told].concat()
@@ -226,10 +234,10 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             let answers = shared.answers.as_ref().expect("rank 0's process has them");
             match answers.lock().recv_timeout(wait) {
                 // Since the exchange more may have been wished here.
-                Ok(answer) => Some(message(answer.max(wished).max(shared.stopper.hear()))),
+                Ok(answer) => Some(message(answer.max(end.wish).max(shared.stopper.hear()))),
                 Err(RecvTimeoutError::Timeout) => None,
                 // The trainer is gone: nobody wants more.
-                Err(RecvTimeoutError::Disconnected) => Some(message(wished.max(Wish::Stop(0)))),
+                Err(RecvTimeoutError::Disconnected) => Some(message(end.wish.max(Wish::Stop(0)))),
             }
         };
         let answer = patience.follow_rank_0(world, answer)?;
@@ -238,7 +246,6 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             let read = serde_json::from_slice(told).expect("written by rank 0");
             let (mut metrics, times, exact): (StepMetrics, _, [u64; 2]) = read;
             [metrics.loss, metrics.grad_norm] = exact.map(f64::from_bits);
-            // Every rank has measured the same.
             metrics.eval = eval;
             (self.report)(News::Step(metrics, times));
         }
@@ -260,13 +267,12 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             Export::Gradients => worker.captured().to_vec(),
             _ => Vec::new(),
         };
-        let name = format!("pp {} · zero3 {} · dp {}", c.pp, c.zero3, c.dp);
-        let clock = shared.clock.get().copied().unwrap_or_default();
+        let clock = self.clock;
         for span in &mut self.spans {
             (span.start_ns, span.end_ns) = (clock.shift(span.start_ns), clock.shift(span.end_ns));
         }
         let spans = self.spans;
-        let result = RankResult { spans, clock_error_ns: clock.error_ns, name, exported };
+        let result = RankResult { spans, clock_error_ns: clock.error_ns, exported };
         self.end.results = match shared.here.len() == self.groups.world.size() {
             true => vec![result],
             false => collect::to_rank_0(&*self.groups.world, result)?,

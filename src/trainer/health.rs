@@ -36,8 +36,8 @@ impl Health {
             return (!std::mem::replace(&mut self.told_skip, true)).then(|| {
                 format!(
                     "step {}: a gradient was not finite (loss {}), and no weight has changed; a \
-                     smaller lr or clip, or a longer warmup may help. Told once; the run ends \
-                     after max-skipped such steps in a row",
+                     smaller lr or clip, or a longer warmup may help. This is reported once; the \
+                     run ends after max-skipped such steps in a row",
                     m.step, m.loss
                 )
             });
@@ -51,7 +51,7 @@ impl Health {
         (jumps && !std::mem::replace(&mut self.told_jump, true)).then(|| {
             format!(
                 "step {}: the loss jumped to {:.4} from about {usual:.4}; where it stays there, a \
-                 smaller lr, a smaller clip or another seed may help. Told once",
+                 smaller lr, a smaller clip or another seed may help. This is reported once",
                 m.step, m.loss
             )
         })

@@ -19,7 +19,7 @@ use zeropp_core::metrics::{Evaluation, Plan, StepMetrics, Summary};
 use zeropp_core::model;
 use zeropp_core::params::FlatLayout;
 use zeropp_pipeline::ir::Schedule;
-use zeropp_pipeline::timeline::{RankTimeline, Timeline};
+use zeropp_pipeline::timeline::Timeline;
 use zeropp_zero3::ParamExport;
 
 use crate::Error;
@@ -29,11 +29,13 @@ use crate::checkpoint::saved_cut;
 use crate::config::{Config, ConfigError};
 use crate::plan::blueprint::Blueprint;
 use crate::plan::memory::MemoryCheck;
+use crate::plan::own::Own;
 use crate::plan::{evaluation, model_check};
 use crate::run::evaluation::EvaluationSet;
 use crate::run::rank::{Export, RankResult, StageTimes};
 use crate::run::stop::Stopper;
 use crate::run::totals::Totals;
+use crate::run::trace;
 use crate::trainer::steps::Steps;
 use crate::world::World;
 
@@ -105,7 +107,7 @@ impl Trainer {
 
     fn build(config: Config, model: Model, dataset: Dataset) -> Result<Trainer, Error> {
         let config = saved_cut::take_over(config);
-        let mut blueprint = Blueprint::new(&config, model)?;
+        let mut blueprint = Blueprint::new(&config, model, &Own::default())?;
         blueprint.plan.notes.extend(dataset.doubt());
         let evaluation = EvaluationSet::new(&blueprint)?.map(Arc::new);
         if let Some(set) = &evaluation {
@@ -151,16 +153,10 @@ impl Trainer {
         MemoryCheck::of(&self.blueprint)
     }
 
-    /// Looks for the device that the settings name, for what it needs to compute, and whether there
-    /// are enough of them for this process's ranks; training does so too, before any rank starts.
-    /// The plan takes no device.
+    /// The devices of this process's ranks, of which there are enough. The plan takes none.
     ///
     /// # Errors
     /// What is missing, and where it was looked for.
-    pub fn check_device(&self) -> Result<(), Error> {
-        self.devices().map(drop)
-    }
-
     pub(crate) fn devices(&self) -> Result<Devices, Error> {
         let config = &self.blueprint.config;
         let devices = config.devices()?;
@@ -313,31 +309,15 @@ impl Trainer {
 
     pub(crate) fn timeline(&self, results: &[RankResult]) -> Timeline {
         let bp = &self.blueprint;
-        let ranks = results
-            .iter()
-            .enumerate()
-            .map(|(rank, r)| {
-                let c = bp.mesh.coords(rank);
-                RankTimeline {
-                    name: r.name.clone(),
-                    pp: c.pp,
-                    group: c.dp * bp.mesh.zero3 + c.zero3,
-                    spans: r.spans.clone(),
-                    ..RankTimeline::default()
-                }
-            })
-            .collect();
-        Timeline {
-            title: match results.iter().map(|r| r.clock_error_ns).max() {
-                None | Some(0) => format!("{} · {}", bp.schedule.kind, bp.mesh),
-                Some(ns) => {
-                    let us = ns.div_ceil(1000);
-                    format!("{} · {} · clocks within {us} µs", bp.schedule.kind, bp.mesh)
-                }
-            },
-            placement: bp.schedule.placement.clone(),
-            ranks,
-        }
+        let title = match results.iter().map(|r| r.clock_error_ns).max() {
+            None | Some(0) => format!("{} · {}", bp.schedule.kind, bp.mesh),
+            Some(ns) => {
+                let us = ns.div_ceil(1000);
+                format!("{} · {} · clocks within {us} µs", bp.schedule.kind, bp.mesh)
+            }
+        };
+        let spans = results.iter().map(|result| result.spans.clone());
+        trace::timeline(title, bp.mesh, &bp.schedule.placement, spans)
     }
 
     /// Puts the pieces of all ranks together and cuts the buffers into parameters.

@@ -2,7 +2,7 @@
 //! newest complete checkpoint (ADR 35).
 
 use std::collections::{HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tracing::warn;
 use zeropp_core::metrics::StepMetrics;
@@ -12,12 +12,10 @@ use crate::config::EngineKind;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::run::rank::Export;
-use crate::run::spawn::Failure;
+use crate::run::spawn::{Failure, RankFailure};
 
 /// How often a step may fail before the run ends.
 const SAME_STEP: u32 = 3;
-/// How long a checkpoint that is all but complete is waited for.
-pub(crate) const COMPLETING: Duration = Duration::from_millis(500);
 /// Most steps whose bits are kept, to be held against those of steps that are done again.
 const BITS_MAX: usize = 4096;
 
@@ -39,9 +37,17 @@ pub(crate) struct Recoveries {
     told: u64,
     /// Since when there is a failure without a step after it.
     since: Option<Instant>,
-    /// Step, loss and gradient norm of the last steps.
-    bits: VecDeque<(u64, u64, u64)>,
+    /// Those of the last steps.
+    bits: VecDeque<StepBits>,
     differed: bool,
+}
+
+/// The bits of a step's loss and gradient norm.
+#[derive(Clone, Copy, PartialEq)]
+struct StepBits {
+    step: u64,
+    loss: u64,
+    grad_norm: u64,
 }
 
 /// What is to be done about a failure.
@@ -67,13 +73,13 @@ impl Recoveries {
     }
 
     /// Whether the failures of an epoch, of which the first was at `at`, are to be recovered from.
-    pub(crate) fn remedy(&mut self, failures: &[(usize, Failure)], at: Instant) -> Remedy {
+    pub(crate) fn remedy(&mut self, failures: &[RankFailure], at: Instant) -> Remedy {
         // A checkpoint that cannot be read or written would not be the next time either.
-        let hopeless = |failure: &Failure| match failure {
+        let hopeless = |failed: &RankFailure| match &failed.failure {
             Failure::Rank(e) => matches!(e, RankError::Checkpoint(_)) || e.is_begin(),
             Failure::Panic(_) => false,
         };
-        if self.max == 0 || failures.is_empty() || failures.iter().any(|(_, f)| hopeless(f)) {
+        if self.max == 0 || failures.is_empty() || failures.iter().any(hopeless) {
             return Remedy::End(None);
         }
         let step = self.at + 1;
@@ -85,7 +91,9 @@ impl Recoveries {
         }
         if self.done == self.max {
             let max = self.max;
-            return Remedy::End(Some(format!("max-recoveries = {max}: there were as many")));
+            return Remedy::End(Some(format!(
+                "max-recoveries = {max}: this many recoveries were made already"
+            )));
         }
         self.done += 1;
         self.since.get_or_insert(at);
@@ -120,7 +128,8 @@ impl Recoveries {
         if self.max == 0 {
             return false;
         }
-        let bits = (m.step, m.loss.to_bits(), m.grad_norm.to_bits());
+        let (loss, grad_norm) = (m.loss.to_bits(), m.grad_norm.to_bits());
+        let bits = StepBits { step: m.step, loss, grad_norm };
         if m.step > self.told {
             self.told = m.step;
             self.bits.push_back(bits);
@@ -130,12 +139,12 @@ impl Recoveries {
             return false;
         }
         self.redone += 1;
-        let before = self.bits.iter().find(|known| known.0 == m.step);
+        let before = self.bits.iter().find(|known| known.step == m.step);
         let same = before.is_none_or(|known| *known == bits);
         if !same && !std::mem::replace(&mut self.differed, true) {
             warn!(
-                "step {} was done again with other bits (loss {} now): a device or a program \
-                 whose results vary. Told once",
+                "step {} was repeated with a different result (loss {} now): a device or a program \
+                 whose results vary. This is reported once",
                 m.step, m.loss
             );
         }

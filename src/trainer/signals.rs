@@ -72,7 +72,9 @@ pub fn stop_on_signals(_trainer: &Trainer) -> io::Result<()> {
 #[cfg(unix)]
 fn save(stopper: &Stopper, saves: bool) {
     match (saves, stopper.is_running()) {
-        (false, _) => warn!("SIGUSR1: there is no folder to save in (save)"),
+        (false, _) => {
+            warn!("SIGUSR1: nothing is saved, because the run has no folder for checkpoints (save)")
+        }
         (true, true) => {
             info!("SIGUSR1: saving after this step");
             stopper.save();
@@ -85,7 +87,7 @@ fn save(stopper: &Stopper, saves: bool) {
 fn stop(stopper: &Stopper, signal: i32, saves: bool) {
     stopper.stop_for(signal);
     let what = if saves { "saving and stopping" } else { "stopping" };
-    info!("{}: {what} after this step; once more ends it at once", signal_name(signal));
+    info!("{}: {what} after this step; send it again to end at once", signal_name(signal));
     // Launchers send it, and soon SIGKILL, to those that are left of a broken run.
     if signal == SIGTERM {
         let stopper = stopper.clone();

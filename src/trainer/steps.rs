@@ -1,32 +1,32 @@
 //! A run under way: its steps one by one, and its end.
 
 use std::sync::Arc;
-use std::sync::mpsc::RecvTimeoutError;
 use std::time::Instant;
 
 use tracing::{Span, error, info_span, warn};
 use zeropp_comm::Communicator;
-use zeropp_core::metrics::{Evaluation, StepMetrics, Summary};
+use zeropp_core::device::Devices;
+use zeropp_core::metrics::{Evaluation, RunHeader, StepMetrics, Summary};
 use zeropp_pipeline::flight::EndKind;
 use zeropp_zero3::checkpoint::StoreLock;
 
 use crate::Error;
 use crate::checkpoint::Saver;
 use crate::checkpoint::resume::{Loader, Resumed};
+use crate::checkpoint::under_way::Completing;
 use crate::events;
 use crate::plan::memory;
 use crate::recorder;
 use crate::run::measured;
-use crate::run::metrics_file::MetricsFile;
-use crate::run::rank::{Export, News, RankResult, StageTimes};
-use crate::run::spawn::{Message, culprit};
+use crate::run::rank::{Export, News, RankEnd, RankResult, StageTimes};
 use crate::run::stop::Wish;
 use crate::run::totals::Totals;
 use crate::run::trace;
+use crate::telemetry::{Prometheus, Telemetry, header};
 use crate::trainer::Trainer;
-use crate::trainer::epoch::{Ends, Epoch};
+use crate::trainer::epoch::{Begin, Epoch};
 use crate::trainer::health::Health;
-use crate::trainer::recovery::{COMPLETING, Recoveries, Remedy};
+use crate::trainer::recovery::{Recoveries, Remedy};
 
 /// A run under way: an iterator over its steps. The ranks begin a step when it is asked for, and
 /// end when this is dropped, after the step that was last seen, which is saved if the run saves.
@@ -44,10 +44,11 @@ pub struct Steps<'a> {
     lock: Option<StoreLock>,
     resumed: Option<Resumed>,
     begin: Instant,
-    metrics_file: Option<MetricsFile>,
+    telemetry: Telemetry,
     totals: Totals,
     times: StageTimes,
-    ends: Ends,
+    /// What the ranks of a recovery compute on, too.
+    devices: Devices,
     /// Why the run ends, where that is found out before all of it has.
     failed: Option<Error>,
     outcome: Option<Summary>,
@@ -66,27 +67,37 @@ impl<'a> Steps<'a> {
         export: Export,
     ) -> Result<Steps<'a>, Error> {
         let (bp, found) = (&trainer.blueprint, &trainer.found);
+        let devices = match &given {
+            Some(_) => bp.config.devices()?,
+            None => trainer.devices()?,
+        };
         memory::check(bp)?;
         let span = info_span!("run", schedule = %bp.schedule.kind, mesh = %bp.mesh);
         let entered = span.clone().entered();
+        // Before any rank starts: the port may be taken.
+        let prometheus = match is_watched(export) && bp.config.has_rank_0()? {
+            true => Prometheus::start(&bp.config)?,
+            false => None,
+        };
         let (saver, lock) = saver(trainer, export)?;
         if lock.is_some() {
             found.passed_over.iter().for_each(|text| warn!("{text}"));
         }
         let recoveries = Recoveries::new(bp, export, given.is_some());
         let loader = Loader::new(bp, &trainer.data.0, found);
-        let epoch = Epoch::start(trainer, given, (export, None), (saver, loader), &span)?;
+        let begin = Begin { given, export, peak: None, saver, loader };
+        let epoch = Epoch::start(trainer, &devices, begin, &span)?;
         let mut steps = Steps {
             trainer,
-            ends: Ends::of(epoch.here.len()),
             epoch,
+            devices,
             recoveries,
             unanswered: false,
             stops: false,
             lock,
             resumed: None,
             begin: Instant::now(),
-            metrics_file: None,
+            telemetry: Telemetry::default(),
             totals: Totals::default(),
             times: StageTimes::default(),
             failed: None,
@@ -96,20 +107,20 @@ impl<'a> Steps<'a> {
             span,
             export,
         };
-        steps.await_ready(export)?;
+        steps.await_ready(prometheus)?;
         drop(entered);
         Ok(steps)
     }
 
-    /// Waits for the state of the first step, and opens the metrics file where it says.
-    fn await_ready(&mut self, export: Export) -> Result<(), Error> {
-        match self.next_news() {
+    /// Waits for the state of the first step, and opens what is written of steps where it says.
+    fn await_ready(&mut self, prometheus: Option<Prometheus>) -> Result<(), Error> {
+        match self.epoch.ranks.next_news() {
             Some(News::Ready(resumed)) => {
                 self.recoveries.begin(resumed.as_ref().map_or(0, |resumed| resumed.step));
                 self.resumed = resumed;
-                if self.has_rank_0() && !matches!(export, Export::Gradients | Export::Evaluation) {
-                    let done = self.resumed().map(|resumed| resumed.step);
-                    self.metrics_file = MetricsFile::open(&self.trainer.blueprint.config, done)?;
+                if self.has_rank_0() && is_watched(self.export) {
+                    let config = &self.trainer.blueprint.config;
+                    self.telemetry = Telemetry::open(config, &self.header(), prometheus)?;
                 }
                 self.begin = Instant::now();
                 if self.has_rank_0() {
@@ -129,9 +140,15 @@ impl<'a> Steps<'a> {
         self.resumed.as_ref()
     }
 
+    /// What the run is, as the first line of its metrics says it.
+    pub fn header(&self) -> RunHeader {
+        let bp = &self.trainer.blueprint;
+        header(&bp.config, &bp.plan, self.resumed().map(|resumed| resumed.step))
+    }
+
     /// Whether this process has rank 0.
     pub(crate) fn has_rank_0(&self) -> bool {
-        self.epoch.here[0] == 0
+        self.epoch.ranks.around.here[0] == 0
     }
 
     /// Ends the run after the step that was last seen, saved if the run saves. The iterator then
@@ -157,18 +174,18 @@ impl<'a> Steps<'a> {
             while self.next_step().is_some() {}
             return self.conclude().map(|(summary, _)| summary);
         }
-        let failed =
-            || Error::Rank { rank: self.epoch.here[0], message: "the run has failed".into() };
+        let rank = self.epoch.ranks.around.here[0];
+        let failed = || Error::Rank { rank, message: "the run has failed".into() };
         self.outcome.take().ok_or_else(failed)
     }
 
     /// The evaluation that the ranks were started for.
     pub(crate) fn evaluation(mut self) -> Result<Evaluation, Error> {
-        let evaluation = match self.next_news() {
+        let evaluation = match self.epoch.ranks.next_news() {
             Some(News::Evaluated(evaluation)) => Some(evaluation),
             _ => None,
         };
-        while self.next_news().is_some() {}
+        while self.epoch.ranks.next_news().is_some() {}
         self.conclude()?;
         Ok(evaluation.expect("ranks that end well have told it"))
     }
@@ -188,7 +205,7 @@ impl<'a> Steps<'a> {
         let _in_run = self.span.clone().entered();
         self.answer(Wish::GoOn);
         loop {
-            match self.next_news() {
+            match self.epoch.ranks.next_news() {
                 Some(News::Step(metrics, _)) if self.recoveries.is_redone(&metrics) => {
                     self.unanswered = true;
                     let stops = self.stops && self.recoveries.is_caught_up();
@@ -217,27 +234,29 @@ impl<'a> Steps<'a> {
             self.times = StageTimes::default();
         }
         self.times.merge(times);
-        if let Some(file) = &mut self.metrics_file {
-            file.write(metrics);
-        }
+        self.telemetry.write(metrics);
         if self.has_rank_0() {
-            events::step(metrics, self.trainer.blueprint.config.steps);
-            self.health.see(metrics);
+            let config = &self.trainer.blueprint.config;
+            events::step(metrics, config.steps);
+            // A test of rates is there to go too far.
+            if config.find_lr == 0 {
+                self.health.see(metrics);
+            }
         }
         self.totals.add(metrics);
     }
 
     /// Where ranks have failed and may be brought together again, does so.
     fn recovers(&mut self) -> bool {
-        let Some(at) = self.ends.failed_at.filter(|_| self.failed.is_none()) else { return false };
-        let remedy = self.recoveries.remedy(&self.ends.failures, at);
+        let ranks = &mut self.epoch.ranks;
+        let Some(at) = ranks.failed_at().filter(|_| self.failed.is_none()) else { return false };
+        let remedy = self.recoveries.remedy(ranks.failures(), at);
         let text = match remedy {
             Remedy::End(None) => return false,
             Remedy::End(text) => text,
             Remedy::Recover => None,
         };
-        let failures = std::mem::take(&mut self.ends.failures);
-        let error = culprit(failures, &self.epoch.here, &self.epoch.status).expect("failures");
+        let error = ranks.end().err().expect("a rank has failed");
         let error = self.recorded(error);
         if let Some(text) = text {
             self.failed = Some(error.with_advice(&text));
@@ -261,7 +280,7 @@ impl<'a> Steps<'a> {
         let saver = match &self.epoch.saver {
             None => None,
             Some(before) => {
-                before.under_way.await_completion(COMPLETING);
+                before.under_way.await_completion(Completing::InRecovery);
                 before.close();
                 newest = before.newest()?;
                 Some(Arc::new(Saver::new(bp, data, before)))
@@ -270,29 +289,11 @@ impl<'a> Steps<'a> {
         self.recoveries.tell(error, newest);
         self.recoveries.go_back(newest.unwrap_or(0));
         let loader = newest.and_then(|step| Loader::again(bp, data, step));
-        let known = (self.export, Some(self.epoch.peak));
-        self.epoch = Epoch::start(trainer, None, known, (saver, loader), &self.span)?;
-        self.ends = Ends::of(self.epoch.here.len());
+        let (export, peak) = (self.export, Some(self.epoch.peak));
+        let begin = Begin { given: None, export, peak, saver, loader };
+        self.epoch = Epoch::start(trainer, &self.devices, begin, &self.span)?;
         self.unanswered = false;
         Ok(())
-    }
-
-    /// What the first rank here tells next. After a failure the others have a while to stop.
-    fn next_news(&mut self) -> Option<News> {
-        while self.ends.left > 0 {
-            let message = match self.ends.deadline() {
-                None => self.epoch.messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(at) => {
-                    self.epoch.messages.recv_timeout(at.saturating_duration_since(Instant::now()))
-                }
-            };
-            match message {
-                Ok(Message::News(news)) => return Some(news),
-                Ok(Message::Done(rank, end)) => self.ends.note(rank, end),
-                Err(_) => break,
-            }
-        }
-        None
     }
 
     /// Once all ranks have ended: the summary and their results, or what went wrong.
@@ -307,16 +308,20 @@ impl<'a> Steps<'a> {
 
     fn outcome_of_ranks(&mut self) -> Result<(Summary, Vec<RankResult>), Error> {
         let config = &self.trainer.blueprint.config;
-        let ends = std::mem::take(&mut self.ends);
-        let failed = culprit(ends.failures, &self.epoch.here, &self.epoch.status);
-        let failed = failed.map(|error| self.recorded(error)).or_else(|| self.failed.take());
-        if let Some(error) = failed {
-            if let (Some(saver), Some(_)) = (&self.epoch.saver, &self.lock) {
-                saver.clean();
+        let ended = match (self.failed.take(), self.epoch.ranks.end()) {
+            (Some(error), _) => Err(error),
+            (None, ended) => ended.map_err(|error| self.recorded(error)),
+        };
+        let ends = match ended {
+            Ok(ends) => ends.into_iter().reduce(RankEnd::and).unwrap_or_default(),
+            Err(error) => {
+                if let (Some(saver), Some(_)) = (&self.epoch.saver, &self.lock) {
+                    saver.clean();
+                }
+                return Err(error);
             }
-            return Err(error);
-        }
-        if let Some(recorder) = &self.epoch.recorder {
+        };
+        if let Some(recorder) = &self.epoch.ranks.around.recorder {
             recorder.withdraw();
         }
         let resumed = self.resumed.as_ref().map(|resumed| resumed.step);
@@ -325,7 +330,7 @@ impl<'a> Steps<'a> {
             let newest = ends.saved.or(resumed).and_then(path);
             return Err(diverged.into_error(config.max_skipped, newest));
         }
-        let results: Vec<_> = ends.results.into_values().flatten().collect();
+        let results = ends.results;
         let total_s = self.begin.elapsed().as_secs_f64();
         let saves = self.epoch.saver.as_ref().map(|saver| saver.totals()).unwrap_or_default();
         let summary = Summary {
@@ -349,9 +354,7 @@ impl<'a> Steps<'a> {
                 warn!("save-costs: nothing is written, as {why}");
             }
         }
-        if let Some(file) = self.metrics_file.take() {
-            file.close(&summary)?;
-        }
+        std::mem::take(&mut self.telemetry).close(&summary)?;
         if self.has_rank_0() {
             events::end(&summary);
         }
@@ -361,7 +364,7 @@ impl<'a> Steps<'a> {
 
     /// `error` with how to read what the ranks wrote; those here that live on write now.
     fn recorded(&self, error: Error) -> Error {
-        match &self.epoch.recorder {
+        match &self.epoch.ranks.around.recorder {
             Some(recorder) if !error.is_bad_input() => {
                 let found = recorder.write_all(EndKind::AtWork, "the run failed meanwhile");
                 // A rank of another process that is stuck writes a moment later, if it may live on.
@@ -373,12 +376,17 @@ impl<'a> Steps<'a> {
     }
 }
 
+/// Whether it is a run whose steps are written, and not a question to a model.
+fn is_watched(export: Export) -> bool {
+    !matches!(export, Export::Gradients | Export::Evaluation)
+}
+
 /// The run's saver and the lock that goes with it, if it saves.
 fn saver(
     trainer: &Trainer,
     export: Export,
 ) -> Result<(Option<Arc<Saver>>, Option<StoreLock>), Error> {
-    if matches!(export, Export::Gradients | Export::Evaluation) {
+    if !is_watched(export) {
         return Ok((None, None));
     }
     let saver = Saver::start(&trainer.blueprint, &trainer.data.0, trainer.found.newest)?;

@@ -8,6 +8,7 @@ use zeropp_comm::rendezvous::{
     self, Rendezvous, RendezvousOptions, TOKEN_VARIABLE, Token, Waiting,
 };
 
+use crate::config::EngineKind;
 use crate::{Config, Error};
 
 /// How often rank 0 tells for whom it waits.
@@ -20,6 +21,15 @@ impl Config {
     /// Settings or variables of the launcher that are incomplete or contradict each other.
     pub fn job(&self) -> Result<Job, Error> {
         Ok(Job::find(&self.launch_options()?)?)
+    }
+
+    /// Whether this process has rank 0, and so speaks for the run: it alone prints, and writes what
+    /// is written once. Where all ranks are threads, each process does that for its own run.
+    ///
+    /// # Errors
+    /// As [`job`](Self::job), where ranks may be in several processes.
+    pub fn has_rank_0(&self) -> Result<bool, Error> {
+        Ok(self.engine == EngineKind::Threads || self.job()?.has_rank_0())
     }
 
     /// Brings all processes of `job` together, with the job's token and the run's timeouts.

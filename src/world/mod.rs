@@ -1,5 +1,7 @@
 //! Where a run's ranks are: threads of this process, or processes of which this is one.
 
+pub(crate) mod clocks;
+pub(crate) mod hello;
 mod job;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
@@ -13,6 +15,7 @@ use std::time::Duration;
 use crate::config::{Config, EngineKind};
 use burn::tensor::Device;
 use zeropp_comm::Communicator;
+use zeropp_comm::launch::host_name;
 use zeropp_comm::mesh::Mesh;
 use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_core::device::Devices;
@@ -33,7 +36,7 @@ pub(crate) struct LocalRank {
 /// The ranks that this process runs, and what keeps their world going.
 pub(crate) struct World {
     pub(crate) ranks: Vec<LocalRank>,
-    /// Name of this machine; empty where all ranks are in this process.
+    /// Name of this machine.
     pub(crate) host: String,
     /// Ends the engine when the run is over; dropped after the communicators.
     _keep: Box<dyn Any>,
@@ -77,7 +80,8 @@ impl World {
         }
     }
 
-    fn threads(mesh: Mesh, timeout: Duration, devices: &Devices) -> World {
+    /// All ranks of the mesh as threads of this process.
+    pub(crate) fn threads(mesh: Mesh, timeout: Duration, devices: &Devices) -> World {
         let options = ThreadsOptions { timeout, ..ThreadsOptions::default() };
         Self::of(ThreadsWorld::new(mesh.world(), options).communicators(), devices)
     }
@@ -89,19 +93,8 @@ impl World {
             let (rank, device) = (communicator.rank(), devices.of(place));
             LocalRank { rank, device, communicator }
         });
-        World { ranks: ranks.collect(), host: String::new(), _keep: Box::new(()) }
+        World { ranks: ranks.collect(), host: host_name(), _keep: Box::new(()) }
     }
-}
-
-/// Whether rank 0 is in another process than this one.
-///
-/// # Errors
-/// A launcher's environment that contradicts itself or the settings.
-pub(crate) fn is_follower(config: &Config) -> Result<bool, Error> {
-    if config.engine == EngineKind::Threads {
-        return Ok(false);
-    }
-    Ok(!config.job()?.has_rank_0())
 }
 
 /// The rank that the calling thread runs: its name says it.

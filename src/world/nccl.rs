@@ -42,7 +42,7 @@ pub(super) fn start(config: &Config, devices: &Devices) -> Result<World, Error> 
         communicator: world.communicator(),
     });
     let ranks = ranks.collect();
-    let host = if job.processes == 1 { String::new() } else { host.clone() };
+    let host = host.clone();
     Ok(World { ranks, host, _keep: Box::new(kept) })
 }
 

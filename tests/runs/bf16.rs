@@ -2,7 +2,7 @@
 //! layout of the same D and K.
 
 use crate::common::{Run, assert_same_bits, run, text_file};
-use zeropp::config::{Precision, Recompute};
+use zeropp::config::{PackWeights, Precision, Recompute};
 use zeropp::{Config, Trainer};
 
 /// A model that learns something in a hundred steps.
@@ -58,6 +58,7 @@ fn layouts_of_one_d_and_k_give_the_same_bits() {
             Config { pp: 2, virtual_stages: two, recompute: Recompute::Full, ..base.clone() },
         ),
         ("attention recomputed", Config { recompute: Recompute::Selective, ..base.clone() }),
+        ("packed for each product", Config { pack_weights: PackWeights::Off, ..base.clone() }),
         ("prefetch 2", Config { pp: 2, virtual_stages: two, prefetch: 2, ..base.clone() }),
     ];
     for (what, config) in others {

@@ -187,12 +187,23 @@ fn costs_come_from_a_file() {
     assert!(error.contains("a time of 1000000000 us is too long"), "{error}");
 }
 
-/// A rank that never comes ends the run with a message, here by the callback's panic on rank 0.
+/// Ranks that wait longer than they may end the run with a message; here for a slow stage.
 #[test]
-fn a_rank_that_fails_ends_the_run() {
-    let config = Config { timeout_s: 10.0, ..config("zeropp") };
-    let result = emulate(&config, &Table::from(&costs(4)), |_| panic!("no more"));
-    let error = result.unwrap_err();
+fn ranks_that_wait_in_vain_end_the_run() {
+    let config = Config { timeout_s: 0.2, ..config("zeropp") };
+    let mut costs = costs(4);
+    costs.stages[0].f_ns = 1_500_000_000;
+    let error = emulate(&config, &Table::from(&costs), |_| {}).unwrap_err();
     assert!(!error.is_bad_input());
-    assert_eq!(error.to_string(), "rank 0 failed: panicked: no more");
+    let text = error.to_string();
+    assert!(text.contains("timed out") && text.contains("step 1"), "{text}");
+}
+
+/// What the caller's function panics with is the caller's, and no rank goes on without it.
+#[test]
+fn a_panic_of_the_caller_ends_the_ranks() {
+    let config = Config { steps: 1_000_000, ..config("zeropp") };
+    let run = || emulate(&config, &Table::from(&costs(4)), |_| panic!("no more"));
+    let panic = std::panic::catch_unwind(run).unwrap_err();
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"no more"));
 }

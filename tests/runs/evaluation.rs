@@ -215,6 +215,56 @@ fn the_best_checkpoint_stays() {
     assert_eq!(steps(), [3, 15]);
 }
 
+/// Training on one text makes another one worse from some step on: the run ends there, whether it
+/// was stopped on the way or not.
+#[test]
+fn a_run_ends_when_its_validation_loss_falls_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = text_file(&dir, 4000);
+    let other = dir.path().join("other");
+    std::fs::write(&other, (0..2000u32).map(|i| (i * 7919 % 251) as u8).collect::<Vec<_>>())
+        .unwrap();
+    let config = |patience, folder: &str, resume| Config {
+        split: None,
+        eval_data: Some(other.clone()),
+        eval_every: 3,
+        patience,
+        save: Some(dir.path().join(folder)),
+        save_every: 1,
+        lr: 1e-2,
+        min_lr: Some(1e-2),
+        steps: 40,
+        warmup: Some(2),
+        resume,
+        pp: 2,
+        ..validated(&text)
+    };
+    let whole = run(config(2, "a", Resume::No));
+    let evals = losses(&whole.steps);
+    let lowest = |upto: usize| evals[..upto].iter().map(|e| f64::from_bits(e.1)).reduce(f64::min);
+    let end = (3..=evals.len()).find(|n| lowest(*n) == lowest(n - 2)).expect("it rises");
+    let stopped = whole.summary.stopped.unwrap();
+    assert_eq!((stopped.step, stopped.signal, stopped.no_lower), (evals[end - 1].0, None, Some(2)));
+    assert!(stopped.step < 40 && end == evals.len(), "{evals:?}");
+    assert!(whole.summary.checkpoint.unwrap().ends_with(format!("step-{:06}", stopped.step)));
+
+    // Stopped between two evaluations, one of which was no lower.
+    let trainer = Trainer::new(config(2, "b", Resume::No)).unwrap();
+    let until = stopped.step - 2;
+    let flow = |step: &StepMetrics| match step.step == until {
+        true => std::ops::ControlFlow::Break(()),
+        false => std::ops::ControlFlow::Continue(()),
+    };
+    let first = trainer.train(flow).unwrap();
+    assert_eq!(first.stopped.map(|s| (s.step, s.no_lower)), Some((until, None)));
+    let rest = run(config(2, "b", Resume::Must));
+    assert_eq!(rest.summary.stopped, Some(stopped), "it goes on counting");
+    assert_eq!(losses(&rest.steps), evals[end - 1..]);
+    // It may be told to go on.
+    let on = run(Config { steps: stopped.step + 3, ..config(0, "b", Resume::Must) });
+    assert_eq!((on.summary.stopped, on.steps.len()), (None, 3));
+}
+
 #[test]
 fn what_cannot_be_measured_is_refused_before_the_run() {
     let dir = tempfile::tempdir().unwrap();
@@ -232,8 +282,10 @@ fn what_cannot_be_measured_is_refused_before_the_run() {
     refused(none.clone(), &["eval-every = 4: there is no data", "eval-data", "split"]);
     refused(Config { split: Some("1,0".into()), ..base.clone() }, &["eval-every = 4"]);
     let given = Config { eval_data: Some(text.clone()), ..base.clone() };
-    refused(given.clone(), &["eval-data = ", "split keeps data", "leave one"]);
+    refused(given.clone(), &["eval-data = ", "split also keeps data", "leave one"]);
     refused(Config { eval_every: 0, split: None, ..given }, &["eval-data = ", "eval-every is 0"]);
+    let waits = Config { patience: 3, eval_every: 0, ..base.clone() };
+    refused(waits, &["patience = 3: eval-every is 0", "set eval-every"]);
     refused(Config { keep_best: true, ..base.clone() }, &["keep-best = true: save has no folder"]);
     let never = Config { keep_best: true, eval_every: 0, ..base.clone() };
     refused(never, &["keep-best = true: eval-every is 0"]);
@@ -244,5 +296,5 @@ fn what_cannot_be_measured_is_refused_before_the_run() {
     let nowhere = Config { eval_data: Some(dir.path().join("none")), ..none };
     refused(nowhere, &["eval-data = ", "cannot be read"]);
     let forward = Config { schedule: "forward".into(), ..base };
-    refused(forward, &["schedule = forward: has forwards alone, and trains nothing"]);
+    refused(forward, &["schedule = forward: only runs forwards and does not train"]);
 }

@@ -73,7 +73,7 @@ fn greedy_text_is_what_the_whole_forward_gives() {
 
         let folder = dir.path().join(format!("{name}-hf"));
         if name == "gpt" {
-            let options = ExportOptions { store_as: StoreAs::F32, like: None };
+            let options = ExportOptions { store_as: StoreAs::F32, like: None, ema: false };
             export_checkpoint(&save, &folder, &options).unwrap();
             let mut exported = Generator::new(&config_of(&folder).unwrap()).unwrap();
             assert_eq!(written(&mut exported, &prompt, 24, &Sampling::default()), found);
@@ -111,7 +111,7 @@ fn text_ends_where_it_must_or_should() {
         let error = generator.generate(prompt, 1, &Sampling::default(), flow).unwrap_err();
         assert!(error.is_bad_input() && error.to_string().contains(part), "{error}");
     };
-    refused(&[], "nothing to go on from");
+    refused(&[], "the prompt is empty");
     refused(&[1; 13], "the model takes 12 at most");
     refused(&[256], "token id 256, and the model knows 256");
 }

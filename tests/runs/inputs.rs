@@ -41,7 +41,7 @@ fn train(config: Config) {
 }
 
 fn export(from: &Path, to: &Path) {
-    let options = ExportOptions { store_as: StoreAs::F32, like: None };
+    let options = ExportOptions { store_as: StoreAs::F32, like: None, ema: false };
     export_checkpoint(from, to, &options).unwrap();
 }
 
@@ -143,7 +143,7 @@ fn weights_of_another_model_are_refused_before_a_rank_starts() {
         assert!(text.contains(message) || text.contains("and the model needs"), "{text}");
     }
     // The folder is there already.
-    let options = ExportOptions { store_as: StoreAs::Bf16, like: None };
+    let options = ExportOptions { store_as: StoreAs::Bf16, like: None, ema: false };
     let error = export_checkpoint(&at("first"), &at("out"), &options).unwrap_err().to_string();
     assert!(error.contains("the folder is not empty; name a new folder"), "{error}");
 }
@@ -175,11 +175,14 @@ fn several_sources_and_epochs_are_the_same_on_any_mesh() {
     let validation = base().validation_dataset().unwrap().unwrap();
     assert_eq!((base().dataset().unwrap().len(), validation.len()), (1008 + 360, 112 + 40));
     for (config, message) in [
-        (Config { data: Some("x".into()), ..base() }, "data = x: data-mix names the data, too"),
+        (Config { data: Some("x".into()), ..base() }, "data = x: data-mix also names the data"),
         (Config { split: Some("0,1".into()), ..base() }, "split = 0,1: is not two shares"),
-        (Config { data_mix: Some("a=0.5,b".into()), ..base() }, "\"b\" is no path with a weight"),
+        (
+            Config { data_mix: Some("a=0.5,b".into()), ..base() },
+            "\"b\" is not a path with a weight",
+        ),
         (Config { data_mix: Some("a=-1".into()), ..base() }, "data-mix = a=-1: "),
-        (Config { data_mix: Some("a=inf".into()), ..base() }, "\"a=inf\" is no path"),
+        (Config { data_mix: Some("a=inf".into()), ..base() }, "\"a=inf\" is not a path"),
     ] {
         let error = config.validate().unwrap_err().to_string();
         assert!(error.contains(message), "{message} is not in {error}");

@@ -166,7 +166,7 @@ fn a_model_that_contradicts_the_settings_is_refused() {
     refused(|c| c.seq = 999, "seq = 999: the model takes samples of at most ");
     let model = gpt::build(config.gpt_shape(200));
     let error = Trainer::with_model(config.clone(), model).err().unwrap().to_string();
-    assert!(error.contains("vocabulary = 200 is smaller than the data's"), "{error}");
+    assert!(error.contains("vocabulary = 200 is smaller than the data needs"), "{error}");
     let mut model = gpt::build(config.gpt_shape(256));
     model.parts.rotate_left(1);
     let error = Trainer::with_model(config.clone(), model).err().unwrap().to_string();

@@ -82,7 +82,7 @@ fn config(figures: &Figures, case: &Case, data: &std::path::Path) -> Config {
         min_lr: Some(case.min_lr),
         clip: case.clip,
         beta1: case.beta1,
-        beta2: case.beta2,
+        beta2: Some(case.beta2),
         eps: case.eps,
         weight_decay: case.weight_decay,
         ..tiny()

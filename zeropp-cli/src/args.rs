@@ -57,6 +57,8 @@ pub(crate) struct Run {
     pub(crate) print_config: bool,
     /// Print the plan and stop.
     pub(crate) dry_run: bool,
+    /// Where the plan goes as a page, too.
+    pub(crate) page: Option<PathBuf>,
 }
 
 /// The flags of `zeropp run`.
@@ -73,7 +75,7 @@ pub(crate) fn run_command() -> Command {
                 .help_heading("Output")
                 .hide_short_help(true)
                 .action(ArgAction::SetTrue)
-                .help("Print no line a step: how it begins, what goes wrong, and the summary"),
+                .help("Print no lines of steps: how it begins, what goes wrong, and the summary"),
         )
         .next_help_heading("Instead of training")
         .arg(
@@ -86,8 +88,17 @@ pub(crate) fn run_command() -> Command {
         .arg(
             Arg::new("dry-run")
                 .long("dry-run")
-                .action(ArgAction::SetTrue)
-                .help("Print the mesh, the schedule's bubble and the memory by kind"),
+                .value_name("PAGE.html")
+                .num_args(0..=1)
+                .require_equals(true)
+                .default_missing_value("")
+                .value_parser(value_parser!(String))
+                .help("Print the mesh, the schedule's bubble and the memory by kind")
+                .long_help(
+                    "Print the mesh, the schedule's bubble and the memory by kind\n\nWith \
+                     =PAGE.html they are also written as a page, with the learning rate of every \
+                     step drawn.",
+                ),
         )
 }
 
@@ -168,6 +179,14 @@ pub(crate) fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
     }
 }
 
+/// Whether the mean of a checkpoint's weights is taken in their place.
+pub(crate) fn ema() -> Arg {
+    Arg::new("ema")
+        .long("ema")
+        .action(ArgAction::SetTrue)
+        .help("Take the running mean of the weights that a run with --ema has saved")
+}
+
 /// The model of a command that takes one as it was trained.
 pub(crate) fn trained_model() -> Arg {
     Arg::new("model")
@@ -210,10 +229,12 @@ fn shown(value: &Value) -> String {
 
 /// What a command line asks of `zeropp run`.
 pub(crate) fn run(matches: &ArgMatches) -> Result<Run, Failure> {
+    let page = matches.get_one::<String>("dry-run");
     Ok(Run {
         config: settings(matches)?,
         print_config: matches.get_flag("print-config"),
-        dry_run: matches.get_flag("dry-run"),
+        dry_run: page.is_some(),
+        page: page.filter(|path| !path.is_empty()).map(PathBuf::from),
     })
 }
 
@@ -286,7 +307,10 @@ mod tests {
             assert_eq!(parse(&format!("zeropp run {flag}")).config.resume, resume);
         }
         assert!(command().try_get_matches_from(["zeropp", "run", "--resume=perhaps"]).is_err());
-        assert!(parse("zeropp run --dry-run").dry_run);
+        let dry = parse("zeropp run --dry-run --pp 2");
+        assert!(dry.dry_run && dry.page.is_none() && dry.config.pp == 2);
+        let page = parse("zeropp run --dry-run=plan.html").page;
+        assert_eq!(page, Some("plan.html".into()));
     }
 
     #[test]

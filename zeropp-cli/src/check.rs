@@ -60,7 +60,7 @@ pub(crate) fn command() -> Command {
                 .help("What to print"),
             Arg::new("any-w-order").long("any-w-order").action(ArgAction::SetTrue).help(
                 "Let the W of a stage, and the forwards of the last one, run out of micro-batch \
-                     order (zeropp runs none such)",
+                     order (zeropp does not run such schedules)",
             ),
         ])
 }

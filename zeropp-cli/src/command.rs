@@ -5,7 +5,7 @@ use clap::error::{ContextKind, ContextValue};
 
 use crate::{
     args, check, choose, compare, eval, export, generate, inspect, log, measure, paper, planning,
-    playground, ranks, schedule, shell, supervise, tokenize, version, why,
+    playground, plot, ranks, schedule, shell, supervise, tokenize, version, why,
 };
 
 const ABOUT: &str = "Trains transformers that are too big for one node: pipeline parallelism \
@@ -28,6 +28,7 @@ pub(crate) fn command() -> Command {
         .subcommand(planning::command())
         .subcommand(measure::command())
         .subcommand(playground::command())
+        .subcommand(plot::command())
         .subcommand(paper::command())
         .subcommand(check::command())
         .subcommand(compare::command())

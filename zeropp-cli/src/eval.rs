@@ -8,7 +8,7 @@ use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Tokenizer};
 use zeropp::{Evaluation, Trainer, config_of};
 
 use crate::Failure;
-use crate::args::trained_model;
+use crate::args::{ema, trained_model};
 use crate::figures::say;
 use crate::progress::evaluated;
 
@@ -62,6 +62,7 @@ pub(crate) fn command() -> Command {
         .long_about(ABOUT)
         .after_help(EXAMPLES)
         .arg(trained_model())
+        .arg(ema())
         .arg(
             Arg::new("data")
                 .long("data")
@@ -83,14 +84,14 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         }
     }
     let config = config_of(&path("model"))?;
-    let config = Config { eval_steps: 0, ..config };
+    let config = Config { eval_steps: 0, init_ema: matches.get_flag("ema"), ..config };
     let config = config.with(given).map_err(Failure::bad_input)?;
     let data = path("data");
     let is_indexed = data.with_extension("idx").is_file();
     let is_folder = path("model").join("config.json").is_file();
     if is_folder && config.tokenizer == Tokenizer::Bytes && !is_indexed {
         return Err(Failure::bad_input(format!(
-            "data = {}: a Hugging Face model's tokens are no bytes; turn text into tokens with \
+            "data = {}: a Hugging Face model's tokens are not bytes; turn text into tokens with \
              zeropp tokenize, or say with --tokenizer u16 or u32 that this is a file of ids",
             data.display()
         )));

@@ -7,6 +7,7 @@ use zeropp::weights::StoreAs;
 use zeropp::{ExportOptions, export_checkpoint};
 
 use crate::Failure;
+use crate::args::ema;
 use crate::figures::{count, say, scaled};
 
 const ABOUT: &str = "Write a checkpoint as a Hugging Face folder\n\n\
@@ -54,6 +55,7 @@ pub(crate) fn command() -> Command {
             "A model whose config.json and tokenizer this one has [default: what the run began \
              with]",
         ))
+        .arg(ema())
 }
 
 /// Writes the folder and says what it holds.
@@ -62,7 +64,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let (from, to) = (path("checkpoint").expect("required"), path("output").expect("required"));
     let dtype = matches.get_one::<String>("dtype").expect("has a default").as_str();
     let store_as = if dtype == "bf16" { StoreAs::Bf16 } else { StoreAs::F32 };
-    let options = ExportOptions { store_as, like: path("like") };
+    let options = ExportOptions { store_as, like: path("like"), ema: matches.get_flag("ema") };
     let report = export_checkpoint(&from, &to, &options)?;
     let copied = match report.copied.is_empty() {
         true => String::new(),

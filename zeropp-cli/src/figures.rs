@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use zeropp_core::files::escaped;
 pub(crate) use zeropp_core::files::in_words as bytes;
 
+use crate::log_file;
+
 /// Whether standard output is for something else.
 static ON_STDERR: AtomicBool = AtomicBool::new(false);
 
@@ -19,11 +21,12 @@ pub(crate) fn speaks_on_stderr() -> bool {
     ON_STDERR.load(Ordering::Relaxed)
 }
 
-/// Writes a line to standard output. A reader that has gone away does not end a training run. What
-/// the line quotes of a file cannot command the terminal.
+/// Writes a line to standard output, and to the log file. A reader that has gone away does not end
+/// a training run. What the line quotes of a file cannot command the terminal.
 pub(crate) fn say(line: impl std::fmt::Display) {
     let line = line.to_string();
     let line = escaped(&line);
+    log_file::write(format!("{line}\n").as_bytes());
     let _ = match speaks_on_stderr() {
         false => writeln!(std::io::stdout(), "{line}"),
         true => writeln!(std::io::stderr(), "{line}"),

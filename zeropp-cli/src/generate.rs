@@ -10,7 +10,7 @@ use zeropp::config::{Config, Tokenizer};
 use zeropp::{Generator, Sampling, config_of};
 
 use crate::Failure;
-use crate::args::trained_model;
+use crate::args::{ema, trained_model};
 use crate::figures::say;
 use crate::tokenize::{absent, program};
 
@@ -39,6 +39,7 @@ pub(crate) fn command() -> Command {
         .long_about(ABOUT)
         .after_help(EXAMPLES)
         .arg(trained_model())
+        .arg(ema())
         .arg(
             Arg::new("prompt")
                 .long("prompt")
@@ -98,30 +99,40 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         top_p: of("top-p"),
         seed: *matches.get_one::<u64>("seed").expect("has a default"),
     };
-    let config = config_of(folder)?;
+    let config = Config { init_ema: matches.get_flag("ema"), ..config_of(folder)? };
     let words = Vocabulary::find(matches.get_one::<PathBuf>("tokenizer"), folder, &config)?;
+    say(written(&config, &words, prompt, (count("max-tokens"), &sampling))?);
+    Ok(())
+}
+
+/// `prompt`, and up to `most` tokens that the model of `config` writes behind it.
+pub(crate) fn written(
+    config: &Config,
+    words: &Vocabulary,
+    prompt: &str,
+    (most, sampling): (usize, &Sampling),
+) -> Result<String, Failure> {
     let ids = words.ids(prompt)?;
-    let mut generator = Generator::new(&config)?;
+    let mut generator = Generator::new(config)?;
     let ends = generator.ends().to_vec();
     let until_the_end = |id: u32| match ends.contains(&id) {
         true => ControlFlow::Break(()),
         false => ControlFlow::Continue(()),
     };
-    let mut written = generator.generate(&ids, count("max-tokens"), &sampling, until_the_end)?;
+    let mut written = generator.generate(&ids, most, sampling, until_the_end)?;
     written.pop_if(|id| ends.contains(id));
-    say(format_args!("{prompt}{}", words.text(&written)?));
-    Ok(())
+    Ok(format!("{prompt}{}", words.text(&written)?))
 }
 
 /// How text becomes token ids and back.
-enum Vocabulary {
+pub(crate) enum Vocabulary {
     Bytes,
     File(PathBuf),
 }
 
 impl Vocabulary {
-    /// That of the model in `folder`, which has these settings.
-    fn find(
+    /// That of the model in `folder`, which has these settings, or will have.
+    pub(crate) fn find(
         given: Option<&PathBuf>,
         folder: &Path,
         config: &Config,
@@ -136,9 +147,9 @@ impl Vocabulary {
             return Ok(Vocabulary::File(path));
         }
         match (config.tokenizer, config.vocab) {
-            (Tokenizer::Bytes, Some(256)) => Ok(Vocabulary::Bytes),
+            (Tokenizer::Bytes, Some(256) | None) => Ok(Vocabulary::Bytes),
             _ => Err(Failure::bad_input(format!(
-                "{}: its tokens are no bytes, and no tokenizer.json lies there; name it with \
+                "{}: its tokens are not bytes, and there is no tokenizer.json in it; name one with \
                  --tokenizer",
                 folder.display()
             ))),

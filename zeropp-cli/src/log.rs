@@ -16,7 +16,7 @@ use tracing_subscriber::registry::LookupSpan;
 use zeropp::RUN_EVENTS;
 use zeropp_core::files::escaped;
 
-use crate::progress;
+use crate::{log_file, progress};
 
 /// The targets of the library's own crates begin like this.
 const OWN: &str = "zeropp";
@@ -124,7 +124,7 @@ where
     }
 }
 
-/// Standard error; a progress bar makes room.
+/// Standard error and the log file; a progress bar makes room.
 struct AboveTheBar;
 
 impl<'a> MakeWriter<'a> for AboveTheBar {
@@ -137,6 +137,7 @@ impl<'a> MakeWriter<'a> for AboveTheBar {
 
 impl Write for AboveTheBar {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        log_file::write(console::strip_ansi_codes(&String::from_utf8_lossy(line)).as_bytes());
         progress::above_the_bar(|| io::stderr().write_all(line)).map(|()| line.len())
     }
 

@@ -13,18 +13,23 @@ mod emulate;
 mod eval;
 mod export;
 mod figures;
+mod find_lr;
 mod generate;
 mod inspect;
 mod log;
+mod log_file;
 mod measure;
+mod pace;
 mod pages;
 mod paper;
 mod plan;
 mod planning;
 mod playground;
+mod plot;
 mod progress;
 mod ranks;
 mod run;
+mod samples;
 mod schedule;
 mod shell;
 mod summary;
@@ -86,6 +91,7 @@ fn main() -> ExitCode {
         Some(("plan", matches)) => planning::run(matches),
         Some(("measure", matches)) => measure::run(matches),
         Some(("playground", matches)) => playground::run(matches),
+        Some(("plot", matches)) => plot::run(matches),
         Some(("paper", matches)) => paper::run(matches),
         Some(("check", matches)) => check::run(matches),
         Some(("compare", matches)) => compare::run(matches),
@@ -107,7 +113,10 @@ fn main() -> ExitCode {
                 message if message.is_empty() => {}
                 message if voice.json => tracing::error!(code = failure.code, "{message}"),
                 // It may quote a file, which is not to command the terminal.
-                message => eprintln!("{}{}", log::label(Level::ERROR), escaped(message)),
+                message => {
+                    log_file::write(format!("error: {}\n", escaped(message)).as_bytes());
+                    eprintln!("{}{}", log::label(Level::ERROR), escaped(message));
+                }
             }
             ExitCode::from(failure.code)
         }

@@ -106,8 +106,15 @@ fn memory_here(check: &MemoryCheck) -> String {
 
 fn weights(plan: &Plan) -> String {
     let per_unit = |count: u64| scaled(count as f64 / plan.units.len().max(1) as f64);
+    let optimizer = match plan.optimizer_gathers_per_rank {
+        0 => String::new(),
+        n => format!(
+            "; the optimizer gathers matrices {n} times a step, {} a rank",
+            bytes(plan.optimizer_bytes_per_rank)
+        ),
+    };
     format!(
-        "{} all-gathers and {} reduce-scatters of a stage per rank and unit",
+        "{} all-gathers and {} reduce-scatters of a stage per rank and unit{optimizer}",
         per_unit(plan.all_gathers_per_rank),
         per_unit(plan.reduce_scatters_per_rank),
     )

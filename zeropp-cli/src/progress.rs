@@ -1,13 +1,18 @@
-//! A run while it goes: a bar on a terminal, a line a step elsewhere.
+//! A run while it goes: lines of steps, and on a terminal a bar below them.
 
 use std::io::IsTerminal;
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use zeropp::{Evaluation, StepMetrics};
+use zeropp::{Evaluation, RUN_EVENTS, StepMetrics};
 
-use crate::figures::{duration, grouped, percent, say, speaks_on_stderr};
+use crate::figures::{duration, grouped, say, speaks_on_stderr};
+use crate::log_file;
+use crate::pace::Pace;
+
+/// With seven digits of steps it has 60 columns.
+const STYLE: &str = "{bar:12} {pos}/{len}  {msg}  {eta} left";
 
 /// The bar on the terminal, while there is one.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
@@ -25,48 +30,65 @@ pub(crate) fn above_the_bar<T>(write: impl FnOnce() -> T) -> T {
 pub(crate) struct Progress {
     /// `None` off a terminal.
     bar: Option<ProgressBar>,
+    pace: Pace,
     steps: u64,
     quiet: bool,
 }
 
 impl Progress {
-    /// For a run of this many steps, `done` of which are behind it; `in_place` if they may be shown
-    /// in one line that changes, and `quiet` if not at all.
-    pub(crate) fn new(steps: u64, done: u64, in_place: bool, quiet: bool) -> Progress {
+    /// For a run of this many steps, `done` of which are behind it; `in_place` if a bar may be
+    /// shown, and `quiet` if nothing is to be on the terminal.
+    pub(crate) fn new(pace: Pace, (steps, done): (u64, u64), in_place: bool, quiet: bool) -> Self {
         let (is_terminal, target) = match speaks_on_stderr() {
             false => (std::io::stdout().is_terminal(), ProgressDrawTarget::stdout()),
             true => (std::io::stderr().is_terminal(), ProgressDrawTarget::stderr()),
         };
         let bar = (in_place && is_terminal && !quiet).then(|| {
             let bar = ProgressBar::with_draw_target(Some(steps), target);
-            let style = "{bar:24} {pos}/{len}  {msg}  {eta} left";
-            bar.set_style(ProgressStyle::with_template(style).expect("a valid template"));
+            bar.set_style(ProgressStyle::with_template(STYLE).expect("a valid template"));
             bar.set_position(done);
             bar.reset_eta();
             bar.enable_steady_tick(Duration::from_millis(500));
             bar
         });
         *BAR.lock().expect("nobody panics with it") = bar.clone();
-        Progress { bar, steps, quiet }
+        Progress { bar, pace, steps, quiet }
     }
 
     /// Shows one step.
     pub(crate) fn step(&mut self, m: &StepMetrics) {
-        match &self.bar {
-            Some(bar) => {
-                bar.set_message(figures(m));
-                bar.set_position(m.step);
-            }
-            None if self.quiet => {}
-            None => say(format!("step {}/{}  {}", m.step, self.steps, figures(m))),
+        if let Some(line) = self.pace.step(m, Instant::now()) {
+            self.tell(&line);
         }
-        if let Some(eval) = m.eval.filter(|_| !self.quiet) {
-            above_the_bar(|| say(format!("step {}/{}  {}", m.step, self.steps, evaluated(&eval))));
+        if let Some(eval) = m.eval {
+            self.tell(&format!("step {}/{}  {}", m.step, self.steps, evaluated(&eval)));
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_message(format!("loss {:.4}", m.loss));
+            bar.set_position(m.step);
         }
     }
 
-    /// Takes the bar away.
-    pub(crate) fn finish(&self) {
+    /// Shows a text that the model has written after `step`.
+    pub(crate) fn sample(&self, step: u64, text: &str) {
+        tracing::info!(target: RUN_EVENTS, step, text, "sample");
+        let lines: String = text.lines().map(|line| format!("\n  | {line}")).collect();
+        self.tell(&format!("step {step}/{}  the model writes{lines}", self.steps));
+    }
+
+    /// A line on the terminal, unless that is to be quiet, and in the log file.
+    fn tell(&self, line: &str) {
+        match self.quiet {
+            true => log_file::write(format!("{line}\n").as_bytes()),
+            false => above_the_bar(|| say(line)),
+        }
+    }
+
+    /// Takes the bar away. The last step has its line.
+    pub(crate) fn finish(&mut self) {
+        if let Some(line) = self.pace.rest() {
+            self.tell(&line);
+        }
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
@@ -88,29 +110,12 @@ pub(crate) fn evaluated(eval: &Evaluation) -> String {
     )
 }
 
-fn figures(m: &StepMetrics) -> String {
-    format!(
-        "loss {:.4}  norm {:.3}  {} tokens/s  bubble {}",
-        m.loss,
-        m.grad_norm,
-        grouped(m.tokens_per_s.round() as u64),
-        percent(m.bubble)
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_step_is_told_in_a_line() {
-        let m = StepMetrics {
-            loss: 5.545_177,
-            grad_norm: 1.25,
-            tokens_per_s: 8191.6,
-            bubble: 0.043,
-            ..StepMetrics::default()
-        };
+    fn a_validation_loss_is_told_in_a_line() {
         let eval = Evaluation {
             loss: 2.0,
             perplexity: 2f64.exp(),
@@ -123,6 +128,5 @@ mod tests {
         let line = "validation loss 2.0000  perplexity 7.389  2.8854 bits a byte  4,096 tokens in \
                     0.5 s  lowest so far";
         assert_eq!(evaluated(&eval), line);
-        assert_eq!(figures(&m), "loss 5.5452  norm 1.250  8,192 tokens/s  bubble 4.3 %");
     }
 }

@@ -4,29 +4,42 @@ use std::fmt::Display;
 use std::path::Path;
 
 use zeropp::config::{ConfigError, EngineKind, Resume};
-use zeropp::{Config, Resumed, Stopped, Summary, Trainer};
+use zeropp::{Config, Evaluation, Resumed, Stopped, Summary, Trainer};
 use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
 use crate::choose::Wish;
 use crate::figures::{say, speak_on_stderr};
 use crate::log::Voice;
+use crate::log_file;
+use crate::pace::Pace;
+use crate::plot::chart::{self, Curve, Mark, Panel};
 use crate::progress::Progress;
+use crate::samples::Samples;
+use crate::schedule::write;
 use crate::shell::quoted;
-use crate::{Failure, emulate, pages, plan, summary};
+use crate::{Failure, emulate, find_lr, pages, plan, summary};
 
+/// Most steps of which a plan draws the learning rate.
+const PLANNED_POINTS: u64 = 1000;
 /// Stands for standard output in place of the metrics file.
 const STANDARD_OUTPUT: &str = "-";
 
 /// Trains, or shows what would be trained; with the layout of a plan, where that is wished.
 pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Failure> {
     let mut config = run.config;
+    if config.find_lr > 0 && !run.print_config {
+        config = find_lr::test_of(config);
+    }
     let asked = config.metrics.take_if(|path| *path == Path::new(STANDARD_OUTPUT));
     config.validate().map_err(Failure::bad_input)?;
     if run.print_config {
         config.metrics = asked.or(config.metrics);
         say(settings(&config).map_err(Failure::bad_input)?.trim_end());
         return Ok(());
+    }
+    if !run.dry_run && config.has_rank_0()? {
+        begin_log(&config)?;
     }
     // Nothing but metrics then goes there.
     let on_stdout = asked.filter(|_| !run.dry_run).map(|_| {
@@ -37,7 +50,7 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         let (chosen, words) = wish.chosen(&config)?;
         config = chosen;
         config.validate().map_err(Failure::bad_input)?;
-        if !is_follower(&config)? {
+        if config.has_rank_0()? {
             say(format_args!("{words}\n"));
         }
     }
@@ -45,9 +58,15 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         return emulate::run(&config, costs);
     }
     let trainer = Trainer::new(config.clone())?;
+    // A launcher whose processes would each train all by themselves is refused here.
+    config.job()?;
     if run.dry_run {
-        if !is_follower(&config)? {
-            say(plan::text(&config, trainer.plan(), &trainer.memory()));
+        if config.has_rank_0()? {
+            let text = plan::text(&config, trainer.plan(), &trainer.memory());
+            if let Some(path) = &run.page {
+                write(path, planned(&config, &text).as_bytes())?;
+            }
+            say(text);
         }
         return Ok(());
     }
@@ -55,10 +74,13 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
     let cannot = |e| Failure::failed_run(format!("signals cannot be caught ({e})"));
     zeropp::stop_on_signals(&trainer).map_err(cannot)?;
     zeropp::prepare_for_out_of_memory();
-    if is_follower(&config)? {
+    if !config.has_rank_0()? {
         return ended(trainer.train(|_| ())?.stopped);
     }
-    trainer.check_device()?;
+    if config.find_lr > 0 {
+        say(plan::headline(&config, trainer.plan(), &trainer.memory()));
+        return find_lr::run(&config, &trainer, voice);
+    }
     train(&config, &trainer, voice, on_stdout)
 }
 
@@ -85,15 +107,19 @@ fn train(
     if done == Some(config.steps) {
         return Ok(steps.finish().map(drop)?);
     }
+    if let Some(lines) = &mut on_stdout {
+        let _ = lines.write_header(&steps.header());
+    }
     say(&plan::headline(config, trainer.plan(), &trainer.memory()));
     // mpirun gives every rank a terminal, wherever its own output goes.
     let in_place = config.engine != EngineKind::Mpi;
     let mut progress = Progress::new(
-        config.steps,
-        done.unwrap_or(0),
+        Pace::new(config.steps, config.log_every),
+        (config.steps, done.unwrap_or(0)),
         in_place && !voice.json,
         !voice.steps || voice.json,
     );
+    let mut samples = Samples::new(config)?;
     let mut failed = None;
     for step in &mut steps {
         match step {
@@ -101,11 +127,15 @@ fn train(
                 // A reader that has gone away has seen what it wanted.
                 on_stdout.take_if(|lines| lines.write(&step).is_err());
                 progress.step(&step);
+                show_sample(&mut samples, &progress, |samples| samples.after(step.step));
             }
             Err(error) => failed = Some(error),
         }
     }
     progress.finish();
+    if failed.is_none() {
+        show_sample(&mut samples, &progress, Samples::ready);
+    }
     let (summary, incomplete) = match failed {
         Some(zeropp::Error::Metrics { path, source, summary }) => {
             let error = zeropp::Error::Metrics { path, source, summary: summary.clone() };
@@ -123,6 +153,48 @@ fn train(
     }
 }
 
+/// What `--dry-run=PAGE.html` writes: the plan, and the learning rate of every step.
+fn planned(config: &Config, text: &str) -> String {
+    let rate = config.learning_rate();
+    // As many steps as a picture shows; a long run's curve is smooth.
+    let apart = config.steps.div_ceil(PLANNED_POINTS).max(1);
+    let steps = (1..=config.steps).step_by(apart as usize).chain([config.steps]);
+    let curve = Curve {
+        name: config.decay.to_string(),
+        points: steps.map(|step| (step as f64, rate.at(step))).collect(),
+        mark: Mark::Line,
+        color: 0,
+    };
+    let title = format!("Plan of {}", config.run_name());
+    chart::page(&title, text, &[Panel::over_steps("Learning rate", vec![curve])])
+}
+
+/// Opens the log file, if there is to be one.
+fn begin_log(config: &Config) -> Result<(), Failure> {
+    let Some(path) = &config.log_file else { return Ok(()) };
+    log_file::open(path, config.resume != Resume::No).map_err(|e| {
+        let problem = format!("cannot be written ({e})");
+        let help = "choose a file in a folder you may write to";
+        Failure::bad_input(ConfigError::value("log-file", path.display(), problem, help))
+    })
+}
+
+/// Shows a text that the model has written. Where it cannot, the run goes on without.
+fn show_sample(
+    samples: &mut Option<Samples>,
+    progress: &Progress,
+    next: impl FnOnce(&mut Samples) -> Result<Option<(u64, String)>, Failure>,
+) {
+    match samples.as_mut().map(next) {
+        Some(Ok(Some((step, text)))) => progress.sample(step, &text),
+        Some(Err(failure)) => {
+            tracing::warn!("no more text is shown: {}", failure.message);
+            *samples = None;
+        }
+        _ => {}
+    }
+}
+
 /// Says what came of a run.
 fn conclude(config: &Config, summary: &Summary) {
     // Of several processes this one knows its own cores only.
@@ -132,7 +204,9 @@ fn conclude(config: &Config, summary: &Summary) {
     if let Some(path) = &summary.checkpoint {
         say(format_args!("\ncheckpoint {}", path.display()));
     }
-    if let Some(stopped) = &summary.stopped {
+    if let Some((stopped, n)) = summary.stopped.and_then(|s| Some((s, s.no_lower?))) {
+        say(ended_early(config.steps, stopped.step, n, summary.best_eval));
+    } else if let Some(stopped) = &summary.stopped {
         say(how_to_go_on(config, stopped, std::env::args().skip(1)));
     }
 }
@@ -141,9 +215,24 @@ fn conclude(config: &Config, summary: &Summary) {
 fn settings(config: &Config) -> Result<String, ConfigError> {
     let text = config.to_toml_beside(Some(&config.resolved()))?;
     Ok(format!(
-        "# Settings of zeropp run. Those behind a # follow from others; give them to fix them.\n\
+        "# Settings of zeropp run. Those after a # are derived from others; set them to fix them.\n\
          # Relative paths count from this file's folder.\n\n{text}"
     ))
+}
+
+/// What a run says that ended because its validation loss fell no more.
+fn ended_early(steps: u64, step: u64, n: u64, best: Option<(u64, Evaluation)>) -> String {
+    // Of those of this run even the lowest may be above one from before.
+    let lowest = match best.filter(|(_, best)| best.best) {
+        Some((at, best)) => format!("; the lowest was {:.4}, after step {at}", best.loss),
+        None => "; the lowest came before this run went on".into(),
+    };
+    let losses = if n == 1 {
+        "a validation loss was".into()
+    } else {
+        format!("{n} validation losses in a row were")
+    };
+    format!("ended after step {step} of {steps}: {losses} no lower{lowest}")
 }
 
 /// The exit of a run that may have been stopped.
@@ -178,11 +267,6 @@ fn how_to_go_on(
     format!("stopped after step {step} of {steps}; to go on: zeropp {}", line.join(" "))
 }
 
-/// Whether this process is one of several and another one shows the run.
-fn is_follower(config: &Config) -> Result<bool, Failure> {
-    Ok(!config.job()?.has_rank_0())
-}
-
 /// What a resumed run goes on from, and what is not as it was.
 fn going_on(resumed: &Resumed, steps: u64) -> String {
     let Resumed { path, step, changed } = resumed;
@@ -202,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_stopped_run_prints_its_own_command() {
-        let stopped = Stopped { step: 7, signal: Some(15) };
+        let stopped = Stopped { step: 7, signal: Some(15), no_lower: None };
         let words = ["run", "my run.toml", "--resume=must", "--save", "a", "--data", "it's"];
         let line = |save: Option<&str>| {
             let config = zeropp::Config { save: save.map(Into::into), ..Default::default() };

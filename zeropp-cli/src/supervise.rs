@@ -104,7 +104,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         }
         if recoveries == max {
             tell(&format!(
-                "the command failed {place}; max-recoveries = {max}, and there were as many"
+                "the command failed {place}; max-recoveries = {max}: this many recoveries were \
+                 made already"
             ));
             return Err(silent(code));
         }

@@ -16,7 +16,8 @@ fn figures(text: &str) -> Vec<[String; 2]> {
         let start = line.find(&format!("\"{name}\":")).expect("every step has it");
         line[start..].split([',', '}']).next().expect("the field").to_string()
     };
-    text.lines().map(|line| ["loss", "grad_norm"].map(|name| field(line, name))).collect()
+    let steps = text.lines().filter(|line| line.starts_with("{\"step\""));
+    steps.map(|line| ["loss", "grad_norm"].map(|name| field(line, name))).collect()
 }
 
 /// The figures by one path, where this machine has it.

@@ -57,7 +57,7 @@ fn a_bad_setting_ends_with_code_2_and_one_message() {
         ("--unit 0", "unit = 0: at least 1 is needed"),
         ("--micro-batches 0", "micro-batches = 0: at least 1 is needed"),
         ("--pp 0", "pp = 0: at least 1 is needed"),
-        ("--zero3 1000000", "zero3 = 1000000: is beyond any use; use 1 to 4096"),
+        ("--zero3 1000000", "zero3 = 1000000: is too large; use 1 to 4096"),
         ("--zero3 4096 --dp 4096", "16777216 ranks"),
         ("--lr -1", "lr = -1: is out of range"),
         ("--lr nan", "lr = NaN: is out of range"),
@@ -88,9 +88,12 @@ fn a_bad_file_ends_with_code_2_and_one_message() {
         ("--data /dev/zero", "it is a device, not a regular file"),
         ("/dev/zero", "cannot read the configuration /dev/zero: it is a device, not a regular"),
         ("--emulate empty", "emulate = empty: a file of costs ends in .toml or .json"),
-        ("--save-costs m.txt", "save-costs = m.txt: costs are written in JSON"),
+        ("--save-costs m.txt", "save-costs = m.txt: costs are written as JSON"),
         ("--mem-limit 5apples", "expected bytes, such as 25769803776, 24GiB"),
-        ("--costs costs.toml --emulate costs.toml", "an emulated run has its costs in the file of"),
+        (
+            "--costs costs.toml --emulate costs.toml",
+            "an emulated run takes its costs from the file",
+        ),
         ("key.toml", "key.toml: line 2: unknown key `layer`; did you mean `layers`?"),
         ("type.toml", "expected a whole number"),
         ("text.toml", "text.toml: TOML parse error at line 1"),
@@ -195,13 +198,13 @@ fn metrics_go_to_standard_output_alone() {
     let dir = folder(&[]);
     let got = zeropp(dir.path(), &format!("run {SMALL} --metrics -"));
     assert_eq!(got.code, Some(0), "{}", got.err);
-    let steps: Vec<u64> = got
+    let steps: Vec<Option<u64>> = got
         .out
         .lines()
         .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64())
-        .map(Option::unwrap)
         .collect();
-    assert_eq!(steps, [1, 2, 3], "one object a step and nothing else");
+    assert!(got.out.starts_with("{\"run\":{\"name\":"), "{}", got.out);
+    assert_eq!(steps, [None, Some(1), Some(2), Some(3)], "the run, its steps and nothing else");
     assert!(got.err.contains("step 3/3"), "what is for people goes elsewhere: {}", got.err);
     assert!(!dir.path().join("-").exists());
     let printed = zeropp(dir.path(), &format!("run {SMALL} --metrics - --print-config"));
@@ -301,9 +304,13 @@ fn a_dry_run_shows_the_plan_and_writes_nothing() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
+/// The lines of steps, behind the one of the run.
 fn json_lines(path: PathBuf) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(path).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    let mut lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    let first: serde_json::Value = lines.next().unwrap();
+    assert!(first["run"]["settings"]["pp"].is_string(), "{first}");
+    lines.collect()
 }
 
 #[test]

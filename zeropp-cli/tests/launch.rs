@@ -192,7 +192,7 @@ fn what_is_wrong_is_said_once_with_exit_code_2() {
         (
             "ranks --pp 2 --engine mpi --rendezvous a:1".into(),
             &[],
-            "rendezvous = a:1: processes of engine mpi find each other; leave it out",
+            "rendezvous = a:1: processes of engine mpi find each other without it; leave it out",
         ),
         #[cfg(not(feature = "mpi"))]
         ("ranks --pp 2 --engine mpi".into(), &[], "engine = mpi: is not in this build"),

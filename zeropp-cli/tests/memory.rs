@@ -53,7 +53,7 @@ fn a_limit_that_a_run_would_pass_is_seen_before_it_starts() {
         "the limit of ulimit -v is ",
         "The largest kind is activation: ",
         "--recompute ",
-        "--no-memory-check starts it all the same.",
+        "--no-memory-check starts the run anyway.",
     ] {
         assert!(got.err.contains(part), "{part} in:\n{}", got.err);
     }

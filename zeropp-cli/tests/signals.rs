@@ -24,8 +24,10 @@ fn start(dir: &Path, line: &str) -> Child {
     run.current_dir(dir).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
+/// Lines of steps.
 fn lines(path: &Path) -> usize {
-    fs::read_to_string(path).map_or(0, |text| text.lines().count())
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines().filter(|line| line.starts_with("{\"step\"")).count()
 }
 
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -54,7 +56,8 @@ fn bits(path: &Path) -> BTreeMap<u64, (String, String)> {
         let figures = (step["loss"].to_string(), step["grad_norm"].to_string());
         (step["step"].as_u64().unwrap(), figures)
     };
-    fs::read_to_string(path).unwrap().lines().map(step).collect()
+    let text = fs::read_to_string(path).unwrap();
+    text.lines().filter(|line| !line.starts_with("{\"run\"")).map(step).collect()
 }
 
 fn checkpoints(dir: &Path) -> Vec<String> {

@@ -21,7 +21,8 @@ fn bits(path: &Path) -> BTreeMap<u64, (String, String)> {
         let figures = (step["loss"].to_string(), step["grad_norm"].to_string());
         (step["step"].as_u64().unwrap(), figures)
     };
-    fs::read_to_string(path).unwrap().lines().map(step).collect()
+    let text = fs::read_to_string(path).unwrap();
+    text.lines().filter(|line| !line.starts_with("{\"run\"")).map(step).collect()
 }
 
 /// Runs a script as a supervised command; it finds `zeropp` in `$ZEROPP`.
@@ -114,7 +115,8 @@ fn signals_are_passed_on_and_what_is_stopped_stays_so() {
     run.args(line.split_whitespace()).current_dir(at).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = run.spawn().unwrap();
     let begin = Instant::now();
-    while fs::metadata(at.join("m.jsonl")).map_or(0, |meta| meta.len()) == 0 {
+    let text = || fs::read_to_string(at.join("m.jsonl")).unwrap_or_default();
+    while !text().contains("\n{\"step\"") {
         assert!(begin.elapsed() < Duration::from_secs(60), "no step");
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -15,9 +15,9 @@ const RUN: &str = "run --pp 2 --zero3 2 --layers 4 --hidden 16 --heads 2 --seq 8
 fn begun(dir: &Path, mut run: Command) -> Child {
     run.stdout(Stdio::null()).stderr(Stdio::piped());
     let child = run.spawn().unwrap();
-    let steps = || std::fs::metadata(dir.join("m.jsonl")).map_or(0, |file| file.len());
+    let text = || std::fs::read_to_string(dir.join("m.jsonl")).unwrap_or_default();
     let start = Instant::now();
-    while steps() == 0 && start.elapsed() < Duration::from_secs(60) {
+    while !text().contains("\n{\"step\"") && start.elapsed() < Duration::from_secs(60) {
         std::thread::sleep(Duration::from_millis(10));
     }
     child

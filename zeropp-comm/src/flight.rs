@@ -11,12 +11,19 @@ pub const KEPT: usize = 2000;
 /// Nanoseconds since 1970. It is read off the system's clock once and goes on steadily from there,
 /// so that records of one process are in order even if someone sets the clock.
 pub fn now_ns() -> u64 {
+    ns_at(Instant::now())
+}
+
+/// The same of another moment of this process.
+pub fn ns_at(moment: Instant) -> u64 {
     static START: OnceLock<(Instant, u64)> = OnceLock::new();
     let (start, wall_ns) = START.get_or_init(|| {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         (Instant::now(), wall.as_nanos() as u64)
     });
-    wall_ns + start.elapsed().as_nanos() as u64
+    let before =
+        || wall_ns.saturating_sub(start.saturating_duration_since(moment).as_nanos() as u64);
+    moment.checked_duration_since(*start).map_or_else(before, |t| wall_ns + t.as_nanos() as u64)
 }
 
 /// The last [`KEPT`] of many entries. An entry can be changed by its number as long as it is kept.
@@ -63,6 +70,8 @@ impl<T> Ring<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -84,5 +93,8 @@ mod tests {
     fn the_clock_never_goes_back() {
         let times: Vec<u64> = (0..1000).map(|_| now_ns()).collect();
         assert!(times.is_sorted());
+        let (moment, apart) = (Instant::now(), Duration::from_secs(7));
+        let earlier = moment.checked_sub(apart).expect("the machine has run that long");
+        assert_eq!(ns_at(moment) - ns_at(earlier), apart.as_nanos() as u64);
     }
 }

@@ -55,7 +55,8 @@ pub fn warning(hosts: &[String], ranks_each: usize, mesh: Mesh) -> Option<String
     let (group, on) = spread.first()?;
     let others = match spread.len() - 1 {
         0 => String::new(),
-        n => format!(", and {n} more like it"),
+        1 => " (and 1 more group spans hosts)".into(),
+        n => format!(" (and {n} more groups span hosts)"),
     };
     let order = by_host(hosts, ranks_each, mesh);
     let placed: Vec<String> = order.into_iter().map(|process| hosts[process].clone()).collect();
@@ -68,7 +69,7 @@ pub fn warning(hosts: &[String], ranks_each: usize, mesh: Mesh) -> Option<String
         ),
     };
     Some(format!(
-        "zero3[{group}] is on hosts {}{others}: its weights cross the network in every \
+        "ZeRO-3 group {group} spans hosts {}{others}: its weights cross the network in every \
          unit; {help}",
         on.join(" and "),
     ))
@@ -132,13 +133,13 @@ mod tests {
         assert_eq!(warning(&hosts("ab"), 4, mesh(2, 4, 1)), None);
         assert_eq!(
             warning(&hosts("abab"), 1, mesh(2, 2, 1)).unwrap(),
-            "zero3[0] is on hosts a and b, and 1 more like it: its weights cross the network in \
-             every unit; use place = hosts"
+            "ZeRO-3 group 0 spans hosts a and b (and 1 more group spans hosts): its weights cross \
+             the network in every unit; use place = hosts"
         );
         assert_eq!(
             warning(&hosts("ab"), 2, mesh(1, 4, 1)).unwrap(),
-            "zero3[0] is on hosts a and b: its weights cross the network in every unit; start a \
-             multiple of 4 ranks on every host, or use zero3 = 2"
+            "ZeRO-3 group 0 spans hosts a and b: its weights cross the network in every unit; \
+             start a multiple of 4 ranks on every host, or use zero3 = 2"
         );
     }
 

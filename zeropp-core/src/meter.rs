@@ -18,6 +18,9 @@ pub enum MemoryKind {
     ParameterShard,
     /// Whole weights of a stage, alive between all-gather and free.
     Gathered,
+    /// Copies of gathered bf16 weights as the CPU's products read them, alive from the first
+    /// product to the free.
+    PackedWeights,
     /// Whole weight gradients of a stage, alive from its first W to its reduce-scatter.
     Gradient,
     /// The rank's part of the reduced gradients.
@@ -36,9 +39,10 @@ pub enum MemoryKind {
 
 impl MemoryKind {
     /// All kinds, in the order of the fields of [`MemoryBytes`].
-    pub const ALL: [MemoryKind; 9] = [
+    pub const ALL: [MemoryKind; 10] = [
         MemoryKind::ParameterShard,
         MemoryKind::Gathered,
+        MemoryKind::PackedWeights,
         MemoryKind::Gradient,
         MemoryKind::GradientShard,
         MemoryKind::Optimizer,
@@ -53,6 +57,7 @@ impl MemoryKind {
         match self {
             MemoryKind::ParameterShard => "parameter shard",
             MemoryKind::Gathered => "gathered weights",
+            MemoryKind::PackedWeights => "packed weights",
             MemoryKind::Gradient => "gradient",
             MemoryKind::GradientShard => "gradient shard",
             MemoryKind::Optimizer => "optimizer",
@@ -70,6 +75,8 @@ impl MemoryKind {
 pub struct MemoryBytes {
     pub parameter_shard: u64,
     pub gathered: u64,
+    #[serde(default)]
+    pub packed_weights: u64,
     pub gradient: u64,
     pub gradient_shard: u64,
     pub optimizer: u64,
@@ -92,6 +99,7 @@ impl MemoryBytes {
         match kind {
             MemoryKind::ParameterShard => &mut self.parameter_shard,
             MemoryKind::Gathered => &mut self.gathered,
+            MemoryKind::PackedWeights => &mut self.packed_weights,
             MemoryKind::Gradient => &mut self.gradient,
             MemoryKind::GradientShard => &mut self.gradient_shard,
             MemoryKind::Optimizer => &mut self.optimizer,

@@ -115,12 +115,12 @@ fn damaged_indices_are_refused_by_name() {
     };
     let cut = |n: usize| good().bytes()[..n].to_vec();
     for (message, index) in [
-        ("it is no index of Megatron's", change(|i| i.magic = b"MMIDIDX\0\x01")),
-        ("it is no index of Megatron's", cut(33)),
-        ("it is no index of Megatron's", Vec::new()),
+        ("it is not a Megatron index", change(|i| i.magic = b"MMIDIDX\0\x01")),
+        ("it is not a Megatron index", cut(33)),
+        ("it is not a Megatron index", Vec::new()),
         ("its version is 2", change(|i| i.version = 2)),
         ("its ids have the type 6", change(|i| i.kind = 6)),
-        ("which 121 bytes cannot be; was it cut?", cut(121)),
+        ("which 121 bytes cannot be; was it truncated?", cut(121)),
         ("its header says 1152921504606846976 sequences", change(|i| i.counts.0 = 1 << 60)),
         ("its header says 4 sequences and 18446744073709551615", {
             change(|i| i.counts.1 = u64::MAX)

@@ -11,12 +11,15 @@ pub mod attention;
 pub mod bf16;
 pub mod gemm;
 pub mod head_norm;
+pub mod lion;
 pub mod loss;
 mod mat_mut;
 pub mod math;
+pub mod muon;
 pub mod norm;
 pub mod reduce;
 pub mod rope;
+pub mod sgd;
 pub mod threads;
 mod tile;
 
@@ -100,6 +103,19 @@ pub fn sum(a: &[f32], b: &[f32]) -> Vec<f32> {
 /// Panics if the slices differ in length.
 pub fn add(sum: &mut [f32], more: &[f32]) {
     each_part(sum, [more], |sum, [more]| update(sum, more, |sum, more| sum + more));
+}
+
+/// Moves `mean` towards `x` by the share `towards` of what is between them, element by element.
+///
+/// # Panics
+/// Panics if the slices differ in length.
+pub fn lerp(mean: &mut [f32], x: &[f32], towards: f32) {
+    each_part(mean, [x], |mean, [x]| {
+        simd(
+            #[inline(always)]
+            || update(mean, x, |mean, x| mean + (x - mean) * towards),
+        );
+    });
 }
 
 /// Writes `f(x)` for every element of `x`.

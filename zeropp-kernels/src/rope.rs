@@ -41,16 +41,23 @@ pub fn rope(x: &mut [f32], t: Turned, (cos, sin): (&[f32], &[f32]), back: bool) 
             || {
                 for (i, row) in x.chunks_exact_mut(t.width).enumerate() {
                     let at = (first + i) % s * half;
-                    let (cos, sin) = (&cos[at..at + half], &sin[at..at + half]);
-                    for head in row.chunks_exact_mut(t.d).take(t.heads) {
-                        let (low, high) = head.split_at_mut(half);
-                        for (((l, h), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
-                            let s = sign * *s;
-                            (*l, *h) = (*l * *c - *h * s, *h * *c + *l * s);
-                        }
-                    }
+                    let row = &mut row[..t.heads * t.d];
+                    turn_heads(row, (&cos[at..at + half], &sin[at..at + half]), sign);
                 }
             },
         );
     });
+}
+
+/// Turns heads of one row, one after another, by the angles of its position; `sign` is −1 for back.
+#[inline(always)]
+pub(crate) fn turn_heads(heads: &mut [f32], (cos, sin): (&[f32], &[f32]), sign: f32) {
+    let half = cos.len();
+    for head in heads.chunks_exact_mut(2 * half) {
+        let (low, high) = head.split_at_mut(half);
+        for (((l, h), c), s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
+            let s = sign * *s;
+            (*l, *h) = (*l * *c - *h * s, *h * *c + *l * s);
+        }
+    }
 }

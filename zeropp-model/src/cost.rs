@@ -30,6 +30,11 @@ fn norm(d: &Decoder, batch: BatchShape) -> LayerCost {
     }
 }
 
+/// Elements of a matrix that is packed: both sizes in whole tiles of bf16 products.
+fn packed(shape: &[usize]) -> u64 {
+    shape.iter().map(|n| n.next_multiple_of(32) as u64).product()
+}
+
 /// The embedding: W adds rows of dY.
 pub(crate) fn embedding(d: &Decoder, batch: BatchShape) -> LayerCost {
     LayerCost { stash_bytes: hidden_bytes(d, batch), ..LayerCost::default() }
@@ -62,6 +67,7 @@ pub(crate) fn block(d: &Decoder, batch: BatchShape) -> LayerCost {
     } else {
         [0, 4 * queries]
     };
+    let matrices = d.block_tensors(0).into_iter().filter(|tensor| tensor.shape.len() == 2);
     let norm_weights = if d.qk_norm { 8 * d.head_dim as u64 } else { 0 };
     LayerCost {
         forward_flops: d.block_flops(batch.samples, batch.seq),
@@ -73,6 +79,7 @@ pub(crate) fn block(d: &Decoder, batch: BatchShape) -> LayerCost {
             + maps * inner
             + 2 * norm.stash_bytes
             + norm_weights,
+        packed_elements: matrices.map(|tensor| packed(&tensor.shape)).sum(),
         ..LayerCost::default()
     }
 }
@@ -101,6 +108,7 @@ pub(crate) fn head(d: &Decoder, batch: BatchShape) -> LayerCost {
         activation_bytes: kept,
         activation_bytes_selective: kept,
         workspace_bytes: (chunk * columns * logit) as u64,
+        packed_elements: packed(&[d.hidden, d.vocabulary]),
         gradients_in_forward: true,
         ..LayerCost::default()
     }

@@ -43,6 +43,9 @@ pub struct LayerCost {
     /// Bytes that a forward takes beside what it keeps, and gives back at its end, where they are
     /// worth counting: the logits of a chunk of tokens.
     pub workspace_bytes: u64,
+    /// Elements of the weights that the CPU's bf16 products keep packed, with both sizes of each
+    /// padded to multiples of 32: those of a forward and those of a backward take as many each.
+    pub packed_elements: u64,
     /// Whether F makes the gradients, as a head does that never has all logits at once: B hands on
     /// dX, W has nothing to do, and the fp32 gradient of the weights is there from the first F of a
     /// unit.

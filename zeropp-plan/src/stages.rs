@@ -171,6 +171,8 @@ impl Model {
             gather_input: if alone || fp32 { 0 } else { shard * element },
             reduced: if alone { 0 } else { shard * 4 },
             replica_reduced: if k > 1 { shard * 4 / owners } else { 0 },
+            // No packed weights: a run leaves them out where memory is short.
+            ..StageBytes::default()
         };
         let largest = layers.iter().map(|l| flat(l) / d * 4).max().unwrap_or(0);
         Stage {

@@ -1,6 +1,7 @@
 //! What the scheduler finds under three budgets: the tables of docs/scheduler.md.
 //!
-//! `cargo run --release -p zeropp-schedule --example budgets -- vee|pairs|profile|pareto|large`
+//! `cargo run --release -p zeropp-schedule --example budgets -- vee|pairs|profile|pareto|large`,
+//! then a row's number for that row alone, and another seed than 1.
 
 use std::time::Instant;
 
@@ -17,6 +18,14 @@ const QUARTERS: Times = (925, 900, 465, 60);
 const PROFILE_14B: Times = (283_675, 281_200, 203_300, 37_700);
 const PROFILE_28B: Times = (743_000, 736_000, 498_000, 52_700);
 
+/// Which row to search, and with which seed.
+struct Ask {
+    row: Option<usize>,
+    seed: u64,
+    /// Rows seen.
+    at: usize,
+}
+
 struct Row {
     shape: (usize, usize, usize),
     times: Times,
@@ -27,8 +36,12 @@ struct Row {
 }
 
 impl Row {
-    /// Searches and prints one row.
-    fn print(&self) {
+    /// Searches and prints one row, if it is asked for.
+    fn print(&self, ask: &mut Ask) {
+        ask.at += 1;
+        if ask.row.is_some_and(|row| row + 1 != ask.at) {
+            return;
+        }
         let (pp, v, b) = self.shape;
         let shape = Shape { pp, virtual_stages: v, micro_batches: b, unit: b };
         let (f, back, w, c) = self.times;
@@ -44,7 +57,7 @@ impl Row {
             budgets: &budgets,
             objective: Objective::OwnSpan,
             placement: self.placement,
-            seed: 1,
+            seed: ask.seed,
             evaluations: None,
         };
         let start = Instant::now();
@@ -65,21 +78,21 @@ const BOTH: [Placement; 2] = [Placement::Vee, Placement::Looping];
 const ANY: usize = usize::MAX;
 
 /// (a): both stages gathered throughout.
-fn vees() {
+fn vees(ask: &mut Ask) {
     for memory in [32, 34, 36, 40, 44, 48, 64] {
         let shape = (8, 2, 24);
         let (gathered, gathers, times) = (2, ANY, HALVES);
-        Row { shape, times, memory, gathered, gathers, placement: Placement::Vee }.print();
+        Row { shape, times, memory, gathered, gathers, placement: Placement::Vee }.print(ask);
     }
     for memory in [32, 48, 64] {
         let (gathered, gathers, times) = (2, ANY, HALVES);
         let placement = Placement::Looping;
-        Row { shape: (8, 2, 24), times, memory, gathered, gathers, placement }.print();
+        Row { shape: (8, 2, 24), times, memory, gathered, gathers, placement }.print(ask);
     }
 }
 
 /// (b): four stages, of which two, three or all fit.
-fn pairs() {
+fn pairs(ask: &mut Ask) {
     let rows = [(2, 12), (4, ANY)].into_iter().flat_map(|(gathered, gathers)| {
         [64, 72, 80, 96, 128].map(|memory| (memory, gathered, gathers, 24))
     });
@@ -87,18 +100,19 @@ fn pairs() {
     for (memory, gathered, gathers, b) in rows.chain(more) {
         let shape = (8, 4, b);
         let placement = Placement::Either;
-        Row { shape, times: QUARTERS, memory, gathered, gathers, placement }.print();
+        Row { shape, times: QUARTERS, memory, gathered, gathers, placement }.print(ask);
     }
 }
 
 /// (c): the 14.6B model's times.
-fn profile() {
+fn profile(ask: &mut Ask) {
     for (b, gathers) in [(12, 12), (24, 24)] {
         for memory in [32, 48, 64] {
             for (gathered, gathers) in [(4, ANY), (2, gathers)] {
                 for placement in BOTH {
                     let shape = (4, 4, b);
-                    Row { shape, times: PROFILE_14B, memory, gathered, gathers, placement }.print();
+                    Row { shape, times: PROFILE_14B, memory, gathered, gathers, placement }
+                        .print(ask);
                 }
             }
         }
@@ -106,7 +120,7 @@ fn profile() {
 }
 
 /// Bubble over memory for 2, 3 and all stages gathered, for 4 and 8 stages a rank.
-fn pareto() {
+fn pareto(ask: &mut Ask) {
     for (name, (f, back, w, c)) in [("14.6B", PROFILE_14B), ("28.3B", PROFILE_28B)] {
         println!("{name}");
         for v in [4, 8] {
@@ -116,7 +130,7 @@ fn pareto() {
                 for fold in [4, 5, 6, 8, 12] {
                     let memory = (fold * 4 * v / 2) as i64;
                     let (shape, placement) = ((4, v, 12), Placement::Either);
-                    Row { shape, times, memory, gathered, gathers: ANY, placement }.print();
+                    Row { shape, times, memory, gathered, gathers: ANY, placement }.print(ask);
                 }
             }
         }
@@ -124,18 +138,21 @@ fn pareto() {
 }
 
 /// A step of 256 micro-batches on 32 ranks.
-fn large() {
+fn large(ask: &mut Ask) {
     let (shape, placement) = ((32, 4, 256), Placement::Looping);
-    Row { shape, times: PROFILE_14B, memory: 512, gathered: 2, gathers: ANY, placement }.print();
+    Row { shape, times: PROFILE_14B, memory: 512, gathered: 2, gathers: ANY, placement }.print(ask);
 }
 
 fn main() {
-    match std::env::args().nth(1).as_deref() {
-        Some("vee") => vees(),
-        Some("pairs") => pairs(),
-        Some("profile") => profile(),
-        Some("pareto") => pareto(),
-        Some("large") => large(),
-        _ => eprintln!("usage: budgets vee|pairs|profile|pareto|large"),
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let number = |at: usize| args.get(at).and_then(|n| n.parse().ok());
+    let ask = &mut Ask { row: number(1), seed: number(2).unwrap_or(1) as u64, at: 0 };
+    match args.first().map(String::as_str) {
+        Some("vee") => vees(ask),
+        Some("pairs") => pairs(ask),
+        Some("profile") => profile(ask),
+        Some("pareto") => pareto(ask),
+        Some("large") => large(ask),
+        _ => eprintln!("usage: budgets vee|pairs|profile|pareto|large [ROW [SEED]]"),
     }
 }

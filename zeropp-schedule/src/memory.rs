@@ -7,6 +7,9 @@
 //!   activation meanwhile;
 //! * *weight stash*: what B keeps for W; a whole backward is B, then W;
 //! * *gathered*: a stage's weights from AG to FREE;
+//! * *packed weights*: copies of gathered weights as products read them, those of forwards from
+//!   the first F or R after the AG, those of backwards from the first B (of a head that makes its
+//!   gradients in F, from that F), both to the FREE;
 //! * *gradient*: a stage's whole gradient from the first W of a unit (that part of it which F
 //!   makes, from the first F, or R where the stage recomputes) until its RS retires, which is
 //!   when the rank issues its next RS, or at the optimizer step. Where no other rank shares the
@@ -40,6 +43,12 @@ pub struct StageBytes {
     pub stash: u64,
     /// The whole gathered weights.
     pub weights: u64,
+    /// Copies of them as the products of a forward read them; 0 where none is kept.
+    pub packed_forward: u64,
+    /// The same for the products of a backward.
+    pub packed_backward: u64,
+    /// The same for those of them that F makes along with a part of the gradient: a head's.
+    pub packed_in_forward: u64,
     /// What a forward takes beside that, and gives back at its end.
     pub workspace: u64,
     /// The whole fp32 gradient.
@@ -64,6 +73,8 @@ pub struct StageBytes {
 pub struct HeldBytes {
     /// Whole weights of stages, alive between all-gather and free.
     pub gathered: u64,
+    /// Copies of gathered weights as products read them.
+    pub packed_weights: u64,
     /// Whole weight gradients of stages, from their first W to their reduce-scatter.
     pub gradient: u64,
     /// What forwards keep for their B.
@@ -77,14 +88,22 @@ pub struct HeldBytes {
 impl HeldBytes {
     /// The sum over all kinds.
     pub fn total(&self) -> u64 {
-        let HeldBytes { gathered, gradient, activation, weight_stash, communication } = *self;
-        gathered + gradient + activation + weight_stash + communication
+        let HeldBytes {
+            gathered,
+            packed_weights,
+            gradient,
+            activation,
+            weight_stash,
+            communication,
+        } = *self;
+        gathered + packed_weights + gradient + activation + weight_stash + communication
     }
 
     /// The larger of two values in every kind.
     pub fn max(&self, other: &HeldBytes) -> HeldBytes {
         HeldBytes {
             gathered: self.gathered.max(other.gathered),
+            packed_weights: self.packed_weights.max(other.packed_weights),
             gradient: self.gradient.max(other.gradient),
             activation: self.activation.max(other.activation),
             weight_stash: self.weight_stash.max(other.weight_stash),
@@ -148,6 +167,9 @@ pub struct Ledger<'a> {
     reducing: (u64, u64),
     /// Stages whose gather nobody has waited for.
     gathering: Vec<bool>,
+    /// What there is of each gathered stage packed: for forwards, for backwards, for the head's
+    /// gradients in F. None where the stage is not gathered.
+    packed: Vec<Option<[bool; 3]>>,
     /// Bytes of sums over replicas.
     replica_reduced: u64,
     now: HeldBytes,
@@ -178,6 +200,7 @@ impl<'a> Ledger<'a> {
             begun: vec![false; stages.len()],
             reducing: (0, 0),
             gathering: vec![false; stages.len()],
+            packed: vec![None; stages.len()],
             replica_reduced: 0,
             now: HeldBytes::default(),
             peak: HeldBytes::default(),
@@ -197,10 +220,15 @@ impl<'a> Ledger<'a> {
                 self.now.gathered += self.stages[stage].weights;
                 self.now.communication += self.stages[stage].gather_input;
                 self.gathering[stage] = true;
+                self.packed[stage] = Some([false; 3]);
             }
             Action::Free { stage } => {
                 self.gathered(stage);
                 self.now.gathered -= self.stages[stage].weights;
+                let packed = self.packed[stage].take().unwrap_or_default();
+                let sizes = packed_sizes(&self.stages[stage]);
+                let held = packed.iter().zip(sizes).filter(|(is, _)| **is).map(|(_, bytes)| bytes);
+                self.now.packed_weights -= held.sum::<u64>();
             }
             Action::Recv { message, stage, micro_batch } => {
                 self.arrive(message, stage, micro_batch);
@@ -245,19 +273,38 @@ impl<'a> Ledger<'a> {
         match kind {
             Compute::F if self.forward_only || self.recomputed.contains(&(stage, micro_batch)) => {
                 self.now.activation += bytes.input + bytes.workspace;
+                self.pack(stage, &[PACKED_FORWARD]);
             }
             Compute::F => {
                 self.now.activation += bytes.activation + bytes.workspace;
                 self.forward_gradient(stage, micro_batch);
+                self.pack(stage, &[PACKED_FORWARD, PACKED_IN_FORWARD]);
             }
             Compute::R => {
                 self.now.activation += bytes.activation + bytes.workspace - bytes.input;
                 self.forward_gradient(stage, micro_batch);
+                self.pack(stage, &[PACKED_FORWARD, PACKED_IN_FORWARD]);
             }
-            Compute::W | Compute::BW if !self.open[stage] => self.open(stage, micro_batch),
             Compute::B | Compute::W | Compute::BW => {}
         }
+        if matches!(kind, Compute::B | Compute::BW) {
+            self.pack(stage, &[PACKED_BACKWARD]);
+        }
+        if matches!(kind, Compute::W | Compute::BW) && !self.open[stage] {
+            self.open(stage, micro_batch);
+        }
         self.mark();
+    }
+
+    /// The first products since the gather leave these copies of the stage's weights.
+    fn pack(&mut self, stage: usize, which: &[usize]) {
+        let Some(packed) = &mut self.packed[stage] else { return };
+        let sizes = packed_sizes(&self.stages[stage]);
+        for i in which {
+            if !std::mem::replace(&mut packed[*i], true) {
+                self.now.packed_weights += sizes[*i];
+            }
+        }
     }
 
     /// The part of the unit's gradient that the forward with gradients makes, if it is the first.
@@ -368,6 +415,15 @@ impl<'a> Ledger<'a> {
         }
         self.kept_peak = self.kept_peak.max(self.now.activation + self.now.weight_stash);
     }
+}
+
+const PACKED_FORWARD: usize = 0;
+const PACKED_BACKWARD: usize = 1;
+const PACKED_IN_FORWARD: usize = 2;
+
+/// Bytes of a stage's packed weights, by the constants above.
+fn packed_sizes(bytes: &StageBytes) -> [u64; 3] {
+    [bytes.packed_forward, bytes.packed_backward, bytes.packed_in_forward]
 }
 
 /// The unit that every micro-batch of a stage whose F makes a part of the gradient is reduced with.

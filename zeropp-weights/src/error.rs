@@ -30,7 +30,7 @@ pub(crate) fn wrong(
 
 /// A file that is not what its writer left.
 pub(crate) fn damaged(path: &Path, problem: impl Into<String>) -> WeightsError {
-    wrong(path, problem, "it is damaged or was cut; get it again")
+    wrong(path, problem, "it is damaged or truncated; get it again")
 }
 
 /// The system's refusal to read `path`.

@@ -33,7 +33,7 @@ pub(crate) fn open(folder: &Path) -> Checked<Vec<StoredTensor>> {
     }
     let text = read_text(&path, INDEX_BYTES_MAX).map_err(unreadable(&path))?;
     let index: Index = serde_json::from_str(&text)
-        .map_err(|e| damaged(&path, format!("it is no index of weights ({e})")))?;
+        .map_err(|e| damaged(&path, format!("it is not an index of weights ({e})")))?;
     let files: BTreeSet<&String> = index.weight_map.values().collect();
     if files.is_empty() {
         return Err(damaged(&path, "it lists no file"));
@@ -41,7 +41,7 @@ pub(crate) fn open(folder: &Path) -> Checked<Vec<StoredTensor>> {
     let mut tensors: BTreeMap<String, StoredTensor> = BTreeMap::new();
     for name in files {
         if !is_plain(name) {
-            let problem = format!("it names the file {name:?}, which is none beside it");
+            let problem = format!("it names the file {name:?}, which is not beside it");
             return Err(wrong(&path, problem, "weights lie in the folder of their index"));
         }
         let file = folder.join(name);

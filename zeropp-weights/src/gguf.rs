@@ -34,7 +34,7 @@ pub(crate) fn open(path: &Path) -> Checked<GgufFile> {
     let file = MappedFile::open(path)?;
     let mut cursor = Cursor::new(path, &file.bytes);
     if cursor.take(4, "the magic number")? != MAGIC {
-        return Err(wrong(path, "it is no GGUF file", "name one, or a folder of safetensors"));
+        return Err(wrong(path, "it is not a GGUF file", "name one, or a folder of safetensors"));
     }
     let version = cursor.u32("the version")?;
     if !(2..=3).contains(&version) {

@@ -127,7 +127,7 @@ fn begin(folder: &Path) -> Checked<PathBuf> {
         return Err(wrong(folder, problem, "name a new folder"));
     }
     let Some(name) = folder.file_name() else {
-        return Err(wrong(folder, "it is no name of a new folder", "name a new folder"));
+        return Err(wrong(folder, "it is not the name of a new folder", "name a new folder"));
     };
     let partial = folder.with_file_name(format!(".{}.partial", name.to_string_lossy()));
     if partial.exists() {

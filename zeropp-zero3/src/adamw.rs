@@ -2,8 +2,12 @@
 //! eps outside the square root.
 
 use burn::tensor::Tensor;
-use zeropp_core::cpu_tensor;
 use zeropp_core::kernels::adamw::{Scalars, adamw};
+
+use crate::rule::{DeviceElements, Elements, Parameter, StepScale, UpdateRule};
+
+/// What is kept of each element: the mean gradient and the mean squared gradient.
+const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
 /// Hyper-parameters of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,36 +20,6 @@ pub struct AdamW {
     pub eps: f64,
     /// Decoupled weight decay, times the learning rate.
     pub weight_decay: f64,
-}
-
-/// What changes from step to step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepScale {
-    /// Learning rate.
-    pub lr: f64,
-    /// Number of the update, from 1 (skipped steps do not count).
-    pub update: u64,
-    /// Factor on the gradient (clipping).
-    pub gradient: f32,
-}
-
-/// Moments of one shard, f32.
-pub struct Moments {
-    /// First moment.
-    pub m: Tensor<1>,
-    /// Second moment.
-    pub v: Tensor<1>,
-}
-
-/// Elements `start..end` of a shard and whether weight decay applies to them.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DecayRange {
-    /// First element.
-    pub start: usize,
-    /// One past the last.
-    pub end: usize,
-    /// Whether to decay.
-    pub decay: bool,
 }
 
 impl AdamW {
@@ -65,69 +39,39 @@ impl AdamW {
             gradient: s.gradient,
         }
     }
+}
 
-    /// Updates `param` and `moments` by `grad`, all `[n]` f32. `ranges` cover the shard.
-    pub fn step(
+impl UpdateRule for AdamW {
+    fn name(&self) -> &str {
+        "adamw"
+    }
+
+    fn moments(&self, _: &Parameter<'_>) -> &[&'static str] {
+        &MOMENTS
+    }
+
+    fn update(&self, of: &Parameter<'_>, elements: Elements<'_, '_>, step: &StepScale) {
+        let s = self.scalars(step);
+        let scalars = Scalars { keep: if of.decay { s.keep } else { 1.0 }, ..s };
+        let Elements { parameter, moments, gradient } = elements;
+        let [m, v] = moments else { unreachable!("two moments are kept") };
+        adamw(parameter, m, v, gradient, &scalars);
+    }
+
+    fn update_on_device(
         &self,
-        param: Tensor<1>,
-        moments: &mut Moments,
-        grad: &Tensor<1>,
-        ranges: &[DecayRange],
-        scale: &StepScale,
-    ) -> Tensor<1> {
-        let s = self.scalars(scale);
-        match cpu_tensor::on_cpu(grad) {
-            Some(g) => on_host(param, moments, g.as_slice(), ranges, s),
-            None => on_device(param, moments, grad, ranges, s),
-        }
+        elements: DeviceElements<'_>,
+        step: &StepScale,
+    ) -> (Tensor<1>, Vec<Tensor<1>>) {
+        let s = self.scalars(step);
+        let keep = elements.by_decay(s.keep, 1.0);
+        let DeviceElements { parameter, mut moments, gradient, .. } = elements;
+        let g = gradient * s.gradient;
+        let v = moments.pop().expect("two moments are kept");
+        let m = moments.pop().expect("two moments are kept");
+        let m = m.clone() + (g.clone() - m) * s.towards1;
+        let v = v * s.beta2 + g.clone() * g * s.towards2;
+        let update = m.clone() / (v.clone().sqrt() / s.root_bias2 + s.eps) * s.step_size;
+        (parameter * keep - update, vec![m, v])
     }
-}
-
-fn on_host(
-    param: Tensor<1>,
-    moments: &mut Moments,
-    g: &[f32],
-    ranges: &[DecayRange],
-    s: Scalars,
-) -> Tensor<1> {
-    let mut m = cpu_tensor::into_vec(std::mem::replace(&mut moments.m, empty(&param)));
-    let mut v = cpu_tensor::into_vec(std::mem::replace(&mut moments.v, empty(&param)));
-    let mut p = cpu_tensor::into_vec(param);
-    for r in ranges {
-        let scalars = Scalars { keep: if r.decay { s.keep } else { 1.0 }, ..s };
-        let all = r.start..r.end;
-        let (p, m, v) = (&mut p[all.clone()], &mut m[all.clone()], &mut v[all.clone()]);
-        adamw(p, m, v, &g[all], &scalars);
-    }
-    let n = p.len();
-    moments.m = cpu_tensor::from_vec(m, [n]);
-    moments.v = cpu_tensor::from_vec(v, [n]);
-    cpu_tensor::from_vec(p, [n])
-}
-
-fn empty(like: &Tensor<1>) -> Tensor<1> {
-    Tensor::zeros([1], &like.device())
-}
-
-fn on_device(
-    param: Tensor<1>,
-    moments: &mut Moments,
-    grad: &Tensor<1>,
-    ranges: &[DecayRange],
-    s: Scalars,
-) -> Tensor<1> {
-    let g = grad.clone() * s.gradient;
-    let m = moments.m.clone();
-    let m = m.clone() + (g.clone() - m) * s.towards1;
-    let v = moments.v.clone() * s.beta2 + g.clone() * g * s.towards2;
-    let update = m.clone() / (v.clone().sqrt() / s.root_bias2 + s.eps) * s.step_size;
-    (moments.m, moments.v) = (m, v);
-    let keep: Vec<Tensor<1>> = ranges
-        .iter()
-        .map(|r| {
-            let keep = if r.decay { s.keep } else { 1.0 };
-            Tensor::full([r.end - r.start], keep, &param.device())
-        })
-        .collect();
-    param * Tensor::cat(keep, 0) - update
 }

@@ -4,16 +4,19 @@
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor};
+use zeropp_core::cpu_tensor::{from_vec, on_cpu};
+use zeropp_core::device;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_core::params::{FlatLayout, ParamSpec};
 use zeropp_core::rng::initialise;
 use zeropp_core::split::LayerWeights;
 
-use crate::adamw::DecayRange;
+use crate::rule::Role;
 
 /// One layer's part on this rank.
 pub(crate) struct LayerShard {
     pub(crate) name: String,
+    pub(crate) role: Role,
     pub(crate) weights: LayerWeights,
     /// The fp32 parameters this rank owns, `[len / D]`.
     pub(crate) param: Tensor<1>,
@@ -26,13 +29,21 @@ pub(crate) struct LayerShard {
 impl LayerShard {
     /// A layer with these parameters.
     pub(crate) fn new(
-        name: &str,
+        (name, role): (&str, Role),
         weights: LayerWeights,
         param: Tensor<1>,
         meter: &Arc<Meter>,
     ) -> LayerShard {
         let param_hold = Some(meter.hold_tensor(MemoryKind::ParameterShard, &param));
-        LayerShard { name: name.into(), weights, param, grad: None, param_hold, grad_hold: None }
+        LayerShard {
+            name: name.into(),
+            role,
+            weights,
+            param,
+            grad: None,
+            param_hold,
+            grad_hold: None,
+        }
     }
 
     /// Replaces the parameters, of which nothing is left.
@@ -107,17 +118,12 @@ pub(crate) fn flat_pieces(layout: &FlatLayout, first: usize, len: usize) -> Vec<
         .collect()
 }
 
-pub(crate) fn decay_ranges(layout: &FlatLayout, start: usize, len: usize) -> Vec<DecayRange> {
-    let end = start + len;
-    let mut ranges: Vec<DecayRange> = Vec::new();
-    let ends = layout.params.iter().skip(1).map(|p| p.offset).chain([layout.len]);
-    for (place, next) in layout.params.iter().zip(ends) {
-        let (a, b) = (place.offset.max(start), next.min(end));
-        if a < b {
-            ranges.push(DecayRange { start: a - start, end: b - start, decay: place.spec.decay });
-        }
+/// `t` in memory that nothing else holds, also on the CPU.
+pub(crate) fn own_copy(t: &Tensor<1>) -> Tensor<1> {
+    match on_cpu(t) {
+        Some(values) => from_vec(values.as_slice().to_vec(), t.dims()),
+        None => device::copy(t),
     }
-    ranges
 }
 
 #[cfg(test)]
@@ -131,24 +137,6 @@ mod tests {
             ParamSpec::new("a.bias", &[20], Init::Ones),
         ];
         FlatLayout::new(specs, parts)
-    }
-
-    #[test]
-    fn decay_ranges_cover_every_shard() {
-        for parts in [1, 2, 3, 4] {
-            let layout = layout(parts);
-            assert_eq!(layout.len % (BLOCK * parts), 0);
-            let n = layout.len / parts;
-            let mut decayed = 0;
-            for shard in 0..parts {
-                let ranges = decay_ranges(&layout, shard * n, n);
-                let covered: usize = ranges.iter().map(|r| r.end - r.start).sum();
-                assert_eq!(covered, n);
-                decayed +=
-                    ranges.iter().filter(|r| r.decay).map(|r| r.end - r.start).sum::<usize>();
-            }
-            assert_eq!(decayed, 256, "the matrix and its padding");
-        }
     }
 
     #[test]
@@ -172,7 +160,7 @@ mod tests {
         let param = initial_shard(&layout(1), 1, 0, (&Device::flex(), 7));
         let bytes = 4 * param.dims()[0] as u64;
         let weights = LayerWeights::new("a", 0, Arc::new(layout(1)));
-        let mut layer = LayerShard::new("a", weights, param, &meter);
+        let mut layer = LayerShard::new(("a", Role::Hidden), weights, param, &meter);
         assert_eq!((meter.now().parameter_shard, meter.now().total()), (bytes, bytes));
         let part_of = |n: usize| Tensor::<1>::zeros([3 * n], &Device::flex()).slice([0..n]);
         layer.set_param(part_of(384), &meter);

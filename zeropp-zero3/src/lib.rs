@@ -8,10 +8,16 @@ pub mod adamw;
 pub mod checkpoint;
 pub mod exact;
 mod fill;
+pub mod held;
 mod layer_shard;
+mod layer_state;
+pub mod lion;
 pub mod lr;
+pub mod muon;
 pub mod norm;
 pub mod optimizer;
+pub mod rule;
+pub mod sgd;
 pub mod stage;
 
 pub use optimizer::{Optimizer, StepOutcome};

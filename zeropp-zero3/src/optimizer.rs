@@ -1,5 +1,5 @@
 //! The optimizer step of one rank: tied gradients, the global norm, the verdict all ranks share,
-//! and AdamW on what the rank owns.
+//! and the update of what the rank owns.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_core::{cpu_tensor, device};
 
-use crate::adamw::{AdamW, Moments, StepScale};
 use crate::exact::ExactSum;
-use crate::lr::LearningRate;
+use crate::layer_state::{LayerState, Owned};
 use crate::norm::add_squares;
+use crate::rule::{ParameterGroups, Role, StepScale};
 use crate::stage::{ParamExport, ShardedStage};
 
 /// A weight that two stages hold: the embedding's and the head's.
@@ -26,13 +26,16 @@ pub struct Tie {
     pub ranks: (usize, usize),
 }
 
+/// The learning rate of each step, counted from 1.
+pub type Rate = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
+
 /// What to do with reduced gradients.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone)]
 pub struct OptimizerOptions {
-    /// AdamW's hyper-parameters.
-    pub adamw: AdamW,
+    /// How parameters are updated.
+    pub parameters: ParameterGroups,
     /// Learning rate over the steps.
-    pub lr: LearningRate,
+    pub lr: Rate,
     /// Largest global norm; 0 does not clip.
     pub clip: f64,
     /// The weight shared by embedding and head.
@@ -40,7 +43,7 @@ pub struct OptimizerOptions {
 }
 
 /// What a step did.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepOutcome {
     /// Global norm of the gradient before clipping; infinite where an element was not finite.
     pub grad_norm: f64,
@@ -48,6 +51,10 @@ pub struct StepOutcome {
     pub lr: f64,
     /// Whether no rank changed anything because the norm was not finite.
     pub skipped: bool,
+    /// All-gathers of this rank that made matrices whole.
+    pub gathers: u64,
+    /// Bytes that this rank sent for them.
+    pub sent_bytes: u64,
 }
 
 /// Optimizer state of one rank.
@@ -55,8 +62,8 @@ pub struct Optimizer {
     options: OptimizerOptions,
     groups: Groups,
     zero1: bool,
-    /// Moments of each layer of each stage, in the order of the stages.
-    pub(crate) moments: Vec<Vec<Moments>>,
+    /// What is kept of each layer of each stage, in the order of the stages.
+    pub(crate) state: Vec<Vec<LayerState>>,
     pub(crate) updates: u64,
     captured: Option<Vec<ParamExport>>,
     pub(crate) meter: Arc<Meter>,
@@ -65,7 +72,7 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// Zero moments for `stages`.
+    /// Moments of zero for `stages`, and means that are their weights.
     pub fn new(
         stages: &[ShardedStage],
         groups: &Groups,
@@ -73,41 +80,58 @@ impl Optimizer {
         zero1: bool,
         meter: &Arc<Meter>,
     ) -> Self {
-        let moments = stages
-            .iter()
-            .map(|stage| {
-                (0..stage.layers.len())
-                    .map(|layer| {
-                        let (_, n) = stage.owned_range(layer);
-                        let device = stage.layers[layer].param.device();
-                        let zeros = || Tensor::zeros([n], &device);
-                        Moments { m: zeros(), v: zeros() }
-                    })
-                    .collect()
-            })
-            .collect();
         let mut optimizer = Self {
             options,
             groups: groups.clone(),
             zero1,
-            moments,
+            state: Vec::new(),
             updates: 0,
             captured: None,
             held_back: None,
             meter: meter.clone(),
             holds: Vec::new(),
         };
-        optimizer.hold_moments();
+        optimizer.restart(stages);
         optimizer
     }
 
-    /// Counts the moments as they are now.
-    pub(crate) fn hold_moments(&mut self) {
-        // An update may have moved them, and what they were before is gone.
+    /// Begins anew with the weights that `stages` have.
+    pub fn restart(&mut self, stages: &[ShardedStage]) {
+        self.forget();
+        for stage in stages {
+            let state = (0..stage.layers.len()).map(|layer| self.fresh(stage, layer)).collect();
+            self.state.push(state);
+        }
+        self.hold_state();
+    }
+
+    /// Gives up all that is kept.
+    pub(crate) fn forget(&mut self) {
         self.holds.clear();
-        let moments = self.moments.iter().flatten().flat_map(|moments| [&moments.m, &moments.v]);
+        self.state.clear();
+    }
+
+    /// What is kept of a layer that begins with the weights that `stage` has.
+    pub(crate) fn fresh(&self, stage: &ShardedStage, layer: usize) -> LayerState {
+        let (start, len) = stage.owned_range(layer);
+        let param = stage.layers[layer].param.clone().slice([start..start + len]);
+        LayerState::new(self.owned(stage, layer), &self.options.parameters, &param)
+    }
+
+    /// What this rank updates of a layer.
+    fn owned<'a>(&self, stage: &'a ShardedStage, layer: usize) -> Owned<'a> {
+        let owned = stage.owned(layer);
+        let is_tied = self.options.tie.is_some_and(|tie| tie.last == (stage.index(), layer));
+        if is_tied { Owned { role: Role::Embedding, ..owned } } else { owned }
+    }
+
+    /// Counts the state as it is now.
+    pub(crate) fn hold_state(&mut self) {
+        // An update may have moved it, and what it was before is gone.
+        self.holds.clear();
+        let tensors = self.state.iter().flatten().flat_map(LayerState::tensors);
         let hold = |t| self.meter.hold_tensor(MemoryKind::Optimizer, t);
-        self.holds = moments.map(hold).collect();
+        self.holds = tensors.map(hold).collect();
     }
 
     /// From the next step on keeps a copy of the reduced gradients, before clipping.
@@ -161,8 +185,9 @@ impl Optimizer {
             self.captured = Some(stages.iter().flat_map(|s| s.export_gradients(piece)).collect());
         }
         let grad_norm = self.global_norm(stages)?;
-        let lr = self.options.lr.at(step);
+        let lr = (self.options.lr)(step);
         let skipped = !grad_norm.is_finite();
+        let mut outcome = StepOutcome { grad_norm, lr, skipped, ..StepOutcome::default() };
         if !skipped {
             // All ranks know by now that there is an update.
             if let Some(wait) = self.held_back.take() {
@@ -175,15 +200,15 @@ impl Optimizer {
             let scale = StepScale { lr, update: self.updates, gradient };
             // Meanwhile the moments move, and where they were, parameters may come to lie.
             self.holds.clear();
-            let moments = self.moments.iter().flatten();
-            let bytes = moments.map(|m| 8 * m.m.dims()[0] as u64).sum();
+            let tensors = self.state.iter().flatten().flat_map(LayerState::tensors);
+            let bytes = tensors.map(|t| 4 * t.dims()[0] as u64).sum();
             let moving = self.meter.hold(MemoryKind::Optimizer, bytes);
-            self.update(stages, &scale)?;
+            self.update(stages, &scale, &mut outcome)?;
             drop(moving);
-            self.hold_moments();
+            self.hold_state();
         }
         stages.iter_mut().for_each(ShardedStage::clear_grads);
-        Ok(StepOutcome { grad_norm, lr, skipped })
+        Ok(outcome)
     }
 
     /// Embedding's plus head's gradient, on both. Same ZeRO-3 place, so shards match.
@@ -233,30 +258,57 @@ impl Optimizer {
         Ok(total.value().sqrt())
     }
 
-    fn update(&mut self, stages: &mut [ShardedStage], scale: &StepScale) -> CommResult<()> {
-        for (stage, moments) in stages.iter_mut().zip(&mut self.moments) {
-            for (i, moments) in moments.iter_mut().enumerate() {
-                let ranges = stage.decay_ranges(i);
+    fn update(
+        &mut self,
+        stages: &mut [ShardedStage],
+        scale: &StepScale,
+        outcome: &mut StepOutcome,
+    ) -> CommResult<()> {
+        let mut state = std::mem::take(&mut self.state);
+        for (stage, state) in stages.iter_mut().zip(&mut state) {
+            for (i, state) in state.iter_mut().enumerate() {
+                // Told by the parameters, which are about to be taken.
                 let (start, len) = stage.owned_range(i);
-                let (meter, layer) = (&self.meter, &mut stage.layers[i]);
-                let Some(grad) = layer.take_grad() else { continue };
-                let whole = std::mem::replace(&mut layer.param, Tensor::zeros([1], &grad.device()));
-                let adamw = &self.options.adamw;
-                let param = if self.zero1 {
-                    // What it takes beside the parameters that it replaces.
-                    let bytes = 4 * (len + whole.dims()[0]) as u64;
-                    let _meanwhile = meter.hold(MemoryKind::Optimizer, bytes);
-                    let own = whole.slice([start..start + len]);
-                    let own = adamw.step(own, moments, &grad, &ranges, scale);
+                let layout = stage.layers[i].weights.layout().clone();
+                let Owned { role, start: first, .. } = self.owned(stage, i);
+                let owned = Owned { layout: &layout, role, start: first, len };
+                let Some(grad) = stage.layers[i].take_grad() else { continue };
+                let none = Tensor::zeros([1], &grad.device());
+                let whole = std::mem::replace(&mut stage.layers[i].param, none);
+                let n = whole.dims()[0];
+                // What it takes beside the parameters that it replaces.
+                let bytes = if self.zero1 { 4 * (len + n) as u64 } else { 0 };
+                let _meanwhile = self.meter.hold(MemoryKind::Optimizer, bytes);
+                let zero3 = self.groups.zero3.size();
+                let bytes = owned.matrix_bytes(&self.options.parameters, zero3);
+                let _matrices = self.meter.hold(MemoryKind::Optimizer, bytes);
+                let own = if self.zero1 { whole.slice([start..start + len]) } else { whole };
+                let given = (&self.options.parameters, scale);
+                let gather = |part| self.gathered(part, outcome);
+                let own = state.update(owned, (own, &grad), given, gather)?;
+                let param = match self.zero1 {
                     // Gathered memory is shared, and parameters are written in place.
-                    device::copy(&self.groups.replica.all_gather(own).wait()?)
-                } else {
-                    adamw.step(whole, moments, &grad, &ranges, scale)
+                    true => device::copy(&self.groups.replica.all_gather(own).wait()?),
+                    false => own,
                 };
-                layer.set_param(param, meter);
+                stage.layers[i].set_param(param, &self.meter);
             }
         }
+        self.state = state;
         Ok(())
+    }
+
+    /// A layer's whole buffer, from what each of the ranks that share it owns of it.
+    fn gathered(&self, part: Tensor<1>, outcome: &mut StepOutcome) -> CommResult<Tensor<1>> {
+        let mut whole = part;
+        let replica = self.zero1.then_some(&self.groups.replica);
+        let groups = replica.into_iter().chain([&self.groups.zero3]);
+        for group in groups.filter(|group| group.size() > 1) {
+            outcome.gathers += 1;
+            outcome.sent_bytes += 4 * ((group.size() - 1) * whole.dims()[0]) as u64;
+            whole = group.all_gather(whole).wait()?;
+        }
+        Ok(whole)
     }
 }
 

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use burn::tensor::{DType, Device, Tensor};
 use zeropp_comm::groups::Groups;
 use zeropp_comm::{CommResult, Pending};
-use zeropp_core::cpu_tensor::{add_in_place, from_vec, on_cpu, rounded};
-use zeropp_core::device;
+use zeropp_core::cpu_tensor::{add_in_place, rounded};
 use zeropp_core::layer::Part;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_core::params::FlatLayout;
 use zeropp_core::split::{Grads, LayerWeights};
 
-use crate::adamw::DecayRange;
-use crate::layer_shard::{FlatPiece, LayerShard, decay_ranges, flat_pieces, initial_shard};
+use crate::layer_shard::{FlatPiece, LayerShard, flat_pieces, initial_shard, own_copy};
+use crate::layer_state::Owned;
+use crate::rule::Role;
 
 /// How stages are held.
 #[derive(Clone)]
@@ -25,6 +25,9 @@ pub struct ShardOptions {
     pub device: Device,
     /// Type of gathered weights; shards and gradients are always f32.
     pub compute: DType,
+    /// Whether bf16 weights are kept as the CPU's products read them, for as long as they are
+    /// gathered.
+    pub pack_weights: bool,
     /// Whether optimizer state is cut between replicas too.
     pub zero1: bool,
     /// Seed of the initial values.
@@ -92,7 +95,11 @@ impl ShardedStage {
                 let shard = groups.zero3.rank();
                 let param = initial_shard(&layout, groups.zero3.size(), shard, from);
                 let weights = LayerWeights::new(part.name(), i, layout);
-                LayerShard::new(part.name(), weights, param, meter)
+                let weights = match options.pack_weights {
+                    true => weights.keeping_packed(meter),
+                    false => weights,
+                };
+                LayerShard::new((part.name(), Role::of(part, false)), weights, param, meter)
             })
             .collect();
         Self {
@@ -364,20 +371,12 @@ impl ShardedStage {
         flat_pieces(l.weights.layout(), first, len)
     }
 
-    /// Where weight decay applies in the owned range, relative to its start.
-    pub(crate) fn decay_ranges(&self, layer: usize) -> Vec<DecayRange> {
+    /// What this rank's optimizer updates of a layer.
+    pub(crate) fn owned(&self, layer: usize) -> Owned<'_> {
         let l = &self.layers[layer];
         let (offset, len) = self.owned_range(layer);
         let start = self.groups.zero3.rank() * l.param.dims()[0] + offset;
-        decay_ranges(l.weights.layout(), start, len)
-    }
-}
-
-/// `t` in memory that nothing else holds, also on the CPU.
-fn own_copy(t: &Tensor<1>) -> Tensor<1> {
-    match on_cpu(t) {
-        Some(values) => from_vec(values.as_slice().to_vec(), t.dims()),
-        None => device::copy(t),
+        Owned { layout: l.weights.layout(), role: l.role, start, len }
     }
 }
 

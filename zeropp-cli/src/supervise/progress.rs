@@ -1,5 +1,7 @@
 //! What a supervised command leaves behind as it goes on: its checkpoints and its metrics.
 
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use zeropp::Config;
@@ -48,9 +50,16 @@ impl Watched {
 
     /// What changes as the command goes on.
     pub(super) fn sign(&self) -> (Option<u64>, u64) {
-        let bytes = |path: &PathBuf| path.metadata().map_or(0, |meta| meta.len());
-        (self.newest(), self.metrics.as_ref().map_or(0, bytes))
+        (self.newest(), self.metrics.as_ref().map_or(0, |path| bytes_of_steps(path)))
     }
+}
+
+/// Bytes of a metrics file that are steps'. What it says of a run comes with each start, whether
+/// that goes on or not.
+fn bytes_of_steps(path: &Path) -> u64 {
+    let Ok(file) = File::open(path) else { return 0 };
+    let lines = BufReader::new(file).split(b'\n').map_while(Result::ok);
+    lines.filter(|line| !line.starts_with(b"{\"run\"")).map(|line| line.len() as u64).sum()
 }
 
 /// The value of a flag, as `--key value` or `--key=value`; empty where nothing follows.

@@ -2,7 +2,7 @@
 
 /// The name of this machine, without what follows its first dot.
 #[cfg(unix)]
-pub(crate) fn host_name() -> String {
+pub fn host_name() -> String {
     let system = rustix::system::uname();
     let name = system.nodename().to_string_lossy();
     name.split('.').next().unwrap_or_default().to_string()
@@ -10,6 +10,6 @@ pub(crate) fn host_name() -> String {
 
 /// The name of this machine.
 #[cfg(not(unix))]
-pub(crate) fn host_name() -> String {
+pub fn host_name() -> String {
     std::env::var("COMPUTERNAME").unwrap_or_else(|_| "this machine".into())
 }

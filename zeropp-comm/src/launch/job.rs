@@ -214,8 +214,8 @@ fn meeting(
     if let Some(launch) = launch.filter(|launch| launch.source == "torchrun") {
         return Ok(Some(beside_torchrun(launch, get)?));
     }
-    let problem = format!("{processes} processes have to meet, and nobody says where");
-    let help = "name rank 0's machine and a free port with rendezvous, such as node0:29400";
+    let problem = format!("{processes} processes need a rendezvous address");
+    let help = "set rendezvous to rank 0's host and a free port, such as node0:29400";
     Err(value(options, problem, help))
 }
 
@@ -230,7 +230,7 @@ fn beside_torchrun(
         );
     };
     let Some(port) = port.trim().parse::<u16>().ok().and_then(|port| port.checked_add(1)) else {
-        let problem = "the port after it is used, and it is none";
+        let problem = "zeropp listens on MASTER_PORT + 1, which is out of range";
         return Err(FieldError::new("MASTER_PORT", port, problem, "use 1 to 65534").into());
     };
     // All on this machine: a name would stand for the network, which takes a token.
@@ -351,7 +351,7 @@ mod tests {
             (
                 MESH.into(),
                 "PMI_RANK=0 PMI_SIZE=2",
-                "engine = nccl: 2 processes have to meet, and nobody says where; name rank 0's",
+                "engine = nccl: 2 processes need a rendezvous address; set rendezvous",
             ),
             (
                 format!("{MESH}{rendezvous}"),
@@ -366,7 +366,8 @@ mod tests {
             (
                 MESH.into(),
                 "RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=65535",
-                "MASTER_PORT = 65535: the port after it is used, and it is none; use 1 to 65534",
+                "MASTER_PORT = 65535: zeropp listens on MASTER_PORT + 1, which is out of range; \
+                 use 1 to 65534",
             ),
         ] {
             let error = job(&toml, vars).expect_err(message);

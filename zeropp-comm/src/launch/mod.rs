@@ -9,7 +9,7 @@ mod job;
 
 use std::fmt;
 
-pub(crate) use host_name::host_name;
+pub use host_name::host_name;
 pub use job::{EngineKind, Job, JobError, LaunchOptions};
 
 /// A rank, as told by the environment.

@@ -112,7 +112,7 @@ impl MpiWorld {
         let thread = thread.map_err(|e| unavailable(&format!("no thread can be started ({e})")))?;
         let (shared, group, crew) = start.recv_timeout(options.start_timeout).map_err(|_| {
             let s = options.start_timeout.as_secs_f64();
-            unavailable(&format!("not all processes of the job were there after {s} s"))
+            unavailable(&format!("not all processes of the job arrived within {s} s"))
         })??;
         end_job_on_panic(shared.rank, describe);
         let liveness = Arc::new(Liveness(shared.clone()));

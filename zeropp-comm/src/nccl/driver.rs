@@ -144,7 +144,7 @@ impl Driver {
         }
         if !missing.is_empty() {
             let s = timeout.as_secs_f64();
-            let reason = format!("ranks {missing:?} were not there after {s} s");
+            let reason = format!("ranks {missing:?} did not arrive within {s} s");
             return Err(CommError::Unavailable { engine: "nccl".into(), reason });
         }
         if me == 0 {

@@ -162,7 +162,7 @@ fn sub_group(group: &Group, sequence: u64, split_requests: &[Vec<u8>]) -> CommRe
         group: group.name.clone(),
         rank: group.members[group.place],
         operation: Operation::Split.to_string(),
-        problem: "an answer that is none; do all ranks run the same zeropp?".into(),
+        problem: "an answer that cannot be read; do all ranks run the same build of zeropp?".into(),
     };
     let split_requests: Option<Vec<SplitRequest>> =
         split_requests.iter().map(|bytes| SplitRequest::decode(bytes)).collect();

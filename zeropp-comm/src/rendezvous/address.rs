@@ -58,11 +58,11 @@ impl FromStr for Address {
             return Err(format!("brackets are for IPv6 addresses, and those need them; {form}"));
         }
         if bare.is_empty() || bare.contains(|c: char| c.is_whitespace() || "/@[]".contains(c)) {
-            return Err(format!("`{bare}` is no host; {form}"));
+            return Err(format!("`{bare}` is not a host; {form}"));
         }
         match port.parse() {
             Ok(port @ 1..) => Ok(Address::new(bare, port)),
-            _ => Err(format!("`{port}` is no port from 1 to 65535; {form}")),
+            _ => Err(format!("`{port}` is not a port from 1 to 65535; {form}")),
         }
     }
 }

@@ -250,7 +250,7 @@ fn calls_that_cannot_be_carried_out_are_told() {
 fn ranks_that_do_not_come_are_named() {
     let options = NcclOptions { start_timeout: Duration::from_millis(200), ..patient() };
     let started = rank(options, (1, 4), &Local::default(), Arc::new(Host::new()), |_, _| ());
-    let text = "engine nccl is not available: ranks [0, 2, 3] were not there after 0.2 s";
+    let text = "engine nccl is not available: ranks [0, 2, 3] did not arrive within 0.2 s";
     assert_eq!(started.unwrap_err().to_string(), text);
 }
 

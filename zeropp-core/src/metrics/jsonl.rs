@@ -1,12 +1,13 @@
-//! The metrics file: one JSON object a line, a line a step.
+//! The metrics file: one JSON object a line. The first says what the run is, and has a key `run`
+//! alone; then there is a line a step. A run that goes on from a checkpoint adds a line for itself.
 
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use super::StepMetrics;
+use super::{RunHeader, StepMetrics};
 
 /// Writes `--metrics`. Every number reads back to the same bits (the shortest decimal that does);
 /// a loss or norm that is not finite is written as null, since JSON has no name for it.
@@ -38,27 +39,53 @@ impl JsonLines {
         JsonLines(BufWriter::new(Box::new(out)))
     }
 
+    /// Writes what the run is, before its first step.
+    ///
+    /// # Errors
+    /// The line cannot be written.
+    pub fn write_header(&mut self, run: &RunHeader) -> io::Result<()> {
+        #[derive(Serialize)]
+        struct Line<'a> {
+            run: &'a RunHeader,
+        }
+        self.line(&Line { run })
+    }
+
     /// Writes one step and hands it to the operating system, so that a run can be watched and
     /// nothing is lost when it ends early.
     ///
     /// # Errors
     /// The line cannot be written.
     pub fn write(&mut self, step: &StepMetrics) -> io::Result<()> {
-        serde_json::to_writer(&mut self.0, step)?;
+        self.line(step)
+    }
+
+    fn line(&mut self, value: &impl Serialize) -> io::Result<()> {
+        serde_json::to_writer(&mut self.0, value)?;
         self.0.write_all(b"\n")?;
         self.0.flush()
     }
 }
 
-/// Length of the lines before the first one of a later step, or that has no end.
+/// Length of the lines before the first one of a later step, of a run that went on from here or
+/// later, or that has no end.
 fn bytes_up_to(mut lines: impl BufRead, step: u64) -> io::Result<u64> {
     #[derive(Deserialize)]
-    struct Line {
-        step: u64,
+    struct Run {
+        resumed_step: Option<u64>,
     }
+    #[derive(Deserialize)]
+    struct Line {
+        step: Option<u64>,
+        run: Option<Run>,
+    }
+    let is_later = |line: Line| {
+        let resumed = line.run.and_then(|run| run.resumed_step);
+        line.step.is_some_and(|n| n > step) || resumed.is_some_and(|n| n >= step)
+    };
     let (mut kept, mut line) = (0, Vec::new());
     while lines.read_until(b'\n', &mut line)? > 0 {
-        let later = serde_json::from_slice(&line).is_ok_and(|l: Line| l.step > step);
+        let later = serde_json::from_slice(&line).is_ok_and(is_later);
         if later || !line.ends_with(b"\n") {
             break;
         }
@@ -96,6 +123,7 @@ mod tests {
         };
         let mut expected = vec![
             "step",
+            "wall_time",
             "loss",
             "grad_norm",
             "lr",
@@ -130,6 +158,7 @@ mod tests {
                 "gradient",
                 "gradient_shard",
                 "optimizer",
+                "packed_weights",
                 "parameter_shard",
                 "save",
                 "weight_stash",
@@ -155,6 +184,35 @@ mod tests {
         assert_eq!(write(Some(2), 3), ["1", "2", "3"]);
         assert_eq!(write(Some(1), 2), ["1", "2"]);
         assert_eq!(write(None, 7), ["7"]);
+    }
+
+    #[test]
+    fn a_file_begins_with_its_run_and_has_one_line_for_each_that_went_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.jsonl");
+        let write = |resumed_step, steps: &[u64]| {
+            let settings = [("pp".to_string(), "2".to_string())].into();
+            let header = RunHeader { resumed_step, settings, ..RunHeader::default() };
+            let mut file = JsonLines::open(&path, resumed_step).unwrap();
+            file.write_header(&header).unwrap();
+            for step in steps {
+                file.write(&StepMetrics { step: *step, ..StepMetrics::default() }).unwrap();
+            }
+            let told = |line: &String| match line.starts_with("{\"run\":") {
+                true => "run".to_string(),
+                false => field(line, "step"),
+            };
+            lines(&path).iter().map(told).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(write(None, &[1, 2, 3]), "run 1 2 3");
+        assert_eq!(write(Some(2), &[]), "run 1 2 run");
+        assert_eq!(write(Some(2), &[3, 4]), "run 1 2 run 3 4", "one for all that began there");
+        assert_eq!(write(Some(3), &[4]), "run 1 2 run 3 run 4");
+        assert_eq!(write(Some(1), &[2]), "run 1 run 2");
+        assert_eq!(write(None, &[1]), "run 1");
+        let first: serde_json::Value = serde_json::from_str(&lines(&path)[0]).unwrap();
+        let back: RunHeader = serde_json::from_value(first["run"].clone()).unwrap();
+        assert_eq!((back.settings["pp"].as_str(), back.resumed_step), ("2", None));
     }
 
     #[test]

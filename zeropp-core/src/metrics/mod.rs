@@ -4,4 +4,6 @@ mod jsonl;
 mod report;
 
 pub use jsonl::JsonLines;
-pub use report::{Evaluation, EvaluationPlan, Plan, RankPlan, StepMetrics, Stopped, Summary};
+pub use report::{
+    Evaluation, EvaluationPlan, Plan, RankPlan, RunHeader, StepMetrics, Stopped, Summary, wall_time,
+};

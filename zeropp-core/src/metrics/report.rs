@@ -1,16 +1,61 @@
 //! The figures of a run.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::meter::MemoryBytes;
+
+/// What a run is: the first line of its metrics, and of what each resumed run adds to them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunHeader {
+    /// What the run is called.
+    pub name: String,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Of zeropp.
+    pub version: String,
+    /// When its first step began: seconds since 1970 (UTC), to the millisecond.
+    pub wall_time: f64,
+    /// The step of the checkpoint that it goes on from, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resumed_step: Option<u64>,
+    /// Pipeline ranks.
+    pub pp: usize,
+    /// Ranks of a ZeRO-3 group.
+    pub zero3: usize,
+    /// Replicas.
+    pub dp: usize,
+    /// Schedule kind.
+    pub schedule: String,
+    /// All parameters of the model.
+    pub parameters: u64,
+    /// Tokens of a step over all ranks.
+    pub tokens_per_step: u64,
+    /// The step that is to be the last.
+    pub steps: u64,
+    /// All settings that have a value, those that follow from others too, each as a person would
+    /// write it.
+    pub settings: BTreeMap<String, String>,
+}
+
+/// Seconds since 1970 (UTC), to the millisecond.
+pub fn wall_time() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    since.as_millis() as f64 / 1e3
+}
 
 /// One step, as written to `--metrics`. Counts and bytes are totals over all ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
     /// Step, from 1.
     pub step: u64,
+    /// When the step was done: seconds since 1970 (UTC), to the millisecond, by the clock of rank
+    /// 0's machine.
+    #[serde(default)]
+    pub wall_time: f64,
     /// Mean loss in nats a token over the whole batch, before the update.
     #[serde(deserialize_with = "nan_from_null")]
     pub loss: f64,
@@ -41,7 +86,11 @@ pub struct StepMetrics {
     pub reduce_scatters: u64,
     /// Stage-level replica reductions.
     pub all_reduces: u64,
-    /// Bytes sent by all ranks.
+    /// All-gathers that made matrices whole for an optimizer that needs them so (Muon). Left out
+    /// where there is none.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub optimizer_gathers: u64,
+    /// Bytes sent by all ranks, those included.
     pub comm_bytes: u64,
     /// Largest over ranks, by kind.
     pub peak_bytes: MemoryBytes,
@@ -67,6 +116,10 @@ pub struct StepMetrics {
     /// Whether the update was skipped on all ranks because a gradient was not finite.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+}
+
+fn is_none(n: &u64) -> bool {
+    *n == 0
 }
 
 fn is_zero(x: &f64) -> bool {
@@ -171,6 +224,12 @@ pub struct Plan {
     pub all_gathers_per_rank: u64,
     /// Reduce-scatters one rank issues in a step.
     pub reduce_scatters_per_rank: u64,
+    /// The most all-gathers that one rank's optimizer issues in a step, to make matrices whole.
+    #[serde(default)]
+    pub optimizer_gathers_per_rank: u64,
+    /// The most bytes that one rank sends for them.
+    #[serde(default)]
+    pub optimizer_bytes_per_rank: u64,
     /// The validation loss, where it is asked for.
     #[serde(default)]
     pub evaluation: Option<EvaluationPlan>,
@@ -266,8 +325,12 @@ pub struct Summary {
 pub struct Stopped {
     /// The step after which it ended.
     pub step: u64,
-    /// The signal that asked for it; none where the program did.
+    /// The signal that asked for it; none where the program did, or nobody.
     pub signal: Option<i32>,
+    /// Where it ended because the validation loss fell no more: how many in a row were no lower
+    /// than the lowest before.
+    #[serde(default)]
+    pub no_lower: Option<u64>,
 }
 
 /// JSON writes what is not finite as null; it comes back as NaN.

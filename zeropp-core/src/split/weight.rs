@@ -1,11 +1,15 @@
 //! Weight handles: what an operation captures instead of a weight.
 
+use std::collections::HashMap;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use super::ParamSlot;
+use crate::kernels::bf16::Packed;
+use crate::meter::{Hold, MemoryKind, Meter};
 use crate::params::FlatLayout;
 
 /// The whole weights of one layer, present between its all-gather and its free.
@@ -14,28 +18,66 @@ pub struct LayerWeights {
     name: Arc<str>,
     layer: usize,
     layout: Arc<FlatLayout>,
-    flat: Arc<Mutex<Option<Tensor<1>>>>,
+    gathered: Arc<Mutex<Option<Gathered>>>,
+    /// Counts the packed copies that are kept; none where none is.
+    keeps_packed: Option<Arc<Meter>>,
+}
+
+/// A gathered buffer, and what was made of it since.
+struct Gathered {
+    flat: Tensor<1>,
+    packed: HashMap<(usize, Side), Arc<PackedWeight>>,
+}
+
+/// Which products read a weight: those of a forward or those of a backward, which take its
+/// transpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Side {
+    Forward,
+    Backward,
+}
+
+/// A bf16 weight as products on the CPU read it, whole or some rows after others.
+pub(super) struct PackedWeight {
+    parts: Vec<Packed>,
+    /// Counts it where it is kept.
+    _hold: Option<Hold>,
+}
+
+impl Deref for PackedWeight {
+    type Target = [Packed];
+
+    fn deref(&self) -> &[Packed] {
+        &self.parts
+    }
 }
 
 impl LayerWeights {
     /// Weights, not yet gathered, of layer number `layer` of its stage.
     pub fn new(name: &str, layer: usize, layout: Arc<FlatLayout>) -> Self {
-        Self { name: name.into(), layer, layout, flat: Arc::default() }
+        Self { name: name.into(), layer, layout, gathered: Arc::default(), keeps_packed: None }
+    }
+
+    /// The same, which keep bf16 weights as the CPU's products read them, from the first product
+    /// until they are freed: the micro-batches of a unit share a gather (ZeroPP §3.1), and so what
+    /// is made of it.
+    pub fn keeping_packed(self, meter: &Arc<Meter>) -> Self {
+        Self { keeps_packed: Some(meter.clone()), ..self }
     }
 
     /// Puts the gathered buffer (`[layout.len]`) in place.
     pub fn set(&self, flat: Tensor<1>) {
-        *self.flat.lock() = Some(flat);
+        *self.gathered.lock() = Some(Gathered { flat, packed: HashMap::new() });
     }
 
-    /// Drops the gathered buffer.
+    /// Drops the gathered buffer, and what was kept beside it.
     pub fn free(&self) {
-        *self.flat.lock() = None;
+        *self.gathered.lock() = None;
     }
 
     /// Whether the weights are gathered now.
     pub fn is_gathered(&self) -> bool {
-        self.flat.lock().is_some()
+        self.gathered.lock().is_some()
     }
 
     /// The table of the flat buffer.
@@ -80,9 +122,39 @@ impl<const D: usize> Weight<D> {
     pub fn get(&self) -> Tensor<D> {
         let offset = self.weights.layout.params[self.param].offset;
         let n: usize = self.shape.iter().product();
-        let flat = self.weights.flat.lock().clone();
+        let flat = self.weights.gathered.lock().as_ref().map(|gathered| gathered.flat.clone());
         let flat = flat.unwrap_or_else(|| panic!("weights of {} not gathered", self.weights.name));
         flat.slice([offset..offset + n]).reshape(self.shape)
+    }
+
+    /// Whether what [`packed`](Self::packed) makes is kept.
+    pub(super) fn keeps_packed(&self) -> bool {
+        self.weights.keeps_packed.is_some()
+    }
+
+    /// The weight as the products on one side read it: what `make` packs, or what it packed for an
+    /// earlier product since the weights were gathered, where that is kept.
+    pub(super) fn packed(
+        &self,
+        side: Side,
+        make: impl FnOnce() -> Vec<Packed>,
+    ) -> Arc<PackedWeight> {
+        let Some(meter) = &self.weights.keeps_packed else {
+            return Arc::new(PackedWeight { parts: make(), _hold: None });
+        };
+        let key = (self.param, side);
+        let kept = |gathered: &Gathered| gathered.packed.get(&key).cloned();
+        if let Some(packed) = self.weights.gathered.lock().as_ref().and_then(kept) {
+            return packed;
+        }
+        let parts = make();
+        let bytes = parts.iter().map(Packed::bytes).sum::<usize>() as u64;
+        let hold = Some(meter.hold(MemoryKind::PackedWeights, bytes));
+        let packed = Arc::new(PackedWeight { parts, _hold: hold });
+        if let Some(gathered) = self.weights.gathered.lock().as_mut() {
+            gathered.packed.insert(key, packed.clone());
+        }
+        packed
     }
 
     /// Dimensions.

@@ -59,7 +59,7 @@ pub(super) fn header_bytes(bytes: &Bytes, tokenizer: Tokenizer) -> Result<usize,
     let expected = usize::try_from(tokens).ok();
     if expected.map(|n| HEADER_BYTES + token_bytes(tokenizer) * n) != Some(len) {
         return Err(format!(
-            "llm.c's header says {tokens} tokens, but the file has {len} bytes; was it cut?"
+            "llm.c's header says {tokens} tokens, but the file has {len} bytes; was it truncated?"
         ));
     }
     Ok(HEADER_BYTES)

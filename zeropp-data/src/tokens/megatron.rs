@@ -55,7 +55,7 @@ impl Index {
 
     fn header(map: Mapped) -> Result<Index, String> {
         if map.len() < ARRAYS || !map.starts_with(MAGIC) {
-            return Err("it is no index of Megatron's, as the .idx beside a .bin has to be".into());
+            return Err("it is not a Megatron index, which the .idx beside a .bin must be".into());
         }
         let number = |at: usize| u64::from_le_bytes(map[at..at + 8].try_into().expect("eight"));
         let (version, sequences, documents) = (number(9), number(18), number(26));
@@ -79,7 +79,7 @@ impl Index {
         if !least.is_some_and(fits) {
             return Err(format!(
                 "its header says {sequences} sequences and {documents} boundaries of documents, \
-                 which {there} bytes cannot be; was it cut?"
+                 which {there} bytes cannot be; was it truncated?"
             ));
         }
         let (sequences, documents) = (sequences as usize, documents as usize);
@@ -101,7 +101,7 @@ impl Index {
             end += i64::from(length) * width;
         }
         if end != bin_bytes as i64 {
-            let cut = "was one of the two cut?";
+            let cut = "was one of the two truncated?";
             return Err(format!("its ids take {end} bytes, and the .bin has {bin_bytes}; {cut}"));
         }
         let mut last = 0;

@@ -116,7 +116,7 @@ pub fn attention(qkv: &[bf16], d: Dims) -> (Vec<bf16>, Vec<f32>) {
                 softmax(scratch, block, d.scale(), &mut sums);
                 let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
                 let rows = &mut scratch.rows[..block.rows() * d.d];
-                product_into(rows, d.d, p, values.first(block.to, d.d));
+                product_into(rows, d.d, p, values.first(block.to, d.d), None);
                 give(&mut out, block.from, rows, d.d);
             }
         },
@@ -178,7 +178,7 @@ pub fn attention_backward(dy: &[bf16], qkv: &[bf16], sums: &[f32], d: Dims) -> V
                 let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
                 let ds = Mat::strided(&scratch.ds, block.rows(), block.to, block.stride);
                 let rows = &mut scratch.rows[..block.rows() * d.d];
-                product_into(rows, d.d, ds, key_rows.first(block.to, d.d));
+                product_into(rows, d.d, ds, key_rows.first(block.to, d.d), None);
                 let mut dq = dq.part(0..d.s, place * d.d..(place + 1) * d.d);
                 give(&mut dq, block.from, rows, d.d);
                 add_product(&mut scratch.dv, d.d, p.t(), &Packed::on(isa, dy));

@@ -40,17 +40,25 @@ fn into_floats(c: &mut [f32], stride: usize, a: Mat<'_>, b: Right<'_>, add: bool
     }
 }
 
-/// `c = a·b`, rounded to bf16, for `c` of rows `stride` apart.
+/// `c = a·b`, or `c = a·b + bias` as [`product`] has it, rounded to bf16, for `c` of rows `stride`
+/// apart.
 ///
 /// # Panics
 /// Panics if the sizes do not match or the last element lies outside of `c`.
-pub fn product_into<'b>(c: &mut [bf16], stride: usize, a: Mat<'_>, b: impl Into<Right<'b>>) {
+pub fn product_into<'b>(
+    c: &mut [bf16],
+    stride: usize,
+    a: Mat<'_>,
+    b: impl Into<Right<'b>>,
+    bias: Option<&[bf16]>,
+) {
     let b = b.into();
     let n = b.sizes().1;
     assert!(reach(a.rows, n, stride) <= c.len() && n <= stride, "a product beyond its slice");
+    let bias = wide_bias(bias, n);
     // SAFETY: the same elements, and `dispatch` writes nothing that is not initialised.
     let c = unsafe { &mut *(std::ptr::from_mut(c) as *mut [MaybeUninit<bf16>]) };
-    dispatch(a, b, Sink::Halves { c, stride, bias: &[] });
+    dispatch(a, b, Sink::Halves { c, stride, bias: &bias });
 }
 
 /// `a·b`, or `a·b + bias` with the bias of each column added in fp32, rounded to bf16 once, in a
@@ -61,8 +69,7 @@ pub fn product_into<'b>(c: &mut [bf16], stride: usize, a: Mat<'_>, b: impl Into<
 pub fn product<'b>(a: Mat<'_>, b: impl Into<Right<'b>>, bias: Option<&[bf16]>) -> Vec<bf16> {
     let b = b.into();
     let n = b.sizes().1;
-    let bias = bias.map(widen).unwrap_or_default();
-    assert!(bias.is_empty() || bias.len() == n, "a bias of {} for {n} columns", bias.len());
+    let bias = wide_bias(bias, n);
     let len = a.rows * n;
     let mut c = Vec::with_capacity(len);
     dispatch(a, b, Sink::Halves { c: &mut c.spare_capacity_mut()[..len], stride: n, bias: &bias });
@@ -70,6 +77,13 @@ pub fn product<'b>(a: Mat<'_>, b: impl Into<Right<'b>>, bias: Option<&[bf16]>) -
     // elements.
     unsafe { c.set_len(len) };
     c
+}
+
+/// The bias of `n` columns in fp32; empty where there is none.
+fn wide_bias(bias: Option<&[bf16]>, n: usize) -> Vec<f32> {
+    let bias = bias.map(widen).unwrap_or_default();
+    assert!(bias.is_empty() || bias.len() == n, "a bias of {} for {n} columns", bias.len());
+    bias
 }
 
 /// The product by the path that `b` was packed for.

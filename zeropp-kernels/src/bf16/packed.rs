@@ -46,6 +46,11 @@ impl<'a> Mat<'a> {
         Self { data, rows, cols, stride, turned: false }
     }
 
+    /// Its rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
     /// The transposed view.
     pub fn t(self) -> Self {
         Self { rows: self.cols, cols: self.rows, turned: !self.turned, ..self }
@@ -123,6 +128,17 @@ impl Packed {
         // SAFETY: every block of every panel was written, which is all of the lines.
         unsafe { packed.lines.set_len(count) };
         packed
+    }
+
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&self.lines[..])
+    }
+
+    /// Bytes that each element takes when packed for the path that this thread's products take.
+    /// Elements are counted with both sizes padded to multiples of 32.
+    pub fn element_bytes() -> usize {
+        block_lines(isa::in_use()) * size_of::<Line>() / (BLOCK * PANEL)
     }
 
     /// The first `k` rows of the first `n` columns, where it lies.

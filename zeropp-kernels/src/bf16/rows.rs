@@ -5,6 +5,7 @@ use half::bf16;
 
 use super::convert::{down, up};
 use crate::reduce::{columns_apart, sum_blocks};
+use crate::rope::{Turned, turn_heads};
 use crate::threads::{Fresh, Part, each, piece};
 use crate::{GRAIN, activation, collect, each_part, norm, simd};
 
@@ -55,6 +56,26 @@ pub fn update(dy: &mut [bf16], x: &[bf16], f: impl Fn(&mut [f32], &[f32]) + Sync
             let [wide_dy, wide_x] = &mut wide;
             f(wide_dy, wide_x);
             replace(dy, wide_dy);
+        }
+    });
+}
+
+/// Turns `x: [samples·s, width]` in place as [`rope`](crate::rope::rope) does, in fp32.
+pub fn rope(x: &mut [bf16], t: Turned, (cos, sin): (&[f32], &[f32]), back: bool) {
+    let (half, sign) = (t.d / 2, if back { -1.0 } else { 1.0 });
+    let (s, turned) = (cos.len() / half, t.heads * t.d);
+    let n = piece(x.len() / t.width, 1, GRAIN.div_ceil(t.width));
+    each(x.chunks_mut(n * t.width).enumerate(), |(i, x)| {
+        let mut wide = Vec::with_capacity(turned);
+        for (j, row) in x.chunks_exact_mut(t.width).enumerate() {
+            let at = (i * n + j) % s * half;
+            let angles = (&cos[at..at + half], &sin[at..at + half]);
+            widen_into(&mut wide, &row[..turned]);
+            simd(
+                #[inline(always)]
+                || turn_heads(&mut wide, angles, sign),
+            );
+            replace(&mut row[..turned], &wide);
         }
     });
 }
@@ -188,8 +209,14 @@ pub fn rms_norm_backward(dy: &mut [bf16], x: &[bf16], gamma: &[f32], rrms: &[f32
 
 /// Adds every row of `x: [rows, sums.len()]` to `sums`, first row first.
 pub fn add_rows(sums: &mut [f32], x: &[bf16]) {
-    let width = sums.len().max(1);
+    add_columns(sums, x, sums.len(), 0);
+}
+
+/// Adds some columns of `x: [n, width]`, from `column` on, to sums of columns, first rows first.
+pub fn add_columns(sums: &mut [f32], x: &[bf16], width: usize, column: usize) {
+    let width = width.max(1);
     columns_apart(sums, x.len() / width, |from, sums| {
+        let from = column + from;
         simd(
             #[inline(always)]
             || {

@@ -131,7 +131,7 @@ impl Case {
         product_set(&mut set, stride, a, &b);
         add_product(&mut added, stride, a, &b);
         let mut rows = vec![bf16::ONE; self.c.len()];
-        product_into(&mut rows, stride, a, &b);
+        product_into(&mut rows, stride, a, &b, None);
         let halves = [product(a, &b, None), product(a, &b, Some(&self.bias)), rows];
         force(None);
         (set, added, halves)

@@ -10,7 +10,7 @@ use crate::bf16::{self, Mat, Packed, rows};
 use crate::gemm::{MatMut, MatRef, Store, affine, gemm, product};
 use crate::head_norm::{Heads, head_norm, head_norm_backward};
 use crate::rope::{Turned, angles, inverse_frequencies, rope};
-use crate::{activation, adamw, loss, norm, reduce};
+use crate::{activation, adamw, lion, loss, muon, norm, reduce, sgd};
 
 fn numbers(n: usize, seed: u32) -> Vec<f32> {
     let hash = |i: usize| (i as u32 ^ seed.wrapping_mul(77)).wrapping_mul(2_654_435_761);
@@ -197,6 +197,14 @@ proptest! {
     }
 
     #[test]
+    fn any_matrix(rows in 1..90_usize, cols in 1..300_usize) {
+        let x = numbers(rows * cols, 1);
+        same(&format!("{rows} x {cols} made orthogonal"), || {
+            vec![muon::orthogonal(&x, [rows, cols])]
+        });
+    }
+
+    #[test]
     fn any_elements(n in 1..200_000_usize) {
         let (x, dy, z) = (numbers(n, 1), numbers(n, 2), numbers(n, 3));
         same(&format!("{n} elements"), || {
@@ -211,8 +219,17 @@ proptest! {
             let mut state = [x.clone(), dy.clone(), z.iter().map(|z| z * z).collect()];
             let [p, m, v] = &mut state;
             adamw::adamw(p, m, v, &z, &adamw::EARLY);
+            let mut others = std::array::from_fn::<_, 8, _>(|_| x.clone());
+            let [p, m, q, r, n1, out, n2, mean] = &mut others;
+            sgd::sgd_with_momentum(p, m, &z, &sgd::SOME);
+            sgd::sgd(q, &z, &sgd::SOME);
+            lion::lion(r, n1, &z, &lion::SOME);
+            muon::direction(out, n2, &z, (0.7, 0.95, true));
+            muon::apply(n2, &z, 0.99, 0.1);
+            crate::lerp(mean, &z, 0.1);
             let rest = [dgate, sum, crate::zeros(n)];
-            slopes.into_iter().chain(made).chain(state).chain(rest).collect()
+            let made = slopes.into_iter().chain(made).chain(state);
+            made.chain(others).chain(rest).collect()
         });
         let (x, dy, z) = (narrow(&x), narrow(&dy), narrow(&z));
         same(&format!("{n} elements in bf16"), || {

@@ -83,6 +83,16 @@ struct Arriving {
     _hold: Hold,
 }
 
+/// What an executor is measured and watched with.
+pub struct Instruments {
+    /// Counts the bytes of messages.
+    pub meter: Arc<Meter>,
+    /// Shows what each rank is doing.
+    pub status: Arc<StatusBoard>,
+    /// From when times count.
+    pub epoch: Instant,
+}
+
 /// One rank's executor.
 pub struct Executor<W> {
     program: Vec<Action>,
@@ -130,9 +140,10 @@ impl<W: Worker> Executor<W> {
         placement: Vec<usize>,
         pipeline: Arc<dyn Communicator>,
         world_rank: usize,
-        (meter, status, epoch): (Arc<Meter>, Arc<StatusBoard>, Instant),
+        instruments: Instruments,
         worker: W,
     ) -> Self {
+        let Instruments { meter, status, epoch } = instruments;
         Self { program, placement, pipeline, world_rank, meter, status, epoch, worker }
     }
 
@@ -229,7 +240,9 @@ impl<W: Worker> Executor<W> {
             Action::OptimizerStep => {
                 self.retire_reduces(f)?;
                 let begin = self.now();
-                f.outcome = Some(self.worker.optimizer_step(step)?);
+                let outcome = self.worker.optimizer_step(step)?;
+                f.sent_bytes += outcome.sent_bytes;
+                f.outcome = Some(outcome);
                 for (_, span) in std::mem::take(&mut f.running) {
                     f.spans[span].end_ns = begin;
                 }

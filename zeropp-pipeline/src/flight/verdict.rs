@@ -117,7 +117,7 @@ fn faulty(case: &Case, record: &Record) -> Verdict {
             let ranks = case.odd_ones_out(error);
             let what = match ranks.as_slice() {
                 [_, _, ..] => "called different operations",
-                _ => "called another operation than the others",
+                _ => "called a different operation from the others",
             };
             return verdict(case, Cause::Mismatched, ranks, what, vec![end.text.clone()]);
         }

@@ -12,6 +12,9 @@ const BYTES: StageBytes = StageBytes {
     activation: 10,
     stash: 7,
     weights: 100,
+    packed_forward: 0,
+    packed_backward: 0,
+    packed_in_forward: 0,
     workspace: 0,
     gradient: 1000,
     gradient_in_forward: 0,
@@ -36,11 +39,58 @@ fn worked_by_hand() {
     let want = HeldBytes {
         activation: 60,
         gathered: 200,
+        packed_weights: 0,
         gradient: 2000,
         weight_stash: 14,
         communication: 6,
     };
     assert_eq!(rank_0, want);
+}
+
+/// Copies of gathered weights come with the first product that reads them and go with the weights.
+#[test]
+fn packed_weights_live_from_the_first_product_to_the_free() {
+    let shape = Shape { pp: 1, virtual_stages: 2, micro_batches: 4, unit: 2 };
+    let lowered = lower(&generate("zeropp", &shape).unwrap(), &LowerOptions::default());
+    let block = StageBytes { packed_forward: 20, packed_backward: 30, ..BYTES };
+    let head = StageBytes { packed_forward: 25, packed_in_forward: 5, ..block };
+    let program = &lowered.ranks[0];
+    let stages = [block, head];
+    let mut ledger = Ledger::new(program, &stages);
+    let mut packed = [None; 2];
+    for action in program {
+        ledger.run(action);
+        match *action {
+            Action::AllGather { stage } => packed[stage] = Some([0; 3]),
+            Action::Free { stage } => packed[stage] = None,
+            Action::Compute { kind, stage, .. } => {
+                let here = packed[stage].as_mut();
+                match kind {
+                    Compute::F if stage == 0 => here.unwrap()[0] = 20,
+                    Compute::F => (here.unwrap()[0], packed[1].as_mut().unwrap()[2]) = (25, 5),
+                    Compute::B | Compute::BW => here.unwrap()[1] = 30,
+                    Compute::W | Compute::R => {}
+                }
+            }
+            _ => {}
+        }
+        let want: u64 = packed.iter().flatten().flatten().sum();
+        assert_eq!(ledger.now().packed_weights, want, "after {action:?}");
+    }
+    assert_eq!(ledger.now().packed_weights, 0);
+    assert!(ledger.peak().packed_weights >= 60, "the last stage has all three");
+    // Forwards alone make nothing for backwards.
+    let forward = Schedule { ranks: vec![forwards(program)], ..lowered.clone() };
+    assert_eq!(predict(&forward, &stages)[0].packed_weights, 25);
+}
+
+/// The gathers, forwards and frees of a program up to its first backward, with frees at the end.
+fn forwards(program: &[Action]) -> Vec<Action> {
+    let is = |a: &Action| matches!(a, Action::AllGather { .. } | Action::Free { .. });
+    let f = |a: &Action| a.computes().any(|c| c.0 == Compute::F);
+    let backward = |a: &Action| a.computes().any(|c| c.0 == Compute::B || c.0 == Compute::BW);
+    let before = program.iter().take_while(|a| !backward(a));
+    before.filter(|a| is(a) || f(a)).copied().collect()
 }
 
 /// A head makes its part of the gradient in F, and needs room for its logits meanwhile.

@@ -62,9 +62,9 @@ fn folders_whose_index_leads_astray_are_refused_by_name() {
     };
     let map = |map: serde_json::Value| open(json!({ "weight_map": map }));
     told(vec![
-        ("\"../x.safetensors\", which is none beside it", map(json!({ "a": "../x.safetensors" }))),
-        ("which is none beside it", map(json!({ "a": "/etc/passwd" }))),
-        ("which is none beside it", map(json!({ "a": "" }))),
+        ("\"../x.safetensors\", which is not beside it", map(json!({ "a": "../x.safetensors" }))),
+        ("which is not beside it", map(json!({ "a": "/etc/passwd" }))),
+        ("which is not beside it", map(json!({ "a": "" }))),
         ("gone.safetensors: cannot be read", map(json!({ "a": "gone.safetensors" }))),
         ("x.safetensors: it lacks the tensor b", {
             map(json!({ "a": "x.safetensors", "b": "x.safetensors" }))
@@ -73,7 +73,7 @@ fn folders_whose_index_leads_astray_are_refused_by_name() {
             map(json!({ "b": "x.safetensors" }))
         }),
         ("it lists no file", map(json!({}))),
-        ("it is no index", open(json!({ "weight_map": [1, 2] }))),
+        ("it is not an index", open(json!({ "weight_map": [1, 2] }))),
         ("neither model.safetensors nor", {
             Weights::open(folder(&[]).path()).unwrap_err().to_string()
         }),

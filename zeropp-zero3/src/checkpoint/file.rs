@@ -20,26 +20,13 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// Memory that writing a file takes beside what is written: a chunk as bytes, and a buffer.
 pub const WRITER_BYTES: u64 = 2 * CHUNK_BYTES as u64;
 
-/// The three tensors kept of every piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Parameter,
-    FirstMoment,
-    SecondMoment,
-}
+/// What the names of tensors of parameters begin with; those of what an optimizer keeps of them
+/// begin with its names for it.
+pub(super) const PARAMETER: &str = "parameter";
 
-impl Kind {
-    pub(super) const ALL: [Kind; 3] = [Kind::Parameter, Kind::FirstMoment, Kind::SecondMoment];
-
-    /// Name of the tensor that has this of the parameter `name`.
-    pub(super) fn tensor(self, name: &str) -> String {
-        let kind = match self {
-            Kind::Parameter => "parameter",
-            Kind::FirstMoment => "exp_avg",
-            Kind::SecondMoment => "exp_avg_sq",
-        };
-        format!("{kind}/{name}")
-    }
+/// Name of the tensor that has what is called `kept` of the parameter `name`.
+pub(super) fn tensor_name(kept: &str, name: &str) -> String {
+    format!("{kept}/{name}")
 }
 
 /// Counts and digests what passes.

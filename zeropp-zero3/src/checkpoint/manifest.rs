@@ -40,6 +40,9 @@ pub struct Manifest {
     /// reads back to the same bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     validation_loss: Option<String>,
+    /// The lowest validation loss of the run so far, as text, and how many came since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    plateau: Option<(String, u64)>,
     /// Every file by name.
     pub files: BTreeMap<String, FileRecord>,
     /// Every parameter by name.
@@ -60,8 +63,19 @@ pub struct FileRecord {
 pub struct Parameter {
     /// Dimensions.
     pub shape: Vec<usize>,
+    /// Names of what the optimizer keeps of it; earlier versions knew AdamW's alone, and say none.
+    #[serde(default = "of_adamw", skip_serializing_if = "is_of_adamw")]
+    pub kept: Vec<String>,
     /// Pieces in order of their offsets; together all elements, once.
     pub pieces: Vec<Piece>,
+}
+
+fn of_adamw() -> Vec<String> {
+    ["exp_avg", "exp_avg_sq"].map(String::from).to_vec()
+}
+
+fn is_of_adamw(kept: &Vec<String>) -> bool {
+    *kept == of_adamw()
 }
 
 /// Elements `offset..offset + len` of a parameter in row-major order.
@@ -73,6 +87,15 @@ pub struct Piece {
     pub len: usize,
     /// The file that has them.
     pub file: String,
+}
+
+/// How a run's validation loss has gone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plateau {
+    /// The lowest loss so far, in nats a token.
+    pub lowest: f64,
+    /// How many were measured since, none of which was lower.
+    pub since: u64,
 }
 
 impl Manifest {
@@ -92,6 +115,7 @@ impl Manifest {
             settings,
             data: None,
             validation_loss: None,
+            plateau: None,
             files: BTreeMap::new(),
             parameters: BTreeMap::new(),
         }
@@ -105,6 +129,18 @@ impl Manifest {
     /// Keeps the validation loss after the step.
     pub fn set_validation_loss(&mut self, loss: Option<f64>) {
         self.validation_loss = loss.map(|loss| loss.to_string());
+    }
+
+    /// How the run's validation loss has gone, where it was measured.
+    pub fn plateau(&self) -> Option<Plateau> {
+        let (lowest, since) = self.plateau.as_ref()?;
+        let lowest = lowest.parse().ok().filter(|loss: &f64| loss.is_finite())?;
+        Some(Plateau { lowest, since: *since })
+    }
+
+    /// Keeps how the run's validation loss has gone.
+    pub fn set_plateau(&mut self, plateau: Option<Plateau>) {
+        self.plateau = plateau.map(|Plateau { lowest, since }| (lowest.to_string(), since));
     }
 
     /// Puts every parameter's pieces in order, once all are entered.
@@ -129,7 +165,7 @@ impl Manifest {
         let body = protected(bytes)
             .ok_or_else(|| damaged(path, "its content does not match the digest at its top"))?;
         let text = ["{\n".as_bytes(), body].concat();
-        let bad = |e: serde_json::Error| damaged(path, format!("it is no manifest ({e})"));
+        let bad = |e: serde_json::Error| damaged(path, format!("it is not a manifest ({e})"));
         // The version first: another one may have other fields.
         let head: Head = serde_json::from_slice(&text).map_err(bad)?;
         if (head.format.as_str(), head.version) != (FORMAT, VERSION) {
@@ -143,6 +179,12 @@ impl Manifest {
     }
 
     fn check(&self) -> Result<(), String> {
+        for (name, parameter) in &self.parameters {
+            let odd = |kept: &String| kept.is_empty() || kept.contains('/') || kept == "parameter";
+            if let Some(kept) = parameter.kept.iter().find(|kept| odd(kept)) {
+                return Err(format!("{kept:?}, kept of {name}, is no name"));
+            }
+        }
         for name in self.files.keys() {
             let plain = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\']);
             if !plain {
@@ -203,7 +245,7 @@ mod tests {
         }
         let piece = |offset, len, file: &str| Piece { offset, len, file: file.into() };
         let pieces = vec![piece(0, 4, "a"), piece(4, 2, "b")];
-        m.parameters.insert("w".into(), Parameter { shape: vec![2, 3], pieces });
+        m.parameters.insert("w".into(), Parameter { shape: vec![2, 3], kept: of_adamw(), pieces });
         m
     }
 
@@ -217,8 +259,9 @@ mod tests {
         assert_eq!(read(&m).unwrap(), m);
         let json: serde_json::Value = serde_json::from_slice(&m.to_bytes()).unwrap();
         assert_eq!((json["step"].as_u64(), json["updates"].as_u64()), (Some(7), Some(6)));
-        // As earlier versions wrote it, without what the data was.
+        // As earlier versions wrote it, without what the data was, and AdamW's moments unnamed.
         assert!(json.get("data").is_none() && m.data.is_none());
+        assert!(json["parameters"]["w"].get("kept").is_none());
         let data = Some(Fingerprint { bytes: 9, samples_blake3: "ab".into() });
         let with_data = Manifest { data, ..m };
         assert_eq!(read(&with_data).unwrap(), with_data);

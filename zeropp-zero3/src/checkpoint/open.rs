@@ -8,8 +8,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::error::{Checked, CheckpointError, unreadable};
-use super::file::{Kind, StateReader, check_size};
-use super::manifest::{MANIFEST, Manifest};
+use super::file::{PARAMETER, StateReader, check_size, tensor_name};
+use super::manifest::{MANIFEST, Manifest, Parameter};
+use crate::rule::EMA;
 
 /// A complete checkpoint. Its files are checked as they are read: each by the first reader of this
 /// process that opens it.
@@ -86,16 +87,57 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Checks that what an optimizer keeps of each parameter is in it. A mean of the weights (EMA)
+    /// may be missing, or be there for nobody.
+    ///
+    /// # Errors
+    /// The first parameter of which it has something else.
+    pub fn check_kept(
+        &self,
+        rule: &str,
+        kept: impl IntoIterator<Item = (String, Vec<String>)>,
+    ) -> Checked<()> {
+        let moments = |names: &[String]| {
+            names.iter().filter(|name| *name != EMA).cloned().collect::<Vec<_>>()
+        };
+        let all = |names: Vec<String>| match names.is_empty() {
+            true => "nothing".to_owned(),
+            false => names.join(" and "),
+        };
+        for (name, wanted) in kept {
+            let Some(parameter) = self.manifest.parameters.get(&name) else { continue };
+            let (there, wanted) = (moments(&parameter.kept), moments(&wanted));
+            if there != wanted {
+                let problem = format!(
+                    "it has {} of {name}, and optimizer {rule} keeps {}; use the optimizer and \
+                     the momentum it was saved with, or begin with its weights by init-from",
+                    all(there),
+                    all(wanted),
+                );
+                return Err(CheckpointError::Mismatch { path: self.path.clone(), problem });
+            }
+        }
+        Ok(())
+    }
+
     /// A reader of parameters, for those who train nothing.
     pub fn parameters(&self) -> ParameterReader<'_> {
-        ParameterReader(self.reader())
+        ParameterReader(self.reader(), PARAMETER)
+    }
+
+    /// A reader of the running means of the parameters in their place (EMA), if it has them.
+    pub fn means(&self) -> Option<ParameterReader<'_>> {
+        let has_mean = |p: &Parameter| p.kept.iter().any(|name| name == EMA);
+        let all = self.manifest.parameters.values().all(has_mean);
+        all.then(|| ParameterReader(self.reader(), EMA))
     }
 
     pub(super) fn reader(&self) -> Reader<'_> {
-        let mut tensors: HashMap<&str, Vec<(&str, usize)>> = HashMap::new();
+        let mut tensors: HashMap<&str, Vec<PieceInFile<'_>>> = HashMap::new();
         for (name, parameter) in &self.manifest.parameters {
             for piece in &parameter.pieces {
-                tensors.entry(&piece.file).or_default().push((name, piece.len));
+                let of = PieceInFile { name, kept: &parameter.kept, len: piece.len };
+                tensors.entry(&piece.file).or_default().push(of);
             }
         }
         Reader { checkpoint: self, tensors, open: HashMap::new() }
@@ -103,7 +145,7 @@ impl Checkpoint {
 }
 
 /// Reads parameters, without moments, whichever pieces they are in.
-pub struct ParameterReader<'a>(Reader<'a>);
+pub struct ParameterReader<'a>(Reader<'a>, &'static str);
 
 impl ParameterReader<'_> {
     /// Elements `offset..offset + out.len()` of the parameter `name`, in row-major order of its
@@ -115,7 +157,7 @@ impl ParameterReader<'_> {
     /// # Panics
     /// Panics for a name that is not in the manifest, and beyond the parameter's end.
     pub fn read(&mut self, name: &str, offset: usize, out: &mut [f32]) -> Checked<()> {
-        self.0.read(Kind::Parameter, name, offset, out)
+        self.0.read(self.1, name, offset, out)
     }
 
     /// Compares the digests of all files that were read from.
@@ -130,17 +172,24 @@ impl ParameterReader<'_> {
 /// Reads ranges of parameters; keeps the files it needs open.
 pub(super) struct Reader<'a> {
     checkpoint: &'a Checkpoint,
-    /// Name and length of every piece, by file.
-    tensors: HashMap<&'a str, Vec<(&'a str, usize)>>,
+    /// Every piece, by file.
+    tensors: HashMap<&'a str, Vec<PieceInFile<'a>>>,
     open: HashMap<&'a str, StateReader<'a>>,
 }
 
+/// A piece of a parameter, and what is kept of it.
+struct PieceInFile<'a> {
+    name: &'a str,
+    kept: &'a [String],
+    len: usize,
+}
+
 impl<'a> Reader<'a> {
-    /// Elements `offset..offset + out.len()` of the parameter's `kind`. They may be wrong until
-    /// [`finish`](Self::finish) has found that the files are what was written.
+    /// Elements `offset..offset + out.len()` of what is called `kept` of the parameter. They may be
+    /// wrong until [`finish`](Self::finish) has found that the files are what was written.
     pub(super) fn read(
         &mut self,
-        kind: Kind,
+        kept: &str,
         name: &str,
         offset: usize,
         out: &mut [f32],
@@ -152,11 +201,17 @@ impl<'a> Reader<'a> {
         for piece in parameter.pieces[first..].iter().take_while(|p| p.offset < end) {
             let (a, b) = (piece.offset.max(offset), (piece.offset + piece.len).min(end));
             let file = self.file(&piece.file)?;
-            let (start, _) = file.places()[&kind.tensor(name)];
+            let (start, _) = file.places()[&tensor_name(kept, name)];
             let from = start + 4 * (a - piece.offset) as u64;
             file.values(from, &mut out[a - offset..b - offset])?;
         }
         Ok(())
+    }
+
+    /// Whether the checkpoint has what is called `kept` of the parameter `name`.
+    pub(super) fn has(&self, kept: &str, name: &str) -> bool {
+        let parameter = self.checkpoint.manifest.parameters.get(name);
+        parameter.is_some_and(|p| p.kept.iter().any(|there| there == kept))
     }
 
     fn file(&mut self, name: &'a str) -> Checked<&mut StateReader<'a>> {
@@ -181,10 +236,11 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Every piece is in its file, three times over, and nothing else is.
-fn check_tensors(file: &StateReader, pieces: &[(&str, usize)]) -> Checked<()> {
-    for (name, len) in pieces {
-        for tensor in Kind::ALL.map(|kind| kind.tensor(name)) {
+/// Every piece is in its file, with all that is kept of it, and nothing else is.
+fn check_tensors(file: &StateReader, pieces: &[PieceInFile<'_>]) -> Checked<()> {
+    for PieceInFile { name, kept, len } in pieces {
+        let all = std::iter::once(PARAMETER).chain(kept.iter().map(String::as_str));
+        for tensor in all.map(|kept| tensor_name(kept, name)) {
             let found = file.places().get(&tensor).map(|place| place.1);
             if found != Some(*len) {
                 let found = found.map_or("is missing".into(), |n| format!("has {n}"));
@@ -192,10 +248,10 @@ fn check_tensors(file: &StateReader, pieces: &[(&str, usize)]) -> Checked<()> {
             }
         }
     }
-    let (found, expected) = (file.places().len(), pieces.len() * Kind::ALL.len());
-    match found == expected {
-        true => Ok(()),
-        false => Err(file.damaged(format!("{found} tensors instead of {expected}"))),
+    let expected: usize = pieces.iter().map(|piece| 1 + piece.kept.len()).sum();
+    match file.places().len() {
+        found if found == expected => Ok(()),
+        found => Err(file.damaged(format!("{found} tensors instead of {expected}"))),
     }
 }
 
@@ -206,6 +262,12 @@ mod tests {
     use super::super::store::Store;
     use super::*;
 
+    const ALL: [&str; 3] = [PARAMETER, "exp_avg", "exp_avg_sq"];
+
+    fn parameter(shape: Vec<usize>, pieces: Vec<Piece>) -> Parameter {
+        Parameter { shape, kept: ALL[1..].iter().map(|name| (*name).into()).collect(), pieces }
+    }
+
     /// Elements of the parameter `w`, `[2, 5]`, in two files cut at 4; `v`, `[3]`, in the first.
     fn write(dir: &Path, change: impl Fn(&str, &mut Vec<(String, usize)>)) -> PathBuf {
         let store = Store::new(dir);
@@ -213,15 +275,15 @@ mod tests {
         let mut manifest = Manifest::new(3, 3, 256, BTreeMap::new());
         let piece = |offset, len, file: &str| Piece { offset, len, file: file.into() };
         let w = vec![piece(0, 4, "a"), piece(4, 6, "b")];
-        manifest.parameters.insert("w".into(), Parameter { shape: vec![2, 5], pieces: w });
+        manifest.parameters.insert("w".into(), parameter(vec![2, 5], w));
         let v = vec![piece(0, 3, "a")];
-        manifest.parameters.insert("v".into(), Parameter { shape: vec![3], pieces: v });
+        manifest.parameters.insert("v".into(), parameter(vec![3], v));
         for (file, pieces) in [("a", vec![("w", 0, 4), ("v", 0, 3)]), ("b", vec![("w", 4, 6)])] {
             let mut tensors = Vec::new();
             let mut values = Vec::new();
-            for (k, kind) in Kind::ALL.into_iter().enumerate() {
+            for (k, kept) in ALL.into_iter().enumerate() {
                 for (name, offset, len) in &pieces {
-                    tensors.push((kind.tensor(name), *len));
+                    tensors.push((tensor_name(kept, name), *len));
                     values.extend((*offset..offset + len).map(|i| (100 * k + i) as f32));
                 }
             }
@@ -245,7 +307,7 @@ mod tests {
 
     fn read_all(checkpoint: &Checkpoint) -> Checked<()> {
         let mut reader = checkpoint.reader();
-        reader.read(Kind::Parameter, "w", 0, &mut [0.0; 10])?;
+        reader.read(PARAMETER, "w", 0, &mut [0.0; 10])?;
         reader.finish()
     }
 
@@ -254,18 +316,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let checkpoint = Checkpoint::open(&write(dir.path(), |_, _| ())).unwrap();
         let mut reader = checkpoint.reader();
-        for (k, kind) in Kind::ALL.into_iter().enumerate() {
+        for (k, kept) in ALL.into_iter().enumerate() {
             for start in 0..10 {
                 for end in start..=10 {
                     let mut out = vec![f32::NAN; end - start];
-                    reader.read(kind, "w", start, &mut out).unwrap();
+                    reader.read(kept, "w", start, &mut out).unwrap();
                     let expected: Vec<_> = (start..end).map(|i| (100 * k + i) as f32).collect();
-                    assert_eq!(out, expected, "{kind:?} {start}..{end}");
+                    assert_eq!(out, expected, "{kept} {start}..{end}");
                 }
             }
         }
         let mut out = [0.0; 2];
-        reader.read(Kind::FirstMoment, "v", 1, &mut out).unwrap();
+        reader.read("exp_avg", "v", 1, &mut out).unwrap();
         assert_eq!(out, [101.0, 102.0]);
         reader.finish().unwrap();
     }
@@ -281,7 +343,7 @@ mod tests {
         checkpoint.check_sizes().unwrap();
         // Elements 0..4 of w are in the other file.
         let mut reader = checkpoint.reader();
-        reader.read(Kind::Parameter, "w", 0, &mut [0.0; 4]).unwrap();
+        reader.read(PARAMETER, "w", 0, &mut [0.0; 4]).unwrap();
         reader.finish().unwrap();
         // The last byte is of another tensor than the one that is read.
         let error = read_all(&checkpoint).unwrap_err().to_string();

@@ -10,10 +10,11 @@ use zeropp_core::device::{hand_over, take_to_read};
 use zeropp_core::meter::{Hold, MemoryKind};
 
 use super::error::{Checked, io};
-use super::file::{Kind, StateWriter, WRITER_BYTES, WrittenFile};
+use super::file::{PARAMETER, StateWriter, WRITER_BYTES, WrittenFile, tensor_name};
 use super::manifest::{FileRecord, Manifest, Parameter, Piece};
 use super::open::{Checkpoint, Reader};
 use crate::layer_shard::FlatPiece;
+use crate::layer_state::{Kept, LayerState};
 use crate::optimizer::Optimizer;
 use crate::stage::ShardedStage;
 
@@ -22,16 +23,25 @@ use crate::stage::ShardedStage;
 pub struct WrittenState {
     file: String,
     record: FileRecord,
-    /// Name, shape, first element and number of elements of each piece.
-    pieces: Vec<(String, Vec<usize>, usize, usize)>,
+    pieces: Vec<WrittenPiece>,
+}
+
+/// Elements `offset..offset + len` of a parameter, and what is kept of them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct WrittenPiece {
+    name: String,
+    shape: Vec<usize>,
+    kept: Vec<String>,
+    offset: usize,
+    len: usize,
 }
 
 impl WrittenState {
     /// Enters the file and its pieces. Ranks come in any order; [`Manifest::sort_pieces`] follows.
     pub fn enter(self, manifest: &mut Manifest) {
-        for (name, shape, offset, len) in self.pieces {
+        for WrittenPiece { name, shape, kept, offset, len } in self.pieces {
             let entry = manifest.parameters.entry(name);
-            let parameter = entry.or_insert_with(|| Parameter { shape, pieces: Vec::new() });
+            let parameter = entry.or_insert_with(|| Parameter { shape, kept, pieces: Vec::new() });
             parameter.pieces.push(Piece { offset, len, file: self.file.clone() });
         }
         manifest.files.insert(self.file, self.record);
@@ -50,11 +60,8 @@ pub struct StateToWrite {
 }
 
 struct LayerToWrite {
-    /// Parameters and both moments.
-    tensors: [Tensor<1>; 3],
-    /// Where the elements that this rank owns begin in each of them, and how many they are.
-    starts: [usize; 3],
-    len: usize,
+    /// Parameters, and what is kept of them.
+    tensors: Vec<Tensor<1>>,
     pieces: Vec<PieceToWrite>,
 }
 
@@ -62,8 +69,17 @@ struct PieceToWrite {
     name: String,
     shape: Vec<usize>,
     offset: usize,
-    at: usize,
     len: usize,
+    /// What there is of it: its name, which of the tensors has it, and from which element on.
+    parts: Vec<(&'static str, usize, usize)>,
+}
+
+impl PieceToWrite {
+    /// Its part in the tensor.
+    fn part(&self, tensor: usize) -> Option<(&'static str, usize)> {
+        let part = self.parts.iter().find(|(_, of, _)| *of == tensor);
+        part.map(|(kept, _, start)| (*kept, *start))
+    }
 }
 
 /// State that is in its file, which is not yet durable.
@@ -78,19 +94,25 @@ impl StateToWrite {
     pub fn of(stages: &[ShardedStage], optimizer: &Optimizer) -> Option<StateToWrite> {
         let layer = |(s, l): (usize, usize)| {
             let (start, len) = stages[s].owned_range(l);
+            let state = &optimizer.state[s][l];
+            let tensors: Vec<_> =
+                std::iter::once(&stages[s].layers[l].param).chain(state.tensors()).collect();
+            let place = |kept: Kept<'_>| {
+                let of = tensors.iter().position(|t| std::ptr::eq(*t, kept.tensor));
+                (kept.name, of.expect("of this layer"), kept.start)
+            };
             let piece = |p: FlatPiece<'_>| PieceToWrite {
                 name: p.spec.name.clone(),
                 shape: p.spec.shape.clone(),
                 offset: p.offset,
-                at: p.at,
                 len: p.len,
+                parts: std::iter::once((PARAMETER, 0, start + p.at))
+                    .chain(state.kept(p.at).into_iter().map(place))
+                    .collect(),
             };
-            let (moments, param) = (&optimizer.moments[s][l], &stages[s].layers[l].param);
             LayerToWrite {
-                tensors: [param, &moments.m, &moments.v].map(|t| hand_over(t.clone())),
-                starts: [start, 0, 0],
-                len,
                 pieces: stages[s].pieces(l, start, len).into_iter().map(piece).collect(),
+                tensors: tensors.into_iter().map(|t| hand_over(t.clone())).collect(),
             }
         };
         let layers: Vec<_> = optimizer.layers_to_save(stages).into_iter().map(layer).collect();
@@ -113,25 +135,34 @@ impl StateToWrite {
         go_on: impl Fn() -> bool,
     ) -> Checked<UnsyncedState> {
         let names = |layer: &LayerToWrite| {
-            Kind::ALL.map(|kind| {
-                layer.pieces.iter().map(|p| (kind.tensor(&p.name), p.len)).collect::<Vec<_>>()
-            })
+            let all = (0..layer.tensors.len()).flat_map(|tensor| {
+                let name = move |p: &PieceToWrite| {
+                    p.part(tensor).map(|(kept, _)| (tensor_name(kept, &p.name), p.len))
+                };
+                layer.pieces.iter().filter_map(name)
+            });
+            all.collect::<Vec<_>>()
         };
-        let tensors: Vec<_> = self.layers.iter().flat_map(names).flatten().collect();
+        let tensors: Vec<_> = self.layers.iter().flat_map(names).collect();
         let path = folder.join(file);
         let mut writer = StateWriter::create(&path, &tensors)?;
         let mut pieces = Vec::new();
         for layer in &self.layers {
-            for (tensor, start) in layer.tensors.iter().zip(layer.starts) {
-                with_values(tensor, (start, layer.len), |values| {
-                    layer.pieces.iter().try_for_each(|p| match go_on() {
-                        true => writer.values(&values[p.at..p.at + p.len]),
-                        false => Err(io("write", &path)(ErrorKind::Interrupted.into())),
-                    })
+            for (of, tensor) in layer.tensors.iter().enumerate() {
+                let here = layer.pieces.iter().filter_map(|p| Some((p.part(of)?.1, p.len)));
+                let here: Vec<_> = here.collect();
+                with_values(tensor, &here, |values| match go_on() {
+                    true => writer.values(values),
+                    false => Err(io("write", &path)(ErrorKind::Interrupted.into())),
                 })?;
             }
-            let piece = |p: &PieceToWrite| (p.name.clone(), p.shape.clone(), p.offset, p.len);
-            pieces.extend(layer.pieces.iter().map(piece));
+            pieces.extend(layer.pieces.iter().map(|p| WrittenPiece {
+                name: p.name.clone(),
+                shape: p.shape.clone(),
+                kept: p.parts[1..].iter().map(|(kept, ..)| (*kept).to_owned()).collect(),
+                offset: p.offset,
+                len: p.len,
+            }));
         }
         let written = WrittenState { file: file.into(), record: FileRecord::default(), pieces };
         Ok(UnsyncedState { file: writer.finish()?, written })
@@ -160,56 +191,85 @@ pub fn read_state(
     optimizer: &mut Optimizer,
 ) -> Checked<()> {
     let mut reader = checkpoint.reader();
-    for (stage, moments) in stages.iter_mut().zip(&mut optimizer.moments) {
-        for (layer, moments) in moments.iter_mut().enumerate() {
+    optimizer.forget();
+    // In the order in which it was written, so that a file is read once.
+    for stage in stages.iter_mut() {
+        let mut states = Vec::new();
+        for layer in 0..stage.layers.len() {
             let n = stage.layers[layer].param.dims()[0];
             let whole = stage.pieces(layer, 0, n);
-            let param = read_pieces(&mut reader, Kind::Parameter, &whole, n)?;
-            let (start, len) = stage.owned_range(layer);
-            let owned = stage.pieces(layer, start, len);
-            let m = read_pieces(&mut reader, Kind::FirstMoment, &owned, len)?;
-            let v = read_pieces(&mut reader, Kind::SecondMoment, &owned, len)?;
+            let param = read_pieces(&mut reader, &whole, n)?;
             let device = stage.layers[layer].param.device();
-            let tensor = |values: Vec<f32>| {
-                let n = values.len();
-                Tensor::from_data(TensorData::new(values, [n]), &device)
-            };
-            (moments.m, moments.v) = (tensor(m), tensor(v));
+            let param = Tensor::from_data(TensorData::new(param, [n]), &device);
             let meter = stage.meter.clone();
-            stage.layers[layer].set_param(tensor(param), &meter);
+            stage.layers[layer].set_param(param, &meter);
+            // A mean of the weights that it does not have begins with them.
+            let mut state = optimizer.fresh(stage, layer);
+            let (start, len) = stage.owned_range(layer);
+            read_kept(&mut reader, &mut state, &stage.pieces(layer, start, len))?;
+            states.push(state);
         }
+        optimizer.state.push(states);
     }
-    optimizer.hold_moments();
+    optimizer.hold_state();
     optimizer.updates = checkpoint.manifest().updates;
     reader.finish()
 }
 
-/// `len` elements of a flat buffer; padding is zero.
-fn read_pieces(
+/// Replaces what the checkpoint has of what is kept of these pieces of a layer.
+fn read_kept(
     reader: &mut Reader<'_>,
-    kind: Kind,
+    state: &mut LayerState,
     pieces: &[FlatPiece<'_>],
-    len: usize,
-) -> Checked<Vec<f32>> {
+) -> Checked<()> {
+    let Some(device) = state.tensors().next().map(Tensor::device) else { return Ok(()) };
+    let mut read = Vec::new();
+    for tensor in state.tensors() {
+        let mut values = values_of(tensor);
+        for p in pieces {
+            let kept = state.kept(p.at).into_iter().find(|k| std::ptr::eq(k.tensor, tensor));
+            let Some(Kept { name, start, .. }) = kept else { continue };
+            if reader.has(name, &p.spec.name) {
+                reader.read(name, &p.spec.name, p.offset, &mut values[start..start + p.len])?;
+            }
+        }
+        let n = values.len();
+        read.push(Tensor::from_data(TensorData::new(values, [n]), &device));
+    }
+    let mut read = read.into_iter();
+    state.moments = read.by_ref().take(state.moments.len()).collect();
+    state.ema = read.next();
+    Ok(())
+}
+
+fn values_of(t: &Tensor<1>) -> Vec<f32> {
+    t.to_data().try_to_vec::<f32>().expect("state is f32")
+}
+
+/// `len` elements of a flat buffer; padding is zero.
+fn read_pieces(reader: &mut Reader<'_>, pieces: &[FlatPiece<'_>], len: usize) -> Checked<Vec<f32>> {
     let mut values = vec![0f32; len];
     for p in pieces {
-        reader.read(kind, &p.spec.name, p.offset, &mut values[p.at..p.at + p.len])?;
+        reader.read(PARAMETER, &p.spec.name, p.offset, &mut values[p.at..p.at + p.len])?;
     }
     Ok(values)
 }
 
-/// Calls `f` with elements `start..start + len` of the tensor, which another thread may have handed
-/// over: in place on the CPU, else with a copy.
-fn with_values<R>(
+/// Calls `f` with the given elements of the tensor, which another thread may have handed over, from
+/// a first one on so many: in place on the CPU, else with a copy.
+fn with_values(
     tensor: &Tensor<1>,
-    (start, len): (usize, usize),
-    f: impl FnOnce(&[f32]) -> R,
-) -> R {
-    match cpu_tensor::on_cpu(tensor) {
-        Some(view) => f(&view.as_slice()[start..start + len]),
-        None => {
-            let part = take_to_read(tensor.clone()).slice([start..start + len]);
-            f(&part.to_data().try_to_vec::<f32>().expect("state is f32"))
-        }
+    pieces: &[(usize, usize)],
+    mut f: impl FnMut(&[f32]) -> Checked<()>,
+) -> Checked<()> {
+    if let Some(view) = cpu_tensor::on_cpu(tensor) {
+        return pieces.iter().try_for_each(|(start, n)| f(&view.as_slice()[*start..start + n]));
     }
+    let from = pieces.iter().map(|(start, _)| *start).min().unwrap_or(0);
+    let to = pieces.iter().map(|(start, n)| start + n).max().unwrap_or(0);
+    if from == to {
+        return Ok(());
+    }
+    let values = values_of(&take_to_read(tensor.clone()).slice([from..to]));
+    pieces.iter().try_for_each(|(start, n)| f(&values[start - from..start - from + n]))
 }

@@ -41,7 +41,7 @@ pub(super) fn exchange(
             let there = |rank: &usize| rendezvous.get(&address_of(*rank), Duration::ZERO).is_ok();
             let missing: Vec<usize> = (0..size).filter(|rank| !there(rank)).collect();
             let s = timeout.as_secs_f64();
-            unavailable(format!("ranks {missing:?} were not there after {s} s"))
+            unavailable(format!("ranks {missing:?} did not arrive within {s} s"))
         }
         error => unavailable(error.to_string()),
     };
@@ -62,7 +62,7 @@ pub(super) fn exchange(
             let bytes = rendezvous.get(ROLL, left).map_err(failed)?;
             let read = serde_json::from_slice(&bytes).ok();
             read.filter(|roll: &Roll| roll.addresses.len() == size).ok_or_else(|| {
-                unavailable(format!("{ROLL} is not of {size} ranks; do all run one program?"))
+                unavailable(format!("{ROLL} is not for {size} ranks; do all run the same program?"))
             })?
         }
     };

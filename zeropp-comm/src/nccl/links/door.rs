@@ -193,7 +193,7 @@ pub(super) fn enter(
         wire.write_all(&hello)?;
         let answer: [u8; 32] = wire.array()?;
         if words.proof(b"called", ends) != answer {
-            return Err(io::Error::other("who listens there is not of this job"));
+            return Err(io::Error::other("the program that listens there belongs to another job"));
         }
         let key = *words.proof(b"frames", ends).as_bytes();
         return Ok((stream, key));
@@ -208,7 +208,7 @@ fn is_end(error: &io::Error) -> bool {
 
 /// A connection to the first address of a host that takes it.
 fn reach(address: &str) -> io::Result<TcpStream> {
-    let mut last = io::Error::other(format!("{address} stands for no address"));
+    let mut last = io::Error::other(format!("{address} has no network address"));
     for address in address.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, HANDSHAKE_TIME) {
             Ok(stream) => return Ok(stream),

@@ -146,7 +146,7 @@ fn a_handshake_that_was_listened_to_does_not_open_the_door_again() {
     heard.read_exact(&mut hello).unwrap();
     heard.write_all(&[0; 32]).unwrap();
     let error = victim.join().unwrap().unwrap_err().to_string();
-    assert_eq!(error, "who listens there is not of this job");
+    assert_eq!(error, "the program that listens there belongs to another job");
 
     let open = Open::new();
     let mut stream = TcpStream::connect(open.door.address).unwrap();

@@ -84,7 +84,9 @@ impl Client {
             Ok(_) => Ok(client),
             Err(RendezvousError::Timeout { after_s, .. }) => Err(RendezvousError::Unavailable {
                 place: client.shared.place.clone(),
-                reason: format!("rank 0 does not say within {after_s} s whether all are there"),
+                reason: format!(
+                    "rank 0 did not confirm within {after_s} s that all processes had arrived"
+                ),
             }),
             Err(error) => Err(error),
         }

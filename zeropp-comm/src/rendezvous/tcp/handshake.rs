@@ -211,7 +211,7 @@ pub(super) fn receive<'a>(
         return Err(HandshakeError::Token);
     }
     let member = serde_json::from_slice(&text)
-        .map_err(|e| HandshakeError::Broken(format!("it introduced itself badly ({e})")))?;
+        .map_err(|e| HandshakeError::Broken(format!("its introduction cannot be read ({e})")))?;
     Ok(Caller { member, wire, words, text })
 }
 

@@ -7,7 +7,7 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{Int, Tensor, bf16 as Half};
 
 pub use zeropp_model::head::head_chunk;
 use zeropp_model::head::logit_bytes;
@@ -18,6 +18,7 @@ use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
 use crate::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
 use crate::kernels::loss as kernels;
+use crate::split::weight::Side;
 use crate::split::{ForwardGrads, OpCx, Saved, Weight};
 
 /// Rows of a bf16 weight that are packed at a time; whole blocks of a product's K.
@@ -168,7 +169,7 @@ impl<'a> Head<'a> {
         let ([_, h], ids, n) = (self.w.shape(), self.ids, targets.len());
         let (x, w) = (halves(x).expect("checked by the caller"), self.w.get());
         let (x, w) = (x.as_slice(), halves(&w).expect("as x"));
-        let parts = || w.as_slice()[..ids * h].chunks(PACKED_ROWS * h).enumerate();
+        let w = &w.as_slice()[..ids * h];
         let _logits = self.cx.workspace(self.chunk * ids * logit_bytes(2, true));
         let held = sink.map(|_| self.cx.workspace(size_of_val(x)));
         let (mut sum, mut dx) = (0.0, Vec::new());
@@ -176,10 +177,9 @@ impl<'a> Head<'a> {
             let (c, targets) = (tokens.len(), &targets[tokens.clone()]);
             let x = Mat::new(&x[tokens.start * h..tokens.end * h], c, h);
             let mut logits = vec![0.0; c * ids];
-            for (i, w) in parts() {
-                let w = Packed::new(Mat::new(w, w.len() / h, h).t());
-                bf16::product_set(&mut logits[i * PACKED_ROWS..], ids, x, &w);
-            }
+            self.each_part(Side::Forward, w, |rows, w| {
+                bf16::product_set(&mut logits[rows.start..], ids, x, w);
+            });
             let Some(sink) = sink else {
                 sum += kernels::cross_entropy(&logits, ids, targets);
                 continue;
@@ -189,11 +189,10 @@ impl<'a> Head<'a> {
             let slope = bf16::convert::narrow(&logits);
             drop(logits);
             let mut sums = vec![0.0; c * h];
-            for (i, w) in parts() {
-                let rows = w.len() / h;
-                let slope = Mat::strided(&slope[i * PACKED_ROWS..], c, rows, ids);
-                bf16::add_product(&mut sums, h, slope, &Packed::new(Mat::new(w, rows, h)));
-            }
+            self.each_part(Side::Backward, w, |rows, w| {
+                let slope = Mat::strided(&slope[rows.start..], c, rows.len(), ids);
+                bf16::add_product(&mut sums, h, slope, w);
+            });
             dx.extend(bf16::convert::narrow(&sums));
             let mut grads = sink.grads.lock();
             let dw = grads.host_mut(self.w.slot()).expect("on the CPU");
@@ -202,6 +201,27 @@ impl<'a> Head<'a> {
         drop(held);
         let dx = sink.map(|_| self.cx.save(cpu_tensor::from_halves(dx, dims)));
         (loss::mean(sum, n), dx)
+    }
+
+    /// Calls `f` with the rows of the bf16 weight, some after others, and how products on `side`
+    /// read them: kept, or packed anew each time.
+    fn each_part(&self, side: Side, w: &[Half], mut f: impl FnMut(Range<usize>, &Packed)) {
+        let [_, h] = self.w.shape();
+        let pack = |rows: &[Half]| {
+            let m = Mat::new(rows, rows.len() / h, h);
+            Packed::new(if side == Side::Forward { m.t() } else { m })
+        };
+        let kept = self
+            .w
+            .keeps_packed()
+            .then(|| self.w.packed(side, || w.chunks(PACKED_ROWS * h).map(pack).collect()));
+        for (i, part) in w.chunks(PACKED_ROWS * h).enumerate() {
+            let rows = i * PACKED_ROWS..i * PACKED_ROWS + part.len() / h;
+            match &kept {
+                Some(kept) => f(rows, &kept[i]),
+                None => f(rows, &pack(part)),
+            }
+        }
     }
 
     /// The same by tensor operations, for GPUs.

@@ -4,8 +4,9 @@ use burn::tensor::{DType, Tensor};
 
 use super::position::turn;
 use super::projections::Turns;
-use super::{Later, fast, link, wants_gradient};
+use super::{Later, fast, halves, link, wants_gradient};
 use crate::cpu_tensor;
+use crate::kernels::bf16::convert::{narrow, widen};
 use crate::kernels::head_norm::{self as kernels, Heads};
 use crate::split::{OpCx, Weight};
 
@@ -71,6 +72,12 @@ impl HeadNorms {
             let n = rrms.len();
             return (cpu_tensor::from_vec(y, qkv.dims()), cpu_tensor::from_vec(rrms, [n]));
         }
+        if let (Some(x), Some(q), Some(k)) = (halves(qkv), halves(&q), halves(&k)) {
+            let [x, q, k] = [&x, &q, &k].map(|x| widen(x.as_slice()));
+            let (y, rrms) = kernels::head_norm(&x, self.at(), (&q, &k), self.eps as f32);
+            let (y, n) = (cpu_tensor::from_halves(narrow(&y), qkv.dims()), rrms.len());
+            return (y, cpu_tensor::from_vec(rrms, [n]));
+        }
         let (x, values) = self.parts(qkv.clone());
         let rrms = (x.clone().square().mean_dim(3) + self.eps).sqrt().recip();
         let y = x * rrms.clone() * self.gamma(q, k);
@@ -95,6 +102,15 @@ impl HeadNorms {
                 sums = kernels::head_norm_backward(dy, x, self.at(), weights, rrms.as_slice());
             });
             let dx = dx.expect("gradients live where the values do");
+            return (dx, cpu_tensor::from_vec(sums.0, [d]), cpu_tensor::from_vec(sums.1, [d]));
+        }
+        let host = (halves(&dy), halves(&qkv), halves(&q), halves(&k), fast(&rrms));
+        if let (Some(wide), Some(x), Some(q), Some(k), Some(rrms)) = host {
+            let dims = dy.dims();
+            let [mut dy, x, q, k] = [&wide, &x, &q, &k].map(|x| widen(x.as_slice()));
+            let sums =
+                kernels::head_norm_backward(&mut dy, &x, self.at(), (&q, &k), rrms.as_slice());
+            let dx = cpu_tensor::from_halves(narrow(&dy), dims);
             return (dx, cpu_tensor::from_vec(sums.0, [d]), cpu_tensor::from_vec(sums.1, [d]));
         }
         let dtype = dy.dtype();

@@ -1,5 +1,7 @@
 //! Linear maps of the last dimension.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, Tensor, bf16 as Half};
 
 use super::{Later, fast, halves, is_fast, link, products, rows, wants_gradient};
@@ -7,6 +9,7 @@ use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
 use crate::kernels::gemm::{MatMut, MatRef, Store, affine, gemm, product};
 use crate::kernels::reduce;
+use crate::split::weight::{PackedWeight, Side};
 use crate::split::{Grads, OpCx, Saved, Weight};
 
 /// Elements of a weight that fits into the second-level cache beside a block of rows.
@@ -84,10 +87,10 @@ impl Matrix {
             return cpu_tensor::from_vec(y, dims);
         }
         if let (Some(x), Some(w)) = (halves(x), halves(&w)) {
-            let (x, w) = (x.as_slice(), Packed::new(self.half_view(w.as_slice())));
+            let x = Mat::new(x.as_slice(), x.as_slice().len() / input, input);
+            let w = self.packed(Side::Forward, w.as_slice());
             let bias = bias.map(|b| halves(&b).expect("as the weight"));
-            let x = Mat::new(x, x.len() / input, input);
-            let y = bf16::product(x, &w, bias.as_ref().map(|b| b.as_slice()));
+            let y = bf16::product(x, &w[0], bias.as_ref().map(|b| b.as_slice()));
             return cpu_tensor::from_halves(y, dims);
         }
         let w = if self.transposed { w.transpose() } else { w };
@@ -109,11 +112,12 @@ impl Matrix {
         if self.transposed { m.t() } else { m }
     }
 
-    /// The same in bf16.
-    fn half_view<'a>(&self, w: &'a [Half]) -> Mat<'a> {
+    /// The factor in bf16 as the products on one side read it.
+    fn packed(&self, side: Side, w: &[Half]) -> Arc<PackedWeight> {
         let [r, c] = self.w.shape();
         let m = Mat::new(w, r, c);
-        if self.transposed { m.t() } else { m }
+        let turned = self.transposed != (side == Side::Backward);
+        self.w.packed(side, || vec![Packed::new(if turned { m.t() } else { m })])
     }
 
     fn input_gradient<const D: usize>(&self, dy: &Tensor<D>) -> Tensor<D> {
@@ -127,8 +131,8 @@ impl Matrix {
             return cpu_tensor::from_vec(product(1.0, dy, self.view(w).t()), dims);
         }
         if let (Some(dy), Some(w)) = (halves(dy), halves(&w)) {
-            let (dy, w) = (dy.as_slice(), Packed::new(self.half_view(w.as_slice()).t()));
-            let dx = bf16::product(Mat::new(dy, dy.len() / output, output), &w, None);
+            let (dy, w) = (dy.as_slice(), self.packed(Side::Backward, w.as_slice()));
+            let dx = bf16::product(Mat::new(dy, dy.len() / output, output), &w[0], None);
             return cpu_tensor::from_halves(dx, dims);
         }
         let w = if self.transposed { w } else { w.transpose() };

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
 
-use super::is_fast;
+use super::{halves, is_fast};
 use crate::cpu_tensor;
+use crate::kernels::bf16;
 use crate::kernels::rope::{self as kernels, Turned};
 use crate::split::custom_vjp;
 
@@ -83,6 +84,10 @@ pub(super) fn turn(x: Tensor<3>, t: Turned, angles: &Angles, back: bool) -> Tens
     if is_fast(&x) {
         return cpu_tensor::map_in_place(x, |x| kernels::rope(x, t, (cos, sin), back))
             .expect("checked by is_fast");
+    }
+    if halves(&x).is_some() {
+        return cpu_tensor::map_halves_in_place(x, |x| bf16::rows::rope(x, t, (cos, sin), back))
+            .expect("checked by halves");
     }
     let ([b, s, width], half, turned) = (x.dims(), t.d / 2, t.heads * t.d);
     let device = x.device();

@@ -5,15 +5,17 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, bf16 as Half};
 
 use super::linear::row_block;
 use super::position::{Angles, Rotation, turn};
-use super::{Later, fast, is_fast, link, products, rows, wants_gradient};
+use super::{Later, fast, halves, is_fast, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
+use crate::kernels::bf16::{self, Mat, Packed};
 use crate::kernels::gemm::{MatMut, MatRef, Store, gemm};
 use crate::kernels::reduce;
 use crate::kernels::rope::Turned;
+use crate::split::weight::{PackedWeight, Side};
 use crate::split::{Grads, OpCx, Saved, Weight};
 
 /// A linear map: x·W + b for `w: [in, out]` and, where there is one, `b: [out]`.
@@ -109,6 +111,10 @@ impl Maps {
 
     fn forward(&self, x: &Tensor<3>) -> Tensor<3> {
         let [b, s, input] = x.dims();
+        if let Some(x) = halves(x) {
+            let y = self.forward_of_halves(x.as_slice());
+            return cpu_tensor::from_halves(y, [b, s, self.width]);
+        }
         let Some(xs) = fast(x) else { return self.forward_by_tensors(x) };
         let (x, width) = (xs.as_slice(), self.width);
         let mut y = vec![0.0; b * s * width];
@@ -133,6 +139,19 @@ impl Maps {
         cpu_tensor::from_vec(y, [b, s, width])
     }
 
+    fn forward_of_halves(&self, x: &[Half]) -> Vec<Half> {
+        let x = Mat::new(x, x.len() / self.input, self.input);
+        let mut y = vec![Half::ZERO; x.rows() * self.width];
+        for (start, map) in &self.maps {
+            let bias = map.bias.as_ref().map(Weight::get);
+            let bias = bias.as_ref().map(|b| halves(b).expect("as x"));
+            let w = packed(&map.weight, Side::Forward);
+            let y = &mut y[*start..];
+            bf16::product_into(y, self.width, x, &w[0], bias.as_ref().map(|b| b.as_slice()));
+        }
+        y
+    }
+
     fn forward_by_tensors(&self, x: &Tensor<3>) -> Tensor<3> {
         let [b, s, _] = x.dims();
         let y = rows(x.clone()).matmul(self.weights()).reshape([b, s, self.width]);
@@ -154,6 +173,15 @@ impl Maps {
     fn input_gradient(&self, dy: &Tensor<3>) -> Tensor<3> {
         let [b, s, width] = dy.dims();
         let dims = [b, s, self.input];
+        if let Some(dy) = halves(dy) {
+            let (dy, n) = (dy.as_slice(), b * s);
+            let mut dx = vec![0.0; n * self.input];
+            for (start, map) in &self.maps {
+                let dy = Mat::strided(&dy[*start..], n, map.weight.shape()[1], width);
+                bf16::add_product(&mut dx, self.input, dy, &packed(&map.weight, Side::Backward)[0]);
+            }
+            return cpu_tensor::from_halves(bf16::convert::narrow(&dx), dims);
+        }
         let Some(dys) = fast(dy) else {
             return rows(dy.clone()).matmul(self.weights().transpose()).reshape(dims);
         };
@@ -178,6 +206,10 @@ impl Maps {
         if let (true, Some(xs), Some(dys)) = (on_host, fast(&x), fast(&dy)) {
             let (x, dy) = (xs.as_slice(), dys.as_slice());
             return self.maps.iter().for_each(|at| self.add_on_host(at, x, dy, grads));
+        }
+        if let (Some(xs), Some(dys)) = (halves(&x), halves(&dy)) {
+            let (x, dy) = (xs.as_slice(), dys.as_slice());
+            return self.maps.iter().for_each(|at| self.add_halves(at, x, dy, grads));
         }
         let (x, dy) = (rows(x), rows(dy));
         let dw = products::matmul_f32(x.transpose(), dy.clone());
@@ -211,4 +243,33 @@ impl Maps {
             reduce::add_columns(db, dy, width, *start);
         }
     }
+
+    /// The same of bf16 factors: their products are added to fp32.
+    fn add_halves(
+        &self,
+        (start, map): &(usize, Projection),
+        x: &[Half],
+        dy: &[Half],
+        grads: &mut Grads,
+    ) {
+        let [input, out] = map.weight.shape();
+        let n = x.len() / input;
+        let x = Mat::new(x, n, input);
+        let right = Packed::new(Mat::strided(&dy[*start..], n, out, self.width));
+        let dw =
+            grads.host_mut(map.weight.slot()).expect("gradients of CPU tensors are on the CPU");
+        bf16::add_product(dw, out, x.t(), &right);
+        if let Some(db) = map.bias.as_ref().and_then(|bias| grads.host_mut(bias.slot())) {
+            bf16::rows::add_columns(db, dy, self.width, *start);
+        }
+    }
+}
+
+/// A bf16 weight on the CPU as products on one side read it.
+fn packed(w: &Weight<2>, side: Side) -> Arc<PackedWeight> {
+    let [r, c] = w.shape();
+    let values = w.get();
+    let values = halves(&values).expect("as what it is multiplied with");
+    let m = Mat::new(values.as_slice(), r, c);
+    w.packed(side, || vec![Packed::new(if side == Side::Backward { m.t() } else { m })])
 }

@@ -4,7 +4,8 @@
 //! through all stages precedes, it can run no more forwards than memory holds. *Tail*: when its
 //! last F ends, no more of its work is left than the activations and stashes that memory holds, and
 //! from there a chain leads down to the last stage and back up. With equal stages this is, for any
-//! placement, idle ≥ (VP + P − 1)(F + B) + W + hops − (M / M_F)(F + B + W).
+//! placement, idle ≥ (VP + P − 1)(F + B) + W + hops − (M / M_F)(F + B + W). *Gathers* that take time
+//! are one queue a rank, and where not all stages fit at once, some are gathered twice.
 
 use super::Objective;
 use super::problem::Problem;
@@ -28,18 +29,60 @@ pub(super) fn bound(p: &Problem) -> i64 {
             least = least.max(ends.start + own);
         }
     }
+    let queues = (0..p.ranks).map(|r| Queue::new(p, r));
     match p.objective {
-        Objective::OwnSpan => least,
-        Objective::Makespan => (least + first_gather).max(queue(p)),
+        Objective::OwnSpan => queues.map(|queue| queue.own_span()).fold(least, i64::max),
+        Objective::Makespan => queues.map(|q| q.makespan()).fold(least + first_gather, i64::max),
     }
 }
 
-/// Gathers and reductions of a rank are one queue: it is as long as a gather and a reduction of
-/// every stage.
-fn queue(p: &Problem) -> i64 {
-    let sums = p.gather.chunks(p.v).zip(p.reduce.chunks(p.v));
-    let cuts = p.units.len() as i64;
-    sums.map(|(g, r)| g.iter().sum::<i64>() + cuts * r.iter().sum::<i64>()).max().unwrap_or(0)
+/// Gathers and reductions of a rank are one queue.
+///
+/// Every stage is gathered once on the way to the first backward of the rank's last stage. What
+/// does not fit beside that stage then has gone and is gathered again for its own backward.
+struct Queue {
+    /// The shortest time of all gathers.
+    gathers: i64,
+    /// The longest time of gathers that a rank can have behind it when its first F starts.
+    ahead: i64,
+    reductions: i64,
+    /// What follows the last gather: an action that needs it, and a W.
+    tail: i64,
+}
+
+impl Queue {
+    fn new(p: &Problem, r: usize) -> Queue {
+        let own = r * p.v..(r + 1) * p.v;
+        let (gather, weight) = (&p.gather[own.clone()], &p.weight[own.clone()]);
+        let all = gather.iter().sum::<i64>();
+        let last = p.v - 1;
+        let fits = p.room.min(weight.iter().sum());
+        let items = |stages: std::ops::Range<usize>| {
+            stages.map(|v| (gather[v], weight[v] as i64)).collect::<Vec<_>>()
+        };
+        let beside = knapsack(items(0..last), 1, fits.saturating_sub(weight[last]) as i64);
+        let b = &p.take[r * p.classes + p.v..][..p.v];
+        let least = |times: &[i64]| times.iter().min().copied().unwrap_or(0);
+        Queue {
+            gathers: all + (all - gather[last] - beside).max(0),
+            ahead: knapsack(items(0..p.v), 1, fits as i64),
+            reductions: p.units.len() as i64 * p.reduce[own.clone()].iter().sum::<i64>(),
+            tail: least(b) + least(&p.w[own]),
+        }
+    }
+
+    fn makespan(&self) -> i64 {
+        self.gathers + self.reductions.max(self.tail)
+    }
+
+    /// None of the gathers that come after the first F has room before that F has run; so much
+    /// is certain without its time.
+    fn own_span(&self) -> i64 {
+        match self.gathers - self.ahead {
+            ..=0 => 0,
+            after => after + self.tail,
+        }
+    }
 }
 
 /// Times along the stages for one micro-batch.

@@ -202,7 +202,7 @@ impl std::fmt::Display for Found {
 /// annealing could not range anyway.
 pub fn default_evaluations(shape: &Shape) -> u64 {
     let letters = (2 * shape.stages() * shape.micro_batches) as u64;
-    let share = (letters / 2048).max(1);
+    let share = (letters / 2048).max(1) * (letters / 32_768).max(1);
     (LETTERS / (letters * share)).clamp(4, 600 * letters.max(4))
 }
 

@@ -5,7 +5,7 @@ use super::problem::Problem;
 use super::residency::Residency;
 use super::word::{Plan, Word};
 use super::write::with_weights;
-use crate::ir::{Action, Compute, Schedule};
+use crate::ir::{Action, Compute, Schedule, looping};
 use crate::lower::{self, LowerOptions, lower};
 use crate::schedules::{KINDS, Shape, generate_with_costs, time};
 use crate::simulate::{self, simulate};
@@ -45,25 +45,39 @@ pub(super) fn fitting(p: &Problem, shape: &Shape) -> Vec<Other> {
 }
 
 /// Letters of a step that is large.
-const LARGE: usize = 1 << 14;
+const LARGE: usize = 1 << 15;
 
-/// The units worth trying: for each number of units the smallest U that makes it; all but B only
-/// for the kinds that have units, and for those that search, only a few.
+/// The units worth trying: for each number of units the smallest U that makes it and that memory
+/// has room for; all but B only for the kinds that have units.
 fn units(p: &Problem, shape: &Shape, kind: &str) -> Vec<usize> {
     let b = shape.micro_batches;
     if !kind.starts_with("zeropp") {
         return vec![b];
+    }
+    if p.placement != looping(p.ranks, p.v) {
+        return Vec::new();
     }
     if p.units.len() > 1 {
         return vec![shape.unit];
     }
     let mut units: Vec<usize> = (1..=b).map(|n| b.div_ceil(n)).collect();
     units.dedup();
-    // A search of its own for each, or a step so large that trying takes long.
-    if kind != "zeropp" || p.letters() > LARGE {
+    units.retain(|unit| held(p, *unit) <= p.memory);
+    // A search of its own for each: the largest units, which wait least often.
+    if kind != "zeropp" {
         units.truncate(if p.letters() > LARGE { 2 } else { 6 });
     }
     units
+}
+
+/// What a rank holds at least when a unit's first backward starts: the forwards of all stages but
+/// its last, and one of that.
+fn held(p: &Problem, unit: usize) -> i64 {
+    let of_rank = |r: usize| {
+        let f = &p.need[r * p.classes..][..p.v];
+        unit as i64 * f[..p.v - 1].iter().sum::<i64>() + f[p.v - 1]
+    };
+    (0..p.ranks).map(of_rank).max().unwrap_or(0)
 }
 
 /// A schedule's order with gathers and reductions, if it keeps the budgets.

@@ -23,6 +23,13 @@ pub(super) struct Seed {
     pub(super) name: String,
 }
 
+impl Seed {
+    /// The first word of its name, and its placement.
+    fn family(&self) -> (usize, &str) {
+        (self.track, self.name.split(' ').next().unwrap_or_default())
+    }
+}
+
 /// The search on one placement.
 pub(super) struct Track<'a> {
     pub(super) others: Vec<Other>,
@@ -31,8 +38,11 @@ pub(super) struct Track<'a> {
 
 /// Rounds of annealing: how many seeds take part, the share of the effort of each, and the
 /// temperatures. The best of the last one gets what is left.
-const ROUNDS: [(usize, f64, (f64, f64)); 2] = [(8, 0.02, (0.1, 0.01)), (3, 0.05, (0.08, 0.005))];
-const LAST: (f64, f64) = (0.08, 0.002);
+const ROUNDS: [(usize, f64, (f64, f64)); 3] =
+    [(8, 0.02, (0.1, 0.01)), (4, 0.05, (0.08, 0.005)), (3, 0.1, (0.1, 0.002))];
+const LAST: (f64, f64) = (0.06, 0.002);
+/// The most by which a plan may break limits on gathers and still be near to keeping them.
+const FAR: usize = 4;
 
 /// The best order within the budgets that `letters` letters of effort find on any of the
 /// placements, or a known kind.
@@ -76,7 +86,7 @@ pub(super) fn run<'a>(
         pool.extend(kinds(&mut track, at));
         kept.extend(stretch::seeds(&mut track.annealer, at, request, share));
         let left = share.saturating_sub(track.annealer.decoder.effort);
-        pool.extend(climb(&mut track.annealer, at, left / 4, 10));
+        pool.extend(climb(&mut track.annealer, at, left / 5, 10));
         tracks.push(track);
     }
     // At first limits may be broken a little.
@@ -84,7 +94,7 @@ pub(super) fn run<'a>(
     kept.sort_by_key(|seed| seed.score);
     pool.splice(0..0, kept);
     for (survivors, share, heat) in ROUNDS {
-        pool.truncate(survivors);
+        pool = diverse(pool, survivors);
         for seed in &mut pool {
             let annealer = &mut tracks[seed.track].annealer;
             let effort = (letters as f64 * share) as u64;
@@ -93,9 +103,10 @@ pub(super) fn run<'a>(
                 seed.excess = reached.excess;
             }
         }
-        pool.sort_by_key(|seed| (seed.excess > 0, seed.score));
         // What still breaks a limit pays more from round to round.
         tracks.iter_mut().for_each(|track| track.annealer.penalty *= 2);
+        let penalty = |seed: &Seed| tracks[seed.track].annealer.penalty * seed.excess as i64;
+        pool.sort_by_key(|seed| seed.score + 2 * penalty(seed));
     }
     let spent: u64 = tracks.iter().map(|track| track.annealer.decoder.effort).sum();
     if let Some(seed) = pool.first() {
@@ -103,6 +114,21 @@ pub(super) fn run<'a>(
         annealer.anneal(&seed.plan, letters.saturating_sub(spent), LAST, &seed.name);
     }
     tracks
+}
+
+/// The first `survivors` of a sorted pool, but at most a third and one of a family of skeletons, and
+/// a quarter of those that break limits by far: annealing seldom mends that, however short they are.
+fn diverse(pool: Vec<Seed>, survivors: usize) -> Vec<Seed> {
+    let mut kept: Vec<Seed> = Vec::new();
+    for seed in pool {
+        let alike = kept.iter().filter(|other| other.family() == seed.family()).count();
+        let far = kept.iter().filter(|other| other.excess > FAR).count();
+        let crowded = seed.excess > FAR && 4 * far >= survivors;
+        if kept.len() < survivors && alike <= survivors / 3 && !crowded {
+            kept.push(seed);
+        }
+    }
+    kept
 }
 
 /// The other kinds as seeds, those too that gather too often.
@@ -116,7 +142,8 @@ fn kinds(track: &mut Track, at: usize) -> Vec<Seed> {
             let mut plan = other.plan.clone();
             // From here on W may fill.
             plan.words.iter_mut().for_each(|word| word.threshold = longest);
-            pool.push(Seed { track: at, plan, score, excess: 0, name: other.name.clone() });
+            let excess = other.excess;
+            pool.push(Seed { track: at, plan, score, excess, name: other.name.clone() });
         }
     }
     pool
@@ -147,7 +174,8 @@ fn climb(annealer: &mut Annealer, track: usize, letters: u64, restarts: u64) -> 
                 let (name, stride) = match &pattern.walk {
                     Some(walk) => {
                         let units = walk.units.len().max(1);
-                        (format!("walk {:?}", walk.units), p.b.div_ceil(units))
+                        let how = if walk.slides { "sliding " } else { "" };
+                        (format!("{how}walk {:?}", walk.units), p.b.div_ceil(units))
                     }
                     None => (format!("list of {}", pattern.size), pattern.size),
                 };

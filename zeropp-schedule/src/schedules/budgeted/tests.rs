@@ -378,6 +378,42 @@ fn small_cases_of_one_stage_a_rank_are_mostly_optimal() {
 }
 
 #[test]
+fn the_largest_units_that_memory_holds_are_looked_at_in_large_steps_too() {
+    // 17 408 letters, and room for units of at most 16 of 68 micro-batches.
+    let shape = Shape { pp: 16, virtual_stages: 8, micro_batches: 68, unit: 68 };
+    let costs = Costs::uniform(128, 20, 20, 10, 1).with_limit(256);
+    let p = Problem::new(&shape, &costs, &Budgets::default(), looping(16, 8), Objective::OwnSpan);
+    let others = fitting(&p, &shape);
+    for kind in ["zeropp", "zeropp-auto"] {
+        let name = format!("{kind} in units of 14");
+        assert!(others.iter().any(|other| other.name == name), "{name} fits");
+    }
+}
+
+#[test]
+fn the_bound_knows_that_stages_which_do_not_fit_are_gathered_twice() {
+    // One of three stages fits, so each rank gathers 2V − 1 = 5 times, whatever its order.
+    let shape = Shape { pp: 2, virtual_stages: 3, micro_batches: 2, unit: 2 };
+    let mut costs = Costs::uniform(6, 1, 1, 1, 0);
+    costs.gather = vec![100; 6];
+    let bounds = |gathered: Option<u64>| {
+        let budgets = Budgets { gathered, ..Budgets::default() };
+        [Objective::Makespan, Objective::OwnSpan].map(|objective| {
+            bound::bound(&Problem::new(&shape, &costs, &budgets, vee(2, 3), objective))
+        })
+    };
+    // A B and a W follow the last gather; own spans may begin with one gather behind them.
+    assert_eq!(bounds(Some(1)), [502, 402]);
+    assert_eq!(bounds(Some(2)), [402, 202]);
+    assert_eq!(bounds(None)[0], 302);
+    for (gathered, least) in [(1, 402), (2, 202)] {
+        let budgets = Budgets { gathered: Some(gathered), ..Budgets::default() };
+        let found = search_for(&shape, &costs, &budgets, Placement::Vee, 300);
+        assert!(found.bound >= least && found.span >= found.bound, "{found}");
+    }
+}
+
+#[test]
 fn limits_that_contradict_each_other_are_named() {
     let (shape, costs) = equal_stages((2, 2, 4), PROFILE, 8);
     let refused = |budgets: Budgets, costs: &Costs| {

@@ -6,6 +6,10 @@
 //! unit's forwards fill the last one's backwards. n units cost g + 2n(V − g) gathers; with g = 1
 //! that is ZeroPP's 2V − 1 for the first. A *detour* goes up by one stage in the middle of a unit
 //! and down again: two gathers more, and the memory of that stage's activations is free earlier.
+//!
+//! A window *jumps* by g stages, or it *slides* by one. That costs the same gathers, and two stages
+//! between which the micro-batches turn on one rank (1 and 2 on the first rank of a V) run by
+//! turns: the first micro-batch goes on without waiting for the others.
 
 use super::problem::Problem;
 use super::random::Random;
@@ -15,6 +19,8 @@ use super::random::Random;
 pub(super) struct Walk {
     /// For each unit, micro-batches between detours.
     pub(super) units: Vec<Vec<usize>>,
+    /// Whether the window moves by one stage at a time.
+    pub(super) slides: bool,
 }
 
 /// How far each class must get before the walk goes on, and how far it may get.
@@ -26,8 +32,9 @@ pub(super) struct Phase {
 
 impl Walk {
     /// The windows' first stages, from the top to the bottom.
-    fn windows(v: usize, g: usize) -> Vec<usize> {
-        let mut starts: Vec<usize> = (0..v - g).step_by(g).collect();
+    fn windows(&self, v: usize, g: usize) -> Vec<usize> {
+        let step = if self.slides { 1 } else { g };
+        let mut starts: Vec<usize> = (0..v - g).step_by(step).collect();
         starts.push(v - g);
         starts
     }
@@ -35,7 +42,7 @@ impl Walk {
     /// The phases of one rank, the last one without limits.
     pub(super) fn phases(&self, p: &Problem, g: usize) -> Vec<Phase> {
         let (v, b) = (p.v, p.b as u16);
-        let windows = Walk::windows(v, g);
+        let windows = self.windows(v, g);
         let bottom = windows.len() - 1;
         let mut maker = Maker { v, g, must: vec![0; 2 * v], may: vec![0; 2 * v], all: Vec::new() };
         let mut done = 0u16;
@@ -52,7 +59,14 @@ impl Walk {
             }
             self.stay(&mut maker, windows[bottom], before, unit, detour);
             for j in (0..bottom).rev() {
-                maker.backwards(windows[j], windows[j + 1], done);
+                let first = windows[j];
+                // What leaves next: the last stage on the way up, the first at the turn.
+                let leaves = match self.slides {
+                    true if j > 0 => first + g - 1..first + g,
+                    true => first..first + 1,
+                    false => first..windows[j + 1].min(first + g),
+                };
+                maker.backwards(first, leaves, done);
                 if j > 0 {
                     maker.close();
                 }
@@ -72,12 +86,17 @@ impl Walk {
         for (n, part) in unit.iter().enumerate() {
             to += *part as u16;
             maker.forwards(first, v, &|_| to);
-            maker.backwards(first, v, to);
+            let leaves = if self.slides { v - 1..v } else { first..v };
+            maker.backwards(first, leaves, to);
             maker.close();
             if let (Some(stage), Some(next)) = (d, unit.get(n + 1)) {
                 // Up: the backwards of the part that is done, then the next part's forwards.
+                let further = to + *next as u16;
                 maker.allow(v + stage, to);
-                maker.allow(stage, to + *next as u16);
+                maker.allow(stage, further);
+                if self.slides {
+                    maker.forwards(stage, stage, &|_| further);
+                }
                 maker.close();
             }
         }
@@ -115,7 +134,8 @@ impl Walk {
             parts[unit] = (parts[unit] + 1).min(sizes[unit]);
         }
         let cut = |(n, k): (usize, usize), random: &mut Random| split(n, k, random);
-        Walk { units: sizes.into_iter().zip(parts).map(|s| cut(s, random)).collect() }
+        let units = sizes.into_iter().zip(parts).map(|s| cut(s, random)).collect();
+        Walk { units, slides: random.once_in(2) }
     }
 
     /// Moves micro-batches between neighbouring parts, or cuts and joins them.
@@ -123,6 +143,10 @@ impl Walk {
         let mut flat: Vec<(usize, usize)> = (0..self.units.len())
             .flat_map(|u| (0..self.units[u].len()).map(move |n| (u, n)))
             .collect();
+        if random.once_in(12) {
+            self.slides = !self.slides;
+            return;
+        }
         let at = random.below(flat.len());
         let (u, n) = flat.swap_remove(at);
         if random.once_in(8) && p.v > g + 1 {
@@ -185,12 +209,12 @@ impl Maker {
         }
     }
 
-    /// Backwards of the window at `first`; those of stages before `next` must be done in it.
-    fn backwards(&mut self, first: usize, next: usize, to: u16) {
+    /// Backwards of the window at `first`; those of the stages in `leaves` must be done in it.
+    fn backwards(&mut self, first: usize, leaves: std::ops::Range<usize>, to: u16) {
         for stage in first..(first + self.g).min(self.v) {
             self.may[self.v + stage] = self.may[self.v + stage].max(to);
         }
-        for stage in first..next.min(first + self.g) {
+        for stage in leaves {
             self.must[self.v + stage] = self.must[self.v + stage].max(to);
         }
     }
@@ -214,6 +238,23 @@ mod tests {
     use super::*;
     use crate::ir::vee;
     use crate::schedules::{Costs, Shape};
+
+    #[test]
+    fn a_window_that_slides_lets_two_stages_take_turns_where_one_that_jumps_does_not() {
+        let shape = Shape { pp: 4, virtual_stages: 4, micro_batches: 6, unit: 6 };
+        let costs = Costs::uniform(16, 20, 20, 10, 1);
+        let budgets = Budgets { gathered: Some(2), ..Budgets::default() };
+        let p = Problem::new(&shape, &costs, &budgets, vee(4, 4), Objective::OwnSpan);
+        // While all F of the stage that the window leaves next are not done, which others may run?
+        let beside = |slides: bool, stage: usize| {
+            let walk = Walk { units: vec![vec![6]], slides };
+            let phases = walk.phases(&p, 2);
+            let leaves = phases.into_iter().find(|phase| phase.must[stage] == 6);
+            leaves.expect("it is left").may[stage + 1]
+        };
+        assert_eq!([beside(false, 1), beside(true, 1)], [0, 6]);
+        assert_eq!([beside(false, 0), beside(true, 0)], [6, 6]);
+    }
 
     #[test]
     fn a_walk_costs_what_it_says() {

@@ -10,7 +10,43 @@ use zeropp_comm::{CommResult, Communicator};
 const ROUNDS: usize = 8;
 
 /// When a rank began to tell the time, and when it had heard that of all others.
-type Round = (u64, u64);
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    told_ns: u64,
+    heard_ns: u64,
+}
+
+/// The rounds of every rank, each by its own clock.
+pub(super) struct Rounds(Vec<Vec<Round>>);
+
+/// This process's clock beside rank 0's.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Clock {
+    /// This process's clock less rank 0's, in ns.
+    pub(crate) ahead_ns: i64,
+    /// How wrong that may be.
+    pub(crate) error_ns: u64,
+    /// What to add to a time since the start of this process's ranks to have it since the start of
+    /// rank 0's process, in ns.
+    offset_ns: i64,
+}
+
+impl Clock {
+    /// That of a process whose ranks started at `epoch_ns` by its own clock, which is `ahead_ns`
+    /// before rank 0's, where they started at `first_epoch_ns`.
+    pub(super) fn new(ahead_ns: RangeInclusive<i64>, epoch_ns: u64, first_epoch_ns: u64) -> Clock {
+        let likely = likely(&ahead_ns);
+        let error_ns = likely.abs_diff(*ahead_ns.start()).max(likely.abs_diff(*ahead_ns.end()));
+        let apart = epoch_ns.wrapping_sub(first_epoch_ns) as i64;
+        Clock { ahead_ns: likely, error_ns, offset_ns: apart - likely }
+    }
+
+    /// A time since this process's start as rank 0's clock shows it; times before its start count
+    /// as that.
+    pub(crate) fn shift(&self, ns: u64) -> u64 {
+        ns.saturating_add_signed(self.offset_ns)
+    }
+}
 
 /// What tells the clock of this process from others: processes under one kernel share it.
 pub(super) fn own(host: &str) -> String {
@@ -19,38 +55,37 @@ pub(super) fn own(host: &str) -> String {
     if boot.is_empty() { host.to_string() } else { boot.to_string() }
 }
 
-/// This rank's clock less that of rank 0's, in nanoseconds. `clocks` has the clock of each rank of
-/// `world`; all ranks call it.
+/// All ranks tell each other the time, over and over. All call it.
 ///
 /// # Errors
 /// The world's first error, or a timeout.
-pub(super) fn ahead_ns(world: &dyn Communicator, clocks: &[String]) -> CommResult<i64> {
-    let shared = |with: usize| (0..clocks.len()).filter(move |r| clocks[*r] == clocks[with]);
-    if shared(0).count() == clocks.len() {
-        return Ok(0);
-    }
-    let mut rounds: Vec<Vec<Round>> = vec![Vec::new(); clocks.len()];
-    let mut heard = 0;
+pub(super) fn tell(world: &dyn Communicator) -> CommResult<Rounds> {
+    let mut rounds: Vec<Vec<Round>> = vec![Vec::new(); world.size()];
+    let mut heard_ns = 0;
     let mut told: Vec<u64> = Vec::new();
     // The last round only tells when that before it was over.
     for _ in 0..=ROUNDS {
         let begin = now_ns();
-        let message = [begin.to_le_bytes(), u64::to_le_bytes(heard)].concat();
+        let message = [begin.to_le_bytes(), u64::to_le_bytes(heard_ns)].concat();
         let all = world.exchange(message).wait()?;
-        heard = now_ns();
+        heard_ns = now_ns();
         let time = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).unwrap_or(begin);
         let now: Vec<[u64; 2]> =
             all.iter().map(|m| [0, 8].map(|at| time(m.get(at..at + 8).unwrap_or(&[])))).collect();
-        for (rounds, (begun, [_, over])) in rounds.iter_mut().zip(told.iter().zip(&now)) {
-            rounds.push((*begun, *over));
+        for (rounds, (told_ns, [_, heard_ns])) in rounds.iter_mut().zip(told.iter().zip(&now)) {
+            rounds.push(Round { told_ns: *told_ns, heard_ns: *heard_ns });
         }
         told = now.iter().map(|[begun, _]| *begun).collect();
     }
-    if clocks[world.rank()] == clocks[0] {
-        return Ok(0);
+    Ok(Rounds(rounds))
+}
+
+impl Rounds {
+    /// What the clock of the ranks `mine` less that of the ranks `theirs` can be, in ns.
+    pub(super) fn bounds(&self, mine: &[usize], theirs: &[usize]) -> RangeInclusive<i64> {
+        let of = |ranks: &[usize]| ranks.iter().map(|rank| &self.0[*rank][..]).collect::<Vec<_>>();
+        bounds(&of(mine), &of(theirs))
     }
-    let of = |with: usize| shared(with).map(|rank| rounds[rank].as_slice()).collect::<Vec<_>>();
-    Ok(likely(bounds(&of(world.rank()), &of(0))))
 }
 
 /// What `mine` less `theirs` can be: nobody hears of a time before it was told.
@@ -58,22 +93,21 @@ fn bounds(mine: &[&[Round]], theirs: &[&[Round]]) -> RangeInclusive<i64> {
     let (mut least, mut most) = (i64::MIN, i64::MAX);
     for (my, their) in mine.iter().flat_map(|my| theirs.iter().map(move |their| (my, their))) {
         for (my, their) in my.iter().zip(*their) {
-            least = least.max(my.0.wrapping_sub(their.1) as i64);
-            most = most.min(my.1.wrapping_sub(their.0) as i64);
+            least = least.max(my.told_ns.wrapping_sub(their.heard_ns) as i64);
+            most = most.min(my.heard_ns.wrapping_sub(their.told_ns) as i64);
         }
     }
     least..=most
 }
 
 /// Hosts of a cluster are mostly set by one clock; where they are not, the middle is closest.
-fn likely(bounds: RangeInclusive<i64>) -> i64 {
+fn likely(bounds: &RangeInclusive<i64>) -> i64 {
     if bounds.contains(&0) { 0 } else { bounds.start().midpoint(*bounds.end()) }
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 
     use super::*;
 
@@ -94,37 +128,18 @@ mod tests {
             for (late, way, back) in delays {
                 let (first, second) = (now, now + late);
                 let (heard, heard_too) = (second + way, second + way + back);
-                theirs.push((first, heard));
+                theirs.push(Round { told_ns: first, heard_ns: heard });
                 let mine_of = |time: u64| time.wrapping_add_signed(offset);
-                mine.push((mine_of(second), mine_of(heard_too)));
+                mine.push(Round { told_ns: mine_of(second), heard_ns: mine_of(heard_too) });
                 quickest = quickest.min(heard_too - first + heard - second);
                 now = heard_too + 1000;
             }
             let bounds = bounds(&[&mine], &[&theirs]);
             prop_assert!(bounds.contains(&offset), "{bounds:?} {offset}");
             prop_assert!((bounds.end() - bounds.start()) as u64 <= quickest);
-            let error = likely(bounds.clone()).abs_diff(offset);
-            prop_assert!(error <= (bounds.end() - bounds.start()) as u64, "{error}");
+            let clock = Clock::new(bounds, 0, 0);
+            prop_assert!(clock.ahead_ns.abs_diff(offset) <= clock.error_ns, "{clock:?}");
+            prop_assert!(clock.error_ns <= quickest, "{clock:?}");
         }
-    }
-
-    /// Ranks of this process, with clocks as given.
-    fn measured(clocks: &[&str]) -> Vec<i64> {
-        let clocks: Vec<String> = clocks.iter().map(|c| c.to_string()).collect();
-        let world = ThreadsWorld::new(clocks.len(), ThreadsOptions::default());
-        std::thread::scope(|scope| {
-            let measure = |world: std::sync::Arc<dyn Communicator>| ahead_ns(&*world, &clocks);
-            let ranks = world.communicators().into_iter().map(|w| scope.spawn(move || measure(w)));
-            let ranks: Vec<_> = ranks.collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap().unwrap()).collect()
-        })
-    }
-
-    #[test]
-    fn ranks_that_share_a_clock_are_never_apart() {
-        assert_eq!(measured(&["a", "a", "a"]), [0, 0, 0]);
-        let apart = measured(&["a", "b", "a", "b"]);
-        // The clocks are one in truth, which the bounds must allow for.
-        assert_eq!(apart, [0, 0, 0, 0]);
     }
 }

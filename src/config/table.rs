@@ -1,0 +1,98 @@
+//! What a row of the table of settings is, and what is made of all rows.
+
+use super::kind::OptionKind;
+use super::roles::{Across, OnResume};
+
+/// One setting as its users see it.
+#[derive(Clone, Copy, Debug)]
+pub struct OptionInfo {
+    /// The key in a file; the flag is `--key`.
+    pub key: &'static str,
+    /// The heading of the manual it stands under.
+    pub heading: &'static str,
+    /// What the manual calls its value.
+    pub value_name: &'static str,
+    /// What values it takes.
+    pub kind: OptionKind,
+    /// What the processes of a job must share of it.
+    pub across: Across,
+    /// What a resumed run makes of a change.
+    pub on_resume: OnResume,
+    /// Whether it says what a model is, or what its tokens are: whoever uses a checkpoint's weights
+    /// takes these from it.
+    pub of_model: bool,
+    /// Its documentation, a line of source each, with the leading blank.
+    pub doc: &'static [&'static str],
+}
+
+/// Makes the struct, its defaults and the list of all settings of their rows.
+macro_rules! options {
+    ($($heading:literal { $(
+        $(#[doc = $doc:literal])+
+        $key:literal $value_name:literal
+        $field:ident: $type:ty = $default:expr, $across:ident $on_resume:ident $($of_model:ident)?;
+    )+ })+) => {
+        /// Everything about a run.
+        ///
+        /// In a TOML file the keys are those of the command's flags (`micro-batches = 16`), flat,
+        /// in any order; what is left out has its default. Fields that are `None` by default
+        /// follow from others: read them through the method of the same name
+        /// ([`unit`](Config::unit), [`micro_batches`](Config::micro_batches) and so on).
+        ///
+        /// ```
+        /// use zeropp::Config;
+        ///
+        /// let config = Config { pp: 4, zero3: 8, unit: Some(8), ..Config::default() };
+        /// assert_eq!((config.virtual_stages(), config.micro_batches()), (2, 16));
+        /// assert_eq!(config, Config::from_toml("pp = 4\nzero3 = 8\nunit = 8")?);
+        /// # Ok::<(), zeropp::config::ConfigError>(())
+        /// ```
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct Config {
+            $($(
+                $(#[doc = $doc])+
+                #[serde(rename = $key, skip_serializing_if = "OptionType::unset")]
+                pub $field: $type,
+            )+)+
+            /// The file that the settings were read from, which the run must not write. No setting.
+            #[serde(skip)]
+            pub file: Option<PathBuf>,
+            /// Whether the run has costs in place of a model, and so no layers, though no file of
+            /// `emulate` names them. No setting.
+            #[serde(skip)]
+            pub without_model: bool,
+        }
+
+        impl Default for Config {
+            fn default() -> Self {
+                Self { $($($field: $default,)+)+ file: None, without_model: false }
+            }
+        }
+
+        impl Config {
+            /// All settings with their values as a person would write them; none where it has none.
+            /// What is no text in a path is replaced.
+            pub(crate) fn texts(
+                &self,
+            ) -> impl Iterator<Item = (&'static OptionInfo, Option<String>)> + use<> {
+                OPTIONS.iter().zip([$($(self.$field.text()),+),+])
+            }
+        }
+
+        /// All settings in the order of the manual.
+        pub const OPTIONS: &[OptionInfo] = &[$($(
+            OptionInfo {
+                key: $key,
+                heading: $heading,
+                value_name: $value_name,
+                kind: <$type as OptionType>::KIND,
+                across: Across::$across,
+                on_resume: OnResume::$on_resume,
+                of_model: !stringify!($($of_model)?).is_empty(),
+                doc: &[$($doc),+],
+            },
+        )+)+];
+    };
+}
+pub(super) use options;

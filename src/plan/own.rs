@@ -1,0 +1,35 @@
+//! What a program brings of its own, in place of what the settings name.
+
+use std::sync::Arc;
+
+use zeropp_zero3::optimizer::Rate;
+use zeropp_zero3::rule::{ParameterGroups, UpdateRule};
+
+use crate::config::Config;
+
+/// An optimizer and a learning rate of a program's own.
+#[derive(Clone, Default)]
+pub(crate) struct Own {
+    pub(crate) rule: Option<Arc<dyn UpdateRule>>,
+    pub(crate) rate: Option<Rate>,
+}
+
+impl Own {
+    /// How parameters are updated, with settings that have been checked.
+    pub(crate) fn parameters(&self, config: &Config) -> ParameterGroups {
+        ParameterGroups {
+            rule: self.rule.clone().unwrap_or_else(|| config.update_rule()),
+            no_decay: config.no_decay_groups().expect("checked before"),
+            ema: config.ema,
+        }
+    }
+
+    /// The learning rate over the steps.
+    pub(crate) fn rate(&self, config: &Config) -> Rate {
+        let by_settings = || -> Rate {
+            let rate = config.learning_rate();
+            Arc::new(move |step| rate.at(step))
+        };
+        self.rate.clone().unwrap_or_else(by_settings)
+    }
+}

@@ -1,0 +1,126 @@
+//! The ranks of this process at work, each on a thread of its own, as the thread that has started
+//! them sees them. What a rank does, a training step or an emulated one, is the caller's.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use zeropp_comm::Communicator;
+
+use crate::Error;
+use crate::error::RankError;
+use crate::run::spawn::{Around, Message, RankFailure, culprit, spawn_rank};
+use crate::world::{LocalRank, World};
+
+/// After one rank has failed, how long the others get to stop before they are left behind.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Ranks that tell `N` as they go on, and in the end `R`.
+pub(crate) struct Ranks<N, R> {
+    pub(crate) around: Arc<Around>,
+    messages: Receiver<Message<N, R>>,
+    /// How many have not ended.
+    left: usize,
+    results: BTreeMap<usize, R>,
+    failures: Vec<RankFailure>,
+    /// When the first one failed.
+    failed_at: Option<Instant>,
+    /// The world, as long as a rank takes part.
+    joined: Weak<dyn Communicator>,
+    /// Ends the engine, after the ranks.
+    _world: World,
+}
+
+impl<N: Send + 'static, R: Send + 'static> Ranks<N, R> {
+    /// Starts the ranks of `world`, each of which does `work` and tells how it goes on.
+    pub(crate) fn start(
+        mut world: World,
+        around: Around,
+        work: impl Fn(LocalRank, &mut dyn FnMut(N)) -> Result<R, RankError> + Send + Sync + 'static,
+    ) -> Ranks<N, R> {
+        let (tx, messages) = channel();
+        let (around, work) = (Arc::new(around), Arc::new(work));
+        let joined = Arc::downgrade(&world.ranks[0].communicator);
+        let left = world.ranks.len();
+        for mut local in world.ranks.drain(..) {
+            if let Some(recorder) = &around.recorder {
+                local.communicator = recorder.wrap(local.rank, local.communicator);
+            }
+            spawn_rank(local, around.clone(), tx.clone(), work.clone());
+        }
+        Ranks {
+            around,
+            messages,
+            left,
+            results: BTreeMap::new(),
+            failures: Vec::new(),
+            failed_at: None,
+            joined,
+            _world: world,
+        }
+    }
+}
+
+impl<N, R> Ranks<N, R> {
+    /// What a rank tells next, or none once all have ended. After a failure the others have a while
+    /// to stop.
+    pub(crate) fn next_news(&mut self) -> Option<N> {
+        while self.left > 0 {
+            let message = match self.failed_at {
+                None => self.messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(at) => {
+                    let left = (at + GRACE).saturating_duration_since(Instant::now());
+                    self.messages.recv_timeout(left)
+                }
+            };
+            match message {
+                Ok(Message::News(news)) => return Some(news),
+                Ok(Message::Done(rank, end)) => {
+                    self.left -= 1;
+                    match end {
+                        Ok(result) => drop(self.results.insert(rank, result)),
+                        Err(failure) => {
+                            self.failures.push(RankFailure { rank, failure });
+                            self.failed_at.get_or_insert_with(Instant::now);
+                        }
+                    }
+                }
+                Err(_) => break,
+            }
+        }
+        None
+    }
+
+    /// When the first rank failed, if one has.
+    pub(crate) fn failed_at(&self) -> Option<Instant> {
+        self.failed_at
+    }
+
+    /// How the ranks failed that have.
+    pub(crate) fn failures(&self) -> &[RankFailure] {
+        &self.failures
+    }
+
+    /// What each rank has left, in their order, once all have ended; or the failure that caused the
+    /// others. Once.
+    ///
+    /// # Errors
+    /// That failure.
+    pub(crate) fn end(&mut self) -> Result<Vec<R>, Error> {
+        match culprit(std::mem::take(&mut self.failures), &self.around) {
+            Some(error) => Err(error),
+            None => Ok(std::mem::take(&mut self.results).into_values().collect()),
+        }
+    }
+}
+
+impl<N, R> Drop for Ranks<N, R> {
+    /// Ranks that nobody listens to any more end, too.
+    fn drop(&mut self) {
+        let is_left = self.left > 0 && self.failed_at.is_none();
+        if let Some(world) = self.joined.upgrade().filter(|_| is_left) {
+            world.abort("the program that started the ranks has stopped listening");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The metrics file as CSV: a row of names, then a row a step.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::path::Path;
+
+use serde_json::Value;
+use zeropp_core::metrics::{RunHeader, StepMetrics};
+
+use super::Steps;
+
+/// The columns: keys of the JSON lines, those of an object inside behind a dot. New ones come last.
+const COLUMNS: &[&str] = &[
+    "step",
+    "wall_time",
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens",
+    "tokens_per_s",
+    "step_s",
+    "flops_util",
+    "bubble",
+    "bubble_own_span",
+    "bubble_step",
+    "all_gathers",
+    "reduce_scatters",
+    "all_reduces",
+    "comm_bytes",
+    "peak_bytes.parameter_shard",
+    "peak_bytes.gathered",
+    "peak_bytes.gradient",
+    "peak_bytes.gradient_shard",
+    "peak_bytes.optimizer",
+    "peak_bytes.activation",
+    "peak_bytes.weight_stash",
+    "peak_bytes.communication",
+    "peak_bytes.save",
+    "at_once_bytes",
+    "early_bytes",
+    "idle_bytes",
+    "save_blocked_s",
+    "skipped",
+    "eval.loss",
+    "eval.perplexity",
+    "eval.bits_per_byte",
+    "eval.tokens",
+    "eval.seconds",
+    "eval.all_gathers",
+    "eval.comm_bytes",
+    "eval.best",
+];
+
+/// A file of rows.
+pub(super) struct CsvRows {
+    out: BufWriter<File>,
+    /// Whether it has the row of names.
+    named: bool,
+}
+
+impl CsvRows {
+    /// Opens `path` from its start, or, for a run that goes on after step `resumed`, after the row
+    /// of that step. What an interrupted run wrote of later steps is removed.
+    ///
+    /// # Errors
+    /// The file cannot be opened, read or cut, or has other columns.
+    pub(super) fn open(path: &Path, resumed: Option<u64>) -> io::Result<CsvRows> {
+        let mut options = OpenOptions::new();
+        let mut file = options.create(true).read(true).append(true).open(path)?;
+        let names = COLUMNS.join(",");
+        let kept = match resumed {
+            Some(step) => bytes_up_to(BufReader::new(&mut file), step, &names)?,
+            None => 0,
+        };
+        // A pipe or a terminal has no length to cut.
+        if file.metadata()?.is_file() {
+            file.set_len(kept)?;
+        }
+        Ok(CsvRows { out: BufWriter::new(file), named: kept > 0 })
+    }
+}
+
+impl Steps for CsvRows {
+    fn begin(&mut self, _run: &RunHeader) -> io::Result<()> {
+        if !self.named {
+            writeln!(self.out, "{}", COLUMNS.join(","))?;
+        }
+        self.out.flush()
+    }
+
+    /// Every number reads back to the same bits; what is not finite, and what a step does not have,
+    /// is an empty cell.
+    fn write(&mut self, step: &StepMetrics) -> io::Result<()> {
+        // By way of text: it has the shortest digits that read back to the same bits.
+        let value = serde_json::to_value(step)?;
+        let cells: Vec<String> = COLUMNS.iter().map(|column| cell(&value, column)).collect();
+        writeln!(self.out, "{}", cells.join(","))?;
+        self.out.flush()
+    }
+}
+
+fn cell(step: &Value, column: &str) -> String {
+    let found = column.split('.').try_fold(step, |value, key| value.get(key));
+    match found {
+        None | Some(Value::Null) => String::new(),
+        Some(value) => value.to_string(),
+    }
+}
+
+/// Length of the rows up to the last one of `step` or before that is whole, that of `names`
+/// included; none where there is none.
+fn bytes_up_to(mut rows: impl BufRead, step: u64, names: &str) -> io::Result<u64> {
+    let (mut kept, mut row) = (0, String::new());
+    while rows.read_line(&mut row)? > 0 {
+        let Some(text) = row.strip_suffix('\n') else { break };
+        if kept == 0 && text != names {
+            let problem = "it has other columns than this version writes";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
+        }
+        let number = text.split(',').next().and_then(|cell| cell.parse::<u64>().ok());
+        if number.is_some_and(|number| number > step) {
+            break;
+        }
+        kept += row.len() as u64;
+        row.clear();
+    }
+    Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zeropp_core::metrics::Evaluation;
+
+    /// A step that has all there is.
+    fn full(step: u64) -> StepMetrics {
+        let eval = Evaluation { bits_per_byte: Some(1.5), ..Evaluation::default() };
+        StepMetrics {
+            step,
+            loss: 0.1 + 0.2,
+            save_blocked_s: 1.0,
+            eval: Some(eval),
+            skipped: true,
+            ..StepMetrics::default()
+        }
+    }
+
+    #[test]
+    fn every_key_of_a_line_has_a_column() {
+        fn keys(before: &str, value: &Value, found: &mut Vec<String>) {
+            for (key, value) in value.as_object().unwrap() {
+                match value.is_object() {
+                    true => keys(&format!("{before}{key}."), value, found),
+                    false => found.push(format!("{before}{key}")),
+                }
+            }
+        }
+        let mut found = Vec::new();
+        keys("", &serde_json::to_value(full(1)).unwrap(), &mut found);
+        let mut columns: Vec<String> = COLUMNS.iter().map(ToString::to_string).collect();
+        columns.sort();
+        found.sort();
+        assert_eq!(found, columns);
+    }
+
+    #[test]
+    fn rows_read_back_and_a_resumed_run_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.csv");
+        let write = |resumed, steps: &[u64]| {
+            let mut rows = CsvRows::open(&path, resumed).unwrap();
+            rows.begin(&RunHeader::default()).unwrap();
+            steps.iter().for_each(|step| rows.write(&full(*step)).unwrap());
+            let text = std::fs::read_to_string(&path).unwrap();
+            let first = |row: &str| row.split(',').next().unwrap().to_string();
+            text.lines().map(first).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(write(None, &[1, 2, 3]), "step 1 2 3");
+        assert_eq!(write(Some(2), &[3]), "step 1 2 3");
+        assert_eq!(write(Some(0), &[1]), "step 1");
+        let mut rows = CsvRows::open(&path, None).unwrap();
+        rows.begin(&RunHeader::default()).unwrap();
+        rows.write(&StepMetrics { loss: f64::NAN, ..full(7) }).unwrap();
+        rows.write(&full(8)).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let cells: Vec<Vec<&str>> = text.lines().map(|row| row.split(',').collect()).collect();
+        assert!(cells.iter().all(|row| row.len() == COLUMNS.len()));
+        assert_eq!((cells[1][2], cells[2][2]), ("", "0.30000000000000004"));
+        // Killed in the middle of a row.
+        std::fs::write(&path, &text[..text.len() - 4]).unwrap();
+        assert_eq!(write(Some(8), &[8]), "step 7 8");
+        std::fs::write(&path, "a,b\n1,2\n").unwrap();
+        assert!(CsvRows::open(&path, Some(1)).is_err(), "not ours");
+    }
+}

@@ -1,0 +1,271 @@
+//! The figures of the last step for Prometheus, which asks for them over HTTP.
+//!
+//! One thread answers one connection after another, each within a time and after so many bytes: who
+//! asks slowly, or for much, keeps nothing but the next one waiting. Nothing but GET /metrics is
+//! answered.
+
+use std::fmt::Write as _;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use zeropp_core::meter::MemoryKind;
+use zeropp_core::metrics::StepMetrics;
+
+use crate::config::{Config, ConfigError};
+
+/// How long a connection may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest head of a request.
+const HEAD_MAX: usize = 8 << 10;
+/// The text format of version 0.0.4, which every Prometheus reads.
+const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// What is shown.
+#[derive(Default)]
+struct Shown {
+    name: String,
+    /// None before the first step.
+    last: Option<StepMetrics>,
+    /// The last validation loss.
+    eval: Option<f64>,
+    steps: u64,
+    tokens: u64,
+    skipped: u64,
+    save_blocked_s: f64,
+}
+
+/// A listener, for as long as this lives.
+pub(crate) struct Prometheus {
+    shown: Arc<Mutex<Shown>>,
+    ends: Arc<AtomicBool>,
+    address: std::net::SocketAddr,
+}
+
+impl Prometheus {
+    /// Listens where the settings say, if they do.
+    ///
+    /// # Errors
+    /// An address that is taken, or not this machine's.
+    pub(crate) fn start(config: &Config) -> Result<Option<Prometheus>, ConfigError> {
+        let Some(address) = config.prometheus_address()? else { return Ok(None) };
+        let refused = |e: io::Error| {
+            let problem = format!("cannot be listened at ({e})");
+            let help = "use another port, or an address of this machine";
+            ConfigError::value("prometheus", address, problem, help)
+        };
+        let listener = TcpListener::bind(address).map_err(refused)?;
+        let address = listener.local_addr().map_err(refused)?;
+        let shown = Shown { name: config.run_name(), ..Shown::default() };
+        let shown = Arc::new(Mutex::new(shown));
+        let ends = Arc::new(AtomicBool::new(false));
+        let (of, until) = (shown.clone(), ends.clone());
+        let serve = move || {
+            for stream in listener.incoming() {
+                if until.load(Ordering::SeqCst) {
+                    break;
+                }
+                // Who has gone away needs no answer.
+                let _ = stream.and_then(|stream| answer(stream, || text(&of.lock())));
+            }
+        };
+        let thread = std::thread::Builder::new().name("prometheus".into());
+        thread.spawn(serve).map_err(refused)?;
+        Ok(Some(Prometheus { shown, ends, address }))
+    }
+
+    /// From now on `step` is the last one.
+    pub(crate) fn show(&self, step: &StepMetrics) {
+        let mut shown = self.shown.lock();
+        shown.steps += 1;
+        shown.tokens += step.tokens;
+        shown.skipped += u64::from(step.skipped);
+        shown.save_blocked_s += step.save_blocked_s;
+        shown.eval = step.eval.map(|eval| eval.loss).or(shown.eval);
+        shown.last = Some(step.clone());
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::SeqCst);
+        let mut at = self.address;
+        if at.ip().is_unspecified() {
+            at.set_ip(match at {
+                std::net::SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
+                std::net::SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+            });
+        }
+        // Wakes the thread, which then closes the port.
+        let _ = TcpStream::connect_timeout(&at, PATIENCE);
+    }
+}
+
+fn answer(mut stream: TcpStream, body: impl FnOnce() -> String) -> io::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    let (mut head, mut part) = (Vec::new(), [0; 1024]);
+    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || head.len() > HEAD_MAX {
+            return Ok(());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut part)? {
+            0 => return Ok(()),
+            n => head.extend(&part[..n]),
+        }
+    }
+    let asked = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let is_asked = [&b"GET /metrics HTTP/1."[..], b"GET /metrics?"];
+    let (status, body) = match is_asked.iter().any(|start| asked.starts_with(start)) {
+        true => ("200 OK", body()),
+        false => ("404 Not Found", "there is /metrics alone\n".into()),
+    };
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {KIND}\r\nContent-Length: {length}\r\n\
+         Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(&[head.as_bytes(), body.as_bytes()].concat())?;
+    stream.shutdown(Shutdown::Write)
+}
+
+/// The figures in Prometheus's words: base units, and `_total` for what only grows.
+fn text(shown: &Shown) -> String {
+    let run = label(&shown.name);
+    let mut out = String::new();
+    let mut tell = |name: &str, kind: &str, about: &str, value: f64| {
+        let _ = write!(
+            out,
+            "# HELP zeropp_{name} {about}\n# TYPE zeropp_{name} {kind}\n\
+             zeropp_{name}{{run=\"{run}\"}} {}\n",
+            number(value)
+        );
+    };
+    tell("steps_total", "counter", "Steps done by this process.", shown.steps as f64);
+    tell("tokens_total", "counter", "Tokens trained on by this process.", shown.tokens as f64);
+    tell(
+        "skipped_steps_total",
+        "counter",
+        "Steps whose gradient was not finite.",
+        shown.skipped as f64,
+    );
+    tell(
+        "save_blocked_seconds_total",
+        "counter",
+        "Time that saving kept a rank from its work.",
+        shown.save_blocked_s,
+    );
+    if let Some(loss) = shown.eval {
+        tell("eval_loss", "gauge", "Last validation loss, in nats a token.", loss);
+    }
+    let Some(m) = &shown.last else { return out };
+    for (name, about, value) in [
+        ("step", "Last step of the run.", m.step as f64),
+        ("last_step_timestamp_seconds", "When it was done.", m.wall_time),
+        ("loss", "Its loss, in nats a token.", m.loss),
+        ("grad_norm", "Its global gradient norm.", m.grad_norm),
+        ("learning_rate", "Its learning rate.", m.lr),
+        ("tokens_per_second", "Its tokens per second.", m.tokens_per_s),
+        ("step_seconds", "Its time.", m.step_s),
+        ("flops_utilization_ratio", "Its FLOP utilisation.", m.flops_util),
+        ("bubble_ratio", "Idle share of its pipeline.", m.bubble),
+    ] {
+        tell(name, "gauge", about, value);
+    }
+    out.push_str("# HELP zeropp_peak_bytes Largest memory of a rank in the last step, by kind.\n");
+    out.push_str("# TYPE zeropp_peak_bytes gauge\n");
+    for kind in MemoryKind::ALL {
+        let (what, bytes) = (kind.name().replace(' ', "_"), m.peak_bytes.get(kind));
+        let _ = writeln!(out, "zeropp_peak_bytes{{run=\"{run}\",kind=\"{what}\"}} {bytes}");
+    }
+    out
+}
+
+fn number(value: f64) -> String {
+    match value {
+        x if x.is_nan() => "NaN".into(),
+        x if x.is_infinite() => (if x > 0.0 { "+Inf" } else { "-Inf" }).into(),
+        x => x.to_string(),
+    }
+}
+
+fn label(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn started() -> Prometheus {
+        let name = Some("a \"run\"".into());
+        let config = Config { prometheus: Some("0".into()), run_name: name, ..Config::default() };
+        Prometheus::start(&config).unwrap().unwrap()
+    }
+
+    fn ask(at: std::net::SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut told = String::new();
+        let _ = stream.read_to_string(&mut told);
+        told
+    }
+
+    #[test]
+    fn the_last_step_is_served_and_nothing_else() {
+        let prometheus = started();
+        let step = StepMetrics { step: 7, loss: f64::NAN, tokens: 64, ..StepMetrics::default() };
+        prometheus.show(&StepMetrics { step: 6, tokens: 64, ..StepMetrics::default() });
+        prometheus.show(&step);
+        let told = ask(prometheus.address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+        assert!(told.starts_with("HTTP/1.1 200 OK\r\n"), "{told}");
+        for line in [
+            "zeropp_step{run=\"a \\\"run\\\"\"} 7",
+            "zeropp_tokens_total{run=\"a \\\"run\\\"\"} 128",
+            "zeropp_loss{run=\"a \\\"run\\\"\"} NaN",
+            "zeropp_peak_bytes{run=\"a \\\"run\\\"\",kind=\"parameter_shard\"} 0",
+        ] {
+            assert!(told.lines().any(|l| l == line), "{line} in:\n{told}");
+        }
+        for other in ["GET / HTTP/1.1", "GET /metricsx HTTP/1.1", "POST /metrics HTTP/1.1"] {
+            let told = ask(prometheus.address, &format!("{other}\r\n\r\n"));
+            assert!(told.starts_with("HTTP/1.1 404") && !told.contains("zeropp_"), "{told}");
+        }
+    }
+
+    #[test]
+    fn who_asks_without_end_is_cut_off_and_the_port_is_closed_at_the_end() {
+        let prometheus = started();
+        let at = prometheus.address;
+        assert_eq!(ask(at, &"x".repeat(4 * HEAD_MAX)), "");
+        let begin = Instant::now();
+        let slow = TcpStream::connect(at).unwrap();
+        assert!(ask(at, "GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
+        assert!(begin.elapsed() < 3 * PATIENCE, "a silent one keeps others for {PATIENCE:?}");
+        drop((slow, prometheus));
+        let deadline = Instant::now() + 3 * PATIENCE;
+        while TcpListener::bind(at).is_err() {
+            assert!(Instant::now() < deadline, "still listening");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_taken_is_named() {
+        let first = started();
+        let config = Config { prometheus: Some(first.address.to_string()), ..Config::default() };
+        let error = Prometheus::start(&config).map(drop).unwrap_err().to_string();
+        assert!(
+            error.starts_with(&format!("prometheus = {}: cannot be listened at", first.address))
+        );
+        for (text, fine) in [("9400", true), ("[::1]:9400", true), ("host:1", false), ("", false)] {
+            let config = Config { prometheus: Some(text.into()), ..Config::default() };
+            assert_eq!(config.prometheus_address().is_ok(), fine, "{text}");
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The file that a run's words go to beside the terminal (`--log-file`).
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Mutex;
+
+/// The file, where there is one.
+static FILE: Mutex<Option<File>> = Mutex::new(None);
+
+/// From now on [`write`] writes to `path`: from its start, or where a run goes on at its end.
+///
+/// # Errors
+/// The file cannot be written.
+pub(crate) fn open(path: &Path, goes_on: bool) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let file = options.create(true).append(true).open(path)?;
+    // A pipe or a terminal has no length to cut.
+    if !goes_on && file.metadata()?.is_file() {
+        file.set_len(0)?;
+    }
+    *FILE.lock().expect("nobody panics with it") = Some(file);
+    Ok(())
+}
+
+/// Writes `text` to the file, if there is one. A full disk does not end a run.
+pub(crate) fn write(text: &[u8]) {
+    if let Some(file) = &mut *FILE.lock().expect("nobody panics with it") {
+        let _ = file.write_all(text);
+    }
+}

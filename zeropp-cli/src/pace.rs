@@ -1,0 +1,145 @@
+//! Which steps of a run have a line, and what such a line says.
+
+use std::time::{Duration, Instant};
+
+use zeropp::StepMetrics;
+
+use crate::figures::{duration, grouped, percent};
+
+/// From one line to the next where nothing else is asked for.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How much of the time of a step is the last one's, in the mean that tells the time left.
+const NEWEST: f64 = 0.1;
+
+/// What is known of a run's steps between two lines.
+pub(crate) struct Pace {
+    steps: u64,
+    /// Steps from one line to the next; none for a line a second.
+    every: Option<u64>,
+    /// When the last line came; none before the first.
+    last_line: Option<Instant>,
+    /// Sum and number of the losses since, of steps that had one.
+    losses: (f64, u64),
+    /// The last step, while it has no line.
+    waiting: Option<StepMetrics>,
+    /// When the last step came.
+    last_step: Option<Instant>,
+    /// Mean seconds from one step to the next, of late.
+    each_s: Option<f64>,
+}
+
+impl Pace {
+    /// Of a run of `steps` steps with a line every `every` steps, or about every second.
+    pub(crate) fn new(steps: u64, every: Option<u64>) -> Pace {
+        Pace {
+            steps,
+            every,
+            last_line: None,
+            losses: (0.0, 0),
+            waiting: None,
+            last_step: None,
+            each_s: None,
+        }
+    }
+
+    /// Takes a step that was done at `now`; its line, if it has one.
+    pub(crate) fn step(&mut self, m: &StepMetrics, now: Instant) -> Option<String> {
+        let since = self.last_step.map(|last| (now - last).as_secs_f64());
+        // Evaluations and saves are part of it, and the first step is not.
+        self.each_s = since.map(|s| match self.each_s {
+            Some(mean) => mean + NEWEST * (s - mean),
+            None => s,
+        });
+        self.last_step = Some(now);
+        self.losses = (self.losses.0 + m.loss, self.losses.1 + 1);
+        self.waiting = Some(m.clone());
+        let due = match (self.every, self.last_line) {
+            (_, None) => true,
+            (Some(every), _) => m.step.is_multiple_of(every),
+            (None, Some(at)) => now - at >= PAUSE,
+        };
+        if due || m.step == self.steps { self.line(now) } else { None }
+    }
+
+    /// The line of the last step, if it had none: a run may end before its last step.
+    pub(crate) fn rest(&mut self) -> Option<String> {
+        self.line(Instant::now())
+    }
+
+    /// Seconds until the last step, as far as known.
+    fn left_s(&self, step: u64) -> Option<f64> {
+        let left = self.steps.saturating_sub(step);
+        self.each_s.filter(|_| left > 0).map(|each| each * left as f64)
+    }
+
+    fn line(&mut self, now: Instant) -> Option<String> {
+        let m = self.waiting.take()?;
+        let (sum, steps) = std::mem::take(&mut self.losses);
+        self.last_line = Some(now);
+        let mean = if steps > 1 { format!(" (mean of {steps})") } else { String::new() };
+        let left = self.left_s(m.step).map(|s| format!("  {} left", duration(s)));
+        Some(format!(
+            "step {}/{}  loss {:.4}{mean}  norm {:.3}  lr {:.2e}  {} tokens/s  bubble {}{}",
+            m.step,
+            self.steps,
+            sum / steps as f64,
+            m.grad_norm,
+            m.lr,
+            grouped(m.tokens_per_s.round() as u64),
+            percent(m.bubble),
+            left.unwrap_or_default(),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(step: u64, loss: f64) -> StepMetrics {
+        StepMetrics {
+            step,
+            loss,
+            grad_norm: 1.25,
+            lr: 3e-3,
+            tokens_per_s: 8191.6,
+            bubble: 0.043,
+            ..StepMetrics::default()
+        }
+    }
+
+    /// The steps that have a line, of 100 that come every `ms` milliseconds.
+    fn told(every: Option<u64>, ms: u64) -> Vec<u64> {
+        let (mut pace, begin) = (Pace::new(100, every), Instant::now());
+        let has_line = |n: &u64| {
+            let now = begin + Duration::from_millis(n * ms);
+            pace.step(&step(*n, 1.0), now).is_some()
+        };
+        (1..=100).filter(has_line).collect()
+    }
+
+    #[test]
+    fn lines_come_about_every_second_or_as_asked_and_the_first_and_last_always() {
+        assert_eq!(told(None, 2000), (1..=100).collect::<Vec<_>>());
+        assert_eq!(told(None, 300), (1..=100).step_by(4).chain([100]).collect::<Vec<_>>());
+        assert_eq!(told(None, 1), [1, 100]);
+        assert_eq!(told(Some(40), 5), [1, 40, 80, 100]);
+        assert_eq!(told(Some(1), 0), (1..=100).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_line_has_the_mean_of_its_steps_and_the_time_left() {
+        let (mut pace, begin) = (Pace::new(50, Some(3)), Instant::now());
+        let at = |s: u64| begin + Duration::from_secs(s);
+        let line = "step 1/50  loss 4.0000  norm 1.250  lr 3.00e-3  8,192 tokens/s  bubble 4.3 %";
+        assert_eq!(pace.step(&step(1, 4.0), at(0)).unwrap(), line);
+        assert_eq!(pace.step(&step(2, 3.0), at(2)), None);
+        let third = pace.step(&step(3, 2.0), at(4)).unwrap();
+        assert!(third.starts_with("step 3/50  loss 2.5000 (mean of 2)  norm"), "{third}");
+        assert!(third.ends_with("  1 min 34 s left"), "{third}");
+        assert_eq!(pace.rest(), None, "it had its line");
+        assert_eq!(pace.step(&step(4, 7.0), at(6)), None);
+        // Stopped there.
+        assert!(pace.rest().unwrap().starts_with("step 4/50  loss 7.0000  norm"));
+    }
+}

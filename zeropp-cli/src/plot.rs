@@ -1,0 +1,233 @@
+//! `zeropp plot`: losses, gradient norms and learning rates of runs as a picture.
+
+pub(crate) mod chart;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
+use serde_json::Value;
+
+use crate::Failure;
+use crate::figures::{count, say};
+use crate::plot::chart::{Curve, Mark, Panel, Scale};
+use crate::schedule::write;
+
+const ABOUT: &str = "Draw the losses and learning rates of runs\n\n\
+Of files that `zeropp run --metrics run.jsonl` writes: the loss of each step with its running \
+mean, the validation loss, the gradient norm and the learning rate, each run in a colour. A name \
+that ends in .svg gets a picture, any other a page; both follow the reader's light or dark ground.";
+
+const EXAMPLES: &str = "\
+Examples:
+  zeropp plot run.jsonl                          run.html beside it
+  zeropp plot a.jsonl b.jsonl -o both.svg --log  two runs, losses on a logarithmic scale
+
+Exit codes: 0 done, 2 bad input (nothing was written).";
+
+/// From how many steps on a loss is shown with a running mean.
+const SMOOTHED_FROM: usize = 60;
+/// The running mean is over about a fiftieth of the steps.
+const SMOOTHED_PART: usize = 50;
+
+/// The flags of `zeropp plot`.
+pub(crate) fn command() -> Command {
+    let files = Arg::new("runs")
+        .value_name("RUN.jsonl")
+        .required(true)
+        .action(ArgAction::Append)
+        .num_args(1..)
+        .value_parser(value_parser!(PathBuf))
+        .help("Metrics of a run");
+    Command::new("plot")
+        .about("Draw the losses and learning rates of runs")
+        .long_about(ABOUT)
+        .after_help(EXAMPLES)
+        .arg(files)
+        .arg(
+            Arg::new("out")
+                .short('o')
+                .long("out")
+                .value_name("FILE.html|FILE.svg")
+                .value_parser(value_parser!(PathBuf))
+                .help("Where to draw [default: beside the first run, as .html]"),
+        )
+        .arg(
+            Arg::new("log")
+                .long("log")
+                .action(ArgAction::SetTrue)
+                .help("Losses and norms on a logarithmic scale"),
+        )
+}
+
+/// Reads the runs and draws them.
+pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    let paths: Vec<&PathBuf> = matches.get_many("runs").into_iter().flatten().collect();
+    let runs = paths.iter().map(|path| Run::read(path)).collect::<Result<Vec<_>, _>>()?;
+    let out = match matches.get_one::<PathBuf>("out") {
+        Some(out) => out.clone(),
+        None => paths[0].with_extension("html"),
+    };
+    if paths.contains(&&out) {
+        let out = out.display();
+        return Err(Failure::bad_input(format!("out = {out}: is a file of metrics; name another")));
+    }
+    let scale = if matches.get_flag("log") { Scale::Log } else { Scale::Linear };
+    let panels = panels(&runs, scale);
+    let text = match out.extension().is_some_and(|end| end.eq_ignore_ascii_case("svg")) {
+        true => chart::svg(&panels),
+        false => {
+            let about: Vec<&str> = runs.iter().map(|run| run.about.as_str()).collect();
+            chart::page(&title(&runs), &about.join("\n"), &panels)
+        }
+    };
+    write(&out, text.as_bytes())?;
+    say(format_args!("{}: {}", out.display(), count(runs.len(), "run")));
+    Ok(())
+}
+
+/// A run's curves.
+struct Run {
+    name: String,
+    /// What it is, in a line.
+    about: String,
+    /// Step and value.
+    loss: Vec<(f64, f64)>,
+    eval: Vec<(f64, f64)>,
+    norm: Vec<(f64, f64)>,
+    rate: Vec<(f64, f64)>,
+}
+
+impl Run {
+    fn read(path: &Path) -> Result<Run, Failure> {
+        let shown = path.display();
+        let bad = |problem: String| Failure::bad_input(format!("{shown}: {problem}"));
+        let file = File::open(path).map_err(|e| bad(format!("cannot be read ({e})")))?;
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let mut run = Run {
+            about: format!("{shown}"),
+            name: stem,
+            loss: Vec::new(),
+            eval: Vec::new(),
+            norm: Vec::new(),
+            rate: Vec::new(),
+        };
+        let mut lines = BufReader::new(file).split(b'\n').enumerate();
+        lines.try_for_each(|(i, line)| {
+            let line = line.map_err(|e| bad(format!("cannot be read ({e})")))?;
+            // Who is killed leaves half a line.
+            let Ok(value) = serde_json::from_slice::<Value>(&line) else {
+                let is_first = i == 0;
+                let problem = "is no file of metrics; zeropp run --metrics run.jsonl writes one";
+                return if is_first { Err(bad(problem.into())) } else { Ok(()) };
+            };
+            run.add(&value);
+            Ok(())
+        })?;
+        if run.loss.is_empty() {
+            return Err(bad("it has no step; give the metrics of a run".into()));
+        }
+        Ok(run)
+    }
+
+    fn add(&mut self, line: &Value) {
+        if let Some(header) = line.get("run") {
+            let text = |key: &str| header[key].as_str().unwrap_or_default();
+            let words = header["command"].as_array().into_iter().flatten();
+            let words: Vec<&str> = words.filter_map(Value::as_str).collect();
+            self.about = format!("{}: {}", text("name"), words.join(" "));
+        }
+        let Some(step) = line["step"].as_f64() else { return };
+        let mut add = |to: fn(&mut Run) -> &mut Vec<(f64, f64)>, value: &Value| {
+            if let Some(value) = value.as_f64() {
+                to(self).push((step, value));
+            }
+        };
+        add(|run| &mut run.loss, &line["loss"]);
+        add(|run| &mut run.eval, &line["eval"]["loss"]);
+        add(|run| &mut run.norm, &line["grad_norm"]);
+        add(|run| &mut run.rate, &line["lr"]);
+    }
+}
+
+fn title(runs: &[Run]) -> String {
+    runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+fn panels(runs: &[Run], scale: Scale) -> Vec<Panel> {
+    let of = |values: fn(&Run) -> &Vec<(f64, f64)>, smooth: bool| {
+        let curves = runs.iter().enumerate().flat_map(|(color, run)| {
+            let curve = |points: Vec<(f64, f64)>, mark| Curve {
+                name: run.name.clone(),
+                points,
+                mark,
+                color,
+            };
+            let points = values(run).clone();
+            match smooth && points.len() >= SMOOTHED_FROM {
+                true => vec![
+                    curve(points.clone(), Mark::Faint),
+                    curve(running_mean(&points, points.len() / SMOOTHED_PART), Mark::Line),
+                ],
+                false => vec![curve(points, Mark::Line)],
+            }
+        });
+        curves.collect::<Vec<_>>()
+    };
+    let mut loss = of(|run| &run.loss, true);
+    for (color, run) in runs.iter().enumerate().filter(|(_, run)| !run.eval.is_empty()) {
+        let name = format!("{}, validation", run.name);
+        loss.push(Curve { name, points: run.eval.clone(), mark: Mark::Points, color });
+    }
+    let loss = Panel { y: scale, ..Panel::over_steps("Loss, nats a token", loss) };
+    let norm = Panel::over_steps("Gradient norm", of(|run| &run.norm, true));
+    let rate = Panel::over_steps("Learning rate", of(|run| &run.rate, false));
+    vec![loss, Panel { y: scale, ..norm }, rate]
+}
+
+/// The exponential running mean over about `over` points, without the bias of its beginning.
+pub(crate) fn running_mean(points: &[(f64, f64)], over: usize) -> Vec<(f64, f64)> {
+    let keeps = 1.0 - 1.0 / over.max(1) as f64;
+    let (mut sum, mut weight) = (0.0, 0.0);
+    let smooth = points.iter().filter(|point| point.1.is_finite()).map(|(x, y)| {
+        (sum, weight) = (keeps * sum + y, keeps * weight + 1.0);
+        (*x, sum / weight)
+    });
+    smooth.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_running_mean_begins_at_the_first_point_and_follows() {
+        let points: Vec<(f64, f64)> = (0..200).map(|i| (f64::from(i), 5.0)).collect();
+        assert!(running_mean(&points, 10).iter().all(|p| (p.1 - 5.0).abs() < 1e-12));
+        let jump: Vec<(f64, f64)> =
+            (0..200).map(|i| (f64::from(i), if i < 100 { 0.0 } else { 1.0 })).collect();
+        let mean = running_mean(&jump, 10);
+        assert!(mean[99].1 == 0.0 && (0.5..0.8).contains(&mean[109].1) && mean[199].1 > 0.99);
+        assert_eq!(running_mean(&[(1.0, f64::NAN), (2.0, 3.0)], 4), [(2.0, 3.0)]);
+    }
+
+    #[test]
+    fn a_file_of_metrics_is_read_with_half_a_line_and_other_files_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("small.jsonl");
+        let text = "{\"run\":{\"name\":\"small\",\"command\":[\"zeropp\",\"run\"]}}\n\
+                    {\"step\":1,\"loss\":5.5,\"grad_norm\":1.0,\"lr\":0.1}\n\
+                    {\"step\":2,\"loss\":null,\"grad_norm\":2.0,\"eval\":{\"loss\":4.0}}\n\
+                    {\"step\":3,\"lo";
+        std::fs::write(&path, text).unwrap();
+        let run = Run::read(&path).unwrap_or_else(|f| panic!("{}", f.message));
+        assert_eq!((run.loss, run.eval), (vec![(1.0, 5.5)], vec![(2.0, 4.0)]));
+        assert_eq!((run.norm.len(), run.about.as_str()), (2, "small: zeropp run"));
+        for (text, said) in [("hello\n", "is no file of metrics"), ("{}\n", "it has no step")] {
+            std::fs::write(&path, text).unwrap();
+            let failure = Run::read(&path).err().unwrap();
+            assert!(failure.code == 2 && failure.message.contains(said), "{}", failure.message);
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! What a run shows while it goes, and what it leaves for those who watch.
+
+mod common;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use common::{command, zeropp};
+use serde_json::Value;
+
+const SMALL: &str = "run --layers 4 --hidden 16 --heads 2 --seq 8 --steps 30 --zero3 2";
+
+#[test]
+fn lines_are_thinned_for_people_and_files_have_every_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let line = format!("{SMALL} --log-every 10 --log-file run.log --metrics m.jsonl");
+    let got = zeropp(at, &line);
+    assert_eq!((got.code, got.err.as_str()), (Some(0), ""), "{}", got.out);
+    let told: Vec<&str> = got.out.lines().filter(|line| line.starts_with("step ")).collect();
+    let steps: Vec<&str> = told.iter().map(|line| line.split(' ').nth(1).unwrap()).collect();
+    assert_eq!(steps, ["1/30", "10/30", "20/30", "30/30"], "{}", got.out);
+    assert!(told[1].contains("(mean of 9)") && told[2].contains("(mean of 10)"), "{}", told[1]);
+    assert!(told[1].ends_with(" left") && !told[3].contains(" left"), "{}", told[3]);
+    let log = fs::read_to_string(at.join("run.log")).unwrap();
+    assert_eq!(log, got.out, "all that is said");
+
+    let metrics = fs::read_to_string(at.join("m.jsonl")).unwrap();
+    let lines: Vec<Value> = metrics.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!(lines.len(), 31);
+    let run = &lines[0]["run"];
+    assert_eq!((&run["name"], &run["zero3"], &run["steps"]), (&"m".into(), &2.into(), &30.into()));
+    assert!(run["command"].as_array().unwrap().contains(&"--log-every".into()), "{run}");
+    assert_eq!((&run["settings"]["unit"], &run["settings"]["hidden"]), (&"1".into(), &"16".into()));
+    let times: Vec<f64> = lines[1..].iter().map(|l| l["wall_time"].as_f64().unwrap()).collect();
+    assert!(times.is_sorted() && times[0] >= run["wall_time"].as_f64().unwrap(), "{times:?}");
+    // The mean of a line is that of the steps since the one before.
+    let mean: f64 = lines[2..=10].iter().map(|l| l["loss"].as_f64().unwrap()).sum::<f64>() / 9.0;
+    assert!(told[1].contains(&format!("loss {mean:.4} (")), "{mean} in {}", told[1]);
+
+    // A quiet terminal, and the file has the lines all the same.
+    let got = zeropp(at, &format!("{SMALL} --log-every 10 --log-file run.log -q"));
+    assert!(got.code == Some(0) && !got.out.contains("step 1/30"), "{}", got.out);
+    let log = fs::read_to_string(at.join("run.log")).unwrap();
+    assert_eq!(log.matches("step 30/30  loss").count(), 1, "from its start again:\n{log}");
+}
+
+#[test]
+fn a_log_goes_on_with_its_run_and_has_its_errors() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let line = format!("{SMALL} --save c --log-file run.log");
+    assert_eq!(zeropp(at, &line.replace("30", "4")).code, Some(0));
+    let refused = zeropp(at, &line);
+    assert_eq!(refused.code, Some(2));
+    let log = fs::read_to_string(at.join("run.log")).unwrap();
+    assert_eq!(log, refused.err, "what went wrong");
+    assert_eq!(zeropp(at, &format!("{line} --resume")).code, Some(0));
+    let log = fs::read_to_string(at.join("run.log")).unwrap();
+    assert!(log.starts_with("error: ") && log.contains("step 30/30"), "{log}");
+}
+
+#[test]
+fn rows_and_events_have_every_step_and_go_on_with_the_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let line = format!("{SMALL} --save c --save-every 4 --metrics m.csv --tensorboard events");
+    assert_eq!(zeropp(at, &line.replace("30", "6")).code, Some(0));
+    let got = zeropp(at, &format!("{} --resume=4", line.replace("30", "8")));
+    assert_eq!(got.code, Some(0), "{}", got.err);
+    let csv = fs::read_to_string(at.join("m.csv")).unwrap();
+    let rows: Vec<&str> = csv.lines().map(|row| row.split(',').next().unwrap()).collect();
+    assert_eq!(rows, ["step", "1", "2", "3", "4", "5", "6", "7", "8"]);
+    let mut sizes: Vec<(String, u64)> = fs::read_dir(at.join("events"))
+        .unwrap()
+        .map(|e| e.unwrap())
+        .map(|e| (e.file_name().into_string().unwrap(), e.metadata().unwrap().len()))
+        .collect();
+    sizes.sort();
+    assert_eq!(sizes.len(), 2, "a file for each start: {sizes:?}");
+    assert!(sizes[0].1 > sizes[1].1, "six steps, and four: {sizes:?}");
+}
+
+#[test]
+fn a_run_shows_what_its_model_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let line = format!("{SMALL} --metrics m.jsonl").replace("30", "8");
+    let with = format!("{line} --save c --save-every 2 --sample-every 4 --prompt fn");
+    let got = zeropp(at, &with);
+    assert_eq!((got.code, got.err.as_str()), (Some(0), ""), "{}", got.out);
+    let bits = || {
+        let text = fs::read_to_string(at.join("m.jsonl")).unwrap();
+        let steps = text.lines().skip(1).map(|l| serde_json::from_str::<Value>(l).unwrap());
+        steps.map(|s| (s["loss"].to_string(), s["grad_norm"].to_string())).collect::<Vec<_>>()
+    };
+    let with = bits();
+    let told = |step: usize| got.out.contains(&format!("step {step}/8  the model writes\n  | fn"));
+    assert!(told(8), "the last one at the end:\n{}", got.out);
+    // What is shown is what the checkpoint writes.
+    let written = zeropp(at, "generate c/step-000008 --prompt fn --max-tokens 64");
+    let first = written.out.lines().next().unwrap();
+    assert!(got.out.contains(&format!("writes\n  | {first}")), "{}\n{}", got.out, written.out);
+    assert_eq!(zeropp(at, &line).code, Some(0));
+    assert_eq!(bits(), with, "no bit depends on it");
+}
+
+#[test]
+fn runs_are_drawn() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    assert_eq!(zeropp(at, &format!("{SMALL} --metrics m.jsonl")).code, Some(0));
+    let got = zeropp(at, "plot m.jsonl");
+    assert_eq!((got.code, got.out.as_str()), (Some(0), "m.html: 1 run\n"), "{}", got.err);
+    let page = fs::read_to_string(at.join("m.html")).unwrap();
+    for part in ["Loss, nats a token", "Gradient norm", "Learning rate", "--metrics m.jsonl"] {
+        assert!(page.contains(part), "{part} is not in the page");
+    }
+    assert!(!page.contains("src=") && !page.contains("NaN"), "it asks for nothing");
+    assert_eq!(zeropp(at, "plot m.jsonl m.jsonl -o m.svg --log").code, Some(0));
+    assert!(fs::read_to_string(at.join("m.svg")).unwrap().starts_with("<svg xmlns="));
+    let got = zeropp(at, "plot m.jsonl -o m.jsonl");
+    assert_eq!(got.code, Some(2), "{}", got.out);
+    let got = zeropp(at, &format!("{SMALL} --dry-run=plan.html --decay wsd"));
+    assert_eq!(got.code, Some(0), "{}", got.err);
+    let page = fs::read_to_string(at.join("plan.html")).unwrap();
+    assert!(page.contains("Learning rate") && page.contains("wsd"), "{page}");
+    assert!(got.out.lines().all(|line| page.contains(&line.replace('&', "&amp;"))), "{}", got.out);
+}
+
+#[test]
+fn a_learning_rate_is_found_and_nothing_else_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    fs::write(at.join("m.jsonl"), "of another run").unwrap();
+    let line = format!("{SMALL} --save c --save-every 3 --metrics m.jsonl --warmup 9 --find-lr 60");
+    let got = zeropp(at, &line);
+    assert_eq!((got.code, got.err.as_str()), (Some(0), ""), "{}", got.out);
+    let rate = got.out.split("suggestion: --lr ").nth(1).expect(&got.out);
+    let rate: f64 = rate.split_whitespace().next().unwrap().parse().unwrap();
+    assert!((1e-4..5.0).contains(&rate), "{}", got.out);
+    let mut names: Vec<String> =
+        fs::read_dir(at).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names, ["find-lr.csv", "find-lr.html", "m.jsonl"]);
+    assert_eq!(fs::read_to_string(at.join("m.jsonl")).unwrap(), "of another run");
+    let rows = fs::read_to_string(at.join("find-lr.csv")).unwrap();
+    let first: Vec<f64> =
+        rows.lines().nth(1).unwrap().split(',').map(|c| c.parse().unwrap()).collect();
+    assert!((first[0] / 1e-7 - 1.0).abs() < 1e-9, "{rows}");
+}
+
+#[test]
+fn prometheus_is_served_while_the_run_lasts() {
+    let dir = tempfile::tempdir().unwrap();
+    // Free a moment ago.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let line = format!("{} --prometheus {port}", SMALL.replace("30", "100000"));
+    let mut run = command(dir.path(), &line).stdout(Stdio::null()).spawn().unwrap();
+    let ask = || -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(("127.0.0.1", port))?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")?;
+        let mut told = String::new();
+        stream.read_to_string(&mut told)?;
+        Ok(told)
+    };
+    let begin = Instant::now();
+    let told = loop {
+        match ask() {
+            Ok(told) if told.contains("zeropp_loss{") => break told,
+            _ if begin.elapsed() > Duration::from_secs(60) => panic!("nothing is served"),
+            _ => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    assert!(told.contains("# TYPE zeropp_tokens_total counter"), "{told}");
+    let taken = zeropp(dir.path(), &line);
+    assert_eq!(taken.code, Some(2));
+    assert!(taken.err.contains(&format!("prometheus = 127.0.0.1:{port}: cannot be listened at")));
+    run.kill().unwrap();
+    run.wait().unwrap();
+}
