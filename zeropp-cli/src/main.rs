@@ -92,7 +92,7 @@ fn main() -> ExitCode {
         Some(("measure", matches)) => measure::run(matches),
         Some(("playground", matches)) => playground::run(matches),
         Some(("plot", matches)) => plot::run(matches),
-        Some(("paper", _)) => paper::run(),
+        Some(("paper", matches)) => paper::run(matches),
         Some(("check", matches)) => check::run(matches),
         Some(("compare", matches)) => compare::run(matches),
         Some(("why", matches)) => why::run(matches),

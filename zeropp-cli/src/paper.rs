@@ -1,22 +1,37 @@
 //! `zeropp paper`: the papers' tables beside what the planner's model gives for them.
 
-use clap::Command;
+use std::path::PathBuf;
+
+use clap::{Arg, ArgMatches, Command, value_parser};
 
 use crate::Failure;
 use crate::figures::say;
+use crate::schedule::write;
 
 const ABOUT: &str = "The papers' tables beside ours\n\n\
 Prints published tables and what the planner's one model of time and memory gives for each cell: \
-Megatron's runs, ZeroPP's tables 2 and 4 and figure 1, Zero Bubble's bubble rates. It says what \
-the model is fitted on, and what was assumed where a paper states nothing.";
+Megatron's runs, ZeroPP's tables 2 and 4 and figures 1 and 4, Zero Bubble's bubble rates, what its \
+kinds trade and its figure 7. It says what the model is fitted on, and what was assumed where a \
+paper states nothing.";
 
-/// The command, which has no flags.
+/// The command.
 pub(crate) fn command() -> Command {
-    Command::new("paper").about("The papers' tables beside ours").long_about(ABOUT)
+    let pictures = Arg::new("out")
+        .short('o')
+        .long("out")
+        .value_name("FOLDER")
+        .value_parser(value_parser!(PathBuf))
+        .help("Also write the figures that are curves into this folder, as SVG");
+    Command::new("paper").about("The papers' tables beside ours").long_about(ABOUT).arg(pictures)
 }
 
-/// Prints all tables.
-pub(crate) fn run() -> Result<(), Failure> {
+/// Prints all tables, and writes the pictures where that is asked for.
+pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    if let Some(folder) = matches.get_one::<PathBuf>("out") {
+        for (name, svg) in zeropp_plan::papers::pictures().map_err(Failure::failed_run)? {
+            write(&folder.join(name), svg.as_bytes())?;
+        }
+    }
     say(zeropp_plan::papers::text().map_err(Failure::failed_run)?.trim_end());
     Ok(())
 }

@@ -44,3 +44,30 @@ pub fn named(name: &str) -> Result<Machine, PlanError> {
         ))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A line of the A100's file put in another's place, and what is said of it.
+    #[test]
+    fn a_rate_that_is_missing_or_none_is_one_clear_message() {
+        let good = file("A100").unwrap();
+        read("mine.toml", good, Form::Toml).unwrap();
+        for key in ["flops_per_s", "memory_bytes", "zero3_bytes_per_s", "per_node", "bytes_per_s"] {
+            let line = good.lines().find(|l| l.starts_with(&format!("{key} "))).unwrap();
+            for value in ["-1", "nan", "0", "inf", "\"fast\""] {
+                let wrong = good.replace(line, &format!("{key} = {value}"));
+                let said = read("mine.toml", &wrong, Form::Toml).unwrap_err().to_string();
+                assert!(said.starts_with("machine = mine.toml: ") && said.contains(key), "{said}");
+                assert!(!said.contains('\n') || value == "\"fast\"", "{said}");
+            }
+            // A node without a size has eight, messages without a rate that of sums over replicas.
+            if matches!(key, "per_node" | "bytes_per_s") {
+                continue;
+            }
+            let said = read("mine.toml", &good.replace(line, ""), Form::Toml).unwrap_err();
+            assert!(said.to_string().contains(&format!("{key} is missing")), "{said}");
+        }
+    }
+}

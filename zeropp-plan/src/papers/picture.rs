@@ -18,7 +18,7 @@ const HEIGHT: f64 = 400.0;
 /// Room on the left, at the top, on the right, and at the bottom.
 const ROOM: [f64; 4] = [64.0, 40.0, 24.0, 104.0];
 
-/// A chart with a title, the axes' names, and lines; where `first` says so, a line is only points.
+/// A chart with a title, the axes' names, lines, and points that nothing joins.
 pub(super) fn chart(title: &str, axes: [&str; 2], lines: &[Series], points: &[Series]) -> String {
     let all = || lines.iter().chain(points).flat_map(|s| &s.points);
     let most = |i: usize| all().map(|p| p[i]).fold(1e-9, f64::max) * 1.05;
@@ -64,37 +64,48 @@ pub(super) fn chart(title: &str, axes: [&str; 2], lines: &[Series], points: &[Se
         axes[1]
     );
     for (i, series) in lines.iter().chain(points).enumerate() {
-        let colour = COLOURS[i % COLOURS.len()];
-        if i < lines.len() {
-            let path: Vec<String> =
-                series.points.iter().map(|p| format!("{:.1},{:.1}", x(p[0]), y(p[1]))).collect();
-            let _ = writeln!(
-                out,
-                "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
-                path.join(" ")
-            );
-        }
-        for p in &series.points {
-            let size = if i < lines.len() { 3.0 } else { 6.0 };
-            let _ = writeln!(
-                out,
-                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"{size}\" fill=\"{colour}\"/>",
-                x(p[0]),
-                y(p[1])
-            );
-        }
-        let (at, down) = (l + (i % 2) as f64 * 330.0, HEIGHT - b + 56.0 + (i / 2) as f64 * 17.0);
-        let _ = writeln!(
-            out,
-            "<circle cx=\"{at:.1}\" cy=\"{:.1}\" r=\"5\" fill=\"{colour}\"/><text x=\"{:.1}\" \
-             y=\"{down:.1}\" fill=\"#111\">{}</text>",
-            down - 4.0,
-            at + 10.0,
-            series.name
-        );
+        draw(&mut out, (i, series), i < lines.len(), [&x, &y]);
     }
     out.push_str("</svg>\n");
     out
+}
+
+/// One line, or its points alone, and its name below the axes.
+fn draw(
+    out: &mut String,
+    (i, series): (usize, &Series),
+    joined: bool,
+    [x, y]: [&dyn Fn(f64) -> f64; 2],
+) {
+    let colour = COLOURS[i % COLOURS.len()];
+    if joined {
+        let path: Vec<String> =
+            series.points.iter().map(|p| format!("{:.1},{:.1}", x(p[0]), y(p[1]))).collect();
+        let _ = writeln!(
+            out,
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>",
+            path.join(" ")
+        );
+    }
+    for p in &series.points {
+        let size = if joined { 3.0 } else { 6.0 };
+        let _ = writeln!(
+            out,
+            "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"{size}\" fill=\"{colour}\"/>",
+            x(p[0]),
+            y(p[1])
+        );
+    }
+    let (at, down) =
+        (ROOM[0] + (i % 2) as f64 * 330.0, HEIGHT - ROOM[3] + 56.0 + (i / 2) as f64 * 17.0);
+    let _ = writeln!(
+        out,
+        "<circle cx=\"{at:.1}\" cy=\"{:.1}\" r=\"5\" fill=\"{colour}\"/><text x=\"{:.1}\" \
+         y=\"{down:.1}\" fill=\"#111\">{}</text>",
+        down - 4.0,
+        at + 10.0,
+        series.name
+    );
 }
 
 /// Round numbers from 0 to `most`, about six.

@@ -337,7 +337,8 @@ pub(super) fn text(out: &mut String) -> Result<(), PlanError> {
     let _ = writeln!(
         out,
         "The paper prints no numbers of this figure. It says that ZeroPP's advantage grows as \
-         memory gets tighter; here it shrinks, as\nzeropp's own memory is above the paper's and 3D is \
+         memory gets tighter; here it shrinks, as\nzeropp's own memory is above the paper's and 3D \
+         is \
          faster than in its runs.\n"
     );
     out.push_str(&figure_1());
