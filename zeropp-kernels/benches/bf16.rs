@@ -64,7 +64,7 @@ fn main() {
             let product = move || product_set(&mut c, n, left, &packed);
             jobs.push((named("Y in fp32"), Box::new(product)));
             let (packed, mut c) = (pack(), vec![bf16::ZERO; m * n]);
-            jobs.push((named("Y"), Box::new(move || product_into(&mut c, n, left, &packed))));
+            jobs.push((named("Y"), Box::new(move || product_into(&mut c, n, left, &packed, None))));
             jobs.push((named("packing W"), Box::new(move || drop(pack()))));
             // Xᵀ·dY of as many rows.
             let (packed, mut sums) = (pack(), vec![0.0; m * n]);
