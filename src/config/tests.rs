@@ -373,6 +373,11 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         threads: Some(2),
         eval_data: path(),
         prompt: Some("x".into()),
+        global_batch: Some("512".into()),
+        no_decay: Some("norms".into()),
+        momentum: Some(0.9),
+        nesterov: Some(true),
+        ema: Some(0.999),
         ..Config::default().resolved()
     };
     let written = full.to_toml().unwrap();

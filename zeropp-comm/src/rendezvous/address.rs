@@ -90,14 +90,14 @@ mod tests {
         assert!(plain("[::1]:9") && plain("localhost:9") && !plain("node0:9"));
         for (text, problem) in [
             ("node0", "has no port"),
-            ("node0:", "`` is no port"),
-            ("node0:0", "`0` is no port"),
-            ("node0:65536", "`65536` is no port"),
+            ("node0:", "`` is not a port"),
+            ("node0:0", "`0` is not a port"),
+            ("node0:65536", "`65536` is not a port"),
             ("::1:29400", "brackets are for IPv6"),
             ("[node0]:29400", "brackets are for IPv6"),
-            (":29400", "`` is no host"),
+            (":29400", "`` is not a host"),
             ("http://a:1", "brackets are for IPv6"),
-            ("a b:1", "`a b` is no host"),
+            ("a b:1", "`a b` is not a host"),
         ] {
             let error = text.parse::<Address>().expect_err(text);
             assert!(error.starts_with(problem) && error.contains("use HOST:PORT"), "{error}");
