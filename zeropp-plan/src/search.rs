@@ -21,12 +21,12 @@ const ALIKE_MAX: usize = 4;
 const CLIMBED: usize = 3;
 const MESHES_CLIMBED: usize = 8;
 /// Actions up to which all layouts are simulated.
-const ALL_BUDGET: usize = 2_000_000;
+const ALL_BUDGET: usize = 500_000;
 /// Actions that are simulated else in the order of closed forms, and then of neighbours.
-const ACTIONS_BUDGET: usize = 600_000;
-const CLIMB_BUDGET: usize = 1_200_000;
+const ACTIONS_BUDGET: usize = 150_000;
+const CLIMB_BUDGET: usize = 250_000;
 /// Of neighbours, where the search has been asked for another limit before.
-const AGAIN_BUDGET: usize = 300_000;
+const AGAIN_BUDGET: usize = 60_000;
 /// Neighbours whose closed form is so much above the best step are left.
 const HOPELESS: f64 = 1.5;
 /// Times as long, and memory as large, as if there were no difference.
