@@ -82,7 +82,7 @@ impl Config {
         if let GlobalBatch::Samples(samples) = batch {
             check(samples.is_multiple_of(each), || {
                 let problem = format!(
-                    "is no multiple of {each} samples, a micro-batch of {} on zero3 {} x dp {}",
+                    "is not a multiple of {each} samples, a micro-batch of {} on zero3 {} x dp {}",
                     self.micro_batch_size, self.zero3, self.dp
                 );
                 let (below, above) = (samples / each * each, (samples / each + 1) * each);

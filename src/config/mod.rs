@@ -136,11 +136,9 @@ impl Config {
         let alone = || text.parse().ok().map(|port: u16| (Ipv4Addr::LOCALHOST, port).into());
         let help = "use a port, as in 9400, or an address of this machine and a port, as in \
                     0.0.0.0:9400 or [::1]:9400";
-        text.parse()
-            .ok()
-            .or_else(alone)
-            .map(Some)
-            .ok_or_else(|| ConfigError::value("prometheus", text, "is no address and port", help))
+        text.parse().ok().or_else(alone).map(Some).ok_or_else(|| {
+            ConfigError::value("prometheus", text, "is not a port or an address with a port", help)
+        })
     }
 
     /// Samples of one step over all ranks. Ranks of a ZeRO-3 group and replicas train on samples

@@ -140,7 +140,8 @@ fn micro_batches_follow_from_the_batch_of_all_ranks() {
         ("global-batch = '0'", "global-batch = 0: expected samples or tokens"),
         (
             "zero3 = 3\nglobal-batch = '64'",
-            "global-batch = 64: is no multiple of 3 samples, a micro-batch of 1 on zero3 3 x dp 1; \
+            "global-batch = 64: is not a multiple of 3 samples, a micro-batch of 1 on zero3 3 \
+             x dp 1; \
              use 63 or 66",
         ),
         (
@@ -254,9 +255,9 @@ fn bad_ways_to_watch_are_named_with_what_would_work() {
         ("run-name = ' '", "run-name = \"\": the name is empty; leave it out"),
         (
             "prometheus = 'here'",
-            "prometheus = here: is no address and port; use a port, as in 9400",
+            "prometheus = here: is not a port or an address with a port; use a port, as in 9400",
         ),
-        ("prometheus = '70000'", "prometheus = 70000: is no address and port"),
+        ("prometheus = '70000'", "prometheus = 70000: is not a port or an address with a port"),
         ("tensorboard = 'Cargo.toml'", "tensorboard = Cargo.toml: is a file; name a folder"),
         (
             "sample-every = 4",

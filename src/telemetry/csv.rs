@@ -1,10 +1,11 @@
 //! The metrics file as CSV: a row of names, then a row a step.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 
 use serde_json::Value;
+use zeropp_core::files::open_kept;
 use zeropp_core::metrics::{RunHeader, StepMetrics};
 
 use super::Steps;
@@ -67,17 +68,13 @@ impl CsvRows {
     /// # Errors
     /// The file cannot be opened, read or cut, or has other columns.
     pub(super) fn open(path: &Path, resumed: Option<u64>) -> io::Result<CsvRows> {
-        let mut options = OpenOptions::new();
-        let mut file = options.create(true).read(true).append(true).open(path)?;
-        let names = COLUMNS.join(",");
-        let kept = match resumed {
-            Some(step) => bytes_up_to(BufReader::new(&mut file), step, &names)?,
-            None => 0,
-        };
-        // A pipe or a terminal has no length to cut.
-        if file.metadata()?.is_file() {
-            file.set_len(kept)?;
-        }
+        let mut kept = 0;
+        let file = open_kept(path, |file| {
+            if let Some(step) = resumed {
+                kept = bytes_up_to(BufReader::new(file), step, &COLUMNS.join(","))?;
+            }
+            Ok(kept)
+        })?;
         Ok(CsvRows { out: BufWriter::new(file), named: kept > 0 })
     }
 }

@@ -53,7 +53,7 @@ impl Prometheus {
     pub(crate) fn start(config: &Config) -> Result<Option<Prometheus>, ConfigError> {
         let Some(address) = config.prometheus_address()? else { return Ok(None) };
         let refused = |e: io::Error| {
-            let problem = format!("cannot be listened at ({e})");
+            let problem = format!("cannot be listened on ({e})");
             let help = "use another port, or an address of this machine";
             ConfigError::value("prometheus", address, problem, help)
         };
@@ -122,7 +122,7 @@ fn answer(mut stream: TcpStream, body: impl FnOnce() -> String) -> io::Result<()
     let is_asked = [&b"GET /metrics HTTP/1."[..], b"GET /metrics?"];
     let (status, body) = match is_asked.iter().any(|start| asked.starts_with(start)) {
         true => ("200 OK", body()),
-        false => ("404 Not Found", "there is /metrics alone\n".into()),
+        false => ("404 Not Found", "only /metrics is served here\n".into()),
     };
     stream.set_write_timeout(Some(PATIENCE))?;
     let length = body.len();
@@ -261,7 +261,7 @@ mod tests {
         let config = Config { prometheus: Some(first.address.to_string()), ..Config::default() };
         let error = Prometheus::start(&config).map(drop).unwrap_err().to_string();
         assert!(
-            error.starts_with(&format!("prometheus = {}: cannot be listened at", first.address))
+            error.starts_with(&format!("prometheus = {}: cannot be listened on", first.address))
         );
         for (text, fine) in [("9400", true), ("[::1]:9400", true), ("host:1", false), ("", false)] {
             let config = Config { prometheus: Some(text.into()), ..Config::default() };

@@ -127,9 +127,9 @@ impl Test {
         let (first, last) = (self.points[0].0, self.points[self.points.len() - 1].0);
         match self.found() {
             Some(Found { steepest, lowest }) => format!(
-                "of rates from {first:.1e} to {last:.1e} the loss falls fastest at {steepest:.1e}, \
-                 and is lowest at {lowest:.1e}\nsuggestion: --lr {steepest:.1e} (a tenth of the \
-                 lowest's rate is {:.1e})",
+                "between learning rates {first:.1e} and {last:.1e} the loss falls fastest at \
+                 {steepest:.1e} and is lowest at {lowest:.1e}\nsuggestion: --lr {steepest:.1e} (a \
+                 tenth of the rate with the lowest loss is {:.1e})",
                 lowest / 10.0
             ),
             None => format!(

@@ -178,7 +178,7 @@ fn prometheus_is_served_while_the_run_lasts() {
     assert!(told.contains("# TYPE zeropp_tokens_total counter"), "{told}");
     let taken = zeropp(dir.path(), &line);
     assert_eq!(taken.code, Some(2));
-    assert!(taken.err.contains(&format!("prometheus = 127.0.0.1:{port}: cannot be listened at")));
+    assert!(taken.err.contains(&format!("prometheus = 127.0.0.1:{port}: cannot be listened on")));
     run.kill().unwrap();
     run.wait().unwrap();
 }

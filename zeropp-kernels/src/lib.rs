@@ -68,6 +68,29 @@ pub(crate) fn each_part<T: Send, U: Sync, const N: usize>(
     });
 }
 
+/// Calls `f` with every element of `a` and of `b`, to be changed, and of `c`: of parameters, what
+/// is kept of them and their gradient, say.
+///
+/// # Panics
+/// Panics if the slices differ in length.
+pub(crate) fn update_two(
+    a: &mut [f32],
+    b: &mut [f32],
+    c: &[f32],
+    f: impl Fn(&mut f32, &mut f32, f32) + Sync,
+) {
+    let n = a.len();
+    assert_eq!((b.len(), c.len()), (n, n), "slices of one length");
+    let piece = threads::piece(n, 64, GRAIN);
+    let changed = a.chunks_mut(piece).zip(b.chunks_mut(piece));
+    threads::each(changed.zip(c.chunks(piece)), |((a, b), c)| {
+        simd(
+            #[inline(always)]
+            || a.iter_mut().zip(b).zip(c).for_each(|((a, b), c)| f(a, b, *c)),
+        );
+    });
+}
+
 /// A vector of `len` elements of which `f` writes parts, each from its first element on.
 pub(crate) fn collect<T: Copy + Send>(
     len: usize,

@@ -1,7 +1,7 @@
 //! One update of a run of parameters by Lion (Chen et al. 2023, algorithm 2): steps of one size, in
 //! the direction of a mean gradient's sign.
 
-use super::{GRAIN, simd, threads};
+use super::update_two;
 
 /// The scalars of an update, each rounded once to the precision in which it meets the elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,26 +27,21 @@ pub struct Scalars {
 /// # Panics
 /// Panics if the slices differ in length.
 pub fn lion(p: &mut [f32], m: &mut [f32], g: &[f32], s: &Scalars) {
-    let n = p.len();
-    assert_eq!((m.len(), g.len()), (n, n), "parameters, mean and gradient");
-    let piece = threads::piece(n, 64, GRAIN);
-    let state = p.chunks_mut(piece).zip(m.chunks_mut(piece));
-    threads::each(state.zip(g.chunks(piece)), |((p, m), g)| {
-        simd(
-            #[inline(always)]
-            || {
-                for ((p, m), g) in p.iter_mut().zip(m).zip(g) {
-                    let g = g * s.gradient;
-                    let direction = *m * s.beta1 + g * s.towards1;
-                    // No step where there is no direction; `signum` would make one of zero.
-                    let forth = if direction > 0.0 { s.lr } else { 0.0 };
-                    let back = if direction < 0.0 { s.lr } else { 0.0 };
-                    *p = *p * s.keep - (forth - back);
-                    *m = *m * s.beta2 + g * s.towards2;
-                }
-            },
-        );
-    });
+    update_two(
+        p,
+        m,
+        g,
+        #[inline(always)]
+        |p, m, g| {
+            let g = g * s.gradient;
+            let direction = *m * s.beta1 + g * s.towards1;
+            // No step where there is no direction; `signum` would make one of zero.
+            let forth = if direction > 0.0 { s.lr } else { 0.0 };
+            let back = if direction < 0.0 { s.lr } else { 0.0 };
+            *p = *p * s.keep - (forth - back);
+            *m = *m * s.beta2 + g * s.towards2;
+        },
+    );
 }
 
 /// Scalars for tests.

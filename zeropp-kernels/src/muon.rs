@@ -4,14 +4,14 @@
 //! it, in fp32 throughout.
 
 use super::gemm::{MatMut, MatRef, Store, gemm, product};
-use super::{GRAIN, each_part, simd, threads, update};
+use super::{GRAIN, each_part, simd, threads, update, update_two};
 
 /// Steps of the iteration.
-const STEPS: usize = 5;
+pub const STEPS: usize = 5;
 /// Coefficients of its polynomial ax + bx³ + cx⁵.
-const COEFFICIENTS: [f32; 3] = [3.4445, -4.775, 2.0315];
+pub const COEFFICIENTS: [f32; 3] = [3.4445, -4.775, 2.0315];
 /// Least norm that is divided by.
-const EPS: f32 = 1e-7;
+pub const EPS: f32 = 1e-7;
 /// Elements whose squares are summed in a row; a constant, so that no thread shows in a sum.
 const BLOCK: usize = 128;
 
@@ -28,29 +28,24 @@ pub fn direction(
     g: &[f32],
     (gradient, momentum, nesterov): (f32, f64, bool),
 ) {
-    let n = out.len();
-    assert_eq!((m.len(), g.len()), (n, n), "direction, mean and gradient");
     let towards = (1.0 - momentum) as f32;
     // As PyTorch's lerp, from the nearer end.
     let (stay, near_mean) = (momentum as f32, momentum >= 0.5);
-    let piece = threads::piece(n, 64, GRAIN);
-    let state = out.chunks_mut(piece).zip(m.chunks_mut(piece));
-    threads::each(state.zip(g.chunks(piece)), |((out, m), g)| {
-        simd(
-            #[inline(always)]
-            || {
-                for ((out, m), g) in out.iter_mut().zip(m).zip(g) {
-                    let g = g * gradient;
-                    *m += (g - *m) * towards;
-                    *out = match (nesterov, near_mean) {
-                        (false, _) => *m,
-                        (true, true) => *m - (*m - g) * towards,
-                        (true, false) => g + (*m - g) * stay,
-                    };
-                }
-            },
-        );
-    });
+    update_two(
+        out,
+        m,
+        g,
+        #[inline(always)]
+        |out, m, g| {
+            let g = g * gradient;
+            *m += (g - *m) * towards;
+            *out = match (nesterov, near_mean) {
+                (false, _) => *m,
+                (true, true) => *m - (*m - g) * towards,
+                (true, false) => g + (*m - g) * stay,
+            };
+        },
+    );
 }
 
 /// Elements of memory that [`orthogonal`] takes, its result included.

@@ -1,6 +1,6 @@
 //! One update of a run of parameters by stochastic gradient descent.
 
-use super::{GRAIN, simd, threads, update};
+use super::{simd, update, update_two};
 
 /// The scalars of an update, each rounded once to the precision in which it meets the elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,23 +22,18 @@ pub struct Scalars {
 /// # Panics
 /// Panics if the slices differ in length.
 pub fn sgd_with_momentum(p: &mut [f32], m: &mut [f32], g: &[f32], s: &Scalars) {
-    let n = p.len();
-    assert_eq!((m.len(), g.len()), (n, n), "parameters, velocity and gradient");
-    let piece = threads::piece(n, 64, GRAIN);
-    let state = p.chunks_mut(piece).zip(m.chunks_mut(piece));
-    threads::each(state.zip(g.chunks(piece)), |((p, m), g)| {
-        simd(
-            #[inline(always)]
-            || {
-                for ((p, m), g) in p.iter_mut().zip(m).zip(g) {
-                    let g = g * s.gradient + s.decay * *p;
-                    *m = *m * s.momentum + g;
-                    let step = if s.nesterov { g + s.momentum * *m } else { *m };
-                    *p -= s.lr * step;
-                }
-            },
-        );
-    });
+    update_two(
+        p,
+        m,
+        g,
+        #[inline(always)]
+        |p, m, g| {
+            let g = g * s.gradient + s.decay * *p;
+            *m = *m * s.momentum + g;
+            let step = if s.nesterov { g + s.momentum * *m } else { *m };
+            *p -= s.lr * step;
+        },
+    );
 }
 
 /// Updates parameters `p` by the gradient `g`, element by element.

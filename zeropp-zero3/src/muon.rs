@@ -5,17 +5,11 @@
 //! (Liu et al. 2025, `match_rms_adamw`), so that one learning rate and one weight decay serve both.
 
 use burn::tensor::Tensor;
-use zeropp_core::kernels::muon;
+use zeropp_core::kernels::muon::{self, COEFFICIENTS, EPS, STEPS};
 
 use crate::adamw::AdamW;
 use crate::rule::{DeviceElements, Elements, MatrixRule, Parameter, Role, StepScale, UpdateRule};
 
-/// Steps of the iteration that makes a matrix orthogonal, on a GPU.
-const STEPS: usize = 5;
-/// Coefficients of its polynomial.
-const COEFFICIENTS: [f32; 3] = [3.4445, -4.775, 2.0315];
-/// Least norm that is divided by.
-const EPS: f32 = 1e-7;
 /// The root mean square of AdamW's steps, about.
 const ADAMW_RMS: f64 = 0.2;
 

@@ -1,13 +1,13 @@
 //! The metrics file: one JSON object a line. The first says what the run is, and has a key `run`
 //! alone; then there is a line a step. A run that goes on from a checkpoint adds a line for itself.
 
-use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::{RunHeader, StepMetrics};
+use crate::files::open_kept;
 
 /// Writes `--metrics`. Every number reads back to the same bits (the shortest decimal that does);
 /// a loss or norm that is not finite is written as null, since JSON has no name for it.
@@ -21,16 +21,10 @@ impl JsonLines {
     /// # Errors
     /// The file cannot be opened, read or cut.
     pub fn open(path: &Path, resumed: Option<u64>) -> io::Result<JsonLines> {
-        let mut options = OpenOptions::new();
-        let mut file = options.create(true).read(true).append(true).open(path)?;
-        let kept = match resumed {
-            Some(step) => bytes_up_to(BufReader::new(&mut file), step)?,
-            None => 0,
-        };
-        // A pipe or a terminal has no length to cut.
-        if file.metadata()?.is_file() {
-            file.set_len(kept)?;
-        }
+        let file = open_kept(path, |file| match resumed {
+            Some(step) => bytes_up_to(BufReader::new(file), step),
+            None => Ok(0),
+        })?;
         Ok(JsonLines::to(file))
     }
 

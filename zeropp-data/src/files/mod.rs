@@ -2,6 +2,7 @@
 //! how what stands in them is printed.
 
 mod escape;
+mod kept;
 mod map;
 mod place;
 mod regular;
@@ -9,6 +10,7 @@ mod walk;
 mod words;
 
 pub use escape::{escaped, escaped_line};
+pub use kept::open_kept;
 pub use map::Mapped;
 pub use place::Place;
 pub use regular::{open_regular, read_text};

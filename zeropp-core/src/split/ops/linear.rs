@@ -21,6 +21,16 @@ pub(super) fn row_block(elements: usize) -> usize {
     if elements <= SMALL { 256 } else { 4096 }
 }
 
+/// A bf16 weight on the CPU, or its transpose if `transposed`, as products on one side read it.
+pub(super) fn packed(w: &Weight<2>, transposed: bool, side: Side) -> Arc<PackedWeight> {
+    w.packed(side, || {
+        let ([r, c], values) = (w.shape(), w.get());
+        let values = halves(&values).expect("as what it is multiplied with");
+        let m = Mat::new(values.as_slice(), r, c);
+        vec![Packed::new(if transposed != (side == Side::Backward) { m.t() } else { m })]
+    })
+}
+
 /// x·W + b for `x: [.., in]`, `w: [in, out]`, `b: [out]`.
 ///
 /// Keeps F→B: x. Keeps B→W: x and dY.
@@ -86,9 +96,9 @@ impl Matrix {
             };
             return cpu_tensor::from_vec(y, dims);
         }
-        if let (Some(x), Some(w)) = (halves(x), halves(&w)) {
+        if let Some(x) = halves(x) {
             let x = Mat::new(x.as_slice(), x.as_slice().len() / input, input);
-            let w = self.packed(Side::Forward, w.as_slice());
+            let w = packed(&self.w, self.transposed, Side::Forward);
             let bias = bias.map(|b| halves(&b).expect("as the weight"));
             let y = bf16::product(x, &w[0], bias.as_ref().map(|b| b.as_slice()));
             return cpu_tensor::from_halves(y, dims);
@@ -112,14 +122,6 @@ impl Matrix {
         if self.transposed { m.t() } else { m }
     }
 
-    /// The factor in bf16 as the products on one side read it.
-    fn packed(&self, side: Side, w: &[Half]) -> Arc<PackedWeight> {
-        let [r, c] = self.w.shape();
-        let m = Mat::new(w, r, c);
-        let turned = self.transposed != (side == Side::Backward);
-        self.w.packed(side, || vec![Packed::new(if turned { m.t() } else { m })])
-    }
-
     fn input_gradient<const D: usize>(&self, dy: &Tensor<D>) -> Tensor<D> {
         let [input, output] = self.sizes();
         let mut dims = dy.dims();
@@ -130,8 +132,8 @@ impl Matrix {
             let dy = MatRef::new(dy, dy.len() / output, output);
             return cpu_tensor::from_vec(product(1.0, dy, self.view(w).t()), dims);
         }
-        if let (Some(dy), Some(w)) = (halves(dy), halves(&w)) {
-            let (dy, w) = (dy.as_slice(), self.packed(Side::Backward, w.as_slice()));
+        if let Some(dy) = halves(dy) {
+            let (dy, w) = (dy.as_slice(), packed(&self.w, self.transposed, Side::Backward));
             let dx = bf16::product(Mat::new(dy, dy.len() / output, output), &w[0], None);
             return cpu_tensor::from_halves(dx, dims);
         }

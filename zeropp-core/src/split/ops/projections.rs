@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor, bf16 as Half};
 
-use super::linear::row_block;
+use super::linear::{packed, row_block};
 use super::position::{Angles, Rotation, turn};
 use super::{Later, fast, halves, is_fast, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
@@ -15,7 +15,7 @@ use crate::kernels::bf16::{self, Mat, Packed};
 use crate::kernels::gemm::{MatMut, MatRef, Store, gemm};
 use crate::kernels::reduce;
 use crate::kernels::rope::Turned;
-use crate::split::weight::{PackedWeight, Side};
+use crate::split::weight::Side;
 use crate::split::{Grads, OpCx, Saved, Weight};
 
 /// A linear map: x·W + b for `w: [in, out]` and, where there is one, `b: [out]`.
@@ -145,7 +145,7 @@ impl Maps {
         for (start, map) in &self.maps {
             let bias = map.bias.as_ref().map(Weight::get);
             let bias = bias.as_ref().map(|b| halves(b).expect("as x"));
-            let w = packed(&map.weight, Side::Forward);
+            let w = packed(&map.weight, false, Side::Forward);
             let y = &mut y[*start..];
             bf16::product_into(y, self.width, x, &w[0], bias.as_ref().map(|b| b.as_slice()));
         }
@@ -178,7 +178,8 @@ impl Maps {
             let mut dx = vec![0.0; n * self.input];
             for (start, map) in &self.maps {
                 let dy = Mat::strided(&dy[*start..], n, map.weight.shape()[1], width);
-                bf16::add_product(&mut dx, self.input, dy, &packed(&map.weight, Side::Backward)[0]);
+                let w = packed(&map.weight, false, Side::Backward);
+                bf16::add_product(&mut dx, self.input, dy, &w[0]);
             }
             return cpu_tensor::from_halves(bf16::convert::narrow(&dx), dims);
         }
@@ -263,13 +264,4 @@ impl Maps {
             bf16::rows::add_columns(db, dy, self.width, *start);
         }
     }
-}
-
-/// A bf16 weight on the CPU as products on one side read it.
-fn packed(w: &Weight<2>, side: Side) -> Arc<PackedWeight> {
-    let [r, c] = w.shape();
-    let values = w.get();
-    let values = halves(&values).expect("as what it is multiplied with");
-    let m = Mat::new(values.as_slice(), r, c);
-    w.packed(side, || vec![Packed::new(if side == Side::Backward { m.t() } else { m })])
 }
