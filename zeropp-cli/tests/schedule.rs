@@ -233,25 +233,25 @@ fn a_table_of_all_kinds() {
         let row = table.lines().find(|l| l.split(' ').next() == Some(kind)).unwrap();
         row.split_whitespace().map(String::from).collect::<Vec<_>>()
     };
-    // Gathers and reductions are counted with or without --lower.
-    assert_eq!(
-        row(&table, "1f1b"),
-        ["1f1b", "1", "33", "33", "27.27", "%", "14.60", "%", "8", "4", "4"]
-    );
-    assert_eq!(
-        row(&table, "zb-v"),
-        ["zb-v", "2", "51", "48", "5.88", "%", "0.00", "%", "16", "8", "8"]
-    );
+    // Gathers and reductions are counted with or without --lower, and beside each rate stands what
+    // no order can have less than.
+    for (kind, start, end) in [
+        ("1f1b", "1f1b 1 33 33 27.27 % 14.60 % 27.27 %, at least ", " % 8 4 4"),
+        ("zb-v", "zb-v 2 51 48 5.88 % 0.00 % 0.00 %, at least 0.00", " % 16 8 8"),
+    ] {
+        let row = row(&table, kind).join(" ");
+        assert!(row.starts_with(start) && row.ends_with(end), "{row}");
+    }
     assert_eq!(works(dir.path(), "schedule --all --pp 4 --micro-batches 8 --lower"), table);
     let two = works(dir.path(), "schedule --all --pp 4 --virtual 2 --micro-batches 6 --lower");
     assert!(row(&two, "1f1b").join(" ").contains("virtual = 2 does not work"), "{two}");
     assert!(row(&two, "dualpipe-v").join(" ").contains("micro-batches = 6"), "{two}");
-    assert_eq!(row(&two, "zeropp")[9..], ["12", "8"]);
+    assert!(row(&two, "zeropp").ends_with(&["12".into(), "8".into()]), "{two}");
     // ZB-V keeps 16 units, 1F1B 8: with room for 10 only the second fits.
     let tight = works(dir.path(), "schedule --all --pp 4 --micro-batches 8 --mem-limit 10");
     assert_eq!(row(&tight, "1f1b")[2], "33");
     assert!(row(&tight, "gpipe").join(" ").contains("mem-limit = 10: gpipe needs 16"), "{tight}");
-    assert_eq!(row(&tight, "zb-2p")[8], "10");
+    assert!(row(&tight, "zb-2p").join(" ").ends_with(" 10 4 4"), "{tight}");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use zeropp::pipeline::timeline::MemoryUnit;
 use super::args::Request;
 use super::facts::{made_by, micro_batches};
 use super::make::{Made, make, shape};
+use super::output::rate;
 use crate::Failure;
 use crate::figures::table;
 
@@ -18,13 +19,14 @@ use crate::figures::table;
 const FORMATS: [&str; 5] = ["ascii", "json", "csv", "svg", "html"];
 
 /// The columns that a table can be sorted by.
-pub(super) const COLUMNS: [&str; 9] = [
+pub(super) const COLUMNS: [&str; 10] = [
     "kind",
     "virtual",
     "makespan",
     "own-span",
     "bubble",
     "bubble-own-span",
+    "bubble-rate",
     "peak",
     "gathers",
     "reductions",
@@ -39,9 +41,11 @@ struct Row {
     makespan_us: f64,
     own_span_us: f64,
     bubble: f64,
-    /// What no schedule of its shape can be below, where that is known.
-    bubble_at_least: Option<f64>,
     bubble_own_span: f64,
+    bubble_rate: f64,
+    /// What no order has a smaller rate than, on the same placement and in the same memory, where
+    /// anything is known.
+    bubble_rate_at_least: Option<f64>,
     /// Activations and weight stashes of the rank that holds most.
     peak: u64,
     gathers: usize,
@@ -59,7 +63,7 @@ struct All {
     misfits: Vec<(&'static str, String)>,
 }
 
-/// The comparison in `format`; and whether it ends in a line feed of its own.
+/// The comparison in `format`.
 pub(super) fn render(
     request: &Request,
     format: &str,
@@ -129,8 +133,9 @@ impl Row {
             makespan_us: m.makespan,
             own_span_us: m.own_span_max,
             bubble: made.timeline.bubble(),
-            bubble_at_least: None,
             bubble_own_span: made.timeline.bubble_own_span(),
+            bubble_rate: m.bubble_rate,
+            bubble_rate_at_least: made.rate_at_least,
             peak: m.peak_activation.iter().max().copied().unwrap_or(0),
             gathers: m.all_gathers,
             reductions: m.reduce_scatters,
@@ -145,6 +150,7 @@ impl Row {
             "own-span" => self.own_span_us,
             "bubble" => self.bubble,
             "bubble-own-span" => self.bubble_own_span,
+            "bubble-rate" => self.bubble_rate,
             "peak" => self.peak as f64,
             "gathers" => self.gathers as f64,
             "reductions" => self.reductions as f64,
@@ -154,15 +160,16 @@ impl Row {
 
     /// As a table has them, in the order of [`COLUMNS`].
     fn cells(&self, memory: MemoryUnit) -> Vec<String> {
-        let percent = |share: f64| format!("{:.2} %", 100.0 * share);
-        let least = self.bubble_at_least.map(|least| format!(", at least {}", percent(least)));
+        let least = self.bubble_rate_at_least;
+        let least = least.map_or(String::new(), |least| format!(", at least {}", rate(least)));
         vec![
             self.kind.into(),
             self.virtual_stages.to_string(),
             self.makespan_us.to_string(),
             self.own_span_us.to_string(),
-            percent(self.bubble) + &least.unwrap_or_default(),
-            percent(self.bubble_own_span),
+            rate(self.bubble),
+            rate(self.bubble_own_span),
+            rate(self.bubble_rate) + &least,
             match memory {
                 MemoryUnit::Units => self.peak.to_string(),
                 MemoryUnit::Bytes => memory.text(self.peak),
@@ -195,6 +202,7 @@ impl All {
             "own span us",
             "bubble",
             "bubble_own_span",
+            "bubble_rate",
             peak,
             "gathers",
             "reductions",
@@ -217,17 +225,18 @@ impl All {
 
     /// Numbers as they are: times in us, shares from 0 to 1.
     fn csv(&self) -> String {
-        let least = |row: &Row| row.bubble_at_least.map_or(String::new(), |b| b.to_string());
+        let least = |row: &Row| row.bubble_rate_at_least.map_or(String::new(), |b| b.to_string());
         let line = |row: &Row| {
             format!(
-                "{},{},{},{},{},{},{},{},{},{}",
+                "{},{},{},{},{},{},{},{},{},{},{}",
                 row.kind,
                 row.virtual_stages,
                 row.makespan_us,
                 row.own_span_us,
                 row.bubble,
-                least(row),
                 row.bubble_own_span,
+                row.bubble_rate,
+                least(row),
                 row.peak,
                 row.gathers,
                 row.reductions
@@ -238,8 +247,8 @@ impl All {
             MemoryUnit::Bytes => "peak_bytes",
         };
         let head = format!(
-            "kind,virtual,makespan_us,own_span_us,bubble,bubble_at_least,bubble_own_span,{peak},\
-             gathers,reductions"
+            "kind,virtual,makespan_us,own_span_us,bubble,bubble_own_span,bubble_rate,\
+             bubble_rate_at_least,{peak},gathers,reductions"
         );
         let lines = std::iter::once(head).chain(self.kinds.iter().map(line));
         lines.collect::<Vec<_>>().join("\n")

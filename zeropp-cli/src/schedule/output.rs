@@ -76,7 +76,9 @@ fn numbers(made: &Made) -> String {
     {
         rows.push(vec![rank.to_string(), end.to_string(), idle.to_string(), peak.to_string()]);
     }
-    let mut lines = vec![step, times];
+    let least = made.rate_at_least.map(|least| format!(", at least {}", rate(least)));
+    let counted = format!("bubble_rate {}{}", rate(m.bubble_rate), least.unwrap_or_default());
+    let mut lines = vec![step, times, counted];
     if m.all_gathers + m.reduce_scatters > 0 {
         let (gathers, reductions) = (m.all_gathers, m.reduce_scatters);
         lines
@@ -86,6 +88,6 @@ fn numbers(made: &Made) -> String {
     lines.join("\n")
 }
 
-fn rate(rate: f64) -> String {
+pub(super) fn rate(rate: f64) -> String {
     format!("{:.2} %", 100.0 * rate)
 }
