@@ -73,7 +73,7 @@ fn what_is_kept_is_that_of_the_settings() {
         "optimizer = 'sgd'\nmomentum = 0\nzero1 = true\nprefetch = 3\nrecompute = 'none'",
         "ema = 0.99\nprecision = 'bf16'",
         "precision = 'bf16'\npack-weights = 'on'\nunit = 1",
-        "precision = 'bf16'\npack-weights = 'off'\noptimizer = 'lion'\nmicro-batches = 3",
+        "precision = 'bf16'\npack-weights = 'off'\noptimizer = 'lion'",
     ] {
         let text = format!(
             "{settings}\nlayers = 4\nhidden = 64\nheads = 4\nseq = 32\nvocab = 320\n\

@@ -105,7 +105,7 @@ mod tests {
         let words = vec!["0123456789"; 40].join(" ");
         let lines = folded(&words);
         assert_eq!(lines.join(" "), words);
-        assert!(lines.len() == 3 && lines.iter().all(|line| line.len() <= WIDTH), "{lines:?}");
+        assert!(lines.len() == 4 && lines.iter().all(|line| line.len() <= WIDTH), "{lines:?}");
         assert_eq!(list(&PerStage(vec![1; 14])), "1,1,1,1,1,1,1,1,1,1,1,1,..");
     }
 }
