@@ -9,11 +9,12 @@ use zeropp::pipeline::exchange::json::Document;
 use zeropp::pipeline::report::{communication_ns, first_pipeline, makespan_ns, step, steps};
 use zeropp::pipeline::timeline::{MemoryUnit, RankTimeline, Timeline};
 use zeropp::read_schedule;
-use zeropp_core::files::{Place, escaped_line, read_text};
+use zeropp_core::files::{escaped_line, read_text};
 
 use crate::Failure;
 use crate::figures::{count, say, table};
-use crate::schedule::{CostFlags, cost_args, made_by, write};
+use crate::output::{keep_inputs, write};
+use crate::schedule::{CostFlags, cost_args, made_by};
 
 mod plan;
 
@@ -98,19 +99,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     }
     say(text(&a, &b));
     Ok(())
-}
-
-/// The page must not be one of the files that are compared, under whatever name.
-fn keep_inputs(out: &Path, inputs: [&PathBuf; 2]) -> Result<(), Failure> {
-    let Ok(place) = Place::new(out) else { return Ok(()) };
-    match inputs.iter().find(|path| Place::new(path).is_ok_and(|input| input == place)) {
-        Some(input) => Err(Failure::bad_input(format!(
-            "out = {}: is the file {} and would overwrite it; choose another",
-            out.display(),
-            input.display()
-        ))),
-        None => Ok(()),
-    }
 }
 
 /// What a file holds.

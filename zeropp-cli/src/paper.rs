@@ -6,7 +6,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 
 use crate::Failure;
 use crate::figures::say;
-use crate::schedule::write;
+use crate::output::write;
 
 const ABOUT: &str = "The papers' tables beside ours\n\n\
 Prints published tables and what the planner's one model of time and memory gives for each cell: \
