@@ -5,6 +5,7 @@
 //! the computation between. No schedule has a special case here.
 
 pub mod emulated;
+mod graph;
 mod model;
 mod not_finite;
 mod status;
