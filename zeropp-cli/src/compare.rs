@@ -26,11 +26,12 @@ A and B are schedules (.csv, .json), which are simulated, or traces that `zeropp
 one page with both on one time axis.";
 
 const EXAMPLES: &str = "\
-A schedule is simulated with --costs or the cost flags where any is given, else with the costs in
-its file. Beside a trace it is simulated with the times of that trace where it has no costs, or none
-of the run's scale (a tenth of the work to ten times as much); where trace and schedule have other
-stages, its times are scaled to the run's work. The titles say what was done.
-Of a trace of several steps one is compared, the last unless --step says another. Where one of the
+A schedule is simulated with --costs or the cost flags if any are given, else with the costs in its
+file. When it is compared with a trace and has no costs of its own, or costs of another scale (less
+than a tenth or more than ten times the run's work), it is simulated with the times of the trace;
+where the two have different stages, its times are scaled to the run's work. The titles say what was
+done.
+Of a trace of several steps one is compared, the last unless --step names another. Where one of the
 runs has more ranks than the other, as a measured run with ZeRO-3 has, its first pipeline is
 compared.
 

@@ -15,9 +15,10 @@ use crate::output::{keep_inputs, write};
 use crate::plot::chart::{Curve, Mark, Panel, Scale};
 
 const ABOUT: &str = "Draw the losses and learning rates of runs\n\n\
-Of files that `zeropp run --metrics run.jsonl` writes: the loss of each step with its running \
-mean, the validation loss, the gradient norm and the learning rate, each run in a colour. A name \
-that ends in .svg gets a picture, any other a page; both follow the reader's light or dark ground.";
+Reads files that `zeropp run --metrics run.jsonl` wrote and draws the loss of each step with its \
+running mean, the validation loss, the gradient norm and the learning rate, each run in a colour. \
+A name that ends in .svg gets a picture, any other name a page; both follow the reader's light or \
+dark theme.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,7 +40,7 @@ pub(crate) fn command() -> Command {
         .action(ArgAction::Append)
         .num_args(1..)
         .value_parser(value_parser!(PathBuf))
-        .help("Metrics of a run");
+        .help("The metrics file of a run");
     Command::new("plot")
         .about("Draw the losses and learning rates of runs")
         .long_about(ABOUT)
@@ -57,7 +58,7 @@ pub(crate) fn command() -> Command {
             Arg::new("log")
                 .long("log")
                 .action(ArgAction::SetTrue)
-                .help("Losses and norms on a logarithmic scale"),
+                .help("Draw losses and norms on a logarithmic scale"),
         )
 }
 

@@ -12,11 +12,11 @@ use child::{Child, Ended};
 use progress::Watched;
 
 const ABOUT: &str = "Start a command again when it fails, from its newest checkpoint\n\n\
-COMMAND is a whole run: `zeropp run`, or a launcher around it. When it ends with an error, or is \
-killed, what is left of it is ended, and it is started again; it goes on from its newest \
-checkpoint, so it has to say --save and --resume. Signals are passed on, and whoever is stopped by \
-one stays stopped. On several nodes, one of these a node starts that node's part: the parts meet \
-again by themselves.";
+COMMAND is a whole run: `zeropp run`, or a launcher around it. When it ends with an error or is \
+killed, its remaining processes are ended and it is started again. It goes on from its newest \
+checkpoint, so it needs --save and --resume. Signals are passed on; a run that was stopped by a \
+signal is not started again. On several nodes, run one `zeropp supervise` on each, with that \
+node's part of the run: the parts find each other again by themselves.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,7 +24,7 @@ Examples:
   zeropp supervise -- mpirun -n 8 zeropp run run.toml --engine mpi --save ckpt --resume
   zeropp supervise --hang-s 900 -- zeropp run run.toml --save ckpt --save-every 10 --resume
 
-Exit codes: that of COMMAND as it ended last; 2 where it cannot be supervised.";
+Exit codes: that of the last COMMAND; 2 where it cannot be supervised.";
 
 /// How often a command may fail without a checkpoint in between.
 const SAME_STEP: u32 = 3;
@@ -44,8 +44,8 @@ pub(crate) fn command() -> Command {
                 .value_parser(value_parser!(u64))
                 .default_value("100")
                 .help(
-                    "How often to start it again; three failures without a checkpoint in between \
-                     end it before",
+                    "How often to start it again; three failures in a row without a new \
+                     checkpoint end it earlier",
                 ),
         )
         .arg(
@@ -55,8 +55,8 @@ pub(crate) fn command() -> Command {
                 .value_parser(value_parser!(u64))
                 .default_value("0")
                 .help(
-                    "Take it for hung after so many seconds without a new checkpoint or a new \
-                     line of its metrics file; 0 never does",
+                    "Restart it after this many seconds without a new checkpoint or a new line in \
+                     its metrics file; 0 never does",
                 ),
         )
         .arg(
