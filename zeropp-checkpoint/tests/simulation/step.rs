@@ -1,6 +1,6 @@
 //! One step of all ranks by their programs.
 
-use zeropp_schedule::ir::{Action, Compute, Message};
+use zeropp_schedule::ir::{Action, Compute, Message, Task};
 
 use crate::plan::Bug;
 use crate::rank::{Health, Key, mix};
@@ -90,11 +90,11 @@ impl Sim<'_> {
             Action::ReplicaReduce { stage } => self.replicas(r, stage),
             Action::OptimizerStep => self.update(r, step)?,
             Action::Compute { .. } | Action::Overlap { .. } => {
-                let ready = action.computes().all(|compute| self.is_ready(r, compute));
+                let ready = action.computes().all(|task| self.is_ready(r, task));
                 if !ready {
                     return Ok(Act::Waits);
                 }
-                action.computes().for_each(|compute| self.compute(r, step, compute));
+                action.computes().for_each(|task| self.compute(r, step, task));
                 Act::Moved
             }
         };
@@ -110,7 +110,7 @@ impl Sim<'_> {
     }
 
     /// What a compute needs from another stage.
-    fn needs(&self, (kind, stage, i): (Compute, usize, usize)) -> Option<Key> {
+    fn needs(&self, Task { kind, stage, micro_batch: i }: Task) -> Option<Key> {
         let last = self.plan.program.placement.len() - 1;
         match kind {
             Compute::F if stage > 0 => Some((Message::Activation, stage, i)),
@@ -119,8 +119,8 @@ impl Sim<'_> {
         }
     }
 
-    fn is_ready(&self, r: usize, compute: (Compute, usize, usize)) -> bool {
-        let Some(key) = self.needs(compute) else { return true };
+    fn is_ready(&self, r: usize, task: Task) -> bool {
+        let Some(key) = self.needs(task) else { return true };
         let inbox = &self.ranks[r].inbox;
         inbox.contains_key(&key) || self.plan.bug == Bug::Echo && self.any_of(r, key).is_some()
     }
@@ -131,8 +131,8 @@ impl Sim<'_> {
         self.ranks[r].inbox.keys().filter(fits).min_by_key(|key| key.2).copied()
     }
 
-    fn take(&mut self, r: usize, compute: (Compute, usize, usize)) -> Option<u64> {
-        let key = self.needs(compute)?;
+    fn take(&mut self, r: usize, task: Task) -> Option<u64> {
+        let key = self.needs(task)?;
         let key = match self.plan.bug {
             Bug::Echo => self.any_of(r, key)?,
             _ => key,
@@ -140,9 +140,9 @@ impl Sim<'_> {
         self.ranks[r].inbox.remove(&key)
     }
 
-    fn compute(&mut self, r: usize, step: u64, compute: (Compute, usize, usize)) {
-        let (kind, stage, i) = compute;
-        let came = self.take(r, compute);
+    fn compute(&mut self, r: usize, step: u64, task: Task) {
+        let Task { kind, stage, micro_batch: i } = task;
+        let came = self.take(r, task);
         let (world, seed) = (self.plan.zero3, self.plan.seed);
         let rank = &mut self.ranks[r];
         let weights = rank.weights.get(&stage).copied().unwrap_or(0);
@@ -165,7 +165,7 @@ impl Sim<'_> {
             Compute::W => self.weigh(r, stage, i),
             Compute::R => {}
         }
-        self.hand_on(r, compute);
+        self.hand_on(r, task);
     }
 
     fn weigh(&mut self, r: usize, stage: usize, i: usize) {
@@ -177,7 +177,7 @@ impl Sim<'_> {
     }
 
     /// Neighbouring stages on one rank hand over without a message.
-    fn hand_on(&mut self, r: usize, (kind, stage, i): (Compute, usize, usize)) {
+    fn hand_on(&mut self, r: usize, Task { kind, stage, micro_batch: i }: Task) {
         let placement = &self.plan.program.placement;
         let (message, to) = match kind {
             Compute::F => (Message::Activation, Some(stage + 1)),
