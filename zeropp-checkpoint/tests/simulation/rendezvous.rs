@@ -4,7 +4,7 @@
 #[allow(dead_code)]
 #[path = "../../../zeropp-comm/src/rendezvous/board.rs"]
 mod board;
-#[allow(dead_code)]
+#[allow(dead_code, unreachable_pub)]
 #[path = "../../../zeropp-comm/src/rendezvous/error.rs"]
 mod error;
 
