@@ -121,7 +121,8 @@ impl Wish {
             machine,
             gpus,
             global_batch,
-            compute: planning::compute(config.device, config.precision, config.seq),
+            compute: planning::compute(config, config.device, config.precision, config.seq),
+            moments: planning::moments(config),
             fixed: self.fixed(config),
         })
     }

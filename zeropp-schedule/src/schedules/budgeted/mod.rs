@@ -277,6 +277,20 @@ pub fn schedule(request: &Request) -> Result<Found, ScheduleError> {
     })
 }
 
+/// What no order of `shape` on `placement` within the budgets can beat, and the computing time of
+/// the busiest rank.
+pub(crate) fn least_span(
+    shape: &Shape,
+    costs: &Costs,
+    budgets: &Budgets,
+    placement: &[usize],
+    objective: Objective,
+) -> (u64, u64) {
+    let p = problem::Problem::new(shape, costs, budgets, placement.to_vec(), objective);
+    let work = p.work.iter().max().copied().unwrap_or(0);
+    (bound::bound(&p).max(work) as u64, work as u64)
+}
+
 fn field_error(field: &'static str, value: usize, works: String) -> ScheduleError {
     ScheduleError::Field { kind: write::KIND, field, value, works }
 }
