@@ -6,11 +6,13 @@
 //! closure for W. Weights are never tracked: they come as [`Weight`] handles that are resolved
 //! at F and again at B, so that a gathered buffer can be freed in between.
 
+mod masks;
 pub mod ops;
 mod queue;
 mod vjp;
 mod weight;
 
+pub use masks::{Documents, Masks, NOT_SCORED};
 pub use queue::{ForwardGrads, Grads, ParamSlot, Saved, WQueue, is_finite};
 pub use vjp::{Seed, custom_source, custom_vjp, custom_vjp2, custom_vjp3, seed_backward};
 pub use weight::{LayerWeights, Weight};
@@ -37,6 +39,8 @@ pub struct OpCx {
     /// Where a head adds the weight gradients that it makes in F. `None` where no gradients are
     /// wanted, and for layers that are no head.
     pub forward_grads: Option<ForwardGrads>,
+    /// What of the micro-batch attention and the loss may not see.
+    pub masks: Masks,
 }
 
 impl OpCx {
