@@ -293,6 +293,18 @@ options! {
         ///
         /// A sample depends on seed, step and its index alone, never on the mesh.
         "order" "ORDER" order: Order = Order::Random, Same Told;
+        /// Keep documents apart: attention stays inside of one, its positions begin at 0, and its
+        /// first token is not scored.
+        ///
+        /// Documents begin where the data's .idx says, or behind each document-end.
+        "document-mask" "BOOL" document_mask: bool = false, Same Told;
+        /// The token id that ends a document, for document-mask. Default: the data's .idx says it.
+        "document-end" "ID" document_end: Option<usize> = None, Same Told;
+        /// Score only the tokens that the .mask beside the data marks, where there is one.
+        ///
+        /// `zeropp tokenize` writes it for chats: the answers. The loss is the mean over the scored
+        /// tokens of the whole step.
+        "loss-mask" "BOOL" loss_mask: bool = true, Same Told;
     }
     "Machine" {
         /// The number type of weights and activations.

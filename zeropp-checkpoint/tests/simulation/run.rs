@@ -45,6 +45,9 @@ pub(crate) struct End {
     pub(crate) zombies: u64,
 }
 
+/// What ranks have brought to a collective operation, by rank.
+type Brought = BTreeMap<usize, (u64, u64)>;
+
 pub(crate) struct Sim<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) known: &'a Known,
@@ -62,7 +65,7 @@ pub(crate) struct Sim<'a> {
     pub(crate) ranks: Vec<Rank>,
     pub(crate) heard: Vec<Heard>,
     pub(crate) net: Net,
-    pub(crate) met: HashMap<(u8, usize, usize, usize), BTreeMap<usize, (u64, u64)>>,
+    pub(crate) met: HashMap<(u8, usize, usize, usize), Brought>,
     pub(crate) saves: Option<Saves>,
     zombies: Vec<Saves>,
     slow_disk: u64,
