@@ -7,6 +7,8 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::path::Path;
 
+use zeropp_data::files::open_regular;
+
 /// A file system. What is written or renamed is certain to be there after a crash of the machine
 /// only once it was flushed: a file by [`WriteFile::sync`], the names in a folder by
 /// [`sync_folder`](Disk::sync_folder).
@@ -95,7 +97,7 @@ impl Disk for System {
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
-        Ok(Box::new(File::open(path)?))
+        Ok(Box::new(open_regular(path)?))
     }
 
     fn list(&self, folder: &Path) -> io::Result<Vec<Entry>> {

@@ -39,18 +39,20 @@ impl From<CheckpointError> for NoCandidate {
 /// There is nothing to go on from, and there should be.
 pub fn candidates(store: &Store, choice: Choice) -> Result<Vec<u64>, NoCandidate> {
     let mut steps = store.steps()?;
-    match choice {
-        Choice::Step(wanted) => {
-            if !steps.contains(&wanted) {
-                return Err(NoCandidate::NoSuchStep(steps));
-            }
-            steps.retain(|step| *step <= wanted);
+    if let Choice::Step(wanted) = choice {
+        if !steps.contains(&wanted) {
+            return Err(NoCandidate::NoSuchStep(steps));
         }
-        _ if !steps.is_empty() => {}
-        Choice::Newest if store.is_unused()? => {}
-        _ => drop(store.newest()?),
+        steps.retain(|step| *step <= wanted);
+        return Ok(steps);
     }
-    Ok(steps)
+    // One that has lost its manifest is damaged, and not to be passed over in silence.
+    let named = store.named_steps()?;
+    let begins = named.is_empty() && choice == Choice::Newest;
+    if steps.is_empty() && !begins {
+        store.newest()?;
+    }
+    Ok(named)
 }
 
 /// The newest checkpoint of `steps`, which are in order, that `open` does not find damaged, and

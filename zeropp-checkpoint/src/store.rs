@@ -88,12 +88,13 @@ impl Store {
         Ok(self.named()?.into_iter().filter_map(|(step, whole)| whole.then_some(step)).collect())
     }
 
-    /// Whether nothing was ever saved here: there is no folder named like a checkpoint.
+    /// Steps of all folders named like a checkpoint, in order: of those, too, that have lost their
+    /// manifest, since a save gives a folder its name when it is whole.
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub(crate) fn is_unused(&self) -> Checked<bool> {
-        Ok(self.named()?.is_empty())
+    pub(crate) fn named_steps(&self) -> Checked<Vec<u64>> {
+        Ok(self.named()?.into_iter().map(|(step, _)| step).collect())
     }
 
     /// Names of the folders of saves that were begun and neither completed nor cleaned up.
@@ -293,7 +294,8 @@ impl Store {
     /// # Errors
     /// The file system's.
     pub fn set_aside(&self, step: u64) -> Checked<Vec<PathBuf>> {
-        let newer: Vec<u64> = self.steps()?.into_iter().filter(|newer| *newer > step).collect();
+        let newer = self.named_steps()?.into_iter().filter(|newer| *newer > step);
+        let newer: Vec<u64> = newer.collect();
         let aside = |newer: &u64| {
             let named = self.path(*newer);
             let path = |n: u32| named.with_extension(format!("aside-{n}"));
@@ -408,5 +410,8 @@ mod tests {
             assert_eq!(store.steps().unwrap(), [5]);
         }
         assert!(dir.path().join("step-000010.aside-2").exists());
+        // What is left of one that was damaged is not replaced by the next save either.
+        fs::create_dir(store.path(20)).unwrap();
+        assert_eq!(store.set_aside(5).unwrap(), [dir.path().join("step-000020.aside-1")]);
     }
 }
