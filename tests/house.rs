@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates by the folder of their sources.
-const CRATES: [&str; 14] = [
+const CRATES: [&str; 15] = [
     "zeropp-schedule/src",
     "zeropp-kernels/src",
     "zeropp-data/src",
@@ -15,6 +15,7 @@ const CRATES: [&str; 14] = [
     "zeropp-tokens/src",
     "zeropp-core/src",
     "zeropp-comm/src",
+    "zeropp-checkpoint/src",
     "zeropp-zero3/src",
     "zeropp-pipeline/src",
     "zeropp-plan/src",
@@ -219,7 +220,7 @@ fn only_the_command_prints() {
 #[test]
 fn dependencies_run_one_way() {
     let mut broken = Vec::new();
-    let below: [(&str, &[&str]); 14] = [
+    let below: [(&str, &[&str]); 15] = [
         ("zeropp-schedule", &[]),
         ("zeropp-kernels", &[]),
         ("zeropp-data", &[]),
@@ -228,14 +229,25 @@ fn dependencies_run_one_way() {
         ("zeropp-tokens", &["data"]),
         ("zeropp-core", &["kernels", "data", "model"]),
         ("zeropp-comm", &["core"]),
-        ("zeropp-zero3", &["core", "comm"]),
+        ("zeropp-checkpoint", &["data"]),
+        ("zeropp-zero3", &["core", "comm", "checkpoint"]),
         ("zeropp-pipeline", &["core", "comm", "zero3", "schedule"]),
         ("zeropp-plan", &["schedule", "model", "data"]),
         ("zeropp-playground", &["schedule"]),
-        (".", &["core", "comm", "zero3", "schedule", "pipeline", "weights"]),
+        (".", &["core", "comm", "checkpoint", "zero3", "schedule", "pipeline", "weights"]),
         (
             "zeropp-cli",
-            &["core", "comm", "zero3", "schedule", "pipeline", "weights", "plan", "playground"],
+            &[
+                "core",
+                "comm",
+                "checkpoint",
+                "zero3",
+                "schedule",
+                "pipeline",
+                "weights",
+                "plan",
+                "playground",
+            ],
         ),
     ];
     for (folder, allowed) in below {

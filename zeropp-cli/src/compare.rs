@@ -7,13 +7,14 @@ use zeropp::pipeline::draw::chrome_read;
 use zeropp::pipeline::draw::html::{self, ratio};
 use zeropp::pipeline::exchange::json::Document;
 use zeropp::pipeline::report::{communication_ns, first_pipeline, makespan_ns, step, steps};
-use zeropp::pipeline::timeline::{RankTimeline, Timeline};
+use zeropp::pipeline::timeline::{MemoryUnit, RankTimeline, Timeline};
 use zeropp::read_schedule;
-use zeropp_core::files::{Place, escaped_line, read_text};
+use zeropp_core::files::{escaped_line, read_text};
 
 use crate::Failure;
 use crate::figures::{count, say, table};
-use crate::schedule::{CostFlags, cost_args, write};
+use crate::output::{keep_inputs, write};
+use crate::schedule::{CostFlags, cost_args, made_by};
 
 mod plan;
 
@@ -92,25 +93,13 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         (a, b) = (one_pipeline(a), one_pipeline(b));
     }
     if let Some(out) = matches.get_one::<PathBuf>("out") {
+        b.facts.extend(made_by());
         let mut page = Vec::new();
         html::compare(&a, &b, &mut page).map_err(Failure::failed_run)?;
         write(out, &page)?;
     }
     say(text(&a, &b));
     Ok(())
-}
-
-/// The page must not be one of the files that are compared, under whatever name.
-fn keep_inputs(out: &Path, inputs: [&PathBuf; 2]) -> Result<(), Failure> {
-    let Ok(place) = Place::new(out) else { return Ok(()) };
-    match inputs.iter().find(|path| Place::new(path).is_ok_and(|input| input == place)) {
-        Some(input) => Err(Failure::bad_input(format!(
-            "out = {}: is the file {} and would overwrite it; choose another",
-            out.display(),
-            input.display()
-        ))),
-        None => Ok(()),
-    }
 }
 
 /// What a file holds.
@@ -151,13 +140,17 @@ fn read(path: &Path, matches: &ArgMatches) -> Result<Input, Failure> {
         return Ok(Input::Trace(step));
     }
     let Document { schedule, costs, .. } = read_schedule(path).map_err(Failure::bad_input)?;
+    // Costs that know the size of weights are of a model, in bytes; others are in any unit.
+    let of_model = costs.as_ref().is_some_and(|costs| !costs.mem_weights.is_empty());
+    let memory_unit = if of_model { MemoryUnit::Bytes } else { MemoryUnit::Units };
     let costs = costs.map(|costs| costs.for_simulator(schedule.stages()));
-    Ok(Input::Plan(Plan { name, path: path.into(), schedule, costs }))
+    Ok(Input::Plan(Plan { name, path: path.into(), schedule, costs, memory_unit }))
 }
 
 /// A trace of a file, its names without what a terminal would obey.
 fn printable(mut trace: Timeline) -> Timeline {
     trace.title = escaped_line(&trace.title).into();
+    trace.facts.iter_mut().for_each(|fact| *fact = escaped_line(fact).into());
     for rank in &mut trace.ranks {
         rank.name = escaped_line(&rank.name).into();
     }

@@ -6,7 +6,7 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 
 use crate::Failure;
 use crate::figures::say;
-use crate::schedule::write;
+use crate::output::write;
 
 const ABOUT: &str = "Show the papers' tables beside the planner's figures\n\n\
 Prints published tables and, for each cell, what the planner's model of time and memory gives: \

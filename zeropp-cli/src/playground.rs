@@ -10,7 +10,7 @@ use zeropp_playground::page;
 
 use crate::Failure;
 use crate::figures::say;
-use crate::schedule::write;
+use crate::output::write;
 
 const ABOUT: &str = "See, compare and edit schedules on a page\n\n\
 Serves one page to this machine only, at an address that nobody can guess, until Ctrl-C; or writes \

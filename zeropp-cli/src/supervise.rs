@@ -6,6 +6,7 @@ mod progress;
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
+use zeropp_checkpoint::attempts::{Attempts, Remedy, SAME_PLACE};
 
 use crate::Failure;
 use child::{Child, Ended};
@@ -26,8 +27,6 @@ Examples:
 
 Exit codes: that of the last COMMAND; 2 where it cannot be supervised.";
 
-/// How often a command may fail without a checkpoint in between.
-const SAME_STEP: u32 = 3;
 /// How often the command is looked at.
 const PERIOD: Duration = Duration::from_millis(20);
 
@@ -77,8 +76,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let hang = (hang > 0).then(|| Duration::from_secs(hang));
     let watched = Watched::of(&line).map_err(Failure::bad_input)?;
     let signals = child::signals().map_err(Failure::failed_run)?;
-    let (mut recoveries, mut failures) = (0, 0);
-    let mut newest = watched.newest();
+    let mut attempts = Attempts::new(max);
     loop {
         let mut child = Child::start(&line).map_err(Failure::bad_input)?;
         let ended = child.follow(&signals, (&watched, hang), PERIOD);
@@ -89,32 +87,33 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
             Ended::Stopped(code) | Ended::BadInput(code) => return Err(silent(code)),
             Ended::Failed(code) => code,
         };
-        let reached = watched.newest();
-        failures = if reached == newest { failures + 1 } else { 1 };
-        newest = reached;
+        let newest = watched.newest();
         let place = match newest {
             Some(step) => format!("after step {step}"),
             None => "before its first checkpoint".into(),
         };
-        if failures == SAME_STEP {
-            tell(&format!(
-                "the command failed {SAME_STEP} times {place}, so it is not started again"
-            ));
-            return Err(silent(code));
+        match attempts.fail(newest) {
+            Remedy::Again => {}
+            Remedy::SamePlace => {
+                tell(&format!(
+                    "the command failed {SAME_PLACE} times {place}, so it is not started again"
+                ));
+                return Err(silent(code));
+            }
+            Remedy::UsedUp => {
+                tell(&format!(
+                    "the command failed {place}; max-recoveries = {max}: this many recoveries \
+                     were made already"
+                ));
+                return Err(silent(code));
+            }
         }
-        if recoveries == max {
-            tell(&format!(
-                "the command failed {place}; max-recoveries = {max}: this many recoveries were \
-                 made already"
-            ));
-            return Err(silent(code));
-        }
-        recoveries += 1;
         let from = newest.map_or("the beginning".into(), |step| format!("step {step}"));
         tell(&format!(
-            "the command failed ({}); recovery {recoveries} of {max}: it is started again from \
+            "the command failed ({}); recovery {} of {max}: it is started again from \
              {from}",
-            child::in_words(code)
+            child::in_words(code),
+            attempts.made()
         ));
     }
 }
