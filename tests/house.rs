@@ -207,7 +207,9 @@ fn only_the_command_prints() {
     for folder in CRATES.into_iter().filter(|folder| *folder != "zeropp-cli/src") {
         for (name, text) in files(folder).iter().filter(|(n, _)| is_rust(n) && !is_test(n)) {
             let product = product(text);
-            let prints = |line: &&str| line.contains("print!(") || line.contains("println!(");
+            let prints = |line: &&str| {
+                ["print!(", "println!(", "stdout()", "stderr()"].iter().any(|w| line.contains(w))
+            };
             broken.extend(product.lines().filter(prints).map(|l| format!("{name}: {}", l.trim())));
         }
     }

@@ -38,7 +38,7 @@ pub struct ExportOptions {
     /// A model whose `config.json` and tokenizer this one has: a folder, or a GGUF file for the
     /// former. Default: what the run began with, if that is still there.
     pub like: Option<PathBuf>,
-    /// Whether the running mean of the weights (EMA) is written in their place.
+    /// Whether the moving average of the weights (EMA) is written in their place.
     pub ema: bool,
 }
 
@@ -110,7 +110,7 @@ pub fn export_checkpoint(
     let mut reader = match options.ema {
         false => checkpoint.parameters(),
         true => checkpoint.means().ok_or_else(|| {
-            wrong("it has no running mean of the weights", "leave --ema out, or train with ema")
+            wrong("it has no moving average of the weights", "leave --ema out, or train with ema")
         })?,
     };
     let values = |i: usize| -> Result<Vec<f32>, ExportError> {

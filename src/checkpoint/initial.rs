@@ -22,7 +22,7 @@ pub(crate) enum Initial {
     Files(Box<Import>),
     /// Those of the program.
     Given(Given),
-    /// Those of a run, or their running mean if `mean`; its moments stay behind.
+    /// Those of a run, or their moving average if `mean`; its optimizer state is not taken.
     Checkpoint { checkpoint: Checkpoint, mean: bool },
 }
 
@@ -76,7 +76,7 @@ fn check_given(bp: &Blueprint, weights: &Given) -> Result<(), Error> {
     }
 }
 
-/// Opens the weights at `path`, or their running mean if `mean`, and holds them against `model`.
+/// Opens the weights at `path`, or their moving average if `mean`, and compares them with `model`.
 ///
 /// # Errors
 /// Weights that cannot be read, or are another model's; no mean of them.
@@ -107,9 +107,9 @@ pub(crate) fn open_for(path: &Path, model: &Model, mean: bool) -> Result<Initial
     Ok(Initial::Files(Box::new(import)))
 }
 
-/// What lies at `path` has no running mean of the weights.
+/// What lies at `path` has no moving average of the weights.
 pub(crate) fn no_mean(path: &Path) -> Error {
-    let problem = format!("{} has no running mean of the weights", path.display());
+    let problem = format!("{} has no moving average of the weights", path.display());
     let help = "leave it out, or name a checkpoint of a run with ema";
     ConfigError::value("init-ema", true, problem, help).into()
 }

@@ -98,8 +98,7 @@ impl<'a> Annealer<'a> {
         let unit = p.work_unit() * WHOLE as f64;
         let cooling = super::random::logarithm(cold / hot);
         let (start, mut heat) = (self.decoder.effort, hot * unit);
-        let mut changed: Changed = Vec::new();
-        let mut new_excess: Vec<usize> = Vec::new();
+        let (mut changed, mut new_excess): (Changed, Vec<usize>) = (Vec::new(), Vec::new());
         for step in 0u64.. {
             let spent = self.decoder.effort - start;
             // Of a large step one change may be a good part of it.
