@@ -80,8 +80,9 @@ impl<'a> Annealer<'a> {
         }
     }
 
-    /// Changes `plan` for `letters` letters of effort, with a temperature that falls from `hot` to
-    /// `cold`, both in units of a micro-batch's work on one stage.
+    /// Changes `plan` for `letters` letters of effort, of which one change of a large step may be a
+    /// good part, with a temperature that falls from `hot` to `cold`, both in units of a
+    /// micro-batch's work on one stage.
     pub(super) fn anneal(
         &mut self,
         plan: &Plan,
@@ -101,7 +102,6 @@ impl<'a> Annealer<'a> {
         let (mut changed, mut new_excess): (Changed, Vec<usize>) = (Vec::new(), Vec::new());
         for step in 0u64.. {
             let spent = self.decoder.effort - start;
-            // Of a large step one change may be a good part of it.
             if spent >= letters {
                 break;
             }
@@ -113,10 +113,9 @@ impl<'a> Annealer<'a> {
             let good = change(p, &mut next, &self.decoder, &mut self.random, &mut changed);
             let slack = (self.random.exponential() * heat) as i64;
             let taken = good && {
-                let words = &next.words;
                 new_excess.clear();
                 for &Change { rank: r, .. } in &changed {
-                    new_excess.push(self.residency.excess(p, r, &words[r]));
+                    new_excess.push(self.residency.excess(p, r, &next.words[r]));
                 }
                 let old: usize = changed.iter().map(|c| excess[c.rank]).sum();
                 let now = over + new_excess.iter().sum::<usize>() - old;
