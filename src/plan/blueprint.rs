@@ -75,7 +75,8 @@ impl Blueprint {
             samples: config.micro_batch_size,
             seq: config.seq,
             element_bytes: compute.size(),
-            keeps_probabilities: attention_keeps_probabilities(compute, on_gpu, config.seq),
+            keeps_probabilities: attention_keeps_probabilities(compute, on_gpu, config.seq)
+                && !config.document_mask,
             kernels: !on_gpu,
         };
         sizes::check(config, &model, batch)?;

@@ -16,6 +16,7 @@ mod examples;
 mod families;
 mod generate;
 mod inputs;
+mod masks;
 mod memory;
 mod optimizers;
 mod oracle;

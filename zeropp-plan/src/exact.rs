@@ -204,7 +204,11 @@ impl<'a> Simulation<'a> {
         let mut costs = self.costs.clone();
         let mut last = end_s(&self.whole_timeline(program));
         let mut without = |change: &dyn Fn(&mut Costs)| {
+            let before = costs.clone();
             change(&mut costs);
+            if costs == before {
+                return 0.0;
+            }
             let now = end_s(&self.timeline(program, &costs));
             let saved = (last - now).max(0.0);
             last = now;

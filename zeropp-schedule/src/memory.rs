@@ -331,8 +331,8 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// The place in `ahead` of the unit that a micro-batch of a stage is in, where F makes a part of
-    /// its gradient.
+    /// The place in `ahead` of the unit that a micro-batch of a stage is in, where F makes a part
+    /// of its gradient.
     fn unit_of(&self, stage: usize, micro_batch: usize) -> Option<usize> {
         let unit = (*self.units.get(self.places.of(stage, micro_batch))?)?;
         Some(self.places.of(stage, unit))

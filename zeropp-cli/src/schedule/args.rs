@@ -24,7 +24,8 @@ Costs:
   calculated with exactly, in a unit of a nanosecond or finer. A cost is one number for all
   stages, or one for each, with commas: --t-f 5,5,5,7. A whole backward takes t-b + t-w and sends
   its gradient at its end.
-  Memory is in any whole unit, or in bytes: --mem-f 24MiB. F takes mem-f, B and W give back: mem-f + mem-b + mem-w = 0.
+  Memory is in any whole unit, or in bytes: --mem-f 24MiB. F takes mem-f, B and W give back:
+  mem-f + mem-b + mem-w = 0.
   --costs reads times and bytes from a file, such as one of `zeropp run --save-costs`, to the
   nanosecond; what is typed beside it wins.
 
@@ -120,27 +121,7 @@ pub(crate) fn command() -> Command {
         .after_help(examples)
         .next_help_heading(MESH)
         .arg(kind_arg())
-        .arg(
-            Arg::new("all")
-                .long("all")
-                .action(ArgAction::SetTrue)
-                .conflicts_with("kind")
-                .help("A table of all kinds; those that do not fit the shape say why")
-                .long_help(
-                    "A table of all kinds, and their bubble over their memory; those that do not \
-                     fit the shape say why. All run their whole program, with gathers, reductions \
-                     and messages (--lower). --format and -o take ascii, json, csv, svg and html.",
-                ),
-        )
-        .arg(
-            Arg::new("sort")
-                .long("sort")
-                .value_name("COLUMN")
-                .requires("all")
-                .value_parser(COLUMNS)
-                .hide_possible_values(true)
-                .help(format!("The column that --all is sorted by: {}", COLUMNS.join(", "))),
-        )
+        .args(all_args())
         .args([
             number("pp", "P", "Pipeline ranks").default_value("4"),
             number(
@@ -183,6 +164,28 @@ pub(crate) fn command() -> Command {
         .args(limit_args())
         .args(program_args())
         .args(output_args())
+}
+
+/// The flags for all kinds side by side.
+fn all_args() -> [Arg; 2] {
+    let all = Arg::new("all")
+        .long("all")
+        .action(ArgAction::SetTrue)
+        .conflicts_with("kind")
+        .help("A table of all kinds; those that do not fit the shape say why")
+        .long_help(
+            "A table of all kinds, and their bubble over their memory; those that do not fit the \
+             shape say why. All run their whole program, with gathers, reductions and messages \
+             (--lower). --format and -o take ascii, json, csv, svg and html.",
+        );
+    let sort = Arg::new("sort")
+        .long("sort")
+        .value_name("COLUMN")
+        .requires("all")
+        .value_parser(COLUMNS)
+        .hide_possible_values(true)
+        .help(format!("The column that --all is sorted by: {}", COLUMNS.join(", ")));
+    [all, sort]
 }
 
 fn kind_arg() -> Arg {

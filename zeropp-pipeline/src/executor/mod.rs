@@ -9,6 +9,7 @@ mod graph;
 mod model;
 mod not_finite;
 mod status;
+mod tokens;
 mod worker;
 
 use std::collections::HashMap;
@@ -21,9 +22,10 @@ use zeropp_core::data::DataError;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_zero3::StepOutcome;
 
-pub use model::{ModelWorker, TokenSource, Tokens, WorkerOptions};
+pub use model::{ModelWorker, WorkerOptions};
 pub use not_finite::{NotFinite, Value};
 pub use status::{ActionRecord, StatusBoard};
+pub use tokens::{TokenSource, Tokens};
 pub use worker::Worker;
 
 use crate::ir::{Action, Compute, Message, Task};

@@ -82,8 +82,8 @@ pub(super) fn svg(all: &All, facts: &[String]) -> String {
     let base = top + 20.0 + plot_height;
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
-         width=\"{width}\" height=\"{height}\" role=\"img\" font-family=\"system-ui, 'DejaVu Sans', \
-         'Segoe UI', Helvetica, sans-serif\" font-size=\"11\">\n\
+         width=\"{width}\" height=\"{height}\" role=\"img\" font-size=\"11\" \
+         font-family=\"system-ui, 'DejaVu Sans', 'Segoe UI', Helvetica, sans-serif\">\n\
          <title>Bubble over activation memory of all kinds</title>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
          <text x=\"16\" y=\"26\" font-size=\"17\" font-weight=\"bold\">All kinds: bubble over \

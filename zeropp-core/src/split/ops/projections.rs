@@ -3,12 +3,10 @@
 //! On the CPU each product writes its own columns, so that nothing is copied together or apart;
 //! elsewhere the weights are put side by side for one product.
 
-use std::sync::Arc;
-
 use burn::tensor::{DType, Tensor, bf16 as Half};
 
 use super::linear::{packed, row_block};
-use super::position::{Angles, Rotation, turn};
+use super::position::{Rotation, Turn, turn};
 use super::{Later, fast, halves, is_fast, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
@@ -39,14 +37,15 @@ pub struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    /// Both for tensors `[b, s, width]`.
+    /// What turns tensors `[b, s, width]`.
     ///
     /// # Panics
     /// Panics if the heads do not fit into the width.
-    pub(super) fn of(&self, [_, s, width]: [usize; 3]) -> (Turned, Arc<Angles>) {
+    pub(super) fn of(&self, [_, s, width]: [usize; 3], cx: &OpCx) -> Turn {
         let d = self.rotation.head_dim();
         assert!(self.heads * d <= width, "{} heads of {d} do not fit into {width}", self.heads);
-        (Turned { width, heads: self.heads, d }, self.rotation.angles_from(self.first, s))
+        let angles = self.rotation.angles_from(self.first, s);
+        Turn::new(Turned { width, heads: self.heads, d }, angles, &cx.masks)
     }
 }
 
@@ -63,18 +62,18 @@ pub fn projections(
     let maps = Maps::new(maps);
     let xi = x.clone().inner();
     let [b, s, _] = xi.dims();
-    let turned = turns.map(|turns| turns.of([b, s, maps.width]));
+    let turned = turns.map(|turns| turns.of([b, s, maps.width], cx));
     let mut out = maps.forward(&xi);
-    if let Some((t, angles)) = &turned {
-        out = turn(out, *t, angles, false);
+    if let Some(by) = &turned {
+        out = turn(out, by, false);
     }
     if !wants_gradient(&x, cx) {
         return out;
     }
     let (saved, later) = (cx.save(xi), Later::new(cx));
     link(x, out, cx, move |mut dy| {
-        if let Some((t, angles)) = &turned {
-            dy = turn(dy, *t, angles, true);
+        if let Some(by) = &turned {
+            dy = turn(dy, by, true);
         }
         let dx = maps.input_gradient(&dy);
         let (x, dy) = (later.stash(saved.take()), later.stash(dy));
