@@ -290,6 +290,11 @@ impl Blueprint {
         if self.config.zero1 { self.mesh.dp as u64 } else { 1 }
     }
 
+    /// Bytes that the optimizer of a pipeline rank keeps from step to step.
+    pub(crate) fn optimizer_kept(&self, pp: usize) -> u64 {
+        self.optimizer_takes(pp).kept
+    }
+
     /// What the optimizer of a pipeline rank takes: the most of any that share its stages.
     fn optimizer_takes(&self, pp: usize) -> OptimizerTakes {
         let groups = self.own.parameters(&self.config);

@@ -3,6 +3,7 @@
 use zeropp_core::metrics::EvaluationPlan;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, in_issue_order, lower};
+use zeropp_pipeline::memory::predict_at_once;
 use zeropp_pipeline::schedules::forward;
 use zeropp_pipeline::simulate::simulate;
 use zeropp_pipeline::verify::{VerifyLimits, verify, verify_issue_order};
@@ -38,6 +39,11 @@ pub(crate) fn program(config: &Config, training: &Schedule) -> Result<Option<Sch
 pub(crate) fn plan(bp: &Blueprint, batches: u64, tokens: u64) -> Option<EvaluationPlan> {
     let program = bp.evaluation.as_ref()?;
     let simulated = simulate(program, &bp.times.costs).expect("verified, with the run's costs");
+    let held = predict_at_once(program, &bp.all_bytes());
+    let held = held.iter().zip(&bp.plan.ranks).map(|(held, rank)| {
+        let always = rank.at_once.parameter_shard + rank.at_once.gradient_shard;
+        always + bp.optimizer_kept(rank.pp) + held.total()
+    });
     let gathers = program.ranks[0].iter().filter(|a| matches!(a, Action::AllGather { .. }));
     Some(EvaluationPlan {
         every: bp.config.eval_every,
@@ -45,5 +51,6 @@ pub(crate) fn plan(bp: &Blueprint, batches: u64, tokens: u64) -> Option<Evaluati
         tokens,
         all_gathers_per_rank: gathers.count() as u64,
         bubble: simulated.bubble(),
+        held: held.collect(),
     })
 }

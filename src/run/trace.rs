@@ -7,7 +7,9 @@ use std::path::Path;
 
 use zeropp_comm::mesh::Mesh;
 use zeropp_pipeline::draw::chrome;
-use zeropp_pipeline::timeline::{RankTimeline, Span, Timeline};
+use zeropp_pipeline::ir::{Action, Schedule};
+use zeropp_pipeline::memory::{KindPoint, StageBytes, over_time};
+use zeropp_pipeline::timeline::{MemoryPoint, MemoryUnit, RankTimeline, Span, Timeline};
 
 use crate::Error;
 
@@ -42,7 +44,28 @@ pub(crate) fn timeline(
         }
     };
     let ranks = spans.into_iter().enumerate().map(rank).collect();
-    Timeline { title, placement: placement.to_vec(), ranks }
+    Timeline { title, placement: placement.to_vec(), ranks, ..Timeline::default() }
+}
+
+/// Follows the activations and weight stashes of a run of `schedule`: the predicted bytes of its
+/// stages, at the times of the run. Steps that are not the whole program have no memory.
+pub(crate) fn follow_memory(timeline: &mut Timeline, schedule: &Schedule, bytes: &[StageBytes]) {
+    timeline.memory_unit = MemoryUnit::Bytes;
+    for rank in &mut timeline.ranks {
+        let program = &schedule.ranks[rank.pp];
+        for step in rank.spans.split_inclusive(|s| s.action == Action::OptimizerStep) {
+            if !step.iter().map(|s| &s.action).eq(program) {
+                continue;
+            }
+            let step = RankTimeline { spans: step.to_vec(), ..RankTimeline::default() };
+            for KindPoint { at_ns, bytes } in over_time(&step, bytes) {
+                let bytes = bytes.activation + bytes.weight_stash;
+                if rank.memory.last().is_none_or(|last| last.bytes != bytes) {
+                    rank.memory.push(MemoryPoint { at_ns, bytes });
+                }
+            }
+        }
+    }
 }
 
 /// The message that a thread panicked with.
@@ -50,4 +73,44 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()))
         .unwrap_or_else(|| "no message".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use zeropp_pipeline::lower::lower;
+    use zeropp_pipeline::schedules::{Shape, generate};
+    use zeropp_pipeline::simulate::{Costs, simulate};
+
+    use super::*;
+
+    #[test]
+    fn memory_follows_each_whole_step_as_the_simulator_does() {
+        let shape = Shape { pp: 2, virtual_stages: 2, micro_batches: 6, unit: 3 };
+        let schedule = lower(&generate("zeropp", &shape).unwrap(), &Default::default());
+        let stage = StageBytes { activation: 5, stash: 2, weights: 40, ..StageBytes::default() };
+        let costs = Costs { memory: vec![stage; 4], ..Costs::uniform(4, 10, 10, 10, 1) };
+        let simulated = simulate(&schedule, &costs).unwrap();
+        // A second step as long after the first, and one that was cut off.
+        let length = 1_000_000;
+        let later = |by: u64| {
+            move |s: &Span| Span { start_ns: s.start_ns + by, end_ns: s.end_ns + by, ..*s }
+        };
+        let spans = simulated.ranks.iter().map(|rank| {
+            let cut = rank.spans.len() - 4;
+            let second = rank.spans.iter().map(later(length));
+            let third = rank.spans[..cut].iter().map(later(2 * length));
+            rank.spans.iter().copied().chain(second).chain(third).collect::<Vec<_>>()
+        });
+        let mesh = Mesh { pp: 2, zero3: 1, dp: 1 };
+        let mut run = timeline(String::new(), mesh, &schedule.placement, spans);
+        follow_memory(&mut run, &schedule, &costs.memory);
+        assert_eq!(run.memory_unit, MemoryUnit::Bytes);
+        let peak = |rank: &RankTimeline| rank.memory.iter().map(|m| m.bytes).max();
+        for (run, simulated) in run.ranks.iter().zip(&simulated.ranks) {
+            assert_eq!(peak(run), peak(simulated));
+            let steps = |from: u64| run.memory.iter().filter(move |m| m.at_ns / length == from);
+            assert!(steps(0).count() > 1 && steps(1).count() > 1 && steps(2).count() == 0);
+            assert!(steps(1).next_back().is_some_and(|m| m.bytes == 0), "a step keeps nothing");
+        }
+    }
 }

@@ -312,7 +312,10 @@ impl Trainer {
             }
         };
         let spans = results.iter().map(|result| result.spans.clone());
-        trace::timeline(title, bp.mesh, &bp.schedule.placement, spans)
+        let mut timeline = trace::timeline(title, bp.mesh, &bp.schedule.placement, spans);
+        trace::follow_memory(&mut timeline, &bp.schedule, &bp.all_bytes());
+        timeline.facts = facts(bp);
+        timeline
     }
 
     /// Puts the pieces of all ranks together and cuts the buffers into parameters.
@@ -347,4 +350,19 @@ fn on_rank_0<F: StepFlow>(
     |metrics, is_rank_0| {
         if is_rank_0 { on_step(metrics).flow() } else { ControlFlow::Continue(()) }
     }
+}
+
+/// What a trace says of its run.
+fn facts(bp: &Blueprint) -> Vec<String> {
+    let (plan, batches) = (&bp.plan, bp.schedule.units.iter().sum::<usize>());
+    vec![
+        format!(
+            "{}; {} stages on each rank, {batches} micro-batches in {} units; times measured, \
+             memory of activations and weight stashes as predicted",
+            bp.mesh,
+            plan.virtual_stages,
+            bp.schedule.units.len(),
+        ),
+        format!("zeropp {}", env!("CARGO_PKG_VERSION")),
+    ]
 }

@@ -1,5 +1,7 @@
 //! `zeropp run --plan`: the layout of a run, chosen by a plan for the machine at hand.
 
+use std::path::Path;
+
 use clap::{Arg, ArgMatches, value_parser};
 use zeropp::Config;
 use zeropp::config::{EngineKind, OPTIONS, Recompute, Table};
@@ -74,6 +76,11 @@ impl Wish {
         })
     }
 
+    /// The file of the machine, where it is one.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        Some(Path::new(&self.machine)).filter(|path| path.is_file())
+    }
+
     /// The settings with the best layout, and the plan in words.
     ///
     /// # Errors
@@ -121,7 +128,8 @@ impl Wish {
             machine,
             gpus,
             global_batch,
-            compute: planning::compute(config.device, config.precision, config.seq),
+            compute: planning::compute(config, config.device, config.precision, config.seq),
+            moments: planning::moments(config),
             fixed: self.fixed(config),
         })
     }

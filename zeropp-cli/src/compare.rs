@@ -7,13 +7,14 @@ use zeropp::pipeline::draw::chrome_read;
 use zeropp::pipeline::draw::html::{self, ratio};
 use zeropp::pipeline::exchange::json::Document;
 use zeropp::pipeline::report::{communication_ns, first_pipeline, makespan_ns, step, steps};
-use zeropp::pipeline::timeline::{RankTimeline, Timeline};
+use zeropp::pipeline::timeline::{MemoryUnit, RankTimeline, Timeline};
 use zeropp::read_schedule;
-use zeropp_core::files::{Place, escaped_line, read_text};
+use zeropp_core::files::{escaped_line, read_text};
 
 use crate::Failure;
 use crate::figures::{count, say, table};
-use crate::schedule::{CostFlags, cost_args, write};
+use crate::output::{keep_inputs, write};
+use crate::schedule::{CostFlags, cost_args, made_by};
 
 mod plan;
 
@@ -25,11 +26,12 @@ A and B are schedules (.csv, .json), which are simulated, or traces that `zeropp
 one page with both on one time axis.";
 
 const EXAMPLES: &str = "\
-A schedule is simulated with --costs or the cost flags where any is given, else with the costs in
-its file. Beside a trace it is simulated with the times of that trace where it has no costs, or none
-of the run's scale (a tenth of the work to ten times as much); where trace and schedule have other
-stages, its times are scaled to the run's work. The titles say what was done.
-Of a trace of several steps one is compared, the last unless --step says another. Where one of the
+A schedule is simulated with --costs or the cost flags if any are given, else with the costs in its
+file. When it is compared with a trace and has no costs of its own, or costs of another scale (less
+than a tenth or more than ten times the run's work), it is simulated with the times of the trace;
+where the two have different stages, its times are scaled to the run's work. The titles say what was
+done.
+Of a trace of several steps one is compared, the last unless --step names another. Where one of the
 runs has more ranks than the other, as a measured run with ZeRO-3 has, its first pipeline is
 compared.
 
@@ -91,25 +93,13 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         (a, b) = (one_pipeline(a), one_pipeline(b));
     }
     if let Some(out) = matches.get_one::<PathBuf>("out") {
+        b.facts.extend(made_by());
         let mut page = Vec::new();
         html::compare(&a, &b, &mut page).map_err(Failure::failed_run)?;
         write(out, &page)?;
     }
     say(text(&a, &b));
     Ok(())
-}
-
-/// The page must not be one of the files that are compared, under whatever name.
-fn keep_inputs(out: &Path, inputs: [&PathBuf; 2]) -> Result<(), Failure> {
-    let Ok(place) = Place::new(out) else { return Ok(()) };
-    match inputs.iter().find(|path| Place::new(path).is_ok_and(|input| input == place)) {
-        Some(input) => Err(Failure::bad_input(format!(
-            "out = {}: is the file {} and would overwrite it; choose another",
-            out.display(),
-            input.display()
-        ))),
-        None => Ok(()),
-    }
 }
 
 /// What a file holds.
@@ -150,13 +140,17 @@ fn read(path: &Path, matches: &ArgMatches) -> Result<Input, Failure> {
         return Ok(Input::Trace(step));
     }
     let Document { schedule, costs, .. } = read_schedule(path).map_err(Failure::bad_input)?;
+    // Costs that know the size of weights are of a model, in bytes; others are in any unit.
+    let of_model = costs.as_ref().is_some_and(|costs| !costs.mem_weights.is_empty());
+    let memory_unit = if of_model { MemoryUnit::Bytes } else { MemoryUnit::Units };
     let costs = costs.map(|costs| costs.for_simulator(schedule.stages()));
-    Ok(Input::Plan(Plan { name, path: path.into(), schedule, costs }))
+    Ok(Input::Plan(Plan { name, path: path.into(), schedule, costs, memory_unit }))
 }
 
 /// A trace of a file, its names without what a terminal would obey.
 fn printable(mut trace: Timeline) -> Timeline {
     trace.title = escaped_line(&trace.title).into();
+    trace.facts.iter_mut().for_each(|fact| *fact = escaped_line(fact).into());
     for rank in &mut trace.ranks {
         rank.name = escaped_line(&rank.name).into();
     }

@@ -11,9 +11,9 @@ use crate::args::ema;
 use crate::figures::{count, say, scaled};
 
 const ABOUT: &str = "Write a checkpoint as a Hugging Face folder\n\n\
-Sharded safetensors with an index, config.json and the files of the tokenizer, from a checkpoint \
-of any layout. One tensor is in memory at a time. The folder gets its name when all of it is on \
-disk.";
+Writes sharded safetensors with an index, config.json and the tokenizer's files, from a checkpoint \
+of any layout. It holds one tensor in memory at a time. The folder gets its name once all of it is \
+on disk.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -21,7 +21,7 @@ Examples:
   zeropp export checkpoints/step-000100 -o model --dtype bf16
   zeropp export checkpoints -o model --like SmolLM2     config and tokenizer of another model
 
-Exit codes: 0 written, 2 nothing was.";
+Exit codes: 0 written, 2 nothing was written.";
 
 /// The arguments of `zeropp export`.
 pub(crate) fn command() -> Command {
@@ -34,7 +34,7 @@ pub(crate) fn command() -> Command {
             path("checkpoint")
                 .value_name("CHECKPOINT")
                 .required(true)
-                .help("A checkpoint, or a folder of them for the newest"),
+                .help("A checkpoint, or a folder of checkpoints (the newest)"),
         )
         .arg(
             path("output")
@@ -47,12 +47,13 @@ pub(crate) fn command() -> Command {
         .arg(
             Arg::new("dtype")
                 .long("dtype")
+                .value_name("TYPE")
                 .value_parser(["f32", "bf16"])
                 .default_value("f32")
-                .help("How numbers are written"),
+                .help("The type of the written weights"),
         )
         .arg(path("like").long("like").value_name("PATH").help(
-            "A model whose config.json and tokenizer this one has [default: what the run began \
+            "Copy config.json and the tokenizer of this model [default: the one the run began \
              with]",
         ))
         .arg(ema())

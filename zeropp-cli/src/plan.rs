@@ -40,14 +40,14 @@ pub(crate) fn text(config: &Config, plan: &Plan, check: &MemoryCheck) -> String 
         ("costs", plan.costs.clone()),
         ("memory", memory_here(check)),
     ];
-    facts.extend(plan.evaluation.map(|eval| ("eval", evaluation(plan, &eval))));
+    facts.extend(plan.evaluation.as_ref().map(|eval| ("eval", evaluation(plan, eval))));
     let facts: Vec<_> = facts.iter().map(|(name, fact)| format!("{name:8}  {fact}")).collect();
     format!(
         "{}{}\n\n{}\n\nPredicted peak memory of one rank, by pipeline rank\n{}",
         facts.join("\n"),
         notes(plan),
         stages(&plan.ranks),
-        memory(&plan.ranks),
+        memory(plan),
     )
 }
 
@@ -186,7 +186,8 @@ fn at_once(rank: &RankPlan) -> u64 {
     rank.at_once.total()
 }
 
-fn memory(ranks: &[RankPlan]) -> String {
+fn memory(plan: &Plan) -> String {
+    let ranks = &plan.ranks;
     let mut rows = vec![vec![String::new()]];
     rows[0].extend(ranks.iter().map(|rank| format!("rank {}", rank.pp)));
     for kind in MemoryKind::ALL {
@@ -198,6 +199,10 @@ fn memory(ranks: &[RankPlan]) -> String {
         let mut row = vec![name.to_string()];
         row.extend(ranks.iter().map(|rank| bytes(of(rank))));
         rows.push(row);
+    }
+    if let Some(eval) = &plan.evaluation {
+        let held = eval.held.iter().map(|held| bytes(*held));
+        rows.push(std::iter::once("in an evaluation".to_string()).chain(held).collect());
     }
     table(&rows)
 }

@@ -15,10 +15,11 @@ use zeropp_plan::plan::Plan;
 use zeropp_plan::{PlanError, against, page, text};
 
 use crate::figures::say;
-use crate::schedule::write;
+use crate::output::{keep_inputs, write};
 use crate::{Failure, args};
 
-pub(crate) use job::{compute, flag, job, machine_called};
+use job::{Asked, job};
+pub(crate) use job::{compute, flag, machine_called, moments};
 
 const ABOUT: &str = "Plan before a run: the fastest layouts of a model on some machines\n\n\
 Searches pipeline ranks, ZeRO-3 ranks, replicas, stages, units, micro-batches, recomputation, \
@@ -32,6 +33,8 @@ Examples:
   A model by its sizes, in at most 40 GiB a rank, with a page of pictures:
       zeropp plan --layers 48 --hidden 5120 --heads 40 --seq 1024 --vocab 51200 --gpus 32 \\
           --machine a800 --memory 40GiB --global-batch 192 -o plan.html
+  The model, the data and the optimizer of a run's file:
+      zeropp plan run.toml --gpus 16 --machine mine.toml
   What the third layout's step is made of:
       zeropp plan --model 14.6b --gpus 32 --machine a800 --global-batch 192 --explain 3
   After the run: predicted beside measured:
@@ -52,6 +55,18 @@ pub(crate) fn command() -> Command {
         .about("Plan a run: the fastest layouts of a model on some machines")
         .long_about(ABOUT)
         .after_help(EXAMPLES)
+        .arg(
+            Arg::new("config")
+                .value_name("CONFIG.toml")
+                .value_parser(value_parser!(PathBuf))
+                .help("A file of settings of `zeropp run`; flags override it")
+                .long_help(
+                    "A file of settings of `zeropp run`: the plan takes its model, data, device, \
+                     precision, optimizer, rank-memory and global-batch, and keeps to its pp, \
+                     zero3, dp, virtual, unit, micro-batch-size, recompute and schedule. Flags \
+                     override it. The commands that are printed run the file with the layout.",
+                ),
+        )
         .args(model_args())
         .args(cluster_args())
         .args(fixed_args())
@@ -67,9 +82,15 @@ fn number(name: &'static str, value: &'static str, help: &'static str) -> Arg {
         .help(help)
 }
 
-/// The settings of `zeropp run` that say which model it is, as flags.
+/// Settings of `zeropp run` beside the model's that a plan's memory follows from.
+const TRAINED_WITH: [&str; 4] = ["optimizer", "momentum", "ema", "pack-weights"];
+
+/// The settings of `zeropp run` that say which model it is, and what it is trained with, as flags.
 fn model_options() -> impl Iterator<Item = &'static OptionInfo> {
-    OPTIONS.iter().filter(|o| o.heading == "Model" && o.key != "init-from")
+    let is_one = |o: &&OptionInfo| {
+        o.heading == "Model" && o.key != "init-from" || TRAINED_WITH.contains(&o.key)
+    };
+    OPTIONS.iter().filter(is_one)
 }
 
 fn model_args() -> Vec<Arg> {
@@ -95,16 +116,17 @@ fn cluster_args() -> Vec<Arg> {
             .long("memory")
             .value_name("BYTES")
             .value_parser(bytes)
-            .help("What a rank may hold [default: 95 % of the machine's]"),
+            .help("What a rank may hold [default: the file's, or 95 % of the machine's]"),
         Arg::new("machine")
             .long("machine")
             .value_name("NAME|FILE")
             .default_value("a100")
             .help("a100, a800, h100, h200, or a file of costs with rates"),
-        number("global-batch", "N", "Samples of a step, of all ranks").required(true),
+        number("global-batch", "N", "Samples of a step, of all ranks [default: the file's]"),
         Arg::new("cpu")
             .long("cpu")
             .action(ArgAction::SetTrue)
+            .conflicts_with("config")
             .help("Ranks that compute in fp32 on CPUs"),
     ];
     args.into_iter().map(|arg| arg.help_heading("Cluster")).collect()
@@ -154,13 +176,20 @@ fn output_args() -> Vec<Arg> {
 
 /// Plans and shows the plan.
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
-    let (job, flags) = job(matches)?;
-    let plan = Plan::new(&job, &flags).map_err(bad)?;
+    if let Some(out) = matches.get_one::<PathBuf>("out") {
+        let named = ["machine", "model"]
+            .map(|name| matches.try_get_one::<String>(name).ok().flatten().map(PathBuf::from));
+        let files = ["config", "against"].map(|name| matches.get_one::<PathBuf>(name));
+        keep_inputs(out, files.into_iter().chain(named.each_ref().map(Option::as_ref)).flatten())?;
+    }
+    let asked = job(matches)?;
+    let job = &asked.job;
+    let plan = planned(&asked)?;
     let size = |name: &str| matches.get_one::<usize>(name).copied();
     let columns = || usize::from(console::Term::stdout().size_checked().map_or(100, |s| s.1));
     let width = size("width").unwrap_or_else(columns);
     if let Some(path) = matches.get_one::<PathBuf>("out") {
-        write(path, page::html(&plan, &job).map_err(bad)?.as_bytes())?;
+        write(path, page::html(&plan, job).map_err(bad)?.as_bytes())?;
     }
     if matches.get_flag("json") {
         let json = serde_json::to_string_pretty(&plan).map_err(Failure::failed_run)?;
@@ -181,6 +210,16 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         say(text::text(&plan, width));
     }
     Ok(())
+}
+
+/// The plan of what is asked, whose commands run as they stand.
+fn planned(asked: &Asked) -> Result<Plan, Failure> {
+    let mut plan = Plan::new(&asked.job, &asked.flags).map_err(bad)?;
+    for ranked in &mut plan.layouts {
+        let over = asked.over_file(&ranked.planned.layout);
+        ranked.command = [ranked.command.as_str(), &over].join(" ").trim_end().to_string();
+    }
+    Ok(plan)
 }
 
 pub(crate) fn bad(error: PlanError) -> Failure {

@@ -1,61 +1,61 @@
 //! `zeropp schedule`: a schedule as numbers, as a file, or as a picture.
 
+mod all;
 mod args;
 mod cost_args;
 mod costs;
 mod costs_file;
 mod decimal;
+mod facts;
 mod make;
 mod output;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::ArgMatches;
 
 pub(crate) use args::{command, kinds};
 pub(crate) use cost_args::{CostFlags, cost_args};
 pub(crate) use costs::Priced;
+pub(crate) use facts::{facts, made_by, shape};
 
 use crate::Failure;
-use crate::figures::say;
+use crate::output::{keep_inputs, write};
 
 /// Makes what is asked for and shows or writes it.
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let request = args::Request::new(matches);
-    if matches.get_flag("all") {
-        say(output::all(&request)?);
-        return Ok(());
-    }
-    let kind = matches.get_one::<String>("kind").expect("has a default");
     let out = matches.get_one::<PathBuf>("out");
+    if let Some(out) = out {
+        keep_inputs(out, matches.get_one::<PathBuf>("costs"))?;
+    }
     let format = match (matches.get_one::<String>("format"), out) {
         (Some(format), _) => format,
         (None, Some(path)) => output::format_of(path)?,
         (None, None) => "ascii",
     };
+    if matches.get_flag("all") {
+        let sort = matches.get_one::<String>("sort");
+        return deliver(out, &all::render(&request, format, sort.map(String::as_str))?);
+    }
+    let kind = matches.get_one::<String>("kind").expect("has a default");
     let width = *matches.get_one::<usize>("width").expect("has a default");
     let made = make::make(&request, kind, make::shape(&request, kind, false))?;
     for note in &made.notes {
         eprintln!("note: {note}");
     }
-    let text = output::render(&made, format, width).map_err(Failure::failed_run)?;
+    deliver(out, &output::render(&made, format, width).map_err(Failure::failed_run)?)
+}
+
+/// To the file, or to standard output.
+fn deliver(out: Option<&PathBuf>, text: &[u8]) -> Result<(), Failure> {
     match out {
-        Some(path) => write(path, &text),
+        Some(path) => write(path, text),
         None => {
             // A reader that has gone away has seen what it wanted.
-            let _ = std::io::stdout().write_all(&text);
+            let _ = std::io::stdout().write_all(text);
             Ok(())
         }
     }
-}
-
-/// Writes a file that was made whole before.
-pub(crate) fn write(path: &Path, text: &[u8]) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|e| {
-        Failure::bad_input(format!(
-            "out = {}: cannot be written ({e}); choose a file in a folder you may write to",
-            path.display()
-        ))
-    })
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
+use zeropp_core::files::escaped_line;
 
 use crate::Failure;
 use crate::figures::say;
@@ -68,6 +69,13 @@ fn write_pages(folder: &Path, whole: Command) -> io::Result<usize> {
     let entries = std::fs::read_dir(folder)?.filter_map(Result::ok);
     let is_page = |name: &str| name.starts_with("zeropp") && name.ends_with(".1");
     Ok(entries.filter(|entry| entry.file_name().to_str().is_some_and(is_page)).count())
+}
+
+/// The command that runs, as a shell reads it back.
+pub(crate) fn command_line() -> String {
+    let words = std::env::args_os().skip(1);
+    let words = words.map(|word| quoted(&escaped_line(&word.to_string_lossy())));
+    std::iter::once("zeropp".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
 }
 
 /// A word as a shell reads it back.

@@ -64,6 +64,7 @@ pub fn text(plan: &Plan, index: usize, metrics: &str) -> Result<String, PlanErro
         ("gradient shard", "gradient_shard", most(|m| m.gradient_shard)),
         ("optimizer", "optimizer", most(|m| m.optimizer)),
         ("gathered", "gathered", most(|m| m.gathered)),
+        ("packed", "packed_weights", most(|m| m.packed_weights)),
         ("gradients", "gradient", most(|m| m.gradient)),
         ("activations", "activation", most(|m| m.activation)),
         ("weight stash", "weight_stash", most(|m| m.weight_stash)),

@@ -4,7 +4,7 @@ use serde::Serialize;
 use zeropp_schedule::ir::{Action, Schedule};
 use zeropp_schedule::lower::lower;
 use zeropp_schedule::schedules::{self, Shape, generate_with_costs};
-use zeropp_schedule::simulate::{Costs, LinkCosts, simulate};
+use zeropp_schedule::simulate::{Costs, LinkCosts, simulate, times};
 use zeropp_schedule::timeline::Timeline;
 
 use crate::PlanError;
@@ -147,8 +147,14 @@ impl<'a> Simulation<'a> {
         self.programs.get(1).map_or(first, |second| first + self.along * (of(second) - first))
     }
 
+    /// The times of a program that its generator's tests verify; those that are told are verified.
     fn timeline(&self, program: &Schedule, costs: &Costs) -> Timeline {
-        simulate(program, costs).expect("a generated program, and costs for it")
+        times(program, costs).expect("a generated program, and costs for it")
+    }
+
+    /// The program verified, its times, and its memory over time.
+    fn whole_timeline(&self, program: &Schedule) -> Timeline {
+        simulate(program, &self.costs).expect("a generated program, and costs for it")
     }
 
     /// What the layout comes to, cut into `blocks`.
@@ -196,9 +202,13 @@ impl<'a> Simulation<'a> {
 
     fn terms_of(&self, program: &Schedule) -> Terms {
         let mut costs = self.costs.clone();
-        let mut last = end_s(&self.timeline(program, &costs));
+        let mut last = end_s(&self.whole_timeline(program));
         let mut without = |change: &dyn Fn(&mut Costs)| {
+            let before = costs.clone();
             change(&mut costs);
+            if costs == before {
+                return 0.0;
+            }
             let now = end_s(&self.timeline(program, &costs));
             let saved = (last - now).max(0.0);
             last = now;
@@ -261,7 +271,7 @@ impl<'a> Simulation<'a> {
     /// The program that is simulated, and its run: the whole step, or the longer of the two.
     pub fn run(&self) -> (Schedule, Timeline, Costs) {
         let program = self.programs.last().expect("one or two");
-        (program.clone(), self.timeline(program, &self.costs), self.costs.clone())
+        (program.clone(), self.whole_timeline(program), self.costs.clone())
     }
 }
 

@@ -26,6 +26,8 @@ pub struct Job {
     pub global_batch: usize,
     /// What ranks compute on, and in.
     pub compute: Compute,
+    /// What the optimizer keeps.
+    pub moments: Moments,
     /// What is not to be searched for.
     pub fixed: Fixed,
 }
@@ -39,11 +41,61 @@ pub struct Compute {
     pub element_bytes: usize,
     /// Whether attention keeps its probabilities at the job's length of samples.
     pub keeps_probabilities: bool,
+    /// Copies of gathered weights as products read them.
+    pub packing: Packing,
+}
+
+/// When copies of gathered weights are kept as products read them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// Never.
+    Never,
+    /// Where a gather serves several micro-batches and memory is not short; of so many bytes an
+    /// element.
+    Auto(u64),
+    /// Always.
+    Always(u64),
+}
+
+impl Packing {
+    /// Bytes of an element of a copy in `layout`; 0 where it keeps none. Memory is not looked at.
+    pub(crate) fn bytes(self, layout: &Layout) -> u64 {
+        let unit = if layout.in_units() { layout.unit } else { layout.micro_batches };
+        match self {
+            Packing::Always(bytes) => bytes,
+            Packing::Auto(bytes) if layout.micro_batches > 1 && unit > 1 => bytes,
+            _ => 0,
+        }
+    }
 }
 
 impl Compute {
     /// bf16 on GPUs.
-    pub const GPU: Compute = Compute { on_gpu: true, element_bytes: 2, keeps_probabilities: false };
+    pub const GPU: Compute = Compute {
+        on_gpu: true,
+        element_bytes: 2,
+        keeps_probabilities: false,
+        packing: Packing::Never,
+    };
+}
+
+/// What the optimizer keeps of each parameter, in fp32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moments {
+    /// Of an element of a block's matrix.
+    pub matrix: u64,
+    /// Of any other.
+    pub other: u64,
+}
+
+impl Moments {
+    /// AdamW's two.
+    pub const ADAMW: Moments = Moments { matrix: 2, other: 2 };
+
+    /// Bytes of the state of `elements`, of which so many are of blocks' matrices.
+    pub(crate) fn bytes(self, elements: u64, matrices: u64) -> u64 {
+        4 * (self.matrix * matrices + self.other * (elements - matrices))
+    }
 }
 
 /// Settings that are given.
@@ -68,7 +120,7 @@ pub struct Fixed {
 }
 
 /// Most devices that are planned for.
-pub const GPUS_MAX: usize = 1 << 20;
+const GPUS_MAX: usize = 1 << 20;
 /// Most samples of a step.
 const BATCH_MAX: usize = 1 << 24;
 

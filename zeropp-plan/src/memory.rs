@@ -3,9 +3,9 @@
 
 use serde::Serialize;
 use zeropp_schedule::ir::Schedule;
-use zeropp_schedule::memory::{HeldBytes, predict_at_once};
+use zeropp_schedule::memory::{HeldBytes, StageBytes, predict_at_once};
 
-use crate::layout::{Job, Layout, Recompute};
+use crate::layout::{Job, Layout, Packing, Recompute};
 use crate::stages::Stage;
 
 /// Bytes of one rank by kind, at the moment when it holds most.
@@ -19,6 +19,8 @@ pub struct RankBytes {
     pub optimizer: u64,
     /// Gathered weights.
     pub gathered: u64,
+    /// Copies of them as products read them.
+    pub packed_weights: u64,
     /// Whole gradients of stages.
     pub gradient: u64,
     /// What F keeps for B.
@@ -31,12 +33,13 @@ pub struct RankBytes {
 
 impl RankBytes {
     /// By their names.
-    pub fn kinds(&self) -> [(&'static str, u64); 8] {
+    pub fn kinds(&self) -> [(&'static str, u64); 9] {
         [
             ("parameters", self.parameters),
             ("gradient shard", self.gradient_shard),
             ("optimizer", self.optimizer),
             ("gathered weights", self.gathered),
+            ("packed weights", self.packed_weights),
             ("unreduced gradients", self.gradient),
             ("activations", self.activation),
             ("weight stash", self.weight_stash),
@@ -52,6 +55,22 @@ impl RankBytes {
 
 /// What every pipeline rank holds when it holds most, as a run of `program` predicts it.
 pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<RankBytes> {
+    let held = |stages: &[Stage]| held(job, layout, program, stages);
+    let packed = held(stages);
+    let is_short = packed.iter().any(|rank| rank.total() > job.memory);
+    if !is_short || !matches!(job.compute.packing, Packing::Auto(_)) {
+        return packed;
+    }
+    // A run leaves the copies out where memory is short.
+    let without = |s: &Stage| {
+        let none =
+            StageBytes { packed_forward: 0, packed_backward: 0, packed_in_forward: 0, ..s.bytes };
+        Stage { bytes: none, ..*s }
+    };
+    held(&stages.iter().map(without).collect::<Vec<_>>())
+}
+
+fn held(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<RankBytes> {
     let bytes: Vec<_> = stages.iter().map(|s| s.bytes).collect();
     let held = predict_at_once(program, &bytes);
     let of_rank = |(rank, held): (usize, HeldBytes)| {
@@ -89,7 +108,8 @@ impl Always {
         let embedding = embedding.next_multiple_of(128 * d * owners) / d * 4;
         let has = mine.contains(&0) || mine.contains(&last);
         let tied = if parted && has { 2 * embedding / owners } else { 0 };
-        Always { shard, moments: 2 * shard / owners, meanwhile: gathered.max(tied) }
+        let state = mine.iter().map(|s| stages[*s].state).sum::<u64>() / d / owners;
+        Always { shard, moments: state, meanwhile: gathered.max(tied) }
     }
 
     fn with(&self, held: HeldBytes) -> RankBytes {
@@ -100,6 +120,7 @@ impl Always {
             gradient_shard: self.shard,
             optimizer: self.moments + if computing { 0 } else { self.meanwhile },
             gathered: held.gathered,
+            packed_weights: held.packed_weights,
             gradient: held.gradient,
             activation: held.activation,
             weight_stash: held.weight_stash,
@@ -116,7 +137,8 @@ pub(crate) fn at_least(layout: &Layout, stages: &[Stage]) -> u64 {
     let d = layout.zero3 as u64;
     let owners = if layout.zero1 { layout.dp as u64 } else { 1 };
     let shard = mine.iter().map(|s| s.elements * 4).sum::<u64>() / d;
-    let fixed = 2 * shard + 2 * shard / owners;
+    let state = mine.iter().map(|s| s.state).sum::<u64>() / d;
+    let fixed = 2 * shard + state / owners;
     let least = |of: fn(&Stage) -> u64| mine.iter().map(|s| of(s)).min().unwrap_or(0);
     // Stage 0 keeps no input: tokens are not counted.
     let inputs = mine.iter().map(|s| s.bytes.input).filter(|n| *n > 0).min().unwrap_or(0);

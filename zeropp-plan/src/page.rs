@@ -5,7 +5,7 @@ use std::fmt::Write;
 use zeropp_data::files::in_words;
 use zeropp_schedule::draw::svg;
 use zeropp_schedule::memory::{HeldBytes, KindPoint, over_time};
-use zeropp_schedule::timeline::Timeline;
+use zeropp_schedule::timeline::{MemoryUnit, Timeline};
 
 use crate::PlanError;
 use crate::layout::Job;
@@ -22,8 +22,9 @@ const SPANS_MAX: usize = 12_000;
 type Held = (&'static str, &'static str, fn(&HeldBytes) -> u64);
 
 /// Kinds of memory that come and go, from the bottom up, with colours that all can tell apart.
-const KINDS: [Held; 5] = [
+const KINDS: [Held; 6] = [
     ("gathered weights", "#56b4e9", |m| m.gathered),
+    ("packed weights", "#cc79a7", |m| m.packed_weights),
     ("unreduced gradients", "#e69f00", |m| m.gradient),
     ("activations", "#3b8bd0", |m| m.activation),
     ("weight stash", "#2aa17b", |m| m.weight_stash),
@@ -40,7 +41,9 @@ height:auto}pre{overflow-x:auto;background:#f3f3f3;padding:.7rem}.wide{overflow-
 /// A plan without layouts.
 pub fn html(plan: &Plan, job: &Job) -> Result<String, PlanError> {
     let (timeline, memory) = plan.simulation(job, 0, |simulation| {
-        let (_, timeline, costs) = simulation.run();
+        let (_, mut timeline, costs) = simulation.run();
+        timeline.memory_unit = MemoryUnit::Bytes;
+        timeline.facts = facts(plan);
         let worst = plan.layouts[0].worst_rank;
         let points = over_time(&timeline.ranks[worst], &costs.memory);
         (timeline, points)
@@ -65,6 +68,15 @@ pub fn html(plan: &Plan, job: &Job) -> Result<String, PlanError> {
         areas(&memory, fixed, plan.memory),
     );
     Ok(page)
+}
+
+/// What the picture of the schedule is of.
+fn facts(plan: &Plan) -> Vec<String> {
+    vec![
+        plan.layouts[0].planned.layout.to_string(),
+        format!("{} on {}; memory of activations and weight stashes", plan.model, plan.machine),
+        format!("zeropp {}", env!("CARGO_PKG_VERSION")),
+    ]
 }
 
 /// Bytes that the worst rank of a layout holds all the time.

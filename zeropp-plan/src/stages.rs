@@ -157,6 +157,10 @@ impl Model {
             _ => c.activation_bytes_selective,
         };
         let (alone, fp32) = (d == 1, batch.element_bytes == 4);
+        let each = job.compute.packing.bytes(layout);
+        let packed = |of: &dyn Fn(&LayerCost) -> bool| {
+            each * costs().filter(|c| of(c)).map(|c| c.packed_elements).sum::<u64>()
+        };
         let (shard, element) = (elements / d, batch.element_bytes as u64);
         let bytes = StageBytes {
             input,
@@ -171,14 +175,17 @@ impl Model {
             gather_input: if alone || fp32 { 0 } else { shard * element },
             reduced: if alone { 0 } else { shard * 4 },
             replica_reduced: if k > 1 { shard * 4 / owners } else { 0 },
-            // No packed weights: a run leaves them out where memory is short.
-            ..StageBytes::default()
+            packed_forward: packed(&|_| true),
+            packed_backward: packed(&|c| !c.gradients_in_forward),
+            packed_in_forward: packed(&|c| c.gradients_in_forward),
         };
+        let matrices: u64 = layers.iter().map(|layer| layer.matrices as u64).sum();
         let largest = layers.iter().map(|l| flat(l) / d * 4).max().unwrap_or(0);
         Stage {
             costs: times(layers, &job.machine, (&bytes, elements), links, layout),
             bytes,
             elements,
+            state: job.moments.bytes(elements, matrices),
             largest_layer: largest,
         }
     }
@@ -233,6 +240,8 @@ pub struct Stage {
     pub bytes: StageBytes,
     /// Elements of its flat buffers.
     pub elements: u64,
+    /// Bytes that the optimizer keeps of it, on all ranks that share it together.
+    pub state: u64,
     /// Bytes of the largest layer's shard.
     pub largest_layer: u64,
 }
@@ -242,6 +251,8 @@ pub struct Stage {
 struct Layer {
     /// Elements of its parameters, each padded as in a flat buffer.
     padded: usize,
+    /// Elements of a block's matrices.
+    matrices: usize,
     kind: PartKind,
     cost: LayerCost,
     /// Floating-point operations of F, B, W and R.
@@ -268,7 +279,8 @@ impl Layer {
             _ => 2.0 * of(batch.tokens() * d.hidden),
         };
         let kind = part.kind;
-        Layer { padded: FlatLayout::new(parameters, 1).len, kind, cost, flops, traffic }
+        let matrices = if part.is_block() { elements } else { 0 };
+        Layer { matrices, padded: FlatLayout::new(parameters, 1).len, kind, cost, flops, traffic }
     }
 
     /// Elements of the flat buffer that can be cut into `pieces`, padding included.
@@ -339,13 +351,12 @@ fn ns(seconds: f64) -> u64 {
 /// Everything that the simulator takes for these stages.
 pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
     let links = Links::new(&job.machine, layout);
-    let placed: Vec<u64> = (0..layout.pp)
-        .map(|p| stages.iter().skip(p).step_by(layout.pp).map(|s| s.elements).sum())
-        .collect();
     let owners = if layout.zero1 { layout.dp } else { 1 };
-    let shard = placed.iter().max().copied().unwrap_or(0) as f64 / layout.zero3 as f64;
-    // Parameter, gradient and two moments are read, three of them written.
-    let update = 28.0 * shard / owners as f64 / job.machine.update_bytes_per_s;
+    // Parameter, gradient and what is kept are read, all but the gradient written.
+    let moved = |s: &Stage| 12 * s.elements + 2 * s.state;
+    let of_rank = |p| stages.iter().skip(p).step_by(layout.pp).map(moved).sum::<u64>();
+    let most = (0..layout.pp).map(of_rank).max().unwrap_or(0) as f64 / layout.zero3 as f64;
+    let update = most / owners as f64 / job.machine.update_bytes_per_s;
     Costs {
         stages: stages.iter().map(|s| s.costs).collect(),
         memory: stages.iter().map(|s| s.bytes).collect(),

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use zeropp_model::presets::Preset;
 
 use crate::exact::Simulation;
-use crate::layout::{Compute, Fixed, Job, KINDS, Layout, Recompute};
+use crate::layout::{Compute, Fixed, Job, KINDS, Layout, Moments, Packing, Recompute};
 use crate::model::ModelSizes;
 use crate::plan::{Plan, Ranked};
 use crate::search::Models;
@@ -27,6 +27,7 @@ pub(crate) fn job(model: &str, gpus: usize, global_batch: usize) -> Job {
         gpus,
         global_batch,
         compute: Compute::GPU,
+        moments: Moments::ADAMW,
         fixed: Fixed::default(),
     }
 }
@@ -164,6 +165,64 @@ fn a_long_step_follows_from_two_shorter_ones() {
     }
 }
 
+/// The first layout of a job, as it is and with one thing changed.
+fn held(job: &Job, layout: &Layout) -> (f64, Vec<memory::RankBytes>) {
+    let (stages, blocks) = Models::new(job).stages(job, layout).unwrap();
+    let planned = Simulation::new(job, layout, &stages).unwrap().planned(&blocks);
+    (planned.step_s, planned.memory)
+}
+
+#[test]
+fn an_optimizer_that_keeps_less_holds_less_and_moves_less() {
+    let adamw = job("gpt2", 8, 64);
+    let layout = Plan::new(&adamw, "").unwrap().layouts[0].planned.layout.clone();
+    let (adamw_s, of_adamw) = held(&adamw, &layout);
+    let before = of_adamw[0].optimizer;
+    for (matrix, other) in [(1, 1), (0, 0), (1, 2)] {
+        let job = Job { moments: Moments { matrix, other }, ..adamw.clone() };
+        let (step_s, memory) = held(&job, &layout);
+        let kept = memory[0].optimizer as f64 / before as f64;
+        match (matrix, other) {
+            // Matrices of blocks are most of the parameters, but not all.
+            (1, 2) => assert!(kept > 0.5 && kept < 0.8, "{kept}"),
+            _ => assert_eq!(kept, matrix as f64 / 2.0),
+        }
+        assert!(step_s < adamw_s, "{step_s} and {adamw_s}");
+        assert_eq!(memory[0].parameters, of_adamw[0].parameters);
+    }
+}
+
+#[test]
+fn packed_weights_are_counted_where_memory_has_room_for_them() {
+    let compute = Compute { on_gpu: false, packing: Packing::Auto(4), ..Compute::GPU };
+    let roomy = Job { compute, memory: u64::MAX, ..job("gpt2", 4, 32) };
+    let layout = Layout {
+        pp: 2,
+        zero3: 2,
+        dp: 1,
+        virtual_stages: 2,
+        unit: 4,
+        micro_batches: 16,
+        micro_batch_size: 1,
+        recompute: Recompute::None,
+        zero1: false,
+        schedule: "zeropp",
+        prefetch: 1,
+    };
+    let worst = |job: &Job, layout: &Layout| {
+        held(job, layout).1.into_iter().max_by_key(|rank| rank.total()).unwrap()
+    };
+    let packed = worst(&roomy, &layout);
+    assert!(packed.packed_weights > 0);
+    // One micro-batch a gather: nothing is saved by a copy.
+    assert_eq!(worst(&roomy, &Layout { unit: 1, ..layout.clone() }).packed_weights, 0);
+    let short = Job { memory: packed.total() - 1, ..roomy.clone() };
+    assert_eq!(worst(&short, &layout).packed_weights, 0);
+    let compute = Compute { packing: Packing::Always(4), ..compute };
+    let always = worst(&Job { compute, ..short }, &layout);
+    assert_eq!(always, packed);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
@@ -174,7 +233,12 @@ proptest! {
         (d, k, kind, samples) in (0usize..4, 1usize..3, 0usize..KINDS.len(), 1usize..3),
         (full, zero1, on_gpu) in (any::<bool>(), any::<bool>(), any::<bool>()),
     ) {
-        let cpu = Compute { on_gpu: false, element_bytes: 4, keeps_probabilities: true };
+        let cpu = Compute {
+            on_gpu: false,
+            element_bytes: 4,
+            keeps_probabilities: true,
+            ..Compute::GPU
+        };
         let compute = if on_gpu { Compute::GPU } else { cpu };
         let job = Job { compute, ..job("gpt2-xl", 1, 1) };
         let layout = Layout {

@@ -3,7 +3,7 @@
 
 use zeropp_data::rng::Rng;
 use zeropp_plan::exact::Simulation;
-use zeropp_plan::layout::{Compute, Fixed, Job, KINDS, Layout, Recompute};
+use zeropp_plan::layout::{Compute, Fixed, Job, KINDS, Layout, Moments, Recompute};
 use zeropp_plan::model::ModelSizes;
 use zeropp_plan::plan::Plan;
 use zeropp_plan::search::Models;
@@ -60,13 +60,15 @@ fn job(seed: u64, largest: usize) -> (Job, Draw) {
         update_bytes_per_s: memory_bytes_per_s,
         step_end_s: 0.0,
     };
-    let cpu = Compute { on_gpu: false, element_bytes: 4, keeps_probabilities: seq < 512 };
+    let keeps_probabilities = seq < 512;
+    let cpu = Compute { on_gpu: false, element_bytes: 4, keeps_probabilities, ..Compute::GPU };
     let compute = draw.of(&[Compute::GPU, cpu]);
     let global_batch = gpus * (1 + draw.below(4)) * if largest > 3 { 2 } else { 1 };
     let model = ModelSizes::gpt("drawn", sizes);
     let memory = u64::MAX;
     let fixed = Fixed::default();
-    (Job { model, machine, gpus, memory, global_batch, compute, fixed }, draw)
+    let moments = Moments::ADAMW;
+    (Job { model, machine, gpus, memory, global_batch, compute, moments, fixed }, draw)
 }
 
 fn divisors(n: usize) -> impl Iterator<Item = usize> {

@@ -27,6 +27,7 @@ class Chart {
     this.peak = Math.max(1, options.limit || 0);
     for (const points of answer.memory || []) for (const point of points) this.peak = Math.max(this.peak, point[1]);
     this.index = null;
+    this.rows = answer.ranks.map((spans) => this.sorted(spans));
     this.draw();
     this.tell();
   }
@@ -51,6 +52,24 @@ class Chart {
     if (code <= 5 || code === 14) return [0, LANE];
     const row = code === 10 || code === 11 ? 0 : code >= 12 ? 1 : code <= 7 ? 2 : 3;
     return [LANE + 1 + row * THIN, THIN - 1];
+  }
+
+  // The rows of a rank, each with its spans by their starts and how far those before reach, so that a
+  // picture looks at no more than it shows.
+  sorted(spans) {
+    const rows = new Map();
+    for (const span of spans) {
+      if (span[0] === 11) continue;
+      const [row, tall] = this.lane(span[0]);
+      if (!rows.has(row)) rows.set(row, { row, tall, spans: [] });
+      rows.get(row).spans.push(span);
+    }
+    for (const lane of rows.values()) {
+      lane.spans.sort((a, b) => a[3] - b[3]);
+      let reach = 0;
+      lane.reach = Float64Array.from(lane.spans, (span) => (reach = Math.max(reach, span[4])));
+    }
+    return [...rows.values()];
   }
 
   draw() {
@@ -99,40 +118,52 @@ class Chart {
     pen.textAlign = "center";
     const stages = this.answer.placement.map((p, s) => (p === rank ? s : -1)).filter((s) => s >= 0);
     const shade = new Map(stages.map((s, i) => [s, stages.length > 1 ? 1 - 0.45 * (i / (stages.length - 1)) : 1]));
-    // Where each lane is drawn to: what is thinner than half a point there would not be seen.
-    const drawn = {};
-    for (const span of spans) {
-      const [code, stage, microBatch, start, end] = span;
-      if (code === 11 || end < this.view[0] || start > this.view[1]) continue;
-      const [row, tall] = this.lane(code);
+    pen.font = "11px system-ui, sans-serif";
+    for (const lane of this.rows[rank]) this.row(pen, lane, top, shade);
+    this.memory(pen, rank, top + this.rankHeight() - GAP);
+    pen.restore();
+  }
+
+  // What is in view of one row. What is thinner than half a point beside what is drawn would not be seen.
+  row(pen, { row, tall, spans, reach }, top, shade) {
+    let drawn = -Infinity;
+    for (let i = firstFrom(reach, this.view[0]); i < spans.length && spans[i][3] <= this.view[1]; i++) {
+      const [code, stage, microBatch, start, end] = spans[i];
       const left = this.x(start), width = Math.max(0.6, this.x(end) - left);
-      if (left + width < (drawn[row] || 0) + 0.5) continue;
-      drawn[row] = left + width;
-      pen.globalAlpha = isCompute(span) ? shade.get(stage) ?? 1 : 1;
+      if (left + width < drawn + 0.5) continue;
+      drawn = left + width;
+      pen.globalAlpha = code <= 5 ? shade.get(stage) ?? 1 : 1;
       pen.fillStyle = COLOURS[code];
       pen.fillRect(left, top + row, width > 3 ? width - 0.7 : width, tall);
-      pen.globalAlpha = 1;
-      if (isCompute(span) && width > 15) {
-        pen.fillStyle = width > 15 && pen.globalAlpha ? "#000" : "#fff";
-        pen.font = "11px system-ui, sans-serif";
+      if (code <= 5 && width > 15) {
+        pen.globalAlpha = 1;
+        pen.fillStyle = "#000";
         pen.fillText(width > 34 ? KINDS_OF_ACTION[code] + microBatch : String(microBatch), left + width / 2, top + 14);
       }
     }
-    this.memory(pen, rank, top + this.rankHeight() - GAP);
-    pen.restore();
+    pen.globalAlpha = 1;
   }
 
   memory(pen, rank, base) {
     const points = this.answer.memory && this.answer.memory[rank];
     if (!points || !points.length) return;
     const y = (bytes) => base - ((MEMORY - 4) * bytes) / this.peak;
+    let i = Math.max(0, firstFrom(points, this.view[0], (point) => point[0]) - 1);
+    let level = i ? y(points[i - 1][1]) : base, x = this.x(points[i][0]);
     pen.beginPath();
-    pen.moveTo(this.x(points[0][0]), base);
-    for (let i = 0; i < points.length; i++) {
-      pen.lineTo(this.x(points[i][0]), i ? y(points[i - 1][1]) : base);
-      pen.lineTo(this.x(points[i][0]), y(points[i][1]));
+    pen.moveTo(x, base);
+    for (; i < points.length && points[i][0] <= this.view[1]; i++) {
+      const at = this.x(points[i][0]), next = y(points[i][1]);
+      // Within one pixel column the most is what counts.
+      if (Math.floor(at) === Math.floor(x) && next > level && i + 1 < points.length) continue;
+      x = at;
+      pen.lineTo(x, level);
+      pen.lineTo(x, next);
+      level = next;
     }
-    pen.lineTo(this.x(points[points.length - 1][0]), base);
+    x = i < points.length ? this.width : x;
+    pen.lineTo(x, level);
+    pen.lineTo(x, base);
     pen.globalAlpha = 0.35;
     pen.fillStyle = "#8888cc";
     pen.fill();
@@ -264,6 +295,16 @@ class Chart {
     }));
     this.canvas.setAttribute("aria-label", `${this.title}: ${told.map((t) => t[0]).join(", ")}`);
   }
+}
+
+// The first place of a list in order from which its numbers are at least this one.
+function firstFrom(list, least, of = (x) => x) {
+  let low = 0, high = list.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (of(list[middle]) < least) low = middle + 1; else high = middle;
+  }
+  return low;
 }
 
 function time(ns) {

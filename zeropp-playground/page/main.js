@@ -103,7 +103,7 @@ function redraw(keepView) {
   if (shown.length) show(shown, keepView);
   showStages();
   say(failed || "", Boolean(failed));
-  if (shown.length && !editor.on) { editor.csv = ""; $("csv").value = shown[0][1].csv || ""; }
+  if (shown.length && !editor.on) { editor.csv = ""; fillCsv(shown[0][1].csv || ""); }
   $("picture").dataset.ms = (performance.now() - began).toFixed(1);
   clearTimeout(redraw.later);
   redraw.later = setTimeout(updateTable, 120);
@@ -138,6 +138,18 @@ function show(shown, keepView) {
     charts[i].title = title;
     charts[i].show(answer, view, { limit: whole(state.limit), path: $("path").checked });
   });
+}
+
+// A long text takes a browser longer than the picture: it waits until somebody looks.
+const LONG = 50_000;
+function fillCsv(text) {
+  fillCsv.later = text.length > LONG && !$("editor").open && !$("edit").checked ? text : null;
+  $("csv").value = fillCsv.later === null ? text : "";
+}
+fillCsv.later = null;
+function csvText() {
+  if (fillCsv.later !== null) { $("csv").value = fillCsv.later; fillCsv.later = null; }
+  return $("csv").value;
 }
 
 function faults(answer) {
@@ -200,7 +212,7 @@ function listen(chart) {
     if (held && hit && hit.rank === held.rank) {
       const spans = chart.answer.ranks[held.rank];
       editor.on = true;
-      editor.csv = moved(editor.csv || $("csv").value, held.rank, computeIndex(spans, held.at), placeAt(spans, hit.t));
+      editor.csv = moved(editor.csv || csvText(), held.rank, computeIndex(spans, held.at), placeAt(spans, hit.t));
       $("csv").value = editor.csv;
       $("editor").open = true;
       redraw(true);
@@ -246,6 +258,7 @@ async function open(file) {
   fillControls();
   editor.on = true;
   editor.csv = answer.csv;
+  fillCsv.later = null;
   $("csv").value = answer.csv;
   $("editor").open = true;
   redraw(false);
@@ -289,6 +302,7 @@ async function start() {
   };
   $("csv").oninput = () => { editor.on = true; editor.csv = $("csv").value; redraw(true); };
   $("path").onchange = () => redraw(true);
+  $("editor").addEventListener("toggle", csvText);
   $("edit").onchange = () => {
     if ($("edit").checked && state.lower) { state.lower = false; $("lower").checked = false; redraw(true); }
     if (!$("edit").checked) { stopEditing(); redraw(true); }

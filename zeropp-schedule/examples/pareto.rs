@@ -5,10 +5,12 @@
 
 use std::fmt::Write;
 
+use zeropp_schedule::bound::least_bubble_rate;
 use zeropp_schedule::budgeted::{
     Budgets, Objective, Placement, Request, default_evaluations, schedule,
 };
-use zeropp_schedule::ir::{Compute, Schedule};
+use zeropp_schedule::ir::Schedule;
+use zeropp_schedule::metrics::Metrics;
 use zeropp_schedule::schedules::{Costs, Shape, generate_with_costs};
 use zeropp_schedule::simulate::{self, simulate};
 
@@ -47,24 +49,20 @@ fn point(made: &Schedule, costs: &Costs, v: usize) -> Point {
         simulate::Costs::uniform(costs.f.len(), costs.f[0], costs.b[0], costs.w[0], costs.send);
     simulator.memory.iter_mut().for_each(|m| (m.activation, m.stash) = (2, 1));
     let timeline = simulate(made, &simulator).expect("a good schedule");
-    let spans = timeline.ranks.iter().filter_map(|r| r.own_span());
-    let span = spans.map(|(start, end)| end - start).max().unwrap_or(1);
+    let metrics = Metrics::new(made, &timeline, &simulator);
     let work = (costs.f[0] + costs.b[0] + costs.w[0]) * (v * BATCHES) as u64;
-    let peak = made.ranks.iter().map(|rank| {
-        let (mut now, mut peak) = (0i64, 0i64);
-        for (kind, ..) in rank.iter().flat_map(|action| action.computes()) {
-            now += match kind {
-                Compute::F => 2,
-                Compute::B | Compute::W => -1,
-                Compute::BW => -2,
-                Compute::R => 0,
-            };
-            peak = peak.max(now);
-        }
-        peak
-    });
-    let peak = peak.max().unwrap_or(0) as f64 / (2 * v * RANKS) as f64;
-    (peak, 100.0 * (1.0 - work as f64 / span as f64))
+    let bubble = 100.0 * (1.0 - work as f64 / metrics.own_span_max_ns as f64);
+    let least = least_bubble_rate(made, &metrics, &simulator, None);
+    let peak = metrics.peak_activation.iter().max().copied().unwrap_or(0);
+    let peak = peak as f64 / (2 * v * RANKS) as f64;
+    eprintln!(
+        "V {v}, {} at {peak:.2}: own span {bubble:.2} %; as its paper counts {:.2} %, at least \
+         {:.2} %",
+        made.kind,
+        100.0 * metrics.bubble_rate,
+        100.0 * least.unwrap_or(0.0)
+    );
+    (peak, bubble)
 }
 
 /// What the search finds within `gathered` stages and rising memory.

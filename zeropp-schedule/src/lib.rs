@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod ascii;
+pub mod bound;
 pub mod costs;
 pub mod draw;
 pub mod exchange;

@@ -23,14 +23,14 @@
 //! The paper's own count (ZeroPP §3.4) leaves out the prefetched stage, the last stage's gradient
 //! and the stash.
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
-
 pub use over_time::{KindPoint, over_time};
 
 mod over_time;
+mod places;
 
-use crate::ir::{Action, Compute, Message, Schedule};
+use places::Places;
+
+use crate::ir::{Action, Compute, Message, Schedule, Task};
 
 /// Bytes of one stage, for one micro-batch where that applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -144,25 +144,28 @@ fn walked(
 /// What one rank holds while it goes through its program.
 pub struct Ledger<'a> {
     stages: &'a [StageBytes],
-    /// (stage, micro-batch) that recompute.
-    recomputed: HashSet<(usize, usize)>,
+    /// Where each stage and micro-batch of this rank is in the lists below.
+    places: Places,
+    /// Which of them recompute.
+    recomputed: Vec<bool>,
     /// No backward follows: F keeps nothing.
     forward_only: bool,
-    /// Stages of this rank.
-    own: HashSet<usize>,
-    /// Messages received or handed over and not yet taken: (message, consuming stage, micro-batch).
-    received: HashSet<(Message, usize, usize)>,
+    /// Activations received or handed over and not yet taken, by their consumers.
+    activations: Vec<bool>,
+    /// The same for gradients.
+    gradients: Vec<bool>,
     /// Stages whose gradient buffer is being added to.
     open: Vec<bool>,
     /// Bytes of each stage's gradient that the unit at hand takes.
     taken: Vec<u64>,
     /// Stages of which a unit of this step has been added to.
     begun: Vec<bool>,
-    /// The unit of every (stage, micro-batch) whose F makes a part of the gradient.
-    units: HashMap<(usize, usize), usize>,
-    /// (stage, unit) of which F has made a part, and the bytes that it took, until the unit's first
-    /// W.
-    ahead: HashMap<(usize, usize), u64>,
+    /// The unit of every stage and micro-batch whose F makes a part of the gradient; empty where
+    /// none does.
+    units: Vec<Option<usize>>,
+    /// By stage and unit, of what F has made a part, and the bytes that it took, until the unit's
+    /// first W. There are no more units than micro-batches.
+    ahead: Vec<Option<u64>>,
     /// Bytes of the gradient whose RS is on its way, and of what comes out of it.
     reducing: (u64, u64),
     /// Stages whose gather nobody has waited for.
@@ -183,18 +186,25 @@ pub struct Ledger<'a> {
 impl<'a> Ledger<'a> {
     /// An empty ledger for the rank with this program.
     pub fn new(program: &[Action], stages: &'a [StageBytes]) -> Ledger<'a> {
-        let recomputed = |a: &Action| match *a {
-            Action::Compute { kind: Compute::R, stage, micro_batch } => Some((stage, micro_batch)),
-            _ => None,
-        };
+        let places = Places::new(program, stages.len());
+        let mut recomputed = vec![false; places.len()];
+        let mut forward_only = true;
+        for Task { kind, stage, micro_batch } in program.iter().flat_map(Action::computes) {
+            forward_only &= kind == Compute::F;
+            if kind == Compute::R {
+                recomputed[places.of(stage, micro_batch)] = true;
+            }
+        }
+        let units = places::units(program, stages, &places);
         Ledger {
-            units: units(program, stages),
-            ahead: HashMap::new(),
+            ahead: vec![None; units.len()],
+            units,
             stages,
-            recomputed: program.iter().filter_map(recomputed).collect(),
-            forward_only: program.iter().flat_map(Action::computes).all(|c| c.0 == Compute::F),
-            own: program.iter().flat_map(Action::computes).map(|(_, stage, _)| stage).collect(),
-            received: HashSet::new(),
+            recomputed,
+            forward_only,
+            activations: vec![false; places.len()],
+            gradients: vec![false; places.len()],
+            places,
             open: vec![false; stages.len()],
             taken: vec![0; stages.len()],
             begun: vec![false; stages.len()],
@@ -247,7 +257,7 @@ impl<'a> Ledger<'a> {
                 self.retire();
                 self.now.communication -= std::mem::take(&mut self.replica_reduced);
                 self.begun.fill(false);
-                self.ahead.clear();
+                self.ahead.fill(None);
             }
             _ => {}
         }
@@ -255,7 +265,7 @@ impl<'a> Ledger<'a> {
     }
 
     /// The start of a compute action: what it allocates, and the message it takes.
-    pub fn start(&mut self, (kind, stage, micro_batch): (Compute, usize, usize)) {
+    pub fn start(&mut self, Task { kind, stage, micro_batch }: Task) {
         let bytes = self.stages[stage];
         if kind != Compute::W {
             self.gathered(stage);
@@ -265,13 +275,14 @@ impl<'a> Ledger<'a> {
             Compute::B | Compute::BW => Some(Message::Gradient),
             Compute::W | Compute::R => None,
         };
+        let place = self.places.of(stage, micro_batch);
         if let Some(message) = takes
-            && self.received.remove(&(message, stage, micro_batch))
+            && std::mem::take(&mut self.received(message)[place])
         {
             self.now.communication -= self.message_bytes(message, stage);
         }
         match kind {
-            Compute::F if self.forward_only || self.recomputed.contains(&(stage, micro_batch)) => {
+            Compute::F if self.forward_only || self.recomputed[place] => {
                 self.now.activation += bytes.input + bytes.workspace;
                 self.pack(stage, &[PACKED_FORWARD]);
             }
@@ -309,23 +320,29 @@ impl<'a> Ledger<'a> {
 
     /// The part of the unit's gradient that the forward with gradients makes, if it is the first.
     fn forward_gradient(&mut self, stage: usize, micro_batch: usize) {
-        let Some(unit) = self.units.get(&(stage, micro_batch)) else { return };
+        let Some(first) = self.unit_of(stage, micro_batch) else { return };
         let StageBytes { keeps_first_gradient, gradient_in_forward, .. } = self.stages[stage];
         let stays = keeps_first_gradient && !self.begun[stage];
         let taken = if stays { 0 } else { gradient_in_forward };
-        if let Entry::Vacant(first) = self.ahead.entry((stage, *unit)) {
-            first.insert(taken);
+        if self.ahead[first].is_none() {
+            self.ahead[first] = Some(taken);
             self.begun[stage] = true;
             self.now.gradient += taken;
         }
+    }
+
+    /// The place in `ahead` of the unit that a micro-batch of a stage is in, where F makes a part
+    /// of its gradient.
+    fn unit_of(&self, stage: usize, micro_batch: usize) -> Option<usize> {
+        let unit = (*self.units.get(self.places.of(stage, micro_batch))?)?;
+        Some(self.places.of(stage, unit))
     }
 
     /// The first W of a unit: all of the gradient.
     fn open(&mut self, stage: usize, micro_batch: usize) {
         let bytes = self.stages[stage];
         self.open[stage] = true;
-        let unit = self.units.get(&(stage, micro_batch)).copied();
-        let ahead = unit.and_then(|unit| self.ahead.get(&(stage, unit)).copied());
+        let ahead = self.unit_of(stage, micro_batch).and_then(|unit| self.ahead[unit]);
         let stays = match ahead {
             Some(taken) => taken == 0 && bytes.keeps_first_gradient,
             None => bytes.keeps_first_gradient && !self.begun[stage],
@@ -336,7 +353,7 @@ impl<'a> Ledger<'a> {
     }
 
     /// The end of a compute action: B turns activation into stash, W drops the stash.
-    pub fn end(&mut self, (kind, stage, micro_batch): (Compute, usize, usize)) {
+    pub fn end(&mut self, Task { kind, stage, micro_batch }: Task) {
         let bytes = self.stages[stage];
         if matches!(kind, Compute::F | Compute::R) {
             self.now.activation -= bytes.workspace;
@@ -347,7 +364,7 @@ impl<'a> Ledger<'a> {
         let gives = kind.gives(stage, self.stages.len());
         if let Some(message) = gives
             && let Some(consumer) = message.consumer(stage, self.stages.len())
-            && self.own.contains(&consumer)
+            && self.places.has(consumer)
         {
             self.arrive(message, consumer, micro_batch);
             self.mark();
@@ -384,8 +401,16 @@ impl<'a> Ledger<'a> {
     }
 
     fn arrive(&mut self, message: Message, stage: usize, micro_batch: usize) {
-        self.received.insert((message, stage, micro_batch));
+        let place = self.places.of(stage, micro_batch);
+        self.received(message)[place] = true;
         self.now.communication += self.message_bytes(message, stage);
+    }
+
+    fn received(&mut self, message: Message) -> &mut [bool] {
+        match message {
+            Message::Activation => &mut self.activations,
+            Message::Gradient => &mut self.gradients,
+        }
     }
 
     fn retire(&mut self) {
@@ -424,23 +449,6 @@ const PACKED_IN_FORWARD: usize = 2;
 /// Bytes of a stage's packed weights, by the constants above.
 fn packed_sizes(bytes: &StageBytes) -> [u64; 3] {
     [bytes.packed_forward, bytes.packed_backward, bytes.packed_in_forward]
-}
-
-/// The unit that every micro-batch of a stage whose F makes a part of the gradient is reduced with.
-fn units(program: &[Action], stages: &[StageBytes]) -> HashMap<(usize, usize), usize> {
-    let mut reduced = vec![0; stages.len()];
-    let mut units = HashMap::new();
-    for action in program {
-        if let Action::ReduceScatter { stage } = *action {
-            reduced[stage] += 1;
-        }
-        for (kind, stage, micro_batch) in action.computes() {
-            if matches!(kind, Compute::W | Compute::BW) && stages[stage].gradient_in_forward > 0 {
-                units.insert((stage, micro_batch), reduced[stage]);
-            }
-        }
-    }
-    units
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::ir::{Action, Schedule};
 use crate::memory::Ledger;
-use crate::schedules::{Kind, Rate};
+use crate::schedules::Kind;
 use crate::simulate::Costs;
 use crate::timeline::Timeline;
 
@@ -38,14 +38,12 @@ impl Metrics {
         let makespan_ns = ends_ns.iter().copied().max().unwrap_or(0);
         let own_span_max_ns = spans.iter().map(|(start, end)| end - start).max().unwrap_or(0);
         let work = busy.iter().copied().max().unwrap_or(0);
-        let loops = schedule.pp() > 1 && schedule.stages() > schedule.pp();
         let cost = match Kind::find(&schedule.kind).map(|kind| kind.rate) {
-            Some(Rate::OwnSpan) => own_span_max_ns,
-            Some(Rate::MakespanLessMessages) if loops => {
-                let messages = (schedule.pp() as u64).saturating_mul(costs.link.latency_ns);
-                makespan_ns.saturating_sub(messages).max(work)
+            Some(rate) => {
+                let shape = (schedule.pp(), schedule.stages());
+                rate.cost(makespan_ns, own_span_max_ns, shape, costs.link.latency_ns).max(work)
             }
-            _ => makespan_ns,
+            None => makespan_ns,
         };
         let idle = |((start, end), busy): (&(u64, u64), &u64)| end - start - busy;
         let count = |of: fn(&Action) -> bool| {

@@ -43,7 +43,7 @@ impl Action {
 pub struct MemoryPoint {
     /// Time.
     pub at_ns: u64,
-    /// Bytes (or units, where the costs gave units) until the next point.
+    /// Bytes, or what else [`Timeline::memory_unit`] says, until the next point.
     pub bytes: u64,
 }
 
@@ -63,11 +63,40 @@ pub struct RankTimeline {
     pub memory: Vec<MemoryPoint>,
 }
 
+/// What the numbers of memory count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemoryUnit {
+    /// Units of a cost model, of any size.
+    #[default]
+    Units,
+    /// Bytes.
+    Bytes,
+}
+
+impl MemoryUnit {
+    /// An amount with its unit: `48 units`, `1.50 GiB`.
+    pub fn text(self, amount: u64) -> String {
+        let of = |size: u64| amount as f64 / size as f64;
+        match (self, amount) {
+            (MemoryUnit::Units, _) => format!("{amount} units"),
+            (MemoryUnit::Bytes, 0..1024) => format!("{amount} B"),
+            (MemoryUnit::Bytes, 1024..1_048_576) => format!("{:.1} KiB", of(1 << 10)),
+            (MemoryUnit::Bytes, 1_048_576..1_073_741_824) => format!("{:.1} MiB", of(1 << 20)),
+            (MemoryUnit::Bytes, _) => format!("{:.2} GiB", of(1 << 30)),
+        }
+    }
+}
+
 /// A run: every rank's spans.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
     /// What this is, for titles.
     pub title: String,
+    /// What belongs below the title, a line each: shape, costs, version and command.
+    pub facts: Vec<String>,
+    /// What the ranks' memory counts.
+    pub memory_unit: MemoryUnit,
     /// Pipeline rank of each stage.
     pub placement: Vec<usize>,
     /// One entry a rank. Sends and receives with equal group, message, stage pair and micro-batch
@@ -222,6 +251,19 @@ mod tests {
         close(bubble(&computed), timeline.bubble());
         close(bubble_own_span(&computed), timeline.bubble_own_span());
         close(bubble_step(&computed, 22), 0.75);
+    }
+
+    #[test]
+    fn memory_is_told_with_its_unit() {
+        for (unit, amount, text) in [
+            (MemoryUnit::Units, 20_000, "20000 units"),
+            (MemoryUnit::Bytes, 20, "20 B"),
+            (MemoryUnit::Bytes, 1536, "1.5 KiB"),
+            (MemoryUnit::Bytes, 3 << 19, "1.5 MiB"),
+            (MemoryUnit::Bytes, 3 << 29, "1.50 GiB"),
+        ] {
+            assert_eq!(unit.text(amount), text);
+        }
     }
 
     #[test]

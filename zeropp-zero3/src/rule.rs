@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};
+pub use zeropp_checkpoint::EMA;
 use zeropp_core::layer::Part;
 use zeropp_core::params::ParamSpec;
 
@@ -107,9 +108,6 @@ impl ParameterGroups {
         moments.chain(self.ema.map(|_| EMA.to_owned())).collect()
     }
 }
-
-/// Name of the running mean of a parameter, where one is kept.
-pub const EMA: &str = "ema";
 
 /// What changes from step to step.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -6,10 +6,10 @@ use zeropp::pipeline::costs::{measured, scaled_to};
 use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::report::first_pipeline;
 use zeropp::pipeline::simulate::{Costs, simulate};
-use zeropp::pipeline::timeline::{RankTimeline, Timeline};
+use zeropp::pipeline::timeline::{MemoryUnit, RankTimeline, Timeline};
 
 use crate::Failure;
-use crate::schedule::{CostFlags, Priced};
+use crate::schedule::{CostFlags, Priced, facts, shape};
 
 /// A plan whose ranks work this much longer or shorter than a run's is in other units than times.
 const SCALE_MAX: f64 = 10.0;
@@ -21,19 +21,21 @@ pub(super) struct Plan {
     pub(super) schedule: Schedule,
     /// Those of its file.
     pub(super) costs: Option<Costs>,
+    /// What their memory counts.
+    pub(super) memory_unit: MemoryUnit,
 }
 
 impl Plan {
     /// Simulated with what was given, or else with the file's own costs.
     pub(super) fn alone(self, flags: &CostFlags) -> Result<Timeline, Failure> {
-        let costs = self.own(flags)?;
-        self.run(&costs, "")
+        let own = self.own(flags)?;
+        self.run(&own, &own.costs, "")
     }
 
     /// The same, beside a run: with its times, where own ones are missing or of another scale.
     pub(super) fn beside(self, run: &Timeline, flags: &CostFlags) -> Result<Timeline, Failure> {
         let own = self.own(flags)?;
-        let planned = self.run(&own, "")?;
+        let planned = self.run(&own, &own.costs, "")?;
         let run = first_pipeline(run);
         let factor = work(&run) / work(&planned);
         let of_scale = (1.0 / SCALE_MAX..=SCALE_MAX).contains(&factor);
@@ -42,38 +44,54 @@ impl Plan {
         }
         let found = measured(&run).ok().filter(|c| c.stages.len() == self.schedule.stages());
         if let Some(found) = found {
-            let costs = Costs { memory: own.memory.clone(), ..found };
+            let costs = Costs { memory: own.costs.memory.clone(), ..found };
             // Of this step, and not of its medians: what is left is who waited for whom.
-            let planned = self.run(&costs, "")?;
+            let planned = self.run(&own, &costs, "")?;
             let costs = scaled_to(&costs, &planned, &run).unwrap_or(costs);
-            return self.run(&costs, &format!(" with the times of {}", run.title));
+            return self.run(&own, &costs, &format!(" with the times of {}", run.title));
         }
-        match scaled_to(&own, &planned, &run) {
+        match scaled_to(&own.costs, &planned, &run) {
             Some(costs) => {
                 let how = format!(" with its times x {factor:.3}, so that both work as long");
-                self.run(&costs, &how)
+                self.run(&own, &costs, &how)
             }
             None => Ok(planned),
         }
     }
 
-    fn own(&self, flags: &CostFlags) -> Result<Costs, Failure> {
+    fn own(&self, flags: &CostFlags) -> Result<Own, Failure> {
         match &self.costs {
-            Some(costs) if !flags.is_given() => Ok(costs.clone()),
+            Some(costs) if !flags.is_given() => {
+                let words = vec![format!("costs of {}", self.name)];
+                Ok(Own { costs: costs.clone(), words, memory_unit: self.memory_unit })
+            }
             _ => {
                 let (stages, micro_batches) =
                     (self.schedule.stages(), self.schedule.micro_batches());
-                Ok(Priced::new(flags, stages, micro_batches)?.in_nanos())
+                let priced = Priced::new(flags, stages, micro_batches)?;
+                let words = facts(&self.schedule, flags, &priced).split_off(1);
+                Ok(Own { costs: priced.in_nanos(), words, memory_unit: priced.memory_unit })
             }
         }
     }
 
-    fn run(&self, costs: &Costs, how: &str) -> Result<Timeline, Failure> {
+    fn run(&self, own: &Own, costs: &Costs, how: &str) -> Result<Timeline, Failure> {
         let mut timeline = simulate(&self.schedule, costs)
             .map_err(|e| Failure::bad_input(format!("{}: {e}", self.path.display())))?;
         timeline.title = format!("{} ({}{how})", self.name, timeline.title);
+        timeline.memory_unit = own.memory_unit;
+        timeline.facts = vec![shape(&self.schedule)];
+        timeline.facts.extend(own.words.iter().cloned());
         Ok(timeline)
     }
+}
+
+/// A plan's own costs.
+struct Own {
+    costs: Costs,
+    /// What they are.
+    words: Vec<String>,
+    memory_unit: MemoryUnit,
 }
 
 /// What a rank computes on average, in ns.

@@ -1,13 +1,14 @@
 //! What is to be planned, from flags: the same model that `zeropp run` makes of them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 use zeropp::Config;
-use zeropp::config::{Bytes, DeviceKind, Precision, Table, Value};
+use zeropp::config::{Bytes, DeviceKind, OptimizerKind, PackWeights, Precision, Table, Value};
 use zeropp::pipeline::costs::{Form, Machine};
 use zeropp_core::kernels::attention::keeps_probabilities;
-use zeropp_plan::layout::{Compute, Fixed, Job, Recompute};
+use zeropp_core::kernels::bf16::Packed;
+use zeropp_plan::layout::{Compute, Fixed, Job, Layout, Moments, Packing, Recompute};
 use zeropp_plan::machines;
 use zeropp_plan::model::ModelSizes;
 
@@ -19,53 +20,172 @@ const USABLE: f64 = 0.95;
 /// Token ids of a run without data and a vocabulary: bytes.
 const BYTE_IDS: usize = 256;
 
-/// What is to be planned, and the flags of `zeropp run` that say which model it is.
-pub(crate) fn job(matches: &ArgMatches) -> Result<(Job, String), Failure> {
+/// What a command line plans.
+pub(crate) struct Asked {
+    pub(crate) job: Job,
+    /// The file and the flags of `zeropp run` that say which model it is, and what it is trained
+    /// with.
+    pub(crate) flags: String,
+    /// The keys of the file.
+    keys: Vec<String>,
+}
+
+/// Settings of a file that a plan chooses: what it prints stands over them.
+const OVERRIDDEN: [&str; 2] = ["zero1", "prefetch"];
+/// Settings of a file that nothing can stand over, so that a plan has no room.
+const REFUSED: [(&str, &str); 2] =
+    [("stages", "the cut into stages"), ("costs", "the order, by the machine's rates")];
+
+/// What is to be planned.
+pub(crate) fn job(matches: &ArgMatches) -> Result<Asked, Failure> {
     let size = |name: &str| matches.get_one::<usize>(name).copied();
-    let machine = machine(matches)?;
-    let (model, mut flags) = model(matches)?;
-    if !matches.get_flag("cpu") {
-        flags.push_str(" --precision bf16 --device cuda --engine nccl");
+    let file = matches.get_one::<PathBuf>("config");
+    let keys = file.map_or(Ok(Vec::new()), |path| keys(path))?;
+    let base = file.map_or(Ok(Config::default()), |path| Config::load(path));
+    let base = base.map_err(Failure::bad_input)?;
+    let has = |key: &str| keys.iter().any(|k| k == key);
+    if let Some((key, what)) = REFUSED.into_iter().find(|(key, _)| has(key)) {
+        let value = base.get(key).map_or_else(|| "given".into(), |v| v.to_string());
+        return Err(Failure::bad_input(format!(
+            "{key} = {value}: a plan chooses {what}; take it out of {}",
+            file.map_or_else(String::new, |path| path.display().to_string())
+        )));
     }
-    let device = if matches.get_flag("cpu") { DeviceKind::Cpu } else { DeviceKind::Cuda };
-    let precision = if matches.get_flag("cpu") { Precision::Fp32 } else { Precision::Bf16 };
-    let usable = (machine.memory_bytes * USABLE) as u64;
-    let memory = matches.get_one::<Bytes>("memory").map_or(usable, |bytes| bytes.0);
-    let recompute = matches.get_one::<String>("recompute").map(|what| match what.as_str() {
-        "full" => Recompute::Full,
-        "selective" => Recompute::Selective,
-        _ => Recompute::None,
-    });
-    let fixed = Fixed {
-        pp: size("pp"),
-        zero3: size("zero3"),
-        dp: size("dp"),
-        virtual_stages: size("virtual"),
-        unit: size("unit"),
-        micro_batch_size: size("micro-batch-size"),
-        recompute,
-        schedule: matches.get_one::<String>("schedule").cloned(),
+    let machine = machine(matches)?;
+    let (model, mut flags, config) = model(matches, &base)?;
+    let (device, precision) = match (file, matches.get_flag("cpu")) {
+        (Some(_), _) => (config.device, config.precision),
+        (None, true) => (DeviceKind::Cpu, Precision::Fp32),
+        (None, false) => (DeviceKind::Cuda, Precision::Bf16),
     };
+    match file {
+        Some(path) => {
+            let path = crate::shell::quoted(&path.to_string_lossy());
+            flags = [path, flags].join(" ").trim_end().to_string();
+        }
+        None if device != DeviceKind::Cpu => {
+            flags.push_str(" --precision bf16 --device cuda --engine nccl");
+        }
+        None => {}
+    }
+    let usable = (machine.memory_bytes * USABLE) as u64;
+    let of_file = config.rank_memory.map(|gib| (gib * (1u64 << 30) as f64) as u64);
+    let memory = matches.get_one::<Bytes>("memory").map(|bytes| bytes.0).or(of_file);
+    let fixed = fixed(matches, &config, &has);
     let job = Job {
         gpus: size("gpus").expect("required"),
-        global_batch: size("global-batch").expect("required"),
-        memory,
-        compute: compute(device, precision, model.seq),
+        global_batch: global_batch(size("global-batch"), &config)?,
+        memory: memory.unwrap_or(usable),
+        compute: compute(&config, device, precision, model.seq),
+        moments: moments(&config),
         model,
         machine,
         fixed,
     };
-    Ok((job, flags))
+    Ok(Asked { job, flags, keys })
+}
+
+impl Asked {
+    /// What stands over a file where a layout has what is no flag of its own: the default.
+    pub(crate) fn over_file(&self, layout: &Layout) -> String {
+        let plain = [!layout.zero1, layout.prefetch == 1];
+        let flags = ["--zero1=false", "--prefetch 1"].into_iter().zip(OVERRIDDEN).zip(plain);
+        let has = |key: &str| self.keys.iter().any(|k| k == key);
+        let needed = flags.filter(|((_, key), is_plain)| *is_plain && has(key));
+        let mut words: Vec<&str> = needed.map(|((flag, _), _)| flag).collect();
+        if layout.recompute == Recompute::None && has("recompute") {
+            words.push("--recompute none");
+        }
+        words.join(" ")
+    }
+}
+
+/// The keys that a file of settings has.
+fn keys(path: &Path) -> Result<Vec<String>, Failure> {
+    let text = file("config", path)?;
+    let table: Table = text.parse().map_err(|e| {
+        Failure::bad_input(format!("config = {}: not a file of settings ({e})", path.display()))
+    })?;
+    Ok(table.keys().cloned().collect())
+}
+
+/// What is given, by flags or by the file.
+fn fixed(matches: &ArgMatches, config: &Config, has: &dyn Fn(&str) -> bool) -> Fixed {
+    let size = |name: &str, of_file: usize| {
+        matches.get_one::<usize>(name).copied().or_else(|| has(name).then_some(of_file))
+    };
+    let recompute = matches.get_one::<String>("recompute").cloned();
+    let recompute =
+        recompute.or_else(|| has("recompute").then(|| config.recompute.name().to_string()));
+    let schedule = matches.get_one::<String>("schedule").cloned();
+    Fixed {
+        pp: size("pp", config.pp),
+        zero3: size("zero3", config.zero3),
+        dp: size("dp", config.dp),
+        virtual_stages: matches.get_one("virtual").copied().or(config.virtual_stages),
+        unit: matches.get_one("unit").copied().or(config.unit),
+        micro_batch_size: size("micro-batch-size", config.micro_batch_size),
+        recompute: recompute.map(|what| match what.as_str() {
+            "full" => Recompute::Full,
+            "selective" => Recompute::Selective,
+            _ => Recompute::None,
+        }),
+        schedule: schedule.or_else(|| has("schedule").then(|| config.schedule.clone())),
+    }
+}
+
+/// Samples of a step: the flag's, else the file's.
+fn global_batch(flag: Option<usize>, config: &Config) -> Result<usize, Failure> {
+    if let Some(samples) = flag {
+        return Ok(samples);
+    }
+    let Some(asked) = &config.global_batch else {
+        return Err(Failure::bad_input(
+            "global-batch is missing: a plan needs to know the samples of a step, of all ranks, \
+             such as --global-batch 64",
+        ));
+    };
+    asked.parse().map_err(|_| {
+        Failure::bad_input(format!(
+            "global-batch = {asked}: a plan takes samples; use a whole number, such as 64"
+        ))
+    })
+}
+
+/// What the optimizer of these settings keeps of each element, and a mean of the weights.
+pub(crate) fn moments(config: &Config) -> Moments {
+    let momentum = u64::from(config.momentum().is_some_and(|momentum| momentum != 0.0));
+    let (matrix, other) = match config.optimizer {
+        OptimizerKind::Adamw => (2, 2),
+        OptimizerKind::Sgd => (momentum, momentum),
+        OptimizerKind::Lion => (1, 1),
+        // Blocks' matrices have one mean gradient; AdamW has the rest.
+        OptimizerKind::Muon => (1, 2),
+    };
+    let mean = u64::from(config.ema.is_some());
+    Moments { matrix: matrix + mean, other: other + mean }
 }
 
 /// What ranks compute on, and in, for samples of `seq` tokens.
-pub(crate) fn compute(device: DeviceKind, precision: Precision, seq: usize) -> Compute {
+pub(crate) fn compute(
+    config: &Config,
+    device: DeviceKind,
+    precision: Precision,
+    seq: usize,
+) -> Compute {
     let on_gpu = device != DeviceKind::Cpu;
     let fp32 = precision == Precision::Fp32;
+    let bytes = Packed::element_bytes() as u64;
     Compute {
         on_gpu,
         element_bytes: if fp32 { 4 } else { 2 },
         keeps_probabilities: fp32 && !on_gpu && keeps_probabilities(seq),
+        packing: match config.pack_weights {
+            _ if on_gpu || fp32 => Packing::Never,
+            PackWeights::Off => Packing::Never,
+            PackWeights::Auto => Packing::Auto(bytes),
+            PackWeights::On => Packing::Always(bytes),
+        },
     }
 }
 
@@ -91,15 +211,17 @@ pub(crate) fn machine_called(name: &str) -> Result<Machine, Failure> {
     read.map_err(bad)
 }
 
-/// The model, and the flags of `zeropp run` that say which it is.
-fn model(matches: &ArgMatches) -> Result<(ModelSizes, String), Failure> {
+/// The model, the flags of `zeropp run` that say which it is, and the settings with them.
+fn model(matches: &ArgMatches, base: &Config) -> Result<(ModelSizes, String, Config), Failure> {
     let mut given = Table::new();
     for option in model_options() {
         if let Some(text) = matches.get_one::<String>(option.key) {
             given.insert(option.key.into(), option.kind.parse(text).expect("clap has parsed it"));
         }
     }
-    let called = given.get("model").and_then(Value::as_str).unwrap_or("a GPT").to_owned();
+    let of_file = base.file.as_ref().map(|_| base.model.as_str());
+    let called = given.get("model").and_then(Value::as_str).or(of_file).unwrap_or("a GPT");
+    let called = called.to_owned();
     if let Some(paper) = ModelSizes::of_a_paper(&called) {
         let d = paper.decoder;
         given.insert("model".into(), "gpt".into());
@@ -114,10 +236,15 @@ fn model(matches: &ArgMatches) -> Result<(ModelSizes, String), Failure> {
         }
     }
     let flags: Vec<String> = given.iter().map(|(key, value)| flag(key, value)).collect();
-    let config = Config::default().with(given).map_err(unknown)?;
+    let config = base.with(given).map_err(unknown)?;
     config.validate().map_err(Failure::bad_input)?;
-    let decoder = config.decoder(config.vocab.unwrap_or(BYTE_IDS)).map_err(Failure::bad_input)?;
-    Ok((ModelSizes { name: called, decoder, seq: config.seq }, flags.join(" ")))
+    let ids = match (config.vocab, &base.file) {
+        (Some(ids), _) => ids,
+        (None, None) => BYTE_IDS,
+        (None, Some(_)) => config.dataset().map_err(zeropp::Error::from)?.vocabulary(),
+    };
+    let decoder = config.decoder(ids).map_err(Failure::bad_input)?;
+    Ok((ModelSizes { name: called, decoder, seq: config.seq }, flags.join(" "), config))
 }
 
 /// A setting as a flag of `zeropp run`, quoted for a shell.

@@ -5,14 +5,17 @@ use super::*;
 fn plan(line: &str) -> Result<(Job, String), String> {
     let words = std::iter::once("plan").chain(line.split(' '));
     let matches = command().try_get_matches_from(words).map_err(|e| e.to_string())?;
-    job(&matches).map_err(|failure| failure.message)
+    let asked = job(&matches).map_err(|failure| failure.message)?;
+    Ok((asked.job, asked.flags))
 }
 
 /// Plans a line, and checks the run that the plan prints: its settings, its memory of every rank
 /// and kind, and its FLOP must be what the run itself predicts.
 fn holds(line: &str) {
-    let (job, flags) = plan(line).unwrap();
-    let plan = Plan::new(&job, &flags).unwrap();
+    let words = std::iter::once("plan").chain(line.split(' '));
+    let matches = command().try_get_matches_from(words).unwrap();
+    let asked = job(&matches).unwrap_or_else(|failure| panic!("{line}: {}", failure.message));
+    let plan = planned(&asked).unwrap_or_else(|failure| panic!("{line}: {}", failure.message));
     let first = &plan.layouts[0];
     let words = first.command.split(' ');
     let matches = crate::command::command().try_get_matches_from(words).unwrap();
@@ -32,6 +35,7 @@ fn holds(line: &str) {
             run.gradient_shard,
             run.optimizer,
             run.gathered,
+            run.packed_weights,
             run.gradient,
             run.activation,
             run.weight_stash,
@@ -55,6 +59,36 @@ fn a_plan_holds_what_the_run_that_it_prints_predicts() {
              --gpus {ranks} --memory 1GiB {fixed}"
         ));
     }
+}
+
+/// Optimizers that keep other state than AdamW, a mean of the weights, and weights packed for bf16
+/// products on the CPU.
+#[test]
+fn what_is_kept_is_that_of_the_settings() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.toml");
+    for settings in [
+        "optimizer = 'lion'",
+        "optimizer = 'sgd'",
+        "optimizer = 'sgd'\nmomentum = 0\nzero1 = true\nprefetch = 3\nrecompute = 'none'",
+        "ema = 0.99\nprecision = 'bf16'",
+        "precision = 'bf16'\npack-weights = 'on'\nunit = 1",
+        "precision = 'bf16'\npack-weights = 'off'\noptimizer = 'lion'\nmicro-batches = 3",
+    ] {
+        let text = format!(
+            "{settings}\nlayers = 4\nhidden = 64\nheads = 4\nseq = 32\nvocab = 320\n\
+             global-batch = '16'\nrank-memory = 1.0\nschedule = 'zeropp'\npp = 2\n"
+        );
+        std::fs::write(&file, text).unwrap();
+        holds(&format!("{} --gpus 4", file.display()));
+    }
+    let refused = "stages = '2,2'\nlayers = 4\nglobal-batch = '16'";
+    std::fs::write(&file, refused).unwrap();
+    let said = plan(&format!("{} --gpus 4", file.display())).unwrap_err();
+    assert!(said.contains("stages = ") && said.contains("take it out of"), "{said}");
+    std::fs::write(&file, "layers = 4").unwrap();
+    let said = plan(&format!("{} --gpus 4", file.display())).unwrap_err();
+    assert!(said.starts_with("global-batch is missing"), "{said}");
 }
 
 /// Groups, heads of another size than hidden / heads, norms of q and k, gates, tied heads, padded

@@ -8,6 +8,7 @@ use zeropp::config::Bytes;
 use zeropp::pipeline::lower::LowerOptions;
 use zeropp::pipeline::schedules::{FORWARD, KINDS, Kind, Limits, Rate, StepForm};
 
+use super::all::COLUMNS;
 use super::cost_args::{CostFlags, MEMORY, cost_args};
 
 const ABOUT: &str = "Generate, simulate and draw a schedule\n\n\
@@ -23,7 +24,8 @@ Costs:
   calculated with exactly, in a unit of a nanosecond or finer. A cost is one number for all
   stages, or one for each, with commas: --t-f 5,5,5,7. A whole backward takes t-b + t-w and sends
   its gradient at its end.
-  Memory is in any whole unit. F takes mem-f, B and W give back: mem-f + mem-b + mem-w = 0.
+  Memory is in any whole unit, or in bytes: --mem-f 24MiB. F takes mem-f, B and W give back:
+  mem-f + mem-b + mem-w = 0.
   --costs reads times and bytes from a file, such as one of `zeropp run --save-costs`, to the
   nanosecond; what is typed beside it wins.
 
@@ -41,7 +43,7 @@ Numbers (--format json has them all, times in us):
   idle, ends       per rank: idle time within its own span, and the end of its last action
   peak_activation  per rank: most activations and weight stashes at once
   all_gathers, reduce_scatters
-                   over all pipeline ranks; 0 without --lower
+                   over all pipeline ranks; 0 without --lower, which --all implies
 
 Examples:
   See 1F1B on four ranks, then a schedule without a bubble:
@@ -60,8 +62,9 @@ Examples:
   With the times of a run:
       zeropp run --pp 2 --virtual 1 --steps 4 --save-costs measured.json
       zeropp schedule --kind zb-2p --pp 2 --micro-batches 8 --costs measured.json
-  All kinds side by side:
+  All kinds side by side, and as a page that sorts:
       zeropp schedule --all --pp 8 --micro-batches 24 --t-f 18522 --t-b 18086 --t-w 9337
+      zeropp schedule --all --pp 8 --micro-batches 24 --sort peak -o kinds.html
   The same model of 48 layers under all kinds, however many stages each has:
       zeropp schedule --all --pp 4 --micro-batches 16 --layers 48 --layer-f 946 --layer-b 937 \\
           --layer-w 678
@@ -118,13 +121,7 @@ pub(crate) fn command() -> Command {
         .after_help(examples)
         .next_help_heading(MESH)
         .arg(kind_arg())
-        .arg(
-            Arg::new("all")
-                .long("all")
-                .action(ArgAction::SetTrue)
-                .conflicts_with_all(["kind", "format", "out"])
-                .help("A table of all kinds; those that do not fit the shape say why"),
-        )
+        .args(all_args())
         .args([
             number("pp", "P", "Pipeline ranks").default_value("4"),
             number(
@@ -167,6 +164,28 @@ pub(crate) fn command() -> Command {
         .args(limit_args())
         .args(program_args())
         .args(output_args())
+}
+
+/// The flags for all kinds side by side.
+fn all_args() -> [Arg; 2] {
+    let all = Arg::new("all")
+        .long("all")
+        .action(ArgAction::SetTrue)
+        .conflicts_with("kind")
+        .help("A table of all kinds; those that do not fit the shape say why")
+        .long_help(
+            "A table of all kinds, and their bubble over their memory; those that do not fit the \
+             shape say why. All run their whole program, with gathers, reductions and messages \
+             (--lower). --format and -o take ascii, json, csv, svg and html.",
+        );
+    let sort = Arg::new("sort")
+        .long("sort")
+        .value_name("COLUMN")
+        .requires("all")
+        .value_parser(COLUMNS)
+        .hide_possible_values(true)
+        .help(format!("The column that --all is sorted by: {}", COLUMNS.join(", ")));
+    [all, sort]
 }
 
 fn kind_arg() -> Arg {

@@ -5,10 +5,12 @@ use std::str::FromStr;
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, value_parser};
+use zeropp::config::Bytes;
 
 use super::decimal::Decimal;
 
-pub(super) const MEMORY: &str = "Memory (any whole unit, of one micro-batch on one stage)";
+pub(super) const MEMORY: &str =
+    "Memory (any whole unit, or bytes such as 24MiB, of one micro-batch on one stage)";
 const COSTS: &str = "Costs (us, of one micro-batch on one stage)";
 
 /// One number for all stages, or one for each.
@@ -34,6 +36,8 @@ pub(crate) struct Memory {
     pub(super) b: Option<PerStage<i64>>,
     pub(super) w: Option<PerStage<i64>>,
     pub(super) input: PerStage<i64>,
+    /// Whether any was typed in bytes, so that all are.
+    pub(super) in_bytes: bool,
 }
 
 /// Costs of a layer, from which those of every kind's stages follow.
@@ -224,11 +228,12 @@ impl Times {
 impl Memory {
     /// The values of the flags of [`cost_args`].
     fn new(matches: &ArgMatches) -> Memory {
-        let list = |name: &str| {
-            let list = matches.get_one::<PerStage<Units>>(name)?;
-            Some(PerStage(list.0.iter().map(|units| units.0).collect()))
-        };
+        let typed = |name: &str| matches.get_one::<PerStage<Units>>(name);
+        let list =
+            |name: &str| Some(PerStage(typed(name)?.0.iter().map(|units| units.number).collect()));
+        let all = ["mem-f", "mem-b", "mem-w", "mem-input"].into_iter().filter_map(typed);
         Memory {
+            in_bytes: all.flat_map(|list| &list.0).any(|units| units.in_bytes),
             f: list("mem-f").expect("has a default"),
             b: list("mem-b"),
             w: list("mem-w"),
@@ -238,22 +243,50 @@ impl Memory {
 }
 
 /// A change of memory: far from what sums in 64 bits can hold.
-#[derive(Clone, Copy, Debug)]
-struct Units(i64);
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Units {
+    number: i64,
+    in_bytes: bool,
+}
 
 const UNITS_MAX: i64 = 100_000_000_000;
+
 impl FromStr for Units {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Units, String> {
-        match text.parse::<i64>() {
-            Ok(n) if (-UNITS_MAX..=UNITS_MAX).contains(&n) => Ok(Units(n)),
-            _ => Err("expected a whole number between -1e11 and 1e11; choose the unit so".into()),
-        }
+        let size = text.strip_prefix('-').unwrap_or(text);
+        let bytes = || Bytes::parse(size).and_then(|bytes| i64::try_from(bytes.0).ok());
+        let plain = text.parse::<i64>().ok().map(|number| Units { number, in_bytes: false });
+        let found = plain.or_else(|| {
+            let number = if size == text { bytes()? } else { -bytes()? };
+            Some(Units { number, in_bytes: true })
+        });
+        found.filter(|units| (-UNITS_MAX..=UNITS_MAX).contains(&units.number)).ok_or_else(|| {
+            "expected a whole number between -1e11 and 1e11, or bytes such as 24MiB; choose the \
+             unit so"
+                .into()
+        })
     }
 }
 
 fn per_stage<T: FromStr<Err = String>>(text: &str) -> Result<PerStage<T>, String> {
     let parse = |one: &str| one.trim().parse::<T>();
     text.split(',').map(parse).collect::<Result<_, _>>().map(PerStage)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_in_any_unit_or_in_bytes() {
+        let units = |number, in_bytes| Ok(Units { number, in_bytes });
+        assert_eq!("-12".parse::<Units>(), units(-12, false));
+        assert_eq!("1.5MiB".parse::<Units>(), units(3 << 19, true));
+        assert_eq!("-2KiB".parse::<Units>(), units(-2048, true));
+        for text in ["", "-", "1e12", "200G", "1.5", "--2KiB"] {
+            assert!(text.parse::<Units>().is_err(), "{text}");
+        }
+    }
 }

@@ -5,6 +5,7 @@ use zeropp::pipeline::exchange::json;
 use zeropp::pipeline::memory::StageBytes;
 use zeropp::pipeline::schedules;
 use zeropp::pipeline::simulate::{self, LinkCosts, StageCosts};
+use zeropp::pipeline::timeline::MemoryUnit;
 
 use super::cost_args::{CostFlags, LayerTimes, Memory, PerStage, Times};
 use super::decimal::{Decimal, Unit};
@@ -21,6 +22,8 @@ pub(crate) struct Priced {
     /// Which file the costs are from; or a time that is finer than the unit, with its flag and
     /// what it became.
     pub(super) note: Option<String>,
+    /// What memory counts.
+    pub(crate) memory_unit: MemoryUnit,
     /// The costs are a file's, whose times of R, replicas and the step they have, too.
     is_of_file: bool,
 }
@@ -68,14 +71,19 @@ impl Priced {
             b: given("mem-b", &flags.memory.b)?,
             w: given("mem-w", &flags.memory.w)?,
             input: flags.memory.input.clone(),
+            in_bytes: flags.memory.in_bytes,
         };
         Priced::typed(&times, &memory, stages, micro_batches)
     }
 
     /// The costs of a file, in nanoseconds.
-    pub(super) fn of_file(simulator: simulate::Costs, note: String) -> Priced {
-        let generator = schedules::Costs::from(&simulator);
-        Priced { unit: Unit::NANO, generator, simulator, note: Some(note), is_of_file: true }
+    pub(super) fn of_file(
+        simulator: simulate::Costs,
+        note: String,
+        memory_unit: MemoryUnit,
+    ) -> Priced {
+        let (unit, generator) = (Unit::NANO, schedules::Costs::from(&simulator));
+        Priced { unit, generator, simulator, note: Some(note), memory_unit, is_of_file: true }
     }
 
     fn typed(
@@ -123,7 +131,8 @@ impl Priced {
             limits: schedules::Limits::default(),
         };
         let simulator = simulator(&generator, &change.input, times.overlap.map(|t| unit.units(&t)));
-        Ok(Priced { unit, generator, simulator, note, is_of_file: false })
+        let memory_unit = if memory.in_bytes { MemoryUnit::Bytes } else { MemoryUnit::Units };
+        Ok(Priced { unit, generator, simulator, note, memory_unit, is_of_file: false })
     }
 
     /// The costs in nanoseconds, for runs that are drawn and not counted.

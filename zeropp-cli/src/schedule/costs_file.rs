@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use zeropp::pipeline::costs::{ALONE, Table, check_sums};
+use zeropp::pipeline::timeline::MemoryUnit;
 use zeropp::read_costs;
 
 use super::cost_args::{CostFlags, PerStage};
@@ -22,7 +23,7 @@ pub(super) fn priced(
     let fail =
         |problem: String| Failure::bad_input(format!("costs = {}: {problem}", path.display()));
     set_times(&mut table, flags);
-    set_memory(&mut table, flags, stages)?;
+    let in_bytes = set_memory(&mut table, flags, stages)?;
     for (rate, flag) in [("zero3_bytes_per_s", "t-gather"), ("replica_bytes_per_s", "t-reduce")] {
         if table.has(rate) && !flags.typed.contains(&flag) {
             return Err(fail(format!(
@@ -41,7 +42,8 @@ pub(super) fn priced(
         [] => String::new(),
         _ => format!("; --{} as typed", flags.typed.join(", --")),
     };
-    Ok(Priced::of_file(costs, source + &over))
+    let unit = if in_bytes { MemoryUnit::Bytes } else { MemoryUnit::Units };
+    Ok(Priced::of_file(costs, source + &over, unit))
 }
 
 fn set_times(table: &mut Table, flags: &CostFlags) {
@@ -72,10 +74,12 @@ fn set_times(table: &mut Table, flags: &CostFlags) {
 }
 
 /// Where a flag for memory is typed, or the file has none, what F, B and W change is the flags'.
-fn set_memory(table: &mut Table, flags: &CostFlags, stages: usize) -> Result<(), Failure> {
+/// Whether it is in bytes: a file's is, and what is typed in bytes.
+fn set_memory(table: &mut Table, flags: &CostFlags, stages: usize) -> Result<bool, Failure> {
     let typed = |flag: &str| flags.typed.contains(&flag);
     let has_none = !["mem_f", "mem_b", "mem_w"].iter().any(|key| table.has(key));
-    if has_none || ["mem-f", "mem-b", "mem-w"].into_iter().any(typed) {
+    let by_flags = has_none || ["mem-f", "mem-b", "mem-w"].into_iter().any(typed);
+    if by_flags {
         let Changes { f, b, w, .. } = Changes::new(&flags.memory, stages)?;
         table.set("mem_f", f.into());
         table.set("mem_b", b.into());
@@ -84,5 +88,5 @@ fn set_memory(table: &mut Table, flags: &CostFlags, stages: usize) -> Result<(),
     if typed("mem-input") {
         table.set("mem_input", Changes::new(&flags.memory, stages)?.input.into());
     }
-    Ok(())
+    Ok(!by_flags || flags.memory.in_bytes)
 }

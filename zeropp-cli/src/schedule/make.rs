@@ -1,8 +1,10 @@
 //! A schedule made, proven and simulated as a request says.
 
+use zeropp::pipeline::bound::least_bubble_rate;
 use zeropp::pipeline::exchange::json::{Document, Measures};
 use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::lower::lower;
+use zeropp::pipeline::metrics::Metrics;
 use zeropp::pipeline::report::measures;
 use zeropp::pipeline::schedules::budgeted::{auto, default_evaluations};
 use zeropp::pipeline::schedules::{
@@ -16,6 +18,7 @@ use zeropp::pipeline::verify::{VerifyLimits, verify};
 use super::args::{Limit, Request};
 use super::costs::Priced;
 use super::decimal::Unit;
+use super::facts;
 use crate::Failure;
 
 /// A schedule with all that is known about it.
@@ -24,8 +27,13 @@ pub(super) struct Made {
     pub(super) shape: Shape,
     /// Schedule, costs and measures.
     pub(super) document: Document,
-    /// The simulated run, in nanoseconds.
+    /// The simulated run, in nanoseconds, with what it is of.
     pub(super) timeline: Timeline,
+    /// What no order can have a smaller `bubble_rate` than, in the memory that this one takes or in
+    /// that of --mem-limit, and with as many stages gathered; where anything is known.
+    pub(super) rate_at_least: Option<f64>,
+    /// The costs in words.
+    pub(super) costs: String,
     /// What a search found and how far from the best it can be, to stand beside the numbers.
     pub(super) found: Option<String>,
     /// Remarks for standard error.
@@ -82,11 +90,17 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
     let timeline = simulate(&schedule, &priced.simulator).map_err(Failure::bad_input)?;
     let measures = measures(&schedule, &timeline, &priced.simulator, |t| priced.unit.micros(t));
     keeps_limit(kind, &measures, limit)?;
+    let metrics = Metrics::new(&schedule, &timeline, &priced.simulator);
+    let rate_at_least = least_bubble_rate(&schedule, &metrics, &priced.simulator, limit);
+    let mut timeline = in_nanos(timeline, priced.unit);
+    timeline.memory_unit = priced.memory_unit;
+    timeline.facts = facts::facts(&schedule, &request.costs, &priced);
+    timeline.facts.extend(facts::made_by());
+    let costs = facts::costs(&request.costs, &priced);
     let document = Document { schedule, costs: Some(priced.document()), measures: Some(measures) };
-    let timeline = in_nanos(timeline, priced.unit);
     let unit = (kind == "zeropp").then(|| unit_note(&shape)).flatten();
     let notes = priced.note.into_iter().chain(unit).collect();
-    Ok(Made { shape, document, timeline, found, notes })
+    Ok(Made { shape, document, timeline, rate_at_least, costs, found, notes })
 }
 
 /// Beyond this a slip of the keyboard is likelier than a pipeline.

@@ -7,10 +7,10 @@ use zeropp::pipeline::ascii::chart;
 use zeropp::pipeline::draw::{chrome, html, svg};
 use zeropp::pipeline::exchange::csv::{self, Dialect};
 use zeropp::pipeline::exchange::json;
-use zeropp::pipeline::schedules::KINDS;
 
-use super::args::{FORMATS, Request};
-use super::make::{Made, make, shape};
+use super::args::FORMATS;
+use super::facts::micro_batches;
+use super::make::Made;
 use crate::Failure;
 use crate::figures::{count, table};
 
@@ -76,7 +76,9 @@ fn numbers(made: &Made) -> String {
     {
         rows.push(vec![rank.to_string(), end.to_string(), idle.to_string(), peak.to_string()]);
     }
-    let mut lines = vec![step, times];
+    let least = made.rate_at_least.map(|least| format!(", at least {}", rate(least)));
+    let counted = format!("bubble_rate {}{}", rate(m.bubble_rate), least.unwrap_or_default());
+    let mut lines = vec![step, times, counted];
     if m.all_gathers + m.reduce_scatters > 0 {
         let (gathers, reductions) = (m.all_gathers, m.reduce_scatters);
         lines
@@ -86,78 +88,6 @@ fn numbers(made: &Made) -> String {
     lines.join("\n")
 }
 
-fn micro_batches(units: &[usize]) -> String {
-    let all = count(units.iter().sum(), "micro-batch").replace("batchs", "batches");
-    match units {
-        [_] => all,
-        [first, ..] => format!("{all} in {} units of at most {first}", units.len()),
-        [] => all,
-    }
-}
-
-fn rate(rate: f64) -> String {
+pub(super) fn rate(rate: f64) -> String {
     format!("{:.2} %", 100.0 * rate)
-}
-
-/// All kinds in one table.
-pub(super) fn all(request: &Request) -> Result<String, Failure> {
-    let head = [
-        "kind",
-        "V",
-        "makespan us",
-        "own span us",
-        "bubble",
-        "bubble_own_span",
-        "peak",
-        "gathers",
-        "reductions",
-    ];
-    let mut rows = vec![head.map(String::from).to_vec()];
-    let mut misfits = Vec::new();
-    for kind in KINDS {
-        match make(request, kind.name, shape(request, kind.name, true)) {
-            Ok(made) => rows.push(row(kind.name, &made)),
-            Err(failure) if failure.code == 2 => {
-                rows.push(vec![kind.name.into(), "-".into()]);
-                misfits.push((rows.len() - 1, failure.message));
-            }
-            Err(failure) => return Err(failure),
-        }
-    }
-    if misfits.len() == KINDS.len() {
-        // Nothing fits: one message says more than a table of complaints.
-        return Err(Failure::bad_input(&misfits[0].1));
-    }
-    let shape = shape(request, "zeropp", true);
-    let lowered = if request.lower.is_some() { "" } else { "; --lower counts gathers" };
-    let whose = match &request.costs.layer {
-        Some(layer) => format!("{} layers, the same for every kind", layer.layers),
-        None => "times and memory are of one stage".into(),
-    };
-    let head = format!(
-        "P = {}, {}, units of at most {} for zeropp; {whose}{lowered}",
-        shape.pp,
-        micro_batches(&[shape.micro_batches]),
-        shape.unit.min(shape.micro_batches),
-    );
-    let mut lines: Vec<String> = table(&rows).lines().map(String::from).collect();
-    for (row, message) in misfits {
-        lines[row].push_str(&format!("  {message}"));
-    }
-    Ok(format!("{head}\n{}", lines.join("\n")))
-}
-
-fn row(kind: &str, made: &Made) -> Vec<String> {
-    let m = made.measures();
-    vec![
-        kind.into(),
-        made.shape.virtual_stages.to_string(),
-        m.makespan.to_string(),
-        m.own_span_max.to_string(),
-        rate(made.timeline.bubble()),
-        rate(made.timeline.bubble_own_span()),
-        m.peak_activation.iter().max().copied().unwrap_or(0).to_string(),
-        m.all_gathers.to_string(),
-        m.reduce_scatters.to_string(),
-    ]
 }

@@ -151,7 +151,7 @@ pub struct Evaluation {
 }
 
 /// How a run measures its validation loss.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationPlan {
     /// Steps from one evaluation to the next.
     pub every: u64,
@@ -163,6 +163,10 @@ pub struct EvaluationPlan {
     pub all_gathers_per_rank: u64,
     /// Simulated `bubble` of a batch, 0 to 1.
     pub bubble: f64,
+    /// Predicted bytes of each pipeline rank where it holds most, its shards and the optimizer's
+    /// state included.
+    #[serde(default)]
+    pub held: Vec<u64>,
 }
 
 /// What one pipeline rank is going to hold and do.

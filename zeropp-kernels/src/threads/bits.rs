@@ -225,7 +225,7 @@ proptest! {
             sgd::sgd_with_momentum(p, m, &z, &sgd::SOME);
             sgd::sgd(q, &z, &sgd::SOME);
             lion::lion(r, n1, &z, &lion::SOME);
-            muon::direction(out, n2, &z, (0.7, 0.95, true));
+            muon::direction(out, n2, &z, 0.7, 0.95, true);
             muon::apply(n2, &z, 0.99, 0.1);
             crate::lerp(mean, &z, 0.1);
             let rest = [dgate, sum, crate::zeros(n)];

@@ -9,7 +9,7 @@ use super::Cell;
 use super::picture::Series;
 use crate::baselines::{Baseline, Saving, TensorLayout, step};
 use crate::exact::{Planned, Simulation};
-use crate::layout::{Compute, Fixed, Job, Layout, Recompute};
+use crate::layout::{Compute, Fixed, Job, Layout, Moments, Recompute};
 use crate::model::ModelSizes;
 use crate::search::Models;
 use crate::{PlanError, machines};
@@ -89,7 +89,8 @@ fn job(model: ModelSizes, gpus: usize, global_batch: usize) -> Result<Job, PlanE
     let machine = machines::named("a800")?;
     let memory = machine.memory_bytes as u64;
     let (compute, fixed) = (Compute::GPU, Fixed::default());
-    Ok(Job { model, machine, gpus, memory, global_batch, compute, fixed })
+    let moments = Moments::ADAMW;
+    Ok(Job { model, machine, gpus, memory, global_batch, compute, moments, fixed })
 }
 
 fn simulated(job: &Job, models: &mut Models, layout: &Layout) -> Result<Planned, PlanError> {

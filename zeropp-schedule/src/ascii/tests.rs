@@ -102,9 +102,9 @@ fn a_column_shows_what_took_most_of_its_time() {
         span(Compute::F, 11, 12),
     ];
     let timeline = Timeline {
-        title: String::new(),
         placement: vec![0],
         ranks: vec![RankTimeline { name: "pp 0".into(), spans, ..RankTimeline::default() }],
+        ..Timeline::default()
     };
     let drawn = chart(&timeline, 3);
     assert!(drawn.starts_with("pp 0 |WW.|\n3 columns are too few"), "{drawn}");
@@ -123,9 +123,9 @@ fn an_overlapped_pair_is_one_cell() {
         span(Action::OptimizerStep, 9, 10),
     ];
     let timeline = Timeline {
-        title: String::new(),
         placement: vec![0, 0],
         ranks: vec![RankTimeline { name: "pp 0".into(), spans, ..RankTimeline::default() }],
+        ..Timeline::default()
     };
     assert_eq!(chart(&timeline, 80), "pp 0 |aF1aF3&bBW2-|\n");
     assert_eq!(chart(&timeline, 4), "pp 0 |F&&&|\n");

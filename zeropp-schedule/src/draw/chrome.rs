@@ -1,6 +1,6 @@
 //! A run as a Chrome trace (the JSON object format), which Perfetto and `chrome://tracing` open:
 //! a process per rank, threads for compute and communication, an event per span, an arrow per
-//! message, a counter for memory.
+//! message, a counter for memory, a row of steps.
 
 use std::{
     collections::HashMap,
@@ -8,13 +8,14 @@ use std::{
 };
 
 use super::{Parts, Placed, arrows::arrows, parts, place};
+use crate::ir::Action;
 use crate::timeline::{Lane, RankTimeline, Span, Timeline};
 
 /// Writes `timeline` as a Chrome trace. Times are µs with three decimals, so nanoseconds survive.
 ///
 /// Thread 0 is `compute`, thread 1 `communication`. Viewers draw one event at a time in a
 /// thread, so spans that overlap in time open further threads (`communication 2`, …). What a
-/// viewer does not show, the placement and each rank's (pp, group), is in `otherData`, so that
+/// viewer does not show, facts, placement and each rank's (pp, group), is in `otherData`, so that
 /// [`chrome_read`](super::chrome_read) gets the timeline back.
 ///
 /// # Errors
@@ -24,6 +25,10 @@ pub fn write(timeline: &Timeline, out: impl Write) -> io::Result<()> {
     let flows = flows(timeline);
     write!(events.out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":{{\"title\":")?;
     serde_json::to_writer(&mut events.out, &timeline.title)?;
+    write!(events.out, ",\"facts\":")?;
+    serde_json::to_writer(&mut events.out, &timeline.facts)?;
+    write!(events.out, ",\"memory\":")?;
+    serde_json::to_writer(&mut events.out, &timeline.memory_unit)?;
     write!(events.out, ",\"placement\":")?;
     serde_json::to_writer(&mut events.out, &timeline.placement)?;
     let places: Vec<(usize, usize)> = timeline.ranks.iter().map(|r| (r.pp, r.group)).collect();
@@ -40,6 +45,7 @@ pub fn write(timeline: &Timeline, out: impl Write) -> io::Result<()> {
                 events.flow(pid, thread(span.lane, p.row), span, *flow)?;
             }
         }
+        events.steps(pid, &rank.spans)?;
         for point in &rank.memory {
             events.begin()?;
             let (us, ns) = micros(point.at_ns);
@@ -77,6 +83,20 @@ fn thread(lane: Lane, row: usize) -> usize {
     match lane {
         Lane::Compute => 2 * row,
         Lane::Communication => 2 * row + 1,
+    }
+}
+
+/// What a viewer calls an action: computes by PyTorch's spelling, all else in words.
+fn name(action: &Action) -> String {
+    let Parts { kind, stage, micro_batch, .. } = parts(action);
+    match (action, stage, micro_batch) {
+        (Action::Compute { .. } | Action::Overlap { .. }, ..) => action.to_string(),
+        (Action::Recv { .. }, Some(stage), Some(i)) => {
+            format!("{kind} for stage {stage}, micro-batch {i}")
+        }
+        (_, Some(stage), Some(i)) => format!("{kind} of stage {stage}, micro-batch {i}"),
+        (_, Some(stage), None) => format!("{kind} of stage {stage}"),
+        _ => kind.into(),
     }
 }
 
@@ -149,7 +169,7 @@ impl<W: Write> Events<W> {
             self.out,
             "{{\"ph\":\"X\",\"name\":\"{}\",\"cat\":\"{category}\",\"pid\":{pid},\"tid\":{tid},\
              \"ts\":{us}.{ns:03},\"dur\":{dur_us}.{dur_ns:03},\"args\":{{\"kind\":\"{kind}\"",
-            span.action
+            name(&span.action)
         )?;
         let backward_stage = backward.map(|b| b.0);
         let backward_micro_batch = backward.map(|b| b.1);
@@ -164,6 +184,31 @@ impl<W: Write> Events<W> {
             }
         }
         write!(self.out, "}}}}")
+    }
+
+    /// From a step's first action to the end of its optimizer step, each.
+    fn steps(&mut self, pid: usize, spans: &[Span]) -> io::Result<()> {
+        let is_step = |s: &Span| s.action == Action::OptimizerStep;
+        for (index, step) in spans.split_inclusive(is_step).enumerate() {
+            let (Some(last), start) = (step.last(), step.iter().map(|s| s.start_ns).min()) else {
+                continue;
+            };
+            if !is_step(last) {
+                continue;
+            }
+            let start = start.unwrap_or(last.start_ns);
+            for (phase, at) in [("b", start), ("e", last.end_ns.max(start))] {
+                self.begin()?;
+                let (us, ns) = micros(at);
+                write!(
+                    self.out,
+                    "{{\"ph\":\"{phase}\",\"name\":\"step {}\",\"cat\":\"step\",\"id\":{pid},\
+                     \"pid\":{pid},\"tid\":0,\"ts\":{us}.{ns:03}}}",
+                    index + 1
+                )?;
+            }
+        }
+        Ok(())
     }
 
     /// An end of an arrow. A viewer hangs it on the slice that is open at that time in that
@@ -184,174 +229,4 @@ impl<W: Write> Events<W> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use proptest::prelude::*;
-    use serde_json::Value;
-
-    use super::*;
-    use crate::draw::samples::{any_timeline, gpipe};
-
-    /// A trace read back; times in ns.
-    struct Trace {
-        events: Vec<Value>,
-    }
-
-    impl Trace {
-        fn of(timeline: &Timeline) -> Trace {
-            let mut text = Vec::new();
-            write(timeline, &mut text).unwrap();
-            let trace: Value = serde_json::from_slice(&text).unwrap();
-            assert_eq!(trace["otherData"]["title"], timeline.title.as_str());
-            Trace { events: trace["traceEvents"].as_array().unwrap().clone() }
-        }
-
-        fn phase<'a>(&'a self, phase: &'a str) -> impl Iterator<Item = &'a Value> {
-            self.events.iter().filter(move |e| e["ph"] == phase)
-        }
-    }
-
-    fn ns(value: &Value) -> u64 {
-        (value.as_f64().unwrap() * 1000.0).round() as u64
-    }
-
-    fn number(value: &Value) -> usize {
-        value.as_u64().unwrap() as usize
-    }
-
-    fn check_spans(timeline: &Timeline, trace: &Trace) {
-        let mut threads: BTreeMap<(usize, usize), Vec<(u64, u64)>> = BTreeMap::new();
-        let mut written = Vec::new();
-        for e in trace.phase("X") {
-            let (start, duration) = (ns(&e["ts"]), ns(&e["dur"]));
-            let place = (number(&e["pid"]), number(&e["tid"]));
-            threads.entry(place).or_default().push((start, start + duration));
-            let lane = e["cat"].as_str().unwrap().to_string();
-            written.push((place.0, lane, e["name"].as_str().unwrap().to_string(), start, duration));
-        }
-        let mut wanted = Vec::new();
-        for (pid, rank) in timeline.ranks.iter().enumerate() {
-            for s in &rank.spans {
-                let lane = format!("{:?}", s.lane).to_lowercase();
-                wanted.push((pid, lane, s.action.to_string(), s.start_ns, s.end_ns - s.start_ns));
-            }
-        }
-        written.sort();
-        wanted.sort();
-        assert_eq!(written, wanted, "every span once");
-        for (thread, spans) in threads {
-            for pair in spans.windows(2) {
-                assert!(pair[0].0 <= pair[1].0, "time goes on in {thread:?}");
-                assert!(pair[0].1 <= pair[1].0, "no overlap in {thread:?}");
-            }
-        }
-    }
-
-    /// Every arrow has one start and one end, and both hang on a slice that came before them.
-    fn check_arrows(trace: &Trace) -> usize {
-        let mut ends: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
-        let mut last_slice: BTreeMap<(usize, usize), u64> = BTreeMap::new();
-        for e in &trace.events {
-            let thread = || (number(&e["pid"]), number(&e["tid"]));
-            match e["ph"].as_str().unwrap() {
-                "X" => {
-                    last_slice.insert(thread(), ns(&e["ts"]));
-                }
-                "s" => ends.entry(number(&e["id"])).or_default().0 += 1,
-                "f" => ends.entry(number(&e["id"])).or_default().1 += 1,
-                _ => {}
-            }
-            if e["ph"] == "s" || e["ph"] == "f" {
-                assert_eq!(last_slice.get(&thread()), Some(&ns(&e["ts"])));
-            }
-        }
-        assert!(ends.values().all(|n| *n == (1, 1)), "{ends:?}");
-        ends.len()
-    }
-
-    #[test]
-    fn a_run_has_every_span_arrow_and_point() {
-        for (pp, groups, m, steps) in [(1, 1, 3, 1), (2, 1, 3, 2), (4, 3, 5, 2)] {
-            let timeline = gpipe(pp, groups, m, steps);
-            let trace = Trace::of(&timeline);
-            check_spans(&timeline, &trace);
-            assert_eq!(check_arrows(&trace), 2 * (pp - 1) * groups * m * steps);
-            let points: usize = timeline.ranks.iter().map(|r| r.memory.len()).sum();
-            assert_eq!(trace.phase("C").count(), points);
-        }
-    }
-
-    #[test]
-    fn arrows_stay_in_their_group_and_step_and_end_at_the_consumer() {
-        let timeline = gpipe(3, 2, 2, 2);
-        let trace = Trace::of(&timeline);
-        let mut slice: BTreeMap<(usize, usize), (u64, String)> = BTreeMap::new();
-        let mut starts = BTreeMap::new();
-        let mut ends = BTreeMap::new();
-        for e in &trace.events {
-            let thread = (number(&e["pid"]), e["tid"].as_u64().unwrap_or(0) as usize);
-            let name = e["name"].as_str().unwrap().to_string();
-            match e["ph"].as_str().unwrap() {
-                "X" => drop(slice.insert(thread, (ns(&e["ts"]), name))),
-                "s" => drop(starts.insert(number(&e["id"]), (thread.0, slice[&thread].clone()))),
-                "f" => drop(ends.insert(number(&e["id"]), (thread.0, slice[&thread].clone()))),
-                _ => {}
-            }
-        }
-        for (id, (rank, (sent, name))) in &starts {
-            let (to, (used, consumer)) = &ends[id];
-            let (from, to) = (&timeline.ranks[*rank], &timeline.ranks[*to]);
-            assert_eq!(from.group, to.group);
-            assert!(sent < used, "{name} at {sent} is used at {used}");
-            let (stage, i) = name[2..].split_once('.').unwrap();
-            let stage: usize = stage.parse().unwrap();
-            let wanted = if name.starts_with(">A") {
-                format!("{}F{i}", stage + 1)
-            } else {
-                format!("{}B{i}", stage - 1)
-            };
-            assert_eq!(*consumer, wanted);
-        }
-    }
-
-    #[test]
-    fn an_arrow_ends_at_the_receive_where_nothing_consumes() {
-        let mut timeline = gpipe(2, 1, 1, 1);
-        timeline.ranks[1].spans.retain(|s| s.lane == Lane::Communication);
-        let trace = Trace::of(&timeline);
-        let mut ends: Vec<_> =
-            trace.phase("f").map(|e| (number(&e["pid"]), number(&e["tid"]) % 2)).collect();
-        ends.sort();
-        // The gradient ends at rank 0's B, the activation at rank 1's receive.
-        assert_eq!(ends, [(0, 0), (1, 1)]);
-    }
-
-    #[test]
-    fn names_of_processes_and_threads() {
-        let timeline = gpipe(2, 1, 2, 1);
-        let trace = Trace::of(&timeline);
-        let names: Vec<_> = trace
-            .phase("M")
-            .filter(|e| e["name"] == "process_name" || e["name"] == "thread_name")
-            .map(|e| e["args"]["name"].as_str().unwrap())
-            .collect();
-        assert_eq!(names[..3], ["pp 0 · zero3 0", "compute", "communication"]);
-        assert!(names.contains(&"pp 1 · zero3 0"));
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig {
-            cases: 200,
-            failure_persistence: None,
-            ..Default::default()
-        })]
-
-        #[test]
-        fn any_timeline_is_a_sound_trace(timeline in any_timeline()) {
-            let trace = Trace::of(&timeline);
-            check_spans(&timeline, &trace);
-            check_arrows(&trace);
-        }
-    }
-}
+mod tests;

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::ir::{Action, Compute, Message};
-use crate::timeline::{Lane, MemoryPoint, RankTimeline, Span, Timeline};
+use crate::timeline::{Lane, MemoryPoint, MemoryUnit, RankTimeline, Span, Timeline};
 
 /// A text that is no trace of zeropp.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,9 +40,18 @@ struct Raw {
 #[serde(deny_unknown_fields)]
 struct Other {
     title: String,
+    #[serde(default)]
+    facts: Vec<String>,
+    /// Those of earlier versions are in bytes.
+    #[serde(default = "bytes")]
+    memory: MemoryUnit,
     placement: Vec<usize>,
     /// Pipeline rank and group of each rank.
     ranks: Vec<(usize, usize)>,
+}
+
+fn bytes() -> MemoryUnit {
+    MemoryUnit::Bytes
 }
 
 #[derive(Deserialize)]
@@ -64,7 +73,7 @@ struct Event {
     args: Args,
 }
 
-/// The arguments of all events; each has some. Those of a span repeat what its name says.
+/// The arguments of all events; each has some. Those of a span say which action it is.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Args {
@@ -72,16 +81,11 @@ struct Args {
     #[serde(rename = "sort_index")]
     _sort_index: Option<usize>,
     bytes: Option<u64>,
-    #[serde(rename = "kind")]
-    _kind: Option<String>,
-    #[serde(rename = "stage")]
-    _stage: Option<usize>,
-    #[serde(rename = "micro_batch")]
-    _micro_batch: Option<usize>,
-    #[serde(rename = "backward_stage")]
-    _backward_stage: Option<usize>,
-    #[serde(rename = "backward_micro_batch")]
-    _backward_micro_batch: Option<usize>,
+    kind: Option<String>,
+    stage: Option<usize>,
+    micro_batch: Option<usize>,
+    backward_stage: Option<usize>,
+    backward_micro_batch: Option<usize>,
 }
 
 /// True where `text` has the look of a Chrome trace and not of a schedule.
@@ -102,9 +106,10 @@ pub fn is_trace(text: &str) -> bool {
 /// Names the first event that [`chrome::write`](super::chrome::write) would not have written.
 pub fn read(text: &str) -> Result<Timeline, TraceError> {
     let raw: Raw = serde_json::from_str(text).map_err(|e| TraceError::Syntax(e.to_string()))?;
-    let Other { title, placement, ranks } = raw.other;
+    let Other { title, facts, memory: memory_unit, placement, ranks } = raw.other;
     let empty = |(pp, group)| RankTimeline { pp, group, ..Default::default() };
-    let mut timeline = Timeline { title, placement, ranks: ranks.into_iter().map(empty).collect() };
+    let ranks = ranks.into_iter().map(empty).collect();
+    let mut timeline = Timeline { title, facts, memory_unit, placement, ranks };
     for (index, event) in raw.events.iter().enumerate() {
         add(&mut timeline, event).map_err(|problem| TraceError::Event { index, problem })?;
     }
@@ -125,6 +130,7 @@ fn add(timeline: &mut Timeline, event: &Event) -> Result<(), String> {
         }
         ("M", "process_sort_index" | "thread_name" | "thread_sort_index") => {}
         ("s" | "f", "message") => {}
+        ("b" | "e", _) if event.cat.as_deref() == Some("step") => {}
         ("C", "memory") => {
             let bytes = event.args.bytes.ok_or("memory without args.bytes")?;
             rank.memory.push(MemoryPoint { at_ns: nanos("ts", event.ts)?, bytes });
@@ -136,8 +142,8 @@ fn add(timeline: &mut Timeline, event: &Event) -> Result<(), String> {
 }
 
 fn span(name: &str, event: &Event, stages: usize) -> Result<Span, String> {
-    let action =
-        action(name).ok_or_else(|| format!("{name:?} is no action, such as 0F1 or AG0"))?;
+    let action = action(&event.args)
+        .ok_or_else(|| format!("{name:?}: its args are of no action, such as an F with a stage"))?;
     let lane = match event.cat.as_deref() {
         Some("compute") => Lane::Compute,
         Some("communication") => Lane::Communication,
@@ -175,72 +181,37 @@ fn stages_of(action: &Action) -> [Option<usize>; 2] {
     }
 }
 
-/// Reads the spelling of [`Action`]'s `Display`.
-fn action(name: &str) -> Option<Action> {
-    if name == "STEP" {
-        return Some(Action::OptimizerStep);
-    }
-    for (prefix, of_stage) in [
-        ("AG", (|stage| Action::AllGather { stage }) as fn(usize) -> Action),
-        ("FREE", |stage| Action::Free { stage }),
-        ("RS", |stage| Action::ReduceScatter { stage }),
-        ("AR", |stage| Action::ReplicaReduce { stage }),
-    ] {
-        if let Some(stage) = name.strip_prefix(prefix) {
-            return number(stage).map(of_stage);
+/// The action that a span's arguments are of.
+fn action(args: &Args) -> Option<Action> {
+    use Message::{Activation, Gradient};
+    let (kind, stage) = (args.kind.as_deref()?, args.stage);
+    let place = stage.zip(args.micro_batch);
+    let compute = |kind| place.map(|(stage, i)| Action::compute(kind, stage, i));
+    let send =
+        |message| place.map(|(stage, micro_batch)| Action::Send { message, stage, micro_batch });
+    let receive =
+        |message| place.map(|(stage, micro_batch)| Action::Recv { message, stage, micro_batch });
+    match kind {
+        "F" => compute(Compute::F),
+        "B" => compute(Compute::B),
+        "W" => compute(Compute::W),
+        "BW" => compute(Compute::BW),
+        "R" => compute(Compute::R),
+        "F&BW" => {
+            let backward = args.backward_stage.zip(args.backward_micro_batch)?;
+            Some(Action::Overlap { forward: place?, backward })
         }
+        "send activation" => send(Activation),
+        "send gradient" => send(Gradient),
+        "receive activation" => receive(Activation),
+        "receive gradient" => receive(Gradient),
+        "all-gather" => stage.map(|stage| Action::AllGather { stage }),
+        "free" => stage.map(|stage| Action::Free { stage }),
+        "reduce-scatter" => stage.map(|stage| Action::ReduceScatter { stage }),
+        "replica reduce" => stage.map(|stage| Action::ReplicaReduce { stage }),
+        "optimizer step" => Some(Action::OptimizerStep),
+        _ => None,
     }
-    if let Some(sent) = name.strip_prefix('>') {
-        let (message, stage, micro_batch) = message(sent)?;
-        return Some(Action::Send { message, stage, micro_batch });
-    }
-    if let Some(received) = name.strip_prefix('<') {
-        let (message, stage, micro_batch) = message(received)?;
-        return Some(Action::Recv { message, stage, micro_batch });
-    }
-    if let Some((forward, backward)) = name.split_once('&') {
-        return match (compute(forward)?, compute(backward)?) {
-            ((Compute::F, fs, fm), (Compute::BW, bs, bm)) => {
-                Some(Action::Overlap { forward: (fs, fm), backward: (bs, bm) })
-            }
-            _ => None,
-        };
-    }
-    let (kind, stage, micro_batch) = compute(name)?;
-    Some(Action::Compute { kind, stage, micro_batch })
-}
-
-/// `A2.0`: message, stage and micro-batch.
-fn message(text: &str) -> Option<(Message, usize, usize)> {
-    let (message, rest) = match (text.strip_prefix('A'), text.strip_prefix('G')) {
-        (Some(rest), _) => (Message::Activation, rest),
-        (_, Some(rest)) => (Message::Gradient, rest),
-        _ => return None,
-    };
-    let (stage, micro_batch) = rest.split_once('.')?;
-    Some((message, number(stage)?, number(micro_batch)?))
-}
-
-/// `2BW0`: kind, stage and micro-batch.
-fn compute(text: &str) -> Option<(Compute, usize, usize)> {
-    let start = text.find(|c: char| c.is_ascii_uppercase())?;
-    let (stage, rest) = text.split_at(start);
-    let end = rest.find(|c: char| c.is_ascii_digit())?;
-    let (kind, micro_batch) = rest.split_at(end);
-    let kind = match kind {
-        "F" => Compute::F,
-        "B" => Compute::B,
-        "W" => Compute::W,
-        "BW" => Compute::BW,
-        "R" => Compute::R,
-        _ => return None,
-    };
-    Some((kind, number(stage)?, number(micro_batch)?))
-}
-
-/// Digits only: `parse` alone would take a sign.
-fn number(text: &str) -> Option<usize> {
-    if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().ok() } else { None }
 }
 
 #[cfg(test)]
@@ -281,41 +252,14 @@ mod tests {
     }
 
     #[test]
-    fn every_action_reads_back_and_nothing_else_does() {
-        use crate::ir::Message::{Activation, Gradient};
-        for spelled in [
-            Action::compute(Compute::F, 0, 12),
-            Action::compute(Compute::B, 3, 0),
-            Action::compute(Compute::W, 10, 1),
-            Action::compute(Compute::BW, 1, 1),
-            Action::compute(Compute::R, 1, 2),
-            Action::Overlap { forward: (3, 4), backward: (5, 6) },
-            Action::Send { message: Activation, stage: 2, micro_batch: 10 },
-            Action::Recv { message: Gradient, stage: 2, micro_batch: 10 },
-            Action::AllGather { stage: 7 },
-            Action::Free { stage: 7 },
-            Action::ReduceScatter { stage: 7 },
-            Action::ReplicaReduce { stage: 7 },
-            Action::OptimizerStep,
-        ] {
-            assert_eq!(action(&spelled.to_string()), Some(spelled));
-        }
-        for junk in [
-            "", "F", "0F", "F0", "0X1", "0F1 ", "+0F1", "0F+1", "AG", "AG-1", "AG1x", ">A1",
-            ">B1.0", "0F1&0B1", "0BW1&0F1", "STEP1", "<A.1",
-        ] {
-            assert_eq!(action(junk), None, "{junk}");
-        }
-    }
-
-    #[test]
     fn a_trace_that_zeropp_would_not_write_is_refused() {
         let good = text(&gpipe(2, 1, 2, 1));
         for (from, to, message) in [
             ("\"title\"", "\"titel\"", "unknown field `titel`"),
             ("\"placement\":[0,1]", "\"placement\":[0,-1]", "invalid value"),
-            ("\"0F0\"", "\"0G0\"", "\"0G0\" is no action"),
-            ("\"0F0\"", "\"9F0\"", "stage 9 of 2"),
+            ("\"kind\":\"F\"", "\"kind\":\"G\"", "its args are of no action"),
+            (",\"micro_batch\":0", "", "its args are of no action"),
+            ("\"stage\":0", "\"stage\":9", "stage 9 of 2"),
             ("\"cat\":\"compute\"", "\"cat\":\"gpu\"", "use compute or communication"),
             ("\"cat\":\"compute\"", "\"cat\":\"communication\"", "does not suit"),
             ("\"dur\":1000.001", "\"dur\":-1", "dur = Some(-1.0)"),
@@ -328,6 +272,18 @@ mod tests {
             let error = read(&bad).unwrap_err().to_string();
             assert!(error.contains(message), "{error}");
         }
+    }
+
+    /// Earlier versions had no facts, no unit and no steps, and the program's short names.
+    #[test]
+    fn a_trace_of_an_earlier_version_reads_back() {
+        let timeline = gpipe(2, 1, 1, 1);
+        let trace = text(&timeline).replace(",\"facts\":[],\"memory\":\"units\"", "");
+        let lines = trace.lines().filter(|line| !line.contains("\"cat\":\"step\""));
+        let trace = lines.collect::<Vec<_>>().join("\n").replace("all-gather of stage 0", "AG0");
+        let back = read(&trace).unwrap();
+        assert_eq!(back.memory_unit, MemoryUnit::Bytes);
+        assert_eq!(kept(&back).ranks, kept(&timeline).ranks);
     }
 
     proptest! {

@@ -8,11 +8,10 @@ use serde::Serialize;
 use super::{
     parts, place,
     style::{
-        STYLES, Texture, extent, hex, makespan_ns, memory_text, peak, rank_name, shades, style_of,
-        time_text,
+        STYLES, Texture, extent, hex, makespan_ns, peak, rank_name, shades, style_of, time_text,
     },
 };
-use crate::timeline::{Lane, RankTimeline, Timeline};
+use crate::timeline::{Lane, Timeline};
 
 /// Writes one run as a page.
 ///
@@ -44,6 +43,7 @@ fn page(timelines: &[&Timeline], out: impl Write) -> io::Result<()> {
          <meta name=\"viewport\" content=\"width=device-width\">\n<title>{title}</title>\n\
          <style>\n{STYLE_SHEET}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>"
     )?;
+    facts(timelines, &mut out)?;
     table(timelines, &mut out)?;
     writeln!(
         out,
@@ -57,6 +57,19 @@ fn page(timelines: &[&Timeline], out: impl Write) -> io::Result<()> {
     SCRIPT.iter().try_for_each(|part| write!(out, "{part}"))?;
     writeln!(out, "</script>\n</body>\n</html>")?;
     out.flush()
+}
+
+/// What belongs to each run, a line each.
+fn facts(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
+    for (i, timeline) in timelines.iter().enumerate().filter(|(_, t)| !t.facts.is_empty()) {
+        let letter = match timelines.len() {
+            1 => String::new(),
+            _ => format!("<b>{}</b> ", letter(i)),
+        };
+        let lines: Vec<String> = timeline.facts.iter().map(|fact| escape(fact)).collect();
+        writeln!(out, "<p class=\"facts\">{letter}{}</p>", lines.join("<br>"))?;
+    }
+    Ok(())
 }
 
 /// A row per run: makespan, bubble, bubble_own_span, and every rank's part of the bubble.
@@ -96,8 +109,11 @@ fn run_title(timelines: &[&Timeline], index: usize) -> String {
     if timelines.len() == 1 {
         return title.clone();
     }
-    let letter = char::from(b'A' + index as u8);
-    format!("{letter}: {title}")
+    format!("{}: {title}", letter(index))
+}
+
+fn letter(index: usize) -> char {
+    char::from(b'A' + index as u8)
 }
 
 /// The second run against the first: makespan in per cent of the first, bubbles in points.
@@ -156,6 +172,8 @@ struct Page<'a> {
     length: u64,
     /// Largest memory of any rank.
     memory: u64,
+    /// The same with its unit, for the axis.
+    most: String,
 }
 
 #[derive(Serialize)]
@@ -207,10 +225,17 @@ fn data(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
     });
     let ranks = timelines.iter().flat_map(|t| &t.ranks);
     let runs: Vec<Run> = timelines.iter().map(|t| run(t)).collect();
+    let memory = ranks.map(peak).max().unwrap_or(0);
+    let unit = timelines[0].memory_unit;
     let page = Page {
         styles: styles.collect(),
         length: runs.iter().map(|r| r.length).max().unwrap_or(1),
-        memory: ranks.map(peak).max().unwrap_or(0),
+        memory,
+        // Runs in other units have no axis in common; their numbers keep their units.
+        most: match timelines.iter().all(|t| t.memory_unit == unit) {
+            true => unit.text(memory),
+            false => String::new(),
+        },
         runs,
     };
     let json = serde_json::to_string(&page)?;
@@ -220,7 +245,7 @@ fn data(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
 fn run(timeline: &Timeline) -> Run<'_> {
     let (start, end) = extent(timeline);
     let bubbles = timeline.bubbles();
-    let ranks = timeline.ranks.iter().enumerate().map(|(i, r)| rank(i, r, bubbles[i], start));
+    let ranks = (0..timeline.ranks.len()).map(|i| rank(timeline, i, bubbles[i], start));
     Run {
         title: &timeline.title,
         length: end - start,
@@ -229,7 +254,8 @@ fn run(timeline: &Timeline) -> Run<'_> {
     }
 }
 
-fn rank(index: usize, rank: &RankTimeline, bubble: f64, start: u64) -> Rank {
+fn rank(timeline: &Timeline, index: usize, bubble: f64, start: u64) -> Rank {
+    let rank = &timeline.ranks[index];
     let mut rows: [Vec<Vec<i64>>; 2] = Default::default();
     let mut before: [Vec<u64>; 2] = Default::default();
     let mut pairs = Vec::new();
@@ -260,7 +286,10 @@ fn rank(index: usize, rank: &RankTimeline, bubble: f64, start: u64) -> Rank {
     Rank {
         name: rank_name(index, rank),
         bubble: percent(bubble),
-        peak: if rank.memory.is_empty() { String::new() } else { memory_text(peak(rank)) },
+        peak: match rank.memory.is_empty() {
+            true => String::new(),
+            false => timeline.memory_unit.text(peak(rank)),
+        },
         own,
         rows,
         pairs,

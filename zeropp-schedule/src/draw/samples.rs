@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::{
     ir::{Action, Compute, Message, looping},
-    timeline::{Lane, MemoryPoint, RankTimeline, Span, Timeline},
+    timeline::{Lane, MemoryPoint, MemoryUnit, RankTimeline, Span, Timeline},
 };
 
 /// Durations, ns.
@@ -37,7 +37,8 @@ pub(crate) fn gpipe(pp: usize, groups: usize, m: usize, steps: usize) -> Timelin
     }
     // Grouped by pipeline rank, as a run lists them.
     ranks.sort_by_key(|r| (r.pp, r.group));
-    Timeline { title: format!("gpipe \"{pp}\" × {m}"), placement: looping(pp, 1), ranks }
+    let title = format!("gpipe \"{pp}\" × {m}");
+    Timeline { title, placement: looping(pp, 1), ranks, ..Timeline::default() }
 }
 
 #[derive(Default)]
@@ -152,6 +153,8 @@ pub(super) fn any_timeline() -> impl Strategy<Value = Timeline> {
         });
     prop::collection::vec(rank, 0..4).prop_map(|ranks| Timeline {
         title: "</script> & \"any\"".into(),
+        facts: vec!["</script> <a & \"fact\">".into()],
+        memory_unit: MemoryUnit::Bytes,
         placement: vec![0, 0],
         ranks,
     })

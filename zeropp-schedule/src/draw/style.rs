@@ -121,16 +121,6 @@ pub(super) fn time_text(ns: u64) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
-/// Memory with its unit; small numbers are units of a cost model, not bytes.
-pub(super) fn memory_text(bytes: u64) -> String {
-    match bytes {
-        0..10_000 => bytes.to_string(),
-        10_000..1_048_576 => format!("{:.0} KiB", bytes as f64 / 1024.0),
-        1_048_576..1_073_741_824 => format!("{:.1} MiB", bytes as f64 / 1_048_576.0),
-        _ => format!("{:.2} GiB", bytes as f64 / 1_073_741_824.0),
-    }
-}
-
 /// A rank's label.
 pub(super) fn rank_name(index: usize, rank: &RankTimeline) -> String {
     if rank.name.is_empty() { format!("rank {index}") } else { rank.name.clone() }

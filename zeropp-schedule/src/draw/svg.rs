@@ -1,6 +1,8 @@
 //! A run as one SVG picture: per rank a lane of computes with their micro-batch numbers, a narrow
 //! one of communication, and the memory curve; above them title, legend and time axis.
 
+mod parts;
+
 use std::{
     collections::BTreeMap,
     fmt::Write as _,
@@ -10,11 +12,13 @@ use std::{
 use super::{
     place,
     style::{
-        FORWARD, IDLE, OVERLAP, STYLES, Texture, WHOLE_BACKWARD, extent, hex, makespan_ns,
-        memory_text, peak, rank_name, shaded, shades, style_of, time_text, wants_white_text,
+        FORWARD, IDLE, OVERLAP, STYLES, Texture, WHOLE_BACKWARD, extent, hex, makespan_ns, peak,
+        rank_name, shaded, shades, style_of, time_text, wants_white_text,
     },
 };
+use crate::ir::Task;
 use crate::timeline::{Lane, RankTimeline, Timeline};
+use parts::{caption, clip, escape, fill, swatch, tick_step, tick_text};
 
 /// Writes `timeline` as a self-contained SVG. Time starts at the first span.
 ///
@@ -38,6 +42,10 @@ pub fn write(timeline: &Timeline, out: impl Write) -> io::Result<()> {
 
 const MARGIN: f64 = 16.0;
 const HEAD_HEIGHT: f64 = 92.0;
+/// Of a line below the title.
+const FACT_HEIGHT: f64 = 15.0;
+/// A curve of memory that is lower has no axis of its own.
+const MEMORY_AXIS_MIN: f64 = 16.0;
 const RIGHT_WIDTH: f64 = 150.0;
 /// Communication that overlaps itself more often shares the last row.
 const COMMUNICATION_ROWS_MAX: usize = 4;
@@ -100,7 +108,7 @@ impl<'a> Picture<'a> {
         Picture {
             timeline,
             extent: extent(timeline),
-            left: MARGIN + 12.0 + 6.6 * name_length as f64,
+            left: MARGIN + 12.0 + 6.6 * name_length.max(10) as f64,
             plot_width: (most as f64 * 13.0).clamp(1000.0, 2300.0),
             height: Heights::new(timeline),
             shades: shades(&timeline.placement),
@@ -115,8 +123,12 @@ impl<'a> Picture<'a> {
         self.left + self.plot_width * share
     }
 
+    fn head_height(&self) -> f64 {
+        HEAD_HEIGHT + FACT_HEIGHT * self.timeline.facts.len() as f64
+    }
+
     fn bottom(&self) -> f64 {
-        HEAD_HEIGHT + self.timeline.ranks.len() as f64 * self.height.rank()
+        self.head_height() + self.timeline.ranks.len() as f64 * self.height.rank()
     }
 
     fn ink(&self, style: usize, stage: Option<usize>) -> Ink {
@@ -154,7 +166,11 @@ impl<'a> Picture<'a> {
             time_text(makespan_ns(self.timeline)),
             100.0 * self.timeline.bubble(),
             100.0 * self.timeline.bubble_own_span(),
-        )
+        )?;
+        self.timeline.facts.iter().enumerate().try_for_each(|(i, fact)| {
+            let y = 44.0 + FACT_HEIGHT * (i + 1) as f64;
+            writeln!(out, "<text x=\"{MARGIN}\" y=\"{y}\" fill=\"#333\">{}</text>", escape(fact))
+        })
     }
 
     /// A pattern for each textured style in each shade that the placement has.
@@ -200,7 +216,7 @@ impl<'a> Picture<'a> {
             used[style_of(&span.action)] = true;
         }
         let mut x = MARGIN;
-        let y = 54.0;
+        let y = 54.0 + FACT_HEIGHT * self.timeline.facts.len() as f64;
         for style in (0..STYLES.len()).filter(|s| used[*s]) {
             if style == OVERLAP {
                 swatch(out, x, y, 6.0, &fill((FORWARD, 0)))?;
@@ -231,7 +247,7 @@ impl<'a> Picture<'a> {
         let (start, end) = self.extent;
         let range = end - start;
         let step = tick_step(range, (self.plot_width / 110.0) as u64);
-        let (top, bottom) = (HEAD_HEIGHT - 6.0, self.bottom() - self.height.gap + 4.0);
+        let (top, bottom) = (self.head_height() - 6.0, self.bottom() - self.height.gap + 4.0);
         let mut lines = String::new();
         for tick in (0..=range / step).map(|n| n * step) {
             let x = self.x(start + tick);
@@ -258,7 +274,7 @@ impl<'a> Picture<'a> {
     }
 
     fn rank(&self, index: usize, rank: &RankTimeline, out: &mut impl Write) -> io::Result<()> {
-        let top = HEAD_HEIGHT + index as f64 * self.height.rank();
+        let top = self.head_height() + index as f64 * self.height.rank();
         self.labels(index, rank, top, out)?;
         if let Some((start, end)) = rank.own_span() {
             let (x, width) = (self.x(start), self.x(end) - self.x(start));
@@ -307,7 +323,7 @@ impl<'a> Picture<'a> {
                 out,
                 "<text x=\"{:.1}\" y=\"{y:.1}\" text-anchor=\"end\">{}</text>",
                 right + RIGHT_WIDTH - 8.0,
-                memory_text(peak(rank))
+                self.timeline.memory_unit.text(peak(rank))
             )?;
         }
         Ok(())
@@ -344,7 +360,9 @@ impl<'a> Picture<'a> {
             let mut parts = Vec::with_capacity(2);
             if style == OVERLAP {
                 let halves = [(FORWARD, y), (WHOLE_BACKWARD, y + height / 2.0)];
-                for ((_, stage, micro_batch), (style, y)) in span.action.computes().zip(halves) {
+                for (Task { stage, micro_batch, .. }, (style, y)) in
+                    span.action.computes().zip(halves)
+                {
                     parts.push((self.ink(style, Some(stage)), y, height / 2.0, Some(micro_batch)));
                 }
             } else {
@@ -395,75 +413,27 @@ impl<'a> Picture<'a> {
             out,
             "<path d=\"{path}\" fill=\"#000\" fill-opacity=\".13\" stroke=\"#444\" \
              stroke-width=\".8\"/>"
+        )?;
+        if self.height.memory < MEMORY_AXIS_MIN {
+            return Ok(());
+        }
+        let most = self.timeline.memory_unit.text(self.memory_max);
+        let (x, top) = (self.left - 4.0, base - self.height.memory + 4.0);
+        writeln!(
+            out,
+            "<path d=\"M{x:.1} {top:.1}h4M{:.1} {top:.1}V{base:.1}h-4\" fill=\"none\" \
+             stroke=\"#888\"/>\
+             <text x=\"{:.1}\" y=\"{:.1}\" font-size=\"9\" fill=\"#333\" \
+             text-anchor=\"end\">{most}</text>\
+             <text x=\"{:.1}\" y=\"{base:.1}\" font-size=\"9\" fill=\"#333\" \
+             text-anchor=\"end\">{}</text>",
+            self.left,
+            x - 3.0,
+            top + 4.0,
+            x - 3.0,
+            self.timeline.memory_unit.text(0)
         )
     }
-}
-
-fn fill((style, shade): Ink) -> String {
-    match STYLES[style].texture {
-        Texture::Solid => hex(shaded(STYLES[style].color, f64::from(shade) / 1000.0)),
-        _ => format!("url(#p{style}-{shade})"),
-    }
-}
-
-fn swatch(out: &mut impl Write, x: f64, y: f64, height: f64, fill: &str) -> io::Result<()> {
-    writeln!(out, "<rect x=\"{x}\" y=\"{y}\" width=\"12\" height=\"{height}\" fill=\"{fill}\"/>")
-}
-
-/// Writes a swatch's caption and returns where the next swatch goes.
-fn caption(out: &mut impl Write, x: f64, y: f64, text: &str) -> io::Result<f64> {
-    writeln!(out, "<text x=\"{}\" y=\"{}\">{}</text>", x + 17.0, y + 10.0, escape(text))?;
-    Ok(x + 17.0 + 6.3 * text.chars().count() as f64 + 14.0)
-}
-
-/// The smallest 1, 2 or 5 times a power of ten ns that gives at most `ticks` steps.
-fn tick_step(range_ns: u64, ticks: u64) -> u64 {
-    let mut step = 1u64;
-    loop {
-        for factor in [1, 2, 5] {
-            let step = step.saturating_mul(factor);
-            if range_ns / step <= ticks.max(1) {
-                return step;
-            }
-        }
-        step = step.saturating_mul(10);
-    }
-}
-
-/// A time on the axis, in the unit and with the decimals that the step needs.
-fn tick_text(ns: u64, step: u64) -> String {
-    let (unit, size) = match step {
-        0..1_000 => ("ns", 1),
-        1_000..1_000_000 => ("µs", 1_000),
-        1_000_000..1_000_000_000 => ("ms", 1_000_000),
-        _ => ("s", 1_000_000_000),
-    };
-    format!("{} {unit}", ns / size)
-}
-
-/// A name short enough for the margin.
-fn clip(name: &str) -> String {
-    const LENGTH_MAX: usize = 32;
-    match name.char_indices().nth(LENGTH_MAX) {
-        Some((end, _)) => format!("{}…", &name[..end]),
-        None => name.into(),
-    }
-}
-
-/// Text for XML: no markup, and none of the characters that XML cannot hold.
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
-            c => out.push(c),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

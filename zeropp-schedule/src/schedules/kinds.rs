@@ -91,6 +91,25 @@ pub enum Rate {
     MakespanLessMessages,
 }
 
+impl Rate {
+    /// What the rate is a share of, for P ranks and S stages whose messages take `latency`.
+    pub(crate) fn cost(
+        self,
+        makespan: u64,
+        own_span: u64,
+        (pp, stages): (usize, usize),
+        latency: u64,
+    ) -> u64 {
+        match self {
+            OwnSpan => own_span,
+            MakespanLessMessages if pp > 1 && stages > pp => {
+                makespan.saturating_sub((pp as u64).saturating_mul(latency))
+            }
+            _ => makespan,
+        }
+    }
+}
+
 use Rate::{Makespan, MakespanLessMessages, OwnSpan};
 use StagesPerRank::{Any, Exactly, MultipleOf};
 use StepForm::{Rounds, Units, Whole};

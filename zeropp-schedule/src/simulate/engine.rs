@@ -1,7 +1,7 @@
 //! The run itself: every rank goes as far as its messages let it, then waits for a peer.
 
-use crate::ir::{Action, Compute, Message, Schedule};
-use crate::memory::Ledger;
+use crate::ir::{Action, Compute, Message, Schedule, Task};
+use crate::memory::{HeldBytes, Ledger};
 use crate::timeline::{MemoryPoint, RankTimeline, Span, Timeline};
 use crate::verify::is_program;
 
@@ -10,10 +10,11 @@ use super::Costs;
 /// Not arrived yet.
 const NEVER: u64 = u64::MAX;
 
-/// Runs a schedule that was verified, with costs that were checked.
-pub(super) fn run(schedule: &Schedule, costs: &Costs) -> Timeline {
+/// Runs a schedule that was verified, with costs that were checked; and follows its memory.
+pub(super) fn run(schedule: &Schedule, costs: &Costs, follow: bool) -> Timeline {
     let mut world = World::new(schedule, costs);
-    let mut ranks: Vec<Rank> = (0..schedule.pp()).map(|r| Rank::new(schedule, costs, r)).collect();
+    let rank = |r| Rank::new(schedule, costs, r, follow);
+    let mut ranks: Vec<Rank> = (0..schedule.pp()).map(rank).collect();
     let mut waiting: Vec<Vec<(usize, usize)>> = vec![Vec::new(); ranks.len()];
     let mut ready: Vec<usize> = (0..ranks.len()).rev().collect();
     while let Some(rank) = ready.pop() {
@@ -31,7 +32,7 @@ pub(super) fn run(schedule: &Schedule, costs: &Costs) -> Timeline {
     let meet = ranks.iter().map(Rank::at_step).max().unwrap_or(0);
     let ranks = ranks.into_iter().map(|rank| rank.finish(&world, meet)).collect();
     let title = format!("{}, simulated", schedule.kind);
-    Timeline { title, placement: schedule.placement.clone(), ranks }
+    Timeline { title, placement: schedule.placement.clone(), ranks, ..Timeline::default() }
 }
 
 /// What all ranks share.
@@ -78,7 +79,7 @@ impl<'a> World<'a> {
         if let (Action::Overlap { .. }, Some(ns)) = (action, self.costs.overlap_ns) {
             return ns;
         }
-        let one = |(kind, stage, _): (Compute, usize, usize)| {
+        let one = |Task { kind, stage, .. }: Task| {
             let c = &self.costs.stages[stage];
             match kind {
                 Compute::F => c.f_ns,
@@ -96,7 +97,8 @@ impl<'a> World<'a> {
 struct Rank<'a> {
     rank: usize,
     program: &'a [Action],
-    ledger: Ledger<'a>,
+    /// What is held, where that is followed.
+    ledger: Option<Ledger<'a>>,
     spans: Vec<Span>,
     memory: Vec<MemoryPoint>,
     /// When the compute thread is free.
@@ -114,14 +116,14 @@ struct Rank<'a> {
 }
 
 impl<'a> Rank<'a> {
-    fn new(schedule: &'a Schedule, costs: &'a Costs, rank: usize) -> Rank<'a> {
+    fn new(schedule: &'a Schedule, costs: &'a Costs, rank: usize, follow: bool) -> Rank<'a> {
         let program = &schedule.ranks[rank];
         // More links than actions are never used.
         let links = costs.link.parallel_max.map_or(0, |n| n.min(program.len()));
         Rank {
             rank,
             program,
-            ledger: Ledger::new(program, &costs.memory),
+            ledger: follow.then(|| Ledger::new(program, &costs.memory)),
             spans: Vec::with_capacity(program.len()),
             memory: Vec::new(),
             clock: 0,
@@ -186,7 +188,7 @@ impl<'a> Rank<'a> {
     ) -> Result<(u64, u64), (usize, usize)> {
         let stages = world.schedule.stages();
         let mut start = self.clock;
-        for (kind, stage, micro_batch) in action.computes() {
+        for Task { kind, stage, micro_batch } in action.computes() {
             if kind.needs_weights() {
                 start = start.max(self.stages[stage].0);
             }
@@ -203,7 +205,7 @@ impl<'a> Rank<'a> {
         self.clock = end;
         self.account(action, start, end);
         if !world.program {
-            for (kind, stage, micro_batch) in action.computes() {
+            for Task { kind, stage, micro_batch } in action.computes() {
                 if let Some(message) = kind.gives(stage, stages)
                     && world.schedule.destination(message, stage).is_some()
                 {
@@ -249,14 +251,16 @@ impl<'a> Rank<'a> {
 
     /// Follows the activations of a compute action.
     fn account(&mut self, action: &Action, start: u64, end: u64) {
-        action.computes().for_each(|c| self.ledger.start(c));
-        self.mark(start);
-        action.computes().for_each(|c| self.ledger.end(c));
-        self.mark(end);
+        let Some(ledger) = &mut self.ledger else { return };
+        action.computes().for_each(|c| ledger.start(c));
+        let at_start = ledger.now();
+        action.computes().for_each(|c| ledger.end(c));
+        let at_end = ledger.now();
+        self.mark(start, at_start);
+        self.mark(end, at_end);
     }
 
-    fn mark(&mut self, at_ns: u64) {
-        let now = self.ledger.now();
+    fn mark(&mut self, at_ns: u64, now: HeldBytes) {
         let bytes = now.activation + now.weight_stash;
         match self.memory.last_mut() {
             Some(last) if last.bytes == bytes => {}

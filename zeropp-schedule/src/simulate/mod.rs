@@ -157,7 +157,18 @@ pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline, Simulate
     };
     verify(schedule, &lenient)?;
     costs.check(schedule)?;
-    Ok(engine::run(schedule, costs))
+    Ok(engine::run(schedule, costs, true))
+}
+
+/// The times alone, as [`simulate`] has them, of a schedule that it or [`verify`] accepts, such as
+/// a generated one with other costs: a small part of the work where many are simulated. A schedule
+/// that cannot run ends where it stands still.
+///
+/// # Errors
+/// Costs that do not fit the schedule.
+pub fn times(schedule: &Schedule, costs: &Costs) -> Result<Timeline, SimulateError> {
+    costs.check(schedule)?;
+    Ok(engine::run(schedule, costs, false))
 }
 
 #[cfg(test)]

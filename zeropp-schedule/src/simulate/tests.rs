@@ -172,6 +172,19 @@ fn links_gathers_and_reductions_take_their_time() {
 }
 
 #[test]
+fn times_alone_are_those_of_a_simulation() {
+    let costs = Costs { step_ns: 9, ..Costs::uniform(8, 50, 60, 40, 3) };
+    for kind in ["zeropp", "zb-v", "interleaved", "dualpipe-v"] {
+        let made = generate(kind, &shape(4, 2, 8, 8)).unwrap();
+        for schedule in [lower(&made, &LowerOptions::default()), made] {
+            let mut whole = simulate(&schedule, &costs).unwrap();
+            whole.ranks.iter_mut().for_each(|rank| rank.memory.clear());
+            assert_eq!(times(&schedule, &costs).unwrap(), whole, "{kind}");
+        }
+    }
+}
+
+#[test]
 fn errors_name_the_cost() {
     let schedule = generate("gpipe", &shape(2, 1, 2, 2)).unwrap();
     let message = |costs: &Costs| simulate(&schedule, costs).unwrap_err().to_string();

@@ -131,7 +131,7 @@ function layout() {
   ink.setTransform(dots, 0, 0, dots, 0, 0);
   ink.font = `12px ${FONT}`;
   const names = lanes().map(l => ink.measureText(label(l)).width);
-  left = Math.min(Math.max(60, ...names) + 24, width / 3);
+  left = Math.min(Math.max(hasMemory ? 72 : 60, ...names) + 24, width / 3);
 }
 
 function label({ rank, r }) {
@@ -209,6 +209,7 @@ function drawLane(lane, top, h) {
   if (h.communication) drawRows(rank, rank.rows[1], top + h.compute + 1, h.communication - 2);
   if (h.memory) drawMemory(rank, top + h.compute + h.communication, h.memory);
   ink.restore();
+  if (h.memory >= 12 && rank.memory.length) memoryAxis(top + h.compute + h.communication, h.memory);
   ink.fillStyle = "#111";
   ink.font = `12px ${FONT}`;
   ink.textBaseline = "middle";
@@ -218,6 +219,20 @@ function drawLane(lane, top, h) {
   ink.textAlign = "right";
   ink.fillText(rank.bubble, width - RIGHT + 60, middle);
   ink.fillText(rank.peak, width - 10, middle);
+}
+
+/** The scale of memory, left of a curve: all lanes have the same one. */
+function memoryAxis(top, tall) {
+  ink.fillStyle = "#888";
+  ink.fillRect(left - 1, top + 2, 1, tall - 2);
+  ink.fillRect(left - 4, top + 2, 4, 1);
+  ink.fillRect(left - 4, top + tall - 1, 4, 1);
+  ink.fillStyle = "#333";
+  ink.font = `9px ${FONT}`;
+  ink.textBaseline = "middle";
+  ink.textAlign = "right";
+  ink.fillText(page.most, left - 6, top + 5);
+  ink.fillText("0", left - 6, top + tall - 3);
 }
 
 function drawRows(rank, rows, top, heightAll) {

@@ -152,3 +152,22 @@ proptest! {
         prop_assert!(!svg.contains("NaN") && !svg.contains("inf"));
     }
 }
+
+#[test]
+fn a_picture_has_its_facts_and_a_memory_axis_with_its_unit() {
+    use crate::timeline::MemoryUnit;
+    let mut timeline = gpipe(2, 1, 3, 1);
+    timeline.facts = vec!["P 2, V 1".into(), "zeropp 1 <schedule>".into()];
+    timeline.memory_unit = MemoryUnit::Bytes;
+    let most = timeline.ranks.iter().map(peak).max().unwrap();
+    let svg = text(&timeline);
+    assert!(svg.contains(">P 2, V 1</text>") && svg.contains("zeropp 1 &lt;schedule&gt;</text>"));
+    let axis = format!(">{}</text>", MemoryUnit::Bytes.text(most));
+    // Once on the axis of each rank, once as the peak of the ranks that have it.
+    assert!(svg.matches(&axis).count() > timeline.ranks.len(), "{axis}");
+    let plain = text(&Timeline { facts: Vec::new(), ..timeline.clone() });
+    let height = |svg: &str| elements(svg)[0].1.split("height=\"").nth(1).unwrap().to_string();
+    let [with, without] =
+        [&svg, &plain].map(|svg| height(svg).split('"').next().unwrap().parse::<f64>().unwrap());
+    assert_eq!(with - without, 2.0 * FACT_HEIGHT);
+}

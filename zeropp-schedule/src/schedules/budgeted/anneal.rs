@@ -101,12 +101,13 @@ impl<'a> Annealer<'a> {
         let mut changed: Changed = Vec::new();
         let mut new_excess: Vec<usize> = Vec::new();
         for step in 0u64.. {
+            let spent = self.decoder.effort - start;
+            // Of a large step one change may be a good part of it.
+            if spent >= letters {
+                break;
+            }
             if step.is_multiple_of(64) {
-                let done = (self.decoder.effort - start) as f64 / letters.max(1) as f64;
-                if done >= 1.0 {
-                    break;
-                }
-                heat = hot * unit * exponent(cooling * done);
+                heat = hot * unit * exponent(cooling * spent as f64 / letters as f64);
             }
             // Every try counts, also one that is refused before it is timed.
             self.decoder.effort += 4;

@@ -36,6 +36,8 @@ mod auto_tests;
 #[cfg(test)]
 mod decode_tests;
 #[cfg(test)]
+mod optimum;
+#[cfg(test)]
 mod tests;
 
 /// What is made as short as can be.
@@ -275,6 +277,20 @@ pub fn schedule(request: &Request) -> Result<Found, ScheduleError> {
         let works = "no order was found within all limits; raise this one or another".to_string();
         field_error("mem_limit", limit, works)
     })
+}
+
+/// What no order of `shape` on `placement` within the budgets can beat, and the computing time of
+/// the busiest rank.
+pub(crate) fn least_span(
+    shape: &Shape,
+    costs: &Costs,
+    budgets: &Budgets,
+    placement: &[usize],
+    objective: Objective,
+) -> (u64, u64) {
+    let p = problem::Problem::new(shape, costs, budgets, placement.to_vec(), objective);
+    let work = p.work.iter().max().copied().unwrap_or(0);
+    (bound::bound(&p).max(work) as u64, work as u64)
 }
 
 fn field_error(field: &'static str, value: usize, works: String) -> ScheduleError {

@@ -1,0 +1,79 @@
+//! Text and small shapes of an SVG picture.
+
+use std::io::{self, Write};
+
+use super::Ink;
+use crate::draw::style::{STYLES, Texture, hex, shaded};
+
+pub(super) fn fill((style, shade): Ink) -> String {
+    match STYLES[style].texture {
+        Texture::Solid => hex(shaded(STYLES[style].color, f64::from(shade) / 1000.0)),
+        _ => format!("url(#p{style}-{shade})"),
+    }
+}
+
+pub(super) fn swatch(
+    out: &mut impl Write,
+    x: f64,
+    y: f64,
+    height: f64,
+    fill: &str,
+) -> io::Result<()> {
+    writeln!(out, "<rect x=\"{x}\" y=\"{y}\" width=\"12\" height=\"{height}\" fill=\"{fill}\"/>")
+}
+
+/// Writes a swatch's caption and returns where the next swatch goes.
+pub(super) fn caption(out: &mut impl Write, x: f64, y: f64, text: &str) -> io::Result<f64> {
+    writeln!(out, "<text x=\"{}\" y=\"{}\">{}</text>", x + 17.0, y + 10.0, escape(text))?;
+    Ok(x + 17.0 + 6.3 * text.chars().count() as f64 + 14.0)
+}
+
+/// The smallest 1, 2 or 5 times a power of ten ns that gives at most `ticks` steps.
+pub(super) fn tick_step(range_ns: u64, ticks: u64) -> u64 {
+    let mut step = 1u64;
+    loop {
+        for factor in [1, 2, 5] {
+            let step = step.saturating_mul(factor);
+            if range_ns / step <= ticks.max(1) {
+                return step;
+            }
+        }
+        step = step.saturating_mul(10);
+    }
+}
+
+/// A time on the axis, in the unit and with the decimals that the step needs.
+pub(super) fn tick_text(ns: u64, step: u64) -> String {
+    let (unit, size) = match step {
+        0..1_000 => ("ns", 1),
+        1_000..1_000_000 => ("µs", 1_000),
+        1_000_000..1_000_000_000 => ("ms", 1_000_000),
+        _ => ("s", 1_000_000_000),
+    };
+    format!("{} {unit}", ns / size)
+}
+
+/// A name short enough for the margin.
+pub(super) fn clip(name: &str) -> String {
+    const LENGTH_MAX: usize = 32;
+    match name.char_indices().nth(LENGTH_MAX) {
+        Some((end, _)) => format!("{}…", &name[..end]),
+        None => name.into(),
+    }
+}
+
+/// Text for XML: no markup, and none of the characters that XML cannot hold.
+pub(super) fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            c if c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}

@@ -1,0 +1,77 @@
+//! Where the stages and micro-batches of one rank are in its lists.
+
+use super::StageBytes;
+use crate::ir::{Action, Compute, Task};
+
+/// Stages that are not the rank's.
+const NONE: usize = usize::MAX;
+
+/// One place for each stage and micro-batch that a rank's program has.
+#[derive(Debug)]
+pub(super) struct Places {
+    /// The first place of each stage.
+    first: Vec<usize>,
+    len: usize,
+}
+
+impl Places {
+    /// Of a program of a pipeline of so many stages. What it only receives has a place, too.
+    pub(super) fn new(program: &[Action], stages: usize) -> Places {
+        let mut first = vec![NONE; stages];
+        let (mut own, mut batches) = (0, 0);
+        let mut see = |stage: usize, micro_batch: usize| {
+            batches = batches.max(micro_batch + 1);
+            if first[stage] == NONE {
+                first[stage] = own;
+                own += 1;
+            }
+        };
+        for action in program {
+            action.computes().for_each(|task| see(task.stage, task.micro_batch));
+            if let Action::Recv { stage, micro_batch, .. } = *action {
+                see(stage, micro_batch);
+            }
+        }
+        first.iter_mut().filter(|at| **at != NONE).for_each(|at| *at *= batches);
+        Places { first, len: own * batches }
+    }
+
+    /// Their number.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the rank computes `stage`, or receives for it.
+    pub(super) fn has(&self, stage: usize) -> bool {
+        self.first[stage] != NONE
+    }
+
+    /// The place of a micro-batch of one of the rank's stages.
+    pub(super) fn of(&self, stage: usize, micro_batch: usize) -> usize {
+        self.first[stage] + micro_batch
+    }
+}
+
+/// The unit that every micro-batch of a stage whose F makes a part of the gradient is reduced with.
+pub(super) fn units(
+    program: &[Action],
+    stages: &[StageBytes],
+    places: &Places,
+) -> Vec<Option<usize>> {
+    if stages.iter().all(|s| s.gradient_in_forward == 0) {
+        return Vec::new();
+    }
+    let mut reduced = vec![0; stages.len()];
+    let mut units = vec![None; places.len()];
+    for action in program {
+        if let Action::ReduceScatter { stage } = *action {
+            reduced[stage] += 1;
+        }
+        for Task { kind, stage, micro_batch } in action.computes() {
+            if matches!(kind, Compute::W | Compute::BW) && stages[stage].gradient_in_forward > 0 {
+                units[places.of(stage, micro_batch)] = Some(reduced[stage]);
+            }
+        }
+    }
+    units
+}
