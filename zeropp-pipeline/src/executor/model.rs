@@ -257,9 +257,9 @@ impl ModelWorker {
     }
 
     /// The context of a forward that keeps nothing.
-    fn untracked(&self, at: (usize, usize)) -> Result<OpCx, DataError> {
+    fn untracked(&self, stage: usize, micro_batch: usize) -> Result<OpCx, DataError> {
         let token = Tensor::<1>::zeros([1], self.gradients_on());
-        self.op_cx(at, WQueue::default(), None, token)
+        self.op_cx((stage, micro_batch), WQueue::default(), None, token)
     }
 
     /// Where gradients of activations live, and their type.
@@ -279,8 +279,8 @@ impl ModelWorker {
         let x = input.as_ref().map(Saved::get);
         let by = self.stages[&stage].recorded_by;
         let recording = Recording::start(x, self.gradients_on(), by);
-        let at = (stage, micro_batch);
-        let op = self.op_cx(at, queue.clone(), forward_grads, recording.token())?;
+        let op =
+            self.op_cx((stage, micro_batch), queue.clone(), forward_grads, recording.token())?;
         let output = self.run_layers(stage, micro_batch, recording.input(), &op)?;
         let (graph, plain) = Graph::new(recording, input, output);
         self.graphs.insert((stage, micro_batch), graph);
@@ -331,13 +331,12 @@ impl Worker for ModelWorker {
         let dims = self.options.dims;
         let input = x.map(|x| Saved::new(x.reshape(dims), MemoryKind::Activation, &self.meter));
         let output = if self.evaluated.is_some() {
-            let op = self.untracked((stage, micro_batch))?;
-            self.run_layers(stage, micro_batch, input.as_ref().map(Saved::get), &op)?
+            let x = input.as_ref().map(Saved::get);
+            self.run_layers(stage, micro_batch, x, &self.untracked(stage, micro_batch)?)?
         } else if self.options.recompute_full.contains(&stage) {
-            let op = self.untracked((stage, micro_batch))?;
             let x = input.as_ref().map(Saved::get);
             self.inputs.insert((stage, micro_batch), input);
-            self.run_layers(stage, micro_batch, x, &op)?
+            self.run_layers(stage, micro_batch, x, &self.untracked(stage, micro_batch)?)?
         } else {
             self.build(stage, micro_batch, input)?
         };
