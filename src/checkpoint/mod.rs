@@ -1,8 +1,12 @@
 //! Saving a run: how its ranks write checkpoints together, behind the steps (ADR 34).
 
+pub(crate) mod adapter;
 pub(crate) mod described;
 pub(crate) mod export;
+pub(crate) mod export_error;
 pub(crate) mod initial;
+pub(crate) mod located;
+pub(crate) mod merged;
 pub(crate) mod patience;
 pub(crate) mod resume;
 pub(crate) mod saved;
@@ -22,7 +26,9 @@ use tracing::warn;
 use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Fingerprint};
 use zeropp_core::metrics::Evaluation;
-use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Manifest, Plateau, Store, StoreLock};
+use zeropp_zero3::checkpoint::{
+    Base, Checkpoint, CheckpointError, Manifest, Plateau, Store, StoreLock,
+};
 
 use crate::Error;
 use crate::checkpoint::patience::Patience;
@@ -57,6 +63,7 @@ pub(crate) struct Saver {
     data: Fingerprint,
     settings: BTreeMap<String, String>,
     vocabulary: usize,
+    base: Option<Base>,
     /// Ranks of the run.
     world: usize,
     /// Tells this run's half-written saves from others'; the same in all processes.
@@ -115,6 +122,7 @@ impl Saver {
             data: data.fingerprint().clone(),
             settings: settings(config),
             vocabulary: bp.model.vocabulary,
+            base: bp.base.clone(),
             world: bp.mesh.world(),
             run: OnceLock::new(),
             under_way: UnderWay::default(),
@@ -308,6 +316,7 @@ impl Saver {
                 }
             }
             manifest.data = Some(self.data.clone());
+            manifest.base = self.base.clone();
             manifest.set_validation_loss(loss);
             manifest.set_plateau(plateau);
             manifest.sort_pieces();

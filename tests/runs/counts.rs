@@ -51,7 +51,7 @@ fn activations_do_not_grow_with_the_batch() {
 }
 
 /// Predicted and measured peaks of every kind, which must be equal.
-fn check_memory(config: Config) {
+pub(crate) fn check_memory(config: Config) {
     let what = format!(
         "{} pp {} virtual {:?} zero3 {} dp {} unit {:?} recompute {} schedule {} prefetch {}",
         config.model,

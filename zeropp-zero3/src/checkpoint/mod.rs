@@ -20,7 +20,7 @@ mod store;
 
 pub use error::CheckpointError;
 pub use file::WRITER_BYTES;
-pub use manifest::{FileRecord, Manifest, Parameter, Piece, Plateau};
+pub use manifest::{Base, FileRecord, Manifest, Parameter, Piece, Plateau};
 pub use open::{Checkpoint, ParameterReader};
 pub use state::{StateToWrite, UnsyncedState, WrittenState, read_state};
 pub use store::{Store, StoreLock};
