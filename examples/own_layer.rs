@@ -44,7 +44,12 @@ impl Layer for GatedMlp {
         let gate = ops::linear(normed.clone(), &cx.weight("gate.weight"), None, &cx.op);
         let up = ops::linear(normed, &cx.weight("up.weight"), None, &cx.op);
         let inner = ops::swiglu(gate, up, &cx.op);
-        x + ops::linear(inner, &cx.weight("down.weight"), None, &cx.op)
+        ops::add(x, ops::linear(inner, &cx.weight("down.weight"), None, &cx.op))
+    }
+
+    /// All of the above are split operations.
+    fn is_split(&self) -> bool {
+        true
     }
 
     fn cost(&self, batch: BatchShape) -> LayerCost {

@@ -45,6 +45,12 @@ pub trait Layer: Send + Sync + 'static {
     fn extend(&self, _x: Tensor<3>, _cx: &LayerCx, _past: &mut Past) -> Option<Tensor<3>> {
         None
     }
+    /// Whether the forward is made of operations of [`split`](crate::split) alone, so that a tape
+    /// records it and nothing of it is in Burn's graph, which all ranks of a process share (ADR
+    /// 63). Any other operation on what was computed then ends the run with a message.
+    fn is_split(&self) -> bool {
+        false
+    }
     /// What a micro-batch costs.
     fn cost(&self, batch: BatchShape) -> LayerCost;
     /// The longest sample that the layer can take, in tokens, where it has a limit: learned
@@ -67,6 +73,12 @@ pub trait Embedding: Send + Sync + 'static {
     fn parameters(&self) -> Vec<ParamSpec>;
     /// Output for `ids: [b, s]`.
     fn forward(&self, ids: Tensor<2, Int>, cx: &LayerCx) -> Tensor<3>;
+    /// Whether the forward is made of operations of [`split`](crate::split) alone, so that a tape
+    /// records it and nothing of it is in Burn's graph, which all ranks of a process share (ADR
+    /// 63). Any other operation on what was computed then ends the run with a message.
+    fn is_split(&self) -> bool {
+        false
+    }
     /// What a micro-batch costs.
     fn cost(&self, batch: BatchShape) -> LayerCost;
     /// The longest sample that it can take, in tokens, where it has a limit.
@@ -87,6 +99,12 @@ pub trait Head: Send + Sync + 'static {
     /// What the loss is of, `[b, s, V]`, for heads that have logits; training never asks.
     fn logits(&self, _x: Tensor<3>, _cx: &LayerCx) -> Option<Tensor<3>> {
         None
+    }
+    /// Whether the forward is made of operations of [`split`](crate::split) alone, so that a tape
+    /// records it and nothing of it is in Burn's graph, which all ranks of a process share (ADR
+    /// 63). Any other operation on what was computed then ends the run with a message.
+    fn is_split(&self) -> bool {
+        false
     }
     /// What a micro-batch costs.
     fn cost(&self, batch: BatchShape) -> LayerCost;
@@ -133,6 +151,10 @@ impl Part {
             Part::Embedding(l) => l.seq_max(),
             Part::Head(_) => None,
         }
+    }
+    /// Whether the forward is made of split operations alone.
+    pub fn is_split(&self) -> bool {
+        each!(self, l => l.is_split())
     }
     /// Whether a stage may begin or end at this part.
     pub fn is_block(&self) -> bool {

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use zeropp_schedule::budgeted::{
     Budgets, Objective, Placement, Request, default_evaluations, schedule,
 };
-use zeropp_schedule::ir::{Compute, Schedule};
+use zeropp_schedule::ir::{Compute, Schedule, Task};
 use zeropp_schedule::schedules::{Costs, Shape, generate_with_costs};
 use zeropp_schedule::simulate::{self, simulate};
 
@@ -52,7 +52,7 @@ fn point(made: &Schedule, costs: &Costs, v: usize) -> Point {
     let work = (costs.f[0] + costs.b[0] + costs.w[0]) * (v * BATCHES) as u64;
     let peak = made.ranks.iter().map(|rank| {
         let (mut now, mut peak) = (0i64, 0i64);
-        for (kind, ..) in rank.iter().flat_map(|action| action.computes()) {
+        for Task { kind, .. } in rank.iter().flat_map(|action| action.computes()) {
             now += match kind {
                 Compute::F => 2,
                 Compute::B | Compute::W => -1,

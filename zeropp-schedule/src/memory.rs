@@ -30,7 +30,7 @@ pub use over_time::{KindPoint, over_time};
 
 mod over_time;
 
-use crate::ir::{Action, Compute, Message, Schedule};
+use crate::ir::{Action, Compute, Message, Schedule, Task};
 
 /// Bytes of one stage, for one micro-batch where that applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -192,8 +192,8 @@ impl<'a> Ledger<'a> {
             ahead: HashMap::new(),
             stages,
             recomputed: program.iter().filter_map(recomputed).collect(),
-            forward_only: program.iter().flat_map(Action::computes).all(|c| c.0 == Compute::F),
-            own: program.iter().flat_map(Action::computes).map(|(_, stage, _)| stage).collect(),
+            forward_only: program.iter().flat_map(Action::computes).all(|c| c.kind == Compute::F),
+            own: program.iter().flat_map(Action::computes).map(|t| t.stage).collect(),
             received: HashSet::new(),
             open: vec![false; stages.len()],
             taken: vec![0; stages.len()],
@@ -255,7 +255,7 @@ impl<'a> Ledger<'a> {
     }
 
     /// The start of a compute action: what it allocates, and the message it takes.
-    pub fn start(&mut self, (kind, stage, micro_batch): (Compute, usize, usize)) {
+    pub fn start(&mut self, Task { kind, stage, micro_batch }: Task) {
         let bytes = self.stages[stage];
         if kind != Compute::W {
             self.gathered(stage);
@@ -336,7 +336,7 @@ impl<'a> Ledger<'a> {
     }
 
     /// The end of a compute action: B turns activation into stash, W drops the stash.
-    pub fn end(&mut self, (kind, stage, micro_batch): (Compute, usize, usize)) {
+    pub fn end(&mut self, Task { kind, stage, micro_batch }: Task) {
         let bytes = self.stages[stage];
         if matches!(kind, Compute::F | Compute::R) {
             self.now.activation -= bytes.workspace;
@@ -434,7 +434,7 @@ fn units(program: &[Action], stages: &[StageBytes]) -> HashMap<(usize, usize), u
         if let Action::ReduceScatter { stage } = *action {
             reduced[stage] += 1;
         }
-        for (kind, stage, micro_batch) in action.computes() {
+        for Task { kind, stage, micro_batch } in action.computes() {
             if matches!(kind, Compute::W | Compute::BW) && stages[stage].gradient_in_forward > 0 {
                 units.insert((stage, micro_batch), reduced[stage]);
             }

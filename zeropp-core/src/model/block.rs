@@ -82,9 +82,9 @@ impl Block {
         let (d, names) = (&self.part.decoder, self.names());
         let qkv = self.qkv(norm(d.norm, x.clone(), names.norm_1, cx), cx, first);
         let attended = attend(qkv);
-        let x = x + self.linear(attended, names.out, d.biases.out, cx);
+        let x = ops::add(x, self.linear(attended, names.out, d.biases.out, cx));
         let normed = norm(d.norm, x.clone(), names.norm_2, cx);
-        x + self.mlp(normed, cx)
+        ops::add(x, self.mlp(normed, cx))
     }
 
     /// q, k and v of the normalised x, ready for attention.
@@ -147,6 +147,10 @@ impl Layer for Block {
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
         let d = &self.part.decoder;
         self.run(x, cx, 0, |qkv| ops::grouped_attention(qkv, d.heads, d.kv_heads, &cx.op))
+    }
+
+    fn is_split(&self) -> bool {
+        true
     }
 
     fn extend(&self, x: Tensor<3>, cx: &LayerCx, past: &mut Past) -> Option<Tensor<3>> {

@@ -71,6 +71,9 @@ impl Embedding for TokenEmbedding {
     fn forward(&self, ids: Tensor<2, Int>, cx: &LayerCx) -> Tensor<3> {
         ops::embedding(ids, &cx.weight(&only(&self.0)), &cx.op)
     }
+    fn is_split(&self) -> bool {
+        true
+    }
     fn cost(&self, batch: BatchShape) -> LayerCost {
         self.0.cost(batch)
     }
@@ -94,6 +97,9 @@ impl Layer for PositionEmbedding {
         let (first, rows) = (past.tokens(), cx.weight::<2>(&only(&self.0)).get());
         past.pass(n);
         Some(x + rows.slice([first..first + n]).unsqueeze())
+    }
+    fn is_split(&self) -> bool {
+        true
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {
         self.0.cost(batch)
@@ -126,6 +132,9 @@ impl Layer for FinalNorm {
     fn extend(&self, x: Tensor<3>, cx: &LayerCx, _: &mut Past) -> Option<Tensor<3>> {
         Some(self.forward(x, cx))
     }
+    fn is_split(&self) -> bool {
+        true
+    }
     fn cost(&self, batch: BatchShape) -> LayerCost {
         self.0.cost(batch)
     }
@@ -151,6 +160,9 @@ impl Head for LmHead {
     fn logits(&self, x: Tensor<3>, cx: &LayerCx) -> Option<Tensor<3>> {
         let weight = cx.weight(&only(&self.0));
         Some(ops::linear_transposed(x, &weight, &cx.op).narrow(2, 0, self.0.decoder.vocabulary))
+    }
+    fn is_split(&self) -> bool {
+        true
     }
     fn cost(&self, batch: BatchShape) -> LayerCost {
         self.0.cost(batch)

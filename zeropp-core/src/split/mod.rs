@@ -2,16 +2,20 @@
 //! gradients of its weights later, when the schedule says so.
 //!
 //! Every operation takes and returns ordinary tensors. On a tracked input it puts one
-//! [`custom_vjp`] node into Burn's graph; the pullback returns the input gradient and queues a
-//! closure for W. Weights are never tracked: they come as [`Weight`] handles that are resolved
-//! at F and again at B, so that a gathered buffer can be freed in between.
+//! [`custom_vjp`] node into Burn's graph, or on the tape of a [`Recording`]; the pullback returns
+//! the input gradient and queues a closure for W. Weights are never tracked: they come as
+//! [`Weight`] handles that are resolved at F and again at B, so that a gathered buffer can be freed
+//! in between.
 
 pub mod ops;
 mod queue;
+mod recording;
+mod tape;
 mod vjp;
 mod weight;
 
 pub use queue::{ForwardGrads, Grads, ParamSlot, Saved, WQueue, is_finite};
+pub use recording::{Recorded, RecordedBy, Recording};
 pub use vjp::{Seed, custom_source, custom_vjp, custom_vjp2, custom_vjp3, seed_backward};
 pub use weight::{LayerWeights, Weight};
 
@@ -57,6 +61,6 @@ impl OpCx {
 
     /// Whether gradients are wanted from this forward.
     pub fn tracked(&self) -> bool {
-        self.token.is_tracked()
+        vjp::is_tracked(&self.token)
     }
 }

@@ -1,4 +1,5 @@
-//! The one backend extension: a node whose pullback is a closure over plain tensors.
+//! The one backend extension: a node whose pullback is a closure over plain tensors, in Burn's
+//! graph or on a tape of this thread.
 //!
 //! The output is computed outside the graph; the node only links it to its inputs. Pullbacks get
 //! and return plain (untracked) tensors. A pullback that builds a graph of its own may use fresh
@@ -10,11 +11,13 @@ use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::Checkpoi
 use burn::backend::autodiff::grads::Gradients as GraphGradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::{
-    Autodiff, Backend, BackendTensor, Dispatch, DispatchKindConversion, DispatchTensor, Flex,
-    backend_extension, tensor::FloatTensor,
+    Autodiff, AutodiffBackend, Backend, BackendTensor, Dispatch, DispatchKindConversion,
+    DispatchTensor, Flex, backend_extension, tensor::FloatTensor,
 };
 use burn::tensor::{Gradients, Tensor};
 use parking_lot::Mutex;
+
+use super::tape;
 
 type PullBack<const N: usize> =
     Box<dyn FnOnce(DispatchTensor) -> [Option<DispatchTensor>; N] + Send>;
@@ -43,11 +46,20 @@ impl<const N: usize> Vjp<N> {
         let f = self.0.lock().take().expect("a graph is walked once");
         f(dy)
     }
+
+    fn for_tape(self) -> tape::PullBack {
+        Box::new(move |dy| self.call(dy).into())
+    }
 }
 
-/// Links an output to its inputs in Burn's graph. Plain backends have no graph: identity.
+/// Links an output to its inputs, on a tape where one is recorded, else in Burn's graph. Plain
+/// backends have no graph: identity.
 #[backend_extension(Flex, Cube: cfg(feature = "cube"), Autodiff)]
 pub(super) trait VjpBackend: Backend {
+    /// `x` as what a tape begins with.
+    fn tape_input(x: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// x + y, linked to both.
+    fn sum(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self>;
     /// `out` as a function of `x`.
     fn vjp1(x: FloatTensor<Self>, out: FloatTensor<Self>, f: Vjp<1>) -> FloatTensor<Self>;
     /// `out` as a function of `x` and `y`.
@@ -70,7 +82,14 @@ pub(super) trait VjpBackend: Backend {
 macro_rules! without_a_graph {
     ($backend:ty) => {
         impl VjpBackend for $backend {
+            fn tape_input(_x: FloatTensor<Self>) -> FloatTensor<Self> {
+                unreachable!("the inputs of a tape are on an autodiff device")
+            }
+            fn sum(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
+                tape::add::<Self>(x, y)
+            }
             fn vjp1(x: FloatTensor<Self>, out: FloatTensor<Self>, f: Vjp<1>) -> FloatTensor<Self> {
+                assert!(!tape::is_recording(), "{}", tape::UNKNOWN);
                 drop((x, f));
                 out
             }
@@ -80,6 +99,7 @@ macro_rules! without_a_graph {
                 out: FloatTensor<Self>,
                 f: Vjp<2>,
             ) -> FloatTensor<Self> {
+                assert!(!tape::is_recording(), "{}", tape::UNKNOWN);
                 drop((x, y, f));
                 out
             }
@@ -90,6 +110,7 @@ macro_rules! without_a_graph {
                 out: FloatTensor<Self>,
                 f: Vjp<3>,
             ) -> FloatTensor<Self> {
+                assert!(!tape::is_recording(), "{}", tape::UNKNOWN);
                 drop((x, y, z, f));
                 out
             }
@@ -130,7 +151,27 @@ impl<B: Backend, C: CheckpointStrategy> VjpBackend for Autodiff<B, C>
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
+    fn tape_input(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        tape::begin_with(x.id());
+        x
+    }
+
+    fn sum(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
+        if !tape::is_recording() {
+            return tape::add::<Self>(x, y);
+        }
+        let inputs = [x.id(), y.id()];
+        let out = tape::add::<B>(x.into_primitive(), y.into_primitive());
+        let out = <Self as AutodiffBackend>::from_inner(out);
+        tape::record(out.id(), &inputs, Box::new(|dy| vec![Some(dy.clone()), Some(dy)]));
+        out
+    }
+
     fn vjp1(x: FloatTensor<Self>, out: FloatTensor<Self>, f: Vjp<1>) -> FloatTensor<Self> {
+        if tape::is_recording() {
+            tape::record(out.id(), &[x.id()], f.for_tape());
+            return out;
+        }
         let out = out.into_primitive();
         let op = Backward::<B, 1>::prepare::<C>(VjpOp, [x.node()]);
         match op.compute_bound().stateful() {
@@ -145,6 +186,10 @@ where
         out: FloatTensor<Self>,
         f: Vjp<2>,
     ) -> FloatTensor<Self> {
+        if tape::is_recording() {
+            tape::record(out.id(), &[x.id(), y.id()], f.for_tape());
+            return out;
+        }
         let out = out.into_primitive();
         let op = Backward::<B, 2>::prepare::<C>(VjpOp, [x.node(), y.node()]);
         match op.compute_bound().stateful() {
@@ -160,6 +205,10 @@ where
         out: FloatTensor<Self>,
         f: Vjp<3>,
     ) -> FloatTensor<Self> {
+        if tape::is_recording() {
+            tape::record(out.id(), &[x.id(), y.id(), z.id()], f.for_tape());
+            return out;
+        }
         let out = out.into_primitive();
         let op = Backward::<B, 3>::prepare::<C>(VjpOp, [x.node(), y.node(), z.node()]);
         match op.compute_bound().stateful() {
@@ -169,6 +218,23 @@ where
     }
 }
 
+/// Whether a gradient of `x` is wanted: whether it is in a graph, or on the tape being recorded.
+pub(super) fn is_tracked<const D: usize>(x: &Tensor<D>) -> bool {
+    tape::is_recording() || x.is_tracked()
+}
+
+/// Makes `x` what the tape of this thread begins with.
+pub(super) fn tape_input<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let x = x.autodiff().into_dispatch();
+    Tensor::from_dispatch(<Dispatch as VjpBackend>::tape_input(x))
+}
+
+/// x + y, as [`ops::add`](super::ops::add) says.
+pub(super) fn sum<const D: usize>(x: Tensor<D>, y: Tensor<D>) -> Tensor<D> {
+    let (x, y) = (x.into_dispatch(), y.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as VjpBackend>::sum(x, y))
+}
+
 /// Puts `out` (plain) into the graph as a function of `x`, with pullback `f`: dY in, dX out.
 /// On an untracked `x` it returns `out` and drops `f`.
 pub fn custom_vjp<const DX: usize, const DY: usize>(
@@ -176,7 +242,7 @@ pub fn custom_vjp<const DX: usize, const DY: usize>(
     out: Tensor<DY>,
     f: impl FnOnce(Tensor<DY>) -> Tensor<DX> + Send + 'static,
 ) -> Tensor<DY> {
-    if !x.is_tracked() {
+    if !is_tracked(&x) {
         return out;
     }
     let f = Vjp::<1>::new(move |dy| [Some(f(Tensor::from_dispatch(dy)).into_dispatch())]);
@@ -190,7 +256,7 @@ pub fn custom_source<const DY: usize>(
     out: Tensor<DY>,
     f: impl FnOnce(Tensor<DY>) + Send + 'static,
 ) -> Tensor<DY> {
-    if !token.is_tracked() {
+    if !is_tracked(token) {
         return out;
     }
     let f = Vjp::<1>::new(move |dy| {
@@ -210,7 +276,7 @@ pub fn custom_vjp2<const D: usize, const DY: usize>(
     out: Tensor<DY>,
     f: impl FnOnce(Tensor<DY>) -> [Tensor<D>; 2] + Send + 'static,
 ) -> Tensor<DY> {
-    if !xs.iter().any(|x| x.is_tracked()) {
+    if !xs.iter().any(is_tracked) {
         return out;
     }
     let f = Vjp::<2>::new(move |dy| f(Tensor::from_dispatch(dy)).map(|g| Some(g.into_dispatch())));
@@ -224,7 +290,7 @@ pub fn custom_vjp3<const D: usize, const DY: usize>(
     out: Tensor<DY>,
     f: impl FnOnce(Tensor<DY>) -> [Tensor<D>; 3] + Send + 'static,
 ) -> Tensor<DY> {
-    if !xs.iter().any(|x| x.is_tracked()) {
+    if !xs.iter().any(is_tracked) {
         return out;
     }
     let f = Vjp::<3>::new(move |dy| f(Tensor::from_dispatch(dy)).map(|g| Some(g.into_dispatch())));

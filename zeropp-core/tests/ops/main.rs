@@ -8,6 +8,7 @@ mod head;
 mod heads;
 #[path = "../common/random.rs"]
 mod random;
+mod recording;
 mod whole;
 
 use std::slice;

@@ -32,7 +32,7 @@ fn block_shapes(h: usize) -> Vec<(&'static str, Vec<usize>)> {
     ]
 }
 
-fn block_params(rng: &mut Random, h: usize) -> Params {
+pub(crate) fn block_params(rng: &mut Random, h: usize) -> Params {
     let shapes = block_shapes(h);
     let shapes: Vec<_> = shapes.iter().map(|(n, s)| (*n, s.as_slice())).collect();
     let mut p = Params::new(rng, &shapes);
@@ -45,7 +45,7 @@ fn block_params(rng: &mut Random, h: usize) -> Params {
     p
 }
 
-fn block(x: Tensor<3>, w: &LayerWeights, cx: &OpCx) -> Tensor<3> {
+pub(crate) fn block(x: Tensor<3>, w: &LayerWeights, cx: &OpCx) -> Tensor<3> {
     let lin = |x, name: &str| {
         let bias = w.weight(&format!("{name}.b"));
         ops::linear(x, &w.weight(&format!("{name}.w")), Some(&bias), cx)
@@ -55,9 +55,9 @@ fn block(x: Tensor<3>, w: &LayerWeights, cx: &OpCx) -> Tensor<3> {
         ops::layer_norm(x, &g, &b, 1e-5, cx)
     };
     let a = ops::attention(lin(norm(x.clone(), "ln_1"), "qkv"), HEADS, cx);
-    let x = x + lin(a, "proj");
+    let x = ops::add(x, lin(a, "proj"));
     let m = ops::gelu(lin(norm(x.clone(), "ln_2"), "fc"), cx);
-    x + lin(m, "out")
+    ops::add(x, lin(m, "out"))
 }
 
 fn stock_block(x: Tensor<3>, p: &[Tensor<1>], h: usize) -> Tensor<3> {

@@ -5,6 +5,7 @@
 //! the computation between. No schedule has a special case here.
 
 pub mod emulated;
+mod graph;
 mod model;
 mod not_finite;
 mod status;
@@ -25,7 +26,7 @@ pub use not_finite::{NotFinite, Value};
 pub use status::{ActionRecord, StatusBoard};
 pub use worker::Worker;
 
-use crate::ir::{Action, Compute, Message};
+use crate::ir::{Action, Compute, Message, Task};
 use crate::timeline::Span;
 
 /// A step that failed on this rank.
@@ -291,7 +292,7 @@ impl<W: Worker> Executor<W> {
 
     fn compute(&mut self, f: &mut Flight, action: Action, span: usize) -> Result<(), StepError> {
         let mut begun = false;
-        for (kind, stage, micro_batch) in action.computes() {
+        for Task { kind, stage, micro_batch } in action.computes() {
             if kind != Compute::W {
                 self.worker.finish_gather(stage)?;
                 if let Some(gather) = f.gathers.remove(&stage) {

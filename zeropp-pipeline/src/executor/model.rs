@@ -10,11 +10,12 @@ use zeropp_core::data::DataError;
 use zeropp_core::layer::{LayerCx, Part};
 use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::split::{
-    ForwardGrads, Grads, LayerWeights, OpCx, Saved, Seed, WQueue, is_finite, seed_backward,
+    ForwardGrads, Grads, LayerWeights, OpCx, RecordedBy, Recording, Saved, WQueue, is_finite,
 };
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage, StepOutcome};
 
 use super::Worker;
+use super::graph::{Graph, Output};
 use super::not_finite::{NotFinite, Search, Value};
 
 /// Token ids and targets, each `[b, s]`, of one micro-batch.
@@ -42,30 +43,23 @@ pub struct WorkerOptions {
     pub recompute_attention: Vec<usize>,
 }
 
-/// The graph of one stage and micro-batch between F (or R) and B.
-struct Graph {
-    leaf: Option<Tensor<3>>,
-    _input: Option<Saved<3>>,
-    seed: StageSeed,
-}
-
-enum StageSeed {
-    Hidden(Seed<3>),
-    Loss(Seed<1>),
-}
-
-enum Output {
-    Hidden(Tensor<3>),
-    Loss(Tensor<1>),
-}
-
 struct Stage {
     parts: Vec<Part>,
+    recorded_by: RecordedBy,
     weights: Vec<LayerWeights>,
     shards: usize,
     /// Gradients by unit. There is more than one where forwards of the last stage run ahead of the
     /// reduction of the unit before theirs.
     grads: BTreeMap<usize, Arc<Mutex<Grads>>>,
+}
+
+impl Stage {
+    /// The stage of these layers and of the worker's shards number `shards`.
+    fn new(parts: Vec<Part>, weights: Vec<LayerWeights>, shards: usize) -> Self {
+        let split = parts.iter().all(Part::is_split);
+        let recorded_by = if split { RecordedBy::Tape } else { RecordedBy::Burn };
+        Self { parts, recorded_by, weights, shards, grads: BTreeMap::new() }
+    }
 }
 
 /// Runs the stages of one rank.
@@ -102,11 +96,7 @@ impl ModelWorker {
             .into_iter()
             .zip(&sharded)
             .enumerate()
-            .map(|(i, (parts, shard))| {
-                let stage =
-                    Stage { parts, weights: shard.weights(), shards: i, grads: BTreeMap::new() };
-                (shard.index(), stage)
-            })
+            .map(|(i, (parts, shard))| (shard.index(), Stage::new(parts, shard.weights(), i)))
             .collect();
         Self {
             options,
@@ -254,16 +244,26 @@ impl ModelWorker {
         stage: usize,
         queue: WQueue,
         forward_grads: Option<ForwardGrads>,
-        tracked: bool,
+        token: Tensor<1>,
     ) -> OpCx {
-        let token = Tensor::<1>::zeros([1], (&self.options.device, self.options.compute));
         OpCx {
             queue,
             meter: self.meter.clone(),
-            token: if tracked { token.autodiff().require_grad() } else { token },
+            token,
             recompute_attention: self.options.recompute_attention.contains(&stage),
             forward_grads,
         }
+    }
+
+    /// The context of a forward that keeps nothing.
+    fn untracked(&self, stage: usize) -> OpCx {
+        let token = Tensor::<1>::zeros([1], self.gradients_on());
+        self.op_cx(stage, WQueue::default(), None, token)
+    }
+
+    /// Where gradients of activations live, and their type.
+    fn gradients_on(&self) -> (&Device, DType) {
+        (&self.options.device, self.options.compute)
     }
 
     /// Builds the graph of one stage and micro-batch from its plain input.
@@ -275,16 +275,13 @@ impl ModelWorker {
     ) -> Result<Output, DataError> {
         let queue = WQueue::default();
         let forward_grads = self.forward_grads(stage, micro_batch);
-        let op = self.op_cx(stage, queue.clone(), forward_grads, true);
-        let leaf = input.as_ref().map(|x| x.get().autodiff().require_grad());
-        let output = self.run_layers(stage, micro_batch, leaf.clone(), &op)?;
-        let (seed, plain) = match output {
-            Output::Hidden(y) => {
-                (StageSeed::Hidden(seed_backward(y.clone())), Output::Hidden(y.inner()))
-            }
-            Output::Loss(l) => (StageSeed::Loss(seed_backward(l.clone())), Output::Loss(l.inner())),
-        };
-        self.graphs.insert((stage, micro_batch), Graph { leaf, _input: input, seed });
+        let x = input.as_ref().map(Saved::get);
+        let by = self.stages[&stage].recorded_by;
+        let recording = Recording::start(x, self.gradients_on(), by);
+        let op = self.op_cx(stage, queue.clone(), forward_grads, recording.token());
+        let output = self.run_layers(stage, micro_batch, recording.input(), &op)?;
+        let (graph, plain) = Graph::new(recording, input, output);
+        self.graphs.insert((stage, micro_batch), graph);
         self.queues.insert((stage, micro_batch), queue);
         Ok(plain)
     }
@@ -332,13 +329,12 @@ impl Worker for ModelWorker {
         let dims = self.options.dims;
         let input = x.map(|x| Saved::new(x.reshape(dims), MemoryKind::Activation, &self.meter));
         let output = if self.evaluated.is_some() {
-            let op = self.op_cx(stage, WQueue::default(), None, false);
-            self.run_layers(stage, micro_batch, input.as_ref().map(Saved::get), &op)?
+            let x = input.as_ref().map(Saved::get);
+            self.run_layers(stage, micro_batch, x, &self.untracked(stage))?
         } else if self.options.recompute_full.contains(&stage) {
-            let op = self.op_cx(stage, WQueue::default(), None, false);
             let x = input.as_ref().map(Saved::get);
             self.inputs.insert((stage, micro_batch), input);
-            self.run_layers(stage, micro_batch, x, &op)?
+            self.run_layers(stage, micro_batch, x, &self.untracked(stage))?
         } else {
             self.build(stage, micro_batch, input)?
         };
@@ -360,19 +356,11 @@ impl Worker for ModelWorker {
         dy: Option<Tensor<1>>,
     ) -> Option<Tensor<1>> {
         let graph = self.graphs.remove(&(stage, micro_batch)).expect("B follows its F");
-        let mut grads = match graph.seed {
-            StageSeed::Hidden(seed) => {
-                let dy = dy.expect("every stage but the last receives a gradient");
-                seed.backward(dy.reshape(self.options.dims))
-            }
-            StageSeed::Loss(seed) => {
-                let on = (&self.options.device, DType::F32);
-                seed.backward(Tensor::full([1], self.options.loss_scale, on))
-            }
-        };
-        let leaf = graph.leaf?;
-        let dx = leaf.grad_remove(&mut grads).expect("the stage's output depends on its input");
-        Some(flat(dx))
+        let dx = graph.backward(dy.map(|dy| dy.reshape(self.options.dims)), || {
+            let on = (&self.options.device, DType::F32);
+            Tensor::full([1], self.options.loss_scale, on)
+        });
+        dx.map(flat)
     }
 
     fn weight(&mut self, stage: usize, micro_batch: usize) {

@@ -6,7 +6,7 @@
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use crate::ir::{Action, Compute, Message};
+use crate::ir::{Action, Compute, Message, Task};
 use crate::timeline::{Lane, MemoryPoint, RankTimeline, Span, Timeline};
 
 /// A text that is no trace of zeropp.
@@ -199,15 +199,9 @@ fn action(name: &str) -> Option<Action> {
         return Some(Action::Recv { message, stage, micro_batch });
     }
     if let Some((forward, backward)) = name.split_once('&') {
-        return match (compute(forward)?, compute(backward)?) {
-            ((Compute::F, fs, fm), (Compute::BW, bs, bm)) => {
-                Some(Action::Overlap { forward: (fs, fm), backward: (bs, bm) })
-            }
-            _ => None,
-        };
+        return Action::overlap(compute(forward)?, compute(backward)?);
     }
-    let (kind, stage, micro_batch) = compute(name)?;
-    Some(Action::Compute { kind, stage, micro_batch })
+    compute(name).map(Action::from)
 }
 
 /// `A2.0`: message, stage and micro-batch.
@@ -222,7 +216,7 @@ fn message(text: &str) -> Option<(Message, usize, usize)> {
 }
 
 /// `2BW0`: kind, stage and micro-batch.
-fn compute(text: &str) -> Option<(Compute, usize, usize)> {
+fn compute(text: &str) -> Option<Task> {
     let start = text.find(|c: char| c.is_ascii_uppercase())?;
     let (stage, rest) = text.split_at(start);
     let end = rest.find(|c: char| c.is_ascii_digit())?;
@@ -235,7 +229,7 @@ fn compute(text: &str) -> Option<(Compute, usize, usize)> {
         "R" => Compute::R,
         _ => return None,
     };
-    Some((kind, number(stage)?, number(micro_batch)?))
+    Some(Task { kind, stage: number(stage)?, micro_batch: number(micro_batch)? })
 }
 
 /// Digits only: `parse` alone would take a sign.

@@ -14,6 +14,7 @@ use super::{
         memory_text, peak, rank_name, shaded, shades, style_of, time_text, wants_white_text,
     },
 };
+use crate::ir::Task;
 use crate::timeline::{Lane, RankTimeline, Timeline};
 
 /// Writes `timeline` as a self-contained SVG. Time starts at the first span.
@@ -344,7 +345,9 @@ impl<'a> Picture<'a> {
             let mut parts = Vec::with_capacity(2);
             if style == OVERLAP {
                 let halves = [(FORWARD, y), (WHOLE_BACKWARD, y + height / 2.0)];
-                for ((_, stage, micro_batch), (style, y)) in span.action.computes().zip(halves) {
+                for (Task { stage, micro_batch, .. }, (style, y)) in
+                    span.action.computes().zip(halves)
+                {
                     parts.push((self.ink(style, Some(stage)), y, height / 2.0, Some(micro_batch)));
                 }
             } else {

@@ -3,7 +3,7 @@
 
 use burn::tensor::{DType, Tensor, activation};
 
-use super::{fast, halves, is_fast};
+use super::{fast, halves, is_fast, is_tracked};
 use crate::cpu_tensor;
 use crate::kernels::activation as kernels;
 use crate::kernels::bf16::rows as half_rows;
@@ -31,7 +31,7 @@ fn apply<const D: usize>(x: Tensor<D>, f: Function<D>, cx: &OpCx) -> Tensor<D> {
         (_, Some(v)) => cpu_tensor::from_halves(half_rows::map(v.as_slice(), f.host), xi.dims()),
         _ => (f.tensor)(xi.clone().cast(DType::F32)).cast(xi.dtype()),
     };
-    if !x.is_tracked() {
+    if !is_tracked(&x) {
         return out;
     }
     let saved = cx.save(xi);
@@ -118,7 +118,7 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, cx: &OpCx) -> Tens
             (activation::silu(g) * u).cast(up.dtype())
         }
     };
-    if !gate.is_tracked() && !up.is_tracked() {
+    if !is_tracked(&gate) && !is_tracked(&up) {
         return out;
     }
     let (g, u) = (cx.save(g), cx.save(u));

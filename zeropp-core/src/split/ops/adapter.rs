@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use super::{fast, halves};
+use super::{fast, halves, is_tracked};
 use crate::cpu_tensor;
 use crate::kernels::bf16::convert::{down, up};
 use crate::split::custom_vjp2;
@@ -18,9 +18,8 @@ use crate::split::custom_vjp2;
 pub(crate) fn add_scaled(y: Tensor<3>, v: Tensor<3>, scale: f64, start: usize) -> Tensor<3> {
     let ([.., width], [.., out]) = (y.dims(), v.dims());
     assert!(start + out <= width, "columns {start}..{} of {width}", start + out);
-    let is_tracked = y.is_tracked() || v.is_tracked();
     let plain = v.clone().inner();
-    if !is_tracked {
+    if !is_tracked(&y) && !is_tracked(&v) {
         return added(y.inner(), &plain, scale as f32, start);
     }
     let sum = added(y.clone().inner(), &plain, scale as f32, start);

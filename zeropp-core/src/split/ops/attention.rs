@@ -5,7 +5,7 @@ mod softmax;
 
 use burn::tensor::{DType, Tensor};
 
-use super::{fast, halves, is_fast};
+use super::{fast, halves, is_fast, is_tracked};
 use crate::cpu_tensor;
 use crate::kernels::attention::{Dims, keeps_probabilities, kept, recomputed};
 use crate::kernels::bf16::attention as half_kernels;
@@ -44,7 +44,7 @@ pub fn grouped_attention(qkv: Tensor<3>, heads: usize, groups: usize, cx: &OpCx)
     if let Some(host) = halves(&plain) {
         let (out, sums) = half_kernels::attention(host.as_slice(), dims);
         let out = cpu_tensor::from_halves(out, [b, s, dims.out_width()]);
-        if !qkv.is_tracked() {
+        if !is_tracked(&qkv) {
             return out;
         }
         let sums = cpu_tensor::from_vec(sums, [b, heads, s]);
@@ -55,7 +55,7 @@ pub fn grouped_attention(qkv: Tensor<3>, heads: usize, groups: usize, cx: &OpCx)
     }
     if !is_fast(&plain) {
         let (out, sums) = blocks::forward(&plain, dims);
-        if !qkv.is_tracked() {
+        if !is_tracked(&qkv) {
             return out;
         }
         let (plain, sums) = (cx.save(plain), cx.save(sums));
@@ -66,9 +66,9 @@ pub fn grouped_attention(qkv: Tensor<3>, heads: usize, groups: usize, cx: &OpCx)
     if !keeps_probabilities(s) {
         return long(qkv, plain, dims, cx);
     }
-    let keep = qkv.is_tracked() && !cx.recompute_attention;
+    let keep = is_tracked(&qkv) && !cx.recompute_attention;
     let (out, p) = forward(&plain, dims, keep);
-    if !qkv.is_tracked() {
+    if !is_tracked(&qkv) {
         return out;
     }
     let (plain, p) = (cx.save(plain), p.map(|p| cx.save(p)));
@@ -82,7 +82,7 @@ fn long(qkv: Tensor<3>, plain: Tensor<3>, d: Dims, cx: &OpCx) -> Tensor<3> {
         recomputed::attention(qkv.as_slice(), d)
     };
     let out = cpu_tensor::from_vec(out, [d.b, d.s, d.out_width()]);
-    if !qkv.is_tracked() {
+    if !is_tracked(&qkv) {
         return out;
     }
     let sums: Tensor<3> = cpu_tensor::from_vec(sums, [d.b, d.heads, d.s]);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, activation};
 use parking_lot::Mutex;
 
-use super::is_fast;
+use super::{is_fast, is_tracked};
 use crate::cpu_tensor;
 use crate::kernels::loss;
 use crate::split::{OpCx, Saved, custom_vjp};
@@ -23,7 +23,7 @@ use crate::split::{OpCx, Saved, custom_vjp};
 pub fn cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>, cx: &OpCx) -> Tensor<1> {
     let targets = targets.inner();
     let plain = logits.clone().inner();
-    if !logits.is_tracked() {
+    if !is_tracked(&logits) {
         drop(logits);
         return forward(plain, targets, false).0;
     }

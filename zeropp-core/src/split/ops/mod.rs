@@ -37,7 +37,7 @@ pub use embedding::{embedding, position_embedding};
 pub use head::force_head_chunk;
 pub use head::{head_chunk, linear_cross_entropy};
 pub use head_norm::{HeadNorms, head_norm};
-pub use join::join;
+pub use join::{add, join};
 pub use linear::{linear, linear_transposed};
 pub use loss::cross_entropy;
 pub use norm::{layer_norm, rms_norm};
@@ -45,6 +45,7 @@ pub use position::{Rotation, rope};
 pub(crate) use projections::turned;
 pub use projections::{Projection, Turns, projections};
 
+use super::vjp::is_tracked;
 use super::{OpCx, Saved, WQueue, Weight, custom_source, custom_vjp};
 use crate::cpu_tensor::{self, CpuTensor};
 use crate::meter::{MemoryKind, Meter};
@@ -108,7 +109,7 @@ impl Later {
 
 /// Whether a pullback of an operation with weights will run.
 fn wants_gradient<const D: usize>(x: &Tensor<D>, cx: &OpCx) -> bool {
-    x.is_tracked() || cx.tracked()
+    is_tracked(x) || cx.tracked()
 }
 
 /// Links `out` to `x`, or, where only weight gradients are wanted, to the token.
@@ -118,7 +119,7 @@ fn link<const DX: usize, const DY: usize>(
     cx: &OpCx,
     pull: impl FnOnce(Tensor<DY>) -> Tensor<DX> + Send + 'static,
 ) -> Tensor<DY> {
-    if x.is_tracked() {
+    if is_tracked(&x) {
         return custom_vjp(x, out, pull);
     }
     drop(x);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
 
-use super::{halves, is_fast};
+use super::{halves, is_fast, is_tracked};
 use crate::cpu_tensor;
 use crate::kernels::bf16;
 use crate::kernels::rope::{self as kernels, Turned};
@@ -71,7 +71,7 @@ pub fn rope(x: Tensor<3>, heads: usize, d: usize, base: f64) -> Tensor<3> {
     assert!(heads * d <= width, "{heads} heads of {d} elements do not fit into {width}");
     let t = Turned { width, heads, d };
     let angles = Rotation::new(kernels::inverse_frequencies(d, base)).angles(s);
-    if !x.is_tracked() {
+    if !is_tracked(&x) {
         return turn(x.inner(), t, &angles, false);
     }
     let out = turn(x.clone().inner(), t, &angles, false);

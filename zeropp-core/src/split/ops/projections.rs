@@ -9,7 +9,7 @@ use burn::tensor::{DType, Tensor, bf16 as Half};
 
 use super::linear::{bias_gradient, packed, row_block};
 use super::position::{Angles, Rotation, turn};
-use super::{Later, fast, halves, link, products, rows, wants_gradient};
+use super::{Later, fast, halves, is_tracked, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
 use crate::kernels::gemm::{MatMut, MatRef, Store, gemm};
@@ -97,7 +97,7 @@ pub fn projections(
 /// Panics if the heads do not fit into the width.
 pub(crate) fn turned(x: Tensor<3>, turns: Turns<'_>) -> Tensor<3> {
     let (t, angles) = turns.of(x.dims());
-    if !x.is_tracked() {
+    if !is_tracked(&x) {
         return turn(x.inner(), t, &angles, false);
     }
     let out = turn(x.clone().inner(), t, &angles, false);

@@ -1,0 +1,99 @@
+//! A forward on a tape of its own against the same in Burn's graph.
+
+use burn::tensor::{DType, Device, Tensor};
+use proptest::prelude::*;
+use zeropp_core::cpu_tensor;
+use zeropp_core::meter::{MemoryBytes, Meter};
+use zeropp_core::split::{Grads, OpCx, RecordedBy, Recording, WQueue, ops};
+
+use crate::bound::cases;
+use crate::common::*;
+use crate::whole::{block, block_params};
+
+type Forward<'a> = dyn Fn(Tensor<3>, &OpCx) -> Tensor<3> + Sync + 'a;
+
+/// What a recorded forward and its backward give and keep, bit for bit.
+#[derive(Debug, PartialEq)]
+struct Traces {
+    y: Vec<u32>,
+    dx: Vec<u32>,
+    dw: Vec<u32>,
+    after_f: MemoryBytes,
+    after_b: MemoryBytes,
+}
+
+fn recorded(
+    by: RecordedBy,
+    p: &Params,
+    x: &Tensor<3>,
+    dy: &Tensor<3>,
+    forward: impl Fn(Tensor<3>, &OpCx) -> Tensor<3>,
+) -> Traces {
+    let meter = Meter::new();
+    let recording = Recording::start(Some(x.clone()), (&Device::flex(), DType::F32), by);
+    let mut cx = context(&meter, false, false);
+    cx.token = recording.token();
+    let y = forward(recording.input().expect("given above"), &cx);
+    let (y, way_back) = recording.finish(y);
+    let after_f = meter.now();
+    let dx = way_back.backward(dy.clone()).expect("y depends on x");
+    let after_b = meter.now();
+    let mut grads = Grads::new(vec![p.layout.clone()], &Device::flex(), &meter);
+    cx.queue.run(&mut grads);
+    let dw = bits(&cpu_tensor::into_vec(grads.into_flat().0.remove(0)));
+    assert_eq!(meter.now().total(), 0, "nothing is kept after W");
+    Traces { y: bits(&values(&y)), dx: bits(&values(&dx)), dw, after_f, after_b }
+}
+
+proptest! {
+    #![proptest_config(cases(12))]
+
+    #[test]
+    fn a_tape_gives_the_bits_of_burns_graph(seed: u64, s in 1..40usize, layers in 1..4usize) {
+        let mut rng = Random(seed);
+        let p = block_params(&mut rng, 24);
+        let (x, dy) = (rng.tensor([2, s, 24]), rng.tensor([2, s, 24]));
+        let forward = |x: Tensor<3>, cx: &OpCx| {
+            (0..layers).fold(x, |x, _| block(x, &p.weights, cx))
+        };
+        let [tape, burn] = [RecordedBy::Tape, RecordedBy::Burn]
+            .map(|by| recorded(by, &p, &x, &dy, forward));
+        prop_assert_eq!(tape, burn);
+    }
+}
+
+/// Gradients that stock operations would lose are an error.
+#[test]
+fn other_operations_on_a_tape_are_an_error() {
+    let mut rng = Random(3);
+    let p = block_params(&mut rng, 24);
+    let (x, dy) = (rng.tensor([1, 4, 24]), rng.tensor([1, 4, 24]));
+    let before = |x: Tensor<3>, cx: &OpCx| block(x * 2.0, &p.weights, cx);
+    let after = |x: Tensor<3>, cx: &OpCx| block(x, &p.weights, cx) * 2.0;
+    let beside = |x: Tensor<3>, cx: &OpCx| x.clone() + block(x, &p.weights, cx);
+    let fresh = |x: Tensor<3>, cx: &OpCx| block(x.inner(), &p.weights, cx);
+    let cases: [&Forward; 4] = [&before, &after, &beside, &fresh];
+    for forward in cases {
+        recorded(RecordedBy::Burn, &p, &x, &dy, |x, cx| block(x, &p.weights, cx));
+        let (p, x, dy) = (&p, &x, &dy);
+        let ended = std::thread::scope(|scope| {
+            scope.spawn(move || recorded(RecordedBy::Tape, p, x, dy, forward)).join()
+        });
+        let payload = ended.expect_err("a gradient would be lost");
+        let message = payload.downcast_ref::<String>().map(String::as_str);
+        let message = message.or(payload.downcast_ref::<&str>().copied()).expect("a message");
+        assert!(message.contains("`is_split`"), "{message}");
+    }
+}
+
+/// A forward that is given up does not have later ones recorded.
+#[test]
+fn a_recording_that_is_given_up_ends() {
+    let on = (&Device::flex(), DType::F32);
+    let x = Random(4).tensor([1, 4, 8]);
+    drop(Recording::start(Some(x.clone()), on, RecordedBy::Tape));
+    let meter = Meter::new();
+    let cx = OpCx { queue: WQueue::default(), ..context(&meter, false, false) };
+    ops::gelu(x, &cx);
+    assert_eq!(meter.peak().total(), 0, "a forward without gradients keeps nothing");
+}
