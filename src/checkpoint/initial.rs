@@ -69,13 +69,16 @@ pub(crate) fn base(bp: &Blueprint, given: bool) -> Result<Option<Base>, Error> {
 pub(crate) fn open(bp: &Blueprint, given: Option<Given>) -> Result<Option<Initial>, Error> {
     if let Some(weights) = given {
         check_given(bp, &weights)?;
-        return Ok(Some(Initial::Given(weights)));
+        let all = bp.model.parts.iter().flat_map(Part::parameters);
+        let adapters = all.filter(|p| !weights.contains_key(&p.name)).collect();
+        let adapters = Initial::seed(bp.config.seed, adapters);
+        return Ok(Some(Initial::Given(weights).beneath(adapters)));
     }
     let Some(path) = &bp.config.init_from else { return Ok(None) };
     open_for(path, &bp.model, (bp.config.init_ema, bp.config.seed)).map(Some)
 }
 
-/// Weights of the program are all of the model's, and no others.
+/// Weights of the program are all of the model's, adapters aside, and no others.
 fn check_given(bp: &Blueprint, weights: &Given) -> Result<(), Error> {
     if let Some(path) = &bp.config.init_from {
         let problem = "the program gives weights to begin with";
@@ -85,7 +88,8 @@ fn check_given(bp: &Blueprint, weights: &Given) -> Result<(), Error> {
     let parameters: Vec<_> = bp.model.parts.iter().flat_map(Part::parameters).collect();
     for p in &parameters {
         let found = weights.get(&p.name).map(Vec::len);
-        if found != Some(p.len()) {
+        // Adapters may begin as the seed makes them.
+        if found != Some(p.len()) && !(found.is_none() && is_adapter(&p.name)) {
             let found = found.map_or("none".into(), |n| format!("{n}"));
             let shape = &p.shape;
             let problem = format!("{} {shape:?} has {} elements", p.name, p.len());

@@ -43,7 +43,8 @@ pub(crate) fn fingerprint(path: &Path) -> Result<String, Error> {
         let mut sample = vec![0.0; take];
         for start in [0, n - take] {
             weights.read(tensor, start, &mut sample)?;
-            sample.iter().for_each(|x: &f32| drop(hash.update(&x.to_le_bytes())));
+            let bytes: Vec<u8> = sample.iter().flat_map(|x: &f32| x.to_le_bytes()).collect();
+            hash.update(&bytes);
         }
     }
     Ok(hash.finalize().to_hex().to_string())

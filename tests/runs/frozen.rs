@@ -75,7 +75,8 @@ fn what_trains_has_the_gradients_that_it_has_beside_all_others() {
 #[test]
 fn frozen_weights_stay_and_the_layout_changes_no_bit() {
     let base = frozen("wte,h.0,h.1,h.2,h.3,h.*.ln_1.weight,*.c_fc.weight");
-    let before = run(Config { lr: 0.0, min_lr: Some(0.0), steps: 1, ..base.clone() }).weights;
+    let before =
+        run(Config { lr: 0.0, min_lr: Some(0.0), steps: 1, warmup: None, ..base.clone() }).weights;
     let reference = run(base.clone());
     for (name, values) in &reference.weights {
         let stays =
@@ -124,8 +125,12 @@ fn memory_is_predicted_without_what_is_frozen() {
         check_memory(Config { recompute: Recompute::Full, ..layout(2, 4, 1) });
         check_memory(Config { precision: Precision::Bf16, dp: 2, zero1: true, ..layout(2, 2, 1) });
     }
-    let whole = run(Config { steps: 1, ..Config { freeze: None, ..base("") } }).summary.peak_bytes;
-    let some = run(Config { steps: 1, ..base("wte,wpe,h.*.attn,h.*.mlp") }).summary.peak_bytes;
+    let whole = run(Config { steps: 1, warmup: None, ..Config { freeze: None, ..base("") } })
+        .summary
+        .peak_bytes;
+    let some = run(Config { steps: 1, warmup: None, ..base("wte,wpe,h.*.attn,h.*.mlp") })
+        .summary
+        .peak_bytes;
     assert_eq!(some.parameter_shard, whole.parameter_shard);
     assert!(10 * some.gradient_shard < 3 * whole.gradient_shard, "{some:?} {whole:?}");
     assert!(10 * some.optimizer < 3 * whole.optimizer, "{some:?} {whole:?}");
@@ -236,7 +241,7 @@ fn adapters_have_the_gradients_of_the_merged_weights() {
         };
         let (loss, of_adapters) = gradients(&tuned, weights.clone());
         let (whole_loss, of_weights) = gradients(&whole, merged);
-        assert!((loss.loss - whole_loss.loss).abs() < 1e-6, "{model}");
+        assert!((loss.loss - whole_loss.loss).abs() < 1e-5, "{model}");
         assert_eq!(of_adapters.len(), 2 * adapters.len(), "{model}");
         for (map, input, output) in &adapters {
             let [a, b] = ["A", "B"].map(|of| &weights[&format!("{map}lora_{of}.weight")]);
@@ -280,6 +285,7 @@ fn merged_and_apart_an_adapter_is_the_same_model() {
             let merged = run(Config {
                 init_from: Some(to),
                 steps: 1,
+                warmup: None,
                 lr: 0.0,
                 min_lr: Some(0.0),
                 save: None,
@@ -352,7 +358,8 @@ fn checkpoints_have_what_trains_and_go_on_with_the_same_bits() {
         let whole = run_saving_all(tuned.clone());
         let saved = manifest(&save.join("step-000010"));
         let names: Vec<_> = saved["parameters"].as_object().unwrap().keys().collect();
-        let shapes = Trainer::new(Config { save: None, ..tuned.clone() }).unwrap().shapes();
+        let shapes =
+            Trainer::new(Config { save: None, save_every: 0, ..tuned.clone() }).unwrap().shapes();
         assert!(names.len() < shapes.len(), "{what}");
         assert_eq!(names.iter().all(|n| is_adapter(n)), what == "lora");
         assert!(4 * size(&save.join("step-000010")) < 3 * size(&base_step), "{what}");
@@ -374,24 +381,32 @@ fn checkpoints_have_what_trains_and_go_on_with_the_same_bits() {
                 Config { split: Some("98,2".into()), eval_every: 1, eval_steps: 2, ..config };
             Trainer::new(config).unwrap().evaluate().unwrap().loss
         };
-        let of_base = evaluate(Config { steps: 1, ..config_of(&base).unwrap() });
-        let of_tuned = evaluate(Config { steps: 1, ..described.clone() });
+        let of_base = evaluate(Config { steps: 1, warmup: None, ..config_of(&base).unwrap() });
+        let of_tuned = evaluate(Config { steps: 1, warmup: None, ..described.clone() });
         assert!(of_tuned < of_base, "{what}: {of_tuned} {of_base}");
-        let again = run(Config { lr: 0.0, min_lr: Some(0.0), steps: 1, ..described }).weights;
+        let again =
+            run(Config { lr: 0.0, min_lr: Some(0.0), steps: 1, warmup: None, ..described }).weights;
         for (name, values) in &whole.weights {
             assert_eq!(bits(values), bits(&again[name]), "{what}: {name} of the checkpoint");
         }
 
-        // Other weights under the same adapters are refused.
-        let other = dir.path().join("other");
-        run(Config { save: Some(other.clone()), steps: 1, layers: 4, seed: 3, ..tiny() });
-        let other = Config { init_from: Some(other), resume: Resume::Newest, ..tuned };
-        let error = Trainer::new(other).err().unwrap().to_string();
-        assert!(error.contains("its frozen weights were those of"), "{error}");
-        std::fs::rename(&base, dir.path().join("moved")).unwrap();
-        let error = Trainer::new(config_of(&save).unwrap()).err().unwrap().to_string();
-        assert!(error.contains("which is not there; put them there again"), "{error}");
-        std::fs::rename(dir.path().join("moved"), &base).unwrap();
-        let _ = std::fs::remove_dir_all(dir.path().join("other"));
+        another_base_is_refused(&dir, &base, tuned);
     }
+}
+
+/// Other weights under what was trained, and weights that are gone.
+fn another_base_is_refused(dir: &tempfile::TempDir, base: &Path, tuned: Config) {
+    let other = dir.path().join("other");
+    let config = Config { steps: 1, warmup: None, layers: 4, seed: 3, ..tiny() };
+    run(Config { save: Some(other.clone()), ..config });
+    let save = tuned.save.clone().unwrap();
+    let config = Config { init_from: Some(other.clone()), resume: Resume::Newest, ..tuned };
+    let error = Trainer::new(config).err().unwrap().to_string();
+    assert!(error.contains("its frozen weights were those of"), "{error}");
+    let moved = dir.path().join("moved");
+    std::fs::rename(base, &moved).unwrap();
+    let error = Trainer::new(config_of(&save).unwrap()).err().unwrap().to_string();
+    assert!(error.contains("which is not there; put them there again"), "{error}");
+    std::fs::rename(moved, base).unwrap();
+    std::fs::remove_dir_all(other).unwrap();
 }
