@@ -66,6 +66,7 @@ mod trainer;
 mod world;
 
 pub use burn;
+pub use checkpoint::adapter::export_adapter;
 pub use checkpoint::described::config_of;
 pub use checkpoint::export::{ExportOptions, ExportReport, export_checkpoint};
 pub use checkpoint::resume::Resumed;

@@ -1,8 +1,12 @@
 //! Saving a run: how its ranks write checkpoints together, behind the steps (ADR 34).
 
+pub(crate) mod adapter;
 pub(crate) mod described;
 pub(crate) mod export;
+pub(crate) mod export_error;
 pub(crate) mod initial;
+pub(crate) mod located;
+pub(crate) mod merged;
 pub(crate) mod patience;
 pub(crate) mod resume;
 pub(crate) mod saved;
@@ -113,6 +117,7 @@ impl Saver {
                 settings: settings(config),
                 vocabulary: bp.model.vocabulary,
                 data: Some(data.fingerprint().clone()),
+                base: bp.base.clone(),
             },
             world: bp.mesh.world(),
             run: OnceLock::new(),

@@ -12,7 +12,7 @@ use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Fingerprint};
 use zeropp_core::layer::Part;
 use zeropp_core::params::ParamSpec;
-use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Store, read_state};
+use zeropp_zero3::checkpoint::{Base, Checkpoint, CheckpointError, Store, read_state};
 use zeropp_zero3::rule::Role;
 use zeropp_zero3::{Optimizer, ShardedStage};
 
@@ -108,7 +108,9 @@ fn open(
     step: u64,
 ) -> Result<(Checkpoint, Resumed), CheckpointError> {
     let checkpoint = store.open(step)?;
-    let parameters: Vec<_> = bp.model.parts.iter().flat_map(Part::parameters).collect();
+    // What does not train is its base's.
+    let parameters = bp.model.parts.iter().flat_map(Part::parameters).filter(|p| p.trains);
+    let parameters: Vec<_> = parameters.collect();
     checkpoint.check_model(parameters.iter().map(|p| (p.name.as_str(), p.shape.as_slice())))?;
     let groups = bp.own.parameters(&bp.config);
     let last = bp.model.parts.len() - 1;
@@ -118,12 +120,31 @@ fn open(
         part.parameters().into_iter().map(of).collect::<Vec<_>>()
     });
     checkpoint.check_kept(groups.rule.name(), kept)?;
+    check_base(bp, &checkpoint)?;
     let path = checkpoint.path().to_path_buf();
     let mut changed = compare(bp, &checkpoint)?;
     // Checkpoints of earlier versions do not know their data.
     let then = checkpoint.manifest().data.as_ref();
     changed.extend(then.and_then(|then| data.change_since(then)));
     Ok((checkpoint, Resumed { path, step, changed }))
+}
+
+/// What does not train must be what it was.
+fn check_base(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+    let (now, then) = (bp.base.as_ref(), checkpoint.manifest().base.as_ref());
+    let of = |base: &Base| base.path.clone().unwrap_or_else(|| base.fingerprint.clone());
+    match (now, then) {
+        (Some(now), Some(then)) if now.fingerprint != then.fingerprint => {
+            let problem = format!(
+                "its frozen weights were those of {}, and these of {} are others; name the former \
+                 with init-from",
+                of(then),
+                of(now)
+            );
+            Err(CheckpointError::Mismatch { path: checkpoint.path().to_path_buf(), problem })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses settings that cannot change, and tells those that do.

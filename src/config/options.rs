@@ -261,6 +261,23 @@ options! {
         "init-from" "PATH" init_from: Option<PathBuf> = None, Given Kept;
         /// Where init-from names a checkpoint, take its moving average of the weights (ema).
         "init-ema" "BOOL" init_ema: bool = false, Same Left;
+        /// Parameters that do not train, by name or module, such as wte,h.0,*.bias; `*` is any
+        /// text.
+        ///
+        /// They have no gradient, no optimizer state and no reduction, and W skips them. A
+        /// checkpoint leaves them out and names init-from (or the seed) as where they are.
+        "freeze" "PATTERN,.." freeze: Option<String> = None, Same Fixed OfModel;
+        /// Train adapters of this rank beside frozen weights (LoRA): x·W becomes x·W +
+        /// (lora-alpha/lora-rank)·(x·A)·B. 0 trains the weights.
+        ///
+        /// A begins with random numbers, B with zeros. Checkpoints have the adapters alone; export
+        /// merges them into the weights, or writes them for peft with --adapter.
+        "lora-rank" "R" lora_rank: usize = 0, Same Fixed OfModel;
+        /// Numerator of the factor on what adapters add. Default: twice lora-rank.
+        "lora-alpha" "X" lora_alpha: Option<f64> = None, Same Fixed OfModel;
+        /// Linear maps with an adapter: q,k,v,o,gate,up,down, GPT-2's c_attn,c_proj,c_fc, or all.
+        /// Default: q,v, for GPT-2 c_attn.
+        "lora-targets" "NAMES" lora_targets: Option<String> = None, Same Fixed OfModel;
         /// The MLP's nonlinearity: exact GELU, GPT-2's tanh form, or swiglu. All families but gpt
         /// use swiglu by default.
         "activation" "KIND" activation: Activation = Activation::GeluTanh, Same Fixed OfModel;

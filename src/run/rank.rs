@@ -305,6 +305,8 @@ fn build_executor(
         initial::read(bp, shared.initial.as_deref(), &mut sharded)?;
         // A mean of the weights begins with them.
         optimizer.restart(&sharded);
+    } else if bp.base.is_some() {
+        initial::read_frozen(shared.initial.as_deref(), &mut sharded)?;
     }
     let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
     let worker_options = WorkerOptions {

@@ -83,11 +83,13 @@ impl TrainerBuilder {
         let model = match model {
             Some(model) => {
                 model_check::check(&config, &model, &data)?;
+                model_check::check_tuning(&config)?;
                 model
             }
             None => {
                 notes = config.model_notes()?;
-                model::build(config.decoder(config.known_ids(&data)?)?)
+                let decoder = config.decoder(config.known_ids(&data)?)?;
+                model::build_tuned(decoder, &config.tuning(&decoder)?)
             }
         };
         mask_check::check(

@@ -14,6 +14,7 @@ mod emulation;
 mod evaluation;
 mod examples;
 mod families;
+mod frozen;
 mod generate;
 mod inputs;
 mod masks;

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use zeropp_data::tokens::Fingerprint;
 
 use crate::error::{Checked, CheckpointError};
-use crate::manifest::Manifest;
+use crate::manifest::{Base, Manifest};
 use crate::store::Store;
 use crate::under_way::{Outcome, Report, Save};
 
@@ -20,6 +20,8 @@ pub struct About {
     pub vocabulary: usize,
     /// What it is trained on.
     pub data: Option<Fingerprint>,
+    /// What its parameters that do not train are of, where there are some.
+    pub base: Option<Base>,
 }
 
 /// Whether ranks that save are still those of the run. Once it is closed, no checkpoint of theirs
@@ -79,6 +81,7 @@ impl Completion<'_> {
             }
         }
         manifest.data = about.data.clone();
+        manifest.base = about.base.clone();
         manifest.set_validation_loss(loss);
         manifest.set_plateau(plateau);
         manifest.sort_pieces();

@@ -30,7 +30,7 @@ mod written;
 
 pub use error::{Checked, CheckpointError};
 pub use file::{PARAMETER, StateWriter, WRITER_BYTES, WrittenFile, tensor_name};
-pub use manifest::{FileRecord, Manifest, Parameter, Piece, Plateau};
+pub use manifest::{Base, FileRecord, Manifest, Parameter, Piece, Plateau};
 pub use open::{Checkpoint, EMA, ParameterReader, Reader};
 pub use store::{Store, StoreLock};
 pub use written::{UnsyncedState, WrittenPiece, WrittenState};

@@ -40,6 +40,9 @@ pub struct Manifest {
     /// reads back to the same bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     validation_loss: Option<String>,
+    /// Where the parameters are that the run did not train, where there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Base>,
     /// The lowest validation loss of the run so far, as text, and how many came since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     plateau: Option<(String, u64)>,
@@ -47,6 +50,16 @@ pub struct Manifest {
     pub files: BTreeMap<String, FileRecord>,
     /// Every parameter by name.
     pub parameters: BTreeMap<String, Parameter>,
+}
+
+/// Where the parameters are that a run did not train, and no checkpoint of it has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Base {
+    /// The weights that the run began with; none where these are the seed's or the program's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// What tells them from others.
+    pub fingerprint: String,
 }
 
 /// What a file must be.
@@ -115,6 +128,7 @@ impl Manifest {
             settings,
             data: None,
             validation_loss: None,
+            base: None,
             plateau: None,
             files: BTreeMap::new(),
             parameters: BTreeMap::new(),

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::weights::StoreAs;
-use zeropp::{ExportOptions, export_checkpoint};
+use zeropp::{ExportOptions, export_adapter, export_checkpoint};
 
 use crate::Failure;
 use crate::args::ema;
@@ -20,6 +20,7 @@ Examples:
   zeropp export checkpoints -o model                    the newest checkpoint of a run
   zeropp export checkpoints/step-000100 -o model --dtype bf16
   zeropp export checkpoints -o model --like SmolLM2     config and tokenizer of another model
+  zeropp export checkpoints -o lora --adapter           the adapters alone, for peft
 
 Exit codes: 0 written, 2 nothing was written.";
 
@@ -57,6 +58,10 @@ pub(crate) fn command() -> Command {
              with]",
         ))
         .arg(ema())
+        .arg(Arg::new("adapter").long("adapter").action(ArgAction::SetTrue).help(
+            "Write the adapters of a run with lora-rank alone, as peft reads them; without it they \
+             are merged into the weights",
+        ))
 }
 
 /// Writes the folder and says what it holds.
@@ -66,7 +71,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let dtype = matches.get_one::<String>("dtype").expect("has a default").as_str();
     let store_as = if dtype == "bf16" { StoreAs::Bf16 } else { StoreAs::F32 };
     let options = ExportOptions { store_as, like: path("like"), ema: matches.get_flag("ema") };
-    let report = export_checkpoint(&from, &to, &options)?;
+    let report = match matches.get_flag("adapter") {
+        true => export_adapter(&from, &to, store_as)?,
+        false => export_checkpoint(&from, &to, &options)?,
+    };
     let copied = match report.copied.is_empty() {
         true => String::new(),
         false => format!("; copied {}", report.copied.join(", ")),

@@ -74,6 +74,10 @@ fn describe_checkpoint(checkpoint: &Checkpoint) -> String {
         bytes(on_disk),
         count(manifest.files.len(), "file"),
     );
+    if let Some(base) = &manifest.base {
+        let of = base.path.as_ref().unwrap_or(&base.fingerprint);
+        text.push_str(&format!("\nwhat it did not train is that of {of}"));
+    }
     text.push_str(&format!("\n\n{}\n\nsettings", table(&rows)));
     for (key, value) in &manifest.settings {
         text.push_str(&format!("\n  {key} = {value}"));

@@ -93,7 +93,7 @@ impl ParameterGroups {
     pub fn is_uniform(&self, parts: &[Part]) -> bool {
         let mut first: Option<Vec<String>> = None;
         parts.iter().all(|part| {
-            part.parameters().iter().all(|spec| {
+            part.parameters().iter().filter(|spec| spec.trains).all(|spec| {
                 let parameter = self.parameter(spec, Role::of(part, false));
                 let state = self.state(&parameter);
                 let same = first.get_or_insert_with(|| state.clone()).len() == state.len();

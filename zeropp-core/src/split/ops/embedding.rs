@@ -20,6 +20,9 @@ pub fn embedding(ids: Tensor<2, Int>, w: &Weight<2>, cx: &OpCx) -> Tensor<3> {
     if !cx.tracked() {
         return out;
     }
+    if !w.trains() {
+        return custom_source(&cx.token, out, drop);
+    }
     let (w, later) = (w.clone(), Later::new(cx));
     custom_source(&cx.token, out, move |dy: Tensor<3>| {
         let dy = later.stash(dy);
@@ -94,6 +97,9 @@ pub fn position_embedding(x: Tensor<3>, w: &Weight<2>, cx: &OpCx) -> Tensor<3> {
     let out = x.clone().inner() + rows;
     if !wants_gradient(&x, cx) {
         return out;
+    }
+    if !w.trains() {
+        return link(x, out, cx, |dy: Tensor<3>| dy);
     }
     let (w, later) = (w.clone(), Later::new(cx));
     link(x, out, cx, move |dy: Tensor<3>| {

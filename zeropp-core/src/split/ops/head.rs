@@ -40,7 +40,7 @@ pub fn force_head_chunk(tokens: Option<usize>) {
 /// Where [`Masks::scored`](crate::split::Masks) is given, the loss is the sum over the tokens whose
 /// target is not [`NOT_SCORED`](crate::split::NOT_SCORED), divided by that.
 ///
-/// Where gradients are wanted they are computed here, in F: W's is added to
+/// Where gradients are wanted they are computed here, in F: W's, if it trains, is added to
 /// [`OpCx::forward_grads`] at once, B only hands on x's. Keeps F→B: the gradient of x. Keeps
 /// nothing B→W. While it runs it holds the logits of [`head_chunk`] tokens.
 ///
@@ -130,7 +130,7 @@ impl<'a> Head<'a> {
         let held = self.cx.workspace(size_of_val(x));
         let mut dx = Vec::with_capacity(x.len());
         let mut all = sink.grads.lock();
-        let dw = all.host_mut(self.w.slot()).expect("on the CPU");
+        let dw = self.w.trains().then(|| all.host_mut(self.w.slot()).expect("on the CPU"));
         let grads = HostGrads { dx: &mut dx, dw, weight: sink.loss_scale / n as f32 };
         let loss = self.on_host(x, &targets, Some(grads));
         drop(held);
@@ -159,12 +159,13 @@ impl<'a> Head<'a> {
                 true => *grads.dx = dx,
                 false => grads.dx.extend_from_slice(&dx),
             }
+            let Some(dw) = &mut grads.dw else { continue };
             // As many rows at a time as stay in the cache, as for any weight.
             let block = row_block(ids * h);
             for (x, slope) in x_rows.chunks(block * h).zip(logits.chunks(block * ids)) {
                 let n = x.len() / h;
                 let (x, slope) = (MatRef::new(x, n, h), MatRef::new(slope, n, ids));
-                gemm(MatMut::new(grads.dw, ids, h), Store::Add, 1.0, slope.t(), x);
+                gemm(MatMut::new(dw, ids, h), Store::Add, 1.0, slope.t(), x);
             }
         }
         loss::mean(sum, self.divisor(n))
@@ -207,6 +208,9 @@ impl<'a> Head<'a> {
                 bf16::add_product(&mut sums, h, slope, w);
             });
             dx.extend(bf16::convert::narrow(&sums));
+            if !self.w.trains() {
+                continue;
+            }
             let mut grads = sink.grads.lock();
             let dw = grads.host_mut(self.w.slot()).expect("on the CPU");
             bf16::add_product(dw, h, Mat::new(&slope, c, ids).t(), &Packed::new(x));
@@ -265,8 +269,10 @@ impl<'a> Head<'a> {
             });
             if let (Some(sink), Some(slope)) = (sink, slope) {
                 dxs.push(slope.clone().matmul(w.clone()));
-                let dw = products::matmul_f32(slope.transpose(), x);
-                sink.grads.lock().add(self.w.slot(), dw);
+                if self.w.trains() {
+                    let dw = products::matmul_f32(slope.transpose(), x);
+                    sink.grads.lock().add(self.w.slot(), dw);
+                }
             }
         }
         drop(held);
@@ -289,8 +295,8 @@ impl<'a> Head<'a> {
 struct HostGrads<'a> {
     /// Of x, `[n, h]`; empty at first.
     dx: &'a mut Vec<f32>,
-    /// Of the weight, `[V, h]`; added to.
-    dw: &'a mut [f32],
+    /// Of the weight, `[V, h]`; added to. None where it does not train.
+    dw: Option<&'a mut [f32]>,
     /// Factor on every token's loss.
     weight: f32,
 }

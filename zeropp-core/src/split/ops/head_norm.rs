@@ -52,8 +52,8 @@ pub fn head_norm(
             dy = turn(dy, by, true);
         }
         let (dx, dq, dk) = norms.backward(dy, saved.0.take(), saved.1.take());
-        later.queue_add(norms.q.slot(), dq);
-        later.queue_add(norms.k.slot(), dk);
+        later.queue_add(&norms.q, dq);
+        later.queue_add(&norms.k, dk);
         dx
     })
 }
