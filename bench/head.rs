@@ -12,7 +12,7 @@ use zeropp_core::cpu_tensor;
 use zeropp_core::meter::Meter;
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
 use zeropp_core::split::ops::{cross_entropy, linear_cross_entropy, linear_transposed};
-use zeropp_core::split::{ForwardGrads, Grads, LayerWeights, OpCx, WQueue, seed_backward};
+use zeropp_core::split::{ForwardGrads, Grads, LayerWeights, Masks, OpCx, WQueue, seed_backward};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -73,6 +73,7 @@ impl Head {
             token: token.autodiff().require_grad(),
             recompute_attention: false,
             forward_grads: Some(forward_grads),
+            masks: Masks::default(),
         };
         let (x, targets) = (self.x.clone().autodiff().require_grad(), self.targets.clone());
         let w = self.weights.weight("w");

@@ -13,7 +13,7 @@ use zeropp_core::cpu_tensor;
 use zeropp_core::kernels::gemm::{MatMut, MatRef, Store, gemm, product};
 use zeropp_core::meter::Meter;
 use zeropp_core::params::{FlatLayout, Init, ParamPlace, ParamSpec};
-use zeropp_core::split::{Grads, LayerWeights, OpCx, WQueue, ops, seed_backward};
+use zeropp_core::split::{Grads, LayerWeights, Masks, OpCx, WQueue, ops, seed_backward};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -109,6 +109,7 @@ fn time<const D: usize, const DY: usize>(
             token: token.clone().autodiff().require_grad(),
             recompute_attention: false,
             forward_grads: None,
+            masks: Masks::default(),
         };
         let leaf = x.clone().autodiff().require_grad();
         let (f, y) = seconds(|| op(leaf, &weights, &cx));

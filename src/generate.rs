@@ -41,10 +41,10 @@ impl Generator {
         let path = config.init_from.as_ref();
         let path = path.ok_or_else(|| missing("init-from", "name the model's weights"))?;
         let decoder = config.decoder(known)?;
-        let model = model::build(decoder);
-        let weights = initial::open_for(path, &model, config.init_ema)?;
+        let model = model::build_tuned(decoder, &config.tuning(&decoder)?);
+        let weights = initial::open_for(path, &model, (config.init_ema, config.seed))?;
         let mut whole = None;
-        let read = weights.read(|read| {
+        let read = weights.read(&mut |read| {
             whole = Some(Whole::new(&model, |name, _, out| read(name, 0, out))?);
             Ok(())
         });

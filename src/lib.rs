@@ -66,6 +66,7 @@ mod trainer;
 mod world;
 
 pub use burn;
+pub use checkpoint::adapter::export_adapter;
 pub use checkpoint::described::config_of;
 pub use checkpoint::export::{ExportOptions, ExportReport, export_checkpoint};
 pub use checkpoint::resume::Resumed;
@@ -97,3 +98,8 @@ pub use zeropp_core::{data, layer, meter, model, params, rng, split, stock};
 pub use zeropp_pipeline as pipeline;
 pub use zeropp_weights as weights;
 pub use zeropp_zero3::rule as optimizer;
+
+/// README's program, as a test of the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates by the folder of their sources.
-const CRATES: [&str; 14] = [
+const CRATES: [&str; 15] = [
     "zeropp-schedule/src",
     "zeropp-kernels/src",
     "zeropp-data/src",
@@ -15,6 +15,7 @@ const CRATES: [&str; 14] = [
     "zeropp-tokens/src",
     "zeropp-core/src",
     "zeropp-comm/src",
+    "zeropp-checkpoint/src",
     "zeropp-zero3/src",
     "zeropp-pipeline/src",
     "zeropp-plan/src",
@@ -206,7 +207,9 @@ fn only_the_command_prints() {
     for folder in CRATES.into_iter().filter(|folder| *folder != "zeropp-cli/src") {
         for (name, text) in files(folder).iter().filter(|(n, _)| is_rust(n) && !is_test(n)) {
             let product = product(text);
-            let prints = |line: &&str| line.contains("print!(") || line.contains("println!(");
+            let prints = |line: &&str| {
+                ["print!(", "println!(", "stdout()", "stderr()"].iter().any(|w| line.contains(w))
+            };
             broken.extend(product.lines().filter(prints).map(|l| format!("{name}: {}", l.trim())));
         }
     }
@@ -217,7 +220,7 @@ fn only_the_command_prints() {
 #[test]
 fn dependencies_run_one_way() {
     let mut broken = Vec::new();
-    let below: [(&str, &[&str]); 14] = [
+    let below: [(&str, &[&str]); 15] = [
         ("zeropp-schedule", &[]),
         ("zeropp-kernels", &[]),
         ("zeropp-data", &[]),
@@ -226,14 +229,25 @@ fn dependencies_run_one_way() {
         ("zeropp-tokens", &["data"]),
         ("zeropp-core", &["kernels", "data", "model"]),
         ("zeropp-comm", &["core"]),
-        ("zeropp-zero3", &["core", "comm"]),
+        ("zeropp-checkpoint", &["data"]),
+        ("zeropp-zero3", &["core", "comm", "checkpoint"]),
         ("zeropp-pipeline", &["core", "comm", "zero3", "schedule"]),
         ("zeropp-plan", &["schedule", "model", "data"]),
         ("zeropp-playground", &["schedule"]),
-        (".", &["core", "comm", "zero3", "schedule", "pipeline", "weights"]),
+        (".", &["core", "comm", "checkpoint", "zero3", "schedule", "pipeline", "weights"]),
         (
             "zeropp-cli",
-            &["core", "comm", "zero3", "schedule", "pipeline", "weights", "plan", "playground"],
+            &[
+                "core",
+                "comm",
+                "checkpoint",
+                "zero3",
+                "schedule",
+                "pipeline",
+                "weights",
+                "plan",
+                "playground",
+            ],
         ),
     ];
     for (folder, allowed) in below {
@@ -247,6 +261,23 @@ fn dependencies_run_one_way() {
             }
         }
     }
+    told(&broken);
+}
+
+/// The compiler's own rules, among them that every public item is documented, hold in all crates.
+#[test]
+fn every_crate_keeps_the_workspaces_lints() {
+    let rules = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    assert!(rules.contains("[workspace.lints.rust]\nmissing_docs = \"warn\""));
+    let gate = fs::read_to_string(root().join("ci/run")).unwrap();
+    assert!(gate.contains("cargo clippy --release --locked --workspace"), "warnings end the gate");
+    let keeps = |folder: &&str| {
+        let home = root().join(folder.trim_end_matches("src"));
+        let manifest = fs::read_to_string(home.join("Cargo.toml")).unwrap();
+        manifest.contains("\n[lints]\nworkspace = true")
+    };
+    let broken: Vec<String> =
+        CRATES.iter().filter(|folder| !keeps(folder)).map(|f| f.to_string()).collect();
     told(&broken);
 }
 
@@ -368,6 +399,89 @@ fn nothing_is_public_that_nobody_outside_uses() {
                     broken.push(format!("{name}: {called}"));
                 }
             }
+        }
+    }
+    told(&broken);
+}
+
+/// The name of the public type, trait, constant or static that `line` declares.
+fn declared(line: &str) -> Option<&str> {
+    let item = line.trim_start().strip_prefix("pub ")?;
+    let kinds = ["struct ", "enum ", "trait ", "type ", "const ", "static "];
+    let name = kinds.iter().find_map(|kind| item.strip_prefix(kind))?;
+    let name = name.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
+    // A function that is `const` has its name after the next word.
+    (name != "fn").then_some(name)
+}
+
+/// What others see of a source: its public heads, and all of a public enum or trait.
+fn public_part(text: &str) -> String {
+    let mut shown = String::new();
+    // The indent of the item that is open, and whether all that is in it is shown.
+    let mut open: Option<(usize, bool)> = None;
+    for line in product(text).lines() {
+        let words = line.trim_start();
+        if let Some((at, whole)) = open {
+            let ends = indent(line) == at && words.starts_with([')', '}']);
+            if whole || !line.contains('=') {
+                shown.extend([line, "\n"]);
+            }
+            if ends && (whole || line.ends_with(['{', ';', '}'])) {
+                open = None;
+            }
+        } else if words.starts_with("pub ") {
+            shown.extend([line, "\n"]);
+            let has_body = ["pub enum ", "pub trait "].iter().any(|w| words.starts_with(w));
+            if !line.ends_with([';', ',', '}']) && (has_body || !line.ends_with('{')) {
+                open = Some((indent(line), has_body));
+            }
+        }
+    }
+    shown
+}
+
+/// A public type, trait or constant is named outside of its crate, or in what is public of it: a
+/// struct that a function returns need not be named to be used.
+#[test]
+fn no_type_is_public_that_nobody_outside_meets() {
+    let all: Vec<_> = files("").into_iter().filter(|(name, _)| is_rust(name)).collect();
+    let words = |text: &str| -> BTreeMap<String, usize> {
+        let mut count = BTreeMap::new();
+        for word in text.split(|c: char| !c.is_alphanumeric() && c != '_') {
+            *count.entry(word.to_string()).or_default() += 1;
+        }
+        count
+    };
+    let everywhere: Vec<_> = all.iter().map(|(name, text)| (name, words(text))).collect();
+    let mut broken = Vec::new();
+    for folder in CRATES.iter().filter(|folder| !folder.starts_with("zeropp-cli")) {
+        let inside = |name: &str| name.starts_with(&format!("{folder}/"));
+        let own = || all.iter().filter(|(name, _)| inside(name) && !is_test(name));
+        let shown = words(&own().map(|(_, text)| public_part(text)).collect::<String>());
+        for (name, text) in own() {
+            let text = product(text);
+            for item in text.lines().filter_map(declared).filter(|item| !item.starts_with('$')) {
+                let outside = everywhere.iter().any(|(n, w)| !inside(n) && w.contains_key(item));
+                if !outside && shown.get(item).copied().unwrap_or(0) < 2 {
+                    broken.push(format!("{name}: {item}"));
+                }
+            }
+        }
+    }
+    told(&broken);
+}
+
+/// Every page of the documents is in their index, dated measurements too.
+#[test]
+fn every_document_is_in_the_index() {
+    let index = fs::read_to_string(root().join("docs/README.md")).unwrap();
+    let mut broken = Vec::new();
+    for name in files("docs").keys().filter(|name| name.ends_with(".md")) {
+        let page = name.strip_prefix("docs/").unwrap();
+        // Decisions have an index of their own.
+        let listed = index.contains(&format!("]({page})")) || page.starts_with("adr/0");
+        if !listed && page != "README.md" {
+            broken.push(format!("docs/README.md does not name {page}"));
         }
     }
     told(&broken);

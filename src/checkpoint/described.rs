@@ -5,7 +5,7 @@ use std::path::Path;
 use toml::Table;
 
 use crate::Error;
-use crate::checkpoint::initial::checkpoint_at;
+use crate::checkpoint::located::checkpoint_at;
 use crate::config::{Config, ConfigError, OPTIONS};
 
 /// The settings of the model whose weights lie at `path`, a checkpoint, a folder of them (for the

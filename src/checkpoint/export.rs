@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 use zeropp_core::files::read_text;
-use zeropp_weights::{
-    Family, ParameterShape, StoreAs, Tensor, Weights, WeightsError, export, write_folder,
-};
+use zeropp_weights::{Family, ParameterShape, StoreAs, Tensor, Weights, export, write_folder};
 use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Manifest, Store};
 
 use crate::Error;
+use crate::checkpoint::export_error::{ExportError, ReadWhole};
+use crate::checkpoint::merged::Merged;
 
 /// The most bytes of one file of weights.
 const FILE_BYTES_MAX: usize = 5_000_000_000;
@@ -38,7 +38,7 @@ pub struct ExportOptions {
     /// A model whose `config.json` and tokenizer this one has: a folder, or a GGUF file for the
     /// former. Default: what the run began with, if that is still there.
     pub like: Option<PathBuf>,
-    /// Whether the running mean of the weights (EMA) is written in their place.
+    /// Whether the moving average of the weights (EMA) is written in their place.
     pub ema: bool,
 }
 
@@ -55,18 +55,10 @@ pub struct ExportReport {
     pub copied: Vec<String>,
 }
 
-/// Why a checkpoint was not exported.
-#[derive(Debug, thiserror::Error)]
-enum ExportError {
-    #[error(transparent)]
-    Weights(#[from] WeightsError),
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-}
-
 /// Writes the parameters of a checkpoint (its folder, or that of checkpoints for the newest) into
 /// the new folder `to`: safetensors of at most 5 GB each, `config.json`, and the files of the
-/// tokenizer of the model that it is like. One tensor is in memory at a time.
+/// tokenizer of the model that it is like. One tensor is in memory at a time. What the run did not
+/// train is its base's, and adapters are merged into it.
 ///
 /// # Errors
 /// A checkpoint that is damaged or not there, a model that no `config.json` is known for, a folder
@@ -83,7 +75,12 @@ pub fn export_checkpoint(
         problem: problem.into(),
         help: help.into(),
     };
-    let Some(family) = Family::of(manifest.parameters.keys().map(String::as_str)) else {
+    let merged = manifest.base.is_some().then(|| Merged::open(from, options.ema)).transpose()?;
+    let shapes = match &merged {
+        Some(merged) => merged.shapes(false),
+        None => shapes(manifest),
+    };
+    let Some(family) = Family::of(shapes.iter().map(|p| p.name.as_str())) else {
         return Err(wrong(
             "its parameters have no names that files of weights have",
             "train a \
@@ -94,42 +91,56 @@ pub fn export_checkpoint(
     // It may have begun with another checkpoint.
     let is_model = |path: &PathBuf| path.is_file() || path.join("config.json").is_file();
     let like = options.like.clone().or(began_with.filter(is_model));
-    let config = config(family, manifest, like.as_deref(), options.store_as)?.ok_or_else(|| {
-        wrong("no config.json is known for it", "name a model that it is like, with --like")
-    })?;
-    let shapes: Vec<_> = manifest
-        .parameters
-        .iter()
-        .map(|(name, p)| ParameterShape { name: name.clone(), shape: p.shape.clone() })
-        .collect();
+    let config = config((family, &shapes), manifest, like.as_deref(), options.store_as)?
+        .ok_or_else(|| {
+            wrong("no config.json is known for it", "name a model that it is like, with --like")
+        })?;
     let plan = export::tensors(family, &shapes, manifest.vocabulary, options.store_as);
     let tensors: Vec<Tensor> = plan.iter().map(|e| e.tensor.clone()).collect();
     let mut others = vec![("config.json", format!("{config:#}\n").into_bytes())];
     let companions = like.filter(|path| path.is_dir()).map(|path| companions(&path));
     others.extend(companions.transpose()?.into_iter().flatten());
-    let mut reader = match options.ema {
-        false => checkpoint.parameters(),
-        true => checkpoint.means().ok_or_else(|| {
-            wrong("it has no running mean of the weights", "leave --ema out, or train with ema")
-        })?,
-    };
-    let values = |i: usize| -> Result<Vec<f32>, ExportError> {
-        let mut values = vec![0.0; plan[i].elements()];
-        reader.read(&plan[i].parameter, 0, &mut values)?;
-        Ok(plan[i].arranged(values))
-    };
-    write_folder(to, &tensors, FILE_BYTES_MAX, &others, values).map_err(Error::from)?;
-    if let Err(e) = reader.finish() {
-        // What was written came from a damaged file.
-        let _ = fs::remove_dir_all(to);
-        return Err(e.into());
+    if options.ema && checkpoint.means().is_none() {
+        let help = "leave --ema out, or train with ema";
+        return Err(wrong("it has no moving average of the weights", help));
     }
+    let write = |read: &mut ReadWhole<'_>| {
+        let values = |i: usize| -> Result<Vec<f32>, ExportError> {
+            let mut values = vec![0.0; plan[i].elements()];
+            read(&plan[i].parameter, &mut values)?;
+            Ok(plan[i].arranged(values))
+        };
+        write_folder(to, &tensors, FILE_BYTES_MAX, &others, values)
+    };
+    let read = match &merged {
+        Some(merged) => merged.write(from, write)?,
+        None => {
+            let means = checkpoint.means().filter(|_| options.ema);
+            let mut reader = means.unwrap_or_else(|| checkpoint.parameters());
+            write(&mut |name, out| Ok(reader.read(name, 0, out)?))?;
+            reader.finish().map_err(ExportError::from)
+        }
+    };
+    whole_or_gone(read, to)?;
     Ok(ExportReport {
         step: manifest.step,
         tensors: tensors.len(),
         parameters: plan.iter().map(|e| e.elements()).sum(),
         copied: others.iter().skip(1).map(|(name, _)| (*name).to_owned()).collect(),
     })
+}
+
+/// What was written came from a damaged file where reading failed: it is removed.
+pub(crate) fn whole_or_gone(read: Result<(), ExportError>, to: &Path) -> Result<(), Error> {
+    read.map_err(|e| {
+        let _ = fs::remove_dir_all(to);
+        e.into()
+    })
+}
+
+fn shapes(manifest: &Manifest) -> Vec<ParameterShape> {
+    let all = manifest.parameters.iter();
+    all.map(|(name, p)| ParameterShape { name: name.clone(), shape: p.shape.clone() }).collect()
 }
 
 fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
@@ -140,17 +151,6 @@ fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
     match store.steps()?.last() {
         Some(step) => Checkpoint::open(&store.path(*step)),
         None => Checkpoint::open(path),
-    }
-}
-
-impl From<ExportError> for Error {
-    fn from(error: ExportError) -> Error {
-        match error {
-            ExportError::Weights(e) => {
-                Error::Export { path: e.path, problem: e.problem, help: e.help }
-            }
-            ExportError::Checkpoint(e) => e.into(),
-        }
     }
 }
 
@@ -167,7 +167,7 @@ fn companions(folder: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, Error> {
 
 /// The `config.json`: that of the model that this one is like, else GPT-2's by shapes.
 fn config(
-    family: Family,
+    (family, shapes): (Family, &[ParameterShape]),
     manifest: &Manifest,
     like: Option<&Path>,
     store_as: StoreAs,
@@ -182,7 +182,8 @@ fn config(
         Some(path) => Weights::open(path).map_err(ExportError::from)?.gguf_config(),
         None => None,
     };
-    let config = config.or_else(|| (family == Family::Gpt2).then(|| gpt2(manifest)));
+    let config =
+        config.or_else(|| (family == Family::Gpt2).then(|| gpt2(shapes, &manifest.settings)));
     let Some(Value::Object(mut config)) = config else { return Ok(None) };
     let dtype = match store_as {
         StoreAs::F32 => "float32",
@@ -201,14 +202,15 @@ fn config(
 }
 
 /// GPT-2's `config.json` by the shapes and settings of a checkpoint.
-fn gpt2(manifest: &Manifest) -> Value {
-    let shape = |name: &str| manifest.parameters.get(name).map(|p| p.shape.clone());
+fn gpt2(parameters: &[ParameterShape], settings: &BTreeMap<String, String>) -> Value {
+    let shape = |name: &str| {
+        parameters.iter().find(|p| p.name == name).map(|parameter| parameter.shape.clone())
+    };
     let positions = shape("wpe.weight").map_or(0, |shape| shape[0]);
     let hidden = shape("wte.weight").map_or(0, |shape| shape[1]);
-    let is_block = |name: &&String| name.starts_with("h.") && name.ends_with(".ln_1.weight");
-    let layers = manifest.parameters.keys().filter(is_block).count();
+    let is_block = |name: &str| name.starts_with("h.") && name.ends_with(".ln_1.weight");
+    let layers = parameters.iter().filter(|p| is_block(&p.name)).count();
     let inner = shape("h.0.mlp.c_fc.weight").map_or(4 * hidden, |shape| shape[1]);
-    let settings: &BTreeMap<String, String> = &manifest.settings;
     let heads = settings.get("heads").and_then(|n| n.parse::<usize>().ok());
     let activation = match settings.get("activation").map(String::as_str) {
         Some("gelu") => "gelu",

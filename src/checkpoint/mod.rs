@@ -1,34 +1,37 @@
 //! Saving a run: how its ranks write checkpoints together, behind the steps (ADR 34).
 
+pub(crate) mod adapter;
 pub(crate) mod described;
 pub(crate) mod export;
+pub(crate) mod export_error;
 pub(crate) mod initial;
+pub(crate) mod located;
+pub(crate) mod merged;
 pub(crate) mod patience;
 pub(crate) mod resume;
 pub(crate) mod saved;
 pub(crate) mod saved_cut;
-pub(crate) mod under_way;
 pub(crate) mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::config::{Config, OnResume};
+use crate::config::{Config, OnResume, Resume};
 use parking_lot::Mutex;
 use tracing::warn;
+use zeropp_checkpoint::complete::{About, Completion, Gate};
+use zeropp_checkpoint::resume::check_unchanged;
+use zeropp_checkpoint::under_way::{Outcome, Report, Save, SaveTotals, UnderWay};
 use zeropp_comm::Communicator;
-use zeropp_core::data::{Dataset, Fingerprint};
+use zeropp_core::data::Dataset;
 use zeropp_core::metrics::Evaluation;
-use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Manifest, Plateau, Store, StoreLock};
+use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Plateau, Store, StoreLock};
 
 use crate::Error;
 use crate::checkpoint::patience::Patience;
-use crate::checkpoint::resume::{Resumed, check_unchanged};
-use crate::checkpoint::under_way::{Outcome, Save, SaveTotals, UnderWay};
-use crate::checkpoint::writer::Report;
+use crate::checkpoint::resume::Resumed;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::world::hello::Roster;
@@ -48,15 +51,13 @@ pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
 /// Writes the run's checkpoints.
 pub(crate) struct Saver {
     store: Store,
-    every: u64,
-    last: u64,
+    pub(crate) every: u64,
+    pub(crate) last: u64,
     keep: usize,
     pub(crate) patience: Patience,
     /// What was warned of already.
     told: Mutex<BTreeSet<String>>,
-    data: Fingerprint,
-    settings: BTreeMap<String, String>,
-    vocabulary: usize,
+    about: About,
     /// Ranks of the run.
     world: usize,
     /// Tells this run's half-written saves from others'; the same in all processes.
@@ -64,8 +65,8 @@ pub(crate) struct Saver {
     /// In rank 0's process.
     pub(crate) under_way: UnderWay,
     totals: Mutex<SaveTotals>,
-    /// Its ranks are gone.
-    closed: AtomicBool,
+    /// Closed once its ranks are gone.
+    gate: Gate,
     evaluated: Mutex<Evaluated>,
 }
 
@@ -96,7 +97,7 @@ impl Saver {
             true => {
                 let (lock, left) = saver.store.lock()?;
                 saver.tell(left);
-                check_unchanged(&saver.store, config.resume, seen)?;
+                check_unchanged(&saver.store, config.resume != Resume::No, seen)?;
                 Some(lock)
             }
         };
@@ -112,15 +113,18 @@ impl Saver {
             keep: config.keep,
             patience: Patience::new(config),
             told: Mutex::default(),
-            data: data.fingerprint().clone(),
-            settings: settings(config),
-            vocabulary: bp.model.vocabulary,
+            about: About {
+                settings: settings(config),
+                vocabulary: bp.model.vocabulary,
+                data: Some(data.fingerprint().clone()),
+                base: bp.base.clone(),
+            },
             world: bp.mesh.world(),
             run: OnceLock::new(),
             under_way: UnderWay::default(),
             totals: Mutex::default(),
             evaluated: Mutex::default(),
-            closed: AtomicBool::new(false),
+            gate: Gate::default(),
         }
     }
 
@@ -141,7 +145,7 @@ impl Saver {
     /// Completes no checkpoint any more, whatever ranks that were left behind do, and removes what
     /// is half-written.
     pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::SeqCst);
+        self.gate.close();
         self.clean();
     }
 
@@ -261,24 +265,19 @@ impl Saver {
         Save { step, updates, rotates, loss, best, plateau }
     }
 
-    /// Whether `step` is the run's last, which is always saved.
-    pub(crate) fn is_last(&self, step: u64) -> bool {
-        step == self.last
-    }
-
-    /// Whether a checkpoint is to follow step `step`.
-    pub(crate) fn is_due(&self, step: u64) -> bool {
-        self.is_last(step) || (self.every > 0 && step.is_multiple_of(self.every))
-    }
-
     /// Removes what a failed run left half-written; the folder may be what failed.
     pub(crate) fn clean(&self) {
         self.tell(self.store.clean());
     }
 
-    /// The folder of the files of the checkpoint after `step`, made if it is not there.
-    pub(crate) fn staging(&self, step: u64) -> Result<PathBuf, CheckpointError> {
-        self.store.begin(step, self.run.get().expect("the ranks have met"))
+    /// The checkpoints.
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// What tells this run's half-written saves from others'.
+    pub(crate) fn run(&self) -> &str {
+        self.run.get().expect("the ranks have met")
     }
 
     /// Notes what a rank's writer has said, in rank 0's process. With the last one, another thread
@@ -293,47 +292,13 @@ impl Saver {
 
     /// Completes a checkpoint whose parts are written, or removes what there is of it.
     fn complete(&self, save: Save, reports: Vec<Report>) -> Outcome {
-        let Save { step, updates, rotates, loss, best, plateau } = save;
         let cpu_s: f64 = reports.iter().map(|report| report.cpu_s).sum();
-        let manifest = || {
-            let settings = self.settings.clone();
-            let mut manifest = Manifest::new(step, updates, self.vocabulary, settings);
-            for Report { rank, written, .. } in reports {
-                match written {
-                    Ok(written) => written.into_iter().for_each(|w| w.enter(&mut manifest)),
-                    Err(problem) => {
-                        let problem = format!("rank {rank}: {problem}");
-                        return Err(CheckpointError::NotWritten { step, problem });
-                    }
-                }
-            }
-            manifest.data = Some(self.data.clone());
-            manifest.set_validation_loss(loss);
-            manifest.set_plateau(plateau);
-            manifest.sort_pieces();
-            Ok(manifest)
-        };
-        let result = manifest().and_then(|manifest| {
-            if self.closed.load(Ordering::SeqCst) {
-                let problem = "its ranks are gone".into();
-                return Err(CheckpointError::NotWritten { step, problem });
-            }
-            self.store.commit(&self.staging(step)?, &manifest)?;
-            Ok(())
-        });
-        let left = match &result {
-            Ok(()) if rotates => self.store.retain(self.keep, best),
-            Ok(()) => Vec::new(),
-            Err(_) => {
-                // What cannot be removed is hidden, and the next run tries again.
-                let _ = self.staging(step).map(std::fs::remove_dir_all);
-                Vec::new()
-            }
-        };
+        let completion = Completion { store: &self.store, run: self.run(), keep: self.keep, save };
+        let outcome = completion.finish(&self.about, reports, &self.gate);
         let mut totals = self.totals.lock();
-        totals.saves += u64::from(result.is_ok());
+        totals.saves += u64::from(outcome.result.is_ok());
         totals.cpu_s += cpu_s;
-        Outcome { step, result, left }
+        outcome
     }
 
     /// Whether there is a complete checkpoint, of whatever step.

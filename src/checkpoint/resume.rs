@@ -5,14 +5,14 @@ use std::path::PathBuf;
 
 use crate::config::{ConfigError, OPTIONS, OnResume, Resume};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use tracing::warn;
+use zeropp_checkpoint::resume::{self as choices, Choice, NoCandidate, Verdict};
 use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Fingerprint};
 use zeropp_core::layer::Part;
 use zeropp_core::params::ParamSpec;
-use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Store, read_state};
+use zeropp_zero3::checkpoint::{Base, Checkpoint, CheckpointError, Store, read_state};
 use zeropp_zero3::rule::Role;
 use zeropp_zero3::{Optimizer, ShardedStage};
 
@@ -58,104 +58,46 @@ pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
     }
     if bp.config.resume == Resume::No {
         if !follows {
-            check_unchanged(&store, Resume::No, None)?;
+            choices::check_unchanged(&store, false, None)?;
         }
         return Ok(Found::default());
     }
     let steps = candidates(&store, bp.config.resume)?;
     let mut found = Found { newest: store.steps()?.last().copied(), ..Found::default() };
-    for (i, step) in steps.iter().enumerate().rev() {
-        let opened =
-            open(bp, data.fingerprint(), &store, *step).and_then(|(checkpoint, resumed)| {
-                if !follows {
-                    checkpoint.check_sizes()?;
-                }
-                Ok(resumed)
-            });
-        match opened {
-            Ok(resumed) => {
-                found.resumed = Some(resumed);
-                break;
-            }
-            Err(error @ CheckpointError::Damaged { .. }) => {
-                let older = i.checked_sub(1).map(|i| steps[i]);
-                let error = offering(error, older);
-                match older.filter(|_| bp.config.resume_fallback) {
-                    Some(older) => found.passed_over.push(passing_over(&error, older)),
-                    None => return Err(error.into()),
-                }
-            }
-            Err(error) => return Err(error.into()),
+    let open = |step| {
+        let (checkpoint, resumed) = open(bp, data.fingerprint(), &store, step)?;
+        if !follows {
+            checkpoint.check_sizes()?;
         }
-    }
+        Ok(resumed)
+    };
+    let fall_back = bp.config.resume_fallback;
+    (found.resumed, found.passed_over) = choices::first_usable(&steps, fall_back, open)?;
     Ok(found)
 }
 
 /// Steps of the checkpoints that the run may go on from, the wanted one last; none where it begins.
 pub(crate) fn candidates(store: &Store, resume: Resume) -> Result<Vec<u64>, Error> {
-    let mut steps = store.steps()?;
-    match resume {
-        Resume::Step(wanted) => {
-            if !steps.contains(&wanted) {
-                let there: Vec<_> = steps.iter().map(u64::to_string).collect();
-                let folder = store.folder().display();
-                let problem = format!("{folder} has no complete checkpoint of that step");
-                let help = match there.is_empty() {
-                    true => "it has none at all".into(),
-                    false => format!("use one of {}", there.join(", ")),
-                };
-                return Err(ConfigError::value("resume", wanted, problem, help).into());
-            }
-            steps.retain(|step| *step <= wanted);
-        }
-        _ if !steps.is_empty() => {}
-        Resume::Newest if store.is_unused()? => {}
-        _ => drop(store.newest()?),
-    }
-    Ok(steps)
-}
-
-/// The damage in words that name the checkpoint before it.
-fn offering(error: CheckpointError, older: Option<u64>) -> CheckpointError {
-    match error {
-        CheckpointError::Damaged { path, problem, .. } => {
-            let help = match older {
-                Some(step) => format!(
-                    "restore it, or go on from step {step} with resume = {step}, which \
-                     resume-fallback does by itself"
-                ),
-                None => "restore it; there is no older checkpoint".into(),
-            };
-            CheckpointError::Damaged { path, problem, help }
-        }
-        other => other,
-    }
-}
-
-fn passing_over(error: &CheckpointError, older: u64) -> String {
-    let text = error.to_string();
-    let damage = text.rsplit_once("; restore it").map_or(text.as_str(), |(damage, _)| damage);
-    format!("{damage}; going on from step {older} (resume-fallback)")
-}
-
-/// The newest checkpoint must be the one that was there when the run was set up.
-pub(crate) fn check_unchanged(
-    store: &Store,
-    resume: Resume,
-    seen: Option<u64>,
-) -> Result<(), CheckpointError> {
-    let newest = store.steps()?.last().copied();
-    let Some(step) = newest.filter(|_| newest != seen) else { return Ok(()) };
-    let problem = match resume {
-        Resume::No => format!(
-            "there is a checkpoint of step {step}; go on from it with resume, or name \
-             another folder"
-        ),
-        _ => format!(
-            "a checkpoint of step {step} has come since this run was set up; start it again"
-        ),
+    let choice = match resume {
+        Resume::Step(wanted) => Choice::Step(wanted),
+        Resume::Newest => Choice::Newest,
+        Resume::No | Resume::Must => Choice::Must,
     };
-    Err(CheckpointError::Folder { folder: store.folder().to_path_buf(), problem })
+    match (choices::candidates(store, choice), choice) {
+        (Ok(steps), _) => Ok(steps),
+        (Err(NoCandidate::NoSuchStep(there)), Choice::Step(wanted)) => {
+            let there: Vec<_> = there.iter().map(u64::to_string).collect();
+            let folder = store.folder().display();
+            let problem = format!("{folder} has no complete checkpoint of that step");
+            let help = match there.is_empty() {
+                true => "it has none at all".into(),
+                false => format!("use one of {}", there.join(", ")),
+            };
+            Err(ConfigError::value("resume", wanted, problem, help).into())
+        }
+        (Err(NoCandidate::NoSuchStep(_)), _) => unreachable!("no step was asked for"),
+        (Err(NoCandidate::Checkpoint(error)), _) => Err(error.into()),
+    }
 }
 
 /// Opens the checkpoint of `step` and holds it against the run; reads no tensor.
@@ -165,8 +107,10 @@ fn open(
     store: &Store,
     step: u64,
 ) -> Result<(Checkpoint, Resumed), CheckpointError> {
-    let checkpoint = Checkpoint::open(&store.path(step))?;
-    let parameters: Vec<_> = bp.model.parts.iter().flat_map(Part::parameters).collect();
+    let checkpoint = store.open(step)?;
+    // What does not train is its base's.
+    let parameters = bp.model.parts.iter().flat_map(Part::parameters).filter(|p| p.trains);
+    let parameters: Vec<_> = parameters.collect();
     checkpoint.check_model(parameters.iter().map(|p| (p.name.as_str(), p.shape.as_slice())))?;
     let groups = bp.own.parameters(&bp.config);
     let last = bp.model.parts.len() - 1;
@@ -176,12 +120,31 @@ fn open(
         part.parameters().into_iter().map(of).collect::<Vec<_>>()
     });
     checkpoint.check_kept(groups.rule.name(), kept)?;
+    check_base(bp, &checkpoint)?;
     let path = checkpoint.path().to_path_buf();
     let mut changed = compare(bp, &checkpoint)?;
     // Checkpoints of earlier versions do not know their data.
     let then = checkpoint.manifest().data.as_ref();
     changed.extend(then.and_then(|then| data.change_since(then)));
     Ok((checkpoint, Resumed { path, step, changed }))
+}
+
+/// What does not train must be what it was.
+fn check_base(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
+    let (now, then) = (bp.base.as_ref(), checkpoint.manifest().base.as_ref());
+    let of = |base: &Base| base.path.clone().unwrap_or_else(|| base.fingerprint.clone());
+    match (now, then) {
+        (Some(now), Some(then)) if now.fingerprint != then.fingerprint => {
+            let problem = format!(
+                "its frozen weights were those of {}, and these of {} are others; name the former \
+                 with init-from",
+                of(then),
+                of(now)
+            );
+            Err(CheckpointError::Mismatch { path: checkpoint.path().to_path_buf(), problem })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses settings that cannot change, and tells those that do.
@@ -237,39 +200,6 @@ pub(crate) struct Loader {
     patience: Patience,
     /// The one that is being read, opened once for all ranks here.
     open: Mutex<Option<Arc<(Checkpoint, Resumed)>>>,
-}
-
-/// What a rank found wrong with a checkpoint, as told to the others.
-#[derive(Serialize, Deserialize)]
-struct Verdict {
-    path: PathBuf,
-    problem: String,
-    /// Whole, but of another run: no other checkpoint of this one will do.
-    is_mismatch: bool,
-}
-
-impl Verdict {
-    fn of(error: CheckpointError, path: PathBuf) -> Verdict {
-        match error {
-            CheckpointError::Damaged { path, problem, .. } => {
-                Verdict { path, problem, is_mismatch: false }
-            }
-            CheckpointError::Mismatch { path, problem } => {
-                Verdict { path, problem, is_mismatch: true }
-            }
-            other => Verdict { path, problem: other.to_string(), is_mismatch: false },
-        }
-    }
-
-    fn into_error(self, older: Option<u64>) -> CheckpointError {
-        let Verdict { path, problem, is_mismatch } = self;
-        match is_mismatch {
-            true => CheckpointError::Mismatch { path, problem },
-            false => {
-                offering(CheckpointError::Damaged { path, problem, help: String::new() }, older)
-            }
-        }
-    }
 }
 
 impl Loader {
@@ -340,16 +270,14 @@ impl Loader {
                 }
                 return Ok(resumed);
             };
-            let is_mismatch = verdict.is_mismatch;
-            let older = from_rank_0(world, if is_first { self.before(step)? } else { None })?;
-            let error = verdict.into_error(older);
-            if !self.blueprint.config.resume_fallback || is_mismatch || older.is_none() {
-                return Err(RankError::Resume(error));
+            let before = || choices::before(&self.store, step);
+            let older = from_rank_0(world, if is_first { before()? } else { None })?;
+            let may = self.blueprint.config.resume_fallback;
+            let (older, told) = verdict.fall_back(older, may).map_err(RankError::Resume)?;
+            if is_first {
+                warn!("{told}");
             }
-            if let Some(older) = older.filter(|_| is_first) {
-                warn!("{}", passing_over(&error, older));
-            }
-            next = older;
+            next = Some(older);
         }
         Ok(None)
     }
@@ -362,11 +290,6 @@ impl Loader {
         let new = Arc::new(self::open(&self.blueprint, &self.data, &self.store, step)?);
         *open = Some(new.clone());
         Ok(new)
-    }
-
-    /// The checkpoint before that of `step`.
-    fn before(&self, step: u64) -> Result<Option<u64>, CheckpointError> {
-        Ok(self.store.steps()?.into_iter().rfind(|older| *older < step))
     }
 
     /// What is newer than where the run goes on must not be taken for its future.

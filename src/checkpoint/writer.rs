@@ -7,26 +7,15 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-use zeropp_zero3::checkpoint::{CheckpointError, StateToWrite, WrittenState};
+use zeropp_checkpoint::part;
+use zeropp_checkpoint::under_way::Report;
+use zeropp_checkpoint::{CheckpointError, WrittenState};
+use zeropp_zero3::checkpoint::StateToWrite;
 
 use crate::checkpoint::Saver;
 
-/// Waits before a write that failed is tried again: a folder over the network may be away a while.
-const RETRIES: [Duration; 3] =
-    [Duration::from_millis(100), Duration::from_millis(500), Duration::from_secs(2)];
 /// How long a rank that ends for another reason lets its writer finish.
 const LINGER: Duration = Duration::from_millis(300);
-
-/// What a rank's writer has to say in the end.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Report {
-    pub(crate) rank: usize,
-    /// What it wrote, if this rank is to write anything; or why it could not.
-    pub(crate) written: Result<Option<WrittenState>, String>,
-    /// Seconds of CPU that it took.
-    pub(crate) cpu_s: f64,
-}
 
 /// Which part of a save a rank writes.
 #[derive(Clone, Copy, Debug)]
@@ -113,23 +102,19 @@ fn write(
 ) -> Result<Option<WrittenState>, CheckpointError> {
     let Some(state) = state else { return Ok(None) };
     let goes_on = || !cancelled.load(Ordering::Relaxed);
-    let file = format!("rank-{rank:05}.safetensors");
-    let once = || {
-        let folder = saver.staging(step)?;
-        // A try before this one may have left it.
-        let _ = std::fs::remove_file(folder.join(&file));
-        state.write(&folder, &file, goes_on)
-    };
     #[cfg(test)]
     tests::take_time(saver);
-    let mut waits = RETRIES.into_iter();
-    let unsynced = loop {
-        match (once(), waits.next()) {
-            (Ok(unsynced), _) => break unsynced,
-            (Err(_), Some(wait)) if goes_on() => std::thread::sleep(wait),
-            (Err(error), _) => return Err(error),
+    let pause = |wait: Duration| {
+        let goes_on = goes_on();
+        if goes_on {
+            std::thread::sleep(wait);
         }
+        goes_on
     };
+    let store = saver.store();
+    let unsynced = part::write(store, (step, saver.run(), rank), pause, |folder, file| {
+        state.write(store.disk(), folder, file, goes_on)
+    })?;
     drop(state);
     // Where nobody waits any more, the rank is gone.
     let _ = released.send(Vec::new());

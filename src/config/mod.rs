@@ -19,6 +19,7 @@ mod sources;
 mod stages;
 mod step_range;
 mod table;
+mod tuning;
 mod validate;
 
 pub use bytes::Bytes;

@@ -90,6 +90,10 @@ impl Config {
             check(has_momentum, || ConfigError::value("momentum", momentum, problem, help))?;
             let range = "0 or more and less than 1";
             number("momentum", momentum, (0.0..1.0).contains(&momentum), range)?;
+            check((momentum as f32) < 1.0, || {
+                let problem = "it is kept in fp32, where that is 1: it would never decay";
+                ConfigError::value("momentum", momentum, problem, "use at most 0.9999999")
+            })?;
         }
         if let Some(nesterov) = self.nesterov {
             let problem = format!("optimizer {kind} has no momentum");

@@ -20,32 +20,35 @@ options! {
     "Mesh" {
         /// Pipeline ranks (P), meant to be on different nodes.
         "pp" "P" pp: usize = 1, Same Kept;
-        /// Ranks that share the weights of a stage (D), meant to be one node's.
+        /// Ranks that share the weights of a stage (D), normally those of one node.
         ///
         /// Each owns 1/D of the weights, gradients and optimizer state, and trains on its own
         /// samples.
         "zero3" "D" zero3: usize = 1, Same Kept;
-        /// Replicas of all that (K), between which gradients are summed.
+        /// Data-parallel replicas (K) of these P x D ranks; gradients are summed between them.
         "dp" "K" dp: usize = 1, Same Kept;
         /// Spread the optimizer state over the replicas too (ZeRO-1).
         ///
-        /// The same bits as without it, less memory, and with one replica no difference.
+        /// Training gives the same bits with less memory. With one replica it makes no difference.
         "zero1" "BOOL" zero1: bool = false, Same Kept;
     }
     "Schedule" {
         /// The order of forward, backward and weight-gradient work.
         ///
-        /// One of the schedules below, or a file: a name that ends in `.csv` or `.json`, which says
-        /// U, V and B itself. A file that ends with an optimizer step runs as it stands; of any
-        /// other the computes are taken, and gathers, reductions and messages are put in.
+        /// One of the schedules below, or a file whose name ends in `.csv` or `.json`, which sets
+        /// U, V and B itself. A file that ends with an optimizer step runs exactly as written; from
+        /// any other file only the compute actions are taken, and gathers, reductions and messages
+        /// are added.
         "schedule" "KIND|FILE" schedule: String = "zeropp".into(), Program Kept;
-        /// Micro-batches in a scheduling unit (U). Default: near 2P−1, to cut the step evenly.
+        /// Micro-batches in a scheduling unit (U). Default: near 2P−1, so that units divide the
+        /// step evenly.
         ///
-        /// A rank holds the activations of one unit, and gathers weights and reduces gradients
-        /// once per unit. From 2P−1 on, the pipeline has no idle slot inside a unit; the default
-        /// has the fewest in a step among P to one and a half times 2P−1, and --dry-run says where
-        /// another would have fewer. Schedules other than zeropp reduce once a step; for them the
-        /// unit is the step. A resumed run takes its checkpoint's.
+        /// A rank holds the activations of one unit, and gathers weights and reduces gradients once
+        /// per unit. From U = 2P−1 on, the pipeline has no idle slot inside a unit; of the values
+        /// from P to one and a half times 2P−1, the default is the one with the fewest idle slots
+        /// in a step, and --dry-run says where another value would have fewer. Schedules other than
+        /// zeropp reduce once a step; for them the unit is the step. A resumed run keeps its
+        /// checkpoint's.
         "unit" "U" unit: Option<usize> = None, Program Told;
         /// Stages on each pipeline rank (V). Default: what the schedule needs, else 2 where the
         /// layers allow it.
@@ -54,59 +57,63 @@ options! {
         /// rank order. A rank holds the whole weights of one stage at a time, and of those being
         /// prefetched, so more stages need less memory.
         "virtual" "V" virtual_stages: Option<usize> = None, Program Kept;
-        /// Blocks of each stage, such as 3,4,4,3. Default: by the time that stages take.
+        /// Blocks of each stage, such as 3,4,4,3. Default: balanced by the time that stages take.
         ///
         /// The embedding belongs to the first stage and the head to the last, beside their blocks,
-        /// and both count for what they cost: where the head is large, the last stage gets fewer
-        /// blocks. Without virtual, the numbers given are V·P. No bit depends on the cut.
+        /// and both are counted in the balance: where the head is large, the last stage gets fewer
+        /// blocks. Where virtual is not set, it follows from how many numbers there are (V·P). No
+        /// bit depends on the cut.
         "stages" "N,N,.." stages: Option<String> = None, Program Kept;
-        /// The most memory of a rank, in GiB. Default: none but the machine's.
+        /// The most memory of a rank, in GiB. Default: what the machine has.
         ///
-        /// The cut into stages, unless it is given, keeps within it where it can, at the cost of
-        /// time; a run that is predicted to need more on a rank is refused.
+        /// The default cut into stages keeps within this limit where it can, even at the cost of
+        /// time. A run that is predicted to need more on a rank is refused.
         "rank-memory" "GIB" rank_memory: Option<f64> = None, Program Kept;
-        /// Micro-batches of each rank in a step (B). Default: two units, or the checkpoint's.
+        /// Micro-batches of each rank in a step (B). Default: two units; for a resumed run the
+        /// checkpoint's.
         "micro-batches" "B" micro_batches: Option<usize> = None, Program Kept;
-        /// Samples of a step over all ranks, or tokens: `512`, `0.5M tokens`. Default: what
-        /// micro-batches makes.
+        /// Samples of a step over all ranks, or tokens: `512`, `0.5M tokens`. Default: as many as
+        /// micro-batches gives.
         ///
-        /// micro-batches follows from it. Samples have to be a multiple of micro-batch-size x zero3
-        /// x dp; of tokens the nearest whole number of micro-batches is taken, and told.
+        /// Sets micro-batches. A number of samples has to be a multiple of micro-batch-size x zero3
+        /// x dp; a number of tokens is rounded to whole micro-batches, and the run says to what.
         "global-batch" "SAMPLES|TOKENS" global_batch: Option<String> = None, Program Left;
         /// Samples in a micro-batch.
         "micro-batch-size" "N" micro_batch_size: usize = 1, Same Kept;
         /// How many stages ahead of their use weights are gathered.
         "prefetch" "N" prefetch: usize = 1, Program Kept;
-        /// The most stages of a rank gathered at once, for `auto`. Default: 2.
+        /// The most stages that a rank may hold gathered at once, for `auto`. Default: 2.
         ///
-        /// `auto` plans its gathers itself and looks at this in place of prefetch.
+        /// `auto` plans its gathers itself and uses this limit where other schedules use prefetch.
         "max-gathered" "N" max_gathered: Option<usize> = None, Program Kept;
-        /// The most gathers of a rank in a step, for `auto`. Default: as many as it takes.
+        /// The most gathers of a rank in a step, for `auto`. Default: no limit.
         "max-gathers" "N" max_gathers: Option<usize> = None, Program Kept;
         /// What to compute again in the backward to save memory.
         ///
         /// `selective`: attention's scores on every stage; GPUs and bf16 never keep them. `full`:
-        /// whole stages, of which only the inputs are kept. Schedules with a split backward leave
-        /// out the last stage of a rank, whose backward follows closely: it does as selective.
+        /// whole stages, of which only the inputs are kept. Schedules with a split backward do not
+        /// recompute the last stage of a rank as a whole, because its backward follows at once:
+        /// there `full` means `selective`.
         "recompute" "WHAT" recompute: Recompute = Recompute::None, Program Kept;
-        /// Keep gathered bf16 weights as the CPU's products read them, packed once a unit: `auto`,
-        /// `on` or `off`.
+        /// Keep gathered bf16 weights in the layout that the CPU's products read, packed once a
+        /// unit: `auto`, `on` or `off`.
         ///
-        /// Two more copies of the weights that are gathered, for bf16 on CPUs; no bit depends on
-        /// it. `auto` packs where several micro-batches share a gather, unless the memory that is
-        /// predicted with the copies is more than there is.
+        /// For bf16 on CPUs. It takes the memory of two more copies of the gathered weights, and
+        /// changes no bit. `auto` packs where several micro-batches share a gather and there is
+        /// memory for the copies.
         "pack-weights" "WHEN" pack_weights: PackWeights = PackWeights::Auto, Own Left;
-        /// What everything takes, for schedules that weigh it and for the bubble that is predicted.
+        /// Times of all actions, for schedules that use them and for the predicted bubble.
         ///
-        /// A file: written by hand, by an earlier run's save-costs, or its trace; docs/costs.md has
-        /// the form. Without it times are estimated from FLOP, messages, gathers and reductions
-        /// take none, and --dry-run says so. No bit of the training depends on them. All processes
-        /// run the program that rank 0's file makes.
+        /// A file: written by hand, by an earlier run's save-costs, or an earlier run's trace;
+        /// docs/costs.md describes it. Without one, times are estimated from FLOP counts, messages,
+        /// gathers and reductions are taken to cost nothing, and --dry-run says so. No bit of the
+        /// training depends on the times. All processes run the program made from rank 0's file.
         "costs" "FILE" costs: Option<PathBuf> = None, Program Left;
-        /// The most activations and weight stashes that a rank may hold, such as 24GiB.
+        /// The most memory for activations and weight stashes on a rank, such as 24GiB.
         ///
-        /// Schedules that look for an order within a limit, such as auto, keep to it; any other is
-        /// refused where it needs more, and the message names those that keep to it.
+        /// Schedules that search for an order within a limit, such as auto, keep to it. Any other
+        /// schedule is refused where it needs more, and the message names those that would keep to
+        /// it.
         "mem-limit" "BYTES" mem_limit: Option<Bytes> = None, Program Kept;
     }
     "Training" {
@@ -120,85 +127,90 @@ options! {
         "min-lr" "X" min_lr: Option<f64> = None, Same Told;
         /// How the learning rate falls after the warm-up.
         ///
-        /// cosine and linear reach min-lr at the last step. wsd stays until four fifths of the run
-        /// and then falls in a line to min-lr; inverse-sqrt is lr·√(warmup/step), min-lr at least.
+        /// cosine and linear reach min-lr at the last step. wsd keeps lr for four fifths of the run
+        /// and then falls linearly to min-lr; inverse-sqrt is lr·√(warmup/step), but never below
+        /// min-lr.
         "decay" "SHAPE" decay: Decay = Decay::Cosine, Same Told;
-        /// Steps in which the learning rate rises. Default: a tenth of steps, at most 100.
+        /// Steps in which the learning rate rises to lr. Default: a tenth of steps, at most 100.
         "warmup" "N" warmup: Option<u64> = None, Same Told;
-        /// Find a learning rate: run N steps in place of training, at rates that grow by equal
+        /// Find a learning rate instead of training: run N steps at rates that grow by equal
         /// factors from 1e-7 to 10, and say where the loss falls fastest. 0 trains.
         ///
-        /// 100 is a good number. The run begins anew, ends where the loss has risen far, and writes
-        /// nothing but the curve: find-lr.html and find-lr.csv in this folder. Of `zeropp run`.
+        /// 100 is a good number. The run starts from the initial weights, ends once the loss has
+        /// risen far, and writes only the curve: find-lr.html and find-lr.csv in the current
+        /// folder. Only `zeropp run` does this.
         "find-lr" "N" find_lr: u64 = 0, Same Left;
-        /// How weights follow from gradients.
+        /// The rule that updates weights from gradients.
         ///
-        /// adamw; sgd, PyTorch's, with momentum; lion, which keeps one moment in place of two and
-        /// wants a smaller lr and a larger weight-decay (a third to a tenth, and three to ten
-        /// times); muon, which makes the mean gradients of the blocks' matrices orthogonal, scales
-        /// them to the size of AdamW's steps, and leaves all else to AdamW. docs/optimizers.md.
+        /// adamw; sgd with momentum, as in PyTorch; lion, which keeps one moment instead of two and
+        /// needs a smaller lr (a third to a tenth) and a larger weight-decay (three to ten times);
+        /// muon, which makes the mean gradients of the blocks' matrices orthogonal, scales them to
+        /// the size of AdamW's steps, and uses AdamW for all other parameters. See
+        /// docs/optimizers.md.
         "optimizer" "KIND" optimizer: OptimizerKind = OptimizerKind::Adamw, Same Fixed;
-        /// Weight decay: decoupled from the gradient, and with sgd added to it, as PyTorch does.
+        /// Weight decay: decoupled from the gradient; with sgd added to the gradient, as in
+        /// PyTorch.
         "weight-decay" "X" weight_decay: f64 = 0.01, Same Told;
-        /// What weight decay leaves alone: some of norms,biases,embeddings, or none. Default: what
-        /// the layers say, which is norms and biases.
+        /// Parameters without weight decay: a list of norms, biases and embeddings, or none.
+        /// Default: as the layers say, which is norms and biases.
         ///
-        /// biases are parameters whose names end in bias, norms all other vectors, embeddings those
-        /// of tokens and positions, and a head that shares the former's weight.
+        /// biases are parameters whose names end in bias, norms all other vectors, embeddings the
+        /// tables of tokens and positions, and a head that shares the token table.
         "no-decay" "GROUPS" no_decay: Option<String> = None, Same Told;
         /// AdamW's decay of the mean gradient; with lion, its share of the direction.
         "beta1" "X" beta1: f64 = 0.9, Same Told;
         /// AdamW's decay of the mean squared gradient, or lion's of the mean gradient. Default:
         /// 0.999, with lion 0.99.
         "beta2" "X" beta2: Option<f64> = None, Same Told;
-        /// What stays with each step of sgd's velocity, or of muon's mean gradient. Default: 0.9,
-        /// with muon 0.95.
+        /// Share of sgd's velocity, or of muon's mean gradient, that is kept from step to step.
+        /// Default: 0.9, with muon 0.95.
         "momentum" "X" momentum: Option<f64> = None, Same Told;
-        /// Whether a step looks ahead along the momentum. Default: with muon, not with sgd.
+        /// Use Nesterov momentum. Default: yes with muon, no with sgd.
         "nesterov" "BOOL" nesterov: Option<bool> = None, Same Told;
         /// What AdamW adds to the root of the mean squared gradient.
         "eps" "X" eps: f64 = 1e-8, Same Told;
-        /// Keep a running mean of the weights (EMA), which keeps this share of itself with each
-        /// step, such as 0.999. Default: none.
+        /// Also keep an exponential moving average (EMA) of the weights, with this decay, such as
+        /// 0.999. Default: none.
         ///
-        /// It is cut between ranks as the weights are, takes 4 bytes a parameter, and is saved with
-        /// them; eval, generate and export take it with --ema. No bit of the training depends on
-        /// it.
+        /// It is sharded like the weights, takes 4 bytes a parameter, and is saved with them; eval,
+        /// generate and export use it with --ema. No bit of the training depends on it.
         "ema" "SHARE" ema: Option<f64> = None, Same Told;
-        /// Largest global gradient norm; a larger gradient is scaled down to it. 0 never scales.
+        /// Largest global gradient norm; a larger gradient is scaled down to it. 0 turns clipping
+        /// off.
         "clip" "X" clip: f64 = 1.0, Same Told;
-        /// Steps in a row whose gradient may be not finite (NaN or infinite) before the run ends. 0
-        /// never ends it.
+        /// Steps in a row that may be skipped because their gradient is not finite (NaN or
+        /// infinite) before the run ends. 0 never ends it.
         ///
-        /// Such a step changes no weight, and no checkpoint from before it is removed.
+        /// A skipped step changes no weight, and no checkpoint from before it is removed.
         "max-skipped" "N" max_skipped: u64 = 10, Same Left;
     }
     "Validation" {
         /// Steps from one validation loss to the next; 0 measures none. The last step has one, too.
         ///
-        /// Of data that is not trained on: that of eval-data, or what split keeps. The same samples
-        /// each time, from its start. No bit of the training depends on it.
+        /// Measured on data that is not trained on: eval-data, or the part that split keeps; on the
+        /// same samples each time. No bit of the training depends on it.
         "eval-every" "N" eval_every: u64 = 0, Same Left;
-        /// Batches of a validation loss, each as many samples as a step has; 0 takes all there is.
+        /// Batches of a validation loss, each with as many samples as a step; 0 takes all there is.
         ///
         /// If there is less data than that, every whole micro-batch of it is used once.
         "eval-steps" "M" eval_steps: u64 = 20, Same Told;
-        /// End the run once so many validation losses in a row were no lower than the lowest
-        /// before; 0 never does.
+        /// End the run after this many validation losses in a row without a new lowest one; 0 never
+        /// does.
         ///
-        /// It ends well, saved if it saves. A run that goes on from a checkpoint goes on counting.
+        /// The run ends in good order, with a last checkpoint if it saves any. A resumed run goes
+        /// on counting.
         "patience" "N" patience: u64 = 0, Same Left;
         /// Data for the validation loss: a file or folder, read as that of data is.
         "eval-data" "PATH" eval_data: Option<PathBuf> = None, Given Told;
-        /// Save each step whose validation loss is the lowest so far, and never remove the last of
-        /// them, whatever keep says.
+        /// Save each step that has the lowest validation loss so far, and always keep the newest of
+        /// these checkpoints, whatever keep says.
         "keep-best" "BOOL" keep_best: bool = false, Same Left;
-        /// Show how prompt goes on with the weights of every N-th step; 0 shows nothing.
+        /// Every N steps, show how the model continues prompt; 0 shows nothing.
         ///
         /// The text is written from the checkpoint of that step, so N is a multiple of save-every:
         /// by rank 0's process between two steps, which takes time and the memory of the whole
-        /// model in fp32; the likeliest 64 tokens. No bit of the training depends on it. Of `zeropp
-        /// run`.
+        /// model in fp32; it takes the likeliest token each time, 64 in all. No bit of the training
+        /// depends on it. Only `zeropp run` does this.
         "sample-every" "N" sample_every: u64 = 0, Own Left;
         /// What the text of sample-every begins with.
         "prompt" "TEXT" prompt: Option<String> = None, Own Left;
@@ -211,7 +223,7 @@ options! {
         /// gpt2-xl, llama2-7b, llama2-13b, llama2-70b, llama3-8b, llama3-70b, llama3.1-8b,
         /// llama-1b, llama-3b, smollm2-135m, smollm2-360m, smollm2-1.7b, mistral-7b, qwen2.5-0.5b,
         /// qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b. Beside these,
-        /// layers, seq, vocab and vocab-multiple may be set; seq is at most 1024 by itself. What
+        /// layers, seq, vocab and vocab-multiple may be set; seq is at most 1024 by default. What
         /// has a slash or ends in .json is a path. Weights start from the seed.
         "model" "MODEL" model: String = "gpt".into(), Same Fixed OfModel;
         /// Transformer blocks. Every stage needs at least one: P·V or more.
@@ -244,13 +256,30 @@ options! {
         /// Begin with these weights: a Hugging Face folder, a safetensors file, a GGUF file, or a
         /// checkpoint of another run.
         ///
-        /// Each rank reads its own part. What is missing, unknown or of another shape is refused by
-        /// its name. A run that goes on from a checkpoint takes that.
+        /// Each rank reads its own part. A tensor that is missing, unknown or of another shape is
+        /// refused by name. A resumed run takes its checkpoint instead.
         "init-from" "PATH" init_from: Option<PathBuf> = None, Given Kept;
-        /// Of a checkpoint that init-from names, take the running mean of the weights (ema).
+        /// Where init-from names a checkpoint, take its moving average of the weights (ema).
         "init-ema" "BOOL" init_ema: bool = false, Same Left;
+        /// Parameters that do not train, by name or module, such as wte,h.0,*.bias; `*` is any
+        /// text.
+        ///
+        /// They have no gradient, no optimizer state and no reduction, and W skips them. A
+        /// checkpoint leaves them out and names init-from (or the seed) as where they are.
+        "freeze" "PATTERN,.." freeze: Option<String> = None, Same Fixed OfModel;
+        /// Train adapters of this rank beside frozen weights (LoRA): x·W becomes x·W +
+        /// (lora-alpha/lora-rank)·(x·A)·B. 0 trains the weights.
+        ///
+        /// A begins with random numbers, B with zeros. Checkpoints have the adapters alone; export
+        /// merges them into the weights, or writes them for peft with --adapter.
+        "lora-rank" "R" lora_rank: usize = 0, Same Fixed OfModel;
+        /// Numerator of the factor on what adapters add. Default: twice lora-rank.
+        "lora-alpha" "X" lora_alpha: Option<f64> = None, Same Fixed OfModel;
+        /// Linear maps with an adapter: q,k,v,o,gate,up,down, GPT-2's c_attn,c_proj,c_fc, or all.
+        /// Default: q,v, for GPT-2 c_attn.
+        "lora-targets" "NAMES" lora_targets: Option<String> = None, Same Fixed OfModel;
         /// The MLP's nonlinearity: exact GELU, GPT-2's tanh form, or swiglu. All families but gpt
-        /// have swiglu without being told.
+        /// use swiglu by default.
         "activation" "KIND" activation: Activation = Activation::GeluTanh, Same Fixed OfModel;
     }
     "Data" {
@@ -261,10 +290,12 @@ options! {
         /// A .bin with Megatron's .idx beside it is read as that says. Given several times, each
         /// with a weight (`--data a.bin=0.7 --data b.bin=0.3`), samples come from all in turns.
         "data" "PATH" data: Option<PathBuf> = None, Contents Told;
-        /// Several sources with their weights, for a file: what several `data` flags become.
+        /// Several sources with their weights, in a settings file; the flag is `data`, given
+        /// several times.
         ///
-        /// `a.bin=0.7,b.bin=0.3`: of ten samples seven are a.bin's. Which, depends on a sample's
-        /// number alone. No path in it may have a comma, and all processes name the same paths.
+        /// `a.bin=0.7,b.bin=0.3`: of ten samples seven are from a.bin. Which ones depends on a
+        /// sample's number alone. Paths in it may have no comma, and all processes name the same
+        /// paths.
         "data-mix" "PATH=WEIGHT,.." data_mix: Option<String> = None, Same Told;
         /// Shares of each source to train on and to keep for validation, such as 98,2. Default: all
         /// to train on.
@@ -274,18 +305,30 @@ options! {
         /// How data becomes token ids: its bytes, or the 16-bit or 32-bit ids of a nanoGPT or llm.c
         /// .bin file.
         "tokenizer" "KIND" tokenizer: Tokenizer = Tokenizer::Bytes, Same Fixed OfModel;
-        /// Draw the place of each sample, read the data from its start, or draw an order of all of
-        /// it for each epoch.
+        /// Take samples from random places, from the start of the data on, or in a new order of all
+        /// of it in each epoch.
         ///
         /// A sample depends on seed, step and its index alone, never on the mesh.
         "order" "ORDER" order: Order = Order::Random, Same Told;
+        /// Keep documents apart: attention stays inside of one, its positions begin at 0, and its
+        /// first token is not scored.
+        ///
+        /// Documents begin where the data's .idx says, or behind each document-end.
+        "document-mask" "BOOL" document_mask: bool = false, Same Told;
+        /// The token id that ends a document, for document-mask. Default: the data's .idx says it.
+        "document-end" "ID" document_end: Option<usize> = None, Same Told;
+        /// Score only the tokens that the .mask beside the data marks, where there is one.
+        ///
+        /// Of chats it marks the answers. The loss is the mean over the scored tokens of the whole
+        /// step.
+        "loss-mask" "BOOL" loss_mask: bool = true, Same Told;
     }
     "Machine" {
-        /// What weights and activations are computed in.
+        /// The number type of weights and activations.
         ///
         /// bf16: compute and gathered weights in bfloat16; master weights, gradients, reductions
-        /// and optimizer in fp32. On a CPU it is fast where that has AMX and gives the same bits
-        /// everywhere; ZEROPP_ISA=amx|avx512|avx2|scalar forces a path. wgpu has none.
+        /// and optimizer in fp32. CPUs with AMX are fast at it, and all CPUs give the same bits;
+        /// ZEROPP_ISA=amx|avx512|avx2|scalar forces a path. wgpu does not support it.
         "precision" "KIND" precision: Precision = Precision::Fp32, Same Told OfModel;
         /// Where tensors live. Ranks of one machine take its GPUs in turn, and share them.
         ///
@@ -295,8 +338,8 @@ options! {
         /// Threads that each rank computes with on a CPU. Default: the machine's cores divided by
         /// the ranks on it, at least 1.
         ///
-        /// The bits are the same for any number. Where a machine has fewer cores than its ranks
-        /// have threads, threads that wait sleep instead of spinning.
+        /// The bits are the same for any number. Where the ranks of a machine have more threads
+        /// than it has cores, waiting threads sleep instead of spinning.
         "threads" "N" threads: Option<usize> = None, Own Left;
         /// Start a run that is predicted to need more memory than there is.
         ///
@@ -304,44 +347,47 @@ options! {
         /// memory that is free, the limits of the cgroup and of ulimit -v, and rank-memory.
         "no-memory-check" "BOOL" no_memory_check: bool = false, Own Left;
         /// How ranks talk to each other. threads: all ranks in one process. mpi: processes started
-        /// by mpirun; needs a build with --features mpi.
+        /// by mpirun; needs a build with --features mpi. nccl: GPUs, a rank each; needs a build
+        /// with --features cuda.
         ///
-        /// With fewer processes than ranks, each has as many of them as threads: one process a
-        /// node gathers weights once a node.
+        /// With fewer processes than ranks, each process runs several ranks as threads: one process
+        /// a node gathers weights once a node.
         "engine" "KIND" engine: EngineKind = EngineKind::Threads, Same Kept;
-        /// Which process gets which ranks: ZeRO-3 groups inside hosts, or as the launcher numbers.
+        /// Which process gets which ranks: hosts keeps ZeRO-3 groups inside a host, ranks follows
+        /// the launcher's numbers.
         "place" "BY" place: Place = Place::Hosts, Same Left;
-        /// Seconds a rank waits for another before the run ends with the name of the missing one.
+        /// Seconds that a rank waits for another one; then the run ends and names the missing rank.
         "timeout-s" "S" timeout_s: f64 = 120.0, Own Left;
-        /// How often ranks that fail may be restarted from the newest checkpoint. 0 ends
-        /// the run with the first failure.
+        /// How often failed ranks are restarted from the newest checkpoint. 0 ends the run with the
+        /// first failure.
         ///
-        /// With engine threads; `zeropp supervise` starts processes again. Without a checkpoint the
-        /// ranks start over. Repeated steps give the same bits. A step that fails three times
-        /// ends the run.
+        /// For engine threads; `zeropp supervise` restarts processes. Without a checkpoint the
+        /// ranks start over. Repeated steps give the same bits. A step that fails three times ends
+        /// the run.
         "max-recoveries" "N" max_recoveries: u64 = 0, Own Left;
     }
     "Launch" {
-        /// Machines that are started by hand, each with one process of this job.
+        /// Machines on which you start zeropp by hand, each with one process of this job.
         ///
-        /// Give all of them the same settings, and each its node-rank. Not with engine mpi, whose
-        /// launcher starts all processes; not needed where torchrun or Slurm did.
+        /// Give all of them the same settings, and each its own node-rank. Not for engine mpi,
+        /// whose launcher starts all processes; not needed under torchrun or Slurm.
         "nodes" "N" nodes: usize = 1, Same Left;
-        /// Which of the nodes this is, from 0. Rank 0 is on node 0.
+        /// The number of this node, from 0. Rank 0 is on node 0.
         "node-rank" "I" node_rank: Option<usize> = None, Own Left;
         /// Where the processes meet: node 0's name or address, and a free port there.
         ///
-        /// Beyond one machine this takes a token, a secret that the processes share: in the
-        /// environment as ZEROPP_TOKEN, or in token-file. Default under torchrun: MASTER_ADDR and
-        /// the port after MASTER_PORT.
+        /// Beyond one machine this needs a token, a secret that the processes share: in the
+        /// environment variable ZEROPP_TOKEN, or in token-file. Default under torchrun: MASTER_ADDR
+        /// and MASTER_PORT + 1.
         "rendezvous" "HOST:PORT" rendezvous: Option<String> = None, Own Left;
-        /// A file with the job's token, which nobody else may read.
+        /// A file with the job's token; nobody else may be able to read it.
         "token-file" "FILE" token_file: Option<PathBuf> = None, Own Left;
         /// Seconds within which all processes of the job must have started.
         "start-timeout-s" "S" start_timeout_s: f64 = 60.0, Own Left;
     }
     "Emulation" {
-        /// Measure the runtime: run the schedule with the times of this file, without a model.
+        /// Run the schedule with the times of this file in place of a model, to measure the runtime
+        /// itself.
         ///
         /// Ranks, program and engine are real; F, B, W and R only take their time, and messages and
         /// collectives arrive when the given links would deliver them. The file has the form of
@@ -350,72 +396,71 @@ options! {
         "emulate" "COSTS" emulate: Option<PathBuf> = None, Given Left;
     }
     "Output" {
-        /// What the run is called in what it writes. Default: the name of its settings' file, else
-        /// of its metrics.
+        /// A name for the run in what it writes. Default: the name of its settings file, or of its
+        /// metrics file.
         "run-name" "NAME" run_name: Option<String> = None, Own Left;
-        /// Write the figures of every step to this file: a JSON object a line, or, where its name
+        /// Write the metrics of every step to this file: a JSON object a line or, where its name
         /// ends in .csv, a row.
         ///
-        /// The first line of JSON says what the run is. A run that goes on from a checkpoint goes
-        /// on in the file, too.
+        /// The first line of JSON describes the run. A resumed run appends to the file.
         "metrics" "FILE" metrics: Option<PathBuf> = None, Own Left;
         /// Write losses, rates and memory as TensorBoard's event files into this folder.
         "tensorboard" "DIR" tensorboard: Option<PathBuf> = None, Own Left;
-        /// Serve the figures of the last step to Prometheus, as http://ADDR:PORT/metrics.
+        /// Serve the metrics of the last step to Prometheus, as http://ADDR:PORT/metrics.
         ///
-        /// A port alone is one of 127.0.0.1. There is no password: whoever reaches the address
-        /// reads the figures, and nothing else.
+        /// A port alone means 127.0.0.1. There is no password: whoever reaches the address can read
+        /// the metrics, and nothing else.
         "prometheus" "ADDR:PORT" prometheus: Option<String> = None, Own Left;
         /// Steps from one line of `zeropp run` to the next. Default: about a line a second.
         ///
-        /// The first and the last step always have one. Its loss is the mean of the steps since the
-        /// line before.
+        /// The first and the last step always have one. The loss shown is the mean of the steps
+        /// since the line before.
         "log-every" "N" log_every: Option<u64> = None, Own Left;
-        /// Write what `zeropp run` says, with all lines of steps, to this file, too.
+        /// Also write what `zeropp run` prints to this file, with a line for every step.
         ///
-        /// A run that goes on from a checkpoint adds to it.
+        /// A resumed run appends to it.
         "log-file" "FILE" log_file: Option<PathBuf> = None, Own Left;
         /// Write a Chrome trace of every rank's actions to this file; Perfetto opens it.
         ///
-        /// It holds the first 8 steps, so that a long run stays readable, or those of trace-steps.
+        /// It holds the first 8 steps, or those of trace-steps, so that the trace of a long run
+        /// stays small.
         "trace" "FILE" trace: Option<PathBuf> = None, Given Left;
-        /// The steps that a trace holds, from A to B inclusive: `100..107`. Default: the
-        /// first 8 that are run.
+        /// The steps in a trace, from A to B inclusive: `100..107`. Default: the first 8 of this
+        /// start.
         "trace-steps" "A..B" trace_steps: Option<StepRange> = None, Same Left;
-        /// Write what everything took in this run to this file (.json), for `costs` and for
-        /// `zeropp schedule --costs`.
+        /// Write the measured times of this run to this file (.json), for `costs` and for `zeropp
+        /// schedule --costs`.
         ///
-        /// F, B, W, R, gathers, reductions, messages and the optimizer step, of the steps that a
-        /// trace holds without the first, and the predicted bytes of every stage.
+        /// F, B, W, R, gathers, reductions, messages and the optimizer step, of the steps in the
+        /// trace without the first, and the predicted bytes of every stage.
         "save-costs" "FILE" save_costs: Option<PathBuf> = None, Given Left;
-        /// Where every rank of a run that fails writes what it did last; `zeropp why` reads it.
-        /// Default: zeropp-failed, and for a Rust program none.
+        /// Folder in which every rank of a failed run writes what it did last; `zeropp why` reads
+        /// it. Default: zeropp-failed; for a Rust program none.
         ///
         /// The folder is made when it is needed. Where ranks run on several machines it should be
-        /// one that all of them see. An empty name writes nothing. With a folder, panics are noted
-        /// by a hook.
+        /// one that all of them see. An empty name writes nothing. A program that sets it gets a
+        /// panic hook.
         "flight-dir" "DIR" flight_dir: Option<PathBuf> = None, Given Left;
         /// Write checkpoints into this folder, each a folder `step-000123` in it.
         ///
-        /// The last step is always saved. A checkpoint that is there is complete: it gets its name
-        /// once all of it is on disk.
+        /// The last step is always saved. A checkpoint gets its name once all of it is on disk, so
+        /// one that is there is complete.
         "save" "DIR" save: Option<PathBuf> = None, Given Left;
-        /// Steps from one checkpoint to the next. 0 writes one at the end.
+        /// Steps from one checkpoint to the next. 0 saves only at the end.
         "save-every" "N" save_every: u64 = 0, Same Left;
         /// How many of the newest checkpoints to keep; older ones are removed.
         "keep" "N" keep: usize = 2, Same Left;
-        /// Go on from the newest checkpoint in the folder of save; where nothing was saved yet,
-        /// begin.
+        /// Go on from the newest checkpoint in the folder of save; if there is none, begin.
         ///
         /// So one command serves a job that is started again and again. `must` refuses to begin
         /// anew; a number goes on from the checkpoint of that step, and sets newer ones aside.
         /// Mesh, schedule, recomputation and ZeRO-1 may differ from the run that wrote it. `steps`
         /// counts from the very start.
         "resume" "BOOL|must|STEP" resume: Resume = Resume::No, Same Left;
-        /// Where the checkpoint to go on from is damaged, take the one before it.
+        /// If the checkpoint to resume from is damaged, take the one before it.
         "resume-fallback" "BOOL" resume_fallback: bool = false, Same Left;
-        /// Seconds that writing or reading a checkpoint may take. While a rank does, others wait
-        /// for it however long timeout-s is.
+        /// Seconds that writing or reading a checkpoint may take. While one rank does, the others
+        /// wait for it, however short timeout-s is.
         "save-timeout-s" "S" save_timeout_s: f64 = 1800.0, Own Left;
     }
 }

@@ -54,7 +54,14 @@ impl Config {
         let mixed = self.sources().unwrap_or_default().into_iter();
         let inputs = self.inputs().into_iter().map(|g| (g.field, g.path.to_path_buf()));
         let model = self.model_file().map(|path| ("model", path));
-        inputs.chain(mixed.map(|(path, _)| ("data-mix", path))).chain(model).collect()
+        let mut all: Vec<_> =
+            inputs.chain(mixed.map(|(path, _)| ("data-mix", path))).chain(model).collect();
+        // What says where the documents of such a file begin lies beside it.
+        let indices = all.iter().filter(|(_, path)| path.extension().is_some_and(|e| e == "bin"));
+        let indices = indices.map(|(field, path)| (*field, path.with_extension("idx")));
+        let indices: Vec<_> = indices.filter(|(_, path)| path.is_file()).collect();
+        all.extend(indices);
+        all
     }
 
     /// Every file that a run writes.
@@ -103,12 +110,42 @@ impl Config {
     /// # Errors
     /// The first that cannot be written, or is in the way of another.
     pub(crate) fn check_outputs(&self) -> Checked {
+        self.check_outputs_beside(&[], &[])
+    }
+
+    /// The same with what a program reads and writes of its own beside the run, each with the words
+    /// or the flag that messages call it by; on other processes than rank 0's it does nothing.
+    ///
+    /// # Errors
+    /// As [`validate`](Self::validate) for the settings that name files.
+    pub fn check_files(
+        &self,
+        reads: &[(&'static str, &Path)],
+        writes: &[(&'static str, &Path)],
+    ) -> Checked {
+        let of = |all: &[(&'static str, &Path)]| -> Vec<(&'static str, PathBuf)> {
+            all.iter().map(|(field, path)| (*field, path.to_path_buf())).collect()
+        };
+        match self.writes_outputs(|name| std::env::var(name).ok()) {
+            true => self.check_outputs_beside(&of(reads), &of(writes)),
+            false => Ok(()),
+        }
+    }
+
+    fn check_outputs_beside(
+        &self,
+        reads: &[(&'static str, PathBuf)],
+        writes: &[(&'static str, PathBuf)],
+    ) -> Checked {
         // Before any output is made, which might come to lie among the data.
         let data = self.data_files();
+        let inputs: Vec<_> = self.all_inputs().into_iter().chain(reads.iter().cloned()).collect();
+        let mut outputs = self.output_files();
+        outputs.extend(writes.iter().map(|(field, path)| Given { field, path }));
         let mut made = Vec::new();
-        let checked = self.output_files().iter().try_for_each(|output| open(*output, &mut made));
+        let checked = outputs.iter().try_for_each(|output| open(*output, &mut made));
         // Now that all are there, one file has one identity under all its names.
-        let checked = checked.and_then(|()| self.check_clashes(&data));
+        let checked = checked.and_then(|()| self.check_clashes(&inputs, outputs, &data, &made));
         for path in made {
             // What was just created and cannot be removed does no harm.
             let _ = fs::remove_file(path);
@@ -116,10 +153,15 @@ impl Config {
         checked
     }
 
-    fn check_clashes(&self, data: &[PathBuf]) -> Checked {
-        let all = self.all_inputs();
-        let inputs = all.iter().map(|(field, path)| Given { field, path });
-        let (inputs, mut files) = (found(inputs.collect()), found(self.output_files()));
+    fn check_clashes(
+        &self,
+        inputs: &[(&'static str, PathBuf)],
+        outputs: Vec<Given>,
+        data: &[PathBuf],
+        made: &[PathBuf],
+    ) -> Checked {
+        let inputs = inputs.iter().map(|(field, path)| Given { field, path });
+        let (inputs, mut files) = (found(inputs.collect()), found(outputs));
         // What is written to a pipe or a device overwrites nothing.
         files.retain(|file| file.path.is_file());
         let folders = found(self.output_folders());
@@ -142,6 +184,10 @@ impl Config {
             }
         }
         check_apart_from_data(&inputs, outputs())?;
+        let old = files
+            .iter()
+            .filter(|file| file.path.canonicalize().is_ok_and(|path| !made.contains(&path)));
+        check_apart_from_models(&inputs, old)?;
         check_apart_from_checkpoints(&folders, inputs.iter().chain(outputs()))
     }
 
@@ -174,6 +220,33 @@ fn check_apart_from_data<'a>(
             "lies in the folder of `{}`, {}, and the next run would train on what is written",
             data.field,
             data.path.display()
+        ))
+    })
+}
+
+/// What lies in a folder that a model comes from is a part of it.
+fn check_apart_from_models<'a>(
+    inputs: &[Found],
+    mut files: impl Iterator<Item = &'a Found<'a>>,
+) -> Checked {
+    let folders: Vec<_> = inputs
+        .iter()
+        .filter_map(|input| match input.field {
+            "init-from" if input.path.is_dir() => Some((input.field, input.path)),
+            "model" => Some((input.field, input.path.parent()?)),
+            _ => None,
+        })
+        .filter_map(|(field, path)| Some(Found { field, path, place: Place::new(path).ok()? }))
+        .collect();
+    files.try_for_each(|file| {
+        let Some(model) = folders.iter().find(|model| file.place.within(&model.place).is_some())
+        else {
+            return Ok(());
+        };
+        let folder = model.path.display();
+        file.clash(format!(
+            "is a file in the folder of `{}`, {folder}, and would be overwritten",
+            model.field
         ))
     })
 }

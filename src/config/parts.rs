@@ -1,13 +1,13 @@
 //! What the parts of a run need of the settings.
 
 use zeropp_comm::launch::LaunchOptions;
-use zeropp_core::data::{DataError, Dataset, Sampler, SplitPart};
+use zeropp_core::data::{DataError, Dataset, Hidden, Sampler, SplitPart};
 use zeropp_core::device::Devices;
 use zeropp_core::model::gpt::GptShape;
 use zeropp_zero3::lr::LearningRate;
 
 use super::validate::VOCAB_MAX;
-use super::{Config, ConfigError, DeviceKind};
+use super::{Config, ConfigError, DeviceKind, Order};
 
 /// The first and the last rate of a test of rates.
 const FIND_LR: (f64, f64) = (1e-7, 10.0);
@@ -108,7 +108,22 @@ impl Config {
 
     /// Which tokens each sample of the run is.
     pub fn sampler(&self) -> Sampler {
-        Sampler::new(self.seed, self.order, self.seq, self.samples_per_step())
+        self.sampler_in(self.order)
+    }
+
+    /// The same in another order.
+    pub(crate) fn sampler_in(&self, order: Order) -> Sampler {
+        let sampler = Sampler::new(self.seed, order, self.seq, self.samples_per_step());
+        sampler.hiding(self.hidden_of_samples())
+    }
+
+    /// What of the samples the model and the loss do not see.
+    pub(crate) fn hidden_of_samples(&self) -> Hidden {
+        Hidden {
+            documents: self.document_mask,
+            end: self.document_end.and_then(|id| u32::try_from(id).ok()),
+            by_loss_mask: self.loss_mask,
+        }
     }
 
     /// Sizes of the built-in GPT over `vocabulary` token ids.

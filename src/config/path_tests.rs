@@ -183,6 +183,48 @@ fn nothing_that_is_read_is_written() {
     Config { metrics: nowhere.clone(), trace: nowhere, ..base() }.validate().expect("both away");
 }
 
+/// What lies beside the data, in the folder of a model, or is read and written by the program
+/// around the run.
+#[test]
+fn nothing_that_is_read_beside_the_settings_is_written() {
+    let dir = folder();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["mg.bin", "mg.idx", "machine.toml", "init/model.safetensors", "init/step/m.json"] {
+        fs::create_dir_all(at(name).parent().unwrap()).unwrap();
+        fs::write(at(name), "kept").unwrap();
+    }
+    let files = files_of(dir.path());
+    let base = |metrics: &str| Config {
+        data: Some(at("mg.bin")),
+        init_from: Some(at("init")),
+        metrics: Some(at(metrics)),
+        ..Config::default()
+    };
+    let cases = [
+        ("mg.idx", "is the file of `data` too and would overwrite it"),
+        ("init/model.safetensors", "is a file in the folder of `init-from`"),
+        ("init/step/m.json", "is a file in the folder of `init-from`"),
+    ];
+    for (metrics, fragment) in cases {
+        let error = message(&base(metrics));
+        assert!(error.contains(fragment) && error.ends_with("; choose another"), "{error}");
+    }
+    base("init/new.jsonl").validate().expect("a new file replaces nothing");
+
+    let machine = at("machine.toml");
+    let error = base("machine.toml").check_files(&[("plan", &machine)], &[]).unwrap_err();
+    assert!(error.to_string().contains("is the file of `plan` too"), "{error}");
+    for input in ["mg.bin", "mg.idx", "init/model.safetensors"] {
+        let error = base("new.jsonl").check_files(&[], &[("dry-run", &at(input))]).unwrap_err();
+        assert!(error.to_string().starts_with("dry-run = "), "{error}");
+    }
+    let (page, metrics) = (at("page.html"), at("new.jsonl"));
+    let error = base("new.jsonl").check_files(&[], &[("dry-run", &metrics)]).unwrap_err();
+    assert!(error.to_string().contains("is the file or folder of `dry-run` too"), "{error}");
+    base("new.jsonl").check_files(&[("plan", &machine)], &[("dry-run", &page)]).unwrap();
+    assert_eq!(files_of(dir.path()), files);
+}
+
 /// Opening a pipe to write would wait for its reader.
 #[test]
 #[cfg(unix)]

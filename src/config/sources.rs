@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::validate::check;
+use super::validate::{VOCAB_MAX, check};
 use super::{Config, ConfigError};
 
 impl Config {
@@ -117,7 +117,22 @@ impl Config {
         }
     }
 
+    /// What is hidden of documents.
+    fn check_masks(&self) -> Result<(), ConfigError> {
+        let Some(id) = self.document_end else { return Ok(()) };
+        check(self.document_mask, || {
+            let problem = "document-mask is false: nothing is kept apart";
+            let help = "set document-mask, or leave it out";
+            ConfigError::value("document-end", id, problem, help)
+        })?;
+        check(id < VOCAB_MAX, || {
+            let help = format!("use 0 to {}", VOCAB_MAX - 1);
+            ConfigError::value("document-end", id, "is too large for a token id", help)
+        })
+    }
+
     pub(super) fn check_sources(&self) -> Result<(), ConfigError> {
+        self.check_masks()?;
         self.split_shares()?;
         self.check_validation()?;
         self.check_samples()?;

@@ -164,6 +164,10 @@ fn bad_steps_and_rates_are_named_with_what_would_work() {
         ("beta1 = 1", "beta1 = 1: is out of range; use 0 or more and less than 1"),
         ("beta2 = -0.5", "beta2 = -0.5: is out of range"),
         ("beta2 = 0.99999999", "beta2 = 0.99999999: the moments are kept in fp32"),
+        (
+            "optimizer = 'sgd'\nmomentum = 0.99999999",
+            "momentum = 0.99999999: it is kept in fp32, where that is 1",
+        ),
         ("beta1 = 0.99999998", "beta1 = 0.99999998: the moments are kept in fp32, where that is 1"),
         ("eps = 0", "eps = 0: is out of range; use more than 0"),
         ("momentum = 0.9", "momentum = 0.9: optimizer adamw has no such setting; leave it out, or"),

@@ -108,7 +108,8 @@ impl Config {
             let help = format!("use {}", divisors_near(self.hidden, self.heads));
             ConfigError::value("heads", self.heads, problem, help)
         })?;
-        self.decoder(self.vocab.unwrap_or(1)).map(drop)
+        let decoder = self.decoder(self.vocab.unwrap_or(1))?;
+        self.tuning(&decoder).map(drop)
     }
 
     fn check_schedule(&self) -> Checked {

@@ -9,7 +9,7 @@ use zeropp_core::kernels::threads::Threads;
 use zeropp_core::meter::Meter;
 use zeropp_core::model::decoder::Decoder;
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
-use zeropp_core::split::{LayerWeights, OpCx, WQueue, ops};
+use zeropp_core::split::{LayerWeights, Masks, OpCx, WQueue, ops};
 
 use super::median;
 use crate::Error;
@@ -102,6 +102,7 @@ fn product(
         token: Tensor::zeros([1], (device, DType::F32)),
         recompute_attention: false,
         forward_grads: None,
+        masks: Masks::default(),
     };
     let x = Tensor::<3>::ones([1, rows, inner], (device, dtype));
     move || {

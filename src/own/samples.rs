@@ -1,6 +1,6 @@
 //! Samples of a program's own.
 
-use zeropp_core::data::{DataError, Dataset};
+use zeropp_core::data::{DataError, Dataset, Hidden, Sample};
 
 /// Samples whose ids tell the data from other data.
 const LOOKED_AT: u64 = 4;
@@ -29,7 +29,7 @@ pub(crate) fn stand_in(samples: &dyn Samples) -> Dataset {
     Dataset::from_bytes(bytes).with_vocabulary(samples.vocabulary())
 }
 
-/// Inputs and targets, `seq` ids each, of sample `n`.
+/// Sample `n` of `seq` tokens, with what is hidden of it.
 ///
 /// # Errors
 /// Too few or too many tokens, or an id beyond the vocabulary.
@@ -37,9 +37,10 @@ pub(crate) fn sample(
     samples: &dyn Samples,
     n: u64,
     seq: usize,
-) -> Result<(Vec<u32>, Vec<u32>), DataError> {
-    let mut inputs = samples.sample(n, seq + 1);
-    let (found, vocabulary) = (inputs.len(), samples.vocabulary());
+    hidden: Hidden,
+) -> Result<Sample, DataError> {
+    let ids = samples.sample(n, seq + 1);
+    let (found, vocabulary) = (ids.len(), samples.vocabulary());
     let wrong = |problem: String| {
         let path = samples.name().into();
         Err(DataError::Malformed { path, problem: format!("sample {n} {problem}") })
@@ -47,10 +48,8 @@ pub(crate) fn sample(
     if found != seq + 1 {
         return wrong(format!("has {found} tokens, and {} were asked for", seq + 1));
     }
-    if let Some(id) = inputs.iter().find(|id| **id as usize >= vocabulary) {
+    if let Some(id) = ids.iter().find(|id| **id as usize >= vocabulary) {
         return wrong(format!("has token id {id}, which is not below {vocabulary}"));
     }
-    let targets = inputs[1..].to_vec();
-    inputs.pop();
-    Ok((inputs, targets))
+    Ok(Sample::new(ids, hidden, Vec::new(), None))
 }

@@ -17,7 +17,7 @@ use zeropp_pipeline::schedules::unit_note;
 use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
 use zeropp_pipeline::timeline::Timeline;
 use zeropp_pipeline::verify::{VerifyLimits, verify};
-use zeropp_zero3::checkpoint::WRITER_BYTES;
+use zeropp_zero3::checkpoint::{Base, WRITER_BYTES};
 use zeropp_zero3::held::{Cut, LayerBytes, layer_bytes};
 use zeropp_zero3::optimizer::Tie;
 
@@ -47,6 +47,8 @@ pub(crate) struct Blueprint {
     pub(crate) times: Times,
     pub(crate) plan: Plan,
     pub(crate) own: Own,
+    /// Where what does not train is from, if the run has looked.
+    pub(crate) base: Option<Base>,
 }
 
 /// What the optimizer of a rank takes.
@@ -75,7 +77,8 @@ impl Blueprint {
             samples: config.micro_batch_size,
             seq: config.seq,
             element_bytes: compute.size(),
-            keeps_probabilities: attention_keeps_probabilities(compute, on_gpu, config.seq),
+            keeps_probabilities: attention_keeps_probabilities(compute, on_gpu, config.seq)
+                && !config.document_mask,
             kernels: !on_gpu,
         };
         sizes::check(config, &model, batch)?;
@@ -119,6 +122,7 @@ impl Blueprint {
             times: Times::default(),
             plan: Plan::default(),
             own: own.clone(),
+            base: None,
         };
         let stages = blueprint.stages.len();
         blueprint.recomputed = Recomputed::before(blueprint.config.recompute, stages);
@@ -187,7 +191,8 @@ impl Blueprint {
     pub(crate) fn tie(&self) -> Option<Tie> {
         let placement = &self.schedule.placement;
         let last = self.stages.len() - 1;
-        self.model.is_tied().then(|| Tie {
+        let trains = self.model.parts[0].parameters().iter().any(|p| p.trains);
+        (trains && self.model.is_tied()).then(|| Tie {
             first: (0, 0),
             last: (last, self.stages[last].len() - 1),
             ranks: (placement[0], placement[last]),
@@ -256,12 +261,15 @@ impl Blueprint {
             self.model.parts[self.stages[s].clone()].iter().map(|p| p.name().to_string()).collect()
         };
         let parameters = mine.iter().map(|s| self.stage_parameters(*s)).sum();
-        let shard: u64 =
-            mine.iter().map(|s| self.flat_elements(*s) * 4).sum::<u64>() / self.mesh.zero3 as u64;
+        let shard = |elements: fn(&Self, usize) -> u64| {
+            let elements: u64 = mine.iter().map(|s| elements(self, *s)).sum();
+            elements * 4 / self.mesh.zero3 as u64
+        };
+        let (all, trained) = (shard(Self::flat_elements), shard(Self::trained_elements));
         let OptimizerTakes { kept, at_work, .. } = optimizer;
         let memory = |held: HeldBytes, optimizer: u64| MemoryBytes {
-            parameter_shard: shard,
-            gradient_shard: shard,
+            parameter_shard: all,
+            gradient_shard: trained,
             optimizer,
             gathered: held.gathered,
             packed_weights: held.packed_weights,
@@ -304,7 +312,7 @@ impl Blueprint {
         let stages = self.schedule.stages_of(pp);
         let parts: Vec<usize> = stages.iter().flat_map(|s| self.stages[*s].clone()).collect();
         // A tied gradient on its way to and from another rank.
-        let shard = |part: &Part| self.flat_elements_of(part) / zero3 as u64 * 4;
+        let shard = |part: &Part| self.trained_elements_of(part) / zero3 as u64 * 4;
         let swapped = self.tie().filter(|tie| tie.ranks.0 != tie.ranks.1).map_or(0, |tie| {
             let has = stages.iter().any(|s| [tie.first.0, tie.last.0].contains(s));
             if has { 2 * shard(&self.model.parts[0]) / owners as u64 } else { 0 }
@@ -328,9 +336,15 @@ impl Blueprint {
         takes
     }
 
-    /// Elements of a layer's flat buffer, padding included.
+    /// Elements of a layer's flat buffers, padding included.
     fn flat_elements_of(&self, part: &Part) -> u64 {
-        FlatLayout::new(part.parameters(), self.layout_pieces()).len as u64
+        let frozen = FlatLayout::frozen(part.parameters(), self.layout_pieces());
+        self.trained_elements_of(part) + frozen.len as u64
+    }
+
+    /// Those of them that train.
+    fn trained_elements_of(&self, part: &Part) -> u64 {
+        FlatLayout::trained(part.parameters(), self.layout_pieces()).len as u64
     }
 
     fn stage_parameters(&self, stage: usize) -> u64 {
@@ -344,11 +358,17 @@ impl Blueprint {
         parts.iter().map(|part| self.flat_elements_of(part)).sum()
     }
 
+    /// Those of them that train.
+    fn trained_elements(&self, stage: usize) -> u64 {
+        let parts = &self.model.parts[self.stages[stage].clone()];
+        parts.iter().map(|part| self.trained_elements_of(part)).sum()
+    }
+
     /// Those of them whose gradient is made in F.
     fn elements_in_forward(&self, stage: usize, batch: BatchShape) -> u64 {
         let parts = self.model.parts[self.stages[stage].clone()].iter();
         let made = parts.filter(|part| part.cost(batch).gradients_in_forward);
-        made.map(|part| self.flat_elements_of(part)).sum()
+        made.map(|part| self.trained_elements_of(part)).sum()
     }
 
     fn bytes(&self, stage: usize, batch: BatchShape) -> StageBytes {
@@ -361,10 +381,10 @@ impl Blueprint {
             .sum();
         let message = (batch.tokens() * self.model.hidden * batch.element_bytes) as u64;
         let input = if stage == 0 { 0 } else { message };
-        let elements = self.flat_elements(stage);
+        let (elements, trained) = (self.flat_elements(stage), self.trained_elements(stage));
         // Without shards a gather of fp32 weights is the parameters themselves.
         let (alone, fp32) = (self.mesh.zero3 == 1, self.compute == DType::F32);
-        let shard = elements / self.mesh.zero3 as u64;
+        let [shard, trained_shard] = [elements, trained].map(|n| n / self.mesh.zero3 as u64);
         let packed = |of: fn(&LayerCost) -> bool| {
             let elements = costs.iter().filter(|c| of(c)).map(|c| c.packed_elements).sum::<u64>();
             if self.packs_weights() { elements * Packed::element_bytes() as u64 } else { 0 }
@@ -378,13 +398,13 @@ impl Blueprint {
             packed_forward: packed(|_| true),
             packed_backward: packed(|c| !c.gradients_in_forward),
             packed_in_forward: packed(|c| c.gradients_in_forward),
-            gradient: elements * 4,
+            gradient: trained * 4,
             gradient_in_forward: self.elements_in_forward(stage, batch) * 4,
             keeps_first_gradient: alone,
             message,
             gather_input: if alone || fp32 { 0 } else { shard * self.compute.size() as u64 },
-            reduced: if alone { 0 } else { shard * 4 },
-            replica_reduced: if self.mesh.dp > 1 { shard * 4 / self.owners() } else { 0 },
+            reduced: if alone { 0 } else { trained_shard * 4 },
+            replica_reduced: if self.mesh.dp > 1 { trained_shard * 4 / self.owners() } else { 0 },
         }
     }
 

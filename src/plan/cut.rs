@@ -60,7 +60,8 @@ impl<'a> Cutter<'a> {
         let fixed = |i: usize| -> u64 {
             let bytes = |p: &ParamSpec| {
                 let of = optimizer.parameter(p, Role::of(&parts[i], false));
-                (8 + 4 * optimizer.state(&of).len() as u64) * p.len() as u64
+                let trained = if p.trains { 4 + 4 * optimizer.state(&of).len() } else { 0 };
+                (4 + trained as u64) * p.len() as u64
             };
             parts[i].parameters().iter().map(bytes).sum::<u64>() / config.zero3 as u64
         };

@@ -6,6 +6,7 @@ pub(crate) mod cut;
 pub(crate) mod evaluation;
 pub(crate) mod fits;
 pub(crate) mod limit;
+pub(crate) mod mask_check;
 pub(crate) mod memory;
 pub(crate) mod model_check;
 pub(crate) mod peak;

@@ -40,6 +40,19 @@ pub(crate) fn check(config: &Config, model: &Model, data: &Dataset) -> Result<()
     Ok(())
 }
 
+/// A program's own model says itself what of it trains.
+///
+/// # Errors
+/// A setting that says it, too.
+pub(crate) fn check_tuning(config: &Config) -> Result<(), ConfigError> {
+    let rank = (config.lora_rank > 0).then(|| ("lora-rank", config.lora_rank.to_string()));
+    let freeze = config.freeze.clone().map(|freeze| ("freeze", freeze));
+    let Some((field, value)) = rank.or(freeze) else { return Ok(()) };
+    let problem = "the program brings its own model, which says itself what trains";
+    let help = "leave it out, and declare what does not train with ParamSpec::frozen";
+    Err(ConfigError::value(field, value, problem, help))
+}
+
 /// An embedding first, a head last, layers between.
 fn check_parts(parts: &[Part]) -> Result<(), Error> {
     let fits = |(i, part): (usize, &Part)| match part {

@@ -190,7 +190,7 @@ pub(crate) fn check_program(config: &Config, program: &Schedule) -> Result<(), E
     }
     let of_stage = |stage: usize| {
         let computes = actions().flat_map(Action::computes);
-        computes.filter(|(kind, s, _)| (*kind, *s) == (Compute::R, stage)).count()
+        computes.filter(|t| (t.kind, t.stage) == (Compute::R, stage)).count()
     };
     let partly = whole.iter().find(|s| of_stage(**s) != program.micro_batches());
     if let Some(stage) = partly {

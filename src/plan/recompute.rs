@@ -80,7 +80,7 @@ impl Recomputed {
 pub(crate) fn stages_with_r(program: &Schedule) -> Vec<usize> {
     let computes = program.ranks.iter().flatten().flat_map(Action::computes);
     let mut stages: Vec<usize> =
-        computes.filter(|(kind, ..)| *kind == Compute::R).map(|(_, stage, _)| stage).collect();
+        computes.filter(|t| t.kind == Compute::R).map(|t| t.stage).collect();
     stages.sort_unstable();
     stages.dedup();
     stages

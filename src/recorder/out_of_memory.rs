@@ -31,6 +31,8 @@ static BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Its rank and one more; 0 where it is no rank's.
 static RANK: AtomicUsize = AtomicUsize::new(0);
 static WRITTEN: AtomicBool = AtomicBool::new(false);
+/// How the program tells its user.
+static SAY: OnceLock<fn(&str)> = OnceLock::new();
 
 thread_local! {
     static IS_WRITER: Cell<bool> = const { Cell::new(false) };
@@ -67,15 +69,17 @@ fn write_records() {
             None => (EndKind::Error, format!("out of memory: {what}, on no rank's thread")),
         };
         let found = recorder.write_all(others.0, &others.1);
-        // What cannot be told cannot be helped.
-        let _ = writeln!(std::io::stderr(), "{found}");
+        if let Some(say) = SAY.get() {
+            say(&format!("{found}\n"));
+        }
     }
 }
 
 /// Ends the process with exit code 1, because an allocation of so many `bytes` has failed: one
 /// message with the way out, and the records of the ranks of this process. For an allocator to
-/// call in place of returning nothing; it allocates nothing itself.
-pub fn end_out_of_memory(bytes: usize) -> ! {
+/// call in place of returning nothing; it allocates nothing itself. `say` is given the lines for
+/// the user, first on this thread, where it must not allocate: an event would.
+pub fn end_out_of_memory(bytes: usize, say: fn(&str)) -> ! {
     if IS_WRITER.get() {
         end();
     }
@@ -85,7 +89,8 @@ pub fn end_out_of_memory(bytes: usize) -> ! {
             thread::sleep(WRITING_TIME);
         }
     }
-    tell(bytes);
+    let _ = SAY.set(say);
+    tell(bytes, say);
     BYTES.store(bytes, Ordering::SeqCst);
     let thread = thread::current();
     let rank = thread.name().and_then(|name| name.strip_prefix("rank ")?.parse::<usize>().ok());
@@ -102,11 +107,11 @@ pub fn end_out_of_memory(bytes: usize) -> ! {
 }
 
 /// The message, put together on the stack.
-fn tell(bytes: usize) {
+fn tell(bytes: usize, say: fn(&str)) {
     let mut text = [0u8; 512];
     let mut rest = &mut text[..];
     let mib = bytes as f64 / f64::from(1 << 20);
-    // No event: that would allocate. It fits; what would not is left out.
+    // It fits; what would not is left out.
     let _ = writeln!(
         rest,
         "error: out of memory: an allocation of {mib:.1} MiB failed; zeropp run --dry-run says \
@@ -114,7 +119,7 @@ fn tell(bytes: usize) {
          virtual stages lower it"
     );
     let left = rest.len();
-    let _ = std::io::stderr().write_all(&text[..text.len() - left]);
+    say(std::str::from_utf8(&text[..text.len() - left]).unwrap_or_default());
 }
 
 /// At once: whatever runs at the end of a process may need memory, too.

@@ -27,6 +27,7 @@ struct Leaf {
 #[derive(Serialize, Deserialize)]
 struct Piece {
     layer: String,
+    frozen: bool,
     shard: usize,
     /// Number of values.
     len: usize,
@@ -75,8 +76,12 @@ pub(crate) fn to_rank_0(
 /// A result as 32-bit words, whatever they stand for: engines move them and never compute.
 fn pack(result: &RankResult) -> Vec<f32> {
     let exported = result.exported.iter();
-    let piece =
-        |e: &ParamExport| Piece { layer: e.layer.clone(), shard: e.shard, len: e.values.len() };
+    let piece = |e: &ParamExport| Piece {
+        layer: e.layer.clone(),
+        frozen: e.frozen,
+        shard: e.shard,
+        len: e.values.len(),
+    };
     let leaf = Leaf {
         spans: result.spans.clone(),
         clock_error_ns: result.clock_error_ns,
@@ -97,10 +102,10 @@ fn unpack(words: &[f32]) -> RankResult {
     let (json, mut values) = rest.split_at(len.to_bits() as usize);
     let bytes: Vec<u8> = json.iter().flat_map(|word| word.to_bits().to_le_bytes()).collect();
     let leaf: Leaf = serde_json::from_slice(&bytes).expect("written by pack");
-    let export = |Piece { layer, shard, len }| {
+    let export = |Piece { layer, frozen, shard, len }| {
         let (mine, rest) = values.split_at(len);
         values = rest;
-        ParamExport { layer, shard, values: mine.to_vec() }
+        ParamExport { layer, frozen, shard, values: mine.to_vec() }
     };
     let exported = leaf.exported.into_iter().map(export).collect();
     RankResult { spans: leaf.spans, clock_error_ns: leaf.clock_error_ns, exported }
@@ -121,7 +126,12 @@ mod tests {
         RankResult {
             spans: vec![span; rank],
             clock_error_ns: rank as u64,
-            exported: vec![ParamExport { layer: "h.0 · ü".into(), shard: rank, values }],
+            exported: vec![ParamExport {
+                layer: "h.0 · ü".into(),
+                frozen: rank % 2 == 1,
+                shard: rank,
+                values,
+            }],
         }
     }
 
@@ -143,6 +153,7 @@ mod tests {
                 r.exported[0].values.iter().map(|x| x.to_bits()).collect()
             };
             assert!(bits(got) == bits(&want), "rank {rank}");
+            assert_eq!(got.exported[0].frozen, want.exported[0].frozen);
         }
     }
 }

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use zeropp_comm::groups::Groups;
 use zeropp_core::choice::{Order, Tokenizer};
-use zeropp_core::data::{Dataset, Sampler};
+use zeropp_core::data::{DataError, Dataset, Sampler};
 use zeropp_core::metrics::Evaluation;
 use zeropp_pipeline::executor::{Executor, ModelWorker, TokenSource};
 use zeropp_pipeline::ir::Action;
@@ -21,6 +21,7 @@ use crate::Error;
 use crate::config::ConfigError;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
+use crate::plan::mask_check;
 
 /// Bytes of a micro-batch's number and loss on their way to the other ranks.
 const LOSS_BYTES: usize = 12;
@@ -30,6 +31,8 @@ pub(crate) struct EvaluationSet {
     pub(crate) data: (Dataset, Sampler),
     /// Micro-batches that count, the first ones; what is left of the last batch is passed over.
     micro_batches: usize,
+    /// Scored tokens of a micro-batch in the mean, where not all are.
+    pub(crate) scored: Option<f64>,
     /// Batches that have them.
     pub(crate) batches: u64,
     /// Tokens that are predicted.
@@ -84,9 +87,14 @@ impl EvaluationSet {
                 config.seq
             )));
         }
-        let per_step = config.samples_per_step();
+        if config.document_mask {
+            mask_check::check_documents(config, &data, true)?;
+        }
+        let sampler = config.sampler_in(Order::Sequential);
+        let scored = scored(&data, &sampler, (micro_batches, size), config.samples_per_step())?;
         Ok(Some(EvaluationSet {
-            data: (data, Sampler::new(config.seed, Order::Sequential, config.seq, per_step)),
+            data: (data, sampler),
+            scored,
             micro_batches,
             batches: micro_batches.div_ceil(per_batch) as u64,
             tokens: (micro_batches * size * config.seq) as u64,
@@ -109,6 +117,34 @@ impl EvaluationSet {
             ..Evaluation::default()
         }
     }
+}
+
+/// The mean number of scored tokens of the first micro-batches, of `size` samples each; none where
+/// all tokens are scored.
+fn scored(
+    data: &Dataset,
+    sampler: &Sampler,
+    (micro_batches, size): (usize, usize),
+    per_step: usize,
+) -> Result<Option<f64>, Error> {
+    if !sampler.masks(data) {
+        return Ok(None);
+    }
+    let in_data = |e: DataError| Error::EvaluationData(e.to_string());
+    let mut all = 0;
+    for n in 0..micro_batches * size {
+        let sample = sampler.masked(data, (n / per_step) as u64, n % per_step);
+        all += sample.map_err(in_data)?.scored();
+    }
+    if all == 0 {
+        let problem = "none of its tokens are scored: its .mask marks none of them";
+        let help = "give data with answers, or set loss-mask = false";
+        return Err(Error::EvaluationData(format!(
+            "eval-data = {}: {problem}; {help}",
+            data.origin()
+        )));
+    }
+    Ok(Some(all as f64 / micro_batches as f64))
 }
 
 /// A rank's part of every evaluation of a run.

@@ -12,6 +12,7 @@ pub(crate) mod ranks;
 pub(crate) mod saving;
 pub(crate) mod spawn;
 pub(crate) mod stop;
+pub(crate) mod tokens;
 pub(crate) mod totals;
 pub(crate) mod trace;
 pub(crate) mod training;

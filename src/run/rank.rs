@@ -4,16 +4,17 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::Device;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use zeropp_checkpoint::under_way::Report;
 use zeropp_comm::Communicator;
 use zeropp_comm::groups::Groups;
-use zeropp_core::data::{DataError, Dataset, Sampler};
+use zeropp_core::data::{Dataset, Sampler};
 use zeropp_core::meter::{MemoryBytes, Meter};
 use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped, wall_time};
 use zeropp_pipeline::executor::{
-    Executor, Instruments, ModelWorker, StatusBoard, StepRecord, TokenSource, WorkerOptions,
+    Executor, Instruments, ModelWorker, StatusBoard, StepRecord, WorkerOptions,
 };
 use zeropp_pipeline::ir::{Action, Compute};
 use zeropp_pipeline::simulate::StageCosts;
@@ -25,10 +26,8 @@ use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 use crate::checkpoint::Saver;
 use crate::checkpoint::initial::{self, Initial};
 use crate::checkpoint::resume::{Loader, Resumed};
-use crate::checkpoint::writer::Report;
 use crate::config::{Config, StepRange};
 use crate::error::RankError;
-use crate::own::samples;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::peak::{Best, Peak};
 use crate::recorder::FlightRecorder;
@@ -37,6 +36,7 @@ use crate::run::diagnose::Diverged;
 use crate::run::evaluation::{EvaluationSet, Evaluator};
 use crate::run::processes;
 use crate::run::stop::{Stopper, Wish};
+use crate::run::tokens;
 use crate::run::training::Training;
 use crate::world::hello::Roster;
 
@@ -305,6 +305,8 @@ fn build_executor(
         initial::read(bp, shared.initial.as_deref(), &mut sharded)?;
         // A mean of the weights begins with them.
         optimizer.restart(&sharded);
+    } else if bp.base.is_some() {
+        initial::read_frozen(shared.initial.as_deref(), &mut sharded)?;
     }
     let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
     let worker_options = WorkerOptions {
@@ -316,14 +318,7 @@ fn build_executor(
         recompute_full: bp.recomputed.whole.clone(),
         recompute_attention: bp.recomputed.attention.clone(),
     };
-    let data = shared.data.clone();
-    let (own, seq) = (bp.own.data.clone(), config.seq);
-    let per_step = config.samples_per_step() as u64;
-    let sample = move |step: u64, index: usize| match &own {
-        Some(own) => samples::sample(&**own, (step - 1) * per_step + index as u64, seq),
-        None => data.1.sample(&data.0, step - 1, index),
-    };
-    let tokens = token_source(shared, device, groups, sample);
+    let tokens = tokens::training(shared, device, groups);
     let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
     let executor = Executor::new(
         bp.schedule.ranks[pp].clone(),
@@ -349,12 +344,7 @@ fn evaluator(
         Some(saver) => saver.plateau(&*groups.world, resumed, bp.config.keep_best)?,
         None => None,
     };
-    let samples = set.clone();
-    let sample = move |batch: u64, index: usize| {
-        let (data, sampler) = &samples.data;
-        sampler.sample(data, batch, index)
-    };
-    let tokens = token_source(shared, device, groups, sample);
+    let tokens = tokens::evaluation(shared, device, groups, set);
     Ok(Some(Evaluator::new(bp, set.clone(), tokens, groups, before)))
 }
 
@@ -365,35 +355,6 @@ fn optimizer_options(bp: &Blueprint) -> OptimizerOptions {
         clip: bp.config.clip,
         tie: bp.tie(),
     }
-}
-
-/// Tokens of a micro-batch of this rank: replicas, then ZeRO-3 places, then micro-batches take
-/// consecutive samples of the step's batch, which `sample` finds by step and place.
-fn token_source(
-    shared: &Shared,
-    device: &Device,
-    groups: &Groups,
-    sample: impl Fn(u64, usize) -> Result<(Vec<u32>, Vec<u32>), DataError> + Send + Sync + 'static,
-) -> TokenSource {
-    let bp = shared.blueprint.clone();
-    let device = device.clone();
-    let c = groups.coords;
-    let (samples, seq) = (bp.config.micro_batch_size, bp.config.seq);
-    let group = c.dp * bp.mesh.zero3 + c.zero3;
-    let first = group * bp.config.micro_batches() * samples;
-    Arc::new(move |step, micro_batch| {
-        let mut ids = Vec::with_capacity(samples * seq);
-        let mut targets = Vec::with_capacity(samples * seq);
-        for i in 0..samples {
-            let index = first + micro_batch * samples + i;
-            let (x, y) = sample(step, index)?;
-            ids.extend(x.into_iter().map(|t| t as i32));
-            targets.extend(y.into_iter().map(|t| t as i32));
-        }
-        let tensor =
-            |v: Vec<i32>| Tensor::<2, Int>::from_data(TensorData::new(v, [samples, seq]), &device);
-        Ok((tensor(ids), tensor(targets)))
-    })
 }
 
 pub(crate) fn summarise(

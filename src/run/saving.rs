@@ -6,55 +6,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use tracing::{Span, info_span, warn};
+use zeropp_checkpoint::pace::{Begin, Pace, StepEnd, Wanted};
+use zeropp_checkpoint::under_way::{Completing, Outcome, Report, Save};
 use zeropp_comm::Communicator;
 use zeropp_pipeline::executor::ModelWorker;
 use zeropp_zero3::checkpoint::{CheckpointError, StateToWrite};
 
 use crate::checkpoint::Saver;
-use crate::checkpoint::under_way::{Completing, Outcome, Save};
-use crate::checkpoint::writer::{Part, RankSave, Report};
+use crate::checkpoint::writer::{Part, RankSave};
 use crate::error::RankError;
 use crate::events;
-use crate::run::stop::Wish;
-
-/// Whether a save begins after a step; the same on all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Begin {
-    /// None does.
-    No,
-    /// One does.
-    Now,
-    /// One that must not be left out: the ranks wait for the one before.
-    AfterTheOneBefore,
-}
-
-impl Begin {
-    /// Reads the byte of a message.
-    pub(crate) fn from_byte(byte: u8) -> Begin {
-        match byte {
-            1 => Begin::Now,
-            2 => Begin::AfterTheOneBefore,
-            _ => Begin::No,
-        }
-    }
-}
-
-/// The end of a step, as far as it decides whether a save follows.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StepEnd {
-    pub(crate) step: u64,
-    /// Updates behind it.
-    pub(crate) updates: u64,
-    /// Whether it was not skipped.
-    pub(crate) is_good: bool,
-    /// What the ranks wish.
-    pub(crate) wish: Wish,
-    /// Whether its validation loss is the lowest so far, and its state to be kept for that.
-    pub(crate) is_best: bool,
-    /// Whether the run ends with it.
-    pub(crate) ends: bool,
-}
 
 /// A rank's part of saving.
 pub(crate) struct Saving {
@@ -71,13 +32,11 @@ pub(crate) struct Saving {
     /// to all.
     pub(crate) saved: Option<u64>,
     // Rank 0 alone:
-    /// A checkpoint was due and could not be written.
-    owed: bool,
+    pace: Pace,
     /// The save that waits for the one before.
     last: Option<Save>,
     /// A save that has ended, which nobody was told of yet.
     ended: Option<Outcome>,
-    told_late: bool,
 }
 
 impl Saving {
@@ -90,10 +49,9 @@ impl Saving {
             rank_save: None,
             blocked_ns: Arc::default(),
             saved: None,
-            owed: false,
+            pace: Pace::new(saver.every, saver.last),
             last: None,
             ended: None,
-            told_late: false,
         }
     }
 
@@ -119,21 +77,16 @@ impl Saving {
         ended.into_iter().try_for_each(|outcome| self.conclude(outcome, false))
     }
 
-    /// On rank 0: whether a save follows a step. In a row of skipped steps the state is that of the
-    /// last good one, so what is due waits for the next good one; where it cannot wait, no older
-    /// checkpoint goes for it. What is the best of all validation losses, or the run's last, is not
-    /// left out.
+    /// On rank 0: whether a save follows a step.
     pub(crate) fn decide(&mut self, end: StepEnd) -> Begin {
-        let StepEnd { step, updates, is_good, wish, is_best, ends } = end;
-        let save = self.saver.save_of(step, updates, is_good);
-        if ends || is_best {
+        let wanted = self.pace.after(end);
+        if wanted == Wanted::Nothing {
+            return Begin::No;
+        }
+        let save = self.saver.save_of(end.step, end.updates, end.is_good);
+        if wanted == Wanted::Surely {
             self.last = Some(save);
             return Begin::AfterTheOneBefore;
-        }
-        let due = self.saver.is_due(step) || self.owed;
-        self.owed = due && !is_good;
-        if !(wish == Wish::Save || due && is_good) {
-            return Begin::No;
         }
         // While the program looked at the step, the save before may have ended, or is about to.
         let begin = Instant::now();
@@ -144,9 +97,8 @@ impl Saving {
             self.saver.under_way.begin(save);
             return Begin::Now;
         };
-        // What was asked for by a signal is not left out.
-        self.owed |= wish == Wish::Save;
-        if !std::mem::replace(&mut self.told_late, true) {
+        if self.pace.leave_out(end.asked) {
+            let step = end.step;
             warn!(
                 "save-every: no checkpoint after step {step}, as that of step {before} is still \
                  being written; use a faster folder or a larger save-every. This is reported once"
@@ -214,6 +166,7 @@ impl Saving {
         outcome: Outcome,
         must: bool,
     ) -> Result<(), E> {
+        let is_fatal = outcome.is_fatal(must, || self.saver.has_any());
         let Outcome { step, result, left } = outcome;
         match result {
             Ok(()) => {
@@ -221,7 +174,7 @@ impl Saving {
                 let saved = || events::saved(step, &self.saver.path(step));
                 info_span!(parent: &self.span, "checkpoint", step).in_scope(saved);
             }
-            Err(error) if must || !self.saver.has_any() => return Err(error.into()),
+            Err(error) if is_fatal => return Err(error.into()),
             Err(error) => warn!("{error}; the run goes on, and the checkpoint before it stays"),
         }
         self.saver.tell(left);

@@ -110,7 +110,7 @@ mod tests {
             assert_eq!(peak(run), peak(simulated));
             let steps = |from: u64| run.memory.iter().filter(move |m| m.at_ns / length == from);
             assert!(steps(0).count() > 1 && steps(1).count() > 1 && steps(2).count() == 0);
-            assert!(steps(1).last().is_some_and(|m| m.bytes == 0), "a step keeps nothing");
+            assert!(steps(1).next_back().is_some_and(|m| m.bytes == 0), "a step keeps nothing");
         }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use tracing::debug_span;
+use zeropp_checkpoint::pace::{Begin, StepEnd};
 use zeropp_comm::groups::Groups;
 use zeropp_core::meter::Meter;
 use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped};
@@ -21,7 +22,7 @@ use crate::run::evaluation::Evaluator;
 use crate::run::rank::{
     Export, News, RankEnd, RankResult, RankStep, Shared, step_metrics, summarise,
 };
-use crate::run::saving::{Begin, Saving, StepEnd};
+use crate::run::saving::Saving;
 use crate::run::stop::Wish;
 use crate::world::clocks::Clock;
 use crate::world::hello::Roster;
@@ -206,15 +207,17 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         }
         let updates = self.executor.worker.optimizer().updates();
         let (is_good, ends) = (!outcome.skipped, step == last);
-        self.agree(StepEnd { step, updates, is_good, wish, is_best, ends }, &told, eval)
+        let end = StepEnd { step, updates, is_good, asked: false, is_best, ends };
+        self.agree(end, wish, &told, eval)
     }
 
-    /// What all ranks do after a step that ended like this: what they wished, and the trainer of
+    /// What all ranks do after a step that ended like this: what they `wished`, and the trainer of
     /// rank 0's process; all get the same. The other processes hear what rank 0's was `told`; every
     /// rank has measured `eval`.
     fn agree(
         &mut self,
         end: StepEnd,
+        wished: Wish,
         told: &[u8],
         eval: Option<Evaluation>,
     ) -> Result<Told, RankError> {
@@ -225,7 +228,9 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         let mut message = |wish: Wish| {
             let ends = end.ends || matches!(wish, Wish::Stop(_));
             let begin = match saving {
-                Some(saving) if !diverged => saving.decide(StepEnd { wish, ends, ..end }),
+                Some(saving) if !diverged => {
+                    saving.decide(StepEnd { asked: wish == Wish::Save, ends, ..end })
+                }
                 _ => Begin::No,
             };
             [&wish.to_bytes()[..], &[begin as u8], told].concat()
@@ -234,10 +239,10 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             let answers = shared.answers.as_ref().expect("rank 0's process has them");
             match answers.lock().recv_timeout(wait) {
                 // Since the exchange more may have been wished here.
-                Ok(answer) => Some(message(answer.max(end.wish).max(shared.stopper.hear()))),
+                Ok(answer) => Some(message(answer.max(wished).max(shared.stopper.hear()))),
                 Err(RecvTimeoutError::Timeout) => None,
                 // The trainer is gone: nobody wants more.
-                Err(RecvTimeoutError::Disconnected) => Some(message(end.wish.max(Wish::Stop(0)))),
+                Err(RecvTimeoutError::Disconnected) => Some(message(wished.max(Wish::Stop(0)))),
             }
         };
         let answer = patience.follow_rank_0(world, answer)?;

@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::own::Own;
 use crate::own::loss::{Loss, WithLoss};
 use crate::own::samples::{Samples, stand_in};
+use crate::plan::mask_check::{self, Owns};
 use crate::plan::model_check;
 use crate::trainer::{Trainer, Weights};
 
@@ -82,13 +83,20 @@ impl TrainerBuilder {
         let model = match model {
             Some(model) => {
                 model_check::check(&config, &model, &data)?;
+                model_check::check_tuning(&config)?;
                 model
             }
             None => {
                 notes = config.model_notes()?;
-                model::build(config.decoder(config.known_ids(&data)?)?)
+                let decoder = config.decoder(config.known_ids(&data)?)?;
+                model::build_tuned(decoder, &config.tuning(&decoder)?)
             }
         };
+        mask_check::check(
+            &config,
+            &data,
+            Owns { samples: own.data.is_some(), loss: loss.is_some() },
+        )?;
         let model = match loss {
             Some(loss) => with_loss(model, &loss),
             None => model,

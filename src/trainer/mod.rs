@@ -98,6 +98,7 @@ impl Trainer {
         let config = saved_cut::take_over(config);
         let mut blueprint = Blueprint::new(&config, model, &own)?;
         blueprint.plan.notes.extend(dataset.doubt());
+        blueprint.base = initial::base(&blueprint, weights.is_some())?;
         let evaluation = EvaluationSet::new(&blueprint)?.map(Arc::new);
         if let Some(set) = &evaluation {
             blueprint.plan.evaluation = evaluation::plan(&blueprint, set.batches, set.tokens);
@@ -106,8 +107,8 @@ impl Trainer {
         let sampler = blueprint.config.sampler();
         let found = resume::find(&blueprint, &dataset)?;
         let initial = match found.resumed {
-            Some(_) => None,
-            None => initial::open(&blueprint, weights)?.map(Arc::new),
+            Some(_) if blueprint.base.is_none() => None,
+            _ => initial::open(&blueprint, weights)?.map(Arc::new),
         };
         let (data, stopper) = (Arc::new((dataset, sampler)), Stopper::default());
         Ok(Trainer { blueprint, data, found, initial, stopper, evaluation })
@@ -321,22 +322,30 @@ impl Trainer {
     /// Puts the pieces of all ranks together and cuts the buffers into parameters.
     fn assemble(&self, results: Vec<RankResult>, pieces: usize) -> Weights {
         let bp = &self.blueprint;
-        let mut found: BTreeMap<(String, usize), Vec<f32>> = BTreeMap::new();
-        for ParamExport { layer, shard, values } in results.into_iter().flat_map(|r| r.exported) {
-            found.insert((layer, shard), values);
+        let mut found: BTreeMap<(String, bool, usize), Vec<f32>> = BTreeMap::new();
+        for export in results.into_iter().flat_map(|r| r.exported) {
+            let ParamExport { layer, frozen, shard, values } = export;
+            found.insert((layer, frozen, shard), values);
         }
         let mut weights = Weights::new();
         if found.is_empty() {
             return weights;
         }
         for part in &bp.model.parts {
-            let layout = FlatLayout::new(part.parameters(), bp.layout_pieces());
-            let flat: Vec<f32> = (0..pieces)
-                .flat_map(|i| found.remove(&(part.name().to_string(), i)).expect("every piece"))
-                .collect();
-            for place in &layout.params {
-                let values = flat[place.offset..][..place.spec.len()].to_vec();
-                weights.insert(place.spec.name.clone(), values);
+            let layouts = [FlatLayout::trained, FlatLayout::frozen];
+            for (layout, frozen) in layouts.into_iter().zip([false, true]) {
+                let layout = layout(part.parameters(), bp.layout_pieces());
+                let key = |i| (part.name().to_string(), frozen, i);
+                // What does not train has no gradient.
+                if !found.contains_key(&key(0)) {
+                    continue;
+                }
+                let piece = |i| found.remove(&key(i)).expect("every piece");
+                let flat: Vec<f32> = (0..pieces).flat_map(piece).collect();
+                for place in &layout.params {
+                    let values = flat[place.offset..][..place.spec.len()].to_vec();
+                    weights.insert(place.spec.name.clone(), values);
+                }
             }
         }
         weights

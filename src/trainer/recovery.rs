@@ -1,10 +1,11 @@
 //! Going on after a rank has failed: the ranks of this process end, meet again and go on from the
 //! newest complete checkpoint (ADR 35).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use tracing::warn;
+use zeropp_checkpoint::attempts::{self, Attempts, SAME_PLACE};
 use zeropp_core::metrics::StepMetrics;
 
 use crate::Error;
@@ -14,23 +15,17 @@ use crate::plan::blueprint::Blueprint;
 use crate::run::rank::Export;
 use crate::run::spawn::{Failure, RankFailure};
 
-/// How often a step may fail before the run ends.
-const SAME_STEP: u32 = 3;
 /// Most steps whose bits are kept, to be held against those of steps that are done again.
 const BITS_MAX: usize = 4096;
 
 /// The recoveries of a run.
-#[derive(Default)]
 pub(crate) struct Recoveries {
-    /// Most that there may be; none where the run cannot recover.
-    max: u64,
-    pub(crate) done: u64,
+    /// None where the run cannot recover; a place is the step that was under way.
+    attempts: Attempts,
     /// Steps that were done again.
     pub(crate) redone: u64,
     /// Seconds from failures to the first step that was done after them.
     pub(crate) seconds: f64,
-    /// How often each step has failed.
-    failed: HashMap<u64, u32>,
     /// The last step that any rank 0 has told of, also one that was done again.
     at: u64,
     /// The last step that the program was told of.
@@ -64,7 +59,21 @@ impl Recoveries {
     pub(crate) fn new(bp: &Blueprint, export: Export, is_given: bool) -> Recoveries {
         let threads = bp.config.engine == EngineKind::Threads && !is_given;
         let can = threads && !matches!(export, Export::Gradients | Export::Evaluation);
-        Recoveries { max: if can { bp.config.max_recoveries } else { 0 }, ..Recoveries::default() }
+        Recoveries {
+            attempts: Attempts::new(if can { bp.config.max_recoveries } else { 0 }),
+            redone: 0,
+            seconds: 0.0,
+            at: 0,
+            told: 0,
+            since: None,
+            bits: VecDeque::new(),
+            differed: false,
+        }
+    }
+
+    /// How many there were.
+    pub(crate) fn made(&self) -> u64 {
+        self.attempts.made()
     }
 
     /// The run begins after step `done`.
@@ -79,25 +88,23 @@ impl Recoveries {
             Failure::Rank(e) => matches!(e, RankError::Checkpoint(_)) || e.is_begin(),
             Failure::Panic(_) => false,
         };
-        if self.max == 0 || failures.is_empty() || failures.iter().any(hopeless) {
+        let max = self.attempts.max();
+        if max == 0 || failures.is_empty() || failures.iter().any(hopeless) {
             return Remedy::End(None);
         }
         let step = self.at + 1;
-        let times = self.failed.entry(step).or_default();
-        *times += 1;
-        if *times >= SAME_STEP {
-            let text = format!("step {step} has failed {times} times, so the run ends");
-            return Remedy::End(Some(text));
-        }
-        if self.done == self.max {
-            let max = self.max;
-            return Remedy::End(Some(format!(
+        match self.attempts.fail(Some(step)) {
+            attempts::Remedy::Again => {
+                self.since.get_or_insert(at);
+                Remedy::Recover
+            }
+            attempts::Remedy::SamePlace => Remedy::End(Some(format!(
+                "step {step} has failed {SAME_PLACE} times, so the run ends"
+            ))),
+            attempts::Remedy::UsedUp => Remedy::End(Some(format!(
                 "max-recoveries = {max}: this many recoveries were made already"
-            )));
+            ))),
         }
-        self.done += 1;
-        self.since.get_or_insert(at);
-        Remedy::Recover
     }
 
     /// Whether the ranks are where the program is: at the step that it was told of last.
@@ -116,7 +123,8 @@ impl Recoveries {
             Some(step) => format!("step {step}"),
             None => "the beginning".into(),
         };
-        warn!("{error}\nrecovery {} of {}: the ranks go on from {from}", self.done, self.max);
+        let (made, max) = (self.made(), self.attempts.max());
+        warn!("{error}\nrecovery {made} of {max}: the ranks go on from {from}");
     }
 
     /// Whether a step is one that the program has seen; it is done again then, to the same bits.
@@ -125,7 +133,7 @@ impl Recoveries {
         if let Some(since) = self.since.take() {
             self.seconds += since.elapsed().as_secs_f64();
         }
-        if self.max == 0 {
+        if self.attempts.max() == 0 {
             return false;
         }
         let (loss, grad_norm) = (m.loss.to_bits(), m.grad_norm.to_bits());

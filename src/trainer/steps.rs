@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::{Span, error, info_span, warn};
+use zeropp_checkpoint::under_way::Completing;
 use zeropp_comm::Communicator;
 use zeropp_core::device::Devices;
 use zeropp_core::metrics::{Evaluation, RunHeader, StepMetrics, Summary};
@@ -13,7 +14,6 @@ use zeropp_zero3::checkpoint::StoreLock;
 use crate::Error;
 use crate::checkpoint::Saver;
 use crate::checkpoint::resume::{Loader, Resumed};
-use crate::checkpoint::under_way::Completing;
 use crate::events;
 use crate::plan::memory;
 use crate::recorder;
@@ -338,7 +338,7 @@ impl<'a> Steps<'a> {
             checkpoint: ends.saved.and_then(path),
             saves: saves.saves,
             save_cpu_s: saves.cpu_s,
-            recoveries: self.recoveries.done,
+            recoveries: self.recoveries.made(),
             steps_redone: self.recoveries.redone,
             recovery_s: self.recoveries.seconds,
             ..self.trainer.summary(&self.totals, &self.times, total_s)

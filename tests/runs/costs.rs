@@ -305,7 +305,7 @@ fn collectives_end_when_they_are_done() {
     for rank in &timeline.ranks {
         for (at, span) in rank.spans.iter().enumerate() {
             let Action::AllGather { stage } = span.action else { continue };
-            let uses = |a: &Action| a.computes().any(|(k, s, _)| s == stage && k != Compute::W);
+            let uses = |a: &Action| a.computes().any(|t| t.stage == stage && t.kind != Compute::W);
             let used = rank.spans[at..].iter().find(|s| uses(&s.action)).expect("it is used");
             assert!(span.end_ns <= used.start_ns, "{} after {}", span.action, used.action);
             early += usize::from(span.end_ns + 1000 < used.start_ns);

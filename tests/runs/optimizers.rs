@@ -118,7 +118,7 @@ fn the_mean_is_of_the_weights_after_each_step_and_is_read_where_it_is_asked_for(
     let plain = dir.path().join("plain");
     saved(Config { ema: None, steps: 2, ..config.clone() }, &plain);
     let error = export_checkpoint(&plain, &dir.path().join("no"), &options).unwrap_err();
-    assert!(error.to_string().contains("has no running mean of the weights"), "{error}");
+    assert!(error.to_string().contains("has no moving average of the weights"), "{error}");
     let init_from = Some(plain);
     let asked = Config { init_ema: true, init_from, ema: None, ..config };
     let error = Trainer::new(asked).err().expect("nothing to read").to_string();

@@ -89,11 +89,19 @@ fn a_damaged_newest_checkpoint_offers_the_one_before_and_takes_it_if_told() {
     assert!(folder.join("step-000009").exists(), "a refused run touches nothing");
     let whole = run(Config { save: None, save_every: 0, resume: Resume::No, ..config });
 
-    for seen_before_a_rank_starts in [false, true] {
+    for damage in ["a byte", "a cut file", "no manifest"] {
         let dir = tempfile::tempdir().unwrap();
         let (config, folder) = with_damaged_newest(dir.path());
-        if seen_before_a_rank_starts {
-            fs::write(folder.join("step-000009/rank-00000.safetensors"), "").unwrap();
+        let newest = folder.join("step-000009");
+        match damage {
+            "a cut file" => fs::write(newest.join("rank-00000.safetensors"), "").unwrap(),
+            // Before, it was passed over without a word, and replaced by the next save.
+            "no manifest" => {
+                fs::remove_file(newest.join("manifest.json")).unwrap();
+                let error = refusal(config.clone());
+                assert!(error.contains("resume = 6"), "{error}");
+            }
+            _ => {}
         }
         let (rest, told) = run_with_warnings(Config { resume_fallback: true, ..config });
         let told = told.join("\n");

@@ -5,6 +5,7 @@
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_long};
+use std::io::Write;
 
 use mimalloc::MiMalloc;
 
@@ -30,9 +31,15 @@ pub(crate) fn keep_pages() {
 
 fn some(memory: *mut u8, bytes: usize) -> *mut u8 {
     if memory.is_null() {
-        zeropp::end_out_of_memory(bytes);
+        zeropp::end_out_of_memory(bytes, say);
     }
     memory
+}
+
+/// Writes to standard error, without allocating anything.
+fn say(text: &str) {
+    // What cannot be told cannot be helped.
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 // SAFETY: every method hands its arguments on to an allocator that keeps the contract, and returns

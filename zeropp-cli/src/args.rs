@@ -10,9 +10,9 @@ use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
 use crate::Failure;
 
 const RUN_ABOUT: &str = "Train a model\n\n\
-The settings are the defaults, then those of CONFIG.toml, then the flags. In the file a setting \
-has the name of its flag: `micro-batches = 16`; relative paths in it count from its folder. World \
-= P x D x K ranks; on the threads engine they all run on this machine, with nothing to set up.";
+Flags override CONFIG.toml, and CONFIG.toml overrides the defaults. In the file a setting has the \
+name of its flag, as in `micro-batches = 16`; relative paths in it are relative to its folder. A \
+run has P x D x K ranks; with engine threads they all run on this machine, with nothing to set up.";
 
 /// Where the ranks of a failed run leave their records.
 const FLIGHT_DIR: &str = "zeropp-failed";
@@ -23,29 +23,28 @@ const USUAL: [&str; 8] = ["pp", "zero3", "unit", "data", "steps", "lr", "save", 
 pub(crate) const FIRST_STEPS: &str = "\
 Examples:
   zeropp run --pp 4 --zero3 8 --unit 8              a small GPT on 32 ranks
-  zeropp run --data book.txt --save ckpt --resume   your text; goes on from ckpt
+  zeropp run --data book.txt --save ckpt --resume   your text; resumes from ckpt
   zeropp run --pp 4 --zero3 8 --dry-run             mesh, bubble and memory";
 
-/// What the short help of `run` says last.
-const MORE: &str = "`zeropp run --help` is the manual: all settings, and what signals and exit \
-codes mean.";
+/// The last line of the short help of `run`.
+const MORE: &str = "`zeropp run --help` is the manual: all settings, signals and exit codes.";
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   Train a small GPT on zeropp's own sources, 32 ranks as threads:
       zeropp run --pp 4 --zero3 8 --unit 8
-  On a text of yours, with the metrics of every step and a trace for Perfetto:
+  Train on your own text, with the metrics of every step and a trace for Perfetto:
       zeropp run --pp 2 --zero3 2 --unit 3 --data book.txt --metrics out.jsonl --trace out.json
   See the mesh, the bubble and the memory of a run without starting it:
       zeropp run --pp 4 --zero3 8 --unit 8 --dry-run
-  Keep the settings in a file, and change one of them:
+  Keep the settings in a file, and override one of them:
       zeropp run --pp 4 --zero3 8 --unit 8 --print-config > run.toml
       zeropp run run.toml --lr 1e-3
-  Save, and go on where an earlier start of the same command was stopped:
+  Save, and resume where an earlier start of the same command was stopped:
       zeropp run run.toml --save checkpoints --save-every 100 --resume
 
-Signals: INT (Ctrl-C), TERM and HUP save and stop after the step under way, a second one ends it at
-once; USR1 saves and goes on; QUIT writes what every rank is doing, for `zeropp why`, and ends it.
+Signals: INT (Ctrl-C), TERM and HUP stop after the current step and save, a second one stops at
+once; USR1 saves and goes on; QUIT writes what every rank is doing, for `zeropp why`, and stops.
 Exit codes: 0 done, 2 bad input (nothing was started), 1 the run failed, 130 stopped by INT, 143 by
 TERM.";
 
@@ -75,7 +74,7 @@ pub(crate) fn run_command() -> Command {
                 .help_heading("Output")
                 .hide_short_help(true)
                 .action(ArgAction::SetTrue)
-                .help("Print no lines of steps: how it begins, what goes wrong, and the summary"),
+                .help("Print only how the run begins, what goes wrong, and the summary"),
         )
         .next_help_heading("Instead of training")
         .arg(
@@ -83,7 +82,7 @@ pub(crate) fn run_command() -> Command {
                 .long("print-config")
                 .hide_short_help(true)
                 .action(ArgAction::SetTrue)
-                .help("Print all settings as a file, those that follow from others as comments"),
+                .help("Print all settings as a file; those that follow from others are comments"),
         )
         .arg(
             Arg::new("dry-run")
@@ -179,12 +178,17 @@ pub(crate) fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
     }
 }
 
+/// What a setting is, as the short help has it, without its default.
+pub(crate) fn about(option: &OptionInfo) -> String {
+    manual(option.doc, None).0
+}
+
 /// Whether the mean of a checkpoint's weights is taken in their place.
 pub(crate) fn ema() -> Arg {
     Arg::new("ema")
         .long("ema")
         .action(ArgAction::SetTrue)
-        .help("Take the running mean of the weights that a run with --ema has saved")
+        .help("Use the moving average of the weights that a run with --ema saved")
 }
 
 /// The model of a command that takes one as it was trained.
@@ -193,7 +197,7 @@ pub(crate) fn trained_model() -> Arg {
         .value_name("CHECKPOINT|FOLDER")
         .required(true)
         .value_parser(value_parser!(PathBuf))
-        .help("A checkpoint, a folder of them for the newest, or a Hugging Face folder")
+        .help("A checkpoint, a folder of checkpoints (the newest), or a Hugging Face folder")
 }
 
 fn may_stand_alone(arg: Arg) -> Arg {

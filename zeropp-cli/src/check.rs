@@ -209,7 +209,7 @@ fn json(path: &Path, checked: &Result<String, Vec<CheckError>>) -> String {
 fn facts(schedule: &Schedule) -> String {
     let actions: usize = schedule.ranks.iter().map(Vec::len).sum();
     let has = |of: fn(&Action) -> bool| schedule.ranks.iter().flatten().filter(|a| of(a)).count();
-    let split = has(|a| a.computes().any(|(kind, ..)| kind == Compute::B)) > 0;
+    let split = has(|a| a.computes().any(|t| t.kind == Compute::B)) > 0;
     let mut facts = vec![
         schedule.kind.clone(),
         count(schedule.pp(), "rank"),

@@ -1,5 +1,7 @@
 //! `zeropp run --plan`: the layout of a run, chosen by a plan for the machine at hand.
 
+use std::path::Path;
+
 use clap::{Arg, ArgMatches, value_parser};
 use zeropp::Config;
 use zeropp::config::{EngineKind, OPTIONS, Recompute, Table};
@@ -72,6 +74,11 @@ impl Wish {
             ranks: size("gpus"),
             given: all.filter(|key| matches.contains_id(key)).collect(),
         })
+    }
+
+    /// The file of the machine, where it is one.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        Some(Path::new(&self.machine)).filter(|path| path.is_file())
     }
 
     /// The settings with the best layout, and the plan in words.

@@ -14,6 +14,8 @@ between nodes, ZeRO-3 inside a node, without tensor parallelism";
 /// The whole command line.
 pub(crate) fn command() -> Command {
     let command = Command::new("zeropp")
+        // Wider lines are hard to read.
+        .max_term_width(100)
         .version(env!("CARGO_PKG_VERSION"))
         .long_version(version::short())
         .about(ABOUT)

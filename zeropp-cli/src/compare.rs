@@ -9,11 +9,12 @@ use zeropp::pipeline::exchange::json::Document;
 use zeropp::pipeline::report::{communication_ns, first_pipeline, makespan_ns, step, steps};
 use zeropp::pipeline::timeline::{MemoryUnit, RankTimeline, Timeline};
 use zeropp::read_schedule;
-use zeropp_core::files::{Place, escaped_line, read_text};
+use zeropp_core::files::{escaped_line, read_text};
 
 use crate::Failure;
 use crate::figures::{count, say, table};
-use crate::schedule::{CostFlags, cost_args, made_by, write};
+use crate::output::{keep_inputs, write};
+use crate::schedule::{CostFlags, cost_args, made_by};
 
 mod plan;
 
@@ -25,11 +26,12 @@ A and B are schedules (.csv, .json), which are simulated, or traces that `zeropp
 one page with both on one time axis.";
 
 const EXAMPLES: &str = "\
-A schedule is simulated with --costs or the cost flags where any is given, else with the costs in
-its file. Beside a trace it is simulated with the times of that trace where it has no costs, or none
-of the run's scale (a tenth of the work to ten times as much); where trace and schedule have other
-stages, its times are scaled to the run's work. The titles say what was done.
-Of a trace of several steps one is compared, the last unless --step says another. Where one of the
+A schedule is simulated with --costs or the cost flags if any are given, else with the costs in its
+file. When it is compared with a trace and has no costs of its own, or costs of another scale (less
+than a tenth or more than ten times the run's work), it is simulated with the times of the trace;
+where the two have different stages, its times are scaled to the run's work. The titles say what was
+done.
+Of a trace of several steps one is compared, the last unless --step names another. Where one of the
 runs has more ranks than the other, as a measured run with ZeRO-3 has, its first pipeline is
 compared.
 
@@ -98,19 +100,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     }
     say(text(&a, &b));
     Ok(())
-}
-
-/// The page must not be one of the files that are compared, under whatever name.
-fn keep_inputs(out: &Path, inputs: [&PathBuf; 2]) -> Result<(), Failure> {
-    let Ok(place) = Place::new(out) else { return Ok(()) };
-    match inputs.iter().find(|path| Place::new(path).is_ok_and(|input| input == place)) {
-        Some(input) => Err(Failure::bad_input(format!(
-            "out = {}: is the file {} and would overwrite it; choose another",
-            out.display(),
-            input.display()
-        ))),
-        None => Ok(()),
-    }
 }
 
 /// What a file holds.

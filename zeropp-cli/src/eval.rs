@@ -8,14 +8,14 @@ use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Tokenizer};
 use zeropp::{Evaluation, Trainer, config_of};
 
 use crate::Failure;
-use crate::args::{ema, trained_model};
+use crate::args::{about, ema, trained_model};
 use crate::figures::say;
 use crate::progress::evaluated;
 
 const ABOUT: &str = "Measure the loss and the perplexity of a model on data\n\n\
-Of a checkpoint of any layout, or of a Hugging Face folder. Samples are read one after another \
-from the start of the data, each token is predicted once, and what is left over at the end is \
-passed over. The mesh changes no bit of the loss.";
+Takes a checkpoint of any layout, or a Hugging Face folder. Samples are read one after another \
+from the start of the data, each token is predicted once, and what is left over at the end is not \
+used. The mesh changes no bit of the loss.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -46,12 +46,14 @@ fn offered() -> impl Iterator<Item = &'static OptionInfo> {
 /// The arguments of `zeropp eval`.
 pub(crate) fn command() -> Command {
     let flag = |option: &'static OptionInfo| {
-        let about = match option.key {
-            "eval-steps" => "Batches to take of the data; 0 takes all of it [default: 0]".into(),
+        let help = match option.key {
+            "eval-steps" => "Batches of the data to use; 0 uses all of it [default: 0]".into(),
             "seq" => "Tokens in a sample [default: the checkpoint's]".into(),
-            _ => option.doc[0].trim().to_owned(),
+            "vocab" => "Token ids that the model knows [default: the model's]".into(),
+            "tokenizer" | "precision" => format!("{} [default: the run's]", about(option)),
+            _ => about(option),
         };
-        let arg = Arg::new(option.key).long(option.key).value_name(option.value_name).help(about);
+        let arg = Arg::new(option.key).long(option.key).value_name(option.value_name).help(help);
         match option.kind {
             OptionKind::Choice(names) => arg.value_parser(PossibleValuesParser::new(names)),
             kind => arg.value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),

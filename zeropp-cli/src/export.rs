@@ -2,26 +2,27 @@
 
 use std::path::PathBuf;
 
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::weights::StoreAs;
-use zeropp::{ExportOptions, export_checkpoint};
+use zeropp::{ExportOptions, export_adapter, export_checkpoint};
 
 use crate::Failure;
 use crate::args::ema;
 use crate::figures::{count, say, scaled};
 
 const ABOUT: &str = "Write a checkpoint as a Hugging Face folder\n\n\
-Sharded safetensors with an index, config.json and the files of the tokenizer, from a checkpoint \
-of any layout. One tensor is in memory at a time. The folder gets its name when all of it is on \
-disk.";
+Writes sharded safetensors with an index, config.json and the tokenizer's files, from a checkpoint \
+of any layout. It holds one tensor in memory at a time. The folder gets its name once all of it is \
+on disk.";
 
 const EXAMPLES: &str = "\
 Examples:
   zeropp export checkpoints -o model                    the newest checkpoint of a run
   zeropp export checkpoints/step-000100 -o model --dtype bf16
   zeropp export checkpoints -o model --like SmolLM2     config and tokenizer of another model
+  zeropp export checkpoints -o lora --adapter           the adapters alone, for peft
 
-Exit codes: 0 written, 2 nothing was.";
+Exit codes: 0 written, 2 nothing was written.";
 
 /// The arguments of `zeropp export`.
 pub(crate) fn command() -> Command {
@@ -34,7 +35,7 @@ pub(crate) fn command() -> Command {
             path("checkpoint")
                 .value_name("CHECKPOINT")
                 .required(true)
-                .help("A checkpoint, or a folder of them for the newest"),
+                .help("A checkpoint, or a folder of checkpoints (the newest)"),
         )
         .arg(
             path("output")
@@ -47,15 +48,20 @@ pub(crate) fn command() -> Command {
         .arg(
             Arg::new("dtype")
                 .long("dtype")
+                .value_name("TYPE")
                 .value_parser(["f32", "bf16"])
                 .default_value("f32")
-                .help("How numbers are written"),
+                .help("The type of the written weights"),
         )
         .arg(path("like").long("like").value_name("PATH").help(
-            "A model whose config.json and tokenizer this one has [default: what the run began \
+            "Copy config.json and the tokenizer of this model [default: the one the run began \
              with]",
         ))
         .arg(ema())
+        .arg(Arg::new("adapter").long("adapter").action(ArgAction::SetTrue).help(
+            "Write the adapters of a run with lora-rank alone, as peft reads them; without it they \
+             are merged into the weights",
+        ))
 }
 
 /// Writes the folder and says what it holds.
@@ -65,7 +71,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let dtype = matches.get_one::<String>("dtype").expect("has a default").as_str();
     let store_as = if dtype == "bf16" { StoreAs::Bf16 } else { StoreAs::F32 };
     let options = ExportOptions { store_as, like: path("like"), ema: matches.get_flag("ema") };
-    let report = export_checkpoint(&from, &to, &options)?;
+    let report = match matches.get_flag("adapter") {
+        true => export_adapter(&from, &to, store_as)?,
+        false => export_checkpoint(&from, &to, &options)?,
+    };
     let copied = match report.copied.is_empty() {
         true => String::new(),
         false => format!("; copied {}", report.copied.join(", ")),

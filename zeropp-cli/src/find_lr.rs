@@ -8,15 +8,15 @@ use zeropp::{Config, Trainer};
 use crate::Failure;
 use crate::figures::say;
 use crate::log::Voice;
+use crate::output::write;
 use crate::pace::Pace;
 use crate::plot::chart::{self, Curve, Mark, Panel, Scale};
 use crate::plot::running_mean;
 use crate::progress::Progress;
-use crate::schedule::write;
 
 /// Where the curve is drawn, and its numbers.
-const PAGE: &str = "find-lr.html";
-const ROWS: &str = "find-lr.csv";
+pub(crate) const PAGE: &str = "find-lr.html";
+pub(crate) const ROWS: &str = "find-lr.csv";
 /// The running mean is over so many steps at least, and over this part of all.
 const SMOOTHED_MIN: usize = 5;
 const SMOOTHED_PART: usize = 20;

@@ -15,9 +15,9 @@ use crate::figures::say;
 use crate::tokenize::{absent, program};
 
 const ABOUT: &str = "Write text with a model\n\n\
-Of a checkpoint of any layout, or of a Hugging Face folder; on one rank, in fp32 on the CPU, \
-keeping the keys and values of all tokens. The same command writes the same text. Text ends at a \
-token that the folder calls its end (eos), and where the model can take no more.";
+Takes a checkpoint of any layout, or a Hugging Face folder, and runs it on one rank, in fp32 on \
+the CPU, keeping the keys and values of all tokens. The same command writes the same text. The \
+text ends at the model's end-of-text token (eos), or where the model can take no more tokens.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,8 +25,8 @@ Examples:
   zeropp generate checkpoints --prompt 'fn ' --temperature 0.8 --top-k 50 --seed 7
   zeropp generate SmolLM2 --prompt 'The capital of France is' --max-tokens 20
 
-A model of bytes needs no tokenizer. Any other takes the tokenizer.json of its folder, or of the \
-folder that its run began with, by the program zeropp-tokenize.
+A model of bytes needs no tokenizer. Any other uses the tokenizer.json of its folder, or of the \
+folder that its run began with, through the program zeropp-tokenize.
 Exit codes: 0 written, 2 bad input.";
 
 /// The arguments of `zeropp generate`.
@@ -67,7 +67,7 @@ pub(crate) fn command() -> Command {
             )
             .value_parser(probability),
         )
-        .arg(number("seed", "0", "Another text for each seed").value_parser(value_parser!(u64)))
+        .arg(number("seed", "0", "Seed of the random draws").value_parser(value_parser!(u64)))
         .arg(
             Arg::new("tokenizer")
                 .long("tokenizer")

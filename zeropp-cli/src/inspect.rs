@@ -12,7 +12,8 @@ use crate::figures::{bytes, count, say, scaled, table};
 
 const ABOUT: &str = "Show what a checkpoint, a Hugging Face folder, a safetensors or a GGUF file \
 holds\n\n\
-Tables are read and checked, tensors are not. A folder of checkpoints stands for the newest.";
+Reads and checks the tables of tensors, not the tensors themselves. Of a folder of checkpoints it \
+takes the newest.";
 
 /// The arguments of `zeropp inspect`.
 pub(crate) fn command() -> Command {
@@ -24,7 +25,7 @@ pub(crate) fn command() -> Command {
                 .value_name("PATH")
                 .required(true)
                 .value_parser(value_parser!(PathBuf))
-                .help("A checkpoint, a folder of them, a model's folder, or a file of weights"),
+                .help("A checkpoint, a folder of checkpoints, a model folder or a file of weights"),
         )
 }
 
@@ -73,6 +74,10 @@ fn describe_checkpoint(checkpoint: &Checkpoint) -> String {
         bytes(on_disk),
         count(manifest.files.len(), "file"),
     );
+    if let Some(base) = &manifest.base {
+        let of = base.path.as_ref().unwrap_or(&base.fingerprint);
+        text.push_str(&format!("\nwhat it did not train is that of {of}"));
+    }
     text.push_str(&format!("\n\n{}\n\nsettings", table(&rows)));
     for (key, value) in &manifest.settings {
         text.push_str(&format!("\n  {key} = {value}"));

@@ -21,13 +21,13 @@ use crate::{log_file, progress};
 /// The targets of the library's own crates begin like this.
 const OWN: &str = "zeropp";
 
-const VERBOSITY_MANUAL: &str = "How much is told on standard error [default: info]\n\n\
+const VERBOSITY_MANUAL: &str = "How much is written to standard error [default: info]\n\n\
 A level (off, error, warn, info, debug, trace), or a list of levels for parts of the program: \
-`warn,zeropp::checkpoint=debug`. Below info a run shows no line a step.";
+`warn,zeropp::checkpoint=debug`. Below info a run does not show its steps.";
 
-const FORMAT_MANUAL: &str = "Text for people, or a JSON object a line [default: text]\n\n\
-With json the plan, each step, each checkpoint and the summary of `zeropp run` are objects on \
-standard error, too, and standard output is empty.";
+const FORMAT_MANUAL: &str = "Text for people, or one JSON object a line [default: text]\n\n\
+With json, `zeropp run` writes its plan, steps, checkpoints and summary as objects to standard \
+error, too, and nothing to standard output.";
 
 /// How the command speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,6 +19,7 @@ mod inspect;
 mod log;
 mod log_file;
 mod measure;
+mod output;
 mod pace;
 mod pages;
 mod paper;

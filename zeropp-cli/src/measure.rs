@@ -12,9 +12,9 @@ use crate::figures::say;
 use crate::{Failure, args};
 
 const ABOUT: &str = "Measure this machine for plans\n\n\
-Times products by shape, one layer's F, B, W and R at the model's sizes, the optimizer, and what \
-passes between ranks over size, on all ranks at once, within a minute; and writes a file of costs \
-that `zeropp plan --machine` and `zeropp run --plan` take. It is text with comments: change what \
+Times matrix products by shape, one layer's F, B, W and R at the model's sizes, the optimizer, and \
+transfers between ranks by size, on all ranks at once, within a minute. Writes a file of costs \
+that `zeropp plan --machine` and `zeropp run --plan` take. It is text with comments: correct what \
 you know better.";
 
 const EXAMPLES: &str = "\

@@ -6,13 +6,13 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 
 use crate::Failure;
 use crate::figures::say;
-use crate::schedule::write;
+use crate::output::write;
 
-const ABOUT: &str = "The papers' tables beside ours\n\n\
-Prints published tables and what the planner's one model of time and memory gives for each cell: \
-Megatron's runs, ZeroPP's tables 2 and 4 and figures 1 and 4, Zero Bubble's bubble rates, what its \
-kinds trade and its figure 7. It says what the model is fitted on, and what was assumed where a \
-paper states nothing.";
+const ABOUT: &str = "Show the papers' tables beside the planner's figures\n\n\
+Prints published tables and, for each cell, what the planner's model of time and memory gives: \
+Megatron's runs, ZeroPP's tables 2 and 4 and figures 1 and 4, Zero Bubble's bubble rates, the \
+trade-offs between its schedules and its figure 7. It says what the model was fitted to, and what \
+was assumed where a paper does not say.";
 
 /// The command.
 pub(crate) fn command() -> Command {
@@ -21,8 +21,11 @@ pub(crate) fn command() -> Command {
         .long("out")
         .value_name("FOLDER")
         .value_parser(value_parser!(PathBuf))
-        .help("Also write the figures that are curves into this folder, as SVG");
-    Command::new("paper").about("The papers' tables beside ours").long_about(ABOUT).arg(pictures)
+        .help("Also write the curves among the figures into this folder, as SVG");
+    Command::new("paper")
+        .about("Show the papers' tables beside the planner's figures")
+        .long_about(ABOUT)
+        .arg(pictures)
 }
 
 /// Prints all tables, and writes the pictures where that is asked for.

@@ -15,7 +15,7 @@ use zeropp_plan::plan::Plan;
 use zeropp_plan::{PlanError, against, page, text};
 
 use crate::figures::say;
-use crate::schedule::write;
+use crate::output::{keep_inputs, write};
 use crate::{Failure, args};
 
 use job::{Asked, job};
@@ -176,6 +176,12 @@ fn output_args() -> Vec<Arg> {
 
 /// Plans and shows the plan.
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
+    if let Some(out) = matches.get_one::<PathBuf>("out") {
+        let named = ["machine", "model"]
+            .map(|name| matches.try_get_one::<String>(name).ok().flatten().map(PathBuf::from));
+        let files = ["config", "against"].map(|name| matches.get_one::<PathBuf>(name));
+        keep_inputs(out, files.into_iter().chain(named.each_ref().map(Option::as_ref)).flatten())?;
+    }
     let asked = job(matches)?;
     let job = &asked.job;
     let plan = planned(&asked)?;

@@ -10,11 +10,11 @@ use zeropp_playground::page;
 
 use crate::Failure;
 use crate::figures::say;
-use crate::schedule::write;
+use crate::output::write;
 
 const ABOUT: &str = "See, compare and edit schedules on a page\n\n\
-Serves one page on this machine alone, at an address that nobody can guess, until Ctrl-C; or \
-writes the same page as one file that works without a network.";
+Serves one page to this machine only, at an address that nobody can guess, until Ctrl-C; or writes \
+the same page as one file that works without a network.";
 
 /// How long a browser may take to ask.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -24,7 +24,7 @@ const HEAD_MAX: u64 = 16 << 10;
 /// The flags of `zeropp playground`.
 pub(crate) fn command() -> Command {
     Command::new("playground")
-        .about("See, compare and edit schedules on a page, served on this machine or written")
+        .about("See, compare and edit schedules in a browser")
         .long_about(ABOUT)
         .arg(
             Arg::new("out")
@@ -32,7 +32,7 @@ pub(crate) fn command() -> Command {
                 .long("out")
                 .value_name("FILE.html")
                 .value_parser(value_parser!(PathBuf))
-                .help("Write the page in place of serving it"),
+                .help("Write the page to this file instead of serving it"),
         )
         .arg(
             Arg::new("port")
@@ -40,7 +40,7 @@ pub(crate) fn command() -> Command {
                 .value_name("PORT")
                 .default_value("0")
                 .value_parser(value_parser!(u16))
-                .help("The port to serve at; 0: a free one"),
+                .help("The port to serve at; 0 picks a free one"),
         )
 }
 

@@ -2,22 +2,23 @@
 
 pub(crate) mod chart;
 
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use serde_json::Value;
+use zeropp_core::files::open_regular;
 
 use crate::Failure;
 use crate::figures::{count, say};
+use crate::output::{keep_inputs, write};
 use crate::plot::chart::{Curve, Mark, Panel, Scale};
-use crate::schedule::write;
 
 const ABOUT: &str = "Draw the losses and learning rates of runs\n\n\
-Of files that `zeropp run --metrics run.jsonl` writes: the loss of each step with its running \
-mean, the validation loss, the gradient norm and the learning rate, each run in a colour. A name \
-that ends in .svg gets a picture, any other a page; both follow the reader's light or dark ground.";
+Reads files that `zeropp run --metrics run.jsonl` wrote and draws the loss of each step with its \
+running mean, the validation loss, the gradient norm and the learning rate, each run in a colour. \
+A name that ends in .svg gets a picture, any other name a page; both follow the reader's light or \
+dark theme.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -39,7 +40,7 @@ pub(crate) fn command() -> Command {
         .action(ArgAction::Append)
         .num_args(1..)
         .value_parser(value_parser!(PathBuf))
-        .help("Metrics of a run");
+        .help("The metrics file of a run");
     Command::new("plot")
         .about("Draw the losses and learning rates of runs")
         .long_about(ABOUT)
@@ -57,22 +58,19 @@ pub(crate) fn command() -> Command {
             Arg::new("log")
                 .long("log")
                 .action(ArgAction::SetTrue)
-                .help("Losses and norms on a logarithmic scale"),
+                .help("Draw losses and norms on a logarithmic scale"),
         )
 }
 
 /// Reads the runs and draws them.
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let paths: Vec<&PathBuf> = matches.get_many("runs").into_iter().flatten().collect();
-    let runs = paths.iter().map(|path| Run::read(path)).collect::<Result<Vec<_>, _>>()?;
     let out = match matches.get_one::<PathBuf>("out") {
         Some(out) => out.clone(),
         None => paths[0].with_extension("html"),
     };
-    if paths.contains(&&out) {
-        let out = out.display();
-        return Err(Failure::bad_input(format!("out = {out}: is a file of metrics; name another")));
-    }
+    keep_inputs(&out, paths.iter().copied())?;
+    let runs = paths.iter().map(|path| Run::read(path)).collect::<Result<Vec<_>, _>>()?;
     let scale = if matches.get_flag("log") { Scale::Log } else { Scale::Linear };
     let panels = panels(&runs, scale);
     let text = match out.extension().is_some_and(|end| end.eq_ignore_ascii_case("svg")) {
@@ -103,7 +101,7 @@ impl Run {
     fn read(path: &Path) -> Result<Run, Failure> {
         let shown = path.display();
         let bad = |problem: String| Failure::bad_input(format!("{shown}: {problem}"));
-        let file = File::open(path).map_err(|e| bad(format!("cannot be read ({e})")))?;
+        let file = open_regular(path).map_err(|e| bad(format!("cannot be read ({e})")))?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let mut run = Run {
             about: format!("{shown}"),

@@ -8,16 +8,16 @@ use crate::figures::{count, say, table};
 use crate::{Failure, args};
 
 const ABOUT: &str = "Show which rank runs where, as it was launched\n\n\
-Takes the settings of `zeropp run` and is started like it, by the same launcher. The processes \
-meet as they would for a run, over MPI or at the rendezvous, and the first one prints the \
-machine, the process and the place in the mesh of every rank. Nothing is trained. Where \
-ranks are missing, or the processes were not started for one job, it says so.";
+Takes the settings of `zeropp run` and is started in the same way, by the same launcher. The \
+processes meet as they would for a run, over MPI or at the rendezvous, and the first one prints \
+the machine, the process and the mesh coordinates of every rank. Nothing is trained. It reports \
+ranks that are missing and processes that were started for different jobs.";
 
 const EXAMPLES: &str = "\
 Examples:
   mpirun -np 4 zeropp ranks --pp 2 --zero3 2 --engine mpi
   srun --ntasks-per-node 1 zeropp ranks --pp 2 --zero3 8 --engine nccl --rendezvous node0:29400
-  On each of two machines, with the same secret in ZEROPP_TOKEN, and 1 for 0 on the second:
+  On each of two machines, with the same secret in ZEROPP_TOKEN; --node-rank 1 on the second:
       zeropp ranks --pp 2 --zero3 8 --engine nccl --nodes 2 --node-rank 0 --rendezvous node0:29400
 
 Exit codes: 0 all ranks are there, 2 they are not, or the settings and the launcher contradict each

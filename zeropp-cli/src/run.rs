@@ -12,11 +12,11 @@ use crate::choose::Wish;
 use crate::figures::{say, speak_on_stderr};
 use crate::log::Voice;
 use crate::log_file;
+use crate::output::write;
 use crate::pace::Pace;
 use crate::plot::chart::{self, Curve, Mark, Panel};
 use crate::progress::Progress;
 use crate::samples::Samples;
-use crate::schedule::write;
 use crate::shell::quoted;
 use crate::{Failure, emulate, find_lr, pages, plan, summary};
 
@@ -38,6 +38,7 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         say(settings(&config).map_err(Failure::bad_input)?.trim_end());
         return Ok(());
     }
+    keep_inputs(&config, run.page.as_deref().filter(|_| run.dry_run), wish.as_ref())?;
     if !run.dry_run && config.has_rank_0()? {
         begin_log(&config)?;
     }
@@ -82,6 +83,20 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         return find_lr::run(&config, &trainer, voice);
     }
     train(&config, &trainer, voice, on_stdout)
+}
+
+/// Nothing that the run reads is written by the command, and nothing that the command reads by the
+/// run.
+fn keep_inputs(config: &Config, page: Option<&Path>, wish: Option<&Wish>) -> Result<(), Failure> {
+    let reads: Vec<_> = wish.and_then(Wish::file).map(|file| ("plan", file)).into_iter().collect();
+    let mut writes: Vec<_> = page.map(|page| ("dry-run", page)).into_iter().collect();
+    if config.find_lr > 0 {
+        writes.extend([find_lr::PAGE, find_lr::ROWS].map(|name| ("find-lr", Path::new(name))));
+    }
+    if reads.is_empty() && writes.is_empty() {
+        return Ok(());
+    }
+    config.check_files(&reads, &writes).map_err(Failure::bad_input)
 }
 
 fn train(

@@ -11,7 +11,7 @@ mod make;
 mod output;
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::ArgMatches;
 
@@ -21,11 +21,15 @@ pub(crate) use costs::Priced;
 pub(crate) use facts::{facts, made_by, shape};
 
 use crate::Failure;
+use crate::output::{keep_inputs, write};
 
 /// Makes what is asked for and shows or writes it.
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let request = args::Request::new(matches);
     let out = matches.get_one::<PathBuf>("out");
+    if let Some(out) = out {
+        keep_inputs(out, matches.get_one::<PathBuf>("costs"))?;
+    }
     let format = match (matches.get_one::<String>("format"), out) {
         (Some(format), _) => format,
         (None, Some(path)) => output::format_of(path)?,
@@ -54,14 +58,4 @@ fn deliver(out: Option<&PathBuf>, text: &[u8]) -> Result<(), Failure> {
             Ok(())
         }
     }
-}
-
-/// Writes a file that was made whole before.
-pub(crate) fn write(path: &Path, text: &[u8]) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|e| {
-        Failure::bad_input(format!(
-            "out = {}: cannot be written ({e}); choose a file in a folder you may write to",
-            path.display()
-        ))
-    })
 }

@@ -6,17 +6,18 @@ mod progress;
 use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
+use zeropp_checkpoint::attempts::{Attempts, Remedy, SAME_PLACE};
 
 use crate::Failure;
 use child::{Child, Ended};
 use progress::Watched;
 
 const ABOUT: &str = "Start a command again when it fails, from its newest checkpoint\n\n\
-COMMAND is a whole run: `zeropp run`, or a launcher around it. When it ends with an error, or is \
-killed, what is left of it is ended, and it is started again; it goes on from its newest \
-checkpoint, so it has to say --save and --resume. Signals are passed on, and whoever is stopped by \
-one stays stopped. On several nodes, one of these a node starts that node's part: the parts meet \
-again by themselves.";
+COMMAND is a whole run: `zeropp run`, or a launcher around it. When it ends with an error or is \
+killed, its remaining processes are ended and it is started again. It goes on from its newest \
+checkpoint, so it needs --save and --resume. Signals are passed on; a run that was stopped by a \
+signal is not started again. On several nodes, run one `zeropp supervise` on each, with that \
+node's part of the run: the parts find each other again by themselves.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,10 +25,8 @@ Examples:
   zeropp supervise -- mpirun -n 8 zeropp run run.toml --engine mpi --save ckpt --resume
   zeropp supervise --hang-s 900 -- zeropp run run.toml --save ckpt --save-every 10 --resume
 
-Exit codes: that of COMMAND as it ended last; 2 where it cannot be supervised.";
+Exit codes: that of the last COMMAND; 2 where it cannot be supervised.";
 
-/// How often a command may fail without a checkpoint in between.
-const SAME_STEP: u32 = 3;
 /// How often the command is looked at.
 const PERIOD: Duration = Duration::from_millis(20);
 
@@ -44,8 +43,8 @@ pub(crate) fn command() -> Command {
                 .value_parser(value_parser!(u64))
                 .default_value("100")
                 .help(
-                    "How often to start it again; three failures without a checkpoint in between \
-                     end it before",
+                    "How often to start it again; three failures in a row without a new \
+                     checkpoint end it earlier",
                 ),
         )
         .arg(
@@ -55,8 +54,8 @@ pub(crate) fn command() -> Command {
                 .value_parser(value_parser!(u64))
                 .default_value("0")
                 .help(
-                    "Take it for hung after so many seconds without a new checkpoint or a new \
-                     line of its metrics file; 0 never does",
+                    "Restart it after this many seconds without a new checkpoint or a new line in \
+                     its metrics file; 0 never does",
                 ),
         )
         .arg(
@@ -77,8 +76,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let hang = (hang > 0).then(|| Duration::from_secs(hang));
     let watched = Watched::of(&line).map_err(Failure::bad_input)?;
     let signals = child::signals().map_err(Failure::failed_run)?;
-    let (mut recoveries, mut failures) = (0, 0);
-    let mut newest = watched.newest();
+    let mut attempts = Attempts::new(max);
     loop {
         let mut child = Child::start(&line).map_err(Failure::bad_input)?;
         let ended = child.follow(&signals, (&watched, hang), PERIOD);
@@ -89,32 +87,33 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
             Ended::Stopped(code) | Ended::BadInput(code) => return Err(silent(code)),
             Ended::Failed(code) => code,
         };
-        let reached = watched.newest();
-        failures = if reached == newest { failures + 1 } else { 1 };
-        newest = reached;
+        let newest = watched.newest();
         let place = match newest {
             Some(step) => format!("after step {step}"),
             None => "before its first checkpoint".into(),
         };
-        if failures == SAME_STEP {
-            tell(&format!(
-                "the command failed {SAME_STEP} times {place}, so it is not started again"
-            ));
-            return Err(silent(code));
+        match attempts.fail(newest) {
+            Remedy::Again => {}
+            Remedy::SamePlace => {
+                tell(&format!(
+                    "the command failed {SAME_PLACE} times {place}, so it is not started again"
+                ));
+                return Err(silent(code));
+            }
+            Remedy::UsedUp => {
+                tell(&format!(
+                    "the command failed {place}; max-recoveries = {max}: this many recoveries \
+                     were made already"
+                ));
+                return Err(silent(code));
+            }
         }
-        if recoveries == max {
-            tell(&format!(
-                "the command failed {place}; max-recoveries = {max}: this many recoveries were \
-                 made already"
-            ));
-            return Err(silent(code));
-        }
-        recoveries += 1;
         let from = newest.map_or("the beginning".into(), |step| format!("step {step}"));
         tell(&format!(
-            "the command failed ({}); recovery {recoveries} of {max}: it is started again from \
+            "the command failed ({}); recovery {} of {max}: it is started again from \
              {from}",
-            child::in_words(code)
+            child::in_words(code),
+            attempts.made()
         ));
     }
 }

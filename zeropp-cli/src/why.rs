@@ -14,19 +14,19 @@ use crate::figures::{count, say};
 
 const ABOUT: &str = "Find the rank that broke a run\n\n\
 When a run fails, every rank writes what it did last to a file in the folder of `flight-dir`. This \
-lines them up: the rank that failed, hung or is missing, the stage and action it was at, the \
-operation that others waited for in vain, and what speaks for it. A rank that was killed or frozen \
-leaves no file; the other ranks' records identify it. Where all of a run was killed at once, its \
-folder of checkpoints and its file of metrics tell how far it came.";
+command lines these records up and names the rank that failed, hung or is missing, its stage and \
+action, the operation that others waited for in vain, and the evidence. A rank that was killed or \
+frozen leaves no file; the other ranks' records identify it. Where a whole run was killed at once, \
+its folder of checkpoints and its metrics file show how far it came.";
 
 const EXAMPLES: &str = "\
 Examples:
   zeropp why zeropp-failed
   zeropp why zeropp-failed --last 40       # more of what the ranks did last, lined up
   zeropp why node0/failed node1/failed     # hosts without a common folder
-  zeropp why checkpoints metrics.jsonl     # a lone process that is just gone
+  zeropp why checkpoints metrics.jsonl     # a single process that vanished
 
-Exit codes: 0 the cause is found, 1 the records do not tell, 2 no records.";
+Exit codes: 0 the cause is found, 1 the records do not show it, 2 no records.";
 
 /// The flags of `zeropp why`.
 pub(crate) fn command() -> Command {
@@ -41,15 +41,15 @@ pub(crate) fn command() -> Command {
                 .num_args(1..)
                 .value_parser(value_parser!(PathBuf))
                 .help(
-                    "The folder that the failed run told; several where hosts have their own. \
-                     Where it left none, its folder of checkpoints or its file of metrics",
+                    "The folder that the failed run named; several where each host has its own. \
+                     If there is none, its folder of checkpoints or its metrics file",
                 ),
         )
         .arg(
             Arg::new("run")
                 .long("run")
                 .value_name("ID")
-                .help("The run, where the folder holds several [default: the newest]"),
+                .help("Which run, where the folder holds several [default: the newest]"),
         )
         .arg(
             Arg::new("last")

@@ -29,9 +29,9 @@ fn the_list_of_schedules_is_the_table_of_kinds() {
 /// The program's arguments in every line of README.md's blocks that calls it, and which other
 /// program starts it, if one does.
 fn calls() -> Vec<(String, bool)> {
-    let mut blocks = README.split("```").skip(1).step_by(2);
+    let blocks = README.split("```").skip(1).step_by(2);
     let mut shell = String::new();
-    for block in blocks.by_ref().filter(|block| block.starts_with('\n')) {
+    for block in blocks.filter_map(|block| block.strip_prefix("sh\n")) {
         shell.push_str(&block.replace("\\\n", " "));
     }
     let names = ["./target/release/zeropp ", "zeropp ", "cargo run --release -- "];

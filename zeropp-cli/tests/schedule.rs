@@ -452,6 +452,48 @@ fn a_comparison_does_not_overwrite_what_it_compares() {
     }
 }
 
+/// Before, these replaced the file that was read, with exit code 0.
+#[test]
+fn no_command_writes_over_what_it_reads() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let files =
+        [("costs.json", "{}"), ("m.jsonl", "{\"step\":1,\"loss\":2.0}\n"), ("run.toml", "")];
+    for (name, text) in files {
+        std::fs::write(at(name), text).unwrap();
+        std::fs::hard_link(at(name), at(&format!("same-{name}"))).unwrap();
+    }
+    for (line, input) in [
+        ("schedule --pp 2 --micro-batches 4 --costs costs.json -o same-costs.json", "costs.json"),
+        ("plot m.jsonl -o ./same-m.jsonl", "m.jsonl"),
+        ("plan run.toml --gpus 2 --global-batch 4 -o same-run.toml", "run.toml"),
+        ("plan --gpus 2 --global-batch 4 --against m.jsonl -o m.jsonl", "m.jsonl"),
+        ("plan --gpus 2 --global-batch 4 --machine costs.json -o costs.json", "costs.json"),
+    ] {
+        let message = format!("is the file {input} and would overwrite it; choose another");
+        fails(dir.path(), line, &message);
+    }
+    for (name, text) in files {
+        assert_eq!(std::fs::read_to_string(at(name)).unwrap(), text);
+    }
+}
+
+/// Before, each of these waited for a writer for ever, or read without an end.
+#[test]
+#[cfg(unix)]
+fn what_is_no_regular_file_is_not_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let fifo = dir.path().join("fifo");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    fails(
+        dir.path(),
+        "plot fifo",
+        "fifo: cannot be read (it is a pipe (FIFO), not a regular file)",
+    );
+    fails(dir.path(), "plot /dev/zero", "it is a device, not a regular file");
+    fails(dir.path(), "why fifo", "name its folder of checkpoints or its file of metrics");
+}
+
 #[test]
 fn bad_input_ends_with_code_2_and_one_message() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! The MPI engine against naive references: `mpirun -np 4 mpi_check [bench | idle | FAILURE]`.
 //!
-//! With `ZEROPP_RANKS_EACH=2` every process has two ranks, and the mixed engine is checked.
+//! With `ZEROPP_RANKS_EACH=2` every process has two ranks, and the hybrid engine is checked.
 //! Without an argument every operation runs on the world and on sub-groups, many at once, with
 //! lengths from nothing to several MiB, and is compared bit by bit with what a plain loop gives.
 //! `bench` prints times, `idle` what waiting for a second costs. The other arguments make one rank

@@ -35,7 +35,8 @@ pub struct CommStats {
     /// the pool holds as many as are alive at one time. 0 for engines without a pool.
     pub fresh_buffers: u64,
     /// Largest bytes so far of messages that this rank had been sent and not asked for. An engine
-    /// that moves a message only once it is asked for has none.
+    /// that moves a message only once it is asked for has none. What MPI itself keeps of small ones
+    /// (up to its eager limit, some KiB each) it does not tell.
     pub early_bytes: u64,
     /// Bytes of result buffers that the group keeps for later and nobody uses now. Where ranks of
     /// a process share a pool, the first of them in the group has all of it.

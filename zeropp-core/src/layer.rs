@@ -194,9 +194,15 @@ impl Model {
         (all - twice) as u64
     }
 
-    /// Training FLOP of one token: three times the forward's, recomputation not counted.
+    /// Whether any parameter does not train.
+    pub fn has_frozen(&self) -> bool {
+        self.parts.iter().flat_map(Part::parameters).any(|p| !p.trains)
+    }
+
+    /// Training FLOP of one token: three times the forward's, less the gradients of weights that do
+    /// not train; recomputation not counted.
     pub fn flops_per_token(&self, batch: BatchShape) -> f64 {
-        let forward: f64 = self.parts.iter().map(|p| p.cost(batch).forward_flops).sum();
-        3.0 * forward / batch.tokens() as f64
+        let all: f64 = self.parts.iter().map(|p| p.cost(batch).training_flops()).sum();
+        all / batch.tokens() as f64
     }
 }

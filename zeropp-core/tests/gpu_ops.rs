@@ -17,7 +17,7 @@ use zeropp_core::cpu_tensor;
 use zeropp_core::meter::Meter;
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
 use zeropp_core::split::ops::{self, force_generic};
-use zeropp_core::split::{Grads, LayerWeights, OpCx, WQueue, seed_backward};
+use zeropp_core::split::{Grads, LayerWeights, Masks, OpCx, WQueue, seed_backward};
 
 /// Largest difference allowed, relative to the largest element of the CPU's result, or to 1 where
 /// all are smaller.
@@ -78,6 +78,7 @@ fn run<const D: usize, const DY: usize>(
             token,
             recompute_attention: false,
             forward_grads: None,
+            masks: Masks::default(),
         }
     };
     let plain = values(op(xs.iter().map(|x| x.on(device)).collect(), &layer, &context(false)));
@@ -186,6 +187,7 @@ fn a_shared_input_is_kept_once() {
         token: cpu_tensor::from_vec(vec![0.0], [1]),
         recompute_attention: false,
         forward_grads: None,
+        masks: Masks::default(),
     };
     let y = ops::swiglu(x.clone(), x, &cx);
     assert_eq!(cx.meter.now().activation, 4 * 40 * 4);
@@ -206,6 +208,7 @@ fn an_unknown_target_gives_no_number() {
             token: cpu_tensor::from_vec(vec![0.0], [1]),
             recompute_attention: false,
             forward_grads: None,
+            masks: Masks::default(),
         };
         let loss = values(ops::cross_entropy(logits, targets, &cx))[0];
         assert_eq!(loss.is_finite(), known, "target {target}: {loss}");

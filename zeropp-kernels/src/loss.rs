@@ -5,10 +5,13 @@ use super::reduce::{max, sum};
 use super::threads::{Fresh, each, piece};
 use super::{GRAIN, simd};
 
+/// The target of a row that is not scored: its loss and its gradient are zero.
+pub const NOT_SCORED: usize = usize::MAX;
+
 /// Cross-entropy of `logits: [targets.len(), vocabulary]`, summed in f64, first row first.
 ///
 /// # Panics
-/// Panics if a target is not below `vocabulary`.
+/// Panics if a target is neither below `vocabulary` nor [`NOT_SCORED`].
 pub fn cross_entropy(logits: &[f32], vocabulary: usize, targets: &[usize]) -> f64 {
     let rows = piece(targets.len(), 1, GRAIN.div_ceil(vocabulary.max(1)));
     let mut losses = Fresh::new(targets.len());
@@ -18,6 +21,10 @@ pub fn cross_entropy(logits: &[f32], vocabulary: usize, targets: &[usize]) -> f6
             #[inline(always)]
             || {
                 for (row, target) in logits.chunks_exact(vocabulary).zip(targets) {
+                    if *target == NOT_SCORED {
+                        losses.push(0.0);
+                        continue;
+                    }
                     let top = max(row);
                     let sum = sum(
                         row,
@@ -36,7 +43,7 @@ pub fn cross_entropy(logits: &[f32], vocabulary: usize, targets: &[usize]) -> f6
 /// times the sum, scale·(softmax − one-hot), in place.
 ///
 /// # Panics
-/// Panics if a target is not below `vocabulary`.
+/// Panics if a target is neither below `vocabulary` nor [`NOT_SCORED`].
 pub fn cross_entropy_gradient(
     logits: &mut [f32],
     vocabulary: usize,
@@ -52,6 +59,11 @@ pub fn cross_entropy_gradient(
             #[inline(always)]
             || {
                 for (row, target) in logits.chunks_exact_mut(vocabulary).zip(targets) {
+                    if *target == NOT_SCORED {
+                        row.fill(0.0);
+                        losses.push(0.0);
+                        continue;
+                    }
                     let (top, right) = (max(row), row[*target]);
                     row.iter_mut().for_each(|x| *x = exp(*x - top));
                     let sum = sum(row, |x| x);

@@ -26,7 +26,9 @@ pub fn direction(
     out: &mut [f32],
     m: &mut [f32],
     g: &[f32],
-    (gradient, momentum, nesterov): (f32, f64, bool),
+    gradient: f32,
+    momentum: f64,
+    nesterov: bool,
 ) {
     let towards = (1.0 - momentum) as f32;
     // As PyTorch's lerp, from the nearer end.

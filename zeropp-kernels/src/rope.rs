@@ -28,11 +28,36 @@ pub struct Turned {
     pub d: usize,
 }
 
-/// Turns `x: [samples·s, width]` in place by [`angles`], or back by them.
-pub fn rope(x: &mut [f32], t: Turned, (cos, sin): (&[f32], &[f32]), back: bool) {
+/// By which angles rows turn.
+#[derive(Clone, Copy, Debug)]
+pub struct ByPosition<'a> {
+    /// cos of [`angles`].
+    pub cos: &'a [f32],
+    /// sin of them.
+    pub sin: &'a [f32],
+    /// The position of each row; without, rows have those of `angles` one after another, and then
+    /// the first again.
+    pub positions: Option<&'a [usize]>,
+}
+
+impl ByPosition<'_> {
+    /// cos and sin of the `half` pairs of row `row`.
+    #[inline(always)]
+    pub(crate) fn of(&self, row: usize, half: usize) -> (&[f32], &[f32]) {
+        let position = match self.positions {
+            None => row % (self.cos.len() / half),
+            Some(positions) => positions[row],
+        };
+        let at = position * half;
+        (&self.cos[at..at + half], &self.sin[at..at + half])
+    }
+}
+
+/// Turns `x: [rows, width]` in place by the rows' angles, or back by them.
+pub fn rope(x: &mut [f32], t: Turned, by: ByPosition<'_>, back: bool) {
     let half = t.d / 2;
     let sign = if back { -1.0 } else { 1.0 };
-    let (s, rows) = (cos.len() / half, x.len() / t.width);
+    let rows = x.len() / t.width;
     let n = piece(rows, 1, GRAIN.div_ceil(t.width));
     each(x.chunks_mut(n * t.width).enumerate(), |(i, x)| {
         let first = i * n;
@@ -40,9 +65,8 @@ pub fn rope(x: &mut [f32], t: Turned, (cos, sin): (&[f32], &[f32]), back: bool) 
             #[inline(always)]
             || {
                 for (i, row) in x.chunks_exact_mut(t.width).enumerate() {
-                    let at = (first + i) % s * half;
                     let row = &mut row[..t.heads * t.d];
-                    turn_heads(row, (&cos[at..at + half], &sin[at..at + half]), sign);
+                    turn_heads(row, by.of(first + i, half), sign);
                 }
             },
         );

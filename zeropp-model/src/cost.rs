@@ -3,6 +3,22 @@
 use crate::decoder::{Decoder, Norm};
 use crate::head::{head_chunk, logit_bytes};
 use crate::layer::{BatchShape, LayerCost};
+use crate::parts::{DecoderPart, PartKind};
+use crate::tensors::{DecoderTensor, QK_NORMS};
+
+impl DecoderPart {
+    /// What a micro-batch costs.
+    pub fn cost(&self, batch: BatchShape) -> LayerCost {
+        let of = match self.kind {
+            PartKind::Embedding => embedding,
+            PartKind::Positions => positions,
+            PartKind::Block(_) => block,
+            PartKind::FinalNorm => final_norm,
+            PartKind::Head => head,
+        };
+        of(self, batch)
+    }
+}
 
 /// Bytes of the hidden states of a micro-batch.
 fn hidden_bytes(d: &Decoder, batch: BatchShape) -> u64 {
@@ -14,20 +30,31 @@ fn bytes(width: usize, batch: BatchShape) -> u64 {
     (batch.tokens() * width * batch.element_bytes) as u64
 }
 
-/// What a norm keeps besides its input: one or two numbers of each row for B, one or two gradients
-/// of h for W, all fp32.
-fn norm(d: &Decoder, batch: BatchShape) -> LayerCost {
-    let numbers = match d.norm {
+/// What the norm called `name` keeps besides its input: one or two numbers of each row for B, a
+/// gradient of h for each of its parameters that trains for W, all fp32.
+fn norm(part: &DecoderPart, name: &str, batch: BatchShape) -> LayerCost {
+    let numbers = match part.decoder.norm {
         Norm::Layer { .. } => 2,
         Norm::Rms { .. } => 1,
     };
     let statistics = 4 * numbers * batch.tokens() as u64;
+    let trained = ["weight", "bias"].into_iter().filter(|of| trains(part, &format!("{name}.{of}")));
     LayerCost {
         activation_bytes: statistics,
         activation_bytes_selective: statistics,
-        stash_bytes: 4 * numbers * d.hidden as u64,
+        stash_bytes: (4 * trained.count() * part.decoder.hidden) as u64,
         ..LayerCost::default()
     }
+}
+
+/// Whether the part has a parameter whose name ends so, and it trains.
+fn trains(part: &DecoderPart, name: &str) -> bool {
+    let is_it = |t: &DecoderTensor| t.name.strip_suffix(name).is_some_and(is_start);
+    part.tensors().iter().any(|t| t.trains && is_it(t))
+}
+
+fn is_start(rest: &str) -> bool {
+    rest.is_empty() || rest.ends_with('.')
 }
 
 /// Elements of a matrix that is packed: both sizes in whole tiles of bf16 products.
@@ -36,30 +63,109 @@ fn packed(shape: &[usize]) -> u64 {
 }
 
 /// The embedding: W adds rows of dY.
-pub(crate) fn embedding(d: &Decoder, batch: BatchShape) -> LayerCost {
-    LayerCost { stash_bytes: hidden_bytes(d, batch), ..LayerCost::default() }
+fn embedding(part: &DecoderPart, batch: BatchShape) -> LayerCost {
+    let stash = hidden_bytes(&part.decoder, batch);
+    LayerCost { stash_bytes: if any_trains(part) { stash } else { 0 }, ..LayerCost::default() }
 }
 
 /// Learned positions: W adds dY summed over the samples, fp32.
-pub(crate) fn positions(d: &Decoder, batch: BatchShape) -> LayerCost {
-    LayerCost { stash_bytes: (4 * batch.seq * d.hidden) as u64, ..LayerCost::default() }
+fn positions(part: &DecoderPart, batch: BatchShape) -> LayerCost {
+    let stash = (4 * batch.seq * part.decoder.hidden) as u64;
+    LayerCost { stash_bytes: if any_trains(part) { stash } else { 0 }, ..LayerCost::default() }
+}
+
+fn any_trains(part: &DecoderPart) -> bool {
+    part.tensors().iter().any(|t| t.trains)
+}
+
+/// Linear maps of one input: which of them train, and what that takes.
+struct Maps {
+    /// Elements of a token's input.
+    input: usize,
+    /// Whether they are one product, with one dY.
+    joint: bool,
+    maps: Vec<Map>,
+}
+
+struct Map {
+    output: usize,
+    weight: bool,
+    bias: bool,
+    /// Rank of its adapter, if it has one.
+    rank: Option<usize>,
+}
+
+impl Maps {
+    fn of(part: &DecoderPart, names: &[&'static str], input: usize, joint: bool) -> Maps {
+        let tensors = part.tensors();
+        let map = |name: &&'static str| {
+            let end = format!(".{name}.weight");
+            let weight = tensors.iter().find(|t| t.name.ends_with(&end)).expect("a map of it");
+            let lora = part.tuning.lora.filter(|_| part.is_adapted(name));
+            Map {
+                output: weight.shape[1],
+                weight: weight.trains,
+                bias: trains(part, &format!("{name}.bias")),
+                rank: lora.map(|lora| lora.rank),
+            }
+        };
+        Maps { input, joint, maps: names.iter().map(map).collect() }
+    }
+
+    /// Elements of a token that F keeps for B: the input where W needs it, and x·A of adapters.
+    fn kept(&self) -> usize {
+        let needs_input = self.maps.iter().any(|map| map.weight || map.rank.is_some());
+        let ranks: usize = self.maps.iter().filter_map(|map| map.rank).sum();
+        ranks + if needs_input { self.input } else { 0 }
+    }
+
+    /// Bytes that B keeps for W: the input and dY of each product with a weight that trains; of a
+    /// bias alone its gradient.
+    fn stash(&self, batch: BatchShape) -> u64 {
+        // The gradients of x·A, and of what an adapter gives.
+        let adapted = self.maps.iter().filter_map(|map| Some(map.rank? + map.output));
+        let elements = self.kept() + adapted.sum::<usize>();
+        let any = self.joint && self.maps.iter().any(|map| map.weight);
+        let each = self.maps.iter().map(|map| match any || map.weight {
+            true => bytes(map.output, batch),
+            false if map.bias => 4 * map.output as u64,
+            false => 0,
+        });
+        bytes(elements, batch) + each.sum::<u64>()
+    }
+
+    /// Floating-point operations of the adapters of these maps on a token.
+    fn adapter_flops(&self) -> usize {
+        let each = |map: &Map| map.rank.map_or(0, |rank| 2 * rank * (self.input + map.output));
+        self.maps.iter().map(each).sum()
+    }
+}
+
+/// The linear maps of a block by their inputs.
+fn groups(part: &DecoderPart) -> [Maps; 4] {
+    let (d, names) = (&part.decoder, part.decoder.names());
+    [
+        Maps::of(part, names.qkv, d.hidden, true),
+        Maps::of(part, &[names.out], d.query_width(), false),
+        Maps::of(part, names.up, d.hidden, false),
+        Maps::of(part, &[names.down], d.intermediate, false),
+    ]
 }
 
 /// One block.
-pub(crate) fn block(d: &Decoder, batch: BatchShape) -> LayerCost {
-    let norm = norm(d, batch);
-    let (q, qkv) = (d.query_width(), d.qkv_width());
-    let (hidden, inner) = (hidden_bytes(d, batch), bytes(d.intermediate, batch));
-    let maps = d.mlp_maps() as u64;
+fn block(part: &DecoderPart, batch: BatchShape) -> LayerCost {
+    let (d, names, groups) = (&part.decoder, part.decoder.names(), groups(part));
+    let norms = [names.norm_1, names.norm_2].map(|name| norm(part, name, batch));
+    let qkv = d.qkv_width();
     // Of q and k before their norms, and one number of each of their heads.
     let normed_heads = 4 * (batch.tokens() * (d.heads + d.kv_heads)) as u64;
     let before_norms = if d.qk_norm { bytes(qkv, batch) + normed_heads } else { 0 };
-    // Kept from F to B: x, norm 1 of it, q k v, attention's output, x after attention, norm 2 of
-    // it, the MLP's products before and after the activation; and what norms and attention keep.
-    let kept = 4 * hidden
-        + bytes(qkv + q, batch)
-        + maps * inner
-        + 2 * norm.activation_bytes
+    // Kept from F to B: x, q k v, x after attention, the MLP's products before the activation; the
+    // inputs of linear maps that train; and what norms and attention keep.
+    let inputs: usize = groups.iter().map(Maps::kept).sum();
+    let kept = 2 * hidden_bytes(d, batch)
+        + bytes(qkv + (d.mlp_maps() - 1) * d.intermediate + inputs, batch)
+        + norms.iter().map(|norm| norm.activation_bytes).sum::<u64>()
         + before_norms;
     let queries = (batch.samples * d.heads * batch.seq) as u64;
     let [probabilities, sums] = if batch.keeps_probabilities {
@@ -67,26 +173,28 @@ pub(crate) fn block(d: &Decoder, batch: BatchShape) -> LayerCost {
     } else {
         [0, 4 * queries]
     };
-    let matrices = d.block_tensors(0).into_iter().filter(|tensor| tensor.shape.len() == 2);
-    let norm_weights = if d.qk_norm { 8 * d.head_dim as u64 } else { 0 };
+    let tensors = part.tensors();
+    let matrices = || tensors.iter().filter(|tensor| tensor.shape.len() == 2);
+    let frozen: usize = matrices().filter(|t| !t.trains).map(DecoderTensor::len).sum();
+    let head_norms = QK_NORMS.iter().filter(|name| trains(part, &format!("{name}.weight")));
+    let adapters: usize = groups.iter().map(Maps::adapter_flops).sum();
     LayerCost {
-        forward_flops: d.block_flops(batch.samples, batch.seq),
+        forward_flops: d.block_flops(batch.samples, batch.seq) + (batch.tokens() * adapters) as f64,
+        frozen_flops: 2.0 * (batch.tokens() * frozen) as f64,
         activation_bytes: kept + probabilities + sums,
         activation_bytes_selective: kept + sums,
-        // Input and dY of each product: h + qkv, q + h, h + f or h + 2f, f + h.
-        stash_bytes: 4 * hidden
-            + bytes(qkv + q, batch)
-            + maps * inner
-            + 2 * norm.stash_bytes
-            + norm_weights,
-        packed_elements: matrices.map(|tensor| packed(&tensor.shape)).sum(),
+        stash_bytes: groups.iter().map(|maps| maps.stash(batch)).sum::<u64>()
+            + norms.iter().map(|norm| norm.stash_bytes).sum::<u64>()
+            + (4 * head_norms.count() * d.head_dim) as u64,
+        packed_elements: matrices().map(|tensor| packed(&tensor.shape)).sum(),
         ..LayerCost::default()
     }
 }
 
 /// The norm before the head.
-pub(crate) fn final_norm(d: &Decoder, batch: BatchShape) -> LayerCost {
-    let (norm, x) = (norm(d, batch), hidden_bytes(d, batch));
+fn final_norm(part: &DecoderPart, batch: BatchShape) -> LayerCost {
+    let d = &part.decoder;
+    let (norm, x) = (norm(part, d.names().final_norm, batch), hidden_bytes(d, batch));
     LayerCost {
         activation_bytes: norm.activation_bytes + x,
         activation_bytes_selective: norm.activation_bytes_selective + x,
@@ -95,7 +203,8 @@ pub(crate) fn final_norm(d: &Decoder, batch: BatchShape) -> LayerCost {
 }
 
 /// The head and its loss.
-pub(crate) fn head(d: &Decoder, batch: BatchShape) -> LayerCost {
+fn head(part: &DecoderPart, batch: BatchShape) -> LayerCost {
+    let d = &part.decoder;
     let (rows, n) = (d.rows(), batch.tokens());
     let chunk = head_chunk(n, rows, batch.element_bytes, batch.on_kernels());
     let logit = logit_bytes(batch.element_bytes, batch.on_kernels());
@@ -105,6 +214,7 @@ pub(crate) fn head(d: &Decoder, batch: BatchShape) -> LayerCost {
     let kept = hidden_bytes(d, batch);
     LayerCost {
         forward_flops: d.head_flops(n),
+        frozen_flops: if any_trains(part) { 0.0 } else { d.head_flops(n) },
         activation_bytes: kept,
         activation_bytes_selective: kept,
         workspace_bytes: (chunk * columns * logit) as u64,

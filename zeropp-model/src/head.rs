@@ -3,7 +3,7 @@
 
 /// Bytes of a chunk's logits for the CPU's kernels: each chunk reads the weight twice and its
 /// gradient once, which from about a hundred tokens on is little beside its products.
-pub const CPU_BYTES_MAX: usize = 64 << 20;
+const CPU_BYTES_MAX: usize = 64 << 20;
 /// The same for tensor operations, where a chunk's gradient of the weight is a tensor of its own.
 pub const BYTES_MAX: usize = 512 << 20;
 /// Chunks are whole multiples of this, as products like it.

@@ -46,6 +46,9 @@ pub struct LayerCost {
     /// Elements of the weights that the CPU's bf16 products keep packed, with both sizes of each
     /// padded to multiples of 32: those of a forward and those of a backward take as many each.
     pub packed_elements: u64,
+    /// Those of the floating-point operations of a forward that multiply by weights which do not
+    /// train, so that there is nothing to do for them in W.
+    pub frozen_flops: f64,
     /// Whether F makes the gradients, as a head does that never has all logits at once: B hands on
     /// dX, W has nothing to do, and the fp32 gradient of the weights is there from the first F of a
     /// unit.
@@ -58,23 +61,31 @@ impl LayerCost {
     pub fn flops(&self, recomputed: bool) -> [f64; 2] {
         let f = self.forward_flops;
         match self.gradients_in_forward {
-            true if recomputed => [f, 3.0 * f],
-            true => [3.0 * f; 2],
+            true if recomputed => [f, self.training_flops()],
+            true => [self.training_flops(); 2],
             false => [f; 2],
         }
+    }
+
+    /// Floating-point operations of a forward and its backward: three times the forward's, less
+    /// the gradients of weights that do not train.
+    pub fn training_flops(&self) -> f64 {
+        3.0 * self.forward_flops - self.frozen_flops
     }
 
     /// Floating-point operations of F, B, W and R, of which a forward does `weight_flops` with
     /// weights. A backward does twice the forward's; W is the half that multiplies by what F kept
     /// for the weights, so that attention, which has none, is B's alone; so is all of a layer that
-    /// keeps nothing for W. R redoes F. A head that makes its gradients in F has no B and no W, and
-    /// makes them in R where its stage is `recomputed`.
+    /// keeps nothing for W and has nothing frozen. Weights that do not train have no W. R redoes F.
+    /// A head that makes its gradients in F has no B and no W, and makes them in R where its stage
+    /// is `recomputed`.
     pub fn passes(&self, weight_flops: f64, recomputed: bool) -> [f64; 4] {
         let [f, r] = self.flops(recomputed);
         if self.gradients_in_forward {
             return [f, 0.0, 0.0, r];
         }
-        let w = if self.stash_bytes == 0 { 0.0 } else { weight_flops.min(self.forward_flops) };
-        [f, 2.0 * f - w, w, r]
+        let is_split = self.stash_bytes > 0 || self.frozen_flops > 0.0;
+        let w = if is_split { weight_flops.min(self.forward_flops) } else { 0.0 };
+        [f, 2.0 * f - w, (w - self.frozen_flops).max(0.0), r]
     }
 }

@@ -11,5 +11,6 @@ pub mod params;
 pub mod parts;
 pub mod presets;
 pub mod tensors;
+pub mod tuning;
 
 pub use activation::Activation;

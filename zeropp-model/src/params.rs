@@ -27,12 +27,20 @@ pub struct ParamSpec {
     pub init: Init,
     /// Whether weight decay applies (matrices only, as is usual).
     pub decay: bool,
+    /// Whether it trains; a frozen one has no gradient, no optimizer state and no reduction.
+    pub trains: bool,
 }
 
 impl ParamSpec {
     /// A parameter; weight decay applies if it has two or more dimensions.
     pub fn new(name: impl Into<String>, shape: &[usize], init: Init) -> Self {
-        Self { name: name.into(), shape: shape.to_vec(), init, decay: shape.len() >= 2 }
+        let (shape, decay) = (shape.to_vec(), shape.len() >= 2);
+        Self { name: name.into(), shape, init, decay, trains: true }
+    }
+
+    /// The same, which does not train.
+    pub fn frozen(self) -> Self {
+        Self { trains: false, ..self }
     }
 
     /// Number of elements.
@@ -84,6 +92,16 @@ impl FlatLayout {
             })
             .collect();
         Self { params, len: offset.next_multiple_of(BLOCK * parts), parts }
+    }
+
+    /// The layout of those of `specs` that train: gradients and optimizer state have it.
+    pub fn trained(specs: Vec<ParamSpec>, parts: usize) -> Self {
+        Self::new(specs.into_iter().filter(|spec| spec.trains).collect(), parts)
+    }
+
+    /// The layout of those of `specs` that do not train, a buffer of their own.
+    pub fn frozen(specs: Vec<ParamSpec>, parts: usize) -> Self {
+        Self::new(specs.into_iter().filter(|spec| !spec.trains).collect(), parts)
     }
 
     /// Index of the parameter with this name (the part after the layer's own name is enough).

@@ -1,10 +1,9 @@
 //! A decoder as the list of its parts: what each has, and what it costs.
 
-use crate::cost;
 use crate::decoder::Decoder;
-use crate::layer::{BatchShape, LayerCost};
 use crate::params::ParamSpec;
 use crate::tensors::DecoderTensor;
+use crate::tuning::{PartTuning, Tuning};
 
 /// What a part of a decoder is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,22 +27,46 @@ pub struct DecoderPart {
     pub decoder: Decoder,
     /// Which part of it.
     pub kind: PartKind,
+    /// What of it trains.
+    pub tuning: PartTuning,
 }
 
 impl Decoder {
     /// The parts in order, from the embedding to the head.
     pub fn parts(&self) -> Vec<DecoderPart> {
+        self.tuned_parts(&Tuning::default())
+    }
+
+    /// The same, of which `tuning` says what trains.
+    pub fn tuned_parts(&self, tuning: &Tuning) -> Vec<DecoderPart> {
         let positions = self.position_tensor().map(|_| PartKind::Positions);
         let blocks = (0..self.layers).map(PartKind::Block);
         let kinds = std::iter::once(PartKind::Embedding).chain(positions).chain(blocks);
         let kinds = kinds.chain([PartKind::FinalNorm, PartKind::Head]);
-        kinds.map(|kind| DecoderPart { decoder: *self, kind }).collect()
+        let part = |kind| DecoderPart { decoder: *self, kind, tuning: PartTuning::default() };
+        kinds.map(|kind| part(kind).tuned(tuning)).collect()
     }
 }
 
 impl DecoderPart {
-    /// Its parameters, in the order in which they are laid out; a tied head has the embedding's.
+    /// Its parameters; a tied head has the embedding's.
     pub fn tensors(&self) -> Vec<DecoderTensor> {
+        self.tuning.applied(self.base_tensors(), self.decoder.names())
+    }
+
+    fn tuned(self, tuning: &Tuning) -> DecoderPart {
+        let tuning = PartTuning::new(tuning, &self.base_tensors(), self.is_block());
+        DecoderPart { tuning, ..self }
+    }
+
+    /// Whether the linear map `name` of this block has an adapter.
+    pub fn is_adapted(&self, name: &str) -> bool {
+        let names = self.decoder.names();
+        self.tuning.lora.is_some_and(|lora| lora.maps(names).any(|map| map == name))
+    }
+
+    /// Its parameters as if nothing were frozen or adapted.
+    fn base_tensors(&self) -> Vec<DecoderTensor> {
         let d = &self.decoder;
         match self.kind {
             PartKind::Embedding => vec![d.embedding_tensor()],
@@ -57,18 +80,6 @@ impl DecoderPart {
     /// The same as a layer declares them.
     pub fn parameters(&self) -> Vec<ParamSpec> {
         self.tensors().into_iter().map(DecoderTensor::spec).collect()
-    }
-
-    /// What a micro-batch costs.
-    pub fn cost(&self, batch: BatchShape) -> LayerCost {
-        let of = match self.kind {
-            PartKind::Embedding => cost::embedding,
-            PartKind::Positions => cost::positions,
-            PartKind::Block(_) => cost::block,
-            PartKind::FinalNorm => cost::final_norm,
-            PartKind::Head => cost::head,
-        };
-        of(&self.decoder, batch)
     }
 
     /// Whether a stage may begin or end at this part.

@@ -22,11 +22,13 @@ pub struct DecoderTensor {
     pub transposed_in_files: bool,
     /// How it starts.
     pub init: Init,
+    /// Whether it trains.
+    pub trains: bool,
 }
 
 impl DecoderTensor {
-    fn new(name: String, shape: &[usize], init: Init) -> Self {
-        Self { name, shape: shape.to_vec(), transposed_in_files: false, init }
+    pub(crate) fn new(name: String, shape: &[usize], init: Init) -> Self {
+        Self { name, shape: shape.to_vec(), transposed_in_files: false, init, trains: true }
     }
 
     /// Number of elements.
@@ -41,7 +43,8 @@ impl DecoderTensor {
 
     /// What a layer declares.
     pub fn spec(self) -> ParamSpec {
-        ParamSpec::new(self.name, &self.shape, self.init)
+        let trains = self.trains;
+        ParamSpec { trains, ..ParamSpec::new(self.name, &self.shape, self.init) }
     }
 }
 
@@ -98,6 +101,14 @@ const LLAMA: Names = Names {
     final_norm: "model.norm",
     head: "lm_head",
 };
+
+impl Names {
+    /// The linear maps of a block, in the order of their parameters.
+    pub(crate) fn linears(&self) -> impl Iterator<Item = &'static str> {
+        let [out, down] = [[self.out], [self.down]];
+        self.qkv.iter().copied().chain(out).chain(self.up.iter().copied()).chain(down)
+    }
+}
 
 /// The weights of the norms of q and of k.
 pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];

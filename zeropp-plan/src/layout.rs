@@ -120,7 +120,7 @@ pub struct Fixed {
 }
 
 /// Most devices that are planned for.
-pub const GPUS_MAX: usize = 1 << 20;
+const GPUS_MAX: usize = 1 << 20;
 /// Most samples of a step.
 const BATCH_MAX: usize = 1 << 24;
 

@@ -6,7 +6,7 @@
 //! looks at. Ends with an error where the search was slower than the best of them.
 
 use zeropp_schedule::budgeted::{Budgets, Found, Objective, Placement, Request, schedule};
-use zeropp_schedule::ir::{Action, Compute, Schedule};
+use zeropp_schedule::ir::{Action, Compute, Schedule, Task};
 use zeropp_schedule::schedules::{Costs, KINDS, Shape, generate_with_costs};
 use zeropp_schedule::simulate::{self, simulate};
 
@@ -53,7 +53,7 @@ fn span(case: &Case, made: &Schedule) -> Option<u64> {
 /// The most activation memory of a rank's order.
 fn peak(rank: &[Action], costs: &Costs) -> i64 {
     let (mut now, mut peak) = (0i64, 0i64);
-    for (kind, s, _) in rank.iter().flat_map(|action| action.computes()) {
+    for Task { kind, stage: s, .. } in rank.iter().flat_map(|action| action.computes()) {
         now += match kind {
             Compute::F => costs.mem_f[s],
             Compute::B => costs.mem_b[s],
@@ -68,7 +68,7 @@ fn peak(rank: &[Action], costs: &Costs) -> i64 {
 
 /// The fewest gathers of a rank's order with `room` stages at once: the stage needed last goes.
 fn gathers(rank: &[Action], room: usize) -> usize {
-    let needs = |(kind, s, _)| (kind != Compute::W).then_some(s);
+    let needs = |t: Task| (t.kind != Compute::W).then_some(t.stage);
     let uses: Vec<usize> = rank.iter().flat_map(|a| a.computes()).filter_map(needs).collect();
     let (mut held, mut count): (Vec<usize>, usize) = (Vec::new(), 0);
     for (at, stage) in uses.iter().enumerate() {

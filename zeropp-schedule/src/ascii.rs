@@ -9,7 +9,7 @@
 
 use std::fmt::Write;
 
-use crate::ir::{Action, Compute};
+use crate::ir::{Action, Compute, Task};
 use crate::timeline::{Lane, RankTimeline, Span, Timeline};
 
 /// Draws the compute lane of every rank at most `width_max` columns wide (names not counted).
@@ -133,7 +133,7 @@ fn dominated(rank: &RankTimeline, scale: &Scale) -> String {
 /// The text of a span's cell.
 fn label(timeline: &Timeline, span: &Span) -> String {
     let mut label = String::new();
-    for (i, (kind, stage, micro_batch)) in span.action.computes().enumerate() {
+    for (i, Task { kind, stage, micro_batch }) in span.action.computes().enumerate() {
         let home = timeline.placement[stage];
         let on_rank = |s: &&usize| **s == home;
         let chunk = timeline.placement[..stage].iter().filter(on_rank).count();
@@ -152,13 +152,13 @@ fn label(timeline: &Timeline, span: &Span) -> String {
 
 /// One letter for a span that is too short for its text.
 fn short(span: &Span) -> u8 {
-    match span.action.computes().next() {
-        Some((Compute::F, ..)) if matches!(span.action, Action::Overlap { .. }) => b'&',
-        Some((Compute::F, ..)) => b'F',
-        Some((Compute::B, ..)) => b'B',
-        Some((Compute::W, ..)) => b'W',
-        Some((Compute::BW, ..)) => b'X',
-        Some((Compute::R, ..)) => b'R',
+    match span.action.computes().next().map(|task| task.kind) {
+        Some(Compute::F) if matches!(span.action, Action::Overlap { .. }) => b'&',
+        Some(Compute::F) => b'F',
+        Some(Compute::B) => b'B',
+        Some(Compute::W) => b'W',
+        Some(Compute::BW) => b'X',
+        Some(Compute::R) => b'R',
         None => b'?',
     }
 }

@@ -22,6 +22,23 @@ pub enum Compute {
     R,
 }
 
+/// One compute of one stage on one micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Task {
+    /// What to compute.
+    pub kind: Compute,
+    /// Stage, 0..S.
+    pub stage: usize,
+    /// Micro-batch of the step, 0..B.
+    pub micro_batch: usize,
+}
+
+impl From<Task> for Action {
+    fn from(Task { kind, stage, micro_batch }: Task) -> Action {
+        Action::Compute { kind, stage, micro_batch }
+    }
+}
+
 /// What passes between neighbouring stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Message {
@@ -99,6 +116,13 @@ impl Action {
         Action::Compute { kind, stage, micro_batch }
     }
 
+    /// A forward and a whole backward that overlap; none for other kinds.
+    pub(crate) fn overlap(forward: Task, backward: Task) -> Option<Action> {
+        let fit = forward.kind == Compute::F && backward.kind == Compute::BW;
+        let of = |task: Task| (task.stage, task.micro_batch);
+        fit.then(|| Action::Overlap { forward: of(forward), backward: of(backward) })
+    }
+
     /// The stage it is about; of an overlap, its forward's. The optimizer's step has none.
     pub fn stage(&self) -> Option<usize> {
         match *self {
@@ -130,18 +154,19 @@ impl Action {
         matches!(self, Action::AllGather { .. } | Action::Free { .. })
     }
 
-    /// The compute steps of this action in the order they run: none, one, or two (overlap).
-    pub fn computes(&self) -> impl Iterator<Item = (Compute, usize, usize)> + use<> {
-        let (a, b) = match *self {
+    /// The tasks of this action in the order they run: none, one, or two (overlap).
+    pub fn computes(&self) -> impl Iterator<Item = Task> + use<> {
+        let task = |kind, (stage, micro_batch)| Task { kind, stage, micro_batch };
+        let (first, second) = match *self {
             Action::Compute { kind, stage, micro_batch } => {
-                (Some((kind, stage, micro_batch)), None)
+                (Some(Task { kind, stage, micro_batch }), None)
             }
-            Action::Overlap { forward: (fs, fm), backward: (bs, bm) } => {
-                (Some((Compute::F, fs, fm)), Some((Compute::BW, bs, bm)))
+            Action::Overlap { forward, backward } => {
+                (Some(task(Compute::F, forward)), Some(task(Compute::BW, backward)))
             }
             _ => (None, None),
         };
-        a.into_iter().chain(b)
+        first.into_iter().chain(second)
     }
 }
 
@@ -204,7 +229,7 @@ impl Schedule {
     /// Whether it has forwards and no other computes, as what a validation loss takes.
     pub fn is_forward_only(&self) -> bool {
         let mut computes = self.ranks.iter().flatten().flat_map(Action::computes).peekable();
-        computes.peek().is_some() && computes.all(|(kind, ..)| kind == Compute::F)
+        computes.peek().is_some() && computes.all(|t| t.kind == Compute::F)
     }
 
     /// Whether gathers and frees stand in it, as part of the order.

@@ -62,7 +62,7 @@ impl Schedule {
 
     /// True where some backward is split into B and W.
     pub(crate) fn splits_backward(&self) -> bool {
-        let is_b = |a: &crate::ir::Action| a.computes().any(|(k, ..)| k == Compute::B);
+        let is_b = |a: &crate::ir::Action| a.computes().any(|t| t.kind == Compute::B);
         self.ranks.iter().flatten().any(is_b)
     }
 }

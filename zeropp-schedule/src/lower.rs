@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::ir::{Action, Compute, Message, Schedule};
+use crate::ir::{Action, Compute, Message, Schedule, Task};
 
 mod issue;
 mod weights;
@@ -156,7 +156,7 @@ impl<'a> Programs<'a> {
             let kept = schedule.stages_of(rank).last().copied().filter(|_| splits);
             let mut program = Vec::with_capacity(actions.len());
             for action in actions {
-                for (kind, stage, micro_batch) in action.computes() {
+                for Task { kind, stage, micro_batch } in action.computes() {
                     let backward = matches!(kind, Compute::B | Compute::BW);
                     if recompute && !written && backward && kept != Some(stage) {
                         program.push(Action::compute(Compute::R, stage, micro_batch));
@@ -177,7 +177,7 @@ impl<'a> Programs<'a> {
     fn channel(&self, from: usize, to: usize) -> impl Iterator<Item = (Message, usize, usize)> {
         let stages = self.schedule.stages();
         self.ranks[from].iter().flat_map(|a| a.computes()).filter_map(
-            move |(kind, stage, micro_batch)| {
+            move |Task { kind, stage, micro_batch }| {
                 let message = kind.gives(stage, stages)?;
                 let consumer = message.consumer(stage, stages)?;
                 (self.schedule.destination(message, stage) == Some(to)).then_some((
@@ -195,7 +195,7 @@ impl<'a> Programs<'a> {
         let mut consumers = HashMap::new();
         let mut peers = Vec::new();
         for (position, action) in self.ranks[rank].iter().enumerate() {
-            for (kind, stage, micro_batch) in action.computes() {
+            for Task { kind, stage, micro_batch } in action.computes() {
                 if let Some(message) = kind.gives(stage, stages)
                     && self.schedule.destination(message, stage).is_some()
                 {
@@ -233,7 +233,7 @@ fn add_reductions(schedule: &Schedule, program: &[Action], replicas: bool, inser
     let units = schedule.unit_table();
     let mut reduced = HashSet::new();
     for (position, action) in program.iter().enumerate().rev() {
-        for (kind, stage, micro_batch) in action.computes() {
+        for Task { kind, stage, micro_batch } in action.computes() {
             let unit = units[micro_batch];
             let adds = matches!(kind, Compute::W | Compute::BW);
             if adds && reduced.insert((stage, unit)) {

@@ -30,7 +30,7 @@ mod places;
 
 use places::Places;
 
-use crate::ir::{Action, Compute, Message, Schedule};
+use crate::ir::{Action, Compute, Message, Schedule, Task};
 
 /// Bytes of one stage, for one micro-batch where that applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -189,7 +189,7 @@ impl<'a> Ledger<'a> {
         let places = Places::new(program, stages.len());
         let mut recomputed = vec![false; places.len()];
         let mut forward_only = true;
-        for (kind, stage, micro_batch) in program.iter().flat_map(Action::computes) {
+        for Task { kind, stage, micro_batch } in program.iter().flat_map(Action::computes) {
             forward_only &= kind == Compute::F;
             if kind == Compute::R {
                 recomputed[places.of(stage, micro_batch)] = true;
@@ -265,7 +265,7 @@ impl<'a> Ledger<'a> {
     }
 
     /// The start of a compute action: what it allocates, and the message it takes.
-    pub fn start(&mut self, (kind, stage, micro_batch): (Compute, usize, usize)) {
+    pub fn start(&mut self, Task { kind, stage, micro_batch }: Task) {
         let bytes = self.stages[stage];
         if kind != Compute::W {
             self.gathered(stage);
@@ -353,7 +353,7 @@ impl<'a> Ledger<'a> {
     }
 
     /// The end of a compute action: B turns activation into stash, W drops the stash.
-    pub fn end(&mut self, (kind, stage, micro_batch): (Compute, usize, usize)) {
+    pub fn end(&mut self, Task { kind, stage, micro_batch }: Task) {
         let bytes = self.stages[stage];
         if matches!(kind, Compute::F | Compute::R) {
             self.now.activation -= bytes.workspace;

@@ -1,10 +1,12 @@
 //! Texts to files of tokens, on several threads, with the same bytes for any number of them.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use serde_json::Value;
+use zeropp_data::files::open_regular;
 
 use crate::corpus::{Batch, Corpus};
 use crate::error::{Checked, TokensError, wrong};
@@ -98,7 +100,9 @@ fn key(corpus: &Corpus, tokenizer: &TextTokenizer, options: &TokenizeOptions) ->
     let mut hasher = blake3::Hasher::new();
     corpus.describe(&mut hasher);
     let path = tokenizer.path();
-    let bytes = std::fs::read(path).map_err(crate::error::unreadable(path))?;
+    let mut bytes = Vec::new();
+    let read = open_regular(path).and_then(|mut file| file.read_to_end(&mut bytes));
+    read.map_err(crate::error::unreadable(path))?;
     hasher.update(&bytes);
     hasher.update(format!("{:?} {:?}", options.field, options.end).as_bytes());
     Ok(hasher.finalize().to_hex().to_string())

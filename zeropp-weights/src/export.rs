@@ -38,6 +38,17 @@ pub fn tensors(
     parameters.iter().map(exported).collect()
 }
 
+/// The tensors of adapters as peft names them and lays them out: both matrices `[out, in]`.
+pub fn adapters(family: Family, parameters: &[ParameterShape], store_as: StoreAs) -> Vec<Exported> {
+    let exported = |parameter: &ParameterShape| {
+        let name = format!("base_model.model.{}", family.exported(&parameter.name));
+        let shape = parameter.shape.iter().rev().copied().collect();
+        let tensor = Tensor { name, shape, store_as };
+        Exported { parameter: parameter.name.clone(), tensor, transposed: true }
+    };
+    parameters.iter().map(exported).collect()
+}
+
 impl Exported {
     /// Elements of the parameter that the file has: its first ones.
     pub fn elements(&self) -> usize {

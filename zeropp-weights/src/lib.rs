@@ -25,4 +25,4 @@ pub use gguf_values::{GgufValue, GgufValues};
 pub use import::{Import, ParameterShape};
 pub use stored::StoredTensor;
 pub use weights::{Container, Weights};
-pub use write::{StoreAs, Tensor, write_folder};
+pub use write::{StoreAs, Tensor, write_adapter, write_folder};

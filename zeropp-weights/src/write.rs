@@ -11,7 +11,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::json;
 
 use crate::error::{Checked, unwritable, wrong};
-use crate::folder::{INDEX, SINGLE};
+use crate::folder::INDEX;
 
 /// Elements that are turned into bytes at a time.
 const CHUNK: usize = 1 << 18;
@@ -82,6 +82,31 @@ pub fn write_folder<E: From<crate::WeightsError>>(
     tensors: &[Tensor],
     limit: usize,
     others: &[(&str, Vec<u8>)],
+    values: impl FnMut(usize) -> Result<Vec<f32>, E>,
+) -> Result<(), E> {
+    write_files((folder, "model"), tensors, limit, others, values)
+}
+
+/// Writes the tensors of an adapter as peft does, `adapter_model.safetensors` and `others` beside
+/// it, into the new folder `folder`: else as [`write_folder`].
+///
+/// # Errors
+/// As [`write_folder`].
+pub fn write_adapter<E: From<crate::WeightsError>>(
+    folder: &Path,
+    tensors: &[Tensor],
+    others: &[(&str, Vec<u8>)],
+    values: impl FnMut(usize) -> Result<Vec<f32>, E>,
+) -> Result<(), E> {
+    write_files((folder, "adapter_model"), tensors, usize::MAX, others, values)
+}
+
+/// Writes files whose names begin with `stem`.
+fn write_files<E: From<crate::WeightsError>>(
+    (folder, stem): (&Path, &str),
+    tensors: &[Tensor],
+    limit: usize,
+    others: &[(&str, Vec<u8>)],
     mut values: impl FnMut(usize) -> Result<Vec<f32>, E>,
 ) -> Result<(), E> {
     let partial = begin(folder)?;
@@ -89,8 +114,8 @@ pub fn write_folder<E: From<crate::WeightsError>>(
     let mut weight_map = BTreeMap::new();
     for (i, shard) in shards.iter().enumerate() {
         let name = match shards.len() {
-            1 => SINGLE.to_string(),
-            n => format!("model-{:05}-of-{n:05}.safetensors", i + 1),
+            1 => format!("{stem}.safetensors"),
+            n => format!("{stem}-{:05}-of-{n:05}.safetensors", i + 1),
         };
         let path = partial.join(&name);
         let mut out = create(&path, &tensors[shard.clone()])?;

@@ -6,7 +6,7 @@ const LIMBS: usize = 34; // 2^-1074 ..= 2^1024 is 2098 bits; the rest is room fo
 
 /// An exact sum of non-negative f64 values.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExactSum {
+pub(crate) struct ExactSum {
     limbs: [u64; LIMBS],
     finite: bool,
 }
@@ -22,7 +22,7 @@ impl ExactSum {
     ///
     /// # Panics
     /// Panics if `x` is negative: the sums here are of squares.
-    pub fn add(&mut self, x: f64) {
+    pub(crate) fn add(&mut self, x: f64) {
         if !x.is_finite() {
             self.finite = false;
             return;
@@ -57,7 +57,7 @@ impl ExactSum {
     }
 
     /// The sum, truncated to f64; infinite if a term was not finite or the sum does not fit.
-    pub fn value(&self) -> f64 {
+    pub(crate) fn value(&self) -> f64 {
         if !self.finite {
             return f64::INFINITY;
         }
@@ -71,7 +71,7 @@ impl ExactSum {
     /// Bytes that `add_bytes` adds: whether all terms were finite, the first
     /// limb that is not zero, and the limbs from there to the last such. Those of a gradient are a
     /// few of all, and every rank reads every other's.
-    pub fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let is_set = |limb: &u64| *limb != 0;
         let first = self.limbs.iter().position(is_set).unwrap_or(LIMBS);
         let end = self.limbs.iter().rposition(is_set).map_or(first, |last| last + 1);

@@ -37,7 +37,7 @@ pub fn layer_bytes(
     piece: usize,
     groups: &ParameterGroups,
 ) -> LayerBytes {
-    let layout = FlatLayout::new(part.parameters(), cut.zero3 * cut.owners);
+    let layout = FlatLayout::trained(part.parameters(), cut.zero3 * cut.owners);
     let len = layout.len / (cut.zero3 * cut.owners);
     let owned = Owned { layout: &layout, role: Role::of(part, tied), start: piece * len, len };
     // The rank's own part, and its parameters as they are gathered.

@@ -18,12 +18,21 @@ pub(crate) struct LayerShard {
     pub(crate) name: String,
     pub(crate) role: Role,
     pub(crate) weights: LayerWeights,
-    /// The fp32 parameters this rank owns, `[len / D]`.
+    /// The fp32 parameters that train and this rank owns, `[len / D]`; none of a layer of which
+    /// nothing trains.
     pub(crate) param: Tensor<1>,
+    /// Those that do not train, if there are any.
+    pub(crate) frozen: Option<FrozenShard>,
     /// The reduced gradient of the units so far; after a ZeRO-1 reduction only this replica's part.
     pub(crate) grad: Option<Tensor<1>>,
     param_hold: Option<Hold>,
     grad_hold: Option<Hold>,
+}
+
+/// What a rank owns of a layer's parameters that do not train.
+pub(crate) struct FrozenShard {
+    pub(crate) param: Tensor<1>,
+    _hold: Hold,
 }
 
 impl LayerShard {
@@ -40,6 +49,7 @@ impl LayerShard {
             role,
             weights,
             param,
+            frozen: None,
             grad: None,
             param_hold,
             grad_hold: None,
@@ -51,6 +61,24 @@ impl LayerShard {
         self.param_hold = None;
         self.param_hold = Some(meter.hold_tensor(MemoryKind::ParameterShard, &param));
         self.param = param;
+    }
+
+    /// Whether any of it trains.
+    pub(crate) fn trains(&self) -> bool {
+        self.weights.layout().len > 0
+    }
+
+    /// Replaces what does not train.
+    pub(crate) fn set_frozen(&mut self, param: Tensor<1>, meter: &Arc<Meter>) {
+        self.frozen = None;
+        let _hold = meter.hold_tensor(MemoryKind::ParameterShard, &param);
+        self.frozen = Some(FrozenShard { param, _hold });
+    }
+
+    /// Elements that this rank owns, whether they train or not.
+    pub(crate) fn elements(&self) -> usize {
+        let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.param.dims()[0]);
+        self.param.dims()[0] + frozen
     }
 
     /// The gradient, no longer counted here.

@@ -6,7 +6,7 @@
 
 pub mod adamw;
 pub mod checkpoint;
-pub mod exact;
+mod exact;
 mod fill;
 pub mod held;
 mod layer_shard;

@@ -65,8 +65,8 @@ impl UpdateRule for Muon {
 impl MatrixRule for Muon {
     fn direction(&self, elements: Elements<'_, '_>, out: &mut [f32], step: &StepScale) {
         let [m] = elements.moments else { unreachable!("one moment is kept of a matrix") };
-        let how = (step.gradient, self.momentum, self.nesterov);
-        muon::direction(out, m, elements.gradient, how);
+        let gradient = elements.gradient;
+        muon::direction(out, m, gradient, step.gradient, self.momentum, self.nesterov);
     }
 
     fn transform(&self, direction: &[f32], shape: [usize; 2]) -> Vec<f32> {

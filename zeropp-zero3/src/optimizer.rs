@@ -114,7 +114,9 @@ impl Optimizer {
     /// What is kept of a layer that begins with the weights that `stage` has.
     pub(crate) fn fresh(&self, stage: &ShardedStage, layer: usize) -> LayerState {
         let (start, len) = stage.owned_range(layer);
-        let param = stage.layers[layer].param.clone().slice([start..start + len]);
+        let param = stage.layers[layer].param.clone();
+        // There are no empty slices.
+        let param = if len > 0 { param.slice([start..start + len]) } else { param };
         LayerState::new(self.owned(stage, layer), &self.options.parameters, &param)
     }
 
@@ -164,6 +166,7 @@ impl Optimizer {
         }
         let all = stages.iter().enumerate();
         all.flat_map(|(s, stage)| (0..stage.layers.len()).map(move |l| (s, l)))
+            .filter(|(s, l)| stages[*s].layers[*l].trains())
             .filter(|(s, l)| self.options.tie.is_none_or(|t| t.last != (stages[*s].index(), *l)))
             .collect()
     }

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};
+pub use zeropp_checkpoint::EMA;
 use zeropp_core::layer::Part;
 use zeropp_core::params::ParamSpec;
 
@@ -92,7 +93,7 @@ impl ParameterGroups {
     pub fn is_uniform(&self, parts: &[Part]) -> bool {
         let mut first: Option<Vec<String>> = None;
         parts.iter().all(|part| {
-            part.parameters().iter().all(|spec| {
+            part.parameters().iter().filter(|spec| spec.trains).all(|spec| {
                 let parameter = self.parameter(spec, Role::of(part, false));
                 let state = self.state(&parameter);
                 let same = first.get_or_insert_with(|| state.clone()).len() == state.len();
@@ -107,9 +108,6 @@ impl ParameterGroups {
         moments.chain(self.ema.map(|_| EMA.to_owned())).collect()
     }
 }
-
-/// Name of the running mean of a parameter, where one is kept.
-pub const EMA: &str = "ema";
 
 /// What changes from step to step.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -63,6 +63,8 @@ pub struct ShardedStage {
 pub struct ParamExport {
     /// Name of the layer.
     pub layer: String,
+    /// Whether it is of the buffer of what does not train.
+    pub frozen: bool,
     /// Which of the buffer's equal pieces.
     pub shard: usize,
     /// Its elements.
@@ -72,7 +74,7 @@ pub struct ParamExport {
 impl ParamExport {
     fn new(layer: &str, shard: usize, values: &Tensor<1>) -> Self {
         let values = values.to_data().try_to_vec::<f32>().expect("shards are f32");
-        Self { layer: layer.into(), shard, values }
+        Self { layer: layer.into(), frozen: false, shard, values }
     }
 }
 
@@ -91,15 +93,23 @@ impl ShardedStage {
             .iter()
             .enumerate()
             .map(|(i, part)| {
-                let layout = Arc::new(FlatLayout::new(part.parameters(), pieces));
-                let shard = groups.zero3.rank();
-                let param = initial_shard(&layout, groups.zero3.size(), shard, from);
-                let weights = LayerWeights::new(part.name(), i, layout);
+                let layout = Arc::new(FlatLayout::trained(part.parameters(), pieces));
+                let frozen = Arc::new(FlatLayout::frozen(part.parameters(), pieces));
+                let initial = |layout: &FlatLayout| {
+                    initial_shard(layout, groups.zero3.size(), groups.zero3.rank(), from)
+                };
+                let (param, still) = (initial(&layout), (frozen.len > 0).then(|| initial(&frozen)));
+                let weights = LayerWeights::new(part.name(), i, layout).with_frozen(frozen);
                 let weights = match options.pack_weights {
                     true => weights.keeping_packed(meter),
                     false => weights,
                 };
-                LayerShard::new((part.name(), Role::of(part, false)), weights, param, meter)
+                let name = (part.name(), Role::of(part, false));
+                let mut layer = LayerShard::new(name, weights, param, meter);
+                if let Some(still) = still {
+                    layer.set_frozen(still, meter);
+                }
+                layer
             })
             .collect();
         Self {
@@ -148,18 +158,18 @@ impl ShardedStage {
     /// Bytes that one rank sends to gather the stage.
     pub fn gather_bytes(&self) -> u64 {
         let peers = self.groups.zero3.size() as u64 - 1;
-        let each: u64 = self.layers.iter().map(|l| l.param.dims()[0] as u64).sum();
+        let each: u64 = self.layers.iter().map(|l| l.elements() as u64).sum();
         peers * each * self.options.compute.size() as u64
     }
 
     /// Bytes that one rank sends to reduce the stage's gradients.
     pub fn reduce_bytes(&self) -> u64 {
         let peers = self.groups.zero3.size() as u64 - 1;
-        peers * self.shard_bytes()
+        peers * self.trained_bytes()
     }
 
-    /// Bytes of this rank's fp32 parameters.
-    fn shard_bytes(&self) -> u64 {
+    /// Bytes of this rank's fp32 parameters that train.
+    fn trained_bytes(&self) -> u64 {
         self.layers.iter().map(|l| bytes(&l.param)).sum()
     }
 
@@ -176,7 +186,7 @@ impl ShardedStage {
         let hold = |kind, elements: usize| self.meter.hold(kind, (elements * dtype.size()) as u64);
         // Until they are here, room for them; a cast of the shard is a copy, and, alone in its
         // group, the result. Alone and not cast, what is gathered is the parameters themselves.
-        let own: usize = self.layers.iter().map(|l| l.param.dims()[0]).sum();
+        let own: usize = self.layers.iter().map(LayerShard::elements).sum();
         let mut holds = Vec::new();
         if !self.is_alone() {
             holds.push(hold(MemoryKind::Gathered, own * group.size()));
@@ -186,16 +196,14 @@ impl ShardedStage {
                 if self.is_alone() { MemoryKind::Gathered } else { MemoryKind::Communication };
             holds.push(hold(input, own));
         }
-        let gather = |layer: &LayerShard| {
+        let gather = |param: &Tensor<1>| {
             let shard = match dtype {
-                DType::BF16 => rounded(layer.param.clone()),
-                _ => layer.param.clone(),
+                DType::BF16 => rounded(param.clone()),
+                _ => param.clone(),
             };
-            let shard = shard.cast(dtype);
-            debug_assert_eq!(shard.dims()[0] * group.size(), layer.weights.layout().len);
-            group.all_gather(shard)
+            group.all_gather(shard.cast(dtype))
         };
-        let parts = self.layers.iter().map(gather).collect();
+        let parts = self.layers.iter().flat_map(buffers).map(gather).collect();
         self.gathering = Some(InFlight { parts, holds });
     }
 
@@ -207,9 +215,17 @@ impl ShardedStage {
         let Some(InFlight { parts, holds }) = self.gathering.take() else { return Ok(()) };
         let parts = parts.into_iter().map(Pending::wait).collect::<CommResult<Vec<_>>>()?;
         drop(holds);
-        for (layer, part) in self.layers.iter().zip(parts) {
-            self.gathered_holds.push(self.meter.hold_tensor(MemoryKind::Gathered, &part));
-            layer.weights.set(part);
+        let hold = |part: &Tensor<1>| self.meter.hold_tensor(MemoryKind::Gathered, part);
+        self.gathered_holds.extend(parts.iter().map(hold));
+        let mut parts = parts.into_iter();
+        for layer in &self.layers {
+            let trained = match layer.trains() {
+                true => parts.next().expect("gathered"),
+                // Nobody asks for any of it.
+                false => layer.param.clone(),
+            };
+            let frozen = layer.frozen.as_ref().map(|_| parts.next().expect("gathered"));
+            layer.weights.set_both(trained, frozen);
         }
         Ok(())
     }
@@ -237,9 +253,10 @@ impl ShardedStage {
         let mut holds = vec![hold];
         if !self.is_alone() {
             // What comes out is another buffer, which the engine takes meanwhile.
-            holds.push(self.meter.hold(MemoryKind::Communication, self.shard_bytes()));
+            holds.push(self.meter.hold(MemoryKind::Communication, self.trained_bytes()));
         }
-        let parts = flat.into_iter().map(|g| group.reduce_scatter(g)).collect();
+        let trained = flat.into_iter().zip(&self.layers).filter(|(_, layer)| layer.trains());
+        let parts = trained.map(|(g, _)| group.reduce_scatter(g)).collect();
         self.reducing = Some(InFlight { parts, holds });
     }
 
@@ -276,8 +293,10 @@ impl ShardedStage {
                     if layer.grad.is_none() && alone { MemoryKind::GradientShard } else { kind };
                 meter.hold_tensor(kind, part)
             };
-            let _parts: Vec<Hold> = self.layers.iter().zip(&parts).map(held).collect();
-            for (layer, part) in self.layers.iter_mut().zip(parts) {
+            let trained = self.layers.iter().filter(|layer| layer.trains());
+            let _parts: Vec<Hold> = trained.zip(&parts).map(held).collect();
+            let trained = self.layers.iter_mut().filter(|layer| layer.trains());
+            for (layer, part) in trained.zip(parts) {
                 let sum = match layer.grad.take() {
                     Some(sum) => add_in_place(sum, part),
                     None if alone => part,
@@ -299,7 +318,7 @@ impl ShardedStage {
             return;
         }
         let owners = if self.options.zero1 { self.groups.replica.size() as u64 } else { 1 };
-        let sum = self.shard_bytes() / owners;
+        let sum = self.trained_bytes() / owners;
         self.replica_holds.push(self.meter.hold(MemoryKind::Communication, sum));
         if self.is_reducing() {
             self.replica_wanted = true;
@@ -313,6 +332,7 @@ impl ShardedStage {
         let grads: Vec<Tensor<1>> = self
             .layers
             .iter_mut()
+            .filter(|l| l.trains())
             .map(|l| l.take_grad().expect("reduced before the replicas are"))
             .collect();
         let bytes = grads.iter().map(bytes).sum();
@@ -330,7 +350,8 @@ impl ShardedStage {
         let Some(parts) = self.replica_reducing.take() else { return Ok(()) };
         let parts = parts.into_iter().map(Pending::wait).collect::<CommResult<Vec<_>>>()?;
         self.replica_holds.clear();
-        for (layer, part) in self.layers.iter_mut().zip(parts) {
+        let trained = self.layers.iter_mut().filter(|layer| layer.trains());
+        for (layer, part) in trained.zip(parts) {
             layer.set_grad(part, &self.meter);
         }
         Ok(())
@@ -345,7 +366,15 @@ impl ShardedStage {
     /// This rank's parameters, layer by layer.
     pub fn export(&self) -> Vec<ParamExport> {
         let shard = self.groups.zero3.rank();
-        self.layers.iter().map(|l| ParamExport::new(&l.name, shard, &l.param)).collect()
+        let of = |l: &LayerShard| {
+            let trained = l.trains().then(|| ParamExport::new(&l.name, shard, &l.param));
+            let frozen = l.frozen.as_ref().map(|frozen| {
+                let export = ParamExport::new(&l.name, shard, &frozen.param);
+                ParamExport { frozen: true, ..export }
+            });
+            trained.into_iter().chain(frozen).collect::<Vec<_>>()
+        };
+        self.layers.iter().flat_map(of).collect()
     }
 
     /// This rank's reduced gradients, layer by layer, as piece number `piece` of the buffer.
@@ -364,7 +393,18 @@ impl ShardedStage {
         (self.groups.replica.rank() * part, part)
     }
 
-    /// The parameters in elements `start..start + len` of the layer's shard, without padding.
+    /// The parameters in the layer's shard of what does not train, without padding.
+    pub(crate) fn frozen_pieces(&self, layer: usize) -> Vec<FlatPiece<'_>> {
+        let l = &self.layers[layer];
+        let (Some(layout), Some(frozen)) = (l.weights.frozen_layout(), &l.frozen) else {
+            return Vec::new();
+        };
+        let n = frozen.param.dims()[0];
+        flat_pieces(layout, self.groups.zero3.rank() * n, n)
+    }
+
+    /// The parameters that train in elements `start..start + len` of the layer's shard, without
+    /// padding.
     pub(crate) fn pieces(&self, layer: usize, start: usize, len: usize) -> Vec<FlatPiece<'_>> {
         let l = &self.layers[layer];
         let first = self.groups.zero3.rank() * l.param.dims()[0] + start;
@@ -378,6 +418,12 @@ impl ShardedStage {
         let start = self.groups.zero3.rank() * l.param.dims()[0] + offset;
         Owned { layout: l.weights.layout(), role: l.role, start, len }
     }
+}
+
+/// What is gathered of a layer: one buffer of what trains, one of what does not.
+fn buffers(layer: &LayerShard) -> impl Iterator<Item = &Tensor<1>> {
+    let trained = layer.trains().then_some(&layer.param);
+    trained.into_iter().chain(layer.frozen.as_ref().map(|frozen| &frozen.param))
 }
 
 fn bytes(t: &Tensor<1>) -> u64 {

@@ -4,7 +4,6 @@ mod page;
 mod scatter;
 
 use serde::Serialize;
-use zeropp::pipeline::lower::LowerOptions;
 use zeropp::pipeline::schedules::KINDS;
 use zeropp::pipeline::timeline::MemoryUnit;
 
@@ -92,7 +91,7 @@ pub(super) fn render(
 /// Every kind made, simulated as a whole program.
 fn all(request: &Request) -> Result<All, Failure> {
     // Gathers and reductions are part of the same program everywhere.
-    let lower = request.lower.clone().unwrap_or_else(LowerOptions::default);
+    let lower = request.lower.unwrap_or_default();
     let request = &Request { lower: Some(lower), ..request.clone() };
     let (mut kinds, mut misfits, mut first) = (Vec::new(), Vec::new(), None);
     for kind in KINDS {

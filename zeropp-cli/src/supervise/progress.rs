@@ -1,11 +1,11 @@
 //! What a supervised command leaves behind as it goes on: its checkpoints and its metrics.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use zeropp::Config;
 use zeropp::config::Resume;
+use zeropp_core::files::open_regular;
 
 /// Where the progress of a command shows.
 pub(super) struct Watched {
@@ -57,7 +57,7 @@ impl Watched {
 /// Bytes of a metrics file that are steps'. What it says of a run comes with each start, whether
 /// that goes on or not.
 fn bytes_of_steps(path: &Path) -> u64 {
-    let Ok(file) = File::open(path) else { return 0 };
+    let Ok(file) = open_regular(path) else { return 0 };
     let lines = BufReader::new(file).split(b'\n').map_while(Result::ok);
     lines.filter(|line| !line.starts_with(b"{\"run\"")).map(|line| line.len() as u64).sum()
 }

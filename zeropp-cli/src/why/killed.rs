@@ -1,13 +1,13 @@
 //! What can be known of a run that left no records, since all of it was killed at once: from its
 //! checkpoints and its metrics.
 
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use zeropp::pipeline::flight::FlightError;
 use zeropp::{Saved, saved};
+use zeropp_core::files::open_regular;
 
 use crate::Failure;
 use crate::figures::{duration, say};
@@ -98,8 +98,8 @@ fn ago(at: Option<SystemTime>, now: SystemTime) -> String {
 
 /// The last whole line of a file of metrics; none where it is no such file.
 fn last_step(path: &Path) -> Option<LastStep> {
-    let mut file = File::open(path).ok()?;
-    let meta = file.metadata().ok().filter(|meta| meta.is_file())?;
+    let mut file = open_regular(path).ok()?;
+    let meta = file.metadata().ok()?;
     file.seek(SeekFrom::Start(meta.len().saturating_sub(METRICS_BYTES))).ok()?;
     let mut end = Vec::new();
     file.take(METRICS_BYTES).read_to_end(&mut end).ok()?;

@@ -19,7 +19,7 @@ use crate::threads::world::Liveness;
 use crate::{AllBytes, CommError, CommResult, Communicator, Pending};
 use zeropp_core::device::hand_over;
 
-/// The communicator of one rank and group in the mixed engine.
+/// The communicator of one rank and group in the hybrid engine.
 pub(super) struct HybridCommunicator {
     group: Arc<Group>,
     /// The rank's place among those of its process.

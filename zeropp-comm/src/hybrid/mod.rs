@@ -1,4 +1,4 @@
-//! The mixed engine: the ranks of a process are its threads, and another engine joins processes.
+//! The hybrid engine: the ranks of a process are its threads, and another engine joins processes.
 //!
 //! A group whose members are all in one process is a group of the threads engine: no byte leaves
 //! the process. Where no process has more than one member, every call goes straight to a group of

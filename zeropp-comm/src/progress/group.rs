@@ -58,9 +58,8 @@ impl Group {
         }
     }
 
-    /// The sub-group that collective number `sequence` makes for this rank out of the
-    /// split_requests of all: the ranks that split_request for the same color, ordered by key, then
-    /// by their order here.
+    /// The sub-group that collective number `sequence` makes for this rank out of the requests of
+    /// all: the ranks that asked for the same color, ordered by key, then by their order here.
     pub(crate) fn sub_group(
         &self,
         sequence: u64,

@@ -1,4 +1,4 @@
-//! The mixed engine gives the threads engine's bits however ranks are spread over processes and
+//! The hybrid engine gives the threads engine's bits however ranks are spread over processes and
 //! groups over ranks.
 
 use burn::tensor::{DType, FloatDType};

@@ -1,4 +1,4 @@
-//! Results, failures and load of the threads engine, and of the mixed engine with another threads
+//! Results, failures and load of the threads engine, and of the hybrid engine with another threads
 //! engine in the place of the one between processes: the same tests for both.
 
 #![expect(clippy::duplicate_mod, reason = "the same tests run on both engines")]

@@ -6,6 +6,7 @@ use burn::tensor::Tensor;
 use zeropp_model::decoder::Norm;
 use zeropp_model::parts::DecoderPart;
 use zeropp_model::tensors::{Names, QK_NORMS};
+use zeropp_model::tuning::LORA;
 
 use crate::choice::Activation;
 use crate::cpu_tensor::{from_vec, on_cpu};
@@ -41,14 +42,33 @@ fn map(name: &str, bias: bool, cx: &LayerCx) -> Projection {
     }
 }
 
-fn linear(x: Tensor<3>, name: &str, bias: bool, cx: &LayerCx) -> Tensor<3> {
-    let Projection { weight, bias } = map(name, bias, cx);
-    ops::linear(x, &weight, bias.as_ref(), &cx.op)
-}
-
 impl Block {
     fn names(&self) -> &'static Names {
         self.part.decoder.names()
+    }
+
+    /// The linear map called `name`, and what its adapter adds, if it has one.
+    fn linear(&self, x: Tensor<3>, name: &str, bias: bool, cx: &LayerCx) -> Tensor<3> {
+        let Projection { weight, bias } = map(name, bias, cx);
+        let y = ops::linear(x.clone(), &weight, bias.as_ref(), &cx.op);
+        self.adapted(y, x, name, 0, cx)
+    }
+
+    /// y and what the adapter of the linear map `name` makes of its input x, if it has one: added
+    /// to the columns from `start` on, which are the map's output.
+    fn adapted(
+        &self,
+        y: Tensor<3>,
+        x: Tensor<3>,
+        name: &str,
+        start: usize,
+        cx: &LayerCx,
+    ) -> Tensor<3> {
+        let lora = self.part.tuning.lora.filter(|_| self.part.is_adapted(name));
+        let Some(lora) = lora else { return y };
+        let [a, b] = LORA.map(|of| cx.weight(&format!("{name}.{of}")));
+        let inner = ops::linear(x, &a, None, &cx.op);
+        ops::add_scaled(y, ops::linear(inner, &b, None, &cx.op), lora.scale(), start)
     }
 
     /// The output, for tokens from position `first` on, with `attend` from q, k and v.
@@ -62,7 +82,7 @@ impl Block {
         let (d, names) = (&self.part.decoder, self.names());
         let qkv = self.qkv(norm(d.norm, x.clone(), names.norm_1, cx), cx, first);
         let attended = attend(qkv);
-        let x = ops::add(x, linear(attended, names.out, d.biases.out, cx));
+        let x = ops::add(x, self.linear(attended, names.out, d.biases.out, cx));
         let normed = norm(d.norm, x.clone(), names.norm_2, cx);
         ops::add(x, self.mlp(normed, cx))
     }
@@ -74,11 +94,23 @@ impl Block {
         let turns = self.rotation.as_deref();
         let turns = turns.map(|rotation| Turns { rotation, heads: heads + groups, first });
         let before_norms = if d.qk_norm { None } else { turns };
+        let is_adapted = names.qkv.iter().any(|name| self.part.is_adapted(name));
         let qkv = match (names.qkv, before_norms) {
-            ([one], None) => linear(x, one, d.biases.qkv, cx),
-            (maps, turns) => {
-                let maps: Vec<_> = maps.iter().map(|name| map(name, d.biases.qkv, cx)).collect();
-                ops::projections(x, &maps, turns, &cx.op)
+            ([one], None) => self.linear(x, one, d.biases.qkv, cx),
+            (names, turns) => {
+                let maps: Vec<_> = names.iter().map(|name| map(name, d.biases.qkv, cx)).collect();
+                // What turns is what adapters have been added to.
+                let turns_now = turns.filter(|_| !is_adapted);
+                let mut qkv = ops::projections(x.clone(), &maps, turns_now, &cx.op);
+                let mut start = 0;
+                for (name, map) in names.iter().zip(&maps) {
+                    qkv = self.adapted(qkv, x.clone(), name, start, cx);
+                    start += map.weight.shape()[1];
+                }
+                match turns.filter(|_| is_adapted) {
+                    Some(turns) => ops::turned(qkv, turns, &cx.op),
+                    None => qkv,
+                }
             }
         };
         if !d.qk_norm {
@@ -93,13 +125,13 @@ impl Block {
 
     fn mlp(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
         let (d, names) = (&self.part.decoder, self.names());
-        let up = |x, i: usize| linear(x, names.up[i], d.biases.mlp, cx);
+        let up = |x, i: usize| self.linear(x, names.up[i], d.biases.mlp, cx);
         let inner = match d.activation {
             Activation::Gelu => ops::gelu(up(x, 0), &cx.op),
             Activation::GeluTanh => ops::gelu_tanh(up(x, 0), &cx.op),
             Activation::Swiglu => ops::swiglu(up(x.clone(), 0), up(x, 1), &cx.op),
         };
-        linear(inner, names.down, d.biases.mlp, cx)
+        self.linear(inner, names.down, d.biases.mlp, cx)
     }
 }
 

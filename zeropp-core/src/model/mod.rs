@@ -8,7 +8,7 @@ pub mod gpt;
 mod parts;
 mod whole;
 
-pub use parts::build;
+pub use parts::{build, build_tuned};
 pub use whole::{EvaluationError, Whole, logits};
 pub use zeropp_model::tensors::DecoderTensor;
-pub use zeropp_model::{decoder, hf_config, presets};
+pub use zeropp_model::{decoder, hf_config, presets, tuning};

@@ -9,6 +9,7 @@ use burn::tensor::{Int, Tensor};
 
 use zeropp_model::decoder::{Decoder, Positions};
 use zeropp_model::parts::{DecoderPart, PartKind};
+use zeropp_model::tuning::Tuning;
 
 use super::block::{self, Block};
 use crate::layer::{BatchShape, Embedding, Head, Layer, LayerCost, LayerCx, Model, Part};
@@ -21,6 +22,14 @@ use crate::split::ops::{self, Rotation};
 /// # Panics
 /// Panics if it is none: [`Decoder::check`] says so before.
 pub fn build(decoder: Decoder) -> Model {
+    build_tuned(decoder, &Tuning::default())
+}
+
+/// The model that `decoder` describes, of which `tuning` says what trains.
+///
+/// # Panics
+/// As [`build`].
+pub fn build_tuned(decoder: Decoder, tuning: &Tuning) -> Model {
     if let Err((field, problem)) = decoder.check() {
         panic!("a decoder's {field}: {problem}");
     }
@@ -40,7 +49,7 @@ pub fn build(decoder: Decoder) -> Model {
         PartKind::FinalNorm => Part::Layer(Arc::new(FinalNorm(part))),
         PartKind::Head => Part::Head(Arc::new(LmHead(part))),
     };
-    let parts = decoder.parts().into_iter().map(layer).collect();
+    let parts = decoder.tuned_parts(tuning).into_iter().map(layer).collect();
     Model { parts, hidden: decoder.hidden, vocabulary: decoder.vocabulary }
 }
 

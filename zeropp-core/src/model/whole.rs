@@ -11,7 +11,7 @@ use crate::layer::{Head, LayerCx, Model, Part};
 use crate::meter::Meter;
 use crate::params::FlatLayout;
 use crate::past::Past;
-use crate::split::{LayerWeights, OpCx, WQueue};
+use crate::split::{LayerWeights, Masks, OpCx, WQueue};
 
 /// Why a model could not be evaluated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -194,6 +194,7 @@ fn context<E>(
         token: Tensor::zeros([1], (&Device::flex(), DType::F32)),
         recompute_attention: false,
         forward_grads: None,
+        masks: Masks::default(),
     };
     Ok(LayerCx { weights: gathered, op })
 }

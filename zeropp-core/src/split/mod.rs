@@ -7,6 +7,7 @@
 //! [`Weight`] handles that are resolved at F and again at B, so that a gathered buffer can be freed
 //! in between.
 
+mod masks;
 pub mod ops;
 mod queue;
 mod recording;
@@ -14,6 +15,7 @@ mod tape;
 mod vjp;
 mod weight;
 
+pub use masks::{Documents, Masks, NOT_SCORED};
 pub use queue::{ForwardGrads, Grads, ParamSlot, Saved, WQueue, is_finite};
 pub use recording::{Recorded, RecordedBy, Recording};
 pub use vjp::{Seed, custom_source, custom_vjp, custom_vjp2, custom_vjp3, seed_backward};
@@ -41,6 +43,8 @@ pub struct OpCx {
     /// Where a head adds the weight gradients that it makes in F. `None` where no gradients are
     /// wanted, and for layers that are no head.
     pub forward_grads: Option<ForwardGrads>,
+    /// What of the micro-batch attention and the loss may not see.
+    pub masks: Masks,
 }
 
 impl OpCx {

@@ -10,14 +10,17 @@ use parking_lot::Mutex;
 use super::ParamSlot;
 use crate::kernels::bf16::Packed;
 use crate::meter::{Hold, MemoryKind, Meter};
-use crate::params::FlatLayout;
+use crate::params::{FlatLayout, ParamPlace};
 
 /// The whole weights of one layer, present between its all-gather and its free.
 #[derive(Clone)]
 pub struct LayerWeights {
     name: Arc<str>,
     layer: usize,
+    /// The parameters that train.
     layout: Arc<FlatLayout>,
+    /// Those that do not, in a buffer of their own.
+    frozen: Option<Arc<FlatLayout>>,
     gathered: Arc<Mutex<Option<Gathered>>>,
     /// Counts the packed copies that are kept; none where none is.
     keeps_packed: Option<Arc<Meter>>,
@@ -26,7 +29,15 @@ pub struct LayerWeights {
 /// A gathered buffer, and what was made of it since.
 struct Gathered {
     flat: Tensor<1>,
-    packed: HashMap<(usize, Side), Arc<PackedWeight>>,
+    frozen: Option<Tensor<1>>,
+    packed: HashMap<(Place, Side), Arc<PackedWeight>>,
+}
+
+/// Which parameter of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Place {
+    Trained(usize),
+    Frozen(usize),
 }
 
 /// Which products read a weight: those of a forward or those of a backward, which take its
@@ -55,7 +66,19 @@ impl Deref for PackedWeight {
 impl LayerWeights {
     /// Weights, not yet gathered, of layer number `layer` of its stage.
     pub fn new(name: &str, layer: usize, layout: Arc<FlatLayout>) -> Self {
-        Self { name: name.into(), layer, layout, gathered: Arc::default(), keeps_packed: None }
+        Self {
+            name: name.into(),
+            layer,
+            layout,
+            frozen: None,
+            gathered: Arc::default(),
+            keeps_packed: None,
+        }
+    }
+
+    /// The same, with parameters that do not train beside those of the layout.
+    pub fn with_frozen(self, frozen: Arc<FlatLayout>) -> Self {
+        Self { frozen: Some(frozen), ..self }
     }
 
     /// The same, which keep bf16 weights as the CPU's products read them, from the first product
@@ -67,7 +90,12 @@ impl LayerWeights {
 
     /// Puts the gathered buffer (`[layout.len]`) in place.
     pub fn set(&self, flat: Tensor<1>) {
-        *self.gathered.lock() = Some(Gathered { flat, packed: HashMap::new() });
+        self.set_both(flat, None);
+    }
+
+    /// Puts the gathered buffers in place: of what trains, and of what does not.
+    pub fn set_both(&self, flat: Tensor<1>, frozen: Option<Tensor<1>>) {
+        *self.gathered.lock() = Some(Gathered { flat, frozen, packed: HashMap::new() });
     }
 
     /// Drops the gathered buffer, and what was kept beside it.
@@ -80,9 +108,26 @@ impl LayerWeights {
         self.gathered.lock().is_some()
     }
 
-    /// The table of the flat buffer.
+    /// The table of the flat buffer of what trains.
     pub fn layout(&self) -> &Arc<FlatLayout> {
         &self.layout
+    }
+
+    /// The table of the flat buffer of what does not train, where there is something.
+    pub fn frozen_layout(&self) -> Option<&Arc<FlatLayout>> {
+        self.frozen.as_ref()
+    }
+
+    fn find(&self, name: &str) -> Option<Place> {
+        let frozen = || self.frozen.as_ref()?.find(name).map(Place::Frozen);
+        self.layout.find(name).map(Place::Trained).or_else(frozen)
+    }
+
+    fn at(&self, place: Place) -> &ParamPlace {
+        match place {
+            Place::Trained(param) => &self.layout.params[param],
+            Place::Frozen(param) => &self.frozen.as_ref().expect("found in it").params[param],
+        }
     }
 
     /// A handle to the parameter called `name`, with or without the layer's name before it.
@@ -91,18 +136,20 @@ impl LayerWeights {
     /// Panics if the layer has no such parameter or it does not have `D` dimensions: both are
     /// mistakes in the layer's code.
     pub fn weight<const D: usize>(&self, name: &str) -> Weight<D> {
-        let Some(param) = self.layout.find(name) else {
-            let known: Vec<_> = self.layout.params.iter().map(|p| p.spec.name.as_str()).collect();
+        let Some(place) = self.find(name) else {
+            let frozen = self.frozen.iter().flat_map(|frozen| &frozen.params);
+            let all = self.layout.params.iter().chain(frozen);
+            let known: Vec<_> = all.map(|p| p.spec.name.as_str()).collect();
             panic!("layer {} has no parameter {name}; it declared {known:?}", self.name);
         };
-        let shape = &self.layout.params[param].spec.shape;
+        let shape = &self.at(place).spec.shape;
         let Ok(shape) = <[usize; D]>::try_from(shape.as_slice()) else {
             panic!(
                 "parameter {name} of layer {} has shape {shape:?}, not {D} dimensions",
                 self.name
             )
         };
-        Weight { weights: self.clone(), param, shape }
+        Weight { weights: self.clone(), place, shape }
     }
 }
 
@@ -110,7 +157,7 @@ impl LayerWeights {
 #[derive(Clone)]
 pub struct Weight<const D: usize> {
     weights: LayerWeights,
-    param: usize,
+    place: Place,
     shape: [usize; D],
 }
 
@@ -120,9 +167,13 @@ impl<const D: usize> Weight<D> {
     /// # Panics
     /// Panics if the layer is not gathered: a verified schedule never lets that happen.
     pub fn get(&self) -> Tensor<D> {
-        let offset = self.weights.layout.params[self.param].offset;
+        let offset = self.weights.at(self.place).offset;
         let n: usize = self.shape.iter().product();
-        let flat = self.weights.gathered.lock().as_ref().map(|gathered| gathered.flat.clone());
+        let buffer = |gathered: &Gathered| match self.place {
+            Place::Trained(_) => Some(gathered.flat.clone()),
+            Place::Frozen(_) => gathered.frozen.clone(),
+        };
+        let flat = self.weights.gathered.lock().as_ref().and_then(buffer);
         let flat = flat.unwrap_or_else(|| panic!("weights of {} not gathered", self.weights.name));
         flat.slice([offset..offset + n]).reshape(self.shape)
     }
@@ -142,7 +193,7 @@ impl<const D: usize> Weight<D> {
         let Some(meter) = &self.weights.keeps_packed else {
             return Arc::new(PackedWeight { parts: make(), _hold: None });
         };
-        let key = (self.param, side);
+        let key = (self.place, side);
         let kept = |gathered: &Gathered| gathered.packed.get(&key).cloned();
         if let Some(packed) = self.weights.gathered.lock().as_ref().and_then(kept) {
             return packed;
@@ -162,8 +213,19 @@ impl<const D: usize> Weight<D> {
         self.shape
     }
 
+    /// Whether it trains: else it has no gradient, and there is nothing to keep for one.
+    pub fn trains(&self) -> bool {
+        matches!(self.place, Place::Trained(_))
+    }
+
     /// Where its gradient goes.
+    ///
+    /// # Panics
+    /// Panics for a weight that does not train: an operation asks [`trains`](Self::trains) first.
     pub fn slot(&self) -> ParamSlot {
-        ParamSlot { layer: self.weights.layer, param: self.param }
+        let Place::Trained(param) = self.place else {
+            panic!("{} does not train", self.weights.at(self.place).spec.name)
+        };
+        ParamSlot { layer: self.weights.layer, param }
     }
 }

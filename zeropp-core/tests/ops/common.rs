@@ -7,7 +7,7 @@ use zeropp_core::cpu_tensor;
 use zeropp_core::meter::{MemoryBytes, Meter};
 use zeropp_core::params::{FlatLayout, Init, ParamSpec};
 use zeropp_core::split::ops::force_generic;
-use zeropp_core::split::{Grads, LayerWeights, OpCx, WQueue, seed_backward};
+use zeropp_core::split::{Grads, LayerWeights, Masks, OpCx, WQueue, seed_backward};
 
 pub(crate) use crate::close::{assert_close, assert_within};
 pub(crate) use crate::random::Random;
@@ -102,6 +102,7 @@ pub(crate) fn context(meter: &Arc<Meter>, recompute_attention: bool, tracked: bo
         token: if tracked { leaf(&token) } else { token },
         recompute_attention,
         forward_grads: None,
+        masks: Masks::default(),
     }
 }
 

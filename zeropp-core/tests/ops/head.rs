@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use zeropp_core::cpu_tensor;
 use zeropp_core::meter::Meter;
 use zeropp_core::split::ops::{force_head_chunk, head_chunk, linear_cross_entropy};
-use zeropp_core::split::{ForwardGrads, Grads, OpCx, WQueue, seed_backward};
+use zeropp_core::split::{ForwardGrads, Grads, Masks, OpCx, WQueue, seed_backward};
 
 use crate::bound::{bound, cases};
 use crate::common::*;
@@ -38,6 +38,7 @@ impl Case<'_> {
             token: if grads.is_some() { leaf(&token) } else { token },
             recompute_attention: false,
             forward_grads: grads.map(|grads| ForwardGrads { grads, loss_scale: self.scale }),
+            masks: Masks::default(),
         }
     }
 

@@ -4,6 +4,7 @@ mod bound;
 #[path = "../common/close.rs"]
 mod close;
 mod common;
+mod documents;
 mod head;
 mod heads;
 #[path = "../common/random.rs"]

@@ -97,6 +97,16 @@ impl Dataset {
         Dataset { sources, ..self }
     }
 
+    /// Whether all of it says where documents begin.
+    pub fn has_documents(&self) -> bool {
+        self.sources.iter().all(Source::has_documents)
+    }
+
+    /// Whether some of it says which tokens are scored: the others' are all.
+    pub fn has_loss_mask(&self) -> bool {
+        self.sources.iter().any(Source::has_loss_mask)
+    }
+
     /// Number of tokens.
     pub fn len(&self) -> usize {
         self.sources.iter().map(Source::len).sum()

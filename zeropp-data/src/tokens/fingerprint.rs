@@ -46,6 +46,14 @@ impl Fingerprint {
         Fingerprint { bytes: bytes as u64, samples_blake3 }
     }
 
+    /// Of these data and what says more of them.
+    pub(super) fn with(self, more: &[u8]) -> Fingerprint {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(self.samples_blake3.as_bytes());
+        hasher.update(more);
+        Fingerprint { samples_blake3: hasher.finalize().to_hex().to_string(), ..self }
+    }
+
     /// Of several sources with their weights.
     pub(super) fn joined<'a>(
         sources: impl Iterator<Item = (&'a Fingerprint, &'a f64)>,

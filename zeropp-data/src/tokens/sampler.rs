@@ -1,6 +1,7 @@
 //! Which tokens sample `index` of a step is: a function of seed, step and index alone.
 
 use super::permutation::permuted;
+use super::sample::{Hidden, Sample};
 use super::source::Source;
 use crate::choices::Order;
 use crate::rng::Rng;
@@ -15,13 +16,19 @@ pub struct Sampler {
     order: Order,
     seq: usize,
     samples_per_step: usize,
+    hidden: Hidden,
 }
 
 impl Sampler {
     /// A sampler of `seq` tokens a sample; `samples_per_step` counts those of all ranks.
     pub fn new(seed: u64, order: Order, seq: usize, samples_per_step: usize) -> Sampler {
         let (rng, epochs) = (Rng::keyed(seed, "data"), Rng::keyed(seed, "epochs"));
-        Sampler { rng, epochs, order, seq, samples_per_step }
+        Sampler { rng, epochs, order, seq, samples_per_step, hidden: Hidden::default() }
+    }
+
+    /// The same, of whose samples something is hidden.
+    pub fn hiding(self, hidden: Hidden) -> Sampler {
+        Sampler { hidden, ..self }
     }
 
     /// Inputs and targets, `seq` ids each, of sample `index` (0 up to the samples of a step over
@@ -45,15 +52,33 @@ impl Sampler {
         Ok((inputs, targets))
     }
 
+    /// The same sample with what is [hidden](Self::hiding) of it.
+    ///
+    /// # Errors
+    /// As [`sample`](Self::sample).
+    ///
+    /// # Panics
+    /// As [`sample`](Self::sample).
+    pub fn masked(&self, data: &Dataset, step: u64, index: usize) -> Result<Sample, DataError> {
+        let (source, start) = self.place(data, step, index);
+        let ids = source.tokens(start, self.seq + 1)?;
+        let hidden = self.hidden;
+        let by_index = hidden.documents && hidden.end.is_none();
+        let starts = if by_index { starts(source, start, ids.len()) } else { Vec::new() };
+        let marked = if hidden.by_loss_mask { source.scored(start, ids.len()) } else { None };
+        Ok(Sample::new(ids, hidden, starts, marked))
+    }
+
+    /// Whether a sample may have targets that are not scored.
+    pub fn masks(&self, data: &Dataset) -> bool {
+        self.hidden.documents || self.hidden.by_loss_mask && data.has_loss_mask()
+    }
+
     /// Which of the inputs of that sample are the first of a document, in their order; none where
     /// the data does not say where documents begin.
     pub fn document_starts(&self, data: &Dataset, step: u64, index: usize) -> Vec<usize> {
         let (source, start) = self.place(data, step, index);
-        let before_the_end = self.seq.min(source.len() - start);
-        let mut starts = source.document_starts(start, before_the_end);
-        let again = self.seq - before_the_end;
-        starts.extend(source.document_starts(0, again).iter().map(|at| at + before_the_end));
-        starts
+        starts(source, start, self.seq)
     }
 
     /// The source of the sample, and its first token.
@@ -90,6 +115,18 @@ impl Sampler {
         let first = drawn % (left_over + 1);
         first + permuted(&self.epochs, epoch, i, places as u64) as usize * self.seq
     }
+}
+
+/// Which of the `len` tokens from `start` on are the first of a document; after the last comes the
+/// first.
+fn starts(source: &Source, start: usize, len: usize) -> Vec<usize> {
+    let before_the_end = len.min(source.len() - start);
+    let mut starts = source.document_starts(start, before_the_end);
+    let again = source.document_starts(0, len - before_the_end);
+    starts.extend(again.iter().map(|at| at + before_the_end));
+    // Documents without a token begin where the next one does.
+    starts.dedup();
+    starts
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use super::DataError;
 use super::bytes::{Bytes, id};
 use super::fingerprint::Fingerprint;
 use super::ids;
+use super::loss_mask::{self, LossMask};
 use super::megatron::{self, Index};
 use crate::choices::Tokenizer;
 
@@ -20,6 +21,8 @@ pub(super) struct Source {
     bytes: Arc<Bytes>,
     /// Where the documents begin, where that is known.
     index: Option<Arc<Index>>,
+    /// Which tokens are scored, where not all are.
+    mask: Option<Arc<LossMask>>,
     /// Bytes before the first token.
     header: usize,
     /// The first token of those in the file that are used, and their number.
@@ -48,6 +51,7 @@ impl Source {
             used: (0, bytes.len()),
             bytes: Arc::new(bytes),
             index: None,
+            mask: None,
             header: 0,
             tokenizer: Tokenizer::Bytes,
             vocabulary: OnceLock::from(256),
@@ -101,9 +105,10 @@ impl Source {
             return Err(DataError::Malformed { path: bin.into(), problem });
         }
         let (used, vocabulary) = ((0, bytes.len() / ids::token_bytes(known)), OnceLock::new());
-        let index = Some(Arc::new(index));
+        let mask = loss_mask::beside(bin).map(|path| LossMask::open(&path, used.1)).transpose()?;
+        let (index, mask) = (Some(Arc::new(index)), mask.map(Arc::new));
         let of = Source::of(bytes, bin.display().to_string());
-        Ok(Source { index, tokenizer: known, vocabulary, used, ..of })
+        Ok(Source { index, mask, tokenizer: known, vocabulary, used, ..of })
     }
 
     /// The tokens `first..first + len` of these alone.
@@ -128,6 +133,24 @@ impl Source {
         let range = index.before(first)..index.before(first + len);
         let starts = range.map(|i| index.start(i) - first);
         starts.collect()
+    }
+
+    /// Whether it says where documents begin.
+    pub(super) fn has_documents(&self) -> bool {
+        self.index.is_some()
+    }
+
+    /// Whether it says which tokens are scored.
+    pub(super) fn has_loss_mask(&self) -> bool {
+        self.mask.is_some()
+    }
+
+    /// Which of the `len` tokens from `start` on are scored, where not all are; after the last
+    /// comes the first.
+    pub(super) fn scored(&self, start: usize, len: usize) -> Option<Vec<bool>> {
+        let mask = self.mask.as_ref()?;
+        let at = |i: usize| self.used.0 + (start + i) % self.len();
+        Some((0..len).map(|i| mask.is_scored(at(i))).collect())
     }
 
     /// Number of tokens.
@@ -209,7 +232,13 @@ impl Source {
 
     /// What tells this data from other data, quickly whatever its size.
     pub(super) fn fingerprint(&self) -> &Fingerprint {
-        self.fingerprint.get_or_init(|| Fingerprint::new(&self.bytes, self.header))
+        self.fingerprint.get_or_init(|| {
+            let ids = Fingerprint::new(&self.bytes, self.header);
+            match &self.mask {
+                None => ids,
+                Some(mask) => ids.with(mask.bytes()),
+            }
+        })
     }
 
     /// Checks that there is a sample of `seq` tokens and the token after it.

@@ -5,7 +5,7 @@ use half::bf16;
 
 use super::convert::{down, up};
 use crate::reduce::{columns_apart, sum_blocks};
-use crate::rope::{Turned, turn_heads};
+use crate::rope::{ByPosition, Turned, turn_heads};
 use crate::threads::{Fresh, Part, each, piece};
 use crate::{GRAIN, activation, collect, each_part, norm, simd};
 
@@ -61,15 +61,14 @@ pub fn update(dy: &mut [bf16], x: &[bf16], f: impl Fn(&mut [f32], &[f32]) + Sync
 }
 
 /// Turns `x: [samples·s, width]` in place as [`rope`](crate::rope::rope) does, in fp32.
-pub fn rope(x: &mut [bf16], t: Turned, (cos, sin): (&[f32], &[f32]), back: bool) {
+pub fn rope(x: &mut [bf16], t: Turned, by: ByPosition<'_>, back: bool) {
     let (half, sign) = (t.d / 2, if back { -1.0 } else { 1.0 });
-    let (s, turned) = (cos.len() / half, t.heads * t.d);
+    let turned = t.heads * t.d;
     let n = piece(x.len() / t.width, 1, GRAIN.div_ceil(t.width));
     each(x.chunks_mut(n * t.width).enumerate(), |(i, x)| {
         let mut wide = Vec::with_capacity(turned);
         for (j, row) in x.chunks_exact_mut(t.width).enumerate() {
-            let at = (i * n + j) % s * half;
-            let angles = (&cos[at..at + half], &sin[at..at + half]);
+            let angles = by.of(i * n + j, half);
             widen_into(&mut wide, &row[..turned]);
             simd(
                 #[inline(always)]

@@ -9,7 +9,7 @@ use crate::bf16::convert::{narrow, widen};
 use crate::bf16::{self, Mat, Packed, rows};
 use crate::gemm::{MatMut, MatRef, Store, affine, gemm, product};
 use crate::head_norm::{Heads, head_norm, head_norm_backward};
-use crate::rope::{Turned, angles, inverse_frequencies, rope};
+use crate::rope::{ByPosition, Turned, angles, inverse_frequencies, rope};
 use crate::{activation, adamw, lion, loss, muon, norm, reduce, sgd};
 
 fn numbers(n: usize, seed: u32) -> Vec<f32> {
@@ -191,7 +191,8 @@ proptest! {
             let (mut y, rrms) = head_norm(&x, at, (&q, &k), 1e-5);
             let mut dx = dy.clone();
             let (dq, dk) = head_norm_backward(&mut dx, &x, at, (&q, &k), &rrms);
-            rope(&mut y, Turned { width, heads: heads + groups, d }, (&cos, &sin), false);
+            let by = ByPosition { cos: &cos, sin: &sin, positions: None };
+            rope(&mut y, Turned { width, heads: heads + groups, d }, by, false);
             vec![y, rrms, dx, dq, dk]
         });
     }
@@ -224,7 +225,7 @@ proptest! {
             sgd::sgd_with_momentum(p, m, &z, &sgd::SOME);
             sgd::sgd(q, &z, &sgd::SOME);
             lion::lion(r, n1, &z, &lion::SOME);
-            muon::direction(out, n2, &z, (0.7, 0.95, true));
+            muon::direction(out, n2, &z, 0.7, 0.95, true);
             muon::apply(n2, &z, 0.99, 0.1);
             crate::lerp(mean, &z, 0.1);
             let rest = [dgate, sum, crate::zeros(n)];

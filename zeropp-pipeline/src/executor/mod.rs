@@ -9,6 +9,7 @@ mod graph;
 mod model;
 mod not_finite;
 mod status;
+mod tokens;
 mod worker;
 
 use std::collections::HashMap;
@@ -21,12 +22,13 @@ use zeropp_core::data::DataError;
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_zero3::StepOutcome;
 
-pub use model::{ModelWorker, TokenSource, Tokens, WorkerOptions};
+pub use model::{ModelWorker, WorkerOptions};
 pub use not_finite::{NotFinite, Value};
 pub use status::{ActionRecord, StatusBoard};
+pub use tokens::{TokenSource, Tokens};
 pub use worker::Worker;
 
-use crate::ir::{Action, Compute, Message};
+use crate::ir::{Action, Compute, Message, Task};
 use crate::timeline::Span;
 
 /// A step that failed on this rank.
@@ -292,7 +294,7 @@ impl<W: Worker> Executor<W> {
 
     fn compute(&mut self, f: &mut Flight, action: Action, span: usize) -> Result<(), StepError> {
         let mut begun = false;
-        for (kind, stage, micro_batch) in action.computes() {
+        for Task { kind, stage, micro_batch } in action.computes() {
             if kind != Compute::W {
                 self.worker.finish_gather(stage)?;
                 if let Some(gather) = f.gathers.remove(&stage) {

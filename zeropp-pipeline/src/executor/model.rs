@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use parking_lot::Mutex;
 use zeropp_comm::CommResult;
 use zeropp_core::data::DataError;
@@ -17,12 +17,7 @@ use zeropp_zero3::{Optimizer, ParamExport, ShardedStage, StepOutcome};
 use super::Worker;
 use super::graph::{Graph, Output};
 use super::not_finite::{NotFinite, Search, Value};
-
-/// Token ids and targets, each `[b, s]`, of one micro-batch.
-pub type Tokens = (Tensor<2, Int>, Tensor<2, Int>);
-
-/// The tokens of one micro-batch of this rank in a step.
-pub type TokenSource = Arc<dyn Fn(u64, usize) -> Result<Tokens, DataError> + Send + Sync>;
+use super::tokens::TokenSource;
 
 /// What a worker needs to know besides its stages.
 #[derive(Clone)]
@@ -136,12 +131,16 @@ impl ModelWorker {
         self.evaluated = tokens;
     }
 
-    /// The tokens of a micro-batch of the step, or of the batch that is evaluated.
-    fn tokens_of(&self, micro_batch: usize) -> Result<Tokens, DataError> {
+    /// Where the tokens of the step are, or of the batch that is evaluated, and its number.
+    fn source(&self) -> (&TokenSource, u64) {
         match &self.evaluated {
-            Some((tokens, batch)) => tokens(*batch, micro_batch),
-            None => (self.tokens)(self.step, micro_batch),
+            Some((tokens, batch)) => (tokens, *batch),
+            None => (&self.tokens, self.step),
         }
+    }
+
+    fn has_head(&self, stage: usize) -> bool {
+        matches!(self.stages[&stage].parts.last(), Some(Part::Head(_)))
     }
 
     /// Keeps the reduced gradients of every step from now on.
@@ -193,19 +192,19 @@ impl ModelWorker {
         x: Option<Tensor<3>>,
         op: &OpCx,
     ) -> Result<Output, DataError> {
-        let this = &self.stages[&stage];
+        let (this, (source, step)) = (&self.stages[&stage], self.source());
         let mut x = x;
         for (part, weights) in this.parts.iter().zip(&this.weights) {
             let cx = LayerCx { weights: weights.clone(), op: op.clone() };
             let hidden = |x: Option<Tensor<3>>| x.expect("every stage but the first has an input");
             match part {
                 Part::Embedding(e) => {
-                    let (ids, _) = self.tokens_of(micro_batch)?;
+                    let (ids, _) = (source.tokens)(step, micro_batch)?;
                     x = Some(e.forward(ids, &cx));
                 }
                 Part::Layer(layer) => x = Some(layer.forward(hidden(x), &cx)),
                 Part::Head(head) => {
-                    let (_, targets) = self.tokens_of(micro_batch)?;
+                    let (_, targets) = (source.tokens)(step, micro_batch)?;
                     return Ok(Output::Loss(head.loss(hidden(x), targets, &cx)));
                 }
             }
@@ -232,8 +231,7 @@ impl ModelWorker {
 
     /// Where the head of a stage adds what it makes in F.
     fn forward_grads(&mut self, stage: usize, micro_batch: usize) -> Option<ForwardGrads> {
-        let has_head = matches!(self.stages[&stage].parts.last(), Some(Part::Head(_)));
-        has_head.then(|| ForwardGrads {
+        self.has_head(stage).then(|| ForwardGrads {
             grads: self.grads(stage, micro_batch),
             loss_scale: self.options.loss_scale,
         })
@@ -241,24 +239,27 @@ impl ModelWorker {
 
     fn op_cx(
         &self,
-        stage: usize,
+        (stage, micro_batch): (usize, usize),
         queue: WQueue,
         forward_grads: Option<ForwardGrads>,
         token: Tensor<1>,
-    ) -> OpCx {
-        OpCx {
+    ) -> Result<OpCx, DataError> {
+        let (source, step) = self.source();
+        let masks = source.masks(step, micro_batch, self.has_head(stage))?;
+        Ok(OpCx {
             queue,
             meter: self.meter.clone(),
             token,
             recompute_attention: self.options.recompute_attention.contains(&stage),
             forward_grads,
-        }
+            masks,
+        })
     }
 
     /// The context of a forward that keeps nothing.
-    fn untracked(&self, stage: usize) -> OpCx {
+    fn untracked(&self, stage: usize, micro_batch: usize) -> Result<OpCx, DataError> {
         let token = Tensor::<1>::zeros([1], self.gradients_on());
-        self.op_cx(stage, WQueue::default(), None, token)
+        self.op_cx((stage, micro_batch), WQueue::default(), None, token)
     }
 
     /// Where gradients of activations live, and their type.
@@ -278,7 +279,8 @@ impl ModelWorker {
         let x = input.as_ref().map(Saved::get);
         let by = self.stages[&stage].recorded_by;
         let recording = Recording::start(x, self.gradients_on(), by);
-        let op = self.op_cx(stage, queue.clone(), forward_grads, recording.token());
+        let op =
+            self.op_cx((stage, micro_batch), queue.clone(), forward_grads, recording.token())?;
         let output = self.run_layers(stage, micro_batch, recording.input(), &op)?;
         let (graph, plain) = Graph::new(recording, input, output);
         self.graphs.insert((stage, micro_batch), graph);
@@ -330,11 +332,11 @@ impl Worker for ModelWorker {
         let input = x.map(|x| Saved::new(x.reshape(dims), MemoryKind::Activation, &self.meter));
         let output = if self.evaluated.is_some() {
             let x = input.as_ref().map(Saved::get);
-            self.run_layers(stage, micro_batch, x, &self.untracked(stage))?
+            self.run_layers(stage, micro_batch, x, &self.untracked(stage, micro_batch)?)?
         } else if self.options.recompute_full.contains(&stage) {
             let x = input.as_ref().map(Saved::get);
             self.inputs.insert((stage, micro_batch), input);
-            self.run_layers(stage, micro_batch, x, &self.untracked(stage))?
+            self.run_layers(stage, micro_batch, x, &self.untracked(stage, micro_batch)?)?
         } else {
             self.build(stage, micro_batch, input)?
         };

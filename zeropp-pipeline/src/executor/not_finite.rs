@@ -31,7 +31,7 @@ pub struct NotFinite {
 impl NotFinite {
     /// Orders values of one kind as they appear: micro-batch by micro-batch, outputs along the
     /// stages, gradients against them.
-    pub fn order(&self) -> (Value, usize, usize, Reverse<(usize, usize)>) {
+    pub fn order(&self) -> impl Ord + use<> {
         let along = if self.value == Value::Output { self.stage } else { 0 };
         (self.value, self.micro_batch, along, Reverse((self.stage, self.layer)))
     }

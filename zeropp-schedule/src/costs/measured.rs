@@ -224,7 +224,7 @@ mod tests {
             assert_eq!((found.link, found.step_ns), (costs.link, costs.step_ns), "{}", kind.name);
             let actions = || program.ranks.iter().flatten().flat_map(Action::computes);
             for (s, (found, costs)) in found.stages.iter().zip(&costs.stages).enumerate() {
-                let has = |kind| actions().any(|(k, stage, _)| (k, stage) == (kind, s));
+                let has = |kind| actions().any(|t| (t.kind, t.stage) == (kind, s));
                 let (b, w) = match has(Compute::B) {
                     true => (costs.b_ns, costs.w_ns),
                     false => (costs.b_ns + costs.w_ns, 0),

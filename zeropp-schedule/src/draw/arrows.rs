@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::{
-    ir::{Action, Compute, Message},
+    ir::{Action, Compute, Message, Task},
     timeline::{RankTimeline, Timeline},
 };
 
@@ -79,7 +79,7 @@ fn taken_by_receive(action: &Action) -> Touched {
 
 fn taken_by_compute(action: &Action) -> Touched {
     let mut touched = [None, None];
-    for (slot, (kind, stage, micro_batch)) in touched.iter_mut().zip(action.computes()) {
+    for (slot, Task { kind, stage, micro_batch }) in touched.iter_mut().zip(action.computes()) {
         let message = match kind {
             Compute::F => Message::Activation,
             Compute::B | Compute::BW => Message::Gradient,

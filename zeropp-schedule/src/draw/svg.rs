@@ -16,6 +16,7 @@ use super::{
         rank_name, shaded, shades, style_of, time_text, wants_white_text,
     },
 };
+use crate::ir::Task;
 use crate::timeline::{Lane, RankTimeline, Timeline};
 use parts::{caption, clip, escape, fill, swatch, tick_step, tick_text};
 
@@ -359,7 +360,9 @@ impl<'a> Picture<'a> {
             let mut parts = Vec::with_capacity(2);
             if style == OVERLAP {
                 let halves = [(FORWARD, y), (WHOLE_BACKWARD, y + height / 2.0)];
-                for ((_, stage, micro_batch), (style, y)) in span.action.computes().zip(halves) {
+                for (Task { stage, micro_batch, .. }, (style, y)) in
+                    span.action.computes().zip(halves)
+                {
                     parts.push((self.ink(style, Some(stage)), y, height / 2.0, Some(micro_batch)));
                 }
             } else {

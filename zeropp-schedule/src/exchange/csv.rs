@@ -13,7 +13,7 @@ use std::{
 };
 
 use super::{check_places, clip, parse, spell};
-use crate::ir::{Action, Compute, Schedule};
+use crate::ir::{Action, Compute, Schedule, Task};
 
 /// Who will read the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -225,7 +225,7 @@ fn placement(table: &Table, first_row: usize) -> Result<Vec<usize>, CsvError> {
     let mut home: BTreeMap<usize, usize> = BTreeMap::new();
     for (rank, cells) in table.ranks.iter().enumerate() {
         for (column, cell) in cells.iter().enumerate() {
-            for (_, stage, _) in cell.iter().flat_map(Action::computes) {
+            for Task { stage, .. } in cell.iter().flat_map(Action::computes) {
                 let first = *home.entry(stage).or_insert(rank);
                 if first != rank {
                     return Err(CsvError::Cell {
@@ -246,7 +246,7 @@ fn placement(table: &Table, first_row: usize) -> Result<Vec<usize>, CsvError> {
 
 /// The number of micro-batches: all those computed, from 0 without a gap.
 fn micro_batches(ranks: &[Vec<Action>]) -> Result<usize, CsvError> {
-    let all = ranks.iter().flatten().flat_map(Action::computes).map(|(_, _, m)| m);
+    let all = ranks.iter().flatten().flat_map(Action::computes).map(|t| t.micro_batch);
     let seen: std::collections::BTreeSet<usize> = all.collect();
     dense("micro-batch", seen.into_iter())
 }
@@ -286,7 +286,7 @@ fn units(ranks: &[Vec<Action>], micro_batches: usize) -> Result<Vec<usize>, Stri
     let mut found: Option<(usize, Vec<usize>)> = None;
     let mut open: BTreeMap<usize, (Vec<usize>, Vec<usize>)> = BTreeMap::new();
     for action in ranks.iter().flatten() {
-        for (kind, stage, micro_batch) in action.computes() {
+        for Task { kind, stage, micro_batch } in action.computes() {
             if matches!(kind, Compute::W | Compute::BW) {
                 open.entry(stage).or_default().1.push(micro_batch);
             }

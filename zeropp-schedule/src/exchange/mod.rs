@@ -29,7 +29,7 @@ use std::fmt;
 
 pub use layout::Layout;
 
-use crate::ir::{Action, Compute, Message, Schedule};
+use crate::ir::{Action, Compute, Message, Schedule, Task};
 
 /// The form of a schedule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,21 +175,17 @@ fn of_micro_batch(kind: &str) -> Option<fn(usize, usize) -> Action> {
 fn parse_overlap(inside: &str) -> Option<Action> {
     let (pair, name) = inside.split_once(')')?;
     let (forward, backward) = pair.split_once(';')?;
-    match (name, parse_flat(forward)?, parse_flat(backward)?) {
-        (OVERLAP, (Compute::F, fs, fm), (Compute::BW, bs, bm)) => {
-            Some(Action::Overlap { forward: (fs, fm), backward: (bs, bm) })
-        }
-        _ => None,
-    }
+    let pair = Action::overlap(parse_flat(forward)?, parse_flat(backward)?);
+    pair.filter(|_| name == OVERLAP)
 }
 
 /// A single compute action; no bracket, so the parser cannot recurse.
-fn parse_flat(text: &str) -> Option<(Compute, usize, usize)> {
+fn parse_flat(text: &str) -> Option<Task> {
     if text.starts_with('(') {
         return None;
     }
     match parse(text) {
-        Ok(Action::Compute { kind, stage, micro_batch }) => Some((kind, stage, micro_batch)),
+        Ok(Action::Compute { kind, stage, micro_batch }) => Some(Task { kind, stage, micro_batch }),
         _ => None,
     }
 }
@@ -249,7 +245,7 @@ fn check_places(schedule: &Schedule) -> Result<(), Misfit> {
                     return fail(format!("{}: micro-batch {m} of {micro_batches}", spell(action)));
                 }
             }
-            for (_, stage, _) in action.computes() {
+            for Task { stage, .. } in action.computes() {
                 let home = schedule.placement[stage];
                 if home != rank {
                     let what = spell(action);

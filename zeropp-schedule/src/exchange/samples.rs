@@ -33,7 +33,7 @@ pub(super) fn any_schedule(compute_only: bool) -> impl Strategy<Value = Schedule
                     }
                 }
                 for (rank, action) in extras {
-                    if action.computes().all(|(_, stage, _)| placement[stage] == rank) {
+                    if action.computes().all(|t| placement[t.stage] == rank) {
                         ranks[rank].push(action);
                     }
                 }

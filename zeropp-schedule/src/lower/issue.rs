@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use crate::ir::{Action, Compute, Message, Schedule};
+use crate::ir::{Action, Message, Schedule, Task};
 
 /// A message by its producing stage.
 type Key = (Message, usize, usize);
@@ -131,7 +131,7 @@ impl Moments {
 }
 
 /// The message that a compute takes from another rank.
-fn taken(program: &Schedule, (kind, stage, micro_batch): (Compute, usize, usize)) -> Option<Key> {
+fn taken(program: &Schedule, Task { kind, stage, micro_batch }: Task) -> Option<Key> {
     let message = kind.needs(stage, program.stages())?;
     program.source(message, stage)?;
     Some((message, message.producer(stage, program.stages())?, micro_batch))

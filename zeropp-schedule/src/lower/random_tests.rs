@@ -15,7 +15,7 @@ struct Builder<'a> {
     micro_batches: usize,
     split: bool,
     overlap: bool,
-    done: HashSet<(Compute, usize, usize)>,
+    done: HashSet<Task>,
     /// Per stage, the micro-batch whose W is next.
     next_w: Vec<usize>,
     /// The micro-batch whose F is next on the last stage.
@@ -26,7 +26,7 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn ready(&self, kind: Compute, stage: usize, i: usize) -> bool {
-        let done = |k, s| self.done.contains(&(k, s, i));
+        let done = |kind, stage| self.done.contains(&Task { kind, stage, micro_batch: i });
         let back = |s| done(Compute::B, s) || done(Compute::BW, s);
         let gradient = || stage + 1 == self.placement.len() || back(stage + 1);
         !done(kind, stage)
@@ -45,13 +45,13 @@ impl Builder<'_> {
             }
     }
 
-    fn all_ready(&self) -> Vec<(Compute, usize, usize)> {
+    fn all_ready(&self) -> Vec<Task> {
         let mut all = Vec::new();
         for kind in [Compute::F, Compute::B, Compute::W, Compute::BW] {
             for stage in 0..self.placement.len() {
                 for i in 0..self.micro_batches {
                     if self.ready(kind, stage, i) {
-                        all.push((kind, stage, i));
+                        all.push(Task { kind, stage, micro_batch: i });
                     }
                 }
             }
@@ -63,8 +63,8 @@ impl Builder<'_> {
         usize::from(*self.choices.next().expect("a cycle")) % from
     }
 
-    fn finish(&mut self, (kind, stage, i): (Compute, usize, usize)) {
-        self.done.insert((kind, stage, i));
+    fn finish(&mut self, Task { kind, stage, micro_batch: i }: Task) {
+        self.done.insert(Task { kind, stage, micro_batch: i });
         if matches!(kind, Compute::W | Compute::BW) {
             self.next_w[stage] += 1;
         }
@@ -79,18 +79,11 @@ impl Builder<'_> {
             if ready.is_empty() {
                 break;
             }
-            let (kind, stage, i) = ready[self.choose(ready.len())];
-            let rank = self.placement[stage];
-            let partner = ready.iter().find(|(k, s, _)| {
-                self.overlap
-                    && kind == Compute::F
-                    && *k == Compute::BW
-                    && self.placement[*s] == rank
-            });
-            let action = match partner {
-                Some(&(_, s, j)) => Action::Overlap { forward: (stage, i), backward: (s, j) },
-                None => Action::compute(kind, stage, i),
-            };
+            let task = ready[self.choose(ready.len())];
+            let rank = self.placement[task.stage];
+            let here = |other: &&Task| self.overlap && self.placement[other.stage] == rank;
+            let pair = |other: &Task| Action::overlap(task, *other);
+            let action = ready.iter().filter(here).find_map(pair).unwrap_or(task.into());
             action.computes().for_each(|c| self.finish(c));
             self.ranks[rank].push(action);
         }

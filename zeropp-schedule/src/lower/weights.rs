@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::{Inserts, Residency};
-use crate::ir::{Action, Compute, Schedule};
+use crate::ir::{Action, Compute, Schedule, Task};
 
 /// A longest run of weight-needing actions of one stage and unit on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,8 @@ pub(super) fn visits(schedule: &Schedule, program: &[Action]) -> Vec<Visit> {
     let units = schedule.unit_table();
     let mut visits: Vec<Visit> = Vec::new();
     for (position, action) in program.iter().enumerate() {
-        for (_, stage, micro_batch) in action.computes().filter(|(k, ..)| k.needs_weights()) {
+        for Task { stage, micro_batch, .. } in action.computes().filter(|t| t.kind.needs_weights())
+        {
             let unit = units[micro_batch];
             match visits.last_mut() {
                 Some(v) if v.stage == stage && (v.unit == unit || v.last == position) => {

@@ -1,7 +1,7 @@
 //! Where the stages and micro-batches of one rank are in its lists.
 
 use super::StageBytes;
-use crate::ir::{Action, Compute};
+use crate::ir::{Action, Compute, Task};
 
 /// Stages that are not the rank's.
 const NONE: usize = usize::MAX;
@@ -27,7 +27,7 @@ impl Places {
             }
         };
         for action in program {
-            action.computes().for_each(|(_, stage, micro_batch)| see(stage, micro_batch));
+            action.computes().for_each(|task| see(task.stage, task.micro_batch));
             if let Action::Recv { stage, micro_batch, .. } = *action {
                 see(stage, micro_batch);
             }
@@ -67,7 +67,7 @@ pub(super) fn units(
         if let Action::ReduceScatter { stage } = *action {
             reduced[stage] += 1;
         }
-        for (kind, stage, micro_batch) in action.computes() {
+        for Task { kind, stage, micro_batch } in action.computes() {
             if matches!(kind, Compute::W | Compute::BW) && stages[stage].gradient_in_forward > 0 {
                 units[places.of(stage, micro_batch)] = Some(reduced[stage]);
             }

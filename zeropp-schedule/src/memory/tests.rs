@@ -87,8 +87,8 @@ fn packed_weights_live_from_the_first_product_to_the_free() {
 /// The gathers, forwards and frees of a program up to its first backward, with frees at the end.
 fn forwards(program: &[Action]) -> Vec<Action> {
     let is = |a: &Action| matches!(a, Action::AllGather { .. } | Action::Free { .. });
-    let f = |a: &Action| a.computes().any(|c| c.0 == Compute::F);
-    let backward = |a: &Action| a.computes().any(|c| c.0 == Compute::B || c.0 == Compute::BW);
+    let f = |a: &Action| a.computes().any(|c| c.kind == Compute::F);
+    let backward = |a: &Action| a.computes().any(|c| c.kind == Compute::B || c.kind == Compute::BW);
     let before = program.iter().take_while(|a| !backward(a));
     before.filter(|a| is(a) || f(a)).copied().collect()
 }
@@ -107,7 +107,7 @@ fn what_a_forward_makes_ahead_is_there_from_the_first_forward() {
     };
     let program = &lowered.ranks[1];
     let is = |kind: Compute| {
-        move |a: &Action| a.computes().next().is_some_and(|(k, _, i)| k == kind && i == 0)
+        move |a: &Action| a.computes().next().is_some_and(|t| t.kind == kind && t.micro_batch == 0)
     };
     let first = program.iter().position(is(Compute::F)).unwrap() + 1;
     let (now, peak) = over(first);

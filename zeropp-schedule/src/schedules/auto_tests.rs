@@ -4,8 +4,8 @@ use super::closed_forms::{complete, config, timed};
 use super::timing::Timing;
 use super::zeropp_place::{Cutoff, DeadEnd, Home, Policy, Steps};
 use super::*;
-use crate::ir::Compute;
 use crate::ir::Schedule;
+use crate::ir::{Compute, Task};
 use proptest::prelude::*;
 
 /// The largest idle share of a rank between its first and last action.
@@ -19,7 +19,7 @@ fn blockwise(shape: &Shape, schedule: &Schedule) {
     for (rank, actions) in schedule.ranks.iter().enumerate() {
         let mut blocks = Vec::new();
         let mut unit = 0;
-        for (kind, stage, i) in actions.iter().flat_map(|a| a.computes()) {
+        for Task { kind, stage, micro_batch: i } in actions.iter().flat_map(|a| a.computes()) {
             let of = schedule.unit_of(i);
             assert!(of >= unit, "rank {rank} goes back to unit {of}");
             unit = of;

@@ -2,8 +2,8 @@
 
 use super::timing::{Timing, time};
 use super::*;
-use crate::ir::Schedule;
 use crate::ir::{Action, Compute};
+use crate::ir::{Schedule, Task};
 use crate::lower::{LowerOptions, lower};
 use crate::simulate::simulate;
 use crate::verify::{VerifyLimits, verify};
@@ -31,7 +31,7 @@ pub(super) fn complete(schedule: &Schedule) {
     let mut seen = vec![[false; 3]; stages * m];
     let mut next_w = vec![0; stages];
     for (rank, actions) in schedule.ranks.iter().enumerate() {
-        for (kind, stage, i) in actions.iter().flat_map(Action::computes) {
+        for Task { kind, stage, micro_batch: i } in actions.iter().flat_map(Action::computes) {
             assert_eq!(schedule.placement[stage], rank);
             let rows: &[usize] = match kind {
                 Compute::F => &[0],

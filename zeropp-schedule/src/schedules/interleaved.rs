@@ -7,7 +7,7 @@
 
 use super::costs::Costs;
 use super::{ScheduleError, Shape};
-use crate::ir::{Action, Compute, Schedule, looping};
+use crate::ir::{Action, Compute, Schedule, Task, looping};
 
 /// The order of a rank's forwards and of its backwards.
 struct Rounds {
@@ -130,7 +130,7 @@ pub fn interleaved_as_printed(shape: &Shape, costs: &Costs) -> Result<u64, Sched
     while left > 0 {
         for rank in 0..pp {
             let step = schedule.ranks[rank].get(next[rank]).and_then(|a| a.computes().next());
-            let Some((kind, stage, i)) = step else { continue };
+            let Some(Task { kind, stage, micro_batch: i }) = step else { continue };
             let forward = kind == Compute::F;
             let (input, wrap) = match forward {
                 true => (stage.checked_sub(1), rank == 0),

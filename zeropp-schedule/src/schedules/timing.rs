@@ -5,7 +5,7 @@
 //! [`Costs::send`].
 
 use super::costs::Costs;
-use crate::ir::{Action, Compute, Schedule};
+use crate::ir::{Action, Compute, Schedule, Task};
 
 /// Start and end of every action, and what follows from them.
 #[derive(Clone, Debug)]
@@ -136,13 +136,13 @@ impl<'a> Clock<'a> {
     /// Runs all computes of one action as a block: it starts when every input is there.
     fn compute(&mut self, rank: usize, action: &Action) -> Option<(u64, u64)> {
         let mut start = self.now[rank];
-        for (kind, stage, i) in action.computes() {
+        for Task { kind, stage, micro_batch: i } in action.computes() {
             start = start.max(self.ready(rank, kind, stage, i)?);
         }
         let costs = self.costs;
-        let takes: u64 = action.computes().map(|(kind, s, _)| duration(costs, kind, s)).sum();
+        let takes: u64 = action.computes().map(|t| duration(costs, t.kind, t.stage)).sum();
         let end = start + takes;
-        for (kind, stage, i) in action.computes() {
+        for Task { kind, stage, micro_batch: i } in action.computes() {
             self.record(rank, kind, stage, i, end);
         }
         self.now[rank] = end;

@@ -1,7 +1,7 @@
 //! Squeezing an order: a rank that would wait runs a later action early, within a memory peak.
 
 use super::costs::Costs;
-use crate::ir::{Action, Compute};
+use crate::ir::{Action, Compute, Task};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -104,7 +104,7 @@ impl Squeeze<'_> {
         let mut memory = state.memory;
         let mut highest = i64::MIN;
         for (at, action) in state.rest.iter().rev().take(WINDOW).enumerate() {
-            let (kind, stage, i) = action.computes().next()?;
+            let Task { kind, stage, micro_batch: i } = action.computes().next()?;
             let change = self.cost(kind, stage).1;
             // Running it now adds its change to every point that it passes.
             let fits = at == 0 || change <= 0 || highest.max(state.memory) + change <= self.peak;

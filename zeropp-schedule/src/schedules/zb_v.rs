@@ -49,7 +49,7 @@ pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
     let ranks = (0..pp)
         .map(|rank| {
             let mut order = rank_order(rank, pp, n);
-            order.retain(|a| a.computes().all(|(_, _, i)| i < micro_batches));
+            order.retain(|a| a.computes().all(|t| t.micro_batch < micro_batches));
             order
         })
         .collect();

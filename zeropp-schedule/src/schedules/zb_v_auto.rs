@@ -8,7 +8,7 @@
 
 use super::Shape;
 use super::costs::Costs;
-use crate::ir::{Action, Compute};
+use crate::ir::{Action, Compute, Task};
 use std::collections::VecDeque;
 
 const NOT_YET: u64 = u64::MAX;
@@ -278,7 +278,8 @@ impl<'a> Run<'a> {
             return Err(DeadEnd);
         }
         let arrival = self.input_f(r, chunk).ok_or(DeadEnd)?;
-        let end = self.put(r, (Compute::F, stage, i), arrival, self.costs.f[stage]);
+        let task = Task { kind: Compute::F, stage, micro_batch: i };
+        let end = self.put(r, task, arrival, self.costs.f[stage]);
         self.ends_f[stage * self.m + i] = end;
         self.ranks[r].f[chunk] += 1;
         self.hold(r, self.costs.mem_f[stage])
@@ -290,7 +291,8 @@ impl<'a> Run<'a> {
             return Err(DeadEnd);
         }
         let arrival = self.input_b(r, chunk).ok_or(DeadEnd)?;
-        let end = self.put(r, (Compute::B, stage, i), arrival, self.costs.b[stage]);
+        let task = Task { kind: Compute::B, stage, micro_batch: i };
+        let end = self.put(r, task, arrival, self.costs.b[stage]);
         self.ends_b[stage * self.m + i] = end;
         self.ranks[r].b[chunk] += 1;
         self.ranks[r].waiting.push_back(chunk);
@@ -301,7 +303,7 @@ impl<'a> Run<'a> {
     fn put_w(&mut self, r: usize) {
         let chunk = self.ranks[r].waiting.pop_front().expect("a W waits");
         let (stage, i) = (self.stage(r, chunk), self.ranks[r].w[chunk]);
-        self.put(r, (Compute::W, stage, i), 0, self.costs.w[stage]);
+        self.put(r, Task { kind: Compute::W, stage, micro_batch: i }, 0, self.costs.w[stage]);
         self.ranks[r].w[chunk] += 1;
         self.ranks[r].memory += self.costs.mem_w[stage];
     }
@@ -312,14 +314,14 @@ impl<'a> Run<'a> {
         if *memory <= self.limit { Ok(()) } else { Err(DeadEnd) }
     }
 
-    fn put(&mut self, r: usize, what: (Compute, usize, usize), arrival: u64, takes: u64) -> u64 {
+    fn put(&mut self, r: usize, task: Task, arrival: u64, takes: u64) -> u64 {
         let rank = &mut self.ranks[r];
         let start = rank.now.max(arrival);
         if rank.f[0] > 0 {
             rank.bubble += start - rank.now;
         }
         rank.now = start + takes;
-        rank.order.push(Action::compute(what.0, what.1, what.2));
+        rank.order.push(task.into());
         rank.now
     }
 }

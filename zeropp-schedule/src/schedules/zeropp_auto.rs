@@ -12,7 +12,7 @@ use super::costs::Costs;
 use super::timing::{Timing, time};
 use super::zeropp_place::{Cutoff, Home, Policy, Score, Steps, limits};
 use super::{ScheduleError, Shape, zeropp};
-use crate::ir::{Action, Compute, Schedule, looping};
+use crate::ir::{Action, Compute, Schedule, Task, looping};
 
 const KIND: &str = "zeropp-auto";
 
@@ -246,7 +246,7 @@ fn with_collectives(shape: &Shape, actions: &[Action]) -> Vec<Action> {
     let unit_of = |i: usize| i / shape.unit;
     let mut blocks: Vec<(usize, usize)> = Vec::new();
     let mut open = None;
-    for (at, (kind, stage, i)) in actions.iter().map(compute_of).enumerate() {
+    for (at, Task { kind, stage, micro_batch: i }) in actions.iter().map(compute_of).enumerate() {
         if kind != Compute::W && open != Some((stage, unit_of(i))) {
             open = Some((stage, unit_of(i)));
             blocks.push((at, stage));
@@ -261,7 +261,7 @@ fn with_collectives(shape: &Shape, actions: &[Action]) -> Vec<Action> {
             lowered.extend(blocks.get(next).map(|b| Action::AllGather { stage: b.1 }));
         }
         lowered.push(*action);
-        let (kind, stage, i) = compute_of(action);
+        let Task { kind, stage, micro_batch: i } = compute_of(action);
         let last = (i + 1).is_multiple_of(shape.unit) || i + 1 == shape.micro_batches;
         if kind == Compute::W && last {
             lowered.push(Action::ReduceScatter { stage });
@@ -276,6 +276,6 @@ pub(super) fn lowered_timing(shape: &Shape, costs: &Costs, schedule: &Schedule) 
     timed(shape, costs, &schedule.ranks).expect("a ZeroPP order within the unit's memory")
 }
 
-fn compute_of(action: &Action) -> (Compute, usize, usize) {
+fn compute_of(action: &Action) -> Task {
     action.computes().next().expect("ZeroPP orders are of compute actions")
 }

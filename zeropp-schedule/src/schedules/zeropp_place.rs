@@ -12,7 +12,7 @@
 use super::Shape;
 use super::costs::Costs;
 use super::zeropp_spine::{Op, Spines};
-use crate::ir::{Action, Compute};
+use crate::ir::{Action, Compute, Task};
 
 /// Where the W of the stages that are not a rank's last go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -243,7 +243,7 @@ impl<'a> Steps<'a> {
             self.gather(ahead * self.shape.pp + rank, state);
         }
         arrival.timed = arrival.timed.max(self.stages[stage].gathered);
-        self.put(rank, state, (op.kind, stage, op.i), arrival)?;
+        self.put(rank, state, Task { kind: op.kind, stage, micro_batch: op.i }, arrival)?;
         state.next += 1;
         if op.kind == Compute::B {
             if state.waiting == 0 {
@@ -339,7 +339,7 @@ impl<'a> Steps<'a> {
         let stage = v * self.shape.pp + rank;
         let i = self.stages[stage].w;
         state.waiting -= 1;
-        self.put(rank, state, (Compute::W, stage, i), Times::default())?;
+        self.put(rank, state, Task { kind: Compute::W, stage, micro_batch: i }, Times::default())?;
         if self.ends_unit[i] {
             state.lane.timed = state.lane.timed.max(state.now.timed) + self.costs.reduce[stage];
         }
@@ -365,7 +365,7 @@ impl<'a> Steps<'a> {
         &mut self,
         rank: usize,
         state: &mut Rank,
-        (kind, stage, i): (Compute, usize, usize),
+        Task { kind, stage, micro_batch: i }: Task,
         arrival: Times,
     ) -> Result<(), DeadEnd> {
         if arrival.timed > state.now.timed || state.start.is_none() {

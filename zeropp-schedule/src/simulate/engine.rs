@@ -1,6 +1,6 @@
 //! The run itself: every rank goes as far as its messages let it, then waits for a peer.
 
-use crate::ir::{Action, Compute, Message, Schedule};
+use crate::ir::{Action, Compute, Message, Schedule, Task};
 use crate::memory::{HeldBytes, Ledger};
 use crate::timeline::{MemoryPoint, RankTimeline, Span, Timeline};
 use crate::verify::is_program;
@@ -79,7 +79,7 @@ impl<'a> World<'a> {
         if let (Action::Overlap { .. }, Some(ns)) = (action, self.costs.overlap_ns) {
             return ns;
         }
-        let one = |(kind, stage, _): (Compute, usize, usize)| {
+        let one = |Task { kind, stage, .. }: Task| {
             let c = &self.costs.stages[stage];
             match kind {
                 Compute::F => c.f_ns,
@@ -188,7 +188,7 @@ impl<'a> Rank<'a> {
     ) -> Result<(u64, u64), (usize, usize)> {
         let stages = world.schedule.stages();
         let mut start = self.clock;
-        for (kind, stage, micro_batch) in action.computes() {
+        for Task { kind, stage, micro_batch } in action.computes() {
             if kind.needs_weights() {
                 start = start.max(self.stages[stage].0);
             }
@@ -205,7 +205,7 @@ impl<'a> Rank<'a> {
         self.clock = end;
         self.account(action, start, end);
         if !world.program {
-            for (kind, stage, micro_batch) in action.computes() {
+            for Task { kind, stage, micro_batch } in action.computes() {
                 if let Some(message) = kind.gives(stage, stages)
                     && world.schedule.destination(message, stage).is_some()
                 {

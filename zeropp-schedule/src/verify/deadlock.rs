@@ -3,7 +3,7 @@
 use super::order::producer;
 use super::tables::Tables;
 use super::{Stuck, VerifyError, is_program, place};
-use crate::ir::{Compute, Schedule};
+use crate::ir::{Schedule, Task};
 
 /// What a rank waits for: the rank it comes from, the index there that releases it, and the compute
 /// action that makes it.
@@ -11,7 +11,7 @@ use crate::ir::{Compute, Schedule};
 struct Wait {
     rank: usize,
     index: usize,
-    compute: (Compute, usize, usize),
+    task: Task,
 }
 
 /// Fails if the ranks cannot all reach their ends.
@@ -56,18 +56,18 @@ fn wait(
     schedule: &Schedule,
     tables: &Tables,
     program: bool,
-    (kind, stage, micro_batch): (Compute, usize, usize),
+    Task { kind, stage, micro_batch }: Task,
 ) -> Option<Wait> {
     let message = kind.needs(stage, schedule.stages())?;
     let rank = schedule.source(message, stage)?;
     let from = message.producer(stage, schedule.stages())?;
-    let compute = producer(tables, kind, from, micro_batch);
+    let task = producer(tables, kind, from, micro_batch);
     let index = if program {
         tables.send(message, from, micro_batch)
     } else {
-        tables.compute(compute.0, from, micro_batch)
+        tables.compute(task.kind, from, micro_batch)
     };
-    Some(Wait { rank, index: index.expect("completeness was checked"), compute })
+    Some(Wait { rank, index: index.expect("completeness was checked"), task })
 }
 
 /// The circle of ranks that `start` runs into. A rank at its end would have released its waiters,
@@ -87,7 +87,7 @@ fn circle(
     let first = path.iter().position(|r| *r == rank).expect("it is on the path");
     let stuck = |rank: &usize| Stuck {
         place: place(schedule, *rank, next[*rank]),
-        waits_for: waits[*rank].expect("stuck").compute,
+        waits_for: waits[*rank].expect("stuck").task,
     };
     VerifyError::Deadlock(path[first..].iter().map(stuck).collect())
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::tables::Tables;
 use super::{Enough, Fault, Faults, VerifyError, fault};
-use crate::ir::{Action, Compute, Message, Schedule};
+use crate::ir::{Action, Compute, Message, Schedule, Task};
 
 /// A message on a link: rank-local index of the action, and what it carries, named by its producer.
 type Entry = (usize, (Message, usize, usize));
@@ -74,7 +74,7 @@ fn both_ends(
     tables: &Tables,
     rank: usize,
     index: usize,
-    (kind, stage, micro_batch): (Compute, usize, usize),
+    Task { kind, stage, micro_batch }: Task,
 ) -> Result<(), VerifyError> {
     let stages = schedule.stages();
     if let Some(message) = kind.gives(stage, stages)
@@ -112,6 +112,6 @@ fn sent_after(
     };
     match made {
         Some(made) if made < index => Ok(()),
-        _ => Err(Fault::NothingBefore((kind, stage, micro_batch))),
+        _ => Err(Fault::NothingBefore(Task { kind, stage, micro_batch })),
     }
 }

@@ -7,7 +7,7 @@
 //! buffered and never block, receives are posted without waiting, a compute action waits for its
 //! message, and collectives involve no other pipeline rank.
 
-use crate::ir::{Action, Compute, Schedule};
+use crate::ir::{Action, Schedule, Task};
 
 mod deadlock;
 mod issue;
@@ -97,7 +97,7 @@ pub struct Stuck {
     /// The action that cannot start.
     pub place: Place,
     /// What it waits for: the compute action of a neighbouring stage, in the next rank of the list.
-    pub waits_for: (Compute, usize, usize),
+    pub waits_for: Task,
 }
 
 /// The rule that an action breaks. [`VerifyError`] says each in words.
@@ -109,9 +109,9 @@ pub enum Fault {
     WrongRank { stage: usize, home: usize },
     Duplicate { first: usize },
     WholeAndSplit { other: usize },
-    NothingBefore((Compute, usize, usize)),
+    NothingBefore(Task),
     NoActionBefore(Action),
-    RecomputeLate((Compute, usize, usize)),
+    RecomputeLate(Task),
     WeightOrder { stage: usize, after: usize },
     HeadOrder { stage: usize, after: usize },
     NoNeighbour,

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::ir::Message;
+use crate::ir::{Compute, Message, Task};
 use crate::lower::{LowerOptions, Residency, lower};
 use crate::schedules::{KINDS, Shape, generate};
 
@@ -17,7 +17,7 @@ struct Literal<'a> {
     s: &'a Schedule,
     program: bool,
     weighs: bool,
-    done: HashSet<(Compute, usize, usize)>,
+    done: HashSet<Task>,
     last_w: HashMap<usize, usize>,
     /// Of the forwards of the last stage that make gradients.
     last_head: Option<usize>,
@@ -81,7 +81,7 @@ impl Literal<'_> {
         let s = self.s;
         let computed = (0..s.stages()).all(|stage| {
             (0..s.micro_batches()).all(|i| {
-                let has = |k| self.done.contains(&(k, stage, i));
+                let has = |kind| self.done.contains(&Task { kind, stage, micro_batch: i });
                 has(Compute::F) && (has(Compute::BW) || (has(Compute::B) && has(Compute::W)))
             })
         });
@@ -140,7 +140,7 @@ impl Literal<'_> {
     }
 
     fn send(&mut self, rank: usize, message: Message, stage: usize, i: usize) -> bool {
-        let made = |k| self.done.contains(&(k, stage, i));
+        let made = |kind| self.done.contains(&Task { kind, stage, micro_batch: i });
         let ready = match message {
             Message::Activation => made(Compute::F),
             Message::Gradient => made(Compute::B) || made(Compute::BW),
@@ -163,7 +163,7 @@ impl Literal<'_> {
 
     fn compute(&mut self, rank: usize, kind: Compute, stage: usize, i: usize) -> Try {
         let s = self.s;
-        let has = |k, stage| self.done.contains(&(k, stage, i));
+        let has = |kind, stage| self.done.contains(&Task { kind, stage, micro_batch: i });
         let back = |stage| has(Compute::B, stage) || has(Compute::BW, stage);
         let right = !has(kind, stage)
             && match kind {
@@ -197,9 +197,9 @@ impl Literal<'_> {
                 }
             }
         }
-        self.done.insert((kind, stage, i));
-        let redone =
-            || s.ranks.iter().flatten().any(|a| a.computes().any(|c| c == (Compute::R, stage, i)));
+        self.done.insert(Task { kind, stage, micro_batch: i });
+        let again = Task { kind: Compute::R, stage, micro_batch: i };
+        let redone = || s.ranks.iter().flatten().any(|a| a.computes().any(|task| task == again));
         let head = kind == Compute::R || kind == Compute::F && !redone();
         if stage + 1 == s.stages() && head && self.last_head.replace(i).is_some_and(|last| last > i)
         {

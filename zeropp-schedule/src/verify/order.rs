@@ -3,7 +3,7 @@
 
 use super::tables::Tables;
 use super::{Enough, Fault, Faults, VerifyLimits, fault};
-use crate::ir::{Action, Compute, Message, Schedule};
+use crate::ir::{Action, Compute, Message, Schedule, Task};
 
 /// Checks that nothing is there but forwards and what they need.
 pub(super) fn forwards_only(schedule: &Schedule, faults: &mut Faults) -> Result<(), Enough> {
@@ -68,7 +68,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn step(&mut self, (kind, stage, micro_batch): (Compute, usize, usize)) -> Result<(), Fault> {
+    fn step(&mut self, Task { kind, stage, micro_batch }: Task) -> Result<(), Fault> {
         if self.limits.w_in_order && matches!(kind, Compute::W | Compute::BW) {
             match self.last_w[stage].replace(micro_batch) {
                 Some(after) if after > micro_batch => {
@@ -107,28 +107,27 @@ impl Walk<'_> {
 fn before(
     schedule: &Schedule,
     tables: &Tables,
-    compute: (Compute, usize, usize),
+    Task { kind, stage, micro_batch: i }: Task,
     index: usize,
 ) -> Result<(), Fault> {
-    let (kind, stage, i) = compute;
     let at = |kind| tables.compute(kind, stage, i);
     let f_before = || match at(Compute::F) {
         Some(f) if f <= index => Ok(()),
-        _ => Err(Fault::NothingBefore((Compute::F, stage, i))),
+        _ => Err(Fault::NothingBefore(Task { kind: Compute::F, stage, micro_batch: i })),
     };
     match kind {
         Compute::F => {}
         Compute::B | Compute::BW => f_before()?,
         Compute::W => {
             if at(Compute::B).is_none_or(|b| b > index) {
-                return Err(Fault::NothingBefore((Compute::B, stage, i)));
+                return Err(Fault::NothingBefore(Task { kind: Compute::B, stage, micro_batch: i }));
             }
         }
         Compute::R => {
             f_before()?;
             if tables.backward(stage, i).is_some_and(|b| b < index) {
                 let kind = if at(Compute::B).is_some() { Compute::B } else { Compute::BW };
-                return Err(Fault::RecomputeLate((kind, stage, i)));
+                return Err(Fault::RecomputeLate(Task { kind, stage, micro_batch: i }));
             }
         }
     }
@@ -139,25 +138,19 @@ fn before(
     }
     let from = message.producer(stage, schedule.stages()).expect("it needs a message");
     let producer = producer(tables, kind, from, i);
-    let (kind, ..) = producer;
-    match tables.compute(kind, from, i) {
+    match tables.compute(producer.kind, from, i) {
         Some(p) if p < index => Ok(()),
         _ => Err(Fault::NothingBefore(producer)),
     }
 }
 
 /// The compute action of stage `from` whose message a `kind` of its neighbour takes.
-pub(super) fn producer(
-    tables: &Tables,
-    kind: Compute,
-    from: usize,
-    micro_batch: usize,
-) -> (Compute, usize, usize) {
+pub(super) fn producer(tables: &Tables, kind: Compute, from: usize, micro_batch: usize) -> Task {
     let split = tables.compute(Compute::B, from, micro_batch).is_some();
     let kind = match kind {
         Compute::B | Compute::BW if split => Compute::B,
         Compute::B | Compute::BW => Compute::BW,
         other => other,
     };
-    (kind, from, micro_batch)
+    Task { kind, stage: from, micro_batch }
 }

@@ -165,7 +165,7 @@ fn entries(action: &Action) -> impl Iterator<Item = (usize, usize, usize)> + use
         }
         _ => None,
     };
-    let computes = action.computes().map(|(kind, s, i)| (compute_table(kind), s, i));
+    let computes = action.computes().map(|t| (compute_table(t.kind), t.stage, t.micro_batch));
     computes.chain(message)
 }
 

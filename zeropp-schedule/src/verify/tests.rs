@@ -1,7 +1,7 @@
 //! What the verifier says about one fault at a time.
 
 use super::*;
-use crate::ir::Message;
+use crate::ir::{Compute, Message};
 use crate::lower::{LowerOptions, lower};
 use crate::schedules::{Shape, generate};
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::{Enough, Fault, Faults, VerifyError, VerifyLimits, fault};
-use crate::ir::{Action, Compute, Schedule};
+use crate::ir::{Action, Compute, Schedule, Task};
 
 /// The state of one stage while its rank's program is walked.
 #[derive(Clone, Default)]
@@ -94,7 +94,9 @@ impl Walk<'_> {
             }
             Action::Send { .. } | Action::Recv { .. } => Ok(()),
             Action::Compute { .. } | Action::Overlap { .. } => {
-                action.computes().try_for_each(|(kind, stage, i)| self.compute(kind, stage, i))
+                action.computes().try_for_each(|Task { kind, stage, micro_batch }| {
+                    self.compute(kind, stage, micro_batch)
+                })
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{Fault, Place, Stuck, VerifyError};
-use crate::ir::{Action, Compute};
+use crate::ir::{Action, Task};
 
 /// How a reader calls what a message speaks of: this crate's own way, or that of a file.
 pub trait Words {
@@ -60,7 +60,7 @@ impl VerifyError {
             }
             VerifyError::Deadlock(stuck) => {
                 let one = |Stuck { place, waits_for }: &Stuck| {
-                    let awaited = words.action(&compute(*waits_for));
+                    let awaited = words.action(&(*waits_for).into());
                     format!("{} waits for {awaited}", words.place(place))
                 };
                 format!("deadlock: {}", stuck.iter().map(one).collect::<Vec<_>>().join("; "))
@@ -84,7 +84,7 @@ impl std::error::Error for VerifyError {}
 
 impl Fault {
     fn problem(&self, rank: usize, words: &dyn Words) -> String {
-        let computed = |c: (Compute, usize, usize)| words.action(&compute(c));
+        let computed = |task: Task| words.action(&task.into());
         match *self {
             Fault::UnknownStage { stages } => format!("unknown stage; stages are 0..{stages}"),
             Fault::UnknownMicroBatch { micro_batches } => {
@@ -97,10 +97,10 @@ impl Fault {
             Fault::WholeAndSplit { other } => {
                 format!("the backward is whole there and split at {}", words.index(rank, other))
             }
-            Fault::NothingBefore(c) => format!("no {} before it", computed(c)),
+            Fault::NothingBefore(task) => format!("no {} before it", computed(task)),
             Fault::NoActionBefore(action) => format!("no {} before it", words.action(&action)),
-            Fault::RecomputeLate(c) => {
-                format!("it recomputes for {}, which runs earlier", computed(c))
+            Fault::RecomputeLate(task) => {
+                format!("it recomputes for {}, which runs earlier", computed(task))
             }
             Fault::WeightOrder { stage, after } => {
                 format!("W of stage {stage} must run in micro-batch order, but {after} ran before")
@@ -137,8 +137,4 @@ impl Fault {
             Fault::NotForward => "only forwards are run here; leave it out".into(),
         }
     }
-}
-
-fn compute((kind, stage, micro_batch): (Compute, usize, usize)) -> Action {
-    Action::compute(kind, stage, micro_batch)
 }

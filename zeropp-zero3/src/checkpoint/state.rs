@@ -4,49 +4,19 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use burn::tensor::{Tensor, TensorData};
-use serde::{Deserialize, Serialize};
+use zeropp_checkpoint::disk::Disk;
+use zeropp_checkpoint::{
+    Checked, Checkpoint, CheckpointError, PARAMETER, Reader, StateWriter, UnsyncedState,
+    WRITER_BYTES, WrittenPiece, tensor_name,
+};
 use zeropp_core::cpu_tensor;
 use zeropp_core::device::{hand_over, take_to_read};
 use zeropp_core::meter::{Hold, MemoryKind};
 
-use super::error::{Checked, io};
-use super::file::{PARAMETER, StateWriter, WRITER_BYTES, WrittenFile, tensor_name};
-use super::manifest::{FileRecord, Manifest, Parameter, Piece};
-use super::open::{Checkpoint, Reader};
 use crate::layer_shard::FlatPiece;
 use crate::layer_state::{Kept, LayerState};
 use crate::optimizer::Optimizer;
 use crate::stage::ShardedStage;
-
-/// What a rank has written, for the manifest.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct WrittenState {
-    file: String,
-    record: FileRecord,
-    pieces: Vec<WrittenPiece>,
-}
-
-/// Elements `offset..offset + len` of a parameter, and what is kept of them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct WrittenPiece {
-    name: String,
-    shape: Vec<usize>,
-    kept: Vec<String>,
-    offset: usize,
-    len: usize,
-}
-
-impl WrittenState {
-    /// Enters the file and its pieces. Ranks come in any order; [`Manifest::sort_pieces`] follows.
-    pub fn enter(self, manifest: &mut Manifest) {
-        for WrittenPiece { name, shape, kept, offset, len } in self.pieces {
-            let entry = manifest.parameters.entry(name);
-            let parameter = entry.or_insert_with(|| Parameter { shape, kept, pieces: Vec::new() });
-            parameter.pieces.push(Piece { offset, len, file: self.file.clone() });
-        }
-        manifest.files.insert(self.file, self.record);
-    }
-}
 
 /// A rank's state after a step, to be written by another thread while the rank computes on.
 ///
@@ -80,12 +50,6 @@ impl PieceToWrite {
         let part = self.parts.iter().find(|(_, of, _)| *of == tensor);
         part.map(|(kept, _, start)| (*kept, *start))
     }
-}
-
-/// State that is in its file, which is not yet durable.
-pub struct UnsyncedState {
-    file: WrittenFile,
-    written: WrittenState,
 }
 
 impl StateToWrite {
@@ -123,13 +87,14 @@ impl StateToWrite {
         })
     }
 
-    /// Writes it into `folder/file`, for as long as it is to `go_on`.
+    /// Writes it into `folder/file` of `disk`, for as long as it is to `go_on`.
     ///
     /// # Errors
     /// The file system's; one of interruption where it was not to go on. What is written of the
     /// file stays.
     pub fn write(
         &self,
+        disk: &dyn Disk,
         folder: &Path,
         file: &str,
         go_on: impl Fn() -> bool,
@@ -145,7 +110,7 @@ impl StateToWrite {
         };
         let tensors: Vec<_> = self.layers.iter().flat_map(names).collect();
         let path = folder.join(file);
-        let mut writer = StateWriter::create(&path, &tensors)?;
+        let mut writer = StateWriter::create(disk, &path, &tensors)?;
         let mut pieces = Vec::new();
         for layer in &self.layers {
             for (of, tensor) in layer.tensors.iter().enumerate() {
@@ -153,7 +118,10 @@ impl StateToWrite {
                 let here: Vec<_> = here.collect();
                 with_values(tensor, &here, |values| match go_on() {
                     true => writer.values(values),
-                    false => Err(io("write", &path)(ErrorKind::Interrupted.into())),
+                    false => {
+                        let source = ErrorKind::Interrupted.into();
+                        Err(CheckpointError::Io { action: "write", path: path.clone(), source })
+                    }
                 })?;
             }
             pieces.extend(layer.pieces.iter().map(|p| WrittenPiece {
@@ -164,18 +132,7 @@ impl StateToWrite {
                 len: p.len,
             }));
         }
-        let written = WrittenState { file: file.into(), record: FileRecord::default(), pieces };
-        Ok(UnsyncedState { file: writer.finish()?, written })
-    }
-}
-
-impl UnsyncedState {
-    /// Makes the file durable.
-    ///
-    /// # Errors
-    /// The file system's; what the file has is not known then.
-    pub fn sync(self) -> Checked<WrittenState> {
-        Ok(WrittenState { record: self.file.sync()?, ..self.written })
+        Ok(UnsyncedState::new(writer.finish()?, file, pieces))
     }
 }
 

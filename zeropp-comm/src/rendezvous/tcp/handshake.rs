@@ -19,7 +19,7 @@ use crate::timed::Timed;
 
 const MAGIC: [u8; 8] = *b"zeropp\r\n";
 /// Of everything that is said, here and after.
-pub(super) const VERSION: u16 = 2;
+pub(super) const VERSION: u16 = 3;
 const HELLO_BYTES_MAX: usize = 4096;
 const REASON_BYTES_MAX: usize = 1024;
 /// Largest time left that is believed, in milliseconds: about a year.
@@ -43,6 +43,9 @@ pub(super) enum HandshakeError {
     /// The host, which knows the token, does not want this client.
     #[error("{0}")]
     Refused(String),
+    /// The host, which knows the token, does not want this client now, but another may soon.
+    #[error("{0}")]
+    Later(String),
     /// The host has too many clients at the door.
     #[error("too many connections are waiting to be let in")]
     Busy,
@@ -73,6 +76,7 @@ mod answer {
     pub(super) const VERSION: u8 = 2;
     pub(super) const REFUSED: u8 = 3;
     pub(super) const BUSY: u8 = 4;
+    pub(super) const LATER: u8 = 5;
 }
 
 /// Takes a text that its length comes before.
@@ -151,13 +155,17 @@ pub(super) fn greet(
         [answer::TOKEN] => return Err(HandshakeError::Token),
         [answer::VERSION] => return Err(HandshakeError::Broken("it wants another version".into())),
         [answer::BUSY] => return Err(HandshakeError::Busy),
-        [answer::REFUSED] => {
+        [kind @ (answer::REFUSED | answer::LATER)] => {
             let proof = wire.array::<32>()?;
             let reason = read_text(&mut wire, REASON_BYTES_MAX)?;
             if words.proof("refusal", &[&text, &reason]) != proof {
                 return Err(HandshakeError::Token);
             }
-            return Err(HandshakeError::Refused(String::from_utf8_lossy(&reason).into_owned()));
+            let reason = String::from_utf8_lossy(&reason).into_owned();
+            return Err(match kind {
+                answer::LATER => HandshakeError::Later(reason),
+                _ => HandshakeError::Refused(reason),
+            });
         }
         _ => return Err(HandshakeError::Foreign),
     }
@@ -226,11 +234,15 @@ impl Caller<'_> {
         Ok(self.words.keys())
     }
 
-    /// Sends the client away.
-    pub(super) fn refuse(mut self, reason: &str) -> Result<(), HandshakeError> {
-        let mut reason = reason.to_string();
+    /// Sends the client away, for good or to come again later.
+    pub(super) fn refuse(mut self, why: &HandshakeError) -> Result<(), HandshakeError> {
+        let kind = match why {
+            HandshakeError::Later(_) => answer::LATER,
+            _ => answer::REFUSED,
+        };
+        let mut reason = why.to_string();
         reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
-        let mut answer = vec![answer::REFUSED];
+        let mut answer = vec![kind];
         answer.extend(self.words.proof("refusal", &[&self.text, reason.as_bytes()]).as_bytes());
         answer.extend((reason.len() as u32).to_le_bytes());
         answer.extend(reason.as_bytes());

@@ -280,9 +280,9 @@ impl Shared {
         stream.set_nodelay(true)?;
         let caller = handshake::receive(stream, &self.key, HANDSHAKE_TIME)?;
         let rank = caller.member.first_rank;
-        if let Err(reason) = self.admit(&caller) {
-            caller.refuse(&reason)?;
-            return Err(HandshakeError::Refused(reason));
+        if let Err(why) = self.admit(&caller) {
+            caller.refuse(&why)?;
+            return Err(why);
         }
         let left = self.deadline.saturating_duration_since(Instant::now());
         match caller.welcome(left) {
@@ -295,19 +295,20 @@ impl Shared {
     }
 
     /// Gives the caller its place, or says why it cannot have it.
-    fn admit(&self, caller: &Caller) -> Result<(), String> {
+    fn admit(&self, caller: &Caller) -> Result<(), HandshakeError> {
+        let refused = |reason| Err(HandshakeError::Refused(reason));
         let new = &caller.member;
         let mut state = self.state.lock();
         let me = &state.members[&0].member;
         if new.job != me.job {
-            return Err(format!(
+            return refused(format!(
                 "job {:?} uses this place, and this process belongs to job {:?}; use another port \
                  for one of them",
                 me.job, new.job
             ));
         }
         if (&new.plan, new.world) != (&me.plan, me.world) {
-            return Err(format!(
+            return refused(format!(
                 "rank 0 was started for {} ({} ranks), this process for {} ({} ranks); use the \
                  same settings on all nodes, or another port if these are two jobs",
                 me.plan, me.world, new.plan, new.world
@@ -316,7 +317,7 @@ impl Shared {
         let end = new.first_rank.checked_add(new.ranks);
         if new.ranks == 0 || end.is_none_or(|end| end > me.world) {
             let Member { first_rank, ranks, world, .. } = new;
-            return Err(format!(
+            return refused(format!(
                 "{ranks} ranks from {first_rank} on are not among the {world} of the job; use \
                  node-ranks below the number of nodes"
             ));
@@ -324,8 +325,17 @@ impl Shared {
         let end = new.first_rank + new.ranks;
         let taken = (new.first_rank..end)
             .find_map(|rank| Some((rank, state.members.values().find(|e| e.has(rank))?)));
-        if let Some((rank, Entry { member, .. })) = taken {
-            return Err(format!(
+        if let Some((rank, Entry { member, liveness })) = taken {
+            // A process that was started again is faster than the end of those it belonged to:
+            // those who take their place will meet here, too.
+            if matches!(liveness, Liveness::Gone) || self.board.over().is_some() {
+                return Err(HandshakeError::Later(format!(
+                    "the meeting before this one, in which rank {rank} was process {} on {}, has \
+                     not ended yet",
+                    member.pid, member.host
+                )));
+            }
+            return refused(format!(
                 "rank {rank} is taken by process {} on {}; give every node a node-rank of its own, \
                  or use another port if these are two jobs",
                 member.pid, member.host

@@ -57,6 +57,24 @@ fn refused(opened: Opened) -> String {
     opened.err().expect("it should not meet").to_string()
 }
 
+/// As a supervisor starts it: the others, and rank 0 among them, are about to end.
+#[test]
+fn a_process_that_is_started_again_waits_for_the_meeting_before_to_end() {
+    let options = options(&free("127.0.0.1"));
+    let mut before = job(&options, 3);
+    drop(before.remove(1));
+    let again = join(&options, Member { pid: 999, ..member(1, 3) });
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!again.is_finished(), "it is not refused");
+    drop(before);
+    let others = [0, 2].map(|rank| join(&options, member(rank, 3)));
+    let again = again.join().unwrap().unwrap();
+    for other in others {
+        other.join().unwrap().unwrap();
+    }
+    assert_eq!(members(&*again).unwrap()[1].pid, 999);
+}
+
 #[test]
 fn ranks_meet_and_tell_each_other_values() {
     let ranks = job(&options(&free("127.0.0.1")), 4);

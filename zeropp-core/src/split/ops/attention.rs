@@ -1,7 +1,10 @@
 //! Causal self-attention on a fused projection.
 
 mod blocks;
+mod documents;
 mod softmax;
+
+use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 
@@ -9,7 +12,7 @@ use super::{fast, halves, is_fast, is_tracked};
 use crate::cpu_tensor;
 use crate::kernels::attention::{Dims, keeps_probabilities, kept, recomputed};
 use crate::kernels::bf16::attention as half_kernels;
-use crate::split::{OpCx, Saved, custom_vjp};
+use crate::split::{Documents, OpCx, Saved, custom_vjp};
 
 /// softmax(q·kᵀ/√d, causal)·v for `qkv: [b, s, 3h]`, which holds q, k and v one after another in
 /// its last axis and the heads inside of each (GPT-2's layout); the result is `[b, s, h]`.
@@ -19,6 +22,9 @@ use crate::split::{OpCx, Saved, custom_vjp};
 /// probabilities of all queries are never there at once: it keeps one fp32 number of each query and
 /// head, `[b, heads, s]`, and B computes the probabilities again whatever the switch says.
 /// Recomputation repeats the forward bit for bit. Keeps nothing B→W.
+///
+/// Where the micro-batch has documents ([`Masks::documents`](crate::split::Masks)), a query sees
+/// those keys alone that are of its own document; that keeps no probabilities anywhere.
 ///
 /// # Panics
 /// Panics if `heads` does not divide h.
@@ -41,6 +47,9 @@ pub fn grouped_attention(qkv: Tensor<3>, heads: usize, groups: usize, cx: &OpCx)
     );
     let dims = Dims { b, s, heads, groups, d: width / parts };
     let plain = qkv.clone().inner();
+    if let Some(documents) = &cx.masks.documents {
+        return within(qkv, plain, dims, documents.clone(), cx);
+    }
     if let Some(host) = halves(&plain) {
         let (out, sums) = half_kernels::attention(host.as_slice(), dims);
         let out = cpu_tensor::from_halves(out, [b, s, dims.out_width()]);
@@ -54,13 +63,13 @@ pub fn grouped_attention(qkv: Tensor<3>, heads: usize, groups: usize, cx: &OpCx)
         });
     }
     if !is_fast(&plain) {
-        let (out, sums) = blocks::forward(&plain, dims);
+        let (out, sums) = blocks::forward(&plain, dims, None);
         if !is_tracked(&qkv) {
             return out;
         }
         let (plain, sums) = (cx.save(plain), cx.save(sums));
         return custom_vjp(qkv, out, move |dy| {
-            blocks::backward(dy, &plain.take(), sums.take(), dims)
+            blocks::backward(dy, &plain.take(), sums.take(), dims, None)
         });
     }
     if !keeps_probabilities(s) {
@@ -73,6 +82,30 @@ pub fn grouped_attention(qkv: Tensor<3>, heads: usize, groups: usize, cx: &OpCx)
     }
     let (plain, p) = (cx.save(plain), p.map(|p| cx.save(p)));
     custom_vjp(qkv, out, move |dy| backward(dy, plain.take(), p.map(Saved::take), dims))
+}
+
+/// Attention inside of documents, on any device.
+fn within(
+    qkv: Tensor<3>,
+    plain: Tensor<3>,
+    d: Dims,
+    documents: Arc<Documents>,
+    cx: &OpCx,
+) -> Tensor<3> {
+    let on_kernels = documents::forward(&plain, d, &documents);
+    let is_generic = on_kernels.is_none();
+    let (out, sums) = on_kernels.unwrap_or_else(|| blocks::forward(&plain, d, Some(&documents)));
+    if !is_tracked(&qkv) {
+        return out;
+    }
+    let (plain, sums) = (cx.save(plain), cx.save(sums));
+    custom_vjp(qkv, out, move |dy| {
+        let (qkv, sums) = (plain.take(), sums.take());
+        match is_generic {
+            true => blocks::backward(dy, &qkv, sums, d, Some(&documents)),
+            false => documents::backward(&dy, &qkv, &sums, d, &documents),
+        }
+    })
 }
 
 /// The CPU's kernels on long samples.

@@ -1,12 +1,12 @@
 //! Token and position embeddings.
 
-use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, module};
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData, module};
 
 use super::{Later, fast, halves, link, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::rows as half_rows;
 use crate::kernels::reduce;
-use crate::split::{Grads, OpCx, Weight, custom_source};
+use crate::split::{Documents, Grads, OpCx, Weight, custom_source};
 
 /// Rows `ids: [b, s]` of `w: [V, h]` as `[b, s, h]`.
 ///
@@ -19,6 +19,9 @@ pub fn embedding(ids: Tensor<2, Int>, w: &Weight<2>, cx: &OpCx) -> Tensor<3> {
     let out = lookup(&ids, w);
     if !cx.tracked() {
         return out;
+    }
+    if !w.trains() {
+        return custom_source(&cx.token, out, drop);
     }
     let (w, later) = (w.clone(), Later::new(cx));
     custom_source(&cx.token, out, move |dy: Tensor<3>| {
@@ -74,7 +77,8 @@ fn add_token_rows(w: &Weight<2>, ids: Tensor<2, Int>, dy: Tensor<3>, grads: &mut
     grads.add(w.slot(), dw);
 }
 
-/// `x: [b, s, h]` plus the first s rows of `w: [T, h]`, the same for every sample.
+/// `x: [b, s, h]` plus the first s rows of `w: [T, h]`, the same for every sample; in documents
+/// ([`Masks::documents`](crate::split::Masks)) the first rows again for each.
 ///
 /// Keeps nothing F→B. Keeps B→W: s·h fp32 numbers, dY summed over the samples.
 ///
@@ -82,22 +86,31 @@ fn add_token_rows(w: &Weight<2>, ids: Tensor<2, Int>, dy: Tensor<3>, grads: &mut
 /// Panics if s is above T.
 pub fn position_embedding(x: Tensor<3>, w: &Weight<2>, cx: &OpCx) -> Tensor<3> {
     let [_, s, h] = x.dims();
-    let [positions, _] = w.shape();
-    assert!(s <= positions, "sequence of {s} tokens, but only {positions} position embeddings");
+    let [places, _] = w.shape();
+    assert!(s <= places, "sequence of {s} tokens, but only {places} position embeddings");
+    let documents = cx.masks.documents.clone();
     let rows = w.get().slice([0..s]);
-    let out = x.clone().inner() + rows.unsqueeze();
+    let rows = match &documents {
+        None => rows.unsqueeze(),
+        Some(documents) => rows.select(0, positions(documents, &x)).reshape(x.dims()),
+    };
+    let out = x.clone().inner() + rows;
     if !wants_gradient(&x, cx) {
         return out;
     }
+    if !w.trains() {
+        return link(x, out, cx, |dy: Tensor<3>| dy);
+    }
     let (w, later) = (w.clone(), Later::new(cx));
     link(x, out, cx, move |dy: Tensor<3>| {
-        let sums = match fast(&dy) {
-            Some(dy) => {
+        let sums = match (&documents, fast(&dy)) {
+            (Some(documents), _) => sums_by_position(&dy, documents),
+            (None, Some(dy)) => {
                 let mut sums = vec![0.0; s * h];
                 reduce::add_rows(&mut sums, dy.as_slice());
                 cpu_tensor::from_vec(sums, [s * h])
             }
-            None => dy.clone().cast(DType::F32).sum_dim(0).reshape([s * h]),
+            (None, None) => dy.clone().cast(DType::F32).sum_dim(0).reshape([s * h]),
         };
         let sums = later.stash(sums);
         later.queue.push(move |grads| {
@@ -107,10 +120,33 @@ pub fn position_embedding(x: Tensor<3>, w: &Weight<2>, cx: &OpCx) -> Tensor<3> {
                 dw.iter_mut().zip(sums.as_slice()).for_each(|(dw, d)| *dw += *d);
                 return;
             }
-            grads.add(w.slot(), padded(sums.reshape([s, h]), positions));
+            grads.add(w.slot(), padded(sums.reshape([s, h]), places));
         });
         dy
     })
+}
+
+/// The position of every token of `x: [b, s, h]` in its document, `[b·s]`.
+fn positions(documents: &Documents, x: &Tensor<3>) -> Tensor<1, Int> {
+    let positions: Vec<i32> = documents.positions().iter().map(|p| *p as i32).collect();
+    let n = positions.len();
+    Tensor::from_data(TensorData::new(positions, [n]), &x.device())
+}
+
+/// The rows of `dy: [b, s, h]` summed by position in their document, first rows first, `[s·h]`.
+fn sums_by_position(dy: &Tensor<3>, documents: &Documents) -> Tensor<1> {
+    let [b, s, h] = dy.dims();
+    if let Some(dy) = fast(dy) {
+        let mut sums = vec![0.0; s * h];
+        for (position, dy) in documents.positions().iter().zip(dy.as_slice().chunks_exact(h)) {
+            sums[position * h..][..h].iter_mut().zip(dy).for_each(|(sum, dy)| *sum += *dy);
+        }
+        return cpu_tensor::from_vec(sums, [s * h]);
+    }
+    let zeros = Tensor::<2>::zeros([s, h], (&dy.device(), DType::F32));
+    let rows = dy.clone().cast(DType::F32).reshape([b * s, h]);
+    let sums = zeros.select_assign(0, positions(documents, dy), rows, IndexingUpdateOp::Add);
+    sums.reshape([s * h])
 }
 
 /// `t: [s, h]` with zero rows after it, `[rows, h]`.

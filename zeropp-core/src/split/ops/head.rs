@@ -37,14 +37,18 @@ pub fn force_head_chunk(tokens: Option<usize>) {
 /// Mean over all tokens of −log `softmax(x·Wᵀ)[target]` for `x: [b, s, h]`, `w: [V, h]` and
 /// `targets: [b, s]`; fp32, shape `[1]`. Only the first `ids` rows of W take part.
 ///
-/// Where gradients are wanted they are computed here, in F: W's is added to
+/// Where [`Masks::scored`](crate::split::Masks) is given, the loss is the sum over the tokens whose
+/// target is not [`NOT_SCORED`](crate::split::NOT_SCORED), divided by that.
+///
+/// Where gradients are wanted they are computed here, in F: W's, if it trains, is added to
 /// [`OpCx::forward_grads`] at once, B only hands on x's. Keeps F→B: the gradient of x. Keeps
 /// nothing B→W. While it runs it holds the logits of [`head_chunk`] tokens.
 ///
 /// # Panics
 /// Panics if gradients are wanted and there is no place for them, if W has fewer rows than `ids`,
 /// or if B brings another gradient than [`ForwardGrads::loss_scale`]: the loss cannot be scaled
-/// after the fact. On the CPU also if a target is not below `ids`; on a GPU the loss is NaN then.
+/// after the fact. On the CPU also if a target that is scored is not below `ids`; on a GPU the loss
+/// is NaN then.
 pub fn linear_cross_entropy(
     x: Tensor<3>,
     w: &Weight<2>,
@@ -91,6 +95,15 @@ impl<'a> Head<'a> {
         Self { w, ids, chunk, cx }
     }
 
+    /// What the loss of `n` tokens is divided by.
+    fn divisor(&self, n: usize) -> f64 {
+        self.cx.masks.scored.unwrap_or(n as f64)
+    }
+
+    fn known(&self, targets: Tensor<2, Int>) -> Vec<usize> {
+        loss::known_targets(targets, self.ids, self.cx.masks.scored.is_some())
+    }
+
     /// The chunks of `n` tokens, first tokens first.
     fn chunks(&self, n: usize) -> impl Iterator<Item = Range<usize>> {
         let chunk = self.chunk.max(1);
@@ -110,14 +123,14 @@ impl<'a> Head<'a> {
         if !is_fast(&x) {
             return self.by_tensors(x, targets, sink);
         }
-        let (dims, targets) = (x.dims(), loss::known_targets(targets, self.ids));
+        let (dims, targets) = (x.dims(), self.known(targets));
         let x = fast(&x).expect("checked above");
-        let (x, n) = (x.as_slice(), targets.len());
+        let (x, n) = (x.as_slice(), self.divisor(targets.len()));
         let Some(sink) = sink else { return (self.on_host(x, &targets, None), None) };
         let held = self.cx.workspace(size_of_val(x));
         let mut dx = Vec::with_capacity(x.len());
         let mut all = sink.grads.lock();
-        let dw = all.host_mut(self.w.slot()).expect("on the CPU");
+        let dw = self.w.trains().then(|| all.host_mut(self.w.slot()).expect("on the CPU"));
         let grads = HostGrads { dx: &mut dx, dw, weight: sink.loss_scale / n as f32 };
         let loss = self.on_host(x, &targets, Some(grads));
         drop(held);
@@ -146,15 +159,16 @@ impl<'a> Head<'a> {
                 true => *grads.dx = dx,
                 false => grads.dx.extend_from_slice(&dx),
             }
+            let Some(dw) = &mut grads.dw else { continue };
             // As many rows at a time as stay in the cache, as for any weight.
             let block = row_block(ids * h);
             for (x, slope) in x_rows.chunks(block * h).zip(logits.chunks(block * ids)) {
                 let n = x.len() / h;
                 let (x, slope) = (MatRef::new(x, n, h), MatRef::new(slope, n, ids));
-                gemm(MatMut::new(grads.dw, ids, h), Store::Add, 1.0, slope.t(), x);
+                gemm(MatMut::new(dw, ids, h), Store::Add, 1.0, slope.t(), x);
             }
         }
-        loss::mean(sum, n)
+        loss::mean(sum, self.divisor(n))
     }
 
     /// The same in bf16: logits, loss and sums in fp32, the factors of products in bf16. The
@@ -165,7 +179,7 @@ impl<'a> Head<'a> {
         targets: Tensor<2, Int>,
         sink: Option<&ForwardGrads>,
     ) -> (Tensor<1>, Option<Saved<3>>) {
-        let (dims, targets) = (x.dims(), loss::known_targets(targets, self.ids));
+        let (dims, targets) = (x.dims(), self.known(targets));
         let ([_, h], ids, n) = (self.w.shape(), self.ids, targets.len());
         let (x, w) = (halves(x).expect("checked by the caller"), self.w.get());
         let (x, w) = (x.as_slice(), halves(&w).expect("as x"));
@@ -184,7 +198,7 @@ impl<'a> Head<'a> {
                 sum += kernels::cross_entropy(&logits, ids, targets);
                 continue;
             };
-            let weight = sink.loss_scale / n as f32;
+            let weight = sink.loss_scale / self.divisor(n) as f32;
             sum += kernels::cross_entropy_gradient(&mut logits, ids, targets, weight);
             let slope = bf16::convert::narrow(&logits);
             drop(logits);
@@ -194,13 +208,16 @@ impl<'a> Head<'a> {
                 bf16::add_product(&mut sums, h, slope, w);
             });
             dx.extend(bf16::convert::narrow(&sums));
+            if !self.w.trains() {
+                continue;
+            }
             let mut grads = sink.grads.lock();
             let dw = grads.host_mut(self.w.slot()).expect("on the CPU");
             bf16::add_product(dw, h, Mat::new(&slope, c, ids).t(), &Packed::new(x));
         }
         drop(held);
         let dx = sink.map(|_| self.cx.save(cpu_tensor::from_halves(dx, dims)));
-        (loss::mean(sum, n), dx)
+        (loss::mean(sum, self.divisor(n)), dx)
     }
 
     /// Calls `f` with the rows of the bf16 weight, some after others, and how products on `side`
@@ -238,26 +255,29 @@ impl<'a> Head<'a> {
         let w = self.w.get();
         let _logits = self.cx.workspace(self.chunk * self.w.shape()[0] * element);
         let held = sink.map(|_| self.cx.workspace(n * dims[2] * element));
-        let weight = sink.map(|sink| sink.loss_scale / n as f32);
+        let (divisor, masked) = (self.divisor(n), self.cx.masks.scored.is_some());
+        let weight = sink.map(|sink| sink.loss_scale / divisor as f32);
         let (mut total, mut dxs) = (None, Vec::new());
         for tokens in self.chunks(n) {
             let x = x.clone().narrow(0, tokens.start, tokens.len());
             let targets = targets.clone().narrow(0, tokens.start, tokens.len());
             let logits = self.without_padding(x.clone().matmul(w.clone().transpose()));
-            let (sum, slope) = loss::of_rows(logits, targets, weight);
+            let (sum, slope) = loss::of_rows(logits, (targets, masked), weight);
             total = Some(match total.take() {
                 Some(total) => total + sum,
                 None => sum,
             });
             if let (Some(sink), Some(slope)) = (sink, slope) {
                 dxs.push(slope.clone().matmul(w.clone()));
-                let dw = products::matmul_f32(slope.transpose(), x);
-                sink.grads.lock().add(self.w.slot(), dw);
+                if self.w.trains() {
+                    let dw = products::matmul_f32(slope.transpose(), x);
+                    sink.grads.lock().add(self.w.slot(), dw);
+                }
             }
         }
         drop(held);
         let dx = sink.map(|_| self.cx.save(Tensor::cat(dxs, 0).reshape(dims)));
-        (total.expect("a micro-batch has tokens") / n as f64, dx)
+        (total.expect("a micro-batch has tokens") / divisor, dx)
     }
 
     /// Logits of rows that are no token ids, so low that nothing of them is left in any sum.
@@ -275,8 +295,8 @@ impl<'a> Head<'a> {
 struct HostGrads<'a> {
     /// Of x, `[n, h]`; empty at first.
     dx: &'a mut Vec<f32>,
-    /// Of the weight, `[V, h]`; added to.
-    dw: &'a mut [f32],
+    /// Of the weight, `[V, h]`; added to. None where it does not train.
+    dw: Option<&'a mut [f32]>,
     /// Factor on every token's loss.
     weight: f32,
 }

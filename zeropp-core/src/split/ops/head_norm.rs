@@ -37,10 +37,10 @@ pub fn head_norm(
     cx: &OpCx,
 ) -> Tensor<3> {
     let plain = qkv.clone().inner();
-    let turned = turns.map(|turns| turns.of(plain.dims()));
+    let turned = turns.map(|turns| turns.of(plain.dims(), cx));
     let (mut out, rrms) = norms.forward(&plain);
-    if let Some((t, angles)) = &turned {
-        out = turn(out, *t, angles, false);
+    if let Some(by) = &turned {
+        out = turn(out, by, false);
     }
     if !wants_gradient(&qkv, cx) {
         return out;
@@ -48,12 +48,12 @@ pub fn head_norm(
     let saved = (cx.save(plain), cx.save(rrms));
     let (norms, later) = (norms.clone(), Later::new(cx));
     link(qkv, out, cx, move |mut dy| {
-        if let Some((t, angles)) = &turned {
-            dy = turn(dy, *t, angles, true);
+        if let Some(by) = &turned {
+            dy = turn(dy, by, true);
         }
         let (dx, dq, dk) = norms.backward(dy, saved.0.take(), saved.1.take());
-        later.queue_add(norms.q.slot(), dq);
-        later.queue_add(norms.k.slot(), dk);
+        later.queue_add(&norms.q, dq);
+        later.queue_add(&norms.k, dk);
         dx
     })
 }

@@ -33,7 +33,8 @@ pub(super) fn packed(w: &Weight<2>, transposed: bool, side: Side) -> Arc<PackedW
 
 /// x·W + b for `x: [.., in]`, `w: [in, out]`, `b: [out]`.
 ///
-/// Keeps F→B: x. Keeps B→W: x and dY.
+/// Keeps F→B: x. Keeps B→W: x and dY. Where W does not train: nothing, and of a bias that does
+/// its gradient (4·out bytes).
 pub fn linear<const D: usize>(
     x: Tensor<D>,
     w: &Weight<2>,
@@ -63,15 +64,36 @@ fn apply<const D: usize>(x: Tensor<D>, m: Matrix, b: Option<&Weight<1>>, cx: &Op
     if !wants_gradient(&x, cx) {
         return out;
     }
-    let saved = cx.save(xi);
-    let bias = b.cloned();
+    let saved = m.w.trains().then(|| cx.save(xi));
+    let bias = b.filter(|b| b.trains()).cloned();
     let later = Later::new(cx);
     link(x, out, cx, move |dy| {
         let dx = m.input_gradient(&dy);
-        let (x, dy) = (later.stash(saved.take()), later.stash(dy));
-        later.queue.push(move |grads| m.weight_gradient(bias.as_ref(), x, dy, grads));
+        if let Some(saved) = saved {
+            let (x, dy) = (later.stash(saved.take()), later.stash(dy));
+            later.queue.push(move |grads| m.weight_gradient(bias.as_ref(), x, dy, grads));
+        } else if let Some(bias) = bias {
+            let out = bias.shape()[0];
+            later.queue_add(&bias, bias_gradient(&dy, 0, out));
+        }
         dx
     })
+}
+
+/// The gradient of a bias of `out` elements that is added to the columns from `start` on: the sums
+/// of those of dY, `[out]` in fp32.
+pub(super) fn bias_gradient<const D: usize>(dy: &Tensor<D>, start: usize, out: usize) -> Tensor<1> {
+    let width = dy.dims()[D - 1];
+    let mut sums = vec![0.0; out];
+    if let Some(dy) = fast(dy) {
+        reduce::add_columns(&mut sums, dy.as_slice(), width, start);
+    } else if let Some(dy) = halves(dy) {
+        bf16::rows::add_columns(&mut sums, dy.as_slice(), width, start);
+    } else {
+        let columns = rows(dy.clone()).narrow(1, start, out);
+        return columns.cast(DType::F32).sum_dim(0).reshape([out]);
+    }
+    cpu_tensor::from_vec(sums, [out])
 }
 
 impl Matrix {

@@ -7,9 +7,11 @@
 //! kernels where a GPU profits (feature `cube`).
 //!
 //! Every operation's documentation says what it keeps: *F→B* counts as activation memory, *B→W*
-//! as weight stash. A tensor that two operations keep (an input) counts once.
+//! as weight stash. A tensor that two operations keep (an input) counts once. What is kept for the
+//! gradient of a weight alone is not kept where that weight does not train.
 
 mod activation;
+mod adapter;
 mod attention;
 mod embedding;
 mod head;
@@ -28,6 +30,7 @@ use std::sync::Arc;
 use burn::tensor::{DType, Tensor, bf16};
 
 pub use activation::{gelu, gelu_tanh, silu, swiglu};
+pub(crate) use adapter::add_scaled;
 pub use attention::{attention, attention_keeps_probabilities, grouped_attention};
 pub use embedding::{embedding, position_embedding};
 #[doc(hidden)]
@@ -39,10 +42,11 @@ pub use linear::{linear, linear_transposed};
 pub use loss::cross_entropy;
 pub use norm::{layer_norm, rms_norm};
 pub use position::{Rotation, rope};
+pub(crate) use projections::turned;
 pub use projections::{Projection, Turns, projections};
 
 use super::vjp::is_tracked;
-use super::{OpCx, ParamSlot, Saved, WQueue, custom_source, custom_vjp};
+use super::{OpCx, Saved, WQueue, Weight, custom_source, custom_vjp};
 use crate::cpu_tensor::{self, CpuTensor};
 use crate::meter::{MemoryKind, Meter};
 
@@ -93,9 +97,12 @@ impl Later {
         Saved::new(t, MemoryKind::WeightStash, &self.meter)
     }
 
-    /// Queues the addition of an already computed gradient.
-    fn queue_add(&self, slot: ParamSlot, g: Tensor<1>) {
-        let g = self.stash(g);
+    /// Queues the addition of the already computed gradient of a weight, if that trains.
+    fn queue_add(&self, weight: &Weight<1>, g: Tensor<1>) {
+        if !weight.trains() {
+            return;
+        }
+        let (slot, g) = (weight.slot(), self.stash(g));
         self.queue.push(move |grads| grads.add(slot, g.take()));
     }
 }

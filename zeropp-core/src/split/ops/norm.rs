@@ -27,12 +27,12 @@ pub fn layer_norm<const D: usize>(
         return out;
     }
     let saved = (cx.save(xi), cx.save(means), cx.save(rstds));
-    let (gamma, beta, later) = (gamma.clone(), beta.slot(), Later::new(cx));
+    let (gamma, beta, later) = (gamma.clone(), beta.clone(), Later::new(cx));
     link(x, out, cx, move |dy| {
         let stats = (saved.1.take(), saved.2.take());
         let (dx, dgamma, dbeta) = layer_norm_backward(dy, saved.0.take(), gamma.get(), stats);
-        later.queue_add(gamma.slot(), dgamma);
-        later.queue_add(beta, dbeta);
+        later.queue_add(&gamma, dgamma);
+        later.queue_add(&beta, dbeta);
         dx
     })
 }
@@ -143,7 +143,7 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: &Weight<1>, eps: f64, cx: &
     let (gamma, later) = (gamma.clone(), Later::new(cx));
     link(x, out, cx, move |dy| {
         let (dx, dgamma) = rms_norm_backward(dy, saved.0.take(), gamma.get(), saved.1.take());
-        later.queue_add(gamma.slot(), dgamma);
+        later.queue_add(&gamma, dgamma);
         dx
     })
 }

@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 use super::{halves, is_fast, is_tracked};
 use crate::cpu_tensor;
 use crate::kernels::bf16;
-use crate::kernels::rope::{self as kernels, Turned};
-use crate::split::custom_vjp;
+use crate::kernels::rope::{self as kernels, ByPosition, Turned};
+use crate::split::{Documents, Masks, custom_vjp};
 
 /// The angles by which positions turn the pairs of a head, made once and shared by all blocks and
 /// ranks of a model.
@@ -23,6 +23,37 @@ pub(super) struct Angles {
     s: usize,
     cos: Vec<f32>,
     sin: Vec<f32>,
+}
+
+/// How the rows of a tensor turn: which heads, by which angles, and of which position each row is
+/// where positions do not just count the tokens of a sample.
+pub(super) struct Turn {
+    heads: Turned,
+    angles: Arc<Angles>,
+    documents: Option<Arc<Documents>>,
+}
+
+impl Turn {
+    /// `heads` by `angles`, in documents if there are some.
+    pub(super) fn new(heads: Turned, angles: Arc<Angles>, masks: &Masks) -> Self {
+        Self { heads, angles, documents: masks.documents.clone() }
+    }
+
+    fn positions(&self) -> Option<&[usize]> {
+        self.documents.as_deref().map(Documents::positions)
+    }
+
+    fn by_position(&self) -> ByPosition<'_> {
+        let Angles { cos, sin, .. } = &*self.angles;
+        ByPosition { cos, sin, positions: self.positions() }
+    }
+
+    /// A table of the angles, with a row for each of `b·s` tokens, or for each of a sample's.
+    fn rows(&self, table: &[f32]) -> Vec<f32> {
+        let half = self.heads.d / 2;
+        let Some(positions) = self.positions() else { return table.to_vec() };
+        positions.iter().flat_map(|p| &table[p * half..(p + 1) * half]).copied().collect()
+    }
 }
 
 impl Rotation {
@@ -61,7 +92,7 @@ impl Rotation {
 /// position's angles (rotate-half layout, as Hugging Face's LLaMA); the rest passes unchanged.
 /// Position p turns pair i by p·base^(−2i/d).
 ///
-/// Works in place where the caller holds no other handle to `x`. Keeps nothing.
+/// Works in place where the caller holds no other handle to `x`. Keeps nothing. Knows no documents.
 ///
 /// # Panics
 /// Panics if `d` is odd or the heads do not fit into the width.
@@ -69,33 +100,37 @@ pub fn rope(x: Tensor<3>, heads: usize, d: usize, base: f64) -> Tensor<3> {
     let [_, s, width] = x.dims();
     assert!(d.is_multiple_of(2) && d > 0, "rotary embedding of heads of {d} elements");
     assert!(heads * d <= width, "{heads} heads of {d} elements do not fit into {width}");
-    let t = Turned { width, heads, d };
     let angles = Rotation::new(kernels::inverse_frequencies(d, base)).angles(s);
+    let by = Turn::new(Turned { width, heads, d }, angles, &Masks::default());
     if !is_tracked(&x) {
-        return turn(x.inner(), t, &angles, false);
+        return turn(x.inner(), &by, false);
     }
-    let out = turn(x.clone().inner(), t, &angles, false);
-    custom_vjp(x, out, move |dy| turn(dy, t, &angles, true))
+    let out = turn(x.clone().inner(), &by, false);
+    custom_vjp(x, out, move |dy| turn(dy, &by, true))
 }
 
 /// Turns `x: [b, s, width]`, or (`back`) undoes it, which is also the pullback.
-pub(super) fn turn(x: Tensor<3>, t: Turned, angles: &Angles, back: bool) -> Tensor<3> {
-    let (cos, sin) = (&angles.cos, &angles.sin);
+pub(super) fn turn(x: Tensor<3>, by: &Turn, back: bool) -> Tensor<3> {
+    let t = by.heads;
     if is_fast(&x) {
-        return cpu_tensor::map_in_place(x, |x| kernels::rope(x, t, (cos, sin), back))
+        return cpu_tensor::map_in_place(x, |x| kernels::rope(x, t, by.by_position(), back))
             .expect("checked by is_fast");
     }
     if halves(&x).is_some() {
-        return cpu_tensor::map_halves_in_place(x, |x| bf16::rows::rope(x, t, (cos, sin), back))
-            .expect("checked by halves");
+        return cpu_tensor::map_halves_in_place(x, |x| {
+            bf16::rows::rope(x, t, by.by_position(), back)
+        })
+        .expect("checked by halves");
     }
     let ([b, s, width], half, turned) = (x.dims(), t.d / 2, t.heads * t.d);
     let device = x.device();
-    let angles = |v: &[f32]| {
-        let v = cpu_tensor::from_vec(v.to_vec(), [1, s, 1, half]);
+    let angles = |table: &[f32]| {
+        let v = by.rows(table);
+        let samples = v.len() / (s * half);
+        let v = cpu_tensor::from_vec(v, [samples, s, 1, half]);
         Tensor::<4>::from_data(v.into_data(), (&device, DType::F32))
     };
-    let (cos, sin) = (angles(cos), angles(sin));
+    let (cos, sin) = (angles(&by.angles.cos), angles(&by.angles.sin));
     let sin = if back { sin.neg() } else { sin };
     let heads = x.clone().narrow(2, 0, turned).cast(DType::F32).reshape([b, s, t.heads, t.d]);
     let (low, high) = (heads.clone().narrow(3, 0, half), heads.narrow(3, half, half));

@@ -3,20 +3,18 @@
 //! On the CPU each product writes its own columns, so that nothing is copied together or apart;
 //! elsewhere the weights are put side by side for one product.
 
-use std::sync::Arc;
-
 use burn::tensor::{DType, Tensor, bf16 as Half};
 
-use super::linear::{packed, row_block};
-use super::position::{Angles, Rotation, turn};
-use super::{Later, fast, halves, is_fast, link, products, rows, wants_gradient};
+use super::linear::{bias_gradient, packed, row_block};
+use super::position::{Rotation, Turn, turn};
+use super::{Later, fast, halves, is_tracked, link, products, rows, wants_gradient};
 use crate::cpu_tensor;
 use crate::kernels::bf16::{self, Mat, Packed};
 use crate::kernels::gemm::{MatMut, MatRef, Store, gemm};
 use crate::kernels::reduce;
 use crate::kernels::rope::Turned;
 use crate::split::weight::Side;
-use crate::split::{Grads, OpCx, Saved, Weight};
+use crate::split::{Grads, OpCx, Saved, Weight, custom_vjp};
 
 /// A linear map: x·W + b for `w: [in, out]` and, where there is one, `b: [out]`.
 #[derive(Clone)]
@@ -39,21 +37,23 @@ pub struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    /// Both for tensors `[b, s, width]`.
+    /// What turns tensors `[b, s, width]`.
     ///
     /// # Panics
     /// Panics if the heads do not fit into the width.
-    pub(super) fn of(&self, [_, s, width]: [usize; 3]) -> (Turned, Arc<Angles>) {
+    pub(super) fn of(&self, [_, s, width]: [usize; 3], cx: &OpCx) -> Turn {
         let d = self.rotation.head_dim();
         assert!(self.heads * d <= width, "{} heads of {d} do not fit into {width}", self.heads);
-        (Turned { width, heads: self.heads, d }, self.rotation.angles_from(self.first, s))
+        let angles = self.rotation.angles_from(self.first, s);
+        Turn::new(Turned { width, heads: self.heads, d }, angles, &cx.masks)
     }
 }
 
 /// The outputs of `maps` side by side, `[b, s, Σ out]` for `x: [b, s, in]`, the first heads of
 /// which are turned by their positions where `turns` says so, as by [`rope`](super::rope).
 ///
-/// Keeps F→B: x. Keeps B→W: x and dY.
+/// Keeps F→B: x. Keeps B→W: x and dY. Where none of the weights trains: nothing, and of biases that
+/// do their gradients (fp32).
 pub fn projections(
     x: Tensor<3>,
     maps: &[Projection],
@@ -63,24 +63,44 @@ pub fn projections(
     let maps = Maps::new(maps);
     let xi = x.clone().inner();
     let [b, s, _] = xi.dims();
-    let turned = turns.map(|turns| turns.of([b, s, maps.width]));
+    let turned = turns.map(|turns| turns.of([b, s, maps.width], cx));
     let mut out = maps.forward(&xi);
-    if let Some((t, angles)) = &turned {
-        out = turn(out, *t, angles, false);
+    if let Some(by) = &turned {
+        out = turn(out, by, false);
     }
     if !wants_gradient(&x, cx) {
         return out;
     }
-    let (saved, later) = (cx.save(xi), Later::new(cx));
+    let trains = maps.maps.iter().any(|(_, map)| map.weight.trains());
+    let (saved, later) = (trains.then(|| cx.save(xi)), Later::new(cx));
     link(x, out, cx, move |mut dy| {
-        if let Some((t, angles)) = &turned {
-            dy = turn(dy, *t, angles, true);
+        if let Some(by) = &turned {
+            dy = turn(dy, by, true);
         }
         let dx = maps.input_gradient(&dy);
-        let (x, dy) = (later.stash(saved.take()), later.stash(dy));
-        later.queue.push(move |grads| maps.weight_gradient(x, dy, grads));
+        match saved {
+            Some(saved) => {
+                let (x, dy) = (later.stash(saved.take()), later.stash(dy));
+                later.queue.push(move |grads| maps.weight_gradient(x, dy, grads));
+            }
+            None => maps.queue_biases(&dy, &later),
+        }
         dx
     })
+}
+
+/// Turns the heads of `x: [b, s, width]` that `turns` names by their positions, as
+/// [`projections`] does with what it makes. Keeps nothing.
+///
+/// # Panics
+/// Panics if the heads do not fit into the width.
+pub(crate) fn turned(x: Tensor<3>, turns: Turns<'_>, cx: &OpCx) -> Tensor<3> {
+    let by = turns.of(x.dims(), cx);
+    if !is_tracked(&x) {
+        return turn(x.inner(), &by, false);
+    }
+    let out = turn(x.clone().inner(), &by, false);
+    custom_vjp(x, out, move |dy| turn(dy, &by, true))
 }
 
 /// The maps and where the columns of each begin.
@@ -200,11 +220,19 @@ impl Maps {
         cpu_tensor::from_vec(dx, dims)
     }
 
+    /// Queues the gradients of the biases that train, where no weight does.
+    fn queue_biases(&self, dy: &Tensor<3>, later: &Later) {
+        for (start, map) in &self.maps {
+            if let Some(bias) = map.bias.as_ref().filter(|bias| bias.trains()) {
+                later.queue_add(bias, bias_gradient(dy, *start, bias.shape()[0]));
+            }
+        }
+    }
+
     /// W: dW += xᵀ·dY, db += column sums of dY, map by map; in fp32 as for one linear map.
     fn weight_gradient(&self, x: Saved<3>, dy: Saved<3>, grads: &mut Grads) {
         let (x, dy) = (x.take(), dy.take());
-        let on_host = is_fast(&x) && grads.host_mut(self.maps[0].1.weight.slot()).is_some();
-        if let (true, Some(xs), Some(dys)) = (on_host, fast(&x), fast(&dy)) {
+        if let (Some(xs), Some(dys)) = (fast(&x), fast(&dy)) {
             let (x, dy) = (xs.as_slice(), dys.as_slice());
             return self.maps.iter().for_each(|at| self.add_on_host(at, x, dy, grads));
         }
@@ -217,8 +245,10 @@ impl Maps {
         let db = dy.cast(DType::F32).sum_dim(0);
         for (start, map) in &self.maps {
             let out = map.weight.shape()[1];
-            grads.add(map.weight.slot(), dw.clone().narrow(1, *start, out));
-            if let Some(bias) = &map.bias {
+            if map.weight.trains() {
+                grads.add(map.weight.slot(), dw.clone().narrow(1, *start, out));
+            }
+            if let Some(bias) = map.bias.as_ref().filter(|bias| bias.trains()) {
                 grads.add(bias.slot(), db.clone().narrow(1, *start, out));
             }
         }
@@ -232,15 +262,18 @@ impl Maps {
         grads: &mut Grads,
     ) {
         let ([input, out], width) = (map.weight.shape(), self.width);
-        let dw = grads.host_mut(map.weight.slot()).expect("checked by the caller");
-        let block = self.row_block();
-        for (x, dy) in x.chunks(block * input).zip(dy.chunks(block * width)) {
-            let n = x.len() / input;
-            let x = MatRef::new(x, n, input);
-            let dy = MatRef::strided(&dy[*start..], n, out, width);
-            gemm(MatMut::new(dw, input, out), Store::Add, 1.0, x.t(), dy);
+        if let Some(slot) = map.weight.trains().then(|| map.weight.slot()) {
+            let dw = grads.host_mut(slot).expect("gradients of CPU tensors are on the CPU");
+            let block = self.row_block();
+            for (x, dy) in x.chunks(block * input).zip(dy.chunks(block * width)) {
+                let n = x.len() / input;
+                let x = MatRef::new(x, n, input);
+                let dy = MatRef::strided(&dy[*start..], n, out, width);
+                gemm(MatMut::new(dw, input, out), Store::Add, 1.0, x.t(), dy);
+            }
         }
-        if let Some(db) = map.bias.as_ref().and_then(|bias| grads.host_mut(bias.slot())) {
+        let bias = map.bias.as_ref().filter(|bias| bias.trains());
+        if let Some(db) = bias.and_then(|bias| grads.host_mut(bias.slot())) {
             reduce::add_columns(db, dy, width, *start);
         }
     }
@@ -255,12 +288,14 @@ impl Maps {
     ) {
         let [input, out] = map.weight.shape();
         let n = x.len() / input;
-        let x = Mat::new(x, n, input);
-        let right = Packed::new(Mat::strided(&dy[*start..], n, out, self.width));
-        let dw =
-            grads.host_mut(map.weight.slot()).expect("gradients of CPU tensors are on the CPU");
-        bf16::add_product(dw, out, x.t(), &right);
-        if let Some(db) = map.bias.as_ref().and_then(|bias| grads.host_mut(bias.slot())) {
+        if let Some(slot) = map.weight.trains().then(|| map.weight.slot()) {
+            let x = Mat::new(x, n, input);
+            let right = Packed::new(Mat::strided(&dy[*start..], n, out, self.width));
+            let dw = grads.host_mut(slot).expect("gradients of CPU tensors are on the CPU");
+            bf16::add_product(dw, out, x.t(), &right);
+        }
+        let bias = map.bias.as_ref().filter(|bias| bias.trains());
+        if let Some(db) = bias.and_then(|bias| grads.host_mut(bias.slot())) {
             bf16::rows::add_columns(db, dy, self.width, *start);
         }
     }

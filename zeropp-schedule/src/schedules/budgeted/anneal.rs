@@ -80,8 +80,9 @@ impl<'a> Annealer<'a> {
         }
     }
 
-    /// Changes `plan` for `letters` letters of effort, with a temperature that falls from `hot` to
-    /// `cold`, both in units of a micro-batch's work on one stage.
+    /// Changes `plan` for `letters` letters of effort, of which one change of a large step may be a
+    /// good part, with a temperature that falls from `hot` to `cold`, both in units of a
+    /// micro-batch's work on one stage.
     pub(super) fn anneal(
         &mut self,
         plan: &Plan,
@@ -98,25 +99,23 @@ impl<'a> Annealer<'a> {
         let unit = p.work_unit() * WHOLE as f64;
         let cooling = super::random::logarithm(cold / hot);
         let (start, mut heat) = (self.decoder.effort, hot * unit);
-        let mut changed: Changed = Vec::new();
-        let mut new_excess: Vec<usize> = Vec::new();
+        let (mut changed, mut new_excess): (Changed, Vec<usize>) = (Vec::new(), Vec::new());
         for step in 0u64.. {
+            let spent = self.decoder.effort - start;
+            if spent >= letters {
+                break;
+            }
             if step.is_multiple_of(64) {
-                let done = (self.decoder.effort - start) as f64 / letters.max(1) as f64;
-                if done >= 1.0 {
-                    break;
-                }
-                heat = hot * unit * exponent(cooling * done);
+                heat = hot * unit * exponent(cooling * spent as f64 / letters as f64);
             }
             // Every try counts, also one that is refused before it is timed.
             self.decoder.effort += 4;
             let good = change(p, &mut next, &self.decoder, &mut self.random, &mut changed);
             let slack = (self.random.exponential() * heat) as i64;
             let taken = good && {
-                let words = &next.words;
                 new_excess.clear();
                 for &Change { rank: r, .. } in &changed {
-                    new_excess.push(self.residency.excess(p, r, &words[r]));
+                    new_excess.push(self.residency.excess(p, r, &next.words[r]));
                 }
                 let old: usize = changed.iter().map(|c| excess[c.rank]).sum();
                 let now = over + new_excess.iter().sum::<usize>() - old;

@@ -1,7 +1,7 @@
 //! Kind `auto`: its gathers are part of the order, whatever else is asked of lowering.
 
 use super::*;
-use crate::ir::Compute;
+use crate::ir::{Compute, Task};
 use crate::lower::{LowerOptions, lower};
 use crate::schedules::{Limits, generate_with_costs};
 use crate::verify::{VerifyLimits, is_program, verify};
@@ -58,7 +58,7 @@ fn without_limits_it_holds_what_zeropp_s_default_unit_holds() {
     let held = 4 * default_unit(4, 2, 24) as i64;
     for actions in &found.schedule.ranks {
         let (mut now, mut peak) = (0, 0);
-        for (kind, ..) in actions.iter().flat_map(Action::computes) {
+        for Task { kind, .. } in actions.iter().flat_map(Action::computes) {
             now += if kind == Compute::F { 2 } else { -1 };
             peak = peak.max(now);
         }

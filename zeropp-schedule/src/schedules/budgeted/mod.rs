@@ -36,6 +36,8 @@ mod auto_tests;
 #[cfg(test)]
 mod decode_tests;
 #[cfg(test)]
+mod optimum;
+#[cfg(test)]
 mod tests;
 
 /// What is made as short as can be.

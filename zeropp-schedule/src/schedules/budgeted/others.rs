@@ -5,7 +5,7 @@ use super::problem::Problem;
 use super::residency::Residency;
 use super::word::{Plan, Word};
 use super::write::with_weights;
-use crate::ir::{Action, Compute, Schedule, looping};
+use crate::ir::{Action, Compute, Schedule, Task, looping};
 use crate::lower::{self, LowerOptions, lower};
 use crate::schedules::{KINDS, Shape, generate_with_costs, time};
 use crate::simulate::{self, simulate};
@@ -113,7 +113,7 @@ fn letters(
     let mut word = Word { threshold: i64::MAX / 4, ..Word::default() };
     let mut order = Vec::new();
     // An overlapped pair is its two halves, one after the other.
-    for (kind, stage, micro_batch) in actions.iter().flat_map(Action::computes) {
+    for Task { kind, stage, micro_batch } in actions.iter().flat_map(Action::computes) {
         let action = Action::compute(kind, stage, micro_batch);
         let v = stages.iter().position(|s| *s == stage)?;
         let at = word.letters.len();

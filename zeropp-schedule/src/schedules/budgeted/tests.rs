@@ -7,7 +7,7 @@ use super::problem::Problem;
 use super::random::Random;
 use super::residency::Residency;
 use super::*;
-use crate::ir::Compute;
+use crate::ir::{Compute, Task};
 use crate::lower::{self, LowerOptions, lower};
 use crate::verify::{VerifyLimits, verify};
 
@@ -50,7 +50,7 @@ fn search_for(
 fn peak(schedule: &Schedule, costs: &Costs, budgets: &Budgets) -> i64 {
     let of_rank = |actions: &Vec<Action>| {
         let (mut now, mut peak) = (0i64, 0i64);
-        for (kind, s, _) in actions.iter().flat_map(Action::computes) {
+        for Task { kind, stage: s, .. } in actions.iter().flat_map(Action::computes) {
             let (change, transient) = match kind {
                 Compute::F => (costs.mem_f[s], costs.mem_f[s]),
                 Compute::B => (costs.mem_b[s], budgets.recomputed(s).1),

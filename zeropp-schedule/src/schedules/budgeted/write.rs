@@ -4,7 +4,7 @@ use super::decode::Decoder;
 use super::problem::Problem;
 use super::residency::{Residency, ends_unit};
 use super::word::{Plan, Word};
-use crate::ir::{Action, Compute, Schedule};
+use crate::ir::{Action, Compute, Schedule, Task};
 
 /// The name of the scheduler's kind.
 pub(super) const KIND: &str = "auto";
@@ -71,7 +71,8 @@ pub(super) fn with_weights(
             }
             all.push(Action::AllGather { stage: stage(gather.v) });
         }
-        let (kind, s, i) = action.computes().next().expect("a compute action");
+        let Task { kind, stage: s, micro_batch: i } =
+            action.computes().next().expect("a compute action");
         if kind == Compute::B && p.recomputes[s] {
             all.push(Action::compute(Compute::R, s, i));
         }

@@ -10,10 +10,11 @@
 
 use std::ops::Range;
 
-use burn::tensor::Tensor;
+use burn::tensor::{Bool, Int, Tensor, TensorData};
 
 use super::softmax;
 use crate::kernels::attention::Dims;
+use crate::split::Documents;
 use crate::split::ops::products;
 
 /// Queries in the smallest block: tensor cores and their tiles want no less.
@@ -55,15 +56,23 @@ impl Heads {
     }
 }
 
-/// The output `[b, s, heads·d]` and the logarithms of the sums `[b, heads, s]`, fp32.
-pub(super) fn forward(qkv: &Tensor<3>, d: Dims) -> (Tensor<3>, Tensor<3>) {
+/// The output `[b, s, heads·d]` and the logarithms of the sums `[b, heads, s]`, fp32; inside of
+/// `documents`, where there are some.
+pub(super) fn forward(
+    qkv: &Tensor<3>,
+    d: Dims,
+    documents: Option<&Documents>,
+) -> (Tensor<3>, Tensor<3>) {
+    let firsts = documents.map(|documents| firsts(documents, d, qkv));
     let Heads { q, k, v } = Heads::of(qkv, d);
     let (mut outs, mut sums) = (Vec::new(), Vec::new());
     for queries in blocks(d) {
         let n = queries.len();
         let (k, v) = (until(&k, queries.end), until(&v, queries.end));
         let scores = products::matmul_f32(rows(&q, &queries), k.swap_dims(1, 2));
-        let (p, lse) = softmax::forward(scores, softmax_shape(&queries, d), qkv.dtype());
+        let hidden = firsts.as_ref().map(|firsts| hidden(firsts, &queries, d));
+        let shape = softmax_shape(&queries, d);
+        let (p, lse) = softmax::forward(scores, shape, hidden, qkv.dtype());
         outs.push(p.matmul(v).reshape([d.b, d.heads, n, d.d]).swap_dims(1, 2));
         sums.push(lse.reshape([d.b, d.heads, n]));
     }
@@ -71,7 +80,14 @@ pub(super) fn forward(qkv: &Tensor<3>, d: Dims) -> (Tensor<3>, Tensor<3>) {
 }
 
 /// The gradient of qkv for `dy: [b, s, heads·d]`; `sums` as from [`forward`].
-pub(super) fn backward(dy: Tensor<3>, qkv: &Tensor<3>, sums: Tensor<3>, d: Dims) -> Tensor<3> {
+pub(super) fn backward(
+    dy: Tensor<3>,
+    qkv: &Tensor<3>,
+    sums: Tensor<3>,
+    d: Dims,
+    documents: Option<&Documents>,
+) -> Tensor<3> {
+    let firsts = documents.map(|documents| firsts(documents, d, qkv));
     let Heads { q, k, v } = Heads::of(qkv, d);
     let dy = by_group(by_head(dy, d.heads), d);
     let mut dqs = Vec::new();
@@ -86,7 +102,8 @@ pub(super) fn backward(dy: Tensor<3>, qkv: &Tensor<3>, sums: Tensor<3>, d: Dims)
         let sums = sums.clone().narrow(2, queries.start, n);
         let sums = sums.reshape([d.b * d.groups, d.heads / d.groups * n]);
         let shape = softmax_shape(&queries, d);
-        let (p, ds) = softmax::backward(scores, dp, sums, shape, qkv.dtype());
+        let hidden = firsts.as_ref().map(|firsts| hidden(firsts, &queries, d));
+        let (p, ds) = softmax::backward((scores, dp), sums, shape, hidden, qkv.dtype());
         dv = Some(add_until(dv, products::matmul_f32(p.swap_dims(1, 2), dy)));
         dk = Some(add_until(dk, products::matmul_f32(ds.clone().swap_dims(1, 2), q)));
         dqs.push(ds.matmul(k).reshape([d.b, d.heads, n, d.d]).swap_dims(1, 2));
@@ -98,6 +115,28 @@ pub(super) fn backward(dy: Tensor<3>, qkv: &Tensor<3>, sums: Tensor<3>, d: Dims)
         g.reshape([d.b, d.groups, d.s, d.d]).swap_dims(1, 2).reshape([d.b, d.s, d.groups * d.d])
     });
     Tensor::cat(vec![dq, dk, dv], 2)
+}
+
+/// The first key that each query sees, `[b, s]`.
+fn firsts(documents: &Documents, d: Dims, on: &Tensor<3>) -> Tensor<2, Int> {
+    let firsts: Vec<i32> = documents.firsts().map(|first| first as i32).collect();
+    assert_eq!(firsts.len(), d.b * d.s, "documents of another micro-batch");
+    Tensor::from_data(TensorData::new(firsts, [d.b, d.s]), &on.device())
+}
+
+/// Which keys a block's queries do not see, `[n, share·r, keys]`: those before `firsts`, and those
+/// after the query.
+fn hidden(firsts: &Tensor<2, Int>, queries: &Range<usize>, d: Dims) -> Tensor<3, Bool> {
+    let (rows, keys) = (queries.len(), queries.end);
+    let device = firsts.device();
+    let all = [d.b, d.heads, rows, keys];
+    let first = firsts.clone().narrow(1, queries.start, rows).reshape([d.b, 1, rows, 1]);
+    let query = Tensor::<1, Int>::arange(queries.start as i64..queries.end as i64, &device);
+    let query = query.reshape([1, 1, rows, 1]).expand(all);
+    let key = Tensor::<1, Int>::arange(0..keys as i64, &device).reshape([1, 1, 1, keys]);
+    let key = key.expand(all);
+    let hidden = key.clone().lower(first.expand(all)).bool_or(key.greater(query));
+    hidden.reshape([d.b * d.groups, d.heads / d.groups * rows, keys])
 }
 
 fn softmax_shape(queries: &Range<usize>, d: Dims) -> softmax::Rows {

@@ -1,6 +1,6 @@
 //! The causal softmax of a block of scores, and its pullback: one kernel each on GPUs.
 
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{Bool, DType, Int, Tensor};
 
 #[cfg(feature = "cube")]
 use crate::{cube, split::ops::on_gpu};
@@ -18,14 +18,20 @@ pub(super) struct Rows {
 }
 
 /// Probabilities in `dtype`, of the shape of the fp32 `scores: [n, rows, keys]`, zero where a key
-/// lies after its query, and the fp32 logarithm of each row's sum of exponentials, `[n, rows]`.
-pub(super) fn forward(scores: Tensor<3>, rows: Rows, dtype: DType) -> (Tensor<3>, Tensor<2>) {
+/// lies after its query or is `hidden`, which has the shape of the scores and says it of all keys;
+/// and the fp32 logarithm of each row's sum of exponentials, `[n, rows]`.
+pub(super) fn forward(
+    scores: Tensor<3>,
+    rows: Rows,
+    hidden: Option<Tensor<3, Bool>>,
+    dtype: DType,
+) -> (Tensor<3>, Tensor<2>) {
     #[cfg(feature = "cube")]
-    if on_gpu(&scores) {
+    if hidden.is_none() && on_gpu(&scores) {
         return cube::causal_softmax(scores, rows.first, rows.queries, rows.scale, dtype);
     }
-    let future = future(&scores, rows);
-    let scores = (scores * rows.scale).mask_fill(future, f32::NEG_INFINITY);
+    let hidden = hidden.unwrap_or_else(|| future(&scores, rows));
+    let scores = (scores * rows.scale).mask_fill(hidden, f32::NEG_INFINITY);
     let top = scores.clone().max_dim(2);
     let e = (scores - top.clone()).exp();
     let sum = e.clone().sum_dim(2);
@@ -35,14 +41,14 @@ pub(super) fn forward(scores: Tensor<3>, rows: Rows, dtype: DType) -> (Tensor<3>
 /// The probabilities again, and the gradient of the unscaled scores, both in `dtype`: p and
 /// p·(dp − Σ p·dp)·scale, from scores and `dp` in fp32, of one shape, and the rows' `sums`.
 pub(super) fn backward(
-    scores: Tensor<3>,
-    dp: Tensor<3>,
+    (scores, dp): (Tensor<3>, Tensor<3>),
     sums: Tensor<2>,
     rows: Rows,
+    hidden: Option<Tensor<3, Bool>>,
     dtype: DType,
 ) -> (Tensor<3>, Tensor<3>) {
     #[cfg(feature = "cube")]
-    if on_gpu(&scores) {
+    if hidden.is_none() && on_gpu(&scores) {
         return cube::causal_softmax_backward(
             scores,
             dp,
@@ -53,8 +59,8 @@ pub(super) fn backward(
             dtype,
         );
     }
-    let future = future(&scores, rows);
-    let p = (scores * rows.scale - sums.unsqueeze_dim(2)).exp().mask_fill(future, 0.0);
+    let hidden = hidden.unwrap_or_else(|| future(&scores, rows));
+    let p = (scores * rows.scale - sums.unsqueeze_dim(2)).exp().mask_fill(hidden, 0.0);
     let mean = (p.clone() * dp.clone()).sum_dim(2);
     let ds = (dp - mean) * p.clone() * rows.scale;
     (p.cast(dtype), ds.cast(dtype))

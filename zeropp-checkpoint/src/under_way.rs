@@ -4,39 +4,60 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use zeropp_zero3::checkpoint::{CheckpointError, Plateau};
+use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::writer::Report;
+use crate::error::CheckpointError;
+use crate::manifest::Plateau;
+use crate::written::WrittenState;
 
 /// What is to be saved.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Save {
+pub struct Save {
     /// Steps behind it.
-    pub(crate) step: u64,
+    pub step: u64,
     /// Updates behind it.
-    pub(crate) updates: u64,
+    pub updates: u64,
     /// Whether older checkpoints go for it.
-    pub(crate) rotates: bool,
+    pub rotates: bool,
     /// The validation loss, if it was measured.
-    pub(crate) loss: Option<f64>,
+    pub loss: Option<f64>,
     /// Step of the lowest validation loss so far, whose checkpoint stays.
-    pub(crate) best: Option<u64>,
+    pub best: Option<u64>,
     /// How validation losses have gone so far.
-    pub(crate) plateau: Option<Plateau>,
+    pub plateau: Option<Plateau>,
+}
+
+/// What a rank's writer has to say in the end.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// World rank.
+    pub rank: usize,
+    /// What it wrote, if this rank is to write anything; or why it could not.
+    pub written: Result<Option<WrittenState>, String>,
+    /// Seconds of CPU that it took.
+    pub cpu_s: f64,
 }
 
 /// How a save ended.
-pub(crate) struct Outcome {
-    pub(crate) step: u64,
+pub struct Outcome {
+    /// Steps behind it.
+    pub step: u64,
     /// Whether the checkpoint is complete.
-    pub(crate) result: Result<(), CheckpointError>,
+    pub result: Result<(), CheckpointError>,
     /// What could not be removed.
-    pub(crate) left: Vec<CheckpointError>,
+    pub left: Vec<CheckpointError>,
+}
+
+impl Outcome {
+    /// Whether the run ends with it: it has failed, and has to be there or there is no other one.
+    pub fn is_fatal(&self, must: bool, has_any: impl FnOnce() -> bool) -> bool {
+        self.result.is_err() && (must || !has_any())
+    }
 }
 
 /// Who waits for a save whose files are all written, so that only its name is missing.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Completing {
+pub enum Completing {
     /// The end of a step, after which the next save is due.
     AtStepEnd,
     /// Ranks that are about to go on from the newest checkpoint.
@@ -55,11 +76,11 @@ impl Completing {
 
 /// What the saves of a run came to; rank 0's process knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct SaveTotals {
+pub struct SaveTotals {
     /// Checkpoints that are complete.
-    pub(crate) saves: u64,
+    pub saves: u64,
     /// Seconds of CPU of all writers.
-    pub(crate) cpu_s: f64,
+    pub cpu_s: f64,
 }
 
 struct State {
@@ -72,26 +93,26 @@ struct State {
 
 /// The save under way, if there is one.
 #[derive(Default)]
-pub(crate) struct UnderWay {
+pub struct UnderWay {
     state: Mutex<Option<State>>,
     ended: Condvar,
 }
 
 impl UnderWay {
     /// Begins a save. There is no other.
-    pub(crate) fn begin(&self, save: Save) {
+    pub fn begin(&self, save: Save) {
         let state = State { save, reports: BTreeMap::new(), completing: false, outcome: None };
         let before = self.state.lock().replace(state);
         debug_assert!(before.is_none(), "a save is begun once the one before has ended");
     }
 
     /// The step of the save that has begun and whose outcome nobody has taken.
-    pub(crate) fn step(&self) -> Option<u64> {
+    pub fn step(&self) -> Option<u64> {
         self.state.lock().as_ref().map(|state| state.save.step)
     }
 
     /// Notes a rank's report; where it is the last of `world` ranks, the save and all reports.
-    pub(crate) fn note(&self, report: Report, world: usize) -> Option<(Save, Vec<Report>)> {
+    pub fn note(&self, report: Report, world: usize) -> Option<(Save, Vec<Report>)> {
         let mut state = self.state.lock();
         let state = state.as_mut()?;
         state.reports.insert(report.rank, report);
@@ -102,7 +123,7 @@ impl UnderWay {
     }
 
     /// Notes how the save ended.
-    pub(crate) fn end(&self, outcome: Outcome) {
+    pub fn end(&self, outcome: Outcome) {
         if let Some(state) = &mut *self.state.lock() {
             state.outcome = Some(outcome);
         }
@@ -110,12 +131,12 @@ impl UnderWay {
     }
 
     /// How the save ended, once: it is not under way any more.
-    pub(crate) fn take(&self) -> Option<Outcome> {
+    pub fn take(&self) -> Option<Outcome> {
         take(&mut self.state.lock())
     }
 
     /// Waits a little for a save of which all ranks have written their parts.
-    pub(crate) fn await_completion(&self, who: Completing) {
+    pub fn await_completion(&self, who: Completing) {
         let going = |state: &mut Option<State>| {
             state.as_ref().is_some_and(|s| s.completing && s.outcome.is_none())
         };
@@ -123,7 +144,7 @@ impl UnderWay {
     }
 
     /// Waits up to `limit` for the end of the save under way, if there is one.
-    pub(crate) fn wait(&self, limit: Duration) -> Option<Outcome> {
+    pub fn wait(&self, limit: Duration) -> Option<Outcome> {
         let mut state = self.state.lock();
         let going = |state: &mut Option<State>| state.as_ref().is_some_and(|s| s.outcome.is_none());
         self.ended.wait_while_for(&mut state, going, limit);

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use zeropp_core::data::Fingerprint;
+use zeropp_data::tokens::Fingerprint;
 
-use super::error::{Checked, damaged};
+use crate::error::{Checked, damaged};
 
 /// Name of the file that makes a folder a checkpoint.
-pub(super) const MANIFEST: &str = "manifest.json";
+pub(crate) const MANIFEST: &str = "manifest.json";
 /// The format's name and version, as this build writes it.
 const FORMAT: &str = "zeropp-training-state";
 const VERSION: u32 = 1;
@@ -40,6 +40,9 @@ pub struct Manifest {
     /// reads back to the same bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     validation_loss: Option<String>,
+    /// Where the parameters are that the run did not train, where there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Base>,
     /// The lowest validation loss of the run so far, as text, and how many came since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     plateau: Option<(String, u64)>,
@@ -47,6 +50,16 @@ pub struct Manifest {
     pub files: BTreeMap<String, FileRecord>,
     /// Every parameter by name.
     pub parameters: BTreeMap<String, Parameter>,
+}
+
+/// Where the parameters are that a run did not train, and no checkpoint of it has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Base {
+    /// The weights that the run began with; none where these are the seed's or the program's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// What tells them from others.
+    pub fingerprint: String,
 }
 
 /// What a file must be.
@@ -115,6 +128,7 @@ impl Manifest {
             settings,
             data: None,
             validation_loss: None,
+            base: None,
             plateau: None,
             files: BTreeMap::new(),
             parameters: BTreeMap::new(),
@@ -127,7 +141,7 @@ impl Manifest {
     }
 
     /// Keeps the validation loss after the step.
-    pub fn set_validation_loss(&mut self, loss: Option<f64>) {
+    pub(crate) fn set_validation_loss(&mut self, loss: Option<f64>) {
         self.validation_loss = loss.map(|loss| loss.to_string());
     }
 
@@ -139,17 +153,17 @@ impl Manifest {
     }
 
     /// Keeps how the run's validation loss has gone.
-    pub fn set_plateau(&mut self, plateau: Option<Plateau>) {
+    pub(crate) fn set_plateau(&mut self, plateau: Option<Plateau>) {
         self.plateau = plateau.map(|Plateau { lowest, since }| (lowest.to_string(), since));
     }
 
     /// Puts every parameter's pieces in order, once all are entered.
-    pub fn sort_pieces(&mut self) {
+    pub(crate) fn sort_pieces(&mut self) {
         self.parameters.values_mut().for_each(|p| p.pieces.sort_unstable());
     }
 
     /// The file's content.
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let text = serde_json::to_string_pretty(self).expect("names and numbers");
         let body = format!("{}\n", text.strip_prefix("{\n").expect("a JSON object"));
         let digest = blake3::hash(body.as_bytes()).to_hex();
@@ -161,7 +175,7 @@ impl Manifest {
     /// # Errors
     /// Any byte that differs; a version this build does not know; pieces that do not make up
     /// their parameters. `path` is for the message.
-    pub(super) fn from_bytes(bytes: &[u8], path: &Path) -> Checked<Manifest> {
+    pub(crate) fn from_bytes(bytes: &[u8], path: &Path) -> Checked<Manifest> {
         let body = protected(bytes)
             .ok_or_else(|| damaged(path, "its content does not match the digest at its top"))?;
         let text = ["{\n".as_bytes(), body].concat();

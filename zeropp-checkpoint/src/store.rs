@@ -1,11 +1,13 @@
 //! The folder of a run's checkpoints: which are complete, how one comes to be, which may go.
 
-use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::error::{Checked, CheckpointError, io};
-use super::manifest::{MANIFEST, Manifest};
+use crate::disk::{self, Disk, Entry, Found, Lock, System, is_file};
+use crate::error::{Checked, CheckpointError, io};
+use crate::manifest::{MANIFEST, Manifest};
+use crate::open::Checkpoint;
 
 const LOCK: &str = ".lock";
 /// What hidden folders begin with: checkpoints that are being written or removed.
@@ -14,19 +16,38 @@ const HIDDEN: &str = ".step-";
 /// A folder of checkpoints.
 #[derive(Clone, Debug)]
 pub struct Store {
+    disk: Arc<dyn Disk>,
     folder: PathBuf,
 }
 
 /// Keeps other runs from writing into the folder while it lives.
 #[derive(Debug)]
 pub struct StoreLock {
-    _file: File,
+    _file: Box<dyn Lock>,
 }
 
 impl Store {
     /// The checkpoints in `folder`, which need not be there yet.
     pub fn new(folder: impl Into<PathBuf>) -> Store {
-        Store { folder: folder.into() }
+        Self::on(Arc::new(System), folder)
+    }
+
+    /// The same on a file system of one's own.
+    pub fn on(disk: Arc<dyn Disk>, folder: impl Into<PathBuf>) -> Store {
+        Store { disk, folder: folder.into() }
+    }
+
+    /// The file system.
+    pub fn disk(&self) -> &dyn Disk {
+        &*self.disk
+    }
+
+    /// The checkpoint after `step` steps, of which nothing but the manifest is read.
+    ///
+    /// # Errors
+    /// A manifest that is missing, cannot be read or is not what was written.
+    pub fn open(&self, step: u64) -> Checked<Checkpoint> {
+        Checkpoint::open_on(self.disk.clone(), &self.path(step))
     }
 
     /// The folder.
@@ -41,19 +62,18 @@ impl Store {
 
     /// Steps of all folders named like a checkpoint, in order, and whether each is complete.
     fn named(&self) -> Checked<Vec<(u64, bool)>> {
-        let entries = match fs::read_dir(&self.folder) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        let entries = match self.disk.list(&self.folder) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.map_err(|e| {
                 self.unusable(format!("cannot be read ({e}); name a folder you may read"))
             })?,
         };
         let mut found = Vec::new();
-        for entry in entries {
-            let name = entry.map_err(io("read", &self.folder))?.file_name();
+        for Entry { name, .. } in entries {
             let step = name.to_str().and_then(|n| n.strip_prefix("step-")?.parse().ok());
             // Only the very name that a save gives: not `step-7`, nor `step-+00007`.
             if let Some(step) = step.filter(|s| self.path(*s).ends_with(&name)) {
-                found.push((step, self.path(step).join(MANIFEST).is_file()));
+                found.push((step, is_file(&*self.disk, &self.path(step).join(MANIFEST))));
             }
         }
         found.sort_unstable();
@@ -68,12 +88,13 @@ impl Store {
         Ok(self.named()?.into_iter().filter_map(|(step, whole)| whole.then_some(step)).collect())
     }
 
-    /// Whether nothing was ever saved here: there is no folder named like a checkpoint.
+    /// Steps of all folders named like a checkpoint, in order: of those, too, that have lost their
+    /// manifest, since a save gives a folder its name when it is whole.
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn is_unused(&self) -> Checked<bool> {
-        Ok(self.named()?.is_empty())
+    pub(crate) fn named_steps(&self) -> Checked<Vec<u64>> {
+        Ok(self.named()?.into_iter().map(|(step, _)| step).collect())
     }
 
     /// Names of the folders of saves that were begun and neither completed nor cleaned up.
@@ -81,11 +102,11 @@ impl Store {
     /// # Errors
     /// The folder cannot be read.
     pub fn half_written(&self) -> Checked<Vec<String>> {
-        let entries = match fs::read_dir(&self.folder) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        let entries = match self.disk.list(&self.folder) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries.map_err(io("read", &self.folder))?,
         };
-        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let names = entries.into_iter().filter_map(|entry| entry.name.into_string().ok());
         let mut names: Vec<_> =
             names.filter(|name| name.starts_with(HIDDEN) && name.ends_with(".tmp")).collect();
         names.sort();
@@ -103,7 +124,9 @@ impl Store {
         }
         let passed_over = match named.last() {
             Some((step, _)) => format!(" (step-{step:06} has no {MANIFEST})"),
-            None if !self.folder.is_dir() => " (there is no such folder)".into(),
+            None if !matches!(self.disk.look(&self.folder), Ok(Found::Folder)) => {
+                " (there is no such folder)".into()
+            }
             None => String::new(),
         };
         Err(CheckpointError::NotFound { folder: self.folder.clone(), passed_over })
@@ -114,20 +137,15 @@ impl Store {
     /// # Errors
     /// One is.
     pub fn check_free(&self) -> Checked<()> {
-        match File::open(self.folder.join(LOCK)) {
-            Ok(file) => self.take(&file),
+        match self.disk.lock(&self.folder.join(LOCK), false) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => Err(self.taken()),
             // No lock, no run; other errors come up when the folder is used.
-            Err(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 
-    fn take(&self, file: &File) -> Checked<()> {
-        // File systems that cannot lock are used without.
-        if let Err(TryLockError::WouldBlock) = file.try_lock() {
-            let problem = "another run is saving there; end it, or name another folder".into();
-            return Err(self.unusable(problem));
-        }
-        Ok(())
+    fn taken(&self) -> CheckpointError {
+        self.unusable("another run is saving there; end it, or name another folder".into())
     }
 
     fn unusable(&self, problem: String) -> CheckpointError {
@@ -140,37 +158,31 @@ impl Store {
     /// # Errors
     /// Another run is at it; the folder cannot be written.
     pub fn lock(&self) -> Checked<(StoreLock, Vec<CheckpointError>)> {
-        let refused = |e| {
-            let problem = format!("cannot be written ({e}); choose a folder you may write to");
-            self.unusable(problem)
+        let refused = |e: std::io::Error| match e.kind() {
+            ErrorKind::WouldBlock => self.taken(),
+            _ => {
+                self.unusable(format!("cannot be written ({e}); choose a folder you may write to"))
+            }
         };
-        fs::create_dir_all(&self.folder).map_err(refused)?;
-        let path = self.folder.join(LOCK);
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
-            .map_err(refused)?;
-        self.take(&file)?;
+        disk::create_folders(&*self.disk, &self.folder).map_err(refused)?;
+        let file = self.disk.lock(&self.folder.join(LOCK), true).map_err(refused)?;
         Ok((StoreLock { _file: file }, self.clean()))
     }
 
     /// Removes what is half-written or half-removed. It is in nobody's way: what cannot be removed
     /// is returned, to be told of.
     pub fn clean(&self) -> Vec<CheckpointError> {
-        let entries = match fs::read_dir(&self.folder).map_err(io("read", &self.folder)) {
+        let entries = match self.disk.list(&self.folder).map_err(io("read", &self.folder)) {
             Ok(entries) => entries,
             Err(problem) => return vec![problem],
         };
-        let hidden = entries
-            .filter_map(Result::ok)
-            .filter(|entry| entry.file_name().to_string_lossy().starts_with(HIDDEN));
-        let remove = |entry: fs::DirEntry| {
-            let path = entry.path();
-            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            let removed =
-                if is_folder { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        let hidden = entries.into_iter().filter(|e| e.name.to_string_lossy().starts_with(HIDDEN));
+        let remove = |Entry { name, is_folder }: Entry| {
+            let path = self.folder.join(name);
+            let removed = match is_folder {
+                true => self.disk.remove_folder(&path),
+                false => self.disk.remove_file(&path),
+            };
             removed.map_err(io("remove", &path)).err()
         };
         hidden.filter_map(remove).collect()
@@ -182,11 +194,21 @@ impl Store {
     /// # Errors
     /// The file system's.
     pub fn begin(&self, step: u64, run: &str) -> Checked<PathBuf> {
-        let staging = self.folder.join(format!("{HIDDEN}{step:06}.{run}.tmp"));
-        match fs::create_dir(&staging) {
+        let staging = self.staging(step, run);
+        match self.disk.create_folder(&staging) {
             Err(e) if e.kind() != ErrorKind::AlreadyExists => Err(io("create", &staging)(e)),
             _ => Ok(staging),
         }
+    }
+
+    fn staging(&self, step: u64, run: &str) -> PathBuf {
+        self.folder.join(format!("{HIDDEN}{step:06}.{run}.tmp"))
+    }
+
+    /// Gives up what [`begin`](Self::begin) has begun. What cannot be removed is hidden, and the
+    /// next run tries again.
+    pub(crate) fn give_up(&self, step: u64, run: &str) {
+        let _ = self.disk.remove_folder(&self.staging(step, run));
     }
 
     /// A hidden path that nothing has: an earlier one may be there still, if it cannot be removed.
@@ -195,32 +217,49 @@ impl Store {
             let number = if n == 0 { String::new() } else { format!("{n}.") };
             self.folder.join(format!("{HIDDEN}{step:06}.{number}{ending}"))
         };
-        let free = |path: &PathBuf| path.symlink_metadata().is_err();
+        let free = |path: &PathBuf| !self.disk.is_taken(path);
         (0..).map(path).find(free).expect("there are more numbers than folders")
     }
 
-    /// Turns the staging folder, whose files are all written and flushed, into the checkpoint:
-    /// writes the manifest, flushes, gives the folder its name and flushes that.
+    /// Makes the staging folder whole, whose files are all written and flushed: writes the manifest
+    /// and flushes. It is no checkpoint before it is [published](Self::publish).
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn prepare(&self, staging: &Path, manifest: &Manifest) -> Checked<()> {
+        let path = staging.join(MANIFEST);
+        let mut file = self.disk.create_file(&path).map_err(io("create", &path))?;
+        file.write_all(&manifest.to_bytes()).map_err(io("write", &path))?;
+        file.sync().map_err(io("write", &path))?;
+        self.sync(staging)
+    }
+
+    /// Turns the staging folder, which is prepared, into the checkpoint of `step`: gives it its
+    /// name and flushes that.
     ///
     /// # Errors
     /// The file system's; then there is no such checkpoint, or it is complete.
-    pub fn commit(&self, staging: &Path, manifest: &Manifest) -> Checked<PathBuf> {
-        let path = staging.join(MANIFEST);
-        let mut file = File::create_new(&path).map_err(io("create", &path))?;
-        file.write_all(&manifest.to_bytes()).map_err(io("write", &path))?;
-        file.sync_all().map_err(io("write", &path))?;
-        sync_folder(staging)?;
-
-        let named = self.path(manifest.step);
-        if named.exists() {
-            // Not complete, or it would have been set aside: it is in the way.
-            let hidden = self.hide(manifest.step)?;
-            // Where it cannot be removed now, the next run tries again.
-            let _ = fs::remove_dir_all(hidden);
+    pub fn publish(&self, staging: &Path, step: u64) -> Checked<PathBuf> {
+        let named = self.path(step);
+        if is_file(&*self.disk, &named.join(MANIFEST)) {
+            // The state of this step is there already, and it may be all there is: nothing takes
+            // its name away, not even for a moment.
+            let _ = self.disk.remove_folder(staging);
+            return Ok(named);
         }
-        fs::rename(staging, &named).map_err(io("rename", staging))?;
-        sync_folder(&self.folder)?;
+        if self.disk.is_taken(&named) {
+            // Not complete: it is in the way.
+            let hidden = self.hide(step)?;
+            // Where it cannot be removed now, the next run tries again.
+            let _ = self.disk.remove_folder(&hidden);
+        }
+        self.disk.rename(staging, &named).map_err(io("rename", staging))?;
+        self.sync(&self.folder)?;
         Ok(named)
+    }
+
+    fn sync(&self, folder: &Path) -> Checked<()> {
+        self.disk.sync_folder(folder).map_err(io("flush", folder))
     }
 
     /// Removes complete checkpoints but for the newest `keep` and the one of step `best`, oldest
@@ -232,9 +271,11 @@ impl Store {
         };
         let old = steps.len().saturating_sub(keep.max(1));
         let discard = |step: &u64| {
-            // Hidden first, so that no half-removed one is ever taken for a checkpoint.
+            // Hidden first, and that for good, so that no half-removed one is ever taken for a
+            // checkpoint.
             let hidden = self.hide(*step)?;
-            fs::remove_dir_all(&hidden).map_err(io("remove", &hidden))
+            self.sync(&self.folder)?;
+            self.disk.remove_folder(&hidden).map_err(io("remove", &hidden))
         };
         let old = steps[..old].iter().filter(|step| best != Some(**step));
         old.filter_map(|step| discard(step).err()).collect()
@@ -243,7 +284,7 @@ impl Store {
     /// Gives the folder of `step` a name that no checkpoint has.
     fn hide(&self, step: u64) -> Checked<PathBuf> {
         let (named, hidden) = (self.path(step), self.unused(step, "old"));
-        fs::rename(&named, &hidden).map_err(io("rename", &named))?;
+        self.disk.rename(&named, &hidden).map_err(io("rename", &named))?;
         Ok(hidden)
     }
 
@@ -253,35 +294,35 @@ impl Store {
     /// # Errors
     /// The file system's.
     pub fn set_aside(&self, step: u64) -> Checked<Vec<PathBuf>> {
-        let newer = self.steps()?.into_iter().filter(|newer| *newer > step);
-        let aside = |newer: u64| {
-            let named = self.path(newer);
+        let newer = self.named_steps()?.into_iter().filter(|newer| *newer > step);
+        let newer: Vec<u64> = newer.collect();
+        let aside = |newer: &u64| {
+            let named = self.path(*newer);
             let path = |n: u32| named.with_extension(format!("aside-{n}"));
-            let free = |path: &PathBuf| path.symlink_metadata().is_err();
+            let free = |path: &PathBuf| !self.disk.is_taken(path);
             let path = (1..).map(path).find(free).expect("there are more numbers than folders");
-            fs::rename(&named, &path).map_err(io("rename", &named))?;
+            self.disk.rename(&named, &path).map_err(io("rename", &named))?;
             Ok(path)
         };
-        newer.map(aside).collect()
+        let aside = newer.iter().map(aside).collect::<Checked<Vec<PathBuf>>>()?;
+        if !aside.is_empty() {
+            // They would be back after a crash, and be taken for the newest.
+            self.sync(&self.folder)?;
+        }
+        Ok(aside)
     }
-}
-
-/// Makes names in a folder durable. Windows has no such operation.
-fn sync_folder(path: &Path) -> Checked<()> {
-    if cfg!(windows) {
-        return Ok(());
-    }
-    File::open(path).and_then(|f| f.sync_all()).map_err(io("flush", path))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+    use std::fs;
 
     fn save(store: &Store, step: u64) {
         let staging = store.begin(step, "a").unwrap();
-        let at = store.commit(&staging, &Manifest::new(step, step, 256, BTreeMap::new())).unwrap();
+        store.prepare(&staging, &Manifest::new(step, step, 256, BTreeMap::new())).unwrap();
+        let at = store.publish(&staging, step).unwrap();
         assert_eq!(at, store.path(step));
     }
 
@@ -369,5 +410,8 @@ mod tests {
             assert_eq!(store.steps().unwrap(), [5]);
         }
         assert!(dir.path().join("step-000010.aside-2").exists());
+        // What is left of one that was damaged is not replaced by the next save either.
+        fs::create_dir(store.path(20)).unwrap();
+        assert_eq!(store.set_aside(5).unwrap(), [dir.path().join("step-000020.aside-1")]);
     }
 }

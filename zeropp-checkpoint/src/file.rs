@@ -1,15 +1,15 @@
 //! One rank's safetensors file: written element by element with its digest, read by ranges.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{BufWriter, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use super::error::{Checked, CheckpointError, damaged, io, unreadable};
-use super::manifest::FileRecord;
+use crate::disk::{Disk, Found, ReadFile, WriteFile};
+use crate::error::{Checked, CheckpointError, damaged, io, unreadable};
+use crate::manifest::FileRecord;
 
 /// Bytes of the header's length at the start of the file.
 const PREFIX_BYTES: u64 = 8;
@@ -22,16 +22,16 @@ pub const WRITER_BYTES: u64 = 2 * CHUNK_BYTES as u64;
 
 /// What the names of tensors of parameters begin with; those of what an optimizer keeps of them
 /// begin with its names for it.
-pub(super) const PARAMETER: &str = "parameter";
+pub const PARAMETER: &str = "parameter";
 
 /// Name of the tensor that has what is called `kept` of the parameter `name`.
-pub(super) fn tensor_name(kept: &str, name: &str) -> String {
+pub fn tensor_name(kept: &str, name: &str) -> String {
     format!("{kept}/{name}")
 }
 
 /// Counts and digests what passes.
 struct Digesting {
-    file: File,
+    file: Box<dyn WriteFile>,
     hasher: blake3::Hasher,
     bytes: u64,
 }
@@ -50,14 +50,21 @@ impl Write for Digesting {
 }
 
 /// A file being written: first all names and lengths, then the elements in the same order.
-pub(super) struct StateWriter<'a> {
+pub struct StateWriter<'a> {
     path: &'a Path,
     out: BufWriter<Digesting>,
 }
 
 impl<'a> StateWriter<'a> {
     /// Creates the file and writes its header for flat f32 tensors of these names and lengths.
-    pub(super) fn create(path: &'a Path, tensors: &[(String, usize)]) -> Checked<Self> {
+    ///
+    /// # Errors
+    /// The file system's; there is such a file.
+    pub fn create(
+        disk: &dyn Disk,
+        path: &'a Path,
+        tensors: &[(String, usize)],
+    ) -> Checked<StateWriter<'a>> {
         let mut end = 0;
         let infos = tensors
             .iter()
@@ -73,7 +80,7 @@ impl<'a> StateWriter<'a> {
         let mut header = serde_json::to_vec(&metadata).expect("names and numbers");
         header.resize(header.len().next_multiple_of(8), b' ');
 
-        let file = File::create_new(path).map_err(io("create", path))?;
+        let file = disk.create_file(path).map_err(io("create", path))?;
         let inner = Digesting { file, hasher: blake3::Hasher::new(), bytes: 0 };
         let mut writer = Self { path, out: BufWriter::with_capacity(CHUNK_BYTES, inner) };
         writer.bytes(&(header.len() as u64).to_le_bytes())?;
@@ -82,7 +89,10 @@ impl<'a> StateWriter<'a> {
     }
 
     /// Writes the next elements.
-    pub(super) fn values(&mut self, values: &[f32]) -> Checked<()> {
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn values(&mut self, values: &[f32]) -> Checked<()> {
         let mut buffer = Vec::with_capacity(CHUNK_BYTES.min(values.len() * 4));
         for chunk in values.chunks(CHUNK_BYTES / 4) {
             buffer.clear();
@@ -97,7 +107,10 @@ impl<'a> StateWriter<'a> {
     }
 
     /// Gives the system what is left in the buffer: no element is needed any more.
-    pub(super) fn finish(self) -> Checked<WrittenFile> {
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn finish(self) -> Checked<WrittenFile> {
         match self.out.into_inner() {
             Ok(inner) => Ok(WrittenFile { path: self.path.to_path_buf(), inner }),
             Err(e) => Err(io("write", self.path)(e.into_error())),
@@ -106,30 +119,30 @@ impl<'a> StateWriter<'a> {
 }
 
 /// A file that is written and not yet durable.
-pub(super) struct WrittenFile {
+pub struct WrittenFile {
     path: PathBuf,
     inner: Digesting,
 }
 
 impl WrittenFile {
     /// Makes the file durable.
-    pub(super) fn sync(self) -> Checked<FileRecord> {
-        let WrittenFile { path, inner } = self;
-        inner.file.sync_all().map_err(io("write", &path))?;
+    pub(crate) fn sync(self) -> Checked<FileRecord> {
+        let WrittenFile { path, mut inner } = self;
+        inner.file.sync().map_err(io("write", &path))?;
         let blake3 = inner.hasher.finalize().to_hex().to_string();
         Ok(FileRecord { bytes: inner.bytes, blake3 })
     }
 }
 
 /// Where a file's tensors are: first byte in the file and number of elements, by name.
-pub(super) type Places = BTreeMap<String, (u64, usize)>;
+pub(crate) type Places = BTreeMap<String, (u64, usize)>;
 
 /// A file being read. Every byte that is read for the first time goes into its digest, if this
 /// reader is the one that checks it; read in the order it was written, the file is read once.
-pub(super) struct StateReader<'a> {
+pub(crate) struct StateReader<'a> {
     path: PathBuf,
     record: &'a FileRecord,
-    file: File,
+    file: Box<dyn ReadFile>,
     places: Places,
     digest: Option<Digest>,
 }
@@ -153,7 +166,7 @@ impl Digest {
     }
 
     /// Reads and takes all up to byte `end`.
-    fn advance(&mut self, file: &mut File, end: u64) -> std::io::Result<()> {
+    fn advance(&mut self, file: &mut dyn ReadFile, end: u64) -> std::io::Result<()> {
         if self.upto >= end {
             return Ok(());
         }
@@ -171,9 +184,14 @@ impl Digest {
 impl<'a> StateReader<'a> {
     /// Opens a file that is to be as `record` says and reads its header; `checks` if this reader is
     /// to compare the digest.
-    pub(super) fn open(path: PathBuf, record: &'a FileRecord, checks: bool) -> Checked<Self> {
-        check_size(&path, record)?;
-        let file = File::open(&path).map_err(unreadable(&path))?;
+    pub(crate) fn open(
+        disk: &dyn Disk,
+        path: PathBuf,
+        record: &'a FileRecord,
+        checks: bool,
+    ) -> Checked<Self> {
+        check_size(disk, &path, record)?;
+        let file = disk.open(&path).map_err(unreadable(&path))?;
         let digest = checks.then(Digest::default);
         let mut reader = Self { path, record, file, places: Places::new(), digest };
         let prefix = reader.bytes(0, PREFIX_BYTES)?.try_into().expect("as many as asked for");
@@ -187,12 +205,12 @@ impl<'a> StateReader<'a> {
     }
 
     /// Its tensors.
-    pub(super) fn places(&self) -> &Places {
+    pub(crate) fn places(&self) -> &Places {
         &self.places
     }
 
     /// Reads elements from byte `start` of the file on.
-    pub(super) fn values(&mut self, start: u64, out: &mut [f32]) -> Checked<()> {
+    pub(crate) fn values(&mut self, start: u64, out: &mut [f32]) -> Checked<()> {
         let mut at = start;
         for chunk in out.chunks_mut(CHUNK_BYTES / 4) {
             let bytes = self.bytes(at, 4 * chunk.len() as u64)?;
@@ -208,7 +226,7 @@ impl<'a> StateReader<'a> {
         let mut bytes = vec![0; len as usize];
         let mut read = || {
             if let Some(digest) = &mut self.digest {
-                digest.advance(&mut self.file, at)?;
+                digest.advance(&mut *self.file, at)?;
             }
             self.file.seek(SeekFrom::Start(at))?;
             self.file.read_exact(&mut bytes)
@@ -221,23 +239,26 @@ impl<'a> StateReader<'a> {
     }
 
     /// Reads what is left, if this reader is the one that checks, and compares the digest.
-    pub(super) fn finish(mut self) -> Checked<()> {
+    pub(crate) fn finish(mut self) -> Checked<()> {
         let Some(digest) = &mut self.digest else { return Ok(()) };
-        digest.advance(&mut self.file, self.record.bytes).map_err(unreadable(&self.path))?;
+        digest.advance(&mut *self.file, self.record.bytes).map_err(unreadable(&self.path))?;
         match digest.hasher.finalize().to_hex().as_str() == self.record.blake3 {
             true => Ok(()),
             false => Err(self.damaged("its content does not match its digest in the manifest")),
         }
     }
 
-    pub(super) fn damaged(&self, problem: impl Into<String>) -> CheckpointError {
+    pub(crate) fn damaged(&self, problem: impl Into<String>) -> CheckpointError {
         damaged(&self.path, problem)
     }
 }
 
 /// Checks that the file is there and as long as it was.
-pub(super) fn check_size(path: &Path, record: &FileRecord) -> Checked<()> {
-    let size = std::fs::metadata(path).map_err(unreadable(path))?.len();
+pub(crate) fn check_size(disk: &dyn Disk, path: &Path, record: &FileRecord) -> Checked<()> {
+    let size = match disk.look(path).map_err(unreadable(path))? {
+        Found::File(bytes) => bytes,
+        Found::Folder => return Err(damaged(path, "it is a folder")),
+    };
     match size == record.bytes && size >= PREFIX_BYTES {
         true => Ok(()),
         false => Err(damaged(path, format!("{size} bytes instead of {}", record.bytes))),

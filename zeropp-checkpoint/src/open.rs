@@ -2,20 +2,25 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::error::{Checked, CheckpointError, unreadable};
-use super::file::{PARAMETER, StateReader, check_size, tensor_name};
-use super::manifest::{MANIFEST, Manifest, Parameter};
-use crate::rule::EMA;
+use crate::disk::{Disk, System};
+use crate::error::{Checked, CheckpointError, unreadable};
+use crate::file::{PARAMETER, StateReader, check_size, tensor_name};
+use crate::manifest::{MANIFEST, Manifest, Parameter};
+
+/// The name of the running mean of a parameter, among what an optimizer keeps of it.
+pub const EMA: &str = "ema";
 
 /// A complete checkpoint. Its files are checked as they are read: each by the first reader of this
 /// process that opens it.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
+    disk: Arc<dyn Disk>,
     path: PathBuf,
     manifest: Manifest,
     /// Files that a reader of this process has taken on to check.
@@ -28,10 +33,16 @@ impl Checkpoint {
     /// # Errors
     /// A manifest that is missing, cannot be read or is not what was written.
     pub fn open(path: &Path) -> Checked<Checkpoint> {
+        Self::open_on(Arc::new(System), path)
+    }
+
+    pub(crate) fn open_on(disk: Arc<dyn Disk>, path: &Path) -> Checked<Checkpoint> {
         let manifest_path = path.join(MANIFEST);
-        let bytes = std::fs::read(&manifest_path).map_err(unreadable(&manifest_path))?;
+        let mut bytes = Vec::new();
+        let read = disk.open(&manifest_path).and_then(|mut file| file.read_to_end(&mut bytes));
+        read.map_err(unreadable(&manifest_path))?;
         let manifest = Manifest::from_bytes(&bytes, &manifest_path)?;
-        Ok(Checkpoint { path: path.to_path_buf(), manifest, checked: Arc::default() })
+        Ok(Checkpoint { disk, path: path.to_path_buf(), manifest, checked: Arc::default() })
     }
 
     /// Checks that every file is there and has its size, without reading any: what is missing or
@@ -41,7 +52,7 @@ impl Checkpoint {
     /// The first file that is not.
     pub fn check_sizes(&self) -> Checked<()> {
         let mut files = self.manifest.files.iter();
-        files.try_for_each(|(name, record)| check_size(&self.path.join(name), record))
+        files.try_for_each(|(name, record)| check_size(&*self.disk, &self.path.join(name), record))
     }
 
     /// The folder.
@@ -132,7 +143,8 @@ impl Checkpoint {
         all.then(|| ParameterReader(self.reader(), EMA))
     }
 
-    pub(super) fn reader(&self) -> Reader<'_> {
+    /// A reader of all that is in it.
+    pub fn reader(&self) -> Reader<'_> {
         let mut tensors: HashMap<&str, Vec<PieceInFile<'_>>> = HashMap::new();
         for (name, parameter) in &self.manifest.parameters {
             for piece in &parameter.pieces {
@@ -170,7 +182,7 @@ impl ParameterReader<'_> {
 }
 
 /// Reads ranges of parameters; keeps the files it needs open.
-pub(super) struct Reader<'a> {
+pub struct Reader<'a> {
     checkpoint: &'a Checkpoint,
     /// Every piece, by file.
     tensors: HashMap<&'a str, Vec<PieceInFile<'a>>>,
@@ -187,13 +199,13 @@ struct PieceInFile<'a> {
 impl<'a> Reader<'a> {
     /// Elements `offset..offset + out.len()` of what is called `kept` of the parameter. They may be
     /// wrong until [`finish`](Self::finish) has found that the files are what was written.
-    pub(super) fn read(
-        &mut self,
-        kept: &str,
-        name: &str,
-        offset: usize,
-        out: &mut [f32],
-    ) -> Checked<()> {
+    ///
+    /// # Errors
+    /// A file that cannot be read or is not what was written.
+    ///
+    /// # Panics
+    /// Panics for a name that is not in the manifest, and beyond the parameter's end.
+    pub fn read(&mut self, kept: &str, name: &str, offset: usize, out: &mut [f32]) -> Checked<()> {
         let parameter = &self.checkpoint.manifest.parameters[name];
         let end = offset + out.len();
         // Pieces are sorted and without gaps.
@@ -209,7 +221,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Whether the checkpoint has what is called `kept` of the parameter `name`.
-    pub(super) fn has(&self, kept: &str, name: &str) -> bool {
+    pub fn has(&self, kept: &str, name: &str) -> bool {
         let parameter = self.checkpoint.manifest.parameters.get(name);
         parameter.is_some_and(|p| p.kept.iter().any(|there| there == kept))
     }
@@ -218,9 +230,10 @@ impl<'a> Reader<'a> {
         match self.open.entry(name) {
             Entry::Occupied(open) => Ok(open.into_mut()),
             Entry::Vacant(closed) => {
-                let Checkpoint { path, manifest, checked } = self.checkpoint;
+                let Checkpoint { disk, path, manifest, checked } = self.checkpoint;
                 let checks = checked.lock().insert(name.to_owned());
-                let file = StateReader::open(path.join(name), &manifest.files[name], checks)?;
+                let file =
+                    StateReader::open(&**disk, path.join(name), &manifest.files[name], checks)?;
                 check_tensors(&file, self.tensors.get(name).map_or(&[][..], Vec::as_slice))?;
                 Ok(closed.insert(file))
             }
@@ -231,7 +244,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// The first file that is not what was written.
-    pub(super) fn finish(self) -> Checked<()> {
+    pub fn finish(self) -> Checked<()> {
         self.open.into_values().try_for_each(StateReader::finish)
     }
 }
@@ -257,10 +270,10 @@ fn check_tensors(file: &StateReader, pieces: &[PieceInFile<'_>]) -> Checked<()> 
 
 #[cfg(test)]
 mod tests {
-    use super::super::file::StateWriter;
-    use super::super::manifest::{Parameter, Piece};
-    use super::super::store::Store;
     use super::*;
+    use crate::file::StateWriter;
+    use crate::manifest::{Parameter, Piece};
+    use crate::store::Store;
 
     const ALL: [&str; 3] = [PARAMETER, "exp_avg", "exp_avg_sq"];
 
@@ -289,13 +302,14 @@ mod tests {
             }
             change(file, &mut tensors);
             let path = staging.join(file);
-            let mut writer = StateWriter::create(&path, &tensors).unwrap();
+            let mut writer = StateWriter::create(&System, &path, &tensors).unwrap();
             let n = tensors.iter().map(|t| t.1).sum();
             values.resize(n, 0.0);
             writer.values(&values).unwrap();
             manifest.files.insert(file.into(), writer.finish().unwrap().sync().unwrap());
         }
-        store.commit(&staging, &manifest).unwrap()
+        store.prepare(&staging, &manifest).unwrap();
+        store.publish(&staging, 3).unwrap()
     }
 
     fn refusal(change: impl Fn(&str, &mut Vec<(String, usize)>)) -> String {

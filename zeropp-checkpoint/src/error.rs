@@ -65,19 +65,19 @@ pub enum CheckpointError {
 }
 
 /// Result of an operation on checkpoints.
-pub(super) type Checked<T> = Result<T, CheckpointError>;
+pub type Checked<T> = Result<T, CheckpointError>;
 
 /// For `map_err`: the file system's error while doing `action` to `path`.
-pub(super) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     move |source| CheckpointError::Io { action, path: path.to_path_buf(), source }
 }
 
 /// For `map_err`: a file of a checkpoint cannot be read, which is as bad as a wrong byte in it.
-pub(super) fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
+pub(crate) fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     move |e| damaged(path, format!("it cannot be read ({e})"))
 }
 
-pub(super) fn damaged(path: &Path, problem: impl Into<String>) -> CheckpointError {
+pub(crate) fn damaged(path: &Path, problem: impl Into<String>) -> CheckpointError {
     CheckpointError::Damaged {
         path: path.to_path_buf(),
         problem: problem.into(),

@@ -1,0 +1,74 @@
+//! What follows a failure: whether a run, or its ranks, are started again.
+
+use std::collections::HashMap;
+
+/// How often a run may fail at the same place.
+pub const SAME_PLACE: u32 = 3;
+
+/// The failures of a run so far.
+#[derive(Clone, Debug)]
+pub struct Attempts {
+    max: u64,
+    made: u64,
+    failed: HashMap<Option<u64>, u32>,
+}
+
+/// What is to be done about a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// To start again.
+    Again,
+    /// Nothing: it has failed at this place [`SAME_PLACE`] times, so it would again.
+    SamePlace,
+    /// Nothing: as often as allowed was made already.
+    UsedUp,
+}
+
+impl Attempts {
+    /// Of a run that may be started again so often.
+    pub fn new(max: u64) -> Attempts {
+        Attempts { max, made: 0, failed: HashMap::new() }
+    }
+
+    /// Most recoveries that there may be.
+    pub fn max(&self) -> u64 {
+        self.max
+    }
+
+    /// Recoveries that were made.
+    pub fn made(&self) -> u64 {
+        self.made
+    }
+
+    /// A failure at a `place`: the step under way, or the newest checkpoint; `None` before the
+    /// first.
+    pub fn fail(&mut self, place: Option<u64>) -> Remedy {
+        let times = self.failed.entry(place).or_default();
+        *times += 1;
+        if *times >= SAME_PLACE {
+            return Remedy::SamePlace;
+        }
+        if self.made == self.max {
+            return Remedy::UsedUp;
+        }
+        self.made += 1;
+        Remedy::Again
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_that_comes_back_ends_it_and_progress_does_not() {
+        let mut attempts = Attempts::new(4);
+        let places = [None, None, Some(1), Some(2), Some(3)];
+        let remedies = places.map(|place| attempts.fail(place));
+        assert_eq!(remedies[..4], [Remedy::Again; 4]);
+        assert_eq!((remedies[4], attempts.made()), (Remedy::UsedUp, 4));
+        assert_eq!(Attempts::new(9).fail(None), Remedy::Again);
+        assert_eq!(attempts.fail(None), Remedy::SamePlace, "that says more");
+        assert_eq!(Attempts::new(0).fail(None), Remedy::UsedUp);
+    }
+}

@@ -1,0 +1,112 @@
+//! From the reports of all ranks to a checkpoint with its name.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use parking_lot::Mutex;
+use zeropp_data::tokens::Fingerprint;
+
+use crate::error::{Checked, CheckpointError};
+use crate::manifest::{Base, Manifest};
+use crate::store::Store;
+use crate::under_way::{Outcome, Report, Save};
+
+/// What a manifest says of the run.
+#[derive(Clone, Debug, Default)]
+pub struct About {
+    /// Its settings by key, each as in a TOML file.
+    pub settings: BTreeMap<String, String>,
+    /// Number of token ids of the model.
+    pub vocabulary: usize,
+    /// What it is trained on.
+    pub data: Option<Fingerprint>,
+    /// What its parameters that do not train are of, where there are some.
+    pub base: Option<Base>,
+}
+
+/// Whether ranks that save are still those of the run. Once it is closed, no checkpoint of theirs
+/// gets its name, and none is removed for one; and closing it waits for what is about to.
+#[derive(Debug, Default)]
+pub struct Gate(Mutex<bool>);
+
+impl Gate {
+    /// The ranks are gone: others come in their place.
+    pub fn close(&self) {
+        *self.0.lock() = true;
+    }
+
+    fn pass<T>(&self, step: u64, act: impl FnOnce() -> Checked<T>) -> Checked<T> {
+        let closed = self.0.lock();
+        match *closed {
+            true => Err(not_written(step, "its ranks are gone".into())),
+            false => act(),
+        }
+    }
+}
+
+fn not_written(step: u64, problem: String) -> CheckpointError {
+    CheckpointError::NotWritten { step, problem }
+}
+
+/// A save whose parts are written, on its way to its name.
+pub struct Completion<'a> {
+    /// Where it is saved.
+    pub store: &'a Store,
+    /// Who saves: what [`Store::begin`] was given.
+    pub run: &'a str,
+    /// Complete checkpoints that stay.
+    pub keep: usize,
+    /// What is saved.
+    pub save: Save,
+}
+
+impl Completion<'_> {
+    /// Prepares the checkpoint and publishes it, or removes what there is of it.
+    pub fn finish(self, about: &About, reports: Vec<Report>, gate: &Gate) -> Outcome {
+        let prepared = self.prepare(about, reports);
+        self.publish(prepared, gate)
+    }
+
+    /// Writes the manifest beside the parts of all ranks, and flushes; the folder that has them.
+    ///
+    /// # Errors
+    /// A rank that could not write its part, by its number; the file system's.
+    pub fn prepare(&self, about: &About, reports: Vec<Report>) -> Checked<PathBuf> {
+        let Save { step, updates, loss, plateau, .. } = self.save;
+        let mut manifest = Manifest::new(step, updates, about.vocabulary, about.settings.clone());
+        for Report { rank, written, .. } in reports {
+            match written {
+                Ok(written) => written.into_iter().for_each(|w| w.enter(&mut manifest)),
+                Err(problem) => return Err(not_written(step, format!("rank {rank}: {problem}"))),
+            }
+        }
+        manifest.data = about.data.clone();
+        manifest.base = about.base.clone();
+        manifest.set_validation_loss(loss);
+        manifest.set_plateau(plateau);
+        manifest.sort_pieces();
+        let staging = self.store.begin(step, self.run)?;
+        self.store.prepare(&staging, &manifest)?;
+        Ok(staging)
+    }
+
+    /// Gives the checkpoint its name, if its ranks are still those of the run, and removes older
+    /// ones; or removes what there is of it.
+    pub fn publish(self, prepared: Checked<PathBuf>, gate: &Gate) -> Outcome {
+        let Save { step, rotates, best, .. } = self.save;
+        let published = prepared.and_then(|staging| {
+            // Whoever goes on in place of these ranks reads what this may remove.
+            gate.pass(step, || {
+                self.store.publish(&staging, step)?;
+                Ok(if rotates { self.store.retain(self.keep, best) } else { Vec::new() })
+            })
+        });
+        match published {
+            Ok(left) => Outcome { step, result: Ok(()), left },
+            Err(error) => {
+                self.store.give_up(step, self.run);
+                Outcome { step, result: Err(error), left: Vec::new() }
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! What saving and going on ask of a file system, so that tests can take its place with one that
+//! loses, tears and refuses what real ones may.
+
+use std::ffi::OsString;
+use std::fmt::Debug;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, ErrorKind, Read, Seek, Write};
+use std::path::Path;
+
+use zeropp_data::files::open_regular;
+
+/// A file system. What is written or renamed is certain to be there after a crash of the machine
+/// only once it was flushed: a file by [`WriteFile::sync`], the names in a folder by
+/// [`sync_folder`](Disk::sync_folder).
+///
+/// All errors are the file system's.
+#[allow(clippy::missing_errors_doc)]
+pub trait Disk: Debug + Send + Sync {
+    /// Makes a folder, in one that is there.
+    fn create_folder(&self, path: &Path) -> io::Result<()>;
+    /// Makes a file that is not there.
+    fn create_file(&self, path: &Path) -> io::Result<Box<dyn WriteFile>>;
+    /// Opens a file to read.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>>;
+    /// What is in a folder.
+    fn list(&self, folder: &Path) -> io::Result<Vec<Entry>>;
+    /// What there is under a path, links followed; `NotFound` where there is nothing.
+    fn look(&self, path: &Path) -> io::Result<Found>;
+    /// Whether a name is taken, be it by a link that leads nowhere.
+    fn is_taken(&self, path: &Path) -> bool;
+    /// Gives another name, which is free.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file.
+    fn remove_file(&self, path: &Path) -> io::Result<()>;
+    /// Removes a folder with all that is in it.
+    fn remove_folder(&self, path: &Path) -> io::Result<()>;
+    /// Makes the names in a folder durable.
+    fn sync_folder(&self, folder: &Path) -> io::Result<()>;
+    /// Takes a file for this process, made where it is to be and is not there; `WouldBlock` where
+    /// another process has it.
+    fn lock(&self, path: &Path, make: bool) -> io::Result<Box<dyn Lock>>;
+}
+
+/// A file that is written.
+pub trait WriteFile: Write + Send {
+    /// Makes its content durable.
+    ///
+    /// # Errors
+    /// The file system's; what the file has is not known then.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// A file that is read.
+pub trait ReadFile: Read + Seek + Send {}
+
+/// A file that is this process's own for as long as this lives.
+pub trait Lock: Debug + Send + Sync {}
+
+/// What is under a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A file of so many bytes.
+    File(u64),
+    /// A folder.
+    Folder,
+}
+
+/// What a folder has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name there.
+    pub name: OsString,
+    /// Whether it is a folder, and not a link to one.
+    pub is_folder: bool,
+}
+
+/// The machine's own file system.
+#[derive(Clone, Copy, Debug)]
+pub struct System;
+
+impl WriteFile for File {
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_all()
+    }
+}
+
+impl ReadFile for File {}
+impl Lock for File {}
+
+impl Disk for System {
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir(path)
+    }
+
+    fn create_file(&self, path: &Path) -> io::Result<Box<dyn WriteFile>> {
+        Ok(Box::new(File::create_new(path)?))
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>> {
+        Ok(Box::new(open_regular(path)?))
+    }
+
+    fn list(&self, folder: &Path) -> io::Result<Vec<Entry>> {
+        let entry = |entry: io::Result<fs::DirEntry>| {
+            let entry = entry?;
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            Ok(Entry { name: entry.file_name(), is_folder })
+        };
+        fs::read_dir(folder)?.map(entry).collect()
+    }
+
+    fn look(&self, path: &Path) -> io::Result<Found> {
+        let found = fs::metadata(path)?;
+        Ok(if found.is_dir() { Found::Folder } else { Found::File(found.len()) })
+    }
+
+    fn is_taken(&self, path: &Path) -> bool {
+        path.symlink_metadata().is_ok()
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir_all(path)
+    }
+
+    /// Windows has no such operation.
+    fn sync_folder(&self, folder: &Path) -> io::Result<()> {
+        if cfg!(windows) {
+            return Ok(());
+        }
+        File::open(folder)?.sync_all()
+    }
+
+    /// File systems that cannot lock are used without.
+    fn lock(&self, path: &Path, make: bool) -> io::Result<Box<dyn Lock>> {
+        let file = match make {
+            true => File::options().create(true).truncate(false).write(true).open(path)?,
+            false => File::open(path)?,
+        };
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => Err(ErrorKind::WouldBlock.into()),
+            _ => Ok(Box::new(file)),
+        }
+    }
+}
+
+/// Whether there is a file.
+pub(crate) fn is_file(disk: &dyn Disk, path: &Path) -> bool {
+    matches!(disk.look(path), Ok(Found::File(_)))
+}
+
+/// Makes a folder and those above it that are missing. Their names are durable then: what is
+/// flushed in a folder is lost with the folder's own name.
+pub(crate) fn create_folders(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    if matches!(disk.look(path), Ok(Found::Folder)) {
+        return Ok(());
+    }
+    let above = match path.parent() {
+        Some(above) if !above.as_os_str().is_empty() => above,
+        _ => Path::new("."),
+    };
+    if above != path && above != Path::new(".") {
+        create_folders(disk, above)?;
+    }
+    match disk.create_folder(path) {
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+            // Another process was faster, or something else has the name.
+            match disk.look(path)? {
+                Found::Folder => {}
+                Found::File(_) => return Err(e),
+            }
+        }
+        made => made?,
+    }
+    match disk.sync_folder(above) {
+        // A folder may be passed through and not read: its names are the administrator's matter.
+        Err(e) if e.kind() == ErrorKind::PermissionDenied => Ok(()),
+        synced => synced,
+    }
+}

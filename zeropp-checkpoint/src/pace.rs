@@ -1,0 +1,90 @@
+//! After which steps a save begins: rank 0 decides, and all ranks do the same.
+
+/// Whether a save begins after a step; the same on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Begin {
+    /// None does.
+    No,
+    /// One does.
+    Now,
+    /// One that must not be left out: the ranks wait for the one before.
+    AfterTheOneBefore,
+}
+
+impl Begin {
+    /// Reads the byte of a message.
+    pub fn from_byte(byte: u8) -> Begin {
+        match byte {
+            1 => Begin::Now,
+            2 => Begin::AfterTheOneBefore,
+            _ => Begin::No,
+        }
+    }
+}
+
+/// The end of a step, as far as it decides whether a save follows.
+#[derive(Clone, Copy, Debug)]
+pub struct StepEnd {
+    /// Steps behind it.
+    pub step: u64,
+    /// Updates behind it.
+    pub updates: u64,
+    /// Whether it was not skipped.
+    pub is_good: bool,
+    /// Whether somebody asked for a save.
+    pub asked: bool,
+    /// Whether its validation loss is the lowest so far, and its state to be kept for that.
+    pub is_best: bool,
+    /// Whether the run ends with it.
+    pub ends: bool,
+}
+
+/// What is to follow a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// No save.
+    Nothing,
+    /// A save, unless one is under way.
+    UnlessUnderWay,
+    /// A save that is not left out.
+    Surely,
+}
+
+/// Which steps are saved.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    every: u64,
+    last: u64,
+    /// A checkpoint was due and could not be written.
+    owed: bool,
+    told_late: bool,
+}
+
+impl Pace {
+    /// Every so many steps, none with 0, and after the `last`.
+    pub fn new(every: u64, last: u64) -> Pace {
+        Pace { every, last, owed: false, told_late: false }
+    }
+
+    /// What is to follow a step. In a row of skipped steps the state is that of the last good one,
+    /// so what is due waits for the next good one; where it cannot wait, no older checkpoint goes
+    /// for it. What is the best of all validation losses, or the run's last, is not left out.
+    pub fn after(&mut self, end: StepEnd) -> Wanted {
+        let StepEnd { step, is_good, asked, is_best, ends, .. } = end;
+        if ends || is_best {
+            return Wanted::Surely;
+        }
+        let regular = step == self.last || self.every > 0 && step.is_multiple_of(self.every);
+        let due = regular || self.owed;
+        self.owed = due && !is_good;
+        if asked || due && is_good { Wanted::UnlessUnderWay } else { Wanted::Nothing }
+    }
+
+    /// A save is left out, as one is under way; what was `asked` for by a person is made up for.
+    /// True the first time, which is told of.
+    pub fn leave_out(&mut self, asked: bool) -> bool {
+        self.owed |= asked;
+        !std::mem::replace(&mut self.told_late, true)
+    }
+}

@@ -1,0 +1,186 @@
+//! Which checkpoint a run goes on from, and what it does about one that is damaged.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Checked, CheckpointError};
+use crate::store::Store;
+
+/// What a run is to go on from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// The newest; it begins where nothing was ever saved.
+    Newest,
+    /// The newest, which has to be there.
+    Must,
+    /// That of a step.
+    Step(u64),
+}
+
+/// Why there is nothing to go on from.
+#[derive(Debug)]
+pub enum NoCandidate {
+    /// The wanted step has no complete checkpoint; those that there are.
+    NoSuchStep(Vec<u64>),
+    /// None is complete, or the folder cannot be read.
+    Checkpoint(CheckpointError),
+}
+
+impl From<CheckpointError> for NoCandidate {
+    fn from(error: CheckpointError) -> NoCandidate {
+        NoCandidate::Checkpoint(error)
+    }
+}
+
+/// Steps of the checkpoints that a run may go on from, the wanted one last; none where it begins.
+///
+/// # Errors
+/// There is nothing to go on from, and there should be.
+pub fn candidates(store: &Store, choice: Choice) -> Result<Vec<u64>, NoCandidate> {
+    let mut steps = store.steps()?;
+    if let Choice::Step(wanted) = choice {
+        if !steps.contains(&wanted) {
+            return Err(NoCandidate::NoSuchStep(steps));
+        }
+        steps.retain(|step| *step <= wanted);
+        return Ok(steps);
+    }
+    // One that has lost its manifest is damaged, and not to be passed over in silence.
+    let named = store.named_steps()?;
+    let begins = named.is_empty() && choice == Choice::Newest;
+    if steps.is_empty() && !begins {
+        store.newest()?;
+    }
+    Ok(named)
+}
+
+/// The newest checkpoint of `steps`, which are in order, that `open` does not find damaged, and
+/// what was passed over for it, in words.
+///
+/// # Errors
+/// That of `open`; of the newest already, unless the run may `fall_back` to an older one.
+pub fn first_usable<T>(
+    steps: &[u64],
+    fall_back: bool,
+    mut open: impl FnMut(u64) -> Checked<T>,
+) -> Checked<(Option<T>, Vec<String>)> {
+    let mut passed_over = Vec::new();
+    for (i, step) in steps.iter().enumerate().rev() {
+        match open(*step) {
+            Ok(opened) => return Ok((Some(opened), passed_over)),
+            Err(error @ CheckpointError::Damaged { .. }) => {
+                let older = i.checked_sub(1).map(|i| steps[i]);
+                let error = offering(error, older);
+                match older.filter(|_| fall_back) {
+                    Some(older) => passed_over.push(passing_over(&error, older)),
+                    None => return Err(error),
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((None, passed_over))
+}
+
+/// The damage in words that name the checkpoint before it.
+fn offering(error: CheckpointError, older: Option<u64>) -> CheckpointError {
+    match error {
+        CheckpointError::Damaged { path, problem, .. } => {
+            let help = match older {
+                Some(step) => format!(
+                    "restore it, or go on from step {step} with resume = {step}, which \
+                     resume-fallback does by itself"
+                ),
+                None => "restore it; there is no older checkpoint".into(),
+            };
+            CheckpointError::Damaged { path, problem, help }
+        }
+        other => other,
+    }
+}
+
+fn passing_over(error: &CheckpointError, older: u64) -> String {
+    let text = error.to_string();
+    let damage = text.rsplit_once("; restore it").map_or(text.as_str(), |(damage, _)| damage);
+    format!("{damage}; going on from step {older} (resume-fallback)")
+}
+
+/// The newest checkpoint must be the one that was `seen` when the run was set up; `resumes` says
+/// that it goes on from one.
+///
+/// # Errors
+/// Another one is there.
+pub fn check_unchanged(store: &Store, resumes: bool, seen: Option<u64>) -> Checked<()> {
+    let newest = store.steps()?.last().copied();
+    let Some(step) = newest.filter(|_| newest != seen) else { return Ok(()) };
+    let problem = match resumes {
+        false => format!(
+            "there is a checkpoint of step {step}; go on from it with resume, or name \
+             another folder"
+        ),
+        true => format!(
+            "a checkpoint of step {step} has come since this run was set up; start it again"
+        ),
+    };
+    Err(CheckpointError::Folder { folder: store.folder().to_path_buf(), problem })
+}
+
+/// The checkpoint before that of `step`.
+///
+/// # Errors
+/// The folder cannot be read.
+pub fn before(store: &Store, step: u64) -> Checked<Option<u64>> {
+    Ok(store.steps()?.into_iter().rfind(|older| *older < step))
+}
+
+/// What a rank found wrong with a checkpoint, as told to the others.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Verdict {
+    path: PathBuf,
+    problem: String,
+    /// Whole, but of another run: no other checkpoint of this one will do.
+    is_mismatch: bool,
+}
+
+impl Verdict {
+    /// Of an error of the checkpoint at `path`.
+    pub fn of(error: CheckpointError, path: PathBuf) -> Verdict {
+        match error {
+            CheckpointError::Damaged { path, problem, .. } => {
+                Verdict { path, problem, is_mismatch: false }
+            }
+            CheckpointError::Mismatch { path, problem } => {
+                Verdict { path, problem, is_mismatch: true }
+            }
+            other => Verdict { path, problem: other.to_string(), is_mismatch: false },
+        }
+    }
+
+    fn into_error(self, older: Option<u64>) -> CheckpointError {
+        let Verdict { path, problem, is_mismatch } = self;
+        match is_mismatch {
+            true => CheckpointError::Mismatch { path, problem },
+            false => {
+                offering(CheckpointError::Damaged { path, problem, help: String::new() }, older)
+            }
+        }
+    }
+
+    /// The `older` checkpoint that all ranks take in its place, if they `may` fall back, and what
+    /// is told of that. All ranks come to the same.
+    ///
+    /// # Errors
+    /// They may not, or there is none; or it is of another run, and so are the others.
+    pub fn fall_back(self, older: Option<u64>, may: bool) -> Checked<(u64, String)> {
+        let is_mismatch = self.is_mismatch;
+        let error = self.into_error(older);
+        match older.filter(|_| may && !is_mismatch) {
+            Some(step) => {
+                let told = passing_over(&error, step);
+                Ok((step, told))
+            }
+            None => Err(error),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What attention and the loss may not see of a micro-batch.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The target of a token that is not scored, as in PyTorch's `cross_entropy`.
+pub const NOT_SCORED: i32 = -100;
+
+/// What is hidden of a micro-batch. With nothing hidden, operations do as if this did not exist.
+#[derive(Clone, Default)]
+pub struct Masks {
+    /// The documents that attention stays inside of, where it does.
+    pub documents: Option<Arc<Documents>>,
+    /// What the loss of a micro-batch is divided by, where not all tokens are scored: the scored
+    /// tokens of the whole step over its micro-batches. So the mean of their losses is the mean
+    /// over the scored tokens, wherever those are. Targets that are not scored are [`NOT_SCORED`].
+    pub scored: Option<f64>,
+}
+
+/// The documents of a micro-batch's samples: b samples of s tokens are b·s rows, of which each
+/// document has some that follow each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Documents {
+    seq: usize,
+    /// First row of each document, and the number of rows.
+    bounds: Vec<usize>,
+    positions: Vec<usize>,
+}
+
+impl Documents {
+    /// Documents that begin at these tokens of each of the samples, which have `seq` tokens each.
+    /// A sample's first token begins one whether it is named or not.
+    ///
+    /// # Panics
+    /// Panics where the tokens of a sample do not go up, or are not below `seq`.
+    pub fn new<'a>(seq: usize, starts: impl IntoIterator<Item = &'a [usize]>) -> Documents {
+        let mut bounds = Vec::new();
+        let mut rows = 0;
+        for starts in starts {
+            bounds.push(rows);
+            for start in starts.iter().filter(|start| **start > 0) {
+                let row = rows + start;
+                let last = *bounds.last().expect("the sample's first");
+                assert!(*start < seq && row > last, "documents of a sample begin at {starts:?}");
+                bounds.push(row);
+            }
+            rows += seq;
+        }
+        bounds.push(rows);
+        let positions = bounds.windows(2).flat_map(|pair| 0..pair[1] - pair[0]).collect();
+        Documents { seq, bounds, positions }
+    }
+
+    /// The rows of each document.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
+        self.bounds.windows(2).map(|pair| pair[0]..pair[1])
+    }
+
+    /// The position of each row's token in its document, from 0.
+    pub fn positions(&self) -> &[usize] {
+        &self.positions
+    }
+
+    /// The first token of each row's document, counted from the beginning of the sample.
+    pub fn firsts(&self) -> impl Iterator<Item = usize> {
+        self.ranges().flat_map(|rows| std::iter::repeat_n(rows.start % self.seq, rows.len()))
+    }
+
+    /// Rows of all samples.
+    pub fn rows(&self) -> usize {
+        self.positions.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_are_rows_in_a_row() {
+        let starts: [&[usize]; 3] = [&[0, 3], &[], &[1]];
+        let documents = Documents::new(4, starts);
+        assert_eq!(documents.ranges().collect::<Vec<_>>(), [0..3, 3..4, 4..8, 8..9, 9..12]);
+        assert_eq!(documents.positions(), [0, 1, 2, 0, 0, 1, 2, 3, 0, 0, 1, 2]);
+        assert_eq!(documents.firsts().collect::<Vec<_>>(), [0, 0, 0, 3, 0, 0, 0, 0, 0, 1, 1, 1]);
+        assert_eq!(documents.rows(), 12);
+    }
+}
