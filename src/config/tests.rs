@@ -383,6 +383,10 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         momentum: Some(0.9),
         nesterov: Some(true),
         ema: Some(0.999),
+        freeze: Some("wte".into()),
+        lora_alpha: Some(16.0),
+        lora_targets: Some("attn.c_attn".into()),
+        document_end: Some(0),
         ..Config::default().resolved()
     };
     let written = full.to_toml().unwrap();

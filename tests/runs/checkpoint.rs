@@ -217,7 +217,8 @@ fn folders_in_use_or_without_a_checkpoint_are_refused() {
     named(refusal(resume.clone()), &["no complete checkpoint", "step-000009 has no manifest"]);
 
     run(config.clone());
-    let trainer = Trainer::new(resume).unwrap();
+    named(refusal(resume.clone()), &["step-000009", "is damaged", "resume = 2"]);
+    let trainer = Trainer::new(Config { resume_fallback: true, ..resume }).unwrap();
     assert_eq!(trainer.resumed().unwrap().step, 2, "the newest complete one");
     let error = refusal(config.clone());
     named(error, &["there is a checkpoint of step 2; go on from it with resume"]);
@@ -319,9 +320,10 @@ fn damage_to_any_file_is_found_before_a_rank_starts() {
         fs::write(newest.join("manifest.json"), good).unwrap();
     }
     Trainer::new(resume.clone()).unwrap().train(|_| ()).unwrap();
-    // Without a manifest it is no checkpoint, and the one before it is the newest.
     fs::remove_file(newest.join("manifest.json")).unwrap();
-    assert_eq!(Trainer::new(resume).unwrap().resumed().unwrap().step, 10);
+    assert!(refusal(resume.clone()).contains("resume = 10"), "it had one when it got its name");
+    let older = Trainer::new(Config { resume_fallback: true, ..resume }).unwrap();
+    assert_eq!(older.resumed().unwrap().step, 10);
 }
 
 #[test]
