@@ -180,18 +180,25 @@ fn check(path: &Path, matches: &ArgMatches) -> Result<Result<String, Vec<CheckEr
 
 /// The cells that are no actions, or whatever else kept the file from being read.
 fn unreadable(text: &str, format: Format, problem: &str) -> Vec<CheckError> {
-    let cells = if format == Format::Csv { csv::cell_errors(text) } else { Vec::new() };
-    let error = |cell: &csv::CsvError| {
-        let mut error = CheckError::of_file(cell);
-        if let csv::CsvError::Cell { row, column, problem } = cell {
-            (error.row, error.column) = (Some(*row), Some(*column));
-            error.problem = escaped_line(problem).into();
-        }
+    let mut errors = if format == Format::Csv { csv::cell_errors(text) } else { Vec::new() };
+    if errors.is_empty() && format == Format::Csv {
+        // Cells that are actions, and do not go together.
+        errors.extend(csv::read(text).err());
+    }
+    let error = |found: &csv::CsvError| {
+        let mut error = CheckError::of_file(found);
+        let (place, problem) = match found {
+            csv::CsvError::Cell { row, column, problem } => ((Some(*row), Some(*column)), problem),
+            csv::CsvError::Row { row, problem } => ((Some(*row), None), problem),
+            csv::CsvError::Whole(problem) => ((None, None), problem),
+        };
+        (error.row, error.column) = place;
+        error.problem = escaped_line(problem).into();
         error
     };
-    match cells.is_empty() {
+    match errors.is_empty() {
         true => vec![CheckError::of_file(problem)],
-        false => cells.iter().take(ERRORS_MAX).map(error).collect(),
+        false => errors.iter().take(ERRORS_MAX).map(error).collect(),
     }
 }
 

@@ -452,6 +452,24 @@ fn a_comparison_does_not_overwrite_what_it_compares() {
     }
 }
 
+/// Before, the place of these stood only in the sentence, where no editor finds it.
+#[test]
+fn errors_of_a_file_have_their_row_and_column() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases = [
+        ("0F0,0SEND_F1,0B0\n1F0,1B0\n", [1, 2], "micro-batch 1 of 1"),
+        ("0F0,0B0\n0F0,1F0,1B0\n", [2, 1], "stage 0 is computed here and in row 1"),
+    ];
+    for (text, [row, column], problem) in cases {
+        std::fs::write(dir.path().join("s.csv"), text).unwrap();
+        let got = zeropp(dir.path(), "check s.csv --format json");
+        let value: serde_json::Value = serde_json::from_str(&got.out).unwrap();
+        let error = &value["errors"][0];
+        assert_eq!((error["row"].as_u64(), error["column"].as_u64()), (Some(row), Some(column)));
+        assert!(error["problem"].as_str().is_some_and(|p| p.contains(problem)), "{error}");
+    }
+}
+
 /// Before, these replaced the file that was read, with exit code 0.
 #[test]
 fn no_command_writes_over_what_it_reads() {

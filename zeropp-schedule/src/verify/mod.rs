@@ -140,8 +140,8 @@ pub fn verify(schedule: &Schedule, limits: &VerifyLimits) -> Result<(), VerifyEr
 }
 
 /// Checks `schedule` against every rule and returns the faults, at most `faults_max`. Where one
-/// kind of rule is broken, those that build on it are not looked at: what is missing or in the
-/// wrong place, then what is out of order, then messages, then weights, then deadlocks.
+/// kind of rule is broken, those that build on it are not looked at: what is in the wrong place,
+/// then what is missing or out of order, then messages, then weights, then deadlocks.
 pub fn verify_all(
     schedule: &Schedule,
     limits: &VerifyLimits,
@@ -165,7 +165,7 @@ fn all_rules(
         faults.none_yet()?;
     }
     let tables = tables::Tables::new(schedule, limits.forward_only, faults)?;
-    faults.none_yet()?;
+    faults.no_strangers_yet()?;
     order::check(schedule, &tables, limits, faults)?;
     faults.none_yet()?;
     let program = is_program(schedule);
@@ -194,6 +194,12 @@ impl Faults {
     fn note(&mut self, checked: Result<(), VerifyError>) -> Result<(), Enough> {
         self.found.extend(checked.err());
         if self.found.len() < self.max { Ok(()) } else { Err(Enough) }
+    }
+
+    /// Goes on only where nothing was found but gaps.
+    fn no_strangers_yet(&self) -> Result<(), Enough> {
+        let is_gap = |fault: &VerifyError| matches!(fault, VerifyError::Missing { .. });
+        if self.found.iter().all(is_gap) { Ok(()) } else { Err(Enough) }
     }
 
     /// Goes on only where nothing was found.

@@ -214,3 +214,17 @@ fn limits() {
     moved(1, "3F2", "3F1")(&mut order);
     assert_eq!(at_most(&order, VerifyLimits { w_in_order: false, ..Default::default() }), None);
 }
+
+/// Before, whatever was missing hid all that was out of order.
+#[test]
+fn what_is_missing_hides_nothing_but_what_follows_from_it() {
+    let mut schedule = zeropp(2, 2, 6, 3);
+    without(0, "0W1")(&mut schedule);
+    without(1, "1F2")(&mut schedule);
+    moved(0, "0B4", "0F4")(&mut schedule);
+    let all = verify_all(&schedule, &VerifyLimits::default(), 100);
+    let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+    let of = |part: &str| all.iter().filter(|error| error.contains(part)).count();
+    assert_eq!((of("0W1"), of("1F2")), (1, 1), "{all:#?}");
+    assert!(of("0F4") == 1 && all.len() == 3, "{all:#?}");
+}
