@@ -8,7 +8,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-use super::handshake::{HandshakeError, Keys, greet};
+use super::handshake::{HandshakeError, Keys, VERSION, greet};
 use super::link::Link;
 use super::message::Message;
 use super::server::AT_DOOR_MAX;
@@ -77,7 +77,7 @@ fn nonsense_at_the_door_changes_nothing() {
     });
     // Random bytes, after as much of a right beginning as one likes.
     let right =
-        [&b"zeropp\r\n"[..], &2u16.to_le_bytes(), &[1; 64], &u32::MAX.to_le_bytes()].concat();
+        [&b"zeropp\r\n"[..], &VERSION.to_le_bytes(), &[1; 64], &u32::MAX.to_le_bytes()].concat();
     let garbage = (0..=right.len(), prop::collection::vec(any::<u8>(), 0..3000));
     runner
         .run(&garbage, |(n, bytes)| {
@@ -105,7 +105,7 @@ fn a_handshake_that_was_listened_to_does_not_open_the_door_again() {
         greet(&stream, &key(), &member(2, 3), Duration::from_secs(5)).map(drop)
     });
     let (mut heard, _) = spy.accept().unwrap();
-    let greeting = [&b"zeropp\r\n"[..], &2u16.to_le_bytes(), &[9; 32]].concat();
+    let greeting = [&b"zeropp\r\n"[..], &VERSION.to_le_bytes(), &[9; 32]].concat();
     heard.write_all(&greeting).unwrap();
     let mut hello = vec![0; 8 + 2 + 32 + 32 + 4];
     heard.read_exact(&mut hello).unwrap();
@@ -290,10 +290,8 @@ fn what_is_no_zeropp_is_said_to_be_none() {
 fn another_version_is_told_so() {
     let greeting = [&b"zeropp\r\n"[..], &7u16.to_le_bytes()].concat();
     let error = told_by_one_that_says(greeting.clone());
-    assert!(
-        error.contains("it speaks version 7 of the rendezvous, this zeropp version 2"),
-        "{error}"
-    );
+    let versions = format!("it speaks version 7 of the rendezvous, this zeropp version {VERSION}");
+    assert!(error.contains(&versions), "{error}");
     // And the other way round.
     let address = free("127.0.0.1");
     let ranks = job(&options(&address), 2);
