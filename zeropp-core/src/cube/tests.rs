@@ -1,5 +1,7 @@
 //! The kernels against plain loops over rows of random shapes.
 
+#[path = "../../tests/common/cases.rs"]
+mod cases;
 #[path = "../../tests/common/close.rs"]
 mod close;
 #[path = "../../tests/common/random.rs"]
@@ -8,18 +10,13 @@ mod generator;
 use std::sync::atomic::Ordering;
 
 use burn::tensor::{DType, Device, DeviceKind, Int, Tensor, TensorData};
-use close::assert_close;
+use cases::cases;
+use close::assert_within;
 use generator::Random;
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 
 use super::loss::COPIES;
 use super::*;
-
-fn cases(cases: u32) -> ProptestConfig {
-    let rng_seed = RngSeed::Fixed(20);
-    ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
-}
 
 fn gpu() -> Device {
     Device::wgpu(DeviceKind::DefaultDevice)
@@ -77,13 +74,13 @@ proptest! {
         let [p, ds, sums] = softmax_rows((&scores, &dp), at, f64::from(scale));
         let block = on_gpu(&scores, shape);
         let (got, lse) = causal_softmax(block.clone(), first, queries, scale, DType::F32);
-        assert_close("p", &values(got), &p, 2e-6);
-        assert_close("sums", &values(lse.clone()), &sums, 2e-6);
+        assert_within("p", &values(got), &p, 2e-6, 1.0);
+        assert_within("sums", &values(lse.clone()), &sums, 2e-6, 1.0);
         let dp = on_gpu(&dp, shape);
         let (again, slopes) =
             causal_softmax_backward(block, dp, lse, first, queries, scale, DType::F32);
-        assert_close("p again", &values(again), &p, 5e-6);
-        assert_close("ds", &values(slopes), &ds, 5e-6);
+        assert_within("p again", &values(again), &p, 5e-6, 1.0);
+        assert_within("ds", &values(slopes), &ds, 5e-6, 1.0);
     }
 
     #[test]
@@ -102,7 +99,7 @@ proptest! {
         let before = on_gpu(&sum, [n, s, d]);
         let kept = shared.then(|| before.clone());
         let after = add_first_rows(before, on_gpu(&part, [n, r, d]));
-        assert_close("sum", &values(after), &want, 1e-6);
+        assert_within("sum", &values(after), &want, 1e-6, 1.0);
         // What somebody else holds is not written to.
         if let Some(kept) = kept {
             prop_assert_eq!(values(kept), sum);
@@ -127,7 +124,7 @@ proptest! {
         let targets = || Tensor::<1, Int>::from_data(TensorData::new(ids.clone(), [n]), &gpu());
         let before = on_gpu(&logits, [n, v]);
         let (got, unchanged) = cross_entropy(before.clone(), targets(), None);
-        assert_close("losses", &values(got), &losses, 2e-6);
+        assert_within("losses", &values(got), &losses, 2e-6, 1.0);
         assert_eq!(values(unchanged), logits);
         let kept = shared.then(|| before.clone());
         let copies = COPIES.load(Ordering::SeqCst);
@@ -135,9 +132,9 @@ proptest! {
         let logits_of_samples = before.reshape([1, n, v]);
         let mean = Some(1.0 / n as f32);
         let (got, gradient) = cross_entropy(logits_of_samples.reshape([n, v]), targets(), mean);
-        assert_close("losses", &values(got), &losses, 2e-6);
+        assert_within("losses", &values(got), &losses, 2e-6, 1.0);
         prop_assert_eq!(COPIES.load(Ordering::SeqCst) - copies, usize::from(shared));
-        assert_close("gradient", &values(gradient), &slopes, 2e-6);
+        assert_within("gradient", &values(gradient), &slopes, 2e-6, 1.0);
         if let Some(kept) = kept {
             assert_eq!(values(kept), logits);
         }
@@ -154,7 +151,13 @@ fn rows_may_lie_apart() {
     let turned = on_gpu(&picked, [1, n, keys]).swap_dims(1, 2);
     let across: Vec<f32> = (0..keys * n).map(|i| picked[i % n * keys + i / n]).collect();
     let [p, ..] = softmax_rows((&picked, &picked), (keys, 10, n), 1.0);
-    assert_close("slice", &values(causal_softmax(part, 10, n, 1.0, DType::F32).0), &p, 2e-6);
+    assert_within("slice", &values(causal_softmax(part, 10, n, 1.0, DType::F32).0), &p, 2e-6, 1.0);
     let [p, ..] = softmax_rows((&across, &across), (n, n - 2, 2), 1.0);
-    assert_close("turned", &values(causal_softmax(turned, n - 2, 2, 1.0, DType::F32).0), &p, 2e-6);
+    assert_within(
+        "turned",
+        &values(causal_softmax(turned, n - 2, 2, 1.0, DType::F32).0),
+        &p,
+        2e-6,
+        1.0,
+    );
 }

@@ -2,23 +2,8 @@
 
 use std::fmt::Display;
 
-/// Fails at the first error above `tolerance`, relative to the largest element of `want`, or to 1
-/// where all are smaller.
-pub(crate) fn assert_close<T>(what: &str, got: &[f32], want: &[T], tolerance: f64)
-where
-    T: Copy + Display + Into<f64>,
-{
-    assert_eq!(got.len(), want.len(), "{what}: lengths");
-    let norm = want.iter().fold(1.0_f64, |m, x| m.max((*x).into().abs()));
-    for (i, (got, want)) in got.iter().zip(want).enumerate() {
-        let error = (f64::from(*got) - (*want).into()).abs() / norm;
-        assert!(error <= tolerance, "{what}[{i}]: {got} instead of {want}, {error:e} relative");
-    }
-}
-
 /// Fails at the first error above `tolerance`, relative to the largest element of `want`, or to
 /// `terms` where that is larger: the size of what the elements are differences of.
-#[allow(dead_code)] // Each user takes its own part.
 pub(crate) fn assert_within<T>(what: &str, got: &[f32], want: &[T], tolerance: f64, terms: f64)
 where
     T: Copy + Display + Into<f64>,

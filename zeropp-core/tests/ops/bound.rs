@@ -1,25 +1,4 @@
-//! How far an operation's results may lie from exact ones, and the seeds of random cases.
-
-use std::hash::{BuildHasher, RandomState};
-use std::sync::LazyLock;
-
-use proptest::prelude::ProptestConfig;
-use proptest::test_runner::RngSeed;
-
-/// Replays the cases of an earlier run; see [`cases`].
-const SEED: &str = "ZEROPP_TEST_SEED";
-
-/// Other random cases in every run. A test that fails prints the seed; with it in the environment
-/// as `ZEROPP_TEST_SEED` the same cases come again.
-pub(crate) fn cases(cases: u32) -> ProptestConfig {
-    static CHOSEN: LazyLock<u64> = LazyLock::new(|| match std::env::var(SEED) {
-        Ok(seed) => seed.parse().unwrap_or_else(|_| panic!("{SEED} = {seed}: not a whole number")),
-        Err(_) => RandomState::new().hash_one("seed"),
-    });
-    eprintln!("{SEED}={} brings these cases again", *CHOSEN);
-    let rng_seed = RngSeed::Fixed(*CHOSEN);
-    ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
-}
+//! How far an operation's results may lie from exact ones.
 
 /// Largest error of one rounding in fp32, relative to its result.
 const ROUNDING: f64 = f32::EPSILON as f64 / 2.0;
@@ -40,6 +19,17 @@ const DEVIATIONS: f64 = 8.0;
 pub(crate) fn bound(lengths: &[usize]) -> f64 {
     let sums: f64 = lengths.iter().map(|n| DEVIATIONS * (*n as f64).sqrt()).sum();
     ROUNDING * (ELEMENTWISE * lengths.len().max(1) as f64 + sums)
+}
+
+/// Standard deviation of the error of one rounding to bf16, relative to the largest result with its
+/// exponent: evenly between −2⁻⁹ and 2⁻⁹.
+const HALF_ROUNDING: f64 = 0.577_350_269 / 512.0;
+
+/// The same for results in bf16 against fp32's, that have been stored so many times on their way,
+/// factors included. Sums are in fp32 and their error is nothing beside that of a store; the errors
+/// of stores, and of the factors in a sum, are as good as independent.
+pub(crate) fn half_bound(stores: usize) -> f64 {
+    DEVIATIONS * HALF_ROUNDING * (stores as f64).sqrt()
 }
 
 #[test]

@@ -9,7 +9,7 @@ use zeropp_core::params::{FlatLayout, Init, ParamSpec};
 use zeropp_core::split::ops::force_generic;
 use zeropp_core::split::{Grads, LayerWeights, Masks, OpCx, WQueue, seed_backward};
 
-pub(crate) use crate::close::{assert_close, assert_within};
+pub(crate) use crate::close::assert_within;
 pub(crate) use crate::random::Random;
 
 impl Random {

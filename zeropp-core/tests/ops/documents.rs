@@ -13,7 +13,8 @@ use zeropp_core::meter::Meter;
 use zeropp_core::split::ops::{self, Projection, Rotation, Turns};
 use zeropp_core::split::{Documents, ForwardGrads, Grads, Masks, OpCx, seed_backward};
 
-use crate::bound::{bound, cases};
+use crate::bound::bound;
+use crate::cases::cases;
 use crate::common::*;
 use crate::{stock_attention, stock_rope};
 

@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use zeropp_core::kernels::rope::inverse_frequencies;
 use zeropp_core::split::ops::{self, HeadNorms, Projection, Rotation, Turns};
 
-use crate::bound::{bound, cases};
+use crate::bound::bound;
+use crate::cases::cases;
 use crate::common::*;
 use crate::stock_rope;
 

@@ -1,6 +1,8 @@
 //! Every operation against Burn's own graph, on both paths, with what it keeps in memory.
 
 mod bound;
+#[path = "../common/cases.rs"]
+mod cases;
 #[path = "../common/close.rs"]
 mod close;
 mod common;
@@ -14,8 +16,9 @@ mod whole;
 
 use std::slice;
 
-use bound::{bound, cases};
+use bound::bound;
 use burn::tensor::{DType, Int, Tensor, TensorData, activation, module};
+use cases::cases;
 use common::*;
 use proptest::prelude::*;
 use zeropp_core::cpu_tensor;

@@ -6,7 +6,7 @@ use zeropp_core::cpu_tensor;
 use zeropp_core::meter::{MemoryBytes, Meter};
 use zeropp_core::split::{Grads, OpCx, RecordedBy, Recording, WQueue, ops};
 
-use crate::bound::cases;
+use crate::cases::cases;
 use crate::common::*;
 use crate::whole::{block, block_params};
 
