@@ -17,8 +17,9 @@ pub struct Metrics {
     pub idle_ns: Vec<u64>,
     /// The largest time between a rank's first start and its last end.
     pub own_span_max_ns: u64,
-    /// (cost − work) / cost as the schedule's paper counts it ([`Rate`]), work being that of the
-    /// busiest rank. A schedule of no known kind has the makespan as its cost.
+    /// (cost − work) / cost as the schedule's paper counts it
+    /// ([`Rate`](crate::schedules::Rate)), work being that of the busiest rank. A schedule of no
+    /// known kind has the makespan as its cost.
     pub bubble_rate: f64,
     /// The largest sum of activations and weight stash of each rank, in the unit of the costs.
     pub peak_activation: Vec<u64>,
