@@ -88,6 +88,15 @@ impl TextTokenizer {
         Ok(encoded.get_ids().to_vec())
     }
 
+    /// The ids of a text that has its special tokens in it, and the bytes of it that each is of.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(crate) fn encode_places(&self, text: &str) -> Checked<(Vec<u32>, Vec<(usize, usize)>)> {
+        let encoded = self.inner.encode(text, false).map_err(|e| self.failed(&e.to_string()))?;
+        Ok((encoded.get_ids().to_vec(), encoded.get_offsets().to_vec()))
+    }
+
     /// The text of `ids`.
     ///
     /// # Errors
