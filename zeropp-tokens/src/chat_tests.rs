@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -134,4 +135,61 @@ fn what_is_no_conversation_is_refused_with_its_line() {
     fs::write(dir.path().join("out.mask"), "old").unwrap();
     let error = run(dir.path(), template(dir.path(), plain).unwrap(), &[good]).unwrap_err();
     assert!(error.to_string().contains("out.mask: it is there already"), "{error}");
+}
+
+#[test]
+fn a_run_that_was_killed_goes_on_to_the_same_mask() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = "{% for m in messages %}<{{ m.role }}>{% generation %}{{ m.content }}\
+                  {% endgeneration %}{% endfor %}";
+    let input = dir.path().join("chats.jsonl");
+    let line = |n: usize| {
+        let content = "ab ".repeat(n % 700 + 1);
+        serde_json::json!({ "messages": [{ "role": "user", "content": content }] }).to_string()
+    };
+    fs::write(&input, (0..3000).map(line).collect::<Vec<_>>().join("\n")).unwrap();
+    let tokenizer = TextTokenizer::open(&fixture("tokenizer.json")).unwrap();
+    let chat = Some(template(dir.path(), source).unwrap());
+    let (out, inputs) = (dir.path().join("out"), [input]);
+    // A token behind each conversation is not scored.
+    let options = TokenizeOptions { field: "text".into(), end: Some(0), threads: 2, chat };
+    let taken = || {
+        [".bin", ".idx", ".mask"].map(|end| {
+            let path = PathBuf::from(format!("{}{end}", out.display()));
+            let bytes = fs::read(&path).unwrap();
+            fs::remove_file(path).unwrap();
+            bytes
+        })
+    };
+    let done = tokenize(&inputs, &tokenizer, &out, &options, |_| ()).unwrap();
+    assert!(done.answers > 0 && done.answers < done.tokens - done.documents);
+    let whole = taken();
+    for kill_at in [1, 2, 3] {
+        let mut calls = 0;
+        let killed = catch_unwind(AssertUnwindSafe(|| {
+            tokenize(&inputs, &tokenizer, &out, &options, |_| {
+                calls += 1;
+                assert!(calls < kill_at, "killed here, as the test wants");
+            })
+        }));
+        assert!(killed.is_err() && !dir.path().join("out.mask").exists());
+        // What was written after the last note is not trusted.
+        let mut partial = fs::read(dir.path().join("out.mask.partial")).unwrap();
+        partial.extend([1; 7]);
+        fs::write(dir.path().join("out.mask.partial"), partial).unwrap();
+        let again = tokenize(&inputs, &tokenizer, &out, &options, |_| ()).unwrap();
+        assert_eq!((again.tokens, again.answers), (done.tokens, done.answers));
+        assert!(taken() == whole, "killed at {kill_at}");
+    }
+    // Killed when the mask had its name and the ids had not; then other settings are run.
+    let killed = catch_unwind(AssertUnwindSafe(|| {
+        tokenize(&inputs, &tokenizer, &out, &options, |_| panic!("killed here"))
+    }));
+    assert!(killed.is_err());
+    fs::write(dir.path().join("out.mask"), &whole[2]).unwrap();
+    let other = TokenizeOptions { field: "messages".into(), chat: None, ..options };
+    fs::write(&inputs[0], "{\"messages\": \"ab\"}").unwrap();
+    tokenize(&inputs, &tokenizer, &out, &other, |_| ()).unwrap();
+    assert!(dir.path().join("out.bin").exists() && !dir.path().join("out.mask").exists());
+    assert!(!dir.path().join("out.mask.partial").exists());
 }
