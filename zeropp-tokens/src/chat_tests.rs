@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde_json::json;
 use zeropp_data::choices::{Order, Tokenizer};
 use zeropp_data::tokens::{Dataset, Hidden, Sampler};
 
@@ -108,9 +109,9 @@ fn what_is_no_conversation_is_refused_with_its_line() {
                    {% if add_generation_prompt %}<assistant>{% endif %}";
     let refuses = "{{ raise_exception('not today') }}";
     let chat = |turns: &[(&str, &str)]| {
-        let message = |(role, content): &(&str, &str)| serde_json::json!({ "role": role, "content": content });
+        let message = |(role, content): &(&str, &str)| json!({ "role": role, "content": content });
         let messages: Vec<_> = turns.iter().map(message).collect();
-        serde_json::json!({ "messages": messages }).to_string()
+        json!({ "messages": messages }).to_string()
     };
     let good = chat(&[("user", "a"), ("assistant", "b")]);
     let two = chat(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]);
@@ -145,7 +146,7 @@ fn a_run_that_was_killed_goes_on_to_the_same_mask() {
     let input = dir.path().join("chats.jsonl");
     let line = |n: usize| {
         let content = "ab ".repeat(n % 700 + 1);
-        serde_json::json!({ "messages": [{ "role": "user", "content": content }] }).to_string()
+        json!({ "messages": [{ "role": "user", "content": content }] }).to_string()
     };
     fs::write(&input, (0..3000).map(line).collect::<Vec<_>>().join("\n")).unwrap();
     let tokenizer = TextTokenizer::open(&fixture("tokenizer.json")).unwrap();

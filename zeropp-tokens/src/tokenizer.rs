@@ -13,6 +13,9 @@ use crate::tiktoken;
 /// What ends a document in tokenizers that do not say so.
 const ENDS: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"];
 
+/// Ids, and the first byte and the end of the text that each is of.
+pub(crate) type Placed = (Vec<u32>, Vec<(usize, usize)>);
+
 /// A tokenizer. Cloning it is cheap enough for one a thread, each with a cache of its own.
 #[derive(Clone)]
 pub struct TextTokenizer {
@@ -92,7 +95,7 @@ impl TextTokenizer {
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
-    pub(crate) fn encode_places(&self, text: &str) -> Checked<(Vec<u32>, Vec<(usize, usize)>)> {
+    pub(crate) fn encode_places(&self, text: &str) -> Checked<Placed> {
         let encoded = self.inner.encode(text, false).map_err(|e| self.failed(&e.to_string()))?;
         Ok((encoded.get_ids().to_vec(), encoded.get_offsets().to_vec()))
     }
