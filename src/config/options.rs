@@ -319,8 +319,8 @@ options! {
         "document-end" "ID" document_end: Option<usize> = None, Same Told;
         /// Score only the tokens that the .mask beside the data marks, where there is one.
         ///
-        /// Of chats it marks the answers. The loss is the mean over the scored tokens of the whole
-        /// step.
+        /// `zeropp tokenize` writes it for chats: the answers. The loss is the mean over the scored
+        /// tokens of the whole step.
         "loss-mask" "BOOL" loss_mask: bool = true, Same Told;
     }
     "Machine" {

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use zeropp_data::files::escaped;
-use zeropp_tokens::{TextTokenizer, TokenizeOptions, Tokenized, TokensError, tokenize};
+use zeropp_tokens::{
+    ChatTemplate, TextTokenizer, TokenizeOptions, Tokenized, TokensError, tokenize,
+};
 
 /// Turn text into a file of tokens to train on
 ///
@@ -40,7 +42,14 @@ struct Args {
     /// Field of a line of JSON that has the text
     #[arg(long, default_value = "text")]
     field: String,
-    /// Token after each document, or `none` [default: what the tokenizer says]
+    /// Lines are conversations (`messages` of roles and contents): write them by the model's chat
+    /// template, and OUT.mask, by which only the answers are scored
+    #[arg(long)]
+    chat: bool,
+    /// The template of `--chat` [default: the tokenizer's]
+    #[arg(long, value_name = "FILE", requires = "chat")]
+    chat_template: Option<PathBuf>,
+    /// Token after each document, or `none` [default: what the tokenizer says; none with --chat]
     #[arg(long, value_name = "TOKEN")]
     eos: Option<String>,
     /// Threads that tokenize; 0 for one a core
@@ -78,12 +87,15 @@ fn run(args: &Args) -> Result<(), String> {
             let path = tokenizer.path().display();
             format!("eos = {token}: is no token of {path}; name one, or none")
         })?),
+        None if args.chat => None,
         None => Some(tokenizer.end().ok_or_else(|| {
             let path = tokenizer.path().display();
             format!("{path}: it does not say which token ends a document; name it with --eos")
         })?),
     };
-    let options = TokenizeOptions { field: args.field.clone(), end, threads: args.threads };
+    let template = || ChatTemplate::open(tokenizer.path(), args.chat_template.as_deref());
+    let chat = args.chat.then(template).transpose().map_err(text)?;
+    let options = TokenizeOptions { field: args.field.clone(), end, threads: args.threads, chat };
     // `-o x.bin` means x.
     let out = match output.extension().and_then(|e| e.to_str()) {
         Some("bin" | "idx") => output.with_extension(""),
@@ -98,8 +110,12 @@ fn run(args: &Args) -> Result<(), String> {
     bar.finish_and_clear();
     let done = done.map_err(text)?;
     let seconds = start.elapsed().as_secs_f64();
+    let answers = match args.chat {
+        true => format!(" ({} of answers, which the .mask marks)", done.answers),
+        false => String::new(),
+    };
     println!(
-        "{}.bin: {} documents, {} tokens of {} ids, in {seconds:.1} s",
+        "{}.bin: {} documents, {} tokens of {} ids{answers}, in {seconds:.1} s",
         escaped(&out.display().to_string()),
         done.documents,
         done.tokens,

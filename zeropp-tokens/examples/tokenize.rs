@@ -13,7 +13,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let tokenizer = TextTokenizer::open(tokenizer)?;
     let threads = threads.to_str().ok_or("threads")?.parse()?;
-    let options = TokenizeOptions { field: "text".into(), end: tokenizer.end(), threads };
+    let options =
+        TokenizeOptions { field: "text".into(), end: tokenizer.end(), threads, chat: None };
     let start = Instant::now();
     let done = tokenize(inputs, &tokenizer, out, &options, |_| ())?;
     println!("{} {}", done.tokens, start.elapsed().as_secs_f64());

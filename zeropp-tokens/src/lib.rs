@@ -4,6 +4,9 @@
 //! The bytes that are written depend on inputs, tokenizer and settings alone, and a run that is
 //! killed goes on where it was.
 
+mod chat;
+#[cfg(test)]
+mod chat_tests;
 mod corpus;
 mod error;
 mod gpt2;
@@ -15,6 +18,7 @@ mod tiktoken;
 mod tokenizer;
 mod zst;
 
+pub use chat::ChatTemplate;
 pub use error::TokensError;
 pub use run::{TokenizeOptions, Tokenized, tokenize};
 pub use tokenizer::TextTokenizer;

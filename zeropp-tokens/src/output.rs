@@ -1,7 +1,9 @@
-//! Megatron's `.bin` and `.idx`, written so that a run that was killed goes on.
+//! Megatron's `.bin` and `.idx`, and of conversations a `.mask`, written so that a run that was
+//! killed goes on.
 //!
-//! While it runs there are `.bin.partial`, `.lengths.partial` (i32 of each document) and
-//! `.progress.json`, which says how much of the two is on disk and how many batches that were.
+//! While it runs there are `.bin.partial`, `.lengths.partial` (i32 of each document), of
+//! conversations `.mask.partial` (a byte of each id), and `.progress.json`, which says how much of
+//! them is on disk and how many batches that were.
 
 use std::fs::{self, File};
 use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -9,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use zeropp_data::files::read_text;
+use zeropp_data::tokens::LOSS_MASK_MAGIC;
 
 use crate::error::{Checked, unreadable, unwritable, wrong};
 
@@ -26,6 +29,9 @@ pub(crate) struct Progress {
     pub(crate) documents: u64,
     /// Ids that are written.
     pub(crate) tokens: u64,
+    /// Ids of answers among them.
+    #[serde(default)]
+    pub(crate) answers: u64,
 }
 
 /// How ids are written.
@@ -69,6 +75,7 @@ pub(crate) struct Output {
     width: Width,
     bin: File,
     lengths: File,
+    scored: Option<File>,
     pub(crate) progress: Progress,
     unnoted: u64,
 }
@@ -80,21 +87,31 @@ fn with_end(out: &Path, end: &str) -> PathBuf {
 
 impl Output {
     /// Begins, or goes on where a run of the same `key` was killed.
-    pub(crate) fn open(out: &Path, key: String, width: Width) -> Checked<Output> {
+    /// Conversations have a loss mask, too.
+    pub(crate) fn open(out: &Path, key: String, width: Width, masked: bool) -> Checked<Output> {
         let at = |end: &str| with_end(out, end);
-        let (bin, index) = (at(".bin"), at(".idx"));
+        let [bin, index, mask] = [".bin", ".idx", ".mask"].map(at);
         let note = at(".progress.json");
         let known = note.is_file().then(|| read_text(&note, 1 << 20)).transpose();
         let known = known.map_err(unreadable(&note))?;
         let known: Option<Progress> = known.and_then(|text| serde_json::from_str(&text).ok());
-        if known.is_none() && (bin.exists() || index.exists()) {
-            let path = if bin.exists() { bin } else { index };
-            return Err(wrong(&path, "it is there already", "name another, or remove it"));
+        // A mask is looked for beside ids: an old one would be taken for one of these.
+        let there = [&bin, &index, &mask].into_iter().find(|path| path.exists());
+        if let (None, Some(path)) = (&known, there) {
+            return Err(wrong(path, "it is there already", "name another, or remove it"));
         }
         let partial = at(".bin.partial");
         if known.is_some() && bin.exists() && !partial.exists() {
             // Killed between its two last steps.
             fs::rename(&bin, &partial).map_err(unwritable(&bin))?;
+        }
+        let stale = at(".mask.partial");
+        let ours = known.as_ref().is_some_and(|p| p.key == key);
+        // Of the run that was killed, which may have been another; `finish` writes the mask anew.
+        for path in [Some(mask), (!ours).then_some(stale)].into_iter().flatten() {
+            if path.exists() {
+                fs::remove_file(&path).map_err(unwritable(&path))?;
+            }
         }
         let known = known.filter(|p| p.key == key).unwrap_or_default();
         let progress = Progress { key, ..known };
@@ -116,7 +133,8 @@ impl Output {
         };
         let bin = open(".bin.partial", progress.tokens * width.bytes())?;
         let lengths = open(".lengths.partial", progress.documents * 4)?;
-        Ok(Output { out: out.into(), width, bin, lengths, progress, unnoted: 0 })
+        let scored = masked.then(|| open(".mask.partial", progress.tokens)).transpose()?;
+        Ok(Output { out: out.into(), width, bin, lengths, scored, progress, unnoted: 0 })
     }
 
     fn at(&self, end: &str) -> PathBuf {
@@ -124,10 +142,14 @@ impl Output {
     }
 
     /// Writes the ids and lengths of the next batch.
-    pub(crate) fn batch(&mut self, ids: &[u8], lengths: &[i32]) -> Checked<()> {
+    pub(crate) fn batch(&mut self, ids: &[u8], lengths: &[i32], scored: &[u8]) -> Checked<()> {
         let raw: Vec<u8> = lengths.iter().flat_map(|n| n.to_le_bytes()).collect();
         self.bin.write_all(ids).map_err(unwritable(&self.at(".bin.partial")))?;
         self.lengths.write_all(&raw).map_err(unwritable(&self.at(".lengths.partial")))?;
+        if let Some(file) = &mut self.scored {
+            file.write_all(scored).map_err(unwritable(&with_end(&self.out, ".mask.partial")))?;
+        }
+        self.progress.answers += scored.iter().map(|one| u64::from(*one)).sum::<u64>();
         self.progress.batches += 1;
         self.progress.documents += lengths.len() as u64;
         self.progress.tokens += ids.len() as u64 / self.width.bytes();
@@ -139,6 +161,9 @@ impl Output {
     pub(crate) fn note(&mut self) -> Checked<()> {
         self.bin.sync_data().map_err(unwritable(&self.at(".bin.partial")))?;
         self.lengths.sync_data().map_err(unwritable(&self.at(".lengths.partial")))?;
+        if let Some(scored) = &self.scored {
+            scored.sync_data().map_err(unwritable(&self.at(".mask.partial")))?;
+        }
         let (note, new) = (self.at(".progress.json"), self.at(".progress.json.new"));
         let text = serde_json::to_vec(&self.progress).expect("numbers");
         let write = || {
@@ -152,11 +177,16 @@ impl Output {
         Ok(())
     }
 
-    /// Writes the index and gives both files their names, the index last.
+    /// Writes mask and index and gives the files their names, the index last.
     pub(crate) fn finish(mut self) -> Checked<Progress> {
         self.note()?;
         let partial = self.at(".idx.partial");
         self.write_index(&partial).map_err(unwritable(&partial))?;
+        let mask = self.at(".mask.new");
+        if self.write_mask(&mask).map_err(unwritable(&mask))? {
+            let to = self.at(".mask");
+            fs::rename(&mask, &to).map_err(unwritable(&to))?;
+        }
         for (from, to) in [(".bin.partial", ".bin"), (".idx.partial", ".idx")] {
             let to = self.at(to);
             fs::rename(self.at(from), &to).map_err(unwritable(&to))?;
@@ -164,11 +194,32 @@ impl Output {
         let parent = self.out.parent().filter(|p| !p.as_os_str().is_empty());
         // Not every file system lets a folder be flushed.
         let _ = File::open(parent.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
-        for end in [".progress.json", ".lengths.partial"] {
+        let mask = self.scored.as_ref().map(|_| ".mask.partial");
+        for end in [".progress.json", ".lengths.partial"].into_iter().chain(mask) {
             let path = self.at(end);
             fs::remove_file(&path).map_err(unwritable(&path))?;
         }
         Ok(self.progress)
+    }
+
+    /// Writes the loss mask as `zeropp-data` reads it, a bit an id, if there is one.
+    fn write_mask(&mut self, path: &Path) -> std::io::Result<bool> {
+        let Some(scored) = &mut self.scored else { return Ok(false) };
+        scored.seek(SeekFrom::Start(0))?;
+        let mut scored = BufReader::with_capacity(1 << 20, scored).take(self.progress.tokens);
+        let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
+        out.write_all(LOSS_MASK_MAGIC)?;
+        out.write_all(&self.progress.tokens.to_le_bytes())?;
+        let mut left = self.progress.tokens;
+        while left > 0 {
+            let (mut eight, n) = ([0; 8], left.min(8) as usize);
+            scored.read_exact(&mut eight[..n])?;
+            let byte = eight.iter().enumerate().fold(0, |byte, (i, one)| byte | one << i);
+            out.write_all(&[byte])?;
+            left -= n as u64;
+        }
+        out.into_inner().map_err(|e| e.into_error())?.sync_all()?;
+        Ok(true)
     }
 
     fn write_index(&mut self, path: &Path) -> std::io::Result<()> {

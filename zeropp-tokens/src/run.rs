@@ -8,9 +8,10 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use serde_json::Value;
 use zeropp_data::files::open_regular;
 
+use crate::chat::ChatTemplate;
 use crate::corpus::{Batch, Corpus};
 use crate::error::{Checked, TokensError, wrong};
-use crate::output::{Output, Width};
+use crate::output::{Output, Progress, Width};
 use crate::tokenizer::TextTokenizer;
 
 /// Batches of each thread that are under way.
@@ -25,6 +26,9 @@ pub struct TokenizeOptions {
     pub end: Option<u32>,
     /// Threads that tokenize; 0 for one a core.
     pub threads: usize,
+    /// Lines are conversations, written by this template: `messages` in place of `field`, and a
+    /// loss mask of the answers, `out.mask`.
+    pub chat: Option<ChatTemplate>,
 }
 
 /// How far a run has come.
@@ -38,12 +42,16 @@ pub struct Tokenized {
     pub documents: u64,
     /// Ids that are written.
     pub tokens: u64,
+    /// Ids of answers among them, of conversations.
+    pub answers: u64,
 }
 
 /// A batch in tokens.
 struct Done {
     ids: Vec<u8>,
     lengths: Vec<i32>,
+    /// A byte an id, 1 for those of answers; empty without conversations.
+    scored: Vec<u8>,
     behind: u64,
 }
 
@@ -63,7 +71,7 @@ pub fn tokenize(
     let corpus = Corpus::new(inputs)?;
     let width = Width::of(tokenizer.vocabulary());
     let key = key(&corpus, tokenizer, options)?;
-    let mut output = Output::open(out, key, width)?;
+    let mut output = Output::open(out, key, width, options.chat.is_some())?;
     let bytes_total = corpus.bytes();
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if options.threads == 0 { cores() } else { options.threads };
@@ -83,16 +91,20 @@ pub fn tokenize(
         let corpus = &corpus;
         scope.spawn(move || read(corpus, skip, &permit, &work, &done));
         write(&dones, &permits, skip, |batch: Done| {
-            output.batch(&batch.ids, &batch.lengths)?;
+            output.batch(&batch.ids, &batch.lengths, &batch.scored)?;
             last = batch.behind;
-            let (documents, tokens) = (output.progress.documents, output.progress.tokens);
-            progress(Tokenized { bytes: last, bytes_total, documents, tokens });
+            progress(said(&output.progress, last, bytes_total));
             Ok(())
         })
     })?;
     let all = output.finish()?;
-    let (documents, tokens) = (all.documents, all.tokens);
-    Ok(Tokenized { bytes: bytes_total.max(last), bytes_total, documents, tokens })
+    Ok(said(&all, bytes_total.max(last), bytes_total))
+}
+
+/// As callers hear of it.
+fn said(progress: &Progress, bytes: u64, bytes_total: u64) -> Tokenized {
+    let Progress { documents, tokens, answers, .. } = *progress;
+    Tokenized { bytes, bytes_total, documents, tokens, answers }
 }
 
 /// What tells this run from another.
@@ -105,6 +117,9 @@ fn key(corpus: &Corpus, tokenizer: &TextTokenizer, options: &TokenizeOptions) ->
     read.map_err(crate::error::unreadable(path))?;
     hasher.update(&bytes);
     hasher.update(format!("{:?} {:?}", options.field, options.end).as_bytes());
+    if let Some(chat) = &options.chat {
+        hasher.update(format!(" chat {:?}", chat.source()).as_bytes());
+    }
     Ok(hasher.finalize().to_hex().to_string())
 }
 
@@ -167,11 +182,14 @@ impl Worker<'_> {
     }
 
     fn batch(&self, tokenizer: &TextTokenizer, batch: &Batch) -> Checked<Done> {
-        let (mut ids, mut lengths) = (Vec::new(), Vec::new());
+        let (mut ids, mut lengths, mut scored) = (Vec::new(), Vec::new(), Vec::new());
         for (i, raw) in batch.documents().enumerate() {
             let line = batch.is_json.then_some(batch.line + i);
-            let Some(text) = self.text(raw, &batch.path, line)? else { continue };
-            let mut document = tokenizer.encode(&text)?;
+            let Some(mut document) =
+                self.document(tokenizer, raw, &batch.path, (line, &mut scored))?
+            else {
+                continue;
+            };
             document.extend(self.options.end);
             let too_long = |_| {
                 let problem = format!("{} has too many tokens for one document", place(line));
@@ -180,7 +198,34 @@ impl Worker<'_> {
             lengths.push(i32::try_from(document.len()).map_err(too_long)?);
             self.width.extend(&document, &mut ids);
         }
-        Ok(Done { ids, lengths, behind: batch.behind })
+        Ok(Done { ids, lengths, scored, behind: batch.behind })
+    }
+
+    /// The ids of a document; none where it is empty. Of a conversation says for each, and for the
+    /// one behind it, whether it is scored.
+    fn document(
+        &self,
+        tokenizer: &TextTokenizer,
+        raw: &[u8],
+        path: &Path,
+        (line, scored): (Option<usize>, &mut Vec<u8>),
+    ) -> Checked<Option<Vec<u32>>> {
+        let Some(chat) = &self.options.chat else {
+            let text = self.text(raw, path, line)?;
+            return text.map(|text| tokenizer.encode(&text)).transpose();
+        };
+        let refused = |problem: String| wrong(path, format!("{}: {problem}", place(line)), CHATS);
+        if line.is_none() {
+            return Err(refused("it is a text, and no lines of JSON".into()));
+        }
+        if raw.iter().all(u8::is_ascii_whitespace) {
+            return Ok(None);
+        }
+        let tokens = chat_tokens(chat, tokenizer, raw, &refused)?;
+        let (ids, answers) = tokens;
+        scored.extend(answers.iter().map(|answer| u8::from(*answer)));
+        scored.extend(self.options.end.map(|_| 0));
+        Ok(Some(ids))
     }
 
     /// The text of a document; none where it is empty.
@@ -215,6 +260,35 @@ impl Worker<'_> {
             }
         }
     }
+}
+
+/// What lines of conversations are.
+const CHATS: &str =
+    "give lines such as {\"messages\": [{\"role\": \"user\", \"content\": \"..\"}, ..]}";
+
+/// The ids of a line of JSON that is a conversation, and which of them are of answers: those that
+/// have a byte of one.
+fn chat_tokens(
+    chat: &ChatTemplate,
+    tokenizer: &TextTokenizer,
+    raw: &[u8],
+    refused: &dyn Fn(String) -> TokensError,
+) -> Checked<(Vec<u32>, Vec<bool>)> {
+    let line: minijinja::Value =
+        serde_json::from_slice(raw).map_err(|e| refused(format!("it is no JSON ({e})")))?;
+    let field = |name: &str| line.get_attr(name).unwrap_or_default();
+    let conversation = chat.conversation(&field("messages"), &field("tools")).map_err(refused)?;
+    let (ids, places) = tokenizer.encode_places(&conversation.text)?;
+    let answers = &conversation.answers;
+    let mut next = 0;
+    let is_answer = |(start, end): &(usize, usize)| {
+        while answers.get(next).is_some_and(|answer| answer.end <= *start) {
+            next += 1;
+        }
+        answers.get(next).is_some_and(|answer| *end > answer.start && end > start)
+    };
+    let scored = places.iter().map(is_answer).collect();
+    Ok((ids, scored))
 }
 
 fn place(line: Option<usize>) -> String {

@@ -26,7 +26,7 @@ fn tokenizer(dir: &Path) -> TextTokenizer {
 }
 
 fn options(threads: usize) -> TokenizeOptions {
-    TokenizeOptions { field: "text".into(), end: Some(257), threads }
+    TokenizeOptions { field: "text".into(), end: Some(257), threads, chat: None }
 }
 
 fn run(dir: &Path, inputs: &[&str], threads: usize) -> Result<Tokenized, TokensError> {

@@ -13,6 +13,9 @@ use crate::tiktoken;
 /// What ends a document in tokenizers that do not say so.
 const ENDS: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"];
 
+/// Ids, and the first byte and the end of the text that each is of.
+pub(crate) type Placed = (Vec<u32>, Vec<(usize, usize)>);
+
 /// A tokenizer. Cloning it is cheap enough for one a thread, each with a cache of its own.
 #[derive(Clone)]
 pub struct TextTokenizer {
@@ -86,6 +89,15 @@ impl TextTokenizer {
         let encoded = self.inner.encode_fast(text, false);
         let encoded = encoded.map_err(|e| self.failed(&e.to_string()))?;
         Ok(encoded.get_ids().to_vec())
+    }
+
+    /// The ids of a text that has its special tokens in it, and the bytes of it that each is of.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub(crate) fn encode_places(&self, text: &str) -> Checked<Placed> {
+        let encoded = self.inner.encode(text, false).map_err(|e| self.failed(&e.to_string()))?;
+        Ok((encoded.get_ids().to_vec(), encoded.get_offsets().to_vec()))
     }
 
     /// The text of `ids`.
