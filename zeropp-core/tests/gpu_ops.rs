@@ -22,7 +22,7 @@ use zeropp_core::split::ops::{self, force_generic};
 use zeropp_core::split::{Grads, LayerWeights, Masks, OpCx, WQueue, seed_backward};
 
 /// Largest difference allowed, relative to the largest element of the CPU's result: both have
-/// errors as `bound` of tests/ops says, of sums of some hundred elements.
+/// errors as `bound` of the CPU tests says, of sums of some hundred elements.
 const TOLERANCE: f64 = 1e-5;
 
 /// Numbers and their shape, on no device yet.
