@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use zeropp_core::files::read_text;
 use zeropp_weights::{Family, ParameterShape, StoreAs, Tensor, Weights, export, write_folder};
-use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Manifest, Store};
+use zeropp_zero3::checkpoint::{Checkpoint, Manifest};
 
 use crate::Error;
 use crate::checkpoint::export_error::{ExportError, ReadWhole};
+use crate::checkpoint::located::checkpoint_at;
 use crate::checkpoint::merged::Merged;
 
 /// The most bytes of one file of weights.
@@ -68,7 +69,7 @@ pub fn export_checkpoint(
     to: &Path,
     options: &ExportOptions,
 ) -> Result<ExportReport, Error> {
-    let checkpoint = open(from)?;
+    let checkpoint = checkpoint_at(from)?.map_or_else(|| Checkpoint::open(from), Ok)?;
     let manifest = checkpoint.manifest();
     let wrong = |problem: &str, help: &str| Error::Export {
         path: from.to_path_buf(),
@@ -141,17 +142,6 @@ pub(crate) fn whole_or_gone(read: Result<(), ExportError>, to: &Path) -> Result<
 fn shapes(manifest: &Manifest) -> Vec<ParameterShape> {
     let all = manifest.parameters.iter();
     all.map(|(name, p)| ParameterShape { name: name.clone(), shape: p.shape.clone() }).collect()
-}
-
-fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
-    if path.join("manifest.json").exists() {
-        return Checkpoint::open(path);
-    }
-    let store = Store::new(path);
-    match store.steps()?.last() {
-        Some(step) => Checkpoint::open(&store.path(*step)),
-        None => Checkpoint::open(path),
-    }
 }
 
 /// The tokenizer's files and the like.

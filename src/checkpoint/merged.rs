@@ -25,7 +25,7 @@ pub(crate) struct Merged {
 }
 
 impl Merged {
-    /// Opens the checkpoint at `path`, with the running mean of what it trained if `mean`.
+    /// Opens the checkpoint at `path`, with the moving average of what it trained if `mean`.
     ///
     /// # Errors
     /// A checkpoint or a base of it that cannot be read.

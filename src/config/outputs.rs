@@ -4,6 +4,7 @@
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 
+use super::model::is_path;
 use super::{Config, ConfigError};
 use zeropp_comm::launch::Job;
 use zeropp_core::files::{Place, files_below, is_hidden};
@@ -123,29 +124,29 @@ impl Config {
         reads: &[(&'static str, &Path)],
         writes: &[(&'static str, &Path)],
     ) -> Checked {
-        let of = |all: &[(&'static str, &Path)]| -> Vec<(&'static str, PathBuf)> {
-            all.iter().map(|(field, path)| (*field, path.to_path_buf())).collect()
-        };
         match self.writes_outputs(|name| std::env::var(name).ok()) {
-            true => self.check_outputs_beside(&of(reads), &of(writes)),
+            true => self.check_outputs_beside(reads, writes),
             false => Ok(()),
         }
     }
 
     fn check_outputs_beside(
         &self,
-        reads: &[(&'static str, PathBuf)],
-        writes: &[(&'static str, PathBuf)],
+        reads: &[(&'static str, &Path)],
+        writes: &[(&'static str, &Path)],
     ) -> Checked {
         // Before any output is made, which might come to lie among the data.
         let data = self.data_files();
-        let inputs: Vec<_> = self.all_inputs().into_iter().chain(reads.iter().cloned()).collect();
+        let own = self.all_inputs();
+        let own = own.iter().map(|(field, path)| Given { field, path });
+        let inputs = own.chain(reads.iter().map(|(field, path)| Given { field, path }));
+        let inputs = inputs.collect();
         let mut outputs = self.output_files();
         outputs.extend(writes.iter().map(|(field, path)| Given { field, path }));
         let mut made = Vec::new();
         let checked = outputs.iter().try_for_each(|output| open(*output, &mut made));
         // Now that all are there, one file has one identity under all its names.
-        let checked = checked.and_then(|()| self.check_clashes(&inputs, outputs, &data, &made));
+        let checked = checked.and_then(|()| self.check_clashes(inputs, outputs, &data, &made));
         for path in made {
             // What was just created and cannot be removed does no harm.
             let _ = fs::remove_file(path);
@@ -155,13 +156,12 @@ impl Config {
 
     fn check_clashes(
         &self,
-        inputs: &[(&'static str, PathBuf)],
+        inputs: Vec<Given>,
         outputs: Vec<Given>,
         data: &[PathBuf],
         made: &[PathBuf],
     ) -> Checked {
-        let inputs = inputs.iter().map(|(field, path)| Given { field, path });
-        let (inputs, mut files) = (found(inputs.collect()), found(outputs));
+        let (inputs, mut files) = (found(inputs), found(outputs));
         // What is written to a pipe or a device overwrites nothing.
         files.retain(|file| file.path.is_file());
         let folders = found(self.output_folders());
@@ -187,8 +187,32 @@ impl Config {
         let old = files
             .iter()
             .filter(|file| file.path.canonicalize().is_ok_and(|path| !made.contains(&path)));
-        check_apart_from_models(&inputs, old)?;
+        self.check_apart_from_models(old)?;
         check_apart_from_checkpoints(&folders, inputs.iter().chain(outputs()))
+    }
+
+    /// What lies in a folder that a model comes from is a part of it. Where its `config.json` is
+    /// named instead, the folder around it may be anyone's.
+    fn check_apart_from_models<'a>(
+        &self,
+        mut files: impl Iterator<Item = &'a Found<'a>>,
+    ) -> Checked {
+        let model = is_path(&self.model).then(|| Path::new(&self.model));
+        let mut folders =
+            found(given([("init-from", self.init_from.as_deref()), ("model", model)]));
+        folders.retain(|folder| folder.path.is_dir());
+        files.try_for_each(|file| {
+            let Some(model) =
+                folders.iter().find(|model| file.place.within(&model.place).is_some())
+            else {
+                return Ok(());
+            };
+            let folder = model.path.display();
+            file.clash(format!(
+                "is a file in the folder of `{}`, {folder}, and would be overwritten",
+                model.field
+            ))
+        })
     }
 
     /// The files of a folder of data.
@@ -220,33 +244,6 @@ fn check_apart_from_data<'a>(
             "lies in the folder of `{}`, {}, and the next run would train on what is written",
             data.field,
             data.path.display()
-        ))
-    })
-}
-
-/// What lies in a folder that a model comes from is a part of it.
-fn check_apart_from_models<'a>(
-    inputs: &[Found],
-    mut files: impl Iterator<Item = &'a Found<'a>>,
-) -> Checked {
-    let folders: Vec<_> = inputs
-        .iter()
-        .filter_map(|input| match input.field {
-            "init-from" if input.path.is_dir() => Some((input.field, input.path)),
-            "model" => Some((input.field, input.path.parent()?)),
-            _ => None,
-        })
-        .filter_map(|(field, path)| Some(Found { field, path, place: Place::new(path).ok()? }))
-        .collect();
-    files.try_for_each(|file| {
-        let Some(model) = folders.iter().find(|model| file.place.within(&model.place).is_some())
-        else {
-            return Ok(());
-        };
-        let folder = model.path.display();
-        file.clash(format!(
-            "is a file in the folder of `{}`, {folder}, and would be overwritten",
-            model.field
         ))
     })
 }

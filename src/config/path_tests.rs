@@ -210,6 +210,15 @@ fn nothing_that_is_read_beside_the_settings_is_written() {
         assert!(error.contains(fragment) && error.ends_with("; choose another"), "{error}");
     }
     base("init/new.jsonl").validate().expect("a new file replaces nothing");
+    let described = serde_json::json!({
+        "model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 512,
+        "vocab_size": 256, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+    });
+    fs::write(at("config.json"), described.to_string()).unwrap();
+    let model = at("config.json").display().to_string();
+    let beside = Config { metrics: Some(at("old")), ..Config::for_model(&model).unwrap() };
+    beside.validate().expect("a run may be started again beside the description of its model");
+    fs::remove_file(at("config.json")).unwrap();
 
     let machine = at("machine.toml");
     let error = base("machine.toml").check_files(&[("plan", &machine)], &[]).unwrap_err();

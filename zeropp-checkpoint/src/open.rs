@@ -13,7 +13,7 @@ use crate::error::{Checked, CheckpointError, unreadable};
 use crate::file::{PARAMETER, StateReader, check_size, tensor_name};
 use crate::manifest::{MANIFEST, Manifest, Parameter};
 
-/// The name of the running mean of a parameter, among what an optimizer keeps of it.
+/// The name of the moving average of a parameter, among what an optimizer keeps of it.
 pub const EMA: &str = "ema";
 
 /// A complete checkpoint. Its files are checked as they are read: each by the first reader of this
@@ -136,7 +136,7 @@ impl Checkpoint {
         ParameterReader(self.reader(), PARAMETER)
     }
 
-    /// A reader of the running means of the parameters in their place (EMA), if it has them.
+    /// A reader of the moving averages of the parameters in their place (EMA), if it has them.
     pub fn means(&self) -> Option<ParameterReader<'_>> {
         let has_mean = |p: &Parameter| p.kept.iter().any(|name| name == EMA);
         let all = self.manifest.parameters.values().all(has_mean);

@@ -92,7 +92,7 @@ pub(crate) struct LayerState {
     pub(crate) segments: Vec<Segment>,
     /// Each moment of the elements that have it, in their order, f32.
     pub(crate) moments: Vec<Tensor<1>>,
-    /// The running mean of the parameters, if there is one, f32.
+    /// The moving average of the parameters, if there is one, f32.
     pub(crate) ema: Option<Tensor<1>>,
 }
 
