@@ -308,7 +308,7 @@ fn spans(timeline: &Timeline) -> Vec<Vec<Vec<i64>>> {
 }
 
 /// F 0, B 1, W 2, BW 3, R 4, overlap 5, sends 6 and 7, receives 8 and 9, gather 10, free 11,
-/// reduction 12, replicas 13, optimizer 14.
+/// reduction 12, replicas 13, optimizer 14, validation 15.
 fn code(action: &Action) -> i64 {
     use zeropp_schedule::ir::Message::Activation;
     match action {
@@ -327,6 +327,7 @@ fn code(action: &Action) -> i64 {
         Action::ReduceScatter { .. } => 12,
         Action::ReplicaReduce { .. } => 13,
         Action::OptimizerStep => 14,
+        Action::Validate => 15,
     }
 }
 

@@ -106,8 +106,13 @@ pub enum Action {
         /// Stage.
         stage: usize,
     },
-    /// Waits for the reductions, agrees on the global norm and updates the rank's shards.
+    /// Waits for the reductions, agrees on the global norm and updates the rank's shards; in a
+    /// program with [`Validate`](Self::Validate) the rank updates without waiting for the others.
     OptimizerStep,
+    /// Waits for the global norm of the step before, whose update was done without it (Zero
+    /// Bubble's post-validation). Where that was wrong, it is taken back and done right, and all
+    /// that this step has done so far is done again: before it is a *warm-up* of forwards.
+    Validate,
 }
 
 impl Action {
@@ -123,7 +128,8 @@ impl Action {
         fit.then(|| Action::Overlap { forward: of(forward), backward: of(backward) })
     }
 
-    /// The stage it is about; of an overlap, its forward's. The optimizer's step has none.
+    /// The stage it is about; of an overlap, its forward's. The optimizer's step and its
+    /// validation have none.
     pub fn stage(&self) -> Option<usize> {
         match *self {
             Action::Compute { stage, .. }
@@ -134,7 +140,7 @@ impl Action {
             | Action::Free { stage }
             | Action::ReduceScatter { stage }
             | Action::ReplicaReduce { stage } => Some(stage),
-            Action::OptimizerStep => None,
+            Action::OptimizerStep | Action::Validate => None,
         }
     }
 
@@ -192,6 +198,7 @@ impl fmt::Display for Action {
             Action::ReduceScatter { stage } => write!(f, "RS{stage}"),
             Action::ReplicaReduce { stage } => write!(f, "AR{stage}"),
             Action::OptimizerStep => write!(f, "STEP"),
+            Action::Validate => write!(f, "VALID"),
         }
     }
 }
@@ -230,6 +237,12 @@ impl Schedule {
     pub fn is_forward_only(&self) -> bool {
         let mut computes = self.ranks.iter().flatten().flat_map(Action::computes).peekable();
         computes.peek().is_some() && computes.all(|t| t.kind == Compute::F)
+    }
+
+    /// Whether its updates are done before the global norm is known, and validated in the next
+    /// step's warm-up.
+    pub fn validates_late(&self) -> bool {
+        self.ranks.iter().flatten().any(|action| *action == Action::Validate)
     }
 
     /// Whether gathers and frees stand in it, as part of the order.

@@ -1,11 +1,10 @@
 //! Lowering: from the compute actions of a schedule to the program that ranks run, with gathers,
 //! frees, reductions, sends and receives as actions of their own.
 
-use std::collections::{HashMap, HashSet};
-
 use crate::ir::{Action, Compute, Message, Schedule, Task};
 
 mod issue;
+mod warm_up;
 mod weights;
 
 pub use issue::in_issue_order;
@@ -23,6 +22,18 @@ pub struct LowerOptions {
     pub replicas: bool,
     /// When a stage's weights are dropped.
     pub residency: Residency,
+    /// When ranks learn the global norm.
+    pub sync: OptimizerSync,
+}
+
+/// When ranks learn the global norm of their gradients, and that it is finite.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OptimizerSync {
+    /// Before each update, for which all of them meet.
+    #[default]
+    Barrier,
+    /// In the next step's warm-up: they update as soon as their own gradients are there.
+    Late,
 }
 
 impl Default for LowerOptions {
@@ -32,6 +43,7 @@ impl Default for LowerOptions {
             recompute: false,
             replicas: false,
             residency: Residency::default(),
+            sync: OptimizerSync::default(),
         }
     }
 }
@@ -64,7 +76,10 @@ pub enum Residency {
 ///   one that takes it, or earlier where the order of the peer's sends wants it. Neighbouring
 ///   stages on one rank hand over without either;
 /// * R where `recompute` asks for it, and one optimizer step at the end, unless there are forwards
-///   only.
+///   only;
+/// * with [`OptimizerSync::Late`] a VALID after each rank's warm-up: its forwards before the first
+///   backward, less those that need what another rank does after its own. Messages of the
+///   warm-ups are received in them, and no others.
 ///
 /// Anything but F, B, W and BW in the input is dropped and made anew, so lowering twice is lowering
 /// once. With [`Residency::AsWritten`] its AG, FREE and R stay, with [`Residency::Auto`] its AG and
@@ -78,11 +93,13 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
         chosen => chosen,
     };
     let trains = !schedule.is_forward_only();
+    let late = trains && options.sync == OptimizerSync::Late;
+    let warm_ups = late.then(|| warm_up::warm_ups(&programs));
     let ranks = (0..schedule.pp())
         .map(|rank| {
             let program = &programs.ranks[rank];
             let mut inserts = Inserts::default();
-            programs.add_messages(rank, &mut inserts);
+            programs.add_messages(rank, warm_ups.as_deref(), &mut inserts);
             if kept {
                 weights::keep_gathers(&schedule.ranks[rank], program, &mut inserts);
             } else {
@@ -90,6 +107,9 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
                 weights::add_gathers(&visits, options.prefetch, residency, &mut inserts);
             }
             add_reductions(schedule, program, options.replicas, &mut inserts);
+            if let Some(warm_ups) = &warm_ups {
+                inserts.before(warm_ups[rank], Action::Validate);
+            }
             let step = trains.then_some(Action::OptimizerStep);
             inserts.merge(program).into_iter().chain(step).collect()
         })
@@ -110,6 +130,11 @@ impl Inserts {
     /// Inserts after the compute action at `position`.
     fn after(&mut self, position: usize, action: Action) {
         self.0.push((2 * position + 1, order(&action), action));
+    }
+
+    /// Inserts before the compute action at `position`, and after all else that is.
+    fn just_before(&mut self, position: usize, action: Action) {
+        self.0.push((2 * position, u8::MAX, action));
     }
 
     /// The whole program. What goes to one place keeps the order of [`order`], then that of its
@@ -138,15 +163,25 @@ fn order(action: &Action) -> u8 {
         Action::AllGather { .. } => 2,
         Action::ReduceScatter { .. } => 3,
         Action::ReplicaReduce { .. } => 4,
+        Action::Validate => 6,
         _ => 5,
     }
 }
+
+/// A message as its consumer knows it: what it is, the consuming stage, the micro-batch.
+type Key = (Message, usize, usize);
 
 /// The compute actions of all ranks, recomputation included.
 struct Programs<'a> {
     schedule: &'a Schedule,
     ranks: Vec<Vec<Action>>,
+    /// Where the consumer of each message is in its rank's program, by [`Programs::slot`]: places
+    /// in a list, as a plan lowers hundreds of programs and hashing was a fifth of its time.
+    consumers: Vec<usize>,
 }
+
+/// A message without a consumer.
+const NOBODY: usize = usize::MAX;
 
 impl<'a> Programs<'a> {
     /// With `written`, R stand where they stood; else where `recompute` asks for them.
@@ -169,30 +204,49 @@ impl<'a> Programs<'a> {
             }
             program
         });
-        Programs { schedule, ranks: ranks.collect() }
+        let mut programs = Programs { schedule, ranks: ranks.collect(), consumers: Vec::new() };
+        programs.consumers = programs.consumers();
+        programs
+    }
+
+    fn consumers(&self) -> Vec<usize> {
+        let (stages, micro_batches) = (self.schedule.stages(), self.schedule.micro_batches());
+        let mut consumers = vec![NOBODY; 2 * stages * micro_batches];
+        for (position, action) in self.ranks.iter().flat_map(|rank| rank.iter().enumerate()) {
+            for Task { kind, stage, micro_batch } in action.computes() {
+                if let Some(message) = kind.needs(stage, stages) {
+                    consumers[self.slot(message, stage, micro_batch)] = position;
+                }
+            }
+        }
+        consumers
+    }
+
+    /// The place of a message in `consumers`, by its consuming stage.
+    fn slot(&self, message: Message, stage: usize, micro_batch: usize) -> usize {
+        let of_stage = 2 * stage + usize::from(message == Message::Gradient);
+        of_stage * self.schedule.micro_batches() + micro_batch
     }
 
     /// The messages that `from` sends to `to`, in the order of its program, as their consumers
-    /// know them: (message, consuming stage, micro-batch).
-    fn channel(&self, from: usize, to: usize) -> impl Iterator<Item = (Message, usize, usize)> {
+    /// know them: (message, consuming stage, micro-batch), and the place of the compute that makes
+    /// each.
+    fn channel(&self, from: usize, to: usize) -> impl Iterator<Item = (usize, Key)> {
         let stages = self.schedule.stages();
-        self.ranks[from].iter().flat_map(|a| a.computes()).filter_map(
-            move |Task { kind, stage, micro_batch }| {
-                let message = kind.gives(stage, stages)?;
-                let consumer = message.consumer(stage, stages)?;
-                (self.schedule.destination(message, stage) == Some(to)).then_some((
-                    message,
-                    consumer,
-                    micro_batch,
-                ))
-            },
-        )
+        let actions = self.ranks[from].iter().enumerate();
+        let computes = actions.flat_map(|(at, action)| action.computes().map(move |c| (at, c)));
+        computes.filter_map(move |(at, Task { kind, stage, micro_batch })| {
+            let message = kind.gives(stage, stages)?;
+            let consumer = message.consumer(stage, stages)?;
+            let is_to = self.schedule.destination(message, stage) == Some(to);
+            is_to.then_some((at, (message, consumer, micro_batch)))
+        })
     }
 
-    /// Sends after what they send; receives in the order in which each peer sends.
-    fn add_messages(&self, rank: usize, inserts: &mut Inserts) {
+    /// Sends after what they send; receives in the order in which each peer sends, those of the
+    /// peers' `warm_ups`, if there are any, in this rank's.
+    fn add_messages(&self, rank: usize, warm_ups: Option<&[usize]>, inserts: &mut Inserts) {
         let stages = self.schedule.stages();
-        let mut consumers = HashMap::new();
         let mut peers = Vec::new();
         for (position, action) in self.ranks[rank].iter().enumerate() {
             for Task { kind, stage, micro_batch } in action.computes() {
@@ -203,11 +257,9 @@ impl<'a> Programs<'a> {
                 }
                 if let Some(message) = kind.needs(stage, stages)
                     && let Some(peer) = self.schedule.source(message, stage)
+                    && !peers.contains(&peer)
                 {
-                    consumers.insert((message, stage, micro_batch), position);
-                    if !peers.contains(&peer) {
-                        peers.push(peer);
-                    }
+                    peers.push(peer);
                 }
             }
         }
@@ -215,15 +267,23 @@ impl<'a> Programs<'a> {
             // From the last message to the first, so that none is posted after a later one.
             let mut receives = Vec::new();
             let mut post = usize::MAX;
-            for (message, stage, micro_batch) in
-                self.channel(peer, rank).collect::<Vec<_>>().into_iter().rev()
-            {
-                if let Some(position) = consumers.get(&(message, stage, micro_batch)) {
+            for (made, key) in self.channel(peer, rank).collect::<Vec<_>>().into_iter().rev() {
+                let (message, stage, micro_batch) = key;
+                let position = self.consumers[self.slot(message, stage, micro_batch)];
+                if position != NOBODY {
                     post = post.min(position.saturating_sub(1));
-                    receives.push((post, Action::Recv { message, stage, micro_batch }));
+                    let is_warm_up = warm_ups.map(|ends| (made < ends[peer], ends[rank]));
+                    receives.push((post, is_warm_up, key));
                 }
             }
-            receives.into_iter().rev().for_each(|(post, recv)| inserts.before(post, recv));
+            for (post, warm_up, (message, stage, micro_batch)) in receives.into_iter().rev() {
+                let recv = Action::Recv { message, stage, micro_batch };
+                match warm_up {
+                    Some((true, end)) => inserts.before(post.min(end), recv),
+                    Some((false, end)) if post <= end => inserts.just_before(end, recv),
+                    _ => inserts.before(post, recv),
+                }
+            }
         }
     }
 }
@@ -231,14 +291,15 @@ impl<'a> Programs<'a> {
 /// RS after the last W of each stage and unit; AR after the RS of the last unit.
 fn add_reductions(schedule: &Schedule, program: &[Action], replicas: bool, inserts: &mut Inserts) {
     let units = schedule.unit_table();
-    let mut reduced = HashSet::new();
+    let count = schedule.units.len();
+    let mut reduced = vec![false; schedule.stages() * count];
     for (position, action) in program.iter().enumerate().rev() {
         for Task { kind, stage, micro_batch } in action.computes() {
             let unit = units[micro_batch];
             let adds = matches!(kind, Compute::W | Compute::BW);
-            if adds && reduced.insert((stage, unit)) {
+            if adds && !std::mem::replace(&mut reduced[stage * count + unit], true) {
                 inserts.after(position, Action::ReduceScatter { stage });
-                if replicas && unit + 1 == schedule.units.len() {
+                if replicas && unit + 1 == count {
                     inserts.after(position, Action::ReplicaReduce { stage });
                 }
             }
@@ -250,3 +311,5 @@ fn add_reductions(schedule: &Schedule, program: &[Action], replicas: bool, inser
 mod random_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod warm_up_tests;

@@ -3,8 +3,8 @@
 use crate::ir::{Action, Schedule};
 use crate::memory::Ledger;
 use crate::schedules::Kind;
-use crate::simulate::Costs;
-use crate::timeline::Timeline;
+use crate::simulate::{Costs, step_period_ns};
+use crate::timeline::{Timeline, idle_share};
 
 /// One run in numbers. Only the pipeline's compute actions count, not the optimizer step.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +21,9 @@ pub struct Metrics {
     /// ([`Rate`](crate::schedules::Rate)), work being that of the busiest rank. A schedule of no
     /// known kind has the makespan as its cost.
     pub bubble_rate: f64,
+    /// The idle share of all ranks from the first compute of a step to that of the next one, in a
+    /// long run, 0 to 1: reductions and the optimizer count as idle.
+    pub bubble_step: f64,
     /// The largest sum of activations and weight stash of each rank, in the unit of the costs.
     pub peak_activation: Vec<u64>,
     /// All-gathers of the program, over all pipeline ranks.
@@ -61,6 +64,11 @@ impl Metrics {
             ends_ns,
             own_span_max_ns,
             bubble_rate: if cost == 0 { 0.0 } else { (cost - work) as f64 / cost as f64 },
+            bubble_step: {
+                let all = step_period_ns(schedule, costs) as u128 * busy.len() as u128;
+                let sum = busy.iter().map(|ns| u128::from(*ns)).sum();
+                idle_share(sum, all)
+            },
             peak_activation: schedule.ranks.iter().map(peak).collect(),
             all_gathers: count(|a| matches!(a, Action::AllGather { .. })),
             reduce_scatters: count(|a| matches!(a, Action::ReduceScatter { .. })),

@@ -19,6 +19,7 @@ pub fn measures(
         makespan: micros(metrics.makespan_ns),
         own_span_max: micros(metrics.own_span_max_ns),
         bubble_rate: metrics.bubble_rate,
+        bubble_step: Some(metrics.bubble_step),
         idle: metrics.idle_ns.iter().map(|t| micros(*t)).collect(),
         ends: metrics.ends_ns.iter().map(|t| micros(*t)).collect(),
         peak_activation: metrics.peak_activation,
@@ -52,6 +53,7 @@ pub fn step(timeline: &Timeline, index: usize) -> Timeline {
         RankTimeline {
             spans: rank.spans.iter().filter(|s| inside(s.start_ns)).copied().collect(),
             memory: rank.memory.iter().filter(|m| inside(m.at_ns)).copied().collect(),
+            saves: rank.saves.iter().filter(|s| inside(s.start_ns)).copied().collect(),
             ..rank.clone()
         }
     };

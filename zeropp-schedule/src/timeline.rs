@@ -38,6 +38,22 @@ impl Action {
     }
 }
 
+/// A rank's part of a save: the state of a step on its way to a checkpoint, or to a copy in memory.
+/// It goes on beside the program's actions, and is none of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SaveSpan {
+    /// Steps that the state has behind it.
+    pub step: u64,
+    /// Whether it becomes a copy in memory.
+    pub in_memory: bool,
+    /// When the rank handed the state over.
+    pub start_ns: u64,
+    /// When all of it was written, so that it might change.
+    pub end_ns: u64,
+    /// Nanoseconds that this kept the rank from its work.
+    pub blocked_ns: u64,
+}
+
 /// Bytes alive on a rank from `at_ns` on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryPoint {
@@ -61,6 +77,8 @@ pub struct RankTimeline {
     pub spans: Vec<Span>,
     /// Activation memory over time; empty where it was not followed.
     pub memory: Vec<MemoryPoint>,
+    /// Saves in the order in which they began.
+    pub saves: Vec<SaveSpan>,
 }
 
 /// What the numbers of memory count.
@@ -139,13 +157,13 @@ impl Computed {
 
     /// Its `bubble_own_span`, 0 to 1.
     pub fn bubble_own_span(&self) -> f64 {
-        idle_share(self.busy_ns, self.end_ns - self.start_ns)
+        idle_share_ns(self.busy_ns, self.end_ns - self.start_ns)
     }
 }
 
 /// The `bubble` of one step, 0 to 1, from what every rank computed.
 pub fn bubble(ranks: &[Computed]) -> f64 {
-    idle_share(ranks.iter().map(|r| r.busy_ns).sum(), makespan(ranks) * ranks.len() as u64)
+    idle_share_ns(ranks.iter().map(|r| r.busy_ns).sum(), makespan(ranks) * ranks.len() as u64)
 }
 
 /// The `bubble_own_span` of one step, averaged over ranks, 0 to 1.
@@ -155,7 +173,7 @@ pub fn bubble_own_span(ranks: &[Computed]) -> f64 {
 
 /// The `bubble_step` of a step that ends, with the next one's start, `step_ns` after its own.
 pub fn bubble_step(ranks: &[Computed], step_ns: u64) -> f64 {
-    idle_share(ranks.iter().map(|r| r.busy_ns).sum(), step_ns * ranks.len() as u64)
+    idle_share_ns(ranks.iter().map(|r| r.busy_ns).sum(), step_ns * ranks.len() as u64)
 }
 
 fn makespan(ranks: &[Computed]) -> u64 {
@@ -163,7 +181,12 @@ fn makespan(ranks: &[Computed]) -> u64 {
     ranks.iter().map(|r| r.end_ns).max().unwrap_or(0) - start
 }
 
-fn idle_share(busy: u64, all: u64) -> f64 {
+fn idle_share_ns(busy: u64, all: u64) -> f64 {
+    idle_share(busy.into(), all.into())
+}
+
+/// What is not `busy` of `all`, 0 to 1.
+pub(crate) fn idle_share(busy: u128, all: u128) -> f64 {
     if all == 0 { 0.0 } else { (1.0 - busy as f64 / all as f64).max(0.0) }
 }
 
@@ -205,7 +228,19 @@ impl Timeline {
         };
         let length: u64 = (0..count).map(|i| makespan(&in_step(i))).sum();
         let busy = |rank: &Vec<Computed>| rank.iter().map(|c| c.busy_ns).sum();
-        steps.iter().map(|rank| idle_share(busy(rank), length)).collect()
+        steps.iter().map(|rank| idle_share_ns(busy(rank), length)).collect()
+    }
+
+    /// The `bubble_step` of all steps but the last, whose next one is not there; none of a run of a
+    /// single step. Steps that others are laid out apart from, as a trace's may be, count as they
+    /// stand.
+    pub fn bubble_step(&self) -> Option<f64> {
+        let steps: Vec<Vec<Computed>> = self.ranks.iter().map(RankTimeline::steps).collect();
+        let count = steps.iter().map(Vec::len).min().filter(|count| *count > 1)?;
+        let start = |i: usize| steps.iter().map(|rank| rank[i].start_ns).min().unwrap_or(0);
+        let all = u128::from(start(count - 1).saturating_sub(start(0))) * steps.len() as u128;
+        let busy = steps.iter().flat_map(|rank| &rank[..count - 1]);
+        Some(idle_share(busy.map(|computed| u128::from(computed.busy_ns)).sum(), all))
     }
 
     /// The `bubble_own_span`, averaged over ranks and steps, 0 to 1.

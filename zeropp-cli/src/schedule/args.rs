@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{IntoResettable, PossibleValuesParser, StyledStr};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::Bytes;
-use zeropp::pipeline::lower::LowerOptions;
+use zeropp::pipeline::lower::{LowerOptions, OptimizerSync};
 use zeropp::pipeline::schedules::{FORWARD, KINDS, Kind, Limits, Rate, StepForm};
 
 use super::all::COLUMNS;
@@ -35,6 +35,8 @@ Numbers (--format json has them all, times in us):
   bubble           (on the terminal and in pictures) idle share of all ranks from the first start
                    to the last end of any
   bubble_own_span  (there, too) idle share between a rank's own first start and last end, averaged
+  bubble_step      idle share of all ranks from the first action of a step to that of the next,
+                   in a long run: with the optimizer and what ranks wait for around it
   bubble_rate      (cost - work) / cost as the papers count it: cost is the largest own span for
                    {own},
                    and the makespan for all others. For {printed} it follows the papers'
@@ -71,6 +73,9 @@ Examples:
   The whole program with gathers, sends and reductions, as a page to zoom in:
       zeropp schedule --kind zeropp --pp 4 --virtual 2 --unit 8 --lower --recompute full \\
           --t-gather 0.5 --t-reduce 0.5 -o zeropp.html
+  Three steps whose updates wait for no other rank:
+      zeropp schedule --kind zb-2p --pp 8 --micro-batches 24 --lower --optimizer-sync late \
+          --simulate-steps 3 -o late.svg
   A file for torch.distributed.pipelining:
       zeropp schedule --kind interleaved --pp 4 --micro-batches 8 --format torch -o torch.csv
 
@@ -108,6 +113,8 @@ pub(crate) struct Request {
     pub(super) limits: Limits,
     /// Lower the compute actions to the whole program.
     pub(super) lower: Option<LowerOptions>,
+    /// Steps in the timeline.
+    pub(super) steps: usize,
 }
 
 /// The flags of `zeropp schedule`.
@@ -220,7 +227,7 @@ fn line(kind: &Kind) -> String {
     format!("{:14} {}", kind.name, kind.about)
 }
 
-fn program_args() -> [Arg; 3] {
+fn program_args() -> [Arg; 5] {
     [
         Arg::new("lower")
             .long("lower")
@@ -241,6 +248,20 @@ fn program_args() -> [Arg; 3] {
             .requires("lower")
             .value_parser(["none", "full"])
             .help("Recompute activations before the backward, with --lower; R takes t-f"),
+        Arg::new("optimizer-sync")
+            .long("optimizer-sync")
+            .value_name("WHEN")
+            .default_value("barrier")
+            .requires("lower")
+            .value_parser(["barrier", "late"])
+            .help("When ranks learn the global norm, with --lower: before their updates, or late")
+            .long_help(
+                "When ranks learn the global norm, with --lower: at a barrier before every update, \
+                 or late, in the next step's warm-up (Zero Bubble's post-validation). Late is \
+                 simulated where no update has to be taken back.",
+            ),
+        number("simulate-steps", "N", "Steps that are simulated and drawn, one after the other")
+            .default_value("1"),
     ]
     .map(|arg| arg.help_heading(PROGRAM))
 }
@@ -298,6 +319,10 @@ impl Request {
         let lower = matches.get_flag("lower").then(|| LowerOptions {
             prefetch: size("prefetch").expect("has a default"),
             recompute: matches.get_one::<String>("recompute").is_some_and(|what| what == "full"),
+            sync: match matches.get_one::<String>("optimizer-sync").map(String::as_str) {
+                Some("late") => OptimizerSync::Late,
+                _ => OptimizerSync::Barrier,
+            },
             ..LowerOptions::default()
         });
         Request {
@@ -314,6 +339,7 @@ impl Request {
                 evaluations: size("evaluations").map(|n| n as u64),
             },
             lower,
+            steps: size("simulate-steps").expect("has a default"),
         }
     }
 }

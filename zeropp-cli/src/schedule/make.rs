@@ -11,7 +11,7 @@ use zeropp::pipeline::schedules::{
     Costs, Kind, Limits, Shape, StepForm, default_unit, generate_with_costs, unit_note,
     zeropp_auto_unit,
 };
-use zeropp::pipeline::simulate::simulate;
+use zeropp::pipeline::simulate::{simulate, simulate_steps};
 use zeropp::pipeline::timeline::Timeline;
 use zeropp::pipeline::verify::{VerifyLimits, verify};
 
@@ -92,6 +92,10 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
     keeps_limit(kind, &measures, limit)?;
     let metrics = Metrics::new(&schedule, &timeline, &priced.simulator);
     let rate_at_least = least_bubble_rate(&schedule, &metrics, &priced.simulator, limit);
+    let timeline = match request.steps {
+        1 => timeline,
+        steps => simulate_steps(&schedule, &priced.simulator, steps).map_err(Failure::bad_input)?,
+    };
     let mut timeline = in_nanos(timeline, priced.unit);
     timeline.memory_unit = priced.memory_unit;
     timeline.facts = facts::facts(&schedule, &request.costs, &priced);

@@ -78,6 +78,8 @@ fn numbers(made: &Made) -> String {
     }
     let least = made.rate_at_least.map(|least| format!(", at least {}", rate(least)));
     let counted = format!("bubble_rate {}{}", rate(m.bubble_rate), least.unwrap_or_default());
+    let whole = m.bubble_step.map(|bubble| format!(", bubble_step {}", rate(bubble)));
+    let counted = counted + &whole.unwrap_or_default();
     let mut lines = vec![step, times, counted];
     if m.all_gathers + m.reduce_scatters > 0 {
         let (gathers, reductions) = (m.all_gathers, m.reduce_scatters);

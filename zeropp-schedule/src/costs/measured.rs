@@ -99,7 +99,7 @@ impl Seen {
                 self.steps.entry(step).and_modify(shortest).or_insert(ns);
             }
             // The two halves of an overlapped pair have no times of their own.
-            Action::Overlap { .. } | Action::Free { .. } => {}
+            Action::Overlap { .. } | Action::Free { .. } | Action::Validate => {}
         }
     }
 

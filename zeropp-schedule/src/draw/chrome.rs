@@ -1,6 +1,6 @@
 //! A run as a Chrome trace (the JSON object format), which Perfetto and `chrome://tracing` open:
 //! a process per rank, threads for compute and communication, an event per span, an arrow per
-//! message, a counter for memory, a row of steps.
+//! message, a counter for memory, a row of steps, rows of saves.
 
 use std::{
     collections::HashMap,
@@ -9,7 +9,10 @@ use std::{
 
 use super::{Parts, Placed, arrows::arrows, parts, place};
 use crate::ir::Action;
-use crate::timeline::{Lane, RankTimeline, Span, Timeline};
+use crate::timeline::{Lane, RankTimeline, SaveSpan, Span, Timeline};
+
+/// Thread of the saves, after any that actions may need.
+const SAVES: usize = 1 << 16;
 
 /// Writes `timeline` as a Chrome trace. Times are µs with three decimals, so nanoseconds survive.
 ///
@@ -46,6 +49,7 @@ pub fn write(timeline: &Timeline, out: impl Write) -> io::Result<()> {
             }
         }
         events.steps(pid, &rank.spans)?;
+        events.saves(pid, &rank.saves)?;
         for point in &rank.memory {
             events.begin()?;
             let (us, ns) = micros(point.at_ns);
@@ -184,6 +188,33 @@ impl<W: Write> Events<W> {
             }
         }
         write!(self.out, "}}}}")
+    }
+
+    /// What was saved beside the program, checkpoints in a thread and copies in another.
+    fn saves(&mut self, pid: usize, saves: &[SaveSpan]) -> io::Result<()> {
+        for (in_memory, what, label) in [(false, "checkpoint", "saving"), (true, "copy", "copying")]
+        {
+            let tid = SAVES + usize::from(in_memory);
+            let mut of = saves.iter().filter(|save| save.in_memory == in_memory).peekable();
+            if of.peek().is_some() {
+                self.metadata(pid, tid, "thread_name", "name", &label)?;
+                self.metadata(pid, tid, "thread_sort_index", "sort_index", &tid)?;
+            }
+            for save in of {
+                self.begin()?;
+                let (us, ns) = micros(save.start_ns);
+                let (dur_us, dur_ns) = micros(save.end_ns.saturating_sub(save.start_ns));
+                let SaveSpan { step, blocked_ns, .. } = save;
+                write!(
+                    self.out,
+                    "{{\"ph\":\"X\",\"name\":\"{what} of step {step}\",\"cat\":\"save\",\
+                     \"pid\":{pid},\"tid\":{tid},\"ts\":{us}.{ns:03},\
+                     \"dur\":{dur_us}.{dur_ns:03},\"args\":{{\"kind\":\"{what}\",\
+                     \"step\":{step},\"blocked_ns\":{blocked_ns}}}}}"
+                )?;
+            }
+        }
+        Ok(())
     }
 
     /// From a step's first action to the end of its optimizer step, each.

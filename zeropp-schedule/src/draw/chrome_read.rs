@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::ir::{Action, Compute, Message};
-use crate::timeline::{Lane, MemoryPoint, MemoryUnit, RankTimeline, Span, Timeline};
+use crate::timeline::{Lane, MemoryPoint, MemoryUnit, RankTimeline, SaveSpan, Span, Timeline};
 
 /// A text that is no trace of zeropp.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -86,6 +86,8 @@ struct Args {
     micro_batch: Option<usize>,
     backward_stage: Option<usize>,
     backward_micro_batch: Option<usize>,
+    step: Option<u64>,
+    blocked_ns: Option<u64>,
 }
 
 /// True where `text` has the look of a Chrome trace and not of a schedule.
@@ -115,6 +117,7 @@ pub fn read(text: &str) -> Result<Timeline, TraceError> {
     }
     for rank in &mut timeline.ranks {
         rank.spans.sort_by_key(|s| (s.start_ns, s.end_ns));
+        rank.saves.sort_by_key(|s| (s.start_ns, s.end_ns));
     }
     Ok(timeline)
 }
@@ -135,6 +138,7 @@ fn add(timeline: &mut Timeline, event: &Event) -> Result<(), String> {
             let bytes = event.args.bytes.ok_or("memory without args.bytes")?;
             rank.memory.push(MemoryPoint { at_ns: nanos("ts", event.ts)?, bytes });
         }
+        ("X", name) if event.cat.as_deref() == Some("save") => rank.saves.push(save(name, event)?),
         ("X", name) => rank.spans.push(span(name, event, stages)?),
         (phase, name) => return Err(format!("zeropp writes no event {name:?} of phase {phase:?}")),
     }
@@ -159,6 +163,21 @@ fn span(name: &str, event: &Event, stages: usize) -> Result<Span, String> {
     Ok(Span { lane, action, start_ns, end_ns: start_ns + nanos("dur", event.dur)? })
 }
 
+fn save(name: &str, event: &Event) -> Result<SaveSpan, String> {
+    let Args { kind: Some(kind), step: Some(step), blocked_ns: Some(blocked_ns), .. } = &event.args
+    else {
+        return Err(format!("{name:?}: a save needs args.kind, step and blocked_ns"));
+    };
+    let in_memory = match kind.as_str() {
+        "checkpoint" => false,
+        "copy" => true,
+        other => return Err(format!("kind = {other:?}: use checkpoint or copy")),
+    };
+    let start_ns = nanos("ts", event.ts)?;
+    let end_ns = start_ns + nanos("dur", event.dur)?;
+    Ok(SaveSpan { step: *step, in_memory, start_ns, end_ns, blocked_ns: *blocked_ns })
+}
+
 /// µs as nanoseconds; up to 2^53 ns, a hundred days, every nanosecond is its own number.
 fn nanos(field: &str, micros: Option<f64>) -> Result<u64, String> {
     match micros.map(|t| (t * 1000.0).round()) {
@@ -177,7 +196,7 @@ fn stages_of(action: &Action) -> [Option<usize>; 2] {
         | Action::ReduceScatter { stage }
         | Action::ReplicaReduce { stage } => [Some(stage), None],
         Action::Overlap { forward, backward } => [Some(forward.0), Some(backward.0)],
-        Action::OptimizerStep => [None, None],
+        Action::OptimizerStep | Action::Validate => [None, None],
     }
 }
 
@@ -210,6 +229,7 @@ fn action(args: &Args) -> Option<Action> {
         "reduce-scatter" => stage.map(|stage| Action::ReduceScatter { stage }),
         "replica reduce" => stage.map(|stage| Action::ReplicaReduce { stage }),
         "optimizer step" => Some(Action::OptimizerStep),
+        "validate update" => Some(Action::Validate),
         _ => None,
     }
 }
@@ -228,11 +248,12 @@ mod tests {
         String::from_utf8(text).unwrap()
     }
 
-    /// What a trace keeps: everything but the order of a rank's spans, and empty names.
+    /// What a trace keeps: everything but the order of a rank's spans and saves, and empty names.
     fn kept(timeline: &Timeline) -> Timeline {
         let mut kept = timeline.clone();
         for (index, rank) in kept.ranks.iter_mut().enumerate() {
             rank.spans.sort_by_key(|s| (s.start_ns, s.end_ns, s.action));
+            rank.saves.sort_by_key(|s| (s.start_ns, s.end_ns, s.in_memory));
             if rank.name.is_empty() {
                 rank.name = format!("rank {index}");
             }

@@ -79,6 +79,10 @@ fn table(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
         out,
         "<div id=\"numbers\"><table>\n<tr><th>run<th>makespan<th>bubble<th>bubble_own_span"
     )?;
+    let in_steps = timelines.iter().any(|timeline| timeline.bubble_step().is_some());
+    if in_steps {
+        write!(out, "<th>bubble_step")?;
+    }
     (0..ranks).try_for_each(|r| write!(out, "<th>rank {r}"))?;
     writeln!(out)?;
     for (i, timeline) in timelines.iter().enumerate() {
@@ -91,6 +95,9 @@ fn table(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
             percent(timeline.bubble()),
             percent(timeline.bubble_own_span())
         )?;
+        if in_steps {
+            write!(out, "<td>{}", timeline.bubble_step().map_or(String::new(), percent))?;
+        }
         for r in 0..ranks {
             let bubble = bubbles.get(r).map_or(String::new(), |bubble| percent(*bubble));
             write!(out, "<td>{bubble}")?;
@@ -98,7 +105,7 @@ fn table(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
         writeln!(out)?;
     }
     if let [first, second] = timelines {
-        difference(first, second, ranks, out)?;
+        difference(first, second, (ranks, in_steps), out)?;
     }
     writeln!(out, "</table></div>")
 }
@@ -120,7 +127,7 @@ fn letter(index: usize) -> char {
 fn difference(
     first: &Timeline,
     second: &Timeline,
-    ranks: usize,
+    (ranks, in_steps): (usize, bool),
     out: &mut impl Write,
 ) -> io::Result<()> {
     let (a, b) = (makespan_ns(first), makespan_ns(second));
@@ -130,6 +137,10 @@ fn difference(
     let bubble = points(first.bubble(), second.bubble());
     let own = points(first.bubble_own_span(), second.bubble_own_span());
     write!(out, "<tr><td>B against A<td>{makespan}<td>{bubble}<td>{own}")?;
+    if in_steps {
+        let both = first.bubble_step().zip(second.bubble_step());
+        write!(out, "<td>{}", both.map_or(String::new(), |(a, b)| points(a, b)))?;
+    }
     let (first, second) = (first.bubbles(), second.bubbles());
     for r in 0..ranks {
         match (first.get(r), second.get(r)) {

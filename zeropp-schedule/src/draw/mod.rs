@@ -57,6 +57,7 @@ fn parts(action: &Action) -> Parts {
         Action::ReduceScatter { stage } => of("reduce-scatter", Some(stage), None),
         Action::ReplicaReduce { stage } => of("replica reduce", Some(stage), None),
         Action::OptimizerStep => of("optimizer step", None, None),
+        Action::Validate => of("validate update", None, None),
     }
 }
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::{
     ir::{Action, Compute, Message, looping},
-    timeline::{Lane, MemoryPoint, MemoryUnit, RankTimeline, Span, Timeline},
+    timeline::{Lane, MemoryPoint, MemoryUnit, RankTimeline, SaveSpan, Span, Timeline},
 };
 
 /// Durations, ns.
@@ -143,13 +143,24 @@ pub(super) fn any_timeline() -> impl Strategy<Value = Timeline> {
         0usize..3,
         prop::collection::vec(any_span(), 0..40),
         prop::collection::vec((0u64..5000, 0u64..9), 0..5),
+        prop::collection::vec((0u64..5000, 0u64..900, any::<bool>()), 0..4),
     )
-        .prop_map(|(group, spans, memory)| RankTimeline {
+        .prop_map(|(group, spans, memory, saves)| RankTimeline {
             name: "\"<rank>&\\".into(),
             pp: 0,
             group,
             spans,
             memory: memory.into_iter().map(|(at_ns, bytes)| MemoryPoint { at_ns, bytes }).collect(),
+            saves: saves
+                .into_iter()
+                .map(|(start_ns, ns, in_memory)| SaveSpan {
+                    step: start_ns % 7,
+                    in_memory,
+                    start_ns,
+                    end_ns: start_ns + ns,
+                    blocked_ns: ns / 3,
+                })
+                .collect(),
         });
     prop::collection::vec(rank, 0..4).prop_map(|ranks| Timeline {
         title: "</script> & \"any\"".into(),
@@ -195,5 +206,6 @@ pub(crate) fn any_action(stages: usize, micro_batches: usize) -> impl Strategy<V
             _ => Action::ReplicaReduce { stage },
         }),
         Just(Action::OptimizerStep),
+        Just(Action::Validate),
     ]
 }

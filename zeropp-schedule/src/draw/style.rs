@@ -41,7 +41,7 @@ pub(super) const WHOLE_BACKWARD: usize = 3;
 pub(super) const OVERLAP: usize = 12;
 
 /// All styles; [`style_of`] gives an index.
-pub(super) const STYLES: [Style; 13] = [
+pub(super) const STYLES: [Style; 14] = [
     style("F", 0x0072b2, Texture::Solid),
     style("B", 0xe69f00, Texture::Solid),
     style("W", 0x009e73, Texture::Diagonal),
@@ -55,6 +55,7 @@ pub(super) const STYLES: [Style; 13] = [
     style("reduce-scatter", 0x5c4a72, Texture::Solid),
     style("replica reduce", 0x000000, Texture::Solid),
     style("F & BW overlapped", 0x0072b2, Texture::Solid),
+    style("validate update", 0xb2182b, Texture::Solid),
 ];
 
 /// Idle within a rank's own span.
@@ -75,6 +76,7 @@ pub(super) fn style_of(action: &Action) -> usize {
         Action::ReduceScatter { .. } => 10,
         Action::ReplicaReduce { .. } => 11,
         Action::Overlap { .. } => OVERLAP,
+        Action::Validate => 13,
     }
 }
 

@@ -159,10 +159,12 @@ impl<'a> Picture<'a> {
             escape(&self.timeline.title)
         )?;
         let ranks = self.timeline.ranks.len();
+        let step = self.timeline.bubble_step();
+        let step = step.map_or(String::new(), |b| format!(" · bubble_step {:.1} %", 100.0 * b));
         writeln!(
             out,
             "<text x=\"{MARGIN}\" y=\"44\" fill=\"#333\">{ranks} ranks · makespan {} · \
-             bubble {:.1} % · bubble_own_span {:.1} %</text>",
+             bubble {:.1} % · bubble_own_span {:.1} %{step}</text>",
             time_text(makespan_ns(self.timeline)),
             100.0 * self.timeline.bubble(),
             100.0 * self.timeline.bubble_own_span(),

@@ -330,7 +330,7 @@ fn keep_what_torch_knows(cells: &mut Vec<Option<Action>>) {
     cells.reverse();
     cells.retain(|cell| match cell {
         Some(Action::Compute { kind: Compute::R, .. })
-        | Some(Action::ReplicaReduce { .. } | Action::OptimizerStep) => false,
+        | Some(Action::ReplicaReduce { .. } | Action::OptimizerStep | Action::Validate) => false,
         Some(Action::ReduceScatter { stage }) => reduced.insert(*stage),
         _ => true,
     });

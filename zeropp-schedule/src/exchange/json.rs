@@ -47,6 +47,9 @@ pub struct Measures {
     pub own_span_max: f64,
     /// Idle share, 0 to 1, counted as the schedule's paper does.
     pub bubble_rate: f64,
+    /// Idle share from one step's first compute to the next one's, 0 to 1; older files lack it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bubble_step: Option<f64>,
     /// Idle time within each rank's own span.
     pub idle: Vec<f64>,
     /// End of each rank's last compute action.
@@ -65,6 +68,7 @@ impl From<&Metrics> for Measures {
             makespan: micros(m.makespan_ns),
             own_span_max: micros(m.own_span_max_ns),
             bubble_rate: m.bubble_rate,
+            bubble_step: Some(m.bubble_step),
             idle: m.idle_ns.iter().copied().map(micros).collect(),
             ends: m.ends_ns.iter().copied().map(micros).collect(),
             peak_activation: m.peak_activation.clone(),
@@ -110,6 +114,7 @@ struct Raw {
     makespan: Option<Value>,
     own_span_max: Option<Value>,
     bubble_rate: Option<Value>,
+    bubble_step: Option<Value>,
     idle: Option<Value>,
     ends: Option<Value>,
     peak_activation: Option<Value>,
@@ -255,7 +260,7 @@ fn read_measures(raw: &Raw, pp: usize) -> Result<Option<Measures>, JsonError> {
         ("all_gathers", &raw.all_gathers),
         ("reduce_scatters", &raw.reduce_scatters),
     ];
-    if fields.iter().all(|(_, value)| value.is_none()) {
+    if raw.bubble_step.is_none() && fields.iter().all(|(_, value)| value.is_none()) {
         return Ok(None);
     }
     let get = |name: &str| {
@@ -275,6 +280,10 @@ fn read_measures(raw: &Raw, pp: usize) -> Result<Option<Measures>, JsonError> {
         makespan: number("makespan")?,
         own_span_max: number("own_span_max")?,
         bubble_rate: number("bubble_rate")?,
+        bubble_step: match &raw.bubble_step {
+            Some(value) => Some(field("bubble_step", value, "a number")?),
+            None => None,
+        },
         idle: per_rank("idle")?,
         ends: per_rank("ends")?,
         peak_activation: peaks,
@@ -311,6 +320,9 @@ pub fn write(document: &Document, out: impl Write) -> io::Result<()> {
         out.key("makespan", &m.makespan)?;
         out.key("own_span_max", &m.own_span_max)?;
         out.key("bubble_rate", &m.bubble_rate)?;
+        if let Some(bubble) = &m.bubble_step {
+            out.key("bubble_step", bubble)?;
+        }
         out.key("idle", &m.idle)?;
         out.key("ends", &m.ends)?;
         out.key("peak_activation", &m.peak_activation)?;

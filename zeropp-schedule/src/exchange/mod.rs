@@ -16,8 +16,9 @@
 //! | `0R1` | recomputation | zeropp only |
 //! | `0REPLICA_REDUCE` | sum over the replicas | zeropp only |
 //! | `OPTIMIZER_STEP` | optimizer step | zeropp only |
+//! | `VALIDATE_UPDATE` | validation of the update before this step | zeropp only |
 //!
-//! PyTorch refuses the last three with an error, it never reads them as something else.
+//! PyTorch refuses the last four with an error, it never reads them as something else.
 
 pub mod csv;
 pub mod json;
@@ -98,11 +99,13 @@ pub fn spell(action: &Action) -> String {
         Action::ReduceScatter { stage } => format!("{stage}REDUCE_GRAD"),
         Action::ReplicaReduce { stage } => format!("{stage}REPLICA_REDUCE"),
         Action::OptimizerStep => STEP.into(),
+        Action::Validate => VALIDATE.into(),
     }
 }
 
 const OVERLAP: &str = "OVERLAP_F_B";
 const STEP: &str = "OPTIMIZER_STEP";
+const VALIDATE: &str = "VALIDATE_UPDATE";
 const KINDS: &str = "F, I, W, B, R, SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD, REDUCE_GRAD, \
                      REPLICA_REDUCE";
 
@@ -114,6 +117,9 @@ pub fn parse(text: &str) -> Result<Action, SpellingError> {
     let fail = |problem: String| SpellingError { found: clip(text), problem };
     if text == STEP {
         return Ok(Action::OptimizerStep);
+    }
+    if text == VALIDATE {
+        return Ok(Action::Validate);
     }
     if let Some(inside) = text.strip_prefix('(') {
         return parse_overlap(inside)
@@ -270,6 +276,6 @@ fn touches(action: &Action) -> [Option<(usize, Option<usize>)>; 2] {
         | Action::Free { stage }
         | Action::ReduceScatter { stage }
         | Action::ReplicaReduce { stage } => [Some((stage, None)), None],
-        Action::OptimizerStep => [None, None],
+        Action::OptimizerStep | Action::Validate => [None, None],
     }
 }

@@ -153,6 +153,7 @@ fn is_operation(action: &Action) -> bool {
             | Action::ReduceScatter { .. }
             | Action::ReplicaReduce { .. }
             | Action::OptimizerStep
+            | Action::Validate
     )
 }
 

@@ -1,5 +1,7 @@
 //! Lowered programs, action for action, and their counts.
 
+use std::collections::HashSet;
+
 use proptest::prelude::*;
 
 use super::*;

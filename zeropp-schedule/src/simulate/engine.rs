@@ -10,10 +10,39 @@ use super::Costs;
 /// Not arrived yet.
 const NEVER: u64 = u64::MAX;
 
-/// Runs a schedule that was verified, with costs that were checked; and follows its memory.
-pub(super) fn run(schedule: &Schedule, costs: &Costs, follow: bool) -> Timeline {
-    let mut world = World::new(schedule, costs);
-    let rank = |r| Rank::new(schedule, costs, r, follow);
+/// What a step leaves to the next one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Begin {
+    /// When each rank has done the step before.
+    pub(super) free: Vec<u64>,
+    /// When all ranks know whether that was right.
+    pub(super) validated: u64,
+}
+
+impl Begin {
+    /// Nothing was done before.
+    pub(super) fn first(schedule: &Schedule) -> Begin {
+        Begin { free: vec![0; schedule.pp()], validated: 0 }
+    }
+
+    /// The same on a clock that starts with the first rank that is free, and how late that is.
+    pub(super) fn rebased(self) -> (Begin, u64) {
+        let base = self.free.iter().copied().min().unwrap_or(0);
+        let free = self.free.iter().map(|at| at - base).collect();
+        (Begin { free, validated: self.validated.saturating_sub(base) }, base)
+    }
+}
+
+/// Runs a step of a schedule that was verified, with costs that were checked; and follows its
+/// memory. What it leaves comes with it.
+pub(super) fn run(
+    schedule: &Schedule,
+    costs: &Costs,
+    follow: bool,
+    begin: &Begin,
+) -> (Timeline, Begin) {
+    let mut world = World::new(schedule, costs, begin.validated);
+    let rank = |r| Rank::new(schedule, costs, r, follow).starting(begin.free[r]);
     let mut ranks: Vec<Rank> = (0..schedule.pp()).map(rank).collect();
     let mut waiting: Vec<Vec<(usize, usize)>> = vec![Vec::new(); ranks.len()];
     let mut ready: Vec<usize> = (0..ranks.len()).rev().collect();
@@ -29,10 +58,20 @@ pub(super) fn run(schedule: &Schedule, costs: &Costs, follow: bool) -> Timeline 
             waits
         });
     }
-    let meet = ranks.iter().map(Rank::at_step).max().unwrap_or(0);
-    let ranks = ranks.into_iter().map(|rank| rank.finish(&world, meet)).collect();
+    let own: Vec<u64> = ranks.iter().map(Rank::at_step).collect();
+    let meet = own.iter().copied().max().unwrap_or(0);
+    let late = schedule.validates_late();
+    let at_step: Vec<u64> = own.into_iter().map(|own| if late { own } else { meet }).collect();
+    let ranks = ranks.into_iter().zip(&at_step).map(|(rank, at)| rank.finish(&world, *at));
     let title = format!("{}, simulated", schedule.kind);
-    Timeline { title, placement: schedule.placement.clone(), ranks, ..Timeline::default() }
+    let timeline = Timeline {
+        title,
+        placement: schedule.placement.clone(),
+        ranks: ranks.collect(),
+        ..Timeline::default()
+    };
+    let free = at_step.into_iter().map(|at| at + costs.step_ns).collect();
+    (timeline, Begin { free, validated: meet })
 }
 
 /// What all ranks share.
@@ -43,10 +82,12 @@ struct World<'a> {
     micro_batches: usize,
     /// When each message arrives, by [`World::slot`].
     arrival: Vec<u64>,
+    /// When all ranks know the global norm of the step before.
+    validated: u64,
 }
 
 impl<'a> World<'a> {
-    fn new(schedule: &'a Schedule, costs: &'a Costs) -> World<'a> {
+    fn new(schedule: &'a Schedule, costs: &'a Costs, validated: u64) -> World<'a> {
         let micro_batches = schedule.micro_batches();
         World {
             schedule,
@@ -54,6 +95,7 @@ impl<'a> World<'a> {
             program: is_program(schedule),
             micro_batches,
             arrival: vec![NEVER; 2 * schedule.stages() * micro_batches],
+            validated,
         }
     }
 
@@ -135,6 +177,11 @@ impl<'a> Rank<'a> {
         }
     }
 
+    /// The same, which has something to do until `free`.
+    fn starting(self, free: u64) -> Rank<'a> {
+        Rank { clock: free, zero3_free: free, replica_free: free, reduced: free, ..self }
+    }
+
     /// Runs until the end, or until a message is missing: then its slot and its sender.
     fn advance(&mut self, world: &mut World) -> Option<(usize, usize)> {
         while let Some(action) = self.program.get(self.spans.len()) {
@@ -164,6 +211,11 @@ impl<'a> Rank<'a> {
                     let start = self.clock.max(self.replica_free).max(self.stages[stage].1);
                     self.replica_free = start + world.costs.stages[stage].replica_reduce_ns;
                     (start, self.replica_free)
+                }
+                Action::Validate => {
+                    let start = self.clock;
+                    self.clock = start.max(world.validated);
+                    (start, self.clock)
                 }
                 // A receive's end and the optimizer step's times are filled in at the end.
                 Action::Free { .. } | Action::Recv { .. } | Action::OptimizerStep => {
@@ -275,8 +327,8 @@ impl<'a> Rank<'a> {
         self.clock.max(self.reduced).max(self.replica_free)
     }
 
-    /// Fills in what was not known on the way; all ranks `meet` at the optimizer step.
-    fn finish(mut self, world: &World, meet: u64) -> RankTimeline {
+    /// Fills in what was not known on the way; the optimizer's step begins `at_step`.
+    fn finish(mut self, world: &World, at_step: u64) -> RankTimeline {
         for span in &mut self.spans {
             match span.action {
                 Action::Recv { message, stage, micro_batch } => {
@@ -285,7 +337,7 @@ impl<'a> Rank<'a> {
                     }
                 }
                 Action::OptimizerStep => {
-                    (span.start_ns, span.end_ns) = (meet, meet + world.costs.step_ns);
+                    (span.start_ns, span.end_ns) = (at_step, at_step + world.costs.step_ns);
                 }
                 _ => {}
             }
@@ -296,6 +348,7 @@ impl<'a> Rank<'a> {
             group: 0,
             spans: self.spans,
             memory: self.memory,
+            saves: Vec::new(),
         }
     }
 }

@@ -10,9 +10,12 @@
 use crate::ir::Schedule;
 use crate::memory::StageBytes;
 use crate::timeline::Timeline;
-use crate::verify::{VerifyError, VerifyLimits, verify};
+use crate::verify::VerifyError;
 
 mod engine;
+mod steps;
+
+pub use steps::{simulate_steps, step_period_ns};
 
 /// What one stage takes, in nanoseconds, for one micro-batch where that applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,7 +58,8 @@ pub struct Costs {
     pub link: LinkCosts,
     /// An overlapped F and BW; none is one after the other.
     pub overlap_ns: Option<u64>,
-    /// The optimizer step, once all ranks have come to it.
+    /// The optimizer step, once all ranks have come to it, or, where it is validated late, once the
+    /// rank has.
     pub step_ns: u64,
 }
 
@@ -73,7 +77,7 @@ impl Costs {
     }
 
     /// Checks that the costs fit the schedule and that no sum of times can overflow.
-    fn check(&self, schedule: &Schedule) -> Result<(), SimulateError> {
+    fn check(&self, schedule: &Schedule, steps: usize) -> Result<(), SimulateError> {
         let stages = schedule.stages();
         for (field, found) in [("stages", self.stages.len()), ("memory", self.memory.len())] {
             if found != stages {
@@ -98,7 +102,8 @@ impl Costs {
         let actions: usize = schedule.ranks.iter().map(Vec::len).sum();
         // An action adds at most three such times: F, B and W of an overlapped pair, or transfer,
         // latency and a wait.
-        match longest.checked_mul(3 * (actions as u128 + 1)) {
+        let actions = 3 * steps as u128 * (actions as u128 + 1);
+        match longest.checked_mul(actions) {
             Some(sum) if sum <= u128::from(u64::MAX) => Ok(()),
             _ => Err(SimulateError::TooLong { longest }),
         }
@@ -147,28 +152,21 @@ pub enum SimulateError {
 /// was made) or lowered. Every action has one span, in program order.
 ///
 /// # Errors
-/// A schedule that [`verify`] rejects whatever the limits, and costs that do not fit it.
+/// A schedule that [`verify`](crate::verify::verify) rejects whatever the limits, and costs that do
+/// not fit it.
 pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline, SimulateError> {
-    let lenient = VerifyLimits {
-        w_in_order: false,
-        optimizer_step: false,
-        forward_only: schedule.is_forward_only(),
-        ..Default::default()
-    };
-    verify(schedule, &lenient)?;
-    costs.check(schedule)?;
-    Ok(engine::run(schedule, costs, true))
+    simulate_steps(schedule, costs, 1)
 }
 
-/// The times alone, as [`simulate`] has them, of a schedule that it or [`verify`] accepts, such as
+/// The times alone, as [`simulate`] has them, of a schedule that it accepts, such as
 /// a generated one with other costs: a small part of the work where many are simulated. A schedule
 /// that cannot run ends where it stands still.
 ///
 /// # Errors
 /// Costs that do not fit the schedule.
 pub fn times(schedule: &Schedule, costs: &Costs) -> Result<Timeline, SimulateError> {
-    costs.check(schedule)?;
-    Ok(engine::run(schedule, costs, false))
+    costs.check(schedule, 1)?;
+    Ok(engine::run(schedule, costs, false, &engine::Begin::first(schedule)).0)
 }
 
 #[cfg(test)]

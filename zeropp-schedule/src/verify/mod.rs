@@ -14,6 +14,7 @@ mod issue;
 mod messages;
 mod order;
 mod tables;
+mod validate;
 mod weights;
 mod words;
 
@@ -125,6 +126,8 @@ pub enum Fault {
     ReducedTwice,
     NotReduced { unit: usize },
     AfterStep,
+    NotWarmUp,
+    CrossesValidation,
     NotForward,
 }
 
@@ -171,6 +174,8 @@ fn all_rules(
     let program = is_program(schedule);
     if program {
         messages::check(schedule, &tables, faults)?;
+        faults.none_yet()?;
+        validate::check(schedule, &tables, faults)?;
         faults.none_yet()?;
     }
     if program || schedule.has_gathers() {

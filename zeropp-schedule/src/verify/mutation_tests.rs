@@ -134,7 +134,7 @@ impl Literal<'_> {
                     && self.replicas.insert(stage)
             }
             Action::OptimizerStep => self.stepped.insert(rank),
-            Action::Overlap { .. } => unreachable!("not in these schedules"),
+            Action::Overlap { .. } | Action::Validate => unreachable!("not in these schedules"),
         };
         if right { Try::Ran } else { Try::Wrong }
     }
@@ -346,7 +346,8 @@ prop_compose! {
             .or_else(|_| generate("zeropp", &shape))
             .unwrap();
         let residency = if look_ahead { Residency::LookAhead } else { Residency::Auto };
-        let options = LowerOptions { prefetch, recompute, replicas, residency };
+        let options =
+            LowerOptions { prefetch, recompute, replicas, residency, ..LowerOptions::default() };
         let schedule = if lowered { lower(&schedule, &options) } else { schedule };
         (schedule, lowered, prefetch)
     }

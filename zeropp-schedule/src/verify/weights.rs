@@ -92,7 +92,7 @@ impl Walk<'_> {
                 self.stepped = true;
                 Ok(())
             }
-            Action::Send { .. } | Action::Recv { .. } => Ok(()),
+            Action::Send { .. } | Action::Recv { .. } | Action::Validate => Ok(()),
             Action::Compute { .. } | Action::Overlap { .. } => {
                 action.computes().try_for_each(|Task { kind, stage, micro_batch }| {
                     self.compute(kind, stage, micro_batch)

@@ -134,6 +134,12 @@ impl Fault {
                 format!("the gradient of unit {unit} is not reduced before it")
             }
             Fault::AfterStep => "after the optimizer step".into(),
+            Fault::NotWarmUp => "before the update of the step before is validated only forwards \
+                                 and what they need can run, as they may have to run again"
+                .into(),
+            Fault::CrossesValidation => "of this message's two ends one is before the rank's \
+                                         validation and the other after its own"
+                .into(),
             Fault::NotForward => "only forwards are run here; leave it out".into(),
         }
     }

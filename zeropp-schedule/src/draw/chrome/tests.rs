@@ -36,7 +36,9 @@ fn number(value: &Value) -> usize {
 fn check_spans(timeline: &Timeline, trace: &Trace) {
     let mut threads: BTreeMap<(usize, usize), Vec<(u64, u64)>> = BTreeMap::new();
     let mut written = Vec::new();
-    for e in trace.phase("X") {
+    let saves: usize = timeline.ranks.iter().map(|rank| rank.saves.len()).sum();
+    assert_eq!(trace.phase("X").filter(|e| e["cat"] == "save").count(), saves);
+    for e in trace.phase("X").filter(|e| e["cat"] != "save") {
         let (start, duration) = (ns(&e["ts"]), ns(&e["dur"]));
         let place = (number(&e["pid"]), number(&e["tid"]));
         threads.entry(place).or_default().push((start, start + duration));
@@ -135,6 +137,7 @@ fn messages_and_collectives_are_named_in_words() {
         ),
         (Action::AllGather { stage: 3 }, "all-gather of stage 3"),
         (Action::OptimizerStep, "optimizer step"),
+        (Action::Validate, "validate update"),
     ] {
         assert_eq!(name(&action), words);
     }

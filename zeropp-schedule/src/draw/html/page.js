@@ -179,7 +179,8 @@ function find(px, py) {
 
 const WORDS = ["forward", "gradient of the input", "gradients of the weights", "whole backward", "recomputation",
                "optimizer step", "send", "receive", "all-gather of the weights", "free the weights",
-               "reduce-scatter of the gradients", "sum over the replicas", "forward and whole backward, overlapped"];
+               "reduce-scatter of the gradients", "sum over the replicas", "forward and whole backward, overlapped",
+               "waiting for the norm of the step before"];
 
 function describe({ lane, row, i }) {
   const style = row.style[i], stage = row.stage[i], batch = row.batch[i];

@@ -184,6 +184,7 @@ fn any_measures(pp: usize) -> impl Strategy<Value = Measures> {
             makespan,
             own_span_max: makespan,
             bubble_rate,
+            bubble_step: Some(bubble_rate).filter(|rate| *rate > 0.5),
             peak_activation,
             idle,
             ends,

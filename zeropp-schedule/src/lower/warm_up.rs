@@ -1,0 +1,49 @@
+//! How far ranks may go in a step before they know that the update before it was right.
+
+use std::collections::HashMap;
+
+use super::Programs;
+use crate::ir::{Action, Compute, Task};
+
+/// The number of compute actions in each rank's warm-up: forwards before its first backward, of
+/// which none needs, by any way, what a rank does after its own warm-up. So all ranks' warm-ups
+/// together can run, and run again, without any of what follows them.
+pub(super) fn warm_ups(programs: &Programs) -> Vec<usize> {
+    let is_forward = |action: &Action| action.computes().all(|task| task.kind == Compute::F);
+    let until_backward = |program: &Vec<Action>| {
+        program.iter().position(|action| !is_forward(action)).unwrap_or(program.len())
+    };
+    let mut ends: Vec<usize> = programs.ranks.iter().map(until_backward).collect();
+    let mut made = HashMap::new();
+    for (rank, program) in programs.ranks.iter().enumerate() {
+        for (at, action) in program.iter().enumerate() {
+            for Task { kind, stage, micro_batch } in action.computes() {
+                if kind == Compute::F {
+                    made.insert((stage, micro_batch), (rank, at));
+                }
+            }
+        }
+    }
+    let stages = programs.schedule.stages();
+    let is_in = |ends: &[usize], task: Task| {
+        let message = task.kind.needs(task.stage, stages);
+        let producer = message.and_then(|message| message.producer(task.stage, stages));
+        let from = producer.and_then(|stage| made.get(&(stage, task.micro_batch)));
+        from.is_none_or(|(rank, at)| *at < ends[*rank])
+    };
+    // A shorter warm-up may shorten those that need it.
+    loop {
+        let mut changed = false;
+        for (rank, program) in programs.ranks.iter().enumerate() {
+            let warm_up = program[..ends[rank]].iter();
+            let is_out = |action: &Action| !action.computes().all(|task| is_in(&ends, task));
+            if let Some(end) = warm_up.into_iter().position(is_out) {
+                ends[rank] = end;
+                changed = true;
+            }
+        }
+        if !changed {
+            return ends;
+        }
+    }
+}

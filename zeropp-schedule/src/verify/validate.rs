@@ -1,0 +1,77 @@
+//! What stands before a validation can run again: all ranks' warm-ups are forwards, and no message
+//! leaves them.
+
+use super::tables::Tables;
+use super::{Enough, Fault, Faults, VerifyError, fault};
+use crate::ir::{Action, Compute, Message, Schedule};
+
+/// Checks that all ranks validate once, or none does, after warm-ups that are closed.
+pub(super) fn check(
+    schedule: &Schedule,
+    tables: &Tables,
+    faults: &mut Faults,
+) -> Result<(), Enough> {
+    if !schedule.validates_late() {
+        return Ok(());
+    }
+    let is_validation = |action: &Action| *action == Action::Validate;
+    let mut ends = Vec::new();
+    for (rank, actions) in schedule.ranks.iter().enumerate() {
+        let mut all = actions.iter().enumerate().filter(|(_, action)| is_validation(action));
+        match all.next() {
+            Some((first, _)) => {
+                ends.push(first);
+                for (index, _) in all {
+                    faults.note(fault(schedule, rank, index, Fault::Duplicate { first }))?;
+                }
+            }
+            None => {
+                let action = Action::Validate;
+                faults.note(Err(VerifyError::Missing { rank, action, unit: None }))?;
+            }
+        }
+    }
+    faults.none_yet()?;
+    for (rank, actions) in schedule.ranks.iter().enumerate() {
+        for (index, action) in actions.iter().enumerate() {
+            let is_before = index < ends[rank];
+            if is_before && !is_warm_up(action) {
+                faults.note(fault(schedule, rank, index, Fault::NotWarmUp))?;
+            }
+            let other = other_end(schedule, tables, action);
+            if other.is_some_and(|(peer, at)| is_before != (at < ends[peer])) {
+                faults.note(fault(schedule, rank, index, Fault::CrossesValidation))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_warm_up(action: &Action) -> bool {
+    match action {
+        Action::Compute { kind, .. } => *kind == Compute::F,
+        Action::Send { message, .. } | Action::Recv { message, .. } => {
+            *message == Message::Activation
+        }
+        Action::AllGather { .. } | Action::Free { .. } => true,
+        _ => false,
+    }
+}
+
+/// Rank and index of the receive of a send, or of the send of a receive.
+fn other_end(schedule: &Schedule, tables: &Tables, action: &Action) -> Option<(usize, usize)> {
+    let stages = schedule.stages();
+    match *action {
+        Action::Send { message, stage, micro_batch } => {
+            let peer = schedule.destination(message, stage)?;
+            let consumer = message.consumer(stage, stages)?;
+            Some((peer, tables.recv(message, consumer, micro_batch)?))
+        }
+        Action::Recv { message, stage, micro_batch } => {
+            let peer = schedule.source(message, stage)?;
+            let producer = message.producer(stage, stages)?;
+            Some((peer, tables.send(message, producer, micro_batch)?))
+        }
+        _ => None,
+    }
+}
