@@ -91,9 +91,13 @@ def main():
         jobs = [draw(rng, ranks) for _ in range(args.jobs)]
         if args.emulate:
             return emulations(args.zeropp, folder, args.steps, rng, jobs)
-        for _ in range(args.rounds):
+        for number in range(args.rounds):
             for job in jobs:
-                job.setdefault("rounds", []).append(once(args.zeropp, folder, args.steps, job))
+                ran = once(args.zeropp, folder, args.steps, job)
+                job.setdefault("rounds", []).append(ran)
+                # Rounds take many minutes: what was found is there if they are cut short.
+                found = {k: v for k, v in ran.items() if k != "command"}
+                print(f"round {number + 1}: {found}  {ran['command']}", file=sys.stderr, flush=True)
     if args.show:
         print("\n\n".join(job["told"] for job in jobs), end="\n\n")
     tell(jobs, os.cpu_count() or 1)

@@ -277,12 +277,13 @@ impl Blueprint {
             activation: held.activation,
             weight_stash: held.weight_stash,
             communication: held.communication,
-            save: if self.config.save.is_some() { WRITER_BYTES } else { 0 },
+            save: WRITER_BYTES * self.config.writers(),
         };
         RankPlan {
             pp,
             stages: mine.iter().map(|s| (*s, names(*s))).collect(),
             parameters,
+            saved: trained / self.owners() + kept,
             memory: memory(peaks, at_work),
             at_once: match at_once.total() + kept >= at_work {
                 true => memory(at_once, kept),

@@ -13,7 +13,7 @@ use zeropp_core::metrics::RankPlan;
 use crate::Error;
 use crate::config::{DeviceKind, EngineKind};
 use crate::plan::blueprint::Blueprint;
-use crate::plan::fits;
+use crate::plan::{copies, fits};
 use crate::refusal::TooLittleMemory;
 
 /// What a process takes besides its ranks' tensors: the program itself, tables, small buffers.
@@ -185,7 +185,9 @@ fn needed(bp: &Blueprint, processes: &[Vec<usize>]) -> u64 {
         let process = if on_cpu { PROCESS_BYTES } else { 0 };
         process + ranks.iter().map(|rank| of_rank(bp.mesh.coords(*rank))).sum::<u64>()
     };
-    processes.iter().map(of_process).sum()
+    let ranks = || processes.iter().flatten().copied();
+    let copies = if on_cpu { copies::bytes_to_come(bp, ranks()) } else { 0 };
+    copies + processes.iter().map(of_process).sum::<u64>()
 }
 
 #[cfg(test)]

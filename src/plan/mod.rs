@@ -1,6 +1,7 @@
 //! What a run is going to be, before any rank starts: stages, programs, memory and bubble.
 
 pub(crate) mod blueprint;
+pub(crate) mod copies;
 pub(crate) mod costs_file;
 pub(crate) mod cut;
 pub(crate) mod evaluation;

@@ -182,6 +182,11 @@ pub(crate) fn check_program(config: &Config, program: &Schedule) -> Result<(), E
         let help = "use 1, or a file without OPTIMIZER_STEP, which is lowered here";
         return Err(ConfigError::value("dp", config.dp, problem, help).into());
     }
+    if program.validates_late() {
+        let problem = "its updates are validated late, which is simulated only";
+        let help = "use a file without OPTIMIZER_STEP, which is lowered here";
+        return Err(ConfigError::value("schedule", &config.schedule, problem, help).into());
+    }
     let whole = stages_with_r(program);
     if config.recompute != Recompute::Full && !whole.is_empty() {
         let problem = format!("the program in {} recomputes stages {whole:?}", config.schedule);

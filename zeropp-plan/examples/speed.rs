@@ -1,4 +1,5 @@
-//! How long a plan takes: `cargo run --release -p zeropp-plan --example speed`.
+//! How long a plan takes: `cargo run --release -p zeropp-plan --example speed`; with a number, that
+//! row alone.
 
 use std::time::Instant;
 
@@ -19,7 +20,9 @@ const JOBS: [(&str, usize, usize); 6] = [
 
 fn main() -> Result<(), PlanError> {
     println!("model   GPUs   batch  seconds  ranked  pruned  simulated  best step");
-    for (name, gpus, global_batch) in JOBS {
+    let row = std::env::args().nth(1).and_then(|n| n.parse::<usize>().ok());
+    let rows = JOBS.into_iter().enumerate().filter(|(i, _)| row.is_none_or(|n| n == i + 1));
+    for (_, (name, gpus, global_batch)) in rows {
         let machine = machines::named("a100")?;
         let job = Job {
             model: ModelSizes::of_a_paper(name).expect("a paper's model"),

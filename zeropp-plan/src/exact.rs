@@ -287,7 +287,9 @@ fn sizes(layout: &Layout) -> (Vec<usize>, f64) {
     // F, B, W, perhaps R, two messages each way.
     let actions = layout.stages() * b * 7;
     let period = if layout.in_units() { layout.unit } else { layout.pp };
-    let shortest = if layout.in_units() { 2 } else { 4 } * period + b % period;
+    // One stage a rank, and W that fill waits, settle sooner than stages by turns.
+    let settled = layout.virtual_stages == 1 || layout.schedule == "interleaved-zb";
+    let shortest = if layout.in_units() || settled { 2 } else { 4 } * period + b % period;
     if actions <= ACTIONS_MAX || shortest + period >= b {
         return (vec![b], 0.0);
     }

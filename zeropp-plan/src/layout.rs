@@ -86,11 +86,13 @@ pub struct Moments {
     pub matrix: u64,
     /// Of any other.
     pub other: u64,
+    /// Whether an update gathers blocks' matrices and makes them orthogonal, as Muon's does.
+    pub whole_matrices: bool,
 }
 
 impl Moments {
     /// AdamW's two.
-    pub const ADAMW: Moments = Moments { matrix: 2, other: 2 };
+    pub const ADAMW: Moments = Moments { matrix: 2, other: 2, whole_matrices: false };
 
     /// Bytes of the state of `elements`, of which so many are of blocks' matrices.
     pub(crate) fn bytes(self, elements: u64, matrices: u64) -> u64 {
@@ -262,9 +264,20 @@ impl Layout {
 
     /// Whether full recomputation does `stage` again as a whole.
     pub fn recomputes(&self, stage: usize) -> bool {
-        let splits = self.schedule == "zeropp" || self.schedule.contains('z');
-        let kept = if splits { self.pp } else { 0 };
+        let kept = if self.splits() { self.pp } else { 0 };
         stage < (self.pp * self.virtual_stages).saturating_sub(kept)
+    }
+
+    /// Whether B and W are apart in its schedule.
+    fn splits(&self) -> bool {
+        self.schedule.contains('z')
+    }
+
+    /// The layout that stands for all with the same stages, whatever their kinds and units; what
+    /// its weights are packed in depends on these, too ([`Packing::bytes`]).
+    pub(crate) fn of_stages(&self) -> Layout {
+        let schedule = if self.splits() { "zeropp" } else { "1f1b" };
+        Layout { schedule, unit: 0, prefetch: 0, ..self.clone() }
     }
 
     /// Whether its schedule is cut into units.

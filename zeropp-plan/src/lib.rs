@@ -6,6 +6,7 @@ mod closed;
 pub mod exact;
 pub mod layout;
 pub mod machines;
+mod matrices;
 pub mod memory;
 pub mod model;
 pub mod page;

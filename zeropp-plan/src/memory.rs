@@ -100,16 +100,15 @@ impl Always {
         let d = layout.zero3 as u64;
         let owners = if layout.zero1 { layout.dp as u64 } else { 1 };
         let shard = mine.iter().map(|s| stages[*s].elements * 4).sum::<u64>() / d;
-        let largest = mine.iter().map(|s| stages[*s].largest_layer).max().unwrap_or(0);
-        let gathered = if layout.zero1 { largest + largest / owners } else { 0 };
+        let update = mine.iter().map(|s| stages[*s].update).max().unwrap_or(0);
         let last = placement.len() - 1;
         let parted = job.model.decoder.tied && placement[0] != placement[last];
         let embedding = (job.model.decoder.rows() * job.model.decoder.hidden) as u64;
         let embedding = embedding.next_multiple_of(128 * d * owners) / d * 4;
         let has = mine.contains(&0) || mine.contains(&last);
         let tied = if parted && has { 2 * embedding / owners } else { 0 };
-        let state = mine.iter().map(|s| stages[*s].state).sum::<u64>() / d / owners;
-        Always { shard, moments: state, meanwhile: gathered.max(tied) }
+        let state = mine.iter().map(|s| stages[*s].state_most).sum();
+        Always { shard, moments: state, meanwhile: update.max(tied) }
     }
 
     fn with(&self, held: HeldBytes) -> RankBytes {

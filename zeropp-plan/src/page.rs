@@ -3,8 +3,12 @@
 use std::fmt::Write;
 
 use zeropp_data::files::in_words;
+use zeropp_schedule::bound::least_bubble_rate;
 use zeropp_schedule::draw::svg;
+use zeropp_schedule::ir::Schedule;
 use zeropp_schedule::memory::{HeldBytes, KindPoint, over_time};
+use zeropp_schedule::metrics::Metrics;
+use zeropp_schedule::simulate::Costs;
 use zeropp_schedule::timeline::{MemoryUnit, Timeline};
 
 use crate::PlanError;
@@ -41,9 +45,9 @@ height:auto}pre{overflow-x:auto;background:#f3f3f3;padding:.7rem}.wide{overflow-
 /// A plan without layouts.
 pub fn html(plan: &Plan, job: &Job) -> Result<String, PlanError> {
     let (timeline, memory) = plan.simulation(job, 0, |simulation| {
-        let (_, mut timeline, costs) = simulation.run();
+        let (program, mut timeline, costs) = simulation.run();
         timeline.memory_unit = MemoryUnit::Bytes;
-        timeline.facts = facts(plan);
+        timeline.facts = facts(plan, bubble(&program, &timeline, &costs));
         let worst = plan.layouts[0].worst_rank;
         let points = over_time(&timeline.ranks[worst], &costs.memory);
         (timeline, points)
@@ -71,12 +75,24 @@ pub fn html(plan: &Plan, job: &Job) -> Result<String, PlanError> {
 }
 
 /// What the picture of the schedule is of.
-fn facts(plan: &Plan) -> Vec<String> {
+fn facts(plan: &Plan, bubble: String) -> Vec<String> {
     vec![
         plan.layouts[0].planned.layout.to_string(),
+        bubble,
         format!("{} on {}; memory of activations and weight stashes", plan.model, plan.machine),
         format!("zeropp {}", env!("CARGO_PKG_VERSION")),
     ]
+}
+
+/// What ranks idle, and what they would in any other order that holds no more.
+fn bubble(program: &Schedule, timeline: &Timeline, costs: &Costs) -> String {
+    let metrics = Metrics::new(program, timeline, costs);
+    let least = least_bubble_rate(program, &metrics, costs, None);
+    let least = least.map_or(String::new(), |rate| format!(", at least {:.1} %", 100.0 * rate));
+    format!(
+        "bubble {:.1} %{least}, as the paper of its kind counts it",
+        100.0 * metrics.bubble_rate
+    )
 }
 
 /// Bytes that the worst rank of a layout holds all the time.
@@ -258,6 +274,7 @@ mod tests {
         let page = html(&plan, &job("gpt2-xl", 8, 64)).unwrap();
         assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
         assert_eq!(page.matches("<circle").count(), plan.layouts.len());
+        assert!(page.contains("bubble ") && page.contains(" %, at least "));
         for far in ["src=", "href=", "url(http", "NaN", "inf"] {
             assert!(!page.contains(far), "{far}");
         }

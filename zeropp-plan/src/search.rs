@@ -3,6 +3,7 @@
 mod space;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use crate::PlanError;
 use crate::closed;
@@ -25,6 +26,8 @@ const ALL_BUDGET: usize = 500_000;
 /// Actions that are simulated else in the order of closed forms, and then of neighbours.
 const ACTIONS_BUDGET: usize = 150_000;
 const CLIMB_BUDGET: usize = 250_000;
+/// Of what may hold least, where nothing is known to fit.
+const LEAN_BUDGET: usize = 1_000_000;
 /// Of neighbours, where the search has been asked for another limit before.
 const AGAIN_BUDGET: usize = 60_000;
 /// Neighbours whose closed form is so much above the best step are left.
@@ -98,8 +101,13 @@ impl<'a> Search<'a> {
             near.sort_by_key(|c| c.2);
             over.sort_by_key(|c| c.2);
             near.extend(over);
+            let mut budget = LEAN_BUDGET;
             for (layout, ..) in near.iter().take(ALIKE_MAX * 3) {
                 self.planned(layout);
+                budget = budget.saturating_sub(exact::actions(layout));
+                if budget == 0 {
+                    break;
+                }
             }
             self.climb(memory, &|planned| planned.worst().1.total() as f64);
         }
@@ -220,11 +228,11 @@ fn in_order(a: &Planned, b: &Planned) -> std::cmp::Ordering {
 }
 
 /// Those that are worth telling, of layouts in the order of their time: not one that differs from a
-/// better one in V, U, kind, recomputation or prefetch alone, takes as long and holds as much.
+/// better one in V, U, b, kind, recomputation or prefetch alone, takes as long and holds as much.
 fn distinct(all: Vec<Planned>) -> Vec<Planned> {
     let key = |p: &Planned| {
         let l = &p.layout;
-        (l.pp, l.zero3, l.dp, l.micro_batch_size, l.zero1)
+        (l.pp, l.zero3, l.dp, l.zero1)
     };
     let held = |p: &Planned| p.worst().1.total() as f64;
     let stands_for = |better: &Planned, other: &Planned| {
@@ -244,21 +252,36 @@ fn distinct(all: Vec<Planned>) -> Vec<Planned> {
 pub struct Models {
     of_samples: HashMap<usize, Model>,
     cuts: HashMap<(usize, usize), Option<Vec<usize>>>,
+    /// The last stages, which many layouts in a row have: those of all kinds and units.
+    last: Option<(Alike, Arc<[Stage]>)>,
 }
+
+/// What all layouts with the same stages share: one that stands for them, and bytes of an element
+/// of packed weights.
+type Alike = (Layout, u64);
 
 impl Models {
     /// None yet.
     pub fn new(job: &Job) -> Models {
-        Models { of_samples: HashMap::from([(1, Model::new(job, 1))]), cuts: HashMap::new() }
+        let of_samples = HashMap::from([(1, Model::new(job, 1))]);
+        Models { of_samples, cuts: HashMap::new(), last: None }
     }
 
     /// The stages of a layout, and the blocks of each; none where there are too few blocks.
-    pub fn stages(&mut self, job: &Job, layout: &Layout) -> Option<(Vec<Stage>, Vec<usize>)> {
+    pub fn stages(&mut self, job: &Job, layout: &Layout) -> Option<(Arc<[Stage]>, Vec<usize>)> {
         let samples = layout.micro_batch_size;
         let model = self.of_samples.entry(samples).or_insert_with(|| Model::new(job, samples));
         let stages = layout.stages();
         let cut = self.cuts.entry((samples, stages));
         let cut = cut.or_insert_with(|| model.cut(stages, &job.machine)).clone()?;
-        Some((model.stages(job, layout, &cut), cut))
+        let key = (layout.of_stages(), job.compute.packing.bytes(layout));
+        if let Some((of, stages)) = &self.last
+            && *of == key
+        {
+            return Some((stages.clone(), cut));
+        }
+        let stages: Arc<[Stage]> = model.stages(job, layout, &cut).into();
+        self.last = Some((key, stages.clone()));
+        Some((stages, cut))
     }
 }

@@ -3,13 +3,14 @@
 use std::ops::Range;
 
 use zeropp_model::layer::{BatchShape, LayerCost};
-use zeropp_model::params::{BLOCK, FlatLayout};
+use zeropp_model::params::{BLOCK, FlatLayout, ParamSpec};
 use zeropp_model::parts::{DecoderPart, PartKind};
 use zeropp_schedule::costs::Machine;
 use zeropp_schedule::memory::StageBytes;
 use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 
 use crate::layout::{Job, Layout, Recompute};
+use crate::matrices::OfBlock;
 
 /// Where each kind of traffic goes, and how fast.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,6 +62,8 @@ pub struct Model {
     layers: Vec<Layer>,
     /// First and last part of each block, the embedding with the first, the head with the last.
     blocks: Vec<Range<usize>>,
+    /// Parameters of a block, which are alike.
+    of_block: Vec<ParamSpec>,
     samples: usize,
 }
 
@@ -77,7 +80,9 @@ impl Model {
             last.end = parts.len();
         }
         let layers = parts.iter().map(|part| Layer::new(part, job.batch(samples))).collect();
-        Model { layers, blocks, samples }
+        let of_block = parts.iter().find(|part| part.is_block());
+        let of_block = of_block.map(|part| part.parameters()).unwrap_or_default();
+        Model { layers, blocks, of_block, samples }
     }
 
     /// Seconds of F, B, W and R of a block with what belongs to it.
@@ -126,9 +131,43 @@ impl Model {
     /// The stages of `layout`, cut into so many blocks each.
     pub fn stages(&self, job: &Job, layout: &Layout, cut: &[usize]) -> Vec<Stage> {
         let links = Links::new(&job.machine, layout);
+        let owners = if layout.zero1 { layout.dp } else { 1 };
+        let of_block = job
+            .moments
+            .whole_matrices
+            .then(|| OfBlock::new(self.of_block.clone(), job.moments, layout.zero3, owners));
         let ranges = self.ranges(cut);
-        let all = ranges.iter().enumerate();
-        all.map(|(s, range)| self.stage(job, layout, &links, (s, range.clone()))).collect()
+        let with_optimizer = |(s, range): (usize, &Range<usize>)| {
+            let mut stage = self.stage(job, layout, &links, (s, range.clone()));
+            self.optimizer(job, layout, of_block, &self.layers[range.clone()], &mut stage);
+            stage
+        };
+        ranges.iter().enumerate().map(with_optimizer).collect()
+    }
+
+    /// What the optimizer keeps of a stage and takes for it; `of_block` where that is Muon's.
+    fn optimizer(
+        &self,
+        job: &Job,
+        layout: &Layout,
+        of_block: Option<OfBlock>,
+        layers: &[Layer],
+        stage: &mut Stage,
+    ) {
+        let owners = if layout.zero1 { layout.dp } else { 1 };
+        let pieces = layout.zero3 * owners;
+        for layer in layers {
+            let flat = layer.flat_elements(pieces);
+            let state = job.moments.bytes(flat, layer.matrices as u64);
+            let muon = of_block.filter(|_| matches!(layer.kind, PartKind::Block(_)));
+            // A rank's own part, and its parameters as they are gathered.
+            let shard = flat / layout.zero3 as u64 * 4;
+            let gathered = if layout.zero1 { shard + shard / owners as u64 } else { 0 };
+            stage.state += state;
+            stage.state_most += muon.map_or(state / pieces as u64, |of_block| of_block.state);
+            let update = gathered + muon.map_or(0, |of_block| of_block.update);
+            stage.update = stage.update.max(update);
+        }
     }
 
     fn stage(
@@ -179,15 +218,8 @@ impl Model {
             packed_backward: packed(&|c| !c.gradients_in_forward),
             packed_in_forward: packed(&|c| c.gradients_in_forward),
         };
-        let matrices: u64 = layers.iter().map(|layer| layer.matrices as u64).sum();
-        let largest = layers.iter().map(|l| flat(l) / d * 4).max().unwrap_or(0);
-        Stage {
-            costs: times(layers, &job.machine, (&bytes, elements), links, layout),
-            bytes,
-            elements,
-            state: job.moments.bytes(elements, matrices),
-            largest_layer: largest,
-        }
+        let costs = times(layers, &job.machine, (&bytes, elements), links, layout);
+        Stage { costs, bytes, elements, ..Stage::default() }
     }
 }
 
@@ -242,8 +274,10 @@ pub struct Stage {
     pub elements: u64,
     /// Bytes that the optimizer keeps of it, on all ranks that share it together.
     pub state: u64,
-    /// Bytes of the largest layer's shard.
-    pub largest_layer: u64,
+    /// Of that, what the rank that keeps most keeps.
+    pub state_most: u64,
+    /// Bytes that the update of one of its layers takes for a moment, of the one that takes most.
+    pub update: u64,
 }
 
 /// A layer with what a micro-batch costs in it.
@@ -271,8 +305,9 @@ impl Layer {
         let of = |elements: usize| (elements * batch.element_bytes) as f64;
         let traffic = match part.kind {
             // Everything kept is written once and read once; the causal half of scores, too.
-            PartKind::Block(_) => {
-                let scores = batch.tokens() * d.heads * batch.seq;
+            PartKind::Block(index) => {
+                let seen = d.window_of(index).map_or(batch.seq, |window| window.min(batch.seq));
+                let scores = batch.tokens() * d.heads * seen;
                 2.0 * cost.activation_bytes_selective as f64 + of(scores)
             }
             PartKind::Head => 2.0 * of(batch.tokens() * d.rows()),

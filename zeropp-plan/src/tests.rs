@@ -58,7 +58,7 @@ fn a_plan_fits_explains_itself_and_sums_up() {
     assert!(plan.why_first.unwrap().starts_with("1 beats 2 by"));
 }
 
-/// On one rank U, V and the kind change neither time nor memory much: what does not, is told once.
+/// On one rank U, V, b and the kind hardly change time and memory: what does not, is told once.
 #[test]
 fn layouts_that_are_told_differ() {
     for (model, gpus) in [("gpt2", 1), ("gpt2", 8), ("14.6b", 32)] {
@@ -67,7 +67,7 @@ fn layouts_that_are_told_differ() {
             for better in &plan.layouts[..i] {
                 let mesh = |r: &Ranked| {
                     let l = &r.planned.layout;
-                    (l.pp, l.zero3, l.dp, l.micro_batch_size, l.zero1)
+                    (l.pp, l.zero3, l.dp, l.zero1)
                 };
                 let slower = other.planned.step_s / better.planned.step_s - 1.0;
                 let less = 1.0 - other.worst_bytes as f64 / better.worst_bytes as f64;
@@ -179,7 +179,8 @@ fn an_optimizer_that_keeps_less_holds_less_and_moves_less() {
     let (adamw_s, of_adamw) = held(&adamw, &layout);
     let before = of_adamw[0].optimizer;
     for (matrix, other) in [(1, 1), (0, 0), (1, 2)] {
-        let job = Job { moments: Moments { matrix, other }, ..adamw.clone() };
+        let job =
+            Job { moments: Moments { matrix, other, whole_matrices: false }, ..adamw.clone() };
         let (step_s, memory) = held(&job, &layout);
         let kept = memory[0].optimizer as f64 / before as f64;
         match (matrix, other) {
@@ -190,6 +191,26 @@ fn an_optimizer_that_keeps_less_holds_less_and_moves_less() {
         assert!(step_s < adamw_s, "{step_s} and {adamw_s}");
         assert_eq!(memory[0].parameters, of_adamw[0].parameters);
     }
+}
+
+/// Newton–Schulz takes whole matrices: a rank with an eighth of a block takes all of it for a
+/// moment, and what it keeps is that of the rank with the least of matrices.
+#[test]
+fn muon_holds_whole_matrices_while_it_updates() {
+    let moments = Moments { matrix: 1, other: 2, whole_matrices: false };
+    let even = Job { moments, ..job("gpt2", 8, 64) };
+    let whole = Job { moments: Moments { whole_matrices: true, ..moments }, ..even.clone() };
+    let mut layout = Plan::new(&even, "").unwrap().layouts[0].planned.layout.clone();
+    (layout.pp, layout.zero3, layout.dp, layout.zero1) = (1, 8, 1, false);
+    let of = |job: &Job| Models::new(job).stages(job, &layout).unwrap().0[0];
+    let (even, whole) = (of(&even), of(&whole));
+    assert_eq!((even.update, even.state), (0, whole.state));
+    // A block of GPT-2 has 12 hidden² elements, the largest matrix 4 hidden².
+    let (block, matrix) = (12 * 768 * 768, 2 * 768 * (4 * 768 + 768));
+    let least = 4 * (block + block / 8 + matrix) as u64;
+    assert!(whole.update >= least && whole.update < least * 101 / 100, "{}", whole.update);
+    assert!(whole.state_most > even.state_most);
+    assert!(whole.state_most < even.state_most * 11 / 10, "{}", whole.state_most);
 }
 
 #[test]

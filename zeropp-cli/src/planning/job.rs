@@ -163,7 +163,8 @@ pub(crate) fn moments(config: &Config) -> Moments {
         OptimizerKind::Muon => (1, 2),
     };
     let mean = u64::from(config.ema.is_some());
-    Moments { matrix: matrix + mean, other: other + mean }
+    let whole_matrices = config.optimizer == OptimizerKind::Muon;
+    Moments { matrix: matrix + mean, other: other + mean, whole_matrices }
 }
 
 /// What ranks compute on, and in, for samples of `seq` tokens.

@@ -74,6 +74,8 @@ fn what_is_kept_is_that_of_the_settings() {
         "ema = 0.99\nprecision = 'bf16'",
         "precision = 'bf16'\npack-weights = 'on'\nunit = 1",
         "precision = 'bf16'\npack-weights = 'off'\noptimizer = 'lion'",
+        "optimizer = 'muon'",
+        "optimizer = 'muon'\nzero3 = 2\nema = 0.99",
     ] {
         let text = format!(
             "{settings}\nlayers = 4\nhidden = 64\nheads = 4\nseq = 32\nvocab = 320\n\
