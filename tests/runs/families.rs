@@ -15,7 +15,8 @@ use zeropp::model::decoder::Decoder;
 use zeropp::model::{self, Whole};
 use zeropp::{Config, Sampling, Trainer, Weights};
 
-const FAMILIES: [&str; 7] = ["gpt2", "llama2", "llama3", "biased", "mistral", "qwen2", "qwen3"];
+const FAMILIES: [&str; 9] =
+    ["gpt2", "llama2", "llama3", "biased", "mistral", "window", "qwen2-window", "qwen2", "qwen3"];
 /// How far a gradient may be from transformers', relative to the largest element of its tensor.
 const GRADIENT: f64 = 5e-6;
 /// How far logits may be, absolute.

@@ -4,14 +4,20 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use self::files::Gguf;
 use crate::common::{run, text_file, tiny};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use zeropp::config::Activation;
+use zeropp::model::decoder::Decoder;
 use zeropp::weights::StoreAs;
 use zeropp::{
     Config, ExportOptions, Generator, Sampling, Trainer, Weights, config_of, export_checkpoint,
     model,
 };
+
+#[expect(dead_code, reason = "what makes other kinds of files")]
+#[path = "../../zeropp-weights/tests/weights/common.rs"]
+mod files;
 
 /// Families that differ in all that the past has to do with: positions, groups, head norms.
 fn families(data: &Path) -> Vec<Config> {
@@ -87,6 +93,105 @@ fn greedy_text_is_what_the_whole_forward_gives() {
         let only = Sampling { top_k: 1, ..drawn };
         assert_eq!(written(&mut generator, &prompt, 24, &only), found, "{name}: top-k 1");
     }
+}
+
+/// A GGUF file of a Qwen3 of bytes, whose texts end at the end of a line.
+fn gguf(decoder: &Decoder, weights: &Weights) -> Vec<u8> {
+    let number = |of: f32| of.to_le_bytes();
+    let sizes = [
+        ("embedding_length", decoder.hidden),
+        ("feed_forward_length", decoder.intermediate),
+        ("block_count", decoder.layers),
+        ("attention.head_count", decoder.heads),
+        ("attention.head_count_kv", decoder.kv_heads),
+        ("attention.key_length", decoder.head_dim),
+        ("context_length", decoder.context),
+    ];
+    let mut file = Gguf::new()
+        .word("general.architecture", "qwen3")
+        .number("tokenizer.ggml.eos_token_id", u32::from(b'\n'))
+        .key("qwen3.attention.layer_norm_rms_epsilon", 6, &number(1e-6))
+        .key("qwen3.rope.freq_base", 6, &number(1e6));
+    for (key, size) in sizes {
+        file = file.number(&format!("qwen3.{key}"), size as u32);
+    }
+    for tensor in decoder.tensors() {
+        let (values, [rows, columns]) = (
+            &weights[&tensor.name],
+            match tensor.shape[..] {
+                [n] => [1, n],
+                [rows, columns] => [rows, columns],
+                _ => unreachable!("a vector or a matrix"),
+            },
+        );
+        let mut name = tensor.name.replace("model.layers.", "blk.");
+        for (ours, theirs) in GGUF_NAMES {
+            name = name.replace(ours, theirs);
+        }
+        if tensor.transposed_in_files {
+            let of_column = |c: usize| (0..rows).map(move |r| values[r * columns + c]);
+            let values: Vec<f32> = (0..columns).flat_map(of_column).collect();
+            file = file.f32s(&name, &[columns, rows], &values);
+        } else {
+            file = file.f32s(&name, &tensor.shape, values);
+        }
+    }
+    file.bytes()
+}
+
+const GGUF_NAMES: [(&str, &str); 12] = [
+    ("model.embed_tokens", "token_embd"),
+    ("model.norm", "output_norm"),
+    ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("mlp.", "ffn_"),
+    ("_proj", ""),
+];
+
+/// A GGUF file is a model with its weights: it writes and is measured as the checkpoint that it was
+/// made of, and says which token ends a text; so it does for a run that began with it.
+#[test]
+fn a_gguf_file_is_a_model_and_its_weights() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = text_file(&dir, 4000);
+    let [saved, after] = ["saved", "after"].map(|name| dir.path().join(name));
+    let config = Config { save: Some(saved.clone()), pp: 1, ..families(&text).remove(2) };
+    let trained = run(config.clone());
+    let file = dir.path().join("tiny.gguf");
+    std::fs::write(&file, gguf(&config.decoder(256).unwrap(), &trained.weights)).unwrap();
+
+    let [of_run, of_file] = [&saved, &file].map(|path| config_of(path).unwrap());
+    let prompt: Vec<u32> = b"stage shard unit ".iter().map(|b| u32::from(*b)).collect();
+    let [by_run, by_file] = [&of_run, &of_file].map(|config| {
+        written(&mut Generator::new(config).unwrap(), &prompt, 24, &Sampling::default())
+    });
+    assert_eq!(by_run, by_file);
+    let ends = |config: &Config| Generator::new(config).unwrap().ends().to_vec();
+    assert_eq!((ends(&of_run), ends(&of_file)), (vec![], vec![u32::from(b'\n')]));
+
+    let measured = |described: &Config| {
+        let (data, steps) = (Some(text.clone()), 1);
+        let eval_data = data.clone();
+        let base = Config { data, eval_data, steps, warmup: None, seq: 48, ..described.clone() };
+        let config = Config { eval_every: 1, eval_steps: 2, vocab: Some(256), ..base };
+        Trainer::new(config).unwrap().evaluate().unwrap().loss
+    };
+    assert_eq!(measured(&of_run).to_bits(), measured(&of_file).to_bits());
+
+    let begun = Config { init_from: Some(file), save: Some(after.clone()), steps: 1, ..config };
+    run(Config { warmup: None, ..begun });
+    assert_eq!(ends(&config_of(&after).unwrap()), [u32::from(b'\n')]);
+    std::fs::write(dir.path().join("tokenizer.json"), "{}").unwrap();
+    let exported = dir.path().join("exported");
+    let options = ExportOptions { store_as: StoreAs::F32, like: None, ema: false };
+    zeropp::export_checkpoint(&after, &exported, &options).unwrap();
+    assert_eq!(std::fs::read(exported.join("tokenizer.json")).unwrap(), b"{}");
 }
 
 /// Learned positions end; a text goes on up to there, and stops where it is told to.

@@ -90,8 +90,18 @@ pub struct MemoryBytes {
 impl MemoryBytes {
     /// The field of one kind.
     pub fn get(&self, kind: MemoryKind) -> u64 {
-        let mut copy = *self;
-        *copy.get_mut(kind)
+        match kind {
+            MemoryKind::ParameterShard => self.parameter_shard,
+            MemoryKind::Gathered => self.gathered,
+            MemoryKind::PackedWeights => self.packed_weights,
+            MemoryKind::Gradient => self.gradient,
+            MemoryKind::GradientShard => self.gradient_shard,
+            MemoryKind::Optimizer => self.optimizer,
+            MemoryKind::Activation => self.activation,
+            MemoryKind::WeightStash => self.weight_stash,
+            MemoryKind::Communication => self.communication,
+            MemoryKind::Save => self.save,
+        }
     }
 
     /// The field of one kind, to change it.

@@ -35,9 +35,15 @@ impl Past {
     }
 
     /// Attention `[n, H·d]` of the queries in `qkv`, whose keys and values were taken up last.
-    pub(crate) fn attention(&self, qkv: &[f32], [heads, groups, d]: [usize; 3]) -> Vec<f32> {
+    /// They see the last `window` of all, themselves included, if there is one.
+    pub(crate) fn attention(
+        &self,
+        qkv: &[f32],
+        [heads, groups, d]: [usize; 3],
+        window: Option<usize>,
+    ) -> Vec<f32> {
         let s = qkv.len() / ((heads + 2 * groups) * d);
         let dims = Dims { b: 1, s, heads, groups, d };
-        cached::attention(qkv, &self.keys, &self.values, dims)
+        cached::attention(qkv, (&self.keys, &self.values), dims, window)
     }
 }

@@ -9,14 +9,13 @@ use crate::tensors::{DecoderTensor, QK_NORMS};
 impl DecoderPart {
     /// What a micro-batch costs.
     pub fn cost(&self, batch: BatchShape) -> LayerCost {
-        let of = match self.kind {
-            PartKind::Embedding => embedding,
-            PartKind::Positions => positions,
-            PartKind::Block(_) => block,
-            PartKind::FinalNorm => final_norm,
-            PartKind::Head => head,
-        };
-        of(self, batch)
+        match self.kind {
+            PartKind::Embedding => embedding(self, batch),
+            PartKind::Positions => positions(self, batch),
+            PartKind::Block(index) => block(self, index, batch),
+            PartKind::FinalNorm => final_norm(self, batch),
+            PartKind::Head => head(self, batch),
+        }
     }
 }
 
@@ -152,8 +151,8 @@ fn groups(part: &DecoderPart) -> [Maps; 4] {
     ]
 }
 
-/// One block.
-fn block(part: &DecoderPart, batch: BatchShape) -> LayerCost {
+/// The block with this index.
+fn block(part: &DecoderPart, index: usize, batch: BatchShape) -> LayerCost {
     let (d, names, groups) = (&part.decoder, part.decoder.names(), groups(part));
     let norms = [names.norm_1, names.norm_2].map(|name| norm(part, name, batch));
     let qkv = d.qkv_width();
@@ -168,7 +167,8 @@ fn block(part: &DecoderPart, batch: BatchShape) -> LayerCost {
         + norms.iter().map(|norm| norm.activation_bytes).sum::<u64>()
         + before_norms;
     let queries = (batch.samples * d.heads * batch.seq) as u64;
-    let [probabilities, sums] = if batch.keeps_probabilities {
+    let slides = d.window_of(index).is_some_and(|window| window < batch.seq);
+    let [probabilities, sums] = if batch.keeps_probabilities && !slides {
         [queries * (batch.seq * batch.element_bytes) as u64, 0]
     } else {
         [0, 4 * queries]
@@ -179,7 +179,8 @@ fn block(part: &DecoderPart, batch: BatchShape) -> LayerCost {
     let head_norms = QK_NORMS.iter().filter(|name| trains(part, &format!("{name}.weight")));
     let adapters: usize = groups.iter().map(Maps::adapter_flops).sum();
     LayerCost {
-        forward_flops: d.block_flops(batch.samples, batch.seq) + (batch.tokens() * adapters) as f64,
+        forward_flops: d.block_flops(index, batch.samples, batch.seq)
+            + (batch.tokens() * adapters) as f64,
         frozen_flops: 2.0 * (batch.tokens() * frozen) as f64,
         activation_bytes: kept + probabilities + sums,
         activation_bytes_selective: kept + sums,

@@ -117,6 +117,15 @@ impl Biases {
     pub const ALL: Biases = Biases { qkv: true, out: true, mlp: true };
 }
 
+/// A sliding window: in some layers a query sees the last tokens alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Tokens that a query sees, itself included.
+    pub tokens: usize,
+    /// The first layer that has it; those after it do, too.
+    pub first_layer: usize,
+}
+
 /// A decoder-only transformer with pre-norm blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decoder {
@@ -151,8 +160,8 @@ pub struct Decoder {
     pub activation: Activation,
     /// Whether the head uses the embedding's weight.
     pub tied: bool,
-    /// Tokens that a query sees, itself included, where not all before it (a sliding window).
-    pub window: Option<usize>,
+    /// The sliding window of attention, where there is one.
+    pub window: Option<Window>,
     /// Tokens of the longest texts that it was made for.
     pub context: usize,
 }
@@ -190,11 +199,20 @@ impl Decoder {
         h * (attention + (self.mlp_maps() * self.intermediate) as f64)
     }
 
-    /// Floating-point operations of one block's forward on `samples` of `seq` tokens: its matrix
-    /// products, and of attention's scores and values the causal half.
-    pub(crate) fn block_flops(&self, samples: usize, seq: usize) -> f64 {
+    /// Tokens that a query of a layer sees, itself included, where not all before it.
+    pub fn window_of(&self, layer: usize) -> Option<usize> {
+        self.window.filter(|window| layer >= window.first_layer).map(|window| window.tokens)
+    }
+
+    /// Floating-point operations of a block's forward on `samples` of `seq` tokens: its matrix
+    /// products, and of attention's scores and values the causal half, or what is within a window.
+    pub(crate) fn block_flops(&self, layer: usize, samples: usize, seq: usize) -> f64 {
         let (n, s) = ((samples * seq) as f64, seq as f64);
-        2.0 * n * self.block_weights() + 2.0 * n * s * self.query_width() as f64
+        let seen = match self.window_of(layer).map(|window| window as f64) {
+            Some(window) if window < s => window - window * window / (2.0 * s),
+            _ => s / 2.0,
+        };
+        2.0 * n * self.block_weights() + 4.0 * n * seen * self.query_width() as f64
     }
 
     /// Floating-point operations of the head's forward on `tokens`: rows that are no token ids are
@@ -206,7 +224,7 @@ impl Decoder {
     /// Training FLOP of one token in samples of `seq`: three times the forward's, recomputation
     /// not counted.
     pub fn flops_per_token(&self, seq: usize) -> f64 {
-        let blocks = self.layers as f64 * self.block_flops(1, seq);
+        let blocks: f64 = (0..self.layers).map(|layer| self.block_flops(layer, 1, seq)).sum();
         3.0 * (blocks + self.head_flops(seq)) / seq as f64
     }
 

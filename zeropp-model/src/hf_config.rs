@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use zeropp_data::files::{escaped_line, read_text};
 
 use crate::Activation;
-use crate::decoder::{Biases, Decoder, Naming, Norm, Positions, Rotary, RotaryScaling};
+use crate::decoder::{Biases, Decoder, Naming, Norm, Positions, Rotary, RotaryScaling, Window};
 
 /// Largest `config.json`, in bytes.
 const BYTES_MAX: u64 = 1 << 20;
@@ -111,10 +111,14 @@ impl<'a> Fields<'a> {
     }
 
     fn optional_size(self, field: &str) -> Result<Option<usize>, Fault> {
+        self.optional_count(field, 1)
+    }
+
+    fn optional_count(self, field: &str, least: u64) -> Result<Option<usize>, Fault> {
         let Some(value) = self.get(field) else { return Ok(None) };
-        match value.as_u64().filter(|n| (1..=SIZE_MAX).contains(n)) {
+        match value.as_u64().filter(|n| (least..=SIZE_MAX).contains(n)) {
             Some(n) => Ok(Some(n as usize)),
-            None => self.fault(field, format!("is no whole number from 1 to {SIZE_MAX}")),
+            None => self.fault(field, format!("is no whole number from {least} to {SIZE_MAX}")),
         }
     }
 
@@ -258,7 +262,7 @@ impl<'a> Fields<'a> {
             qk_norm: family == Family::Qwen3,
             activation: Activation::Swiglu,
             tied: self.switch("tie_word_embeddings", false)?,
-            window: self.window(family)?,
+            window: self.window(family, layers)?,
             context: self.size("max_position_embeddings")?,
         };
         Ok(HfConfig { decoder, notes: self.dropout_notes(&["attention_dropout"]) })
@@ -323,28 +327,56 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The sliding window, where some layer has one.
-    fn window(self, family: Family) -> Result<Option<usize>, Fault> {
-        let slides = match self.get("layer_types") {
-            Some(Value::Array(types)) => {
-                let of = |kind: &str| types.iter().any(|t| t.as_str() == Some(kind));
-                let known =
-                    |t: &Value| matches!(t.as_str(), Some("full_attention" | "sliding_attention"));
-                if let Some(other) = types.iter().find(|t| !known(t)) {
-                    let other = escaped_line(&other.to_string()).into_owned();
-                    return Err(("layer_types".into(), format!("{other} is not known")));
-                }
-                of("sliding_attention")
-            }
+    /// The sliding window, and which of the layers have it. What is not said is as in transformers.
+    fn window(self, family: Family, layers: usize) -> Result<Option<Window>, Fault> {
+        let types = match self.get("layer_types") {
+            Some(Value::Array(types)) => Some(self.first_sliding(types, layers)?),
             Some(_) => return self.fault("layer_types", "is no list"),
-            None => match family {
-                Family::Qwen2 | Family::Qwen3 => self.switch("use_sliding_window", false)?,
+            None => None,
+        };
+        let is_null = self.0.get("sliding_window").is_some_and(Value::is_null);
+        let slides = !is_null
+            && match family {
                 Family::Llama => false,
                 Family::Mistral => true,
-            },
+                Family::Qwen2 | Family::Qwen3 => self.switch("use_sliding_window", false)?,
+            };
+        let refused = |problem: &str| Err(("layer_types".into(), problem.into()));
+        let first_layer = match types {
+            Some(first) if !slides && first < layers => {
+                return refused("has layers that slide, where other fields say that none does");
+            }
+            // Transformers does not look at them there.
+            Some(1..) if slides && family == Family::Mistral => {
+                return refused("has layers that do not slide, where all of this model type do");
+            }
+            Some(first) => first,
+            None if !slides => layers,
+            None if family == Family::Mistral => 0,
+            // 0 of them are full where all slide.
+            None => self.optional_count("max_window_layers", 0)?.unwrap_or(28),
         };
-        let window = self.optional_size("sliding_window")?;
-        Ok(window.filter(|_| slides || family == Family::Mistral))
+        let tokens = self.optional_size("sliding_window")?.unwrap_or(4096);
+        Ok((first_layer < layers).then_some(Window { tokens, first_layer }))
+    }
+
+    /// The first layer that slides; those after it have to, too.
+    fn first_sliding(self, types: &[Value], layers: usize) -> Result<usize, Fault> {
+        let refused = |problem: String| Err(("layer_types".into(), problem));
+        let known = |t: &&Value| matches!(t.as_str(), Some("full_attention" | "sliding_attention"));
+        if let Some(other) = types.iter().find(|t| !known(t)) {
+            let other = escaped_line(&other.to_string()).into_owned();
+            return refused(format!("{other} is not known"));
+        }
+        if types.len() != layers {
+            return refused(format!("has {} entries for {layers} layers", types.len()));
+        }
+        let slides = |t: &Value| t.as_str() == Some("sliding_attention");
+        let first = types.iter().position(slides).unwrap_or(layers);
+        if types[first..].iter().all(slides) {
+            return Ok(first);
+        }
+        refused("windows slide here in all layers from one on, and not in turns".into())
     }
 
     fn dropout_notes(self, fields: &[&str]) -> Vec<String> {

@@ -89,12 +89,41 @@ fn what_is_not_honoured_is_refused_by_field() {
 #[test]
 fn windows_are_found_where_they_slide() {
     let window = |text: &str| read_text_of(text).unwrap().decoder.window;
+    let of = |first_layer| Some(Window { tokens: 32_768, first_layer });
     assert_eq!(window(QWEN), None);
     let on = QWEN.replace(r#""use_sliding_window": false"#, r#""use_sliding_window": true"#);
-    assert_eq!(window(&on), Some(32_768));
+    assert_eq!(window(&on), None, "max_window_layers are all");
+    let none_full = on.replace(r#""max_window_layers": 24"#, r#""max_window_layers": 0"#);
+    assert_eq!(window(&none_full).map(|window| window.first_layer), Some(0));
+    assert_eq!(
+        window(&on.replace(r#""max_window_layers": 24"#, r#""max_window_layers": 9"#)),
+        of(9)
+    );
     let mistral = QWEN.replace("qwen2", "mistral");
-    assert_eq!(window(&mistral), Some(32_768));
+    assert_eq!(window(&mistral), of(0));
     assert_eq!(window(&mistral.replace("\": 32768, \"tie", "\": null, \"tie")), None);
+    let unsaid = mistral.replace("\"sliding_window\": 32768, ", "");
+    assert_eq!(window(&unsaid), Some(Window { tokens: 4096, first_layer: 0 }), "as transformers");
+    let types = |config: &str, kinds: &str| {
+        let name = |k| if k == 's' { "\"sliding_attention\"" } else { "\"full_attention\"" };
+        let list: Vec<_> = kinds.chars().map(name).collect();
+        config.replace("{", &format!("{{\"layer_types\": [{}], ", list.join(", ")))
+    };
+    let [full, some] = ["f".repeat(24), format!("{}{}", "f".repeat(20), "s".repeat(4))];
+    assert_eq!(window(&types(&on, &full)), None);
+    assert_eq!(window(&types(&on, &some)), of(20));
+    assert_eq!(window(&types(&mistral, &"s".repeat(24))), of(0));
+    let llama = QWEN.replace("qwen2", "llama");
+    for (config, kinds, problem) in [
+        (&on, "sf".repeat(12).as_str(), "not in turns"),
+        (&on, "sss", "has 3 entries for 24 layers"),
+        (&mistral, &some, "has layers that do not slide"),
+        (&llama, &some, "has layers that slide, where"),
+        (&QWEN.to_owned(), &some, "has layers that slide, where"),
+    ] {
+        let error = read_text_of(&types(config, kinds)).unwrap_err();
+        assert!(error.contains("layer_types: ") && error.contains(problem), "{error}");
+    }
 }
 
 #[test]

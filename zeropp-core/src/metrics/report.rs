@@ -178,6 +178,9 @@ pub struct RankPlan {
     pub stages: Vec<(usize, Vec<String>)>,
     /// Parameters of its stages (whole, not sharded).
     pub parameters: u64,
+    /// Bytes that each of its ranks which saves writes of a checkpoint.
+    #[serde(default)]
+    pub saved: u64,
     /// Predicted peak bytes by kind.
     pub memory: MemoryBytes,
     /// Predicted bytes by kind when their sum is largest; the kinds have their peaks at different
@@ -295,12 +298,24 @@ pub struct Summary {
     /// Checkpoints that it wrote.
     #[serde(default)]
     pub saves: u64,
-    /// Sum over the steps of `save_blocked_s`.
+    /// Sum over the steps of `save_blocked_s`, which is of checkpoints and copies.
     #[serde(default)]
     pub save_blocked_s: f64,
     /// Seconds of CPU that the writers of all ranks took beside the ranks' own threads.
     #[serde(default)]
     pub save_cpu_s: f64,
+    /// Copies of the state that it made in memory.
+    #[serde(default)]
+    pub copies: u64,
+    /// Bytes of the largest copy.
+    #[serde(default)]
+    pub copy_bytes: u64,
+    /// `copy_bytes` as predicted.
+    #[serde(default)]
+    pub predicted_copy_bytes: u64,
+    /// Seconds of CPU that the writers of all copies took.
+    #[serde(default)]
+    pub copy_cpu_s: f64,
     /// Times that its ranks failed, met again and went on.
     #[serde(default)]
     pub recoveries: u64,

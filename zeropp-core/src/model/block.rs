@@ -19,6 +19,8 @@ use crate::split::ops::{self, HeadNorms, Projection, Rotation, Turns};
 pub(super) struct Block {
     pub(super) name: String,
     pub(super) part: DecoderPart,
+    /// Tokens that a query sees, itself included, where not all before it.
+    pub(super) window: Option<usize>,
     /// What turns queries and keys, where positions are rotary.
     pub(super) rotation: Option<Arc<Rotation>>,
 }
@@ -146,7 +148,8 @@ impl Layer for Block {
 
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
         let d = &self.part.decoder;
-        self.run(x, cx, 0, |qkv| ops::grouped_attention(qkv, d.heads, d.kv_heads, &cx.op))
+        let heads = [d.heads, d.kv_heads];
+        self.run(x, cx, 0, |qkv| ops::windowed_attention(qkv, heads, self.window, &cx.op))
     }
 
     fn is_split(&self) -> bool {
@@ -160,9 +163,11 @@ impl Layer for Block {
             let host = on_cpu(&qkv).expect("as x");
             past.take_up(host.as_slice(), [d.heads, d.kv_heads, d.head_dim]);
             if first == 0 {
-                return ops::grouped_attention(qkv, d.heads, d.kv_heads, &cx.op);
+                let heads = [d.heads, d.kv_heads];
+                return ops::windowed_attention(qkv, heads, self.window, &cx.op);
             }
-            let out = past.attention(host.as_slice(), [d.heads, d.kv_heads, d.head_dim]);
+            let out =
+                past.attention(host.as_slice(), [d.heads, d.kv_heads, d.head_dim], self.window);
             let [b, n, _] = qkv.dims();
             from_vec(out, [b, n, d.heads * d.head_dim])
         };

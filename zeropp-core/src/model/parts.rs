@@ -44,7 +44,8 @@ pub fn build_tuned(decoder: Decoder, tuning: &Tuning) -> Model {
         PartKind::Positions => Part::Layer(Arc::new(PositionEmbedding(part))),
         PartKind::Block(index) => {
             let (name, rotation) = (format!("{}.{index}", decoder.names().block), rotation.clone());
-            Part::Layer(Arc::new(Block { name, part, rotation }))
+            let window = decoder.window_of(index);
+            Part::Layer(Arc::new(Block { name, part, window, rotation }))
         }
         PartKind::FinalNorm => Part::Layer(Arc::new(FinalNorm(part))),
         PartKind::Head => Part::Head(Arc::new(LmHead(part))),

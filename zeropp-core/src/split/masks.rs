@@ -21,7 +21,6 @@ pub struct Masks {
 /// document has some that follow each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Documents {
-    seq: usize,
     /// First row of each document, and the number of rows.
     bounds: Vec<usize>,
     positions: Vec<usize>,
@@ -48,7 +47,7 @@ impl Documents {
         }
         bounds.push(rows);
         let positions = bounds.windows(2).flat_map(|pair| 0..pair[1] - pair[0]).collect();
-        Documents { seq, bounds, positions }
+        Documents { bounds, positions }
     }
 
     /// The rows of each document.
@@ -59,11 +58,6 @@ impl Documents {
     /// The position of each row's token in its document, from 0.
     pub fn positions(&self) -> &[usize] {
         &self.positions
-    }
-
-    /// The first token of each row's document, counted from the beginning of the sample.
-    pub fn firsts(&self) -> impl Iterator<Item = usize> {
-        self.ranges().flat_map(|rows| std::iter::repeat_n(rows.start % self.seq, rows.len()))
     }
 
     /// Rows of all samples.
@@ -82,7 +76,6 @@ mod tests {
         let documents = Documents::new(4, starts);
         assert_eq!(documents.ranges().collect::<Vec<_>>(), [0..3, 3..4, 4..8, 8..9, 9..12]);
         assert_eq!(documents.positions(), [0, 1, 2, 0, 0, 1, 2, 3, 0, 0, 1, 2]);
-        assert_eq!(documents.firsts().collect::<Vec<_>>(), [0, 0, 0, 3, 0, 0, 0, 0, 0, 1, 1, 1]);
         assert_eq!(documents.rows(), 12);
     }
 }

@@ -16,7 +16,7 @@ use zeropp_core::split::{Documents, ForwardGrads, Grads, Masks, OpCx, seed_backw
 use crate::bound::bound;
 use crate::cases::cases;
 use crate::common::*;
-use crate::{stock_attention, stock_rope};
+use crate::{stock_rope, stock_windowed_attention};
 
 /// The same context with documents.
 fn within(cx: &OpCx, documents: &Arc<Documents>) -> OpCx {
@@ -41,17 +41,23 @@ fn alone(x: Tensor<3>, documents: &Documents, f: impl Fn(Tensor<3>) -> Tensor<3>
     y.reshape([b, s, width])
 }
 
-fn attention_agrees([b, s, d, heads]: [usize; 4], documents: &Arc<Documents>, rng: &mut Random) {
+/// With a window of so many tokens, if there is one.
+fn attention_agrees(
+    [b, s, d, heads]: [usize; 4],
+    window: Option<usize>,
+    documents: &Arc<Documents>,
+    rng: &mut Random,
+) {
     let h = heads * d;
     let p = Params::new(rng, &[]);
     let (qkv, dy) = (rng.tensor([b, s, 3 * h]), rng.tensor([b, s, h]));
     let none: [Tensor<1>; 0] = [];
     let want = stock(slice::from_ref(&qkv), &none, &dy, |x, _| {
-        alone(x[0].clone(), documents, |x| stock_attention(x, heads))
+        alone(x[0].clone(), documents, |x| stock_windowed_attention(x, heads, window))
     });
     both_paths(|| {
         let op = |mut x: Vec<Tensor<3>>, _: &_, cx: &OpCx| {
-            ops::attention(x.remove(0), heads, &within(cx, documents))
+            ops::windowed_attention(x.remove(0), [heads; 2], window, &within(cx, documents))
         };
         let kept = run(slice::from_ref(&qkv), &p, &dy, false, op);
         compare(&kept, &want, bound(&[d, s, s, d, s, s]));
@@ -71,7 +77,36 @@ proptest! {
     ) {
         let mut rng = Random(seed);
         let documents = documents(&mut rng, b, s);
-        attention_agrees([b, s, d, heads], &documents, &mut rng);
+        attention_agrees([b, s, d, heads], None, &documents, &mut rng);
+        attention_agrees([b, s, d, heads], Some(1 + s / 8), &documents, &mut rng);
+    }
+
+    /// Of whole samples, with keys that several heads share.
+    #[test]
+    fn a_window_slides(
+        b in 1..3_usize, s in 2..120_usize, d in 1..20_usize, groups in 1..3_usize,
+        share in 1..3_usize, window in 1..60_usize, seed: u64,
+    ) {
+        let mut rng = Random(seed);
+        let (heads, window) = (groups * share, window.min(s - 1));
+        let p = Params::new(&mut rng, &[]);
+        let (n, dy) = (heads + 2 * groups, rng.tensor([b, s, heads * d]));
+        let qkv = rng.tensor([b, s, n * d]);
+        let none: [Tensor<1>; 0] = [];
+        let want = stock(slice::from_ref(&qkv), &none, &dy, |x, _| {
+            let part = |first: usize| x[0].clone().narrow(2, first * d, d);
+            let shared = |first: usize| (0..heads).map(move |i| first + i / share);
+            let parts = (0..heads).chain(shared(heads)).chain(shared(heads + groups));
+            stock_windowed_attention(Tensor::cat(parts.map(part).collect(), 2), heads, Some(window))
+        });
+        both_paths(|| {
+            let op = |mut x: Vec<Tensor<3>>, _: &_, cx: &OpCx| {
+                ops::windowed_attention(x.remove(0), [heads, groups], Some(window), cx)
+            };
+            let kept = run(slice::from_ref(&qkv), &p, &dy, false, op);
+            compare(&kept, &want, bound(&[d, s, s, d, s, share * s]));
+            check_memory(&kept, b * s * n * d + b * heads * s, 0);
+        });
     }
 
     /// Learned and rotary positions.
@@ -178,7 +213,28 @@ fn long_documents() {
     let mut rng = Random(3);
     let starts: [&[usize]; 2] = [&[0, 70, 400], &[513]];
     let documents = Arc::new(Documents::new(530, starts));
-    attention_agrees([2, 530, 9, 2], &documents, &mut rng);
+    attention_agrees([2, 530, 9, 2], None, &documents, &mut rng);
+    attention_agrees([2, 530, 9, 2], Some(100), &documents, &mut rng);
+}
+
+/// In bf16 a window is that of fp32 but for rounding.
+#[test]
+fn a_window_in_bf16_is_that_of_fp32() {
+    let mut rng = Random(4);
+    let (b, s, heads, d, window) = (2, 300, 2, 16, 37);
+    let (qkv, dy) = (rng.tensor([b, s, 3 * heads * d]), rng.tensor([b, s, heads * d]));
+    let meter = Meter::new();
+    let of = |dtype: DType| {
+        let input = leaf(&qkv.clone().cast(dtype));
+        let cx = context(&meter, false, true);
+        let y = ops::windowed_attention(input.clone(), [heads; 2], Some(window), &cx);
+        let out = wide(&y.clone().inner());
+        let mut graph = seed_backward(y).backward(dy.clone().cast(dtype));
+        (out, wide(&input.grad_remove(&mut graph).expect("a gradient")))
+    };
+    let (halves, floats) = (of(DType::BF16), of(DType::F32));
+    assert_within("y", &halves.0, &floats.0, 0.02, 0.0);
+    assert_within("dx", &halves.1, &floats.1, 0.03, 0.0);
 }
 
 /// In bf16 a document in a sample has the bits of the document alone.

@@ -333,13 +333,20 @@ fn attention_keeps(generic: bool, n: usize, s: usize) -> [usize; 2] {
 }
 
 fn stock_attention(qkv: Tensor<3>, heads: usize) -> Tensor<3> {
+    stock_windowed_attention(qkv, heads, None)
+}
+
+fn stock_windowed_attention(qkv: Tensor<3>, heads: usize, window: Option<usize>) -> Tensor<3> {
     let [b, s, width] = qkv.dims();
     let (h, d) = (width / 3, width / 3 / heads);
     let parts = [0, 1, 2]
         .map(|i| qkv.clone().narrow(2, i * h, h).reshape([b, s, heads, d]).swap_dims(1, 2));
     let [q, k, v] = parts;
     let scores = q.matmul(k.swap_dims(2, 3)) / (d as f64).sqrt();
-    let mask = Tensor::<2, Int>::ones([s, s], &scores.device()).triu(1).bool().unsqueeze::<4>();
+    let ones = Tensor::<2, Int>::ones([s, s], &scores.device());
+    let later = ones.clone().triu(1).bool();
+    let earlier = ones.tril(-(window.unwrap_or(s) as i64)).bool();
+    let mask = later.bool_or(earlier).unsqueeze::<4>();
     let p = activation::softmax(scores.mask_fill(mask, -1e9), 3);
     p.matmul(v).swap_dims(1, 2).reshape([b, s, h])
 }

@@ -1,17 +1,24 @@
 //! Attention of a few new tokens to all before them, whose keys and values were kept.
 
 use super::Dims;
+use super::windowed::first_key;
 
 /// Lanes of a dot product.
 const LANES: usize = 8;
 
 /// softmax(q·kᵀ/√d, causal)·v for the queries in `qkv: [s, (H + 2G)·d]`, which are the last s of
 /// the tokens whose keys and values, `[T, G·d]` each, are `keys` and `values`; the result is
-/// `[s, H·d]`. `dims.b` is not looked at.
+/// `[s, H·d]`. A query sees the last `window` of them, itself included, if there is one. `dims.b`
+/// is not looked at.
 ///
 /// # Panics
 /// Panics if there are fewer keys or values than queries.
-pub fn attention(qkv: &[f32], keys: &[f32], values: &[f32], dims: Dims) -> Vec<f32> {
+pub fn attention(
+    qkv: &[f32],
+    (keys, values): (&[f32], &[f32]),
+    dims: Dims,
+    window: Option<usize>,
+) -> Vec<f32> {
     let Dims { s, heads, groups, d, .. } = dims;
     let tokens = keys.len() / (groups * d);
     assert!(tokens >= s && values.len() == keys.len(), "{tokens} keys for {s} queries");
@@ -20,12 +27,14 @@ pub fn attention(qkv: &[f32], keys: &[f32], values: &[f32], dims: Dims) -> Vec<f
     for (i, (row, out)) in
         qkv.chunks_exact(dims.width()).zip(out.chunks_exact_mut(heads * d)).enumerate()
     {
-        let seen = tokens - s + i + 1;
+        let end = tokens - s + i + 1;
+        let first = window.map_or(0, |window| first_key(end - 1, window));
         for (head, out) in out.chunks_exact_mut(d).enumerate() {
             let q = &row[dims.query(head)..][..d];
             let column = head / (heads / groups) * d;
-            let of = |t: usize| t * groups * d + column..t * groups * d + column + d;
-            let scores = &mut scores[..seen];
+            let of =
+                |t: usize| (first + t) * groups * d + column..(first + t) * groups * d + column + d;
+            let scores = &mut scores[..end - first];
             for (t, score) in scores.iter_mut().enumerate() {
                 *score = dot(q, &keys[of(t)]) * dims.scale();
             }
@@ -74,7 +83,7 @@ mod tests {
                         keys.extend(&row[heads * d..(heads + groups) * d]);
                         values.extend(&row[(heads + groups) * d..]);
                     }
-                    out.extend(attention(new, &keys, &values, Dims { s, ..whole }));
+                    out.extend(attention(new, (&keys, &values), Dims { s, ..whole }, None));
                     first += s;
                 }
                 let apart = |(a, b): (&f32, &f32)| (a - b).abs();

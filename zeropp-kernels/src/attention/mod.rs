@@ -1,11 +1,13 @@
 //! Causal attention straight on the fused projection: q, k and v of every token in one row.
 //!
 //! Two ways, of which the sizes decide ([`keeps_probabilities`]): short samples keep the
-//! probabilities for the backward, long ones a number a query, from which it has them again.
+//! probabilities for the backward, long ones a number a query, from which it has them again. A
+//! sliding window has a way of its own.
 
 pub mod cached;
 pub mod kept;
 pub mod recomputed;
+pub mod windowed;
 
 use crate::mat_mut::MatMut;
 

@@ -1,4 +1,4 @@
-use super::{Dims, kept, recomputed};
+use super::{Dims, kept, recomputed, windowed};
 
 fn values(n: usize, seed: u32) -> Vec<f32> {
     let hash = |i: usize| (i as u32 ^ seed).wrapping_mul(2_654_435_761).rotate_left(13);
@@ -6,7 +6,7 @@ fn values(n: usize, seed: u32) -> Vec<f32> {
 }
 
 /// Output and gradient by the definition, in double precision.
-fn definition(qkv: &[f32], dy: &[f32], d: Dims) -> (Vec<f64>, Vec<f64>) {
+fn definition(qkv: &[f32], dy: &[f32], d: Dims, window: usize) -> (Vec<f64>, Vec<f64>) {
     let (width, out_width, share) = (d.width(), d.out_width(), d.heads / d.groups);
     let mut out = vec![0.0; dy.len()];
     let mut dqkv = vec![0.0; qkv.len()];
@@ -17,7 +17,9 @@ fn definition(qkv: &[f32], dy: &[f32], d: Dims) -> (Vec<f64>, Vec<f64>) {
         let scale = 1.0 / (d.d as f64).sqrt();
         for i in 0..d.s {
             let dot = |j| (0..d.d).map(|c| x(i, q + c) * x(j, k + c)).sum::<f64>() * scale;
-            let e: Vec<f64> = (0..=i).map(|j| dot(j).exp()).collect();
+            let first = (i + 1).saturating_sub(window);
+            let exp = |j: usize| if j < first { 0.0 } else { dot(j).exp() };
+            let e: Vec<f64> = (0..=i).map(exp).collect();
             let sum: f64 = e.iter().sum();
             let p: Vec<f64> = e.iter().map(|e| e / sum).collect();
             let row = (b * d.s + i) * out_width + head * d.d;
@@ -54,7 +56,7 @@ fn agrees_with_the_definition() {
         let dims = Dims { b, s, heads, groups, d };
         let qkv: Vec<f32> = values(b * s * dims.width(), 1).iter().map(|x| x * 4.0).collect();
         let dy = values(b * s * dims.out_width(), 2);
-        let (want, want_gradient) = definition(&qkv, &dy, dims);
+        let (want, want_gradient) = definition(&qkv, &dy, dims, s);
         let mut p = Vec::new();
         let out = kept::attention(&qkv, dims, Some(&mut p));
         let gradient = kept::attention_backward(&dy, &qkv, dims, Some(&p));
@@ -71,6 +73,27 @@ fn agrees_with_the_definition() {
             for (i, (got, want)) in got.iter().zip(want).enumerate() {
                 let error = (f64::from(*got) - want).abs();
                 assert!(error < 1e-5 * scale, "{dims:?} {name}[{i}]: {got} and not {want}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_window_agrees_with_the_definition() {
+    let sizes =
+        [(2, 3, 2, 1, 5, 1), (1, 131, 4, 2, 33, 7), (2, 257, 3, 1, 16, 64), (1, 530, 1, 1, 8, 529)];
+    for (b, s, heads, groups, d, window) in sizes {
+        let dims = Dims { b, s, heads, groups, d };
+        let qkv: Vec<f32> = values(b * s * dims.width(), 1).iter().map(|x| x * 4.0).collect();
+        let dy = values(b * s * dims.out_width(), 2);
+        let (want, want_gradient) = definition(&qkv, &dy, dims, window);
+        let (out, sums) = windowed::attention(&qkv, dims, window);
+        let gradient = windowed::attention_backward(&dy, &qkv, &sums, dims, window);
+        for (got, want) in [(out, want), (gradient, want_gradient)] {
+            let scale = want.iter().fold(0.0_f64, |a, x| a.max(x.abs()));
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let error = (f64::from(*got) - want).abs();
+                assert!(error < 1e-5 * scale, "{dims:?} {window} [{i}]: {got} and not {want}");
             }
         }
     }

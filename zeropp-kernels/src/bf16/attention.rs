@@ -8,6 +8,7 @@ use super::convert::down;
 use super::gemm::{add_product, product_into, product_set};
 use super::isa;
 use super::packed::{Mat, Packed};
+use crate::attention::windowed::first_key;
 use crate::attention::{Dims, Part};
 use crate::mat_mut::MatMut;
 use crate::math::{exp, ln};
@@ -24,20 +25,27 @@ struct Block {
     from: usize,
     to: usize,
     stride: usize,
+    window: usize,
 }
 
 impl Block {
     fn rows(&self) -> usize {
         self.to - self.from
     }
+
+    /// The keys that a row's query sees.
+    fn seen(&self, row: usize) -> core::ops::Range<usize> {
+        let query = self.from + row;
+        first_key(query, self.window)..query + 1
+    }
 }
 
 /// The blocks of queries of a sample.
-fn blocks(s: usize) -> impl Iterator<Item = Block> {
+fn blocks(s: usize, window: usize) -> impl Iterator<Item = Block> {
     let stride = s.next_multiple_of(32);
     (0..s.div_ceil(BLOCK)).map(move |i| {
         let from = i * BLOCK;
-        Block { from, to: s.min(from + BLOCK), stride }
+        Block { from, to: s.min(from + BLOCK), stride, window }
     })
 }
 
@@ -97,6 +105,11 @@ fn give(to: &mut MatMut<'_, bf16>, first: usize, rows: &[bf16], d: usize) {
 /// softmax(q·kᵀ/√d, causal)·v, `[b, s, heads·d]`, and the logarithm of each query's sum of
 /// exponentials, `[b, heads, s]`.
 pub fn attention(qkv: &[bf16], d: Dims) -> (Vec<bf16>, Vec<f32>) {
+    attention_in(qkv, d, usize::MAX)
+}
+
+/// The same, of which a query sees the last `window` keys alone, itself included.
+pub fn attention_in(qkv: &[bf16], d: Dims, window: usize) -> (Vec<bf16>, Vec<f32>) {
     d.check(qkv.len());
     let isa = isa::in_use();
     let mut out = vec![bf16::ZERO; d.b * d.s * d.out_width()];
@@ -110,7 +123,7 @@ pub fn attention(qkv: &[bf16], d: Dims) -> (Vec<bf16>, Vec<f32>) {
             let whole = |which| part(qkv, d, b, (which, head), (0, d.s));
             let keys = Packed::on(isa, whole(Part::Key).t());
             let values = Packed::on(isa, whole(Part::Value));
-            for block in blocks(d.s) {
+            for block in blocks(d.s, window) {
                 let q = part(qkv, d, b, (Part::Query, head), (block.from, block.to));
                 product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
                 softmax(scratch, block, d.scale(), &mut sums);
@@ -132,15 +145,16 @@ fn softmax(scratch: &mut Scratch, block: Block, scale: f32, sums: &mut threads::
             let rows = scratch.scores.chunks_exact_mut(block.stride);
             let rows = rows.zip(scratch.p.chunks_exact_mut(block.stride)).take(block.rows());
             for (row, (scores, p)) in rows.enumerate() {
-                let (seen, hidden) = p[..block.to].split_at_mut(block.from + row + 1);
-                let scores = &mut scores[..seen.len()];
+                let range = block.seen(row);
+                p[..range.start].fill(bf16::ZERO);
+                p[range.end..block.to].fill(bf16::ZERO);
+                let (seen, scores) = (&mut p[range.clone()], &mut scores[range]);
                 scores.iter_mut().for_each(|x| *x *= scale);
                 let top = max(scores);
                 scores.iter_mut().for_each(|x| *x = exp(*x - top));
                 let sum = sum(scores, |x| x);
                 let inverse = 1.0 / sum;
                 seen.iter_mut().zip(scores).for_each(|(p, e)| *p = down(*e * inverse));
-                hidden.fill(bf16::ZERO);
                 sums.push(top + ln(sum));
             }
         },
@@ -149,6 +163,17 @@ fn softmax(scratch: &mut Scratch, block: Block, scale: f32, sums: &mut threads::
 
 /// The gradient of `qkv` for the output gradient `dy` and the forward's `sums`.
 pub fn attention_backward(dy: &[bf16], qkv: &[bf16], sums: &[f32], d: Dims) -> Vec<bf16> {
+    attention_backward_in(dy, qkv, sums, d, usize::MAX)
+}
+
+/// The same for [`attention_in`].
+pub fn attention_backward_in(
+    dy: &[bf16],
+    qkv: &[bf16],
+    sums: &[f32],
+    d: Dims,
+    window: usize,
+) -> Vec<bf16> {
     d.check(qkv.len());
     let isa = isa::in_use();
     let mut dqkv = vec![bf16::ZERO; qkv.len()];
@@ -166,8 +191,8 @@ pub fn attention_backward(dy: &[bf16], qkv: &[bf16], sums: &[f32], d: Dims) -> V
             let key_rows = Packed::on(isa, whole(Part::Key));
             scratch.dk.fill(0.0);
             scratch.dv.fill(0.0);
-            for (place, block) in (0..share).flat_map(|place| blocks(d.s).map(move |k| (place, k)))
-            {
+            let all = |place| blocks(d.s, window).map(move |block| (place, block));
+            for (place, block) in (0..share).flat_map(all) {
                 let head = first + place;
                 let q = part(qkv, d, b, (Part::Query, head), (block.from, block.to));
                 let dy = of_output(dy, d, b, head, block);
@@ -207,8 +232,13 @@ fn slopes(scratch: &mut Scratch, block: Block, scale: f32, sums: &[f32]) {
             for (row, (((scores, slopes), (p, ds)), log)) in
                 floats.zip(halves).zip(sums).enumerate()
             {
-                let seen = block.from + row + 1;
-                let (scores, slopes) = (&mut scores[..seen], &slopes[..seen]);
+                let range = block.seen(row);
+                p[..range.start].fill(bf16::ZERO);
+                ds[..range.start].fill(bf16::ZERO);
+                p[range.end..block.to].fill(bf16::ZERO);
+                ds[range.end..block.to].fill(bf16::ZERO);
+                let (scores, slopes) = (&mut scores[range.clone()], &slopes[range.clone()]);
+                let (p, ds) = (&mut p[range.clone()], &mut ds[range]);
                 scores.iter_mut().for_each(|x| *x = exp(*x * scale - *log));
                 let mean = sum2(scores, slopes, |p, dp| p * dp);
                 for ((p, ds), (e, dp)) in
@@ -217,8 +247,6 @@ fn slopes(scratch: &mut Scratch, block: Block, scale: f32, sums: &[f32]) {
                     *p = down(*e);
                     *ds = down((*dp - mean) * *e * scale);
                 }
-                p[seen..block.to].fill(bf16::ZERO);
-                ds[seen..block.to].fill(bf16::ZERO);
             }
         },
     );

@@ -1,10 +1,8 @@
 //! Causal self-attention on a fused projection.
 
 mod blocks;
-mod documents;
+mod hidden;
 mod softmax;
-
-use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 
@@ -12,7 +10,9 @@ use super::{fast, halves, is_fast, is_tracked};
 use crate::cpu_tensor;
 use crate::kernels::attention::{Dims, keeps_probabilities, kept, recomputed};
 use crate::kernels::bf16::attention as half_kernels;
-use crate::split::{Documents, OpCx, Saved, custom_vjp};
+use crate::split::{OpCx, Saved, custom_vjp};
+
+use self::hidden::Hidden;
 
 /// softmax(q·kᵀ/√d, causal)·v for `qkv: [b, s, 3h]`, which holds q, k and v one after another in
 /// its last axis and the heads inside of each (GPT-2's layout); the result is `[b, s, h]`.
@@ -39,6 +39,21 @@ pub fn attention(qkv: Tensor<3>, heads: usize, cx: &OpCx) -> Tensor<3> {
 /// # Panics
 /// Panics if `groups` does not divide `heads` or the width of qkv is not as above.
 pub fn grouped_attention(qkv: Tensor<3>, heads: usize, groups: usize, cx: &OpCx) -> Tensor<3> {
+    windowed_attention(qkv, [heads, groups], None, cx)
+}
+
+/// [`grouped_attention`] of `[heads, groups]` in which a query sees the last `window` keys alone,
+/// itself included, if there is one (a sliding window). One that is shorter than the samples keeps
+/// no probabilities anywhere.
+///
+/// # Panics
+/// As [`grouped_attention`].
+pub fn windowed_attention(
+    qkv: Tensor<3>,
+    [heads, groups]: [usize; 2],
+    window: Option<usize>,
+    cx: &OpCx,
+) -> Tensor<3> {
     let [b, s, width] = qkv.dims();
     let parts = heads + 2 * groups;
     assert!(
@@ -47,8 +62,9 @@ pub fn grouped_attention(qkv: Tensor<3>, heads: usize, groups: usize, cx: &OpCx)
     );
     let dims = Dims { b, s, heads, groups, d: width / parts };
     let plain = qkv.clone().inner();
-    if let Some(documents) = &cx.masks.documents {
-        return within(qkv, plain, dims, documents.clone(), cx);
+    let hidden = Hidden::new(window.filter(|window| *window < s), cx);
+    if let Some(hidden) = hidden {
+        return within(qkv, plain, dims, hidden, cx);
     }
     if let Some(host) = halves(&plain) {
         let (out, sums) = half_kernels::attention(host.as_slice(), dims);
@@ -84,17 +100,11 @@ pub fn grouped_attention(qkv: Tensor<3>, heads: usize, groups: usize, cx: &OpCx)
     custom_vjp(qkv, out, move |dy| backward(dy, plain.take(), p.map(Saved::take), dims))
 }
 
-/// Attention inside of documents, on any device.
-fn within(
-    qkv: Tensor<3>,
-    plain: Tensor<3>,
-    d: Dims,
-    documents: Arc<Documents>,
-    cx: &OpCx,
-) -> Tensor<3> {
-    let on_kernels = documents::forward(&plain, d, &documents);
+/// Attention of which more is hidden than what comes later, on any device.
+fn within(qkv: Tensor<3>, plain: Tensor<3>, d: Dims, hidden: Hidden, cx: &OpCx) -> Tensor<3> {
+    let on_kernels = hidden.forward(&plain, d);
     let is_generic = on_kernels.is_none();
-    let (out, sums) = on_kernels.unwrap_or_else(|| blocks::forward(&plain, d, Some(&documents)));
+    let (out, sums) = on_kernels.unwrap_or_else(|| blocks::forward(&plain, d, Some(&hidden)));
     if !is_tracked(&qkv) {
         return out;
     }
@@ -102,8 +112,8 @@ fn within(
     custom_vjp(qkv, out, move |dy| {
         let (qkv, sums) = (plain.take(), sums.take());
         match is_generic {
-            true => blocks::backward(dy, &qkv, sums, d, Some(&documents)),
-            false => documents::backward(&dy, &qkv, &sums, d, &documents),
+            true => blocks::backward(dy, &qkv, sums, d, Some(&hidden)),
+            false => hidden.backward(&dy, &qkv, &sums, d),
         }
     })
 }

@@ -31,7 +31,9 @@ use burn::tensor::{DType, Tensor, bf16};
 
 pub use activation::{gelu, gelu_tanh, silu, swiglu};
 pub(crate) use adapter::add_scaled;
-pub use attention::{attention, attention_keeps_probabilities, grouped_attention};
+pub use attention::{
+    attention, attention_keeps_probabilities, grouped_attention, windowed_attention,
+};
 pub use embedding::{embedding, position_embedding};
 #[doc(hidden)]
 pub use head::force_head_chunk;

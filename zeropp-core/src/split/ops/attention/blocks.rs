@@ -12,9 +12,9 @@ use std::ops::Range;
 
 use burn::tensor::{Bool, Int, Tensor, TensorData};
 
+use super::hidden::Hidden;
 use super::softmax;
 use crate::kernels::attention::Dims;
-use crate::split::Documents;
 use crate::split::ops::products;
 
 /// Queries in the smallest block: tensor cores and their tiles want no less.
@@ -56,14 +56,10 @@ impl Heads {
     }
 }
 
-/// The output `[b, s, heads·d]` and the logarithms of the sums `[b, heads, s]`, fp32; inside of
-/// `documents`, where there are some.
-pub(super) fn forward(
-    qkv: &Tensor<3>,
-    d: Dims,
-    documents: Option<&Documents>,
-) -> (Tensor<3>, Tensor<3>) {
-    let firsts = documents.map(|documents| firsts(documents, d, qkv));
+/// The output `[b, s, heads·d]` and the logarithms of the sums `[b, heads, s]`, fp32; with what is
+/// `hidden` beside later keys, if anything is.
+pub(super) fn forward(qkv: &Tensor<3>, d: Dims, masked: Option<&Hidden>) -> (Tensor<3>, Tensor<3>) {
+    let firsts = masked.map(|masked| firsts(masked, d, qkv));
     let Heads { q, k, v } = Heads::of(qkv, d);
     let (mut outs, mut sums) = (Vec::new(), Vec::new());
     for queries in blocks(d) {
@@ -85,9 +81,9 @@ pub(super) fn backward(
     qkv: &Tensor<3>,
     sums: Tensor<3>,
     d: Dims,
-    documents: Option<&Documents>,
+    masked: Option<&Hidden>,
 ) -> Tensor<3> {
-    let firsts = documents.map(|documents| firsts(documents, d, qkv));
+    let firsts = masked.map(|masked| firsts(masked, d, qkv));
     let Heads { q, k, v } = Heads::of(qkv, d);
     let dy = by_group(by_head(dy, d.heads), d);
     let mut dqs = Vec::new();
@@ -118,9 +114,8 @@ pub(super) fn backward(
 }
 
 /// The first key that each query sees, `[b, s]`.
-fn firsts(documents: &Documents, d: Dims, on: &Tensor<3>) -> Tensor<2, Int> {
-    let firsts: Vec<i32> = documents.firsts().map(|first| first as i32).collect();
-    assert_eq!(firsts.len(), d.b * d.s, "documents of another micro-batch");
+fn firsts(masked: &Hidden, d: Dims, on: &Tensor<3>) -> Tensor<2, Int> {
+    let firsts: Vec<i32> = masked.firsts(d).into_iter().map(|first| first as i32).collect();
     Tensor::from_data(TensorData::new(firsts, [d.b, d.s]), &on.device())
 }
 

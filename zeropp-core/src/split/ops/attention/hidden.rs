@@ -1,0 +1,135 @@
+//! Attention of which documents or a window hide keys, by the CPU's kernels.
+//!
+//! A document is rows that follow each other, so each is a sample of its own to the kernels, and
+//! what it hides is never computed; a window has a kernel of its own. All of them keep one number a
+//! query, however long documents are: what is kept from F to B depends on sizes alone.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+
+use super::super::{fast, halves};
+use crate::cpu_tensor;
+use crate::kernels::attention::{Dims, recomputed, windowed};
+use crate::kernels::bf16::attention as half_kernels;
+use crate::split::{Documents, OpCx};
+
+/// What queries do not see beside the keys that come later: those of other documents, and those
+/// before a window.
+pub(super) struct Hidden {
+    documents: Option<Arc<Documents>>,
+    window: Option<usize>,
+}
+
+impl Hidden {
+    /// None where nothing of it is hidden.
+    pub(super) fn new(window: Option<usize>, cx: &OpCx) -> Option<Hidden> {
+        let documents = cx.masks.documents.clone();
+        (documents.is_some() || window.is_some()).then_some(Hidden { documents, window })
+    }
+
+    /// The rows that are a sample of their own each: documents, or samples.
+    fn ranges(&self, d: Dims) -> Vec<Range<usize>> {
+        match &self.documents {
+            Some(documents) => {
+                assert_eq!(documents.rows(), d.b * d.s, "documents of another micro-batch");
+                documents.ranges().collect()
+            }
+            None => (0..d.b).map(|b| b * d.s..(b + 1) * d.s).collect(),
+        }
+    }
+
+    /// The window, where it is shorter than so many rows.
+    fn window_in(&self, rows: usize) -> Option<usize> {
+        self.window.filter(|window| *window < rows)
+    }
+
+    /// The first key that each row's query sees, counted from the beginning of its sample.
+    pub(super) fn firsts(&self, d: Dims) -> Vec<usize> {
+        let of = |rows: Range<usize>| {
+            let window = self.window.unwrap_or(usize::MAX);
+            let first = move |row| (rows.start + windowed::first_key(row, window)) % d.s;
+            (0..rows.end - rows.start).map(first)
+        };
+        self.ranges(d).into_iter().flat_map(of).collect()
+    }
+
+    /// The output `[b, s, heads·d]` and one fp32 number a query, `[b, heads, s]`, document after
+    /// document; none where the kernels cannot work on `qkv`.
+    pub(super) fn forward(&self, qkv: &Tensor<3>, d: Dims) -> Option<(Tensor<3>, Tensor<3>)> {
+        let (dims, width) = ([d.b, d.s, d.out_width()], d.width());
+        let mut sums = Vec::with_capacity(d.b * d.heads * d.s);
+        let elements = dims.iter().product();
+        let out = if let Some(qkv) = halves(qkv) {
+            let mut out = Vec::with_capacity(elements);
+            for rows in self.ranges(d) {
+                let of = &qkv.as_slice()[rows.start * width..rows.end * width];
+                let window = self.window.unwrap_or(usize::MAX);
+                let (y, logs) = half_kernels::attention_in(of, one(d, rows.len()), window);
+                out.extend(y);
+                sums.extend(logs);
+            }
+            cpu_tensor::from_halves(out, dims)
+        } else {
+            let qkv = fast(qkv)?;
+            let mut out = Vec::with_capacity(elements);
+            for rows in self.ranges(d) {
+                let of = &qkv.as_slice()[rows.start * width..rows.end * width];
+                let (one, window) = (one(d, rows.len()), self.window_in(rows.len()));
+                let (y, logs) = match window {
+                    Some(window) => windowed::attention(of, one, window),
+                    None => recomputed::attention(of, one),
+                };
+                out.extend(y);
+                sums.extend(logs);
+            }
+            cpu_tensor::from_vec(out, dims)
+        };
+        Some((out, cpu_tensor::from_vec(sums, [d.b, d.heads, d.s])))
+    }
+
+    /// The gradient of qkv for `dy: [b, s, heads·d]`; `sums` as from [`forward`](Self::forward).
+    pub(super) fn backward(
+        &self,
+        dy: &Tensor<3>,
+        qkv: &Tensor<3>,
+        sums: &Tensor<3>,
+        d: Dims,
+    ) -> Tensor<3> {
+        let (dims, width, out_width) = ([d.b, d.s, d.width()], d.width(), d.out_width());
+        let sums = cpu_tensor::on_cpu(sums).expect("made by the forward");
+        let sums = |rows: &Range<usize>| &sums.as_slice()[rows.start * d.heads..rows.end * d.heads];
+        let elements = dims.iter().product();
+        if let Some(qkv) = halves(qkv) {
+            let dy = halves(dy).expect("as qkv");
+            let mut dqkv = Vec::with_capacity(elements);
+            for rows in self.ranges(d) {
+                let qkv = &qkv.as_slice()[rows.start * width..rows.end * width];
+                let dy = &dy.as_slice()[rows.start * out_width..rows.end * out_width];
+                let (one, window) = (one(d, rows.len()), self.window.unwrap_or(usize::MAX));
+                let of = half_kernels::attention_backward_in(dy, qkv, sums(&rows), one, window);
+                dqkv.extend(of);
+            }
+            return cpu_tensor::from_halves(dqkv, dims);
+        }
+        let qkv = fast(qkv).expect("as in the forward");
+        let dy = cpu_tensor::on_cpu(dy).expect("as qkv");
+        let mut dqkv = Vec::with_capacity(elements);
+        for rows in self.ranges(d) {
+            let qkv = &qkv.as_slice()[rows.start * width..rows.end * width];
+            let dy = &dy.as_slice()[rows.start * out_width..rows.end * out_width];
+            let (one, sums) = (one(d, rows.len()), sums(&rows));
+            dqkv.extend(match self.window_in(rows.len()) {
+                Some(window) => windowed::attention_backward(dy, qkv, sums, one, window),
+                None => recomputed::attention_backward(dy, qkv, sums, one),
+            });
+        }
+        cpu_tensor::from_vec(dqkv, dims)
+    }
+}
+
+/// The sizes of one document.
+fn one(d: Dims, s: usize) -> Dims {
+    Dims { b: 1, s, ..d }
+}
