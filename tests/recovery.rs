@@ -5,12 +5,14 @@ mod common;
 #[path = "common/saboteur.rs"]
 mod saboteur;
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{Run, assert_same_bits, run, tiny};
 use saboteur::{Fault, with_places};
+use zeropp::config::Resume;
 use zeropp::layer::Model;
 use zeropp::model::gpt;
 use zeropp::{Config, Error, Trainer};
@@ -68,6 +70,108 @@ fn ranks_that_panic_meet_again_and_the_bits_are_those_of_an_undisturbed_run() {
         assert_eq!(records, 4 * n, "every rank has left its record of each failure");
         let lines = std::fs::read_to_string(dir.path().join("m.jsonl")).unwrap();
         assert_eq!(lines.lines().filter(|line| line.starts_with("{\"step\"")).count(), 20);
+    }
+}
+
+/// A run with copies in memory, of which the checkpoints are few.
+fn copying(dir: &Path) -> Config {
+    Config {
+        save: Some(dir.join("ckpt")),
+        save_every: 3,
+        copies: Some(dir.join("memory")),
+        metrics: Some(dir.join("m.jsonl")),
+        ..small()
+    }
+}
+
+/// The complete copies of a run in its folder for them, in order.
+fn copies(folder: &Path) -> Vec<PathBuf> {
+    let entries = |path: &Path| std::fs::read_dir(path).unwrap().map(|e| e.unwrap().path());
+    let name = |path: &PathBuf| path.file_name().unwrap().to_string_lossy().into_owned();
+    let runs = entries(folder).collect::<Vec<_>>();
+    let all = runs.iter().flat_map(|run| entries(run));
+    let mut all: Vec<_> = all.filter(|path| name(path).starts_with("step-")).collect();
+    all.sort();
+    all
+}
+
+/// The copies of a run that has failed: one, once the thread that completes a copy has ended.
+fn whole_copies(folder: &Path) -> Vec<PathBuf> {
+    let begin = Instant::now();
+    loop {
+        let all = copies(folder);
+        std::thread::sleep(Duration::from_millis(100));
+        if all.len() == 1 && all == copies(folder) {
+            return all;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(60), "{all:?}");
+    }
+}
+
+#[test]
+fn ranks_go_on_from_a_copy_that_is_newer_than_all_checkpoints() {
+    let whole = run(small());
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { max_recoveries: 1, save_every: 0, ..copying(dir.path()) };
+    let rest = with_faults(config, &[Fault::new(3, 330, panics)]);
+    assert_same_bits(&whole, &rest, "from memory");
+    let summary = &rest.summary;
+    // There is no checkpoint, and the fault is near the end.
+    assert!(summary.recoveries == 1 && summary.steps_redone < 8, "{summary:?}");
+    assert!(summary.copies > 4 && summary.copy_bytes > 0, "{summary:?}");
+    let (predicted, measured) = (summary.predicted_copy_bytes, summary.copy_bytes);
+    // A file has names beside the state; and a tied head's is counted, which the embedding's has.
+    let near = measured.abs_diff(predicted) * 5 < measured;
+    assert!(near, "{measured} bytes, {predicted} predicted");
+    let (predicted, measured) = (summary.predicted_bytes.save, summary.peak_bytes.save);
+    assert!(0 < measured && measured <= predicted, "{measured} bytes, {predicted} predicted");
+    assert_eq!(copies(&dir.path().join("memory")), Vec::<PathBuf>::new(), "they have gone");
+}
+
+/// Runs one that fails and starts it again, as a supervisor does, with `harm` done to its copies
+/// between; holds the rest against an undisturbed run. Returns the steps of the newest copy and of
+/// the state that it went on from.
+fn started_again(harm: impl Fn(&Path)) -> (u64, u64) {
+    let dir = tempfile::tempdir().unwrap();
+    let config = copying(dir.path());
+    let faulty = Fault::new(3, 330, panics).hidden_in(model(&config));
+    let failed = Trainer::builder(config.clone()).model(faulty).build().unwrap().train(|_| ());
+    assert!(failed.unwrap_err().to_string().contains("sabotage"));
+    let all = whole_copies(&dir.path().join("memory"));
+    let newest = all.last().expect("there is a copy");
+    let step = newest.to_string_lossy().rsplit_once('-').unwrap().1.parse().unwrap();
+    all.iter().for_each(|copy| harm(copy));
+    let rest = run(Config { resume: Resume::Newest, ..config });
+    let mut whole = run(small());
+    let first = rest.steps[0].step;
+    whole.steps.drain(..first as usize - 1);
+    assert_same_bits(&whole, &rest, &format!("after step {}", first - 1));
+    (step, first - 1)
+}
+
+#[test]
+fn a_run_that_is_started_again_goes_on_from_its_newest_copy() {
+    let (newest, from) = started_again(|_| ());
+    assert!(newest >= 6 && from == newest, "{newest}, {from}");
+}
+
+/// The copies are beside the checkpoints: one that cannot be read costs the steps since the newest
+/// checkpoint, and never the run.
+#[test]
+fn a_copy_that_is_damaged_costs_no_more_than_the_steps_since_the_newest_checkpoint() {
+    let flips = |copy: &Path| {
+        let file = copy.join("rank-00001.safetensors");
+        let mut bytes = std::fs::read(&file).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(file, bytes).unwrap();
+    };
+    let cuts = |copy: &Path| std::fs::write(copy.join("rank-00002.safetensors"), "").unwrap();
+    let loses = |copy: &Path| std::fs::remove_file(copy.join("manifest.json")).unwrap();
+    let harms: [fn(&Path); 3] = [flips, cuts, loses];
+    for harm in harms {
+        let (newest, from) = started_again(harm);
+        let is_saved = from > 0 && from.is_multiple_of(3);
+        assert!(is_saved && from <= newest, "{newest}, {from}");
     }
 }
 

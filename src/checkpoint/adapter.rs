@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use serde_json::json;
+use zeropp_checkpoint::checkpoint_at;
 use zeropp_weights::{Family, StoreAs, Tensor, export, write_adapter};
 
 use crate::Error;
 use crate::checkpoint::export::{ExportReport, whole_or_gone};
 use crate::checkpoint::export_error::ExportError;
-use crate::checkpoint::located::checkpoint_at;
 use crate::checkpoint::merged::Merged;
 
 /// Writes the adapters of a checkpoint (its folder, or that of checkpoints for the newest) into the

@@ -1,15 +1,18 @@
-//! The settings of a model by its weights: a checkpoint's own, or a Hugging Face folder's.
+//! The settings of a model by its weights: a checkpoint's own, those of a Hugging Face folder or of
+//! a GGUF file; and where else something lies that belongs to the model.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use toml::Table;
 
+use zeropp_checkpoint::checkpoint_at;
+
 use crate::Error;
-use crate::checkpoint::located::checkpoint_at;
-use crate::config::{Config, ConfigError, OPTIONS};
+use crate::config::{Config, ConfigError, OPTIONS, is_gguf};
 
 /// The settings of the model whose weights lie at `path`, a checkpoint, a folder of them (for the
-/// newest) or a Hugging Face folder, with `init-from` naming them; everything else has its default.
+/// newest), a Hugging Face folder or a GGUF file, with `init-from` naming them; everything else has
+/// its default.
 ///
 /// # Errors
 /// A path where no model lies, or one that cannot be read.
@@ -30,11 +33,29 @@ pub fn config_of(path: &Path) -> Result<Config, Error> {
         // With a slash it is a path, whatever its name.
         settings.insert("model".into(), path.join("config.json").display().to_string().into());
         vocab = None;
+    } else if is_gguf(path) && path.is_file() {
+        settings.insert("model".into(), path.display().to_string().into());
+        vocab = None;
     } else {
-        let problem = "is neither a checkpoint nor a folder with a config.json";
-        let help = "name a checkpoint, a folder of them, or a Hugging Face folder";
+        let problem = "is no checkpoint, no folder with a config.json and no GGUF file";
+        let help = "name a checkpoint, a folder of them, a Hugging Face folder or a .gguf file";
         return Err(ConfigError::value("weights", path.display(), problem, help).into());
     }
     let config = Config::default().with(settings)?;
     Ok(Config { vocab: vocab.or(config.vocab), init_from: Some(path.to_path_buf()), ..config })
+}
+
+/// Where files may lie that belong to the model at `path`, such as its tokenizer, the likeliest
+/// first: there, where the run of a checkpoint took weights to begin with, what `model` of its
+/// settings `config` names, and beside a GGUF file.
+pub fn belongings_of(path: &Path, config: &Config) -> Vec<PathBuf> {
+    // Who reads the checkpoint tells of damage.
+    let run = checkpoint_at(path).ok().flatten();
+    let began = run.and_then(|run| run.manifest().settings.get("init-from").map(PathBuf::from));
+    let named = [Some(path.to_path_buf()), began, config.model_place()];
+    let mut places: Vec<PathBuf> = named.into_iter().flatten().collect();
+    let files = places.iter().filter(|place| is_gguf(place));
+    let folders: Vec<_> = files.filter_map(|file| Some(file.parent()?.to_path_buf())).collect();
+    places.extend(folders);
+    places
 }

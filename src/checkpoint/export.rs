@@ -5,31 +5,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
+use zeropp_checkpoint::checkpoint_at;
 use zeropp_core::files::read_text;
 use zeropp_weights::{Family, ParameterShape, StoreAs, Tensor, Weights, export, write_folder};
 use zeropp_zero3::checkpoint::{Checkpoint, Manifest};
 
 use crate::Error;
 use crate::checkpoint::export_error::{ExportError, ReadWhole};
-use crate::checkpoint::located::checkpoint_at;
 use crate::checkpoint::merged::Merged;
 
 /// The most bytes of one file of weights.
 const FILE_BYTES_MAX: usize = 5_000_000_000;
 /// The longest file of settings that is read.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
-/// What lies beside weights and is copied as it is.
-const COMPANIONS: [&str; 9] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "generation_config.json",
-];
 
 /// How a checkpoint is exported.
 #[derive(Clone, Debug)]
@@ -99,7 +87,7 @@ pub fn export_checkpoint(
     let plan = export::tensors(family, &shapes, manifest.vocabulary, options.store_as);
     let tensors: Vec<Tensor> = plan.iter().map(|e| e.tensor.clone()).collect();
     let mut others = vec![("config.json", format!("{config:#}\n").into_bytes())];
-    let companions = like.filter(|path| path.is_dir()).map(|path| companions(&path));
+    let companions = like.map(|path| companions(&path));
     others.extend(companions.transpose()?.into_iter().flatten());
     if options.ema && checkpoint.means().is_none() {
         let help = "leave --ema out, or train with ema";
@@ -145,8 +133,10 @@ fn shapes(manifest: &Manifest) -> Vec<ParameterShape> {
 }
 
 /// The tokenizer's files and the like.
-fn companions(folder: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, Error> {
-    let there = COMPANIONS.into_iter().filter(|name| folder.join(name).is_file());
+fn companions(model: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, Error> {
+    // Those of a file of weights lie beside it.
+    let folder = if model.is_dir() { model } else { model.parent().unwrap_or(model) };
+    let there = zeropp_weights::COMPANIONS.into_iter().filter(|name| folder.join(name).is_file());
     let read = |name: &'static str| {
         let path = folder.join(name);
         let bytes = fs::read(&path).map_err(|source| Error::Output { path, source })?;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use zeropp_checkpoint::checkpoint_at;
 use zeropp_core::layer::{Model, Part};
 use zeropp_core::model::tuning::is_adapter;
 use zeropp_core::params::ParamSpec;
@@ -12,7 +13,7 @@ use zeropp_zero3::ShardedStage;
 use zeropp_zero3::checkpoint::{Base, Checkpoint};
 
 use crate::Error;
-use crate::checkpoint::located::{checkpoint_at, fingerprint};
+use crate::checkpoint::located::fingerprint;
 use crate::config::ConfigError;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;

@@ -2,29 +2,13 @@
 
 use std::path::Path;
 
+use zeropp_checkpoint::checkpoint_at;
 use zeropp_weights::Weights;
-use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Store};
 
 use crate::Error;
 
 /// Elements that are looked at on both ends of a tensor.
 const SAMPLE: usize = 256;
-
-/// The checkpoint that `path` is, or the newest in it; none where it is neither.
-///
-/// # Errors
-/// A checkpoint that is damaged.
-pub(crate) fn checkpoint_at(path: &Path) -> Result<Option<Checkpoint>, CheckpointError> {
-    if path.join("manifest.json").is_file() {
-        return Checkpoint::open(path).map(Some);
-    }
-    if !path.is_dir() {
-        return Ok(None);
-    }
-    let store = Store::new(path);
-    let newest = store.steps()?.last().copied();
-    newest.map(|step| Checkpoint::open(&store.path(step))).transpose()
-}
 
 /// What tells weights from others: of a checkpoint its manifest, of files every tensor's name,
 /// shape and numbers on both ends.

@@ -1,6 +1,7 @@
 //! Saving a run: how its ranks write checkpoints together, behind the steps (ADR 34).
 
 pub(crate) mod adapter;
+pub(crate) mod copies;
 pub(crate) mod described;
 pub(crate) mod export;
 pub(crate) mod export_error;
@@ -21,7 +22,9 @@ use std::time::{Duration, Instant};
 use crate::config::{Config, OnResume, Resume};
 use parking_lot::Mutex;
 use tracing::warn;
+use zeropp_checkpoint::WrittenState;
 use zeropp_checkpoint::complete::{About, Completion, Gate};
+use zeropp_checkpoint::places::{COPIES, Place};
 use zeropp_checkpoint::resume::check_unchanged;
 use zeropp_checkpoint::under_way::{Outcome, Report, Save, SaveTotals, UnderWay};
 use zeropp_comm::Communicator;
@@ -48,9 +51,11 @@ pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
     kept.filter_map(|(option, text)| Some((option.key.to_owned(), text?))).collect()
 }
 
-/// Writes the run's checkpoints.
+/// Writes the run's checkpoints, or its copies in memory.
 pub(crate) struct Saver {
     store: Store,
+    /// Whether they are copies: beside the checkpoints, and nothing that a run must have.
+    pub(crate) is_copier: bool,
     pub(crate) every: u64,
     pub(crate) last: u64,
     keep: usize,
@@ -91,7 +96,7 @@ impl Saver {
     ) -> Result<Option<(Saver, Option<StoreLock>)>, Error> {
         let config = &bp.config;
         let Some(folder) = &config.save else { return Ok(None) };
-        let saver = Saver::of(bp, data, Store::new(folder));
+        let saver = Saver::of(bp, data, Store::new(folder), false);
         let lock = match config.has_rank_0()? {
             false => None,
             true => {
@@ -104,13 +109,44 @@ impl Saver {
         Ok(Some((saver, lock)))
     }
 
-    fn of(bp: &Blueprint, data: &Dataset, store: Store) -> Saver {
+    /// What makes the run's copies in memory, if it does, and in rank 0's process the lock that
+    /// goes with it. `place` is where the run goes on.
+    pub(crate) fn of_copies(
+        bp: &Blueprint,
+        data: &Dataset,
+        place: Option<Place>,
+    ) -> Result<Option<(Saver, Option<StoreLock>)>, Error> {
+        let Some(places) = copies::places(&bp.config) else { return Ok(None) };
+        let Some(store) = places.copies.clone() else { return Ok(None) };
+        let saver = Saver::of(bp, data, store, true);
+        if !bp.config.has_rank_0()? {
+            return Ok(Some((saver, None)));
+        }
+        match saver.store.lock() {
+            Ok((lock, _)) => {
+                places.drop_copies_after(place);
+                Ok(Some((saver, Some(lock))))
+            }
+            Err(error) => {
+                copies::without(&error.to_string());
+                Ok(None)
+            }
+        }
+    }
+
+    fn of(bp: &Blueprint, data: &Dataset, store: Store, is_copier: bool) -> Saver {
         let config = &bp.config;
+        let (every, last, keep) = match is_copier {
+            // What the last step left is saved, and needs no copy.
+            true => (config.copy_every, 0, COPIES),
+            false => (config.save_every, config.steps, config.keep),
+        };
         Saver {
             store,
-            every: config.save_every,
-            last: config.steps,
-            keep: config.keep,
+            is_copier,
+            every,
+            last,
+            keep,
             patience: Patience::new(config),
             told: Mutex::default(),
             about: About {
@@ -130,7 +166,7 @@ impl Saver {
 
     /// The saver of the ranks that come after those of `before`, with the same lock.
     pub(crate) fn new(bp: &Blueprint, data: &Dataset, before: &Saver) -> Saver {
-        let saver = Saver::of(bp, data, before.store.clone());
+        let saver = Saver::of(bp, data, before.store.clone(), before.is_copier);
         *saver.told.lock() = before.told.lock().clone();
         *saver.totals.lock() = before.totals();
         *saver.evaluated.lock() = *before.evaluated.lock();
@@ -147,14 +183,6 @@ impl Saver {
     pub(crate) fn close(&self) {
         self.gate.close();
         self.clean();
-    }
-
-    /// Step of the newest complete checkpoint.
-    ///
-    /// # Errors
-    /// The folder cannot be read.
-    pub(crate) fn newest(&self) -> Result<Option<u64>, CheckpointError> {
-        Ok(self.store.steps()?.last().copied())
     }
 
     /// Warns of what could not be removed, each once.
@@ -179,9 +207,25 @@ impl Saver {
     /// Takes the run's name from `roster`, and checks that all ranks see in the folder what rank 0
     /// writes there. All ranks call it.
     pub(crate) fn meet(&self, world: &dyn Communicator, roster: &Roster) -> Result<(), RankError> {
+        let Some(rank) = self.find_blind(world, roster)? else { return Ok(()) };
+        let host = &roster.processes[rank].host;
+        let problem = format!(
+            "rank {rank} on {host} does not see what rank 0 writes there; name a folder that all \
+             hosts share"
+        );
+        Err(CheckpointError::Folder { folder: self.folder().to_path_buf(), problem }.into())
+    }
+
+    /// Takes the run's name from `roster`, and looks for a rank that does not see in the folder
+    /// what rank 0 writes there. All ranks call it.
+    pub(crate) fn find_blind(
+        &self,
+        world: &dyn Communicator,
+        roster: &Roster,
+    ) -> Result<Option<usize>, RankError> {
         let run = self.run.get_or_init(|| roster.run().to_owned());
         if roster.hellos.len() == 1 {
-            return Ok(());
+            return Ok(None);
         }
         let probe = self.folder().join(format!("{PROBE}{run}"));
         if world.rank() == 0 {
@@ -201,13 +245,7 @@ impl Saver {
         if world.rank() == 0 {
             let _ = std::fs::remove_file(&probe);
         }
-        let Some(rank) = blind.iter().position(|blind| !blind.is_empty()) else { return Ok(()) };
-        let host = &roster.processes[rank].host;
-        let problem = format!(
-            "rank {rank} on {host} does not see what rank 0 writes there; name a folder that all \
-             hosts share"
-        );
-        Err(CheckpointError::Folder { folder: self.folder().to_path_buf(), problem }.into())
+        Ok(blind.iter().position(|blind| !blind.is_empty()))
     }
 
     /// How validation losses have gone in the run that is `resumed`, on all ranks. Where the best
@@ -258,6 +296,11 @@ impl Saver {
         }
     }
 
+    /// How validation losses had gone where the run goes on.
+    pub(crate) fn begin_plateau(&self, plateau: Option<Plateau>) {
+        self.evaluated.lock().plateau = plateau;
+    }
+
     /// The save of the state after `step`, with what is known of validation losses.
     pub(crate) fn save_of(&self, step: u64, updates: u64, rotates: bool) -> Save {
         let Evaluated { last, best, plateau } = *self.evaluated.lock();
@@ -293,11 +336,14 @@ impl Saver {
     /// Completes a checkpoint whose parts are written, or removes what there is of it.
     fn complete(&self, save: Save, reports: Vec<Report>) -> Outcome {
         let cpu_s: f64 = reports.iter().map(|report| report.cpu_s).sum();
+        let written = reports.iter().filter_map(|report| report.written.as_ref().ok()?.as_ref());
+        let bytes: u64 = written.map(WrittenState::bytes).sum();
         let completion = Completion { store: &self.store, run: self.run(), keep: self.keep, save };
         let outcome = completion.finish(&self.about, reports, &self.gate);
         let mut totals = self.totals.lock();
         totals.saves += u64::from(outcome.result.is_ok());
         totals.cpu_s += cpu_s;
+        totals.bytes = totals.bytes.max(bytes);
         outcome
     }
 

@@ -7,6 +7,7 @@ use crate::config::{ConfigError, OPTIONS, OnResume, Resume};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use tracing::warn;
+use zeropp_checkpoint::places::{Place, Places};
 use zeropp_checkpoint::resume::{self as choices, Choice, NoCandidate, Verdict};
 use zeropp_comm::Communicator;
 use zeropp_core::data::{Dataset, Fingerprint};
@@ -17,6 +18,7 @@ use zeropp_zero3::rule::Role;
 use zeropp_zero3::{Optimizer, ShardedStage};
 
 use crate::Error;
+use crate::checkpoint::copies;
 use crate::checkpoint::patience::Patience;
 use crate::checkpoint::settings;
 use crate::error::RankError;
@@ -41,6 +43,8 @@ pub(crate) struct Found {
     pub(crate) resumed: Option<Resumed>,
     /// Step of the newest checkpoint, whether the run goes on from it or not.
     pub(crate) newest: Option<u64>,
+    /// Where that one is.
+    pub(crate) place: Option<Place>,
     /// Newer ones that are damaged and were passed over, in words.
     pub(crate) passed_over: Vec<String>,
 }
@@ -49,8 +53,8 @@ pub(crate) struct Found {
 /// seen without reading its tensors. A run that begins anew must not save among another's
 /// checkpoints.
 pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
-    let Some(folder) = &bp.config.save else { return Ok(Found::default()) };
-    let store = Store::new(folder);
+    let Some(places) = copies::places(&bp.config) else { return Ok(Found::default()) };
+    let store = &places.checkpoints;
     // Rank 0's process answers for all: it may have begun to save by the time others look.
     let follows = !bp.config.has_rank_0()?;
     if !follows {
@@ -58,21 +62,37 @@ pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
     }
     if bp.config.resume == Resume::No {
         if !follows {
-            choices::check_unchanged(&store, false, None)?;
+            choices::check_unchanged(store, false, None)?;
         }
         return Ok(Found::default());
     }
-    let steps = candidates(&store, bp.config.resume)?;
     let mut found = Found { newest: store.steps()?.last().copied(), ..Found::default() };
-    let open = |step| {
-        let (checkpoint, resumed) = open(bp, data.fingerprint(), &store, step)?;
+    let open = |place: Place| {
+        let (checkpoint, resumed) = open(bp, data.fingerprint(), places.store(place), place.step)?;
         if !follows {
             checkpoint.check_sizes()?;
         }
         Ok(resumed)
     };
-    let fall_back = bp.config.resume_fallback;
-    (found.resumed, found.passed_over) = choices::first_usable(&steps, fall_back, open)?;
+    let copy = match bp.config.resume {
+        Resume::Step(_) => None,
+        _ => places.newest_copy().filter(|copy| *copy > Place::on_disk(found.newest.unwrap_or(0))),
+    };
+    if let Some(copy) = copy {
+        match open(copy) {
+            Ok(resumed) => {
+                (found.resumed, found.place) = (Some(resumed), Some(copy));
+                return Ok(found);
+            }
+            Err(error) => found.passed_over.push(format!("{error}; this copy is not used")),
+        }
+    }
+    let steps = candidates(store, bp.config.resume)?;
+    let on_disk = |step| open(Place::on_disk(step));
+    let (resumed, passed_over) = choices::first_usable(&steps, bp.config.resume_fallback, on_disk)?;
+    found.place = resumed.as_ref().map(|resumed| Place::on_disk(resumed.step));
+    found.resumed = resumed;
+    found.passed_over.extend(passed_over);
     Ok(found)
 }
 
@@ -192,40 +212,41 @@ fn samples_per_step(settings: &BTreeMap<String, String>) -> Option<usize> {
 
 /// Reads the checkpoint that the run goes on from, for the ranks of this process.
 pub(crate) struct Loader {
-    store: Store,
+    places: Places,
     blueprint: Arc<Blueprint>,
     data: Fingerprint,
     /// Where this process would go on; rank 0's counts.
-    first: Option<u64>,
+    first: Option<Place>,
     patience: Patience,
     /// The one that is being read, opened once for all ranks here.
-    open: Mutex<Option<Arc<(Checkpoint, Resumed)>>>,
+    open: Mutex<Option<Arc<Opened>>>,
+}
+
+/// A checkpoint or copy, where it is and what of it the run goes on from.
+struct Opened {
+    place: Place,
+    checkpoint: Checkpoint,
+    resumed: Resumed,
 }
 
 impl Loader {
     /// A loader for a run that goes on from where `found` says; none where it does not.
     pub(crate) fn new(bp: &Arc<Blueprint>, data: &Dataset, found: &Found) -> Option<Loader> {
-        let config = &bp.config;
-        let folder = config.save.as_ref().filter(|_| config.resume != Resume::No)?;
-        Some(Loader {
-            store: Store::new(folder),
-            blueprint: bp.clone(),
-            data: data.fingerprint().clone(),
-            first: found.resumed.as_ref().map(|resumed| resumed.step),
-            patience: Patience::new(config),
-            open: Mutex::default(),
-        })
+        (bp.config.resume != Resume::No).then(|| Self::of(bp, data, found.place)).flatten()
     }
 
-    /// A loader for ranks that go on from the checkpoint of `step`, which this run has written or
-    /// gone on from before.
-    pub(crate) fn again(bp: &Arc<Blueprint>, data: &Dataset, step: u64) -> Option<Loader> {
-        let folder = bp.config.save.as_ref()?;
+    /// A loader for ranks that go on from the state at `place`, which this run has written or gone
+    /// on from before.
+    pub(crate) fn again(bp: &Arc<Blueprint>, data: &Dataset, place: Place) -> Option<Loader> {
+        Self::of(bp, data, Some(place))
+    }
+
+    fn of(bp: &Arc<Blueprint>, data: &Dataset, first: Option<Place>) -> Option<Loader> {
         Some(Loader {
-            store: Store::new(folder),
+            places: copies::places(&bp.config)?,
             blueprint: bp.clone(),
             data: data.fingerprint().clone(),
-            first: Some(step),
+            first,
             patience: Patience::new(&bp.config),
             open: Mutex::default(),
         })
@@ -233,7 +254,7 @@ impl Loader {
 
     /// The step that this process would go on from.
     pub(crate) fn first(&self) -> Option<u64> {
-        self.first
+        self.first.map(|place| place.step)
     }
 
     /// Brings `stages` and `optimizer` to where the run goes on, or leaves them where it begins
@@ -251,14 +272,15 @@ impl Loader {
     ) -> Result<Option<Resumed>, RankError> {
         let is_first = world.rank() == 0;
         let mut next = from_rank_0(world, self.first)?;
-        while let Some(step) = next {
+        while let Some(place) = next {
             let mut resumed = None;
             let verdicts = self.patience.exchange(world, "reading the checkpoint", || {
-                let read = self.open(step).and_then(|open| {
-                    resumed = Some(open.1.clone());
-                    read_state(&open.0, stages, optimizer)
+                let read = self.open(place).and_then(|open| {
+                    resumed = Some(open.resumed.clone());
+                    read_state(&open.checkpoint, stages, optimizer)
                 });
-                let verdict = read.err().map(|e| Verdict::of(e, self.store.path(step)));
+                let path = self.places.store(place).path(place.step);
+                let verdict = read.err().map(|e| Verdict::of(e, path));
                 Ok(serde_json::to_vec(&verdict).expect("text"))
             })?;
             let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).expect("written above");
@@ -266,14 +288,14 @@ impl Loader {
                 verdicts.iter().find_map(|bytes| -> Option<Verdict> { read(bytes) })
             else {
                 if is_first {
-                    self.set_newer_aside(step)?;
+                    self.set_newer_aside(place)?;
                 }
                 return Ok(resumed);
             };
-            let before = || choices::before(&self.store, step);
+            let before = || self.places.before(place);
             let older = from_rank_0(world, if is_first { before()? } else { None })?;
             let may = self.blueprint.config.resume_fallback;
-            let (older, told) = verdict.fall_back(older, may).map_err(RankError::Resume)?;
+            let (older, told) = verdict.fall_back(place, older, may).map_err(RankError::Resume)?;
             if is_first {
                 warn!("{told}");
             }
@@ -282,19 +304,23 @@ impl Loader {
         Ok(None)
     }
 
-    fn open(&self, step: u64) -> Result<Arc<(Checkpoint, Resumed)>, CheckpointError> {
+    fn open(&self, place: Place) -> Result<Arc<Opened>, CheckpointError> {
         let mut open = self.open.lock();
-        if let Some(open) = open.as_ref().filter(|open| open.1.step == step) {
+        if let Some(open) = open.as_ref().filter(|open| open.place == place) {
             return Ok(open.clone());
         }
-        let new = Arc::new(self::open(&self.blueprint, &self.data, &self.store, step)?);
+        let store = self.places.store(place);
+        let (checkpoint, resumed) = self::open(&self.blueprint, &self.data, store, place.step)?;
+        let new = Arc::new(Opened { place, checkpoint, resumed });
         *open = Some(new.clone());
         Ok(new)
     }
 
     /// What is newer than where the run goes on must not be taken for its future.
-    fn set_newer_aside(&self, step: u64) -> Result<(), CheckpointError> {
-        for path in self.store.set_aside(step)? {
+    fn set_newer_aside(&self, place: Place) -> Result<(), CheckpointError> {
+        self.places.drop_copies_after(Some(place));
+        let step = place.step;
+        for path in self.places.checkpoints.set_aside(step)? {
             let path = path.display();
             warn!("going on from step {step}; what was newer is now {path}");
         }
@@ -302,9 +328,9 @@ impl Loader {
     }
 }
 
-/// Rank 0's `step`, on all ranks.
-fn from_rank_0(world: &dyn Communicator, step: Option<u64>) -> Result<Option<u64>, RankError> {
-    let bytes = serde_json::to_vec(&step).expect("a number");
+/// Rank 0's `place`, on all ranks.
+fn from_rank_0(world: &dyn Communicator, place: Option<Place>) -> Result<Option<Place>, RankError> {
+    let bytes = serde_json::to_vec(&place).expect("plain data");
     let all = world.exchange(bytes).wait()?;
     Ok(serde_json::from_slice(&all[0]).expect("written by rank 0"))
 }

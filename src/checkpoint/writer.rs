@@ -2,14 +2,15 @@
 //! rank computes the next one.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use zeropp_checkpoint::part;
 use zeropp_checkpoint::under_way::Report;
 use zeropp_checkpoint::{CheckpointError, WrittenState};
+use zeropp_pipeline::timeline::SaveSpan;
 use zeropp_zero3::checkpoint::StateToWrite;
 
 use crate::checkpoint::Saver;
@@ -27,6 +28,61 @@ pub(crate) struct Part {
     pub(crate) is_noted_here: bool,
 }
 
+/// When a rank's part of a save was under way, and what it kept the rank from, for a trace.
+pub(crate) struct SaveLog {
+    step: u64,
+    in_memory: bool,
+    /// What times count from.
+    zero: Instant,
+    start_ns: u64,
+    /// 0 until the state is written.
+    end_ns: AtomicU64,
+    blocked_ns: AtomicU64,
+}
+
+impl SaveLog {
+    /// Of a save that begins now, in times from `zero`.
+    pub(crate) fn begin(step: u64, in_memory: bool, zero: Instant) -> SaveLog {
+        let start_ns = zero.elapsed().as_nanos() as u64;
+        let (end_ns, blocked_ns) = (AtomicU64::new(0), AtomicU64::new(0));
+        SaveLog { step, in_memory, zero, start_ns, end_ns, blocked_ns }
+    }
+
+    /// The rank was kept from its work.
+    pub(crate) fn block(&self, ns: u64) {
+        self.blocked_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// The state is written, or given up.
+    fn end(&self) {
+        let now = self.zero.elapsed().as_nanos() as u64;
+        // The first time counts.
+        let _ = self.end_ns.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// As a trace has it.
+    pub(crate) fn span(&self) -> SaveSpan {
+        let SaveLog { step, in_memory, start_ns, .. } = *self;
+        let end_ns = self.end_ns.load(Ordering::Relaxed).max(start_ns);
+        let blocked_ns = self.blocked_ns.load(Ordering::Relaxed);
+        SaveSpan { step, in_memory, start_ns, end_ns, blocked_ns }
+    }
+}
+
+/// Who hears that the state is not needed any more.
+struct Released {
+    rank: Sender<Vec<u8>>,
+    log: Arc<SaveLog>,
+}
+
+impl Released {
+    fn tell(&self) {
+        self.log.end();
+        // Where nobody waits any more, the rank is gone.
+        let _ = self.rank.send(Vec::new());
+    }
+}
+
 /// A rank's part of a save that is under way.
 pub(crate) struct RankSave {
     /// Hears the report for rank 0 where that is in another process; else it is noted there.
@@ -42,15 +98,17 @@ impl RankSave {
         saver: &Arc<Saver>,
         part: Part,
         state: Option<StateToWrite>,
+        log: Arc<SaveLog>,
     ) -> (RankSave, Receiver<Vec<u8>>) {
         let (released_tx, released) = channel();
+        let tells = Released { rank: released_tx, log };
         let (done_tx, done) = channel();
         let cancelled = Arc::new(AtomicBool::new(false));
         let (saver, cancel) = (saver.clone(), cancelled.clone());
         let work = move || {
-            let written = write(&saver, part, state, &cancel, &released_tx);
+            let written = write(&saver, part, state, &cancel, &tells);
             // Also where there was nothing to write, and nothing could be written.
-            let _ = released_tx.send(Vec::new());
+            tells.tell();
             let written = written.map_err(|e| e.to_string());
             let report = Report { rank: part.rank, written, cpu_s: cpu_seconds() };
             let report = match part.is_noted_here {
@@ -98,14 +156,15 @@ fn write(
     Part { rank, step, .. }: Part,
     state: Option<StateToWrite>,
     cancelled: &AtomicBool,
-    released: &Sender<Vec<u8>>,
+    released: &Released,
 ) -> Result<Option<WrittenState>, CheckpointError> {
     let Some(state) = state else { return Ok(None) };
     let goes_on = || !cancelled.load(Ordering::Relaxed);
     #[cfg(test)]
     tests::take_time(saver);
     let pause = |wait: Duration| {
-        let goes_on = goes_on();
+        // Memory that refuses is full, and another copy follows.
+        let goes_on = goes_on() && !saver.is_copier;
         if goes_on {
             std::thread::sleep(wait);
         }
@@ -116,8 +175,7 @@ fn write(
         state.write(store.disk(), folder, file, goes_on)
     })?;
     drop(state);
-    // Where nobody waits any more, the rank is gone.
-    let _ = released.send(Vec::new());
+    released.tell();
     #[cfg(test)]
     tests::take_time(saver);
     unsynced.sync().map(Some)

@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::cpu_tensor::{from_vec, into_vec};
-use zeropp_pipeline::timeline::Span;
+use zeropp_pipeline::timeline::{SaveSpan, Span};
 use zeropp_zero3::ParamExport;
 
 use crate::run::rank::RankResult;
@@ -19,6 +19,7 @@ const TAG: u64 = u64::MAX - 1;
 #[derive(Serialize, Deserialize)]
 struct Leaf {
     spans: Vec<Span>,
+    saves: Vec<SaveSpan>,
     clock_error_ns: u64,
     exported: Vec<Piece>,
 }
@@ -84,6 +85,7 @@ fn pack(result: &RankResult) -> Vec<f32> {
     };
     let leaf = Leaf {
         spans: result.spans.clone(),
+        saves: result.saves.clone(),
         clock_error_ns: result.clock_error_ns,
         exported: exported.map(piece).collect(),
     };
@@ -102,13 +104,14 @@ fn unpack(words: &[f32]) -> RankResult {
     let (json, mut values) = rest.split_at(len.to_bits() as usize);
     let bytes: Vec<u8> = json.iter().flat_map(|word| word.to_bits().to_le_bytes()).collect();
     let leaf: Leaf = serde_json::from_slice(&bytes).expect("written by pack");
+    let Leaf { spans, saves, clock_error_ns, exported } = leaf;
     let export = |Piece { layer, frozen, shard, len }| {
         let (mine, rest) = values.split_at(len);
         values = rest;
         ParamExport { layer, frozen, shard, values: mine.to_vec() }
     };
-    let exported = leaf.exported.into_iter().map(export).collect();
-    RankResult { spans: leaf.spans, clock_error_ns: leaf.clock_error_ns, exported }
+    let exported = exported.into_iter().map(export).collect();
+    RankResult { spans, saves, clock_error_ns, exported }
 }
 
 #[cfg(test)]
@@ -121,10 +124,13 @@ mod tests {
     fn result(rank: usize) -> RankResult {
         let action = Action::Compute { kind: Compute::BW, stage: rank, micro_batch: 7 };
         let span = Span { lane: Lane::Compute, action, start_ns: 1, end_ns: u64::MAX };
+        let save =
+            SaveSpan { step: 3, in_memory: true, start_ns: 1, end_ns: 2, blocked_ns: rank as u64 };
         let values =
             (0..rank * 700_000).map(|i| f32::from_bits((i as u32).wrapping_mul(6151))).collect();
         RankResult {
             spans: vec![span; rank],
+            saves: vec![save; rank],
             clock_error_ns: rank as u64,
             exported: vec![ParamExport {
                 layer: "h.0 · ü".into(),
@@ -148,6 +154,7 @@ mod tests {
         assert!(all[1..].iter().all(Vec::is_empty));
         for (rank, got) in all[0].iter().enumerate() {
             let want = result(rank);
+            assert_eq!(got.saves, want.saves);
             assert_eq!((&got.spans, got.clock_error_ns), (&want.spans, want.clock_error_ns));
             let bits = |r: &RankResult| -> Vec<u32> {
                 r.exported[0].values.iter().map(|x| x.to_bits()).collect()

@@ -8,16 +8,20 @@ use zeropp_comm::Communicator;
 use zeropp_core::kernels::threads::Threads;
 use zeropp_zero3::checkpoint::CheckpointError;
 
+use crate::checkpoint::copies;
 use crate::config::DeviceKind;
 use crate::error::RankError;
 use crate::run::rank::Shared;
 use crate::world::hello::{self, Hello, Power, Roster};
 
-/// Settles all that. All ranks call it.
+/// Settles all that; also says whether the ranks make copies in memory. All ranks call it.
 ///
 /// # Errors
 /// Processes that go on from different steps, or do not see each other's files.
-pub(crate) fn meet(shared: &Shared, world: &dyn Communicator) -> Result<Arc<Roster>, RankError> {
+pub(crate) fn meet(
+    shared: &Shared,
+    world: &dyn Communicator,
+) -> Result<(Arc<Roster>, bool), RankError> {
     let roster = hello::meet(world, || hello(shared), &shared.here, &shared.roster)?;
     if let Some(recorder) = &shared.recorder {
         recorder.has_met(world.rank(), &roster);
@@ -26,7 +30,40 @@ pub(crate) fn meet(shared: &Shared, world: &dyn Communicator) -> Result<Arc<Rost
         check_resumed(saver.folder(), &roster.hellos)?;
         saver.meet(world, &roster)?;
     }
-    Ok(roster)
+    let copies = make_copies(shared, world, &roster)?;
+    Ok((roster, copies))
+}
+
+/// Whether the ranks make copies in memory: all of them do, on one machine, or none.
+fn make_copies(
+    shared: &Shared,
+    world: &dyn Communicator,
+    roster: &Roster,
+) -> Result<bool, RankError> {
+    let tells = world.rank() == 0;
+    if roster.hellos.iter().all(|hello| !hello.copies) {
+        return Ok(false);
+    }
+    let first = &roster.hellos[0].peer.host;
+    let lacking = roster.hellos.iter().find(|hello| !hello.copies);
+    let elsewhere = roster.hellos.iter().find(|hello| hello.peer.host != *first);
+    let why = match (lacking, elsewhere) {
+        (None, None) => {
+            let copier = shared.copier.as_ref().expect("this process has said so");
+            match copier.find_blind(world, roster)? {
+                None => return Ok(true),
+                Some(rank) => format!("rank {rank} does not see the memory of rank 0's"),
+            }
+        }
+        (Some(hello), _) => format!("rank {} has no folder for them", hello.ranks[0]),
+        (_, Some(hello)) => {
+            format!("rank {} is on another machine, {}", hello.ranks[0], hello.peer.host)
+        }
+    };
+    if tells {
+        copies::without(&why);
+    }
+    Ok(false)
 }
 
 fn hello(shared: &Shared) -> Hello {
@@ -35,7 +72,8 @@ fn hello(shared: &Shared) -> Hello {
     let (units, unit_flops) = (shared.peak.units, shared.peak.unit_flops);
     let power = Power { units, unit_flops, threads };
     let resumed = shared.loader.as_ref().and_then(|loader| loader.first());
-    Hello::new(&shared.host, &shared.here, shared.epoch, power).after(resumed)
+    let hello = Hello::new(&shared.host, &shared.here, shared.epoch, power);
+    hello.after(resumed).with_copies(shared.copier.is_some())
 }
 
 /// The threads of each rank of this process.

@@ -18,7 +18,7 @@ use zeropp_pipeline::executor::{
 };
 use zeropp_pipeline::ir::{Action, Compute};
 use zeropp_pipeline::simulate::StageCosts;
-use zeropp_pipeline::timeline::{Computed, Span, bubble, bubble_own_span, bubble_step};
+use zeropp_pipeline::timeline::{Computed, SaveSpan, Span, bubble, bubble_own_span, bubble_step};
 use zeropp_zero3::optimizer::OptimizerOptions;
 use zeropp_zero3::stage::ShardOptions;
 use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
@@ -63,6 +63,8 @@ pub(crate) struct Shared {
     /// The weights that the run begins with, if it begins.
     pub(crate) initial: Option<Arc<Initial>>,
     pub(crate) saver: Option<Arc<Saver>>,
+    /// What makes the copies in memory, if the run makes any.
+    pub(crate) copier: Option<Arc<Saver>>,
     /// What the validation loss is of.
     pub(crate) evaluation: Option<Arc<EvaluationSet>>,
     pub(crate) stopper: Stopper,
@@ -113,6 +115,8 @@ pub(crate) enum Export {
 pub(crate) struct RankResult {
     /// Times by rank 0's clock.
     pub(crate) spans: Vec<Span>,
+    /// Saves of the steps that a trace holds.
+    pub(crate) saves: Vec<SaveSpan>,
     /// How far from rank 0's clock that may be.
     pub(crate) clock_error_ns: u64,
     pub(crate) exported: Vec<ParamExport>,
@@ -173,6 +177,8 @@ pub(crate) struct RankStep {
     pub(crate) save_blocked_ns: u64,
     /// What the rank's writer says, where it is done and in another process than rank 0.
     pub(crate) save: Option<Report>,
+    /// The same of a copy in memory.
+    pub(crate) copy: Option<Report>,
 }
 
 /// The loss of one micro-batch. Their order is that of the batch's samples.
@@ -255,7 +261,9 @@ pub(crate) fn run_rank(
 ) -> Result<RankEnd, RankError> {
     // First of all: what follows is done together only where the settings say the same.
     let shared = &Shared { blueprint: agree(shared, &*world)?, ..shared.clone() };
-    let roster = processes::meet(shared, &*world)?;
+    let (roster, copies) = processes::meet(shared, &*world)?;
+    let copier = shared.copier.clone().filter(|_| copies);
+    let shared = &Shared { copier, ..shared.clone() };
     let threads = processes::threads(shared, &roster);
     let _in_use = threads.install();
     let groups = Groups::new(world, shared.blueprint.mesh)?;
@@ -344,6 +352,9 @@ fn evaluator(
         Some(saver) => saver.plateau(&*groups.world, resumed, bp.config.keep_best)?,
         None => None,
     };
+    if let Some(copier) = &shared.copier {
+        copier.begin_plateau(before);
+    }
     let tokens = tokens::evaluation(shared, device, groups, set);
     Ok(Some(Evaluator::new(bp, set.clone(), tokens, groups, before)))
 }
@@ -388,6 +399,7 @@ pub(crate) fn summarise(
         times: StageTimes::of(&record.spans),
         save_blocked_ns: 0,
         save: None,
+        copy: None,
     }
 }
 

@@ -1,19 +1,21 @@
-//! A rank's part of saving behind the steps (ADR 34): when a save begins, what of it a rank waits
-//! for, and how it ends.
+//! A rank's part of saving behind the steps (ADR 34), on disk or as a copy in memory (ADR 50): when
+//! a save begins, what of it a rank waits for, and how it ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use tracing::{Span, info_span, warn};
+use tracing::{Span, debug, info_span, warn};
 use zeropp_checkpoint::pace::{Begin, Pace, StepEnd, Wanted};
 use zeropp_checkpoint::under_way::{Completing, Outcome, Report, Save};
 use zeropp_comm::Communicator;
 use zeropp_pipeline::executor::ModelWorker;
+use zeropp_pipeline::timeline::SaveSpan;
 use zeropp_zero3::checkpoint::{CheckpointError, StateToWrite};
 
 use crate::checkpoint::Saver;
-use crate::checkpoint::writer::{Part, RankSave};
+use crate::checkpoint::copies;
+use crate::checkpoint::writer::{Part, RankSave, SaveLog};
 use crate::error::RankError;
 use crate::events;
 
@@ -37,6 +39,10 @@ pub(crate) struct Saving {
     last: Option<Save>,
     /// A save that has ended, which nobody was told of yet.
     ended: Option<Outcome>,
+    /// A copy could not be made, so none are any more.
+    given_up: bool,
+    /// The saves that a trace shows.
+    log: Vec<Arc<SaveLog>>,
 }
 
 impl Saving {
@@ -52,6 +58,8 @@ impl Saving {
             pace: Pace::new(saver.every, saver.last),
             last: None,
             ended: None,
+            given_up: false,
+            log: Vec::new(),
         }
     }
 
@@ -79,6 +87,14 @@ impl Saving {
 
     /// On rank 0: whether a save follows a step.
     pub(crate) fn decide(&mut self, end: StepEnd) -> Begin {
+        if self.saver.is_copier && (self.given_up || !end.is_good || end.ends) {
+            return Begin::No;
+        }
+        let end = match self.saver.is_copier {
+            // Those are wishes for a checkpoint.
+            true => StepEnd { asked: false, is_best: false, ..end },
+            false => end,
+        };
         let wanted = self.pace.after(end);
         if wanted == Wanted::Nothing {
             return Begin::No;
@@ -97,7 +113,14 @@ impl Saving {
             self.saver.under_way.begin(save);
             return Begin::Now;
         };
-        if self.pace.leave_out(end.asked) {
+        let tells = self.pace.leave_out(end.asked);
+        if tells && self.saver.is_copier {
+            let step = end.step;
+            warn!(
+                "copy-every: no copy after step {step}, as that of step {before} is still being \
+                 written; use a larger copy-every. This is reported once"
+            );
+        } else if tells {
             let step = end.step;
             warn!(
                 "save-every: no checkpoint after step {step}, as that of step {before} is still \
@@ -107,25 +130,38 @@ impl Saving {
         Begin::No
     }
 
+    /// What the trace shows of this rank's saves, in its times.
+    pub(crate) fn spans(&self) -> impl Iterator<Item = SaveSpan> {
+        self.log.iter().map(|log| log.span())
+    }
+
     /// Hands the state after `step` to this rank's writer. All ranks call it after the same step.
-    pub(crate) fn begin(&mut self, step: u64, worker: &mut ModelWorker) {
+    /// With a `zero` of times it stands in the trace.
+    pub(crate) fn begin(&mut self, step: u64, worker: &mut ModelWorker, zero: Option<Instant>) {
         let begin = Instant::now();
+        let log = Arc::new(SaveLog::begin(step, self.saver.is_copier, zero.unwrap_or(begin)));
+        self.log.extend(zero.map(|_| log.clone()));
         let rank = self.world.rank();
         let state = StateToWrite::of(worker.sharded(), worker.optimizer());
         let part = Part { rank, step, is_noted_here: self.is_here };
-        let (rank_save, released) = RankSave::start(&self.saver, part, state);
+        let (rank_save, released) = RankSave::start(&self.saver, part, state, log.clone());
         self.rank_save = Some(rank_save);
         let (world, patience) = (self.world.clone(), self.saver.patience);
-        let blocked = self.blocked_ns.clone();
+        let (blocked, waited) = (self.blocked_ns.clone(), log.clone());
+        let block = move |log: &SaveLog, since: Instant| {
+            let ns = since.elapsed().as_nanos() as u64;
+            log.block(ns);
+            blocked.fetch_add(ns, Ordering::Relaxed);
+        };
+        block(&log, begin);
         worker.hold_update_back(move || {
             let begin = Instant::now();
             // Ranks that have nothing to wait for meet the others meanwhile: the disk is slow, and
             // nobody is dead.
             patience.meet_until_done(&*world, "writing the checkpoint", &released)?;
-            blocked.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            block(&waited, begin);
             Ok(())
         });
-        self.blocked_ns.fetch_add(begin.elapsed().as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// Waits until the save under way, if any, has ended; `must` says that the run ends with it.
@@ -166,9 +202,15 @@ impl Saving {
         outcome: Outcome,
         must: bool,
     ) -> Result<(), E> {
-        let is_fatal = outcome.is_fatal(must, || self.saver.has_any());
+        let is_copy = self.saver.is_copier;
+        let is_fatal = !is_copy && outcome.is_fatal(must, || self.saver.has_any());
         let Outcome { step, result, left } = outcome;
         match result {
+            Ok(()) if is_copy => debug!("step {step} is copied in memory"),
+            Err(error) if is_copy => {
+                self.given_up = true;
+                copies::without(&error.to_string());
+            }
             Ok(()) => {
                 self.saved = Some(step);
                 let saved = || events::saved(step, &self.saver.path(step));

@@ -1,5 +1,6 @@
 //! The steps of one rank: each is run, reported, agreed on with the others and saved where due.
 
+use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use zeropp_pipeline::executor::{Executor, ModelWorker};
 use zeropp_pipeline::timeline::Span;
 use zeropp_zero3::ShardedStage;
 
+use crate::checkpoint::Saver;
 use crate::checkpoint::patience::Patience;
 use crate::checkpoint::resume::Resumed;
 use crate::error::RankError;
@@ -44,6 +46,8 @@ pub(crate) struct Training<'a, R> {
     skipped: Skipped,
     /// Where the run saves.
     saving: Option<Saving>,
+    /// Where it makes copies in memory.
+    copying: Option<Saving>,
     spans: Vec<Span>,
     end: RankEnd,
 }
@@ -53,6 +57,8 @@ struct Told {
     wish: Wish,
     /// Whether a save begins.
     saves: Begin,
+    /// Whether a copy does.
+    copies: Begin,
 }
 
 impl<'a, R: FnMut(News)> Training<'a, R> {
@@ -65,9 +71,12 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         report: R,
     ) -> Self {
         let is_here = shared.here[0] == 0;
-        let saver = shared.saver.as_ref();
+        let saving = |saver: &Option<Arc<Saver>>| {
+            saver.as_ref().map(|saver| Saving::new(saver, &groups.world, is_here))
+        };
         Self {
-            saving: saver.map(|saver| Saving::new(saver, &groups.world, is_here)),
+            saving: saving(&shared.saver),
+            copying: saving(&shared.copier),
             shared,
             groups,
             meter,
@@ -108,18 +117,22 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         let mut step_start = Instant::now();
         for step in self.done + 1..=last {
             let told = debug_span!("step", step).in_scope(|| self.step(step, last, step_start))?;
-            let Told { wish, saves } = told;
+            let Told { wish, saves, copies } = told;
             if let Some(first) = self.skipped.beyond(config.max_skipped) {
                 let at = (first, self.skipped.in_a_row);
                 self.end.diverged = Some(diagnose(&mut self.executor, self.groups, at)?);
                 break;
             }
             let stops = matches!(wish, Wish::Stop(_)) && step < last;
+            let log = shared.traces(step, self.done).then_some(shared.epoch);
             if let Some(saving) = self.saving.as_mut().filter(|_| saves != Begin::No) {
                 if saves == Begin::AfterTheOneBefore {
                     saving.settle(false)?;
                 }
-                saving.begin(step, &mut self.executor.worker);
+                saving.begin(step, &mut self.executor.worker, log);
+            }
+            if let Some(copying) = self.copying.as_mut().filter(|_| copies != Begin::No) {
+                copying.begin(step, &mut self.executor.worker, log);
             }
             if stops {
                 let no_lower = self.out_of_patience().filter(|_| wish.signal().is_none());
@@ -128,6 +141,9 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             }
             // What the program does between two steps is no part of one.
             step_start = Instant::now();
+        }
+        if let Some(copying) = &mut self.copying {
+            copying.settle(false)?;
         }
         if let Some(saving) = &mut self.saving {
             saving.settle(true)?;
@@ -145,7 +161,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             return Ok(None);
         }
         let evaluation = evaluator.run(self.groups, &mut self.executor, step)?;
-        if let Some(saver) = &self.shared.saver {
+        for saver in self.shared.saver.iter().chain(&self.shared.copier) {
             saver.evaluated(step, &evaluation, evaluator.plateau());
         }
         Ok(Some(evaluation))
@@ -172,6 +188,10 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             mine.save_blocked_ns = saving.take_blocked_ns();
             mine.save = saving.take_report();
         }
+        if let Some(copying) = &mut self.copying {
+            mine.save_blocked_ns += copying.take_blocked_ns();
+            mine.copy = copying.take_report();
+        }
         // Rank 0 alone reads all records: what everyone needs of them is in its answer.
         let all = collect::figures(&*groups.world, &(shared.stopper.hear(), mine))?;
         let (wishes, mut records): (Vec<Wish>, Vec<RankStep>) = all.into_iter().unzip();
@@ -179,6 +199,9 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         if groups.world.rank() == 0 {
             if let Some(saving) = &mut self.saving {
                 saving.look(records.iter_mut().filter_map(|r| r.save.take()).collect())?;
+            }
+            if let Some(copying) = &mut self.copying {
+                copying.look(records.iter_mut().filter_map(|r| r.copy.take()).collect())?;
             }
             let seconds = start.elapsed().as_secs_f64();
             let best = &mut self.best;
@@ -224,16 +247,16 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         let (shared, world) = (self.shared, &*self.groups.world);
         let patience = Patience::new(&shared.blueprint.config);
         let diverged = self.skipped.beyond(shared.blueprint.config.max_skipped).is_some();
-        let saving = &mut self.saving;
+        let savings = [&mut self.saving, &mut self.copying];
+        let mut savings = savings.map(|saving| saving.as_mut().filter(|_| !diverged));
         let mut message = |wish: Wish| {
             let ends = end.ends || matches!(wish, Wish::Stop(_));
-            let begin = match saving {
-                Some(saving) if !diverged => {
-                    saving.decide(StepEnd { asked: wish == Wish::Save, ends, ..end })
-                }
-                _ => Begin::No,
-            };
-            [&wish.to_bytes()[..], &[begin as u8], told].concat()
+            let end = StepEnd { asked: wish == Wish::Save, ends, ..end };
+            let begins = savings.each_mut().map(|saving| match saving {
+                Some(saving) => saving.decide(end) as u8,
+                None => Begin::No as u8,
+            });
+            [&wish.to_bytes()[..], &begins, told].concat()
         };
         let answer = |wait: Duration| {
             let answers = shared.answers.as_ref().expect("rank 0's process has them");
@@ -246,7 +269,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             }
         };
         let answer = patience.follow_rank_0(world, answer)?;
-        let (wish, told) = answer.split_at(3);
+        let (head, told) = answer.split_at(4);
         if world.rank() > 0 && world.rank() == shared.here[0] {
             let read = serde_json::from_slice(told).expect("written by rank 0");
             let (mut metrics, times, exact): (StepMetrics, _, [u64; 2]) = read;
@@ -254,7 +277,9 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             metrics.eval = eval;
             (self.report)(News::Step(metrics, times));
         }
-        Ok(Told { wish: Wish::from_bytes([wish[0], wish[1]]), saves: Begin::from_byte(wish[2]) })
+        let wish = Wish::from_bytes([head[0], head[1]]);
+        let [saves, copies] = [head[2], head[3]].map(Begin::from_byte);
+        Ok(Told { wish, saves, copies })
     }
 
     /// What the rank leaves behind; those of other processes come to rank 0.
@@ -276,8 +301,14 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         for span in &mut self.spans {
             (span.start_ns, span.end_ns) = (clock.shift(span.start_ns), clock.shift(span.end_ns));
         }
+        let savings = self.saving.iter().chain(&self.copying);
+        let mut saves: Vec<_> = savings.flat_map(|saving| saving.spans()).collect();
+        for save in &mut saves {
+            (save.start_ns, save.end_ns) = (clock.shift(save.start_ns), clock.shift(save.end_ns));
+        }
+        saves.sort_by_key(|save| save.start_ns);
         let spans = self.spans;
-        let result = RankResult { spans, clock_error_ns: clock.error_ns, exported };
+        let result = RankResult { spans, saves, clock_error_ns: clock.error_ns, exported };
         self.end.results = match shared.here.len() == self.groups.world.size() {
             true => vec![result],
             false => collect::to_rank_0(&*self.groups.world, result)?,

@@ -32,6 +32,7 @@ pub(crate) struct Epoch {
     /// In rank 0's process: what is to follow the step that was last told of.
     pub(crate) answers: Option<Sender<Wish>>,
     pub(crate) saver: Option<Arc<Saver>>,
+    pub(crate) copier: Option<Arc<Saver>>,
     pub(crate) peak: Peak,
 }
 
@@ -43,6 +44,8 @@ pub(crate) struct Begin {
     /// Measured where it is not known.
     pub(crate) peak: Option<Peak>,
     pub(crate) saver: Option<Arc<Saver>>,
+    /// What makes the copies in memory.
+    pub(crate) copier: Option<Arc<Saver>>,
     pub(crate) loader: Option<Loader>,
 }
 
@@ -54,7 +57,7 @@ impl Epoch {
         begin: Begin,
         span: &Span,
     ) -> Result<Epoch, Error> {
-        let Begin { given, export, peak, saver, loader } = begin;
+        let Begin { given, export, peak, saver, copier, loader } = begin;
         let bp = &trainer.blueprint;
         let status = Arc::new(StatusBoard::new(bp.mesh.world()));
         let peak = peak.unwrap_or_else(|| Peak::measure(&bp.config, devices, bp.compute));
@@ -79,6 +82,7 @@ impl Epoch {
             initial: trainer.initial.clone(),
             evaluation: trainer.evaluation.clone(),
             saver: saver.clone(),
+            copier: copier.clone(),
             stopper: trainer.stopper.clone(),
             answers: asked.map(|asked| Arc::new(Mutex::new(asked))),
             recorder: recorder.clone(),
@@ -90,6 +94,6 @@ impl Epoch {
         let work = move |local: LocalRank, report: &mut dyn FnMut(News)| {
             run_rank(&shared, local.device, local.communicator, report)
         };
-        Ok(Epoch { ranks: Ranks::start(world, around, work), answers, saver, peak })
+        Ok(Epoch { ranks: Ranks::start(world, around, work), answers, saver, copier, peak })
     }
 }

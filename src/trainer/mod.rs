@@ -29,6 +29,7 @@ use crate::checkpoint::saved_cut;
 use crate::config::{Config, ConfigError};
 use crate::own::Own;
 use crate::plan::blueprint::Blueprint;
+use crate::plan::copies;
 use crate::plan::evaluation;
 use crate::plan::memory::MemoryCheck;
 use crate::run::evaluation::EvaluationSet;
@@ -98,6 +99,8 @@ impl Trainer {
         let config = saved_cut::take_over(config);
         let mut blueprint = Blueprint::new(&config, model, &own)?;
         blueprint.plan.notes.extend(dataset.doubt());
+        let copies = copies::note(&blueprint);
+        blueprint.plan.notes.extend(copies);
         blueprint.base = initial::base(&blueprint, weights.is_some())?;
         let evaluation = EvaluationSet::new(&blueprint)?.map(Arc::new);
         if let Some(set) = &evaluation {
@@ -298,6 +301,7 @@ impl Trainer {
             timed_bubble: self.blueprint.timed_bubble(times.costs(stages)),
             predicted_bytes: memory.fold(MemoryBytes::default(), |all, one| all.max(one)),
             predicted_at_once_bytes: at_once.max().unwrap_or(0),
+            predicted_copy_bytes: copies::predicted(&self.blueprint),
             total_s,
             ..totals.summary(plan.units.len() * self.blueprint.mesh.world())
         }
@@ -314,6 +318,9 @@ impl Trainer {
         };
         let spans = results.iter().map(|result| result.spans.clone());
         let mut timeline = trace::timeline(title, bp.mesh, &bp.schedule.placement, spans);
+        for (rank, result) in timeline.ranks.iter_mut().zip(results) {
+            rank.saves = result.saves.clone();
+        }
         trace::follow_memory(&mut timeline, &bp.schedule, &bp.all_bytes());
         timeline.facts = facts(bp);
         timeline

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use tracing::warn;
 use zeropp_checkpoint::attempts::{self, Attempts, SAME_PLACE};
+use zeropp_checkpoint::places::Place;
 use zeropp_core::metrics::StepMetrics;
 
 use crate::Error;
@@ -117,10 +118,11 @@ impl Recoveries {
         self.at = done;
     }
 
-    /// Tells of a recovery that begins, from the checkpoint of a step or anew.
-    pub(crate) fn tell(&self, error: &Error, from: Option<u64>) {
+    /// Tells of a recovery that begins, from the state of a step or anew.
+    pub(crate) fn tell(&self, error: &Error, from: Option<Place>) {
         let from = match from {
-            Some(step) => format!("step {step}"),
+            Some(Place { step, in_memory: true }) => format!("step {step}, copied in memory"),
+            Some(Place { step, .. }) => format!("step {step}"),
             None => "the beginning".into(),
         };
         let (made, max) = (self.made(), self.attempts.max());

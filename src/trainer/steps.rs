@@ -13,6 +13,7 @@ use zeropp_zero3::checkpoint::StoreLock;
 
 use crate::Error;
 use crate::checkpoint::Saver;
+use crate::checkpoint::copies;
 use crate::checkpoint::resume::{Loader, Resumed};
 use crate::events;
 use crate::plan::memory;
@@ -42,6 +43,8 @@ pub struct Steps<'a> {
     /// The program wants no more steps.
     stops: bool,
     lock: Option<StoreLock>,
+    /// That of the copies.
+    copy_lock: Option<StoreLock>,
     resumed: Option<Resumed>,
     begin: Instant,
     telemetry: Telemetry,
@@ -79,13 +82,15 @@ impl<'a> Steps<'a> {
             true => Prometheus::start(&bp.config)?,
             false => None,
         };
-        let (saver, lock) = saver(trainer, export)?;
+        let data = &trainer.data.0;
+        let (saver, lock) = begun(export, || Saver::start(bp, data, found.newest))?;
+        let (copier, copy_lock) = begun(export, || Saver::of_copies(bp, data, found.place))?;
         if lock.is_some() {
             found.passed_over.iter().for_each(|text| warn!("{text}"));
         }
         let recoveries = Recoveries::new(bp, export, given.is_some());
         let loader = Loader::new(bp, &trainer.data.0, found);
-        let begin = Begin { given, export, peak: None, saver, loader };
+        let begin = Begin { given, export, peak: None, saver, copier, loader };
         let epoch = Epoch::start(trainer, &devices, begin, &span)?;
         let mut steps = Steps {
             trainer,
@@ -95,6 +100,7 @@ impl<'a> Steps<'a> {
             unanswered: false,
             stops: false,
             lock,
+            copy_lock,
             resumed: None,
             begin: Instant::now(),
             telemetry: Telemetry::default(),
@@ -276,21 +282,22 @@ impl<'a> Steps<'a> {
     fn meet_again(&mut self, error: &Error) -> Result<(), Error> {
         let trainer = self.trainer;
         let (bp, data) = (&trainer.blueprint, &trainer.data.0);
-        let mut newest = None;
-        let saver = match &self.epoch.saver {
+        let again = |before: &Arc<Saver>| {
+            before.under_way.await_completion(Completing::InRecovery);
+            before.close();
+            Arc::new(Saver::new(bp, data, before))
+        };
+        let [saver, copier] =
+            [&self.epoch.saver, &self.epoch.copier].map(|before| before.as_ref().map(&again));
+        let newest = match copies::places(&bp.config).filter(|_| saver.is_some()) {
+            Some(places) => places.newest()?,
             None => None,
-            Some(before) => {
-                before.under_way.await_completion(Completing::InRecovery);
-                before.close();
-                newest = before.newest()?;
-                Some(Arc::new(Saver::new(bp, data, before)))
-            }
         };
         self.recoveries.tell(error, newest);
-        self.recoveries.go_back(newest.unwrap_or(0));
-        let loader = newest.and_then(|step| Loader::again(bp, data, step));
+        self.recoveries.go_back(newest.map_or(0, |place| place.step));
+        let loader = newest.and_then(|place| Loader::again(bp, data, place));
         let (export, peak) = (self.export, Some(self.epoch.peak));
-        let begin = Begin { given: None, export, peak, saver, loader };
+        let begin = Begin { given: None, export, peak, saver, copier, loader };
         self.epoch = Epoch::start(trainer, &self.devices, begin, &self.span)?;
         self.unanswered = false;
         Ok(())
@@ -316,7 +323,10 @@ impl<'a> Steps<'a> {
             Ok(ends) => ends.into_iter().reduce(RankEnd::and).unwrap_or_default(),
             Err(error) => {
                 if let (Some(saver), Some(_)) = (&self.epoch.saver, &self.lock) {
-                    saver.clean();
+                    saver.close();
+                }
+                if let (Some(copier), Some(_)) = (&self.epoch.copier, &self.copy_lock) {
+                    copier.close();
                 }
                 return Err(error);
             }
@@ -327,17 +337,27 @@ impl<'a> Steps<'a> {
         let resumed = self.resumed.as_ref().map(|resumed| resumed.step);
         let path = |step| self.epoch.saver.as_ref().map(|saver| saver.path(step));
         if let Some(diverged) = ends.diverged {
-            let newest = ends.saved.or(resumed).and_then(path);
+            let newest = ends.saved.or(resumed).and_then(path).filter(|path| path.exists());
             return Err(diverged.into_error(config.max_skipped, newest));
         }
         let results = ends.results;
         let total_s = self.begin.elapsed().as_secs_f64();
-        let saves = self.epoch.saver.as_ref().map(|saver| saver.totals()).unwrap_or_default();
+        let totals = |saver: &Option<Arc<Saver>>| {
+            saver.as_ref().map(|saver| saver.totals()).unwrap_or_default()
+        };
+        let (saves, copied) = (totals(&self.epoch.saver), totals(&self.epoch.copier));
+        if let Some(places) = copies::places(config).filter(|_| self.copy_lock.is_some()) {
+            // Nobody goes on from them: the run has ended well, and is saved.
+            places.drop_copies_after(None);
+        }
         let summary = Summary {
             stopped: ends.stopped,
             checkpoint: ends.saved.and_then(path),
             saves: saves.saves,
             save_cpu_s: saves.cpu_s,
+            copies: copied.saves,
+            copy_bytes: copied.bytes,
+            copy_cpu_s: copied.cpu_s,
             recoveries: self.recoveries.made(),
             steps_redone: self.recoveries.redone,
             recovery_s: self.recoveries.seconds,
@@ -381,15 +401,15 @@ fn is_watched(export: Export) -> bool {
     !matches!(export, Export::Gradients | Export::Evaluation)
 }
 
-/// The run's saver and the lock that goes with it, if it saves.
-fn saver(
-    trainer: &Trainer,
+/// A saver, and in rank 0's process the lock that goes with it.
+type Locked = (Saver, Option<StoreLock>);
+
+/// What `begin` gives, for all ranks here; nothing where the run is a question to a model.
+fn begun(
     export: Export,
+    begin: impl FnOnce() -> Result<Option<Locked>, Error>,
 ) -> Result<(Option<Arc<Saver>>, Option<StoreLock>), Error> {
-    if !is_watched(export) {
-        return Ok((None, None));
-    }
-    let saver = Saver::start(&trainer.blueprint, &trainer.data.0, trainer.found.newest)?;
+    let saver = if is_watched(export) { begin()? } else { None };
     let (saver, lock) = saver.map(|(saver, lock)| (Arc::new(saver), lock)).unzip();
     Ok((saver, lock.flatten()))
 }

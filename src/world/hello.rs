@@ -29,6 +29,8 @@ pub(crate) struct Hello {
     pub(crate) power: Power,
     /// Step that it would go on from.
     pub(crate) resumed: Option<u64>,
+    /// Whether it has a folder for copies in memory.
+    pub(crate) copies: bool,
 }
 
 /// What the ranks of a process compute with.
@@ -61,12 +63,18 @@ impl Hello {
             epoch_ns: ns_at(epoch),
             power,
             resumed: None,
+            copies: false,
         }
     }
 
     /// The same with the step that it would go on from.
     pub(crate) fn after(self, resumed: Option<u64>) -> Hello {
         Hello { resumed, ..self }
+    }
+
+    /// The same that says whether it has a folder for copies.
+    pub(crate) fn with_copies(self, copies: bool) -> Hello {
+        Hello { copies, ..self }
     }
 }
 

@@ -23,6 +23,7 @@ mod manifest;
 mod open;
 pub mod pace;
 pub mod part;
+pub mod places;
 pub mod resume;
 mod store;
 pub mod under_way;
@@ -30,7 +31,7 @@ mod written;
 
 pub use error::{Checked, CheckpointError};
 pub use file::{PARAMETER, StateWriter, WRITER_BYTES, WrittenFile, tensor_name};
-pub use manifest::{Base, FileRecord, Manifest, Parameter, Piece, Plateau};
+pub use manifest::{Base, FileRecord, MANIFEST, Manifest, Parameter, Piece, Plateau};
 pub use open::{Checkpoint, EMA, ParameterReader, Reader};
-pub use store::{Store, StoreLock};
+pub use store::{Store, StoreLock, checkpoint_at};
 pub use written::{UnsyncedState, WrittenPiece, WrittenState};

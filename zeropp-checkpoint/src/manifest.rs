@@ -9,7 +9,7 @@ use zeropp_data::tokens::Fingerprint;
 use crate::error::{Checked, damaged};
 
 /// Name of the file that makes a folder a checkpoint.
-pub(crate) const MANIFEST: &str = "manifest.json";
+pub const MANIFEST: &str = "manifest.json";
 /// The format's name and version, as this build writes it.
 const FORMAT: &str = "zeropp-training-state";
 const VERSION: u32 = 1;

@@ -10,6 +10,17 @@ use crate::store::Store;
 const RETRIES: [Duration; 3] =
     [Duration::from_millis(100), Duration::from_millis(500), Duration::from_secs(2)];
 
+/// The name of a rank's file.
+fn file_of(rank: usize) -> String {
+    format!("rank-{rank:05}.safetensors")
+}
+
+/// Whether a rank's file has this name.
+pub fn is_name(name: &str) -> bool {
+    let rank = || name.strip_prefix("rank-")?.strip_suffix(".safetensors")?.parse().ok();
+    rank().is_some_and(|rank| file_of(rank) == name)
+}
+
 /// Writes the file of `rank` into the folder of the checkpoint after `step` steps, which `run`
 /// saves, by calling `once` with the folder and the file's name. Where that fails, it is tried
 /// again after each `pause` that says so.
@@ -22,7 +33,7 @@ pub fn write<T>(
     mut pause: impl FnMut(Duration) -> bool,
     mut once: impl FnMut(&Path, &str) -> Checked<T>,
 ) -> Checked<T> {
-    let file = format!("rank-{rank:05}.safetensors");
+    let file = file_of(rank);
     let mut attempt = || {
         let folder = store.begin(step, run)?;
         // A try before this one may have left it.

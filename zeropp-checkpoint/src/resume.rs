@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Checked, CheckpointError};
+use crate::places::Place;
 use crate::store::Store;
 
 /// What a run is to go on from.
@@ -73,7 +74,7 @@ pub fn first_usable<T>(
                 let older = i.checked_sub(1).map(|i| steps[i]);
                 let error = offering(error, older);
                 match older.filter(|_| fall_back) {
-                    Some(older) => passed_over.push(passing_over(&error, older)),
+                    Some(older) => passed_over.push(passing_over(&error, older, true)),
                     None => return Err(error),
                 }
             }
@@ -100,10 +101,11 @@ fn offering(error: CheckpointError, older: Option<u64>) -> CheckpointError {
     }
 }
 
-fn passing_over(error: &CheckpointError, older: u64) -> String {
+fn passing_over(error: &CheckpointError, older: u64, by_setting: bool) -> String {
     let text = error.to_string();
     let damage = text.rsplit_once("; restore it").map_or(text.as_str(), |(damage, _)| damage);
-    format!("{damage}; going on from step {older} (resume-fallback)")
+    let setting = if by_setting { " (resume-fallback)" } else { "" };
+    format!("{damage}; going on from step {older}{setting}")
 }
 
 /// The newest checkpoint must be the one that was `seen` when the run was set up; `resumes` says
@@ -124,14 +126,6 @@ pub fn check_unchanged(store: &Store, resumes: bool, seen: Option<u64>) -> Check
         ),
     };
     Err(CheckpointError::Folder { folder: store.folder().to_path_buf(), problem })
-}
-
-/// The checkpoint before that of `step`.
-///
-/// # Errors
-/// The folder cannot be read.
-pub fn before(store: &Store, step: u64) -> Checked<Option<u64>> {
-    Ok(store.steps()?.into_iter().rfind(|older| *older < step))
 }
 
 /// What a rank found wrong with a checkpoint, as told to the others.
@@ -167,18 +161,25 @@ impl Verdict {
         }
     }
 
-    /// The `older` checkpoint that all ranks take in its place, if they `may` fall back, and what
-    /// is told of that. All ranks come to the same.
+    /// The state before it that all ranks take in the place of the one at `read`, and what is told
+    /// of that: an older checkpoint where they `may` fall back; whatever there is where a copy in
+    /// memory was read, which is beside the checkpoints and not one of them. All ranks come to the
+    /// same.
     ///
     /// # Errors
     /// They may not, or there is none; or it is of another run, and so are the others.
-    pub fn fall_back(self, older: Option<u64>, may: bool) -> Checked<(u64, String)> {
+    pub fn fall_back(
+        self,
+        read: Place,
+        before: Option<Place>,
+        may: bool,
+    ) -> Checked<(Place, String)> {
         let is_mismatch = self.is_mismatch;
-        let error = self.into_error(older);
-        match older.filter(|_| may && !is_mismatch) {
-            Some(step) => {
-                let told = passing_over(&error, step);
-                Ok((step, told))
+        let error = self.into_error(before.map(|place| place.step));
+        match before.filter(|_| read.in_memory || may && !is_mismatch) {
+            Some(before) => {
+                let told = passing_over(&error, before.step, !read.in_memory);
+                Ok((before, told))
             }
             None => Err(error),
         }

@@ -26,6 +26,21 @@ pub struct StoreLock {
     _file: Box<dyn Lock>,
 }
 
+/// The checkpoint that `path` is, or the newest in it; none where it is neither.
+///
+/// # Errors
+/// A checkpoint that is damaged.
+pub fn checkpoint_at(path: &Path) -> Checked<Option<Checkpoint>> {
+    if path.join(MANIFEST).is_file() {
+        return Checkpoint::open(path).map(Some);
+    }
+    if !path.is_dir() {
+        return Ok(None);
+    }
+    let store = Store::new(path);
+    store.steps()?.last().map(|step| store.open(*step)).transpose()
+}
+
 impl Store {
     /// The checkpoints in `folder`, which need not be there yet.
     pub fn new(folder: impl Into<PathBuf>) -> Store {
@@ -270,15 +285,26 @@ impl Store {
             Err(problem) => return vec![problem],
         };
         let old = steps.len().saturating_sub(keep.max(1));
-        let discard = |step: &u64| {
-            // Hidden first, and that for good, so that no half-removed one is ever taken for a
-            // checkpoint.
-            let hidden = self.hide(*step)?;
-            self.sync(&self.folder)?;
-            self.disk.remove_folder(&hidden).map_err(io("remove", &hidden))
-        };
         let old = steps[..old].iter().filter(|step| best != Some(**step));
-        old.filter_map(|step| discard(step).err()).collect()
+        old.filter_map(|step| self.discard(*step).err()).collect()
+    }
+
+    /// Removes all complete checkpoints but that of `step`. Returns what could not be removed.
+    pub fn retain_only(&self, step: u64) -> Vec<CheckpointError> {
+        let others = self.steps().unwrap_or_default().into_iter().filter(|other| *other != step);
+        others.filter_map(|other| self.discard(other).err()).collect()
+    }
+
+    /// Removes the complete checkpoint of `step`.
+    ///
+    /// # Errors
+    /// The file system's; there is none.
+    pub fn discard(&self, step: u64) -> Checked<()> {
+        // Hidden first, and that for good, so that no half-removed one is ever taken for a
+        // checkpoint.
+        let hidden = self.hide(step)?;
+        self.sync(&self.folder)?;
+        self.disk.remove_folder(&hidden).map_err(io("remove", &hidden))
     }
 
     /// Gives the folder of `step` a name that no checkpoint has.
@@ -372,6 +398,15 @@ mod tests {
         assert_eq!(store.steps().unwrap(), [2, 4]);
         assert!(store.retain(1, Some(4)).is_empty());
         assert_eq!(store.steps().unwrap(), [4], "it is among the newest");
+    }
+
+    #[test]
+    fn one_may_be_retained_that_is_not_the_newest() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        [1, 2, 3].iter().for_each(|step| save(&store, *step));
+        assert!(store.retain_only(2).is_empty());
+        assert_eq!(store.steps().unwrap(), [2]);
     }
 
     #[test]

@@ -79,6 +79,8 @@ impl Completing {
 pub struct SaveTotals {
     /// Checkpoints that are complete.
     pub saves: u64,
+    /// Bytes of the files of the largest.
+    pub bytes: u64,
     /// Seconds of CPU of all writers.
     pub cpu_s: f64,
 }

@@ -30,6 +30,11 @@ pub struct WrittenPiece {
 }
 
 impl WrittenState {
+    /// Bytes of its file.
+    pub fn bytes(&self) -> u64 {
+        self.record.bytes
+    }
+
     /// Enters the file and its pieces. Ranks come in any order; [`Manifest::sort_pieces`] follows.
     pub(crate) fn enter(self, manifest: &mut Manifest) {
         for WrittenPiece { name, shape, kept, offset, len } in self.pieces {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use zeropp_checkpoint::Store;
 use zeropp_checkpoint::attempts::{Attempts, Remedy};
+use zeropp_checkpoint::places::{Place, Places};
 use zeropp_checkpoint::resume::{self, Choice, NoCandidate, Verdict};
 
 use crate::disk::{Handle, Planted, SimDisk};
@@ -285,11 +286,13 @@ impl<'a> Sim<'a> {
                 }
                 Err(e) => {
                     let verdict = Verdict::of(e, store.path(step));
-                    let older = resume::before(store, step).map_err(|e| self.unless_killed(e))?;
-                    let fallen = verdict.fall_back(older, self.plan.fall_back);
+                    let places = Places { checkpoints: store.clone(), copies: None };
+                    let read = Place::on_disk(step);
+                    let older = places.before(read).map_err(|e| self.unless_killed(e))?;
+                    let fallen = verdict.fall_back(read, older, self.plan.fall_back);
                     let (older, _) = fallen.map_err(|e| self.unless_killed(e))?;
                     // What was told of is damaged by a disk that lied, and is given up knowingly.
-                    next = Some(older);
+                    next = Some(older.step);
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! The processes of a supervised command: a group of their own, so that all of it can be ended.
 
 use std::io;
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -30,13 +31,14 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// Starts the command.
+    /// Starts the command, and tells it the folder for copies in memory where there is one.
     ///
     /// # Errors
     /// It cannot be started, in words.
-    pub(super) fn start(line: &[String]) -> Result<Child, String> {
+    pub(super) fn start(line: &[String], copies: Option<&Path>) -> Result<Child, String> {
         let mut command = Command::new(&line[0]);
         command.args(&line[1..]).stdin(Stdio::null());
+        command.envs(copies.map(|folder| (super::COPIES_VARIABLE, folder)));
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let child = command.spawn();
@@ -137,12 +139,12 @@ pub(super) fn in_words(code: u8) -> String {
 
 /// Whether a signal is to end the run, as opposed to have it save.
 #[cfg(unix)]
-fn stops(signal: i32) -> bool {
+pub(super) fn stops(signal: i32) -> bool {
     signal != signal_hook::consts::SIGUSR1
 }
 
 #[cfg(not(unix))]
-fn stops(_: i32) -> bool {
+pub(super) fn stops(_: i32) -> bool {
     true
 }
 

@@ -43,6 +43,11 @@ impl Watched {
         Ok(Watched { save, metrics: path("--metrics").or(file.metrics) })
     }
 
+    /// The folder of checkpoints.
+    pub(super) fn save(&self) -> &Path {
+        &self.save
+    }
+
     /// Step of the newest complete checkpoint.
     pub(super) fn newest(&self) -> Option<u64> {
         zeropp::saved(&self.save).ok().flatten()?.newest.map(|newest| newest.step)

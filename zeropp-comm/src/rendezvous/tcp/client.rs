@@ -136,7 +136,7 @@ fn connect(
 }
 
 /// One attempt at every address of the host. What fails for now is the inner error.
-fn dial(options: &TcpOptions) -> Result<Result<TcpStream, String>, RendezvousError> {
+pub(super) fn dial(options: &TcpOptions) -> Result<Result<TcpStream, String>, RendezvousError> {
     let addresses = match options.address.resolve() {
         Ok(addresses) => addresses,
         Err(e) => return Ok(Err(format!("the host is not found ({e})"))),

@@ -16,6 +16,7 @@ mod handshake;
 mod link;
 mod message;
 mod server;
+mod talk;
 
 #[cfg(test)]
 mod hostile;
@@ -27,6 +28,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+pub use talk::{Door, PIECE_BYTES, Talk};
 
 use super::board::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 use super::{Address, Member, Rendezvous, RendezvousError, Token, Waiting};
