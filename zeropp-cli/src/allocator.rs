@@ -9,8 +9,14 @@ use std::io::Write;
 
 use mimalloc::MiMalloc;
 
-/// mimalloc, which ends the process where memory is out. Ranks are threads that allocate and free
-/// tensors of all sizes at once, which it is good at.
+use self::blocks::{Blocks, is_block};
+
+mod blocks;
+
+static BLOCKS: Blocks = Blocks::new();
+
+/// mimalloc for what is small and [`Blocks`] for what is large; it ends the process where memory is
+/// out. Ranks are threads that allocate and free tensors of all sizes at once.
 pub(crate) struct Allocator;
 
 /// `mi_option_purge_delay` of mimalloc's header: milliseconds after which pages that nobody uses go
@@ -29,7 +35,12 @@ pub(crate) fn keep_pages() {
     unsafe { mi_option_set_default(PURGE_DELAY, -1) }
 }
 
-fn some(memory: *mut u8, bytes: usize) -> *mut u8 {
+/// What `alloc` gives, tried again without the large blocks that are kept where that is nothing.
+fn some(alloc: impl Fn() -> *mut u8, bytes: usize) -> *mut u8 {
+    let mut memory = alloc();
+    if memory.is_null() && BLOCKS.give_back() {
+        memory = alloc();
+    }
     if memory.is_null() {
         zeropp::end_out_of_memory(bytes, say);
     }
@@ -46,23 +57,49 @@ fn say(text: &str) {
 // what that returns.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if is_block(layout) {
+            return some(|| BLOCKS.alloc(layout.size(), false), layout.size());
+        }
         // SAFETY: as the caller promises.
-        some(unsafe { MiMalloc.alloc(layout) }, layout.size())
+        some(|| unsafe { MiMalloc.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if is_block(layout) {
+            return some(|| BLOCKS.alloc(layout.size(), true), layout.size());
+        }
         // SAFETY: as the caller promises.
-        some(unsafe { MiMalloc.alloc_zeroed(layout) }, layout.size())
+        some(|| unsafe { MiMalloc.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
-        unsafe { MiMalloc.dealloc(memory, layout) }
+        // SAFETY: as the caller promises; the same layout went to the same half.
+        unsafe {
+            if is_block(layout) {
+                BLOCKS.free(memory, layout.size());
+            } else {
+                MiMalloc.dealloc(memory, layout);
+            }
+        }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: as the caller promises.
-        some(unsafe { MiMalloc.realloc(memory, layout, size) }, size)
+        // SAFETY: the caller promises that such a layout is valid.
+        let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        if !is_block(layout) && !is_block(new) {
+            // SAFETY: as the caller promises.
+            return some(|| unsafe { MiMalloc.realloc(memory, layout, size) }, size);
+        }
+        if is_block(layout) && Blocks::serves(layout.size(), size) {
+            return memory;
+        }
+        // SAFETY: as the caller promises; both have the bytes that are copied.
+        unsafe {
+            let moved = self.alloc(new);
+            moved.copy_from_nonoverlapping(memory, layout.size().min(size));
+            self.dealloc(memory, layout);
+            moved
+        }
     }
 }
 
@@ -72,6 +109,23 @@ mod tests {
 
     unsafe extern "C" {
         fn mi_option_get(option: c_int) -> c_long;
+    }
+
+    /// A vector that grows and shrinks is moved from one half of the allocator to the other and
+    /// within each.
+    #[test]
+    fn what_is_resized_keeps_its_bytes() {
+        let mut bytes: Vec<u8> = Vec::new();
+        for size in [100, 1 << 20, (1 << 20) + 7, 3 << 20, 9 << 20] {
+            bytes.reserve_exact(size - bytes.len());
+            let from = bytes.len();
+            bytes.extend((from..size).map(|i| (i % 251) as u8));
+        }
+        for size in [9 << 20, 5 << 20, (1 << 20) + 1, 70_000, 3] {
+            bytes.truncate(size);
+            bytes.shrink_to_fit();
+            assert!(bytes.iter().enumerate().all(|(i, &byte)| byte == (i % 251) as u8), "{size}");
+        }
     }
 
     /// A second is mimalloc's own delay: the number of the option is the one that this file takes
