@@ -9,10 +9,12 @@ use zeropp_core::files::read_text;
 use zeropp_core::layer::Part;
 use zeropp_core::model::{self, Whole};
 use zeropp_core::sampling::Sampling;
+use zeropp_weights::Weights;
 
 use crate::Error;
+use crate::checkpoint::described::belongings_of;
 use crate::checkpoint::initial;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, is_gguf};
 
 /// The longest file of settings that is read.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
@@ -53,12 +55,15 @@ impl Generator {
             problem: error.to_string(),
             help: "restore it, or name another".into(),
         })?;
-        let limits = model.parts.iter().filter_map(Part::seq_max).chain(decoder.window);
+        let limits = model.parts.iter().filter_map(Part::seq_max);
         Ok(Generator {
             whole: whole.expect("read above"),
             vocabulary: known,
             longest: limits.min().unwrap_or(usize::MAX),
-            ends: ends(path),
+            ends: belongings_of(path, config)
+                .iter()
+                .find_map(|place| ends(place))
+                .unwrap_or_default(),
         })
     }
 
@@ -67,7 +72,8 @@ impl Generator {
         self.vocabulary
     }
 
-    /// The tokens that end a text, as the folder of the weights says; a checkpoint says nothing.
+    /// The tokens that end a text, as the folder or GGUF file of the weights says, or that which
+    /// the checkpoint's run began with or took its model from.
     pub fn ends(&self) -> &[u32] {
         &self.ends
     }
@@ -120,17 +126,23 @@ impl Generator {
     }
 }
 
-/// `eos_token_id`, one or several, of the files that a folder of weights has.
-fn ends(folder: &Path) -> Vec<u32> {
+/// `eos_token_id`, one or several, of a GGUF file or of the files in a folder of weights.
+fn ends(place: &Path) -> Option<Vec<u32>> {
+    if is_gguf(place) {
+        return ids(&Weights::open(place).ok()?.gguf_config()?);
+    }
     let read = |name: &str| {
-        let text = read_text(&folder.join(name), TEXT_BYTES_MAX).ok()?;
-        let value: Value = serde_json::from_str(&text).ok()?;
-        let ids = match value.get("eos_token_id")? {
-            Value::Array(ids) => ids.clone(),
-            one => vec![one.clone()],
-        };
-        let ids: Vec<u32> = ids.iter().filter_map(|id| id.as_u64()?.try_into().ok()).collect();
-        (!ids.is_empty()).then_some(ids)
+        let text = read_text(&place.join(name), TEXT_BYTES_MAX).ok()?;
+        ids(&serde_json::from_str(&text).ok()?)
     };
-    ["generation_config.json", "config.json"].into_iter().find_map(read).unwrap_or_default()
+    ["generation_config.json", "config.json"].into_iter().find_map(read)
+}
+
+fn ids(config: &Value) -> Option<Vec<u32>> {
+    let ids = match config.get("eos_token_id")? {
+        Value::Array(ids) => ids.as_slice(),
+        one => std::slice::from_ref(one),
+    };
+    let ids: Vec<u32> = ids.iter().filter_map(|id| id.as_u64()?.try_into().ok()).collect();
+    (!ids.is_empty()).then_some(ids)
 }

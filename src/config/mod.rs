@@ -4,6 +4,7 @@
 mod batch;
 mod bytes;
 mod choice;
+mod copies;
 mod error;
 mod file;
 mod kind;
@@ -29,6 +30,7 @@ pub use choice::{
 };
 pub use error::ConfigError;
 pub use kind::OptionKind;
+pub(crate) use model::is_gguf;
 pub use options::{Config, OPTIONS};
 pub use resume::Resume;
 pub use roles::{Across, OnResume};

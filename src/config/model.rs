@@ -1,5 +1,5 @@
-//! Which model the settings name: a family that takes its sizes from them, a preset, or the
-//! `config.json` of a Hugging Face folder.
+//! Which model the settings name: a family that takes its sizes from them, a preset, the
+//! `config.json` of a Hugging Face folder, or a GGUF file.
 
 use std::path::{Path, PathBuf};
 
@@ -10,6 +10,7 @@ use zeropp_core::model::decoder::{
 };
 use zeropp_core::model::hf_config::{self, HfConfig};
 use zeropp_core::model::presets::{PRESETS, Preset};
+use zeropp_weights::Weights;
 
 use super::{Config, ConfigError};
 
@@ -41,19 +42,31 @@ enum Named {
     Sized(Box<HfConfig>),
 }
 
-/// Whether a value of `model` is a path: it has a slash, or ends in `.json`.
+/// Whether a value of `model` is a path: it has a slash, or ends in `.json` or `.gguf`.
 pub(super) fn is_path(model: &str) -> bool {
-    model.contains(std::path::is_separator) || model.ends_with(".json")
+    let has_end = model.ends_with(".json") || is_gguf(Path::new(model));
+    has_end || model.contains(std::path::is_separator)
+}
+
+/// Whether a path is named as GGUF files are.
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end == "gguf")
 }
 
 impl Config {
-    /// The `config.json` that `model` names.
+    /// The `config.json` or GGUF file that `model` names.
     pub(super) fn model_file(&self) -> Option<PathBuf> {
         let path = is_path(&self.model).then(|| PathBuf::from(&self.model))?;
         Some(if path.is_dir() { path.join("config.json") } else { path })
     }
 
-    /// The default settings for a family, a preset or a `config.json`, with its sizes.
+    /// The folder or GGUF file that `model` names, a folder also by its `config.json`.
+    pub(crate) fn model_place(&self) -> Option<PathBuf> {
+        let file = self.model_file()?;
+        if is_gguf(&file) { Some(file) } else { file.parent().map(Path::to_path_buf) }
+    }
+
+    /// The default settings for a family, a preset, a `config.json` or a GGUF file, with its sizes.
     ///
     /// ```
     /// use zeropp::Config;
@@ -169,17 +182,23 @@ impl Config {
             let families = FAMILIES.iter().map(|(name, _)| *name);
             let known: Vec<_> = families.chain(PRESETS.iter().map(|preset| preset.name)).collect();
             let help = format!(
-                "use one of {}, or the path of a config.json or of its folder, with a slash",
+                "use one of {}, or the path of a config.json, of its folder, with a slash, or of a \
+                 GGUF file",
                 known.join(", ")
             );
             return Err(ConfigError::value("model", model, "is not known", help));
         }
-        match hf_config::read(Path::new(model)) {
+        let path = Path::new(model);
+        let (sized, what) = match is_gguf(path) {
+            true => (described_by_gguf(path), "a whole GGUF file"),
+            false => (hf_config::read(path).map_err(|error| error.to_string()), "the config.json"),
+        };
+        match sized {
             Ok(sized) => Ok(Named::Sized(Box::new(sized))),
-            Err(error) => {
+            Err(problem) => {
                 let families = hf_config::MODEL_TYPES.join(", ");
-                let help = format!("use the config.json of one of these families: {families}");
-                Err(ConfigError::value("model", model, error.to_string(), help))
+                let help = format!("use {what} of one of these families: {families}");
+                Err(ConfigError::value("model", model, problem, help))
             }
         }
     }
@@ -258,27 +277,24 @@ impl Config {
         Ok(())
     }
 
-    /// Refuses samples that are longer than the model's positions or its attention reach.
+    /// Refuses samples that are longer than the model's positions.
     fn check_seq(&self, d: &Decoder) -> Result<(), ConfigError> {
-        let refused = |longest: usize, problem: String| {
-            let help = format!("use 1 to {longest}, or another model");
-            Err(ConfigError::value("seq", self.seq, problem, help))
-        };
-        if let Positions::Learned(places) = d.positions
-            && self.seq > places
-        {
-            return refused(places, format!("model {} has {places} positions", self.model));
-        }
-        match d.window {
-            Some(window) if self.seq > window => {
-                let problem = format!(
-                    "attention of model {} slides over a window of {window} tokens, which zeropp \
-                     does not do",
-                    self.model
-                );
-                refused(window, problem)
+        match d.positions {
+            Positions::Learned(places) if self.seq > places => {
+                let problem = format!("model {} has {places} positions", self.model);
+                let help = format!("use 1 to {places}, or another model");
+                Err(ConfigError::value("seq", self.seq, problem, help))
             }
             _ => Ok(()),
         }
     }
+}
+
+/// The model in a GGUF file, by its key-values.
+fn described_by_gguf(path: &Path) -> Result<HfConfig, String> {
+    let weights = Weights::open(path).map_err(|error| error.to_string())?;
+    let Some(config) = weights.gguf_config() else {
+        return Err("its key-values do not say which llama, qwen2 or qwen3 this is".into());
+    };
+    hf_config::parse(&config.to_string(), path).map_err(|error| error.to_string())
 }

@@ -216,7 +216,7 @@ options! {
         "prompt" "TEXT" prompt: Option<String> = None, Own Left;
     }
     "Model" {
-        /// Which model to train: a family, a preset, or a Hugging Face folder or its config.json.
+        /// Which model to train: a family, a preset, a Hugging Face folder, or a GGUF file.
         ///
         /// A family takes its sizes from the settings below: gpt, which is GPT-2's, llama, mistral,
         /// qwen2, qwen3. A preset has its own, as a file has: gpt2, gpt2-medium, gpt2-large,
@@ -224,7 +224,8 @@ options! {
         /// llama-1b, llama-3b, smollm2-135m, smollm2-360m, smollm2-1.7b, mistral-7b, qwen2.5-0.5b,
         /// qwen2.5-1.5b, qwen2.5-7b, qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b. Beside these,
         /// layers, seq, vocab and vocab-multiple may be set; seq is at most 1024 by default. What
-        /// has a slash or ends in .json is a path. Weights start from the seed.
+        /// has a slash or ends in .json or .gguf is a path: of a folder, its config.json, or a GGUF
+        /// file. Weights start from the seed, unless init-from names some.
         "model" "MODEL" model: String = "gpt".into(), Same Fixed OfModel;
         /// Transformer blocks. Every stage needs at least one: P·V or more.
         "layers" "N" layers: usize = 8, Same Kept OfModel;
@@ -459,6 +460,14 @@ options! {
         "resume" "BOOL|must|STEP" resume: Resume = Resume::No, Same Left;
         /// If the checkpoint to resume from is damaged, take the one before it.
         "resume-fallback" "BOOL" resume_fallback: bool = false, Same Left;
+        /// Folder in memory for copies of the newest state, from which the run goes on if its
+        /// processes end and the machine does not; `zeropp supervise` gives one.
+        ///
+        /// A copy is written as a checkpoint is, behind the steps. Two are there at most, of which
+        /// one is complete. A run that ends well removes them. All ranks must be on one machine.
+        "copies" "DIR" copies: Option<PathBuf> = None, Own Left;
+        /// Steps from one copy in memory to the next. 0 makes none.
+        "copy-every" "N" copy_every: u64 = 1, Same Left;
         /// Seconds that writing or reading a checkpoint may take. While one rank does, the others
         /// wait for it, however short timeout-s is.
         "save-timeout-s" "S" save_timeout_s: f64 = 1800.0, Own Left;

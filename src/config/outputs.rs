@@ -1,6 +1,7 @@
 //! Whether what a run is to write can be written, and is nothing that it reads: asked before it
 //! starts.
 
+use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 
@@ -8,6 +9,7 @@ use super::model::is_path;
 use super::{Config, ConfigError};
 use zeropp_comm::launch::Job;
 use zeropp_core::files::{Place, files_below, is_hidden};
+use zeropp_weights::is_of_model;
 
 type Checked = Result<(), ConfigError>;
 
@@ -80,7 +82,12 @@ impl Config {
         // An empty one is none.
         let flight = self.flight_dir.as_deref().filter(|path| !path.as_os_str().is_empty());
         let events = self.tensorboard.as_deref();
-        given([("save", self.save.as_deref()), ("flight-dir", flight), ("tensorboard", events)])
+        given([
+            ("save", self.save.as_deref()),
+            ("copies", self.copies.as_deref()),
+            ("flight-dir", flight),
+            ("tensorboard", events),
+        ])
     }
 
     /// Checks that no path is empty, and none a name for standard input or output.
@@ -191,8 +198,8 @@ impl Config {
         check_apart_from_checkpoints(&folders, inputs.iter().chain(outputs()))
     }
 
-    /// What lies in a folder that a model comes from is a part of it. Where its `config.json` is
-    /// named instead, the folder around it may be anyone's.
+    /// A model's files in a folder that it comes from, and all of checkpoints there, are not
+    /// written. Other files are a run's own, of which a second start finds what the first wrote.
     fn check_apart_from_models<'a>(
         &self,
         mut files: impl Iterator<Item = &'a Found<'a>>,
@@ -202,14 +209,15 @@ impl Config {
             found(given([("init-from", self.init_from.as_deref()), ("model", model)]));
         folders.retain(|folder| folder.path.is_dir());
         files.try_for_each(|file| {
-            let Some(model) =
-                folders.iter().find(|model| file.place.within(&model.place).is_some())
-            else {
-                return Ok(());
+            let reads = |model: &&Found| {
+                let inside = file.place.within(&model.place);
+                inside.is_some_and(|inside| is_read_from(model.path, &inside))
+                    || is_linked_from(model.path, &file.place)
             };
+            let Some(model) = folders.iter().find(reads) else { return Ok(()) };
             let folder = model.path.display();
             file.clash(format!(
-                "is a file in the folder of `{}`, {folder}, and would be overwritten",
+                "is a file of the model in the folder of `{}`, {folder}, and would be overwritten",
                 model.field
             ))
         })
@@ -223,6 +231,21 @@ impl Config {
         let data = self.data.iter().chain(&self.eval_data).cloned().chain(mixed);
         data.filter_map(|path| below(&path)).flatten().collect()
     }
+}
+
+/// Whether a run that begins with the model in `folder` reads the file at `inside` it.
+fn is_read_from(folder: &Path, inside: &Path) -> bool {
+    // A folder that is a checkpoint itself, or one of several.
+    let names = folder.file_name().into_iter().chain(inside.parent().into_iter().flatten());
+    names.into_iter().any(is_checkpoint) || is_of_model(inside)
+}
+
+/// Whether a file of the model in `folder` is a link to what is at `place`, as in caches of models.
+fn is_linked_from(folder: &Path, place: &Place) -> bool {
+    // What cannot be read is told by who reads it.
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut links = entries.map(|entry| entry.path()).filter(|path| path.is_symlink());
+    links.any(|path| is_of_model(&path) && Place::new(&path).is_ok_and(|target| target == *place))
 }
 
 /// What is written into a folder of data would be trained on by the next run.
@@ -256,9 +279,7 @@ fn check_apart_from_checkpoints<'a>(
     let Some(save) = folders.iter().find(|folder| folder.field == "save") else { return Ok(()) };
     let is_checkpoints = |one: &&Found| {
         let inside = one.place.within(&save.place).unwrap_or_default();
-        let first = inside.iter().next().and_then(|name| name.to_str()).unwrap_or_default();
-        let step = first.trim_start_matches('.').strip_prefix("step-").unwrap_or_default();
-        first == ".lock" || step.starts_with(|c: char| c.is_ascii_digit())
+        inside.iter().next().is_some_and(|first| first == ".lock" || is_checkpoint(first))
     };
     match all.find(is_checkpoints) {
         Some(one) => one.clash(format!(
@@ -267,6 +288,13 @@ fn check_apart_from_checkpoints<'a>(
         )),
         None => Ok(()),
     }
+}
+
+/// Whether this is the name of a checkpoint's folder, or of one that is being written.
+fn is_checkpoint(name: &OsStr) -> bool {
+    let name = name.to_str().unwrap_or_default().trim_start_matches('.');
+    let step = name.strip_prefix("step-").unwrap_or_default();
+    step.starts_with(|c: char| c.is_ascii_digit())
 }
 
 impl Found<'_> {

@@ -189,7 +189,14 @@ fn nothing_that_is_read_is_written() {
 fn nothing_that_is_read_beside_the_settings_is_written() {
     let dir = folder();
     let at = |name: &str| dir.path().join(name);
-    for name in ["mg.bin", "mg.idx", "machine.toml", "init/model.safetensors", "init/step/m.json"] {
+    for name in [
+        "mg.bin",
+        "mg.idx",
+        "machine.toml",
+        "init/model.safetensors",
+        "init/step-2/m.json",
+        "init/log",
+    ] {
         fs::create_dir_all(at(name).parent().unwrap()).unwrap();
         fs::write(at(name), "kept").unwrap();
     }
@@ -202,14 +209,26 @@ fn nothing_that_is_read_beside_the_settings_is_written() {
     };
     let cases = [
         ("mg.idx", "is the file of `data` too and would overwrite it"),
-        ("init/model.safetensors", "is a file in the folder of `init-from`"),
-        ("init/step/m.json", "is a file in the folder of `init-from`"),
+        ("init/model.safetensors", "is a file of the model in the folder of `init-from`"),
+        ("init/step-2/m.json", "is a file of the model in the folder of `init-from`"),
     ];
     for (metrics, fragment) in cases {
         let error = message(&base(metrics));
         assert!(error.contains(fragment) && error.ends_with("; choose another"), "{error}");
     }
     base("init/new.jsonl").validate().expect("a new file replaces nothing");
+    #[cfg(unix)]
+    {
+        std::os::unix::fs::symlink("../linked", at("init/tokenizer.json")).unwrap();
+        fs::write(at("linked"), "kept").unwrap();
+        let error = message(&base("linked"));
+        assert!(error.contains("is a file of the model"), "{error}");
+        fs::remove_file(at("init/tokenizer.json")).unwrap();
+        fs::remove_file(at("linked")).unwrap();
+    }
+    base("init/log").validate().expect("what a first start wrote does not stop the second");
+    let of_step = Config { init_from: Some(at("init/step-2")), ..base("init/step-2/m.json") };
+    assert!(message(&of_step).contains("is a file of the model"));
     let described = serde_json::json!({
         "model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 512,
         "vocab_size": 256, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,

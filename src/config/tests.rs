@@ -356,6 +356,7 @@ fn every_key_of_a_file_is_a_setting_and_every_setting_a_key() {
         trace: path(),
         trace_steps: Some(StepRange { first: 3, last: 9 }),
         save: path(),
+        copies: path(),
         emulate: path(),
         costs: path(),
         mem_limit: Some(Bytes(24 << 30)),

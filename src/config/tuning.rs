@@ -69,8 +69,12 @@ impl Config {
         let targets = self.lora_targets.as_deref();
         let lora = Lora::new((rank, alpha), targets, decoder.names());
         lora.map(Some).map_err(|(target, known)| {
-            let mut known = known;
-            known.dedup();
+            // A name that two maps end in is one target.
+            let known: Vec<&str> = known
+                .iter()
+                .enumerate()
+                .filter_map(|(i, name)| (!known[..i].contains(name)).then_some(*name))
+                .collect();
             let problem = format!("model {} has no linear map {target}", self.model);
             let help = format!("use some of {}, or all", known.join(", "));
             ConfigError::value("lora-targets", targets.unwrap_or_default(), problem, help)
@@ -98,7 +102,7 @@ mod tests {
             ("lora-rank = 65", "adapters are to be smaller than hidden = 64; use 8 to 64"),
             (
                 "lora-rank = 4\nlora-targets = 'q'",
-                "model gpt has no linear map q; use some of c_attn, c_proj, c_fc, c_proj, or all",
+                "model gpt has no linear map q; use some of c_attn, c_proj, c_fc, or all",
             ),
         ] {
             let text = refusal(toml);

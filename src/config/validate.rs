@@ -258,6 +258,10 @@ impl Config {
         check(self.save.is_some() || self.save_every == 0, || {
             ConfigError::value("save-every", self.save_every, "save has no folder", help)
         })?;
+        check(self.save.is_some() || self.copies.is_none(), || {
+            let copies = self.copies.as_deref().unwrap_or(Path::new("")).display();
+            ConfigError::value("copies", copies, "save has no folder", help)
+        })?;
         check(self.save.is_some() || self.resume == Resume::No, || {
             ConfigError::value("resume", self.resume, "save has no folder", help)
         })?;

@@ -13,9 +13,9 @@ use crate::figures::say;
 use crate::progress::evaluated;
 
 const ABOUT: &str = "Measure the loss and the perplexity of a model on data\n\n\
-Takes a checkpoint of any layout, or a Hugging Face folder. Samples are read one after another \
-from the start of the data, each token is predicted once, and what is left over at the end is not \
-used. The mesh changes no bit of the loss.";
+Takes a checkpoint of any layout, a Hugging Face folder or a GGUF file. Samples are read one after \
+another from the start of the data, each token is predicted once, and what is left over at the end \
+is not used. The mesh changes no bit of the loss.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -90,10 +90,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let config = config.with(given).map_err(Failure::bad_input)?;
     let data = path("data");
     let is_indexed = data.with_extension("idx").is_file();
-    let is_folder = path("model").join("config.json").is_file();
-    if is_folder && config.tokenizer == Tokenizer::Bytes && !is_indexed {
+    let model = path("model");
+    let is_file = model.is_file() || model.join("config.json").is_file();
+    if is_file && config.tokenizer == Tokenizer::Bytes && !is_indexed {
         return Err(Failure::bad_input(format!(
-            "data = {}: a Hugging Face model's tokens are not bytes; turn text into tokens with \
+            "data = {}: the tokens of this model are not bytes; turn text into tokens with \
              zeropp tokenize, or say with --tokenizer u16 or u32 that this is a file of ids",
             data.display()
         )));

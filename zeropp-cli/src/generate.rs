@@ -7,7 +7,7 @@ use std::process::{Command as Process, Stdio};
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 use zeropp::config::{Config, Tokenizer};
-use zeropp::{Generator, Sampling, config_of};
+use zeropp::{Generator, Sampling, belongings_of, config_of};
 
 use crate::Failure;
 use crate::args::{ema, trained_model};
@@ -15,9 +15,10 @@ use crate::figures::say;
 use crate::tokenize::{absent, program};
 
 const ABOUT: &str = "Write text with a model\n\n\
-Takes a checkpoint of any layout, or a Hugging Face folder, and runs it on one rank, in fp32 on \
-the CPU, keeping the keys and values of all tokens. The same command writes the same text. The \
-text ends at the model's end-of-text token (eos), or where the model can take no more tokens.";
+Takes a checkpoint of any layout, a Hugging Face folder or a GGUF file, and runs it on one rank, \
+in fp32 on the CPU, keeping the keys and values of all tokens. The same command writes the same \
+text. The text ends at the model's end-of-text token (eos), or where the model can take no more \
+tokens.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -25,8 +26,8 @@ Examples:
   zeropp generate checkpoints --prompt 'fn ' --temperature 0.8 --top-k 50 --seed 7
   zeropp generate SmolLM2 --prompt 'The capital of France is' --max-tokens 20
 
-A model of bytes needs no tokenizer. Any other uses the tokenizer.json of its folder, or of the \
-folder that its run began with, through the program zeropp-tokenize.
+A model of bytes needs no tokenizer. Any other uses the tokenizer.json of its folder, of the \
+folder that its run began with, or beside its GGUF file, through the program zeropp-tokenize.
 Exit codes: 0 written, 2 bad input.";
 
 /// The arguments of `zeropp generate`.
@@ -140,10 +141,9 @@ impl Vocabulary {
         if let Some(path) = given {
             return Ok(Vocabulary::File(path.clone()));
         }
-        let model = Path::new(&config.model);
-        let folders = [folder, model, model.parent().unwrap_or(model)];
-        let files = folders.map(|folder| folder.join("tokenizer.json"));
-        if let Some(path) = files.into_iter().find(|path| path.is_file()) {
+        let places = belongings_of(folder, config);
+        let mut files = places.iter().map(|place| place.join("tokenizer.json"));
+        if let Some(path) = files.find(|path| path.is_file()) {
             return Ok(Vocabulary::File(path));
         }
         match (config.tokenizer, config.vocab) {

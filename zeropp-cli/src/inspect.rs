@@ -1,11 +1,11 @@
 //! `zeropp inspect`: what a checkpoint or a file of weights holds.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 use zeropp::weights::{Container, GgufValue, Weights};
-use zeropp_zero3::checkpoint::{Checkpoint, Store};
+use zeropp_checkpoint::{Checkpoint, checkpoint_at};
 
 use crate::Failure;
 use crate::figures::{bytes, count, say, scaled, table};
@@ -32,25 +32,12 @@ pub(crate) fn command() -> Command {
 /// Prints it.
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let path = matches.get_one::<PathBuf>("path").expect("required");
-    let text = match checkpoint(path)? {
+    let text = match checkpoint_at(path).map_err(Failure::bad_input)? {
         Some(checkpoint) => describe_checkpoint(&checkpoint),
         None => describe_weights(&Weights::open(path).map_err(Failure::bad_input)?),
     };
     say(text);
     Ok(())
-}
-
-/// The checkpoint that `path` is, or the newest in it.
-fn checkpoint(path: &Path) -> Result<Option<Checkpoint>, Failure> {
-    if path.join("manifest.json").is_file() {
-        return Checkpoint::open(path).map(Some).map_err(Failure::bad_input);
-    }
-    if !path.is_dir() {
-        return Ok(None);
-    }
-    let store = Store::new(path);
-    let newest = store.steps().map_err(Failure::bad_input)?.last().copied();
-    newest.map(|step| Checkpoint::open(&store.path(step)).map_err(Failure::bad_input)).transpose()
 }
 
 fn describe_checkpoint(checkpoint: &Checkpoint) -> String {

@@ -87,15 +87,18 @@ pub(crate) fn hf_name(architecture: &Architecture, name: &str) -> Option<(String
 /// not known. `tied` says whether there is no head of its own, `vocabulary` the embedding's rows.
 pub(crate) fn config(values: &GgufValues, tied: bool, vocabulary: usize) -> Option<Value> {
     let Some(GgufValue::Text(name)) = values.get("general.architecture") else { return None };
-    let class = match name.as_str() {
-        "llama" => "LlamaForCausalLM",
-        "qwen2" => "Qwen2ForCausalLM",
-        "qwen3" => "Qwen3ForCausalLM",
+    // Mistral has LLaMA's architecture there, and a window where one slides.
+    let slides = values.contains_key("llama.attention.sliding_window");
+    let (class, kind) = match name.as_str() {
+        "llama" if slides => ("MistralForCausalLM", "mistral"),
+        "llama" => ("LlamaForCausalLM", "llama"),
+        "qwen2" => ("Qwen2ForCausalLM", "qwen2"),
+        "qwen3" => ("Qwen3ForCausalLM", "qwen3"),
         _ => return None,
     };
     let mut config = Map::new();
     config.insert("architectures".into(), json!([class]));
-    config.insert("model_type".into(), json!(name));
+    config.insert("model_type".into(), json!(kind));
     config.insert("hidden_act".into(), json!("silu"));
     config.insert("tie_word_embeddings".into(), json!(tied));
     config.insert("vocab_size".into(), json!(vocabulary));
@@ -110,8 +113,12 @@ pub(crate) fn config(values: &GgufValues, tied: bool, vocabulary: usize) -> Opti
         ("attention.sliding_window", "sliding_window"),
         ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
         ("rope.freq_base", "rope_theta"),
+        ("tokenizer.ggml.bos_token_id", "bos_token_id"),
+        ("tokenizer.ggml.eos_token_id", "eos_token_id"),
     ] {
-        let value = match values.get(&format!("{name}.{key}")) {
+        let of_model = format!("{name}.{key}");
+        let key = if key.starts_with("tokenizer.") { key } else { &of_model };
+        let value = match values.get(key) {
             Some(GgufValue::Whole(n)) => json!(i64::try_from(*n).ok()?),
             // The shortest decimal that is this f32, so that 1e-5 is 1e-5.
             Some(GgufValue::Number(x)) => json!((*x as f32).to_string().parse::<f64>().ok()?),

@@ -4,6 +4,7 @@
 //! Nothing here knows Burn, ranks or shards. A [`Family`] says which tensors a model's parameters
 //! are made of; [`Import`] reads any part of a parameter, and [`export`] makes the tensors again.
 
+mod companions;
 mod encoding;
 mod error;
 pub mod export;
@@ -18,6 +19,7 @@ mod stored;
 mod weights;
 mod write;
 
+pub use companions::{COMPANIONS, is_of_model};
 pub use encoding::Encoding;
 pub use error::WeightsError;
 pub use family::Family;

@@ -144,6 +144,8 @@ fn llamas_queries_and_keys_come_in_their_own_order_from_gguf() {
             .word("general.architecture", architecture)
             .number(&format!("{architecture}.attention.head_count"), 2)
             .number(&format!("{architecture}.embedding_length"), 3)
+            .number(&format!("{architecture}.attention.sliding_window"), 9)
+            .number("tokenizer.ggml.eos_token_id", 1)
             .f32s("token_embd.weight", &[2, 3], &[0.0; 6])
             .f32s("blk.3.attn_q.weight", &[12, 3], &stored)
             .bytes()
@@ -162,7 +164,8 @@ fn llamas_queries_and_keys_come_in_their_own_order_from_gguf() {
     let weights = Weights::open(&dir.path().join("llama.gguf")).unwrap();
     assert_eq!(weights.gguf_values()["llama.embedding_length"], GgufValue::Whole(3));
     let config = weights.gguf_config().unwrap();
-    assert_eq!((&config["model_type"], &config["hidden_size"]), (&"llama".into(), &3.into()));
+    assert_eq!((&config["model_type"], &config["hidden_size"]), (&"mistral".into(), &3.into()));
+    assert_eq!((&config["sliding_window"], &config["eos_token_id"]), (&9.into(), &1.into()));
     assert_eq!((&config["vocab_size"], &config["tie_word_embeddings"]), (&2.into(), &true.into()));
 }
 
