@@ -91,7 +91,10 @@ fn a_run_shows_what_its_model_writes() {
     let line = format!("{SMALL} --metrics m.jsonl").replace("30", "8");
     let with = format!("{line} --save c --save-every 2 --sample-every 4 --prompt fn");
     let got = zeropp(at, &with);
-    assert_eq!((got.code, got.err.as_str()), (Some(0), ""), "{}", got.out);
+    assert_eq!(got.code, Some(0), "{}\n{}", got.err, got.out);
+    // A disk that is busy may be slower than two of these steps, and is then told of.
+    let told_of_disk = |line: &str| line.starts_with("warning: save-every: no checkpoint after");
+    assert!(got.err.lines().all(told_of_disk), "{}", got.err);
     let bits = || {
         let text = fs::read_to_string(at.join("m.jsonl")).unwrap();
         let steps = text.lines().skip(1).map(|l| serde_json::from_str::<Value>(l).unwrap());
