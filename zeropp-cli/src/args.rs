@@ -194,10 +194,13 @@ pub(crate) fn ema() -> Arg {
 /// The model of a command that takes one as it was trained.
 pub(crate) fn trained_model() -> Arg {
     Arg::new("model")
-        .value_name("CHECKPOINT|FOLDER")
+        .value_name("CHECKPOINT|FOLDER|GGUF")
         .required(true)
         .value_parser(value_parser!(PathBuf))
-        .help("A checkpoint, a folder of checkpoints (the newest), or a Hugging Face folder")
+        .help(
+            "A checkpoint, a folder of checkpoints (the newest), a Hugging Face folder, or a GGUF \
+             file",
+        )
 }
 
 fn may_stand_alone(arg: Arg) -> Arg {

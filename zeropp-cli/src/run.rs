@@ -1,7 +1,7 @@
 //! `zeropp run`.
 
 use std::fmt::Display;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use zeropp::config::{ConfigError, EngineKind, Resume};
 use zeropp::{Config, Evaluation, Resumed, Stopped, Summary, Trainer};
@@ -18,6 +18,7 @@ use crate::plot::chart::{self, Curve, Mark, Panel};
 use crate::progress::Progress;
 use crate::samples::Samples;
 use crate::shell::quoted;
+use crate::supervise::COPIES_VARIABLE;
 use crate::{Failure, emulate, find_lr, pages, plan, summary};
 
 /// Most steps of which a plan draws the learning rate.
@@ -32,6 +33,9 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         config = find_lr::test_of(config);
     }
     let asked = config.metrics.take_if(|path| *path == Path::new(STANDARD_OUTPUT));
+    if config.save.is_some() && config.copies.is_none() {
+        config.copies = std::env::var_os(COPIES_VARIABLE).map(PathBuf::from);
+    }
     config.validate().map_err(Failure::bad_input)?;
     if run.print_config {
         config.metrics = asked.or(config.metrics);
@@ -54,6 +58,9 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
         if config.has_rank_0()? {
             say(format_args!("{words}\n"));
         }
+    }
+    if let (Some(steps), None) = (config.trace_steps, &config.trace) {
+        tracing::warn!("trace-steps = {steps}: no trace is written, as `trace` names no file");
     }
     if let Some(costs) = config.emulate.as_ref().filter(|_| !run.dry_run) {
         return emulate::run(&config, costs);

@@ -1,7 +1,5 @@
 //! Text that a model writes while it is trained (`--sample-every`).
 
-use std::path::PathBuf;
-
 use zeropp::config::Config;
 use zeropp::{Sampling, config_of};
 use zeropp_zero3::checkpoint::Store;
@@ -29,10 +27,10 @@ impl Samples {
     /// A model whose tokens are no bytes, without a tokenizer beside it.
     pub(crate) fn new(config: &Config) -> Result<Option<Samples>, Failure> {
         let (Some(prompt), Some(folder)) = (&config.prompt, &config.save) else { return Ok(None) };
-        let beside = config.init_from.clone().unwrap_or_else(|| PathBuf::from(&config.model));
+        let beside = config.init_from.as_ref().unwrap_or(folder);
         Ok(Some(Samples {
             store: Store::new(folder),
-            words: Vocabulary::find(None, &beside, config)?,
+            words: Vocabulary::find(None, beside, config)?,
             prompt: prompt.clone(),
             every: config.sample_every,
             waiting: None,

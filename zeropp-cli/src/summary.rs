@@ -16,7 +16,7 @@ pub(crate) fn text(s: &Summary, ranks: usize, cores: usize) -> String {
     } else {
         String::new()
     };
-    let beside = format!("{}{}", saving(s), recovering(s));
+    let beside = format!("{}{}{}", saving(s), copying(s), recovering(s));
     format!(
         "{} in {}: loss {:.4} to {:.4}\n{}\
          {} tokens/s, {} of peak FLOP/s\n\
@@ -51,6 +51,20 @@ fn saving(s: &Summary) -> String {
         count(s.saves as usize, "checkpoint"),
         duration(s.save_blocked_s),
         duration(s.save_cpu_s)
+    )
+}
+
+/// What copies in memory took.
+fn copying(s: &Summary) -> String {
+    if s.copies == 0 {
+        return String::new();
+    }
+    format!(
+        "{} copied in memory: {} each, {} predicted; that took {} of CPU\n",
+        count(s.copies as usize, "step"),
+        bytes(s.copy_bytes),
+        bytes(s.predicted_copy_bytes),
+        duration(s.copy_cpu_s)
     )
 }
 

@@ -75,11 +75,11 @@ fn a_checkpoint_and_the_folder_of_it_are_measured_alike() {
     assert_eq!(after(&folder, "validation loss "), number);
 
     for (line, part) in [
-        ("eval folder --data kept", "tokens are not bytes"),
-        ("eval nowhere --data kept", "nowhere: is neither a checkpoint nor a folder"),
+        ("eval folder --data kept", "the tokens of this model are not bytes"),
+        ("eval nowhere --data kept", "nowhere: is no checkpoint, no folder with a config.json"),
         ("eval saved --data none", "none: cannot be read"),
         ("eval saved --data kept --seq 17", "17"),
-        ("generate nowhere --prompt x", "nowhere: is neither a checkpoint nor a folder"),
+        ("generate nowhere --prompt x", "nowhere: is no checkpoint, no folder with a config.json"),
         ("generate saved --prompt x --top-p 2", "use more than 0, up to 1"),
     ] {
         let refused = zeropp(dir.path(), line);

@@ -148,9 +148,14 @@ impl Optimizer {
     }
 
     /// Holds the next update back until `wait` returns: parameters and moments are being read.
-    /// All ranks say so at the same step, and `wait` may meet the others.
+    /// All ranks say so at the same step, and `wait` may meet the others. It may be held back more
+    /// than once; the waits follow each other then.
     pub fn hold_back(&mut self, wait: impl FnOnce() -> CommResult<()> + Send + 'static) {
-        self.held_back = Some(Box::new(wait));
+        let before = self.held_back.take();
+        self.held_back = Some(Box::new(move || {
+            before.map_or(Ok(()), |before| before())?;
+            wait()
+        }));
     }
 
     /// Updates done so far; steps that were skipped do not count.

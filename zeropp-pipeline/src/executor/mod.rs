@@ -240,6 +240,7 @@ impl<W: Worker> Executor<W> {
                 f.sent_bytes += self.worker.replica_bytes(stage);
                 f.running.push((action, span));
             }
+            Action::Validate => unreachable!("programs with late updates are refused before"),
             Action::OptimizerStep => {
                 self.retire_reduces(f)?;
                 let begin = self.now();

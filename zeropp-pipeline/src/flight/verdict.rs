@@ -154,7 +154,9 @@ fn without_a_record(case: &Case) -> Option<Verdict> {
     // Of several, those that others waited for; the rest was ended before it could write.
     let mut ranks: Vec<usize> = Vec::new();
     for (root, _) in case.roots() {
+        // A damaged record may name a rank that there never was.
         if let Root::Gone(_, rank) = root
+            && gone.contains(&rank)
             && !ranks.contains(&rank)
         {
             ranks.push(rank);
