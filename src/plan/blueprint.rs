@@ -267,9 +267,11 @@ impl Blueprint {
         };
         let (all, trained) = (shard(Self::flat_elements), shard(Self::trained_elements));
         let OptimizerTakes { kept, at_work, .. } = optimizer;
+        // Nothing else is held when the optimizer is at work.
+        let updating = HeldBytes { gradient_shard: trained, ..HeldBytes::default() };
         let memory = |held: HeldBytes, optimizer: u64| MemoryBytes {
             parameter_shard: all,
-            gradient_shard: trained,
+            gradient_shard: held.gradient_shard,
             optimizer,
             gathered: held.gathered,
             packed_weights: held.packed_weights,
@@ -285,10 +287,9 @@ impl Blueprint {
             parameters,
             saved: trained / self.owners() + kept,
             memory: memory(peaks, at_work),
-            at_once: match at_once.total() + kept >= at_work {
+            at_once: match at_once.total() + kept >= updating.total() + at_work {
                 true => memory(at_once, kept),
-                // Nothing else is held when the optimizer is at work.
-                false => memory(HeldBytes::default(), at_work),
+                false => memory(updating, at_work),
             },
         }
     }
@@ -402,6 +403,7 @@ impl Blueprint {
             gradient: trained * 4,
             gradient_in_forward: self.elements_in_forward(stage, batch) * 4,
             keeps_first_gradient: alone,
+            gradient_shard: trained_shard * 4,
             message,
             gather_input: if alone || fp32 { 0 } else { shard * self.compute.size() as u64 },
             reduced: if alone { 0 } else { trained_shard * 4 },

@@ -75,11 +75,10 @@ pub(crate) fn check_memory(config: Config) {
         let predicted = summary.predicted_bytes.get(kind);
         assert_eq!(measured, predicted, "{what}: {kind:?} measured, then predicted");
     }
-    // The prediction has the gradient's shard from the start; it comes with the reductions. It does
-    // not look into a B, where gradients of a norm's weights are there before its input goes.
+    // The prediction does not look into a B, where gradients of a norm's weights are there before
+    // its input goes.
     let (measured, predicted) = (summary.at_once_bytes, summary.predicted_at_once_bytes);
-    let late = summary.predicted_bytes.gradient_shard;
-    let inside = predicted - late..=predicted + 8 * hidden + adapter;
+    let inside = predicted..=predicted + 8 * hidden + adapter;
     assert!(inside.contains(&measured), "{what}: {measured} {predicted}");
 }
 

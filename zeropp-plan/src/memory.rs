@@ -112,11 +112,12 @@ impl Always {
     }
 
     fn with(&self, held: HeldBytes) -> RankBytes {
-        let computing = held.total() >= self.meanwhile;
-        let held = if computing { held } else { HeldBytes::default() };
+        let updating = HeldBytes { gradient_shard: self.shard, ..HeldBytes::default() };
+        let computing = held.total() >= updating.total() + self.meanwhile;
+        let held = if computing { held } else { updating };
         RankBytes {
             parameters: self.shard,
-            gradient_shard: self.shard,
+            gradient_shard: held.gradient_shard,
             optimizer: self.moments + if computing { 0 } else { self.meanwhile },
             gathered: held.gathered,
             packed_weights: held.packed_weights,
@@ -128,39 +129,67 @@ impl Always {
     }
 }
 
-/// Bytes that rank 0 holds at least, in closed form: parameters, gradients and moments, the
-/// activations that its schedule keeps of its smallest stage, and the weights of that stage. No
-/// layout that fits is above its memory by this.
+/// Bytes that some rank holds at least, in closed form: parameters and moments, gradients, as the
+/// optimizer finds them, and the activations that its schedule keeps of its smallest stage and the
+/// weights of that stage, with the gradients where there are some by then. No layout that fits is
+/// above its memory by this.
 pub(crate) fn at_least(layout: &Layout, stages: &[Stage]) -> u64 {
-    let mine: Vec<&Stage> = stages_of_rank_0(layout).into_iter().map(|s| &stages[s]).collect();
+    // Rank 0 keeps the most in flight, but no inputs of its first stage, which are tokens: rank 1
+    // does.
+    let folded = matches!(layout.schedule, "zeropp" | "zb-v" | "v-half" | "v-min");
+    let ranks = if folded { 1 } else { layout.pp.min(2) };
+    (0..ranks).map(|rank| rank_at_least(layout, stages, rank)).max().unwrap_or(0)
+}
+
+fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize) -> u64 {
+    let mine: Vec<&Stage> = stages_of(rank, layout).into_iter().map(|s| &stages[s]).collect();
     let d = layout.zero3 as u64;
     let owners = if layout.zero1 { layout.dp as u64 } else { 1 };
     let shard = mine.iter().map(|s| s.elements * 4).sum::<u64>() / d;
     let state = mine.iter().map(|s| s.state).sum::<u64>() / d;
-    let fixed = 2 * shard + state / owners;
-    let least = |of: fn(&Stage) -> u64| mine.iter().map(|s| of(s)).min().unwrap_or(0);
+    let fixed = shard + state / owners;
+    let least = |of: &dyn Fn(&Stage) -> u64| mine.iter().map(|s| of(s)).min().unwrap_or(0);
     // Stage 0 keeps no input: tokens are not counted.
     let inputs = mine.iter().map(|s| s.bytes.input).filter(|n| *n > 0).min().unwrap_or(0);
-    let (whole, inputs_kept) = kept_by_rank_0(layout);
-    let activations = whole * least(|s| s.bytes.activation) + inputs_kept * inputs;
-    fixed + activations + least(|s| s.bytes.weights)
+    let (whole, inputs_kept) = kept(rank, layout);
+    let each = least(&|s| s.bytes.activation);
+    let computing = whole * each + inputs_kept * inputs + least(&|s| s.bytes.weights);
+    // Other kinds than zeropp reduce a stage once a step.
+    let gradients = if layout.schedule == "zeropp" { shard } else { shard * d };
+    let computing = match is_full_again(layout) {
+        true => gradients + computing,
+        // The first W makes a whole gradient, when the first of the activations has gone.
+        false => computing.max(computing - whole.min(1) * each + least(&|s| s.elements * 4 / d)),
+    };
+    fixed + shard.max(computing)
 }
 
-fn stages_of_rank_0(layout: &Layout) -> Vec<usize> {
+/// Whether a rank holds as many activations again after its first W of every stage: whole
+/// gradients or their shards are there then.
+fn is_full_again(layout: &Layout) -> bool {
+    match layout.schedule {
+        "zeropp" => layout.micro_batches > layout.unit,
+        "bf-pp" => false,
+        _ => layout.micro_batches >= 2 * layout.pp,
+    }
+}
+
+fn stages_of(rank: usize, layout: &Layout) -> Vec<usize> {
     let p = layout.pp;
     let folded = matches!(layout.schedule, "zb-v" | "v-half" | "v-min");
-    let stage = |v: usize| if folded && v % 2 == 1 { (v + 1) * p - 1 } else { v * p };
+    let stage = |v: usize| if folded && v % 2 == 1 { (v + 1) * p - 1 - rank } else { v * p + rank };
     (0..layout.virtual_stages).map(stage).collect()
 }
 
-/// Micro-batches of a stage that rank 0 holds at once: those of which it keeps everything, and
+/// Micro-batches of a stage that rank 0 or 1 holds at once: those of which it keeps everything, and
 /// those of which it keeps the input.
-fn kept_by_rank_0(layout: &Layout) -> (u64, u64) {
+fn kept(rank: usize, layout: &Layout) -> (u64, u64) {
     let (p, v) = (layout.pp, layout.virtual_stages);
     let (b, u) = (layout.micro_batches, layout.unit.min(layout.micro_batches));
     let full = layout.recompute == Recompute::Full;
     let most = b * v;
-    let at_once = match layout.schedule {
+    // In all, and those among them that may be of stage 0.
+    let (at_once, first) = match layout.schedule {
         "zeropp" => {
             let last = u.min(2 * p - 1);
             return match full {
@@ -169,15 +198,19 @@ fn kept_by_rank_0(layout: &Layout) -> (u64, u64) {
                 false => (((v - 1) * u + last) as u64, 0),
             };
         }
-        "bf-pp" => most,
-        "1f1b" | "zb-h1" => p,
-        "interleaved" | "interleaved-zb" => v * p,
-        "zb-v" => p,
-        "v-half" => p.div_ceil(2),
-        "v-min" => p.div_ceil(3),
-        _ => 1,
+        "bf-pp" => (most, b),
+        "1f1b" | "zb-h1" => (p - rank, p),
+        "interleaved" | "interleaved-zb" => (v * p - rank, v * p),
+        "zb-v" => (p, p),
+        "v-half" => (p.div_ceil(2), p),
+        "v-min" => (p.div_ceil(3), p),
+        _ => (1, 1),
     };
     let at_once = at_once.min(most).min(if v == 1 { b } else { most });
+    if !full {
+        return (at_once as u64, 0);
+    }
     // Where stages are recomputed one of them is whole at a time.
-    if full { (1, 0) } else { (at_once as u64, 0) }
+    let without = if rank == 0 { first } else { 1 };
+    (1, at_once.saturating_sub(without) as u64)
 }

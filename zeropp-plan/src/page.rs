@@ -26,10 +26,11 @@ const SPANS_MAX: usize = 12_000;
 type Held = (&'static str, &'static str, fn(&HeldBytes) -> u64);
 
 /// Kinds of memory that come and go, from the bottom up, with colours that all can tell apart.
-const KINDS: [Held; 6] = [
+const KINDS: [Held; 7] = [
     ("gathered weights", "#56b4e9", |m| m.gathered),
     ("packed weights", "#cc79a7", |m| m.packed_weights),
     ("unreduced gradients", "#e69f00", |m| m.gradient),
+    ("gradient shard", "#d55e00", |m| m.gradient_shard),
     ("activations", "#3b8bd0", |m| m.activation),
     ("weight stash", "#2aa17b", |m| m.weight_stash),
     ("communication", "#999999", |m| m.communication),
@@ -98,7 +99,7 @@ fn bubble(program: &Schedule, timeline: &Timeline, costs: &Costs) -> String {
 /// Bytes that the worst rank of a layout holds all the time.
 fn fixed(ranked: &Ranked) -> u64 {
     let (_, worst) = ranked.planned.worst();
-    worst.parameters + worst.gradient_shard + worst.optimizer
+    worst.parameters + worst.optimizer
 }
 
 fn picture(timeline: &Timeline) -> Result<String, PlanError> {

@@ -25,9 +25,16 @@ const MESHES_CLIMBED: usize = 8;
 const ALL_BUDGET: usize = 500_000;
 /// Actions that are simulated else in the order of closed forms, and then of neighbours.
 const ACTIONS_BUDGET: usize = 150_000;
-const CLIMB_BUDGET: usize = 250_000;
-/// Of what may hold least, where nothing is known to fit.
-const LEAN_BUDGET: usize = 1_000_000;
+const CLIMB_BUDGET: usize = 600_000;
+/// Actions of neighbours on the way to less memory, and those of any one layout: some layouts have
+/// so many that the others' would never be looked at.
+const LEAN_CLIMB_BUDGET: usize = 1_000_000;
+const LEAN_CLIMB_EACH: usize = 80_000;
+/// Of what may hold least, where nothing is known to fit: actions, layouts, and layouts of one
+/// kind and mesh.
+const LEAN_BUDGET: usize = 1_500_000;
+const LEAN_MAX: usize = 24;
+const LEAN_ALIKE: usize = 1;
 /// Of neighbours, where the search has been asked for another limit before.
 const AGAIN_BUDGET: usize = 60_000;
 /// Neighbours whose closed form is so much above the best step are left.
@@ -35,6 +42,17 @@ const HOPELESS: f64 = 1.5;
 /// Times as long, and memory as large, as if there were no difference.
 const SAME_TIME: f64 = 1.002;
 const SAME_MEMORY: f64 = 0.98;
+
+/// The first of those that have not been climbed from, of the best of all and then of each mesh.
+fn next(best: &[&Planned], climbed: &HashSet<Layout>) -> Option<Layout> {
+    let is_new = |p: &&&Planned| !climbed.contains(&p.layout);
+    let mut meshes = HashSet::new();
+    let mut of_mesh = best.iter().filter(|p| {
+        meshes.len() < MESHES_CLIMBED && meshes.insert((p.layout.pp, p.layout.zero3, p.layout.dp))
+    });
+    let of_all = best.iter().take(CLIMBED).find(is_new);
+    of_all.or_else(|| of_mesh.find(is_new)).map(|p| p.layout.clone())
+}
 
 /// What a search found.
 #[derive(Clone, Debug)]
@@ -101,18 +119,25 @@ impl<'a> Search<'a> {
             near.sort_by_key(|c| c.2);
             over.sort_by_key(|c| c.2);
             near.extend(over);
+            // Closed forms are further below for some kinds and meshes than for others.
+            let mut alike: HashMap<(&str, usize, usize), usize> = HashMap::new();
+            near.retain(|(layout, ..)| {
+                let count = alike.entry((layout.schedule, layout.pp, layout.zero3)).or_default();
+                *count += 1;
+                *count <= LEAN_ALIKE
+            });
             let mut budget = LEAN_BUDGET;
-            for (layout, ..) in near.iter().take(ALIKE_MAX * 3) {
+            for (layout, ..) in near.iter().take(LEAN_MAX) {
                 self.planned(layout);
                 budget = budget.saturating_sub(exact::actions(layout));
                 if budget == 0 {
                     break;
                 }
             }
-            self.climb(memory, &|planned| planned.worst().1.total() as f64);
+            self.climb_to_less_memory();
         }
         if self.fitting(memory).next().is_some() {
-            self.climb(memory, &|planned| planned.step_s);
+            self.climb(memory);
         }
         let mut best: Vec<Planned> = self.fitting(memory).cloned().collect();
         best.sort_by(in_order);
@@ -162,41 +187,63 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Simulates what is beside the best layouts, by `least` of what fits or, where nothing does,
-    /// of all; and beside those that are better, until nothing is.
-    fn climb(&mut self, memory: u64, least: &dyn Fn(&Planned) -> f64) {
+    /// Simulates what is beside the fastest layouts that fit, and beside those that are faster,
+    /// until nothing is.
+    fn climb(&mut self, memory: u64) {
         let mut climbed: HashSet<Layout> = HashSet::new();
         let mut budget = if self.again { AGAIN_BUDGET } else { CLIMB_BUDGET };
         while budget > 0 {
-            let some_fit = self.fitting(memory).next().is_some();
-            let among = |p: &&Planned| !some_fit || p.worst().1.total() <= memory;
-            let mut best: Vec<&Planned> = self.known.values().flatten().filter(among).collect();
-            best.sort_by(|a, b| least(a).total_cmp(&least(b)).then(in_order(a, b)));
+            let mut best: Vec<&Planned> = self.fitting(memory).collect();
+            best.sort_by(|a, b| in_order(a, b));
             let Some(first) = best.first() else { return };
-            let hopeless = if some_fit { HOPELESS * first.step_s } else { f64::INFINITY };
-            let mut meshes = HashSet::new();
-            let mut of_mesh = best.iter().filter(|p| {
-                meshes.len() < MESHES_CLIMBED
-                    && meshes.insert((p.layout.pp, p.layout.zero3, p.layout.dp))
-            });
-            let of_all = best.iter().take(CLIMBED).find(|p| !climbed.contains(&p.layout));
-            let from = of_all.or_else(|| of_mesh.find(|p| !climbed.contains(&p.layout)));
-            let Some(from) = from.map(|p| p.layout.clone()) else { return };
-            let beside = space::beside(self.job, &from).into_iter();
-            let new = beside.filter(|l| !self.known.contains_key(l)).collect::<Vec<_>>();
-            let mut new: Vec<Candidate> =
-                new.into_iter().filter_map(|l| self.in_closed_form(l)).collect();
-            new.retain(|c| c.step_s < hopeless && (!some_fit || c.at_least <= memory));
+            let hopeless = HOPELESS * first.step_s;
+            let Some(from) = next(&best, &climbed) else { return };
+            let mut new = self.new_beside(&from);
+            new.retain(|c| c.step_s < hopeless && c.at_least <= memory);
             new.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
             climbed.insert(from);
-            for candidate in new {
-                budget = budget.saturating_sub(exact::actions(&candidate.layout));
-                self.planned(&candidate.layout);
-                if budget == 0 {
-                    break;
-                }
+            budget -= self.simulate_some(&new, budget);
+        }
+    }
+
+    /// Simulates what is beside the layouts that hold least, whether they fit or not.
+    fn climb_to_less_memory(&mut self) {
+        let mut climbed: HashSet<Layout> = HashSet::new();
+        let mut budget = if self.again { AGAIN_BUDGET } else { LEAN_CLIMB_BUDGET };
+        while budget > 0 {
+            let mut best: Vec<&Planned> = self.known.values().flatten().collect();
+            if best.is_empty() {
+                return;
+            }
+            best.sort_by(|a, b| a.worst().1.total().cmp(&b.worst().1.total()).then(in_order(a, b)));
+            let hopeless = HOPELESS * best[0].step_s;
+            let Some(from) = next(&best, &climbed) else { return };
+            let mut new = self.new_beside(&from);
+            new.retain(|c| c.step_s < hopeless);
+            new.sort_by_key(|c| c.at_least);
+            climbed.insert(from);
+            budget -= self.simulate_some(&new, budget.min(LEAN_CLIMB_EACH));
+        }
+    }
+
+    /// What is beside a layout and not known.
+    fn new_beside(&mut self, layout: &Layout) -> Vec<Candidate> {
+        let mut new = space::beside(self.job, layout);
+        new.retain(|other| !self.known.contains_key(other));
+        new.into_iter().filter_map(|layout| self.in_closed_form(layout)).collect()
+    }
+
+    /// Simulates these in order until `budget` is spent. Returns what was, no more than that.
+    fn simulate_some(&mut self, layouts: &[Candidate], budget: usize) -> usize {
+        let mut spent = 0;
+        for candidate in layouts {
+            spent += exact::actions(&candidate.layout);
+            self.planned(&candidate.layout);
+            if spent >= budget {
+                return budget;
             }
         }
+        spent
     }
 
     fn in_closed_form(&mut self, layout: Layout) -> Option<Candidate> {

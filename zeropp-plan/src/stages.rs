@@ -210,6 +210,7 @@ impl Model {
             gradient: elements * 4,
             gradient_in_forward: in_forward * 4,
             keeps_first_gradient: alone,
+            gradient_shard: shard * 4,
             message,
             gather_input: if alone || fp32 { 0 } else { shard * element },
             reduced: if alone { 0 } else { shard * 4 },

@@ -14,6 +14,9 @@
 //!   makes, from the first F, or R where the stage recomputes) until its RS retires, which is
 //!   when the rank issues its next RS, or at the optimizer step. Where no other rank shares the
 //!   stage, the first unit's is what the others are added to, and is counted as that;
+//! * *gradient shard*: a rank's share of the sum over the units, from when the first unit's RS
+//!   retires (where no other rank shares the stage, from the first W, as above) to the optimizer
+//!   step;
 //! * *communication*: a message from the posting of its receive to the action that takes it; what
 //!   a stage hands to another one of the same rank until that one takes it; the copy of the shard
 //!   that a gather of another precision sends, until the gathered weights are used or freed; what
@@ -58,6 +61,9 @@ pub struct StageBytes {
     /// Whether the gradient of a step's first unit stays with the rank as the sum of its units, so
     /// that it counts as that and never here: where nobody shares the stage with the rank.
     pub keeps_first_gradient: bool,
+    /// The rank's share of the sum over the units; what a first gradient that stays counts as is
+    /// its own size.
+    pub gradient_shard: u64,
     /// The output of one micro-batch as it is sent on; the gradient that comes back is as large.
     pub message: u64,
     /// What goes into a gather, where that is a copy of the shard.
@@ -77,6 +83,8 @@ pub struct HeldBytes {
     pub packed_weights: u64,
     /// Whole weight gradients of stages, from their first W to their reduce-scatter.
     pub gradient: u64,
+    /// Shares of their sums over the units, to the optimizer step.
+    pub gradient_shard: u64,
     /// What forwards keep for their B.
     pub activation: u64,
     /// What B keep for their W.
@@ -92,11 +100,13 @@ impl HeldBytes {
             gathered,
             packed_weights,
             gradient,
+            gradient_shard,
             activation,
             weight_stash,
             communication,
         } = *self;
-        gathered + packed_weights + gradient + activation + weight_stash + communication
+        let weights = gathered + packed_weights + gradient + gradient_shard;
+        weights + activation + weight_stash + communication
     }
 
     /// The larger of two values in every kind.
@@ -105,6 +115,7 @@ impl HeldBytes {
             gathered: self.gathered.max(other.gathered),
             packed_weights: self.packed_weights.max(other.packed_weights),
             gradient: self.gradient.max(other.gradient),
+            gradient_shard: self.gradient_shard.max(other.gradient_shard),
             activation: self.activation.max(other.activation),
             weight_stash: self.weight_stash.max(other.weight_stash),
             communication: self.communication.max(other.communication),
@@ -166,8 +177,10 @@ pub struct Ledger<'a> {
     /// By stage and unit, of what F has made a part, and the bytes that it took, until the unit's
     /// first W. There are no more units than micro-batches.
     ahead: Vec<Option<u64>>,
-    /// Bytes of the gradient whose RS is on its way, and of what comes out of it.
-    reducing: (u64, u64),
+    /// Stages whose share of the sum there is.
+    summed: Vec<bool>,
+    /// Stage whose RS is on its way, bytes of its gradient, and of what comes out of it.
+    reducing: Option<(usize, u64, u64)>,
     /// Stages whose gather nobody has waited for.
     gathering: Vec<bool>,
     /// What there is of each gathered stage packed: for forwards, for backwards, for the head's
@@ -208,7 +221,8 @@ impl<'a> Ledger<'a> {
             open: vec![false; stages.len()],
             taken: vec![0; stages.len()],
             begun: vec![false; stages.len()],
-            reducing: (0, 0),
+            summed: vec![false; stages.len()],
+            reducing: None,
             gathering: vec![false; stages.len()],
             packed: vec![None; stages.len()],
             replica_reduced: 0,
@@ -246,8 +260,9 @@ impl<'a> Ledger<'a> {
             Action::ReduceScatter { stage } => {
                 self.retire();
                 self.open[stage] = false;
-                self.reducing = (self.taken[stage], self.stages[stage].reduced);
-                self.now.communication += self.reducing.1;
+                let reduced = self.stages[stage].reduced;
+                self.reducing = Some((stage, self.taken[stage], reduced));
+                self.now.communication += reduced;
             }
             Action::ReplicaReduce { stage } => {
                 self.replica_reduced += self.stages[stage].replica_reduced;
@@ -256,6 +271,8 @@ impl<'a> Ledger<'a> {
             Action::OptimizerStep => {
                 self.retire();
                 self.now.communication -= std::mem::take(&mut self.replica_reduced);
+                self.now.gradient_shard = 0;
+                self.summed.fill(false);
                 self.begun.fill(false);
                 self.ahead.fill(None);
             }
@@ -301,7 +318,7 @@ impl<'a> Ledger<'a> {
         if matches!(kind, Compute::B | Compute::BW) {
             self.pack(stage, &[PACKED_BACKWARD]);
         }
-        if matches!(kind, Compute::W | Compute::BW) && !self.open[stage] {
+        if kind == Compute::W {
             self.open(stage, micro_batch);
         }
         self.mark();
@@ -328,6 +345,10 @@ impl<'a> Ledger<'a> {
             self.ahead[first] = Some(taken);
             self.begun[stage] = true;
             self.now.gradient += taken;
+            if stays {
+                self.summed[stage] = true;
+                self.now.gradient_shard += gradient_in_forward;
+            }
         }
     }
 
@@ -340,6 +361,9 @@ impl<'a> Ledger<'a> {
 
     /// The first W of a unit: all of the gradient.
     fn open(&mut self, stage: usize, micro_batch: usize) {
+        if self.open[stage] {
+            return;
+        }
         let bytes = self.stages[stage];
         self.open[stage] = true;
         let ahead = self.unit_of(stage, micro_batch).and_then(|unit| self.ahead[unit]);
@@ -350,6 +374,11 @@ impl<'a> Ledger<'a> {
         self.taken[stage] = if stays { 0 } else { bytes.gradient };
         self.begun[stage] = true;
         self.now.gradient += self.taken[stage] - ahead.unwrap_or(0);
+        if stays {
+            self.summed[stage] = true;
+            let made = if ahead.is_some() { bytes.gradient_in_forward } else { 0 };
+            self.now.gradient_shard += bytes.gradient - made;
+        }
     }
 
     /// The end of a compute action: B turns activation into stash, W drops the stash.
@@ -372,6 +401,11 @@ impl<'a> Ledger<'a> {
         if matches!(kind, Compute::B | Compute::BW) {
             self.now.activation -= bytes.activation;
             self.now.weight_stash += bytes.stash;
+            self.mark();
+        }
+        if kind == Compute::BW {
+            // Its W comes after its B.
+            self.open(stage, micro_batch);
             self.mark();
         }
         if matches!(kind, Compute::W | Compute::BW) {
@@ -414,8 +448,13 @@ impl<'a> Ledger<'a> {
     }
 
     fn retire(&mut self) {
-        let (gradient, reduced) = std::mem::take(&mut self.reducing);
+        let Some((stage, gradient, reduced)) = self.reducing.take() else { return };
         self.now.gradient -= gradient;
+        // What comes out is copied, or added: the engine keeps its buffer.
+        if !std::mem::replace(&mut self.summed[stage], true) {
+            self.now.gradient_shard += self.stages[stage].gradient_shard;
+            self.mark();
+        }
         self.now.communication -= reduced;
     }
 

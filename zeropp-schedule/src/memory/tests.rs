@@ -20,6 +20,7 @@ const BYTES: StageBytes = StageBytes {
     gradient_in_forward: 0,
     message: 3,
     keeps_first_gradient: false,
+    gradient_shard: 500,
     gather_input: 0,
     reduced: 0,
     replica_reduced: 0,
@@ -34,13 +35,15 @@ fn peaks(kind: &str, shape: Shape, options: &LowerOptions) -> Vec<HeldBytes> {
 fn worked_by_hand() {
     let shape = Shape { pp: 2, virtual_stages: 2, micro_batches: 3, unit: 3 };
     let rank_0 = peaks("zeropp", shape, &LowerOptions::default())[0];
-    // 0F0..2 and 2F0..2; two stages at once; the gradients of stages 0 and 2 until the end; 2B0 and
-    // 2B1 stash before 2W0; a message is posted while the one before it still waits.
+    // 0F0..2 and 2F0..2; two stages at once; the gradients of stages 0 and 2 until the end, and
+    // then their shards; 2B0 and 2B1 stash before 2W0; a message is posted while the one before it
+    // still waits.
     let want = HeldBytes {
         activation: 60,
         gathered: 200,
         packed_weights: 0,
         gradient: 2000,
+        gradient_shard: 1000,
         weight_stash: 14,
         communication: 6,
     };
@@ -212,10 +215,33 @@ fn a_first_gradient_that_stays_is_counted_where_it_stays() {
     let peak = |micro_batches, keeps_first_gradient| {
         let shape = Shape { pp: 2, virtual_stages: 2, micro_batches, unit: 3 };
         let lowered = lower(&generate("zeropp", &shape).unwrap(), &LowerOptions::default());
-        predict(&lowered, &[StageBytes { keeps_first_gradient, ..BYTES }; 4])[0].gradient
+        let held = predict(&lowered, &[StageBytes { keeps_first_gradient, ..BYTES }; 4])[0];
+        (held.gradient, held.gradient_shard)
     };
-    assert_eq!((peak(3, false), peak(3, true)), (2000, 0), "the one unit's is the sum");
-    assert_eq!((peak(6, false), peak(6, true)), (3000, 2000), "the second unit's is added to it");
+    assert_eq!(peak(3, false), (2000, 1000));
+    assert_eq!(peak(3, true), (0, 2000), "the one unit's is the sum");
+    assert_eq!(peak(6, false), (3000, 1000));
+    assert_eq!(peak(6, true), (2000, 2000), "the second unit's is added to it");
+}
+
+/// The sum over the units is there from when a stage's first reduction retires, at the next one, to
+/// the optimizer.
+#[test]
+fn a_gradient_shard_comes_with_the_first_reduction() {
+    let shape = Shape { pp: 1, virtual_stages: 2, micro_batches: 4, unit: 2 };
+    let lowered = lower(&generate("zeropp", &shape).unwrap(), &LowerOptions::default());
+    let stages = [BYTES, StageBytes { gradient_shard: 700, ..BYTES }];
+    let mut ledger = Ledger::new(&lowered.ranks[0], &stages);
+    let mut seen = vec![(String::new(), 0)];
+    for action in &lowered.ranks[0] {
+        ledger.run(action);
+        let shard = ledger.now().gradient_shard;
+        if shard != seen.last().unwrap().1 {
+            seen.push((action.to_string(), shard));
+        }
+    }
+    let want = [("", 0), ("RS1", 500), ("RS0", 1200), ("STEP", 0)];
+    assert_eq!(seen, want.map(|(action, bytes)| (action.to_string(), bytes)));
 }
 
 proptest! {
