@@ -18,7 +18,7 @@ use crate::schedule::{CostFlags, cost_args, made_by};
 
 mod plan;
 
-use plan::Plan;
+use plan::{Plan, Run};
 
 const ABOUT: &str = "Compare two runs, simulated or measured\n\n\
 A and B are schedules (.csv, .json), which are simulated, or traces that `zeropp run --trace` or \
@@ -31,6 +31,8 @@ file. When it is compared with a trace and has no costs of its own, or costs of 
 than a tenth or more than ten times the run's work), it is simulated with the times of the trace;
 where the two have different stages, its times are scaled to the run's work. The titles say what was
 done.
+A schedule's bubble_rate is counted as the paper of its kind does; below it stands the least that it
+can be, for those costs, in any order that holds no more activations and no more gathered stages.
 Of a trace of several steps one is compared, the last unless --step names another. Where one of the
 runs has more ranks than the other, as a measured run with ZeRO-3 has, its first pipeline is
 compared.
@@ -89,13 +91,14 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         keep_inputs(out, [path("A"), path("B")])?;
     }
     let (mut a, mut b) = simulated(read(path("A"), matches)?, read(path("B"), matches)?, matches)?;
-    if a.ranks.len() != b.ranks.len() {
-        (a, b) = (one_pipeline(a), one_pipeline(b));
+    if a.timeline.ranks.len() != b.timeline.ranks.len() {
+        a.timeline = one_pipeline(a.timeline);
+        b.timeline = one_pipeline(b.timeline);
     }
     if let Some(out) = matches.get_one::<PathBuf>("out") {
-        b.facts.extend(made_by());
+        b.timeline.facts.extend(made_by());
         let mut page = Vec::new();
-        html::compare(&a, &b, &mut page).map_err(Failure::failed_run)?;
+        html::compare(&a.timeline, &b.timeline, &mut page).map_err(Failure::failed_run)?;
         write(out, &page)?;
     }
     say(text(&a, &b));
@@ -110,14 +113,14 @@ enum Input {
 }
 
 /// Both as runs; a schedule beside a trace may take that one's times.
-fn simulated(a: Input, b: Input, matches: &ArgMatches) -> Result<(Timeline, Timeline), Failure> {
+fn simulated(a: Input, b: Input, matches: &ArgMatches) -> Result<(Run, Run), Failure> {
     let flags = CostFlags::new(matches);
     Ok(match (a, b) {
-        (Input::Trace(a), Input::Trace(b)) => (a, b),
-        (Input::Plan(a), Input::Trace(b)) => (a.beside(&b, &flags)?, b),
+        (Input::Trace(a), Input::Trace(b)) => (Run::measured(a), Run::measured(b)),
+        (Input::Plan(a), Input::Trace(b)) => (a.beside(&b, &flags)?, Run::measured(b)),
         (Input::Trace(a), Input::Plan(b)) => {
             let b = b.beside(&a, &flags)?;
-            (a, b)
+            (Run::measured(a), b)
         }
         (Input::Plan(a), Input::Plan(b)) => (a.alone(&flags)?, b.alone(&flags)?),
     })
@@ -185,7 +188,8 @@ fn one_pipeline(timeline: Timeline) -> Timeline {
 }
 
 /// Both runs and their difference as a table.
-fn text(a: &Timeline, b: &Timeline) -> String {
+fn text(of_a: &Run, of_b: &Run) -> String {
+    let (a, b) = (&of_a.timeline, &of_b.timeline);
     let mut rows = vec![["", "A", "B", "B - A"].map(String::from).to_vec()];
     let mut micros = |name: &str, of: &dyn Fn(&Timeline) -> u64| {
         let (a, b) = (of(a), of(b));
@@ -221,6 +225,11 @@ fn text(a: &Timeline, b: &Timeline) -> String {
     let own = [a, b].map(|t| Some(t.bubble_own_span()));
     share("bubble_own_span".into(), own[0], own[1]);
     share("bubble".into(), Some(a.bubble()), Some(b.bubble()));
+    if of_a.rate.or(of_b.rate).is_some() {
+        share("bubble_rate".into(), of_a.rate, of_b.rate);
+        let name = "bubble_rate, at least".into();
+        share(name, of_a.rate_at_least, of_b.rate_at_least);
+    }
     let (of_a, of_b) = (a.bubbles(), b.bubbles());
     for rank in 0..of_a.len().max(of_b.len()) {
         let name = format!("bubble, {}", name_of(a, b, rank));

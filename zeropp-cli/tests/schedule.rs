@@ -571,6 +571,8 @@ fn two_schedules_side_by_side() {
     // (m + p − 1) · 15 and m · 15 + (p − 1) · 7.
     assert!(row("makespan").ends_with("165 us   141 us  -24 us (-14.5 %)"), "{text}");
     assert!(row("bubble, pp 0").ends_with("27.27 %  14.89 %     -12.38 points"), "{text}");
+    // zb-h1 is the best there is in the memory of 1F1B: (p − 1)(F + B − W) for these times.
+    assert!(row("bubble_rate, at").ends_with("14.89 %  14.89 %      +0.00 points"), "{text}");
     let page = std::fs::read_to_string(dir.path().join("page.html")).unwrap();
     assert!(page.contains("A: a.json (1f1b, simulated)") && page.contains("B against A"));
     // A trace of the same run is the same run.

@@ -19,7 +19,8 @@ const SIMULATED_MAX: usize = 40;
 /// Of one kind on one mesh.
 const ALIKE_MAX: usize = 4;
 /// The best whose neighbours are looked at, and the best meshes of which the best one's are.
-const CLIMBED: usize = 3;
+const CLIMBED: usize = 6;
+const LEAN_CLIMBED: usize = 3;
 const MESHES_CLIMBED: usize = 8;
 /// Actions up to which all layouts are simulated.
 const ALL_BUDGET: usize = 500_000;
@@ -43,14 +44,15 @@ const HOPELESS: f64 = 1.5;
 const SAME_TIME: f64 = 1.002;
 const SAME_MEMORY: f64 = 0.98;
 
-/// The first of those that have not been climbed from, of the best of all and then of each mesh.
-fn next(best: &[&Planned], climbed: &HashSet<Layout>) -> Option<Layout> {
+/// The first of those that have not been climbed from, of the best `most` of all and then of each
+/// mesh.
+fn next(best: &[&Planned], most: usize, climbed: &HashSet<Layout>) -> Option<Layout> {
     let is_new = |p: &&&Planned| !climbed.contains(&p.layout);
     let mut meshes = HashSet::new();
     let mut of_mesh = best.iter().filter(|p| {
         meshes.len() < MESHES_CLIMBED && meshes.insert((p.layout.pp, p.layout.zero3, p.layout.dp))
     });
-    let of_all = best.iter().take(CLIMBED).find(is_new);
+    let of_all = best.iter().take(most).find(is_new);
     of_all.or_else(|| of_mesh.find(is_new)).map(|p| p.layout.clone())
 }
 
@@ -113,7 +115,7 @@ impl<'a> Search<'a> {
         let (fit, mut over): (Vec<_>, Vec<_>) = all.partition(|c| c.2 <= memory);
         let (ranked, pruned) = (self.candidates.len(), over.len());
         self.simulate_first(memory, fit.iter().map(|c| (&c.0, c.1)));
-        if self.fitting(memory).next().is_none() {
+        if self.fitting(memory).count() < WANTED {
             // What holds least may be anywhere among those that might fit, and else above.
             let mut near = fit;
             near.sort_by_key(|c| c.2);
@@ -197,7 +199,7 @@ impl<'a> Search<'a> {
             best.sort_by(|a, b| in_order(a, b));
             let Some(first) = best.first() else { return };
             let hopeless = HOPELESS * first.step_s;
-            let Some(from) = next(&best, &climbed) else { return };
+            let Some(from) = next(&best, CLIMBED, &climbed) else { return };
             let mut new = self.new_beside(&from);
             new.retain(|c| c.step_s < hopeless && c.at_least <= memory);
             new.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
@@ -217,7 +219,7 @@ impl<'a> Search<'a> {
             }
             best.sort_by(|a, b| a.worst().1.total().cmp(&b.worst().1.total()).then(in_order(a, b)));
             let hopeless = HOPELESS * best[0].step_s;
-            let Some(from) = next(&best, &climbed) else { return };
+            let Some(from) = next(&best, LEAN_CLIMBED, &climbed) else { return };
             let mut new = self.new_beside(&from);
             new.retain(|c| c.step_s < hopeless);
             new.sort_by_key(|c| c.at_least);

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+use zeropp::pipeline::bound::least_bubble_rate;
 use zeropp::pipeline::costs::{measured, scaled_to};
 use zeropp::pipeline::ir::Schedule;
+use zeropp::pipeline::metrics::Metrics;
 use zeropp::pipeline::report::first_pipeline;
 use zeropp::pipeline::simulate::{Costs, simulate};
 use zeropp::pipeline::timeline::{MemoryUnit, RankTimeline, Timeline};
@@ -25,19 +27,35 @@ pub(super) struct Plan {
     pub(super) memory_unit: MemoryUnit,
 }
 
+/// One of the two that are compared.
+pub(super) struct Run {
+    pub(super) timeline: Timeline,
+    /// The bubble rate, as the paper of its kind counts it; of what was simulated.
+    pub(super) rate: Option<f64>,
+    /// The least that it can be for any order that holds no more, where that is known.
+    pub(super) rate_at_least: Option<f64>,
+}
+
+impl Run {
+    /// A run that was measured.
+    pub(super) fn measured(timeline: Timeline) -> Run {
+        Run { timeline, rate: None, rate_at_least: None }
+    }
+}
+
 impl Plan {
     /// Simulated with what was given, or else with the file's own costs.
-    pub(super) fn alone(self, flags: &CostFlags) -> Result<Timeline, Failure> {
+    pub(super) fn alone(self, flags: &CostFlags) -> Result<Run, Failure> {
         let own = self.own(flags)?;
         self.run(&own, &own.costs, "")
     }
 
     /// The same, beside a run: with its times, where own ones are missing or of another scale.
-    pub(super) fn beside(self, run: &Timeline, flags: &CostFlags) -> Result<Timeline, Failure> {
+    pub(super) fn beside(self, run: &Timeline, flags: &CostFlags) -> Result<Run, Failure> {
         let own = self.own(flags)?;
         let planned = self.run(&own, &own.costs, "")?;
         let run = first_pipeline(run);
-        let factor = work(&run) / work(&planned);
+        let factor = work(&run) / work(&planned.timeline);
         let of_scale = (1.0 / SCALE_MAX..=SCALE_MAX).contains(&factor);
         if flags.is_given() || (self.costs.is_some() && of_scale) || !factor.is_finite() {
             return Ok(planned);
@@ -47,10 +65,10 @@ impl Plan {
             let costs = Costs { memory: own.costs.memory.clone(), ..found };
             // Of this step, and not of its medians: what is left is who waited for whom.
             let planned = self.run(&own, &costs, "")?;
-            let costs = scaled_to(&costs, &planned, &run).unwrap_or(costs);
+            let costs = scaled_to(&costs, &planned.timeline, &run).unwrap_or(costs);
             return self.run(&own, &costs, &format!(" with the times of {}", run.title));
         }
-        match scaled_to(&own.costs, &planned, &run) {
+        match scaled_to(&own.costs, &planned.timeline, &run) {
             Some(costs) => {
                 let how = format!(" with its times x {factor:.3}, so that both work as long");
                 self.run(&own, &costs, &how)
@@ -75,14 +93,16 @@ impl Plan {
         }
     }
 
-    fn run(&self, own: &Own, costs: &Costs, how: &str) -> Result<Timeline, Failure> {
+    fn run(&self, own: &Own, costs: &Costs, how: &str) -> Result<Run, Failure> {
         let mut timeline = simulate(&self.schedule, costs)
             .map_err(|e| Failure::bad_input(format!("{}: {e}", self.path.display())))?;
+        let metrics = Metrics::new(&self.schedule, &timeline, costs);
+        let rate_at_least = least_bubble_rate(&self.schedule, &metrics, costs, None);
         timeline.title = format!("{} ({}{how})", self.name, timeline.title);
         timeline.memory_unit = own.memory_unit;
         timeline.facts = vec![shape(&self.schedule)];
         timeline.facts.extend(own.words.iter().cloned());
-        Ok(timeline)
+        Ok(Run { timeline, rate: Some(metrics.bubble_rate), rate_at_least })
     }
 }
 
