@@ -9,8 +9,8 @@ use super::kind::{OptionKind, OptionType};
 
 /// What a value that is no amount of memory is told.
 pub(super) const EXPECTED: &str = "expected bytes, such as 25769803776, 24GiB, 512 MiB or 1.5GB";
-/// Units, by their letters in lower case.
-const UNITS: [(&str, f64); 11] = [
+/// Units, by their letters in lower case. A letter alone is what it is in SI, as in `80G`.
+const UNITS: [(&str, f64); 16] = [
     ("b", 1.0),
     ("kib", 1024.0),
     ("mib", 1048576.0),
@@ -22,6 +22,11 @@ const UNITS: [(&str, f64); 11] = [
     ("gb", 1e9),
     ("tb", 1e12),
     ("pb", 1e15),
+    ("k", 1e3),
+    ("m", 1e6),
+    ("g", 1e9),
+    ("t", 1e12),
+    ("p", 1e15),
 ];
 
 /// So many bytes. Shown with the largest binary unit that they fill.
@@ -111,11 +116,13 @@ mod tests {
             ("1.5 MiB", 3 << 19),
             ("2 GB", 2_000_000_000),
             ("512 B", 512),
+            ("80G", 80_000_000_000),
+            ("1.5k", 1500),
             ("9007199254740993", 9007199254740993),
         ] {
             assert_eq!(Bytes::parse(text), Some(Bytes(bytes)), "{text}");
         }
-        for text in ["", "GiB", "-1", "1.5", "1.5.2 GiB", "24G", "24 GiBs", "1e3", "nan", "9 EiB"] {
+        for text in ["", "GiB", "-1", "1.5", "1.5.2 GiB", "24X", "24 GiBs", "1e3", "nan", "9 EiB"] {
             assert_eq!(Bytes::parse(text), None, "{text}");
         }
         assert_eq!(Bytes::parse("8192 PiB"), None, "beyond a file's integers");

@@ -117,7 +117,9 @@ fn scatter(layouts: &[Ranked], limit: u64) -> String {
     let most_bytes = layouts.iter().map(|r| r.worst_bytes).max().unwrap_or(1).max(limit) as f64;
     let times = || layouts.iter().map(|r| r.planned.step_s);
     let (least, most) = (times().fold(f64::INFINITY, f64::min), times().fold(0.0, f64::max));
-    let (low, high) = (least * 0.97, most * 1.03);
+    // Room at both ends, also where all take as long.
+    let room = (0.15 * (most - least)).max(0.001 * least);
+    let (low, high) = (least - room, most + room);
     let x = |bytes: f64| LEFT + bytes / most_bytes / 1.05 * (WIDTH - LEFT - 20.0);
     let y = |s: f64| 14.0 + (high - s) / (high - low) * (HEIGHT - BOTTOM - 14.0);
     let mut out = open("Step time over memory of the layouts, with the Pareto front");
@@ -125,7 +127,7 @@ fn scatter(layouts: &[Ranked], limit: u64) -> String {
     for s in [least, 0.5 * (least + most), most] {
         let _ = write!(
             out,
-            "<text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"end\">{s:.3} s</text>",
+            "<text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"end\">{s:.4} s</text>",
             LEFT - 6.0,
             y(s) + 4.0
         );
@@ -249,11 +251,12 @@ fn areas(points: &[KindPoint], fixed: u64, limit: u64) -> String {
     );
     out.push_str("</svg><p>");
     for (name, colour) in
-        std::iter::once(("parameters, gradients, moments", "#888")).chain(KINDS.map(|k| (k.0, k.1)))
+        std::iter::once(("parameters, moments", "#888")).chain(KINDS.map(|k| (k.0, k.1)))
     {
         let _ = write!(
             out,
-            "<span style=\"border-left:1em solid {colour};padding:0 1em 0 .4em\">{name}</span>"
+            "<span style=\"border-left:1em solid {colour};padding:0 1em 0 .4em;\
+             display:inline-block\">{name}</span>"
         );
     }
     out.push_str("</p>");

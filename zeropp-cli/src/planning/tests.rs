@@ -56,7 +56,7 @@ fn a_plan_holds_what_the_run_that_it_prints_predicts() {
     ] {
         holds(&format!(
             "--cpu --layers 6 --hidden 64 --heads 4 --seq 32 --vocab 300 --global-batch 16 \
-             --gpus {ranks} --memory 1GiB {fixed}"
+             --gpus {ranks} --memory 1G {fixed}"
         ));
     }
 }
