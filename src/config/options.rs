@@ -175,12 +175,11 @@ options! {
         /// It is sharded like the weights, takes 4 bytes a parameter, and is saved with them; eval,
         /// generate and export use it with --ema. No bit of the training depends on it.
         "ema" "SHARE" ema: Option<f64> = None, Same Told;
-        /// Share of elements that training drops: after the embedding, of attention's probabilities,
-        /// and of what attention and MLP add to the residual. 0 drops none.
+        /// Share of elements that training drops, such as 0.1. 0 drops none.
         ///
-        /// At least 0 and less than 1; 0.1 is usual. What is kept is scaled up. Which elements are
-        /// dropped depends on seed, step, sample and place alone, never on the mesh; validation and
-        /// text drop none. Layers of a program's own drop what they say themselves.
+        /// They are dropped behind the embedding, of attention's probabilities, and of what
+        /// attention and MLP add to the residual; the others are scaled up. Which ones depends on
+        /// seed, step, sample and place alone, never on the mesh. Validation and text drop none.
         "dropout" "SHARE" dropout: f64 = 0.0, Same Told;
         /// Largest global gradient norm; a larger gradient is scaled down to it. 0 turns clipping
         /// off.

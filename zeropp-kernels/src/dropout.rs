@@ -6,9 +6,6 @@
 //! the backward. The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
 //! as 1, 2, 3", 2011), that of `zeropp_data::rng`, on sixteen counters at a time.
 
-use half::bf16;
-
-use crate::bf16::convert::{down, up};
 use crate::threads::{each, piece};
 use crate::{GRAIN, simd};
 
@@ -109,7 +106,7 @@ pub struct Samples {
 }
 
 /// Calls `f` with parts of `x: [n, width]` and their factors.
-fn each_group<T: Send>(
+pub(crate) fn each_group<T: Send>(
     x: &mut [T],
     width: usize,
     samples: Samples,
@@ -148,18 +145,6 @@ pub fn apply(x: &mut [f32], width: usize, samples: Samples, dropout: Dropout) {
     );
 }
 
-/// The same for bf16: products in fp32, rounded once.
-pub fn apply_halves(x: &mut [bf16], width: usize, samples: Samples, dropout: Dropout) {
-    each_group(
-        x,
-        width,
-        samples,
-        dropout,
-        #[inline(always)]
-        |x, factors| x.iter_mut().zip(factors).for_each(|(x, m)| *x = down(up(*x) * *m)),
-    );
-}
-
 /// The factors of `len` rows of `width` elements.
 pub fn factors(len: usize, width: usize, samples: Samples, dropout: Dropout) -> Vec<f32> {
     let mut all = vec![1.0; len * width];
@@ -195,7 +180,7 @@ mod tests {
         }
     }
 
-    /// Any part of a row is that part of the whole row, and in bf16 the same elements are dropped.
+    /// Any part of a row is that part of the whole row.
     #[test]
     fn parts_are_those_of_the_whole() {
         let dropout = Dropout::new([3, 4], 5, 0.3);
@@ -209,10 +194,6 @@ mod tests {
                 assert_eq!(part, whole[4 * width..][first..first + len], "{first} {len}");
             }
         }
-        let mut halves = vec![bf16::ONE; 5 * width];
-        apply_halves(&mut halves, width, samples, dropout);
-        let rounded: Vec<bf16> = whole.iter().map(|x| bf16::from_f32(*x)).collect();
-        assert_eq!(halves, rounded);
     }
 
     #[test]

@@ -11,10 +11,10 @@ pub type DropoutPlace<'a> = [&'a str; 2];
 /// Dropout of a micro-batch's samples, whose numbers in the batch of the step follow each other.
 ///
 /// Each place has a key, which is that of [`Rng::keyed`] for the run's seed and the name
-/// `dropout.LAYER.PLACE`. An element is in a row of its sample: of `[s, h]` in that of its token, of
-/// attention's probabilities in row query·heads + head, whose columns are the keys. The element of
-/// column 64·g + 16·w + l is decided by word w of [`Rng::block`] at (16·g + l) + 2³²·row and sample
-/// + 2³²·step: below p·2³² it is dropped, else divided by 1 − p.
+/// `dropout.LAYER.PLACE`. An element is in a row of its sample: of `[s, h]` in that of its token,
+/// of attention's probabilities in row query·heads + head, whose columns are the keys. The element
+/// of column 64·g + 16·w + l is decided by word w of [`Rng::block`] at (16·g + l) + 2³²·row and
+/// sample + 2³²·step: below p·2³² it is dropped, else divided by 1 − p.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dropout {
     /// The share of elements that are dropped: 0 or more, less than 1.

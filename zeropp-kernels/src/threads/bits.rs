@@ -146,7 +146,7 @@ proptest! {
             let (mut x, mut half) = (dy.clone(), half_dy.clone());
             let samples = dropout::Samples { first: 1, rows: s };
             dropout::apply(&mut x, dims.out_width(), samples, dropout);
-            dropout::apply_halves(&mut half, dims.out_width(), samples, dropout);
+            rows::drop_some(&mut half, dims.out_width(), samples, dropout);
             vec![out, gradient, x, widen(&half)]
         });
     }

@@ -4,6 +4,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 
 use super::{fast, halves, is_tracked};
 use crate::cpu_tensor;
+use crate::kernels::bf16::rows as half_rows;
 use crate::kernels::dropout as kernels;
 use crate::split::{DropoutPlace, OpCx, custom_vjp};
 
@@ -30,7 +31,7 @@ fn apply(x: Tensor<3>, samples: kernels::Samples, dropout: kernels::Dropout) -> 
         return cpu_tensor::map_in_place(x, apply).expect("on the CPU");
     }
     if halves(&x).is_some() {
-        let apply = |x: &mut [_]| kernels::apply_halves(x, h, samples, dropout);
+        let apply = |x: &mut [_]| half_rows::drop_some(x, h, samples, dropout);
         return cpu_tensor::map_halves_in_place(x, apply).expect("on the CPU");
     }
     let factors = TensorData::new(kernels::factors(b * s, h, samples, dropout), [b, s, h]);
