@@ -59,3 +59,20 @@ fn long_samples_and_wide_vocabularies_do_not_either() {
         assert_same_bits(&reference, &run(config), &format!("{threads} threads"));
     }
 }
+
+/// Nor do they in what is dropped: of elements, of short samples' probabilities and of long ones'.
+#[test]
+fn dropout_does_not_either() {
+    let folder = tempfile::tempdir().unwrap();
+    let wide = Config { dropout: 0.1, threads: Some(1), steps: 2, ..wide(&folder) };
+    let long = Config { seq: 520, micro_batch_size: 1, ..wide.clone() };
+    let bf16 = Config { precision: Precision::Bf16, ..wide.clone() };
+    for base in [wide, long, bf16] {
+        let reference = run(base.clone());
+        for threads in [2, 5] {
+            let config = Config { threads: Some(threads), ..base.clone() };
+            let what = format!("{}, seq {}, {threads} threads", base.precision, base.seq);
+            assert_same_bits(&reference, &run(config), &what);
+        }
+    }
+}

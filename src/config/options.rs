@@ -175,6 +175,12 @@ options! {
         /// It is sharded like the weights, takes 4 bytes a parameter, and is saved with them; eval,
         /// generate and export use it with --ema. No bit of the training depends on it.
         "ema" "SHARE" ema: Option<f64> = None, Same Told;
+        /// Share of elements that training drops, such as 0.1. 0 drops none.
+        ///
+        /// They are dropped behind the embedding, of attention's probabilities, and of what
+        /// attention and MLP add to the residual; the others are scaled up. Which ones depends on
+        /// seed, step, sample and place alone, never on the mesh. Validation and text drop none.
+        "dropout" "SHARE" dropout: f64 = 0.0, Same Told;
         /// Largest global gradient norm; a larger gradient is scaled down to it. 0 turns clipping
         /// off.
         "clip" "X" clip: f64 = 1.0, Same Told;

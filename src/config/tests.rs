@@ -183,6 +183,9 @@ fn bad_steps_and_rates_are_named_with_what_would_work() {
             "no-decay = heads: expected groups of parameters; use some of norms",
         ),
         ("no-decay = 'none,norms'", "no-decay = none,norms: expected groups"),
+        ("dropout = 1", "dropout = 1: is out of range; use 0 to below 1, such as 0.1"),
+        ("dropout = -0.1", "dropout = -0.1: is out of range"),
+        ("dropout = nan", "dropout = NaN: is out of range"),
         ("ema = 1", "ema = 1: is out of range; use more than 0 and less than 1, such as 0.999"),
         ("clip = -1", "clip = -1: is out of range; use a largest norm, or 0"),
     ]);

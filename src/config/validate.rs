@@ -191,6 +191,8 @@ impl Config {
         number("lr", lr, lr >= 0.0, "0 or more")?;
         number("min-lr", min_lr, (0.0..=lr).contains(&min_lr), &format!("0 to lr = {lr}"))?;
         self.check_optimizer()?;
+        let dropped = (0.0..1.0).contains(&self.dropout);
+        number("dropout", self.dropout, dropped, "0 to below 1, such as 0.1")?;
         number("clip", self.clip, self.clip >= 0.0, "a largest norm, or 0 to never scale")?;
         within("threads", self.threads.unwrap_or(1), THREADS_MAX)?;
         seconds("timeout-s", self.timeout_s)

@@ -78,7 +78,8 @@ impl Blueprint {
             seq: config.seq,
             element_bytes: compute.size(),
             keeps_probabilities: attention_keeps_probabilities(compute, on_gpu, config.seq)
-                && !config.document_mask,
+                && !config.document_mask
+                && config.dropout == 0.0,
             kernels: !on_gpu,
         };
         sizes::check(config, &model, batch)?;
@@ -247,7 +248,15 @@ impl Blueprint {
         let recompute = self.recomputed.note(recompute, saves_scores, &self.schedule);
         let unit = (self.config.schedule == "zeropp").then(|| unit_note(&shape(&self.config)));
         let batch = self.config.global_batch_note();
-        [recompute, unit.flatten(), batch].into_iter().flatten().collect()
+        let Config { dropout, device, .. } = self.config;
+        let on_host = dropout > 0.0 && device != DeviceKind::Cpu;
+        let dropout = on_host.then(|| {
+            format!(
+                "dropout = {dropout}: device {device} gets its masks from the host, which makes \
+                 them for every F and B; that is slow"
+            )
+        });
+        [recompute, unit.flatten(), batch, dropout].into_iter().flatten().collect()
     }
 
     fn rank_plan(

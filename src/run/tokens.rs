@@ -1,5 +1,5 @@
-//! What the micro-batches of a rank are: samples of the step's batch, the documents in them, and
-//! how many of their tokens are scored.
+//! What the micro-batches of a rank are: samples of the step's batch, the documents in them, how
+//! many of their tokens are scored, and what is dropped of them.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use parking_lot::Mutex;
 use zeropp_comm::groups::Groups;
 use zeropp_core::data::{DataError, Sample};
-use zeropp_core::split::{Documents, NOT_SCORED};
+use zeropp_core::split::{Documents, Dropout, NOT_SCORED};
 use zeropp_pipeline::executor::TokenSource;
 
 use crate::own::samples;
@@ -33,6 +33,13 @@ pub(crate) fn training(shared: &Shared, device: &Device, groups: &Groups) -> Tok
     };
     let (data, sampler) = (&shared.data.0, &shared.data.1);
     let mut source = source(bp, device, groups, find.clone());
+    if bp.config.dropout > 0.0 {
+        let (p, seed) = (bp.config.dropout, bp.config.seed);
+        let (first, size) = (first_sample(bp, groups), bp.config.micro_batch_size);
+        source.dropout = Some(Arc::new(move |step, micro_batch| {
+            Ok(Dropout { p, seed, step, sample: first + micro_batch * size })
+        }));
+    }
     if sampler.masks(data) {
         let micro_batches = per_step / bp.config.micro_batch_size;
         let last = Mutex::new(None);
@@ -73,14 +80,19 @@ pub(crate) fn evaluation(
     source
 }
 
-/// Tokens of a micro-batch of this rank: replicas, then ZeRO-3 places, then micro-batches take
-/// consecutive samples of the step's batch, which `find` finds.
+/// The number of this rank's first sample in the step's batch: replicas, then ZeRO-3 places, then
+/// micro-batches take consecutive samples of it.
+fn first_sample(bp: &Blueprint, groups: &Groups) -> usize {
+    let c = groups.coords;
+    let group = c.dp * bp.mesh.zero3 + c.zero3;
+    group * bp.config.micro_batches() * bp.config.micro_batch_size
+}
+
+/// Tokens of a micro-batch of this rank, of samples that `find` finds.
 fn source(bp: &Arc<Blueprint>, device: &Device, groups: &Groups, find: Find) -> TokenSource {
     let device = device.clone();
-    let c = groups.coords;
     let (samples, seq) = (bp.config.micro_batch_size, bp.config.seq);
-    let group = c.dp * bp.mesh.zero3 + c.zero3;
-    let first = group * bp.config.micro_batches() * samples;
+    let first = first_sample(bp, groups);
     let all = move |step: u64, micro_batch: usize| {
         let first = first + micro_batch * samples;
         (first..first + samples).map(|index| find(step, index)).collect::<Result<Vec<_>, _>>()
@@ -110,5 +122,6 @@ fn source(bp: &Arc<Blueprint>, device: &Device, groups: &Groups, find: Find) -> 
         tokens: Arc::new(tokens),
         documents: if apart { Some(Arc::new(documents)) } else { None },
         scored: None,
+        dropout: None,
     }
 }

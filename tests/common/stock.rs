@@ -53,7 +53,38 @@ fn norm(x: Tensor<3>, l: &Leaves, name: &str) -> Tensor<3> {
     centred / (variance + 1e-5).sqrt() * w.clone().unsqueeze::<3>() + b.clone().unsqueeze::<3>()
 }
 
-fn attention(qkv: Tensor<3>, heads: usize) -> Tensor<3> {
+/// `x`, whose elements lie in `rows(index)` of their sample, by the mask that the first step's
+/// dropout has at this place; by its definition in `split::Dropout`.
+fn drop_some<const D: usize>(
+    x: Tensor<D>,
+    config: &Config,
+    place: &str,
+    at: impl Fn(usize) -> [usize; 3],
+) -> Tensor<D> {
+    if config.dropout == 0.0 {
+        return x;
+    }
+    let rng = Rng::keyed(config.seed, &format!("dropout.{place}"));
+    let factor = |i: usize| {
+        let [sample, row, column] = at(i).map(|n| n as u64);
+        let block = 16 * (column / 64) + column % 16;
+        let word = rng.block(block + (row << 32), sample + (1 << 32))[column as usize % 64 / 16];
+        let is_dropped = f64::from(word) < config.dropout * 2_f64.powi(32);
+        if is_dropped { 0.0 } else { (1.0 / (1.0 - config.dropout)) as f32 }
+    };
+    let mask: Vec<f32> = (0..x.shape().num_elements()).map(factor).collect();
+    let mask = TensorData::new(mask, x.dims());
+    x * Tensor::from_data(mask, &Device::flex().autodiff())
+}
+
+/// The same for `x: [n, s, h]`.
+fn drop_hidden(x: Tensor<3>, config: &Config, place: &str) -> Tensor<3> {
+    let [_, s, h] = x.dims();
+    drop_some(x, config, place, |i| [i / (s * h), i / h % s, i % h])
+}
+
+fn attention(qkv: Tensor<3>, config: &Config, block: &str) -> Tensor<3> {
+    let heads = config.heads;
     let [b, s, h3] = qkv.dims();
     let h = h3 / 3;
     let d = h / heads;
@@ -65,6 +96,10 @@ fn attention(qkv: Tensor<3>, heads: usize) -> Tensor<3> {
     let scores = q.matmul(k.swap_dims(2, 3)) / (d as f64).sqrt();
     let mask = Tensor::<2, Int>::ones([s, s], &qkv.device()).triu(1).bool().unsqueeze::<4>();
     let p = activation::softmax(scores.mask_fill(mask, -1e30), 3);
+    let p = drop_some(p, config, &format!("{block}.probabilities"), |i| {
+        let (sample, head, query) = (i / (heads * s * s), i / (s * s) % heads, i / s % s);
+        [sample, query * heads + head, i % s]
+    });
     p.matmul(v).swap_dims(1, 2).reshape([b, s, h])
 }
 
@@ -80,7 +115,8 @@ fn gelu(x: Tensor<3>, kind: Activation) -> Tensor<3> {
     }
 }
 
-/// The mean loss of `n` samples, whose ids and targets follow each other.
+/// The mean loss of `n` samples, whose ids and targets follow each other, with the dropout of the
+/// first step if the settings have any.
 pub(crate) fn loss(
     config: &Config,
     l: &Leaves,
@@ -93,12 +129,16 @@ pub(crate) fn loss(
     let wte = l.two["wte.weight"].clone();
     let wpe = l.two["wpe.weight"].clone();
     let mut x = module::embedding(wte.clone(), ids) + wpe.unsqueeze::<3>();
+    x = drop_hidden(x, config, "embedding.output");
     for i in 0..config.layers {
         let name = |part: &str| format!("h.{i}.{part}");
         let qkv = linear(norm(x.clone(), l, &name("ln_1")), l, &name("attn.c_attn"));
-        x = x + linear(attention(qkv, config.heads), l, &name("attn.c_proj"));
+        let attended = attention(qkv, config, &format!("h.{i}"));
+        let attended = linear(attended, l, &name("attn.c_proj"));
+        x = x + drop_hidden(attended, config, &name("attention"));
         let up = linear(norm(x.clone(), l, &name("ln_2")), l, &name("mlp.c_fc"));
-        x = x + linear(gelu(up, config.activation), l, &name("mlp.c_proj"));
+        let down = linear(gelu(up, config.activation), l, &name("mlp.c_proj"));
+        x = x + drop_hidden(down, config, &name("mlp"));
     }
     let x = norm(x, l, "ln_f").reshape([n * s, h]);
     let head = if config.tied { wte } else { l.two["lm_head.weight"].clone() };

@@ -10,6 +10,7 @@ mod checkpoint;
 mod common;
 mod costs;
 mod counts;
+mod dropout;
 mod emulation;
 mod evaluation;
 mod examples;

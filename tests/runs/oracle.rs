@@ -80,3 +80,13 @@ fn replicas() {
     check(Config { pp: 2, dp: 2, virtual_stages: Some(2), ..small() });
     check(Config { zero3: 2, dp: 2, zero1: true, tied: true, ..small() });
 }
+
+/// The mask is drawn by its definition and multiplied with: no code of zeropp's dropout is in it.
+#[test]
+fn with_dropout() {
+    let dropped = Config { dropout: 0.3, ..small() };
+    check(dropped.clone());
+    check(Config { seq: 150, micro_batches: Some(2), unit: Some(1), ..dropped.clone() });
+    check(Config { pp: 2, zero3: 2, recompute: Recompute::Full, ..dropped.clone() });
+    check(Config { pp: 2, dp: 2, virtual_stages: Some(2), micro_batch_size: 1, ..dropped });
+}

@@ -56,6 +56,11 @@ impl Rng {
         Self { key }
     }
 
+    /// What tells this stream from others.
+    pub fn key(&self) -> [u32; 2] {
+        self.key
+    }
+
     /// 128 random bits at a two-dimensional position (step and sample, say).
     pub fn block(&self, position: u64, row: u64) -> [u32; 4] {
         let ([a, b], [c, d]) = (words(position), words(row));

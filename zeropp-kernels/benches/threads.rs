@@ -88,7 +88,7 @@ fn attention(threads: usize, rounds: usize) {
     let short = Dims { b: 1, s: TOKENS, heads: 12, groups: 12, d: h / 12 };
     let long = Dims { s: 1024, ..short };
     let (qkv, dy) = (numbers(1024 * 3 * h), numbers(1024 * h));
-    let (_, sums) = recomputed::attention(&qkv, long);
+    let (_, sums) = recomputed::attention(&qkv, long, None);
     let (few, few_dy) = (&qkv[..TOKENS * 3 * h], &dy[..TOKENS * h]);
     let jobs: Vec<Job<'_>> = vec![
         ("attention 256", Box::new(|| drop(kept::attention(few, short, None)))),
@@ -96,10 +96,10 @@ fn attention(threads: usize, rounds: usize) {
             "attention 256, backward",
             Box::new(|| drop(kept::attention_backward(few_dy, few, short, None))),
         ),
-        ("attention 1024", Box::new(|| drop(recomputed::attention(&qkv, long)))),
+        ("attention 1024", Box::new(|| drop(recomputed::attention(&qkv, long, None)))),
         (
             "attention 1024, backward",
-            Box::new(|| drop(recomputed::attention_backward(&dy, &qkv, &sums, long))),
+            Box::new(|| drop(recomputed::attention_backward(&dy, &qkv, &sums, long, None))),
         ),
     ];
     measure(threads, rounds, jobs);

@@ -9,6 +9,7 @@ pub mod activation;
 pub mod adamw;
 pub mod attention;
 pub mod bf16;
+pub mod dropout;
 pub mod gemm;
 pub mod head_norm;
 pub mod lion;

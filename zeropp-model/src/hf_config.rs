@@ -23,7 +23,7 @@ pub const MODEL_TYPES: [&str; 5] = ["gpt2", "llama", "mistral", "qwen2", "qwen3"
 pub struct HfConfig {
     /// The model; its vocabulary is not padded.
     pub decoder: Decoder,
-    /// What it asks for that changes training and is not done, in sentences: dropout.
+    /// What it asks for that changes training and settings have to ask for, in sentences: dropout.
     pub notes: Vec<String>,
 }
 
@@ -386,7 +386,10 @@ impl<'a> Fields<'a> {
         };
         let note = |field: &&str| {
             let value = self.get(field).expect("just looked at");
-            format!("config.json says {field} = {value}; zeropp trains without dropout")
+            format!(
+                "config.json says {field} = {value}; no dropout is taken from it: set dropout (one \
+                 share for all places) to train with any"
+            )
         };
         fields.iter().filter(set).map(note).collect()
     }

@@ -134,7 +134,8 @@ fn dropout_is_told() {
         "attn_pdrop": 0.0}"#;
     let found = read_text_of(gpt2).unwrap();
     assert_eq!(found.decoder, Preset::find("gpt2").unwrap().decoder);
-    let note = "config.json says resid_pdrop = 0.1; zeropp trains without dropout";
+    let note = "config.json says resid_pdrop = 0.1; no dropout is taken from it: set dropout (one \
+                share for all places) to train with any";
     assert_eq!((found.notes.len(), found.notes[0].as_str()), (2, note));
     let scaled = gpt2.replace("{", r#"{"scale_attn_by_inverse_layer_idx": true, "#);
     assert!(read_text_of(&scaled).unwrap_err().contains("scale_attn_by_inverse_layer_idx: true"));

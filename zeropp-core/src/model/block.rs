@@ -84,9 +84,10 @@ impl Block {
         let (d, names) = (&self.part.decoder, self.names());
         let qkv = self.qkv(norm(d.norm, x.clone(), names.norm_1, cx), cx, first);
         let attended = attend(qkv);
-        let x = ops::add(x, self.linear(attended, names.out, d.biases.out, cx));
+        let attended = self.linear(attended, names.out, d.biases.out, cx);
+        let x = ops::add(x, ops::dropout(attended, [&self.name, "attention"], &cx.op));
         let normed = norm(d.norm, x.clone(), names.norm_2, cx);
-        ops::add(x, self.mlp(normed, cx))
+        ops::add(x, ops::dropout(self.mlp(normed, cx), [&self.name, "mlp"], &cx.op))
     }
 
     /// q, k and v of the normalised x, ready for attention.
@@ -149,7 +150,9 @@ impl Layer for Block {
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
         let d = &self.part.decoder;
         let heads = [d.heads, d.kv_heads];
-        self.run(x, cx, 0, |qkv| ops::windowed_attention(qkv, heads, self.window, &cx.op))
+        let place = [&self.name, "probabilities"];
+        let attend = |qkv| ops::dropout_attention(qkv, heads, self.window, place, &cx.op);
+        self.run(x, cx, 0, attend)
     }
 
     fn is_split(&self) -> bool {

@@ -15,6 +15,7 @@ use super::block::{self, Block};
 use crate::layer::{BatchShape, Embedding, Head, Layer, LayerCost, LayerCx, Model, Part};
 use crate::params::ParamSpec;
 use crate::past::Past;
+use crate::split::DropoutPlace;
 use crate::split::ops::{self, Rotation};
 
 /// The model that `decoder` describes.
@@ -59,6 +60,9 @@ fn only(part: &DecoderPart) -> String {
     part.tensors().swap_remove(0).name
 }
 
+/// Where dropout follows the embedding, with positions where they are learned.
+const EMBEDDED: DropoutPlace<'_> = ["embedding", "output"];
+
 /// The token embedding.
 struct TokenEmbedding(DecoderPart);
 
@@ -70,7 +74,11 @@ impl Embedding for TokenEmbedding {
         self.0.parameters()
     }
     fn forward(&self, ids: Tensor<2, Int>, cx: &LayerCx) -> Tensor<3> {
-        ops::embedding(ids, &cx.weight(&only(&self.0)), &cx.op)
+        let x = ops::embedding(ids, &cx.weight(&only(&self.0)), &cx.op);
+        match self.0.decoder.positions {
+            Positions::Learned(_) => x,
+            Positions::Rotary(_) => ops::dropout(x, EMBEDDED, &cx.op),
+        }
     }
     fn is_split(&self) -> bool {
         true
@@ -91,7 +99,8 @@ impl Layer for PositionEmbedding {
         self.0.parameters()
     }
     fn forward(&self, x: Tensor<3>, cx: &LayerCx) -> Tensor<3> {
-        ops::position_embedding(x, &cx.weight(&only(&self.0)), &cx.op)
+        let x = ops::position_embedding(x, &cx.weight(&only(&self.0)), &cx.op);
+        ops::dropout(x, EMBEDDED, &cx.op)
     }
     fn extend(&self, x: Tensor<3>, cx: &LayerCx, past: &mut Past) -> Option<Tensor<3>> {
         let [_, n, _] = x.dims();

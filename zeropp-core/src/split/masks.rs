@@ -1,7 +1,9 @@
-//! What attention and the loss may not see of a micro-batch.
+//! What attention and the loss may not see of a micro-batch, and what is dropped of it.
 
 use std::ops::Range;
 use std::sync::Arc;
+
+use super::Dropout;
 
 /// The target of a token that is not scored, as in PyTorch's `cross_entropy`.
 pub const NOT_SCORED: i32 = -100;
@@ -15,6 +17,8 @@ pub struct Masks {
     /// tokens of the whole step over its micro-batches. So the mean of their losses is the mean
     /// over the scored tokens, wherever those are. Targets that are not scored are [`NOT_SCORED`].
     pub scored: Option<f64>,
+    /// Dropout, where the model trains with any.
+    pub dropout: Option<Dropout>,
 }
 
 /// The documents of a micro-batch's samples: b samples of s tokens are b·s rows, of which each

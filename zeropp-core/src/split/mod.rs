@@ -7,6 +7,7 @@
 //! [`Weight`] handles that are resolved at F and again at B, so that a gathered buffer can be freed
 //! in between.
 
+mod dropout;
 mod masks;
 pub mod ops;
 mod queue;
@@ -15,6 +16,7 @@ mod tape;
 mod vjp;
 mod weight;
 
+pub use dropout::{Dropout, DropoutPlace};
 pub use masks::{Documents, Masks, NOT_SCORED};
 pub use queue::{ForwardGrads, Grads, ParamSlot, Saved, WQueue, is_finite};
 pub use recording::{Recorded, RecordedBy, Recording};
@@ -43,7 +45,7 @@ pub struct OpCx {
     /// Where a head adds the weight gradients that it makes in F. `None` where no gradients are
     /// wanted, and for layers that are no head.
     pub forward_grads: Option<ForwardGrads>,
-    /// What of the micro-batch attention and the loss may not see.
+    /// What of the micro-batch attention and the loss may not see, and what is dropped of it.
     pub masks: Masks,
 }
 

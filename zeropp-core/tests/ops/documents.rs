@@ -20,7 +20,7 @@ use crate::{stock_rope, stock_windowed_attention};
 
 /// The same context with documents.
 fn within(cx: &OpCx, documents: &Arc<Documents>) -> OpCx {
-    let masks = Masks { documents: Some(documents.clone()), scored: None };
+    let masks = Masks { documents: Some(documents.clone()), ..Masks::default() };
     OpCx { masks, ..cx.clone() }
 }
 
@@ -181,7 +181,7 @@ proptest! {
             let scratch = Meter::new();
             let grads = Grads::new(vec![p.layout.clone()], &on, &scratch);
             let grads = Arc::new(Mutex::new(grads));
-            let masks = Masks { documents: None, scored: Some(divisor) };
+            let masks = Masks { scored: Some(divisor), ..Masks::default() };
             let forward_grads = Some(ForwardGrads { grads: grads.clone(), loss_scale: 0.5 });
             let cx = OpCx { masks, forward_grads, ..context(&meter, false, true) };
             let (w, input) = (p.weights.weight("w"), leaf(&x));
@@ -196,7 +196,7 @@ proptest! {
             let dw = cpu_tensor::into_vec(grads.into_flat().0.remove(0));
             assert_within("dw", &dw[..v * h], &want.2[0], tolerance, 0.5 / divisor);
             // By logits, and with no gradient: the same loss.
-            let masks = Masks { documents: None, scored: Some(divisor) };
+            let masks = Masks { scored: Some(divisor), ..Masks::default() };
             let cx = OpCx { masks, ..context(&meter, false, false) };
             let logits = ops::linear_transposed(x.clone(), &w, &cx);
             let loss = ops::cross_entropy(logits.clone(), given.clone(), &cx);

@@ -7,6 +7,7 @@ mod cases;
 mod close;
 mod common;
 mod documents;
+mod dropout;
 mod head;
 mod heads;
 #[path = "../common/random.rs"]

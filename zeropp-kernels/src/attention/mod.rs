@@ -5,9 +5,13 @@
 //! sliding window has a way of its own.
 
 pub mod cached;
+mod dropped;
 pub mod kept;
 pub mod recomputed;
 pub mod windowed;
+
+pub use dropped::Dropped;
+pub(crate) use dropped::DroppedHead;
 
 use crate::mat_mut::MatMut;
 

@@ -7,7 +7,7 @@
 mod buffers;
 
 use self::buffers::{Block, LANES, Panels};
-use super::Dims;
+use super::{Dims, Dropped, DroppedHead};
 use crate::mat_mut::MatMut;
 use crate::math::exp;
 use crate::reduce::fold;
@@ -98,6 +98,44 @@ fn softmax_backward(dp: &mut Block, p: &mut Block, i: usize, n: usize) {
     dp.clear(i, n);
 }
 
+/// Factors of dropout for a block of queries, rows of whole groups of vectors.
+#[derive(Default)]
+struct Factors {
+    data: Vec<f32>,
+    stride: usize,
+}
+
+impl Factors {
+    /// Where probabilities are dropped at all.
+    fn new(d: Dims, dropped: Option<Dropped>) -> Self {
+        let stride = d.s.next_multiple_of(LANES);
+        match dropped {
+            Some(_) => Self { data: vec![0.0; BLOCK.min(d.s) * stride], stride },
+            None => Self::default(),
+        }
+    }
+
+    /// Sets those of the queries `from..to` for the keys that each sees.
+    fn fill(&mut self, of: DroppedHead, (from, to): (usize, usize)) {
+        of.fill(&mut self.data, self.stride, (from, 0), to - from, |row| 0..from + row + 1);
+    }
+
+    /// Multiplies the rows of the queries `from..to` in `p` by them.
+    fn multiply(&self, p: &mut Block, (from, to): (usize, usize)) {
+        simd(
+            #[inline(always)]
+            || {
+                for (i, m) in self.data.chunks_exact(self.stride).take(to - from).enumerate() {
+                    let vectors = p.runs(i, from + i + 1).flatten();
+                    for (p, m) in vectors.zip(m.as_chunks::<LANES>().0) {
+                        p.iter_mut().zip(m).for_each(|(p, m)| *p *= *m);
+                    }
+                }
+            },
+        );
+    }
+}
+
 /// Rows of a block, as the tiles of its products take them: (first, end).
 fn tiles(rows_there: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
     let count = rows_there.div_ceil(rows());
@@ -152,13 +190,15 @@ struct Forward {
     values: Panels,
     result: Vec<f32>,
     inverse: [f32; BLOCK],
+    factors: Factors,
 }
 
 impl Forward {
-    fn new(d: Dims) -> Self {
+    fn new(d: Dims, dropped: Option<Dropped>) -> Self {
         let rows = BLOCK.min(d.s);
         Self {
             d,
+            factors: Factors::new(d, dropped),
             q: Block::new(rows, d.d),
             p: Block::new(rows, d.s),
             keys: Panels::default(),
@@ -169,7 +209,13 @@ impl Forward {
     }
 
     /// One block of queries of a head: sets its rows of `out`; their logarithms of sums.
-    fn block(&mut self, q: Rows<'_>, out: &mut MatMut<'_>, sums: &mut [f32]) {
+    fn block(
+        &mut self,
+        q: Rows<'_>,
+        out: &mut MatMut<'_>,
+        sums: &mut [f32],
+        dropped: Option<DroppedHead>,
+    ) {
         let (d, at) = (self.d.d, (q.from, q.to));
         self.q.copy(q, d);
         scores(&mut self.p, &self.q, &self.keys, self.d.scale(), at);
@@ -184,6 +230,10 @@ impl Forward {
                 }
             },
         );
+        if let Some(dropped) = dropped {
+            self.factors.fill(dropped, at);
+            self.factors.multiply(&mut self.p, at);
+        }
         weighted(&mut self.result, &self.p, &self.values, 1.0, at);
         let rows = self.result.chunks_exact(self.values.columns()).take(q.to - q.from);
         for (i, row) in rows.enumerate() {
@@ -194,8 +244,9 @@ impl Forward {
 }
 
 /// The output of attention, `[b, s, heads·d]`, and of every query the logarithm of the sum of its
-/// exponentials, `[b, heads, s]`, which the backward needs.
-pub fn attention(qkv: &[f32], d: Dims) -> (Vec<f32>, Vec<f32>) {
+/// exponentials, `[b, heads, s]`, which the backward needs. Probabilities are dropped if `dropped`
+/// says which.
+pub fn attention(qkv: &[f32], d: Dims, dropped: Option<Dropped>) -> (Vec<f32>, Vec<f32>) {
     d.check(qkv.len());
     let width = d.width();
     let mut out = vec![0.0; d.b * d.s * d.out_width()];
@@ -206,7 +257,7 @@ pub fn attention(qkv: &[f32], d: Dims) -> (Vec<f32>, Vec<f32>) {
     let groups = groups.zip(sums.chunks_mut(share * d.s)).enumerate();
     each_with(
         groups,
-        || Forward::new(d),
+        || Forward::new(d, dropped),
         |scratch, (i, (out, sums))| {
             let (b, group) = (i / d.groups, i % d.groups);
             let data = &qkv[d.sample(b, width)];
@@ -215,9 +266,10 @@ pub fn attention(qkv: &[f32], d: Dims) -> (Vec<f32>, Vec<f32>) {
             scratch.values.of_columns(all(d.value(group)), d.d);
             let heads = out.bands(d.d).zip(sums.chunks_mut(d.s));
             for (head, ((_, mut out), sums)) in heads_of(d, group).zip(heads) {
+                let dropped = dropped.map(|dropped| dropped.head(d, b, head));
                 for (from, to) in d.blocks(BLOCK) {
                     let q = Rows { from, to, ..all(d.query(head)) };
-                    scratch.block(q, &mut out, &mut sums[from..to]);
+                    scratch.block(q, &mut out, &mut sums[from..to], dropped);
                 }
             }
         },
@@ -242,10 +294,11 @@ struct Backward {
     right_keys: Panels,
     dk: Vec<f32>,
     dv: Vec<f32>,
+    factors: Factors,
 }
 
 impl Backward {
-    fn new(d: Dims) -> Self {
+    fn new(d: Dims, dropped: Option<Dropped>) -> Self {
         let (rows, columns) = (BLOCK.min(d.s), d.d.next_multiple_of(PANEL));
         let block = |terms| Block::new(rows, terms);
         Self {
@@ -262,6 +315,7 @@ impl Backward {
             right_keys: Panels::default(),
             dk: vec![0.0; d.s * columns],
             dv: vec![0.0; d.s * columns],
+            factors: Factors::new(d, dropped),
         }
     }
 
@@ -275,7 +329,7 @@ impl Backward {
     }
 
     /// One block of queries of a head: adds to dk and dv, and sets dq.
-    fn block(&mut self, q: Rows<'_>, dy: Rows<'_>, sums: &[f32]) {
+    fn block(&mut self, q: Rows<'_>, dy: Rows<'_>, sums: &[f32], dropped: Option<DroppedHead>) {
         let (d, scale) = (self.d.d, self.d.scale());
         let at = (q.from, q.to);
         self.q.copy(q, d);
@@ -284,6 +338,10 @@ impl Backward {
         self.right_dy.of_columns(dy, d);
         scores(&mut self.p, &self.q, &self.keys, scale, at);
         scores(&mut self.dp, &self.dy, &self.values, 1.0, at);
+        if let Some(dropped) = dropped {
+            self.factors.fill(dropped, at);
+            self.factors.multiply(&mut self.dp, at);
+        }
         let (p, dp) = (&mut self.p, &mut self.dp);
         simd(
             #[inline(always)]
@@ -294,6 +352,9 @@ impl Backward {
                 }
             },
         );
+        if dropped.is_some() {
+            self.factors.multiply(&mut self.p, at);
+        }
         transposed(&mut self.dv, &self.p, &self.right_dy, 1.0, at);
         transposed(&mut self.dk, &self.dp, &self.right_q, scale, at);
         weighted(&mut self.dq, &self.dp, &self.right_keys, scale, at);
@@ -310,27 +371,34 @@ fn unpad(to: &mut MatMut<'_>, first: usize, from: &[f32]) {
 
 /// The gradient of `qkv` for the output gradient `dy`, with the logarithms that the forward left.
 /// The probabilities are computed again, whoever asks for that or not.
-pub fn attention_backward(dy: &[f32], qkv: &[f32], sums: &[f32], d: Dims) -> Vec<f32> {
+pub fn attention_backward(
+    dy: &[f32],
+    qkv: &[f32],
+    sums: &[f32],
+    d: Dims,
+    dropped: Option<Dropped>,
+) -> Vec<f32> {
     d.check(qkv.len());
     let (width, out_width) = (d.width(), d.out_width());
     let mut dqkv = vec![0.0; qkv.len()];
     let groups = d.groups_of(&mut dqkv).enumerate();
     each_with(
         groups,
-        || Backward::new(d),
+        || Backward::new(d, dropped),
         |scratch, (i, [dq, mut dk, mut dv])| {
             let (b, group) = (i / d.groups, i % d.groups);
             let data = &qkv[d.sample(b, width)];
             let all = |column| Rows { data, width, column, from: 0, to: d.s };
             scratch.begin(all(d.key(group)), all(d.value(group)));
             for (head, (_, mut dq)) in heads_of(d, group).zip(dq.bands(d.d)) {
+                let dropped = dropped.map(|dropped| dropped.head(d, b, head));
                 let dy = &dy[d.sample(b, out_width)];
                 let column = d.query(head);
                 for (from, to) in d.blocks(BLOCK) {
                     let q = Rows { from, to, ..all(column) };
                     let dy = Rows { data: dy, width: out_width, column, from, to };
                     let sums = &sums[(b * d.heads + head) * d.s..][from..to];
-                    scratch.block(q, dy, sums);
+                    scratch.block(q, dy, sums, dropped);
                     let rows = (to - from) * d.d.next_multiple_of(PANEL);
                     unpad(&mut dq, from, &scratch.dq[..rows]);
                 }

@@ -1,12 +1,20 @@
-use super::{Dims, kept, recomputed, windowed};
+use super::{Dims, Dropped, kept, recomputed, windowed};
+use crate::dropout::Dropout;
 
 fn values(n: usize, seed: u32) -> Vec<f32> {
     let hash = |i: usize| (i as u32 ^ seed).wrapping_mul(2_654_435_761).rotate_left(13);
     (0..n).map(|i| hash(i).wrapping_mul(2_246_822_519) as f32 / u32::MAX as f32 - 0.5).collect()
 }
 
-/// Output and gradient by the definition, in double precision.
-fn definition(qkv: &[f32], dy: &[f32], d: Dims, window: usize) -> (Vec<f64>, Vec<f64>) {
+/// Output and gradient by the definition, in double precision; probabilities are multiplied by
+/// those of `factors`, if there are any.
+fn definition(
+    qkv: &[f32],
+    dy: &[f32],
+    d: Dims,
+    window: usize,
+    factors: Option<&[f32]>,
+) -> (Vec<f64>, Vec<f64>) {
     let (width, out_width, share) = (d.width(), d.out_width(), d.heads / d.groups);
     let mut out = vec![0.0; dy.len()];
     let mut dqkv = vec![0.0; qkv.len()];
@@ -24,14 +32,16 @@ fn definition(qkv: &[f32], dy: &[f32], d: Dims, window: usize) -> (Vec<f64>, Vec
             let p: Vec<f64> = e.iter().map(|e| e / sum).collect();
             let row = (b * d.s + i) * out_width + head * d.d;
             let dy = |c: usize| f64::from(dy[row + c]);
-            let dp: Vec<f64> =
-                (0..=i).map(|j| (0..d.d).map(|c| dy(c) * x(j, v + c)).sum()).collect();
+            let row_of_factors = ((b * d.heads + head) * d.s + i) * d.s;
+            let m = |j: usize| factors.map_or(1.0, |m| f64::from(m[row_of_factors + j]));
+            let dropped = |j: usize| (0..d.d).map(|c| dy(c) * x(j, v + c)).sum::<f64>();
+            let dp: Vec<f64> = (0..=i).map(|j| dropped(j) * m(j)).collect();
             let mean: f64 = p.iter().zip(&dp).map(|(p, dp)| p * dp).sum();
             for j in 0..=i {
                 let ds = (dp[j] - mean) * p[j] * scale;
                 for c in 0..d.d {
-                    out[row + c] += p[j] * x(j, v + c);
-                    dqkv[at(j, v + c)] += p[j] * dy(c);
+                    out[row + c] += p[j] * m(j) * x(j, v + c);
+                    dqkv[at(j, v + c)] += p[j] * m(j) * dy(c);
                     dqkv[at(i, q + c)] += ds * x(j, k + c);
                     dqkv[at(j, k + c)] += ds * x(i, q + c);
                 }
@@ -56,13 +66,13 @@ fn agrees_with_the_definition() {
         let dims = Dims { b, s, heads, groups, d };
         let qkv: Vec<f32> = values(b * s * dims.width(), 1).iter().map(|x| x * 4.0).collect();
         let dy = values(b * s * dims.out_width(), 2);
-        let (want, want_gradient) = definition(&qkv, &dy, dims, s);
+        let (want, want_gradient) = definition(&qkv, &dy, dims, s, None);
         let mut p = Vec::new();
         let out = kept::attention(&qkv, dims, Some(&mut p));
         let gradient = kept::attention_backward(&dy, &qkv, dims, Some(&p));
         assert_eq!(gradient, kept::attention_backward(&dy, &qkv, dims, None));
-        let (out_again, sums) = recomputed::attention(&qkv, dims);
-        let gradient_again = recomputed::attention_backward(&dy, &qkv, &sums, dims);
+        let (out_again, sums) = recomputed::attention(&qkv, dims, None);
+        let gradient_again = recomputed::attention_backward(&dy, &qkv, &sums, dims, None);
         for (name, got, want) in [
             ("out", out, &want),
             ("gradient", gradient, &want_gradient),
@@ -86,9 +96,9 @@ fn a_window_agrees_with_the_definition() {
         let dims = Dims { b, s, heads, groups, d };
         let qkv: Vec<f32> = values(b * s * dims.width(), 1).iter().map(|x| x * 4.0).collect();
         let dy = values(b * s * dims.out_width(), 2);
-        let (want, want_gradient) = definition(&qkv, &dy, dims, window);
-        let (out, sums) = windowed::attention(&qkv, dims, window);
-        let gradient = windowed::attention_backward(&dy, &qkv, &sums, dims, window);
+        let (want, want_gradient) = definition(&qkv, &dy, dims, window, None);
+        let (out, sums) = windowed::attention(&qkv, dims, window, None);
+        let gradient = windowed::attention_backward(&dy, &qkv, &sums, dims, window, None);
         for (got, want) in [(out, want), (gradient, want_gradient)] {
             let scale = want.iter().fold(0.0_f64, |a, x| a.max(x.abs()));
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
@@ -99,17 +109,77 @@ fn a_window_agrees_with_the_definition() {
     }
 }
 
+/// With dropped probabilities: of long and of windowed samples, and of documents, which begin
+/// anywhere in a sample.
+#[test]
+fn dropped_probabilities_agree_with_the_definition() {
+    let sizes = [
+        (2, 3, 2, 1, 5, 1),
+        (1, 131, 4, 2, 33, 131),
+        (2, 257, 3, 1, 16, 64),
+        (1, 530, 1, 1, 8, 530),
+        (1, 530, 2, 1, 8, 300),
+    ];
+    for (b, s, heads, groups, d, window) in sizes {
+        for token in [0, 37] {
+            let dims = Dims { b, s, heads, groups, d };
+            let qkv: Vec<f32> = values(b * s * dims.width(), 1).iter().map(|x| x * 4.0).collect();
+            let dy = values(b * s * dims.out_width(), 2);
+            let dropout = Dropout::new([token as u32, 1], 3, 0.3);
+            let dropped = Dropped { dropout, sample: 5, token };
+            let factors = dropped.factors(dims, 0..s, s);
+            let want = definition(&qkv, &dy, dims, window, Some(&factors));
+            let dropped = Some(dropped);
+            let (out, sums, gradient) = if window == s {
+                let (out, sums) = recomputed::attention(&qkv, dims, dropped);
+                let gradient = recomputed::attention_backward(&dy, &qkv, &sums, dims, dropped);
+                (out, sums, gradient)
+            } else {
+                let (out, sums) = windowed::attention(&qkv, dims, window, dropped);
+                let gradient =
+                    windowed::attention_backward(&dy, &qkv, &sums, dims, window, dropped);
+                (out, sums, gradient)
+            };
+            assert!(sums.iter().all(|sum| sum.is_finite()));
+            for (got, want) in [(out, want.0), (gradient, want.1)] {
+                let scale = want.iter().fold(0.0_f64, |a, x| a.max(x.abs()));
+                for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                    let error = (f64::from(*got) - want).abs();
+                    assert!(error < 1e-5 * scale, "{dims:?} {window} [{i}]: {got}, not {want}");
+                }
+            }
+        }
+    }
+}
+
+/// A document has the factors of its place in the sample, and a block those of its queries.
+#[test]
+fn factors_are_those_of_a_place_in_the_sample() {
+    let dropout = Dropout::new([1, 2], 3, 0.4);
+    let whole = Dims { b: 2, s: 90, heads: 3, groups: 1, d: 1 };
+    let all = Dropped { dropout, sample: 4, token: 0 }.factors(whole, 0..90, 90);
+    let one = Dims { b: 1, s: 50, ..whole };
+    let part = Dropped { dropout, sample: 5, token: 17 }.factors(one, 3..40, 40);
+    for (head, query, key) in
+        (0..3).flat_map(|h| (3..40).flat_map(move |q| (0..40).map(move |k| (h, q, k))))
+    {
+        let in_part = (head * 37 + query - 3) * 40 + key;
+        let in_all = ((3 + head) * 90 + 17 + query) * 90 + 17 + key;
+        assert_eq!(part[in_part], all[in_all], "{head} {query} {key}");
+    }
+}
+
 /// What one sample gives does not depend on others beside it, nor a query on those after it.
 #[test]
 fn samples_and_later_tokens_change_no_bit() {
     let d = Dims { b: 2, s: 150, heads: 2, groups: 1, d: 24 };
     let qkv = values(d.b * d.s * d.width(), 1);
-    let (out, sums) = recomputed::attention(&qkv, d);
+    let (out, sums) = recomputed::attention(&qkv, d, None);
     let (one, short) = (Dims { b: 1, ..d }, Dims { b: 1, s: 70, ..d });
     let half = d.s * d.width();
-    assert_eq!(recomputed::attention(&qkv[half..], one).0, out[d.s * d.out_width()..]);
+    assert_eq!(recomputed::attention(&qkv[half..], one, None).0, out[d.s * d.out_width()..]);
     assert_eq!(
-        recomputed::attention(&qkv[..short.s * d.width()], short).0,
+        recomputed::attention(&qkv[..short.s * d.width()], short, None).0,
         out[..short.s * d.out_width()]
     );
     assert_eq!(sums.len(), d.b * d.heads * d.s);

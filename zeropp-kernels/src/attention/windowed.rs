@@ -4,12 +4,12 @@
 //! so that work and scratch follow the window and not the sample. A query leaves the logarithm of
 //! the sum of its exponentials, from which the backward has the probabilities again.
 
-use super::{Dims, Part};
+use super::{Dims, Dropped, DroppedHead, Part};
 use crate::gemm::{MatMut, MatRef, Store, gemm};
 use crate::math::{exp, ln};
 use crate::reduce::{max, sum, sum2};
-use crate::simd;
 use crate::threads::{Fresh, each_with};
+use crate::{simd, update};
 
 /// Query rows processed at a time, as for short samples.
 const BLOCK: usize = 48;
@@ -69,6 +69,12 @@ impl<'a> Block<'a> {
         first_key(query, self.window) - self.first..query + 1 - self.first
     }
 
+    /// The factors of dropout into `m: [rows, keys]`, where a query sees a key.
+    fn factors(&self, dropped: DroppedHead, m: &mut [f32]) {
+        let at = (self.from, self.first);
+        dropped.fill(m, self.keys(), at, self.rows(), |row| self.seen(row));
+    }
+
     /// Scores, scaled, into `p: [rows, keys]`.
     fn scores(&self, p: &mut [f32]) {
         let p = MatMut::new(p, self.rows(), self.keys());
@@ -125,26 +131,47 @@ fn hide(row: &mut [f32], range: &core::ops::Range<usize>) {
     row[range.end..].fill(0.0);
 }
 
-/// Elements of a block's scores.
-fn scores_len(d: Dims, window: usize) -> usize {
-    BLOCK.min(d.s) * (window + BLOCK - 1).min(d.s)
+/// `x` by `m`, element by element; both are zero, or of no account, where a query sees no key.
+fn multiply(x: &mut [f32], m: &[f32]) {
+    simd(
+        #[inline(always)]
+        || update(x, m, |x, m| x * m),
+    );
+}
+
+/// Elements of a block's scores, and of its factors if it has any.
+fn scratch_lens(d: Dims, window: usize, dropped: Option<Dropped>) -> (usize, usize) {
+    let scores = BLOCK.min(d.s) * (window + BLOCK - 1).min(d.s);
+    (scores, if dropped.is_some() { scores } else { 0 })
 }
 
 /// The output of attention, `[b, s, heads·d]`, of which a query sees the last `window` keys, itself
 /// included; and of every query the logarithm of the sum of its exponentials, `[b, heads, s]`.
-pub fn attention(qkv: &[f32], d: Dims, window: usize) -> (Vec<f32>, Vec<f32>) {
+/// Probabilities are dropped if `dropped` says which.
+pub fn attention(
+    qkv: &[f32],
+    d: Dims,
+    window: usize,
+    dropped: Option<Dropped>,
+) -> (Vec<f32>, Vec<f32>) {
     d.check(qkv.len());
     let mut out = vec![0.0; d.b * d.s * d.out_width()];
     let mut sums = Fresh::new(d.b * d.heads * d.s);
     let heads = d.heads_of(&mut out).zip(sums.parts(d.s)).enumerate();
-    let scratch = || vec![0.0; scores_len(d, window)];
-    each_with(heads, scratch, |p, (i, (mut out, mut sums))| {
+    let (len, factors_len) = scratch_lens(d, window, dropped);
+    let scratch = || [vec![0.0; len], vec![0.0; factors_len]];
+    each_with(heads, scratch, |[p, m], (i, (mut out, mut sums))| {
         let (b, head) = (i / d.heads, i % d.heads);
         let qkv = &qkv[d.sample(b, d.width())];
         for at in d.blocks(BLOCK) {
             let block = Block::new((d, window), head, qkv, at);
             let p = &mut p[..block.rows() * block.keys()];
             block.probabilities(p, |log| sums.push(log));
+            if let Some(dropped) = dropped {
+                let m = &mut m[..p.len()];
+                block.factors(dropped.head(d, b, head), m);
+                multiply(p, m);
+            }
             let p = MatRef::new(p, block.rows(), block.keys());
             let out = out.part(block.from..block.to, 0..d.d);
             gemm(out, Store::Set, 1.0, p, block.of_keys(Part::Value));
@@ -160,13 +187,15 @@ pub fn attention_backward(
     sums: &[f32],
     d: Dims,
     window: usize,
+    dropped: Option<Dropped>,
 ) -> Vec<f32> {
     d.check(qkv.len());
     let (out_width, share) = (d.out_width(), d.heads / d.groups);
     let mut dqkv = vec![0.0; qkv.len()];
-    let scratch = || [0, 1].map(|_| vec![0.0; scores_len(d, window)]);
+    let (len, factors_len) = scratch_lens(d, window, dropped);
+    let scratch = || [len, len, factors_len].map(|len| vec![0.0; len]);
     let groups = d.groups_of(&mut dqkv).enumerate();
-    each_with(groups, scratch, |[p, ds], (i, [mut dq, mut dk, mut dv])| {
+    each_with(groups, scratch, |[p, ds, m], (i, [mut dq, mut dk, mut dv])| {
         let (b, group) = (i / d.groups, i % d.groups);
         let (qkv, dy) = (&qkv[d.sample(b, d.width())], &dy[d.sample(b, out_width)]);
         for (place, at) in (0..share).flat_map(|place| d.blocks(BLOCK).map(move |at| (place, at))) {
@@ -180,7 +209,15 @@ pub fn attention_backward(
             let v = block.of_keys(Part::Value);
             gemm(MatMut::new(ds, rows, keys), Store::Set, 1.0, dy, v.t());
             let sums = &sums[(b * d.heads + head) * d.s..][block.from..block.to];
+            if let Some(dropped) = dropped {
+                let m = &mut m[..ds.len()];
+                block.factors(dropped.head(d, b, head), m);
+                multiply(ds, m);
+            }
             block.slopes(p, ds, sums);
+            if dropped.is_some() {
+                multiply(p, &m[..p.len()]);
+            }
             let (p, ds) = (MatRef::new(p, rows, keys), MatRef::new(ds, rows, keys));
             // They begin as zeros.
             let [dk, dv] = [&mut dk, &mut dv].map(|m| m.part(block.first..block.to, 0..d.d));

@@ -9,12 +9,12 @@ use super::gemm::{add_product, product_into, product_set};
 use super::isa;
 use super::packed::{Mat, Packed};
 use crate::attention::windowed::first_key;
-use crate::attention::{Dims, Part};
+use crate::attention::{Dims, Dropped, DroppedHead, Part};
 use crate::mat_mut::MatMut;
 use crate::math::{exp, ln};
 use crate::reduce::{max, sum, sum2};
-use crate::simd;
 use crate::threads::{self, Fresh, each_with};
+use crate::{simd, update};
 
 /// Query rows processed at a time: whole blocks of a product's K.
 const BLOCK: usize = 128;
@@ -37,6 +37,12 @@ impl Block {
     fn seen(&self, row: usize) -> core::ops::Range<usize> {
         let query = self.from + row;
         first_key(query, self.window)..query + 1
+    }
+
+    /// Where their scores are.
+    fn elements(&self, row: usize) -> core::ops::Range<usize> {
+        let (seen, start) = (self.seen(row), row * self.stride);
+        start + seen.start..start + seen.end
     }
 }
 
@@ -76,10 +82,12 @@ struct Scratch {
     rows: Vec<bf16>,
     dk: Vec<f32>,
     dv: Vec<f32>,
+    /// Of dropout.
+    factors: Vec<f32>,
 }
 
 impl Scratch {
-    fn new(d: Dims, backward: bool) -> Self {
+    fn new(d: Dims, backward: bool, dropped: Option<Dropped>) -> Self {
         let rows = BLOCK.min(d.s);
         let len = rows * d.s.next_multiple_of(32);
         let if_backward = |len: usize| if backward { len } else { 0 };
@@ -91,6 +99,7 @@ impl Scratch {
             rows: vec![bf16::ZERO; rows * d.d],
             dk: vec![0.0; if_backward(d.s * d.d)],
             dv: vec![0.0; if_backward(d.s * d.d)],
+            factors: vec![0.0; if dropped.is_some() { len } else { 0 }],
         }
     }
 }
@@ -105,11 +114,17 @@ fn give(to: &mut MatMut<'_, bf16>, first: usize, rows: &[bf16], d: usize) {
 /// softmax(q·kᵀ/√d, causal)·v, `[b, s, heads·d]`, and the logarithm of each query's sum of
 /// exponentials, `[b, heads, s]`.
 pub fn attention(qkv: &[bf16], d: Dims) -> (Vec<bf16>, Vec<f32>) {
-    attention_in(qkv, d, usize::MAX)
+    attention_in(qkv, d, usize::MAX, None)
 }
 
-/// The same, of which a query sees the last `window` keys alone, itself included.
-pub fn attention_in(qkv: &[bf16], d: Dims, window: usize) -> (Vec<bf16>, Vec<f32>) {
+/// The same, of which a query sees the last `window` keys alone, itself included, and whose
+/// probabilities are dropped if `dropped` says which.
+pub fn attention_in(
+    qkv: &[bf16],
+    d: Dims,
+    window: usize,
+    dropped: Option<Dropped>,
+) -> (Vec<bf16>, Vec<f32>) {
     d.check(qkv.len());
     let isa = isa::in_use();
     let mut out = vec![bf16::ZERO; d.b * d.s * d.out_width()];
@@ -117,7 +132,7 @@ pub fn attention_in(qkv: &[bf16], d: Dims, window: usize) -> (Vec<bf16>, Vec<f32
     let heads = d.heads_of(&mut out).zip(sums.parts(d.s)).enumerate();
     each_with(
         heads,
-        || Scratch::new(d, false),
+        || Scratch::new(d, false, dropped),
         |scratch, (i, (mut out, mut sums))| {
             let (b, head) = (i / d.heads, i % d.heads);
             let whole = |which| part(qkv, d, b, (which, head), (0, d.s));
@@ -127,6 +142,10 @@ pub fn attention_in(qkv: &[bf16], d: Dims, window: usize) -> (Vec<bf16>, Vec<f32
                 let q = part(qkv, d, b, (Part::Query, head), (block.from, block.to));
                 product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
                 softmax(scratch, block, d.scale(), &mut sums);
+                if let Some(dropped) = dropped {
+                    factors(scratch, block, dropped.head(d, b, head));
+                    drop_probabilities(scratch, block, true);
+                }
                 let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
                 let rows = &mut scratch.rows[..block.rows() * d.d];
                 product_into(rows, d.d, p, values.first(block.to, d.d), None);
@@ -161,9 +180,47 @@ fn softmax(scratch: &mut Scratch, block: Block, scale: f32, sums: &mut threads::
     );
 }
 
+/// The factors of dropout of a block.
+fn factors(scratch: &mut Scratch, block: Block, of: DroppedHead) {
+    let at = (block.from, 0);
+    of.fill(&mut scratch.factors, block.stride, at, block.rows(), |row| block.seen(row));
+}
+
+/// Sets the probabilities of a block to those of `scores`, which [`softmax`] leaves as exponentials
+/// and [`slopes`] as probabilities, by their factors; rounded once.
+fn drop_probabilities(scratch: &mut Scratch, block: Block, are_exponentials: bool) {
+    let Scratch { scores, factors, p, .. } = scratch;
+    simd(
+        #[inline(always)]
+        || {
+            for row in 0..block.rows() {
+                let at = block.elements(row);
+                let (e, m) = (&scores[at.clone()], &factors[at.clone()]);
+                let scale = if are_exponentials { 1.0 / sum(e, |x| x) } else { 1.0 };
+                let p = p[at].iter_mut().zip(e).zip(m);
+                p.for_each(|((p, e), m)| *p = down(*e * scale * *m));
+            }
+        },
+    );
+}
+
+/// Turns gradients of dropped probabilities into those of the probabilities.
+fn drop_slopes(scratch: &mut Scratch, block: Block) {
+    let Scratch { slopes, factors, .. } = scratch;
+    simd(
+        #[inline(always)]
+        || {
+            for row in 0..block.rows() {
+                let at = block.elements(row);
+                update(&mut slopes[at.clone()], &factors[at], |x, m| x * m);
+            }
+        },
+    );
+}
+
 /// The gradient of `qkv` for the output gradient `dy` and the forward's `sums`.
 pub fn attention_backward(dy: &[bf16], qkv: &[bf16], sums: &[f32], d: Dims) -> Vec<bf16> {
-    attention_backward_in(dy, qkv, sums, d, usize::MAX)
+    attention_backward_in(dy, qkv, sums, d, usize::MAX, None)
 }
 
 /// The same for [`attention_in`].
@@ -173,6 +230,7 @@ pub fn attention_backward_in(
     sums: &[f32],
     d: Dims,
     window: usize,
+    dropped: Option<Dropped>,
 ) -> Vec<bf16> {
     d.check(qkv.len());
     let isa = isa::in_use();
@@ -180,7 +238,7 @@ pub fn attention_backward_in(
     let groups = d.groups_of(&mut dqkv).enumerate();
     each_with(
         groups,
-        || Scratch::new(d, true),
+        || Scratch::new(d, true, dropped),
         |scratch, (i, [mut dq, dk, dv])| {
             let (b, group) = (i / d.groups, i % d.groups);
             let share = d.heads / d.groups;
@@ -199,7 +257,14 @@ pub fn attention_backward_in(
                 product_set(&mut scratch.scores, block.stride, q, keys.first(d.d, block.to));
                 product_set(&mut scratch.slopes, block.stride, dy, values.first(d.d, block.to));
                 let sums = &sums[(b * d.heads + head) * d.s + block.from..][..block.rows()];
+                if let Some(dropped) = dropped {
+                    factors(scratch, block, dropped.head(d, b, head));
+                    drop_slopes(scratch, block);
+                }
                 slopes(scratch, block, d.scale(), sums);
+                if dropped.is_some() {
+                    drop_probabilities(scratch, block, false);
+                }
                 let p = Mat::strided(&scratch.p, block.rows(), block.to, block.stride);
                 let ds = Mat::strided(&scratch.ds, block.rows(), block.to, block.stride);
                 let rows = &mut scratch.rows[..block.rows() * d.d];
@@ -289,6 +354,45 @@ mod tests {
             let want =
                 crate::attention::kept::attention_backward(&widen(&dy), &widen(&qkv), dims, None);
             assert!(near(&first.2, &want) < 0.02, "{}", near(&first.2, &want));
+        }
+    }
+
+    /// With dropped probabilities: the same bits on every path, and near fp32's kernels, which are
+    /// held against the definition.
+    #[test]
+    fn dropped_probabilities_are_fp32s() {
+        use crate::attention::{recomputed, windowed};
+        let sizes = [(2, 37, 4, 2, 16, usize::MAX), (1, 300, 2, 2, 32, 300), (1, 300, 2, 1, 8, 70)];
+        for (b, s, heads, groups, d, window) in sizes {
+            let dims = Dims { b, s, heads, groups, d };
+            let qkv = numbers(b * s * dims.width(), 1);
+            let dy = numbers(b * s * dims.out_width(), 2);
+            let dropout = crate::dropout::Dropout::new([7, 1], 3, 0.3);
+            let dropped = Some(Dropped { dropout, sample: 9, token: 21 });
+            let on = |isa| {
+                force(Some(isa));
+                let (out, sums) = attention_in(&qkv, dims, window, dropped);
+                let dqkv = attention_backward_in(&dy, &qkv, &sums, dims, window, dropped);
+                force(None);
+                (out, sums, dqkv)
+            };
+            let first = on(available()[0]);
+            available().iter().for_each(|isa| assert!(on(*isa) == first, "{isa:?}, s = {s}"));
+            let (qkv, dy) = (widen(&qkv), widen(&dy));
+            let (out, dqkv) = if window < s {
+                let (out, sums) = windowed::attention(&qkv, dims, window, dropped);
+                let of = windowed::attention_backward(&dy, &qkv, &sums, dims, window, dropped);
+                (out, of)
+            } else {
+                let (out, sums) = recomputed::attention(&qkv, dims, dropped);
+                (out, recomputed::attention_backward(&dy, &qkv, &sums, dims, dropped))
+            };
+            for (got, want, most) in [(&first.0, out, 0.01), (&first.2, dqkv, 0.02)] {
+                let apart = got.iter().zip(&want).map(|(g, w)| (up(*g) - w).abs());
+                let size = want.iter().fold(0.0_f32, |top, w| top.max(w.abs()));
+                let apart = apart.fold(0.0, f32::max) / size;
+                assert!(apart < most, "{apart}");
+            }
         }
     }
 }

@@ -4,6 +4,7 @@
 use half::bf16;
 
 use super::convert::{down, up};
+use crate::dropout::{self, Dropout};
 use crate::reduce::{columns_apart, sum_blocks};
 use crate::rope::{ByPosition, Turned, turn_heads};
 use crate::threads::{Fresh, Part, each, piece};
@@ -58,6 +59,19 @@ pub fn update(dy: &mut [bf16], x: &[bf16], f: impl Fn(&mut [f32], &[f32]) + Sync
             replace(dy, wide_dy);
         }
     });
+}
+
+/// Multiplies `x: [samples·rows, width]` by the factors of dropout, in place, as
+/// [`dropout::apply`] does: products in fp32, rounded once.
+pub fn drop_some(x: &mut [bf16], width: usize, samples: dropout::Samples, by: Dropout) {
+    dropout::each_group(
+        x,
+        width,
+        samples,
+        by,
+        #[inline(always)]
+        |x, factors| x.iter_mut().zip(factors).for_each(|(x, m)| *x = down(up(*x) * *m)),
+    );
 }
 
 /// Turns `x: [samples·s, width]` in place as [`rope`](crate::rope::rope) does, in fp32.
@@ -270,6 +284,12 @@ mod tests {
             let (mut got, mut want) = (dy.clone(), widen(&dy));
             update(&mut got, &x, activation::gelu_backward);
             activation::gelu_backward(&mut want, &widen(&x));
+            assert_eq!(got, narrow(&want));
+            let (mut got, mut want) = (x.clone(), widen(&x));
+            let samples = dropout::Samples { first: 2, rows: 2 };
+            let by = Dropout::new([1, 2], 3, 0.3);
+            drop_some(&mut got, h, samples, by);
+            dropout::apply(&mut want, h, samples, by);
             assert_eq!(got, narrow(&want));
             let (mut got, mut want) = (vec![1.0; h], vec![1.0; h]);
             add_rows(&mut got, &x);

@@ -4,9 +4,10 @@ use half::bf16 as Half;
 use proptest::prelude::*;
 
 use super::Threads;
-use crate::attention::{Dims, kept, recomputed};
+use crate::attention::{Dims, Dropped, kept, recomputed};
 use crate::bf16::convert::{narrow, widen};
 use crate::bf16::{self, Mat, Packed, rows};
+use crate::dropout::{self, Dropout};
 use crate::gemm::{MatMut, MatRef, Store, affine, gemm, product};
 use crate::head_norm::{Heads, head_norm, head_norm_backward};
 use crate::rope::{ByPosition, Turned, angles, inverse_frequencies, rope};
@@ -129,13 +130,24 @@ proptest! {
             let mut p = Vec::new();
             let out = kept::attention(&qkv, dims, Some(&mut p));
             let gradient = kept::attention_backward(&dy, &qkv, dims, Some(&p));
-            let (again, sums) = recomputed::attention(&qkv, dims);
-            let gradient_again = recomputed::attention_backward(&dy, &qkv, &sums, dims);
+            let (again, sums) = recomputed::attention(&qkv, dims, None);
+            let gradient_again = recomputed::attention_backward(&dy, &qkv, &sums, dims, None);
             let (half, half_sums) = bf16::attention::attention(&half_qkv, dims);
             let half_gradient =
                 bf16::attention::attention_backward(&half_dy, &half_qkv, &half_sums, dims);
             let (half, half_gradient) = (widen(&half), widen(&half_gradient));
             vec![out, p, gradient, again, sums, gradient_again, half, half_sums, half_gradient]
+        });
+        let dropout = Dropout::new([s as u32, 1], 3, 0.2);
+        let dropped = Some(Dropped { dropout, sample: 1, token: d });
+        same(&format!("dropout, {dims:?}"), || {
+            let (out, sums) = recomputed::attention(&qkv, dims, dropped);
+            let gradient = recomputed::attention_backward(&dy, &qkv, &sums, dims, dropped);
+            let (mut x, mut half) = (dy.clone(), half_dy.clone());
+            let samples = dropout::Samples { first: 1, rows: s };
+            dropout::apply(&mut x, dims.out_width(), samples, dropout);
+            rows::drop_some(&mut half, dims.out_width(), samples, dropout);
+            vec![out, gradient, x, widen(&half)]
         });
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
 use zeropp_core::data::DataError;
-use zeropp_core::split::{Documents, Masks};
+use zeropp_core::split::{Documents, Dropout, Masks};
 
 /// Token ids and targets, each `[b, s]`, of one micro-batch.
 pub type Tokens = (Tensor<2, Int>, Tensor<2, Int>);
@@ -25,10 +25,12 @@ pub struct TokenSource {
     /// What the loss of each micro-batch of a step is divided by, where not all tokens are scored:
     /// see [`Masks::scored`].
     pub scored: Option<OfStep<f64>>,
+    /// What is dropped of its samples, where the model trains with dropout.
+    pub dropout: Option<OfMicroBatch<Dropout>>,
 }
 
 impl TokenSource {
-    /// What is hidden of a micro-batch, for a stage with or without the head.
+    /// What is hidden of a micro-batch and dropped, for a stage with or without the head.
     pub(super) fn masks(
         &self,
         step: u64,
@@ -37,6 +39,7 @@ impl TokenSource {
     ) -> Result<Masks, DataError> {
         let documents = self.documents.as_ref().map(|of| of(step, micro_batch)).transpose()?;
         let scored = self.scored.as_ref().filter(|_| has_head).map(|of| of(step)).transpose()?;
-        Ok(Masks { documents: documents.map(Arc::new), scored })
+        let dropout = self.dropout.as_ref().map(|of| of(step, micro_batch)).transpose()?;
+        Ok(Masks { documents: documents.map(Arc::new), scored, dropout })
     }
 }

@@ -10,7 +10,7 @@ use super::{fast, halves, is_fast, is_tracked};
 use crate::cpu_tensor;
 use crate::kernels::attention::{Dims, keeps_probabilities, kept, recomputed};
 use crate::kernels::bf16::attention as half_kernels;
-use crate::split::{OpCx, Saved, custom_vjp};
+use crate::split::{DropoutPlace, OpCx, Saved, custom_vjp};
 
 use self::hidden::Hidden;
 
@@ -24,7 +24,8 @@ use self::hidden::Hidden;
 /// Recomputation repeats the forward bit for bit. Keeps nothing B→W.
 ///
 /// Where the micro-batch has documents ([`Masks::documents`](crate::split::Masks)), a query sees
-/// those keys alone that are of its own document; that keeps no probabilities anywhere.
+/// those keys alone that are of its own document; that keeps no probabilities anywhere. Nor does a
+/// micro-batch with dropout ([`Masks::dropout`](crate::split::Masks)).
 ///
 /// # Panics
 /// Panics if `heads` does not divide h.
@@ -50,8 +51,33 @@ pub fn grouped_attention(qkv: Tensor<3>, heads: usize, groups: usize, cx: &OpCx)
 /// As [`grouped_attention`].
 pub fn windowed_attention(
     qkv: Tensor<3>,
+    heads: [usize; 2],
+    window: Option<usize>,
+    cx: &OpCx,
+) -> Tensor<3> {
+    attend(qkv, heads, window, None, cx)
+}
+
+/// [`windowed_attention`] that drops probabilities of this `place` where the micro-batch has
+/// dropout: they and their mask are computed again in B. Off the CPU the mask is made on the host.
+///
+/// # Panics
+/// As [`grouped_attention`].
+pub fn dropout_attention(
+    qkv: Tensor<3>,
+    heads: [usize; 2],
+    window: Option<usize>,
+    place: DropoutPlace<'_>,
+    cx: &OpCx,
+) -> Tensor<3> {
+    attend(qkv, heads, window, Some(place), cx)
+}
+
+fn attend(
+    qkv: Tensor<3>,
     [heads, groups]: [usize; 2],
     window: Option<usize>,
+    place: Option<DropoutPlace<'_>>,
     cx: &OpCx,
 ) -> Tensor<3> {
     let [b, s, width] = qkv.dims();
@@ -62,7 +88,7 @@ pub fn windowed_attention(
     );
     let dims = Dims { b, s, heads, groups, d: width / parts };
     let plain = qkv.clone().inner();
-    let hidden = Hidden::new(window.filter(|window| *window < s), cx);
+    let hidden = Hidden::new(window.filter(|window| *window < s), place, cx);
     if let Some(hidden) = hidden {
         return within(qkv, plain, dims, hidden, cx);
     }
@@ -100,7 +126,7 @@ pub fn windowed_attention(
     custom_vjp(qkv, out, move |dy| backward(dy, plain.take(), p.map(Saved::take), dims))
 }
 
-/// Attention of which more is hidden than what comes later, on any device.
+/// Attention of which more is hidden than what comes later, or something dropped, on any device.
 fn within(qkv: Tensor<3>, plain: Tensor<3>, d: Dims, hidden: Hidden, cx: &OpCx) -> Tensor<3> {
     let on_kernels = hidden.forward(&plain, d);
     let is_generic = on_kernels.is_none();
@@ -122,7 +148,7 @@ fn within(qkv: Tensor<3>, plain: Tensor<3>, d: Dims, hidden: Hidden, cx: &OpCx) 
 fn long(qkv: Tensor<3>, plain: Tensor<3>, d: Dims, cx: &OpCx) -> Tensor<3> {
     let (out, sums) = {
         let qkv = fast(&plain).expect("checked by the caller");
-        recomputed::attention(qkv.as_slice(), d)
+        recomputed::attention(qkv.as_slice(), d, None)
     };
     let out = cpu_tensor::from_vec(out, [d.b, d.s, d.out_width()]);
     if !is_tracked(&qkv) {
@@ -135,7 +161,7 @@ fn long(qkv: Tensor<3>, plain: Tensor<3>, d: Dims, cx: &OpCx) -> Tensor<3> {
         let [dy, qkv, sums] =
             tensors.each_ref().map(|t| cpu_tensor::on_cpu(t).expect("as in the forward"));
         let (dy, qkv, sums) = (dy.as_slice(), qkv.as_slice(), sums.as_slice());
-        let dqkv = recomputed::attention_backward(dy, qkv, sums, d);
+        let dqkv = recomputed::attention_backward(dy, qkv, sums, d, None);
         cpu_tensor::from_vec(dqkv, [d.b, d.s, d.width()])
     })
 }

@@ -13,6 +13,7 @@
 mod activation;
 mod adapter;
 mod attention;
+mod dropout;
 mod embedding;
 mod head;
 mod head_norm;
@@ -32,8 +33,10 @@ use burn::tensor::{DType, Tensor, bf16};
 pub use activation::{gelu, gelu_tanh, silu, swiglu};
 pub(crate) use adapter::add_scaled;
 pub use attention::{
-    attention, attention_keeps_probabilities, grouped_attention, windowed_attention,
+    attention, attention_keeps_probabilities, dropout_attention, grouped_attention,
+    windowed_attention,
 };
+pub use dropout::dropout;
 pub use embedding::{embedding, position_embedding};
 #[doc(hidden)]
 pub use head::force_head_chunk;

@@ -10,11 +10,11 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Bool, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 
 use super::hidden::Hidden;
 use super::softmax;
-use crate::kernels::attention::Dims;
+use crate::kernels::attention::{Dims, Dropped};
 use crate::split::ops::products;
 
 /// Queries in the smallest block: tensor cores and their tiles want no less.
@@ -57,9 +57,10 @@ impl Heads {
 }
 
 /// The output `[b, s, heads·d]` and the logarithms of the sums `[b, heads, s]`, fp32; with what is
-/// `hidden` beside later keys, if anything is.
+/// hidden beside later keys, and dropped, if anything is.
 pub(super) fn forward(qkv: &Tensor<3>, d: Dims, masked: Option<&Hidden>) -> (Tensor<3>, Tensor<3>) {
-    let firsts = masked.map(|masked| firsts(masked, d, qkv));
+    let firsts = masked.filter(|m| m.hides_keys()).map(|masked| firsts(masked, d, qkv));
+    let dropped = masked.and_then(Hidden::dropped);
     let Heads { q, k, v } = Heads::of(qkv, d);
     let (mut outs, mut sums) = (Vec::new(), Vec::new());
     for queries in blocks(d) {
@@ -69,6 +70,7 @@ pub(super) fn forward(qkv: &Tensor<3>, d: Dims, masked: Option<&Hidden>) -> (Ten
         let hidden = firsts.as_ref().map(|firsts| hidden(firsts, &queries, d));
         let shape = softmax_shape(&queries, d);
         let (p, lse) = softmax::forward(scores, shape, hidden, qkv.dtype());
+        let p = drop_some(p, dropped, &queries, d);
         outs.push(p.matmul(v).reshape([d.b, d.heads, n, d.d]).swap_dims(1, 2));
         sums.push(lse.reshape([d.b, d.heads, n]));
     }
@@ -83,7 +85,8 @@ pub(super) fn backward(
     d: Dims,
     masked: Option<&Hidden>,
 ) -> Tensor<3> {
-    let firsts = masked.map(|masked| firsts(masked, d, qkv));
+    let firsts = masked.filter(|m| m.hides_keys()).map(|masked| firsts(masked, d, qkv));
+    let dropped = masked.and_then(Hidden::dropped);
     let Heads { q, k, v } = Heads::of(qkv, d);
     let dy = by_group(by_head(dy, d.heads), d);
     let mut dqs = Vec::new();
@@ -95,11 +98,13 @@ pub(super) fn backward(
         let (k, v) = (until(&k, queries.end), until(&v, queries.end));
         let scores = products::matmul_f32(q.clone(), k.clone().swap_dims(1, 2));
         let dp = products::matmul_f32(dy.clone(), v.swap_dims(1, 2));
+        let dp = drop_some(dp, dropped, &queries, d);
         let sums = sums.clone().narrow(2, queries.start, n);
         let sums = sums.reshape([d.b * d.groups, d.heads / d.groups * n]);
         let shape = softmax_shape(&queries, d);
         let hidden = firsts.as_ref().map(|firsts| hidden(firsts, &queries, d));
         let (p, ds) = softmax::backward((scores, dp), sums, shape, hidden, qkv.dtype());
+        let p = drop_some(p, dropped, &queries, d);
         dv = Some(add_until(dv, products::matmul_f32(p.swap_dims(1, 2), dy)));
         dk = Some(add_until(dk, products::matmul_f32(ds.clone().swap_dims(1, 2), q)));
         dqs.push(ds.matmul(k).reshape([d.b, d.heads, n, d.d]).swap_dims(1, 2));
@@ -111,6 +116,16 @@ pub(super) fn backward(
         g.reshape([d.b, d.groups, d.s, d.d]).swap_dims(1, 2).reshape([d.b, d.s, d.groups * d.d])
     });
     Tensor::cat(vec![dq, dk, dv], 2)
+}
+
+/// Probabilities of a block of queries, `[n, share·r, keys]`, or their gradients, by the factors of
+/// dropout if there is any.
+fn drop_some(p: Tensor<3>, dropped: Option<Dropped>, queries: &Range<usize>, d: Dims) -> Tensor<3> {
+    let Some(dropped) = dropped else { return p };
+    let factors = TensorData::new(dropped.factors(d, queries.clone(), queries.end), p.dims());
+    let factors = Tensor::<3>::from_data(factors, (&p.device(), DType::F32));
+    let dtype = p.dtype();
+    (p.cast(DType::F32) * factors).cast(dtype)
 }
 
 /// The first key that each query sees, `[b, s]`.

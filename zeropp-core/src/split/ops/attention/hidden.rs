@@ -1,4 +1,5 @@
-//! Attention of which documents or a window hide keys, by the CPU's kernels.
+//! Attention of which documents or a window hide keys, or dropout drops probabilities, by the CPU's
+//! kernels.
 //!
 //! A document is rows that follow each other, so each is a sample of its own to the kernels, and
 //! what it hides is never computed; a window has a kernel of its own. All of them keep one number a
@@ -11,22 +12,35 @@ use burn::tensor::Tensor;
 
 use super::super::{fast, halves};
 use crate::cpu_tensor;
-use crate::kernels::attention::{Dims, recomputed, windowed};
+use crate::kernels::attention::{Dims, Dropped, recomputed, windowed};
 use crate::kernels::bf16::attention as half_kernels;
-use crate::split::{Documents, OpCx};
+use crate::split::{Documents, DropoutPlace, OpCx};
 
 /// What queries do not see beside the keys that come later: those of other documents, and those
-/// before a window.
+/// before a window; and which probabilities are dropped of the keys that they do see.
 pub(super) struct Hidden {
     documents: Option<Arc<Documents>>,
     window: Option<usize>,
+    dropped: Option<Dropped>,
 }
 
 impl Hidden {
-    /// None where nothing of it is hidden.
-    pub(super) fn new(window: Option<usize>, cx: &OpCx) -> Option<Hidden> {
+    /// None where nothing is hidden and the micro-batch has no dropout. Where it has, attention
+    /// keeps as much whether this one drops probabilities or not, as is predicted.
+    pub(super) fn new(
+        window: Option<usize>,
+        place: Option<DropoutPlace<'_>>,
+        cx: &OpCx,
+    ) -> Option<Hidden> {
         let documents = cx.masks.documents.clone();
-        (documents.is_some() || window.is_some()).then_some(Hidden { documents, window })
+        let at = |place| cx.masks.dropout.as_ref().map(|dropout| (dropout, place));
+        let dropped = place.and_then(at).map(|(dropout, place)| Dropped {
+            dropout: dropout.at(place),
+            sample: dropout.sample,
+            token: 0,
+        });
+        let is_any = documents.is_some() || window.is_some() || cx.masks.dropout.is_some();
+        is_any.then_some(Hidden { documents, window, dropped })
     }
 
     /// The rows that are a sample of their own each: documents, or samples.
@@ -43,6 +57,26 @@ impl Hidden {
     /// The window, where it is shorter than so many rows.
     fn window_in(&self, rows: usize) -> Option<usize> {
         self.window.filter(|window| *window < rows)
+    }
+
+    /// What is dropped of these rows of samples of `s` tokens.
+    fn dropped_in(&self, rows: &Range<usize>, s: usize) -> Option<Dropped> {
+        let of = |all: Dropped| Dropped {
+            sample: all.sample + rows.start / s,
+            token: rows.start % s,
+            ..all
+        };
+        self.dropped.map(of)
+    }
+
+    /// Which probabilities are dropped of whole samples.
+    pub(super) fn dropped(&self) -> Option<Dropped> {
+        self.dropped
+    }
+
+    /// Whether keys are hidden beside those that come later.
+    pub(super) fn hides_keys(&self) -> bool {
+        self.documents.is_some() || self.window.is_some()
     }
 
     /// The first key that each row's query sees, counted from the beginning of its sample.
@@ -65,8 +99,9 @@ impl Hidden {
             let mut out = Vec::with_capacity(elements);
             for rows in self.ranges(d) {
                 let of = &qkv.as_slice()[rows.start * width..rows.end * width];
-                let window = self.window.unwrap_or(usize::MAX);
-                let (y, logs) = half_kernels::attention_in(of, one(d, rows.len()), window);
+                let (window, dropped) =
+                    (self.window.unwrap_or(usize::MAX), self.dropped_in(&rows, d.s));
+                let (y, logs) = half_kernels::attention_in(of, one(d, rows.len()), window, dropped);
                 out.extend(y);
                 sums.extend(logs);
             }
@@ -77,9 +112,10 @@ impl Hidden {
             for rows in self.ranges(d) {
                 let of = &qkv.as_slice()[rows.start * width..rows.end * width];
                 let (one, window) = (one(d, rows.len()), self.window_in(rows.len()));
+                let dropped = self.dropped_in(&rows, d.s);
                 let (y, logs) = match window {
-                    Some(window) => windowed::attention(of, one, window),
-                    None => recomputed::attention(of, one),
+                    Some(window) => windowed::attention(of, one, window, dropped),
+                    None => recomputed::attention(of, one, dropped),
                 };
                 out.extend(y);
                 sums.extend(logs);
@@ -108,8 +144,10 @@ impl Hidden {
                 let qkv = &qkv.as_slice()[rows.start * width..rows.end * width];
                 let dy = &dy.as_slice()[rows.start * out_width..rows.end * out_width];
                 let (one, window) = (one(d, rows.len()), self.window.unwrap_or(usize::MAX));
-                let of = half_kernels::attention_backward_in(dy, qkv, sums(&rows), one, window);
-                dqkv.extend(of);
+                let (sums, dropped) = (sums(&rows), self.dropped_in(&rows, d.s));
+                dqkv.extend(half_kernels::attention_backward_in(
+                    dy, qkv, sums, one, window, dropped,
+                ));
             }
             return cpu_tensor::from_halves(dqkv, dims);
         }
@@ -120,9 +158,10 @@ impl Hidden {
             let qkv = &qkv.as_slice()[rows.start * width..rows.end * width];
             let dy = &dy.as_slice()[rows.start * out_width..rows.end * out_width];
             let (one, sums) = (one(d, rows.len()), sums(&rows));
+            let dropped = self.dropped_in(&rows, d.s);
             dqkv.extend(match self.window_in(rows.len()) {
-                Some(window) => windowed::attention_backward(dy, qkv, sums, one, window),
-                None => recomputed::attention_backward(dy, qkv, sums, one),
+                Some(window) => windowed::attention_backward(dy, qkv, sums, one, window, dropped),
+                None => recomputed::attention_backward(dy, qkv, sums, one, dropped),
             });
         }
         cpu_tensor::from_vec(dqkv, dims)

@@ -1,0 +1,41 @@
+//! Dropout, with masks that are made again in the backward.
+
+use burn::tensor::{DType, Tensor, TensorData};
+
+use super::{fast, halves, is_tracked};
+use crate::cpu_tensor;
+use crate::kernels::bf16::rows as half_rows;
+use crate::kernels::dropout as kernels;
+use crate::split::{DropoutPlace, OpCx, custom_vjp};
+
+/// x with elements dropped and the others scaled, where the micro-batch has dropout
+/// ([`Masks::dropout`](crate::split::Masks)); else x. Which elements follows from `place`, so a
+/// place may be named once in a model. Keeps nothing: the mask is made again.
+pub fn dropout(x: Tensor<3>, place: DropoutPlace<'_>, cx: &OpCx) -> Tensor<3> {
+    let Some(dropout) = &cx.masks.dropout else { return x };
+    let [_, s, _] = x.dims();
+    let samples = kernels::Samples { first: dropout.sample, rows: s };
+    let dropout = dropout.at(place);
+    let out = apply(x.clone().inner(), samples, dropout);
+    if !is_tracked(&x) {
+        return out;
+    }
+    custom_vjp(x, out, move |dy| apply(dy, samples, dropout))
+}
+
+/// x by its factors, in x's memory where nothing else holds it.
+fn apply(x: Tensor<3>, samples: kernels::Samples, dropout: kernels::Dropout) -> Tensor<3> {
+    let [b, s, h] = x.dims();
+    if fast(&x).is_some() {
+        let apply = |x: &mut [f32]| kernels::apply(x, h, samples, dropout);
+        return cpu_tensor::map_in_place(x, apply).expect("on the CPU");
+    }
+    if halves(&x).is_some() {
+        let apply = |x: &mut [_]| half_rows::drop_some(x, h, samples, dropout);
+        return cpu_tensor::map_halves_in_place(x, apply).expect("on the CPU");
+    }
+    let factors = TensorData::new(kernels::factors(b * s, h, samples, dropout), [b, s, h]);
+    let factors = Tensor::<3>::from_data(factors, (&x.device(), DType::F32));
+    let dtype = x.dtype();
+    (x.cast(DType::F32) * factors).cast(dtype)
+}
