@@ -64,7 +64,7 @@ fn dropout_has_the_same_bits_in_every_layout() {
     }
 }
 
-/// Documents and windows hide keys beside those that are dropped, and begin anywhere in a sample.
+/// Documents hide keys beside those that are dropped, and begin anywhere in a sample.
 #[test]
 fn documents_and_replicas_have_the_same_bits() {
     let dir = tempfile::tempdir().unwrap();
