@@ -328,7 +328,9 @@ impl Blueprint {
             };
             let layers: Vec<LayerBytes> = parts.iter().map(of).collect();
             let kept: u64 = layers.iter().map(|layer| layer.state).sum();
-            let update = layers.iter().map(|layer| layer.update).max().unwrap_or(0);
+            let watches = self.config.log_layers > 0;
+            let update = |l: &LayerBytes| l.update + if watches { l.watched } else { 0 };
+            let update = layers.iter().map(update).max().unwrap_or(0);
             takes.kept = takes.kept.max(kept);
             takes.at_work = takes.at_work.max(kept + update.max(swapped));
             takes.gathers = layers.iter().map(|layer| layer.gathers).sum();

@@ -115,6 +115,9 @@ fn memory_is_predicted() {
         Config { prefetch: 2, ..with(2, 4, 1, 3) },
         Config { schedule: "gpipe".into(), unit: None, ..with(2, 1, 1, 3) },
         Config { schedule: "1f1b".into(), unit: None, ..with(4, 1, 2, 3) },
+        // Copies of parameters on their way through an update.
+        Config { log_layers: 1, ..with(2, 2, 2, 3) },
+        Config { log_layers: 2, dp: 2, zero1: true, tied: true, ..with(2, 1, 1, 3) },
         // Samples of which no probabilities are kept.
         Config { seq: 512, ..with(2, 2, 1, 3) },
         Config { seq: 512, recompute: Recompute::Selective, ..with(2, 2, 2, 3) },
