@@ -543,7 +543,7 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("--kind zeropp-auto --virtual 2 --mem-limit 3", "mem_limit = 3"),
         (
             "--pp 2 --lower --simulate-steps 1000000",
-            "simulate-steps = 1000000: with 128 actions a step that is more than 4194304 actions",
+            "simulate-steps = 1000000: with 178 actions a step that is more than 4194304 actions",
         ),
         ("--prefetch 1", "--lower"),
         ("--recompute full", "--lower"),
