@@ -110,7 +110,7 @@ pub struct StepMetrics {
     /// where nothing was saved.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub save_blocked_s: f64,
-    /// Every layer, in the steps in which layers are looked at (`log-layers`), in the model's order.
+    /// Every layer in the model's order, in the steps in which layers are looked at (`log-layers`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerMetrics>,
     /// The validation loss after this step's update, where it was measured.
