@@ -91,7 +91,8 @@ pub use trainer::steps::Steps;
 pub use trainer::{StepFlow, Trainer, Weights};
 pub use zeropp_comm::{launch, rendezvous};
 pub use zeropp_core::metrics::{
-    Evaluation, EvaluationPlan, Plan, RankPlan, RunHeader, StepMetrics, Stopped, Summary,
+    Evaluation, EvaluationPlan, LayerMetrics, Plan, RankPlan, RunHeader, StepMetrics, Stopped,
+    Summary,
 };
 pub use zeropp_core::sampling::Sampling;
 pub use zeropp_core::{data, layer, meter, model, params, rng, split, stock};

@@ -4,15 +4,23 @@
     python bench/outside/tokenizer.py target/release/examples tokenizer.json [TEXT]
 
 Needs the Python package tokenizers. TEXT is a .jsonl with a field `text`; without it only ids are
-compared, of 10,000 random strings of Unicode with a fresh seed, which is printed.
+compared, of 10,000 random strings of Unicode with a fresh seed, which is printed. Times are taken
+in turns, five rounds, with as many threads each as there are cores.
 """
 
 import json
+import os
 import random
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+
+ROUNDS = 5
+THREADS = os.cpu_count()
+# Read when the first batch is encoded.
+os.environ["RAYON_NUM_THREADS"] = str(THREADS)
 
 from tokenizers import Tokenizer
 
@@ -46,7 +54,9 @@ differ = [i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b]
 assert len(ours) == len(theirs) and not differ, (seed, strings[differ[0]])
 print(f"{len(strings)} strings, {sum(map(len, ours))} ids: equal (seed {seed})")
 
-for text in texts:
+
+def by_python(text):
+    """Ids of a text's documents, and the seconds that they take."""
     start = time.perf_counter()
     with open(text, encoding="utf-8") as file:
         documents = [json.loads(line)["text"] for line in file]
@@ -54,10 +64,23 @@ for text in texts:
     for first in range(0, len(documents), 1000):
         batch = tokenizer.encode_batch_fast(documents[first : first + 1000])
         count += sum(len(e.ids) for e in batch)
-    python = time.perf_counter() - start
+    return count, time.perf_counter() - start
+
+
+def by_zeropp(text):
+    """The same, with ends of documents and with what is written to disk."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [f"{examples}/tokenize", path, f"{folder}/out", "0", text]
+        command = [f"{examples}/tokenize", path, f"{folder}/out", str(THREADS), text]
         ours = subprocess.run(command, capture_output=True, text=True, check=True)
     tokens, seconds = ours.stdout.split()
-    print(f"{text}: {count} ids in {python:.1f} s by Python, {tokens} with ends of documents in "
-          f"{float(seconds):.1f} s by zeropp-tokens, on disk: {python / float(seconds):.2f} x")
+    return int(tokens), float(seconds)
+
+
+for text in texts:
+    ratios = []
+    for round in range(1, ROUNDS + 1):
+        (count, python), (tokens, seconds) = by_python(text), by_zeropp(text)
+        ratios.append(python / seconds)
+        print(f"round {round}: {count} ids in {python:.1f} s by Python, {tokens} with ends of "
+              f"documents in {seconds:.1f} s by zeropp-tokens, on disk: {ratios[-1]:.2f} x")
+    print(f"{text}: median {statistics.median(ratios):.2f} x, {THREADS} threads each")

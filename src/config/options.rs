@@ -423,6 +423,15 @@ options! {
         /// The first and the last step always have one. The loss shown is the mean of the steps
         /// since the line before.
         "log-every" "N" log_every: Option<u64> = None, Own Left;
+        /// Every N steps, add each layer's gradient norm, update ratio and activation scale to the
+        /// metrics; 0 never does.
+        ///
+        /// Of the embedding, each block, the final norm and the head: the norm of the gradient
+        /// before clipping, the norm of the update over that of the weights, and the root mean
+        /// square of the outputs. In JSON lines, TensorBoard and Prometheus, and drawn by `zeropp
+        /// plot`. No bit of the training depends on it. Such a step takes a copy of one layer's
+        /// parameters on each rank, and a little time.
+        "log-layers" "N" log_layers: u64 = 0, Same Left;
         /// Also write what `zeropp run` prints to this file, with a line for every step.
         ///
         /// A resumed run appends to it.

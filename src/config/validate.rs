@@ -170,6 +170,7 @@ impl Config {
             ("eval-steps", self.eval_steps),
             ("patience", self.patience),
             ("find-lr", self.find_lr),
+            ("log-layers", self.log_layers),
         ];
         for (field, value) in counts.into_iter().chain(evaluation) {
             check(i64::try_from(value).is_ok(), || {

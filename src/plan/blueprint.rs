@@ -5,7 +5,7 @@ use crate::config::{Config, DeviceKind, PackWeights, Precision};
 use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
 use zeropp_core::kernels::bf16::Packed;
-use zeropp_core::layer::{BatchShape, LayerCost, Model, Part};
+use zeropp_core::layer::{BackwardPeak, BatchShape, LayerCost, Model, Part};
 use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Plan, RankPlan};
 use zeropp_core::params::FlatLayout;
@@ -338,7 +338,9 @@ impl Blueprint {
             };
             let layers: Vec<LayerBytes> = parts.iter().map(of).collect();
             let kept: u64 = layers.iter().map(|layer| layer.state).sum();
-            let update = layers.iter().map(|layer| layer.update).max().unwrap_or(0);
+            let watches = self.config.log_layers > 0;
+            let update = |l: &LayerBytes| l.update + if watches { l.watched } else { 0 };
+            let update = layers.iter().map(update).max().unwrap_or(0);
             takes.kept = takes.kept.max(kept);
             takes.at_work = takes.at_work.max(kept + update.max(swapped));
             takes.gathers = layers.iter().map(|layer| layer.gathers).sum();
@@ -400,10 +402,13 @@ impl Blueprint {
             let elements = costs.iter().filter(|c| of(c)).map(|c| c.packed_elements).sum::<u64>();
             if self.packs_weights() { elements * Packed::element_bytes() as u64 } else { 0 }
         };
+        let backward = BackwardPeak::of_layers(costs.iter(), selective);
         StageBytes {
             input,
             activation: kept.max(input),
             stash: costs.iter().map(|c| c.stash_bytes).sum(),
+            backward_freed: backward.freed,
+            backward_stash: backward.stashed,
             workspace: costs.iter().map(|c| c.workspace_bytes).max().unwrap_or(0),
             weights: if alone && fp32 { 0 } else { elements * self.compute.size() as u64 },
             packed_forward: packed(|_| true),

@@ -5,6 +5,7 @@ pub(crate) mod agreement;
 pub(crate) mod collect;
 pub(crate) mod diagnose;
 pub(crate) mod evaluation;
+pub(crate) mod layers;
 pub(crate) mod measured;
 pub(crate) mod processes;
 pub(crate) mod rank;

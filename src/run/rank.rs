@@ -34,6 +34,7 @@ use crate::recorder::FlightRecorder;
 use crate::run::agreement::{Digests, Taken, agree};
 use crate::run::diagnose::Diverged;
 use crate::run::evaluation::{EvaluationSet, Evaluator};
+use crate::run::layers::{self, Watched};
 use crate::run::processes;
 use crate::run::stop::{Stopper, Wish};
 use crate::run::tokens;
@@ -173,6 +174,9 @@ pub(crate) struct RankStep {
     early: u64,
     idle: u64,
     times: StageTimes,
+    /// The layers of its stages, in a step in which layers are looked at.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) layers: Vec<Watched>,
     /// Nanoseconds that saving kept the rank from its work.
     pub(crate) save_blocked_ns: u64,
     /// What the rank's writer says, where it is done and in another process than rank 0.
@@ -397,6 +401,7 @@ pub(crate) fn summarise(
         early,
         idle,
         times: StageTimes::of(&record.spans),
+        layers: Vec::new(),
         save_blocked_ns: 0,
         save: None,
         copy: None,
@@ -445,6 +450,7 @@ pub(crate) fn step_metrics(
         early_bytes: most(|r| r.early),
         idle_bytes: total(|r| r.idle),
         save_blocked_s: most(|r| r.save_blocked_ns) as f64 / 1e9,
+        layers: layers::metrics(bp, ranks.iter().flat_map(|r| &r.layers), outcome.skipped),
         eval: None,
         skipped: outcome.skipped,
     };

@@ -21,6 +21,7 @@ use crate::plan::peak::Best;
 use crate::run::collect;
 use crate::run::diagnose::{Skipped, diagnose};
 use crate::run::evaluation::Evaluator;
+use crate::run::layers;
 use crate::run::rank::{
     Export, News, RankEnd, RankResult, RankStep, Shared, step_metrics, summarise,
 };
@@ -179,9 +180,13 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
     fn step(&mut self, step: u64, last: u64, start: Instant) -> Result<Told, RankError> {
         let (shared, groups) = (self.shared, self.groups);
         self.meter.reset_peak();
+        if shared.blueprint.config.looks_at_layers(step) {
+            self.executor.worker.watch_layers();
+        }
         let record = self.executor.run_step(step).map_err(RankError::Step)?;
         let losses = self.executor.worker.take_losses();
         let mut mine = summarise(&record, losses, groups, self.meter);
+        mine.layers = layers::watched(&shared.blueprint, self.executor.worker.take_watched());
         mine.computed.start_ns = self.clock.shift(mine.computed.start_ns);
         mine.computed.end_ns = self.clock.shift(mine.computed.end_ns);
         if let Some(saving) = &mut self.saving {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use zeropp_core::meter::MemoryKind;
-use zeropp_core::metrics::StepMetrics;
+use zeropp_core::metrics::{LayerMetrics, StepMetrics};
 
 use crate::config::{Config, ConfigError};
 
@@ -32,6 +32,8 @@ struct Shown {
     last: Option<StepMetrics>,
     /// The last validation loss.
     eval: Option<f64>,
+    /// Those of the last step in which layers were looked at.
+    layers: Vec<LayerMetrics>,
     steps: u64,
     tokens: u64,
     skipped: u64,
@@ -85,6 +87,9 @@ impl Prometheus {
         shown.skipped += u64::from(step.skipped);
         shown.save_blocked_s += step.save_blocked_s;
         shown.eval = step.eval.map(|eval| eval.loss).or(shown.eval);
+        if !step.layers.is_empty() {
+            shown.layers = step.layers.clone();
+        }
         shown.last = Some(step.clone());
     }
 }
@@ -183,7 +188,28 @@ fn text(shown: &Shown) -> String {
         let (what, bytes) = (kind.name().replace(' ', "_"), m.peak_bytes.get(kind));
         let _ = writeln!(out, "zeropp_peak_bytes{{run=\"{run}\",kind=\"{what}\"}} {bytes}");
     }
+    tell_layers(&mut out, &run, &shown.layers);
     out
+}
+
+/// The figures of layers, by a label of their own.
+fn tell_layers(out: &mut String, run: &str, layers: &[LayerMetrics]) {
+    type Figure = fn(&LayerMetrics) -> Option<f64>;
+    let figures: [(&str, &str, Figure); 3] = [
+        ("grad_norm", "Gradient norm of a layer.", |layer| layer.grad_norm),
+        ("update_ratio", "Norm of a layer's update over that of its weights.", |layer| {
+            layer.update_ratio
+        }),
+        ("activation_rms", "Root mean square of a layer's output.", |layer| layer.activation_rms),
+    ];
+    for (name, about, of) in figures.iter().filter(|_| !layers.is_empty()) {
+        let _ = writeln!(out, "# HELP zeropp_layer_{name} {about}");
+        let _ = writeln!(out, "# TYPE zeropp_layer_{name} gauge");
+        for (layer, value) in layers.iter().filter_map(|layer| Some((layer, of(layer)?))) {
+            let (layer, value) = (label(&layer.name), number(value));
+            let _ = writeln!(out, "zeropp_layer_{name}{{run=\"{run}\",layer=\"{layer}\"}} {value}");
+        }
+    }
 }
 
 fn number(value: f64) -> String {
@@ -220,7 +246,12 @@ mod tests {
     fn the_last_step_is_served_and_nothing_else() {
         let prometheus = started();
         let step = StepMetrics { step: 7, loss: f64::NAN, tokens: 64, ..StepMetrics::default() };
-        prometheus.show(&StepMetrics { step: 6, tokens: 64, ..StepMetrics::default() });
+        let layers = vec![LayerMetrics {
+            name: "h.0".into(),
+            update_ratio: Some(0.5),
+            ..Default::default()
+        }];
+        prometheus.show(&StepMetrics { step: 6, tokens: 64, layers, ..StepMetrics::default() });
         prometheus.show(&step);
         let told = ask(prometheus.address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
         assert!(told.starts_with("HTTP/1.1 200 OK\r\n"), "{told}");
@@ -229,9 +260,11 @@ mod tests {
             "zeropp_tokens_total{run=\"a \\\"run\\\"\"} 128",
             "zeropp_loss{run=\"a \\\"run\\\"\"} NaN",
             "zeropp_peak_bytes{run=\"a \\\"run\\\"\",kind=\"parameter_shard\"} 0",
+            "zeropp_layer_update_ratio{run=\"a \\\"run\\\"\",layer=\"h.0\"} 0.5",
         ] {
             assert!(told.lines().any(|l| l == line), "{line} in:\n{told}");
         }
+        assert!(!told.contains("zeropp_layer_grad_norm{"), "of a layer in which nothing trains");
         for other in ["GET / HTTP/1.1", "GET /metricsx HTTP/1.1", "POST /metrics HTTP/1.1"] {
             let told = ask(prometheus.address, &format!("{other}\r\n\r\n"));
             assert!(told.starts_with("HTTP/1.1 404") && !told.contains("zeropp_"), "{told}");

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use zeropp_core::metrics::{RunHeader, StepMetrics};
+use zeropp_core::metrics::{LayerMetrics, RunHeader, StepMetrics};
 
 use super::Steps;
 
@@ -96,7 +96,21 @@ impl Steps for EventFile {
 }
 
 /// What a step has to show, by tag; TensorBoard groups tags by what is before the slash.
-fn scalars(m: &StepMetrics) -> Vec<(&'static str, f64)> {
+fn scalars(m: &StepMetrics) -> Vec<(String, f64)> {
+    let of_step = of_step(m).into_iter().map(|(tag, value)| (tag.to_string(), value));
+    let of_layer = |layer: &LayerMetrics| {
+        let scalar =
+            |group: &str, value: Option<f64>| Some((format!("{group}/{}", layer.name), value?));
+        [
+            scalar("layer_grad_norm", layer.grad_norm),
+            scalar("layer_update_ratio", layer.update_ratio),
+            scalar("layer_activation_rms", layer.activation_rms),
+        ]
+    };
+    of_step.chain(m.layers.iter().flat_map(of_layer).flatten()).collect()
+}
+
+fn of_step(m: &StepMetrics) -> Vec<(&'static str, f64)> {
     let mut all = vec![
         ("loss/train", m.loss),
         ("train/grad_norm", m.grad_norm),
@@ -241,7 +255,9 @@ mod tests {
             RunHeader { wall_time: 1e9 + 0.5, resumed_step: Some(300), ..RunHeader::default() };
         let (path, mut file) = EventFile::create(&folder, &run).unwrap();
         assert!(path.file_name().unwrap().to_str().unwrap().contains("tfevents.1000000000.500"));
+        let layer = LayerMetrics { name: "h.0".into(), grad_norm: Some(0.5), ..Default::default() };
         let step = StepMetrics { step: 301, wall_time: 1e9 + 2.0, loss: 2.5, ..Default::default() };
+        let step = StepMetrics { layers: vec![layer], ..step };
         file.begin(&run).unwrap();
         file.write(&step).unwrap();
         let all = events(&fs::read(&path).unwrap());
@@ -257,6 +273,8 @@ mod tests {
         let values: Vec<_> = values.iter().map(|(_, value)| fields(value)).collect();
         let loss = values.iter().find(|value| value[0].1 == b"loss/train").unwrap();
         assert_eq!(loss[1], (u64::from(VALUE_SIMPLE), 2.5f32.to_le_bytes().to_vec()));
+        let layer = values.iter().find(|value| value[0].1 == b"layer_grad_norm/h.0").unwrap();
+        assert_eq!(layer[1], (u64::from(VALUE_SIMPLE), 0.5f32.to_le_bytes().to_vec()));
         assert_eq!(values.len(), scalars(&step).len());
     }
 }

@@ -121,15 +121,29 @@ pub(crate) fn loss(
     config: &Config,
     l: &Leaves,
     n: usize,
-    (ids, targets): (Vec<i32>, Vec<i32>),
+    tokens: (Vec<i32>, Vec<i32>),
 ) -> Tensor<1> {
+    forward(config, l, n, tokens).0
+}
+
+/// That loss, and what each layer gives `[n, s, h]`, by name.
+pub(crate) fn forward(
+    config: &Config,
+    l: &Leaves,
+    n: usize,
+    (ids, targets): (Vec<i32>, Vec<i32>),
+) -> (Tensor<1>, BTreeMap<String, Tensor<3>>) {
+    let mut outputs = BTreeMap::new();
+    let mut seen = |name: &str, x: &Tensor<3>| drop(outputs.insert(name.into(), x.clone().inner()));
     let (s, h) = (config.seq, config.hidden);
     let device = Device::flex().autodiff();
     let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [n, s]), &device);
     let wte = l.two["wte.weight"].clone();
     let wpe = l.two["wpe.weight"].clone();
-    let mut x = module::embedding(wte.clone(), ids) + wpe.unsqueeze::<3>();
-    x = drop_hidden(x, config, "embedding.output");
+    let mut x = module::embedding(wte.clone(), ids);
+    seen("wte", &x);
+    x = drop_hidden(x + wpe.unsqueeze::<3>(), config, "embedding.output");
+    seen("wpe", &x);
     for i in 0..config.layers {
         let name = |part: &str| format!("h.{i}.{part}");
         let qkv = linear(norm(x.clone(), l, &name("ln_1")), l, &name("attn.c_attn"));
@@ -139,11 +153,14 @@ pub(crate) fn loss(
         let up = linear(norm(x.clone(), l, &name("ln_2")), l, &name("mlp.c_fc"));
         let down = linear(gelu(up, config.activation), l, &name("mlp.c_proj"));
         x = x + drop_hidden(down, config, &name("mlp"));
+        seen(&format!("h.{i}"), &x);
     }
-    let x = norm(x, l, "ln_f").reshape([n * s, h]);
+    let x = norm(x, l, "ln_f");
+    seen("ln_f", &x);
+    let x = x.reshape([n * s, h]);
     let head = if config.tied { wte } else { l.two["lm_head.weight"].clone() };
     let logits = x.matmul(head.transpose());
     let targets = Tensor::<2, Int>::from_data(TensorData::new(targets, [n * s, 1]), &device);
     let picked = activation::log_softmax(logits, 1).gather(1, targets);
-    picked.mean().neg()
+    (picked.mean().neg(), outputs)
 }

@@ -64,22 +64,13 @@ pub(crate) fn check_memory(config: Config) {
         config.schedule,
         config.prefetch
     );
-    let hidden = config.hidden as u64;
-    // The gradient of what an adapter adds, beside inputs of the block that are still there.
-    let tokens = config.micro_batch_size * config.seq;
-    let adapter = 4 * (tokens * (3 * config.hidden + 2 * config.lora_rank)) as u64;
-    let adapter = if config.lora_rank > 0 { adapter } else { 0 };
     let summary = run(Config { steps: 2, ..config }).summary;
     for kind in MemoryKind::ALL {
         let measured = summary.peak_bytes.get(kind);
         let predicted = summary.predicted_bytes.get(kind);
         assert_eq!(measured, predicted, "{what}: {kind:?} measured, then predicted");
     }
-    // The prediction does not look into a B, where gradients of a norm's weights are there before
-    // its input goes.
-    let (measured, predicted) = (summary.at_once_bytes, summary.predicted_at_once_bytes);
-    let inside = predicted..=predicted + 8 * hidden + adapter;
-    assert!(inside.contains(&measured), "{what}: {measured} {predicted}");
+    assert_eq!(summary.at_once_bytes, summary.predicted_at_once_bytes, "{what}: at once");
 }
 
 #[test]
@@ -114,6 +105,9 @@ fn memory_is_predicted() {
         Config { prefetch: 2, ..with(2, 4, 1, 3) },
         Config { schedule: "gpipe".into(), unit: None, ..with(2, 1, 1, 3) },
         Config { schedule: "1f1b".into(), unit: None, ..with(4, 1, 2, 3) },
+        // Copies of parameters on their way through an update.
+        Config { log_layers: 1, ..with(2, 2, 2, 3) },
+        Config { log_layers: 2, dp: 2, zero1: true, tied: true, ..with(2, 1, 1, 3) },
         // Samples of which no probabilities are kept.
         Config { seq: 512, ..with(2, 2, 1, 3) },
         Config { seq: 512, recompute: Recompute::Selective, ..with(2, 2, 2, 3) },

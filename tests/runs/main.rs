@@ -18,6 +18,7 @@ mod families;
 mod frozen;
 mod generate;
 mod inputs;
+mod layers;
 mod masks;
 mod memory;
 mod optimizers;

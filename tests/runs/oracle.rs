@@ -1,16 +1,19 @@
 //! Gradients against an independent single-device graph: stock Burn operations, stock autodiff,
 //! every weight tracked, the whole batch at once.
 
-use crate::common::stock::{leaves, loss};
+use std::collections::BTreeMap;
+
+use burn::tensor::Tensor;
+
+use crate::common::stock::{Leaves, forward, leaves};
 use crate::common::tiny;
 use zeropp::config::{Activation, Recompute};
 use zeropp::{Config, Trainer, Weights};
 
-/// Loss and gradients of the first step's whole batch.
-fn oracle(config: &Config) -> (f64, Weights) {
+/// The first step's whole batch in one graph: its loss, the parameters, and what each layer gives.
+pub(crate) fn first_batch(config: &Config) -> (Tensor<1>, Leaves, BTreeMap<String, Tensor<3>>) {
     let config = config.resolved();
     let dataset = config.dataset().unwrap();
-    let vocabulary = dataset.vocabulary();
     let sampler = config.sampler();
     let n = config.samples_per_step();
     let (mut ids, mut targets) = (Vec::new(), Vec::new());
@@ -19,8 +22,14 @@ fn oracle(config: &Config) -> (f64, Weights) {
         ids.extend(x.into_iter().map(|t| t as i32));
         targets.extend(y.into_iter().map(|t| t as i32));
     }
-    let l = leaves(&config, vocabulary);
-    let loss = loss(&config, &l, n, (ids, targets));
+    let l = leaves(&config, dataset.vocabulary());
+    let (loss, outputs) = forward(&config, &l, n, (ids, targets));
+    (loss, l, outputs)
+}
+
+/// Loss and gradients of the first step's whole batch.
+pub(crate) fn oracle(config: &Config) -> (f64, Weights) {
+    let (loss, l, _) = first_batch(config);
     let value = loss.clone().inner().into_scalar::<f32>();
     let grads = loss.backward();
     let mut all = Weights::new();

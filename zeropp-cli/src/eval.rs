@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Tokenizer};
 use zeropp::{Evaluation, Trainer, config_of};
 
@@ -22,6 +22,7 @@ Examples:
   zeropp eval checkpoints --data held-out.txt                the newest checkpoint of a run
   zeropp eval checkpoints/step-000100 --data held-out.bin --eval-steps 20
   zeropp eval SmolLM2 --data held-out.bin --pp 2 --zero3 2   tokens of that model's tokenizer
+  zeropp eval checkpoints --data held-out.txt --json | jq .loss
 
 Exit codes: 0 measured, 2 bad input, 1 the run failed.";
 
@@ -47,7 +48,11 @@ fn offered() -> impl Iterator<Item = &'static OptionInfo> {
 pub(crate) fn command() -> Command {
     let flag = |option: &'static OptionInfo| {
         let help = match option.key {
-            "eval-steps" => "Batches of the data to use; 0 uses all of it [default: 0]".into(),
+            "eval-steps" => {
+                "Batches of the data to use, each of 2 x pp x zero3 x dp x micro-batch-size \
+                 samples; 0 uses all of it [default: 0]"
+                    .into()
+            }
             "seq" => "Tokens in a sample [default: the checkpoint's]".into(),
             "vocab" => "Token ids that the model knows [default: the model's]".into(),
             "tokenizer" | "precision" => format!("{} [default: the run's]", about(option)),
@@ -65,6 +70,12 @@ pub(crate) fn command() -> Command {
         .after_help(EXAMPLES)
         .arg(trained_model())
         .arg(ema())
+        .arg(
+            Arg::new("json")
+                .long("json")
+                .action(ArgAction::SetTrue)
+                .help("Print the figures as JSON, with all digits"),
+        )
         .arg(
             Arg::new("data")
                 .long("data")
@@ -114,6 +125,16 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let trainer = Trainer::new(config)?;
     // One figure alone is the lowest of none.
     let evaluation = Evaluation { best: false, ..trainer.evaluate()? };
-    say(evaluated(&evaluation));
+    match matches.get_flag("json") {
+        true => say(json(&evaluation)),
+        false => say(evaluated(&evaluation)),
+    }
     Ok(())
+}
+
+/// The figures, each of which reads back to the same bits.
+fn json(evaluation: &Evaluation) -> String {
+    let mut value = serde_json::to_value(evaluation).expect("plain numbers");
+    value.as_object_mut().expect("figures by name").remove("best");
+    serde_json::to_string_pretty(&value).expect("plain data")
 }

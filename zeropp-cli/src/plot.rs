@@ -2,6 +2,7 @@
 
 pub(crate) mod chart;
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
@@ -16,7 +17,8 @@ use crate::plot::chart::{Curve, Mark, Panel, Scale};
 
 const ABOUT: &str = "Draw the losses and learning rates of runs\n\n\
 Reads files that `zeropp run --metrics run.jsonl` wrote and draws the loss of each step with its \
-running mean, the validation loss, the gradient norm and the learning rate, each run in a colour. \
+running mean, the validation loss, the gradient norm and the learning rate, each run in a colour, \
+and below them what `--log-layers` has of each layer, in the layers' colours. \
 A name that ends in .svg gets a picture, any other name a page; both follow the reader's light or \
 dark theme.";
 
@@ -95,7 +97,19 @@ struct Run {
     eval: Vec<(f64, f64)>,
     norm: Vec<(f64, f64)>,
     rate: Vec<(f64, f64)>,
+    layers: Layers,
 }
+
+/// Curves of layers: by what they are of, in the order of [`OF_LAYERS`], and the layer's place in
+/// the model, with its name.
+type Layers = BTreeMap<(usize, usize), (String, Vec<(f64, f64)>)>;
+
+/// What is drawn of layers: key, title.
+const OF_LAYERS: [(&str, &str); 3] = [
+    ("grad_norm", "Gradient norm by layer"),
+    ("update_ratio", "Update over weights, by layer"),
+    ("activation_rms", "Root mean square of outputs, by layer"),
+];
 
 impl Run {
     fn read(path: &Path) -> Result<Run, Failure> {
@@ -110,6 +124,7 @@ impl Run {
             eval: Vec::new(),
             norm: Vec::new(),
             rate: Vec::new(),
+            layers: Layers::new(),
         };
         let mut lines = BufReader::new(file).split(b'\n').enumerate();
         lines.try_for_each(|(i, line)| {
@@ -146,6 +161,15 @@ impl Run {
         add(|run| &mut run.eval, &line["eval"]["loss"]);
         add(|run| &mut run.norm, &line["grad_norm"]);
         add(|run| &mut run.rate, &line["lr"]);
+        for (place, layer) in line["layers"].as_array().into_iter().flatten().enumerate() {
+            for (what, (key, _)) in OF_LAYERS.iter().enumerate() {
+                let Some(value) = layer[*key].as_f64() else { continue };
+                let name = || layer["name"].as_str().unwrap_or_default().to_string();
+                let curve =
+                    self.layers.entry((what, place)).or_insert_with(|| (name(), Vec::new()));
+                curve.1.push((step, value));
+            }
+        }
     }
 }
 
@@ -181,7 +205,27 @@ fn panels(runs: &[Run], scale: Scale) -> Vec<Panel> {
     let loss = Panel { y: scale, ..Panel::over_steps("Loss, nats a token", loss) };
     let norm = Panel::over_steps("Gradient norm", of(|run| &run.norm, true));
     let rate = Panel::over_steps("Learning rate", of(|run| &run.rate, false));
-    vec![loss, Panel { y: scale, ..norm }, rate]
+    let mut panels = vec![loss, Panel { y: scale, ..norm }, rate];
+    panels.extend(layer_panels(runs).map(|panel| Panel { y: scale, ..panel }));
+    panels
+}
+
+/// What there is of layers, a colour a layer.
+fn layer_panels(runs: &[Run]) -> impl Iterator<Item = Panel> {
+    let panel = |(what, (_, title)): (usize, &(&str, &str))| {
+        let curves = runs.iter().flat_map(|run| {
+            let of_this = run.layers.range((what, 0)..(what + 1, 0));
+            of_this.map(|((_, color), (layer, points))| Curve {
+                name: if runs.len() > 1 { format!("{}, {layer}", run.name) } else { layer.clone() },
+                points: points.clone(),
+                mark: Mark::Line,
+                color: *color,
+            })
+        });
+        Panel::over_steps(title, curves.collect())
+    };
+    let panels = OF_LAYERS.iter().enumerate().map(panel);
+    panels.filter(|panel| !panel.curves.is_empty())
 }
 
 /// The exponential running mean over about `over` points, without the bias of its beginning.
@@ -216,12 +260,19 @@ mod tests {
         let path = dir.path().join("small.jsonl");
         let text = "{\"run\":{\"name\":\"small\",\"command\":[\"zeropp\",\"run\"]}}\n\
                     {\"step\":1,\"loss\":5.5,\"grad_norm\":1.0,\"lr\":0.1}\n\
-                    {\"step\":2,\"loss\":null,\"grad_norm\":2.0,\"eval\":{\"loss\":4.0}}\n\
+                    {\"step\":2,\"loss\":null,\"grad_norm\":2.0,\"eval\":{\"loss\":4.0},\
+                    \"layers\":[{\"name\":\"wte\",\"activation_rms\":0.5},\
+                    {\"name\":\"h.0\",\"grad_norm\":null,\"update_ratio\":0.0}]}\n\
                     {\"step\":3,\"lo";
         std::fs::write(&path, text).unwrap();
         let run = Run::read(&path).unwrap_or_else(|f| panic!("{}", f.message));
-        assert_eq!((run.loss, run.eval), (vec![(1.0, 5.5)], vec![(2.0, 4.0)]));
+        assert_eq!((&run.loss, &run.eval), (&vec![(1.0, 5.5)], &vec![(2.0, 4.0)]));
         assert_eq!((run.norm.len(), run.about.as_str()), (2, "small: zeropp run"));
+        let told = panels(&[run], Scale::Log);
+        let told: Vec<_> = told[3..].iter().map(|panel| (&panel.curves[0], &panel.title)).collect();
+        let points = |of: usize| (told[of].0.name.as_str(), told[of].0.points[0]);
+        assert_eq!((points(0), points(1)), (("h.0", (2.0, 0.0)), ("wte", (2.0, 0.5))));
+        assert_eq!((told.len(), told[0].1.as_str()), (2, OF_LAYERS[1].1));
         for (text, said) in [("hello\n", "is no file of metrics"), ("{}\n", "it has no step")] {
             std::fs::write(&path, text).unwrap();
             let failure = Run::read(&path).err().unwrap();

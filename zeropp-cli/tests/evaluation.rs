@@ -67,6 +67,20 @@ fn a_checkpoint_and_the_folder_of_it_are_measured_alike() {
     assert!(one.contains("bits a byte"), "{one}");
     let mesh = loss("eval saved/step-000006 --data kept --pp 2 --zero3 2");
     assert_eq!(after(&mesh, "validation loss "), number);
+    let json = |flags: &str| -> Value {
+        serde_json::from_str(&loss(&format!("eval saved --data kept --json{flags}"))).unwrap()
+    };
+    let (whole, mesh) = (json(""), json(" --pp 2 --zero3 2"));
+    for key in ["loss", "perplexity", "bits_per_byte", "tokens"] {
+        assert_eq!(whole[key], mesh[key], "all digits on any mesh");
+    }
+    assert_eq!(format!("{:.4}", whole["loss"].as_f64().unwrap()), number);
+    assert!(whole["loss"].to_string().len() > 12 && whole.get("best").is_none(), "{whole}");
+    // Of its help: 2 x pp x zero3 x dp x micro-batch-size samples a batch.
+    for (flags, samples) in [("", 2), (" --pp 2 --zero3 2", 8), (" --micro-batch-size 3", 6)] {
+        let some = json(&format!(" --eval-steps 1{flags}"));
+        assert_eq!(some["tokens"], 16 * samples, "{flags}");
+    }
     // The same bytes as a file of ids.
     let ids: Vec<u8> = std::fs::read(dir.path().join("kept")).unwrap();
     let ids: Vec<u8> = ids.into_iter().flat_map(|b| [b, 0]).collect();

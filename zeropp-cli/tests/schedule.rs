@@ -541,6 +541,10 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("--kind gpipe --mem-limit 1p", "mem-limit = 8: gpipe needs 32 on rank"),
         ("--kind zb-2p --mem-limit 1", "mem_limit = 1 does not work; it must hold"),
         ("--kind zeropp-auto --virtual 2 --mem-limit 3", "mem_limit = 3"),
+        (
+            "--pp 2 --lower --simulate-steps 1000000",
+            "simulate-steps = 1000000: with 178 actions a step that is more than 4194304 actions",
+        ),
         ("--prefetch 1", "--lower"),
         ("--recompute full", "--lower"),
         ("--format png", "invalid value 'png' for '--format <FORMAT>'"),

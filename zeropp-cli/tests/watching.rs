@@ -115,11 +115,14 @@ fn a_run_shows_what_its_model_writes() {
 fn runs_are_drawn() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
-    assert_eq!(zeropp(at, &format!("{SMALL} --metrics m.jsonl")).code, Some(0));
+    let line = format!("{SMALL} --metrics m.jsonl --tensorboard events --log-layers 10");
+    assert_eq!(zeropp(at, &line).code, Some(0));
     let got = zeropp(at, "plot m.jsonl");
     assert_eq!((got.code, got.out.as_str()), (Some(0), "m.html: 1 run\n"), "{}", got.err);
     let page = fs::read_to_string(at.join("m.html")).unwrap();
-    for part in ["Loss, nats a token", "Gradient norm", "Learning rate", "--metrics m.jsonl"] {
+    let of_layers = ["Gradient norm by layer", "Update over weights", "<title>h.3</title>"];
+    let of_steps = ["Loss, nats a token", "Gradient norm", "Learning rate", "--metrics m.jsonl"];
+    for part in of_steps.into_iter().chain(of_layers) {
         assert!(page.contains(part), "{part} is not in the page");
     }
     assert!(!page.contains("src=") && !page.contains("NaN"), "it asks for nothing");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor};
 
-pub use zeropp_model::layer::{BatchShape, LayerCost};
+pub use zeropp_model::layer::{BackwardPeak, BatchShape, LayerCost};
 
 use crate::params::ParamSpec;
 use crate::past::Past;

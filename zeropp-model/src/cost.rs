@@ -2,7 +2,7 @@
 
 use crate::decoder::{Decoder, Norm};
 use crate::head::{head_chunk, logit_bytes};
-use crate::layer::{BatchShape, LayerCost};
+use crate::layer::{BackwardPeak, BatchShape, LayerCost};
 use crate::parts::{DecoderPart, PartKind};
 use crate::tensors::{DecoderTensor, QK_NORMS};
 
@@ -121,9 +121,14 @@ impl Maps {
     /// Bytes that B keeps for W: the input and dY of each product with a weight that trains; of a
     /// bias alone its gradient.
     fn stash(&self, batch: BatchShape) -> u64 {
+        bytes(self.kept(), batch) + self.made(batch)
+    }
+
+    /// Those of them that F has not kept for B.
+    fn made(&self, batch: BatchShape) -> u64 {
         // The gradients of x·A, and of what an adapter gives.
         let adapted = self.maps.iter().filter_map(|map| Some(map.rank? + map.output));
-        let elements = self.kept() + adapted.sum::<usize>();
+        let elements = adapted.sum::<usize>();
         let any = self.joint && self.maps.iter().any(|map| map.weight);
         let each = self.maps.iter().map(|map| match any || map.weight {
             true => bytes(map.output, batch),
@@ -178,15 +183,41 @@ fn block(part: &DecoderPart, index: usize, batch: BatchShape) -> LayerCost {
     let frozen: usize = matrices().filter(|t| !t.trains).map(DecoderTensor::len).sum();
     let head_norms = QK_NORMS.iter().filter(|name| trains(part, &format!("{name}.weight")));
     let adapters: usize = groups.iter().map(Maps::adapter_flops).sum();
+    let head_norms = (4 * head_norms.count() * d.head_dim) as u64;
+    let backward = |attention: u64| {
+        let [of_qkv, of_out, of_up, of_down] = groups.each_ref().map(|maps| (maps.made(batch), 0));
+        let inner = bytes((d.mlp_maps() - 1) * d.intermediate, batch);
+        let attention = bytes(qkv, batch) + attention;
+        // A norm gives its input back before its weights have their gradients.
+        let given =
+            norms.each_ref().map(|norm| (0, norm.activation_bytes + hidden_bytes(d, batch)));
+        let made = norms.each_ref().map(|norm| (norm.stash_bytes, 0));
+        BackwardPeak::of([
+            of_down,
+            (0, inner),
+            of_up,
+            given[1],
+            made[1],
+            of_out,
+            (0, attention),
+            (0, before_norms),
+            (head_norms, 0),
+            of_qkv,
+            given[0],
+            made[0],
+        ])
+    };
     LayerCost {
         forward_flops: d.block_flops(index, batch.samples, batch.seq)
             + (batch.tokens() * adapters) as f64,
         frozen_flops: 2.0 * (batch.tokens() * frozen) as f64,
         activation_bytes: kept + probabilities + sums,
         activation_bytes_selective: kept + sums,
+        backward: backward(probabilities + sums),
+        backward_selective: backward(sums),
         stash_bytes: groups.iter().map(|maps| maps.stash(batch)).sum::<u64>()
             + norms.iter().map(|norm| norm.stash_bytes).sum::<u64>()
-            + (4 * head_norms.count() * d.head_dim) as u64,
+            + head_norms,
         packed_elements: matrices().map(|tensor| packed(&tensor.shape)).sum(),
         ..LayerCost::default()
     }

@@ -15,6 +15,8 @@ use crate::decoder::{Biases, Decoder, Naming, Norm, Positions, Rotary, RotarySca
 const BYTES_MAX: u64 = 1 << 20;
 /// Largest size in one: products of two stay far from overflow.
 const SIZE_MAX: u64 = 1 << 24;
+/// Most blocks in one: a list of their parameters takes no memory to speak of.
+const LAYERS_MAX: usize = 1 << 14;
 /// The `model_type`s that are read.
 pub const MODEL_TYPES: [&str; 5] = ["gpt2", "llama", "mistral", "qwen2", "qwen3"];
 
@@ -122,6 +124,15 @@ impl<'a> Fields<'a> {
         }
     }
 
+    fn layers(self, field: &str) -> Result<usize, Fault> {
+        match self.size(field)? {
+            n if n <= LAYERS_MAX => Ok(n),
+            _ => {
+                self.fault(field, format!("is more than {LAYERS_MAX}, the most blocks of a model"))
+            }
+        }
+    }
+
     fn size(self, field: &str) -> Result<usize, Fault> {
         match self.optional_size(field)? {
             Some(n) => Ok(n),
@@ -195,7 +206,7 @@ impl<'a> Fields<'a> {
         let positions = self.size("n_positions")?;
         let decoder = Decoder {
             naming: Naming::Gpt2,
-            layers: self.size("n_layer")?,
+            layers: self.layers("n_layer")?,
             hidden,
             heads,
             kv_heads: heads,
@@ -240,7 +251,7 @@ impl<'a> Fields<'a> {
             let problem = format!("is {head_dim}, and rotary positions turn pairs of elements");
             return Err(("head_dim".into(), problem));
         }
-        let layers = self.size("num_hidden_layers")?;
+        let layers = self.layers("num_hidden_layers")?;
         let attention = self.switch("attention_bias", false)? && family != Family::Mistral;
         let decoder = Decoder {
             naming: Naming::Llama,

@@ -60,6 +60,7 @@ fn what_is_not_honoured_is_refused_by_field() {
         (LLAMA_1B, r#""hidden_size": 2048,"#, "", "hidden_size: is missing"),
         (LLAMA_1B, r#""hidden_size": 2048"#, r#""hidden_size": -1"#, "hidden_size: -1 is no"),
         (LLAMA_1B, "16,", "1152921504606846976,", "num_hidden_layers: 1152921504606846976 is no"),
+        (LLAMA_1B, "16,", "16777216,", "num_hidden_layers: 16777216 is more than 16384"),
         (LLAMA_1B, "_heads\": 8", "_heads\": 5", "num_key_value_heads: 5 does not divide"),
         (LLAMA_1B, r#""mlp_bias": false"#, r#""mlp_bias": 1"#, "mlp_bias: 1 is neither"),
         (

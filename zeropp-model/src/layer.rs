@@ -28,6 +28,55 @@ impl BatchShape {
     }
 }
 
+/// What a B has given back of what F kept, and what it keeps for W, at the moment when it holds the
+/// most: both 0 where that is its beginning. What moves from one to the other counts as neither.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackwardPeak {
+    /// Bytes given back.
+    pub freed: u64,
+    /// Bytes kept for W.
+    pub stashed: u64,
+}
+
+impl BackwardPeak {
+    /// That of a B that goes through these operations: what each keeps for W, and what it then
+    /// gives back.
+    pub fn of(operations: impl IntoIterator<Item = (u64, u64)>) -> BackwardPeak {
+        let (mut now, mut most) = (BackwardPeak::default(), BackwardPeak::default());
+        for (stashed, freed) in operations {
+            now.stashed += stashed;
+            most = most.or(now);
+            now.freed += freed;
+        }
+        most
+    }
+
+    /// That of a B through these layers, which are in the order of their forwards; `selective` says
+    /// whether attention is computed again.
+    pub fn of_layers<'a>(
+        layers: impl DoubleEndedIterator<Item = &'a LayerCost>,
+        selective: bool,
+    ) -> BackwardPeak {
+        let (mut now, mut most) = (BackwardPeak::default(), BackwardPeak::default());
+        for layer in layers.rev() {
+            let (kept, inside) = match selective {
+                true => (layer.activation_bytes_selective, layer.backward_selective),
+                false => (layer.activation_bytes, layer.backward),
+            };
+            let (freed, stashed) = (now.freed + inside.freed, now.stashed + inside.stashed);
+            most = most.or(BackwardPeak { freed, stashed });
+            now.freed += kept;
+            now.stashed += layer.stash_bytes;
+        }
+        most
+    }
+
+    /// The one that holds more; this one where they are equal.
+    fn or(self, other: BackwardPeak) -> BackwardPeak {
+        if other.stashed + self.freed > self.stashed + other.freed { other } else { self }
+    }
+}
+
 /// What one micro-batch costs in one layer; for balancing stages, prediction and utilisation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerCost {
@@ -40,6 +89,11 @@ pub struct LayerCost {
     pub activation_bytes_selective: u64,
     /// Bytes kept from B to W.
     pub stash_bytes: u64,
+    /// When a B of the layer holds the most; the default is its beginning, which is right where no
+    /// operation keeps more for W than those before it have given back.
+    pub backward: BackwardPeak,
+    /// The same with attention recomputed in B.
+    pub backward_selective: BackwardPeak,
     /// Bytes that a forward takes beside what it keeps, and gives back at its end, where they are
     /// worth counting: the logits of a chunk of tokens.
     pub workspace_bytes: u64,
@@ -87,5 +141,35 @@ impl LayerCost {
         let is_split = self.stash_bytes > 0 || self.frozen_flops > 0.0;
         let w = if is_split { weight_flops.min(self.forward_flops) } else { 0.0 };
         [f, 2.0 * f - w, (w - self.frozen_flops).max(0.0), r]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backward_holds_the_most_before_what_it_gives_back() {
+        let peak = |operations: &[(u64, u64)]| {
+            let BackwardPeak { freed, stashed } = BackwardPeak::of(operations.iter().copied());
+            (freed, stashed)
+        };
+        assert_eq!(peak(&[]), (0, 0));
+        assert_eq!(peak(&[(0, 9), (9, 0)]), (0, 0), "its beginning");
+        assert_eq!(peak(&[(5, 9), (3, 0), (3, 8)]), (0, 5));
+        assert_eq!(peak(&[(5, 4), (6, 8), (2, 0)]), (4, 11));
+        let layer = |freed, stashed| LayerCost {
+            activation_bytes: 10,
+            activation_bytes_selective: 8,
+            stash_bytes: 9,
+            backward: BackwardPeak { freed, stashed },
+            backward_selective: BackwardPeak { freed: 0, stashed: 1 },
+            ..LayerCost::default()
+        };
+        let layers = [layer(2, 6), layer(3, 6), layer(0, 0)];
+        let whole = BackwardPeak::of_layers(layers.iter(), false);
+        assert_eq!((whole.freed, whole.stashed), (13, 15), "of the one before the last");
+        let whole = BackwardPeak::of_layers(layers.iter(), true);
+        assert_eq!((whole.freed, whole.stashed), (16, 19), "of the first");
     }
 }

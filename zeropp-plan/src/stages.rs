@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use zeropp_model::layer::{BatchShape, LayerCost};
+use zeropp_model::layer::{BackwardPeak, BatchShape, LayerCost};
 use zeropp_model::params::{BLOCK, FlatLayout, ParamSpec};
 use zeropp_model::parts::{DecoderPart, PartKind};
 use zeropp_schedule::costs::Machine;
@@ -195,6 +195,8 @@ impl Model {
             _ if whole => c.activation_bytes,
             _ => c.activation_bytes_selective,
         };
+        let selective = layout.recompute != Recompute::None && !whole;
+        let backward = BackwardPeak::of_layers(costs(), selective);
         let (alone, fp32) = (d == 1, batch.element_bytes == 4);
         let each = job.compute.packing.bytes(layout);
         let packed = |of: &dyn Fn(&LayerCost) -> bool| {
@@ -205,6 +207,8 @@ impl Model {
             input,
             activation: costs().map(kept).sum::<u64>().max(input),
             stash: costs().map(|c| c.stash_bytes).sum(),
+            backward_freed: backward.freed,
+            backward_stash: backward.stashed,
             workspace: costs().map(|c| c.workspace_bytes).max().unwrap_or(0),
             weights: if alone && fp32 { 0 } else { elements * element },
             gradient: elements * 4,

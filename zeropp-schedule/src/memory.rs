@@ -5,7 +5,8 @@
 //!   turns it into the whole;
 //! * *workspace*: what a forward (or R) takes beside that and gives back at its end counts as
 //!   activation meanwhile;
-//! * *weight stash*: what B keeps for W; a whole backward is B, then W;
+//! * *weight stash*: what B keeps for W; a whole backward is B, then W. Between its beginning and
+//!   its end B may hold more than at either;
 //! * *gathered*: a stage's weights from AG to FREE;
 //! * *packed weights*: copies of gathered weights as products read them, those of forwards from
 //!   the first F or R after the AG, those of backwards from the first B (of a head that makes its
@@ -44,6 +45,11 @@ pub struct StageBytes {
     pub activation: u64,
     /// What B keeps for the W of one micro-batch.
     pub stash: u64,
+    /// What B has given back of the activation when it holds the most.
+    pub backward_freed: u64,
+    /// What it keeps for W by then, beside what was in the activation; both are 0 where it holds
+    /// the most at its beginning.
+    pub backward_stash: u64,
     /// The whole gathered weights.
     pub weights: u64,
     /// Copies of them as the products of a forward read them; 0 where none is kept.
@@ -317,6 +323,7 @@ impl<'a> Ledger<'a> {
         }
         if matches!(kind, Compute::B | Compute::BW) {
             self.pack(stage, &[PACKED_BACKWARD]);
+            self.mark_inside(bytes);
         }
         if kind == Compute::W {
             self.open(stage, micro_batch);
@@ -469,6 +476,17 @@ impl<'a> Ledger<'a> {
         match message {
             Message::Activation => self.stages[consumer - 1].message,
             Message::Gradient => self.stages[consumer].message,
+        }
+    }
+
+    /// The moment of a B when it holds the most. The peaks of kinds are elsewhere: at its beginning
+    /// that of activations, at its end that of what it keeps.
+    fn mark_inside(&mut self, stage: StageBytes) {
+        let mut inside = self.now;
+        inside.activation -= stage.backward_freed;
+        inside.weight_stash += stage.backward_stash;
+        if inside.total() > self.at_once.total() {
+            self.at_once = inside;
         }
     }
 

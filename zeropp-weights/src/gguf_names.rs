@@ -4,9 +4,13 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use crate::error::{Checked, damaged};
+use crate::error::{Checked, damaged, wrong};
 use crate::gguf_values::{GgufValue, GgufValues};
 use crate::stored::Rows;
+
+/// Most blocks of a model: a number beyond is a slip or an attack, and whoever lists the parameters
+/// of so many fills the memory.
+const BLOCKS_MAX: i128 = 1 << 14;
 
 /// What is known of a model from its key-values.
 pub(crate) struct Architecture {
@@ -32,6 +36,13 @@ impl Architecture {
             return Err(damaged(path, format!("its key {heads_key} is missing or no number")));
         };
         let kv_heads = count(values, &format!("{heads_key}_kv")).unwrap_or(heads);
+        let blocks_key = format!("{name}.block_count");
+        if let Some(GgufValue::Whole(n)) = values.get(&blocks_key)
+            && !(1..=BLOCKS_MAX).contains(n)
+        {
+            let help = format!("a model has 1 to {BLOCKS_MAX} blocks; get the file again");
+            return Err(wrong(path, format!("its {blocks_key} is {n}"), help));
+        }
         let (interleaved, name) = (name == "llama", name.clone());
         Ok(Some(Architecture { name, heads, kv_heads, interleaved }))
     }

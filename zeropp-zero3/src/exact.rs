@@ -2,11 +2,14 @@
 //!
 //! Every f64 is an integer multiple of 2^-1074, so a wide integer holds any sum of them exactly.
 
+use serde::{Deserialize, Serialize};
+
 const LIMBS: usize = 34; // 2^-1074 ..= 2^1024 is 2098 bits; the rest is room for 2^78 carries.
 
 /// An exact sum of non-negative f64 values.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ExactSum {
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "Vec<u8>", try_from = "Vec<u8>")]
+pub struct ExactSum {
     limbs: [u64; LIMBS],
     finite: bool,
 }
@@ -41,7 +44,7 @@ impl ExactSum {
     }
 
     /// Adds another sum.
-    pub(crate) fn merge(&mut self, other: &Self) {
+    pub fn merge(&mut self, other: &Self) {
         self.finite &= other.finite;
         other.limbs.iter().enumerate().for_each(|(limb, value)| self.add_at(limb, *value));
     }
@@ -57,7 +60,7 @@ impl ExactSum {
     }
 
     /// The sum, truncated to f64; infinite if a term was not finite or the sum does not fit.
-    pub(crate) fn value(&self) -> f64 {
+    pub fn value(&self) -> f64 {
         if !self.finite {
             return f64::INFINITY;
         }
@@ -94,6 +97,21 @@ impl ExactSum {
             self.add_at(first + i, u64::from_le_bytes(*limb));
         }
         Some(())
+    }
+}
+
+impl From<ExactSum> for Vec<u8> {
+    fn from(sum: ExactSum) -> Vec<u8> {
+        sum.to_bytes()
+    }
+}
+
+impl TryFrom<Vec<u8>> for ExactSum {
+    type Error = &'static str;
+
+    fn try_from(bytes: Vec<u8>) -> Result<ExactSum, &'static str> {
+        let mut sum = ExactSum::default();
+        sum.add_bytes(&bytes).map(|()| sum).ok_or("these bytes are no sum")
     }
 }
 

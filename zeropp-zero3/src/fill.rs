@@ -1,13 +1,16 @@
 //! Parameters of a stage from elsewhere: weights that a run begins with.
 
 use burn::tensor::{Tensor, TensorData};
+use zeropp_core::cpu_tensor;
 
-use crate::layer_shard::FlatPiece;
+use crate::layer_shard::{FlatPiece, flat_pieces};
 use crate::stage::ShardedStage;
 
 impl ShardedStage {
     /// Replaces all parameters of this rank's shards, a layer at a time: `read` gives elements of a
-    /// parameter, in row-major order of its shape, from a place on. Padding is zero.
+    /// parameter, in row-major order of its shape, from a place on. Padding is zero. On a CPU they
+    /// are written where those before were, so that it takes no memory; for a GPU, a layer's on the
+    /// host.
     ///
     /// # Errors
     /// The first of `read`; then the state is not to be used.
@@ -15,13 +18,14 @@ impl ShardedStage {
         &mut self,
         mut read: impl FnMut(&str, usize, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        for layer in 0..self.layers.len() {
-            let n = self.layers[layer].param.dims()[0];
-            let values = filled(&self.pieces(layer, 0, n), n, &mut read)?;
-            let device = self.layers[layer].param.device();
-            let meter = self.meter.clone();
-            let param = Tensor::from_data(TensorData::new(values, [n]), &device);
-            self.layers[layer].set_param(param, &meter);
+        let rank = self.zero3_rank();
+        for layer in &mut self.layers {
+            let none = Tensor::zeros([1], &layer.param.device());
+            let param = std::mem::replace(&mut layer.param, none);
+            let n = param.dims()[0];
+            let pieces = flat_pieces(layer.weights.layout(), rank * n, n);
+            let param = filled(param, &pieces, &mut read)?;
+            layer.set_param(param, &self.meter);
         }
         self.fill_frozen(read)
     }
@@ -34,28 +38,90 @@ impl ShardedStage {
         &mut self,
         mut read: impl FnMut(&str, usize, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        for layer in 0..self.layers.len() {
-            let Some(frozen) = &self.layers[layer].frozen else { continue };
-            let (n, device) = (frozen.param.dims()[0], frozen.param.device());
-            let values = filled(&self.frozen_pieces(layer), n, &mut read)?;
-            let meter = self.meter.clone();
-            let param = Tensor::from_data(TensorData::new(values, [n]), &device);
-            self.layers[layer].set_frozen(param, &meter);
+        let rank = self.zero3_rank();
+        for layer in &mut self.layers {
+            let Some(frozen) = layer.frozen.take() else { continue };
+            let n = frozen.param.dims()[0];
+            let layout = layer.weights.frozen_layout().expect("of what is frozen").clone();
+            let param = filled(frozen.param, &flat_pieces(&layout, rank * n, n), &mut read)?;
+            layer.set_frozen(param, &self.meter);
         }
         Ok(())
     }
 }
 
-/// `n` elements of a flat buffer that has these pieces.
+/// `param`, a part of a flat buffer that has these pieces, with what `read` gives in place of its
+/// values.
 fn filled<E>(
+    param: Tensor<1>,
     pieces: &[FlatPiece<'_>],
-    n: usize,
     read: &mut impl FnMut(&str, usize, &mut [f32]) -> Result<(), E>,
-) -> Result<Vec<f32>, E> {
-    let mut values = vec![0f32; n];
-    for piece in pieces {
-        let out = &mut values[piece.at..piece.at + piece.len];
-        read(&piece.spec.name, piece.offset, out)?;
+) -> Result<Tensor<1>, E> {
+    let mut fill = |values: &mut [f32]| {
+        values.fill(0.0);
+        pieces.iter().try_for_each(|piece| {
+            let out = &mut values[piece.at..piece.at + piece.len];
+            read(&piece.spec.name, piece.offset, out)
+        })
+    };
+    let mut done = Ok(());
+    match cpu_tensor::map_in_place(param, |values| done = fill(values)) {
+        Ok(param) => done.map(|()| param),
+        Err(param) => {
+            let (n, device) = (param.dims()[0], param.device());
+            drop(param);
+            let mut values = vec![0f32; n];
+            fill(&mut values)?;
+            Ok(Tensor::from_data(TensorData::new(values, [n]), &device))
+        }
     }
-    Ok(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+    use zeropp_core::params::{FlatLayout, Init, ParamPlace, ParamSpec};
+
+    use super::*;
+    use crate::layer_shard::initial_shard;
+
+    #[test]
+    fn weights_are_read_into_the_memory_of_those_before() {
+        let specs = vec![
+            ParamSpec::new("a", &[10, 20], Init::Normal(0.02)),
+            ParamSpec::new("b", &[20], Init::Ones),
+        ];
+        let layout = FlatLayout::new(specs, 3);
+        let n = layout.len / 3;
+        for rank in 0..3 {
+            let param = initial_shard(&layout, 3, rank, (&Device::flex(), 1));
+            let at = cpu_tensor::storage_id(&param).unwrap();
+            let mut asked = 0;
+            let mut read = |name: &str, offset: usize, out: &mut [f32]| {
+                asked += out.len();
+                let first = if name == "a" { 1 } else { 1001 } + offset;
+                out.iter_mut().enumerate().for_each(|(i, x)| *x = (first + i) as f32);
+                Ok::<(), ()>(())
+            };
+            let pieces = flat_pieces(&layout, rank * n, n);
+            let param = filled(param, &pieces, &mut read).unwrap();
+            assert_eq!(cpu_tensor::storage_id(&param), Some(at), "in place");
+            let values = param.into_data().try_to_vec::<f32>().unwrap();
+            let whole = |i: usize| {
+                let of = |place: &&ParamPlace| {
+                    (place.offset..place.offset + place.spec.len()).contains(&i)
+                };
+                let place = layout.params.iter().find(of)?;
+                let first = if place.spec.name == "a" { 1 } else { 1001 };
+                Some((first + i - place.offset) as f32)
+            };
+            let expected: Vec<f32> =
+                (rank * n..(rank + 1) * n).map(|i| whole(i).unwrap_or(0.0)).collect();
+            assert_eq!(values, expected);
+            assert_eq!(asked, expected.iter().filter(|x| **x != 0.0).count());
+        }
+        let refuse = &mut |_: &str, _: usize, _: &mut [f32]| Err("no");
+        let param = initial_shard(&layout, 1, 0, (&Device::flex(), 1));
+        assert_eq!(filled(param, &flat_pieces(&layout, 0, 3 * n), refuse).err(), Some("no"));
+    }
 }

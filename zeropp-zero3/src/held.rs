@@ -13,6 +13,9 @@ pub struct LayerBytes {
     pub state: u64,
     /// What an update takes beside that, the parameters and the gradient.
     pub update: u64,
+    /// What an update takes beside all that, where layers are looked at: a copy of the parameters
+    /// that the rank updates. A tied head has none.
+    pub watched: u64,
     /// All-gathers of an update that make matrices whole.
     pub gathers: u64,
     /// Bytes that the rank sends for them.
@@ -54,6 +57,7 @@ pub fn layer_bytes(
     LayerBytes {
         gathers,
         sent,
+        watched: if tied { 0 } else { 4 * len as u64 },
         state: 4 * owned.state_elements(groups) as u64,
         update: gathered + owned.matrix_bytes(groups, cut.zero3),
     }

@@ -6,11 +6,12 @@
 
 pub mod adamw;
 pub mod checkpoint;
-mod exact;
+pub mod exact;
 mod fill;
 pub mod held;
 mod layer_shard;
 mod layer_state;
+pub mod layer_sums;
 pub mod lion;
 pub mod lr;
 pub mod muon;
@@ -20,5 +21,6 @@ pub mod rule;
 pub mod sgd;
 pub mod stage;
 
+pub use layer_sums::LayerSums;
 pub use optimizer::{Optimizer, StepOutcome};
 pub use stage::{ParamExport, ShardedStage};

@@ -34,6 +34,21 @@ pub(crate) fn add_squares<'a>(sum: &mut ExactSum, shards: impl IntoIterator<Item
     squares.expect("sums are f32").into_iter().for_each(|s| sum.add(f64::from(s)));
 }
 
+/// Adds the squares of an output `[b, s, h]`, a row of h in blocks of [`BLOCK`] at a time, so that
+/// it does not show with which others a sample was computed. On a device, where a row is summed in
+/// f32, the sums are read.
+pub(crate) fn add_row_squares(sum: &mut ExactSum, x: &Tensor<3>) {
+    let [samples, seq, hidden] = x.dims();
+    let x = x.clone().inner().cast(DType::F32);
+    if let Some(h) = cpu_tensor::on_cpu(&x) {
+        let rows = h.as_slice().chunks(hidden);
+        return rows.flat_map(|row| row.chunks(BLOCK)).for_each(|b| sum.add(block_squares(b)));
+    }
+    let rows = x.square().sum_dim(2).reshape([samples * seq]);
+    let squares = rows.into_data().try_to_vec::<f32>().expect("sums are f32");
+    squares.into_iter().for_each(|s| sum.add(f64::from(s)));
+}
+
 /// Adds the squares of a shard's blocks. The sum is exact: whichever thread adds a block, and when,
 /// does not show.
 fn add_host_squares(sum: &mut ExactSum, shard: &[f32]) {

@@ -1,6 +1,7 @@
 //! The optimizer step of one rank: tied gradients, the global norm, the verdict all ranks share,
 //! and the update of what the rank owns.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
@@ -10,7 +11,9 @@ use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_core::{cpu_tensor, device};
 
 use crate::exact::ExactSum;
+use crate::layer_shard::own_copy;
 use crate::layer_state::{LayerState, Owned};
+use crate::layer_sums::LayerSums;
 use crate::norm::add_squares;
 use crate::rule::{ParameterGroups, Role, StepScale};
 use crate::stage::{ParamExport, ShardedStage};
@@ -66,6 +69,8 @@ pub struct Optimizer {
     pub(crate) state: Vec<Vec<LayerState>>,
     pub(crate) updates: u64,
     captured: Option<Vec<ParamExport>>,
+    /// Set while a step's layers are looked at: what is found of each, by stage and layer.
+    watched: Option<HashMap<(usize, usize), LayerSums>>,
     pub(crate) meter: Arc<Meter>,
     held_back: Option<Box<dyn FnOnce() -> CommResult<()> + Send>>,
     holds: Vec<Hold>,
@@ -87,6 +92,7 @@ impl Optimizer {
             state: Vec::new(),
             updates: 0,
             captured: None,
+            watched: None,
             held_back: None,
             meter: meter.clone(),
             holds: Vec::new(),
@@ -147,6 +153,25 @@ impl Optimizer {
         self.captured.as_deref().unwrap_or_default()
     }
 
+    /// In the next step looks at every layer's gradient and update. That takes a copy of what this
+    /// rank updates of a layer, one layer at a time.
+    pub fn watch_layers(&mut self) {
+        self.watched = Some(HashMap::new());
+    }
+
+    /// What was found of this rank's part of the layers, by stage and layer; ends the look at them.
+    /// What several ranks hold alike one of them speaks for: the first replica, where they do not
+    /// share the optimizer's work, and the embedding for a tied head.
+    pub fn take_watched(&mut self) -> HashMap<(usize, usize), LayerSums> {
+        self.watched.take().unwrap_or_default()
+    }
+
+    /// Whether this rank speaks for what it has of a layer, by stage and layer.
+    fn speaks_for(&self, at: (usize, usize)) -> bool {
+        let is_copy = self.options.tie.is_some_and(|tie| tie.last == at);
+        (self.zero1 || self.groups.coords.dp == 0) && !is_copy
+    }
+
     /// Holds the next update back until `wait` returns: parameters and moments are being read.
     /// All ranks say so at the same step, and `wait` may meet the others. It may be held back more
     /// than once; the waits follow each other then.
@@ -192,6 +217,7 @@ impl Optimizer {
             let piece = self.groups.zero3.rank() * owners + part;
             self.captured = Some(stages.iter().flat_map(|s| s.export_gradients(piece)).collect());
         }
+        self.watch_gradients(stages);
         let grad_norm = self.global_norm(stages)?;
         let lr = (self.options.lr)(step);
         let skipped = !grad_norm.is_finite();
@@ -249,21 +275,33 @@ impl Optimizer {
 
     fn global_norm(&self, stages: &[ShardedStage]) -> CommResult<f64> {
         let mut sum = ExactSum::default();
-        // Without ZeRO-1 every replica holds the same gradient: the first one speaks for all.
-        if self.zero1 || self.groups.coords.dp == 0 {
-            let layers = stages.iter().flat_map(|s| {
-                let index = s.index();
-                s.layers.iter().enumerate().map(move |(i, layer)| ((index, i), layer))
-            });
-            let copy = |at| self.options.tie.is_some_and(|t| t.last == at);
-            let grads = layers.filter(|(at, _)| !copy(*at)).filter_map(|(_, l)| l.grad.as_ref());
-            add_squares(&mut sum, grads);
-        }
+        add_squares(&mut sum, self.gradients(stages).map(|(_, grad)| grad));
         let mut total = ExactSum::default();
         for bytes in self.groups.world.exchange(sum.to_bytes()).wait()?.iter() {
             total.add_bytes(bytes).expect("every rank sends a sum");
         }
         Ok(total.value().sqrt())
+    }
+
+    /// The gradients that this rank speaks for, by stage and layer.
+    fn gradients<'a>(
+        &self,
+        stages: &'a [ShardedStage],
+    ) -> impl Iterator<Item = ((usize, usize), &'a Tensor<1>)> {
+        let layers = stages.iter().flat_map(|s| {
+            let index = s.index();
+            s.layers.iter().enumerate().map(move |(i, layer)| ((index, i), layer))
+        });
+        let spoken_for = layers.filter(|(at, _)| self.speaks_for(*at));
+        spoken_for.filter_map(|(at, layer)| Some((at, layer.grad.as_ref()?)))
+    }
+
+    fn watch_gradients(&mut self, stages: &[ShardedStage]) {
+        let Some(mut watched) = self.watched.take() else { return };
+        for (at, grad) in self.gradients(stages) {
+            watched.entry(at).or_default().add_gradient(grad);
+        }
+        self.watched = Some(watched);
     }
 
     fn update(
@@ -291,9 +329,18 @@ impl Optimizer {
                 let bytes = owned.matrix_bytes(&self.options.parameters, zero3);
                 let _matrices = self.meter.hold(MemoryKind::Optimizer, bytes);
                 let own = if self.zero1 { whole.slice([start..start + len]) } else { whole };
+                let at = (stage.index(), i);
+                let watches = self.watched.is_some() && self.speaks_for(at);
+                let before = watches.then(|| {
+                    let hold = self.meter.hold(MemoryKind::Optimizer, 4 * len as u64);
+                    (own_copy(&own), hold)
+                });
                 let given = (&self.options.parameters, scale);
                 let gather = |part| self.gathered(part, outcome);
                 let own = state.update(owned, (own, &grad), given, gather)?;
+                if let (Some((before, _hold)), Some(watched)) = (before, &mut self.watched) {
+                    watched.entry(at).or_default().add_update(before, &own);
+                }
                 let param = match self.zero1 {
                     // Gathered memory is shared, and parameters are written in place.
                     true => device::copy(&self.groups.replica.all_gather(own).wait()?),

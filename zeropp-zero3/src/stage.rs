@@ -393,14 +393,9 @@ impl ShardedStage {
         (self.groups.replica.rank() * part, part)
     }
 
-    /// The parameters in the layer's shard of what does not train, without padding.
-    pub(crate) fn frozen_pieces(&self, layer: usize) -> Vec<FlatPiece<'_>> {
-        let l = &self.layers[layer];
-        let (Some(layout), Some(frozen)) = (l.weights.frozen_layout(), &l.frozen) else {
-            return Vec::new();
-        };
-        let n = frozen.param.dims()[0];
-        flat_pieces(layout, self.groups.zero3.rank() * n, n)
+    /// This rank's place among those that share the stage.
+    pub(crate) fn zero3_rank(&self) -> usize {
+        self.groups.zero3.rank()
     }
 
     /// The parameters that train in elements `start..start + len` of the layer's shard, without

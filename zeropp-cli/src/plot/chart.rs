@@ -250,7 +250,7 @@ fn draw(out: &mut String, panel: &Panel) {
             escape(what)
         );
     }
-    legend(out, &panel.curves);
+    legend(out, panel);
 }
 
 fn curve_of(out: &mut String, curve: &Curve, points: &[(f64, f64)]) {
@@ -276,13 +276,17 @@ fn curve_of(out: &mut String, curve: &Curve, points: &[(f64, f64)]) {
     }
 }
 
-/// The names of curves, to the right of the title.
-fn legend(out: &mut String, curves: &[Curve]) {
-    let mut at = WIDTH - RIGHT;
-    for curve in curves.iter().rev().filter(|curve| curve.mark != Mark::Faint) {
-        // A letter is about 7 wide.
-        let width = 7.0 * curve.name.chars().count() as f64 + 34.0;
-        at -= width;
+/// The names of curves, to the right of the title, as far as there is room; of more, a curve says
+/// its own to who points at it.
+fn legend(out: &mut String, panel: &Panel) {
+    // A letter is about 7 wide.
+    let width = |text: &str| 7.0 * text.chars().count() as f64;
+    let (mut at, from) = (WIDTH - RIGHT, LEFT + width(&panel.title));
+    for curve in panel.curves.iter().rev().filter(|curve| curve.mark != Mark::Faint) {
+        at -= width(&curve.name) + 34.0;
+        if at < from {
+            break;
+        }
         let class = if curve.mark == Mark::Points { " broken" } else { "" };
         let _ = write!(
             out,

@@ -92,6 +92,15 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
     keeps_limit(kind, &measures, limit)?;
     let metrics = Metrics::new(&schedule, &timeline, &priced.simulator);
     let rate_at_least = least_bubble_rate(&schedule, &metrics, &priced.simulator, limit);
+    let actions: usize = schedule.ranks.iter().map(Vec::len).sum();
+    let most = (DRAWN_MAX / actions.max(1)).max(1);
+    if request.steps > most {
+        return Err(Failure::bad_input(format!(
+            "simulate-steps = {}: with {actions} actions a step that is more than {DRAWN_MAX} \
+             actions to draw; use at most {most}",
+            request.steps
+        )));
+    }
     let timeline = match request.steps {
         1 => timeline,
         steps => simulate_steps(&schedule, &priced.simulator, steps).map_err(Failure::bad_input)?,
@@ -107,6 +116,8 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
     Ok(Made { shape, document, timeline, rate_at_least, costs, found, notes })
 }
 
+/// Most actions of several steps together: a picture of more is no picture, and takes gigabytes.
+const DRAWN_MAX: usize = 1 << 22;
 /// Beyond this a slip of the keyboard is likelier than a pipeline.
 const STAGES_MAX: usize = 1 << 16;
 

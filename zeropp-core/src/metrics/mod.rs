@@ -5,5 +5,6 @@ mod report;
 
 pub use jsonl::JsonLines;
 pub use report::{
-    Evaluation, EvaluationPlan, Plan, RankPlan, RunHeader, StepMetrics, Stopped, Summary, wall_time,
+    Evaluation, EvaluationPlan, LayerMetrics, Plan, RankPlan, RunHeader, StepMetrics, Stopped,
+    Summary, wall_time,
 };

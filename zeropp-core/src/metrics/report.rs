@@ -110,12 +110,47 @@ pub struct StepMetrics {
     /// where nothing was saved.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub save_blocked_s: f64,
+    /// Every layer in the model's order, in the steps in which layers are looked at (`log-layers`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<LayerMetrics>,
     /// The validation loss after this step's update, where it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval: Option<Evaluation>,
     /// Whether the update was skipped on all ranks because a gradient was not finite.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+}
+
+/// What a step did to one layer: the embedding, a block, the final norm, the head. A number that is
+/// not finite is written as null.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LayerMetrics {
+    /// The layer's name, with which its parameters begin.
+    pub name: String,
+    /// Norm of the gradient of all that trains in it, before clipping. Left out where nothing
+    /// does; a tied head's is in the embedding's.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "some_nan_from_null"
+    )]
+    pub grad_norm: Option<f64>,
+    /// Norm of what the update changed, over the norm of what trains before it. 0 where the update
+    /// was skipped. Left out where `grad_norm` is.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "some_nan_from_null"
+    )]
+    pub update_ratio: Option<f64>,
+    /// Root mean square of the elements of its output, over all tokens of the step. Left out for
+    /// the head, which ends in the loss.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "some_nan_from_null"
+    )]
+    pub activation_rms: Option<f64>,
 }
 
 fn is_none(n: &u64) -> bool {
@@ -355,4 +390,9 @@ pub struct Stopped {
 /// JSON writes what is not finite as null; it comes back as NaN.
 fn nan_from_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+/// The same where the number may be left out.
+fn some_nan_from_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+    nan_from_null(deserializer).map(Some)
 }

@@ -12,7 +12,7 @@ use zeropp_core::meter::{MemoryKind, Meter};
 use zeropp_core::split::{
     ForwardGrads, Grads, LayerWeights, OpCx, RecordedBy, Recording, Saved, WQueue, is_finite,
 };
-use zeropp_zero3::{Optimizer, ParamExport, ShardedStage, StepOutcome};
+use zeropp_zero3::{LayerSums, Optimizer, ParamExport, ShardedStage, StepOutcome};
 
 use super::Worker;
 use super::graph::{Graph, Output};
@@ -75,6 +75,8 @@ pub struct ModelWorker {
     evaluated: Option<(TokenSource, u64)>,
     /// Set while a step is run again to find what was not finite first.
     search: Option<Search>,
+    /// Set while a step's layers are looked at: their outputs, by stage and layer.
+    watched: Option<Mutex<HashMap<(usize, usize), LayerSums>>>,
 }
 
 impl ModelWorker {
@@ -107,6 +109,7 @@ impl ModelWorker {
             losses: Vec::new(),
             evaluated: None,
             search: None,
+            watched: None,
         }
     }
 
@@ -164,6 +167,22 @@ impl ModelWorker {
         self.search.take().map(Search::found).unwrap_or_default()
     }
 
+    /// In the next step looks at what each layer gives, at its gradient and at its update.
+    pub fn watch_layers(&mut self) {
+        self.watched = Some(Mutex::default());
+        self.optimizer.watch_layers();
+    }
+
+    /// What was found of this rank's part of the layers, by stage and layer; ends the look at them.
+    pub fn take_watched(&mut self) -> BTreeMap<(usize, usize), LayerSums> {
+        let outputs = self.watched.take().map(Mutex::into_inner).unwrap_or_default();
+        let mut found = BTreeMap::new();
+        for (at, sums) in outputs.into_iter().chain(self.optimizer.take_watched()) {
+            found.entry(at).or_insert_with(LayerSums::default).merge(&sums);
+        }
+        found
+    }
+
     /// Holds the next update back until `wait` returns ([`Optimizer::hold_back`]).
     pub fn hold_update_back(&mut self, wait: impl FnOnce() -> CommResult<()> + Send + 'static) {
         self.optimizer.hold_back(wait);
@@ -194,7 +213,7 @@ impl ModelWorker {
     ) -> Result<Output, DataError> {
         let (this, (source, step)) = (&self.stages[&stage], self.source());
         let mut x = x;
-        for (part, weights) in this.parts.iter().zip(&this.weights) {
+        for (i, (part, weights)) in this.parts.iter().zip(&this.weights).enumerate() {
             let cx = LayerCx { weights: weights.clone(), op: op.clone() };
             let hidden = |x: Option<Tensor<3>>| x.expect("every stage but the first has an input");
             match part {
@@ -207,6 +226,9 @@ impl ModelWorker {
                     let (_, targets) = (source.tokens)(step, micro_batch)?;
                     return Ok(Output::Loss(head.loss(hidden(x), targets, &cx)));
                 }
+            }
+            if let (Some(watched), Some(y)) = (&self.watched, &x) {
+                watched.lock().entry((stage, i)).or_default().add_output(y);
             }
         }
         Ok(Output::Hidden(x.expect("a stage has at least one layer")))
@@ -348,7 +370,11 @@ impl Worker for ModelWorker {
             .inputs
             .remove(&(stage, micro_batch))
             .expect("R follows a forward that kept its input");
-        self.build(stage, micro_batch, input).map(drop)
+        // Its forward's outputs were seen.
+        let watched = self.watched.take();
+        let built = self.build(stage, micro_batch, input).map(drop);
+        self.watched = watched;
+        built
     }
 
     fn backward(

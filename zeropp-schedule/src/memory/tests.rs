@@ -16,6 +16,8 @@ const BYTES: StageBytes = StageBytes {
     packed_backward: 0,
     packed_in_forward: 0,
     workspace: 0,
+    backward_freed: 0,
+    backward_stash: 0,
     gradient: 1000,
     gradient_in_forward: 0,
     message: 3,

@@ -97,6 +97,7 @@ fn damaged_gguf_files_are_refused_by_name() {
     let huge = (1u64 << 60).to_le_bytes();
     let llama = || Gguf::new().word("general.architecture", "llama");
     let heads = "llama.attention.head_count";
+    let blocks = |n: u32| file(llama().number(heads, 2).number("llama.block_count", n));
     told(vec![
         ("its GGUF version is 50331648", raw(4, &3u32.to_be_bytes())),
         ("it is damaged", raw(8, &huge)),
@@ -112,6 +113,8 @@ fn damaged_gguf_files_are_refused_by_name() {
         ("9 dimensions", file(good().row("b", &[1; 9], 0, 32))),
         ("unknown type 77", file(good().row("b", &[8], 77, 32))),
         ("Q4_0 needs 32s", file(good().row("b", &[31], 2, 32))),
+        ("its llama.block_count is 16385; a model has 1 to 16384", blocks(16_385)),
+        ("its llama.block_count is 0;", blocks(0)),
         ("not a power of two", file(good().number("general.alignment", 24))),
         ("is there twice", file(good().word("general.name", "y"))),
         ("has the unknown type 99", file(good().key("k", 99, &[]))),

@@ -1,0 +1,59 @@
+//! What a step did to each layer, out of what the ranks have seen of it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use zeropp_core::metrics::LayerMetrics;
+use zeropp_zero3::LayerSums;
+
+use crate::config::Config;
+use crate::plan::blueprint::Blueprint;
+
+/// What a rank has seen of a layer.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Watched {
+    /// Place in the model's list.
+    part: usize,
+    sums: LayerSums,
+}
+
+impl Config {
+    /// Whether layers are looked at in this step, counted from 1.
+    pub(crate) fn looks_at_layers(&self, step: u64) -> bool {
+        self.log_layers > 0 && step.is_multiple_of(self.log_layers)
+    }
+}
+
+/// What a rank says of its layers, which it knows by stage and place in it.
+pub(crate) fn watched(bp: &Blueprint, seen: BTreeMap<(usize, usize), LayerSums>) -> Vec<Watched> {
+    let part = |(stage, layer): (usize, usize)| bp.stages[stage].start + layer;
+    seen.into_iter().map(|(at, sums)| Watched { part: part(at), sums }).collect()
+}
+
+/// The layers of the model, of what all ranks say. The sums are exact, so that no rank's place
+/// shows. Empty where nobody says anything.
+pub(crate) fn metrics<'a>(
+    bp: &Blueprint,
+    seen: impl Iterator<Item = &'a Watched>,
+    skipped: bool,
+) -> Vec<LayerMetrics> {
+    let mut layers = BTreeMap::<usize, LayerSums>::new();
+    seen.for_each(|one| layers.entry(one.part).or_default().merge(&one.sums));
+    let parts = &bp.model.parts;
+    let trains = |part: usize| {
+        let is_copy = bp.model.is_tied() && part + 1 == parts.len();
+        !is_copy && parts[part].parameters().iter().any(|p| p.trains)
+    };
+    let metrics = |(part, sums): (usize, LayerSums)| {
+        let norm = sums.gradient.value().sqrt();
+        let change = sums.change.value().sqrt() / sums.weight.value().sqrt();
+        let mean = sums.output.value() / sums.outputs as f64;
+        LayerMetrics {
+            name: parts[part].name().into(),
+            grad_norm: trains(part).then_some(norm),
+            update_ratio: trains(part).then_some(if skipped { 0.0 } else { change }),
+            activation_rms: (sums.outputs > 0).then(|| mean.sqrt()),
+        }
+    };
+    layers.into_iter().map(metrics).collect()
+}
