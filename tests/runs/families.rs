@@ -18,13 +18,13 @@ use zeropp::{Config, Sampling, Trainer, Weights};
 const FAMILIES: [&str; 9] =
     ["gpt2", "llama2", "llama3", "biased", "mistral", "window", "qwen2-window", "qwen2", "qwen3"];
 /// How far a gradient may be from transformers', relative to the largest element of its tensor.
-const GRADIENT: f64 = 5e-6;
+pub(crate) const GRADIENT: f64 = 5e-6;
 /// How far logits may be, absolute.
-const LOGITS: f64 = 1e-4;
+pub(crate) const LOGITS: f64 = 1e-4;
 
 #[derive(Deserialize)]
-struct Figures {
-    samples: usize,
+pub(crate) struct Figures {
+    pub(crate) samples: usize,
     seq: usize,
     /// Samples whose logits are there.
     shown: usize,
@@ -32,35 +32,35 @@ struct Figures {
     loss: f64,
     /// Names and shapes as transformers has them.
     tensors: Vec<(String, Vec<usize>)>,
-    config: Value,
+    pub(crate) config: Value,
 }
 
 /// What transformers made of one family.
-struct Family {
-    figures: Figures,
+pub(crate) struct Family {
+    pub(crate) figures: Figures,
     /// Logits of the first samples, `[shown, s, V]`.
     logits: Vec<f32>,
     /// Gradients, transposed to the orientation of our parameters.
     gradients: Weights,
     /// Weights, likewise.
-    weights: Weights,
-    decoder: Decoder,
+    pub(crate) weights: Weights,
+    pub(crate) decoder: Decoder,
 }
 
 /// The script's weight `name` in transformers' orientation.
-fn initial(name: &str, len: usize) -> Vec<f32> {
+pub(crate) fn initial(name: &str, len: usize) -> Vec<f32> {
     let salt = salt_of(name);
     let norm = (name.contains("norm") || name.contains("ln_")) && name.ends_with("weight");
     let (base, scale) = if norm { (1.0, 1024.0) } else { (0.0, 512.0) };
     (0..len).map(|i| base + number(i, salt) / scale).collect()
 }
 
-fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
+pub(crate) fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     (0..columns).flat_map(|c| (0..rows).map(move |r| values[r * columns + c])).collect()
 }
 
 impl Family {
-    fn read(name: &str) -> Self {
+    pub(crate) fn read(name: &str) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
         let text = std::fs::read_to_string(folder.join(format!("{name}.json"))).unwrap();
         let figures: Figures = serde_json::from_str(&text).unwrap();
@@ -93,6 +93,16 @@ impl Family {
         Self { figures, logits, gradients, weights, decoder }
     }
 
+    /// Samples whose logits are there, and their tokens.
+    pub(crate) fn shown(&self) -> (usize, usize) {
+        (self.figures.shown, self.figures.seq)
+    }
+
+    /// How many logits there are.
+    pub(crate) fn shown_logits(&self) -> usize {
+        self.figures.shown * self.figures.seq * self.decoder.vocabulary
+    }
+
     /// The model, starting from the script's weights.
     fn model(&self) -> Model {
         let model = model::build(self.decoder);
@@ -101,12 +111,12 @@ impl Family {
     }
 
     /// Tokens of the script's data.
-    fn ids(&self) -> impl Iterator<Item = u16> {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = u16> {
         let vocabulary = self.decoder.vocabulary as f32;
         (0..self.figures.tokens).map(move |i| number(i, 77).rem_euclid(vocabulary) as u16)
     }
 
-    fn config(&self, data: &Path) -> Config {
+    pub(crate) fn config(&self, data: &Path) -> Config {
         Config {
             layers: self.decoder.layers,
             hidden: self.decoder.hidden,
@@ -124,7 +134,7 @@ impl Family {
 }
 
 /// The largest distance of two slices.
-fn apart(ours: &[f32], theirs: &[f32]) -> f64 {
+pub(crate) fn apart(ours: &[f32], theirs: &[f32]) -> f64 {
     assert_eq!(ours.len(), theirs.len());
     ours.iter().zip(theirs).fold(0.0, |m, (a, b)| f64::max(m, f64::from((a - b).abs())))
 }

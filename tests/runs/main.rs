@@ -3,6 +3,7 @@
 //! One program, for each of them takes as long to link as its tests take to run. What counts a
 //! process's allocations, takes its signals or installs hooks has a program of its own.
 
+mod adapters;
 mod all_schedules;
 mod bf16;
 mod checkpoint;
