@@ -173,6 +173,8 @@ pub(crate) struct RankStep {
     early: u64,
     idle: u64,
     times: StageTimes,
+    /// Nanoseconds of work that the rank did again.
+    redone_ns: u64,
     /// Nanoseconds that saving kept the rank from its work.
     pub(crate) save_blocked_ns: u64,
     /// What the rank's writer says, where it is done and in another process than rank 0.
@@ -397,6 +399,7 @@ pub(crate) fn summarise(
         early,
         idle,
         times: StageTimes::of(&record.spans),
+        redone_ns: record.redone.map_or(0, |redone| redone.ns),
         save_blocked_ns: 0,
         save: None,
         copy: None,
@@ -447,6 +450,8 @@ pub(crate) fn step_metrics(
         save_blocked_s: most(|r| r.save_blocked_ns) as f64 / 1e9,
         eval: None,
         skipped: outcome.skipped,
+        rolled_back: outcome.rolled_back,
+        redone_s: most(|r| r.redone_ns) as f64 / 1e9,
     };
     (metrics, times)
 }

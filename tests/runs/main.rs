@@ -17,6 +17,7 @@ mod families;
 mod frozen;
 mod generate;
 mod inputs;
+mod late;
 mod masks;
 mod memory;
 mod optimizers;
