@@ -60,6 +60,7 @@ impl Loss for Brittle {
         let [n, _] = logits.dims();
         let poisoned = targets.clone().equal_elem(POISON as i32).float().max();
         let loss = -log_softmax(logits, 1).gather(1, targets.reshape([n, 1])).mean();
+        let poisoned = poisoned.cast(loss.dtype());
         loss / (poisoned * -1.0 + 1.0)
     }
 }
