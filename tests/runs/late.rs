@@ -60,7 +60,6 @@ impl Loss for Brittle {
         let [n, _] = logits.dims();
         let poisoned = targets.clone().equal_elem(POISON as i32).float().max();
         let loss = -log_softmax(logits, 1).gather(1, targets.reshape([n, 1])).mean();
-        let poisoned = poisoned.cast(loss.dtype());
         loss / (poisoned * -1.0 + 1.0)
     }
 }
@@ -103,6 +102,9 @@ fn random(seed: u64, steps: u64) -> Config {
         [OptimizerKind::Adamw, OptimizerKind::Sgd, OptimizerKind::Lion, OptimizerKind::Muon];
     let recompute = [Recompute::None, Recompute::Selective, Recompute::Full][draw(1, 3)];
     let (pp, zero3) = (pick(2, &[1, 2, 2, 4]), pick(3, &[1, 2]));
+    let tied = draw(9, 3) == 0;
+    // The loss that poisons a tied model computes in fp32.
+    let is_bf16 = draw(10, 4) == 0 && !tied;
     Config {
         pp,
         zero3,
@@ -115,9 +117,9 @@ fn random(seed: u64, steps: u64) -> Config {
         micro_batches: Some(8),
         optimizer: optimizers[draw(7, 4)],
         ema: (draw(8, 2) == 1).then_some(0.9),
-        tied: draw(9, 3) == 0,
+        tied,
         recompute,
-        precision: if draw(10, 4) == 0 { Precision::Bf16 } else { Precision::Fp32 },
+        precision: if is_bf16 { Precision::Bf16 } else { Precision::Fp32 },
         prefetch: draw(11, 3),
         max_skipped: [0, 40][draw(12, 2)],
         order: Order::Sequential,
