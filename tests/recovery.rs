@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::{Run, assert_same_bits, run, tiny};
 use saboteur::{Fault, with_places};
-use zeropp::config::Resume;
+use zeropp::config::{OptimizerSync, Resume};
 use zeropp::layer::Model;
 use zeropp::model::gpt;
 use zeropp::{Config, Error, Trainer};
@@ -70,6 +70,29 @@ fn ranks_that_panic_meet_again_and_the_bits_are_those_of_an_undisturbed_run() {
         assert_eq!(records, 4 * n, "every rank has left its record of each failure");
         let lines = std::fs::read_to_string(dir.path().join("m.jsonl")).unwrap();
         assert_eq!(lines.lines().filter(|line| line.starts_with("{\"step\"")).count(), 20);
+    }
+}
+
+/// Ranks are at different steps when one fails, and some of the steps are yet to be told.
+#[test]
+fn ranks_that_do_not_wait_for_each_other_recover_too() {
+    let clipped = Config { clip: 0.5, ..small() };
+    let whole = run(clipped.clone());
+    for place in [0, 130, 333] {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config {
+            save: Some(dir.path().join("ckpt")),
+            save_every: 4,
+            max_recoveries: 2,
+            optimizer_sync: OptimizerSync::Late,
+            ..clipped.clone()
+        };
+        let rest = with_faults(config, &[Fault::new(2, place, panics)]);
+        assert_same_bits(&whole, &rest, &format!("place {place}"));
+        let numbers: Vec<u64> = rest.steps.iter().map(|s| s.step).collect();
+        assert_eq!(numbers, (1..=20).collect::<Vec<_>>(), "each step is told once: {place}");
+        assert_eq!(rest.summary.recoveries, 1, "{place}");
+        assert!(rest.summary.rollbacks > 5, "{}", rest.summary.rollbacks);
     }
 }
 

@@ -23,6 +23,16 @@ choice! {
 }
 
 choice! {
+    /// When ranks learn the global norm of their gradients, and that it is finite.
+    OptimizerSync {
+        /// Before each update, for which all of them meet.
+        Barrier = "barrier",
+        /// In the next step's first forwards: they update at once, and go back where it was wrong.
+        Late = "late",
+    }
+}
+
+choice! {
     /// How weights follow from gradients.
     OptimizerKind {
         /// Adam with decoupled weight decay.
@@ -61,6 +71,7 @@ settings!(
     DeviceKind,
     EngineKind,
     OptimizerKind,
+    OptimizerSync,
     Order,
     PackWeights,
     Place,

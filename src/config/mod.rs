@@ -25,8 +25,8 @@ mod validate;
 
 pub use bytes::Bytes;
 pub use choice::{
-    Activation, Decay, DeviceKind, EngineKind, OptimizerKind, Order, PackWeights, Place, Precision,
-    Recompute, Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, OptimizerKind, OptimizerSync, Order, PackWeights,
+    Place, Precision, Recompute, Tokenizer,
 };
 pub use error::ConfigError;
 pub use kind::OptionKind;

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::bytes::Bytes;
 use super::choice::{
-    Activation, Decay, DeviceKind, EngineKind, OptimizerKind, Order, PackWeights, Place, Precision,
-    Recompute, Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, OptimizerKind, OptimizerSync, Order, PackWeights,
+    Place, Precision, Recompute, Tokenizer,
 };
 use super::kind::OptionType;
 use super::resume::Resume;
@@ -95,6 +95,16 @@ options! {
         /// recompute the last stage of a rank as a whole, because its backward follows at once:
         /// there `full` means `selective`.
         "recompute" "WHAT" recompute: Recompute = Recompute::None, Program Kept;
+        /// When ranks learn the norm that clipping and the check for finite gradients need.
+        ///
+        /// `barrier`: before each update, for which all ranks meet. `late`: each rank updates as
+        /// soon as it can and begins the next step; if the norm then says that the update was
+        /// wrong, all go back and begin that step again, to the same bits. It saves schedules whose
+        /// ranks begin one after the other the wait for the last one, takes memory for the state
+        /// before an update, and pays where few steps are clipped. A wish to stop or to save takes
+        /// effect up to three steps later. Before a validation loss, a save and the last step's
+        /// end ranks meet anyway.
+        "optimizer-sync" "WHEN" optimizer_sync: OptimizerSync = OptimizerSync::Barrier, Same Left;
         /// Keep gathered bf16 weights in the layout that the CPU's products read, packed once a
         /// unit: `auto`, `on` or `off`.
         ///

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Config, ConfigError, DeviceKind, EngineKind, Precision, Resume};
+use super::{Config, ConfigError, DeviceKind, EngineKind, OptimizerSync, Precision, Resume};
 use zeropp_core::device;
 use zeropp_core::kernels::bf16;
 use zeropp_pipeline::schedules::FORWARD;
@@ -139,6 +139,11 @@ impl Config {
             );
             let help = format!("use {stages} layers or more, or a smaller pp or virtual");
             ConfigError::value("layers", self.layers, problem, help)
+        })?;
+        let one_order = self.engine == EngineKind::Nccl;
+        check(!one_order || self.optimizer_sync == OptimizerSync::Barrier, || {
+            let problem = "programs of NCCL have their messages in another order";
+            ConfigError::value("optimizer-sync", self.optimizer_sync, problem, "use barrier")
         })?;
         check(!self.is_emulated() || self.costs.is_none() && self.save_costs.is_none(), || {
             let problem = "an emulated run takes its costs from the file that emulate names";

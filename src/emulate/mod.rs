@@ -13,7 +13,7 @@ use zeropp_pipeline::costs::{Sharers, Table, check_sums};
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::memory::StageBytes;
-use zeropp_pipeline::simulate::{Costs, simulate};
+use zeropp_pipeline::simulate::{Costs, simulate, step_period_ns};
 use zeropp_pipeline::timeline::Timeline;
 
 use crate::Error;
@@ -37,9 +37,11 @@ const STACK_BYTES: usize = 1 << 20;
 pub struct EmulatedStep {
     /// Step, from 1.
     pub step: u64,
-    /// The last end of a compute action on any rank, in ns.
+    /// The last end of a compute action on any rank, in ns; where updates are validated late, since
+    /// the step's first beginning of one, after the first step.
     pub makespan_ns: u64,
-    /// The same with the optimizer step.
+    /// The same with the optimizer step. Where updates are validated late, what the step adds to
+    /// the run: from the last end of a compute action in the step before to that in this one.
     pub step_ns: u64,
     /// Idle share of all ranks from the first start to the last end of a compute on any.
     pub bubble: f64,
@@ -58,6 +60,8 @@ pub struct EmulationReport {
     pub steps: Vec<EmulatedStep>,
     /// The simulator's makespan, without the optimizer step.
     pub simulated_makespan_ns: u64,
+    /// From one step's beginning to the next one's, by the simulator.
+    pub simulated_step_ns: u64,
     /// The simulator's bubble.
     pub simulated_bubble: f64,
     /// What every rank really did in the step of the median makespan among the first few.
@@ -74,9 +78,13 @@ impl EmulationReport {
         steps[(steps.len() - 1) / 2]
     }
 
-    /// How much longer than the simulated makespan `step`'s is: 0.01 is one in a hundred.
-    pub fn excess(&self, step: &EmulatedStep) -> f64 {
-        step.makespan_ns as f64 / self.simulated_makespan_ns.max(1) as f64 - 1.0
+    /// What a step takes in the second half of the run, the median: ranks have found their places
+    /// among each other by then.
+    pub fn settled_step_ns(&self) -> u64 {
+        let settled = self.steps.iter().skip(self.steps.len() / 2);
+        let mut all: Vec<u64> = settled.map(|step| step.step_ns).collect();
+        all.sort_unstable();
+        all[(all.len() - 1) / 2]
     }
 }
 
@@ -113,6 +121,7 @@ pub fn emulate(
     let ends = simulated.ranks.iter().filter_map(|r| r.own_span()).map(|(_, end)| end);
     let report = EmulationReport {
         simulated_makespan_ns: ends.max().unwrap_or(0),
+        simulated_step_ns: step_period_ns(&shared.schedule, &shared.costs),
         simulated_bubble: simulated.bubble(),
         measured: measured(&shared, &steps, spans),
         simulated,

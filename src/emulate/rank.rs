@@ -16,7 +16,7 @@ use zeropp_pipeline::timeline::{Computed, RankTimeline, Span, bubble};
 
 use super::{EmulatedStep, KEPT_STEPS};
 use crate::error::RankError;
-use crate::run::collect;
+use crate::run::collect::{self, Gathering};
 
 /// Between the moment all ranks know the next start and the start.
 const LEAD_NS: u64 = 5_000_000;
@@ -55,10 +55,23 @@ pub(super) fn run_rank(
     let groups = Groups::new(world.clone(), shared.mesh)?;
     let clock = Clock::new(shared.epoch);
     let mut executor = build(shared, &groups, &clock);
-    let mut kept = Vec::new();
+    let late = shared.schedule.validates_late();
+    let (mut kept, mut start, mut end_before) = (Vec::new(), 0, None::<u64>);
+    let mut under_way: Option<(u64, Gathering<RankStep>)> = None;
+    let mut told = |step: u64, figures: Gathering<RankStep>| -> CommResult<()> {
+        let all = figures.wait()?;
+        if world.rank() == 0 {
+            see(summarise(step, &all, end_before.filter(|_| late)));
+            end_before = all.iter().map(|r| r.end_ns).max();
+        }
+        Ok(())
+    };
     for step in 1..=shared.steps {
-        let start = common_start(&*world, &clock)?;
-        let before = clock.spent();
+        // Where no barrier ends a step, the next one begins at once.
+        if step == 1 || !late {
+            start = common_start(&*world, &clock)?;
+        }
+        let (begin, before) = (clock.now(), clock.spent());
         let mut spans = executor.run_step(step).map_err(RankError::Step)?.spans;
         let end = clock.now();
         let real_end = shared.epoch.elapsed().as_nanos() as u64;
@@ -67,15 +80,22 @@ pub(super) fn run_rank(
             span.end_ns = span.end_ns.saturating_sub(start);
         }
         let timeline = RankTimeline { spans, ..RankTimeline::default() };
-        let mine = figures(&timeline, [start, end, real_end], before, clock.spent());
-        let all = collect::figures(&*world, &mine)?;
-        if world.rank() == 0 {
-            see(summarise(step, &all));
+        let of_rank = [end - begin, real_end - start];
+        let mine = figures(&timeline, of_rank, before, clock.spent());
+        // What the others said of the step before has long come.
+        if let Some((step, figures)) = under_way.take() {
+            told(step, figures)?;
+        }
+        let figures = collect::start(&*world, &mine);
+        match late && step < shared.steps {
+            true => under_way = Some((step, figures)),
+            false => told(step, figures)?,
         }
         if step <= KEPT_STEPS {
             kept.push(timeline.spans);
         }
     }
+    executor.settle(shared.steps).map_err(RankError::Step)?;
     Ok(kept)
 }
 
@@ -100,31 +120,40 @@ fn common_start(world: &dyn Communicator, clock: &Clock) -> CommResult<u64> {
     Ok(last + LEAD_NS)
 }
 
-/// The figures of a step from `start` to `end` of the rank's own time, and to `real_end`.
+/// The figures of a step that took the rank so long by its own time, and ended so long after its
+/// start by the real one.
 fn figures(
     timeline: &RankTimeline,
-    [start, end, real_end]: [u64; 3],
+    [took, step_ns]: [u64; 2],
     before: Spent,
     after: Spent,
 ) -> RankStep {
     RankStep {
         end_ns: timeline.own_span().map_or(0, |(_, end)| end),
-        step_ns: real_end - start,
+        step_ns,
         computed: Computed::of(&timeline.spans).unwrap_or_default(),
         actions: timeline.spans.len() as u64,
-        own_ns: end - start - (after.waited_ns - before.waited_ns),
+        own_ns: took.saturating_sub(after.waited_ns - before.waited_ns),
         late_ns: after.late_ns - before.late_ns,
         waits: after.waits - before.waits,
     }
 }
 
-fn summarise(step: u64, ranks: &[RankStep]) -> EmulatedStep {
+/// A step of all ranks. Where it did not wait for the one before, that had `end_before`.
+fn summarise(step: u64, ranks: &[RankStep], end_before: Option<u64>) -> EmulatedStep {
     let sum = |f: fn(&RankStep) -> u64| ranks.iter().map(f).sum::<u64>();
     let most = |f: fn(&RankStep) -> u64| ranks.iter().map(f).max().unwrap_or(0);
+    let end = most(|r| r.end_ns);
+    let began = ranks.iter().map(|r| r.computed.start_ns).min().unwrap_or(0);
+    // One after the other without a meeting, steps overlap: each takes what it adds.
+    let (makespan_ns, step_ns) = match end_before {
+        Some(before) => (end.saturating_sub(began), end - before),
+        None => (end, most(|r| r.step_ns)),
+    };
     EmulatedStep {
         step,
-        makespan_ns: most(|r| r.end_ns),
-        step_ns: most(|r| r.step_ns),
+        makespan_ns,
+        step_ns,
         bubble: bubble(&ranks.iter().map(|r| r.computed).collect::<Vec<_>>()),
         runtime_ns: sum(|r| r.own_ns) / sum(|r| r.actions).max(1),
         late_ns: sum(|r| r.late_ns) / sum(|r| r.waits).max(1),

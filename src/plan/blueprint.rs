@@ -12,7 +12,7 @@ use zeropp_core::params::FlatLayout;
 use zeropp_core::split::ops::attention_keeps_probabilities;
 use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Schedule};
-use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict, predict_at_once};
+use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict, predict_at_once, predict_warm_up};
 use zeropp_pipeline::schedules::unit_note;
 use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
 use zeropp_pipeline::timeline::Timeline;
@@ -209,6 +209,7 @@ impl Blueprint {
         let bytes = self.all_bytes();
         let peaks = predict(&self.schedule, &bytes);
         let at_once = predict_at_once(&self.schedule, &bytes);
+        let warm_ups = predict_warm_up(&self.schedule, &bytes);
         let simulated = self.simulated(&Costs { memory: bytes, ..self.times.costs.clone() });
         limit::check(&self.config, &simulated)?;
         let bubble = simulated.bubble();
@@ -233,7 +234,7 @@ impl Blueprint {
             optimizer_gathers_per_rank: optimizer.iter().map(|o| o.gathers).max().unwrap_or(0),
             optimizer_bytes_per_rank: optimizer.iter().map(|o| o.sent).max().unwrap_or(0),
             ranks: (0..self.mesh.pp)
-                .map(|p| self.rank_plan((p, optimizer[p]), peaks[p], at_once[p]))
+                .map(|p| self.rank_plan((p, optimizer[p]), peaks[p], [at_once[p], warm_ups[p]]))
                 .collect(),
             notes: self.notes(batch),
             ..Plan::default()
@@ -263,7 +264,7 @@ impl Blueprint {
         &self,
         (pp, optimizer): (usize, OptimizerTakes),
         peaks: HeldBytes,
-        at_once: HeldBytes,
+        [at_once, warm_up]: [HeldBytes; 2],
     ) -> RankPlan {
         let mine = self.schedule.stages_of(pp);
         let names = |s: usize| {
@@ -278,10 +279,19 @@ impl Blueprint {
         let OptimizerTakes { kept, at_work, .. } = optimizer;
         // Nothing else is held when the optimizer is at work.
         let updating = HeldBytes { gradient_shard: trained, ..HeldBytes::default() };
-        let memory = |held: HeldBytes, optimizer: u64| MemoryBytes {
+        let late = self.schedule.validates_late();
+        let own = trained / self.owners();
+        // Parameters, their state, and the gradient, which a tied model's two layers share.
+        let shared = self.tie().filter(|tie| tie.ranks == (pp, pp)).map_or(0, |_| {
+            4 * self.trained_elements_of(&self.model.parts[0]) / (self.layout_pieces() as u64)
+        });
+        let rollback = if late { own + kept + own - shared } else { 0 };
+        let but_gradient = rollback.saturating_sub(own);
+        let memory = |held: HeldBytes, optimizer: u64, rollback: u64| MemoryBytes {
             parameter_shard: all,
             gradient_shard: held.gradient_shard,
             optimizer,
+            rollback,
             gathered: held.gathered,
             packed_weights: held.packed_weights,
             gradient: held.gradient,
@@ -295,11 +305,16 @@ impl Blueprint {
             stages: mine.iter().map(|s| (*s, names(*s))).collect(),
             parameters,
             saved: trained / self.owners() + kept,
-            memory: memory(peaks, at_work),
-            at_once: match at_once.total() + kept >= updating.total() + at_work {
-                true => memory(at_once, kept),
-                false => memory(updating, at_work),
-            },
+            memory: memory(peaks, at_work, rollback),
+            at_once: [
+                memory(at_once, kept, 0),
+                // What is kept to go back has the gradient in it, which is counted already.
+                memory(updating, at_work, but_gradient),
+                memory(warm_up, kept, rollback),
+            ]
+            .into_iter()
+            .max_by_key(MemoryBytes::total)
+            .expect("three"),
         }
     }
 

@@ -1,9 +1,9 @@
 //! The programs of a run: a generator's schedule or a file's, lowered and verified.
 
-use crate::config::{Config, ConfigError, EngineKind, Recompute};
+use crate::config::{Config, ConfigError, EngineKind, OptimizerSync, Recompute};
 use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Compute, Schedule};
-use zeropp_pipeline::lower::{LowerOptions, in_issue_order, lower};
+use zeropp_pipeline::lower::{self, LowerOptions, in_issue_order, lower};
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::schedules::{Costs, Limits, Shape, generate_with_costs};
 use zeropp_pipeline::simulate::{self, StageCosts};
@@ -69,6 +69,10 @@ impl Resolved {
             prefetch: config.prefetch,
             recompute: config.recompute == Recompute::Full,
             replicas: config.dp > 1,
+            sync: match config.optimizer_sync {
+                OptimizerSync::Barrier => lower::OptimizerSync::Barrier,
+                OptimizerSync::Late => lower::OptimizerSync::Late,
+            },
             ..LowerOptions::default()
         };
         if let Some(file) = self.file.as_ref().filter(|s| is_complete(s)) {
@@ -182,10 +186,14 @@ pub(crate) fn check_program(config: &Config, program: &Schedule) -> Result<(), E
         let help = "use 1, or a file without OPTIMIZER_STEP, which is lowered here";
         return Err(ConfigError::value("dp", config.dp, problem, help).into());
     }
-    if program.validates_late() {
-        let problem = "its updates are validated late, which is simulated only";
-        let help = "use a file without OPTIMIZER_STEP, which is lowered here";
-        return Err(ConfigError::value("schedule", &config.schedule, problem, help).into());
+    let (sync, is, other) = match program.validates_late() {
+        true => (OptimizerSync::Late, "validates", OptimizerSync::Barrier),
+        false => (OptimizerSync::Barrier, "does not validate", OptimizerSync::Late),
+    };
+    if config.optimizer_sync == other {
+        let problem = format!("the program in {} {is} updates late", config.schedule);
+        let help = format!("use {sync}, or a file without OPTIMIZER_STEP, which is lowered here");
+        return Err(ConfigError::value("optimizer-sync", other, problem, help).into());
     }
     let whole = stages_with_r(program);
     if config.recompute != Recompute::Full && !whole.is_empty() {

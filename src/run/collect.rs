@@ -1,9 +1,11 @@
 //! What ranks bring to rank 0: the figures of a step, and what those of several processes leave
 //! behind.
 
+use std::marker::PhantomData;
+
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use zeropp_comm::{CommResult, Communicator};
+use zeropp_comm::{AllBytes, CommResult, Communicator, Pending};
 use zeropp_core::cpu_tensor::{from_vec, into_vec};
 use zeropp_pipeline::timeline::{SaveSpan, Span};
 use zeropp_zero3::ParamExport;
@@ -39,9 +41,32 @@ pub(crate) fn figures<T: Serialize + DeserializeOwned>(
     world: &dyn Communicator,
     mine: &T,
 ) -> CommResult<Vec<T>> {
-    let all = world.gather(0, serde_json::to_vec(mine).expect("plain numbers")).wait()?;
-    let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).expect("written by every rank");
-    Ok(if world.rank() == 0 { all.iter().map(read).collect() } else { Vec::new() })
+    start(world, mine).wait()
+}
+
+/// What every rank says, on its way to rank 0.
+pub(crate) struct Gathering<T> {
+    all: Pending<AllBytes>,
+    is_read: bool,
+    of: PhantomData<T>,
+}
+
+/// Sends what this rank says to rank 0. All ranks call it.
+pub(crate) fn start<T: Serialize>(world: &dyn Communicator, mine: &T) -> Gathering<T> {
+    let all = world.gather(0, serde_json::to_vec(mine).expect("plain numbers"));
+    Gathering { all, is_read: world.rank() == 0, of: PhantomData }
+}
+
+impl<T: DeserializeOwned> Gathering<T> {
+    /// On rank 0 what every rank said, in rank order; nothing on the others.
+    ///
+    /// # Errors
+    /// The world's first error.
+    pub(crate) fn wait(self) -> CommResult<Vec<T>> {
+        let all = self.all.wait()?;
+        let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).expect("written by every rank");
+        Ok(if self.is_read { all.iter().map(read).collect() } else { Vec::new() })
+    }
 }
 
 /// Every rank's result, in rank order, on rank 0; nothing on the others. Messages have at most

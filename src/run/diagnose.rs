@@ -57,6 +57,7 @@ pub(crate) fn diagnose(
 ) -> Result<Diverged, RankError> {
     executor.worker.search_not_finite();
     executor.run_step(step).map_err(RankError::Step)?;
+    executor.settle(step).map_err(RankError::Step)?;
     executor.worker.take_losses();
     let mine = serde_json::to_vec(&executor.worker.take_not_finite()).expect("plain data");
     let all = groups.world.exchange(mine).wait()?;

@@ -2,6 +2,7 @@
 //! end.
 
 pub(crate) mod agreement;
+pub(crate) mod behind;
 pub(crate) mod collect;
 pub(crate) mod diagnose;
 pub(crate) mod evaluation;

@@ -177,6 +177,8 @@ pub(crate) struct RankStep {
     /// The layers of its stages, in a step in which layers are looked at.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) layers: Vec<Watched>,
+    /// Nanoseconds of work that the rank did again.
+    redone_ns: u64,
     /// Nanoseconds that saving kept the rank from its work.
     pub(crate) save_blocked_ns: u64,
     /// What the rank's writer says, where it is done and in another process than rank 0.
@@ -402,6 +404,7 @@ pub(crate) fn summarise(
         idle,
         times: StageTimes::of(&record.spans),
         layers: Vec::new(),
+        redone_ns: record.redone.map_or(0, |redone| redone.ns),
         save_blocked_ns: 0,
         save: None,
         copy: None,
@@ -453,6 +456,8 @@ pub(crate) fn step_metrics(
         layers: layers::metrics(bp, ranks.iter().flat_map(|r| &r.layers), outcome.skipped),
         eval: None,
         skipped: outcome.skipped,
+        rolled_back: outcome.rolled_back,
+        redone_s: most(|r| r.redone_ns) as f64 / 1e9,
     };
     (metrics, times)
 }

@@ -24,6 +24,8 @@ pub(crate) struct Totals {
     early: u64,
     idle: u64,
     save_blocked_s: f64,
+    rollbacks: u64,
+    redone_s: f64,
     /// The figures of every `1 << thinned`th step after the first.
     samples: Vec<Sample>,
     thinned: u32,
@@ -51,6 +53,8 @@ impl Totals {
         self.early = self.early.max(step.early_bytes);
         self.idle = self.idle.max(step.idle_bytes);
         self.save_blocked_s += step.save_blocked_s;
+        self.rollbacks += u64::from(step.rolled_back);
+        self.redone_s += step.redone_s;
         // The first step warms caches and pools up; it counts only where it is alone.
         if self.steps == 1 {
             self.samples.clear();
@@ -103,6 +107,8 @@ impl Totals {
             early_bytes: self.early,
             idle_bytes: self.idle,
             save_blocked_s: self.save_blocked_s,
+            rollbacks: self.rollbacks,
+            redone_s: self.redone_s,
             last_eval: self.last_eval,
             best_eval: self.best_eval,
             ..Summary::default()

@@ -1,29 +1,30 @@
 //! The steps of one rank: each is run, reported, agreed on with the others and saved where due.
 
 use std::sync::Arc;
-use std::sync::mpsc::RecvTimeoutError;
+use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use tracing::debug_span;
-use zeropp_checkpoint::pace::{Begin, StepEnd};
+use zeropp_checkpoint::pace::{Begin, Pace, StepEnd};
 use zeropp_comm::groups::Groups;
 use zeropp_core::meter::Meter;
 use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped};
-use zeropp_pipeline::executor::{Executor, ModelWorker};
+use zeropp_pipeline::executor::{Executor, ModelWorker, StepRecord};
 use zeropp_pipeline::timeline::Span;
-use zeropp_zero3::ShardedStage;
+use zeropp_zero3::{ShardedStage, StepOutcome};
 
 use crate::checkpoint::Saver;
 use crate::checkpoint::patience::Patience;
 use crate::checkpoint::resume::Resumed;
 use crate::error::RankError;
 use crate::plan::peak::Best;
+use crate::run::behind::{Behind, Note, ToldSteps};
 use crate::run::collect;
 use crate::run::diagnose::{Skipped, diagnose};
 use crate::run::evaluation::Evaluator;
 use crate::run::layers;
 use crate::run::rank::{
-    Export, News, RankEnd, RankResult, RankStep, Shared, step_metrics, summarise,
+    Export, News, RankEnd, RankResult, RankStep, Shared, StageTimes, step_metrics, summarise,
 };
 use crate::run::saving::Saving;
 use crate::run::stop::Wish;
@@ -45,12 +46,33 @@ pub(crate) struct Training<'a, R> {
     /// Steps that a checkpoint had behind it.
     done: u64,
     skipped: Skipped,
+    /// Whether updates are validated in the step after theirs, so that not every step ends with a
+    /// meeting.
+    late: bool,
+    /// The step before, where it did not.
+    before: Option<Unmet>,
+    /// What all ranks have told each other of that step.
+    heard: Note,
+    /// A save is due as soon as a step is finite.
+    owes: bool,
+    /// On rank 0: what its trainer was told and other processes have not heard.
+    told: ToldSteps,
+    /// On rank 0: steps that its trainer was told of and has not answered.
+    unanswered: usize,
     /// Where the run saves.
     saving: Option<Saving>,
     /// Where it makes copies in memory.
     copying: Option<Saving>,
     spans: Vec<Span>,
     end: RankEnd,
+}
+
+/// A step at whose end ranks did not meet.
+struct Unmet {
+    step: u64,
+    seconds: f64,
+    record: StepRecord,
+    behind: Behind<RankStep>,
 }
 
 /// What all ranks do after a step.
@@ -78,6 +100,12 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         Self {
             saving: saving(&shared.saver),
             copying: saving(&shared.copier),
+            late: shared.blueprint.schedule.validates_late(),
+            before: None,
+            heard: Note::default(),
+            owes: false,
+            told: ToldSteps::default(),
+            unanswered: 0,
             shared,
             groups,
             meter,
@@ -118,7 +146,10 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         let mut step_start = Instant::now();
         for step in self.done + 1..=last {
             let told = debug_span!("step", step).in_scope(|| self.step(step, last, step_start))?;
-            let Told { wish, saves, copies } = told;
+            let Some(Told { wish, saves, copies }) = told else {
+                step_start = Instant::now();
+                continue;
+            };
             if let Some(first) = self.skipped.beyond(config.max_skipped) {
                 let at = (first, self.skipped.in_a_row);
                 self.end.diverged = Some(diagnose(&mut self.executor, self.groups, at)?);
@@ -155,8 +186,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
 
     /// The validation loss after `step`, where it is due.
     fn evaluate(&mut self, step: u64) -> Result<Option<Evaluation>, RankError> {
-        let config = &self.shared.blueprint.config;
-        let due = step == config.steps || step.is_multiple_of(config.eval_every.max(1));
+        let due = self.evaluates_after(step);
         let Some(evaluator) = self.evaluator.as_mut().filter(|_| due) else { return Ok(None) };
         if self.shared.export == Export::Gradients {
             return Ok(None);
@@ -176,17 +206,73 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         (patience > 0 && since >= patience).then_some(since)
     }
 
-    /// Runs a step, tells of it and returns what all ranks are to do after it.
-    fn step(&mut self, step: u64, last: u64, start: Instant) -> Result<Told, RankError> {
-        let (shared, groups) = (self.shared, self.groups);
+    /// Whether a validation loss is due after `step`, if there are any.
+    fn evaluates_after(&self, step: u64) -> bool {
+        let config = &self.shared.blueprint.config;
+        step == config.steps || step.is_multiple_of(config.eval_every.max(1))
+    }
+
+    /// Whether a checkpoint or a copy is due after `step`.
+    fn saves_after(&self, step: u64) -> bool {
+        let due = |saver: &Arc<Saver>| Pace::new(saver.every, saver.last).is_due(step);
+        self.shared.saver.iter().chain(&self.shared.copier).any(due)
+    }
+
+    /// Whether ranks meet at the end of `step`, before any of them begins the next; all come to the
+    /// same. They do where something may follow that all do together, or nothing at all.
+    fn meets_after(&self, step: u64, last: u64) -> bool {
+        let limit = self.shared.blueprint.config.max_skipped;
+        let Note { wish, meet, .. } = self.heard;
+        !self.late
+            || step == last
+            || meet
+            || wish > Wish::GoOn
+            || self.owes
+            || self.saves_after(step)
+            // A step whose layers are looked at is done once, and is validated by its end.
+            || self.looks_at_layers(step)
+            || self.looks_at_layers(step + 1)
+            || self.evaluator.is_some() && self.evaluates_after(step)
+            || limit > 0 && self.skipped.in_a_row + 1 >= limit
+    }
+
+    /// Runs a step, tells of it and returns what all ranks are to do after it; nothing where they
+    /// go on without having met.
+    fn step(&mut self, step: u64, last: u64, start: Instant) -> Result<Option<Told>, RankError> {
         self.meter.reset_peak();
-        if shared.blueprint.config.looks_at_layers(step) {
+        let looks = self.looks_at_layers(step);
+        if looks {
             self.executor.worker.watch_layers();
         }
-        let record = self.executor.run_step(step).map_err(RankError::Step)?;
+        let mut record = self.executor.run_step(step).map_err(RankError::Step)?;
+        let mut mine = self.figures(&record);
+        if self.shared.traces(step, self.done) {
+            self.spans.append(&mut record.spans);
+        }
+        self.read_step_before(record.validated)?;
+        if !self.meets_after(step, last) {
+            self.leave(step, start, record, &mine);
+            return Ok(None);
+        }
+        if self.late {
+            record.outcome = self.executor.settle(step).map_err(RankError::Step)?;
+        }
+        if looks {
+            let seen = self.executor.worker.take_watched();
+            mine.layers = layers::watched(&self.shared.blueprint, seen);
+        }
+        self.meet((step, last), start, &record, mine).map(Some)
+    }
+
+    /// Whether the layers of `step` are looked at.
+    fn looks_at_layers(&self, step: u64) -> bool {
+        self.shared.blueprint.config.looks_at_layers(step)
+    }
+
+    /// This rank's figures of a step.
+    fn figures(&mut self, record: &StepRecord) -> RankStep {
         let losses = self.executor.worker.take_losses();
-        let mut mine = summarise(&record, losses, groups, self.meter);
-        mine.layers = layers::watched(&shared.blueprint, self.executor.worker.take_watched());
+        let mut mine = summarise(record, losses, self.groups, self.meter);
         mine.computed.start_ns = self.clock.shift(mine.computed.start_ns);
         mine.computed.end_ns = self.clock.shift(mine.computed.end_ns);
         if let Some(saving) = &mut self.saving {
@@ -197,20 +283,114 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             mine.save_blocked_ns += copying.take_blocked_ns();
             mine.copy = copying.take_report();
         }
+        mine
+    }
+
+    /// On rank 0: a step's metrics, from all ranks' `records`, of which saving takes its reports.
+    fn metrics(
+        &mut self,
+        (step, seconds): (u64, f64),
+        record: &StepRecord,
+        mut records: Vec<RankStep>,
+    ) -> Result<(StepMetrics, StageTimes), RankError> {
+        if let Some(saving) = &mut self.saving {
+            saving.look(records.iter_mut().filter_map(|r| r.save.take()).collect())?;
+        }
+        if let Some(copying) = &mut self.copying {
+            copying.look(records.iter_mut().filter_map(|r| r.copy.take()).collect())?;
+        }
+        Ok(step_metrics(&self.shared.blueprint, step, seconds, &mut self.best, record, &records))
+    }
+
+    /// On rank 0: tells its process's trainer of a step, and the others' with the next words to
+    /// them.
+    fn tell_step(&mut self, metrics: StepMetrics, times: StageTimes) {
+        if self.shared.here.len() < self.groups.world.size() {
+            self.told.add(&metrics, &times);
+        }
+        self.unanswered += 1;
+        (self.report)(News::Step(metrics, times));
+    }
+
+    /// In another process than rank 0's: tells its trainer what rank 0's was told.
+    fn hear(&mut self, told: &[u8], eval: Option<(u64, Evaluation)>) {
+        let world = &self.groups.world;
+        if world.rank() == 0 || world.rank() != self.shared.here[0] {
+            return;
+        }
+        for (mut metrics, times) in ToldSteps::read(told) {
+            // It was measured here as well, to the same bits.
+            metrics.eval = eval.filter(|(step, _)| *step == metrics.step).map(|(_, eval)| eval);
+            (self.report)(News::Step(metrics, times));
+        }
+    }
+
+    /// Where ranks went on from the step before without having met, reads what they said of it; it
+    /// was `validated` meanwhile.
+    fn read_step_before(&mut self, validated: Option<StepOutcome>) -> Result<(), RankError> {
+        let Some(Unmet { step, seconds, mut record, behind }) = self.before.take() else {
+            return Ok(());
+        };
+        let outcome = validated.expect("the step before is validated in this one");
+        record.outcome = Some(outcome);
+        let (records, note) = behind.wait()?;
+        self.skipped.see(step, outcome.skipped);
+        self.hear(&note.told, None);
+        self.heard = note;
+        if self.groups.world.rank() == 0 {
+            let (metrics, times) = self.metrics((step, seconds), &record, records)?;
+            self.tell_step(metrics, times);
+        }
+        Ok(())
+    }
+
+    /// Goes on after a step: what there is to say of it travels meanwhile.
+    fn leave(&mut self, step: u64, start: Instant, record: StepRecord, mine: &RankStep) {
+        let mut wish = self.shared.stopper.hear();
+        if let Some(answers) = self.shared.answers.as_ref().filter(|_| self.unanswered > 0)
+            && self.groups.world.rank() == 0
+        {
+            let answers = answers.lock();
+            while self.unanswered > 0 {
+                match answers.try_recv() {
+                    Ok(answer) => {
+                        wish = wish.max(answer);
+                        self.unanswered -= 1;
+                    }
+                    Err(TryRecvError::Empty) => break,
+                    // The trainer is gone: nobody wants more.
+                    Err(TryRecvError::Disconnected) => {
+                        wish = wish.max(Wish::Stop(0));
+                        break;
+                    }
+                }
+            }
+        }
+        // The program is shown steps before more than a few follow them.
+        let note = Note { wish, meet: self.unanswered > 1, told: self.told.take() };
+        let behind = Behind::send(&*self.groups.world, mine, &note);
+        let seconds = start.elapsed().as_secs_f64();
+        self.before = Some(Unmet { step, seconds, record, behind });
+    }
+
+    /// Meets all ranks after a step whose outcome is known, and returns what all do.
+    fn meet(
+        &mut self,
+        (step, last): (u64, u64),
+        start: Instant,
+        record: &StepRecord,
+        mine: RankStep,
+    ) -> Result<Told, RankError> {
+        let (shared, groups) = (self.shared, self.groups);
         // Rank 0 alone reads all records: what everyone needs of them is in its answer.
         let all = collect::figures(&*groups.world, &(shared.stopper.hear(), mine))?;
-        let (wishes, mut records): (Vec<Wish>, Vec<RankStep>) = all.into_iter().unzip();
-        let (mut wish, mut news) = (wishes.into_iter().max().unwrap_or_default(), None);
+        let (wishes, records): (Vec<Wish>, Vec<RankStep>) = all.into_iter().unzip();
+        let heard = std::mem::take(&mut self.heard).wish;
+        let mut wish = wishes.into_iter().max().unwrap_or_default().max(heard);
+        let mut news = None;
         if groups.world.rank() == 0 {
-            if let Some(saving) = &mut self.saving {
-                saving.look(records.iter_mut().filter_map(|r| r.save.take()).collect())?;
-            }
-            if let Some(copying) = &mut self.copying {
-                copying.look(records.iter_mut().filter_map(|r| r.copy.take()).collect())?;
-            }
             let seconds = start.elapsed().as_secs_f64();
-            let best = &mut self.best;
-            news = Some(step_metrics(&shared.blueprint, step, seconds, best, &record, &records));
+            news = Some(self.metrics((step, seconds), record, records)?);
         }
         // What it takes is no part of the step.
         let eval = self.evaluate(step)?;
@@ -218,37 +398,31 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             wish = wish.max(Wish::Stop(0));
         }
         let is_best = shared.blueprint.config.keep_best && eval.is_some_and(|eval| eval.best);
-        let mut told = Vec::new();
         if let Some((metrics, times)) = news {
-            let metrics = StepMetrics { eval, ..metrics };
-            if shared.here.len() < groups.world.size() {
-                // JSON is read back to a neighbouring number at times; these are exact.
-                let exact = [metrics.loss.to_bits(), metrics.grad_norm.to_bits()];
-                told = serde_json::to_vec(&(&metrics, &times, exact)).expect("plain numbers");
-            }
-            (self.report)(News::Step(metrics, times));
+            self.tell_step(StepMetrics { eval, ..metrics }, times);
         }
         let outcome = record.outcome.expect("every program ends with the optimizer step");
         self.skipped.see(step, outcome.skipped);
-        if shared.traces(step, self.done) {
-            self.spans.extend(record.spans);
-        }
         let updates = self.executor.worker.optimizer().updates();
         let (is_good, ends) = (!outcome.skipped, step == last);
         let end = StepEnd { step, updates, is_good, asked: false, is_best, ends };
-        self.agree(end, wish, &told, eval)
+        let told = self.agree(end, wish, eval)?;
+        let left_out = told.wish == Wish::Save && told.saves == Begin::No;
+        let was_due = self.owes || self.saves_after(step);
+        self.owes = was_due && (outcome.skipped || is_best) || left_out;
+        Ok(told)
     }
 
     /// What all ranks do after a step that ended like this: what they `wished`, and the trainer of
-    /// rank 0's process; all get the same. The other processes hear what rank 0's was `told`; every
+    /// rank 0's process; all get the same. The other processes hear what rank 0's was told; every
     /// rank has measured `eval`.
     fn agree(
         &mut self,
         end: StepEnd,
         wished: Wish,
-        told: &[u8],
         eval: Option<Evaluation>,
     ) -> Result<Told, RankError> {
+        let told = self.told.take();
         let (shared, world) = (self.shared, &*self.groups.world);
         let patience = Patience::new(&shared.blueprint.config);
         let diverged = self.skipped.beyond(shared.blueprint.config.max_skipped).is_some();
@@ -261,27 +435,26 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
                 Some(saving) => saving.decide(end) as u8,
                 None => Begin::No as u8,
             });
-            [&wish.to_bytes()[..], &begins, told].concat()
+            [&wish.to_bytes()[..], &begins, &told].concat()
         };
+        let (mut unanswered, mut wished) = (std::mem::take(&mut self.unanswered), wished);
         let answer = |wait: Duration| {
-            let answers = shared.answers.as_ref().expect("rank 0's process has them");
-            match answers.lock().recv_timeout(wait) {
-                // Since the exchange more may have been wished here.
-                Ok(answer) => Some(message(answer.max(wished).max(shared.stopper.hear()))),
-                Err(RecvTimeoutError::Timeout) => None,
-                // The trainer is gone: nobody wants more.
-                Err(RecvTimeoutError::Disconnected) => Some(message(wished.max(Wish::Stop(0)))),
+            let answers = shared.answers.as_ref().expect("rank 0's process has them").lock();
+            while unanswered > 0 {
+                match answers.recv_timeout(wait) {
+                    Ok(answer) => wished = wished.max(answer),
+                    Err(RecvTimeoutError::Timeout) => return None,
+                    // The trainer is gone: nobody wants more.
+                    Err(RecvTimeoutError::Disconnected) => wished = wished.max(Wish::Stop(0)),
+                }
+                unanswered -= 1;
             }
+            // Since the exchange more may have been wished here.
+            Some(message(wished.max(shared.stopper.hear())))
         };
         let answer = patience.follow_rank_0(world, answer)?;
         let (head, told) = answer.split_at(4);
-        if world.rank() > 0 && world.rank() == shared.here[0] {
-            let read = serde_json::from_slice(told).expect("written by rank 0");
-            let (mut metrics, times, exact): (StepMetrics, _, [u64; 2]) = read;
-            [metrics.loss, metrics.grad_norm] = exact.map(f64::from_bits);
-            metrics.eval = eval;
-            (self.report)(News::Step(metrics, times));
-        }
+        self.hear(told, eval.map(|eval| (end.step, eval)));
         let wish = Wish::from_bytes([head[0], head[1]]);
         let [saves, copies] = [head[2], head[3]].map(Begin::from_byte);
         Ok(Told { wish, saves, copies })

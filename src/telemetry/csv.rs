@@ -52,6 +52,9 @@ const COLUMNS: &[&str] = &[
     "eval.all_gathers",
     "eval.comm_bytes",
     "eval.best",
+    "peak_bytes.rollback",
+    "rolled_back",
+    "redone_s",
 ];
 
 /// A file of rows.
@@ -141,6 +144,8 @@ mod tests {
             save_blocked_s: 1.0,
             eval: Some(eval),
             skipped: true,
+            rolled_back: true,
+            redone_s: 1.0,
             ..StepMetrics::default()
         }
     }

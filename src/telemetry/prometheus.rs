@@ -37,6 +37,7 @@ struct Shown {
     steps: u64,
     tokens: u64,
     skipped: u64,
+    rollbacks: u64,
     save_blocked_s: f64,
 }
 
@@ -85,6 +86,7 @@ impl Prometheus {
         shown.steps += 1;
         shown.tokens += step.tokens;
         shown.skipped += u64::from(step.skipped);
+        shown.rollbacks += u64::from(step.rolled_back);
         shown.save_blocked_s += step.save_blocked_s;
         shown.eval = step.eval.map(|eval| eval.loss).or(shown.eval);
         if !step.layers.is_empty() {
@@ -158,6 +160,12 @@ fn text(shown: &Shown) -> String {
         "counter",
         "Steps whose gradient was not finite.",
         shown.skipped as f64,
+    );
+    tell(
+        "rollbacks_total",
+        "counter",
+        "Steps whose early update was taken back.",
+        shown.rollbacks as f64,
     );
     tell(
         "save_blocked_seconds_total",

@@ -116,6 +116,7 @@ fn of_step(m: &StepMetrics) -> Vec<(&'static str, f64)> {
         ("train/grad_norm", m.grad_norm),
         ("train/lr", m.lr),
         ("train/skipped", f64::from(u8::from(m.skipped))),
+        ("train/rolled_back", f64::from(u8::from(m.rolled_back))),
         ("speed/tokens_per_s", m.tokens_per_s),
         ("speed/step_s", m.step_s),
         ("speed/flops_util", m.flops_util),

@@ -32,6 +32,9 @@ use crate::trainer::recovery::{Recoveries, Remedy};
 /// A run under way: an iterator over its steps. The ranks begin a step when it is asked for, and
 /// end when this is dropped, after the step that was last seen, which is saved if the run saves.
 ///
+/// With `optimizer-sync = late` up to three more steps follow the one that was last seen; they are
+/// run and given before the end.
+///
 /// In a process without rank 0 the ranks do not wait to be asked, and dropping this ends the whole
 /// run after one of the next steps.
 pub struct Steps<'a> {

@@ -147,6 +147,7 @@ fn adapters_are_saved_with_peft_s_names_and_shapes() {
         run(Config {
             model: described.to_string_lossy().into_owned(),
             tied: adapted.family.decoder.tied,
+            activation: adapted.family.decoder.activation,
             save: Some(save.clone()),
             ..adapted.tuned(&data, targets)
         });

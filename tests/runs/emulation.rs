@@ -1,5 +1,6 @@
 //! Emulated runs: what is executed, how it compares with the simulator, and how they end.
 
+use zeropp::config::OptimizerSync;
 use zeropp::pipeline::costs::Table;
 use zeropp::pipeline::ir::Action;
 use zeropp::pipeline::memory::StageBytes;
@@ -92,6 +93,32 @@ fn every_kind_is_executed_and_never_faster_than_simulated() {
             let quickest = steps.map(|s| s.makespan_ns).min().unwrap();
             assert!(quickest >= report.simulated_makespan_ns, "{kind}: {quickest}");
         }
+    }
+}
+
+/// Steps that follow each other without a meeting are whole programs, too, and what the simulator
+/// says that a kind wins by that is there to be won.
+#[test]
+fn steps_without_a_barrier_are_executed_as_simulated() {
+    for (kind, v, wins) in [("zb-2p", 1, true), ("zb-v", 2, false), ("1f1b", 1, false)] {
+        let base = Config { virtual_stages: Some(v), steps: 5, ..config(kind) };
+        let late = Config { optimizer_sync: OptimizerSync::Late, ..base.clone() };
+        let [before, after] = [base, late].map(|config| run(&config, costs(2 * v)));
+        let simulated = (after.simulated_step_ns, before.simulated_step_ns);
+        assert!(simulated.0 <= simulated.1, "{kind}: {simulated:?}");
+        assert!(!wins || simulated.0 < simulated.1, "{kind}: {simulated:?}");
+        for (rank, measured) in after.measured.ranks.iter().enumerate() {
+            let program = actions(&after.simulated, measured.pp);
+            assert!(program.contains(&Action::Validate), "{kind}");
+            assert_eq!(actions(&after.measured, rank), program, "{kind} rank {rank}");
+        }
+        // All of them together: the first begin a little earlier each time, or later.
+        let all: u64 = after.steps.iter().map(|step| step.step_ns).sum();
+        let busiest = after.simulated.ranks.iter().map(|rank| {
+            let computes = rank.spans.iter().filter(|s| s.action.computes().next().is_some());
+            computes.map(|s| s.end_ns - s.start_ns).sum::<u64>()
+        });
+        assert!(all >= 5 * busiest.max().unwrap(), "{kind}: no rank computes faster than it may");
     }
 }
 

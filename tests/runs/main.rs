@@ -19,6 +19,7 @@ mod families;
 mod frozen;
 mod generate;
 mod inputs;
+mod late;
 mod layers;
 mod masks;
 mod memory;

@@ -67,6 +67,11 @@ impl Pace {
         Pace { every, last, owed: false, told_late: false }
     }
 
+    /// Whether a save is to follow a step for its number.
+    pub fn is_due(&self, step: u64) -> bool {
+        step == self.last || self.every > 0 && step.is_multiple_of(self.every)
+    }
+
     /// What is to follow a step. In a row of skipped steps the state is that of the last good one,
     /// so what is due waits for the next good one; where it cannot wait, no older checkpoint goes
     /// for it. What is the best of all validation losses, or the run's last, is not left out.
@@ -75,8 +80,7 @@ impl Pace {
         if ends || is_best {
             return Wanted::Surely;
         }
-        let regular = step == self.last || self.every > 0 && step.is_multiple_of(self.every);
-        let due = regular || self.owed;
+        let due = self.is_due(step) || self.owed;
         self.owed = due && !is_good;
         if asked || due && is_good { Wanted::UnlessUnderWay } else { Wanted::Nothing }
     }

@@ -29,13 +29,11 @@ fn figures(step: &EmulatedStep) -> String {
 
 fn summary(config: &Config, report: &EmulationReport) -> String {
     let median = report.median();
-    let excess = match report.simulated_makespan_ns {
-        0 => String::new(),
-        _ => format!(": {:+.2} %", 100.0 * report.excess(median)),
-    };
+    let excess = longer(median.makespan_ns, report.simulated_makespan_ns);
     format!(
         "{}, {} as threads, {}\n\
          makespan  {} measured (median), {} simulated{excess}\n\
+         step      {} measured (median), {} simulated{}\n\
          bubble    {} measured, {} simulated\n\
          runtime   {} for an action, without waiting\n\
          lateness  {} after a wait, made up for in the next",
@@ -44,11 +42,22 @@ fn summary(config: &Config, report: &EmulationReport) -> String {
         count(report.steps.len(), "step"),
         milliseconds(median.makespan_ns),
         milliseconds(report.simulated_makespan_ns),
+        milliseconds(report.settled_step_ns()),
+        milliseconds(report.simulated_step_ns),
+        longer(report.settled_step_ns(), report.simulated_step_ns),
         percent(median.bubble),
         percent(report.simulated_bubble),
         microseconds(median.runtime_ns),
         microseconds(median.late_ns),
     )
+}
+
+/// How much longer than simulated.
+fn longer(measured: u64, simulated: u64) -> String {
+    match simulated {
+        0 => String::new(),
+        _ => format!(": {:+.2} %", 100.0 * (measured as f64 / simulated as f64 - 1.0)),
+    }
 }
 
 fn milliseconds(ns: u64) -> String {
@@ -76,6 +85,7 @@ mod tests {
         let report = EmulationReport {
             steps: vec![step(1, 1_300_000), step(2, 1_010_000), step(3, 1_020_000)],
             simulated_makespan_ns: 1_000_000,
+            simulated_step_ns: 1_001_000,
             simulated_bubble: 0.05,
             measured: Default::default(),
             simulated: Default::default(),
@@ -84,6 +94,7 @@ mod tests {
         for line in [
             "zeropp, 16 ranks as threads, 3 steps",
             "makespan  1.020 ms measured (median), 1.000 ms simulated: +2.00 %",
+            "step      1.011 ms measured (median), 1.001 ms simulated: +1.00 %",
             "bubble    5.1 % measured, 5.0 % simulated",
             "runtime   12.3 µs for an action, without waiting",
             "lateness  0.9 µs after a wait, made up for in the next",

@@ -16,7 +16,7 @@ pub(crate) fn text(s: &Summary, ranks: usize, cores: usize) -> String {
     } else {
         String::new()
     };
-    let beside = format!("{}{}{}", saving(s), copying(s), recovering(s));
+    let beside = [saving(s), copying(s), going_back(s), recovering(s)].concat();
     format!(
         "{} in {}: loss {:.4} to {:.4}\n{}\
          {} tokens/s, {} of peak FLOP/s\n\
@@ -52,6 +52,15 @@ fn saving(s: &Summary) -> String {
         duration(s.save_blocked_s),
         duration(s.save_cpu_s)
     )
+}
+
+/// What updates that proved wrong took.
+fn going_back(s: &Summary) -> String {
+    if s.rollbacks == 0 {
+        return String::new();
+    }
+    let updates = count(s.rollbacks as usize, "early update");
+    format!("{updates} taken back: {} of a rank's work done again\n", duration(s.redone_s))
 }
 
 /// What copies in memory took.

@@ -35,11 +35,14 @@ pub enum MemoryKind {
     Communication,
     /// Buffers of a checkpoint that is being written while the rank computes.
     Save,
+    /// The state before an update that may prove wrong: the rank's parameters, optimizer state and
+    /// reduced gradient.
+    Rollback,
 }
 
 impl MemoryKind {
     /// All kinds, in the order of the fields of [`MemoryBytes`].
-    pub const ALL: [MemoryKind; 10] = [
+    pub const ALL: [MemoryKind; 11] = [
         MemoryKind::ParameterShard,
         MemoryKind::Gathered,
         MemoryKind::PackedWeights,
@@ -50,6 +53,7 @@ impl MemoryKind {
         MemoryKind::WeightStash,
         MemoryKind::Communication,
         MemoryKind::Save,
+        MemoryKind::Rollback,
     ];
 
     /// What people call it.
@@ -65,6 +69,7 @@ impl MemoryKind {
             MemoryKind::WeightStash => "weight stash",
             MemoryKind::Communication => "communication",
             MemoryKind::Save => "checkpoint",
+            MemoryKind::Rollback => "rollback",
         }
     }
 }
@@ -85,6 +90,8 @@ pub struct MemoryBytes {
     pub communication: u64,
     #[serde(default)]
     pub save: u64,
+    #[serde(default)]
+    pub rollback: u64,
 }
 
 impl MemoryBytes {
@@ -101,6 +108,7 @@ impl MemoryBytes {
             MemoryKind::WeightStash => self.weight_stash,
             MemoryKind::Communication => self.communication,
             MemoryKind::Save => self.save,
+            MemoryKind::Rollback => self.rollback,
         }
     }
 
@@ -117,6 +125,7 @@ impl MemoryBytes {
             MemoryKind::WeightStash => &mut self.weight_stash,
             MemoryKind::Communication => &mut self.communication,
             MemoryKind::Save => &mut self.save,
+            MemoryKind::Rollback => &mut self.rollback,
         }
     }
 

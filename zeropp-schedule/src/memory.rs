@@ -145,6 +145,18 @@ pub fn predict_at_once(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBy
     walked(schedule, stages, |ledger| ledger.at_once)
 }
 
+/// As [`predict_at_once`], of each rank's warm-up alone: while it may have to go back to what was
+/// before the last update. Nothing where updates are not validated late.
+pub fn predict_warm_up(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBytes> {
+    let walk = |actions: &Vec<Action>| {
+        let end = actions.iter().position(|action| *action == Action::Validate).unwrap_or(0);
+        let mut ledger = Ledger::new(actions, stages);
+        actions[..end].iter().for_each(|a| ledger.run(a));
+        ledger.at_once
+    };
+    schedule.ranks.iter().map(walk).collect()
+}
+
 fn walked(
     schedule: &Schedule,
     stages: &[StageBytes],

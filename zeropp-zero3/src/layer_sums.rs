@@ -43,6 +43,11 @@ impl LayerSums {
         add_squares(&mut self.gradient, [part]);
     }
 
+    /// Gives up what was added of an update, which is done again.
+    pub(crate) fn forget_update(&mut self) {
+        (self.weight, self.change) = (ExactSum::default(), ExactSum::default());
+    }
+
     /// Adds the same part of the parameters as it was `before` an update, whose memory is used up,
     /// and after it.
     pub(crate) fn add_update(&mut self, before: Tensor<1>, after: &Tensor<1>) {

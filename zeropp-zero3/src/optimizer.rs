@@ -2,11 +2,12 @@
 //! and the update of what the rank owns.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use zeropp_comm::groups::Groups;
-use zeropp_comm::{CommResult, Communicator};
+use zeropp_comm::{AllBytes, CommResult, Communicator, Pending};
 use zeropp_core::meter::{Hold, MemoryKind, Meter};
 use zeropp_core::{cpu_tensor, device};
 
@@ -15,6 +16,7 @@ use crate::layer_shard::own_copy;
 use crate::layer_state::{LayerState, Owned};
 use crate::layer_sums::LayerSums;
 use crate::norm::add_squares;
+use crate::rollback::LayerBefore;
 use crate::rule::{ParameterGroups, Role, StepScale};
 use crate::stage::{ParamExport, ShardedStage};
 
@@ -54,6 +56,8 @@ pub struct StepOutcome {
     pub lr: f64,
     /// Whether no rank changed anything because the norm was not finite.
     pub skipped: bool,
+    /// Whether it was done before the norm was known, and taken back.
+    pub rolled_back: bool,
     /// All-gathers of this rank that made matrices whole.
     pub gathers: u64,
     /// Bytes that this rank sent for them.
@@ -73,8 +77,37 @@ pub struct Optimizer {
     watched: Option<HashMap<(usize, usize), LayerSums>>,
     pub(crate) meter: Arc<Meter>,
     held_back: Option<Box<dyn FnOnce() -> CommResult<()> + Send>>,
+    /// The update that is done and not validated.
+    early: Option<Early>,
     holds: Vec<Hold>,
 }
+
+/// An update that may prove wrong.
+struct Early {
+    /// All ranks' parts of the norm, until they are read.
+    norm: Option<Pending<AllBytes>>,
+    /// What it did; without a norm as long as that is not read.
+    outcome: StepOutcome,
+    /// Number of the update.
+    update: u64,
+    /// The layers that it changed.
+    before: Vec<LayerBefore>,
+}
+
+/// Where in its layer lies what a rank updates; told by the parameters, before they are taken.
+struct Place {
+    layer: usize,
+    role: Role,
+    /// Elements of the rank's shard.
+    shard: usize,
+    /// The updated ones among them.
+    range: Range<usize>,
+    /// The first of those, within the layer's buffer.
+    first: usize,
+}
+
+/// What an update of a layer starts from: this rank's part of the parameters and of the gradient.
+type Given = (Tensor<1>, Tensor<1>);
 
 impl Optimizer {
     /// Moments of zero for `stages`, and means that are their weights.
@@ -94,6 +127,7 @@ impl Optimizer {
             captured: None,
             watched: None,
             held_back: None,
+            early: None,
             meter: meter.clone(),
             holds: Vec::new(),
         };
@@ -207,6 +241,95 @@ impl Optimizer {
     /// # Errors
     /// A collective's error.
     pub fn step(&mut self, stages: &mut [ShardedStage], step: u64) -> CommResult<StepOutcome> {
+        self.sum_gradients(stages)?;
+        self.watch_gradients(stages);
+        let grad_norm = norm_of(self.start_norm(stages))?;
+        let lr = (self.options.lr)(step);
+        let skipped = !grad_norm.is_finite();
+        let mut outcome = StepOutcome { grad_norm, lr, skipped, ..StepOutcome::default() };
+        if !skipped {
+            // All ranks know by now that there is an update.
+            self.wait_for_readers()?;
+            self.updates += 1;
+            let scale = StepScale { lr, update: self.updates, gradient: self.factor(grad_norm) };
+            self.update(stages, &scale, &mut outcome, None)?;
+        }
+        stages.iter_mut().for_each(ShardedStage::clear_grads);
+        Ok(outcome)
+    }
+
+    /// As [`step`](Self::step), but without waiting for the norm, as if nothing was to be clipped
+    /// and all was finite: [`settle`](Self::settle) makes it right, and is called before the next
+    /// step. The outcome has a norm that is not a number until then. Takes as much memory again as
+    /// what is updated, its state and its gradient.
+    ///
+    /// # Errors
+    /// A collective's error.
+    pub fn step_early(
+        &mut self,
+        stages: &mut [ShardedStage],
+        step: u64,
+    ) -> CommResult<StepOutcome> {
+        assert!(self.early.is_none(), "the update before is validated first");
+        self.sum_gradients(stages)?;
+        self.watch_gradients(stages);
+        self.wait_for_readers()?;
+        let norm = self.start_norm(stages);
+        self.updates += 1;
+        let lr = (self.options.lr)(step);
+        let mut outcome = StepOutcome { grad_norm: f64::NAN, lr, ..StepOutcome::default() };
+        let scale = StepScale { lr, update: self.updates, gradient: 1.0 };
+        let mut before = Vec::new();
+        self.update(stages, &scale, &mut outcome, Some(&mut before))?;
+        stages.iter_mut().for_each(ShardedStage::clear_grads);
+        self.early = Some(Early { norm: Some(norm), outcome, update: self.updates, before });
+        Ok(outcome)
+    }
+
+    /// Waits for the norm of the update that is not validated, if there is one, and says whether
+    /// that update was right; the same on all ranks. It is right where there is none.
+    ///
+    /// # Errors
+    /// A collective's error.
+    pub fn was_right(&mut self) -> CommResult<bool> {
+        let Some(mut early) = self.early.take() else { return Ok(true) };
+        if let Some(norm) = early.norm.take() {
+            let grad_norm = norm_of(norm)?;
+            (early.outcome.grad_norm, early.outcome.skipped) = (grad_norm, !grad_norm.is_finite());
+        }
+        let StepOutcome { grad_norm, skipped, .. } = early.outcome;
+        self.early = Some(early);
+        Ok(!skipped && self.factor(grad_norm) == 1.0)
+    }
+
+    /// Makes the update that is not validated right, if there is one: where it was wrong, goes back
+    /// to the weights and the state before it and does the right one, or none. Nothing of `stages`
+    /// is gathered or reduced meanwhile. Returns what the step did.
+    ///
+    /// # Errors
+    /// A collective's error.
+    pub fn settle(&mut self, stages: &mut [ShardedStage]) -> CommResult<Option<StepOutcome>> {
+        let right = self.was_right()?;
+        let Some(Early { mut outcome, update, before, .. }) = self.early.take() else {
+            return Ok(None);
+        };
+        if !right {
+            let (lr, gradient) = (outcome.lr, self.factor(outcome.grad_norm));
+            self.updates = if outcome.skipped { update - 1 } else { update };
+            let scale = StepScale { lr, update, gradient };
+            let scale = (!outcome.skipped).then_some(&scale);
+            (outcome.gathers, outcome.sent_bytes) = (0, 0);
+            outcome.rolled_back = true;
+            let watched = self.watched.iter_mut().flat_map(HashMap::values_mut);
+            watched.for_each(LayerSums::forget_update);
+            self.update_again(stages, before, scale, &mut outcome)?;
+            stages.iter_mut().for_each(ShardedStage::clear_grads);
+        }
+        Ok(Some(outcome))
+    }
+
+    /// Finishes what is under way of the gradients of `stages`.
+    fn sum_gradients(&mut self, stages: &mut [ShardedStage]) -> CommResult<()> {
         for stage in stages.iter_mut() {
             stage.finish_replica_reduce()?;
         }
@@ -217,32 +340,18 @@ impl Optimizer {
             let piece = self.groups.zero3.rank() * owners + part;
             self.captured = Some(stages.iter().flat_map(|s| s.export_gradients(piece)).collect());
         }
-        self.watch_gradients(stages);
-        let grad_norm = self.global_norm(stages)?;
-        let lr = (self.options.lr)(step);
-        let skipped = !grad_norm.is_finite();
-        let mut outcome = StepOutcome { grad_norm, lr, skipped, ..StepOutcome::default() };
-        if !skipped {
-            // All ranks know by now that there is an update.
-            if let Some(wait) = self.held_back.take() {
-                wait()?;
-            }
-            self.updates += 1;
-            let clip = self.options.clip;
-            let gradient =
-                if clip > 0.0 { (clip / (grad_norm + 1e-6)).min(1.0) as f32 } else { 1.0 };
-            let scale = StepScale { lr, update: self.updates, gradient };
-            // Meanwhile the moments move, and where they were, parameters may come to lie.
-            self.holds.clear();
-            let tensors = self.state.iter().flatten().flat_map(LayerState::tensors);
-            let bytes = tensors.map(|t| 4 * t.dims()[0] as u64).sum();
-            let moving = self.meter.hold(MemoryKind::Optimizer, bytes);
-            self.update(stages, &scale, &mut outcome)?;
-            drop(moving);
-            self.hold_state();
-        }
-        stages.iter_mut().for_each(ShardedStage::clear_grads);
-        Ok(outcome)
+        Ok(())
+    }
+
+    /// Returns once nobody reads parameters and moments any more.
+    fn wait_for_readers(&mut self) -> CommResult<()> {
+        self.held_back.take().map_or(Ok(()), |wait| wait())
+    }
+
+    /// What the gradient is multiplied by, for a finite norm.
+    fn factor(&self, grad_norm: f64) -> f32 {
+        let clip = self.options.clip;
+        if clip > 0.0 { (clip / (grad_norm + 1e-6)).min(1.0) as f32 } else { 1.0 }
     }
 
     /// Embedding's plus head's gradient, on both. Same ZeRO-3 place, so shards match.
@@ -273,14 +382,11 @@ impl Optimizer {
         swap(&*self.groups.pipeline, peer, copy)
     }
 
-    fn global_norm(&self, stages: &[ShardedStage]) -> CommResult<f64> {
+    /// This rank's part of the norm, on its way to all others.
+    fn start_norm(&self, stages: &[ShardedStage]) -> Pending<AllBytes> {
         let mut sum = ExactSum::default();
         add_squares(&mut sum, self.gradients(stages).map(|(_, grad)| grad));
-        let mut total = ExactSum::default();
-        for bytes in self.groups.world.exchange(sum.to_bytes()).wait()?.iter() {
-            total.add_bytes(bytes).expect("every rank sends a sum");
-        }
-        Ok(total.value().sqrt())
+        self.groups.world.exchange(sum.to_bytes())
     }
 
     /// The gradients that this rank speaks for, by stage and layer.
@@ -304,52 +410,123 @@ impl Optimizer {
         self.watched = Some(watched);
     }
 
+    /// Updates `stages`; `kept` gets what it takes to go back.
     fn update(
         &mut self,
         stages: &mut [ShardedStage],
         scale: &StepScale,
         outcome: &mut StepOutcome,
+        mut kept: Option<&mut Vec<LayerBefore>>,
     ) -> CommResult<()> {
+        let moving = self.move_state();
         let mut state = std::mem::take(&mut self.state);
-        for (stage, state) in stages.iter_mut().zip(&mut state) {
+        for (s, (stage, state)) in stages.iter_mut().zip(&mut state).enumerate() {
             for (i, state) in state.iter_mut().enumerate() {
-                // Told by the parameters, which are about to be taken.
-                let (start, len) = stage.owned_range(i);
-                let layout = stage.layers[i].weights.layout().clone();
-                let Owned { role, start: first, .. } = self.owned(stage, i);
-                let owned = Owned { layout: &layout, role, start: first, len };
+                let place = self.place(stage, i);
                 let Some(grad) = stage.layers[i].take_grad() else { continue };
-                let none = Tensor::zeros([1], &grad.device());
-                let whole = std::mem::replace(&mut stage.layers[i].param, none);
-                let n = whole.dims()[0];
-                // What it takes beside the parameters that it replaces.
-                let bytes = if self.zero1 { 4 * (len + n) as u64 } else { 0 };
-                let _meanwhile = self.meter.hold(MemoryKind::Optimizer, bytes);
-                let zero3 = self.groups.zero3.size();
-                let bytes = owned.matrix_bytes(&self.options.parameters, zero3);
-                let _matrices = self.meter.hold(MemoryKind::Optimizer, bytes);
-                let own = if self.zero1 { whole.slice([start..start + len]) } else { whole };
-                let at = (stage.index(), i);
+                let whole = taken(stage, i);
+                let own = if self.zero1 { whole.slice([place.range.clone()]) } else { whole };
+                let mut given = (own, grad);
+                if let Some(kept) = &mut kept {
+                    if self.zero1 {
+                        // Kept as a part of them, all parameters would be.
+                        given.0 = own_copy(&given.0);
+                    }
+                    kept.push(LayerBefore::new((s, i), (&given.0, &given.1), state, &self.meter));
+                }
+                self.update_layer(stage, &place, given, state, Some(scale), outcome)?;
+            }
+        }
+        self.state = state;
+        drop(moving);
+        self.hold_state();
+        Ok(())
+    }
+
+    /// Goes back to what was `before` and updates again; not without a `scale`.
+    fn update_again(
+        &mut self,
+        stages: &mut [ShardedStage],
+        mut before: Vec<LayerBefore>,
+        scale: Option<&StepScale>,
+        outcome: &mut StepOutcome,
+    ) -> CommResult<()> {
+        before.iter_mut().for_each(LayerBefore::release);
+        let moving = self.move_state();
+        let mut all = std::mem::take(&mut self.state);
+        for LayerBefore { at: (s, i), given, state: kept, .. } in before {
+            let (stage, state) = (&mut stages[s], &mut all[s][i]);
+            kept.restore(state);
+            let place = self.place(stage, i);
+            drop(taken(stage, i));
+            self.update_layer(stage, &place, given, state, scale, outcome)?;
+        }
+        self.state = all;
+        drop(moving);
+        self.hold_state();
+        Ok(())
+    }
+
+    /// Counts the state as a whole: while it is updated it moves, and where it was, parameters may
+    /// come to lie.
+    fn move_state(&mut self) -> Hold {
+        self.holds.clear();
+        let tensors = self.state.iter().flatten().flat_map(LayerState::tensors);
+        let bytes = tensors.map(|t| 4 * t.dims()[0] as u64).sum();
+        self.meter.hold(MemoryKind::Optimizer, bytes)
+    }
+
+    fn place(&self, stage: &ShardedStage, layer: usize) -> Place {
+        let (start, len) = stage.owned_range(layer);
+        let Owned { role, start: first, .. } = self.owned(stage, layer);
+        let shard = stage.layers[layer].param.dims()[0];
+        Place { layer, role, shard, range: start..start + len, first }
+    }
+
+    /// Updates what is `given` of a layer, by nothing without a `scale`, and puts it in its place.
+    fn update_layer(
+        &mut self,
+        stage: &mut ShardedStage,
+        place: &Place,
+        (own, grad): Given,
+        state: &mut LayerState,
+        scale: Option<&StepScale>,
+        outcome: &mut StepOutcome,
+    ) -> CommResult<()> {
+        let at = (stage.index(), place.layer);
+        let layer = &mut stage.layers[place.layer];
+        let layout = layer.weights.layout().clone();
+        let len = place.range.len();
+        let owned = Owned { layout: &layout, role: place.role, start: place.first, len };
+        // What it takes beside the parameters that it replaces.
+        let bytes = if self.zero1 { 4 * (len + place.shard) as u64 } else { 0 };
+        let _meanwhile = self.meter.hold(MemoryKind::Optimizer, bytes);
+        let own = match scale {
+            Some(scale) => {
                 let watches = self.watched.is_some() && self.speaks_for(at);
                 let before = watches.then(|| {
                     let hold = self.meter.hold(MemoryKind::Optimizer, 4 * len as u64);
                     (own_copy(&own), hold)
                 });
-                let given = (&self.options.parameters, scale);
+                let zero3 = self.groups.zero3.size();
+                let bytes = owned.matrix_bytes(&self.options.parameters, zero3);
+                let _matrices = self.meter.hold(MemoryKind::Optimizer, bytes);
+                let by = (&self.options.parameters, scale);
                 let gather = |part| self.gathered(part, outcome);
-                let own = state.update(owned, (own, &grad), given, gather)?;
+                let own = state.update(owned, (own, &grad), by, gather)?;
                 if let (Some((before, _hold)), Some(watched)) = (before, &mut self.watched) {
                     watched.entry(at).or_default().add_update(before, &own);
                 }
-                let param = match self.zero1 {
-                    // Gathered memory is shared, and parameters are written in place.
-                    true => device::copy(&self.groups.replica.all_gather(own).wait()?),
-                    false => own,
-                };
-                stage.layers[i].set_param(param, &self.meter);
+                own
             }
-        }
-        self.state = state;
+            None => own,
+        };
+        let param = match self.zero1 {
+            // Gathered memory is shared, and parameters are written in place.
+            true => device::copy(&self.groups.replica.all_gather(own).wait()?),
+            false => own,
+        };
+        layer.set_param(param, &self.meter);
         Ok(())
     }
 
@@ -365,6 +542,22 @@ impl Optimizer {
         }
         Ok(whole)
     }
+}
+
+/// The parameters of a layer that are about to be replaced.
+fn taken(stage: &mut ShardedStage, layer: usize) -> Tensor<1> {
+    let param = &mut stage.layers[layer].param;
+    let none = Tensor::zeros([1], &param.device());
+    std::mem::replace(param, none)
+}
+
+/// The norm of which these are all ranks' parts.
+fn norm_of(parts: Pending<AllBytes>) -> CommResult<f64> {
+    let mut total = ExactSum::default();
+    for bytes in parts.wait()?.iter() {
+        total.add_bytes(bytes).expect("every rank sends a sum");
+    }
+    Ok(total.value().sqrt())
 }
 
 fn grad_of(stages: &[ShardedStage], at: (usize, usize)) -> Option<Tensor<1>> {

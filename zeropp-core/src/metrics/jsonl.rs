@@ -154,6 +154,7 @@ mod tests {
                 "optimizer",
                 "packed_weights",
                 "parameter_shard",
+                "rollback",
                 "save",
                 "weight_stash",
             ]

@@ -119,6 +119,13 @@ pub struct StepMetrics {
     /// Whether the update was skipped on all ranks because a gradient was not finite.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+    /// Whether the update was done before the norm was known, proved wrong, and was taken back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rolled_back: bool,
+    /// Longest over ranks of the time that it had worked on this step when the update before it
+    /// was taken back, which it did again. Left out where there was none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub redone_s: f64,
 }
 
 /// What a step did to one layer: the embedding, a block, the final norm, the head. A number that is
@@ -336,6 +343,12 @@ pub struct Summary {
     /// Sum over the steps of `save_blocked_s`, which is of checkpoints and copies.
     #[serde(default)]
     pub save_blocked_s: f64,
+    /// Steps whose update was done early, proved wrong and was taken back.
+    #[serde(default)]
+    pub rollbacks: u64,
+    /// Sum over the steps of `redone_s`.
+    #[serde(default)]
+    pub redone_s: f64,
     /// Seconds of CPU that the writers of all ranks took beside the ranks' own threads.
     #[serde(default)]
     pub save_cpu_s: f64,

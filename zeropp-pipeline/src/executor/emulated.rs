@@ -165,6 +165,8 @@ pub struct EmulatedWorker {
     /// Reductions under way, and whether the replicas' sum follows.
     reducing: HashMap<usize, (Option<u64>, bool)>,
     replicas: Vec<(usize, Pending<Tensor<1>>)>,
+    /// When each rank came to the update that is not validated.
+    norm: Option<Pending<Tensor<1>>>,
 }
 
 impl EmulatedWorker {
@@ -181,6 +183,7 @@ impl EmulatedWorker {
             zero3_free: 0,
             reducing: HashMap::new(),
             replicas: Vec::new(),
+            norm: None,
         }
     }
 
@@ -316,7 +319,7 @@ impl Worker for EmulatedWorker {
         false
     }
 
-    fn optimizer_step(&mut self, _step: u64) -> CommResult<StepOutcome> {
+    fn optimizer_step(&mut self, _step: u64, early: bool) -> CommResult<StepOutcome> {
         let mut free = 0;
         for (stage, pending) in std::mem::take(&mut self.replicas) {
             let start = latest(self.clock.blocked(pending)?).max(free);
@@ -324,9 +327,34 @@ impl Worker for EmulatedWorker {
         }
         self.clock.wait_until(free);
         let stamp = tensor(encode(self.clock.now()).to_vec());
-        let meet = latest(self.clock.blocked(self.groups.world.all_gather(stamp))?);
-        self.clock.wait_until(meet + self.costs.step_ns);
+        let norm = self.groups.world.all_gather(stamp);
+        if early {
+            self.norm = Some(norm);
+            self.take(self.costs.step_ns);
+        } else {
+            let meet = latest(self.clock.blocked(norm)?);
+            self.clock.wait_until(meet + self.costs.step_ns);
+        }
         Ok(StepOutcome::default())
+    }
+
+    /// Always: nothing is computed that could be clipped.
+    fn was_right(&mut self) -> CommResult<bool> {
+        if let Some(norm) = self.norm.take() {
+            let known = latest(self.clock.blocked(norm)?);
+            self.clock.wait_until(known);
+        }
+        Ok(true)
+    }
+
+    fn drop_forwards(&mut self) -> CommResult<()> {
+        Ok(())
+    }
+
+    fn settle(&mut self) -> CommResult<Option<StepOutcome>> {
+        let validated = self.norm.is_some().then(StepOutcome::default);
+        self.was_right()?;
+        Ok(validated)
     }
 
     fn gather_bytes(&self, stage: usize) -> u64 {

@@ -71,10 +71,33 @@ impl StepError {
 pub struct StepRecord {
     /// One span an action, in program order; times from the executor's epoch.
     pub spans: Vec<Span>,
-    /// What the optimizer did, where the program has it.
+    /// What the optimizer did, where the program has it; without a norm where the update was
+    /// early.
     pub outcome: Option<StepOutcome>,
+    /// What the optimizer did in the step before, where that was early and this one has validated
+    /// it.
+    pub validated: Option<StepOutcome>,
     /// Bytes sent.
     pub sent_bytes: u64,
+    /// What was dropped because the update before was wrong, where it was.
+    pub redone: Option<Redone>,
+}
+
+/// What a rank had begun of a step and did again. It is no part of the step's spans and bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Redone {
+    /// Actions of the program.
+    pub actions: u64,
+    /// From the first of them until the rank was ready to begin again, ns.
+    pub ns: u64,
+    /// Bytes sent.
+    pub sent_bytes: u64,
+}
+
+/// Where a rank goes on in its program.
+enum Next {
+    Action,
+    FirstAction,
 }
 
 /// Consumer of a message: kind, consuming stage, micro-batch.
@@ -99,6 +122,8 @@ pub struct Instruments {
 /// One rank's executor.
 pub struct Executor<W> {
     program: Vec<Action>,
+    /// Whether updates do not wait for the norm, as the program validates them.
+    late: bool,
     placement: Vec<usize>,
     pipeline: Arc<dyn Communicator>,
     world_rank: usize,
@@ -124,6 +149,8 @@ struct Flight {
     running: Vec<(Action, usize)>,
     sent_bytes: u64,
     outcome: Option<StepOutcome>,
+    validated: Option<StepOutcome>,
+    redone: Option<Redone>,
 }
 
 impl Flight {
@@ -147,7 +174,8 @@ impl<W: Worker> Executor<W> {
         worker: W,
     ) -> Self {
         let Instruments { meter, status, epoch } = instruments;
-        Self { program, placement, pipeline, world_rank, meter, status, epoch, worker }
+        let late = program.contains(&Action::Validate);
+        Self { program, late, placement, pipeline, world_rank, meter, status, epoch, worker }
     }
 
     /// Runs the program once. `step` counts from 1.
@@ -175,41 +203,77 @@ impl<W: Worker> Executor<W> {
         record
     }
 
+    /// Makes the update of `step`, the last one that was run, right, if the program would validate
+    /// it in the next one: ranks come to rest. What that step did, where it was.
+    ///
+    /// # Errors
+    /// As [`run_step`](Self::run_step).
+    pub fn settle(&mut self, step: u64) -> Result<Option<StepOutcome>, ExecutorError> {
+        let settled = self.worker.settle();
+        settled.map_err(|source| self.failed(step, Action::Validate, source.into()))
+    }
+
+    fn failed(&self, step: u64, action: Action, source: StepError) -> ExecutorError {
+        ExecutorError { rank: self.world_rank, step, action, source }
+    }
+
     fn walk(&mut self, step: u64) -> Result<StepRecord, ExecutorError> {
         let mut flight = Flight::default();
-        for at in 0..self.program.len() {
+        let mut at = 0;
+        while at < self.program.len() {
             let action = self.program[at];
             self.status.set(self.world_rank, step, action);
             self.look_at_collectives(&mut flight);
-            self.run_action(&mut flight, action, step).map_err(|source| ExecutorError {
-                rank: self.world_rank,
-                step,
-                action,
-                source,
-            })?;
+            let done = self.run_action(&mut flight, action, step);
+            match done.map_err(|source| self.failed(step, action, source))? {
+                Next::Action => at += 1,
+                Next::FirstAction => at = 0,
+            }
         }
         let last = self.program.last().copied().unwrap_or(Action::OptimizerStep);
         for send in std::mem::take(&mut flight.sends) {
-            send.wait().map_err(|source| ExecutorError {
-                rank: self.world_rank,
-                step,
-                action: last,
-                source: source.into(),
-            })?;
+            send.wait().map_err(|source| self.failed(step, last, source.into()))?;
         }
         self.status.end_step(self.world_rank);
         Ok(StepRecord {
             spans: flight.spans,
             outcome: flight.outcome,
+            validated: flight.validated,
             sent_bytes: flight.sent_bytes,
+            redone: flight.redone,
         })
+    }
+
+    /// Looks whether the update before this step was right. Where it was not, drops what was begun
+    /// of this step, makes the update right and begins again. All ranks come to the same verdict,
+    /// and what was sent before it was sent to one who drops it too (ADR 58).
+    fn validate(&mut self, f: &mut Flight) -> CommResult<Next> {
+        if self.worker.was_right()? {
+            f.validated = self.worker.settle()?.or(f.validated);
+            return Ok(Next::Action);
+        }
+        for (_, arriving) in std::mem::take(&mut f.arriving) {
+            arriving.tensor.wait()?;
+        }
+        f.local.clear();
+        self.worker.drop_forwards()?;
+        std::mem::take(&mut f.sends).into_iter().try_for_each(Pending::wait)?;
+        let validated = self.worker.settle()?;
+        let begin = f.spans.first().map_or(0, |first| first.start_ns);
+        let redone = Redone {
+            actions: f.spans.len() as u64 - 1,
+            ns: self.now() - begin,
+            sent_bytes: f.sent_bytes,
+        };
+        *f = Flight { validated, redone: Some(redone), ..Flight::default() };
+        Ok(Next::FirstAction)
     }
 
     fn now(&self) -> u64 {
         self.epoch.elapsed().as_nanos() as u64
     }
 
-    fn run_action(&mut self, f: &mut Flight, action: Action, step: u64) -> Result<(), StepError> {
+    fn run_action(&mut self, f: &mut Flight, action: Action, step: u64) -> Result<Next, StepError> {
         let start = self.now();
         f.spans.push(Span { lane: action.lane(), action, start_ns: start, end_ns: start });
         let span = f.spans.len() - 1;
@@ -240,11 +304,15 @@ impl<W: Worker> Executor<W> {
                 f.sent_bytes += self.worker.replica_bytes(stage);
                 f.running.push((action, span));
             }
-            Action::Validate => unreachable!("programs with late updates are refused before"),
+            Action::Validate => {
+                if let Next::FirstAction = self.validate(f)? {
+                    return Ok(Next::FirstAction);
+                }
+            }
             Action::OptimizerStep => {
                 self.retire_reduces(f)?;
                 let begin = self.now();
-                let outcome = self.worker.optimizer_step(step)?;
+                let outcome = self.worker.optimizer_step(step, self.late)?;
                 f.sent_bytes += outcome.sent_bytes;
                 f.outcome = Some(outcome);
                 for (_, span) in std::mem::take(&mut f.running) {
@@ -257,7 +325,7 @@ impl<W: Worker> Executor<W> {
         {
             f.spans[span].end_ns = self.now();
         }
-        Ok(())
+        Ok(Next::Action)
     }
 
     /// Ends the spans of collectives that are done by now, so that they do not last until someone

@@ -444,8 +444,29 @@ impl Worker for ModelWorker {
         self.shard(stage).is_replica_reduced()
     }
 
-    fn optimizer_step(&mut self, step: u64) -> CommResult<StepOutcome> {
-        self.optimizer.step(&mut self.sharded, step)
+    fn optimizer_step(&mut self, step: u64, early: bool) -> CommResult<StepOutcome> {
+        match early {
+            true => self.optimizer.step_early(&mut self.sharded, step),
+            false => self.optimizer.step(&mut self.sharded, step),
+        }
+    }
+
+    fn was_right(&mut self) -> CommResult<bool> {
+        self.optimizer.was_right()
+    }
+
+    fn drop_forwards(&mut self) -> CommResult<()> {
+        self.inputs.clear();
+        self.graphs.clear();
+        self.queues.clear();
+        self.losses.clear();
+        // A head's forwards have begun gradients.
+        self.stages.values_mut().for_each(|stage| stage.grads.clear());
+        self.sharded.iter_mut().try_for_each(ShardedStage::free)
+    }
+
+    fn settle(&mut self) -> CommResult<Option<StepOutcome>> {
+        self.optimizer.settle(&mut self.sharded)
     }
 
     fn gather_bytes(&self, stage: usize) -> u64 {

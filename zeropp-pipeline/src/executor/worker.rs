@@ -65,11 +65,30 @@ pub trait Worker {
     fn request_replica_reduce(&mut self, stage: usize);
     /// Whether the sum over the replicas is done; false where that is not known.
     fn is_replica_reduced(&mut self, stage: usize) -> bool;
-    /// Finishes all reductions and updates the shards.
+    /// Finishes all reductions and updates the shards; `early` without waiting for the norm, so
+    /// that the update may prove wrong.
     ///
     /// # Errors
     /// A collective's error.
-    fn optimizer_step(&mut self, step: u64) -> CommResult<StepOutcome>;
+    fn optimizer_step(&mut self, step: u64, early: bool) -> CommResult<StepOutcome>;
+    /// Waits for the norm of an early update and says whether that was right; it is where there is
+    /// none.
+    ///
+    /// # Errors
+    /// A collective's error.
+    fn was_right(&mut self) -> CommResult<bool>;
+    /// Drops what the forwards of this step have made, and all gathered weights: the update before
+    /// them was wrong.
+    ///
+    /// # Errors
+    /// That of a gather still under way.
+    fn drop_forwards(&mut self) -> CommResult<()>;
+    /// Makes an early update right: leaves it, or goes back and does another or none. What the
+    /// step did, where there was such an update.
+    ///
+    /// # Errors
+    /// A collective's error.
+    fn settle(&mut self) -> CommResult<Option<StepOutcome>>;
 
     /// Bytes this rank sends in one gather of the stage.
     fn gather_bytes(&self, stage: usize) -> u64;

@@ -1,0 +1,52 @@
+//! What an update keeps that is done before it is known whether it is right: the exact state before
+//! it. Going back takes copies, as arithmetic undone loses bits (ADR 58).
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use zeropp_core::meter::{Hold, MemoryKind, Meter};
+
+use crate::layer_state::LayerState;
+
+/// What this rank owns of a layer, as it was before an update.
+pub(crate) struct LayerBefore {
+    /// The stage's place in those of the rank, and the layer's place in the stage.
+    pub(crate) at: (usize, usize),
+    /// Parameters and gradient.
+    pub(crate) given: (Tensor<1>, Tensor<1>),
+    pub(crate) state: StateBefore,
+    holds: Vec<Hold>,
+}
+
+/// What was kept of a layer beside its parameters.
+pub(crate) struct StateBefore {
+    moments: Vec<Tensor<1>>,
+    ema: Option<Tensor<1>>,
+}
+
+impl LayerBefore {
+    /// Keeps these. The tensors are shared, so whoever updates them next writes to others.
+    pub(crate) fn new(
+        at: (usize, usize),
+        (param, grad): (&Tensor<1>, &Tensor<1>),
+        state: &LayerState,
+        meter: &Arc<Meter>,
+    ) -> LayerBefore {
+        let tensors = [param, grad].into_iter().chain(state.tensors());
+        let holds = tensors.map(|t| meter.hold_tensor(MemoryKind::Rollback, t)).collect();
+        let state = StateBefore { moments: state.moments.clone(), ema: state.ema.clone() };
+        LayerBefore { at, given: (param.clone(), grad.clone()), state, holds }
+    }
+
+    /// They count as what they were again.
+    pub(crate) fn release(&mut self) {
+        self.holds.clear();
+    }
+}
+
+impl StateBefore {
+    /// Puts it back.
+    pub(crate) fn restore(self, state: &mut LayerState) {
+        (state.moments, state.ema) = (self.moments, self.ema);
+    }
+}
