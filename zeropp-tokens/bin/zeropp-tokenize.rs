@@ -14,8 +14,9 @@ use zeropp_tokens::{
 
 /// Turn text into a file of tokens to train on
 ///
-/// Inputs are text files (a document each), .jsonl and .jsonl.zst (a document a line), and folders
-/// of them, read in the order of their paths. OUT.bin and OUT.idx are Megatron's; `zeropp run
+/// Inputs are text files (a document each), .jsonl and .jsonl.zst (a document a line), .parquet (a
+/// document a row, where it was built with the feature parquet), and folders of them, read in the
+/// order of their paths. OUT.bin and OUT.idx are Megatron's; `zeropp run
 /// --data OUT.bin` reads them. The same inputs give the same bytes with any number of threads, and
 /// the same command goes on where it was killed.
 #[derive(Parser)]

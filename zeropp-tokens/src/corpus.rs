@@ -24,6 +24,9 @@ enum Kind {
     Lines,
     /// The same, compressed.
     LinesZst,
+    /// A document a row.
+    #[cfg(feature = "parquet")]
+    Parquet,
 }
 
 /// Files of documents in their order.
@@ -58,7 +61,8 @@ impl Batch {
 
 impl Corpus {
     /// All files of these inputs; those of a folder in the order of their paths. `.jsonl` and
-    /// `.jsonl.zst` are lines, what else is compressed is refused, and the rest is text.
+    /// `.jsonl.zst` are lines, `.parquet` rows that count as lines of JSON if the feature `parquet`
+    /// is there, what else is compressed is refused, and the rest is text.
     pub(crate) fn new(inputs: &[PathBuf]) -> Checked<Corpus> {
         let mut files = Vec::new();
         for input in inputs {
@@ -108,6 +112,11 @@ impl Corpus {
                 Kind::LinesZst => {
                     let decoded = Zst::new(BufReader::with_capacity(1 << 20, file));
                     batches.lines(&mut BufReader::with_capacity(1 << 20, decoded))?
+                }
+                #[cfg(feature = "parquet")]
+                Kind::Parquet => {
+                    let rows = crate::rows::Rows::new(file).map_err(unreadable(path))?;
+                    batches.lines(&mut BufReader::with_capacity(1 << 20, rows))?
                 }
             };
             if enough {
@@ -196,7 +205,17 @@ fn kind(path: &Path) -> Checked<Kind> {
     if [".jsonl.zst", ".ndjson.zst"].iter().any(|e| ends(e)) {
         return Ok(Kind::LinesZst);
     }
-    if [".zst", ".gz", ".xz", ".bz2", ".zip", ".parquet", ".bin", ".idx"].iter().any(|e| ends(e)) {
+    if ends(".parquet") {
+        #[cfg(feature = "parquet")]
+        return Ok(Kind::Parquet);
+        #[cfg(not(feature = "parquet"))]
+        return Err(wrong(
+            path,
+            "this build does not read parquet",
+            "build zeropp-tokens with --features parquet, or write its rows as .jsonl",
+        ));
+    }
+    if [".zst", ".gz", ".xz", ".bz2", ".zip", ".bin", ".idx"].iter().any(|e| ends(e)) {
         let problem = "files of this ending are not read as text";
         return Err(wrong(path, problem, "text, .jsonl and .jsonl.zst are read"));
     }

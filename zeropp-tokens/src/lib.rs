@@ -11,6 +11,8 @@ mod corpus;
 mod error;
 mod gpt2;
 mod output;
+#[cfg(feature = "parquet")]
+mod rows;
 mod run;
 #[cfg(test)]
 mod run_tests;

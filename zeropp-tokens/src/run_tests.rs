@@ -156,7 +156,10 @@ fn what_is_no_text_is_refused_by_file_and_line() {
         ("c.jsonl", format!("{good}{{\"text\": \"x"), "c.jsonl: line 2 is no JSON"),
         ("d.jsonl", "[".repeat(10_000), "d.jsonl: line 1 is no JSON"),
         ("e.txt.gz", "x".into(), "e.txt.gz: files of this ending are not read as text"),
-        ("f.parquet", "x".into(), "f.parquet: files of this ending"),
+        #[cfg(not(feature = "parquet"))]
+        ("f.parquet", "x".into(), "f.parquet: this build does not read parquet"),
+        #[cfg(feature = "parquet")]
+        ("f.parquet", "x".into(), "f.parquet: cannot be read ("),
     ] {
         fs::write(dir.path().join(name), content).unwrap();
         let error = run(dir.path(), &[name], 2).unwrap_err().to_string();
