@@ -1,16 +1,17 @@
 //! A checkpoint as a folder that Hugging Face's tools read, whatever layout wrote it.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use zeropp_checkpoint::checkpoint_at;
 use zeropp_core::files::read_text;
+use zeropp_core::model::hf_written::config_json;
 use zeropp_weights::{Family, ParameterShape, StoreAs, Tensor, Weights, export, write_folder};
 use zeropp_zero3::checkpoint::{Checkpoint, Manifest};
 
 use crate::Error;
+use crate::checkpoint::described::config_of;
 use crate::checkpoint::export_error::{ExportError, ReadWhole};
 use crate::checkpoint::merged::Merged;
 
@@ -80,10 +81,9 @@ pub fn export_checkpoint(
     // It may have begun with another checkpoint.
     let is_model = |path: &PathBuf| path.is_file() || path.join("config.json").is_file();
     let like = options.like.clone().or(began_with.filter(is_model));
-    let config = config((family, &shapes), manifest, like.as_deref(), options.store_as)?
-        .ok_or_else(|| {
-            wrong("no config.json is known for it", "name a model that it is like, with --like")
-        })?;
+    let config = config(from, manifest, like.as_deref(), options.store_as)?.ok_or_else(|| {
+        wrong("no config.json is known for it", "name a model that it is like, with --like")
+    })?;
     let plan = export::tensors(family, &shapes, manifest.vocabulary, options.store_as);
     let tensors: Vec<Tensor> = plan.iter().map(|e| e.tensor.clone()).collect();
     let mut others = vec![("config.json", format!("{config:#}\n").into_bytes())];
@@ -145,9 +145,9 @@ fn companions(model: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, Error> {
     there.map(read).collect()
 }
 
-/// The `config.json`: that of the model that this one is like, else GPT-2's by shapes.
+/// The `config.json`: that of the model that this one is like, else by the checkpoint's settings.
 fn config(
-    (family, shapes): (Family, &[ParameterShape]),
+    from: &Path,
     manifest: &Manifest,
     like: Option<&Path>,
     store_as: StoreAs,
@@ -162,8 +162,12 @@ fn config(
         Some(path) => Weights::open(path).map_err(ExportError::from)?.gguf_config(),
         None => None,
     };
-    let config =
-        config.or_else(|| (family == Family::Gpt2).then(|| gpt2(shapes, &manifest.settings)));
+    let described = || {
+        let config = config_of(from).ok()?;
+        let decoder = config.decoder(manifest.vocabulary).ok()?;
+        config_json(&decoder).map(Value::Object)
+    };
+    let config = config.or_else(described);
     let Some(Value::Object(mut config)) = config else { return Ok(None) };
     let dtype = match store_as {
         StoreAs::F32 => "float32",
@@ -179,43 +183,4 @@ fn config(
         config.entry("rope_theta").or_insert(theta);
     }
     Ok(Some(Value::Object(config)))
-}
-
-/// GPT-2's `config.json` by the shapes and settings of a checkpoint.
-fn gpt2(parameters: &[ParameterShape], settings: &BTreeMap<String, String>) -> Value {
-    let shape = |name: &str| {
-        parameters.iter().find(|p| p.name == name).map(|parameter| parameter.shape.clone())
-    };
-    let positions = shape("wpe.weight").map_or(0, |shape| shape[0]);
-    let hidden = shape("wte.weight").map_or(0, |shape| shape[1]);
-    let is_block = |name: &str| name.starts_with("h.") && name.ends_with(".ln_1.weight");
-    let layers = parameters.iter().filter(|p| is_block(&p.name)).count();
-    let inner = shape("h.0.mlp.c_fc.weight").map_or(4 * hidden, |shape| shape[1]);
-    let heads = settings.get("heads").and_then(|n| n.parse::<usize>().ok());
-    let activation = match settings.get("activation").map(String::as_str) {
-        Some("gelu") => "gelu",
-        _ => "gelu_new",
-    };
-    let mut config = Map::new();
-    for (key, value) in [
-        ("architectures", json!(["GPT2LMHeadModel"])),
-        ("model_type", json!("gpt2")),
-        ("n_embd", json!(hidden)),
-        ("n_layer", json!(layers)),
-        ("n_head", json!(heads)),
-        ("n_positions", json!(positions)),
-        ("n_inner", if inner == 4 * hidden { Value::Null } else { json!(inner) }),
-        ("activation_function", json!(activation)),
-        ("layer_norm_epsilon", json!(1e-5)),
-        ("tie_word_embeddings", json!(shape("lm_head.weight").is_none())),
-        ("embd_pdrop", json!(0.0)),
-        ("attn_pdrop", json!(0.0)),
-        ("resid_pdrop", json!(0.0)),
-        // GPT-2's own, 50256, may be no id of this one.
-        ("bos_token_id", Value::Null),
-        ("eos_token_id", Value::Null),
-    ] {
-        config.insert(key.into(), value);
-    }
-    Value::Object(config)
 }

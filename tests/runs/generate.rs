@@ -194,6 +194,38 @@ fn a_gguf_file_is_a_model_and_its_weights() {
     assert_eq!(std::fs::read(exported.join("tokenizer.json")).unwrap(), b"{}");
 }
 
+/// A model that is nothing but settings has a `config.json` of its own when it is exported, and is
+/// the same model when that is read.
+#[test]
+fn a_model_of_settings_alone_is_exported_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = text_file(&dir, 4000);
+    for model in ["gpt", "llama", "mistral", "qwen2", "qwen3"] {
+        let (save, exported) = (dir.path().join(model), dir.path().join(format!("{model}-out")));
+        let gated = model != "gpt";
+        run(Config {
+            model: model.into(),
+            activation: if gated { Activation::Swiglu } else { Activation::Gelu },
+            kv_heads: gated.then_some(1),
+            data: Some(text.clone()),
+            steps: 2,
+            warmup: None,
+            save: Some(save.clone()),
+            ..tiny()
+        });
+        let options = ExportOptions { store_as: StoreAs::F32, like: None, ema: false };
+        zeropp::export_checkpoint(&save, &exported, &options).unwrap();
+        let measured = |weights: &Path| {
+            let described = config_of(weights).unwrap();
+            let (data, eval_data) = (Some(text.clone()), Some(text.clone()));
+            let base = Config { data, eval_data, steps: 1, warmup: None, seq: 8, ..described };
+            let config = Config { eval_every: 1, eval_steps: 2, vocab: Some(256), ..base };
+            Trainer::new(config).unwrap().evaluate().unwrap().loss
+        };
+        assert_eq!(measured(&save).to_bits(), measured(&exported).to_bits(), "{model}");
+    }
+}
+
 /// Learned positions end; a text goes on up to there, and stops where it is told to.
 #[test]
 fn text_ends_where_it_must_or_should() {

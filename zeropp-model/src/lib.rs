@@ -6,6 +6,7 @@ pub mod decoder;
 pub mod gpt;
 pub mod head;
 pub mod hf_config;
+pub mod hf_written;
 pub mod layer;
 pub mod params;
 pub mod parts;

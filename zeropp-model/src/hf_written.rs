@@ -1,0 +1,207 @@
+//! A [`Decoder`] as the `config.json` of a Hugging Face folder: what [`hf_config`](crate::hf_config)
+//! reads, written.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use crate::Activation;
+use crate::decoder::{Biases, Decoder, Norm, Positions, Rotary, RotaryScaling};
+use crate::hf_config::parse;
+
+/// The `config.json` of a model, without the type of its weights: in the form of transformers 5,
+/// with the fields that 4 looks for beside. Rows that only pad the vocabulary are not in it. None
+/// for a model that no family of transformers is, which reading it again tells.
+pub fn config_json(decoder: &Decoder) -> Option<Map<String, Value>> {
+    let (norm, positions) = (&decoder.norm, &decoder.positions);
+    let fields = match (norm, positions) {
+        (Norm::Layer { eps }, Positions::Learned(places)) => gpt2(decoder, *eps, *places),
+        (Norm::Rms { eps }, Positions::Rotary(rotary)) => llama(decoder, *eps, rotary),
+        _ => return None,
+    };
+    let read = parse(&fields.to_string(), Path::new("config.json")).ok()?;
+    let whole = Decoder { vocabulary_multiple: 1, ..*decoder };
+    match fields {
+        Value::Object(fields) if read.decoder == whole => Some(fields),
+        _ => None,
+    }
+}
+
+fn gpt2(decoder: &Decoder, eps: f64, places: usize) -> Value {
+    let Decoder { hidden, intermediate, .. } = *decoder;
+    json!({
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_embd": hidden,
+        "n_layer": decoder.layers,
+        "n_head": decoder.heads,
+        "n_positions": places,
+        "n_inner": (intermediate != 4 * hidden).then_some(intermediate),
+        "activation_function": if decoder.activation == Activation::Gelu { "gelu" } else { "gelu_new" },
+        "layer_norm_epsilon": eps,
+        "vocab_size": decoder.vocabulary,
+        "tie_word_embeddings": decoder.tied,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        // GPT-2's own, 50256, may be no id of this one.
+        "bos_token_id": null,
+        "eos_token_id": null,
+    })
+}
+
+/// A family with LLaMA's names: the one that has what this model has.
+fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
+    let Decoder { biases, window, .. } = *decoder;
+    let qkv_alone = Biases { qkv: true, out: false, mlp: false };
+    let (model_type, architecture) = match window {
+        _ if decoder.qk_norm => ("qwen3", "Qwen3ForCausalLM"),
+        _ if biases == qkv_alone => ("qwen2", "Qwen2ForCausalLM"),
+        Some(_) => ("mistral", "MistralForCausalLM"),
+        None => ("llama", "LlamaForCausalLM"),
+    };
+    let rope = rope_parameters(rotary);
+    let scaled = rotary.scaling != RotaryScaling::None;
+    let mut fields = json!({
+        "architectures": [architecture],
+        "model_type": model_type,
+        "hidden_size": decoder.hidden,
+        "num_hidden_layers": decoder.layers,
+        "num_attention_heads": decoder.heads,
+        "num_key_value_heads": decoder.kv_heads,
+        "head_dim": decoder.head_dim,
+        "intermediate_size": decoder.intermediate,
+        "hidden_act": "silu",
+        "rms_norm_eps": eps,
+        "vocab_size": decoder.vocabulary,
+        "max_position_embeddings": decoder.context,
+        "tie_word_embeddings": decoder.tied,
+        "attention_dropout": 0.0,
+        "rope_parameters": rope,
+        // Transformers 4.
+        "rope_theta": rotary.theta,
+        "rope_scaling": scaled.then_some(&rope),
+        "bos_token_id": null,
+        "eos_token_id": null,
+    });
+    match model_type {
+        "llama" => {
+            fields["attention_bias"] = json!(biases.qkv);
+            fields["mlp_bias"] = json!(biases.mlp);
+        }
+        "mistral" => fields["sliding_window"] = json!(window.map(|window| window.tokens)),
+        _ => {
+            if model_type == "qwen3" {
+                fields["attention_bias"] = json!(biases.qkv);
+            }
+            fields["use_sliding_window"] = json!(window.is_some());
+            fields["sliding_window"] = json!(window.map(|window| window.tokens));
+            let first = window.map_or(decoder.layers, |window| window.first_layer);
+            fields["max_window_layers"] = json!(first);
+        }
+    }
+    fields
+}
+
+fn rope_parameters(rotary: &Rotary) -> Value {
+    let theta = rotary.theta;
+    match rotary.scaling {
+        RotaryScaling::None => json!({ "rope_type": "default", "rope_theta": theta }),
+        RotaryScaling::Linear(factor) => {
+            json!({ "rope_type": "linear", "rope_theta": theta, "factor": factor })
+        }
+        RotaryScaling::Llama3 { factor, low, high, context } => json!({
+            "rope_type": "llama3",
+            "rope_theta": theta,
+            "factor": factor,
+            "low_freq_factor": low,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": context,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decoder::{Naming, Window};
+
+    fn llama() -> Decoder {
+        let rotary = Rotary { theta: 5e5, scaling: RotaryScaling::None };
+        Decoder {
+            naming: Naming::Llama,
+            layers: 4,
+            hidden: 48,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+            intermediate: 80,
+            vocabulary: 300,
+            vocabulary_multiple: 64,
+            norm: Norm::Rms { eps: 1e-6 },
+            positions: Positions::Rotary(rotary),
+            biases: Biases::NONE,
+            qk_norm: false,
+            activation: Activation::Swiglu,
+            tied: true,
+            window: None,
+            context: 128,
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_as_the_same_model() {
+        let llama = llama();
+        let scaled = |scaling| Decoder {
+            positions: Positions::Rotary(Rotary { theta: 1e4, scaling }),
+            ..llama
+        };
+        let qkv = Biases { qkv: true, ..Biases::NONE };
+        let attention = Biases { out: true, ..qkv };
+        let slides = |first_layer| Some(Window { tokens: 9, first_layer });
+        let gpt2 = Decoder {
+            naming: Naming::Gpt2,
+            kv_heads: 4,
+            head_dim: 12,
+            norm: Norm::Layer { eps: 1e-5 },
+            positions: Positions::Learned(128),
+            biases: Biases::ALL,
+            activation: Activation::Gelu,
+            ..llama
+        };
+        for (decoder, model_type) in [
+            (llama, "llama"),
+            (scaled(RotaryScaling::Linear(2.0)), "llama"),
+            (
+                scaled(RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, context: 32.0 }),
+                "llama",
+            ),
+            (Decoder { biases: Biases::ALL, ..llama }, "llama"),
+            (Decoder { biases: attention, ..llama }, "llama"),
+            (Decoder { window: slides(0), ..llama }, "mistral"),
+            (Decoder { biases: qkv, ..llama }, "qwen2"),
+            (Decoder { biases: qkv, window: slides(2), ..llama }, "qwen2"),
+            (Decoder { qk_norm: true, ..llama }, "qwen3"),
+            (Decoder { qk_norm: true, window: slides(0), biases: attention, ..llama }, "qwen3"),
+            (gpt2, "gpt2"),
+            (Decoder { activation: Activation::GeluTanh, intermediate: 192, ..gpt2 }, "gpt2"),
+        ] {
+            let written = config_json(&decoder).unwrap_or_else(|| panic!("{decoder:?}"));
+            assert_eq!(written["model_type"], model_type);
+        }
+    }
+
+    #[test]
+    fn what_no_family_is_is_not_written() {
+        let llama = llama();
+        let out = Biases { out: true, ..Biases::NONE };
+        let late = Some(Window { tokens: 9, first_layer: 2 });
+        for decoder in [
+            Decoder { biases: out, ..llama },
+            Decoder { window: late, ..llama },
+            Decoder { norm: Norm::Layer { eps: 1e-5 }, ..llama },
+        ] {
+            assert_eq!(config_json(&decoder), None, "{decoder:?}");
+        }
+    }
+}
