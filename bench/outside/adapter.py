@@ -4,8 +4,8 @@
     zeropp export tuned --adapter -o adapter
     venv/bin/python bench/outside/adapter.py FOLDER adapter TEXT SEQ SAMPLES
 
-FOLDER is the model that the run began with. `zeropp eval tuned --data TEXT --seq SEQ --json` has the
-same loss on as many samples, which follow each other from the start of the text.
+FOLDER is the model that the run began with. `zeropp eval tuned --data TEXT --seq SEQ --json` has
+the same loss on as many samples, which follow each other from the start of the text.
 """
 
 import sys

@@ -1,5 +1,5 @@
-//! A [`Decoder`] as the `config.json` of a Hugging Face folder: what [`hf_config`](crate::hf_config)
-//! reads, written.
+//! A [`Decoder`] as the `config.json` of a Hugging Face folder: what is read by
+//! [`hf_config`](crate::hf_config), written.
 
 use std::path::Path;
 
@@ -29,6 +29,7 @@ pub fn config_json(decoder: &Decoder) -> Option<Map<String, Value>> {
 
 fn gpt2(decoder: &Decoder, eps: f64, places: usize) -> Value {
     let Decoder { hidden, intermediate, .. } = *decoder;
+    let is_tanh = decoder.activation != Activation::Gelu;
     json!({
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -37,7 +38,7 @@ fn gpt2(decoder: &Decoder, eps: f64, places: usize) -> Value {
         "n_head": decoder.heads,
         "n_positions": places,
         "n_inner": (intermediate != 4 * hidden).then_some(intermediate),
-        "activation_function": if decoder.activation == Activation::Gelu { "gelu" } else { "gelu_new" },
+        "activation_function": if is_tanh { "gelu_new" } else { "gelu" },
         "layer_norm_epsilon": eps,
         "vocab_size": decoder.vocabulary,
         "tie_word_embeddings": decoder.tied,
