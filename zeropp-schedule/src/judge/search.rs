@@ -41,7 +41,8 @@ pub(super) fn run(
     Outcome { better: search.better, complete: !search.out_of_time, nodes: search.nodes }
 }
 
-/// Progress of one rank: counts of F, B and W done, and when its last action ends.
+/// Progress of one rank: counts of F, B and W done, and when its last action ends (before its first:
+/// when that starts).
 #[derive(Clone, Copy, Default)]
 struct Progress {
     f: usize,
@@ -98,8 +99,8 @@ impl<'a> Search<'a> {
         }
         Search {
             instance,
+            ranks: starts.iter().map(|at| Progress { now: *at, ..Progress::default() }).collect(),
             starts,
-            ranks: vec![Progress::default(); p],
             ends_f: vec![NOT_YET; p * m],
             ends_b: vec![NOT_YET; p * m],
             orders: vec![Vec::with_capacity(3 * m); p],

@@ -112,6 +112,15 @@ fn agrees_with_brute_force_on_three_ranks_and_micro_batches() {
     assert_eq!(verdict(3, 3, &costs).own_span, brute_force(3, 3, &costs));
 }
 
+/// A last rank so fast that what is left of its work seems done before its first F can start.
+#[test]
+fn a_rank_that_has_not_started_ends_no_earlier_than_it_could_start() {
+    let costs = uneven(4, (vec![(6, 1, 1), (7, 1, 11), (5, 1, 1), (1, 1, 1)], 2, 4));
+    let found = verdict(4, 2, &costs);
+    assert!(found.optimal);
+    assert_eq!(found.own_span, brute_force(4, 2, &costs));
+}
+
 #[test]
 fn worked_numbers_are_optimal() {
     let span = |p, f, b, w, m, limit| {
