@@ -25,81 +25,114 @@ fn flushing(f: impl FnOnce()) {
     unsafe { asm!("ldmxcsr [{}]", in(reg) &before, options(nostack)) };
 }
 
-/// A kernel of `$rows` rows and two vectors: the even chain of a block, then the odd one, then both
-/// onto c.
-macro_rules! kernel {
-    ($name:ident, $features:literal, $rows:literal, $zero:ident, $load:ident, $store:ident,
-     $all:ident, $fma:ident, $add:ident) => {
-        /// # Safety
-        /// Needs the features, `blocks` blocks of rows of 32 numbers at `a` and of lines of 64
-        /// bytes at both `b`, and `$rows` rows of two vectors at `c`.
-        #[target_feature(enable = $features)]
-        #[inline(never)]
-        unsafe fn $name(
-            mut a: *const f32,
-            mut b: [*const f32; 2],
-            blocks: usize,
-            c: [*mut f32; 2],
-            stride: usize,
-        ) {
-            for _ in 0..blocks {
-                let mut chains = [[[$zero(); 2]; $rows]; 2];
-                for (first, sums) in chains.iter_mut().enumerate() {
-                    let mut own = *sums;
-                    for k in (first..BLOCK).step_by(2) {
-                        // SAFETY: k is within the block.
-                        let b = b.map(|b| unsafe { $load(b.add(k * PANEL)) });
-                        for (row, sums) in own.iter_mut().enumerate() {
-                            // SAFETY: the row is within the tile, k within the block.
-                            let a = $all(unsafe { *a.add(row * BLOCK + k) });
-                            sums[0] = $fma(a, b[0], sums[0]);
-                            sums[1] = $fma(a, b[1], sums[1]);
-                        }
-                    }
-                    *sums = own;
-                }
-                for row in 0..$rows {
-                    for (i, c) in c.iter().enumerate() {
-                        let sum = $add(chains[0][row][i], chains[1][row][i]);
-                        // SAFETY: the row is within the tile.
-                        unsafe {
-                            let c = c.add(row * stride);
-                            $store(c, $add($load(c), sum));
-                        }
+/// Rows whose chains and results [`chains_512`] has in registers at once: 4 · 2 vectors · 3 = 24 of
+/// 32, so that nothing but factors moves while K goes by.
+const KEPT_ROWS: usize = 4;
+
+/// A kernel of [`Avx512::ROWS`] rows and two vectors, some rows after the others: in each block both
+/// chains, then their sum onto the results.
+///
+/// # Safety
+/// Needs AVX-512, `blocks` blocks of rows of 32 numbers at `a` and of lines of 64 bytes at both
+/// `b`, and as many rows of two vectors at `c`.
+#[target_feature(enable = "avx512f")]
+#[inline(never)]
+unsafe fn chains_512(
+    a: *const f32,
+    b: [*const f32; 2],
+    blocks: usize,
+    c: [*mut f32; 2],
+    stride: usize,
+) {
+    for first in (0..Avx512::ROWS).step_by(KEPT_ROWS) {
+        // SAFETY: the rows are within the tile, here and below.
+        let c = c.map(|c| unsafe { c.add(first * stride) });
+        let mut a = unsafe { a.add(first * BLOCK) };
+        let mut b = b;
+        let mut results = [[_mm512_setzero_ps(); 2]; KEPT_ROWS];
+        for (row, results) in results.iter_mut().enumerate() {
+            *results = c.map(|c| unsafe { _mm512_loadu_ps(c.add(row * stride)) });
+        }
+        for _ in 0..blocks {
+            let mut chains = [[[_mm512_setzero_ps(); 2]; KEPT_ROWS]; 2];
+            for pair in (0..BLOCK).step_by(2) {
+                for (k, chain) in (pair..).zip(&mut chains) {
+                    // SAFETY: k is within the block, the row within the tile.
+                    let b = b.map(|b| unsafe { _mm512_loadu_ps(b.add(k * PANEL)) });
+                    for (row, sums) in chain.iter_mut().enumerate() {
+                        let a = _mm512_set1_ps(unsafe { *a.add(row * BLOCK + k) });
+                        sums[0] = _mm512_fmadd_ps(a, b[0], sums[0]);
+                        sums[1] = _mm512_fmadd_ps(a, b[1], sums[1]);
                     }
                 }
-                // SAFETY: the next block, or the end.
+            }
+            for (row, results) in results.iter_mut().enumerate() {
+                for (i, result) in results.iter_mut().enumerate() {
+                    let sum = _mm512_add_ps(chains[0][row][i], chains[1][row][i]);
+                    *result = _mm512_add_ps(*result, sum);
+                }
+            }
+            // SAFETY: the next block, or the end.
+            a = unsafe { a.add(Avx512::ROWS * BLOCK) };
+            b = b.map(|b| unsafe { b.add(BLOCK * PANEL) });
+        }
+        for (row, results) in results.iter().enumerate() {
+            for (c, result) in c.iter().zip(results) {
+                // SAFETY: the row is within the tile.
+                unsafe { _mm512_storeu_ps(c.add(row * stride), *result) };
+            }
+        }
+    }
+}
+
+/// A kernel of [`Avx2::ROWS`] rows and two vectors: the even chain of a block, then the odd one,
+/// then both onto c, as 16 registers hold one chain of them.
+///
+/// # Safety
+/// Needs AVX2 and FMA, `blocks` blocks of rows of 32 numbers at `a` and of lines of 64 bytes at both
+/// `b`, and as many rows of two vectors at `c`.
+#[target_feature(enable = "avx2,fma")]
+#[inline(never)]
+unsafe fn chains_256(
+    mut a: *const f32,
+    mut b: [*const f32; 2],
+    blocks: usize,
+    c: [*mut f32; 2],
+    stride: usize,
+) {
+    for _ in 0..blocks {
+        let mut chains = [[[_mm256_setzero_ps(); 2]; Avx2::ROWS]; 2];
+        for (first, sums) in chains.iter_mut().enumerate() {
+            let mut own = *sums;
+            for k in (first..BLOCK).step_by(2) {
+                // SAFETY: k is within the block.
+                let b = b.map(|b| unsafe { _mm256_loadu_ps(b.add(k * PANEL)) });
+                for (row, sums) in own.iter_mut().enumerate() {
+                    // SAFETY: the row is within the tile, k within the block.
+                    let a = _mm256_set1_ps(unsafe { *a.add(row * BLOCK + k) });
+                    sums[0] = _mm256_fmadd_ps(a, b[0], sums[0]);
+                    sums[1] = _mm256_fmadd_ps(a, b[1], sums[1]);
+                }
+            }
+            *sums = own;
+        }
+        for row in 0..Avx2::ROWS {
+            for (i, c) in c.iter().enumerate() {
+                let sum = _mm256_add_ps(chains[0][row][i], chains[1][row][i]);
+                // SAFETY: the row is within the tile.
                 unsafe {
-                    a = a.add($rows * BLOCK);
-                    b = b.map(|b| b.add(BLOCK * PANEL));
+                    let c = c.add(row * stride);
+                    _mm256_storeu_ps(c, _mm256_add_ps(_mm256_loadu_ps(c), sum));
                 }
             }
         }
-    };
+        // SAFETY: the next block, or the end.
+        unsafe {
+            a = a.add(Avx2::ROWS * BLOCK);
+            b = b.map(|b| b.add(BLOCK * PANEL));
+        }
+    }
 }
-
-kernel!(
-    chains_512,
-    "avx512f",
-    12,
-    _mm512_setzero_ps,
-    _mm512_loadu_ps,
-    _mm512_storeu_ps,
-    _mm512_set1_ps,
-    _mm512_fmadd_ps,
-    _mm512_add_ps
-);
-kernel!(
-    chains_256,
-    "avx2,fma",
-    6,
-    _mm256_setzero_ps,
-    _mm256_loadu_ps,
-    _mm256_storeu_ps,
-    _mm256_set1_ps,
-    _mm256_fmadd_ps,
-    _mm256_add_ps
-);
 
 /// Checks what the kernels rely on; the number of blocks.
 fn check(rows: usize, left: &[Line], panels: [&[Line]; 2], c: &[f32], stride: usize) -> usize {
@@ -113,7 +146,7 @@ fn check(rows: usize, left: &[Line], panels: [&[Line]; 2], c: &[f32], stride: us
 pub(super) struct Avx512;
 
 impl Chains for Avx512 {
-    const ROWS: usize = 12;
+    const ROWS: usize = 16;
 
     fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize) {
         let blocks = check(Self::ROWS, left, panels, c, stride);
