@@ -19,7 +19,7 @@ use zeropp_pipeline::timeline::Timeline;
 use zeropp_pipeline::verify::{VerifyLimits, verify};
 use zeropp_zero3::checkpoint::{Base, WRITER_BYTES};
 use zeropp_zero3::held::{Cut, LayerBytes, layer_bytes};
-use zeropp_zero3::optimizer::Tie;
+use zeropp_zero3::Tie;
 
 use crate::Error;
 use crate::own::Own;
@@ -275,17 +275,18 @@ impl Blueprint {
             let elements: u64 = mine.iter().map(|s| elements(self, *s)).sum();
             elements * 4 / self.mesh.zero3 as u64
         };
-        let (all, trained) = (shard(Self::flat_elements), shard(Self::trained_elements));
+        // A tied weight of which the rank has both layers: it has the parameters once, and after
+        // their sum the gradient.
+        let twice = self.tied_twice(pp);
+        let all = shard(Self::flat_elements) - twice;
+        let trained = shard(Self::trained_elements);
         let OptimizerTakes { kept, at_work, .. } = optimizer;
         // Nothing else is held when the optimizer is at work.
-        let updating = HeldBytes { gradient_shard: trained, ..HeldBytes::default() };
+        let updating = HeldBytes { gradient_shard: trained - twice, ..HeldBytes::default() };
         let late = self.schedule.validates_late();
-        let own = trained / self.owners();
-        // Parameters, their state, and the gradient, which a tied model's two layers share.
-        let shared = self.tie().filter(|tie| tie.ranks == (pp, pp)).map_or(0, |_| {
-            4 * self.trained_elements_of(&self.model.parts[0]) / (self.layout_pieces() as u64)
-        });
-        let rollback = if late { own + kept + own - shared } else { 0 };
+        // Parameters, their state, and the gradient.
+        let own = (trained - twice) / self.owners();
+        let rollback = if late { own + kept + own } else { 0 };
         let but_gradient = rollback.saturating_sub(own);
         let memory = |held: HeldBytes, optimizer: u64, rollback: u64| MemoryBytes {
             parameter_shard: all,
@@ -304,7 +305,7 @@ impl Blueprint {
             pp,
             stages: mine.iter().map(|s| (*s, names(*s))).collect(),
             parameters,
-            saved: trained / self.owners() + kept,
+            saved: own + kept,
             memory: memory(peaks, at_work, rollback),
             at_once: [
                 memory(at_once, kept, 0),
@@ -316,6 +317,14 @@ impl Blueprint {
             .max_by_key(MemoryBytes::total)
             .expect("three"),
         }
+    }
+
+    /// Bytes of the parameters, of a rank's shards, that both layers of a tied weight have.
+    fn tied_twice(&self, pp: usize) -> u64 {
+        let both = self.tie().filter(|tie| tie.ranks == (pp, pp));
+        both.map_or(0, |_| {
+            4 * self.trained_elements_of(&self.model.parts[0]) / self.mesh.zero3 as u64
+        })
     }
 
     /// Ranks that share the optimizer's work on a shard.
@@ -335,6 +344,7 @@ impl Blueprint {
         let cut = Cut { zero3, owners, zero1: self.config.zero1 };
         let last = self.model.parts.len() - 1;
         let tied = |part: usize| self.model.is_tied() && part == last;
+        let shared = self.tied_twice(pp) > 0;
         let stages = self.schedule.stages_of(pp);
         let parts: Vec<usize> = stages.iter().flat_map(|s| self.stages[*s].clone()).collect();
         // A tied gradient on its way to and from another rank.
@@ -351,7 +361,8 @@ impl Blueprint {
                 let tied = tied(*part);
                 layer_bytes((&self.model.parts[*part], tied), cut, piece, &groups)
             };
-            let layers: Vec<LayerBytes> = parts.iter().map(of).collect();
+            let layers: Vec<LayerBytes> =
+                parts.iter().filter(|part| !(shared && tied(**part))).map(of).collect();
             let kept: u64 = layers.iter().map(|layer| layer.state).sum();
             let watches = self.config.log_layers > 0;
             let update = |l: &LayerBytes| l.update + if watches { l.watched } else { 0 };

@@ -310,7 +310,7 @@ fn build_executor(
         .map(|(s, parts)| ShardedStage::new(*s, parts, groups, &options, meter))
         .collect();
     let mut optimizer =
-        Optimizer::new(&sharded, groups, optimizer_options(bp), config.zero1, meter);
+        Optimizer::new(&mut sharded, groups, optimizer_options(bp), config.zero1, meter);
     let resumed = match &shared.loader {
         Some(loader) => loader.load(&*groups.world, &mut sharded, &mut optimizer)?,
         None => None,
@@ -322,6 +322,7 @@ fn build_executor(
     } else if bp.base.is_some() {
         initial::read_frozen(shared.initial.as_deref(), &mut sharded)?;
     }
+    optimizer.share_tied(&mut sharded);
     let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
     let worker_options = WorkerOptions {
         device: device.clone(),

@@ -83,7 +83,9 @@ fn held(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec
 
 /// What a rank holds all the time.
 struct Always {
+    /// All of its stages' gradients, and parameters but for those that are there `twice`.
     shard: u64,
+    twice: u64,
     moments: u64,
     /// While the optimizer works, and nothing else is held.
     meanwhile: u64,
@@ -102,21 +104,24 @@ impl Always {
         let shard = mine.iter().map(|s| stages[*s].elements * 4).sum::<u64>() / d;
         let update = mine.iter().map(|s| stages[*s].update).max().unwrap_or(0);
         let last = placement.len() - 1;
-        let parted = job.model.decoder.tied && placement[0] != placement[last];
-        let embedding = (job.model.decoder.rows() * job.model.decoder.hidden) as u64;
-        let embedding = embedding.next_multiple_of(128 * d * owners) / d * 4;
+        let parted = placement[0] != placement[last];
+        let embedding = tied_shard(job, layout);
         let has = mine.contains(&0) || mine.contains(&last);
         let tied = if parted && has { 2 * embedding / owners } else { 0 };
-        let state = mine.iter().map(|s| stages[*s].state_most).sum();
-        Always { shard, moments: state, meanwhile: update.max(tied) }
+        let state = mine.iter().map(|s| stages[*s].state_most).sum::<u64>();
+        // Both layers of a tied weight share it and what is kept of it.
+        let twice = if !parted && has { embedding } else { 0 };
+        let kept_twice = job.moments.bytes(twice / 4, 0) / owners;
+        Always { shard, twice, moments: state - kept_twice, meanwhile: update.max(tied) }
     }
 
     fn with(&self, held: HeldBytes) -> RankBytes {
-        let updating = HeldBytes { gradient_shard: self.shard, ..HeldBytes::default() };
+        let gradient_shard = self.shard - self.twice;
+        let updating = HeldBytes { gradient_shard, ..HeldBytes::default() };
         let computing = held.total() >= updating.total() + self.meanwhile;
         let held = if computing { held } else { updating };
         RankBytes {
-            parameters: self.shard,
+            parameters: self.shard - self.twice,
             gradient_shard: held.gradient_shard,
             optimizer: self.moments + if computing { 0 } else { self.meanwhile },
             gathered: held.gathered,
@@ -129,25 +134,38 @@ impl Always {
     }
 }
 
+/// Bytes of a rank's shard of the weight that embedding and head of a tied model have both.
+fn tied_shard(job: &Job, layout: &Layout) -> u64 {
+    let decoder = &job.model.decoder;
+    let owners = if layout.zero1 { layout.dp } else { 1 };
+    let pieces = (128 * layout.zero3 * owners) as u64;
+    let whole = ((decoder.rows() * decoder.hidden) as u64).next_multiple_of(pieces);
+    if decoder.tied { whole / layout.zero3 as u64 * 4 } else { 0 }
+}
+
 /// Bytes that some rank holds at least, in closed form: parameters and moments, gradients, as the
 /// optimizer finds them, and the activations that its schedule keeps of its smallest stage and the
 /// weights of that stage, with the gradients where there are some by then. No layout that fits is
 /// above its memory by this.
-pub(crate) fn at_least(layout: &Layout, stages: &[Stage]) -> u64 {
+pub(crate) fn at_least(job: &Job, layout: &Layout, stages: &[Stage]) -> u64 {
     // Rank 0 keeps the most in flight, but no inputs of its first stage, which are tokens: rank 1
     // does.
     let folded = matches!(layout.schedule, "zeropp" | "zb-v" | "v-half" | "v-min");
     let ranks = if folded { 1 } else { layout.pp.min(2) };
-    (0..ranks).map(|rank| rank_at_least(layout, stages, rank)).max().unwrap_or(0)
+    (0..ranks).map(|rank| rank_at_least(job, layout, stages, rank)).max().unwrap_or(0)
 }
 
-fn rank_at_least(layout: &Layout, stages: &[Stage], rank: usize) -> u64 {
-    let mine: Vec<&Stage> = stages_of(rank, layout).into_iter().map(|s| &stages[s]).collect();
+fn rank_at_least(job: &Job, layout: &Layout, stages: &[Stage], rank: usize) -> u64 {
+    let indices = stages_of(rank, layout);
+    let has_both = [0, stages.len() - 1].iter().all(|s| indices.contains(s));
+    let mine: Vec<&Stage> = indices.into_iter().map(|s| &stages[s]).collect();
     let d = layout.zero3 as u64;
     let owners = if layout.zero1 { layout.dp as u64 } else { 1 };
     let shard = mine.iter().map(|s| s.elements * 4).sum::<u64>() / d;
     let state = mine.iter().map(|s| s.state).sum::<u64>() / d;
-    let fixed = shard + state / owners;
+    let twice = if has_both { tied_shard(job, layout) } else { 0 };
+    let kept_twice = job.moments.bytes(twice / 4, 0) / owners;
+    let fixed = shard - twice + state / owners - kept_twice;
     let least = |of: &dyn Fn(&Stage) -> u64| mine.iter().map(|s| of(s)).min().unwrap_or(0);
     // Stage 0 keeps no input: tokens are not counted.
     let inputs = mine.iter().map(|s| s.bytes.input).filter(|n| *n > 0).min().unwrap_or(0);

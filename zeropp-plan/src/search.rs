@@ -252,7 +252,7 @@ impl<'a> Search<'a> {
         let (stages, _) = self.models.stages(self.job, &layout)?;
         let costs = simulator(self.job, &layout, &stages);
         let step_s = closed::step_s(&layout, &stages, &costs);
-        Some(Candidate { step_s, at_least: memory::at_least(&layout, &stages), layout })
+        Some(Candidate { step_s, at_least: memory::at_least(self.job, &layout, &stages), layout })
     }
 
     /// A layout simulated, once; none where its schedule has no such shape.

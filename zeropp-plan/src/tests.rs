@@ -279,7 +279,7 @@ proptest! {
         let Some((stages, _)) = models.stages(&job, &layout) else { return Ok(()) };
         let Ok(simulation) = Simulation::new(&job, &layout, &stages) else { return Ok(()) };
         let most = simulation.memory().iter().map(|r| r.total()).max().unwrap();
-        let least = memory::at_least(&layout, &stages);
+        let least = memory::at_least(&job, &layout, &stages);
         prop_assert!(least <= most, "{layout}: at least {least}, and {most}");
     }
 }

@@ -19,7 +19,7 @@ impl ShardedStage {
         mut read: impl FnMut(&str, usize, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
         let rank = self.zero3_rank();
-        for layer in &mut self.layers {
+        for layer in self.layers.iter_mut().filter(|layer| layer.has_param()) {
             let none = Tensor::zeros([1], &layer.param.device());
             let param = std::mem::replace(&mut layer.param, none);
             let n = param.dims()[0];

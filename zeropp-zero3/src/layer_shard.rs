@@ -63,6 +63,17 @@ impl LayerShard {
         self.param = param;
     }
 
+    /// Whether the parameters are there.
+    pub(crate) fn has_param(&self) -> bool {
+        self.param_hold.is_some()
+    }
+
+    /// Gives up the parameters.
+    pub(crate) fn release_param(&mut self) {
+        self.param_hold = None;
+        self.param = Tensor::zeros([1], &self.param.device());
+    }
+
     /// Whether any of it trains.
     pub(crate) fn trains(&self) -> bool {
         self.weights.layout().len > 0

@@ -116,6 +116,11 @@ impl LayerState {
         LayerState { moments, segments, ema: groups.ema.map(|_| own_copy(param)) }
     }
 
+    /// Nothing, of a layer whose parameters another one updates.
+    pub(crate) fn none() -> LayerState {
+        LayerState { segments: Vec::new(), moments: Vec::new(), ema: None }
+    }
+
     /// All tensors.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor<1>> {
         self.moments.iter().chain(&self.ema)

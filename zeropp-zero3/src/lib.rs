@@ -21,7 +21,9 @@ mod rollback;
 pub mod rule;
 pub mod sgd;
 pub mod stage;
+mod tied;
 
 pub use layer_sums::LayerSums;
 pub use optimizer::{Optimizer, StepOutcome};
 pub use stage::{ParamExport, ShardedStage};
+pub use tied::Tie;

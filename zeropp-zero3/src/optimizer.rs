@@ -19,17 +19,7 @@ use crate::norm::add_squares;
 use crate::rollback::LayerBefore;
 use crate::rule::{ParameterGroups, Role, StepScale};
 use crate::stage::{ParamExport, ShardedStage};
-
-/// A weight that two stages hold: the embedding's and the head's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tie {
-    /// Stage and layer of the embedding.
-    pub first: (usize, usize),
-    /// Stage and layer of the head.
-    pub last: (usize, usize),
-    /// Pipeline ranks of the two.
-    pub ranks: (usize, usize),
-}
+use crate::tied::{self, Tie};
 
 /// The learning rate of each step, counted from 1.
 pub type Rate = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
@@ -110,9 +100,10 @@ struct Place {
 type Given = (Tensor<1>, Tensor<1>);
 
 impl Optimizer {
-    /// Moments of zero for `stages`, and means that are their weights.
+    /// Moments of zero for `stages`, and means that are their weights. A tied weight of which this
+    /// rank has both layers is then the embedding's alone, until [`share_tied`](Self::share_tied).
     pub fn new(
-        stages: &[ShardedStage],
+        stages: &mut [ShardedStage],
         groups: &Groups,
         options: OptimizerOptions,
         zero1: bool,
@@ -131,6 +122,7 @@ impl Optimizer {
             meter: meter.clone(),
             holds: Vec::new(),
         };
+        tied::release(stages, optimizer.options.tie);
         optimizer.restart(stages);
         optimizer
     }
@@ -145,6 +137,18 @@ impl Optimizer {
         self.hold_state();
     }
 
+    /// Makes the parameters of a tied head those of the embedding, where this rank has both: to be
+    /// called when `stages` have the weights that they begin with.
+    pub fn share_tied(&self, stages: &mut [ShardedStage]) {
+        tied::share(stages, self.options.tie);
+    }
+
+    /// Whether the layer of a stage, of this rank, has the embedding's parameters and nothing that
+    /// is kept of them.
+    pub(crate) fn is_shared(&self, at: (usize, usize)) -> bool {
+        self.options.tie.is_some_and(|tie| tie.is_on_one_rank() && tie.last == at)
+    }
+
     /// Gives up all that is kept.
     pub(crate) fn forget(&mut self) {
         self.holds.clear();
@@ -153,6 +157,9 @@ impl Optimizer {
 
     /// What is kept of a layer that begins with the weights that `stage` has.
     pub(crate) fn fresh(&self, stage: &ShardedStage, layer: usize) -> LayerState {
+        if self.is_shared((stage.index(), layer)) {
+            return LayerState::none();
+        }
         let (start, len) = stage.owned_range(layer);
         let param = stage.layers[layer].param.clone();
         // There are no empty slices.
@@ -358,10 +365,10 @@ impl Optimizer {
     fn sum_tied(&self, stages: &mut [ShardedStage]) -> CommResult<()> {
         let Some(tie) = self.options.tie else { return Ok(()) };
         let me = self.groups.pipeline.rank();
-        let first = (me == tie.ranks.0).then(|| grad_of(stages, tie.first)).flatten();
-        let last = (me == tie.ranks.1).then(|| grad_of(stages, tie.last)).flatten();
+        let first = (me == tie.ranks.0).then(|| take_grad(stages, tie.first)).flatten();
+        let last = (me == tie.ranks.1).then(|| take_grad(stages, tie.last)).flatten();
         let sum = match (first, last) {
-            (Some(a), Some(b)) => cpu_tensor::sum(&a, &b),
+            (Some(a), Some(b)) => cpu_tensor::add_in_place(a, b),
             (Some(a), None) => a.clone() + self.swapped(tie.ranks.1, &a)?,
             (None, Some(b)) => self.swapped(tie.ranks.0, &b)? + b,
             (None, None) => return Ok(()),
@@ -420,10 +427,11 @@ impl Optimizer {
     ) -> CommResult<()> {
         let moving = self.move_state();
         let mut state = std::mem::take(&mut self.state);
+        self.release_tied(stages);
         for (s, (stage, state)) in stages.iter_mut().zip(&mut state).enumerate() {
             for (i, state) in state.iter_mut().enumerate() {
-                let place = self.place(stage, i);
                 let Some(grad) = stage.layers[i].take_grad() else { continue };
+                let place = self.place(stage, i);
                 let whole = taken(stage, i);
                 let own = if self.zero1 { whole.slice([place.range.clone()]) } else { whole };
                 let mut given = (own, grad);
@@ -438,9 +446,18 @@ impl Optimizer {
             }
         }
         self.state = state;
+        self.share_tied(stages);
         drop(moving);
         self.hold_state();
         Ok(())
+    }
+
+    /// What this rank has twice of a tied weight is the embedding's alone, which is then updated in
+    /// place.
+    fn release_tied(&self, stages: &mut [ShardedStage]) {
+        tied::release(stages, self.options.tie);
+        let shared = self.options.tie.filter(|tie| self.is_shared(tie.last));
+        drop(shared.and_then(|tie| take_grad(stages, tie.last)));
     }
 
     /// Goes back to what was `before` and updates again; not without a `scale`.
@@ -454,6 +471,7 @@ impl Optimizer {
         before.iter_mut().for_each(LayerBefore::release);
         let moving = self.move_state();
         let mut all = std::mem::take(&mut self.state);
+        self.release_tied(stages);
         for LayerBefore { at: (s, i), given, state: kept, .. } in before {
             let (stage, state) = (&mut stages[s], &mut all[s][i]);
             kept.restore(state);
@@ -462,6 +480,7 @@ impl Optimizer {
             self.update_layer(stage, &place, given, state, scale, outcome)?;
         }
         self.state = all;
+        self.share_tied(stages);
         drop(moving);
         self.hold_state();
         Ok(())
@@ -560,8 +579,8 @@ fn norm_of(parts: Pending<AllBytes>) -> CommResult<f64> {
     Ok(total.value().sqrt())
 }
 
-fn grad_of(stages: &[ShardedStage], at: (usize, usize)) -> Option<Tensor<1>> {
-    stages.iter().find(|s| s.index() == at.0)?.layers[at.1].grad.clone()
+fn take_grad(stages: &mut [ShardedStage], at: (usize, usize)) -> Option<Tensor<1>> {
+    stages.iter_mut().find(|s| s.index() == at.0)?.layers[at.1].take_grad()
 }
 
 /// Tag of the tied gradient's exchange; the executor's tags stay below it.

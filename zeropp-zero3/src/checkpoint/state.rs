@@ -153,6 +153,10 @@ pub fn read_state(
     for stage in stages.iter_mut() {
         let mut states = Vec::new();
         for layer in 0..stage.layers.len() {
+            if optimizer.is_shared((stage.index(), layer)) {
+                states.push(LayerState::none());
+                continue;
+            }
             let n = stage.layers[layer].param.dims()[0];
             let whole = stage.pieces(layer, 0, n);
             let param = read_pieces(&mut reader, &whole, n)?;
