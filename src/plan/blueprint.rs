@@ -17,9 +17,9 @@ use zeropp_pipeline::schedules::unit_note;
 use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
 use zeropp_pipeline::timeline::Timeline;
 use zeropp_pipeline::verify::{VerifyLimits, verify};
+use zeropp_zero3::Tie;
 use zeropp_zero3::checkpoint::{Base, WRITER_BYTES};
 use zeropp_zero3::held::{Cut, LayerBytes, layer_bytes};
-use zeropp_zero3::Tie;
 
 use crate::Error;
 use crate::own::Own;

@@ -2,7 +2,7 @@
 
 use crate::common::{run, tiny};
 use zeropp::config::{Activation, PackWeights, Precision, Recompute, StepRange};
-use zeropp::meter::MemoryKind;
+use zeropp::meter::{MemoryBytes, MemoryKind};
 use zeropp::pipeline::ir::Action;
 use zeropp::{Config, Trainer};
 
@@ -73,6 +73,22 @@ pub(crate) fn check_memory(config: Config) {
     assert_eq!(summary.at_once_bytes, summary.predicted_at_once_bytes, "{what}: at once");
 }
 
+/// Beside a model that has both, a rank saves the parameters and both moments of one of the two.
+#[test]
+fn a_rank_has_a_tied_weight_once() {
+    const VOCAB: usize = 512;
+    let weight = |c: &Config| (4 * VOCAB * c.hidden / c.zero3) as u64;
+    let base = Config { steps: 3, vocab: Some(VOCAB), ..tiny() };
+    let v = Config { pp: 2, virtual_stages: Some(2), schedule: "zb-v".into(), ..base.clone() };
+    for config in [Config { zero3: 2, ..base }, Config { unit: None, ..v }] {
+        let measured = |tied| run(Config { tied, ..config.clone() }).summary.peak_bytes;
+        let (apart, tied) = (measured(false), measured(true));
+        let less = |of: fn(&MemoryBytes) -> u64| of(&apart) - of(&tied);
+        assert_eq!(less(|m| m.parameter_shard), weight(&config), "{}", config.schedule);
+        assert_eq!(less(|m| m.optimizer), 2 * weight(&config), "{}", config.schedule);
+    }
+}
+
 #[test]
 fn memory_is_predicted() {
     let base = Config { hidden: 32, seq: 16, layers: 8, ..tiny() };
@@ -108,6 +124,10 @@ fn memory_is_predicted() {
         // Copies of parameters on their way through an update.
         Config { log_layers: 1, ..with(2, 2, 2, 3) },
         Config { log_layers: 2, dp: 2, zero1: true, tied: true, ..with(2, 1, 1, 3) },
+        // A tied weight of which a rank has both layers.
+        Config { tied: true, ..with(1, 2, 2, 3) },
+        Config { tied: true, dp: 2, zero1: true, log_layers: 1, ..with(1, 1, 1, 3) },
+        Config { tied: true, schedule: "zb-v".into(), unit: None, ..with(2, 2, 1, 3) },
         // Samples of which no probabilities are kept.
         Config { seq: 512, ..with(2, 2, 1, 3) },
         Config { seq: 512, recompute: Recompute::Selective, ..with(2, 2, 2, 3) },

@@ -41,8 +41,8 @@ pub(super) fn run(
     Outcome { better: search.better, complete: !search.out_of_time, nodes: search.nodes }
 }
 
-/// Progress of one rank: counts of F, B and W done, and when its last action ends (before its first:
-/// when that starts).
+/// Progress of one rank: counts of F, B and W done, and when its last action ends (before its
+/// first: when that starts).
 #[derive(Clone, Copy, Default)]
 struct Progress {
     f: usize,
