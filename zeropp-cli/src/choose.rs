@@ -12,6 +12,7 @@ use zeropp_plan::plan::Plan;
 use zeropp_plan::{machines, text};
 
 use crate::{Failure, measure, planning};
+use crate::values::whole;
 
 /// Stands for a machine that is measured first.
 const MEASURED: &str = "measured";
@@ -36,8 +37,7 @@ pub(crate) fn args() -> [Arg; 2] {
         Arg::new(name)
             .long(name)
             .value_name("N")
-            .value_parser(value_parser!(usize))
-            .allow_negative_numbers(true)
+            .value_parser(whole::<usize>(1))
             .requires("plan")
             .help_heading("Plan")
             .hide_short_help(true)

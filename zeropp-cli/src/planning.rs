@@ -16,6 +16,7 @@ use zeropp_plan::{PlanError, against, page, text};
 
 use crate::figures::say;
 use crate::output::{keep_inputs, write};
+use crate::values::whole;
 use crate::{Failure, args};
 
 use job::{Asked, job};
@@ -77,8 +78,7 @@ fn number(name: &'static str, value: &'static str, help: &'static str) -> Arg {
     Arg::new(name)
         .long(name)
         .value_name(value)
-        .value_parser(value_parser!(usize))
-        .allow_negative_numbers(true)
+        .value_parser(whole::<usize>(1))
         .help(help)
 }
 

@@ -329,8 +329,8 @@ impl Layer {
     }
 
     /// Seconds of F, B, W and R: by what layers were measured to do, else products at the
-    /// machine's rate, and passes over what is kept; a head that makes its gradients in F has all
-    /// of it there.
+    /// machine's rate, passes over what is kept, and in a block the gaps between its kernels; a
+    /// head that makes its gradients in F has all of it there.
     fn seconds(&self, machine: &Machine) -> [f64; 4] {
         let measured = match self.kind {
             PartKind::Block(_) => machine.block_flops_per_s,
@@ -345,10 +345,16 @@ impl Layer {
             false => [1.0, 1.5, 0.0, 1.0],
         };
         let stash = [0.0, 0.0, self.cost.stash_bytes as f64, 0.0];
+        // W is a few large products.
+        let gaps = match self.kind {
+            PartKind::Block(_) => [1.0, 2.0, 0.0, 1.0],
+            _ => [0.0; 4],
+        };
         std::array::from_fn(|i| {
             let bytes = passes[i] * self.traffic + stash[i];
             let rate = machine.flops_per_s * machine.flops_share;
-            self.flops[i] / rate + bytes / machine.memory_bytes_per_s
+            let moved = bytes / machine.memory_bytes_per_s;
+            self.flops[i] / rate + moved + gaps[i] * machine.layer_s
         })
     }
 }

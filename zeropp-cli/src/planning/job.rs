@@ -193,9 +193,6 @@ pub(crate) fn compute(
 fn machine(matches: &ArgMatches) -> Result<Machine, Failure> {
     let mut machine = machine_called(matches.get_one::<String>("machine").expect("has a default"))?;
     if let Some(per_node) = matches.get_one::<usize>("per-node") {
-        if *per_node == 0 {
-            return Err(Failure::bad_input("per-node = 0: at least 1 is needed; use 1 or more"));
-        }
         machine.per_node = *per_node;
     }
     Ok(machine)
