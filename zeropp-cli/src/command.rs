@@ -44,9 +44,9 @@ pub(crate) fn command() -> Command {
         .subcommand(shell::completions_command())
         .subcommand(shell::manual_command());
     let names: Vec<String> = command.get_subcommands().map(|c| c.get_name().into()).collect();
-    let command = names.into_iter().fold(command, |command, name| {
-        command.mut_subcommand(name, values::read_negative_numbers)
-    });
+    let command = names
+        .into_iter()
+        .fold(command, |command, name| command.mut_subcommand(name, values::read_negative_numbers));
     log::with_flags(command)
 }
 

@@ -49,10 +49,7 @@ pub(crate) fn command() -> Command {
                 .required(true)
                 .help("What the text begins with"),
         )
-        .arg(
-            number("max-tokens", "64", "The most tokens to write")
-                .value_parser(whole::<usize>(0)),
-        )
+        .arg(number("max-tokens", "64", "The most tokens to write").value_parser(whole::<usize>(0)))
         .arg(
             number("temperature", "0", "What logits are divided by; 0 takes the likeliest token")
                 .value_parser(temperature),

@@ -301,11 +301,7 @@ fn output_args() -> [Arg; 3] {
 }
 
 fn number(name: &'static str, value: &'static str, help: impl IntoResettable<StyledStr>) -> Arg {
-    Arg::new(name)
-        .long(name)
-        .value_name(value)
-        .value_parser(whole::<usize>(1))
-        .help(help)
+    Arg::new(name).long(name).value_name(value).value_parser(whole::<usize>(1)).help(help)
 }
 
 impl Request {

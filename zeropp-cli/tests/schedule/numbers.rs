@@ -46,7 +46,9 @@ fn a_number_that_does_not_work_is_one_message_with_its_flag() {
                 let kept: Vec<&str> = kept.map(|(_, word)| *word).collect();
                 let line = format!("{} {flag}={bad}", kept.join(" "));
                 let got = zeropp(dir.path(), &line);
-                if got.code == Some(0) {
+                // One of a layer's costs alone lacks the layers, whatever it is, and so on.
+                let lacks = got.err.contains("required arguments were not provided");
+                if got.code == Some(0) || lacks {
                     continue;
                 }
                 assert_eq!(got.code, Some(2), "{line}: {}{}", got.out, got.err);
