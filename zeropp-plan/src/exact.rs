@@ -309,8 +309,8 @@ fn sizes(layout: &Layout) -> (Vec<usize>, f64) {
     (vec![shortest, shortest + period], along)
 }
 
-/// Seconds of a step: to the end of the optimizer's, at which all ranks meet; or, where they do not,
-/// from one step to the next in a long run.
+/// Seconds of a step: to the end of the optimizer's, at which all ranks meet; or, where they do
+/// not, from one step to the next in a long run.
 fn step_s(program: &Schedule, costs: &Costs, timeline: &Timeline) -> f64 {
     match program.validates_late() {
         true => step_period_ns(program, costs) as f64 / 1e9,

@@ -5,7 +5,6 @@ use zeropp_model::params::{FlatLayout, ParamSpec};
 use zeropp_schedule::costs::Machine;
 
 use crate::layout::Moments;
-use crate::stages::Links;
 
 /// Rounds of Newton–Schulz, each of three products.
 const ROUNDS: f64 = 5.0;
@@ -66,8 +65,9 @@ impl OfBlock {
         most
     }
 
-    /// Seconds of a step: two all-gathers at most, and the products.
-    pub(crate) fn seconds(&self, machine: &Machine, links: &Links) -> f64 {
+    /// Seconds of a step: two all-gathers at most, at these bytes in a second inside a ZeRO-3 group
+    /// and between replicas, and the products.
+    pub(crate) fn seconds(&self, machine: &Machine, zero3: f64, replica: f64) -> f64 {
         let gather = |(bytes, ranks): (f64, usize), rate: f64| match ranks {
             0 | 1 => 0.0,
             _ => machine.collective_s + bytes * (ranks - 1) as f64 / rate,
@@ -75,8 +75,8 @@ impl OfBlock {
         // Those of weight gradients are alike.
         let w = machine.block_flops_per_s.map(|rates| rates[2]);
         let rate = w.unwrap_or(machine.flops_per_s * machine.flops_share);
-        let gathers = gather(self.from_replicas, links.replica);
-        gathers + gather(self.from_zero3, links.zero3) + self.flops / rate
+        let gathers = gather(self.from_replicas, replica);
+        gathers + gather(self.from_zero3, zero3) + self.flops / rate
     }
 }
 
@@ -120,15 +120,6 @@ mod tests {
         // Five rounds of 2·128²·(2·256 + 128), on each rank that has a part of the matrix; and
         // halves of the block over one link, quarters over the other.
         let machine = machines::named("a100").unwrap();
-        let links = Links {
-            zero3_inside: true,
-            messages_inside: true,
-            replicas_inside: false,
-            zero3: 1e6,
-            reduce: 1e6,
-            message: 1e6,
-            replica: 1e5,
-        };
         let products = 5.0 * 2.0 * 128.0 * 128.0 * 640.0 / (312e12 * machine.flops_share);
         let bytes = 4.0 * n as f64;
         for (of, gathers, seconds) in [
@@ -137,7 +128,7 @@ mod tests {
             (shared, 2.0, bytes / 1e6 + bytes / 2.0 / 1e5),
         ] {
             let told = products + gathers * machine.collective_s + seconds;
-            assert!((of.seconds(&machine, &links) / told - 1.0).abs() < 1e-9, "{of:?}");
+            assert!((of.seconds(&machine, 1e6, 1e5) / told - 1.0).abs() < 1e-9, "{of:?}");
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The papers' tables and figures beside what this crate's one cost model gives for them.
 //!
-//! The model has two fitted numbers, `flops_share` and `t_layer` of the A100's file, and two rounded
-//! ones, what passes over tensors and collectives reach. They were fitted on Megatron's eight runs,
-//! by least squares of relative errors. Nothing is fitted for any other cell.
+//! The model has two fitted numbers, `flops_share` and `t_layer` of the A100's file, and two
+//! rounded ones, what passes over tensors and collectives reach. They were fitted on Megatron's
+//! eight runs, by least squares of relative errors. Nothing is fitted for any other cell.
 
 mod megatron;
 mod picture;

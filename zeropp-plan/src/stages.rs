@@ -137,7 +137,8 @@ impl Model {
             .moments
             .whole_matrices
             .then(|| OfBlock::new(self.of_block.clone(), job.moments, layout.zero3, owners));
-        let matrices = of_block.map_or(0, |of| ns(of.seconds(&job.machine, &links)));
+        let matrices =
+            of_block.map_or(0, |of| ns(of.seconds(&job.machine, links.zero3, links.replica)));
         let ranges = self.ranges(cut);
         let with_optimizer = |(s, range): (usize, &Range<usize>)| {
             let mut stage = self.stage(job, layout, &links, (s, range.clone()));

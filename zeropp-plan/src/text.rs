@@ -64,8 +64,8 @@ pub fn text(plan: &Plan, width: usize) -> String {
         let first = &plan.layouts[0];
         let held = in_words(late.worst_bytes.saturating_sub(first.worst_bytes));
         blocks.push(format!(
-            "Updates that are validated late would take {:.1} % off the step of 1, for {held} more: \
-             add --optimizer-sync late.",
+            "Updates that are validated late would take {:.1} % off the step of 1, for {held} \
+             more: add --optimizer-sync late.",
             100.0 * (1.0 - late.step_s / first.planned.step_s),
         ));
     }

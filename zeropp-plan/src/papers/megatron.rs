@@ -6,8 +6,9 @@ use crate::machines;
 use crate::model::ModelSizes;
 
 /// Name, GPUs, P, interleave, batch, micro-batch, seconds with full recomputation, seconds with
-/// sequence parallelism and selective recomputation (Korthikanti et al. 2022, table 5). All four were held against a second public copy of that table, the validation
-/// data of the planner Calculon.
+/// sequence parallelism and selective recomputation (Korthikanti et al. 2022, table 5). All four
+/// were held against a second public copy of that table, the validation data of the planner
+/// Calculon.
 type MegatronRun = (&'static str, usize, usize, usize, usize, usize, f64, f64);
 const MEGATRON: [MegatronRun; 4] = [
     ("22b", 8, 1, 1, 4, 4, 1.42, 1.10),

@@ -304,12 +304,12 @@ fn table_4(out: &mut String) {
     let [least, most] = beyond_profiles().map(|share| 100.0 * share);
     let _ = writeln!(
         out,
-        "None of these cells was fitted on. Assumed: {WORDS} words, as in the data of its published \
-         script; {PARAMETER_BYTES} bytes a parameter; scores\nof attention kept; Megatron's own \
-         kinds wait for every message, as that script has it; the optimizer moves {UPDATE_BYTES} \
-         bytes\na parameter. The paper's own profile (table 6) and bubble rates (table 5) would \
-         have ZB-2p {least:.0} to {most:.0} % above its throughputs:\nits steps have more in them \
-         than the F, B and W that were profiled."
+        "None of these cells was fitted on. Assumed: {WORDS} words, as in the data of its \
+         published script; {PARAMETER_BYTES} bytes a parameter; scores\nof attention kept; \
+         Megatron's own kinds wait for every message, as that script has it; the optimizer moves \
+         {UPDATE_BYTES} bytes\na parameter. The paper's own profile (table 6) and bubble rates \
+         (table 5) would have ZB-2p {least:.0} to {most:.0} % above its throughputs:\nits steps \
+         have more in them than the F, B and W that were profiled."
     );
 }
 

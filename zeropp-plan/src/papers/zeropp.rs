@@ -408,10 +408,10 @@ fn times(out: &mut String, table: &Table4) {
     };
     let _ = writeln!(
         out,
-        "A GPU's work is {:.2} times as much for 28.3b as for 14.6b. Times grow by {} in the paper, \
-         by {}\nhere (3D, 3D + SP, ZB-V, ZeroPP): a tensor rank's layers are so small for 14.6b that \
-         gaps between kernels weigh most. What is\nleft: in the paper sequence parallelism costs a \
-         fifth of the time of 14.6b and saves some of 28.3b.",
+        "A GPU's work is {:.2} times as much for 28.3b as for 14.6b. Times grow by {} in the \
+         paper, by {}\nhere (3D, 3D + SP, ZB-V, ZeroPP): a tensor rank's layers are so small for \
+         14.6b that gaps between kernels weigh most. What is\nleft: in the paper sequence \
+         parallelism costs a fifth of the time of 14.6b and saves some of 28.3b.",
         work[1] / work[0],
         grow(|cell| cell.paper),
         grow(|cell| cell.ours),

@@ -273,6 +273,19 @@ pub(super) fn nothing(job: &Job) -> PlanError {
             some.join(", ")
         ));
     }
+    let layers = job.model.decoder.layers;
+    if let Some(v) = job.fixed.virtual_stages.filter(|v| *v > layers) {
+        return PlanError::new(format!(
+            "virtual = {v}: a stage needs a layer, and there are {layers}; use 1 to {layers}"
+        ));
+    }
+    let samples = job.global_batch;
+    if let Some(b) = job.fixed.micro_batch_size.filter(|b| !samples.is_multiple_of(*b)) {
+        return PlanError::new(format!(
+            "micro-batch-size = {b}: does not divide global-batch = {samples}; use a number that \
+             does, such as 1"
+        ));
+    }
     let shared: Vec<String> =
         divisors(job.gpus).iter().filter(|d| shares(job, **d)).map(ToString::to_string).collect();
     PlanError::new(format!(
