@@ -44,9 +44,9 @@ impl OptionKind {
                 .ok()
                 .filter(|n| *n >= 0)
                 .map(Value::Integer)
-                .ok_or_else(|| format!("expected a whole number from 0 to {}", i64::MAX)),
+                .ok_or_else(|| "expected a whole number, such as 4".into()),
             OptionKind::Number => {
-                text.parse().map(Value::Float).map_err(|_| "expected a number".into())
+                text.parse().map(Value::Float).map_err(|_| "expected a number, such as 0.1".into())
             }
             OptionKind::Switch => {
                 text.parse().map(Value::Boolean).map_err(|_| "expected true or false".into())

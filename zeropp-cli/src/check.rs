@@ -13,6 +13,7 @@ use zeropp_core::files::escaped_line;
 
 use crate::Failure;
 use crate::figures::{count, say};
+use crate::values::whole;
 
 const ABOUT: &str = "Prove that a schedule in a file is sound\n\n\
 Every F, B and W once for each stage and micro-batch, in an order that can run; no deadlock \
@@ -33,7 +34,7 @@ cell, in JSON the character, from 1) and the action as the file spells it.";
 /// The flags of `zeropp check`.
 pub(crate) fn command() -> Command {
     let number = |name: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name("N").value_parser(value_parser!(usize)).help(help)
+        Arg::new(name).long(name).value_name("N").value_parser(whole::<usize>(0)).help(help)
     };
     Command::new("check")
         .about("Prove that a schedule in a file is sound")

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use clap::{Arg, ArgMatches, value_parser};
+use clap::{Arg, ArgMatches};
 use zeropp::Config;
 use zeropp::config::{EngineKind, OPTIONS, Recompute, Table};
 use zeropp::pipeline::costs::Form;
@@ -11,6 +11,7 @@ use zeropp_plan::model::ModelSizes;
 use zeropp_plan::plan::Plan;
 use zeropp_plan::{machines, text};
 
+use crate::values::whole;
 use crate::{Failure, measure, planning};
 
 /// Stands for a machine that is measured first.
@@ -36,8 +37,7 @@ pub(crate) fn args() -> [Arg; 2] {
         Arg::new(name)
             .long(name)
             .value_name("N")
-            .value_parser(value_parser!(usize))
-            .allow_negative_numbers(true)
+            .value_parser(whole::<usize>(1))
             .requires("plan")
             .help_heading("Plan")
             .hide_short_help(true)
@@ -172,6 +172,7 @@ impl Wish {
                 Recompute::Full => Planned::Full,
             }),
             schedule: given("schedule").then(|| config.schedule.clone()),
+            sync: planning::sync(config),
         }
     }
 }
@@ -244,7 +245,7 @@ mod tests {
             ),
             (
                 "--plan=a100 --gpus 1 --global-batch 8 --rank-memory 0.00001",
-                "% more, on pipeline rank",
+                "times as much, on pipeline rank",
             ),
             ("--plan=a100 --gpus 4 --global-batch 8k", "global-batch = 8k: --plan takes samples"),
         ] {

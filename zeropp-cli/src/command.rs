@@ -5,7 +5,7 @@ use clap::error::{ContextKind, ContextValue};
 
 use crate::{
     args, check, choose, compare, eval, export, generate, inspect, log, measure, paper, planning,
-    playground, plot, ranks, schedule, shell, supervise, tokenize, version, why,
+    playground, plot, ranks, schedule, shell, supervise, tokenize, values, version, why,
 };
 
 const ABOUT: &str = "Trains transformers that are too big for one node: pipeline parallelism \
@@ -43,14 +43,22 @@ pub(crate) fn command() -> Command {
         .subcommand(version::command())
         .subcommand(shell::completions_command())
         .subcommand(shell::manual_command());
+    let names: Vec<String> = command.get_subcommands().map(|c| c.get_name().into()).collect();
+    let command = names
+        .into_iter()
+        .fold(command, |command, name| command.mut_subcommand(name, values::read_negative_numbers));
     log::with_flags(command)
 }
 
 /// How alike a flag and what was typed must be, of 1, for the flag to be what was meant.
 const ALIKE: f64 = 0.6;
 
-/// The error without a suggestion that is far from what was typed.
+/// The error of a bad value as all are told; any other without a suggestion that is far from what
+/// was typed.
 pub(crate) fn helpful(mut error: clap::Error) -> clap::Error {
+    if let Some(told) = values::refused(&error) {
+        return told;
+    }
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.trim_start_matches('-').to_owned()),
         _ => None,

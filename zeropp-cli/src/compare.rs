@@ -15,6 +15,7 @@ use crate::Failure;
 use crate::figures::{count, say, table};
 use crate::output::{keep_inputs, write};
 use crate::schedule::{CostFlags, cost_args, made_by};
+use crate::values::whole;
 
 mod plan;
 
@@ -78,7 +79,7 @@ pub(crate) fn command() -> Command {
             Arg::new("step")
                 .long("step")
                 .value_name("N")
-                .value_parser(value_parser!(u64).range(1..))
+                .value_parser(whole::<u64>(1))
                 .help("The step of a trace, from 1 [default: its last]"),
         )
         .args(cost_args())

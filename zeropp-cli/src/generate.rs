@@ -13,6 +13,7 @@ use crate::Failure;
 use crate::args::{ema, trained_model};
 use crate::figures::say;
 use crate::tokenize::{absent, program};
+use crate::values::whole;
 
 const ABOUT: &str = "Write text with a model\n\n\
 Takes a checkpoint of any layout, a Hugging Face folder or a GGUF file, and runs it on one rank, \
@@ -48,17 +49,14 @@ pub(crate) fn command() -> Command {
                 .required(true)
                 .help("What the text begins with"),
         )
-        .arg(
-            number("max-tokens", "64", "The most tokens to write")
-                .value_parser(value_parser!(usize)),
-        )
+        .arg(number("max-tokens", "64", "The most tokens to write").value_parser(whole::<usize>(0)))
         .arg(
             number("temperature", "0", "What logits are divided by; 0 takes the likeliest token")
                 .value_parser(temperature),
         )
         .arg(
             number("top-k", "0", "Draw from the N likeliest tokens only; 0 from all")
-                .value_parser(value_parser!(usize)),
+                .value_parser(whole::<usize>(0)),
         )
         .arg(
             number(
@@ -68,7 +66,7 @@ pub(crate) fn command() -> Command {
             )
             .value_parser(probability),
         )
-        .arg(number("seed", "0", "Seed of the random draws").value_parser(value_parser!(u64)))
+        .arg(number("seed", "0", "Seed of the random draws").value_parser(whole::<u64>(0)))
         .arg(
             Arg::new("tokenizer")
                 .long("tokenizer")
@@ -80,12 +78,12 @@ pub(crate) fn command() -> Command {
 
 fn temperature(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|t: &f64| t.is_finite() && *t >= 0.0);
-    number.ok_or_else(|| "use 0, or more to draw, such as 0.8".into())
+    number.ok_or_else(|| "expected 0, or more to draw, such as 0.8".into())
 }
 
 fn probability(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|p: &f64| *p > 0.0 && *p <= 1.0);
-    number.ok_or_else(|| "use more than 0, up to 1".into())
+    number.ok_or_else(|| "expected more than 0, up to 1".into())
 }
 
 /// Writes the text.

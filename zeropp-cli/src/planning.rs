@@ -16,10 +16,11 @@ use zeropp_plan::{PlanError, against, page, text};
 
 use crate::figures::say;
 use crate::output::{keep_inputs, write};
+use crate::values::whole;
 use crate::{Failure, args};
 
 use job::{Asked, job};
-pub(crate) use job::{compute, flag, machine_called, moments};
+pub(crate) use job::{compute, flag, machine_called, moments, sync};
 
 const ABOUT: &str = "Plan before a run: the fastest layouts of a model on some machines\n\n\
 Searches pipeline ranks, ZeRO-3 ranks, replicas, stages, units, micro-batches, recomputation, \
@@ -74,16 +75,12 @@ pub(crate) fn command() -> Command {
 }
 
 fn number(name: &'static str, value: &'static str, help: &'static str) -> Arg {
-    Arg::new(name)
-        .long(name)
-        .value_name(value)
-        .value_parser(value_parser!(usize))
-        .allow_negative_numbers(true)
-        .help(help)
+    Arg::new(name).long(name).value_name(value).value_parser(whole::<usize>(1)).help(help)
 }
 
-/// Settings of `zeropp run` beside the model's that a plan's memory follows from.
-const TRAINED_WITH: [&str; 4] = ["optimizer", "momentum", "ema", "pack-weights"];
+/// Settings of `zeropp run` beside the model's that a plan's memory and time follow from.
+const TRAINED_WITH: [&str; 6] =
+    ["optimizer", "momentum", "ema", "dropout", "pack-weights", "optimizer-sync"];
 
 /// The settings of `zeropp run` that say which model it is, and what it is trained with, as flags.
 fn model_options() -> impl Iterator<Item = &'static OptionInfo> {
@@ -227,7 +224,13 @@ pub(crate) fn bad(error: PlanError) -> Failure {
 }
 
 fn file(field: &str, path: &Path) -> Result<String, Failure> {
+    let works = match field {
+        "machine" => "a machine's file, such as `zeropp measure -o machine.toml` writes",
+        "against" => "the file that `zeropp run --metrics RUN.jsonl` wrote",
+        _ => "a file of settings, such as `zeropp run --print-config` prints",
+    };
     read_text(path, FILE_MAX).map_err(|e| {
-        Failure::bad_input(format!("{field} = {}: cannot be read ({e})", path.display()))
+        let path = path.display();
+        Failure::bad_input(format!("{field} = {path}: cannot be read ({e}); use {works}"))
     })
 }

@@ -39,9 +39,14 @@ pub(crate) fn command() -> Command {
                 .long("port")
                 .value_name("PORT")
                 .default_value("0")
-                .value_parser(value_parser!(u16))
+                .value_parser(port)
                 .help("The port to serve at; 0 picks a free one"),
         )
+}
+
+/// A port, or 0 for any that is free.
+fn port(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| "expected a port, 1 to 65535, or 0 for a free one".into())
 }
 
 /// Serves or writes the page.

@@ -16,6 +16,7 @@ use zeropp::rendezvous::Address;
 use zeropp_checkpoint::attempts::{Attempts, Remedy, SAME_PLACE};
 
 use crate::Failure;
+use crate::values::whole;
 use child::{Child, Ended};
 use copies::Copies;
 use progress::Watched;
@@ -54,7 +55,7 @@ pub(crate) fn command() -> Command {
             Arg::new("max-recoveries")
                 .long("max-recoveries")
                 .value_name("N")
-                .value_parser(value_parser!(u64))
+                .value_parser(whole::<u64>(0))
                 .default_value("100")
                 .help(
                     "How often to start it again; three failures in a row without a new \
@@ -65,7 +66,7 @@ pub(crate) fn command() -> Command {
             Arg::new("hang-s")
                 .long("hang-s")
                 .value_name("S")
-                .value_parser(value_parser!(u64))
+                .value_parser(whole::<u64>(0))
                 .default_value("0")
                 .help(
                     "Restart it after this many seconds without a new checkpoint or a new line in \

@@ -11,6 +11,7 @@ use zeropp::pipeline::flight::{
 
 use crate::Failure;
 use crate::figures::{count, say};
+use crate::values::whole;
 
 const ABOUT: &str = "Find the rank that broke a run\n\n\
 When a run fails, every rank writes what it did last to a file in the folder of `flight-dir`. This \
@@ -55,7 +56,7 @@ pub(crate) fn command() -> Command {
             Arg::new("last")
                 .long("last")
                 .value_name("N")
-                .value_parser(value_parser!(usize))
+                .value_parser(whole::<usize>(0))
                 .default_value("10")
                 .help("How many of the last actions and operations of all ranks to show"),
         )

@@ -61,17 +61,17 @@ fn a_bad_setting_ends_with_code_2_and_one_message() {
         ("--zero3 4096 --dp 4096", "16777216 ranks"),
         ("--lr -1", "lr = -1: is out of range"),
         ("--lr nan", "lr = NaN: is out of range"),
-        ("--precision fp16", "invalid value 'fp16'"),
+        ("--precision fp16", "precision = fp16: does not work; use "),
         #[cfg(not(feature = "cuda"))]
         ("--device cuda", "device = cuda: is not in this build; use cpu, or build zeropp with"),
         #[cfg(not(feature = "mpi"))]
         ("--engine mpi", "engine = mpi: is not in this build; use threads"),
         ("--schedule 1f1b --virtual 2", "virtual = 2: schedule 1f1b cannot have that many"),
         ("--schedule v-min --virtual 4", "virtual = 4: schedule v-min cannot have that many"),
-        ("--pp x", "invalid value 'x' for '--pp <P>': expected a whole number"),
-        ("--recompute half", "invalid value 'half' for '--recompute <WHAT>'"),
+        ("--pp x", "pp = x: does not work; use a whole number"),
+        ("--recompute half", "recompute = half: does not work; use none, selective or full"),
         ("--stepz 3", "unexpected argument '--stepz'"),
-        ("--zero1=2", "invalid value '2'"),
+        ("--zero1=2", "zero1 = 2: does not work; use true or false"),
     ]);
 }
 
@@ -89,7 +89,7 @@ fn a_bad_file_ends_with_code_2_and_one_message() {
         ("/dev/zero", "cannot read the configuration /dev/zero: it is a device, not a regular"),
         ("--emulate empty", "emulate = empty: a file of costs ends in .toml or .json"),
         ("--save-costs m.txt", "save-costs = m.txt: costs are written as JSON"),
-        ("--mem-limit 5apples", "expected bytes, such as 25769803776, 24GiB"),
+        ("--mem-limit 5apples", "use bytes, such as 25769803776, 24GiB"),
         (
             "--costs costs.toml --emulate costs.toml",
             "an emulated run takes its costs from the file",

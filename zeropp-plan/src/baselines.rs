@@ -6,11 +6,9 @@ use zeropp_schedule::costs::Machine;
 
 use crate::model::ModelSizes;
 
-/// Bytes that mixed precision keeps of a parameter: fp16 and its fp32 gradient, an fp32 copy and
-/// two moments.
-const PARAMETER_BYTES: f64 = 18.0;
-/// Bytes that the optimizer's pass moves of each: gradients are also scaled back and measured.
-const UPDATE_BYTES: f64 = 34.0;
+/// Bytes that the optimizer's pass moves of each parameter: gradients are also scaled back and
+/// measured.
+pub const UPDATE_BYTES: f64 = 34.0;
 
 /// How activations are saved (Korthikanti et al. 2022).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +21,15 @@ pub enum Saving {
     Sequence,
     /// Sequence parallelism, and attention's scores are recomputed.
     SequenceSelective,
+}
+
+/// The kernels that layers are computed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernels {
+    /// Megatron's of 2022: attention writes its scores, and dropout its masks.
+    Apart,
+    /// Attention in one kernel, which writes no scores, and no dropout.
+    Fused,
 }
 
 /// A layout with tensor parallelism.
@@ -40,8 +47,67 @@ pub struct TensorLayout {
     pub micro_batch: usize,
     /// How activations are saved.
     pub saving: Saving,
+    /// What layers are computed with.
+    pub kernels: Kernels,
     /// Whether backwards are split and the bubble is gone (ZB-V).
     pub zero_bubble: bool,
+}
+
+/// Seconds of a micro-batch in one block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Block {
+    /// F.
+    pub forward: f64,
+    /// B without W.
+    pub backward: f64,
+    /// W.
+    pub weights: f64,
+    /// What is computed again.
+    pub again: f64,
+    /// Bytes that F keeps.
+    pub kept: f64,
+    /// Bytes of one all-reduce of a group, as a rank sends them.
+    pub all_reduce: f64,
+}
+
+/// A block of `model` on `tp` ranks, for micro-batches of so many samples.
+pub fn block(machine: &Machine, model: &ModelSizes, layout: &TensorLayout) -> Block {
+    let (t, batch) = (layout.tp as f64, layout.micro_batch as f64);
+    let (h, s) = (model.decoder.hidden as f64, model.seq as f64);
+    let tokens = batch * s;
+    let x = tokens * h;
+    let rate = machine.flops_per_s * machine.flops_share;
+    // Scores of all heads, five bytes each; Megatron computes both halves of the mask. Norms and
+    // masks of dropout are on every rank of a group without sequence parallelism.
+    let (scores, every) = match layout.kernels {
+        Kernels::Apart => (5.0 * model.decoder.heads as f64 * s * s * batch, 10.0 * x),
+        Kernels::Fused => (0.0, 8.0 * x),
+    };
+    let sequence = matches!(layout.saving, Saving::Sequence | Saving::SequenceSelective);
+    let whole = (if sequence { every / t } else { every }) + (24.0 * x + scores) / t;
+    let of_weights = 24.0 * tokens * h * h / t / rate;
+    let products = of_weights + 4.0 * tokens * s * h / t / rate;
+    let passes = 2.0 * whole / machine.memory_bytes_per_s;
+    // Two all-reduces of the hidden state a pass, or as many gathers and reductions.
+    let all_reduce = 2.0 * (t - 1.0) / t * 2.0 * x;
+    let tensor = match t > 1.0 {
+        true => 2.0 * (machine.collective_s + all_reduce / machine.zero3_bytes_per_s),
+        false => 0.0,
+    };
+    let forward = products + passes + tensor + machine.layer_s;
+    let selective = match layout.kernels {
+        Kernels::Apart => 4.0 * tokens * s * h / t / rate,
+        Kernels::Fused => 0.0,
+    };
+    let (kept, again) = match layout.saving {
+        Saving::None | Saving::Sequence => (whole, 0.0),
+        Saving::Full => (2.0 * x, forward),
+        Saving::SequenceSelective => {
+            (whole - scores / t, selective + 2.0 * scores / t / machine.memory_bytes_per_s)
+        }
+    };
+    let backward = 2.0 * (products + passes + machine.layer_s) + tensor - of_weights;
+    Block { forward, backward, weights: of_weights, again, kept, all_reduce }
 }
 
 /// What a baseline comes to.
@@ -49,8 +115,10 @@ pub struct TensorLayout {
 pub struct Baseline {
     /// Seconds of a step.
     pub step_s: f64,
-    /// Bytes of the first pipeline rank.
-    pub bytes: f64,
+    /// Parameters of a rank.
+    pub parameters: f64,
+    /// Bytes of activations of the first pipeline rank.
+    pub activations: f64,
     /// Bytes that a rank sends for tensor parallelism in a step.
     pub sent: f64,
 }
@@ -62,38 +130,10 @@ pub fn step(
     samples: usize,
     layout: &TensorLayout,
 ) -> Baseline {
-    let t = layout.tp as f64;
-    let (layers, h, s) =
-        (model.decoder.layers as f64, model.decoder.hidden as f64, model.seq as f64);
-    let (p, v) = (layout.pp as f64, layout.interleave as f64);
-    let batch = layout.micro_batch as f64;
-    let tokens = batch * s;
-    let rate = machine.flops_per_s * machine.flops_share;
-    // Scores of all heads, five bytes each; Megatron computes both halves of the mask.
-    let scores = 5.0 * model.decoder.heads as f64 * s * s * batch;
-    let products = (24.0 * tokens * h * h + 4.0 * tokens * s * h) / t / rate;
-    let kept = match layout.saving {
-        Saving::None | Saving::Full => 10.0 * tokens * h + (24.0 * tokens * h + scores) / t,
-        Saving::Sequence | Saving::SequenceSelective => (34.0 * tokens * h + scores) / t,
-    };
-    let passes = 2.0 * kept / machine.memory_bytes_per_s;
-    // Two all-reduces of the hidden state a pass, or as many gathers and reductions.
-    let all_reduce = 2.0 * (t - 1.0) / t * 2.0 * tokens * h;
-    let tensor = match t > 1.0 {
-        true => 2.0 * (machine.collective_s + all_reduce / machine.zero3_bytes_per_s),
-        false => 0.0,
-    };
-    let forward = products + passes + tensor;
-    let again = match layout.saving {
-        Saving::Full => forward,
-        Saving::SequenceSelective => {
-            4.0 * tokens * s * h / t / rate + 2.0 * scores / t / machine.memory_bytes_per_s
-        }
-        Saving::None | Saving::Sequence => 0.0,
-    };
-    let layer = forward + 2.0 * (products + passes) + tensor + again;
-    let head = 6.0 * tokens * h * model.decoder.vocabulary as f64 / t / rate;
-    let micro_batches = samples as f64 / (batch * layout.dp as f64);
+    let (t, p, v) = (layout.tp as f64, layout.pp as f64, layout.interleave as f64);
+    let tokens = (layout.micro_batch * model.seq) as f64;
+    let of = block(machine, model, layout);
+    let micro_batches = samples as f64 / (layout.micro_batch * layout.dp) as f64;
     let fill = if layout.zero_bubble { 0.0 } else { (p - 1.0) / v };
     let parameters = (model.decoder.parameter_count() as f64) / (t * p);
     let update = UPDATE_BYTES * parameters / machine.memory_bytes_per_s;
@@ -101,32 +141,37 @@ pub fn step(
     let link = if inside { machine.zero3_bytes_per_s } else { machine.replica_bytes_per_s };
     let replicas = if layout.dp > 1 { 2.0 * 4.0 * parameters / link } else { 0.0 };
     let passes_of_group = if layout.saving == Saving::Full { 6.0 } else { 4.0 };
+    let layers = model.decoder.layers as f64 / p;
     Baseline {
-        step_s: (micro_batches + fill) * layers / p * layer
-            + micro_batches * head
+        step_s: (micro_batches + fill)
+            * layers
+            * (of.forward + of.backward + of.weights + of.again)
+            + micro_batches * head(machine, model, tokens) / t
             + update
             + replicas,
-        bytes: PARAMETER_BYTES * parameters + activations(model, layout, tokens, scores),
-        sent: passes_of_group * all_reduce * layers / p * micro_batches,
+        parameters,
+        activations: activations(machine, model, layout),
+        sent: passes_of_group * of.all_reduce * layers * micro_batches,
     }
+}
+
+/// Seconds of F, B and W of a head for so many tokens.
+pub fn head(machine: &Machine, model: &ModelSizes, tokens: f64) -> f64 {
+    let (h, words) = (model.decoder.hidden as f64, model.decoder.vocabulary as f64);
+    6.0 * tokens * h * words / (machine.flops_per_s * machine.flops_share)
 }
 
 /// Activations that the first pipeline rank keeps of P micro-batches, and of some more where it has
 /// several stages.
-fn activations(model: &ModelSizes, layout: &TensorLayout, tokens: f64, scores: f64) -> f64 {
-    let (t, p, v) = (layout.tp as f64, layout.pp as f64, layout.interleave as f64);
-    let x = tokens * model.decoder.hidden as f64;
-    let each = match layout.saving {
-        Saving::None => 10.0 * x + (24.0 * x + scores) / t,
-        Saving::Full => 2.0 * x,
-        Saving::Sequence => (34.0 * x + scores) / t,
-        Saving::SequenceSelective => 34.0 * x / t,
-    };
-    let layers = model.decoder.layers as f64;
+fn activations(machine: &Machine, model: &ModelSizes, layout: &TensorLayout) -> f64 {
+    let (p, v) = (layout.pp as f64, layout.interleave as f64);
     let more = if layout.zero_bubble || v < 2.0 { 0.0 } else { (p - 1.0) / (p * v) };
     let one_whole = match layout.saving {
-        Saving::Full => 10.0 * x + (24.0 * x + scores) / t,
+        Saving::Full => {
+            block(machine, model, &TensorLayout { saving: Saving::None, ..*layout }).kept
+        }
         _ => 0.0,
     };
-    layers * each * (1.0 + more) + one_whole
+    let each = block(machine, model, layout).kept;
+    model.decoder.layers as f64 * each * (1.0 + more) + one_whole
 }

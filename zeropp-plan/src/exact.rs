@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 use zeropp_schedule::ir::{Action, Schedule};
-use zeropp_schedule::lower::lower;
+use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
 use zeropp_schedule::schedules::{self, Shape, generate_with_costs};
-use zeropp_schedule::simulate::{Costs, LinkCosts, simulate, times};
+use zeropp_schedule::simulate::{Costs, LinkCosts, simulate, step_period_ns, times};
 use zeropp_schedule::timeline::Timeline;
 
 use crate::PlanError;
@@ -127,6 +127,19 @@ impl<'a> Simulation<'a> {
         layout: &'a Layout,
         stages: &'a [Stage],
     ) -> Result<Simulation<'a>, PlanError> {
+        Simulation::with(job, layout, stages, job.fixed.sync)
+    }
+
+    /// The same, with updates that are validated late or not.
+    ///
+    /// # Errors
+    /// A shape that its schedule does not have.
+    pub fn with(
+        job: &'a Job,
+        layout: &'a Layout,
+        stages: &'a [Stage],
+        sync: OptimizerSync,
+    ) -> Result<Simulation<'a>, PlanError> {
         let costs = simulator(job, layout, stages);
         let weighed = schedules::Costs::from(&costs);
         let program = |micro_batches: usize| {
@@ -134,7 +147,7 @@ impl<'a> Simulation<'a> {
             let shape = Shape { unit: shape.unit.min(micro_batches), ..shape };
             let made = generate_with_costs(layout.schedule, &shape, &weighed);
             let made = made.map_err(|e| PlanError::new(e.to_string()))?;
-            Ok::<_, PlanError>(lower(&made, &layout.lowering()))
+            Ok::<_, PlanError>(lower(&made, &LowerOptions { sync, ..layout.lowering() }))
         };
         let (sizes, along) = sizes(layout);
         let programs = sizes.into_iter().map(program).collect::<Result<_, _>>()?;
@@ -161,12 +174,11 @@ impl<'a> Simulation<'a> {
     pub fn planned(&self, blocks: &[usize]) -> Planned {
         let runs: Vec<(&Schedule, Timeline)> =
             self.programs.iter().map(|p| (p, self.timeline(p, &self.costs))).collect();
-        let end = |t: &Timeline| end_s(t);
         let line = |of: &dyn Fn(&Schedule, &Timeline) -> f64| {
             let first = of(runs[0].0, &runs[0].1);
             runs.get(1).map_or(first, |(p, t)| first + self.along * (of(p, t) - first))
         };
-        let step_s = line(&|_, t| end(t));
+        let step_s = line(&|p, t| step_s(p, &self.costs, t));
         let computed = line(&|_, t| computed_s(t));
         let work = line(&|_, t| busy_s(t).0);
         Planned {
@@ -202,14 +214,14 @@ impl<'a> Simulation<'a> {
 
     fn terms_of(&self, program: &Schedule) -> Terms {
         let mut costs = self.costs.clone();
-        let mut last = end_s(&self.whole_timeline(program));
+        let mut last = step_s(program, &costs, &self.whole_timeline(program));
         let mut without = |change: &dyn Fn(&mut Costs)| {
             let before = costs.clone();
             change(&mut costs);
             if costs == before {
                 return 0.0;
             }
-            let now = end_s(&self.timeline(program, &costs));
+            let now = step_s(program, &costs, &self.timeline(program, &costs));
             let saved = (last - now).max(0.0);
             last = now;
             saved
@@ -225,7 +237,7 @@ impl<'a> Simulation<'a> {
             compute: mean - again,
             recompute: again,
             imbalance: most - mean,
-            bubble: (end_s(&bare) - most).max(0.0),
+            bubble: (step_s(program, &costs, &bare) - most).max(0.0),
             messages,
             gathers,
             reductions,
@@ -295,6 +307,15 @@ fn sizes(layout: &Layout) -> (Vec<usize>, f64) {
     }
     let along = ((b - shortest) / period) as f64;
     (vec![shortest, shortest + period], along)
+}
+
+/// Seconds of a step: to the end of the optimizer's, at which all ranks meet; or, where they do
+/// not, from one step to the next in a long run.
+fn step_s(program: &Schedule, costs: &Costs, timeline: &Timeline) -> f64 {
+    match program.validates_late() {
+        true => step_period_ns(program, costs) as f64 / 1e9,
+        false => end_s(timeline),
+    }
 }
 
 /// The end of the optimizer's step.

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 use zeropp_model::layer::BatchShape;
 use zeropp_schedule::costs::Machine;
-use zeropp_schedule::lower::LowerOptions;
+use zeropp_schedule::lower::{LowerOptions, OptimizerSync};
 use zeropp_schedule::schedules::{Kind, Shape, StepForm};
 
 use crate::PlanError;
@@ -43,6 +43,8 @@ pub struct Compute {
     pub keeps_probabilities: bool,
     /// Copies of gathered weights as products read them.
     pub packing: Packing,
+    /// Whether training drops elements: B then computes attention's probabilities again.
+    pub dropout: bool,
 }
 
 /// When copies of gathered weights are kept as products read them.
@@ -76,6 +78,7 @@ impl Compute {
         element_bytes: 2,
         keeps_probabilities: false,
         packing: Packing::Never,
+        dropout: false,
     };
 }
 
@@ -119,6 +122,8 @@ pub struct Fixed {
     pub recompute: Option<Recompute>,
     /// The kind of schedule.
     pub schedule: Option<String>,
+    /// When ranks learn the global norm.
+    pub sync: OptimizerSync,
 }
 
 /// Most devices that are planned for.
@@ -309,7 +314,8 @@ impl Layout {
         if self.prefetch != 1 {
             flags.push(format!("--prefetch {}", self.prefetch));
         }
-        if stages.iter().any(|n| *n != stages[0]) {
+        // A run cuts by FLOP, where there is more than one way to cut.
+        if stages.len() > 1 && stages.iter().any(|n| *n > 1) {
             let list: Vec<String> = stages.iter().map(ToString::to_string).collect();
             flags.push(format!("--stages {}", list.join(",")));
         }

@@ -28,7 +28,15 @@ pub fn names() -> String {
 /// A rate that is missing or does not work, with the name of the file.
 pub fn read(name: &str, text: &str, form: Form) -> Result<Machine, PlanError> {
     let table = Table::read(text, form).and_then(|table| table.machine());
-    table.map_err(|e| PlanError::new(format!("machine = {name}: {e}")))
+    table.map_err(|e| {
+        let said = e.to_string();
+        // What is no file of costs at all does not say what would be one.
+        let works = match said.contains("; ") || said.contains("is missing") {
+            true => "",
+            false => "; use a file such as `zeropp measure -o machine.toml` writes",
+        };
+        PlanError::new(format!("machine = {name}: {}{works}", said.trim_end()))
+    })
 }
 
 /// The machine that is known by this name.

@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 use zeropp_schedule::ir::Schedule;
-use zeropp_schedule::memory::{HeldBytes, StageBytes, predict_at_once};
+use zeropp_schedule::memory::{HeldBytes, StageBytes, predict_at_once, predict_warm_up};
 
 use crate::layout::{Job, Layout, Packing, Recompute};
 use crate::stages::Stage;
@@ -17,6 +17,8 @@ pub struct RankBytes {
     pub gradient_shard: u64,
     /// Moments, and what an optimizer step takes besides.
     pub optimizer: u64,
+    /// What it takes to go back, where updates are validated late.
+    pub rollback: u64,
     /// Gathered weights.
     pub gathered: u64,
     /// Copies of them as products read them.
@@ -33,11 +35,12 @@ pub struct RankBytes {
 
 impl RankBytes {
     /// By their names.
-    pub fn kinds(&self) -> [(&'static str, u64); 9] {
+    pub fn kinds(&self) -> [(&'static str, u64); 10] {
         [
             ("parameters", self.parameters),
             ("gradient shard", self.gradient_shard),
             ("optimizer", self.optimizer),
+            ("rollback", self.rollback),
             ("gathered weights", self.gathered),
             ("packed weights", self.packed_weights),
             ("unreduced gradients", self.gradient),
@@ -73,10 +76,11 @@ pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -
 fn held(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<RankBytes> {
     let bytes: Vec<_> = stages.iter().map(|s| s.bytes).collect();
     let held = predict_at_once(program, &bytes);
+    let late = program.validates_late().then(|| predict_warm_up(program, &bytes));
     let of_rank = |(rank, held): (usize, HeldBytes)| {
         let mine = program.stages_of(rank);
         let always = Always::new(job, layout, stages, &mine, &program.placement);
-        always.with(held)
+        always.with(held, late.as_ref().map(|warm_ups| warm_ups[rank]))
     };
     held.into_iter().enumerate().map(of_rank).collect()
 }
@@ -89,6 +93,10 @@ struct Always {
     moments: u64,
     /// While the optimizer works, and nothing else is held.
     meanwhile: u64,
+    /// What is kept of an update to go back: parameters, what the optimizer keeps, the gradient.
+    rollback: u64,
+    /// Of that, the gradient.
+    own: u64,
 }
 
 impl Always {
@@ -111,19 +119,31 @@ impl Always {
         let state = mine.iter().map(|s| stages[*s].state_most).sum::<u64>();
         // Both layers of a tied weight share it and what is kept of it.
         let twice = if !parted && has { embedding } else { 0 };
-        let kept_twice = job.moments.bytes(twice / 4, 0) / owners;
-        Always { shard, twice, moments: state - kept_twice, meanwhile: update.max(tied) }
+        let moments = state - job.moments.bytes(twice / 4, 0) / owners;
+        let own = (shard - twice) / owners;
+        let rollback = 2 * own + moments;
+        Always { shard, twice, moments, meanwhile: update.max(tied), rollback, own }
     }
 
-    fn with(&self, held: HeldBytes) -> RankBytes {
+    /// What is held where most is: while it computes, while it updates, or in the `warm_up` of a
+    /// step whose predecessor's update may have to be taken back.
+    fn with(&self, held: HeldBytes, warm_up: Option<HeldBytes>) -> RankBytes {
         let gradient_shard = self.shard - self.twice;
         let updating = HeldBytes { gradient_shard, ..HeldBytes::default() };
-        let computing = held.total() >= updating.total() + self.meanwhile;
-        let held = if computing { held } else { updating };
+        // The gradient that is kept to go back is counted as such already.
+        let kept = if warm_up.is_some() { self.rollback.saturating_sub(self.own) } else { 0 };
+        let at_work = self.moments + self.meanwhile;
+        let moments = [(held, self.moments, 0), (updating, at_work, kept)].into_iter();
+        let moments = moments.chain(warm_up.map(|held| (held, self.moments, self.rollback)));
+        let (held, optimizer, rollback) = moments
+            .rev()
+            .max_by_key(|(held, optimizer, rollback)| held.total() + optimizer + rollback)
+            .expect("two or three");
         RankBytes {
             parameters: self.shard - self.twice,
             gradient_shard: held.gradient_shard,
-            optimizer: self.moments + if computing { 0 } else { self.meanwhile },
+            optimizer,
+            rollback,
             gathered: held.gathered,
             packed_weights: held.packed_weights,
             gradient: held.gradient,
@@ -186,7 +206,8 @@ fn rank_at_least(job: &Job, layout: &Layout, stages: &[Stage], rank: usize) -> u
 /// gradients or their shards are there then.
 fn is_full_again(layout: &Layout) -> bool {
     match layout.schedule {
-        "zeropp" => layout.micro_batches > layout.unit,
+        // A last unit may be a smaller one.
+        "zeropp" => layout.micro_batches >= 2 * layout.unit,
         "bf-pp" => false,
         _ => layout.micro_batches >= 2 * layout.pp,
     }

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use zeropp_data::files::in_words;
+use zeropp_schedule::lower::OptimizerSync;
 
 use crate::PlanError;
 use crate::exact::{Planned, Simulation, Terms};
@@ -39,6 +40,15 @@ pub struct MoreMemory {
     pub layout: crate::layout::Layout,
 }
 
+/// What the first layout comes to where updates are validated late.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct LateUpdates {
+    /// Seconds of a step.
+    pub step_s: f64,
+    /// Bytes that the rank which holds most holds.
+    pub worst_bytes: u64,
+}
+
 /// A plan.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
@@ -70,6 +80,9 @@ pub struct Plan {
     pub why_first: Option<String>,
     /// What 10 % more memory would buy; none where it buys nothing.
     pub more_memory: Option<MoreMemory>,
+    /// What late validation of updates would do for the first; none where it does nothing, does not
+    /// fit, or is asked for already.
+    pub late: Option<LateUpdates>,
 }
 
 impl Plan {
@@ -101,6 +114,7 @@ impl Plan {
             pruned: found.pruned,
             simulated: found.simulated,
             more_memory: more_memory(&mut search, job.memory, &layouts[0]),
+            late: late(job, &mut models, &layouts[0]),
             layouts,
             why_first,
         })
@@ -207,6 +221,21 @@ fn more_memory(search: &mut Search, memory: u64, first: &Ranked) -> Option<MoreM
     faster.then_some(MoreMemory { step_s: best.step_s, layout: best.layout })
 }
 
+/// The first layout with updates that are validated late, where that is faster by a thousandth or
+/// more. GPUs run with NCCL, which does not have it.
+fn late(job: &Job, models: &mut Models, first: &Ranked) -> Option<LateUpdates> {
+    if job.compute.on_gpu || job.fixed.sync == OptimizerSync::Late {
+        return None;
+    }
+    let layout = &first.planned.layout;
+    let (stages, blocks) = models.stages(job, layout)?;
+    let late = Simulation::with(job, layout, &stages, OptimizerSync::Late).ok()?;
+    let late = late.planned(&blocks);
+    let worst_bytes = late.worst().1.total();
+    let pays = late.step_s < first.planned.step_s * 0.999 && worst_bytes <= job.memory;
+    pays.then_some(LateUpdates { step_s: late.step_s, worst_bytes })
+}
+
 fn impossible(job: &Job, leanest: Option<&Planned>, ranked: usize) -> PlanError {
     let Some(planned) = leanest else {
         return PlanError::new(format!(
@@ -219,9 +248,13 @@ fn impossible(job: &Job, leanest: Option<&Planned>, ranked: usize) -> PlanError 
     kinds.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let largest: Vec<String> =
         kinds.iter().take(3).map(|(name, n)| format!("{name} {}", in_words(*n))).collect();
-    let over = 100.0 * (worst.total() as f64 / job.memory as f64 - 1.0);
+    let times = worst.total() as f64 / job.memory as f64;
+    let over = match times < 3.0 {
+        true => format!("{:.0} % more", 100.0 * (times - 1.0)),
+        false => format!("{times:.0} times as much"),
+    };
     PlanError::new(format!(
-        "memory = {}: none of {ranked} layouts fits; the nearest needs {}, {over:.0} % more, on \
+        "memory = {}: none of {ranked} layouts fits; the nearest needs {}, {over}, on \
          pipeline rank {rank}: {} ({}). Use more GPUs, {} a rank, a shorter sequence, or a smaller \
          model",
         in_words(job.memory),

@@ -79,7 +79,8 @@ impl Model {
         if let Some(last) = blocks.last_mut() {
             last.end = parts.len();
         }
-        let layers = parts.iter().map(|part| Layer::new(part, job.batch(samples))).collect();
+        let layer = |part: &DecoderPart| Layer::new(part, job.batch(samples), job.compute.dropout);
+        let layers = parts.iter().map(layer).collect();
         let of_block = parts.iter().find(|part| part.is_block());
         let of_block = of_block.map(|part| part.parameters()).unwrap_or_default();
         Model { layers, blocks, of_block, samples }
@@ -136,10 +137,15 @@ impl Model {
             .moments
             .whole_matrices
             .then(|| OfBlock::new(self.of_block.clone(), job.moments, layout.zero3, owners));
+        let matrices =
+            of_block.map_or(0, |of| ns(of.seconds(&job.machine, links.zero3, links.replica)));
         let ranges = self.ranges(cut);
         let with_optimizer = |(s, range): (usize, &Range<usize>)| {
             let mut stage = self.stage(job, layout, &links, (s, range.clone()));
             self.optimizer(job, layout, of_block, &self.layers[range.clone()], &mut stage);
+            let blocks = self.layers[range.clone()].iter();
+            let blocks = blocks.filter(|layer| matches!(layer.kind, PartKind::Block(_))).count();
+            stage.matrices_ns = blocks as u64 * matrices;
             stage
         };
         ranges.iter().enumerate().map(with_optimizer).collect()
@@ -223,7 +229,13 @@ impl Model {
             packed_backward: packed(&|c| !c.gradients_in_forward),
             packed_in_forward: packed(&|c| c.gradients_in_forward),
         };
-        let costs = times(layers, &job.machine, (&bytes, elements), links, layout);
+        let mut costs = times(layers, &job.machine, (&bytes, elements), links, layout);
+        if selective && job.compute.keeps_probabilities {
+            let machine = &job.machine;
+            let rate = machine.block_flops_per_s.map(|rates| rates[1]);
+            let rate = rate.unwrap_or(machine.flops_per_s * machine.flops_share);
+            costs.b_ns += ns(layers.iter().map(|layer| layer.again).sum::<f64>() / rate);
+        }
         Stage { costs, bytes, elements, ..Stage::default() }
     }
 }
@@ -283,6 +295,8 @@ pub struct Stage {
     pub state_most: u64,
     /// Bytes that the update of one of its layers takes for a moment, of the one that takes most.
     pub update: u64,
+    /// What an update takes to gather matrices and to make them orthogonal, ns.
+    pub matrices_ns: u64,
 }
 
 /// A layer with what a micro-batch costs in it.
@@ -296,16 +310,25 @@ struct Layer {
     cost: LayerCost,
     /// Floating-point operations of F, B, W and R.
     flops: [f64; 4],
+    /// What B does besides where attention's probabilities are computed again, in as many.
+    again: f64,
     /// Bytes that a pass over activations moves in a forward.
     traffic: f64,
 }
 
 impl Layer {
-    fn new(part: &DecoderPart, batch: BatchShape) -> Layer {
+    fn new(part: &DecoderPart, batch: BatchShape, dropout: bool) -> Layer {
         let (parameters, cost) = (part.parameters(), part.cost(batch));
         let matrices = parameters.iter().filter(|p| p.shape.len() > 1);
         let elements: usize = matrices.map(|p| p.len()).sum();
-        let flops = cost.passes(2.0 * (batch.tokens() * elements) as f64, false);
+        let of_weights = 2.0 * (batch.tokens() * elements) as f64;
+        let mut flops = cost.passes(of_weights, false);
+        // One of attention's two products, and as long for exponentials: what was measured for
+        // samples of 128 and of 512 tokens (ADR 57).
+        let again = if part.is_block() { (cost.forward_flops - of_weights).max(0.0) } else { 0.0 };
+        if dropout {
+            flops[1] += again;
+        }
         let d = &part.decoder;
         let of = |elements: usize| (elements * batch.element_bytes) as f64;
         let traffic = match part.kind {
@@ -320,7 +343,8 @@ impl Layer {
         };
         let kind = part.kind;
         let matrices = if part.is_block() { elements } else { 0 };
-        Layer { matrices, padded: FlatLayout::new(parameters, 1).len, kind, cost, flops, traffic }
+        let padded = FlatLayout::new(parameters, 1).len;
+        Layer { matrices, padded, kind, cost, flops, again, traffic }
     }
 
     /// Elements of the flat buffer that can be cut into `pieces`, padding included.
@@ -329,8 +353,8 @@ impl Layer {
     }
 
     /// Seconds of F, B, W and R: by what layers were measured to do, else products at the
-    /// machine's rate, and passes over what is kept; a head that makes its gradients in F has all
-    /// of it there.
+    /// machine's rate, passes over what is kept, and in a block the gaps between its kernels; a
+    /// head that makes its gradients in F has all of it there.
     fn seconds(&self, machine: &Machine) -> [f64; 4] {
         let measured = match self.kind {
             PartKind::Block(_) => machine.block_flops_per_s,
@@ -345,10 +369,16 @@ impl Layer {
             false => [1.0, 1.5, 0.0, 1.0],
         };
         let stash = [0.0, 0.0, self.cost.stash_bytes as f64, 0.0];
+        // W is a few large products.
+        let gaps = match self.kind {
+            PartKind::Block(_) => [1.0, 2.0, 0.0, 1.0],
+            _ => [0.0; 4],
+        };
         std::array::from_fn(|i| {
             let bytes = passes[i] * self.traffic + stash[i];
             let rate = machine.flops_per_s * machine.flops_share;
-            self.flops[i] / rate + bytes / machine.memory_bytes_per_s
+            let moved = bytes / machine.memory_bytes_per_s;
+            self.flops[i] / rate + moved + gaps[i] * machine.layer_s
         })
     }
 }
@@ -396,6 +426,8 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
     let moved = |s: &Stage| 12 * s.elements + 2 * s.state;
     let of_rank = |p| stages.iter().skip(p).step_by(layout.pp).map(moved).sum::<u64>();
     let most = (0..layout.pp).map(of_rank).max().unwrap_or(0) as f64 / layout.zero3 as f64;
+    let matrices = |p| stages.iter().skip(p).step_by(layout.pp).map(|s| s.matrices_ns).sum();
+    let matrices: u64 = (0..layout.pp).map(matrices).max().unwrap_or(0);
     let update = most / owners as f64 / job.machine.update_bytes_per_s;
     Costs {
         stages: stages.iter().map(|s| s.costs).collect(),
@@ -406,6 +438,6 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
             parallel_max: Some(2),
         },
         overlap_ns: None,
-        step_ns: ns(update + job.machine.step_end_s),
+        step_ns: ns(update + job.machine.step_end_s) + matrices,
     }
 }

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use zeropp_model::presets::Preset;
+use zeropp_schedule::lower::OptimizerSync;
 
 use crate::exact::Simulation;
 use crate::layout::{Compute, Fixed, Job, KINDS, Layout, Moments, Packing, Recompute};
@@ -242,6 +243,65 @@ fn packed_weights_are_counted_where_memory_has_room_for_them() {
     let compute = Compute { packing: Packing::Always(4), ..compute };
     let always = worst(&Job { compute, ..short }, &layout);
     assert_eq!(always, packed);
+}
+
+/// What is validated late, what is dropped and what is made orthogonal costs what it does.
+#[test]
+fn late_updates_dropout_and_matrices_have_their_prices() {
+    let cpu = Compute { on_gpu: false, element_bytes: 4, ..Compute::GPU };
+    // Stages that take as long as each other, but for a small head, and W as long as F.
+    let model = ModelSizes::gpt("even", [16, 2048, 16, 256, 1024]);
+    let mut job = Job { compute: cpu, model, ..job("gpt2", 4, 8) };
+    job.machine.layer_s = 0.0;
+    job.fixed = Fixed {
+        pp: Some(4),
+        virtual_stages: Some(2),
+        micro_batch_size: Some(1),
+        schedule: Some("zeropp".into()),
+        ..Fixed::default()
+    };
+    let plan = Plan::new(&job, "").unwrap();
+    let layout = plan.layouts[0].planned.layout.clone();
+    let (plain, memory) = held(&job, &layout);
+    assert!(memory.iter().all(|rank| rank.rollback == 0));
+    let late = plan.late.unwrap_or_else(|| panic!("{layout} of {plain} s waits for no rank"));
+    job.fixed.sync = OptimizerSync::Late;
+    let (step_s, memory) = held(&job, &layout);
+    assert!(step_s < 0.999 * plain && step_s == late.step_s, "{step_s} {plain} {late:?}");
+    assert_eq!(memory.iter().map(|rank| rank.total()).max(), Some(late.worst_bytes));
+    assert!(Plan::new(&job, "").unwrap().late.is_none(), "it is asked for already");
+    job.fixed.sync = OptimizerSync::Barrier;
+    let drops = Job { compute: Compute { dropout: true, ..job.compute }, ..job.clone() };
+    let dropped = held(&drops, &layout).0 / plain;
+    assert!((1.003..1.15).contains(&dropped), "{dropped}");
+    let moments = Moments { matrix: 1, other: 2, whole_matrices: true };
+    let muon = held(&Job { moments, ..job.clone() }, &layout).0;
+    let moments = Moments { whole_matrices: false, ..moments };
+    let (apart, _) = held(&Job { moments, ..job.clone() }, &layout);
+    assert!(muon > apart, "{muon} {apart}");
+}
+
+/// A last unit of fewer micro-batches holds less beside the gradients that are there by then.
+#[test]
+fn a_smaller_last_unit_is_not_held_to_be_a_full_one() {
+    let cpu = Compute { on_gpu: false, element_bytes: 4, ..Compute::GPU };
+    let job = Job { compute: Compute { keeps_probabilities: true, ..cpu }, ..job("gpt2-xl", 1, 1) };
+    let layout = Layout {
+        pp: 2,
+        zero3: 1,
+        dp: 1,
+        virtual_stages: 3,
+        unit: 3,
+        micro_batches: 4,
+        micro_batch_size: 1,
+        recompute: Recompute::None,
+        zero1: false,
+        schedule: "zeropp",
+        prefetch: 1,
+    };
+    let (stages, _) = Models::new(&job).stages(&job, &layout).unwrap();
+    let most = held(&job, &layout).1.iter().map(|rank| rank.total()).max().unwrap();
+    assert!(memory::at_least(&job, &layout, &stages) <= most);
 }
 
 proptest! {

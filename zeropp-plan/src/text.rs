@@ -60,6 +60,15 @@ pub fn text(plan: &Plan, width: usize) -> String {
         ),
         None => "10 % more memory would buy nothing.".into(),
     });
+    if let Some(late) = &plan.late {
+        let first = &plan.layouts[0];
+        let held = in_words(late.worst_bytes.saturating_sub(first.worst_bytes));
+        blocks.push(format!(
+            "Updates that are validated late would take {:.1} % off the step of 1, for {held} \
+             more: add --optimizer-sync late.",
+            100.0 * (1.0 - late.step_s / first.planned.step_s),
+        ));
+    }
     let (rank, worst) = plan.layouts[0].planned.worst();
     let kinds = worst.kinds().into_iter().filter(|(_, bytes)| *bytes > 0);
     let kinds: Vec<String> =

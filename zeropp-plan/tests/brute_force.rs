@@ -55,6 +55,7 @@ fn job(seed: u64, largest: usize) -> (Job, Draw) {
         bytes_per_s: between,
         message_s: draw.rate(1e-6, 1e-4),
         collective_s: draw.rate(1e-6, 1e-4),
+        layer_s: 0.0,
         block_flops_per_s: None,
         head_flops_per_s: None,
         update_bytes_per_s: memory_bytes_per_s,

@@ -4,7 +4,7 @@ const KINDS_OF_ACTION = ["F", "B", "W", "BW", "R", "F&BW", "send activation", "s
   "receive gradient", "all-gather", "free", "reduce-scatter", "sum over replicas", "optimizer step"];
 const COLOURS = ["#3b8bd0", "#e69f00", "#2aa17b", "#d9640f", "#c678a8", "#8888cc", "#9aa0a6", "#b9a37a", "#c5cad1",
   "#dccfae", "#56b4e9", "#888", "#f0d000", "#b8860b", "#777"];
-const LEFT = 58, LANE = 19, THIN = 6, MEMORY = 26, GAP = 7, AXIS = 20;
+const LEFT = 58, LANE = 19, THIN = 6, MEMORY = 26, GAP = 7, AXIS = 20, TEXT = 15;
 const isCompute = (span) => span[0] <= 5;
 
 class Chart {
@@ -73,10 +73,12 @@ class Chart {
   }
 
   draw() {
-    const scale = Math.min(window.devicePixelRatio || 1, 3);
-    this.width = Math.max(280, this.canvas.clientWidth || this.figure.clientWidth || 800);
+    // All of a picture grows with the page's text.
+    this.zoom = parseFloat(getComputedStyle(document.body).fontSize) / TEXT || 1;
+    const scale = Math.min(window.devicePixelRatio || 1, 3) * this.zoom;
+    this.width = Math.max(280, (this.canvas.clientWidth || this.figure.clientWidth || 800) / this.zoom);
     const height = AXIS + this.answer.ranks.length * this.rankHeight();
-    this.canvas.style.height = height + "px";
+    this.canvas.style.height = height * this.zoom + "px";
     this.canvas.width = Math.round(this.width * scale);
     this.canvas.height = Math.round(height * scale);
     const pen = this.canvas.getContext("2d");

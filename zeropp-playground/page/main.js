@@ -10,12 +10,13 @@ function fillControls() {
   for (const box of $("others").querySelectorAll("input")) box.checked = state.others.includes(box.value);
 }
 
-// A slider goes from nothing to three times the number that stood there when it was filled.
+// Sliders go from nothing to twice the largest of the three numbers that stood there when they were filled.
 function slide(key) {
   const number = numbers(state[key]), slider = $(key + "_slide");
   slider.disabled = Array.isArray(number) || number === null;
   if (slider.disabled) return;
-  slider.max = Math.max(3 * number, 3);
+  const all = ["t_f", "t_b", "t_w"].flatMap((other) => numbers(state[other]) ?? 0);
+  slider.max = Math.max(2 * Math.max(...all), 3);
   slider.step = slider.max / 300;
   slider.value = number;
 }
@@ -187,7 +188,7 @@ function shift(by) {
 
 function listen(chart) {
   const canvas = chart.canvas;
-  const place = (e) => { const box = canvas.getBoundingClientRect(); return [e.clientX - box.left, e.clientY - box.top]; };
+  const place = (e) => { const box = canvas.getBoundingClientRect(); return [e.clientX - box.left, e.clientY - box.top].map((x) => x / chart.zoom); };
   let held = null;
   canvas.onpointermove = (e) => {
     const hit = chart.at(...place(e));
@@ -289,7 +290,8 @@ async function start() {
     if (e.target.id === "preset") return;
     if (e.target.id.endsWith("_slide")) $(e.target.id.replace("_slide", "")).value = +Number(e.target.value).toPrecision(4);
     changed();
-    if (["t_f", "t_b", "t_w"].includes(e.target.id)) slide(e.target.id);
+    const times = ["t_f", "t_b", "t_w"];
+    if (times.includes(e.target.id)) times.forEach(slide);
   });
   $("each").addEventListener("toggle", showStages);
   $("controls").addEventListener("submit", (e) => e.preventDefault());

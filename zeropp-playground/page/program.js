@@ -3,7 +3,9 @@ const program = (() => {
   let wasm = null;
   async function start() {
     const text = atob(document.getElementById("program").textContent.trim());
-    const bytes = Uint8Array.from(text, (c) => c.charCodeAt(0));
+    const packed = new Blob([Uint8Array.from(text, (c) => c.charCodeAt(0))]);
+    const unpacked = packed.stream().pipeThrough(new DecompressionStream("gzip"));
+    const bytes = await new Response(unpacked).arrayBuffer();
     wasm = (await WebAssembly.instantiate(bytes, {})).instance.exports;
   }
   function askText(request) {

@@ -11,7 +11,8 @@ const SCRIPTS: [&str; 6] = [
     include_str!("../page/edit.js"),
     include_str!("../page/main.js"),
 ];
-const PROGRAM: &[u8] = include_bytes!("../page/playground.wasm");
+/// Compressed, by gzip; browsers unpack it.
+const PROGRAM: &[u8] = include_bytes!("../page/playground.wasm.gz");
 
 /// The whole page, which asks for nothing else.
 pub fn page() -> String {
@@ -45,8 +46,8 @@ mod tests {
         for place in ["/*style*/", "/*script*/", "/*program*/", "/*version*/"] {
             assert!(!page.contains(place), "{place} is left");
         }
-        assert!(PROGRAM.len() <= 640 << 10, "the program has {} bytes", PROGRAM.len());
-        assert!(page.len() <= 1 << 20, "the page has {} bytes", page.len());
+        assert!(PROGRAM.len() <= 400 << 10, "the program has {} bytes", PROGRAM.len());
+        assert!(page.len() <= 600 << 10, "the page has {} bytes", page.len());
         for far in ["src=\"http", "href=\"http", "fetch(\"http", "@import", "url(http"] {
             assert!(!page.contains(far), "{far}");
         }

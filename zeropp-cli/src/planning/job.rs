@@ -4,8 +4,11 @@ use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 use zeropp::Config;
-use zeropp::config::{Bytes, DeviceKind, OptimizerKind, PackWeights, Precision, Table, Value};
+use zeropp::config::{
+    Bytes, DeviceKind, OptimizerKind, OptimizerSync, PackWeights, Precision, Table, Value,
+};
 use zeropp::pipeline::costs::{Form, Machine};
+use zeropp::pipeline::lower;
 use zeropp_core::kernels::attention::keeps_probabilities;
 use zeropp_core::kernels::bf16::Packed;
 use zeropp_plan::layout::{Compute, Fixed, Job, Layout, Moments, Packing, Recompute};
@@ -64,6 +67,7 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<Asked, Failure> {
             flags = [path, flags].join(" ").trim_end().to_string();
         }
         None if device != DeviceKind::Cpu => {
+            refuse_late(&config)?;
             flags.push_str(" --precision bf16 --device cuda --engine nccl");
         }
         None => {}
@@ -83,6 +87,17 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<Asked, Failure> {
         fixed,
     };
     Ok(Asked { job, flags, keys })
+}
+
+/// Plans for GPUs are run with NCCL, as a run would say after it was planned.
+fn refuse_late(config: &Config) -> Result<(), Failure> {
+    match config.optimizer_sync {
+        OptimizerSync::Barrier => Ok(()),
+        OptimizerSync::Late => Err(Failure::bad_input(
+            "optimizer-sync = late: plans for GPUs run with engine nccl, whose programs have their \
+             messages in another order; use barrier, or plan with --cpu",
+        )),
+    }
 }
 
 impl Asked {
@@ -131,6 +146,15 @@ fn fixed(matches: &ArgMatches, config: &Config, has: &dyn Fn(&str) -> bool) -> F
             _ => Recompute::None,
         }),
         schedule: schedule.or_else(|| has("schedule").then(|| config.schedule.clone())),
+        sync: sync(config),
+    }
+}
+
+/// When ranks learn the global norm.
+pub(crate) fn sync(config: &Config) -> lower::OptimizerSync {
+    match config.optimizer_sync {
+        OptimizerSync::Late => lower::OptimizerSync::Late,
+        OptimizerSync::Barrier => lower::OptimizerSync::Barrier,
     }
 }
 
@@ -180,7 +204,12 @@ pub(crate) fn compute(
     Compute {
         on_gpu,
         element_bytes: if fp32 { 4 } else { 2 },
-        keeps_probabilities: fp32 && !on_gpu && keeps_probabilities(seq),
+        keeps_probabilities: fp32
+            && !on_gpu
+            && keeps_probabilities(seq)
+            && !config.document_mask
+            && config.dropout == 0.0,
+        dropout: config.dropout > 0.0,
         packing: match config.pack_weights {
             _ if on_gpu || fp32 => Packing::Never,
             PackWeights::Off => Packing::Never,
@@ -193,9 +222,6 @@ pub(crate) fn compute(
 fn machine(matches: &ArgMatches) -> Result<Machine, Failure> {
     let mut machine = machine_called(matches.get_one::<String>("machine").expect("has a default"))?;
     if let Some(per_node) = matches.get_one::<usize>("per-node") {
-        if *per_node == 0 {
-            return Err(Failure::bad_input("per-node = 0: at least 1 is needed; use 1 or more"));
-        }
         machine.per_node = *per_node;
     }
     Ok(machine)
@@ -257,8 +283,12 @@ pub(crate) fn flag(key: &str, value: &Value) -> String {
     }
 }
 
-/// A model that is not known, with the names that only plans know.
+/// A model that is not known by its name, with the names that only plans know.
 fn unknown(error: zeropp::config::ConfigError) -> Failure {
+    let said = error.to_string();
+    if !said.contains("is not known") {
+        return Failure::bad_input(said);
+    }
     let papers: Vec<&str> = ModelSizes::paper_names().collect();
-    Failure::bad_input(format!("{error}; plans also know the papers' {}", papers.join(", ")))
+    Failure::bad_input(format!("{said}; plans also know the papers' {}", papers.join(", ")))
 }

@@ -4,7 +4,9 @@ use super::*;
 
 fn plan(line: &str) -> Result<(Job, String), String> {
     let words = std::iter::once("plan").chain(line.split(' '));
-    let matches = command().try_get_matches_from(words).map_err(|e| e.to_string())?;
+    let command = crate::values::read_negative_numbers(command());
+    let matches = command.try_get_matches_from(words);
+    let matches = matches.map_err(|e| crate::command::helpful(e).to_string())?;
     let asked = job(&matches).map_err(|failure| failure.message)?;
     Ok((asked.job, asked.flags))
 }
@@ -34,6 +36,7 @@ fn holds(line: &str) {
             run.parameter_shard,
             run.gradient_shard,
             run.optimizer,
+            run.rollback,
             run.gathered,
             run.packed_weights,
             run.gradient,
@@ -76,6 +79,12 @@ fn what_is_kept_is_that_of_the_settings() {
         "precision = 'bf16'\npack-weights = 'off'\noptimizer = 'lion'",
         "optimizer = 'muon'",
         "optimizer = 'muon'\nzero3 = 2\nema = 0.99",
+        "dropout = 0.1",
+        "dropout = 0.1\nprecision = 'bf16'\nrecompute = 'full'",
+        "optimizer-sync = 'late'",
+        "optimizer-sync = 'late'\noptimizer = 'muon'\nzero3 = 2",
+        "optimizer-sync = 'late'\ntied = true\nvirtual = 2",
+        "optimizer-sync = 'late'\nzero1 = true\ndp = 2\nema = 0.9",
     ] {
         let text = format!(
             "{settings}\nlayers = 4\nhidden = 64\nheads = 4\nseq = 32\nvocab = 320\n\
@@ -156,17 +165,29 @@ fn flags_become_a_job() {
 #[test]
 fn bad_input_is_one_clear_message() {
     for (line, said) in [
-        ("--gpus -1 --global-batch 8 --model gpt2", "invalid value '-1'"),
-        ("--gpus NaN --global-batch 8 --model gpt2", "invalid value 'NaN'"),
-        ("--gpus 8 --global-batch 8 --model gpt2 --memory 0", "expected bytes"),
-        ("--gpus 8 --global-batch 8 --model gpt2 --memory NaN", "expected bytes"),
+        (
+            "--gpus -1 --global-batch 8 --model gpt2",
+            "gpus = -1: does not work; use a whole number of at least 1",
+        ),
+        ("--gpus NaN --global-batch 8 --model gpt2", "gpus = NaN: does not work"),
+        (
+            "--gpus 8 --global-batch 8 --model gpt2 --memory 0",
+            "memory = 0: does not work; use bytes",
+        ),
+        (
+            "--gpus 8 --global-batch 8 --model gpt2 --memory NaN",
+            "memory = NaN: does not work; use bytes",
+        ),
         ("--gpus 8 --global-batch 8 --model gpt9", "model = gpt9: is not known"),
         ("--gpus 8 --global-batch 8 --model gpt9", "plans also know the papers' 14.6b"),
         ("--gpus 8 --global-batch 8 --model none.json", "model = none.json: none.json: "),
         ("--gpus 8 --global-batch 8 --model gpt2 --hidden 3", "hidden = 3: model gpt2 has 768"),
         ("--gpus 8 --global-batch 8 --model gpt2 --machine b7", "machine = b7: neither"),
         ("--gpus 8 --global-batch 8 --model gpt2 --machine b7.toml", "cannot be read"),
-        ("--gpus 8 --global-batch 8 --model gpt2 --per-node 0", "per-node = 0"),
+        (
+            "--gpus 8 --global-batch 8 --model gpt2 --per-node 0",
+            "per-node = 0: does not work; use a whole number of at least 1",
+        ),
     ] {
         let error = plan(line).unwrap_err();
         assert!(error.contains(said), "{line}: {error}");

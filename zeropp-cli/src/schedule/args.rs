@@ -10,6 +10,7 @@ use zeropp::pipeline::schedules::{FORWARD, KINDS, Kind, Limits, Rate, StepForm};
 
 use super::all::COLUMNS;
 use super::cost_args::{CostFlags, MEMORY, cost_args};
+use crate::values::whole;
 
 const ABOUT: &str = "Generate, simulate and draw a schedule\n\n\
 Makes the order of a pipeline schedule, proves it with the verifier, simulates it with the given \
@@ -239,7 +240,7 @@ fn program_args() -> [Arg; 5] {
             .value_name("K")
             .default_value("1")
             .requires("lower")
-            .value_parser(value_parser!(usize))
+            .value_parser(whole::<usize>(0))
             .help("Stages gathered ahead of the one in use, with --lower"),
         Arg::new("recompute")
             .long("recompute")
@@ -300,16 +301,7 @@ fn output_args() -> [Arg; 3] {
 }
 
 fn number(name: &'static str, value: &'static str, help: impl IntoResettable<StyledStr>) -> Arg {
-    let above_zero = |text: &str| match text.parse::<usize>() {
-        Ok(n) if n > 0 => Ok(n),
-        _ => Err("expected a whole number of at least 1".to_string()),
-    };
-    Arg::new(name)
-        .long(name)
-        .value_name(value)
-        .value_parser(above_zero)
-        .allow_negative_numbers(true)
-        .help(help)
+    Arg::new(name).long(name).value_name(value).value_parser(whole::<usize>(1)).help(help)
 }
 
 impl Request {

@@ -8,6 +8,7 @@ use clap::{Arg, ArgMatches, value_parser};
 use zeropp::config::Bytes;
 
 use super::decimal::Decimal;
+use crate::values::whole;
 
 pub(super) const MEMORY: &str =
     "Memory (any whole unit, or bytes such as 24MiB, of one micro-batch on one stage)";
@@ -153,7 +154,7 @@ fn layer_args() -> Vec<Arg> {
     let layers = Arg::new("layers")
         .long("layers")
         .value_name("N")
-        .value_parser(value_parser!(usize))
+        .value_parser(whole::<usize>(1))
         .help_heading(COSTS)
         .help("Layers of the model, with --layer-f, -b and -w")
         .long_help(

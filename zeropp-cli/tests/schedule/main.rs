@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod compared;
+mod numbers;
 mod refused;
 mod worked_numbers;
 mod written;

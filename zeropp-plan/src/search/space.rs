@@ -262,6 +262,30 @@ fn units(job: &Job, layout: &Layout) -> Vec<usize> {
 
 /// That no layout suits a job, whatever the memory.
 pub(super) fn nothing(job: &Job) -> PlanError {
+    let given = [("pp", job.fixed.pp), ("zero3", job.fixed.zero3), ("dp", job.fixed.dp)];
+    let whole = |(_, n): &(&str, Option<usize>)| n.is_some_and(|n| !job.gpus.is_multiple_of(n));
+    if let Some((field, Some(n))) = given.into_iter().find(whole) {
+        let some = divisors(job.gpus).into_iter().filter(|d| *d < 2 * n).map(|d| d.to_string());
+        let some: Vec<String> = some.collect();
+        return PlanError::new(format!(
+            "{field} = {n}: does not divide gpus = {}; use {}, or other gpus",
+            job.gpus,
+            some.join(", ")
+        ));
+    }
+    let layers = job.model.decoder.layers;
+    if let Some(v) = job.fixed.virtual_stages.filter(|v| *v > layers) {
+        return PlanError::new(format!(
+            "virtual = {v}: a stage needs a layer, and there are {layers}; use 1 to {layers}"
+        ));
+    }
+    let samples = job.global_batch;
+    if let Some(b) = job.fixed.micro_batch_size.filter(|b| !samples.is_multiple_of(*b)) {
+        return PlanError::new(format!(
+            "micro-batch-size = {b}: does not divide global-batch = {samples}; use a number that \
+             does, such as 1"
+        ));
+    }
     let shared: Vec<String> =
         divisors(job.gpus).iter().filter(|d| shares(job, **d)).map(ToString::to_string).collect();
     PlanError::new(format!(

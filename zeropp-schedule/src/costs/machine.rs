@@ -13,6 +13,7 @@
 //! bytes_per_s = 20e9          # messages between nodes; missing: collectives between nodes
 //! t_comm = 10                 # us, latency of a message
 //! t_collective = 20           # us, latency of a collective
+//! t_layer = 400               # us of a block's F or R beside products and passes; twice in B
 //! ```
 //!
 //! A machine that was measured also has what its layers did, in place of products and passes:
@@ -31,7 +32,7 @@ use super::{CostsError, Table};
 
 /// Keys that only a machine has. `zero3_bytes_per_s`, `replica_bytes_per_s`, `bytes_per_s` and
 /// `t_comm` are those of stages, too.
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "source",
     "flops_per_s",
     "flops_share",
@@ -39,6 +40,7 @@ const KEYS: [&str; 12] = [
     "memory_bytes_per_s",
     "per_node",
     "t_collective",
+    "t_layer",
     "block_flops_per_s",
     "head_flops_per_s",
     "update_bytes_per_s",
@@ -79,6 +81,9 @@ pub struct Machine {
     pub message_s: f64,
     /// Latency of a collective, in seconds.
     pub collective_s: f64,
+    /// Seconds of a block's F, or R, beside its products and its passes over tensors: gaps between
+    /// kernels. B takes them twice.
+    pub layer_s: f64,
     /// Floating-point operations in a second of a block's F, B, W and R, all that they do included;
     /// none where they follow from products and passes.
     pub block_flops_per_s: Option<[f64; 4]>,
@@ -133,6 +138,7 @@ impl Table {
             bytes_per_s: self.rate("bytes_per_s", Some(between))?,
             message_s: latency("t_comm")? / 1e6,
             collective_s: latency("t_collective")? / 1e6,
+            layer_s: latency("t_layer")? / 1e6,
             block_flops_per_s: self.block_rates()?,
             head_flops_per_s: head.then(|| self.rate("head_flops_per_s", None)).transpose()?,
             step_end_s: latency("t_step_end")? / 1e6,
@@ -199,7 +205,7 @@ mod tests {
         let m = machine(GOOD).unwrap();
         assert_eq!((m.flops_share, m.per_node), (1.0, 8));
         assert_eq!((m.replica_bytes_per_s, m.bytes_per_s), (5e9, 5e9));
-        assert_eq!((m.message_s, m.collective_s), (7e-6, 0.0));
+        assert_eq!((m.message_s, m.collective_s, m.layer_s), (7e-6, 0.0, 0.0));
         assert_eq!((m.reduce_bytes_per_s, m.update_bytes_per_s), (5e9, 1e10));
         assert_eq!((m.block_flops_per_s, m.head_flops_per_s), (None, None));
         for key in ["flops_per_s", "memory_bytes", "memory_bytes_per_s", "zero3_bytes_per_s"] {
@@ -219,6 +225,7 @@ mod tests {
             ("bytes_per_s = -1", "bytes_per_s: found -1"),
             ("t_comm = -1", "t_comm: found -1"),
             ("t_collective = nan", "t_collective: found nan"),
+            ("t_layer = -1", "t_layer: found -1"),
             ("replica_bytes_per_s = \"fast\"", "replica_bytes_per_s: found \"fast\""),
             ("flop_per_s = 1", "flop_per_s: not a key of a machine"),
             (
