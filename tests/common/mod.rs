@@ -2,12 +2,14 @@
 
 #![allow(dead_code)] // Each test file uses its own part.
 
+pub(crate) mod figures;
 pub(crate) mod given;
 pub(crate) mod heard;
 pub(crate) mod stock;
 
 use std::path::PathBuf;
 
+use zeropp::config::{Activation, Precision};
 use zeropp::{Config, StepMetrics, Summary, Trainer, Weights};
 
 /// A model small enough for hundreds of runs, with enough layers for P·V = 16.
@@ -28,6 +30,12 @@ pub(crate) fn tiny() -> Config {
         timeout_s: 60.0,
         ..Config::default()
     }
+}
+
+/// The same run of a LLaMA whose queries share keys and values.
+pub(crate) fn llama(config: Config) -> Config {
+    let (kv_heads, activation) = (Some(1), Activation::Swiglu);
+    Config { model: "llama".into(), kv_heads, activation, ..config }
 }
 
 /// Everything a run produced that must not depend on the layout.
@@ -93,6 +101,21 @@ pub(crate) fn assert_same_bits(a: &Run, b: &Run, what: &str) {
         let y = &b.weights[name];
         let same = x.len() == y.len() && x.iter().zip(y).all(|(x, y)| x.to_bits() == y.to_bits());
         assert!(same, "{what}: weights of {name} differ");
+    }
+}
+
+/// Fails where a gradient of the first step in bf16 is more than 5 % of its length from fp32's.
+pub(crate) fn assert_bf16_gradients_are_near(config: &Config) {
+    let gradients = |precision| {
+        let trainer = Trainer::new(Config { precision, ..config.clone() });
+        trainer.unwrap().first_gradients().unwrap().1
+    };
+    let (bf16, fp32) = (gradients(Precision::Bf16), gradients(Precision::Fp32));
+    let length = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+    for (name, f) in &fp32 {
+        let apart: Vec<f32> = bf16[name].iter().zip(f).map(|(b, f)| b - f).collect();
+        let relative = length(&apart) / length(f);
+        assert!(relative < 0.05, "{name}: {relative}");
     }
 }
 

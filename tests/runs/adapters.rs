@@ -4,16 +4,16 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::Deserialize;
 use zeropp::config::Recompute;
 use zeropp::layer::Model;
 use zeropp::weights::StoreAs;
 use zeropp::{Config, Trainer, Weights, export_adapter, model};
 
+use crate::common::figures;
 use crate::common::given::starting_from;
 use crate::common::run;
-use crate::families::{Family, GRADIENT, LOGITS, apart, initial, transposed};
+use crate::families::{Family, LOGITS, apart, assert_near_theirs, initial, transposed};
 
 #[derive(Deserialize)]
 struct Figures {
@@ -44,23 +44,18 @@ const FAMILIES: [(&str, &str); 3] = [("gpt2", "all"), ("llama3", "q,v"), ("qwen2
 impl Adapted {
     fn read(name: &str) -> Self {
         let family = Family::read(name);
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
-        let text = std::fs::read_to_string(folder.join(format!("adapters-{name}.json"))).unwrap();
-        let figures: Figures = serde_json::from_str(&text).unwrap();
-        let bytes = std::fs::read(folder.join(format!("adapters-{name}.bin"))).unwrap();
-        let mut numbers = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
-        let mut take = |n: usize| numbers.by_ref().take(n).collect::<Vec<f32>>();
-        let logits = take(family.shown_logits());
+        let (figures, mut numbers): (Figures, _) = figures::read(&format!("adapters-{name}"));
+        let logits = numbers.take(family.shown_logits());
         let (mut gradients, mut weights) = (Weights::new(), family.weights.clone());
         for (tensor, [rows, columns]) in &figures.tensors {
             let bare = tensor.strip_prefix("base_model.model.").unwrap();
             let bare = bare.strip_prefix("transformer.").unwrap_or(bare);
-            let both = [take(rows * columns), initial(bare, rows * columns)];
+            let both = [numbers.take(rows * columns), initial(bare, rows * columns)];
             let [gradient, weight] = both.map(|values| transposed(&values, *rows, *columns));
             gradients.insert(bare.to_string(), gradient);
             weights.insert(bare.to_string(), weight);
         }
-        assert_eq!(take(1), [0.0; 0], "{name}: all numbers are read");
+        numbers.end();
         Self { figures, family, logits, gradients, weights }
     }
 
@@ -97,11 +92,7 @@ fn loss_logits_and_gradients_of_adapters_are_those_of_peft_on_any_mesh() {
     for (name, targets) in FAMILIES {
         let adapted = Adapted::read(name);
         let model = adapted.model(&data, targets);
-        let ids: Vec<i64> = adapted.family.ids().map(i64::from).collect();
-        let (shown, s) = adapted.family.shown();
-        let ids = TensorData::new(ids[..shown * s].to_vec(), [shown, s]);
-        let ids = Tensor::<2, Int>::from_data(ids, &Device::flex());
-        let logits = model::logits(&model, &adapted.weights, ids).unwrap();
+        let logits = model::logits(&model, &adapted.weights, adapted.family.shown_ids()).unwrap();
         let logits = logits.into_data().try_to_vec::<f32>().unwrap();
         let far = apart(&logits, &adapted.logits);
         println!("{name}: logits {far:.1e} apart");
@@ -122,13 +113,7 @@ fn loss_logits_and_gradients_of_adapters_are_those_of_peft_on_any_mesh() {
             let what = format!("{name}, pp {pp}, virtual {v}, zero3 {zero3}");
             let loss = (step.loss / adapted.figures.loss - 1.0).abs();
             assert!(loss < 1e-6, "{what}: loss {} is {loss:e} apart", step.loss);
-            let names = |weights: &Weights| weights.keys().cloned().collect::<BTreeSet<_>>();
-            assert_eq!(names(&gradients), names(&adapted.gradients), "{what}");
-            for (tensor, theirs) in &adapted.gradients {
-                let largest = theirs.iter().fold(0f32, |m, x| m.max(x.abs()));
-                let far = apart(&gradients[tensor], theirs) / f64::from(largest);
-                assert!(far <= GRADIENT, "{what}: {tensor} is {far:e} apart");
-            }
+            assert_near_theirs(&gradients, &adapted.gradients, &what);
         }
     }
 }

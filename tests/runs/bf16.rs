@@ -1,9 +1,9 @@
 //! bf16 compute with fp32 master weights, on the CPU: close to fp32, and the same bits in every
 //! layout of the same D and K.
 
-use crate::common::{Run, assert_same_bits, run, text_file};
+use crate::common::{Run, assert_bf16_gradients_are_near, assert_same_bits, run, text_file};
+use zeropp::Config;
 use zeropp::config::{PackWeights, Precision, Recompute};
-use zeropp::{Config, Trainer};
 
 /// A model that learns something in a hundred steps.
 fn small(folder: &tempfile::TempDir) -> Config {
@@ -75,15 +75,5 @@ fn layouts_of_one_d_and_k_give_the_same_bits() {
 #[test]
 fn gradients_are_fp32s_to_bf16s_digits() {
     let folder = tempfile::tempdir().unwrap();
-    let gradients = |precision| {
-        let config = Config { precision, zero3: 2, ..small(&folder) };
-        Trainer::new(config).unwrap().first_gradients().unwrap().1
-    };
-    let (bf16, fp32) = (gradients(Precision::Bf16), gradients(Precision::Fp32));
-    let length = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-    for (name, f) in &fp32 {
-        let apart: Vec<f32> = bf16[name].iter().zip(f).map(|(b, f)| b - f).collect();
-        let relative = length(&apart) / length(f);
-        assert!(relative < 0.05, "{name}: {relative}");
-    }
+    assert_bf16_gradients_are_near(&Config { zero3: 2, ..small(&folder) });
 }

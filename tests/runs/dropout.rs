@@ -3,8 +3,11 @@
 
 use std::path::Path;
 
-use crate::common::{Run, assert_same_bits, run, run_saving_all, text_file, tiny};
-use zeropp::config::{Activation, Precision, Recompute, Resume};
+use crate::common::{
+    Run, assert_bf16_gradients_are_near, assert_same_bits, llama, run, run_saving_all, text_file,
+    tiny,
+};
+use zeropp::config::{Precision, Recompute, Resume};
 use zeropp::{Config, Trainer};
 
 fn dropped(data: &Path) -> Config {
@@ -17,11 +20,6 @@ fn dropped(data: &Path) -> Config {
         dropout: 0.2,
         ..tiny()
     }
-}
-
-fn llama(config: Config) -> Config {
-    let (kv_heads, activation) = (Some(1), Activation::Swiglu);
-    Config { model: "llama".into(), kv_heads, activation, ..config }
 }
 
 #[test]
@@ -153,16 +151,6 @@ fn validation_drops_nothing() {
 #[test]
 fn bf16_drops_what_fp32_drops() {
     let dir = tempfile::tempdir().unwrap();
-    let text = text_file(&dir, 4000);
-    let gradients = |precision| {
-        let config = Config { hidden: 32, precision, dropout: 0.3, ..dropped(&text) };
-        Trainer::new(config).unwrap().first_gradients().unwrap().1
-    };
-    let (bf16, fp32) = (gradients(Precision::Bf16), gradients(Precision::Fp32));
-    let length = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-    for (name, f) in &fp32 {
-        let apart: Vec<f32> = bf16[name].iter().zip(f).map(|(b, f)| b - f).collect();
-        let relative = length(&apart) / length(f);
-        assert!(relative < 0.05, "{name}: {relative}");
-    }
+    let base = dropped(&text_file(&dir, 4000));
+    assert_bf16_gradients_are_near(&Config { hidden: 32, dropout: 0.3, ..base });
 }

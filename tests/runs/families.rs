@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::common::figures;
 use crate::common::given::{number, salt_of, starting_from};
 use crate::common::{assert_same_bits, run, tiny};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -18,7 +19,7 @@ use zeropp::{Config, Sampling, Trainer, Weights};
 const FAMILIES: [&str; 9] =
     ["gpt2", "llama2", "llama3", "biased", "mistral", "window", "qwen2-window", "qwen2", "qwen3"];
 /// How far a gradient may be from transformers', relative to the largest element of its tensor.
-pub(crate) const GRADIENT: f64 = 5e-6;
+const GRADIENT: f64 = 5e-6;
 /// How far logits may be, absolute.
 pub(crate) const LOGITS: f64 = 1e-4;
 
@@ -61,16 +62,11 @@ pub(crate) fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32
 
 impl Family {
     pub(crate) fn read(name: &str) -> Self {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/families");
-        let text = std::fs::read_to_string(folder.join(format!("{name}.json"))).unwrap();
-        let figures: Figures = serde_json::from_str(&text).unwrap();
-        let bytes = std::fs::read(folder.join(format!("{name}.bin"))).unwrap();
-        let mut numbers = bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
-        let mut take = |n: usize| numbers.by_ref().take(n).collect::<Vec<f32>>();
+        let (figures, mut numbers): (Figures, _) = figures::read(name);
         let config = figures.config.to_string();
         let read = model::hf_config::parse(&config, Path::new("config.json")).unwrap();
         let decoder = read.decoder;
-        let logits = take(figures.shown * figures.seq * decoder.vocabulary);
+        let logits = numbers.take(figures.shown * figures.seq * decoder.vocabulary);
         let (mut gradients, mut weights) = (Weights::new(), Weights::new());
         let ours: BTreeMap<_, _> =
             decoder.tensors().into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
@@ -78,7 +74,7 @@ impl Family {
         for (tensor, shape) in &figures.tensors {
             let known = ours.get(tensor).unwrap_or_else(|| panic!("{name}: no {tensor}"));
             let n: usize = shape.iter().product();
-            let mut both = [take(n), initial(tensor, n)];
+            let mut both = [numbers.take(n), initial(tensor, n)];
             let mut shape = shape.clone();
             if known.transposed_in_files {
                 both = both.map(|values| transposed(&values, shape[0], shape[1]));
@@ -89,13 +85,15 @@ impl Family {
             gradients.insert(tensor.clone(), gradient);
             weights.insert(tensor.clone(), weight);
         }
-        assert_eq!(take(1), [0.0; 0], "{name}: all numbers are read");
+        numbers.end();
         Self { figures, logits, gradients, weights, decoder }
     }
 
-    /// Samples whose logits are there, and their tokens.
-    pub(crate) fn shown(&self) -> (usize, usize) {
-        (self.figures.shown, self.figures.seq)
+    /// Tokens of the samples whose logits are there, `[shown, s]`.
+    pub(crate) fn shown_ids(&self) -> Tensor<2, Int> {
+        let (shown, s) = (self.figures.shown, self.figures.seq);
+        let ids: Vec<i64> = self.ids().take(shown * s).map(i64::from).collect();
+        Tensor::from_data(TensorData::new(ids, [shown, s]), &Device::flex())
     }
 
     /// How many logits there are.
@@ -139,13 +137,25 @@ pub(crate) fn apart(ours: &[f32], theirs: &[f32]) -> f64 {
     ours.iter().zip(theirs).fold(0.0, |m, (a, b)| f64::max(m, f64::from((a - b).abs())))
 }
 
+/// Fails where other parameters have gradients, or one is farther than [`GRADIENT`] from theirs.
+pub(crate) fn assert_near_theirs(ours: &Weights, theirs: &Weights, what: &str) {
+    assert!(ours.keys().eq(theirs.keys()), "{what}: {:?} and {:?}", ours.keys(), theirs.keys());
+    let relative = |(name, theirs): (&'_ String, &Vec<f32>)| {
+        let largest = theirs.iter().fold(0f32, |m, x| m.max(x.abs()));
+        (apart(&ours[name], theirs) / f64::from(largest), name.clone())
+    };
+    let worst = theirs.iter().map(relative).max_by(|a, b| a.0.total_cmp(&b.0));
+    let (far, name) = worst.expect("parameters that train");
+    println!("{what}: gradients {far:.1e} ({name}) apart");
+    assert!(far <= GRADIENT, "{what}: {name} is {far:e} apart");
+}
+
 #[test]
 fn logits_are_those_of_transformers() {
     for name in FAMILIES {
         let family = Family::read(name);
-        let (shown, s) = (family.figures.shown, family.figures.seq);
-        let ids: Vec<i64> = family.ids().take(shown * s).map(i64::from).collect();
-        let ids = Tensor::<2, Int>::from_data(TensorData::new(ids, [shown, s]), &Device::flex());
+        let ids = family.shown_ids();
+        let [shown, s] = ids.dims();
         let model = model::build(family.decoder);
         let logits = model::logits(&model, &family.weights, ids).unwrap();
         assert_eq!(logits.dims(), [shown, s, family.decoder.vocabulary]);
@@ -185,17 +195,8 @@ fn loss_and_gradients_are_those_of_transformers_on_any_mesh() {
             let what = format!("{name}, pp {pp}, virtual {v}, zero3 {zero3}");
             let loss = (step.loss - family.figures.loss).abs() / family.figures.loss;
             assert!(loss < 1e-6, "{what}: loss {} is {loss:e} apart", step.loss);
-            assert_eq!(gradients.len(), family.gradients.len(), "{what}");
-            let mut worst = (0.0, "");
-            for (tensor, theirs) in &family.gradients {
-                let largest = theirs.iter().fold(0f32, |m, x| m.max(x.abs()));
-                let apart = apart(&gradients[tensor], theirs) / f64::from(largest);
-                if apart > worst.0 {
-                    worst = (apart, tensor.as_str());
-                }
-            }
-            println!("{what}: loss {loss:.1e}, gradients {:.1e} ({}) apart", worst.0, worst.1);
-            assert!(worst.0 <= GRADIENT, "{what}: {} is {:e} apart", worst.1, worst.0);
+            println!("{what}: loss {loss:.1e} apart");
+            assert_near_theirs(&gradients, &family.gradients, &what);
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{assert_same_bits, run, text_file, tiny};
-use zeropp::config::{Activation, Order, Precision, Recompute, Tokenizer};
+use crate::common::{assert_same_bits, llama, run, text_file, tiny};
+use zeropp::config::{Order, Precision, Recompute, Tokenizer};
 use zeropp::data::LOSS_MASK_MAGIC;
 use zeropp::{Config, Samples, StepMetrics, Trainer, Weights};
 
@@ -20,17 +20,12 @@ fn by_lines(data: &Path) -> Config {
     }
 }
 
-fn rotary(config: Config) -> Config {
-    let (kv_heads, activation) = (Some(1), Activation::Swiglu);
-    Config { model: "llama".into(), kv_heads, activation, ..config }
-}
-
 #[test]
 fn documents_have_the_same_bits_in_every_layout() {
     let dir = tempfile::tempdir().unwrap();
     let text = text_file(&dir, 4000);
     for precision in [Precision::Fp32, Precision::Bf16] {
-        let base = Config { precision, ..rotary(by_lines(&text)) };
+        let base = Config { precision, ..llama(by_lines(&text)) };
         let reference = run(base.clone());
         let open = run(Config { document_mask: false, document_end: None, ..base.clone() });
         assert_ne!(reference.steps[0].loss.to_bits(), open.steps[0].loss.to_bits());
@@ -108,7 +103,7 @@ fn packed_documents_give_what_they_give_alone() {
     let documents = [document(3, 5), document(20, 8), document(41, 7), document(7, 6)];
     let packed =
         [[&documents[0][..], &documents[1]].concat(), [&documents[2][..], &documents[3]].concat()];
-    let base = rotary(Config { layers: 4, hidden: 32, heads: 4, pp: 2, ..tiny() });
+    let base = llama(Config { layers: 4, hidden: 32, heads: 4, pp: 2, ..tiny() });
     let one = |seq: usize| Config { seq, unit: Some(1), micro_batches: Some(1), ..base.clone() };
     // One more token, the first of a document that is not scored.
     let packed: Vec<Vec<u32>> = packed.into_iter().map(|ids| [ids, vec![9]].concat()).collect();

@@ -1,6 +1,7 @@
 //! Training against PyTorch in float64: 20 steps of a tiny GPT from the same weights and tokens.
 //! `fixtures/make_training.py` wrote the figures.
 
+use crate::common::figures::Numbers;
 use crate::common::given::{number, salt_of, starting_from};
 use crate::common::tiny;
 use serde::Deserialize;
@@ -123,9 +124,7 @@ fn distance(figures: &Figures, case: &Case, ours: &Weights, theirs: &[f32]) -> f
 #[test]
 fn twenty_steps_of_a_gpt_are_pytorch_s() {
     let figures: Figures = serde_json::from_str(include_str!("../fixtures/training.json")).unwrap();
-    let finals = include_bytes!("../fixtures/training.bin");
-    let finals: Vec<f32> =
-        finals.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    let mut finals = Numbers::of(include_bytes!("../fixtures/training.bin"));
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("tokens.bin");
     let ids = (0..figures.tokens).map(|i| number(i, 77).rem_euclid(figures.vocabulary as f32));
@@ -133,11 +132,9 @@ fn twenty_steps_of_a_gpt_are_pytorch_s() {
         .unwrap();
     // pp, virtual, zero3, dp, ZeRO-1, unit; the samples of a step are the same.
     let layouts = [(1, 1, 1, 1, false, 12), (2, 2, 2, 1, false, 3), (2, 1, 2, 2, true, 3)];
-    let mut at = 0;
     for (number, case) in figures.cases.iter().enumerate() {
         let elements: usize = case.parameters.iter().map(|p| p.1).sum();
-        let theirs = &finals[at..at + elements];
-        at += elements;
+        let theirs = finals.take(elements);
         for (pp, v, zero3, dp, zero1, unit) in layouts {
             let config = Config {
                 pp,
@@ -157,10 +154,10 @@ fn twenty_steps_of_a_gpt_are_pytorch_s() {
                 let norm = apart(step.grad_norm, norm);
                 assert!(norm < 1e-5, "{what}: norm of step {}: {norm:e}", step.step);
             }
-            let distance = distance(&figures, case, &weights, theirs);
+            let distance = distance(&figures, case, &weights, &theirs);
             println!("{what}: {distance:.2e}");
             assert!(distance <= TOLERANCE, "{what}: {distance:e} from PyTorch's weights");
         }
     }
-    assert_eq!(at, finals.len());
+    finals.end();
 }
