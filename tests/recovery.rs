@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::{Run, assert_same_bits, run, tiny};
 use saboteur::{Fault, with_places};
-use zeropp::config::{OptimizerSync, Resume};
+use zeropp::config::{OnLoss, OptimizerSync, Resume};
 use zeropp::layer::Model;
 use zeropp::model::gpt;
 use zeropp::{Config, Error, Trainer};
@@ -265,4 +265,132 @@ fn there_are_no_more_recoveries_than_allowed() {
         assert!(text.contains("panicked: sabotage"), "{text}");
         assert_eq!(text.contains("max-recoveries = 1"), max_recoveries == 1, "{text}");
     }
+}
+
+/// Three replicas of two ranks that share eight samples a step, and go on without who fails.
+fn shrinking(dir: &Path) -> Config {
+    Config {
+        zero3: 1,
+        dp: 3,
+        micro_batches: None,
+        global_batch: Some("8".into()),
+        save: Some(dir.join("ckpt")),
+        save_every: 4,
+        max_recoveries: 4,
+        on_loss: OnLoss::Shrink,
+        ..small()
+    }
+}
+
+/// The rest of a run, in the shape of `config`, from a copy of the checkpoint of `step`.
+fn rest_from(dir: &Path, step: u64, config: Config) -> Run {
+    let (from, to) = (dir.join(format!("ckpt/step-{step:06}")), dir.join("again"));
+    let into = to.join(from.file_name().unwrap());
+    std::fs::create_dir_all(&into).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, into.join(path.file_name().unwrap())).unwrap();
+    }
+    let alone = Config { max_recoveries: 0, on_loss: OnLoss::Restart, ..config };
+    run(Config { save: Some(to), save_every: 0, resume: Resume::Must, ..alone })
+}
+
+/// Trains `config` with a model that has `faults`; the checkpoints that are due are all there.
+fn shrinks(config: Config, faults: &[Arc<Fault>]) -> Run {
+    let whole = model(&config);
+    let model = faults.iter().fold(whole, |model, fault| fault.hidden_in(model));
+    let trainer = Trainer::builder(config.clone()).model(model).build().unwrap();
+    let folder = config.save.as_ref().unwrap();
+    let mut steps = Vec::new();
+    let trained = trainer.train_to_weights(|step| {
+        let due = (step.step - 1) / config.save_every * config.save_every;
+        if due > 0 {
+            common::await_checkpoint(folder, due);
+        }
+        steps.push(step.clone());
+    });
+    let (summary, weights) = trained.expect("a run that recovers");
+    let numbers: Vec<u64> = steps.iter().map(|s| s.step).collect();
+    assert_eq!(numbers, (1..=config.steps).collect::<Vec<_>>(), "each step is told once");
+    Run { steps, summary, weights }
+}
+
+#[test]
+fn a_run_goes_on_without_the_replica_that_failed_as_one_started_so_from_the_checkpoint() {
+    // In the last replica and in the first, which has rank 0; without and with shared state.
+    for (rank, zero1, kind) in [(5, false, "zeropp"), (0, true, "zeropp"), (3, true, "1f1b")] {
+        let dir = tempfile::tempdir().unwrap();
+        let (unit, v) = if kind == "zeropp" { (small().unit, 2) } else { (None, 1) };
+        let config = Config {
+            zero1,
+            unit,
+            virtual_stages: Some(v),
+            schedule: kind.into(),
+            keep: 100,
+            ..shrinking(dir.path())
+        };
+        // A rank passes two blocks in F, B and W of each micro-batch: that is in step 10 or so.
+        let run = shrinks(config.clone(), &[Fault::new(rank, 170, panics)]);
+        let (summary, redone) = (&run.summary, run.summary.steps_redone);
+        assert_eq!((summary.recoveries, summary.lost_replicas), (1, 1), "{summary:?}");
+        assert!(summary.steps == 20 && redone <= 5, "{summary:?}");
+        let other = run.steps.iter().position(|s| s.comm_bytes != run.steps[0].comm_bytes);
+        let told = other.expect("other programs") as u64;
+        let from = told - redone;
+        assert!(from >= 4 && from.is_multiple_of(4), "a checkpoint's step: {from}");
+        let fewer = Config { dp: 2, ..config };
+        let mut rest = rest_from(dir.path(), from, fewer);
+        assert_eq!(rest.steps[0].step, from + 1);
+        // Steps that were told of before are not told again: those after them have the bits.
+        rest.steps.drain(..redone as usize);
+        let after = Run { steps: run.steps[told as usize..].to_vec(), ..run };
+        assert_same_bits(&after, &rest, &format!("rank {rank}, {kind}"));
+        let tokens: Vec<u64> = after.steps.iter().map(|s| s.tokens).collect();
+        assert!(tokens.iter().all(|n| *n == 8 * 8), "{tokens:?}");
+    }
+}
+
+#[test]
+fn replicas_are_lost_one_after_the_other_and_the_last_is_started_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = Config { steps: 40, ..shrinking(dir.path()) };
+    // A rank's number is that among the ranks that are left.
+    let places = [(4, 60), (2, 200), (1, 460), (0, 700)];
+    let faults = places.map(|(rank, place)| Fault::new(rank, place, panics));
+    let run = shrinks(config, &faults);
+    let summary = &run.summary;
+    assert_eq!((summary.recoveries, summary.lost_replicas), (4, 2), "{summary:?}");
+    let save = None;
+    let alone = Config { dp: 1, save, save_every: 0, ..shrinking(dir.path()) };
+    let steady = common::run(Config { steps: 40, ..alone });
+    for (x, y) in run.steps.iter().zip(&steady.steps) {
+        assert!((x.loss - y.loss).abs() <= 1e-5 * x.loss, "{x:?} {y:?}");
+    }
+}
+
+/// Whom the others waited for is lost, and not who said so first.
+#[test]
+fn a_replica_that_stalls_is_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let stalls = || std::thread::sleep(Duration::from_secs(20));
+    let config = Config { timeout_s: 1.0, ..shrinking(dir.path()) };
+    let faulty = Fault::new(2, 100, stalls).hidden_in(model(&config));
+    let trainer = Trainer::builder(config).model(faulty).build().unwrap();
+    let summary = trainer.train(|_| ()).unwrap();
+    assert_eq!((summary.lost_replicas, summary.steps), (1, 20));
+}
+
+#[test]
+fn what_cannot_shrink_is_refused_before_it_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |config: Config, part: &str| {
+        let trainer = Trainer::new(config);
+        let text = match trainer {
+            Err(error) => error.to_string(),
+            Ok(trainer) => trainer.train(|_| ()).unwrap_err().to_string(),
+        };
+        assert!(text.contains(part), "{text}");
+    };
+    let never = Config { max_recoveries: 0, ..shrinking(dir.path()) };
+    refused(never, "on-loss = shrink: max-recoveries is 0");
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crate::config::{ConfigError, OPTIONS, OnResume, Resume};
+use crate::config::{Config, ConfigError, OPTIONS, OnResume, Resume};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use tracing::warn;
@@ -205,9 +205,18 @@ fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, Check
     Ok(changed)
 }
 
-fn samples_per_step(settings: &BTreeMap<String, String>) -> Option<usize> {
-    let factors = ["micro-batches", "micro-batch-size", "zero3", "dp"];
-    factors.iter().map(|key| settings.get(*key)?.parse::<usize>().ok()).product()
+/// Samples of a step of a run with these settings, as a checkpoint keeps them.
+pub(crate) fn samples_per_step(settings: &BTreeMap<String, String>) -> Option<usize> {
+    let factor = |key: &str| settings.get(key)?.parse::<usize>().ok();
+    let config = Config {
+        micro_batches: Some(factor("micro-batches")?),
+        micro_batch_size: factor("micro-batch-size")?,
+        zero3: factor("zero3")?,
+        dp: factor("dp")?,
+        global_batch: settings.get("global-batch").cloned(),
+        ..Config::default()
+    };
+    Some(config.samples_per_step())
 }
 
 /// Reads the checkpoint that the run goes on from, for the ranks of this process.
@@ -338,11 +347,14 @@ fn from_rank_0(world: &dyn Communicator, place: Option<Place>) -> Result<Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
 
     #[test]
     fn kept_settings_give_the_batch() {
         let config = Config { pp: 2, zero3: 3, dp: 2, ..Config::default() };
         assert_eq!(samples_per_step(&settings(&config)), Some(config.samples_per_step()));
+        // Where it does not divide evenly, micro-batches are only the most of a rank.
+        let uneven = Config { global_batch: Some("21".into()), ..config };
+        assert_eq!(uneven.resolved().micro_batches, Some(4));
+        assert_eq!(samples_per_step(&settings(&uneven)), Some(21));
     }
 }

@@ -2,15 +2,16 @@
 //!
 //! Gradients are summed within a unit and then over units, so that B and U are part of what a run
 //! computes. A resumed run that leaves them open goes on with those it was saved with, whatever
-//! defaults its new mesh would have.
+//! defaults its new mesh would have; where the batch of all ranks was asked for, with that batch on
+//! as many replicas as there are.
 
 use zeropp_zero3::checkpoint::{Checkpoint, Store};
 
-use crate::checkpoint::resume::candidates;
+use crate::checkpoint::resume::{candidates, samples_per_step};
 use crate::config::{Config, Resume};
 
-/// `config` with the micro-batches and the unit of the checkpoint that it goes on from, where they
-/// are left open. A checkpoint that cannot be read is left to whoever resumes from it.
+/// `config` with the batch and the unit of the checkpoint that it goes on from, where they are left
+/// open. A checkpoint that cannot be read is left to whoever resumes from it.
 pub(crate) fn take_over(config: Config) -> Config {
     let asked = config.micro_batches.is_some() || config.global_batch.is_some();
     let open =
@@ -28,12 +29,15 @@ pub(crate) fn take_over(config: Config) -> Config {
         let text = checkpoint.manifest().settings.get(key)?;
         text.parse::<usize>().ok().filter(|n| *n > 0)
     };
-    Config {
-        micro_batches: config.micro_batches.or_else(|| match asked {
-            true => None,
-            false => saved("micro-batches"),
-        }),
-        unit: config.unit.or_else(|| saved("unit").filter(|_| config.in_units())),
-        ..config
+    let unit = config.unit.or_else(|| saved("unit").filter(|_| config.in_units()));
+    let config = Config { unit, ..config };
+    if asked {
+        return config;
     }
+    let settings = &checkpoint.manifest().settings;
+    let samples = settings.get("global-batch").and_then(|_| samples_per_step(settings));
+    if let Some(config) = samples.and_then(|samples| config.with_samples(samples)) {
+        return config;
+    }
+    Config { micro_batches: saved("micro-batches"), ..config }
 }

@@ -1,7 +1,9 @@
 //! The batch of a step over all ranks, from which the micro-batches of each follow.
 
+use zeropp_pipeline::schedules::StepForm;
+
 use super::validate::check;
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, Deal};
 
 /// Letters that a number may end with.
 const UNITS: [(char, f64); 4] = [('k', 1e3), ('K', 1e3), ('M', 1e6), ('G', 1e9)];
@@ -36,16 +38,43 @@ impl GlobalBatch {
 }
 
 impl Config {
-    /// Samples of a micro-batch on all ranks that have samples of their own.
-    fn samples_at_a_time(&self) -> u64 {
-        let each = self.micro_batch_size.saturating_mul(self.zero3).saturating_mul(self.dp);
-        each.max(1) as u64
+    /// Samples of a micro-batch on all ranks of a replica that have samples of their own.
+    fn samples_of_a_replica(&self) -> u64 {
+        self.micro_batch_size.saturating_mul(self.zero3).max(1) as u64
     }
 
-    /// Micro-batches of each rank that make up the batch that is asked for, if one is.
+    /// How many micro-batches the ranks of each replica have in a step: as many each, unless
+    /// `global_batch` is a number of samples that does not divide so. Schedules that go in rounds
+    /// of P micro-batches get whole rounds then, where the step has whole rounds.
+    pub(crate) fn deal(&self) -> Deal {
+        self.uneven_deal().unwrap_or_else(|| Deal::even(self.micro_batches(), self.dp))
+    }
+
+    /// That of a batch that does not divide evenly.
+    fn uneven_deal(&self) -> Option<Deal> {
+        let Some(GlobalBatch::Samples(samples)) = GlobalBatch::parse(self.global_batch.as_ref()?)
+        else {
+            return None;
+        };
+        let each = self.samples_of_a_replica();
+        let all = usize::try_from(samples / each).ok()?;
+        let divides = self.dp == 0 || all.is_multiple_of(self.dp);
+        if divides || all < self.dp || !samples.is_multiple_of(each) {
+            return None;
+        }
+        let rounds = self.kind().is_some_and(|kind| kind.step == StepForm::Rounds);
+        let whole = rounds && all.is_multiple_of(self.pp.max(1)) && all / self.pp >= self.dp;
+        Some(Deal::of(all, self.dp, if whole { self.pp } else { 1 }))
+    }
+
+    /// The most micro-batches of a rank with the batch that is asked for, if one is.
     pub(super) fn micro_batches_of_global(&self) -> Option<usize> {
-        let each = self.samples_at_a_time();
-        let n = match GlobalBatch::parse(self.global_batch.as_ref()?)? {
+        let batch = GlobalBatch::parse(self.global_batch.as_ref()?)?;
+        if let Some(deal) = self.uneven_deal() {
+            return Some(deal.most);
+        }
+        let each = self.samples_of_a_replica().saturating_mul(self.dp.max(1) as u64);
+        let n = match batch {
             GlobalBatch::Samples(samples) => samples / each,
             GlobalBatch::Tokens(tokens) => {
                 let each = each.saturating_mul(self.seq.max(1) as u64);
@@ -55,15 +84,33 @@ impl Config {
         usize::try_from(n.max(1)).ok()
     }
 
-    /// What a batch in tokens was taken to be, where that is another number.
+    /// What a batch in tokens was taken to be, where that is another number; and how one in samples
+    /// was dealt out to the replicas, where they have not as many each.
     pub(crate) fn global_batch_note(&self) -> Option<String> {
         let text = self.global_batch.as_ref()?;
+        let samples = self.samples_per_step();
+        if self.deal().fewer().is_some() {
+            let dealt: Vec<_> = self.deal().to_vec().iter().map(usize::to_string).collect();
+            let dealt = dealt.join(", ");
+            return Some(format!(
+                "global-batch = {text}: the replicas have {dealt} micro-batches a rank; those with \
+                 fewer wait for the others at the end of each step"
+            ));
+        }
         let GlobalBatch::Tokens(asked) = GlobalBatch::parse(text)? else { return None };
         let got = self.tokens_per_step();
         (got as u64 != asked).then(|| {
-            let samples = self.samples_per_step();
             format!("global-batch = {text}: a step has {samples} samples, which are {got} tokens")
         })
+    }
+
+    /// The same with so many samples a step, dealt out to the replicas that it has; nothing where
+    /// they do not come to whole micro-batches for each.
+    pub(crate) fn with_samples(&self, samples: usize) -> Option<Config> {
+        let global_batch = Some(samples.to_string());
+        let config = Config { global_batch, micro_batches: None, ..self.clone() };
+        (config.check_global_batch().is_ok() && config.samples_per_step() == samples)
+            .then_some(config)
     }
 
     pub(super) fn check_global_batch(&self) -> Result<(), ConfigError> {
@@ -78,19 +125,21 @@ impl Config {
             let problem = "a schedule file says its micro-batches itself".into();
             wrong(problem, "leave it out, or name a schedule by its kind")
         })?;
-        let each = self.samples_at_a_time();
+        let each = self.samples_of_a_replica();
         if let GlobalBatch::Samples(samples) = batch {
+            let of = format!("a micro-batch of {} on zero3 {}", self.micro_batch_size, self.zero3);
             check(samples.is_multiple_of(each), || {
-                let problem = format!(
-                    "is not a multiple of {each} samples, a micro-batch of {} on zero3 {} x dp {}",
-                    self.micro_batch_size, self.zero3, self.dp
-                );
                 let (below, above) = (samples / each * each, (samples / each + 1) * each);
                 let help = match below {
                     0 => format!("use {above}"),
                     _ => format!("use {below} or {above}"),
                 };
-                wrong(problem, &help)
+                wrong(format!("is not a multiple of {each} samples, {of}"), &help)
+            })?;
+            check(samples / each >= self.dp as u64, || {
+                let (dp, least) = (self.dp, each.saturating_mul(self.dp as u64));
+                let problem = format!("is less than {each} samples ({of}) for each of dp {dp}");
+                wrong(problem, &format!("use {least} or more, or a smaller dp"))
             })?;
         }
         let follows = self.micro_batches_of_global().unwrap_or(usize::MAX);

@@ -33,6 +33,16 @@ choice! {
 }
 
 choice! {
+    /// What a run that recovers does without the rank that has failed.
+    OnLoss {
+        /// Nothing: all ranks start again.
+        Restart = "restart",
+        /// It goes on with the other replicas, which share the samples of the lost one.
+        Shrink = "shrink",
+    }
+}
+
+choice! {
     /// How weights follow from gradients.
     OptimizerKind {
         /// Adam with decoupled weight decay.
@@ -70,6 +80,7 @@ settings!(
     Decay,
     DeviceKind,
     EngineKind,
+    OnLoss,
     OptimizerKind,
     OptimizerSync,
     Order,

@@ -5,6 +5,7 @@ mod batch;
 mod bytes;
 mod choice;
 mod copies;
+mod deal;
 mod error;
 mod file;
 mod kind;
@@ -25,9 +26,10 @@ mod validate;
 
 pub use bytes::Bytes;
 pub use choice::{
-    Activation, Decay, DeviceKind, EngineKind, OptimizerKind, OptimizerSync, Order, PackWeights,
-    Place, Precision, Recompute, Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync, Order,
+    PackWeights, Place, Precision, Recompute, Tokenizer,
 };
+pub(crate) use deal::Deal;
 pub use error::ConfigError;
 pub use kind::OptionKind;
 pub(crate) use model::is_gguf;
@@ -85,7 +87,7 @@ impl Config {
 
     /// Micro-batches of each rank in a step (B): those of `global_batch`, else two units, of 2P−1
     /// where none is given, and for interleaved schedules rounded up to a multiple of P. A schedule
-    /// file has its own.
+    /// file has its own. Where the replicas have not as many each, the most of them.
     pub fn micro_batches(&self) -> usize {
         self.micro_batches.or_else(|| self.micro_batches_of_global()).unwrap_or_else(|| {
             let unit = || self.pp.saturating_mul(2).saturating_sub(1);
@@ -147,10 +149,7 @@ impl Config {
     /// Samples of one step over all ranks. Ranks of a ZeRO-3 group and replicas train on samples
     /// of their own.
     pub fn samples_per_step(&self) -> usize {
-        self.micro_batches()
-            .saturating_mul(self.micro_batch_size)
-            .saturating_mul(self.zero3)
-            .saturating_mul(self.dp)
+        self.deal().all().saturating_mul(self.micro_batch_size).saturating_mul(self.zero3)
     }
 
     /// Tokens of one step over all ranks.

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::bytes::Bytes;
 use super::choice::{
-    Activation, Decay, DeviceKind, EngineKind, OptimizerKind, OptimizerSync, Order, PackWeights,
-    Place, Precision, Recompute, Tokenizer,
+    Activation, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync, Order,
+    PackWeights, Place, Precision, Recompute, Tokenizer,
 };
 use super::kind::OptionType;
 use super::resume::Resume;
@@ -75,9 +75,11 @@ options! {
         /// Samples of a step over all ranks, or tokens: `512`, `0.5M tokens`. Default: as many as
         /// micro-batches gives.
         ///
-        /// Sets micro-batches. A number of samples has to be a multiple of micro-batch-size x zero3
-        /// x dp; a number of tokens is rounded to whole micro-batches, and the run says to what.
-        "global-batch" "SAMPLES|TOKENS" global_batch: Option<String> = None, Program Left;
+        /// Sets micro-batches. A number of samples has to be a multiple of micro-batch-size x
+        /// zero3; where it does not divide by dp as well, the first replicas get a micro-batch more
+        /// than the others, which wait for them. A number of tokens is rounded to as many whole
+        /// micro-batches for each, and the run says to what. A resumed run keeps its checkpoint's.
+        "global-batch" "SAMPLES|TOKENS" global_batch: Option<String> = None, Program Kept;
         /// Samples in a micro-batch.
         "micro-batch-size" "N" micro_batch_size: usize = 1, Same Kept;
         /// How many stages ahead of their use weights are gathered.
@@ -382,6 +384,13 @@ options! {
         /// ranks start over. Repeated steps give the same bits. A step that fails three times ends
         /// the run.
         "max-recoveries" "N" max_recoveries: u64 = 0, Own Left;
+        /// What happens to the replica (of dp) of a rank that has failed: `restart` or `shrink`.
+        ///
+        /// `restart`: all ranks start again. `shrink`: the run goes on with one replica fewer at
+        /// the same global batch, whose samples the others share, and with the bits of a run
+        /// started so from the same checkpoint. The last replica is started again. For
+        /// max-recoveries; `zeropp supervise --replicas` does it for processes.
+        "on-loss" "WHAT" on_loss: OnLoss = OnLoss::Restart, Own Left;
     }
     "Launch" {
         /// Machines on which you start zeropp by hand, each with one process of this job.

@@ -139,15 +139,25 @@ fn micro_batches_follow_from_the_batch_of_all_ranks() {
     assert_eq!(of("1 token"), (1, 1024), "one at least");
     let both = read("global-batch = '64'\nmicro-batches = 16");
     both.validate().unwrap();
+    let uneven = read("dp = 3\nglobal-batch = '32'");
+    uneven.validate().unwrap();
+    assert_eq!((uneven.micro_batches(), uneven.samples_per_step()), (3, 32), "3, 3 and 2");
+    uneven.resolved().validate().unwrap();
+    assert_eq!(uneven.resolved().samples_per_step(), 32);
+    assert_eq!(of("1 token"), (1, 1024), "tokens go to all alike");
     refused(&[
         ("global-batch = 'many'", "global-batch = many: expected samples or tokens of a step"),
         ("global-batch = '1.5'", "global-batch = 1.5: expected samples or tokens"),
         ("global-batch = '0'", "global-batch = 0: expected samples or tokens"),
         (
             "zero3 = 3\nglobal-batch = '64'",
-            "global-batch = 64: is not a multiple of 3 samples, a micro-batch of 1 on zero3 3 \
-             x dp 1; \
+            "global-batch = 64: is not a multiple of 3 samples, a micro-batch of 1 on zero3 3; \
              use 63 or 66",
+        ),
+        (
+            "dp = 3\nglobal-batch = '2'",
+            "global-batch = 2: is less than 1 samples (a micro-batch of 1 on zero3 1) for each of \
+             dp 3; use 3 or more, or a smaller dp",
         ),
         (
             "global-batch = '64'\nmicro-batches = 8",

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use super::{Config, ConfigError, DeviceKind, EngineKind, OptimizerSync, Precision, Resume};
+use super::{
+    Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerSync, Precision, Resume,
+};
 use zeropp_core::device;
 use zeropp_core::kernels::bf16;
 use zeropp_pipeline::schedules::FORWARD;
@@ -211,6 +213,11 @@ impl Config {
                 format!("the ranks of engine {engine} cannot be restarted within the run");
             let help = "use 0, and start the run with zeropp supervise, which restarts it";
             ConfigError::value("max-recoveries", n, problem, help)
+        })?;
+        check(n > 0 || self.on_loss == OnLoss::Restart, || {
+            let problem = "max-recoveries is 0, so the run ends with the first rank that fails";
+            let help = "set max-recoveries to 1 or more";
+            ConfigError::value("on-loss", self.on_loss, problem, help)
         })
     }
 

@@ -11,9 +11,8 @@ use tracing::Span;
 use zeropp_core::device::Devices;
 use zeropp_pipeline::costs::{Sharers, Table, check_sums};
 use zeropp_pipeline::executor::StatusBoard;
-use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::memory::StageBytes;
-use zeropp_pipeline::simulate::{Costs, simulate, step_period_ns};
+use zeropp_pipeline::simulate::{Costs, step_period_ns};
 use zeropp_pipeline::timeline::Timeline;
 
 use crate::Error;
@@ -21,6 +20,7 @@ use crate::config::{Config, ConfigError, DeviceKind, Precision};
 use crate::plan::costs_file::wrong;
 use crate::plan::limit;
 use crate::plan::program::{Resolved, generator_costs};
+use crate::plan::replicas::Programs;
 use crate::run::ranks::Ranks;
 use crate::run::spawn::Around;
 use crate::run::trace;
@@ -66,7 +66,8 @@ pub struct EmulationReport {
     pub simulated_bubble: f64,
     /// What every rank really did in the step of the median makespan among the first few.
     pub measured: Timeline,
-    /// What the simulator says it would do, one rank for each ZeRO-3 group and replica.
+    /// What the simulator says it would do, one rank for each ZeRO-3 group and replica; of one
+    /// replica where all have as many micro-batches.
     pub simulated: Timeline,
 }
 
@@ -105,13 +106,13 @@ pub fn emulate(
     config.validate()?;
     let resolved = Resolved::new(config)?;
     let costs = costs_of(costs, config, &resolved)?;
-    let schedule = program(&resolved, &costs)?;
-    let simulated = simulate(&schedule, &costs).map_err(|e| misfit(config, &e.to_string()))?;
+    let programs = programs(&resolved, &costs)?;
+    let simulated = programs.simulated(&costs).map_err(|e| misfit(config, &e.to_string()))?;
     limit::check(&resolved.config, &simulated)?;
     let shared = Arc::new(Shared {
         steps: config.steps,
         mesh: config.mesh(),
-        schedule: Arc::new(schedule),
+        programs: Arc::new(programs),
         costs: Arc::new(costs),
         status: Arc::new(StatusBoard::new(config.mesh().world())),
         epoch: Instant::now(),
@@ -119,9 +120,10 @@ pub fn emulate(
     let timeout = Duration::from_secs_f64(config.timeout_s);
     let (steps, spans) = run_all(&shared, timeout, on_step)?;
     let ends = simulated.ranks.iter().filter_map(|r| r.own_span()).map(|(_, end)| end);
+    let periods = shared.programs.each().map(|program| step_period_ns(program, &shared.costs));
     let report = EmulationReport {
         simulated_makespan_ns: ends.max().unwrap_or(0),
-        simulated_step_ns: step_period_ns(&shared.schedule, &shared.costs),
+        simulated_step_ns: periods.max().unwrap_or(0),
         simulated_bubble: simulated.bubble(),
         measured: measured(&shared, &steps, spans),
         simulated,
@@ -154,7 +156,7 @@ fn misfit(config: &Config, problem: &str) -> ConfigError {
     wrong("emulate", &name, problem)
 }
 
-fn program(resolved: &Resolved, costs: &Costs) -> Result<Schedule, Error> {
+fn programs(resolved: &Resolved, costs: &Costs) -> Result<Programs, Error> {
     // Without sizes a micro-batch counts as two units, half of which W needs.
     let unknown = costs.memory.iter().all(|m| m.activation == 0);
     let half = StageBytes { activation: 2, stash: 1, ..StageBytes::default() };
@@ -165,7 +167,7 @@ fn program(resolved: &Resolved, costs: &Costs) -> Result<Schedule, Error> {
         return Err(ConfigError::value("mem-limit", limit, problem, help).into());
     }
     let weighed = generator_costs(&resolved.config, costs, &bytes);
-    resolved.programs(&weighed)
+    Programs::new(resolved, &weighed)
 }
 
 /// Runs all ranks to their end: every step, and every rank's spans of the first few steps.
@@ -203,6 +205,6 @@ fn measured(shared: &Shared, steps: &[EmulatedStep], ranks: Vec<RankSteps>) -> T
     order.sort_by_key(|i| steps[*i].makespan_ns);
     let median = order[(kept - 1) / 2];
     let spans = ranks.into_iter().map(|mut steps| steps.swap_remove(median));
-    let title = format!("{} · {} · emulated", shared.schedule.kind, shared.mesh);
-    trace::timeline(title, shared.mesh, &shared.schedule.placement, spans)
+    let title = format!("{} · {} · emulated", shared.programs.most.kind, shared.mesh);
+    trace::timeline(title, shared.mesh, &shared.programs.most.placement, spans)
 }

@@ -10,12 +10,12 @@ use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::meter::Meter;
 use zeropp_pipeline::executor::emulated::{Clock, EmulatedLinks, EmulatedWorker, Spent};
 use zeropp_pipeline::executor::{Executor, Instruments, StatusBoard};
-use zeropp_pipeline::ir::Schedule;
 use zeropp_pipeline::simulate::Costs;
 use zeropp_pipeline::timeline::{Computed, RankTimeline, Span, bubble};
 
 use super::{EmulatedStep, KEPT_STEPS};
 use crate::error::RankError;
+use crate::plan::replicas::Programs;
 use crate::run::collect::{self, Gathering};
 
 /// Between the moment all ranks know the next start and the start.
@@ -25,7 +25,7 @@ const LEAD_NS: u64 = 5_000_000;
 pub(super) struct Shared {
     pub(super) steps: u64,
     pub(super) mesh: Mesh,
-    pub(super) schedule: Arc<Schedule>,
+    pub(super) programs: Arc<Programs>,
     pub(super) costs: Arc<Costs>,
     pub(super) status: Arc<StatusBoard>,
     pub(super) epoch: Instant,
@@ -55,7 +55,7 @@ pub(super) fn run_rank(
     let groups = Groups::new(world.clone(), shared.mesh)?;
     let clock = Clock::new(shared.epoch);
     let mut executor = build(shared, &groups, &clock);
-    let late = shared.schedule.validates_late();
+    let late = shared.programs.most.validates_late();
     let (mut kept, mut start, mut end_before) = (Vec::new(), 0, None::<u64>);
     let mut under_way: Option<(u64, Gathering<RankStep>)> = None;
     let mut told = |step: u64, figures: Gathering<RankStep>| -> CommResult<()> {
@@ -100,10 +100,11 @@ pub(super) fn run_rank(
 }
 
 fn build(shared: &Shared, groups: &Groups, clock: &Arc<Clock>) -> Executor<EmulatedWorker> {
+    let (c, program) = (groups.coords, shared.programs.of(groups.coords.dp));
     let links = EmulatedLinks::new(groups.pipeline.clone(), shared.costs.clone(), clock.clone());
     Executor::new(
-        shared.schedule.ranks[groups.coords.pp].clone(),
-        shared.schedule.placement.clone(),
+        program.ranks[c.pp].clone(),
+        program.placement.clone(),
         Arc::new(links),
         groups.world.rank(),
         Instruments { meter: Meter::new(), status: shared.status.clone(), epoch: shared.epoch },

@@ -14,9 +14,8 @@ use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::memory::{HeldBytes, StageBytes, predict, predict_at_once, predict_warm_up};
 use zeropp_pipeline::schedules::unit_note;
-use zeropp_pipeline::simulate::{Costs, StageCosts, simulate};
+use zeropp_pipeline::simulate::{Costs, StageCosts};
 use zeropp_pipeline::timeline::Timeline;
-use zeropp_pipeline::verify::{VerifyLimits, verify};
 use zeropp_zero3::Tie;
 use zeropp_zero3::checkpoint::{Base, WRITER_BYTES};
 use zeropp_zero3::held::{Cut, LayerBytes, layer_bytes};
@@ -24,8 +23,9 @@ use zeropp_zero3::held::{Cut, LayerBytes, layer_bytes};
 use crate::Error;
 use crate::own::Own;
 use crate::plan::cut::{Cutter, Stages};
-use crate::plan::program::{Resolved, check_program, generator_costs, shape};
+use crate::plan::program::{Resolved, generator_costs, shape};
 use crate::plan::recompute::Recomputed;
+use crate::plan::replicas::Programs;
 use crate::plan::times::{Times, estimates};
 use crate::plan::{evaluation, limit, memory, sizes};
 
@@ -38,9 +38,9 @@ pub(crate) struct Blueprint {
     /// Parts of each stage.
     pub(crate) stages: Stages,
     /// The lowered, verified programs.
-    pub(crate) schedule: Schedule,
+    pub(crate) programs: Programs,
     /// The programs of a validation loss, where one is measured.
-    pub(crate) evaluation: Option<Schedule>,
+    pub(crate) evaluation: Option<Programs>,
     pub(crate) recomputed: Recomputed,
     pub(crate) compute: DType,
     pub(crate) batch: BatchShape,
@@ -115,7 +115,7 @@ impl Blueprint {
             mesh: resolved.config.mesh(),
             model: model.clone(),
             stages,
-            schedule: Schedule::default(),
+            programs: Programs::default(),
             evaluation: None,
             recomputed: Recomputed::default(),
             compute,
@@ -133,21 +133,27 @@ impl Blueprint {
             estimates(&blueprint.model.parts, &blueprint.stages, batch, |s| recomputed.contains(s));
         blueprint.times = Times::new((&blueprint.config, table), estimates, &bytes)?;
         let costs = generator_costs(&blueprint.config, &blueprint.times.costs, &bytes);
-        blueprint.schedule = resolved.programs(&costs)?;
-        blueprint.evaluation = evaluation::program(&blueprint.config, &blueprint.schedule)?;
-        blueprint.recomputed = Recomputed::new(blueprint.config.recompute, &blueprint.schedule);
+        let programs = Programs::new(resolved, &costs)?;
+        blueprint.evaluation = evaluation::programs(&blueprint.config, &programs)?;
+        blueprint.programs = programs;
+        blueprint.recomputed = Recomputed::new(blueprint.config.recompute, blueprint.schedule());
         blueprint.plan = blueprint.make_plan(batch)?;
         Ok(blueprint)
     }
 
-    /// The same run with another partition, by the first part of each stage, and another program.
+    /// The programs of a replica with the most micro-batches, as the first is.
+    pub(crate) fn schedule(&self) -> &Schedule {
+        &self.programs.most
+    }
+
+    /// The same run with another partition, by the first part of each stage, and other programs.
     ///
     /// # Errors
     /// What does not suit this run's model or settings, in words.
-    pub(crate) fn with_program(
+    pub(crate) fn with_programs(
         &self,
         cuts: &[usize],
-        schedule: Schedule,
+        all: Vec<Schedule>,
     ) -> Result<Blueprint, String> {
         let parts = self.model.parts.len();
         let ends = cuts.iter().skip(1).copied().chain([parts]);
@@ -155,21 +161,17 @@ impl Blueprint {
         if cuts.first() != Some(&0) || stages.iter().any(|s| s.is_empty() || s.end > parts) {
             return Err(format!("stages from parts {cuts:?} on, of a model with {parts}"));
         }
-        if stages.len() != self.stages.len() || schedule.stages() != stages.len() {
+        let foreign = all.iter().any(|schedule| schedule.stages() != stages.len());
+        if stages.len() != self.stages.len() || foreign {
             return Err(format!("{} stages, and {} here", stages.len(), self.stages.len()));
         }
-        if (schedule.pp(), schedule.micro_batches()) != (self.mesh.pp, self.config.micro_batches())
-        {
-            return Err("a program for another mesh or another batch".into());
-        }
-        verify(&schedule, &VerifyLimits::default()).map_err(|e| e.to_string())?;
-        check_program(&self.config, &schedule).map_err(|e| e.to_string())?;
-        let unit = Some(schedule.units[0]);
-        let recomputed = Recomputed::new(self.config.recompute, &schedule);
+        let programs = Programs::given(&self.config, all)?;
+        let unit = Some(programs.most.units[0]);
+        let recomputed = Recomputed::new(self.config.recompute, &programs.most);
         let config = Config { unit, ..self.config.clone() };
-        let evaluation = evaluation::program(&config, &schedule).map_err(|e| e.to_string())?;
+        let evaluation = evaluation::programs(&config, &programs).map_err(|e| e.to_string())?;
         let mut taken =
-            Blueprint { config, stages, schedule, evaluation, recomputed, ..self.clone() };
+            Blueprint { config, stages, programs, evaluation, recomputed, ..self.clone() };
         taken.plan = taken.make_plan(self.batch).map_err(|e| e.to_string())?;
         Ok(taken)
     }
@@ -190,7 +192,7 @@ impl Blueprint {
 
     /// The weight that embedding and head share, if they do.
     pub(crate) fn tie(&self) -> Option<Tie> {
-        let placement = &self.schedule.placement;
+        let placement = &self.schedule().placement;
         let last = self.stages.len() - 1;
         let trains = self.model.parts[0].parameters().iter().any(|p| p.trains);
         (trains && self.model.is_tied()).then(|| Tie {
@@ -207,22 +209,29 @@ impl Blueprint {
 
     fn make_plan(&self, batch: BatchShape) -> Result<Plan, Error> {
         let bytes = self.all_bytes();
-        let peaks = predict(&self.schedule, &bytes);
-        let at_once = predict_at_once(&self.schedule, &bytes);
-        let warm_ups = predict_warm_up(&self.schedule, &bytes);
+        let each = || self.programs.each();
+        let peaks = each().map(|program| predict(program, &bytes));
+        let peaks = peaks.reduce(|a, b| a.iter().zip(&b).map(|(a, b)| a.max(b)).collect());
+        let peaks = peaks.expect("a run has a program");
+        let most = |of: fn(&Schedule, &[StageBytes]) -> Vec<HeldBytes>| {
+            let held = each().map(|program| of(program, &bytes));
+            held.reduce(larger).expect("a run has a program")
+        };
+        let (at_once, warm_ups) = (most(predict_at_once), most(predict_warm_up));
         let simulated = self.simulated(&Costs { memory: bytes, ..self.times.costs.clone() });
         limit::check(&self.config, &simulated)?;
         let bubble = simulated.bubble();
         let optimizer: Vec<_> = (0..self.mesh.pp).map(|p| self.optimizer_takes(p)).collect();
-        let program = &self.schedule.ranks[0];
+        let program = &self.schedule().ranks[0];
         let count = |f: fn(&Action) -> bool| program.iter().filter(|a| f(a)).count() as u64;
         Ok(Plan {
             pp: self.mesh.pp,
             zero3: self.mesh.zero3,
             dp: self.mesh.dp,
-            schedule: self.schedule.kind.clone(),
+            schedule: self.schedule().kind.clone(),
             virtual_stages: self.config.virtual_stages(),
-            units: self.schedule.units.clone(),
+            units: self.schedule().units.clone(),
+            micro_batches: self.config.deal().to_vec(),
             micro_batch_size: self.config.micro_batch_size,
             seq: self.config.seq,
             parameters: self.model.parameter_count(),
@@ -246,7 +255,7 @@ impl Blueprint {
         let mut costs = self.model.parts.iter().map(|p| p.cost(batch));
         let saves_scores = costs.any(|c| c.activation_bytes_selective < c.activation_bytes);
         let recompute = self.config.recompute;
-        let recompute = self.recomputed.note(recompute, saves_scores, &self.schedule);
+        let recompute = self.recomputed.note(recompute, saves_scores, self.schedule());
         let unit = (self.config.schedule == "zeropp").then(|| unit_note(&shape(&self.config)));
         let batch = self.config.global_batch_note();
         let Config { dropout, device, .. } = self.config;
@@ -266,7 +275,7 @@ impl Blueprint {
         peaks: HeldBytes,
         [at_once, warm_up]: [HeldBytes; 2],
     ) -> RankPlan {
-        let mine = self.schedule.stages_of(pp);
+        let mine = self.schedule().stages_of(pp);
         let names = |s: usize| {
             self.model.parts[self.stages[s].clone()].iter().map(|p| p.name().to_string()).collect()
         };
@@ -283,7 +292,7 @@ impl Blueprint {
         let OptimizerTakes { kept, at_work, .. } = optimizer;
         // Nothing else is held when the optimizer is at work.
         let updating = HeldBytes { gradient_shard: trained - twice, ..HeldBytes::default() };
-        let late = self.schedule.validates_late();
+        let late = self.schedule().validates_late();
         // Parameters, their state, and the gradient.
         let own = (trained - twice) / self.owners();
         let rollback = if late { own + kept + own } else { 0 };
@@ -345,7 +354,7 @@ impl Blueprint {
         let last = self.model.parts.len() - 1;
         let tied = |part: usize| self.model.is_tied() && part == last;
         let shared = self.tied_twice(pp) > 0;
-        let stages = self.schedule.stages_of(pp);
+        let stages = self.schedule().stages_of(pp);
         let parts: Vec<usize> = stages.iter().flat_map(|s| self.stages[*s].clone()).collect();
         // A tied gradient on its way to and from another rank.
         let shard = |part: &Part| self.trained_elements_of(part) / zero3 as u64 * 4;
@@ -457,7 +466,7 @@ impl Blueprint {
     }
 
     fn simulated(&self, costs: &Costs) -> Timeline {
-        simulate(&self.schedule, costs).expect("the program is verified and the costs fit it")
+        self.programs.simulated(costs).expect("the program is verified and the costs fit it")
     }
 
     /// The schedule's `bubble` with measured times of each stage, and messages, gathers and
@@ -466,6 +475,12 @@ impl Blueprint {
         let memory = vec![StageBytes::default(); self.stages.len()];
         self.simulated(&Costs { stages, memory, ..Costs::default() }).bubble()
     }
+}
+
+/// What holds more at once, of each rank.
+fn larger(a: Vec<HeldBytes>, b: Vec<HeldBytes>) -> Vec<HeldBytes> {
+    let most = |(a, b): (HeldBytes, HeldBytes)| if b.total() > a.total() { b } else { a };
+    a.into_iter().zip(b).map(most).collect()
 }
 
 /// Parameter names must be unique, but for the weight that embedding and head share.

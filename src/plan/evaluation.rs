@@ -5,40 +5,46 @@ use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, in_issue_order, lower};
 use zeropp_pipeline::memory::predict_at_once;
 use zeropp_pipeline::schedules::forward;
-use zeropp_pipeline::simulate::simulate;
 use zeropp_pipeline::verify::{VerifyLimits, verify, verify_issue_order};
 
 use crate::Error;
 use crate::config::{Config, EngineKind};
 use crate::plan::blueprint::Blueprint;
+use crate::plan::replicas::Programs;
 
 /// The verified programs of all pipeline ranks for one batch, which has the micro-batches and units
 /// of a step of `training`; none where the run measures no validation loss.
 ///
 /// # Errors
 /// A program that would not run through.
-pub(crate) fn program(config: &Config, training: &Schedule) -> Result<Option<Schedule>, Error> {
-    if config.eval_every == 0 {
-        return Ok(None);
+pub(crate) fn programs(config: &Config, training: &Programs) -> Result<Option<Programs>, Error> {
+    match config.eval_every {
+        0 => Ok(None),
+        _ => training.map(|training| program(config, training)).map(Some),
     }
+}
+
+fn program(config: &Config, training: &Schedule) -> Result<Schedule, Error> {
     let compact = forward(&training.placement, &training.units);
     let options = LowerOptions { prefetch: config.prefetch, ..LowerOptions::default() };
     let limits = VerifyLimits { forward_only: true, ..VerifyLimits::default() };
     let program = lower(&compact, &options);
     verify(&program, &limits)?;
     if config.engine != EngineKind::Nccl {
-        return Ok(Some(program));
+        return Ok(program);
     }
     let program = in_issue_order(&program);
     verify(&program, &limits)?;
     verify_issue_order(&program)?;
-    Ok(Some(program))
+    Ok(program)
 }
 
 /// What is known of it before the run: `batches` of it predict `tokens`.
 pub(crate) fn plan(bp: &Blueprint, batches: u64, tokens: u64) -> Option<EvaluationPlan> {
-    let program = bp.evaluation.as_ref()?;
-    let simulated = simulate(program, &bp.times.costs).expect("verified, with the run's costs");
+    let programs = bp.evaluation.as_ref()?;
+    let simulated = programs.simulated(&bp.times.costs).expect("verified, with the run's costs");
+    // More micro-batches never take less of what forwards hold.
+    let program = &programs.most;
     let held = predict_at_once(program, &bp.all_bytes());
     let held = held.iter().zip(&bp.plan.ranks).map(|(held, rank)| {
         let always = rank.at_once.parameter_shard + rank.at_once.gradient_shard;

@@ -59,12 +59,18 @@ fn powers(most: usize) -> impl Iterator<Item = usize> {
     (1..usize::BITS).map(|i| 1 << i).take_while(move |by| *by <= most)
 }
 
+/// So many micro-batches of each rank; where the replicas have not as many each, they follow from
+/// the samples.
+fn each(config: &Config, n: usize) -> Option<usize> {
+    config.deal().fewer().is_none().then_some(n)
+}
+
 /// The same samples of a step in more micro-batches.
 fn micro_batch_size(config: &Config) -> Vec<Config> {
     let size = config.micro_batch_size;
     let divided = |by: usize| Config {
         micro_batch_size: size / by,
-        micro_batches: Some(config.micro_batches().saturating_mul(by)),
+        micro_batches: each(config, config.micro_batches().saturating_mul(by)),
         ..config.clone()
     };
     powers(size).filter(|by| size.is_multiple_of(*by)).map(divided).collect()
@@ -89,14 +95,18 @@ fn zero1(config: &Config) -> Vec<Config> {
 
 /// More ranks, where each may have a machine or a device of its own.
 fn zero3(config: &Config) -> Vec<Config> {
-    let batches = config.micro_batches();
+    let (batches, all) = (config.micro_batches(), config.deal().all());
     let more = |by: usize| Config {
         zero3: config.zero3 * by,
-        micro_batches: Some(batches / by),
+        micro_batches: each(config, batches / by),
         unit: Some(config.unit().min(batches / by)),
         ..config.clone()
     };
-    let fits = |by: &usize| batches.is_multiple_of(*by) && config.engine != EngineKind::Threads;
+    let divides = |by: usize| match config.deal().fewer() {
+        Some(_) => all.is_multiple_of(by) && all / by >= config.dp,
+        None => batches.is_multiple_of(by),
+    };
+    let fits = |by: &usize| divides(*by) && config.engine != EngineKind::Threads;
     powers(8).filter(fits).map(more).collect()
 }
 

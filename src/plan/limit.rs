@@ -1,7 +1,7 @@
 //! The limit on what a rank keeps from forward to backward.
 
 use zeropp_pipeline::schedules::Kind;
-use zeropp_pipeline::timeline::Timeline;
+use zeropp_pipeline::timeline::{MemoryPoint, Timeline};
 
 use crate::config::{Bytes, Config, ConfigError};
 
@@ -12,8 +12,9 @@ use crate::config::{Bytes, Config, ConfigError};
 /// The limit, what the program needs and where, and which schedules look for less.
 pub(crate) fn check(config: &Config, simulated: &Timeline) -> Result<(), ConfigError> {
     let Some(limit) = config.mem_limit else { return Ok(()) };
-    let peaks = simulated.ranks.iter().map(|r| r.memory.iter().map(|m| m.bytes).max().unwrap_or(0));
-    let Some((rank, most)) = peaks.enumerate().max_by_key(|(_, most)| *most) else {
+    let peak = |bytes: u64, m: &MemoryPoint| bytes.max(m.bytes);
+    let peaks = simulated.ranks.iter().map(|r| (r.pp, r.memory.iter().fold(0, peak)));
+    let Some((rank, most)) = peaks.max_by_key(|(_, most)| *most) else {
         return Ok(());
     };
     if most <= limit.0 {

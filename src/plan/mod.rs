@@ -13,6 +13,7 @@ pub(crate) mod model_check;
 pub(crate) mod peak;
 pub(crate) mod program;
 pub(crate) mod recompute;
+pub(crate) mod replicas;
 pub(crate) mod schedule_file;
 pub(crate) mod sizes;
 pub(crate) mod times;

@@ -16,6 +16,7 @@ use crate::{Error, read_schedule};
 
 /// A configuration with everything that follows from others written out, a schedule file's sizes
 /// too, and that file's schedule.
+#[derive(Clone)]
 pub(crate) struct Resolved {
     pub(crate) config: Config,
     file: Option<Schedule>,
@@ -50,14 +51,22 @@ impl Resolved {
         Ok(Resolved { config: resolved, file: Some(schedule), costs })
     }
 
+    /// The same for `n` micro-batches of each rank.
+    pub(crate) fn with_micro_batches(&self, n: usize) -> Resolved {
+        let (given, unit) = (Some(n), self.config.unit.map(|unit| unit.min(n)));
+        let config =
+            Config { micro_batches: given, global_batch: None, unit, ..self.config.clone() };
+        Resolved { config, ..self.clone() }
+    }
+
     /// Stages of the run.
     pub(crate) fn stages(&self) -> usize {
         let looping = || self.config.pp * self.config.virtual_stages();
         self.file.as_ref().map_or_else(looping, Schedule::stages)
     }
 
-    /// The verified programs of all pipeline ranks; kinds that weigh one order against another are
-    /// made for `costs`.
+    /// The verified programs of all pipeline ranks of a replica; kinds that weigh one order against
+    /// another are made for `costs`.
     ///
     /// # Errors
     /// A schedule that does not exist, does not suit the mesh, or does not fit the settings.

@@ -237,7 +237,7 @@ impl FlightRecorder {
     }
 
     fn record(&self, rank: usize, ops: &OpLog, roster: Option<&Roster>, end: End) -> Record {
-        let (config, schedule) = (&self.blueprint.config, &self.blueprint.schedule);
+        let (config, schedule) = (&self.blueprint.config, self.blueprint.schedule());
         let mesh = self.blueprint.mesh;
         let alone = || {
             let mut processes = vec![Peer::default(); mesh.world()];

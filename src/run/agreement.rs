@@ -48,8 +48,9 @@ struct Given {
     host: String,
     /// First part of each stage.
     cuts: Vec<usize>,
-    /// The lowered schedule, as a file has it; empty where it is too large to be sent.
-    program: String,
+    /// The lowered schedules of the replicas that differ, each as a file has it; none where they
+    /// are too large to be sent.
+    programs: Vec<String>,
     /// The settings that it was made from.
     settings: Settings,
 }
@@ -158,11 +159,12 @@ fn take_rank_0_s(
 
 /// What rank 0 gives, as it is sent.
 fn given(own: &Blueprint, host: &str) -> Vec<u8> {
-    let program = Some(program(own)).filter(|text| text.len() <= PROGRAM_BYTES_MAX);
+    let programs: Vec<String> = programs(own).collect();
+    let fits = programs.iter().map(String::len).sum::<usize>() <= PROGRAM_BYTES_MAX;
     let given = Given {
         host: host.to_owned(),
         cuts: own.stages.iter().map(|stage| stage.start).collect(),
-        program: program.unwrap_or_default(),
+        programs: if fits { programs } else { Vec::new() },
         settings: of_program(&own.config),
     };
     serde_json::to_vec(&given).expect("plain data")
@@ -185,13 +187,14 @@ fn take(
             .clone()
             .unwrap_or_else(|| format!("{} cannot run rank 0's program: {why}", named(rank, host)))
     };
-    if given.program.is_empty() {
+    if given.programs.is_empty() {
         let why = "it makes a different one, and rank 0's is too large to be sent";
         return Err(cannot(why.into()));
     }
-    let document = json::read(&given.program).map_err(|e| e.to_string());
-    let taken = document.and_then(|document| own.with_program(&given.cuts, document.schedule));
-    match taken {
+    let documents = given.programs.iter().map(|program| json::read(program));
+    let schedules: Result<_, _> = documents.map(|document| Ok(document?.schedule)).collect();
+    let schedules = schedules.map_err(|e: json::JsonError| e.to_string());
+    match schedules.and_then(|schedules| own.with_programs(&given.cuts, schedules)) {
         Ok(taken) if program_digest(&taken).as_bytes() == digest => {
             let differs = differs.unwrap_or_else(|| "its files have different contents".into());
             Ok(Taken { blueprint: Arc::new(taken), differs })
@@ -273,7 +276,9 @@ fn digest_of(settings: &Settings) -> blake3::Hash {
 /// each stage with their parameters, and what these compute with.
 fn program_digest(bp: &Blueprint) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(program(bp).as_bytes());
+    for program in programs(bp) {
+        hasher.update(program.as_bytes());
+    }
     let config = &bp.config;
     let parts = bp.model.parts.iter().map(|part| {
         let shapes = part.parameters().into_iter().map(|p| (p.name, p.shape));
@@ -281,16 +286,18 @@ fn program_digest(bp: &Blueprint) -> blake3::Hash {
     });
     let shared = (&bp.stages, parts.collect::<Vec<_>>(), &bp.recomputed, bp.compute);
     let sizes = (config.micro_batch_size, config.seq, bp.model.hidden, config.zero1, bp.mesh);
-    hasher.update(format!("{shared:?} {sizes:?}").as_bytes());
+    hasher.update(format!("{shared:?} {sizes:?} {:?}", config.deal()).as_bytes());
     hasher.finalize()
 }
 
-/// The lowered schedule as text that reads back to it.
-fn program(bp: &Blueprint) -> String {
-    let document = Document { schedule: bp.schedule.clone(), costs: None, measures: None };
-    let mut text = Vec::new();
-    json::write(&document, &mut text).expect("a buffer takes everything");
-    String::from_utf8(text).expect("JSON is UTF-8")
+/// The different lowered schedules, each as text that reads back to it.
+fn programs(bp: &Blueprint) -> impl Iterator<Item = String> {
+    bp.programs.each().map(|schedule| {
+        let document = Document { schedule: schedule.clone(), costs: None, measures: None };
+        let mut text = Vec::new();
+        json::write(&document, &mut text).expect("a buffer takes everything");
+        String::from_utf8(text).expect("JSON is UTF-8")
+    })
 }
 
 #[cfg(test)]

@@ -152,8 +152,8 @@ pub(crate) struct Evaluator {
     set: Arc<EvaluationSet>,
     tokens: TokenSource,
     program: Vec<Action>,
-    /// Micro-batches of a batch on each rank, and which of the data ranks this one is of how many.
-    place: (usize, usize, usize),
+    /// The number of this rank's first micro-batch among those of a batch, and how many these are.
+    place: (usize, usize),
     /// How the losses have gone so far.
     plateau: Option<Plateau>,
 }
@@ -168,13 +168,13 @@ impl Evaluator {
         plateau: Option<Plateau>,
     ) -> Evaluator {
         let c = groups.coords;
-        let program = bp.evaluation.as_ref().expect("made where a validation loss is asked for");
-        let group = c.dp * bp.mesh.zero3 + c.zero3;
+        let programs = bp.evaluation.as_ref().expect("made where a validation loss is asked for");
+        let (deal, zero3) = (bp.config.deal(), bp.mesh.zero3);
         Evaluator {
             set,
             tokens,
-            program: program.ranks[c.pp].clone(),
-            place: (bp.config.micro_batches(), group, bp.mesh.zero3 * bp.mesh.dp),
+            program: programs.of(c.dp).ranks[c.pp].clone(),
+            place: (deal.first(c.dp, (c.zero3, zero3)), deal.all() * zero3),
             plateau,
         }
     }
@@ -188,7 +188,7 @@ impl Evaluator {
         step: u64,
     ) -> Result<Evaluation, RankError> {
         let start = Instant::now();
-        let (micro_batches, group, data_ranks) = self.place;
+        let (first, in_all) = self.place;
         let (mut mine, mut gathers, mut sent) = (Vec::new(), 0u64, 0u64);
         for batch in 0..self.set.batches {
             executor.worker.evaluate(Some((self.tokens.clone(), batch)));
@@ -200,8 +200,7 @@ impl Evaluator {
             gathers += record.spans.iter().filter(is_gather).count() as u64;
             sent += record.sent_bytes;
             for (m, loss) in losses {
-                let first = batch * (data_ranks * micro_batches) as u64;
-                let number = first + (group * micro_batches + m) as u64;
+                let number = batch * in_all as u64 + (first + m) as u64;
                 mine.extend(number.to_le_bytes());
                 mine.extend(loss.to_le_bytes());
             }

@@ -30,6 +30,7 @@ use crate::config::{Config, StepRange};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::peak::{Best, Peak};
+use crate::plan::recompute::Recomputed;
 use crate::recorder::FlightRecorder;
 use crate::run::agreement::{Digests, Taken, agree};
 use crate::run::diagnose::Diverged;
@@ -301,7 +302,8 @@ fn build_executor(
         seed: config.seed,
     };
     let pp = groups.coords.pp;
-    let mine = bp.schedule.stages_of(pp);
+    let schedule = bp.programs.of(groups.coords.dp);
+    let mine = schedule.stages_of(pp);
     let parts: Vec<_> =
         mine.iter().map(|s| bp.model.parts[bp.stages[*s].clone()].to_vec()).collect();
     let mut sharded: Vec<_> = mine
@@ -323,21 +325,23 @@ fn build_executor(
         initial::read_frozen(shared.initial.as_deref(), &mut sharded)?;
     }
     optimizer.share_tied(&mut sharded);
-    let batches = config.micro_batches() * bp.mesh.zero3 * bp.mesh.dp;
+    let batches = config.deal().all() * bp.mesh.zero3;
+    // Stages recompute where the replica's own program says so.
+    let recomputed = Recomputed::new(config.recompute, schedule);
     let worker_options = WorkerOptions {
         device: device.clone(),
         dims: [config.micro_batch_size, config.seq, bp.model.hidden],
         compute: bp.compute,
         loss_scale: 1.0 / batches as f32,
-        units: bp.schedule.units.clone(),
-        recompute_full: bp.recomputed.whole.clone(),
-        recompute_attention: bp.recomputed.attention.clone(),
+        units: schedule.units.clone(),
+        recompute_full: recomputed.whole,
+        recompute_attention: recomputed.attention,
     };
     let tokens = tokens::training(shared, device, groups);
     let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
     let executor = Executor::new(
-        bp.schedule.ranks[pp].clone(),
-        bp.schedule.placement.clone(),
+        schedule.ranks[pp].clone(),
+        schedule.placement.clone(),
         groups.pipeline.clone(),
         groups.world.rank(),
         Instruments { meter: meter.clone(), status: shared.status.clone(), epoch: shared.epoch },

@@ -150,15 +150,35 @@ fn explain(error: &RankError, around: &Around) -> String {
     if seen.is_empty() { text } else { format!("{text}; last seen: {}", seen.join("; ")) }
 }
 
-/// The failure that caused the others: a panic, else an error of a rank's own, else an echo.
-pub(crate) fn culprit(failures: Vec<RankFailure>, around: &Around) -> Option<Error> {
-    let weight = |f: &Failure| match f {
+/// By what the failure that caused the others comes before them: a panic, else an error of a rank's
+/// own, else an echo.
+fn order(failed: &RankFailure) -> (u8, usize) {
+    let weight = match &failed.failure {
         Failure::Panic(_) => 0,
         Failure::Rank(e) if e.between_ranks().is_some_and(CommError::is_echo) => 2,
         Failure::Rank(_) => 1,
     };
-    let first = failures.into_iter().min_by_key(|f| (weight(&f.failure), f.rank))?;
-    let RankFailure { rank, failure } = first;
+    (weight, failed.rank)
+}
+
+/// The rank that is lost, of those that failed and those that they missed: whoever others waited
+/// for in vain, else whose failure caused the others.
+pub(crate) fn lost(failures: &[RankFailure]) -> Option<usize> {
+    let first = failures.iter().min_by_key(|failed| order(failed))?;
+    let missing = match &first.failure {
+        Failure::Rank(e) => match e.between_ranks() {
+            Some(CommError::Timeout { missing, .. }) => missing.first().copied(),
+            Some(CommError::PeerLost { rank, .. }) => Some(*rank),
+            _ => None,
+        },
+        Failure::Panic(_) => None,
+    };
+    Some(missing.unwrap_or(first.rank))
+}
+
+/// The failure that caused the others.
+pub(crate) fn culprit(failures: Vec<RankFailure>, around: &Around) -> Option<Error> {
+    let RankFailure { rank, failure } = failures.into_iter().min_by_key(order)?;
     let message = match failure {
         Failure::Panic(text) => text,
         Failure::Rank(RankError::Resume(e)) => return Some(e.into()),
@@ -166,4 +186,31 @@ pub(crate) fn culprit(failures: Vec<RankFailure>, around: &Around) -> Option<Err
         Failure::Rank(e) => explain(&e, around),
     };
     Some(Error::Rank { rank, message })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(rank: usize, error: CommError) -> RankFailure {
+        RankFailure { rank, failure: Failure::Rank(error.into()) }
+    }
+
+    /// Whoever was waited for in vain, and not who said so first; a panic before all.
+    #[test]
+    fn the_rank_that_is_lost_is_found_among_the_failures() {
+        let timeout = |missing: usize| CommError::Timeout {
+            group: "world".into(),
+            operation: "exchange".into(),
+            sequence: 1,
+            after_s: 1.0,
+            missing: vec![missing],
+        };
+        let echo = |rank: usize| CommError::Aborted { rank, reason: "it failed".into() };
+        assert_eq!(lost(&[]), None);
+        assert_eq!(lost(&[failed(0, echo(5)), failed(5, timeout(2)), failed(3, echo(5))]), Some(2));
+        let panic = RankFailure { rank: 4, failure: Failure::Panic("panicked".into()) };
+        assert_eq!(lost(&[failed(0, timeout(4)), panic]), Some(4));
+        assert_eq!(lost(&[failed(1, echo(1))]), Some(1));
+    }
 }

@@ -15,6 +15,8 @@ type Sample = [f64; 5];
 #[derive(Default)]
 pub(crate) struct Totals {
     steps: u64,
+    /// Units of all ranks together.
+    units: u64,
     first_loss: f64,
     last_loss: f64,
     all_gathers: u64,
@@ -34,8 +36,9 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    /// Adds the next step.
-    pub(crate) fn add(&mut self, step: &StepMetrics) {
+    /// Adds the next step, in which all ranks together did so many units.
+    pub(crate) fn add(&mut self, step: &StepMetrics, units: usize) {
+        self.units += units as u64;
         if self.steps == 0 {
             self.first_loss = step.loss;
         }
@@ -82,14 +85,14 @@ impl Totals {
         self.steps
     }
 
-    /// What the steps say of a summary, where all ranks together do `units` units a step.
-    pub(crate) fn summary(&self, units: usize) -> Summary {
+    /// What the steps say of a summary.
+    pub(crate) fn summary(&self) -> Summary {
         let median = |figure: usize| {
             let mut values: Vec<f64> = self.samples.iter().map(|sample| sample[figure]).collect();
             values.sort_by(f64::total_cmp);
             values.get(values.len() / 2).copied().unwrap_or(0.0)
         };
-        let per_unit = |n: u64| n as f64 / (units as u64 * self.steps).max(1) as f64;
+        let per_unit = |n: u64| n as f64 / self.units.max(1) as f64;
         let or_none = |loss: f64| if self.steps == 0 { f64::NAN } else { loss };
         Summary {
             steps: self.steps,
@@ -136,16 +139,16 @@ mod tests {
 
     fn after(steps: u64) -> Totals {
         let mut totals = Totals::default();
-        (1..=steps).for_each(|n| totals.add(&step(n)));
+        (1..=steps).for_each(|n| totals.add(&step(n), 2));
         totals
     }
 
     #[test]
     fn the_first_step_counts_for_medians_only_where_it_is_alone() {
-        assert!(after(0).summary(1).first_loss.is_nan());
-        assert_eq!(after(1).summary(1).tokens_per_s, 1.0);
-        assert_eq!(after(2).summary(1).tokens_per_s, 2.0);
-        let seven = after(7).summary(2);
+        assert!(after(0).summary().first_loss.is_nan());
+        assert_eq!(after(1).summary().tokens_per_s, 1.0);
+        assert_eq!(after(2).summary().tokens_per_s, 2.0);
+        let seven = after(7).summary();
         assert_eq!((seven.steps, seven.first_loss, seven.last_loss), (7, 1.0, 7.0));
         assert_eq!((seven.tokens_per_s, seven.bubble_step), (5.0, -4.0), "of 2 to 7, as sorted");
         assert_eq!((seven.all_gathers_per_unit, seven.reduce_scatters_per_unit), (3.0, 2.0));
@@ -158,7 +161,7 @@ mod tests {
         let steps = 1_000_000;
         let totals = after(steps);
         assert!(totals.samples.capacity() <= 2 * SAMPLES_MAX, "{}", totals.samples.capacity());
-        let median = totals.summary(1).tokens_per_s;
+        let median = totals.summary().tokens_per_s;
         assert!((median / (steps as f64 / 2.0) - 1.0).abs() < 0.001, "{median}");
         // Evenly over the whole run.
         let apart = 1 << totals.thinned;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use zeropp_comm::mesh::Mesh;
 use zeropp_pipeline::draw::chrome;
-use zeropp_pipeline::ir::{Action, Schedule};
+use zeropp_pipeline::ir::Action;
 use zeropp_pipeline::memory::{KindPoint, StageBytes, over_time};
 use zeropp_pipeline::timeline::{MemoryPoint, MemoryUnit, RankTimeline, Span, Timeline};
 
@@ -47,12 +47,17 @@ pub(crate) fn timeline(
     Timeline { title, placement: placement.to_vec(), ranks, ..Timeline::default() }
 }
 
-/// Follows the activations and weight stashes of a run of `schedule`: the predicted bytes of its
-/// stages, at the times of the run. Steps that are not the whole program have no memory.
-pub(crate) fn follow_memory(timeline: &mut Timeline, schedule: &Schedule, bytes: &[StageBytes]) {
+/// Follows the activations and weight stashes of a run of these programs of each rank: the
+/// predicted bytes of its stages, at the times of the run. Steps that are not the whole program
+/// have no memory.
+pub(crate) fn follow_memory<'a>(
+    timeline: &mut Timeline,
+    program: impl Fn(&RankTimeline) -> &'a [Action],
+    bytes: &[StageBytes],
+) {
     timeline.memory_unit = MemoryUnit::Bytes;
     for rank in &mut timeline.ranks {
-        let program = &schedule.ranks[rank.pp];
+        let program = program(rank);
         for step in rank.spans.split_inclusive(|s| s.action == Action::OptimizerStep) {
             if !step.iter().map(|s| &s.action).eq(program) {
                 continue;
@@ -103,7 +108,7 @@ mod tests {
         });
         let mesh = Mesh { pp: 2, zero3: 1, dp: 1 };
         let mut run = timeline(String::new(), mesh, &schedule.placement, spans);
-        follow_memory(&mut run, &schedule, &costs.memory);
+        follow_memory(&mut run, |rank| &schedule.ranks[rank.pp], &costs.memory);
         assert_eq!(run.memory_unit, MemoryUnit::Bytes);
         let peak = |rank: &RankTimeline| rank.memory.iter().map(|m| m.bytes).max();
         for (run, simulated) in run.ranks.iter().zip(&simulated.ranks) {

@@ -100,7 +100,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         Self {
             saving: saving(&shared.saver),
             copying: saving(&shared.copier),
-            late: shared.blueprint.schedule.validates_late(),
+            late: shared.blueprint.schedule().validates_late(),
             before: None,
             heard: Note::default(),
             owes: false,

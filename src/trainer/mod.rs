@@ -6,6 +6,7 @@ mod health;
 mod recovery;
 pub(crate) mod signals;
 pub(crate) mod steps;
+mod survivors;
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -19,7 +20,7 @@ use zeropp_core::meter::MemoryBytes;
 use zeropp_core::metrics::{Evaluation, Plan, StepMetrics, Summary};
 use zeropp_core::params::FlatLayout;
 use zeropp_pipeline::ir::Schedule;
-use zeropp_pipeline::timeline::Timeline;
+use zeropp_pipeline::timeline::{RankTimeline, Timeline};
 use zeropp_zero3::ParamExport;
 
 use crate::Error;
@@ -51,6 +52,15 @@ pub struct Trainer {
     pub(crate) stopper: Stopper,
     /// What the validation loss is of.
     pub(crate) evaluation: Option<Arc<EvaluationSet>>,
+}
+
+/// What a run ends with.
+struct End {
+    summary: Summary,
+    /// What this process's ranks left behind; on rank 0's all ranks.
+    results: Vec<RankResult>,
+    /// What they were built from: that of the last replicas, where some were lost.
+    blueprint: Arc<Blueprint>,
 }
 
 /// Final weights by parameter name, each in row-major order.
@@ -165,7 +175,7 @@ impl Trainer {
 
     /// The lowered schedule that the ranks will run.
     pub fn schedule(&self) -> &Schedule {
-        &self.blueprint.schedule
+        self.blueprint.schedule()
     }
 
     /// Trains; `on_step` sees every step as soon as it is complete, and the next one begins when it
@@ -182,7 +192,7 @@ impl Trainer {
         &self,
         mut on_step: impl FnMut(&StepMetrics) -> F,
     ) -> Result<Summary, Error> {
-        self.run(on_rank_0(&mut on_step), Export::Nothing).map(|(summary, _)| summary)
+        self.run(on_rank_0(&mut on_step), Export::Nothing).map(|end| end.summary)
     }
 
     /// Starts the ranks; the iterator gives every step of the run as soon as it is complete, and
@@ -206,7 +216,7 @@ impl Trainer {
         mut on_step: impl FnMut(&StepMetrics) -> F,
     ) -> Result<Summary, Error> {
         let on_step = on_rank_0(&mut on_step);
-        Ok(self.run_over(Some(communicators), on_step, Export::Nothing)?.0)
+        Ok(self.run_over(Some(communicators), on_step, Export::Nothing)?.summary)
     }
 
     /// Trains and returns the final weights as well, whole, for models that fit in one memory. Of
@@ -218,8 +228,9 @@ impl Trainer {
         &self,
         mut on_step: impl FnMut(&StepMetrics) -> F,
     ) -> Result<(Summary, Weights), Error> {
-        let (summary, results) = self.run(on_rank_0(&mut on_step), Export::Weights)?;
-        Ok((summary, self.assemble(results, self.blueprint.mesh.zero3)))
+        let end = self.run(on_rank_0(&mut on_step), Export::Weights)?;
+        let weights = assemble(&end.blueprint, end.results, self.blueprint.mesh.zero3);
+        Ok((end.summary, weights))
     }
 
     /// Runs one step and returns its figures and the whole batch's gradients, before clipping, by
@@ -234,9 +245,9 @@ impl Trainer {
             metrics = m.clone();
             ControlFlow::Continue(())
         };
-        let (_, results) = self.run(on_step, Export::Gradients)?;
+        let End { blueprint, results, .. } = self.run(on_step, Export::Gradients)?;
         let owners = if self.blueprint.config.zero1 { self.blueprint.mesh.dp } else { 1 };
-        Ok((metrics, self.assemble(results, self.blueprint.mesh.zero3 * owners)))
+        Ok((metrics, assemble(&blueprint, results, blueprint.mesh.zero3 * owners)))
     }
 
     /// The loss, on the validation data of the settings, of the weights that the run begins with or
@@ -262,8 +273,8 @@ impl Trainer {
         &self,
         mut on_step: impl FnMut(&StepMetrics) -> F,
     ) -> Result<(Summary, Timeline), Error> {
-        let (summary, results) = self.run(on_rank_0(&mut on_step), Export::Timeline)?;
-        Ok((summary, self.timeline(&results)))
+        let end = self.run(on_rank_0(&mut on_step), Export::Timeline)?;
+        Ok((end.summary, timeline(&end.blueprint, &end.results)))
     }
 
     /// Runs this process's ranks; `on_step` also hears whether rank 0 is one of them.
@@ -271,7 +282,7 @@ impl Trainer {
         &self,
         on_step: impl FnMut(&StepMetrics, bool) -> ControlFlow<()>,
         export: Export,
-    ) -> Result<(Summary, Vec<RankResult>), Error> {
+    ) -> Result<End, Error> {
         self.run_over(None, on_step, export)
     }
 
@@ -281,14 +292,15 @@ impl Trainer {
         given: Option<Vec<Arc<dyn Communicator>>>,
         mut on_step: impl FnMut(&StepMetrics, bool) -> ControlFlow<()>,
         export: Export,
-    ) -> Result<(Summary, Vec<RankResult>), Error> {
+    ) -> Result<End, Error> {
         let mut steps = Steps::start(self, given, export)?;
         while let Some(metrics) = steps.next_step() {
             if on_step(&metrics, steps.has_rank_0()).is_break() {
                 steps.stop();
             }
         }
-        steps.conclude()
+        let (summary, results) = steps.conclude()?;
+        Ok(End { summary, results, blueprint: steps.blueprint().clone() })
     }
 
     pub(crate) fn summary(&self, totals: &Totals, times: &StageTimes, total_s: f64) -> Summary {
@@ -303,59 +315,8 @@ impl Trainer {
             predicted_at_once_bytes: at_once.max().unwrap_or(0),
             predicted_copy_bytes: copies::predicted(&self.blueprint),
             total_s,
-            ..totals.summary(plan.units.len() * self.blueprint.mesh.world())
+            ..totals.summary()
         }
-    }
-
-    pub(crate) fn timeline(&self, results: &[RankResult]) -> Timeline {
-        let bp = &self.blueprint;
-        let title = match results.iter().map(|r| r.clock_error_ns).max() {
-            None | Some(0) => format!("{} · {}", bp.schedule.kind, bp.mesh),
-            Some(ns) => {
-                let us = ns.div_ceil(1000);
-                format!("{} · {} · clocks within {us} µs", bp.schedule.kind, bp.mesh)
-            }
-        };
-        let spans = results.iter().map(|result| result.spans.clone());
-        let mut timeline = trace::timeline(title, bp.mesh, &bp.schedule.placement, spans);
-        for (rank, result) in timeline.ranks.iter_mut().zip(results) {
-            rank.saves = result.saves.clone();
-        }
-        trace::follow_memory(&mut timeline, &bp.schedule, &bp.all_bytes());
-        timeline.facts = facts(bp);
-        timeline
-    }
-
-    /// Puts the pieces of all ranks together and cuts the buffers into parameters.
-    fn assemble(&self, results: Vec<RankResult>, pieces: usize) -> Weights {
-        let bp = &self.blueprint;
-        let mut found: BTreeMap<(String, bool, usize), Vec<f32>> = BTreeMap::new();
-        for export in results.into_iter().flat_map(|r| r.exported) {
-            let ParamExport { layer, frozen, shard, values } = export;
-            found.insert((layer, frozen, shard), values);
-        }
-        let mut weights = Weights::new();
-        if found.is_empty() {
-            return weights;
-        }
-        for part in &bp.model.parts {
-            let layouts = [FlatLayout::trained, FlatLayout::frozen];
-            for (layout, frozen) in layouts.into_iter().zip([false, true]) {
-                let layout = layout(part.parameters(), bp.layout_pieces());
-                let key = |i| (part.name().to_string(), frozen, i);
-                // What does not train has no gradient.
-                if !found.contains_key(&key(0)) {
-                    continue;
-                }
-                let piece = |i| found.remove(&key(i)).expect("every piece");
-                let flat: Vec<f32> = (0..pieces).flat_map(piece).collect();
-                for place in &layout.params {
-                    let values = flat[place.offset..][..place.spec.len()].to_vec();
-                    weights.insert(place.spec.name.clone(), values);
-                }
-            }
-        }
-        weights
     }
 }
 
@@ -368,16 +329,72 @@ fn on_rank_0<F: StepFlow>(
     }
 }
 
+/// What every rank did when, of a run of `bp`.
+pub(crate) fn timeline(bp: &Blueprint, results: &[RankResult]) -> Timeline {
+    let title = match results.iter().map(|r| r.clock_error_ns).max() {
+        None | Some(0) => format!("{} · {}", bp.schedule().kind, bp.mesh),
+        Some(ns) => {
+            let us = ns.div_ceil(1000);
+            format!("{} · {} · clocks within {us} µs", bp.schedule().kind, bp.mesh)
+        }
+    };
+    let spans = results.iter().map(|result| result.spans.clone());
+    let mut timeline = trace::timeline(title, bp.mesh, &bp.schedule().placement, spans);
+    for (rank, result) in timeline.ranks.iter_mut().zip(results) {
+        rank.saves = result.saves.clone();
+    }
+    let programs =
+        |rank: &RankTimeline| &bp.programs.of(rank.group / bp.mesh.zero3).ranks[rank.pp][..];
+    trace::follow_memory(&mut timeline, programs, &bp.all_bytes());
+    timeline.facts = facts(bp);
+    timeline
+}
+
+/// Puts the pieces of all ranks together and cuts the buffers into parameters.
+fn assemble(bp: &Blueprint, results: Vec<RankResult>, pieces: usize) -> Weights {
+    let mut found: BTreeMap<(String, bool, usize), Vec<f32>> = BTreeMap::new();
+    for export in results.into_iter().flat_map(|r| r.exported) {
+        let ParamExport { layer, frozen, shard, values } = export;
+        found.insert((layer, frozen, shard), values);
+    }
+    let mut weights = Weights::new();
+    if found.is_empty() {
+        return weights;
+    }
+    for part in &bp.model.parts {
+        let layouts = [FlatLayout::trained, FlatLayout::frozen];
+        for (layout, frozen) in layouts.into_iter().zip([false, true]) {
+            let layout = layout(part.parameters(), bp.layout_pieces());
+            let key = |i| (part.name().to_string(), frozen, i);
+            // What does not train has no gradient.
+            if !found.contains_key(&key(0)) {
+                continue;
+            }
+            let piece = |i| found.remove(&key(i)).expect("every piece");
+            let flat: Vec<f32> = (0..pieces).flat_map(piece).collect();
+            for place in &layout.params {
+                let values = flat[place.offset..][..place.spec.len()].to_vec();
+                weights.insert(place.spec.name.clone(), values);
+            }
+        }
+    }
+    weights
+}
+
 /// What a trace says of its run.
 fn facts(bp: &Blueprint) -> Vec<String> {
-    let (plan, batches) = (&bp.plan, bp.schedule.units.iter().sum::<usize>());
+    let (plan, deal) = (&bp.plan, bp.config.deal());
+    let batches = match deal.fewer() {
+        Some(fewer) => format!("{} or {fewer}", deal.most),
+        None => deal.most.to_string(),
+    };
     vec![
         format!(
             "{}; {} stages on each rank, {batches} micro-batches in {} units; times measured, \
              memory of activations and weight stashes as predicted",
             bp.mesh,
             plan.virtual_stages,
-            bp.schedule.units.len(),
+            bp.schedule().units.len(),
         ),
         format!("zeropp {}", env!("CARGO_PKG_VERSION")),
     ]

@@ -118,15 +118,24 @@ impl Recoveries {
         self.at = done;
     }
 
-    /// Tells of a recovery that begins, from the state of a step or anew.
-    pub(crate) fn tell(&self, error: &Error, from: Option<Place>) {
+    /// The ranks go on in another shape: what they do again has other bits.
+    pub(crate) fn change_shape(&mut self) {
+        self.bits.clear();
+        self.attempts.go_on_with_fewer();
+    }
+
+    /// Tells of a recovery that begins, from the state of a step or anew; in other words, `without`
+    /// whom.
+    pub(crate) fn tell(&self, error: &Error, from: Option<Place>, without: Option<&str>) {
         let from = match from {
             Some(Place { step, in_memory: true }) => format!("step {step}, copied in memory"),
             Some(Place { step, .. }) => format!("step {step}"),
             None => "the beginning".into(),
         };
         let (made, max) = (self.made(), self.attempts.max());
-        warn!("{error}\nrecovery {made} of {max}: the ranks go on from {from}");
+        let who = without
+            .map_or("the ranks go on".into(), |lost| format!("the run goes on without {lost},"));
+        warn!("{error}\nrecovery {made} of {max}: {who} from {from}");
     }
 
     /// Whether a step is one that the program has seen; it is done again then, to the same bits.

@@ -15,19 +15,22 @@ use crate::Error;
 use crate::checkpoint::Saver;
 use crate::checkpoint::copies;
 use crate::checkpoint::resume::{Loader, Resumed};
+use crate::config::OnLoss;
 use crate::events;
+use crate::plan::blueprint::Blueprint;
 use crate::plan::memory;
 use crate::recorder;
 use crate::run::measured;
 use crate::run::rank::{Export, News, RankEnd, RankResult, StageTimes};
+use crate::run::spawn;
 use crate::run::stop::Wish;
 use crate::run::totals::Totals;
 use crate::run::trace;
 use crate::telemetry::{Prometheus, Telemetry, header};
-use crate::trainer::Trainer;
 use crate::trainer::epoch::{Begin, Epoch};
 use crate::trainer::health::Health;
 use crate::trainer::recovery::{Recoveries, Remedy};
+use crate::trainer::{Trainer, timeline};
 
 /// A run under way: an iterator over its steps. The ranks begin a step when it is asked for, and
 /// end when this is dropped, after the step that was last seen, which is saved if the run saves.
@@ -39,6 +42,9 @@ use crate::trainer::recovery::{Recoveries, Remedy};
 /// run after one of the next steps.
 pub struct Steps<'a> {
     trainer: &'a Trainer,
+    /// Of the replicas that are left, where some were lost.
+    survivors: Option<Trainer>,
+    lost_replicas: u64,
     epoch: Epoch,
     recoveries: Recoveries,
     /// Whether the step that was last told of waits for what is to follow.
@@ -78,7 +84,11 @@ impl<'a> Steps<'a> {
             None => trainer.devices()?,
         };
         memory::check(bp)?;
-        let span = info_span!("run", schedule = %bp.schedule.kind, mesh = %bp.mesh);
+        if bp.config.on_loss == OnLoss::Shrink {
+            // Known before it is needed.
+            trainer.with_fewer_replicas()?;
+        }
+        let span = info_span!("run", schedule = %bp.schedule().kind, mesh = %bp.mesh);
         let entered = span.clone().entered();
         // Before any rank starts: the port may be taken.
         let prometheus = match is_watched(export) && bp.config.has_rank_0()? {
@@ -97,6 +107,8 @@ impl<'a> Steps<'a> {
         let epoch = Epoch::start(trainer, &devices, begin, &span)?;
         let mut steps = Steps {
             trainer,
+            survivors: None,
+            lost_replicas: 0,
             epoch,
             devices,
             recoveries,
@@ -142,6 +154,15 @@ impl<'a> Steps<'a> {
             Some(_) => unreachable!("a rank is ready before its first step"),
             None => Err(self.conclude().err().expect("a rank that is not ready has failed")),
         }
+    }
+
+    /// What is run: with the replicas that are left.
+    fn trainer(&self) -> &Trainer {
+        self.survivors.as_ref().unwrap_or(self.trainer)
+    }
+
+    pub(crate) fn blueprint(&self) -> &Arc<Blueprint> {
+        &self.trainer().blueprint
     }
 
     /// The checkpoint that the run has gone on from, if it did.
@@ -252,7 +273,9 @@ impl<'a> Steps<'a> {
                 self.health.see(metrics);
             }
         }
-        self.totals.add(metrics);
+        let bp = self.blueprint();
+        let units = bp.programs.units() * bp.mesh.pp * bp.mesh.zero3;
+        self.totals.add(metrics, units);
     }
 
     /// Where ranks have failed and may be brought together again, does so.
@@ -265,13 +288,15 @@ impl<'a> Steps<'a> {
             Remedy::End(text) => text,
             Remedy::Recover => None,
         };
+        let lost = spawn::lost(ranks.failures());
         let error = ranks.end().err().expect("a rank has failed");
         let error = self.recorded(error);
         if let Some(text) = text {
             self.failed = Some(error.with_advice(&text));
             return false;
         }
-        match self.meet_again(&error) {
+        let without = lost.and_then(|rank| self.leave_out(rank));
+        match self.meet_again(&error, without.as_deref()) {
             Ok(()) => true,
             Err(error) => {
                 self.failed = Some(error);
@@ -280,11 +305,37 @@ impl<'a> Steps<'a> {
         }
     }
 
+    /// Where the settings say so, leaves out the replica of `rank`, and says who that is; nothing
+    /// where all are started again.
+    fn leave_out(&mut self, rank: usize) -> Option<String> {
+        let bp = self.blueprint().clone();
+        if bp.config.on_loss != OnLoss::Shrink {
+            return None;
+        }
+        let fewer = match self.trainer().with_fewer_replicas() {
+            Ok(fewer) => fewer?,
+            Err(why) => {
+                warn!("{why}; so all replicas are started again");
+                return None;
+            }
+        };
+        let replica = bp.mesh.coords(rank).dp;
+        let size = bp.mesh.pp * bp.mesh.zero3;
+        let ranks = replica * size..(replica + 1) * size;
+        self.devices = self.devices.without(ranks, bp.mesh.world());
+        self.recoveries.change_shape();
+        let left = fewer.blueprint.mesh.dp;
+        self.survivors = Some(fewer);
+        self.lost_replicas += 1;
+        let others = if left == 1 { "the other one takes" } else { "the others take" };
+        Some(format!("replica {replica} of {}, whose samples {others}", bp.mesh.dp))
+    }
+
     /// Starts the ranks again after `error`, from the newest checkpoint, or from where the run
-    /// began.
-    fn meet_again(&mut self, error: &Error) -> Result<(), Error> {
-        let trainer = self.trainer;
-        let (bp, data) = (&trainer.blueprint, &trainer.data.0);
+    /// began; `without` a replica that is left out.
+    fn meet_again(&mut self, error: &Error, without: Option<&str>) -> Result<(), Error> {
+        let (bp, data) = (&self.blueprint().clone(), &self.trainer().data.clone());
+        let data = &data.0;
         let again = |before: &Arc<Saver>| {
             before.under_way.await_completion(Completing::InRecovery);
             before.close();
@@ -296,12 +347,12 @@ impl<'a> Steps<'a> {
             Some(places) => places.newest()?,
             None => None,
         };
-        self.recoveries.tell(error, newest);
+        self.recoveries.tell(error, newest, without);
         self.recoveries.go_back(newest.map_or(0, |place| place.step));
         let loader = newest.and_then(|place| Loader::again(bp, data, place));
         let (export, peak) = (self.export, Some(self.epoch.peak));
         let begin = Begin { given: None, export, peak, saver, copier, loader };
-        self.epoch = Epoch::start(trainer, &self.devices, begin, &self.span)?;
+        self.epoch = Epoch::start(self.trainer(), &self.devices, begin, &self.span)?;
         self.unanswered = false;
         Ok(())
     }
@@ -364,15 +415,16 @@ impl<'a> Steps<'a> {
             recoveries: self.recoveries.made(),
             steps_redone: self.recoveries.redone,
             recovery_s: self.recoveries.seconds,
-            ..self.trainer.summary(&self.totals, &self.times, total_s)
+            lost_replicas: self.lost_replicas,
+            ..self.trainer().summary(&self.totals, &self.times, total_s)
         };
         if let Some(path) = config.trace.as_ref().filter(|_| self.has_rank_0()) {
-            trace::write(path, &self.trainer.timeline(&results))?;
+            trace::write(path, &timeline(self.blueprint(), &results))?;
         }
         if let Some(path) = config.save_costs.as_ref().filter(|_| self.has_rank_0()) {
-            let timeline = self.trainer.timeline(&results);
+            let timeline = timeline(self.blueprint(), &results);
             let steps = (resumed.unwrap_or(0), self.totals.steps());
-            let nothing = measured::write(path, &self.trainer.blueprint, &timeline, steps)?;
+            let nothing = measured::write(path, self.blueprint(), &timeline, steps)?;
             if let Some(why) = nothing {
                 warn!("save-costs: nothing is written, as {why}");
             }

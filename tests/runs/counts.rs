@@ -99,6 +99,8 @@ fn memory_is_predicted() {
         unit: Some(u),
         ..base.clone()
     };
+    let dealt =
+        |config: Config| Config { global_batch: Some("11".into()), micro_batches: None, ..config };
     let layouts = [
         with(1, 1, 1, 3),
         with(1, 2, 2, 3),
@@ -112,6 +114,9 @@ fn memory_is_predicted() {
         Config { recompute: Recompute::Selective, ..with(2, 2, 1, 3) },
         Config { dp: 2, ..with(2, 2, 1, 3) },
         Config { micro_batches: Some(9), ..with(2, 2, 1, 3) },
+        // Replicas that have not as many micro-batches each.
+        Config { dp: 3, ..dealt(with(2, 2, 1, 3)) },
+        Config { dp: 2, zero1: true, ..dealt(with(2, 1, 1, 2)) },
         Config { precision: Precision::Bf16, ..with(2, 2, 1, 3) },
         Config { precision: Precision::Bf16, ..with(1, 2, 2, 6) },
         Config { precision: Precision::Bf16, recompute: Recompute::Full, ..with(2, 2, 2, 3) },

@@ -30,3 +30,4 @@ mod own_parts;
 mod resume;
 mod same_bits;
 mod torch_training;
+mod uneven;

@@ -51,7 +51,7 @@ fn relative(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).fold(0f32, |m, (x, y)| m.max((x - y).abs())) / scale
 }
 
-fn check(config: Config) {
+pub(crate) fn check(config: Config) {
     let (loss, expected) = oracle(&config);
     let (metrics, gradients) = Trainer::new(config.clone()).unwrap().first_gradients().unwrap();
     assert!((metrics.loss - loss).abs() <= 2e-6 * loss, "{} against {loss}", metrics.loss);

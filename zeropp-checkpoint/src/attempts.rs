@@ -54,6 +54,12 @@ impl Attempts {
         self.made += 1;
         Remedy::Again
     }
+
+    /// The run goes on with fewer replicas: what failed with more of them says nothing of its
+    /// places.
+    pub fn go_on_with_fewer(&mut self) {
+        self.failed.clear();
+    }
 }
 
 #[cfg(test)]
@@ -70,5 +76,12 @@ mod tests {
         assert_eq!(Attempts::new(9).fail(None), Remedy::Again);
         assert_eq!(attempts.fail(None), Remedy::SamePlace, "that says more");
         assert_eq!(Attempts::new(0).fail(None), Remedy::UsedUp);
+        let mut attempts = Attempts::new(9);
+        let remedies = [(); 4].map(|()| {
+            attempts.go_on_with_fewer();
+            attempts.fail(Some(1))
+        });
+        assert_eq!(remedies, [Remedy::Again; 4]);
+        assert_eq!([(); 2].map(|()| attempts.fail(Some(1))), [Remedy::Again, Remedy::SamePlace]);
     }
 }

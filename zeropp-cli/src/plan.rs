@@ -74,12 +74,20 @@ fn schedule(plan: &Plan) -> String {
 }
 
 fn step(plan: &Plan) -> String {
-    let tokens = micro_batches(plan) * plan.micro_batch_size * plan.seq * data_ranks(plan);
+    let all: usize = plan.micro_batches.iter().sum();
+    let tokens = all * plan.zero3 * plan.micro_batch_size * plan.seq;
+    let most = plan.units.iter().sum::<usize>();
+    let dealt = match plan.micro_batches.iter().all(|n| *n == most) {
+        true => format!("{} data ranks x {most} micro-batches", data_ranks(plan)),
+        false => format!(
+            "{} for the replicas = {all} x zero3 {} micro-batches",
+            units(&plan.micro_batches),
+            plan.zero3
+        ),
+    };
     format!(
-        "{}: {} data ranks x {} micro-batches x {} samples x {} tokens",
+        "{}: {dealt} x {} samples x {} tokens",
         count(tokens, "token"),
-        data_ranks(plan),
-        micro_batches(plan),
         plan.micro_batch_size,
         plan.seq,
     )
@@ -132,10 +140,6 @@ fn evaluation(plan: &Plan, eval: &EvaluationPlan) -> String {
         scaled(per_unit),
         percent(eval.bubble),
     )
-}
-
-fn micro_batches(plan: &Plan) -> usize {
-    plan.units.iter().sum()
 }
 
 fn data_ranks(plan: &Plan) -> usize {

@@ -85,7 +85,12 @@ fn recovering(s: &Summary) -> String {
         n => format!("{n} recoveries"),
     };
     let redone = count(s.steps_redone as usize, "step");
-    format!("{n}: {} from failure to the next step, {redone} done again\n", duration(s.recovery_s))
+    let without = match s.lost_replicas {
+        0 => String::new(),
+        n => format!("; {} lost, whose samples the others took", count(n as usize, "replica")),
+    };
+    let took = duration(s.recovery_s);
+    format!("{n}: {took} from failure to the next step, {redone} done again{without}\n")
 }
 
 /// The last validation loss, and the lowest, if any was measured.

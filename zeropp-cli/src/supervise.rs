@@ -5,6 +5,7 @@ mod child;
 mod copies;
 mod memory;
 mod progress;
+mod replicas;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -20,6 +21,7 @@ use crate::values::whole;
 use child::{Child, Ended};
 use copies::Copies;
 use progress::Watched;
+use replicas::Replicas;
 
 const ABOUT: &str = "Start a command again when it fails, from its newest checkpoint\n\n\
 COMMAND is a whole run: `zeropp run`, or a launcher around it. When it ends with an error or is \
@@ -36,6 +38,8 @@ Examples:
   zeropp supervise -- mpirun -n 8 zeropp run run.toml --engine mpi --save ckpt --resume
   zeropp supervise --listen node1:29500
   zeropp supervise --buddy node1:29500 -- zeropp run run.toml --save ckpt --resume
+  zeropp supervise --replicas 4 -- mpirun -n {2dp} zeropp run run.toml --engine mpi --pp 2 \
+      --dp {dp} --global-batch 64 --save ckpt --save-every 10 --resume
   zeropp supervise --hang-s 900 -- zeropp run run.toml --save ckpt --save-every 10 --resume
 
 Exit codes: that of the last COMMAND; 2 where it cannot be supervised.";
@@ -62,6 +66,7 @@ pub(crate) fn command() -> Command {
                      checkpoint end it earlier",
                 ),
         )
+        .arg(replicas::flag())
         .arg(
             Arg::new("hang-s")
                 .long("hang-s")
@@ -125,8 +130,12 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let signals = child::signals().map_err(Failure::failed_run)?;
     let copies = Copies::of(matches, watched.as_ref())?;
     let Some(watched) = watched else { return keep(&signals) };
+    let asked = matches.get_one::<u64>(replicas::FLAG).map(|k| *k as usize);
+    let mut replicas = Replicas::new(asked, &line, &watched).map_err(Failure::bad_input)?;
     let mut attempts = Attempts::new(max);
     loop {
+        let before = (watched.sign(), copies.newest());
+        let line = replicas.filled_in(&line);
         let mut child = Child::start(&line, copies.folder()).map_err(Failure::bad_input)?;
         let ended = child.follow(&signals, (&watched, hang), PERIOD);
         child.end_rest();
@@ -151,11 +160,15 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
             return Err(silent(code));
         }
         let from = newest.map_or("the beginning".into(), |step| format!("step {step}"));
+        let with = replicas.after_failure((watched.sign(), copied) != before);
+        if replicas.are_fewer() {
+            attempts.go_on_with_fewer();
+        }
         let is_copy = copied.is_some() && copied == newest;
         let in_memory = if is_copy { ", copied in memory" } else { "" };
         tell(&format!(
             "the command failed ({}); recovery {} of {max}: it is started again from \
-             {from}{in_memory}",
+             {from}{in_memory}{with}",
             child::in_words(code),
             attempts.made()
         ));

@@ -307,3 +307,65 @@ fn signals_are_passed_on_and_what_is_stopped_stays_so() {
     let last = bits(&at.join("m.jsonl")).len();
     assert!(at.join(format!("ckpt/step-{last:06}")).exists());
 }
+
+/// A run of three replicas, of which one is away for a while: what is told, and how many replicas
+/// each start had.
+fn with_a_replica_away(at: &Path, small: &str) -> (String, String) {
+    // The first start is killed once it has saved, and so is the one with two, when the third
+    // replica is back; without it a start with three ends at once.
+    let script = format!(
+        "echo $1 >> starts; n=$(wc -l < starts)\n\
+         [ $1 -gt $(cat there) ] && exit 9\n\
+         line=\"$ZEROPP {small} --dp $1 --global-batch 8 --metrics m.jsonl --save ckpt\"\n\
+         line=\"$line --save-every 5 --keep 1000 --resume\"\n\
+         [ $n -gt 3 ] && exec $line\n\
+         before=$(ls ckpt | grep -c '^step')\n\
+         $line & pid=$!\n\
+         while [ $(ls ckpt | grep -c '^step') -lt $((before + 2)) ]; do sleep 0.01; done\n\
+         kill -9 $pid; wait $pid\n\
+         [ $n = 1 ] && echo 2 > there || echo 3 > there\n\
+         exit 9\n"
+    );
+    fs::write(at.join("run.sh"), script).unwrap();
+    fs::write(at.join("there"), "3").unwrap();
+    let plain = command(at, "");
+    let flags = "supervise --replicas 3 --memory= -- sh run.sh {dp} --global-batch 8 --save ckpt \
+                 --resume";
+    let output = Command::new(plain.get_program())
+        .args(flags.split_whitespace())
+        .env("ZEROPP", plain.get_program())
+        .current_dir(at)
+        .output()
+        .unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    (told, fs::read_to_string(at.join("starts")).unwrap())
+}
+
+#[test]
+fn without_a_replica_that_does_not_come_back_the_others_share_its_samples_until_it_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let small = SMALL.replace("--zero3 2 ", "");
+    let (told, starts) = with_a_replica_away(at, &format!("{small} --steps 300"));
+    assert_eq!(starts, "3\n3\n2\n3\n", "{told}");
+    let from: Vec<u64> = told
+        .lines()
+        .filter_map(|line| line.split_once("started again from step "))
+        .map(|(_, rest)| rest.split_once(',').unwrap().0.parse().unwrap())
+        .collect();
+    let [first, again, second] = from[..] else { panic!("{told}") };
+    assert!(first == again && second > first, "{told}");
+    assert!(told.contains(&format!("from step {first}, with 2 of 3 replicas")), "{told}");
+    // The same shapes, one after the other, without a failure.
+    for (replicas, last) in [(3, first), (2, second), (3, 300)] {
+        let line = format!(
+            "{small} --steps {last} --dp {replicas} --global-batch 8 --metrics all.jsonl \
+             --save own --resume"
+        );
+        let got = zeropp(at, &line);
+        assert_eq!(got.code, Some(0), "{}", got.err);
+    }
+    assert_eq!(bits(&at.join("m.jsonl")), bits(&at.join("all.jsonl")));
+    assert_eq!(bits(&at.join("m.jsonl")).len(), 300);
+}

@@ -4,10 +4,12 @@
 use crate::ir::{Action, Compute, Message, Schedule, Task};
 
 mod issue;
+mod replicas;
 mod warm_up;
 mod weights;
 
 pub use issue::in_issue_order;
+pub use replicas::with_sums_in_order_of;
 
 /// How lowering treats weights and memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,6 +11,8 @@ use zeropp_core::files::open_regular;
 pub(super) struct Watched {
     save: PathBuf,
     metrics: Option<PathBuf>,
+    /// Whether it says how many samples a step has.
+    pub(super) has_batch: bool,
 }
 
 impl Watched {
@@ -40,7 +42,8 @@ impl Watched {
                     .into(),
             );
         }
-        Ok(Watched { save, metrics: path("--metrics").or(file.metrics) })
+        let has_batch = flag(&words, "--global-batch").is_some() || file.global_batch.is_some();
+        Ok(Watched { save, metrics: path("--metrics").or(file.metrics), has_batch })
     }
 
     /// The folder of checkpoints.
@@ -103,7 +106,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let metrics = dir.path().join("m");
         let (save, of) = (dir.path().join("c"), Some(metrics.clone()));
-        let watched = Watched { save, metrics: of };
+        let watched = Watched { save, metrics: of, has_batch: false };
         let sign = |text: &str| {
             std::fs::write(&metrics, text).unwrap();
             watched.sign()

@@ -11,6 +11,8 @@ mod room;
 pub use hand_over::{copy, hand_over, take_over, take_to_read};
 pub use room::{Room, RoomSource};
 
+use std::ops::Range;
+
 use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
 use burn::tensor::{DeviceKind as Adapter, DeviceType};
@@ -58,6 +60,13 @@ impl Devices {
     /// number of devices share them.
     pub fn of(&self, local: usize) -> Device {
         self.0[local % self.0.len()].clone()
+    }
+
+    /// The devices of the ranks that are left of so many when `lost` are gone, one for each. A
+    /// device that others shared with them stays.
+    pub fn without(&self, lost: Range<usize>, ranks: usize) -> Devices {
+        let left = (0..ranks).filter(|rank| !lost.contains(rank));
+        Devices(left.map(|rank| self.of(rank)).collect())
     }
 
     /// How many there are.

@@ -244,8 +244,11 @@ pub struct Plan {
     pub schedule: String,
     /// Stages on each rank (V).
     pub virtual_stages: usize,
-    /// Micro-batches of each unit of a step.
+    /// Micro-batches of each unit of a step; of a replica that has the most of them.
     pub units: Vec<usize>,
+    /// Micro-batches of a step on each rank of every replica.
+    #[serde(default)]
+    pub micro_batches: Vec<usize>,
     /// Samples in a micro-batch.
     pub micro_batch_size: usize,
     /// Tokens in a sample.
@@ -367,6 +370,9 @@ pub struct Summary {
     /// Times that its ranks failed, met again and went on.
     #[serde(default)]
     pub recoveries: u64,
+    /// Replicas that it went on without.
+    #[serde(default)]
+    pub lost_replicas: u64,
     /// Steps that were done again after a failure; they are no part of `steps`.
     #[serde(default)]
     pub steps_redone: u64,

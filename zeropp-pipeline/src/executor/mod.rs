@@ -300,6 +300,11 @@ impl<W: Worker> Executor<W> {
                 f.running.push((action, span));
             }
             Action::ReplicaReduce { stage } => {
+                // All replicas start these sums in the order of their programs, which one that
+                // still waits for its reduction would change.
+                if f.reduces.iter().any(|(reducing, _)| *reducing != stage) {
+                    self.retire_reduces(f)?;
+                }
                 self.worker.request_replica_reduce(stage);
                 f.sent_bytes += self.worker.replica_bytes(stage);
                 f.running.push((action, span));

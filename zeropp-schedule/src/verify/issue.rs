@@ -42,7 +42,10 @@ pub fn verify_issue_order(program: &Schedule) -> Result<(), VerifyError> {
 
 /// The rank at the other end of a message, and the message by its producing stage; none for what is
 /// no message.
-fn shared(program: &Schedule, action: &Action) -> Option<(usize, (Message, usize, usize))> {
+pub(super) fn shared(
+    program: &Schedule,
+    action: &Action,
+) -> Option<(usize, (Message, usize, usize))> {
     match *action {
         Action::Send { message, stage, micro_batch } => {
             Some((program.destination(message, stage)?, (message, stage, micro_batch)))

@@ -13,12 +13,14 @@ mod deadlock;
 mod issue;
 mod messages;
 mod order;
+mod replicas;
 mod tables;
 mod validate;
 mod weights;
 mod words;
 
 pub use issue::verify_issue_order;
+pub use replicas::{verify_replicas, verify_replicas_issue_order};
 pub use words::Words;
 
 /// What a schedule has to keep besides being correct.
@@ -90,6 +92,8 @@ pub enum VerifyError {
     /// Ranks come to the messages between them in orders that do not go together, where sends are
     /// not buffered: each would wait for the next one, and the last for the first.
     IssueOrder(Vec<Place>),
+    /// The programs of replicas do not go together.
+    Replicas(String),
 }
 
 /// One rank of a deadlock.

@@ -70,6 +70,9 @@ impl VerifyError {
                 let waits = places.iter().map(one).collect::<Vec<_>>().join(" waits for ");
                 format!("no one order of operations: {waits} waits for the first")
             }
+            VerifyError::Replicas(problem) => {
+                format!("the programs of the replicas do not go together: {problem}")
+            }
         }
     }
 }
