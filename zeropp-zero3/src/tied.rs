@@ -17,7 +17,7 @@ pub struct Tie {
 
 impl Tie {
     /// Whether one rank has both.
-    pub fn is_on_one_rank(&self) -> bool {
+    pub(crate) fn is_on_one_rank(&self) -> bool {
         self.ranks.0 == self.ranks.1
     }
 }

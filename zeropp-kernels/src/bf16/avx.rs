@@ -29,8 +29,8 @@ fn flushing(f: impl FnOnce()) {
 /// 32, so that nothing but factors moves while K goes by.
 const KEPT_ROWS: usize = 4;
 
-/// A kernel of [`Avx512::ROWS`] rows and two vectors, some rows after the others: in each block both
-/// chains, then their sum onto the results.
+/// A kernel of [`Avx512::ROWS`] rows and two vectors, some rows after the others: in each block
+/// both chains, then their sum onto the results.
 ///
 /// # Safety
 /// Needs AVX-512, `blocks` blocks of rows of 32 numbers at `a` and of lines of 64 bytes at both
@@ -89,8 +89,8 @@ unsafe fn chains_512(
 /// then both onto c, as 16 registers hold one chain of them.
 ///
 /// # Safety
-/// Needs AVX2 and FMA, `blocks` blocks of rows of 32 numbers at `a` and of lines of 64 bytes at both
-/// `b`, and as many rows of two vectors at `c`.
+/// Needs AVX2 and FMA, `blocks` blocks of rows of 32 numbers at `a` and of lines of 64 bytes at
+/// both `b`, and as many rows of two vectors at `c`.
 #[target_feature(enable = "avx2,fma")]
 #[inline(never)]
 unsafe fn chains_256(
