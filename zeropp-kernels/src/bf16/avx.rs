@@ -45,21 +45,24 @@ unsafe fn chains_512(
     stride: usize,
 ) {
     for first in (0..Avx512::ROWS).step_by(KEPT_ROWS) {
-        // SAFETY: the rows are within the tile, here and below.
+        // SAFETY: the first row is within the tile.
         let c = c.map(|c| unsafe { c.add(first * stride) });
+        // SAFETY: the same.
         let mut a = unsafe { a.add(first * BLOCK) };
         let mut b = b;
         let mut results = [[_mm512_setzero_ps(); 2]; KEPT_ROWS];
         for (row, results) in results.iter_mut().enumerate() {
+            // SAFETY: the row is within the tile.
             *results = c.map(|c| unsafe { _mm512_loadu_ps(c.add(row * stride)) });
         }
         for _ in 0..blocks {
             let mut chains = [[[_mm512_setzero_ps(); 2]; KEPT_ROWS]; 2];
             for pair in (0..BLOCK).step_by(2) {
                 for (k, chain) in (pair..).zip(&mut chains) {
-                    // SAFETY: k is within the block, the row within the tile.
+                    // SAFETY: k is within the block.
                     let b = b.map(|b| unsafe { _mm512_loadu_ps(b.add(k * PANEL)) });
                     for (row, sums) in chain.iter_mut().enumerate() {
+                        // SAFETY: the row is within the tile, k within the block.
                         let a = _mm512_set1_ps(unsafe { *a.add(row * BLOCK + k) });
                         sums[0] = _mm512_fmadd_ps(a, b[0], sums[0]);
                         sums[1] = _mm512_fmadd_ps(a, b[1], sums[1]);
@@ -74,6 +77,7 @@ unsafe fn chains_512(
             }
             // SAFETY: the next block, or the end.
             a = unsafe { a.add(Avx512::ROWS * BLOCK) };
+            // SAFETY: the same.
             b = b.map(|b| unsafe { b.add(BLOCK * PANEL) });
         }
         for (row, results) in results.iter().enumerate() {
@@ -116,9 +120,10 @@ unsafe fn chains_256(
             }
             *sums = own;
         }
-        for row in 0..Avx2::ROWS {
-            for (i, c) in c.iter().enumerate() {
-                let sum = _mm256_add_ps(chains[0][row][i], chains[1][row][i]);
+        let [even, odd] = &chains;
+        for (row, (even, odd)) in even.iter().zip(odd).enumerate() {
+            for ((c, even), odd) in c.iter().zip(even).zip(odd) {
+                let sum = _mm256_add_ps(*even, *odd);
                 // SAFETY: the row is within the tile.
                 unsafe {
                     let c = c.add(row * stride);
