@@ -1,8 +1,9 @@
 //! How many replicas a supervised command is started with: fewer, where not all come back.
 
-use clap::{Arg, value_parser};
+use clap::Arg;
 
 use super::progress::Watched;
+use crate::values::whole;
 
 /// The flag for how many there are.
 pub(super) const FLAG: &str = "replicas";
@@ -12,9 +13,11 @@ const MOST: u64 = 4096;
 const NAME: &str = "dp}";
 
 pub(super) fn flag() -> Arg {
-    let arg =
-        Arg::new(FLAG).long(FLAG).value_name("K").value_parser(value_parser!(u64).range(1..=MOST));
-    arg.help(
+    let count = |text: &str| {
+        let number = whole::<u64>(1)(text).ok().filter(|k| *k <= MOST);
+        number.ok_or_else(|| format!("expected a whole number from 1 to {MOST}"))
+    };
+    Arg::new(FLAG).long(FLAG).value_name("K").value_parser(count).help(
         "Replicas of the run (dp). Where a start fails without progress, the next one has one \
          fewer; after progress all are tried again. In COMMAND, {dp} stands for their number, and \
          {8dp} for 8 times as many",
