@@ -146,14 +146,6 @@ pub fn add_in_place(sum: Tensor<1>, more: Tensor<1>) -> Tensor<1> {
     map_in_place(sum, add).unwrap_or_else(|sum| sum + more)
 }
 
-/// `a + b`, element by element, where others hold both.
-pub fn sum(a: &Tensor<1>, b: &Tensor<1>) -> Tensor<1> {
-    match (on_cpu(a), on_cpu(b)) {
-        (Some(x), Some(y)) => from_vec(kernels::sum(x.as_slice(), y.as_slice()), a.dims()),
-        _ => a.clone() + b.clone(),
-    }
-}
-
 /// `t` in bf16, or itself off the CPU or in another type than fp32, to be cast there.
 pub fn rounded(t: Tensor<1>) -> Tensor<1> {
     match on_cpu(&t) {

@@ -110,17 +110,6 @@ pub fn zeros(len: usize) -> Vec<f32> {
     collect(len, |_, out| out.extend(std::iter::repeat_n(0.0, out.len())))
 }
 
-/// The elements of `a + b`.
-///
-/// # Panics
-/// Panics if the slices differ in length.
-pub fn sum(a: &[f32], b: &[f32]) -> Vec<f32> {
-    assert_eq!(a.len(), b.len());
-    collect(a.len(), |range, out| {
-        out.extend(a[range.clone()].iter().zip(&b[range]).map(|(a, b)| a + b));
-    })
-}
-
 /// Adds `more` to `sum`, element by element.
 ///
 /// # Panics

@@ -68,8 +68,9 @@ impl LayerShard {
         self.param_hold.is_some()
     }
 
-    /// Gives up the parameters.
-    pub(crate) fn release_param(&mut self) {
+    /// Gives up the parameters and the gradient.
+    pub(crate) fn release(&mut self) {
+        drop(self.take_grad());
         self.param_hold = None;
         self.param = Tensor::zeros([1], &self.param.device());
     }

@@ -427,7 +427,7 @@ impl Optimizer {
     ) -> CommResult<()> {
         let moving = self.move_state();
         let mut state = std::mem::take(&mut self.state);
-        self.release_tied(stages);
+        tied::release(stages, self.options.tie);
         for (s, (stage, state)) in stages.iter_mut().zip(&mut state).enumerate() {
             for (i, state) in state.iter_mut().enumerate() {
                 let Some(grad) = stage.layers[i].take_grad() else { continue };
@@ -452,14 +452,6 @@ impl Optimizer {
         Ok(())
     }
 
-    /// What this rank has twice of a tied weight is the embedding's alone, which is then updated in
-    /// place.
-    fn release_tied(&self, stages: &mut [ShardedStage]) {
-        tied::release(stages, self.options.tie);
-        let shared = self.options.tie.filter(|tie| self.is_shared(tie.last));
-        drop(shared.and_then(|tie| take_grad(stages, tie.last)));
-    }
-
     /// Goes back to what was `before` and updates again; not without a `scale`.
     fn update_again(
         &mut self,
@@ -471,7 +463,7 @@ impl Optimizer {
         before.iter_mut().for_each(LayerBefore::release);
         let moving = self.move_state();
         let mut all = std::mem::take(&mut self.state);
-        self.release_tied(stages);
+        tied::release(stages, self.options.tie);
         for LayerBefore { at: (s, i), given, state: kept, .. } in before {
             let (stage, state) = (&mut stages[s], &mut all[s][i]);
             kept.restore(state);

@@ -22,11 +22,11 @@ impl Tie {
     }
 }
 
-/// Gives up the head's parameters among `stages` where this rank has both layers; until
-/// [`share`] they are not there.
+/// Gives up the head's parameters and gradient among `stages` where this rank has both layers, so
+/// that the embedding's are its alone; until [`share`] there are no parameters of the head.
 pub(crate) fn release(stages: &mut [ShardedStage], tie: Option<Tie>) {
     if let Some((_, (stage, layer))) = places(stages, tie) {
-        stages[stage].layers[layer].release_param();
+        stages[stage].layers[layer].release();
     }
 }
 
