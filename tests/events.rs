@@ -48,3 +48,15 @@ fn gradients_that_are_not_finite_are_told_once_with_a_remedy() {
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(warnings[0].message().contains("a smaller lr"), "{warnings:?}");
 }
+
+/// Tests beside one that hears came to an event first, and nothing was heard.
+#[test]
+fn what_another_thread_said_first_unheard_is_heard() {
+    let speak = || tracing::warn!("said");
+    let (_, heard) = hear(|| {
+        std::thread::spawn(speak).join().unwrap();
+        speak();
+    });
+    let heard: Vec<&str> = heard.iter().map(|event| event.message()).collect();
+    assert_eq!(heard, ["said"]);
+}

@@ -309,6 +309,27 @@ fn every_path_that_is_named_is_there() {
     told(&broken);
 }
 
+/// The guides name types, functions and tests; each is a word of some source.
+#[test]
+fn whatever_the_guides_name_is_in_the_sources() {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let all = files("");
+    let is_source =
+        |name: &str| is_rust(name) || name.ends_with(".toml") || name.starts_with("ci/");
+    let sources = all.iter().filter(|(name, _)| is_source(name));
+    let words: BTreeSet<&str> = sources.flat_map(|(_, text)| text.split(|c| !is_part(c))).collect();
+    let mut broken = Vec::new();
+    for guide in ["ARCHITECTURE.md", "CONTRIBUTING.md"] {
+        let spans = all[guide].split('`').skip(1).step_by(2);
+        for name in spans.filter(|span| span.chars().all(|c| is_part(c) || c == ':')) {
+            if name.split("::").any(|word| !words.contains(word)) {
+                broken.push(format!("{guide}: {name}"));
+            }
+        }
+    }
+    told(&broken);
+}
+
 /// The index of decisions has every page under its own number, and no number twice.
 #[test]
 fn every_decision_is_in_the_index() {

@@ -138,7 +138,7 @@ impl Config {
             })?;
             check(samples / each >= self.dp as u64, || {
                 let (dp, least) = (self.dp, each.saturating_mul(self.dp as u64));
-                let problem = format!("is less than {each} samples ({of}) for each of dp {dp}");
+                let problem = format!("is less than {least} samples, {of} for each of dp {dp}");
                 wrong(problem, &format!("use {least} or more, or a smaller dp"))
             })?;
         }

@@ -195,7 +195,9 @@ impl Config {
         };
         match sized {
             Ok(sized) => Ok(Named::Sized(Box::new(sized))),
-            Err(problem) => {
+            Err(said) => {
+                // The value is the path; that of a folder's file is another.
+                let problem = said.strip_prefix(&format!("{model}: ")).unwrap_or(&said);
                 let families = hf_config::MODEL_TYPES.join(", ");
                 let help = format!("use {what} of one of these families: {families}");
                 Err(ConfigError::value("model", model, problem, help))

@@ -156,7 +156,7 @@ fn micro_batches_follow_from_the_batch_of_all_ranks() {
         ),
         (
             "dp = 3\nglobal-batch = '2'",
-            "global-batch = 2: is less than 1 samples (a micro-batch of 1 on zero3 1) for each of \
+            "global-batch = 2: is less than 3 samples, a micro-batch of 1 on zero3 1 for each of \
              dp 3; use 3 or more, or a smaller dp",
         ),
         (

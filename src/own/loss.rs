@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::{Int, Tensor};
+use burn::tensor::{DType, Int, Tensor};
 
 use zeropp_core::layer::{BatchShape, Head, LayerCost, LayerCx};
 use zeropp_core::params::ParamSpec;
@@ -10,7 +10,8 @@ use zeropp_core::params::ParamSpec;
 /// What a model is trained by, as a function of its logits.
 pub trait Loss: Send + Sync + 'static {
     /// The mean loss `[1]` over n tokens, from their logits `[n, V]` and targets `[n]`, by Burn's
-    /// operations, through which it goes back. In fp32 or bf16, as the run computes.
+    /// operations, through which it goes back. The logits are in fp32 or bf16, as the run computes;
+    /// the loss may be in either.
     fn loss(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1>;
 }
 
@@ -42,7 +43,9 @@ impl Head for WithLoss {
     fn loss(&self, x: Tensor<3>, targets: Tensor<2, Int>, cx: &LayerCx) -> Tensor<1> {
         let logits = self.head.logits(x, cx).expect("a head with logits");
         let [b, s, v] = logits.dims();
-        self.loss.loss(logits.reshape([b * s, v]), targets.reshape([b * s]))
+        let loss = self.loss.loss(logits.reshape([b * s, v]), targets.reshape([b * s]));
+        // A run's losses, and where its gradients begin, are fp32.
+        loss.cast(DType::F32)
     }
 
     fn logits(&self, x: Tensor<3>, cx: &LayerCx) -> Option<Tensor<3>> {

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use zeropp_core::files::{escaped, read_text};
-use zeropp_pipeline::costs::{Form, Table};
+use zeropp_core::files::{escaped, read_text, toml_keys};
+use zeropp_pipeline::costs::Table;
 
 use super::schedule_file::ScheduleFileError;
 use crate::config::ConfigError;
@@ -14,18 +14,25 @@ const FILE_BYTES_MAX: u64 = 256 << 20;
 /// Reads a file of costs: a table in TOML or JSON, a schedule's JSON that has costs, or a trace.
 ///
 /// # Errors
-/// One message that starts with the path: another extension, an unreadable file, or what
-/// [`Table::read`] found; control characters of the file are escaped.
+/// One message that starts with the path: another extension, an unreadable file, or what is wrong
+/// with the text; control characters of the file are escaped.
 pub fn read_costs(path: &Path) -> Result<Table, ScheduleFileError> {
     let fail = |problem: String| ScheduleFileError {
         path: path.display().to_string(),
         problem: escaped(&problem).into(),
     };
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-    let form = Form::from_extension(extension)
-        .ok_or_else(|| fail("a file of costs ends in .toml or .json".into()))?;
+    let is_toml = match extension.to_ascii_lowercase().as_str() {
+        "toml" => true,
+        "json" => false,
+        _ => return Err(fail("a file of costs ends in .toml or .json".into())),
+    };
     let text = read_text(path, FILE_BYTES_MAX).map_err(|e| fail(e.to_string()))?;
-    Table::read(&text, form).map_err(|e| fail(e.to_string()))
+    let table = match is_toml {
+        true => Table::of_keys(toml_keys(&text).map_err(fail)?),
+        false => Table::from_json(&text),
+    };
+    table.map_err(|e| fail(e.to_string()))
 }
 
 /// A setting that names costs which do not work.

@@ -6,9 +6,11 @@ use crate::config::{Config, DeviceKind};
 use burn::tensor::{DType, Device, Tensor};
 use zeropp_core::device::Devices;
 
-/// Measurements of which the best counts, at least.
-const TRIES: usize = 6;
-/// How long to go on measuring: others that use the machine give it back for some of that.
+/// Measurements that have to come close to the best one.
+const CLOSE_TRIES: usize = 3;
+/// How close, as a share.
+const CLOSE: f64 = 0.03;
+/// How long to go on where they do not: others that use the machine give it back for some of that.
 const TRY_S: f64 = 0.2;
 
 /// What the ranks of a machine have to compute with.
@@ -72,19 +74,44 @@ fn gemm_flops(kind: DeviceKind, device: &Device, dtype: DType) -> f64 {
         }
         start.elapsed().as_secs_f64()
     };
-    let start = Instant::now();
-    let mut best = f64::INFINITY;
-    let mut tries = 0;
-    while tries < TRIES || start.elapsed().as_secs_f64() < TRY_S {
-        best = best.min(measure());
-        tries += 1;
+    2.0 * products as f64 * (n as f64).powi(3) / shortest(std::iter::repeat_with(measure))
+}
+
+/// The shortest of `times`, in seconds, of which no more are taken than it needs: a few that are as
+/// short show that nothing disturbed them. A run begins only after that.
+fn shortest(times: impl Iterator<Item = f64>) -> f64 {
+    let (mut best, mut close, mut spent) = (f64::INFINITY, 0, 0.0);
+    for time in times {
+        spent += time;
+        if time < (1.0 - CLOSE) * best {
+            close = 0;
+        }
+        best = best.min(time);
+        close += usize::from(time <= (1.0 + CLOSE) * best);
+        if close == CLOSE_TRIES || spent >= TRY_S {
+            break;
+        }
     }
-    2.0 * products as f64 * (n as f64).powi(3) / best
+    best
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A run began a fifth of a second later because it measured that long on an idle machine.
+    #[test]
+    fn measuring_ends_when_a_few_times_are_as_short() {
+        let taken = |times: &[f64]| {
+            let mut left = times.iter().copied();
+            (shortest(left.by_ref()), times.len() - left.len())
+        };
+        assert_eq!(taken(&[0.009, 0.00301, 0.003, 0.00302, 0.002]), (0.003, 4));
+        assert_eq!(taken(&[0.003, 0.003, 0.002, 0.003, 0.002, 0.00201, 0.001]), (0.002, 6));
+        // Others compute: the best within the time counts, alone as it is.
+        assert_eq!(taken(&[0.05, 0.08, 0.003, 0.06, 0.07, 0.001]), (0.003, 5));
+        assert_eq!(taken(&[0.3, 0.1]), (0.3, 1));
+    }
 
     /// Runs printed 347 % of a peak that was measured while others computed.
     #[test]

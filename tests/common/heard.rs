@@ -1,8 +1,9 @@
 //! What runs tell through `tracing`, kept for a test.
 
 use std::fmt::Debug;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
+use tracing::Dispatch;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
@@ -27,6 +28,10 @@ impl Heard {
 
 /// Does `work`, and returns with its result what was told meanwhile.
 pub(crate) fn hear<T>(work: impl FnOnce() -> T) -> (T, Vec<Heard>) {
+    // While there is just one subscriber, `tracing` asks that of the thread which comes to an event
+    // first whether anybody listens, and remembers the answer: a test beside this one has none.
+    static SECOND: OnceLock<Dispatch> = OnceLock::new();
+    SECOND.get_or_init(|| Dispatch::new(tracing_subscriber::registry()));
     let ear = Ear::default();
     let all = tracing_subscriber::registry().with(ear.clone());
     let done = tracing::subscriber::with_default(all, work);

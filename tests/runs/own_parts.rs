@@ -3,10 +3,10 @@
 
 use std::ops::ControlFlow;
 
-use burn::tensor::{Int, Tensor, activation::log_softmax};
+use burn::tensor::{DType, Int, Tensor, activation::log_softmax};
 
 use crate::common::{Run, assert_same_bits, run, text_file, tiny};
-use zeropp::config::{Decay, Order, Resume};
+use zeropp::config::{Decay, Order, Precision, Resume};
 use zeropp::optimizer::{Elements, Parameter, StepScale, UpdateRule};
 use zeropp::{Config, Loss, Samples, Trainer, TrainerBuilder};
 
@@ -101,6 +101,29 @@ fn an_own_loss_of_the_logits_trains_as_the_head_s_own_does() {
         let piped = Config { pp: 2, virtual_stages: Some(2), ..base };
         assert_same_bits(&alone, &outcome(Trainer::builder(piped).loss(CrossEntropy)), "pp 2");
     }
+}
+
+/// In bf16 the logits are bf16, and so is what a program makes of them unless it casts.
+#[test]
+fn an_own_loss_in_bf16_trains_as_one_in_fp32_does() {
+    struct Half;
+    impl Loss for Half {
+        fn loss(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+            let loss = CrossEntropy.loss(logits, targets);
+            assert_eq!(loss.dtype(), DType::BF16);
+            loss
+        }
+    }
+    let base = Config { precision: Precision::Bf16, ..small() };
+    let reference = run(base.clone());
+    let alone = outcome(Trainer::builder(base.clone()).loss(Half));
+    for (a, b) in reference.steps.iter().zip(&alone.steps) {
+        // Three digits are all that bf16 has.
+        assert!((a.loss - b.loss).abs() < 0.02 * a.loss, "{} and {}", a.loss, b.loss);
+    }
+    assert!(alone.steps.last().unwrap().loss < alone.steps[0].loss);
+    let piped = Config { pp: 2, virtual_stages: Some(2), ..base };
+    assert_same_bits(&alone, &outcome(Trainer::builder(piped).loss(Half)), "pp 2");
 }
 
 /// Momentum of an element's own.

@@ -5,7 +5,6 @@ use std::path::Path;
 use clap::{Arg, ArgMatches};
 use zeropp::Config;
 use zeropp::config::{EngineKind, OPTIONS, Recompute, Table};
-use zeropp::pipeline::costs::Form;
 use zeropp_plan::layout::{Fixed, Job, Layout, Recompute as Planned};
 use zeropp_plan::model::ModelSizes;
 use zeropp_plan::plan::Plan;
@@ -153,7 +152,7 @@ impl Wish {
         let zero3 = ranks.clamp(1, 64);
         let measured = Config { zero3, pp: 1, dp: 1, vocab: Some(ids), ..config.clone() };
         let file = measure::machine_file(&measured)?;
-        machines::read(MEASURED, &file, Form::Toml).map_err(planning::bad)
+        machines::read(MEASURED, &file).map_err(planning::bad)
     }
 
     fn fixed(&self, config: &Config) -> Fixed {

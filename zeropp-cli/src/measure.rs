@@ -269,8 +269,7 @@ mod tests {
     #[test]
     fn the_file_is_a_machine() {
         let text = text(&measured(true), "4 CPU ranks");
-        let form = zeropp::pipeline::costs::Form::Toml;
-        let machine = zeropp_plan::machines::read("m.toml", &text, form).unwrap();
+        let machine = zeropp_plan::machines::read("m.toml", &text).unwrap();
         assert_eq!(machine.block_flops_per_s, Some([1e10, 2e10, 3e10, 4e10]));
         assert_eq!(machine.head_flops_per_s, Some(5e10));
         assert_eq!((machine.update_bytes_per_s, machine.memory_bytes_per_s), (6e9, 7e9));
@@ -282,7 +281,7 @@ mod tests {
         assert_eq!(machine.source, "4 CPU ranks");
         assert!(text.contains("Between processes: not measured, there is one"), "{text}");
         let alone = super::text(&measured(false), "1 CPU rank");
-        zeropp_plan::machines::read("m.toml", &alone, form).unwrap();
+        zeropp_plan::machines::read("m.toml", &alone).unwrap();
         assert!(alone.contains("not measured, a rank is alone here"), "{alone}");
     }
 

@@ -225,7 +225,6 @@ pub(crate) fn bad(error: PlanError) -> Failure {
 
 fn file(field: &str, path: &Path) -> Result<String, Failure> {
     let works = match field {
-        "machine" => "a machine's file, such as `zeropp measure -o machine.toml` writes",
         "against" => "the file that `zeropp run --metrics RUN.jsonl` wrote",
         _ => "a file of settings, such as `zeropp run --print-config` prints",
     };

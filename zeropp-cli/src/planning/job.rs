@@ -1,14 +1,15 @@
 //! What is to be planned, from flags: the same model that `zeropp run` makes of them.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
-use zeropp::Config;
 use zeropp::config::{
     Bytes, DeviceKind, OptimizerKind, OptimizerSync, PackWeights, Precision, Table, Value,
 };
-use zeropp::pipeline::costs::{Form, Machine};
+use zeropp::pipeline::costs::Machine;
 use zeropp::pipeline::lower;
+use zeropp::{Config, read_costs};
 use zeropp_core::kernels::attention::keeps_probabilities;
 use zeropp_core::kernels::bf16::Packed;
 use zeropp_plan::layout::{Compute, Fixed, Job, Layout, Moments, Packing, Recompute};
@@ -230,10 +231,10 @@ fn machine(matches: &ArgMatches) -> Result<Machine, Failure> {
 /// The machine that is known by this name, or that the file of this name is about.
 pub(crate) fn machine_called(name: &str) -> Result<Machine, Failure> {
     let path = Path::new(name);
-    let form = path.extension().and_then(|e| e.to_str()).and_then(Form::from_extension);
-    let read = match form {
-        Some(form) => machines::read(name, &file("machine", path)?, form),
-        None => machines::named(name),
+    let is_file = |end: &OsStr| ["toml", "json"].iter().any(|form| end.eq_ignore_ascii_case(form));
+    let read = match path.extension().is_some_and(is_file) {
+        true => machines::of_table(name, read_costs(path).map_err(|e| e.problem)),
+        false => machines::named(name),
     };
     read.map_err(bad)
 }

@@ -6,6 +6,7 @@ mod kept;
 mod map;
 mod place;
 mod regular;
+mod toml_keys;
 mod walk;
 mod words;
 
@@ -14,5 +15,6 @@ pub use kept::open_kept;
 pub use map::Mapped;
 pub use place::Place;
 pub use regular::{open_regular, read_text};
+pub use toml_keys::toml_keys;
 pub use walk::{WalkError, files_below, is_hidden};
 pub use words::in_words;

@@ -166,13 +166,13 @@ fn spread(times: &[f64], blocks: &[usize], weights: &[f64]) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ALONE, Form};
+    use super::super::{ALONE, tests};
     use super::*;
 
     const EVEN: BlockTimes = [1.0, 1.0, 1.0, 1.0];
 
     fn table(text: &str) -> Table {
-        Table::read(text, Form::Toml).unwrap()
+        tests::table(text).unwrap()
     }
 
     /// Stages of 2, 4, 3 and 1 blocks: 10 each for F, 5 for the embedding and 30 for the head.

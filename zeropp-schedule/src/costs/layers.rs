@@ -50,14 +50,15 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ALONE, Form};
+    use super::super::ALONE;
+    use super::super::tests::table;
     use super::*;
 
     #[test]
     fn stages_cost_what_their_layers_do_and_the_whole_is_the_same_for_all() {
         let text = "t_f = 2.5\nt_b = 3\nt_w = 1\nt_comm = 7\n\
                     mem_f = 4\nmem_b = -2\nmem_w = -2\nmem_input = 1";
-        let table = Table::read(text, Form::Toml).unwrap();
+        let table = table(text).unwrap();
         for stages in [1, 3, 7, 12] {
             let cut = layers_of(12, stages).unwrap();
             let costs = table.of_layers(&cut).unwrap().of(stages, ALONE, None).unwrap();
@@ -71,7 +72,7 @@ mod tests {
         assert_eq!(layers_of(7, 3).unwrap(), [3, 2, 2]);
         let said = layers_of(3, 4).unwrap_err().to_string();
         assert!(said.starts_with("layers = 3: 4 stages"), "{said}");
-        let lists = Table::read("t_f = [1, 2]\nt_b = 1\nt_w = 1", Form::Toml).unwrap();
+        let lists = super::super::tests::table("t_f = [1, 2]\nt_b = 1\nt_w = 1").unwrap();
         assert!(lists.of_layers(&[1, 1]).is_err());
     }
 }

@@ -1,8 +1,9 @@
 //! What everything costs, as a file: one form for all who need times.
 //!
-//! A file is a table of costs, in TOML or JSON, with the keys of [`json::Costs`]: times in µs,
-//! fractions allowed, and memory in bytes or any other unit. A key with an entry for each stage may
-//! be one number for all of them.
+//! A file is a table of costs with the keys of [`json::Costs`]: times in µs, fractions allowed, and
+//! memory in bytes or any other unit. A key with an entry for each stage may be one number for all
+//! of them. JSON is read here; of another form, such as TOML, whoever reads it gives the keys
+//! ([`Table::of_keys`]):
 //!
 //! ```toml
 //! t_f = 11347              # F, B and W: of one micro-batch on one stage
@@ -81,26 +82,6 @@ impl CostsError {
     }
 }
 
-/// How a file of costs is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// A table in TOML.
-    Toml,
-    /// A table in JSON, a schedule with costs, or a trace.
-    Json,
-}
-
-impl Form {
-    /// The form that a file's extension names, whatever its case; none but `toml` and `json` do.
-    pub fn from_extension(extension: &str) -> Option<Form> {
-        match extension.to_ascii_lowercase().as_str() {
-            "toml" => Some(Form::Toml),
-            "json" => Some(Form::Json),
-            _ => None,
-        }
-    }
-}
-
 /// Ranks that share a stage's weights (D), and replicas (K).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharers {
@@ -132,23 +113,23 @@ impl From<&simulate::Costs> for Table {
 }
 
 impl Table {
-    /// Reads a file of costs; or takes the costs of a schedule, or the times of a trace.
+    /// Reads a file of costs in JSON; or takes the costs of a schedule, or the times of a trace.
     ///
     /// # Errors
     /// Text that is none of these.
-    pub fn read(text: &str, form: Form) -> Result<Table, CostsError> {
-        let keys = match form {
-            Form::Toml => from_toml(text)?,
-            Form::Json if chrome_read::is_trace(text) => return of_trace(text),
-            Form::Json => serde_json::from_str(text).map_err(|e| CostsError::new(e.to_string()))?,
-        };
+    pub fn from_json(text: &str) -> Result<Table, CostsError> {
+        if chrome_read::is_trace(text) {
+            return of_trace(text);
+        }
+        let keys: Map<String, Value> =
+            serde_json::from_str(text).map_err(|e| CostsError::new(e.to_string()))?;
         if keys.contains_key("actions") {
             return of_schedule(text);
         }
         Table::of_keys(keys)
     }
 
-    /// The costs with these keys, as a file in JSON has them.
+    /// The costs with these keys, as a file has them in whichever form.
     ///
     /// # Errors
     /// A description of what was measured that is no text.
@@ -362,23 +343,6 @@ impl Table {
             !(key.starts_with("mem_") && value.as_array().is_some_and(|l| l.iter().all(zero)))
         });
         self
-    }
-}
-
-fn from_toml(text: &str) -> Result<Map<String, Value>, CostsError> {
-    let table: toml::Table = text.parse().map_err(|e| CostsError(format!("{e}")))?;
-    // JSON has no word for them.
-    let is_number = |value: &toml::Value| value.as_float().is_none_or(f64::is_finite);
-    let is_good = |value: &toml::Value| match value {
-        toml::Value::Array(list) => list.iter().all(is_number),
-        value => is_number(value),
-    };
-    if let Some((key, value)) = table.iter().find(|(_, value)| !is_good(value)) {
-        return Err(CostsError(format!("{key}: found {value}; a number is needed")));
-    }
-    match serde_json::to_value(table) {
-        Ok(Value::Object(map)) => Ok(map),
-        other => Err(CostsError(format!("{other:?} is no table of costs"))),
     }
 }
 

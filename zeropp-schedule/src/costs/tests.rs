@@ -6,13 +6,21 @@ use crate::schedules::{Shape, generate};
 const SHARERS: Sharers = Sharers { zero3: 4, replicas: 2 };
 const TIMES: &str = "t_f = 1\nt_b = 2\nt_w = 3\n";
 
-fn toml(text: &str) -> Result<simulate::Costs, CostsError> {
-    Table::read(text, Form::Toml)?.of(2, SHARERS, None)
+/// The table of some lines `key = value`, with the values of JSON.
+pub(super) fn table(lines: &str) -> Result<Table, CostsError> {
+    let entry =
+        |line: &str| line.split_once(" = ").map(|(key, value)| format!("\"{key}\": {value}"));
+    let entries: Vec<String> = lines.lines().map(|line| entry(line).expect(line)).collect();
+    Table::from_json(&format!("{{{}}}", entries.join(", ")))
+}
+
+fn costs(lines: &str) -> Result<simulate::Costs, CostsError> {
+    table(lines)?.of(2, SHARERS, None)
 }
 
 #[test]
 fn one_number_stands_for_all_stages() {
-    let costs = toml(
+    let costs = costs(
         "t_f = 1.5\nt_b = [2, 3]\nt_w = 1\nt_comm = 377\nbytes_per_s = 12.5e9\n\
          mem_message = 8e3\nmem_weights = [1e3, 2e3]\nt_step = 4",
     )
@@ -27,12 +35,12 @@ fn one_number_stands_for_all_stages() {
 #[test]
 fn bandwidth_stands_for_times() {
     let bytes = format!("{TIMES}mem_weights = 8000\nmem_gradient = 16000\n");
-    let costs = toml(&format!("{bytes}zero3_bytes_per_s = 1e6\nreplica_bytes_per_s = 1000"));
+    let costs = costs(&format!("{bytes}zero3_bytes_per_s = 1e6\nreplica_bytes_per_s = 1000"));
     let stage = costs.unwrap().stages[0];
     // 3/4 of the bytes, and for the replicas twice half of a quarter of them.
     assert_eq!((stage.all_gather_ns, stage.reduce_scatter_ns), (6_000_000, 12_000_000));
     assert_eq!(stage.replica_reduce_ns, 4_000_000_000);
-    let both = toml(&format!("{bytes}zero3_bytes_per_s = 1e6\nt_gather = 5")).unwrap();
+    let both = costs(&format!("{bytes}zero3_bytes_per_s = 1e6\nt_gather = 5")).unwrap();
     assert_eq!(both.stages[1].all_gather_ns, 5000, "a time that is given counts");
 }
 
@@ -40,7 +48,7 @@ fn bandwidth_stands_for_times() {
 fn bytes_that_are_not_given_are_those_that_are_known() {
     let known =
         StageBytes { activation: 7, stash: 3, weights: 4, message: 5, ..Default::default() };
-    let table = Table::read(&format!("{TIMES}mem_message = 9"), Form::Toml).unwrap();
+    let table = table(&format!("{TIMES}mem_message = 9")).unwrap();
     let costs = table.of(2, ALONE, Some(&[known, known])).unwrap();
     assert_eq!(costs.memory[1], StageBytes { message: 9, ..known });
     assert_eq!(table.of(2, ALONE, None).unwrap().memory[1].activation, 0);
@@ -53,9 +61,7 @@ fn what_does_not_work_is_named() {
         ("t_r = [1, 2, 3]", "t_r: found [1,2,3]; one number for each of stages = 2, or none"),
         ("t_r = -1", "t_r: found [-1,-1]; a time is 0 to 1000000000 µs"),
         ("t_r = 1e10", "t_r: found [10000000000,10000000000]; a time is 0 to"),
-        ("t_r = nan", "t_r: found nan; a number is needed"),
-        ("t_r = [1.0, inf]", "t_r: found [1.0, inf]; a number is needed"),
-        ("t_r = 'long'", "long"),
+        ("t_r = \"long\"", "long"),
         ("t_comm = -0.5", "t_comm: found -0.5; a time is 0 to"),
         ("links = 0", "links: found 0; 1 or more"),
         ("bytes_per_s = 0", "bytes_per_s: found 0; 1 or more"),
@@ -65,25 +71,25 @@ fn what_does_not_work_is_named() {
         ("measured = 5", "measured: found 5; what was measured, as text"),
     ];
     for (text, fragment) in cases {
-        let error = toml(&format!("{TIMES}{text}")).expect_err(text).to_string();
+        let error = costs(&format!("{TIMES}{text}")).expect_err(text).to_string();
         assert!(error.contains(fragment), "{text}: {error}");
         assert!(!error.contains("costs."), "fields are called as the file has them: {error}");
     }
     for key in NEEDED {
         let rest: String = TIMES.split_inclusive('\n').filter(|l| !l.starts_with(key)).collect();
-        let error = toml(&rest).unwrap_err().to_string();
+        let error = costs(&rest).unwrap_err().to_string();
         assert!(error.starts_with(&format!("{key} is missing: ")), "{error}");
     }
-    assert!(Table::read("[1]", Form::Json).is_err());
+    assert!(Table::from_json("[1]").is_err());
 }
 
 #[test]
 fn sums_that_leave_64_bits_are_refused() {
-    let costs = toml("t_f = 1e9\nt_b = 1\nt_w = 1").unwrap();
+    let costs = costs("t_f = 1e9\nt_b = 1\nt_w = 1").unwrap();
     assert_eq!(check_sums(&costs, 1000), Ok(()));
     let error = check_sums(&costs, 1 << 20).unwrap_err().to_string();
     assert!(error.starts_with("a time of 1000000000 us is too long for 2 stages and"), "{error}");
-    let slow = toml(&format!("{TIMES}mem_message = 1e15\nbytes_per_s = 1")).unwrap();
+    let slow = costs(&format!("{TIMES}mem_message = 1e15\nbytes_per_s = 1")).unwrap();
     assert!(check_sums(&slow, 8).is_err(), "a transfer counts");
 }
 
@@ -102,7 +108,7 @@ fn what_is_written_reads_back() {
     let mut text = Vec::new();
     write(&costs, ("steps 2 to 8 of \"a run\"", None), &mut text).unwrap();
     let text = String::from_utf8(text).unwrap();
-    let table = Table::read(&text, Form::Json).unwrap();
+    let table = Table::from_json(&text).unwrap();
     assert_eq!(table.measured(), Some("steps 2 to 8 of \"a run\""));
     assert_eq!(table.of(2, ALONE, None).unwrap(), costs);
     assert!(text.contains("\n  \"t_f\": [1.001,1.001],\n"), "a key a line: {text}");
@@ -118,17 +124,17 @@ fn traces_and_schedules_have_costs() {
     let timeline = simulate::simulate(&schedule, &costs).unwrap();
     let mut trace = Vec::new();
     chrome::write(&timeline, &mut trace).unwrap();
-    let table = Table::read(&String::from_utf8(trace).unwrap(), Form::Json).unwrap();
+    let table = Table::from_json(&String::from_utf8(trace).unwrap()).unwrap();
     assert_eq!(table.measured(), Some("a trace of zb-h1, simulated"));
     assert_eq!(table.of(2, ALONE, None).unwrap().stages, costs.stages);
     let document = Document { schedule, costs: Some((&costs).into()), measures: None };
     let mut text = Vec::new();
     json::write(&document, &mut text).unwrap();
-    let table = Table::read(&String::from_utf8(text).unwrap(), Form::Json).unwrap();
+    let table = Table::from_json(&String::from_utf8(text).unwrap()).unwrap();
     assert_eq!((table.measured(), table.of(2, ALONE, None)), (None, Ok(costs)));
     let bare = Document { costs: None, ..document };
     let mut text = Vec::new();
     json::write(&bare, &mut text).unwrap();
-    let error = Table::read(&String::from_utf8(text).unwrap(), Form::Json).unwrap_err();
+    let error = Table::from_json(&String::from_utf8(text).unwrap()).unwrap_err();
     assert_eq!(error.to_string(), "this schedule has no costs");
 }
