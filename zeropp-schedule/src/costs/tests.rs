@@ -14,13 +14,13 @@ pub(super) fn table(lines: &str) -> Result<Table, CostsError> {
     Table::from_json(&format!("{{{}}}", entries.join(", ")))
 }
 
-fn costs(lines: &str) -> Result<simulate::Costs, CostsError> {
+fn from_keys(lines: &str) -> Result<simulate::Costs, CostsError> {
     table(lines)?.of(2, SHARERS, None)
 }
 
 #[test]
 fn one_number_stands_for_all_stages() {
-    let costs = costs(
+    let costs = from_keys(
         "t_f = 1.5\nt_b = [2, 3]\nt_w = 1\nt_comm = 377\nbytes_per_s = 12.5e9\n\
          mem_message = 8e3\nmem_weights = [1e3, 2e3]\nt_step = 4",
     )
@@ -35,12 +35,12 @@ fn one_number_stands_for_all_stages() {
 #[test]
 fn bandwidth_stands_for_times() {
     let bytes = format!("{TIMES}mem_weights = 8000\nmem_gradient = 16000\n");
-    let costs = costs(&format!("{bytes}zero3_bytes_per_s = 1e6\nreplica_bytes_per_s = 1000"));
+    let costs = from_keys(&format!("{bytes}zero3_bytes_per_s = 1e6\nreplica_bytes_per_s = 1000"));
     let stage = costs.unwrap().stages[0];
     // 3/4 of the bytes, and for the replicas twice half of a quarter of them.
     assert_eq!((stage.all_gather_ns, stage.reduce_scatter_ns), (6_000_000, 12_000_000));
     assert_eq!(stage.replica_reduce_ns, 4_000_000_000);
-    let both = costs(&format!("{bytes}zero3_bytes_per_s = 1e6\nt_gather = 5")).unwrap();
+    let both = from_keys(&format!("{bytes}zero3_bytes_per_s = 1e6\nt_gather = 5")).unwrap();
     assert_eq!(both.stages[1].all_gather_ns, 5000, "a time that is given counts");
 }
 
@@ -71,13 +71,13 @@ fn what_does_not_work_is_named() {
         ("measured = 5", "measured: found 5; what was measured, as text"),
     ];
     for (text, fragment) in cases {
-        let error = costs(&format!("{TIMES}{text}")).expect_err(text).to_string();
+        let error = from_keys(&format!("{TIMES}{text}")).expect_err(text).to_string();
         assert!(error.contains(fragment), "{text}: {error}");
         assert!(!error.contains("costs."), "fields are called as the file has them: {error}");
     }
     for key in NEEDED {
         let rest: String = TIMES.split_inclusive('\n').filter(|l| !l.starts_with(key)).collect();
-        let error = costs(&rest).unwrap_err().to_string();
+        let error = from_keys(&rest).unwrap_err().to_string();
         assert!(error.starts_with(&format!("{key} is missing: ")), "{error}");
     }
     assert!(Table::from_json("[1]").is_err());
@@ -85,11 +85,11 @@ fn what_does_not_work_is_named() {
 
 #[test]
 fn sums_that_leave_64_bits_are_refused() {
-    let costs = costs("t_f = 1e9\nt_b = 1\nt_w = 1").unwrap();
+    let costs = from_keys("t_f = 1e9\nt_b = 1\nt_w = 1").unwrap();
     assert_eq!(check_sums(&costs, 1000), Ok(()));
     let error = check_sums(&costs, 1 << 20).unwrap_err().to_string();
     assert!(error.starts_with("a time of 1000000000 us is too long for 2 stages and"), "{error}");
-    let slow = costs(&format!("{TIMES}mem_message = 1e15\nbytes_per_s = 1")).unwrap();
+    let slow = from_keys(&format!("{TIMES}mem_message = 1e15\nbytes_per_s = 1")).unwrap();
     assert!(check_sums(&slow, 8).is_err(), "a transfer counts");
 }
 
