@@ -101,7 +101,7 @@ fn what_contradicts_the_model_is_refused() {
     let cases = [
         ("model = \"lama\"", "model = lama: is not known; use one of gpt, llama, "),
         ("model = \"nowhere/\"", "model = nowhere/: No such file or directory"),
-        ("model = \"nowhere.gguf\"", "model = nowhere.gguf: No such file or directory"),
+        ("model = \"nowhere.gguf\"", "model = nowhere.gguf: cannot be read (No such file"),
         ("model = \"gpt2\"\nhidden = 512", "hidden = 512: model gpt2 has 768; leave hidden out"),
         ("model = \"llama-1b\"\nkv-heads = 4", "kv-heads = 4: model llama-1b has 8"),
         ("model = \"llama-1b\"\ntied = false", "tied = false: model llama-1b has true"),
