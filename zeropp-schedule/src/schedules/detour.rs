@@ -51,13 +51,16 @@ pub fn around(
         Err(ScheduleError::Field { kind: row.name, field, value, works: works.into() })
     };
     if replicas == 0 {
-        return fail("replicas", 0, "it must be at least 1");
+        return fail("dp", 0, "it must be at least 1");
     }
     if plain.is_forward_only() {
-        return fail("replicas", replicas, "what trains nothing has no replicas");
+        return fail("dp", replicas, "what trains nothing has no replicas");
     }
     let all = Shape { micro_batches: shape.micro_batches.saturating_mul(replicas), ..*shape };
-    all.check(row.name)?;
+    if all.check(row.name).is_err() {
+        let works = "it makes more actions than a schedule may have; make it smaller";
+        return fail("dp", replicas, works);
+    }
     let hosts = Hosts::new(row.name, shape.pp, replicas, missing)?;
     let routes = hosts.routes(&plain.placement, shape.micro_batches);
     let joint = Joint::new(&plain, costs, &routes, replicas);
