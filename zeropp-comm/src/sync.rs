@@ -1,5 +1,5 @@
 //! What the threads of an engine and of a rendezvous wait with: parking_lot's locks, and with the
-//! feature `shuttle` ones that a test runs in every order (`tests/shuttle.rs`).
+//! feature `shuttle` ones that a test runs in every order (`zeropp-comm/tests/shuttle.rs`).
 
 #[cfg(not(feature = "shuttle"))]
 mod chosen {

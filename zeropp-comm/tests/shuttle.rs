@@ -1,6 +1,6 @@
 //! The threads engine and the rendezvous in one process under every order of their threads that a
 //! random scheduler, and one that prefers few changes, come to: results are right, and nobody waits
-//! for ever. `ZEROPP_SCHEDULES` is how many of each are tried; a failure prints the one that failed,
+//! for ever. `ZEROPP_SCHEDULES` is how many of each are tried. A failure prints the one that failed,
 //! which `shuttle::replay` runs again.
 
 use std::sync::Arc;
@@ -77,8 +77,8 @@ fn collectives_give_what_they_should_in_every_order() {
     }
 }
 
-/// Messages that meet their receives early and late, two under one name, and a sender that leaves as
-/// soon as it has sent.
+/// Messages that meet their receives early and late, two under one name, and a sender that leaves
+/// as soon as it has sent.
 #[test]
 fn messages_arrive_in_every_order() {
     every_order(|| {

@@ -108,7 +108,7 @@ pub(crate) struct Request {
     pub(super) virtual_stages: Option<usize>,
     pub(super) micro_batches: Option<usize>,
     pub(super) unit: Option<usize>,
-    /// Replicas that are shown in one schedule, and their ranks that are missing; none: one pipeline.
+    /// Replicas that are in one schedule, and their ranks that are missing; none: one pipeline.
     pub(super) replicas: Option<usize>,
     pub(super) missing: Vec<ReplicaRank>,
     pub(super) costs: CostFlags,

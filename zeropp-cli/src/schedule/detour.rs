@@ -9,6 +9,7 @@ use super::args::Request;
 use super::costs::Priced;
 use super::output::rate;
 use crate::Failure;
+use crate::figures::count;
 
 /// The schedule of `kind` for all `replicas` without those ranks that the request says are missing;
 /// and if there are any, what a step takes beside one of all ranks, and one without whole replicas.
@@ -28,9 +29,12 @@ pub(super) fn around_missing(
     let step = |schedule: &Schedule| step_period_ns(&lower(schedule, &options), &priced.simulator);
     let plain = |shape: &Shape| generate_with_costs(kind, shape, &priced.generator);
     let whole = step(&plain(&shape).map_err(Failure::bad_input)?);
-    let less = |takes: u64| rate(1.0 - whole as f64 / takes.max(1) as f64);
-    let told =
-        |takes: u64| format!("{} us, {} less throughput", priced.unit.micros(takes), less(takes));
+    let told = |takes: u64| {
+        // A kind whose backwards are whole may be faster with some of them split.
+        let change = whole as f64 / takes.max(1) as f64 - 1.0;
+        let how = if change > 0.0 { "more" } else { "less" };
+        format!("{} us, {} {how} throughput", priced.unit.micros(takes), rate(change.abs()))
+    };
     let mut lines = vec![
         format!("a step of all {} ranks: {} us", replicas * shape.pp, priced.unit.micros(whole)),
         format!("around the missing: {}", told(step(&schedule))),
@@ -42,10 +46,11 @@ pub(super) fn around_missing(
     if left > 0 {
         // The same samples on fewer replicas; the first ones have more where it does not divide.
         let micro_batches = (shape.micro_batches * replicas).div_ceil(left);
+        let whole_ones = count(left, "whole replica");
         let without = plain(&Shape { micro_batches, ..shape });
         lines.push(match without {
-            Ok(schedule) => format!("on {left} whole replicas: {}", told(step(&schedule))),
-            Err(error) => format!("on {left} whole replicas: not possible ({error})"),
+            Ok(schedule) => format!("on {whole_ones}: {}", told(step(&schedule))),
+            Err(error) => format!("on {whole_ones}: not possible ({error})"),
         });
     }
     Ok((schedule, Some(lines.join("\n"))))

@@ -1,8 +1,8 @@
 //! Any kind for replicas of which single ranks are missing: their micro-batches take a detour.
 //!
 //! Ranks at one place of several pipelines have the same stages, so that each of them can compute
-//! for all. Where one is missing, its micro-batches are dealt out to the others at its place, and go
-//! on in their own pipeline behind that (ReCycle, SOSP 2024, §3). So one schedule has the ranks of
+//! for all. Where one is missing, its micro-batches are dealt out to the others at its place, and
+//! go on in their own pipeline behind that (ReCycle, SOSP 2024, §3). So one schedule has the ranks of
 //! all replicas, and its stages have *copies* on several of them.
 //!
 //! Micro-batch j of replica k is number j·K + k. The order of each rank is a list schedule: by the
@@ -218,7 +218,7 @@ impl<'a> Joint<'a> {
     ) -> Joint<'a> {
         let (stages, each) = (plain.stages(), plain.micro_batches());
         let timing = time(&plain.ranks, &plain.placement, each, costs);
-        let timing = timing.ok().expect("generated schedules run through");
+        let timing = timing.expect("generated schedules run through");
         let mut items = Vec::new();
         for (actions, spans) in plain.ranks.iter().zip(&timing.spans) {
             for (action, (start, _)) in actions.iter().zip(spans) {

@@ -27,8 +27,8 @@ pub(super) fn header(schedule: &Schedule) -> Result<(), VerifyError> {
     for (micro_batch, route) in routes.iter().enumerate() {
         if route.len() != stages || route.iter().any(|rank| *rank >= ranks) {
             return fail(format!(
-                "the route of micro-batch {micro_batch} is {route:?}; it needs a rank of 0..{ranks} \
-                 for each of {stages} stages"
+                "the route of micro-batch {micro_batch} is {route:?}; it needs a rank of \
+                 0..{ranks} for each of {stages} stages"
             ));
         }
     }
@@ -36,8 +36,8 @@ pub(super) fn header(schedule: &Schedule) -> Result<(), VerifyError> {
         for (other, there) in holdings(schedule).iter().enumerate().skip(rank + 1) {
             if held != there && held.iter().any(|stage| there.contains(stage)) {
                 return fail(format!(
-                    "ranks {rank} and {other} have stages {held:?} and {there:?}; ranks with a stage \
-                     in common have to have all in common"
+                    "ranks {rank} and {other} have stages {held:?} and {there:?}; ranks with a \
+                     stage in common have to have all in common"
                 ));
             }
         }
@@ -56,8 +56,8 @@ pub(super) fn sums(schedule: &Schedule) -> Result<(), VerifyError> {
         let [here, there] = [rank, first].map(|rank| summed(&schedule.ranks[rank]));
         if here != there || here.len() != stages.len() {
             return Err(VerifyError::Replicas(format!(
-                "rank {first} sums stages {there:?} in that order, and rank {rank}, which has copies \
-                 of {stages:?}, sums {here:?}"
+                "rank {first} sums stages {there:?} in that order, and rank {rank}, which has \
+                 copies of {stages:?}, sums {here:?}"
             )));
         }
     }
