@@ -134,7 +134,9 @@ impl Config {
             })?;
         }
         let stages = self.pp * stages_each;
-        check(self.layers >= stages || self.is_emulated(), || {
+        // A file has its own number of stages.
+        let unknown = self.is_emulated() || self.schedule_file().is_some();
+        check(self.layers >= stages || unknown, || {
             let problem = format!(
                 "pp {} x virtual {stages_each} makes {stages} stages, and each needs a layer",
                 self.pp

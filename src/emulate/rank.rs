@@ -52,7 +52,8 @@ pub(super) fn run_rank(
     world: Arc<dyn Communicator>,
     mut see: impl FnMut(EmulatedStep),
 ) -> Result<RankSteps, RankError> {
-    let groups = Groups::new(world.clone(), shared.mesh)?;
+    let copies = shared.programs.most.first_copies();
+    let groups = Groups::with_copies(world.clone(), shared.mesh, &copies)?;
     let clock = Clock::new(shared.epoch);
     let mut executor = build(shared, &groups, &clock);
     let late = shared.programs.most.validates_late();
@@ -100,11 +101,10 @@ pub(super) fn run_rank(
 }
 
 fn build(shared: &Shared, groups: &Groups, clock: &Arc<Clock>) -> Executor<EmulatedWorker> {
-    let (c, program) = (groups.coords, shared.programs.of(groups.coords.dp));
+    let program = shared.programs.of(groups.coords.dp);
     let links = EmulatedLinks::new(groups.pipeline.clone(), shared.costs.clone(), clock.clone());
     Executor::new(
-        program.ranks[c.pp].clone(),
-        program.placement.clone(),
+        program,
         Arc::new(links),
         groups.world.rank(),
         Instruments { meter: Meter::new(), status: shared.status.clone(), epoch: shared.epoch },

@@ -1,7 +1,7 @@
 //! Everything that follows from a configuration and a model before a rank starts: stages, the
 //! verified program of every rank, predicted memory and bubble.
 
-use crate::config::{Config, DeviceKind, PackWeights, Precision};
+use crate::config::{Config, ConfigError, DeviceKind, PackWeights, Precision};
 use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
 use zeropp_core::kernels::bf16::Packed;
@@ -134,6 +134,9 @@ impl Blueprint {
         blueprint.times = Times::new((&blueprint.config, table), estimates, &bytes)?;
         let costs = generator_costs(&blueprint.config, &blueprint.times.costs, &bytes);
         let programs = Programs::new(resolved, &costs)?;
+        if !programs.most.routes.is_empty() && blueprint.model.is_tied() {
+            return Err(tied_copies(&blueprint.config));
+        }
         blueprint.evaluation = evaluation::programs(&blueprint.config, &programs)?;
         blueprint.programs = programs;
         blueprint.recomputed = Recomputed::new(blueprint.config.recompute, blueprint.schedule());
@@ -336,6 +339,13 @@ impl Blueprint {
         })
     }
 
+    /// Whether several ranks of a pipeline have the stage.
+    fn has_copies(&self, stage: usize) -> bool {
+        let schedule = self.schedule();
+        let routes = &schedule.routes;
+        routes.iter().any(|route| route[stage] != schedule.placement[stage])
+    }
+
     /// Ranks that share the optimizer's work on a shard.
     fn owners(&self) -> u64 {
         if self.config.zero1 { self.mesh.dp as u64 } else { 1 }
@@ -456,7 +466,10 @@ impl Blueprint {
             message,
             gather_input: if alone || fp32 { 0 } else { shard * self.compute.size() as u64 },
             reduced: if alone { 0 } else { trained_shard * 4 },
-            replica_reduced: if self.mesh.dp > 1 { trained_shard * 4 / self.owners() } else { 0 },
+            replica_reduced: match self.mesh.dp > 1 || self.has_copies(stage) {
+                true => trained_shard * 4 / self.owners(),
+                false => 0,
+            },
         }
     }
 
@@ -481,6 +494,13 @@ impl Blueprint {
 fn larger(a: Vec<HeldBytes>, b: Vec<HeldBytes>) -> Vec<HeldBytes> {
     let most = |(a, b): (HeldBytes, HeldBytes)| if b.total() > a.total() { b } else { a };
     a.into_iter().zip(b).map(most).collect()
+}
+
+/// A tied weight's gradient is summed between two ranks, and not between copies of both.
+fn tied_copies(config: &Config) -> Error {
+    let problem = "has copies of stages, and embedding and head of this model share a weight";
+    let help = "use a model whose embedding and head have weights of their own (untied)";
+    ConfigError::value("schedule", &config.schedule, problem, help).into()
 }
 
 /// Parameter names must be unique, but for the weight that embedding and head share.

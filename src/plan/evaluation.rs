@@ -4,7 +4,7 @@ use zeropp_core::metrics::EvaluationPlan;
 use zeropp_pipeline::ir::{Action, Schedule};
 use zeropp_pipeline::lower::{LowerOptions, in_issue_order, lower};
 use zeropp_pipeline::memory::predict_at_once;
-use zeropp_pipeline::schedules::forward;
+use zeropp_pipeline::schedules::forwards_of;
 use zeropp_pipeline::verify::{VerifyLimits, verify, verify_issue_order};
 
 use crate::Error;
@@ -25,7 +25,7 @@ pub(crate) fn programs(config: &Config, training: &Programs) -> Result<Option<Pr
 }
 
 fn program(config: &Config, training: &Schedule) -> Result<Schedule, Error> {
-    let compact = forward(&training.placement, &training.units);
+    let compact = forwards_of(training);
     let options = LowerOptions { prefetch: config.prefetch, ..LowerOptions::default() };
     let limits = VerifyLimits { forward_only: true, ..VerifyLimits::default() };
     let program = lower(&compact, &options);

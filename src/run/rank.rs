@@ -273,7 +273,8 @@ pub(crate) fn run_rank(
     let shared = &Shared { copier, ..shared.clone() };
     let threads = processes::threads(shared, &roster);
     let _in_use = threads.install();
-    let groups = Groups::new(world, shared.blueprint.mesh)?;
+    let copies = shared.blueprint.schedule().first_copies();
+    let groups = Groups::with_copies(world, shared.blueprint.mesh, &copies)?;
     let meter = Meter::new();
     let (mut executor, resumed) = build_executor(shared, &device, &groups, &meter)?;
     if shared.export == Export::Gradients {
@@ -340,8 +341,7 @@ fn build_executor(
     let tokens = tokens::training(shared, device, groups);
     let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
     let executor = Executor::new(
-        schedule.ranks[pp].clone(),
-        schedule.placement.clone(),
+        schedule,
         groups.pipeline.clone(),
         groups.world.rank(),
         Instruments { meter: meter.clone(), status: shared.status.clone(), epoch: shared.epoch },

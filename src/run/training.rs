@@ -462,13 +462,14 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
 
     /// What the rank leaves behind; those of other processes come to rank 0.
     pub(crate) fn finish(mut self) -> Result<RankEnd, RankError> {
-        let (shared, c) = (self.shared, self.groups.coords);
+        let shared = self.shared;
         if self.end.diverged.is_some() {
             return Ok(self.end);
         }
         let worker = &self.executor.worker;
         let exported = match shared.export {
-            Export::Weights if c.dp == 0 => {
+            // Replicas and copies hold the same pieces.
+            Export::Weights if self.groups.replica.rank() == 0 => {
                 worker.sharded().iter().flat_map(ShardedStage::export).collect()
             }
             // Without ZeRO-1 the replicas hold the same pieces.

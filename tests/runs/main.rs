@@ -11,6 +11,7 @@ mod checkpoint;
 mod common;
 mod costs;
 mod counts;
+mod detour;
 mod dropout;
 mod emulation;
 mod evaluation;

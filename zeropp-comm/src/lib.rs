@@ -30,6 +30,7 @@ mod signature;
 mod slot;
 mod stats;
 mod subgroup;
+mod sync;
 pub mod threads;
 mod timed;
 

@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
-
+use super::sync::{Condvar, Mutex};
 use super::{CommError, CommResult};
 
 /// The place for one result.

@@ -208,8 +208,12 @@ impl fmt::Display for Action {
 pub struct Schedule {
     /// Name of the generator, or `file`.
     pub kind: String,
-    /// Pipeline rank of each stage; its length is the number of stages S.
+    /// Pipeline rank of each stage; its length is the number of stages S. Where stages have copies,
+    /// that of the first micro-batch.
     pub placement: Vec<usize>,
+    /// Where stages have copies on several ranks: the rank of each stage for each micro-batch.
+    /// Empty where all micro-batches go by `placement`.
+    pub routes: Vec<Vec<usize>>,
     /// Micro-batches of each unit, in order; the sum is B. A schedule that reduces gradients once
     /// a step is one unit of B.
     pub units: Vec<usize>,
@@ -250,9 +254,31 @@ impl Schedule {
         self.ranks.iter().flatten().any(Action::is_residency)
     }
 
+    /// The rank on which `stage` computes `micro_batch`.
+    pub fn home(&self, stage: usize, micro_batch: usize) -> usize {
+        self.routes.get(micro_batch).unwrap_or(&self.placement)[stage]
+    }
+
     /// The stages of one rank in ascending order.
     pub fn stages_of(&self, rank: usize) -> Vec<usize> {
-        (0..self.stages()).filter(|s| self.placement[*s] == rank).collect()
+        (0..self.stages()).filter(|s| self.holds(rank, *s)).collect()
+    }
+
+    /// Whether `rank` has `stage`, or a copy of it.
+    pub fn holds(&self, rank: usize, stage: usize) -> bool {
+        let on_route = self.routes.iter().any(|route| route[stage] == rank);
+        self.placement[stage] == rank || on_route
+    }
+
+    /// For each rank the first one with the same stages: itself, but where these are copies.
+    pub fn first_copies(&self) -> Vec<usize> {
+        let ranks: Vec<usize> = (0..self.pp()).collect();
+        if self.routes.is_empty() {
+            return ranks;
+        }
+        let held: Vec<Vec<usize>> = ranks.iter().map(|rank| self.stages_of(*rank)).collect();
+        let first = |stages| held.iter().position(|other| other == stages).expect("its own");
+        held.iter().map(first).collect()
     }
 
     /// The unit that `micro_batch` belongs to.

@@ -46,18 +46,18 @@ impl Message {
 }
 
 impl Schedule {
-    /// The rank that `message` of the producing `stage` travels to; none where the next stage is
-    /// on the same rank, or there is none.
-    pub(crate) fn destination(&self, message: Message, stage: usize) -> Option<usize> {
-        let to = self.placement[message.consumer(stage, self.stages())?];
-        (to != self.placement[stage]).then_some(to)
+    /// The rank that `message` of the producing `stage` travels to for `micro_batch`; none where
+    /// the next stage is on the same rank, or there is none.
+    pub fn destination(&self, message: Message, stage: usize, micro_batch: usize) -> Option<usize> {
+        let to = self.home(message.consumer(stage, self.stages())?, micro_batch);
+        (to != self.home(stage, micro_batch)).then_some(to)
     }
 
-    /// The rank that `message` of the consuming `stage` comes from; none where the stage it comes
-    /// from is on the same rank, or there is none.
-    pub fn source(&self, message: Message, stage: usize) -> Option<usize> {
-        let from = self.placement[message.producer(stage, self.stages())?];
-        (from != self.placement[stage]).then_some(from)
+    /// The rank that `message` of the consuming `stage` comes from for `micro_batch`; none where
+    /// the stage it comes from is on the same rank, or there is none.
+    pub fn source(&self, message: Message, stage: usize, micro_batch: usize) -> Option<usize> {
+        let from = self.home(message.producer(stage, self.stages())?, micro_batch);
+        (from != self.home(stage, micro_batch)).then_some(from)
     }
 
     /// True where some backward is split into B and W.

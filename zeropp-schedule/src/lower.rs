@@ -21,6 +21,7 @@ pub struct LowerOptions {
     /// and W, the last one of each rank, whose backward follows its forward closely (ZeroPP §3.3).
     pub recompute: bool,
     /// There are data-parallel replicas: sum every stage's gradient over them after its last unit.
+    /// Copies of a stage are summed in any case.
     pub replicas: bool,
     /// When a stage's weights are dropped.
     pub residency: Residency,
@@ -108,7 +109,8 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
                 let visits = weights::visits(schedule, program);
                 weights::add_gathers(&visits, options.prefetch, residency, &mut inserts);
             }
-            add_reductions(schedule, program, options.replicas, &mut inserts);
+            let sums = options.replicas || !schedule.routes.is_empty();
+            add_reductions(schedule, program, sums, &mut inserts);
             if let Some(warm_ups) = &warm_ups {
                 inserts.before(warm_ups[rank], Action::Validate);
             }
@@ -240,7 +242,7 @@ impl<'a> Programs<'a> {
         computes.filter_map(move |(at, Task { kind, stage, micro_batch })| {
             let message = kind.gives(stage, stages)?;
             let consumer = message.consumer(stage, stages)?;
-            let is_to = self.schedule.destination(message, stage) == Some(to);
+            let is_to = self.schedule.destination(message, stage, micro_batch) == Some(to);
             is_to.then_some((at, (message, consumer, micro_batch)))
         })
     }
@@ -253,12 +255,12 @@ impl<'a> Programs<'a> {
         for (position, action) in self.ranks[rank].iter().enumerate() {
             for Task { kind, stage, micro_batch } in action.computes() {
                 if let Some(message) = kind.gives(stage, stages)
-                    && self.schedule.destination(message, stage).is_some()
+                    && self.schedule.destination(message, stage, micro_batch).is_some()
                 {
                     inserts.after(position, Action::Send { message, stage, micro_batch });
                 }
                 if let Some(message) = kind.needs(stage, stages)
-                    && let Some(peer) = self.schedule.source(message, stage)
+                    && let Some(peer) = self.schedule.source(message, stage, micro_batch)
                     && !peers.contains(&peer)
                 {
                     peers.push(peer);
@@ -290,18 +292,19 @@ impl<'a> Programs<'a> {
     }
 }
 
-/// RS after the last W of each stage and unit; AR after the RS of the last unit.
+/// RS after the last W of each stage and unit; AR after the RS of the rank's last unit.
 fn add_reductions(schedule: &Schedule, program: &[Action], replicas: bool, inserts: &mut Inserts) {
     let units = schedule.unit_table();
     let count = schedule.units.len();
     let mut reduced = vec![false; schedule.stages() * count];
+    let mut summed = vec![!replicas; schedule.stages()];
     for (position, action) in program.iter().enumerate().rev() {
         for Task { kind, stage, micro_batch } in action.computes() {
             let unit = units[micro_batch];
             let adds = matches!(kind, Compute::W | Compute::BW);
             if adds && !std::mem::replace(&mut reduced[stage * count + unit], true) {
                 inserts.after(position, Action::ReduceScatter { stage });
-                if replicas && unit + 1 == count {
+                if !std::mem::replace(&mut summed[stage], true) {
                     inserts.after(position, Action::ReplicaReduce { stage });
                 }
             }

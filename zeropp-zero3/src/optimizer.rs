@@ -210,7 +210,7 @@ impl Optimizer {
     /// Whether this rank speaks for what it has of a layer, by stage and layer.
     fn speaks_for(&self, at: (usize, usize)) -> bool {
         let is_copy = self.options.tie.is_some_and(|tie| tie.last == at);
-        (self.zero1 || self.groups.coords.dp == 0) && !is_copy
+        (self.zero1 || self.groups.replica.rank() == 0) && !is_copy
     }
 
     /// Holds the next update back until `wait` returns: parameters and moments are being read.
@@ -232,7 +232,7 @@ impl Optimizer {
     /// Places in `stages` of the layers whose owned range this rank is to save: all, but the
     /// embedding speaks for a tied head, and without ZeRO-1 the first replica for the others.
     pub(crate) fn layers_to_save(&self, stages: &[ShardedStage]) -> Vec<(usize, usize)> {
-        if !self.zero1 && self.groups.coords.dp != 0 {
+        if !self.zero1 && self.groups.replica.rank() != 0 {
             return Vec::new();
         }
         let all = stages.iter().enumerate();

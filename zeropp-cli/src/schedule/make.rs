@@ -18,7 +18,7 @@ use zeropp::pipeline::verify::{VerifyLimits, verify};
 use super::args::{Limit, Request};
 use super::costs::Priced;
 use super::decimal::Unit;
-use super::facts;
+use super::{detour, facts};
 use crate::Failure;
 
 /// A schedule with all that is known about it.
@@ -74,11 +74,18 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
             shape.pp, shape.virtual_stages
         ))
     })?;
-    let mut priced = Priced::new(&request.costs, stages, shape.micro_batches)?;
+    let all = shape.micro_batches.saturating_mul(request.replicas.unwrap_or(1));
+    let mut priced = Priced::new(&request.costs, stages, all)?;
     let limit = request.limit.map(|limit| units_of(limit, &shape, &priced));
     priced.generator.mem_limit = limit;
     priced.generator.limits = request.limits;
-    let (shape, schedule, found) = generated(request, kind, shape, &priced)?;
+    let (shape, schedule, found) = match request.replicas {
+        None => generated(request, kind, shape, &priced)?,
+        Some(replicas) => {
+            let (schedule, told) = detour::around_missing(request, kind, shape, replicas, &priced)?;
+            (shape, schedule, told)
+        }
+    };
     let schedule = match &request.lower {
         Some(options) => lower(&schedule, options),
         None => schedule,

@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use super::RendezvousError;
+use crate::sync::{Condvar, Mutex};
 
 /// Longest name, in bytes.
 pub(super) const KEY_BYTES_MAX: usize = 256;

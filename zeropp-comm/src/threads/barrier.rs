@@ -4,12 +4,12 @@ use std::any::Any;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use parking_lot::Mutex;
 
 use super::group::Group;
 use super::result_slots::ResultSlots;
 use crate::AllBytes;
 use crate::signature::{Operation, Signature};
+use crate::sync::Mutex;
 use zeropp_core::device::{take_over, take_to_read};
 
 /// What a rank brings.

@@ -8,12 +8,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use parking_lot::Mutex;
 
 use super::barrier::{Input, Output, RankBarrier};
 use super::group::{Group, buffers_of};
 use crate::kernels;
 use crate::signature::Operation;
+use crate::sync::Mutex;
 use crate::{AllBytes, CommError};
 use zeropp_core::device::hand_over;
 

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::tensor::Tensor;
-use parking_lot::Mutex;
 
 use super::barrier::{Input, RankBarrier};
 use super::collective;
@@ -12,6 +11,7 @@ use super::mail::Mail;
 use super::world::World;
 use crate::buffers::Buffers;
 use crate::signature::{Operation, Signature};
+use crate::sync::Mutex;
 use crate::{CommError, CommResult};
 
 /// What the ranks of one group share.

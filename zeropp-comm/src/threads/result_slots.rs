@@ -2,10 +2,9 @@
 
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
-
 use super::world::World;
 use crate::CommError;
+use crate::sync::{Condvar, Mutex};
 
 /// One result for each of several waiting ranks.
 pub(crate) struct ResultSlots<T> {

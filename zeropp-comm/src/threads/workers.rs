@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use crate::sync::{Condvar, Mutex, thread};
 
 /// A piece of work. It must not panic: whoever makes one catches.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
@@ -32,7 +32,7 @@ impl Workers {
         let queue = Arc::new(Queue { state: Mutex::default(), bell: Condvar::new() });
         let started = (0..count).map_while(|i| {
             let queue = queue.clone();
-            let thread = std::thread::Builder::new().name(format!("comm-{i}"));
+            let thread = thread::Builder::new().name(format!("comm-{i}"));
             thread.spawn(move || queue.work()).ok()
         });
         let count = started.count();

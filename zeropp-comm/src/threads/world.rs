@@ -1,14 +1,13 @@
 //! What all groups of one world share: the first failure, who is still there, and the workers.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
-
-use parking_lot::Mutex;
 
 use super::ThreadsOptions;
 use super::group::Group;
 use super::workers::Workers;
 use crate::CommError;
+use crate::sync::{AtomicBool, Mutex};
 
 /// Hears of the first error and the world rank that saw it.
 pub(crate) type OnFailure = Box<dyn Fn(usize, &CommError) + Send + Sync>;

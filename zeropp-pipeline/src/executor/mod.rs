@@ -28,7 +28,7 @@ pub use status::{ActionRecord, StatusBoard};
 pub use tokens::{TokenSource, Tokens};
 pub use worker::Worker;
 
-use crate::ir::{Action, Compute, Message, Task};
+use crate::ir::{Action, Compute, Message, Schedule, Task};
 use crate::timeline::Span;
 
 /// A step that failed on this rank.
@@ -124,7 +124,8 @@ pub struct Executor<W> {
     program: Vec<Action>,
     /// Whether updates do not wait for the norm, as the program validates them.
     late: bool,
-    placement: Vec<usize>,
+    /// Where the stages are; without the programs.
+    stages: Schedule,
     pipeline: Arc<dyn Communicator>,
     world_rank: usize,
     meter: Arc<Meter>,
@@ -164,18 +165,21 @@ impl Flight {
 }
 
 impl<W: Worker> Executor<W> {
-    /// An executor of `program` (one rank's part of a verified, lowered schedule).
+    /// An executor of the part of `schedule`, which is lowered and verified, that is this rank's of
+    /// `pipeline`.
     pub fn new(
-        program: Vec<Action>,
-        placement: Vec<usize>,
+        schedule: &Schedule,
         pipeline: Arc<dyn Communicator>,
         world_rank: usize,
         instruments: Instruments,
         worker: W,
     ) -> Self {
         let Instruments { meter, status, epoch } = instruments;
+        let program = schedule.ranks[pipeline.rank()].clone();
         let late = program.contains(&Action::Validate);
-        Self { program, late, placement, pipeline, world_rank, meter, status, epoch, worker }
+        let Schedule { kind, placement, routes, units, .. } = schedule.clone();
+        let stages = Schedule { kind, placement, routes, units, ranks: Vec::new() };
+        Self { program, late, stages, pipeline, world_rank, meter, status, epoch, worker }
     }
 
     /// Runs the program once. `step` counts from 1.
@@ -408,7 +412,7 @@ impl<W: Worker> Executor<W> {
                     Compute::F => (Message::Activation, stage + 1),
                     _ => (Message::Gradient, stage - 1),
                 };
-                let here = self.placement[to] == self.pipeline.rank();
+                let here = self.stages.home(to, micro_batch) == self.pipeline.rank();
                 let kind = MemoryKind::Communication;
                 let hold = here.then(|| self.meter.hold_tensor(kind, &output));
                 f.local.insert((message, to, micro_batch), (output, hold));
@@ -423,7 +427,7 @@ impl<W: Worker> Executor<W> {
         let (message, stage, _) = key;
         let end = match message {
             Message::Activation => stage == 0,
-            Message::Gradient => stage + 1 == self.placement.len(),
+            Message::Gradient => stage + 1 == self.stages.stages(),
         };
         if end {
             return Ok(None);
@@ -446,7 +450,7 @@ impl<W: Worker> Executor<W> {
         let (tensor, _) =
             f.local.remove(&key).expect("a verified program sends what it has produced");
         f.sent_bytes += (tensor.dims()[0] * tensor.dtype().size()) as u64;
-        let sent = self.pipeline.send(self.placement[to], tag(key), tensor);
+        let sent = self.pipeline.send(self.stages.home(to, micro_batch), tag(key), tensor);
         f.sends.push(sent);
         f.spans[span].end_ns = self.now();
     }
@@ -457,14 +461,15 @@ impl<W: Worker> Executor<W> {
     }
 
     fn receive(&mut self, f: &mut Flight, key: Key, span: usize) {
-        let (message, stage, _) = key;
+        let (message, stage, micro_batch) = key;
         let from = match message {
             Message::Activation => stage - 1,
             Message::Gradient => stage + 1,
         };
         let (len, dtype) = self.worker.message_shape();
         let hold = self.hold_message();
-        let tensor = self.pipeline.recv(self.placement[from], tag(key), len, dtype);
+        let from = self.stages.home(from, micro_batch);
+        let tensor = self.pipeline.recv(from, tag(key), len, dtype);
         f.arriving.insert(key, Arriving { tensor, span, _hold: hold });
     }
 }

@@ -130,7 +130,7 @@ pub fn read(text: &str) -> Result<Schedule, CsvError> {
         let problem = format!("units {units:?} do not sum to the {micro_batches} micro-batches");
         return Err(CsvError::Row { row: 1, problem });
     }
-    let schedule = Schedule { kind: "file".into(), placement, units, ranks };
+    let schedule = Schedule { kind: "file".into(), placement, units, ranks, ..Default::default() };
     check_places(&schedule).map_err(|misfit| CsvError::Cell {
         row: first_row + misfit.rank,
         column: column(&table.ranks[misfit.rank], misfit.index),

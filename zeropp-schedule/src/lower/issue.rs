@@ -133,7 +133,7 @@ impl Moments {
 /// The message that a compute takes from another rank.
 fn taken(program: &Schedule, Task { kind, stage, micro_batch }: Task) -> Option<Key> {
     let message = kind.needs(stage, program.stages())?;
-    program.source(message, stage)?;
+    program.source(message, stage, micro_batch)?;
     Some((message, message.producer(stage, program.stages())?, micro_batch))
 }
 

@@ -142,6 +142,7 @@ fn what_a_forward_makes_ahead_is_there_from_the_first_forward() {
             Action::ReduceScatter { stage: 0 },
             Action::OptimizerStep,
         ]],
+        ..Schedule::default()
     };
     assert_eq!(predict(&ahead, &stages[..1])[0].gradient, 2000);
     let mut ledger = Ledger::new(&ahead.ranks[0], &stages);

@@ -156,7 +156,8 @@ proptest! {
         let kind = "zeropp-auto".into();
         let placement = crate::ir::looping(shape.pp, shape.virtual_stages);
         let ranks = steps.write(&policy).unwrap();
-        let written = Schedule { kind, placement, units: shape.units(), ranks };
+        let units = shape.units();
+        let written = Schedule { kind, placement, units, ranks, ..Schedule::default() };
         complete(&written);
         let timing = zeropp_auto::lowered_timing(&shape, &costs, &written);
         prop_assert_eq!(score, zeropp_auto::score(&timing));

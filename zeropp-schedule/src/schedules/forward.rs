@@ -19,29 +19,33 @@ pub const FORWARD: Kind = Kind {
 };
 
 /// The forwards of stages that are placed as `placement` says, for `units` of micro-batches.
-pub fn forward(placement: &[usize], units: &[usize]) -> Schedule {
-    let pp = placement.iter().max().map_or(0, |last| last + 1);
-    let mut schedule = Schedule {
-        kind: FORWARD.name.into(),
-        placement: placement.to_vec(),
-        units: units.to_vec(),
-        ranks: Vec::new(),
-    };
+fn forward(placement: &[usize], units: &[usize]) -> Schedule {
+    let (placement, units) = (placement.to_vec(), units.to_vec());
+    forwards_of(&Schedule { placement, units, ..Schedule::default() })
+}
+
+/// The forwards of the stages of `schedule`, where and in what units they are there.
+pub fn forwards_of(schedule: &Schedule) -> Schedule {
+    let Schedule { placement, routes, units, .. } = schedule.clone();
+    let pp = placement.iter().chain(routes.iter().flatten()).max().map_or(0, |last| last + 1);
+    let mut forwards =
+        Schedule { kind: FORWARD.name.into(), placement, routes, units, ranks: Vec::new() };
     let program = |rank: usize| {
-        let stages = schedule.stages_of(rank);
+        let stages = forwards.stages_of(rank);
         let mut program = Vec::new();
         let mut first = 0;
-        for size in units {
+        for size in &forwards.units {
             for stage in &stages {
-                let forwards = first..first + size;
-                program.extend(forwards.map(|i| Action::compute(Compute::F, *stage, i)));
+                let here = (first..first + size).filter(|i| forwards.home(*stage, *i) == rank);
+                program.extend(here.map(|i| Action::compute(Compute::F, *stage, i)));
             }
             first += size;
         }
         program
     };
-    schedule.ranks = (0..pp).map(program).collect();
-    schedule
+    let ranks = (0..pp).map(program).collect();
+    forwards.ranks = ranks;
+    forwards
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 mod breadth_first;
 pub mod budgeted;
 mod costs;
+mod detour;
 mod dualpipe_v;
 mod forward;
 mod hanayo;
@@ -32,7 +33,8 @@ mod zeropp_place;
 mod zeropp_spine;
 
 pub use costs::{Costs, Limits};
-pub use forward::{FORWARD, forward};
+pub use detour::{ReplicaRank, around};
+pub use forward::{FORWARD, forwards_of};
 pub use interleaved::interleaved_as_printed;
 pub use kinds::{KINDS, Kind, Rate, StagesPerRank, StepForm, generate, generate_with_costs};
 pub use shape::{ACTIONS_MAX, ScheduleError, Shape};

@@ -206,7 +206,8 @@ impl<'a> Clock<'a> {
     }
 }
 
-fn duration(costs: &Costs, kind: Compute, s: usize) -> u64 {
+/// How long a compute of stage `s` takes.
+pub(super) fn duration(costs: &Costs, kind: Compute, s: usize) -> u64 {
     match kind {
         Compute::F | Compute::R => costs.f[s],
         Compute::B => costs.b[s],

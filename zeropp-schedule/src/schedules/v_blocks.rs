@@ -84,7 +84,13 @@ fn generate(
         let value = limit.max(0) as usize;
         return Err(ScheduleError::Field { kind, field: "mem_limit", value, works });
     };
-    Ok(Schedule { kind: kind.into(), placement, units: vec![micro_batches], ranks })
+    Ok(Schedule {
+        kind: kind.into(),
+        placement,
+        units: vec![micro_batches],
+        ranks,
+        ..Schedule::default()
+    })
 }
 
 /// The highest activation memory of any rank.

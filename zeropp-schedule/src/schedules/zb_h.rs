@@ -25,6 +25,7 @@ fn generate(kind: &'static str, shape: &Shape, depth: usize) -> Result<Schedule,
         placement: looping(pp, 1),
         units: vec![micro_batches],
         ranks: (0..pp).map(|rank| rank_order(rank, pp, micro_batches, depth)).collect(),
+        ..Schedule::default()
     })
 }
 

@@ -53,7 +53,13 @@ pub(super) fn generate(shape: &Shape) -> Result<Schedule, ScheduleError> {
             order
         })
         .collect();
-    Ok(Schedule { kind: "zb-v".into(), placement: vee(pp, 2), units: vec![micro_batches], ranks })
+    Ok(Schedule {
+        kind: "zb-v".into(),
+        placement: vee(pp, 2),
+        units: vec![micro_batches],
+        ranks,
+        ..Schedule::default()
+    })
 }
 
 fn rank_order(rank: usize, pp: usize, n: usize) -> Vec<Action> {

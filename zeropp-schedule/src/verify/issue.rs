@@ -48,11 +48,11 @@ pub(super) fn shared(
 ) -> Option<(usize, (Message, usize, usize))> {
     match *action {
         Action::Send { message, stage, micro_batch } => {
-            Some((program.destination(message, stage)?, (message, stage, micro_batch)))
+            Some((program.destination(message, stage, micro_batch)?, (message, stage, micro_batch)))
         }
         Action::Recv { message, stage, micro_batch } => {
             let producer = message.producer(stage, program.stages())?;
-            Some((program.source(message, stage)?, (message, producer, micro_batch)))
+            Some((program.source(message, stage, micro_batch)?, (message, producer, micro_batch)))
         }
         _ => None,
     }

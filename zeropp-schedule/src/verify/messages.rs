@@ -28,7 +28,7 @@ pub(super) fn check(
             }
             match *action {
                 Action::Send { message, stage, micro_batch } => {
-                    let Some(to) = schedule.destination(message, stage) else {
+                    let Some(to) = schedule.destination(message, stage, micro_batch) else {
                         faults.note(fault(schedule, rank, index, Fault::NoNeighbour))?;
                         continue;
                     };
@@ -38,7 +38,7 @@ pub(super) fn check(
                     sends.entry((rank, to)).or_default().push(entry);
                 }
                 Action::Recv { message, stage, micro_batch } => {
-                    let Some(from) = schedule.source(message, stage) else {
+                    let Some(from) = schedule.source(message, stage, micro_batch) else {
                         faults.note(fault(schedule, rank, index, Fault::NoNeighbour))?;
                         continue;
                     };
@@ -78,14 +78,14 @@ fn both_ends(
 ) -> Result<(), VerifyError> {
     let stages = schedule.stages();
     if let Some(message) = kind.gives(stage, stages)
-        && schedule.destination(message, stage).is_some()
+        && schedule.destination(message, stage, micro_batch).is_some()
         && tables.send(message, stage, micro_batch).is_none()
     {
         let action = Action::Send { message, stage, micro_batch };
         return Err(VerifyError::Missing { rank, action, unit: None });
     }
     if let Some(message) = kind.needs(stage, stages)
-        && schedule.source(message, stage).is_some()
+        && schedule.source(message, stage, micro_batch).is_some()
         && tables.recv(message, stage, micro_batch).is_none_or(|posted| posted > index)
     {
         let recv = Action::Recv { message, stage, micro_batch };

@@ -38,7 +38,7 @@ pub fn verify_replicas(programs: &[&Schedule]) -> Result<(), VerifyError> {
 }
 
 /// The stages that a rank sums over the replicas, in order.
-fn summed(actions: &[Action]) -> Vec<usize> {
+pub(super) fn summed(actions: &[Action]) -> Vec<usize> {
     let stage = |action: &Action| match action {
         Action::ReplicaReduce { stage } => Some(*stage),
         _ => None,

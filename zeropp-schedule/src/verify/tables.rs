@@ -56,13 +56,13 @@ impl Tables {
         action: &Action,
     ) -> Result<(), Fault> {
         let size = schedule.stages() * self.micro_batches;
-        let at_home = |stage: usize| match schedule.placement[stage] {
+        let at_home = |stage: usize, micro_batch: usize| match schedule.home(stage, micro_batch) {
             home if home == rank => Ok(()),
             home => Err(Fault::WrongRank { stage, home }),
         };
         for (table, stage, micro_batch) in entries(action) {
             known(schedule, stage, micro_batch)?;
-            at_home(stage)?;
+            at_home(stage, micro_batch)?;
             let table = &mut self.index[table];
             if table.is_empty() {
                 table.resize(size, NOWHERE);
@@ -75,7 +75,9 @@ impl Tables {
         }
         if let Some(stage) = bare_stage(action) {
             known(schedule, stage, 0)?;
-            at_home(stage)?;
+            if !schedule.holds(rank, stage) {
+                at_home(stage, 0)?;
+            }
         }
         Ok(())
     }
@@ -128,7 +130,7 @@ impl Tables {
         (stage, micro_batch): (usize, usize),
         forward_only: bool,
     ) -> Result<(), VerifyError> {
-        let rank = schedule.placement[stage];
+        let rank = schedule.home(stage, micro_batch);
         let at = |kind| self.compute(kind, stage, micro_batch);
         let missing = |what: Compute| {
             let action = Action::compute(what, stage, micro_batch);

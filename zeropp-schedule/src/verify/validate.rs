@@ -63,12 +63,12 @@ fn other_end(schedule: &Schedule, tables: &Tables, action: &Action) -> Option<(u
     let stages = schedule.stages();
     match *action {
         Action::Send { message, stage, micro_batch } => {
-            let peer = schedule.destination(message, stage)?;
+            let peer = schedule.destination(message, stage, micro_batch)?;
             let consumer = message.consumer(stage, stages)?;
             Some((peer, tables.recv(message, consumer, micro_batch)?))
         }
         Action::Recv { message, stage, micro_batch } => {
-            let peer = schedule.source(message, stage)?;
+            let peer = schedule.source(message, stage, micro_batch)?;
             let producer = message.producer(stage, stages)?;
             Some((peer, tables.send(message, producer, micro_batch)?))
         }
