@@ -140,7 +140,8 @@ impl Decoder {
     }
 
     /// Times `plan`, which differs from the accepted one by `changes`. The score, if it is at most
-    /// `allowed`; a change that is likely to be worse may be given up, unless `patient`. To be followed by [`Decoder::accept`] or [`Decoder::reject`].
+    /// `allowed`; a change that is likely to be worse may be given up, unless `patient`. To be
+    /// followed by [`Decoder::accept`] or [`Decoder::reject`].
     pub(super) fn attempt(
         &mut self,
         p: &Problem,
@@ -399,8 +400,7 @@ impl Decoder {
 
     /// Runs a rank until its end, until an input is missing, or until it is too late.
     fn advance<const TIMED: bool>(&mut self, p: &Problem, plan: &Plan, r: usize) -> Stop {
-        let word = &plan.words[r];
-        let n = word.letters.len();
+        let (word, n) = (&plan.words[r], plan.words[r].letters.len());
         let table = &p.table[r * p.classes..][..p.classes];
         let (begin, from) = (r * self.capacity, self.reached[r]);
         let mut at = from;
@@ -448,12 +448,10 @@ impl Decoder {
             }
             let start = s.now.max(arrival);
             self.new_slots[begin + at].start = start;
-            if s.idle < 0 {
-                s.idle = 0;
-                self.begin(p, r, start);
-            } else {
-                s.idle += start - s.now;
-            }
+            s.idle = match s.idle {
+                0.. => s.idle + start - s.now,
+                _ => self.begin(p, r, start),
+            };
             s.now = start + facts.take;
             s.memory += facts.delta;
             s.pending += u32::from(class >= p.v);
@@ -538,11 +536,13 @@ impl Decoder {
         }
     }
 
-    fn begin(&mut self, p: &Problem, r: usize, start: i64) {
+    /// Notes when a rank starts, before which it does not wait.
+    fn begin(&mut self, p: &Problem, r: usize, start: i64) -> i64 {
         let ends = &mut self.new_ends[r];
         ends.first = start;
         ends.value = p.work[r] + start_of(p, start);
         self.most = self.most.max(ends.value);
+        0
     }
 
     /// Counts a rank's waits; true where they are too long already.

@@ -312,7 +312,7 @@ mod tests {
     }
 
     impl Count {
-        /// Judges an order of `span`, first by the optimum, then by whether any other is 2 % faster.
+        /// Judges an order of `span` by the optimum, else by whether any other is 2 % faster.
         fn judge(&mut self, p: &Problem, span: i64, nodes: u64) {
             let least = bound(p);
             let best = optimum(p, span, least, nodes);

@@ -164,16 +164,7 @@ impl Problem {
             stage,
             costs: costs.clone(),
         };
-        let alike = |of: &[i64]| of.iter().all(|x| *x == of[0]);
-        let w = problem.w.chunks(v).zip(problem.freed.chunks(v));
-        problem.same_w = w.map(|(w, freed)| !problem.timed && alike(w) && alike(freed)).collect();
-        let longest = |w: &[i64]| w.iter().max().copied().unwrap_or(0);
-        problem.longest_w = problem.w.chunks(v).map(longest).collect();
-        let room = problem.room;
-        let slots = |w: &[u64]| w.iter().all(|x| *x == w[0] && *x > 0).then(|| room / w[0]);
-        let slots = problem.weight.chunks(v).map(slots);
-        problem.slots = slots.map(|n| n.map(|n| n.min(v as u64) as usize)).collect();
-        problem.tight = problem.weight.chunks(v).any(|w| w.iter().sum::<u64>() > problem.room);
+        problem.compare_stages();
         for r in 0..ranks {
             for class in 0..2 * v {
                 problem.add_class(r, class, costs, budgets);
@@ -182,6 +173,20 @@ impl Problem {
         let work = problem.work.iter().max().copied().unwrap_or(0);
         problem.step = (work / WINDOWS).max(1);
         problem
+    }
+
+    /// What holds for the stages of a rank together.
+    fn compare_stages(&mut self) {
+        let alike = |of: &[i64]| of.iter().all(|x| *x == of[0]);
+        let w = self.w.chunks(self.v).zip(self.freed.chunks(self.v));
+        self.same_w = w.map(|(w, freed)| !self.timed && alike(w) && alike(freed)).collect();
+        let longest = |w: &[i64]| w.iter().max().copied().unwrap_or(0);
+        self.longest_w = self.w.chunks(self.v).map(longest).collect();
+        let room = self.room;
+        let slots = |w: &[u64]| w.iter().all(|x| *x == w[0] && *x > 0).then(|| room / w[0]);
+        let slots = self.weight.chunks(self.v).map(slots);
+        self.slots = slots.map(|n| n.map(|n| n.min(self.v as u64) as usize)).collect();
+        self.tight = self.weight.chunks(self.v).any(|w| w.iter().sum::<u64>() > self.room);
     }
 
     fn add_class(&mut self, r: usize, class: usize, costs: &Costs, budgets: &Budgets) {
