@@ -1,7 +1,7 @@
 //! What the scheduler finds under three budgets: the tables of docs/scheduler.md.
 //!
 //! `cargo run --release -p zeropp-schedule --example budgets -- vee|pairs|profile|pareto|large`,
-//! then a row's number for that row alone, and another seed than 1.
+//! then a row's number for that row alone, another seed than 1, and a number of evaluations.
 
 use std::time::Instant;
 
@@ -18,10 +18,11 @@ const QUARTERS: Times = (925, 900, 465, 60);
 const PROFILE_14B: Times = (283_675, 281_200, 203_300, 37_700);
 const PROFILE_28B: Times = (743_000, 736_000, 498_000, 52_700);
 
-/// Which row to search, and with which seed.
+/// Which row to search, with which seed and effort.
 struct Ask {
     row: Option<usize>,
     seed: u64,
+    evaluations: Option<u64>,
     /// Rows seen.
     at: usize,
 }
@@ -58,7 +59,7 @@ impl Row {
             objective: Objective::OwnSpan,
             placement: self.placement,
             seed: ask.seed,
-            evaluations: None,
+            evaluations: ask.evaluations,
         };
         let start = Instant::now();
         let found = schedule(&request);
@@ -146,13 +147,14 @@ fn large(ask: &mut Ask) {
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let number = |at: usize| args.get(at).and_then(|n| n.parse().ok());
-    let ask = &mut Ask { row: number(1), seed: number(2).unwrap_or(1) as u64, at: 0 };
+    let (row, seed) = (number(1), number(2).unwrap_or(1) as u64);
+    let ask = &mut Ask { row, seed, evaluations: number(3).map(|n| n as u64), at: 0 };
     match args.first().map(String::as_str) {
         Some("vee") => vees(ask),
         Some("pairs") => pairs(ask),
         Some("profile") => profile(ask),
         Some("pareto") => pareto(ask),
         Some("large") => large(ask),
-        _ => eprintln!("usage: budgets vee|pairs|profile|pareto|large [ROW [SEED]]"),
+        _ => eprintln!("usage: budgets vee|pairs|profile|pareto|large [ROW [SEED [EVALUATIONS]]]"),
     }
 }

@@ -1,7 +1,8 @@
 //! Holds the scheduler against every other kind under equal budgets.
 //!
-//! `cargo run --release -p zeropp-schedule --example never_worse -- profiles`, or `-- random 0 500`
-//! for a range of the random cases. Another kind counts where its order keeps the memory and can
+//! `cargo run --release -p zeropp-schedule --example never_worse -- profiles`, `-- profiles 2` for
+//! those of two stages a rank with the default effort, or `-- random 0 500` for a range of the
+//! random cases. Another kind counts where its order keeps the memory and can
 //! do with as many gathers; it is timed by the simulator here, apart from what the search itself
 //! looks at. Ends with an error where the search was slower than the best of them.
 
@@ -10,7 +11,7 @@ use zeropp_schedule::ir::{Action, Compute, Schedule, Task};
 use zeropp_schedule::schedules::{Costs, KINDS, Shape, generate_with_costs};
 use zeropp_schedule::simulate::{self, simulate};
 
-/// Whole schedules that a search may time.
+/// Whole schedules that a search may time where not the default effort is asked for.
 const EVALUATIONS: u64 = 30;
 
 struct Case {
@@ -190,7 +191,7 @@ fn profiles() -> Vec<Case> {
     cases
 }
 
-fn search(case: &Case) -> Option<Found> {
+fn search(case: &Case, evaluations: Option<u64>) -> Option<Found> {
     let request = Request {
         shape: &case.shape,
         costs: &case.costs,
@@ -198,7 +199,7 @@ fn search(case: &Case) -> Option<Found> {
         objective: case.objective,
         placement: Placement::Either,
         seed: 1,
-        evaluations: Some(EVALUATIONS),
+        evaluations,
     };
     schedule(&request).ok()
 }
@@ -212,10 +213,10 @@ fn computing(found: Found) -> Schedule {
 }
 
 /// Runs the cases and prints how much each was faster than the best other kind; how often slower.
-fn compare(cases: impl Iterator<Item = Case>) -> usize {
+fn compare(cases: impl Iterator<Item = Case>, evaluations: Option<u64>) -> usize {
     let (mut gains, mut worse, mut alone): (Vec<(f64, String)>, usize, usize) = Default::default();
     for case in cases {
-        let found = search(&case);
+        let found = search(&case, evaluations);
         let Some((best, kind)) = best_other(&case) else {
             alone += usize::from(found.is_some());
             continue;
@@ -242,13 +243,18 @@ fn compare(cases: impl Iterator<Item = Case>) -> usize {
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let few = Some(EVALUATIONS);
     let worse = match words[..] {
-        ["profiles"] => compare(profiles().into_iter()),
+        ["profiles"] => compare(profiles().into_iter(), few),
+        ["profiles", stages] => {
+            let v: usize = stages.parse().expect("stages a rank: 1, 2 or 4");
+            compare(profiles().into_iter().filter(|case| case.shape.virtual_stages == v), None)
+        }
         ["random", from, to] => match (from.parse(), to.parse()) {
-            (Ok(from), Ok(to)) => compare((from..to).map(random)),
+            (Ok(from), Ok(to)) => compare((from..to).map(random), few),
             _ => panic!("random FROM TO: two whole numbers"),
         },
-        _ => panic!("usage: never_worse profiles | random FROM TO"),
+        _ => panic!("usage: never_worse profiles [STAGES] | random FROM TO"),
     };
     assert!(worse == 0, "{worse} cases slower than another kind");
 }

@@ -45,7 +45,7 @@ impl<'a> Annealer<'a> {
             residency: Residency::default(),
             random: Random::new(seed),
             best: None,
-            penalty: (0.4 * p.work_unit() * WHOLE as f64) as i64 + 1,
+            penalty: (0.8 * p.work_unit() * WHOLE as f64) as i64 + 1,
         }
     }
 

@@ -2,8 +2,10 @@
 //!
 //! A changed word changes nothing before the moment at which its rank comes to the change. So every
 //! rank goes on from its first letter that starts at that moment or later, reading the times of
-//! everything before from the plan it came from; and it is given up as soon as waits alone make it
-//! worse than what the search would accept. Nothing is allocated.
+//! everything before from the plan it came from. Ranks go on window of time by window: where all
+//! have come to where they were in that plan, the rest is what it was; and a change is given up as
+//! soon as waits alone make it worse than what the search would accept, or are likely to. Nothing
+//! is allocated. Where collectives take time, there is one window.
 
 use super::Objective;
 use super::ledger::{Cell, Ends, Lane, SHIFT, Slot, WHOLE};
@@ -13,6 +15,9 @@ use super::residency::{Gather, Residency};
 use super::waiting::Waiting;
 use super::word::{Plan, Word};
 
+/// The share of the waits ahead that a change is taken to leave as they are.
+const AGAIN: (i64, i64) = (19, 20);
+
 /// No input is waited for.
 const FREE: u32 = u32::MAX;
 
@@ -21,6 +26,7 @@ const FREE: u32 = u32::MAX;
 enum Stop {
     Done,
     Waits,
+    Parked,
     Hopeless,
 }
 
@@ -30,6 +36,8 @@ pub(super) struct Decoder {
     epoch: u32,
     /// Letters that start before this time stand.
     since: i64,
+    /// Ranks stop before letters that start at this time or later.
+    until: i64,
     cells: Vec<Cell>,
     written: Vec<u32>,
     slots: Vec<Slot>,
@@ -48,13 +56,20 @@ pub(super) struct Decoder {
     /// The first letter of each rank that is run again, and the one it has come to.
     cut: Vec<usize>,
     reached: Vec<usize>,
+    /// Where each rank's word is the accepted one again.
+    same: Vec<usize>,
     /// The cell that a rank waits for.
     blocked: Vec<u32>,
     queue: Vec<u32>,
+    parked: Vec<u32>,
+    /// Ranks with letters that are run again.
+    running: Vec<u32>,
     /// Spans that are certain: largest and sum.
     most: i64,
     sum: i64,
     allowed: i64,
+    /// Gives up only what is certain to be too late.
+    pub(super) patient: bool,
     /// Letters run, the measure of effort.
     pub(super) effort: u64,
 }
@@ -73,6 +88,7 @@ impl Decoder {
             capacity,
             epoch: 0,
             since: 0,
+            until: i64::MAX,
             cells,
             written: Vec::with_capacity(p.letters()),
             slots: vec![Slot::default(); p.ranks * capacity],
@@ -87,11 +103,15 @@ impl Decoder {
             old_gathers: Vec::new(),
             cut: vec![0; p.ranks],
             reached: vec![0; p.ranks],
+            same: vec![0; p.ranks],
             blocked: vec![FREE; p.ranks],
             queue: Vec::with_capacity(p.ranks + 1),
+            parked: Vec::with_capacity(p.ranks + 1),
+            running: Vec::with_capacity(p.ranks),
             most: 0,
             sum: 0,
             allowed: i64::MAX,
+            patient: false,
             effort: 0,
         }
     }
@@ -102,7 +122,7 @@ impl Decoder {
         for cell in self.cells.iter_mut().filter(|cell| cell.start >= 0) {
             cell.start = i64::MAX;
         }
-        self.since = 0;
+        (self.since, self.until) = (0, i64::MAX);
         self.cut.fill(0);
         self.allowed = i64::MAX;
         for rank in 0..p.ranks {
@@ -120,7 +140,8 @@ impl Decoder {
     }
 
     /// Times `plan`, which differs from the accepted one by `changes`. The score, if it is at most
-    /// `allowed`. To be followed by [`Decoder::accept`] or [`Decoder::reject`].
+    /// `allowed`; a change that is likely to be worse may be given up, unless `patient`. To be
+    /// followed by [`Decoder::accept`] or [`Decoder::reject`].
     pub(super) fn attempt(
         &mut self,
         p: &Problem,
@@ -140,6 +161,9 @@ impl Decoder {
             let slot = &self.slots[change.rank * self.capacity + at];
             self.since = self.since.min(slot.now);
         }
+        self.same.fill(0);
+        changes.iter().for_each(|change| self.same[change.rank] = change.to);
+        self.until = if p.timed { i64::MAX } else { self.since + p.step };
         for rank in 0..p.ranks {
             let n = plan.words[rank].letters.len();
             // What is known of a changed word ends where it changes.
@@ -169,10 +193,35 @@ impl Decoder {
     }
 
     fn run(&mut self, p: &Problem, plan: &Plan) -> Option<i64> {
+        self.restart(p, plan);
+        if self.score(p) > self.allowed {
+            return None;
+        }
+        let mut step = p.step;
+        while self.window(p, plan)? {
+            if self.rejoins(p) {
+                self.end_as_accepted(p);
+                return Some(self.score(p)).filter(|score| *score <= self.allowed);
+            }
+            if !self.patient && self.unlikely(p) {
+                return None;
+            }
+            step += step / 2;
+            self.until += step;
+            std::mem::swap(&mut self.queue, &mut self.parked);
+        }
+        let all = |rank: usize| self.reached[rank] == plan.words[rank].letters.len();
+        (0..p.ranks).all(all).then(|| self.score(p)).filter(|score| *score <= self.allowed)
+    }
+
+    /// Puts every rank before the first of its letters that is run again.
+    fn restart(&mut self, p: &Problem, plan: &Plan) {
         self.epoch += 1;
         self.written.clear();
         self.old_ready.clear();
         self.queue.clear();
+        self.parked.clear();
+        self.running.clear();
         self.new_ends.copy_from_slice(&self.ends);
         (self.most, self.sum) = (0, 0);
         for rank in 0..p.ranks {
@@ -187,6 +236,7 @@ impl Decoder {
                     self.new_lanes[first] = self.lanes[first];
                 }
                 self.queue.push(rank as u32);
+                self.running.push(rank as u32);
                 let ends = &mut self.new_ends[rank];
                 ends.idle = slot.idle.max(0);
                 let start = if slot.idle < 0 { 0 } else { start_of(p, ends.first) };
@@ -196,24 +246,84 @@ impl Decoder {
             self.most = self.most.max(ends.value);
             self.sum += p.work[rank] + ends.idle;
         }
-        if self.score(p) > self.allowed {
-            return None;
-        }
-        while let Some(rank) = self.queue.pop() {
+    }
+
+    /// Runs all ranks as far as they get before the window ends; true where some then go on, none
+    /// where it is too late.
+    fn window(&mut self, p: &Problem, plan: &Plan) -> Option<bool> {
+        // First in, first out: until its turn a rank gets more inputs than the one it waited for.
+        let mut turn = 0;
+        while let Some(&rank) = self.queue.get(turn) {
+            turn += 1;
             let stop = match p.timed {
                 true => self.advance::<true>(p, plan, rank as usize),
                 false => self.advance::<false>(p, plan, rank as usize),
             };
-            if stop == Stop::Hopeless {
-                return None;
+            match stop {
+                Stop::Hopeless => return None,
+                Stop::Parked => self.parked.push(rank),
+                Stop::Done | Stop::Waits => {}
             }
         }
-        let all = |rank: usize| self.reached[rank] == plan.words[rank].letters.len();
-        (0..p.ranks).all(all).then(|| self.score(p)).filter(|score| *score <= self.allowed)
+        self.queue.clear();
+        Some(!self.parked.is_empty())
+    }
+
+    /// What is left ends as in the accepted plan.
+    fn end_as_accepted(&mut self, p: &Problem) {
+        self.new_ends.copy_from_slice(&self.ends);
+        self.most = self.ends.iter().map(|ends| ends.value).max().unwrap_or(0);
+        self.sum = self.ends.iter().zip(&p.work).map(|(ends, work)| work + ends.idle).sum();
+    }
+
+    /// Whether ranks would have to make up for more than they are likely to: of the waits that are
+    /// still ahead of a rank in the accepted plan, most come again, but for what more waiting W
+    /// could fill.
+    fn unlikely(&self, p: &Problem) -> bool {
+        let (mut most, mut sum) = (self.most, self.sum);
+        for &r in &self.running {
+            let r = r as usize;
+            let place = r * self.capacity + self.reached[r];
+            let (new, old) = (&self.new_slots[place], &self.slots[place]);
+            let filled = i64::from(new.pending.saturating_sub(old.pending)) * p.longest_w[r];
+            let ahead = (self.ends[r].idle - old.idle.max(0) - filled).max(0);
+            let more = new.idle.max(0) + ahead * AGAIN.0 / AGAIN.1 - self.new_ends[r].idle;
+            sum += more;
+            most = most.max(self.new_ends[r].value + more);
+        }
+        self.weigh(p, most, sum) > self.allowed
+    }
+
+    /// Whether every rank is where it was before the same letter of the accepted plan, and inputs
+    /// that are there at another time are there before they are needed. Then all goes on as there.
+    fn rejoins(&self, p: &Problem) -> bool {
+        let place = |r: usize| r * self.capacity + self.reached[r];
+        let alike = |&r: &u32| {
+            let r = r as usize;
+            let (new, old) = (&self.new_slots[place(r)], &self.slots[place(r)]);
+            // W that wait are the same ones, or it does not matter which ones wait.
+            let same_w = p.same_w[r] || new.w == old.w && new.w as usize >= self.same[r];
+            self.reached[r] >= self.same[r]
+                && new.now == old.now
+                && new.idle == old.idle
+                && new.memory == old.memory
+                && new.pending == old.pending
+                && same_w
+        };
+        let in_time = |&at: &u32| {
+            let cell = &self.cells[at as usize];
+            let now = self.new_slots[place(at as usize / (p.classes * p.b))].now;
+            cell.new_arrival == cell.arrival || cell.new_arrival.max(cell.arrival) <= now
+        };
+        self.running.iter().all(alike) && self.written.iter().all(in_time)
     }
 
     fn score(&self, p: &Problem) -> i64 {
-        WHOLE * self.most + ((self.sum * p.part) >> SHIFT)
+        self.weigh(p, self.most, self.sum)
+    }
+
+    fn weigh(&self, p: &Problem, most: i64, sum: i64) -> i64 {
+        WHOLE * most + ((sum * p.part) >> SHIFT)
     }
 
     /// Takes the plan that was timed last.
@@ -222,7 +332,8 @@ impl Decoder {
             let (cut, n) = (self.cut[rank], plan.words[rank].letters.len());
             let from = rank * self.capacity;
             if cut < n {
-                let new = from + cut..from + n + 1;
+                let reached = self.reached[rank];
+                let new = from + cut..from + reached + usize::from(reached == n);
                 self.slots[new.clone()].copy_from_slice(&self.new_slots[new.clone()]);
                 if p.timed {
                     self.lanes[new.clone()].copy_from_slice(&self.new_lanes[new]);
@@ -289,15 +400,14 @@ impl Decoder {
 
     /// Runs a rank until its end, until an input is missing, or until it is too late.
     fn advance<const TIMED: bool>(&mut self, p: &Problem, plan: &Plan, r: usize) -> Stop {
-        let word = &plan.words[r];
-        let n = word.letters.len();
+        let (word, n) = (&plan.words[r], plan.words[r].letters.len());
         let table = &p.table[r * p.classes..][..p.classes];
         let (begin, from) = (r * self.capacity, self.reached[r]);
         let mut at = from;
         let mut s = self.new_slots[begin + at];
         let mut lane = if TIMED { self.new_lanes[begin + at] } else { Lane::default() };
         self.blocked[r] = FREE;
-        let waiting = Waiting { p, r, word, table };
+        let waiting = Waiting { p, r, word, table, same: p.same_w[r] };
         let mut stop = Stop::Done;
         while at < n {
             let class = usize::from(word.letters[at]);
@@ -305,6 +415,10 @@ impl Decoder {
             if TIMED {
                 self.new_lanes[begin + at] = lane;
                 self.start_gathers(&mut lane, s.now, r, at);
+            }
+            if s.now >= self.until {
+                stop = Stop::Parked;
+                break;
             }
             if class == p.classes {
                 if s.pending > 0 {
@@ -334,12 +448,10 @@ impl Decoder {
             }
             let start = s.now.max(arrival);
             self.new_slots[begin + at].start = start;
-            if s.idle < 0 {
-                s.idle = 0;
-                self.begin(p, r, start);
-            } else {
-                s.idle += start - s.now;
-            }
+            s.idle = match s.idle {
+                0.. => s.idle + start - s.now,
+                _ => self.begin(p, r, start),
+            };
             s.now = start + facts.take;
             s.memory += facts.delta;
             s.pending += u32::from(class >= p.v);
@@ -424,11 +536,13 @@ impl Decoder {
         }
     }
 
-    fn begin(&mut self, p: &Problem, r: usize, start: i64) {
+    /// Notes when a rank starts, before which it does not wait.
+    fn begin(&mut self, p: &Problem, r: usize, start: i64) -> i64 {
         let ends = &mut self.new_ends[r];
         ends.first = start;
         ends.value = p.work[r] + start_of(p, start);
         self.most = self.most.max(ends.value);
+        0
     }
 
     /// Counts a rank's waits; true where they are too long already.

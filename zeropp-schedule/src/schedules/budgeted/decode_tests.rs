@@ -47,7 +47,7 @@ pub(super) fn drawn(random: &mut Random) -> Option<(Problem, Plan)> {
 fn changes_are_timed_as_whole_plans_are() {
     let mut random = Random::new(3);
     let mut residency = Residency::default();
-    let (mut taken, mut refused, mut timed) = (0, 0, 0);
+    let (mut taken, mut refused, mut timed, mut hasty) = (0, 0, 0, 0);
     for _ in 0..120 {
         let Some((p, mut plan)) = drawn(&mut random) else { continue };
         timed += usize::from(p.timed);
@@ -63,8 +63,13 @@ fn changes_are_timed_as_whole_plans_are() {
             let allowed = score + score / 10;
             let mut fresh = Decoder::new(&p);
             let whole = fresh.load(&p, &plan, &mut residency).filter(|s| *s <= allowed);
+            decoder.patient = random.once_in(2);
             let found = decoder.attempt(&p, &plan, &changed, allowed, &mut residency);
-            assert_eq!(found, whole, "{:?} {changed:?} {before:?}", p.placement);
+            if decoder.patient || found.is_some() {
+                assert_eq!(found, whole, "{:?} {changed:?} {before:?}", p.placement);
+            } else {
+                hasty += usize::from(whole.is_some());
+            }
             match found {
                 Some(new) if random.once_in(2) => {
                     taken += 1;
@@ -81,4 +86,5 @@ fn changes_are_timed_as_whole_plans_are() {
         }
     }
     assert!(taken > 500 && refused > 500 && timed > 20, "{taken} {refused} {timed}");
+    assert!(hasty < taken / 10, "{hasty} of {taken} given up too early");
 }

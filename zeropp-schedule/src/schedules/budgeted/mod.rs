@@ -205,11 +205,11 @@ impl std::fmt::Display for Found {
 pub fn default_evaluations(shape: &Shape) -> u64 {
     let letters = (2 * shape.stages() * shape.micro_batches) as u64;
     let share = (letters / 2048).max(1) * (letters / 32_768).max(1);
-    (LETTERS / (letters * share)).clamp(4, 600 * letters.max(4))
+    (LETTERS / (letters * share)).clamp(4, 1200 * letters.max(4))
 }
 
 /// F and B that the default search times.
-const LETTERS: u64 = 200_000_000;
+const LETTERS: u64 = 400_000_000;
 
 /// Kind `auto`: an order within the limits in `costs`, for a step without a barrier behind it.
 /// Without a limit on activations it takes as much as ZeroPP's default unit holds.

@@ -11,6 +11,8 @@ pub(super) struct Change {
     pub(super) rank: usize,
     /// The first letter that is another one now, or has to be timed anew.
     pub(super) from: usize,
+    /// From here on all letters are what they were.
+    pub(super) to: usize,
 }
 
 pub(super) type Changed = Vec<Change>;
@@ -47,7 +49,7 @@ pub(super) fn change(
             let w = (0..p.v).map(|v| p.w[rank * p.v + v]).max().unwrap_or(1);
             let any = 1 + random.below(2 * w.clamp(1, 1 << 30) as usize) as i64;
             plan.words[rank].threshold = if random.once_in(3) { w.max(1) } else { any };
-            out.push(Change { rank, from: 0 });
+            out.push(Change { rank, from: 0, to: usize::MAX });
             true
         }
     }
@@ -142,14 +144,14 @@ fn shift(
     if word.letters[low..high].iter().all(|letter| *letter == word.letters[low]) {
         return true;
     }
-    mark(out, rank, from.min(to as usize));
+    mark(out, rank, low, high);
     word.shift(p.v, from, to, len)
 }
 
-fn mark(out: &mut Changed, rank: usize, from: usize) {
+fn mark(out: &mut Changed, rank: usize, from: usize, to: usize) {
     match out.iter_mut().find(|change| change.rank == rank) {
-        Some(change) => change.from = from.min(change.from),
-        None => out.push(Change { rank, from }),
+        Some(change) => (change.from, change.to) = (from.min(change.from), to.max(change.to)),
+        None => out.push(Change { rank, from, to }),
     }
 }
 
@@ -230,7 +232,7 @@ fn insert_w(
     let at = random.below(word.letters.len());
     word.letters.insert(at, p.classes as u8);
     word.batch.insert(at, 0);
-    out.push(Change { rank, from: at });
+    out.push(Change { rank, from: at, to: usize::MAX });
     true
 }
 
@@ -248,6 +250,6 @@ fn remove_w(
     let Some(at) = found.filter(|at| at + 1 < n) else { return false };
     word.letters.remove(at);
     word.batch.remove(at);
-    out.push(Change { rank, from: at });
+    out.push(Change { rank, from: at, to: usize::MAX });
     true
 }

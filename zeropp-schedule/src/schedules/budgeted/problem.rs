@@ -31,6 +31,9 @@ pub(super) struct Facts {
 /// No rank takes it.
 pub(super) const NOBODY: u32 = u32::MAX;
 
+/// The first window of time is this part of a rank's work.
+const WINDOWS: i64 = 48;
+
 /// A *class* is F or B of one of a rank's stages: F of its v-th stage is v, B is V + v.
 #[derive(Clone, Debug)]
 pub(super) struct Problem {
@@ -54,6 +57,8 @@ pub(super) struct Problem {
     pub(super) delta: Vec<i64>,
     /// The five facts of a class that timing needs, side by side.
     pub(super) table: Vec<Facts>,
+    /// The time after which a changed plan is first looked at again.
+    pub(super) step: i64,
     /// Weight of the sum of spans in a score.
     pub(super) part: i64,
     /// Consumer, by `rank · 2V + class`.
@@ -78,6 +83,12 @@ pub(super) struct Problem {
     pub(super) room: u64,
     /// Whether some rank cannot hold all of its stages gathered.
     pub(super) tight: bool,
+    /// How many fit, where a rank's stages are of one size.
+    pub(super) slots: Vec<Option<usize>>,
+    /// Whether the W of a rank are alike: of one time and size, without collectives that take time.
+    pub(super) same_w: Vec<bool>,
+    /// The longest W of each rank.
+    pub(super) longest_w: Vec<i64>,
     /// The most gathers a rank.
     pub(super) gathers_max: usize,
     /// The most stages with an unreduced gradient at once; V is no limit.
@@ -127,6 +138,7 @@ impl Problem {
             need: Vec::new(),
             delta: Vec::new(),
             table: Vec::new(),
+            step: 0,
             part: (PART << SHIFT) / ranks as i64,
             link: Vec::new(),
             source: vec![None; ranks * 2 * v],
@@ -139,6 +151,9 @@ impl Problem {
             room: budgets.gathered.unwrap_or(u64::MAX),
             recomputes: (0..shape.stages()).map(|s| budgets.recomputed(s) != (0, 0)).collect(),
             tight: false,
+            slots: Vec::new(),
+            same_w: Vec::new(),
+            longest_w: Vec::new(),
             gathers_max: budgets.gathers.unwrap_or(usize::MAX),
             gradients_max: budgets.gradients.unwrap_or(v).min(v),
             memory: costs.mem_limit.unwrap_or(i64::MAX / 4),
@@ -149,13 +164,29 @@ impl Problem {
             stage,
             costs: costs.clone(),
         };
-        problem.tight = problem.weight.chunks(v).any(|w| w.iter().sum::<u64>() > problem.room);
+        problem.compare_stages();
         for r in 0..ranks {
             for class in 0..2 * v {
                 problem.add_class(r, class, costs, budgets);
             }
         }
+        let work = problem.work.iter().max().copied().unwrap_or(0);
+        problem.step = (work / WINDOWS).max(1);
         problem
+    }
+
+    /// What holds for the stages of a rank together.
+    fn compare_stages(&mut self) {
+        let alike = |of: &[i64]| of.iter().all(|x| *x == of[0]);
+        let w = self.w.chunks(self.v).zip(self.freed.chunks(self.v));
+        self.same_w = w.map(|(w, freed)| !self.timed && alike(w) && alike(freed)).collect();
+        let longest = |w: &[i64]| w.iter().max().copied().unwrap_or(0);
+        self.longest_w = self.w.chunks(self.v).map(longest).collect();
+        let room = self.room;
+        let slots = |w: &[u64]| w.iter().all(|x| *x == w[0] && *x > 0).then(|| room / w[0]);
+        let slots = self.weight.chunks(self.v).map(slots);
+        self.slots = slots.map(|n| n.map(|n| n.min(self.v as u64) as usize)).collect();
+        self.tight = self.weight.chunks(self.v).any(|w| w.iter().sum::<u64>() > self.room);
     }
 
     fn add_class(&mut self, r: usize, class: usize, costs: &Costs, budgets: &Budgets) {

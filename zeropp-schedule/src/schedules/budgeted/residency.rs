@@ -46,6 +46,9 @@ impl Residency {
         if !full && !p.tight {
             return p.v;
         }
+        if !full && let Some(slots) = p.slots[r] {
+            return self.count_alike(p, word, slots);
+        }
         self.visits(p, word);
         self.next_uses();
         self.gathers.clear();
@@ -80,6 +83,34 @@ impl Residency {
         if full {
             let rest = self.held.iter().map(|held| Free { after: held.2, v: u32::from(held.0) });
             self.frees.extend(rest);
+        }
+        count
+    }
+
+    /// Gathers where all stages of a rank are of one size and `slots` fit: all visits but those
+    /// before which their stage can be kept since the last one. One slot is for the stage in use,
+    /// and keeping as many as the others hold is scheduling intervals: by their ends, each into
+    /// the slot that was free for the shortest time.
+    fn count_alike(&mut self, p: &Problem, word: &Word, slots: usize) -> usize {
+        let (mut open, spare, v) = (u8::MAX, p.classes as u8, p.v as u8);
+        // Of each stage's last visit, and when each slot is free; visits count from 2.
+        let mut last = [0u32; super::word::STAGES_MAX];
+        let mut free = [1u32; super::word::STAGES_MAX];
+        let free = &mut free[..slots - 1];
+        let (mut visit, mut count) = (1u32, 0);
+        for &letter in &word.letters {
+            let stage = if letter >= v { letter - v } else { letter };
+            if stage == open || letter == spare {
+                continue;
+            }
+            open = stage;
+            visit += 1;
+            let since = std::mem::replace(&mut last[usize::from(stage)], visit);
+            let fits = free.iter_mut().filter(|end| **end <= since + 1 && since > 0);
+            match fits.max() {
+                Some(end) => *end = visit,
+                None => count += 1,
+            }
         }
         count
     }
@@ -149,4 +180,34 @@ impl Residency {
 /// Whether a W of micro-batch `i` is the last of its unit.
 pub(super) fn ends_unit(p: &Problem, i: usize) -> bool {
     i + 1 == p.b || p.unit[i + 1] != p.unit[i]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::random::Random;
+    use super::super::{Budgets, Objective};
+    use super::*;
+    use crate::ir::looping;
+    use crate::schedules::{Costs, Shape};
+
+    #[test]
+    fn keeping_stages_by_intervals_gathers_as_often_as_belady() {
+        let mut random = Random::new(6);
+        let mut fewer = 0;
+        for _ in 0..2000 {
+            let (v, b) = (2 + random.below(4), 1 + random.below(6));
+            let shape = Shape { pp: 1, virtual_stages: v, micro_batches: b, unit: b };
+            let gathered = 1 + random.below(v - 1) as u64;
+            let budgets = Budgets { gathered: Some(gathered), ..Budgets::default() };
+            let costs = Costs::uniform(v, 1, 1, 1, 0);
+            let p = Problem::new(&shape, &costs, &budgets, looping(1, v), Objective::OwnSpan);
+            let letters = (0..40).map(|_| random.below(p.classes + 1) as u8).collect();
+            let word = Word { letters, batch: vec![0; 40], threshold: 1 };
+            let mut residency = Residency::default();
+            let count = residency.count(&p, 0, &word, false);
+            assert_eq!(count, residency.count(&p, 0, &word, true), "{gathered}: {word:?}");
+            fewer += usize::from(count < residency.visits.len());
+        }
+        assert!(fewer > 500, "{fewer}");
+    }
 }

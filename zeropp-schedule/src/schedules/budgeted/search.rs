@@ -38,8 +38,8 @@ pub(super) struct Track<'a> {
 
 /// Rounds of annealing: how many seeds take part, the share of the effort of each, and the
 /// temperatures. The best of the last one gets what is left.
-const ROUNDS: [(usize, f64, (f64, f64)); 2] = [(8, 0.02, (0.1, 0.01)), (3, 0.08, (0.1, 0.004))];
-const LAST: (f64, f64) = (0.08, 0.002);
+const ROUNDS: [(usize, f64, (f64, f64)); 2] = [(10, 0.02, (0.1, 0.01)), (4, 0.08, (0.1, 0.004))];
+const LAST: (f64, f64) = (0.05, 0.002);
 /// The most by which a plan may break limits on gathers and still be near to keeping them.
 const FAR: usize = 4;
 
@@ -85,7 +85,7 @@ pub(super) fn run<'a>(
         pool.extend(kinds(&mut track, at));
         kept.extend(stretch::seeds(&mut track.annealer, at, request, share));
         let left = share.saturating_sub(track.annealer.decoder.effort);
-        pool.extend(climb(&mut track.annealer, at, left / 4, 10));
+        pool.extend(climb(&mut track.annealer, at, left / 10, 10));
         tracks.push(track);
     }
     // At first limits may be broken a little.

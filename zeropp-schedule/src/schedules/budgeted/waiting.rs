@@ -11,6 +11,8 @@ pub(super) struct Waiting<'a> {
     pub(super) r: usize,
     pub(super) word: &'a Word,
     pub(super) table: &'a [Facts],
+    /// It does not matter which W runs.
+    pub(super) same: bool,
 }
 
 impl Waiting<'_> {
@@ -18,6 +20,13 @@ impl Waiting<'_> {
     #[inline(always)]
     pub(super) fn run_w<const TIMED: bool>(&self, s: &mut Slot, lane: &mut Lane, end: bool) {
         let (p, letters) = (self.p, &self.word.letters);
+        if !TIMED && self.same {
+            let facts = &self.table[p.v];
+            s.now += facts.w;
+            s.memory -= facts.freed;
+            s.pending -= 1;
+            return;
+        }
         let mut class = usize::from(letters[s.w as usize]);
         while class < p.v || class == p.classes {
             s.w += 1;
@@ -39,6 +48,7 @@ impl Waiting<'_> {
     }
 
     /// Runs W until `need` fits; false where none is left.
+    #[inline(always)]
     pub(super) fn make_room<const TIMED: bool>(
         &self,
         need: i64,
