@@ -13,8 +13,9 @@ use crate::config::{Config, Precision, Recompute};
 use crate::plan::times::flops;
 use crate::trainer::Trainer;
 
-/// Stages of the run: the embedding's, a block alone, the head's.
-const STAGES: usize = 3;
+/// Blocks of the run's stages: one with the embedding, some alone, one with the head. A run's
+/// stages have several, too, of which one displaces the other's weights from the caches.
+const BLOCKS: [usize; 3] = [1, 2, 1];
 /// Micro-batches of a step.
 const MICRO_BATCHES: usize = 4;
 /// Steps, the first of which is not counted.
@@ -51,11 +52,11 @@ pub struct LayerRates {
 pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error> {
     let config = Config {
         dp: ranks,
-        layers: STAGES,
-        virtual_stages: Some(STAGES),
+        layers: BLOCKS.iter().sum(),
+        virtual_stages: Some(BLOCKS.len()),
         micro_batches: Some(MICRO_BATCHES),
         unit: Some(MICRO_BATCHES),
-        stages: Some(["1"; STAGES].join(",")),
+        stages: Some(BLOCKS.map(|blocks| blocks.to_string()).join(",")),
         recompute: Recompute::Full,
         steps: STEPS,
         ..bare(config)
@@ -72,12 +73,13 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
         .collect();
     let parts = &blueprint.model.parts;
     let of = |part: &Part| flops(part, blueprint.batch, false);
-    let block = of(parts.iter().find(|part| part.is_block()).expect("three blocks"));
+    let block = of(parts.iter().find(|part| part.is_block()).expect("blocks"));
+    let block_s = times[1].map(|s| s / BLOCKS[1] as f64);
     let head = of(parts.last().expect("a head"));
     // What the last stage takes beside a block, F, B and W together, is the head's: its share of F
     // alone would carry the noise of three.
     let sum = |times: &BlockTimes| times[..3].iter().sum::<f64>();
-    let head_s = (sum(&times[2]) - sum(&times[1])).max(0.01 * sum(&times[2]));
+    let head_s = (sum(&times[2]) - sum(&block_s)).max(0.01 * sum(&times[2]));
     let elements: u64 = blueprint.plan.ranks[0].memory.parameter_shard / 4;
     let update_s = (costs.step_ns as f64 / 1e9).max(1e-9);
     let recomputed = &blueprint.recomputed.whole;
@@ -89,8 +91,8 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
     let actions = work + update_s + sums as f64 / 1e9;
     Ok(LayerRates {
         step_end_s: (super::median(steps.split_off(1)) - actions).max(0.0),
-        block_s: times[1],
-        block_flops_per_s: std::array::from_fn(|i| block[i] / times[1][i].max(1e-9)),
+        block_s,
+        block_flops_per_s: std::array::from_fn(|i| block[i] / block_s[i].max(1e-9)),
         head_s,
         head_flops_per_s: head[0] / head_s,
         update_bytes_per_s: UPDATE_BYTES * elements as f64 / update_s,

@@ -116,12 +116,12 @@ mod tests {
     #[test]
     fn what_is_resized_keeps_its_bytes() {
         let mut bytes: Vec<u8> = Vec::new();
-        for size in [100, 1 << 20, (1 << 20) + 7, 3 << 20, 9 << 20] {
+        for size in [100, 70_000, 200_000, 1 << 20, (1 << 20) + 7, 3 << 20, 9 << 20] {
             bytes.reserve_exact(size - bytes.len());
             let from = bytes.len();
             bytes.extend((from..size).map(|i| (i % 251) as u8));
         }
-        for size in [9 << 20, 5 << 20, (1 << 20) + 1, 70_000, 3] {
+        for size in [9 << 20, 5 << 20, (1 << 20) + 1, 70_000, 65_536, 3] {
             bytes.truncate(size);
             bytes.shrink_to_fit();
             assert!(bytes.iter().enumerate().all(|(i, &byte)| byte == (i % 251) as u8), "{size}");

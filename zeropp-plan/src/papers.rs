@@ -4,6 +4,7 @@
 //! rounded ones, what passes over tensors and collectives reach. They were fitted on Megatron's
 //! eight runs, by least squares of relative errors. Nothing is fitted for any other cell.
 
+mod figures;
 mod megatron;
 mod picture;
 mod zero_bubble;
@@ -67,6 +68,7 @@ pub fn text() -> Result<String, PlanError> {
     cells.iter().for_each(|cell| row(&mut out, cell, "s"));
     let _ = writeln!(out, "{}\n", summary(&cells));
     zeropp::text(&mut out)?;
+    figures::text(&mut out)?;
     let one = zeropp::table_2()[1].ours;
     zero_bubble::text(&mut out, one / (1.0 + one));
     Ok(out)
@@ -77,7 +79,7 @@ pub fn text() -> Result<String, PlanError> {
 /// # Errors
 /// A figure that cannot be made.
 pub fn pictures() -> Result<[(&'static str, String); 2], PlanError> {
-    let (lines, points) = zeropp::figure_4_series()?;
+    let (lines, points) = figures::figure_4_series()?;
     let title = "ZeroPP, figure 4: 14.6B on 32 A800, P 4, batch 192";
     let axes = ["memory of the worst rank, at most, GB", "seconds of a step"];
     let four = picture::chart(title, axes, &lines, &points);

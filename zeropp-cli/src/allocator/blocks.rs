@@ -13,18 +13,20 @@ use std::alloc::Layout;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Bytes from which an allocation is a block. Below it are small tensors and all that is not one.
-const SMALLEST: usize = 1 << 20;
+/// Bytes above which an allocation is a block. Up to it are small tensors and all that is not one;
+/// the list of free blocks, which is allocated while it is locked, stays there, too.
+const SMALL: usize = 64 << 10;
+const _: () = assert!((MANY + 1).is_power_of_two() && (MANY + 1) * size_of::<Block>() <= SMALL);
 
-/// Blocks are multiples of this, the largest page of any system: lengths that are nearly the same
-/// share their blocks.
-const PAGES: usize = 64 << 10;
+/// Blocks are multiples of a sixteenth of their length, rounded to a power of two between these:
+/// lengths that are nearly the same share their blocks, and little is lost.
+const GRAINS: [usize; 2] = [4 << 10, 64 << 10];
 
 /// The part of the largest sum in use that may be kept above it: lengths that take turns fit there.
 const SLACK: usize = 64;
 
 /// Blocks that are kept at most: the system has a limit on mappings, and the list is searched.
-const MANY: usize = 4096;
+const MANY: usize = 4095;
 
 /// Large blocks of memory, for any thread.
 pub(super) struct Blocks(Mutex<Kept>);
@@ -50,12 +52,13 @@ struct Block {
 
 /// Whether a layout is that of a block. What asks for more than a page's alignment is not.
 pub(super) fn is_block(layout: Layout) -> bool {
-    layout.size() >= SMALLEST && layout.align() <= 4096
+    layout.size() > SMALL && layout.align() <= 4096
 }
 
 /// Bytes of the mapping for `size` bytes.
 fn rounded(size: usize) -> usize {
-    size.next_multiple_of(PAGES)
+    let grain = (size / 16).next_power_of_two().clamp(GRAINS[0], GRAINS[1]);
+    size.next_multiple_of(grain)
 }
 
 impl Blocks {
@@ -110,7 +113,7 @@ impl Blocks {
 
     /// Whether a block for `old` bytes serves for `new` ones as it is.
     pub(super) fn serves(old: usize, new: usize) -> bool {
-        new >= SMALLEST && rounded(old) == rounded(new)
+        new > SMALL && rounded(old) == rounded(new)
     }
 }
 
@@ -267,7 +270,7 @@ mod tests {
                     blocks.free(memory, size);
                 }
             } else {
-                let size = SMALLEST + draw(3 * MIB);
+                let size = SMALL + 1 + draw(3 * MIB);
                 let memory = blocks.alloc(size, draw(4) == 0);
                 assert!(!memory.is_null());
                 // SAFETY: as above.

@@ -12,8 +12,8 @@ use super::CostsError;
 /// Durations by what took them and its stage.
 #[derive(Default)]
 struct Seen {
-    /// F, B, W, R and BW.
-    computes: BTreeMap<(Compute, usize), Vec<u64>>,
+    /// F, B, W, R and BW: of each micro-batch all that there are.
+    computes: BTreeMap<(Compute, usize), BTreeMap<usize, Vec<u64>>>,
     /// Gathers, reductions and sums over replicas, by their letters.
     collectives: BTreeMap<(&'static str, usize), u64>,
     /// Sends and receives, by pipeline, message, producing stage and micro-batch.
@@ -25,7 +25,9 @@ struct Seen {
 /// The costs of a run, simulated or measured; of several steps the first, which warms everything
 /// up, is left out. There are no bytes.
 ///
-/// A compute takes its median, and a whole backward counts as B. A collective takes the shortest
+/// A compute takes the mean over micro-batches of the median of each: those that come to a stage
+/// first find its weights in no cache, step by step, while an outlier is of one step. A whole
+/// backward counts as B. A collective takes the shortest
 /// time from its start until it was seen to be done: ranks that come to it early wait for others. A
 /// message takes the median over the links between stages of the shortest time from its sending to
 /// its use, which is that of a receiver that was waiting for it.
@@ -77,8 +79,9 @@ impl Seen {
             self.collectives.entry((letters, stage)).and_modify(shortest).or_insert(ns);
         };
         match span.action {
-            Action::Compute { kind, stage, .. } => {
-                self.computes.entry((kind, stage)).or_default().push(ns);
+            Action::Compute { kind, stage, micro_batch } => {
+                let of_stage = self.computes.entry((kind, stage)).or_default();
+                of_stage.entry(micro_batch).or_default().push(ns);
             }
             Action::AllGather { stage } => collective("AG", stage),
             Action::ReduceScatter { stage } => collective("RS", stage),
@@ -104,7 +107,10 @@ impl Seen {
     }
 
     fn stage(&self, stage: usize) -> Result<StageCosts, CostsError> {
-        let of = |kind| self.computes.get(&(kind, stage)).and_then(|all| median(all.clone()));
+        let of = |kind| {
+            let each = self.computes.get(&(kind, stage))?.values();
+            mean(&each.filter_map(|all| median(all.clone())).collect::<Vec<_>>())
+        };
         let missing = |what: &str| {
             CostsError::new(format!("the run has no {what} of stage {stage} by itself"))
         };
@@ -138,6 +144,10 @@ impl Seen {
         }
         median(links.into_values().collect()).unwrap_or(0)
     }
+}
+
+fn mean(all: &[u64]) -> Option<u64> {
+    all.iter().sum::<u64>().checked_div(all.len() as u64)
 }
 
 /// The lower one of two in the middle.
@@ -251,6 +261,22 @@ mod tests {
         assert_eq!(measured(&timeline).unwrap().stages, one.stages);
         assert_eq!(one.stages[0].f_ns, 1_000_001);
         assert_eq!(one.link.latency_ns, 150_007);
+    }
+
+    /// The first micro-batch of each step is slower, and one of a later step once: what repeats
+    /// counts, and what does not, does not.
+    #[test]
+    fn a_compute_takes_the_mean_of_its_micro_batches() {
+        let mut timeline = gpipe(1, 1, 4, 4);
+        let before = measured(&timeline).unwrap().stages[0].f_ns;
+        let f_of = |span: &Span, wanted| match span.action {
+            Action::Compute { kind: Compute::F, micro_batch, .. } => micro_batch == wanted,
+            _ => false,
+        };
+        let spans = &mut timeline.ranks[0].spans;
+        spans.iter_mut().filter(|s| f_of(s, 0)).for_each(|s| s.end_ns += 400_000);
+        spans.iter_mut().filter(|s| f_of(s, 2)).nth(2).expect("four steps").end_ns += 7_000_000;
+        assert_eq!(measured(&timeline).unwrap().stages[0].f_ns, before + 100_000);
     }
 
     #[test]
