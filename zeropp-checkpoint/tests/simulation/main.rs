@@ -23,6 +23,11 @@ mod saves;
 mod sealed;
 mod step;
 
+/// The locks that the board of a rendezvous names by its own crate.
+mod sync {
+    pub(crate) use parking_lot::{Condvar, Mutex};
+}
+
 use plan::{Bug, Plan};
 use run::{End, Known, Sim};
 
