@@ -8,7 +8,7 @@ use zeropp_checkpoint::checkpoint_at;
 use zeropp_core::files::read_text;
 use zeropp_core::model::hf_written::config_json;
 use zeropp_weights::{Family, ParameterShape, StoreAs, Tensor, Weights, export, write_folder};
-use zeropp_zero3::checkpoint::{Checkpoint, Manifest};
+use zeropp_zero3::checkpoint::Manifest;
 
 use crate::Error;
 use crate::checkpoint::described::config_of;
@@ -58,13 +58,17 @@ pub fn export_checkpoint(
     to: &Path,
     options: &ExportOptions,
 ) -> Result<ExportReport, Error> {
-    let checkpoint = checkpoint_at(from)?.map_or_else(|| Checkpoint::open(from), Ok)?;
-    let manifest = checkpoint.manifest();
     let wrong = |problem: &str, help: &str| Error::Export {
         path: from.to_path_buf(),
         problem: problem.into(),
         help: help.into(),
     };
+    let none = || {
+        let help = "name a folder of checkpoints, as save made it, or one of its checkpoints";
+        wrong("it is no checkpoint, and has none in it", help)
+    };
+    let checkpoint = checkpoint_at(from)?.ok_or_else(none)?;
+    let manifest = checkpoint.manifest();
     let merged = manifest.base.is_some().then(|| Merged::open(from, options.ema)).transpose()?;
     let shapes = match &merged {
         Some(merged) => merged.shapes(false),
@@ -183,4 +187,23 @@ fn config(
         config.entry("rope_theta").or_insert(theta);
     }
     Ok(Some(Value::Object(config)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Either was told to have a damaged manifest.
+    #[test]
+    fn a_folder_without_checkpoints_is_told_from_a_damaged_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = ExportOptions { like: None, store_as: StoreAs::F32, ema: false };
+        for from in [dir.path().to_path_buf(), dir.path().join("none")] {
+            let to = dir.path().join("to");
+            let said = export_checkpoint(&from, &to, &options).unwrap_err().to_string();
+            let starts =
+                format!("{}: it is no checkpoint, and has none in it; name", from.display());
+            assert!(said.starts_with(&starts), "{said}");
+        }
+    }
 }

@@ -16,7 +16,7 @@ const FILE_BYTES_MAX: u64 = 64 << 20;
 pub enum FlightError {
     /// It cannot be read.
     #[error(
-        "{}: cannot be read ({source}); name the folder that the failed run told",
+        "{}: cannot be read ({source}); name the folder that the failed run named",
         path.display()
     )]
     Unreadable {
