@@ -1,7 +1,7 @@
 //! The threads engine and the rendezvous in one process under every order of their threads that a
-//! random scheduler, and one that prefers few changes, come to: results are right, and nobody waits
-//! for ever. `ZEROPP_SCHEDULES` is how many of each are tried. A failure prints the one that failed,
-//! which `shuttle::replay` runs again.
+//! random scheduler, and one that prefers few changes, come to: results are right, and nobody
+//! waits for ever. `ZEROPP_SCHEDULES` is how many of each are tried. A failure prints the one that
+//! failed, which `shuttle::replay` runs again.
 
 use std::sync::Arc;
 use std::time::Duration;

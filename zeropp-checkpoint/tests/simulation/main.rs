@@ -22,6 +22,10 @@ mod saves;
 #[allow(dead_code)]
 mod sealed;
 mod step;
+mod sync {
+    //! The locks that the board's own crate chooses without its feature `shuttle`.
+    pub(crate) use parking_lot::{Condvar, Mutex};
+}
 
 /// The locks that the board of a rendezvous names by its own crate.
 mod sync {

@@ -2,8 +2,8 @@
 //!
 //! Ranks at one place of several pipelines have the same stages, so that each of them can compute
 //! for all. Where one is missing, its micro-batches are dealt out to the others at its place, and
-//! go on in their own pipeline behind that (ReCycle, SOSP 2024, §3). So one schedule has the ranks of
-//! all replicas, and its stages have *copies* on several of them.
+//! go on in their own pipeline behind that (ReCycle, SOSP 2024, §3). So one schedule has the ranks
+//! of all replicas, and its stages have *copies* on several of them.
 //!
 //! Micro-batch j of replica k is number j·K + k. The order of each rank is a list schedule: by the
 //! times that the kind itself has for its actions, or, where that is shorter and takes no more
