@@ -6,9 +6,10 @@ bench/plan_against_runs.py [--jobs N] [--ranks 2,3,4] [--seed S] [--rounds R] [-
 draws random small jobs on the threads engine and prints, for each, predicted over measured: the
 time of a step, the most memory that a rank holds at once, the kind of memory that is furthest off
 (of those of 1 MiB or more), and what `--dry-run` says that the process needs over what it has
-resident (of jobs whose models take 64 MiB or more). In each round each job's machine is measured, with its model and
-its number of ranks, it is planned, and it runs, one right after the other, as a machine that others
-use is another one a minute later; what is printed is the median over the rounds, and their range.
+resident (of jobs whose models take 64 MiB or more). In each round each job's machine is measured,
+with its model and its number of ranks, it is planned, and it runs, one right after the other, as a
+machine that others use is another one a minute later; what is printed is the median over the
+rounds, and their range.
 Ranks beyond the cores share them: while one waits, others are faster than was measured, which no
 plan knows. Their rows are marked. --show prints `zeropp plan --against` of each job's last run.
 
