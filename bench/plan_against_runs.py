@@ -5,10 +5,11 @@ bench/plan_against_runs.py [--jobs N] [--ranks 2,3,4] [--seed S] [--rounds R] [-
                            [--show] [--emulate] [ZEROPP]
 draws random small jobs on the threads engine and prints, for each, predicted over measured: the
 time of a step, the most memory that a rank holds at once, the kind of memory that is furthest off
-(of those of 1 MiB or more), and what the process has resident, less what it has with a tiny model
-(of jobs that need 64 MiB or more). In each round each job's machine is measured, with its model and
-its number of ranks, it is planned, and it runs, one right after the other, as a machine that others
-use is another one a minute later; what is printed is the median over the rounds, and their range.
+(of those of 1 MiB or more), and what `--dry-run` says that the process needs over what it has
+resident (of jobs whose models take 64 MiB or more). In each round each job's machine is measured,
+with its model and its number of ranks, it is planned, and it runs, one right after the other, as a
+machine that others use is another one a minute later; what is printed is the median over the
+rounds, and their range.
 Ranks beyond the cores share them: while one waits, others are faster than was measured, which no
 plan knows. Their rows are marked. --show prints `zeropp plan --against` of each job's last run.
 
@@ -117,9 +118,7 @@ def once(zeropp, folder, steps, job):
     job["told"] = output([*ask, "--against", metrics])
     os.remove(metrics)
     needed, kinds = dry_run(command)
-    needed -= dry_run(tiny(command))[0]
-    if needed >= RESIDENT_MIN:
-        taken -= resident([*tiny(command), "--steps", "2", "--quiet"])
+    of_model = needed - dry_run(tiny(command))[0]
     measured = {kind: max(step["peak_bytes"][kind] for step in ran) for kind in kinds}
     off = {k: kinds[k] / measured[k] for k in kinds if measured[k] >= KIND_MIN}
     return {
@@ -128,7 +127,7 @@ def once(zeropp, folder, steps, job):
         "measured": statistics.median(step["step_s"] for step in ran),
         "memory": first["worst_bytes"] / max(step["at_once_bytes"] for step in ran),
         "kind": max(off.items(), key=lambda pair: abs(pair[1] - 1), default=("none", 1.0)),
-        "resident": needed / taken if needed >= RESIDENT_MIN else None,
+        "resident": needed / taken if of_model >= RESIDENT_MIN else None,
     }
 
 

@@ -383,12 +383,12 @@ fn sequence_parallelism(out: &mut String) {
     let _ = writeln!(
         out,
         "What is left is 3D + SP. A layer's F, B and W take {small:.1} ms in the paper's 3D of \
-         14.6b and {small_sp:.1} with sequence parallelism; {large:.1} and\n{large_sp:.1} of 28.3b. \
-         Sums of costs give both only if it adds {:.1} ms to every layer and saves {:.1} times the \
-         passes that it saves here. What gives\nall four without that is a layer that takes the \
-         longer of its work and of its launches from the host: {small:.1} ms of launches, \
-         {small_sp:.1} with\nsequence parallelism, which the {large_sp:.1} ms of 28.3b's work hide. \
-         This model adds gaps to work.",
+         14.6b and {small_sp:.1} with sequence parallelism; {large:.1} and\n\
+         {large_sp:.1} of 28.3b. Sums of costs give both only if it adds {:.1} ms to every \
+         layer and saves {:.1} times the passes that it saves here. What gives\nall four \
+         without that is a layer that takes the longer of its work and of its launches from the \
+         host: {small:.1} ms of launches, {small_sp:.1} with\nsequence parallelism, which the \
+         {large_sp:.1} ms of 28.3b's work hide. This model adds gaps to work.",
         more + saved * x,
         saved / ours,
     );
