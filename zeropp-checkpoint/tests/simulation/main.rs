@@ -27,11 +27,6 @@ mod sync {
     pub(crate) use parking_lot::{Condvar, Mutex};
 }
 
-/// The locks that the board of a rendezvous names by its own crate.
-mod sync {
-    pub(crate) use parking_lot::{Condvar, Mutex};
-}
-
 use plan::{Bug, Plan};
 use run::{End, Known, Sim};
 

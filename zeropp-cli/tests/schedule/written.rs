@@ -205,7 +205,7 @@ fn the_manual_has_units_numbers_and_examples_that_work() {
     }
 }
 
-/// Replicas without a rank: the paper's example (ReCycle, figure 3) with what it costs, as a file
+/// Replicas without a rank, with what that costs, as a file
 /// that is sound.
 #[test]
 fn a_missing_rank_is_gone_around_and_priced() {

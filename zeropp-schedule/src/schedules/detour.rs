@@ -2,7 +2,7 @@
 //!
 //! Ranks at one place of several pipelines have the same stages, so that each of them can compute
 //! for all. Where one is missing, its micro-batches are dealt out to the others at its place, and
-//! go on in their own pipeline behind that (ReCycle, SOSP 2024, §3). So one schedule has the ranks
+//! go on in their own pipeline behind that (ReCycle, SOSP 2024). So one schedule has the ranks
 //! of all replicas, and its stages have *copies* on several of them.
 //!
 //! Micro-batch j of replica k is number j·K + k. The order of each rank is a list schedule: by the
@@ -93,7 +93,8 @@ pub fn around(
     })
 }
 
-/// The same with every backward in two halves, so that W can wait for a gap (ReCycle §3.2).
+/// The same with every backward in two halves, so that W can wait for a gap: ReCycle's
+/// decoupled backward.
 fn split(plain: &Schedule) -> Schedule {
     let halves = |action: &Action| -> Vec<Action> {
         let of = |task: Task| match task.kind {

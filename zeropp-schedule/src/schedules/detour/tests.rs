@@ -99,11 +99,11 @@ fn nothing_missing_costs_nothing() {
     }
 }
 
-/// The paper's example (ReCycle, figure 3): three pipelines of four ranks with six micro-batches
+/// Three pipelines of four ranks with six micro-batches
 /// each, a rank missing, F, B and W of a slot each. 27 slots are 1F1B's with all ranks, and what
 /// the two that compute for the missing rank cannot do without: 9 micro-batches of 3 slots each.
 #[test]
-fn the_paper_s_example() {
+fn three_pipelines_with_a_rank_missing() {
     let costs = Costs::uniform(4, 1, 1, 1, 0);
     let timed = simulate::Costs::uniform(4, 1, 1, 1, 0);
     let slots = |kind: &str, missing: &[ReplicaRank]| {
