@@ -57,7 +57,7 @@ pub fn text(plan: &Plan, index: usize, metrics: &str) -> Result<String, PlanErro
     tell("bubble", planned.bubble, &["bubble"], &|x| format!("{:.2} %", 100.0 * x));
     let bytes = |x: f64| in_words(x as u64);
     let most = |of: fn(&crate::memory::RankBytes) -> u64| {
-        planned.memory.iter().map(of).max().unwrap_or(0) as f64
+        planned.peaks.iter().map(of).max().unwrap_or(0) as f64
     };
     for (name, key, predicted) in [
         ("parameters", "parameter_shard", most(|m| m.parameters)),
@@ -68,10 +68,12 @@ pub fn text(plan: &Plan, index: usize, metrics: &str) -> Result<String, PlanErro
         ("gradients", "gradient", most(|m| m.gradient)),
         ("activations", "activation", most(|m| m.activation)),
         ("weight stash", "weight_stash", most(|m| m.weight_stash)),
+        ("rollback", "rollback", most(|m| m.rollback)),
         ("communication", "communication", most(|m| m.communication)),
     ] {
         tell(name, predicted, &["peak_bytes", key], &bytes);
     }
+    tell("most at once", ranked.worst_bytes as f64, &["at_once_bytes"], &bytes);
     Ok(lines.join("\n"))
 }
 

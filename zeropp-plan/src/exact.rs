@@ -9,7 +9,7 @@ use zeropp_schedule::timeline::Timeline;
 
 use crate::PlanError;
 use crate::layout::{Job, Layout};
-use crate::memory::{self, RankBytes};
+use crate::memory::{self, Held, RankBytes};
 use crate::stages::{Links, Stage, simulator};
 
 /// Actions of a program above which a shorter step is simulated twice, and the rest follows.
@@ -92,6 +92,8 @@ pub struct Planned {
     pub bubble: f64,
     /// What each pipeline rank holds when it holds most.
     pub memory: Vec<RankBytes>,
+    /// The most that each holds of each kind.
+    pub peaks: Vec<RankBytes>,
     /// Bytes that a rank sends in a step, on average.
     pub traffic: Traffic,
     /// Whether the whole step was simulated; else two shorter ones, from which it follows.
@@ -181,26 +183,32 @@ impl<'a> Simulation<'a> {
         let step_s = line(&|p, t| step_s(p, &self.costs, t));
         let computed = line(&|_, t| computed_s(t));
         let work = line(&|_, t| busy_s(t).0);
+        let held = self.held();
         Planned {
             layout: self.layout.clone(),
             blocks: blocks.to_vec(),
             step_s,
             bubble: (1.0 - work / computed).max(0.0),
-            memory: self.memory(),
+            memory: held.iter().map(|rank| rank.at_once).collect(),
+            peaks: held.iter().map(|rank| rank.peaks).collect(),
             traffic: self.traffic(),
             whole: self.programs.len() == 1,
         }
     }
 
     /// What its ranks hold; of a longer step than the simulated ones, what grows with it, grows on.
-    pub fn memory(&self) -> Vec<RankBytes> {
+    pub fn held(&self) -> Vec<Held> {
         let of = |program| memory::exact(self.job, self.layout, program, self.stages);
         let first = of(&self.programs[0]);
         let Some(second) = self.programs.get(1).map(of) else { return first };
         let on = |a: u64, b: u64| a.max((a as f64 + self.along * (b as f64 - a as f64)) as u64);
         let both = first.iter().zip(&second);
-        let both =
-            both.map(|(a, b)| RankBytes { activation: on(a.activation, b.activation), ..*b });
+        let on = |a: RankBytes, b: RankBytes| RankBytes {
+            activation: on(a.activation, b.activation),
+            ..b
+        };
+        let both = both
+            .map(|(a, b)| Held { at_once: on(a.at_once, b.at_once), peaks: on(a.peaks, b.peaks) });
         both.collect()
     }
 

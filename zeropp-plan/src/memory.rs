@@ -3,12 +3,12 @@
 
 use serde::Serialize;
 use zeropp_schedule::ir::Schedule;
-use zeropp_schedule::memory::{HeldBytes, StageBytes, predict_at_once, predict_warm_up};
+use zeropp_schedule::memory::{HeldBytes, StageBytes, predict_both, predict_warm_up};
 
 use crate::layout::{Job, Layout, Packing, Recompute};
 use crate::stages::Stage;
 
-/// Bytes of one rank by kind, at the moment when it holds most.
+/// Bytes of one rank by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RankBytes {
     /// fp32 parameters of its shards.
@@ -56,11 +56,20 @@ impl RankBytes {
     }
 }
 
-/// What every pipeline rank holds when it holds most, as a run of `program` predicts it.
-pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<RankBytes> {
+/// What a rank holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// At the moment when it holds most.
+    pub at_once: RankBytes,
+    /// The most of each kind; they are not all there at the same time.
+    pub peaks: RankBytes,
+}
+
+/// What every pipeline rank holds, as a run of `program` predicts it.
+pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<Held> {
     let held = |stages: &[Stage]| held(job, layout, program, stages);
     let packed = held(stages);
-    let is_short = packed.iter().any(|rank| rank.total() > job.memory);
+    let is_short = packed.iter().any(|rank| rank.at_once.total() > job.memory);
     if !is_short || !matches!(job.compute.packing, Packing::Auto(_)) {
         return packed;
     }
@@ -73,14 +82,15 @@ pub fn exact(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -
     held(&stages.iter().map(without).collect::<Vec<_>>())
 }
 
-fn held(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<RankBytes> {
+fn held(job: &Job, layout: &Layout, program: &Schedule, stages: &[Stage]) -> Vec<Held> {
     let bytes: Vec<_> = stages.iter().map(|s| s.bytes).collect();
-    let held = predict_at_once(program, &bytes);
+    let held = predict_both(program, &bytes);
     let late = program.validates_late().then(|| predict_warm_up(program, &bytes));
-    let of_rank = |(rank, held): (usize, HeldBytes)| {
+    let of_rank = |(rank, [peaks, at_once]): (usize, [HeldBytes; 2])| {
         let mine = program.stages_of(rank);
         let always = Always::new(job, layout, stages, &mine, &program.placement);
-        always.with(held, late.as_ref().map(|warm_ups| warm_ups[rank]))
+        let warm_up = late.as_ref().map(|warm_ups| warm_ups[rank]);
+        Held { at_once: always.with(at_once, warm_up), peaks: always.peaks(peaks, late.is_some()) }
     };
     held.into_iter().enumerate().map(of_rank).collect()
 }
@@ -139,6 +149,16 @@ impl Always {
             .rev()
             .max_by_key(|(held, optimizer, rollback)| held.total() + optimizer + rollback)
             .expect("two or three");
+        self.bytes(held, optimizer, rollback)
+    }
+
+    /// The most of each kind, where `late` says whether updates are validated late.
+    fn peaks(&self, peaks: HeldBytes, late: bool) -> RankBytes {
+        let rollback = if late { self.rollback } else { 0 };
+        self.bytes(peaks, self.moments + self.meanwhile, rollback)
+    }
+
+    fn bytes(&self, held: HeldBytes, optimizer: u64, rollback: u64) -> RankBytes {
         RankBytes {
             parameters: self.shard - self.twice,
             gradient_shard: held.gradient_shard,

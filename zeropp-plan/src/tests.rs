@@ -338,7 +338,7 @@ proptest! {
         let mut models = Models::new(&job);
         let Some((stages, _)) = models.stages(&job, &layout) else { return Ok(()) };
         let Ok(simulation) = Simulation::new(&job, &layout, &stages) else { return Ok(()) };
-        let most = simulation.memory().iter().map(|r| r.total()).max().unwrap();
+        let most = simulation.held().iter().map(|r| r.at_once.total()).max().unwrap();
         let least = memory::at_least(&job, &layout, &stages);
         prop_assert!(least <= most, "{layout}: at least {least}, and {most}");
     }

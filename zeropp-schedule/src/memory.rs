@@ -157,11 +157,12 @@ pub fn predict_warm_up(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBy
     schedule.ranks.iter().map(walk).collect()
 }
 
-fn walked(
-    schedule: &Schedule,
-    stages: &[StageBytes],
-    of: fn(&Ledger) -> HeldBytes,
-) -> Vec<HeldBytes> {
+/// What [`predict`] and [`predict_at_once`] say, of each rank.
+pub fn predict_both(schedule: &Schedule, stages: &[StageBytes]) -> Vec<[HeldBytes; 2]> {
+    walked(schedule, stages, |ledger| [ledger.peak, ledger.at_once])
+}
+
+fn walked<T>(schedule: &Schedule, stages: &[StageBytes], of: fn(&Ledger) -> T) -> Vec<T> {
     let walk = |actions: &Vec<Action>| {
         let mut ledger = Ledger::new(actions, stages);
         actions.iter().for_each(|a| ledger.run(a));

@@ -1,4 +1,6 @@
+use zeropp_core::meter::MemoryBytes;
 use zeropp_plan::layout::{Job, Recompute};
+use zeropp_plan::memory::RankBytes;
 
 use super::*;
 
@@ -30,9 +32,8 @@ fn holds(line: &str) {
     let flops = (plan.flops_per_token / run.flops_per_token - 1.0).abs();
     assert!(flops < 1e-12, "{line}: {} and {}", plan.flops_per_token, run.flops_per_token);
     assert_eq!(first.planned.memory.len(), run.ranks.len());
-    for (mine, run) in first.planned.memory.iter().zip(&run.ranks) {
-        let run = run.at_once;
-        let run = [
+    let kinds = |run: MemoryBytes| {
+        [
             run.parameter_shard,
             run.gradient_shard,
             run.optimizer,
@@ -43,8 +44,12 @@ fn holds(line: &str) {
             run.activation,
             run.weight_stash,
             run.communication,
-        ];
-        assert_eq!(mine.kinds().map(|(_, bytes)| bytes), run, "{}", first.command);
+        ]
+    };
+    for (rank, run) in run.ranks.iter().enumerate() {
+        let of = |ranks: &[RankBytes]| ranks[rank].kinds().map(|(_, bytes)| bytes);
+        assert_eq!(of(&first.planned.memory), kinds(run.at_once), "{}", first.command);
+        assert_eq!(of(&first.planned.peaks), kinds(run.memory), "peaks: {}", first.command);
     }
 }
 
