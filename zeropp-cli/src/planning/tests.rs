@@ -185,10 +185,10 @@ fn bad_input_is_one_clear_message() {
         ),
         ("--gpus 8 --global-batch 8 --model gpt9", "model = gpt9: is not known"),
         ("--gpus 8 --global-batch 8 --model gpt9", "plans also know the papers' 14.6b"),
-        ("--gpus 8 --global-batch 8 --model none.json", "model = none.json: none.json: "),
+        ("--gpus 8 --global-batch 8 --model none.json", "model = none.json: No such file"),
         ("--gpus 8 --global-batch 8 --model gpt2 --hidden 3", "hidden = 3: model gpt2 has 768"),
         ("--gpus 8 --global-batch 8 --model gpt2 --machine b7", "machine = b7: neither"),
-        ("--gpus 8 --global-batch 8 --model gpt2 --machine b7.toml", "cannot be read"),
+        ("--gpus 8 --global-batch 8 --model gpt2 --machine b7.toml", "b7.toml: No such file"),
         (
             "--gpus 8 --global-batch 8 --model gpt2 --per-node 0",
             "per-node = 0: does not work; use a whole number of at least 1",
