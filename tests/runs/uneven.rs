@@ -245,7 +245,7 @@ fn what_cannot_be_dealt_is_refused_with_what_would_work() {
         let text = Trainer::new(config).err().expect("refused").to_string();
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     };
-    refused(dealt(2, 3), &["global-batch = 2: is less than 1 samples", "of dp 3; use 3 or more"]);
+    refused(dealt(2, 3), &["global-batch = 2: is less than 3 samples", "of dp 3; use 3 or more"]);
     let sharded = Config { zero3: 2, ..dealt(9, 2) };
     refused(sharded, &["is not a multiple of 2 samples", "use 8 or 10"]);
     let dual = Config {

@@ -29,6 +29,11 @@ mod store;
 pub mod under_way;
 mod written;
 
+/// The locks that threads wait with; a test has others (`zeropp-checkpoint/tests/shuttle.rs`).
+mod sync {
+    pub(crate) use parking_lot::{Condvar, Mutex};
+}
+
 pub use error::{Checked, CheckpointError};
 pub use file::{PARAMETER, StateWriter, WRITER_BYTES, WrittenFile, tensor_name};
 pub use manifest::{Base, FileRecord, MANIFEST, Manifest, Parameter, Piece, Plateau};

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
 use serde::{Deserialize, Serialize};
 
 use crate::error::CheckpointError;
 use crate::manifest::Plateau;
+use crate::sync::{Condvar, Mutex};
 use crate::written::WrittenState;
 
 /// What is to be saved.

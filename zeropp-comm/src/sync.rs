@@ -1,5 +1,5 @@
 //! What the threads of an engine and of a rendezvous wait with: parking_lot's locks, and with the
-//! feature `shuttle` ones that a test runs in every order (`zeropp-comm/tests/shuttle.rs`).
+//! feature `shuttle` ones that a test runs in every order (`zeropp-comm/tests/shuttle`).
 
 #[cfg(not(feature = "shuttle"))]
 mod chosen {
@@ -12,7 +12,7 @@ mod chosen {
 #[cfg(feature = "shuttle")]
 mod chosen {
     use std::ops::{Deref, DerefMut};
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     pub(crate) use shuttle::sync::atomic::AtomicBool;
     pub(crate) use shuttle::thread;
@@ -80,6 +80,19 @@ mod chosen {
         pub(crate) fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, _: Instant) -> Rung {
             self.wait(guard);
             Rung
+        }
+
+        /// As [`Condvar::wait_until`] for whoever waits for something; the save under way does.
+        #[allow(dead_code)]
+        pub(crate) fn wait_while_for<T>(
+            &self,
+            guard: &mut MutexGuard<'_, T>,
+            mut waits: impl FnMut(&mut T) -> bool,
+            _: Duration,
+        ) {
+            while waits(guard) {
+                self.wait(guard);
+            }
         }
 
         pub(crate) fn notify_all(&self) {

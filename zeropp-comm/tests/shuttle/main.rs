@@ -7,34 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use burn::tensor::{DType, Tensor};
-use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
-use shuttle::{Config, Runner, thread};
+use shuttle::thread;
 use zeropp_comm::rendezvous::{Local, Rendezvous};
 use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_comm::{CommError, Communicator};
 use zeropp_core::cpu_tensor::from_vec;
 
+use orders::every_order;
+
+mod orders;
+
 const RANKS: usize = 3;
-
-/// Tries `scenario` with schedules of both kinds.
-fn every_order(scenario: impl Fn() + Send + Sync + Copy + 'static) {
-    let schedules = std::env::var("ZEROPP_SCHEDULES").map_or(300, |n| n.parse().expect("a number"));
-    let random = RandomScheduler::new_from_seed(1, schedules);
-    let few_changes = PctScheduler::new_from_seed(2, 3, schedules);
-    assert_eq!(tried(random, scenario), schedules);
-    assert_eq!(tried(few_changes, scenario), schedules);
-}
-
-/// How many schedules there were, all of which ended well.
-fn tried(
-    scheduler: impl Scheduler + 'static,
-    scenario: impl Fn() + Send + Sync + 'static,
-) -> usize {
-    // Tensors are made on the ranks' stacks.
-    let mut config = Config::new();
-    config.stack_size = 1 << 20;
-    Runner::new(scheduler, config).run(scenario)
-}
 
 /// Runs `rank` on every rank of a world, whose sums are done by `workers` threads.
 fn ranks(workers: usize, rank: impl Fn(Arc<dyn Communicator>) + Send + Sync + Copy + 'static) {
