@@ -137,7 +137,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         let before = (watched.sign(), copies.newest());
         let line = replicas.filled_in(&line);
         let mut child = Child::start(&line, copies.folder()).map_err(Failure::bad_input)?;
-        let ended = child.follow(&signals, (&watched, hang), PERIOD);
+        let ended = child.follow(&signals, (&watched, hang), (replicas.lack(), PERIOD));
         child.end_rest();
         let code = match ended {
             Ended::Well => {
@@ -149,6 +149,12 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
                 copies.stop(watched.newest());
                 return Err(silent(code));
             }
+            Ended::CalledBack => {
+                let newest = watched.newest().max(copies.newest());
+                let with = replicas.call_back();
+                tell(&format!("the command is started again from {}{with}", place(newest)));
+                continue;
+            }
             Ended::BadInput(code) => return Err(silent(code)),
             Ended::Failed(code) => code,
         };
@@ -159,7 +165,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
             tell(&why);
             return Err(silent(code));
         }
-        let from = newest.map_or("the beginning".into(), |step| format!("step {step}"));
+        let from = place(newest);
         let with = replicas.after_failure((watched.sign(), copied) != before);
         if replicas.are_fewer() {
             attempts.go_on_with_fewer();
@@ -173,6 +179,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
             attempts.made()
         ));
     }
+}
+
+/// Where the next start goes on.
+fn place(newest: Option<u64>) -> String {
+    newest.map_or("the beginning".into(), |step| format!("step {step}"))
 }
 
 /// Why a command that has failed is not started again, if it is not.

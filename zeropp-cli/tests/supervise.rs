@@ -369,3 +369,55 @@ fn without_a_replica_that_does_not_come_back_the_others_share_its_samples_until_
     assert_eq!(bits(&at.join("m.jsonl")), bits(&at.join("all.jsonl")));
     assert_eq!(bits(&at.join("m.jsonl")).len(), 300);
 }
+
+/// Two of three replicas are there at first. When the third is, a signal brings it in at the end of
+/// the step under way: nothing is done again, and the bits are those of the two shapes in turn.
+#[test]
+fn a_replica_that_is_back_joins_at_the_end_of_a_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let small = SMALL.replace("--zero3 2 ", "");
+    let script = format!(
+        "echo $1 >> starts\n\
+         [ $1 -gt $(cat there) ] && exit 9\n\
+         line=\"$ZEROPP {small} --steps 2000 --dp $1 --global-batch 8 --metrics m.jsonl\"\n\
+         exec $line --save ckpt --resume\n"
+    );
+    fs::write(at.join("run.sh"), script).unwrap();
+    fs::write(at.join("there"), "2").unwrap();
+    let plain = command(at, "");
+    let zeropp_path = plain.get_program();
+    let flags = "--default-signal supervise --replicas 3 --memory= -- sh run.sh {dp} \
+                 --global-batch 8 --save ckpt --resume";
+    let (first, rest) = flags.split_once(' ').unwrap();
+    let mut run = Command::new("env");
+    run.arg(first).arg(zeropp_path).args(rest.split_whitespace()).env("ZEROPP", zeropp_path);
+    let child = run.current_dir(at).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begin = Instant::now();
+    let text = || fs::read_to_string(at.join("m.jsonl")).unwrap_or_default();
+    while !text().contains("\n{\"step\"") {
+        assert!(begin.elapsed() < Duration::from_secs(60), "no step");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    fs::write(at.join("there"), "3").unwrap();
+    let kill = Command::new("kill").args(["-USR2", &child.id().to_string()]).status().unwrap();
+    assert!(kill.success());
+    let Output { status, stderr, .. } = child.wait_with_output().unwrap();
+    let told = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(0), "{told}");
+    assert_eq!(fs::read_to_string(at.join("starts")).unwrap(), "3\n2\n3\n", "{told}");
+    let joined = told.split_once("the command is started again from step ").expect("it was").1;
+    let (step, with) = joined.split_once(',').unwrap();
+    assert!(with.starts_with(" with all 3 replicas"), "{told}");
+    for (replicas, last) in [("2", step), ("3", "2000")] {
+        let line = format!(
+            "{small} --steps {last} --dp {replicas} --global-batch 8 --metrics all.jsonl \
+             --save own --resume"
+        );
+        let got = zeropp(at, &line);
+        assert_eq!(got.code, Some(0), "{}", got.err);
+    }
+    assert_eq!(bits(&at.join("m.jsonl")), bits(&at.join("all.jsonl")));
+    let lines = text().lines().filter(|line| line.starts_with("{\"step\"")).count();
+    assert_eq!(lines, 2000, "no step was done twice");
+}

@@ -20,6 +20,8 @@ pub(super) enum Ended {
     Well,
     /// It was told to, by a signal.
     Stopped(u8),
+    /// It was, to be started again with replicas that are there again.
+    CalledBack,
     /// It would end like this again.
     BadInput(u8),
     Failed(u8),
@@ -45,22 +47,33 @@ impl Child {
         Ok(Child { child: child.map_err(|e| format!("{}: cannot be started ({e})", line[0]))? })
     }
 
-    /// Waits until the command ends. Passes signals on, and ends it where it hangs.
+    /// Waits until the command ends. Passes signals on, ends it where it hangs, and stops it where
+    /// `lacks` replicas are said to be there again.
     pub(super) fn follow(
         &mut self,
         signals: &Receiver<i32>,
         (watched, hang): (&Watched, Option<Duration>),
-        period: Duration,
+        (lacks, period): (bool, Duration),
     ) -> Ended {
-        let (mut stopped, mut hung) = (false, false);
+        let (mut stopped, mut called, mut hung) = (false, false, false);
         let (mut sign, mut since) = (watched.sign(), Instant::now());
         loop {
             match self.child.try_wait() {
                 Ok(None) => {}
+                Ok(Some(status)) if called && !stopped && !hung && !status.success() => {
+                    return Ended::CalledBack;
+                }
                 Ok(Some(status)) => return ended(status, stopped, hung),
                 Err(_) => return Ended::Failed(1),
             }
             match signals.recv_timeout(period) {
+                Ok(signal) if calls_back(signal) => {
+                    if lacks && !called {
+                        called = true;
+                        super::tell("replicas are there again: the run stops after this step");
+                        self.send("TERM");
+                    }
+                }
                 Ok(signal) => {
                     stopped |= stops(signal);
                     self.send(&signal.to_string());
@@ -137,10 +150,21 @@ pub(super) fn in_words(code: u8) -> String {
     }
 }
 
-/// Whether a signal is to end the run, as opposed to have it save.
+/// Whether a signal is to end the run, as opposed to have it save or start with more replicas.
 #[cfg(unix)]
 pub(super) fn stops(signal: i32) -> bool {
-    signal != signal_hook::consts::SIGUSR1
+    signal != signal_hook::consts::SIGUSR1 && !calls_back(signal)
+}
+
+/// Whether a signal says that replicas are there again.
+#[cfg(unix)]
+fn calls_back(signal: i32) -> bool {
+    signal == signal_hook::consts::SIGUSR2
+}
+
+#[cfg(not(unix))]
+fn calls_back(_: i32) -> bool {
+    false
 }
 
 #[cfg(not(unix))]
@@ -154,8 +178,8 @@ pub(super) fn stops(_: i32) -> bool {
 /// They cannot be caught.
 #[cfg(unix)]
 pub(super) fn signals() -> io::Result<Receiver<i32>> {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
-    let wanted = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1];
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+    let wanted = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
     let mut signals = signal_hook::iterator::Signals::new(wanted)?;
     let (tx, rx) = std::sync::mpsc::channel();
     let body = move || signals.forever().try_for_each(|signal| tx.send(signal));

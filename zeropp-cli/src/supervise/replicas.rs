@@ -19,8 +19,9 @@ pub(super) fn flag() -> Arg {
     };
     Arg::new(FLAG).long(FLAG).value_name("K").value_parser(count).help(
         "Replicas of the run (dp). Where a start fails without progress, the next one has one \
-         fewer; after progress all are tried again. In COMMAND, {dp} stands for their number, and \
-         {8dp} for 8 times as many",
+         fewer; after progress all are tried again, and on signal USR2 the run stops after its step \
+         and goes on with all. In COMMAND, {dp} stands for their number, and {8dp} for 8 times as \
+         many",
     )
 }
 
@@ -79,6 +80,18 @@ impl Replicas {
         self.now = if progress { most } else { before.saturating_sub(1).max(1) };
         self.fewer = self.now < before;
         format!(", with {} of {most} replicas", self.now)
+    }
+
+    /// Whether some are missing.
+    pub(super) fn lack(&self) -> bool {
+        self.most.is_some_and(|most| self.now < most)
+    }
+
+    /// All are there again; what the next start has, as the end of a sentence.
+    pub(super) fn call_back(&mut self) -> String {
+        self.now = self.most.unwrap_or(self.now);
+        self.fewer = false;
+        format!(", with all {} replicas", self.now)
     }
 
     /// Whether the next start has fewer than the last one had.
