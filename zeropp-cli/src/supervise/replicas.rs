@@ -19,9 +19,9 @@ pub(super) fn flag() -> Arg {
     };
     Arg::new(FLAG).long(FLAG).value_name("K").value_parser(count).help(
         "Replicas of the run (dp). Where a start fails without progress, the next one has one \
-         fewer; after progress all are tried again, and on signal USR2 the run stops after its step \
-         and goes on with all. In COMMAND, {dp} stands for their number, and {8dp} for 8 times as \
-         many",
+         fewer; after progress all are tried again, and on signal USR2 the run stops after its \
+         step and goes on with all. In COMMAND, {dp} stands for their number, and {8dp} for 8 \
+         times as many",
     )
 }
 
