@@ -14,8 +14,7 @@ queue allows are dropped, as a switch does.
 
 The table it prints is Markdown: medians over all steps but the first five of all rounds, and the
 median of the rounds' ratios with the lowest and the highest. It fails if a bit of a loss or a norm
-differs between runs of a kind. Flags of `zeropp run` after `--` take the
-place of the job here.
+differs between runs of a kind. Flags of `zeropp run` after `--` take the place of the job here.
 
 Needs root, iproute2, /dev/net/tun, Open MPI, and `cargo build --release -p zeropp-cli --features
 mpi` (or --program). Where other programs run, too, start it with `nice -n -15`.
@@ -88,6 +87,7 @@ def tun():
 def carry(source, sink, delay_s, bytes_per_s):
     """Carries packets one way, for ever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if os.getuid() == 0:
         # Its own delays would be the link's.
         os.setpriority(os.PRIO_PROCESS, 0, -20)
@@ -225,6 +225,8 @@ def main():
     parser.add_argument("flags", nargs="*", help="flags of zeropp run, after --")
     words = parser.parse_args()
     os.environ.setdefault("NODES_NAME", "zpd")
+    # So that the nodes go, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if words.hold:
         link = Link(float(words.delay_ms.split(",")[0]), words.rate_mbit, words.mtu)
         try:
