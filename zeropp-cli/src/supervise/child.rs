@@ -144,7 +144,8 @@ fn ended(status: ExitStatus, stopped: bool, hung: bool) -> Ended {
 
 /// A code as people know it.
 pub(super) fn in_words(code: u8) -> String {
-    match code.checked_sub(128).filter(|n| *n > 0) {
+    // mpirun has codes of its own beyond the signals.
+    match code.checked_sub(128).filter(|n| (1..=64).contains(n)) {
         Some(signal) => format!("signal {signal}"),
         None => format!("code {code}"),
     }
@@ -194,4 +195,16 @@ pub(super) fn signals() -> io::Result<Receiver<i32>> {
 #[cfg(not(unix))]
 pub(super) fn signals() -> io::Result<Receiver<i32>> {
     Ok(std::sync::mpsc::channel().1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_words;
+
+    #[test]
+    fn codes_beyond_the_signals_are_codes() {
+        let codes = [1, 128, 137, 192, 205];
+        let words = ["code 1", "code 128", "signal 9", "signal 64", "code 205"];
+        assert_eq!(codes.map(in_words), words);
+    }
 }
