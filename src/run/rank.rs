@@ -150,8 +150,9 @@ impl RankEnd {
 
 /// What a rank tells its process while it runs.
 pub(crate) enum News {
-    /// Its state is ready for the first step; read from here.
-    Ready(Option<Resumed>),
+    /// Its state is ready for the first step, which begins at this time, in seconds since 1970;
+    /// read from here.
+    Ready(f64, Option<Resumed>),
     /// A step is done.
     Step(StepMetrics, StageTimes),
     /// The validation loss that alone was asked for.

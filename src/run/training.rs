@@ -8,7 +8,7 @@ use tracing::debug_span;
 use zeropp_checkpoint::pace::{Begin, Pace, StepEnd};
 use zeropp_comm::groups::Groups;
 use zeropp_core::meter::Meter;
-use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped};
+use zeropp_core::metrics::{Evaluation, StepMetrics, Stopped, wall_time};
 use zeropp_pipeline::executor::{Executor, ModelWorker, StepRecord};
 use zeropp_pipeline::timeline::Span;
 use zeropp_zero3::{ShardedStage, StepOutcome};
@@ -130,7 +130,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
     /// Runs all steps, or those until a stop, after where the rank was `resumed`.
     pub(crate) fn run(&mut self, resumed: Option<Resumed>) -> Result<(), RankError> {
         self.done = resumed.as_ref().map_or(0, |resumed| resumed.step);
-        self.tell(News::Ready(resumed));
+        self.tell(News::Ready(wall_time(), resumed));
         let (shared, config) = (self.shared, &self.shared.blueprint.config);
         if shared.export == Export::Evaluation {
             let evaluator = self.evaluator.as_mut().expect("asked for where there is one");

@@ -1,18 +1,18 @@
 //! What a run says of itself before its first step.
 
-use zeropp_core::metrics::{Plan, RunHeader, wall_time};
+use zeropp_core::metrics::{Plan, RunHeader};
 
 use crate::config::Config;
 
-/// The header of a run of `plan`, which begins now, after `done` steps where it goes on.
-pub(crate) fn header(config: &Config, plan: &Plan, done: Option<u64>) -> RunHeader {
+/// The header of a run of `plan` that began at `wall_time`, after `done` steps where it goes on.
+pub(crate) fn header(config: &Config, plan: &Plan, wall_time: f64, done: Option<u64>) -> RunHeader {
     let settings = config.resolved().texts();
     let settings = settings.filter_map(|(option, text)| Some((option.key.to_owned(), text?)));
     RunHeader {
         name: config.run_name(),
         command: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
         version: env!("CARGO_PKG_VERSION").into(),
-        wall_time: wall_time(),
+        wall_time,
         resumed_step: done,
         pp: plan.pp,
         zero3: plan.zero3,

@@ -56,6 +56,8 @@ pub struct Steps<'a> {
     copy_lock: Option<StoreLock>,
     resumed: Option<Resumed>,
     begin: Instant,
+    /// When the first step began: seconds since 1970.
+    began_at: f64,
     telemetry: Telemetry,
     totals: Totals,
     times: StageTimes,
@@ -118,6 +120,7 @@ impl<'a> Steps<'a> {
             copy_lock,
             resumed: None,
             begin: Instant::now(),
+            began_at: 0.0,
             telemetry: Telemetry::default(),
             totals: Totals::default(),
             times: StageTimes::default(),
@@ -136,7 +139,8 @@ impl<'a> Steps<'a> {
     /// Waits for the state of the first step, and opens what is written of steps where it says.
     fn await_ready(&mut self, prometheus: Option<Prometheus>) -> Result<(), Error> {
         match self.epoch.ranks.next_news() {
-            Some(News::Ready(resumed)) => {
+            Some(News::Ready(at, resumed)) => {
+                self.began_at = at;
                 self.recoveries.begin(resumed.as_ref().map_or(0, |resumed| resumed.step));
                 self.resumed = resumed;
                 if self.has_rank_0() && is_watched(self.export) {
@@ -173,7 +177,7 @@ impl<'a> Steps<'a> {
     /// What the run is, as the first line of its metrics says it.
     pub fn header(&self) -> RunHeader {
         let bp = &self.trainer.blueprint;
-        header(&bp.config, &bp.plan, self.resumed().map(|resumed| resumed.step))
+        header(&bp.config, &bp.plan, self.began_at, self.resumed().map(|resumed| resumed.step))
     }
 
     /// Whether this process has rank 0.
@@ -250,7 +254,7 @@ impl<'a> Steps<'a> {
                     return Some(metrics);
                 }
                 // The ranks of another epoch are there.
-                Some(News::Ready(_) | News::Evaluated(_)) => {}
+                Some(News::Ready(..) | News::Evaluated(_)) => {}
                 None if self.recovers() => {}
                 None => return None,
             }
