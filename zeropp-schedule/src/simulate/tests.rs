@@ -289,7 +289,10 @@ proptest! {
             let end = line.memory.last().map_or(0, |p| p.bytes);
             prop_assert_eq!(end, 0);
             let peak = line.memory.iter().map(|p| p.bytes).max().unwrap_or(0);
-            prop_assert_eq!(peak, metrics.peak_activation[rank]);
+            // What is held for no time at all is no point of the curve.
+            if f.min(b).min(w) > 0 {
+                prop_assert_eq!(peak, metrics.peak_activation[rank]);
+            }
         }
         // Where collectives cost nothing, lowering changes no time.
         if lowered && !recompute && gather == 0 && reduce == 0 {
