@@ -342,6 +342,18 @@ fn with_a_replica_away(at: &Path, small: &str) -> (String, String) {
     (told, fs::read_to_string(at.join("starts")).unwrap())
 }
 
+/// Undisturbed runs, one after the other: so many replicas, until that step.
+fn in_turn(at: &Path, small: &str, runs: &[(usize, u64)]) {
+    for (replicas, last) in runs {
+        let line = format!(
+            "{small} --steps {last} --dp {replicas} --global-batch 8 --metrics all.jsonl \
+             --save own --resume"
+        );
+        let got = zeropp(at, &line);
+        assert_eq!(got.code, Some(0), "{}", got.err);
+    }
+}
+
 #[test]
 fn without_a_replica_that_does_not_come_back_the_others_share_its_samples_until_it_does() {
     let dir = tempfile::tempdir().unwrap();
@@ -358,14 +370,7 @@ fn without_a_replica_that_does_not_come_back_the_others_share_its_samples_until_
     assert!(first == again && second > first, "{told}");
     assert!(told.contains(&format!("from step {first}, with 2 of 3 replicas")), "{told}");
     // The same shapes, one after the other, without a failure.
-    for (replicas, last) in [(3, first), (2, second), (3, 300)] {
-        let line = format!(
-            "{small} --steps {last} --dp {replicas} --global-batch 8 --metrics all.jsonl \
-             --save own --resume"
-        );
-        let got = zeropp(at, &line);
-        assert_eq!(got.code, Some(0), "{}", got.err);
-    }
+    in_turn(at, &small, &[(3, first), (2, second), (3, 300)]);
     assert_eq!(bits(&at.join("m.jsonl")), bits(&at.join("all.jsonl")));
     assert_eq!(bits(&at.join("m.jsonl")).len(), 300);
 }
@@ -409,14 +414,7 @@ fn a_replica_that_is_back_joins_at_the_end_of_a_step() {
     let joined = told.split_once("the command is started again from step ").expect("it was").1;
     let (step, with) = joined.split_once(',').unwrap();
     assert!(with.starts_with(" with all 3 replicas"), "{told}");
-    for (replicas, last) in [("2", step), ("3", "2000")] {
-        let line = format!(
-            "{small} --steps {last} --dp {replicas} --global-batch 8 --metrics all.jsonl \
-             --save own --resume"
-        );
-        let got = zeropp(at, &line);
-        assert_eq!(got.code, Some(0), "{}", got.err);
-    }
+    in_turn(at, &small, &[(2, step.parse().unwrap()), (3, 2000)]);
     assert_eq!(bits(&at.join("m.jsonl")), bits(&at.join("all.jsonl")));
     let lines = text().lines().filter(|line| line.starts_with("{\"step\"")).count();
     assert_eq!(lines, 2000, "no step was done twice");

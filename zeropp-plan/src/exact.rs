@@ -201,11 +201,11 @@ impl<'a> Simulation<'a> {
         let of = |program| memory::exact(self.job, self.layout, program, self.stages);
         let first = of(&self.programs[0]);
         let Some(second) = self.programs.get(1).map(of) else { return first };
-        let on = |a: u64, b: u64| a.max((a as f64 + self.along * (b as f64 - a as f64)) as u64);
         let both = first.iter().zip(&second);
-        let on = |a: RankBytes, b: RankBytes| RankBytes {
-            activation: on(a.activation, b.activation),
-            ..b
+        let on = |a: RankBytes, b: RankBytes| {
+            let (from, to) = (a.activation as f64, b.activation as f64);
+            let activation = a.activation.max((from + self.along * (to - from)) as u64);
+            RankBytes { activation, ..b }
         };
         let both = both
             .map(|(a, b)| Held { at_once: on(a.at_once, b.at_once), peaks: on(a.peaks, b.peaks) });

@@ -272,13 +272,26 @@ impl Schedule {
 
     /// For each rank the first one with the same stages: itself, but where these are copies.
     pub fn first_copies(&self) -> Vec<usize> {
-        let ranks: Vec<usize> = (0..self.pp()).collect();
         if self.routes.is_empty() {
-            return ranks;
+            return (0..self.pp()).collect();
         }
-        let held: Vec<Vec<usize>> = ranks.iter().map(|rank| self.stages_of(*rank)).collect();
+        let held = self.stages_of_all();
         let first = |stages| held.iter().position(|other| other == stages).expect("its own");
         held.iter().map(first).collect()
+    }
+
+    /// [`stages_of`](Self::stages_of) every rank, in one walk over the routes, whose ranks must be
+    /// those that there are.
+    pub(crate) fn stages_of_all(&self) -> Vec<Vec<usize>> {
+        let mut holds = vec![vec![false; self.stages()]; self.pp()];
+        for route in std::iter::once(&self.placement).chain(&self.routes) {
+            route.iter().enumerate().for_each(|(stage, rank)| holds[*rank][stage] = true);
+        }
+        let held = |holds: Vec<bool>| {
+            let stages = holds.into_iter().enumerate().filter(|(_, held)| *held);
+            stages.map(|(stage, _)| stage).collect()
+        };
+        holds.into_iter().map(held).collect()
     }
 
     /// The unit that `micro_batch` belongs to.

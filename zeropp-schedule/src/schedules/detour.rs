@@ -16,7 +16,7 @@ use std::collections::BinaryHeap;
 use super::costs::Costs;
 use super::kinds::{Kind, StepForm, generate_with_costs};
 use super::shape::{ScheduleError, Shape};
-use super::timing::{duration, time};
+use super::timing::{duration, memory_change, time};
 use crate::ir::{Action, Compute, Schedule, Task};
 
 /// A rank by its place in the pipeline and its replica.
@@ -369,7 +369,7 @@ impl<'a> Run<'a> {
         let Item { task, needed_by, .. } = &joint.items[index];
         let end = now + duration(costs, task.kind, task.stage);
         self.order.ranks[rank].push((*task).into());
-        self.memory[rank] += memory_of(costs, *task);
+        self.memory[rank] += memory_change(costs, task.kind, task.stage);
         self.order.peaks[rank] = self.order.peaks[rank].max(self.memory[rank]);
         self.order.makespan = self.order.makespan.max(end);
         self.free[rank] = end;
@@ -398,7 +398,8 @@ impl<'a> Run<'a> {
         }
         let room = self.most.map_or(i64::MAX, |most| most[rank] - self.memory[rank]);
         let can = |index: usize| {
-            is_there(index) && memory_of(self.joint.costs, items[index].task) <= room.max(0)
+            let Task { kind, stage, .. } = items[index].task;
+            is_there(index) && memory_change(self.joint.costs, kind, stage) <= room.max(0)
         };
         let all = self.ready[rank].iter().enumerate().filter(|(_, index)| can(**index));
         let last = |index: usize| {
@@ -406,17 +407,6 @@ impl<'a> Run<'a> {
         };
         let first = all.min_by_key(|(_, index)| (last(**index), items[**index].key));
         first.map(|(at, _)| at)
-    }
-}
-
-/// Change of activation memory.
-fn memory_of(costs: &Costs, Task { kind, stage, .. }: Task) -> i64 {
-    match kind {
-        Compute::F => costs.mem_f[stage],
-        Compute::B => costs.mem_b[stage],
-        Compute::W => costs.mem_w[stage],
-        Compute::BW => costs.mem_b[stage] + costs.mem_w[stage],
-        Compute::R => 0,
     }
 }
 

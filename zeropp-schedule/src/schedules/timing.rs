@@ -175,24 +175,12 @@ impl<'a> Clock<'a> {
 
     fn record(&mut self, rank: usize, kind: Compute, stage: usize, i: usize, end: u64) {
         let at = stage * self.micro_batches + i;
-        let costs = self.costs;
-        let change = match kind {
-            Compute::F => {
-                self.done_f[at] = end;
-                costs.mem_f[stage]
-            }
-            Compute::B => {
-                self.done_b[at] = end;
-                costs.mem_b[stage]
-            }
-            Compute::BW => {
-                self.done_b[at] = end;
-                costs.mem_b[stage] + costs.mem_w[stage]
-            }
-            Compute::W => costs.mem_w[stage],
-            Compute::R => 0,
-        };
-        self.memory[rank] += change;
+        match kind {
+            Compute::F => self.done_f[at] = end,
+            Compute::B | Compute::BW => self.done_b[at] = end,
+            Compute::W | Compute::R => {}
+        }
+        self.memory[rank] += memory_change(self.costs, kind, stage);
         self.timing.peaks[rank] = self.timing.peaks[rank].max(self.memory[rank]);
     }
 
@@ -213,6 +201,17 @@ pub(super) fn duration(costs: &Costs, kind: Compute, s: usize) -> u64 {
         Compute::B => costs.b[s],
         Compute::W => costs.w[s],
         Compute::BW => costs.b[s] + costs.w[s],
+    }
+}
+
+/// By how much a compute of stage `s` changes the memory of activations.
+pub(super) fn memory_change(costs: &Costs, kind: Compute, s: usize) -> i64 {
+    match kind {
+        Compute::F => costs.mem_f[s],
+        Compute::B => costs.mem_b[s],
+        Compute::W => costs.mem_w[s],
+        Compute::BW => costs.mem_b[s] + costs.mem_w[s],
+        Compute::R => 0,
     }
 }
 

@@ -32,8 +32,9 @@ pub(super) fn header(schedule: &Schedule) -> Result<(), VerifyError> {
             ));
         }
     }
-    for (rank, held) in holdings(schedule).iter().enumerate() {
-        for (other, there) in holdings(schedule).iter().enumerate().skip(rank + 1) {
+    let all = schedule.stages_of_all();
+    for (rank, held) in all.iter().enumerate() {
+        for (other, there) in all.iter().enumerate().skip(rank + 1) {
             if held != there && held.iter().any(|stage| there.contains(stage)) {
                 return fail(format!(
                     "ranks {rank} and {other} have stages {held:?} and {there:?}; ranks with a \
@@ -50,7 +51,7 @@ pub(super) fn sums(schedule: &Schedule) -> Result<(), VerifyError> {
     if schedule.routes.is_empty() || schedule.is_forward_only() || !super::is_program(schedule) {
         return Ok(());
     }
-    let held = holdings(schedule);
+    let held = schedule.stages_of_all();
     for (rank, stages) in held.iter().enumerate() {
         let Some(first) = held[..rank].iter().position(|other| other == stages) else { continue };
         let [here, there] = [rank, first].map(|rank| summed(&schedule.ranks[rank]));
@@ -62,9 +63,4 @@ pub(super) fn sums(schedule: &Schedule) -> Result<(), VerifyError> {
         }
     }
     Ok(())
-}
-
-/// The stages of every rank.
-fn holdings(schedule: &Schedule) -> Vec<Vec<usize>> {
-    (0..schedule.pp()).map(|rank| schedule.stages_of(rank)).collect()
 }
