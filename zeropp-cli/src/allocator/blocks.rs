@@ -5,7 +5,7 @@
 //! regions, the process grows to a third above what ever lived at once, and what is predicted of
 //! its memory is no longer true. So blocks are kept whole, for allocations of their own length
 //! (those of a training step are of few lengths, which return), and only as long as what lives and
-//! what is kept stay within a sixty-fourth and 8 MiB above the most that has lived at once. A block
+//! what is kept stay within a sixteenth and 16 MiB above the most that has lived at once. A block
 //! that has to go hands its pages to the one it makes room for
 //! (docs/adr/0066-large-blocks-are-kept-whole.md).
 
@@ -24,8 +24,8 @@ const GRAINS: [usize; 2] = [4 << 10, 64 << 10];
 
 /// What may be kept above the largest sum in use, a part of it and so many bytes: lengths that take
 /// turns fit there, those of small models too.
-const SLACK: usize = 64;
-const SLACK_BYTES: usize = 8 << 20;
+const SLACK: usize = 16;
+const SLACK_BYTES: usize = 16 << 20;
 
 /// Blocks that are kept at most: the system has a limit on mappings, and the list is searched.
 const MANY: usize = 4095;
@@ -294,18 +294,18 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn a_block_that_has_to_go_hands_its_pages_on() {
         let blocks = Blocks::new();
-        let first = blocks.alloc(16 * MIB, false);
+        let first = blocks.alloc(32 * MIB, false);
         // SAFETY: the block has so many bytes, and is used by this test alone.
         unsafe {
-            first.write_bytes(9, 16 * MIB);
-            blocks.free(first, 16 * MIB);
+            first.write_bytes(9, 32 * MIB);
+            blocks.free(first, 32 * MIB);
         }
-        let shorter = blocks.alloc(14 * MIB, false);
+        let shorter = blocks.alloc(28 * MIB, false);
         // SAFETY: as above; what a block held before is what its pages hold.
-        let bytes = unsafe { std::slice::from_raw_parts(shorter, 14 * MIB) };
+        let bytes = unsafe { std::slice::from_raw_parts(shorter, 28 * MIB) };
         assert!(bytes.iter().all(|&byte| byte == 9), "the pages are those of the first block");
-        assert_eq!(counts(&blocks), (14 * MIB, 0, 16 * MIB));
+        assert_eq!(counts(&blocks), (28 * MIB, 0, 32 * MIB));
         // SAFETY: as above.
-        unsafe { blocks.free(shorter, 14 * MIB) };
+        unsafe { blocks.free(shorter, 28 * MIB) };
     }
 }
