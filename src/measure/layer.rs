@@ -5,6 +5,7 @@ use std::sync::{Arc, Barrier};
 use burn::tensor::{DType, Tensor};
 use zeropp_core::layer::Part;
 use zeropp_pipeline::costs::{BlockTimes, measured};
+use zeropp_pipeline::simulate::{Costs, StageCosts};
 
 use super::bare;
 use super::products::repeated;
@@ -19,7 +20,7 @@ const BLOCKS: [usize; 3] = [1, 2, 1];
 /// Micro-batches of a step.
 const MICRO_BATCHES: usize = 4;
 /// Steps, the first of which is not counted.
-const STEPS: u64 = 6;
+const STEPS: u64 = 8;
 /// Bytes that an update moves of each parameter: parameter, gradient and two moments are read,
 /// three of them written.
 const UPDATE_BYTES: f64 = 28.0;
@@ -50,47 +51,26 @@ pub struct LayerRates {
 /// # Errors
 /// Too little memory, or a run that fails.
 pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error> {
-    let config = Config {
-        dp: ranks,
-        layers: BLOCKS.iter().sum(),
-        virtual_stages: Some(BLOCKS.len()),
-        micro_batches: Some(MICRO_BATCHES),
-        unit: Some(MICRO_BATCHES),
-        stages: Some(BLOCKS.map(|blocks| blocks.to_string()).join(",")),
-        recompute: Recompute::Full,
-        steps: STEPS,
-        ..bare(config)
-    };
-    let trainer = Trainer::new(config)?;
-    let mut steps = Vec::new();
-    let (_, timeline) = trainer.train_to_timeline(|step| steps.push(step.step_s))?;
-    let costs = measured(&timeline).map_err(|e| Error::Model(e.to_string()))?;
-    let blueprint = &trainer.blueprint;
-    let times: Vec<BlockTimes> = costs
-        .stages
-        .iter()
-        .map(|s| [s.f_ns, s.b_ns, s.w_ns, s.r_ns].map(|ns| ns as f64 / 1e9))
-        .collect();
+    let plain = Run::new(config, ranks, Recompute::None)?;
+    let recomputed = Run::new(config, ranks, Recompute::Full)?;
+    let blueprint = &plain.trainer.blueprint;
     let parts = &blueprint.model.parts;
     let of = |part: &Part| flops(part, blueprint.batch, false);
     let block = of(parts.iter().find(|part| part.is_block()).expect("blocks"));
-    let block_s = times[1].map(|s| s / BLOCKS[1] as f64);
+    let whole = plain.times[1];
+    // Recomputation leaves in the caches what B and W read next. R is charged with what a block
+    // takes longer by it, all in all, and other kinds' B and W stay what they are without.
+    let r = (total(&recomputed.times[1]) - compute(&whole)).max(0.5 * whole[0]);
+    let block_s = [whole[0], whole[1], whole[2], r].map(|s| s / BLOCKS[1] as f64);
     let head = of(parts.last().expect("a head"));
     // What the last stage takes beside a block, F, B and W together, is the head's: its share of F
     // alone would carry the noise of three.
-    let sum = |times: &BlockTimes| times[..3].iter().sum::<f64>();
-    let head_s = (sum(&times[2]) - sum(&block_s)).max(0.01 * sum(&times[2]));
+    let last = compute(&plain.times[2]);
+    let head_s = (last - compute(&block_s)).max(0.01 * last);
     let elements: u64 = blueprint.plan.ranks[0].memory.parameter_shard / 4;
-    let update_s = (costs.step_ns as f64 / 1e9).max(1e-9);
-    let recomputed = &blueprint.recomputed.whole;
-    let stage = |(s, times): (usize, &BlockTimes)| {
-        sum(times) + if recomputed.contains(&s) { times[3] } else { 0.0 }
-    };
-    let work = MICRO_BATCHES as f64 * times.iter().enumerate().map(stage).sum::<f64>();
-    let sums: u64 = costs.stages.iter().map(|s| s.replica_reduce_ns).sum();
-    let actions = work + update_s + sums as f64 / 1e9;
+    let update_s = (plain.costs.step_ns as f64 / 1e9).max(1e-9);
     Ok(LayerRates {
-        step_end_s: (super::median(steps.split_off(1)) - actions).max(0.0),
+        step_end_s: (plain.step_s - plain.actions_s()).max(0.0),
         block_s,
         block_flops_per_s: std::array::from_fn(|i| block[i] / block_s[i].max(1e-9)),
         head_s,
@@ -98,6 +78,61 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
         update_bytes_per_s: UPDATE_BYTES * elements as f64 / update_s,
         memory_bytes_per_s: passes(blueprint.config.devices()?, &blueprint.config, ranks),
     })
+}
+
+/// Seconds of F, B and W together.
+fn compute(times: &BlockTimes) -> f64 {
+    times[..3].iter().sum()
+}
+
+/// Seconds of F, B, W and R together.
+fn total(times: &BlockTimes) -> f64 {
+    times.iter().sum()
+}
+
+/// A short run, and what its actions took.
+struct Run {
+    trainer: Trainer,
+    costs: Costs,
+    /// Seconds of each stage's F, B, W and R.
+    times: Vec<BlockTimes>,
+    /// The middle of its steps' seconds.
+    step_s: f64,
+}
+
+impl Run {
+    fn new(config: &Config, ranks: usize, recompute: Recompute) -> Result<Run, Error> {
+        let config = Config {
+            dp: ranks,
+            layers: BLOCKS.iter().sum(),
+            virtual_stages: Some(BLOCKS.len()),
+            micro_batches: Some(MICRO_BATCHES),
+            unit: Some(MICRO_BATCHES),
+            stages: Some(BLOCKS.map(|blocks| blocks.to_string()).join(",")),
+            recompute,
+            steps: STEPS,
+            ..bare(config)
+        };
+        let trainer = Trainer::new(config)?;
+        let mut steps = Vec::new();
+        let (_, timeline) = trainer.train_to_timeline(|step| steps.push(step.step_s))?;
+        let costs = measured(&timeline).map_err(|e| Error::Model(e.to_string()))?;
+        let seconds = |s: &StageCosts| [s.f_ns, s.b_ns, s.w_ns, s.r_ns].map(|ns| ns as f64 / 1e9);
+        let times = costs.stages.iter().map(seconds).collect();
+        Ok(Run { trainer, costs, times, step_s: super::median(steps.split_off(1)) })
+    }
+
+    /// Seconds of all actions of a rank in a step.
+    fn actions_s(&self) -> f64 {
+        let recomputed = &self.trainer.blueprint.recomputed.whole;
+        let stage = |(s, times): (usize, &BlockTimes)| match recomputed.contains(&s) {
+            true => total(times),
+            false => compute(times),
+        };
+        let work = MICRO_BATCHES as f64 * self.times.iter().enumerate().map(stage).sum::<f64>();
+        let sums: u64 = self.costs.stages.iter().map(|s| s.replica_reduce_ns).sum();
+        work + (self.costs.step_ns + sums) as f64 / 1e9
+    }
 }
 
 /// Bytes in a second of sums of two tensors, on all ranks at once.

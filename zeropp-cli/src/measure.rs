@@ -121,11 +121,12 @@ fn text(m: &Measured, what: &str) -> String {
     let l = &m.layer;
     let rates = l.block_flops_per_s;
     peak = rates.iter().copied().chain([l.head_flops_per_s]).fold(peak, f64::max);
-    let us = l.block_s.map(|s| format!("{:.0}", 1e6 * s)).join(", ");
+    let [f, b, w, r] = l.block_s.map(|s| 1e6 * s);
     let _ = write!(
         out,
         "flops_per_s = {}           # the best of all that is here\n\n\
-         # One layer for a micro-batch: F, B, W and R take {us} us; the head {:.0} us\n\
+         # One layer for a micro-batch: F, B and W take {f:.0}, {b:.0} and {w:.0} us, \
+         recomputation adds {r:.0} us; the head {:.0} us\n\
          block_flops_per_s = [{}]  # F, B, W, R with all that they do\n\
          head_flops_per_s = {}\n\
          memory_bytes_per_s = {}    # passes over tensors\n\
