@@ -19,6 +19,8 @@ pub use products::Product;
 pub struct Measured {
     /// Ranks that worked at the same time.
     pub ranks: usize,
+    /// Of them, those that computed at once: no more than there are cores or GPUs for.
+    pub at_once: usize,
     /// Bytes of memory that each of them can have; none where the system does not tell.
     pub memory_bytes: Option<u64>,
     /// Products by shape.
@@ -43,14 +45,20 @@ pub fn measure(config: &Config) -> Result<Measured, Error> {
     let ranks = config.mesh().world();
     let devices = config.devices()?;
     let (inside, between) = links::measure(config, &devices)?;
-    let here = if config.device == DeviceKind::Cpu { ranks } else { ranks.min(devices.count()) };
-    let products = products::measure(config, &devices, here)?;
-    let layer = layer::measure(config, here)?;
+    let at_once = ranks.min(match config.device {
+        DeviceKind::Cpu => {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            (cores / config.threads_of(ranks, cores)).max(1)
+        }
+        _ => devices.count(),
+    });
+    let products = products::measure(config, &devices, at_once)?;
+    let layer = layer::measure(config, at_once)?;
     let memory_bytes = match config.device {
-        DeviceKind::Cpu => Room::find().map(|room| room.bytes / here.max(1) as u64),
+        DeviceKind::Cpu => Room::find().map(|room| room.bytes / ranks as u64),
         gpu => device::memory(gpu).into_iter().min(),
     };
-    Ok(Measured { ranks, memory_bytes, products, layer, inside, between })
+    Ok(Measured { ranks, at_once, memory_bytes, products, layer, inside, between })
 }
 
 /// The settings of a run of `config`'s model that is measured: nothing read or written, whatever

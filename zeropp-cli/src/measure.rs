@@ -153,6 +153,13 @@ fn text(m: &Measured, what: &str) -> String {
         ),
     }
     let _ = writeln!(out, "per_node = {}", m.inside.as_ref().map_or(1, |links| links.ranks));
+    if m.at_once < m.ranks {
+        let _ = writeln!(
+            out,
+            "ranks_at_once = {}           # at these rates; more of them share the cores",
+            m.at_once
+        );
+    }
     out.push_str(&links(m));
     out
 }
@@ -250,6 +257,7 @@ mod tests {
         };
         Measured {
             ranks: 4,
+            at_once: 2,
             memory_bytes: Some(1 << 32),
             products: vec![Product { rows: 64, inner: 32, columns: 96, flops_per_s: 3e10 }],
             layer: LayerRates {
@@ -278,6 +286,7 @@ mod tests {
         assert_eq!((machine.replica_bytes_per_s, machine.bytes_per_s), (1e9, 3e9));
         assert!((machine.step_end_s - 3e-3).abs() < 1e-12);
         assert_eq!((machine.per_node, machine.flops_per_s), (4, 5e10));
+        assert_eq!(machine.ranks_at_once, Some(2));
         assert!((machine.message_s - 5e-6).abs() < 1e-12 && machine.collective_s == 2e-5);
         assert_eq!(machine.source, "4 CPU ranks");
         assert!(text.contains("Between processes: not measured, there is one"), "{text}");

@@ -5,8 +5,8 @@ use crate::stages::Stage;
 use zeropp_schedule::schedules::idle_slots;
 use zeropp_schedule::simulate::Costs;
 
-/// Seconds of a step, about.
-pub(crate) fn step_s(layout: &Layout, stages: &[Stage], costs: &Costs) -> f64 {
+/// Seconds of a step, about; while all ranks compute, all take `slowdown` times as long.
+pub(crate) fn step_s(layout: &Layout, stages: &[Stage], costs: &Costs, slowdown: f64) -> f64 {
     let work = work_ns(layout, stages);
     let bubble = bubble_ns(layout, stages, costs);
     let queue = queue_ns(layout, stages);
@@ -15,7 +15,9 @@ pub(crate) fn step_s(layout: &Layout, stages: &[Stage], costs: &Costs) -> f64 {
     // Gathers and reductions run beside the work, but for the first and the last.
     let ends = stages[0].costs.all_gather_ns + stages[0].costs.reduce_scatter_ns;
     let hidden = (work + bubble).max(queue) + ends as f64;
-    (hidden + 0.5 * replicas as f64 + costs.step_ns as f64) / 1e9
+    let update = costs.step_ns as f64;
+    let alone = hidden + 0.5 * replicas as f64 + update;
+    alone.max(slowdown * (work + update)) / 1e9
 }
 
 /// What the busiest rank computes in a step, ns.

@@ -10,6 +10,7 @@ use zeropp_schedule::timeline::Timeline;
 use crate::PlanError;
 use crate::layout::{Job, Layout};
 use crate::memory::{self, Held, RankBytes};
+use crate::shared::Crowd;
 use crate::stages::{Links, Stage, simulator};
 
 /// Actions of a program above which a shorter step is simulated twice, and the rest follows.
@@ -114,6 +115,7 @@ pub struct Simulation<'a> {
     layout: &'a Layout,
     stages: &'a [Stage],
     costs: Costs,
+    crowd: Option<Crowd>,
     /// One program, or two of shorter steps, with their shares of what follows from both.
     programs: Vec<Schedule>,
     along: f64,
@@ -153,7 +155,8 @@ impl<'a> Simulation<'a> {
         };
         let (sizes, along) = sizes(layout);
         let programs = sizes.into_iter().map(program).collect::<Result<_, _>>()?;
-        Ok(Simulation { job, layout, stages, costs, programs, along })
+        let crowd = Crowd::new(&job.machine, layout);
+        Ok(Simulation { job, layout, stages, costs, crowd, programs, along })
     }
 
     /// A value of the whole step, from those of its programs.
@@ -180,7 +183,7 @@ impl<'a> Simulation<'a> {
             let first = of(runs[0].0, &runs[0].1);
             runs.get(1).map_or(first, |(p, t)| first + self.along * (of(p, t) - first))
         };
-        let step_s = line(&|p, t| step_s(p, &self.costs, t));
+        let step_s = line(&|p, t| self.step_s(p, &self.costs, t));
         let computed = line(&|_, t| computed_s(t));
         let work = line(&|_, t| busy_s(t).0);
         let held = self.held();
@@ -222,14 +225,14 @@ impl<'a> Simulation<'a> {
 
     fn terms_of(&self, program: &Schedule) -> Terms {
         let mut costs = self.costs.clone();
-        let mut last = step_s(program, &costs, &self.whole_timeline(program));
+        let mut last = self.step_s(program, &costs, &self.whole_timeline(program));
         let mut without = |change: &dyn Fn(&mut Costs)| {
             let before = costs.clone();
             change(&mut costs);
             if costs == before {
                 return 0.0;
             }
-            let now = step_s(program, &costs, &self.timeline(program, &costs));
+            let now = self.step_s(program, &costs, &self.timeline(program, &costs));
             let saved = (last - now).max(0.0);
             last = now;
             saved
@@ -245,13 +248,23 @@ impl<'a> Simulation<'a> {
             compute: mean - again,
             recompute: again,
             imbalance: most - mean,
-            bubble: (step_s(program, &costs, &bare) - most).max(0.0),
+            bubble: (self.step_s(program, &costs, &bare) - most).max(0.0),
             messages,
             gathers,
             reductions,
             replicas,
             optimizer,
         }
+    }
+
+    /// Seconds of a step: to the end of the optimizer's, at which all ranks meet; or, where they do
+    /// not, from one step to the next in a long run.
+    fn step_s(&self, program: &Schedule, costs: &Costs, timeline: &Timeline) -> f64 {
+        let alone = match program.validates_late() {
+            true => step_period_ns(program, costs) as f64 / 1e9,
+            false => end_s(timeline),
+        };
+        alone * self.crowd.map_or(1.0, |crowd| crowd.stretch(timeline))
     }
 
     fn traffic(&self) -> Traffic {
@@ -315,15 +328,6 @@ fn sizes(layout: &Layout) -> (Vec<usize>, f64) {
     }
     let along = ((b - shortest) / period) as f64;
     (vec![shortest, shortest + period], along)
-}
-
-/// Seconds of a step: to the end of the optimizer's, at which all ranks meet; or, where they do
-/// not, from one step to the next in a long run.
-fn step_s(program: &Schedule, costs: &Costs, timeline: &Timeline) -> f64 {
-    match program.validates_late() {
-        true => step_period_ns(program, costs) as f64 / 1e9,
-        false => end_s(timeline),
-    }
 }
 
 /// The end of the optimizer's step.

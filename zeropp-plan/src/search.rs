@@ -10,6 +10,7 @@ use crate::closed;
 use crate::exact::{self, Planned, Simulation};
 use crate::layout::{Job, Layout};
 use crate::memory;
+use crate::shared::Crowd;
 use crate::stages::{Model, Stage, simulator};
 
 /// Layouts that are told.
@@ -251,7 +252,9 @@ impl<'a> Search<'a> {
     fn in_closed_form(&mut self, layout: Layout) -> Option<Candidate> {
         let (stages, _) = self.models.stages(self.job, &layout)?;
         let costs = simulator(self.job, &layout, &stages);
-        let step_s = closed::step_s(&layout, &stages, &costs);
+        let crowd = Crowd::new(&self.job.machine, &layout);
+        let slowdown = crowd.map_or(1.0, |crowd| crowd.slowdown(1.0));
+        let step_s = closed::step_s(&layout, &stages, &costs, slowdown);
         Some(Candidate { step_s, at_least: memory::at_least(self.job, &layout, &stages), layout })
     }
 

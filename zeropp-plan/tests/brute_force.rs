@@ -58,6 +58,7 @@ fn job(seed: u64, largest: usize) -> (Job, Draw) {
         layer_s: 0.0,
         block_flops_per_s: None,
         head_flops_per_s: None,
+        ranks_at_once: None,
         update_bytes_per_s: memory_bytes_per_s,
         step_end_s: 0.0,
     };

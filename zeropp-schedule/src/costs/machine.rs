@@ -21,6 +21,7 @@
 //! ```toml
 //! block_flops_per_s = [3e10, 3e10, 4e10, 3e10] # F, B, W and R of a block, all that they do
 //! head_flops_per_s = 4e10     # a head's F, with its gradients
+//! ranks_at_once = 2           # of a node, that compute at these rates; missing: any number
 //! update_bytes_per_s = 5e9    # the optimizer; missing: memory_bytes_per_s
 //! t_step_end = 500            # us of a step beside its actions
 //! reduce_bytes_per_s = 2e9    # reduce-scatters inside a node; missing: zero3_bytes_per_s
@@ -32,7 +33,7 @@ use super::{CostsError, Table};
 
 /// Keys that only a machine has. `zero3_bytes_per_s`, `replica_bytes_per_s`, `bytes_per_s` and
 /// `t_comm` are those of stages, too.
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "source",
     "flops_per_s",
     "flops_share",
@@ -43,6 +44,7 @@ const KEYS: [&str; 13] = [
     "t_layer",
     "block_flops_per_s",
     "head_flops_per_s",
+    "ranks_at_once",
     "update_bytes_per_s",
     "t_step_end",
     "reduce_bytes_per_s",
@@ -89,6 +91,9 @@ pub struct Machine {
     pub block_flops_per_s: Option<[f64; 4]>,
     /// The same of a head's F, which makes its gradients.
     pub head_flops_per_s: Option<f64>,
+    /// Ranks of a node that compute at these rates at the same time; more of them share its cores.
+    /// None where each rank has a device of its own.
+    pub ranks_at_once: Option<usize>,
     /// Bytes in a second that the optimizer reads and writes.
     pub update_bytes_per_s: f64,
     /// Seconds of a step that no action takes.
@@ -125,6 +130,8 @@ impl Table {
         let source = text("source").or_else(|| self.measured.clone());
         let passes = self.rate("memory_bytes_per_s", None)?;
         let head = self.keys.contains_key("head_flops_per_s");
+        let at_once = self.keys.contains_key("ranks_at_once");
+        let ranks = || self.number("ranks_at_once", None, (1.0, 65536.0), "ranks of a node");
         Ok(Machine {
             source: source.unwrap_or_else(|| "given by hand".into()),
             flops_per_s: self.rate("flops_per_s", None)?,
@@ -141,6 +148,7 @@ impl Table {
             layer_s: latency("t_layer")? / 1e6,
             block_flops_per_s: self.block_rates()?,
             head_flops_per_s: head.then(|| self.rate("head_flops_per_s", None)).transpose()?,
+            ranks_at_once: at_once.then(ranks).transpose()?.map(|n| n as usize),
             step_end_s: latency("t_step_end")? / 1e6,
             update_bytes_per_s: self.rate("update_bytes_per_s", Some(passes))?,
         })
@@ -208,7 +216,8 @@ mod tests {
         assert_eq!((m.replica_bytes_per_s, m.bytes_per_s), (5e9, 5e9));
         assert_eq!((m.message_s, m.collective_s, m.layer_s), (7e-6, 0.0, 0.0));
         assert_eq!((m.reduce_bytes_per_s, m.update_bytes_per_s), (5e9, 1e10));
-        assert_eq!((m.block_flops_per_s, m.head_flops_per_s), (None, None));
+        let measured = (m.block_flops_per_s, m.head_flops_per_s, m.ranks_at_once);
+        assert_eq!(measured, (None, None, None));
         for key in ["flops_per_s", "memory_bytes", "memory_bytes_per_s", "zero3_bytes_per_s"] {
             let lines = GOOD.lines().filter(|l| l.split(' ').next() != Some(key));
             let text = lines.collect::<Vec<_>>().join("\n");
@@ -235,6 +244,7 @@ mod tests {
             ),
             ("block_flops_per_s = [1e9, -1, 1e9, 1e9]", "block_flops_per_s: found ["),
             ("head_flops_per_s = 0", "head_flops_per_s: found 0"),
+            ("ranks_at_once = 0", "ranks_at_once: found 0"),
         ] {
             let text = format!("{}{line}", GOOD.replace("t_comm = 7\n", ""));
             let said = machine(&text).unwrap_err().to_string();
