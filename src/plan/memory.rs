@@ -16,8 +16,12 @@ use crate::plan::blueprint::Blueprint;
 use crate::plan::{copies, fits};
 use crate::refusal::TooLittleMemory;
 
-/// What a process takes besides its ranks' tensors: the program itself, tables, small buffers.
-const PROCESS_BYTES: u64 = 64 << 20;
+/// What a process takes besides its ranks: the program itself and tables.
+const PROCESS_BYTES: u64 = 32 << 20;
+/// What each of its ranks takes besides its tensors: threads, and small buffers of theirs.
+const RANK_BYTES: u64 = 8 << 20;
+/// The part of its tensors that the command's allocator may keep beside them (ADR 66).
+const KEPT: u64 = 16;
 
 /// Predicted memory of this machine's ranks beside what the machine has.
 #[derive(Clone, Debug, PartialEq)]
@@ -180,10 +184,13 @@ fn needed(bp: &Blueprint, processes: &[Vec<usize>]) -> u64 {
         let mut of_rank = |c: Coords| {
             let held: &MemoryBytes = &bp.plan.ranks[c.pp].at_once;
             let shared = if on_cpu && !seen.insert((c.pp, c.dp)) { held.gathered } else { 0 };
-            held.total() - shared
+            // Engines keep buffers of results from one collective to the next.
+            let most = bp.plan.ranks[c.pp].memory.communication;
+            held.total() - shared + most.saturating_sub(held.communication)
         };
-        let process = if on_cpu { PROCESS_BYTES } else { 0 };
-        process + ranks.iter().map(|rank| of_rank(bp.mesh.coords(*rank))).sum::<u64>()
+        let tensors = ranks.iter().map(|rank| of_rank(bp.mesh.coords(*rank))).sum::<u64>();
+        let beside = PROCESS_BYTES + ranks.len() as u64 * RANK_BYTES + tensors / KEPT;
+        tensors + if on_cpu { beside } else { 0 }
     };
     let ranks = || processes.iter().flatten().copied();
     let copies = if on_cpu { copies::bytes_to_come(bp, ranks()) } else { 0 };
