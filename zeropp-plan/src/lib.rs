@@ -3,6 +3,7 @@
 pub mod against;
 pub mod baselines;
 mod closed;
+mod cores;
 pub mod exact;
 pub mod layout;
 pub mod machines;

@@ -5,9 +5,11 @@ use zeropp_data::files::in_words;
 use zeropp_schedule::lower::OptimizerSync;
 
 use crate::PlanError;
+use crate::cores;
 use crate::exact::{Planned, Simulation, Terms};
 use crate::layout::Job;
 use crate::search::{Models, Search};
+use crate::stages::Stage;
 
 /// One layout of a plan.
 #[derive(Clone, Debug, Serialize)]
@@ -98,8 +100,12 @@ impl Plan {
             return Err(impossible(job, found.leanest.as_ref(), found.ranked));
         }
         let mut models = Models::new(job);
-        let layouts: Vec<Ranked> =
-            found.best.iter().map(|p| ranked(job, &mut models, p, model_flags)).collect();
+        let cut = found.best.into_iter().map(|p| (models.stages(job, &p.layout), p));
+        let cut: Vec<_> = cut.collect();
+        let layouts = cores::map(&cut, |(cut, planned)| {
+            let stages = cut.as_ref().map(|(stages, _)| &stages[..]);
+            ranked(job, stages, planned, model_flags)
+        });
         let why_first = layouts.first().zip(layouts.get(1)).map(|(a, b)| why(a, b));
         Ok(Plan {
             model: job.model.name.clone(),
@@ -145,11 +151,10 @@ impl Plan {
     }
 }
 
-fn ranked(job: &Job, models: &mut Models, planned: &Planned, model_flags: &str) -> Ranked {
+fn ranked(job: &Job, stages: Option<&[Stage]>, planned: &Planned, model_flags: &str) -> Ranked {
     let layout = &planned.layout;
-    let terms = models.stages(job, layout).and_then(|(stages, _)| {
-        Simulation::new(job, layout, &stages).ok().map(|simulation| simulation.terms())
-    });
+    let simulation = stages.and_then(|stages| Simulation::new(job, layout, stages).ok());
+    let terms = simulation.map(|simulation| simulation.terms());
     let terms = terms.unwrap_or_default();
     let (worst_rank, worst) = planned.worst();
     let tokens = (job.global_batch * job.model.seq) as f64;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::PlanError;
 use crate::closed;
+use crate::cores;
 use crate::exact::{self, Planned, Simulation};
 use crate::layout::{Job, Layout};
 use crate::memory;
@@ -129,14 +130,8 @@ impl<'a> Search<'a> {
                 *count += 1;
                 *count <= LEAN_ALIKE
             });
-            let mut budget = LEAN_BUDGET;
-            for (layout, ..) in near.iter().take(LEAN_MAX) {
-                self.planned(layout);
-                budget = budget.saturating_sub(exact::actions(layout));
-                if budget == 0 {
-                    break;
-                }
-            }
+            let near = near.into_iter().map(|(layout, ..)| layout).take(LEAN_MAX);
+            self.simulate_some(near, LEAN_BUDGET);
             self.climb_to_less_memory();
         }
         if self.fitting(memory).next().is_some() {
@@ -147,7 +142,7 @@ impl<'a> Search<'a> {
         let mut best = distinct(best);
         best.truncate(WANTED);
         self.again = true;
-        let leanest = self.known.values().flatten().min_by_key(|p| p.worst().1.total()).cloned();
+        let leanest = self.known.values().flatten().min_by(|a, b| by_memory(a, b)).cloned();
         Found { best, ranked, pruned, simulated: self.known.len(), leanest }
     }
 
@@ -161,32 +156,41 @@ impl<'a> Search<'a> {
         memory: u64,
         in_order: impl Iterator<Item = (&'b Layout, f64)>,
     ) {
-        let mut alike: HashMap<(&str, usize, usize), usize> = HashMap::new();
-        let mut steps: Vec<f64> = Vec::new();
-        let (mut simulated, mut budget) = (0, ACTIONS_BUDGET);
         let in_order: Vec<_> = in_order.collect();
         if in_order.iter().map(|(layout, _)| exact::actions(layout)).sum::<usize>() <= ALL_BUDGET {
-            for (layout, _) in in_order {
-                self.planned(layout);
-            }
-            return;
+            return self.simulate(in_order.into_iter().map(|(layout, _)| layout.clone()).collect());
         }
-        for (layout, step_s) in in_order {
-            let faster = steps.iter().filter(|s| **s < step_s).count();
-            if simulated >= SIMULATED_MAX || faster >= 2 * WANTED || budget == 0 {
+        let mut alike: HashMap<(&str, usize, usize), usize> = HashMap::new();
+        let mut budget = ACTIONS_BUDGET;
+        let mut next = in_order.into_iter().filter(|(layout, _)| {
+            let count = alike.entry((layout.schedule, layout.pp, layout.zero3)).or_default();
+            *count += 1;
+            *count <= ALIKE_MAX
+        });
+        let mut steps: Vec<f64> = Vec::new();
+        let mut simulated = 0;
+        while budget > 0 {
+            // As many at once as there are cores; those after the last one that is wanted are not
+            // kept, so that no plan depends on the machine that it is made on.
+            let some: Vec<_> = next.by_ref().take(cores::number()).collect();
+            if some.is_empty() {
                 return;
             }
-            let count = alike.entry((layout.schedule, layout.pp, layout.zero3)).or_default();
-            if *count >= ALIKE_MAX {
-                continue;
+            let layouts = some.iter().map(|(layout, _)| (*layout).clone()).collect();
+            let mut found = self.simulated(layouts).into_iter();
+            for (layout, step_s) in some {
+                let faster = steps.iter().filter(|s| **s < step_s).count();
+                if simulated >= SIMULATED_MAX || faster >= 2 * WANTED || budget == 0 {
+                    return;
+                }
+                if !self.known.contains_key(layout) {
+                    budget = budget.saturating_sub(exact::actions(layout));
+                    self.known.extend(found.next());
+                }
+                let Some(planned) = &self.known[layout] else { continue };
+                simulated += 1;
+                steps.extend((planned.worst().1.total() <= memory).then_some(planned.step_s));
             }
-            *count += 1;
-            if !self.known.contains_key(layout) {
-                budget = budget.saturating_sub(exact::actions(layout));
-            }
-            let Some(planned) = self.planned(layout) else { continue };
-            simulated += 1;
-            steps.extend((planned.worst().1.total() <= memory).then_some(planned.step_s));
         }
     }
 
@@ -205,7 +209,7 @@ impl<'a> Search<'a> {
             new.retain(|c| c.step_s < hopeless && c.at_least <= memory);
             new.sort_by(|a, b| a.step_s.total_cmp(&b.step_s));
             climbed.insert(from);
-            budget -= self.simulate_some(&new, budget);
+            budget -= self.simulate_some(new.into_iter().map(|c| c.layout), budget);
         }
     }
 
@@ -218,14 +222,15 @@ impl<'a> Search<'a> {
             if best.is_empty() {
                 return;
             }
-            best.sort_by(|a, b| a.worst().1.total().cmp(&b.worst().1.total()).then(in_order(a, b)));
+            best.sort_by(|a, b| by_memory(a, b));
             let hopeless = HOPELESS * best[0].step_s;
             let Some(from) = next(&best, LEAN_CLIMBED, &climbed) else { return };
             let mut new = self.new_beside(&from);
             new.retain(|c| c.step_s < hopeless);
             new.sort_by_key(|c| c.at_least);
             climbed.insert(from);
-            budget -= self.simulate_some(&new, budget.min(LEAN_CLIMB_EACH));
+            let each = budget.min(LEAN_CLIMB_EACH);
+            budget -= self.simulate_some(new.into_iter().map(|c| c.layout), each);
         }
     }
 
@@ -237,16 +242,16 @@ impl<'a> Search<'a> {
     }
 
     /// Simulates these in order until `budget` is spent. Returns what was, no more than that.
-    fn simulate_some(&mut self, layouts: &[Candidate], budget: usize) -> usize {
+    fn simulate_some(&mut self, layouts: impl Iterator<Item = Layout>, budget: usize) -> usize {
         let mut spent = 0;
-        for candidate in layouts {
-            spent += exact::actions(&candidate.layout);
-            self.planned(&candidate.layout);
-            if spent >= budget {
-                return budget;
-            }
-        }
-        spent
+        let some = layouts.take_while(|layout| {
+            let is_left = spent < budget;
+            spent += if is_left { exact::actions(layout) } else { 0 };
+            is_left
+        });
+        let some = some.collect();
+        self.simulate(some);
+        spent.min(budget)
     }
 
     fn in_closed_form(&mut self, layout: Layout) -> Option<Candidate> {
@@ -258,16 +263,25 @@ impl<'a> Search<'a> {
         Some(Candidate { step_s, at_least: memory::at_least(self.job, &layout, &stages), layout })
     }
 
-    /// A layout simulated, once; none where its schedule has no such shape.
-    fn planned(&mut self, layout: &Layout) -> Option<&Planned> {
-        if !self.known.contains_key(layout) {
-            let planned = self.models.stages(self.job, layout).and_then(|(stages, blocks)| {
-                let simulation = Simulation::new(self.job, layout, &stages).ok()?;
-                Some(simulation.planned(&blocks))
-            });
-            self.known.insert(layout.clone(), planned);
-        }
-        self.known[layout].as_ref()
+    /// Simulates those of `layouts` that are not known.
+    fn simulate(&mut self, layouts: Vec<Layout>) {
+        let found = self.simulated(layouts);
+        self.known.extend(found);
+    }
+
+    /// Those of `layouts` that are not known, in their order, with what they come to; none where a
+    /// schedule has no such shape.
+    fn simulated(&mut self, mut layouts: Vec<Layout>) -> Vec<(Layout, Option<Planned>)> {
+        let mut new: HashSet<Layout> = HashSet::new();
+        layouts.retain(|l| !self.known.contains_key(l) && new.insert(l.clone()));
+        let job = self.job;
+        let mut cut = |layout: Layout| (self.models.stages(job, &layout), layout);
+        let cut: Vec<_> = layouts.into_iter().map(&mut cut).collect();
+        let planned = cores::map(&cut, |(cut, layout)| {
+            let (stages, blocks) = cut.as_ref()?;
+            Some(Simulation::new(job, layout, stages).ok()?.planned(blocks))
+        });
+        cut.into_iter().map(|(_, layout)| layout).zip(planned).collect()
     }
 }
 
@@ -277,6 +291,11 @@ fn in_order(a: &Planned, b: &Planned) -> std::cmp::Ordering {
     let held = |p: &Planned| p.worst().1.total();
     let words = |p: &Planned| format!("{} {}", p.layout, p.layout.prefetch);
     a.step_s.total_cmp(&b.step_s).then(held(a).cmp(&held(b))).then_with(|| words(a).cmp(&words(b)))
+}
+
+/// What holds less first; of equals the faster one.
+fn by_memory(a: &Planned, b: &Planned) -> std::cmp::Ordering {
+    a.worst().1.total().cmp(&b.worst().1.total()).then_with(|| in_order(a, b))
 }
 
 /// Those that are worth telling, of layouts in the order of their time: not one that differs from a
