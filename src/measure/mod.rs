@@ -19,8 +19,8 @@ pub use products::Product;
 pub struct Measured {
     /// Ranks that worked at the same time.
     pub ranks: usize,
-    /// Of them, those that computed at once: no more than there are cores or GPUs for.
-    pub at_once: usize,
+    /// Of them, those that computed at once, no more than there are cores for; none on GPUs.
+    pub at_once: Option<usize>,
     /// Bytes of memory that each of them can have; none where the system does not tell.
     pub memory_bytes: Option<u64>,
     /// Products by shape.
@@ -58,6 +58,7 @@ pub fn measure(config: &Config) -> Result<Measured, Error> {
         DeviceKind::Cpu => Room::find().map(|room| room.bytes / ranks as u64),
         gpu => device::memory(gpu).into_iter().min(),
     };
+    let at_once = (config.device == DeviceKind::Cpu).then_some(at_once);
     Ok(Measured { ranks, at_once, memory_bytes, products, layer, inside, between })
 }
 

@@ -153,11 +153,10 @@ fn text(m: &Measured, what: &str) -> String {
         ),
     }
     let _ = writeln!(out, "per_node = {}", m.inside.as_ref().map_or(1, |links| links.ranks));
-    if m.at_once < m.ranks {
+    if let Some(at_once) = m.at_once {
         let _ = writeln!(
             out,
-            "ranks_at_once = {}           # at these rates; more of them share the cores",
-            m.at_once
+            "ranks_at_once = {at_once}           # at these rates; more share the cores, as gathers do"
         );
     }
     out.push_str(&links(m));
@@ -257,7 +256,7 @@ mod tests {
         };
         Measured {
             ranks: 4,
-            at_once: 2,
+            at_once: Some(2),
             memory_bytes: Some(1 << 32),
             products: vec![Product { rows: 64, inner: 32, columns: 96, flops_per_s: 3e10 }],
             layer: LayerRates {

@@ -5,11 +5,17 @@
 //! others have cores of their own. Systems move threads between cores seldom within a step, and
 //! ranks wait for the slowest of them, so that three ranks on two cores take as long as four would.
 //! All are taken to go on alike, so that nothing changes its order, and only the clock is stretched.
+//! Gathers and reductions are work of the same cores.
 
 use zeropp_schedule::costs::Machine;
+use zeropp_schedule::ir::Action;
 use zeropp_schedule::timeline::{Lane, Timeline};
 
 use crate::layout::Layout;
+
+/// What a rank's gather or reduction takes of a core: one of two ranks copies or adds, the other
+/// waits.
+const COLLECTIVE: f64 = 0.5;
 
 /// Ranks that share cores.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,37 +27,45 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    /// The ranks of `layout` that are on one machine; none where each has a core.
+    /// The ranks of `layout` that are on one machine; none where each has a device of its own.
     pub(crate) fn new(machine: &Machine, layout: &Layout) -> Option<Crowd> {
         let ranks = (layout.pp * layout.zero3 * layout.dp).min(machine.per_node);
-        let cores = machine.ranks_at_once.filter(|cores| ranks > *cores)?;
-        Some(Crowd { ranks, cores })
+        machine.ranks_at_once.map(|cores| Crowd { ranks, cores })
     }
 
-    /// How many times as long everything takes while `share` of the ranks compute.
-    pub(crate) fn slowdown(self, share: f64) -> f64 {
+    /// How many times as long everything takes while these shares of the ranks compute, and are in
+    /// a gather or a reduction.
+    pub(crate) fn slowdown(self, [computing, collecting]: [f64; 2]) -> f64 {
+        let [computing, collecting] =
+            [computing, collecting].map(|share| share * self.ranks as f64);
+        let cores = self.cores as f64;
         // What is a whole number of ranks is not to be rounded up.
-        let busy = share * self.ranks as f64 - 1e-9;
-        (busy / self.cores as f64).ceil().max(1.0)
+        let whole = ((computing - 1e-9) / cores).ceil();
+        whole.max((computing + COLLECTIVE * collecting) / cores).max(1.0)
     }
 
     /// How many times as long as `timeline` it takes: each of its ranks stands for as many as
     /// there are ZeRO-3 ranks and replicas.
     pub(crate) fn stretch(self, timeline: &Timeline) -> f64 {
-        let mut changes: Vec<(u64, i64)> = Vec::new();
+        let mut changes: Vec<(u64, [i64; 2])> = Vec::new();
         let mut end = 1;
         for span in timeline.ranks.iter().flat_map(|rank| &rank.spans) {
             end = end.max(span.end_ns);
-            if span.lane == Lane::Compute && span.end_ns > span.start_ns {
-                changes.extend([(span.start_ns, 1), (span.end_ns, -1)]);
-            }
+            let change = match span.action {
+                _ if span.lane == Lane::Compute => [1, 0],
+                Action::AllGather { .. }
+                | Action::ReduceScatter { .. }
+                | Action::ReplicaReduce { .. } => [0, 1],
+                _ => continue,
+            };
+            changes.extend([(span.start_ns, change), (span.end_ns, change.map(|n| -n))]);
         }
         changes.sort_unstable();
-        let (mut at, mut busy, mut sum) = (0, 0, 0.0);
-        for (time, change) in changes.into_iter().chain([(end, 0)]) {
-            let share = busy as f64 / timeline.ranks.len() as f64;
-            sum += (time - at) as f64 * self.slowdown(share);
-            (at, busy) = (time, busy + change);
+        let (mut at, mut busy, mut sum) = (0, [0; 2], 0.0);
+        for (time, change) in changes.into_iter().chain([(end, [0; 2])]) {
+            let shares = busy.map(|n| n as f64 / timeline.ranks.len() as f64);
+            sum += (time - at) as f64 * self.slowdown(shares);
+            (at, busy) = (time, [busy[0] + change[0], busy[1] + change[1]]);
         }
         sum / end as f64
     }
@@ -60,7 +74,6 @@ impl Crowd {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zeropp_schedule::ir::Action;
     use zeropp_schedule::timeline::{RankTimeline, Span};
 
     /// Two ranks of which one computes for 10, the other for its last 4: on one core 4 of them take
@@ -83,5 +96,17 @@ mod tests {
         assert!((stretch(4, 2) - 1.4).abs() < 1e-12);
         assert!((stretch(4, 3) - 1.4).abs() < 1e-12);
         assert!((stretch(4, 1) - (6.0 * 2.0 + 4.0 * 4.0) / 10.0).abs() < 1e-12);
+        // A gather of one of two ranks takes half a core, which others only miss where none is idle.
+        let gather = Span {
+            lane: Lane::Communication,
+            action: Action::AllGather { stage: 0 },
+            ..span(4, 8)
+        };
+        let mut ranks = timeline.ranks.clone();
+        ranks[0].spans.push(gather);
+        let timeline = Timeline { ranks, ..Timeline::default() };
+        let stretch = |ranks, cores| Crowd { ranks, cores }.stretch(&timeline);
+        assert_eq!(stretch(2, 3), 1.0);
+        assert!((stretch(2, 2) - (8.0 + 2.0 * 1.25) / 10.0).abs() < 1e-12);
     }
 }

@@ -21,7 +21,7 @@
 //! ```toml
 //! block_flops_per_s = [3e10, 3e10, 4e10, 3e10] # F, B, W and R of a block, all that they do
 //! head_flops_per_s = 4e10     # a head's F, with its gradients
-//! ranks_at_once = 2           # of a node, that compute at these rates; missing: any number
+//! ranks_at_once = 2           # of a node, for whom it has cores; missing: each has a device
 //! update_bytes_per_s = 5e9    # the optimizer; missing: memory_bytes_per_s
 //! t_step_end = 500            # us of a step beside its actions
 //! reduce_bytes_per_s = 2e9    # reduce-scatters inside a node; missing: zero3_bytes_per_s
