@@ -360,6 +360,13 @@ options! {
         /// The bits are the same for any number. Where the ranks of a machine have more threads
         /// than it has cores, waiting threads sleep instead of spinning.
         "threads" "N" threads: Option<usize> = None, Own Left;
+        /// Bind the threads of each rank to cores of its own, one a thread. For Linux and CPUs.
+        ///
+        /// The ranks of a machine take, one after the other, the cores that their process may use:
+        /// what taskset, cgroups and mpirun have bound it to holds. Second threads of a core are
+        /// taken last. Too few cores are an error. Changes no bit. Two runs on one machine take the
+        /// same cores, unless taskset gives each its own.
+        "pin" "BOOL" pin: bool = false, Own Left;
         /// Start a run that is predicted to need more memory than there is.
         ///
         /// Before a rank starts, what the ranks here are predicted to need is compared with the

@@ -79,6 +79,10 @@ fn bad_meshes_and_models_are_named_with_what_would_work() {
         ("zero3 = 0", "zero3 = 0: at least 1"),
         ("dp = 0", "dp = 0: at least 1"),
         ("threads = 0", "threads = 0: at least 1 is needed; use 1 to 1024"),
+        (
+            "pin = true\ndevice = 'cuda'",
+            "pin = true: binds threads that compute, and device is cuda; use device cpu",
+        ),
         ("pp = 9223372036854775807", "pp = 9223372036854775807: is too large; use 1 to 4096"),
         (
             "pp = 4\nzero3 = 2000\ndp = 2",

@@ -205,6 +205,14 @@ impl Config {
         number("dropout", self.dropout, dropped, "0 to below 1, such as 0.1")?;
         number("clip", self.clip, self.clip >= 0.0, "a largest norm, or 0 to never scale")?;
         within("threads", self.threads.unwrap_or(1), THREADS_MAX)?;
+        check(!self.pin || self.device == DeviceKind::Cpu, || {
+            let problem = format!("binds threads that compute, and device is {}", self.device);
+            ConfigError::value("pin", true, problem, "use device cpu, or leave pin out")
+        })?;
+        check(!self.pin || cfg!(target_os = "linux"), || {
+            let problem = "this system does not let a program choose the cores of its threads";
+            ConfigError::value("pin", true, problem, "use Linux, or leave pin out")
+        })?;
         seconds("timeout-s", self.timeout_s)
     }
 

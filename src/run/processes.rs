@@ -12,6 +12,7 @@ use crate::checkpoint::copies;
 use crate::config::DeviceKind;
 use crate::error::RankError;
 use crate::run::rank::Shared;
+use crate::world::cores;
 use crate::world::hello::{self, Hello, Power, Roster};
 
 /// Settles all that; also says whether the ranks make copies in memory. All ranks call it.
@@ -73,14 +74,37 @@ fn hello(shared: &Shared) -> Hello {
     let power = Power { units, unit_flops, threads };
     let resumed = shared.loader.as_ref().and_then(|loader| loader.first());
     let hello = Hello::new(&shared.host, &shared.here, shared.epoch, power);
-    hello.after(resumed).with_copies(shared.copier.is_some())
+    let cores = config.pin.then(cores::allowed);
+    hello.after(resumed).with_copies(shared.copier.is_some()).with_cores(cores)
 }
 
-/// The threads of each rank of this process.
-pub(crate) fn threads(shared: &Shared, roster: &Roster) -> Threads {
+/// The threads of `rank`, which is the calling one's: bound to cores of their own where the settings
+/// say so.
+///
+/// # Errors
+/// Ranks without enough cores.
+pub(crate) fn threads(shared: &Shared, roster: &Roster, rank: usize) -> Result<Threads, RankError> {
     let (units, ranks) = (shared.peak.units, roster.ranks_on_host());
     let threads = shared.blueprint.config.threads_of(ranks, units);
-    Threads::new(threads, ranks * threads <= units)
+    let eager = is_eager(ranks, threads, units);
+    let all = roster.cores().map_err(|e| RankError::Program(e.to_string()))?;
+    let Some(own) = all.get(&rank).cloned() else { return Ok(Threads::new(threads, eager)) };
+    let elsewhere = shared.here.len() < roster.processes.len();
+    if elsewhere && rank == shared.here[0] {
+        let here = shared.here.iter().flat_map(|rank| &all[rank]);
+        cores::bind_engine(&here.copied().collect::<Vec<_>>());
+    }
+    if rank == 0 {
+        tracing::debug!("pin: {}", cores::in_words(&all));
+    }
+    cores::bind(own[0]);
+    Ok(Threads::begun_by(threads, eager, move |i| cores::bind(own[i])))
+}
+
+/// Whether threads that find nothing to do may look for more instead of sleeping: where a host has
+/// a core for each thread of its ranks.
+fn is_eager(ranks: usize, threads: usize, units: usize) -> bool {
+    ranks * threads <= units
 }
 
 /// Some see checkpoints, and others none: they look at different folders. Which of several they go
@@ -125,5 +149,10 @@ mod tests {
             "save = ckpt: rank 0 on a goes on from step 5, rank 1 on b from no step; use a folder \
              that all hosts share"
         );
+    }
+    #[test]
+    fn ranks_that_share_cores_do_not_look_for_work() {
+        assert!(is_eager(1, 2, 2) && is_eager(2, 1, 2) && is_eager(2, 2, 8));
+        assert!(!is_eager(1, 3, 2) && !is_eager(2, 2, 2) && !is_eager(32, 1, 2));
     }
 }

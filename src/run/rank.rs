@@ -272,7 +272,7 @@ pub(crate) fn run_rank(
     let (roster, copies) = processes::meet(shared, &*world)?;
     let copier = shared.copier.clone().filter(|_| copies);
     let shared = &Shared { copier, ..shared.clone() };
-    let threads = processes::threads(shared, &roster);
+    let threads = processes::threads(shared, &roster, world.rank())?;
     let _in_use = threads.install();
     let copies = shared.blueprint.schedule().first_copies();
     let groups = Groups::with_copies(world, shared.blueprint.mesh, &copies)?;

@@ -21,7 +21,7 @@ use crate::run::ranks::Ranks;
 use crate::run::spawn::Around;
 use crate::run::stop::Wish;
 use crate::trainer::Trainer;
-use crate::world::{LocalRank, World};
+use crate::world::{LocalRank, World, cores};
 
 /// Stack of a rank's thread: a graph of many layers is walked recursively when it is dropped.
 const STACK_BYTES: usize = 32 << 20;
@@ -63,7 +63,10 @@ impl Epoch {
         let peak = peak.unwrap_or_else(|| Peak::measure(&bp.config, devices, bp.compute));
         let world = match given {
             Some(communicators) => World::of(communicators, devices),
-            None => World::start(&bp.config, devices, &status)?,
+            None => {
+                let all = cores::of_this_process(&bp.config)?;
+                cores::within(all.as_ref(), || World::start(&bp.config, devices, &status))?
+            }
         };
         let here: Arc<[usize]> = world.ranks.iter().map(|local| local.rank).collect();
         let (answers, asked) = (here[0] == 0).then(channel).unzip();

@@ -40,7 +40,7 @@ use crate::run::totals::Totals;
 use crate::run::trace;
 use crate::trainer::builder::TrainerBuilder;
 use crate::trainer::steps::Steps;
-use crate::world::World;
+use crate::world::{World, cores};
 
 /// A checked run, ready to start.
 pub struct Trainer {
@@ -111,6 +111,7 @@ impl Trainer {
         blueprint.plan.notes.extend(dataset.doubt());
         let copies = copies::note(&blueprint);
         blueprint.plan.notes.extend(copies);
+        blueprint.plan.notes.extend(cores::note(&blueprint.config));
         blueprint.base = initial::base(&blueprint, weights.is_some())?;
         let evaluation = EvaluationSet::new(&blueprint)?.map(Arc::new);
         if let Some(set) = &evaluation {

@@ -12,6 +12,8 @@ use zeropp_comm::{CommResult, Communicator};
 use zeropp_pipeline::flight::Peer;
 
 use super::clocks::{self, Clock};
+use super::cores::{self, Asked, Cores};
+use crate::config::ConfigError;
 
 /// What a process says of itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -31,6 +33,8 @@ pub(crate) struct Hello {
     pub(crate) resumed: Option<u64>,
     /// Whether it has a folder for copies in memory.
     pub(crate) copies: bool,
+    /// The cores that its ranks may take, if they are to be bound to cores of their own.
+    cores: Option<Vec<usize>>,
 }
 
 /// What the ranks of a process compute with.
@@ -64,6 +68,7 @@ impl Hello {
             power,
             resumed: None,
             copies: false,
+            cores: None,
         }
     }
 
@@ -75,6 +80,11 @@ impl Hello {
     /// The same that says whether it has a folder for copies.
     pub(crate) fn with_copies(self, copies: bool) -> Hello {
         Hello { copies, ..self }
+    }
+
+    /// The same whose ranks are to be bound to some of these cores, if there are any named.
+    pub(crate) fn with_cores(self, cores: Option<Vec<usize>>) -> Hello {
+        Hello { cores, ..self }
     }
 }
 
@@ -165,6 +175,22 @@ impl Roster {
     /// Ranks on this process's host.
     pub(crate) fn ranks_on_host(&self) -> usize {
         self.ranks_beside(&self.hellos[self.own])
+    }
+
+    /// The cores of all ranks that are to be bound to cores of their own; the same everywhere.
+    ///
+    /// # Errors
+    /// As [`cores::share`].
+    pub(crate) fn cores(&self) -> Result<Cores, ConfigError> {
+        let asked = self.hellos.iter().filter_map(|hello| {
+            Some(Asked {
+                host: &hello.peer.host,
+                ranks: &hello.ranks,
+                threads: hello.power.threads(self.ranks_beside(hello)),
+                allowed: hello.cores.as_deref()?,
+            })
+        });
+        cores::share(&asked.collect::<Vec<_>>())
     }
 
     /// FLOP/s of all ranks at their best. Those of a host cannot do more than its cores or GPUs.

@@ -1,6 +1,7 @@
 //! Where a run's ranks are: threads of this process, or processes of which this is one.
 
 pub(crate) mod clocks;
+pub(crate) mod cores;
 pub(crate) mod hello;
 mod job;
 #[cfg(feature = "mpi")]
@@ -46,13 +47,14 @@ impl World {
     /// Refuses what this process alone can see will not start, before anything takes time.
     ///
     /// # Errors
-    /// A launcher that started other ranks than the mesh has, or ranks without a GPU.
+    /// A launcher that started other ranks than the mesh has, ranks without a GPU, or without the
+    /// cores that they are to be bound to.
     pub(crate) fn check(
         config: &Config,
         #[cfg_attr(not(feature = "cuda"), expect(unused_variables))] devices: &Devices,
     ) -> Result<(), Error> {
         match config.engine {
-            EngineKind::Threads => Ok(()),
+            EngineKind::Threads => Ok(cores::of_this_process(config).map(drop)?),
             #[cfg(feature = "cuda")]
             EngineKind::Nccl => nccl::gpus(config, &config.job()?, 0, devices).map(drop),
             _ => Ok(config.job().map(drop)?),

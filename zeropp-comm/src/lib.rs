@@ -39,3 +39,6 @@ pub use error::{CommError, CommResult};
 pub use pending::{InFlight, Pending};
 pub use signature::Operation;
 pub use stats::{CommStats, OpCount};
+
+/// What the names of the threads begin with that engines start.
+pub const THREADS: &str = "comm";

@@ -7,6 +7,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 
 use super::engine::Engine;
 use super::in_progress::InProgress;
+use crate::THREADS;
 
 /// Looks without a pause after something has happened, then a pause each.
 const EAGER_LOOKS: u32 = 20;
@@ -18,7 +19,7 @@ const WATCH_PAUSE: Duration = Duration::from_millis(50);
 /// Starts the thread. It ends once nobody can hand it anything more.
 pub(super) fn start(arriving: Receiver<Arc<InProgress>>, engine: Weak<Engine>) {
     let body = move || run(&arriving, &engine);
-    let thread = std::thread::Builder::new().name("comm-mixed".into()).spawn(body);
+    let thread = std::thread::Builder::new().name(format!("{THREADS}-mixed")).spawn(body);
     thread.expect("the system can start a thread");
 }
 

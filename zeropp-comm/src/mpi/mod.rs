@@ -36,7 +36,7 @@ use burn::tensor::Device;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
 
 use super::progress::{Group, Liveness, ProgressCommunicator};
-use super::{CommError, CommResult, Communicator};
+use super::{CommError, CommResult, Communicator, THREADS};
 use channel::Channel;
 use driver::Driver;
 use engine::{Command, MpiEngine, Shared};
@@ -108,7 +108,7 @@ impl MpiWorld {
             driver.run();
             drop(end);
         };
-        let thread = std::thread::Builder::new().name("comm".into()).spawn(body);
+        let thread = std::thread::Builder::new().name(THREADS.into()).spawn(body);
         let thread = thread.map_err(|e| unavailable(&format!("no thread can be started ({e})")))?;
         let (shared, group, crew) = start.recv_timeout(options.start_timeout).map_err(|_| {
             let s = options.start_timeout.as_secs_f64();

@@ -40,7 +40,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
 
 use super::progress::{Group, Liveness, ProgressCommunicator};
-use super::{CommError, CommResult, Communicator};
+use super::{CommError, CommResult, Communicator, THREADS};
 use crate::rendezvous::Rendezvous;
 pub use accelerator::{Accelerator, DeviceResult, Event, OnPinned, Pinned, RawEvent, RawStream};
 use driver::Driver;
@@ -123,7 +123,7 @@ impl NcclWorld {
             }
             drop(end);
         };
-        let thread = std::thread::Builder::new().name(format!("comm {rank}")).spawn(body);
+        let thread = std::thread::Builder::new().name(format!("{THREADS} {rank}")).spawn(body);
         let thread = thread.map_err(|e| CommError::Unavailable {
             engine: "nccl".into(),
             reason: format!("no thread can be started ({e})"),

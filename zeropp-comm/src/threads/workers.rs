@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::THREADS;
 use crate::sync::{Condvar, Mutex, thread};
 
 /// A piece of work. It must not panic: whoever makes one catches.
@@ -32,7 +33,7 @@ impl Workers {
         let queue = Arc::new(Queue { state: Mutex::default(), bell: Condvar::new() });
         let started = (0..count).map_while(|i| {
             let queue = queue.clone();
-            let thread = thread::Builder::new().name(format!("comm-{i}"));
+            let thread = thread::Builder::new().name(format!("{THREADS}-{i}"));
             thread.spawn(move || queue.work()).ok()
         });
         let count = started.count();

@@ -32,7 +32,16 @@ impl Threads {
     /// the machine has a core for each, `eager` ones wait a few microseconds for the next kernel
     /// before they sleep.
     pub fn new(count: usize, eager: bool) -> Self {
-        let pool = (count > 1).then(|| Arc::new(Pool::new(count - 1, eager)));
+        Self::begun_by(count, eager, |_| ())
+    }
+
+    /// The same, of which each but the calling one first calls `begin` with its number, from 1.
+    pub fn begun_by(
+        count: usize,
+        eager: bool,
+        begin: impl Fn(usize) + Send + Sync + 'static,
+    ) -> Self {
+        let pool = (count > 1).then(|| Arc::new(Pool::new(count - 1, eager, begin)));
         Self(pool.filter(|pool| pool.threads() > 1))
     }
 

@@ -41,6 +41,9 @@ struct Shared {
     finished: Condvar,
     /// [`LOOKS`], or none where the threads are more than the cores.
     looks: usize,
+    /// How often a thread has looked in vain.
+    #[cfg(test)]
+    looked: AtomicUsize,
 }
 
 impl Shared {
@@ -55,6 +58,8 @@ impl Shared {
             if done() {
                 return;
             }
+            #[cfg(test)]
+            self.looked.fetch_add(1, Ordering::Relaxed);
             std::hint::spin_loop();
         }
     }
@@ -99,15 +104,24 @@ pub(super) struct Pool {
 
 impl Pool {
     /// Starts `helpers` threads, fewer where the system gives no more. `eager` ones look for work
-    /// for a while before they sleep.
-    pub(super) fn new(helpers: usize, eager: bool) -> Self {
+    /// for a while before they sleep. Each calls `begin` first, with its number from 1.
+    pub(super) fn new(
+        helpers: usize,
+        eager: bool,
+        begin: impl Fn(usize) + Send + Sync + 'static,
+    ) -> Self {
         let looks = if eager { LOOKS } else { 0 };
         let shared = Arc::new(Shared { looks, ..Shared::default() });
-        let start = |_| {
-            let shared = shared.clone();
-            Builder::new().name("kernels".into()).spawn(move || shared.help()).ok()
+        let begin = Arc::new(begin);
+        let start = |number| {
+            let (shared, begin) = (shared.clone(), begin.clone());
+            let body = move || {
+                begin(number);
+                shared.help();
+            };
+            Builder::new().name("kernels".into()).spawn(body).ok()
         };
-        let helpers = (0..helpers).map_while(start).collect();
+        let helpers = (1..=helpers).map_while(start).collect();
         Self { shared, helpers }
     }
 
@@ -161,6 +175,35 @@ impl Drop for Pool {
         for helper in self.helpers.drain(..) {
             // What it might have panicked with was told by `run`.
             let _ = helper.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn only_eager_threads_look_for_work_before_they_sleep() {
+        for eager in [false, true] {
+            let pool = Pool::new(2, eager, |_| ());
+            let together = Barrier::new(3);
+            for _ in 0..20 {
+                pool.run(&|| {
+                    together.wait();
+                });
+            }
+            let shared = pool.shared.clone();
+            let looked = || shared.looked.load(Ordering::Relaxed);
+            let begin = Instant::now();
+            while eager && looked() == 0 && begin.elapsed() < Duration::from_secs(20) {
+                std::thread::yield_now();
+            }
+            drop(pool);
+            assert_eq!(looked() > 0, eager, "{} looks", looked());
         }
     }
 }

@@ -1,6 +1,6 @@
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Barrier, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 
 use super::*;
 
@@ -82,4 +82,25 @@ fn a_part_that_is_not_written_is_noticed() {
     let mut fresh = Fresh::new(4);
     fresh.parts(2).take(1).for_each(|mut part| part.extend([1, 2].into_iter()));
     fresh.done();
+}
+
+/// As whoever binds threads to cores needs it: each says once who it is, before it works.
+#[test]
+fn threads_begin_with_their_numbers() {
+    let begun = Arc::new(Mutex::new(HashMap::new()));
+    let told = begun.clone();
+    let begin = move |i| {
+        told.lock().unwrap().insert(std::thread::current().id(), i);
+    };
+    let (threads, together) = (Threads::begun_by(3, false, begin), Barrier::new(3));
+    let _in_use = threads.install();
+    let numbers = Mutex::new(Vec::new());
+    each(0..3, |_| {
+        together.wait();
+        let here = std::thread::current().id();
+        numbers.lock().unwrap().push(begun.lock().unwrap().get(&here).copied());
+    });
+    let mut numbers = numbers.into_inner().unwrap();
+    numbers.sort_unstable();
+    assert_eq!(numbers, [None, Some(1), Some(2)]);
 }
