@@ -84,11 +84,8 @@ struct Unaliased {
 
 impl Unaliased {
     fn new(m: MatRef<'_>, uses: usize) -> Option<Self> {
+        let padded = Self::padded(m, uses)?;
         let (stride, len) = (m.col_stride, m.rows);
-        if m.row_stride != 1 || !stride.is_multiple_of(ALIAS) || uses < MIN_USES || len == 0 {
-            return None;
-        }
-        let padded = len.next_multiple_of(16) + 16;
         let mut copy = Fresh::new(m.cols * padded);
         let rows = threads::piece(m.cols, 1, COPIED.div_ceil(padded));
         each(m.data.chunks(rows * stride).zip(copy.parts(rows * padded)), |(rows, mut copy)| {
@@ -98,6 +95,13 @@ impl Unaliased {
             }
         });
         Some(Self { copy: copy.done(), stride: padded })
+    }
+
+    /// Elements of a padded row, where a copy pays.
+    fn padded(m: MatRef<'_>, uses: usize) -> Option<usize> {
+        let is_aliased = m.row_stride == 1 && m.col_stride.is_multiple_of(ALIAS);
+        let pays = is_aliased && uses >= MIN_USES && m.rows > 0;
+        pays.then(|| m.rows.next_multiple_of(16) + 16)
     }
 
     /// The matrix `m` again, in the copy.
@@ -185,21 +189,41 @@ const WORK: usize = 1 << 19;
 const PART: usize = 96;
 const SIDE: usize = 16;
 
-/// Calls `f` with parts of `c = a·b` that cover it, and the factors and columns of each: `c` whole
-/// on one thread, else a part for each, cut along the longer side.
+/// Elements of a copy from which it is made in parts, so that a product reads each from the cache;
+/// and the least rows or columns of a part that is cut for that, as each packs the other factor.
+const COPIED_AT_ONCE: usize = 1 << 22;
+const COPIED_SIDE: usize = 1024;
+
+/// Calls `f` with parts of `c = a·b` that cover it, and the factors and columns of each: a part for
+/// each thread, cut along the longer side, or more where the factor that is cut is copied.
 fn by_parts<'c, T: Send>(
     c: MatMut<'c, T>,
     a: MatRef<'_>,
     b: MatRef<'_>,
     f: impl Fn(MatMut<'c, T>, MatRef<'_>, MatRef<'_>, Range<usize>) + Sync,
 ) {
-    let copies = (Unaliased::new(a, b.cols), Unaliased::new(b, a.rows));
-    let a = copies.0.as_ref().map_or(a, |copy| copy.view(a));
-    let b = copies.1.as_ref().map_or(b, |copy| copy.view(b));
     let (m, k, n) = (a.rows, a.cols, b.cols);
-    let (long, side) = (m.max(n), m.min(n));
+    let (long, side, by_columns) = (m.max(n), m.min(n), n >= m);
+    // All parts read the one factor; each copies what it reads of the other.
+    let all = if by_columns { Unaliased::new(a, n) } else { Unaliased::new(b, m) };
+    let (a, b) = match &all {
+        Some(copy) if by_columns => (copy.view(a), b),
+        Some(copy) => (a, copy.view(b)),
+        None => (a, b),
+    };
+    let f = |c: MatMut<'c, T>, a: MatRef<'_>, b: MatRef<'_>, columns: Range<usize>| {
+        let own = if by_columns { Unaliased::new(b, m) } else { Unaliased::new(a, n) };
+        match &own {
+            Some(copy) if by_columns => f(c, a, copy.view(b), columns),
+            Some(copy) => f(c, copy.view(a), b, columns),
+            None => f(c, a, b, columns),
+        }
+    };
+    let is_copied = Unaliased::padded(if by_columns { b } else { a }, side).is_some();
+    let copied = if is_copied { long.saturating_mul(k) } else { 0 };
+    let pieces = (copied / COPIED_AT_ONCE).min(long / COPIED_SIDE);
     let work = (m * n).saturating_mul(k);
-    let parts = threads::count().min(work / WORK).min(long / PART).max(1);
+    let parts = threads::count().min(work / WORK).max(pieces).min(long / PART).max(1);
     if parts == 1 || side < SIDE {
         return f(c, a, b, 0..n);
     }
@@ -313,23 +337,24 @@ mod tests {
         }
     }
 
-    /// Rows 4096 bytes apart are copied; that changes no bit.
+    /// Rows 4096 bytes apart are copied, all at once or a part after the other; that changes no bit.
     #[test]
     fn padded_copies_change_nothing() {
         let value = |i: usize| (i as u32).wrapping_mul(2_654_435_761) as f32 / 4e9 - 0.5;
-        let (m, n, k) = (40, 70, 1000);
-        let wide: Vec<f32> = (0..n * ALIAS).map(value).collect();
-        let narrow: Vec<f32> = wide.chunks(ALIAS).flat_map(|row| &row[..k]).copied().collect();
-        let a: Vec<f32> = (0..m * k).map(|i| value(i + 5)).collect();
-        let a = MatRef::new(&a, m, k);
-        let aliased = MatRef::strided(&wide, n, k, ALIAS);
-        let (plain, b) = (MatRef::new(&narrow, n, k), aliased.t());
-        assert!(Unaliased::new(b, m).is_some() && Unaliased::new(plain.t(), m).is_none());
-        assert_eq!(product(1.0, a, b), product(1.0, a, plain.t()));
-        let c: Vec<f32> = (0..n * m).map(value).collect();
-        let c = MatRef::new(&c, n, m);
-        assert!(Unaliased::new(aliased.t(), m).is_some());
-        assert_eq!(product(1.0, aliased.t(), c), product(1.0, plain.t(), c));
+        for (m, n, k) in [(40, 70, 1000), (40, 9000, 1000)] {
+            let wide: Vec<f32> = (0..n * ALIAS).map(value).collect();
+            let narrow: Vec<f32> = wide.chunks(ALIAS).flat_map(|row| &row[..k]).copied().collect();
+            let a: Vec<f32> = (0..m * k).map(|i| value(i + 5)).collect();
+            let a = MatRef::new(&a, m, k);
+            let aliased = MatRef::strided(&wide, n, k, ALIAS);
+            let (plain, b) = (MatRef::new(&narrow, n, k), aliased.t());
+            assert!(Unaliased::new(b, m).is_some() && Unaliased::new(plain.t(), m).is_none());
+            assert_eq!(product(1.0, a, b), product(1.0, a, plain.t()));
+            let c: Vec<f32> = (0..n * m).map(value).collect();
+            let c = MatRef::new(&c, n, m);
+            assert!(Unaliased::new(aliased.t(), m).is_some());
+            assert_eq!(product(1.0, aliased.t(), c), product(1.0, plain.t(), c));
+        }
     }
 
     #[test]

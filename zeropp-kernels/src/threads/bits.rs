@@ -76,6 +76,8 @@ fn products_of_all_sizes() {
         (2000, 700, 17),
         (3, 5, 7),
         (255, 257, 4096),
+        (48, 2048, 5000),
+        (5120, 1024, 40),
     ];
     sizes.into_iter().for_each(|(m, k, n)| products(m, k, n, 0));
 }
