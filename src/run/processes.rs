@@ -78,8 +78,8 @@ fn hello(shared: &Shared) -> Hello {
     hello.after(resumed).with_copies(shared.copier.is_some()).with_cores(cores)
 }
 
-/// The threads of `rank`, which is the calling one's: bound to cores of their own where the settings
-/// say so.
+/// The threads of `rank`, which is the calling one's: bound to cores of their own where the
+/// settings say so.
 ///
 /// # Errors
 /// Ranks without enough cores.

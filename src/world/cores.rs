@@ -153,8 +153,8 @@ pub(crate) fn bind(core: usize) {
     }
 }
 
-/// Calls `start` bound to the cores of all these ranks, where there are any: so are the threads that
-/// it starts. Then the calling thread is what it was.
+/// Calls `start` bound to the cores of all these ranks, where there are any: so are the threads
+/// that it starts. Then the calling thread is what it was.
 #[cfg(target_os = "linux")]
 pub(crate) fn within<R>(cores: Option<&Cores>, start: impl FnOnce() -> R) -> R {
     use rustix::thread::{sched_getaffinity, sched_setaffinity};

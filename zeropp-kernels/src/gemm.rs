@@ -337,7 +337,7 @@ mod tests {
         }
     }
 
-    /// Rows 4096 bytes apart are copied, all at once or a part after the other; that changes no bit.
+    /// Rows 4096 bytes apart are copied, at once or a part after the other; that changes no bit.
     #[test]
     fn padded_copies_change_nothing() {
         let value = |i: usize| (i as u32).wrapping_mul(2_654_435_761) as f32 / 4e9 - 0.5;
