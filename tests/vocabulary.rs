@@ -46,7 +46,7 @@ static ALLOCATOR: Watched = Watched;
 /// A micro-batch of two chunks, the second one shorter.
 fn two_chunks() -> Config {
     let (seq, vocab) = (300, 60_000);
-    assert!(ops::head_chunk(seq, vocab, 4, true) < seq);
+    assert!(ops::head_chunk(seq, [vocab, tiny().hidden], 4, true) < seq);
     let (micro_batches, unit) = (Some(4), Some(4));
     Config { layers: 4, seq, vocab: Some(vocab), micro_batches, unit, steps: 2, ..tiny() }
 }

@@ -238,7 +238,8 @@ fn final_norm(part: &DecoderPart, batch: BatchShape) -> LayerCost {
 fn head(part: &DecoderPart, batch: BatchShape) -> LayerCost {
     let d = &part.decoder;
     let (rows, n) = (d.rows(), batch.tokens());
-    let chunk = head_chunk(n, rows, batch.element_bytes, batch.on_kernels());
+    let shape = [rows, d.hidden];
+    let chunk = head_chunk(n, shape, batch.element_bytes, batch.on_kernels());
     let logit = logit_bytes(batch.element_bytes, batch.on_kernels());
     // The kernels leave out the rows that are no token ids.
     let columns = if batch.on_kernels() { d.vocabulary } else { rows };

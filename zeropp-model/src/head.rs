@@ -2,18 +2,32 @@
 //! chunk.
 
 /// Bytes of a chunk's logits for the CPU's kernels: each chunk reads the weight twice and its
-/// gradient once, which from about a hundred tokens on is little beside its products.
+/// gradient once, which from about a hundred tokens on is little beside its products as long as the
+/// weight is small.
 const CPU_BYTES_MAX: usize = 64 << 20;
-/// The same for tensor operations, where a chunk's gradient of the weight is a tensor of its own.
+/// The same as a part of the fp32 weight, where that is more: then a chunk has an eighth as many
+/// tokens as the model is wide, and reading the weight is little however large it is.
+const CPU_SHARE: usize = 8;
+/// The same at most, and for tensor operations, where a chunk's gradient of the weight is a tensor
+/// of its own.
 pub const BYTES_MAX: usize = 512 << 20;
 /// Chunks are whole multiples of this, as products like it.
 const CHUNK_MULTIPLE: usize = 64;
 
-/// Tokens whose logits are there at once, of `n` in the micro-batch; `vocabulary` is V. It
-/// follows from sizes, type and the path of the operations alone, as the order of sums follows from
-/// it.
-pub fn head_chunk(n: usize, vocabulary: usize, element_bytes: usize, on_kernels: bool) -> usize {
-    let bytes_max = if on_kernels { CPU_BYTES_MAX } else { BYTES_MAX };
+/// Tokens whose logits are there at once, of `n` in the micro-batch, for a weight of `[V, hidden]`.
+/// It follows from sizes, type and the path of the operations alone, as the order of sums follows
+/// from it.
+pub fn head_chunk(
+    n: usize,
+    [vocabulary, hidden]: [usize; 2],
+    element_bytes: usize,
+    on_kernels: bool,
+) -> usize {
+    let weight_bytes = vocabulary.saturating_mul(hidden * size_of::<f32>());
+    let bytes_max = match on_kernels {
+        true => (weight_bytes / CPU_SHARE).clamp(CPU_BYTES_MAX, BYTES_MAX),
+        false => BYTES_MAX,
+    };
     let most = bytes_max / (vocabulary * logit_bytes(element_bytes, on_kernels)).max(1);
     let most = (most / CHUNK_MULTIPLE * CHUNK_MULTIPLE).max(2 * CHUNK_MULTIPLE);
     // Even chunks: a short last one would pay as much for the weight as a whole one.
@@ -34,12 +48,21 @@ mod tests {
 
     #[test]
     fn chunks_follow_from_shapes_and_hold_little() {
-        for (n, ids, bytes) in [(8192, 131_072, 2), (1000, 50_257, 4), (5, 300, 4), (4096, 256, 4)]
-        {
+        let cases = [
+            (8192, [131_072, 4096], 2),
+            (1000, [50_257, 768], 4),
+            (5, [300, 64], 4),
+            (4096, [256, 1 << 20], 4),
+        ];
+        for (n, shape, bytes) in cases {
+            let [ids, hidden] = shape;
             for on_kernels in [true, false] {
-                let chunk = head_chunk(n, ids, bytes, on_kernels);
+                let chunk = head_chunk(n, shape, bytes, on_kernels);
                 assert!(chunk == n || chunk.is_multiple_of(CHUNK_MULTIPLE), "{chunk} of {n}");
-                let most = if on_kernels { CPU_BYTES_MAX } else { BYTES_MAX };
+                let most = match on_kernels {
+                    true => (ids * hidden).clamp(CPU_BYTES_MAX, BYTES_MAX),
+                    false => BYTES_MAX,
+                };
                 let least = 2 * CHUNK_MULTIPLE;
                 assert!(chunk <= least || chunk * ids * bytes <= most, "{chunk} of {n}");
                 let chunks = n.div_ceil(chunk);
@@ -47,6 +70,10 @@ mod tests {
             }
         }
         // Half a gibibyte, where all logits are two.
-        assert_eq!(head_chunk(8192, 131_072, 2, false), 2048);
+        assert_eq!(head_chunk(8192, [131_072, 4096], 2, false), 2048);
+        // An eighth of a large weight, and 64 MiB beside a small one.
+        assert_eq!(head_chunk(8192, [128_000, 4096], 4, true), 512);
+        assert_eq!(head_chunk(8192, [128_000, 2048], 4, true), 256);
+        assert_eq!(head_chunk(8192, [128_000, 256], 4, true), 128);
     }
 }

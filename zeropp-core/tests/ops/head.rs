@@ -205,7 +205,7 @@ fn targets_among_the_padding_are_refused() {
 /// The chunk does not follow from anything but sizes, type and path.
 #[test]
 fn chunks_have_no_other_arguments() {
-    let chunks = || [true, false].map(|kernels| head_chunk(3000, 50_257, 4, kernels));
+    let chunks = || [true, false].map(|kernels| head_chunk(3000, [50_257, 768], 4, kernels));
     let here = chunks();
     assert_eq!(std::thread::spawn(chunks).join().expect("no panic"), here);
 }

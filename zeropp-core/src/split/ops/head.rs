@@ -90,7 +90,7 @@ impl<'a> Head<'a> {
         let shape = w.shape();
         assert!(ids <= shape[0], "{ids} token ids, but the head has {} rows", shape[0]);
         let on_kernels = is_fast(x) || halves(x).is_some();
-        let chunk = head_chunk(b * s, shape[0], x.dtype().size(), on_kernels);
+        let chunk = head_chunk(b * s, shape, x.dtype().size(), on_kernels);
         let chunk = CHUNK.get().unwrap_or(chunk);
         Self { w, ids, chunk, cx }
     }
