@@ -92,8 +92,8 @@ function redraw(keepView) {
       const answer = program.ask({ ask: "edit", csv: editor.csv, wanted: wanted(state.kind) });
       faults(answer);
       add("by hand", answer);
-    } else add(state.kind, program.ask({ ask: "draw", ...wanted(state.kind) }));
-    for (const kind of state.others) if (kind !== state.kind || editor.on) add(kind, program.ask({ ask: "draw", ...wanted(kind) }));
+    } else add(state.kind, program.ask({ ask: "draw", wanted: wanted(state.kind) }));
+    for (const kind of state.others) if (kind !== state.kind || editor.on) add(kind, program.ask({ ask: "draw", wanted: wanted(kind) }));
     if (trace) add(trace.trace + ", measured", trace);
   } catch (problem) {
     if (!problem.field) throw problem;
@@ -117,7 +117,7 @@ function updateTable() {
   const next = (i) => {
     const began = performance.now();
     try {
-      for (; i < rows.length && performance.now() - began < 40; i++) rows[i] = program.ask({ ask: "row", ...wanted(rows[i].kind) });
+      for (; i < rows.length && performance.now() - began < 40; i++) rows[i] = program.ask({ ask: "row", wanted: wanted(rows[i].kind) });
     } catch (problem) {
       if (!problem.field) throw problem;
       return;

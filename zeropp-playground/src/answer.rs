@@ -24,22 +24,20 @@ const TABLE_COMPUTES: usize = 2_000_000;
 /// Faults that are told of an edited schedule.
 const FAULTS_MAX: usize = 8;
 
-/// What is asked.
+/// What is asked, and what each question needs.
 #[derive(Deserialize)]
-#[serde(tag = "ask", rename_all = "lowercase", deny_unknown_fields)]
-enum Request {
-    /// The kinds there are.
-    Kinds,
-    /// A schedule of a kind, priced and drawn.
-    Draw(Wanted),
-    /// A schedule of a kind in numbers: a row of the table of all kinds.
-    Row(Wanted),
-    /// A schedule in CSV, proven, priced and drawn.
-    Edit { csv: String, wanted: Wanted },
-    /// A file: a schedule or a trace.
-    Read { text: String, name: String },
-    /// A file to write.
-    Write { csv: Option<String>, format: String, wanted: Wanted },
+#[serde(deny_unknown_fields)]
+struct Request {
+    ask: String,
+    /// The schedule to draw, to tell in numbers or to write, and the costs of one in CSV.
+    wanted: Option<Wanted>,
+    /// A schedule by hand.
+    csv: Option<String>,
+    /// What to write.
+    format: Option<String>,
+    /// A file's content and its name.
+    text: Option<String>,
+    name: Option<String>,
 }
 
 /// A schedule and its costs.
@@ -81,25 +79,34 @@ pub fn answer(request: &str) -> String {
 }
 
 fn answered(request: Request) -> Result<Value, String> {
-    match request {
-        Request::Kinds => Ok(kinds()),
-        Request::Draw(wanted) => {
-            let made = wanted.make(&wanted.kind)?;
-            Ok(drawn(&made))
+    let Request { ask, wanted, csv, format, text, name } = request;
+    let needs = |what: &str| format!("{ask}: {what} is missing");
+    let wanted = || wanted.as_ref().ok_or_else(|| needs("wanted"));
+    match ask.as_str() {
+        "kinds" => Ok(kinds()),
+        // A schedule of a kind, or one in CSV, proven; priced and drawn.
+        "draw" => {
+            let wanted = wanted()?;
+            Ok(drawn(&wanted.make(&wanted.kind)?))
         }
-        Request::Row(wanted) => Ok(row(&wanted)),
-        Request::Edit { csv, wanted } => {
-            let made = edited(&csv, &wanted)?;
-            Ok(drawn(&made))
+        // A schedule of a kind in numbers: a row of the table of all kinds.
+        "row" => Ok(row(wanted()?)),
+        "edit" => Ok(drawn(&edited(&csv.ok_or_else(|| needs("csv"))?, wanted()?)?)),
+        // A schedule or a trace.
+        "read" => {
+            let text = text.ok_or_else(|| needs("text"))?;
+            read(&text, &name.ok_or_else(|| needs("name"))?)
         }
-        Request::Read { text, name } => read(&text, &name),
-        Request::Write { csv, format, wanted } => {
+        "write" => {
+            let wanted = wanted()?;
             let made = match csv {
-                Some(csv) => edited(&csv, &wanted)?,
+                Some(csv) => edited(&csv, wanted)?,
                 None => wanted.make(&wanted.kind)?,
             };
-            written(&made, &format).map(|text| json!({ "text": text }))
+            let text = written(&made, &format.ok_or_else(|| needs("format"))?)?;
+            Ok(json!({ "text": text }))
         }
+        _ => Err(format!("{ask}: not a question; ask kinds, draw, row, edit, read or write")),
     }
 }
 

@@ -13,18 +13,15 @@ fn wanted(kind: &str) -> Value {
 }
 
 fn drawing(kind: &str, key: &str, value: Value) -> Value {
-    let mut request = wanted(kind);
-    request["ask"] = "draw".into();
-    request[key] = value;
-    ask(request)
+    let mut wanted = wanted(kind);
+    wanted[key] = value;
+    ask(json!({ "ask": "draw", "wanted": wanted }))
 }
 
 #[test]
 fn every_kind_is_drawn_and_stands_in_the_table() {
     for kind in KINDS {
-        let mut request = wanted(kind.name);
-        request["ask"] = "row".into();
-        let row = ask(request);
+        let row = ask(json!({ "ask": "row", "wanted": wanted(kind.name) }));
         assert_eq!(row["kind"], kind.name);
         let drawn = drawing(kind.name, "lower", true.into());
         assert_eq!(drawn["ranks"].as_array().unwrap().len(), 4, "{}: {drawn}", kind.name);
@@ -85,16 +82,26 @@ fn what_does_not_work_is_an_error_in_words_and_never_a_panic() {
         }
     }
     assert!(answer("").contains("error"));
+    for (request, start) in [
+        (json!({ "ask": "draw" }), "draw: wanted is missing"),
+        (json!({ "ask": "read", "text": "" }), "read: name is missing"),
+        (json!({ "ask": "edit", "wanted": wanted("1f1b") }), "edit: csv is missing"),
+        (json!({ "ask": "write", "wanted": wanted("1f1b") }), "write: format is missing"),
+        (json!({ "ask": "why" }), "why: not a question"),
+        (json!({ "ask": "kinds", "how": 1 }), "unknown field `how`"),
+    ] {
+        let said = ask(request)["error"].as_str().unwrap().to_string();
+        assert!(said.starts_with(start), "{said}");
+    }
 }
 
 #[test]
 fn the_same_model_has_the_same_work_for_every_kind() {
     for (kind, v) in [("1f1b", 1), ("zeropp", 3), ("zb-v", 2)] {
-        let mut request = wanted(kind);
-        request["ask"] = "draw".into();
-        request["virtual"] = v.into();
-        request["layers"] = 24.into();
-        let drawn = ask(request);
+        let mut wanted = wanted(kind);
+        wanted["virtual"] = v.into();
+        wanted["layers"] = 24.into();
+        let drawn = ask(json!({ "ask": "draw", "wanted": wanted }));
         let busy: i64 = drawn["ranks"]
             .as_array()
             .unwrap()

@@ -359,7 +359,7 @@ impl<W: Write> Object<W> {
         let before = if self.first { "{" } else { "," };
         self.first = false;
         write!(self.out, "{before}\n  \"{key}\": ")?;
-        Ok(serde_json::to_writer(&mut self.out, value)?)
+        self.out.write_all(&serde_json::to_vec(value)?)
     }
 
     /// The last key, and the object's end.
@@ -369,7 +369,7 @@ impl<W: Write> Object<W> {
             let comma = if rank == 0 { "" } else { "," };
             write!(self.out, "{comma}\n    ")?;
             let texts: Vec<String> = actions.iter().map(spell).collect();
-            serde_json::to_writer(&mut self.out, &texts)?;
+            self.out.write_all(&serde_json::to_vec(&texts)?)?;
         }
         writeln!(self.out, "\n  ]\n}}")?;
         self.out.flush()
