@@ -5,16 +5,16 @@ bench/plan_brute_force.py [--jobs N] [--ranks 2,2,3,4] [--seed S] [--rounds R] [
                           [--within W] [--show] [ZEROPP]
 draws random small jobs on the threads engine, one for each number of ranks in turn. For each it
 measures the machine, plans, and runs every layout there is: all P x D x K, micro-batch sizes, V,
-kinds that plans know and, where a kind has units, U. What else a layout has (recomputation, ZeRO-1,
-prefetch) is what a plan that keeps to it chooses. A round runs each layout once, in another order
-each time, and the plan's first some times in between; a layout's time is the median of a run's
-steps over what the plan's first takes in the same round. After the first round those that took more
-than W times the fastest are left out; --show tells them all.
+kinds that plans know and, where a kind has units, U. What else a layout has (recomputation,
+ZeRO-1, prefetch) is what a plan that keeps to it chooses. A round runs each layout once, in another
+order each time, and the plan's first some times in between; a layout's time is the median of a
+run's steps over what the plan's first takes in the same round. After the first round those that
+took more than W times the fastest are left out; --show tells them all.
 
-What is printed for each job is the place of the plan's first among all of them by the medians of the
-rounds, and its place beyond noise: behind those that in every round were faster than each of the
-first's own runs in that round. The others are ties. Ranks beyond the cores share them, which no plan
-knows; their rows are marked.
+What is printed for each job is the place of the plan's first among all of them by the medians of
+the rounds, and its place beyond noise: behind those that in every round were faster than each of
+the first's own runs in that round. The others are ties. Ranks beyond the cores share them, which no
+plan knows; their rows are marked.
 """
 
 import argparse
@@ -47,7 +47,8 @@ def draw(rng, ranks):
     sizes = ["--hidden", hidden, "--heads", heads, "--seq", seq, "--vocab", 512]
     sizes = [str(word) for word in sizes]
     layers = rng.choice([n for n in (3, 4, 5, 6) if n >= ranks])
-    return {"ranks": ranks, "sizes": sizes, "layers": layers, "batch": ranks * rng.choice([2, 3, 4])}
+    batch = ranks * rng.choice([2, 3, 4])
+    return {"ranks": ranks, "sizes": sizes, "layers": layers, "batch": batch}
 
 
 def shapes(job):
@@ -146,13 +147,14 @@ def tell(args, number, job, found):
     cores = os.cpu_count() or 1
     shared = "" if job["ranks"] <= cores else " (shared cores)"
     clearly = len(found["clearly"])
+    own = f"{min(found['own']):.3f} to {max(found['own']):.3f}"
     print(f"job {number}: {job['ranks']} ranks, {job['layers']} layers, batch {job['batch']}, "
           f"{' '.join(job['sizes'])}{shared}\n"
-          f"  {len(found['all'])} layouts, {found['kept']} of them in all {args.rounds} rounds; the "
-          f"plan's first is {found['place']}. by medians, {clearly + 1}. beyond noise\n"
+          f"  {len(found['all'])} layouts, {found['kept']} of them in all {args.rounds} rounds; "
+          f"the plan's first is {found['place']}. by medians, {clearly + 1}. beyond noise\n"
           f"  it took {1e3 * found['measured']:.1f} ms, told as "
-          f"{1e3 * found['all'][found['first']]['step_s']:.1f}; its own runs {min(found['own']):.3f}"
-          f" to {max(found['own']):.3f} of a round's median; the best {found['best']:.3f}\n"
+          f"{1e3 * found['all'][found['first']]['step_s']:.1f}; its own runs {own} of a round's "
+          f"median; the best {found['best']:.3f}\n"
           f"  {found['first'].removeprefix('zeropp run ')}", flush=True)
     by_median = sorted(found["every"].items(), key=lambda pair: statistics.median(pair[1]))
     for command, ratios in by_median if args.show else by_median[:3]:
@@ -187,8 +189,8 @@ def main():
             tell(args, number, job, found)
             by_median += found["place"] <= 3
             beyond_noise += len(found["clearly"]) <= 2
-    print(f"the plan's first is among the three best in {by_median} of {len(jobs)} jobs by medians, "
-          f"and in {beyond_noise} where ties within noise are its own")
+    print(f"the plan's first is among the three best in {by_median} of {len(jobs)} jobs by "
+          f"medians, and in {beyond_noise} where ties within noise are its own")
 
 
 if __name__ == "__main__":
