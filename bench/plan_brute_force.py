@@ -9,17 +9,16 @@ kinds that plans know and, where a kind has units, U. What else a layout has (re
 ZeRO-1, prefetch) is what a plan that keeps to it chooses. A round runs each layout once, in another
 order each time, and the plan's first some times in between; a layout's time is the median of a
 run's steps over what the plan's first takes in the same round. After the first round those that
-took more than W times the fastest are left out; --show tells them all.
+took more than W times the plan's first are left out; --show tells them all.
 
 What is printed for each job is the place of the plan's first among all of them by the medians of
-the rounds, and its place beyond noise: behind those that in every round were faster than each of
-the first's own runs in that round. The others are ties. Ranks beyond the cores share them, which no
-plan knows; their rows are marked.
+the rounds, and its place beyond noise: behind those whose slowest round was faster than the fastest
+of the first's own runs in all rounds. The others are ties. Ranks beyond the cores share them, which
+no plan knows; their rows are marked.
 """
 
 import argparse
 import json
-import math
 import os
 import random
 import shlex
@@ -115,8 +114,7 @@ def place(first, rounds):
         for command, ratio in took.items():
             every.setdefault(command, []).append(ratio)
     before = [c for c, ratios in every.items() if statistics.median(ratios) < 1]
-    clearly = [c for c in before
-               if all(took.get(c, math.inf) < min(ratios) for _, ratios, took in rounds)]
+    clearly = [c for c in before if len(every[c]) == len(rounds) and max(every[c]) < min(own)]
     best = min((statistics.median(ratios) for ratios in every.values()), default=1.0)
     return {"place": len(before) + 1, "clearly": clearly, "own": own, "best": min(1.0, best),
             "every": {first: [1.0], **every}}
@@ -135,9 +133,8 @@ def ran(zeropp, folder, rng, args, job):
         print(f"round {number + 1} of {len(kept)} layouts: the first {1e3 * middle:.1f} ms, "
               f"{min(own):.2f} to {max(own):.2f} of that; the others from "
               f"{min(took.values(), default=1):.2f}", file=sys.stderr, flush=True)
-        most = args.within * min([1.0, *took.values()])
         if number == 0:
-            kept = [first, *(command for command, ratio in took.items() if ratio <= most)]
+            kept = [first, *(command for command, ratio in took.items() if ratio <= args.within)]
     found = place(first, rounds)
     return {**found, "first": first, "all": all_of, "kept": len(kept),
             "measured": statistics.median(middle for middle, _, _ in rounds)}
@@ -179,6 +176,8 @@ def main():
     args = args.parse_args()
     if args.steps < 3:
         sys.exit(f"steps = {args.steps}: the first two of a run do not count; use 3 or more")
+    if args.within < 1:
+        sys.exit(f"within = {args.within}: what is faster than the first has to stay; use 1 or more")
     rng = random.Random(args.seed)
     ranks = [int(n) for n in args.ranks.split(",")]
     jobs = [draw(rng, ranks[number % len(ranks)]) for number in range(args.jobs)]
