@@ -177,7 +177,7 @@ def main():
     if args.steps < 3:
         sys.exit(f"steps = {args.steps}: the first two of a run do not count; use 3 or more")
     if args.within < 1:
-        sys.exit(f"within = {args.within}: what is faster than the first has to stay; use 1 or more")
+        sys.exit(f"within = {args.within}: what is faster than the first stays; use 1 or more")
     rng = random.Random(args.seed)
     ranks = [int(n) for n in args.ranks.split(",")]
     jobs = [draw(rng, ranks[number % len(ranks)]) for number in range(args.jobs)]
