@@ -2,7 +2,7 @@
 
 use crate::common::{assert_same_bits, run, tiny};
 use zeropp::config::Recompute;
-use zeropp::{Config, Error, Plan, Trainer};
+use zeropp::{Config, Error, Plan, RankPlan, Trainer};
 
 fn plan(config: &Config) -> Plan {
     Trainer::new(config.clone()).unwrap().plan().clone()
@@ -155,17 +155,22 @@ fn ranks_of_a_process_are_counted_together() {
         let check = trainer.memory();
         assert_eq!(check.ranks, 2 * zero3 * dp);
         let ranks = &trainer.plan().ranks;
-        let all: u64 = ranks.iter().map(|rank| rank.at_once.total()).sum();
+        let all = |rank: &RankPlan| {
+            let results = rank.memory.communication - rank.at_once.communication;
+            rank.at_once.total() + results
+        };
+        let all: u64 = ranks.iter().map(all).sum();
         let gathered: u64 = ranks.iter().map(|rank| rank.at_once.gathered).sum();
         let groups = (zero3 * dp) as u64;
-        (check.needed, groups * all - (zero3 as u64 - 1) * dp as u64 * gathered)
+        let tensors = groups * all - (zero3 as u64 - 1) * dp as u64 * gathered;
+        check.needed - tensors - tensors / 16
     };
-    let (empty, alone) = needed(1, 1);
-    let process = empty - alone;
-    for (zero3, dp) in [(2, 1), (1, 2), (4, 2)] {
-        let (needed, ranks) = needed(zero3, dp);
-        assert_eq!(needed, process + ranks, "zero3 {zero3}, dp {dp}");
+    let of_two_ranks = needed(2, 1) - needed(1, 1);
+    for (zero3, dp) in [(1, 2), (4, 2), (2, 3)] {
+        let more = (zero3 * dp - 1) as u64 * of_two_ranks;
+        assert_eq!(needed(zero3, dp), needed(1, 1) + more, "zero3 {zero3}, dp {dp}");
     }
+    assert!(of_two_ranks > 0 && needed(1, 1) > of_two_ranks, "a process has its own, a rank too");
 }
 
 /// Sizes whose product is beyond 64 bits are refused in words; before, they wrapped around.
