@@ -5,7 +5,7 @@ use super::ledger::WHOLE;
 use super::moves::{Change, Changed, change};
 use super::problem::Problem;
 use super::random::Random;
-use super::residency::Residency;
+use super::residency::{Residency, visit_alike};
 use super::word::Plan;
 
 /// The best plan within all limits so far.
@@ -65,6 +65,18 @@ impl<'a> Annealer<'a> {
         words.map(|(r, word)| self.residency.excess(self.p, r, word)).collect()
     }
 
+    /// The same of one changed word, which was `before`.
+    fn excess_of(&mut self, change: &Change, before: usize, old: &Plan, new: &Plan) -> usize {
+        let (p, r) = (self.p, change.rank);
+        let (old, new) = (&old.words[r], &new.words[r]);
+        // A change up to the end moves W alone.
+        let w = change.to == usize::MAX;
+        match p.units.len() == 1 && (w || visit_alike(p, old, new, change.from..change.to)) {
+            true => before,
+            false => self.residency.excess(p, r, new),
+        }
+    }
+
     /// Keeps the plan that the decoder timed last, which keeps all limits, if it is the best.
     fn keep(&mut self, plan: &Plan, from: &str) {
         let value = self.decoder.value();
@@ -114,8 +126,9 @@ impl<'a> Annealer<'a> {
             let slack = (self.random.exponential() * heat) as i64;
             let taken = good && {
                 new_excess.clear();
-                for &Change { rank: r, .. } in &changed {
-                    new_excess.push(self.residency.excess(p, r, &next.words[r]));
+                for change in &changed {
+                    let now = self.excess_of(change, excess[change.rank], &current, &next);
+                    new_excess.push(now);
                 }
                 let old: usize = changed.iter().map(|c| excess[c.rank]).sum();
                 let now = over + new_excess.iter().sum::<usize>() - old;

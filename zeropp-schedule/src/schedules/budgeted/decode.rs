@@ -81,7 +81,7 @@ impl Decoder {
         let mut cells = vec![Cell::NEVER; p.letters()];
         let first = p.stage.iter().position(|s| *s == 0).expect("there is a stage 0");
         let from = (first / p.v * p.classes + first % p.v) * p.b;
-        cells[from..from + p.b].fill(Cell { start: -1, ..Cell::NEVER });
+        cells[from..from + p.b].fill(Cell { arrival: 0, ..Cell::NEVER });
         let lanes = if p.timed { p.ranks * capacity } else { 0 };
         let ready = if p.timed { p.b * p.classes } else { 0 };
         Decoder {
@@ -119,8 +119,9 @@ impl Decoder {
     /// Times a whole plan and takes it as the one that changes refer to. The score; none where it
     /// cannot run, and changes refer to nothing then.
     pub(super) fn load(&mut self, p: &Problem, plan: &Plan, r: &mut Residency) -> Option<i64> {
-        for cell in self.cells.iter_mut().filter(|cell| cell.start >= 0) {
-            cell.start = i64::MAX;
+        // All but what is there from the beginning.
+        for cell in self.cells.iter_mut().filter(|cell| cell.arrival > 0) {
+            cell.arrival = i64::MAX;
         }
         (self.since, self.until) = (0, i64::MAX);
         self.cut.fill(0);
@@ -342,7 +343,7 @@ impl Decoder {
         }
         for &cell in &self.written {
             let cell = &mut self.cells[cell as usize];
-            (cell.arrival, cell.start) = (cell.new_arrival, cell.new_start);
+            cell.arrival = cell.new_arrival;
         }
         self.ends.copy_from_slice(&self.new_ends);
     }
@@ -428,12 +429,12 @@ impl Decoder {
                 continue;
             }
             let id = (r * p.classes + class) * p.b + usize::from(word.batch[at]);
-            let Some(mut arrival) = self.arrival(id) else {
+            let facts = &table[class];
+            let Some(mut arrival) = self.arrival(id, facts.lag) else {
                 self.blocked[r] = id as u32;
                 stop = Stop::Waits;
                 break;
             };
-            let facts = &table[class];
             if s.memory + facts.need > p.memory
                 && !waiting.make_room::<TIMED>(facts.need, &mut s, &mut lane)
             {
@@ -455,7 +456,7 @@ impl Decoder {
             s.now = start + facts.take;
             s.memory += facts.delta;
             s.pending += u32::from(class >= p.v);
-            self.hand_over(facts.link, word.batch[at], start, s.now);
+            self.hand_over(facts.link, word.batch[at], s.now);
             at += 1;
             if s.idle > self.new_ends[r].idle && self.late(p, r, s.idle) {
                 stop = Stop::Hopeless;
@@ -486,25 +487,26 @@ impl Decoder {
         self.finish(waiting.p, waiting.r, s.now, s.idle, lane.free)
     }
 
-    /// When an input arrives, if it has been made.
+    /// When an input arrives, if it has been made: in this trial, or `lag` before its arrival and
+    /// so before the trial departs from the accepted plan.
     #[inline(always)]
-    fn arrival(&self, id: usize) -> Option<i64> {
+    fn arrival(&self, id: usize, lag: i64) -> Option<i64> {
         let cell = &self.cells[id];
         if cell.epoch == self.epoch {
             return Some(cell.new_arrival);
         }
-        (cell.start < self.since).then_some(cell.arrival)
+        (cell.arrival - lag < self.since).then_some(cell.arrival)
     }
 
     /// Hands an action's result on, and wakes the rank that waits for it.
     #[inline(always)]
-    fn hand_over(&mut self, to: Link, i: u16, start: i64, end: i64) {
+    fn hand_over(&mut self, to: Link, i: u16, end: i64) {
         if to.rank == NOBODY {
             return;
         }
         let id = to.cell + u32::from(i);
         let cell = &mut self.cells[id as usize];
-        (cell.new_arrival, cell.new_start, cell.epoch) = (end + to.delay, start, self.epoch);
+        (cell.new_arrival, cell.epoch) = (end + to.delay, self.epoch);
         self.written.push(id);
         if self.blocked[to.rank as usize] == id {
             self.blocked[to.rank as usize] = FREE;

@@ -56,16 +56,13 @@ pub(super) struct Ends {
 /// When a letter's input arrives.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cell {
-    /// In the accepted plan, and when the action that makes it starts there.
+    /// In the accepted plan.
     pub(super) arrival: i64,
-    pub(super) start: i64,
-    /// The same in the trial that wrote it.
+    /// In the trial that wrote it.
     pub(super) new_arrival: i64,
-    pub(super) new_start: i64,
     pub(super) epoch: u32,
 }
 
 impl Cell {
-    pub(super) const NEVER: Cell =
-        Cell { arrival: 0, start: i64::MAX, new_arrival: 0, new_start: 0, epoch: 0 };
+    pub(super) const NEVER: Cell = Cell { arrival: i64::MAX, new_arrival: 0, epoch: 0 };
 }

@@ -16,7 +16,11 @@ use crate::schedules::{Costs, ScheduleError, Shape, default_unit};
 
 mod anneal;
 mod bound;
+#[cfg(test)]
+mod deadlines;
 mod decode;
+#[cfg(test)]
+mod judged;
 mod ledger;
 mod moves;
 mod others;

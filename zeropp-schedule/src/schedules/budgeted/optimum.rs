@@ -1,21 +1,20 @@
 //! The judge of small cases: the least largest own span of all orders within the budgets, with
 //! several stages a rank and few of them gathered at once.
 //!
-//! Branch and bound in time. The rank that is free first runs an action whose input is there, with
-//! any stage dropped for the one it needs, or it waits; after a wait it must take what it waited
-//! for, as a rank does that follows an order. Gathers take no time: how many there are, and how
-//! many stages fit, is what limits an order. W run in any order of stages.
+//! Branch and bound in time. The rank that is free first runs an action whose input is there, or it
+//! waits; after a wait it must take what it waited for, as a rank does that follows an order, and
+//! after a W nothing that could have run in its place. Gathers take no time: for each set of stages
+//! the fewest are known after which a rank can hold it. `deadlines` says which orders are too late.
 
 use std::collections::HashMap;
 
+use super::deadlines::Deadlines;
+use super::judged::{NEVER, State, V_MAX};
 use super::problem::{NOBODY, Problem};
 
-const NEVER: i64 = i64::MAX;
-/// Stages a rank that it has room for.
-const V_MAX: usize = 3;
 /// States kept for comparison, over all and for the same work done.
-const KEPT_MAX: usize = 400_000;
-const ALIKE_MAX: usize = 12;
+const KEPT_MAX: usize = 2_000_000;
+const ALIKE_MAX: usize = 24;
 
 /// What was found out.
 pub(super) struct Optimum {
@@ -28,260 +27,198 @@ pub(super) struct Optimum {
 /// The least largest own span, from one that is known down to `enough`, looking at `nodes_max`
 /// starts of orders.
 pub(super) fn optimum(p: &Problem, known: i64, enough: i64, nodes_max: u64) -> Optimum {
-    assert!(p.v <= V_MAX && !p.timed);
-    let rank = |r: usize| Rank { left: p.work[r], ..Rank::default() };
-    let mut arrivals = vec![NEVER; p.letters()];
-    let first = p.stage.iter().position(|s| *s == 0).expect("there is a stage 0");
-    let from = (first / p.v * p.classes + first % p.v) * p.b;
-    arrivals[from..from + p.b].fill(0);
-    let mut search = Search {
-        p,
-        arrivals,
-        ranks: (0..p.ranks).map(rank).collect(),
-        best: known,
-        enough,
-        nodes_left: nodes_max,
-        seen: HashMap::new(),
-        kept: 0,
-    };
-    search.visit();
-    let proven = search.nodes_left > 0 || search.best <= enough;
-    Optimum { span: search.best, proven }
-}
-
-#[derive(Clone, Copy, Default)]
-struct Rank {
-    now: i64,
-    first: Option<i64>,
-    /// Since when it waits, and the arrival that it has let pass, if it waits.
-    asleep: Option<(i64, i64)>,
-    memory: i64,
-    left: i64,
-    /// Stages held, a bit each.
-    held: u32,
-    gathers: usize,
-    /// F, B and W done by stage.
-    done: [u16; 3 * V_MAX],
+    assert!(p.v <= V_MAX && !p.timed && known < i64::from(u16::MAX) / 2);
+    let mut search = Search::new(p, known, enough, nodes_max);
+    search.visit(true);
+    search.verdict()
 }
 
 struct Search<'a> {
     p: &'a Problem,
-    /// By `(rank · 2V + class) · B + i`.
-    arrivals: Vec<i64>,
-    ranks: Vec<Rank>,
+    /// Whether gathers are to be counted.
+    counts: bool,
+    deadlines: Deadlines,
+    state: State,
     best: i64,
     enough: i64,
     nodes_left: u64,
-    seen: HashMap<Vec<u16>, Vec<Vec<i64>>>,
+    /// Goes through all orders: only to check the judge.
+    plain: bool,
+    /// By the work done: when each rank is free, what has arrived, and its gathers.
+    seen: HashMap<Box<[u16]>, Vec<Box<[u16]>>>,
     kept: usize,
 }
 
 impl Search<'_> {
-    fn visit(&mut self) {
+    fn new(p: &Problem, known: i64, enough: i64, nodes_max: u64) -> Search<'_> {
+        Search {
+            p,
+            counts: p.tight && p.gathers_max < usize::MAX,
+            deadlines: Deadlines::new(p),
+            state: State::new(p),
+            best: known,
+            enough,
+            nodes_left: nodes_max,
+            plain: false,
+            seen: HashMap::new(),
+            kept: 0,
+        }
+    }
+
+    fn verdict(&self) -> Optimum {
+        let proven = self.nodes_left > 0 || self.best <= self.enough;
+        Optimum { span: self.best, proven }
+    }
+
+    /// `acted`: something has run since the node before this one.
+    fn visit(&mut self, acted: bool) {
         if self.nodes_left == 0 || self.best <= self.enough {
             return;
         }
         self.nodes_left -= 1;
-        let open = (0..self.p.ranks).filter(|r| self.ranks[*r].left > 0);
-        let Some((at, r)) = open.map(|r| (self.time(r), r)).min() else {
-            self.best = self.best.min(self.bound(0));
+        let (p, state) = (self.p, &self.state);
+        let open = (0..p.ranks).filter(|r| state.ranks[*r].left > 0);
+        let Some((at, r)) = open.map(|r| (state.time(p, r), r)).min() else {
+            self.best = self.best.min(self.deadlines.own_span(state));
             return;
         };
-        if at == NEVER || self.bound(at) >= self.best || self.dominated() {
+        if at == NEVER || !self.plain && self.deadlines.missed(p, state, at, self.best) {
             return;
         }
-        let before = self.ranks[r];
+        if acted && !self.plain && self.dominated() {
+            return;
+        }
+        let before = self.state.ranks[r];
+        let mut w: Vec<usize> = (0..p.v).filter(|l| before.waiting_w(*l) > 0).collect();
         if let Some((since, _)) = before.asleep
-            && self.waiting_w(r).any(|l| since + self.p.w[r * self.p.v + l] <= at)
+            && w.iter().any(|l| since + p.w[r * p.v + l] <= at)
         {
             // A W would have fitted.
             return;
         }
+        let mut could = 0u32;
         for backward in [true, false] {
-            for l in 0..self.p.v {
-                let class = if backward { self.p.v + l } else { l };
-                self.try_letter(r, class, at);
+            for l in 0..p.v {
+                let class = if backward { p.v + l } else { l };
+                could |= u32::from(self.try_letter(r, class, at)) << class;
             }
         }
         if before.asleep.is_none() {
-            for l in self.waiting_w(r).collect::<Vec<_>>() {
+            // Where they are alike it does not matter which one.
+            w.truncate(if p.same_w[r] { 1 } else { p.v });
+            for l in w {
                 self.run_w(r, l);
-                self.visit();
-                self.ranks[r] = before;
+                self.state.ranks[r].barred = before.barred | could;
+                self.visit(true);
+                self.state.ranks[r] = before;
             }
         }
         let since = before.asleep.map_or(before.now, |(since, _)| since);
-        self.ranks[r].asleep = Some((since, at));
-        self.visit();
-        self.ranks[r] = before;
+        self.state.ranks[r].asleep = Some((since, at));
+        self.visit(false);
+        self.state.ranks[r] = before;
     }
 
-    fn done(&self, r: usize, row: usize, l: usize) -> u16 {
-        self.ranks[r].done[row * V_MAX + l]
-    }
-
-    /// Stages of rank `r` with a W that could run.
-    fn waiting_w(&self, r: usize) -> impl Iterator<Item = usize> + use<'_> {
-        (0..self.p.v).filter(move |l| self.done(r, 2, *l) < self.done(r, 1, *l))
-    }
-
-    /// Arrival of the next micro-batch of a class; NEVER where it is not on its way.
-    fn arrival(&self, r: usize, class: usize) -> i64 {
-        let i = usize::from(self.done(r, class / self.p.v, class % self.p.v));
-        match i < self.p.b {
-            true => self.arrivals[(r * self.p.classes + class) * self.p.b + i],
-            false => NEVER,
-        }
-    }
-
-    /// When rank `r` decides next.
-    fn time(&self, r: usize) -> i64 {
-        let Rank { now, asleep, .. } = self.ranks[r];
-        let Some((_, passed)) = asleep else { return now };
-        let next = (0..self.p.classes).map(|class| self.arrival(r, class));
-        next.filter(|arrival| *arrival > passed).min().unwrap_or(NEVER)
-    }
-
-    /// Runs the next micro-batch of a class, if it can start at `at`, with every choice of the
-    /// stage that is dropped for its own.
-    fn try_letter(&mut self, r: usize, class: usize, at: i64) {
+    /// Runs the next micro-batch of a class; false if it cannot start at `at`.
+    fn try_letter(&mut self, r: usize, class: usize, at: i64) -> bool {
         let p = self.p;
-        let (before, arrival) = (self.ranks[r], self.arrival(r, class));
+        let (before, arrival) = (self.state.ranks[r], self.state.arrival(p, r, class));
         let there = if before.asleep.is_some() { arrival == at } else { arrival <= at };
         if !there || before.memory + p.need[r * p.classes + class] > p.memory {
-            return;
+            return false;
         }
-        let (own, mut drops) = (1u32 << (class % p.v), vec![0]);
-        if before.held & own == 0 {
-            if before.gathers == p.gathers_max {
-                return;
+        let mut sets = before.sets;
+        if self.counts {
+            sets.need(class % p.v, p.room);
+            if sets.fewest() > p.gathers_max {
+                return false;
             }
-            if u64::from(before.held.count_ones()) >= p.room {
-                drops = (0..p.v).map(|l| 1 << l).filter(|bit| before.held & bit != 0).collect();
-            }
+        }
+        if !self.plain && before.barred & (1 << class) != 0 {
+            return true;
         }
         let link = p.link[r * p.classes + class];
-        let i = usize::from(self.done(r, class / p.v, class % p.v));
+        let i = before.done(class / p.v, class % p.v);
         let cell = link.cell as usize + i;
-        for drop in drops {
-            let rank = &mut self.ranks[r];
-            rank.gathers += usize::from(before.held & own == 0);
-            rank.held = before.held & !drop | own;
-            rank.now = at + p.take[r * p.classes + class];
-            rank.first.get_or_insert(at);
-            rank.asleep = None;
-            rank.memory += p.delta[r * p.classes + class];
-            rank.left -= p.take[r * p.classes + class];
-            rank.done[class / p.v * V_MAX + class % p.v] += 1;
-            let end = rank.now;
-            if link.rank != NOBODY {
-                self.arrivals[cell] = end + link.delay;
-            }
-            self.visit();
-            if link.rank != NOBODY {
-                self.arrivals[cell] = NEVER;
-            }
-            self.ranks[r] = before;
+        let takes = p.take[r * p.classes + class];
+        let rank = &mut self.state.ranks[r];
+        rank.sets = sets;
+        (rank.asleep, rank.barred) = (None, 0);
+        rank.now = at + takes;
+        rank.memory += p.delta[r * p.classes + class];
+        rank.left -= takes;
+        rank.done[class / p.v * V_MAX + class % p.v] += 1;
+        if link.rank != NOBODY {
+            self.state.arrivals[cell] = rank.now + link.delay;
         }
+        if self.plain || !self.counts || self.gathers_suffice(r) {
+            self.visit(true);
+        }
+        if link.rank != NOBODY {
+            self.state.arrivals[cell] = NEVER;
+        }
+        self.state.ranks[r] = before;
+        true
+    }
+
+    /// Whether rank `r` has gathers enough for the last micro-batch's way down and up again.
+    fn gathers_suffice(&self, r: usize) -> bool {
+        let (p, rank) = (self.p, &self.state.ranks[r]);
+        let mut sets = rank.sets;
+        let left = |row: usize| (0..p.v).filter(move |l| rank.done(row, *l) < p.b);
+        left(0).for_each(|l| sets.need(l, p.room));
+        left(1).rev().for_each(|l| sets.need(l, p.room));
+        sets.fewest() <= p.gathers_max
     }
 
     fn run_w(&mut self, r: usize, l: usize) {
         let (takes, freed) = (self.p.w[r * self.p.v + l], self.p.freed[r * self.p.v + l]);
-        let rank = &mut self.ranks[r];
+        let rank = &mut self.state.ranks[r];
         rank.now += takes;
         rank.left -= takes;
         rank.memory -= freed;
         rank.done[2 * V_MAX + l] += 1;
     }
 
-    /// The least span that can still come of it if nothing starts before `at`; exact where all is
-    /// done.
-    fn bound(&self, at: i64) -> i64 {
-        let mut most = 0;
-        for (r, rank) in self.ranks.iter().enumerate() {
-            let Some(first) = rank.first else {
-                most = most.max(self.p.work[r]);
-                continue;
-            };
-            let now = if rank.left > 0 { rank.now.max(at) } else { rank.now };
-            most = most.max(now + rank.left - first);
-            if usize::from(rank.done[V_MAX]) < self.p.b {
-                most = most.max(self.last_return(r, at) - first);
-            }
-        }
-        most
-    }
-
-    /// When the last micro-batch can have had its W on rank `r`'s first stage at the earliest.
-    ///
-    /// Micro-batches go first in, first out. So a rank runs all its F of stages up to `s` before
-    /// the last micro-batch's F of stage `s` ends, and before that one's B of stage `s` all its F,
-    /// and all its B of stages from `s` on.
-    fn last_return(&self, r: usize, now: i64) -> i64 {
-        let p = self.p;
-        let (low, stages) = (p.stage[r * p.v], p.placement.len());
-        let mut end = 0;
-        // Its F from the first stage to the last, then its B back.
-        let forward = (0..stages).map(|s| (s, 0));
-        let backward = (low..stages).rev().map(|s| (s, p.v));
-        for (s, first) in forward.chain(backward) {
-            let q = p.placement[s];
-            let before = |l: usize| (p.stage[q * p.v + l] <= s, p.stage[q * p.v + l] >= s);
-            let (mut work, mut own, mut class) = (0, 0, 0);
-            for l in 0..p.v {
-                let left = |row: usize| p.b as i64 - i64::from(self.done(q, row, l));
-                let take = |row: usize| p.take[q * p.classes + row * p.v + l];
-                let (upto, from) = before(l);
-                work += if upto || first > 0 { left(0) * take(0) } else { 0 };
-                work += if from && first > 0 { left(1) * take(1) } else { 0 };
-                if upto && from {
-                    class = first + l;
-                    own = left(first / p.v);
-                }
-            }
-            if own == 0 {
-                continue;
-            }
-            let at = q * p.classes + class;
-            let known = self.arrivals[at * p.b + p.b - 1];
-            if known != NEVER {
-                end = known;
-            }
-            end = (end + p.take[at]).max(self.ranks[q].now.max(now) + work);
-            if s != low || first == 0 {
-                end += p.link[at].delay;
-            }
-        }
-        end + p.w[r * p.v]
-    }
-
-    /// Whether an earlier node had done the same work no later, where no rank waits. Ranks that
+    /// Whether an earlier node had done the same work no later and with no more gathers. Ranks that
     /// follow the same orders from then on end no later either.
     fn dominated(&mut self) -> bool {
-        if self.ranks.iter().any(|rank| rank.asleep.is_some()) {
-            return false;
-        }
         let p = self.p;
-        let mut key: Vec<u16> = Vec::with_capacity(p.ranks * (3 * V_MAX + 1));
-        let mut times: Vec<i64> = Vec::new();
-        for rank in &self.ranks {
-            key.extend(rank.done);
-            key.push(rank.held as u16);
-            times.extend([rank.now, rank.gathers as i64]);
+        let ranks = &self.state.ranks;
+        let mut key: Vec<u16> = Vec::with_capacity(p.ranks * 3 * V_MAX);
+        let (mut known, mut new): (Vec<u16>, Vec<u16>) = (Vec::new(), Vec::new());
+        for (r, rank) in ranks.iter().enumerate() {
+            key.extend_from_slice(&rank.done[..2 * V_MAX]);
+            match p.same_w[r] {
+                true => key.push(rank.done[2 * V_MAX..].iter().sum()),
+                false => key.extend_from_slice(&rank.done[2 * V_MAX..]),
+            }
+            // A rank that waits starts after what it has let pass.
+            let free = rank.asleep.map_or(rank.now, |(since, passed)| since.max(passed));
+            known.push(free as u16);
+            new.push(free as u16);
+            if self.counts {
+                known.extend(rank.sets.within_reach().map(u16::from));
+                new.extend(rank.sets.counts().map(u16::from));
+            }
         }
         for r in 0..p.ranks {
             for class in 0..p.classes {
-                let i = usize::from(self.done(r, class / p.v, class % p.v));
-                let cells = &self.arrivals[(r * p.classes + class) * p.b..][i..p.b];
-                times.extend(cells.iter().take_while(|arrival| **arrival != NEVER));
+                let i = ranks[r].done(class / p.v, class % p.v);
+                let cells = &self.state.arrivals[(r * p.classes + class) * p.b..][i..p.b];
+                let there = cells.iter().take_while(|arrival| **arrival != NEVER);
+                known.extend(there.clone().map(|arrival| *arrival as u16));
+                new.extend(there.map(|arrival| *arrival as u16));
             }
         }
-        let alike = self.seen.entry(key).or_default();
-        if alike.iter().any(|known| known.iter().zip(&times).all(|(k, t)| k <= t)) {
+        let alike = self.seen.entry(key.into()).or_default();
+        if alike.iter().any(|known| known.iter().zip(&new).all(|(k, n)| k <= n)) {
             return true;
         }
-        if self.kept < KEPT_MAX && alike.len() < ALIKE_MAX {
-            alike.push(times);
+        // A rank that waits, or that has put a W first, may no longer do all that it could.
+        let open = ranks.iter().all(|rank| rank.asleep.is_none());
+        if open && self.kept < KEPT_MAX && alike.len() < ALIKE_MAX {
+            alike.push(known.into());
             self.kept += 1;
         }
         false
@@ -394,6 +331,43 @@ mod tests {
             assert!(verdict.optimal && best.proven);
             assert_eq!(best.span as u64, verdict.own_span, "{costs:?}");
         }
+    }
+
+    #[test]
+    fn it_finds_what_a_walk_through_all_orders_finds() {
+        let mut random = Random::new(17);
+        let (mut found, mut none) = (0, 0);
+        for _ in 0..40 {
+            let v = 2 + random.below(2);
+            let b = 5 - v - random.below(4 - v);
+            let mut draw = |low: usize, more: usize| (low + random.below(more)) as u64;
+            let (f, back, w, send) = (draw(3, 9), draw(3, 9), draw(1, 9), draw(0, 4));
+            let costs = Costs::uniform(2 * v, f, back, w, send);
+            let costs = costs.with_limit((2 * v + draw(0, 4) as usize) as i64);
+            let gathered = draw(1, v);
+            let gathers = gathered as usize + draw(0, 4) as usize + v - 1;
+            let (gathered, gathers) = (Some(gathered), Some(gathers));
+            let budgets = Budgets { gathered, gathers, ..Budgets::default() };
+            let shape = Shape { pp: 2, virtual_stages: v, micro_batches: b, unit: b };
+            let placed = if draw(0, 2) == 0 { looping(2, v) } else { vee(2, v) };
+            let p = Problem::new(&shape, &costs, &budgets, placed, Objective::OwnSpan);
+            let mut all = Search { plain: true, ..Search::new(&p, 1000, 0, 1 << 23) };
+            all.visit(true);
+            if !all.verdict().proven {
+                continue;
+            }
+            let best = optimum(&p, 1000, 0, 1 << 20);
+            assert!(best.proven);
+            assert_eq!(
+                best.span,
+                all.best,
+                "{placed:?} {costs:?} {budgets:?}",
+                placed = p.placement
+            );
+            found += usize::from(best.span < 1000);
+            none += usize::from(best.span == 1000);
+        }
+        assert!(found > 10 && none > 0, "{found} {none}");
     }
 
     #[test]

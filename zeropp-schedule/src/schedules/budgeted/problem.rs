@@ -26,6 +26,8 @@ pub(super) struct Facts {
     pub(super) w: i64,
     pub(super) freed: i64,
     pub(super) link: Link,
+    /// From the start of what makes its input to the input's arrival.
+    pub(super) lag: i64,
 }
 
 /// No rank takes it.
@@ -170,6 +172,12 @@ impl Problem {
                 problem.add_class(r, class, costs, budgets);
             }
         }
+        for (facts, source) in problem.table.iter_mut().zip(&problem.source) {
+            if let Some((r, class)) = source {
+                let from = *r as usize * 2 * v + *class as usize;
+                facts.lag = problem.take[from] + problem.link[from].delay;
+            }
+        }
         let work = problem.work.iter().max().copied().unwrap_or(0);
         problem.step = (work / WINDOWS).max(1);
         problem
@@ -216,7 +224,7 @@ impl Problem {
             None => (0, 0),
         };
         let take = takes as i64;
-        self.table.push(Facts { take, need, delta, w, freed, link });
+        self.table.push(Facts { take, need, delta, w, freed, link, lag: 1 });
         if link.rank != NOBODY {
             self.source[link.cell as usize / self.b] = Some((r as u32, class as u32));
         }

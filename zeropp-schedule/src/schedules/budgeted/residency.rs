@@ -3,6 +3,8 @@
 //! F and B need their stage gathered, W does not. A stage is kept while there is room; which one to
 //! drop is Belady's rule, the one needed last, which gathers least where stages are of one size.
 
+use std::ops::Range;
+
 use super::problem::Problem;
 use super::word::Word;
 
@@ -177,6 +179,26 @@ impl Residency {
     }
 }
 
+/// Whether two words that differ within `range` alone visit stages in the same order, so that they
+/// gather alike.
+pub(super) fn visit_alike(p: &Problem, a: &Word, b: &Word, range: Range<usize>) -> bool {
+    let before = stages(p, &a.letters[..range.start]).next_back().unwrap_or(u8::MAX);
+    let (a, b) = (&a.letters[range.clone()], &b.letters[range]);
+    visits(p, a, before).eq(visits(p, b, before))
+}
+
+/// The stage of every F and B.
+fn stages(p: &Problem, letters: &[u8]) -> impl DoubleEndedIterator<Item = u8> {
+    let (v, spare) = (p.v as u8, p.classes as u8);
+    let used = letters.iter().filter(move |letter| **letter != spare);
+    used.map(move |letter| if *letter >= v { letter - v } else { *letter })
+}
+
+/// The stages that are visited one after the other, the first being another than `open`.
+fn visits(p: &Problem, letters: &[u8], mut open: u8) -> impl Iterator<Item = u8> {
+    stages(p, letters).filter(move |stage| std::mem::replace(&mut open, *stage) != *stage)
+}
+
 /// Whether a W of micro-batch `i` is the last of its unit.
 pub(super) fn ends_unit(p: &Problem, i: usize) -> bool {
     i + 1 == p.b || p.unit[i + 1] != p.unit[i]
@@ -189,6 +211,33 @@ mod tests {
     use super::*;
     use crate::ir::looping;
     use crate::schedules::{Costs, Shape};
+
+    #[test]
+    fn words_that_visit_stages_alike_gather_alike() {
+        let mut random = Random::new(7);
+        let shape = Shape { pp: 1, virtual_stages: 3, micro_batches: 12, unit: 12 };
+        let budgets = Budgets { gathered: Some(2), ..Budgets::default() };
+        let costs = Costs::uniform(3, 1, 1, 1, 0);
+        let p = Problem::new(&shape, &costs, &budgets, looping(1, 3), Objective::OwnSpan);
+        let (mut residency, mut alike) = (Residency::default(), 0);
+        for _ in 0..2000 {
+            let letters = (0..30).map(|_| random.below(p.classes + 1) as u8).collect();
+            let old = Word { letters, batch: vec![0; 30], threshold: 1 };
+            let mut new = old.clone();
+            let from = random.below(28);
+            let to = from + 2 + random.below(29 - from).min(3);
+            new.letters[from..to].rotate_left(1);
+            let of = |residency: &mut Residency, word: &Word| {
+                residency.count(&p, 0, word, true);
+                residency.visits.iter().map(|visit| visit.0).collect::<Vec<_>>()
+            };
+            let same = of(&mut residency, &old) == of(&mut residency, &new);
+            let told = visit_alike(&p, &old, &new, from..to);
+            assert!(same || !told, "{old:?} {from}..{to}");
+            alike += usize::from(told);
+        }
+        assert!((100..1900).contains(&alike), "{alike}");
+    }
 
     #[test]
     fn keeping_stages_by_intervals_gathers_as_often_as_belady() {
