@@ -202,9 +202,9 @@ impl Search<'_> {
                 new.extend(rank.sets.counts().map(u16::from));
             }
         }
-        for r in 0..p.ranks {
+        for (r, rank) in ranks.iter().enumerate() {
             for class in 0..p.classes {
-                let i = ranks[r].done(class / p.v, class % p.v);
+                let i = rank.done(class / p.v, class % p.v);
                 let cells = &self.state.arrivals[(r * p.classes + class) * p.b..][i..p.b];
                 let there = cells.iter().take_while(|arrival| **arrival != NEVER);
                 known.extend(there.clone().map(|arrival| *arrival as u16));
