@@ -19,6 +19,9 @@ use crate::trainer::Trainer;
 const BLOCKS: [usize; 3] = [1, 2, 1];
 /// Micro-batches of a step.
 const MICRO_BATCHES: usize = 4;
+/// How many times as large the micro-batches of a second run are: what a block takes beside its
+/// FLOP is what does not grow with them.
+const LARGER: usize = 3;
 /// Steps, the first of which is not counted.
 const STEPS: u64 = 8;
 /// Bytes that an update moves of each parameter: parameter, gradient and two moments are read,
@@ -32,7 +35,9 @@ const PASS: usize = 1 << 22;
 pub struct LayerRates {
     /// Seconds of F, B, W and R of one block for a micro-batch.
     pub block_s: BlockTimes,
-    /// Floating-point operations in a second of each of them, everything that they do included.
+    /// Of them, seconds that are the same for larger micro-batches.
+    pub block_fixed_s: BlockTimes,
+    /// Floating-point operations in a second of the rest of them.
     pub block_flops_per_s: BlockTimes,
     /// Seconds of the head's F, which makes its gradients too.
     pub head_s: f64,
@@ -51,8 +56,10 @@ pub struct LayerRates {
 /// # Errors
 /// Too little memory, or a run that fails.
 pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error> {
-    let plain = Run::new(config, ranks, Recompute::None)?;
-    let recomputed = Run::new(config, ranks, Recompute::Full)?;
+    let samples = config.micro_batch_size;
+    let plain = Run::new(config, ranks, Recompute::None, samples)?;
+    let recomputed = Run::new(config, ranks, Recompute::Full, samples)?;
+    let larger = Run::new(config, ranks, Recompute::None, LARGER * samples)?;
     let blueprint = &plain.trainer.blueprint;
     let parts = &blueprint.model.parts;
     let of = |part: &Part| flops(part, blueprint.batch, false);
@@ -62,6 +69,8 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
     // takes longer by it, all in all, and other kinds' B and W stay what they are without.
     let r = (total(&recomputed.times[1]) - compute(&whole)).max(0.5 * whole[0]);
     let block_s = [whole[0], whole[1], whole[2], r].map(|s| s / BLOCKS[1] as f64);
+    let mut fixed = fixed_s(&block_s, &larger.times[1].map(|s| s / BLOCKS[1] as f64));
+    fixed[3] = fixed[0].min(0.5 * block_s[3]);
     let head = of(parts.last().expect("a head"));
     // What the last stage takes beside a block, F, B and W together, is the head's: its share of F
     // alone would carry the noise of three.
@@ -72,11 +81,22 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
     Ok(LayerRates {
         step_end_s: (plain.step_s - plain.actions_s()).max(0.0),
         block_s,
-        block_flops_per_s: std::array::from_fn(|i| block[i] / block_s[i].max(1e-9)),
+        block_fixed_s: fixed,
+        block_flops_per_s: std::array::from_fn(|i| block[i] / (block_s[i] - fixed[i]).max(1e-9)),
         head_s,
         head_flops_per_s: head[0] / head_s,
         update_bytes_per_s: UPDATE_BYTES * elements as f64 / update_s,
         memory_bytes_per_s: passes(blueprint.config.devices()?, &blueprint.config, ranks),
+    })
+}
+
+/// Seconds of `times` that do not grow with a micro-batch, as those of a larger one tell; between
+/// none and half.
+fn fixed_s(times: &BlockTimes, larger: &BlockTimes) -> BlockTimes {
+    let growth = LARGER as f64 - 1.0;
+    std::array::from_fn(|i| {
+        let fixed = times[i] - (larger[i] - times[i]) / growth;
+        fixed.clamp(0.0, 0.5 * times[i])
     })
 }
 
@@ -101,7 +121,12 @@ struct Run {
 }
 
 impl Run {
-    fn new(config: &Config, ranks: usize, recompute: Recompute) -> Result<Run, Error> {
+    fn new(
+        config: &Config,
+        ranks: usize,
+        recompute: Recompute,
+        micro_batch_size: usize,
+    ) -> Result<Run, Error> {
         let config = Config {
             dp: ranks,
             layers: BLOCKS.iter().sum(),
@@ -109,6 +134,7 @@ impl Run {
             micro_batches: Some(MICRO_BATCHES),
             unit: Some(MICRO_BATCHES),
             stages: Some(BLOCKS.map(|blocks| blocks.to_string()).join(",")),
+            micro_batch_size,
             recompute,
             steps: STEPS,
             ..bare(config)
@@ -155,4 +181,16 @@ fn passes(devices: zeropp_core::device::Devices, config: &Config, ranks: usize) 
         super::median(threads.into_iter().map(|t| t.join().expect("a sum")).collect())
     });
     3.0 * (PASS * dtype.size()) as f64 / seconds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_grow_with_a_micro_batch_is_fixed() {
+        // 1 + 2 n, 3 n, and what noise may make of it: less than in proportion, and more than that.
+        let fixed = fixed_s(&[3.0, 3.0, 4.0, 1.0], &[7.0, 9.0, 4.0, 9.0]);
+        assert_eq!(fixed, [1.0, 0.0, 2.0, 0.0]);
+    }
 }

@@ -120,14 +120,14 @@ fn text(m: &Measured, what: &str) -> String {
     }
     let l = &m.layer;
     let rates = l.block_flops_per_s;
-    peak = rates.iter().copied().chain([l.head_flops_per_s]).fold(peak, f64::max);
     let [f, b, w, r] = l.block_s.map(|s| 1e6 * s);
     let _ = write!(
         out,
-        "flops_per_s = {}           # the best of all that is here\n\n\
+        "flops_per_s = {}           # the best of these\n\n\
          # One layer for a micro-batch: F, B and W take {f:.0}, {b:.0} and {w:.0} us, \
          recomputation adds {r:.0} us; the head {:.0} us\n\
-         block_flops_per_s = [{}]  # F, B, W, R with all that they do\n\
+         block_flops_per_s = [{}]  # F, B, W, R: what grows with a micro-batch\n\
+         t_block = [{}]  # us of them beside, which does not\n\
          head_flops_per_s = {}\n\
          memory_bytes_per_s = {}    # passes over tensors\n\
          update_bytes_per_s = {}    # the optimizer, 28 bytes a parameter\n\
@@ -135,6 +135,7 @@ fn text(m: &Measured, what: &str) -> String {
         figure(peak),
         1e6 * l.head_s,
         rates.map(figure).join(", "),
+        l.block_fixed_s.map(|s| format!("{:.1}", 1e6 * s)).join(", "),
         figure(l.head_flops_per_s),
         figure(l.memory_bytes_per_s),
         figure(l.update_bytes_per_s),
@@ -261,6 +262,7 @@ mod tests {
             products: vec![Product { rows: 64, inner: 32, columns: 96, flops_per_s: 3e10 }],
             layer: LayerRates {
                 block_s: [1e-3, 1e-3, 8e-4, 1e-3],
+                block_fixed_s: [1e-4, 2e-4, 0.0, 5e-5],
                 block_flops_per_s: [1e10, 2e10, 3e10, 4e10],
                 head_s: 2e-3,
                 head_flops_per_s: 5e10,
@@ -284,7 +286,8 @@ mod tests {
         assert_eq!((machine.zero3_bytes_per_s, machine.reduce_bytes_per_s), (4e9, 2e9));
         assert_eq!((machine.replica_bytes_per_s, machine.bytes_per_s), (1e9, 3e9));
         assert!((machine.step_end_s - 3e-3).abs() < 1e-12);
-        assert_eq!((machine.per_node, machine.flops_per_s), (4, 5e10));
+        assert_eq!((machine.per_node, machine.flops_per_s), (4, 3e10));
+        assert_eq!(machine.block_s, [1e-4, 2e-4, 0.0, 5e-5]);
         assert_eq!(machine.ranks_at_once, Some(2));
         assert!((machine.message_s - 5e-6).abs() < 1e-12 && machine.collective_s == 2e-5);
         assert_eq!(machine.source, "4 CPU ranks");

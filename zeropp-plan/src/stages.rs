@@ -357,12 +357,12 @@ impl Layer {
     /// head that makes its gradients in F has all of it there.
     fn seconds(&self, machine: &Machine) -> [f64; 4] {
         let measured = match self.kind {
-            PartKind::Block(_) => machine.block_flops_per_s,
-            PartKind::Head => machine.head_flops_per_s.map(|rate| [rate; 4]),
+            PartKind::Block(_) => machine.block_flops_per_s.map(|rates| (rates, machine.block_s)),
+            PartKind::Head => machine.head_flops_per_s.map(|rate| ([rate; 4], [0.0; 4])),
             _ => None,
         };
-        if let Some(rates) = measured {
-            return std::array::from_fn(|i| self.flops[i] / rates[i]);
+        if let Some((rates, beside)) = measured {
+            return std::array::from_fn(|i| self.flops[i] / rates[i] + beside[i]);
         }
         let passes = match self.cost.gradients_in_forward {
             true => [2.0, 0.0, 0.0, 2.0],

@@ -57,6 +57,7 @@ fn job(seed: u64, largest: usize) -> (Job, Draw) {
         collective_s: draw.rate(1e-6, 1e-4),
         layer_s: 0.0,
         block_flops_per_s: None,
+        block_s: [0.0; 4],
         head_flops_per_s: None,
         ranks_at_once: None,
         update_bytes_per_s: memory_bytes_per_s,

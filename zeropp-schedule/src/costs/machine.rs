@@ -20,6 +20,7 @@
 //!
 //! ```toml
 //! block_flops_per_s = [3e10, 3e10, 4e10, 3e10] # F, B, W and R of a block, all that they do
+//! t_block = [50, 80, 20, 40]  # us of a block's F, B, W and R beside its FLOP; missing: none
 //! head_flops_per_s = 4e10     # a head's F, with its gradients
 //! ranks_at_once = 2           # of a node, for whom it has cores; missing: each has a device
 //! update_bytes_per_s = 5e9    # the optimizer; missing: memory_bytes_per_s
@@ -33,7 +34,7 @@ use super::{CostsError, Table};
 
 /// Keys that only a machine has. `zero3_bytes_per_s`, `replica_bytes_per_s`, `bytes_per_s` and
 /// `t_comm` are those of stages, too.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "source",
     "flops_per_s",
     "flops_share",
@@ -43,6 +44,7 @@ const KEYS: [&str; 14] = [
     "t_collective",
     "t_layer",
     "block_flops_per_s",
+    "t_block",
     "head_flops_per_s",
     "ranks_at_once",
     "update_bytes_per_s",
@@ -89,7 +91,10 @@ pub struct Machine {
     /// Floating-point operations in a second of a block's F, B, W and R, all that they do included;
     /// none where they follow from products and passes.
     pub block_flops_per_s: Option<[f64; 4]>,
-    /// The same of a head's F, which makes its gradients.
+    /// Seconds of a block's F, B, W and R beside its operations at that rate, whatever the size of
+    /// a micro-batch.
+    pub block_s: [f64; 4],
+    /// The same rate of a head's F, which makes its gradients.
     pub head_flops_per_s: Option<f64>,
     /// Ranks of a node that compute at these rates at the same time; more of them share its cores.
     /// None where each rank has a device of its own.
@@ -146,7 +151,14 @@ impl Table {
             message_s: latency("t_comm")? / 1e6,
             collective_s: latency("t_collective")? / 1e6,
             layer_s: latency("t_layer")? / 1e6,
-            block_flops_per_s: self.block_rates()?,
+            block_flops_per_s: self.of_block(
+                "block_flops_per_s",
+                "what F, B, W and R of a block do in a second",
+                (1.0, RATE_MAX),
+            )?,
+            block_s: self
+                .of_block("t_block", "microseconds of a block's F, B, W and R", (0.0, LATENCY_MAX))?
+                .map_or([0.0; 4], |us| us.map(|us| us / 1e6)),
             head_flops_per_s: head.then(|| self.rate("head_flops_per_s", None)).transpose()?,
             ranks_at_once: at_once.then(ranks).transpose()?.map(|n| n as usize),
             step_end_s: latency("t_step_end")? / 1e6,
@@ -154,15 +166,20 @@ impl Table {
         })
     }
 
-    fn block_rates(&self) -> Result<Option<[f64; 4]>, CostsError> {
-        let Some(value) = self.keys.get("block_flops_per_s") else { return Ok(None) };
-        let rates = value.as_array().map(|all| all.iter().filter_map(Value::as_f64).collect());
-        let good = |all: &Vec<f64>| all.iter().all(|x| (1.0..=RATE_MAX).contains(x));
-        let rates: Option<[f64; 4]> = rates.filter(good).and_then(|all| all.try_into().ok());
-        rates.map(Some).ok_or_else(|| {
+    /// A list of four numbers within `bounds`, if the file has the key.
+    fn of_block(
+        &self,
+        key: &str,
+        what: &str,
+        (least, most): (f64, f64),
+    ) -> Result<Option<[f64; 4]>, CostsError> {
+        let Some(value) = self.keys.get(key) else { return Ok(None) };
+        let numbers = value.as_array().map(|all| all.iter().filter_map(Value::as_f64).collect());
+        let good = |all: &Vec<f64>| all.iter().all(|x| (least..=most).contains(x));
+        let four: Option<[f64; 4]> = numbers.filter(good).and_then(|all| all.try_into().ok());
+        four.map(Some).ok_or_else(|| {
             CostsError(format!(
-                "block_flops_per_s: found {value}; a list of four, what F, B, W and R of a block \
-                 do in a second, numbers from 1 to {RATE_MAX:e}"
+                "{key}: found {value}; a list of four, {what}, numbers from {least} to {most:e}"
             ))
         })
     }
@@ -243,6 +260,7 @@ mod tests {
                 "block_flops_per_s: found [1000000000.0,1000000000.0]",
             ),
             ("block_flops_per_s = [1e9, -1, 1e9, 1e9]", "block_flops_per_s: found ["),
+            ("t_block = 7", "t_block: found 7; a list of four"),
             ("head_flops_per_s = 0", "head_flops_per_s: found 0"),
             ("ranks_at_once = 0", "ranks_at_once: found 0"),
         ] {
