@@ -157,7 +157,7 @@ fn text(m: &Measured, what: &str) -> String {
     if let Some(at_once) = m.at_once {
         let _ = writeln!(
             out,
-            "ranks_at_once = {at_once}           # at these rates; more share the cores, as gathers do"
+            "ranks_at_once = {at_once}           # at these rates; others share the cores"
         );
     }
     out.push_str(&links(m));

@@ -4,7 +4,7 @@
 //! are cores, some have to share one, and go on at half the pace or less; where some of them wait,
 //! others have cores of their own. Systems move threads between cores seldom within a step, and
 //! ranks wait for the slowest of them, so that three ranks on two cores take as long as four would.
-//! All are taken to go on alike, so that nothing changes its order, and only the clock is stretched.
+//! All go on alike, so that nothing changes its order, and only the clock is stretched.
 //! Gathers and reductions are work of the same cores.
 
 use zeropp_schedule::costs::Machine;
@@ -96,7 +96,7 @@ mod tests {
         assert!((stretch(4, 2) - 1.4).abs() < 1e-12);
         assert!((stretch(4, 3) - 1.4).abs() < 1e-12);
         assert!((stretch(4, 1) - (6.0 * 2.0 + 4.0 * 4.0) / 10.0).abs() < 1e-12);
-        // A gather of one of two ranks takes half a core, which others only miss where none is idle.
+        // A gather of one of two ranks takes half a core, which is missed where none is idle.
         let gather = Span {
             lane: Lane::Communication,
             action: Action::AllGather { stage: 0 },
