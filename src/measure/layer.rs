@@ -19,7 +19,7 @@ use crate::trainer::Trainer;
 const BLOCKS: [usize; 3] = [1, 2, 1];
 /// Micro-batches of a step.
 const MICRO_BATCHES: usize = 4;
-/// How many times as large the micro-batches of a second run are: what a block takes beside its
+/// How many times as large the micro-batches of a third run are: what a block takes beside its
 /// FLOP is what does not grow with them.
 const LARGER: usize = 3;
 /// Steps, the first of which is not counted.
@@ -57,9 +57,14 @@ pub struct LayerRates {
 /// Too little memory, or a run that fails.
 pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error> {
     let samples = config.micro_batch_size;
-    let plain = Run::new(config, ranks, Recompute::None, samples)?;
     let recomputed = Run::new(config, ranks, Recompute::Full, samples)?;
-    let larger = Run::new(config, ranks, Recompute::None, LARGER * samples)?;
+    // What takes more memory is done without where there is too little.
+    let fitting = |samples| match Run::new(config, ranks, Recompute::None, samples) {
+        Err(Error::Memory(_)) => Ok(None),
+        run => run.map(Some),
+    };
+    let (plain, larger) = (fitting(samples)?, fitting(LARGER * samples)?);
+    let plain = plain.as_ref().unwrap_or(&recomputed);
     let blueprint = &plain.trainer.blueprint;
     let parts = &blueprint.model.parts;
     let of = |part: &Part| flops(part, blueprint.batch, false);
@@ -69,7 +74,8 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
     // takes longer by it, all in all, and other kinds' B and W stay what they are without.
     let r = (total(&recomputed.times[1]) - compute(&whole)).max(0.5 * whole[0]);
     let block_s = [whole[0], whole[1], whole[2], r].map(|s| s / BLOCKS[1] as f64);
-    let mut fixed = fixed_s(&block_s, &larger.times[1].map(|s| s / BLOCKS[1] as f64));
+    let larger = larger.map(|run| run.times[1].map(|s| s / BLOCKS[1] as f64));
+    let mut fixed = larger.map_or([0.0; 4], |larger| fixed_s(&block_s, &larger));
     fixed[3] = fixed[0].min(0.5 * block_s[3]);
     let head = of(parts.last().expect("a head"));
     // What the last stage takes beside a block, F, B and W together, is the head's: its share of F
