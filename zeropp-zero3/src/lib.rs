@@ -17,6 +17,7 @@ pub mod lr;
 pub mod muon;
 pub mod norm;
 pub mod optimizer;
+mod returning;
 mod rollback;
 pub mod rule;
 pub mod sgd;

@@ -16,6 +16,7 @@ use crate::layer_shard::own_copy;
 use crate::layer_state::{LayerState, Owned};
 use crate::layer_sums::LayerSums;
 use crate::norm::add_squares;
+use crate::returning::{Returning, Updated};
 use crate::rollback::LayerBefore;
 use crate::rule::{ParameterGroups, Role, StepScale};
 use crate::stage::{ParamExport, ShardedStage};
@@ -428,8 +429,10 @@ impl Optimizer {
         let moving = self.move_state();
         let mut state = std::mem::take(&mut self.state);
         tied::release(stages, self.options.tie);
-        for (s, (stage, state)) in stages.iter_mut().zip(&mut state).enumerate() {
+        let mut returning = Returning::default();
+        for (s, state) in state.iter_mut().enumerate() {
             for (i, state) in state.iter_mut().enumerate() {
+                let stage = &mut stages[s];
                 let Some(grad) = stage.layers[i].take_grad() else { continue };
                 let place = self.place(stage, i);
                 let whole = taken(stage, i);
@@ -442,9 +445,11 @@ impl Optimizer {
                     }
                     kept.push(LayerBefore::new((s, i), (&given.0, &given.1), state, &self.meter));
                 }
-                self.update_layer(stage, &place, given, state, Some(scale), outcome)?;
+                let param = self.update_layer(stage, &place, given, state, Some(scale), outcome)?;
+                returning.next(stages, &self.meter, (s, i), param)?;
             }
         }
+        returning.finish(stages, &self.meter)?;
         self.state = state;
         self.share_tied(stages);
         drop(moving);
@@ -464,13 +469,16 @@ impl Optimizer {
         let moving = self.move_state();
         let mut all = std::mem::take(&mut self.state);
         tied::release(stages, self.options.tie);
+        let mut returning = Returning::default();
         for LayerBefore { at: (s, i), given, state: kept, .. } in before {
             let (stage, state) = (&mut stages[s], &mut all[s][i]);
             kept.restore(state);
             let place = self.place(stage, i);
             drop(taken(stage, i));
-            self.update_layer(stage, &place, given, state, scale, outcome)?;
+            let param = self.update_layer(stage, &place, given, state, scale, outcome)?;
+            returning.next(stages, &self.meter, (s, i), param)?;
         }
+        returning.finish(stages, &self.meter)?;
         self.state = all;
         self.share_tied(stages);
         drop(moving);
@@ -494,7 +502,7 @@ impl Optimizer {
         Place { layer, role, shard, range: start..start + len, first }
     }
 
-    /// Updates what is `given` of a layer, by nothing without a `scale`, and puts it in its place.
+    /// Updates what is `given` of a layer, by nothing without a `scale`.
     fn update_layer(
         &mut self,
         stage: &mut ShardedStage,
@@ -503,7 +511,7 @@ impl Optimizer {
         state: &mut LayerState,
         scale: Option<&StepScale>,
         outcome: &mut StepOutcome,
-    ) -> CommResult<()> {
+    ) -> CommResult<Updated> {
         let at = (stage.index(), place.layer);
         let layer = &mut stage.layers[place.layer];
         let layout = layer.weights.layout().clone();
@@ -532,13 +540,10 @@ impl Optimizer {
             }
             None => own,
         };
-        let param = match self.zero1 {
-            // Gathered memory is shared, and parameters are written in place.
-            true => device::copy(&self.groups.replica.all_gather(own).wait()?),
-            false => own,
-        };
-        layer.set_param(param, &self.meter);
-        Ok(())
+        Ok(match self.zero1 {
+            true => Updated::Gathered(self.groups.replica.all_gather(own)),
+            false => Updated::Here(own),
+        })
     }
 
     /// A layer's whole buffer, from what each of the ranks that share it owns of it.
