@@ -5,7 +5,9 @@ use std::sync::{Arc, Barrier};
 use burn::tensor::{DType, Tensor};
 use zeropp_core::layer::Part;
 use zeropp_pipeline::costs::{BlockTimes, measured};
+use zeropp_pipeline::ir::Action;
 use zeropp_pipeline::simulate::{Costs, StageCosts};
+use zeropp_pipeline::timeline::Timeline;
 
 use super::bare;
 use super::products::repeated;
@@ -47,7 +49,7 @@ pub struct LayerRates {
     pub update_bytes_per_s: f64,
     /// Bytes in a second that a pass over tensors reads and writes.
     pub memory_bytes_per_s: f64,
-    /// Seconds of a step that no action takes: ranks tell each other how it went.
+    /// Seconds between the actions of two steps: ranks tell each other how it went.
     pub step_end_s: f64,
 }
 
@@ -85,7 +87,7 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
     let elements: u64 = blueprint.plan.ranks[0].memory.parameter_shard / 4;
     let update_s = (plain.costs.step_ns as f64 / 1e9).max(1e-9);
     Ok(LayerRates {
-        step_end_s: (plain.step_s - plain.actions_s()).max(0.0),
+        step_end_s: plain.step_end_s,
         block_s,
         block_fixed_s: fixed,
         block_flops_per_s: std::array::from_fn(|i| block[i] / (block_s[i] - fixed[i]).max(1e-9)),
@@ -122,8 +124,8 @@ struct Run {
     costs: Costs,
     /// Seconds of each stage's F, B, W and R.
     times: Vec<BlockTimes>,
-    /// The middle of its steps' seconds.
-    step_s: f64,
+    /// Seconds between the actions of two steps.
+    step_end_s: f64,
 }
 
 impl Run {
@@ -146,25 +148,27 @@ impl Run {
             ..bare(config)
         };
         let trainer = Trainer::new(config)?;
-        let mut steps = Vec::new();
-        let (_, timeline) = trainer.train_to_timeline(|step| steps.push(step.step_s))?;
+        let (_, timeline) = trainer.train_to_timeline(|_| ())?;
         let costs = measured(&timeline).map_err(|e| Error::Model(e.to_string()))?;
         let seconds = |s: &StageCosts| [s.f_ns, s.b_ns, s.w_ns, s.r_ns].map(|ns| ns as f64 / 1e9);
         let times = costs.stages.iter().map(seconds).collect();
-        Ok(Run { trainer, costs, times, step_s: super::median(steps.split_off(1)) })
+        Ok(Run { trainer, costs, times, step_end_s: between_steps(&timeline) })
     }
+}
 
-    /// Seconds of all actions of a rank in a step.
-    fn actions_s(&self) -> f64 {
-        let recomputed = &self.trainer.blueprint.recomputed.whole;
-        let stage = |(s, times): (usize, &BlockTimes)| match recomputed.contains(&s) {
-            true => total(times),
-            false => compute(times),
-        };
-        let work = MICRO_BATCHES as f64 * self.times.iter().enumerate().map(stage).sum::<f64>();
-        let sums: u64 = self.costs.stages.iter().map(|s| s.replica_reduce_ns).sum();
-        work + (self.costs.step_ns + sums) as f64 / 1e9
+/// Seconds from the end of a step's last action to the first one of the next, in the middle of all
+/// ranks' steps.
+fn between_steps(timeline: &Timeline) -> f64 {
+    let mut gaps = Vec::new();
+    for rank in &timeline.ranks {
+        let ends = rank.spans.iter().filter(|span| span.action == Action::OptimizerStep);
+        for end in ends.map(|span| span.end_ns) {
+            let starts = rank.spans.iter().map(|span| span.start_ns);
+            let next = starts.filter(|start| *start >= end).min();
+            gaps.extend(next.map(|next| (next - end) as f64 / 1e9));
+        }
     }
+    if gaps.is_empty() { 0.0 } else { super::median(gaps) }
 }
 
 /// Bytes in a second of sums of two tensors, on all ranks at once.
@@ -192,6 +196,22 @@ fn passes(devices: zeropp_core::device::Devices, config: &Config, ranks: usize) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zeropp_pipeline::timeline::{Lane, RankTimeline, Span};
+
+    #[test]
+    fn what_is_between_two_steps_is_measured_from_the_last_action_to_the_next() {
+        let lane = Lane::Compute;
+        let span = |action, start_ns, end_ns| Span { lane, action, start_ns, end_ns };
+        let work = Action::AllGather { stage: 0 };
+        let step = |at| [span(work, at, at + 10), span(Action::OptimizerStep, at + 10, at + 30)];
+        // The last step is followed by nothing.
+        let spans = [step(0), step(37), step(72)].concat();
+        let rank = RankTimeline { spans, ..RankTimeline::default() };
+        let timeline = Timeline { ranks: vec![rank], ..Timeline::default() };
+        // 7 and 5 ns.
+        assert!([5e-9, 7e-9].contains(&between_steps(&timeline)));
+        assert_eq!(between_steps(&Timeline::default()), 0.0);
+    }
 
     #[test]
     fn what_does_not_grow_with_a_micro_batch_is_fixed() {

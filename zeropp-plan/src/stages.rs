@@ -27,8 +27,10 @@ pub struct Links {
     pub reduce: f64,
     /// Of a message.
     pub message: f64,
-    /// Of a sum over replicas.
+    /// Of a sum over replicas, or of a gather from them.
     pub replica: f64,
+    /// Of a reduce-scatter over replicas.
+    pub replica_reduce: f64,
 }
 
 impl Links {
@@ -51,6 +53,10 @@ impl Links {
             reduce: if zero3_inside { machine.reduce_bytes_per_s } else { over_nodes },
             message: if messages_inside { inside } else { machine.bytes_per_s },
             replica: if replicas_inside { inside } else { machine.replica_bytes_per_s },
+            replica_reduce: match replicas_inside {
+                true => machine.reduce_bytes_per_s,
+                false => machine.replica_bytes_per_s,
+            },
         }
     }
 }
@@ -402,7 +408,13 @@ fn times(
         false => 0.0,
     };
     let gradient = bytes.gradient as f64;
-    let replicas = 2.0 * elements as f64 * 4.0 / d;
+    // Replicas that share the optimizer have a part each of the sum, and gather what they made of it
+    // at the end of the step.
+    let shard = elements as f64 * 4.0 / d;
+    let (replicas, sums) = match layout.zero1 {
+        true => (shard, links.replica_reduce),
+        false => (2.0 * shard, links.replica),
+    };
     StageCosts {
         f_ns: ns(sum[0]).max(1),
         b_ns: ns(sum[1]).max(1),
@@ -410,7 +422,7 @@ fn times(
         r_ns: ns(sum[3]).max(1),
         all_gather_ns: ns(collective(bytes.weights as f64, d, links.zero3)),
         reduce_scatter_ns: ns(collective(gradient, d, links.reduce)),
-        replica_reduce_ns: ns(collective(replicas, k, links.replica)),
+        replica_reduce_ns: ns(collective(replicas, k, sums)),
     }
 }
 
@@ -429,6 +441,13 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
     let matrices = |p| stages.iter().skip(p).step_by(layout.pp).map(|s| s.matrices_ns).sum();
     let matrices: u64 = (0..layout.pp).map(matrices).max().unwrap_or(0);
     let update = most / owners as f64 / job.machine.update_bytes_per_s;
+    // With ZeRO-1 a layer is gathered from the replicas while the next one is updated, which on
+    // devices that compute and send at once hides the faster of the two.
+    let gather = if layout.zero1 { gathered_s(layout, &links, stages) } else { 0.0 };
+    let update = match job.machine.ranks_at_once {
+        Some(_) => update + gather,
+        None => update.max(gather),
+    };
     Costs {
         stages: stages.iter().map(|s| s.costs).collect(),
         memory: stages.iter().map(|s| s.bytes).collect(),
@@ -440,4 +459,13 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
         overlap_ns: None,
         step_ns: ns(update + job.machine.step_end_s) + matrices,
     }
+}
+
+/// Seconds of the gathers of updated parameters over replicas, of the rank that has most of them.
+fn gathered_s(layout: &Layout, links: &Links, stages: &[Stage]) -> f64 {
+    let elements = |p| stages.iter().skip(p).step_by(layout.pp).map(|s| s.elements).sum::<u64>();
+    let most = (0..layout.pp).map(elements).max().unwrap_or(0);
+    let k = layout.dp as f64;
+    let bytes = 4.0 * most as f64 / layout.zero3 as f64 * (k - 1.0) / k;
+    bytes / links.replica
 }

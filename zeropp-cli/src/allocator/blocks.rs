@@ -5,7 +5,7 @@
 //! regions, the process grows to a third above what ever lived at once, and what is predicted of
 //! its memory is no longer true. So blocks are kept whole, for allocations of their own length
 //! (those of a training step are of few lengths, which return), and only as long as what lives and
-//! what is kept stay within a sixteenth and 16 MiB above the most that has lived at once. A block
+//! what is kept stay within a sixteenth and 32 MiB above the most that has lived at once. A block
 //! that has to go hands its pages to the one it makes room for
 //! (docs/adr/0066-large-blocks-are-kept-whole.md).
 
@@ -25,7 +25,7 @@ const GRAINS: [usize; 2] = [4 << 10, 64 << 10];
 /// What may be kept above the largest sum in use, a part of it and so many bytes: lengths that take
 /// turns fit there, those of small models too.
 const SLACK: usize = 16;
-const SLACK_BYTES: usize = 16 << 20;
+const SLACK_BYTES: usize = 32 << 20;
 
 /// Blocks that are kept at most: the system has a limit on mappings, and the list is searched.
 const MANY: usize = 4095;
@@ -130,24 +130,28 @@ impl Kept {
             self.free_bytes -= bytes;
             return Some(self.free.remove(i).address);
         }
-        let over = self.over();
-        let largest = self.free[..over].iter().enumerate().max_by_key(|(_, block)| block.bytes);
-        let chosen = largest.map(|(i, _)| i);
-        let mut taken = None;
-        for (i, block) in self.free.drain(..over).enumerate() {
-            self.free_bytes -= block.bytes;
-            match Some(i) == chosen {
-                true => taken = block.resized(bytes),
-                false => block.give_back(),
-            }
+        if self.over() == 0 {
+            return None;
         }
-        taken
+        // The one of the nearest length: what it has more, pages are lost of, and what it has less,
+        // there have to be new ones for.
+        let nearest = self.free.iter().enumerate().min_by_key(|(_, b)| b.bytes.abs_diff(bytes));
+        let (chosen, _) = nearest?;
+        let block = self.free.remove(chosen);
+        self.free_bytes -= block.bytes;
+        self.shrink();
+        block.resized(bytes)
     }
 
     fn keep(&mut self, block: Block) {
         self.live -= block.bytes;
         self.free_bytes += block.bytes;
         self.free.push(block);
+        self.shrink();
+    }
+
+    /// Gives back what has to go.
+    fn shrink(&mut self) {
         let over = self.over();
         for block in self.free.drain(..over) {
             self.free_bytes -= block.bytes;
