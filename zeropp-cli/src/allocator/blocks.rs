@@ -296,20 +296,26 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn a_block_that_has_to_go_hands_its_pages_on() {
+    fn what_has_to_go_hands_its_pages_to_the_nearest_length() {
         let blocks = Blocks::new();
-        let first = blocks.alloc(32 * MIB, false);
-        // SAFETY: the block has so many bytes, and is used by this test alone.
-        unsafe {
-            first.write_bytes(9, 32 * MIB);
-            blocks.free(first, 32 * MIB);
-        }
-        let shorter = blocks.alloc(28 * MIB, false);
-        // SAFETY: as above; what a block held before is what its pages hold.
-        let bytes = unsafe { std::slice::from_raw_parts(shorter, 28 * MIB) };
-        assert!(bytes.iter().all(|&byte| byte == 9), "the pages are those of the first block");
-        assert_eq!(counts(&blocks), (28 * MIB, 0, 32 * MIB));
+        let of = |mib: usize, mark: u8| {
+            let memory = blocks.alloc(mib * MIB, false);
+            // SAFETY: the block has so many bytes, and is used by this test alone.
+            unsafe { memory.write_bytes(mark, mib * MIB) };
+            memory
+        };
+        let (longer, nearer) = (of(100, 8), of(64, 9));
         // SAFETY: as above.
-        unsafe { blocks.free(shorter, 28 * MIB) };
+        unsafe {
+            blocks.free(longer, 100 * MIB);
+            blocks.free(nearer, 64 * MIB);
+        }
+        let shorter = blocks.alloc(60 * MIB, false);
+        // SAFETY: as above; what a block held before is what its pages hold.
+        let bytes = unsafe { std::slice::from_raw_parts(shorter, 60 * MIB) };
+        assert!(bytes.iter().all(|&byte| byte == 9), "the pages are those of the nearer block");
+        assert_eq!(counts(&blocks), (60 * MIB, 100 * MIB, 164 * MIB));
+        // SAFETY: as above.
+        unsafe { blocks.free(shorter, 60 * MIB) };
     }
 }
