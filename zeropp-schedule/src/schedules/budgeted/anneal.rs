@@ -167,7 +167,7 @@ impl<'a> Annealer<'a> {
 }
 
 /// e^x for x ≤ 0 from exact operations, as accurate as a temperature needs.
-fn exponent(x: f64) -> f64 {
+pub(super) fn exponent(x: f64) -> f64 {
     // e^x = (e^(x/1024))^1024, the inner one from its series.
     let y = x / 1024.0;
     let mut power = 1.0 + y * (1.0 + y * (0.5 + y * (1.0 / 6.0)));

@@ -19,6 +19,7 @@ mod bound;
 #[cfg(test)]
 mod deadlines;
 mod decode;
+mod drift;
 #[cfg(test)]
 mod judged;
 mod ledger;

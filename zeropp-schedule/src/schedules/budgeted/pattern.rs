@@ -6,9 +6,10 @@
 //! W where all wait longer than a threshold. Hill climbing over these few numbers finds orders that
 //! single letters would not move to.
 
+use super::Objective;
 use super::problem::Problem;
 use super::random::Random;
-use super::walk::Walk;
+use super::walk::{Phase, Walk};
 
 /// The numbers of a pattern.
 #[derive(Clone, Debug)]
@@ -127,10 +128,19 @@ impl Pattern {
         q
     }
 
-    /// Virtual times of every class and micro-batch, without the ranks' part.
-    fn keys(&self, p: &Problem) -> Vec<f64> {
-        let mut keys = Vec::with_capacity(p.classes * p.b);
-        for class in 0..p.classes {
+    /// Virtual times of every letter, and what goes with them.
+    fn order(&self, p: &Problem, window: usize) -> Order {
+        let longest = p.w.iter().max().copied().unwrap_or(0).max(1);
+        let threshold = ((self.threshold * longest as f64) as i64).max(1);
+        let mut order = Order::new(p, threshold);
+        order.impatience = self.impatience;
+        order.phases = self.walk.as_ref().map(|walk| walk.phases(p, window));
+        for at in 0..p.ranks * p.classes {
+            let (r, class) = (at / p.classes, at % p.classes);
+            let spare = match self.reserve.get(class) {
+                Some(reserve) => (reserve * p.need[at] as f64) as i64,
+                None => 0,
+            };
             for i in 0..p.b {
                 let (group, within) = match i.checked_sub(self.head) {
                     Some(rest) if self.head > 0 => (1 + rest / self.size, rest % self.size),
@@ -138,11 +148,38 @@ impl Pattern {
                     Some(_) => (i / self.size, i % self.size),
                 };
                 let time = self.start[class] + self.pace[class] * within as f64;
-                keys.push(time + self.group * group as f64);
+                let time = time + self.group * group as f64 + self.slope[class] * r as f64;
+                (order.keys[at * p.b + i], order.spare[at * p.b + i]) = (time, spare);
             }
         }
-        keys
+        order
     }
+}
+
+/// What a list is made by.
+#[derive(Clone, Debug)]
+pub(super) struct Order {
+    /// Virtual time of every letter, by `(rank · 2V + class) · B + i`.
+    pub(super) keys: Vec<f64>,
+    /// Memory that it leaves free, alike.
+    pub(super) spare: Vec<i64>,
+    pub(super) impatience: f64,
+    /// The shortest wait that a W fills.
+    pub(super) threshold: i64,
+    pub(super) phases: Option<Vec<Phase>>,
+}
+
+impl Order {
+    pub(super) fn new(p: &Problem, threshold: i64) -> Order {
+        let (keys, spare) = (vec![0.0; p.letters()], vec![0; p.letters()]);
+        Order { keys, spare, impatience: 0.0, threshold, phases: None }
+    }
+}
+
+/// Words, and how long ranks wait in them: the longest of all and the sum.
+pub(super) struct Listed {
+    pub(super) letters: Vec<Vec<u8>>,
+    pub(super) waits: (i64, i64),
 }
 
 fn mean(p: &Problem, of: impl Fn(usize) -> bool) -> f64 {
@@ -165,13 +202,24 @@ struct Rank {
     phase: usize,
     stuck: bool,
     letters: Vec<u8>,
+    /// Time waited, since the first letter where spans are the ranks' own.
+    waited: i64,
 }
 
 /// Writes the words of a pattern. None where it comes to a dead end.
 pub(super) fn list(p: &Problem, q: &Pattern, window: usize) -> Option<(Vec<Vec<u8>>, i64)> {
-    let longest = p.w.iter().max().copied().unwrap_or(0).max(1);
-    let threshold = ((q.threshold * longest as f64) as i64).max(1);
-    let phases = q.walk.as_ref().map(|walk| walk.phases(p, window));
+    let order = q.order(p, window);
+    let listed = listed(p, &order, &mut |_, _| true)?;
+    Some((listed.letters, order.threshold))
+}
+
+/// Lists letters by an order's keys for as long as `go_on` says so of the waits until then. None
+/// where it comes to a dead end.
+pub(super) fn listed(
+    p: &Problem,
+    order: &Order,
+    go_on: &mut dyn FnMut(i64, i64) -> bool,
+) -> Option<Listed> {
     let mut arrivals = vec![i64::MAX; p.letters()];
     for r in 0..p.ranks {
         for l in (0..p.v).filter(|l| p.stage[r * p.v + l] == 0) {
@@ -181,22 +229,52 @@ pub(super) fn list(p: &Problem, q: &Pattern, window: usize) -> Option<(Vec<Vec<u
     }
     let rank = Rank { counts: vec![0; p.classes], ..Rank::default() };
     let mut ranks = vec![rank; p.ranks];
-    let keys = q.keys(p);
-    let mut left = p.letters();
-    while left > 0 {
+    let (mut most, mut sum) = (0, 0);
+    for _ in 0..p.letters() {
+        let (r, class) = next(p, order, &mut ranks, &arrivals)?;
+        let before = ranks[r].waited;
+        let waiting = ranks[r].run(p, r, class, &mut arrivals);
+        (most, sum) = (most.max(ranks[r].waited), sum + ranks[r].waited - before);
+        if !go_on(most, sum) {
+            return None;
+        }
+        if let Some((to, at)) = waiting
+            && ranks[to].stuck
+        {
+            let rank = &mut ranks[to];
+            rank.stuck = false;
+            let before = rank.waited;
+            rank.wait(p, at);
+            (most, sum) = (most.max(rank.waited), sum + rank.waited - before);
+        }
+    }
+    let letters = ranks.into_iter().map(|rank| rank.letters).collect();
+    Some(Listed { letters, waits: (most, sum) })
+}
+
+/// The next letter of any rank, W before it being run; none where all ranks are stuck.
+fn next(
+    p: &Problem,
+    order: &Order,
+    ranks: &mut [Rank],
+    arrivals: &[i64],
+) -> Option<(usize, usize)> {
+    loop {
         let ready = (0..p.ranks).filter(|r| !ranks[*r].stuck);
         let r = ready.min_by_key(|r| ranks[*r].now)?;
         let rank = &mut ranks[r];
-        if let Some(phases) = &phases {
+        if let Some(phases) = &order.phases {
             while rank.phase + 1 < phases.len()
                 && rank.counts.iter().zip(&phases[rank.phase].must).all(|(c, must)| c >= must)
             {
                 rank.phase += 1;
             }
         }
-        let may = phases.as_ref().map(|all| &all[rank.phase].may[..]);
-        match choose(p, q, r, rank, &arrivals, &keys, may) {
-            Some((_, start)) if rank.waits_w() && start - rank.now >= threshold => rank.run_w(p, r),
+        let may = order.phases.as_ref().map(|all| &all[rank.phase].may[..]);
+        match choose(p, order, r, rank, arrivals, may) {
+            Some((_, start)) if rank.waits_w() && start - rank.now >= order.threshold => {
+                rank.run_w(p, r);
+            }
             Some((class, _)) => {
                 while rank.memory + p.need[r * p.classes + class] > p.memory {
                     if !rank.waits_w() {
@@ -204,14 +282,7 @@ pub(super) fn list(p: &Problem, q: &Pattern, window: usize) -> Option<(Vec<Vec<u
                     }
                     rank.run_w(p, r);
                 }
-                let waiting = rank.run(p, r, class, &mut arrivals);
-                left -= 1;
-                if let Some((to, at)) = waiting
-                    && ranks[to].stuck
-                {
-                    ranks[to].stuck = false;
-                    ranks[to].now = ranks[to].now.max(at);
-                }
+                return Some((r, class));
             }
             None if rank.waits_w() => {
                 rank.run_w(p, r);
@@ -220,17 +291,15 @@ pub(super) fn list(p: &Problem, q: &Pattern, window: usize) -> Option<(Vec<Vec<u
             None => rank.stuck = true,
         }
     }
-    Some((ranks.into_iter().map(|rank| rank.letters).collect(), threshold))
 }
 
 /// The letter to run next and its start.
 fn choose(
     p: &Problem,
-    q: &Pattern,
+    order: &Order,
     r: usize,
     rank: &Rank,
     arrivals: &[i64],
-    keys: &[f64],
     may: Option<&[u16]>,
 ) -> Option<(usize, i64)> {
     let mut best: Option<(f64, usize, i64)> = None;
@@ -245,13 +314,13 @@ fn choose(
             continue;
         }
         if class < p.v {
-            let spare = (q.reserve[class] * p.need[at] as f64) as i64;
+            let spare = order.spare[at * p.b + i];
             if rank.memory - rank.kept + p.need[at] + spare > p.memory {
                 continue;
             }
         }
         let wait = (arrival - rank.now).max(0);
-        let key = keys[class * p.b + i] + q.slope[class] * r as f64 + q.impatience * wait as f64;
+        let key = order.keys[at * p.b + i] + order.impatience * wait as f64;
         if best.is_none_or(|(least, ..)| key < least) {
             best = Some((key, class, rank.now + wait));
         }
@@ -272,6 +341,13 @@ impl Rank {
         self.kept -= p.freed[at];
     }
 
+    /// Waits until `at`.
+    fn wait(&mut self, p: &Problem, at: i64) {
+        let begun = !self.letters.is_empty() || p.objective == Objective::Makespan;
+        self.waited += if begun { (at - self.now).max(0) } else { 0 };
+        self.now = self.now.max(at);
+    }
+
     /// Runs a letter; the rank that may have waited for it, and when it has the result.
     fn run(
         &mut self,
@@ -282,7 +358,8 @@ impl Rank {
     ) -> Option<(usize, i64)> {
         let at = r * p.classes + class;
         let i = usize::from(self.counts[class]);
-        self.now = self.now.max(arrivals[at * p.b + i]) + p.take[at];
+        self.wait(p, arrivals[at * p.b + i]);
+        self.now += p.take[at];
         self.memory += p.delta[at];
         self.counts[class] += 1;
         self.letters.push(class as u8);

@@ -3,10 +3,12 @@
 
 use super::anneal::Annealer;
 use super::bound::bound;
+use super::drift::{Drifting, narrow};
 use super::others::{Other, fitting, simulated};
 use super::pattern::{Pattern, list};
 use super::problem::Problem;
 use super::stretch;
+use super::walk::Walk;
 use super::word::Plan;
 use super::write::write;
 use super::{Found, Request};
@@ -21,6 +23,8 @@ pub(super) struct Seed {
     /// By how much annealing left limits broken.
     pub(super) excess: usize,
     pub(super) name: String,
+    /// The walk that it keeps to, if its keys may drift.
+    pub(super) walk: Option<Walk>,
 }
 
 impl Seed {
@@ -39,7 +43,13 @@ pub(super) struct Track<'a> {
 /// Rounds of annealing: how many seeds take part, the share of the effort of each, and the
 /// temperatures. The best of the last one gets what is left.
 const ROUNDS: [(usize, f64, (f64, f64)); 2] = [(10, 0.02, (0.1, 0.01)), (4, 0.08, (0.1, 0.004))];
+/// What drifted is near to good, and heat would undo it.
+const MILD: (f64, f64) = (0.03, 0.002);
+/// The rounds where walks drift: fewer seeds, so that the last one has more.
+const DRIFTING: [(usize, f64, (f64, f64)); 2] = [(6, 0.025, (0.1, 0.01)), (2, 0.09, (0.1, 0.004))];
 const LAST: (f64, f64) = (0.05, 0.002);
+/// Walks to start from on each placement, and the share of the effort of each.
+const STARTS: (usize, f64) = (3, 0.01);
 /// The most by which a plan may break limits on gathers and still be near to keeping them.
 const FAR: usize = 4;
 
@@ -88,15 +98,22 @@ pub(super) fn run<'a>(
         pool.extend(climb(&mut track.annealer, at, left / 10, 10));
         tracks.push(track);
     }
+    let drifting = drifts(&mut tracks, letters);
+    let rounds = if drifting.is_empty() { ROUNDS } else { DRIFTING };
+    pool.extend(drifting);
     // At first limits may be broken a little.
     pool.sort_by_key(|seed| seed.score);
     kept.sort_by_key(|seed| seed.score);
     pool.splice(0..0, kept);
-    for (survivors, share, heat) in ROUNDS {
+    for (round, (survivors, share, heat)) in rounds.into_iter().enumerate() {
         pool = diverse(pool, survivors);
         for seed in &mut pool {
             let annealer = &mut tracks[seed.track].annealer;
             let effort = (letters as f64 * share) as u64;
+            if round > 0 {
+                drift_on(annealer, seed, effort / 3);
+            }
+            let heat = if seed.walk.is_some() { MILD } else { heat };
             if let Some(reached) = annealer.anneal(&seed.plan, effort, heat, &seed.name) {
                 (seed.plan, seed.score) = (reached.plan, reached.score);
                 seed.excess = reached.excess;
@@ -107,10 +124,12 @@ pub(super) fn run<'a>(
         // What still breaks a limit pays more from round to round.
         tracks.iter_mut().for_each(|track| track.annealer.penalty *= 2);
     }
-    let spent: u64 = tracks.iter().map(|track| track.annealer.decoder.effort).sum();
-    if let Some(seed) = pool.first() {
+    if let Some(seed) = pool.first_mut() {
+        drift_on(&mut tracks[seed.track].annealer, seed, letters / 32);
+        let spent: u64 = tracks.iter().map(|track| track.annealer.decoder.effort).sum();
+        let heat = if seed.walk.is_some() { MILD } else { LAST };
         let annealer = &mut tracks[seed.track].annealer;
-        annealer.anneal(&seed.plan, letters.saturating_sub(spent), LAST, &seed.name);
+        annealer.anneal(&seed.plan, letters.saturating_sub(spent), heat, &seed.name);
     }
     tracks
 }
@@ -142,7 +161,14 @@ fn kinds(track: &mut Track, at: usize) -> Vec<Seed> {
             // From here on W may fill.
             plan.words.iter_mut().for_each(|word| word.threshold = longest);
             let excess = other.excess;
-            pool.push(Seed { track: at, plan, score, excess, name: other.name.clone() });
+            pool.push(Seed {
+                track: at,
+                plan,
+                score,
+                excess,
+                name: other.name.clone(),
+                walk: None,
+            });
         }
     }
     pool
@@ -179,10 +205,51 @@ fn climb(annealer: &mut Annealer, track: usize, letters: u64, restarts: u64) -> 
                     None => (format!("list of {}", pattern.size), pattern.size),
                 };
                 plan.stride = stride;
-                here = Some((pattern, Seed { track, plan, score, excess: 0, name }));
+                here = Some((pattern, Seed { track, plan, score, excess: 0, name, walk: None }));
             }
         }
         pool.extend(here.map(|(_, seed)| seed));
     }
     pool
+}
+
+/// Walks whose keys drift, where memory is tight: some are annealed a little, the best ones longer.
+fn drifts(tracks: &mut [Track], letters: u64) -> Vec<Seed> {
+    let effort = |share: f64| (letters as f64 * share) as u64;
+    let mut all: Vec<(usize, Drifting)> = Vec::new();
+    for (at, track) in tracks.iter_mut().enumerate() {
+        let annealer = &mut track.annealer;
+        let few = effort(STARTS.1) < 200 * annealer.p.letters() as u64;
+        if few || !narrow(annealer.p, &annealer.random) {
+            continue;
+        }
+        for _ in 0..STARTS.0 {
+            if let Some(mut drifting) = Drifting::walk(annealer) {
+                drifting.anneal(annealer, effort(STARTS.1), (0.5, 0.1), 1.0);
+                all.push((at, drifting));
+            }
+        }
+    }
+    all.sort_by_key(|(_, drifting)| drifting.waits);
+    all.truncate(STARTS.0);
+    let seed = |(track, mut drifting): (usize, Drifting)| {
+        let annealer = &mut tracks[track].annealer;
+        drifting.anneal(annealer, effort(0.06), (0.3, 0.02), 0.8);
+        let plan = drifting.plan(annealer)?;
+        let score = annealer.offer(&plan, "walk")?;
+        let walk = drifting.drift.walk;
+        let name = format!("drifting walk {:?}", walk.units);
+        Some(Seed { track, plan, score, excess: 0, name, walk: Some(walk) })
+    };
+    all.into_iter().filter_map(seed).collect()
+}
+
+/// Lets the times of an annealed seed drift, and goes on from what comes out of it.
+fn drift_on(annealer: &mut Annealer, seed: &mut Seed, letters: u64) {
+    let Some(walk) = &seed.walk else { return };
+    let Some(mut drifting) = Drifting::timed(annealer, walk, &seed.plan) else { return };
+    drifting.anneal(annealer, letters, (0.1, 0.005), 0.3);
+    if let Some(plan) = drifting.plan(annealer) {
+        seed.plan = plan;
+    }
 }

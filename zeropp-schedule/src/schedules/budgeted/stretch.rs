@@ -80,7 +80,7 @@ pub(super) fn seeds(
                 plan.stride = period;
                 let name = format!("{} of {b}, {period} repeated", best.from);
                 let Some(score) = annealer.offer(&plan, &name) else { continue };
-                pool.push(Seed { track, plan, score, excess: 0, name });
+                pool.push(Seed { track, plan, score, excess: 0, name, walk: None });
             }
         }
         pool.sort_by_key(|seed| seed.score);
@@ -99,7 +99,7 @@ pub(super) fn seeds(
 }
 
 /// Start of each class and micro-batch, by `(rank · 2V + class) · B + i`.
-fn starts(annealer: &Annealer, plan: &Plan) -> Vec<i64> {
+pub(super) fn starts(annealer: &Annealer, plan: &Plan) -> Vec<i64> {
     let p = annealer.p;
     let mut starts = vec![0; p.letters()];
     for (r, word) in plan.words.iter().enumerate() {

@@ -102,6 +102,15 @@ impl Walk {
         }
     }
 
+    /// The most activations that wait for the way up while the window is at the bottom.
+    pub(super) fn load(&self, v: usize, g: usize) -> usize {
+        let of = |unit: &Vec<usize>| {
+            let part = unit.iter().max().copied().unwrap_or(0);
+            v.saturating_sub(g + 1) * unit.iter().sum::<usize>() + part
+        };
+        self.units.iter().map(of).max().unwrap_or(0)
+    }
+
     /// The gathers it costs if every rank keeps to it.
     #[cfg(test)]
     pub(super) fn gathers(&self, v: usize, g: usize) -> usize {
