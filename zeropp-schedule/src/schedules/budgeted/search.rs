@@ -56,7 +56,7 @@ const FAR: usize = 4;
 /// The best order within the budgets that `letters` letters of effort find on any of the
 /// placements, or a known kind.
 pub(super) fn found(problems: &[Problem], request: &Request, letters: u64) -> Option<Found> {
-    let tracks = run(problems, request, letters, true);
+    let tracks = run(problems, request, letters);
     // A bound holds for one placement, the smaller one for all of them.
     let bound = problems.iter().map(bound).min()? as u64;
     let mut candidates = Vec::new();
@@ -78,18 +78,13 @@ fn work_of(p: &Problem) -> u64 {
     p.work.iter().max().copied().unwrap_or(0) as u64
 }
 
-/// Searches until `letters` letters have been timed. `known` offers the other kinds, too.
-pub(super) fn run<'a>(
-    problems: &'a [Problem],
-    request: &Request,
-    letters: u64,
-    known: bool,
-) -> Vec<Track<'a>> {
+/// Searches until `letters` letters have been timed.
+pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) -> Vec<Track<'a>> {
     // Long steps from short ones come through the first round, however they start.
     let (mut kept, mut pool): (Vec<Seed>, Vec<Seed>) = Default::default();
     let mut tracks: Vec<Track> = Vec::new();
     for (at, p) in problems.iter().enumerate() {
-        let others = if known { fitting(p, request.shape) } else { Vec::new() };
+        let others = fitting(p, request.shape);
         let mut track = Track { others, annealer: Annealer::new(p, request.seed + 7 * at as u64) };
         let share = letters / problems.len() as u64;
         pool.extend(kinds(&mut track, at));
@@ -98,9 +93,9 @@ pub(super) fn run<'a>(
         pool.extend(climb(&mut track.annealer, at, left / 10, 10));
         tracks.push(track);
     }
-    let drifting = drifts(&mut tracks, letters);
-    let rounds = if drifting.is_empty() { ROUNDS } else { DRIFTING };
-    pool.extend(drifting);
+    let walks = drifts(&mut tracks, letters);
+    let rounds = if walks.is_empty() { ROUNDS } else { DRIFTING };
+    pool.extend(walks);
     // At first limits may be broken a little.
     pool.sort_by_key(|seed| seed.score);
     kept.sort_by_key(|seed| seed.score);
@@ -219,7 +214,9 @@ fn drifts(tracks: &mut [Track], letters: u64) -> Vec<Seed> {
     let mut all: Vec<(usize, Drifting)> = Vec::new();
     for (at, track) in tracks.iter_mut().enumerate() {
         let annealer = &mut track.annealer;
-        let few = effort(STARTS.1) < 200 * annealer.p.letters() as u64;
+        let size = annealer.p.letters();
+        // Long steps come from short ones.
+        let few = size >= stretch::SHORT || effort(STARTS.1) < 200 * size as u64;
         if few || !narrow(annealer.p, &annealer.random) {
             continue;
         }

@@ -12,7 +12,7 @@ use super::{Budgets, Request};
 use crate::schedules::Shape;
 
 /// Letters below which a step is short, and above which even the short one would be long.
-const SHORT: usize = 2000;
+pub(super) const SHORT: usize = 2000;
 const LONG: usize = 1 << 14;
 
 /// Temperatures at which the seams of a repeated middle are mended.
@@ -60,7 +60,7 @@ pub(super) fn seeds(
     let budgets = Budgets { gathers: cut.gathers, ..request.budgets.clone() };
     let short = Request { shape: &shape, budgets: &budgets, ..request.clone() };
     let small = [Problem::new(&shape, request.costs, &budgets, p.placement.clone(), p.objective)];
-    let mut tracks = run(&small, &short, letters / 2, true);
+    let mut tracks = run(&small, &short, letters / 2);
     let Some(Track { annealer: inner, .. }) = tracks.first_mut() else { return Vec::new() };
     annealer.decoder.effort += inner.decoder.effort;
     let Some(best) = inner.best.clone() else { return Vec::new() };
