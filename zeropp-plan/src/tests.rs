@@ -204,6 +204,36 @@ fn an_optimizer_that_keeps_less_holds_less_and_moves_less() {
     }
 }
 
+/// With ZeRO-1 a replica has a part of the sum only, half of what all of it takes, and the updated
+/// parameters are gathered at the end: beside the update where a device does both at once.
+#[test]
+fn zero1_is_priced_by_its_halves() {
+    let mut shared = job("gpt2", 8, 64);
+    // Sums and gathers at one rate, and so slow that the gather outlasts the update.
+    shared.machine.reduce_bytes_per_s = 1e9;
+    shared.machine.zero3_bytes_per_s = 1e9;
+    let mut layout = Plan::new(&shared, "").unwrap().layouts[0].planned.layout.clone();
+    (layout.pp, layout.zero3, layout.dp, layout.zero1) = (1, 1, 8, false);
+    let of = |job: &Job, zero1: bool| {
+        let layout = Layout { zero1, ..layout.clone() };
+        let (stages, _) = Models::new(job).stages(job, &layout).unwrap();
+        let costs = crate::stages::simulator(job, &layout, &stages);
+        let sums: u64 = stages.iter().map(|stage| stage.costs.replica_reduce_ns).sum();
+        let elements: u64 = stages.iter().map(|stage| stage.elements).sum();
+        (sums as f64, costs.step_ns as f64, elements as f64)
+    };
+    let (whole, update, elements) = of(&shared, false);
+    let (half, gathered, _) = of(&shared, true);
+    assert!((half / whole - 0.5).abs() < 0.01, "{half} of {whole}");
+    // Seven eighths of 4 bytes an element, at one byte a nanosecond.
+    let gather = 3.5 * elements;
+    assert!(gather > update / 8.0 && (gathered / gather - 1.0).abs() < 0.01, "{gathered}");
+    // On cores that do both one comes after the other.
+    shared.machine.ranks_at_once = Some(8);
+    let both = of(&shared, true).1;
+    assert!((both / (gather + update / 8.0) - 1.0).abs() < 0.01, "{both}");
+}
+
 /// Newton–Schulz takes whole matrices: a rank with an eighth of a block takes all of it for a
 /// moment, and what it keeps is that of the rank with the least of matrices.
 #[test]
