@@ -408,8 +408,8 @@ fn times(
         false => 0.0,
     };
     let gradient = bytes.gradient as f64;
-    // Replicas that share the optimizer have a part each of the sum, and gather what they made of it
-    // at the end of the step.
+    // Replicas that share the optimizer have a part each of the sum, and gather what they made of
+    // it at the end of the step.
     let shard = elements as f64 * 4.0 / d;
     let (replicas, sums) = match layout.zero1 {
         true => (shard, links.replica_reduce),
