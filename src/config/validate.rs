@@ -1,6 +1,6 @@
 //! The rules a configuration must keep, each with what would work instead.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::{
     Config, ConfigError, DeviceKind, EngineKind, OnLoss, OptimizerSync, Precision, Resume,
@@ -299,7 +299,9 @@ impl Config {
             ("flight-dir", self.flight_dir.as_ref()),
             ("tensorboard", self.tensorboard.as_ref()),
         ] {
-            check(folder.is_none_or(|path| path.is_dir() || !path.exists()), || {
+            // One look: between two another process of the run may have made the folder.
+            let is_file = |path: &PathBuf| path.metadata().is_ok_and(|found| !found.is_dir());
+            check(!folder.is_some_and(is_file), || {
                 let shown = folder.expect("just looked at").display();
                 ConfigError::value(field, shown, "is a file", "name a folder")
             })?;
