@@ -56,6 +56,13 @@ impl LayerShard {
         }
     }
 
+    /// Counts parameters that are on their way. The memory of those before is somebody else's by
+    /// now, and must not be taken for theirs.
+    pub(crate) fn expect_param(&mut self, elements: usize, meter: &Arc<Meter>) {
+        self.param_hold = None;
+        self.param_hold = Some(meter.hold(MemoryKind::ParameterShard, 4 * elements as u64));
+    }
+
     /// Replaces the parameters, of which nothing is left.
     pub(crate) fn set_param(&mut self, param: Tensor<1>, meter: &Arc<Meter>) {
         self.param_hold = None;

@@ -541,7 +541,7 @@ impl Optimizer {
             None => own,
         };
         Ok(match self.zero1 {
-            true => Updated::Gathered(self.groups.replica.all_gather(own)),
+            true => Updated::Gathered(self.groups.replica.all_gather(own), place.shard),
             false => Updated::Here(own),
         })
     }

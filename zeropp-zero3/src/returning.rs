@@ -12,8 +12,8 @@ use crate::stage::ShardedStage;
 /// A rank's shard of a layer after its update.
 pub(crate) enum Updated {
     Here(Tensor<1>),
-    /// With ZeRO-1, while it is gathered from the replicas.
-    Gathered(Pending<Tensor<1>>),
+    /// With ZeRO-1, so many elements while they are gathered from the replicas.
+    Gathered(Pending<Tensor<1>>, usize),
 }
 
 /// The parameters of the layer that was updated last. With ZeRO-1 they are gathered
@@ -35,9 +35,13 @@ impl Returning {
         updated: Updated,
     ) -> CommResult<()> {
         self.finish(stages, meter)?;
+        let layer = &mut stages[at.0].layers[at.1];
         match updated {
-            Updated::Here(param) => stages[at.0].layers[at.1].set_param(param, meter),
-            Updated::Gathered(param) => self.0 = Some((at, param)),
+            Updated::Here(param) => layer.set_param(param, meter),
+            Updated::Gathered(param, elements) => {
+                layer.expect_param(elements, meter);
+                self.0 = Some((at, param));
+            }
         }
         Ok(())
     }
