@@ -24,7 +24,7 @@ const MICRO_BATCHES: usize = 4;
 /// How many times as large the micro-batches of a third run are: what a block takes beside its
 /// FLOP is what does not grow with them.
 const LARGER: usize = 3;
-/// Steps, the first of which is not counted.
+/// Steps, of which what is told is a median.
 const STEPS: u64 = 8;
 /// Bytes that an update moves of each parameter: parameter, gradient and two moments are read,
 /// three of them written.
