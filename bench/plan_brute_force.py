@@ -2,14 +2,16 @@
 """The first layout of a plan among real runs of all layouts, on this machine.
 
 bench/plan_brute_force.py [--jobs N] [--ranks 2,2,3,4] [--seed S] [--rounds R] [--steps T]
-                          [--within W] [--show] [ZEROPP]
+                          [--within W] [--show] [--try N] [ZEROPP]
 draws random small jobs on the threads engine, one for each number of ranks in turn. For each it
 measures the machine, plans, and runs every layout there is: all P x D x K, micro-batch sizes, V,
 kinds that plans know and, where a kind has units, U. What else a layout has (recomputation,
 ZeRO-1, prefetch) is what a plan that keeps to it chooses. A round runs each layout once, in another
 order each time, and the plan's first some times in between; a layout's time is the median of a
 run's steps over what the plan's first takes in the same round. After the first round those that
-took more than W times the plan's first are left out; --show tells them all.
+took more than W times the plan's first are left out; --show tells them all. Layouts whose ranks do
+the same, whatever their kinds are called, run once. With --try the plan's first is that of
+`zeropp plan --try N`, which has run its N best for a while.
 
 What is printed for each job is the place of the plan's first among all of them by the medians of
 the rounds, and its place beyond noise: behind those whose slowest round was faster than the fastest
@@ -66,19 +68,22 @@ def shapes(job):
                             yield {**flags, "unit": unit} if kind == "zeropp" else flags
 
 
-def layouts(zeropp, machine, job):
+def layouts(zeropp, machine, job, tries):
     """The plan's first layout, and every layout there is, without those that run the same."""
     model = [*job["sizes"], "--layers", str(job["layers"])]
     ask = [zeropp, "plan", "--cpu", "--machine", machine, "--gpus", str(job["ranks"]),
            "--global-batch", str(job["batch"]), *model, "--json"]
-    first = json.loads(output(ask))["layouts"][0]
-    all_of = {first["command"]: first}
+    tried = ["--try", str(tries)] if tries else []
+    first = json.loads(output([*ask, *tried]))["layouts"][0]
+    all_of, programs = {first["command"]: first}, {first["program"]}
     for shape in shapes(job):
         fixed = [word for key, value in shape.items() for word in (f"--{key}", str(value))]
         asked = subprocess.run([*ask, *fixed], capture_output=True, text=True)
         if asked.returncode == 0:
             layout = json.loads(asked.stdout)["layouts"][0]
-            all_of.setdefault(layout["command"], layout)
+            if layout["program"] not in programs:
+                programs.add(layout["program"])
+                all_of[layout["command"]] = layout
     return first["command"], all_of
 
 
@@ -124,7 +129,7 @@ def ran(zeropp, folder, rng, args, job):
     """A job measured for, planned, and run in all layouts: where the plan's first is."""
     machine = os.path.join(folder, "machine.toml")
     output([zeropp, "measure", "--zero3", str(job["ranks"]), *job["sizes"], "-o", machine])
-    first, all_of = layouts(zeropp, machine, job)
+    first, all_of = layouts(zeropp, machine, job, args.tries)
     run = lambda command: step(zeropp, folder, args.steps, command)
     kept, rounds = list(all_of), []
     for number in range(args.rounds):
@@ -172,6 +177,7 @@ def main():
     args.add_argument("--steps", type=int, default=8)
     args.add_argument("--within", type=float, default=1.25)
     args.add_argument("--show", action="store_true")
+    args.add_argument("--try", type=int, default=0, dest="tries")
     args.add_argument("zeropp", nargs="?", default="target/release/zeropp")
     args = args.parse_args()
     if args.steps < 3:

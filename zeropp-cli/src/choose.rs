@@ -11,7 +11,7 @@ use zeropp_plan::plan::Plan;
 use zeropp_plan::{machines, text};
 
 use crate::values::whole;
-use crate::{Failure, measure, planning};
+use crate::{Failure, measure, planning, trial};
 
 /// Stands for a machine that is measured first.
 const MEASURED: &str = "measured";
@@ -26,12 +26,14 @@ pub(crate) struct Wish {
     /// A name, a file, or [`MEASURED`].
     machine: String,
     ranks: Option<usize>,
+    /// Layouts that are to be tried.
+    tries: Option<usize>,
     /// Settings of the command line.
     given: Vec<&'static str>,
 }
 
 /// The flags of a plan that a run starts with.
-pub(crate) fn args() -> [Arg; 2] {
+pub(crate) fn args() -> [Arg; 3] {
     let number = |name: &'static str, help: &'static str| {
         Arg::new(name)
             .long(name)
@@ -60,6 +62,7 @@ pub(crate) fn args() -> [Arg; 2] {
                  rank-memory. Needs --global-batch.",
             ),
         number("gpus", "With --plan: ranks in all [default: the cores or GPUs of this machine]"),
+        trial::arg("Plan").requires("plan").hide_short_help(true),
     ]
 }
 
@@ -71,6 +74,7 @@ impl Wish {
         Some(Wish {
             machine: matches.get_one::<String>("plan")?.clone(),
             ranks: size("gpus"),
+            tries: size("try"),
             given: all.filter(|key| matches.contains_id(key)).collect(),
         })
     }
@@ -86,7 +90,12 @@ impl Wish {
     /// What a plan does not take, or a job that fits nowhere, with what is nearest.
     pub(crate) fn chosen(&self, config: &Config) -> Result<(Config, String), Failure> {
         let job = self.job(config)?;
-        let plan = Plan::new(&job, &others(config)).map_err(planning::bad)?;
+        let plan = match self.tries {
+            Some(count) => trial::tried(&job, &others(config), count, config.engine, |planned| {
+                with_layout(config, &planned.layout, &planned.blocks)
+            })?,
+            None => Plan::new(&job, &others(config)).map_err(planning::bad)?,
+        };
         let first = &plan.layouts[0].planned;
         let columns = console::Term::stdout().size_checked().map_or(100, |s| usize::from(s.1));
         let chosen = with_layout(config, &first.layout, &first.blocks)?;
@@ -191,13 +200,24 @@ fn others(config: &Config) -> String {
 }
 
 /// The settings with this layout, by the flags that a plan prints.
-fn with_layout(config: &Config, layout: &Layout, blocks: &[usize]) -> Result<Config, Failure> {
+pub(crate) fn with_layout(
+    config: &Config,
+    layout: &Layout,
+    blocks: &[usize],
+) -> Result<Config, Failure> {
     let mut table = Table::new();
+    let of = |key: &str, value: &str| {
+        let option = OPTIONS.iter().find(|o| o.key == key).expect("a setting of a run");
+        option.kind.parse(value).expect("a layout's value")
+    };
+    // What a layout has no flag for stands over what a file says.
+    for (key, value) in [("zero1", "false"), ("prefetch", "1"), ("recompute", "none")] {
+        table.insert(key.into(), of(key, value));
+    }
     for flag in layout.flags(blocks) {
         let (key, value) = flag.split_once(' ').unwrap_or((&flag, "true"));
         let key = key.trim_start_matches('-');
-        let option = OPTIONS.iter().find(|o| o.key == key).expect("a setting of a run");
-        table.insert(key.into(), option.kind.parse(value).expect("a layout's value"));
+        table.insert(key.into(), of(key, value));
     }
     config.with(table).map_err(Failure::bad_input)
 }

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use zeropp::config::Resume;
 use zeropp::{Config, Trainer};
 
 use crate::Failure;
@@ -13,6 +12,7 @@ use crate::pace::Pace;
 use crate::plot::chart::{self, Curve, Mark, Panel, Scale};
 use crate::plot::running_mean;
 use crate::progress::Progress;
+use crate::trial::writing_nothing;
 
 /// Where the curve is drawn, and its numbers.
 pub(crate) const PAGE: &str = "find-lr.html";
@@ -35,22 +35,7 @@ pub(crate) fn test_of(config: Config) -> Config {
         min_lr: None,
         // A rate that is too high is what is looked for.
         max_skipped: 0,
-        eval_every: 0,
-        eval_data: None,
-        patience: 0,
-        keep_best: false,
-        sample_every: 0,
-        prompt: None,
-        save: None,
-        save_every: 0,
-        resume: Resume::No,
-        metrics: None,
-        tensorboard: None,
-        log_file: None,
-        trace: None,
-        trace_steps: None,
-        save_costs: None,
-        ..config
+        ..writing_nothing(config)
     }
 }
 

@@ -36,6 +36,7 @@ mod shell;
 mod summary;
 mod supervise;
 mod tokenize;
+mod trial;
 mod values;
 mod version;
 mod why;

@@ -17,7 +17,7 @@ use zeropp_plan::{PlanError, against, page, text};
 use crate::figures::say;
 use crate::output::{keep_inputs, write};
 use crate::values::whole;
-use crate::{Failure, args};
+use crate::{Failure, args, choose, trial};
 
 use job::{Asked, job};
 pub(crate) use job::{compute, flag, machine_called, moments, sync};
@@ -166,6 +166,7 @@ fn output_args() -> Vec<Arg> {
             .value_name("RUN.jsonl")
             .value_parser(value_parser!(PathBuf))
             .help("Metrics of a run of the first layout: predicted beside measured"),
+        trial::arg("Output"),
         number("width", "COLUMNS", "Columns of the text, 60 to 200 [default: the terminal's]"),
     ];
     args.into_iter().map(|arg| arg.help_heading("Output")).collect()
@@ -181,7 +182,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     }
     let asked = job(matches)?;
     let job = &asked.job;
-    let plan = planned(&asked)?;
+    let plan = planned(&asked, matches.get_one::<usize>("try").copied())?;
     let size = |name: &str| matches.get_one::<usize>(name).copied();
     let columns = || usize::from(console::Term::stdout().size_checked().map_or(100, |s| s.1));
     let width = size("width").unwrap_or_else(columns);
@@ -210,8 +211,14 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
 }
 
 /// The plan of what is asked, whose commands run as they stand.
-fn planned(asked: &Asked) -> Result<Plan, Failure> {
-    let mut plan = Plan::new(&asked.job, &asked.flags).map_err(bad)?;
+fn planned(asked: &Asked, tries: Option<usize>) -> Result<Plan, Failure> {
+    let Asked { job, flags, config, .. } = asked;
+    let mut plan = match tries {
+        Some(count) => trial::tried(job, flags, count, config.engine, |planned| {
+            choose::with_layout(config, &planned.layout, &planned.blocks)
+        })?,
+        None => Plan::new(job, flags).map_err(bad)?,
+    };
     for ranked in &mut plan.layouts {
         let over = asked.over_file(&ranked.planned.layout);
         ranked.command = [ranked.command.as_str(), &over].join(" ").trim_end().to_string();

@@ -118,3 +118,40 @@ fn a_plan_is_compared_with_a_run_in_the_run_s_times() {
     assert!(out.starts_with("A: planned.json (zeropp, simulated)\n"), "{out}");
     assert!(row(&out, "busiest rank").ends_with(" %)"), "{out}");
 }
+
+#[test]
+fn layouts_are_tried_and_ranked_by_what_they_took() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let small = "--layers 2 --hidden 16 --heads 2 --seq 8 --gpus 2 --global-batch 4 --try 3";
+    let (out, err) = works(dir, &format!("plan --cpu {small} --json"));
+    assert!(err.contains("round 1 of trials") && err.contains("round 7 of trials"), "{err}");
+    let plan: Value = serde_json::from_str(&out).unwrap();
+    let layouts = plan["layouts"].as_array().unwrap();
+    assert_eq!(layouts.len(), 3);
+    let mut before = 0.0;
+    for layout in layouts {
+        let tried = &layout["tried"];
+        let [took, least, most] = ["step_s", "least_s", "most_s"].map(|k| tried[k].as_f64());
+        assert!(before <= took.unwrap() && least <= took && took <= most, "{layout}");
+        assert_eq!(tried["rounds"], 7);
+        before = took.unwrap();
+    }
+    // The run that is planned takes the first; nothing is saved or written by the trials.
+    let wish = "--save kept --metrics m.jsonl --steps 3 --plan=a100";
+    let (out, _) = works(dir, &format!("run {wish} {small}"));
+    assert!(out.contains("took s") && out.contains("3 steps in"), "{out}");
+    let lines = std::fs::read_to_string(dir.join("m.jsonl")).unwrap();
+    assert_eq!(lines.lines().filter(|line| line.contains("\"step_s\"")).count(), 3, "{lines}");
+    let mut found: Vec<_> =
+        std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name()).collect();
+    found.sort();
+    assert_eq!(found, ["kept", "m.jsonl"]);
+    let got = zeropp(dir, &format!("plan {small}"));
+    assert_eq!(got.code, Some(2));
+    assert!(got.err.starts_with("error: try = 3: with engine = nccl ranks are"), "{}", got.err);
+    // Layouts of which none runs: the first one says why.
+    let got = zeropp(dir, &format!("run --plan=a100 {small} --data nowhere.txt"));
+    assert_eq!(got.code, Some(2), "{}", got.err);
+    assert!(got.err.contains("nowhere.txt"), "{}", got.err);
+}

@@ -1,5 +1,7 @@
 //! A layout simulated: the time of its step, what that is made of, and what its ranks hold.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use serde::Serialize;
 use zeropp_schedule::ir::{Action, Schedule};
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
@@ -197,6 +199,17 @@ impl<'a> Simulation<'a> {
             traffic: self.traffic(),
             whole: self.programs.len() == 1,
         }
+    }
+
+    /// A number of what all ranks do: layouts that have it in common run the same actions on the
+    /// same stages, whatever their kinds are called. It is one of this build, not to be kept.
+    pub fn program_id(&self) -> u64 {
+        let mut hash = DefaultHasher::new();
+        (self.layout.of_stages(), self.along.to_bits()).hash(&mut hash);
+        for program in &self.programs {
+            (&program.placement, &program.routes, &program.ranks).hash(&mut hash);
+        }
+        hash.finish()
     }
 
     /// What its ranks hold; of a longer step than the simulated ones, what grows with it, grows on.

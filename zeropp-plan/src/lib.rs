@@ -13,6 +13,7 @@ pub mod model;
 pub mod page;
 pub mod papers;
 pub mod plan;
+pub mod race;
 pub mod search;
 pub(crate) mod shared;
 pub mod stages;

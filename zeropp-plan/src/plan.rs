@@ -8,7 +8,8 @@ use crate::PlanError;
 use crate::cores;
 use crate::exact::{Planned, Simulation, Terms};
 use crate::layout::Job;
-use crate::search::{Models, Search};
+use crate::race::Tried;
+use crate::search::{Models, Search, TOLD};
 use crate::stages::Stage;
 
 /// One layout of a plan.
@@ -31,6 +32,11 @@ pub struct Ranked {
     pub limit: String,
     /// The command that runs it.
     pub command: String,
+    /// Layouts with one number run the same actions on the same stages.
+    pub program: u64,
+    /// What it took where it was tried.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tried: Option<Tried>,
 }
 
 /// What 10 % more memory would buy.
@@ -94,18 +100,51 @@ impl Plan {
     /// A job that does not work, or one that fits no layout into the memory: then the nearest one,
     /// and by how much it misses.
     pub fn new(job: &Job, model_flags: &str) -> Result<Plan, PlanError> {
+        Plan::made(job, model_flags, None)
+    }
+
+    /// The same, with the `count` best layouts that differ in what their ranks do given to
+    /// `trials`, which tells what each of them took; the plan has them in that order. Those that
+    /// took nothing, since they failed, come last.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn tried(
+        job: &Job,
+        model_flags: &str,
+        count: usize,
+        mut trials: impl FnMut(&[Planned]) -> Vec<Option<Tried>>,
+    ) -> Result<Plan, PlanError> {
+        Plan::made(job, model_flags, Some((count, &mut trials)))
+    }
+
+    fn made(
+        job: &Job,
+        model_flags: &str,
+        trials: Option<(usize, &mut Trials<'_>)>,
+    ) -> Result<Plan, PlanError> {
         let mut search = Search::new(job)?;
-        let found = search.within(job.memory);
+        let mut found = search.within(job.memory);
         if found.best.is_empty() {
             return Err(impossible(job, found.leanest.as_ref(), found.ranked));
         }
+        let mut took = Vec::new();
+        if let Some((count, trials)) = trials {
+            found.best = search.differing(job.memory, count);
+            took = in_order_of_trials(&mut found.best, trials);
+        }
+        let least_s = found.best.iter().map(|p| p.step_s).fold(f64::INFINITY, f64::min);
+        found.best.truncate(TOLD);
         let mut models = Models::new(job);
         let cut = found.best.into_iter().map(|p| (models.stages(job, &p.layout), p));
         let cut: Vec<_> = cut.collect();
-        let layouts = cores::map(&cut, |(cut, planned)| {
+        let mut layouts = cores::map(&cut, |(cut, planned)| {
             let stages = cut.as_ref().map(|(stages, _)| &stages[..]);
             ranked(job, stages, planned, model_flags)
         });
+        for (ranked, tried) in layouts.iter_mut().zip(took) {
+            ranked.tried = tried;
+        }
         let why_first = layouts.first().zip(layouts.get(1)).map(|(a, b)| why(a, b));
         Ok(Plan {
             model: job.model.name.clone(),
@@ -119,7 +158,7 @@ impl Plan {
             ranked: found.ranked,
             pruned: found.pruned,
             simulated: found.simulated,
-            more_memory: more_memory(&mut search, job.memory, &layouts[0]),
+            more_memory: more_memory(&mut search, job.memory, least_s),
             late: late(job, &mut models, &layouts[0]),
             layouts,
             why_first,
@@ -154,8 +193,7 @@ impl Plan {
 fn ranked(job: &Job, stages: Option<&[Stage]>, planned: &Planned, model_flags: &str) -> Ranked {
     let layout = &planned.layout;
     let simulation = stages.and_then(|stages| Simulation::new(job, layout, stages).ok());
-    let terms = simulation.map(|simulation| simulation.terms());
-    let terms = terms.unwrap_or_default();
+    let terms = simulation.as_ref().map(Simulation::terms).unwrap_or_default();
     let (worst_rank, worst) = planned.worst();
     let tokens = (job.global_batch * job.model.seq) as f64;
     let peak = job.machine.flops_per_s * job.gpus as f64;
@@ -171,7 +209,25 @@ fn ranked(job: &Job, stages: Option<&[Stage]>, planned: &Planned, model_flags: &
         command: words.join(" "),
         planned: planned.clone(),
         terms,
+        program: simulation.as_ref().map_or(0, Simulation::program_id),
+        tried: None,
     }
+}
+
+/// What tries layouts.
+type Trials<'a> = dyn FnMut(&[Planned]) -> Vec<Option<Tried>> + 'a;
+
+/// Sorts layouts by what they take in trials; returns that, in the new order.
+fn in_order_of_trials(layouts: &mut Vec<Planned>, trials: &mut Trials<'_>) -> Vec<Option<Tried>> {
+    let took = trials(layouts);
+    let mut both: Vec<_> = layouts.drain(..).zip(took).collect();
+    both.sort_by(|(_, a), (_, b)| match (a, b) {
+        (Some(a), Some(b)) => a.order(b),
+        (a, b) => b.is_some().cmp(&a.is_some()),
+    });
+    let (sorted, took) = both.into_iter().unzip();
+    *layouts = sorted;
+    took
 }
 
 /// The largest terms beside the model's own work: `pipeline bubble 4.1 %, optimizer 2.0 %`.
@@ -192,6 +248,14 @@ fn limit(terms: &Terms, step_s: f64) -> String {
 
 /// Why `a` takes less than `b`.
 fn why(a: &Ranked, b: &Ranked) -> String {
+    if let (Some(first), Some(second)) = (a.tried, b.tried) {
+        let by = 100.0 * (second.step_s / first.step_s - 1.0);
+        let noise = 100.0 * (first.most_s / first.least_s - 1.0);
+        return format!(
+            "1 beats 2 by {by:.1} % of its step in trials, in which its own rounds were {noise:.1} \
+             % apart"
+        );
+    }
     let (first, second) = (a.planned.step_s, b.planned.step_s);
     let by = 100.0 * (second - first) / first;
     let mut gains: Vec<(&str, f64)> = a
@@ -219,10 +283,10 @@ fn why(a: &Ranked, b: &Ranked) -> String {
     text
 }
 
-/// The best layout with 10 % more memory, where it is faster by a thousandth or more.
-fn more_memory(search: &mut Search, memory: u64, first: &Ranked) -> Option<MoreMemory> {
+/// The best layout with 10 % more memory, where it is faster than `least_s` by a thousandth or more.
+fn more_memory(search: &mut Search, memory: u64, least_s: f64) -> Option<MoreMemory> {
     let best = search.within((memory as f64 * 1.1) as u64).best.into_iter().next()?;
-    let faster = best.step_s < first.planned.step_s * 0.999;
+    let faster = best.step_s < least_s * 0.999;
     faster.then_some(MoreMemory { step_s: best.step_s, layout: best.layout })
 }
 

@@ -15,7 +15,7 @@ use crate::shared::Crowd;
 use crate::stages::{Model, Stage, simulator};
 
 /// Layouts that are told.
-const WANTED: usize = 10;
+pub(crate) const TOLD: usize = 10;
 /// Layouts that are simulated in the order of their closed form, at most.
 const SIMULATED_MAX: usize = 40;
 /// Of one kind on one mesh.
@@ -42,6 +42,8 @@ const LEAN_ALIKE: usize = 1;
 const AGAIN_BUDGET: usize = 60_000;
 /// Neighbours whose closed form is so much above the best step are left.
 const HOPELESS: f64 = 1.5;
+/// So many times the best step are not tried.
+const WORTH_TRYING: f64 = 1.3;
 /// Times as long, and memory as large, as if there were no difference.
 const SAME_TIME: f64 = 1.002;
 const SAME_MEMORY: f64 = 0.98;
@@ -117,7 +119,7 @@ impl<'a> Search<'a> {
         let (fit, mut over): (Vec<_>, Vec<_>) = all.partition(|c| c.2 <= memory);
         let (ranked, pruned) = (self.candidates.len(), over.len());
         self.simulate_first(memory, fit.iter().map(|c| (&c.0, c.1)));
-        if self.fitting(memory).count() < WANTED {
+        if self.fitting(memory).count() < TOLD {
             // What holds least may be anywhere among those that might fit, and else above.
             let mut near = fit;
             near.sort_by_key(|c| c.2);
@@ -137,13 +139,46 @@ impl<'a> Search<'a> {
         if self.fitting(memory).next().is_some() {
             self.climb(memory);
         }
-        let mut best: Vec<Planned> = self.fitting(memory).cloned().collect();
-        best.sort_by(in_order);
-        let mut best = distinct(best);
-        best.truncate(WANTED);
+        let mut best = distinct(self.in_order(memory));
+        best.truncate(TOLD);
         self.again = true;
         let leanest = self.known.values().flatten().min_by(|a, b| by_memory(a, b)).cloned();
         Found { best, ranked, pruned, simulated: self.known.len(), leanest }
+    }
+
+    /// `count` of those that [`Search::within`] simulated and that hold no more than `memory`
+    /// bytes, to be tried: no two whose ranks do the same, and the best of each mesh, V,
+    /// micro-batch size and recomputation before others. What a model does not know it mostly
+    /// does not know of all that have these in common. Best first.
+    pub fn differing(&mut self, memory: u64, count: usize) -> Vec<Planned> {
+        let (mut programs, mut alike) = (HashSet::new(), HashSet::new());
+        let (mut first, mut others) = (Vec::new(), Vec::new());
+        let in_order = self.in_order(memory);
+        let most_s = in_order.first().map_or(0.0, |best| WORTH_TRYING * best.step_s);
+        for planned in in_order.into_iter().take_while(|p| p.step_s <= most_s) {
+            let l = &planned.layout;
+            let class = (l.pp, l.zero3, l.dp, l.zero1, l.virtual_stages);
+            let is_new = !alike.contains(&(class, l.micro_batch_size, l.recompute));
+            if first.len() == count || !is_new && first.len() + others.len() >= count {
+                continue;
+            }
+            let Some((stages, _)) = self.models.stages(self.job, l) else { continue };
+            let Ok(simulation) = Simulation::new(self.job, l, &stages) else { continue };
+            if programs.insert(simulation.program_id()) {
+                alike.insert((class, l.micro_batch_size, l.recompute));
+                if is_new { &mut first } else { &mut others }.push(planned);
+            }
+        }
+        first.extend(others);
+        first.truncate(count);
+        first.sort_by(self::in_order);
+        first
+    }
+
+    fn in_order(&self, memory: u64) -> Vec<Planned> {
+        let mut best: Vec<Planned> = self.fitting(memory).cloned().collect();
+        best.sort_by(in_order);
+        best
     }
 
     fn fitting(&self, memory: u64) -> impl Iterator<Item = &Planned> {
@@ -180,7 +215,7 @@ impl<'a> Search<'a> {
             let mut found = self.simulated(layouts).into_iter();
             for (layout, step_s) in some {
                 let faster = steps.iter().filter(|s| **s < step_s).count();
-                if simulated >= SIMULATED_MAX || faster >= 2 * WANTED || budget == 0 {
+                if simulated >= SIMULATED_MAX || faster >= 2 * TOLD || budget == 0 {
                     return;
                 }
                 if !self.known.contains_key(layout) {

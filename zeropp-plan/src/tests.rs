@@ -1,5 +1,7 @@
 //! Plans as a whole.
 
+use std::collections::HashSet;
+
 use proptest::prelude::*;
 use zeropp_model::presets::Preset;
 use zeropp_schedule::lower::OptimizerSync;
@@ -8,6 +10,7 @@ use crate::exact::Simulation;
 use crate::layout::{Compute, Fixed, Job, KINDS, Layout, Moments, Packing, Recompute};
 use crate::model::ModelSizes;
 use crate::plan::{Plan, Ranked};
+use crate::race::Tried;
 use crate::search::Models;
 use crate::{machines, memory};
 
@@ -81,6 +84,36 @@ fn layouts_that_are_told_differ() {
             }
         }
     }
+}
+
+/// Whatever a plan tells, trials decide; what fails is last.
+#[test]
+fn trials_decide_where_layouts_are_tried() {
+    let job = job("gpt2", 4, 64);
+    let mut given = Vec::new();
+    // The later the faster, but the first of all fails.
+    let plan = Plan::tried(&job, "", 8, |layouts| {
+        given = layouts.to_vec();
+        let took = |i: usize| 1.0 / i as f64;
+        let tried = |i| Tried { step_s: took(i), least_s: took(i), most_s: took(i), rounds: 7 };
+        (0..layouts.len()).map(|i| (i > 0).then(|| tried(i))).collect()
+    });
+    let plan = plan.unwrap();
+    assert_eq!((given.len(), plan.layouts.len()), (8, 8));
+    assert!(given.windows(2).all(|pair| pair[0].step_s <= pair[1].step_s), "told in order");
+    for (ranked, asked) in plan.layouts.iter().zip(given[1..].iter().rev()) {
+        assert_eq!(ranked.planned.layout, asked.layout);
+    }
+    let last = plan.layouts.last().unwrap();
+    assert!(last.tried.is_none() && last.planned.layout == given[0].layout);
+    let programs: HashSet<u64> = plan.layouts.iter().map(|ranked| ranked.program).collect();
+    assert_eq!(programs.len(), 8, "all of them do different things");
+    let meshes = given.iter().map(|p| (p.layout.zero3, p.layout.dp, p.layout.virtual_stages));
+    assert!(meshes.collect::<HashSet<_>>().len() > 4, "not all of them of one kind");
+    let text = crate::text::text(&plan, 120);
+    assert!(text.contains("took s") && text.contains("failed"), "{text}");
+    assert!(text.contains("1 beats 2 by 16.7 % of its step in trials"), "{text}");
+    assert!(!crate::text::text(&plan_of("gpt2", 4, 64), 120).contains("took s"));
 }
 
 /// Many layouts of this job hold as little as the leanest; hash tables have them in another order

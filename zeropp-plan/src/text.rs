@@ -12,7 +12,8 @@ const WIDTHS: (usize, usize) = (60, 200);
 /// room: 0 never.
 type Column = (&'static str, fn(&Ranked) -> String, u8);
 
-const COLUMNS: [Column; 17] = [
+const COLUMNS: [Column; 18] = [
+    (TOOK, took, 0),
     ("step s", |r| figure(r.planned.step_s), 0),
     ("tokens/s", |r| grouped(r.tokens_per_s), 0),
     ("MFU", |r| percent(r.mfu), 2),
@@ -31,6 +32,13 @@ const COLUMNS: [Column; 17] = [
     ("between", |r| in_words(r.planned.traffic.between as u64), 11),
     ("schedule", |r| r.planned.layout.schedule.into(), 1),
 ];
+
+/// The head of the column of what layouts took in trials, which a plan without trials has not.
+const TOOK: &str = "took s";
+
+fn took(ranked: &Ranked) -> String {
+    ranked.tried.map_or_else(|| "failed".into(), |tried| figure(tried.step_s))
+}
 
 fn unit(ranked: &Ranked) -> String {
     let layout = &ranked.planned.layout;
@@ -103,6 +111,9 @@ fn head(plan: &Plan) -> String {
 /// shorter.
 fn table(layouts: &[Ranked], width: usize) -> String {
     let mut columns: Vec<&Column> = COLUMNS.iter().collect();
+    if layouts.iter().all(|ranked| ranked.tried.is_none()) {
+        columns.retain(|column| column.0 != TOOK);
+    }
     loop {
         let rows = rows(layouts, &columns);
         let wide = rows.iter().map(|row| row.chars().count()).max().unwrap_or(0);

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 use zeropp::config::{
-    Bytes, DeviceKind, OptimizerKind, OptimizerSync, PackWeights, Precision, Table, Value,
+    Bytes, DeviceKind, EngineKind, OptimizerKind, OptimizerSync, PackWeights, Precision, Table,
+    Value,
 };
 use zeropp::pipeline::costs::Machine;
 use zeropp::pipeline::lower;
@@ -30,6 +31,8 @@ pub(crate) struct Asked {
     /// The file and the flags of `zeropp run` that say which model it is, and what it is trained
     /// with.
     pub(crate) flags: String,
+    /// The settings of a run of that, without a layout.
+    pub(crate) config: Config,
     /// The keys of the file.
     keys: Vec<String>,
 }
@@ -56,7 +59,7 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<Asked, Failure> {
         )));
     }
     let machine = machine(matches)?;
-    let (model, mut flags, config) = model(matches, &base)?;
+    let (model, mut flags, mut config) = model(matches, &base)?;
     let (device, precision) = match (file, matches.get_flag("cpu")) {
         (Some(_), _) => (config.device, config.precision),
         (None, true) => (DeviceKind::Cpu, Precision::Fp32),
@@ -70,6 +73,7 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<Asked, Failure> {
         None if device != DeviceKind::Cpu => {
             refuse_late(&config)?;
             flags.push_str(" --precision bf16 --device cuda --engine nccl");
+            config = Config { precision, device, engine: EngineKind::Nccl, ..config };
         }
         None => {}
     }
@@ -87,7 +91,9 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<Asked, Failure> {
         machine,
         fixed,
     };
-    Ok(Asked { job, flags, keys })
+    // A layout says how many micro-batches there are.
+    let config = Config { global_batch: None, micro_batches: None, ..config };
+    Ok(Asked { job, flags, config, keys })
 }
 
 /// Plans for GPUs are run with NCCL, as a run would say after it was planned.

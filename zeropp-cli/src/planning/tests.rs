@@ -19,7 +19,8 @@ fn holds(line: &str) {
     let words = std::iter::once("plan").chain(line.split(' '));
     let matches = command().try_get_matches_from(words).unwrap();
     let asked = job(&matches).unwrap_or_else(|failure| panic!("{line}: {}", failure.message));
-    let plan = planned(&asked).unwrap_or_else(|failure| panic!("{line}: {}", failure.message));
+    let plan =
+        planned(&asked, None).unwrap_or_else(|failure| panic!("{line}: {}", failure.message));
     let first = &plan.layouts[0];
     let words = first.command.split(' ');
     let matches = crate::command::command().try_get_matches_from(words).unwrap();

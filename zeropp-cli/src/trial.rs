@@ -1,0 +1,191 @@
+//! `--try N`: the best layouts of a plan run for some steps each on this machine, in turn, and are
+//! ranked by what they took.
+
+use std::process::{Command, Stdio};
+
+use clap::Arg;
+use serde::Deserialize;
+use zeropp::Config;
+use zeropp::config::{EngineKind, OPTIONS, Resume};
+use zeropp_plan::exact::Planned;
+use zeropp_plan::layout::Job;
+use zeropp_plan::plan::Plan;
+use zeropp_plan::race::race;
+
+use crate::values::whole;
+use crate::{Failure, planning};
+
+/// Steps of a trial that do not count: a run's first ones map its memory.
+const SKIPPED: u64 = 2;
+/// Steps that count, at least and at most; in between as many as a plan says take [`TRIAL_S`].
+const STEPS: (f64, f64) = (8.0, 50.0);
+/// Seconds of a trial, about, beside its start.
+const TRIAL_S: f64 = 0.5;
+
+/// The flag, under this heading.
+pub(crate) fn arg(heading: &'static str) -> Arg {
+    Arg::new("try")
+        .long("try")
+        .value_name("N")
+        .value_parser(whole::<usize>(2))
+        .help_heading(heading)
+        .help("Run the N best layouts for some steps each on this machine, and rank by that")
+        .long_help(
+            "Run the N best layouts for some steps each on this machine, and rank by that\n\n\
+             A plan is a model: layouts that it tells within a few percent of each other may run in \
+             another order. Each of the N fastest that differ in what their ranks do runs at least \
+             10 steps as a process of its own; those far behind are left out after each \
+             round. Nothing is saved or logged. For ranks that are threads of one process (engine \
+             threads).",
+        )
+}
+
+/// A plan whose best `count` layouts were tried; `settings` are those of a run with a layout.
+///
+/// # Errors
+/// What a plan refuses; an engine that needs a launcher; or trials of which none runs to its end,
+/// with what the first one said.
+pub(crate) fn tried(
+    job: &Job,
+    flags: &str,
+    count: usize,
+    engine: EngineKind,
+    settings: impl Fn(&Planned) -> Result<Config, Failure>,
+) -> Result<Plan, Failure> {
+    if engine != EngineKind::Threads {
+        return Err(Failure::bad_input(format!(
+            "try = {count}: with engine = {engine} ranks are processes that a launcher starts; try \
+             layouts whose ranks are threads, or leave out --try"
+        )));
+    }
+    let mut said = None;
+    let trials = |layouts: &[Planned]| {
+        tracing::info!("trying {} layouts in turn, up to seven times each", layouts.len());
+        let mut number = 0;
+        race(layouts.len(), |round, candidate| {
+            if round >= number {
+                number = round + 1;
+                tracing::info!("round {number} of trials");
+            }
+            let planned = &layouts[candidate];
+            let took = settings(planned).and_then(|config| trial(&config, planned.step_s));
+            took.map_err(|failure| {
+                tracing::warn!("{} cannot be tried: {}", planned.layout, failure.message);
+                said.get_or_insert(failure);
+            })
+            .ok()
+        })
+    };
+    let plan = Plan::tried(job, flags, count, trials).map_err(planning::bad)?;
+    match (said, plan.layouts[0].tried) {
+        (Some(failure), None) => Err(failure),
+        _ => Ok(plan),
+    }
+}
+
+/// The settings of a run that measures something: it begins anew, and writes nothing.
+pub(crate) fn writing_nothing(config: Config) -> Config {
+    Config {
+        eval_every: 0,
+        eval_data: None,
+        patience: 0,
+        keep_best: false,
+        sample_every: 0,
+        prompt: None,
+        save: None,
+        save_every: 0,
+        resume: Resume::No,
+        metrics: None,
+        tensorboard: None,
+        log_file: None,
+        trace: None,
+        trace_steps: None,
+        save_costs: None,
+        ..config
+    }
+}
+
+/// Seconds of a step of a short run with these settings, of which a plan tells `told_s`.
+fn trial(config: &Config, told_s: f64) -> Result<f64, Failure> {
+    let counted = (TRIAL_S / told_s.max(1e-6)).clamp(STEPS.0, STEPS.1) as u64;
+    let steps = SKIPPED + counted;
+    let config = Config { steps, warmup: Some(0), ..writing_nothing(config.clone()) };
+    let this = std::env::current_exe().map_err(Failure::failed_run)?;
+    // A process of its own has the memory that a run has, and what kills it does not kill this one.
+    let run = Command::new(this)
+        .args(["run", "--quiet", "--metrics=-"])
+        .args(as_flags(&config))
+        .stdin(Stdio::null())
+        .output()
+        .map_err(Failure::failed_run)?;
+    let steps = step_times(&String::from_utf8_lossy(&run.stdout));
+    match run.status.success() && steps.len() as u64 > SKIPPED {
+        true => Ok(median(steps[SKIPPED as usize..].to_vec())),
+        false => {
+            let said = String::from_utf8_lossy(&run.stderr);
+            let last = said.lines().rfind(|line| !line.trim().is_empty());
+            Err(Failure::failed_run(last.unwrap_or("the trial ended without a word").trim()))
+        }
+    }
+}
+
+/// The settings that differ from those of a run without flags, as words of a command line.
+fn as_flags(config: &Config) -> Vec<String> {
+    let base = Config::default();
+    let differs = |key: &str| config.get(key).filter(|value| Some(value) != base.get(key).as_ref());
+    let flags = OPTIONS.iter().filter_map(|o| Some((o.key, differs(o.key)?)));
+    flags
+        .map(|(key, value)| match value.as_str() {
+            Some(text) => format!("--{key}={text}"),
+            None => format!("--{key}={value}"),
+        })
+        .collect()
+}
+
+/// Seconds of each step, of metrics as lines of JSON.
+fn step_times(lines: &str) -> Vec<f64> {
+    #[derive(Deserialize)]
+    struct Line {
+        step_s: Option<f64>,
+    }
+    let read = |line: &str| serde_json::from_str::<Line>(line).ok()?.step_s;
+    lines.lines().filter_map(read).collect()
+}
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    let n = all.len();
+    (all[(n - 1) / 2] + all[n / 2]) / 2.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_survive_as_flags_and_nothing_is_written() {
+        let line = "run --layers 3 --hidden 48 --heads 4 --tied --pp 2 --lr 1e-2 --dropout 0.1 \
+                    --save /nowhere --save-every 3 --metrics /no/where.jsonl --stages 2,1";
+        let read = |words: Vec<String>| {
+            let words = std::iter::once("zeropp".to_string()).chain(words);
+            let matches = crate::command::command().try_get_matches_from(words).unwrap();
+            let run = crate::args::run(matches.subcommand_matches("run").unwrap());
+            run.unwrap_or_else(|f| panic!("{}", f.message)).config
+        };
+        let asked = read(line.split_whitespace().map(str::to_string).collect());
+        let short = writing_nothing(asked.clone());
+        assert!(asked.save.is_some() && short.save.is_none() && short.metrics.is_none());
+        let again = read(std::iter::once("run".to_string()).chain(as_flags(&short)).collect());
+        for option in OPTIONS {
+            assert_eq!(again.get(option.key), short.get(option.key), "{}", option.key);
+        }
+        assert_eq!((again.pp, again.layers, again.tied), (2, 3, true));
+    }
+
+    #[test]
+    fn only_lines_of_steps_have_times() {
+        let lines = "{\"run\":{}}\n{\"step\":1,\"step_s\":0.5}\nnonsense\n{\"step_s\":0.25}\n";
+        assert_eq!(step_times(lines), [0.5, 0.25]);
+        assert_eq!(median(vec![3.0, 1.0, 2.0, 9.0]), 2.5);
+    }
+}
