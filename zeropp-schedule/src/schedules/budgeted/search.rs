@@ -147,7 +147,7 @@ fn diverse(pool: Vec<Seed>, survivors: usize) -> Vec<Seed> {
 /// The other kinds as seeds, those too that gather too often.
 fn kinds(track: &mut Track, at: usize) -> Vec<Seed> {
     let annealer = &mut track.annealer;
-    let longest = annealer.p.w.iter().max().copied().unwrap_or(1).max(1);
+    let longest = annealer.p.longest_w_of_all();
     let close = track.others.iter().filter(|other| other.excess > 0).take(2);
     let mut pool = Vec::new();
     for other in track.others.iter().filter(|other| other.excess == 0).take(4).chain(close) {
