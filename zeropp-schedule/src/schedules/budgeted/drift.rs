@@ -178,8 +178,7 @@ impl Drifting {
 
     fn new(annealer: &mut Annealer, drift: Drift, base: Vec<f64>) -> Option<Drifting> {
         let p = annealer.p;
-        let longest = p.w.iter().max().copied().unwrap_or(0).max(1);
-        let mut order = Order::new(p, longest);
+        let mut order = Order::new(p, p.longest_w_of_all());
         order.phases = Some(drift.walk.phases(p, p.window()));
         let mut drifting = Drifting { drift, order, base, waits: i64::MAX };
         drifting.waits = drifting.list(annealer, &drifting.drift.clone(), i64::MAX)?.1;

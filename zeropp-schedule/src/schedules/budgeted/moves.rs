@@ -46,7 +46,7 @@ pub(super) fn change(
         86..91 => insert_w(p, &mut plan.words[rank], rank, random, out),
         91..96 => remove_w(p, &mut plan.words[rank], rank, random, out),
         _ => {
-            let w = (0..p.v).map(|v| p.w[rank * p.v + v]).max().unwrap_or(1);
+            let w = p.longest_w[rank];
             let any = 1 + random.below(2 * w.clamp(1, 1 << 30) as usize) as i64;
             plan.words[rank].threshold = if random.once_in(3) { w.max(1) } else { any };
             out.push(Change { rank, from: 0, to: usize::MAX });

@@ -130,8 +130,7 @@ impl Pattern {
 
     /// Virtual times of every letter, and what goes with them.
     fn order(&self, p: &Problem, window: usize) -> Order {
-        let longest = p.w.iter().max().copied().unwrap_or(0).max(1);
-        let threshold = ((self.threshold * longest as f64) as i64).max(1);
+        let threshold = ((self.threshold * p.longest_w_of_all() as f64) as i64).max(1);
         let mut order = Order::new(p, threshold);
         order.impatience = self.impatience;
         order.phases = self.walk.as_ref().map(|walk| walk.phases(p, window));

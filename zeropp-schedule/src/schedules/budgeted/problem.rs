@@ -247,6 +247,11 @@ impl Problem {
         most as f64 / (self.b * self.v) as f64
     }
 
+    /// The longest W of any rank, at least 1.
+    pub(super) fn longest_w_of_all(&self) -> i64 {
+        self.longest_w.iter().max().copied().unwrap_or(0).max(1)
+    }
+
     /// Whether stages' weights alone say how many fit: the number that a rank can hold gathered,
     /// its stages being of equal size; the smallest over ranks.
     pub(super) fn window(&self) -> usize {

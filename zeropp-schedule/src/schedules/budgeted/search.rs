@@ -83,17 +83,21 @@ pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) 
     // Long steps from short ones come through the first round, however they start.
     let (mut kept, mut pool): (Vec<Seed>, Vec<Seed>) = Default::default();
     let mut tracks: Vec<Track> = Vec::new();
+    let mut rest = letters;
     for (at, p) in problems.iter().enumerate() {
         let others = fitting(p, request.shape);
         let mut track = Track { others, annealer: Annealer::new(p, request.seed + 7 * at as u64) };
         let share = letters / problems.len() as u64;
         pool.extend(kinds(&mut track, at));
-        kept.extend(stretch::seeds(&mut track.annealer, at, request, share));
+        let before = track.annealer.decoder.effort;
+        kept.extend(stretch::seeds(&mut track.annealer, at, request, share / 2));
+        // Rounds share what a long step's middle leaves of the effort.
+        rest = rest.saturating_sub(track.annealer.decoder.effort - before);
         let left = share.saturating_sub(track.annealer.decoder.effort);
         pool.extend(climb(&mut track.annealer, at, left / 10, 10));
         tracks.push(track);
     }
-    let walks = drifts(&mut tracks, letters);
+    let walks = drifts(&mut tracks, rest);
     let rounds = if walks.is_empty() { ROUNDS } else { DRIFTING };
     pool.extend(walks);
     // At first limits may be broken a little.
@@ -104,7 +108,7 @@ pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) 
         pool = diverse(pool, survivors);
         for seed in &mut pool {
             let annealer = &mut tracks[seed.track].annealer;
-            let effort = (letters as f64 * share) as u64;
+            let effort = (rest as f64 * share) as u64;
             if round > 0 {
                 drift_on(annealer, seed, effort / 3);
             }
@@ -120,7 +124,7 @@ pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) 
         tracks.iter_mut().for_each(|track| track.annealer.penalty *= 2);
     }
     if let Some(seed) = pool.first_mut() {
-        drift_on(&mut tracks[seed.track].annealer, seed, letters / 32);
+        drift_on(&mut tracks[seed.track].annealer, seed, rest / 32);
         let spent: u64 = tracks.iter().map(|track| track.annealer.decoder.effort).sum();
         let heat = if seed.walk.is_some() { MILD } else { LAST };
         let annealer = &mut tracks[seed.track].annealer;
@@ -147,7 +151,7 @@ fn diverse(pool: Vec<Seed>, survivors: usize) -> Vec<Seed> {
 /// The other kinds as seeds, those too that gather too often.
 fn kinds(track: &mut Track, at: usize) -> Vec<Seed> {
     let annealer = &mut track.annealer;
-    let longest = annealer.p.w.iter().max().copied().unwrap_or(1).max(1);
+    let longest = annealer.p.longest_w_of_all();
     let close = track.others.iter().filter(|other| other.excess > 0).take(2);
     let mut pool = Vec::new();
     for other in track.others.iter().filter(|other| other.excess == 0).take(4).chain(close) {

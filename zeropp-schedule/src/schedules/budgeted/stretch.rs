@@ -46,7 +46,7 @@ fn cut(p: &Problem, budgets: &Budgets) -> Option<Cut> {
     }
 }
 
-/// Seeds for a long step from a search over a short one of `letters` letters.
+/// Seeds for a long step from a search over a short one, of `letters` letters in all.
 pub(super) fn seeds(
     annealer: &mut Annealer,
     track: usize,
