@@ -32,9 +32,9 @@ pub(crate) fn arg(heading: &'static str) -> Arg {
         .help("Run the N best layouts for some steps each on this machine, and rank by that")
         .long_help(
             "Run the N best layouts for some steps each on this machine, and rank by that\n\n\
-             A plan is a model: layouts that it tells within a few percent of each other may run in \
-             another order. Each of the N fastest that differ in what their ranks do runs at least \
-             10 steps as a process of its own; those far behind are left out after each \
+             A plan is a model: layouts that it tells within a few percent of each other may run \
+             in another order. Each of the N fastest that differ in what their ranks do runs at \
+             least 10 steps as a process of its own; those far behind are left out after each \
              round. Nothing is saved or logged. For ranks that are threads of one process (engine \
              threads).",
         )

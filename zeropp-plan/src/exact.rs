@@ -203,7 +203,7 @@ impl<'a> Simulation<'a> {
 
     /// A number of what all ranks do: layouts that have it in common run the same actions on the
     /// same stages, whatever their kinds are called. It is one of this build, not to be kept.
-    pub fn program_id(&self) -> u64 {
+    pub(crate) fn program_id(&self) -> u64 {
         let mut hash = DefaultHasher::new();
         (self.layout.of_stages(), self.along.to_bits()).hash(&mut hash);
         for program in &self.programs {

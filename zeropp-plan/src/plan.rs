@@ -283,7 +283,7 @@ fn why(a: &Ranked, b: &Ranked) -> String {
     text
 }
 
-/// The best layout with 10 % more memory, where it is faster than `least_s` by a thousandth or more.
+/// The best layout with 10 % more memory, where it takes a thousandth less than `least_s`, or more.
 fn more_memory(search: &mut Search, memory: u64, least_s: f64) -> Option<MoreMemory> {
     let best = search.within((memory as f64 * 1.1) as u64).best.into_iter().next()?;
     let faster = best.step_s < least_s * 0.999;
