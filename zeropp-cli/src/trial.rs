@@ -1,6 +1,7 @@
 //! `--try N`: the best layouts of a plan run for some steps each on this machine, in turn, and are
 //! ranked by what they took.
 
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use clap::Arg;
@@ -19,6 +20,8 @@ use crate::{Failure, planning};
 const SKIPPED: u64 = 2;
 /// Steps that count, at least and at most; in between as many as a plan says take [`TRIAL_S`].
 const STEPS: (f64, f64) = (8.0, 50.0);
+/// Layouts that are tried at most.
+const LAYOUTS_MAX: usize = 256;
 /// Seconds of a trial, about, beside its start.
 const TRIAL_S: f64 = 0.5;
 
@@ -52,34 +55,70 @@ pub(crate) fn tried(
     engine: EngineKind,
     settings: impl Fn(&Planned) -> Result<Config, Failure>,
 ) -> Result<Plan, Failure> {
+    if count > LAYOUTS_MAX {
+        return Err(Failure::bad_input(format!(
+            "try = {count}: each layout runs several times; use 2 to {LAYOUTS_MAX}"
+        )));
+    }
     if engine != EngineKind::Threads {
         return Err(Failure::bad_input(format!(
             "try = {count}: with engine = {engine} ranks are processes that a launcher starts; try \
              layouts whose ranks are threads, or leave out --try"
         )));
     }
-    let mut said = None;
+    let folder = Folder::new()?;
+    let mut failed: Vec<(String, Failure)> = Vec::new();
     let trials = |layouts: &[Planned]| {
         tracing::info!("trying {} layouts in turn, up to seven times each", layouts.len());
         let mut number = 0;
-        race(layouts.len(), |round, candidate| {
+        let took = race(layouts.len(), |round, candidate| {
             if round >= number {
                 number = round + 1;
                 tracing::info!("round {number} of trials");
             }
             let planned = &layouts[candidate];
-            let took = settings(planned).and_then(|config| trial(&config, planned.step_s));
-            took.map_err(|failure| {
-                tracing::warn!("{} cannot be tried: {}", planned.layout, failure.message);
-                said.get_or_insert(failure);
-            })
-            .ok()
-        })
+            let took =
+                settings(planned).and_then(|config| trial(&folder.short(config, planned.step_s)));
+            took.map_err(|failure| failed.push((planned.layout.to_string(), failure))).ok()
+        });
+        if let Some((layout, failure)) = failed.first() {
+            let (n, all) = (failed.len(), layouts.len());
+            tracing::warn!("{n} of {all} layouts failed; {layout}: {}", failure.message);
+        }
+        took
     };
     let plan = Plan::tried(job, flags, count, trials).map_err(planning::bad)?;
-    match (said, plan.layouts[0].tried) {
-        (Some(failure), None) => Err(failure),
+    match (failed.into_iter().next(), plan.layouts[0].tried) {
+        (Some((_, failure)), None) => Err(failure),
         _ => Ok(plan),
+    }
+}
+
+/// Where trials that fail leave what their ranks did last; gone with this.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Result<Folder, Failure> {
+        let path = std::env::temp_dir().join(format!("zeropp-try-{}", std::process::id()));
+        std::fs::create_dir_all(&path).map_err(Failure::failed_run)?;
+        Ok(Folder(path))
+    }
+
+    /// A run of some steps with these settings, of which a plan tells `told_s`.
+    fn short(&self, config: Config, told_s: f64) -> Config {
+        let counted = (TRIAL_S / told_s.max(1e-6)).clamp(STEPS.0, STEPS.1) as u64;
+        Config {
+            steps: SKIPPED + counted,
+            warmup: Some(0),
+            flight_dir: Some(self.0.clone()),
+            ..writing_nothing(config)
+        }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -105,16 +144,13 @@ pub(crate) fn writing_nothing(config: Config) -> Config {
     }
 }
 
-/// Seconds of a step of a short run with these settings, of which a plan tells `told_s`.
-fn trial(config: &Config, told_s: f64) -> Result<f64, Failure> {
-    let counted = (TRIAL_S / told_s.max(1e-6)).clamp(STEPS.0, STEPS.1) as u64;
-    let steps = SKIPPED + counted;
-    let config = Config { steps, warmup: Some(0), ..writing_nothing(config.clone()) };
+/// Seconds of a step of a run with these settings.
+fn trial(config: &Config) -> Result<f64, Failure> {
     let this = std::env::current_exe().map_err(Failure::failed_run)?;
     // A process of its own has the memory that a run has, and what kills it does not kill this one.
     let run = Command::new(this)
         .args(["run", "--quiet", "--metrics=-"])
-        .args(as_flags(&config))
+        .args(as_flags(config))
         .stdin(Stdio::null())
         .output()
         .map_err(Failure::failed_run)?;
@@ -123,8 +159,8 @@ fn trial(config: &Config, told_s: f64) -> Result<f64, Failure> {
         true => Ok(median(steps[SKIPPED as usize..].to_vec())),
         false => {
             let said = String::from_utf8_lossy(&run.stderr);
-            let last = said.lines().rfind(|line| !line.trim().is_empty());
-            Err(Failure::failed_run(last.unwrap_or("the trial ended without a word").trim()))
+            let error = said.lines().find_map(|line| line.strip_prefix("error: "));
+            Err(Failure::failed_run(error.unwrap_or("the trial ended without a word")))
         }
     }
 }

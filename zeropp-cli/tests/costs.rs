@@ -150,7 +150,14 @@ fn layouts_are_tried_and_ranked_by_what_they_took() {
     let got = zeropp(dir, &format!("plan {small}"));
     assert_eq!(got.code, Some(2));
     assert!(got.err.starts_with("error: try = 3: with engine = nccl ranks are"), "{}", got.err);
-    // Layouts of which none runs: the first one says why.
+    let got = zeropp(dir, &format!("plan --cpu {}", small.replace("--try 3", "--try 257")));
+    assert!(got.err.starts_with("error: try = 257: "), "{}", got.err);
+    // Layouts of which none runs: the first one says why, and leaves nothing.
+    let got = zeropp(dir, &format!("plan --cpu {small} --vocab 64"));
+    assert_eq!(got.code, Some(1), "{}", got.err);
+    assert!(got.err.contains("warning: 3 of 3 layouts failed; "), "{}", got.err);
+    assert!(got.err.contains("is not below vocab = 64; use a larger vocab"), "{}", got.err);
+    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 2);
     let got = zeropp(dir, &format!("run --plan=a100 {small} --data nowhere.txt"));
     assert_eq!(got.code, Some(2), "{}", got.err);
     assert!(got.err.contains("nowhere.txt"), "{}", got.err);
