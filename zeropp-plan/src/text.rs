@@ -223,7 +223,8 @@ fn figure(x: f64) -> String {
         x if x >= 9.995 => 1,
         x if x >= 0.9995 => 2,
         x if x >= 0.09995 => 3,
-        _ => 4,
+        x if x >= 0.009995 => 4,
+        _ => 5,
     };
     format!("{x:.decimals$}")
 }
