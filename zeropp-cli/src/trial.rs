@@ -66,7 +66,7 @@ pub(crate) fn tried(
              layouts whose ranks are threads, or leave out --try"
         )));
     }
-    let folder = Folder::new()?;
+    let folder = Folder::new();
     let mut failed: Vec<(String, Failure)> = Vec::new();
     let trials = |layouts: &[Planned]| {
         tracing::info!("trying {} layouts in turn, up to seven times each", layouts.len());
@@ -98,10 +98,9 @@ pub(crate) fn tried(
 struct Folder(PathBuf);
 
 impl Folder {
-    fn new() -> Result<Folder, Failure> {
-        let path = std::env::temp_dir().join(format!("zeropp-try-{}", std::process::id()));
-        std::fs::create_dir_all(&path).map_err(Failure::failed_run)?;
-        Ok(Folder(path))
+    /// One that is not there yet: the first trial that fails makes it.
+    fn new() -> Folder {
+        Folder(std::env::temp_dir().join(format!("zeropp-try-{}", std::process::id())))
     }
 
     /// A run of some steps with these settings, of which a plan tells `told_s`.
