@@ -51,6 +51,8 @@ pub(crate) struct Training<'a, R> {
     late: bool,
     /// The step before, where it did not.
     before: Option<Unmet>,
+    /// On rank 0: when the step under way began.
+    began: Instant,
     /// What all ranks have told each other of that step.
     heard: Note,
     /// A save is due as soon as a step is finite.
@@ -102,6 +104,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             copying: saving(&shared.copier),
             late: shared.blueprint.schedule().validates_late(),
             before: None,
+            began: Instant::now(),
             heard: Note::default(),
             owes: false,
             told: ToldSteps::default(),
@@ -143,13 +146,10 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             _ => config.steps,
         };
         shared.stopper.begin();
-        let mut step_start = Instant::now();
+        self.began = Instant::now();
         for step in self.done + 1..=last {
-            let told = debug_span!("step", step).in_scope(|| self.step(step, last, step_start))?;
-            let Some(Told { wish, saves, copies }) = told else {
-                step_start = Instant::now();
-                continue;
-            };
+            let told = debug_span!("step", step).in_scope(|| self.step(step, last))?;
+            let Some(Told { wish, saves, copies }) = told else { continue };
             if let Some(first) = self.skipped.beyond(config.max_skipped) {
                 let at = (first, self.skipped.in_a_row);
                 self.end.diverged = Some(diagnose(&mut self.executor, self.groups, at)?);
@@ -171,8 +171,6 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
                 self.end.stopped = Some(Stopped { step, signal: wish.signal(), no_lower });
                 break;
             }
-            // What the program does between two steps is no part of one.
-            step_start = Instant::now();
         }
         if let Some(copying) = &mut self.copying {
             copying.settle(false)?;
@@ -238,7 +236,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
 
     /// Runs a step, tells of it and returns what all ranks are to do after it; nothing where they
     /// go on without having met.
-    fn step(&mut self, step: u64, last: u64, start: Instant) -> Result<Option<Told>, RankError> {
+    fn step(&mut self, step: u64, last: u64) -> Result<Option<Told>, RankError> {
         self.meter.reset_peak();
         let looks = self.looks_at_layers(step);
         if looks {
@@ -251,7 +249,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         }
         self.read_step_before(record.validated)?;
         if !self.meets_after(step, last) {
-            self.leave(step, start, record, &mine);
+            self.leave(step, record, &mine);
             return Ok(None);
         }
         if self.late {
@@ -261,7 +259,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             let seen = self.executor.worker.take_watched();
             mine.layers = layers::watched(&self.shared.blueprint, seen);
         }
-        self.meet((step, last), start, &record, mine).map(Some)
+        self.meet((step, last), &record, mine).map(Some)
     }
 
     /// Whether the layers of `step` are looked at.
@@ -345,7 +343,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
     }
 
     /// Goes on after a step: what there is to say of it travels meanwhile.
-    fn leave(&mut self, step: u64, start: Instant, record: StepRecord, mine: &RankStep) {
+    fn leave(&mut self, step: u64, record: StepRecord, mine: &RankStep) {
         let mut wish = self.shared.stopper.hear();
         if let Some(answers) = self.shared.answers.as_ref().filter(|_| self.unanswered > 0)
             && self.groups.world.rank() == 0
@@ -369,7 +367,8 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         // The program is shown steps before more than a few follow them.
         let note = Note { wish, meet: self.unanswered > 1, told: self.told.take() };
         let behind = Behind::send(&*self.groups.world, mine, &note);
-        let seconds = start.elapsed().as_secs_f64();
+        let ended = Instant::now();
+        let seconds = (ended - std::mem::replace(&mut self.began, ended)).as_secs_f64();
         self.before = Some(Unmet { step, seconds, record, behind });
     }
 
@@ -377,7 +376,6 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
     fn meet(
         &mut self,
         (step, last): (u64, u64),
-        start: Instant,
         record: &StepRecord,
         mine: RankStep,
     ) -> Result<Told, RankError> {
@@ -389,7 +387,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         let mut wish = wishes.into_iter().max().unwrap_or_default().max(heard);
         let mut news = None;
         if groups.world.rank() == 0 {
-            let seconds = start.elapsed().as_secs_f64();
+            let seconds = self.began.elapsed().as_secs_f64();
             news = Some(self.metrics((step, seconds), record, records)?);
         }
         // What it takes is no part of the step.
@@ -438,6 +436,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             [&wish.to_bytes()[..], &begins, &told].concat()
         };
         let (mut unanswered, mut wished) = (std::mem::take(&mut self.unanswered), wished);
+        let mut began = Instant::now();
         let answer = |wait: Duration| {
             let answers = shared.answers.as_ref().expect("rank 0's process has them").lock();
             while unanswered > 0 {
@@ -449,10 +448,15 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
                 }
                 unanswered -= 1;
             }
+            // What the program did since the step's end is no part of any. The next step begins
+            // here, before others hear of it: where ranks share cores, some may be through with much
+            // of it when this one's turn comes.
+            began = Instant::now();
             // Since the exchange more may have been wished here.
             Some(message(wished.max(shared.stopper.hear())))
         };
         let answer = patience.follow_rank_0(world, answer)?;
+        self.began = began;
         let (head, told) = answer.split_at(4);
         self.hear(told, eval.map(|eval| (end.step, eval)));
         let wish = Wish::from_bytes([head[0], head[1]]);
