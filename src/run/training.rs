@@ -449,8 +449,8 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
                 unanswered -= 1;
             }
             // What the program did since the step's end is no part of any. The next step begins
-            // here, before others hear of it: where ranks share cores, some may be through with much
-            // of it when this one's turn comes.
+            // here, before others hear of it: where ranks share cores, some may be through with
+            // much of it when it is this one's turn.
             began = Instant::now();
             // Since the exchange more may have been wished here.
             Some(message(wished.max(shared.stopper.hear())))
