@@ -92,7 +92,10 @@ fn missing_and_damaged_records_are_told_and_judged() {
     assert_eq!(ended_with(dir.path(), "-QUIT").1, Some(131));
     let files = records(dir.path());
     let whole = std::fs::read(&files[0]).unwrap();
-    std::fs::write(&files[0], &whole[..whole.len() / 2]).unwrap();
+    // Within a line: a file that ends with one is only short.
+    let half = whole.len() / 2;
+    let end = half + whole[half..].iter().position(|byte| *byte == b'\n').unwrap();
+    std::fs::write(&files[0], &whole[..end - 1]).unwrap();
     std::fs::write(&files[1], "not a record").unwrap();
     std::fs::remove_file(&files[2]).unwrap();
     let got = zeropp(dir.path(), "why zeropp-failed");
