@@ -4,10 +4,9 @@ use std::path::Path;
 
 use clap::{Arg, ArgMatches};
 use zeropp::Config;
-use zeropp::config::{EngineKind, OPTIONS, Recompute, Table};
-use zeropp_plan::layout::{Fixed, Job, Layout, Recompute as Planned};
+use zeropp::config::{EngineKind, OPTIONS, Recompute};
+use zeropp_plan::layout::{Fixed, Job, Recompute as Planned};
 use zeropp_plan::model::ModelSizes;
-use zeropp_plan::plan::Plan;
 use zeropp_plan::{machines, text};
 
 use crate::values::whole;
@@ -90,15 +89,10 @@ impl Wish {
     /// What a plan does not take, or a job that fits nowhere, with what is nearest.
     pub(crate) fn chosen(&self, config: &Config) -> Result<(Config, String), Failure> {
         let job = self.job(config)?;
-        let plan = match self.tries {
-            Some(count) => trial::tried(&job, &others(config), count, config.engine, |planned| {
-                with_layout(config, &planned.layout, &planned.blocks)
-            })?,
-            None => Plan::new(&job, &others(config)).map_err(planning::bad)?,
-        };
+        let plan = trial::plan(&job, &others(config), config, self.tries)?;
         let first = &plan.layouts[0].planned;
         let columns = console::Term::stdout().size_checked().map_or(100, |s| usize::from(s.1));
-        let chosen = with_layout(config, &first.layout, &first.blocks)?;
+        let chosen = trial::with_layout(config, first)?;
         Ok((chosen, text::text(&plan, columns)))
     }
 
@@ -197,29 +191,6 @@ fn others(config: &Config) -> String {
         says.then(|| planning::flag(o.key, &value))
     });
     told.collect::<Vec<_>>().join(" ")
-}
-
-/// The settings with this layout, by the flags that a plan prints.
-pub(crate) fn with_layout(
-    config: &Config,
-    layout: &Layout,
-    blocks: &[usize],
-) -> Result<Config, Failure> {
-    let mut table = Table::new();
-    let of = |key: &str, value: &str| {
-        let option = OPTIONS.iter().find(|o| o.key == key).expect("a setting of a run");
-        option.kind.parse(value).expect("a layout's value")
-    };
-    // What a layout has no flag for stands over what a file says.
-    for (key, value) in [("zero1", "false"), ("prefetch", "1"), ("recompute", "none")] {
-        table.insert(key.into(), of(key, value));
-    }
-    for flag in layout.flags(blocks) {
-        let (key, value) = flag.split_once(' ').unwrap_or((&flag, "true"));
-        let key = key.trim_start_matches('-');
-        table.insert(key.into(), of(key, value));
-    }
-    config.with(table).map_err(Failure::bad_input)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use zeropp_plan::{PlanError, against, page, text};
 use crate::figures::say;
 use crate::output::{keep_inputs, write};
 use crate::values::whole;
-use crate::{Failure, args, choose, trial};
+use crate::{Failure, args, trial};
 
 use job::{Asked, job};
 pub(crate) use job::{compute, flag, machine_called, moments, sync};
@@ -212,13 +212,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
 
 /// The plan of what is asked, whose commands run as they stand.
 fn planned(asked: &Asked, tries: Option<usize>) -> Result<Plan, Failure> {
-    let Asked { job, flags, config, .. } = asked;
-    let mut plan = match tries {
-        Some(count) => trial::tried(job, flags, count, config.engine, |planned| {
-            choose::with_layout(config, &planned.layout, &planned.blocks)
-        })?,
-        None => Plan::new(job, flags).map_err(bad)?,
-    };
+    let mut plan = trial::plan(&asked.job, &asked.flags, &asked.config, tries)?;
     for ranked in &mut plan.layouts {
         let over = asked.over_file(&ranked.planned.layout);
         ranked.command = [ranked.command.as_str(), &over].join(" ").trim_end().to_string();

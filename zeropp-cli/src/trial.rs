@@ -7,14 +7,14 @@ use std::process::{Command, Stdio};
 use clap::Arg;
 use serde::Deserialize;
 use zeropp::Config;
-use zeropp::config::{EngineKind, OPTIONS, Resume};
+use zeropp::config::{EngineKind, OPTIONS, Resume, Table};
 use zeropp_plan::exact::Planned;
 use zeropp_plan::layout::Job;
 use zeropp_plan::plan::Plan;
 use zeropp_plan::race::race;
 
+use crate::Failure;
 use crate::values::whole;
-use crate::{Failure, planning};
 
 /// Steps of a trial that do not count: a run's first ones map its memory.
 const SKIPPED: u64 = 2;
@@ -43,18 +43,20 @@ pub(crate) fn arg(heading: &'static str) -> Arg {
         )
 }
 
-/// A plan whose best `count` layouts were tried; `settings` are those of a run with a layout.
+/// The plan of a job; its best layouts were tried where so many `tries` are asked for, as runs of
+/// `config`. `flags` are those that say which model it is.
 ///
 /// # Errors
-/// What a plan refuses; an engine that needs a launcher; or trials of which none runs to its end,
-/// with what the first one said.
-pub(crate) fn tried(
+/// What a plan refuses; too many tries, or an engine that needs a launcher; or trials of which none
+/// runs to its end, with what the first one said.
+pub(crate) fn plan(
     job: &Job,
     flags: &str,
-    count: usize,
-    engine: EngineKind,
-    settings: impl Fn(&Planned) -> Result<Config, Failure>,
+    config: &Config,
+    tries: Option<usize>,
 ) -> Result<Plan, Failure> {
+    let Some(count) = tries else { return Plan::new(job, flags).map_err(Failure::bad_input) };
+    let engine = config.engine;
     if count > LAYOUTS_MAX {
         return Err(Failure::bad_input(format!(
             "try = {count}: each layout runs several times; use 2 to {LAYOUTS_MAX}"
@@ -78,7 +80,7 @@ pub(crate) fn tried(
             }
             let planned = &layouts[candidate];
             let took =
-                settings(planned).and_then(|config| trial(&folder.short(config, planned.step_s)));
+                with_layout(config, planned).and_then(|c| trial(&folder.short(c, planned.step_s)));
             took.map_err(|failure| failed.push((planned.layout.to_string(), failure))).ok()
         });
         if let Some((layout, failure)) = failed.first() {
@@ -87,11 +89,30 @@ pub(crate) fn tried(
         }
         took
     };
-    let plan = Plan::tried(job, flags, count, trials).map_err(planning::bad)?;
+    let plan = Plan::tried(job, flags, count, trials).map_err(Failure::bad_input)?;
     match (failed.into_iter().next(), plan.layouts[0].tried) {
         (Some((_, failure)), None) => Err(failure),
         _ => Ok(plan),
     }
+}
+
+/// The settings with this layout, by the flags that a plan prints.
+pub(crate) fn with_layout(config: &Config, planned: &Planned) -> Result<Config, Failure> {
+    let mut table = Table::new();
+    let of = |key: &str, value: &str| {
+        let option = OPTIONS.iter().find(|o| o.key == key).expect("a setting of a run");
+        option.kind.parse(value).expect("a layout's value")
+    };
+    // What a layout has no flag for stands over what a file says.
+    for (key, value) in [("zero1", "false"), ("prefetch", "1"), ("recompute", "none")] {
+        table.insert(key.into(), of(key, value));
+    }
+    for flag in planned.layout.flags(&planned.blocks) {
+        let (key, value) = flag.split_once(' ').unwrap_or((&flag, "true"));
+        let key = key.trim_start_matches('-');
+        table.insert(key.into(), of(key, value));
+    }
+    config.with(table).map_err(Failure::bad_input)
 }
 
 /// Where trials that fail leave what their ranks did last; gone with this.
