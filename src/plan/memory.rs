@@ -17,7 +17,7 @@ use crate::plan::{copies, fits};
 use crate::refusal::TooLittleMemory;
 
 /// What a process takes besides its ranks: the program itself and tables.
-const PROCESS_BYTES: u64 = 40 << 20;
+const PROCESS_BYTES: u64 = 22 << 20;
 /// What each of its ranks takes besides its tensors: threads, and small buffers of theirs.
 const RANK_BYTES: u64 = 8 << 20;
 /// The part of its tensors that the command's allocator may keep beside them (ADR 66).

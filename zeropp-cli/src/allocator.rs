@@ -12,6 +12,7 @@ use mimalloc::MiMalloc;
 use self::blocks::{Blocks, is_block};
 
 mod blocks;
+mod joined;
 
 static BLOCKS: Blocks = Blocks::new();
 

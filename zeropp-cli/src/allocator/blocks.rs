@@ -2,20 +2,22 @@
 //!
 //! A step allocates what the step before it freed. Given back to the system in between, that
 //! returns as page faults, up to a tenth of a step; kept by an allocator that cuts and joins its
-//! regions, the process grows to a third above what ever lived at once, and what is predicted of
-//! its memory is no longer true. So blocks are kept whole, for allocations of their own length
-//! (those of a training step are of few lengths, which return), and only as long as what lives and
-//! what is kept stay within a sixteenth and 32 MiB above the most that has lived at once. A block
-//! that has to go hands its pages to the one it makes room for
-//! (docs/adr/0066-large-blocks-are-kept-whole.md).
+//! regions at every turn, the process grows to a third above what ever lived at once, and what is
+//! predicted of its memory is no longer true. So blocks are kept whole, for allocations of their
+//! own length (those of a training step are of few lengths, which return), as long as what lives
+//! and what is kept stay within a sixteenth and 8 MiB above the most that has lived at once. Only
+//! where that is reached, kept blocks become one of another length: neighbours where they lie, or
+//! pages from several places (docs/adr/0066-large-blocks-are-kept-whole.md).
 
 use std::alloc::Layout;
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::joined::Joined;
+
 /// Bytes above which an allocation is a block. Up to it are small tensors and all that is not one;
-/// the list of free blocks, which is allocated while it is locked, stays there, too.
-const SMALL: usize = 64 << 10;
+/// the lists of free blocks, which are allocated while they are locked, stay there, too.
+const SMALL: usize = 32 << 10;
 const _: () = assert!((MANY + 1).is_power_of_two() && (MANY + 1) * size_of::<Block>() <= SMALL);
 
 /// Blocks are multiples of a sixteenth of their length, rounded to a power of two between these:
@@ -25,10 +27,13 @@ const GRAINS: [usize; 2] = [4 << 10, 64 << 10];
 /// What may be kept above the largest sum in use, a part of it and so many bytes: lengths that take
 /// turns fit there, those of small models too.
 const SLACK: usize = 16;
-const SLACK_BYTES: usize = 32 << 20;
+const SLACK_BYTES: usize = 8 << 20;
+
+/// Neighbours that become one block at most.
+const RUN: usize = 16;
 
 /// Blocks that are kept at most: the system has a limit on mappings, and the list is searched.
-const MANY: usize = 4095;
+const MANY: usize = 2047;
 
 /// Large blocks of memory, for any thread.
 pub(super) struct Blocks(Mutex<Kept>);
@@ -43,9 +48,10 @@ struct Kept {
     live: usize,
     /// The most bytes that were in use at once.
     most: usize,
+    joined: Joined,
 }
 
-/// A mapping that nobody uses.
+/// Pages that nobody uses, one after the other.
 struct Block {
     /// Its first byte, as an address: what is there belongs to this block alone.
     address: usize,
@@ -65,7 +71,13 @@ fn rounded(size: usize) -> usize {
 
 impl Blocks {
     pub(super) const fn new() -> Self {
-        Self(Mutex::new(Kept { free: Vec::new(), free_bytes: 0, live: 0, most: 0 }))
+        Self(Mutex::new(Kept {
+            free: Vec::new(),
+            free_bytes: 0,
+            live: 0,
+            most: 0,
+            joined: Joined::new(),
+        }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
@@ -96,11 +108,9 @@ impl Blocks {
     /// Gives all kept blocks back to the system; whether there were any.
     pub(super) fn give_back(&self) -> bool {
         let mut kept = self.lock();
-        kept.free_bytes = 0;
-        let blocks = kept.free.drain(..);
-        let some = blocks.len() > 0;
-        blocks.for_each(Block::give_back);
-        some
+        let many = kept.free.len();
+        kept.give_back(many);
+        many > 0
     }
 
     /// Takes back what [`Blocks::alloc`] gave for `size` bytes.
@@ -130,17 +140,96 @@ impl Kept {
             self.free_bytes -= bytes;
             return Some(self.free.remove(i).address);
         }
-        if self.over() == 0 {
+        if self.live + self.free_bytes <= self.limit() {
             return None;
         }
-        // The one of the nearest length: what it has more, pages are lost of, and what it has less,
-        // there have to be new ones for.
-        let nearest = self.free.iter().enumerate().min_by_key(|(_, b)| b.bytes.abs_diff(bytes));
-        let (chosen, _) = nearest?;
-        let block = self.free.remove(chosen);
-        self.free_bytes -= block.bytes;
+        let made = self.cut(bytes).or_else(|| self.join(bytes));
         self.shrink();
-        block.resized(bytes)
+        made
+    }
+
+    /// The first bytes of a kept block, or of some that lie one behind the other.
+    fn cut(&mut self, bytes: usize) -> Option<usize> {
+        let run = self.neighbours(bytes)?;
+        let (first, sum) = (run[0].0, run.iter().map(|&(_, bytes)| bytes).sum::<usize>());
+        if let [_, _, ..] = run[..] {
+            self.joined.merge(&run);
+            self.free.retain(|block| !(first..first + sum).contains(&block.address));
+            self.free.push(Block { address: first, bytes: sum });
+        }
+        let i = self.free.iter().rposition(|block| block.address == first)?;
+        Some(self.front(i, bytes).address)
+    }
+
+    /// Kept blocks that lie one behind the other and have together the least that is enough: their
+    /// addresses and bytes.
+    fn neighbours(&self, bytes: usize) -> Option<Vec<(usize, usize)>> {
+        let mut all: Vec<_> = self.free.iter().map(|block| (block.address, block.bytes)).collect();
+        all.sort_unstable();
+        let runs = (0..all.len()).filter_map(|from| {
+            let mut sum = 0;
+            let behind = all[from..].iter().take(RUN).take_while(|&&(address, more)| {
+                let goes_on = sum < bytes && address == all[from].0 + sum;
+                sum += if goes_on { more } else { 0 };
+                goes_on
+            });
+            let count = behind.count();
+            (sum >= bytes).then_some((sum, count, from))
+        });
+        let (_, count, from) = runs.min()?;
+        Some(all[from..from + count].to_vec())
+    }
+
+    /// The first `most` bytes of a kept block, or all of it, which is not kept any more.
+    fn front(&mut self, i: usize, most: usize) -> Block {
+        let &Block { address, bytes } = &self.free[i];
+        let taken = bytes.min(most);
+        if taken < bytes {
+            self.free[i] = Block { address: address + taken, bytes: bytes - taken };
+            self.joined.split(address, taken);
+        } else {
+            self.free.remove(i);
+        }
+        self.free_bytes -= taken;
+        Block { address, bytes: taken }
+    }
+
+    /// A block at a new address that has the pages of kept ones, those of the nearest length first,
+    /// and new ones where they are not enough.
+    #[cfg(target_os = "linux")]
+    fn join(&mut self, bytes: usize) -> Option<usize> {
+        let to = map(bytes);
+        if to.is_null() {
+            return None;
+        }
+        let to = Block { address: to.expose_provenance(), bytes };
+        let (mut done, mut parts) = (0, Vec::new());
+        while done < bytes {
+            let rest = bytes - done;
+            let nearest = self.free.iter().enumerate().min_by_key(|(_, b)| b.bytes.abs_diff(rest));
+            let Some((nearest, _)) = nearest else {
+                parts.push(rest);
+                break;
+            };
+            let mut from = self.front(nearest, rest);
+            for part in self.joined.take(from.address, from.bytes) {
+                if !from.hand_over(part, to.address + done) {
+                    // The system has no room for more mappings: with less of them it may.
+                    from.give_back();
+                    to.give_back();
+                    return None;
+                }
+                parts.push(part);
+                done += part;
+            }
+        }
+        self.joined.note(to.address, parts);
+        Some(to.address)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn join(&mut self, _: usize) -> Option<usize> {
+        None
     }
 
     fn keep(&mut self, block: Block) {
@@ -153,15 +242,26 @@ impl Kept {
     /// Gives back what has to go.
     fn shrink(&mut self) {
         let over = self.over();
-        for block in self.free.drain(..over) {
+        self.give_back(over);
+    }
+
+    /// Gives back so many of the blocks that were kept longest.
+    fn give_back(&mut self, many: usize) {
+        for block in self.free.drain(..many) {
             self.free_bytes -= block.bytes;
+            self.joined.take(block.address, block.bytes);
             block.give_back();
         }
     }
 
+    /// What may be in use and kept together.
+    fn limit(&self) -> usize {
+        self.most + self.most / SLACK + SLACK_BYTES
+    }
+
     /// How many of the blocks that were kept longest have to go, for all to be within the limit.
     fn over(&self) -> usize {
-        let limit = self.most + self.most / SLACK + SLACK_BYTES;
+        let limit = self.limit();
         let mut sum = self.live + self.free_bytes;
         let many = self.free.len().saturating_sub(MANY);
         let large = self.free.iter().take_while(|block| {
@@ -175,28 +275,23 @@ impl Kept {
 
 impl Block {
     fn give_back(self) {
-        // SAFETY: the mapping is whole and nobody uses it: it was in the list of free ones.
+        // SAFETY: nobody uses these pages: they were in the list of free ones, or are new.
         unsafe { libc::munmap(ptr::with_exposed_provenance_mut(self.address), self.bytes) };
     }
 
-    /// The address of a block of `bytes` that has this one's pages, as far as they reach; nothing
-    /// where the system has no room or no way.
+    /// Moves its first `part` bytes, which lie within one mapping, to another address; whether the
+    /// system did.
     #[cfg(target_os = "linux")]
-    fn resized(self, bytes: usize) -> Option<usize> {
-        let old = ptr::with_exposed_provenance_mut(self.address);
-        // SAFETY: as in `give_back`; what comes is a mapping of its own.
-        let new = unsafe { libc::mremap(old, self.bytes, bytes, libc::MREMAP_MAYMOVE) };
-        if new == libc::MAP_FAILED {
-            self.give_back();
-            return None;
+    fn hand_over(&mut self, part: usize, to: usize) -> bool {
+        let [from, to] = [self.address, to].map(ptr::with_exposed_provenance_mut);
+        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: nobody uses these pages, as in `give_back`, nor those of the block that comes.
+        let moved = unsafe { libc::mremap(from, part, part, how, to) } != libc::MAP_FAILED;
+        if moved {
+            self.address += part;
+            self.bytes -= part;
         }
-        Some(new.expose_provenance())
-    }
-
-    #[cfg(not(target_os = "linux"))]
-    fn resized(self, _: usize) -> Option<usize> {
-        self.give_back();
-        None
+        moved
     }
 }
 
@@ -294,28 +389,74 @@ mod tests {
         }
     }
 
+    /// A block of so many MiB, all of this mark.
+    fn marked(blocks: &Blocks, mib: usize, mark: u8) -> *mut u8 {
+        let memory = blocks.alloc(mib * MIB, false);
+        // SAFETY: the block has so many bytes, and is used by one test alone.
+        unsafe { memory.write_bytes(mark, mib * MIB) };
+        memory
+    }
+
+    /// The mark of each MiB of a block.
+    fn marks(memory: *mut u8, mib: usize) -> Vec<u8> {
+        // SAFETY: as in `marked`; what a block held before is what its pages hold.
+        let bytes = unsafe { std::slice::from_raw_parts(memory, mib * MIB) };
+        bytes.chunks(MIB).map(|of| of.iter().fold(of[0], |a, &b| a.max(b))).collect()
+    }
+
+    #[test]
+    fn neighbours_become_one_block_where_they_lie() {
+        let blocks = Blocks::new();
+        let whole = marked(&blocks, 100, 1);
+        // SAFETY: each block is freed once, with its size.
+        let free = |memory, mib| unsafe { blocks.free(memory, mib * MIB) };
+        free(whole, 100);
+        // The first has new pages, as there is room for them; the others are cut.
+        let (beside, front, middle) =
+            (marked(&blocks, 14, 2), marked(&blocks, 30, 3), marked(&blocks, 18, 4));
+        assert_eq!((front, middle), (whole, whole.wrapping_add(30 * MIB)));
+        assert_eq!(counts(&blocks), (62 * MIB, 52 * MIB, 100 * MIB));
+        free(middle, 18);
+        free(front, 30);
+        let both = blocks.alloc(45 * MIB, false);
+        assert_eq!(both, whole, "of all that is kept, these two are the least that is enough");
+        assert_eq!(marks(both, 45), [vec![3; 30], vec![4; 15]].concat());
+        free(both, 45);
+        free(beside, 14);
+        assert_eq!(counts(&blocks), (0, 114 * MIB, 100 * MIB));
+    }
+
     #[test]
     #[cfg(target_os = "linux")]
-    fn what_has_to_go_hands_its_pages_to_the_nearest_length() {
+    fn pages_from_several_places_become_one_block() {
         let blocks = Blocks::new();
-        let of = |mib: usize, mark: u8| {
-            let memory = blocks.alloc(mib * MIB, false);
-            // SAFETY: the block has so many bytes, and is used by this test alone.
-            unsafe { memory.write_bytes(mark, mib * MIB) };
-            memory
-        };
-        let (longer, nearer) = (of(100, 8), of(64, 9));
-        // SAFETY: as above.
-        unsafe {
-            blocks.free(longer, 100 * MIB);
-            blocks.free(nearer, 64 * MIB);
+        // SAFETY: each block is freed once, with its size.
+        let free = |memory, mib| unsafe { blocks.free(memory, mib * MIB) };
+        let whole = marked(&blocks, 100, 9);
+        free(whole, 100);
+        let beside = marked(&blocks, 14, 8);
+        let parts = [40, 8, 40].map(|mib| marked(&blocks, mib, mib as u8));
+        free(parts[0], 40);
+        free(parts[2], 40);
+        // 12 are left behind the third.
+        let joined = blocks.alloc(70 * MIB, false);
+        let found = marks(joined, 70);
+        assert!(found.iter().all(|mark| [40, 9].contains(mark)), "{found:?}");
+        assert_eq!(counts(&blocks), (92 * MIB, 22 * MIB, 102 * MIB));
+        free(joined, 70);
+        // What was joined can be cut, and its parts be moved again, by one mapping at a time.
+        let front = marked(&blocks, 45, 7);
+        assert_eq!(front, joined);
+        let again = blocks.alloc(40 * MIB, false);
+        assert_eq!(marks(again, 40).len(), 40);
+        assert_eq!(marks(front, 45), [7; 45]);
+        assert_eq!(marks(parts[1], 8), [8; 8]);
+        for (memory, mib) in [(front, 45), (again, 40), (parts[1], 8), (beside, 14)] {
+            free(memory, mib);
         }
-        let shorter = blocks.alloc(60 * MIB, false);
-        // SAFETY: as above; what a block held before is what its pages hold.
-        let bytes = unsafe { std::slice::from_raw_parts(shorter, 60 * MIB) };
-        assert!(bytes.iter().all(|&byte| byte == 9), "the pages are those of the nearer block");
-        assert_eq!(counts(&blocks), (60 * MIB, 100 * MIB, 164 * MIB));
-        // SAFETY: as above.
-        unsafe { blocks.free(shorter, 60 * MIB) };
+        assert!(blocks.give_back());
+        assert_eq!(counts(&blocks).1, 0);
+        let rest = &blocks.lock().joined;
+        assert!(rest.is_empty(), "nothing is noted of blocks that are gone");
     }
 }
