@@ -14,6 +14,7 @@ pub mod metrics;
 pub mod report;
 pub mod schedules;
 pub mod simulate;
+mod sorting;
 pub mod timeline;
 pub mod verify;
 

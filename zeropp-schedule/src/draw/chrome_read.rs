@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::ir::{Action, Compute, Message};
+use crate::sorting;
 use crate::timeline::{Lane, MemoryPoint, MemoryUnit, RankTimeline, SaveSpan, Span, Timeline};
 
 /// A text that is no trace of zeropp.
@@ -116,8 +117,8 @@ pub fn read(text: &str) -> Result<Timeline, TraceError> {
         add(&mut timeline, event).map_err(|problem| TraceError::Event { index, problem })?;
     }
     for rank in &mut timeline.ranks {
-        rank.spans.sort_by_key(|s| (s.start_ns, s.end_ns));
-        rank.saves.sort_by_key(|s| (s.start_ns, s.end_ns));
+        sorting::by_key(&mut rank.spans, |s| (s.start_ns, s.end_ns));
+        sorting::by_key(&mut rank.saves, |s| (s.start_ns, s.end_ns));
     }
     Ok(timeline)
 }

@@ -14,6 +14,7 @@ use std::{
 
 use super::{check_places, clip, parse, spell};
 use crate::ir::{Action, Compute, Schedule, Task};
+use crate::sorting;
 
 /// Who will read the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -294,7 +295,7 @@ fn units(ranks: &[Vec<Action>], micro_batches: usize) -> Result<Vec<usize>, Stri
         if let Action::ReduceScatter { stage } = *action {
             let (units, unit) = open.entry(stage).or_default();
             let start = units.iter().sum::<usize>();
-            unit.sort_unstable();
+            sorting::plain(unit);
             if unit.is_empty() || !unit.iter().copied().eq(start..start + unit.len()) {
                 return Err(format!(
                     "stage {stage} reduces after the micro-batches {unit:?}, which are no unit \
