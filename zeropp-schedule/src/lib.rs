@@ -5,6 +5,7 @@ pub mod bound;
 pub mod costs;
 pub mod draw;
 pub mod exchange;
+pub mod fields;
 pub mod ir;
 pub mod judge;
 pub mod links;

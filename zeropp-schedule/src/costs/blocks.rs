@@ -27,9 +27,10 @@ impl Table {
             value.as_array().and_then(|list| list.iter().map(number).collect());
         match blocks {
             Some(blocks) => Ok(Some(blocks)),
-            None => Err(CostsError(format!(
-                "{BLOCKS}: found {value}; the blocks of each stage that the times are of, 1 or more"
-            ))),
+            None => {
+                let works = "the blocks of each stage that the times are of, 1 or more";
+                Err(CostsError::found(BLOCKS, value, works))
+            }
         }
     }
 
@@ -117,10 +118,10 @@ impl Table {
             one => time(one).map(|one| vec![one; stages]),
         };
         list.filter(|list: &Vec<f64>| list.len() == stages).ok_or_else(|| {
-            CostsError(format!(
-                "{key}: found {value}; one time for each of the {stages} stages that {BLOCKS} \
-                 lists, or one for all"
-            ))
+            let works = format!(
+                "one time for each of the {stages} stages that {BLOCKS} lists, or one for all"
+            );
+            CostsError::found(key, &value, &works)
         })
     }
 }

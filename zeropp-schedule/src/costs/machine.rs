@@ -207,7 +207,7 @@ impl Table {
             }
             (Some(value), _) => {
                 let good = value.as_f64().filter(|x| (least..=most).contains(x));
-                good.ok_or_else(|| CostsError(format!("{key}: found {value}; {}", works())))
+                good.ok_or_else(|| CostsError::found(key, value, &works()))
             }
         }
     }

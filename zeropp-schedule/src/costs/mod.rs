@@ -80,6 +80,10 @@ impl CostsError {
     fn new(problem: impl Into<String>) -> CostsError {
         CostsError(problem.into())
     }
+
+    fn found(key: &str, value: &Value, works: &str) -> CostsError {
+        CostsError(format!("{key}: found {}; {works}", json::text(value)))
+    }
 }
 
 /// Ranks that share a stage's weights (D), and replicas (K).
@@ -138,8 +142,7 @@ impl Table {
             None => None,
             Some(Value::String(text)) => Some(text),
             Some(other) => {
-                let problem = format!("{MEASURED}: found {other}; what was measured, as text");
-                return Err(CostsError(problem));
+                return Err(CostsError::found(MEASURED, &other, "what was measured, as text"));
             }
         };
         Ok(Table { keys, measured })
@@ -256,8 +259,7 @@ fn take_rates(keys: &mut Map<String, Value>) -> Result<[Option<f64>; 2], CostsEr
         let Some(value) = keys.remove(key) else { continue };
         *rate = value.as_f64().filter(|r| r.is_finite() && *r >= 1.0);
         if rate.is_none() {
-            let problem = format!("{key}: found {value}; bytes in a second, 1 or more");
-            return Err(CostsError(problem));
+            return Err(CostsError::found(key, &value, "bytes in a second, 1 or more"));
         }
     }
     Ok(rates)

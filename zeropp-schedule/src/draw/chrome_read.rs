@@ -6,6 +6,7 @@
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use crate::fields;
 use crate::ir::{Action, Compute, Message};
 use crate::sorting;
 use crate::timeline::{Lane, MemoryPoint, MemoryUnit, RankTimeline, SaveSpan, Span, Timeline};
@@ -26,60 +27,54 @@ pub enum TraceError {
     },
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Default)]
 struct Raw {
-    #[serde(rename = "displayTimeUnit")]
     _unit: IgnoredAny,
-    #[serde(rename = "otherData")]
     other: Other,
-    #[serde(rename = "traceEvents")]
     events: Vec<Event>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+fields!(Raw {
+    _unit = "displayTimeUnit", other = "otherData", events = "traceEvents",
+} needs ["displayTimeUnit", "otherData", "traceEvents"]);
+
+#[derive(Default)]
 struct Other {
     title: String,
-    #[serde(default)]
     facts: Vec<String>,
-    /// Those of earlier versions are in bytes.
-    #[serde(default = "bytes")]
-    memory: MemoryUnit,
+    /// Missing in those of earlier versions, which are in bytes.
+    memory: Option<MemoryUnit>,
     placement: Vec<usize>,
     /// Pipeline rank and group of each rank.
     ranks: Vec<(usize, usize)>,
 }
 
-fn bytes() -> MemoryUnit {
-    MemoryUnit::Bytes
-}
+fields!(Other {
+    title, facts, memory, placement, ranks,
+} needs ["title", "placement", "ranks"]);
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Default)]
 struct Event {
     ph: String,
     name: String,
     pid: usize,
-    #[serde(rename = "tid")]
     _tid: Option<usize>,
     cat: Option<String>,
     ts: Option<f64>,
     dur: Option<f64>,
-    #[serde(rename = "id")]
     _id: Option<usize>,
-    #[serde(rename = "bp")]
     _bind: Option<IgnoredAny>,
-    #[serde(default)]
     args: Args,
 }
 
+fields!(Event {
+    ph, name, pid, _tid = "tid", cat, ts, dur, _id = "id", _bind = "bp", args,
+} needs ["ph", "name", "pid"]);
+
 /// The arguments of all events; each has some. Those of a span say which action it is.
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Default)]
 struct Args {
     name: Option<String>,
-    #[serde(rename = "sort_index")]
     _sort_index: Option<usize>,
     bytes: Option<u64>,
     kind: Option<String>,
@@ -90,6 +85,11 @@ struct Args {
     step: Option<u64>,
     blocked_ns: Option<u64>,
 }
+
+fields!(Args {
+    name, _sort_index = "sort_index", bytes, kind, stage, micro_batch, backward_stage,
+    backward_micro_batch, step, blocked_ns,
+} needs []);
 
 /// True where `text` has the look of a Chrome trace and not of a schedule.
 pub fn is_trace(text: &str) -> bool {
@@ -109,7 +109,8 @@ pub fn is_trace(text: &str) -> bool {
 /// Names the first event that [`chrome::write`](super::chrome::write) would not have written.
 pub fn read(text: &str) -> Result<Timeline, TraceError> {
     let raw: Raw = serde_json::from_str(text).map_err(|e| TraceError::Syntax(e.to_string()))?;
-    let Other { title, facts, memory: memory_unit, placement, ranks } = raw.other;
+    let Other { title, facts, memory, placement, ranks } = raw.other;
+    let memory_unit = memory.unwrap_or(MemoryUnit::Bytes);
     let empty = |(pp, group)| RankTimeline { pp, group, ..Default::default() };
     let ranks = ranks.into_iter().map(empty).collect();
     let mut timeline = Timeline { title, facts, memory_unit, placement, ranks };
