@@ -4,7 +4,6 @@
 mod parts;
 
 use std::{
-    collections::BTreeMap,
     fmt::Write as _,
     io::{self, BufWriter, Write},
 };
@@ -333,7 +332,7 @@ impl<'a> Picture<'a> {
     }
 
     /// The boxes of a rank, one path per ink, and the numbers for dark `[0]` and white `[1]` text.
-    fn boxes(&self, rank: &RankTimeline, top: f64) -> (BTreeMap<Ink, String>, [String; 2]) {
+    fn boxes(&self, rank: &RankTimeline, top: f64) -> (Vec<(Ink, String)>, [String; 2]) {
         let placed = place(&rank.spans);
         let rows = |lane| {
             let of_lane = placed.iter().filter(|p| rank.spans[p.span].lane == lane);
@@ -341,7 +340,7 @@ impl<'a> Picture<'a> {
         };
         let compute_rows = rows(Lane::Compute);
         let communication_rows = rows(Lane::Communication).min(COMMUNICATION_ROWS_MAX);
-        let mut boxes: BTreeMap<Ink, String> = BTreeMap::new();
+        let mut boxes: Vec<(Ink, String)> = Vec::new();
         let mut numbers = [String::new(), String::new()];
         for p in &placed {
             let span = &rank.spans[p.span];
@@ -374,7 +373,11 @@ impl<'a> Picture<'a> {
                 parts.push((self.ink(style, p.stage), y, height, number));
             }
             for (ink, y, height, number) in parts {
-                let path = boxes.entry(ink).or_default();
+                let at = boxes.binary_search_by_key(&ink, |(ink, _)| *ink).unwrap_or_else(|at| {
+                    boxes.insert(at, (ink, String::new()));
+                    at
+                });
+                let path = &mut boxes[at].1;
                 let _ = write!(path, "M{left:.2} {y:.1}h{width:.2}v{height:.1}h-{width:.2}z");
                 let Some(number) = number else { continue };
                 let digits = number.checked_ilog10().unwrap_or(0) + 1;
