@@ -6,8 +6,6 @@
 //! reductions a rank and unit, activations of at most one unit. The result is never slower than the
 //! fixed order, neither in makespan nor in the largest own span.
 
-use std::collections::HashSet;
-
 use super::costs::Costs;
 use super::timing::{Timing, time};
 use super::zeropp_place::{Cutoff, Home, Policy, Score, Steps, limits};
@@ -104,7 +102,7 @@ fn search(shape: &Shape, costs: &Costs, effort: usize) -> Option<(Vec<Vec<Action
     let best = timed(shape, costs, &fixed).map(|timing| (score(&timing), None));
     let bound = best.as_ref().map_or(u64::MAX, |(score, _)| score.makespan);
     let steps = Steps::new(shape, costs);
-    let mut search = Search { shape, costs, steps, bound, best, tried: HashSet::new(), effort };
+    let mut search = Search { shape, costs, steps, bound, best, tried: Vec::new(), effort };
     search.try_all();
     search.improve();
     let (score, policy) = search.best?;
@@ -127,8 +125,8 @@ struct Search<'a> {
     bound: u64,
     /// The best score and the policy that made it (none: the fixed order).
     best: Option<(Score, Option<Policy>)>,
-    /// What need not be tried again: the best only gets better.
-    tried: HashSet<Policy>,
+    /// What need not be tried again, in order: the best only gets better.
+    tried: Vec<Policy>,
     /// Actions that may still be timed.
     effort: usize,
 }
@@ -142,8 +140,9 @@ impl Search<'_> {
             // No stage but the last, so none that `home` is about.
             policy.home = Home::WithB;
         }
-        if !self.tried.insert(policy.clone()) {
-            return false;
+        match self.tried.binary_search(&policy) {
+            Ok(_) => return false,
+            Err(at) => self.tried.insert(at, policy.clone()),
         }
         let best = self.best.as_ref().map(|(score, _)| *score);
         let own_span = best.map_or(u64::MAX, |score| score.own_span);
