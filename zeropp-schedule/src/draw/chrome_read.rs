@@ -38,15 +38,21 @@ fields!(Raw {
     _unit = "displayTimeUnit", other = "otherData", events = "traceEvents",
 } needs ["displayTimeUnit", "otherData", "traceEvents"]);
 
-#[derive(Default)]
 struct Other {
     title: String,
     facts: Vec<String>,
-    /// Missing in those of earlier versions, which are in bytes.
-    memory: Option<MemoryUnit>,
+    memory: MemoryUnit,
     placement: Vec<usize>,
     /// Pipeline rank and group of each rank.
     ranks: Vec<(usize, usize)>,
+}
+
+impl Default for Other {
+    /// Traces of earlier versions name no unit; theirs are bytes.
+    fn default() -> Other {
+        let (title, facts, placement, ranks) = Default::default();
+        Other { title, facts, memory: MemoryUnit::Bytes, placement, ranks }
+    }
 }
 
 fields!(Other {
@@ -109,8 +115,7 @@ pub fn is_trace(text: &str) -> bool {
 /// Names the first event that [`chrome::write`](super::chrome::write) would not have written.
 pub fn read(text: &str) -> Result<Timeline, TraceError> {
     let raw: Raw = serde_json::from_str(text).map_err(|e| TraceError::Syntax(e.to_string()))?;
-    let Other { title, facts, memory, placement, ranks } = raw.other;
-    let memory_unit = memory.unwrap_or(MemoryUnit::Bytes);
+    let Other { title, facts, memory: memory_unit, placement, ranks } = raw.other;
     let empty = |(pp, group)| RankTimeline { pp, group, ..Default::default() };
     let ranks = ranks.into_iter().map(empty).collect();
     let mut timeline = Timeline { title, facts, memory_unit, placement, ranks };
