@@ -1,12 +1,13 @@
 //! What the page asks, answered: one object in JSON in, one out.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use zeropp_schedule::costs::{ALONE, Table, layers_of};
 use zeropp_schedule::draw::{chrome_read, svg};
 use zeropp_schedule::exchange::csv::{self, Dialect};
 use zeropp_schedule::exchange::json::{self as document, Document};
 use zeropp_schedule::exchange::{self, Format};
+use zeropp_schedule::fields;
 use zeropp_schedule::ir::{Action, Compute, Schedule};
 use zeropp_schedule::lower::{LowerOptions, lower};
 use zeropp_schedule::metrics::Metrics;
@@ -25,8 +26,7 @@ const TABLE_COMPUTES: usize = 2_000_000;
 const FAULTS_MAX: usize = 8;
 
 /// What is asked, and what each question needs.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Default)]
 struct Request {
     ask: String,
     /// The schedule to draw, to tell in numbers or to write, and the costs of one in CSV.
@@ -40,13 +40,13 @@ struct Request {
     name: Option<String>,
 }
 
+fields!(Request { ask, wanted, csv, format, text, name } needs ["ask"]);
+
 /// A schedule and its costs.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Default)]
 struct Wanted {
     kind: String,
     pp: usize,
-    #[serde(rename = "virtual")]
     virtual_stages: Option<usize>,
     micro_batches: usize,
     unit: Option<usize>,
@@ -60,6 +60,11 @@ struct Wanted {
     recompute: bool,
     prefetch: usize,
 }
+
+fields!(Wanted {
+    kind, pp, virtual_stages = "virtual", micro_batches, unit, costs, layers, limit, lower,
+    recompute, prefetch,
+} needs ["kind", "pp", "micro_batches", "costs", "lower", "recompute", "prefetch"]);
 
 /// A schedule with its run.
 struct Made {
@@ -75,7 +80,8 @@ pub fn answer(request: &str) -> String {
         Ok(request) => answered(request),
         Err(e) => Err(e.to_string()),
     };
-    answer.unwrap_or_else(|error| json!({ "error": error })).to_string()
+    let answer = answer.unwrap_or_else(|error| json!({ "error": error }));
+    serde_json::to_string(&answer).unwrap_or_else(|e| e.to_string())
 }
 
 fn answered(request: Request) -> Result<Value, String> {
@@ -185,11 +191,10 @@ fn run(shape: Shape, schedule: Schedule, costs: Costs) -> Result<Made, String> {
 
 /// A schedule by hand: every fault that the verifier finds, or its run.
 fn edited(text: &str, wanted: &Wanted) -> Result<Made, String> {
-    let schedule = exchange::read(text, Format::Csv)?.schedule;
-    let whole = exchange::csv::read(text).is_ok();
+    let schedule = csv::read(text).map_err(|e| e.to_string())?;
     let limits = VerifyLimits { optimizer_step: false, ..VerifyLimits::default() };
     let faults = verify_all(&schedule, &limits, FAULTS_MAX);
-    if !faults.is_empty() || !whole {
+    if !faults.is_empty() {
         let told: Vec<String> = faults.iter().map(ToString::to_string).collect();
         return Err(told.join("\n"));
     }

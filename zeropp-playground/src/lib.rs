@@ -3,6 +3,8 @@
 mod answer;
 #[cfg(target_arch = "wasm32")]
 pub mod exports;
+#[cfg(target_arch = "wasm32")]
+mod memory;
 #[cfg(not(target_arch = "wasm32"))]
 mod page;
 

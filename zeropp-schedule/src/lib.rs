@@ -5,6 +5,7 @@ pub mod bound;
 pub mod costs;
 pub mod draw;
 pub mod exchange;
+pub mod fields;
 pub mod ir;
 pub mod judge;
 pub mod links;
@@ -14,6 +15,7 @@ pub mod metrics;
 pub mod report;
 pub mod schedules;
 pub mod simulate;
+mod sorting;
 pub mod timeline;
 pub mod verify;
 

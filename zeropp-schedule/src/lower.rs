@@ -2,6 +2,7 @@
 //! frees, reductions, sends and receives as actions of their own.
 
 use crate::ir::{Action, Compute, Message, Schedule, Task};
+use crate::sorting;
 
 mod issue;
 mod replicas;
@@ -144,7 +145,7 @@ impl Inserts {
     /// The whole program. What goes to one place keeps the order of [`order`], then that of its
     /// insertion.
     fn merge(mut self, program: &[Action]) -> Vec<Action> {
-        self.0.sort_by_key(|(slot, order, _)| (*slot, *order));
+        sorting::by_key(&mut self.0, |(slot, order, _)| (*slot, *order));
         let mut merged = Vec::with_capacity(program.len() + self.0.len());
         let mut inserts = self.0.into_iter().peekable();
         for (position, compute) in program.iter().enumerate() {

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::{CostsError, Table};
 
 /// Blocks of each stage that the times of a file are of.
-const BLOCKS: &str = "blocks";
+pub(super) const KEY: &str = "blocks";
 /// Computes, in the order of a block's times: F, B, W, R.
 const COMPUTES: [&str; 4] = ["t_f", "t_b", "t_w", "t_r"];
 /// Collectives, which take about as long as a stage is large.
@@ -21,21 +21,22 @@ impl Table {
     /// # Errors
     /// What is no list of numbers from 1.
     pub(super) fn blocks(&self) -> Result<Option<Vec<usize>>, CostsError> {
-        let Some(value) = self.keys.get(BLOCKS) else { return Ok(None) };
+        let Some(value) = self.keys.get(KEY) else { return Ok(None) };
         let number = |n: &Value| n.as_u64().filter(|n| *n > 0).and_then(|n| n.try_into().ok());
         let blocks: Option<Vec<usize>> =
             value.as_array().and_then(|list| list.iter().map(number).collect());
         match blocks {
             Some(blocks) => Ok(Some(blocks)),
-            None => Err(CostsError(format!(
-                "{BLOCKS}: found {value}; the blocks of each stage that the times are of, 1 or more"
-            ))),
+            None => {
+                let works = "the blocks of each stage that the times are of, 1 or more";
+                Err(CostsError::found(KEY, value, works))
+            }
         }
     }
 
     /// Notes what `blocks` each stage has that the times are of.
     pub(super) fn set_blocks(&mut self, blocks: &[usize]) {
-        self.set(BLOCKS, blocks.into());
+        self.set(KEY, blocks.into());
     }
 
     /// What every block takes, as far as stages tell: the blocks of one share its time as
@@ -74,7 +75,7 @@ impl Table {
             return Ok(self.clone());
         };
         let mut recut = self.clone();
-        recut.keys.remove(BLOCKS);
+        recut.keys.remove(KEY);
         // Bytes of other stages; a run knows those of its own.
         recut.keys.retain(|key, value| !(key.starts_with("mem_") && value.is_array()));
         let sums = |of_block: &dyn Fn(usize) -> f64| -> Value {
@@ -102,7 +103,7 @@ impl Table {
         match blocks.as_ref().map(sum).filter(|sum| *sum != layers) {
             None => Ok(blocks),
             Some(sum) => Err(CostsError(format!(
-                "{BLOCKS}: {sum} in all, and the model has layers = {layers}; leave {BLOCKS} out \
+                "{KEY}: {sum} in all, and the model has layers = {layers}; leave {KEY} out \
                  where the times are another model's"
             ))),
         }
@@ -117,10 +118,10 @@ impl Table {
             one => time(one).map(|one| vec![one; stages]),
         };
         list.filter(|list: &Vec<f64>| list.len() == stages).ok_or_else(|| {
-            CostsError(format!(
-                "{key}: found {value}; one time for each of the {stages} stages that {BLOCKS} \
-                 lists, or one for all"
-            ))
+            let works = format!(
+                "one time for each of the {stages} stages that {KEY} lists, or one for all"
+            );
+            CostsError::found(key, &value, &works)
         })
     }
 }

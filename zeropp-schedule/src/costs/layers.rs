@@ -33,9 +33,8 @@ impl Table {
         for key in PER_STAGE.into_iter().filter(|key| !NOT_PER_LAYER.contains(key)) {
             let Some(value) = self.keys.get(key) else { continue };
             let Some(one) = value.as_f64() else {
-                return Err(CostsError(format!(
-                    "{key}: found {value}; a layer has one number for all stages"
-                )));
+                let works = "a layer has one number for all stages";
+                return Err(CostsError::found(key, value, works));
             };
             let whole = one.fract() == 0.0;
             let of_stage = |n: &usize| match whole {

@@ -28,7 +28,7 @@
 //! reduce_bytes_per_s = 2e9    # reduce-scatters inside a node; missing: zero3_bytes_per_s
 //! ```
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{CostsError, Table};
 
@@ -105,9 +105,9 @@ pub struct Machine {
     pub step_end_s: f64,
 }
 
-/// Takes the keys that only a machine has out of `keys`; whether there were rates among them.
-pub(super) fn take(keys: &mut Map<String, Value>) -> bool {
-    KEYS.iter().filter(|key| keys.remove(**key).is_some()).count() > 0
+/// Whether only a machine has a key of this name.
+pub(super) fn is_key(key: &str) -> bool {
+    KEYS.contains(&key)
 }
 
 impl Table {
@@ -207,7 +207,7 @@ impl Table {
             }
             (Some(value), _) => {
                 let good = value.as_f64().filter(|x| (least..=most).contains(x));
-                good.ok_or_else(|| CostsError(format!("{key}: found {value}; {}", works())))
+                good.ok_or_else(|| CostsError::found(key, value, &works()))
             }
         }
     }

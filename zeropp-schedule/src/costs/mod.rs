@@ -80,6 +80,10 @@ impl CostsError {
     fn new(problem: impl Into<String>) -> CostsError {
         CostsError(problem.into())
     }
+
+    fn found(key: &str, value: &Value, works: &str) -> CostsError {
+        CostsError(format!("{key}: found {}; {works}", json::text(value)))
+    }
 }
 
 /// Ranks that share a stage's weights (D), and replicas (K).
@@ -133,16 +137,18 @@ impl Table {
     ///
     /// # Errors
     /// A description of what was measured that is no text.
-    pub fn of_keys(mut keys: Map<String, Value>) -> Result<Table, CostsError> {
-        let measured = match keys.remove(MEASURED) {
-            None => None,
-            Some(Value::String(text)) => Some(text),
-            Some(other) => {
-                let problem = format!("{MEASURED}: found {other}; what was measured, as text");
-                return Err(CostsError(problem));
+    pub fn of_keys(keys: Map<String, Value>) -> Result<Table, CostsError> {
+        let mut table = Table { keys: Map::new(), measured: None };
+        for (key, value) in keys {
+            match value {
+                value if key != MEASURED => table.set(&key, value),
+                Value::String(text) => table.measured = Some(text),
+                other => {
+                    return Err(CostsError::found(MEASURED, &other, "what was measured, as text"));
+                }
             }
-        };
-        Ok(Table { keys, measured })
+        }
+        Ok(table)
     }
 
     /// What was measured, in words; none where the costs were given by hand.
@@ -172,10 +178,8 @@ impl Table {
         sharers: Sharers,
         known: Option<&[StageBytes]>,
     ) -> Result<simulate::Costs, CostsError> {
-        let mut keys = self.keys.clone();
-        let is_machine = machine::take(&mut keys);
         if let Some(key) = NEEDED.iter().find(|key| !self.has(key)) {
-            if is_machine {
+            if self.keys.keys().any(|key| machine::is_key(key)) {
                 return Err(CostsError(format!(
                     "{key} is missing: this file has the rates of a machine and no times of \
                      stages; `zeropp plan --machine` takes it"
@@ -188,14 +192,18 @@ impl Table {
         }
         // Only a run knows blocks.
         self.blocks()?;
-        keys.remove("blocks");
-        let rates = take_rates(&mut keys)?;
-        for (key, value) in &mut keys {
-            if PER_STAGE.contains(&key.as_str()) && value.is_number() {
-                *value = Value::Array(vec![whole(value); stages]);
-            } else {
-                *value = whole(value);
+        let rates = self.rates()?;
+        let mut keys = Map::new();
+        for (key, value) in &self.keys {
+            let name = key.as_str();
+            if machine::is_key(name) || name == blocks::KEY || BANDWIDTHS.contains(&name) {
+                continue;
             }
+            let value = match whole(value) {
+                one if PER_STAGE.contains(&name) && one.is_number() => vec![one; stages].into(),
+                value => value,
+            };
+            keys.insert(key.clone(), value);
         }
         let costs = json::check_costs(&Value::Object(keys), stages);
         let costs = costs.map_err(|e| CostsError(e.to_string()))?;
@@ -205,6 +213,19 @@ impl Table {
         }
         self.time_collectives(&mut costs, rates, sharers);
         Ok(costs)
+    }
+
+    /// The bandwidths of collectives.
+    fn rates(&self) -> Result<[Option<f64>; 2], CostsError> {
+        let mut rates = [None; 2];
+        for (rate, key) in rates.iter_mut().zip(BANDWIDTHS) {
+            let Some(value) = self.keys.get(key) else { continue };
+            *rate = value.as_f64().filter(|r| r.is_finite() && *r >= 1.0);
+            if rate.is_none() {
+                return Err(CostsError::found(key, value, "bytes in a second, 1 or more"));
+            }
+        }
+        Ok(rates)
     }
 
     fn fill_in(&self, bytes: &mut StageBytes, known: &StageBytes) {
@@ -247,20 +268,6 @@ impl Table {
 /// Whether stages have costs of this name.
 fn is_key_of_stages(key: &str) -> bool {
     PER_STAGE.contains(&key) || ["links", "t_step", "t_overlap"].contains(&key)
-}
-
-/// Takes the bandwidths of collectives out of the keys.
-fn take_rates(keys: &mut Map<String, Value>) -> Result<[Option<f64>; 2], CostsError> {
-    let mut rates = [None; 2];
-    for (rate, key) in rates.iter_mut().zip(BANDWIDTHS) {
-        let Some(value) = keys.remove(key) else { continue };
-        *rate = value.as_f64().filter(|r| r.is_finite() && *r >= 1.0);
-        if rate.is_none() {
-            let problem = format!("{key}: found {value}; bytes in a second, 1 or more");
-            return Err(CostsError(problem));
-        }
-    }
-    Ok(rates)
 }
 
 /// Refuses times whose sums over a schedule of so many micro-batches could leave 64 bits.

@@ -10,6 +10,7 @@ pub mod svg;
 
 use crate::{
     ir::{Action, Compute, Message},
+    sorting,
     timeline::{Lane, Span},
 };
 
@@ -78,7 +79,7 @@ struct Placed {
 fn place(spans: &[Span]) -> Vec<Placed> {
     let class = |s: &Span| (s.lane, matches!(s.action, Action::Recv { .. }));
     let mut order: Vec<usize> = (0..spans.len()).collect();
-    order.sort_by_key(|i| {
+    sorting::by_key(&mut order, |i| {
         let s = &spans[*i];
         (class(s), s.start_ns, s.end_ns.max(s.start_ns), *i)
     });

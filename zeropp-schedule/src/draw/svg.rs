@@ -4,7 +4,6 @@
 mod parts;
 
 use std::{
-    collections::BTreeMap,
     fmt::Write as _,
     io::{self, BufWriter, Write},
 };
@@ -17,6 +16,7 @@ use super::{
     },
 };
 use crate::ir::Task;
+use crate::sorting;
 use crate::timeline::{Lane, RankTimeline, Timeline};
 use parts::{caption, clip, escape, fill, swatch, tick_step, tick_text};
 
@@ -179,7 +179,7 @@ impl<'a> Picture<'a> {
     fn patterns(&self, out: &mut impl Write) -> io::Result<()> {
         let mut shades: Vec<u32> = self.shades.iter().map(|s| (s * 1000.0) as u32).collect();
         shades.push(0);
-        shades.sort_unstable();
+        sorting::plain(&mut shades);
         shades.dedup();
         writeln!(out, "<defs>")?;
         for (style, s) in STYLES.iter().enumerate() {
@@ -231,7 +231,7 @@ impl<'a> Picture<'a> {
         swatch(out, x, y, 12.0, &hex(IDLE))?;
         x = caption(out, x, y, "idle")?;
         let mut shades = self.shades.clone();
-        shades.sort_by(f64::total_cmp);
+        sorting::by(&mut shades, f64::total_cmp);
         shades.dedup();
         if shades.len() > 1 {
             for (i, shade) in shades.iter().enumerate() {
@@ -332,7 +332,7 @@ impl<'a> Picture<'a> {
     }
 
     /// The boxes of a rank, one path per ink, and the numbers for dark `[0]` and white `[1]` text.
-    fn boxes(&self, rank: &RankTimeline, top: f64) -> (BTreeMap<Ink, String>, [String; 2]) {
+    fn boxes(&self, rank: &RankTimeline, top: f64) -> (Vec<(Ink, String)>, [String; 2]) {
         let placed = place(&rank.spans);
         let rows = |lane| {
             let of_lane = placed.iter().filter(|p| rank.spans[p.span].lane == lane);
@@ -340,7 +340,7 @@ impl<'a> Picture<'a> {
         };
         let compute_rows = rows(Lane::Compute);
         let communication_rows = rows(Lane::Communication).min(COMMUNICATION_ROWS_MAX);
-        let mut boxes: BTreeMap<Ink, String> = BTreeMap::new();
+        let mut boxes: Vec<(Ink, String)> = Vec::new();
         let mut numbers = [String::new(), String::new()];
         for p in &placed {
             let span = &rank.spans[p.span];
@@ -373,7 +373,11 @@ impl<'a> Picture<'a> {
                 parts.push((self.ink(style, p.stage), y, height, number));
             }
             for (ink, y, height, number) in parts {
-                let path = boxes.entry(ink).or_default();
+                let at = boxes.binary_search_by_key(&ink, |(ink, _)| *ink).unwrap_or_else(|at| {
+                    boxes.insert(at, (ink, String::new()));
+                    at
+                });
+                let path = &mut boxes[at].1;
                 let _ = write!(path, "M{left:.2} {y:.1}h{width:.2}v{height:.1}h-{width:.2}z");
                 let Some(number) = number else { continue };
                 let digits = number.checked_ilog10().unwrap_or(0) + 1;

@@ -7,13 +7,11 @@
 //! units), zeropp puts a line `#units,3,3,2` in front, which PyTorch does not read: leave it out
 //! with [`Dialect::Torch`]. The schedule's name is not kept; a schedule from a file is `file`.
 
-use std::{
-    collections::BTreeMap,
-    io::{self, Write},
-};
+use std::io::{self, Write};
 
 use super::{check_places, clip, parse, spell};
 use crate::ir::{Action, Compute, Schedule, Task};
+use crate::sorting;
 
 /// Who will read the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -222,11 +220,13 @@ fn column(cells: &[Option<Action>], index: usize) -> usize {
 
 /// The rank of each stage: the one that computes it.
 fn placement(table: &Table, first_row: usize) -> Result<Vec<usize>, CsvError> {
-    let mut home: BTreeMap<usize, usize> = BTreeMap::new();
+    let tasks = table.ranks.iter().flatten().flatten().flat_map(Action::computes);
+    let stages = distinct(tasks.map(|task| task.stage));
+    let mut home = vec![None; stages.len()];
     for (rank, cells) in table.ranks.iter().enumerate() {
         for (column, cell) in cells.iter().enumerate() {
             for Task { stage, .. } in cell.iter().flat_map(Action::computes) {
-                let first = *home.entry(stage).or_insert(rank);
+                let first = *home[place(&stages, stage)].get_or_insert(rank);
                 if first != rank {
                     return Err(CsvError::Cell {
                         row: first_row + rank,
@@ -240,61 +240,78 @@ fn placement(table: &Table, first_row: usize) -> Result<Vec<usize>, CsvError> {
             }
         }
     }
-    dense("stage", home.keys().copied())?;
-    Ok(home.into_values().collect())
+    dense("stage", &stages)?;
+    Ok(home.into_iter().flatten().collect())
 }
 
 /// The number of micro-batches: all those computed, from 0 without a gap.
 fn micro_batches(ranks: &[Vec<Action>]) -> Result<usize, CsvError> {
     let all = ranks.iter().flatten().flat_map(Action::computes).map(|t| t.micro_batch);
-    let seen: std::collections::BTreeSet<usize> = all.collect();
-    dense("micro-batch", seen.into_iter())
+    dense("micro-batch", &distinct(all))
 }
 
-fn dense(what: &str, numbers: impl Iterator<Item = usize>) -> Result<usize, CsvError> {
-    let mut count = 0;
+/// Each number once, in their order.
+fn distinct(numbers: impl Iterator<Item = usize>) -> Vec<usize> {
+    let mut all = Vec::new();
     for number in numbers {
-        if number != count {
-            let problem = format!("no rank computes {what} {count}, but one computes {number}");
-            return Err(CsvError::Whole(problem));
+        if let Err(at) = all.binary_search(&number) {
+            all.insert(at, number);
         }
-        count += 1;
     }
-    if count == 0 {
+    all
+}
+
+/// Where a number is among distinct ones.
+fn place(numbers: &[usize], number: usize) -> usize {
+    numbers.binary_search(&number).expect("it is one of them")
+}
+
+fn dense(what: &str, numbers: &[usize]) -> Result<usize, CsvError> {
+    if let Some((count, number)) = numbers.iter().enumerate().find(|(i, number)| i != *number) {
+        let problem = format!("no rank computes {what} {count}, but one computes {number}");
+        return Err(CsvError::Whole(problem));
+    }
+    if numbers.is_empty() {
         return Err(CsvError::Whole("no rank computes anything".into()));
     }
-    Ok(count)
+    Ok(numbers.len())
 }
 
 /// The units that the reductions tell, or one of everything where no stage reduces twice: an
 /// early reduction is then a fault for the verifier to name.
 fn units_or_one(ranks: &[Vec<Action>], micro_batches: usize) -> Result<Vec<usize>, CsvError> {
-    let mut reductions: BTreeMap<usize, usize> = BTreeMap::new();
-    for action in ranks.iter().flatten() {
-        if let Action::ReduceScatter { stage } = action {
-            *reductions.entry(*stage).or_default() += 1;
-        }
-    }
-    if reductions.values().all(|n| *n == 1) {
+    let reductions = || ranks.iter().flatten().filter_map(reduced);
+    if distinct(reductions()).len() == reductions().count() {
         return Ok(vec![micro_batches]);
     }
     units(ranks, micro_batches).map_err(CsvError::Whole)
 }
 
+/// The stage that an action reduces.
+fn reduced(action: &Action) -> Option<usize> {
+    match action {
+        Action::ReduceScatter { stage } => Some(*stage),
+        _ => None,
+    }
+}
+
 /// The units that the reductions tell: between two of a stage lie the W of one unit.
 fn units(ranks: &[Vec<Action>], micro_batches: usize) -> Result<Vec<usize>, String> {
     let mut found: Option<(usize, Vec<usize>)> = None;
-    let mut open: BTreeMap<usize, (Vec<usize>, Vec<usize>)> = BTreeMap::new();
-    for action in ranks.iter().flatten() {
+    let actions = || ranks.iter().flatten();
+    let computed = actions().flat_map(Action::computes).map(|task| task.stage);
+    let stages = distinct(computed.chain(actions().filter_map(reduced)));
+    let mut open = vec![(Vec::new(), Vec::new()); stages.len()];
+    for action in actions() {
         for Task { kind, stage, micro_batch } in action.computes() {
             if matches!(kind, Compute::W | Compute::BW) {
-                open.entry(stage).or_default().1.push(micro_batch);
+                open[place(&stages, stage)].1.push(micro_batch);
             }
         }
-        if let Action::ReduceScatter { stage } = *action {
-            let (units, unit) = open.entry(stage).or_default();
+        if let Some(stage) = reduced(action) {
+            let (units, unit) = &mut open[place(&stages, stage)];
             let start = units.iter().sum::<usize>();
-            unit.sort_unstable();
+            sorting::plain(unit);
             if unit.is_empty() || !unit.iter().copied().eq(start..start + unit.len()) {
                 return Err(format!(
                     "stage {stage} reduces after the micro-batches {unit:?}, which are no unit \
@@ -305,7 +322,7 @@ fn units(ranks: &[Vec<Action>], micro_batches: usize) -> Result<Vec<usize>, Stri
             unit.clear();
         }
     }
-    for (stage, (units, rest)) in open {
+    for (stage, (units, rest)) in stages.into_iter().zip(open) {
         if units.is_empty() {
             continue;
         }
@@ -326,12 +343,16 @@ fn units(ranks: &[Vec<Action>], micro_batches: usize) -> Result<Vec<usize>, Stri
 
 /// Drops what PyTorch has no word for, and all but the last reduction of each stage.
 fn keep_what_torch_knows(cells: &mut Vec<Option<Action>>) {
-    let mut reduced = std::collections::HashSet::new();
+    let mut reduced = Vec::new();
     cells.reverse();
     cells.retain(|cell| match cell {
         Some(Action::Compute { kind: Compute::R, .. })
         | Some(Action::ReplicaReduce { .. } | Action::OptimizerStep | Action::Validate) => false,
-        Some(Action::ReduceScatter { stage }) => reduced.insert(*stage),
+        Some(Action::ReduceScatter { stage }) => {
+            let last = !reduced.contains(stage);
+            reduced.push(*stage);
+            last
+        }
         _ => true,
     });
     cells.reverse();

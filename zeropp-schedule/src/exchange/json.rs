@@ -101,8 +101,7 @@ pub enum JsonError {
 }
 
 /// The top level; every value is looked at one by one, so that an error can name its field.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Default)]
 struct Raw {
     kind: Value,
     pp: Value,
@@ -123,6 +122,11 @@ struct Raw {
     reduce_scatters: Option<Value>,
     actions: Value,
 }
+
+crate::fields!(Raw {
+    kind, pp, stages, micro_batches, units, placement, routes, costs, makespan, own_span_max,
+    bubble_rate, bubble_step, idle, ends, peak_activation, all_gathers, reduce_scatters, actions,
+} needs ["kind", "pp", "stages", "micro_batches", "placement", "actions"]);
 
 /// Reads a document. `units` may be missing (one unit of all micro-batches), as may `costs` and
 /// the measures, which come all or none.
@@ -167,8 +171,13 @@ fn field<T: DeserializeOwned>(name: &str, value: &Value, works: &str) -> Result<
 }
 
 fn wrong(name: &str, value: &Value, works: impl Into<String>) -> JsonError {
-    let found = clip(&value.to_string());
+    let found = clip(&text(value));
     JsonError::Field { field: name.into(), found, works: works.into() }
+}
+
+/// A value on one line. Its `Display` has the printer of many lines in it, too.
+pub(crate) fn text(value: &Value) -> String {
+    serde_json::to_string(value).unwrap_or_else(|e| e.to_string())
 }
 
 fn read_actions(rows: &[Vec<String>]) -> Result<Vec<Vec<Action>>, JsonError> {
@@ -356,10 +365,14 @@ struct Object<W: Write> {
 
 impl<W: Write> Object<W> {
     fn key(&mut self, key: &str, value: &impl Serialize) -> io::Result<()> {
+        self.text(key, &serde_json::to_vec(value)?)
+    }
+
+    fn text(&mut self, key: &str, value: &[u8]) -> io::Result<()> {
         let before = if self.first { "{" } else { "," };
         self.first = false;
         write!(self.out, "{before}\n  \"{key}\": ")?;
-        self.out.write_all(&serde_json::to_vec(value)?)
+        self.out.write_all(value)
     }
 
     /// The last key, and the object's end.

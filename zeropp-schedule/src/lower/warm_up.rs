@@ -1,7 +1,5 @@
 //! How far ranks may go in a step before they know that the update before it was right.
 
-use std::collections::HashMap;
-
 use super::Programs;
 use crate::ir::{Action, Compute, Task};
 
@@ -14,12 +12,13 @@ pub(super) fn warm_ups(programs: &Programs) -> Vec<usize> {
         program.iter().position(|action| !is_forward(action)).unwrap_or(program.len())
     };
     let mut ends: Vec<usize> = programs.ranks.iter().map(until_backward).collect();
-    let mut made = HashMap::new();
+    let micro_batches = programs.schedule.micro_batches();
+    let mut made = vec![None; programs.schedule.stages() * micro_batches];
     for (rank, program) in programs.ranks.iter().enumerate() {
         for (at, action) in program.iter().enumerate() {
             for Task { kind, stage, micro_batch } in action.computes() {
                 if kind == Compute::F {
-                    made.insert((stage, micro_batch), (rank, at));
+                    made[stage * micro_batches + micro_batch] = Some((rank, at));
                 }
             }
         }
@@ -28,8 +27,8 @@ pub(super) fn warm_ups(programs: &Programs) -> Vec<usize> {
     let is_in = |ends: &[usize], task: Task| {
         let message = task.kind.needs(task.stage, stages);
         let producer = message.and_then(|message| message.producer(task.stage, stages));
-        let from = producer.and_then(|stage| made.get(&(stage, task.micro_batch)));
-        from.is_none_or(|(rank, at)| *at < ends[*rank])
+        let from = producer.and_then(|stage| made[stage * micro_batches + task.micro_batch]);
+        from.is_none_or(|(rank, at)| at < ends[rank])
     };
     // A shorter warm-up may shorten those that need it.
     loop {

@@ -1,7 +1,5 @@
 //! Where weights are gathered and freed.
 
-use std::collections::HashMap;
-
 use super::{Inserts, Residency};
 use crate::ir::{Action, Compute, Schedule, Task};
 
@@ -97,12 +95,13 @@ fn is_recomputation(action: &Action) -> bool {
 
 /// AG before the first action of the visit `prefetch` places earlier, FREE after the last action.
 fn per_visit(visits: &[Visit], prefetch: usize, inserts: &mut Inserts) {
-    let mut freed_after: HashMap<usize, usize> = HashMap::new();
+    let stages = visits.iter().map(|visit| visit.stage + 1).max().unwrap_or(0);
+    let mut freed_after = vec![None; stages];
     for (j, visit) in visits.iter().enumerate() {
         let stage = visit.stage;
         let early = visits[j.saturating_sub(prefetch)].first;
         let gather = Action::AllGather { stage };
-        match freed_after.insert(stage, visit.last) {
+        match freed_after[stage].replace(visit.last) {
             // Still resident there: right after the free, ahead of any W that follows it.
             Some(freed) if freed >= early => inserts.after(freed, gather),
             _ => inserts.before(early, gather),

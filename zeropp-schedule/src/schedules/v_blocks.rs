@@ -28,7 +28,7 @@ type Block = [(Compute, usize, usize); 4];
 pub fn v_half(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
     let p = shape.pp;
     let shift = if p.is_multiple_of(2) { 3 } else { 0 };
-    generate("v-half", shape, costs, |r| {
+    generate("v-half", shape, costs, &|r| {
         use Compute::{B, F};
         // For one rank the second arm's F and B follow each other without a slot between.
         [
@@ -48,7 +48,7 @@ pub fn v_half(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
 pub fn v_min(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
     let p = shape.pp;
     let shift = if p.is_multiple_of(3) { 2 } else { 0 };
-    generate("v-min", shape, costs, |r| {
+    generate("v-min", shape, costs, &|r| {
         use Compute::{B, F};
         [(F, 0, r), (F, 1, 2 * p - 1 - r), (B, 1, 2 * p + shift + r), (B, 0, 4 * p + shift - 1 - r)]
     })
@@ -58,7 +58,7 @@ fn generate(
     kind: &'static str,
     shape: &Shape,
     costs: &Costs,
-    block: impl Fn(usize) -> Block,
+    block: &dyn Fn(usize) -> Block,
 ) -> Result<Schedule, ScheduleError> {
     two_chunks(kind, shape)?;
     costs.check(kind, shape.stages())?;
@@ -66,7 +66,8 @@ fn generate(
     let placement = vee(pp, 2);
     let plain: Vec<Vec<Action>> = (0..pp).map(|r| repeat(r, pp, micro_batches, block(r))).collect();
     let clock = |ranks: &[Vec<Action>]| {
-        time(ranks, &placement, micro_batches, costs).expect("an order by slots cannot be stuck")
+        let timing = time(ranks, &placement, micro_batches, costs);
+        timing.unwrap_or_else(|_| unreachable!("an order by slots cannot be stuck"))
     };
     let timing = clock(&plain);
     let peak = highest(&timing);

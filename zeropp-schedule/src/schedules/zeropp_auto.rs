@@ -6,13 +6,12 @@
 //! reductions a rank and unit, activations of at most one unit. The result is never slower than the
 //! fixed order, neither in makespan nor in the largest own span.
 
-use std::collections::HashSet;
-
 use super::costs::Costs;
 use super::timing::{Timing, time};
 use super::zeropp_place::{Cutoff, Home, Policy, Score, Steps, limits};
 use super::{ScheduleError, Shape, zeropp};
 use crate::ir::{Action, Compute, Schedule, Task, looping};
+use crate::sorting;
 
 const KIND: &str = "zeropp-auto";
 
@@ -58,7 +57,7 @@ pub fn zeropp_auto_unit(shape: &Shape, costs: &Costs) -> Result<(usize, Schedule
 fn units(shape: &Shape) -> Vec<usize> {
     let m = shape.micro_batches;
     let mut units: Vec<usize> = (1..=m).map(|n| m.div_ceil(n)).collect();
-    units.sort_unstable();
+    sorting::plain(&mut units);
     units.dedup();
     units
 }
@@ -103,7 +102,7 @@ fn search(shape: &Shape, costs: &Costs, effort: usize) -> Option<(Vec<Vec<Action
     let best = timed(shape, costs, &fixed).map(|timing| (score(&timing), None));
     let bound = best.as_ref().map_or(u64::MAX, |(score, _)| score.makespan);
     let steps = Steps::new(shape, costs);
-    let mut search = Search { shape, costs, steps, bound, best, tried: HashSet::new(), effort };
+    let mut search = Search { shape, costs, steps, bound, best, tried: Vec::new(), effort };
     search.try_all();
     search.improve();
     let (score, policy) = search.best?;
@@ -126,8 +125,8 @@ struct Search<'a> {
     bound: u64,
     /// The best score and the policy that made it (none: the fixed order).
     best: Option<(Score, Option<Policy>)>,
-    /// What need not be tried again: the best only gets better.
-    tried: HashSet<Policy>,
+    /// What need not be tried again, in order: the best only gets better.
+    tried: Vec<Policy>,
     /// Actions that may still be timed.
     effort: usize,
 }
@@ -141,8 +140,9 @@ impl Search<'_> {
             // No stage but the last, so none that `home` is about.
             policy.home = Home::WithB;
         }
-        if !self.tried.insert(policy.clone()) {
-            return false;
+        match self.tried.binary_search(&policy) {
+            Ok(_) => return false,
+            Err(at) => self.tried.insert(at, policy.clone()),
         }
         let best = self.best.as_ref().map(|(score, _)| *score);
         let own_span = best.map_or(u64::MAX, |score| score.own_span);

@@ -15,7 +15,7 @@ use super::zeropp_spine::{Op, Spines};
 use crate::ir::{Action, Compute, Task};
 
 /// Where the W of the stages that are not a rank's last go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Home {
     /// Right after their B, as in the fixed order.
     WithB,
@@ -26,7 +26,7 @@ pub(super) enum Home {
 }
 
 /// The free choices of a step.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Policy {
     /// Forwards of each rank's last stage before its first B, at most U.
     pub(super) warm_up: Vec<usize>,

@@ -1,17 +1,16 @@
 //! Sends and receives of a program: each message once, after it was made, before it is taken, and
 //! in one order on both ends of a link.
 
-use std::collections::BTreeMap;
-
 use super::tables::Tables;
 use super::{Enough, Fault, Faults, VerifyError, fault};
 use crate::ir::{Action, Compute, Message, Schedule, Task};
+use crate::sorting;
 
 /// A message on a link: rank-local index of the action, and what it carries, named by its producer.
 type Entry = (usize, (Message, usize, usize));
 
-/// The messages of every link (from, to) in program order.
-type Links = BTreeMap<(usize, usize), Vec<Entry>>;
+/// The messages of every link (from, to), of each in program order.
+type Links = Vec<((usize, usize), Entry)>;
 
 /// Checks sends, receives and their pairing.
 pub(super) fn check(
@@ -35,7 +34,7 @@ pub(super) fn check(
                     let sent = sent_after(tables, message, stage, micro_batch, index);
                     faults.note(sent.or_else(|f| fault(schedule, rank, index, f)))?;
                     let entry = (index, (message, stage, micro_batch));
-                    sends.entry((rank, to)).or_default().push(entry);
+                    sends.push(((rank, to), entry));
                 }
                 Action::Recv { message, stage, micro_batch } => {
                     let Some(from) = schedule.source(message, stage, micro_batch) else {
@@ -44,7 +43,7 @@ pub(super) fn check(
                     };
                     let producer = message.producer(stage, stages).expect("it has a source");
                     let entry = (index, (message, producer, micro_batch));
-                    receives.entry((from, rank)).or_default().push(entry);
+                    receives.push(((from, rank), entry));
                 }
                 _ => {}
             }
@@ -53,9 +52,14 @@ pub(super) fn check(
     faults.none_yet()?;
     // Every message that some compute makes or takes has both ends by now, so that the lists of a
     // link are equally long.
-    for (link, received) in &receives {
-        let sent = sends.get(link).map(Vec::as_slice).unwrap_or_default();
-        for ((_, what), (index, wanted)) in sent.iter().zip(received) {
+    for messages in [&mut sends, &mut receives] {
+        sorting::by_key(messages, |(link, _)| *link);
+    }
+    for received in receives.chunk_by(|a, b| a.0 == b.0) {
+        let link = received[0].0;
+        let sent = &sends[sends.partition_point(|(other, _)| *other < link)..];
+        let sent = sent.iter().take_while(|(other, _)| *other == link);
+        for ((_, (_, what)), (_, (index, wanted))) in sent.zip(received) {
             if what != wanted {
                 let (message, stage, micro_batch) = *what;
                 let next = Action::Send { message, stage, micro_batch };

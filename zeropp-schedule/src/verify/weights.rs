@@ -1,8 +1,6 @@
 //! Weights and gradients: what computes has its weights, what was gathered is freed,
 //! every gradient is reduced once per stage and unit after its last W, the step comes last.
 
-use std::collections::BTreeSet;
-
 use super::{Enough, Fault, Faults, VerifyError, VerifyLimits, fault};
 use crate::ir::{Action, Compute, Schedule, Task};
 
@@ -67,10 +65,11 @@ pub(super) fn check(
             stepped: false,
         };
         // The stages of which something was wrong; more of them would be what follows from it.
-        let mut spoilt = BTreeSet::new();
+        let mut spoilt = Vec::new();
         for (index, action) in actions.iter().enumerate() {
             match walk.step(index, action) {
-                Err(f) if spoilt.insert(action.stage()) => {
+                Err(f) if !spoilt.contains(&action.stage()) => {
+                    spoilt.push(action.stage());
                     faults.note(fault(schedule, rank, index, f))?;
                 }
                 _ => {}

@@ -9,6 +9,7 @@ use crate::ir::{Action, Compute, Schedule, Task, looping};
 use crate::lower::{self, LowerOptions, lower};
 use crate::schedules::{KINDS, Shape, generate_with_costs, time};
 use crate::simulate::{self, simulate};
+use crate::sorting;
 
 /// A finished order within the budgets.
 #[derive(Clone, Debug)]
@@ -40,7 +41,7 @@ pub(super) fn fitting(p: &Problem, shape: &Shape) -> Vec<Other> {
             found.extend(fit(p, &schedule, name));
         }
     }
-    found.sort_by_key(|other| (other.excess > 0, other.value));
+    sorting::by_key(&mut found, |other| (other.excess > 0, other.value));
     found
 }
 

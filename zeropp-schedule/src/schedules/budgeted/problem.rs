@@ -1,9 +1,12 @@
 //! A request as flat tables that the search reads a billion times.
 
+use std::cmp::Reverse;
+
 use super::ledger::{PART, SHIFT};
 use super::{Budgets, Objective};
 use crate::ir::Schedule;
 use crate::schedules::{Costs, Shape};
+use crate::sorting;
 
 /// Where the result of an action goes.
 #[derive(Clone, Copy, Debug)]
@@ -257,7 +260,7 @@ impl Problem {
     pub(super) fn window(&self) -> usize {
         let fits = |weights: &[u64]| {
             let mut sorted = weights.to_vec();
-            sorted.sort_unstable_by(|a, b| b.cmp(a));
+            sorting::by_key(&mut sorted, |weight| Reverse(*weight));
             let mut left = self.room;
             sorted
                 .iter()

@@ -12,6 +12,7 @@ use super::walk::Walk;
 use super::word::Plan;
 use super::write::write;
 use super::{Found, Request};
+use crate::sorting;
 
 /// A plan to go on from.
 #[derive(Clone, Debug)]
@@ -101,8 +102,8 @@ pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) 
     let rounds = if walks.is_empty() { ROUNDS } else { DRIFTING };
     pool.extend(walks);
     // At first limits may be broken a little.
-    pool.sort_by_key(|seed| seed.score);
-    kept.sort_by_key(|seed| seed.score);
+    sorting::by_key(&mut pool, |seed| seed.score);
+    sorting::by_key(&mut kept, |seed| seed.score);
     pool.splice(0..0, kept);
     for (round, (survivors, share, heat)) in rounds.into_iter().enumerate() {
         pool = diverse(pool, survivors);
@@ -119,7 +120,7 @@ pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) 
             }
         }
         let penalty = |seed: &Seed| tracks[seed.track].annealer.penalty * seed.excess as i64;
-        pool.sort_by_key(|seed| seed.score + 3 * penalty(seed));
+        sorting::by_key(&mut pool, |seed| seed.score + 3 * penalty(seed));
         // What still breaks a limit pays more from round to round.
         tracks.iter_mut().for_each(|track| track.annealer.penalty *= 2);
     }
@@ -231,7 +232,7 @@ fn drifts(tracks: &mut [Track], letters: u64) -> Vec<Seed> {
             }
         }
     }
-    all.sort_by_key(|(_, drifting)| drifting.waits);
+    sorting::by_key(&mut all, |(_, drifting)| drifting.waits);
     all.truncate(STARTS.0);
     let seed = |(track, mut drifting): (usize, Drifting)| {
         let annealer = &mut tracks[track].annealer;

@@ -10,6 +10,7 @@ use super::search::{Seed, Track, run};
 use super::word::Plan;
 use super::{Budgets, Request};
 use crate::schedules::Shape;
+use crate::sorting;
 
 /// Letters below which a step is short, and above which even the short one would be long.
 pub(super) const SHORT: usize = 2000;
@@ -83,7 +84,7 @@ pub(super) fn seeds(
                 pool.push(Seed { track, plan, score, excess: 0, name, walk: None });
             }
         }
-        pool.sort_by_key(|seed| seed.score);
+        sorting::by_key(&mut pool, |seed| seed.score);
         pool.truncate(2);
     }
     // The seams gather too often; that is mended before others are compared with it.
@@ -158,7 +159,7 @@ impl Copy {
                     (starts[cell + from] + later, class as u8)
                 }));
             }
-            keys.sort_unstable();
+            sorting::plain(&mut keys);
             words.push(within_memory(p, r, keys.into_iter().map(|(_, class)| class)));
         }
         Plan::new(p, words, plan.words[0].threshold)

@@ -5,6 +5,7 @@ use super::problem::Problem;
 use super::residency::{Residency, ends_unit};
 use super::word::{Plan, Word};
 use crate::ir::{Action, Compute, Schedule, Task};
+use crate::sorting;
 
 /// The name of the scheduler's kind.
 pub(super) const KIND: &str = "auto";
@@ -59,7 +60,7 @@ pub(super) fn with_weights(
     residency.count(p, r, word, true);
     let stage = |v: u32| p.stage[r * p.v + v as usize];
     let mut frees = residency.frees.clone();
-    frees.sort_by_key(|free| free.after);
+    sorting::by_key(&mut frees, |free| free.after);
     let (mut frees, mut gathers) = (frees.iter().peekable(), residency.gathers.iter().peekable());
     let mut all = Vec::with_capacity(order.len() * 5 / 4);
     let mut letters = 0;
