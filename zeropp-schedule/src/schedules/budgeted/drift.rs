@@ -38,6 +38,33 @@ fn light(p: &Problem, random: &mut Random) -> Walk {
     draws.min_by_key(|walk| walk.load(p.v, p.window())).expect("some were drawn")
 }
 
+/// A walk that holds few activations at the bottom, on average over micro-batches; of those that do
+/// so within a hundredth, one whose first parts are smallest: they are the first to be back, while
+/// ranks have nothing but forwards to run.
+fn growing(p: &Problem, random: &mut Random) -> Walk {
+    let g = p.window();
+    let mut all: Vec<Walk> = (0..DRAWS).map(|_| Walk::random(p, g, random)).collect();
+    let mut descend = |walk: &mut Walk, height: &dyn Fn(&Walk) -> usize| {
+        for _ in 0..DRAWS {
+            let mut next = walk.clone();
+            next.mutate(p, g, random);
+            if next.gathers(p.v, g) <= p.gathers_max && height(&next) <= height(walk) {
+                *walk = next;
+            }
+        }
+    };
+    let held = |walk: &Walk| walk.held(p.v, g);
+    all.iter_mut().for_each(|walk| descend(walk, &held));
+    let least = all.iter().map(held).min().unwrap_or(0);
+    let first = |walk: &Walk| match held(walk) {
+        held if 100 * held <= 101 * least => walk.units[0][0],
+        held => p.b + held,
+    };
+    all.iter_mut().for_each(|walk| descend(walk, &first));
+    let parts = |walk: &Walk| (first(walk), walk.units.concat());
+    all.into_iter().min_by_key(parts).expect("some were drawn")
+}
+
 /// Whether gathers are so few that even a light walk leaves at the bottom room for no more than
 /// one and a half forwards a rank: what is on its way there and back fills about one.
 pub(super) fn narrow(p: &Problem, random: &Random) -> bool {
@@ -72,9 +99,9 @@ impl Drift {
         drift
     }
 
-    /// A walk that slides and needs little memory at the bottom, its parts one after the other.
+    /// A growing walk that slides, its parts one after the other.
     fn random(p: &Problem, random: &mut Random) -> Drift {
-        let mut walk = light(p, random);
+        let mut walk = growing(p, random);
         walk.slides = true;
         let mut drift = Drift::still(p, walk);
         let (v, work) = (p.v, p.work_unit());
@@ -104,7 +131,7 @@ impl Drift {
         let work = p.work_unit();
         for _ in 0..1 + random.below(3) {
             let k = random.below(self.start.len());
-            let by = (2.0 * random.unit() - 1.0) * scale / (1 << random.below(6)) as f64;
+            let by = (2.0 * random.unit() - 1.0) * scale / (1 << random.below(3)) as f64;
             match random.below(20) {
                 0..9 => self.start[k] += 8.0 * by * work,
                 9..11 => {
@@ -271,6 +298,31 @@ mod tests {
         assert!(narrow(64, Some(12)));
         let wide = [(72, Some(12)), (64, Some(14)), (64, None)];
         assert_eq!(wide.map(|(memory, gathers)| narrow(memory, gathers)), [false; 3]);
+    }
+
+    #[test]
+    fn a_walk_that_grows_holds_little_and_begins_with_the_smallest_part_that_then_can_be() {
+        for b in [12, 24, 30] {
+            let p = problem(8, b, 64, Some(12));
+            // Two units and a detour in one of them, in all sizes.
+            let split = |n: usize| (1..n).map(move |part| vec![part, n - part]);
+            let cut = |n: usize| {
+                let first = split(n).map(move |unit| vec![unit, vec![b - n]]);
+                let last = split(n).map(move |unit| vec![vec![b - n], unit]);
+                first.chain(last)
+            };
+            let walk = |units| Walk { units, slides: true };
+            let all: Vec<Walk> = (2..b).flat_map(cut).map(walk).collect();
+            let held = |walk: &Walk| walk.held(4, 2);
+            let least = all.iter().map(held).min().expect("there are some");
+            let near = |walk: &&Walk| 100 * held(walk) <= 101 * least;
+            let first = all.iter().filter(near).map(|walk| walk.units[0][0]).min();
+            for seed in 1..20 {
+                let found = growing(&p, &mut Random::new(seed));
+                assert!(near(&&found) && found.gathers(4, 2) <= 12, "{found:?}");
+                assert_eq!(Some(found.units[0][0]), first, "{found:?}");
+            }
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use super::anneal::Annealer;
 use super::bound::bound;
-use super::drift::{Drifting, narrow};
+use super::drift::{self, Drifting};
 use super::others::{Other, fitting, simulated};
 use super::pattern::{Pattern, list};
 use super::problem::Problem;
@@ -46,11 +46,14 @@ pub(super) struct Track<'a> {
 const ROUNDS: [(usize, f64, (f64, f64)); 2] = [(10, 0.02, (0.1, 0.01)), (4, 0.08, (0.1, 0.004))];
 /// What drifted is near to good, and heat would undo it.
 const MILD: (f64, f64) = (0.03, 0.002);
-/// The rounds where walks drift: fewer seeds, so that the last one has more.
-const DRIFTING: [(usize, f64, (f64, f64)); 2] = [(6, 0.025, (0.1, 0.01)), (2, 0.09, (0.1, 0.004))];
+/// The rounds where walks drift. Annealing soon ends near where each starts, so that many starts
+/// matter more than a long last round.
+const DRIFTING: [(usize, f64, (f64, f64)); 2] = [(5, 0.06, (0.1, 0.01)), (1, 0.06, (0.1, 0.004))];
 const LAST: (f64, f64) = (0.05, 0.002);
-/// Walks to start from on each placement, and the share of the effort of each.
-const STARTS: (usize, f64) = (3, 0.01);
+/// Walks to start from and the share of the effort of each.
+const STARTS: (usize, f64) = (16, 0.01);
+/// How many of them go on, and the share of the effort of each.
+const LONGER: (usize, f64) = (5, 0.08);
 /// The most by which a plan may break limits on gathers and still be near to keeping them.
 const FAR: usize = 4;
 
@@ -84,7 +87,7 @@ pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) 
     // Long steps from short ones come through the first round, however they start.
     let (mut kept, mut pool): (Vec<Seed>, Vec<Seed>) = Default::default();
     let mut tracks: Vec<Track> = Vec::new();
-    let mut rest = letters;
+    let (mut rest, mut narrow) = (letters, Vec::new());
     for (at, p) in problems.iter().enumerate() {
         let others = fitting(p, request.shape);
         let mut track = Track { others, annealer: Annealer::new(p, request.seed + 7 * at as u64) };
@@ -95,18 +98,29 @@ pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) 
         // Rounds share what a long step's middle leaves of the effort.
         rest = rest.saturating_sub(track.annealer.decoder.effort - before);
         let left = share.saturating_sub(track.annealer.decoder.effort);
-        pool.extend(climb(&mut track.annealer, at, left / 10, 10));
+        match drifts(p, &track.annealer, rest) {
+            true => narrow.push(at),
+            false => pool.extend(climb(&mut track.annealer, at, left / 10, 10)),
+        }
         tracks.push(track);
     }
-    let walks = drifts(&mut tracks, rest);
-    let rounds = if walks.is_empty() { ROUNDS } else { DRIFTING };
-    pool.extend(walks);
+    let walks = walks(&mut tracks, &narrow, rest);
+    let mixed = walks.is_empty();
+    for &at in narrow.iter().filter(|_| mixed) {
+        pool.extend(climb(&mut tracks[at].annealer, at, rest / 20, 10));
+    }
+    let rounds = if mixed { ROUNDS } else { DRIFTING };
+    // Where walks drift, no other skeleton comes near.
+    pool = if mixed { pool } else { walks };
     // At first limits may be broken a little.
     sorting::by_key(&mut pool, |seed| seed.score);
     sorting::by_key(&mut kept, |seed| seed.score);
     pool.splice(0..0, kept);
     for (round, (survivors, share, heat)) in rounds.into_iter().enumerate() {
-        pool = diverse(pool, survivors);
+        pool = match mixed {
+            true => diverse(pool, survivors),
+            false => pool.into_iter().take(survivors).collect(),
+        };
         for seed in &mut pool {
             let annealer = &mut tracks[seed.track].annealer;
             let effort = (rest as f64 * share) as u64;
@@ -213,35 +227,36 @@ fn climb(annealer: &mut Annealer, track: usize, letters: u64, restarts: u64) -> 
     pool
 }
 
-/// Walks whose keys drift, where memory is tight: some are annealed a little, the best ones longer.
-fn drifts(tracks: &mut [Track], letters: u64) -> Vec<Seed> {
+/// Whether walks drift, where memory is tight; long steps come from short ones.
+fn drifts(p: &Problem, annealer: &Annealer, letters: u64) -> bool {
+    let size = p.letters();
+    let few = size >= stretch::SHORT || letters < 20_000 * size as u64;
+    !few && drift::narrow(p, &annealer.random)
+}
+
+/// Walks whose keys drift: some are annealed a little, the best ones longer.
+fn walks(tracks: &mut [Track], narrow: &[usize], letters: u64) -> Vec<Seed> {
     let effort = |share: f64| (letters as f64 * share) as u64;
-    let mut all: Vec<(usize, Drifting)> = Vec::new();
-    for (at, track) in tracks.iter_mut().enumerate() {
-        let annealer = &mut track.annealer;
-        let size = annealer.p.letters();
-        // Long steps come from short ones.
-        let few = size >= stretch::SHORT || effort(STARTS.1) < 200 * size as u64;
-        if few || !narrow(annealer.p, &annealer.random) {
-            continue;
-        }
-        for _ in 0..STARTS.0 {
-            if let Some(mut drifting) = Drifting::walk(annealer) {
-                drifting.anneal(annealer, effort(STARTS.1), (0.5, 0.1), 1.0);
-                all.push((at, drifting));
-            }
-        }
+    let mut all: Vec<Drifting> = Vec::new();
+    // They take long, so that all start where the least is possible.
+    let Some(&at) = narrow.iter().min_by_key(|at| bound(tracks[**at].annealer.p)) else {
+        return Vec::new();
+    };
+    let annealer = &mut tracks[at].annealer;
+    for _ in 0..STARTS.0 {
+        let Some(mut drifting) = Drifting::walk(annealer) else { break };
+        drifting.anneal(annealer, effort(STARTS.1), (0.5, 0.1), 1.0);
+        all.push(drifting);
     }
-    sorting::by_key(&mut all, |(_, drifting)| drifting.waits);
-    all.truncate(STARTS.0);
-    let seed = |(track, mut drifting): (usize, Drifting)| {
-        let annealer = &mut tracks[track].annealer;
-        drifting.anneal(annealer, effort(0.06), (0.3, 0.02), 0.8);
+    sorting::by_key(&mut all, |drifting| drifting.waits);
+    all.truncate(LONGER.0);
+    let seed = |mut drifting: Drifting| {
+        drifting.anneal(annealer, effort(LONGER.1), (0.3, 0.02), 0.8);
         let plan = drifting.plan(annealer)?;
         let score = annealer.offer(&plan, "walk")?;
         let walk = drifting.drift.walk;
         let name = format!("drifting walk {:?}", walk.units);
-        Some(Seed { track, plan, score, excess: 0, name, walk: Some(walk) })
+        Some(Seed { track: at, plan, score, excess: 0, name, walk: Some(walk) })
     };
     all.into_iter().filter_map(seed).collect()
 }

@@ -111,8 +111,16 @@ impl Walk {
         self.units.iter().map(of).max().unwrap_or(0)
     }
 
+    /// The same while each micro-batch's part is there, summed over micro-batches.
+    pub(super) fn held(&self, v: usize, g: usize) -> usize {
+        let of = |unit: &Vec<usize>| {
+            let above = v.saturating_sub(g + 1) * unit.iter().sum::<usize>();
+            unit.iter().map(|part| part * (above + part)).sum::<usize>()
+        };
+        self.units.iter().map(of).sum()
+    }
+
     /// The gathers it costs if every rank keeps to it.
-    #[cfg(test)]
     pub(super) fn gathers(&self, v: usize, g: usize) -> usize {
         let turns: usize = self.units.iter().map(|parts| v - g + parts.len() - 1).sum();
         g + 2 * turns
