@@ -3,7 +3,7 @@
 mod answer;
 #[cfg(target_arch = "wasm32")]
 pub mod exports;
-#[cfg(target_arch = "wasm32")]
+#[cfg(any(target_arch = "wasm32", test))]
 mod memory;
 #[cfg(not(target_arch = "wasm32"))]
 mod page;

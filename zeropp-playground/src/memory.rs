@@ -5,7 +5,6 @@
 //! gaps, of which the first that fits is taken; gaps that touch become one.
 
 use std::alloc::{GlobalAlloc, Layout};
-use std::arch::wasm32::memory_grow;
 use std::cell::UnsafeCell;
 use std::ptr::null_mut;
 
@@ -39,13 +38,27 @@ struct Blocks(UnsafeCell<State>);
 // SAFETY: this target has one thread.
 unsafe impl Sync for Blocks {}
 
+#[cfg(target_arch = "wasm32")]
 #[global_allocator]
-static BLOCKS: Blocks = Blocks(UnsafeCell::new(State {
-    small: [null_mut(); SMALL + 1],
-    chunk: null_mut(),
-    left: 0,
-    gaps: null_mut(),
-}));
+static BLOCKS: Blocks = Blocks::new();
+
+impl Blocks {
+    const fn new() -> Self {
+        Self(UnsafeCell::new(State {
+            small: [null_mut(); SMALL + 1],
+            chunk: null_mut(),
+            left: 0,
+            gaps: null_mut(),
+        }))
+    }
+}
+
+/// The end of memory, which has so many pages more now; none where there are no more.
+#[cfg(target_arch = "wasm32")]
+fn grown(pages: usize) -> Option<*mut Gap> {
+    let end = std::arch::wasm32::memory_grow::<0>(pages);
+    (end != usize::MAX).then_some((end * PAGE) as *mut Gap)
+}
 
 fn is_small(size: usize) -> bool {
     size <= 1 << SMALL
@@ -103,12 +116,9 @@ impl State {
                 }
             }
             let pages = size.div_ceil(PAGE);
-            let end = memory_grow::<0>(pages);
-            if end == usize::MAX {
-                return null_mut();
-            }
+            let Some(end) = grown(pages) else { return null_mut() };
             // SAFETY: nobody else has what has just been added.
-            unsafe { self.give_large((end * PAGE) as *mut Gap, pages * PAGE) };
+            unsafe { self.give_large(end, pages * PAGE) };
         }
     }
 
@@ -176,6 +186,97 @@ unsafe impl GlobalAlloc for Blocks {
                 self.dealloc(block, layout);
             }
             wider
+        }
+    }
+}
+
+#[cfg(test)]
+fn grown(pages: usize) -> Option<*mut Gap> {
+    tests::grown(pages)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Pages that a test's memory may have.
+    const MOST: usize = 256;
+
+    thread_local! {
+        /// A test's memory and how many of its pages are in use.
+        static MEMORY: Cell<(*mut u8, usize)> = const { Cell::new((null_mut(), 0)) };
+    }
+
+    pub(super) fn grown(pages: usize) -> Option<*mut Gap> {
+        let (mut start, used) = MEMORY.get();
+        if start.is_null() {
+            let layout = Layout::from_size_align(MOST * PAGE, PAGE).expect("a layout");
+            // SAFETY: the layout is not empty. It lives as long as the process.
+            start = unsafe { std::alloc::alloc(layout) };
+        }
+        let fits = used + pages <= MOST;
+        MEMORY.set((start, used + if fits { pages } else { 0 }));
+        fits.then(|| start.wrapping_add(used * PAGE).cast())
+    }
+
+    fn layout(size: usize) -> Layout {
+        Layout::from_size_align(size, 8).expect("a layout")
+    }
+
+    /// Random blocks of all sizes, resized and given back: nobody's bytes change, and what was given
+    /// back is enough for the same again.
+    #[test]
+    fn blocks_are_apart_and_return() {
+        let now = std::time::UNIX_EPOCH.elapsed().expect("a clock past 1970").as_nanos() as u64;
+        let replayed = std::env::var("ZEROPP_SEED").ok().and_then(|seed| seed.parse().ok());
+        let mut state: u64 = replayed.unwrap_or(now);
+        println!("ZEROPP_SEED={state}");
+        let mut draw = |below: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % below
+        };
+        let blocks = Blocks::new();
+        let mut held: Vec<(*mut u8, usize, u8)> = Vec::new();
+        for turn in 0..20_000 {
+            let most = if draw(4) == 0 { 300_000 } else { 3_000 };
+            let size = 1 + draw(most);
+            let mark = turn as u8;
+            // SAFETY: every block is written and read within its size, and given back once.
+            unsafe {
+                if held.len() < 30 {
+                    let block = blocks.alloc(layout(size));
+                    assert!(!block.is_null() && block.addr().is_multiple_of(ALIGN), "turn {turn}");
+                    block.write_bytes(mark, size);
+                    held.push((block, size, mark));
+                    continue;
+                }
+                let (block, old, mark) = held.swap_remove(draw(30));
+                assert!(std::slice::from_raw_parts(block, old).iter().all(|&byte| byte == mark));
+                if draw(3) > 0 {
+                    blocks.dealloc(block, layout(old));
+                    continue;
+                }
+                let block = blocks.realloc(block, layout(old), size);
+                let kept = std::slice::from_raw_parts(block, old.min(size));
+                assert!(kept.iter().all(|&byte| byte == mark), "turn {turn}");
+                block.write_bytes(mark, size);
+                held.push((block, size, mark));
+            }
+        }
+        // SAFETY: as above.
+        held.iter().for_each(|&(block, size, _)| unsafe { blocks.dealloc(block, layout(size)) });
+        // 30 blocks of 300,000 bytes need 9 of these 16 MiB, and gaps that touch are one.
+        let used = MEMORY.get().1;
+        assert!(used < MOST, "{used} pages");
+        // SAFETY: as above.
+        let again = unsafe { blocks.alloc(layout(300_000)) };
+        assert_eq!(MEMORY.get().1, used, "what was given back is taken first");
+        // SAFETY: as above.
+        unsafe {
+            blocks.dealloc(again, layout(300_000));
+            assert!(blocks.alloc(layout(MOST * PAGE + 1)).is_null(), "more than there is");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The mappings of which blocks consist.
 //!
-//! The system moves pages from one address to another within one mapping only, so who moves those of
-//! a block has to know where its mappings end. Most blocks lie within one, and nothing is noted.
+//! The system moves pages from one address to another within one mapping only, so who moves those
+//! of a block has to know where its mappings end. Most lie within one, and nothing is noted.
 
 use std::collections::BTreeMap;
 

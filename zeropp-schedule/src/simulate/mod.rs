@@ -105,7 +105,10 @@ impl Costs {
         let actions = 3 * steps as u128 * (actions as u128 + 1);
         match longest.checked_mul(actions) {
             Some(sum) if sum <= u128::from(u64::MAX) => Ok(()),
-            _ => Err(SimulateError::TooLong { longest }),
+            _ => {
+                let longest = u64::try_from(longest).unwrap_or(u64::MAX);
+                Err(SimulateError::TooLong { longest })
+            }
         }
     }
 }
@@ -141,10 +144,12 @@ pub enum SimulateError {
         field: &'static str,
     },
     /// The run would not fit into 64 bits of nanoseconds.
-    #[error("costs: a time of {longest} ns is too long for this many actions; use smaller times")]
+    #[error(
+        "costs: a time of {longest} ns or more is too long for this many actions; use smaller times"
+    )]
     TooLong {
-        /// The longest time.
-        longest: u128,
+        /// The longest time, or the longest that 64 bits tell.
+        longest: u64,
     },
 }
 

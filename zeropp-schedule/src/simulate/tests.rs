@@ -201,8 +201,8 @@ fn errors_name_the_cost() {
     );
     assert_eq!(
         message(&Costs::uniform(2, u64::MAX, 1, 1, 0)),
-        "costs: a time of 18446744073709551615 ns is too long for this many actions; use smaller \
-         times"
+        "costs: a time of 18446744073709551615 ns or more is too long for this many actions; use \
+         smaller times"
     );
     let mut broken = schedule.clone();
     broken.ranks[0].pop();

@@ -48,7 +48,7 @@ const ROUNDS: [(usize, f64, (f64, f64)); 2] = [(10, 0.02, (0.1, 0.01)), (4, 0.08
 const MILD: (f64, f64) = (0.03, 0.002);
 /// The rounds where walks drift. Annealing soon ends near where each starts, so that many starts
 /// matter more than a long last round.
-const DRIFTING: [(usize, f64, (f64, f64)); 2] = [(5, 0.06, (0.1, 0.01)), (1, 0.06, (0.1, 0.004))];
+const DRIFTING: [(usize, f64, (f64, f64)); 2] = [(5, 0.06, (0.1, 0.01)), (1, 0.03, (0.1, 0.004))];
 const LAST: (f64, f64) = (0.05, 0.002);
 /// Walks to start from and the share of the effort of each.
 const STARTS: (usize, f64) = (16, 0.01);
@@ -143,7 +143,10 @@ pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) 
         let spent: u64 = tracks.iter().map(|track| track.annealer.decoder.effort).sum();
         let heat = if seed.walk.is_some() { MILD } else { LAST };
         let annealer = &mut tracks[seed.track].annealer;
-        annealer.anneal(&seed.plan, letters.saturating_sub(spent), heat, &seed.name);
+        let left = letters.saturating_sub(spent);
+        // Lists take longer than what they are charged with.
+        let left = if mixed { left } else { left.saturating_sub(letters / 16) };
+        annealer.anneal(&seed.plan, left, heat, &seed.name);
     }
     tracks
 }
