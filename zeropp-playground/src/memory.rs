@@ -225,8 +225,8 @@ mod tests {
         Layout::from_size_align(size, 8).expect("a layout")
     }
 
-    /// Random blocks of all sizes, resized and given back: nobody's bytes change, and what was given
-    /// back is enough for the same again.
+    /// Random blocks of all sizes, resized and given back: nobody's bytes change, and what was
+    /// given back is enough for the same again.
     #[test]
     fn blocks_are_apart_and_return() {
         let now = std::time::UNIX_EPOCH.elapsed().expect("a clock past 1970").as_nanos() as u64;
