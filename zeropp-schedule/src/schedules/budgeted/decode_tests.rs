@@ -37,8 +37,9 @@ pub(super) fn drawn(random: &mut Random) -> Option<(Problem, Plan)> {
     let p = Problem::new(&shape, &costs, &budgets, placement, objective);
     let window = p.window();
     let pattern = Pattern::random(&p, window, random);
-    let (words, threshold) = list(&p, &pattern, window)?;
-    let plan = Plan::new(&p, words, threshold)?;
+    let order = pattern.order(&p, window);
+    let (words, _) = list(&p, &order, i64::MAX, &mut 0)?;
+    let plan = Plan::new(&p, words, order.threshold)?;
     Decoder::new(&p).load(&p, &plan, &mut Residency::default())?;
     Some((p, plan))
 }

@@ -8,7 +8,7 @@
 //! that annealing found, move its letters together, too: then the list mends what they break.
 
 use super::anneal::{Annealer, exponent};
-use super::pattern::{Order, listed};
+use super::pattern::{Order, WAITS, list};
 use super::problem::Problem;
 use super::random::{Random, logarithm};
 use super::walk::Walk;
@@ -29,6 +29,8 @@ pub(super) struct Drift {
     impatience: f64,
 }
 
+/// Units of a walk whose keys drift.
+const UNITS_MAX: usize = 3;
 /// Walks drawn for one that loads memory least.
 const DRAWS: usize = 48;
 
@@ -66,14 +68,16 @@ fn growing(p: &Problem, random: &mut Random) -> Walk {
 }
 
 /// Whether gathers are so few that even a light walk leaves at the bottom room for no more than
-/// one and a half forwards a rank: what is on its way there and back fills about one.
+/// one and a half forwards a rank: what is on its way there and back fills about one. And whether
+/// units are so few that a walk's numbers are.
 pub(super) fn narrow(p: &Problem, random: &Random) -> bool {
     if !p.tight || p.gathers_max == usize::MAX {
         return false;
     }
-    let load = light(p, &mut random.clone()).load(p.v, p.window()) as i64;
+    let walk = light(p, &mut random.clone());
+    let load = walk.load(p.v, p.window()) as i64;
     let f = p.need.iter().max().copied().unwrap_or(0);
-    2 * (p.memory - load * f) <= 3 * p.ranks as i64 * f
+    walk.units.len() <= UNITS_MAX && 2 * (p.memory - load * f) <= 3 * p.ranks as i64 * f
 }
 
 impl Drift {
@@ -221,13 +225,7 @@ impl Drifting {
     ) -> Option<(Vec<Vec<u8>>, i64)> {
         let p = annealer.p;
         drift.write(p, &self.base, &mut self.order);
-        let mut letters = 0;
-        let found = listed(p, &self.order, &mut |most, sum| {
-            letters += 1;
-            weigh(most, sum) <= allowed
-        });
-        annealer.decoder.effort += letters * 3 / 2 + 4;
-        found.map(|found| (found.letters, weigh(found.waits.0, found.waits.1)))
+        list(p, &self.order, allowed, &mut annealer.decoder.effort)
     }
 
     /// Anneals the numbers for `letters` letters of effort, changed by at most `scale`.
@@ -270,12 +268,6 @@ impl Drifting {
 
 /// Tries for a walk that comes to its end.
 const TRIES: usize = 40;
-/// What an order is weighed by: the longest waits of a rank, this many times, and a part of all.
-const WAITS: i64 = 20;
-
-fn weigh(most: i64, sum: i64) -> i64 {
-    WAITS * most + 3 * sum
-}
 
 #[cfg(test)]
 mod tests {
@@ -298,6 +290,10 @@ mod tests {
         assert!(narrow(64, Some(12)));
         let wide = [(72, Some(12)), (64, Some(14)), (64, None)];
         assert_eq!(wide.map(|(memory, gathers)| narrow(memory, gathers)), [false; 3]);
+        // Five units of five micro-batches: as narrow, but of too many numbers.
+        let many = problem(4, 24, 32, Some(24));
+        let few = problem(4, 12, 32, Some(12));
+        assert_eq!([&many, &few].map(|p| super::narrow(p, &Random::new(1))), [false, true]);
     }
 
     #[test]

@@ -129,7 +129,7 @@ impl Pattern {
     }
 
     /// Virtual times of every letter, and what goes with them.
-    fn order(&self, p: &Problem, window: usize) -> Order {
+    pub(super) fn order(&self, p: &Problem, window: usize) -> Order {
         let threshold = ((self.threshold * p.longest_w_of_all() as f64) as i64).max(1);
         let mut order = Order::new(p, threshold);
         order.impatience = self.impatience;
@@ -175,11 +175,8 @@ impl Order {
     }
 }
 
-/// Words, and how long ranks wait in them: the longest of all and the sum.
-pub(super) struct Listed {
-    pub(super) letters: Vec<Vec<u8>>,
-    pub(super) waits: (i64, i64),
-}
+/// What a list is weighed by: the longest waits of a rank, this many times, and a part of all.
+pub(super) const WAITS: i64 = 20;
 
 fn mean(p: &Problem, of: impl Fn(usize) -> bool) -> f64 {
     let chosen: Vec<i64> =
@@ -205,20 +202,14 @@ struct Rank {
     waited: i64,
 }
 
-/// Writes the words of a pattern. None where it comes to a dead end.
-pub(super) fn list(p: &Problem, q: &Pattern, window: usize) -> Option<(Vec<Vec<u8>>, i64)> {
-    let order = q.order(p, window);
-    let listed = listed(p, &order, &mut |_, _| true)?;
-    Some((listed.letters, order.threshold))
-}
-
-/// Lists letters by an order's keys for as long as `go_on` says so of the waits until then. None
-/// where it comes to a dead end.
-pub(super) fn listed(
+/// The words that an order's keys list, and how long ranks wait in them, by [`WAITS`]. None where it
+/// comes to a dead end or waits longer than `allowed`. Adds to the effort what was listed.
+pub(super) fn list(
     p: &Problem,
     order: &Order,
-    go_on: &mut dyn FnMut(i64, i64) -> bool,
-) -> Option<Listed> {
+    allowed: i64,
+    effort: &mut u64,
+) -> Option<(Vec<Vec<u8>>, i64)> {
     let mut arrivals = vec![i64::MAX; p.letters()];
     for r in 0..p.ranks {
         for l in (0..p.v).filter(|l| p.stage[r * p.v + l] == 0) {
@@ -229,12 +220,15 @@ pub(super) fn listed(
     let rank = Rank { counts: vec![0; p.classes], ..Rank::default() };
     let mut ranks = vec![rank; p.ranks];
     let (mut most, mut sum) = (0, 0);
-    for _ in 0..p.letters() {
+    *effort += 4;
+    for n in 0..p.letters() {
         let (r, class) = next(p, order, &mut ranks, &arrivals)?;
         let before = ranks[r].waited;
         let waiting = ranks[r].run(p, r, class, &mut arrivals);
         (most, sum) = (most.max(ranks[r].waited), sum + ranks[r].waited - before);
-        if !go_on(most, sum) {
+        // Each letter is charged one and a half.
+        *effort += 1 + (n as u64 & 1);
+        if WAITS * most + 3 * sum > allowed {
             return None;
         }
         if let Some((to, at)) = waiting
@@ -248,7 +242,7 @@ pub(super) fn listed(
         }
     }
     let letters = ranks.into_iter().map(|rank| rank.letters).collect();
-    Some(Listed { letters, waits: (most, sum) })
+    Some((letters, WAITS * most + 3 * sum))
 }
 
 /// The next letter of any rank, W before it being run; none where all ranks are stuck.

@@ -26,6 +26,8 @@ pub(super) struct Seed {
     pub(super) name: String,
     /// The walk that it keeps to, if its keys may drift.
     pub(super) walk: Option<Walk>,
+    /// The pattern that it comes from, and how long its list waits, if it may be changed.
+    pub(super) pattern: Option<(Pattern, i64)>,
 }
 
 impl Seed {
@@ -50,6 +52,8 @@ const MILD: (f64, f64) = (0.03, 0.002);
 /// matter more than a long last round.
 const DRIFTING: [(usize, f64, (f64, f64)); 2] = [(5, 0.06, (0.1, 0.01)), (1, 0.03, (0.1, 0.004))];
 const LAST: (f64, f64) = (0.05, 0.002);
+/// Climbs over patterns, and how many of them go on.
+const CLIMBS: (u64, u64) = (16, 4);
 /// Walks to start from and the share of the effort of each.
 const STARTS: (usize, f64) = (16, 0.01);
 /// How many of them go on, and the share of the effort of each.
@@ -100,21 +104,21 @@ pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) 
         let left = share.saturating_sub(track.annealer.decoder.effort);
         match drifts(p, &track.annealer, rest) {
             true => narrow.push(at),
-            false => pool.extend(climb(&mut track.annealer, at, left / 10, 10)),
+            false => pool.extend(climb(&mut track.annealer, at, left / 10)),
         }
         tracks.push(track);
     }
     let walks = walks(&mut tracks, &narrow, rest);
     let mixed = walks.is_empty();
     for &at in narrow.iter().filter(|_| mixed) {
-        pool.extend(climb(&mut tracks[at].annealer, at, rest / 20, 10));
+        pool.extend(climb(&mut tracks[at].annealer, at, rest / 20));
     }
     let rounds = if mixed { ROUNDS } else { DRIFTING };
     // Where walks drift, no other skeleton comes near.
     pool = if mixed { pool } else { walks };
     // At first limits may be broken a little.
-    sorting::by_key(&mut pool, |seed| seed.score);
-    sorting::by_key(&mut kept, |seed| seed.score);
+    by_score(&mut pool);
+    by_score(&mut kept);
     pool.splice(0..0, kept);
     for (round, (survivors, share, heat)) in rounds.into_iter().enumerate() {
         pool = match mixed {
@@ -143,9 +147,8 @@ pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) 
         let spent: u64 = tracks.iter().map(|track| track.annealer.decoder.effort).sum();
         let heat = if seed.walk.is_some() { MILD } else { LAST };
         let annealer = &mut tracks[seed.track].annealer;
-        let left = letters.saturating_sub(spent);
         // Lists take longer than what they are charged with.
-        let left = if mixed { left } else { left.saturating_sub(letters / 16) };
+        let left = letters.saturating_sub(spent + letters / 16);
         annealer.anneal(&seed.plan, left, heat, &seed.name);
     }
     tracks
@@ -185,49 +188,74 @@ fn kinds(track: &mut Track, at: usize) -> Vec<Seed> {
                 excess,
                 name: other.name.clone(),
                 walk: None,
+                pattern: None,
             });
         }
     }
     pool
 }
 
-/// Hill climbing over patterns, `restarts` times.
-fn climb(annealer: &mut Annealer, track: usize, letters: u64, restarts: u64) -> Vec<Seed> {
-    let p = annealer.p;
-    let window = p.window();
-    let start = annealer.decoder.effort;
+/// Hill climbing over patterns: the best of many short climbs go on with half of the effort.
+fn climb(annealer: &mut Annealer, track: usize, letters: u64) -> Vec<Seed> {
+    let (starts, longer) = CLIMBS;
+    let (from, half) = (annealer.decoder.effort, letters / 2);
     let mut pool = Vec::new();
-    for n in 1..=restarts {
-        let mut here: Option<(Pattern, Seed)> = None;
-        let mut fails = 0;
-        while annealer.decoder.effort - start < letters * n / restarts && fails < 400 {
-            let pattern = match &here {
-                None => Pattern::random(p, window, &mut annealer.random),
-                Some((pattern, _)) => pattern.mutated(p, window, &mut annealer.random),
-            };
-            fails += usize::from(here.is_some());
-            // A list looks at all classes for each letter.
-            annealer.decoder.effort += (p.letters() * (1 + p.classes / 4)) as u64;
-            let Some((words, threshold)) = list(p, &pattern, window) else { continue };
-            let Some(mut plan) = Plan::new(p, words, threshold) else { continue };
-            let Some(score) = annealer.offer(&plan, "pattern") else { continue };
-            if here.as_ref().is_none_or(|(_, seed)| score < seed.score) {
-                fails = 0;
-                let (name, stride) = match &pattern.walk {
-                    Some(walk) => {
-                        let units = walk.units.len().max(1);
-                        let how = if walk.slides { "sliding " } else { "" };
-                        (format!("{how}walk {:?}", walk.units), p.b.div_ceil(units))
-                    }
-                    None => (format!("list of {}", pattern.size), pattern.size),
-                };
-                plan.stride = stride;
-                here = Some((pattern, Seed { track, plan, score, excess: 0, name, walk: None }));
-            }
-        }
-        pool.extend(here.map(|(_, seed)| seed));
+    for n in 1..=starts {
+        pool.extend(climbed(annealer, track, None, from + half * n / starts));
+    }
+    by_score(&mut pool);
+    for n in 1..=longer.min(pool.len() as u64) {
+        let best = pool.remove(0);
+        pool.extend(climbed(annealer, track, Some(best), from + half + half * n / longer));
     }
     pool
+}
+
+/// One climb up to this effort, from a random pattern where there is none to go on from.
+fn climbed(
+    annealer: &mut Annealer,
+    track: usize,
+    mut here: Option<Seed>,
+    until: u64,
+) -> Option<Seed> {
+    let p = annealer.p;
+    let window = p.window();
+    let mut fails = 0;
+    while annealer.decoder.effort < until && fails < 400 {
+        let (pattern, allowed) = match here.as_ref().and_then(|here| here.pattern.as_ref()) {
+            None => (Pattern::random(p, window, &mut annealer.random), i64::MAX),
+            Some((pattern, waits)) => {
+                fails += 1;
+                // Its W may come to lie better than in the list.
+                (pattern.mutated(p, window, &mut annealer.random), waits + waits / 10)
+            }
+        };
+        let order = pattern.order(p, window);
+        let found = list(p, &order, allowed, &mut annealer.decoder.effort);
+        let Some((words, waits)) = found else { continue };
+        let Some(mut plan) = Plan::new(p, words, order.threshold) else { continue };
+        let Some(score) = annealer.offer(&plan, "pattern") else { continue };
+        if here.as_ref().is_none_or(|here| score < here.score) {
+            fails = 0;
+            let (name, stride) = match &pattern.walk {
+                Some(walk) => {
+                    let units = walk.units.len().max(1);
+                    let how = if walk.slides { "sliding " } else { "" };
+                    (format!("{how}walk {:?}", walk.units), p.b.div_ceil(units))
+                }
+                None => (format!("list of {}", pattern.size), pattern.size),
+            };
+            plan.stride = stride;
+            let pattern = Some((pattern, waits));
+            here = Some(Seed { track, plan, score, excess: 0, name, walk: None, pattern });
+        }
+    }
+    here
+}
+
+/// The best ones first.
+pub(super) fn by_score(pool: &mut [Seed]) {
+    sorting::by_key(pool, |seed| seed.score);
 }
 
 /// Whether walks drift, where memory is tight; long steps come from short ones.
@@ -259,7 +287,7 @@ fn walks(tracks: &mut [Track], narrow: &[usize], letters: u64) -> Vec<Seed> {
         let score = annealer.offer(&plan, "walk")?;
         let walk = drifting.drift.walk;
         let name = format!("drifting walk {:?}", walk.units);
-        Some(Seed { track: at, plan, score, excess: 0, name, walk: Some(walk) })
+        Some(Seed { track: at, plan, score, excess: 0, name, walk: Some(walk), pattern: None })
     };
     all.into_iter().filter_map(seed).collect()
 }

@@ -6,7 +6,7 @@
 
 use super::anneal::Annealer;
 use super::problem::Problem;
-use super::search::{Seed, Track, run};
+use super::search::{Seed, Track, by_score, run};
 use super::word::Plan;
 use super::{Budgets, Request};
 use crate::schedules::Shape;
@@ -81,10 +81,10 @@ pub(super) fn seeds(
                 plan.stride = period;
                 let name = format!("{} of {b}, {period} repeated", best.from);
                 let Some(score) = annealer.offer(&plan, &name) else { continue };
-                pool.push(Seed { track, plan, score, excess: 0, name, walk: None });
+                pool.push(Seed { track, plan, score, excess: 0, name, walk: None, pattern: None });
             }
         }
-        sorting::by_key(&mut pool, |seed| seed.score);
+        by_score(&mut pool);
         pool.truncate(2);
     }
     // The seams gather too often; that is mended before others are compared with it.

@@ -291,8 +291,11 @@ mod tests {
                 let walk = pattern.walk.clone().expect("just put there");
                 assert!(walk.gathers(v, g) <= most);
                 assert_eq!(walk.units.iter().flatten().sum::<usize>(), 12);
-                let Some((letters, threshold)) = list(&p, &pattern, g) else { continue };
-                let Some(plan) = Plan::new(&p, letters, threshold) else { continue };
+                let order = pattern.order(&p, g);
+                let found = list(&p, &order, i64::MAX, &mut 0);
+                let Some((letters, _)) = found else { continue };
+                let plan = Plan::new(&p, letters, order.threshold);
+                let Some(plan) = plan else { continue };
                 listed += 1;
                 for (r, word) in plan.words.iter().enumerate() {
                     let count = Residency::default().count(&p, r, word, false);
