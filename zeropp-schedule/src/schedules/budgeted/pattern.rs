@@ -202,8 +202,8 @@ struct Rank {
     waited: i64,
 }
 
-/// The words that an order's keys list, and how long ranks wait in them, by [`WAITS`]. None where it
-/// comes to a dead end or waits longer than `allowed`. Adds to the effort what was listed.
+/// The words that an order's keys list, and how long ranks wait in them, by [`WAITS`]. None where
+/// it comes to a dead end or waits longer than `allowed`. Adds to the effort what was listed.
 pub(super) fn list(
     p: &Problem,
     order: &Order,
