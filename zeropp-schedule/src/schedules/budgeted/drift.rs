@@ -68,8 +68,8 @@ fn growing(p: &Problem, random: &mut Random) -> Walk {
 }
 
 /// Whether gathers are so few that even a light walk leaves at the bottom room for no more than
-/// one and a half forwards a rank: what is on its way there and back fills about one. And whether
-/// units are so few that a walk's numbers are.
+/// one and a half forwards a rank: what is on its way there and back fills about one. More
+/// than [`UNITS_MAX`] units have too many numbers to anneal.
 pub(super) fn narrow(p: &Problem, random: &Random) -> bool {
     if !p.tight || p.gathers_max == usize::MAX {
         return false;

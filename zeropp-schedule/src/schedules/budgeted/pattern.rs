@@ -219,6 +219,7 @@ pub(super) fn list(
     }
     let rank = Rank { counts: vec![0; p.classes], ..Rank::default() };
     let mut ranks = vec![rank; p.ranks];
+    let weighed = |most: i64, sum: i64| WAITS * most + 3 * sum;
     let (mut most, mut sum) = (0, 0);
     *effort += 4;
     for n in 0..p.letters() {
@@ -228,7 +229,7 @@ pub(super) fn list(
         (most, sum) = (most.max(ranks[r].waited), sum + ranks[r].waited - before);
         // Each letter is charged one and a half.
         *effort += 1 + (n as u64 & 1);
-        if WAITS * most + 3 * sum > allowed {
+        if weighed(most, sum) > allowed {
             return None;
         }
         if let Some((to, at)) = waiting
@@ -242,7 +243,7 @@ pub(super) fn list(
         }
     }
     let letters = ranks.into_iter().map(|rank| rank.letters).collect();
-    Some((letters, WAITS * most + 3 * sum))
+    Some((letters, weighed(most, sum)))
 }
 
 /// The next letter of any rank, W before it being run; none where all ranks are stuck.
