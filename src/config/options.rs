@@ -347,7 +347,7 @@ options! {
         ///
         /// bf16: compute and gathered weights in bfloat16; master weights, gradients, reductions
         /// and optimizer in fp32. CPUs with AMX are fast at it, and all CPUs give the same bits;
-        /// ZEROPP_ISA=amx|avx512|avx2|scalar forces a path. wgpu does not support it.
+        /// ZEROPP_ISA=amx|avx512_bf16|avx512|avx2|scalar forces a path. wgpu does not support it.
         "precision" "KIND" precision: Precision = Precision::Fp32, Same Told OfModel;
         /// Where tensors live. Ranks of one machine take its GPUs in turn, and share them.
         ///

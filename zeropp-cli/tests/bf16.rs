@@ -38,7 +38,7 @@ fn every_path_gives_the_same_loss() {
     let dir = tempfile::tempdir().unwrap();
     let first = by(dir.path(), "scalar").expect("every machine has it");
     assert_eq!(first.len(), 3);
-    for isa in ["avx2", "avx512", "amx"] {
+    for isa in ["avx2", "avx512", "avx512_bf16", "amx"] {
         if let Some(figures) = by(dir.path(), isa) {
             assert_eq!(figures, first, "{isa}");
         }
@@ -52,7 +52,7 @@ fn a_path_that_is_not_there_is_refused_before_a_rank_starts() {
     let err = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{err}");
     let expected = "error: ZEROPP_ISA = sse9: no path of the bf16 kernels has this name; \
-                    choose one of amx, avx512, avx2, scalar";
+                    choose one of amx, avx512_bf16, avx512, avx2, scalar";
     assert!(err.starts_with(expected), "{err}");
     assert!(!dir.path().join("m.jsonl").exists());
     // Runs that do not use these kernels do not care.

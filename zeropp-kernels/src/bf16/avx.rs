@@ -4,15 +4,15 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::left::Chains;
-use super::packed::{BLOCK, COLS, Line, PANEL};
+use super::left::{Chains, check};
+use super::packed::{BLOCK, Line, PANEL};
 
 /// Rounding to nearest, no exception trapped, denormals flushed (FTZ) and read as zeros (DAZ).
 const FLUSHING: u32 = 0x1f80 | 0x8000 | 0x0040;
 
 /// Calls `f`, which must not be inlined, with denormals flushed; then all is as it was.
 #[inline(always)]
-fn flushing(f: impl FnOnce()) {
+pub(super) fn flushing(f: impl FnOnce()) {
     let mut before = 0_u32;
     // SAFETY: reads the control register into a number, and sets it to a valid value. No Rust code
     // but the kernel, whose instructions are given one by one, runs until it is restored.
@@ -139,22 +139,13 @@ unsafe fn chains_256(
     }
 }
 
-/// Checks what the kernels rely on; the number of blocks.
-fn check(rows: usize, left: &[Line], panels: [&[Line]; 2], c: &[f32], stride: usize) -> usize {
-    let blocks = panels[0].len() / BLOCK;
-    assert!(panels.iter().all(|panel| panel.len() == blocks * BLOCK));
-    assert!(left.len() == blocks * rows * BLOCK / 16);
-    assert!(c.len() >= (rows - 1) * stride + COLS);
-    blocks
-}
-
 pub(super) struct Avx512;
 
 impl Chains for Avx512 {
     const ROWS: usize = 16;
 
     fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize) {
-        let blocks = check(Self::ROWS, left, panels, c, stride);
+        let blocks = check::<Self>(left, panels, c, stride);
         let b = panels.map(|panel| panel.as_ptr().cast());
         // SAFETY: packed for this path, so that the CPU has it; the sizes were just checked. The
         // second vector of a row begins 16 numbers after the first.
@@ -171,7 +162,7 @@ impl Chains for Avx2 {
     const ROWS: usize = 6;
 
     fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize) {
-        let blocks = check(Self::ROWS, left, panels, c, stride);
+        let blocks = check::<Self>(left, panels, c, stride);
         // SAFETY: as above; here a panel is two vectors of 8.
         flushing(|| unsafe {
             for (i, panel) in panels.into_iter().enumerate() {

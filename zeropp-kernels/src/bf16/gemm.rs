@@ -6,11 +6,11 @@ use half::bf16;
 
 use super::convert::widen;
 use super::driver::{Sink, run};
-use super::left::Floats;
+use super::left::Rows;
 use super::packed::{Mat, Right, reach};
 use super::scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
-use super::{amx, avx, isa::Isa};
+use super::{amx, avx, dots, isa::Isa};
 use crate::threads;
 
 /// `c = a·b` in fp32, for `c` of rows `stride` apart.
@@ -98,10 +98,12 @@ fn dispatch(a: Mat<'_>, b: Right<'_>, sink: Sink<'_>) {
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => run(amx::Tiles::new(b.blocks()), a, b, sink),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => run(Floats::<avx::Avx512>::new(b.blocks()), a, b, sink),
+            Isa::Avx512Bf16 => run(Rows::<dots::Dots>::new(b.blocks()), a, b, sink),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => run(Floats::<avx::Avx2>::new(b.blocks()), a, b, sink),
-            _ => run(Floats::<Scalar>::new(b.blocks()), a, b, sink),
+            Isa::Avx512 => run(Rows::<avx::Avx512>::new(b.blocks()), a, b, sink),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => run(Rows::<avx::Avx2>::new(b.blocks()), a, b, sink),
+            _ => run(Rows::<Scalar>::new(b.blocks()), a, b, sink),
         }
     });
 }

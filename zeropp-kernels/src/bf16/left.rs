@@ -1,5 +1,5 @@
-//! The left factor of a product, some rows at a time, laid out for vectors: in fp32, the rows of a
-//! tile side by side.
+//! The left factor of a product, some rows at a time, laid out for vectors: the rows of a tile side
+//! by side, in fp32 or as the path has it.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -9,51 +9,73 @@ use super::driver::Kernel;
 use super::packed::{BLOCK, COLS, Line, Mat, ZERO};
 use crate::simd;
 
-/// Lines of a row of a block of K.
-const ROW_LINES: usize = BLOCK / 16;
-
 /// The two chains of sums of a tile of rows.
 pub(super) trait Chains {
     /// Rows of a tile.
     const ROWS: usize;
+    /// Lines of a block of K in a panel. A row of the left factor takes one for each 16 of them.
+    const LINES: usize = BLOCK;
+    /// Lines of a row of a block of K.
+    const ROW_LINES: usize = Self::LINES / 16;
+
+    /// Lays `height` rows and `depth` columns of `a`, from `corner` on, out in rows of
+    /// `ROW_LINES` lines that are zero so far.
+    #[inline(always)]
+    fn fill(lines: &mut [Line], a: Mat<'_>, corner: (usize, usize), height: usize, depth: usize) {
+        fill_floats(lines, a, corner, height, depth);
+    }
 
     /// `c (+)= left·panels` for [`COLS`](super::packed::COLS) columns; `left` holds `ROWS` rows of
     /// 32 elements a block of K, `c` rows `stride` apart.
     fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize);
 }
 
+/// Checks what the kernels rely on; the number of blocks.
+pub(super) fn check<C: Chains>(
+    left: &[Line],
+    panels: [&[Line]; 2],
+    c: &[f32],
+    stride: usize,
+) -> usize {
+    let blocks = panels[0].len() / C::LINES;
+    assert!(panels.iter().all(|panel| panel.len() == blocks * C::LINES));
+    assert!(left.len() == blocks * C::ROWS * C::ROW_LINES);
+    assert!(c.len() >= (C::ROWS - 1) * stride + COLS);
+    blocks
+}
+
 thread_local! {
     static SPARE: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
 }
 
-/// Rows of a left factor in fp32: tile, block of K, row, 32 elements. The memory goes back to the
-/// thread for the next product.
-pub(super) struct Floats<C> {
+/// Rows of a left factor: tile, block of K, row, 32 elements. The memory goes back to the thread
+/// for the next product.
+pub(super) struct Rows<C> {
     lines: Vec<Line>,
     tile_lines: usize,
     chains: PhantomData<C>,
 }
 
-impl<C: Chains> Floats<C> {
+impl<C: Chains> Rows<C> {
     /// Rows of `blocks` blocks of K.
     pub(super) fn new(blocks: usize) -> Self {
-        let tile_lines = blocks * C::ROWS * ROW_LINES;
+        let tile_lines = blocks * C::ROWS * C::ROW_LINES;
         Self { lines: SPARE.take(), tile_lines, chains: PhantomData }
     }
 }
 
-impl<C> Drop for Floats<C> {
+impl<C> Drop for Rows<C> {
     fn drop(&mut self) {
         SPARE.set(std::mem::take(&mut self.lines));
     }
 }
 
-impl<C: Chains> Kernel<'_> for Floats<C> {
+impl<C: Chains> Kernel<'_> for Rows<C> {
     const ROWS: usize = C::ROWS;
 
     fn load(&mut self, a: Mat<'_>, from: usize, rows: usize) {
         self.lines.clear();
-        let blocks = self.tile_lines / (C::ROWS * ROW_LINES);
+        let blocks = self.tile_lines / (C::ROWS * C::ROW_LINES);
         simd(
             #[inline(always)]
             || {
@@ -63,8 +85,9 @@ impl<C: Chains> Kernel<'_> for Floats<C> {
                         let k = block * BLOCK;
                         let corner = (from + first, k);
                         let start = self.lines.len();
-                        self.lines.resize(start + C::ROWS * ROW_LINES, ZERO);
-                        fill(&mut self.lines[start..], a, corner, height, BLOCK.min(a.cols - k));
+                        self.lines.resize(start + C::ROWS * C::ROW_LINES, ZERO);
+                        let depth = BLOCK.min(a.cols - k);
+                        C::fill(&mut self.lines[start..], a, corner, height, depth);
                     }
                 }
             },
@@ -80,10 +103,16 @@ impl<C: Chains> Kernel<'_> for Floats<C> {
     }
 }
 
-/// `height` rows and `depth` columns of `a`, from `corner` on, into rows of two lines.
+/// `height` rows and `depth` columns of `a`, from `corner` on, into rows of two lines in fp32.
 #[inline(always)]
-fn fill(lines: &mut [Line], a: Mat<'_>, corner: (usize, usize), height: usize, depth: usize) {
-    let rows = lines.chunks_exact_mut(ROW_LINES).take(height);
+fn fill_floats(
+    lines: &mut [Line],
+    a: Mat<'_>,
+    corner: (usize, usize),
+    height: usize,
+    depth: usize,
+) {
+    let rows = lines.chunks_exact_mut(2).take(height);
     if a.turned {
         let mut rows: Vec<_> = rows.collect();
         for k in 0..depth {

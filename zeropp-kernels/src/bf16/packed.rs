@@ -94,6 +94,8 @@ pub(super) const ZERO: Line = Line([0; 16]);
 enum Layout {
     /// A line for each two of K, of bf16 pairs: for tiles.
     Pairs,
+    /// The same of pairs of a chain ([`chain_place`]), an even and an odd one in turns.
+    Chains,
     /// A line for each of K, in fp32: for vectors.
     Floats,
 }
@@ -169,9 +171,9 @@ fn pack(isa: Isa, b: Mat<'_>, (first, depth): (usize, usize), lines: &mut [Maybe
         let (block, panel) = places(i, j);
         let corner = (block * BLOCK, (first + panel) * PANEL);
         match layout(isa) {
-            Layout::Pairs => {
+            layout @ (Layout::Pairs | Layout::Chains) => {
                 let to = &mut lines[panel * depth + block * BLOCK / 2..];
-                to[..BLOCK / 2].write_copy_of_slice(&pack_pairs(b, corner));
+                to[..BLOCK / 2].write_copy_of_slice(&pack_pairs(b, corner, layout));
             }
             Layout::Floats => {
                 let to = &mut lines[panel * depth + block * BLOCK..];
@@ -223,7 +225,7 @@ impl<'a> Right<'a> {
 /// Lines of a block of K in a panel.
 fn block_lines(isa: Isa) -> usize {
     match layout(isa) {
-        Layout::Pairs => BLOCK / 2,
+        Layout::Pairs | Layout::Chains => BLOCK / 2,
         Layout::Floats => BLOCK,
     }
 }
@@ -231,37 +233,44 @@ fn block_lines(isa: Isa) -> usize {
 fn layout(isa: Isa) -> Layout {
     match isa {
         Isa::Amx => Layout::Pairs,
+        Isa::Avx512Bf16 => Layout::Chains,
         Isa::Avx512 | Isa::Avx2 | Isa::Scalar => Layout::Floats,
     }
 }
 
+/// Where element k of a block of K is among the pairs of the chains: which pair, and its bit there.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn chain_place(k: usize) -> (usize, usize) {
+    (k / 4 * 2 + k % 2, if k % 4 < 2 { 16 } else { 0 })
+}
+
 /// The pairs of a block of K and of a panel, from (k, column) `corner` of `b` on.
 #[cfg(target_arch = "x86_64")]
-fn pack_pairs(b: Mat<'_>, corner: (usize, usize)) -> [Line; BLOCK / 2] {
+fn pack_pairs(b: Mat<'_>, corner: (usize, usize), layout: Layout) -> [Line; BLOCK / 2] {
+    use super::transpose::{pair, turn};
     let ((first, from), mut lines) = (corner, [ZERO; BLOCK / 2]);
+    let chains = layout == Layout::Chains;
     if from + PANEL <= b.cols && first + BLOCK <= b.rows {
         match b.turned {
-            true => {
-                super::transpose::turn(&mut lines, &b.data[from * b.stride + first..], b.stride)
-            }
-            false => {
-                super::transpose::pair(&mut lines, &b.data[first * b.stride + from..], b.stride)
-            }
+            true => turn(&mut lines, &b.data[from * b.stride + first..], b.stride, chains),
+            false => pair(&mut lines, &b.data[first * b.stride + from..], b.stride, chains),
         }
         return lines;
     }
     for k in first..b.rows.min(first + BLOCK) {
         for col in from..b.cols.min(from + PANEL) {
             let bits = u32::from(b.at(k, col).to_bits());
-            lines[(k - first) / 2].0[col - from] |= bits << (k % 2 * 16);
+            let k = k - first;
+            let (line, shift) = if chains { chain_place(k) } else { (k / 2, k % 2 * 16) };
+            lines[line].0[col - from] |= bits << shift;
         }
     }
     lines
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn pack_pairs(_: Mat<'_>, _: (usize, usize)) -> [Line; BLOCK / 2] {
-    unreachable!("only tiles read pairs")
+fn pack_pairs(_: Mat<'_>, _: (usize, usize), _: Layout) -> [Line; BLOCK / 2] {
+    unreachable!("only x86-64 reads pairs")
 }
 
 /// A block of K and of a panel in fp32, from (k, column) `corner` of `b` on.

@@ -16,7 +16,7 @@ const LEAST: f64 = f32::MIN_POSITIVE as f64 * (1.0 - 1.0 / (1_u64 << 25) as f64)
 /// The product is exact in f64. The sum is rounded to odd there: its last bit says whether anything
 /// was lost, and so the second rounding, to fp32, is as good as the only one.
 #[inline(always)]
-fn fused(a: f32, b: f32, c: f32) -> f32 {
+pub(super) fn fused(a: f32, b: f32, c: f32) -> f32 {
     let (p, c) = (f64::from(a) * f64::from(b), f64::from(c));
     let s = p + c;
     let part = s - p;
