@@ -4,7 +4,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 
-use super::left::{Chains, check};
+use super::left::{Chains, check, start};
 use super::packed::{BLOCK, Line, PANEL};
 
 /// Rounding to nearest, no exception trapped, denormals flushed (FTZ) and read as zeros (DAZ).
@@ -43,6 +43,7 @@ unsafe fn chains_512(
     blocks: usize,
     c: [*mut f32; 2],
     stride: usize,
+    add: bool,
 ) {
     for first in (0..Avx512::ROWS).step_by(KEPT_ROWS) {
         // SAFETY: the first row is within the tile.
@@ -51,9 +52,11 @@ unsafe fn chains_512(
         let mut a = unsafe { a.add(first * BLOCK) };
         let mut b = b;
         let mut results = [[_mm512_setzero_ps(); 2]; KEPT_ROWS];
-        for (row, results) in results.iter_mut().enumerate() {
-            // SAFETY: the row is within the tile.
-            *results = c.map(|c| unsafe { _mm512_loadu_ps(c.add(row * stride)) });
+        if add {
+            for (row, results) in results.iter_mut().enumerate() {
+                // SAFETY: the row is within the tile.
+                *results = c.map(|c| unsafe { _mm512_loadu_ps(c.add(row * stride)) });
+            }
         }
         for _ in 0..blocks {
             let mut chains = [[[_mm512_setzero_ps(); 2]; KEPT_ROWS]; 2];
@@ -144,14 +147,14 @@ pub(super) struct Avx512;
 impl Chains for Avx512 {
     const ROWS: usize = 16;
 
-    fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize) {
+    fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool) {
         let blocks = check::<Self>(left, panels, c, stride);
         let b = panels.map(|panel| panel.as_ptr().cast());
         // SAFETY: packed for this path, so that the CPU has it; the sizes were just checked. The
         // second vector of a row begins 16 numbers after the first.
         flushing(|| unsafe {
             let c = c.as_mut_ptr();
-            chains_512(left.as_ptr().cast(), b, blocks, [c, c.add(PANEL)], stride);
+            chains_512(left.as_ptr().cast(), b, blocks, [c, c.add(PANEL)], stride, add);
         });
     }
 }
@@ -161,8 +164,9 @@ pub(super) struct Avx2;
 impl Chains for Avx2 {
     const ROWS: usize = 6;
 
-    fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize) {
+    fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool) {
         let blocks = check::<Self>(left, panels, c, stride);
+        start::<Self>(c, stride, add);
         // SAFETY: as above; here a panel is two vectors of 8.
         flushing(|| unsafe {
             for (i, panel) in panels.into_iter().enumerate() {

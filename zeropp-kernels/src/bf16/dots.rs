@@ -93,14 +93,14 @@ impl Chains for Dots {
         }
     }
 
-    fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize) {
+    fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool) {
         let blocks = check::<Self>(left, panels, c, stride);
         let b = panels.map(|panel| panel.as_ptr().cast());
         // SAFETY: packed for this path, so that the CPU has it; the sizes were just checked. The
         // second vector of a row begins 16 numbers after the first.
         flushing(|| unsafe {
             let c = c.as_mut_ptr();
-            chains(left.as_ptr().cast(), b, blocks, [c, c.add(PANEL)], stride);
+            chains(left.as_ptr().cast(), b, blocks, [c, c.add(PANEL)], stride, add);
         });
     }
 }
@@ -119,6 +119,7 @@ unsafe fn chains(
     blocks: usize,
     c: [*mut f32; 2],
     stride: usize,
+    add: bool,
 ) {
     for first in (0..Dots::ROWS).step_by(KEPT_ROWS) {
         // SAFETY: the first row is within the tile.
@@ -127,9 +128,11 @@ unsafe fn chains(
         let mut a = unsafe { a.add(first * LINES) };
         let mut b = b;
         let mut results = [[_mm512_setzero_ps(); 2]; KEPT_ROWS];
-        for (row, results) in results.iter_mut().enumerate() {
-            // SAFETY: the row is within the tile.
-            *results = c.map(|c| unsafe { _mm512_loadu_ps(c.add(row * stride)) });
+        if add {
+            for (row, results) in results.iter_mut().enumerate() {
+                // SAFETY: the row is within the tile.
+                *results = c.map(|c| unsafe { _mm512_loadu_ps(c.add(row * stride)) });
+            }
         }
         for _ in 0..blocks {
             let mut chains = [[[_mm512_setzero_ps(); 2]; KEPT_ROWS]; 2];

@@ -19,15 +19,15 @@ pub(super) trait Chains {
     const ROW_LINES: usize = Self::LINES / 16;
 
     /// Lays `height` rows and `depth` columns of `a`, from `corner` on, out in rows of
-    /// `ROW_LINES` lines that are zero so far.
+    /// `ROW_LINES` lines, which are zero where the rows or columns are not all there are.
     #[inline(always)]
     fn fill(lines: &mut [Line], a: Mat<'_>, corner: (usize, usize), height: usize, depth: usize) {
         fill_floats(lines, a, corner, height, depth);
     }
 
-    /// `c (+)= left·panels` for [`COLS`](super::packed::COLS) columns; `left` holds `ROWS` rows of
-    /// 32 elements a block of K, `c` rows `stride` apart.
-    fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize);
+    /// `c = left·panels`, or `c +=` if `add`, for [`COLS`](super::packed::COLS) columns; `left`
+    /// holds `ROWS` rows of 32 elements a block of K, `c` rows `stride` apart.
+    fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool);
 }
 
 /// Checks what the kernels rely on; the number of blocks.
@@ -42,6 +42,13 @@ pub(super) fn check<C: Chains>(
     assert!(left.len() == blocks * C::ROWS * C::ROW_LINES);
     assert!(c.len() >= (C::ROWS - 1) * stride + COLS);
     blocks
+}
+
+/// What a path that adds each block to `c` finds there.
+pub(super) fn start<C: Chains>(c: &mut [f32], stride: usize, add: bool) {
+    if !add {
+        c.chunks_mut(stride).take(C::ROWS).for_each(|row| row[..COLS].fill(0.0));
+    }
 }
 
 thread_local! {
@@ -74,32 +81,34 @@ impl<C: Chains> Kernel<'_> for Rows<C> {
     const ROWS: usize = C::ROWS;
 
     fn load(&mut self, a: Mat<'_>, from: usize, rows: usize) {
-        self.lines.clear();
-        let blocks = self.tile_lines / (C::ROWS * C::ROW_LINES);
+        let part = C::ROWS * C::ROW_LINES;
+        let (tiles, blocks) = (rows.div_ceil(C::ROWS), self.tile_lines / part);
+        if self.lines.len() < tiles * self.tile_lines {
+            self.lines.resize(tiles * self.tile_lines, ZERO);
+        }
+        // Along the rows of the slice, as it lies in memory.
+        let (outer, inner) = if a.turned { (blocks, tiles) } else { (tiles, blocks) };
         simd(
             #[inline(always)]
             || {
-                for first in (0..rows).step_by(C::ROWS) {
-                    let height = C::ROWS.min(rows - first);
-                    for block in 0..blocks {
-                        let k = block * BLOCK;
-                        let corner = (from + first, k);
-                        let start = self.lines.len();
-                        self.lines.resize(start + C::ROWS * C::ROW_LINES, ZERO);
-                        let depth = BLOCK.min(a.cols - k);
-                        C::fill(&mut self.lines[start..], a, corner, height, depth);
+                for (i, j) in (0..outer).flat_map(|i| (0..inner).map(move |j| (i, j))) {
+                    let (tile, block) = if a.turned { (j, i) } else { (i, j) };
+                    let (row, k) = (tile * C::ROWS, block * BLOCK);
+                    let (height, depth) = (C::ROWS.min(rows - row), BLOCK.min(a.cols - k));
+                    let start = tile * self.tile_lines + block * part;
+                    let lines = &mut self.lines[start..start + part];
+                    if height < C::ROWS || depth < BLOCK {
+                        lines.fill(ZERO);
                     }
+                    C::fill(lines, a, (from + row, k), height, depth);
                 }
             },
         );
     }
 
     fn tile(&self, row: usize, panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool) {
-        if !add {
-            c.chunks_mut(stride).take(C::ROWS).for_each(|row| row[..COLS].fill(0.0));
-        }
         let first = row / C::ROWS * self.tile_lines;
-        C::run(&self.lines[first..first + self.tile_lines], panels, c, stride);
+        C::run(&self.lines[first..first + self.tile_lines], panels, c, stride, add);
     }
 }
 

@@ -13,13 +13,7 @@ pub(super) fn pair(lines: &mut [Line; 16], rows: &[bf16], stride: usize, chains:
     assert!(rows.len() >= 31 * stride + 16);
     // SAFETY: pairs are made for `Isa::Amx` and `Isa::Avx512Bf16` alone, which are there only beside
     // AVX-512. The 32 rows lie in the slice, as just checked.
-    unsafe {
-        let mut pairs = load_pairs(rows.as_ptr(), stride);
-        if chains {
-            chain(&mut pairs);
-        }
-        store(lines.as_mut_ptr().cast(), 32, pairs);
-    }
+    unsafe { of_32_rows(rows.as_ptr(), stride, lines.as_mut_ptr().cast(), 32, chains, false) }
 }
 
 /// Pairs of columns: lane c of line i is (column 2i, column 2i + 1) of row c, for 16 rows of 32
@@ -27,81 +21,122 @@ pub(super) fn pair(lines: &mut [Line; 16], rows: &[bf16], stride: usize, chains:
 pub(super) fn turn(lines: &mut [Line; 16], rows: &[bf16], stride: usize, chains: bool) {
     assert!(rows.len() >= 15 * stride + 32);
     // SAFETY: as in `pair`; the 16 rows lie in the slice.
-    unsafe {
-        let mut vectors = load_rows(rows.as_ptr(), stride);
-        transpose(&mut vectors);
-        if chains {
-            chain(&mut vectors);
-        }
-        store(lines.as_mut_ptr().cast(), 32, vectors);
-    }
+    unsafe { columns_of_16_rows(rows.as_ptr(), stride, lines.as_mut_ptr().cast(), chains) }
 }
 
 /// The pairs of the chains of each of 16 rows of 32 elements, `stride` apart: a line a row.
 pub(super) fn chain_rows(lines: &mut [Line; 16], rows: &[bf16], stride: usize) {
     assert!(rows.len() >= 15 * stride + 32);
     // SAFETY: as in `pair`; the 16 rows lie in the slice.
-    unsafe {
-        let vectors = load_rows(rows.as_ptr(), stride).map(|row| chain_of_row(row));
-        store(lines.as_mut_ptr().cast(), 32, vectors);
-    }
+    unsafe { chains_of_16_rows(rows.as_ptr(), stride, lines.as_mut_ptr().cast()) }
 }
 
 /// The same of the columns of 32 rows of 16 elements.
 pub(super) fn chain_columns(lines: &mut [Line; 16], rows: &[bf16], stride: usize) {
     assert!(rows.len() >= 31 * stride + 16);
     // SAFETY: as in `pair`; the 32 rows lie in the slice.
-    unsafe {
-        let mut pairs = load_pairs(rows.as_ptr(), stride);
-        chain(&mut pairs);
-        transpose(&mut pairs);
-        store(lines.as_mut_ptr().cast(), 32, pairs);
-    }
+    unsafe { of_32_rows(rows.as_ptr(), stride, lines.as_mut_ptr().cast(), 32, true, true) }
 }
 
 /// The transpose of 32 rows of 16 elements, `stride` apart: 16 rows of 32, `to_stride` apart.
 pub(super) fn rows_to_columns(to: &mut [bf16], to_stride: usize, rows: &[bf16], stride: usize) {
     assert!(rows.len() >= 31 * stride + 16 && to.len() >= 15 * to_stride + 32);
     // SAFETY: as in `pair`; both matrices lie in their slices.
-    unsafe {
-        let mut vectors = load_pairs(rows.as_ptr(), stride);
-        transpose(&mut vectors);
-        store(to.as_mut_ptr(), to_stride, vectors);
-    }
+    unsafe { of_32_rows(rows.as_ptr(), stride, to.as_mut_ptr(), to_stride, false, true) }
 }
 
+/// Pairs of rows in lines, or with `turned` those of a column in a row, `to_stride` apart.
+///
 /// # Safety
-/// Needs AVX-512, and 32 rows of 16 elements, `stride` apart, at `rows`.
+/// Needs AVX-512, 32 rows of 16 elements, `stride` apart, at `rows`, and room for 16 rows of 32 at
+/// `to`.
 #[target_feature(enable = "avx512f")]
-unsafe fn load_pairs(rows: *const bf16, stride: usize) -> [__m512i; 16] {
-    let row = |i: usize| {
-        // SAFETY: row i < 32, as the caller promises.
-        let half = unsafe { _mm256_loadu_si256(rows.add(i * stride).cast()) };
-        _mm512_cvtepu16_epi32(half)
-    };
-    std::array::from_fn(|i| _mm512_or_si512(row(2 * i), _mm512_slli_epi32::<16>(row(2 * i + 1))))
+unsafe fn of_32_rows(
+    rows: *const bf16,
+    stride: usize,
+    to: *mut bf16,
+    to_stride: usize,
+    chains: bool,
+    turned: bool,
+) {
+    // Loops, here and below: a closure does not have the features of the function around it, and
+    // would be called for every vector.
+    let mut pairs = [_mm512_setzero_si512(); 16];
+    for (i, pair) in pairs.iter_mut().enumerate() {
+        // SAFETY: rows 2i and 2i + 1 are below 32, as the caller promises.
+        let [first, second] = unsafe {
+            let row = rows.add(2 * i * stride);
+            [_mm256_loadu_si256(row.cast()), _mm256_loadu_si256(row.add(stride).cast())]
+        };
+        let second = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(second));
+        *pair = _mm512_or_si512(_mm512_cvtepu16_epi32(first), second);
+    }
+    if chains {
+        chain(&mut pairs);
+    }
+    if turned {
+        transpose(&mut pairs);
+    }
+    // SAFETY: the caller has the room.
+    unsafe { store(to, to_stride, &pairs) };
+}
+
+/// Pairs of columns in lines.
+///
+/// # Safety
+/// Needs AVX-512, 16 rows of 32 elements, `stride` apart, at `rows`, and room for 16 lines at `to`.
+#[target_feature(enable = "avx512f")]
+unsafe fn columns_of_16_rows(rows: *const bf16, stride: usize, to: *mut bf16, chains: bool) {
+    // SAFETY: the caller's rows.
+    let mut vectors = unsafe { load(rows, stride) };
+    transpose(&mut vectors);
+    if chains {
+        chain(&mut vectors);
+    }
+    // SAFETY: the caller has the room.
+    unsafe { store(to, 32, &vectors) };
+}
+
+/// A row in a line, as pairs of the chains.
+///
+/// # Safety
+/// Needs AVX-512, 16 rows of 32 elements, `stride` apart, at `rows`, and room for 16 lines at `to`.
+#[target_feature(enable = "avx512f")]
+unsafe fn chains_of_16_rows(rows: *const bf16, stride: usize, to: *mut bf16) {
+    // SAFETY: the caller's rows.
+    let mut vectors = unsafe { load(rows, stride) };
+    chain_each(&mut vectors);
+    // SAFETY: the caller has the room.
+    unsafe { store(to, 32, &vectors) };
 }
 
 /// # Safety
 /// Needs AVX-512, and 16 rows of 32 elements, `stride` apart, at `rows`.
+#[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn load_rows(rows: *const bf16, stride: usize) -> [__m512i; 16] {
-    // SAFETY: row i < 16, as the caller promises.
-    std::array::from_fn(|i| unsafe { _mm512_loadu_si512(rows.add(i * stride).cast()) })
+unsafe fn load(rows: *const bf16, stride: usize) -> [__m512i; 16] {
+    let mut vectors = [_mm512_setzero_si512(); 16];
+    for (i, vector) in vectors.iter_mut().enumerate() {
+        // SAFETY: row i < 16, as the caller promises.
+        *vector = unsafe { _mm512_loadu_si512(rows.add(i * stride).cast()) };
+    }
+    vectors
 }
 
 /// # Safety
 /// Needs AVX-512, and room for 16 rows of 32 elements, `stride` apart, at `to`.
+#[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn store(to: *mut bf16, stride: usize, vectors: [__m512i; 16]) {
-    for (i, vector) in vectors.into_iter().enumerate() {
+unsafe fn store(to: *mut bf16, stride: usize, vectors: &[__m512i; 16]) {
+    for (i, vector) in vectors.iter().enumerate() {
         // SAFETY: row i < 16, as the caller promises.
-        unsafe { _mm512_storeu_si512(to.add(i * stride).cast(), vector) }
+        unsafe { _mm512_storeu_si512(to.add(i * stride).cast(), *vector) }
     }
 }
 
 /// Pairs of neighbours in K to pairs of neighbours in a chain, the first of them in the upper half:
 /// of (0, 1) and (2, 3) come (2, 0) and (3, 1), the lower half named first.
+#[inline]
 #[target_feature(enable = "avx512f")]
 fn chain(pairs: &mut [__m512i; 16]) {
     let lower = _mm512_set1_epi32(0xffff);
@@ -113,25 +148,23 @@ fn chain(pairs: &mut [__m512i; 16]) {
     }
 }
 
-/// The same for the 16 pairs of one row.
+/// The same for rows of 16 pairs each: even lanes get the first of the two, odd ones the second.
+#[inline]
 #[target_feature(enable = "avx512f")]
-fn chain_of_row(row: __m512i) -> __m512i {
-    // Even lanes have first pairs of the above, odd ones second ones.
-    let swapped = _mm512_shuffle_epi32::<0xb1>(row);
-    let even = _mm512_ternarylogic_epi32::<0xca>(
-        _mm512_set1_epi32(0xffff),
-        swapped,
-        _mm512_slli_epi32::<16>(row),
-    );
-    let odd = _mm512_ternarylogic_epi32::<0xca>(
-        _mm512_set1_epi32(0xffff),
-        _mm512_srli_epi32::<16>(row),
-        swapped,
-    );
-    _mm512_mask_blend_epi32(0xaaaa, even, odd)
+fn chain_each(rows: &mut [__m512i; 16]) {
+    let lower = _mm512_set1_epi32(0xffff);
+    for row in rows {
+        let swapped = _mm512_shuffle_epi32::<0xb1>(*row);
+        let first = _mm512_slli_epi32::<16>(*row);
+        let first = _mm512_ternarylogic_epi32::<0xca>(lower, swapped, first);
+        let second = _mm512_srli_epi32::<16>(*row);
+        let second = _mm512_ternarylogic_epi32::<0xca>(lower, second, swapped);
+        *row = _mm512_mask_blend_epi32(0xaaaa, first, second);
+    }
 }
 
 /// Transposes 16 × 16 lanes of 32 bits.
+#[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose(v: &mut [__m512i; 16]) {
     let mut w = *v;
