@@ -1,6 +1,7 @@
 //! `zeropp version`: what this program was built from, and what it can use here.
 
 use clap::Command;
+use zeropp_core::kernels::bf16::requested;
 
 use crate::Failure;
 use crate::figures::say;
@@ -41,14 +42,23 @@ fn text() -> String {
          features  {}\n\
          engines   {}\n\
          devices   {}\n\
-         CPU path  {} here",
+         CPU path  {} here; {} for products in bf16",
         short(),
         env!("ZEROPP_TARGET"),
         built_in(&features),
         built_in(&[("threads", true), ("mpi", mpi), ("nccl", cuda)]),
         built_in(&[("cpu", true), ("cuda", cuda), ("wgpu", wgpu)]),
         zeropp_core::kernels::cpu_path(),
+        bf16_path(),
     )
+}
+
+/// The path of bf16 products, or what is wrong with the one that was asked for.
+fn bf16_path() -> String {
+    match requested() {
+        Ok(isa) => isa.name().into(),
+        Err(e) => format!("{} = {} ({})", e.variable, e.value, e.problem),
+    }
 }
 
 #[cfg(test)]
@@ -63,5 +73,6 @@ mod tests {
         assert_eq!(built_in(&[("a", false), ("b", false)]), "none");
         let known = ["AVX-512", "AVX2", "NEON", "scalar"];
         assert!(known.contains(&zeropp_core::kernels::cpu_path()));
+        assert!(text.ends_with(&format!("; {} for products in bf16", bf16_path())), "{text}");
     }
 }

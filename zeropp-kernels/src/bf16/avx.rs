@@ -48,9 +48,6 @@ unsafe fn chains_512(
     for first in (0..Avx512::ROWS).step_by(KEPT_ROWS) {
         // SAFETY: the first row is within the tile.
         let c = c.map(|c| unsafe { c.add(first * stride) });
-        // SAFETY: the same.
-        let mut a = unsafe { a.add(first * BLOCK) };
-        let mut b = b;
         let mut results = [[_mm512_setzero_ps(); 2]; KEPT_ROWS];
         if add {
             for (row, results) in results.iter_mut().enumerate() {
@@ -58,7 +55,11 @@ unsafe fn chains_512(
                 *results = c.map(|c| unsafe { _mm512_loadu_ps(c.add(row * stride)) });
             }
         }
-        for _ in 0..blocks {
+        for block in 0..blocks {
+            // SAFETY: the rows are within the tile, the block within the rows and the panels.
+            let a = unsafe { a.add((block * Avx512::ROWS + first) * BLOCK) };
+            // SAFETY: the same.
+            let b = b.map(|b| unsafe { b.add(block * BLOCK * PANEL) });
             let mut chains = [[[_mm512_setzero_ps(); 2]; KEPT_ROWS]; 2];
             for pair in (0..BLOCK).step_by(2) {
                 for (k, chain) in (pair..).zip(&mut chains) {
@@ -78,10 +79,6 @@ unsafe fn chains_512(
                     *result = _mm512_add_ps(*result, sum);
                 }
             }
-            // SAFETY: the next block, or the end.
-            a = unsafe { a.add(Avx512::ROWS * BLOCK) };
-            // SAFETY: the same.
-            b = b.map(|b| unsafe { b.add(BLOCK * PANEL) });
         }
         for (row, results) in results.iter().enumerate() {
             for (c, result) in c.iter().zip(results) {
@@ -101,13 +98,17 @@ unsafe fn chains_512(
 #[target_feature(enable = "avx2,fma")]
 #[inline(never)]
 unsafe fn chains_256(
-    mut a: *const f32,
-    mut b: [*const f32; 2],
+    a: *const f32,
+    b: [*const f32; 2],
     blocks: usize,
     c: [*mut f32; 2],
     stride: usize,
 ) {
-    for _ in 0..blocks {
+    for block in 0..blocks {
+        // SAFETY: the block is within the rows and the panels.
+        let a = unsafe { a.add(block * Avx2::ROWS * BLOCK) };
+        // SAFETY: the same.
+        let b = b.map(|b| unsafe { b.add(block * BLOCK * PANEL) });
         let mut chains = [[[_mm256_setzero_ps(); 2]; Avx2::ROWS]; 2];
         for (first, sums) in chains.iter_mut().enumerate() {
             let mut own = *sums;
@@ -133,11 +134,6 @@ unsafe fn chains_256(
                     _mm256_storeu_ps(c, _mm256_add_ps(_mm256_loadu_ps(c), sum));
                 }
             }
-        }
-        // SAFETY: the next block, or the end.
-        unsafe {
-            a = a.add(Avx2::ROWS * BLOCK);
-            b = b.map(|b| b.add(BLOCK * PANEL));
         }
     }
 }

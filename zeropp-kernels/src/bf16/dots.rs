@@ -3,12 +3,13 @@
 //!
 //! Of a lane it adds the upper product first, rounds, then adds the lower one and rounds again, with
 //! denormals flushed whatever the control register says. So the pairs of the even chain are
-//! (k = 2, 0), (6, 4), …, and those of the odd one (3, 1), (7, 5), …, the lower half named first.
+//! (k = 0, 2), (4, 6), …, and those of the odd one (1, 3), (5, 7), …, the upper half named first.
 
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
 use super::avx::flushing;
+use super::convert::flush;
 use super::left::{Chains, check};
 use super::packed::{BLOCK, Line, Mat, PANEL, chain_place};
 use super::{scalar, transpose};
@@ -21,44 +22,66 @@ const KEPT_ROWS: usize = 4;
 
 pub(super) struct Dots;
 
-/// Whether this CPU has the instruction, and it rounds as described above.
+/// Whether this CPU has the instruction, and it rounds as described above, as far as [`agrees`] can
+/// tell. The vendors describe the rounding in pseudo-code only, and all bits rest on it.
 pub(super) fn keep_the_order() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
-        // SAFETY: called only where the instruction is there.
-        is_x86_feature_detected!("avx512bf16") && unsafe { rounds_twice() }
+        let is_here = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
+        let mut agrees_here = false;
+        if is_here {
+            // The thread may round otherwise for itself.
+            // SAFETY: both were just detected.
+            flushing(|| agrees_here = unsafe { agrees() });
+        }
+        agrees_here
     })
 }
 
-/// Compares the instruction with two fused multiply-adds on numbers near one and near the smallest.
-/// Who documents it leaves open how a sum is rounded on its way; all bits rest on it.
+/// Compares the instruction with two steps in plain arithmetic: on numbers that make both sums
+/// round, near one and near the smallest normal number, on denormal ones, and where a sum is just
+/// too small or just not.
 ///
 /// # Safety
 /// Needs AVX-512 with bf16.
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn rounds_twice() -> bool {
+#[inline(never)]
+unsafe fn agrees() -> bool {
     let mut state = 1_u32;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         state >> 8
     };
-    // Sums of like size near one, and some that are denormal, of factors whose product is.
-    let ranges = [(127, 8, 127), (64, 8, 2)];
-    ranges.into_iter().cycle().take(512).all(|(factor, spread, sum)| {
-        let mut half = || next() & 0x807f | (factor - spread / 2 + next() % spread) << 7;
+    // Exponents of factors, of which many, and those of c.
+    let ranges = [(119, 16, 127), (56, 16, 2), (0, 2, 0), (0, 127, 0)];
+    let random = ranges.into_iter().cycle().take(1024).all(|(first, count, sum)| {
+        let mut half = || next() & 0x807f | (first + next() % count) << 7;
         let (a, b) = (half() << 16 | half(), half() << 16 | half());
-        let c = f32::from_bits(next() << 8 & 0x807f_ffff | (sum + next() % 2) << 23);
-        let (broad_a, broad_b) = (_mm512_set1_epi32(a as i32), _mm512_set1_epi32(b as i32));
-        // SAFETY: vectors of 64 bytes, whatever they hold.
-        let pairs =
-            unsafe { [broad_a, broad_b].map(|x| std::mem::transmute::<__m512i, __m512bh>(x)) };
-        let got = _mm512_cvtss_f32(_mm512_dpbf16_ps(_mm512_set1_ps(c), pairs[0], pairs[1]));
-        let number = |pair: u32, upper: bool| {
-            f32::from_bits(if upper { pair & 0xffff_0000 } else { pair << 16 })
-        };
-        let step = |c, upper| scalar::fused(number(a, upper), number(b, upper), c);
-        got.to_bits() == step(step(c, true), false).to_bits()
-    })
+        let c = (next() << 8 ^ next()) & 0x807f_ffff | (sum + next() % 2) << 23;
+        agrees_on(a, b, f32::from_bits(c))
+    });
+    // 2⁻¹²⁶ less a quarter or three quarters of the last place below it.
+    let upper = |x: f32| x.to_bits() & 0xffff_0000;
+    let edges = [(2.0_f32.powi(-76), 1.0), (2.0_f32.powi(-75), 1.5)].map(|(b, a)| {
+        let (a, b, c) = (a * 2.0_f32.powi(-76), b, f32::MIN_POSITIVE);
+        agrees_on(upper(a), upper(-b), c) && agrees_on(upper(a), upper(b), -c)
+    });
+    random && edges == [true; 2]
+}
+
+/// Whether the instruction makes of two pairs and a sum what two steps make of them.
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn agrees_on(a: u32, b: u32, c: f32) -> bool {
+    let (broad_a, broad_b) = (_mm512_set1_epi32(a as i32), _mm512_set1_epi32(b as i32));
+    // SAFETY: vectors of 64 bytes, whatever they hold.
+    let pairs = unsafe { [broad_a, broad_b].map(|x| std::mem::transmute::<__m512i, __m512bh>(x)) };
+    let got = _mm512_cvtss_f32(_mm512_dpbf16_ps(_mm512_set1_ps(c), pairs[0], pairs[1]));
+    let step = |c, upper: bool| {
+        let number =
+            |pair: u32| f32::from_bits(if upper { pair & 0xffff_0000 } else { pair << 16 });
+        scalar::fused(flush(number(a)), flush(number(b)), c)
+    };
+    got.to_bits() == step(step(flush(c), true), false).to_bits()
 }
 
 impl Chains for Dots {
@@ -124,9 +147,6 @@ unsafe fn chains(
     for first in (0..Dots::ROWS).step_by(KEPT_ROWS) {
         // SAFETY: the first row is within the tile.
         let c = c.map(|c| unsafe { c.add(first * stride) });
-        // SAFETY: the same.
-        let mut a = unsafe { a.add(first * LINES) };
-        let mut b = b;
         let mut results = [[_mm512_setzero_ps(); 2]; KEPT_ROWS];
         if add {
             for (row, results) in results.iter_mut().enumerate() {
@@ -134,7 +154,11 @@ unsafe fn chains(
                 *results = c.map(|c| unsafe { _mm512_loadu_ps(c.add(row * stride)) });
             }
         }
-        for _ in 0..blocks {
+        for block in 0..blocks {
+            // SAFETY: the rows are within the tile, the block within the rows and the panels.
+            let a = unsafe { a.add((block * Dots::ROWS + first) * LINES) };
+            // SAFETY: the same.
+            let b = b.map(|b| unsafe { b.add(block * LINES) });
             let mut chains = [[[_mm512_setzero_ps(); 2]; KEPT_ROWS]; 2];
             for pair in (0..LINES).step_by(2) {
                 for (line, chain) in (pair..).zip(&mut chains) {
@@ -157,10 +181,6 @@ unsafe fn chains(
                     *result = _mm512_add_ps(*result, sum);
                 }
             }
-            // SAFETY: the next block, or the end.
-            a = unsafe { a.add(Dots::ROWS * LINES) };
-            // SAFETY: the same.
-            b = b.map(|b| unsafe { b.add(LINES) });
         }
         for (row, results) in results.iter().enumerate() {
             for (c, result) in c.iter().zip(results) {

@@ -21,7 +21,7 @@ pub enum Isa {
     Scalar,
 }
 
-/// All paths, best first.
+/// All paths, best first; [`available`] exchanges two of them where pairs are slow.
 const ALL: [Isa; 5] = [Isa::Amx, Isa::Avx512Bf16, Isa::Avx512, Isa::Avx2, Isa::Scalar];
 
 impl Isa {
@@ -55,8 +55,8 @@ impl Isa {
     }
 }
 
-/// Whether a vector of pairs takes as long as one of fp32 numbers: on AMD's Zen 4 and 5. On Intel's
-/// Sapphire Rapids it takes twice as long, and the chains gain nothing by it.
+/// Whether a product of vectors of pairs takes as long as one of fp32 numbers: on AMD's CPUs, of which
+/// Zen 4 and later have it. On Intel's Sapphire Rapids it takes twice as long, so that nothing is won.
 #[cfg(target_arch = "x86_64")]
 fn pairs_are_fast() -> bool {
     let vendor = std::arch::x86_64::__cpuid(0);
@@ -115,7 +115,7 @@ fn parse(name: &str) -> Result<Isa, Unavailable> {
     match ALL.into_iter().find(|isa| isa.name() == name) {
         None => Err(refused("no path of the bf16 kernels has this name", &ALL)),
         Some(isa) if available().contains(&isa) => Ok(isa),
-        Some(_) => Err(refused("this machine has no such instructions", available())),
+        Some(_) => Err(refused("this machine does not have this path", available())),
     }
 }
 

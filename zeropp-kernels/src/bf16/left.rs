@@ -19,7 +19,8 @@ pub(super) trait Chains {
     const ROW_LINES: usize = Self::LINES / 16;
 
     /// Lays `height` rows and `depth` columns of `a`, from `corner` on, out in rows of
-    /// `ROW_LINES` lines, which are zero where the rows or columns are not all there are.
+    /// `ROW_LINES` lines. Where that is less than `ROWS` or a block, the lines come zeroed, and the
+    /// rest of them stays so; otherwise they hold anything, and all are written.
     #[inline(always)]
     fn fill(lines: &mut [Line], a: Mat<'_>, corner: (usize, usize), height: usize, depth: usize) {
         fill_floats(lines, a, corner, height, depth);
@@ -31,6 +32,7 @@ pub(super) trait Chains {
 }
 
 /// Checks what the kernels rely on; the number of blocks.
+#[cfg(target_arch = "x86_64")]
 pub(super) fn check<C: Chains>(
     left: &[Line],
     panels: [&[Line]; 2],
@@ -121,7 +123,7 @@ fn fill_floats(
     height: usize,
     depth: usize,
 ) {
-    let rows = lines.chunks_exact_mut(2).take(height);
+    let rows = lines.chunks_exact_mut(BLOCK / 16).take(height);
     if a.turned {
         let mut rows: Vec<_> = rows.collect();
         for k in 0..depth {

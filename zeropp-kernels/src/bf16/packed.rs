@@ -81,8 +81,8 @@ pub(super) fn reach(rows: usize, cols: usize, stride: usize) -> usize {
     last.expect("matrix sizes fit into usize")
 }
 
-/// A line of the cache: 16 fp32 numbers, or 16 pairs of bf16 numbers, those of the lower k in the
-/// lower halves.
+/// A line of the cache: 16 fp32 numbers, or 16 pairs of bf16 numbers. For tiles the number of
+/// the lower k is in the lower half, for chains in the upper one.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Line(pub(super) [u32; 16]);

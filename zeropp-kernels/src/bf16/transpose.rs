@@ -45,11 +45,11 @@ pub(super) fn rows_to_columns(to: &mut [bf16], to_stride: usize, rows: &[bf16], 
     unsafe { of_32_rows(rows.as_ptr(), stride, to.as_mut_ptr(), to_stride, false, true) }
 }
 
-/// Pairs of rows in lines, or with `turned` those of a column in a row, `to_stride` apart.
+/// Pairs of rows, or of the chains of rows, a line each; with `turned` those of each column in a row.
 ///
 /// # Safety
-/// Needs AVX-512, 32 rows of 16 elements, `stride` apart, at `rows`, and room for 16 rows of 32 at
-/// `to`.
+/// Needs AVX-512, 32 rows of 16 elements, `stride` apart, at `rows`, and room for 16 rows of 32,
+/// `to_stride` apart, at `to`.
 #[target_feature(enable = "avx512f")]
 unsafe fn of_32_rows(
     rows: *const bf16,
@@ -59,8 +59,8 @@ unsafe fn of_32_rows(
     chains: bool,
     turned: bool,
 ) {
-    // Loops, here and below: a closure does not have the features of the function around it, and
-    // would be called for every vector.
+    // Loops, here and below: `array::from_fn` and its like lack these features, so that a closure
+    // that has them is not inlined into them, and is called for every vector.
     let mut pairs = [_mm512_setzero_si512(); 16];
     for (i, pair) in pairs.iter_mut().enumerate() {
         // SAFETY: rows 2i and 2i + 1 are below 32, as the caller promises.
@@ -134,8 +134,8 @@ unsafe fn store(to: *mut bf16, stride: usize, vectors: &[__m512i; 16]) {
     }
 }
 
-/// Pairs of neighbours in K to pairs of neighbours in a chain, the first of them in the upper half:
-/// of (0, 1) and (2, 3) come (2, 0) and (3, 1), the lower half named first.
+/// Pairs of neighbours in K, the first of them in the lower half, to pairs of neighbours in a chain,
+/// the first of them in the upper half: k = 0 and 2, and 1 and 3, of each four.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn chain(pairs: &mut [__m512i; 16]) {
