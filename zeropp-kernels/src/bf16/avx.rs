@@ -25,68 +25,88 @@ pub(super) fn flushing(f: impl FnOnce()) {
     unsafe { asm!("ldmxcsr [{}]", in(reg) &before, options(nostack)) };
 }
 
-/// Rows whose chains and results [`chains_512`] has in registers at once: 4 · 2 vectors · 3 = 24 of
-/// 32, so that nothing but factors moves while K goes by.
-const KEPT_ROWS: usize = 4;
+/// Rows of a tile of vectors of 16 numbers, and those of them whose chains and results are in
+/// registers at once: 4 · 2 vectors · 3 = 24 of 32, so that nothing but factors moves while K goes by.
+pub(super) const TILE_ROWS: usize = 16;
+pub(super) const KEPT_ROWS: usize = 4;
 
-/// A kernel of [`Avx512::ROWS`] rows and two vectors, some rows after the others: in each block
-/// both chains, then their sum onto the results.
-///
-/// # Safety
-/// Needs AVX-512, `blocks` blocks of rows of 32 numbers at `a` and of lines of 64 bytes at both
-/// `b`, and as many rows of two vectors at `c`.
-#[target_feature(enable = "avx512f")]
-#[inline(never)]
-unsafe fn chains_512(
-    a: *const f32,
-    b: [*const f32; 2],
-    blocks: usize,
-    c: [*mut f32; 2],
-    stride: usize,
-    add: bool,
-) {
-    for first in (0..Avx512::ROWS).step_by(KEPT_ROWS) {
-        // SAFETY: the first row is within the tile.
-        let c = c.map(|c| unsafe { c.add(first * stride) });
-        let mut results = [[_mm512_setzero_ps(); 2]; KEPT_ROWS];
-        if add {
-            for (row, results) in results.iter_mut().enumerate() {
-                // SAFETY: the row is within the tile.
-                *results = c.map(|c| unsafe { _mm512_loadu_ps(c.add(row * stride)) });
-            }
-        }
-        for block in 0..blocks {
-            // SAFETY: the rows are within the tile, the block within the rows and the panels.
-            let a = unsafe { a.add((block * Avx512::ROWS + first) * BLOCK) };
-            // SAFETY: the same.
-            let b = b.map(|b| unsafe { b.add(block * BLOCK * PANEL) });
-            let mut chains = [[[_mm512_setzero_ps(); 2]; KEPT_ROWS]; 2];
-            for pair in (0..BLOCK).step_by(2) {
-                for (k, chain) in (pair..).zip(&mut chains) {
-                    // SAFETY: k is within the block.
-                    let b = b.map(|b| unsafe { _mm512_loadu_ps(b.add(k * PANEL)) });
-                    for (row, sums) in chain.iter_mut().enumerate() {
-                        // SAFETY: the row is within the tile, k within the block.
-                        let a = _mm512_set1_ps(unsafe { *a.add(row * BLOCK + k) });
-                        sums[0] = _mm512_fmadd_ps(a, b[0], sums[0]);
-                        sums[1] = _mm512_fmadd_ps(a, b[1], sums[1]);
+/// A kernel of [`TILE_ROWS`] rows and two vectors, some rows after the others: in each block both
+/// chains, then their sum onto the results. A row of a block has `$lines` lanes at `a`, a panel as
+/// many lines; `$step` goes on in a chain with a lane of the one, everywhere, and a line of the
+/// other.
+macro_rules! kernel_512 {
+    ($(#[$doc:meta])* $name:ident, $features:literal, $lines:expr, $step:ident) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// Needs these features, `blocks` blocks of rows at `a` and of lines of 64 bytes at both
+        /// `b`, and as many rows of two vectors at `c`.
+        #[target_feature(enable = $features)]
+        #[inline(never)]
+        unsafe fn $name(
+            a: *const i32,
+            b: [*const __m512i; 2],
+            blocks: usize,
+            c: [*mut f32; 2],
+            stride: usize,
+            add: bool,
+        ) {
+            for first in (0..TILE_ROWS).step_by(KEPT_ROWS) {
+                // SAFETY: the first row is within the tile.
+                let c = c.map(|c| unsafe { c.add(first * stride) });
+                let mut results = [[_mm512_setzero_ps(); 2]; KEPT_ROWS];
+                if add {
+                    for (row, results) in results.iter_mut().enumerate() {
+                        // SAFETY: the row is within the tile.
+                        *results = c.map(|c| unsafe { _mm512_loadu_ps(c.add(row * stride)) });
+                    }
+                }
+                for block in 0..blocks {
+                    // SAFETY: the rows are within the tile, the block within rows and panels.
+                    let a = unsafe { a.add((block * TILE_ROWS + first) * $lines) };
+                    // SAFETY: the same.
+                    let b = b.map(|b| unsafe { b.add(block * $lines) });
+                    let mut chains = [[[_mm512_setzero_ps(); 2]; KEPT_ROWS]; 2];
+                    for pair in (0..$lines).step_by(2) {
+                        for (line, chain) in (pair..).zip(&mut chains) {
+                            // SAFETY: the line is within the block.
+                            let b = b.map(|b| unsafe { _mm512_loadu_si512(b.add(line)) });
+                            for (row, sums) in chain.iter_mut().enumerate() {
+                                // SAFETY: the row is within the tile, the lane within the block.
+                                let a = _mm512_set1_epi32(unsafe { *a.add(row * $lines + line) });
+                                sums[0] = $step(sums[0], a, b[0]);
+                                sums[1] = $step(sums[1], a, b[1]);
+                            }
+                        }
+                    }
+                    for (row, results) in results.iter_mut().enumerate() {
+                        for (i, result) in results.iter_mut().enumerate() {
+                            let sum = _mm512_add_ps(chains[0][row][i], chains[1][row][i]);
+                            *result = _mm512_add_ps(*result, sum);
+                        }
+                    }
+                }
+                for (row, results) in results.iter().enumerate() {
+                    for (c, result) in c.iter().zip(results) {
+                        // SAFETY: the row is within the tile.
+                        unsafe { _mm512_storeu_ps(c.add(row * stride), *result) };
                     }
                 }
             }
-            for (row, results) in results.iter_mut().enumerate() {
-                for (i, result) in results.iter_mut().enumerate() {
-                    let sum = _mm512_add_ps(chains[0][row][i], chains[1][row][i]);
-                    *result = _mm512_add_ps(*result, sum);
-                }
-            }
         }
-        for (row, results) in results.iter().enumerate() {
-            for (c, result) in c.iter().zip(results) {
-                // SAFETY: the row is within the tile.
-                unsafe { _mm512_storeu_ps(c.add(row * stride), *result) };
-            }
-        }
-    }
+    };
+}
+pub(super) use kernel_512;
+
+kernel_512! {
+    /// Both chains of fp32 numbers.
+    chains_512, "avx512f", BLOCK, multiply_add
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn multiply_add(sum: __m512, a: __m512i, b: __m512i) -> __m512 {
+    _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum)
 }
 
 /// A kernel of [`Avx2::ROWS`] rows and two vectors: the even chain of a block, then the odd one,
@@ -141,7 +161,7 @@ unsafe fn chains_256(
 pub(super) struct Avx512;
 
 impl Chains for Avx512 {
-    const ROWS: usize = 16;
+    const ROWS: usize = TILE_ROWS;
 
     fn run(left: &[Line], panels: [&[Line]; 2], c: &mut [f32], stride: usize, add: bool) {
         let blocks = check::<Self>(left, panels, c, stride);

@@ -8,7 +8,7 @@
 use std::arch::x86_64::*;
 use std::sync::OnceLock;
 
-use super::avx::flushing;
+use super::avx::{KEPT_ROWS, TILE_ROWS, flushing, kernel_512};
 use super::convert::flush;
 use super::left::{Chains, check};
 use super::packed::{BLOCK, Line, Mat, PANEL, chain_place};
@@ -16,9 +16,6 @@ use super::{scalar, transpose};
 
 /// Lines of a block of K in a panel, and lanes of a row of it.
 const LINES: usize = BLOCK / 2;
-
-/// Rows whose chains and results are in registers at once, as in the kernel of plain multiply-adds.
-const KEPT_ROWS: usize = 4;
 
 pub(super) struct Dots;
 
@@ -72,10 +69,8 @@ unsafe fn agrees() -> bool {
 /// Whether the instruction makes of two pairs and a sum what two steps make of them.
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn agrees_on(a: u32, b: u32, c: f32) -> bool {
-    let (broad_a, broad_b) = (_mm512_set1_epi32(a as i32), _mm512_set1_epi32(b as i32));
-    // SAFETY: vectors of 64 bytes, whatever they hold.
-    let pairs = unsafe { [broad_a, broad_b].map(|x| std::mem::transmute::<__m512i, __m512bh>(x)) };
-    let got = _mm512_cvtss_f32(_mm512_dpbf16_ps(_mm512_set1_ps(c), pairs[0], pairs[1]));
+    let pairs = [a, b].map(|x| _mm512_set1_epi32(x as i32));
+    let got = _mm512_cvtss_f32(multiply_pairs(_mm512_set1_ps(c), pairs[0], pairs[1]));
     let step = |c, upper: bool| {
         let number =
             |pair: u32| f32::from_bits(if upper { pair & 0xffff_0000 } else { pair << 16 });
@@ -85,27 +80,18 @@ fn agrees_on(a: u32, b: u32, c: f32) -> bool {
 }
 
 impl Chains for Dots {
-    const ROWS: usize = 16;
+    const ROWS: usize = TILE_ROWS;
     const LINES: usize = LINES;
 
     #[inline(always)]
     fn fill(lines: &mut [Line], a: Mat<'_>, corner: (usize, usize), height: usize, depth: usize) {
-        let whole = depth == BLOCK && height == Self::ROWS;
-        if whole && a.turned {
+        if depth == BLOCK && height == Self::ROWS {
             let lines = lines[..Self::ROWS].first_chunk_mut().expect("a row each");
-            return transpose::chain_columns(
-                lines,
-                &a.data[corner.1 * a.stride + corner.0..],
-                a.stride,
-            );
-        }
-        if whole {
-            let lines = lines[..Self::ROWS].first_chunk_mut().expect("a row each");
-            return transpose::chain_rows(
-                lines,
-                &a.data[corner.0 * a.stride + corner.1..],
-                a.stride,
-            );
+            let start = |along, across| &a.data[along * a.stride + across..];
+            return match a.turned {
+                true => transpose::chain_columns(lines, start(corner.1, corner.0), a.stride),
+                false => transpose::chain_rows(lines, start(corner.0, corner.1), a.stride),
+            };
         }
         for (i, line) in lines.iter_mut().enumerate().take(height) {
             for k in 0..depth {
@@ -128,65 +114,15 @@ impl Chains for Dots {
     }
 }
 
-/// A kernel of [`Dots::ROWS`] rows and two vectors, some rows after the others: in each block both
-/// chains, then their sum onto the results.
-///
-/// # Safety
-/// Needs AVX-512 with bf16, `blocks` blocks of rows of 16 pairs at `a` and of lines of 64 bytes at
-/// both `b`, and as many rows of two vectors at `c`.
+kernel_512! {
+    /// Both chains of pairs of bf16 numbers.
+    chains, "avx512f,avx512bf16", LINES, multiply_pairs
+}
+
+#[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-#[inline(never)]
-unsafe fn chains(
-    a: *const i32,
-    b: [*const __m512bh; 2],
-    blocks: usize,
-    c: [*mut f32; 2],
-    stride: usize,
-    add: bool,
-) {
-    for first in (0..Dots::ROWS).step_by(KEPT_ROWS) {
-        // SAFETY: the first row is within the tile.
-        let c = c.map(|c| unsafe { c.add(first * stride) });
-        let mut results = [[_mm512_setzero_ps(); 2]; KEPT_ROWS];
-        if add {
-            for (row, results) in results.iter_mut().enumerate() {
-                // SAFETY: the row is within the tile.
-                *results = c.map(|c| unsafe { _mm512_loadu_ps(c.add(row * stride)) });
-            }
-        }
-        for block in 0..blocks {
-            // SAFETY: the rows are within the tile, the block within the rows and the panels.
-            let a = unsafe { a.add((block * Dots::ROWS + first) * LINES) };
-            // SAFETY: the same.
-            let b = b.map(|b| unsafe { b.add(block * LINES) });
-            let mut chains = [[[_mm512_setzero_ps(); 2]; KEPT_ROWS]; 2];
-            for pair in (0..LINES).step_by(2) {
-                for (line, chain) in (pair..).zip(&mut chains) {
-                    // SAFETY: the line is within the block; lines are aligned as vectors are.
-                    let b = b.map(|b| unsafe { b.add(line).read() });
-                    for (row, sums) in chain.iter_mut().enumerate() {
-                        // SAFETY: the row is within the tile, the pair within the block; vectors
-                        // of 64 bytes, whatever they hold.
-                        let a: __m512bh = unsafe {
-                            std::mem::transmute(_mm512_set1_epi32(*a.add(row * LINES + line)))
-                        };
-                        sums[0] = _mm512_dpbf16_ps(sums[0], a, b[0]);
-                        sums[1] = _mm512_dpbf16_ps(sums[1], a, b[1]);
-                    }
-                }
-            }
-            for (row, results) in results.iter_mut().enumerate() {
-                for (i, result) in results.iter_mut().enumerate() {
-                    let sum = _mm512_add_ps(chains[0][row][i], chains[1][row][i]);
-                    *result = _mm512_add_ps(*result, sum);
-                }
-            }
-        }
-        for (row, results) in results.iter().enumerate() {
-            for (c, result) in c.iter().zip(results) {
-                // SAFETY: the row is within the tile.
-                unsafe { _mm512_storeu_ps(c.add(row * stride), *result) };
-            }
-        }
-    }
+fn multiply_pairs(sum: __m512, a: __m512i, b: __m512i) -> __m512 {
+    // SAFETY: vectors of 64 bytes, whatever they hold.
+    let [a, b] = unsafe { std::mem::transmute::<[__m512i; 2], [__m512bh; 2]>([a, b]) };
+    _mm512_dpbf16_ps(sum, a, b)
 }
