@@ -26,7 +26,8 @@ pub(super) fn flushing(f: impl FnOnce()) {
 }
 
 /// Rows of a tile of vectors of 16 numbers, and those of them whose chains and results are in
-/// registers at once: 4 · 2 vectors · 3 = 24 of 32, so that nothing but factors moves while K goes by.
+/// registers at once: 4 · 2 vectors · 3 = 24 of 32, so that nothing but factors moves while K goes
+/// by.
 pub(super) const TILE_ROWS: usize = 16;
 pub(super) const KEPT_ROWS: usize = 4;
 

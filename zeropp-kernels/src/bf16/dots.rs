@@ -1,9 +1,10 @@
 //! Products by `vdpbf16ps`, which takes a pair of bf16 numbers in each lane: where the pair is two
 //! neighbours of one chain, the instruction is two steps of it, in the chain's order.
 //!
-//! Of a lane it adds the upper product first, rounds, then adds the lower one and rounds again, with
-//! denormals flushed whatever the control register says. So the pairs of the even chain are
-//! (k = 0, 2), (4, 6), …, and those of the odd one (1, 3), (5, 7), …, the upper half named first.
+//! Of a lane it adds the upper product first, rounds, then adds the lower one and rounds again,
+//! with denormals flushed whatever the control register says. So the pairs of the even chain are
+//! k = 0 and 2, 4 and 6, …, and those of the odd one 1 and 3, 5 and 7, …, the first of each in the
+//! upper half.
 
 use std::arch::x86_64::*;
 use std::sync::OnceLock;

@@ -55,8 +55,9 @@ impl Isa {
     }
 }
 
-/// Whether a product of vectors of pairs takes as long as one of fp32 numbers: on AMD's CPUs, of which
-/// Zen 4 and later have it. On Intel's Sapphire Rapids it takes twice as long, so that nothing is won.
+/// Whether a product of vectors of pairs takes as long as one of fp32 numbers: on AMD's CPUs, of
+/// which Zen 4 and later have it. On Intel's Sapphire Rapids it takes twice as long, so that
+/// nothing is won.
 #[cfg(target_arch = "x86_64")]
 fn pairs_are_fast() -> bool {
     let vendor = std::arch::x86_64::__cpuid(0);

@@ -11,8 +11,8 @@ use super::packed::Line;
 /// `stride` apart; or pairs of `chains`, as [`super::packed::chain_place`] has them.
 pub(super) fn pair(lines: &mut [Line; 16], rows: &[bf16], stride: usize, chains: bool) {
     assert!(rows.len() >= 31 * stride + 16);
-    // SAFETY: pairs are made for `Isa::Amx` and `Isa::Avx512Bf16` alone, which are there only beside
-    // AVX-512. The 32 rows lie in the slice, as just checked.
+    // SAFETY: pairs are made for `Isa::Amx` and `Isa::Avx512Bf16` alone, which are there only
+    // beside AVX-512. The 32 rows lie in the slice, as just checked.
     unsafe { of_32_rows(rows.as_ptr(), stride, lines.as_mut_ptr().cast(), 32, chains, false) }
 }
 
@@ -45,7 +45,8 @@ pub(super) fn rows_to_columns(to: &mut [bf16], to_stride: usize, rows: &[bf16], 
     unsafe { of_32_rows(rows.as_ptr(), stride, to.as_mut_ptr(), to_stride, false, true) }
 }
 
-/// Pairs of rows, or of the chains of rows, a line each; with `turned` those of each column in a row.
+/// Pairs of rows, or of the chains of rows, a line each; with `turned` those of each column in a
+/// row.
 ///
 /// # Safety
 /// Needs AVX-512, 32 rows of 16 elements, `stride` apart, at `rows`, and room for 16 rows of 32,
@@ -134,8 +135,8 @@ unsafe fn store(to: *mut bf16, stride: usize, vectors: &[__m512i; 16]) {
     }
 }
 
-/// Pairs of neighbours in K, the first of them in the lower half, to pairs of neighbours in a chain,
-/// the first of them in the upper half: k = 0 and 2, and 1 and 3, of each four.
+/// Pairs of neighbours in K, the first of them in the lower half, to pairs of neighbours in a
+/// chain, the first of them in the upper half: k = 0 and 2, and 1 and 3, of each four.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn chain(pairs: &mut [__m512i; 16]) {
