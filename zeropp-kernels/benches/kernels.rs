@@ -2,7 +2,10 @@
 
 use std::time::Instant;
 
+use zeropp_kernels::Number;
+use zeropp_kernels::activation::{gelu_tanh, gelu_tanh_backward};
 use zeropp_kernels::adamw::{Scalars, adamw};
+use zeropp_kernels::bf16::convert::narrow;
 
 /// The least of the seconds that `f` takes within `for_s` seconds.
 fn least(for_s: f64, mut f: impl FnMut()) -> f64 {
@@ -40,6 +43,16 @@ fn optimizer(n: usize, stagger: usize) {
     println!("adamw {n} stagger {stagger}: {:.2} ns an element", t * 1e9 / n as f64);
 }
 
+/// Nanoseconds an element, forwards and backwards: where as much time is spent on numbers in the
+/// first-level cache as on those of a micro-batch, a product's tile could save none by it.
+fn activation<E: Number>(what: &str, x: &[E]) {
+    let mut dy = x.to_vec();
+    let forward = least(0.5, || drop(std::hint::black_box(gelu_tanh(x))));
+    let backward = least(0.5, || gelu_tanh_backward(std::hint::black_box(&mut dy), x));
+    let each = [forward, backward].map(|t| t * 1e9 / x.len() as f64);
+    println!("gelu {what} {}: {:.3} and {:.3} ns an element", x.len(), each[0], each[1]);
+}
+
 fn main() {
     let filter = std::env::args().skip(1).find(|a| !a.starts_with('-')).unwrap_or_default();
     if "adamw".contains(&filter) {
@@ -47,6 +60,13 @@ fn main() {
             for stagger in [0, 1088] {
                 optimizer(n, stagger);
             }
+        }
+    }
+    if "gelu".contains(&filter) {
+        for n in [2048, 1 << 18, 1 << 20] {
+            let x: Vec<f32> = (0..n).map(|i| (i % 97) as f32 / 16.0 - 3.0).collect();
+            activation("fp32", &x);
+            activation("bf16", &narrow(&x));
         }
     }
 }

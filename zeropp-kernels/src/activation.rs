@@ -1,7 +1,9 @@
-//! Activation functions and their pullbacks (`dy` becomes the input gradient in place).
+//! Activation functions and their pullbacks (`dy` becomes the input gradient in place), of fp32 and
+//! of bf16 numbers.
 
 use super::math::{exp, normal_cdf, sigmoid};
-use super::{collect, each_part, map, map2, simd, update};
+use super::threads::{Fresh, each, piece};
+use super::{GRAIN, Number, collect, each_part, map, map2, simd, update};
 
 /// 1/√(2π).
 const DENSITY: f32 = 0.398_942_3;
@@ -25,7 +27,7 @@ fn sigmoid_slope(z: f32) -> (f32, f32) {
 macro_rules! activation {
     ($name:ident, $back:ident, $doc:literal, $f:expr, $df:expr) => {
         #[doc = $doc]
-        pub fn $name(x: &[f32]) -> Vec<f32> {
+        pub fn $name<E: Number>(x: &[E]) -> Vec<E> {
             collect(x.len(), |range, out| {
                 simd(
                     #[inline(always)]
@@ -34,7 +36,7 @@ macro_rules! activation {
             })
         }
         #[doc = concat!("Multiplies `dy` by the derivative of [`", stringify!($name), "`] at `x`.")]
-        pub fn $back(dy: &mut [f32], x: &[f32]) {
+        pub fn $back<E: Number>(dy: &mut [E], x: &[E]) {
             each_part(dy, [x], |dy, [x]| {
                 simd(
                     #[inline(always)]
@@ -85,51 +87,98 @@ activation!(
     }
 );
 
-/// `f` of the elements of both.
-fn of_pairs(gate: &[f32], up: &[f32], f: impl Fn(f32, f32) -> f32 + Copy + Sync) -> Vec<f32> {
+/// silu(gate)·up.
+pub fn swiglu<E: Number>(gate: &[E], up: &[E]) -> Vec<E> {
     assert_eq!(gate.len(), up.len());
     collect(up.len(), |range, out| {
         simd(
             #[inline(always)]
-            || map2(out, &gate[range.clone()], &up[range.clone()], f),
+            || map2(out, &gate[range.clone()], &up[range.clone()], |g, u| g * sigmoid(g) * u),
         )
     })
 }
 
-/// silu(gate)·up.
-pub fn swiglu(gate: &[f32], up: &[f32]) -> Vec<f32> {
-    of_pairs(
-        gate,
-        up,
-        #[inline(always)]
-        |g, u| g * sigmoid(g) * u,
-    )
-}
+/// Elements of a gradient at a time: they stay in the first-level cache.
+const CHUNK: usize = 1024;
 
 /// Gradients of [`swiglu`]: `dy` becomes that of `up`, that of `gate` is returned.
-pub fn swiglu_backward(dy: &mut [f32], gate: &[f32], up: &[f32]) -> Vec<f32> {
-    let mut dgate = of_pairs(
-        gate,
-        up,
-        #[inline(always)]
-        |g, u| {
-            let (s, ds) = sigmoid_slope(g);
-            u * (s + g * ds)
-        },
-    );
-    each_part(&mut dgate, [dy], |dgate, [dy]| update(dgate, dy, |slope, dy| slope * dy));
-    each_part(dy, [gate], |dy, [gate]| {
-        simd(
-            #[inline(always)]
-            || {
-                update(
-                    dy,
-                    gate,
-                    #[inline(always)]
-                    |dy, g| dy * (g * sigmoid(g)),
-                )
-            },
-        )
+pub fn swiglu_backward<E: Number>(dy: &mut [E], gate: &[E], up: &[E]) -> Vec<E> {
+    assert!(dy.len() == gate.len() && dy.len() == up.len(), "slices of one length");
+    let mut dgate = Fresh::new(dy.len());
+    let n = piece(dy.len(), CHUNK, GRAIN);
+    let parts = dy.chunks_mut(n).zip(dgate.parts(n));
+    each(parts.zip(gate.chunks(n).zip(up.chunks(n))), |((dy, mut dgate), (gate, up))| {
+        let chunks = gate.chunks(CHUNK).zip(up.chunks(CHUNK));
+        for (dy, (gate, up)) in dy.chunks_mut(CHUNK).zip(chunks) {
+            let mut made = [E::ZERO; CHUNK];
+            let made = &mut made[..dy.len()];
+            simd(
+                #[inline(always)]
+                || {
+                    let inputs = gate.iter().zip(up);
+                    for ((dy, dgate), (gate, up)) in dy.iter_mut().zip(&mut *made).zip(inputs) {
+                        let (d, g) = (dy.up(), gate.up());
+                        let (s, ds) = sigmoid_slope(g);
+                        *dgate = E::down(up.up() * (s + g * ds) * d);
+                        *dy = E::down(d * (g * s));
+                    }
+                },
+            );
+            dgate.extend_from_slice(made);
+        }
     });
-    dgate
+    dgate.done()
+}
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+    use crate::bf16::convert::{narrow, widen};
+
+    fn numbers(n: usize, seed: usize) -> Vec<bf16> {
+        let value = |i: usize| ((i + seed).wrapping_mul(2_654_435_761) % 1000) as f32 / 100.0 - 5.0;
+        narrow(&(0..n).map(value).collect::<Vec<_>>())
+    }
+
+    /// Of bf16 numbers each result is that of fp32, rounded once.
+    #[test]
+    fn halves_are_rounded_once() {
+        for n in [0, 1, 1023, 70_000] {
+            let (x, up, dy) = (numbers(n, 1), numbers(n, 2), numbers(n, 3));
+            let [wide_x, wide_up, wide_dy] = [&x, &up, &dy].map(|v| widen(v));
+            type Pair<E> = (fn(&[E]) -> Vec<E>, fn(&mut [E], &[E]));
+            let pairs: [(Pair<bf16>, Pair<f32>); 3] = [
+                ((gelu, gelu_backward), (gelu, gelu_backward)),
+                ((gelu_tanh, gelu_tanh_backward), (gelu_tanh, gelu_tanh_backward)),
+                ((silu, silu_backward), (silu, silu_backward)),
+            ];
+            for ((f, back), (wide_f, wide_back)) in pairs {
+                assert_eq!(f(&x), narrow(&wide_f(&wide_x)));
+                let (mut got, mut want) = (dy.clone(), wide_dy.clone());
+                back(&mut got, &x);
+                wide_back(&mut want, &wide_x);
+                assert_eq!(got, narrow(&want));
+            }
+            assert_eq!(swiglu(&x, &up), narrow(&swiglu(&wide_x, &wide_up)));
+            let (mut got, mut want) = (dy.clone(), wide_dy.clone());
+            let dgate = swiglu_backward(&mut got, &x, &up);
+            let wide_dgate = swiglu_backward(&mut want, &wide_x, &wide_up);
+            assert!(got == narrow(&want) && dgate == narrow(&wide_dgate));
+        }
+    }
+
+    /// The gradient of a product is that of its factors, in the order in which they always were.
+    #[test]
+    fn swiglu_has_the_gradients_of_its_parts() {
+        let [gate, up, dy] = [1, 2, 3].map(|seed| widen(&numbers(3000, seed)));
+        let mut dup = dy.clone();
+        let dgate = swiglu_backward(&mut dup, &gate, &up);
+        for i in 0..dy.len() {
+            let (s, ds) = sigmoid_slope(gate[i]);
+            assert_eq!(dup[i], dy[i] * (gate[i] * sigmoid(gate[i])));
+            assert_eq!(dgate[i], up[i] * (s + gate[i] * ds) * dy[i]);
+        }
+    }
 }

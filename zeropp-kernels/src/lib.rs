@@ -18,6 +18,7 @@ mod mat_mut;
 pub mod math;
 pub mod muon;
 pub mod norm;
+mod number;
 pub mod reduce;
 pub mod rope;
 pub mod sgd;
@@ -26,6 +27,7 @@ mod tile;
 
 use std::ops::Range;
 
+pub use self::number::Number;
 use self::threads::{Fresh, Part};
 
 /// Runs `f` compiled for the widest vector instructions of this CPU.
@@ -133,30 +135,36 @@ pub fn lerp(mean: &mut [f32], x: &[f32], towards: f32) {
 
 /// Writes `f(x)` for every element of `x`.
 #[inline(always)]
-pub(crate) fn map(out: &mut Part<'_, f32>, x: &[f32], f: impl Fn(f32) -> f32) {
-    let mut buffer = [0.0; CHUNK];
+pub(crate) fn map<E: Number>(out: &mut Part<'_, E>, x: &[E], f: impl Fn(f32) -> f32) {
+    let mut buffer = [E::ZERO; CHUNK];
     for part in x.chunks(CHUNK) {
         let buffer = &mut buffer[..part.len()];
-        buffer.iter_mut().zip(part).for_each(|(o, x)| *o = f(*x));
+        buffer.iter_mut().zip(part).for_each(|(o, x)| *o = E::down(f(x.up())));
         out.extend_from_slice(buffer);
     }
 }
 
 /// Writes `f(x, y)` for every pair of elements of two slices of one length.
 #[inline(always)]
-pub(crate) fn map2(out: &mut Part<'_, f32>, x: &[f32], y: &[f32], f: impl Fn(f32, f32) -> f32) {
+pub(crate) fn map2<E: Number>(
+    out: &mut Part<'_, E>,
+    x: &[E],
+    y: &[E],
+    f: impl Fn(f32, f32) -> f32,
+) {
     assert_eq!(x.len(), y.len());
-    let mut buffer = [0.0; CHUNK];
+    let mut buffer = [E::ZERO; CHUNK];
     for (x, y) in x.chunks(CHUNK).zip(y.chunks(CHUNK)) {
         let buffer = &mut buffer[..x.len()];
-        buffer.iter_mut().zip(x).zip(y).for_each(|((o, x), y)| *o = f(*x, *y));
+        let pairs = x.iter().zip(y);
+        buffer.iter_mut().zip(pairs).for_each(|(o, (x, y))| *o = E::down(f(x.up(), y.up())));
         out.extend_from_slice(buffer);
     }
 }
 
 /// Replaces every element `x[i]` by `f(x[i], y[i])`.
 #[inline(always)]
-pub(crate) fn update(x: &mut [f32], y: &[f32], f: impl Fn(f32, f32) -> f32) {
+pub(crate) fn update<E: Number>(x: &mut [E], y: &[E], f: impl Fn(f32, f32) -> f32) {
     assert_eq!(x.len(), y.len());
-    x.iter_mut().zip(y).for_each(|(x, y)| *x = f(*x, *y));
+    x.iter_mut().zip(y).for_each(|(x, y)| *x = E::down(f(x.up(), y.up())));
 }

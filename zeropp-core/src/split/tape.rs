@@ -9,8 +9,10 @@
 use std::cell::RefCell;
 
 use burn::backend::Dispatch;
+use burn::backend::DispatchTensor;
 use burn::backend::autodiff::NodeId;
-use burn::backend::{Backend, DispatchTensor, tensor::FloatTensor};
+
+use super::vjp::VjpBackend;
 
 /// A pullback: the output's gradient in, one for each input out.
 pub(super) type PullBack = Box<dyn FnOnce(DispatchTensor) -> Vec<Option<DispatchTensor>> + Send>;
@@ -89,16 +91,11 @@ impl Tape {
             for (at, gradient) in inputs.into_iter().zip(pull(dy)) {
                 let Some(gradient) = gradient else { continue };
                 gradients[at] = Some(match gradients[at].take() {
-                    Some(sum) => add::<Dispatch>(sum, gradient),
+                    Some(sum) => Dispatch::sum(sum, gradient),
                     None => gradient,
                 });
             }
         }
         gradients.swap_remove(0)
     }
-}
-
-/// The sum of two plain tensors.
-pub(super) fn add<B: Backend>(x: FloatTensor<B>, y: FloatTensor<B>) -> FloatTensor<B> {
-    B::float_add(x, y)
 }

@@ -12,12 +12,13 @@ use burn::backend::autodiff::grads::Gradients as GraphGradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::{
     Autodiff, AutodiffBackend, Backend, BackendTensor, Dispatch, DispatchKindConversion,
-    DispatchTensor, Flex, backend_extension, tensor::FloatTensor,
+    DispatchTensor, Flex, backend_extension, ops::FloatTensorOps, tensor::FloatTensor,
 };
 use burn::tensor::{Gradients, Tensor};
 use parking_lot::Mutex;
 
 use super::tape;
+use crate::cpu_tensor;
 
 type PullBack<const N: usize> =
     Box<dyn FnOnce(DispatchTensor) -> [Option<DispatchTensor>; N] + Send>;
@@ -80,13 +81,13 @@ pub(super) trait VjpBackend: Backend {
 }
 
 macro_rules! without_a_graph {
-    ($backend:ty) => {
+    ($backend:ty, $sum:path) => {
         impl VjpBackend for $backend {
             fn tape_input(_x: FloatTensor<Self>) -> FloatTensor<Self> {
                 unreachable!("the inputs of a tape are on an autodiff device")
             }
             fn sum(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
-                tape::add::<Self>(x, y)
+                $sum(x, y)
             }
             fn vjp1(x: FloatTensor<Self>, out: FloatTensor<Self>, f: Vjp<1>) -> FloatTensor<Self> {
                 assert!(!tape::is_recording(), "{}", tape::UNKNOWN);
@@ -118,9 +119,9 @@ macro_rules! without_a_graph {
     };
 }
 
-without_a_graph!(Flex);
+without_a_graph!(Flex, cpu_tensor::sum);
 #[cfg(feature = "cube")]
-without_a_graph!(burn::backend::Cube);
+without_a_graph!(burn::backend::Cube, Self::float_add);
 
 #[derive(Debug)]
 struct VjpOp;
@@ -147,7 +148,7 @@ where
     }
 }
 
-impl<B: Backend, C: CheckpointStrategy> VjpBackend for Autodiff<B, C>
+impl<B: VjpBackend, C: CheckpointStrategy> VjpBackend for Autodiff<B, C>
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
@@ -158,10 +159,10 @@ where
 
     fn sum(x: FloatTensor<Self>, y: FloatTensor<Self>) -> FloatTensor<Self> {
         if !tape::is_recording() {
-            return tape::add::<Self>(x, y);
+            return Self::float_add(x, y);
         }
         let inputs = [x.id(), y.id()];
-        let out = tape::add::<B>(x.into_primitive(), y.into_primitive());
+        let out = B::sum(x.into_primitive(), y.into_primitive());
         let out = <Self as AutodiffBackend>::from_inner(out);
         tape::record(out.id(), &inputs, Box::new(|dy| vec![Some(dy.clone()), Some(dy)]));
         out

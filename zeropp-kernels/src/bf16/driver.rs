@@ -147,18 +147,27 @@ fn give_halves(
         || {
             for (i, from) in scratch.0.chunks_exact(COLS).enumerate().take(place.rows) {
                 let to = (place.row + i) * stride + place.col;
-                let (to, from) = (&mut c[to..to + place.cols], &from[..place.cols]);
-                match bias {
-                    Some(bias) => {
-                        for ((to, x), b) in to.iter_mut().zip(from).zip(bias) {
-                            to.write(down(*x + *b));
-                        }
-                    }
-                    None => to.iter_mut().zip(from).for_each(|(to, x)| {
-                        to.write(down(*x));
-                    }),
+                let to = &mut c[to..to + place.cols];
+                // Most rows are whole: of a known length, nothing is left over.
+                match place.cols {
+                    COLS => give_row(&mut to[..COLS], &from[..COLS], bias.map(|b| &b[..COLS])),
+                    cols => give_row(to, &from[..cols], bias),
                 }
             }
         },
     );
+}
+
+#[inline(always)]
+fn give_row(to: &mut [MaybeUninit<bf16>], from: &[f32], bias: Option<&[f32]>) {
+    match bias {
+        Some(bias) => {
+            for ((to, x), b) in to.iter_mut().zip(from).zip(bias) {
+                to.write(down(*x + *b));
+            }
+        }
+        None => to.iter_mut().zip(from).for_each(|(to, x)| {
+            to.write(down(*x));
+        }),
+    }
 }

@@ -89,6 +89,9 @@ pub(super) struct Line(pub(super) [u32; 16]);
 
 pub(super) const ZERO: Line = Line([0; 16]);
 
+/// The lines of pairs of a block of K, not written yet.
+pub(super) type PairLines = [MaybeUninit<Line>; BLOCK / 2];
+
 /// How the panels hold their elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
@@ -173,7 +176,7 @@ fn pack(isa: Isa, b: Mat<'_>, (first, depth): (usize, usize), lines: &mut [Maybe
         match layout(isa) {
             layout @ (Layout::Pairs | Layout::Chains) => {
                 let to = &mut lines[panel * depth + block * BLOCK / 2..];
-                to[..BLOCK / 2].write_copy_of_slice(&pack_pairs(b, corner, layout));
+                pack_pairs(b, corner, layout, to.first_chunk_mut().expect("a block's lines"));
             }
             Layout::Floats => {
                 let to = &mut lines[panel * depth + block * BLOCK..];
@@ -244,19 +247,19 @@ pub(super) fn chain_place(k: usize) -> (usize, usize) {
     (k / 4 * 2 + k % 2, if k % 4 < 2 { 16 } else { 0 })
 }
 
-/// The pairs of a block of K and of a panel, from (k, column) `corner` of `b` on.
+/// Writes the pairs of a block of K and of a panel, from (k, column) `corner` of `b` on.
 #[cfg(target_arch = "x86_64")]
-fn pack_pairs(b: Mat<'_>, corner: (usize, usize), layout: Layout) -> [Line; BLOCK / 2] {
+fn pack_pairs(b: Mat<'_>, corner: (usize, usize), layout: Layout, to: &mut PairLines) {
     use super::transpose::{pair, turn};
-    let ((first, from), mut lines) = (corner, [ZERO; BLOCK / 2]);
+    let (first, from) = corner;
     let chains = layout == Layout::Chains;
     if from + PANEL <= b.cols && first + BLOCK <= b.rows {
-        match b.turned {
-            true => turn(&mut lines, &b.data[from * b.stride + first..], b.stride, chains),
-            false => pair(&mut lines, &b.data[first * b.stride + from..], b.stride, chains),
-        }
-        return lines;
+        return match b.turned {
+            true => turn(to, &b.data[from * b.stride + first..], b.stride, chains),
+            false => pair(to, &b.data[first * b.stride + from..], b.stride, chains),
+        };
     }
+    let mut lines = [ZERO; BLOCK / 2];
     for k in first..b.rows.min(first + BLOCK) {
         for col in from..b.cols.min(from + PANEL) {
             let bits = u32::from(b.at(k, col).to_bits());
@@ -265,11 +268,11 @@ fn pack_pairs(b: Mat<'_>, corner: (usize, usize), layout: Layout) -> [Line; BLOC
             lines[line].0[col - from] |= bits << shift;
         }
     }
-    lines
+    to.write_copy_of_slice(&lines);
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn pack_pairs(_: Mat<'_>, _: (usize, usize), _: Layout) -> [Line; BLOCK / 2] {
+fn pack_pairs(_: Mat<'_>, _: (usize, usize), _: Layout, _: &mut PairLines) {
     unreachable!("only x86-64 reads pairs")
 }
 

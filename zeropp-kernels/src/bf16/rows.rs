@@ -8,7 +8,7 @@ use crate::dropout::{self, Dropout};
 use crate::reduce::{columns_apart, sum_blocks};
 use crate::rope::{ByPosition, Turned, turn_heads};
 use crate::threads::{Fresh, Part, each, piece};
-use crate::{GRAIN, activation, collect, each_part, norm, simd};
+use crate::{GRAIN, each_part, norm, simd};
 
 /// Elements at a time.
 const CHUNK: usize = 4096;
@@ -36,28 +36,16 @@ fn replace(out: &mut [bf16], x: &[f32]) {
     );
 }
 
-/// What `f` makes of the elements of `x`, one of each.
-pub fn map(x: &[bf16], f: impl Fn(&[f32]) -> Vec<f32> + Sync) -> Vec<bf16> {
-    collect(x.len(), |range, out| {
-        let mut wide = Vec::with_capacity(CHUNK);
-        for x in x[range].chunks(CHUNK) {
-            widen_into(&mut wide, x);
-            append(out, &f(&wide));
-        }
-    })
-}
-
-/// Replaces the elements of `dy` by what `f` makes of them and of those of `x`.
-pub fn update(dy: &mut [bf16], x: &[bf16], f: impl Fn(&mut [f32], &[f32]) + Sync) {
-    each_part(dy, [x], |dy, [x]| {
-        let mut wide = [Vec::with_capacity(CHUNK), Vec::with_capacity(CHUNK)];
-        for (dy, x) in dy.chunks_mut(CHUNK).zip(x.chunks(CHUNK)) {
-            widen_into(&mut wide[0], dy);
-            widen_into(&mut wide[1], x);
-            let [wide_dy, wide_x] = &mut wide;
-            f(wide_dy, wide_x);
-            replace(dy, wide_dy);
-        }
+/// Adds `more` to `sum`, element by element, rounded as a sum of tensors is: denormals stay.
+///
+/// # Panics
+/// Panics if the slices differ in length.
+pub fn add(sum: &mut [bf16], more: &[bf16]) {
+    each_part(sum, [more], |sum, [more]| {
+        simd(
+            #[inline(always)]
+            || sum.iter_mut().zip(more).for_each(|(x, y)| *x = bf16::from_f32(up(*x) + up(*y))),
+        );
     });
 }
 
@@ -91,39 +79,6 @@ pub fn rope(x: &mut [bf16], t: Turned, by: ByPosition<'_>, back: bool) {
             replace(&mut row[..turned], &wide);
         }
     });
-}
-
-/// silu(gate)·up.
-pub fn swiglu(gate: &[bf16], up: &[bf16]) -> Vec<bf16> {
-    assert_eq!(gate.len(), up.len());
-    collect(up.len(), |range, out| {
-        let mut wide = [Vec::new(), Vec::new()];
-        for (gate, up) in gate[range.clone()].chunks(CHUNK).zip(up[range].chunks(CHUNK)) {
-            widen_into(&mut wide[0], gate);
-            widen_into(&mut wide[1], up);
-            append(out, &activation::swiglu(&wide[0], &wide[1]));
-        }
-    })
-}
-
-/// Gradients of [`swiglu`]: `dy` becomes that of `up`, that of `gate` is returned.
-pub fn swiglu_backward(dy: &mut [bf16], gate: &[bf16], up: &[bf16]) -> Vec<bf16> {
-    assert!(dy.len() == gate.len() && dy.len() == up.len());
-    let mut dgate = Fresh::new(dy.len());
-    let n = piece(dy.len(), CHUNK, GRAIN);
-    let parts = dy.chunks_mut(n).zip(dgate.parts(n));
-    each(parts.zip(gate.chunks(n).zip(up.chunks(n))), |((dy, mut dgate), (gate, up))| {
-        let mut wide = [const { Vec::new() }; 3];
-        for ((dy, gate), up) in dy.chunks_mut(CHUNK).zip(gate.chunks(CHUNK)).zip(up.chunks(CHUNK)) {
-            for (wide, x) in wide.iter_mut().zip([&*dy, gate, up]) {
-                widen_into(wide, x);
-            }
-            let [wide_dy, gate, up] = &mut wide;
-            append(&mut dgate, &activation::swiglu_backward(wide_dy, gate, up));
-            replace(dy, wide_dy);
-        }
-    });
-    dgate.done()
 }
 
 /// Elements of whole rows of `h` at a time.
@@ -275,16 +230,6 @@ mod tests {
             let sum = rms_norm_backward(&mut got, &x, &gamma, rrms);
             let exact = norm::rms_norm_backward(&mut want, &widen(&x), &gamma, rrms);
             assert!(got == narrow(&want) && close(&sum, &exact));
-            assert_eq!(swiglu(&x, &dy), narrow(&activation::swiglu(&widen(&x), &widen(&dy))));
-            let (mut got, mut want) = (dy.clone(), widen(&dy));
-            let dgate = swiglu_backward(&mut got, &x, &dy);
-            let exact = activation::swiglu_backward(&mut want, &widen(&x), &widen(&dy));
-            assert!(got == narrow(&want) && dgate == narrow(&exact));
-            assert_eq!(map(&x, activation::gelu), narrow(&activation::gelu(&widen(&x))));
-            let (mut got, mut want) = (dy.clone(), widen(&dy));
-            update(&mut got, &x, activation::gelu_backward);
-            activation::gelu_backward(&mut want, &widen(&x));
-            assert_eq!(got, narrow(&want));
             let (mut got, mut want) = (x.clone(), widen(&x));
             let samples = dropout::Samples { first: 2, rows: 2 };
             let by = Dropout::new([1, 2], 3, 0.3);

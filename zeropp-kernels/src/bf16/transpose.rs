@@ -5,11 +5,11 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::packed::Line;
+use super::packed::{Line, PairLines};
 
 /// Pairs of rows: lane c of line i is (row 2i, row 2i + 1) of column c, for 32 rows of 16 elements
 /// `stride` apart; or pairs of `chains`, as [`super::packed::chain_place`] has them.
-pub(super) fn pair(lines: &mut [Line; 16], rows: &[bf16], stride: usize, chains: bool) {
+pub(super) fn pair(lines: &mut PairLines, rows: &[bf16], stride: usize, chains: bool) {
     assert!(rows.len() >= 31 * stride + 16);
     // SAFETY: pairs are made for `Isa::Amx` and `Isa::Avx512Bf16` alone, which are there only
     // beside AVX-512. The 32 rows lie in the slice, as just checked.
@@ -18,7 +18,7 @@ pub(super) fn pair(lines: &mut [Line; 16], rows: &[bf16], stride: usize, chains:
 
 /// Pairs of columns: lane c of line i is (column 2i, column 2i + 1) of row c, for 16 rows of 32
 /// elements `stride` apart; or pairs of `chains`.
-pub(super) fn turn(lines: &mut [Line; 16], rows: &[bf16], stride: usize, chains: bool) {
+pub(super) fn turn(lines: &mut PairLines, rows: &[bf16], stride: usize, chains: bool) {
     assert!(rows.len() >= 15 * stride + 32);
     // SAFETY: as in `pair`; the 16 rows lie in the slice.
     unsafe { columns_of_16_rows(rows.as_ptr(), stride, lines.as_mut_ptr().cast(), chains) }

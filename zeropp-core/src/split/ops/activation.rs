@@ -1,12 +1,11 @@
 //! Activation functions. They keep their inputs only. Off the CPU they compute in fp32, whatever
 //! the type of their inputs; fusion makes one kernel of that.
 
-use burn::tensor::{DType, Tensor, activation};
+use burn::tensor::{DType, Tensor, activation, bf16 as Half};
 
 use super::{fast, halves, is_fast, is_tracked};
 use crate::cpu_tensor;
 use crate::kernels::activation as kernels;
-use crate::kernels::bf16::rows as half_rows;
 use crate::split::{OpCx, custom_vjp, custom_vjp2};
 
 /// 2·√(2/π).
@@ -15,11 +14,13 @@ const TANH_CUBE: f64 = 0.044_715;
 /// 1/√(2π).
 const DENSITY: f64 = 0.398_942_280_401_432_7;
 
-/// The two paths of one function and of its derivative.
+/// The paths of one function and of its derivative.
 #[derive(Clone, Copy)]
 struct Function<const D: usize> {
     host: fn(&[f32]) -> Vec<f32>,
     host_backward: fn(&mut [f32], &[f32]),
+    halves: fn(&[Half]) -> Vec<Half>,
+    halves_backward: fn(&mut [Half], &[Half]),
     tensor: fn(Tensor<D>) -> Tensor<D>,
     tensor_slope: fn(Tensor<D>) -> Tensor<D>,
 }
@@ -28,7 +29,7 @@ fn apply<const D: usize>(x: Tensor<D>, f: Function<D>, cx: &OpCx) -> Tensor<D> {
     let xi = x.clone().inner();
     let out = match (fast(&xi), halves(&xi)) {
         (Some(v), _) => cpu_tensor::from_vec((f.host)(v.as_slice()), xi.dims()),
-        (_, Some(v)) => cpu_tensor::from_halves(half_rows::map(v.as_slice(), f.host), xi.dims()),
+        (_, Some(v)) => cpu_tensor::from_halves((f.halves)(v.as_slice()), xi.dims()),
         _ => (f.tensor)(xi.clone().cast(DType::F32)).cast(xi.dtype()),
     };
     if !is_tracked(&x) {
@@ -41,7 +42,7 @@ fn apply<const D: usize>(x: Tensor<D>, f: Function<D>, cx: &OpCx) -> Tensor<D> {
             (Some(x), _) => cpu_tensor::map_in_place(dy, |dy| (f.host_backward)(dy, x.as_slice()))
                 .expect("gradients live where the values do"),
             (_, Some(x)) => cpu_tensor::map_halves_in_place(dy, |dy| {
-                half_rows::update(dy, x.as_slice(), f.host_backward);
+                (f.halves_backward)(dy, x.as_slice());
             })
             .expect("gradients live where the values do"),
             _ => {
@@ -57,6 +58,8 @@ pub fn gelu<const D: usize>(x: Tensor<D>, cx: &OpCx) -> Tensor<D> {
     let f = Function {
         host: kernels::gelu,
         host_backward: kernels::gelu_backward,
+        halves: kernels::gelu,
+        halves_backward: kernels::gelu_backward,
         tensor: activation::gelu,
         tensor_slope: |x| {
             let cdf = ((x.clone() / core::f64::consts::SQRT_2).erf() + 1.0) * 0.5;
@@ -76,6 +79,8 @@ pub fn gelu_tanh<const D: usize>(x: Tensor<D>, cx: &OpCx) -> Tensor<D> {
     let f = Function {
         host: kernels::gelu_tanh,
         host_backward: kernels::gelu_tanh_backward,
+        halves: kernels::gelu_tanh,
+        halves_backward: kernels::gelu_tanh_backward,
         tensor: |x| x.clone() * tanh_gate(x),
         tensor_slope: |x| {
             let s = tanh_gate(x.clone());
@@ -91,6 +96,8 @@ pub fn silu<const D: usize>(x: Tensor<D>, cx: &OpCx) -> Tensor<D> {
     let f = Function {
         host: kernels::silu,
         host_backward: kernels::silu_backward,
+        halves: kernels::silu,
+        halves_backward: kernels::silu_backward,
         tensor: activation::silu,
         tensor_slope: silu_slope,
     };
@@ -111,7 +118,7 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, cx: &OpCx) -> Tens
         }
         _ if halves(&g).is_some() => {
             let [gs, us] = [&g, &u].map(|t| halves(t).expect("both of one type"));
-            cpu_tensor::from_halves(half_rows::swiglu(gs.as_slice(), us.as_slice()), g.dims())
+            cpu_tensor::from_halves(kernels::swiglu(gs.as_slice(), us.as_slice()), g.dims())
         }
         _ => {
             let [g, u] = [&g, &u].map(|t| t.clone().cast(DType::F32));
@@ -127,7 +134,7 @@ pub fn swiglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, cx: &OpCx) -> Tens
         if let (Some(gs), Some(us)) = (halves(&g), halves(&u)) {
             let mut dgate = Vec::new();
             let dup = cpu_tensor::map_halves_in_place(dy, |dy| {
-                dgate = half_rows::swiglu_backward(dy, gs.as_slice(), us.as_slice());
+                dgate = kernels::swiglu_backward(dy, gs.as_slice(), us.as_slice());
             });
             let dup = dup.expect("gradients live where the values do");
             return [cpu_tensor::from_halves(dgate, g.dims()), dup];
