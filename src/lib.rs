@@ -36,8 +36,9 @@
 //! # What is promised
 //!
 //! For fixed data order, seed, D, K and unit boundaries no bit of the loss, the gradient norm or
-//! the weights depends on P, V, the schedule, recomputation, prefetch, ZeRO-1 or timing. Every
-//! rank and unit does 2V − 1 all-gathers and V reduce-scatters, whatever the batch.
+//! the weights depends on P, V, the schedule, recomputation, prefetch, ZeRO-1 or timing. With
+//! ZeroPP's schedule (kind `zeropp`) every rank and unit does 2V − 1 all-gathers and V
+//! reduce-scatters, whatever the batch.
 
 //!
 //! # What a run tells

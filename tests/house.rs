@@ -97,6 +97,42 @@ fn no_line_is_longer_than_a_screen() {
     told(&broken);
 }
 
+/// ARCHITECTURE.md names all files and folders with `unsafe` in the product, and none without.
+#[test]
+fn unsafe_is_where_the_architecture_says() {
+    let text = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let from = text.find("**`unsafe`**").expect("a paragraph about `unsafe`");
+    let paragraph = text[from..].split("\n\n").next().unwrap();
+    let named: Vec<_> =
+        paragraph.split('`').skip(1).step_by(2).filter(|p| p.contains('/')).collect();
+    let covers = |place: &str, file: &str| {
+        file == place || file.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'))
+    };
+    let is_unsafe = |text: &str| {
+        let text = product(text);
+        text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe")
+    };
+    let mut with: Vec<String> = Vec::new();
+    for folder in CRATES {
+        let files = files(folder);
+        let product = files.iter().filter(|(name, _)| is_rust(name) && !is_test(name));
+        with.extend(product.filter(|(_, text)| is_unsafe(text)).map(|(name, _)| name.clone()));
+    }
+    assert!(with.len() > 10 && named.len() > 10, "{with:?} and {named:?}");
+    let mut broken = Vec::new();
+    for file in &with {
+        if !named.iter().any(|place| covers(place, file)) {
+            broken.push(format!("{file} has `unsafe`, and ARCHITECTURE.md does not name it"));
+        }
+    }
+    for place in named {
+        if !with.iter().any(|file| covers(place, file)) {
+            broken.push(format!("{place} is named in ARCHITECTURE.md, and has no `unsafe`"));
+        }
+    }
+    told(&broken);
+}
+
 #[test]
 fn no_function_is_longer_than_a_page() {
     let mut broken = Vec::new();

@@ -6,7 +6,8 @@ use crate::rng::Rng;
 /// alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// What logits are divided by; 0 takes the likeliest token (greedy), the first of equals.
+    /// What logits are divided by; 0, or what is not a number, takes the likeliest token (greedy),
+    /// the first of equals.
     pub temperature: f64,
     /// Only so many of the likeliest tokens are drawn from, with the first of equals; 0 takes all.
     pub top_k: usize,
@@ -25,7 +26,7 @@ impl Default for Sampling {
 
 impl Sampling {
     /// Token number `n` of a text, by `logits`, one a token id. What is not a number is never
-    /// taken, unless all are.
+    /// taken, unless all are; of infinite ones the first is.
     ///
     /// # Panics
     /// Panics if there are no logits.
@@ -37,15 +38,17 @@ impl Sampling {
         };
         let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
         let order = |a: &u32, b: &u32| value(*b).total_cmp(&value(*a)).then(a.cmp(b));
-        if self.temperature <= 0.0 {
-            return ids.into_iter().min_by(order).expect("there are logits");
+        let likeliest = ids.iter().copied().min_by(order).expect("there are logits");
+        // Without a temperature, or of infinite logits alone, there are no probabilities.
+        let largest = f64::from(value(likeliest));
+        if self.temperature.is_nan() || self.temperature <= 0.0 || largest.is_infinite() {
+            return likeliest;
         }
         if (1..ids.len()).contains(&self.top_k) {
             ids.select_nth_unstable_by(self.top_k - 1, order);
             ids.truncate(self.top_k);
         }
         ids.sort_unstable_by(order);
-        let largest = f64::from(value(ids[0]));
         let weight = |id: &u32| ((f64::from(value(*id)) - largest) / self.temperature).exp();
         let mut weights: Vec<f64> = ids.iter().map(weight).collect();
         let total: f64 = weights.iter().sum();
@@ -86,6 +89,15 @@ mod tests {
     fn greedy_takes_the_first_of_the_likeliest() {
         assert!((0..9).all(|n| Sampling::default().pick(&LOGITS, n) == 1));
         assert_eq!(Sampling::default().pick(&[f32::NAN, f32::NAN], 0), 0);
+        let warm = Sampling { temperature: 1.0, ..Sampling::default() };
+        for n in 0..9 {
+            let unset = Sampling { temperature: f64::NAN, ..warm };
+            assert_eq!(unset.pick(&LOGITS, n), 1);
+            let inf = f32::INFINITY;
+            assert_eq!(warm.pick(&[1.0, inf, f32::NAN, inf, 9.0], n), 1);
+            assert_eq!(warm.pick(&[f32::NAN, -inf, f32::NAN], n), 0);
+            assert_eq!(warm.pick(&[-inf, -inf, 3.0], n), 2);
+        }
     }
 
     #[test]

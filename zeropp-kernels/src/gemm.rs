@@ -99,7 +99,8 @@ impl Unaliased {
 
     /// Elements of a padded row, where a copy pays.
     fn padded(m: MatRef<'_>, uses: usize) -> Option<usize> {
-        let is_aliased = m.row_stride == 1 && m.col_stride.is_multiple_of(ALIAS);
+        let is_aliased =
+            m.row_stride == 1 && m.col_stride > 0 && m.col_stride.is_multiple_of(ALIAS);
         let pays = is_aliased && uses >= MIN_USES && m.rows > 0;
         pays.then(|| m.rows.next_multiple_of(16) + 16)
     }
@@ -354,6 +355,21 @@ mod tests {
             let c = MatRef::new(&c, n, m);
             assert!(Unaliased::new(aliased.t(), m).is_some());
             assert_eq!(product(1.0, aliased.t(), c), product(1.0, plain.t(), c));
+        }
+    }
+
+    /// One row as all rows, on either side, however often a product reads it.
+    #[test]
+    fn a_row_may_stand_for_many() {
+        for uses in [2, 20, 200] {
+            let row = [1.0, 2.0, 3.0, 4.0];
+            let many = MatRef::strided(&row, 20, 4, 0);
+            let ones = vec![1.0; uses * 20];
+            let sums = product(1.0, MatRef::new(&ones, uses, 20), many);
+            assert!(sums.chunks(4).all(|sums| sums == [20.0, 40.0, 60.0, 80.0]));
+            let fours = vec![1.0; uses * 4];
+            let sums = product(1.0, MatRef::new(&fours, uses, 4), many.t());
+            assert!(sums.len() == uses * 20 && sums.iter().all(|sum| *sum == 10.0));
         }
     }
 

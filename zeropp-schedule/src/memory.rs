@@ -133,6 +133,9 @@ impl HeldBytes {
 ///
 /// `schedule` is one that [`verify`](crate::verify::verify) accepts, lowered or compute-only
 /// (nothing is gathered, received or reduced then), and `stages` has an entry for each stage.
+///
+/// # Panics
+/// Panics if `stages` has fewer entries than the schedule has stages.
 pub fn predict(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBytes> {
     walked(schedule, stages, |ledger| ledger.peak)
 }
@@ -141,12 +144,18 @@ pub fn predict(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBytes> {
 /// different times, so this is what the rank needs, and no more than the sum of its peaks.
 ///
 /// `schedule` and `stages` are those of [`predict`].
+///
+/// # Panics
+/// Panics as [`predict`] does.
 pub fn predict_at_once(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBytes> {
     walked(schedule, stages, |ledger| ledger.at_once)
 }
 
 /// As [`predict_at_once`], of each rank's warm-up alone: while it may have to go back to what was
 /// before the last update. Nothing where updates are not validated late.
+///
+/// # Panics
+/// Panics as [`predict`] does.
 pub fn predict_warm_up(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBytes> {
     let walk = |actions: &Vec<Action>| {
         let end = actions.iter().position(|action| *action == Action::Validate).unwrap_or(0);
@@ -158,6 +167,9 @@ pub fn predict_warm_up(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBy
 }
 
 /// What [`predict`] and [`predict_at_once`] say, of each rank.
+///
+/// # Panics
+/// Panics as [`predict`] does.
 pub fn predict_both(schedule: &Schedule, stages: &[StageBytes]) -> Vec<[HeldBytes; 2]> {
     walked(schedule, stages, |ledger| [ledger.peak, ledger.at_once])
 }

@@ -33,7 +33,11 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// The numbers of `timeline`, a run of `schedule` with `costs`.
+    /// The numbers of `timeline`, a run of `schedule` with `costs`, as
+    /// [`simulate`](crate::simulate::simulate) gives it.
+    ///
+    /// # Panics
+    /// Panics if `costs` is of other numbers of stages or ranks than `schedule`.
     pub fn new(schedule: &Schedule, timeline: &Timeline, costs: &Costs) -> Metrics {
         let spans: Vec<(u64, u64)> =
             timeline.ranks.iter().map(|r| r.own_span().unwrap_or_default()).collect();

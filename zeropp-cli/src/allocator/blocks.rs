@@ -11,6 +11,7 @@
 
 use std::alloc::Layout;
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::joined::Joined;
@@ -20,9 +21,17 @@ use super::joined::Joined;
 const SMALL: usize = 32 << 10;
 const _: () = assert!((MANY + 1).is_power_of_two() && (MANY + 1) * size_of::<Block>() <= SMALL);
 
-/// Blocks are multiples of a sixteenth of their length, rounded to a power of two between these:
-/// lengths that are nearly the same share their blocks, and little is lost.
+/// Mappings that a block consists of at most, for the same reason: as a list of them grows, it
+/// takes room for twice as many.
+const PARTS: usize = 1024;
+const _: () = assert!(2 * PARTS * size_of::<usize>() <= SMALL);
+
+/// Blocks are multiples of a sixteenth of their length, rounded to a power of two between these,
+/// and of whole pages: lengths that are nearly the same share their blocks, and little is lost.
 const GRAINS: [usize; 2] = [4 << 10, 64 << 10];
+
+/// Bytes of a page where there are no smaller ones.
+static PAGE: AtomicUsize = AtomicUsize::new(0);
 
 /// What may be kept above the largest sum in use, a part of it and so many bytes: lengths that take
 /// turns fit there, those of small models too.
@@ -65,8 +74,26 @@ pub(super) fn is_block(layout: Layout) -> bool {
 
 /// Bytes of the mapping for `size` bytes.
 fn rounded(size: usize) -> usize {
+    rounded_to(page(), size)
+}
+
+fn rounded_to(page: usize, size: usize) -> usize {
     let grain = (size / 16).next_power_of_two().clamp(GRAINS[0], GRAINS[1]);
-    size.next_multiple_of(grain)
+    size.next_multiple_of(grain.max(page))
+}
+
+/// Bytes of a page: the system maps and unmaps whole ones, 64 KiB each on some machines.
+fn page() -> usize {
+    match PAGE.load(Ordering::Relaxed) {
+        0 => {
+            // SAFETY: asks for a number.
+            let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+            let page = usize::try_from(page).unwrap_or(0).max(GRAINS[0]);
+            PAGE.store(page, Ordering::Relaxed);
+            page
+        }
+        page => page,
+    }
 }
 
 impl Blocks {
@@ -152,6 +179,9 @@ impl Kept {
     fn cut(&mut self, bytes: usize) -> Option<usize> {
         let run = self.neighbours(bytes)?;
         let (first, sum) = (run[0].0, run.iter().map(|&(_, bytes)| bytes).sum::<usize>());
+        if run.iter().map(|&(address, _)| self.joined.count(address)).sum::<usize>() > PARTS {
+            return None;
+        }
         if let [_, _, ..] = run[..] {
             self.joined.merge(&run);
             self.free.retain(|block| !(first..first + sum).contains(&block.address));
@@ -207,7 +237,9 @@ impl Kept {
         while done < bytes {
             let rest = bytes - done;
             let nearest = self.free.iter().enumerate().min_by_key(|(_, b)| b.bytes.abs_diff(rest));
-            let Some((nearest, _)) = nearest else {
+            // Of too many parts, or none, the rest is the new pages that are there.
+            let fits = |b: &Block| parts.len() + self.joined.count(b.address) < PARTS;
+            let Some((nearest, _)) = nearest.filter(|(_, block)| fits(block)) else {
                 parts.push(rest);
                 break;
             };
@@ -387,6 +419,41 @@ mod tests {
             // SAFETY: as above.
             unsafe { blocks.free(memory, size) };
         }
+    }
+
+    /// Blocks are whole pages of whatever length, so that no page is of two blocks.
+    #[test]
+    fn blocks_are_whole_pages() {
+        for page in [4 << 10, 16 << 10, 64 << 10] {
+            for size in (SMALL + 1..2 * MIB).step_by(4097) {
+                let bytes = rounded_to(page, size);
+                assert!(bytes >= size && bytes.is_multiple_of(page), "{size} on {page}: {bytes}");
+            }
+        }
+        assert!(page().is_power_of_two() && page() >= GRAINS[0]);
+    }
+
+    /// Many small blocks become a few large ones, and those larger ones: lists of their parts stay
+    /// short, since one that is a block itself would wait for the lock that is held.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn lists_of_parts_are_no_blocks() {
+        let blocks = Blocks::new();
+        // SAFETY: each block is freed once, with its size.
+        let free = |memory, size| unsafe { blocks.free(memory, size) };
+        let mut large = Vec::new();
+        for _ in 0..3 {
+            let small: Vec<_> = (0..2000).map(|_| blocks.alloc(36 << 10, false)).collect();
+            small.into_iter().for_each(|memory| free(memory, 36 << 10));
+            large.push(blocks.alloc(70 * MIB, false));
+            assert!((2..=PARTS).contains(&blocks.lock().joined.most()));
+        }
+        large.into_iter().for_each(|memory| free(memory, 70 * MIB));
+        let largest = marked(&blocks, 210, 5);
+        assert!(blocks.lock().joined.most() <= PARTS);
+        assert_eq!(marks(largest, 210), [5; 210]);
+        free(largest, 210 * MIB);
+        assert!(blocks.give_back());
     }
 
     /// A block of so many MiB, all of this mark.

@@ -13,6 +13,17 @@ impl Joined {
         Self(BTreeMap::new())
     }
 
+    /// Of how many mappings the block at `address` consists.
+    pub(super) fn count(&self, address: usize) -> usize {
+        self.0.get(&address).map_or(1, Vec::len)
+    }
+
+    /// The most mappings that a block consists of.
+    #[cfg(test)]
+    pub(super) fn most(&self) -> usize {
+        self.0.values().map(Vec::len).max().unwrap_or(1)
+    }
+
     /// Whether nothing is noted.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {

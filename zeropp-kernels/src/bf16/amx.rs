@@ -39,12 +39,12 @@ fn system_saves_tiles() -> bool {
 /// `arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)`.
 #[cfg(target_os = "linux")]
 fn permission() -> bool {
-    let mut result: i64 = 158;
+    let mut result = 158_u64;
     // SAFETY: the call takes two numbers and touches no memory; a kernel that does not know it
     // returns an error. `syscall` overwrites rcx and r11.
     unsafe {
         asm!(
-            "syscall", inlateout("rax") result, in("rdi") 0x1023, in("rsi") 18,
+            "syscall", inlateout("rax") result, in("rdi") 0x1023_u64, in("rsi") 18_u64,
             out("rcx") _, out("r11") _, options(nostack),
         );
     }

@@ -10,12 +10,19 @@ use super::packed::{BLOCK, Line, PANEL};
 /// Rounding to nearest, no exception trapped, denormals flushed (FTZ) and read as zeros (DAZ).
 const FLUSHING: u32 = 0x1f80 | 0x8000 | 0x0040;
 
-/// Calls `f`, which must not be inlined, with denormals flushed; then all is as it was.
+/// Calls `f`, a kernel that must not be inlined, with denormals flushed; then all is as it was.
+///
+/// Rust takes the control register to be as it is at the start of a thread, and promises nothing
+/// of what computes under another one. What could go wrong is that the compiler computes something
+/// itself or moves it to where the register is different. It can do neither with these kernels:
+/// they read all their numbers from memory and write them there, between two blocks of assembly
+/// that may do the same, and are calls. What they make is compared bit by bit with plain
+/// arithmetic, on denormals too. Other arithmetic has no place in `f`.
 #[inline(always)]
 pub(super) fn flushing(f: impl FnOnce()) {
     let mut before = 0_u32;
-    // SAFETY: reads the control register into a number, and sets it to a valid value. No Rust code
-    // but the kernel, whose instructions are given one by one, runs until it is restored.
+    // SAFETY: reads the control register into a number, and sets it to a valid value, which holds
+    // for the kernel alone, as described.
     unsafe {
         asm!("stmxcsr [{}]", in(reg) &raw mut before, options(nostack));
         asm!("ldmxcsr [{}]", in(reg) &FLUSHING, options(nostack));

@@ -26,13 +26,8 @@ pub(super) fn keep_the_order() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
         let is_here = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16");
-        let mut agrees_here = false;
-        if is_here {
-            // The thread may round otherwise for itself.
-            // SAFETY: both were just detected.
-            flushing(|| agrees_here = unsafe { agrees() });
-        }
-        agrees_here
+        // SAFETY: both were just detected.
+        is_here && unsafe { agrees() }
     })
 }
 

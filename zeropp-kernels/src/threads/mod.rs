@@ -47,7 +47,8 @@ impl Threads {
 
     /// Makes the kernels that are called on this thread use these, until the result is dropped.
     ///
-    /// One thread at a time may have them installed.
+    /// They are for one thread at a time: a kernel on a second one panics while the first is in
+    /// a kernel of its own.
     #[must_use = "the threads are used until this is dropped"]
     pub fn install(&self) -> Installed {
         Installed(INSTALLED.replace(self.0.clone()), PhantomData)

@@ -90,7 +90,7 @@ impl Shared {
                 state.panic.get_or_insert(panic);
             }
             if self.active.fetch_sub(1, Ordering::AcqRel) == 1 {
-                self.finished.notify_one();
+                self.finished.notify_all();
             }
         }
     }
@@ -132,10 +132,11 @@ impl Pool {
 
     /// Runs `work` on this thread and, at the same time, on every helper that comes in time.
     ///
-    /// Only the owner of the pool may call this, and not from within `work`.
+    /// Meant for one thread at a time, and not from within `work`.
     ///
     /// # Panics
-    /// Panics as the work does, on whichever thread; not before all have left it.
+    /// Panics as the work does, on whichever thread; not before all have left it. Also while
+    /// another thread has work here.
     pub(super) fn run(&self, work: &Work<'_>) {
         let shared = &*self.shared;
         let work_here: *const Work<'_> = work;
@@ -144,7 +145,11 @@ impl Pool {
         let erased =
             unsafe { std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work_here) };
         let mut state = shared.lock();
-        assert!(state.work.is_none(), "one piece of work at a time");
+        if state.work.is_some() {
+            // Not with the lock: who runs the work there is must be able to wait for its helpers.
+            drop(state);
+            panic!("these threads are installed on another thread, and at work there");
+        }
         state.work = Some(Erased(erased));
         shared.round.fetch_add(1, Ordering::AcqRel);
         let is_awaited = state.asleep > 0;

@@ -63,6 +63,37 @@ fn a_panic_ends_the_work_and_nothing_else() {
     }
 }
 
+/// A clone on a second thread is refused while the first works, which then ends as if alone.
+#[test]
+fn threads_at_work_are_refused_to_others() {
+    for _ in 0..50 {
+        let threads = Threads::new(3, false);
+        let others = threads.clone();
+        let (begun, refused) = (Barrier::new(2), Barrier::new(2));
+        let done = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                let _in_use = others.install();
+                begun.wait();
+                let run = || each(0..4, |_| ());
+                let panic = std::panic::catch_unwind(run).unwrap_err();
+                refused.wait();
+                assert!(panic.downcast_ref::<&str>().unwrap().contains("another thread"));
+            });
+            let _in_use = threads.install();
+            each(0..30, |i| {
+                if i == 0 {
+                    begun.wait();
+                    refused.wait();
+                }
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+            second.join().unwrap();
+        });
+        assert_eq!(done.into_inner(), 30);
+    }
+}
+
 #[test]
 fn a_fresh_vector_is_written_in_parts() {
     let mut fresh = Fresh::new(10);

@@ -64,6 +64,9 @@ impl Shape {
     }
 
     /// The sizes of the step's units: U, U, .., and what is left.
+    ///
+    /// # Panics
+    /// Panics for units of no micro-batches, which every schedule refuses.
     pub fn units(&self) -> Vec<usize> {
         let full = self.micro_batches / self.unit;
         let rest = self.micro_batches % self.unit;

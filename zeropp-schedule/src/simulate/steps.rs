@@ -42,6 +42,9 @@ pub fn simulate_steps(
 /// From the first compute of one step to that of the next, in a long run of a schedule that
 /// [`simulate`](super::simulate) accepts with these costs, ns. In the first steps of a run ranks
 /// find their places among each other; this is after those.
+///
+/// # Panics
+/// Panics if `costs` is of other numbers of stages or ranks than `schedule`.
 pub fn step_period_ns(schedule: &Schedule, costs: &Costs) -> u64 {
     let first_of = |timeline: &Timeline| {
         let computed = timeline.ranks.iter().filter_map(|rank| Computed::of(&rank.spans));

@@ -96,6 +96,9 @@ impl Budgets {
 
     /// The cut of sums: micro-batches of each unit. It follows from the shape and this limit alone,
     /// so that times do not change a bit of a gradient.
+    ///
+    /// # Panics
+    /// Panics as [`Shape::units`] does.
     pub fn units(&self, shape: &Shape) -> Vec<usize> {
         match self.gradients {
             Some(most) if most < shape.virtual_stages => shape.units(),
