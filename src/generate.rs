@@ -15,6 +15,7 @@ use crate::Error;
 use crate::checkpoint::described::belongings_of;
 use crate::checkpoint::initial;
 use crate::config::{Config, ConfigError, is_gguf};
+use crate::error::RankError;
 
 /// The longest file of settings that is read.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
@@ -50,10 +51,13 @@ impl Generator {
             whole = Some(Whole::new(&model, |name, _, out| read(name, 0, out))?);
             Ok(())
         });
-        read.map_err(|error| Error::Export {
-            path: path.clone(),
-            problem: error.to_string(),
-            help: "restore it, or name another".into(),
+        read.map_err(|error| match error {
+            RankError::Checkpoint(error) => error.into(),
+            error => Error::Export {
+                path: path.clone(),
+                problem: error.to_string(),
+                help: "restore it, or name another".into(),
+            },
         })?;
         let limits = model.parts.iter().filter_map(Part::seq_max);
         Ok(Generator {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use zeropp_checkpoint::checkpoint_at;
+use zeropp_comm::Communicator;
 use zeropp_core::layer::{Model, Part};
 use zeropp_core::model::tuning::is_adapter;
 use zeropp_core::params::ParamSpec;
@@ -14,6 +15,7 @@ use zeropp_zero3::checkpoint::{Base, Checkpoint};
 
 use crate::Error;
 use crate::checkpoint::located::fingerprint;
+use crate::checkpoint::patience::Patience;
 use crate::config::ConfigError;
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
@@ -249,6 +251,28 @@ impl Initial {
                 Ok(reader.finish()?)
             }
         }
+    }
+}
+
+/// Reads the weights that `init-from` names by `read`, each rank what it needs, and all ranks tell
+/// each other how that went. All ranks call it.
+///
+/// # Errors
+/// [`RankError::Program`], on all ranks in the same words, where one of them cannot read them: bad
+/// input, which no rank has begun to train from; the world's first error.
+pub(crate) fn read_together(
+    patience: Patience,
+    world: &dyn Communicator,
+    read: impl FnOnce() -> Result<(), RankError>,
+) -> Result<(), RankError> {
+    let said = patience.exchange(world, "reading the weights", || {
+        let words = read().err().map(|error| error.to_string());
+        Ok(serde_json::to_vec(&words).expect("text"))
+    })?;
+    let words = |bytes: &Vec<u8>| serde_json::from_slice(bytes).expect("written above");
+    match said.iter().find_map(|bytes| -> Option<String> { words(bytes) }) {
+        Some(words) => Err(RankError::Program(words)),
+        None => Ok(()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use toml::de::DeTable;
+use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
 use super::model::is_path;
@@ -24,7 +24,7 @@ impl Config {
             .map_err(|source| ConfigError::Read { path: path.into(), source })?;
         let in_file = |error| ConfigError::InFile { path: path.into(), error: Box::new(error) };
         let config = Config::as_written(&text).map_err(in_file)?;
-        let given: Table = text.parse().expect("it has just been read");
+        let given: Table = text.parse().map_err(readable).map_err(in_file)?;
         let mut from_here = Table::new();
         for option in OPTIONS {
             let Some(Value::String(value)) = given.get(option.key) else { continue };
@@ -59,12 +59,19 @@ impl Config {
     /// Text that is not TOML, an unknown key, a value of the wrong type, or an unknown model.
     pub fn from_toml(text: &str) -> Result<Config, ConfigError> {
         let config = Config::as_written(text)?;
-        config.with_model_sizes(&text.parse().expect("it has just been read"))
+        config.with_model_sizes(&text.parse().map_err(readable)?)
     }
 
     fn as_written(text: &str) -> Result<Config, ConfigError> {
         let table = DeTable::parse(text).map_err(readable)?;
-        for (key, _) in table.get_ref() {
+        for (key, value) in table.get_ref() {
+            if let DeValue::Integer(n) = value.get_ref() {
+                // TOML's integers have 64 bits with a sign.
+                if i64::from_str_radix(n.as_str(), n.radix()).is_err() {
+                    let help = format!("use at most {}", i64::MAX);
+                    return Err(ConfigError::value(key.get_ref(), n, "is too large", help));
+                }
+            }
             if !OPTIONS.iter().any(|o| o.key == key.get_ref()) {
                 return Err(unknown_key(key.get_ref(), line_of(text, key.span().start)));
             }

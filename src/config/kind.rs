@@ -39,12 +39,14 @@ impl OptionKind {
     /// What would have been understood, where `text` is not of this kind.
     pub fn parse(&self, text: &str) -> Result<Value, String> {
         match self {
-            OptionKind::Count => text
-                .parse()
-                .ok()
-                .filter(|n| *n >= 0)
-                .map(Value::Integer)
-                .ok_or_else(|| "expected a whole number, such as 4".into()),
+            OptionKind::Count => {
+                text.parse().ok().filter(|n| *n >= 0).map(Value::Integer).ok_or_else(|| match text
+                    .parse::<u128>(
+                ) {
+                    Ok(_) => format!("is too large; use at most {}", i64::MAX),
+                    Err(_) => "expected a whole number, such as 4".into(),
+                })
+            }
             OptionKind::Number => {
                 text.parse().map(Value::Float).map_err(|_| "expected a number, such as 0.1".into())
             }

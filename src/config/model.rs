@@ -179,6 +179,10 @@ impl Config {
             return Ok(Named::Sized(Box::new(sized)));
         }
         if !is_path(model) {
+            if Path::new(model).is_dir() {
+                let help = format!("for the folder of this name write {model}/");
+                return Err(ConfigError::value("model", model, "is not known", help));
+            }
             let families = FAMILIES.iter().map(|(name, _)| *name);
             let known: Vec<_> = families.chain(PRESETS.iter().map(|preset| preset.name)).collect();
             let help = format!(

@@ -25,6 +25,7 @@ use zeropp_zero3::{Optimizer, ParamExport, ShardedStage};
 
 use crate::checkpoint::Saver;
 use crate::checkpoint::initial::{self, Initial};
+use crate::checkpoint::patience::Patience;
 use crate::checkpoint::resume::{Loader, Resumed};
 use crate::config::{Config, StepRange};
 use crate::error::RankError;
@@ -319,12 +320,21 @@ fn build_executor(
         Some(loader) => loader.load(&*groups.world, &mut sharded, &mut optimizer)?,
         None => None,
     };
+    let own = shared.initial.as_deref();
+    let read = |stages: &mut _| match resumed {
+        None => initial::read(bp, own, stages),
+        Some(_) if bp.base.is_some() => initial::read_frozen(own, stages),
+        Some(_) => Ok(()),
+    };
+    match config.init_from {
+        Some(_) => {
+            initial::read_together(Patience::new(config), &*groups.world, || read(&mut sharded))?
+        }
+        None => read(&mut sharded)?,
+    }
     if resumed.is_none() {
-        initial::read(bp, shared.initial.as_deref(), &mut sharded)?;
         // A mean of the weights begins with them.
         optimizer.restart(&sharded);
-    } else if bp.base.is_some() {
-        initial::read_frozen(shared.initial.as_deref(), &mut sharded)?;
     }
     optimizer.share_tied(&mut sharded);
     let batches = config.deal().all() * bp.mesh.zero3;

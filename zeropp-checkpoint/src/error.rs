@@ -81,6 +81,6 @@ pub(crate) fn damaged(path: &Path, problem: impl Into<String>) -> CheckpointErro
     CheckpointError::Damaged {
         path: path.to_path_buf(),
         problem: problem.into(),
-        help: "restore it, or resume from another checkpoint".into(),
+        help: "restore it, or name another checkpoint".into(),
     }
 }

@@ -29,7 +29,7 @@ pub struct StoreLock {
 /// The checkpoint that `path` is, or the newest in it; none where it is neither.
 ///
 /// # Errors
-/// A checkpoint that is damaged.
+/// A checkpoint that is damaged; the newest one also where it has lost its manifest.
 pub fn checkpoint_at(path: &Path) -> Checked<Option<Checkpoint>> {
     if path.join(MANIFEST).is_file() {
         return Checkpoint::open(path).map(Some);
@@ -38,7 +38,7 @@ pub fn checkpoint_at(path: &Path) -> Checked<Option<Checkpoint>> {
         return Ok(None);
     }
     let store = Store::new(path);
-    store.steps()?.last().map(|step| store.open(*step)).transpose()
+    store.named_steps()?.last().map(|step| store.open(*step)).transpose()
 }
 
 impl Store {

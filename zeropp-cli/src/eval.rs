@@ -26,6 +26,9 @@ Examples:
 
 Exit codes: 0 measured, 2 bad input, 1 the run failed.";
 
+/// Ids of a model of bytes.
+const BYTES: usize = 256;
+
 /// The settings that may be given, beside the data.
 const SETTINGS: [&str; 10] = [
     "eval-steps",
@@ -91,6 +94,7 @@ pub(crate) fn command() -> Command {
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let path = |name: &str| matches.get_one::<PathBuf>(name).cloned().expect("required");
     let mut given = Table::new();
+    let names_tokens = matches.get_one::<String>("tokenizer").is_some();
     for option in offered() {
         if let Some(text) = matches.get_one::<String>(option.key) {
             given.insert(option.key.into(), option.kind.parse(text).expect("clap has parsed it"));
@@ -103,7 +107,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let is_indexed = data.with_extension("idx").is_file();
     let model = path("model");
     let is_file = model.is_file() || model.join("config.json").is_file();
-    if is_file && config.tokenizer == Tokenizer::Bytes && !is_indexed {
+    // An exported model of bytes knows as many ids as there are bytes.
+    let are_bytes = names_tokens || config.vocab == Some(BYTES);
+    if is_file && config.tokenizer == Tokenizer::Bytes && !are_bytes && !is_indexed {
         return Err(Failure::bad_input(format!(
             "data = {}: the tokens of this model are not bytes; turn text into tokens with \
              zeropp tokenize, or say with --tokenizer u16 or u32 that this is a file of ids",

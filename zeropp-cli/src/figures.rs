@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use zeropp_core::files::escaped;
 pub(crate) use zeropp_core::files::in_words as bytes;
 
-use crate::log_file;
+use crate::{log_file, stdout};
 
 /// Whether standard output is for something else.
 static ON_STDERR: AtomicBool = AtomicBool::new(false);
@@ -27,10 +27,16 @@ pub(crate) fn say(line: impl std::fmt::Display) {
     let line = line.to_string();
     let line = escaped(&line);
     log_file::write(format!("{line}\n").as_bytes());
-    let _ = match speaks_on_stderr() {
-        false => writeln!(std::io::stdout(), "{line}"),
-        true => writeln!(std::io::stderr(), "{line}"),
-    };
+    show(&line);
+}
+
+/// Writes a line to standard output alone.
+pub(crate) fn show(line: &str) {
+    let line = escaped(line);
+    match speaks_on_stderr() {
+        false => stdout::print(format!("{line}\n").as_bytes()),
+        true => drop(writeln!(std::io::stderr(), "{line}")),
+    }
 }
 
 /// 12,345.

@@ -52,12 +52,18 @@ pub(crate) fn with_flags(command: Command) -> Command {
 
 /// A level means the own crates; what others have to say is of interest from a warning on.
 fn targets(text: &str) -> Result<Targets, String> {
-    if let Ok(level) = text.parse::<LevelFilter>() {
+    // Of nothing the library makes a level, too.
+    if let Some(level) = text.parse::<LevelFilter>().ok().filter(|_| !text.is_empty()) {
         let others = level.min(LevelFilter::WARN);
         return Ok(Targets::new().with_default(others).with_target(OWN, level));
     }
-    let wrong = |_| "expected off, error, warn, info, debug, trace, or a list target=level".into();
-    text.parse().map_err(wrong)
+    let wrong = "expected off, error, warn, info, debug, trace, or a list target=level";
+    // A word alone would be a target of which all is told, and nothing of others.
+    let is_level = |part: &str| part.contains('=') || part.trim().parse::<LevelFilter>().is_ok();
+    if text.is_empty() || !text.split(',').all(is_level) {
+        return Err(wrong.into());
+    }
+    text.parse().map_err(|_| wrong.into())
 }
 
 /// Starts to show what the library tells, as `matches` ask for it.

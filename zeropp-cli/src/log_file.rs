@@ -7,6 +7,8 @@ use std::sync::Mutex;
 
 /// The file, where there is one.
 static FILE: Mutex<Option<File>> = Mutex::new(None);
+/// Why something is missing there: the first error.
+static LOST: Mutex<Option<io::Error>> = Mutex::new(None);
 
 /// From now on [`write`] writes to `path`: from its start, or where a run goes on at its end.
 ///
@@ -23,9 +25,21 @@ pub(crate) fn open(path: &Path, goes_on: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes `text` to the file, if there is one. A full disk does not end a run.
+/// Whether there is one.
+pub(crate) fn is_open() -> bool {
+    FILE.lock().expect("nobody panics with it").is_some()
+}
+
+/// Writes `text` to the file, if there is one. A full disk does not end a run; [`lost`] tells it.
 pub(crate) fn write(text: &[u8]) {
     if let Some(file) = &mut *FILE.lock().expect("nobody panics with it") {
-        let _ = file.write_all(text);
+        if let Err(error) = file.write_all(text) {
+            LOST.lock().expect("nobody panics with it").get_or_insert(error);
+        }
     }
+}
+
+/// The first error of the file, once: it is incomplete.
+pub(crate) fn lost() -> Option<io::Error> {
+    LOST.lock().expect("nobody panics with it").take()
 }

@@ -33,6 +33,7 @@ mod run;
 mod samples;
 mod schedule;
 mod shell;
+mod stdout;
 mod summary;
 mod supervise;
 mod tokenize;
@@ -79,6 +80,11 @@ impl From<zeropp::Error> for Failure {
     }
 }
 
+/// Of a command whose words did not all reach their reader.
+fn incomplete(error: &std::io::Error) -> Failure {
+    Failure::failed_run(format!("standard output cannot be written ({error}): it is incomplete"))
+}
+
 fn main() -> ExitCode {
     allocator::keep_pages();
     let matches =
@@ -109,6 +115,7 @@ fn main() -> ExitCode {
         Some(("man", matches)) => shell::manual(matches, command::command()),
         _ => unreachable!("clap asks for a subcommand and knows no other"),
     };
+    let result = result.and_then(|()| stdout::lost().map_or(Ok(()), |e| Err(incomplete(&e))));
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

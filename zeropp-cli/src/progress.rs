@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use zeropp::{Evaluation, RUN_EVENTS, StepMetrics};
 
-use crate::figures::{duration, grouped, say, speaks_on_stderr};
+use crate::figures::{duration, grouped, say, show, speaks_on_stderr};
 use crate::log_file;
 use crate::pace::Pace;
 
@@ -31,6 +31,8 @@ pub(crate) struct Progress {
     /// `None` off a terminal.
     bar: Option<ProgressBar>,
     pace: Pace,
+    /// Of the log file, which has every step.
+    in_file: Option<Pace>,
     steps: u64,
     quiet: bool,
 }
@@ -52,13 +54,18 @@ impl Progress {
             bar
         });
         *BAR.lock().expect("nobody panics with it") = bar.clone();
-        Progress { bar, pace, steps, quiet }
+        let in_file = log_file::is_open().then(|| Pace::new(steps, Some(1)));
+        Progress { bar, pace, in_file, steps, quiet }
     }
 
     /// Shows one step.
     pub(crate) fn step(&mut self, m: &StepMetrics) {
-        if let Some(line) = self.pace.step(m, Instant::now()) {
-            self.tell(&line);
+        let now = Instant::now();
+        if let Some(line) = self.in_file.as_mut().and_then(|pace| pace.step(m, now)) {
+            log_file::write(format!("{line}\n").as_bytes());
+        }
+        if let Some(line) = self.pace.step(m, now) {
+            self.show(&line);
         }
         if let Some(eval) = m.eval {
             self.tell(&format!("step {}/{}  {}", m.step, self.steps, evaluated(&eval)));
@@ -76,6 +83,13 @@ impl Progress {
         self.tell(&format!("step {step}/{}  the model writes{lines}", self.steps));
     }
 
+    /// A line on the terminal alone, unless that is to be quiet.
+    fn show(&self, line: &str) {
+        if !self.quiet {
+            above_the_bar(|| show(line));
+        }
+    }
+
     /// A line on the terminal, unless that is to be quiet, and in the log file.
     fn tell(&self, line: &str) {
         match self.quiet {
@@ -87,7 +101,7 @@ impl Progress {
     /// Takes the bar away. The last step has its line.
     pub(crate) fn finish(&mut self) {
         if let Some(line) = self.pace.rest() {
-            self.tell(&line);
+            self.show(&line);
         }
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -9,7 +9,7 @@ use zeropp_core::metrics::JsonLines;
 
 use crate::args::Run;
 use crate::choose::Wish;
-use crate::figures::{say, speak_on_stderr};
+use crate::figures::{say, speak_on_stderr, speaks_on_stderr};
 use crate::log::Voice;
 use crate::log_file;
 use crate::output::write;
@@ -19,7 +19,7 @@ use crate::progress::Progress;
 use crate::samples::Samples;
 use crate::shell::quoted;
 use crate::supervise::COPIES_VARIABLE;
-use crate::{Failure, emulate, find_lr, pages, plan, summary};
+use crate::{Failure, emulate, find_lr, pages, plan, stdout, summary};
 
 /// Most steps of which a plan draws the learning rate.
 const PLANNED_POINTS: u64 = 1000;
@@ -130,7 +130,7 @@ fn train(
         return Ok(steps.finish().map(drop)?);
     }
     if let Some(lines) = &mut on_stdout {
-        let _ = lines.write_header(&steps.header());
+        stdout::note(lines.write_header(&steps.header()));
     }
     say(&plan::headline(config, trainer.plan(), &trainer.memory()));
     // mpirun gives every rank a terminal, wherever its own output goes.
@@ -147,7 +147,12 @@ fn train(
         match step {
             Ok(step) => {
                 // A reader that has gone away has seen what it wanted.
-                on_stdout.take_if(|lines| lines.write(&step).is_err());
+                on_stdout.take_if(|lines| {
+                    let written = lines.write(&step);
+                    let has_failed = written.is_err();
+                    stdout::note(written);
+                    has_failed
+                });
                 progress.step(&step);
                 show_sample(&mut samples, &progress, |samples| samples.after(step.step));
             }
@@ -169,9 +174,24 @@ fn train(
     if !voice.json {
         conclude(config, &summary);
     }
+    tell_what_is_lost(config);
     match incomplete {
         Some(error) => Err(error.into()),
         None => ended(summary.stopped),
+    }
+}
+
+/// Warns of words of the run that were not written: it has trained all the same. Metrics that were
+/// to be on standard output are its result, and missing ones an error.
+fn tell_what_is_lost(config: &Config) {
+    if let (Some(error), Some(path)) = (log_file::lost(), &config.log_file) {
+        tracing::warn!("log-file = {}: is incomplete ({error})", path.display());
+    }
+    if speaks_on_stderr() {
+        return;
+    }
+    if let Some(error) = stdout::lost() {
+        tracing::warn!("standard output cannot be written ({error}): lines are missing there");
     }
 }
 

@@ -11,7 +11,6 @@ mod facts;
 mod make;
 mod output;
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use clap::ArgMatches;
@@ -21,8 +20,8 @@ pub(crate) use cost_args::{CostFlags, cost_args};
 pub(crate) use costs::Priced;
 pub(crate) use facts::{facts, made_by, shape};
 
-use crate::Failure;
 use crate::output::{keep_inputs, write};
+use crate::{Failure, stdout};
 
 /// Makes what is asked for and shows or writes it.
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
@@ -60,8 +59,7 @@ fn deliver(out: Option<&PathBuf>, text: &[u8]) -> Result<(), Failure> {
     match out {
         Some(path) => write(path, text),
         None => {
-            // A reader that has gone away has seen what it wanted.
-            let _ = std::io::stdout().write_all(text);
+            stdout::print(text);
             Ok(())
         }
     }

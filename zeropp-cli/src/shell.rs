@@ -1,15 +1,15 @@
 //! `zeropp completions` and `zeropp man`: made from the command line's own table, so that they
 //! cannot differ from it.
 
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
 use zeropp_core::files::escaped_line;
 
-use crate::Failure;
 use crate::figures::say;
+use crate::{Failure, stdout};
 
 const COMPLETIONS_ABOUT: &str = "Print a script that completes zeropp's flags in a shell";
 
@@ -33,8 +33,7 @@ pub(crate) fn completions(matches: &ArgMatches, mut whole: Command) -> Result<()
     let shell = *matches.get_one::<Shell>("shell").expect("clap asks for it");
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut whole, "zeropp", &mut script);
-    // A reader that has gone away has seen what it wanted.
-    let _ = io::stdout().write_all(&script);
+    stdout::print(&script);
     Ok(())
 }
 

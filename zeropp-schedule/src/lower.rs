@@ -179,6 +179,8 @@ type Key = (Message, usize, usize);
 /// The compute actions of all ranks, recomputation included.
 struct Programs<'a> {
     schedule: &'a Schedule,
+    /// Of a step: the sum of its units, which are many where they are small.
+    micro_batches: usize,
     ranks: Vec<Vec<Action>>,
     /// Where the consumer of each message is in its rank's program, by [`Programs::slot`]: places
     /// in a list, as a plan lowers hundreds of programs and hashing was a fifth of its time.
@@ -209,13 +211,15 @@ impl<'a> Programs<'a> {
             }
             program
         });
-        let mut programs = Programs { schedule, ranks: ranks.collect(), consumers: Vec::new() };
+        let micro_batches = schedule.micro_batches();
+        let ranks = ranks.collect();
+        let mut programs = Programs { schedule, micro_batches, ranks, consumers: Vec::new() };
         programs.consumers = programs.consumers();
         programs
     }
 
     fn consumers(&self) -> Vec<usize> {
-        let (stages, micro_batches) = (self.schedule.stages(), self.schedule.micro_batches());
+        let (stages, micro_batches) = (self.schedule.stages(), self.micro_batches);
         let mut consumers = vec![NOBODY; 2 * stages * micro_batches];
         for (position, action) in self.ranks.iter().flat_map(|rank| rank.iter().enumerate()) {
             for Task { kind, stage, micro_batch } in action.computes() {
@@ -230,7 +234,7 @@ impl<'a> Programs<'a> {
     /// The place of a message in `consumers`, by its consuming stage.
     fn slot(&self, message: Message, stage: usize, micro_batch: usize) -> usize {
         let of_stage = 2 * stage + usize::from(message == Message::Gradient);
-        of_stage * self.schedule.micro_batches() + micro_batch
+        of_stage * self.micro_batches + micro_batch
     }
 
     /// The messages that `from` sends to `to`, in the order of its program, as their consumers

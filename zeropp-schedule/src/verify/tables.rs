@@ -61,7 +61,7 @@ impl Tables {
             home => Err(Fault::WrongRank { stage, home }),
         };
         for (table, stage, micro_batch) in entries(action) {
-            known(schedule, stage, micro_batch)?;
+            self.known(schedule, stage, micro_batch)?;
             at_home(stage, micro_batch)?;
             let table = &mut self.index[table];
             if table.is_empty() {
@@ -74,10 +74,21 @@ impl Tables {
             *slot = index as u32;
         }
         if let Some(stage) = bare_stage(action) {
-            known(schedule, stage, 0)?;
+            self.known(schedule, stage, 0)?;
             if !schedule.holds(rank, stage) {
                 at_home(stage, 0)?;
             }
+        }
+        Ok(())
+    }
+
+    fn known(&self, schedule: &Schedule, stage: usize, micro_batch: usize) -> Result<(), Fault> {
+        let (stages, micro_batches) = (schedule.stages(), self.micro_batches);
+        if stage >= stages {
+            return Err(Fault::UnknownStage { stages });
+        }
+        if micro_batch >= micro_batches {
+            return Err(Fault::UnknownMicroBatch { micro_batches });
         }
         Ok(())
     }
@@ -180,15 +191,4 @@ fn bare_stage(action: &Action) -> Option<usize> {
         | Action::ReplicaReduce { stage } => Some(stage),
         _ => None,
     }
-}
-
-fn known(schedule: &Schedule, stage: usize, micro_batch: usize) -> Result<(), Fault> {
-    let (stages, micro_batches) = (schedule.stages(), schedule.micro_batches());
-    if stage >= stages {
-        return Err(Fault::UnknownStage { stages });
-    }
-    if micro_batch >= micro_batches {
-        return Err(Fault::UnknownMicroBatch { micro_batches });
-    }
-    Ok(())
 }
