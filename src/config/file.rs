@@ -153,7 +153,11 @@ impl Config {
     }
 
     fn table(&self) -> Result<Table, ConfigError> {
-        Table::try_from(self).map_err(|e| ConfigError::Toml(format!("cannot be written: {e}")))
+        let no_toml = |e| {
+            let help = "use paths in UTF-8, and numbers up to 9223372036854775807";
+            ConfigError::Toml(format!("a setting has a value that TOML cannot hold ({e}); {help}"))
+        };
+        Table::try_from(self).map_err(no_toml)
     }
 }
 

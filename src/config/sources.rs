@@ -49,7 +49,7 @@ impl Config {
             Some(shares) => Ok(Some(shares)),
             None => {
                 let problem = "is not two shares, of training and of validation";
-                Err(ConfigError::value("split", text, problem, "use two numbers, such as 98,2"))
+                Err(ConfigError::value("split", text, problem, "use whole numbers, such as 98,2"))
             }
         }
     }

@@ -109,6 +109,8 @@ fn bad_schedules_are_named_with_what_would_work() {
         ),
         ("pp = 9", "layers = 8: pp 9 x virtual 1 makes 9 stages"),
         ("schedule = '1f1b'\nvirtual = 2", "virtual = 2: schedule 1f1b cannot have that many"),
+        ("max-gathers = 5", "max-gathers = 5: schedule zeropp does not plan its gathers; use"),
+        ("max-gathered = 3\nschedule = 'gpipe'", "max-gathered = 3: schedule gpipe does not"),
         (
             "schedule = 'zb-v'\nvirtual = 1",
             "virtual = 1: schedule zb-v cannot have that many stages on each rank; use 2, \
@@ -269,6 +271,8 @@ fn bad_checkpoints_are_named_with_what_would_work() {
     refused(&[
         ("save-every = 3", "save-every = 3: save has no folder; name a folder with save"),
         ("resume = true", "resume = true: save has no folder; name a folder with save"),
+        ("resume-fallback = true", "resume-fallback = true: save has no folder; name"),
+        ("init-ema = true", "init-ema = true: init-from names no weights; name a checkpoint"),
         ("save = 'here'\nkeep = 0", "keep = 0: at least 1 is needed"),
         ("save = 'Cargo.toml'", "save = Cargo.toml: is a file; name a folder"),
     ]);
@@ -335,6 +339,8 @@ fn bad_files_are_named_with_line_and_key() {
         ("pp = 'four'", &["line 1, column 6", "pp = 'four'", "\"four\", expected a whole number"]),
         ("lr = 1\npp = -4", &["line 2, column 6", "pp = -4", "expected a whole number from 0"]),
         ("hidden = 1.5", &["hidden = 1.5", "expected a whole number"]),
+        ("seed = 9223372036854775808", &["seed = 9223372036854775808: is too large; use at most"]),
+        ("steps = 0xFFFF_FFFF_FFFF_FFFF", &["steps = 0x", "is too large"]),
         ("lr = 'fast'", &["lr = 'fast'", "expected a number"]),
         ("tied = 1", &["tied = 1", "expected a boolean"]),
         ("recompute = 'some'", &["`some`, expected one of `none`, `selective`, `full`"]),

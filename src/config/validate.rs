@@ -19,6 +19,8 @@ const MICRO_BATCHES_MAX: usize = 1 << 20;
 const LAYERS_MAX: usize = 1 << 14;
 /// Largest hidden size, sequence and micro-batch: their products stay far from overflow.
 const SIZE_MAX: usize = 1 << 24;
+/// The schedule whose gathers are part of its order, which limits on them are for.
+const PLANS_GATHERS: &str = "auto";
 /// Longest timeout, about three years.
 const TIMEOUT_S_MAX: f64 = 1e8;
 
@@ -125,6 +127,14 @@ impl Config {
                     "use another schedule; a validation loss (eval-every) runs this one by itself";
                 ConfigError::value("schedule", kind.name, problem, help)
             })?;
+            let limits = [("max-gathered", self.max_gathered), ("max-gathers", self.max_gathers)];
+            for (field, limit) in limits {
+                check(limit.is_none() || kind.name == PLANS_GATHERS, || {
+                    let problem = format!("schedule {} does not plan its gathers", kind.name);
+                    let help = format!("use schedule {PLANS_GATHERS}, or leave it out");
+                    ConfigError::value(field, limit.unwrap_or_default(), problem, help)
+                })?;
+            }
             check(kind.stages.allows(stages_each), || {
                 let problem =
                     format!("schedule {} cannot have that many stages on each rank", kind.name);
@@ -289,6 +299,13 @@ impl Config {
         })?;
         check(self.save.is_some() || self.resume == Resume::No, || {
             ConfigError::value("resume", self.resume, "save has no folder", help)
+        })?;
+        check(self.save.is_some() || !self.resume_fallback, || {
+            ConfigError::value("resume-fallback", true, "save has no folder", help)
+        })?;
+        check(self.init_from.is_some() || !self.init_ema, || {
+            let help = "name a checkpoint with init-from, or leave it out";
+            ConfigError::value("init-ema", true, "init-from names no weights", help)
         })?;
         seconds("save-timeout-s", self.save_timeout_s)?;
         check(self.keep >= 1, || {

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, Stdio};
 
+use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use zeropp::config::{Config, Tokenizer};
 use zeropp::{Generator, Sampling, belongings_of, config_of};
@@ -98,6 +99,15 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         top_p: of("top-p"),
         seed: *matches.get_one::<u64>("seed").expect("has a default"),
     };
+    if sampling.temperature == 0.0 {
+        let typed = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
+        if let Some(name) = ["top-k", "top-p", "seed"].into_iter().find(typed) {
+            return Err(Failure::bad_input(format!(
+                "{name} = {}: nothing is drawn, as temperature is 0; set temperature, such as 0.8",
+                matches.get_raw(name).into_iter().flatten().next().unwrap_or_default().display()
+            )));
+        }
+    }
     let config = Config { init_ema: matches.get_flag("ema"), ..config_of(folder)? };
     let words = Vocabulary::find(matches.get_one::<PathBuf>("tokenizer"), folder, &config)?;
     say(written(&config, &words, prompt, (count("max-tokens"), &sampling))?);

@@ -105,6 +105,42 @@ fn what_cannot_be_resumed_ends_with_code_2_and_one_message() {
     assert_eq!(zeropp(at, &format!("{line} --resume")).code, Some(0));
 }
 
+/// Weights to begin with are held against their digests by the ranks that read them: as bad input,
+/// on all of them, and never another step's in silence.
+#[test]
+fn damaged_weights_begin_no_run_and_no_command() {
+    let dir = folder();
+    let at = dir.path();
+    assert_eq!(zeropp(at, "small.toml --steps 4 --save-every 2 --save ckpt").code, Some(0));
+    let step = at.join("ckpt/step-000004");
+    let expect = |file: &str, lines: &[&str]| {
+        for line in lines {
+            let got = common::zeropp(at, line);
+            assert_eq!(got.code, Some(2), "{line}: {}{}", got.out, got.err);
+            let (damaged, errors) = (format!("{file} is damaged"), got.err.matches("error: "));
+            assert!(got.err.contains(&damaged) && errors.count() == 1, "{line}: {}", got.err);
+            assert_eq!(got.err.matches("restore it").count(), 1, "{line}: {}", got.err);
+        }
+    };
+    fs::write(at.join("text"), "some words to measure a loss on ".repeat(20)).unwrap();
+    let lines = [
+        "run small.toml --init-from ckpt",
+        "run small.toml --init-from ckpt --zero3 1",
+        "eval ckpt --data text",
+        "generate ckpt --prompt a",
+        "export ckpt -o folder",
+    ];
+    let file = step.join("rank-00000.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, &bytes).unwrap();
+    expect("rank-00000.safetensors", &lines);
+    assert!(!at.join("folder").exists());
+    fs::remove_file(step.join("manifest.json")).unwrap();
+    expect("manifest.json", &lines);
+    expect("manifest.json", &["inspect ckpt"]);
+}
+
 #[test]
 fn a_killed_run_goes_on_with_the_same_bits() {
     // Its own number, for a campaign that takes longer.

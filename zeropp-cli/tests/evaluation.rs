@@ -87,9 +87,18 @@ fn a_checkpoint_and_the_folder_of_it_are_measured_alike() {
     std::fs::write(dir.path().join("ids.bin"), ids).unwrap();
     let folder = loss("eval folder --data ids.bin --tokenizer u16 --seq 16");
     assert_eq!(after(&folder, "validation loss "), number);
+    // A folder of as many ids as there are bytes is one of bytes; of others that has to be said.
+    let bytes = loss("eval folder --data kept --seq 16");
+    assert_eq!(after(&bytes, "validation loss "), number);
+    let wide = zeropp(dir.path(), &format!("{TRAIN} --vocab 300 --save wide"));
+    assert_eq!(wide.code, Some(0), "{}", wide.err);
+    assert_eq!(zeropp(dir.path(), "export wide -o wider").code, Some(0));
+    loss("eval wider --data kept --seq 16 --tokenizer bytes");
 
     for (line, part) in [
-        ("eval folder --data kept", "the tokens of this model are not bytes"),
+        ("eval wider --data kept", "the tokens of this model are not bytes"),
+        ("generate saved --prompt x --seed 3", "seed = 3: nothing is drawn, as temperature is 0"),
+        ("generate saved --prompt x --top-k 2", "top-k = 2: nothing is drawn"),
         ("eval nowhere --data kept", "nowhere: is no checkpoint, no folder with a config.json"),
         ("eval saved --data none", "none: cannot be read"),
         ("eval saved --data kept --seq 17", "17"),

@@ -41,9 +41,42 @@ fn verbosity_takes_away_steps_and_adds_what_is_asked_for() {
     let got = zeropp(dir.path(), DIVERGING);
     assert_eq!(got.err.matches("warning: step ").count(), 1, "{}", got.err);
     assert_eq!(zeropp(dir.path(), &format!("{DIVERGING} --verbosity error")).err, "");
-    let got = zeropp(dir.path(), &format!("run {SMALL} --verbosity loud=very"));
-    assert_eq!(got.code, Some(2));
-    assert!(got.err.contains("verbosity = loud=very: does not work; use off"), "{}", got.err);
+    // A word of another program is none here, and must not silence all that is not of its name.
+    for wrong in ["loud=very", "warning", "critical", "info,verbose"] {
+        let got = zeropp(dir.path(), &format!("run {SMALL} --verbosity {wrong}"));
+        assert_eq!(got.code, Some(2));
+        let message = format!("verbosity = {wrong}: does not work; use off");
+        assert!(got.err.contains(&message), "{}", got.err);
+    }
+}
+
+/// What did not reach a full disk is told: as an error where it was all that there was to do.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let onto_full = |line: &str| {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let got = command(dir.path(), line).stdout(full).output().unwrap();
+        (got.status.code(), String::from_utf8(got.stderr).unwrap())
+    };
+    let lines =
+        ["schedule --format csv", "run --print-config", "completions bash", "run --metrics -"];
+    for line in lines {
+        let (code, error) = onto_full(&format!("{line} {}", small_of(line)));
+        assert_eq!(code, Some(1), "{line}: {error}");
+        assert!(error.contains("error: standard output cannot be written (No space"), "{error}");
+    }
+    let (code, error) = onto_full(&format!("run {SMALL}"));
+    assert!(code == Some(0) && error.starts_with("warning: standard output"), "{code:?} {error}");
+    let got = zeropp(dir.path(), &format!("run {SMALL} --log-file /dev/full"));
+    assert!(got.code == Some(0) && got.err.contains("log-file = /dev/full: is incomplete"));
+}
+
+/// Settings that keep a run small.
+#[cfg(target_os = "linux")]
+fn small_of(line: &str) -> &'static str {
+    if line.starts_with("run") { SMALL } else { "" }
 }
 
 #[test]

@@ -66,10 +66,13 @@ impl Plan {
             // Of this step, and not of its medians: what is left is who waited for whom.
             let planned = self.run(&own, &costs, "")?;
             let costs = scaled_to(&costs, &planned.timeline, &run).unwrap_or(costs);
+            let own = Own { words: vec![format!("times of {}", run.title)], ..own };
             return self.run(&own, &costs, &format!(" with the times of {}", run.title));
         }
         match scaled_to(&own.costs, &planned.timeline, &run) {
             Some(costs) => {
+                let mut own = own;
+                own.words.push(format!("all times x {factor:.3}"));
                 let how = format!(" with its times x {factor:.3}, so that both work as long");
                 self.run(&own, &costs, &how)
             }

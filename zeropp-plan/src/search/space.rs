@@ -279,6 +279,16 @@ pub(super) fn nothing(job: &Job) -> PlanError {
             "virtual = {v}: a stage needs a layer, and there are {layers}; use 1 to {layers}"
         ));
     }
+    let kind = job.fixed.schedule.as_deref().and_then(Kind::find);
+    if let (Some(kind), Some(v)) = (kind, job.fixed.virtual_stages) {
+        if !kind.stages.allows(v) {
+            return PlanError::new(format!(
+                "virtual = {v}: schedule {} cannot have that many stages on each rank; use {}, \
+                 leave virtual out, or use another schedule",
+                kind.name, kind.stages
+            ));
+        }
+    }
     let samples = job.global_batch;
     if let Some(b) = job.fixed.micro_batch_size.filter(|b| !samples.is_multiple_of(*b)) {
         return PlanError::new(format!(
