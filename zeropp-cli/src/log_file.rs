@@ -32,10 +32,12 @@ pub(crate) fn is_open() -> bool {
 
 /// Writes `text` to the file, if there is one. A full disk does not end a run; [`lost`] tells it.
 pub(crate) fn write(text: &[u8]) {
-    if let Some(file) = &mut *FILE.lock().expect("nobody panics with it") {
-        if let Err(error) = file.write_all(text) {
-            LOST.lock().expect("nobody panics with it").get_or_insert(error);
-        }
+    let written = match &mut *FILE.lock().expect("nobody panics with it") {
+        Some(file) => file.write_all(text),
+        None => return,
+    };
+    if let Err(error) = written {
+        LOST.lock().expect("nobody panics with it").get_or_insert(error);
     }
 }
 
