@@ -1,8 +1,8 @@
 //! The file of costs that a run writes: what everything took in it.
 
-use std::fs::File;
 use std::path::Path;
 
+use zeropp_core::files::write_whole;
 use zeropp_pipeline::costs;
 use zeropp_pipeline::simulate::Costs;
 use zeropp_pipeline::timeline::Timeline;
@@ -37,7 +37,7 @@ pub(crate) fn write(
     };
     let what = format!("{when} of a run: {}", timeline.title);
     let of = (what.as_str(), Some(blueprint.plan.blocks.as_slice()));
-    let written = File::create(path).and_then(|file| costs::write(&costs, of, file));
+    let written = write_whole(path, |out| costs::write(&costs, of, out));
     written.map_err(|source| Error::Output { path: path.to_path_buf(), source })?;
     Ok(None)
 }

@@ -1,11 +1,10 @@
 //! What a run writes and how a rank's panic reads, the same for training and emulation.
 
 use std::any::Any;
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use zeropp_comm::mesh::Mesh;
+use zeropp_core::files::write_whole;
 use zeropp_pipeline::draw::chrome;
 use zeropp_pipeline::ir::Action;
 use zeropp_pipeline::memory::{KindPoint, StageBytes, over_time};
@@ -18,11 +17,7 @@ use crate::Error;
 /// # Errors
 /// [`Error::Output`] where the file cannot be written.
 pub(crate) fn write(path: &Path, timeline: &Timeline) -> Result<(), Error> {
-    let written = File::create(path).and_then(|file| {
-        let mut out = BufWriter::new(file);
-        chrome::write(timeline, &mut out)?;
-        out.flush()
-    });
+    let written = write_whole(path, |out| chrome::write(timeline, out));
     written.map_err(|source| Error::Output { path: path.to_path_buf(), source })
 }
 

@@ -1,7 +1,7 @@
 //! `zeropp measure`: what this machine does, as a file that plans are made with.
 
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 use zeropp::Config;
@@ -9,6 +9,7 @@ use zeropp::config::{DeviceKind, EngineKind, OptionInfo};
 use zeropp::measure::{Line, Links, Measured, measure};
 
 use crate::figures::say;
+use crate::output::write;
 use crate::{Failure, args};
 
 const ABOUT: &str = "Measure this machine for plans\n\n\
@@ -63,7 +64,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     }
     match matches.get_one::<PathBuf>("out") {
         Some(path) => {
-            write_aside(path, &text)?;
+            write(path, text.as_bytes())?;
             say(format_args!("{}: take it with zeropp plan --machine", path.display()));
         }
         None => say(text.trim_end()),
@@ -226,17 +227,6 @@ fn points(links: &Links) -> String {
     .concat()
 }
 
-/// Writes `text` beside `path`, and gives it its name when it is whole.
-fn write_aside(path: &Path, text: &str) -> Result<(), Failure> {
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(format!(".{}", std::process::id()));
-    std::fs::write(&aside, text).and_then(|()| std::fs::rename(&aside, path)).map_err(|e| {
-        let _ = std::fs::remove_file(&aside);
-        let help = "choose a file in a folder you may write to";
-        Failure::bad_input(format!("out = {}: cannot be written ({e}); {help}", path.display()))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use zeropp::measure::{LayerRates, Product};
@@ -295,16 +285,5 @@ mod tests {
         let alone = super::text(&measured(false), "1 CPU rank");
         zeropp_plan::machines::read("m.toml", &alone).unwrap();
         assert!(alone.contains("not measured, a rank is alone here"), "{alone}");
-    }
-
-    #[test]
-    fn a_file_gets_its_name_when_it_is_whole() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("m.toml");
-        write_aside(&path, "a = 1").unwrap_or_else(|f| panic!("{}", f.message));
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "a = 1");
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
-        let said = write_aside(&dir.path().join("no/m.toml"), "").unwrap_err().message;
-        assert!(said.contains("cannot be written"), "{said}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use zeropp_core::files::Place;
+use zeropp_core::files::{Place, write_whole};
 
 use crate::Failure;
 
@@ -23,9 +23,9 @@ pub(crate) fn keep_inputs<'a>(
     }
 }
 
-/// Writes a file that was made whole before.
+/// Writes a file, whole or not at all.
 pub(crate) fn write(path: &Path, text: &[u8]) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|e| {
+    write_whole(path, |out| out.write_all(text)).map_err(|e| {
         Failure::bad_input(format!(
             "out = {}: cannot be written ({e}); choose a file in a folder you may write to",
             path.display()

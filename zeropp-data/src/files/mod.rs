@@ -1,5 +1,5 @@
 //! Files that a run is given: how text and data are opened, what tells one file from another, and
-//! how what stands in them is printed.
+//! how what stands in them is printed; and how files are written that are to be whole.
 
 mod escape;
 mod kept;
@@ -8,6 +8,7 @@ mod place;
 mod regular;
 mod toml_keys;
 mod walk;
+mod whole;
 mod words;
 
 pub use escape::{escaped, escaped_line};
@@ -17,4 +18,5 @@ pub use place::Place;
 pub use regular::{open_regular, read_text};
 pub use toml_keys::toml_keys;
 pub use walk::{WalkError, files_below, is_hidden};
+pub use whole::write_whole;
 pub use words::in_words;
