@@ -10,6 +10,7 @@ use crate::log::Voice;
 use crate::output::write;
 use crate::pace::Pace;
 use crate::plot::chart::{self, Curve, Mark, Panel, Scale};
+use crate::plot::look::Look;
 use crate::plot::running_mean;
 use crate::progress::Progress;
 use crate::trial::writing_nothing;
@@ -139,7 +140,7 @@ impl Test {
         let most = SHOWN * self.points[0].1;
         let curve = |name: &str, points: Vec<(f64, f64)>, mark| {
             let points = points.into_iter().filter(|point| point.1 <= most).collect();
-            Curve { name: name.into(), points, mark, color: 0 }
+            Curve { name: name.into(), points, mark, look: Look::one_of(0, 1) }
         };
         let curves = vec![
             curve("a step", self.points.clone(), Mark::Faint),

@@ -16,6 +16,7 @@ mod figures;
 mod find_lr;
 mod generate;
 mod inspect;
+mod letters;
 mod log;
 mod log_file;
 mod measure;

@@ -1,6 +1,8 @@
 //! `zeropp plot`: losses, gradient norms and learning rates of runs as a picture.
 
 pub(crate) mod chart;
+mod head;
+pub(crate) mod look;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -14,11 +16,13 @@ use crate::Failure;
 use crate::figures::{count, say};
 use crate::output::{keep_inputs, write};
 use crate::plot::chart::{Curve, Mark, Panel, Scale};
+use crate::plot::look::Look;
 
 const ABOUT: &str = "Draw the losses and learning rates of runs\n\n\
 Reads files that `zeropp run --metrics run.jsonl` wrote and draws the loss of each step with its \
 running mean, the validation loss, the gradient norm and the learning rate, each run in a colour, \
-and below them what `--log-layers` has of each layer, in the layers' colours. \
+and below them what `--log-layers` has of each layer, in the layers' colours. Where there are \
+more than eight, dashes tell them apart, too. \
 A name that ends in .svg gets a picture, any other name a page; both follow the reader's light or \
 dark theme.";
 
@@ -178,13 +182,14 @@ fn title(runs: &[Run]) -> String {
 }
 
 fn panels(runs: &[Run], scale: Scale) -> Vec<Panel> {
+    let look = |run| Look::one_of(run, runs.len());
     let of = |values: fn(&Run) -> &Vec<(f64, f64)>, smooth: bool| {
-        let curves = runs.iter().enumerate().flat_map(|(color, run)| {
+        let curves = runs.iter().enumerate().flat_map(|(i, run)| {
             let curve = |points: Vec<(f64, f64)>, mark| Curve {
                 name: run.name.clone(),
                 points,
                 mark,
-                color,
+                look: look(i),
             };
             let points = values(run).clone();
             match smooth && points.len() >= SMOOTHED_FROM {
@@ -198,9 +203,9 @@ fn panels(runs: &[Run], scale: Scale) -> Vec<Panel> {
         curves.collect::<Vec<_>>()
     };
     let mut loss = of(|run| &run.loss, true);
-    for (color, run) in runs.iter().enumerate().filter(|(_, run)| !run.eval.is_empty()) {
+    for (i, run) in runs.iter().enumerate().filter(|(_, run)| !run.eval.is_empty()) {
         let name = format!("{}, validation", run.name);
-        loss.push(Curve { name, points: run.eval.clone(), mark: Mark::Points, color });
+        loss.push(Curve { name, points: run.eval.clone(), mark: Mark::Points, look: look(i) });
     }
     let loss = Panel { y: scale, ..Panel::over_steps("Loss, nats a token", loss) };
     let norm = Panel::over_steps("Gradient norm", of(|run| &run.norm, true));
@@ -210,16 +215,18 @@ fn panels(runs: &[Run], scale: Scale) -> Vec<Panel> {
     panels
 }
 
-/// What there is of layers, a colour a layer.
+/// What there is of layers; a layer looks the same in all of these panels.
 fn layer_panels(runs: &[Run]) -> impl Iterator<Item = Panel> {
-    let panel = |(what, (_, title)): (usize, &(&str, &str))| {
-        let curves = runs.iter().flat_map(|run| {
+    let places = runs.iter().flat_map(|run| run.layers.keys()).map(|(_, place)| place + 1);
+    let layers = places.max().unwrap_or(0);
+    let panel = move |(what, (_, title)): (usize, &(&str, &str))| {
+        let curves = runs.iter().enumerate().flat_map(|(i, run)| {
             let of_this = run.layers.range((what, 0)..(what + 1, 0));
-            of_this.map(|((_, color), (layer, points))| Curve {
+            of_this.map(move |((_, place), (layer, points))| Curve {
                 name: if runs.len() > 1 { format!("{}, {layer}", run.name) } else { layer.clone() },
                 points: points.clone(),
                 mark: Mark::Line,
-                color: *color,
+                look: Look::of_layer(*place, layers, i),
             })
         });
         Panel::over_steps(title, curves.collect())

@@ -15,6 +15,7 @@ use crate::log_file;
 use crate::output::write;
 use crate::pace::Pace;
 use crate::plot::chart::{self, Curve, Mark, Panel};
+use crate::plot::look::Look;
 use crate::progress::Progress;
 use crate::samples::Samples;
 use crate::shell::quoted;
@@ -205,7 +206,7 @@ fn planned(config: &Config, text: &str) -> String {
         name: config.decay.to_string(),
         points: steps.map(|step| (step as f64, rate.at(step))).collect(),
         mark: Mark::Line,
-        color: 0,
+        look: Look::one_of(0, 1),
     };
     let title = format!("Plan of {}", config.run_name());
     chart::page(&title, text, &[Panel::over_steps("Learning rate", vec![curve])])

@@ -35,9 +35,13 @@ const KINDS: [Held; 7] = [
     ("weight stash", "#2aa17b", |m| m.weight_stash),
     ("communication", "#999999", |m| m.communication),
 ];
+/// Pictures do not get so small that nobody can read them, but scroll. That of a schedule is up to
+/// 2600 px wide and has numbers in its boxes: it keeps its size.
 const STYLE: &str = ":root{color-scheme:light dark}body{font:15px/1.45 system-ui,sans-serif;\
-margin:1.2rem auto;max-width:70rem;padding:0 1rem;background:#fff;color:#111}svg{max-width:100%;\
-height:auto}pre{overflow-x:auto;background:#f3f3f3;padding:.7rem}.wide{overflow-x:auto}\
+margin:1.2rem auto;max-width:70rem;padding:0 1rem;background:#fff;color:#111}\
+h1,p{overflow-wrap:anywhere}svg{display:block;max-width:100%;min-width:600px;height:auto}\
+.schedule svg{max-width:none}.wide{overflow-x:auto}\
+pre{overflow-x:auto;background:#f3f3f3;padding:.7rem}\
 @media(prefers-color-scheme:dark){body{background:#14161a;color:#eee}pre{background:#1e2127}}";
 
 /// The page, which asks for nothing else.
@@ -63,8 +67,9 @@ pub fn html(plan: &Plan, job: &Job) -> Result<String, PlanError> {
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
          content=\"width=device-width, initial-scale=1\"><title>{0}</title><style>{STYLE}</style>\
          </head><body><h1>{0}</h1><pre>{1}</pre><h2>Time over memory</h2>{2}\
-         <h2>The first layout</h2><pre>{3}</pre><h2>Its schedule</h2><div class=\"wide\">{schedule}\
-         </div><h2>Its memory over time, pipeline rank {4}</h2>{5}</body></html>\n",
+         <h2>The first layout</h2><pre>{3}</pre><h2>Its schedule</h2>\
+         <div class=\"wide schedule\">{schedule}</div>\
+         <h2>Its memory over time, pipeline rank {4}</h2>{5}</body></html>\n",
         escape(&title),
         escape(&text::text(plan, 140)),
         scatter(&plan.layouts, plan.memory),
@@ -158,7 +163,7 @@ fn scatter(layouts: &[Ranked], limit: u64) -> String {
             i + 1,
         );
     }
-    out.push_str("</svg>");
+    out.push_str("</svg></div>");
     out
 }
 
@@ -175,10 +180,12 @@ fn is_best(ranked: &Ranked, layouts: &[Ranked]) -> bool {
     })
 }
 
+/// The beginning of a picture in a box of its own.
 fn open(label: &str) -> String {
     format!(
-        "<svg role=\"img\" aria-label=\"{label}\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
-         width=\"{WIDTH}\" height=\"{HEIGHT}\" font-size=\"12\" fill=\"currentColor\">"
+        "<div class=\"wide\"><svg role=\"img\" aria-label=\"{label}\" \
+         viewBox=\"0 0 {WIDTH} {HEIGHT}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" \
+         font-size=\"12\" fill=\"currentColor\">"
     )
 }
 
@@ -249,7 +256,7 @@ fn areas(points: &[KindPoint], fixed: u64, limit: u64) -> String {
         top + 4.0,
         in_words(limit)
     );
-    out.push_str("</svg><p>");
+    out.push_str("</svg></div><p>");
     for (name, colour) in
         std::iter::once(("parameters, moments", "#888")).chain(KINDS.map(|k| (k.0, k.1)))
     {
@@ -276,7 +283,9 @@ mod tests {
     fn the_page_is_whole_and_asks_for_nothing() {
         let plan = plan_of("gpt2-xl", 8, 64);
         let page = html(&plan, &job("gpt2-xl", 8, 64)).unwrap();
-        assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
+        let count = |what| page.matches(what).count();
+        assert_eq!((count("<svg"), count("</svg></div>")), (3, 2), "each in a box that scrolls");
+        assert_eq!((count("class=\"wide"), count("<div"), count("</div>")), (3, 3, 3));
         assert_eq!(page.matches("<circle").count(), plan.layouts.len());
         assert!(page.contains("bubble ") && page.contains(" %, at least "));
         for far in ["src=", "href=", "url(http", "NaN", "inf"] {

@@ -4,24 +4,20 @@ use std::fmt::Write;
 
 use zeropp_core::files::escaped_line;
 
+use super::head::Head;
+use super::look::{self, Look};
+
 /// Of a panel, in pixels of the picture's own.
-const WIDTH: f64 = 860.0;
+pub(super) const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 300.0;
-const LEFT: f64 = 76.0;
-const RIGHT: f64 = 16.0;
+pub(super) const LEFT: f64 = 76.0;
+pub(super) const RIGHT: f64 = 16.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 44.0;
 /// Points of a curve that are drawn; beyond, the lowest and highest of each of half as many spans.
 const POINTS_MAX: usize = 1600;
-/// Curves have as many colours, Okabe and Ito's, darker ones on light ground and lighter on dark.
-const COLORS: [(&str, &str); 6] = [
-    ("#0072b2", "#56b4e9"),
-    ("#d55e00", "#ff8c42"),
-    ("#007a59", "#3fd0a4"),
-    ("#a8478a", "#e79bc8"),
-    ("#8a6d00", "#f0e442"),
-    ("#555555", "#bbbbbb"),
-];
+/// A page shows the picture at least this wide, so that its text stays readable on a phone.
+const SHOWN_MIN: f64 = 720.0;
 
 /// How a curve is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +35,8 @@ pub(crate) struct Curve {
     pub(crate) name: String,
     pub(crate) points: Vec<(f64, f64)>,
     pub(crate) mark: Mark,
-    /// Curves of one run have one colour.
-    pub(crate) color: usize,
+    /// Curves of one run have one.
+    pub(crate) look: Look,
 }
 
 /// A pair of axes.
@@ -78,17 +74,22 @@ impl Panel {
 
 /// All panels as one picture.
 pub(crate) fn svg(panels: &[Panel]) -> String {
-    let height = HEIGHT * panels.len() as f64;
+    let heads: Vec<Head> = panels.iter().map(Head::new).collect();
+    let height: f64 = heads.iter().map(|head| HEIGHT + head.height()).sum();
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" viewBox=\"0 0 {WIDTH} {height}\" \
          width=\"{WIDTH}\" height=\"{height}\"><style>{}</style>\
          <rect class=\"ground\" width=\"{WIDTH}\" height=\"{height}\"/>\n",
         style()
     );
-    for (i, panel) in panels.iter().enumerate() {
-        let _ = writeln!(out, "<g transform=\"translate(0 {})\">", HEIGHT * i as f64);
+    let mut top = 0.0;
+    for (panel, head) in panels.iter().zip(&heads) {
+        let _ = writeln!(out, "<g transform=\"translate(0 {top})\">");
+        head.draw(&mut out);
+        let _ = writeln!(out, "<g transform=\"translate(0 {})\">", head.height());
         draw(&mut out, panel);
-        out.push_str("</g>\n");
+        out.push_str("</g></g>\n");
+        top += HEIGHT + head.height();
     }
     out.push_str("</svg>\n");
     out
@@ -103,21 +104,17 @@ pub(crate) fn page(title: &str, text: &str, panels: &[Panel]) -> String {
          content=\"width=device-width, initial-scale=1\"><title>{title}</title><style>\
          :root{{color-scheme:light dark}}body{{font:15px/1.45 system-ui,sans-serif;\
          margin:1.2rem auto;max-width:56rem;padding:0 1rem;background:#fff;color:#111}}\
-         svg{{max-width:100%;height:auto}}pre{{overflow-x:auto;background:#f3f3f3;padding:.7rem}}\
+         h1{{overflow-wrap:anywhere}}.wide{{overflow-x:auto}}svg{{display:block;max-width:100%;\
+         min-width:{SHOWN_MIN}px;height:auto}}pre{{overflow-x:auto;background:#f3f3f3;\
+         padding:.7rem}}\
          @media(prefers-color-scheme:dark){{body{{background:#14161a;color:#eee}}\
-         pre{{background:#1e2127}}}}</style></head><body><h1>{title}</h1>{text}\n{}</body>\
-         </html>\n",
+         pre{{background:#1e2127}}}}</style></head><body><h1>{title}</h1>{text}\n\
+         <div class=\"wide\">{}</div></body></html>\n",
         svg(panels)
     )
 }
 
 fn style() -> String {
-    let colors = |dark: bool| {
-        let of = |(i, (light, night)): (usize, &(&str, &str))| {
-            format!(".c{i}{{--c:{}}}", if dark { night } else { light })
-        };
-        COLORS.iter().enumerate().map(of).collect::<String>()
-    };
     format!(
         "text{{font:12px system-ui,sans-serif;fill:#222}}.title{{font-weight:600;font-size:14px}}\
          .ground{{fill:#fff}}.grid{{stroke:#ddd}}.axis{{stroke:#666;fill:none}}.line{{fill:none;\
@@ -126,8 +123,8 @@ fn style() -> String {
          .place{{stroke:#d55e00;stroke-dasharray:3 3}}{}\
          @media(prefers-color-scheme:dark){{text{{fill:#ddd}}.ground{{fill:#14161a}}\
          .grid{{stroke:#333}}.axis{{stroke:#999}}{}}}",
-        colors(false),
-        colors(true)
+        look::style(false),
+        look::style(true)
     )
 }
 
@@ -205,8 +202,6 @@ fn draw(out: &mut String, panel: &Panel) {
     let x = |value: f64| LEFT + x_axis.place(value) * (WIDTH - LEFT - RIGHT);
     let y = |value: f64| HEIGHT - BOTTOM - y_axis.place(value) * (HEIGHT - TOP - BOTTOM);
     let (base, end) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
-    let _ =
-        write!(out, "<text class=\"title\" x=\"{LEFT}\" y=\"20\">{}</text>", escape(&panel.title));
     for mark in &y_axis.marks {
         let at = y(*mark);
         let _ = write!(
@@ -250,52 +245,25 @@ fn draw(out: &mut String, panel: &Panel) {
             escape(what)
         );
     }
-    legend(out, panel);
 }
 
 fn curve_of(out: &mut String, curve: &Curve, points: &[(f64, f64)]) {
-    let color = curve.color % COLORS.len();
     let line: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-    let class = match curve.mark {
-        Mark::Line => "",
-        Mark::Faint => " faint",
-        Mark::Points => " broken",
+    let look = match curve.mark {
+        Mark::Line => curve.look.dashed("line"),
+        // A dash is lost in noise.
+        Mark::Faint => curve.look.colored("line faint"),
+        Mark::Points => curve.look.colored("line broken"),
     };
     let _ = write!(
         out,
-        "<polyline class=\"line{class} c{color}\" points=\"{}\"><title>{}</title></polyline>",
+        "<polyline {look} points=\"{}\"><title>{}</title></polyline>",
         line.join(" "),
         escape(&curve.name)
     );
     // A line of one point is none.
     if curve.mark == Mark::Points || points.len() == 1 {
-        for (x, y) in points {
-            let _ =
-                write!(out, "<circle class=\"dot c{color}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>");
-        }
-    }
-}
-
-/// The names of curves, to the right of the title, as far as there is room; of more, a curve says
-/// its own to who points at it.
-fn legend(out: &mut String, panel: &Panel) {
-    // A letter is about 7 wide.
-    let width = |text: &str| 7.0 * text.chars().count() as f64;
-    let (mut at, from) = (WIDTH - RIGHT, LEFT + width(&panel.title));
-    for curve in panel.curves.iter().rev().filter(|curve| curve.mark != Mark::Faint) {
-        at -= width(&curve.name) + 34.0;
-        if at < from {
-            break;
-        }
-        let class = if curve.mark == Mark::Points { " broken" } else { "" };
-        let _ = write!(
-            out,
-            "<path class=\"line{class} c{}\" d=\"M{at:.0} 16h20\"/><text x=\"{:.0}\" y=\"20\">{}\
-             </text>",
-            curve.color % COLORS.len(),
-            at + 25.0,
-            escape(&curve.name)
-        );
+        points.iter().for_each(|point| curve.look.point(out, *point));
     }
 }
 
@@ -313,7 +281,7 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     points.chunks(span).flat_map(extremes).collect()
 }
 
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     let text = text.lines().map(escaped_line).collect::<Vec<_>>().join("\n");
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -323,7 +291,7 @@ mod tests {
     use super::*;
 
     fn curve(points: Vec<(f64, f64)>, mark: Mark) -> Curve {
-        Curve { name: "a <b>".into(), points, mark, color: 7 }
+        Curve { name: "a <b>".into(), points, mark, look: Look::one_of(0, 1) }
     }
 
     #[test]
@@ -354,7 +322,7 @@ mod tests {
             assert!(!text.contains(wrong), "{wrong}");
         }
         assert!(text.contains("loss &amp; co") && text.contains("a &lt;b&gt;"));
-        assert_eq!(text.matches("<circle").count(), 1);
+        assert_eq!(text.matches("class=\"dot").count(), 2, "of the curve and beside its name");
         let page = page("t", "x < y", &[]);
         assert!(page.contains("<pre>x &lt; y</pre>") && !page.contains("src="));
     }

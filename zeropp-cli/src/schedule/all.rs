@@ -1,5 +1,6 @@
 //! All kinds side by side: as a table, as data, and as a picture of bubble over memory.
 
+mod names;
 mod page;
 mod scatter;
 

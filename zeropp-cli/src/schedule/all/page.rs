@@ -32,7 +32,8 @@ pub(super) fn html(all: &All) -> String {
          <meta name=\"viewport\" content=\"width=device-width\">\n<title>All kinds of \
          schedule</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>All kinds of \
          schedule</h1>\n<p>{}</p>\n<div id=\"table\"><table>\n<thead><tr>{}</thead>\n\
-         <tbody>\n{}\n</tbody>\n</table></div>\n{}\n<script>\n{SCRIPT}</script>\n</body>\n</html>",
+         <tbody>\n{}\n</tbody>\n</table></div>\n<div id=\"picture\">{}</div>\n\
+         <script>\n{SCRIPT}</script>\n</body>\n</html>",
         facts.join("<br>"),
         head.collect::<String>(),
         rows.chain(misfits).collect::<Vec<_>>().join("\n"),

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::names::{Area, RADIUS, SIZE as LETTERS, placed};
 use super::{All, Row};
 
 /// Size of the picture, and of what lies beside the plot, px.
@@ -82,7 +83,7 @@ pub(super) fn svg(all: &All, facts: &[String]) -> String {
     let base = top + 20.0 + plot_height;
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
-         width=\"{width}\" height=\"{height}\" role=\"img\" font-size=\"11\" \
+         width=\"{width}\" height=\"{height}\" role=\"img\" font-size=\"{LETTERS}\" \
          font-family=\"system-ui, 'DejaVu Sans', 'Segoe UI', Helvetica, sans-serif\">\n\
          <title>Bubble over activation memory of all kinds</title>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
@@ -116,28 +117,45 @@ pub(super) fn svg(all: &All, facts: &[String]) -> String {
         LEFT - 6.0,
         upper + plot_height / 2.0,
     );
-    let mut labels: Vec<(f64, f64)> = Vec::new();
-    for row in &all.kinds {
+    let dots = all.kinds.iter().map(|row| {
         let (x, y) = places.of(row);
-        let (x, y) = (LEFT + x * plot_width, base - y * plot_height);
-        // A name that would lie on another one goes above it.
-        let mut at = y + 4.0;
-        while labels.iter().any(|(lx, ly)| (lx - x).abs() < 100.0 && (ly - at).abs() < 11.0) {
-            at -= 11.0;
+        (row, (LEFT + x * plot_width, base - y * plot_height))
+    });
+    let dots: Vec<_> = dots.collect();
+    let room = Area { left: LEFT + 3.0, top: top + 4.0, right: width - 4.0, bottom: base - 2.0 };
+    points(&mut out, all, &dots, room);
+    out + "</svg>"
+}
+
+/// Dots with their names in `room`.
+fn points(out: &mut String, all: &All, dots: &[(&Row, (f64, f64))], room: Area) {
+    let named: Vec<_> = dots.iter().map(|(row, at)| (row.kind, *at)).collect();
+    let names = placed(&named, room);
+    for ((_, (x, y)), name) in dots.iter().zip(&names) {
+        if let Some((to_x, to_y)) = name.line {
+            let line = format!("M{x:.1} {y:.1}L{to_x:.1} {to_y:.1}");
+            let _ = writeln!(out, "<path d=\"{line}\" stroke=\"#999\" stroke-width=\".8\"/>");
         }
-        labels.push((x, at));
+    }
+    for ((row, (x, y)), name) in dots.iter().zip(&names) {
+        // As a picture is drawn, the font may be narrower than its estimate: a name to the left
+        // ends at its dot or line.
+        let (at, anchor) = match name.area {
+            area if area.right <= *x => (area.right, " text-anchor=\"end\""),
+            area if area.left >= *x => (area.left, ""),
+            area => (0.5 * (area.left + area.right), " text-anchor=\"middle\""),
+        };
         let _ = writeln!(
             out,
-            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"#0072b2\"><title>{}: {:.2} %, \
-             {}</title></circle><text x=\"{:.1}\" y=\"{at:.1}\">{}</text>",
+            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{RADIUS}\" fill=\"#0072b2\"><title>{}: \
+             {:.2} %, {}</title></circle><text x=\"{at:.1}\" y=\"{:.1}\"{anchor}>{}</text>",
             row.kind,
             100.0 * row.bubble,
             all.memory.text(row.peak),
-            x + 8.0,
+            name.area.bottom - 0.15 * LETTERS,
             row.kind
         );
     }
-    out + "</svg>"
 }
 
 /// Text between tags, or in a quoted attribute.

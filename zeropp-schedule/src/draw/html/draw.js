@@ -184,11 +184,12 @@ function drawAxis({ step, times }) {
   ink.font = `12px ${FONT}`;
   ink.textBaseline = "middle";
   ink.textAlign = "center";
-  for (const t of times) ink.fillText(timeText(t, step), x(t), AXIS / 2 - 2);
+  for (const t of times) {
+    const text = timeText(t, step);
+    // The last one ends where the columns begin; a centred one would lie on them.
+    ink.fillText(text, Math.min(x(t), left + plotWidth() - ink.measureText(text).width / 2), AXIS / 2 - 2);
+  }
   ink.textAlign = "right";
-  ink.fillStyle = "#fff";
-  ink.fillRect(width - RIGHT, 0, RIGHT, AXIS - 3);
-  ink.fillStyle = "#333";
   ink.fillText("bubble", width - RIGHT + 60, AXIS / 2 - 2);
   if (hasMemory) ink.fillText("peak", width - 10, AXIS / 2 - 2);
   ink.fillStyle = "#888";
