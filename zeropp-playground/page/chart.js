@@ -103,7 +103,8 @@ class Chart {
       pen.fillStyle = this.soft;
       pen.fillRect(this.x(t), AXIS - 4, 1, height);
       pen.fillStyle = this.fore;
-      pen.fillText(time(t), Math.min(this.x(t), this.width - 24), 11);
+      const text = axisTime(t, step, to), half = pen.measureText(text).width / 2;
+      pen.fillText(text, Math.min(this.x(t), this.width - half - 2), 11);
     }
   }
 
@@ -257,12 +258,15 @@ class Chart {
 
   name(rank, span) {
     const micro = span[2] >= 0 ? `, micro-batch ${span[2]}` : "";
-    return `${KINDS_OF_ACTION[span[0]]} of stage ${span[1]}${micro} on rank ${rank}`;
+    // An optimizer step is of all stages of its rank.
+    const stage = span[1] >= 0 ? ` of stage ${span[1]}` : "";
+    return `${KINDS_OF_ACTION[span[0]] ?? "validation"}${stage}${micro} on rank ${rank}`;
   }
 
   words(hit) {
     const { rank, at, span } = hit;
-    const lines = [this.name(rank, span), `${time(span[3])} to ${time(span[4])}, ${time(span[4] - span[3])}`];
+    const [start, end, length] = [span[3], span[4], span[4] - span[3]].map(exactTime);
+    const lines = [this.name(rank, span), `${start} to ${end}, ${length}`];
     if (isCompute(span)) {
       const cause = this.cause(rank, at);
       if (cause) lines.push(`began after ${this.name(cause[0], this.answer.ranks[cause[0]][cause[1]])}: ${cause[2]}`);
@@ -313,4 +317,18 @@ function time(ns) {
   if (ns >= 1e9) return +(ns / 1e9).toFixed(3) + " s";
   if (ns >= 1e6) return +(ns / 1e6).toFixed(2) + " ms";
   return +(ns / 1e3).toFixed(2) + " µs";
+}
+
+// A time on an axis: in the unit of its end, with the digits that its step needs.
+function axisTime(ns, step, end) {
+  const units = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
+  const [unit, size] = units.find((u) => end >= u[1]) ?? units[3];
+  const digits = Math.max(0, Math.ceil(Math.log10(size / step) - 1e-9));
+  return `${ns ? (ns / size).toFixed(digits) : 0} ${unit}`;
+}
+
+// A time to the nanosecond.
+function exactTime(ns) {
+  if (ns < 1e3) return ns + " ns";
+  return (ns / 1e3).toLocaleString("en", { maximumFractionDigits: 3 }) + " µs";
 }

@@ -24,7 +24,7 @@ function slide(key) {
 // Sliders for F, B and W of each stage, made where they are looked at.
 function showStages() {
   const host = $("stages");
-  const n = charts.length && charts[0].answer.placement ? charts[0].answer.placement.length : 0;
+  const n = lacking || !charts.length ? 0 : charts[0].answer.placement.length;
   $("each").hidden = state.per_layer || !n || n > STAGES_MAX;
   if ($("each").hidden || !$("each").open) return;
   const list = (key) => { const x = numbers(state[key]); return Array.isArray(x) ? x : Array(n).fill(x); };
@@ -55,7 +55,7 @@ function stageRow(stage) {
       all[stage] = +(+slider.value).toPrecision(4);
       $(key).value = all.join(",");
       slide(key);
-      changed();
+      changed(key);
     };
     row.append(slider);
   }
@@ -73,54 +73,113 @@ function say(text, bad) {
   $("message").className = bad ? "bad" : "";
 }
 
-function redraw(keepView) {
-  const began = performance.now();
+// Why the first chart is not what the controls ask for; nothing where it is.
+let lacking = "";
+
+function fault(problem) {
+  if (!problem.field && !problem.text) throw problem;
+  if (problem.field) $(problem.field).setAttribute("aria-invalid", "true");
+  say(problem.text, true);
+}
+
+// Does what a button is for, with what the controls say now; tells what is wrong with them.
+function guarded(act) {
+  try {
+    if (soon.waiting) redraw(false);
+    return act();
+  } catch (problem) {
+    fault(problem);
+  }
+}
+
+function showControls() {
   const row = kinds.find((k) => k.name === state.kind);
+  const inView = kinds.filter((k) => k === row || state.others.includes(k.name));
   $("about").textContent = row ? row.about : "";
-  $("virtual").disabled = row && row.only;
-  $("unit").disabled = !(row && row.units);
+  $("virtual").disabled = inView.every((k) => k.only);
+  $("unit").disabled = !inView.some((k) => k.units);
   $("layers").disabled = !state.per_layer;
   for (const input of $("controls").querySelectorAll("[aria-invalid]")) input.removeAttribute("aria-invalid");
-  const shown = [];
-  let failed = "";
-  const add = (title, answer) => {
-    if (answer.error) failed = failed || `${title}: ${answer.error}`;
-    else shown.push([title, answer]);
-  };
+}
+
+// The answer for a kind, whose time is kept; an error where it drew another V than is given.
+function draw(kind) {
+  const began = performance.now(), asked = wanted(kind);
+  const answer = program.ask({ ask: "draw", wanted: asked });
+  soon.took.set(kind, { size: sizeOf(asked), ms: performance.now() - began });
+  const row = kinds.find((k) => k.name === kind), v = answer.numbers && answer.numbers.virtual;
+  if (kind !== state.kind || asked.virtual === null || answer.error || row.only) return answer;
+  if (v === asked.virtual) return answer;
+  const works = `use a multiple of ${row.stages}, or leave it empty`;
+  return { error: refused("virtual", `${kind} cannot have it`, works).text };
+}
+
+function drawByHand() {
+  const answer = program.ask({ ask: "edit", csv: editor.csv, wanted: wanted(state.kind, true) });
+  faults(answer);
+  return answer;
+}
+
+// All that is in view: the chosen kind or the schedule by hand, the others, the trace.
+function answers() {
+  const byHand = editor.on && editor.csv;
+  const all = [byHand ? ["by hand", drawByHand()] : [state.kind, draw(state.kind)]];
+  const others = state.others.filter((kind) => kind !== state.kind || editor.on);
+  for (const kind of others) all.push([kind, draw(kind)]);
+  if (trace) all.push([trace.trace + ", measured", trace]);
+  return all;
+}
+
+// An error and what it is of, where it does not say so itself.
+function told([title, { error }]) {
+  return error.includes(title) ? error : `${title}: ${error}`;
+}
+
+function redraw(keepView) {
+  const began = performance.now();
+  stopWaiting();
+  showControls();
+  let all;
   try {
-    if (editor.on && editor.csv) {
-      const answer = program.ask({ ask: "edit", csv: editor.csv, wanted: wanted(state.kind) });
-      faults(answer);
-      add("by hand", answer);
-    } else add(state.kind, program.ask({ ask: "draw", wanted: wanted(state.kind) }));
-    for (const kind of state.others) if (kind !== state.kind || editor.on) add(kind, program.ask({ ask: "draw", wanted: wanted(kind) }));
-    if (trace) add(trace.trace + ", measured", trace);
+    all = answers();
   } catch (problem) {
-    if (!problem.field) throw problem;
-    $(problem.field).setAttribute("aria-invalid", "true");
-    say(problem.text, true);
-    return;
+    lacking = problem.text ?? String(problem);
+    grey(true, true);
+    if (!editor.on) fillCsv("");
+    return fault(problem);
   }
+  const [first] = all, shown = all.filter(([, answer]) => !answer.error);
+  const failed = all.find(([, answer]) => answer.error);
+  lacking = first[1].error ? told(first) : "";
+  grey(!shown.length, false);
   if (shown.length) show(shown, keepView);
   showStages();
-  say(failed || "", Boolean(failed));
-  if (shown.length && !editor.on) { editor.csv = ""; fillCsv(shown[0][1].csv || ""); }
-  $("picture").dataset.ms = (performance.now() - began).toFixed(1);
-  clearTimeout(redraw.later);
-  redraw.later = setTimeout(updateTable, 120);
+  say("", false);
+  if (failed) fault({ field: fieldOf(failed[1].error), text: told(failed) });
+  if (!editor.on) { editor.csv = ""; fillCsv(lacking ? "" : first[1].csv); }
+  const ms = performance.now() - began;
+  $("picture").dataset.ms = ms.toFixed(1);
+  // A table of what is slow keeps away from a hand that is still typing.
+  redraw.later = setTimeout(updateTable, Math.min(Math.max(120, 2 * ms), 2000));
+}
+
+// Pictures and tables that the controls do not ask for any more.
+function grey(pictures, table) {
+  $("charts").classList.toggle("stale", pictures);
+  for (const id of ["table", "scatter"]) $(id).classList.toggle("stale", table);
 }
 
 // The table fills row by row, so that the page answers meanwhile; a change begins anew.
 function updateTable() {
   const rows = kinds.map((k) => ({ kind: k.name, error: "…" }));
-  const choose = (kind) => { state.kind = kind; $("kind").value = kind; changed(); };
+  const choose = (kind) => { state.kind = kind; $("kind").value = kind; changed("kind"); };
   const next = (i) => {
     const began = performance.now();
     try {
       for (; i < rows.length && performance.now() - began < 40; i++) rows[i] = program.ask({ ask: "row", wanted: wanted(rows[i].kind) });
     } catch (problem) {
       if (!problem.field) throw problem;
-      return;
+      return grey(Boolean(lacking), true);
     }
     showTable(rows, state.kind, choose);
     if (i < rows.length) redraw.later = setTimeout(() => next(i), 0);
@@ -137,7 +196,7 @@ function show(shown, keepView) {
   shown.forEach(([title, answer], i) => {
     if (!charts[i]) { charts[i] = new Chart(host, title); listen(charts[i]); }
     charts[i].title = title;
-    charts[i].show(answer, view, { limit: whole(state.limit), path: $("path").checked });
+    charts[i].show(answer, view, { limit: whole("limit", true), path: $("path").checked });
   });
 }
 
@@ -158,11 +217,13 @@ function faults(answer) {
   $("faults").className = answer.error ? "bad" : "";
 }
 
-function changed() {
+// A schedule by hand has its own shape: another one leaves it, other prices price it anew.
+const SHAPE = ["kind", "pp", "virtual", "micro_batches", "unit"];
+function changed(key) {
   readControls();
-  if (editor.on) stopEditing();
+  if (editor.on && SHAPE.includes(key)) stopEditing();
   saveAddress();
-  redraw(false);
+  redrawSoon();
 }
 
 function stopEditing() {
@@ -173,6 +234,7 @@ function stopEditing() {
 }
 
 function zoom(by, at) {
+  if (!view) return;
   const middle = at === undefined ? (view[0] + view[1]) / 2 : at;
   const half = (x) => middle + (x - middle) * by;
   view = [Math.max(0, half(view[0])), Math.min(extent * 1.005, half(view[1]))];
@@ -186,6 +248,12 @@ function shift(by) {
   for (const chart of charts) { chart.view = view; chart.draw(); }
 }
 
+// Actions of the schedule that is in the CSV can be moved, and no others.
+function editable(chart, hit) {
+  const mine = $("edit").checked && chart === charts[0] && !lacking;
+  return mine && hit && hit.span && isCompute(hit.span);
+}
+
 function listen(chart) {
   const canvas = chart.canvas;
   const place = (e) => { const box = canvas.getBoundingClientRect(); return [e.clientX - box.left, e.clientY - box.top].map((x) => x / chart.zoom); };
@@ -194,7 +262,7 @@ function listen(chart) {
     const hit = chart.at(...place(e));
     const hover = $("hover");
     hover.hidden = !(hit && hit.span);
-    canvas.style.cursor = $("edit").checked && hit && hit.span && isCompute(hit.span) ? "grab" : "default";
+    canvas.style.cursor = editable(chart, hit) ? "grab" : "default";
     if (hover.hidden) return;
     hover.textContent = chart.words(hit);
     hover.style.left = Math.min(e.clientX + 14, innerWidth - 360) + "px";
@@ -203,14 +271,14 @@ function listen(chart) {
   canvas.onpointerleave = () => { $("hover").hidden = true; };
   canvas.onpointerdown = (e) => {
     const hit = chart.at(...place(e));
-    if ($("edit").checked && chart === charts[0] && hit && hit.span && isCompute(hit.span)) {
+    if (editable(chart, hit)) {
       held = hit;
       canvas.setPointerCapture(e.pointerId);
     }
   };
   canvas.onpointerup = (e) => {
     const hit = chart.at(...place(e));
-    if (held && hit && hit.rank === held.rank) {
+    if (held && !lacking && hit && hit.rank === held.rank) {
       const spans = chart.answer.ranks[held.rank];
       editor.on = true;
       editor.csv = moved(editor.csv || csvText(), held.rank, computeIndex(spans, held.at), placeAt(spans, hit.t));
@@ -240,10 +308,12 @@ function save(name, content, type) {
 }
 
 function download(format) {
-  const name = `${state.kind}-p${state.pp}-b${state.micro_batches}`;
+  if (lacking) return say(lacking, true);
+  const csv = editor.on && editor.csv ? editor.csv : null;
+  const name = csv ? "by-hand" : `${state.kind}-p${+state.pp}-b${+state.micro_batches}`;
   if (format === "png") return charts[0].canvas.toBlob((blob) => save(name + ".png", blob));
-  const csv = editor.on ? editor.csv : null;
-  const answer = program.ask({ ask: "write", csv, format, wanted: wanted(state.kind) });
+  const asked = wanted(state.kind, csv !== null);
+  const answer = program.ask({ ask: "write", csv, format, wanted: asked });
   if (answer.error) return say(answer.error, true);
   save(name + (format === "torch" ? "-torch.csv" : "." + format), answer.text, "text/plain");
 }
@@ -253,6 +323,7 @@ async function open(file) {
   if (answer.error) return say(answer.error, true);
   if (answer.trace) {
     trace = answer;
+    $("untrace").hidden = false;
     return redraw(false);
   }
   Object.assign(state, { pp: String(answer.pp), micro_batches: String(answer.micro_batches) });
@@ -263,6 +334,63 @@ async function open(file) {
   $("csv").value = answer.csv;
   $("editor").open = true;
   redraw(false);
+}
+
+async function copyCommand() {
+  // A kind that cannot be drawn cannot be run, either.
+  if (lacking && !editor.on) return say(lacking, true);
+  const text = command(kinds);
+  try { await navigator.clipboard.writeText(text); say("Copied: " + text); } catch { say(text); }
+}
+
+// The state that an address tells, as far as there are such kinds.
+function fromAddress() {
+  loadAddress();
+  const known = (name) => kinds.some((k) => k.name === name);
+  if (!known(state.kind)) state.kind = DEFAULTS.kind;
+  state.others = state.others.filter(known);
+  fillControls();
+}
+
+// About ms that a picture takes: by the last one of its kind, or by what kinds take in general.
+const sizeOf = (asked) => asked.pp * (asked.virtual ?? 2) * asked.micro_batches;
+function expected(kind) {
+  const size = sizeOf(wanted(kind)), last = soon.took.get(kind);
+  const general = size * (kind === "auto" ? 1.5 : 0.01);
+  const alike = last ? (last.ms * size) / last.size : 0;
+  return last && size <= last.size ? alike : Math.max(general, alike);
+}
+
+// What takes long waits until the hand rests, and says so before the page stands still.
+const SLOW = 400, REST = 300;
+const soon = { waiting: 0, turn: 0, took: new Map() };
+
+function stopWaiting() {
+  clearTimeout(soon.waiting);
+  clearTimeout(redraw.later);
+  soon.waiting = 0;
+  soon.turn += 1;
+  $("picture").removeAttribute("aria-busy");
+}
+
+function redrawSoon() {
+  let ms = 0;
+  try {
+    for (const kind of [...(editor.on ? [] : [state.kind]), ...state.others]) ms += expected(kind);
+  } catch (problem) {
+    if (!problem.field) throw problem;
+    ms = 0;
+  }
+  if (ms < SLOW) return redraw(false);
+  stopWaiting();
+  showControls();
+  say("", false);
+  grey(true, true);
+  $("picture").setAttribute("aria-busy", "true");
+  const turn = soon.turn;
+  const now = () => { if (turn === soon.turn) redraw(false); };
+  // The second wait is for the browser to paint the first one's word.
+  soon.waiting = setTimeout(() => requestAnimationFrame(() => setTimeout(now, 0)), REST);
 }
 
 async function start() {
@@ -283,15 +411,20 @@ async function start() {
     item.hidden = i === 11;
     return item;
   }));
-  loadAddress();
-  if (!kinds.some((k) => k.name === state.kind)) state.kind = DEFAULTS.kind;
-  fillControls();
+  fromAddress();
+  listenToPage();
+  redraw(false);
+  document.body.dataset.ready = "1";
+}
+
+function listenToPage() {
   $("controls").addEventListener("input", (e) => {
-    if (e.target.id === "preset") return;
-    if (e.target.id.endsWith("_slide")) $(e.target.id.replace("_slide", "")).value = +Number(e.target.value).toPrecision(4);
-    changed();
-    const times = ["t_f", "t_b", "t_w"];
-    if (times.includes(e.target.id)) times.forEach(slide);
+    const id = e.target.id;
+    if (id === "preset") return;
+    const key = id.replace("_slide", ""), times = ["t_f", "t_b", "t_w"];
+    if (key !== id) $(key).value = +Number(e.target.value).toPrecision(4);
+    changed(key);
+    if (times.includes(id)) times.forEach(slide);
   });
   $("each").addEventListener("toggle", showStages);
   $("controls").addEventListener("submit", (e) => e.preventDefault());
@@ -312,12 +445,17 @@ async function start() {
   $("zoom_in").onclick = () => zoom(0.6);
   $("zoom_out").onclick = () => zoom(1.6);
   $("zoom_all").onclick = () => zoom(1e9);
-  $("copy").onclick = async () => {
-    const text = command(kinds);
-    try { await navigator.clipboard.writeText(text); say("Copied: " + text); } catch { say(text); }
+  $("copy").onclick = () => guarded(copyCommand)?.catch(fault);
+  for (const button of document.querySelectorAll("[data-save]")) {
+    button.onclick = () => guarded(() => download(button.dataset.save));
+  }
+  $("file").onchange = () => {
+    const file = $("file").files[0];
+    // The same file, changed meanwhile, can be chosen again.
+    $("file").value = "";
+    if (file) open(file);
   };
-  for (const button of document.querySelectorAll("[data-save]")) button.onclick = () => download(button.dataset.save);
-  $("file").onchange = () => $("file").files[0] && open($("file").files[0]);
+  $("untrace").onclick = () => { trace = null; $("untrace").hidden = true; redraw(false); };
   addEventListener("dragover", (e) => { e.preventDefault(); document.body.classList.add("over"); });
   addEventListener("dragleave", (e) => { if (!e.relatedTarget) document.body.classList.remove("over"); });
   addEventListener("drop", (e) => {
@@ -325,11 +463,9 @@ async function start() {
     document.body.classList.remove("over");
     if (e.dataTransfer.files[0]) open(e.dataTransfer.files[0]);
   });
-  addEventListener("hashchange", () => { loadAddress(); fillControls(); redraw(false); });
+  addEventListener("hashchange", () => { stopEditing(); fromAddress(); redraw(false); });
   addEventListener("resize", () => { for (const chart of charts) chart.draw(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { for (const chart of charts) chart.draw(); });
-  redraw(false);
-  document.body.dataset.ready = "1";
 }
 
 start();

@@ -50,39 +50,99 @@ function numbers(text) {
   return list.length === 1 ? list[0] : list;
 }
 
-function whole(text) {
-  const n = Number(text);
-  return String(text).trim() !== "" && Number.isInteger(n) && n >= 0 ? n : null;
+// What is wrong with a field, in the form of the program's own messages.
+function refused(field, problem, works) {
+  const unreadable = document.getElementById(field).validity.badInput;
+  const told = String(state[field]).trim() || (unreadable ? "?" : "nothing");
+  return { field, text: `${field} = ${told}: ${problem}; ${works}` };
 }
 
-// The request for a kind; an error where a control has no number.
-function wanted(kind) {
+// A whole number within the bounds of its field; null where nothing is given and nothing need be.
+function whole(key, optional) {
+  const field = document.getElementById(key), text = String(state[key]).trim();
+  // Browsers give no text for what is no number at all.
+  const empty = text === "" && !field.validity.badInput;
+  if (empty && optional) return null;
+  const least = Number(field.min), most = Number(field.max || Number.MAX_SAFE_INTEGER);
+  const range = `a whole number from ${least} ${field.max ? `to ${most}` : "on"}`;
+  const works = `use ${range}${optional ? ", or leave it empty" : ""}`;
+  const n = text === "" ? NaN : Number(text);
+  if (!Number.isInteger(n)) throw refused(key, empty ? "missing" : "not a whole number", works);
+  if (n < least || n > most) throw refused(key, n < least ? "too small" : "too large", works);
+  return n;
+}
+
+// A number that may be left out. No fault where no kind in view has it, and nobody could mend it.
+function perhaps(key) {
+  try {
+    return whole(key, true);
+  } catch (problem) {
+    if (document.getElementById(key).disabled) return null;
+    throw problem;
+  }
+}
+
+const TIMES = ["t_f", "t_b", "t_w", "t_comm", "t_gather", "t_reduce", "t_step"];
+const SIZES = ["mem_f", "mem_w", "mem_input"];
+const OF_ALL_STAGES = ["t_comm", "t_step"];
+
+function costsOfControls() {
   const costs = {};
-  for (const key of ["t_f", "t_b", "t_w", "t_comm", "t_gather", "t_reduce", "t_step", "mem_f", "mem_w", "mem_input"]) {
-    const value = numbers(state[key]);
-    if (value === null) throw { field: key, text: `${key} = ${state[key]}: use a number, or one for each stage, such as 5,5,6` };
+  for (const key of [...TIMES, ...SIZES]) {
+    const value = numbers(state[key]), one = OF_ALL_STAGES.includes(key);
+    const works = one ? "use a number" : "use a number, or one for each stage, such as 5,5,6";
+    if (value === null) throw refused(key, "not a number", works);
+    if (one && Array.isArray(value)) throw refused(key, "a list", "use one number for all stages");
+    const list = [value].flat();
+    if (SIZES.includes(key) && !list.every(Number.isSafeInteger)) {
+      throw refused(key, "not whole", "use whole numbers, of a smaller unit if need be");
+    }
+    const negative = TIMES.includes(key) && list.some((x) => x < 0);
+    if (negative) throw refused(key, "below 0", "use 0 or more");
     costs[key] = value;
   }
   // What B frees follows: the three sum to nothing.
-  const each = (f, w) => (Array.isArray(f) ? f.map((x, i) => -x - (Array.isArray(w) ? w[i] : w)) : Array.isArray(w) ? w.map((x) => -f - x) : -f - w);
-  costs.mem_b = each(costs.mem_f, costs.mem_w);
-  const need = (key, least = 1) => {
-    const n = whole(state[key]);
-    if (n === null || n < least) throw { field: key, text: `${key} = ${state[key] || "nothing"}: use a whole number from ${least} on` };
-    return n;
-  };
-  return { kind, pp: need("pp"), virtual: whole(state.virtual), micro_batches: need("micro_batches"),
-    unit: whole(state.unit), costs, layers: state.per_layer ? need("layers") : null, limit: whole(state.limit),
-    lower: state.lower, recompute: state.recompute, prefetch: need("prefetch", 0) };
+  const [f, w] = [costs.mem_f, costs.mem_w];
+  if (Array.isArray(f) && Array.isArray(w) && f.length !== w.length) {
+    const problem = `${w.length} numbers beside ${f.length} of mem_f`;
+    throw refused("mem_w", problem, "use one for each stage in both");
+  }
+  const of = (x, i) => (Array.isArray(x) ? x[i] : x);
+  const stages = Array.isArray(f) ? f : w;
+  costs.mem_b = Array.isArray(stages) ? stages.map((_, i) => -of(f, i) - of(w, i)) : -f - w;
+  return costs;
 }
 
+// The request for a kind, or for the costs of a schedule by hand, which has its own P, V, B and U.
+// An error where a control has no number that it can have.
+function wanted(kind, byHand) {
+  const shape = byHand ? { pp: 1, virtual: null, micro_batches: 1, unit: null }
+    : { pp: whole("pp"), virtual: perhaps("virtual"), micro_batches: whole("micro_batches"),
+      unit: perhaps("unit") };
+  const layers = state.per_layer ? whole("layers") : null, { lower, recompute } = state;
+  return { kind, ...shape, costs: costsOfControls(), layers, limit: whole("limit", true), lower,
+    recompute, prefetch: whole("prefetch") };
+}
+
+// The field that an error of the program is about, by the name before its value; else null.
+const FIELD_OF = { "micro-batches": "micro_batches", mem_limit: "limit", mem_b: "mem_w" };
+function fieldOf(error) {
+  for (const [, name] of error.matchAll(/([A-Za-z][\w-]*)(?: = |: found )/g)) {
+    const field = FIELD_OF[name] ?? name;
+    if (FIELDS.includes(field)) return field;
+  }
+  return / and B \d+ make more than /.test(error) ? "micro_batches" : null;
+}
+
+// An error where a field has a number that no command can have.
 function command(kinds) {
-  const row = kinds.find((k) => k.name === state.kind);
-  const v = row.only ? row.stages : Number(state.virtual) || row.stages;
-  const parts = [`zeropp run --pp ${state.pp} --virtual ${v} --schedule ${state.kind} --micro-batches ${state.micro_batches}`];
-  if (row.units && state.unit) parts.push(`--unit ${state.unit}`);
+  const row = kinds.find((k) => k.name === state.kind), asked = wanted(state.kind);
+  const v = row.only ? row.stages : asked.virtual ?? row.stages;
+  const parts = [`zeropp run --pp ${asked.pp} --virtual ${v} --schedule ${state.kind}`];
+  parts.push(`--micro-batches ${asked.micro_batches}`);
+  if (row.units && asked.unit !== null) parts.push(`--unit ${asked.unit}`);
   if (state.recompute) parts.push("--recompute full");
-  if (state.prefetch !== "1") parts.push(`--prefetch ${state.prefetch}`);
-  parts.push(`--layers ${state.per_layer ? state.layers : Number(state.pp) * v}`);
+  if (asked.prefetch !== 1) parts.push(`--prefetch ${asked.prefetch}`);
+  parts.push(`--layers ${asked.layers ?? asked.pp * v}`);
   return parts.join(" ");
 }
