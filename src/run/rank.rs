@@ -289,6 +289,26 @@ pub(crate) fn run_rank(
     training.finish()
 }
 
+/// Fills what this rank has of the weights that the run begins with; where it goes on, of those
+/// alone that do not train.
+fn read_initial(
+    shared: &Shared,
+    groups: &Groups,
+    goes_on: bool,
+    stages: &mut [ShardedStage],
+) -> Result<(), RankError> {
+    let (bp, initial) = (&shared.blueprint, shared.initial.as_deref());
+    let mut read = || match goes_on {
+        false => initial::read(bp, initial, stages),
+        true if bp.base.is_some() => initial::read_frozen(initial, stages),
+        true => Ok(()),
+    };
+    match bp.config.init_from {
+        Some(_) => initial::read_together(Patience::new(&bp.config), &*groups.world, read),
+        None => read(),
+    }
+}
+
 fn build_executor(
     shared: &Shared,
     device: &Device,
@@ -320,18 +340,7 @@ fn build_executor(
         Some(loader) => loader.load(&*groups.world, &mut sharded, &mut optimizer)?,
         None => None,
     };
-    let own = shared.initial.as_deref();
-    let read = |stages: &mut _| match resumed {
-        None => initial::read(bp, own, stages),
-        Some(_) if bp.base.is_some() => initial::read_frozen(own, stages),
-        Some(_) => Ok(()),
-    };
-    match config.init_from {
-        Some(_) => {
-            initial::read_together(Patience::new(config), &*groups.world, || read(&mut sharded))?
-        }
-        None => read(&mut sharded)?,
-    }
+    read_initial(shared, groups, resumed.is_some(), &mut sharded)?;
     if resumed.is_none() {
         // A mean of the weights begins with them.
         optimizer.restart(&sharded);

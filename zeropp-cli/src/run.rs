@@ -148,12 +148,7 @@ fn train(
         match step {
             Ok(step) => {
                 // A reader that has gone away has seen what it wanted.
-                on_stdout.take_if(|lines| {
-                    let written = lines.write(&step);
-                    let has_failed = written.is_err();
-                    stdout::note(written);
-                    has_failed
-                });
+                on_stdout.take_if(|lines| !stdout::note(lines.write(&step)));
                 progress.step(&step);
                 show_sample(&mut samples, &progress, |samples| samples.after(step.step));
             }

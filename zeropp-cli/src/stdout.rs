@@ -13,14 +13,13 @@ pub(crate) fn print(text: &[u8]) {
     note(out.write_all(text).and_then(|()| out.flush()));
 }
 
-/// Takes note of an error of standard output.
-pub(crate) fn note(result: io::Result<()>) {
-    match result {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            LOST.lock().expect("nobody panics with it").get_or_insert(error);
-        }
-        _ => {}
+/// Takes note of what came of writing there; whether all was well.
+pub(crate) fn note(result: io::Result<()>) -> bool {
+    let Err(error) = result else { return true };
+    if error.kind() != ErrorKind::BrokenPipe {
+        LOST.lock().expect("nobody panics with it").get_or_insert(error);
     }
+    false
 }
 
 /// The first error of standard output, once: what was to be there is not all there.

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 /// Writes a file by `write`: beside its place, flushed to disk, and then given its name, so that
 /// whatever goes wrong leaves what was there. A link stays one, and what it leads to is written; a
-/// file keeps its permissions. What is no regular file (a device, a FIFO), or lies in a folder where
-/// nothing new may be written, is written where it is.
+/// file keeps its permissions. What is no regular file (a device, a FIFO), or lies in a folder
+/// where nothing new may be written, is written where it is.
 ///
 /// # Errors
 /// The system's, or those of `write`.
