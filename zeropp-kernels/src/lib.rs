@@ -117,7 +117,12 @@ pub fn zeros(len: usize) -> Vec<f32> {
 /// # Panics
 /// Panics if the slices differ in length.
 pub fn add(sum: &mut [f32], more: &[f32]) {
-    each_part(sum, [more], |sum, [more]| update(sum, more, |sum, more| sum + more));
+    each_part(sum, [more], |sum, [more]| {
+        simd(
+            #[inline(always)]
+            || update(sum, more, |sum, more| sum + more),
+        );
+    });
 }
 
 /// Moves `mean` towards `x` by the share `towards` of what is between them, element by element.
