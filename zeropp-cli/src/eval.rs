@@ -94,12 +94,12 @@ pub(crate) fn command() -> Command {
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let path = |name: &str| matches.get_one::<PathBuf>(name).cloned().expect("required");
     let mut given = Table::new();
-    let names_tokens = matches.get_one::<String>("tokenizer").is_some();
     for option in offered() {
         if let Some(text) = matches.get_one::<String>(option.key) {
             given.insert(option.key.into(), option.kind.parse(text).expect("clap has parsed it"));
         }
     }
+    let names_tokens = given.contains_key("tokenizer");
     let config = config_of(&path("model"))?;
     let config = Config { eval_steps: 0, init_ema: matches.get_flag("ema"), ..config };
     let config = config.with(given).map_err(Failure::bad_input)?;

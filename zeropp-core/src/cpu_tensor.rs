@@ -106,14 +106,19 @@ fn change<E: Element + Pod, const D: usize>(
     }
     let Ok(mut flex) = t.clone().try_into_primitive::<Flex>() else { return Err(t) };
     drop(t);
-    let whole = flex.is_contiguous()
-        && flex.layout().start_offset() == 0
-        && flex.bytes().len() == flex.layout().num_elements() * size_of::<E>();
-    if !whole {
+    if !is_whole(&flex) {
         flex = flex.to_contiguous();
     }
     f(flex.storage_mut::<E>());
     Ok(Tensor::from_primitive::<Flex>(flex))
+}
+
+/// Whether the tensor is all of its storage, in order.
+fn is_whole(t: &FlexTensor) -> bool {
+    let layout = t.layout();
+    t.is_contiguous()
+        && layout.start_offset() == 0
+        && t.bytes().len() == layout.num_elements() * t.dtype().size()
 }
 
 /// The elements of `t` as an owned vector, taken without a copy where nothing else holds them.
@@ -150,9 +155,6 @@ pub fn add_in_place(sum: Tensor<1>, more: Tensor<1>) -> Tensor<1> {
 /// x + y for two tensors of one shape, as the backend has it, in the memory of one that nothing
 /// else holds, and by all threads of the rank.
 pub(crate) fn sum(x: FlexTensor, y: FlexTensor) -> FlexTensor {
-    let is_whole = |t: &FlexTensor| {
-        t.is_contiguous() && t.bytes().len() == t.layout().num_elements() * t.dtype().size()
-    };
     let (mut sum, more) = if y.is_unique() { (y, x) } else { (x, y) };
     let are_alike = sum.layout().shape() == more.layout().shape() && sum.dtype() == more.dtype();
     if are_alike && is_whole(&sum) && sum.is_unique() {

@@ -2,13 +2,13 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 /// Writes a file by `write`: beside its place, flushed to disk, and then given its name, so that
 /// whatever goes wrong leaves what was there. A link stays one, and what it leads to is written; a
 /// file keeps its permissions. What is no regular file (a device, a FIFO), or lies in a folder
-/// where nothing new may be written, is written where it is.
+/// where nothing new may be written, is written where it is. Who writes in small pieces buffers.
 ///
 /// # Errors
 /// The system's, or those of `write`.
@@ -18,31 +18,26 @@ pub fn write_whole(
 ) -> io::Result<()> {
     let found = fs::metadata(path).ok();
     if found.as_ref().is_some_and(|found| !found.is_file()) {
-        return write_to(File::create(path)?, write).map(drop);
+        return write(&mut File::create(path)?);
     }
     // Where nothing is, there is no link either, but for one that leads nowhere.
     let place = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     let aside = beside(&place);
-    let file = match File::create_new(&aside) {
+    let mut file = match File::create_new(&aside) {
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied && found.is_some() => {
-            return write_to(File::create(path)?, write).map(drop);
+            return write(&mut File::create(path)?);
         }
         file => file?,
     };
-    let named = write_to(file, write)
-        .and_then(|file| keep_permissions(&file, found.as_ref()).and_then(|()| file.sync_all()))
+    let named = write(&mut file)
+        .and_then(|()| keep_permissions(&file, found.as_ref()))
+        .and_then(|()| file.sync_all())
         .and_then(|()| fs::rename(&aside, &place));
     if named.is_err() {
         // What cannot be removed has no name that anyone looks for.
         let _ = fs::remove_file(&aside);
     }
     named
-}
-
-fn write_to(file: File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<File> {
-    let mut out = BufWriter::new(file);
-    write(&mut out)?;
-    Ok(out.into_inner()?)
 }
 
 fn keep_permissions(file: &File, found: Option<&Metadata>) -> io::Result<()> {
