@@ -22,6 +22,9 @@ unsafe impl Send for Erased {}
 
 #[derive(Default)]
 struct State {
+    /// A thread is in [`Pool::run`]: longer than there is work to take part in, as it waits for
+    /// helpers that are still at theirs.
+    in_use: bool,
     /// What there is to take part in.
     work: Option<Erased>,
     /// Helpers that sleep.
@@ -145,11 +148,12 @@ impl Pool {
         let erased =
             unsafe { std::mem::transmute::<*const Work<'_>, *const Work<'static>>(work_here) };
         let mut state = shared.lock();
-        if state.work.is_some() {
+        if state.in_use {
             // Not with the lock: who runs the work there is must be able to wait for its helpers.
             drop(state);
             panic!("these threads are installed on another thread, and at work there");
         }
+        state.in_use = true;
         state.work = Some(Erased(erased));
         shared.round.fetch_add(1, Ordering::AcqRel);
         let is_awaited = state.asleep > 0;
@@ -165,6 +169,7 @@ impl Pool {
             state = shared.finished.wait(state).expect("as in `lock`");
         }
         let helpers_panic = state.panic.take();
+        state.in_use = false;
         drop(state);
         if let Some(panic) = result.err().or(helpers_panic) {
             resume_unwind(panic);
@@ -190,6 +195,36 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+
+    /// Also once the first thread has done its own part, and waits for a helper.
+    #[test]
+    fn a_second_thread_is_refused_until_the_last_helper_is_done() {
+        let pool = Pool::new(1, false, |_| ());
+        let (together, begun, refused) = (Barrier::new(2), Barrier::new(2), Barrier::new(2));
+        let first = std::thread::current().id();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                begun.wait();
+                while pool.shared.lock().work.is_some() {
+                    std::thread::yield_now();
+                }
+                let run = AssertUnwindSafe(|| pool.run(&|| ()));
+                let result = catch_unwind(run);
+                refused.wait();
+                let panic = result.unwrap_err();
+                assert!(panic.downcast_ref::<&str>().unwrap().contains("another thread"));
+            });
+            pool.run(&|| {
+                together.wait();
+                if std::thread::current().id() != first {
+                    begun.wait();
+                    refused.wait();
+                }
+            });
+            second.join().unwrap();
+        });
+        pool.run(&|| ());
+    }
 
     #[test]
     fn only_eager_threads_look_for_work_before_they_sleep() {
