@@ -53,6 +53,10 @@ impl Config {
                 let problem = "processes of engine mpi find each other without it";
                 wrong("rendezvous", place, problem, "leave it out")
             }
+            (EngineKind::Threads, Some(place)) if nodes == 1 => {
+                let problem = "engine threads has all ranks in one process, which meets no other";
+                wrong("rendezvous", place, problem, "leave it out, or use engine nccl")
+            }
             (EngineKind::Threads, _) if nodes > 1 => {
                 let problem = "engine threads has all ranks in one process";
                 let help = "use engine mpi and a launcher such as mpirun or srun, or engine nccl";

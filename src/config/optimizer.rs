@@ -103,12 +103,27 @@ impl Config {
                 ConfigError::value("nesterov", nesterov, problem, "use a momentum, such as 0.9")
             })?;
         }
-        if let Some(beta2) = self.beta2.filter(|_| kind == OptimizerKind::Sgd) {
-            let problem = "optimizer sgd has no such setting";
-            return Err(ConfigError::value("beta2", beta2, problem, "leave it out"));
-        }
+        self.check_moments()?;
         self.no_decay_groups()?;
         let Some(ema) = self.ema else { return Ok(()) };
         number("ema", ema, ema > 0.0 && ema < 1.0, "more than 0 and less than 1, such as 0.999")
+    }
+
+    /// Decays and an epsilon are for optimizers that have them.
+    fn check_moments(&self) -> Result<(), ConfigError> {
+        let (kind, usual) = (self.optimizer, Self::default());
+        let is_sgd = kind == OptimizerKind::Sgd;
+        let given = |value: f64, usual: f64| (value != usual).then_some(value);
+        for (field, value, is_absent) in [
+            ("beta1", given(self.beta1, usual.beta1), is_sgd),
+            ("beta2", self.beta2, is_sgd),
+            ("eps", given(self.eps, usual.eps), is_sgd || kind == OptimizerKind::Lion),
+        ] {
+            check(value.is_none() || !is_absent, || {
+                let problem = format!("optimizer {kind} has no such setting");
+                ConfigError::value(field, value.unwrap_or_default(), problem, "leave it out")
+            })?;
+        }
+        Ok(())
     }
 }

@@ -198,7 +198,9 @@ fn bad_steps_and_rates_are_named_with_what_would_work() {
             "optimizer = 'sgd'\nmomentum = 0\nnesterov = true",
             "nesterov = true: looks ahead along a momentum, and that is 0; use a momentum",
         ),
+        ("optimizer = 'sgd'\nbeta1 = 0.8", "beta1 = 0.8: optimizer sgd has no such setting"),
         ("optimizer = 'sgd'\nbeta2 = 0.9", "beta2 = 0.9: optimizer sgd has no such setting"),
+        ("optimizer = 'lion'\neps = 1e-6", "eps = 0.000001: optimizer lion has no such setting"),
         (
             "no-decay = 'heads'",
             "no-decay = heads: expected groups of parameters; use some of norms",
@@ -255,6 +257,10 @@ fn bad_devices_engines_and_processes_are_named_with_what_would_work() {
             "engine = 'nccl'\nnode-rank = 1",
             "node-rank = 1: there is 1 node; use 0, or say how many with nodes",
         ),
+        (
+            "rendezvous = 'node0:1'",
+            "rendezvous = node0:1: engine threads has all ranks in one process, which meets no",
+        ),
         ("rendezvous = 'node0'", "rendezvous = node0: has no port; use HOST:PORT"),
         ("timeout-s = 0", "timeout-s = 0: is out of range"),
         ("timeout-s = 1e300", "timeout-s = 1"),
@@ -273,6 +279,7 @@ fn bad_checkpoints_are_named_with_what_would_work() {
         ("resume = true", "resume = true: save has no folder; name a folder with save"),
         ("resume-fallback = true", "resume-fallback = true: save has no folder; name"),
         ("init-ema = true", "init-ema = true: init-from names no weights; name a checkpoint"),
+        ("keep = 5", "keep = 5: save has no folder; name a folder with save, or leave it out"),
         ("save = 'here'\nkeep = 0", "keep = 0: at least 1 is needed"),
         ("save = 'Cargo.toml'", "save = Cargo.toml: is a file; name a folder"),
     ]);

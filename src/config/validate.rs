@@ -7,7 +7,7 @@ use super::{
 };
 use zeropp_core::device;
 use zeropp_core::kernels::bf16;
-use zeropp_pipeline::schedules::FORWARD;
+use zeropp_pipeline::schedules::{FORWARD, Kind};
 
 /// Most ranks of the threads engine: each is a thread, and beyond this a typing error is likelier.
 const RANKS_MAX: usize = 4096;
@@ -19,8 +19,6 @@ const MICRO_BATCHES_MAX: usize = 1 << 20;
 const LAYERS_MAX: usize = 1 << 14;
 /// Largest hidden size, sequence and micro-batch: their products stay far from overflow.
 const SIZE_MAX: usize = 1 << 24;
-/// The schedule whose gathers are part of its order, which limits on them are for.
-const PLANS_GATHERS: &str = "auto";
 /// Longest timeout, about three years.
 const TIMEOUT_S_MAX: f64 = 1e8;
 
@@ -129,19 +127,16 @@ impl Config {
             })?;
             let limits = [("max-gathered", self.max_gathered), ("max-gathers", self.max_gathers)];
             for (field, limit) in limits {
-                check(limit.is_none() || kind.name == PLANS_GATHERS, || {
+                check(limit.is_none() || kind.plans_gathers, || {
                     let problem = format!("schedule {} does not plan its gathers", kind.name);
-                    let help = format!("use schedule {PLANS_GATHERS}, or leave it out");
+                    let planners = Kind::names(|kind| kind.plans_gathers);
+                    let help = format!("use schedule {planners}, or leave it out");
                     ConfigError::value(field, limit.unwrap_or_default(), problem, help)
                 })?;
             }
-            check(kind.stages.allows(stages_each), || {
-                let problem =
-                    format!("schedule {} cannot have that many stages on each rank", kind.name);
-                let help =
-                    format!("use {}, leave virtual out, or use another schedule", kind.stages);
-                ConfigError::value("virtual", stages_each, problem, help)
-            })?;
+            if let Some((problem, help)) = kind.refused_stages(stages_each) {
+                return Err(ConfigError::value("virtual", stages_each, problem, help));
+            }
         }
         let stages = self.pp * stages_each;
         // A file has its own number of stages.
@@ -310,6 +305,9 @@ impl Config {
         seconds("save-timeout-s", self.save_timeout_s)?;
         check(self.keep >= 1, || {
             ConfigError::value("keep", self.keep, "at least 1 is needed", "use 1 or more")
+        })?;
+        check(self.save.is_some() || self.keep == Self::default().keep, || {
+            ConfigError::value("keep", self.keep, "save has no folder", help)
         })?;
         for (field, folder) in [
             ("save", self.save.as_ref()),

@@ -21,7 +21,7 @@ pub(crate) fn command() -> Command {
         .long("out")
         .value_name("FOLDER")
         .value_parser(value_parser!(PathBuf))
-        .help("Also write the curves among the figures into this folder, as SVG");
+        .help("Also write the curves among the figures into this folder, made if need be, as SVG");
     Command::new("paper")
         .about("Show the papers' tables beside the planner's figures")
         .long_about(ABOUT)
@@ -31,6 +31,10 @@ pub(crate) fn command() -> Command {
 /// Prints all tables, and writes the pictures where that is asked for.
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     if let Some(folder) = matches.get_one::<PathBuf>("out") {
+        std::fs::create_dir_all(folder).map_err(|e| {
+            let folder = folder.display();
+            Failure::bad_input(format!("out = {folder}: cannot be made ({e}); choose another folder"))
+        })?;
         for (name, svg) in zeropp_plan::papers::pictures().map_err(Failure::failed_run)? {
             write(&folder.join(name), svg.as_bytes())?;
         }

@@ -104,9 +104,9 @@ function showControls() {
 
 // The answer for a kind, whose time is kept; an error where it drew another V than is given.
 function draw(kind) {
-  const began = performance.now(), asked = wanted(kind);
-  const answer = program.ask({ ask: "draw", wanted: asked });
-  soon.took.set(kind, { size: sizeOf(asked), ms: performance.now() - began });
+  const asked = wanted(kind), told = {};
+  const answer = program.ask({ ask: "draw", wanted: asked }, told);
+  if (told.ms) soon.took.set(kind, { size: sizeOf(asked), ms: told.ms });
   const row = kinds.find((k) => k.name === kind), v = answer.numbers && answer.numbers.virtual;
   if (kind !== state.kind || asked.virtual === null || answer.error || row.only) return answer;
   if (v === asked.virtual) return answer;
@@ -169,22 +169,32 @@ function grey(pictures, table) {
   for (const id of ["table", "scatter"]) $(id).classList.toggle("stale", table);
 }
 
-// The table fills row by row, so that the page answers meanwhile; a change begins anew.
+// The table fills row by row, so that the page answers meanwhile, the slow ones beside it; a change
+// begins anew.
 function updateTable() {
+  const turn = soon.turn;
   const rows = kinds.map((k) => ({ kind: k.name, error: "…" }));
   const choose = (kind) => { state.kind = kind; $("kind").value = kind; changed("kind"); };
-  const next = (i) => {
+  const next = async (i, isReady) => {
     const began = performance.now();
     try {
-      for (; i < rows.length && performance.now() - began < 40; i++) rows[i] = program.ask({ ask: "row", wanted: wanted(rows[i].kind) });
+      for (; i < rows.length && performance.now() - began < 40; i++, isReady = false) {
+        const request = { ask: "row", wanted: wanted(rows[i].kind) };
+        if (!isReady && expected(rows[i].kind) >= SLOW) {
+          showTable(rows, state.kind, choose);
+          await program.ahead([request], true);
+          return turn === soon.turn && next(i, true);
+        }
+        rows[i] = program.ask(request);
+      }
     } catch (problem) {
       if (!problem.field) throw problem;
       return grey(Boolean(lacking), true);
     }
     showTable(rows, state.kind, choose);
-    if (i < rows.length) redraw.later = setTimeout(() => next(i), 0);
+    if (i < rows.length) redraw.later = setTimeout(() => next(i, false), 0);
   };
-  next(0);
+  next(0, false);
 }
 
 function show(shown, keepView) {
@@ -361,7 +371,7 @@ function expected(kind) {
   return last && size <= last.size ? alike : Math.max(general, alike);
 }
 
-// What takes long waits until the hand rests, and says so before the page stands still.
+// What takes long waits until the hand rests, and is computed beside the page, which says so.
 const SLOW = 400, REST = 300;
 const soon = { waiting: 0, turn: 0, took: new Map() };
 
@@ -370,13 +380,18 @@ function stopWaiting() {
   clearTimeout(redraw.later);
   soon.waiting = 0;
   soon.turn += 1;
+  program.giveUp();
   $("picture").removeAttribute("aria-busy");
 }
 
 function redrawSoon() {
   let ms = 0;
+  const requests = [];
   try {
-    for (const kind of [...(editor.on ? [] : [state.kind]), ...state.others]) ms += expected(kind);
+    for (const kind of [...(editor.on ? [] : [state.kind]), ...state.others]) {
+      ms += expected(kind);
+      requests.push({ ask: "draw", wanted: wanted(kind) });
+    }
   } catch (problem) {
     if (!problem.field) throw problem;
     ms = 0;
@@ -388,9 +403,10 @@ function redrawSoon() {
   grey(true, true);
   $("picture").setAttribute("aria-busy", "true");
   const turn = soon.turn;
-  const now = () => { if (turn === soon.turn) redraw(false); };
-  // The second wait is for the browser to paint the first one's word.
-  soon.waiting = setTimeout(() => requestAnimationFrame(() => setTimeout(now, 0)), REST);
+  soon.waiting = setTimeout(async () => {
+    await program.ahead(requests);
+    if (turn === soon.turn) redraw(false);
+  }, REST);
 }
 
 async function start() {
@@ -413,7 +429,7 @@ async function start() {
   }));
   fromAddress();
   listenToPage();
-  redraw(false);
+  redrawSoon();
   document.body.dataset.ready = "1";
 }
 
@@ -433,7 +449,7 @@ function listenToPage() {
     stopEditing();
     fillControls();
     saveAddress();
-    redraw(false);
+    redrawSoon();
   };
   $("csv").oninput = () => { editor.on = true; editor.csv = $("csv").value; redraw(true); };
   $("path").onchange = () => redraw(true);
@@ -463,7 +479,7 @@ function listenToPage() {
     document.body.classList.remove("over");
     if (e.dataTransfer.files[0]) open(e.dataTransfer.files[0]);
   });
-  addEventListener("hashchange", () => { stopEditing(); fromAddress(); redraw(false); });
+  addEventListener("hashchange", () => { stopEditing(); fromAddress(); redrawSoon(); });
   addEventListener("resize", () => { for (const chart of charts) chart.draw(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { for (const chart of charts) chart.draw(); });
 }

@@ -1,31 +1,86 @@
 // The schedule crate as WebAssembly: ask(request) gives its answer, both plain objects.
 const program = (() => {
-  let wasm = null;
-  async function start() {
-    const text = atob(document.getElementById("program").textContent.trim());
-    const packed = new Blob([Uint8Array.from(text, (c) => c.charCodeAt(0))]);
-    const unpacked = packed.stream().pipeThrough(new DecompressionStream("gzip"));
-    const bytes = await new Response(unpacked).arrayBuffer();
-    wasm = (await WebAssembly.instantiate(bytes, {})).instance.exports;
+  let module = null, askText = null, script = null, worker = null;
+  // Answers that a worker has computed, with the time that each took, by the text of the request.
+  const ready = new Map();
+
+  // Text to text. Also what a worker runs, which sees nothing of this page.
+  function speaker(wasm) {
+    return (request) => {
+      const bytes = new TextEncoder().encode(request);
+      const at = wasm.room(bytes.length);
+      new Uint8Array(wasm.memory.buffer, at, bytes.length).set(bytes);
+      const answer = wasm.ask(at, bytes.length);
+      const length = new DataView(wasm.memory.buffer).getUint32(answer, true);
+      const text = new TextDecoder().decode(new Uint8Array(wasm.memory.buffer, answer + 4, length));
+      wasm.done(answer);
+      return text;
+    };
   }
-  function askText(request) {
-    const bytes = new TextEncoder().encode(request);
-    const at = wasm.room(bytes.length);
-    new Uint8Array(wasm.memory.buffer, at, bytes.length).set(bytes);
-    const answer = wasm.ask(at, bytes.length);
-    const length = new DataView(wasm.memory.buffer).getUint32(answer, true);
-    const text = new TextDecoder().decode(new Uint8Array(wasm.memory.buffer, answer + 4, length));
-    wasm.done(answer);
-    return text;
+  function stopped(fault) {
+    return { error: "The program stopped on this request: " + fault.message };
   }
-  // A fault inside would leave the program in pieces: it is started anew, and the fault told.
-  function safely(request) {
-    try {
-      return JSON.parse(askText(JSON.stringify(request)));
-    } catch (fault) {
-      start();
-      return { error: "The program stopped on this request: " + fault.message };
+  // A request that fails leaves its program in pieces: every one has its own.
+  async function work({ data: [module, requests] }) {
+    for (const request of requests) {
+      const began = performance.now();
+      let answer;
+      try {
+        answer = speaker((await WebAssembly.instantiate(module, {})).exports)(request);
+      } catch (fault) {
+        answer = JSON.stringify(stopped(fault));
+      }
+      postMessage([request, answer, performance.now() - began]);
     }
   }
-  return { start, ask: safely, askText };
+
+  async function start() {
+    if (!module) {
+      const text = atob(document.getElementById("program").textContent.trim());
+      const packed = new Blob([Uint8Array.from(text, (c) => c.charCodeAt(0))]);
+      const unpacked = packed.stream().pipeThrough(new DecompressionStream("gzip"));
+      module = await WebAssembly.compile(await new Response(unpacked).arrayBuffer());
+    }
+    askText = speaker((await WebAssembly.instantiate(module, {})).exports);
+  }
+  // The answer, and in `told.ms` the time it took. A fault inside is told, and the program started anew.
+  function ask(request, told = {}) {
+    const text = JSON.stringify(request), began = performance.now(), known = ready.get(text);
+    try {
+      const answer = JSON.parse(known ? known[0] : askText(text));
+      told.ms = known ? known[1] : performance.now() - began;
+      return answer;
+    } catch (fault) {
+      start();
+      return stopped(fault);
+    }
+  }
+  // Computes answers beside the page, which ask() then has at once, until others are computed. True
+  // once all are there; false where there are no workers. What was being computed is given up.
+  function ahead(requests, besides = false) {
+    giveUp();
+    if (!besides) ready.clear();
+    const missing = new Set(requests.map((request) => JSON.stringify(request)));
+    return new Promise((done) => {
+      const end = (well) => { giveUp(); done(well); };
+      try {
+        script ??= URL.createObjectURL(new Blob([`${speaker};${stopped};onmessage = ${work}`], { type: "text/javascript" }));
+        worker = new Worker(script);
+      } catch {
+        return end(false);
+      }
+      worker.onerror = (e) => { e.preventDefault(); end(false); };
+      worker.onmessage = ({ data: [request, answer, ms] }) => {
+        ready.set(request, [answer, ms]);
+        missing.delete(request);
+        if (!missing.size) end(true);
+      };
+      worker.postMessage([module, [...missing]]);
+    });
+  }
+  function giveUp() {
+    if (worker) worker.terminate();
+    worker = null;
+  }
+  return { start, ask, ahead, giveUp, askText: (request) => askText(request) };
 })();

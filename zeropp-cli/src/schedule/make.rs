@@ -65,8 +65,29 @@ pub(super) fn shape(request: &Request, kind: &str, alike: bool) -> Shape {
     Shape { pp, virtual_stages, micro_batches, unit }
 }
 
+/// Limits on gathers and on a search are for kinds that have them.
+fn keeps_to_kind(request: &Request, kind: &str) -> Result<(), Failure> {
+    let plans = request.all || Kind::find(kind).is_some_and(|kind| kind.plans_gathers);
+    let Limits { gathered, gathers, evaluations } = request.limits;
+    let given = [
+        ("max-gathered", gathered.map(|n| n as u64)),
+        ("max-gathers", gathers.map(|n| n as u64)),
+        ("evaluations", evaluations),
+    ];
+    let first = given.into_iter().find_map(|(name, value)| Some((name, value?)));
+    match first {
+        Some((name, value)) if !plans => Err(Failure::bad_input(format!(
+            "{name} = {value}: schedule {kind} has no such setting; use kind {}, or leave it \
+             out",
+            Kind::names(|kind| kind.plans_gathers)
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Generates, lowers if asked, verifies and simulates.
 pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, Failure> {
+    keeps_to_kind(request, kind)?;
     let stages = shape.pp.checked_mul(shape.virtual_stages).filter(|s| *s <= STAGES_MAX);
     let stages = stages.ok_or_else(|| {
         Failure::bad_input(format!(

@@ -225,6 +225,8 @@ fn a_missing_rank_is_gone_around_and_priced() {
         let checked = works(dir.path(), "check around.json");
         assert!(checked.contains("11 ranks, 4 stages"), "{checked}");
     }
+    let page = works(dir.path(), &format!("{line} --format html"));
+    assert!(page.contains("P 4 (11 ranks), V 1, 18 micro-batches"), "the shape of a replica");
     for (flags, message) in [
         ("--missing 1,1 --missing 1,2", "one rank of each place must be left"),
         ("--missing 4,0", "places are 0..4"),

@@ -281,13 +281,9 @@ pub(super) fn nothing(job: &Job) -> PlanError {
     }
     let kind = job.fixed.schedule.as_deref().and_then(Kind::find);
     if let (Some(kind), Some(v)) = (kind, job.fixed.virtual_stages)
-        && !kind.stages.allows(v)
+        && let Some((problem, help)) = kind.refused_stages(v)
     {
-        return PlanError::new(format!(
-            "virtual = {v}: schedule {} cannot have that many stages on each rank; use {}, leave \
-             virtual out, or use another schedule",
-            kind.name, kind.stages
-        ));
+        return PlanError::new(format!("virtual = {v}: {problem}; {help}"));
     }
     let samples = job.global_batch;
     if let Some(b) = job.fixed.micro_batch_size.filter(|b| !samples.is_multiple_of(*b)) {

@@ -181,10 +181,6 @@ struct Page<'a> {
     runs: Vec<Run<'a>>,
     /// Length of the longest run, ns.
     length: u64,
-    /// Largest memory of any rank.
-    memory: u64,
-    /// The same with its unit, for the axis.
-    most: String,
 }
 
 #[derive(Serialize)]
@@ -199,6 +195,10 @@ struct Run<'a> {
     title: &'a str,
     /// Until its last span's end, ns.
     length: u64,
+    /// Largest memory of any rank of the runs whose memory is in the same unit.
+    memory: u64,
+    /// The same with its unit, for the axis.
+    most: String,
     /// Shade of each stage, 0 to 1.
     shades: Vec<f64>,
     ranks: Vec<Rank>,
@@ -234,32 +234,28 @@ fn data(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
         color: hex(s.color),
         texture: texture(s.texture),
     });
-    let ranks = timelines.iter().flat_map(|t| &t.ranks);
-    let runs: Vec<Run> = timelines.iter().map(|t| run(t)).collect();
-    let memory = ranks.map(peak).max().unwrap_or(0);
-    let unit = timelines[0].memory_unit;
+    // Runs in other units have no scale in common.
+    let alike = |unit| timelines.iter().filter(move |t| t.memory_unit == unit);
+    let most = |unit| alike(unit).flat_map(|t| &t.ranks).map(peak).max().unwrap_or(0);
+    let runs: Vec<Run> = timelines.iter().map(|t| run(t, most(t.memory_unit))).collect();
     let page = Page {
         styles: styles.collect(),
         length: runs.iter().map(|r| r.length).max().unwrap_or(1),
-        memory,
-        // Runs in other units have no axis in common; their numbers keep their units.
-        most: match timelines.iter().all(|t| t.memory_unit == unit) {
-            true => unit.text(memory),
-            false => String::new(),
-        },
         runs,
     };
     let json = serde_json::to_string(&page)?;
     out.write_all(json.replace('<', "\\u003c").as_bytes())
 }
 
-fn run(timeline: &Timeline) -> Run<'_> {
+fn run(timeline: &Timeline, memory: u64) -> Run<'_> {
     let (start, end) = extent(timeline);
     let bubbles = timeline.bubbles();
     let ranks = (0..timeline.ranks.len()).map(|i| rank(timeline, i, bubbles[i], start));
     Run {
         title: &timeline.title,
         length: end - start,
+        memory,
+        most: timeline.memory_unit.text(memory),
         shades: shades(&timeline.placement),
         ranks: ranks.collect(),
     }

@@ -15,6 +15,7 @@ pub const FORWARD: Kind = Kind {
     step: StepForm::Units,
     rate: Rate::Makespan,
     obeys_limit: false,
+    plans_gathers: false,
     generate: |shape, _| Ok(forward(&looping(shape.pp, shape.virtual_stages), &shape.units())),
 };
 

@@ -23,6 +23,8 @@ pub struct Kind {
     pub rate: Rate,
     /// Whether it looks for an order within a memory limit.
     pub obeys_limit: bool,
+    /// Whether gathers are part of the order it looks for, within limits of their own.
+    pub plans_gathers: bool,
     /// Makes the compute actions, for a shape that is nowhere zero: for given costs where there are
     /// any and the kind weighs one order against another, else for equal ones.
     pub generate: fn(&Shape, Option<&Costs>) -> Result<Schedule, ScheduleError>,
@@ -123,6 +125,7 @@ pub const KINDS: &[Kind] = &[
         step: Units,
         rate: OwnSpan,
         obeys_limit: false,
+        plans_gathers: false,
         generate: |shape, _| zeropp::generate(shape),
     },
     Kind {
@@ -132,6 +135,7 @@ pub const KINDS: &[Kind] = &[
         step: Whole,
         rate: Makespan,
         obeys_limit: false,
+        plans_gathers: false,
         generate: |shape, _| breadth_first::generate("gpipe", shape),
     },
     Kind {
@@ -141,6 +145,7 @@ pub const KINDS: &[Kind] = &[
         step: Whole,
         rate: Makespan,
         obeys_limit: false,
+        plans_gathers: false,
         generate: |shape, _| one_f_one_b::generate(shape),
     },
     Kind {
@@ -150,6 +155,7 @@ pub const KINDS: &[Kind] = &[
         step: Rounds,
         rate: MakespanLessMessages,
         obeys_limit: false,
+        plans_gathers: false,
         generate: |shape, _| interleaved::generate(shape),
     },
     Kind {
@@ -159,6 +165,7 @@ pub const KINDS: &[Kind] = &[
         step: Whole,
         rate: Makespan,
         obeys_limit: false,
+        plans_gathers: false,
         generate: |shape, _| breadth_first::generate("bf-pp", shape),
     },
     Kind {
@@ -168,6 +175,7 @@ pub const KINDS: &[Kind] = &[
         step: Rounds,
         rate: Makespan,
         obeys_limit: false,
+        plans_gathers: false,
         generate: |shape, _| interleaved::generate_zb(shape),
     },
     Kind {
@@ -177,6 +185,7 @@ pub const KINDS: &[Kind] = &[
         step: Whole,
         rate: Makespan,
         obeys_limit: false,
+        plans_gathers: false,
         generate: |shape, _| zb_h::h1(shape),
     },
     Kind {
@@ -186,6 +195,7 @@ pub const KINDS: &[Kind] = &[
         step: Whole,
         rate: OwnSpan,
         obeys_limit: false,
+        plans_gathers: false,
         generate: |shape, _| zb_h::h2(shape),
     },
     Kind {
@@ -195,6 +205,7 @@ pub const KINDS: &[Kind] = &[
         step: Whole,
         rate: OwnSpan,
         obeys_limit: true,
+        plans_gathers: false,
         generate: |shape, costs| zb_auto::within("zb-1p", shape, costs, 1),
     },
     Kind {
@@ -204,6 +215,7 @@ pub const KINDS: &[Kind] = &[
         step: Whole,
         rate: OwnSpan,
         obeys_limit: true,
+        plans_gathers: false,
         generate: |shape, costs| zb_auto::within("zb-2p", shape, costs, 2),
     },
     Kind {
@@ -213,6 +225,7 @@ pub const KINDS: &[Kind] = &[
         step: Whole,
         rate: OwnSpan,
         obeys_limit: true,
+        plans_gathers: false,
         generate: |shape, costs| match costs {
             Some(costs) => zb_v::zb_v(shape, costs),
             None => zb_v::generate(shape),
@@ -225,6 +238,7 @@ pub const KINDS: &[Kind] = &[
         step: Whole,
         rate: OwnSpan,
         obeys_limit: true,
+        plans_gathers: false,
         generate: |shape, costs| v_blocks::v_half(shape, &or_equal(costs, shape)),
     },
     Kind {
@@ -234,6 +248,7 @@ pub const KINDS: &[Kind] = &[
         step: Whole,
         rate: OwnSpan,
         obeys_limit: true,
+        plans_gathers: false,
         generate: |shape, costs| v_blocks::v_min(shape, &or_equal(costs, shape)),
     },
     Kind {
@@ -243,6 +258,7 @@ pub const KINDS: &[Kind] = &[
         step: Whole,
         rate: OwnSpan,
         obeys_limit: true,
+        plans_gathers: true,
         generate: |shape, costs| {
             budgeted::auto(shape, &or_equal(costs, shape)).map(|found| found.schedule)
         },
@@ -254,6 +270,7 @@ pub const KINDS: &[Kind] = &[
         step: Units,
         rate: OwnSpan,
         obeys_limit: true,
+        plans_gathers: false,
         generate: |shape, costs| zeropp_auto::zeropp_auto(shape, &or_equal(costs, shape)),
     },
     Kind {
@@ -263,6 +280,7 @@ pub const KINDS: &[Kind] = &[
         step: Whole,
         rate: Makespan,
         obeys_limit: false,
+        plans_gathers: false,
         generate: |shape, _| dualpipe_v::generate(shape),
     },
     Kind {
@@ -272,6 +290,7 @@ pub const KINDS: &[Kind] = &[
         step: Whole,
         rate: Makespan,
         obeys_limit: false,
+        plans_gathers: false,
         generate: |shape, _| super::hanayo::generate(shape),
     },
 ];
@@ -285,6 +304,15 @@ impl Kind {
     /// The row with this name: one of [`KINDS`], or [`FORWARD`].
     pub fn find(name: &str) -> Option<&'static Kind> {
         KINDS.iter().chain([&FORWARD]).find(|kind| kind.name == name)
+    }
+
+    /// Why it cannot have `v` stages on each rank, and what would work, in words; none if it can.
+    pub fn refused_stages(&self, v: usize) -> Option<(String, String)> {
+        (!self.stages.allows(v)).then(|| {
+            let problem = format!("schedule {} cannot have that many stages on each rank", self.name);
+            let help = format!("use {}, leave virtual out, or use another schedule", self.stages);
+            (problem, help)
+        })
     }
 
     /// The names of all kinds that `choose` takes, in words: `a, b and c`.

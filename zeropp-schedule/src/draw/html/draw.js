@@ -39,7 +39,7 @@ for (const run of page.runs) {
   }
 }
 const hasCommunication = page.runs.some(run => run.ranks.some(rank => rank.rows[1].length));
-const hasMemory = page.memory > 0;
+const hasMemory = page.runs.some(run => run.memory > 0);
 
 /** Ranks in the order they are drawn; where runs are paired, equal ranks stand together. */
 function lanes() {
@@ -210,7 +210,7 @@ function drawLane(lane, top, h) {
   if (h.communication) drawRows(rank, rank.rows[1], top + h.compute + 1, h.communication - 2);
   if (h.memory) drawMemory(rank, top + h.compute + h.communication, h.memory);
   ink.restore();
-  if (h.memory >= 12 && rank.memory.length) memoryAxis(top + h.compute + h.communication, h.memory);
+  if (h.memory >= 12 && rank.memory.length) memoryAxis(rank, top + h.compute + h.communication, h.memory);
   ink.fillStyle = "#111";
   ink.font = `12px ${FONT}`;
   ink.textBaseline = "middle";
@@ -222,8 +222,8 @@ function drawLane(lane, top, h) {
   ink.fillText(rank.peak, width - 10, middle);
 }
 
-/** The scale of memory, left of a curve: all lanes have the same one. */
-function memoryAxis(top, tall) {
+/** The scale of memory, left of a curve: all lanes in the same unit have the same one. */
+function memoryAxis(rank, top, tall) {
   ink.fillStyle = "#888";
   ink.fillRect(left - 1, top + 2, 1, tall - 2);
   ink.fillRect(left - 4, top + 2, 4, 1);
@@ -232,7 +232,7 @@ function memoryAxis(top, tall) {
   ink.font = `9px ${FONT}`;
   ink.textBaseline = "middle";
   ink.textAlign = "right";
-  ink.fillText(page.most, left - 6, top + 5);
+  ink.fillText(rank.run.most, left - 6, top + 5);
   ink.fillText("0", left - 6, top + tall - 3);
 }
 
@@ -303,7 +303,7 @@ function box(rank, style, stage, batch, from, top, wide, tall) {
 function drawMemory(rank, top, tall) {
   const points = rank.memory, base = top + tall;
   if (!points.length) return;
-  const y = bytes => base - (tall - 2) * bytes / page.memory;
+  const y = bytes => base - (tall - 2) * bytes / rank.run.memory;
   const end = view.start + plotWidth() * view.scale;
   let i = 0;
   for (let low = 0, high = points.length / 2; low < high;) {

@@ -123,18 +123,22 @@ fn styles_agree_with_the_script() {
 }
 
 #[test]
-fn a_page_has_the_facts_of_each_run_and_the_scale_of_memory() {
+fn a_page_has_the_facts_and_the_scale_of_memory_of_each_run() {
     let (mut a, mut b) = (gpipe(2, 1, 2, 1), gpipe(2, 1, 2, 1));
     (a.facts, b.facts) = (vec!["P 2 & V 1".into(), "zeropp 1".into()], vec!["P 2".into()]);
     let page = text(&[&a, &b]);
     assert!(page.contains("<p class=\"facts\"><b>A</b> P 2 &amp; V 1<br>zeropp 1</p>"));
     assert!(page.contains("<p class=\"facts\"><b>B</b> P 2</p>"));
     let most = a.ranks.iter().map(peak).max().unwrap();
-    assert_eq!(data_of(&page)["most"], format!("{most} units"));
-    // Runs in different units share no axis.
+    assert_eq!(data_of(&page)["runs"][0]["most"], format!("{most} units"));
+    // Runs in different units share no scale.
     b.memory_unit = crate::timeline::MemoryUnit::Bytes;
     let data = data_of(&text(&[&a, &b]));
-    assert_eq!(data["most"], "");
+    let top = b.ranks.iter().map(peak).max().unwrap();
+    let axes = [(format!("{most} units"), most), (format!("{top} B"), top)];
+    for (run, (text, memory)) in data["runs"].as_array().unwrap().iter().zip(axes) {
+        assert_eq!((&run["most"], &run["memory"]), (&text.into(), &memory.into()));
+    }
     assert!(data["runs"][1]["ranks"][0]["peak"].as_str().unwrap().ends_with(" B"));
 }
 
