@@ -33,7 +33,9 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     if let Some(folder) = matches.get_one::<PathBuf>("out") {
         std::fs::create_dir_all(folder).map_err(|e| {
             let folder = folder.display();
-            Failure::bad_input(format!("out = {folder}: cannot be made ({e}); choose another folder"))
+            Failure::bad_input(format!(
+                "out = {folder}: cannot be made ({e}); choose another folder"
+            ))
         })?;
         for (name, svg) in zeropp_plan::papers::pictures().map_err(Failure::failed_run)? {
             write(&folder.join(name), svg.as_bytes())?;

@@ -309,7 +309,8 @@ impl Kind {
     /// Why it cannot have `v` stages on each rank, and what would work, in words; none if it can.
     pub fn refused_stages(&self, v: usize) -> Option<(String, String)> {
         (!self.stages.allows(v)).then(|| {
-            let problem = format!("schedule {} cannot have that many stages on each rank", self.name);
+            let problem =
+                format!("schedule {} cannot have that many stages on each rank", self.name);
             let help = format!("use {}, leave virtual out, or use another schedule", self.stages);
             (problem, help)
         })
