@@ -8,6 +8,7 @@ use toml::Table;
 use zeropp_checkpoint::checkpoint_at;
 
 use crate::Error;
+use crate::checkpoint::{MODEL_DIGEST, model_digest};
 use crate::config::{Config, ConfigError, OPTIONS, is_gguf};
 
 /// The settings of the model whose weights lie at `path`, a checkpoint, a folder of them (for the
@@ -19,6 +20,7 @@ use crate::config::{Config, ConfigError, OPTIONS, is_gguf};
 pub fn config_of(path: &Path) -> Result<Config, Error> {
     let mut settings = Table::new();
     let vocab;
+    let mut then = None;
     if let Some(checkpoint) = checkpoint_at(path)? {
         let manifest = checkpoint.manifest();
         for option in OPTIONS.iter().filter(|option| option.of_model) {
@@ -29,6 +31,7 @@ pub fn config_of(path: &Path) -> Result<Config, Error> {
             }
         }
         vocab = Some(manifest.vocabulary);
+        then = manifest.settings.get(MODEL_DIGEST).cloned();
     } else if path.join("config.json").is_file() {
         // With a slash it is a path, whatever its name.
         settings.insert("model".into(), path.join("config.json").display().to_string().into());
@@ -42,6 +45,14 @@ pub fn config_of(path: &Path) -> Result<Config, Error> {
         return Err(ConfigError::value("weights", path.display(), problem, help).into());
     }
     let config = Config::default().with(settings)?;
+    let now = then.as_ref().and_then(|_| model_digest(&config));
+    if now.is_some() && now != then {
+        let problem = format!(
+            "describes another model than the one that {} has the weights of",
+            path.display()
+        );
+        return Err(ConfigError::value("model", &config.model, problem, "restore it").into());
+    }
     Ok(Config { vocab: vocab.or(config.vocab), init_from: Some(path.to_path_buf()), ..config })
 }
 

@@ -3,9 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use zeropp_checkpoint::checkpoint_at;
 use zeropp_core::files::read_text;
+use zeropp_core::model::decoder::Decoder;
+use zeropp_core::model::hf_config::parse;
 use zeropp_core::model::hf_written::config_json;
 use zeropp_weights::{Family, ParameterShape, StoreAs, Tensor, Weights, export, write_folder};
 use zeropp_zero3::checkpoint::Manifest;
@@ -19,6 +21,9 @@ use crate::checkpoint::merged::Merged;
 const FILE_BYTES_MAX: usize = 5_000_000_000;
 /// The longest file of settings that is read.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
+
+/// What a `config.json` has.
+type Fields = Map<String, Value>;
 
 /// How a checkpoint is exported.
 #[derive(Clone, Debug)]
@@ -85,9 +90,8 @@ pub fn export_checkpoint(
     // It may have begun with another checkpoint.
     let is_model = |path: &PathBuf| path.is_file() || path.join("config.json").is_file();
     let like = options.like.clone().or(began_with.filter(is_model));
-    let config = config(from, manifest, like.as_deref(), options.store_as)?.ok_or_else(|| {
-        wrong("no config.json is known for it", "name a model that it is like, with --like")
-    })?;
+    let config = config(from, manifest.vocabulary, like.as_deref(), options.like.is_some())?;
+    let config = as_stored(config, manifest.vocabulary, options.store_as);
     let plan = export::tensors(family, &shapes, manifest.vocabulary, options.store_as);
     let tensors: Vec<Tensor> = plan.iter().map(|e| e.tensor.clone()).collect();
     let mut others = vec![("config.json", format!("{config:#}\n").into_bytes())];
@@ -149,30 +153,73 @@ fn companions(model: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, Error> {
     there.map(read).collect()
 }
 
-/// The `config.json`: that of the model that this one is like, else by the checkpoint's settings.
+/// The `config.json`: that of the model that this one is like where it describes this model, else
+/// by the checkpoint's settings.
+///
+/// # Errors
+/// A model that was named for it and is another one; none that is known.
 fn config(
     from: &Path,
-    manifest: &Manifest,
+    vocabulary: usize,
     like: Option<&Path>,
-    store_as: StoreAs,
-) -> Result<Option<Value>, Error> {
-    let config = match like {
-        Some(path) if path.is_dir() => {
-            let path = path.join("config.json");
-            let text = read_text(&path, TEXT_BYTES_MAX);
-            let text = text.map_err(|source| Error::Output { path: path.clone(), source })?;
-            serde_json::from_str(&text).ok()
-        }
-        Some(path) => Weights::open(path).map_err(ExportError::from)?.gguf_config(),
-        None => None,
+    is_named: bool,
+) -> Result<Fields, Error> {
+    let wrong = |problem: String, help: &str| {
+        Err(Error::Export { path: from.to_path_buf(), problem, help: help.into() })
     };
-    let described = || {
-        let config = config_of(from).ok()?;
-        let decoder = config.decoder(manifest.vocabulary).ok()?;
-        config_json(&decoder).map(Value::Object)
+    let theirs = like.map(config_like).transpose()?.flatten();
+    let own = config_of(from).and_then(|config| Ok(config.decoder(vocabulary)?));
+    let unknown = "no config.json is known for it";
+    let help = "name a model that it is like, with --like";
+    match (theirs, own) {
+        (Some(theirs), Ok(own)) => match (differing(&theirs, &own), config_json(&own)) {
+            (None, _) => Ok(theirs),
+            (Some(_), Some(own)) if !is_named => Ok(own),
+            (Some(field), _) => {
+                let like = like.unwrap_or(Path::new("")).display();
+                let problem = format!("the {field} of {like} is not that of this model");
+                wrong(problem, "leave --like out, or name a model that it is like")
+            }
+        },
+        // Nobody knows better.
+        (Some(theirs), Err(_)) if is_named => Ok(theirs),
+        (None, Ok(own)) => config_json(&own).map_or_else(|| wrong(unknown.into(), help), Ok),
+        (_, Err(error)) => wrong(format!("{unknown} ({error})"), help),
+    }
+}
+
+/// The `config.json` of a folder, or what a GGUF file says.
+fn config_like(path: &Path) -> Result<Option<Fields>, Error> {
+    if !path.is_dir() {
+        let config = Weights::open(path).map_err(ExportError::from)?.gguf_config();
+        return Ok(config.and_then(|config| config.as_object().cloned()));
+    }
+    let path = path.join("config.json");
+    let text = read_text(&path, TEXT_BYTES_MAX);
+    let text = text.map_err(|source| Error::Output { path, source })?;
+    Ok(serde_json::from_str(&text).ok())
+}
+
+/// What of a `config.json` describes another model than `own`, in a word; the vocabulary apart,
+/// and how long texts may be.
+fn differing(theirs: &Fields, own: &Decoder) -> Option<String> {
+    let text = Value::Object(theirs.clone()).to_string();
+    let Ok(read) = parse(&text, Path::new("config.json")) else {
+        return Some("model_type".into());
     };
-    let config = config.or_else(described);
-    let Some(Value::Object(mut config)) = config else { return Ok(None) };
+    let Decoder { vocabulary, vocabulary_multiple, context, .. } = *own;
+    let theirs = Decoder { vocabulary, vocabulary_multiple, context, ..read.decoder };
+    if theirs == *own {
+        return None;
+    }
+    let fields = |decoder| config_json(decoder).unwrap_or_default();
+    let (theirs, own) = (fields(&theirs), fields(own));
+    let other = own.keys().chain(theirs.keys()).find(|key| own.get(*key) != theirs.get(*key));
+    Some(other.cloned().unwrap_or_else(|| "config.json".into()))
+}
+
+/// With the numbers of the file that is written.
+fn as_stored(mut config: Fields, vocabulary: usize, store_as: StoreAs) -> Value {
     let dtype = match store_as {
         StoreAs::F32 => "float32",
         StoreAs::Bf16 => "bfloat16",
@@ -181,12 +228,12 @@ fn config(
     for key in ["dtype", "torch_dtype"] {
         config.insert(key.into(), json!(dtype));
     }
-    config.insert("vocab_size".into(), json!(manifest.vocabulary));
+    config.insert("vocab_size".into(), json!(vocabulary));
     let theta = config.get("rope_parameters").and_then(|rope| rope.get("rope_theta")).cloned();
     if let Some(theta) = theta {
         config.entry("rope_theta").or_insert(theta);
     }
-    Ok(Some(Value::Object(config)))
+    Value::Object(config)
 }
 
 #[cfg(test)]

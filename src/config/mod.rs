@@ -32,7 +32,7 @@ pub use choice::{
 pub(crate) use deal::Deal;
 pub use error::ConfigError;
 pub use kind::OptionKind;
-pub(crate) use model::is_gguf;
+pub(crate) use model::{is_gguf, is_path};
 pub use options::{Config, OPTIONS};
 pub use resume::Resume;
 pub use roles::{Across, OnResume};

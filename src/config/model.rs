@@ -43,7 +43,7 @@ enum Named {
 }
 
 /// Whether a value of `model` is a path: it has a slash, or ends in `.json` or `.gguf`.
-pub(super) fn is_path(model: &str) -> bool {
+pub(crate) fn is_path(model: &str) -> bool {
     let has_end = model.ends_with(".json") || is_gguf(Path::new(model));
     has_end || model.contains(std::path::is_separator)
 }

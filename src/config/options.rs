@@ -333,14 +333,14 @@ options! {
         /// first token is not scored.
         ///
         /// Documents begin where the data's .idx says, or behind each document-end.
-        "document-mask" "BOOL" document_mask: bool = false, Same Told;
+        "document-mask" "BOOL" document_mask: bool = false, Same Told OfModel;
         /// The token id that ends a document, for document-mask. Default: the data's .idx says it.
-        "document-end" "ID" document_end: Option<usize> = None, Same Told;
+        "document-end" "ID" document_end: Option<usize> = None, Same Told OfModel;
         /// Score only the tokens that the .mask beside the data marks, where there is one.
         ///
         /// `zeropp tokenize` writes it for chats: the answers. The loss is the mean over the scored
         /// tokens of the whole step.
-        "loss-mask" "BOOL" loss_mask: bool = true, Same Told;
+        "loss-mask" "BOOL" loss_mask: bool = true, Same Told OfModel;
     }
     "Machine" {
         /// The number type of weights and activations.

@@ -77,6 +77,14 @@ impl Config {
             (Some(path), true) => Dataset::open(path, self.tokenizer)?,
             (None, true) => Dataset::builtin(),
         };
+        if let Some([bytes, ids]) = dataset.unlike() {
+            let problem = format!(
+                "{bytes} has bytes and {ids} token ids, and no model knows which is which; turn \
+                 text into tokens with zeropp tokenize"
+            );
+            let path = self.data_mix.clone().unwrap_or_default().into();
+            return Err(DataError::Malformed { path, problem });
+        }
         let dataset = match self.split_shares().map_err(malformed)? {
             Some((training, validation)) => dataset.split(training, validation, part),
             None => dataset,

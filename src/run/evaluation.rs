@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use zeropp_comm::groups::Groups;
-use zeropp_core::choice::{Order, Tokenizer};
+use zeropp_core::choice::Order;
 use zeropp_core::data::{DataError, Dataset, Sampler};
 use zeropp_core::metrics::Evaluation;
 use zeropp_pipeline::executor::{Executor, ModelWorker, TokenSource};
@@ -18,7 +18,7 @@ use zeropp_pipeline::timeline::Span;
 use zeropp_zero3::checkpoint::Plateau;
 
 use crate::Error;
-use crate::config::ConfigError;
+use crate::config::{Config, ConfigError};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::mask_check;
@@ -45,8 +45,12 @@ impl EvaluationSet {
     /// The samples that the settings ask for; none where they ask for no validation loss.
     ///
     /// # Errors
-    /// No data for it, too little, or token ids that the model does not have.
-    pub(crate) fn new(bp: &Blueprint) -> Result<Option<EvaluationSet>, Error> {
+    /// No data for it, too little, token ids that the model does not have, or tokens of another
+    /// kind than those it is `trained_on`.
+    pub(crate) fn new(
+        bp: &Blueprint,
+        trained_on: &Dataset,
+    ) -> Result<Option<EvaluationSet>, Error> {
         let config = &bp.config;
         if config.eval_every == 0 {
             return Ok(None);
@@ -60,17 +64,9 @@ impl EvaluationSet {
             let help = "name it with eval-data, or keep a part of the data with split, as in 98,2";
             return Err(ConfigError::value("eval-every", config.eval_every, problem, help).into());
         };
+        check_kind(&data, trained_on)?;
         let known = bp.model.vocabulary;
-        // Where it is given, ids are looked at as they are read.
-        if config.vocab.is_none() && data.vocabulary() > known {
-            return Err(Error::EvaluationData(format!(
-                "eval-data = {}: its largest token id is {}, and the model has {known} of them; \
-                 use data of the same tokenizer, or a vocab of at least {}",
-                data.origin(),
-                data.vocabulary() - 1,
-                data.vocabulary()
-            )));
-        }
+        check_ids(config, &data, known)?;
         let data = data.with_vocabulary(known);
         let (there, size) = (data.samples(config.seq), config.micro_batch_size);
         let per_batch = config.samples_per_step() / size;
@@ -91,6 +87,7 @@ impl EvaluationSet {
             mask_check::check_documents(config, &data, true)?;
         }
         let sampler = config.sampler_in(Order::Sequential);
+        let bytes = data.is_bytes() && known == 256;
         let scored = scored(&data, &sampler, (micro_batches, size), config.samples_per_step())?;
         Ok(Some(EvaluationSet {
             data: (data, sampler),
@@ -98,7 +95,7 @@ impl EvaluationSet {
             micro_batches,
             batches: micro_batches.div_ceil(per_batch) as u64,
             tokens: (micro_batches * size * config.seq) as u64,
-            bytes: config.tokenizer == Tokenizer::Bytes && known == 256,
+            bytes,
         }))
     }
 
@@ -117,6 +114,35 @@ impl EvaluationSet {
             ..Evaluation::default()
         }
     }
+}
+
+/// What is measured on has tokens of the kind that is trained on.
+fn check_kind(data: &Dataset, trained_on: &Dataset) -> Result<(), Error> {
+    if data.is_bytes() == trained_on.is_bytes() {
+        return Ok(());
+    }
+    let kind = |data: &Dataset| if data.is_bytes() { "bytes" } else { "token ids" };
+    Err(Error::EvaluationData(format!(
+        "eval-data = {}: its tokens are {}, and those of {} are {}; use data of the same tokenizer",
+        data.origin(),
+        kind(data),
+        trained_on.origin(),
+        kind(trained_on)
+    )))
+}
+
+/// The model knows all ids. Where their number is given, they are looked at as they are read.
+fn check_ids(config: &Config, data: &Dataset, known: usize) -> Result<(), Error> {
+    if config.vocab.is_some() || data.vocabulary() <= known {
+        return Ok(());
+    }
+    Err(Error::EvaluationData(format!(
+        "eval-data = {}: its largest token id is {}, and the model has {known} of them; use data \
+         of the same tokenizer, or a vocab of at least {}",
+        data.origin(),
+        data.vocabulary() - 1,
+        data.vocabulary()
+    )))
 }
 
 /// The mean number of scored tokens of the first micro-batches, of `size` samples each; none where

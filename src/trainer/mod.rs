@@ -109,11 +109,12 @@ impl Trainer {
         let config = saved_cut::take_over(config);
         let mut blueprint = Blueprint::new(&config, model, &own)?;
         blueprint.plan.notes.extend(dataset.doubt());
+        blueprint.plan.notes.extend(bytes_for_ids(&blueprint, &dataset));
         let copies = copies::note(&blueprint);
         blueprint.plan.notes.extend(copies);
         blueprint.plan.notes.extend(cores::note(&blueprint.config));
         blueprint.base = initial::base(&blueprint, weights.is_some())?;
-        let evaluation = EvaluationSet::new(&blueprint)?.map(Arc::new);
+        let evaluation = EvaluationSet::new(&blueprint, &dataset)?.map(Arc::new);
         if let Some(set) = &evaluation {
             blueprint.plan.evaluation = evaluation::plan(&blueprint, set.batches, set.tokens);
         }
@@ -380,6 +381,19 @@ fn assemble(bp: &Blueprint, results: Vec<RankResult>, pieces: usize) -> Weights 
         }
     }
     weights
+}
+
+/// Text as bytes for a model whose weights know it as other tokens is hardly what anyone wants.
+fn bytes_for_ids(bp: &Blueprint, dataset: &Dataset) -> Option<String> {
+    let (knows, init_from) = (bp.model.vocabulary, bp.config.init_from.as_ref()?);
+    (dataset.is_bytes() && knows > 256).then(|| {
+        format!(
+            "data = {}: its tokens are bytes, and the model of init-from = {} knows {knows} ids; \
+             turn text into its tokens with zeropp tokenize",
+            dataset.origin(),
+            init_from.display()
+        )
+    })
 }
 
 /// What a trace says of its run.

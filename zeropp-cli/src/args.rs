@@ -167,9 +167,7 @@ pub(crate) fn flag(option: &OptionInfo, default: Option<Value>) -> Arg {
         .allow_negative_numbers(true);
     match option.kind {
         OptionKind::Choice(names) => arg.value_parser(PossibleValuesParser::new(names)),
-        OptionKind::Switch => {
-            may_stand_alone(arg).value_parser(["true", "false"]).hide_possible_values(true)
-        }
+        OptionKind::Switch => switch(arg),
         // Several are a mix of sources.
         OptionKind::Path if option.key == "data" => arg.action(ArgAction::Append),
         kind @ OptionKind::Resume => may_stand_alone(arg)
@@ -201,6 +199,11 @@ pub(crate) fn trained_model() -> Arg {
             "A checkpoint, a folder of checkpoints (the newest), a Hugging Face folder, or a GGUF \
              file",
         )
+}
+
+/// A flag that is true where it stands alone.
+pub(crate) fn switch(arg: Arg) -> Arg {
+    may_stand_alone(arg).value_parser(["true", "false"]).hide_possible_values(true)
 }
 
 fn may_stand_alone(arg: Arg) -> Arg {

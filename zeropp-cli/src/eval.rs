@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Tokenizer};
+use zeropp::data::Dataset;
 use zeropp::{Evaluation, Trainer, config_of};
 
 use crate::Failure;
-use crate::args::{about, ema, trained_model};
+use crate::args::{about, ema, switch, trained_model};
 use crate::figures::say;
 use crate::progress::evaluated;
 
@@ -30,11 +31,14 @@ Exit codes: 0 measured, 2 bad input, 1 the run failed.";
 const BYTES: usize = 256;
 
 /// The settings that may be given, beside the data.
-const SETTINGS: [&str; 10] = [
+const SETTINGS: [&str; 13] = [
     "eval-steps",
     "seq",
     "micro-batch-size",
     "tokenizer",
+    "document-mask",
+    "document-end",
+    "loss-mask",
     "vocab",
     "precision",
     "device",
@@ -58,12 +62,15 @@ pub(crate) fn command() -> Command {
             }
             "seq" => "Tokens in a sample [default: the checkpoint's]".into(),
             "vocab" => "Token ids that the model knows [default: the model's]".into(),
-            "tokenizer" | "precision" => format!("{} [default: the run's]", about(option)),
+            "tokenizer" | "precision" | "document-mask" | "document-end" | "loss-mask" => {
+                format!("{} [default: the run's]", about(option))
+            }
             _ => about(option),
         };
         let arg = Arg::new(option.key).long(option.key).value_name(option.value_name).help(help);
         match option.kind {
             OptionKind::Choice(names) => arg.value_parser(PossibleValuesParser::new(names)),
+            OptionKind::Switch => switch(arg),
             kind => arg.value_parser(move |text: &str| kind.parse(text).map(|_| text.to_string())),
         }
     };
@@ -100,11 +107,14 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         }
     }
     let names_tokens = given.contains_key("tokenizer");
+    let names_end = given.contains_key("document-end");
     let config = config_of(&path("model"))?;
     let config = Config { eval_steps: 0, init_ema: matches.get_flag("ema"), ..config };
-    let config = config.with(given).map_err(Failure::bad_input)?;
+    let mut config = config.with(given).map_err(Failure::bad_input)?;
+    // The run's end of a document has no use without its mask.
+    config.document_end = config.document_end.filter(|_| config.document_mask || names_end);
     let data = path("data");
-    let is_indexed = data.with_extension("idx").is_file();
+    let is_indexed = Dataset::is_indexed(&data);
     let model = path("model");
     let is_file = model.is_file() || model.join("config.json").is_file();
     // An exported model of bytes knows as many ids as there are bytes.

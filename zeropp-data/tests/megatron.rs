@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use zeropp_data::choices::{Order, Tokenizer};
-use zeropp_data::tokens::{Dataset, Sampler, SplitPart};
+use zeropp_data::tokens::{Dataset, LOSS_MASK_MAGIC, Sampler, SplitPart};
 
 /// An index: type of an id, lengths, first bytes, boundaries of documents.
 struct Index {
@@ -102,6 +102,72 @@ fn a_sample_knows_where_its_documents_begin() {
     assert_eq!(starts(&validation, 4, 0), [0]);
     let sampler = Sampler::new(0, Order::Sequential, 4, 1);
     assert_eq!(sampler.sample(&validation, 0, 0).unwrap().0, [12, 13, 14, 15]);
+}
+
+/// A first document longer than its share is cut, and a share of all leaves no document out.
+#[test]
+fn a_split_finds_something_for_each_share() {
+    let dir = tempfile::tempdir().unwrap();
+    for (lengths, shares, expected) in [
+        (vec![20], (50, 50), (10, 10)),
+        (vec![15, 5], (1, 1), (10, 10)),
+        (vec![5, 15], (1, 1), (5, 15)),
+        (vec![5, 15], (1, 0), (20, 0)),
+        (vec![5, 15], (0, 1), (0, 20)),
+        (vec![0, 5, 15], (1, 3), (5, 15)),
+    ] {
+        let bin = pair(dir.path(), &u16s(0..20), &Index::of(&lengths, 8, 2).bytes());
+        let part = |part| {
+            let data = Dataset::open(&bin, Tokenizer::Bytes).unwrap();
+            data.split(shares.0, shares.1, part).len()
+        };
+        let found = (part(SplitPart::Training), part(SplitPart::Validation));
+        assert_eq!(found, expected, "{lengths:?}, {shares:?}");
+    }
+}
+
+#[test]
+fn the_index_is_of_the_fingerprint() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |lengths: &[i32]| {
+        let bin = pair(dir.path(), &u16s(0..20), &Index::of(lengths, 8, 2).bytes());
+        Dataset::open(&bin, Tokenizer::Bytes).unwrap().fingerprint().clone()
+    };
+    let then = of(&[3, 17]);
+    assert_eq!(of(&[3, 17]), then);
+    assert!(of(&[4, 16]).change_since(&then).unwrap().contains("another content"));
+}
+
+/// With and without an index, and no mask where there is none.
+#[test]
+fn a_mask_beside_a_file_of_ids_is_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let bin = dir.path().join("c.bin");
+    std::fs::write(&bin, u16s(0..20)).unwrap();
+    let open = || Dataset::open(&bin, Tokenizer::U16);
+    assert!(!open().unwrap().has_loss_mask());
+    let mask = |tokens: u64| [LOSS_MASK_MAGIC, tokens.to_le_bytes().as_slice(), &[0; 3]].concat();
+    std::fs::write(bin.with_extension("mask"), mask(20)).unwrap();
+    assert!(open().unwrap().has_loss_mask());
+    std::fs::write(bin.with_extension("mask"), mask(21)).unwrap();
+    let error = open().unwrap_err().to_string();
+    assert!(error.contains("a mask of 21 tokens, and the file beside it has 20"), "{error}");
+}
+
+#[test]
+fn bytes_and_ids_are_told_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let bin = pair(dir.path(), &u16s(0..20), &Index::of(&[20], 8, 2).bytes());
+    let ids = Dataset::open(&bin, Tokenizer::Bytes).unwrap();
+    let text = Dataset::from_bytes(vec![65; 20]);
+    assert_eq!((ids.is_bytes(), text.is_bytes()), (false, true));
+    let [bytes, others] = [text.origin().to_owned(), ids.origin().to_owned()];
+    let mixed = Dataset::mixed(vec![(ids.clone(), 1.0), (text.clone(), 2.0)]);
+    assert_eq!(mixed.unlike(), Some([bytes.as_str(), others.as_str()]));
+    for one in [ids, text] {
+        assert_eq!(Dataset::mixed(vec![(one.clone(), 1.0), (one, 1.0)]).unlike(), None);
+    }
+    assert!(Dataset::is_indexed(&dir.path().join("c")) && !Dataset::is_indexed(dir.path()));
 }
 
 #[test]

@@ -36,9 +36,18 @@ fn template(dir: &Path, source: &str) -> Result<ChatTemplate, TokensError> {
 
 /// Tokenizes these lines into `out` in `dir`.
 fn run(dir: &Path, chat: ChatTemplate, lines: &[String]) -> Result<Tokenized, TokensError> {
+    run_by(&fixture("tokenizer.json"), dir, chat, lines)
+}
+
+fn run_by(
+    tokenizer: &Path,
+    dir: &Path,
+    chat: ChatTemplate,
+    lines: &[String],
+) -> Result<Tokenized, TokensError> {
     let input = dir.join("chats.jsonl");
     fs::write(&input, lines.join("\n")).unwrap();
-    let tokenizer = TextTokenizer::open(&fixture("tokenizer.json")).unwrap();
+    let tokenizer = TextTokenizer::open(tokenizer).unwrap();
     let (field, chat) = ("text".into(), Some(chat));
     let options = TokenizeOptions { field, end: None, threads: 3, chat };
     tokenize(&[input], &tokenizer, &dir.join("out"), &options, |_| ())
@@ -85,6 +94,55 @@ fn conversations_are_transformers_to_the_scored_token() {
             fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         left.sort();
         assert_eq!(left, ["chats.jsonl", "out.bin", "out.idx", "out.mask", "template.jinja"]);
+    }
+}
+
+/// The fixture's tokenizer with a field of its file replaced.
+fn changed(dir: &Path, field: &str, value: serde_json::Value) -> PathBuf {
+    let text = fs::read_to_string(fixture("tokenizer.json")).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    json[field] = value;
+    let path = dir.join("tokenizer.json");
+    fs::write(&path, json.to_string()).unwrap();
+    path
+}
+
+/// A tokenizer that trims its places has none for blanks: they are of the answer all the same.
+#[test]
+fn blanks_of_an_answer_are_scored() {
+    let plain = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}\
+                 {% generation %}{{ m.content }}{% endgeneration %}{% endif %}{% endfor %}";
+    let messages = [
+        json!({"role": "user", "content": "?"}),
+        json!({"role": "assistant", "content": "a\n    b   c  "}),
+    ];
+    let lines = [json!({ "messages": messages }).to_string()];
+    let marked = |trims: bool| {
+        let dir = tempfile::tempdir().unwrap();
+        let places = json!({"type": "ByteLevel", "add_prefix_space": false,
+                            "trim_offsets": trims, "use_regex": true});
+        let tokenizer = changed(dir.path(), "post_processor", places);
+        let chat = template(dir.path(), plain).unwrap();
+        run_by(&tokenizer, dir.path(), chat, &lines).unwrap();
+        fs::read(dir.path().join("out.mask")).unwrap()
+    };
+    assert_eq!(marked(true), marked(false));
+}
+
+/// What a file keeps for batches of one length cuts and pads nothing here.
+#[test]
+fn documents_are_whole_whatever_a_tokenizers_file_asks_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "one two three ".repeat(20);
+    let ids = |path: &Path| TextTokenizer::open(path).unwrap().encode(&text).unwrap();
+    let whole = ids(&fixture("tokenizer.json"));
+    let cut = json!({"direction": "Right", "max_length": 8, "strategy": "LongestFirst",
+                     "stride": 0});
+    let padded = json!({"strategy": {"Fixed": 4096}, "direction": "Right",
+                        "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0,
+                        "pad_token": "!"});
+    for (field, value) in [("truncation", cut), ("padding", padded)] {
+        assert_eq!(ids(&changed(dir.path(), field, value)), whole, "{field}");
     }
 }
 

@@ -280,8 +280,11 @@ fn chat_tokens(
     let conversation = chat.conversation(&field("messages"), &field("tools")).map_err(refused)?;
     let (ids, places) = tokenizer.encode_places(&conversation.text)?;
     let answers = &conversation.answers;
-    let mut next = 0;
+    let (mut next, mut before) = (0, 0);
     let is_answer = |(start, end): &(usize, usize)| {
+        // Of blanks alone nothing is left where a tokenizer trims its places.
+        let start = if start == end { &before.min(*start) } else { start };
+        before = *end;
         while answers.get(next).is_some_and(|answer| answer.end <= *start) {
             next += 1;
         }

@@ -51,10 +51,14 @@ impl TextTokenizer {
             Some(Value::Object(vocabulary)) => gpt2::to_json(&path, &vocabulary)?,
             Some(_) => unreachable!("it begins with a brace"),
         };
-        let inner: Tokenizer = text.parse().map_err(|e| {
+        let mut inner: Tokenizer = text.parse().map_err(|e| {
             let problem = format!("it is no tokenizer that is read ({e})");
             wrong(&path, problem, "name a tokenizer.json of Hugging Face's tokenizers")
         })?;
+        // A file may ask for texts of one length, as batches for inference have it: it is of no use
+        // here, where every document is whole.
+        inner.with_truncation(None).expect("none asks for nothing");
+        inner.with_padding(None);
         let vocabulary = inner.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1);
         let end = end(&path, &inner)?;
         Ok(TextTokenizer { inner, path, end, vocabulary })

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::DataError;
 use super::fingerprint::Fingerprint;
+use super::megatron;
 use super::source::Source;
 use super::turns::Turns;
 use crate::choices::Tokenizer;
@@ -49,6 +50,12 @@ impl Dataset {
         Source::open(path, tokenizer).map(Dataset::of)
     }
 
+    /// Whether there is a Megatron index for what [`open`](Self::open) would read at `path`, which
+    /// says what its tokens are.
+    pub fn is_indexed(path: &Path) -> bool {
+        megatron::pair(path).is_some()
+    }
+
     fn of(source: Source) -> Dataset {
         let (weights, fingerprint) = (vec![1.0], OnceLock::new());
         Dataset { sources: vec![source], turns: Arc::new(Turns::new(&[1.0])), fingerprint, weights }
@@ -72,7 +79,7 @@ impl Dataset {
     }
 
     /// One part of each source, cut after `training` of `training + validation` shares of its
-    /// tokens, where a document begins if documents are known.
+    /// tokens, where a document begins if documents are known and the first is no longer than that.
     ///
     /// # Panics
     /// Panics where both shares are 0.
@@ -80,7 +87,12 @@ impl Dataset {
         let cut = |source: Source| {
             let len = source.len();
             let whole = u128::from(training) + u128::from(validation);
-            let cut = source.document_start((len as u128 * u128::from(training) / whole) as usize);
+            let share = (len as u128 * u128::from(training) / whole) as usize;
+            let cut = match source.document_start(share) {
+                0 => share,
+                _ if share == len => len,
+                start => start,
+            };
             match part {
                 SplitPart::Training => source.part(0, cut),
                 SplitPart::Validation => source.part(cut, len - cut),
@@ -95,6 +107,17 @@ impl Dataset {
     pub fn with_vocabulary(self, vocabulary: usize) -> Dataset {
         let sources = self.sources.into_iter().map(|s| s.with_vocabulary(vocabulary)).collect();
         Dataset { sources, ..self }
+    }
+
+    /// Whether all its tokens are bytes of text.
+    pub fn is_bytes(&self) -> bool {
+        self.sources.iter().all(Source::is_bytes)
+    }
+
+    /// A source of bytes and one of token ids, where there are both: no model knows what both are.
+    pub fn unlike(&self) -> Option<[&str; 2]> {
+        let first = |bytes: bool| self.sources.iter().find(|s| s.is_bytes() == bytes);
+        Some([first(true)?.origin(), first(false)?.origin()])
     }
 
     /// Whether all of it says where documents begin.

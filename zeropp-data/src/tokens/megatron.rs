@@ -116,6 +116,11 @@ impl Index {
         Ok(())
     }
 
+    /// The bytes, for a fingerprint.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
     fn length(&self, i: usize) -> i32 {
         i32::from_le_bytes(self.map[ARRAYS + 4 * i..][..4].try_into().expect("four bytes"))
     }

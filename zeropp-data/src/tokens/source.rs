@@ -1,7 +1,7 @@
 //! One file, folder or text of tokens.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use super::DataError;
@@ -90,7 +90,9 @@ impl Source {
                 let header = ids::header_bytes(&bytes, tokenizer).map_err(malformed)?;
                 let vocabulary = OnceLock::new();
                 let used = (0, (bytes.len() - header) / ids::token_bytes(tokenizer));
-                Ok(Source { header, tokenizer, vocabulary, used, ..Source::of(bytes, origin) })
+                let mask = Source::mask_beside(path, used.1)?;
+                let of = Source::of(bytes, origin);
+                Ok(Source { header, tokenizer, vocabulary, used, mask, ..of })
             }
         }
     }
@@ -105,10 +107,15 @@ impl Source {
             return Err(DataError::Malformed { path: bin.into(), problem });
         }
         let (used, vocabulary) = ((0, bytes.len() / ids::token_bytes(known)), OnceLock::new());
-        let mask = loss_mask::beside(bin).map(|path| LossMask::open(&path, used.1)).transpose()?;
-        let (index, mask) = (Some(Arc::new(index)), mask.map(Arc::new));
+        let (index, mask) = (Some(Arc::new(index)), Source::mask_beside(bin, used.1)?);
         let of = Source::of(bytes, bin.display().to_string());
         Ok(Source { index, mask, tokenizer: known, vocabulary, used, ..of })
+    }
+
+    /// Which of the tokens of a file of ids are scored, where a file beside it says so.
+    fn mask_beside(bin: &Path, tokens: usize) -> Result<Option<Arc<LossMask>>, DataError> {
+        let open = |path: PathBuf| LossMask::open(&path, tokens).map(Arc::new);
+        loss_mask::beside(bin).map(open).transpose()
     }
 
     /// The tokens `first..first + len` of these alone.
@@ -133,6 +140,11 @@ impl Source {
         let range = index.before(first)..index.before(first + len);
         let starts = range.map(|i| index.start(i) - first);
         starts.collect()
+    }
+
+    /// Whether its tokens are bytes of text.
+    pub(super) fn is_bytes(&self) -> bool {
+        self.tokenizer == Tokenizer::Bytes
     }
 
     /// Whether it says where documents begin.
@@ -233,11 +245,10 @@ impl Source {
     /// What tells this data from other data, quickly whatever its size.
     pub(super) fn fingerprint(&self) -> &Fingerprint {
         self.fingerprint.get_or_init(|| {
+            let index = self.index.iter().map(|index| index.bytes());
+            let mask = self.mask.iter().map(|mask| mask.bytes());
             let ids = Fingerprint::new(&self.bytes, self.header);
-            match &self.mask {
-                None => ids,
-                Some(mask) => ids.with(mask.bytes()),
-            }
+            index.chain(mask).fold(ids, Fingerprint::with)
         })
     }
 
