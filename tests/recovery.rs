@@ -166,17 +166,20 @@ struct StartedAgain {
 
 /// Runs one that fails and starts it again, as a supervisor does, with `harm` done to its copies
 /// between; holds the rest against an undisturbed run.
-fn started_again(harm: impl Fn(&Path)) -> StartedAgain {
+fn started_again(save_every: u64, harm: impl Fn(&Path)) -> StartedAgain {
     let dir = tempfile::tempdir().unwrap();
-    let config = copying(dir.path());
+    let config = Config { save_every, ..copying(dir.path()) };
     let faulty = Fault::new(3, 330, panics).hidden_in(model(&config));
     let failed = Trainer::builder(config.clone()).model(faulty).build().unwrap().train(|_| ());
     assert!(failed.unwrap_err().to_string().contains("sabotage"));
     let step = |states: &[PathBuf]| {
-        let newest = states.last().unwrap().to_string_lossy().into_owned();
-        newest.rsplit_once('-').unwrap().1.parse::<u64>().unwrap()
+        let newest = states.last().map(|path| path.to_string_lossy().into_owned());
+        newest.map_or(0, |path| path.rsplit_once('-').unwrap().1.parse::<u64>().unwrap())
     };
-    let saved = at_rest(|| states(&dir.path().join("ckpt")), |all| !all.is_empty());
+    let saved = match save_every {
+        0 => Vec::new(),
+        _ => at_rest(|| states(&dir.path().join("ckpt")), |all| !all.is_empty()),
+    };
     let copied = at_rest(|| copies(&dir.path().join("memory")), |all| all.len() == 1);
     copied.iter().for_each(|copy| harm(copy));
     let rest = run(Config { resume: Resume::Newest, ..config });
@@ -190,7 +193,7 @@ fn started_again(harm: impl Fn(&Path)) -> StartedAgain {
 /// A checkpoint is newer where the copy of its step was not complete.
 #[test]
 fn a_run_that_is_started_again_goes_on_from_its_newest_state() {
-    let run = started_again(|_| ());
+    let run = started_again(3, |_| ());
     assert!(run.copy >= 5 && run.from == run.copy.max(run.checkpoint), "{run:?}");
 }
 
@@ -208,8 +211,10 @@ fn a_copy_that_is_damaged_costs_no_more_than_the_steps_since_the_newest_checkpoi
     let loses = |copy: &Path| std::fs::remove_file(copy.join("manifest.json")).unwrap();
     let harms: [fn(&Path); 3] = [flips, cuts, loses];
     for harm in harms {
-        let run = started_again(harm);
+        let run = started_again(3, harm);
         assert!(run.from > 0 && run.from == run.checkpoint, "{run:?}");
+        let run = started_again(0, harm);
+        assert!(run.copy > 0 && run.from == 0, "begun anew, as there is no checkpoint: {run:?}");
     }
 }
 

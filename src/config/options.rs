@@ -210,7 +210,8 @@ options! {
         "eval-every" "N" eval_every: u64 = 0, Same Left;
         /// Batches of a validation loss, each with as many samples as a step; 0 takes all there is.
         ///
-        /// If there is less data than that, every whole micro-batch of it is used once.
+        /// If there is less data than that, every whole micro-batch of it is used once; of several
+        /// sources, until the first of them is used up, so that each has its weight.
         "eval-steps" "M" eval_steps: u64 = 20, Same Told;
         /// End the run after this many validation losses in a row without a new lowest one; 0 never
         /// does.
@@ -319,7 +320,8 @@ options! {
         /// Shares of each source to train on and to keep for validation, such as 98,2. Default: all
         /// to train on.
         ///
-        /// The beginning is trained on. The cut is between two documents where data has documents.
+        /// The beginning is trained on. The cut is between two documents where data has documents,
+        /// and in the first where that is longer than the share.
         "split" "N,N" split: Option<String> = None, Same Told;
         /// How data becomes token ids: its bytes, or the 16-bit or 32-bit ids of a nanoGPT or llm.c
         /// .bin file.

@@ -306,9 +306,6 @@ impl Config {
         check(self.keep >= 1, || {
             ConfigError::value("keep", self.keep, "at least 1 is needed", "use 1 or more")
         })?;
-        check(self.save.is_some() || self.keep == Self::default().keep, || {
-            ConfigError::value("keep", self.keep, "save has no folder", help)
-        })?;
         for (field, folder) in [
             ("save", self.save.as_ref()),
             ("flight-dir", self.flight_dir.as_ref()),

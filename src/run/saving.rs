@@ -188,12 +188,28 @@ impl Saving {
                 if let Some(outcome) = self.saver.under_way.wait(patience.limit) {
                     self.conclude(outcome, must)?;
                 }
+                self.check_ended()?;
                 self.last.take().into_iter().for_each(|save| self.saver.under_way.begin(save));
             }
             Ok(serde_json::to_vec(&self.saved).expect("a number"))
         })?;
         self.saved = serde_json::from_slice(&all[0]).expect("written by rank 0");
         Ok(())
+    }
+
+    /// No save is under way any more: a run that was waiting for its last one does not end well
+    /// without it. A copy in memory that takes too long is given up.
+    fn check_ended<E: From<CheckpointError>>(&mut self) -> Result<(), E> {
+        let Some(step) = self.saver.under_way.step() else { return Ok(()) };
+        let limit_s = self.saver.patience.limit.as_secs_f64();
+        let problem = format!("it takes longer than save-timeout-s = {limit_s}");
+        let error = CheckpointError::NotWritten { step, problem };
+        if self.saver.is_copier {
+            (self.given_up, self.last) = (true, None);
+            copies::without(&error.to_string());
+            return Ok(());
+        }
+        Err(error.into())
     }
 
     /// Tells how a save ended. One that failed is no reason to end a run that has another.

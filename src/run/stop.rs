@@ -85,6 +85,11 @@ impl Stopper {
         self.stop();
     }
 
+    /// Whether a signal has asked this run to end.
+    pub(crate) fn is_signalled(&self) -> bool {
+        self.0.signal.load(Ordering::SeqCst) != 0
+    }
+
     /// This process's wish. To save is wished once: whoever hears it first passes it on.
     pub(crate) fn hear(&self) -> Wish {
         let save = self.0.save.swap(false, Ordering::SeqCst);

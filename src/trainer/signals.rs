@@ -48,7 +48,8 @@ pub fn stop_on_signals(trainer: &Trainer) -> io::Result<()> {
                 SIGQUIT => die_recorded(signal),
                 _ => match stopping {
                     Some(at) if at.elapsed() < TOGETHER => {}
-                    None if stopper.is_running() => {
+                    // What an earlier run of the program was told does not hold for this one.
+                    _ if stopper.is_running() && !stopper.is_signalled() => {
                         stopping = Some(Instant::now());
                         stop(&stopper, signal, saves);
                     }

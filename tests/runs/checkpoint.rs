@@ -320,6 +320,12 @@ fn damage_to_any_file_is_found_before_a_rank_starts() {
         fs::write(newest.join("manifest.json"), good).unwrap();
     }
     Trainer::new(resume.clone()).unwrap().train(|_| ()).unwrap();
+    // Under another step's name it would leave out the steps between.
+    let renamed = saved.folder().join("step-000030");
+    fs::rename(&newest, &renamed).unwrap();
+    let error = refusal(Config { steps: 40, ..resume.clone() });
+    assert!(error.contains("step-000030") && error.contains("is of step 20"), "{error}");
+    fs::rename(&renamed, &newest).unwrap();
     fs::remove_file(newest.join("manifest.json")).unwrap();
     assert!(refusal(resume.clone()).contains("resume = 10"), "it had one when it got its name");
     let older = Trainer::new(Config { resume_fallback: true, ..resume }).unwrap();

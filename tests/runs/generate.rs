@@ -2,7 +2,7 @@
 //! from a checkpoint as from the folder that it is exported to.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use self::files::Gguf;
 use crate::common::{run, text_file, tiny};
@@ -224,6 +224,46 @@ fn a_model_of_settings_alone_is_exported_whole() {
         };
         assert_eq!(measured(&save).to_bits(), measured(&exported).to_bits(), "{model}");
     }
+}
+
+/// Weights to begin with fit other settings than their own, which the export then has; and a model
+/// that a file describes is no longer the one that was trained once the file is another.
+#[test]
+fn an_export_describes_the_model_that_was_trained() {
+    let dir = tempfile::tempdir().unwrap();
+    let (text, at) = (text_file(&dir, 4000), |name: &str| dir.path().join(name));
+    let train = |config: Config, name: &str| {
+        let (data, save) = (Some(text.clone()), Some(at(name)));
+        run(Config { data, save, steps: 1, warmup: None, ..config });
+    };
+    let export = |from: &str, to: &str, like: Option<PathBuf>| {
+        let options = ExportOptions { store_as: StoreAs::F32, like, ema: false };
+        zeropp::export_checkpoint(&at(from), &at(to), &options)
+    };
+    let config = |folder: &str| -> serde_json::Value {
+        let text = std::fs::read_to_string(at(folder).join("config.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    train(Config { heads: 2, ..tiny() }, "two");
+    export("two", "base", None).unwrap();
+    assert_eq!(config("base")["n_head"], 2);
+    train(Config { heads: 4, init_from: Some(at("base")), ..tiny() }, "four");
+    export("four", "four-out", None).unwrap();
+    assert_eq!(config("four-out")["n_head"], 4);
+    let error = export("four", "never", Some(at("base"))).unwrap_err().to_string();
+    assert!(error.contains("the n_head of") && !at("never").exists(), "{error}");
+    export("two", "two-out", Some(at("base"))).unwrap();
+
+    let model = at("base").display().to_string();
+    let named = Config::for_model(&format!("{model}/")).unwrap();
+    train(Config { init_from: Some(at("base")), seq: tiny().seq, ..named }, "named");
+    config_of(&at("named")).unwrap();
+    let text = std::fs::read_to_string(at("base").join("config.json")).unwrap();
+    let other = text.replace("0.00001", "0.001");
+    assert_ne!(other, text);
+    std::fs::write(at("base").join("config.json"), other).unwrap();
+    let error = config_of(&at("named")).unwrap_err().to_string();
+    assert!(error.contains("describes another model"), "{error}");
 }
 
 /// Learned positions end; a text goes on up to there, and stops where it is told to.

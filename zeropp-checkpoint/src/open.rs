@@ -55,6 +55,16 @@ impl Checkpoint {
         files.try_for_each(|(name, record)| check_size(&*self.disk, &self.path.join(name), record))
     }
 
+    /// Reads all of it and compares the digest of every file.
+    ///
+    /// # Errors
+    /// The first file that is not what was written.
+    pub fn check_whole(&self) -> Checked<()> {
+        let mut reader = self.reader();
+        self.manifest.files.keys().try_for_each(|name| reader.file(name).map(drop))?;
+        reader.finish()
+    }
+
     /// The folder.
     pub fn path(&self) -> &Path {
         &self.path

@@ -60,9 +60,19 @@ impl Store {
     /// The checkpoint after `step` steps, of which nothing but the manifest is read.
     ///
     /// # Errors
-    /// A manifest that is missing, cannot be read or is not what was written.
+    /// A manifest that is missing, cannot be read or is not what was written, or that is of another
+    /// step than the folder's name.
     pub fn open(&self, step: u64) -> Checked<Checkpoint> {
-        Checkpoint::open_on(self.disk.clone(), &self.path(step))
+        let path = self.path(step);
+        let checkpoint = Checkpoint::open_on(self.disk.clone(), &path)?;
+        match checkpoint.manifest().step {
+            of if of == step => Ok(checkpoint),
+            of => {
+                let problem = format!("its manifest is of step {of}");
+                let help = "give the folder the name of its step".into();
+                Err(CheckpointError::Damaged { path, problem, help })
+            }
+        }
     }
 
     /// The folder.

@@ -111,6 +111,53 @@ fn a_checkpoint_and_the_folder_of_it_are_measured_alike() {
     }
 }
 
+/// What the run hides of its samples is hidden of those that it is measured on later.
+#[test]
+fn a_checkpoint_is_measured_with_the_masks_of_its_run() {
+    let dir = tempfile::tempdir().unwrap();
+    text(dir.path());
+    let run = "run --layers 2 --hidden 16 --heads 2 --seq 16 --unit 3 --micro-batches 6 --steps 3 \
+               --data text --eval-data kept --eval-every 3 --eval-steps 0 --document-mask \
+               --document-end 32 --save saved";
+    let run = zeropp(dir.path(), run);
+    assert_eq!(run.code, Some(0), "{}", run.err);
+    let loss = |flags: &str| {
+        let measured = zeropp(dir.path(), &format!("eval saved --data kept{flags}"));
+        assert_eq!(measured.code, Some(0), "{flags}: {}", measured.err);
+        after(&measured.out, "validation loss ").to_owned()
+    };
+    assert_eq!(loss(""), after(&run.out, "validation loss "));
+    assert_ne!(loss(" --document-mask=false"), loss(""));
+}
+
+#[test]
+fn tokens_of_one_kind_are_not_measured_on_those_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    text(dir.path());
+    let ids: Vec<u8> = (0..2000u16).flat_map(|i| (i % 300).to_le_bytes()).collect();
+    std::fs::write(dir.path().join("ids.bin"), ids).unwrap();
+    let index = [
+        b"MMIDIDX\0\0".as_slice(),
+        &1u64.to_le_bytes(),
+        &[8],
+        &1u64.to_le_bytes(),
+        &2u64.to_le_bytes(),
+        &2000i32.to_le_bytes(),
+        &[0i64, 0, 1].map(i64::to_le_bytes).concat(),
+    ];
+    std::fs::write(dir.path().join("ids.idx"), index.concat()).unwrap();
+    let sizes = "--layers 2 --hidden 16 --heads 2 --seq 16 --steps 1";
+    for (flags, part) in [
+        ("--data ids.bin --eval-data kept --eval-every 1", "its tokens are bytes, and those of"),
+        ("--data kept --eval-data ids.bin --eval-every 1", "its tokens are token ids, and those"),
+        ("--data ids.bin=1 --data kept=1", "kept has bytes and ids.bin token ids"),
+    ] {
+        let refused = zeropp(dir.path(), &format!("run {sizes} {flags} --vocab 300"));
+        assert_eq!(refused.code, Some(2), "{flags}: {}", refused.err);
+        assert!(refused.err.contains(part), "{flags}: {}", refused.err);
+    }
+}
+
 #[test]
 fn a_checkpoint_writes_the_same_text_again() {
     let dir = tempfile::tempdir().unwrap();

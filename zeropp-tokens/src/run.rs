@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -174,7 +175,13 @@ impl Worker<'_> {
         // With a cache of its own: threads that share one wait for each other.
         let tokenizer = self.tokenizer.clone();
         for batch in works {
-            let result = self.batch(&tokenizer, &batch);
+            // Who waits for this batch would wait for ever; the panic itself has said why.
+            let work = AssertUnwindSafe(|| self.batch(&tokenizer, &batch));
+            let result = catch_unwind(work).unwrap_or_else(|_| {
+                let from = place(batch.is_json.then_some(batch.line));
+                let problem = format!("the tokenizer gave up on a text from {from} on");
+                Err(wrong(&batch.path, problem, "use another tokenizer, or leave the text out"))
+            });
             if done.send((batch.number, result)).is_err() {
                 return;
             }

@@ -10,6 +10,8 @@
 //! pages from several places (docs/adr/0066-large-blocks-are-kept-whole.md).
 
 use std::alloc::Layout;
+use std::cell::Cell;
+use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -67,6 +69,34 @@ struct Block {
     bytes: usize,
 }
 
+thread_local! {
+    /// Whether this thread has the lock.
+    static IS_HELD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The lock.
+struct Held<'a>(MutexGuard<'a, Kept>);
+
+impl Deref for Held<'_> {
+    type Target = Kept;
+
+    fn deref(&self) -> &Kept {
+        &self.0
+    }
+}
+
+impl DerefMut for Held<'_> {
+    fn deref_mut(&mut self) -> &mut Kept {
+        &mut self.0
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        IS_HELD.set(false);
+    }
+}
+
 /// Whether a layout is that of a block. What asks for more than a page's alignment is not.
 pub(super) fn is_block(layout: Layout) -> bool {
     layout.size() > SMALL && layout.align() <= 4096
@@ -107,9 +137,11 @@ impl Blocks {
         }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> Held<'_> {
         // Nothing in here panics; if it did, the counts would still be whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        IS_HELD.set(true);
+        Held(kept)
     }
 
     /// Memory for `size` bytes, of which each is zero if `zeroed`; null where there is no more.
@@ -132,8 +164,12 @@ impl Blocks {
         memory
     }
 
-    /// Gives all kept blocks back to the system; whether there were any.
+    /// Gives all kept blocks back to the system; whether there were any. None where this thread is
+    /// at work on them: its lists are small memory, which may have run out meanwhile.
     pub(super) fn give_back(&self) -> bool {
+        if IS_HELD.get() {
+            return false;
+        }
         let mut kept = self.lock();
         let many = kept.free.len();
         kept.give_back(many);
@@ -357,6 +393,19 @@ mod tests {
         let sum: usize = kept.free.iter().map(|block| block.bytes).sum();
         assert_eq!(sum, kept.free_bytes, "the sum of what is kept is that of its blocks");
         (kept.live, kept.free_bytes, kept.most)
+    }
+
+    /// Small memory may run out while the lists are at work, and then asks for these blocks.
+    #[test]
+    fn who_is_at_work_on_the_blocks_gives_none_back() {
+        let blocks = Blocks::new();
+        let held = blocks.lock();
+        assert!(!blocks.give_back(), "and does not wait for itself");
+        drop(held);
+        let memory = blocks.alloc(SMALL + 1, false);
+        // SAFETY: it is of this length, and nobody else's.
+        unsafe { blocks.free(memory, SMALL + 1) };
+        assert!(blocks.give_back());
     }
 
     #[test]

@@ -179,8 +179,11 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.lock().ended = true;
+        let mut state = self.shared.lock();
+        state.ended = true;
+        // Under the lock: a helper that has not seen it yet would sleep past the only call.
         self.shared.round.fetch_add(1, Ordering::AcqRel);
+        drop(state);
         self.shared.begun.notify_all();
         for helper in self.helpers.drain(..) {
             // What it might have panicked with was told by `run`.

@@ -135,9 +135,10 @@ impl Server {
             }
         }
         let news = self.shared.missing(options.start_timeout);
-        self.shared.tell_all(&news);
-        let error = news.into_error(&options.address.to_string()).expect("it is an error");
+        let error = news.clone().into_error(&options.address.to_string()).expect("it is an error");
+        // First: who comes just now looks at the board, and would hear of neither otherwise.
         self.shared.board.end(error.clone());
+        self.shared.tell_all(&news);
         Err(error)
     }
 }
