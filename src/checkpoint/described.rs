@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use toml::Table;
 
 use zeropp_checkpoint::checkpoint_at;
+use zeropp_zero3::checkpoint::Manifest;
 
 use crate::Error;
-use crate::checkpoint::{MODEL_DIGEST, model_digest};
+use crate::checkpoint::identity;
 use crate::config::{Config, ConfigError, OPTIONS, is_gguf};
 
 /// The settings of the model whose weights lie at `path`, a checkpoint, a folder of them (for the
@@ -18,42 +19,57 @@ use crate::config::{Config, ConfigError, OPTIONS, is_gguf};
 /// # Errors
 /// A path where no model lies, or one that cannot be read.
 pub fn config_of(path: &Path) -> Result<Config, Error> {
-    let mut settings = Table::new();
-    let vocab;
-    let mut then = None;
-    if let Some(checkpoint) = checkpoint_at(path)? {
-        let manifest = checkpoint.manifest();
-        for option in OPTIONS.iter().filter(|option| option.of_model) {
-            // Earlier builds kept text with its quotes.
-            let text = manifest.settings.get(option.key).map(|text| text.trim_matches('"'));
-            if let Some(value) = text.and_then(|text| option.kind.parse(text).ok()) {
-                settings.insert(option.key.into(), value);
-            }
-        }
-        vocab = Some(manifest.vocabulary);
-        then = manifest.settings.get(MODEL_DIGEST).cloned();
+    let config = if let Some(checkpoint) = checkpoint_at(path)? {
+        config_then(path, checkpoint.manifest())?
     } else if path.join("config.json").is_file() {
         // With a slash it is a path, whatever its name.
-        settings.insert("model".into(), path.join("config.json").display().to_string().into());
-        vocab = None;
+        with_model(Table::new(), path.join("config.json").display().to_string())?
     } else if is_gguf(path) && path.is_file() {
-        settings.insert("model".into(), path.display().to_string().into());
-        vocab = None;
+        with_model(Table::new(), path.display().to_string())?
     } else {
         let problem = "is no checkpoint, no folder with a config.json and no GGUF file";
         let help = "name a checkpoint, a folder of them, a Hugging Face folder or a .gguf file";
         return Err(ConfigError::value("weights", path.display(), problem, help).into());
+    };
+    Ok(Config { init_from: Some(path.to_path_buf()), ..config })
+}
+
+fn with_model(mut settings: Table, model: String) -> Result<Config, ConfigError> {
+    settings.insert("model".into(), model.into());
+    Config::default().with(settings)
+}
+
+/// The settings that the checkpoint at `path` was trained with. A file that its model is described
+/// by may have moved with it, or stayed where it was.
+fn config_then(path: &Path, manifest: &Manifest) -> Result<Config, ConfigError> {
+    let kept = &manifest.settings;
+    let mut settings = Table::new();
+    for option in OPTIONS.iter().filter(|option| option.of_model) {
+        // Earlier builds kept text with its quotes.
+        let text = kept.get(option.key).map(|text| text.trim_matches('"'));
+        if let Some(value) = text.and_then(|text| option.kind.parse(text).ok()) {
+            settings.insert(option.key.into(), value);
+        }
     }
-    let config = Config::default().with(settings)?;
-    let now = then.as_ref().and_then(|_| model_digest(&config));
-    if now.is_some() && now != then {
-        let problem = format!(
-            "describes another model than the one that {} has the weights of",
-            path.display()
-        );
-        return Err(ConfigError::value("model", &config.model, problem, "restore it").into());
+    if let Some(tokens) = kept.get(identity::TOKENS) {
+        settings.insert("tokenizer".into(), tokens.as_str().into());
     }
-    Ok(Config { vocab: vocab.or(config.vocab), init_from: Some(path.to_path_buf()), ..config })
+    let found = |model: String| {
+        let config = with_model(settings.clone(), model)?;
+        let (then, now) = (kept.get(identity::MODEL_DIGEST), identity::digest(&config));
+        if then.is_some() && now.is_some() && now.as_ref() != then {
+            let path = path.display();
+            let problem =
+                format!("describes another model than the one that {path} has the weights of");
+            return Err(ConfigError::value("model", &config.model, problem, "restore it"));
+        }
+        Ok(config)
+    };
+    let mut tried = identity::places(kept, "model").into_iter().map(found);
+    // A checkpoint without the setting is of the default model.
+    let first = tried.next().unwrap_or_else(|| Config::default().with(settings.clone()));
+    let config = first.or_else(|error| tried.find_map(Result::ok).ok_or(error))?;
+    Ok(Config { vocab: Some(manifest.vocabulary), ..config })
 }
 
 /// Where files may lie that belong to the model at `path`, such as its tokenizer, the likeliest
@@ -62,9 +78,10 @@ pub fn config_of(path: &Path) -> Result<Config, Error> {
 pub fn belongings_of(path: &Path, config: &Config) -> Vec<PathBuf> {
     // Who reads the checkpoint tells of damage.
     let run = checkpoint_at(path).ok().flatten();
-    let began = run.and_then(|run| run.manifest().settings.get("init-from").map(PathBuf::from));
-    let named = [Some(path.to_path_buf()), began, config.model_place()];
-    let mut places: Vec<PathBuf> = named.into_iter().flatten().collect();
+    let began = run.map(|run| identity::places(&run.manifest().settings, "init-from"));
+    let began = began.into_iter().flatten().map(PathBuf::from);
+    let named = std::iter::once(path.to_path_buf()).chain(began).chain(config.model_place());
+    let mut places: Vec<PathBuf> = named.collect();
     let files = places.iter().filter(|place| is_gguf(place));
     let folders: Vec<_> = files.filter_map(|file| Some(file.parent()?.to_path_buf())).collect();
     places.extend(folders);

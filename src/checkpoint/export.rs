@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use zeropp_checkpoint::checkpoint_at;
 use zeropp_core::files::read_text;
 use zeropp_core::model::decoder::Decoder;
-use zeropp_core::model::hf_config::parse;
+use zeropp_core::model::hf_config::{HfConfigError, parse};
 use zeropp_core::model::hf_written::config_json;
 use zeropp_weights::{Family, ParameterShape, StoreAs, Tensor, Weights, export, write_folder};
 use zeropp_zero3::checkpoint::Manifest;
@@ -15,6 +15,7 @@ use zeropp_zero3::checkpoint::Manifest;
 use crate::Error;
 use crate::checkpoint::described::config_of;
 use crate::checkpoint::export_error::{ExportError, ReadWhole};
+use crate::checkpoint::identity;
 use crate::checkpoint::merged::Merged;
 
 /// The most bytes of one file of weights.
@@ -86,11 +87,11 @@ pub fn export_checkpoint(
              built-in model",
         ));
     };
-    let began_with = manifest.settings.get("init-from").map(PathBuf::from);
+    let began_with = identity::places(&manifest.settings, "init-from").into_iter();
     // It may have begun with another checkpoint.
     let is_model = |path: &PathBuf| path.is_file() || path.join("config.json").is_file();
-    let like = options.like.clone().or(began_with.filter(is_model));
-    let config = config(from, manifest.vocabulary, like.as_deref(), options.like.is_some())?;
+    let like = options.like.clone().or(began_with.map(PathBuf::from).find(is_model));
+    let config = config(from, manifest, like.as_deref(), options.like.is_some())?;
     let config = as_stored(config, manifest.vocabulary, options.store_as);
     let plan = export::tensors(family, &shapes, manifest.vocabulary, options.store_as);
     let tensors: Vec<Tensor> = plan.iter().map(|e| e.tensor.clone()).collect();
@@ -160,7 +161,7 @@ fn companions(model: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, Error> {
 /// A model that was named for it and is another one; none that is known.
 fn config(
     from: &Path,
-    vocabulary: usize,
+    manifest: &Manifest,
     like: Option<&Path>,
     is_named: bool,
 ) -> Result<Fields, Error> {
@@ -168,21 +169,29 @@ fn config(
         Err(Error::Export { path: from.to_path_buf(), problem, help: help.into() })
     };
     let theirs = like.map(config_like).transpose()?.flatten();
-    let own = config_of(from).and_then(|config| Ok(config.decoder(vocabulary)?));
+    let own = config_of(from).and_then(|config| Ok(config.decoder(manifest.vocabulary)?));
     let unknown = "no config.json is known for it";
     let help = "name a model that it is like, with --like";
+    let other = |problem: String| {
+        let like = like.unwrap_or(Path::new("")).display();
+        let problem = format!("--like {like} is another model ({problem})");
+        wrong(problem, "leave it out, or name a model that it is like")
+    };
     match (theirs, own) {
         (Some(theirs), Ok(own)) => match (differing(&theirs, &own), config_json(&own)) {
             (None, _) => Ok(theirs),
             (Some(_), Some(own)) if !is_named => Ok(own),
-            (Some(field), _) => {
-                let like = like.unwrap_or(Path::new("")).display();
-                let problem = format!("the {field} of {like} is not that of this model");
-                wrong(problem, "leave --like out, or name a model that it is like")
-            }
+            (Some(problem), _) => other(problem),
         },
-        // Nobody knows better.
-        (Some(theirs), Err(_)) if is_named => Ok(theirs),
+        // What the checkpoint knows of its model is this, if anything.
+        (Some(theirs), Err(error)) if is_named => {
+            let then = manifest.settings.get(identity::MODEL_DIGEST);
+            let now = read_fields(&theirs).ok().and_then(|theirs| identity::digest_of(&theirs));
+            match then.is_none_or(|then| now.as_ref() == Some(then)) {
+                true => Ok(theirs),
+                false => other(error.to_string()),
+            }
+        }
         (None, Ok(own)) => config_json(&own).map_or_else(|| wrong(unknown.into(), help), Ok),
         (_, Err(error)) => wrong(format!("{unknown} ({error})"), help),
     }
@@ -203,19 +212,24 @@ fn config_like(path: &Path) -> Result<Option<Fields>, Error> {
 /// What of a `config.json` describes another model than `own`, in a word; the vocabulary apart,
 /// and how long texts may be.
 fn differing(theirs: &Fields, own: &Decoder) -> Option<String> {
-    let text = Value::Object(theirs.clone()).to_string();
-    let Ok(read) = parse(&text, Path::new("config.json")) else {
-        return Some("model_type".into());
+    let read = match read_fields(theirs) {
+        Ok(read) => read,
+        Err(error) => return Some(error.to_string()),
     };
     let Decoder { vocabulary, vocabulary_multiple, context, .. } = *own;
-    let theirs = Decoder { vocabulary, vocabulary_multiple, context, ..read.decoder };
+    let theirs = Decoder { vocabulary, vocabulary_multiple, context, ..read };
     if theirs == *own {
         return None;
     }
     let fields = |decoder| config_json(decoder).unwrap_or_default();
     let (theirs, own) = (fields(&theirs), fields(own));
     let other = own.keys().chain(theirs.keys()).find(|key| own.get(*key) != theirs.get(*key));
-    Some(other.cloned().unwrap_or_else(|| "config.json".into()))
+    Some(other.map_or("its config.json".into(), |field| format!("its {field} differs")))
+}
+
+fn read_fields(fields: &Fields) -> Result<Decoder, HfConfigError> {
+    let text = Value::Object(fields.clone()).to_string();
+    parse(&text, Path::new("config.json")).map(|read| read.decoder)
 }
 
 /// With the numbers of the file that is written.

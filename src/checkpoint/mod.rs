@@ -5,6 +5,7 @@ pub(crate) mod copies;
 pub(crate) mod described;
 pub(crate) mod export;
 pub(crate) mod export_error;
+pub(crate) mod identity;
 pub(crate) mod initial;
 pub(crate) mod located;
 pub(crate) mod merged;
@@ -19,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::config::{Config, OnResume, Resume, is_path};
+use crate::config::{Config, OnResume, Resume};
 use parking_lot::Mutex;
 use tracing::warn;
 use zeropp_checkpoint::WrittenState;
@@ -30,7 +31,6 @@ use zeropp_checkpoint::under_way::{Outcome, Report, Save, SaveTotals, UnderWay};
 use zeropp_comm::Communicator;
 use zeropp_core::data::Dataset;
 use zeropp_core::metrics::Evaluation;
-use zeropp_core::model::hf_written::config_json;
 use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Plateau, Store, StoreLock};
 
 use crate::Error;
@@ -45,36 +45,15 @@ const SHARED_TIME: Duration = Duration::from_secs(4);
 /// What the file begins with that ranks look for on other hosts.
 const PROBE: &str = ".probe-";
 
-/// What [`settings`] keep of a model that a file describes, which may be another by the next time.
-pub(crate) const MODEL_DIGEST: &str = "model-digest";
-
-/// The settings that make a run what it is, each as a person would write it. Where the model and
-/// its first weights lie is told from anywhere.
+/// The settings that make a run what it is, each as a person would write it, and what tells its
+/// model from another.
 pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
     let resolved = config.resolved();
     let kept = resolved.texts().filter(|(option, _)| option.on_resume != OnResume::Left);
     let kept = kept.filter_map(|(option, text)| Some((option.key.to_owned(), text?)));
-    let mut kept: BTreeMap<String, String> = kept.collect();
-    for key in ["model", "init-from"] {
-        kept.entry(key.into()).and_modify(|text| *text = from_anywhere(key, text));
-    }
-    kept.extend(model_digest(config).map(|digest| (MODEL_DIGEST.into(), digest)));
+    let mut kept = kept.collect();
+    identity::add(config, &mut kept);
     kept
-}
-
-/// A setting as a checkpoint keeps it: a path, where it is one, that no current folder changes.
-pub(crate) fn from_anywhere(key: &str, text: &str) -> String {
-    let is_path = key == "init-from" || key == "model" && is_path(text);
-    let whole = is_path.then(|| std::path::absolute(text).ok()).flatten();
-    whole.map_or(text.into(), |path| path.display().to_string())
-}
-
-/// What tells the model that a file describes from another: all that its `config.json` would say,
-/// without the vocabulary. None where no file describes it.
-pub(crate) fn model_digest(config: &Config) -> Option<String> {
-    let decoder = is_path(&config.model).then(|| config.decoder(1).ok()).flatten()?;
-    let fields = serde_json::to_vec(&config_json(&decoder)?).expect("plain data");
-    Some(blake3::hash(&fields).to_hex()[..16].to_owned())
 }
 
 /// Writes the run's checkpoints, or its copies in memory.
@@ -167,6 +146,10 @@ impl Saver {
             true => (config.copy_every, 0, COPIES),
             false => (config.save_every, config.steps, config.keep),
         };
+        let mut kept = settings(config);
+        if bp.own.data.is_none() {
+            identity::add_tokens(data, &mut kept);
+        }
         Saver {
             store,
             is_copier,
@@ -176,7 +159,7 @@ impl Saver {
             patience: Patience::new(config),
             told: Mutex::default(),
             about: About {
-                settings: settings(config),
+                settings: kept,
                 vocabulary: bp.model.vocabulary,
                 data: Some(data.fingerprint().clone()),
                 base: bp.base.clone(),

@@ -20,7 +20,7 @@ use zeropp_zero3::{Optimizer, ShardedStage};
 use crate::Error;
 use crate::checkpoint::copies;
 use crate::checkpoint::patience::Patience;
-use crate::checkpoint::{MODEL_DIGEST, from_anywhere, settings};
+use crate::checkpoint::{identity, settings};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 
@@ -180,17 +180,18 @@ fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, Check
     let now = settings(&bp.config);
     // A setting that one side does not know is no difference.
     let pair = |key: &str| {
-        // Earlier builds kept text with its quotes, and paths as they were typed.
-        let then = from_anywhere(key, manifest.settings.get(key)?.trim_matches('"'));
-        Some((now.get(key)?.as_str(), then))
+        // Earlier builds kept text with its quotes.
+        Some((now.get(key)?.as_str(), manifest.settings.get(key)?.trim_matches('"')))
     };
+    let is_moved = identity::is_same_model(&now, &manifest.settings);
     let keys = |role| OPTIONS.iter().filter(move |o| o.on_resume == role).map(|option| option.key);
     for key in keys(OnResume::Fixed) {
-        if let Some((now, then)) = pair(key).filter(|(now, then)| now != then) {
+        let is_same = |now: &str, then: &str| now == then || key == "model" && is_moved;
+        if let Some((now, then)) = pair(key).filter(|(now, then)| !is_same(now, then)) {
             return mismatch(format!("{key} = {now}, but it was saved with {then}; use that"));
         }
     }
-    if pair(MODEL_DIGEST).is_some_and(|(now, then)| now != then) {
+    if pair(identity::MODEL_DIGEST).is_some_and(|(now, then)| now != then) {
         let model = &bp.config.model;
         return mismatch(format!(
             "model = {model}: it describes another model than the one that was saved; restore it"

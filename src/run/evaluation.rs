@@ -46,10 +46,10 @@ impl EvaluationSet {
     ///
     /// # Errors
     /// No data for it, too little, token ids that the model does not have, or tokens of another
-    /// kind than those it is `trained_on`.
+    /// kind than those it is `trained_on`, where these are not a program's own.
     pub(crate) fn new(
         bp: &Blueprint,
-        trained_on: &Dataset,
+        trained_on: Option<&Dataset>,
     ) -> Result<Option<EvaluationSet>, Error> {
         let config = &bp.config;
         if config.eval_every == 0 {
@@ -64,7 +64,7 @@ impl EvaluationSet {
             let help = "name it with eval-data, or keep a part of the data with split, as in 98,2";
             return Err(ConfigError::value("eval-every", config.eval_every, problem, help).into());
         };
-        check_kind(&data, trained_on)?;
+        trained_on.map_or(Ok(()), |trained_on| check_kind(&data, trained_on))?;
         let known = bp.model.vocabulary;
         check_ids(config, &data, known)?;
         let data = data.with_vocabulary(known);

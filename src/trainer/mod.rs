@@ -109,12 +109,14 @@ impl Trainer {
         let config = saved_cut::take_over(config);
         let mut blueprint = Blueprint::new(&config, model, &own)?;
         blueprint.plan.notes.extend(dataset.doubt());
-        blueprint.plan.notes.extend(bytes_for_ids(&blueprint, &dataset));
+        let trained_on = blueprint.own.data.is_none().then_some(&dataset);
+        let doubt = trained_on.and_then(|dataset| bytes_for_ids(&blueprint, dataset));
+        blueprint.plan.notes.extend(doubt);
         let copies = copies::note(&blueprint);
         blueprint.plan.notes.extend(copies);
         blueprint.plan.notes.extend(cores::note(&blueprint.config));
         blueprint.base = initial::base(&blueprint, weights.is_some())?;
-        let evaluation = EvaluationSet::new(&blueprint, &dataset)?.map(Arc::new);
+        let evaluation = EvaluationSet::new(&blueprint, trained_on)?.map(Arc::new);
         if let Some(set) = &evaluation {
             blueprint.plan.evaluation = evaluation::plan(&blueprint, set.batches, set.tokens);
         }
@@ -386,7 +388,8 @@ fn assemble(bp: &Blueprint, results: Vec<RankResult>, pieces: usize) -> Weights 
 /// Text as bytes for a model whose weights know it as other tokens is hardly what anyone wants.
 fn bytes_for_ids(bp: &Blueprint, dataset: &Dataset) -> Option<String> {
     let (knows, init_from) = (bp.model.vocabulary, bp.config.init_from.as_ref()?);
-    (dataset.is_bytes() && knows > 256).then(|| {
+    let is_model = init_from.is_file() || init_from.join("config.json").is_file();
+    (is_model && dataset.is_bytes() && knows > 256).then(|| {
         format!(
             "data = {}: its tokens are bytes, and the model of init-from = {} knows {knows} ids; \
              turn text into its tokens with zeropp tokenize",

@@ -251,7 +251,7 @@ fn an_export_describes_the_model_that_was_trained() {
     export("four", "four-out", None).unwrap();
     assert_eq!(config("four-out")["n_head"], 4);
     let error = export("four", "never", Some(at("base"))).unwrap_err().to_string();
-    assert!(error.contains("the n_head of") && !at("never").exists(), "{error}");
+    assert!(error.contains("its n_head differs") && !at("never").exists(), "{error}");
     export("two", "two-out", Some(at("base"))).unwrap();
 
     let model = at("base").display().to_string();
@@ -264,6 +264,10 @@ fn an_export_describes_the_model_that_was_trained() {
     std::fs::write(at("base").join("config.json"), other).unwrap();
     let error = config_of(&at("named")).unwrap_err().to_string();
     assert!(error.contains("describes another model"), "{error}");
+    let error = export("named", "never", Some(at("base"))).unwrap_err().to_string();
+    assert!(error.contains("is another model") && !at("never").exists(), "{error}");
+    std::fs::write(at("base").join("config.json"), text).unwrap();
+    export("named", "named-out", None).unwrap();
 }
 
 /// Learned positions end; a text goes on up to there, and stops where it is told to.

@@ -108,6 +108,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     }
     let names_tokens = given.contains_key("tokenizer");
     let names_end = given.contains_key("document-end");
+    let names_mask = given.contains_key("document-mask");
     let config = config_of(&path("model"))?;
     let config = Config { eval_steps: 0, init_ema: matches.get_flag("ema"), ..config };
     let mut config = config.with(given).map_err(Failure::bad_input)?;
@@ -115,6 +116,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     config.document_end = config.document_end.filter(|_| config.document_mask || names_end);
     let data = path("data");
     let is_indexed = Dataset::is_indexed(&data);
+    if config.document_mask && !names_mask && config.document_end.is_none() && !is_indexed {
+        let data = data.display();
+        eprintln!("note: {data} does not say where documents begin, so none are kept apart");
+        config.document_mask = false;
+    }
     let model = path("model");
     let is_file = model.is_file() || model.join("config.json").is_file();
     // An exported model of bytes knows as many ids as there are bytes.

@@ -19,7 +19,7 @@ const EXAMPLES: &str = "\
 Examples:
   zeropp export checkpoints -o model                    the newest checkpoint of a run
   zeropp export checkpoints/step-000100 -o model --dtype bf16
-  zeropp export checkpoints -o model --like SmolLM2     config and tokenizer of another model
+  zeropp export checkpoints -o model --like SmolLM2     the tokenizer and config.json of that
   zeropp export checkpoints -o lora --adapter           the adapters alone, for peft
 
 Exit codes: 0 written, 2 nothing was written.";
@@ -54,8 +54,8 @@ pub(crate) fn command() -> Command {
                 .help("The type of the written weights"),
         )
         .arg(path("like").long("like").value_name("PATH").help(
-            "Copy config.json and the tokenizer of this model [default: the one the run began \
-             with]",
+            "Copy the tokenizer of this model, and its config.json, which must describe the same \
+             one [default: what the run began with, where it does]",
         ))
         .arg(ema())
         .arg(Arg::new("adapter").long("adapter").action(ArgAction::SetTrue).help(

@@ -130,6 +130,31 @@ fn a_checkpoint_is_measured_with_the_masks_of_its_run() {
     assert_ne!(loss(" --document-mask=false"), loss(""));
 }
 
+/// A model that a file describes is found from any folder, and in one that was moved.
+#[test]
+fn a_model_of_a_file_is_found_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (project, moved) = (dir.path().join("project"), dir.path().join("moved"));
+    std::fs::create_dir(&project).unwrap();
+    text(&project);
+    let works = |at: &Path, line: &str| {
+        let done = zeropp(at, line);
+        assert_eq!(done.code, Some(0), "{line}: {}", done.err);
+        done.out
+    };
+    works(&project, &format!("{TRAIN} --save first"));
+    works(&project, "export first -o base");
+    let train = "run --model base/ --init-from base --data text --seq 16 --micro-batches 2 \
+                 --virtual 1 --save saved --resume";
+    works(&project, &format!("{train} --steps 2"));
+    let told = |at: &Path, line: &str| after(&works(at, line), "validation loss ").to_owned();
+    let loss = told(&project, "eval saved --data kept");
+    assert_eq!(told(dir.path(), "eval project/saved --data project/kept"), loss);
+    std::fs::rename(&project, &moved).unwrap();
+    assert_eq!(told(&moved, "eval saved --data kept"), loss);
+    works(&moved, &format!("{train} --steps 3"));
+}
+
 #[test]
 fn tokens_of_one_kind_are_not_measured_on_those_of_another() {
     let dir = tempfile::tempdir().unwrap();

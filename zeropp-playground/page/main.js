@@ -83,10 +83,10 @@ function fault(problem) {
 }
 
 // Does what a button is for, with what the controls say now; tells what is wrong with them.
-function guarded(act) {
+async function guarded(act) {
   try {
-    if (soon.waiting) redraw(false);
-    return act();
+    while (soon.waiting) await soon.over;
+    await act();
   } catch (problem) {
     fault(problem);
   }
@@ -260,7 +260,7 @@ function shift(by) {
 
 // Actions of the schedule that is in the CSV can be moved, and no others.
 function editable(chart, hit) {
-  const mine = $("edit").checked && chart === charts[0] && !lacking;
+  const mine = $("edit").checked && chart === charts[0] && !lacking && !soon.waiting;
   return mine && hit && hit.span && isCompute(hit.span);
 }
 
@@ -288,7 +288,7 @@ function listen(chart) {
   };
   canvas.onpointerup = (e) => {
     const hit = chart.at(...place(e));
-    if (held && !lacking && hit && hit.rank === held.rank) {
+    if (held && editable(chart, held) && hit && hit.rank === held.rank) {
       const spans = chart.answer.ranks[held.rank];
       editor.on = true;
       editor.csv = moved(editor.csv || csvText(), held.rank, computeIndex(spans, held.at), placeAt(spans, hit.t));
@@ -373,12 +373,13 @@ function expected(kind) {
 
 // What takes long waits until the hand rests, and is computed beside the page, which says so.
 const SLOW = 400, REST = 300;
-const soon = { waiting: 0, turn: 0, took: new Map() };
+const soon = { waiting: 0, turn: 0, took: new Map(), over: null, end: () => {} };
 
 function stopWaiting() {
   clearTimeout(soon.waiting);
   clearTimeout(redraw.later);
   soon.waiting = 0;
+  soon.end();
   soon.turn += 1;
   program.giveUp();
   $("picture").removeAttribute("aria-busy");
@@ -403,6 +404,7 @@ function redrawSoon() {
   grey(true, true);
   $("picture").setAttribute("aria-busy", "true");
   const turn = soon.turn;
+  soon.over = new Promise((end) => { soon.end = end; });
   soon.waiting = setTimeout(async () => {
     await program.ahead(requests);
     if (turn === soon.turn) redraw(false);
@@ -452,7 +454,8 @@ function listenToPage() {
     redrawSoon();
   };
   $("csv").oninput = () => { editor.on = true; editor.csv = $("csv").value; redraw(true); };
-  $("path").onchange = () => redraw(true);
+  // What is being computed will be drawn with it.
+  $("path").onchange = () => { if (!soon.waiting) redraw(true); };
   $("editor").addEventListener("toggle", csvText);
   $("edit").onchange = () => {
     if ($("edit").checked && state.lower) { state.lower = false; $("lower").checked = false; redraw(true); }
@@ -461,7 +464,7 @@ function listenToPage() {
   $("zoom_in").onclick = () => zoom(0.6);
   $("zoom_out").onclick = () => zoom(1.6);
   $("zoom_all").onclick = () => zoom(1e9);
-  $("copy").onclick = () => guarded(copyCommand)?.catch(fault);
+  $("copy").onclick = () => guarded(copyCommand);
   for (const button of document.querySelectorAll("[data-save]")) {
     button.onclick = () => guarded(() => download(button.dataset.save));
   }

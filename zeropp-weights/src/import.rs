@@ -150,7 +150,10 @@ fn check_all_used(weights: &Weights, family: Family, used: &BTreeSet<String>) ->
             None => format!("its tensor {} {:?} is not in the model", tensor.name, tensor.shape),
         };
         let help = match embedding {
-            Some(_) => "set tie_word_embeddings = false in its config.json",
+            Some(_) => {
+                "use tied = false, or where a config.json describes the model set \
+                 tie_word_embeddings = false there"
+            }
             None => "use the model's own settings (its config.json), or other weights",
         };
         return Err(wrong(tensor.path(), problem, help));

@@ -109,6 +109,11 @@ impl Dataset {
         Dataset { sources, ..self }
     }
 
+    /// What its tokens are: what an index says, else what it was opened as.
+    pub fn tokenizer(&self) -> Tokenizer {
+        self.sources[0].tokenizer()
+    }
+
     /// Whether all its tokens are bytes of text.
     pub fn is_bytes(&self) -> bool {
         self.sources.iter().all(Source::is_bytes)

@@ -26,22 +26,7 @@ impl Fingerprint {
     pub(super) fn new(data: &Bytes, header: usize) -> Fingerprint {
         let bytes = data.len() - header;
         let mut hasher = blake3::Hasher::new();
-        let mut sample = vec![0; SAMPLE_BYTES.min(bytes)];
-        if bytes <= SAMPLES * SAMPLE_BYTES {
-            for start in (0..bytes).step_by(SAMPLE_BYTES) {
-                let n = SAMPLE_BYTES.min(bytes - start);
-                data.read(header + start, &mut sample[..n]);
-                hasher.update(&sample[..n]);
-            }
-        } else {
-            for i in 0..SAMPLES {
-                // The products are far beyond 64 bits for the largest of files.
-                let last = (bytes - SAMPLE_BYTES) as u128;
-                let start = (last * i as u128 / (SAMPLES - 1) as u128) as usize;
-                data.read(header + start, &mut sample);
-                hasher.update(&sample);
-            }
-        }
+        sampled(&mut hasher, bytes, |start, sample| data.read(header + start, sample));
         let samples_blake3 = hasher.finalize().to_hex().to_string();
         Fingerprint { bytes: bytes as u64, samples_blake3 }
     }
@@ -50,7 +35,8 @@ impl Fingerprint {
     pub(super) fn with(self, more: &[u8]) -> Fingerprint {
         let mut hasher = blake3::Hasher::new();
         hasher.update(self.samples_blake3.as_bytes());
-        hasher.update(more);
+        let read = |start: usize, out: &mut [u8]| out.copy_from_slice(&more[start..][..out.len()]);
+        sampled(&mut hasher, more.len(), read);
         Fingerprint { samples_blake3: hasher.finalize().to_hex().to_string(), ..self }
     }
 
@@ -77,6 +63,26 @@ impl Fingerprint {
         }
         let other = "the data has the same size and another content";
         (self.samples_blake3 != then.samples_blake3).then(|| other.into())
+    }
+}
+
+/// Adds the samples of `bytes` bytes, which `read` has.
+fn sampled(hasher: &mut blake3::Hasher, bytes: usize, read: impl Fn(usize, &mut [u8])) {
+    let mut sample = vec![0; SAMPLE_BYTES.min(bytes)];
+    if bytes <= SAMPLES * SAMPLE_BYTES {
+        for start in (0..bytes).step_by(SAMPLE_BYTES) {
+            let n = SAMPLE_BYTES.min(bytes - start);
+            read(start, &mut sample[..n]);
+            hasher.update(&sample[..n]);
+        }
+        return;
+    }
+    for i in 0..SAMPLES {
+        // The products are far beyond 64 bits for the largest of files.
+        let last = (bytes - SAMPLE_BYTES) as u128;
+        let start = (last * i as u128 / (SAMPLES - 1) as u128) as usize;
+        read(start, &mut sample);
+        hasher.update(&sample);
     }
 }
 

@@ -142,6 +142,11 @@ impl Source {
         starts.collect()
     }
 
+    /// What its tokens are.
+    pub(super) fn tokenizer(&self) -> Tokenizer {
+        self.tokenizer
+    }
+
     /// Whether its tokens are bytes of text.
     pub(super) fn is_bytes(&self) -> bool {
         self.tokenizer == Tokenizer::Bytes
