@@ -269,10 +269,71 @@ fn a_command_that_hangs_is_ended() {
     assert!(told.contains("no progress for 1 s"), "{told}");
 }
 
+/// Whether it can say what it does or not, it does it.
+#[test]
+fn a_supervisor_that_cannot_write_to_standard_error_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    fs::write(at.join("run.sh"), "echo start >> starts; [ $(wc -l < starts) -gt 1 ]").unwrap();
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut run = command(at, "supervise -- sh run.sh --save ckpt --resume");
+    assert_eq!(run.stderr(full).status().unwrap().code(), Some(0));
+    assert_eq!(fs::read_to_string(at.join("starts")).unwrap(), "start\nstart\n");
+}
+
+/// What a parent wants ignored is ignored by the supervisor, which starts the command again, and by
+/// the command, which nobody would start again.
+#[test]
+fn a_hang_up_that_the_parent_wants_ignored_ends_neither_supervisor_nor_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let script = "echo start >> starts\n\
+                  [ $(wc -l < starts) -gt 1 ] && exit 0\n\
+                  kill -HUP $PPID; kill -HUP $$; echo lived > lived; exit 9\n";
+    fs::write(at.join("run.sh"), script).unwrap();
+    let plain = command(at, "supervise -- sh run.sh --save ckpt --resume");
+    let mut run = Command::new("nohup");
+    run.arg(plain.get_program()).args(plain.get_args()).current_dir(at);
+    let output = run.output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    assert!(at.join("lived").exists() && told.contains("(code 9); recovery 1"), "{told}");
+}
+
+/// Its checkpoint is found where it is, which shows in what is told.
+#[test]
+fn paths_with_blanks_are_watched_where_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let script = "echo start >> starts; [ $(wc -l < starts) -gt 1 ] && exit 0\n\
+                  mkdir -p 'my folder/step-000007'\n\
+                  echo > 'my folder/step-000007/manifest.json'; exit 9\n";
+    fs::write(at.join("my run.sh"), script).unwrap();
+    fs::write(at.join("my run.toml"), "save = 'my folder'\nresume = true\n").unwrap();
+    let in_shell = "sh 'my run.sh' --save 'my folder' --resume";
+    let commands: [&[&str]; 3] = [
+        &["sh", "my run.sh", "--save", "my folder", "--resume"],
+        &["sh", "my run.sh", "my run.toml"],
+        &["sh", "-c", in_shell],
+    ];
+    for line in commands {
+        let output = command(at, "supervise --").args(line).output().unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{line:?}: {told}");
+        assert!(told.contains("it is started again from step 7"), "{line:?}: {told}");
+        fs::remove_file(at.join("starts")).unwrap();
+    }
+}
+
 #[test]
 fn a_command_that_would_begin_anew_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    for (line, part) in [("--resume", "no --save"), ("--save ckpt", "no --resume")] {
+    for (line, part) in [
+        ("--resume", "no --save"),
+        ("--save ckpt", "no --resume"),
+        ("--save ckpt --resume=3", "resume = 3: after each failure"),
+        ("--save ckpt --resume=false", "resume = false: after each failure"),
+    ] {
         let got = zeropp(dir.path(), &format!("supervise -- zeropp {SMALL} {line}"));
         assert_eq!(got.code, Some(2), "{}", got.err);
         assert!(got.err.contains(part), "{}", got.err);
