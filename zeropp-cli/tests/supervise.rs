@@ -269,6 +269,23 @@ fn a_command_that_hangs_is_ended() {
     assert!(told.contains("no progress for 1 s"), "{told}");
 }
 
+/// Also where a shell has started the supervisor in the background, which is to ignore SIGQUIT.
+#[test]
+fn a_command_that_hangs_can_write_its_records() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let script = "echo start >> starts; [ $(wc -l < starts) -gt 1 ] && exit 0\n\
+                  trap 'echo > records; exit 9' QUIT; sleep 1000\n";
+    fs::write(at.join("run.sh"), script).unwrap();
+    let plain = command(at, "supervise --hang-s 1 -- sh run.sh --save ckpt --resume");
+    let mut run = Command::new("env");
+    run.arg("--ignore-signal=QUIT").arg(plain.get_program()).args(plain.get_args());
+    let output = run.current_dir(at).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    assert!(at.join("records").exists(), "{told}");
+}
+
 /// Whether it can say what it does or not, it does it.
 #[test]
 fn a_supervisor_that_cannot_write_to_standard_error_goes_on() {

@@ -205,9 +205,16 @@ pub(super) fn signals() -> io::Result<Receiver<i32>> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
     let wanted = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
     // What nohup wants ignored stays so, for the command too: a handler would undo it there.
-    let mut signals = signal_hook::iterator::Signals::new(zeropp::not_ignored(&wanted))?;
+    let heeded = zeropp::not_ignored(&wanted);
+    // But for the signal that a command which hangs has to write its records at. Shells have what
+    // they start in the background ignore it, which the command would then do as well.
+    let caught = heeded.iter().copied().chain([SIGQUIT]);
+    let mut signals = signal_hook::iterator::Signals::new(caught)?;
     let (tx, rx) = std::sync::mpsc::channel();
-    let body = move || signals.forever().try_for_each(|signal| tx.send(signal));
+    let body = move || {
+        let mut passed_on = signals.forever().filter(|signal| heeded.contains(signal));
+        passed_on.try_for_each(|signal| tx.send(signal))
+    };
     std::thread::Builder::new().name("signals".into()).spawn(body)?;
     Ok(rx)
 }
