@@ -87,8 +87,8 @@ fn state(folder: &Path) -> Vec<Vec<u8>> {
 }
 
 /// A run that is killed once there is a copy, as named, of a step after its only checkpoint, and
-/// comes to its end when it is started again. Between its checkpoint and its last step there is time
-/// to find the copy, also where the machine has much to do.
+/// comes to its end when it is started again. Between its checkpoint and its last step is time to
+/// find the copy, also where the machine has much to do.
 fn killed_behind_its_checkpoint(copies: &str) -> String {
     format!(
         "line=\"$ZEROPP {SMALL} --steps 900 --metrics m.jsonl --save ckpt\"\n\
