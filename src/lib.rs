@@ -87,6 +87,8 @@ pub use recorder::out_of_memory::{end_out_of_memory, prepare_for_out_of_memory};
 pub use refusal::TooLittleMemory;
 pub use run::stop::Stopper;
 pub use trainer::builder::TrainerBuilder;
+#[cfg(unix)]
+pub use trainer::signals::not_ignored;
 pub use trainer::signals::stop_on_signals;
 pub use trainer::steps::Steps;
 pub use trainer::{StepFlow, Trainer, Weights};

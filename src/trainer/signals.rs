@@ -34,11 +34,8 @@ const TIME_TO_OBEY: Duration = Duration::from_millis(200);
 /// The system's, where it does not let signals be caught.
 #[cfg(unix)]
 pub fn stop_on_signals(trainer: &Trainer) -> io::Result<()> {
-    // What the parent wants ignored (as nohup does) stays so.
-    let ignored = ignored_signals();
     let wanted = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1];
-    let caught = wanted.into_iter().filter(|n| ignored >> (n - 1) & 1 == 0);
-    let mut signals = signal_hook::iterator::Signals::new(caught)?;
+    let mut signals = signal_hook::iterator::Signals::new(not_ignored(&wanted))?;
     let (stopper, saves) = (trainer.stopper(), trainer.saves());
     let body = move || {
         let mut stopping: Option<Instant> = None;
@@ -125,6 +122,14 @@ fn die_recorded(signal: i32) -> ! {
     recorder::active().iter().for_each(|recorder| recorder.await_neighbours(until));
     // Not of the signal, which would leave all of the memory in a file.
     std::process::exit(128 + signal)
+}
+
+/// Those of the `wanted` signals that this process does not ignore. What its parent wants ignored,
+/// as nohup does, is ignored by those that it starts, too, as long as no handler is set.
+#[cfg(unix)]
+pub fn not_ignored(wanted: &[i32]) -> Vec<i32> {
+    let ignored = ignored_signals();
+    wanted.iter().copied().filter(|n| ignored >> (n - 1) & 1 == 0).collect()
 }
 
 /// The signals that this process ignores, a bit each from signal 1 on; none where the system does

@@ -1,12 +1,11 @@
 //! Numbers for people.
 
-use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use zeropp_core::files::escaped;
 pub(crate) use zeropp_core::files::in_words as bytes;
 
-use crate::{log_file, stdout};
+use crate::{log_file, stderr, stdout};
 
 /// Whether standard output is for something else.
 static ON_STDERR: AtomicBool = AtomicBool::new(false);
@@ -35,7 +34,7 @@ pub(crate) fn show(line: &str) {
     let line = escaped(line);
     match speaks_on_stderr() {
         false => stdout::print(format!("{line}\n").as_bytes()),
-        true => drop(writeln!(std::io::stderr(), "{line}")),
+        true => stderr::tell(&line),
     }
 }
 

@@ -34,6 +34,7 @@ mod run;
 mod samples;
 mod schedule;
 mod shell;
+mod stderr;
 mod stdout;
 mod summary;
 mod supervise;
@@ -126,7 +127,7 @@ fn main() -> ExitCode {
                 // It may quote a file, which is not to command the terminal.
                 message => {
                     log_file::write(format!("error: {}\n", escaped(message)).as_bytes());
-                    eprintln!("{}{}", log::label(Level::ERROR), escaped(message));
+                    stderr::tell(&format!("{}{}", log::label(Level::ERROR), escaped(message)));
                 }
             }
             ExitCode::from(failure.code)

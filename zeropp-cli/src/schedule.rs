@@ -21,7 +21,7 @@ pub(crate) use costs::Priced;
 pub(crate) use facts::{facts, made_by, shape};
 
 use crate::output::{keep_inputs, write};
-use crate::{Failure, stdout};
+use crate::{Failure, stderr, stdout};
 
 /// Makes what is asked for and shows or writes it.
 pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
@@ -49,7 +49,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     }
     let made = make::make(&request, kind, make::shape(&request, kind, false))?;
     for note in &made.notes {
-        eprintln!("note: {note}");
+        stderr::tell(&format!("note: {note}"));
     }
     deliver(out, &output::render(&made, format, width).map_err(Failure::failed_run)?)
 }

@@ -16,8 +16,8 @@ use clap::{Arg, ArgMatches, Command, value_parser};
 use zeropp::rendezvous::Address;
 use zeropp_checkpoint::attempts::{Attempts, Remedy, SAME_PLACE};
 
-use crate::Failure;
 use crate::values::whole;
+use crate::{Failure, stderr};
 use child::{Child, Ended};
 use copies::Copies;
 use progress::Watched;
@@ -224,5 +224,5 @@ fn silent(code: u8) -> Failure {
 }
 
 fn tell(text: &str) {
-    eprintln!("supervise: {text}");
+    stderr::tell(&format!("supervise: {text}"));
 }

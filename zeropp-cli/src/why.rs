@@ -18,7 +18,8 @@ When a run fails, every rank writes what it did last to a file in the folder of 
 command lines these records up and names the rank that failed, hung or is missing, its stage and \
 action, the operation that others waited for in vain, and the evidence. A rank that was killed or \
 frozen leaves no file; the other ranks' records identify it. Where a whole run was killed at once, \
-its folder of checkpoints and its metrics file show how far it came.";
+its folder of checkpoints and its metrics file show how far it came, and together whether it was \
+killed at all.";
 
 const EXAMPLES: &str = "\
 Examples:

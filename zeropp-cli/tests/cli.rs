@@ -224,6 +224,28 @@ fn metrics_that_cannot_be_written_are_told_after_the_summary() {
     assert!(got.err.starts_with(expected), "{}", got.err);
 }
 
+/// No code but that of the command's own end, whether somebody can be told why or not.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_standard_error_does_not_take_changes_no_exit_code() {
+    let dir = folder(&[]);
+    for (line, code) in [
+        ("run --pp 0".to_owned(), 2),
+        (format!("run {SMALL} --metrics /dev/full"), 1),
+        (format!("run {SMALL} --metrics -"), 0),
+        // What it goes on from is a warning.
+        (format!("run {SMALL} --save ckpt --save-every 1"), 0),
+        (format!("run {SMALL} --save ckpt --resume=1"), 0),
+        // With a note.
+        ("schedule --kind zeropp --pp 4 --micro-batches 8 --unit 4".to_owned(), 0),
+    ] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_zeropp"));
+        command.args(line.split_whitespace()).current_dir(dir.path()).stderr(full);
+        assert_eq!(command.output().unwrap().status.code(), Some(code), "{line}");
+    }
+}
+
 #[test]
 fn empty_paths_make_nothing() {
     let dir = folder(&[]);

@@ -87,15 +87,16 @@ fn state(folder: &Path) -> Vec<Vec<u8>> {
 }
 
 /// A run that is killed once there is a copy, as named, of a step after its only checkpoint, and
-/// comes to its end when it is started again.
+/// comes to its end when it is started again. Between its checkpoint and its last step is time to
+/// find the copy, also where the machine has much to do.
 fn killed_behind_its_checkpoint(copies: &str) -> String {
     format!(
-        "line=\"$ZEROPP {SMALL} --steps 300 --metrics m.jsonl --save ckpt\"\n\
-         line=\"$line --save-every 150 --resume\"\n\
+        "line=\"$ZEROPP {SMALL} --steps 900 --metrics m.jsonl --save ckpt\"\n\
+         line=\"$line --save-every 450 --resume\"\n\
          [ -e saved ] && exec $line\n\
          $line & pid=$!\n\
          while newest=$(ls -d {copies} 2> left | tail -n 1)\n\
-               newest=${{newest##*step-}}; [ \"${{newest:-0}}\" -lt 151 ]; do\n\
+               newest=${{newest##*step-}}; [ \"${{newest:-0}}\" -lt 451 ]; do\n\
              kill -0 $pid || exit 1\n\
              sleep 0.01\n\
          done\n\
@@ -108,12 +109,12 @@ fn killed_behind_its_checkpoint(copies: &str) -> String {
 /// Checks that such a run left less on the disk than there was in memory, and came to the same
 /// state by the same steps as one that was not killed.
 fn is_as_undisturbed(at: &Path) {
-    let whole = zeropp(at, &format!("{SMALL} --steps 300 --metrics all.jsonl --save whole"));
+    let whole = zeropp(at, &format!("{SMALL} --steps 900 --metrics all.jsonl --save whole"));
     assert_eq!(whole.code, Some(0), "{}", whole.err);
     let saved = fs::read_to_string(at.join("saved")).unwrap();
-    assert_eq!(saved, "step-000150\n", "the disk had less");
+    assert_eq!(saved, "step-000450\n", "the disk had less");
     assert_eq!(bits(&at.join("m.jsonl")), bits(&at.join("all.jsonl")));
-    let last = |of: &str| state(&at.join(of).join("step-000300"));
+    let last = |of: &str| state(&at.join(of).join("step-000900"));
     assert!(last("ckpt") == last("whole"), "the state is that of a run that was not killed");
 }
 
@@ -129,7 +130,7 @@ fn a_killed_run_goes_on_from_memory_behind_its_newest_checkpoint() {
     let (from, rest) = from.split_once(',').expect("the step, and where it is");
     assert!(rest.starts_with(" copied in memory"), "{told}");
     let from: u64 = from.parse().unwrap();
-    assert!((151..300).contains(&from), "{told}");
+    assert!((451..900).contains(&from), "{told}");
     is_as_undisturbed(at);
     assert_eq!(fs::read_dir(at.join("memory")).unwrap().count(), 0, "the memory is given back");
 }
@@ -177,7 +178,7 @@ fn after_the_loss_of_a_machine_the_run_goes_on_from_its_buddy_s_copy() {
     let (step, rest) = step.split_once(',').unwrap();
     assert!(rest.contains("to begin without it, leave --buddy out"), "{told}");
     let step: u64 = step.parse().unwrap();
-    assert!((151..300).contains(&step), "{told}");
+    assert!((451..900).contains(&step), "{told}");
     assert!(told.contains(" copies were sent to the buddy, "), "{told}");
     is_as_undisturbed(at);
     let other = fs::read_dir(at.join("other")).unwrap().next().unwrap().unwrap().path();
@@ -269,10 +270,88 @@ fn a_command_that_hangs_is_ended() {
     assert!(told.contains("no progress for 1 s"), "{told}");
 }
 
+/// Also where a shell has started the supervisor in the background, which is to ignore SIGQUIT.
+#[test]
+fn a_command_that_hangs_can_write_its_records() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let script = "echo start >> starts; [ $(wc -l < starts) -gt 1 ] && exit 0\n\
+                  trap 'echo > records; exit 9' QUIT; sleep 1000\n";
+    fs::write(at.join("run.sh"), script).unwrap();
+    let plain = command(at, "supervise --hang-s 1 -- sh run.sh --save ckpt --resume");
+    let mut run = Command::new("env");
+    run.arg("--ignore-signal=QUIT").arg(plain.get_program()).args(plain.get_args());
+    let output = run.current_dir(at).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    assert!(at.join("records").exists(), "{told}");
+}
+
+/// Whether it can say what it does or not, it does it.
+#[test]
+fn a_supervisor_that_cannot_write_to_standard_error_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    fs::write(at.join("run.sh"), "echo start >> starts; [ $(wc -l < starts) -gt 1 ]").unwrap();
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut run = command(at, "supervise -- sh run.sh --save ckpt --resume");
+    assert_eq!(run.stderr(full).status().unwrap().code(), Some(0));
+    assert_eq!(fs::read_to_string(at.join("starts")).unwrap(), "start\nstart\n");
+}
+
+/// What a parent wants ignored is ignored by the supervisor, which starts the command again, and by
+/// the command, which nobody would start again.
+#[test]
+fn a_hang_up_that_the_parent_wants_ignored_ends_neither_supervisor_nor_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let script = "echo start >> starts\n\
+                  [ $(wc -l < starts) -gt 1 ] && exit 0\n\
+                  kill -HUP $PPID; kill -HUP $$; echo lived > lived; exit 9\n";
+    fs::write(at.join("run.sh"), script).unwrap();
+    let plain = command(at, "supervise -- sh run.sh --save ckpt --resume");
+    let mut run = Command::new("nohup");
+    run.arg(plain.get_program()).args(plain.get_args()).current_dir(at);
+    let output = run.output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    assert!(at.join("lived").exists() && told.contains("(code 9); recovery 1"), "{told}");
+}
+
+/// Its checkpoint is found where it is, which shows in what is told.
+#[test]
+fn paths_with_blanks_are_watched_where_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let script = "echo start >> starts; [ $(wc -l < starts) -gt 1 ] && exit 0\n\
+                  mkdir -p 'my folder/step-000007'\n\
+                  echo > 'my folder/step-000007/manifest.json'; exit 9\n";
+    fs::write(at.join("my run.sh"), script).unwrap();
+    fs::write(at.join("my run.toml"), "save = 'my folder'\nresume = true\n").unwrap();
+    let in_shell = "sh 'my run.sh' --save 'my folder' --resume";
+    let commands: [&[&str]; 3] = [
+        &["sh", "my run.sh", "--save", "my folder", "--resume"],
+        &["sh", "my run.sh", "my run.toml"],
+        &["sh", "-c", in_shell],
+    ];
+    for line in commands {
+        let output = command(at, "supervise --").args(line).output().unwrap();
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{line:?}: {told}");
+        assert!(told.contains("it is started again from step 7"), "{line:?}: {told}");
+        fs::remove_file(at.join("starts")).unwrap();
+    }
+}
+
 #[test]
 fn a_command_that_would_begin_anew_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    for (line, part) in [("--resume", "no --save"), ("--save ckpt", "no --resume")] {
+    for (line, part) in [
+        ("--resume", "no --save"),
+        ("--save ckpt", "no --resume"),
+        ("--save ckpt --resume=3", "resume = 3: after each failure"),
+        ("--save ckpt --resume=false", "resume = false: after each failure"),
+    ] {
         let got = zeropp(dir.path(), &format!("supervise -- zeropp {SMALL} {line}"));
         assert_eq!(got.code, Some(2), "{}", got.err);
         assert!(got.err.contains(part), "{}", got.err);

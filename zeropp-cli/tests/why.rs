@@ -199,6 +199,58 @@ fn a_lone_process_that_was_killed_is_explained_by_its_metrics() {
     }
 }
 
+/// SIGTERM leaves neither records nor a reason to look for them.
+#[test]
+fn a_run_that_was_stopped_and_has_saved_was_not_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let plain = command(at, &format!("{RUN} --save ckpt"));
+    let mut run = Command::new("env");
+    run.arg("--default-signal").arg(plain.get_program()).args(plain.get_args()).current_dir(at);
+    let child = begun(at, run);
+    kill(&child, "-TERM");
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(143));
+    let got = zeropp(at, "why ckpt m.jsonl");
+    assert_eq!((got.code, got.err.as_str()), (Some(0), ""));
+    for part in ["it was stopped there, as with SIGTERM, or ended there", "--resume"] {
+        assert!(got.out.contains(part), "{part} is not in:\n{}", got.out);
+    }
+    assert!(!got.out.contains("memory ran out"), "{}", got.out);
+    // Its metrics alone show what was done, and not what was saved.
+    let got = zeropp(at, "why ckpt");
+    assert_eq!(got.code, Some(1), "{}", got.out);
+    let expected = "error: whether it was stopped or killed cannot be told without its metrics";
+    assert!(got.err.starts_with(expected) && !got.out.contains("SIGKILL"), "{}", got.err);
+    // A step more than was saved, as a kill leaves behind.
+    let text = std::fs::read_to_string(at.join("m.jsonl")).unwrap();
+    std::fs::write(at.join("more.jsonl"), format!("{text}{{\"step\":999999,\"loss\":1}}\n"))
+        .unwrap();
+    let got = zeropp(at, "why ckpt more.jsonl");
+    assert!(got.code == Some(0) && got.out.contains("SIGKILL"), "{}{}", got.out, got.err);
+}
+
+#[test]
+fn metrics_of_either_form_are_read_and_tell_where_a_run_is_done() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let line = RUN.replace("--steps 1000000", "--steps 3");
+    for (name, ends) in [("m.jsonl", true), ("m.csv", false)] {
+        let got = zeropp(at, &line.replace("m.jsonl", name));
+        assert_eq!(got.code, Some(0), "{}", got.err);
+        let got = zeropp(at, &format!("why {name}"));
+        assert_eq!((got.code, got.err.as_str()), (Some(0), ""));
+        let last = format!("step 3 is the last in {name}, with a loss of 5.");
+        assert!(got.out.contains(&last), "{}", got.out);
+        assert_eq!(got.out.contains("the run is done"), ends, "{}", got.out);
+        assert_eq!(got.out.contains("SIGKILL"), !ends, "{}", got.out);
+    }
+    // The kill came in the middle of a row.
+    let rows = std::fs::read_to_string(at.join("m.csv")).unwrap();
+    std::fs::write(at.join("m.csv"), &rows[..rows.len() - 2]).unwrap();
+    let got = zeropp(at, "why m.csv");
+    assert!(got.out.contains("step 2 is the last in m.csv"), "{}", got.out);
+}
+
 #[test]
 fn an_unknown_token_id_ends_the_run_without_a_panic() {
     let dir = tempfile::tempdir().unwrap();

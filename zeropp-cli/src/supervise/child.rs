@@ -6,12 +6,14 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use super::progress::Watched;
+use super::progress::{Look, Watched};
 
 /// How long processes that are told to end may take.
 const END_TIME: Duration = Duration::from_secs(3);
 /// How long a hung command may take to write what its ranks were at.
 const RECORD_TIME: Duration = Duration::from_secs(2);
+/// Longest time between two looks whether a command goes on.
+const LOOK_PERIOD_MAX: Duration = Duration::from_secs(1);
 /// What a command ends with that was given wrong input.
 const BAD_INPUT: i32 = 2;
 
@@ -25,6 +27,33 @@ pub(super) enum Ended {
     /// It would end like this again.
     BadInput(u8),
     Failed(u8),
+}
+
+/// How long a command has not gone on.
+struct Hang {
+    limit: Duration,
+    /// When it had last gone on, as far as was seen.
+    since: Instant,
+    looked: Instant,
+}
+
+impl Hang {
+    fn new(limit: Duration, now: Instant) -> Hang {
+        Hang { limit, since: now, looked: now }
+    }
+
+    /// Whether it hangs `now`; `has_gone_on` looks whether it has since the last look, which takes
+    /// time and is not done more often than the limit asks for.
+    fn is_one(&mut self, now: Instant, has_gone_on: impl FnOnce() -> bool) -> bool {
+        if now - self.looked < LOOK_PERIOD_MAX.min(self.limit / 10) {
+            return false;
+        }
+        self.looked = now;
+        if has_gone_on() {
+            self.since = now;
+        }
+        now - self.since >= self.limit
+    }
 }
 
 /// A command under way.
@@ -56,7 +85,8 @@ impl Child {
         (lacks, period): (bool, Duration),
     ) -> Ended {
         let (mut stopped, mut called, mut hung) = (false, false, false);
-        let (mut sign, mut since) = (watched.sign(), Instant::now());
+        let mut look = Look::new(watched);
+        let mut hang = hang.map(|limit| Hang::new(limit, Instant::now()));
         loop {
             match self.child.try_wait() {
                 Ok(None) => {}
@@ -81,17 +111,10 @@ impl Child {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(period),
             }
-            let Some(limit) = hang else { continue };
-            // Looking is cheap, and still need not be done all the time.
-            if since.elapsed() < limit {
-                continue;
-            }
-            let now = watched.sign();
-            if now != sign {
-                (sign, since) = (now, Instant::now());
-            } else if !hung {
-                hung = true;
-                super::tell(&format!("no progress for {} s: it is ended", limit.as_secs()));
+            let Some(hang) = hang.as_mut().filter(|_| !hung) else { continue };
+            hung = hang.is_one(Instant::now(), || look.has_gone_on());
+            if hung {
+                super::tell(&format!("no progress for {} s: it is ended", hang.limit.as_secs()));
                 self.send("QUIT");
                 std::thread::sleep(RECORD_TIME);
                 self.send("KILL");
@@ -181,9 +204,17 @@ pub(super) fn stops(_: i32) -> bool {
 pub(super) fn signals() -> io::Result<Receiver<i32>> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
     let wanted = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2];
-    let mut signals = signal_hook::iterator::Signals::new(wanted)?;
+    // What nohup wants ignored stays so, for the command too: a handler would undo it there.
+    let heeded = zeropp::not_ignored(&wanted);
+    // But for the signal that a command which hangs has to write its records at. Shells have what
+    // they start in the background ignore it, which the command would then do as well.
+    let caught = heeded.iter().copied().chain([SIGQUIT]);
+    let mut signals = signal_hook::iterator::Signals::new(caught)?;
     let (tx, rx) = std::sync::mpsc::channel();
-    let body = move || signals.forever().try_for_each(|signal| tx.send(signal));
+    let body = move || {
+        let mut passed_on = signals.forever().filter(|signal| heeded.contains(signal));
+        passed_on.try_for_each(|signal| tx.send(signal))
+    };
     std::thread::Builder::new().name("signals".into()).spawn(body)?;
     Ok(rx)
 }
@@ -199,7 +230,28 @@ pub(super) fn signals() -> io::Result<Receiver<i32>> {
 
 #[cfg(test)]
 mod tests {
-    use super::in_words;
+    use super::*;
+
+    #[test]
+    fn a_hang_is_seen_two_looks_late_at_most() {
+        for (limit, steps_end) in [(2, 1.7), (60, 47.3), (3600, 3000.2)] {
+            let begin = Instant::now();
+            let mut hang = Hang::new(Duration::from_secs(limit), begin);
+            // A step every fifth of a second; the command is looked at as often as in a run.
+            let (mut at, mut seen) = (0.0, 0.0);
+            let found = loop {
+                at += 0.02;
+                let done = (f64::min(at, steps_end) * 5.0).floor() / 5.0;
+                let now = begin + Duration::from_secs_f64(at);
+                if hang.is_one(now, || std::mem::replace(&mut seen, done) != done) {
+                    break at;
+                }
+            };
+            let late = found - (steps_end + limit as f64);
+            let allowed = 2.0 * f64::min(1.0, limit as f64 / 10.0);
+            assert!((-0.2..allowed).contains(&late), "{limit} s: {late} s late");
+        }
+    }
 
     #[test]
     fn codes_beyond_the_signals_are_codes() {

@@ -15,12 +15,29 @@ use crate::figures::{duration, say};
 /// Longest end of a file of metrics that is looked at, in bytes: some lines of it.
 const METRICS_BYTES: u64 = 64 << 10;
 
+/// Longest first line of a file of metrics that is looked at, in bytes.
+const FIRST_BYTES: u64 = 64 << 10;
+
 /// The last line of a file of metrics.
 struct LastStep {
     step: u64,
-    loss: f64,
+    /// None where it was not finite.
+    loss: Option<f64>,
+    /// The steps that the run was to have, where it says so.
+    of: Option<u64>,
     /// When it was written.
     at: Option<SystemTime>,
+}
+
+/// How a run without records has ended.
+enum End {
+    /// With its last step.
+    Done,
+    /// As it was told to, or by itself: it has saved what it had done.
+    Stopped,
+    Killed,
+    /// What is there does not show it, for this reason.
+    Unknown(&'static str),
 }
 
 /// Tells what `paths` show of a run of which there are no records, for the reason in `error`.
@@ -44,46 +61,85 @@ pub(super) fn explain(paths: &[PathBuf], error: &FlightError) -> Result<(), Fail
             "{}: no run is at work here, and there are no records beside it",
             folder.display()
         )),
-        None => say("no rank left a record: if the run is not at work any more, it was killed"),
+        None => say(
+            "no rank left a record: if the run is not at work any more, and has not said that it \
+             was stopped, it was killed",
+        ),
     }
-    if let Some((path, last)) = &metrics {
-        let (path, LastStep { step, loss, at }) = (path.display(), last);
+    if let Some((path, LastStep { step, loss, at, .. })) = &metrics {
+        let loss = loss.map_or_else(|| "that is not finite".into(), |loss| format!("of {loss}"));
         say(format_args!(
-            "  - step {step} is the last in {path}, with a loss of {loss}{}",
+            "  - step {step} is the last in {}, with a loss {loss}{}",
+            path.display(),
             ago(*at, now)
         ));
     }
-    let is_done = checkpoints.as_ref().is_some_and(|(_, saved)| tell_saved(saved, now));
-    if !is_done {
-        reasons();
-        match &checkpoints {
-            Some((_, Saved { newest: Some(_), .. })) => {
-                say("to go on from there: the same command with --resume");
-            }
-            _ => say("nothing was saved to go on from, as far as can be seen here: see --save"),
+    let checkpoints = checkpoints.map(|(_, saved)| saved);
+    if let Some(saved) = &checkpoints {
+        tell_saved(saved, now);
+    }
+    let newest = checkpoints.as_ref().and_then(|saved| saved.newest.as_ref());
+    let end = end_of(checkpoints.as_ref(), metrics.as_ref().map(|(_, last)| last));
+    tell(&end);
+    match (&end, newest) {
+        (End::Done, _) => {}
+        (_, Some(_)) => say("to go on from there: the same command with --resume"),
+        (_, None) => {
+            say("nothing was saved to go on from, as far as can be seen here: see --save");
         }
     }
-    Ok(())
+    match end {
+        End::Unknown(why) => Err(Failure::failed_run(why)),
+        _ => Ok(()),
+    }
 }
 
-/// Tells what a folder of checkpoints shows; whether its run had come to its end.
-fn tell_saved(saved: &Saved, now: SystemTime) -> bool {
+/// How a run has ended that has saved this, and whose metrics have this step last.
+fn end_of(saved: Option<&Saved>, last: Option<&LastStep>) -> End {
+    let is_done = last.is_some_and(|last| last.of == Some(last.step));
+    let Some(saved) = saved else { return if is_done { End::Done } else { End::Killed } };
+    match (saved.newest.as_ref(), last.map(|last| last.step)) {
+        (Some(newest), _) if newest.of == Some(newest.step) => End::Done,
+        // A run that is stopped waits until all is saved.
+        _ if !saved.half_written.is_empty() => End::Killed,
+        (_, None) => End::Unknown(
+            "whether it was stopped or killed cannot be told without its metrics; name its file \
+             of metrics beside its folder of checkpoints",
+        ),
+        (Some(newest), Some(last)) if newest.step == last => End::Stopped,
+        (Some(newest), Some(last)) if newest.step > last => End::Unknown(
+            "whether it was stopped or killed cannot be told from metrics that end before its \
+             newest checkpoint; name the file of metrics of its last start",
+        ),
+        _ => End::Killed,
+    }
+}
+
+/// Tells what a folder of checkpoints shows.
+fn tell_saved(saved: &Saved, now: SystemTime) {
     if let Some(newest) = &saved.newest {
         let of = newest.of.map(|steps| format!(" of {steps}")).unwrap_or_default();
         say(format_args!("  - step {}{of} is saved{}", newest.step, ago(newest.at, now)));
-        if newest.of == Some(newest.step) {
-            say("  - that was its last step: the run is done");
-            return true;
-        }
     }
     for name in &saved.half_written {
         say(format_args!("  - {name}: it ended while it was saving"));
     }
-    false
 }
 
-/// Tells why a run without records is thought to have been killed, and where to look.
-fn reasons() {
+/// Tells how a run without records has ended, what shows it, and where to look.
+fn tell(end: &End) {
+    match end {
+        End::Done => return say("  - that was its last step: the run is done"),
+        End::Stopped => {
+            return say(
+                "  - all of its steps are saved: it was stopped there, as with SIGTERM, or ended \
+                 there by itself, as with --patience, and was not killed at work; only a kill \
+                 between a save and the next step would look the same",
+            );
+        }
+        End::Unknown(_) => return,
+        End::Killed => {}
+    }
     say("  - a run that fails, or is told to stop, says so and leaves records or a last \
          checkpoint: this one was ended from outside with SIGKILL, or crashed");
     say("  - most often memory ran out: see `dmesg | grep -i oom` or `journalctl -k` on its \
@@ -100,14 +156,39 @@ fn ago(at: Option<SystemTime>, now: SystemTime) -> String {
 fn last_step(path: &Path) -> Option<LastStep> {
     let mut file = open_regular(path).ok()?;
     let meta = file.metadata().ok()?;
+    let mut first = Vec::new();
+    (&file).take(FIRST_BYTES).read_to_end(&mut first).ok()?;
+    let first = first.split(|byte| *byte == b'\n').next().unwrap_or_default();
     file.seek(SeekFrom::Start(meta.len().saturating_sub(METRICS_BYTES))).ok()?;
     let mut end = Vec::new();
     file.take(METRICS_BYTES).read_to_end(&mut end).ok()?;
     // A kill may have come in the middle of a line.
-    let steps = end.split(|byte| *byte == b'\n').rev().find_map(|line| {
-        let line: serde_json::Value = serde_json::from_slice(line).ok()?;
-        Some((line.get("step")?.as_u64()?, line.get("loss")?.as_f64()?))
-    });
-    let (step, loss) = steps?;
-    Some(LastStep { step, loss, at: meta.modified().ok() })
+    let whole = end.iter().rposition(|byte| *byte == b'\n')?;
+    let lines = || end[..whole].split(|byte| *byte == b'\n').rev();
+    let is_csv = first.starts_with(b"step,");
+    let steps = lines().map(|line| if is_csv { step_of_row(first, line) } else { step_of(line) });
+    let (step, loss) = steps.flatten().next()?;
+    // Each start says it, and the last one is right.
+    let of = lines().find_map(steps_of_run).or_else(|| steps_of_run(first));
+    Some(LastStep { step, loss, of, at: meta.modified().ok() })
+}
+
+/// Step and loss of a line of JSON.
+fn step_of(line: &[u8]) -> Option<(u64, Option<f64>)> {
+    let line: serde_json::Value = serde_json::from_slice(line).ok()?;
+    Some((line.get("step")?.as_u64()?, line.get("loss")?.as_f64()))
+}
+
+/// The steps that a run was to have, of the line that tells of it.
+fn steps_of_run(line: &[u8]) -> Option<u64> {
+    let line = Some(line).filter(|line| line.starts_with(b"{\"run\""))?;
+    let line: serde_json::Value = serde_json::from_slice(line).ok()?;
+    line.get("run")?.get("steps")?.as_u64()
+}
+
+/// Step and loss of a row of CSV below these `names`.
+fn step_of_row(names: &[u8], row: &[u8]) -> Option<(u64, Option<f64>)> {
+    let (names, row) = (str::from_utf8(names).ok()?, str::from_utf8(row).ok()?);
+    let cell = |name: &str| row.split(',').nth(names.split(',').position(|n| n == name)?);
+    Some((cell("step")?.parse().ok()?, cell("loss")?.parse().ok()))
 }
