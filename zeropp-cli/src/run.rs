@@ -27,8 +27,18 @@ const PLANNED_POINTS: u64 = 1000;
 /// Stands for standard output in place of the metrics file.
 const STANDARD_OUTPUT: &str = "-";
 
+/// From now on SIGUSR1, the wish to save, ends nothing: until a step is under way nobody hears it.
+fn await_saving() {
+    #[cfg(unix)]
+    for signal in zeropp::not_ignored(&[signal_hook::consts::SIGUSR1]) {
+        // What cannot be caught now cannot be later, which is told then.
+        let _ = signal_hook::flag::register(signal, std::sync::Arc::default());
+    }
+}
+
 /// Trains, or shows what would be trained; with the layout of a plan, where that is wished.
 pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Failure> {
+    await_saving();
     let mut config = run.config;
     if config.find_lr > 0 && !run.print_config {
         config = find_lr::test_of(config);

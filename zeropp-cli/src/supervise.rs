@@ -18,7 +18,7 @@ use zeropp_checkpoint::attempts::{Attempts, Remedy, SAME_PLACE};
 
 use crate::values::whole;
 use crate::{Failure, stderr};
-use child::{Child, Ended};
+use child::{Child, Ended, Waiting};
 use copies::Copies;
 use progress::Watched;
 use replicas::Replicas;
@@ -135,6 +135,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let mut attempts = Attempts::new(max);
     loop {
         let before = (watched.sign(), copies.newest());
+        // What came while no command ran could end one that is just starting.
+        if let Some(signal) = heeded(&signals, &mut replicas) {
+            copies.stop(watched.newest());
+            return Err(Failure::stopped_by(signal));
+        }
         let line = replicas.filled_in(&line);
         let mut child = Child::start(&line, copies.folder()).map_err(Failure::bad_input)?;
         let ended = child.follow(&signals, (&watched, hang), (replicas.lack(), PERIOD));
@@ -209,12 +214,24 @@ fn keep(signals: &Receiver<i32>) -> Result<(), Failure> {
     loop {
         match signals.recv() {
             Ok(signal) if child::stops(signal) => {
-                return Err(silent(u8::try_from(128 + signal).unwrap_or(1)));
+                return Err(Failure::stopped_by(signal));
             }
             Ok(_) => {}
             // No signals here: it is ended from outside.
             Err(_) => std::thread::park(),
         }
+    }
+}
+
+/// Heeds the signals that wait; the one that stops, if one does.
+fn heeded(signals: &Receiver<i32>, replicas: &mut Replicas) -> Option<i32> {
+    match child::waiting(signals, replicas.lack()) {
+        Waiting::Nothing => None,
+        Waiting::CallBack => {
+            tell(&format!("replicas are there again{}", replicas.call_back()));
+            None
+        }
+        Waiting::Stop(signal) => Some(signal),
     }
 }
 

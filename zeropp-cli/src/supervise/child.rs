@@ -196,6 +196,26 @@ pub(super) fn stops(_: i32) -> bool {
     true
 }
 
+/// What is to be done of the signals that came while no command ran.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Waiting {
+    Nothing,
+    /// Replicas that the next command `lacks` are there again.
+    CallBack,
+    /// The one that stops.
+    Stop(i32),
+}
+
+/// Takes the signals that wait.
+pub(super) fn waiting(signals: &Receiver<i32>, lacks: bool) -> Waiting {
+    let all: Vec<i32> = signals.try_iter().collect();
+    match all.iter().copied().find(|signal| stops(*signal)) {
+        Some(signal) => Waiting::Stop(signal),
+        None if lacks && all.into_iter().any(calls_back) => Waiting::CallBack,
+        None => Waiting::Nothing,
+    }
+}
+
 /// The signals that this process gets, from now on.
 ///
 /// # Errors
@@ -251,6 +271,24 @@ mod tests {
             let allowed = 2.0 * f64::min(1.0, limit as f64 / 10.0);
             assert!((-0.2..allowed).contains(&late), "{limit} s: {late} s late");
         }
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn signals_that_wait_for_a_command_do_not_reach_it() {
+        use signal_hook::consts::{SIGTERM, SIGUSR1, SIGUSR2};
+        let of = |sent: &[i32], lacks| {
+            let (tx, rx) = std::sync::mpsc::channel();
+            sent.iter().for_each(|signal| tx.send(*signal).unwrap());
+            let found = waiting(&rx, lacks);
+            assert!(rx.try_recv().is_err(), "all are taken");
+            found
+        };
+        assert_eq!(of(&[], true), Waiting::Nothing);
+        assert_eq!(of(&[SIGUSR1, SIGUSR1], true), Waiting::Nothing);
+        assert_eq!(of(&[SIGUSR1, SIGUSR2], false), Waiting::Nothing);
+        assert_eq!(of(&[SIGUSR1, SIGUSR2], true), Waiting::CallBack);
+        assert_eq!(of(&[SIGUSR2, SIGTERM, SIGUSR1], true), Waiting::Stop(SIGTERM));
     }
 
     #[test]
