@@ -178,7 +178,8 @@ fn start_in_little_room(dir: &Path, line: &str) -> Child {
     run.current_dir(dir).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// The line of standard error in which `part` is, and those before it.
+/// The line of standard error in which `part` is, and those before it; a run that does not say so
+/// comes to its end.
 #[cfg(target_os = "linux")]
 fn read_until(err: &mut impl std::io::BufRead, part: &str) -> String {
     let mut text = String::new();
@@ -195,7 +196,7 @@ fn metrics_that_a_full_disk_held_up_are_all_written_once_there_is_room() {
     for name in ["m.jsonl", "m.csv"] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(name);
-        let line = format!("{SMALL} --steps 1000000 --metrics {name} -q");
+        let line = format!("{SMALL} --steps 50000 --metrics {name} -q");
         let mut child = start_in_little_room(dir.path(), &line);
         let mut err = std::io::BufReader::new(child.stderr.take().unwrap());
         read_until(&mut err, &format!("warning: metrics = {name}: cannot be written (File too"));
@@ -224,7 +225,7 @@ fn metrics_that_a_full_disk_held_up_are_all_written_once_there_is_room() {
 #[cfg(target_os = "linux")]
 fn a_run_that_is_stopped_while_its_disk_is_full_says_so_with_the_code_of_the_signal() {
     let dir = tempfile::tempdir().unwrap();
-    let line = format!("{SMALL} --steps 1000000 --metrics m.jsonl -q");
+    let line = format!("{SMALL} --steps 50000 --metrics m.jsonl -q");
     let mut child = start_in_little_room(dir.path(), &line);
     let mut err = std::io::BufReader::new(child.stderr.take().unwrap());
     read_until(&mut err, "cannot be written (File too");
