@@ -10,7 +10,7 @@ use zeropp_comm::launch::{JobError, LaunchError};
 use zeropp_comm::rendezvous::RendezvousError;
 use zeropp_core::data::DataError;
 use zeropp_core::field_error::FieldError;
-use zeropp_core::metrics::Summary;
+use zeropp_core::metrics::{Stopped, Summary};
 use zeropp_pipeline::executor::ExecutorError;
 use zeropp_pipeline::partition::TooFewLayers;
 use zeropp_pipeline::schedules::ScheduleError;
@@ -95,7 +95,7 @@ pub enum Error {
     #[error("starting the ranks: {0}")]
     Start(#[from] CommError),
     /// The run came to its end, but not every step of it could be written to a file of metrics.
-    #[error("training finished, but the metrics file {} is incomplete: {source}", path.display())]
+    #[error("{}, but the metrics file {} is incomplete: {source}", end_of(summary), path.display())]
     Metrics {
         /// The file.
         path: PathBuf,
@@ -112,6 +112,17 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
+}
+
+/// How a run ended that did so well.
+fn end_of(summary: &Summary) -> String {
+    match &summary.stopped {
+        None => "training finished".into(),
+        Some(Stopped { step, no_lower: Some(_), .. }) => {
+            format!("training ended after step {step}")
+        }
+        Some(Stopped { step, .. }) => format!("the run was stopped after step {step}"),
+    }
 }
 
 impl Error {
@@ -166,6 +177,8 @@ pub(crate) enum RankError {
     Resume(CheckpointError),
     /// Processes whose settings, data or programs differ: bad input, found by the ranks together.
     Program(String),
+    /// The program that started the ranks wants no first step.
+    NotBegun,
 }
 
 impl RankError {
@@ -177,7 +190,8 @@ impl RankError {
             RankError::Checkpoint(_)
             | RankError::Weights(_)
             | RankError::Resume(_)
-            | RankError::Program(_) => None,
+            | RankError::Program(_)
+            | RankError::NotBegun => None,
         }
     }
 
@@ -200,6 +214,7 @@ impl fmt::Display for RankError {
             RankError::Checkpoint(e) | RankError::Resume(e) => e.fmt(f),
             RankError::Weights(e) => write!(f, "init-from = {e}"),
             RankError::Program(text) => f.write_str(text),
+            RankError::NotBegun => f.write_str("the run was ended before its first step"),
         }
     }
 }

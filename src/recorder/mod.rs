@@ -184,11 +184,15 @@ impl FlightRecorder {
         }
     }
 
-    /// Writes the record of `rank`, once.
+    /// Writes the record of `rank`, once, unless the run has ended as it was told to.
     ///
     /// # Errors
     /// Those of the file system.
     pub(crate) fn write(&self, rank: usize) -> io::Result<()> {
+        let ended_well = self.ended_well.lock();
+        if *ended_well {
+            return Ok(());
+        }
         let log = &self.ranks[&rank];
         let mut state = log.state.lock();
         if state.written {

@@ -149,11 +149,21 @@ impl RankEnd {
     }
 }
 
+/// A state that is ready.
+pub(crate) struct Ready {
+    /// Since when, in seconds since 1970.
+    pub(crate) at: f64,
+    /// Read from here.
+    pub(crate) resumed: Option<Resumed>,
+    /// How many validation losses in a row were no lower, where the settings wait for no more: no
+    /// step is left to do.
+    pub(crate) no_lower: Option<u64>,
+}
+
 /// What a rank tells its process while it runs.
 pub(crate) enum News {
-    /// Its state is ready for the first step, which begins at this time, in seconds since 1970;
-    /// read from here.
-    Ready(f64, Option<Resumed>),
+    /// Its state is ready for the first step, which rank 0 begins once it is told to.
+    Ready(Ready),
     /// A step is done.
     Step(StepMetrics, StageTimes),
     /// The validation loss that alone was asked for.

@@ -109,6 +109,8 @@ fn end_others(rank: usize, failure: &Failure, around: &Around, world: &dyn Commu
     match failure {
         // Bad input: all ranks end with the same words, and none has begun.
         Failure::Rank(e) if e.is_bad_input() => return,
+        // Nobody has failed; the others need to hear of it.
+        Failure::Rank(e @ RankError::NotBegun) => return world.abort(&e.to_string()),
         Failure::Rank(e) => {
             if let Some(recorder) = recorder {
                 recorder.end_with(rank, e);

@@ -24,7 +24,7 @@ use crate::run::diagnose::{Skipped, diagnose};
 use crate::run::evaluation::Evaluator;
 use crate::run::layers;
 use crate::run::rank::{
-    Export, News, RankEnd, RankResult, RankStep, Shared, StageTimes, step_metrics, summarise,
+    Export, News, RankEnd, RankResult, RankStep, Ready, Shared, StageTimes, step_metrics, summarise,
 };
 use crate::run::saving::Saving;
 use crate::run::stop::Wish;
@@ -130,11 +130,26 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         }
     }
 
+    /// On rank 0, without which no step comes to its end: waits until its trainer wants the first.
+    fn await_begin(&self) -> Result<(), RankError> {
+        match &self.shared.answers {
+            Some(answers) if self.groups.world.rank() == 0 => {
+                answers.lock().recv().map(drop).map_err(|_| RankError::NotBegun)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Runs all steps, or those until a stop, after where the rank was `resumed`.
     pub(crate) fn run(&mut self, resumed: Option<Resumed>) -> Result<(), RankError> {
-        self.done = resumed.as_ref().map_or(0, |resumed| resumed.step);
-        self.tell(News::Ready(wall_time(), resumed));
         let (shared, config) = (self.shared, &self.shared.blueprint.config);
+        self.done = resumed.as_ref().map_or(0, |resumed| resumed.step);
+        // The losses before were the last ones then; to train on until another one comes would undo
+        // with each start what patience is for.
+        let is_over = resumed.is_some() && shared.export != Export::Gradients;
+        let no_lower = self.out_of_patience().filter(|_| is_over && self.done < config.steps);
+        self.tell(News::Ready(Ready { at: wall_time(), resumed, no_lower }));
+        self.await_begin()?;
         if shared.export == Export::Evaluation {
             let evaluator = self.evaluator.as_mut().expect("asked for where there is one");
             let evaluation = evaluator.run(self.groups, &mut self.executor, self.done)?;
@@ -143,8 +158,10 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         }
         let last = match shared.export {
             Export::Gradients => self.done + 1,
+            _ if no_lower.is_some() => self.done,
             _ => config.steps,
         };
+        self.end.stopped = no_lower.map(|_| Stopped { step: self.done, signal: None, no_lower });
         shared.stopper.begin();
         self.began = Instant::now();
         for step in self.done + 1..=last {

@@ -1,7 +1,7 @@
 //! The metrics file as CSV: a row of names, then a row a step.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 
 use serde_json::Value;
@@ -9,6 +9,7 @@ use zeropp_core::files::open_kept;
 use zeropp_core::metrics::{RunHeader, StepMetrics};
 
 use super::Steps;
+use super::out::Out;
 
 /// The columns: keys of the JSON lines, those of an object inside behind a dot. New ones come last.
 const COLUMNS: &[&str] = &[
@@ -59,26 +60,40 @@ const COLUMNS: &[&str] = &[
 
 /// A file of rows.
 pub(super) struct CsvRows {
-    out: BufWriter<File>,
+    out: Out,
     /// Whether it has the row of names.
     named: bool,
 }
 
 impl CsvRows {
     /// Opens `path` from its start, or, for a run that goes on after step `resumed`, after the row
-    /// of that step. What an interrupted run wrote of later steps is removed.
+    /// of that step, and says how many bytes it has. What an interrupted run wrote of later steps
+    /// is removed.
     ///
     /// # Errors
     /// The file cannot be opened, read or cut, or has other columns.
-    pub(super) fn open(path: &Path, resumed: Option<u64>) -> io::Result<CsvRows> {
+    pub(super) fn open(path: &Path, resumed: Option<u64>) -> io::Result<(File, u64)> {
         let mut kept = 0;
         let file = open_kept(path, |file| {
             if let Some(step) = resumed {
-                kept = bytes_up_to(BufReader::new(file), step, &COLUMNS.join(","))?;
+                kept = Self::kept(file, step)?;
             }
             Ok(kept)
         })?;
-        Ok(CsvRows { out: BufWriter::new(file), named: kept > 0 })
+        Ok((file, kept))
+    }
+
+    /// Bytes of `file` that a run which goes on after `step` keeps.
+    ///
+    /// # Errors
+    /// The file cannot be read, or has other columns.
+    pub(super) fn kept(file: &File, step: u64) -> io::Result<u64> {
+        bytes_up_to(BufReader::new(file), step, &COLUMNS.join(","))
+    }
+
+    /// Writes to `out`, which has the row of names where it is `named`.
+    pub(super) fn to(out: Out, named: bool) -> CsvRows {
+        CsvRows { out, named }
     }
 }
 
@@ -150,6 +165,11 @@ mod tests {
         }
     }
 
+    fn opened(path: &Path, resumed: Option<u64>) -> CsvRows {
+        let (file, kept) = CsvRows::open(path, resumed).unwrap();
+        CsvRows::to(Out::new(file), kept > 0)
+    }
+
     #[test]
     fn every_key_of_a_line_has_a_column() {
         fn keys(before: &str, value: &Value, found: &mut Vec<String>) {
@@ -173,7 +193,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.csv");
         let write = |resumed, steps: &[u64]| {
-            let mut rows = CsvRows::open(&path, resumed).unwrap();
+            let mut rows = opened(&path, resumed);
             rows.begin(&RunHeader::default()).unwrap();
             steps.iter().for_each(|step| rows.write(&full(*step)).unwrap());
             let text = std::fs::read_to_string(&path).unwrap();
@@ -183,7 +203,7 @@ mod tests {
         assert_eq!(write(None, &[1, 2, 3]), "step 1 2 3");
         assert_eq!(write(Some(2), &[3]), "step 1 2 3");
         assert_eq!(write(Some(0), &[1]), "step 1");
-        let mut rows = CsvRows::open(&path, None).unwrap();
+        let mut rows = opened(&path, None);
         rows.begin(&RunHeader::default()).unwrap();
         rows.write(&StepMetrics { loss: f64::NAN, ..full(7) }).unwrap();
         rows.write(&full(8)).unwrap();

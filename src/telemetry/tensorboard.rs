@@ -7,9 +7,11 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use zeropp_core::files::open_kept;
 use zeropp_core::metrics::{LayerMetrics, RunHeader, StepMetrics};
 
 use super::Steps;
+use super::out::Out;
 
 /// What the first event of a file says it is.
 const VERSION: &[u8] = b"brain.Event:2";
@@ -29,27 +31,32 @@ const SESSION_STATUS: u32 = 1;
 const SESSION_START: u64 = 1;
 
 /// A file of events.
-pub(super) struct EventFile(BufWriter<File>);
+pub(super) struct EventFile(BufWriter<Out>);
+
+/// Begins a new file in `folder`, which is made where it is missing. A run that goes on has one of
+/// its own; its first event tells TensorBoard to drop what files before it have of the steps that
+/// come again.
+///
+/// # Errors
+/// The folder or the file cannot be made.
+pub(super) fn create(folder: &Path, run: &RunHeader) -> io::Result<(PathBuf, File)> {
+    fs::create_dir_all(folder)?;
+    // TensorBoard reads files in the order of their names.
+    let name = format!(
+        "events.out.tfevents.{:010}.{:03}.{}.zeropp",
+        run.wall_time as u64,
+        (run.wall_time.fract() * 1e3) as u64,
+        std::process::id()
+    );
+    let path = folder.join(name);
+    let file = open_kept(&path, |_| Ok(0))?;
+    Ok((path, file))
+}
 
 impl EventFile {
-    /// Begins a new file in `folder`, which is made where it is missing. A run that goes on has one
-    /// of its own; its first event tells TensorBoard to drop what files before it have of the steps
-    /// that come again.
-    ///
-    /// # Errors
-    /// The folder or the file cannot be made.
-    pub(super) fn create(folder: &Path, run: &RunHeader) -> io::Result<(PathBuf, EventFile)> {
-        fs::create_dir_all(folder)?;
-        // TensorBoard reads files in the order of their names.
-        let name = format!(
-            "events.out.tfevents.{:010}.{:03}.{}.zeropp",
-            run.wall_time as u64,
-            (run.wall_time.fract() * 1e3) as u64,
-            std::process::id()
-        );
-        let path = folder.join(name);
-        let file = EventFile(BufWriter::new(File::create(&path)?));
-        Ok((path, file))
+    /// Writes to `out`.
+    pub(super) fn to(out: Out) -> EventFile {
+        EventFile(BufWriter::new(out))
     }
 
     /// Length and its checksum, `data` and its.
@@ -254,7 +261,8 @@ mod tests {
         let folder = dir.path().join("a/b");
         let run =
             RunHeader { wall_time: 1e9 + 0.5, resumed_step: Some(300), ..RunHeader::default() };
-        let (path, mut file) = EventFile::create(&folder, &run).unwrap();
+        let (path, file) = create(&folder, &run).unwrap();
+        let mut file = EventFile::to(Out::new(file));
         assert!(path.file_name().unwrap().to_str().unwrap().contains("tfevents.1000000000.500"));
         let layer = LayerMetrics { name: "h.0".into(), grad_norm: Some(0.5), ..Default::default() };
         let step = StepMetrics { step: 301, wall_time: 1e9 + 2.0, loss: 2.5, ..Default::default() };

@@ -99,4 +99,12 @@ impl Epoch {
         };
         Ok(Epoch { ranks: Ranks::start(world, around, work), answers, saver, copier, peak })
     }
+
+    /// Lets ranks that are ready begin their first step.
+    pub(crate) fn let_begin(&self) {
+        if let Some(answers) = &self.answers {
+            // Where rank 0 has failed, nobody waits any more.
+            let _ = answers.send(Wish::GoOn);
+        }
+    }
 }

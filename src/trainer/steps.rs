@@ -21,7 +21,7 @@ use crate::plan::blueprint::Blueprint;
 use crate::plan::memory;
 use crate::recorder;
 use crate::run::measured;
-use crate::run::rank::{Export, News, RankEnd, RankResult, StageTimes};
+use crate::run::rank::{Export, News, RankEnd, RankResult, Ready, StageTimes};
 use crate::run::spawn;
 use crate::run::stop::Wish;
 use crate::run::totals::Totals;
@@ -55,6 +55,7 @@ pub struct Steps<'a> {
     /// That of the copies.
     copy_lock: Option<StoreLock>,
     resumed: Option<Resumed>,
+    no_lower: Option<u64>,
     begin: Instant,
     /// When the first step began: seconds since 1970.
     began_at: f64,
@@ -92,9 +93,13 @@ impl<'a> Steps<'a> {
         }
         let span = info_span!("run", schedule = %bp.schedule().kind, mesh = %bp.mesh);
         let entered = span.clone().entered();
-        // Before any rank starts: the port may be taken.
+        // Before any rank starts: a file may be of another kind, the port may be taken.
         let prometheus = match is_watched(export) && bp.config.has_rank_0()? {
-            true => Prometheus::start(&bp.config)?,
+            true => {
+                let resumed = found.resumed.as_ref().map(|resumed| resumed.step);
+                Telemetry::check(&bp.config, resumed)?;
+                Prometheus::start(&bp.config)?
+            }
             false => None,
         };
         let data = &trainer.data.0;
@@ -119,6 +124,7 @@ impl<'a> Steps<'a> {
             lock,
             copy_lock,
             resumed: None,
+            no_lower: None,
             begin: Instant::now(),
             began_at: 0.0,
             telemetry: Telemetry::default(),
@@ -139,13 +145,17 @@ impl<'a> Steps<'a> {
     /// Waits for the state of the first step, and opens what is written of steps where it says.
     fn await_ready(&mut self, prometheus: Option<Prometheus>) -> Result<(), Error> {
         match self.epoch.ranks.next_news() {
-            Some(News::Ready(at, resumed)) => {
+            Some(News::Ready(Ready { at, resumed, no_lower })) => {
                 self.began_at = at;
+                self.no_lower = no_lower;
                 self.recoveries.begin(resumed.as_ref().map_or(0, |resumed| resumed.step));
                 self.resumed = resumed;
                 if self.has_rank_0() && is_watched(self.export) {
                     let config = &self.trainer.blueprint.config;
-                    self.telemetry = Telemetry::open(config, &self.header(), prometheus)?;
+                    match Telemetry::open(config, &self.header(), prometheus) {
+                        Ok(telemetry) => self.telemetry = telemetry,
+                        Err(error) => return Err(self.end_before_begin(error)),
+                    }
                 }
                 self.begin = Instant::now();
                 if self.has_rank_0() {
@@ -153,10 +163,35 @@ impl<'a> Steps<'a> {
                     let done = self.resumed.as_ref().map(|resumed| resumed.step);
                     events::begin(&bp.config, &bp.plan, done);
                 }
+                self.epoch.let_begin();
                 Ok(())
             }
             Some(_) => unreachable!("a rank is ready before its first step"),
             None => Err(self.conclude().err().expect("a rank that is not ready has failed")),
+        }
+    }
+
+    /// Ends ranks that wait for their first step: nothing is trained, and nothing saved.
+    fn end_before_begin(&mut self, why: Error) -> Error {
+        self.over = true;
+        if let Some(recorder) = &self.epoch.ranks.around.recorder {
+            // That they are ended is no failure of theirs.
+            recorder.withdraw();
+        }
+        self.epoch.answers = None;
+        while self.epoch.ranks.next_news().is_some() {}
+        self.close_savers();
+        self.trainer.stopper.end();
+        why
+    }
+
+    /// Ends what failed ranks may have left behind of a save.
+    fn close_savers(&self) {
+        if let (Some(saver), Some(_)) = (&self.epoch.saver, &self.lock) {
+            saver.close();
+        }
+        if let (Some(copier), Some(_)) = (&self.epoch.copier, &self.copy_lock) {
+            copier.close();
         }
     }
 
@@ -172,6 +207,12 @@ impl<'a> Steps<'a> {
     /// The checkpoint that the run has gone on from, if it did.
     pub fn resumed(&self) -> Option<&Resumed> {
         self.resumed.as_ref()
+    }
+
+    /// How many validation losses in a row were no lower in the checkpoint that the run has gone on
+    /// from, where the settings wait for no more (`patience`): then there are no steps.
+    pub fn no_lower(&self) -> Option<u64> {
+        self.no_lower
     }
 
     /// What the run is, as the first line of its metrics says it.
@@ -254,7 +295,8 @@ impl<'a> Steps<'a> {
                     return Some(metrics);
                 }
                 // The ranks of another epoch are there.
-                Some(News::Ready(..) | News::Evaluated(_)) => {}
+                Some(News::Ready(_)) => self.epoch.let_begin(),
+                Some(News::Evaluated(_)) => {}
                 None if self.recovers() => {}
                 None => return None,
             }
@@ -380,12 +422,7 @@ impl<'a> Steps<'a> {
         let ends = match ended {
             Ok(ends) => ends.into_iter().reduce(RankEnd::and).unwrap_or_default(),
             Err(error) => {
-                if let (Some(saver), Some(_)) = (&self.epoch.saver, &self.lock) {
-                    saver.close();
-                }
-                if let (Some(copier), Some(_)) = (&self.epoch.copier, &self.copy_lock) {
-                    copier.close();
-                }
+                self.close_savers();
                 return Err(error);
             }
         };

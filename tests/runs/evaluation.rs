@@ -260,8 +260,13 @@ fn a_run_ends_when_its_validation_loss_falls_no_more() {
     let rest = run(config(2, "b", Resume::Must));
     assert_eq!(rest.summary.stopped, Some(stopped), "it goes on counting");
     assert_eq!(losses(&rest.steps), evals[end - 1..]);
+    // It has ended, however often it is started again.
+    let again = run(config(2, "b", Resume::Must));
+    assert_eq!((again.summary.stopped, again.steps.len()), (Some(stopped), 0));
     // It may be told to go on.
-    let on = run(Config { steps: stopped.step + 3, ..config(0, "b", Resume::Must) });
+    let on = run(Config { steps: stopped.step + 1, ..config(9, "b", Resume::Must) });
+    assert_eq!((on.summary.stopped, on.steps.len()), (None, 1));
+    let on = run(Config { steps: stopped.step + 4, ..config(0, "b", Resume::Must) });
     assert_eq!((on.summary.stopped, on.steps.len()), (None, 3));
 }
 

@@ -3,8 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
-use crate::common::heard::warnings;
+use tracing::span::{Attributes, Id};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+
+use crate::common::heard::{hear, warnings};
 use crate::common::{Run, assert_same_bits, await_checkpoint, run, run_saving_all, tiny};
 use zeropp::config::{Decay, Resume};
 use zeropp::{Config, Trainer};
@@ -87,7 +91,8 @@ fn a_damaged_newest_checkpoint_offers_the_one_before_and_takes_it_if_told() {
         assert!(error.contains(part), "{part} is not in: {error}");
     }
     assert!(folder.join("step-000009").exists(), "a refused run touches nothing");
-    let whole = run(Config { save: None, save_every: 0, resume: Resume::No, ..config });
+    let (save_every, keep) = (0, tiny().keep);
+    let whole = run(Config { save: None, save_every, keep, resume: Resume::No, ..config });
 
     for damage in ["a byte", "a cut file", "no manifest"] {
         let dir = tempfile::tempdir().unwrap();
@@ -185,4 +190,56 @@ impl Drop for Stuck {
         let _ = Command::new("chattr").args(["-R", "-i"]).arg(&self.0).output();
         let _ = Command::new("chmod").args(["-R", "u+w"]).arg(&self.0).output();
     }
+}
+
+/// Does something once, when the thread of a rank begins.
+struct AtRanks(Box<dyn Fn() + Send + Sync>);
+
+impl<S: tracing::Subscriber> Layer<S> for AtRanks {
+    fn on_new_span(&self, span: &Attributes<'_>, _: &Id, _: Context<'_, S>) {
+        if span.metadata().name() == "rank" {
+            (self.0)();
+        }
+    }
+}
+
+/// A file that turns out to be of another kind only once the ranks are there ends them before their
+/// first step.
+#[test]
+fn ranks_that_are_not_let_begin_train_nothing_and_save_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, metrics) = (dir.path().join("ckpt"), dir.path().join("m.csv"));
+    let config = |steps, pp| Config {
+        layers: 2,
+        pp,
+        steps,
+        decay: Decay::Constant,
+        save: Some(folder.clone()),
+        save_every: 1,
+        keep: 2,
+        metrics: Some(metrics.clone()),
+        flight_dir: Some(dir.path().join("failed")),
+        resume: Resume::Newest,
+        ..tiny()
+    };
+    run_saving_all(config(2, 1));
+    let (before, rows) = (names(&folder), fs::read(&metrics).unwrap());
+    for pp in [1, 2] {
+        fs::write(&metrics, &rows).unwrap();
+        let trainer = Trainer::new(config(9, pp)).unwrap();
+        let path = metrics.clone();
+        let spoil = AtRanks(Box::new(move || fs::write(&path, "a,b\n1,2\n").unwrap()));
+        let begin = Instant::now();
+        let start = || {
+            let all = tracing_subscriber::registry().with(spoil);
+            tracing::subscriber::with_default(all, || trainer.steps().map(drop))
+        };
+        let error = hear(start).0.expect_err("other columns");
+        assert!(error.is_bad_input() && error.to_string().contains("other columns"), "{error}");
+        assert!(begin.elapsed() < Duration::from_secs(30), "no rank waits for another");
+        assert_eq!(names(&folder), before, "P = {pp}");
+        assert!(!dir.path().join("failed").exists(), "no rank has failed");
+    }
+    fs::write(&metrics, &rows).unwrap();
+    assert_eq!(Trainer::new(config(3, 2)).unwrap().train(|_| ()).unwrap().steps, 1);
 }

@@ -6,12 +6,14 @@ use zeropp::{Config, EmulatedStep, EmulationReport, read_costs};
 
 use crate::Failure;
 use crate::figures::{count, percent, say};
+use crate::log_file;
 
 /// Runs the schedule with the given times, and shows what was measured beside the simulator's.
 pub(crate) fn run(config: &Config, costs: &Path) -> Result<(), Failure> {
     let costs = read_costs(costs).map_err(|e| Failure::bad_input(format!("emulate = {e}")))?;
     let steps = config.steps;
     let report = zeropp::emulate(config, &costs, |step| {
+        log_file::begin();
         say(format!("step {}/{steps}  {}", step.step, figures(step)));
     })?;
     say(format!("\n{}", summary(config, &report)));

@@ -6,11 +6,18 @@ use std::path::Path;
 use std::sync::Mutex;
 
 /// The file, where there is one.
-static FILE: Mutex<Option<File>> = Mutex::new(None);
+static FILE: Mutex<Option<Log>> = Mutex::new(None);
 /// Why something is missing there: the first error.
 static LOST: Mutex<Option<io::Error>> = Mutex::new(None);
 
-/// From now on [`write`] writes to `path`: from its start, or where a run goes on at its end.
+struct Log {
+    file: File,
+    /// Where the file is to be cut once the run begins: what this start has written so far.
+    start: Option<Vec<u8>>,
+}
+
+/// From now on [`write`] writes at the end of `path`, and once the run begins from its start,
+/// unless it goes on. A start that is refused cuts nothing off, which may be another run's.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -18,11 +25,18 @@ pub(crate) fn open(path: &Path, goes_on: bool) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let file = options.create(true).append(true).open(path)?;
     // A pipe or a terminal has no length to cut.
-    if !goes_on && file.metadata()?.is_file() {
-        file.set_len(0)?;
-    }
-    *FILE.lock().expect("nobody panics with it") = Some(file);
+    let is_cut = !goes_on && file.metadata()?.is_file();
+    let log = Log { file, start: is_cut.then(Vec::new) };
+    *FILE.lock().expect("nobody panics with it") = Some(log);
     Ok(())
+}
+
+/// The run begins: what the file had before this start is removed, unless the run goes on.
+pub(crate) fn begin() {
+    let mut log = FILE.lock().expect("nobody panics with it");
+    let Some(log) = &mut *log else { return };
+    let Some(text) = log.start.take() else { return };
+    lose(log.file.set_len(0).and_then(|()| log.file.write_all(&text)));
 }
 
 /// Whether there is one.
@@ -32,10 +46,15 @@ pub(crate) fn is_open() -> bool {
 
 /// Writes `text` to the file, if there is one. A full disk does not end a run; [`lost`] tells it.
 pub(crate) fn write(text: &[u8]) {
-    let written = match &mut *FILE.lock().expect("nobody panics with it") {
-        Some(file) => file.write_all(text),
-        None => return,
-    };
+    let mut log = FILE.lock().expect("nobody panics with it");
+    let Some(log) = &mut *log else { return };
+    if let Some(start) = &mut log.start {
+        start.extend_from_slice(text);
+    }
+    lose(log.file.write_all(text));
+}
+
+fn lose(written: io::Result<()>) {
     if let Err(error) = written {
         LOST.lock().expect("nobody panics with it").get_or_insert(error);
     }

@@ -125,7 +125,8 @@ fn train(
 ) -> Result<(), Failure> {
     // Until here nothing is printed: what is wrong with a checkpoint, its reading shows.
     let mut steps = trainer.steps()?;
-    let done = steps.resumed().map(|resumed| resumed.step);
+    log_file::begin();
+    let (done, no_lower) = (steps.resumed().map(|resumed| resumed.step), steps.no_lower());
     // As JSON the same is told by the library's events.
     let say = |text: &dyn Display| {
         if !voice.json {
@@ -133,11 +134,11 @@ fn train(
         }
     };
     match steps.resumed() {
-        Some(resumed) => say(&going_on(resumed, config.steps)),
+        Some(resumed) => say(&going_on(resumed, config.steps, no_lower)),
         None if config.resume != Resume::No => say(&beginning(config)),
         None => {}
     }
-    if done == Some(config.steps) {
+    if done == Some(config.steps) || no_lower.is_some() {
         return Ok(steps.finish().map(drop)?);
     }
     if let Some(lines) = &mut on_stdout {
@@ -169,22 +170,31 @@ fn train(
     if failed.is_none() {
         show_sample(&mut samples, &progress, Samples::ready);
     }
-    let (summary, incomplete) = match failed {
-        Some(zeropp::Error::Metrics { path, source, summary }) => {
+    end(config, voice, failed.map_or_else(|| steps.finish(), Err))
+}
+
+/// Says what came of a run, and what could not be written of it.
+fn end(config: &Config, voice: Voice, end: Result<Summary, zeropp::Error>) -> Result<(), Failure> {
+    let (summary, incomplete) = match end {
+        Err(zeropp::Error::Metrics { path, source, summary }) => {
             let error = zeropp::Error::Metrics { path, source, summary: summary.clone() };
             (*summary, Some(error))
         }
-        Some(error) => return Err(error.into()),
-        None => (steps.finish()?, None),
+        Err(error) => return Err(error.into()),
+        Ok(summary) => (summary, None),
     };
     if !voice.json {
         conclude(config, &summary);
     }
     tell_what_is_lost(config);
+    let stopped = ended(summary.stopped);
     match incomplete {
-        Some(error) => Err(error.into()),
-        None => ended(summary.stopped),
+        // Whoever sent the signal sees by the code that it was heeded.
+        Some(error) if stopped.is_err() => tracing::error!("{error}"),
+        Some(error) => return Err(error.into()),
+        None => {}
     }
+    stopped
 }
 
 /// Warns of words of the run that were not written: it has trained all the same. Metrics that were
@@ -217,7 +227,7 @@ fn planned(config: &Config, text: &str) -> String {
     chart::page(&title, text, &[Panel::over_steps("Learning rate", vec![curve])])
 }
 
-/// Opens the log file, if there is to be one.
+/// Opens the log file, if there is to be one; it keeps what it has until the run begins.
 fn begin_log(config: &Config) -> Result<(), Failure> {
     let Some(path) = &config.log_file else { return Ok(()) };
     log_file::open(path, config.resume != Resume::No).map_err(|e| {
@@ -275,12 +285,14 @@ fn ended_early(steps: u64, step: u64, n: u64, best: Option<(u64, Evaluation)>) -
         Some((at, best)) => format!("; the lowest was {:.4}, after step {at}", best.loss),
         None => "; the lowest came before this run went on".into(),
     };
-    let losses = if n == 1 {
-        "a validation loss was".into()
-    } else {
-        format!("{n} validation losses in a row were")
-    };
-    format!("ended after step {step} of {steps}: {losses} no lower{lowest}")
+    format!("ended after step {step} of {steps}: {}{lowest}", losses_no_lower(n))
+}
+
+fn losses_no_lower(n: u64) -> String {
+    match n {
+        1 => "a validation loss was no lower".into(),
+        _ => format!("{n} validation losses in a row were no lower"),
+    }
 }
 
 /// The exit of a run that may have been stopped.
@@ -316,11 +328,14 @@ fn how_to_go_on(
 }
 
 /// What a resumed run goes on from, and what is not as it was.
-fn going_on(resumed: &Resumed, steps: u64) -> String {
+fn going_on(resumed: &Resumed, steps: u64, no_lower: Option<u64>) -> String {
     let Resumed { path, step, changed } = resumed;
     let mut text = format!("resuming from {}: {step} of {steps} steps are done", path.display());
     if *step == steps {
         text.push_str("; nothing is left to do (a larger --steps goes on)");
+    } else if let Some(n) = no_lower {
+        let why = losses_no_lower(n);
+        text += &format!("; nothing is left to do: {why} (a larger --patience goes on)");
     }
     if !changed.is_empty() {
         text.push_str(&format!("; changed: {}", changed.join(", ")));

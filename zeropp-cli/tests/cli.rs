@@ -211,7 +211,7 @@ fn metrics_go_to_standard_output_alone() {
     assert!(printed.out.contains("metrics = \"-\""), "{}", printed.out);
 }
 
-/// A full disk does not end a run, and is told at its end.
+/// A full disk does not end a run, and is told at once and at its end.
 #[test]
 #[cfg(target_os = "linux")]
 fn metrics_that_cannot_be_written_are_told_after_the_summary() {
@@ -219,9 +219,15 @@ fn metrics_that_cannot_be_written_are_told_after_the_summary() {
     let got = zeropp(dir.path(), &format!("run {SMALL} --metrics /dev/full"));
     assert_eq!(got.code, Some(1), "{}", got.out);
     assert!(got.out.contains("step 3/3") && got.out.contains("3 steps"), "{}", got.out);
-    let expected =
-        "error: training finished, but the metrics file /dev/full is incomplete: No space";
-    assert!(got.err.starts_with(expected), "{}", got.err);
+    let told: Vec<&str> = got.err.lines().collect();
+    let expected = [
+        "warning: metrics = /dev/full: cannot be written (No space",
+        "error: training finished, but the metrics file /dev/full is incomplete: No space",
+    ];
+    assert!(
+        told.len() == 2 && told.iter().zip(expected).all(|(t, e)| t.starts_with(e)),
+        "{told:?}"
+    );
 }
 
 /// No code but that of the command's own end, whether somebody can be told why or not.

@@ -49,6 +49,45 @@ fn a_validation_loss_is_told_in_lines_in_metrics_and_in_the_summary() {
     assert_eq!(after(told[1], "validation loss "), format!("{loss:.4}"));
 }
 
+/// However often it is started again.
+#[test]
+fn a_run_that_was_out_of_patience_trains_no_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    text(at);
+    // So high a rate makes the loss rise soon.
+    let line = format!(
+        "{} --pp 2 --save c --eval-every 2 --lr 0.05 --decay constant --warmup 0 --patience 2 \
+         --log-every 1 --resume",
+        TRAIN.replace("--steps 6", "--steps 2000")
+    );
+    let first = zeropp(at, &line);
+    assert_eq!(first.code, Some(0), "{}", first.err);
+    let end = after(&first.out, "ended after step ").to_string();
+    let saved = || {
+        let names = std::fs::read_dir(at.join("c")).unwrap();
+        let mut names: Vec<_> = names.map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let before = saved();
+    for _ in 0..2 {
+        let again = zeropp(at, &line);
+        assert_eq!((again.code, again.err.as_str()), (Some(0), ""), "{}", again.out);
+        let why = format!(
+            ": {end} of 2000 steps are done; nothing is left to do: 2 validation losses in a row \
+             were no lower (a larger --patience goes on)\n"
+        );
+        assert!(again.out.ends_with(&why) && again.out.lines().count() == 1, "{}", again.out);
+        assert_eq!(saved(), before);
+    }
+    let steps = end.parse::<u64>().unwrap() + 1;
+    let more = line.replace("--patience 2", "--patience 9");
+    let more = zeropp(at, &more.replace("--steps 2000", &format!("--steps {steps}")));
+    assert_eq!(more.code, Some(0), "{}", more.err);
+    assert!(more.out.contains(&format!("step {steps}/{steps}")), "{}", more.out);
+}
+
 #[test]
 fn a_checkpoint_and_the_folder_of_it_are_measured_alike() {
     let dir = tempfile::tempdir().unwrap();

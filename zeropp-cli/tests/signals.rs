@@ -166,3 +166,77 @@ fn a_run_that_is_stopped_late_is_recorded_only_until_it_has_stopped() {
     assert_eq!(code, Some(143), "{err}");
     assert!(!at.join("zeropp-failed").exists(), "withdrawn");
 }
+
+/// Starts `zeropp` where no file may grow beyond 32 KiB, as on a disk that is full.
+#[cfg(target_os = "linux")]
+fn start_in_little_room(dir: &Path, line: &str) -> Child {
+    let plain = command(dir, line);
+    let mut run = Command::new("env");
+    // A soft limit, which another process may raise; in bytes, in place of blocks of any shell.
+    run.args(["--default-signal", "--ignore-signal=XFSZ", "prlimit", "--fsize=32768:"]);
+    run.arg(plain.get_program()).args(plain.get_args());
+    run.current_dir(dir).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// The line of standard error in which `part` is, and those before it; a run that does not say so
+/// comes to its end.
+#[cfg(target_os = "linux")]
+fn read_until(err: &mut impl std::io::BufRead, part: &str) -> String {
+    let mut text = String::new();
+    while !text.contains(part) {
+        let bytes = err.read_line(&mut text).unwrap();
+        assert!(bytes > 0, "{part:?} is not in:\n{text}");
+    }
+    text
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn metrics_that_a_full_disk_held_up_are_all_written_once_there_is_room() {
+    for name in ["m.jsonl", "m.csv"] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        let line = format!("{SMALL} --steps 50000 --metrics {name} -q");
+        let mut child = start_in_little_room(dir.path(), &line);
+        let mut err = std::io::BufReader::new(child.stderr.take().unwrap());
+        read_until(&mut err, &format!("warning: metrics = {name}: cannot be written (File too"));
+        // While a step is tried again a part of it may be there.
+        let text = || fs::read_to_string(&path).unwrap();
+        wait_until("no whole line", || text().ends_with('\n') && text().len() > 16384);
+        let mut more = Command::new("prlimit");
+        more.args(["--fsize=unlimited:", "--pid"]);
+        assert!(more.arg(child.id().to_string()).status().unwrap().success());
+        read_until(&mut err, &format!("metrics = {name}: is written again"));
+        kill(&child, "-INT");
+        let told = std::io::read_to_string(err).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{told}");
+        assert!(!told.contains("incomplete"), "{told}");
+        let text = text();
+        let number = |line: &str| match name {
+            "m.csv" => line.split(',').next().unwrap().parse::<u64>().unwrap(),
+            _ => serde_json::from_str::<serde_json::Value>(line).unwrap()["step"].as_u64().unwrap(),
+        };
+        let steps: Vec<u64> = text.lines().skip(1).map(number).collect();
+        assert!(steps.iter().copied().eq(1..=steps.len() as u64), "{steps:?}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_run_that_is_stopped_while_its_disk_is_full_says_so_with_the_code_of_the_signal() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = format!("{SMALL} --steps 50000 --metrics m.jsonl -q");
+    let mut child = start_in_little_room(dir.path(), &line);
+    let mut err = std::io::BufReader::new(child.stderr.take().unwrap());
+    read_until(&mut err, "cannot be written (File too");
+    kill(&child, "-TERM");
+    let told = std::io::read_to_string(err).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(143), "{told}");
+    let is_so = |line: &str| {
+        line.starts_with("error: the run was stopped after step ")
+            && line.contains(", but the metrics file m.jsonl is incomplete: File too large")
+    };
+    assert!(told.lines().any(is_so) && !told.contains("finished"), "{told}");
+    let text = fs::read_to_string(dir.path().join("m.jsonl")).unwrap();
+    assert!(text.ends_with('\n'), "{text}");
+}

@@ -60,13 +60,75 @@ fn a_log_goes_on_with_its_run_and_has_its_errors() {
     let at = dir.path();
     let line = format!("{SMALL} --save c --log-file run.log");
     assert_eq!(zeropp(at, &line.replace("30", "4")).code, Some(0));
+    let log = || fs::read_to_string(at.join("run.log")).unwrap();
+    let first = log();
     let refused = zeropp(at, &line);
     assert_eq!(refused.code, Some(2));
-    let log = fs::read_to_string(at.join("run.log")).unwrap();
-    assert_eq!(log, refused.err, "what went wrong");
+    let refused = format!("{first}{}", refused.err);
+    assert!(first.contains("step 4/4") && refused.contains("error: "), "{refused}");
+    assert_eq!(log(), refused, "what the run said, and what went wrong");
     assert_eq!(zeropp(at, &format!("{line} --resume")).code, Some(0));
-    let log = fs::read_to_string(at.join("run.log")).unwrap();
-    assert!(log.starts_with("error: ") && log.contains("step 30/30"), "{log}");
+    let log = log();
+    assert!(log.starts_with(&refused) && log.contains("step 30/30"), "{log}");
+}
+
+/// The same command once more, by mistake: the first one's log is whole, and says so at its end.
+#[test]
+#[cfg(unix)]
+fn a_second_start_cuts_nothing_off_the_log_of_a_run_that_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let line = format!("{SMALL} --save c --log-file run.log -q").replace("30", "1000000");
+    let mut child = command(at, &line).stdout(Stdio::null()).spawn().unwrap();
+    let log = || fs::read_to_string(at.join("run.log")).unwrap_or_default();
+    let begin = Instant::now();
+    while !log().contains("step 3/") && begin.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let before = log();
+    let refused = zeropp(at, &line);
+    let after = log();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(before.contains("step 1/") && before.contains("step 3/"), "{before}");
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
+    assert!(after.starts_with(&before) && after.contains(&refused.err), "{after}");
+    // One that begins anew has none of it.
+    fs::remove_dir_all(at.join("c")).unwrap();
+    assert_eq!(zeropp(at, &line.replace("1000000", "2")).code, Some(0));
+    assert!(log().contains("step 1/2") && !log().contains("1000000"), "{}", log());
+}
+
+/// What is in a folder, with the time of its last change.
+fn entries(folder: &std::path::Path) -> Vec<(std::ffi::OsString, std::time::SystemTime)> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let mut all: Vec<_> =
+        entries.map(|e| (e.file_name(), e.metadata().unwrap().modified().unwrap())).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn a_metrics_file_that_is_refused_costs_no_step_and_no_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let line = format!("{SMALL} --save c --save-every 2 --metrics m.csv --resume");
+    assert_eq!(zeropp(at, &line.replace("30", "6")).code, Some(0));
+    let rows = fs::read_to_string(at.join("m.csv")).unwrap();
+    let other = rows.replacen(",redone_s", "", 1);
+    fs::write(at.join("m.csv"), &other).unwrap();
+    let before = entries(&at.join("c"));
+    for _ in 0..2 {
+        let got = zeropp(at, &line);
+        assert_eq!((got.code, got.out.as_str()), (Some(2), ""), "{}", got.err);
+        let expected = "error: metrics = m.csv: cannot be written (it has other columns";
+        assert!(got.err.starts_with(expected), "{}", got.err);
+        assert_eq!(entries(&at.join("c")), before);
+        assert_eq!(fs::read_to_string(at.join("m.csv")).unwrap(), other);
+    }
+    assert!(!at.join("zeropp-failed").exists());
+    fs::write(at.join("m.csv"), rows).unwrap();
+    assert_eq!(zeropp(at, &line).code, Some(0));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The metrics file: one JSON object a line. The first says what the run is, and has a key `run`
 //! alone; then there is a line a step. A run that goes on from a checkpoint adds a line for itself.
 
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::Path;
 
@@ -14,18 +15,17 @@ use crate::files::open_kept;
 pub struct JsonLines(BufWriter<Box<dyn Write + Send>>);
 
 impl JsonLines {
-    /// Opens `path`: from the start, or, where the run goes on from a checkpoint, after the last
-    /// step that the checkpoint has behind it. What an interrupted run wrote of later steps is
-    /// removed, since they come again.
+    /// Opens `path` to write to: from the start, or, where the run goes on from a checkpoint, after
+    /// the last step that the checkpoint has behind it. What an interrupted run wrote of later
+    /// steps is removed, since they come again.
     ///
     /// # Errors
     /// The file cannot be opened, read or cut.
-    pub fn open(path: &Path, resumed: Option<u64>) -> io::Result<JsonLines> {
-        let file = open_kept(path, |file| match resumed {
+    pub fn file(path: &Path, resumed: Option<u64>) -> io::Result<File> {
+        open_kept(path, |file| match resumed {
             Some(step) => bytes_up_to(BufReader::new(file), step),
             None => Ok(0),
-        })?;
-        Ok(JsonLines::to(file))
+        })
     }
 
     /// Writes to `out`.
@@ -95,6 +95,10 @@ mod tests {
 
     use super::*;
 
+    fn opened(path: &Path, resumed: Option<u64>) -> JsonLines {
+        JsonLines::to(JsonLines::file(path, resumed).unwrap())
+    }
+
     fn lines(path: &Path) -> Vec<String> {
         std::fs::read_to_string(path).unwrap().lines().map(str::to_string).collect()
     }
@@ -109,7 +113,7 @@ mod tests {
     fn a_line_has_the_documented_keys() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.jsonl");
-        let mut file = JsonLines::open(&path, None).unwrap();
+        let mut file = opened(&path, None);
         file.write(&StepMetrics { step: 1, ..StepMetrics::default() }).unwrap();
         let value: serde_json::Value = serde_json::from_str(&lines(&path)[0]).unwrap();
         let keys = |v: &serde_json::Value| -> Vec<String> {
@@ -166,7 +170,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.jsonl");
         let write = |resumed, step| {
-            let mut file = JsonLines::open(&path, resumed).unwrap();
+            let mut file = opened(&path, resumed);
             file.write(&StepMetrics { step, ..StepMetrics::default() }).unwrap();
             lines(&path).iter().map(|l| field(l, "step")).collect::<Vec<_>>()
         };
@@ -188,7 +192,7 @@ mod tests {
         let write = |resumed_step, steps: &[u64]| {
             let settings = [("pp".to_string(), "2".to_string())].into();
             let header = RunHeader { resumed_step, settings, ..RunHeader::default() };
-            let mut file = JsonLines::open(&path, resumed_step).unwrap();
+            let mut file = opened(&path, resumed_step);
             file.write_header(&header).unwrap();
             for step in steps {
                 file.write(&StepMetrics { step: *step, ..StepMetrics::default() }).unwrap();
@@ -215,7 +219,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.jsonl");
         let step = StepMetrics { loss: f64::NAN, grad_norm: f64::INFINITY, ..Default::default() };
-        JsonLines::open(&path, None).unwrap().write(&step).unwrap();
+        opened(&path, None).write(&step).unwrap();
         let line = &lines(&path)[0];
         assert_eq!((field(line, "loss"), field(line, "grad_norm")), ("null".into(), "null".into()));
         let back: StepMetrics = serde_json::from_str(line).unwrap();
