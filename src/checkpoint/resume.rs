@@ -79,7 +79,7 @@ pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
         _ => places.newest_copy().filter(|copy| *copy > Place::on_disk(found.newest.unwrap_or(0))),
     };
     if let Some(copy) = copy {
-        // With no checkpoint to fall back on, ranks that had read a part of it could not begin anew.
+        // With no checkpoint to fall back on, ranks that have read a part could not begin anew.
         let whole = |resumed: Resumed| match found.newest {
             Some(_) => Ok(resumed),
             None => places.store(copy).open(copy.step)?.check_whole().map(|()| resumed),
