@@ -220,6 +220,22 @@ fn tokens_of_one_kind_are_not_measured_on_those_of_another() {
         assert_eq!(refused.code, Some(2), "{flags}: {}", refused.err);
         assert!(refused.err.contains(part), "{flags}: {}", refused.err);
     }
+    // A checkpoint knows what its index said that the tokens are, and hides what can be hidden.
+    let train = format!("run {sizes} --data ids.bin --document-mask --save saved");
+    assert_eq!(zeropp(dir.path(), &train).code, Some(0));
+    let of_bytes = zeropp(dir.path(), "eval saved --data kept");
+    assert_ne!(of_bytes.code, Some(0), "{}", of_bytes.out);
+    assert!(
+        of_bytes.err.contains("if u16 is not what the file was written as"),
+        "{}",
+        of_bytes.err
+    );
+    let known = zeropp(dir.path(), "eval saved --data ids.bin");
+    assert_eq!((known.code, known.err.contains("note")), (Some(0), false), "{}", known.err);
+    std::fs::remove_file(dir.path().join("ids.idx")).unwrap();
+    let unknown = zeropp(dir.path(), "eval saved --data ids.bin");
+    let said = "ids.bin does not say where documents begin, so none are kept apart";
+    assert_eq!((unknown.code, unknown.err.contains(said)), (Some(0), true), "{}", unknown.err);
 }
 
 #[test]
