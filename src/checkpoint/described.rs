@@ -34,6 +34,12 @@ pub fn config_of(path: &Path) -> Result<Config, Error> {
     Ok(Config { init_from: Some(path.to_path_buf()), ..config })
 }
 
+/// Whether a model lies at `path` that is no checkpoint: a Hugging Face folder, or a file such as a
+/// GGUF file.
+pub fn is_model(path: &Path) -> bool {
+    path.is_file() || path.join("config.json").is_file()
+}
+
 fn with_model(mut settings: Table, model: String) -> Result<Config, ConfigError> {
     settings.insert("model".into(), model.into());
     Config::default().with(settings)
@@ -45,8 +51,7 @@ fn config_then(path: &Path, manifest: &Manifest) -> Result<Config, ConfigError> 
     let kept = &manifest.settings;
     let mut settings = Table::new();
     for option in OPTIONS.iter().filter(|option| option.of_model) {
-        // Earlier builds kept text with its quotes.
-        let text = kept.get(option.key).map(|text| text.trim_matches('"'));
+        let text = identity::typed(kept, option.key);
         if let Some(value) = text.and_then(|text| option.kind.parse(text).ok()) {
             settings.insert(option.key.into(), value);
         }

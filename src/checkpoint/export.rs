@@ -13,7 +13,7 @@ use zeropp_weights::{Family, ParameterShape, StoreAs, Tensor, Weights, export, w
 use zeropp_zero3::checkpoint::Manifest;
 
 use crate::Error;
-use crate::checkpoint::described::config_of;
+use crate::checkpoint::described::{config_of, is_model};
 use crate::checkpoint::export_error::{ExportError, ReadWhole};
 use crate::checkpoint::identity;
 use crate::checkpoint::merged::Merged;
@@ -89,8 +89,8 @@ pub fn export_checkpoint(
     };
     let began_with = identity::places(&manifest.settings, "init-from").into_iter();
     // It may have begun with another checkpoint.
-    let is_model = |path: &PathBuf| path.is_file() || path.join("config.json").is_file();
-    let like = options.like.clone().or(began_with.map(PathBuf::from).find(is_model));
+    let began_with = began_with.map(PathBuf::from).find(|path| is_model(path));
+    let like = options.like.clone().or(began_with);
     let config = config(from, manifest, like.as_deref(), options.like.is_some())?;
     let config = as_stored(config, manifest.vocabulary, options.store_as);
     let plan = export::tensors(family, &shapes, manifest.vocabulary, options.store_as);

@@ -39,10 +39,15 @@ pub(crate) fn add_tokens(data: &Dataset, kept: &mut Kept) {
     kept.insert(TOKENS.into(), data.tokenizer().to_string());
 }
 
-/// Where the setting `key` may be found: as it was typed, and where that was.
+/// The setting `key` as it was typed. Earlier builds kept text with its quotes.
+pub(crate) fn typed<'a>(kept: &'a Kept, key: &str) -> Option<&'a str> {
+    kept.get(key).map(|text| text.trim_matches('"'))
+}
+
+/// Where the setting `key` may be found: as it was typed, and where that was, which earlier builds
+/// did not keep.
 pub(crate) fn places(kept: &Kept, key: &str) -> Vec<String> {
-    // Earlier builds kept text with its quotes, and no whole paths.
-    let typed = kept.get(key).map(|text| text.trim_matches('"').to_owned());
+    let typed = typed(kept, key).map(str::to_owned);
     typed.into_iter().chain(kept.get(&whole(key)).cloned()).collect()
 }
 

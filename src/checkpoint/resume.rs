@@ -179,10 +179,8 @@ fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, Check
         |problem| Err(CheckpointError::Mismatch { path: checkpoint.path().to_path_buf(), problem });
     let now = settings(&bp.config);
     // A setting that one side does not know is no difference.
-    let pair = |key: &str| {
-        // Earlier builds kept text with its quotes.
-        Some((now.get(key)?.as_str(), manifest.settings.get(key)?.trim_matches('"')))
-    };
+    let pair =
+        |key: &str| Some((now.get(key)?.as_str(), identity::typed(&manifest.settings, key)?));
     let is_moved = identity::is_same_model(&now, &manifest.settings);
     let keys = |role| OPTIONS.iter().filter(move |o| o.on_resume == role).map(|option| option.key);
     for key in keys(OnResume::Fixed) {

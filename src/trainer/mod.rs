@@ -24,6 +24,7 @@ use zeropp_pipeline::timeline::{RankTimeline, Timeline};
 use zeropp_zero3::ParamExport;
 
 use crate::Error;
+use crate::checkpoint::described::is_model;
 use crate::checkpoint::initial::{self, Initial};
 use crate::checkpoint::resume::{self, Found, Resumed};
 use crate::checkpoint::saved_cut;
@@ -388,8 +389,7 @@ fn assemble(bp: &Blueprint, results: Vec<RankResult>, pieces: usize) -> Weights 
 /// Text as bytes for a model whose weights know it as other tokens is hardly what anyone wants.
 fn bytes_for_ids(bp: &Blueprint, dataset: &Dataset) -> Option<String> {
     let (knows, init_from) = (bp.model.vocabulary, bp.config.init_from.as_ref()?);
-    let is_model = init_from.is_file() || init_from.join("config.json").is_file();
-    (is_model && dataset.is_bytes() && knows > 256).then(|| {
+    (is_model(init_from) && dataset.is_bytes() && knows > 256).then(|| {
         format!(
             "data = {}: its tokens are bytes, and the model of init-from = {} knows {knows} ids; \
              turn text into its tokens with zeropp tokenize",

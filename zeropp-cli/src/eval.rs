@@ -6,12 +6,12 @@ use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Tokenizer};
 use zeropp::data::Dataset;
-use zeropp::{Evaluation, Trainer, config_of};
+use zeropp::{Evaluation, Trainer, config_of, is_model};
 
-use crate::Failure;
 use crate::args::{about, ema, switch, trained_model};
 use crate::figures::say;
 use crate::progress::evaluated;
+use crate::{Failure, stderr};
 
 const ABOUT: &str = "Measure the loss and the perplexity of a model on data\n\n\
 Takes a checkpoint of any layout, a Hugging Face folder or a GGUF file. Samples are read one after \
@@ -118,14 +118,15 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let is_indexed = Dataset::is_indexed(&data);
     if config.document_mask && !names_mask && config.document_end.is_none() && !is_indexed {
         let data = data.display();
-        eprintln!("note: {data} does not say where documents begin, so none are kept apart");
+        stderr::tell(&format!(
+            "note: {data} does not say where documents begin, so none are kept apart"
+        ));
         config.document_mask = false;
     }
-    let model = path("model");
-    let is_file = model.is_file() || model.join("config.json").is_file();
     // An exported model of bytes knows as many ids as there are bytes.
     let are_bytes = names_tokens || config.vocab == Some(BYTES);
-    if is_file && config.tokenizer == Tokenizer::Bytes && !are_bytes && !is_indexed {
+    if is_model(&path("model")) && config.tokenizer == Tokenizer::Bytes && !are_bytes && !is_indexed
+    {
         return Err(Failure::bad_input(format!(
             "data = {}: the tokens of this model are not bytes; turn text into tokens with \
              zeropp tokenize, or say with --tokenizer u16 or u32 that this is a file of ids",

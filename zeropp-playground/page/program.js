@@ -58,25 +58,25 @@ const program = (() => {
       return stopped(fault);
     }
   }
-  // Computes answers beside the page, which ask() then has at once, until others are computed. True
-  // once all are there; false where there are no workers. What was being computed is given up.
+  // Computes answers beside the page, which ask() then has at once, until others are computed; done once
+  // all are there, or at once where there are no workers. What was being computed is given up.
   function ahead(requests, besides = false) {
     giveUp();
     if (!besides) ready.clear();
     const missing = new Set(requests.map((request) => JSON.stringify(request)));
     return new Promise((done) => {
-      const end = (well) => { giveUp(); done(well); };
+      const end = () => { giveUp(); done(); };
       try {
         script ??= URL.createObjectURL(new Blob([`${speaker};${stopped};onmessage = ${work}`], { type: "text/javascript" }));
         worker = new Worker(script);
       } catch {
-        return end(false);
+        return end();
       }
-      worker.onerror = (e) => { e.preventDefault(); end(false); };
+      worker.onerror = (e) => { e.preventDefault(); end(); };
       worker.onmessage = ({ data: [request, answer, ms] }) => {
         ready.set(request, [answer, ms]);
         missing.delete(request);
-        if (!missing.size) end(true);
+        if (!missing.size) end();
       };
       worker.postMessage([module, [...missing]]);
     });

@@ -88,11 +88,7 @@ impl Dataset {
             let len = source.len();
             let whole = u128::from(training) + u128::from(validation);
             let share = (len as u128 * u128::from(training) / whole) as usize;
-            let cut = match source.document_start(share) {
-                0 => share,
-                _ if share == len => len,
-                start => start,
-            };
+            let cut = source.cut(share);
             match part {
                 SplitPart::Training => source.part(0, cut),
                 SplitPart::Validation => source.part(cut, len - cut),

@@ -123,14 +123,14 @@ impl Source {
         Source { used: (self.used.0 + first, len), fingerprint: OnceLock::new(), ..self }
     }
 
-    /// Where the last document before token `at` ends and the next begins; `at` itself where
-    /// documents are not known.
-    pub(super) fn document_start(&self, at: usize) -> usize {
-        let Some(index) = &self.index else { return at };
-        match index.before(self.used.0 + at + 1) {
-            0 => 0,
-            n => index.start(n - 1).saturating_sub(self.used.0),
-        }
+    /// Where a cut at token `at` is moved to, so that it lies between two documents: where the last
+    /// one before it ends. `at` itself where documents are not known, where none ends before it,
+    /// and at the end, where nothing is cut.
+    pub(super) fn cut(&self, at: usize) -> usize {
+        let Some(index) = self.index.as_ref().filter(|_| at < self.len()) else { return at };
+        let last = index.before(self.used.0 + at + 1).checked_sub(1);
+        let start = last.map_or(0, |last| index.start(last).saturating_sub(self.used.0));
+        if start == 0 { at } else { start }
     }
 
     /// Which of the `len` tokens from `start` on are the first of a document.
