@@ -1,4 +1,4 @@
-//! What README.md says of the program is what the program is.
+//! README.md and the pages for users say what the program does.
 
 mod common;
 
@@ -8,12 +8,15 @@ use common::{Outcome, zeropp};
 use zeropp::pipeline::schedules::KINDS;
 
 const README: &str = include_str!("../../README.md");
+const RUNNING: &str = include_str!("../../docs/running.md");
+const SCHEDULES: &str = include_str!("../../docs/schedules.md");
+const LAUNCH: &str = include_str!("../../docs/launch.md");
 
-/// What stands between `<!-- name: begin -->` and `<!-- name: end -->`.
+/// The text between `<!-- name: begin -->` and `<!-- name: end -->` in docs/schedules.md.
 fn section(name: &str) -> &'static str {
     let (begin, end) = (format!("<!-- {name}: begin -->\n"), format!("<!-- {name}: end -->"));
-    let from = README.find(&begin).expect("a section begins") + begin.len();
-    &README[from..][..README[from..].find(&end).expect("a section ends")]
+    let from = SCHEDULES.find(&begin).expect("a section begins") + begin.len();
+    &SCHEDULES[from..][..SCHEDULES[from..].find(&end).expect("a section ends")]
 }
 
 #[test]
@@ -23,13 +26,13 @@ fn the_list_of_schedules_is_the_table_of_kinds() {
     };
     let rows: String = KINDS.iter().map(row).collect();
     let table = format!("\n| kind | order |\n|---|---|\n{rows}\n");
-    assert_eq!(section("kinds"), table, "put this into README.md:\n{table}");
+    assert_eq!(section("kinds"), table, "put this into docs/schedules.md:\n{table}");
 }
 
-/// The program's arguments in every line of README.md's blocks that calls it, and which other
-/// program starts it, if one does.
-fn calls() -> Vec<(String, bool)> {
-    let blocks = README.split("```").skip(1).step_by(2);
+/// The program's arguments in every line of a page's shell blocks that calls it, and whether
+/// another program starts it.
+fn calls(page: &str) -> Vec<(String, bool)> {
+    let blocks = page.split("```").skip(1).step_by(2);
     let mut shell = String::new();
     for block in blocks.filter_map(|block| block.strip_prefix("sh\n")) {
         shell.push_str(&block.replace("\\\n", " "));
@@ -47,7 +50,7 @@ fn calls() -> Vec<(String, bool)> {
     calls.filter(|(call, _)| !call.starts_with("tokenize ")).collect()
 }
 
-/// A call of README.md in `folder`: in full where it is quick, with fewer steps or `--dry-run`
+/// A call of a page in `folder`: in full where it is quick, with fewer steps or `--dry-run`
 /// where it trains, since this is about what the flags are, and with the engine at hand.
 fn try_call(folder: &Path, call: &str) -> Outcome {
     let here = call
@@ -70,14 +73,19 @@ fn try_call(folder: &Path, call: &str) -> Outcome {
 }
 
 #[test]
-fn every_command_of_it_is_one_that_works() {
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("book.txt"), "It was a small book. ".repeat(400)).unwrap();
-    let calls = calls();
-    assert!(calls.len() >= 15, "{calls:?}");
-    assert!(calls.iter().any(|(_, launched)| *launched), "{calls:?}");
-    for (call, _) in &calls {
-        let got = try_call(dir.path(), call);
-        assert_eq!(got.code, Some(0), "zeropp {call}\n{}{}", got.out, got.err);
+fn every_command_of_the_pages_for_users_works() {
+    let pages = [("README", README), ("running", RUNNING), ("schedules", SCHEDULES), ("launch", LAUNCH)];
+    let mut launched = 0;
+    for (name, page) in pages {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("book.txt"), "It was a small book. ".repeat(400)).unwrap();
+        let calls = calls(page);
+        assert!(calls.len() >= 2, "{name}: {calls:?}");
+        launched += calls.iter().filter(|(_, launched)| *launched).count();
+        for (call, _) in &calls {
+            let got = try_call(dir.path(), call);
+            assert_eq!(got.code, Some(0), "{name}: zeropp {call}\n{}{}", got.out, got.err);
+        }
     }
+    assert!(launched >= 2, "{launched} commands by mpirun");
 }
