@@ -1,4 +1,4 @@
-//! Trains the built-in GPT on its own sources: 2 pipeline ranks, 2 shards, V = 2.
+//! Trains the built-in GPT on built-in text: 2 pipeline ranks, 2 shards, V = 2.
 //!
 //! `cargo run --release --example train_gpt [TEXT FILE]`
 

@@ -303,7 +303,7 @@ options! {
         "activation" "KIND" activation: Activation = Activation::GeluTanh, Same Fixed OfModel;
     }
     "Data" {
-        /// A text file, or a folder of text files. Default: zeropp's own sources.
+        /// A text file, or a folder of text files. Default: a built-in text of 47 KB.
         ///
         /// A folder is read recursively, in the order of the paths inside it, with a line feed
         /// between files; names that begin with a dot are left out.

@@ -31,7 +31,7 @@ const MORE: &str = "`zeropp run --help` is the manual: all settings, signals and
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
-  Train a small GPT on zeropp's own sources, 32 ranks as threads:
+  Train a small GPT on built-in text, 32 ranks as threads:
       zeropp run --pp 4 --zero3 8 --unit 8
   Train on your own text, with the metrics of every step and a trace for Perfetto:
       zeropp run --pp 2 --zero3 2 --unit 3 --data book.txt --metrics out.jsonl --trace out.json

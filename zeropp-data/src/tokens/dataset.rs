@@ -30,7 +30,7 @@ pub enum SplitPart {
 }
 
 impl Dataset {
-    /// The built-in text: zeropp's own sources, as bytes.
+    /// The built-in text, 47 KB of English prose, as bytes.
     pub fn builtin() -> Dataset {
         Dataset::of(Source::builtin())
     }

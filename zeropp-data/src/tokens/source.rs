@@ -12,8 +12,8 @@ use super::loss_mask::{self, LossMask};
 use super::megatron::{self, Index};
 use crate::choices::Tokenizer;
 
-/// This project's own sources.
-static BUILTIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/builtin.txt"));
+/// A story written for this project. It stays as it is, since losses of tests follow from it.
+static BUILTIN: &[u8] = include_bytes!("builtin.txt");
 
 /// Tokens in one row. Those of files are read as they are asked for.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// The built-in text: zeropp's own sources, as bytes.
+    /// The built-in text, 47 KB of English prose, as bytes.
     pub(super) fn builtin() -> Source {
         Source::of(Bytes::builtin(BUILTIN), "the built-in text".into())
     }
@@ -286,11 +286,12 @@ mod tests {
     }
 
     #[test]
-    fn the_builtin_text_is_this_crate() {
+    fn the_built_in_text_stays_as_it_is() {
         let data = Source::builtin();
-        assert!(data.len() > 50_000, "{} bytes", data.len());
-        let text = String::from_utf8(all(&data).iter().map(|t| *t as u8).collect()).unwrap();
-        assert!(text.contains("fn the_builtin_text_is_this_crate"));
+        let text: Vec<u8> = all(&data).iter().map(|t| *t as u8).collect();
+        let digest = blake3::hash(&text).to_hex();
+        assert!(text.is_ascii());
+        assert_eq!((text.len(), &digest[..16]), (47_563, "6428fd67e0f1c8af"));
         assert_eq!(data.vocabulary(), 256);
     }
 
