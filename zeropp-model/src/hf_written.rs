@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::Activation;
-use crate::decoder::{Biases, Decoder, Norm, Positions, Rotary, RotaryScaling};
+use crate::decoder::{Biases, Decoder, Norm, Positions, Rotary, RotaryScaling, Yarn};
 use crate::hf_config::parse;
 
 /// The `config.json` of a model, without the type of its weights: in the form of transformers 5,
@@ -61,8 +61,6 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
         Some(_) => ("mistral", "MistralForCausalLM"),
         None => ("llama", "LlamaForCausalLM"),
     };
-    let rope = rope_parameters(rotary);
-    let scaled = rotary.scaling != RotaryScaling::None;
     let mut fields = json!({
         "architectures": [architecture],
         "model_type": model_type,
@@ -78,13 +76,10 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
         "max_position_embeddings": decoder.context,
         "tie_word_embeddings": decoder.tied,
         "attention_dropout": 0.0,
-        "rope_parameters": rope,
-        // Transformers 4.
-        "rope_theta": rotary.theta,
-        "rope_scaling": scaled.then_some(&rope),
         "bos_token_id": null,
         "eos_token_id": null,
     });
+    write_rope(fields.as_object_mut().expect("made above"), rotary);
     match model_type {
         "llama" => {
             fields["attention_bias"] = json!(biases.qkv);
@@ -104,6 +99,16 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
     fields
 }
 
+/// Says in `fields` how `rotary` turns so that transformers 4 and 5 both read it: 5 in
+/// `rope_parameters`, 4 in `rope_theta` and `rope_scaling`.
+pub fn write_rope(fields: &mut Map<String, Value>, rotary: &Rotary) {
+    let rope = rope_parameters(rotary);
+    let scaled = rotary.scaling != RotaryScaling::None;
+    fields.insert("rope_theta".into(), json!(rotary.theta));
+    fields.insert("rope_scaling".into(), json!(scaled.then_some(&rope)));
+    fields.insert("rope_parameters".into(), rope);
+}
+
 fn rope_parameters(rotary: &Rotary) -> Value {
     let theta = rotary.theta;
     match rotary.scaling {
@@ -117,9 +122,28 @@ fn rope_parameters(rotary: &Rotary) -> Value {
             "factor": factor,
             "low_freq_factor": low,
             "high_freq_factor": high,
-            "original_max_position_embeddings": context,
+            "original_max_position_embeddings": tokens(context),
         }),
+        RotaryScaling::Yarn(yarn) => {
+            let Yarn { factor, context, fast, slow, attention, truncated } = yarn;
+            json!({
+                "rope_type": "yarn",
+                "rope_theta": theta,
+                "factor": factor,
+                "original_max_position_embeddings": tokens(context),
+                "attention_factor": attention,
+                "beta_fast": fast,
+                "beta_slow": slow,
+                "truncate": truncated,
+            })
+        }
     }
+}
+
+/// A number of tokens, whole as transformers wants it where it is.
+fn tokens(n: f64) -> Value {
+    // Below 2⁵³ it is the same number.
+    if n.fract() == 0.0 && n < 9e15 { json!(n as u64) } else { json!(n) }
 }
 
 #[cfg(test)]
@@ -175,6 +199,17 @@ mod tests {
             (scaled(RotaryScaling::Linear(2.0)), "llama"),
             (
                 scaled(RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, context: 32.0 }),
+                "llama",
+            ),
+            (
+                scaled(RotaryScaling::Yarn(Yarn {
+                    factor: 4.0,
+                    context: 32.5,
+                    fast: 30.0,
+                    slow: 2.0,
+                    attention: 1.25,
+                    truncated: false,
+                })),
                 "llama",
             ),
             (Decoder { biases: Biases::ALL, ..llama }, "llama"),
