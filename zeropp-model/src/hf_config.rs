@@ -3,6 +3,7 @@
 //! field; nothing is skipped in silence.
 
 mod fields;
+mod generation;
 mod keys;
 mod rope;
 
@@ -68,11 +69,7 @@ pub enum HfConfigError {
 /// here, with the field.
 pub fn read(path: &Path) -> Result<HfConfig, HfConfigError> {
     let path = if path.is_dir() { path.join("config.json") } else { path.into() };
-    let text = match read_text(&path, BYTES_MAX) {
-        Ok(text) => text,
-        Err(source) => return Err(HfConfigError::Read { path, source }),
-    };
-    parse(&text, &path)
+    parse(&text_of(&path)?, &path)
 }
 
 /// The model that the text of a `config.json` describes; `path` is for messages.
@@ -80,16 +77,59 @@ pub fn read(path: &Path) -> Result<HfConfig, HfConfigError> {
 /// # Errors
 /// As [`read`].
 pub fn parse(text: &str, path: &Path) -> Result<HfConfig, HfConfigError> {
+    of_object(text, path, |fields| {
+        let found = fields.model()?;
+        let checked = found.decoder.check();
+        checked.map_err(|(field, problem)| (field.into(), problem))?;
+        Ok(found)
+    })
+}
+
+/// Ids that end a text, by the `generation_config.json` and the `config.json` of `folder`: the
+/// first that says some. None where neither does, or none is there.
+///
+/// # Errors
+/// A file that cannot be read, is no JSON object, or has a field that is not known, or of another
+/// type.
+pub fn ends_in(folder: &Path) -> Result<Vec<u32>, HfConfigError> {
+    type Ends = fn(Fields<'_>) -> Result<Vec<u32>, Fault>;
+    let files: [(_, Ends); 2] = [
+        ("generation_config.json", generation::ends),
+        ("config.json", |fields| fields.ids("eos_token_id")),
+    ];
+    for (name, ends) in files {
+        let path = folder.join(name);
+        if !path.exists() {
+            continue;
+        }
+        let ids = of_object(&text_of(&path)?, &path, ends)?;
+        if !ids.is_empty() {
+            return Ok(ids);
+        }
+    }
+    Ok(Vec::new())
+}
+
+fn text_of(path: &Path) -> Result<String, HfConfigError> {
+    read_text(path, BYTES_MAX)
+        .map_err(|source| HfConfigError::Read { path: path.to_path_buf(), source })
+}
+
+/// What `read` makes of the fields of the JSON object in `text`.
+fn of_object<T>(
+    text: &str,
+    path: &Path,
+    read: impl FnOnce(Fields<'_>) -> Result<T, Fault>,
+) -> Result<T, HfConfigError> {
     let object: Map<String, Value> = serde_json::from_str(text).map_err(|error| {
         let problem = escaped_line(&error.to_string()).into();
         HfConfigError::Json { path: path.into(), problem }
     })?;
-    let fields = Fields(&object);
-    let found = fields.model().and_then(|found| {
-        let checked = found.decoder.check();
-        checked.map(|()| found).map_err(|(field, problem)| (field.into(), problem))
-    });
-    found.map_err(|(field, problem)| HfConfigError::Field { path: path.into(), field, problem })
+    read(Fields(&object)).map_err(|(field, problem)| HfConfigError::Field {
+        path: path.into(),
+        field,
+        problem,
+    })
 }
 
 impl Fields<'_> {
@@ -294,5 +334,7 @@ enum Family {
     Qwen3,
 }
 
+#[cfg(test)]
+mod known_tests;
 #[cfg(test)]
 mod tests;

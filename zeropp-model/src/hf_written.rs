@@ -9,6 +9,9 @@ use crate::Activation;
 use crate::decoder::{Biases, Decoder, Norm, Positions, Rotary, RotaryScaling, Yarn};
 use crate::hf_config::parse;
 
+/// Tokens of the texts that a scaled model was first trained on.
+const CONTEXT: &str = "original_max_position_embeddings";
+
 /// The `config.json` of a model, without the type of its weights: in the form of transformers 5,
 /// with the fields that 4 looks for beside. Rows that only pad the vocabulary are not in it. None
 /// for a model that no family of transformers is, which reading it again tells.
@@ -79,7 +82,7 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
         "bos_token_id": null,
         "eos_token_id": null,
     });
-    write_rope(fields.as_object_mut().expect("made above"), rotary);
+    insert_rope(fields.as_object_mut().expect("made above"), rotary);
     match model_type {
         "llama" => {
             fields["attention_bias"] = json!(biases.qkv);
@@ -102,6 +105,21 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
 /// Says in `fields` how `rotary` turns so that transformers 4 and 5 both read it: 5 in
 /// `rope_parameters`, 4 in `rope_theta` and `rope_scaling`.
 pub fn write_rope(fields: &mut Map<String, Value>, rotary: &Rotary) {
+    insert_rope(fields, rotary);
+    for field in ["rope_parameters", "rope_scaling"] {
+        let context = fields.get_mut(field).and_then(|rope| rope.get_mut(CONTEXT));
+        // Transformers wants a whole number of tokens. Below 2⁵³ it is the same number.
+        if let Some((context, n)) = context.and_then(|value| value.as_f64().map(|n| (value, n)))
+            && n.fract() == 0.0
+            && n < 9e15
+        {
+            *context = json!(n as u64);
+        }
+    }
+}
+
+/// As the digests of models have it that checkpoints keep: its numbers stay as they are.
+fn insert_rope(fields: &mut Map<String, Value>, rotary: &Rotary) {
     let rope = rope_parameters(rotary);
     let scaled = rotary.scaling != RotaryScaling::None;
     fields.insert("rope_theta".into(), json!(rotary.theta));
@@ -122,7 +140,7 @@ fn rope_parameters(rotary: &Rotary) -> Value {
             "factor": factor,
             "low_freq_factor": low,
             "high_freq_factor": high,
-            "original_max_position_embeddings": tokens(context),
+            CONTEXT: context,
         }),
         RotaryScaling::Yarn(yarn) => {
             let Yarn { factor, context, fast, slow, attention, truncated } = yarn;
@@ -130,7 +148,7 @@ fn rope_parameters(rotary: &Rotary) -> Value {
                 "rope_type": "yarn",
                 "rope_theta": theta,
                 "factor": factor,
-                "original_max_position_embeddings": tokens(context),
+                CONTEXT: context,
                 "attention_factor": attention,
                 "beta_fast": fast,
                 "beta_slow": slow,
@@ -138,12 +156,6 @@ fn rope_parameters(rotary: &Rotary) -> Value {
             })
         }
     }
-}
-
-/// A number of tokens, whole as transformers wants it where it is.
-fn tokens(n: f64) -> Value {
-    // Below 2⁵³ it is the same number.
-    if n.fract() == 0.0 && n < 9e15 { json!(n as u64) } else { json!(n) }
 }
 
 #[cfg(test)]
@@ -225,6 +237,22 @@ mod tests {
             let written = config_json(&decoder).unwrap_or_else(|| panic!("{decoder:?}"));
             assert_eq!(written["model_type"], model_type);
         }
+    }
+
+    /// Transformers 4 reads `rope_theta` and `rope_scaling` alone, and 5 takes `rope_scaling` in
+    /// place of `rope_parameters`.
+    #[test]
+    fn scaled_rope_is_written_for_transformers_4_and_5_alike() {
+        let scaling = RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, context: 32.0 };
+        let mut fields = Map::new();
+        fields.insert("rope_scaling".into(), json!({ "rope_type": "yarn" }));
+        write_rope(&mut fields, &Rotary { theta: 5e5, scaling });
+        assert_eq!(fields["rope_theta"], json!(5e5));
+        assert_eq!(fields["rope_scaling"], fields["rope_parameters"]);
+        assert_eq!(fields["rope_scaling"]["rope_theta"], json!(5e5));
+        assert_eq!(fields["rope_scaling"]["original_max_position_embeddings"], json!(32));
+        write_rope(&mut fields, &Rotary { theta: 1e4, scaling: RotaryScaling::None });
+        assert_eq!(fields["rope_scaling"], Value::Null);
     }
 
     #[test]

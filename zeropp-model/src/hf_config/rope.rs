@@ -85,7 +85,9 @@ fn within(field: &str) -> impl Fn(Fault) -> Fault {
 fn whole_heads_turn(fields: Fields<'_>) -> Result<(), Fault> {
     match fields.optional_number("partial_rotary_factor")? {
         None | Some(1.0) => Ok(()),
-        Some(_) => fields.fault("partial_rotary_factor", "heads turn as a whole here; only 1 works"),
+        Some(_) => {
+            fields.fault("partial_rotary_factor", "heads turn as a whole here; only 1 works")
+        }
     }
 }
 
@@ -142,9 +144,8 @@ fn said(object: Fields<'_>, positions: usize) -> Result<Said, Fault> {
     let set = object.0.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key);
     match (set.into_iter().find(unused), kind) {
         (None, _) => Ok(Said { theta, scaling }),
-        (Some(other), Some(kind)) => {
-            object.fault(other, format!("changes nothing with rope_type {kind}; delete one of both"))
-        }
+        (Some(other), Some(kind)) => object
+            .fault(other, format!("changes nothing with rope_type {kind}; delete one of both")),
         (Some(other), None) => {
             object.fault("rope_type", format!("{other} has a type: linear, llama3 or yarn"))
         }

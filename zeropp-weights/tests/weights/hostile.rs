@@ -69,8 +69,9 @@ fn folders_whose_index_leads_astray_are_refused_by_name() {
         ("x.safetensors: it lacks the tensor b", {
             map(json!({ "a": "x.safetensors", "b": "x.safetensors" }))
         }),
-        ("its tensor a is not in model.safetensors.index.json", {
-            map(json!({ "b": "x.safetensors" }))
+        ("x.safetensors: it lacks the tensor b", map(json!({ "b": "x.safetensors" }))),
+        ("it is not an index of weights (unknown field `weightmap`", {
+            open(json!({ "weight_map": { "a": "x.safetensors" }, "weightmap": {} }))
         }),
         ("it lists no file", map(json!({}))),
         ("it is not an index", open(json!({ "weight_map": [1, 2] }))),
@@ -134,6 +135,17 @@ fn damaged_gguf_files_are_refused_by_name() {
             file(good().key("k", 9, &strings))
         }),
         ("head_count is missing", file(llama())),
+        ("head_count_kv is no whole number", {
+            file(llama().number(heads, 2).word("llama.attention.head_count_kv", "two"))
+        }),
+        ("it is one of 3 parts of a split GGUF; merge them with llama-gguf-split", {
+            file(good().number("split.count", 3))
+        }),
+        ("claims 16777216 bytes, more than 1024", {
+            let name = "n".repeat(1 << 24);
+            file(good().row(&name, &[8], 0, 32))
+        }),
+        ("claims 2000 bytes, more than 1024", { file(good().number(&"k".repeat(2000), 1)) }),
         ("blk.0.attn_x.weight is unknown", {
             file(llama().number(heads, 2).f32s("blk.0.attn_x.weight", &[8], &f32s(8)))
         }),
