@@ -54,9 +54,9 @@ pub struct ExportReport {
 }
 
 /// Writes the parameters of a checkpoint (its folder, or that of checkpoints for the newest), of a
-/// Hugging Face folder or of a GGUF file into the new folder `to`: safetensors of at most 5 GB each, `config.json`, and the files of the
-/// tokenizer of the model that it is like. One tensor is in memory at a time. What the run did not
-/// train is its base's, and adapters are merged into it.
+/// Hugging Face folder or of a GGUF file into the new folder `to`: safetensors of at most 5 GB
+/// each, `config.json`, and the files of the tokenizer of the model that it is like. One tensor is
+/// in memory at a time. What the run did not train is its base's, and adapters are merged into it.
 ///
 /// # Errors
 /// A checkpoint that is damaged or not there, a model that no `config.json` is known for, a folder

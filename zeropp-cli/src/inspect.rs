@@ -114,7 +114,7 @@ fn describe_checkpoint(checkpoint: &Checkpoint) -> String {
     let mut rows = vec![["parameter", "shape", "pieces"].map(String::from).to_vec()];
     let mut elements = 0;
     let mut parameters: Vec<_> = manifest.parameters.iter().collect();
-    parameters.sort_by_key(|(name, _)| by_number(name));
+    parameters.sort_by_key(|&(name, _)| by_number(name));
     for (name, parameter) in parameters {
         elements += parameter.shape.iter().product::<usize>();
         let pieces = parameter.pieces.len().to_string();
@@ -153,7 +153,7 @@ fn describe_weights(weights: &Weights) -> String {
     let (mut elements, mut on_disk) = (0, 0);
     let mut types: BTreeMap<String, usize> = BTreeMap::new();
     let mut tensors: Vec<_> = weights.tensors().collect();
-    tensors.sort_by_key(|tensor| by_number(&tensor.name));
+    tensors.sort_by_key(|&tensor| by_number(&tensor.name));
     for tensor in tensors {
         let kind = tensor.encoding.to_string();
         let size = tensor.bytes();
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn layers_are_listed_in_the_order_of_their_numbers() {
         let mut names = ["a.10.w", "a.2.w", "b", "a.1.w", "a.w", "a.2.b"];
-        names.sort_by_key(|name| by_number(name));
+        names.sort_by_key(|&name| by_number(name));
         assert_eq!(names, ["a.w", "a.1.w", "a.2.b", "a.2.w", "a.10.w", "b"]);
     }
 }
