@@ -71,23 +71,8 @@ pub fn export_checkpoint(
         problem: problem.into(),
         help: help.into(),
     };
-    let checkpoint = checkpoint_at(from)?;
-    let merged = match &checkpoint {
-        Some(checkpoint) if checkpoint.manifest().base.is_none() => None,
-        None if !is_described(from)? => {
-            let help = "name a checkpoint, a folder of them, a Hugging Face folder or a GGUF file";
-            return Err(wrong("it is no checkpoint, has none in it, and is no model", help));
-        }
-        _ => Some(Merged::open(from, options.ema)?),
-    };
-    let manifest = checkpoint.as_ref().map(Checkpoint::manifest);
-    let (shapes, vocabulary) = match (&merged, manifest) {
-        (Some(merged), _) => (merged.shapes(false), merged.vocabulary()),
-        (None, manifest) => {
-            let manifest = manifest.expect("what is no checkpoint was opened as a model");
-            (shapes(manifest), manifest.vocabulary)
-        }
-    };
+    let source = Source::open(from, options.ema)?;
+    let (manifest, shapes, vocabulary) = (source.manifest(), source.shapes(), source.vocabulary());
     let Some(family) = Family::of(shapes.iter().map(|p| p.name.as_str())) else {
         return Err(wrong(
             "its parameters have no names that files of weights have",
@@ -112,11 +97,6 @@ pub fn export_checkpoint(
     let mut others = vec![("config.json", format!("{config:#}\n").into_bytes())];
     let companions = like.map(|path| companions(&path));
     others.extend(companions.transpose()?.into_iter().flatten());
-    let means = checkpoint.as_ref().and_then(Checkpoint::means).filter(|_| options.ema);
-    if options.ema && means.is_none() {
-        let help = "leave --ema out, or train with ema";
-        return Err(wrong("it has no moving average of the weights", help));
-    }
     let write = |read: &mut ReadWhole<'_>| {
         let values = |i: usize| -> Result<Vec<f32>, ExportError> {
             let mut values = vec![0.0; plan[i].elements()];
@@ -125,15 +105,7 @@ pub fn export_checkpoint(
         };
         write_folder(to, &tensors, FILE_BYTES_MAX, &others, values)
     };
-    let read = match (&merged, &checkpoint) {
-        (Some(merged), _) => merged.write(from, write)?,
-        (None, checkpoint) => {
-            let checkpoint = checkpoint.as_ref().expect("as above");
-            let mut reader = means.unwrap_or_else(|| checkpoint.parameters());
-            write(&mut |name, out| Ok(reader.read(name, 0, out)?))?;
-            reader.finish().map_err(ExportError::from)
-        }
-    };
+    let read = source.write(from, options.ema, write)?;
     whole_or_gone(read, to)?;
     Ok(ExportReport {
         step: manifest.map(|manifest| manifest.step),
@@ -142,6 +114,80 @@ pub fn export_checkpoint(
         copied: others.iter().skip(1).map(|(name, _)| (*name).to_owned()).collect(),
         notes: Vec::new(),
     })
+}
+
+/// Where the parameters are that are exported.
+enum Source {
+    /// A checkpoint that has all of them.
+    Whole(Checkpoint),
+    /// A model of other tools, or a checkpoint that has a part of the parameters.
+    Merged(Box<Merged>, Option<Checkpoint>),
+}
+
+impl Source {
+    /// Opens what lies at `from`, for the moving average of the weights if `ema`.
+    fn open(from: &Path, ema: bool) -> Result<Source, Error> {
+        let wrong = |problem: &str, help: &str| {
+            let (problem, help) = (problem.into(), help.into());
+            Err(Error::Export { path: from.to_path_buf(), problem, help })
+        };
+        let checkpoint = checkpoint_at(from)?;
+        if ema && checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.means().is_none()) {
+            let help = "leave --ema out, or train with ema";
+            return wrong("it has no moving average of the weights", help);
+        }
+        if checkpoint.is_none() && !is_described(from)? {
+            let help = "name a checkpoint, a folder of them, a Hugging Face folder or a GGUF file";
+            return wrong("it is no checkpoint, has none in it, and is no model", help);
+        }
+        match checkpoint {
+            Some(checkpoint) if checkpoint.manifest().base.is_none() => {
+                Ok(Source::Whole(checkpoint))
+            }
+            checkpoint => Ok(Source::Merged(Box::new(Merged::open(from, ema)?), checkpoint)),
+        }
+    }
+
+    /// That of a checkpoint.
+    fn manifest(&self) -> Option<&Manifest> {
+        match self {
+            Source::Whole(checkpoint) => Some(checkpoint.manifest()),
+            Source::Merged(_, checkpoint) => checkpoint.as_ref().map(Checkpoint::manifest),
+        }
+    }
+
+    fn shapes(&self) -> Vec<ParameterShape> {
+        match self {
+            Source::Whole(checkpoint) => shapes(checkpoint.manifest()),
+            Source::Merged(merged, _) => merged.shapes(false),
+        }
+    }
+
+    fn vocabulary(&self) -> usize {
+        match self {
+            Source::Whole(checkpoint) => checkpoint.manifest().vocabulary,
+            Source::Merged(merged, _) => merged.vocabulary(),
+        }
+    }
+
+    /// Calls `write` with what reads the first elements of a parameter: its error, and whether what
+    /// it read was whole.
+    fn write(
+        &self,
+        from: &Path,
+        ema: bool,
+        mut write: impl FnMut(&mut ReadWhole<'_>) -> Result<(), ExportError>,
+    ) -> Result<Result<(), ExportError>, ExportError> {
+        match self {
+            Source::Whole(checkpoint) => {
+                let means = checkpoint.means().filter(|_| ema);
+                let mut reader = means.unwrap_or_else(|| checkpoint.parameters());
+                write(&mut |name, out| Ok(reader.read(name, 0, out)?))?;
+                Ok(reader.finish().map_err(ExportError::from))
+            }
+            Source::Merged(merged, _) => merged.write(from, write),
+        }
+    }
 }
 
 /// What was written came from a damaged file where reading failed: it is removed.

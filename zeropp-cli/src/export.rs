@@ -10,10 +10,10 @@ use crate::Failure;
 use crate::args::ema;
 use crate::figures::{count, say, scaled};
 
-const ABOUT: &str = "Write a checkpoint, or any model that can be read, as a Hugging Face folder\n\n\
+const ABOUT: &str = "Write a checkpoint or another model as a Hugging Face folder\n\n\
 Writes sharded safetensors with an index, config.json and the tokenizer's files, from a checkpoint \
-of any layout, a Hugging Face folder or a GGUF file. It holds one tensor in memory at a time. The folder gets its name once all of it is \
-on disk.";
+of any layout, a Hugging Face folder or a GGUF file. It holds one tensor in memory at a time. The \
+folder gets its name once all of it is on disk.";
 
 const EXAMPLES: &str = "\
 Examples:

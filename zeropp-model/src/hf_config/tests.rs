@@ -49,7 +49,7 @@ fn what_is_not_honoured_is_refused_by_field() {
             LLAMA_1B,
             r#""rope_type": "llama3""#,
             r#""rope_type": "dynamic""#,
-            "rope_scaling.rope_type: \"dynamic\" is not known; default, linear, llama3 and yarn are",
+            "rope_scaling.rope_type: \"dynamic\" is not known; default, linear, llama3 and yarn",
         ),
         (
             LLAMA_1B,

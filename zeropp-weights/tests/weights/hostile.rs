@@ -135,6 +135,26 @@ fn damaged_gguf_files_are_refused_by_name() {
             file(good().key("k", 9, &strings))
         }),
         ("head_count is missing", file(llama())),
+        ("blk.0.attn_x.weight is unknown", {
+            file(llama().number(heads, 2).f32s("blk.0.attn_x.weight", &[8], &f32s(8)))
+        }),
+        ("is not 3 heads of rows", {
+            file(llama().number(heads, 3).f32s("blk.0.attn_q.weight", &[8, 1], &f32s(8)))
+        }),
+        ("is not 0 heads of rows", {
+            file(llama().number(heads, 0).f32s("blk.0.attn_q.weight", &[8, 1], &f32s(8)))
+        }),
+        ("rope_freqs", file(llama().number(heads, 2).f32s("rope_freqs.weight", &[8], &f32s(8)))),
+    ]);
+}
+
+#[test]
+fn keys_and_names_of_gguf_files_beyond_any_use_are_refused_by_name() {
+    let file = |gguf: Gguf| refused("m.gguf", gguf.bytes());
+    let good = || Gguf::new().word("general.name", "x").f32s("a", &[8], &[1.0; 8]);
+    let llama = || Gguf::new().word("general.architecture", "llama");
+    let heads = "llama.attention.head_count";
+    told(vec![
         ("head_count_kv is no whole number", {
             file(llama().number(heads, 2).word("llama.attention.head_count_kv", "two"))
         }),
@@ -146,16 +166,6 @@ fn damaged_gguf_files_are_refused_by_name() {
             file(good().row(&name, &[8], 0, 32))
         }),
         ("claims 2000 bytes, more than 1024", { file(good().number(&"k".repeat(2000), 1)) }),
-        ("blk.0.attn_x.weight is unknown", {
-            file(llama().number(heads, 2).f32s("blk.0.attn_x.weight", &[8], &f32s(8)))
-        }),
-        ("is not 3 heads of rows", {
-            file(llama().number(heads, 3).f32s("blk.0.attn_q.weight", &[8, 1], &f32s(8)))
-        }),
-        ("is not 0 heads of rows", {
-            file(llama().number(heads, 0).f32s("blk.0.attn_q.weight", &[8, 1], &f32s(8)))
-        }),
-        ("rope_freqs", file(llama().number(heads, 2).f32s("rope_freqs.weight", &[8], &f32s(8)))),
     ]);
 }
 
