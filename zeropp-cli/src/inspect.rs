@@ -43,7 +43,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let (text, checked) = match checkpoint_at(path).map_err(Failure::bad_input)? {
         Some(checkpoint) => {
             let checked = check_checkpoint(&checkpoint, verify)?;
-            (describe_checkpoint(&checkpoint), checked)
+            (describe_checkpoint(&checkpoint), checked.to_owned())
         }
         None => {
             let weights = Weights::open(path).map_err(Failure::bad_input)?;
