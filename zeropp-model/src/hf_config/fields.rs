@@ -73,8 +73,8 @@ impl<'a> Fields<'a> {
     /// Every field is in one of the lists and has the type that it says there.
     pub(super) fn check(self, lists: &[Known<'_>]) -> Result<(), Fault> {
         for (field, value) in self.0 {
-            let known = lists.iter().flat_map(|list| list.iter());
-            let Some((_, kind)) = known.into_iter().find(|(name, _)| name == field) else {
+            let mut known = lists.iter().flat_map(|list| list.iter());
+            let Some((_, kind)) = known.find(|(name, _)| name == field) else {
                 let value = excerpt(&value.to_string());
                 let problem = format!(
                     "{value} is not known, and may change the model; where it does not, delete it \

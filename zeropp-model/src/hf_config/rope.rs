@@ -141,8 +141,8 @@ fn said(object: Fields<'_>, positions: usize) -> Result<Said, Fault> {
     };
     let every = ["rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"];
     let unused = |key: &&String| !every.contains(&key.as_str()) && !uses.contains(&key.as_str());
-    let set = object.0.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key);
-    match (set.into_iter().find(unused), kind) {
+    let mut set = object.0.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key);
+    match (set.find(unused), kind) {
         (None, _) => Ok(Said { theta, scaling }),
         (Some(other), Some(kind)) => object
             .fault(other, format!("changes nothing with rope_type {kind}; delete one of both")),
