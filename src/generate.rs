@@ -4,10 +4,8 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use serde_json::Value;
-use zeropp_core::files::read_text;
 use zeropp_core::layer::Part;
-use zeropp_core::model::{self, Whole};
+use zeropp_core::model::{self, Whole, hf_config};
 use zeropp_core::sampling::Sampling;
 use zeropp_weights::Weights;
 
@@ -16,9 +14,6 @@ use crate::checkpoint::described::belongings_of;
 use crate::checkpoint::initial;
 use crate::config::{Config, ConfigError, is_gguf};
 use crate::error::RankError;
-
-/// The longest file of settings that is read.
-const TEXT_BYTES_MAX: u64 = 64 << 20;
 
 /// A model that writes.
 pub struct Generator {
@@ -60,14 +55,17 @@ impl Generator {
             },
         })?;
         let limits = model.parts.iter().filter_map(Part::seq_max);
+        let mut known_ends = Vec::new();
+        for place in belongings_of(path, config) {
+            if known_ends.is_empty() {
+                known_ends = ends(&place)?;
+            }
+        }
         Ok(Generator {
             whole: whole.expect("read above"),
             vocabulary: known,
             longest: limits.min().unwrap_or(usize::MAX),
-            ends: belongings_of(path, config)
-                .iter()
-                .find_map(|place| ends(place))
-                .unwrap_or_default(),
+            ends: known_ends,
         })
     }
 
@@ -130,23 +128,15 @@ impl Generator {
     }
 }
 
-/// `eos_token_id`, one or several, of a GGUF file or of the files in a folder of weights.
-fn ends(place: &Path) -> Option<Vec<u32>> {
-    if is_gguf(place) {
-        return ids(&Weights::open(place).ok()?.gguf_config()?);
+/// Ids that end a text: of a GGUF file or of the files in a folder of weights.
+fn ends(place: &Path) -> Result<Vec<u32>, Error> {
+    if !is_gguf(place) {
+        return hf_config::ends_in(place).map_err(|error| Error::Model(error.to_string()));
     }
-    let read = |name: &str| {
-        let text = read_text(&place.join(name), TEXT_BYTES_MAX).ok()?;
-        ids(&serde_json::from_str(&text).ok()?)
-    };
-    ["generation_config.json", "config.json"].into_iter().find_map(read)
-}
-
-fn ids(config: &Value) -> Option<Vec<u32>> {
-    let ids = match config.get("eos_token_id")? {
-        Value::Array(ids) => ids.as_slice(),
-        one => std::slice::from_ref(one),
-    };
-    let ids: Vec<u32> = ids.iter().filter_map(|id| id.as_u64()?.try_into().ok()).collect();
-    (!ids.is_empty()).then_some(ids)
+    if !place.is_file() {
+        return Ok(Vec::new());
+    }
+    let config = Weights::open(place)?.gguf_config()?;
+    let id = config.as_ref().and_then(|config| config.get("eos_token_id")?.as_u64());
+    Ok(id.and_then(|id| u32::try_from(id).ok()).into_iter().collect())
 }

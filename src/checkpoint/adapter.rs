@@ -34,7 +34,7 @@ pub fn export_adapter(from: &Path, to: &Path, store_as: StoreAs) -> Result<Expor
     let tensors: Vec<Tensor> = plan.iter().map(|e| e.tensor.clone()).collect();
     let base_path = checkpoint.manifest().base.as_ref().and_then(|base| base.path.clone());
     let config = json!({
-        "base_model_name_or_path": base_path,
+        "base_model_name_or_path": &base_path,
         "bias": "none",
         "fan_in_fan_out": family == Family::Gpt2,
         "inference_mode": true,
@@ -59,9 +59,21 @@ pub fn export_adapter(from: &Path, to: &Path, store_as: StoreAs) -> Result<Expor
     })?;
     whole_or_gone(read, to)?;
     Ok(ExportReport {
-        step: checkpoint.manifest().step,
+        step: Some(checkpoint.manifest().step),
         tensors: tensors.len(),
         parameters: plan.iter().map(|e| e.elements()).sum(),
         copied: Vec::new(),
+        notes: base_path.as_deref().and_then(unreadable_base).into_iter().collect(),
+    })
+}
+
+/// What peft has to be given in place of a base that it cannot read.
+fn unreadable_base(path: &str) -> Option<String> {
+    (!Path::new(path).join("config.json").is_file()).then(|| {
+        format!(
+            "adapter_config.json names {path} as the base, which is no Hugging Face folder, so \
+             that peft cannot open it: make one with zeropp export {path} -o FOLDER, and write its \
+             path there as base_model_name_or_path"
+        )
     })
 }

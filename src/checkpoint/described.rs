@@ -40,6 +40,16 @@ pub fn is_model(path: &Path) -> bool {
     path.is_file() || path.join("config.json").is_file()
 }
 
+/// Whether what lies at `path` says of which model its weights are: a checkpoint, a Hugging Face
+/// folder or a GGUF file.
+///
+/// # Errors
+/// A checkpoint that cannot be read.
+pub(crate) fn is_described(path: &Path) -> Result<bool, Error> {
+    let is_folder = path.join("config.json").is_file();
+    Ok(is_folder || is_gguf(path) && path.is_file() || checkpoint_at(path)?.is_some())
+}
+
 fn with_model(mut settings: Table, model: String) -> Result<Config, ConfigError> {
     settings.insert("model".into(), model.into());
     Config::default().with(settings)
@@ -51,10 +61,13 @@ fn config_then(path: &Path, manifest: &Manifest) -> Result<Config, ConfigError> 
     let kept = &manifest.settings;
     let mut settings = Table::new();
     for option in OPTIONS.iter().filter(|option| option.of_model) {
-        let text = identity::typed(kept, option.key);
-        if let Some(value) = text.and_then(|text| option.kind.parse(text).ok()) {
-            settings.insert(option.key.into(), value);
-        }
+        let Some(text) = identity::typed(kept, option.key) else { continue };
+        let value = option.kind.parse(text).map_err(|problem| {
+            let problem =
+                format!("it is a setting of the checkpoint {}: {problem}", path.display());
+            ConfigError::value(option.key, text, problem, "use the build that wrote it")
+        })?;
+        settings.insert(option.key.into(), value);
     }
     if let Some(tokens) = kept.get(identity::TOKENS) {
         settings.insert("tokenizer".into(), tokens.as_str().into());

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use zeropp_checkpoint::checkpoint_at;
 use zeropp_core::files::read_text;
-use zeropp_core::model::decoder::Decoder;
+use zeropp_core::model::decoder::{Decoder, Positions};
 use zeropp_core::model::hf_config::{HfConfigError, parse};
-use zeropp_core::model::hf_written::config_json;
+use zeropp_core::model::hf_written::{config_json, write_rope};
 use zeropp_weights::{Family, ParameterShape, StoreAs, Tensor, Weights, export, write_folder};
-use zeropp_zero3::checkpoint::Manifest;
+use zeropp_zero3::checkpoint::{Checkpoint, Manifest};
 
 use crate::Error;
-use crate::checkpoint::described::{config_of, is_model};
+use crate::checkpoint::described::{config_of, is_described, is_model};
 use crate::checkpoint::export_error::{ExportError, ReadWhole};
 use crate::checkpoint::identity;
 use crate::checkpoint::merged::Merged;
@@ -26,7 +26,7 @@ const TEXT_BYTES_MAX: u64 = 64 << 20;
 /// What a `config.json` has.
 type Fields = Map<String, Value>;
 
-/// How a checkpoint is exported.
+/// How a model is exported.
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
     /// How numbers are written.
@@ -41,20 +41,22 @@ pub struct ExportOptions {
 /// What was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportReport {
-    /// Steps that the checkpoint has behind it.
-    pub step: u64,
+    /// Steps that the checkpoint has behind it; none where it was a model of other tools.
+    pub step: Option<u64>,
     /// Tensors.
     pub tensors: usize,
     /// Elements of all of them.
     pub parameters: usize,
     /// Files that were copied from the model that this one is like.
     pub copied: Vec<String>,
+    /// What others have to know who read it, in sentences.
+    pub notes: Vec<String>,
 }
 
-/// Writes the parameters of a checkpoint (its folder, or that of checkpoints for the newest) into
-/// the new folder `to`: safetensors of at most 5 GB each, `config.json`, and the files of the
-/// tokenizer of the model that it is like. One tensor is in memory at a time. What the run did not
-/// train is its base's, and adapters are merged into it.
+/// Writes the parameters of a checkpoint (its folder, or that of checkpoints for the newest), of a
+/// Hugging Face folder or of a GGUF file into the new folder `to`: safetensors of at most 5 GB
+/// each, `config.json`, and the files of the tokenizer of the model that it is like. One tensor is
+/// in memory at a time. What the run did not train is its base's, and adapters are merged into it.
 ///
 /// # Errors
 /// A checkpoint that is damaged or not there, a model that no `config.json` is known for, a folder
@@ -69,17 +71,8 @@ pub fn export_checkpoint(
         problem: problem.into(),
         help: help.into(),
     };
-    let none = || {
-        let help = "name a folder of checkpoints, as save made it, or one of its checkpoints";
-        wrong("it is no checkpoint, and has none in it", help)
-    };
-    let checkpoint = checkpoint_at(from)?.ok_or_else(none)?;
-    let manifest = checkpoint.manifest();
-    let merged = manifest.base.is_some().then(|| Merged::open(from, options.ema)).transpose()?;
-    let shapes = match &merged {
-        Some(merged) => merged.shapes(false),
-        None => shapes(manifest),
-    };
+    let source = Source::open(from, options.ema)?;
+    let (manifest, shapes, vocabulary) = (source.manifest(), source.shapes(), source.vocabulary());
     let Some(family) = Family::of(shapes.iter().map(|p| p.name.as_str())) else {
         return Err(wrong(
             "its parameters have no names that files of weights have",
@@ -87,21 +80,23 @@ pub fn export_checkpoint(
              built-in model",
         ));
     };
-    let began_with = identity::places(&manifest.settings, "init-from").into_iter();
-    // It may have begun with another checkpoint.
-    let began_with = began_with.map(PathBuf::from).find(|path| is_model(path));
+    let began_with = match manifest {
+        // It may have begun with another checkpoint.
+        Some(manifest) => identity::places(&manifest.settings, "init-from")
+            .into_iter()
+            .map(PathBuf::from)
+            .find(|path| is_model(path)),
+        None => Some(from.to_path_buf()),
+    };
     let like = options.like.clone().or(began_with);
-    let config = config(from, manifest, like.as_deref(), options.like.is_some())?;
-    let config = as_stored(config, manifest.vocabulary, options.store_as);
-    let plan = export::tensors(family, &shapes, manifest.vocabulary, options.store_as);
+    let digest = manifest.and_then(|manifest| manifest.settings.get(identity::MODEL_DIGEST));
+    let config = config((from, vocabulary), digest, like.as_deref(), options.like.is_some())?;
+    let config = as_stored(config, vocabulary, options.store_as);
+    let plan = export::tensors(family, &shapes, vocabulary, options.store_as);
     let tensors: Vec<Tensor> = plan.iter().map(|e| e.tensor.clone()).collect();
     let mut others = vec![("config.json", format!("{config:#}\n").into_bytes())];
     let companions = like.map(|path| companions(&path));
     others.extend(companions.transpose()?.into_iter().flatten());
-    if options.ema && checkpoint.means().is_none() {
-        let help = "leave --ema out, or train with ema";
-        return Err(wrong("it has no moving average of the weights", help));
-    }
     let write = |read: &mut ReadWhole<'_>| {
         let values = |i: usize| -> Result<Vec<f32>, ExportError> {
             let mut values = vec![0.0; plan[i].elements()];
@@ -110,22 +105,89 @@ pub fn export_checkpoint(
         };
         write_folder(to, &tensors, FILE_BYTES_MAX, &others, values)
     };
-    let read = match &merged {
-        Some(merged) => merged.write(from, write)?,
-        None => {
-            let means = checkpoint.means().filter(|_| options.ema);
-            let mut reader = means.unwrap_or_else(|| checkpoint.parameters());
-            write(&mut |name, out| Ok(reader.read(name, 0, out)?))?;
-            reader.finish().map_err(ExportError::from)
-        }
-    };
+    let read = source.write(from, options.ema, write)?;
     whole_or_gone(read, to)?;
     Ok(ExportReport {
-        step: manifest.step,
+        step: manifest.map(|manifest| manifest.step),
         tensors: tensors.len(),
         parameters: plan.iter().map(|e| e.elements()).sum(),
         copied: others.iter().skip(1).map(|(name, _)| (*name).to_owned()).collect(),
+        notes: Vec::new(),
     })
+}
+
+/// Where the parameters are that are exported.
+enum Source {
+    /// A checkpoint that has all of them.
+    Whole(Checkpoint),
+    /// A model of other tools, or a checkpoint that has a part of the parameters.
+    Merged(Box<Merged>, Option<Checkpoint>),
+}
+
+impl Source {
+    /// Opens what lies at `from`, for the moving average of the weights if `ema`.
+    fn open(from: &Path, ema: bool) -> Result<Source, Error> {
+        let wrong = |problem: &str, help: &str| {
+            let (problem, help) = (problem.into(), help.into());
+            Err(Error::Export { path: from.to_path_buf(), problem, help })
+        };
+        let checkpoint = checkpoint_at(from)?;
+        if ema && checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.means().is_none()) {
+            let help = "leave --ema out, or train with ema";
+            return wrong("it has no moving average of the weights", help);
+        }
+        if checkpoint.is_none() && !is_described(from)? {
+            let help = "name a checkpoint, a folder of them, a Hugging Face folder or a GGUF file";
+            return wrong("it is no checkpoint, has none in it, and is no model", help);
+        }
+        match checkpoint {
+            Some(checkpoint) if checkpoint.manifest().base.is_none() => {
+                Ok(Source::Whole(checkpoint))
+            }
+            checkpoint => Ok(Source::Merged(Box::new(Merged::open(from, ema)?), checkpoint)),
+        }
+    }
+
+    /// That of a checkpoint.
+    fn manifest(&self) -> Option<&Manifest> {
+        match self {
+            Source::Whole(checkpoint) => Some(checkpoint.manifest()),
+            Source::Merged(_, checkpoint) => checkpoint.as_ref().map(Checkpoint::manifest),
+        }
+    }
+
+    fn shapes(&self) -> Vec<ParameterShape> {
+        match self {
+            Source::Whole(checkpoint) => shapes(checkpoint.manifest()),
+            Source::Merged(merged, _) => merged.shapes(false),
+        }
+    }
+
+    fn vocabulary(&self) -> usize {
+        match self {
+            Source::Whole(checkpoint) => checkpoint.manifest().vocabulary,
+            Source::Merged(merged, _) => merged.vocabulary(),
+        }
+    }
+
+    /// Calls `write` with what reads the first elements of a parameter: its error, and whether what
+    /// it read was whole.
+    fn write(
+        &self,
+        from: &Path,
+        ema: bool,
+        mut write: impl FnMut(&mut ReadWhole<'_>) -> Result<(), ExportError>,
+    ) -> Result<Result<(), ExportError>, ExportError> {
+        match self {
+            Source::Whole(checkpoint) => {
+                let means = checkpoint.means().filter(|_| ema);
+                let mut reader = means.unwrap_or_else(|| checkpoint.parameters());
+                write(&mut |name, out| Ok(reader.read(name, 0, out)?))?;
+                Ok(reader.finish().map_err(ExportError::from))
+            }
+            Source::Merged(merged, _) => merged.write(from, write),
+        }
+    }
 }
 
 /// What was written came from a damaged file where reading failed: it is removed.
@@ -160,8 +222,8 @@ fn companions(model: &Path) -> Result<Vec<(&'static str, Vec<u8>)>, Error> {
 /// # Errors
 /// A model that was named for it and is another one; none that is known.
 fn config(
-    from: &Path,
-    manifest: &Manifest,
+    (from, vocabulary): (&Path, usize),
+    digest: Option<&String>,
     like: Option<&Path>,
     is_named: bool,
 ) -> Result<Fields, Error> {
@@ -169,7 +231,7 @@ fn config(
         Err(Error::Export { path: from.to_path_buf(), problem, help: help.into() })
     };
     let theirs = like.map(config_like).transpose()?.flatten();
-    let own = config_of(from).and_then(|config| Ok(config.decoder(manifest.vocabulary)?));
+    let own = config_of(from).and_then(|config| Ok(config.decoder(vocabulary)?));
     let unknown = "no config.json is known for it";
     let help = "name a model that it is like, with --like";
     let other = |problem: String| {
@@ -185,9 +247,11 @@ fn config(
         },
         // What the checkpoint knows of its model is this, if anything.
         (Some(theirs), Err(error)) if is_named => {
-            let then = manifest.settings.get(identity::MODEL_DIGEST);
-            let now = read_fields(&theirs).ok().and_then(|theirs| identity::digest_of(&theirs));
-            match then.is_none_or(|then| now.as_ref() == Some(then)) {
+            let now = match read_fields(&theirs) {
+                Ok(theirs) => identity::digest_of(&theirs),
+                Err(theirs) => return other(theirs.to_string()),
+            };
+            match digest.is_none_or(|then| now.as_ref() == Some(then)) {
                 true => Ok(theirs),
                 false => other(error.to_string()),
             }
@@ -200,13 +264,20 @@ fn config(
 /// The `config.json` of a folder, or what a GGUF file says.
 fn config_like(path: &Path) -> Result<Option<Fields>, Error> {
     if !path.is_dir() {
-        let config = Weights::open(path).map_err(ExportError::from)?.gguf_config();
+        let config = Weights::open(path).and_then(|weights| weights.gguf_config());
+        let config = config.map_err(ExportError::from)?;
         return Ok(config.and_then(|config| config.as_object().cloned()));
     }
     let path = path.join("config.json");
+    let wrong = |problem: String| Error::Export {
+        path: path.clone(),
+        problem,
+        help: "restore it, or name another model with --like".into(),
+    };
     let text = read_text(&path, TEXT_BYTES_MAX);
-    let text = text.map_err(|source| Error::Output { path, source })?;
-    Ok(serde_json::from_str(&text).ok())
+    let text = text.map_err(|error| wrong(format!("it cannot be read ({error})")))?;
+    let fields = serde_json::from_str(&text);
+    fields.map(Some).map_err(|error| wrong(format!("it is not a JSON object ({error})")))
 }
 
 /// What of a `config.json` describes another model than `own`, in a word; the vocabulary apart,
@@ -243,9 +314,8 @@ fn as_stored(mut config: Fields, vocabulary: usize, store_as: StoreAs) -> Value 
         config.insert(key.into(), json!(dtype));
     }
     config.insert("vocab_size".into(), json!(vocabulary));
-    let theta = config.get("rope_parameters").and_then(|rope| rope.get("rope_theta")).cloned();
-    if let Some(theta) = theta {
-        config.entry("rope_theta").or_insert(theta);
+    if let Ok(Decoder { positions: Positions::Rotary(rotary), .. }) = read_fields(&config) {
+        write_rope(&mut config, &rotary);
     }
     Value::Object(config)
 }
@@ -262,8 +332,10 @@ mod tests {
         for from in [dir.path().to_path_buf(), dir.path().join("none")] {
             let to = dir.path().join("to");
             let said = export_checkpoint(&from, &to, &options).unwrap_err().to_string();
-            let starts =
-                format!("{}: it is no checkpoint, and has none in it; name", from.display());
+            let starts = format!(
+                "{}: it is no checkpoint, has none in it, and is no model; name a check",
+                from.display()
+            );
             assert!(said.starts_with(&starts), "{said}");
         }
     }

@@ -14,6 +14,7 @@ use zeropp_zero3::ShardedStage;
 use zeropp_zero3::checkpoint::{Base, Checkpoint};
 
 use crate::Error;
+use crate::checkpoint::begun;
 use crate::checkpoint::located::fingerprint;
 use crate::checkpoint::patience::Patience;
 use crate::config::ConfigError;
@@ -78,7 +79,14 @@ pub(crate) fn open(bp: &Blueprint, given: Option<Given>) -> Result<Option<Initia
         return Ok(Some(Initial::Given(weights).beneath(adapters)));
     }
     let Some(path) = &bp.config.init_from else { return Ok(None) };
-    open_for(path, &bp.model, (bp.config.init_ema, bp.config.seed)).map(Some)
+    let opened = open_for(path, &bp.model, (bp.config.init_ema, bp.config.seed));
+    let vocabulary = bp.model.vocabulary;
+    let contradiction = || begun::contradiction(&bp.config, path, vocabulary);
+    let opened = opened.map_err(|error| contradiction().unwrap_or(error))?;
+    if Family::of(bp.model.parts.iter().flat_map(Part::parameters).map(|p| p.name)).is_some() {
+        begun::warn_of_differences(&bp.config, path, vocabulary);
+    }
+    Ok(Some(opened))
 }
 
 /// Weights of the program are all of the model's, adapters aside, and no others.

@@ -51,6 +51,11 @@ impl Merged {
         shapes
     }
 
+    /// Token ids of the model.
+    pub(crate) fn vocabulary(&self) -> usize {
+        self.model.vocabulary
+    }
+
     fn parameters(&self) -> impl Iterator<Item = ParamSpec> {
         self.model.parts.iter().flat_map(Part::parameters)
     }

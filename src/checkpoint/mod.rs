@@ -1,6 +1,7 @@
 //! Saving a run: how its ranks write checkpoints together, behind the steps (ADR 34).
 
 pub(crate) mod adapter;
+pub(crate) mod begun;
 pub(crate) mod copies;
 pub(crate) mod described;
 pub(crate) mod export;

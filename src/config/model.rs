@@ -299,7 +299,7 @@ impl Config {
 /// The model in a GGUF file, by its key-values.
 fn described_by_gguf(path: &Path) -> Result<HfConfig, String> {
     let weights = Weights::open(path).map_err(|error| error.to_string())?;
-    let Some(config) = weights.gguf_config() else {
+    let Some(config) = weights.gguf_config().map_err(|error| error.to_string())? else {
         return Err("its key-values do not say which llama, qwen2 or qwen3 this is".into());
     };
     hf_config::parse(&config.to_string(), path).map_err(|error| error.to_string())

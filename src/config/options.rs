@@ -276,8 +276,9 @@ options! {
         /// Begin with these weights: a Hugging Face folder, a safetensors file, a GGUF file, or a
         /// checkpoint of another run.
         ///
-        /// Each rank reads its own part. A tensor that is missing, unknown or of another shape is
-        /// refused by name. A resumed run takes its checkpoint instead.
+        /// Without model, the model is the one that lies there. Each rank reads its own part. A
+        /// tensor that is missing, unknown or of another shape is refused by name. A resumed run
+        /// takes its checkpoint instead.
         "init-from" "PATH" init_from: Option<PathBuf> = None, Given Kept;
         /// Where init-from names a checkpoint, take its moving average of the weights (ema).
         "init-ema" "BOOL" init_ema: bool = false, Same Left;

@@ -127,20 +127,16 @@ fn weights_of_another_model_are_refused_before_a_rank_starts() {
     export(&at("first"), &at("out"));
     let base = || Config { save: None, init_from: Some(at("out")), ..config(dir.path(), "") };
     for (config, message) in [
-        (Config { layers: 5, ..base() }, "it has no tensor transformer.h.4."),
-        (Config { layers: 3, ..base() }, "its tensor transformer.h.3."),
-        (
-            Config { hidden: 34, ..base() },
-            "h.0.attn.c_attn.bias is [96], and the model needs [102]",
-        ),
-        (Config { tied: true, ..base() }, "its lm_head.weight is not the embedding"),
-        (Config { vocab: Some(301), ..base() }, "is [300, 32], and the model needs [301, 32]"),
+        (Config { layers: 5, ..base() }, "layers = 5: was 4 where the weights of init-from = "),
+        (Config { layers: 3, ..base() }, "layers = 3: was 4 where"),
+        (Config { hidden: 34, ..base() }, "hidden = 34: was 32 where"),
+        (Config { tied: true, ..base() }, "tied = true: was false where"),
+        (Config { vocab: Some(301), ..base() }, "vocab = 301: was 300 where"),
         (Config { init_from: Some(at("none")), ..base() }, "none: cannot be read"),
     ] {
         let error = Trainer::new(config).err().expect("refused");
         let text = error.to_string();
-        assert!(text.starts_with("init-from = ") && error.is_bad_input(), "{text}");
-        assert!(text.contains(message) || text.contains("and the model needs"), "{text}");
+        assert!(text.contains(message) && error.is_bad_input(), "{message}: {text}");
     }
     // The folder is there already.
     let options = ExportOptions { store_as: StoreAs::Bf16, like: None, ema: false };

@@ -10,6 +10,8 @@ use crate::error::{Checked, damaged};
 
 /// Name of the file that makes a folder a checkpoint.
 pub const MANIFEST: &str = "manifest.json";
+/// The longest one that is read: a hundred bytes for each piece of each parameter.
+pub(crate) const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 /// The format's name and version, as this build writes it.
 const FORMAT: &str = "zeropp-training-state";
 const VERSION: u32 = 1;
@@ -22,6 +24,7 @@ const DIGEST_DIGITS: usize = 64;
 
 /// The table of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Manifest {
     format: String,
     version: u32,
@@ -54,6 +57,7 @@ pub struct Manifest {
 
 /// Where the parameters are that a run did not train, and no checkpoint of it has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Base {
     /// The weights that the run began with; none where these are the seed's or the program's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -64,6 +68,7 @@ pub struct Base {
 
 /// What a file must be.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct FileRecord {
     /// Its size.
     pub bytes: u64,
@@ -73,6 +78,7 @@ pub struct FileRecord {
 
 /// Where a parameter is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Parameter {
     /// Dimensions.
     pub shape: Vec<usize>,
@@ -93,6 +99,7 @@ fn is_of_adamw(kept: &Vec<String>) -> bool {
 
 /// Elements `offset..offset + len` of a parameter in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Piece {
     /// First element.
     pub offset: usize,
@@ -279,6 +286,25 @@ mod tests {
         let data = Some(Fingerprint { bytes: 9, samples_blake3: "ab".into() });
         let with_data = Manifest { data, ..m };
         assert_eq!(read(&with_data).unwrap(), with_data);
+    }
+
+    /// A later version may keep something that changes what the rest means.
+    #[test]
+    fn a_field_that_is_not_known_is_refused_by_name() {
+        let text = String::from_utf8(sample().to_bytes()).unwrap();
+        let body = text.split_once(AFTER_DIGEST).unwrap().1;
+        for (from, to) in [
+            ("  \"step\"", "  \"turned\": 1,\n  \"step\""),
+            ("\"offset\": 0", "\"turned\": 1, \"offset\": 0"),
+            ("\"bytes\": 9", "\"turned\": 1, \"bytes\": 9"),
+            ("\"shape\"", "\"turned\": 1, \"shape\""),
+        ] {
+            let body = body.replacen(from, to, 1);
+            let digest = blake3::hash(body.as_bytes()).to_hex();
+            let bytes = format!("{BEFORE_DIGEST}{digest}{AFTER_DIGEST}{body}");
+            let error = Manifest::from_bytes(bytes.as_bytes(), Path::new("m")).unwrap_err();
+            assert!(error.to_string().contains("unknown field `turned`"), "{from}: {error}");
+        }
     }
 
     #[test]

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::disk::{Disk, System};
-use crate::error::{Checked, CheckpointError, unreadable};
+use crate::error::{Checked, CheckpointError, damaged, unreadable};
 use crate::file::{PARAMETER, StateReader, check_size, tensor_name};
-use crate::manifest::{MANIFEST, Manifest, Parameter};
+use crate::manifest::{MANIFEST, MANIFEST_BYTES_MAX, Manifest, Parameter};
 
 /// The name of the moving average of a parameter, among what an optimizer keeps of it.
 pub const EMA: &str = "ema";
@@ -39,8 +39,13 @@ impl Checkpoint {
     pub(crate) fn open_on(disk: Arc<dyn Disk>, path: &Path) -> Checked<Checkpoint> {
         let manifest_path = path.join(MANIFEST);
         let mut bytes = Vec::new();
-        let read = disk.open(&manifest_path).and_then(|mut file| file.read_to_end(&mut bytes));
-        read.map_err(unreadable(&manifest_path))?;
+        let most = MANIFEST_BYTES_MAX;
+        let read = disk.open(&manifest_path);
+        let read = read.and_then(|file| file.take(most + 1).read_to_end(&mut bytes));
+        if read.map_err(unreadable(&manifest_path))? as u64 > most {
+            let problem = format!("it has more than {most} bytes, the most of a manifest");
+            return Err(damaged(&manifest_path, problem));
+        }
         let manifest = Manifest::from_bytes(&bytes, &manifest_path)?;
         Ok(Checkpoint { disk, path: path.to_path_buf(), manifest, checked: Arc::default() })
     }
@@ -333,6 +338,15 @@ mod tests {
         let mut reader = checkpoint.reader();
         reader.read(PARAMETER, "w", 0, &mut [0.0; 10])?;
         reader.finish()
+    }
+
+    #[test]
+    fn a_manifest_beyond_any_use_is_not_read_to_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = std::fs::File::create(dir.path().join(MANIFEST)).unwrap();
+        file.set_len(1 << 40).unwrap();
+        let error = Checkpoint::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("it has more than 268435456 bytes"), "{error}");
     }
 
     #[test]

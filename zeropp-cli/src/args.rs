@@ -1,11 +1,13 @@
 //! The command line. The flags of `run` are the table of settings in `zeropp::config`, so that a
 //! flag, its key in a file and its manual cannot differ.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
+use zeropp::with_model_of_weights;
 
 use crate::Failure;
 
@@ -273,11 +275,21 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
         flags.remove("data");
         flags.insert("data-mix".into(), mix.into());
     }
+    let given = given(matches.get_one::<PathBuf>("config"), &flags);
     let from_file = from_file.without(&undone).map_err(Failure::bad_input)?;
-    let mut config = from_file.with(flags).map_err(Failure::bad_input)?;
+    let config = from_file.with(flags).map_err(Failure::bad_input)?;
+    let mut config = with_model_of_weights(config, &given)?;
     // A Rust program is asked first; whoever runs the command wants to know why it failed.
     config.flight_dir.get_or_insert_with(|| PathBuf::from(FLIGHT_DIR));
     Ok(config)
+}
+
+/// The settings that a file or flags name.
+fn given(file: Option<&PathBuf>, flags: &Table) -> BTreeSet<String> {
+    // It was read before.
+    let text = file.and_then(|file| std::fs::read_to_string(file).ok());
+    let in_file = text.and_then(|text| text.parse::<Table>().ok()).unwrap_or_default();
+    in_file.into_iter().chain(flags.clone()).map(|(key, _)| key).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `zeropp export`: a checkpoint as a folder that other tools read.
+//! `zeropp export`: a checkpoint or another model as a folder that other tools read.
 
 use std::path::PathBuf;
 
@@ -10,10 +10,10 @@ use crate::Failure;
 use crate::args::ema;
 use crate::figures::{count, say, scaled};
 
-const ABOUT: &str = "Write a checkpoint as a Hugging Face folder\n\n\
+const ABOUT: &str = "Write a checkpoint or another model as a Hugging Face folder\n\n\
 Writes sharded safetensors with an index, config.json and the tokenizer's files, from a checkpoint \
-of any layout. It holds one tensor in memory at a time. The folder gets its name once all of it is \
-on disk.";
+of any layout, a Hugging Face folder or a GGUF file. It holds one tensor in memory at a time. The \
+folder gets its name once all of it is on disk.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -21,6 +21,7 @@ Examples:
   zeropp export checkpoints/step-000100 -o model --dtype bf16
   zeropp export checkpoints -o model --like SmolLM2     the tokenizer and config.json of that
   zeropp export checkpoints -o lora --adapter           the adapters alone, for peft
+  zeropp export model.gguf -o model                     a folder that transformers reads
 
 Exit codes: 0 written, 2 nothing was written.";
 
@@ -28,15 +29,13 @@ Exit codes: 0 written, 2 nothing was written.";
 pub(crate) fn command() -> Command {
     let path = |name: &'static str| Arg::new(name).value_parser(value_parser!(PathBuf));
     Command::new("export")
-        .about("Write a checkpoint as a Hugging Face folder")
+        .about("Write a checkpoint or a GGUF file as a Hugging Face folder")
         .long_about(ABOUT)
         .after_help(EXAMPLES)
-        .arg(
-            path("checkpoint")
-                .value_name("CHECKPOINT")
-                .required(true)
-                .help("A checkpoint, or a folder of checkpoints (the newest)"),
-        )
+        .arg(path("checkpoint").value_name("CHECKPOINT|FOLDER|GGUF").required(true).help(
+            "A checkpoint, a folder of checkpoints (the newest), a Hugging Face folder, or a \
+                 GGUF file",
+        ))
         .arg(
             path("output")
                 .short('o')
@@ -79,10 +78,11 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         true => String::new(),
         false => format!("; copied {}", report.copied.join(", ")),
     };
+    let step = report.step.map_or(String::new(), |step| format!("step {step}, "));
+    report.notes.iter().for_each(|note| tracing::warn!("{note}"));
     say(format!(
-        "{}: step {}, {} of {} parameters as {dtype}{copied}",
+        "{}: {step}{} of {} parameters as {dtype}{copied}",
         to.display(),
-        report.step,
         count(report.tensors, "tensor"),
         scaled(report.parameters as f64),
     ));

@@ -5,6 +5,7 @@
 //! heads (groups), L blocks, V rows of embedding and head.
 
 use crate::Activation;
+pub use crate::rotary::{Rotary, RotaryScaling, Yarn};
 
 /// Which names the parameters have, and how a block is put together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,66 +38,6 @@ pub enum Positions {
     Learned(usize),
     /// Queries and keys turn by their place (RoFormer, rotate-half layout).
     Rotary(Rotary),
-}
-
-/// Rotary positions: place p turns pair i of a head by p times number i of [`inverse_frequencies`].
-///
-/// [`inverse_frequencies`]: Rotary::inverse_frequencies
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rotary {
-    /// θ: pair i turns by p·θ^(−2i/d) before scaling.
-    pub theta: f64,
-    /// What makes a model fit longer texts than it was first trained on.
-    pub scaling: RotaryScaling,
-}
-
-/// How rotary frequencies are changed for longer texts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RotaryScaling {
-    /// Not at all.
-    None,
-    /// All are divided by this.
-    Linear(f64),
-    /// LLaMA 3.1's: low frequencies are divided by `factor`, high ones stay, those between are
-    /// mixed.
-    Llama3 {
-        /// What low frequencies are divided by.
-        factor: f64,
-        /// Wavelengths above `context`/`low` are low frequencies.
-        low: f64,
-        /// Wavelengths below `context`/`high` are high ones.
-        high: f64,
-        /// Tokens of the texts that it was first trained on.
-        context: f64,
-    },
-}
-
-impl Rotary {
-    /// What one place turns each of the d/2 pairs of a head by, in radians.
-    pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f64> {
-        let pair = |i: usize| self.theta.powf(-2.0 * i as f64 / head_dim as f64);
-        (0..head_dim / 2).map(|i| self.scaling.apply(pair(i))).collect()
-    }
-}
-
-impl RotaryScaling {
-    fn apply(&self, inverse: f64) -> f64 {
-        match *self {
-            RotaryScaling::None => inverse,
-            RotaryScaling::Linear(factor) => inverse / factor,
-            RotaryScaling::Llama3 { factor, low, high, context } => {
-                let wavelength = 2.0 * core::f64::consts::PI / inverse;
-                if wavelength > context / low {
-                    return inverse / factor;
-                }
-                if wavelength < context / high {
-                    return inverse;
-                }
-                let smooth = (context / wavelength - low) / (high - low);
-                (1.0 - smooth) * inverse / factor + smooth * inverse
-            }
-        }
-    }
 }
 
 /// Which linear maps add a bias.
@@ -269,25 +210,5 @@ impl Decoder {
             }
             _ => Ok(()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// By the formula of transformers' `_compute_llama3_parameters`, for θ 100, d 8.
-    #[test]
-    fn llama_3_mixes_the_frequencies_between() {
-        let scaling = RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, context: 32.0 };
-        let scaled = Rotary { theta: 100.0, scaling }.inverse_frequencies(8);
-        let plain = Rotary { theta: 100.0, scaling: RotaryScaling::None }.inverse_frequencies(8);
-        // Wavelengths 6.3, 19.9, 62.8 and 199: below 8, between, above 32 twice.
-        assert_eq!(scaled[0], plain[0]);
-        let smooth = (32.0 * plain[1] / (2.0 * core::f64::consts::PI) - 1.0) / 3.0;
-        assert!((0.0..1.0).contains(&smooth));
-        let mixed = plain[1] * (smooth + (1.0 - smooth) / 8.0);
-        assert!((scaled[1] - mixed).abs() < 1e-15);
-        assert_eq!(scaled[2..], [plain[2] / 8.0, plain[3] / 8.0]);
     }
 }

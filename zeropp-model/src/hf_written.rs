@@ -6,8 +6,11 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::Activation;
-use crate::decoder::{Biases, Decoder, Norm, Positions, Rotary, RotaryScaling};
+use crate::decoder::{Biases, Decoder, Norm, Positions, Rotary, RotaryScaling, Yarn};
 use crate::hf_config::parse;
+
+/// Tokens of the texts that a scaled model was first trained on.
+const CONTEXT: &str = "original_max_position_embeddings";
 
 /// The `config.json` of a model, without the type of its weights: in the form of transformers 5,
 /// with the fields that 4 looks for beside. Rows that only pad the vocabulary are not in it. None
@@ -61,8 +64,6 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
         Some(_) => ("mistral", "MistralForCausalLM"),
         None => ("llama", "LlamaForCausalLM"),
     };
-    let rope = rope_parameters(rotary);
-    let scaled = rotary.scaling != RotaryScaling::None;
     let mut fields = json!({
         "architectures": [architecture],
         "model_type": model_type,
@@ -78,13 +79,10 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
         "max_position_embeddings": decoder.context,
         "tie_word_embeddings": decoder.tied,
         "attention_dropout": 0.0,
-        "rope_parameters": rope,
-        // Transformers 4.
-        "rope_theta": rotary.theta,
-        "rope_scaling": scaled.then_some(&rope),
         "bos_token_id": null,
         "eos_token_id": null,
     });
+    insert_rope(fields.as_object_mut().expect("made above"), rotary);
     match model_type {
         "llama" => {
             fields["attention_bias"] = json!(biases.qkv);
@@ -104,6 +102,31 @@ fn llama(decoder: &Decoder, eps: f64, rotary: &Rotary) -> Value {
     fields
 }
 
+/// Says in `fields` how `rotary` turns so that transformers 4 and 5 both read it: 5 in
+/// `rope_parameters`, 4 in `rope_theta` and `rope_scaling`.
+pub fn write_rope(fields: &mut Map<String, Value>, rotary: &Rotary) {
+    insert_rope(fields, rotary);
+    for field in ["rope_parameters", "rope_scaling"] {
+        let context = fields.get_mut(field).and_then(|rope| rope.get_mut(CONTEXT));
+        // Transformers wants a whole number of tokens. Below 2⁵³ it is the same number.
+        if let Some((context, n)) = context.and_then(|value| value.as_f64().map(|n| (value, n)))
+            && n.fract() == 0.0
+            && n < 9e15
+        {
+            *context = json!(n as u64);
+        }
+    }
+}
+
+/// As the digests of models have it that checkpoints keep: its numbers stay as they are.
+fn insert_rope(fields: &mut Map<String, Value>, rotary: &Rotary) {
+    let rope = rope_parameters(rotary);
+    let scaled = rotary.scaling != RotaryScaling::None;
+    fields.insert("rope_theta".into(), json!(rotary.theta));
+    fields.insert("rope_scaling".into(), json!(scaled.then_some(&rope)));
+    fields.insert("rope_parameters".into(), rope);
+}
+
 fn rope_parameters(rotary: &Rotary) -> Value {
     let theta = rotary.theta;
     match rotary.scaling {
@@ -117,8 +140,21 @@ fn rope_parameters(rotary: &Rotary) -> Value {
             "factor": factor,
             "low_freq_factor": low,
             "high_freq_factor": high,
-            "original_max_position_embeddings": context,
+            CONTEXT: context,
         }),
+        RotaryScaling::Yarn(yarn) => {
+            let Yarn { factor, context, fast, slow, attention, truncated } = yarn;
+            json!({
+                "rope_type": "yarn",
+                "rope_theta": theta,
+                "factor": factor,
+                CONTEXT: context,
+                "attention_factor": attention,
+                "beta_fast": fast,
+                "beta_slow": slow,
+                "truncate": truncated,
+            })
+        }
     }
 }
 
@@ -177,6 +213,17 @@ mod tests {
                 scaled(RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, context: 32.0 }),
                 "llama",
             ),
+            (
+                scaled(RotaryScaling::Yarn(Yarn {
+                    factor: 4.0,
+                    context: 32.5,
+                    fast: 30.0,
+                    slow: 2.0,
+                    attention: 1.25,
+                    truncated: false,
+                })),
+                "llama",
+            ),
             (Decoder { biases: Biases::ALL, ..llama }, "llama"),
             (Decoder { biases: attention, ..llama }, "llama"),
             (Decoder { window: slides(0), ..llama }, "mistral"),
@@ -190,6 +237,22 @@ mod tests {
             let written = config_json(&decoder).unwrap_or_else(|| panic!("{decoder:?}"));
             assert_eq!(written["model_type"], model_type);
         }
+    }
+
+    /// Transformers 4 reads `rope_theta` and `rope_scaling` alone, and 5 takes `rope_scaling` in
+    /// place of `rope_parameters`.
+    #[test]
+    fn scaled_rope_is_written_for_transformers_4_and_5_alike() {
+        let scaling = RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, context: 32.0 };
+        let mut fields = Map::new();
+        fields.insert("rope_scaling".into(), json!({ "rope_type": "yarn" }));
+        write_rope(&mut fields, &Rotary { theta: 5e5, scaling });
+        assert_eq!(fields["rope_theta"], json!(5e5));
+        assert_eq!(fields["rope_scaling"], fields["rope_parameters"]);
+        assert_eq!(fields["rope_scaling"]["rope_theta"], json!(5e5));
+        assert_eq!(fields["rope_scaling"]["original_max_position_embeddings"], json!(32));
+        write_rope(&mut fields, &Rotary { theta: 1e4, scaling: RotaryScaling::None });
+        assert_eq!(fields["rope_scaling"], Value::Null);
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod layer;
 pub mod params;
 pub mod parts;
 pub mod presets;
+mod rotary;
 pub mod tensors;
 pub mod tuning;
 

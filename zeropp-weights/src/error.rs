@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+use zeropp_data::files::escaped_line;
 
 /// A file or folder of weights that cannot be used, and what would work.
 #[derive(Debug, Error)]
@@ -17,6 +18,23 @@ pub struct WeightsError {
     pub help: String,
 }
 
+/// The most characters of an [`excerpt`].
+const EXCERPT_MAX: usize = 80;
+/// The most characters of a problem: names and values of files stand in it.
+const PROBLEM_MAX: usize = 400;
+
+/// The beginning of a text of a file, which may be of any length, for messages.
+pub(crate) fn excerpt(text: &str) -> String {
+    beginning(&escaped_line(text), EXCERPT_MAX)
+}
+
+fn beginning(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        None => text.into(),
+        Some((end, _)) => format!("{} … ({} bytes)", &text[..end], text.len()),
+    }
+}
+
 pub(crate) type Checked<T> = Result<T, WeightsError>;
 
 /// An error of the file `path`.
@@ -25,7 +43,8 @@ pub(crate) fn wrong(
     problem: impl Into<String>,
     help: impl Into<String>,
 ) -> WeightsError {
-    WeightsError { path: path.into(), problem: problem.into(), help: help.into() }
+    let problem = beginning(&problem.into(), PROBLEM_MAX);
+    WeightsError { path: path.into(), problem, help: help.into() }
 }
 
 /// A file that is not what its writer left.

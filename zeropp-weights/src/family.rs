@@ -16,8 +16,8 @@ pub enum Family {
 
 impl Family {
     /// The family whose names these are.
-    pub fn of<'a>(mut parameters: impl Iterator<Item = &'a str>) -> Option<Family> {
-        parameters.find_map(|name| match name {
+    pub fn of(mut parameters: impl Iterator<Item = impl AsRef<str>>) -> Option<Family> {
+        parameters.find_map(|name| match name.as_ref() {
             "wte.weight" => Some(Family::Gpt2),
             "model.embed_tokens.weight" => Some(Family::Llama),
             _ => None,

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::Deserialize;
+use serde_json::Value;
 use zeropp_data::files::read_text;
 
-use crate::error::{Checked, damaged, unreadable, wrong};
+use crate::error::{Checked, damaged, excerpt, unreadable, wrong};
 use crate::safetensors_file;
 use crate::stored::StoredTensor;
 
@@ -17,8 +18,17 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// The longest index that is read.
 const INDEX_BYTES_MAX: u64 = 256 << 20;
 
+/// How the names of tensors end that are no weights, but that a class remembers of its sizes.
+const REMEMBERED: [&str; 3] = [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
+/// A head, which is not in the files where it is the embedding.
+const HEAD: &str = "lm_head.weight";
+
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Index {
+    /// Sizes, for people.
+    #[serde(default, rename = "metadata")]
+    _metadata: Option<BTreeMap<String, Value>>,
     weight_map: BTreeMap<String, String>,
 }
 
@@ -41,27 +51,34 @@ pub(crate) fn open(folder: &Path) -> Checked<Vec<StoredTensor>> {
     let mut tensors: BTreeMap<String, StoredTensor> = BTreeMap::new();
     for name in files {
         if !is_plain(name) {
-            let problem = format!("it names the file {name:?}, which is not beside it");
+            let problem =
+                format!("it names the file \"{}\", which is not beside it", excerpt(name));
             return Err(wrong(&path, problem, "weights lie in the folder of their index"));
         }
         let file = folder.join(name);
         for tensor in safetensors_file::open(&file)? {
-            match index.weight_map.get(&tensor.name) {
-                Some(listed) if listed == name => {}
-                Some(listed) => {
-                    let problem = format!("its tensor {} is in {listed} by {INDEX}", tensor.name);
-                    return Err(damaged(&file, problem));
-                }
-                None => {
-                    let problem = format!("its tensor {} is not in {INDEX}", tensor.name);
-                    return Err(damaged(&file, problem));
-                }
+            // What the index does not list is in the model or is refused with it.
+            if let Some(listed) =
+                index.weight_map.get(&tensor.name).filter(|listed| *listed != name)
+            {
+                let problem = format!("its tensor {} is in {listed} by {INDEX}", tensor.name);
+                let help = "delete one of the two, or save the model again";
+                return Err(wrong(&file, problem, help));
+            }
+            if tensors.contains_key(&tensor.name) {
+                let problem = format!("its tensor {} is in another file too", tensor.name);
+                return Err(wrong(
+                    &file,
+                    problem,
+                    "delete one of the two, or save the model again",
+                ));
             }
             tensors.insert(tensor.name.clone(), tensor);
         }
     }
     for (name, file) in &index.weight_map {
-        if !tensors.contains_key(name) {
+        let may_lack = name == HEAD || REMEMBERED.iter().any(|end| name.ends_with(end));
+        if !tensors.contains_key(name) && !may_lack {
             return Err(damaged(&folder.join(file), format!("it lacks the tensor {name}")));
         }
     }

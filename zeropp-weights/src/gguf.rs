@@ -43,6 +43,11 @@ pub(crate) fn open(path: &Path) -> Checked<GgufFile> {
     }
     let (tensors, keys) = (cursor.u64("the number of tensors")?, cursor.u64("that of keys")?);
     let values = cursor.values(keys)?;
+    if let Some(parts) = values.get("split.count").filter(|n| **n != GgufValue::Whole(1)) {
+        let problem = format!("it is one of {parts} parts of a split GGUF");
+        let help = "merge them with llama-gguf-split --merge, and name the file that it makes";
+        return Err(wrong(path, problem, help));
+    }
     let mut entries = Vec::new();
     for _ in 0..tensors {
         // Each takes some bytes, so a number without end ends with the file.
@@ -63,7 +68,7 @@ pub(crate) fn open(path: &Path) -> Checked<GgufFile> {
 }
 
 fn entry(path: &Path, cursor: &mut Cursor<'_>) -> Checked<Entry> {
-    let name = cursor.text("the name of a tensor")?;
+    let name = cursor.name("the name of a tensor")?;
     let dimensions = cursor.u32("the dimensions of a tensor")?;
     if dimensions > 4 {
         return Err(damaged(path, format!("its tensor {name} has {dimensions} dimensions")));

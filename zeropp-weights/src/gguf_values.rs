@@ -1,12 +1,15 @@
 //! GGUF's bytes as numbers, text and key-values, each within the file.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 use crate::error::{Checked, damaged};
 
 /// The longest text that is read.
 const TEXT_BYTES_MAX: u64 = 1 << 24;
+/// The longest name of a key or a tensor: they stand in messages.
+const NAME_BYTES_MAX: u64 = 1 << 10;
 /// How deep arrays of arrays go.
 const DEPTH_MAX: usize = 4;
 /// Arrays of up to this many numbers are kept.
@@ -25,6 +28,28 @@ pub enum GgufValue {
     Text(String),
     /// The numbers of an array, if they are few; its length.
     Array(Vec<GgufValue>, u64),
+}
+
+impl GgufValue {
+    /// A whole number below 2³².
+    pub(crate) fn count(&self) -> Option<u32> {
+        match self {
+            GgufValue::Whole(n) => u32::try_from(*n).ok(),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for GgufValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            GgufValue::Whole(n) => n.fmt(f),
+            GgufValue::Number(x) => x.fmt(f),
+            GgufValue::Truth(on) => on.fmt(f),
+            GgufValue::Text(text) => write!(f, "{text:?}"),
+            GgufValue::Array(_, n) => write!(f, "{n} values"),
+        }
+    }
 }
 
 /// Key-values by name.
@@ -70,9 +95,19 @@ impl<'a> Cursor<'a> {
     }
 
     pub(crate) fn text(&mut self, what: &str) -> Checked<String> {
+        self.text_of(what, TEXT_BYTES_MAX)
+    }
+
+    /// The name of a key or a tensor.
+    pub(crate) fn name(&mut self, what: &str) -> Checked<String> {
+        self.text_of(what, NAME_BYTES_MAX)
+    }
+
+    fn text_of(&mut self, what: &str, most: u64) -> Checked<String> {
         let (at, n) = (self.at, self.u64(what)?);
-        if n > TEXT_BYTES_MAX {
-            return Err(self.damaged(format!("{what} at byte {at} claims {n} bytes")));
+        if n > most {
+            let problem = format!("{what} at byte {at} claims {n} bytes, more than {most}");
+            return Err(self.damaged(problem));
         }
         let bytes = self.take(n, what)?;
         // Vocabularies have pieces of letters.
@@ -83,7 +118,7 @@ impl<'a> Cursor<'a> {
     pub(crate) fn values(&mut self, count: u64) -> Checked<GgufValues> {
         let mut values = GgufValues::new();
         for _ in 0..count {
-            let key = self.text("a key")?;
+            let key = self.name("a key")?;
             let kind = self.u32("the type of a value")?;
             let value = self.value(kind, &key, 0)?;
             if values.insert(key.clone(), value).is_some() {

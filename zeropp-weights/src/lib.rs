@@ -11,6 +11,7 @@ pub mod export;
 mod family;
 mod folder;
 mod gguf;
+mod gguf_config;
 mod gguf_names;
 mod gguf_values;
 mod import;

@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use zeropp_data::files::open_regular;
 
-use crate::error::{Checked, unreadable, wrong};
+use crate::error::{Checked, excerpt, unreadable, wrong};
 use crate::gguf_values::GgufValues;
 use crate::stored::StoredTensor;
-use crate::{folder, gguf, gguf_names, safetensors_file};
+use crate::{folder, gguf, gguf_config, safetensors_file};
+
+/// The longest name of a tensor.
+const NAME_BYTES_MAX: usize = 1 << 10;
 
 /// What weights were read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +52,12 @@ impl Weights {
         };
         let path = path.to_path_buf();
         let mut by_name = BTreeMap::new();
-        for tensor in tensors {
+        for mut tensor in tensors {
+            check_name(&tensor)?;
+            if container != Container::Gguf {
+                // PyTorch's compiled modules are one deeper than their own.
+                tensor.name = tensor.name.replace("_orig_mod.", "");
+            }
             if let Some(other) = by_name.insert(tensor.name.clone(), tensor) {
                 let problem = format!("its tensor {} is there twice", other.name);
                 return Err(crate::error::damaged(&path, problem));
@@ -84,10 +92,18 @@ impl Weights {
     }
 
     /// What `config.json` would say of a GGUF file of an architecture whose names are known.
-    pub fn gguf_config(&self) -> Option<Value> {
-        let embedding = self.find("model.embed_tokens.weight")?;
+    ///
+    /// # Errors
+    /// A key of the architecture that is not known, has another type, or asks for what no family
+    /// here has.
+    pub fn gguf_config(&self) -> Result<Option<Value>, crate::WeightsError> {
+        let embedding = self.find("model.embed_tokens.weight");
+        let Some(rows) = embedding.and_then(|embedding| embedding.shape.first()) else {
+            return Ok(None);
+        };
         let tied = self.find("lm_head.weight").is_none();
-        gguf_names::config(&self.values, tied, *embedding.shape.first()?)
+        gguf_config::config(&self.values, tied, *rows)
+            .map_err(|fault| wrong(&self.path, fault.problem, fault.help))
     }
 
     /// Elements of a tensor from number `start` on, in row-major order of its shape, as f32.
@@ -105,6 +121,17 @@ impl Weights {
         }
         tensor.decode(start, out);
         Ok(())
+    }
+}
+
+/// Names stand in messages and tables.
+fn check_name(tensor: &StoredTensor) -> Checked<()> {
+    match tensor.name.len() {
+        n if n > NAME_BYTES_MAX => {
+            let problem = format!("a tensor has a name of {n} bytes: {}", excerpt(&tensor.name));
+            Err(wrong(tensor.path(), problem, format!("use names of at most {NAME_BYTES_MAX}")))
+        }
+        _ => Ok(()),
     }
 }
 

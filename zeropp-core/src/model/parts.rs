@@ -37,7 +37,8 @@ pub fn build_tuned(decoder: Decoder, tuning: &Tuning) -> Model {
     let rotation = match decoder.positions {
         Positions::Learned(_) => None,
         Positions::Rotary(rotary) => {
-            Some(Arc::new(Rotation::new(rotary.inverse_frequencies(decoder.head_dim))))
+            let inverse = rotary.inverse_frequencies(decoder.head_dim);
+            Some(Arc::new(Rotation::scaled(inverse, rotary.attention())))
         }
     };
     let layer = |part: DecoderPart| match part.kind {

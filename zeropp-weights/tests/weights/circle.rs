@@ -163,7 +163,7 @@ fn llamas_queries_and_keys_come_in_their_own_order_from_gguf() {
     assert_eq!(q("qwen.gguf", 0, 36), stored, "only llama's are interleaved");
     let weights = Weights::open(&dir.path().join("llama.gguf")).unwrap();
     assert_eq!(weights.gguf_values()["llama.embedding_length"], GgufValue::Whole(3));
-    let config = weights.gguf_config().unwrap();
+    let config = weights.gguf_config().unwrap().unwrap();
     assert_eq!((&config["model_type"], &config["hidden_size"]), (&"mistral".into(), &3.into()));
     assert_eq!((&config["sliding_window"], &config["eos_token_id"]), (&9.into(), &1.into()));
     assert_eq!((&config["vocab_size"], &config["tie_word_embeddings"]), (&2.into(), &true.into()));

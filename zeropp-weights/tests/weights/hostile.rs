@@ -69,8 +69,9 @@ fn folders_whose_index_leads_astray_are_refused_by_name() {
         ("x.safetensors: it lacks the tensor b", {
             map(json!({ "a": "x.safetensors", "b": "x.safetensors" }))
         }),
-        ("its tensor a is not in model.safetensors.index.json", {
-            map(json!({ "b": "x.safetensors" }))
+        ("x.safetensors: it lacks the tensor b", map(json!({ "b": "x.safetensors" }))),
+        ("it is not an index of weights (unknown field `weightmap`", {
+            open(json!({ "weight_map": { "a": "x.safetensors" }, "weightmap": {} }))
         }),
         ("it lists no file", map(json!({}))),
         ("it is not an index", open(json!({ "weight_map": [1, 2] }))),
@@ -144,6 +145,27 @@ fn damaged_gguf_files_are_refused_by_name() {
             file(llama().number(heads, 0).f32s("blk.0.attn_q.weight", &[8, 1], &f32s(8)))
         }),
         ("rope_freqs", file(llama().number(heads, 2).f32s("rope_freqs.weight", &[8], &f32s(8)))),
+    ]);
+}
+
+#[test]
+fn keys_and_names_of_gguf_files_beyond_any_use_are_refused_by_name() {
+    let file = |gguf: Gguf| refused("m.gguf", gguf.bytes());
+    let good = || Gguf::new().word("general.name", "x").f32s("a", &[8], &[1.0; 8]);
+    let llama = || Gguf::new().word("general.architecture", "llama");
+    let heads = "llama.attention.head_count";
+    told(vec![
+        ("head_count_kv is no whole number", {
+            file(llama().number(heads, 2).word("llama.attention.head_count_kv", "two"))
+        }),
+        ("it is one of 3 parts of a split GGUF; merge them with llama-gguf-split", {
+            file(good().number("split.count", 3))
+        }),
+        ("claims 16777216 bytes, more than 1024", {
+            let name = "n".repeat(1 << 24);
+            file(good().row(&name, &[8], 0, 32))
+        }),
+        ("claims 2000 bytes, more than 1024", { file(good().number(&"k".repeat(2000), 1)) }),
     ]);
 }
 

@@ -2,4 +2,6 @@
 
 mod circle;
 mod common;
+mod gguf_keys;
 mod hostile;
+mod lenient;

@@ -15,6 +15,8 @@ use crate::split::{Documents, Masks, custom_vjp};
 /// ranks of a model.
 pub struct Rotation {
     inverse: Vec<f64>,
+    /// What turns is multiplied by this, too.
+    scale: f32,
     table: Mutex<Option<Arc<Angles>>>,
 }
 
@@ -59,7 +61,12 @@ impl Turn {
 impl Rotation {
     /// Position p turns pair i, of d/2, by p · `inverse[i]`.
     pub fn new(inverse: Vec<f64>) -> Self {
-        Self { inverse, table: Mutex::default() }
+        Self::scaled(inverse, 1.0)
+    }
+
+    /// As [`new`](Self::new), and what turns is multiplied by `scale`.
+    pub fn scaled(inverse: Vec<f64>, scale: f64) -> Self {
+        Self { inverse, scale: scale as f32, table: Mutex::default() }
     }
 
     /// Elements of a head.
@@ -83,7 +90,10 @@ impl Rotation {
         if let Some(angles) = table.as_ref().filter(|angles| angles.s == s) {
             return angles.clone();
         }
-        let (cos, sin) = kernels::angles(s, &self.inverse);
+        let (mut cos, mut sin) = kernels::angles(s, &self.inverse);
+        if self.scale != 1.0 {
+            cos.iter_mut().chain(&mut sin).for_each(|x| *x *= self.scale);
+        }
         table.insert(Arc::new(Angles { s, cos, sin })).clone()
     }
 }
@@ -109,7 +119,8 @@ pub fn rope(x: Tensor<3>, heads: usize, d: usize, base: f64) -> Tensor<3> {
     custom_vjp(x, out, move |dy| turn(dy, &by, true))
 }
 
-/// Turns `x: [b, s, width]`, or (`back`) undoes it, which is also the pullback.
+/// Turns `x: [b, s, width]`, or (`back`) pulls a gradient back through that, which undoes it where
+/// nothing is scaled.
 pub(super) fn turn(x: Tensor<3>, by: &Turn, back: bool) -> Tensor<3> {
     let t = by.heads;
     if is_fast(&x) {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::decoder::{Rotary, RotaryScaling};
 use crate::presets::Preset;
 
 fn read_text_of(text: &str) -> Result<HfConfig, String> {
@@ -47,8 +48,8 @@ fn what_is_not_honoured_is_refused_by_field() {
         (
             LLAMA_1B,
             r#""rope_type": "llama3""#,
-            r#""rope_type": "yarn""#,
-            "rope_scaling.rope_type: \"yarn\" is not known; default, linear and llama3 are",
+            r#""rope_type": "dynamic""#,
+            "rope_scaling.rope_type: \"dynamic\" is not known; default, linear, llama3 and yarn",
         ),
         (
             LLAMA_1B,
@@ -140,4 +141,87 @@ fn dropout_is_told() {
     assert_eq!((found.notes.len(), found.notes[0].as_str()), (2, note));
     let scaled = gpt2.replace("{", r#"{"scale_attn_by_inverse_layer_idx": true, "#);
     assert!(read_text_of(&scaled).unwrap_err().contains("scale_attn_by_inverse_layer_idx: true"));
+}
+
+/// Objects that say how heads turn, laid over a file that says nothing of it.
+fn turned(rope: &str) -> Result<Rotary, String> {
+    let text = QWEN.replace(r#""rope_theta": 1000000.0,"#, rope);
+    let Positions::Rotary(rotary) = read_text_of(&text)?.decoder.positions else { unreachable!() };
+    Ok(rotary)
+}
+
+const YARN: &str = r#"{"rope_type": "yarn", "factor": 4.0,
+    "original_max_position_embeddings": 64}"#;
+
+/// As a model card says, YaRN is written into a file of transformers 5.
+#[test]
+fn rope_scaling_is_read_beside_rope_parameters_that_scale_nothing() {
+    let beside = |parameters: &str, scaling: &str, more: &str| {
+        turned(&format!(r#""rope_parameters": {parameters}, "rope_scaling": {scaling},{more}"#))
+    };
+    let plain = r#"{"rope_type": "default", "rope_theta": 10000.0}"#;
+    let rotary = beside(plain, YARN, "").unwrap();
+    let RotaryScaling::Yarn(yarn) = rotary.scaling else { panic!("{rotary:?}") };
+    assert_eq!((rotary.theta, yarn.factor, yarn.context), (1e4, 4.0, 64.0));
+    assert_eq!((yarn.fast, yarn.slow, yarn.truncated), (32.0, 1.0, true));
+    assert_eq!(yarn.attention, 0.1 * 4f64.ln() + 1.0);
+    assert_eq!(beside(YARN, YARN, "").unwrap(), rotary, "said twice");
+    for nothing in ["null", "{}"] {
+        assert_eq!(beside(YARN, nothing, "").unwrap(), rotary);
+    }
+    let far = plain.replace("10000", "1000000");
+    let far_yarn = YARN.replace("{", "{\"rope_theta\": 1000000.0, ");
+    assert_eq!(beside(&far, &far_yarn, "").unwrap().theta, 1e6);
+    assert_eq!(beside(&far, YARN, "\"rope_theta\": 1000000.0,").unwrap().theta, 1e6);
+    let linear = r#"{"type": "linear", "factor": 4.0}"#;
+    for (parameters, scaling, more, says) in [
+        (linear, YARN, "", "rope_scaling: {\"factor\":4.0,"),
+        (YARN, plain, "", "contradicts rope_parameters"),
+        (&far, YARN, "", "rope_scaling.rope_theta: is missing: rope_parameters has 1000000"),
+        (&far, plain, "", "rope_scaling.rope_theta: 10000 contradicts rope_parameters.rope_theta"),
+        (plain, "null", "\"rope_theta\": 5,", "rope_theta: 5 contradicts rope_parameters.rope_"),
+    ] {
+        let error = beside(parameters, scaling, more).unwrap_err();
+        assert!(error.contains(says), "{says}: {error}");
+    }
+}
+
+#[test]
+fn rope_parameters_by_layer_type_are_read_where_all_layers_turn_alike() {
+    let nested = |full: &str, sliding: &str| {
+        turned(&format!(
+            r#""rope_parameters": {{"full_attention": {full}, "sliding_attention": {sliding}}},"#
+        ))
+    };
+    assert_eq!(nested(YARN, YARN), turned(&format!(r#""rope_parameters": {YARN},"#)));
+    assert_eq!(nested(YARN, "null"), nested(YARN, YARN));
+    let error = nested(YARN, r#"{"rope_type": "default"}"#).unwrap_err();
+    assert!(error.contains("rope_parameters.sliding_attention: turns in another way"), "{error}");
+    let error = nested(YARN, "3").unwrap_err();
+    assert!(error.contains("sliding_attention: 3 is no object"), "{error}");
+    let error = turned(r#""rope_parameters": {"linear_attention": {}},"#).unwrap_err();
+    assert!(error.contains("rope_parameters.linear_attention: is no kind of layer"), "{error}");
+}
+
+#[test]
+fn a_field_of_rope_that_its_type_does_not_use_is_refused() {
+    for (rope, says) in [
+        (r#"{"factor": 4.0}"#, "rope_scaling.rope_type: is missing: factor has a type"),
+        (r#"{"type": "default", "factor": 2}"#, "factor: 2 changes nothing with rope_type default"),
+        (
+            r#"{"type": "linear", "factor": 2, "beta_fast": 2}"#,
+            "rope_scaling.beta_fast: 2 changes nothing with rope_type linear",
+        ),
+        (r#"{"type": "linear"}"#, "rope_scaling.factor: is missing"),
+        (r#"{"type": "yarn"}"#, "rope_scaling.factor: is missing"),
+        (r#"{"type": "yarn", "rope_type": "linear"}"#, "type: \"yarn\" contradicts rope_type"),
+        (r#"{"type": "default", "partial_rotary_factor": 0.5}"#, "rotary_factor: 0.5 heads turn"),
+    ] {
+        let error = turned(&format!(r#""rope_scaling": {rope},"#)).unwrap_err();
+        assert!(error.contains(says), "{says}: {error}");
+    }
+    let scales = YARN.replace("}", r#", "mscale": 2.0, "mscale_all_dim": 0.5}"#);
+    let scaling = turned(&format!(r#""rope_scaling": {scales},"#)).unwrap().scaling;
+    let RotaryScaling::Yarn(yarn) = scaling else { panic!("{scaling:?}") };
+    assert_eq!(yarn.attention, (0.2 * 4f64.ln() + 1.0) / (0.05 * 4f64.ln() + 1.0));
 }
