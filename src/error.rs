@@ -61,6 +61,20 @@ pub enum Error {
     /// A checkpoint that cannot be resumed from, or a folder that cannot take one.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// A run before this one that still saves to the folder that this one is to go on from.
+    #[error(
+        "save = {}: {who} still saves there, and start-timeout-s leaves {waited_s} s to wait for \
+         it; wait for its end, or name another folder",
+        folder.display()
+    )]
+    RunBefore {
+        /// The folder.
+        folder: PathBuf,
+        /// The process that has it, in words.
+        who: String,
+        /// Seconds waited.
+        waited_s: f64,
+    },
     /// Processes whose settings, data or programs do not go together.
     #[error("{0}")]
     Program(String),
@@ -143,6 +157,7 @@ impl Error {
             Error::Rank { .. }
                 | Error::NotFinite { .. }
                 | Error::Start(_)
+                | Error::RunBefore { .. }
                 | Error::Output { .. }
                 | Error::Metrics { .. }
                 | Error::Rendezvous(RendezvousError::Lost { .. })
@@ -175,6 +190,20 @@ pub(crate) enum RankError {
     Weights(WeightsError),
     /// There is nothing to go on from: bad input, found by the ranks together.
     Resume(CheckpointError),
+    /// A run before this one that still saves to the folder that this one is to go on from.
+    #[error(
+        "save = {}: {who} still saves there, and start-timeout-s leaves {waited_s} s to wait for \
+         it; wait for its end, or name another folder",
+        folder.display()
+    )]
+    RunBefore {
+        /// The folder.
+        folder: PathBuf,
+        /// The process that has it, in words.
+        who: String,
+        /// Seconds waited.
+        waited_s: f64,
+    },
     /// Processes whose settings, data or programs differ: bad input, found by the ranks together.
     Program(String),
     /// The program that started the ranks wants no first step.

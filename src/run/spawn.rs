@@ -63,7 +63,7 @@ pub(crate) fn spawn_rank<N, R, W>(
     W: Fn(LocalRank, &mut dyn FnMut(N)) -> Result<R, RankError> + Send + Sync + 'static,
 {
     let (rank, world, told) = (local.rank, local.communicator.clone(), tx.clone());
-    let (aborted, stack_bytes) = (world.clone(), around.stack_bytes);
+    let (aborted, shared, stack_bytes) = (world.clone(), around.clone(), around.stack_bytes);
     // Whoever listens here listens to the ranks, too.
     let listener = dispatcher::get_default(Clone::clone);
     let body = move || {
@@ -97,6 +97,11 @@ pub(crate) fn spawn_rank<N, R, W>(
         let text = format!(
             "its thread with a stack of {mib} MiB cannot be started ({e}); raise ulimit -v or -u"
         );
+        if let Some(recorder) = &shared.recorder {
+            recorder.end(rank, EndKind::Error, &text, None);
+            // What cannot be written now, the trainer tells of when it tries again.
+            let _ = recorder.write(rank);
+        }
         aborted.abort(&text);
         // Who started the rank waits for this.
         let _ = told.send(Message::Done(rank, Err(Failure::Panic(text))));
@@ -130,6 +135,9 @@ fn end_others(rank: usize, failure: &Failure, around: &Around, world: &dyn Commu
     }
 }
 
+/// What helps where nothing is wrong but the time.
+const MORE_TIME: &str = "raise timeout-s if a step takes that long";
+
 /// The error in words, with what the ranks of this process behind it were last seen doing.
 fn explain(error: &RankError, around: &Around) -> String {
     let (here, status) = (&around.here, &around.status);
@@ -149,7 +157,12 @@ fn explain(error: &RankError, around: &Around) -> String {
         let missing = missing.iter().filter(|rank| here.contains(rank));
         seen = missing.map(|rank| status.describe(*rank)).collect();
     }
-    if seen.is_empty() { text } else { format!("{text}; last seen: {}", seen.join("; ")) }
+    let seen = match seen.is_empty() {
+        true => String::new(),
+        false => format!("; last seen: {}", seen.join("; ")),
+    };
+    let help = if after_s > 0.0 { format!("; {MORE_TIME}") } else { String::new() };
+    format!("{text}{seen}{help}")
 }
 
 /// By what the failure that caused the others comes before them: a panic, else an error of a rank's

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use zeropp_comm::flight::{now_ns, ns_at};
 use zeropp_comm::launch::host_name;
+use zeropp_comm::placement::one_name_each;
 use zeropp_comm::{CommResult, Communicator};
 use zeropp_pipeline::flight::Peer;
 
 use super::clocks::{self, Clock};
 use super::cores::{self, Asked, Cores};
+use super::shares::{Process, Share, shares};
 use crate::config::ConfigError;
 
 /// What a process says of itself.
@@ -33,8 +35,11 @@ pub(crate) struct Hello {
     pub(crate) resumed: Option<u64>,
     /// Whether it has a folder for copies in memory.
     pub(crate) copies: bool,
-    /// The cores that its ranks may take, if they are to be bound to cores of their own.
-    cores: Option<Vec<usize>>,
+    /// The cores that it may use, in the order in which they are to be taken; none on GPUs, or
+    /// where the system does not tell.
+    cores: Vec<usize>,
+    /// Whether its ranks are to be bound to cores of their own.
+    pins: bool,
 }
 
 /// What the ranks of a process compute with.
@@ -48,19 +53,12 @@ pub(crate) struct Power {
     pub(crate) threads: Option<usize>,
 }
 
-impl Power {
-    /// Threads of each rank, on a host of so many.
-    fn threads(&self, ranks: usize) -> usize {
-        self.threads.unwrap_or((self.units / ranks).max(1))
-    }
-}
-
 impl Hello {
     /// That of the process on `host` whose `ranks` started at `epoch`, and which goes on from no
     /// checkpoint.
     pub(crate) fn new(host: &str, ranks: &[usize], epoch: Instant, power: Power) -> Hello {
         Hello {
-            run: new_name(),
+            run: String::new(),
             ranks: ranks.to_vec(),
             peer: Peer { host: host.to_owned(), pid: std::process::id() },
             clock: clocks::own(host),
@@ -68,8 +66,14 @@ impl Hello {
             power,
             resumed: None,
             copies: false,
-            cores: None,
+            cores: Vec::new(),
+            pins: false,
         }
+    }
+
+    /// The same with a name for the run.
+    pub(crate) fn named(self, run: &str) -> Hello {
+        Hello { run: run.into(), ..self }
     }
 
     /// The same with the step that it would go on from.
@@ -82,9 +86,14 @@ impl Hello {
         Hello { copies, ..self }
     }
 
-    /// The same whose ranks are to be bound to some of these cores, if there are any named.
-    pub(crate) fn with_cores(self, cores: Option<Vec<usize>>) -> Hello {
-        Hello { cores, ..self }
+    /// The same that may use these cores, and whether its ranks are to be bound to some of them.
+    pub(crate) fn on_cores(self, cores: Vec<usize>, pins: bool) -> Hello {
+        Hello { cores, pins, ..self }
+    }
+
+    /// Threads of each of its ranks, of such a share of its host.
+    fn threads(&self, share: &Share) -> usize {
+        self.power.threads.unwrap_or(share.threads())
     }
 }
 
@@ -95,6 +104,8 @@ pub(crate) struct Roster {
     pub(crate) hellos: Vec<Hello>,
     /// The process of every rank.
     pub(crate) processes: Arc<[Peer]>,
+    /// What each process has of its host's cores, or GPUs.
+    shares: Vec<Share>,
     /// Which of `hellos` is this process's.
     own: usize,
     clock: OnceLock<Clock>,
@@ -133,13 +144,24 @@ impl Roster {
     /// Of all `hellos`, of which this process, with the first rank `first`, has said one.
     fn of(mut hellos: Vec<Hello>, first: usize) -> Roster {
         hellos.sort_by_key(|hello| hello.ranks[0]);
+        let hosts: Vec<String> = hellos.iter().map(|hello| hello.peer.host.clone()).collect();
+        for (hello, host) in hellos.iter_mut().zip(one_name_each(&hosts)) {
+            hello.peer.host = host;
+        }
         let world = hellos.iter().map(|hello| hello.ranks.len()).sum();
         let mut processes = vec![Peer::default(); world];
         for hello in &hellos {
             hello.ranks.iter().for_each(|rank| processes[*rank] = hello.peer.clone());
         }
         let own = hellos.iter().position(|hello| hello.ranks[0] == first).expect("it spoke");
-        Roster { hellos, processes: processes.into(), own, clock: OnceLock::new() }
+        let process = |hello: &'_ Hello| Process {
+            host: &hello.peer.host,
+            ranks: hello.ranks.len(),
+            cores: &hello.cores,
+            units: hello.power.units,
+        };
+        let shares = shares(&hellos.iter().map(process).collect::<Vec<_>>());
+        Roster { hellos, processes: processes.into(), shares, own, clock: OnceLock::new() }
     }
 
     /// A name for the run that no other run has, and that later runs' names follow.
@@ -167,14 +189,10 @@ impl Roster {
         sharing.flat_map(|hello| hello.ranks.iter().copied()).collect()
     }
 
-    /// Ranks on the host of a process.
-    fn ranks_beside(&self, hello: &Hello) -> usize {
-        self.processes.iter().filter(|peer| peer.host == hello.peer.host).count()
-    }
-
-    /// Ranks on this process's host.
-    pub(crate) fn ranks_on_host(&self) -> usize {
-        self.ranks_beside(&self.hellos[self.own])
+    /// Threads of each rank of this process, and what it has of its host's cores.
+    pub(crate) fn threads(&self) -> (usize, Share) {
+        let share = self.shares[self.own];
+        (self.hellos[self.own].threads(&share), share)
     }
 
     /// The cores of all ranks that are to be bound to cores of their own; the same everywhere.
@@ -182,26 +200,23 @@ impl Roster {
     /// # Errors
     /// As [`cores::share`].
     pub(crate) fn cores(&self) -> Result<Cores, ConfigError> {
-        let asked = self.hellos.iter().filter_map(|hello| {
-            Some(Asked {
-                host: &hello.peer.host,
-                ranks: &hello.ranks,
-                threads: hello.power.threads(self.ranks_beside(hello)),
-                allowed: hello.cores.as_deref()?,
-            })
+        let pinned = self.hellos.iter().zip(&self.shares).filter(|(hello, _)| hello.pins);
+        let asked = pinned.map(|(hello, share)| Asked {
+            host: &hello.peer.host,
+            ranks: &hello.ranks,
+            threads: hello.threads(share),
+            allowed: &hello.cores,
         });
         cores::share(&asked.collect::<Vec<_>>())
     }
 
     /// FLOP/s of all ranks at their best. Those of a host cannot do more than its cores or GPUs.
     pub(crate) fn peak_flops(&self) -> f64 {
-        let share = |hello: &Hello| {
-            let (power, ranks) = (hello.power, self.ranks_beside(hello));
-            let most = power.units as f64 / ranks as f64;
-            let each = power.unit_flops * most.min(power.threads(ranks) as f64);
-            each * hello.ranks.len() as f64
+        let of_process = |(hello, share): (&Hello, &Share)| {
+            let busy = share.of_rank().min(hello.threads(share) as f64);
+            hello.power.unit_flops * busy * hello.ranks.len() as f64
         };
-        self.hellos.iter().map(share).sum()
+        self.hellos.iter().zip(&self.shares).map(of_process).sum()
     }
 }
 
