@@ -190,20 +190,6 @@ pub(crate) enum RankError {
     Weights(WeightsError),
     /// There is nothing to go on from: bad input, found by the ranks together.
     Resume(CheckpointError),
-    /// A run before this one that still saves to the folder that this one is to go on from.
-    #[error(
-        "save = {}: {who} still saves there, and start-timeout-s leaves {waited_s} s to wait for \
-         it; wait for its end, or name another folder",
-        folder.display()
-    )]
-    RunBefore {
-        /// The folder.
-        folder: PathBuf,
-        /// The process that has it, in words.
-        who: String,
-        /// Seconds waited.
-        waited_s: f64,
-    },
     /// Processes whose settings, data or programs differ: bad input, found by the ranks together.
     Program(String),
     /// The program that started the ranks wants no first step.

@@ -18,8 +18,8 @@ use zeropp_zero3::rule::Role;
 use zeropp_zero3::{Optimizer, ShardedStage};
 
 use crate::Error;
-use crate::checkpoint::{before, copies};
 use crate::checkpoint::patience::Patience;
+use crate::checkpoint::{before, copies};
 use crate::checkpoint::{identity, settings};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;

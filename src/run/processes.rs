@@ -78,7 +78,11 @@ fn hello(shared: &Shared) -> Hello {
         DeviceKind::Cpu => cores::allowed(),
         _ => Vec::new(),
     };
-    hello.named(&shared.run).after(resumed).with_copies(shared.copier.is_some()).on_cores(cores, config.pin)
+    hello
+        .named(&shared.run)
+        .after(resumed)
+        .with_copies(shared.copier.is_some())
+        .on_cores(cores, config.pin)
 }
 
 /// The threads of `rank`, which is the calling one's: bound to cores of their own where the

@@ -205,7 +205,58 @@ pub(crate) fn culprit(failures: Vec<RankFailure>, around: &Around) -> Option<Err
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
+    use zeropp_core::device::Devices;
+    use zeropp_pipeline::flight::{Cause, Run, judge};
+
     use super::*;
+    use crate::config::Config;
+    use crate::trainer::Trainer;
+    use crate::world::{self, World};
+
+    /// No system has room for such a stack.
+    const TOO_LARGE: usize = usize::MAX / 4;
+
+    /// All records of the process's ranks are one run's, and `why` names the right one of them.
+    #[test]
+    fn a_rank_whose_thread_cannot_be_started_is_the_one_to_blame() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pp, zero3, steps) = (2, 2, 1);
+        let flight_dir = Some(dir.path().into());
+        let config = Config { pp, zero3, steps, flight_dir, ..Config::default() };
+        let bp = Trainer::new(config.clone()).unwrap().blueprint;
+        let devices = Devices::find(config.device, config.precision).unwrap();
+        let mut world = World::threads(bp.mesh, world::options(&config), &devices);
+        let status = Arc::new(StatusBoard::new(4));
+        let recorder = FlightRecorder::start(&bp, &status, 0..4, &"one-run".into()).unwrap();
+        let (tx, rx) = channel();
+        let work = Arc::new(|local: LocalRank, _: &mut dyn FnMut(())| {
+            Ok::<(), RankError>(local.communicator.barrier()?)
+        });
+        for mut local in world.ranks.drain(..) {
+            local.communicator = recorder.wrap(local.rank, local.communicator);
+            let around = Around {
+                here: Arc::new([0, 1, 2, 3]),
+                status: status.clone(),
+                recorder: Some(recorder.clone()),
+                span: Span::none(),
+                stack_bytes: if local.rank == 2 { TOO_LARGE } else { 1 << 20 },
+            };
+            spawn_rank(local, Arc::new(around), tx.clone(), work.clone());
+        }
+        let ends = rx.iter().take(4).map(|message| match message {
+            Message::Done(rank, Err(failure)) => RankFailure { rank, failure },
+            _ => panic!("no rank ends well"),
+        });
+        let failures: Vec<_> = ends.collect();
+        let run = Run::read(&[dir.path().into()], None).unwrap();
+        assert_eq!((run.name.as_str(), run.records.len(), run.others.len()), ("one-run", 4, 0));
+        let verdict = judge(&run);
+        assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::Failed, &[2][..]), "{verdict:?}");
+        assert!(verdict.reasons[0].contains("cannot be started"), "{verdict:?}");
+        assert_eq!(lost(&failures), Some(2));
+    }
 
     fn failed(rank: usize, error: CommError) -> RankFailure {
         RankFailure { rank, failure: Failure::Rank(error.into()) }

@@ -91,6 +91,11 @@ impl Hello {
         Hello { cores, pins, ..self }
     }
 
+    fn process(&self) -> Process<'_> {
+        let (cores, units) = (&self.cores[..], self.power.units);
+        Process { host: &self.peer.host, ranks: self.ranks.len(), cores, units }
+    }
+
     /// Threads of each of its ranks, of such a share of its host.
     fn threads(&self, share: &Share) -> usize {
         self.power.threads.unwrap_or(share.threads())
@@ -154,13 +159,7 @@ impl Roster {
             hello.ranks.iter().for_each(|rank| processes[*rank] = hello.peer.clone());
         }
         let own = hellos.iter().position(|hello| hello.ranks[0] == first).expect("it spoke");
-        let process = |hello: &'_ Hello| Process {
-            host: &hello.peer.host,
-            ranks: hello.ranks.len(),
-            cores: &hello.cores,
-            units: hello.power.units,
-        };
-        let shares = shares(&hellos.iter().map(process).collect::<Vec<_>>());
+        let shares = shares(&hellos.iter().map(Hello::process).collect::<Vec<_>>());
         Roster { hellos, processes: processes.into(), shares, own, clock: OnceLock::new() }
     }
 
@@ -321,5 +320,26 @@ mod tests {
         assert_eq!((peak([2, 8], Some(1)), peak([1, 8], Some(1))), (30.0, 20.0));
         // Without the setting a rank has its share of the cores, and more threads are no more.
         assert_eq!((peak([5, 8], None), peak([2, 8], Some(3))), (120.0, 50.0));
+    }
+
+    #[test]
+    fn ranks_bound_to_cores_of_their_own_use_all_of_them() {
+        let met = |host: &str, sets: [[usize; 4]; 2]| {
+            let said = |(rank, cores): (usize, [usize; 4])| {
+                let host = if rank == 0 { "n1.rack-a" } else { host };
+                let power = Power { units: 4, ..POWER };
+                let hello = Hello::new(host, &[rank], Instant::now(), power);
+                hello.on_cores(cores.to_vec(), true)
+            };
+            let roster = Roster::of(sets.into_iter().enumerate().map(said).collect(), 0);
+            (roster.threads().0, roster.peak_flops(), roster.cores().unwrap())
+        };
+        let (all, others) = ([0, 1, 2, 3], [4, 5, 6, 7]);
+        let own = |second: &[usize]| Cores::from([(0, all.to_vec()), (1, second.to_vec())]);
+        assert_eq!(met("n1.rack-a", [all, others]), (4, 80.0, own(&others)));
+        // Another machine, whatever its short name is.
+        assert_eq!(met("n1.rack-b", [all, all]), (4, 80.0, own(&all)));
+        let halves = Cores::from([(0, vec![0, 1]), (1, vec![2, 3])]);
+        assert_eq!(met("n1", [all, all]), (2, 40.0, halves));
     }
 }

@@ -67,7 +67,7 @@ pub(crate) fn shares(processes: &[Process]) -> Vec<Share> {
 
 /// Cores that processes which share some have together.
 fn units<'a>(members: impl Iterator<Item = &'a Process<'a>>) -> usize {
-    let (mut all, mut most, mut is_less) = (BTreeSet::new(), 0, false);
+    let (mut all, mut most, mut is_less) = (BTreeSet::<usize>::new(), 0, false);
     for Process { cores, units, .. } in members {
         all.extend(*cores);
         most = most.max(*units);

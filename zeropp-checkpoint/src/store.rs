@@ -490,4 +490,19 @@ mod tests {
         fs::create_dir(store.path(20)).unwrap();
         assert_eq!(store.set_aside(5).unwrap(), [dir.path().join("step-000020.aside-1")]);
     }
+
+    #[test]
+    fn a_lock_says_who_has_the_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        let (mut lock, _) = store.lock().unwrap();
+        assert_eq!(store.holder(), None);
+        let of = |pid| Holder { pid, host: "n1.rack-a".into(), since: 1.5e9 };
+        for holder in [of(123456), of(7)] {
+            lock.say(&holder);
+            assert_eq!(store.holder(), Some(holder));
+        }
+        std::fs::write(dir.path().join(LOCK), "[".repeat(1 << 20)).unwrap();
+        assert_eq!(store.holder(), None, "whatever it says");
+    }
 }

@@ -134,11 +134,16 @@ mod tests {
 
     #[test]
     fn machines_are_told_apart_by_their_full_names() {
-        let named = |names: &[&str]| one_name_each(&names.iter().map(|n| n.to_string()).collect::<Vec<_>>());
+        let named = |names: &[&str]| {
+            one_name_each(&names.iter().map(|n| n.to_string()).collect::<Vec<_>>())
+        };
         let apart = ["n1.rack-a", "n1.rack-b", "n1.rack-a"];
         assert_eq!(named(&apart), apart);
         // A short name is the full one where that is the only one it can be.
-        assert_eq!(named(&["n1", "n1.rack-a", "n2", "n1.rack-a"]), ["n1.rack-a", "n1.rack-a", "n2", "n1.rack-a"]);
+        assert_eq!(
+            named(&["n1", "n1.rack-a", "n2", "n1.rack-a"]),
+            ["n1.rack-a", "n1.rack-a", "n2", "n1.rack-a"]
+        );
         let unclear = ["n1", "n1.rack-a", "n1.rack-b"];
         assert_eq!(named(&unclear), unclear);
         assert_eq!(named(&["10.0.0.1", "10.0.0.2", "10"]), ["10.0.0.1", "10.0.0.2", "10"]);

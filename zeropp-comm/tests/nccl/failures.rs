@@ -80,7 +80,10 @@ fn a_rank_whose_device_is_busy_for_ever_is_named() {
         result.expect_err("rank 1 does not begin in time")
     });
     for error in &errors {
-        assert!(error.to_string().contains("#1 timed out after 1 s; rank 1 has not arrived"), "{error}");
+        assert!(
+            error.to_string().contains("#1 timed out after 1 s; rank 1 has not arrived"),
+            "{error}"
+        );
     }
 }
 
