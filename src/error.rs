@@ -63,14 +63,14 @@ pub enum Error {
     Checkpoint(#[from] CheckpointError),
     /// A run before this one that still saves to the folder that this one is to go on from.
     #[error(
-        "save = {}: {who} still saves there, and start-timeout-s leaves {waited_s} s to wait for \
-         it; wait for its end, or name another folder",
+        "save = {}: another run is saving there{who}, still after {waited_s} s; raise \
+         start-timeout-s to wait longer, or name another folder",
         folder.display()
     )]
     RunBefore {
         /// The folder.
         folder: PathBuf,
-        /// The process that has it, in words.
+        /// The process that has it, in words, where that is known.
         who: String,
         /// Seconds waited.
         waited_s: f64,

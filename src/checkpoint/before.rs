@@ -34,8 +34,9 @@ pub(crate) fn await_end(store: &Store, config: &Config) -> Result<(), Error> {
     let part = if config.engine == EngineKind::Threads { 1.0 } else { 0.5 };
     let limit = Duration::from_secs_f64(config.start_timeout_s * part);
     let folder = store.folder().display();
-    let who = || store.holder().map_or("another run".into(), |holder| in_words(&holder));
-    warn!("save = {folder}: {} is at it; this run waits up to {} s", who(), limit.as_secs_f64());
+    let who = || store.holder().map_or_else(String::new, |holder| in_words(&holder));
+    let (before, limit_s) = (who(), limit.as_secs_f64());
+    warn!("save = {folder}: another run is saving there{before}; this one waits up to {limit_s} s");
     let deadline = Deadline::after(limit);
     while !deadline.is_over() {
         if store.check_free().is_ok() {
@@ -50,5 +51,5 @@ pub(crate) fn await_end(store: &Store, config: &Config) -> Result<(), Error> {
 fn in_words(holder: &Holder) -> String {
     let Holder { pid, host, since } = holder;
     let s = (wall_time() - since).max(0.0).round();
-    format!("process {pid} on {host}, for {s} s now,")
+    format!(" (process {pid} on {host}, for {s} s)")
 }

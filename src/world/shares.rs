@@ -51,7 +51,7 @@ pub(crate) fn shares(processes: &[Process]) -> Vec<Share> {
         while let Some(at) = together.get(looked).copied() {
             let near = left.iter().filter(|other| meets(&processes[at], &processes[**other]));
             let near: Vec<usize> = near.copied().collect();
-            near.iter().for_each(|other| drop(left.remove(other)));
+            left.retain(|other| !near.contains(other));
             together.extend(near);
             looked += 1;
         }
