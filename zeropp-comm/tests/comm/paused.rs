@@ -6,13 +6,17 @@ use std::time::{Duration, Instant};
 use burn::tensor::DType;
 use zeropp_comm::CommError;
 use zeropp_comm::rendezvous::{Local, Rendezvous};
-use zeropp_comm::threads::ThreadsOptions;
+use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 
-use super::{on_ranks, tensor};
+use super::{Rank, on_communicators, tensor};
 
 /// Says that this test is the process that is to be paused.
 const PAUSED: &str = "ZEROPP_TEST_IS_PAUSED";
 const TIMEOUT: Duration = Duration::from_secs(2);
+
+fn on_ranks<T: Send>(size: usize, options: ThreadsOptions, f: impl Fn(Rank) -> T + Sync) -> Vec<T> {
+    on_communicators(ThreadsWorld::new(size, options).communicators(), f)
+}
 
 /// Ranks that wait for each other nearly all the time, and for much less than their timeout.
 fn wait_for_each_other() {
