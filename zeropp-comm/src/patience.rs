@@ -3,8 +3,8 @@
 //! A process may stand still for any time: stopped at its terminal, suspended by its batch system,
 //! in a container that is paused. The system's clock goes on meanwhile, and by it all that was
 //! waited for seems late when the process goes on. So every limit is counted by a clock of the
-//! process, which goes on only while it is looked at: by [`STEP_MAX`] from one look to the next,
-//! at most. Everyone who waits looks at it once in a [`SLICE`].
+//! process, which goes on only while it is looked at: by `STEP_MAX` from one look to the next,
+//! at most. Everyone who waits looks at it once in a `SLICE`.
 //!
 //! What another process waits for is counted by that one's clock: where only some processes of a
 //! job are paused, the others cannot know, and end after their timeout.
@@ -17,9 +17,9 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// Longest time that who waits may sleep without looking at the clock.
-pub const SLICE: Duration = Duration::from_millis(100);
+pub(crate) const SLICE: Duration = Duration::from_millis(100);
 /// Longest time that counts from one look to the next: a slice, and as long to come round.
-pub const STEP_MAX: Duration = Duration::from_millis(200);
+const STEP_MAX: Duration = Duration::from_millis(200);
 
 /// Time in which this process was running.
 struct Clock {
@@ -49,7 +49,7 @@ impl Moment {
     }
 
     /// Time in which the process has been running since. Right for who has looked at the clock
-    /// once in a [`SLICE`]; too little for others.
+    /// once in a `SLICE`; too little for others.
     pub fn elapsed(self) -> Duration {
         Moment::now() - self
     }
