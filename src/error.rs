@@ -61,6 +61,20 @@ pub enum Error {
     /// A checkpoint that cannot be resumed from, or a folder that cannot take one.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// A run before this one that still saves to the folder that this one is to go on from.
+    #[error(
+        "save = {}: another run is saving there{who}, still after {waited_s} s; raise \
+         start-timeout-s to wait longer, or name another folder",
+        folder.display()
+    )]
+    RunBefore {
+        /// The folder.
+        folder: PathBuf,
+        /// The process that has it, in words, where that is known.
+        who: String,
+        /// Seconds waited.
+        waited_s: f64,
+    },
     /// Processes whose settings, data or programs do not go together.
     #[error("{0}")]
     Program(String),
@@ -143,6 +157,7 @@ impl Error {
             Error::Rank { .. }
                 | Error::NotFinite { .. }
                 | Error::Start(_)
+                | Error::RunBefore { .. }
                 | Error::Output { .. }
                 | Error::Metrics { .. }
                 | Error::Rendezvous(RendezvousError::Lost { .. })

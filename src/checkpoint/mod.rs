@@ -1,6 +1,7 @@
 //! Saving a run: how its ranks write checkpoints together, behind the steps (ADR 34).
 
 pub(crate) mod adapter;
+pub(crate) mod before;
 pub(crate) mod begun;
 pub(crate) mod copies;
 pub(crate) mod described;
@@ -106,7 +107,8 @@ impl Saver {
         let lock = match config.has_rank_0()? {
             false => None,
             true => {
-                let (lock, left) = saver.store.lock()?;
+                let (mut lock, left) = saver.store.lock()?;
+                lock.say(&before::this_run());
                 saver.tell(left);
                 check_unchanged(&saver.store, config.resume != Resume::No, seen)?;
                 Some(lock)

@@ -3,9 +3,10 @@
 //! so while one of them is at it, all meet again and again and tell each other that they are alive.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::config::Config;
+use zeropp_comm::patience::Deadline;
 use zeropp_comm::{CommError, CommResult, Communicator};
 use zeropp_zero3::checkpoint::CheckpointError;
 
@@ -84,20 +85,18 @@ impl Patience {
         what: &str,
         result: &Receiver<Vec<u8>>,
     ) -> CommResult<Vec<Vec<u8>>> {
-        let begin = Instant::now();
+        let limit = Deadline::after(self.limit);
         let mut message = vec![NOT_YET];
         loop {
             if message[0] == NOT_YET {
-                match result.recv_timeout(self.period) {
-                    Ok(bytes) => message = [vec![DONE], bytes].concat(),
-                    Err(RecvTimeoutError::Timeout) if begin.elapsed() < self.limit => {}
-                    Err(end) => {
+                match received(result, self.period) {
+                    Some(Ok(bytes)) => message = [vec![DONE], bytes].concat(),
+                    None if !limit.is_over() => {}
+                    end => {
                         let limit_s = self.limit.as_secs_f64();
                         let reason = match end {
-                            RecvTimeoutError::Timeout => {
-                                format!("{what} takes longer than save-timeout-s = {limit_s}")
-                            }
-                            RecvTimeoutError::Disconnected => format!("{what} has failed"),
+                            None => format!("{what} takes longer than save-timeout-s = {limit_s}"),
+                            Some(_) => format!("{what} has failed"),
                         };
                         world.abort(&reason);
                         return Err(CommError::Aborted { rank: world.rank(), reason });
@@ -134,9 +133,21 @@ impl Patience {
     }
 }
 
+/// What comes from `channel` within so much running time, or that nothing will.
+pub(crate) fn received<T>(
+    channel: &Receiver<T>,
+    time: Duration,
+) -> Option<Result<T, RecvTimeoutError>> {
+    Deadline::after(time).until(|slice| match channel.recv_timeout(slice) {
+        Err(RecvTimeoutError::Timeout) => None,
+        got => Some(got),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Instant;
 
     use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 

@@ -18,8 +18,8 @@ use zeropp_zero3::rule::Role;
 use zeropp_zero3::{Optimizer, ShardedStage};
 
 use crate::Error;
-use crate::checkpoint::copies;
 use crate::checkpoint::patience::Patience;
+use crate::checkpoint::{before, copies};
 use crate::checkpoint::{identity, settings};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
@@ -58,7 +58,7 @@ pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
     // Rank 0's process answers for all: it may have begun to save by the time others look.
     let follows = !bp.config.has_rank_0()?;
     if !follows {
-        store.check_free()?;
+        before::await_end(store, &bp.config)?;
     }
     if bp.config.resume == Resume::No {
         if !follows {

@@ -386,7 +386,10 @@ options! {
         /// Which process gets which ranks: hosts keeps ZeRO-3 groups inside a host, ranks follows
         /// the launcher's numbers.
         "place" "BY" place: Place = Place::Hosts, Same Left;
-        /// Seconds that a rank waits for another one; then the run ends and names the missing rank.
+        /// Seconds that a rank waits for another one; then the run ends and names the late rank.
+        ///
+        /// A pause of the whole process (Ctrl-Z, scontrol suspend) does not count. On a GPU the
+        /// first step, in which kernels are compiled, has ten times as long.
         "timeout-s" "S" timeout_s: f64 = 120.0, Own Left;
         /// How often failed ranks are restarted from the newest checkpoint. 0 ends the run with the
         /// first failure.
@@ -420,6 +423,9 @@ options! {
         /// A file with the job's token; nobody else may be able to read it.
         "token-file" "FILE" token_file: Option<PathBuf> = None, Own Left;
         /// Seconds within which all processes of the job must have started.
+        ///
+        /// With resume also how long a run waits for one before it that still saves to the same
+        /// folder; a job of several processes waits half of it.
         "start-timeout-s" "S" start_timeout_s: f64 = 60.0, Own Left;
     }
     "Emulation" {

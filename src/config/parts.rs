@@ -1,5 +1,7 @@
 //! What the parts of a run need of the settings.
 
+use std::time::Duration;
+
 use zeropp_comm::launch::LaunchOptions;
 use zeropp_core::data::{DataError, Dataset, Hidden, Sampler, SplitPart};
 use zeropp_core::device::Devices;
@@ -12,6 +14,9 @@ use super::{Config, ConfigError, DeviceKind, Order};
 /// The first and the last rate of a test of rates.
 const FIND_LR: (f64, f64) = (1e-7, 10.0);
 
+/// How many times as long a rank may take for a first step in which kernels are compiled.
+const FIRST_STEP_TIMES: u32 = 10;
+
 impl Config {
     /// Threads that each of `ranks` ranks on a machine of `units` cores computes with.
     pub(crate) fn threads_of(&self, ranks: usize, units: usize) -> usize {
@@ -19,6 +24,18 @@ impl Config {
             DeviceKind::Cpu => self.threads.unwrap_or((units / ranks.max(1)).max(1)),
             _ => 1,
         }
+    }
+
+    /// How long a rank waits for another one.
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.timeout_s)
+    }
+
+    /// The same in the first step, where that has a time of its own: on a GPU kernels are compiled
+    /// in it.
+    pub(crate) fn first_timeout(&self) -> Option<Duration> {
+        let compiles = self.device != DeviceKind::Cpu;
+        compiles.then(|| self.timeout().saturating_mul(FIRST_STEP_TIMES))
     }
 
     /// The learning rate of every step.

@@ -557,3 +557,11 @@ fn the_mesh_does_not_move_a_sample() {
         assert_eq!(distinct.len(), 16);
     }
 }
+
+/// Kernels are compiled in it, for minutes.
+#[test]
+fn the_first_step_on_a_gpu_has_a_time_of_its_own() {
+    let of = |device| Config { device, timeout_s: 120.0, ..Config::default() }.first_timeout();
+    assert_eq!(of(DeviceKind::Cpu), None);
+    assert_eq!(of(DeviceKind::Cuda).map(|time| time.as_secs()), Some(1200));
+}

@@ -5,9 +5,10 @@ mod rank;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tracing::Span;
+use zeropp_comm::threads::ThreadsOptions;
 use zeropp_core::device::Devices;
 use zeropp_pipeline::costs::{Sharers, Table, check_sums};
 use zeropp_pipeline::executor::StatusBoard;
@@ -24,7 +25,7 @@ use crate::plan::replicas::Programs;
 use crate::run::ranks::Ranks;
 use crate::run::spawn::Around;
 use crate::run::trace;
-use crate::world::{LocalRank, World};
+use crate::world::{self, LocalRank, World};
 use rank::{RankSteps, Shared, run_rank};
 
 /// Steps whose timelines are kept, from the first on.
@@ -117,8 +118,7 @@ pub fn emulate(
         status: Arc::new(StatusBoard::new(config.mesh().world())),
         epoch: Instant::now(),
     });
-    let timeout = Duration::from_secs_f64(config.timeout_s);
-    let (steps, spans) = run_all(&shared, timeout, on_step)?;
+    let (steps, spans) = run_all(&shared, world::options(config), on_step)?;
     let ends = simulated.ranks.iter().filter_map(|r| r.own_span()).map(|(_, end)| end);
     let periods = shared.programs.each().map(|program| step_period_ns(program, &shared.costs));
     let report = EmulationReport {
@@ -173,12 +173,12 @@ fn programs(resolved: &Resolved, costs: &Costs) -> Result<Programs, Error> {
 /// Runs all ranks to their end: every step, and every rank's spans of the first few steps.
 fn run_all(
     shared: &Arc<Shared>,
-    timeout: Duration,
+    options: ThreadsOptions,
     mut on_step: impl FnMut(&EmulatedStep),
 ) -> Result<(Vec<EmulatedStep>, Vec<RankSteps>), Error> {
     // Nothing is computed, so any device will do.
     let devices = Devices::find(DeviceKind::Cpu, Precision::Fp32)?;
-    let world = World::threads(shared.mesh, timeout, &devices);
+    let world = World::threads(shared.mesh, options, &devices);
     let around = Around {
         here: (0..shared.mesh.world()).collect(),
         status: shared.status.clone(),

@@ -23,7 +23,7 @@ use zeropp_pipeline::flight::{End, EndKind, Header, Pause, Peer, Record};
 
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
-use crate::world::hello::{Roster, new_name, this_process};
+use crate::world::hello::{Roster, this_process};
 pub(crate) use hooks::{active, this_thread_is};
 
 /// How long a rank gets to see that its world has failed.
@@ -37,6 +37,8 @@ pub(crate) struct FlightRecorder {
     folder: PathBuf,
     blueprint: Arc<Blueprint>,
     status: Arc<StatusBoard>,
+    /// The run's name until the processes have met: rank 0's counts then.
+    run: Arc<str>,
     ranks: BTreeMap<usize, RankLog>,
     pauses: Mutex<Vec<Pause>>,
     watch: Mutex<Option<watch::Watch>>,
@@ -67,6 +69,7 @@ impl FlightRecorder {
         blueprint: &Arc<Blueprint>,
         status: &Arc<StatusBoard>,
         ranks: impl Iterator<Item = usize>,
+        run: &Arc<str>,
     ) -> Option<Arc<FlightRecorder>> {
         let folder =
             blueprint.config.flight_dir.clone().filter(|folder| !folder.as_os_str().is_empty())?;
@@ -77,6 +80,7 @@ impl FlightRecorder {
             folder,
             blueprint: blueprint.clone(),
             status: status.clone(),
+            run: run.clone(),
             ranks: ranks.map(|rank| (rank, RankLog::default())).collect(),
             pauses: Mutex::default(),
             watch: Mutex::default(),
@@ -245,7 +249,7 @@ impl FlightRecorder {
         let mesh = self.blueprint.mesh;
         let alone = || {
             let mut processes = vec![Peer::default(); mesh.world()];
-            processes[rank] = this_process();
+            self.ranks.keys().for_each(|rank| processes[*rank] = this_process());
             processes
         };
         let (groups, ops) = ops.snapshot();
@@ -253,7 +257,7 @@ impl FlightRecorder {
         pauses.extend(self.watch.lock().as_ref().and_then(watch::Watch::pausing));
         let header = Header {
             format: 0,
-            run: roster.map_or_else(new_name, |roster| roster.run().to_owned()),
+            run: roster.map_or(&*self.run, |roster| roster.run()).to_owned(),
             rank,
             coords: mesh.coords(rank).into(),
             mesh: Coords { pp: mesh.pp, zero3: mesh.zero3, dp: mesh.dp }.into(),

@@ -74,8 +74,15 @@ fn hello(shared: &Shared) -> Hello {
     let power = Power { units, unit_flops, threads };
     let resumed = shared.loader.as_ref().and_then(|loader| loader.first());
     let hello = Hello::new(&shared.host, &shared.here, shared.epoch, power);
-    let cores = config.pin.then(cores::allowed);
-    hello.after(resumed).with_copies(shared.copier.is_some()).with_cores(cores)
+    let cores = match config.device {
+        DeviceKind::Cpu => cores::allowed(),
+        _ => Vec::new(),
+    };
+    hello
+        .named(&shared.run)
+        .after(resumed)
+        .with_copies(shared.copier.is_some())
+        .on_cores(cores, config.pin)
 }
 
 /// The threads of `rank`, which is the calling one's: bound to cores of their own where the
@@ -84,9 +91,8 @@ fn hello(shared: &Shared) -> Hello {
 /// # Errors
 /// Ranks without enough cores.
 pub(crate) fn threads(shared: &Shared, roster: &Roster, rank: usize) -> Result<Threads, RankError> {
-    let (units, ranks) = (shared.peak.units, roster.ranks_on_host());
-    let threads = shared.blueprint.config.threads_of(ranks, units);
-    let eager = is_eager(ranks, threads, units);
+    let (threads, share) = roster.threads();
+    let eager = is_eager(share.ranks, threads, share.units);
     let all = roster.cores().map_err(|e| RankError::Program(e.to_string()))?;
     let Some(own) = all.get(&rank).cloned() else { return Ok(Threads::new(threads, eager)) };
     let elsewhere = shared.here.len() < roster.processes.len();

@@ -53,6 +53,8 @@ pub(crate) struct Shared {
     pub(crate) data: Arc<(Dataset, Sampler)>,
     pub(crate) status: Arc<StatusBoard>,
     pub(crate) epoch: Instant,
+    /// A name for the run, given before its ranks start; rank 0's process's counts.
+    pub(crate) run: Arc<str>,
     /// What the processes have said of themselves, once they have.
     pub(crate) roster: Arc<OnceLock<Arc<Roster>>>,
     /// What the ranks of this machine compute with.

@@ -9,6 +9,7 @@ use tracing::{Span, debug, info_span, warn};
 use zeropp_checkpoint::pace::{Begin, Pace, StepEnd, Wanted};
 use zeropp_checkpoint::under_way::{Completing, Outcome, Report, Save};
 use zeropp_comm::Communicator;
+use zeropp_comm::patience::Deadline;
 use zeropp_pipeline::executor::ModelWorker;
 use zeropp_pipeline::timeline::SaveSpan;
 use zeropp_zero3::checkpoint::{CheckpointError, StateToWrite};
@@ -185,7 +186,12 @@ impl Saving {
                 if let Some(outcome) = self.ended.take() {
                     self.conclude(outcome, false)?;
                 }
-                if let Some(outcome) = self.saver.under_way.wait(patience.limit) {
+                let (limit, under_way) = (Deadline::after(patience.limit), &self.saver.under_way);
+                let ended = limit.until(|slice| match under_way.step() {
+                    None => Some(None),
+                    Some(_) => under_way.wait(slice).map(Some),
+                });
+                if let Some(outcome) = ended.flatten() {
                     self.conclude(outcome, must)?;
                 }
                 self.check_ended()?;

@@ -63,7 +63,7 @@ pub(crate) fn spawn_rank<N, R, W>(
     W: Fn(LocalRank, &mut dyn FnMut(N)) -> Result<R, RankError> + Send + Sync + 'static,
 {
     let (rank, world, told) = (local.rank, local.communicator.clone(), tx.clone());
-    let (aborted, stack_bytes) = (world.clone(), around.stack_bytes);
+    let (aborted, shared, stack_bytes) = (world.clone(), around.clone(), around.stack_bytes);
     // Whoever listens here listens to the ranks, too.
     let listener = dispatcher::get_default(Clone::clone);
     let body = move || {
@@ -97,6 +97,11 @@ pub(crate) fn spawn_rank<N, R, W>(
         let text = format!(
             "its thread with a stack of {mib} MiB cannot be started ({e}); raise ulimit -v or -u"
         );
+        if let Some(recorder) = &shared.recorder {
+            recorder.end(rank, EndKind::Error, &text, None);
+            // What cannot be written now, the trainer tells of when it tries again.
+            let _ = recorder.write(rank);
+        }
         aborted.abort(&text);
         // Who started the rank waits for this.
         let _ = told.send(Message::Done(rank, Err(Failure::Panic(text))));
@@ -130,6 +135,9 @@ fn end_others(rank: usize, failure: &Failure, around: &Around, world: &dyn Commu
     }
 }
 
+/// What helps where nothing is wrong but the time.
+const MORE_TIME: &str = "raise timeout-s if a step takes that long";
+
 /// The error in words, with what the ranks of this process behind it were last seen doing.
 fn explain(error: &RankError, around: &Around) -> String {
     let (here, status) = (&around.here, &around.status);
@@ -149,7 +157,12 @@ fn explain(error: &RankError, around: &Around) -> String {
         let missing = missing.iter().filter(|rank| here.contains(rank));
         seen = missing.map(|rank| status.describe(*rank)).collect();
     }
-    if seen.is_empty() { text } else { format!("{text}; last seen: {}", seen.join("; ")) }
+    let seen = match seen.is_empty() {
+        true => String::new(),
+        false => format!("; last seen: {}", seen.join("; ")),
+    };
+    let help = if after_s > 0.0 { format!("; {MORE_TIME}") } else { String::new() };
+    format!("{text}{seen}{help}")
 }
 
 /// By what the failure that caused the others comes before them: a panic, else an error of a rank's
@@ -192,7 +205,58 @@ pub(crate) fn culprit(failures: Vec<RankFailure>, around: &Around) -> Option<Err
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
+    use zeropp_core::device::Devices;
+    use zeropp_pipeline::flight::{Cause, Run, judge};
+
     use super::*;
+    use crate::config::Config;
+    use crate::trainer::Trainer;
+    use crate::world::{self, World};
+
+    /// No system has room for such a stack.
+    const TOO_LARGE: usize = usize::MAX / 4;
+
+    /// All records of the process's ranks are one run's, and `why` names the right one of them.
+    #[test]
+    fn a_rank_whose_thread_cannot_be_started_is_the_one_to_blame() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pp, zero3, steps) = (2, 2, 1);
+        let flight_dir = Some(dir.path().into());
+        let config = Config { pp, zero3, steps, flight_dir, ..Config::default() };
+        let bp = Trainer::new(config.clone()).unwrap().blueprint;
+        let devices = Devices::find(config.device, config.precision).unwrap();
+        let mut world = World::threads(bp.mesh, world::options(&config), &devices);
+        let status = Arc::new(StatusBoard::new(4));
+        let recorder = FlightRecorder::start(&bp, &status, 0..4, &"one-run".into()).unwrap();
+        let (tx, rx) = channel();
+        let work = Arc::new(|local: LocalRank, _: &mut dyn FnMut(())| {
+            Ok::<(), RankError>(local.communicator.barrier()?)
+        });
+        for mut local in world.ranks.drain(..) {
+            local.communicator = recorder.wrap(local.rank, local.communicator);
+            let around = Around {
+                here: Arc::new([0, 1, 2, 3]),
+                status: status.clone(),
+                recorder: Some(recorder.clone()),
+                span: Span::none(),
+                stack_bytes: if local.rank == 2 { TOO_LARGE } else { 1 << 20 },
+            };
+            spawn_rank(local, Arc::new(around), tx.clone(), work.clone());
+        }
+        let ends = rx.iter().take(4).map(|message| match message {
+            Message::Done(rank, Err(failure)) => RankFailure { rank, failure },
+            _ => panic!("no rank ends well"),
+        });
+        let failures: Vec<_> = ends.collect();
+        let run = Run::read(&[dir.path().into()], None).unwrap();
+        assert_eq!((run.name.as_str(), run.records.len(), run.others.len()), ("one-run", 4, 0));
+        let verdict = judge(&run);
+        assert_eq!((verdict.cause, &verdict.ranks[..]), (Cause::Failed, &[2][..]), "{verdict:?}");
+        assert!(verdict.reasons[0].contains("cannot be started"), "{verdict:?}");
+        assert_eq!(lost(&failures), Some(2));
+    }
 
     fn failed(rank: usize, error: CommError) -> RankFailure {
         RankFailure { rank, failure: Failure::Rank(error.into()) }

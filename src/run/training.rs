@@ -55,6 +55,8 @@ pub(crate) struct Training<'a, R> {
     began: Instant,
     /// What all ranks have told each other of that step.
     heard: Note,
+    /// Whether all ranks are known to have their first step behind them.
+    warm: bool,
     /// A save is due as soon as a step is finite.
     owes: bool,
     /// On rank 0: what its trainer was told and other processes have not heard.
@@ -106,6 +108,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             before: None,
             began: Instant::now(),
             heard: Note::default(),
+            warm: false,
             owes: false,
             told: ToldSteps::default(),
             unanswered: 0,
@@ -349,6 +352,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         let outcome = validated.expect("the step before is validated in this one");
         record.outcome = Some(outcome);
         let (records, note) = behind.wait()?;
+        self.past_first_step();
         self.skipped.see(step, outcome.skipped);
         self.hear(&note.told, None);
         self.heard = note;
@@ -389,6 +393,13 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         self.before = Some(Unmet { step, seconds, record, behind });
     }
 
+    /// All ranks have said something of a step: none compiles its first any more.
+    fn past_first_step(&mut self) {
+        if !std::mem::replace(&mut self.warm, true) {
+            self.groups.world.past_first_step();
+        }
+    }
+
     /// Meets all ranks after a step whose outcome is known, and returns what all do.
     fn meet(
         &mut self,
@@ -399,6 +410,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         let (shared, groups) = (self.shared, self.groups);
         // Rank 0 alone reads all records: what everyone needs of them is in its answer.
         let all = collect::figures(&*groups.world, &(shared.stopper.hear(), mine))?;
+        self.past_first_step();
         let (wishes, records): (Vec<Wish>, Vec<RankStep>) = all.into_iter().unzip();
         let heard = std::mem::take(&mut self.heard).wish;
         let mut wish = wishes.into_iter().max().unwrap_or_default().max(heard);

@@ -21,6 +21,7 @@ use crate::run::ranks::Ranks;
 use crate::run::spawn::Around;
 use crate::run::stop::Wish;
 use crate::trainer::Trainer;
+use crate::world::hello::new_name;
 use crate::world::{LocalRank, World, cores};
 
 /// Stack of a rank's thread: a graph of many layers is walked recursively when it is dropped.
@@ -70,12 +71,14 @@ impl Epoch {
         };
         let here: Arc<[usize]> = world.ranks.iter().map(|local| local.rank).collect();
         let (answers, asked) = (here[0] == 0).then(channel).unzip();
-        let recorder = FlightRecorder::start(bp, &status, here.iter().copied());
+        let run: Arc<str> = new_name().into();
+        let recorder = FlightRecorder::start(bp, &status, here.iter().copied(), &run);
         let shared = Shared {
             blueprint: bp.clone(),
             data: trainer.data.clone(),
             status: status.clone(),
             epoch: Instant::now(),
+            run,
             roster: Arc::default(),
             peak,
             here: here.clone(),

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use zeropp_comm::flight::{now_ns, ns_at};
 use zeropp_comm::launch::host_name;
+use zeropp_comm::placement::one_name_each;
 use zeropp_comm::{CommResult, Communicator};
 use zeropp_pipeline::flight::Peer;
 
 use super::clocks::{self, Clock};
 use super::cores::{self, Asked, Cores};
+use super::shares::{Process, Share, shares};
 use crate::config::ConfigError;
 
 /// What a process says of itself.
@@ -33,8 +35,11 @@ pub(crate) struct Hello {
     pub(crate) resumed: Option<u64>,
     /// Whether it has a folder for copies in memory.
     pub(crate) copies: bool,
-    /// The cores that its ranks may take, if they are to be bound to cores of their own.
-    cores: Option<Vec<usize>>,
+    /// The cores that it may use, in the order in which they are to be taken; none on GPUs, or
+    /// where the system does not tell.
+    cores: Vec<usize>,
+    /// Whether its ranks are to be bound to cores of their own.
+    pins: bool,
 }
 
 /// What the ranks of a process compute with.
@@ -48,19 +53,12 @@ pub(crate) struct Power {
     pub(crate) threads: Option<usize>,
 }
 
-impl Power {
-    /// Threads of each rank, on a host of so many.
-    fn threads(&self, ranks: usize) -> usize {
-        self.threads.unwrap_or((self.units / ranks).max(1))
-    }
-}
-
 impl Hello {
     /// That of the process on `host` whose `ranks` started at `epoch`, and which goes on from no
     /// checkpoint.
     pub(crate) fn new(host: &str, ranks: &[usize], epoch: Instant, power: Power) -> Hello {
         Hello {
-            run: new_name(),
+            run: String::new(),
             ranks: ranks.to_vec(),
             peer: Peer { host: host.to_owned(), pid: std::process::id() },
             clock: clocks::own(host),
@@ -68,8 +66,14 @@ impl Hello {
             power,
             resumed: None,
             copies: false,
-            cores: None,
+            cores: Vec::new(),
+            pins: false,
         }
+    }
+
+    /// The same with a name for the run.
+    pub(crate) fn named(self, run: &str) -> Hello {
+        Hello { run: run.into(), ..self }
     }
 
     /// The same with the step that it would go on from.
@@ -82,9 +86,19 @@ impl Hello {
         Hello { copies, ..self }
     }
 
-    /// The same whose ranks are to be bound to some of these cores, if there are any named.
-    pub(crate) fn with_cores(self, cores: Option<Vec<usize>>) -> Hello {
-        Hello { cores, ..self }
+    /// The same that may use these cores, and whether its ranks are to be bound to some of them.
+    pub(crate) fn on_cores(self, cores: Vec<usize>, pins: bool) -> Hello {
+        Hello { cores, pins, ..self }
+    }
+
+    fn process(&self) -> Process<'_> {
+        let (cores, units) = (&self.cores[..], self.power.units);
+        Process { host: &self.peer.host, ranks: self.ranks.len(), cores, units }
+    }
+
+    /// Threads of each of its ranks, of such a share of its host.
+    fn threads(&self, share: &Share) -> usize {
+        self.power.threads.unwrap_or(share.threads())
     }
 }
 
@@ -95,6 +109,8 @@ pub(crate) struct Roster {
     pub(crate) hellos: Vec<Hello>,
     /// The process of every rank.
     pub(crate) processes: Arc<[Peer]>,
+    /// What each process has of its host's cores, or GPUs.
+    shares: Vec<Share>,
     /// Which of `hellos` is this process's.
     own: usize,
     clock: OnceLock<Clock>,
@@ -133,13 +149,18 @@ impl Roster {
     /// Of all `hellos`, of which this process, with the first rank `first`, has said one.
     fn of(mut hellos: Vec<Hello>, first: usize) -> Roster {
         hellos.sort_by_key(|hello| hello.ranks[0]);
+        let hosts: Vec<String> = hellos.iter().map(|hello| hello.peer.host.clone()).collect();
+        for (hello, host) in hellos.iter_mut().zip(one_name_each(&hosts)) {
+            hello.peer.host = host;
+        }
         let world = hellos.iter().map(|hello| hello.ranks.len()).sum();
         let mut processes = vec![Peer::default(); world];
         for hello in &hellos {
             hello.ranks.iter().for_each(|rank| processes[*rank] = hello.peer.clone());
         }
         let own = hellos.iter().position(|hello| hello.ranks[0] == first).expect("it spoke");
-        Roster { hellos, processes: processes.into(), own, clock: OnceLock::new() }
+        let shares = shares(&hellos.iter().map(Hello::process).collect::<Vec<_>>());
+        Roster { hellos, processes: processes.into(), shares, own, clock: OnceLock::new() }
     }
 
     /// A name for the run that no other run has, and that later runs' names follow.
@@ -167,14 +188,10 @@ impl Roster {
         sharing.flat_map(|hello| hello.ranks.iter().copied()).collect()
     }
 
-    /// Ranks on the host of a process.
-    fn ranks_beside(&self, hello: &Hello) -> usize {
-        self.processes.iter().filter(|peer| peer.host == hello.peer.host).count()
-    }
-
-    /// Ranks on this process's host.
-    pub(crate) fn ranks_on_host(&self) -> usize {
-        self.ranks_beside(&self.hellos[self.own])
+    /// Threads of each rank of this process, and what it has of its host's cores.
+    pub(crate) fn threads(&self) -> (usize, Share) {
+        let share = self.shares[self.own];
+        (self.hellos[self.own].threads(&share), share)
     }
 
     /// The cores of all ranks that are to be bound to cores of their own; the same everywhere.
@@ -182,26 +199,23 @@ impl Roster {
     /// # Errors
     /// As [`cores::share`].
     pub(crate) fn cores(&self) -> Result<Cores, ConfigError> {
-        let asked = self.hellos.iter().filter_map(|hello| {
-            Some(Asked {
-                host: &hello.peer.host,
-                ranks: &hello.ranks,
-                threads: hello.power.threads(self.ranks_beside(hello)),
-                allowed: hello.cores.as_deref()?,
-            })
+        let pinned = self.hellos.iter().zip(&self.shares).filter(|(hello, _)| hello.pins);
+        let asked = pinned.map(|(hello, share)| Asked {
+            host: &hello.peer.host,
+            ranks: &hello.ranks,
+            threads: hello.threads(share),
+            allowed: &hello.cores,
         });
         cores::share(&asked.collect::<Vec<_>>())
     }
 
     /// FLOP/s of all ranks at their best. Those of a host cannot do more than its cores or GPUs.
     pub(crate) fn peak_flops(&self) -> f64 {
-        let share = |hello: &Hello| {
-            let (power, ranks) = (hello.power, self.ranks_beside(hello));
-            let most = power.units as f64 / ranks as f64;
-            let each = power.unit_flops * most.min(power.threads(ranks) as f64);
-            each * hello.ranks.len() as f64
+        let of_process = |(hello, share): (&Hello, &Share)| {
+            let busy = share.of_rank().min(hello.threads(share) as f64);
+            hello.power.unit_flops * busy * hello.ranks.len() as f64
         };
-        self.hellos.iter().map(share).sum()
+        self.hellos.iter().zip(&self.shares).map(of_process).sum()
     }
 }
 
@@ -306,5 +320,26 @@ mod tests {
         assert_eq!((peak([2, 8], Some(1)), peak([1, 8], Some(1))), (30.0, 20.0));
         // Without the setting a rank has its share of the cores, and more threads are no more.
         assert_eq!((peak([5, 8], None), peak([2, 8], Some(3))), (120.0, 50.0));
+    }
+
+    #[test]
+    fn ranks_bound_to_cores_of_their_own_use_all_of_them() {
+        let met = |host: &str, sets: [[usize; 4]; 2]| {
+            let said = |(rank, cores): (usize, [usize; 4])| {
+                let host = if rank == 0 { "n1.rack-a" } else { host };
+                let power = Power { units: 4, ..POWER };
+                let hello = Hello::new(host, &[rank], Instant::now(), power);
+                hello.on_cores(cores.to_vec(), true)
+            };
+            let roster = Roster::of(sets.into_iter().enumerate().map(said).collect(), 0);
+            (roster.threads().0, roster.peak_flops(), roster.cores().unwrap())
+        };
+        let (all, others) = ([0, 1, 2, 3], [4, 5, 6, 7]);
+        let own = |second: &[usize]| Cores::from([(0, all.to_vec()), (1, second.to_vec())]);
+        assert_eq!(met("n1.rack-a", [all, others]), (4, 80.0, own(&others)));
+        // Another machine, whatever its short name is.
+        assert_eq!(met("n1.rack-b", [all, all]), (4, 80.0, own(&all)));
+        let halves = Cores::from([(0, vec![0, 1]), (1, vec![2, 3])]);
+        assert_eq!(met("n1", [all, all]), (2, 40.0, halves));
     }
 }

@@ -8,10 +8,10 @@ mod job;
 pub(crate) mod mpi;
 #[cfg(feature = "cuda")]
 mod nccl;
+pub(crate) mod shares;
 
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::config::{Config, EngineKind};
 use burn::tensor::Device;
@@ -70,9 +70,8 @@ impl World {
         devices: &Devices,
         #[cfg_attr(not(feature = "mpi"), expect(unused_variables))] status: &Arc<StatusBoard>,
     ) -> Result<World, Error> {
-        let timeout = Duration::from_secs_f64(config.timeout_s);
         match config.engine {
-            EngineKind::Threads => Ok(Self::threads(config.mesh(), timeout, devices)),
+            EngineKind::Threads => Ok(Self::threads(config.mesh(), options(config), devices)),
             #[cfg(feature = "mpi")]
             EngineKind::Mpi => mpi::start(config, devices, status),
             #[cfg(feature = "cuda")]
@@ -83,8 +82,7 @@ impl World {
     }
 
     /// All ranks of the mesh as threads of this process.
-    pub(crate) fn threads(mesh: Mesh, timeout: Duration, devices: &Devices) -> World {
-        let options = ThreadsOptions { timeout, ..ThreadsOptions::default() };
+    pub(crate) fn threads(mesh: Mesh, options: ThreadsOptions, devices: &Devices) -> World {
         Self::of(ThreadsWorld::new(mesh.world(), options).communicators(), devices)
     }
 
@@ -97,6 +95,12 @@ impl World {
         });
         World { ranks: ranks.collect(), host: host_name(), _keep: Box::new(()) }
     }
+}
+
+/// The settings of ranks that are threads.
+pub(crate) fn options(config: &Config) -> ThreadsOptions {
+    let (timeout, first_timeout) = (config.timeout(), config.first_timeout());
+    ThreadsOptions { timeout, first_timeout, ..ThreadsOptions::default() }
 }
 
 /// The rank that the calling thread runs: its name says it.

@@ -9,7 +9,6 @@ use zeropp_comm::launch::Launch;
 use zeropp_comm::mesh::Mesh;
 use zeropp_comm::mpi::{Describe, MpiOptions, MpiWorld, Order};
 use zeropp_comm::placement;
-use zeropp_comm::threads::ThreadsOptions;
 use zeropp_core::device::Devices;
 use zeropp_pipeline::executor::StatusBoard;
 
@@ -25,7 +24,6 @@ pub(super) fn start(
     let mesh = config.mesh();
     let launch = Launch::from_env()?;
     let each = ranks_each(mesh, launch.as_ref().map_or(1, |launch| launch.world))?;
-    let timeout = Duration::from_secs_f64(config.timeout_s);
     // All ranks of a process share its device: messages arrive on one.
     let device = devices.of(launch.as_ref().and_then(|launch| launch.local_rank).unwrap_or(0));
     let options = MpiOptions { device: device.clone(), ..options(config, each) };
@@ -50,10 +48,7 @@ pub(super) fn start(
     let outer = process.communicator();
     let ranks = match each {
         1 => vec![(process.rank(), outer)],
-        _ => {
-            let options = ThreadsOptions { timeout, ..ThreadsOptions::default() };
-            HybridWorld::new(outer, each, options).communicators()
-        }
+        _ => HybridWorld::new(outer, each, super::options(config)).communicators(),
     };
     let ranks = ranks.into_iter().map(|(rank, communicator)| {
         let device = device.clone();
@@ -85,7 +80,9 @@ pub(crate) fn options(config: &Config, each: usize) -> MpiOptions {
         Arc::new(move |hosts: &[String]| placement::by_host(hosts, each, mesh))
     });
     MpiOptions {
-        timeout: Duration::from_secs_f64(config.timeout_s),
+        timeout: config.timeout(),
+        // Of several ranks the threads have their own.
+        first_timeout: config.first_timeout().filter(|_| each == 1),
         start_timeout: Duration::from_secs_f64(config.start_timeout_s),
         order,
         ..MpiOptions::default()

@@ -29,7 +29,8 @@ pub(super) fn start(config: &Config, devices: &Devices) -> Result<World, Error> 
     let before = members[..job.process].iter().filter(|m| m.host == *host).map(|m| m.ranks).sum();
     let gpus = gpus(config, &job, before, devices)?;
     let options = NcclOptions {
-        timeout: Duration::from_secs_f64(config.timeout_s),
+        timeout: config.timeout(),
+        first_timeout: config.first_timeout(),
         start_timeout: Duration::from_secs_f64(config.start_timeout_s),
         host: own_address(&job, &members),
         ..NcclOptions::default()

@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::common::{Run, assert_same_bits, run, run_saving_all, tiny};
 use zeropp::config::Resume;
 use zeropp::model::gpt;
 use zeropp::{Config, Error, Trainer};
+use zeropp_checkpoint::{Holder, Store};
 
 /// A run of 20 steps that has saved after 10 and 20, and its folder.
 struct Saved {
@@ -248,6 +250,31 @@ fn a_folder_has_one_run_at_a_time() {
     assert!(error.is_bad_input() && error.to_string().contains("another run"), "{error}");
     let error = second.train(|_| ()).unwrap_err();
     assert!(error.to_string().contains("there is a checkpoint of step 2"), "{error}");
+}
+
+/// A job that is started again at once waits for the one before, which still saves.
+#[test]
+fn a_run_that_goes_on_waits_for_the_one_before_it() {
+    let saved = Saved::new(Config { layers: 2, steps: 20, ..tiny() });
+    let config = Config { layers: 2, save: Some(saved.folder()), resume: Resume::Newest, ..tiny() };
+    let config = Config { steps: 21, ..config };
+    let (mut lock, _) = Store::new(&saved.folder()).lock().unwrap();
+    lock.say(&Holder { pid: 4711, host: "n1.rack-a".into(), since: 1.0 });
+    let hasty = Config { start_timeout_s: 0.3, ..config.clone() };
+    let error = Trainer::new(hasty).err().unwrap();
+    // It is no wrong input: a supervisor starts it again.
+    assert!(!error.is_bad_input(), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("process 4711 on n1.rack-a, for ") && text.contains("0.3 s"), "{text}");
+    let begin = Instant::now();
+    let end = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(1));
+        drop(lock);
+    });
+    let trainer = Trainer::new(config).unwrap();
+    assert!(begin.elapsed() >= Duration::from_secs(1));
+    assert_eq!(trainer.resumed().unwrap().step, 20);
+    end.join().unwrap();
 }
 
 #[test]

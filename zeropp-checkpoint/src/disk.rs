@@ -54,7 +54,13 @@ pub trait WriteFile: Write + Send {
 pub trait ReadFile: Read + Seek + Send {}
 
 /// A file that is this process's own for as long as this lives.
-pub trait Lock: Debug + Send + Sync {}
+pub trait Lock: Debug + Send + Sync {
+    /// Writes in it who has it, for others to read.
+    ///
+    /// # Errors
+    /// The file system's.
+    fn say(&mut self, who: &str) -> io::Result<()>;
+}
 
 /// What is under a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +91,14 @@ impl WriteFile for File {
 }
 
 impl ReadFile for File {}
-impl Lock for File {}
+
+impl Lock for File {
+    fn say(&mut self, who: &str) -> io::Result<()> {
+        self.set_len(0)?;
+        self.rewind()?;
+        self.write_all(who.as_bytes())
+    }
+}
 
 impl Disk for System {
     fn create_folder(&self, path: &Path) -> io::Result<()> {

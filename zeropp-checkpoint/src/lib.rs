@@ -38,5 +38,5 @@ pub use error::{Checked, CheckpointError};
 pub use file::{PARAMETER, StateWriter, WRITER_BYTES, WrittenFile, tensor_name};
 pub use manifest::{Base, FileRecord, MANIFEST, Manifest, Parameter, Piece, Plateau};
 pub use open::{Checkpoint, EMA, ParameterReader, Reader};
-pub use store::{Store, StoreLock, checkpoint_at};
+pub use store::{Holder, Store, StoreLock, checkpoint_at};
 pub use written::{UnsyncedState, WrittenPiece, WrittenState};

@@ -1,8 +1,10 @@
 //! The folder of a run's checkpoints: which are complete, how one comes to be, which may go.
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
 
 use crate::disk::{self, Disk, Entry, Found, Lock, System, is_file};
 use crate::error::{Checked, CheckpointError, io};
@@ -10,6 +12,8 @@ use crate::manifest::{MANIFEST, Manifest};
 use crate::open::Checkpoint;
 
 const LOCK: &str = ".lock";
+/// Most that is read of what a lock says.
+const HOLDER_BYTES_MAX: u64 = 4096;
 /// What hidden folders begin with: checkpoints that are being written or removed.
 const HIDDEN: &str = ".step-";
 
@@ -23,7 +27,26 @@ pub struct Store {
 /// Keeps other runs from writing into the folder while it lives.
 #[derive(Debug)]
 pub struct StoreLock {
-    _file: Box<dyn Lock>,
+    file: Box<dyn Lock>,
+}
+
+/// Who has a folder, as its lock says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Holder {
+    /// The process.
+    pub pid: u32,
+    /// Its machine.
+    pub host: String,
+    /// Since when, in seconds since 1970.
+    pub since: f64,
+}
+
+impl StoreLock {
+    /// Says who has the folder. Where that cannot be written, others only see that it is taken.
+    pub fn say(&mut self, holder: &Holder) {
+        let text = serde_json::to_string(holder).expect("text and numbers");
+        let _ = self.file.say(&text);
+    }
 }
 
 /// The checkpoint that `path` is, or the newest in it; none where it is neither.
@@ -169,6 +192,14 @@ impl Store {
         }
     }
 
+    /// Who has the folder, or had it last, where that has been written.
+    pub fn holder(&self) -> Option<Holder> {
+        let mut text = String::new();
+        let file = self.disk.open(&self.folder.join(LOCK)).ok()?;
+        file.take(HOLDER_BYTES_MAX).read_to_string(&mut text).ok()?;
+        serde_json::from_str(&text).ok()
+    }
+
     fn taken(&self) -> CheckpointError {
         self.unusable("another run is saving there; end it, or name another folder".into())
     }
@@ -191,7 +222,7 @@ impl Store {
         };
         disk::create_folders(&*self.disk, &self.folder).map_err(refused)?;
         let file = self.disk.lock(&self.folder.join(LOCK), true).map_err(refused)?;
-        Ok((StoreLock { _file: file }, self.clean()))
+        Ok((StoreLock { file }, self.clean()))
     }
 
     /// Removes what is half-written or half-removed. It is in nobody's way: what cannot be removed
@@ -458,5 +489,20 @@ mod tests {
         // What is left of one that was damaged is not replaced by the next save either.
         fs::create_dir(store.path(20)).unwrap();
         assert_eq!(store.set_aside(5).unwrap(), [dir.path().join("step-000020.aside-1")]);
+    }
+
+    #[test]
+    fn a_lock_says_who_has_the_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path());
+        let (mut lock, _) = store.lock().unwrap();
+        assert_eq!(store.holder(), None);
+        let of = |pid| Holder { pid, host: "n1.rack-a".into(), since: 1.5e9 };
+        for holder in [of(123456), of(7)] {
+            lock.say(&holder);
+            assert_eq!(store.holder(), Some(holder));
+        }
+        std::fs::write(dir.path().join(LOCK), "[".repeat(1 << 20)).unwrap();
+        assert_eq!(store.holder(), None, "whatever it says");
     }
 }

@@ -70,6 +70,10 @@ pub trait Communicator: Send + Sync {
         None
     }
 
+    /// Says, once, that this rank has its first step behind it: where the engine gives that a
+    /// longer timeout, operations have the usual one from then on.
+    fn past_first_step(&self) {}
+
     /// Operations and bytes of this rank on this communicator so far.
     fn stats(&self) -> CommStats {
         CommStats::default()

@@ -6,9 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 pub enum CommError {
     /// Some ranks did not take part in time.
-    #[error(
-        "{group}: {operation} #{sequence} timed out after {after_s} s; missing ranks {missing:?}"
-    )]
+    #[error("{group}: {operation} #{sequence} timed out after {after_s} s; {}", late(missing))]
     Timeout {
         /// Name of the group.
         group: String,
@@ -90,6 +88,16 @@ pub enum CommError {
         /// The library's text.
         text: String,
     },
+}
+
+/// Ranks that have not arrived, in words: they may compute, and so are not missing.
+fn late(ranks: &[usize]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    match ranks {
+        [] => "who has not arrived is not known".into(),
+        [rank] => format!("rank {rank} has not arrived"),
+        _ => format!("ranks {} have not arrived", numbers.join(", ")),
+    }
 }
 
 impl CommError {

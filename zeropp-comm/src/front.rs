@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 
+use crate::patience::Timeout;
 use crate::signature::{Operation, Signature, bytes_of};
 use crate::stats::{Held, Traffic};
 use crate::{AllBytes, CommError, CommResult, CommStats, Communicator, Pending, checks};
@@ -41,6 +42,9 @@ pub(crate) trait Front: Send + Sync {
     fn error(&self) -> Option<CommError>;
     /// Fails the world, unless it has failed.
     fn fail(&self, error: CommError);
+
+    /// How long operations may be waited for.
+    fn timeout(&self) -> &Timeout;
 
     /// What is wrong with the type or length of a buffer.
     fn movable(&self, _call: &Signature) -> Result<(), String> {
@@ -202,6 +206,10 @@ impl<F: Front> Communicator for F {
 
     fn failure(&self) -> Option<CommError> {
         self.error()
+    }
+
+    fn past_first_step(&self) {
+        self.timeout().past_first_step();
     }
 
     fn stats(&self) -> CommStats {

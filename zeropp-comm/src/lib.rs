@@ -20,6 +20,7 @@ pub mod mesh;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 pub mod nccl;
+pub mod patience;
 mod pending;
 pub mod placement;
 mod progress;

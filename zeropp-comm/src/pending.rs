@@ -1,8 +1,9 @@
 //! Operations under way.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::error::CommResult;
+use crate::patience::Deadline;
 
 /// The engine's side of a [`Pending`].
 pub trait InFlight<T>: Send {
@@ -11,9 +12,9 @@ pub trait InFlight<T>: Send {
     /// Blocks until the result is there, the operation fails, or it times out.
     fn wait(self: Box<Self>) -> CommResult<T>;
     /// Blocks until `is_done`, or `deadline`; returns `is_done`. Fails nothing.
-    fn wait_until(&mut self, deadline: Instant) -> bool {
+    fn wait_until(&mut self, deadline: Deadline) -> bool {
         while !self.is_done() {
-            if Instant::now() >= deadline {
+            if deadline.is_over() {
                 return false;
             }
             std::thread::sleep(POLL_PAUSE);
@@ -60,7 +61,7 @@ impl<T> Pending<T> {
     }
 
     /// Blocks until [`is_done`](Self::is_done), or `deadline`; returns `is_done`. Fails nothing.
-    pub fn wait_until(&mut self, deadline: Instant) -> bool {
+    pub fn wait_until(&mut self, deadline: Deadline) -> bool {
         match &mut self.0 {
             State::Ready(_) => true,
             State::InFlight(op) => op.wait_until(deadline),

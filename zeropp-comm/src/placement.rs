@@ -16,6 +16,25 @@ choice! {
     }
 }
 
+/// The hosts of processes, each by one name. A name without a domain is short for the full name
+/// that begins with it, where there is one alone.
+pub fn one_name_each(hosts: &[String]) -> Vec<String> {
+    let mut full: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for host in hosts {
+        if let Some((short, _)) = host.split_once('.') {
+            let known = full.entry(short).or_default();
+            if !known.contains(&host.as_str()) {
+                known.push(host);
+            }
+        }
+    }
+    let name = |host: &String| match full.get(host.as_str()).map(Vec::as_slice) {
+        Some([one]) => one.to_string(),
+        _ => host.clone(),
+    };
+    hosts.iter().map(name).collect()
+}
+
 /// The processes in the order in which they get the mesh's ranks, `ranks_each` consecutive ones
 /// each, so that as many ZeRO-3 groups as possible are inside a host. `hosts[i]` is the host of
 /// the process that the launcher numbers i. Process 0 stays first, processes of a group keep the
@@ -111,6 +130,23 @@ mod tests {
 
     fn mesh(pp: usize, zero3: usize, dp: usize) -> Mesh {
         Mesh { pp, zero3, dp }
+    }
+
+    #[test]
+    fn machines_are_told_apart_by_their_full_names() {
+        let named = |names: &[&str]| {
+            one_name_each(&names.iter().map(|n| n.to_string()).collect::<Vec<_>>())
+        };
+        let apart = ["n1.rack-a", "n1.rack-b", "n1.rack-a"];
+        assert_eq!(named(&apart), apart);
+        // A short name is the full one where that is the only one it can be.
+        assert_eq!(
+            named(&["n1", "n1.rack-a", "n2", "n1.rack-a"]),
+            ["n1.rack-a", "n1.rack-a", "n2", "n1.rack-a"]
+        );
+        let unclear = ["n1", "n1.rack-a", "n1.rack-b"];
+        assert_eq!(named(&unclear), unclear);
+        assert_eq!(named(&["10.0.0.1", "10.0.0.2", "10"]), ["10.0.0.1", "10.0.0.2", "10"]);
     }
 
     #[test]

@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use burn::tensor::{DType, Tensor};
 use parking_lot::Mutex;
@@ -14,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::communicator::{AllBytes, Communicator};
 use crate::error::{CommError, CommResult};
 use crate::flight::{Ring, now_ns};
+use crate::patience::Deadline;
 use crate::pending::{InFlight, Pending, State};
 use crate::signature::Operation;
 use crate::stats::CommStats;
@@ -303,6 +303,10 @@ impl Communicator for Recorded {
         self.inner.failure()
     }
 
+    fn past_first_step(&self) {
+        self.inner.past_first_step();
+    }
+
     fn stats(&self) -> CommStats {
         self.inner.stats()
     }
@@ -321,7 +325,7 @@ impl<T> InFlight<T> for Tracked<T> {
         self.op.as_mut().is_none_or(|op| op.is_done())
     }
 
-    fn wait_until(&mut self, deadline: Instant) -> bool {
+    fn wait_until(&mut self, deadline: Deadline) -> bool {
         self.op.as_mut().is_none_or(|op| op.wait_until(deadline))
     }
 

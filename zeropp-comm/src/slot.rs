@@ -1,8 +1,7 @@
 //! Where a rank's thread waits for its communication thread.
 
-use std::time::Instant;
-
-use super::sync::{Condvar, Mutex};
+use super::patience::Deadline;
+use super::sync::{Condvar, Mutex, wait};
 use super::{CommError, CommResult};
 
 /// The place for one result.
@@ -35,10 +34,10 @@ impl<T> Slot<T> {
     }
 
     /// Sleeps until the result is there, or until `deadline`; whether it is. Leaves it there.
-    pub(crate) fn look_until(&self, deadline: Instant) -> bool {
+    pub(crate) fn look_until(&self, deadline: Deadline) -> bool {
         let mut result = self.result.lock();
         while result.is_none() {
-            if self.bell.wait_until(&mut result, deadline).timed_out() {
+            if wait(&self.bell, &mut result, deadline) {
                 break;
             }
         }
@@ -46,16 +45,11 @@ impl<T> Slot<T> {
     }
 
     /// Sleeps until the result is there, or until `deadline`.
-    pub(crate) fn wait(&self, deadline: Option<Instant>) -> Option<CommResult<T>> {
+    pub(crate) fn wait(&self, deadline: Deadline) -> Option<CommResult<T>> {
         let mut result = self.result.lock();
         while result.is_none() {
-            match deadline {
-                None => self.bell.wait(&mut result),
-                Some(at) => {
-                    if self.bell.wait_until(&mut result, at).timed_out() {
-                        break;
-                    }
-                }
+            if wait(&self.bell, &mut result, deadline) {
+                break;
             }
         }
         result.take()

@@ -7,12 +7,16 @@ mod chosen {
     pub(crate) use std::thread;
 
     pub(crate) use parking_lot::{Condvar, Mutex};
+
+    pub(crate) use crate::patience::wait;
 }
 
 #[cfg(feature = "shuttle")]
 mod chosen {
     use std::ops::{Deref, DerefMut};
-    use std::time::{Duration, Instant};
+    use std::time::Duration;
+
+    use crate::patience::Deadline;
 
     pub(crate) use shuttle::sync::atomic::AtomicBool;
     pub(crate) use shuttle::thread;
@@ -55,15 +59,6 @@ mod chosen {
     #[derive(Default)]
     pub(crate) struct Condvar(shuttle::sync::Condvar);
 
-    /// That a wait has ended by its bell.
-    pub(crate) struct Rung;
-
-    impl Rung {
-        pub(crate) fn timed_out(&self) -> bool {
-            false
-        }
-    }
-
     impl Condvar {
         pub(crate) fn new() -> Self {
             Self::default()
@@ -75,14 +70,7 @@ mod chosen {
             guard.0 = Some(again);
         }
 
-        /// No time passes, so that whoever only a deadline would wake waits for ever: a test sees
-        /// that as a deadlock.
-        pub(crate) fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, _: Instant) -> Rung {
-            self.wait(guard);
-            Rung
-        }
-
-        /// As [`Condvar::wait_until`] for whoever waits for something; the save under way does.
+        /// As [`wait`] for whoever waits for something; the save under way does.
         #[allow(dead_code)]
         pub(crate) fn wait_while_for<T>(
             &self,
@@ -102,6 +90,13 @@ mod chosen {
         pub(crate) fn notify_one(&self) {
             self.0.notify_one();
         }
+    }
+
+    /// No time passes, so that whoever only a deadline would wake waits for ever: a test sees that
+    /// as a deadlock.
+    pub(crate) fn wait<T>(bell: &Condvar, guard: &mut MutexGuard<'_, T>, _: Deadline) -> bool {
+        bell.wait(guard);
+        false
     }
 }
 

@@ -363,7 +363,11 @@ impl fmt::Debug for Locked {
     }
 }
 
-impl Lock for Locked {}
+impl Lock for Locked {
+    fn say(&mut self, _: &str) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 impl Drop for Locked {
     fn drop(&mut self) {

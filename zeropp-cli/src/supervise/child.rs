@@ -4,7 +4,9 @@ use std::io;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use zeropp_comm::patience::{Deadline, Moment};
 
 use super::progress::{Look, Watched};
 
@@ -33,18 +35,18 @@ pub(super) enum Ended {
 struct Hang {
     limit: Duration,
     /// When it had last gone on, as far as was seen.
-    since: Instant,
-    looked: Instant,
+    since: Moment,
+    looked: Moment,
 }
 
 impl Hang {
-    fn new(limit: Duration, now: Instant) -> Hang {
+    fn new(limit: Duration, now: Moment) -> Hang {
         Hang { limit, since: now, looked: now }
     }
 
     /// Whether it hangs `now`; `has_gone_on` looks whether it has since the last look, which takes
     /// time and is not done more often than the limit asks for.
-    fn is_one(&mut self, now: Instant, has_gone_on: impl FnOnce() -> bool) -> bool {
+    fn is_one(&mut self, now: Moment, has_gone_on: impl FnOnce() -> bool) -> bool {
         if now - self.looked < LOOK_PERIOD_MAX.min(self.limit / 10) {
             return false;
         }
@@ -86,7 +88,7 @@ impl Child {
     ) -> Ended {
         let (mut stopped, mut called, mut hung) = (false, false, false);
         let mut look = Look::new(watched);
-        let mut hang = hang.map(|limit| Hang::new(limit, Instant::now()));
+        let mut hang = hang.map(|limit| Hang::new(limit, Moment::now()));
         loop {
             match self.child.try_wait() {
                 Ok(None) => {}
@@ -112,7 +114,7 @@ impl Child {
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(period),
             }
             let Some(hang) = hang.as_mut().filter(|_| !hung) else { continue };
-            hung = hang.is_one(Instant::now(), || look.has_gone_on());
+            hung = hang.is_one(Moment::now(), || look.has_gone_on());
             if hung {
                 super::tell(&format!("no progress for {} s: it is ended", hang.limit.as_secs()));
                 self.send("QUIT");
@@ -128,8 +130,8 @@ impl Child {
             return;
         }
         self.send("TERM");
-        let begin = Instant::now();
-        while begin.elapsed() < END_TIME {
+        let end = Deadline::after(END_TIME);
+        while !end.is_over() {
             std::thread::sleep(Duration::from_millis(50));
             if !self.send("0") {
                 return;
@@ -255,7 +257,7 @@ mod tests {
     #[test]
     fn a_hang_is_seen_two_looks_late_at_most() {
         for (limit, steps_end) in [(2, 1.7), (60, 47.3), (3600, 3000.2)] {
-            let begin = Instant::now();
+            let begin = Moment::now();
             let mut hang = Hang::new(Duration::from_secs(limit), begin);
             // A step every fifth of a second; the command is looked at as often as in a run.
             let (mut at, mut seen) = (0.0, 0.0);

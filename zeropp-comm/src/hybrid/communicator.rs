@@ -11,6 +11,7 @@ use super::in_progress::InProgress;
 use super::split::{Joined, split};
 use super::ticket::{Outer, Ticket};
 use crate::front::{Front, Member};
+use crate::patience::Timeout;
 use crate::signature::{Operation, Signature};
 use crate::stats::{Held, Traffic};
 use crate::threads::barrier::{Input, Output, opened};
@@ -115,6 +116,10 @@ impl Front for HybridCommunicator {
 
     fn held(&self) -> Held {
         self.local.held()
+    }
+
+    fn timeout(&self) -> &Timeout {
+        &self.group.engine.world.timeout
     }
 
     fn error(&self) -> Option<CommError> {

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use parking_lot::Mutex;
@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::group::Group;
 use super::header::{Header, Purpose};
 use super::plan::{Arrived, Plan};
+use crate::patience::Deadline;
 use crate::signature::{Operation, bytes_of};
 use crate::threads::barrier::{Input, Output, RankBarrier};
 use crate::threads::collective::fail_with_panic;
@@ -155,7 +156,7 @@ impl InProgress {
         let (tag, len) =
             (Purpose::Note { sequence: self.barrier.sequence }.tag(), group.places[home].len());
         let mut note = group.outer.recv(home, tag, len, DType::F32);
-        let note = note.wait_until(Instant::now() + NOTE_TIME).then(|| note.wait().ok()).flatten();
+        let note = note.wait_until(Deadline::after(NOTE_TIME)).then(|| note.wait().ok()).flatten();
         let here = note.map_or(vec![0.0; len], zeropp_core::cpu_tensor::into_vec);
         group.ranks_at(home).zip(here).filter(|(_, here)| *here == 0.0).map(|(r, _)| r).collect()
     }

@@ -3,10 +3,10 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::group::Group;
 use super::header::Header;
+use crate::patience::Deadline;
 use crate::threads::barrier::{Input, Output, RankBarrier};
 use crate::threads::group::Group as LocalGroup;
 use crate::{CommError, CommResult, Communicator};
@@ -106,9 +106,9 @@ fn own(joined: Joined) -> Output {
 /// All processes' headers.
 fn exchange(group: &Arc<Group>, barrier: &RankBarrier, header: Header) -> CommResult<Vec<Header>> {
     let engine = &group.engine;
-    let timeout = engine.world.options.timeout;
+    let timeout = engine.world.timeout.get();
     let mut pending = group.outer.exchange(header.encode());
-    let in_time = Instant::now().checked_add(timeout).is_none_or(|at| pending.wait_until(at));
+    let in_time = pending.wait_until(Deadline::after(timeout));
     if !in_time {
         let missing = pending.missing().into_iter().flat_map(|process| engine.ranks_of(process));
         let missing = missing.collect();

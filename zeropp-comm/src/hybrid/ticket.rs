@@ -1,10 +1,11 @@
 //! What a rank waits with: for its threads' barrier, or for the outer engine.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::group::Group;
 use super::header::Purpose;
+use crate::patience::Deadline;
 use crate::threads::barrier::{Output, RankBarrier};
 use crate::threads::result_slots::Wait;
 use crate::{CommError, CommResult, InFlight, Pending};
@@ -24,10 +25,9 @@ impl<T> Ticket<T> {
         self.group.local.members[self.index]
     }
 
-    fn wait_for(&self, time: Option<Duration>) -> Wait<Output> {
-        let deadline = time.and_then(|time| Instant::now().checked_add(time));
+    fn wait_for(&self, time: Duration) -> Wait<Output> {
         let world = &self.group.engine.world;
-        self.barrier.slots.wait_until(self.index, self.rank(), world, deadline)
+        self.barrier.slots.wait(self.index, self.rank(), world, time)
     }
 
     /// Tells the other processes, once, which ranks of this one are here. They could not know.
@@ -52,11 +52,11 @@ impl<T> InFlight<T> for Ticket<T> {
     }
 
     fn wait(self: Box<Self>) -> CommResult<T> {
-        let (group, timeout) = (&self.group, self.group.engine.world.options.timeout);
-        let mut wait = self.wait_for(Some(timeout / 2));
+        let (group, timeout) = (&self.group, self.group.engine.world.timeout.get());
+        let mut wait = self.wait_for(timeout / 2);
         if let Wait::Expired = wait {
             self.note_missing();
-            wait = self.wait_for(Some(timeout / 2));
+            wait = self.wait_for(timeout / 2);
         }
         let mut missing = Vec::new();
         if let Wait::Expired = wait {
@@ -66,7 +66,7 @@ impl<T> InFlight<T> for Ticket<T> {
             }
             // Finding out takes a while; others may have found it first.
             group.engine.watch();
-            wait = self.wait_for(Some(Duration::ZERO));
+            wait = self.wait_for(Duration::ZERO);
         }
         match wait {
             Wait::Done(output) => Ok((self.open)(output)),
@@ -121,11 +121,8 @@ impl<T: Send> InFlight<T> for Outer<T> {
     }
 
     fn wait(mut self: Box<Self>) -> CommResult<T> {
-        let timeout = self.group.engine.world.options.timeout;
-        let in_time = match Instant::now().checked_add(timeout) {
-            Some(deadline) => self.pending.wait_until(deadline),
-            None => true,
-        };
+        let timeout = self.group.engine.world.timeout.get();
+        let in_time = self.pending.wait_until(Deadline::after(timeout));
         let missing = if in_time { Vec::new() } else { self.missing() };
         let Self { group, index, mut pending, operation, sequence, .. } = *self;
         if in_time || pending.is_done() {

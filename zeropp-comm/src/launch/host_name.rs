@@ -1,11 +1,9 @@
 //! This machine's name.
 
-/// The name of this machine, without what follows its first dot.
+/// The name of this machine, whole: two machines may differ in what follows the first dot alone.
 #[cfg(unix)]
 pub fn host_name() -> String {
-    let system = rustix::system::uname();
-    let name = system.nodename().to_string_lossy();
-    name.split('.').next().unwrap_or_default().to_string()
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// The name of this machine.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::tensor::DType;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -15,6 +15,7 @@ use super::sys::{self, Comm, Memory, MpiError, Transfer};
 use super::timeout_attribution::TimeoutAttribution;
 use super::wire::{Carriage, FRAME_MAX, Frame, Header};
 use crate::CommError;
+use crate::patience::Moment;
 use crate::progress::{Envelope, read_error};
 use crate::signature::Operation;
 
@@ -54,8 +55,8 @@ pub(super) struct Driver {
     called_by: HashMap<(usize, u64), u64>,
     byes: Vec<bool>,
     pub(super) attribution: Option<TimeoutAttribution>,
-    pub(super) failed_at: Option<Instant>,
-    finishing: Option<Instant>,
+    pub(super) failed_at: Option<Moment>,
+    finishing: Option<Moment>,
 }
 
 impl Driver {
@@ -88,7 +89,7 @@ impl Driver {
 
     /// Works until the world has ended in good order; ends the job where it has failed.
     pub(super) fn run(mut self) {
-        let (mut idle, mut moved_at) = (0u32, Instant::now());
+        let (mut idle, mut moved_at) = (0u32, Moment::now());
         loop {
             let mut moved = false;
             while let Ok(command) = self.commands.try_recv() {
@@ -101,7 +102,7 @@ impl Driver {
             }
             idle = if moved { 0 } else { idle.saturating_add(1) };
             if idle <= EAGER_POLLS {
-                moved_at = Instant::now();
+                moved_at = Moment::now();
                 std::thread::yield_now();
                 continue;
             }
@@ -157,7 +158,7 @@ impl Driver {
                 self.tell_all(&Frame::Depart(called));
             }
             Command::Finish => {
-                self.finishing = Some(Instant::now());
+                self.finishing = Some(Moment::now());
                 if self.failed_at.is_some() {
                     self.tell_all(&Frame::Bye);
                 }
@@ -187,7 +188,7 @@ impl Driver {
         if self.failed_at.is_some() {
             return;
         }
-        self.failed_at = Some(Instant::now());
+        self.failed_at = Some(Moment::now());
         let error = self.error();
         for channel in self.channels.values_mut() {
             for (_, exchange) in std::mem::take(&mut channel.exchanges) {
@@ -438,7 +439,7 @@ impl Driver {
             return false;
         }
         if !self.departed.iter().all(|departed| *departed) {
-            if since.elapsed() > self.shared.timeout {
+            if since.elapsed() > self.shared.timeout.get() {
                 let departed = &self.departed;
                 let here: Vec<usize> = (0..departed.len()).filter(|r| !departed[*r]).collect();
                 tracing::error!("rank {me}: ranks {here:?} did not end in time; ending the job");

@@ -1,7 +1,7 @@
 //! What MPI makes of the operations of a rank, before and after its communication thread.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::tensor::{DType, Device, Tensor};
 use crossbeam_channel::{Sender, bounded};
@@ -9,6 +9,7 @@ use crossbeam_channel::{Sender, bounded};
 use super::collective::Payload;
 use super::wire::INLINE_MAX;
 use crate::codec::can_send;
+use crate::patience::{Deadline, received};
 use crate::progress::{self, Awaited, Engine, INQUEST_MAX, ProgressCommunicator, Request};
 use crate::signature::{Operation, Signature};
 use crate::{CommResult, Pending};
@@ -88,17 +89,17 @@ impl Engine for MpiEngine {
     }
 
     fn missing(request: &Request<Self>) -> Vec<usize> {
-        let deadline = Instant::now() + INQUEST_MAX;
-        while !request.is_done() && Instant::now() < deadline {
+        let deadline = Deadline::after(INQUEST_MAX);
+        while !request.is_done() && !deadline.is_over() {
             let (answer, missing) = bounded(1);
             let question = WhoIsMissing { what: request.what, slot: request.slot.clone(), answer };
             if request.shared.commands.send(Command::Engine(question)).is_err() {
                 break;
             }
             // Nobody answers while another operation is looked into.
-            match missing.recv_deadline(deadline) {
-                Ok(missing) => return missing,
-                Err(_) => std::thread::sleep(ASK_AGAIN),
+            match received(deadline, &missing) {
+                Some(Ok(missing)) => return missing,
+                _ => std::thread::sleep(ASK_AGAIN),
             }
         }
         Vec::new()

@@ -33,10 +33,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use burn::tensor::Device;
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
+use crossbeam_channel::{Receiver, bounded, unbounded};
 
 use super::progress::{Group, Liveness, ProgressCommunicator};
 use super::{CommError, CommResult, Communicator, THREADS};
+use crate::patience::{Deadline, Timeout, received};
+use crate::placement::one_name_each;
 use channel::Channel;
 use driver::Driver;
 use engine::{Command, MpiEngine, Shared};
@@ -47,6 +49,8 @@ use sys::{Comm, MpiError};
 pub struct MpiOptions {
     /// How long one operation may be waited for before the world fails.
     pub timeout: Duration,
+    /// The same until the rank has its first step behind it, where that has a time of its own.
+    pub first_timeout: Option<Duration>,
     /// How long the processes may take to find each other.
     pub start_timeout: Duration,
     /// Which process gets which rank. Default: as the launcher numbers them.
@@ -59,7 +63,8 @@ impl Default for MpiOptions {
     fn default() -> Self {
         let timeout = Duration::from_secs(300);
         let start_timeout = Duration::from_secs(60);
-        Self { timeout, start_timeout, order: None, device: Device::flex() }
+        let device = Device::flex();
+        Self { timeout, first_timeout: None, start_timeout, order: None, device }
     }
 }
 
@@ -110,10 +115,12 @@ impl MpiWorld {
         };
         let thread = std::thread::Builder::new().name(THREADS.into()).spawn(body);
         let thread = thread.map_err(|e| unavailable(&format!("no thread can be started ({e})")))?;
-        let (shared, group, crew) = start.recv_timeout(options.start_timeout).map_err(|_| {
+        let deadline = Deadline::after(options.start_timeout);
+        let opened = received(deadline, &start).ok_or_else(|| {
             let s = options.start_timeout.as_secs_f64();
             unavailable(&format!("not all processes of the job arrived within {s} s"))
-        })??;
+        })?;
+        let (shared, group, crew) = opened.map_err(|_| unavailable("its thread has ended"))??;
         end_job_on_panic(shared.rank, describe);
         let liveness = Arc::new(Liveness(shared.clone()));
         let world = Arc::new(ProgressCommunicator::new(group, liveness));
@@ -166,8 +173,8 @@ impl MpiWorld {
             }
             return;
         }
-        let patience = self.shared.timeout.saturating_add(Duration::from_secs(5));
-        if self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+        let patience = self.shared.timeout.get().saturating_add(Duration::from_secs(5));
+        if received(Deadline::after(patience), &self.ended).is_none() {
             tracing::error!("rank {}: MPI does not end; ending the job", self.shared.rank);
             sys::end_job();
         }
@@ -196,7 +203,7 @@ struct Crew {
 fn open(options: MpiOptions) -> Result<(Driver, Arc<Group>, Crew), MpiError> {
     sys::init()?;
     let launched = Comm::world();
-    let hosts = launched.all_hosts()?;
+    let hosts = one_name_each(&launched.all_hosts()?);
     let order = options.order.as_ref().map(|order| order(&hosts));
     let order = order.unwrap_or_else(|| (0..hosts.len()).collect());
     let me = launched.rank()?;
@@ -211,7 +218,8 @@ fn open(options: MpiOptions) -> Result<(Driver, Arc<Group>, Crew), MpiError> {
     let world = Channel::new(group.clone(), main, late);
     let (commands, orders) = unbounded();
     let engine = MpiEngine { device: options.device };
-    let shared = Arc::new(Shared::new(engine, options.timeout, (rank, size), commands));
+    let timeout = Timeout::new(options.timeout, options.first_timeout, 1);
+    let shared = Arc::new(Shared::new(engine, timeout, (rank, size), commands));
     Ok((Driver::new(shared, orders, (control, data), world), group, crew))
 }
 

@@ -5,7 +5,6 @@
 //! likelier cause, wherever it is: those that have not joined may be waiting for it.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use crossbeam_channel::Sender;
 
@@ -13,6 +12,7 @@ use super::driver::Driver;
 use super::engine::Slot;
 use super::wire::Frame;
 use crate::CommError;
+use crate::patience::Deadline;
 use crate::progress::{ANSWER_TIME, Awaited};
 
 /// One late operation, and who has answered since.
@@ -21,7 +21,7 @@ pub(super) struct TimeoutAttribution {
     slot: Arc<Slot>,
     /// Who only wants to know the missing ranks.
     answer: Option<Sender<Vec<usize>>>,
-    deadline: Instant,
+    deadline: Deadline,
     pub(super) answered: Vec<bool>,
     /// World ranks that have said that they have called it.
     pub(super) called: Vec<bool>,
@@ -41,7 +41,7 @@ impl Driver {
         let size = self.shared.size;
         let mut answered = vec![false; size];
         answered[self.shared.rank] = true;
-        let deadline = Instant::now() + ANSWER_TIME;
+        let deadline = Deadline::after(ANSWER_TIME);
         let called = answered.clone();
         let question = Frame::Ping(what.group(), what.sequence());
         self.attribution =
@@ -54,7 +54,7 @@ impl Driver {
     pub(super) fn poll_attribution(&mut self) {
         let Some(attribution) = &self.attribution else { return };
         let all = attribution.answered.iter().all(|answered| *answered);
-        if !all && Instant::now() < attribution.deadline {
+        if !all && !attribution.deadline.is_over() {
             return;
         }
         let TimeoutAttribution { what, slot, answer, answered, called, .. } =
@@ -72,7 +72,7 @@ impl Driver {
             return;
         }
         let (operation, sequence) = (what.operation(), what.sequence());
-        let after_s = self.shared.timeout.as_secs_f64();
+        let after_s = self.shared.timeout.get().as_secs_f64();
         let error = CommError::Timeout { group, operation, sequence, after_s, missing };
         self.fail(self.shared.rank, error);
     }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 
@@ -19,6 +19,7 @@ use super::timeout_attribution::{Late, TimeoutAttribution};
 use super::turns::Turn;
 use super::wire::{Frame, Header, Route};
 use crate::CommError;
+use crate::patience::{Deadline, Moment};
 use crate::progress::{Address, Envelope, Group, read_error};
 use crate::signature::Signature;
 
@@ -52,7 +53,7 @@ impl Channel {
 
 /// An error that a peer is to blame for, and may be about to explain better.
 pub(super) struct Suspicion {
-    pub(super) since: Instant,
+    pub(super) since: Moment,
     pub(super) error: CommError,
     /// The world rank that cannot be reached.
     pub(super) rank: Option<usize>,
@@ -79,8 +80,8 @@ pub(super) struct Driver {
     pub(super) departed: Vec<bool>,
     pub(super) attribution: Option<TimeoutAttribution>,
     pub(super) suspicion: Option<Suspicion>,
-    pub(super) failed_at: Option<Instant>,
-    finishing: Option<Instant>,
+    pub(super) failed_at: Option<Moment>,
+    finishing: Option<Moment>,
     finalized: bool,
 }
 
@@ -122,21 +123,21 @@ impl Driver {
     pub(super) fn greet(&mut self) -> Result<(), CommError> {
         let (me, size) = (self.shared.rank, self.shared.size);
         let timeout = self.shared.engine.start_timeout;
-        let deadline = Instant::now() + timeout;
+        let deadline = Deadline::after(timeout);
         let mut missing: Vec<usize> = if me == 0 { (1..size).collect() } else { vec![0] };
         let mut later = Vec::new();
         if me != 0 {
             self.links.send(0, &Frame::Hello);
         }
         while !missing.is_empty() && self.suspicion.is_none() {
-            match self.commands.recv_deadline(deadline) {
-                Ok(Command::Engine(News::Frame(from, Frame::Hello))) => {
+            match deadline.until(|slice| self.commands.recv_timeout(slice).ok()) {
+                Some(Command::Engine(News::Frame(from, Frame::Hello))) => {
                     missing.retain(|rank| *rank != from);
                 }
-                Ok(Command::Engine(News::Unreachable(rank, why))) => self.unreachable(rank, &why),
+                Some(Command::Engine(News::Unreachable(rank, why))) => self.unreachable(rank, &why),
                 // Rank 0 greets one after the other: the first are at work already.
-                Ok(command) => later.push(command),
-                Err(_) => break,
+                Some(command) => later.push(command),
+                None => break,
             }
         }
         if let Some(Suspicion { error, .. }) = self.suspicion.take() {
@@ -208,7 +209,7 @@ impl Driver {
                 self.tell_known(&Frame::Depart);
                 self.take_the_rest();
             }
-            Command::Finish => self.finishing = Some(Instant::now()),
+            Command::Finish => self.finishing = Some(Moment::now()),
             Command::Engine(news) => self.hear(news),
         }
     }
@@ -379,7 +380,7 @@ impl Driver {
         if self.failed_at.is_some() || self.attribution.is_some() {
             return;
         }
-        let timeout = self.shared.timeout;
+        let timeout = self.shared.timeout.get();
         let late = self.lanes.iter().find_map(|((group, route), lane)| {
             let late = lane.late(timeout)?;
             Some(Late::InProgress { group: *group, route: *route, late })
@@ -397,7 +398,7 @@ impl Driver {
             return late || self.lanes.values_mut().all(Lane::drain);
         }
         if !self.lanes.values().all(Lane::is_idle) {
-            return late && since.elapsed() > self.shared.timeout;
+            return late && since.elapsed() > self.shared.timeout.get();
         }
         if !self.finalized {
             self.finalized = true;

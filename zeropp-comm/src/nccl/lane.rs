@@ -3,11 +3,12 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::accelerator::{Accelerator, DeviceResult, Event, Pinned, RawStream};
 use super::engine::{Output, Received, Slot};
 use super::library::{Comm, Nccl, NcclError, Transfer, UniqueId};
+use crate::patience::Moment;
 
 /// An operation that NCCL is to carry out.
 pub(super) struct Work {
@@ -34,9 +35,9 @@ struct InProgress {
     _pinned: Box<dyn std::any::Any + Send>,
     ready: Event,
     done: Arc<Event>,
-    issued: Instant,
+    issued: Moment,
     /// When its buffers were seen to be ready: from then on only peers can keep it.
-    begun: Option<Instant>,
+    begun: Option<Moment>,
 }
 
 /// What goes wrong on a lane.
@@ -198,7 +199,7 @@ impl Lane {
             _pinned: pins.keep,
             ready,
             done: done.clone(),
-            issued: Instant::now(),
+            issued: Moment::now(),
             begun: None,
         });
         work.slot.put(Ok(Output::Buffer(Received::Issued(Some(done)))));
@@ -213,7 +214,7 @@ impl Lane {
                 if !in_progress.ready.is_done().map_err(trouble)? {
                     break;
                 }
-                in_progress.begun = Some(Instant::now());
+                in_progress.begun = Some(Moment::now());
             }
             let trouble = |text| LaneError::Device(text, in_progress.label.operation.clone());
             if !in_progress.done.is_done().map_err(trouble)? {

@@ -37,10 +37,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, unbounded};
+use crossbeam_channel::{Receiver, bounded, unbounded};
 
 use super::progress::{Group, Liveness, ProgressCommunicator};
 use super::{CommError, CommResult, Communicator, THREADS};
+use crate::patience::{Deadline, Timeout, received};
 use crate::rendezvous::Rendezvous;
 pub use accelerator::{Accelerator, DeviceResult, Event, OnPinned, Pinned, RawEvent, RawStream};
 use driver::Driver;
@@ -59,6 +60,8 @@ const END_PATIENCE: Duration = Duration::from_secs(10);
 pub struct NcclOptions {
     /// How long one operation may take before the world fails.
     pub timeout: Duration,
+    /// The same until the rank has its first step behind it, where that has a time of its own.
+    pub first_timeout: Option<Duration>,
     /// How long the ranks may take to find each other.
     pub start_timeout: Duration,
     /// Name or address under which the other ranks reach this one. With an address it listens
@@ -72,6 +75,7 @@ impl Default for NcclOptions {
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(300),
+            first_timeout: None,
             start_timeout: Duration::from_secs(60),
             host: Ipv4Addr::LOCALHOST.to_string(),
             search: NcclSearch::from_env(),
@@ -106,7 +110,8 @@ impl NcclWorld {
         let (commands, orders) = unbounded();
         let links = Links::open(&options, (rank, size), rendezvous, commands.clone())?;
         let engine = NcclEngine::new(accelerator, options.start_timeout);
-        let shared = Arc::new(Shared::new(engine, options.timeout, (rank, size), commands));
+        let timeout = Timeout::new(options.timeout, options.first_timeout, 1);
+        let shared = Arc::new(Shared::new(engine, timeout, (rank, size), commands));
         let group = Group::world(rank, size);
         let (started, start) = bounded(1);
         let (end, ended) = bounded::<()>(0);
@@ -170,8 +175,8 @@ impl NcclWorld {
         let Some(thread) = self.thread.take() else { return };
         self.world = None;
         let _ = self.shared.commands.send(Command::Finish);
-        let patience = self.shared.timeout.saturating_add(END_PATIENCE);
-        if self.ended.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+        let patience = self.shared.timeout.get().saturating_add(END_PATIENCE);
+        if received(Deadline::after(patience), &self.ended).is_none() {
             tracing::error!("rank {}: NCCL does not return; leaving it behind", self.shared.rank);
             return;
         }

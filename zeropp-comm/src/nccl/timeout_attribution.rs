@@ -8,13 +8,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::driver::{Driver, Suspicion};
 use super::engine::Slot;
 use super::lane::LateOperation;
 use super::wire::{Frame, Route};
 use crate::CommError;
+use crate::patience::{Deadline, Moment};
 use crate::progress::{ANSWER_TIME, Awaited};
 use crate::signature::Operation;
 
@@ -30,7 +30,7 @@ pub(super) enum Late {
 pub(super) struct TimeoutAttribution {
     what: Late,
     slot: Option<Arc<Slot>>,
-    deadline: Instant,
+    deadline: Deadline,
     asked: Vec<usize>,
     answers: HashMap<usize, (u64, u64)>,
 }
@@ -68,7 +68,7 @@ impl Driver {
         if self.failed_at.is_some() {
             return;
         }
-        self.failed_at = Some(Instant::now());
+        self.failed_at = Some(Moment::now());
         let error = self.error();
         for channel in self.channels.values_mut() {
             channel.exchanges.clear();
@@ -102,7 +102,7 @@ impl Driver {
 
     /// Fails the world with an error in a moment, unless who is to blame says why before.
     pub(super) fn suspect(&mut self, rank: Option<usize>, error: CommError) {
-        let fresh = || Suspicion { since: Instant::now(), error, rank };
+        let fresh = || Suspicion { since: Moment::now(), error, rank };
         self.suspicion.get_or_insert_with(fresh);
     }
 
@@ -184,7 +184,7 @@ impl Driver {
             }
             _ => group.others().collect(),
         };
-        let deadline = Instant::now() + ANSWER_TIME;
+        let deadline = Deadline::after(ANSWER_TIME);
         let me = self.shared.rank;
         let asked: Vec<usize> = asked.into_iter().filter(|rank| *rank != me).collect();
         self.attribution = Some(TimeoutAttribution {
@@ -229,7 +229,7 @@ impl Driver {
         let Some(attribution) = &self.attribution else { return };
         let silent =
             |rank: &usize| !attribution.answers.contains_key(rank) && !self.departed[*rank];
-        if attribution.asked.iter().any(silent) && Instant::now() < attribution.deadline {
+        if attribution.asked.iter().any(silent) && !attribution.deadline.is_over() {
             return;
         }
         let attribution = self.attribution.take().expect("looked at above");
@@ -243,7 +243,7 @@ impl Driver {
 
     /// The error of an operation that is still late.
     fn judge(&self, attribution: &TimeoutAttribution) -> Option<CommError> {
-        let timeout = self.shared.timeout;
+        let timeout = self.shared.timeout.get();
         let TimeoutAttribution { what, slot, asked, answers, .. } = attribution;
         let group = &self.channels[&what.group()].group;
         let silent: Vec<usize> = asked

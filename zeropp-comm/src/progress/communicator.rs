@@ -11,6 +11,7 @@ use super::{
     Shared, Slot, Wanted,
 };
 use crate::front::{Front, Member};
+use crate::patience::Timeout;
 use crate::signature::{Operation, Signature};
 use crate::stats::{Held, Traffic};
 use crate::subgroup::SplitRequest;
@@ -96,6 +97,10 @@ impl<E: Engine> Front for ProgressCommunicator<E> {
         let buffers = &self.group.buffers;
         // Messages move once they are asked for.
         Held { fresh_buffers: buffers.fresh(), early_bytes: 0, idle_bytes: buffers.idle_bytes() }
+    }
+
+    fn timeout(&self) -> &Timeout {
+        &self.shared().timeout
     }
 
     fn error(&self) -> Option<CommError> {

@@ -1,9 +1,10 @@
 //! A rank's request on a result, and what becomes of one that does not come.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use super::{Address, Command, Engine, Group, INQUEST_MAX, Output, Shared, Slot};
+use crate::patience::Deadline;
 use crate::signature::{Operation, Signature};
 use crate::{CommError, CommResult, InFlight};
 
@@ -56,22 +57,23 @@ impl<E: Engine> Request<E> {
 
     /// Sleeps until there is a result at `slot`, this request's or a later part's of its operation.
     pub(crate) fn wait(&self, slot: &Arc<Slot<E>>) -> CommResult<Output<E>> {
-        if let Some(result) = slot.wait(Instant::now().checked_add(self.shared.timeout)) {
+        let timeout = self.shared.timeout.get();
+        if let Some(result) = slot.wait(Deadline::after(timeout)) {
             return result;
         }
         let command = Command::Expired { what: self.what, slot: slot.clone() };
         let asked = self.shared.commands.send(command).is_ok();
-        let answer = asked.then(|| slot.wait(Some(Instant::now() + INQUEST_MAX))).flatten();
-        answer.unwrap_or_else(|| Err(self.unexplained()))
+        let answer = asked.then(|| slot.wait(Deadline::after(INQUEST_MAX))).flatten();
+        answer.unwrap_or_else(|| Err(self.unexplained(timeout)))
     }
 
     /// The communication thread itself does not come back from a call to the library.
-    fn unexplained(&self) -> CommError {
+    fn unexplained(&self, timeout: Duration) -> CommError {
         let error = CommError::Timeout {
             group: self.group.name.clone(),
             operation: format!("{} ({} does not return)", self.what.operation(), E::LIBRARY),
             sequence: self.what.sequence(),
-            after_s: self.shared.timeout.as_secs_f64(),
+            after_s: timeout.as_secs_f64(),
             missing: Vec::new(),
         };
         self.shared.set_failure(self.shared.rank, error);
@@ -94,7 +96,7 @@ where
         self.request.is_done()
     }
 
-    fn wait_until(&mut self, deadline: Instant) -> bool {
+    fn wait_until(&mut self, deadline: Deadline) -> bool {
         self.request.slot.look_until(deadline) || self.request.is_done()
     }
 

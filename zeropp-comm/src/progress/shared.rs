@@ -1,18 +1,18 @@
 //! What the communicators of one rank and its communication thread both see.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use crossbeam_channel::Sender;
 
 use super::{Command, Engine};
 use crate::CommError;
+use crate::patience::Timeout;
 
 /// State of one rank's world.
 pub(crate) struct Shared<E: Engine> {
     pub(crate) engine: E,
     /// How long one operation may take before the world fails.
-    pub(crate) timeout: Duration,
+    pub(crate) timeout: Timeout,
     /// World rank.
     pub(crate) rank: usize,
     /// World size.
@@ -24,7 +24,7 @@ pub(crate) struct Shared<E: Engine> {
 impl<E: Engine> Shared<E> {
     pub(crate) fn new(
         engine: E,
-        timeout: Duration,
+        timeout: Timeout,
         (rank, size): (usize, usize),
         commands: Sender<Command<E>>,
     ) -> Self {

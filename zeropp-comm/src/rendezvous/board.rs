@@ -1,10 +1,11 @@
 //! Names and values that are set once and waited for, in one process.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::RendezvousError;
-use crate::sync::{Condvar, Mutex};
+use crate::patience::Deadline;
+use crate::sync::{Condvar, Mutex, wait};
 
 /// Longest name, in bytes.
 pub(super) const KEY_BYTES_MAX: usize = 256;
@@ -61,8 +62,7 @@ impl Board {
 
     /// The value of `key`, waited for.
     pub(super) fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, RendezvousError> {
-        // No deadline where the clock cannot reach it.
-        let deadline = Instant::now().checked_add(timeout);
+        let deadline = Deadline::after(timeout);
         let mut inner = self.inner.lock();
         loop {
             if let Some(value) = inner.values.get(key) {
@@ -71,13 +71,7 @@ impl Board {
             if let Some(error) = &inner.over {
                 return Err(error.clone());
             }
-            let timed_out = match deadline {
-                Some(deadline) => self.changed.wait_until(&mut inner, deadline).timed_out(),
-                None => {
-                    self.changed.wait(&mut inner);
-                    false
-                }
-            };
+            let timed_out = wait(&self.changed, &mut inner, deadline);
             if timed_out && !inner.values.contains_key(key) && inner.over.is_none() {
                 let after_s = timeout.as_secs_f64().round() as u64;
                 return Err(RendezvousError::Timeout { key: key.into(), after_s });

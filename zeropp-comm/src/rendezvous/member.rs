@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::ranks_in_words;
 use super::{Rendezvous, RendezvousError};
+use crate::placement::one_name_each;
 
 /// The name under which all members are, once all are here.
 pub(super) const MEMBERS: &str = "zeropp/members";
@@ -56,11 +57,12 @@ pub fn members(rendezvous: &dyn Rendezvous) -> Result<Vec<Member>, RendezvousErr
             reason: format!("is not a list of members ({e}); use one build of zeropp everywhere"),
         })?;
     let Listed { job, plan, world, members } = listed;
-    let member = |(first_rank, ranks, host, pid)| {
+    let hosts: Vec<String> = members.iter().map(|(.., host, _)| host.clone()).collect();
+    let member = |((first_rank, ranks, _, pid), host)| {
         let (job, plan) = (job.clone(), plan.clone());
         Member { job, plan, world, first_rank, ranks, host, pid }
     };
-    Ok(members.into_iter().map(member).collect())
+    Ok(members.into_iter().zip(one_name_each(&hosts)).map(member).collect())
 }
 
 /// The list that [`members`] reads back. There is at least one.

@@ -234,7 +234,7 @@ mod tests {
         };
         let barrier = join(0, 4);
         join(1, 2);
-        let Wait::Failed(error) = barrier.slots.wait(0, 0, &world) else {
+        let Wait::Failed(error) = barrier.slots.wait(0, 0, &world, world.timeout.get()) else {
             panic!("the wait ends with the failure");
         };
         let text = error.to_string();

@@ -11,6 +11,7 @@ use super::mail::{self, Address, Found, Receive};
 use super::result_slots::Wait;
 use super::world::Liveness;
 use crate::front::{Front, Member};
+use crate::patience::Timeout;
 use crate::signature::{Operation, Signature};
 use crate::stats::{Held, Traffic};
 use crate::{AllBytes, CommError, CommResult, Communicator, InFlight, Pending};
@@ -70,6 +71,10 @@ impl Front for ThreadsCommunicator {
             early_bytes: self.group.mail.lock().early_bytes(self.place),
             idle_bytes: if self.place == 0 { buffers.idle_bytes() } else { 0 },
         }
+    }
+
+    fn timeout(&self) -> &Timeout {
+        &self.group.world.timeout
     }
 
     fn error(&self) -> Option<CommError> {
@@ -141,7 +146,8 @@ impl<T> InFlight<T> for Ticket<T> {
 
     fn wait(self: Box<Self>) -> CommResult<T> {
         let world = &self.group.world;
-        match self.barrier.slots.wait(self.place, self.group.members[self.place], world) {
+        let (rank, timeout) = (self.group.members[self.place], world.timeout.get());
+        match self.barrier.slots.wait(self.place, rank, world, timeout) {
             Wait::Done(output) => Ok((self.open)(output)),
             Wait::Failed(error) => Err(error),
             Wait::Expired => {
@@ -149,7 +155,7 @@ impl<T> InFlight<T> for Ticket<T> {
                     group: self.group.name.clone(),
                     operation: self.barrier.signature.to_string(),
                     sequence: self.barrier.sequence,
-                    after_s: world.options.timeout.as_secs_f64(),
+                    after_s: timeout.as_secs_f64(),
                     missing: self.group.world_ranks(&self.barrier.missing()),
                 };
                 self.group.fail(self.place, error)
@@ -179,7 +185,8 @@ impl InFlight<Tensor<1>> for Envelope {
 
     fn wait(self: Box<Self>) -> CommResult<Tensor<1>> {
         let (world, address) = (&self.group.world, self.receive.address);
-        match self.receive.slot.wait(0, self.group.members[address.to], world) {
+        let (rank, timeout) = (self.group.members[address.to], world.timeout.get());
+        match self.receive.slot.wait(0, rank, world, timeout) {
             Wait::Done(message) => Ok(take_over(message)),
             Wait::Failed(error) => Err(error),
             Wait::Expired => {
@@ -187,7 +194,7 @@ impl InFlight<Tensor<1>> for Envelope {
                     group: self.group.name.clone(),
                     operation: Operation::Recv.to_string(),
                     sequence: address.tag,
-                    after_s: world.options.timeout.as_secs_f64(),
+                    after_s: timeout.as_secs_f64(),
                     missing: self.group.world_ranks(&[address.from]),
                 };
                 self.group.fail(address.to, error)

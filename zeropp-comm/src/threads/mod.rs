@@ -33,6 +33,9 @@ use world::{Liveness, World};
 pub struct ThreadsOptions {
     /// How long one operation may be waited for before the world fails.
     pub timeout: Duration,
+    /// The same until the ranks have their first step behind them
+    /// ([`past_first_step`](Communicator::past_first_step)). `None`: no other time.
+    pub first_timeout: Option<Duration>,
     /// Threads that copy and sum. `None`: one a rank, up to the available cores. With 0 the rank
     /// that arrives last does the work.
     pub workers: Option<usize>,
@@ -43,7 +46,8 @@ pub struct ThreadsOptions {
 
 impl Default for ThreadsOptions {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(300), workers: None, inline_bytes: 64 << 10 }
+        let timeout = Duration::from_secs(300);
+        Self { timeout, first_timeout: None, workers: None, inline_bytes: 64 << 10 }
     }
 }
 

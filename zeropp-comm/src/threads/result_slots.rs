@@ -1,10 +1,11 @@
 //! Where ranks wait for a result, each on a slot of its own.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use super::world::World;
 use crate::CommError;
-use crate::sync::{Condvar, Mutex};
+use crate::patience::Deadline;
+use crate::sync::{self, Condvar, Mutex};
 
 /// One result for each of several waiting ranks.
 pub(crate) struct ResultSlots<T> {
@@ -54,19 +55,15 @@ impl<T> ResultSlots<T> {
         }
     }
 
-    /// Sleeps until `slot` has its result, the world fails, or its timeout is over.
-    pub(super) fn wait(&self, slot: usize, rank: usize, world: &World) -> Wait<T> {
-        self.wait_until(slot, rank, world, Instant::now().checked_add(world.options.timeout))
-    }
-
-    /// The same with a time of one's own; none is for ever.
-    pub(crate) fn wait_until(
+    /// Sleeps until `slot` has its result, the world fails, or `timeout` is over.
+    pub(crate) fn wait(
         &self,
         slot: usize,
         rank: usize,
         world: &World,
-        deadline: Option<Instant>,
+        timeout: Duration,
     ) -> Wait<T> {
+        let deadline = Deadline::after(timeout);
         let mut results = self.results.lock();
         let mut expired = false;
         loop {
@@ -79,10 +76,7 @@ impl<T> ResultSlots<T> {
             if let Some(error) = world.error(rank) {
                 return Wait::Failed(error);
             }
-            match deadline {
-                Some(at) => expired = self.bells[slot].wait_until(&mut results, at).timed_out(),
-                None => self.bells[slot].wait(&mut results),
-            }
+            expired = sync::wait(&self.bells[slot], &mut results, deadline);
         }
     }
 }

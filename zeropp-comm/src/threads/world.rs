@@ -7,6 +7,7 @@ use super::ThreadsOptions;
 use super::group::Group;
 use super::workers::Workers;
 use crate::CommError;
+use crate::patience::Timeout;
 use crate::sync::{AtomicBool, Mutex};
 
 /// Hears of the first error and the world rank that saw it.
@@ -15,6 +16,8 @@ pub(crate) type OnFailure = Box<dyn Fn(usize, &CommError) + Send + Sync>;
 /// State of the world. Lock order: `groups`, then a group's locks, then a slot's.
 pub(crate) struct World {
     pub(crate) options: ThreadsOptions,
+    /// How long one operation may be waited for.
+    pub(crate) timeout: Timeout,
     pub(crate) workers: Workers,
     /// World rank of the first rank here; other processes may have others.
     first: usize,
@@ -37,6 +40,7 @@ impl World {
         let workers = options.workers.unwrap_or_else(|| size.min(cores()));
         Self {
             workers: Workers::start(workers),
+            timeout: Timeout::new(options.timeout, options.first_timeout, size),
             options,
             first,
             failure: OnceLock::new(),

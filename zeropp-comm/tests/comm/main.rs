@@ -5,6 +5,7 @@
 
 mod hybrid;
 mod layouts;
+mod paused;
 #[path = "../../../zeropp-core/tests/common/random.rs"]
 mod random;
 mod threads;

@@ -183,7 +183,7 @@ fn a_frozen_process_is_named_by_the_others() {
         job.signal(frozen, "-STOP");
         let others: Vec<usize> = (0..3).filter(|rank| *rank != frozen).collect();
         let told = job.wait_for("told", others.into_iter());
-        let named = format!("missing ranks [{frozen}]");
+        let named = format!("rank {frozen} has not arrived");
         assert!(told.iter().any(|text| text.contains(&named)), "{told:?}");
     }
 }

@@ -22,7 +22,12 @@ const RANKS: usize = 3;
 /// Runs `rank` on every rank of a world, whose sums are done by `workers` threads.
 fn ranks(workers: usize, rank: impl Fn(Arc<dyn Communicator>) + Send + Sync + Copy + 'static) {
     let timeout = Duration::from_secs(3600);
-    let options = ThreadsOptions { timeout, workers: Some(workers), inline_bytes: 0 };
+    let options = ThreadsOptions {
+        timeout,
+        workers: Some(workers),
+        inline_bytes: 0,
+        ..ThreadsOptions::default()
+    };
     let world = ThreadsWorld::new(RANKS, options).communicators();
     let threads: Vec<_> =
         world.into_iter().map(|world| thread::spawn(move || rank(world))).collect();

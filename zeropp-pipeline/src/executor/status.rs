@@ -77,10 +77,16 @@ impl StatusBoard {
     /// The ranks that have been computing one action for `at_least`, in words: those that others
     /// wait for, directly or not.
     pub fn stalled(&self, at_least: Duration) -> Vec<String> {
-        let since = now_ns().saturating_sub(at_least.as_nanos() as u64);
+        let now = now_ns();
         let computing = |rank: usize| self.0[rank].lock().last_mut()?.computing();
-        let long = |rank: &usize| computing(*rank).is_some_and(|begin| begin <= since);
-        (0..self.0.len()).filter(long).map(|rank| self.describe(rank)).collect()
+        let long = |rank: usize| {
+            let time = Duration::from_nanos(now.saturating_sub(computing(rank)?));
+            (time >= at_least).then(|| {
+                let s = (time.as_secs_f64() * 10.0).round() / 10.0;
+                format!("{}, which it has computed for {s} s", self.describe(rank))
+            })
+        };
+        (0..self.0.len()).filter_map(long).collect()
     }
 
     /// What `rank` was last seen doing, in words.

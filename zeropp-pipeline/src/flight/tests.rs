@@ -196,7 +196,7 @@ fn a_rank_without_a_record_was_killed_or_frozen() {
     assert_eq!((two.cause, two.ranks[0]), (Cause::Killed, 2));
 
     records[0] = records[0].clone().times_out(&[2]);
-    check(&verdict(records), Cause::Frozen, &[2], &["missing ranks [2]"]);
+    check(&verdict(records), Cause::Frozen, &[2], &["rank 2 has not arrived"]);
 }
 
 #[test]

@@ -237,6 +237,9 @@ fn cut_off(case: &Case) -> Option<Verdict> {
     })
 }
 
+/// What helps where nothing is wrong but the time.
+const MORE_TIME: &str = "where a step takes that long, a larger timeout-s helps";
+
 /// The rank at the end of all waiting.
 fn waited_for(case: &Case) -> Option<Verdict> {
     let timeout = case.first_timeout()?;
@@ -257,7 +260,8 @@ fn waited_for(case: &Case) -> Option<Verdict> {
             && ns >= timeout_ns / 4
         {
             let what = format!("took {} for one action", seconds(ns));
-            let found = verdict(case, Cause::Slow, vec![slow], &what, vec![reason]);
+            let reasons = vec![reason, MORE_TIME.into()];
+            let found = verdict(case, Cause::Slow, vec![slow], &what, reasons);
             return Some(placed(found, Place::of(action), case, &what));
         }
         let doing = match case.moment.doing(rank) {
@@ -267,7 +271,11 @@ fn waited_for(case: &Case) -> Option<Verdict> {
         let what = format!("{doing} for {}", seconds(ns));
         let waited =
             format!("{votes} {} for it", if votes == 1 { "rank waited" } else { "ranks waited" });
-        return Some(verdict(case, Cause::Stuck, vec![rank], &what, vec![waited, reason]));
+        let mut reasons = vec![waited, reason];
+        if doing == "was computing" {
+            reasons.push(MORE_TIME.into());
+        }
+        return Some(verdict(case, Cause::Stuck, vec![rank], &what, reasons));
     }
     None
 }

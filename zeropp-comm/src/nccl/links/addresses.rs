@@ -3,12 +3,13 @@
 //! Rank 0 reads every rank's address and sets all of them as one value, so that all ranks together
 //! read as many values as there are ranks, and a rank other than rank 0 one.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::{Secret, unavailable};
 use crate::CommError;
+use crate::patience::Deadline;
 use crate::rendezvous::{Rendezvous, RendezvousError};
 
 const ROLL: &str = "nccl/ranks";
@@ -35,7 +36,7 @@ pub(super) fn exchange(
     rendezvous: &dyn Rendezvous,
     timeout: Duration,
 ) -> Result<(Secret, Vec<String>), CommError> {
-    let deadline = Instant::now() + timeout;
+    let deadline = Deadline::after(timeout);
     let failed = |error: RendezvousError| match error {
         RendezvousError::Timeout { .. } => {
             let there = |rank: &usize| rendezvous.get(&address_of(*rank), Duration::ZERO).is_ok();
@@ -58,7 +59,7 @@ pub(super) fn exchange(
             roll
         }
         _ => {
-            let left = deadline.saturating_duration_since(Instant::now()) + NEWS_TIME;
+            let left = deadline.left() + NEWS_TIME;
             let bytes = rendezvous.get(ROLL, left).map_err(failed)?;
             let read = serde_json::from_slice(&bytes).ok();
             read.filter(|roll: &Roll| roll.addresses.len() == size).ok_or_else(|| {
@@ -74,10 +75,10 @@ pub(super) fn exchange(
 fn call(
     size: usize,
     rendezvous: &dyn Rendezvous,
-    deadline: Instant,
+    deadline: Deadline,
 ) -> Result<Vec<String>, RendezvousError> {
     let address = |rank| {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.left();
         let bytes = rendezvous.get(&address_of(rank), left)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     };

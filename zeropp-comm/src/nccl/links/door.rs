@@ -16,7 +16,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::Sender;
 use parking_lot::Mutex;
@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 use super::super::engine::{Command, News};
 use super::super::wire::Frame;
 use super::{FRAME_MAX, HANDSHAKE_TIME, Secret, start};
+use crate::patience::Deadline;
 use crate::sealed::Opener;
 use crate::timed::Timed;
 
@@ -171,7 +172,7 @@ pub(super) fn enter(
     secret: &Secret,
     ends: (usize, usize),
 ) -> io::Result<(TcpStream, [u8; 32])> {
-    let deadline = Instant::now() + FULL_TIME;
+    let deadline = Deadline::after(FULL_TIME);
     loop {
         let stream = reach(address)?;
         stream.set_nodelay(true)?;
@@ -179,7 +180,7 @@ pub(super) fn enter(
         let theirs: Nonce = match wire.array() {
             Ok(theirs) => theirs,
             // Hung up on: the door has no seat left.
-            Err(error) if is_end(&error) && Instant::now() < deadline => {
+            Err(error) if is_end(&error) && !deadline.is_over() => {
                 std::thread::sleep(PAUSE);
                 continue;
             }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
 use parking_lot::{Condvar, Mutex};
@@ -16,6 +16,7 @@ use super::handshake::{self, HandshakeError, Keys};
 use super::link::Link;
 use super::message::Message;
 use super::{HANDSHAKE_TIME, TcpOptions, check_token, derived, spawn};
+use crate::patience::{Deadline, wait};
 
 /// A pause before the host is tried again.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
@@ -100,7 +101,7 @@ fn connect(
 ) -> Result<(TcpStream, Keys, Duration), RendezvousError> {
     let place = options.address.to_string();
     let key = Token::key(options.token.as_ref());
-    let deadline = Instant::now() + options.start_timeout;
+    let deadline = Deadline::after(options.start_timeout);
     let refused = |reason: &dyn ToString, help: &str| {
         let reason = format!("{}{help}", reason.to_string());
         Err(RendezvousError::Refused { place: place.clone(), reason })
@@ -123,7 +124,7 @@ fn connect(
             },
             Err(problem) => problem,
         };
-        if Instant::now() >= deadline {
+        if deadline.is_over() {
             let after_s = options.start_timeout.as_secs_f64().round();
             let reason = format!(
                 "rank 0 cannot be reached within {after_s} s: {problem}; is its process started, \
@@ -229,10 +230,10 @@ impl Rendezvous for Client {
         drop(talk);
         let message = Message::Put { id, key: key.into(), value: value.into() };
         let sent = shared.link.send(&message);
-        let deadline = Instant::now() + shared.silence;
+        let deadline = Deadline::after(shared.silence);
         let mut talk = shared.talk.lock();
         while sent.is_ok() && talk.puts[&id].is_none() && !talk.down {
-            if shared.changed.wait_until(&mut talk, deadline).timed_out() {
+            if wait(&shared.changed, &mut talk, deadline) {
                 break;
             }
         }
@@ -261,10 +262,10 @@ impl Rendezvous for Client {
             let _ = shared.link.send(&Message::Watch { key: key.into() });
         }
         if timeout.is_zero() {
-            let deadline = Instant::now() + shared.silence;
+            let deadline = Deadline::after(shared.silence);
             let mut talk = shared.talk.lock();
             while !talk.asked[key] && !talk.down {
-                if shared.changed.wait_until(&mut talk, deadline).timed_out() {
+                if wait(&shared.changed, &mut talk, deadline) {
                     break;
                 }
             }

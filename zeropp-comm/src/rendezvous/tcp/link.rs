@@ -2,12 +2,13 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::BODY_BYTES_MAX;
 use super::message::Message;
+use crate::patience::{Moment, SLICE};
 use crate::sealed::{Opener, Sealer};
 
 /// How long a write may take before the other side counts as stuck.
@@ -63,15 +64,15 @@ impl Link {
         let mut opener = Opener::new(open, BODY_BYTES_MAX);
         let mut buffer = vec![0; 16 << 10];
         let beat = (self.silence / 4).clamp(BEAT_MIN, BEAT_MAX);
-        let (mut heard, mut said) = (Instant::now(), Instant::now());
-        if let Err(e) = self.stream.set_read_timeout(Some(beat)) {
+        let (mut heard, mut said) = (Moment::now(), Moment::now());
+        if let Err(e) = self.stream.set_read_timeout(Some(beat.min(SLICE))) {
             return Some(format!("its connection cannot be used ({e})"));
         }
         loop {
             match (&self.stream).read(&mut buffer) {
                 Ok(0) => return Some("its connection closed".into()),
                 Ok(n) => {
-                    heard = Instant::now();
+                    heard = Moment::now();
                     opener.feed(&buffer[..n]);
                 }
                 Err(e) if waiting(&e) => {}
@@ -93,7 +94,7 @@ impl Link {
                 return Some(format!("nothing came from it for {:?}", self.silence));
             }
             if said.elapsed() >= beat {
-                said = Instant::now();
+                said = Moment::now();
                 if self.send(&Message::Beat).is_err() {
                     return Some("nothing can be sent to it".into());
                 }

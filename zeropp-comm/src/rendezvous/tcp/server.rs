@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
@@ -16,6 +16,7 @@ use super::handshake::{self, Caller, HandshakeError};
 use super::link::Link;
 use super::message::Message;
 use super::{HANDSHAKE_TIME, TcpOptions, derived, spawn};
+use crate::patience::{Deadline, Moment, wait};
 
 /// Most connections that may be in their handshake at once.
 pub(super) const AT_DOOR_MAX: usize = 256;
@@ -42,7 +43,7 @@ struct Shared {
     left: Condvar,
     key: [u8; 32],
     silence: Duration,
-    deadline: Instant,
+    deadline: Deadline,
     closing: AtomicBool,
 }
 
@@ -110,7 +111,7 @@ impl Server {
             left: Condvar::new(),
             key: Token::key(options.token.as_ref()),
             silence: options.silence,
-            deadline: Instant::now() + options.start_timeout,
+            deadline: Deadline::after(options.start_timeout),
             closing: AtomicBool::new(false),
         });
         shared.check_complete();
@@ -121,9 +122,9 @@ impl Server {
     }
 
     fn wait_for_all(&self, options: &TcpOptions) -> Result<(), RendezvousError> {
-        let begin = Instant::now();
+        let begin = Moment::now();
         loop {
-            let left = self.shared.deadline.saturating_duration_since(Instant::now());
+            let left = self.shared.deadline.left();
             match self.shared.board.get(MEMBERS, left.min(options.waiting.every)) {
                 Err(RendezvousError::Timeout { .. }) if left.is_zero() => break,
                 // Where no time is left the error says it all.
@@ -160,12 +161,10 @@ impl Rendezvous for Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if self.shared.board.over().is_none() {
-            let deadline = Instant::now() + LINGER;
+            let deadline = Deadline::after(LINGER);
             let mut state = self.shared.state.lock();
             let connected = |s: &State| s.members.values().any(Entry::is_connected);
-            while connected(&state)
-                && !self.shared.left.wait_until(&mut state, deadline).timed_out()
-            {}
+            while connected(&state) && !wait(&self.shared.left, &mut state, deadline) {}
         }
         self.shared.closing.store(true, Ordering::SeqCst);
         self.shared.tell_all(&Message::Bye);
@@ -285,7 +284,7 @@ impl Shared {
             caller.refuse(&why)?;
             return Err(why);
         }
-        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = self.deadline.left();
         match caller.welcome(left) {
             Ok(keys) => Ok((rank, keys)),
             Err(error) => {

@@ -130,9 +130,12 @@ impl Talk {
             if let Some(body) = next.map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))? {
                 return Ok(body);
             }
-            match self.stream.read(&mut self.buffer)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                n => self.opener.feed(&self.buffer[..n]),
+            match self.stream.read(&mut self.buffer) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => self.opener.feed(&self.buffer[..n]),
+                // The process was paused: the other side may have been, too.
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
             }
         }
     }
