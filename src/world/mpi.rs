@@ -52,7 +52,7 @@ pub(super) fn start(
         1 => vec![(process.rank(), outer)],
         _ => {
             let options = ThreadsOptions { timeout, ..ThreadsOptions::default() };
-            HybridWorld::new(outer, each, options).communicators()
+            HybridWorld::new(outer, each, options)?.communicators()
         }
     };
     let ranks = ranks.into_iter().map(|(rank, communicator)| {

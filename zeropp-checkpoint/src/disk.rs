@@ -7,7 +7,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::path::Path;
 
-use zeropp_data::files::open_regular;
+use zeropp_data::files::{open_output, open_regular};
 
 /// A file system. What is written or renamed is certain to be there after a crash of the machine
 /// only once it was flushed: a file by [`WriteFile::sync`], the names in a folder by
@@ -54,7 +54,13 @@ pub trait WriteFile: Write + Send {
 pub trait ReadFile: Read + Seek + Send {}
 
 /// A file that is this process's own for as long as this lives.
-pub trait Lock: Debug + Send + Sync {}
+pub trait Lock: Debug + Send + Sync {
+    /// Whether `path` still leads to it: it may have been removed, and another one be there.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    fn is_at(&self, path: &Path) -> io::Result<bool>;
+}
 
 /// What is under a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +91,27 @@ impl WriteFile for File {
 }
 
 impl ReadFile for File {}
-impl Lock for File {}
+
+impl Lock for File {
+    #[cfg(unix)]
+    fn is_at(&self, path: &Path) -> io::Result<bool> {
+        use std::os::unix::fs::MetadataExt;
+        let own = self.metadata()?;
+        match fs::metadata(path) {
+            Ok(there) => Ok((own.dev(), own.ino()) == (there.dev(), there.ino())),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                Ok(false)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Here a file that is open cannot be replaced.
+    #[cfg(not(unix))]
+    fn is_at(&self, _path: &Path) -> io::Result<bool> {
+        Ok(true)
+    }
+}
 
 impl Disk for System {
     fn create_folder(&self, path: &Path) -> io::Result<()> {
@@ -141,14 +167,23 @@ impl Disk for System {
     /// File systems that cannot lock are used without.
     fn lock(&self, path: &Path, make: bool) -> io::Result<Box<dyn Lock>> {
         let file = match make {
-            true => File::options().create(true).truncate(false).write(true).open(path)?,
-            false => File::open(path)?,
+            true => lock_file(path)?,
+            false => open_regular(path)?,
         };
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => Err(ErrorKind::WouldBlock.into()),
             _ => Ok(Box::new(file)),
         }
     }
+}
+
+/// The file of a lock, made where nothing is. It is opened to write, which network file systems
+/// want of a lock; a pipe in its place, which would wait for a reader, is refused.
+fn lock_file(path: &Path) -> io::Result<File> {
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return open_regular(path);
+    }
+    open_output(path, File::options().create(true).truncate(false).write(true))
 }
 
 /// Whether there is a file.
