@@ -200,7 +200,9 @@ mod tests {
             let head = format!("GET / HTTP/1.1\r\n{host}");
             Request::read(head.as_bytes()).unwrap().is_local()
         };
-        for host in ["Host: 127.0.0.1", "host:127.0.0.1:8", "HOST: localhost:65535", "Host: LocalHost"] {
+        for host in
+            ["Host: 127.0.0.1", "host:127.0.0.1:8", "HOST: localhost:65535", "Host: LocalHost"]
+        {
             assert!(local(host), "{host}");
         }
         for host in [

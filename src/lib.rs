@@ -84,9 +84,7 @@ pub use own::samples::Samples;
 pub use plan::costs_file::read_costs;
 pub use plan::memory::MemoryCheck;
 pub use plan::schedule_file::{ScheduleFileError, read_schedule, schedule_text};
-pub use recorder::out_of_memory::{
-    end_on_lost_file, end_out_of_memory, prepare_for_out_of_memory,
-};
+pub use recorder::out_of_memory::{end_on_lost_file, end_out_of_memory, prepare_for_out_of_memory};
 pub use refusal::TooLittleMemory;
 pub use run::stop::Stopper;
 pub use trainer::builder::TrainerBuilder;

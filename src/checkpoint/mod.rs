@@ -59,7 +59,8 @@ pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
 
 /// The system grants no thread for what is saved in a folder.
 pub(crate) fn no_thread(folder: &Path, error: &std::io::Error) -> CheckpointError {
-    let problem = format!("the thread that writes there cannot be started ({error}); {REFUSED_HELP}");
+    let problem =
+        format!("the thread that writes there cannot be started ({error}); {REFUSED_HELP}");
     CheckpointError::Folder { folder: folder.to_path_buf(), problem }
 }
 

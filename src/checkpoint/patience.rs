@@ -200,12 +200,15 @@ mod tests {
 
     #[test]
     fn ranks_without_a_thread_to_meet_on_do_their_work_first() {
-        let all = on_ranks(|world| PATIENCE.meet_after(world, "work", || Ok(vec![world.rank() as u8])));
+        let all =
+            on_ranks(|world| PATIENCE.meet_after(world, "work", || Ok(vec![world.rank() as u8])));
         assert!(all.into_iter().all(|got| got.unwrap() == [[0], [1], [2]]));
         let all = on_ranks(|world| {
             let folder = "a".into();
             let failed = CheckpointError::Folder { folder, problem: "is full".into() };
-            PATIENCE.meet_after(world, "work", || if world.rank() == 1 { Err(failed) } else { Ok(vec![]) })
+            PATIENCE.meet_after(world, "work", || {
+                if world.rank() == 1 { Err(failed) } else { Ok(vec![]) }
+            })
         });
         assert!(all.iter().all(|got| format!("{:?}", got.as_ref().err()).contains("is full")));
     }

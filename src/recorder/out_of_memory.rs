@@ -105,7 +105,8 @@ fn cut_file(line: &str) -> Option<&str> {
     let offset = number(words.nth(1)?)?;
     let path = line.get(line.find('/')?..)?;
     let last_page = offset + number(to)? - number(from)? - PAGE;
-    std::fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() <= last_page)
+    std::fs::metadata(path)
+        .is_ok_and(|found| found.is_file() && found.len() <= last_page)
         .then_some(path)
 }
 
@@ -126,8 +127,10 @@ pub fn end_out_of_memory(bytes: usize, say: fn(&str)) -> ! {
 pub fn end_on_lost_file(say: fn(&str)) -> ! {
     begin_to_end(say);
     LOST.store(true, Ordering::SeqCst);
-    say("error: a file that is being read was cut, or cannot be read any more (SIGBUS); data, masks \
-         and weights must stay as they are while they are used: put it back, and start again\n");
+    say(
+        "error: a file that is being read was cut, or cannot be read any more (SIGBUS); data, masks \
+         and weights must stay as they are while they are used: put it back, and start again\n",
+    );
     end_recorded()
 }
 

@@ -14,8 +14,8 @@ use zeropp_pipeline::executor::ModelWorker;
 use zeropp_pipeline::timeline::SaveSpan;
 use zeropp_zero3::checkpoint::{CheckpointError, StateToWrite};
 
-use crate::checkpoint::{Saver, copies, no_thread};
 use crate::checkpoint::writer::{Part, RankSave, SaveLog};
+use crate::checkpoint::{Saver, copies, no_thread};
 use crate::error::RankError;
 use crate::events;
 
@@ -154,7 +154,8 @@ impl Saving {
         let rank = self.world.rank();
         let state = StateToWrite::of(worker.sharded(), worker.optimizer());
         let part = Part { rank, step, is_noted_here: self.is_here };
-        let (rank_save, released) = RankSave::start(&self.writer, &self.saver, part, state, log.clone());
+        let (rank_save, released) =
+            RankSave::start(&self.writer, &self.saver, part, state, log.clone());
         self.rank_save = Some(rank_save);
         let (world, patience) = (self.world.clone(), self.saver.patience);
         let (blocked, waited) = (self.blocked_ns.clone(), log.clone());

@@ -95,9 +95,8 @@ pub(crate) fn spawn_rank<N, R, W>(
     let named = || std::thread::Builder::new().name(format!("rank {rank}")).stack_size(stack_bytes);
     if let Err(e) = start_as(named, body) {
         let mib = stack_bytes >> 20;
-        let text = format!(
-            "its thread with a stack of {mib} MiB cannot be started ({e}); {REFUSED_HELP}"
-        );
+        let text =
+            format!("its thread with a stack of {mib} MiB cannot be started ({e}); {REFUSED_HELP}");
         aborted.abort(&text);
         // Who started the rank waits for this.
         let _ = told.send(Message::Done(rank, Err(Failure::Panic(text))));

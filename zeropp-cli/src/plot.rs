@@ -301,4 +301,18 @@ mod tests {
             assert!(failure.code == 2 && failure.message.contains(said), "{}", failure.message);
         }
     }
+
+    #[test]
+    fn a_line_has_a_limit_that_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("long.jsonl");
+        let mut text = b"{\"step\":1,\"loss\":5.5}\n".to_vec();
+        text.resize(text.len() + LINE_MAX as usize + 1, b'x');
+        std::fs::write(&path, text).unwrap();
+        let refused = Run::read(&path).err().expect("it is too long").message;
+        assert!(
+            refused.contains("line 2 has more than 16 MiB, the most that are read"),
+            "{refused}"
+        );
+    }
 }

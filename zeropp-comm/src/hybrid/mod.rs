@@ -30,11 +30,11 @@ mod ticket;
 
 use std::sync::Arc;
 
-use super::{CommResult, Communicator};
 use super::threads::ThreadsOptions;
 use super::threads::communicator::ThreadsCommunicator;
 use super::threads::group::Group as LocalGroup;
 use super::threads::world::{Liveness, World};
+use super::{CommResult, Communicator};
 use communicator::HybridCommunicator;
 use engine::Engine;
 use group::Group;
