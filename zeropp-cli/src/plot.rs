@@ -133,7 +133,7 @@ impl Run {
             layers: Layers::new(),
         };
         let mut file = BufReader::new(file);
-        for i in 0.. {
+        for i in 0u64.. {
             let mut line = Vec::new();
             let mut rest = (&mut file).take(LINE_MAX + 1);
             rest.read_until(b'\n', &mut line).map_err(|e| bad(format!("cannot be read ({e})")))?;

@@ -20,10 +20,13 @@ mod bus {
 
     /// Catches SIGBUS.
     pub(super) fn catch() {
-        let end = || zeropp::end_on_lost_file(say);
         // SAFETY: what the handler calls allocates nothing, takes no lock that code which touches
         // mapped memory may hold, and does not come back.
-        let _ = unsafe { signal_hook::low_level::register(signal_hook::consts::SIGBUS, end) };
+        let _ = unsafe {
+            signal_hook::low_level::register(signal_hook::consts::SIGBUS, || {
+                zeropp::end_on_lost_file(say)
+            })
+        };
     }
 
     /// Writes to standard error, without allocating anything.

@@ -60,7 +60,7 @@ impl Copies {
             let buddy = Buddy::new(address, token);
             fetch(&buddy, &folder, watched.and_then(Watched::newest));
             let sending = buddy.send(folder.clone()).map_err(no_thread)?;
-            Ok((buddy, folder, sending))
+            Ok::<_, Failure>((buddy, folder, sending))
         });
         Ok(Copies { memory: Some(memory), buddy: buddy.transpose()? })
     }

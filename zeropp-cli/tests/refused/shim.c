@@ -5,8 +5,9 @@
  * ZEROPP_REFUSE=CALL:N+   the N-th and all that follow
  * ZEROPP_COUNTS=FILE      at the end, how often each was called: a line "CALL COUNT" each
  *
- * CALL is thread, map, open, mkdir, write, sync or rename. Of files, only regular ones count, and
- * only calls by the program itself: not those by which a library is loaded.
+ * CALL is thread, map, open, mkdir, write, sync or rename. Of files, only regular ones count; of
+ * memory, files and what is larger than the small stack that Rust's library maps for each thread, as
+ * it cannot do without; and only calls by the program itself: not those that load a library.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -63,6 +64,8 @@ static int is_file(int fd) {
     return fd > 2 && fstat(fd, &found) == 0 && S_ISREG(found.st_mode);
 }
 
+static int is_large(int fd, size_t length) { return fd >= 0 || length >= 64 << 10; }
+
 #define REAL(name) \
     static __typeof__(&name) real; \
     if (!real) real = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
@@ -74,12 +77,12 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*body)(v
 
 void *mmap(void *at, size_t length, int access, int flags, int fd, off_t offset) {
     REAL(mmap);
-    return refuses(MAP) ? MAP_FAILED : real(at, length, access, flags, fd, offset);
+    return is_large(fd, length) && refuses(MAP) ? MAP_FAILED : real(at, length, access, flags, fd, offset);
 }
 
 void *mmap64(void *at, size_t length, int access, int flags, int fd, off64_t offset) {
     REAL(mmap64);
-    return refuses(MAP) ? MAP_FAILED : real(at, length, access, flags, fd, offset);
+    return is_large(fd, length) && refuses(MAP) ? MAP_FAILED : real(at, length, access, flags, fd, offset);
 }
 
 static mode_t mode_of(int flags, va_list rest) {
