@@ -83,7 +83,7 @@ fn usr2_and_a_limit_on_cpu_time_save_and_stop() {
 #[test]
 fn a_file_beyond_the_largest_size_is_an_error_that_names_it() {
     let dir = tempfile::tempdir().unwrap();
-    let line = "schedule --pp 4 --micro-batches 64 --kind zb-h1 --html page.html";
+    let line = "schedule --pp 4 --micro-batches 64 --kind zb-h1 --format html -o page.html";
     let (code, err) = end(start(dir.path(), "prlimit --fsize=4096", line));
     assert_eq!(code, Some(2), "{err}");
     assert!(err.contains("page.html: cannot be written (File too large"), "{err}");
@@ -177,7 +177,7 @@ fn pipes_in_the_place_of_files_are_refused_by_name_and_at_once() {
         (&format!("{small} --trace trace.json"), "trace.json"),
         (&format!("{small} --log-file log"), "log"),
         (&format!("{small} --metrics m.csv"), "m.csv"),
-        ("schedule --pp 2 --html page.html", "page.html"),
+        ("schedule --pp 2 --format html -o page.html", "page.html"),
     ] {
         let begin = Instant::now();
         let got = zeropp(at, line);
