@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 /// How long a caller may take, from the first byte of its request to the last of its answer.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest head of a request.
-pub const HEAD_MAX: usize = 16 << 10;
+const HEAD_MAX: usize = 16 << 10;
 /// Most callers at a time; of more, the one that came first is cut off.
-pub const CALLERS_MAX: usize = 64;
+const CALLERS_MAX: usize = 64;
 /// How often callers are looked after, while there are some.
 const TICK: Duration = Duration::from_millis(4);
 /// A pause where no caller can be let in, such as with too many open files.

@@ -1,5 +1,5 @@
-//! The end of a process that cannot go on where it stands: its allocator has no more memory to give,
-//! or a file that it has mapped was cut (ADR 79).
+//! The end of a process that cannot go on where it stands: its allocator has no more memory to
+//! give, or a file that it has mapped was cut (ADR 79).
 //!
 //! Whoever finds that may hold any lock and can allocate nothing, so the records are written by a
 //! thread that waits for this from the start, with a reserve of its own.
@@ -44,8 +44,8 @@ thread_local! {
     static IS_WRITER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Makes [`end_out_of_memory`] and [`end_on_lost_file`] write the records of the runs under way. For
-/// programs that install an allocator and a handler which call them; the command does.
+/// Makes [`end_out_of_memory`] and [`end_on_lost_file`] write the records of the runs under way.
+/// For programs that install an allocator and a handler which call them; the command does.
 pub fn prepare_for_out_of_memory() {
     let body = || {
         IS_WRITER.set(true);
@@ -127,10 +127,8 @@ pub fn end_out_of_memory(bytes: usize, say: fn(&str)) -> ! {
 pub fn end_on_lost_file(say: fn(&str)) -> ! {
     begin_to_end(say);
     LOST.store(true, Ordering::SeqCst);
-    say(
-        "error: a file that is being read was cut, or cannot be read any more (SIGBUS); data, masks \
-         and weights must stay as they are while they are used: put it back, and start again\n",
-    );
+    say("error: a file that is being read was cut, or cannot be read any more (SIGBUS); data, \
+         masks and weights must stay as they are while they are used: put it back, and start again\n");
     end_recorded()
 }
 

@@ -29,9 +29,9 @@ const TIME_TO_OBEY: Duration = Duration::from_millis(200);
 /// From now on, in the runs of `trainer`: SIGINT, SIGTERM, SIGHUP, SIGUSR2 and SIGXCPU (a limit on
 /// CPU time that is reached) stop all ranks after the step under way, saved if the run saves, and a
 /// second one ends the process at once, as the first does before the first step; but for SIGXCPU,
-/// which the system sends every second. SIGUSR1 saves and goes on. SIGQUIT makes the ranks of this process write
-/// what they did last and ends it. Any process of a run may get them. For programs that have no
-/// other plans for these signals; the command `zeropp run` calls it.
+/// which the system sends every second. SIGUSR1 saves and goes on. SIGQUIT makes the ranks of this
+/// process write what they did last and ends it. Any process of a run may get them. For programs
+/// that have no other plans for these signals; the command `zeropp run` calls it.
 ///
 /// # Errors
 /// The system's, where it does not let signals be caught.

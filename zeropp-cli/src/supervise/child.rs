@@ -151,8 +151,8 @@ impl Child {
     }
 }
 
-/// Has the command get SIGTERM, at which a run saves and stops, should this process be killed: no one
-/// would look after it any more, and another supervisor could not begin.
+/// Has the command get SIGTERM, at which a run saves and stops, should this process be killed: no
+/// one would look after it any more, and another supervisor could not begin.
 #[cfg(target_os = "linux")]
 fn end_with_this_process(command: &mut Command) {
     use std::os::unix::process::CommandExt;

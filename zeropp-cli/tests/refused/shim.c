@@ -6,8 +6,8 @@
  * ZEROPP_COUNTS=FILE      at the end, how often each was called: a line "CALL COUNT" each
  *
  * CALL is thread, map, open, mkdir, write, sync or rename. Of files, only regular ones count; of
- * memory, files and what is larger than the small stack that Rust's library maps for each thread, as
- * it cannot do without; and only calls by the program itself: not those that load a library.
+ * memory, files and what is larger than the small stack that Rust's library maps for each thread,
+ * as it cannot do without; and only calls by the program itself: not those that load a library.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -25,7 +25,9 @@
 #include <unistd.h>
 
 enum { THREAD, MAP, OPEN, MKDIR, WRITE, SYNC, RENAME, KINDS };
-static const char *const names[KINDS] = {"thread", "map", "open", "mkdir", "write", "sync", "rename"};
+static const char *const names[KINDS] = {
+    "thread", "map", "open", "mkdir", "write", "sync", "rename",
+};
 static const int errors[KINDS] = {EAGAIN, ENOMEM, EMFILE, ENOSPC, ENOSPC, EIO, EIO};
 
 static atomic_long counts[KINDS];
@@ -70,19 +72,22 @@ static int is_large(int fd, size_t length) { return fd >= 0 || length >= 64 << 1
     static __typeof__(&name) real; \
     if (!real) real = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
 
-int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*body)(void *), void *with) {
+int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*body)(void *),
+                   void *with) {
     REAL(pthread_create);
     return refuses(THREAD) ? EAGAIN : real(thread, how, body, with);
 }
 
 void *mmap(void *at, size_t length, int access, int flags, int fd, off_t offset) {
     REAL(mmap);
-    return is_large(fd, length) && refuses(MAP) ? MAP_FAILED : real(at, length, access, flags, fd, offset);
+    if (is_large(fd, length) && refuses(MAP)) return MAP_FAILED;
+    return real(at, length, access, flags, fd, offset);
 }
 
 void *mmap64(void *at, size_t length, int access, int flags, int fd, off64_t offset) {
     REAL(mmap64);
-    return is_large(fd, length) && refuses(MAP) ? MAP_FAILED : real(at, length, access, flags, fd, offset);
+    if (is_large(fd, length) && refuses(MAP)) return MAP_FAILED;
+    return real(at, length, access, flags, fd, offset);
 }
 
 static mode_t mode_of(int flags, va_list rest) {

@@ -9,8 +9,9 @@ use super::open_output;
 
 /// Writes a file by `write`: beside its place, flushed to disk, and then given its name, so that
 /// whatever goes wrong leaves what was there. A link stays one, and what it leads to is written; a
-/// file keeps its permissions. What is no regular file (a device, a FIFO that is read), or lies in a folder
-/// where nothing new may be written, is written where it is. Who writes in small pieces buffers.
+/// file keeps its permissions. What is no regular file (a device, a FIFO that is read), or lies in
+/// a folder where nothing new may be written, is written where it is. Who writes in small pieces
+/// buffers.
 ///
 /// # Errors
 /// The system's, or those of `write`.
