@@ -128,7 +128,8 @@ pub fn end_on_lost_file(say: fn(&str)) -> ! {
     begin_to_end(say);
     LOST.store(true, Ordering::SeqCst);
     say("error: a file that is being read was cut, or cannot be read any more (SIGBUS); data, \
-         masks and weights must stay as they are while they are used: put it back, and start again\n");
+         masks and weights must stay as they are while they are used: put it back, and start \
+         again\n");
     end_recorded()
 }
 
