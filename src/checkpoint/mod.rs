@@ -33,6 +33,7 @@ use zeropp_checkpoint::under_way::{Outcome, Report, Save, SaveTotals, UnderWay};
 use zeropp_comm::Communicator;
 use zeropp_core::data::Dataset;
 use zeropp_core::metrics::Evaluation;
+use zeropp_core::threads::{REFUSED_HELP, Worker};
 use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Plateau, Store, StoreLock};
 
 use crate::Error;
@@ -58,9 +59,18 @@ pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
     kept
 }
 
+/// The system grants no thread for what is saved in a folder.
+pub(crate) fn no_thread(folder: &Path, error: &std::io::Error) -> CheckpointError {
+    let problem =
+        format!("the thread that writes there cannot be started ({error}); {REFUSED_HELP}");
+    CheckpointError::Folder { folder: folder.to_path_buf(), problem }
+}
+
 /// Writes the run's checkpoints, or its copies in memory.
 pub(crate) struct Saver {
     store: Store,
+    /// Completes saves: the folder may be slow. In rank 0's process.
+    completer: Option<Arc<Worker>>,
     /// Whether they are copies: beside the checkpoints, and nothing that a run must have.
     pub(crate) is_copier: bool,
     pub(crate) every: u64,
@@ -103,11 +113,12 @@ impl Saver {
     ) -> Result<Option<(Saver, Option<StoreLock>)>, Error> {
         let config = &bp.config;
         let Some(folder) = &config.save else { return Ok(None) };
-        let saver = Saver::of(bp, data, Store::new(folder), false);
+        let mut saver = Saver::of(bp, data, Store::new(folder), false);
         let lock = match config.has_rank_0()? {
             false => None,
             true => {
-                let (mut lock, left) = saver.store.lock()?;
+                saver.start_completer()?;
+                let (lock, left) = saver.store.lock()?;
                 lock.say(&before::this_run());
                 saver.tell(left);
                 check_unchanged(&saver.store, config.resume != Resume::No, seen)?;
@@ -126,11 +137,11 @@ impl Saver {
     ) -> Result<Option<(Saver, Option<StoreLock>)>, Error> {
         let Some(places) = copies::places(&bp.config) else { return Ok(None) };
         let Some(store) = places.copies.clone() else { return Ok(None) };
-        let saver = Saver::of(bp, data, store, true);
+        let mut saver = Saver::of(bp, data, store, true);
         if !bp.config.has_rank_0()? {
             return Ok(Some((saver, None)));
         }
-        match saver.store.lock() {
+        match saver.start_completer().and_then(|()| saver.store.lock()) {
             Ok((lock, _)) => {
                 places.drop_copies_after(place);
                 Ok(Some((saver, Some(lock))))
@@ -155,6 +166,7 @@ impl Saver {
         }
         Saver {
             store,
+            completer: None,
             is_copier,
             every,
             last,
@@ -176,9 +188,16 @@ impl Saver {
         }
     }
 
+    fn start_completer(&mut self) -> Result<(), CheckpointError> {
+        let worker = Worker::start("saver").map_err(|e| no_thread(self.folder(), &e))?;
+        self.completer = Some(Arc::new(worker));
+        Ok(())
+    }
+
     /// The saver of the ranks that come after those of `before`, with the same lock.
     pub(crate) fn new(bp: &Blueprint, data: &Dataset, before: &Saver) -> Saver {
-        let saver = Saver::of(bp, data, before.store.clone(), before.is_copier);
+        let mut saver = Saver::of(bp, data, before.store.clone(), before.is_copier);
+        saver.completer.clone_from(&before.completer);
         *saver.told.lock() = before.told.lock().clone();
         *saver.totals.lock() = before.totals();
         *saver.evaluated.lock() = *before.evaluated.lock();
@@ -341,8 +360,10 @@ impl Saver {
         let Some((save, reports)) = self.under_way.note(report, self.world) else { return };
         let saver = self.clone();
         let work = move || saver.under_way.end(saver.complete(save, reports));
-        let named = std::thread::Builder::new().name("saver".into());
-        named.spawn(work).expect("the system can start a thread");
+        match &self.completer {
+            Some(completer) => completer.give(work),
+            None => work(),
+        }
     }
 
     /// Completes a checkpoint whose parts are written, or removes what there is of it.

@@ -6,8 +6,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use crate::config::Config;
+use tracing::warn;
 use zeropp_comm::patience::Deadline;
 use zeropp_comm::{CommError, CommResult, Communicator};
+use zeropp_core::threads::start_scoped;
 use zeropp_zero3::checkpoint::CheckpointError;
 
 use crate::error::RankError;
@@ -55,10 +57,13 @@ impl Patience {
         let name = std::thread::current().name().unwrap_or("rank").to_owned();
         std::thread::scope(|scope| {
             let meet = move || self.meet_until_done(world, what, &result);
-            let meeting = std::thread::Builder::new()
-                .name(name)
-                .spawn_scoped(scope, meet)
-                .expect("the system can start a thread");
+            let meeting = match start_scoped(scope, &name, meet) {
+                Ok(meeting) => meeting,
+                Err(refused) => {
+                    warn!("{what}: no thread tells the other ranks meanwhile ({refused})");
+                    return self.meet_after(world, what, work);
+                }
+            };
             match work() {
                 Ok(bytes) => {
                     let _ = done.send(bytes);
@@ -72,6 +77,20 @@ impl Patience {
                 }
             }
         })
+    }
+
+    /// As [`exchange`](Self::exchange) on one thread: the others wait for the work no longer than
+    /// for any operation.
+    fn meet_after(
+        self,
+        world: &dyn Communicator,
+        what: &str,
+        work: impl FnOnce() -> Result<Vec<u8>, CheckpointError>,
+    ) -> Result<Vec<Vec<u8>>, RankError> {
+        let (done, result) = channel();
+        // The other end is right here.
+        let _ = done.send(work().inspect_err(|error| world.abort(&error.to_string()))?);
+        Ok(self.meet_until_done(world, what, &result)?)
     }
 
     /// The ranks meet until each has a `result`, which another thread of it sends; then all get
@@ -188,6 +207,21 @@ mod tests {
             PATIENCE.follow_rank_0(world, answer)
         });
         assert!(all.into_iter().all(|got| got == Ok(vec![7, 8])));
+    }
+
+    #[test]
+    fn ranks_without_a_thread_to_meet_on_do_their_work_first() {
+        let all =
+            on_ranks(|world| PATIENCE.meet_after(world, "work", || Ok(vec![world.rank() as u8])));
+        assert!(all.into_iter().all(|got| got.unwrap() == [[0], [1], [2]]));
+        let all = on_ranks(|world| {
+            let folder = "a".into();
+            let failed = CheckpointError::Folder { folder, problem: "is full".into() };
+            PATIENCE.meet_after(world, "work", || {
+                if world.rank() == 1 { Err(failed) } else { Ok(vec![]) }
+            })
+        });
+        assert!(all.iter().all(|got| format!("{:?}", got.as_ref().err()).contains("is full")));
     }
 
     #[test]

@@ -312,9 +312,12 @@ impl Loader {
                 }
                 return Ok(resumed);
             };
-            let before = || self.places.before(place);
-            let older = from_rank_0(world, if is_first { before()? } else { None })?;
             let may = self.blueprint.config.resume_fallback;
+            let older = self.patience.exchange(world, "checking older checkpoints", || {
+                let older = if is_first { self.older(place, may)? } else { None };
+                Ok(serde_json::to_vec(&older).expect("plain data"))
+            })?;
+            let older = serde_json::from_slice(&older[0]).expect("written by rank 0");
             let (older, told) = verdict.fall_back(place, older, may).map_err(RankError::Resume)?;
             if is_first {
                 warn!("{told}");
@@ -322,6 +325,23 @@ impl Loader {
             next = Some(older);
         }
         Ok(None)
+    }
+
+    /// What comes before the state at `place`: the next one where the ranks go on from it, which
+    /// they read themselves; where they may not, one that is whole, as it is named to the user.
+    fn older(&self, place: Place, may: bool) -> Result<Option<Place>, CheckpointError> {
+        let mut older = self.places.before(place)?;
+        if may || place.in_memory {
+            return Ok(older);
+        }
+        let is_whole = |place: Place| {
+            let opened = self.places.store(place).open(place.step);
+            opened.and_then(|checkpoint| checkpoint.check_whole()).is_ok()
+        };
+        while let Some(damaged) = older.filter(|place| !is_whole(*place)) {
+            older = self.places.before(damaged)?;
+        }
+        Ok(older)
     }
 
     fn open(&self, place: Place) -> Result<Arc<Opened>, CheckpointError> {

@@ -1,15 +1,16 @@
 //! A rank's writer: a thread that brings the state of a step to the checkpoint's file while the
-//! rank computes the next one.
+//! rank computes the next one. It is started before the first step, so that no later save depends
+//! on what threads the system grants.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use zeropp_checkpoint::part;
 use zeropp_checkpoint::under_way::Report;
 use zeropp_checkpoint::{CheckpointError, WrittenState};
+use zeropp_core::threads::Worker;
 use zeropp_pipeline::timeline::SaveSpan;
 use zeropp_zero3::checkpoint::StateToWrite;
 
@@ -88,13 +89,13 @@ pub(crate) struct RankSave {
     /// Hears the report for rank 0 where that is in another process; else it is noted there.
     done: Receiver<Option<Report>>,
     cancelled: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl RankSave {
-    /// Starts writing `state` as `part` of a checkpoint. The receiver hears once the state is not
-    /// needed any more.
+    /// Has the rank's `writer` write `state` as `part` of a checkpoint. The receiver hears once the
+    /// state is not needed any more.
     pub(crate) fn start(
+        writer: &Worker,
         saver: &Arc<Saver>,
         part: Part,
         state: Option<StateToWrite>,
@@ -106,11 +107,12 @@ impl RankSave {
         let cancelled = Arc::new(AtomicBool::new(false));
         let (saver, cancel) = (saver.clone(), cancelled.clone());
         let work = move || {
+            let before_s = cpu_seconds();
             let written = write(&saver, part, state, &cancel, &tells);
             // Also where there was nothing to write, and nothing could be written.
             tells.tell();
             let written = written.map_err(|e| e.to_string());
-            let report = Report { rank: part.rank, written, cpu_s: cpu_seconds() };
+            let report = Report { rank: part.rank, written, cpu_s: cpu_seconds() - before_s };
             let report = match part.is_noted_here {
                 true => {
                     saver.note(report);
@@ -121,9 +123,8 @@ impl RankSave {
             // Where the rank is gone, nobody asks.
             let _ = done_tx.send(report);
         };
-        let named = std::thread::Builder::new().name(format!("saver {}", part.rank));
-        let thread = Some(named.spawn(work).expect("the system can start a thread"));
-        (RankSave { done, cancelled, thread }, released)
+        writer.give(work);
+        (RankSave { done, cancelled }, released)
     }
 
     /// Whether the writer is done, and then its report where rank 0 has to be told.
@@ -138,14 +139,12 @@ impl RankSave {
 }
 
 impl Drop for RankSave {
-    /// The writer may finish what it is about to; then it is told to end.
+    /// The writer may finish what it is about to; then it is told to end, and waited for.
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        if !thread.is_finished() {
-            let _ = self.done.recv_timeout(LINGER);
-        }
+        let _ = self.done.recv_timeout(LINGER);
         self.cancelled.store(true, Ordering::Relaxed);
-        let _ = thread.join();
+        // Its end of the channel goes with the last of its work.
+        while self.done.recv().is_ok() {}
     }
 }
 
@@ -181,7 +180,7 @@ fn write(
     unsynced.sync().map(Some)
 }
 
-/// Seconds of CPU that this thread has taken.
+/// Seconds of CPU that this thread has taken so far.
 #[cfg(unix)]
 fn cpu_seconds() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);

@@ -1,7 +1,5 @@
 //! One layer's F, B, W and R, the head's F and the optimizer, from a short real run.
 
-use std::sync::{Arc, Barrier};
-
 use burn::tensor::{DType, Tensor};
 use zeropp_core::layer::Part;
 use zeropp_pipeline::costs::{BlockTimes, measured};
@@ -11,6 +9,7 @@ use zeropp_pipeline::timeline::Timeline;
 
 use super::bare;
 use super::products::repeated;
+use super::together::together;
 use crate::Error;
 use crate::config::{Config, Precision, Recompute};
 use crate::plan::times::flops;
@@ -94,7 +93,7 @@ pub(super) fn measure(config: &Config, ranks: usize) -> Result<LayerRates, Error
         head_s,
         head_flops_per_s: head[0] / head_s,
         update_bytes_per_s: UPDATE_BYTES * elements as f64 / update_s,
-        memory_bytes_per_s: passes(blueprint.config.devices()?, &blueprint.config, ranks),
+        memory_bytes_per_s: passes(blueprint.config.devices()?, &blueprint.config, ranks)?,
     })
 }
 
@@ -172,25 +171,24 @@ fn between_steps(timeline: &Timeline) -> f64 {
 }
 
 /// Bytes in a second of sums of two tensors, on all ranks at once.
-fn passes(devices: zeropp_core::device::Devices, config: &Config, ranks: usize) -> f64 {
+///
+/// # Errors
+/// The system grants too few threads.
+fn passes(
+    devices: zeropp_core::device::Devices,
+    config: &Config,
+    ranks: usize,
+) -> Result<f64, Error> {
     let dtype = if config.precision == Precision::Fp32 { DType::F32 } else { DType::BF16 };
-    let barrier = Arc::new(Barrier::new(ranks));
-    let seconds = std::thread::scope(|scope| {
-        let of = |rank: usize| {
-            let (device, barrier) = (devices.of(rank), barrier.clone());
-            scope.spawn(move || {
-                let x = Tensor::<1>::ones([PASS], (&device, dtype));
-                barrier.wait();
-                repeated(|| {
-                    let y = x.clone() + x.clone();
-                    drop(y.slice([0..1]).into_data());
-                })
-            })
-        };
-        let threads: Vec<_> = (0..ranks).map(of).collect();
-        super::median(threads.into_iter().map(|t| t.join().expect("a sum")).collect())
+    let seconds = together(ranks, |rank, ready| {
+        let x = Tensor::<1>::ones([PASS], (&devices.of(rank), dtype));
+        ready();
+        repeated(|| {
+            let y = x.clone() + x.clone();
+            drop(y.slice([0..1]).into_data());
+        })
     });
-    3.0 * (PASS * dtype.size()) as f64 / seconds
+    Ok(3.0 * (PASS * dtype.size()) as f64 / super::median(seconds?))
 }
 
 #[cfg(test)]

@@ -7,9 +7,11 @@ use burn::tensor::{DType, Device, Tensor};
 use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 use zeropp_comm::{CommResult, Communicator};
 use zeropp_core::device::Devices;
+use zeropp_core::threads::start_scoped;
 use zeropp_pipeline::executor::StatusBoard;
 
 use super::median;
+use super::together::refused;
 use crate::Error;
 use crate::config::{Config, EngineKind};
 use crate::world::World;
@@ -81,14 +83,18 @@ fn grouped(world: &World, color: impl Fn(usize) -> usize + Sync) -> Result<Links
         let of = |local: &crate::world::LocalRank| {
             let (rank, device) = (local.rank, local.device.clone());
             let (communicator, color) = (local.communicator.clone(), &color);
-            scope.spawn(move || {
+            let measure = move || {
                 let group = communicator.split("measured", color(rank), rank)?;
                 links(&group, &device)
-            })
+            };
+            start_scoped(scope, "measure", measure).map_err(|e| refused(&e))
         };
-        let threads: Vec<_> = world.ranks.iter().map(of).collect();
+        let threads = world.ranks.iter().map(of).collect::<Result<Vec<_>, Error>>();
+        // Who has started waits for the others.
+        let threads =
+            threads.inspect_err(|error| world.ranks[0].communicator.abort(&error.to_string()))?;
         let all = threads.into_iter().map(|t| t.join().expect("operations on tensors"));
-        all.collect::<CommResult<Vec<Links>>>()
+        all.collect::<CommResult<Vec<Links>>>().map_err(Error::from)
     });
     Ok(measured?.swap_remove(0))
 }

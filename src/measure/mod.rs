@@ -4,6 +4,7 @@
 mod layer;
 mod links;
 mod products;
+mod together;
 
 use zeropp_core::device::{self, Room};
 

@@ -1,6 +1,6 @@
 //! How fast products are, by shape.
 
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, Device, Tensor};
@@ -12,6 +12,7 @@ use zeropp_core::params::{FlatLayout, Init, ParamSpec};
 use zeropp_core::split::{LayerWeights, Masks, OpCx, WQueue, ops};
 
 use super::median;
+use super::together::together;
 use crate::Error;
 use crate::config::{Config, DeviceKind, Precision};
 
@@ -54,25 +55,18 @@ pub(super) fn measure(
     let units = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = config.threads_of(ranks, units);
     let timed = |[rows, inner, columns]: [usize; 3]| {
-        let barrier = Arc::new(Barrier::new(ranks));
-        let seconds = std::thread::scope(|scope| {
-            let of = |rank: usize| {
-                let (device, barrier) = (devices.of(rank), barrier.clone());
-                scope.spawn(move || {
-                    let threads = Threads::new(threads, ranks * threads <= units);
-                    let _installed = threads.install();
-                    let product = product([rows, inner, columns], &device, dtype, on_gpu);
-                    barrier.wait();
-                    repeated(product)
-                })
-            };
-            let threads: Vec<_> = (0..ranks).map(of).collect();
-            median(threads.into_iter().map(|t| t.join().expect("a product")).collect())
+        let seconds = together(ranks, |rank, ready| {
+            let device = devices.of(rank);
+            let threads = Threads::new(threads, ranks * threads <= units);
+            let _installed = threads.install();
+            let product = product([rows, inner, columns], &device, dtype, on_gpu);
+            ready();
+            repeated(product)
         });
         let flops = 2.0 * (rows * inner * columns) as f64;
-        Product { rows, inner, columns, flops_per_s: flops / seconds }
+        Ok(Product { rows, inner, columns, flops_per_s: flops / median(seconds?) })
     };
-    Ok(shapes(&decoder, tokens).into_iter().map(timed).collect())
+    shapes(&decoder, tokens).into_iter().map(timed).collect()
 }
 
 /// Those of a block for so many tokens, and the one into the MLP for fewer and more.

@@ -20,6 +20,12 @@ use crate::refusal::TooLittleMemory;
 const PROCESS_BYTES: u64 = 22 << 20;
 /// What each of its ranks takes besides its tensors: threads, and small buffers of theirs.
 const RANK_BYTES: u64 = 8 << 20;
+/// Stack of a rank's thread: a graph of many layers is walked recursively when it is dropped.
+pub(crate) const STACK_BYTES: usize = 32 << 20;
+/// Stack of any other thread.
+const THREAD_STACK_BYTES: u64 = 2 << 20;
+/// Other threads of a rank: those that save, carry operations and watch.
+const OTHER_THREADS: u64 = 3;
 /// The part of its tensors that the command's allocator may keep beside them (ADR 66).
 const KEPT: u64 = 16;
 
@@ -133,13 +139,26 @@ fn tightest(bp: &Blueprint) -> (MemoryCheck, Vec<Vec<usize>>) {
         kind => on_devices(&device::memory(kind), here),
     };
     let checks = places.into_iter().map(|(room, ranks)| {
-        let count = ranks.iter().map(Vec::len).sum();
+        let count: usize = ranks.iter().map(Vec::len).sum();
+        let room = room.map(|room| without_stacks(room, count, bp));
         (MemoryCheck { ranks: count, needed: needed(bp, &ranks), room }, ranks)
     });
     let spare = |check: &MemoryCheck| {
         check.room.as_ref().map_or(i128::MAX, |room| room.bytes as i128 - check.needed as i128)
     };
     checks.min_by_key(|(check, _)| spare(check)).expect("a machine has memory")
+}
+
+/// What of a limit on address space is left beside the stacks of the ranks' threads, most of which
+/// are never touched and count all the same.
+fn without_stacks(room: Room, ranks: usize, bp: &Blueprint) -> Room {
+    if room.source != RoomSource::AddressSpace {
+        return room;
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = bp.config.threads_of(ranks, cores) as u64 - 1 + OTHER_THREADS;
+    let stacks = ranks as u64 * (STACK_BYTES as u64 + threads * THREAD_STACK_BYTES);
+    Room { bytes: room.bytes.saturating_sub(stacks), ..room }
 }
 
 /// The ranks of each of these devices, which they take in turn; all of them as one where the

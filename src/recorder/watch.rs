@@ -7,6 +7,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use zeropp_comm::flight::now_ns;
+use zeropp_core::threads::start;
 use zeropp_pipeline::flight::Pause;
 
 /// How often the process shows that it is alive.
@@ -35,7 +36,7 @@ impl Watch {
                 seen(paused.then_some(Pause { from_ns, to_ns }));
             }
         };
-        std::thread::Builder::new().name("flight".into()).spawn(body).ok()?;
+        start("flight", body).ok()?;
         Some(Watch { last_ns, _stop: stop })
     }
 

@@ -296,7 +296,7 @@ pub(crate) fn run_rank(
     }
     let evaluator = evaluator(shared, &device, &groups, resumed.as_ref())?;
     let around = (&groups, &*meter);
-    let mut training = Training::new(shared, around, executor, evaluator, &roster, report);
+    let mut training = Training::new(shared, around, executor, evaluator, &roster, report)?;
     training.run(resumed)?;
     training.finish()
 }

@@ -10,13 +10,13 @@ use zeropp_checkpoint::pace::{Begin, Pace, StepEnd, Wanted};
 use zeropp_checkpoint::under_way::{Completing, Outcome, Report, Save};
 use zeropp_comm::Communicator;
 use zeropp_comm::patience::Deadline;
+use zeropp_core::threads::Worker;
 use zeropp_pipeline::executor::ModelWorker;
 use zeropp_pipeline::timeline::SaveSpan;
 use zeropp_zero3::checkpoint::{CheckpointError, StateToWrite};
 
-use crate::checkpoint::Saver;
-use crate::checkpoint::copies;
 use crate::checkpoint::writer::{Part, RankSave, SaveLog};
+use crate::checkpoint::{Saver, copies, no_thread};
 use crate::error::RankError;
 use crate::events;
 
@@ -29,6 +29,7 @@ pub(crate) struct Saving {
     /// The rank's: a save belongs to it, and not to the step in which it ends.
     span: Span,
     rank_save: Option<RankSave>,
+    writer: Worker,
     /// Nanoseconds that saving has kept the rank from its work since it was asked last.
     blocked_ns: Arc<AtomicU64>,
     /// Step of the newest checkpoint of this run that is complete; known to rank 0, and in the end
@@ -47,13 +48,22 @@ pub(crate) struct Saving {
 }
 
 impl Saving {
-    pub(crate) fn new(saver: &Arc<Saver>, world: &Arc<dyn Communicator>, is_here: bool) -> Saving {
-        Saving {
+    /// # Errors
+    /// The system grants no thread that writes.
+    pub(crate) fn new(
+        saver: &Arc<Saver>,
+        world: &Arc<dyn Communicator>,
+        is_here: bool,
+    ) -> Result<Saving, CheckpointError> {
+        let name = format!("saver {}", world.rank());
+        let writer = Worker::start(&name).map_err(|e| no_thread(saver.folder(), &e))?;
+        Ok(Saving {
             saver: saver.clone(),
             world: world.clone(),
             is_here,
             span: Span::current(),
             rank_save: None,
+            writer,
             blocked_ns: Arc::default(),
             saved: None,
             pace: Pace::new(saver.every, saver.last),
@@ -61,7 +71,7 @@ impl Saving {
             ended: None,
             given_up: false,
             log: Vec::new(),
-        }
+        })
     }
 
     /// Nanoseconds that saving has kept the rank from its work since this was asked last.
@@ -145,7 +155,8 @@ impl Saving {
         let rank = self.world.rank();
         let state = StateToWrite::of(worker.sharded(), worker.optimizer());
         let part = Part { rank, step, is_noted_here: self.is_here };
-        let (rank_save, released) = RankSave::start(&self.saver, part, state, log.clone());
+        let (rank_save, released) =
+            RankSave::start(&self.writer, &self.saver, part, state, log.clone());
         self.rank_save = Some(rank_save);
         let (world, patience) = (self.world.clone(), self.saver.patience);
         let (blocked, waited) = (self.blocked_ns.clone(), log.clone());

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tracing::{Span, debug_span, dispatcher};
 use zeropp_comm::{CommError, Communicator};
+use zeropp_core::threads::{REFUSED_HELP, start_as};
 use zeropp_pipeline::executor::StatusBoard;
 use zeropp_pipeline::flight::EndKind;
 
@@ -91,12 +92,11 @@ pub(crate) fn spawn_rank<N, R, W>(
         }
         let _ = tx.send(Message::Done(rank, result));
     };
-    let named = std::thread::Builder::new().name(format!("rank {rank}"));
-    if let Err(e) = named.stack_size(stack_bytes).spawn(body) {
+    let named = || std::thread::Builder::new().name(format!("rank {rank}")).stack_size(stack_bytes);
+    if let Err(e) = start_as(named, body) {
         let mib = stack_bytes >> 20;
-        let text = format!(
-            "its thread with a stack of {mib} MiB cannot be started ({e}); raise ulimit -v or -u"
-        );
+        let text =
+            format!("its thread with a stack of {mib} MiB cannot be started ({e}); {REFUSED_HELP}");
         if let Some(recorder) = &shared.recorder {
             recorder.end(rank, EndKind::Error, &text, None);
             // What cannot be written now, the trainer tells of when it tries again.

@@ -96,14 +96,14 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         evaluator: Option<Evaluator>,
         roster: &Roster,
         report: R,
-    ) -> Self {
+    ) -> Result<Self, RankError> {
         let is_here = shared.here[0] == 0;
         let saving = |saver: &Option<Arc<Saver>>| {
-            saver.as_ref().map(|saver| Saving::new(saver, &groups.world, is_here))
+            saver.as_ref().map(|saver| Saving::new(saver, &groups.world, is_here)).transpose()
         };
-        Self {
-            saving: saving(&shared.saver),
-            copying: saving(&shared.copier),
+        Ok(Self {
+            saving: saving(&shared.saver)?,
+            copying: saving(&shared.copier)?,
             late: shared.blueprint.schedule().validates_late(),
             before: None,
             began: Instant::now(),
@@ -124,7 +124,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             skipped: Skipped::default(),
             spans: Vec::new(),
             end: RankEnd::default(),
-        }
+        })
     }
 
     fn tell(&mut self, news: News) {

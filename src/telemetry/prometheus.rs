@@ -1,26 +1,20 @@
-//! The figures of the last step for Prometheus, which asks for them over HTTP.
-//!
-//! One thread answers one connection after another, each within a time and after so many bytes: who
-//! asks slowly, or for much, keeps nothing but the next one waiting. Nothing but GET /metrics is
-//! answered.
+//! The figures of the last step for Prometheus, which asks for them over HTTP: one thread serves
+//! them to all callers. Nothing but GET /metrics is answered.
 
 use std::fmt::Write as _;
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::io;
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use zeropp_core::meter::MemoryKind;
 use zeropp_core::metrics::{LayerMetrics, StepMetrics};
+use zeropp_core::threads::start;
 
 use crate::config::{Config, ConfigError};
+use crate::http::{self, Answer, Request};
 
-/// How long a connection may take.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Longest head of a request.
-const HEAD_MAX: usize = 8 << 10;
 /// The text format of version 0.0.4, which every Prometheus reads.
 const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -66,17 +60,8 @@ impl Prometheus {
         let shown = Arc::new(Mutex::new(shown));
         let ends = Arc::new(AtomicBool::new(false));
         let (of, until) = (shown.clone(), ends.clone());
-        let serve = move || {
-            for stream in listener.incoming() {
-                if until.load(Ordering::SeqCst) {
-                    break;
-                }
-                // Who has gone away needs no answer.
-                let _ = stream.and_then(|stream| answer(stream, || text(&of.lock())));
-            }
-        };
-        let thread = std::thread::Builder::new().name("prometheus".into());
-        thread.spawn(serve).map_err(refused)?;
+        let serve = move || http::serve(&listener, &until, |request| answer(request, &of));
+        start("prometheus", serve).map_err(refused)?;
         Ok(Some(Prometheus { shown, ends, address }))
     }
 
@@ -107,38 +92,21 @@ impl Drop for Prometheus {
             });
         }
         // Wakes the thread, which then closes the port.
-        let _ = TcpStream::connect_timeout(&at, PATIENCE);
+        let _ = TcpStream::connect_timeout(&at, http::PATIENCE);
     }
 }
 
-fn answer(mut stream: TcpStream, body: impl FnOnce() -> String) -> io::Result<()> {
-    let until = Instant::now() + PATIENCE;
-    let (mut head, mut part) = (Vec::new(), [0; 1024]);
-    while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() || head.len() > HEAD_MAX {
-            return Ok(());
-        }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut part)? {
-            0 => return Ok(()),
-            n => head.extend(&part[..n]),
-        }
+/// What is answered to `request`.
+fn answer(request: &Request, shown: &Mutex<Shown>) -> Answer {
+    let path = request.target.split('?').next();
+    match request.method == "GET" && path == Some("/metrics") {
+        true => Answer { status: "200 OK", kind: KIND, body: text(&shown.lock()) },
+        false => Answer {
+            status: "404 Not Found",
+            kind: KIND,
+            body: "only /metrics is served here\n".into(),
+        },
     }
-    let asked = head.split(|byte| *byte == b'\r').next().unwrap_or_default();
-    let is_asked = [&b"GET /metrics HTTP/1."[..], b"GET /metrics?"];
-    let (status, body) = match is_asked.iter().any(|start| asked.starts_with(start)) {
-        true => ("200 OK", body()),
-        false => ("404 Not Found", "only /metrics is served here\n".into()),
-    };
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let length = body.len();
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {KIND}\r\nContent-Length: {length}\r\n\
-         Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
-    );
-    stream.write_all(&[head.as_bytes(), body.as_bytes()].concat())?;
-    stream.shutdown(Shutdown::Write)
 }
 
 /// The figures in Prometheus's words: base units, and `_total` for what only grows.
@@ -234,6 +202,9 @@ fn label(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     fn started() -> Prometheus {
@@ -280,20 +251,20 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_without_end_is_cut_off_and_the_port_is_closed_at_the_end() {
+    fn silent_callers_keep_no_scrape_waiting_and_the_port_is_closed_at_the_end() {
         let prometheus = started();
         let at = prometheus.address;
-        assert_eq!(ask(at, &"x".repeat(4 * HEAD_MAX)), "");
+        let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(at).unwrap()).collect();
         let begin = Instant::now();
-        let slow = TcpStream::connect(at).unwrap();
         assert!(ask(at, "GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
-        assert!(begin.elapsed() < 3 * PATIENCE, "a silent one keeps others for {PATIENCE:?}");
-        drop((slow, prometheus));
-        let deadline = Instant::now() + 3 * PATIENCE;
+        assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+        drop(prometheus);
+        let deadline = Instant::now() + Duration::from_secs(6);
         while TcpListener::bind(at).is_err() {
             assert!(Instant::now() < deadline, "still listening");
             std::thread::sleep(Duration::from_millis(10));
         }
+        drop(silent);
     }
 
     #[test]

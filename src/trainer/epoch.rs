@@ -14,6 +14,7 @@ use zeropp_pipeline::executor::StatusBoard;
 use crate::Error;
 use crate::checkpoint::Saver;
 use crate::checkpoint::resume::Loader;
+use crate::plan::memory::STACK_BYTES;
 use crate::plan::peak::Peak;
 use crate::recorder::FlightRecorder;
 use crate::run::rank::{Export, News, RankEnd, Shared, run_rank};
@@ -23,9 +24,6 @@ use crate::run::stop::Wish;
 use crate::trainer::Trainer;
 use crate::world::hello::new_name;
 use crate::world::{LocalRank, World, cores};
-
-/// Stack of a rank's thread: a graph of many layers is walked recursively when it is dropped.
-const STACK_BYTES: usize = 32 << 20;
 
 /// The ranks of this process at work.
 pub(crate) struct Epoch {

@@ -2,7 +2,7 @@
 //! newest complete checkpoint (ADR 35).
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tracing::warn;
 use zeropp_checkpoint::attempts::{self, Attempts, SAME_PLACE};
@@ -106,6 +106,11 @@ impl Recoveries {
                 "max-recoveries = {max}: this many recoveries were made already"
             ))),
         }
+    }
+
+    /// How long the ranks wait before they are started again.
+    pub(crate) fn pause(&self) -> Duration {
+        self.attempts.pause()
     }
 
     /// Whether the ranks are where the program is: at the step that it was told of last.

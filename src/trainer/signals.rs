@@ -5,9 +5,11 @@ use std::io;
 use std::time::{Duration, Instant};
 
 #[cfg(unix)]
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
 #[cfg(unix)]
 use tracing::{info, warn};
+#[cfg(unix)]
+use zeropp_core::threads::start;
 #[cfg(unix)]
 use zeropp_pipeline::flight::{EndKind, signal_name};
 
@@ -24,17 +26,18 @@ const TOGETHER: Duration = Duration::from_millis(50);
 #[cfg(unix)]
 const TIME_TO_OBEY: Duration = Duration::from_millis(200);
 
-/// From now on, in the runs of `trainer`: SIGINT, SIGTERM and SIGHUP stop all ranks after the step
-/// under way, saved if the run saves, and a second one ends the process at once, as the first does
-/// before the first step. SIGUSR1 saves and goes on. SIGQUIT makes the ranks of this process write
-/// what they did last and ends it. Any process of a run may get them. For programs that have no
-/// other plans for these signals; the command `zeropp run` calls it.
+/// From now on, in the runs of `trainer`: SIGINT, SIGTERM, SIGHUP, SIGUSR2 and SIGXCPU (a limit on
+/// CPU time that is reached) stop all ranks after the step under way, saved if the run saves, and a
+/// second one ends the process at once, as the first does before the first step; but for SIGXCPU,
+/// which the system sends every second. SIGUSR1 saves and goes on. SIGQUIT makes the ranks of this
+/// process write what they did last and ends it. Any process of a run may get them. For programs
+/// that have no other plans for these signals; the command `zeropp run` calls it.
 ///
 /// # Errors
 /// The system's, where it does not let signals be caught.
 #[cfg(unix)]
 pub fn stop_on_signals(trainer: &Trainer) -> io::Result<()> {
-    let wanted = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1];
+    let wanted = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU];
     let mut signals = signal_hook::iterator::Signals::new(not_ignored(&wanted))?;
     let (stopper, saves) = (trainer.stopper(), trainer.saves());
     let body = move || {
@@ -45,6 +48,7 @@ pub fn stop_on_signals(trainer: &Trainer) -> io::Result<()> {
                 SIGQUIT => die_recorded(signal),
                 _ => match stopping {
                     Some(at) if at.elapsed() < TOGETHER => {}
+                    Some(_) if signal == SIGXCPU => {}
                     // What an earlier run of the program was told does not hold for this one.
                     _ if stopper.is_running() && !stopper.is_signalled() => {
                         stopping = Some(Instant::now());
@@ -55,7 +59,7 @@ pub fn stop_on_signals(trainer: &Trainer) -> io::Result<()> {
             }
         }
     };
-    std::thread::Builder::new().name("signals".into()).spawn(body).map(drop)
+    start("signals", body).map(drop)
 }
 
 /// Signals are left alone here.
@@ -98,7 +102,7 @@ fn stop(stopper: &Stopper, signal: i32, saves: bool) {
             }
         };
         // Without a thread there is no record, which is no reason not to stop.
-        let _ = std::thread::Builder::new().name("flight".into()).spawn(record);
+        let _ = start("flight", record);
     }
 }
 

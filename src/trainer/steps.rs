@@ -342,6 +342,7 @@ impl<'a> Steps<'a> {
             return false;
         }
         let without = lost.and_then(|rank| self.leave_out(rank));
+        std::thread::sleep(self.recoveries.pause());
         match self.meet_again(&error, without.as_deref()) {
             Ok(()) => true,
             Err(error) => {

@@ -48,7 +48,7 @@ pub(super) fn start(
     let outer = process.communicator();
     let ranks = match each {
         1 => vec![(process.rank(), outer)],
-        _ => HybridWorld::new(outer, each, super::options(config)).communicators(),
+        _ => HybridWorld::new(outer, each, super::options(config))?.communicators(),
     };
     let ranks = ranks.into_iter().map(|(rank, communicator)| {
         let device = device.clone();

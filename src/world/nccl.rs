@@ -12,6 +12,7 @@ use zeropp_comm::nccl::{NcclOptions, NcclWorld, address_towards, gpus_for};
 use zeropp_comm::rendezvous::{self, Member, Rendezvous};
 use zeropp_comm::{CommError, CommResult};
 use zeropp_core::device::Devices;
+use zeropp_core::threads::{REFUSED_HELP, start_scoped};
 
 use super::{LocalRank, World};
 use crate::Error;
@@ -78,8 +79,11 @@ fn start_ranks(
     let start = &start;
     let started: CommResult<Vec<NcclWorld>> = std::thread::scope(|scope| {
         let ranks = (job.first_rank..).zip(gpus);
-        let threads: Vec<_> =
-            ranks.map(|(rank, gpu)| scope.spawn(move || start(rank, gpu))).collect();
+        let begin = |(rank, gpu)| {
+            let thread = start_scoped(scope, "start", move || start(rank, gpu));
+            thread.map_err(|e| unusable(format!("no thread can be started ({e}); {REFUSED_HELP}")))
+        };
+        let threads = ranks.map(begin).collect::<CommResult<Vec<_>>>()?;
         threads.into_iter().map(|thread| thread.join().expect("starting does not panic")).collect()
     });
     Ok(started?)
@@ -116,7 +120,10 @@ impl Drop for Kept {
         let failed = self.worlds.iter().find_map(NcclWorld::failed_rank);
         // Together, for each waits until its communicators have ended on all ranks.
         std::thread::scope(|scope| {
-            self.worlds.drain(..).for_each(|world| drop(scope.spawn(|| world.finish())));
+            for world in self.worlds.drain(..) {
+                // Without a thread it ends when it is dropped.
+                let _ = start_scoped(scope, "end", || world.finish());
+            }
         });
         if failed.is_some_and(|rank| !self.here.contains(&rank)) {
             std::thread::sleep(TELL_TIME);

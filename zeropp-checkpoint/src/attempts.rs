@@ -1,9 +1,15 @@
 //! What follows a failure: whether a run, or its ranks, are started again.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 /// How often a run may fail at the same place.
 pub const SAME_PLACE: u32 = 3;
+
+/// The pause after a first failure at a place.
+const PAUSE: Duration = Duration::from_millis(500);
+/// How much longer each further one is.
+const GROWTH: u32 = 10;
 
 /// The failures of a run so far.
 #[derive(Clone, Debug)]
@@ -11,6 +17,8 @@ pub struct Attempts {
     max: u64,
     made: u64,
     failed: HashMap<Option<u64>, u32>,
+    /// How often it has failed where it failed last.
+    here: u32,
 }
 
 /// What is to be done about a failure.
@@ -27,7 +35,7 @@ pub enum Remedy {
 impl Attempts {
     /// Of a run that may be started again so often.
     pub fn new(max: u64) -> Attempts {
-        Attempts { max, made: 0, failed: HashMap::new() }
+        Attempts { max, made: 0, failed: HashMap::new(), here: 0 }
     }
 
     /// Most recoveries that there may be.
@@ -45,6 +53,7 @@ impl Attempts {
     pub fn fail(&mut self, place: Option<u64>) -> Remedy {
         let times = self.failed.entry(place).or_default();
         *times += 1;
+        self.here = *times;
         if *times >= SAME_PLACE {
             return Remedy::SamePlace;
         }
@@ -55,10 +64,20 @@ impl Attempts {
         Remedy::Again
     }
 
+    /// How long to wait before the next start: what a machine refuses for a moment, such as threads
+    /// or memory, it may grant a little later. Longer after each failure at the same place.
+    pub fn pause(&self) -> Duration {
+        match self.here {
+            0 => Duration::ZERO,
+            times => PAUSE * GROWTH.pow(times.min(SAME_PLACE) - 1),
+        }
+    }
+
     /// The run goes on with fewer replicas: what failed with more of them says nothing of its
     /// places.
     pub fn go_on_with_fewer(&mut self) {
         self.failed.clear();
+        self.here = 0;
     }
 }
 
@@ -83,5 +102,18 @@ mod tests {
         });
         assert_eq!(remedies, [Remedy::Again; 4]);
         assert_eq!([(); 2].map(|()| attempts.fail(Some(1))), [Remedy::Again, Remedy::SamePlace]);
+    }
+
+    #[test]
+    fn a_pause_grows_with_each_failure_at_the_same_place() {
+        let mut attempts = Attempts::new(9);
+        assert_eq!(attempts.pause(), Duration::ZERO, "before the first start");
+        let pauses = [Some(1), Some(1), Some(2), Some(3)].map(|place| {
+            attempts.fail(place);
+            attempts.pause().as_millis()
+        });
+        assert_eq!(pauses, [500, 5000, 500, 500]);
+        attempts.go_on_with_fewer();
+        assert_eq!(attempts.pause(), Duration::ZERO);
     }
 }

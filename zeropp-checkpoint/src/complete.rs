@@ -72,6 +72,7 @@ impl Completion<'_> {
     /// # Errors
     /// A rank that could not write its part, by its number; the file system's.
     pub fn prepare(&self, about: &About, reports: Vec<Report>) -> Checked<PathBuf> {
+        self.store.check_held()?;
         let Save { step, updates, loss, plateau, .. } = self.save;
         let mut manifest = Manifest::new(step, updates, about.vocabulary, about.settings.clone());
         for Report { rank, written, .. } in reports {

@@ -7,7 +7,7 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::path::Path;
 
-use zeropp_data::files::open_regular;
+use zeropp_data::files::{open_output, open_regular};
 
 /// A file system. What is written or renamed is certain to be there after a crash of the machine
 /// only once it was flushed: a file by [`WriteFile::sync`], the names in a folder by
@@ -59,7 +59,13 @@ pub trait Lock: Debug + Send + Sync {
     ///
     /// # Errors
     /// The file system's.
-    fn say(&mut self, who: &str) -> io::Result<()>;
+    fn say(&self, who: &str) -> io::Result<()>;
+
+    /// Whether `path` still leads to it: it may have been removed, and another one be there.
+    ///
+    /// # Errors
+    /// It cannot be looked at.
+    fn is_at(&self, path: &Path) -> io::Result<bool>;
 }
 
 /// What is under a path.
@@ -93,10 +99,30 @@ impl WriteFile for File {
 impl ReadFile for File {}
 
 impl Lock for File {
-    fn say(&mut self, who: &str) -> io::Result<()> {
+    fn say(&self, who: &str) -> io::Result<()> {
+        let mut file = self;
         self.set_len(0)?;
-        self.rewind()?;
-        self.write_all(who.as_bytes())
+        file.rewind()?;
+        file.write_all(who.as_bytes())
+    }
+
+    #[cfg(unix)]
+    fn is_at(&self, path: &Path) -> io::Result<bool> {
+        use std::os::unix::fs::MetadataExt;
+        let own = self.metadata()?;
+        match fs::metadata(path) {
+            Ok(there) => Ok((own.dev(), own.ino()) == (there.dev(), there.ino())),
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                Ok(false)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Here a file that is open cannot be replaced.
+    #[cfg(not(unix))]
+    fn is_at(&self, _path: &Path) -> io::Result<bool> {
+        Ok(true)
     }
 }
 
@@ -154,14 +180,23 @@ impl Disk for System {
     /// File systems that cannot lock are used without.
     fn lock(&self, path: &Path, make: bool) -> io::Result<Box<dyn Lock>> {
         let file = match make {
-            true => File::options().create(true).truncate(false).write(true).open(path)?,
-            false => File::open(path)?,
+            true => lock_file(path)?,
+            false => open_regular(path)?,
         };
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => Err(ErrorKind::WouldBlock.into()),
             _ => Ok(Box::new(file)),
         }
     }
+}
+
+/// The file of a lock, made where nothing is. It is opened to write, which network file systems
+/// want of a lock; a pipe in its place, which would wait for a reader, is refused.
+fn lock_file(path: &Path) -> io::Result<File> {
+    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return open_regular(path);
+    }
+    open_output(path, File::options().create(true).truncate(false).write(true))
 }
 
 /// Whether there is a file.

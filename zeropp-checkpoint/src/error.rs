@@ -26,6 +26,17 @@ pub enum CheckpointError {
         /// What is in the way and what would work.
         problem: String,
     },
+    /// The folder is not the one any more that this run took for its own.
+    #[error(
+        "save = {}: the folder was removed or replaced while this run saves there, so nothing \
+         more is written to it; put it back, or name another one, and start the run again with \
+         resume",
+        folder.display()
+    )]
+    Replaced {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// A file is not what was written.
     #[error("checkpoint file {} is damaged: {problem}; {help}", path.display())]
     Damaged {

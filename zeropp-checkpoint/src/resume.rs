@@ -71,11 +71,16 @@ pub fn first_usable<T>(
         match open(*step) {
             Ok(opened) => return Ok((Some(opened), passed_over)),
             Err(error @ CheckpointError::Damaged { .. }) => {
-                let older = i.checked_sub(1).map(|i| steps[i]);
-                let error = offering(error, older);
-                match older.filter(|_| fall_back) {
-                    Some(older) => passed_over.push(passing_over(&error, older, true)),
-                    None => return Err(error),
+                let before = &steps[..i];
+                match before.last().filter(|_| fall_back) {
+                    Some(older) => {
+                        let error = offering(error, Some(*older));
+                        passed_over.push(passing_over(&error, *older, true));
+                    }
+                    None => {
+                        let whole = before.iter().rev().find(|step| open(**step).is_ok());
+                        return Err(offering(error, whole.copied()));
+                    }
                 }
             }
             Err(error) => return Err(error),
@@ -93,7 +98,7 @@ fn offering(error: CheckpointError, older: Option<u64>) -> CheckpointError {
                     "restore it, or go on from step {step} with resume = {step}, which \
                      resume-fallback does by itself"
                 ),
-                None => "restore it; there is no older checkpoint".into(),
+                None => "restore it; there is no older checkpoint that is whole".into(),
             };
             CheckpointError::Damaged { path, problem, help }
         }

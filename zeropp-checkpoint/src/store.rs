@@ -2,7 +2,9 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
 
 use serde::{Deserialize, Serialize};
 
@@ -22,12 +24,14 @@ const HIDDEN: &str = ".step-";
 pub struct Store {
     disk: Arc<dyn Disk>,
     folder: PathBuf,
+    /// The lock of this process; of all clones.
+    held: Arc<Mutex<Option<Weak<dyn Lock>>>>,
 }
 
 /// Keeps other runs from writing into the folder while it lives.
 #[derive(Debug)]
 pub struct StoreLock {
-    file: Box<dyn Lock>,
+    file: Arc<dyn Lock>,
 }
 
 /// Who has a folder, as its lock says.
@@ -43,7 +47,7 @@ pub struct Holder {
 
 impl StoreLock {
     /// Says who has the folder. Where that cannot be written, others only see that it is taken.
-    pub fn say(&mut self, holder: &Holder) {
+    pub fn say(&self, holder: &Holder) {
         let text = serde_json::to_string(holder).expect("text and numbers");
         let _ = self.file.say(&text);
     }
@@ -72,7 +76,7 @@ impl Store {
 
     /// The same on a file system of one's own.
     pub fn on(disk: Arc<dyn Disk>, folder: impl Into<PathBuf>) -> Store {
-        Store { disk, folder: folder.into() }
+        Store { disk, folder: folder.into(), held: Arc::default() }
     }
 
     /// The file system.
@@ -216,18 +220,43 @@ impl Store {
     pub fn lock(&self) -> Checked<(StoreLock, Vec<CheckpointError>)> {
         let refused = |e: std::io::Error| match e.kind() {
             ErrorKind::WouldBlock => self.taken(),
+            ErrorKind::InvalidInput => self.unusable(format!(
+                "{LOCK} in it cannot be locked ({e}); remove it, or name another folder"
+            )),
             _ => {
                 self.unusable(format!("cannot be written ({e}); choose a folder you may write to"))
             }
         };
         disk::create_folders(&*self.disk, &self.folder).map_err(refused)?;
-        let file = self.disk.lock(&self.folder.join(LOCK), true).map_err(refused)?;
+        let path = self.folder.join(LOCK);
+        let file: Arc<dyn Lock> = self.disk.lock(&path, true).map_err(refused)?.into();
+        // A file system that does not tell one file from another is used without.
+        if file.is_at(&path).unwrap_or(false) {
+            *self.held.lock() = Some(Arc::downgrade(&file));
+        }
         Ok((StoreLock { file }, self.clean()))
+    }
+
+    /// The folder must be the one that this process has locked, if it has: where someone removed
+    /// it, another run may have begun in one of the same name, and what is there is that run's.
+    ///
+    /// # Errors
+    /// It is another folder, or none.
+    pub(crate) fn check_held(&self) -> Checked<()> {
+        let Some(held) = self.held.lock().as_ref().and_then(Weak::upgrade) else { return Ok(()) };
+        match held.is_at(&self.folder.join(LOCK)) {
+            Ok(false) => Err(CheckpointError::Replaced { folder: self.folder.clone() }),
+            // What cannot be looked at now is told of where it is written.
+            Ok(true) | Err(_) => Ok(()),
+        }
     }
 
     /// Removes what is half-written or half-removed. It is in nobody's way: what cannot be removed
     /// is returned, to be told of.
     pub fn clean(&self) -> Vec<CheckpointError> {
+        if self.check_held().is_err() {
+            return Vec::new();
+        }
         let entries = match self.disk.list(&self.folder).map_err(io("read", &self.folder)) {
             Ok(entries) => entries,
             Err(problem) => return vec![problem],
@@ -296,6 +325,7 @@ impl Store {
     /// # Errors
     /// The file system's; then there is no such checkpoint, or it is complete.
     pub fn publish(&self, staging: &Path, step: u64) -> Checked<PathBuf> {
+        self.check_held()?;
         let named = self.path(step);
         if is_file(&*self.disk, &named.join(MANIFEST)) {
             // The state of this step is there already, and it may be all there is: nothing takes
@@ -341,6 +371,7 @@ impl Store {
     /// # Errors
     /// The file system's; there is none.
     pub fn discard(&self, step: u64) -> Checked<()> {
+        self.check_held()?;
         // Hidden first, and that for good, so that no half-removed one is ever taken for a
         // checkpoint.
         let hidden = self.hide(step)?;
@@ -361,6 +392,7 @@ impl Store {
     /// # Errors
     /// The file system's.
     pub fn set_aside(&self, step: u64) -> Checked<Vec<PathBuf>> {
+        self.check_held()?;
         let newer = self.named_steps()?.into_iter().filter(|newer| *newer > step);
         let newer: Vec<u64> = newer.collect();
         let aside = |newer: &u64| {

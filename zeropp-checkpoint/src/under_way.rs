@@ -51,7 +51,12 @@ pub struct Outcome {
 impl Outcome {
     /// Whether the run ends with it: it has failed, and has to be there or there is no other one.
     pub fn is_fatal(&self, must: bool, has_any: impl FnOnce() -> bool) -> bool {
-        self.result.is_err() && (must || !has_any())
+        match &self.result {
+            Ok(()) => false,
+            // Whatever is there is another run's.
+            Err(CheckpointError::Replaced { .. }) => true,
+            Err(_) => must || !has_any(),
+        }
     }
 }
 

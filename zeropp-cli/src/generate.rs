@@ -4,17 +4,21 @@ use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command as Process, Stdio};
+use std::time::{Duration, Instant};
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command, value_parser};
 use zeropp::config::{Config, Tokenizer};
 use zeropp::{Generator, Sampling, belongings_of, config_of};
+use zeropp_core::files::escaped;
 
-use crate::Failure;
 use crate::args::{ema, trained_model};
-use crate::figures::say;
 use crate::tokenize::{absent, program};
 use crate::values::whole;
+use crate::{Failure, stdout};
+
+/// How often is shown what is written.
+const LOOK: Duration = Duration::from_millis(200);
 
 const ABOUT: &str = "Write text with a model\n\n\
 Takes a checkpoint of any layout, a Hugging Face folder or a GGUF file, and runs it on one rank, \
@@ -110,23 +114,49 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     }
     let config = Config { init_ema: matches.get_flag("ema"), ..config_of(folder)? };
     let words = Vocabulary::find(matches.get_one::<PathBuf>("tokenizer"), folder, &config)?;
-    say(written(&config, &words, prompt, (count("max-tokens"), &sampling))?);
+    // What is there already is shown, to a terminal and into a pipe: the rest may take long.
+    let mut shown = String::new();
+    let how = (count("max-tokens"), &sampling);
+    let text = written(&config, &words, prompt, how, |text| {
+        let Some(new) = text.strip_prefix(&*shown) else { return };
+        stdout::print(escaped(new).as_bytes());
+        shown.push_str(new);
+    })?;
+    // Where a tokenizer has made other text of more tokens, that stands below what was shown.
+    let rest = text.strip_prefix(&*shown).map_or_else(|| format!("\n{text}"), str::to_owned);
+    stdout::print(format!("{}\n", escaped(&rest)).as_bytes());
     Ok(())
 }
 
-/// `prompt`, and up to `most` tokens that the model of `config` writes behind it.
+/// `prompt`, and up to `most` tokens that the model of `config` writes behind it. While it writes,
+/// `so_far` sees now and then what will stay the beginning of it.
 pub(crate) fn written(
     config: &Config,
     words: &Vocabulary,
     prompt: &str,
     (most, sampling): (usize, &Sampling),
+    mut so_far: impl FnMut(&str),
 ) -> Result<String, Failure> {
     let ids = words.ids(prompt)?;
     let mut generator = Generator::new(config)?;
     let ends = generator.ends().to_vec();
-    let until_the_end = |id: u32| match ends.contains(&id) {
-        true => ControlFlow::Break(()),
-        false => ControlFlow::Continue(()),
+    let (mut seen, mut next) = (Vec::new(), Instant::now() + LOOK);
+    let until_the_end = |id: u32| {
+        if ends.contains(&id) {
+            return ControlFlow::Break(());
+        }
+        seen.push(id);
+        let begin = Instant::now();
+        // A text that cannot be told now is an error in the end.
+        if begin >= next
+            && let Ok(text) = words.text(&seen)
+        {
+            // The last character may not be whole.
+            so_far(&format!("{prompt}{}", text.trim_end_matches(char::REPLACEMENT_CHARACTER)));
+            // To tell it may take a program, which is not to take more time than the model.
+            next = Instant::now() + LOOK.max(10 * begin.elapsed());
+        }
+        ControlFlow::Continue(())
     };
     let mut written = generator.generate(&ids, most, sampling, until_the_end)?;
     written.pop_if(|id| ends.contains(id));

@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Mutex;
 
+use zeropp_core::files::open_output;
+
 /// The file, where there is one.
 static FILE: Mutex<Option<Log>> = Mutex::new(None);
 /// Why something is missing there: the first error.
@@ -23,7 +25,7 @@ struct Log {
 /// The file cannot be written.
 pub(crate) fn open(path: &Path, goes_on: bool) -> io::Result<()> {
     let mut options = OpenOptions::new();
-    let file = options.create(true).append(true).open(path)?;
+    let file = open_output(path, options.create(true).append(true))?;
     // A pipe or a terminal has no length to cut.
     let is_cut = !goes_on && file.metadata()?.is_file();
     let log = Log { file, start: is_cut.then(Vec::new) };

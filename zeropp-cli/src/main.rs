@@ -34,6 +34,7 @@ mod run;
 mod samples;
 mod schedule;
 mod shell;
+mod signals;
 mod stderr;
 mod stdout;
 mod summary;
@@ -89,6 +90,7 @@ fn incomplete(error: &std::io::Error) -> Failure {
 
 fn main() -> ExitCode {
     allocator::keep_pages();
+    signals::prepare();
     let matches =
         command::command().try_get_matches().unwrap_or_else(|e| command::helpful(e).exit());
     let voice = log::start(&matches);

@@ -1,11 +1,12 @@
 //! `zeropp playground`: the page of schedules, served or written.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::io::Read;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::atomic::AtomicBool;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
+use zeropp::http::{self, Answer, Request};
 use zeropp_playground::page;
 
 use crate::Failure;
@@ -15,11 +16,6 @@ use crate::output::write;
 const ABOUT: &str = "See, compare and edit schedules on a page\n\n\
 Serves one page to this machine only, at an address that nobody can guess, until Ctrl-C; or writes \
 the same page as one file that works without a network.";
-
-/// How long a browser may take to ask.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest head of a request.
-const HEAD_MAX: u64 = 16 << 10;
 
 /// The flags of `zeropp playground`.
 pub(crate) fn command() -> Command {
@@ -62,14 +58,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let token = token().map_err(Failure::failed_run)?;
     let at = listener.local_addr().map_err(Failure::failed_run)?;
     say(format!("The playground is at http://{at}/{token}/ until Ctrl-C."));
-    for stream in listener.incoming().flatten() {
-        let (page, token) = (page.clone(), token.clone());
-        // A browser that asks for nothing is not to keep another one waiting.
-        std::thread::spawn(move || {
-            // One that has gone away needs no answer.
-            let _ = answer(stream, &format!("/{token}/"), &page);
-        });
-    }
+    let path = format!("/{token}/");
+    http::serve(&listener, &AtomicBool::new(false), |request| answer(request, &path, &page));
     Ok(())
 }
 
@@ -80,43 +70,35 @@ fn token() -> std::io::Result<String> {
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
-fn answer(mut stream: TcpStream, path: &str, page: &str) -> std::io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut head = BufReader::new(stream.try_clone()?.take(HEAD_MAX));
-    let mut request = String::new();
-    head.read_line(&mut request)?;
-    let mut line = String::new();
-    let mut is_local = false;
-    while head.read_line(&mut line)? > 2 {
-        // A page elsewhere whose name leads here is not to read this one.
-        let host = line.to_ascii_lowercase();
-        is_local |= host.starts_with("host: 127.0.0.1") || host.starts_with("host: localhost");
-        line.clear();
+fn answer(request: &Request, path: &str, page: &str) -> Answer {
+    // A page elsewhere whose name leads here is not to read this one.
+    match request.is_local() && request.method == "GET" && request.target == path {
+        true => {
+            let kind = "text/html; charset=utf-8";
+            Answer { status: "200 OK", kind, body: page.into() }
+        }
+        false => {
+            let kind = "text/plain; charset=utf-8";
+            Answer { status: "404 Not Found", kind, body: "not here".into() }
+        }
     }
-    let asked = request.strip_prefix("GET ").and_then(|rest| rest.split(' ').next());
-    let found = is_local && asked == Some(path);
-    let (status, body) = if found { ("200 OK", page) } else { ("404 Not Found", "not here") };
-    let kind = if found { "text/html" } else { "text/plain" };
-    write!(
-        stream,
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}; charset=utf-8\r\nContent-Length: {}\r\n\
-         Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n\
-         Referrer-Policy: no-referrer\r\nConnection: close\r\n\r\n",
-        body.len()
-    )?;
-    stream.write_all(body.as_bytes())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::net::TcpStream;
+
     use super::*;
 
     fn ask(request: &str) -> String {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        std::thread::spawn(move || {
+            let ends = AtomicBool::new(false);
+            http::serve(&listener, &ends, |request| answer(request, "/secret/", "the page"));
+        });
         client.write_all(request.as_bytes()).unwrap();
-        answer(listener.accept().unwrap().0, "/secret/", "the page").unwrap();
         let mut told = String::new();
         client.read_to_string(&mut told).unwrap();
         told
@@ -130,7 +112,7 @@ mod tests {
             "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
             "GET /secret/ HTTP/1.1\r\nHost: elsewhere.example\r\n\r\n",
             "POST /secret/ HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
-            "nonsense\r\n\r\n",
+            "GET /secret/ HTTP/1.1\r\nHost: 127.0.0.1.evil.example\r\n\r\n",
         ] {
             let told = ask(request);
             assert!(told.starts_with("HTTP/1.1 404") && !told.contains("the page"), "{told}");

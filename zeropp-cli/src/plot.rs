@@ -5,7 +5,7 @@ mod head;
 pub(crate) mod look;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
@@ -35,6 +35,8 @@ Exit codes: 0 done, 2 bad input (nothing was written).";
 
 /// From how many steps on a loss is shown with a running mean.
 const SMOOTHED_FROM: usize = 60;
+/// Longest line of a file of metrics: a step with figures of 100,000 layers has less.
+const LINE_MAX: u64 = 16 << 20;
 /// The running mean is over about a fiftieth of the steps.
 const SMOOTHED_PART: usize = 50;
 
@@ -130,18 +132,31 @@ impl Run {
             rate: Vec::new(),
             layers: Layers::new(),
         };
-        let mut lines = BufReader::new(file).split(b'\n').enumerate();
-        lines.try_for_each(|(i, line)| {
-            let line = line.map_err(|e| bad(format!("cannot be read ({e})")))?;
+        let mut file = BufReader::new(file);
+        for i in 0u64.. {
+            let mut line = Vec::new();
+            let mut rest = (&mut file).take(LINE_MAX + 1);
+            rest.read_until(b'\n', &mut line).map_err(|e| bad(format!("cannot be read ({e})")))?;
+            if line.is_empty() {
+                break;
+            }
+            if line.len() as u64 > LINE_MAX {
+                let (n, most) = (i + 1, LINE_MAX >> 20);
+                return Err(bad(format!(
+                    "line {n} has more than {most} MiB, the most that are read; give a file that \
+                     zeropp run --metrics wrote"
+                )));
+            }
             // Who is killed leaves half a line.
             let Ok(value) = serde_json::from_slice::<Value>(&line) else {
-                let is_first = i == 0;
-                let problem = "is no file of metrics; zeropp run --metrics run.jsonl writes one";
-                return if is_first { Err(bad(problem.into())) } else { Ok(()) };
+                if i == 0 {
+                    let help = "zeropp run --metrics run.jsonl writes one";
+                    return Err(bad(format!("is no file of metrics; {help}")));
+                }
+                continue;
             };
             run.add(&value);
-            Ok(())
-        })?;
+        }
         if run.loss.is_empty() {
             return Err(bad("it has no step; give the metrics of a run".into()));
         }
@@ -285,5 +300,19 @@ mod tests {
             let failure = Run::read(&path).err().unwrap();
             assert!(failure.code == 2 && failure.message.contains(said), "{}", failure.message);
         }
+    }
+
+    #[test]
+    fn a_line_has_a_limit_that_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("long.jsonl");
+        let mut text = b"{\"step\":1,\"loss\":5.5}\n".to_vec();
+        text.resize(text.len() + LINE_MAX as usize + 1, b'x');
+        std::fs::write(&path, text).unwrap();
+        let refused = Run::read(&path).err().expect("it is too long").message;
+        assert!(
+            refused.contains("line 2 has more than 16 MiB, the most that are read"),
+            "{refused}"
+        );
     }
 }

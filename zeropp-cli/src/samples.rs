@@ -59,6 +59,6 @@ impl Samples {
         let Some(step) = self.waiting.take_if(|step| is_whole(step)) else { return Ok(None) };
         let config = config_of(&self.store.path(step))?;
         let how = (TOKENS, &Sampling::default());
-        Ok(Some((step, written(&config, &self.words, &self.prompt, how)?)))
+        Ok(Some((step, written(&config, &self.words, &self.prompt, how, |_| ())?)))
     }
 }

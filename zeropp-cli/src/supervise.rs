@@ -10,7 +10,7 @@ mod replicas;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::mpsc::Receiver;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 use zeropp::rendezvous::Address;
@@ -25,7 +25,8 @@ use replicas::Replicas;
 
 const ABOUT: &str = "Start a command again when it fails, from its newest checkpoint\n\n\
 COMMAND is a whole run: `zeropp run`, or a launcher around it. When it ends with an error or is \
-killed, its remaining processes are ended and it is started again. It goes on from its newest \
+killed, its remaining processes are ended and it is started again, after half a second, or five \
+where it fails at the same place once more. It goes on from its newest \
 checkpoint, so it needs --save and --resume; or from a copy of a newer state, which it makes \
 in this machine's memory after every step, or every --copy-every N steps. Signals are passed on; \
 a run that was stopped by a signal is not started again. On several nodes, run one `zeropp \
@@ -136,7 +137,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     loop {
         let before = (watched.sign(), copies.newest());
         // What came while no command ran could end one that is just starting.
-        if let Some(signal) = heeded(&signals, &mut replicas) {
+        if let Some(signal) = rest(attempts.pause(), &signals, &mut replicas) {
             copies.stop(watched.newest());
             return Err(Failure::stopped_by(signal));
         }
@@ -220,6 +221,18 @@ fn keep(signals: &Receiver<i32>) -> Result<(), Failure> {
             // No signals here: it is ended from outside.
             Err(_) => std::thread::park(),
         }
+    }
+}
+
+/// Waits for so long, and heeds signals meanwhile; the one that stops, if one does.
+fn rest(pause: Duration, signals: &Receiver<i32>, replicas: &mut Replicas) -> Option<i32> {
+    let until = Instant::now() + pause;
+    loop {
+        let stopped = heeded(signals, replicas);
+        if stopped.is_some() || Instant::now() >= until {
+            return stopped;
+        }
+        std::thread::sleep(PERIOD);
     }
 }
 

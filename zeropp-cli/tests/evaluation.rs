@@ -2,7 +2,9 @@
 
 mod common;
 
+use std::io::Read;
 use std::path::Path;
+use std::process::Stdio;
 
 use common::zeropp;
 use serde_json::Value;
@@ -257,4 +259,24 @@ fn a_checkpoint_writes_the_same_text_again() {
     let drawn = write(&format!("{line} --temperature 1 --seed 1"));
     assert_eq!(write(&format!("{line} --temperature 1 --seed 1")), drawn);
     assert_ne!(write(&format!("{line} --temperature 1 --seed 2")), drawn);
+}
+
+/// Before, a pipe got nothing before the end.
+#[test]
+fn a_text_is_shown_while_it_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = "run --layers 8 --hidden 256 --heads 8 --seq 256 --micro-batches 1 --steps 1 \
+                --save saved";
+    let trained = zeropp(dir.path(), line);
+    assert_eq!(trained.code, Some(0), "{}", trained.err);
+    let mut writes = common::command(dir.path(), "generate saved --prompt 12 --max-tokens 250");
+    let mut child = writes.stdout(Stdio::piped()).spawn().unwrap();
+    let mut out = child.stdout.take().unwrap();
+    let mut first = vec![0; 64 << 10];
+    let n = out.read(&mut first).unwrap();
+    let mut rest = Vec::new();
+    out.read_to_end(&mut rest).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(first.starts_with(b"12") && !rest.is_empty(), "{n} bytes came first, and no more");
+    assert!(rest.ends_with(b"\n"));
 }

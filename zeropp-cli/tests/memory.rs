@@ -43,6 +43,17 @@ fn an_allocation_that_fails_ends_with_one_message_and_records() {
     assert!(why.out.contains("out of memory: an allocation of "), "{}", why.out);
 }
 
+/// Stacks are hardly touched, and all of them count there: before, a thread was refused.
+#[test]
+fn stacks_count_in_a_limit_on_address_space() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = "run --dp 120 --layers 1 --hidden 16 --heads 2 --seq 8 --steps 1";
+    let got = limited(dir.path(), line);
+    assert_eq!(got.code, Some(2), "{}", got.err);
+    assert!(got.err.starts_with("error: memory: the 120 ranks on this machine"), "{}", got.err);
+    assert!(got.err.contains("the limit of ulimit -v is "), "{}", got.err);
+}
+
 #[test]
 fn a_limit_that_a_run_would_pass_is_seen_before_it_starts() {
     let dir = tempfile::tempdir().unwrap();

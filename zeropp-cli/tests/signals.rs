@@ -173,7 +173,7 @@ fn start_in_little_room(dir: &Path, line: &str) -> Child {
     let plain = command(dir, line);
     let mut run = Command::new("env");
     // A soft limit, which another process may raise; in bytes, in place of blocks of any shell.
-    run.args(["--default-signal", "--ignore-signal=XFSZ", "prlimit", "--fsize=32768:"]);
+    run.args(["--default-signal", "prlimit", "--fsize=32768:"]);
     run.arg(plain.get_program()).args(plain.get_args());
     run.current_dir(dir).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }

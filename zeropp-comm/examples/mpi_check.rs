@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         Some(each) => {
             let timeout = Duration::from_secs_f64(timeout);
             let threads = ThreadsOptions { timeout, ..Default::default() };
-            HybridWorld::new(all, each, threads).communicators()
+            HybridWorld::new(all, each, threads).expect("a thread").communicators()
         }
     };
     let threads: Vec<_> = ranks

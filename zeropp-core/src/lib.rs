@@ -19,6 +19,6 @@ pub mod sampling;
 pub mod split;
 pub mod stock;
 
-pub use zeropp_data::{choice, files, tokens as data};
+pub use zeropp_data::{choice, files, threads, tokens as data};
 pub use zeropp_kernels as kernels;
 pub use zeropp_model::params;

@@ -6,4 +6,5 @@
 pub mod choices;
 pub mod files;
 pub mod rng;
+pub mod threads;
 pub mod tokens;

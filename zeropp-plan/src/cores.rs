@@ -5,6 +5,8 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use zeropp_data::threads::start_scoped;
+
 /// How many items are worked on at the same time.
 pub(crate) fn number() -> usize {
     thread::available_parallelism().map_or(1, NonZero::get)
@@ -26,7 +28,9 @@ pub(crate) fn map<T: Sync, R: Send>(items: &[T], of: impl Fn(&T) -> R + Sync) ->
         }
     };
     let mut all = thread::scope(|scope| {
-        let others: Vec<_> = (1..number().min(items.len())).map(|_| scope.spawn(work)).collect();
+        // With fewer threads than cores, or none, it takes longer.
+        let start = |_| start_scoped(scope, "plan", work).ok();
+        let others: Vec<_> = (1..number().min(items.len())).map_while(start).collect();
         let mut all = work();
         for other in others {
             all.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));

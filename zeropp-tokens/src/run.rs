@@ -1,13 +1,14 @@
 //! Texts to files of tokens, on several threads, with the same bytes for any number of them.
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{self, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use serde_json::Value;
 use zeropp_data::files::open_regular;
+use zeropp_data::threads::{REFUSED_HELP, start_scoped};
 
 use crate::chat::ChatTemplate;
 use crate::corpus::{Batch, Corpus};
@@ -84,13 +85,22 @@ pub fn tokenize(
         let (done, dones) = bounded::<(u64, Checked<Done>)>(BATCHES_EACH * threads);
         // One for each batch that is read and not yet written: what comes out of order is bounded.
         let (permit, permits) = bounded::<()>(2 * BATCHES_EACH * threads);
-        for _ in 0..threads {
+        let refused = |e: io::Error| {
+            wrong(out, format!("no thread can be started to write it ({e})"), REFUSED_HELP)
+        };
+        for i in 0..threads {
             let (works, done, worker) = (works.clone(), done.clone(), worker.clone());
-            scope.spawn(move || worker.run(&works, &done));
+            match start_scoped(scope, "tokenize", move || worker.run(&works, &done)) {
+                Err(e) if i == 0 => return Err(refused(e)),
+                // With fewer it takes longer.
+                Err(_) => break,
+                Ok(_) => {}
+            }
         }
         drop(works);
         let corpus = &corpus;
-        scope.spawn(move || read(corpus, skip, &permit, &work, &done));
+        start_scoped(scope, "read", move || read(corpus, skip, &permit, &work, &done))
+            .map_err(refused)?;
         write(&dones, &permits, skip, |batch: Done| {
             output.batch(&batch.ids, &batch.lengths, &batch.scored)?;
             last = batch.behind;

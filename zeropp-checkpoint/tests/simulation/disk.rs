@@ -364,8 +364,12 @@ impl fmt::Debug for Locked {
 }
 
 impl Lock for Locked {
-    fn say(&mut self, _: &str) -> io::Result<()> {
+    fn say(&self, _: &str) -> io::Result<()> {
         Ok(())
+    }
+
+    fn is_at(&self, _path: &Path) -> io::Result<bool> {
+        Ok(true)
     }
 }
 

@@ -95,13 +95,15 @@ impl Buddy {
     }
 
     /// Sends every newest copy in `folder`, whose name is the run's, from now on.
-    pub(super) fn send(&self, folder: PathBuf) -> Sending {
+    ///
+    /// # Errors
+    /// The system grants no thread.
+    pub(super) fn send(&self, folder: PathBuf) -> io::Result<Sending> {
         let sent = Arc::new(Sent::default());
         let (buddy, told) = (self.clone(), sent.clone());
         let send = move || buddy.send_all(&folder, &told);
-        let named = std::thread::Builder::new().name("buddy".into());
-        let thread = Some(named.spawn(send).expect("the system can start a thread"));
-        Sending { sent, thread }
+        let thread = Some(zeropp_core::threads::start("buddy", send)?);
+        Ok(Sending { sent, thread })
     }
 
     fn send_all(&self, folder: &Path, sent: &Sent) {
@@ -211,7 +213,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let address: Address = port.to_string().parse().unwrap();
-        keep(&address, None, &dir.path().join("kept")).unwrap();
+        assert!(keep(&address, None, &dir.path().join("kept")).is_ok());
         let buddy = Buddy::new(address, None);
         let folder = |at: &str| dir.path().join(at).join("0123456789abcdef");
         let mut talk = None;

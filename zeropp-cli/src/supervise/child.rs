@@ -74,6 +74,8 @@ impl Child {
         command.envs(copies.map(|folder| (super::COPIES_VARIABLE, folder)));
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        #[cfg(target_os = "linux")]
+        end_with_this_process(&mut command);
         let child = command.spawn();
         Ok(Child { child: child.map_err(|e| format!("{}: cannot be started ({e})", line[0]))? })
     }
@@ -149,6 +151,27 @@ impl Child {
         shell.args(["-c", &text]).stdin(Stdio::null()).stderr(Stdio::null());
         shell.status().is_ok_and(|status| status.success())
     }
+}
+
+/// Has the command get SIGTERM, at which a run saves and stops, should this process be killed: no
+/// one would look after it any more, and another supervisor could not begin.
+#[cfg(target_os = "linux")]
+fn end_with_this_process(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    let own = std::process::id();
+    let ask = move || {
+        // SAFETY: a system call about this process, with two numbers.
+        if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // One that was killed before that has sent nothing.
+        if std::os::unix::process::parent_id() != own {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec it makes two system calls, and allocates nothing.
+    unsafe { command.pre_exec(ask) };
 }
 
 fn ended(status: ExitStatus, stopped: bool, hung: bool) -> Ended {
@@ -237,7 +260,7 @@ pub(super) fn signals() -> io::Result<Receiver<i32>> {
         let mut passed_on = signals.forever().filter(|signal| heeded.contains(signal));
         passed_on.try_for_each(|signal| tx.send(signal))
     };
-    std::thread::Builder::new().name("signals".into()).spawn(body)?;
+    zeropp_core::threads::start("signals", body)?;
     Ok(rx)
 }
 

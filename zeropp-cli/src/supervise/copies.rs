@@ -1,11 +1,13 @@
 //! What a supervisor does about copies of its run's state: in its memory, and at its buddy.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 use zeropp::Config;
 use zeropp::rendezvous::{Address, TOKEN_VARIABLE, Token};
 use zeropp_core::files::in_words;
+use zeropp_core::threads::REFUSED_HELP;
 
 use super::buddy::{self, Buddy, Sending};
 use super::memory::Memory;
@@ -28,7 +30,7 @@ impl Copies {
     /// is in the memory afterwards.
     ///
     /// # Errors
-    /// A token that cannot be used; a place that cannot be served.
+    /// A token that cannot be used; a place that cannot be served; no thread.
     pub(super) fn of(matches: &ArgMatches, watched: Option<&Watched>) -> Result<Copies, Failure> {
         let address = |name: &str| matches.get_one::<Address>(name).cloned();
         let (listen, buddy) = (address("listen"), address("buddy"));
@@ -48,7 +50,7 @@ impl Copies {
         };
         if let Some(listen) = &listen {
             let kept = memory.folder().join(KEPT);
-            buddy::keep(listen, token.as_ref(), &kept).map_err(Failure::bad_input)?;
+            buddy::keep(listen, token.as_ref(), &kept)?;
         }
         let folder = watched.map(Watched::save).and_then(|save| {
             let (save, copies) = (Some(save.into()), Some(memory.folder().into()));
@@ -57,10 +59,10 @@ impl Copies {
         let buddy = buddy.zip(folder).map(|(address, folder)| {
             let buddy = Buddy::new(address, token);
             fetch(&buddy, &folder, watched.and_then(Watched::newest));
-            let sending = buddy.send(folder.clone());
-            (buddy, folder, sending)
+            let sending = buddy.send(folder.clone()).map_err(no_thread)?;
+            Ok::<_, Failure>((buddy, folder, sending))
         });
-        Ok(Copies { memory: Some(memory), buddy })
+        Ok(Copies { memory: Some(memory), buddy: buddy.transpose()? })
     }
 
     /// The folder that the run is told.
@@ -91,6 +93,11 @@ impl Copies {
         buddy.forget(&folder);
         tell(&format!("{copies} copies were sent to the buddy, {}", in_words(bytes)));
     }
+}
+
+/// The system grants no thread, without which copies are neither sent nor kept.
+pub(super) fn no_thread(error: io::Error) -> Failure {
+    Failure::failed_run(format!("supervise: no thread can be started ({error}); {REFUSED_HELP}"))
 }
 
 fn fetch(buddy: &Buddy, folder: &Path, saved: Option<u64>) {

@@ -4,10 +4,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
+use zeropp_core::threads::{REFUSED_HELP, start as start_thread};
 
 use super::engine::Engine;
 use super::in_progress::InProgress;
-use crate::THREADS;
+use crate::{CommError, CommResult, THREADS};
 
 /// Looks without a pause after something has happened, then a pause each.
 const EAGER_LOOKS: u32 = 20;
@@ -17,10 +18,16 @@ const BUSY_PAUSE: Duration = Duration::from_micros(50);
 const WATCH_PAUSE: Duration = Duration::from_millis(50);
 
 /// Starts the thread. It ends once nobody can hand it anything more.
-pub(super) fn start(arriving: Receiver<Arc<InProgress>>, engine: Weak<Engine>) {
+///
+/// # Errors
+/// The system grants no thread.
+pub(super) fn start(arriving: Receiver<Arc<InProgress>>, engine: Weak<Engine>) -> CommResult<()> {
     let body = move || run(&arriving, &engine);
-    let thread = std::thread::Builder::new().name(format!("{THREADS}-mixed")).spawn(body);
-    thread.expect("the system can start a thread");
+    let refused = |e| CommError::Unavailable {
+        engine: "mixed".into(),
+        reason: format!("no thread can be started ({e}); {REFUSED_HELP}"),
+    };
+    start_thread(&format!("{THREADS}-mixed"), body).map(drop).map_err(refused)
 }
 
 fn run(arriving: &Receiver<Arc<InProgress>>, engine: &Weak<Engine>) {

@@ -10,7 +10,7 @@ use super::driver;
 use super::failure::Report;
 use super::in_progress::InProgress;
 use crate::threads::world::World;
-use crate::{CommError, Communicator};
+use crate::{CommError, CommResult, Communicator};
 
 /// This process's part of a mixed world.
 pub(super) struct Engine {
@@ -28,18 +28,21 @@ pub(super) struct Engine {
 
 impl Engine {
     /// Starts the driver, and makes each side hear of the other's failures.
+    ///
+    /// # Errors
+    /// The system grants no thread.
     pub(super) fn start(
         world: Arc<World>,
         outer: Arc<dyn Communicator>,
         ranks_each: usize,
-    ) -> Arc<Engine> {
+    ) -> CommResult<Arc<Engine>> {
         let tell = outer.clone();
         world.on_failure(Box::new(move |rank, error| tell.abort(&Report::new(rank, error).text())));
         let (all_in_progress, arriving) = crossbeam_channel::unbounded();
         let members = Mutex::default();
         let engine = Arc::new(Engine { world, outer, ranks_each, members, all_in_progress });
-        driver::start(arriving, Arc::downgrade(&engine));
-        engine
+        driver::start(arriving, Arc::downgrade(&engine))?;
+        Ok(engine)
     }
 
     /// Hands an operation to the driver.

@@ -30,11 +30,11 @@ mod ticket;
 
 use std::sync::Arc;
 
-use super::Communicator;
 use super::threads::ThreadsOptions;
 use super::threads::communicator::ThreadsCommunicator;
 use super::threads::group::Group as LocalGroup;
 use super::threads::world::{Liveness, World};
+use super::{CommResult, Communicator};
 use communicator::HybridCommunicator;
 use engine::Engine;
 use group::Group;
@@ -47,18 +47,21 @@ impl HybridWorld {
     /// `i * ranks_each` to `(i + 1) * ranks_each - 1`. All processes pass the same `ranks_each`.
     /// The time limit of `options` is that of all operations, the outer engine's own is not used.
     ///
+    /// # Errors
+    /// The system grants no thread to carry operations on.
+    ///
     /// # Panics
     /// Panics if `ranks_each` is 0.
     pub fn new(
         outer: Arc<dyn Communicator>,
         ranks_each: usize,
         options: ThreadsOptions,
-    ) -> HybridWorld {
+    ) -> CommResult<HybridWorld> {
         assert!(ranks_each > 0, "ranks_each must be at least 1");
         let (process, processes) = (outer.rank(), outer.size());
         let first = process * ranks_each;
         let world = Arc::new(World::new(first, ranks_each, options));
-        let engine = Engine::start(world.clone(), outer.clone(), ranks_each);
+        let engine = Engine::start(world.clone(), outer.clone(), ranks_each)?;
         let here: Vec<usize> = (first..first + ranks_each).collect();
         let local = LocalGroup::new(world.clone(), "world".into(), here.clone());
         let members = (0..processes * ranks_each).collect();
@@ -71,7 +74,7 @@ impl HybridWorld {
             };
             (rank, end)
         };
-        HybridWorld(here.into_iter().enumerate().map(communicator).collect())
+        Ok(HybridWorld(here.into_iter().enumerate().map(communicator).collect()))
     }
 
     /// World rank and `world` communicator of every rank of this process, in rank order.

@@ -70,10 +70,12 @@ pub(super) fn finalize() -> MpiResult<()> {
 /// Ends all processes of the job with exit code 1; from any thread.
 pub(super) fn end_job() -> ! {
     // An MPI that cannot reach its launcher any more may not come back from MPI_Abort.
-    std::thread::spawn(|| {
+    let end_anyway = || {
         std::thread::sleep(std::time::Duration::from_secs(3));
         std::process::abort();
-    });
+    };
+    // Without a thread it may have to be ended from outside.
+    let _ = zeropp_core::threads::start("end of the job", end_anyway);
     // SAFETY: MPI was initialised for several threads; the call needs nothing else.
     unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, 1) };
     std::process::abort();

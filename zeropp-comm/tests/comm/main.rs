@@ -29,7 +29,8 @@ fn mixed_world(size: usize, each: usize, options: ThreadsOptions) -> Vec<Rank> {
     let processes = ThreadsWorld::new(size / each, patient).communicators();
     let ranks = processes
         .into_iter()
-        .flat_map(|process| HybridWorld::new(process, each, options.clone()).communicators());
+        .map(|process| HybridWorld::new(process, each, options.clone()).unwrap())
+        .flat_map(HybridWorld::communicators);
     ranks
         .enumerate()
         .inspect(|(i, (rank, _))| assert_eq!(i, rank))

@@ -4,6 +4,7 @@
 mod escape;
 mod kept;
 mod map;
+mod output;
 mod place;
 mod regular;
 mod toml_keys;
@@ -14,6 +15,7 @@ mod words;
 pub use escape::{escaped, escaped_line};
 pub use kept::open_kept;
 pub use map::Mapped;
+pub use output::open_output;
 pub use place::Place;
 pub use regular::{open_regular, read_text};
 pub use toml_keys::toml_keys;

@@ -5,10 +5,13 @@ use std::fs::{self, File, Metadata};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use super::open_output;
+
 /// Writes a file by `write`: beside its place, flushed to disk, and then given its name, so that
 /// whatever goes wrong leaves what was there. A link stays one, and what it leads to is written; a
-/// file keeps its permissions. What is no regular file (a device, a FIFO), or lies in a folder
-/// where nothing new may be written, is written where it is. Who writes in small pieces buffers.
+/// file keeps its permissions. What is no regular file (a device, a FIFO that is read), or lies in
+/// a folder where nothing new may be written, is written where it is. Who writes in small pieces
+/// buffers.
 ///
 /// # Errors
 /// The system's, or those of `write`.
@@ -18,7 +21,7 @@ pub fn write_whole(
 ) -> io::Result<()> {
     let found = fs::metadata(path).ok();
     if found.as_ref().is_some_and(|found| !found.is_file()) {
-        return write(&mut File::create(path)?);
+        return write(&mut open_output(path, File::options().write(true))?);
     }
     // Where nothing is, there is no link either, but for one that leads nowhere.
     let place = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());

@@ -2,9 +2,11 @@
 
 use std::io::Read;
 use std::path::Path;
+use std::thread::ScopedJoinHandle;
 
 use super::DataError;
 use crate::files::{Mapped, WalkError, files_below, open_regular};
+use crate::threads::start_scoped;
 
 /// A smaller file of a folder is read: a page of its own and an entry in the system's table of
 /// mappings, of which a process gets 65,530, would cost more.
@@ -116,9 +118,14 @@ impl Bytes {
         let share = (ids.len() / width).div_ceil(cores).max(1 << 16) * width;
         std::thread::scope(|scope| {
             let largest = |part: &[u8]| part.chunks_exact(width).map(id).max();
-            let threads: Vec<_> =
-                ids.chunks(share).map(|part| scope.spawn(move || largest(part))).collect();
-            threads.into_iter().filter_map(|t| t.join().expect("only compares")).max()
+            let start = |part| start_scoped(scope, "ids", move || largest(part)).map_err(|_| part);
+            let threads: Vec<_> = ids.chunks(share).map(start).collect();
+            let found = |thread: Result<ScopedJoinHandle<'_, _>, _>| match thread {
+                Ok(thread) => thread.join().expect("only compares"),
+                // No thread is to be had: here, then.
+                Err(part) => largest(part),
+            };
+            threads.into_iter().filter_map(found).max()
         })
     }
 }

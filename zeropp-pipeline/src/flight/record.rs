@@ -368,8 +368,11 @@ pub fn signal_name(number: i32) -> String {
         (7, "BUS"),
         (8, "FPE"),
         (9, "KILL"),
+        (10, "USR1"),
         (11, "SEGV"),
+        (12, "USR2"),
         (15, "TERM"),
+        (24, "XCPU"),
     ];
     match known.iter().find(|(n, _)| *n == number) {
         Some((_, name)) => format!("SIG{name}"),

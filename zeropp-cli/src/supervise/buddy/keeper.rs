@@ -9,14 +9,17 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use zeropp::rendezvous::tcp::{Door, Talk};
-use zeropp::rendezvous::{Address, RendezvousError, Token};
+use zeropp::rendezvous::{Address, Token};
 use zeropp_checkpoint::Store;
+use zeropp_core::threads::start;
 
+use super::super::copies::no_thread;
 use super::super::tell;
 use super::wire::{
     Word, hear, is_run, open_copy, publish_copy, receive_copy, say, send_copy, wrong,
 };
 use super::{PATIENCE, PERIOD};
+use crate::Failure;
 
 /// Most callers at a time that have not yet shown that they know the token.
 const WAITING_MAX: usize = 32;
@@ -38,19 +41,17 @@ struct Keeper {
 /// the process lives.
 ///
 /// # Errors
-/// The place cannot be served.
+/// The place cannot be served; the system grants no thread.
 pub(in super::super) fn keep(
     address: &Address,
     token: Option<&Token>,
     folder: &Path,
-) -> Result<(), RendezvousError> {
-    let door = Door::open(address, token)?;
+) -> Result<(), Failure> {
+    let door = Door::open(address, token).map_err(Failure::bad_input)?;
     let folder = folder.to_path_buf();
     let (waiting, numbers, newest) = Default::default();
     let keeper = Arc::new(Keeper { door, folder, waiting, numbers, newest });
-    let named = std::thread::Builder::new().name("keeper".into());
-    named.spawn(move || keeper.listen()).expect("the system can start a thread");
-    Ok(())
+    start("keeper", move || keeper.listen()).map(drop).map_err(no_thread)
 }
 
 impl Keeper {
@@ -75,7 +76,7 @@ impl Keeper {
             }
             let keeper = self.clone();
             let talk = move || keeper.serve(stream);
-            if std::thread::Builder::new().name("buddy's".into()).spawn(talk).is_err() {
+            if start("buddy's", talk).is_err() {
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
             }
         }

@@ -130,5 +130,6 @@ fn derived(key: &[u8; 32]) -> [u8; 32] {
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES).spawn(body)
+    let thread = || std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES);
+    zeropp_core::threads::start_as(thread, body)
 }
