@@ -1,20 +1,36 @@
-//! Which keys of a `tokenizer.json` are obeyed. The crate that reads it passes over all others
-//! without a word, so they are refused here.
+//! Which keys of a `tokenizer.json` are obeyed, or known to change nothing here (`version`,
+//! `truncation`, `padding`). The crate that reads it passes over most others without a word, so they
+//! are refused here.
 
 use serde_json::{Map, Value};
 
 /// Keys of the file itself.
 const FILE: &[&str] = &[
-    "version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
-    "post_processor", "decoder", "model",
+    "version",
+    "truncation",
+    "padding",
+    "added_tokens",
+    "normalizer",
+    "pre_tokenizer",
+    "post_processor",
+    "decoder",
+    "model",
 ];
-/// Keys that change nothing, anywhere.
-const IDLE: &[&str] = &["$schema", "comment", "_comment"];
 const ADDED_TOKEN: &[&str] =
     &["id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"];
 const MODEL: &[&str] = &[
-    "type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
-    "byte_fallback", "ignore_merges", "vocab", "merges", "unk_id", "max_input_chars_per_word",
+    "type",
+    "dropout",
+    "unk_token",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+    "fuse_unk",
+    "byte_fallback",
+    "ignore_merges",
+    "vocab",
+    "merges",
+    "unk_id",
+    "max_input_chars_per_word",
 ];
 /// Keys of every other part, by its type. A type that is not here is refused when it is read.
 const PARTS: &[(&str, &[&str])] = &[
@@ -40,8 +56,19 @@ const PARTS: &[(&str, &[&str])] = &[
 ];
 /// Types that have no keys of their own.
 const BARE: &[&str] = &[
-    "StripAccents", "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Nmt", "BertPreTokenizer",
-    "Whitespace", "WhitespaceSplit", "UnicodeScripts", "Fuse", "ByteFallback",
+    "StripAccents",
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Lowercase",
+    "Nmt",
+    "BertPreTokenizer",
+    "Whitespace",
+    "WhitespaceSplit",
+    "UnicodeScripts",
+    "Fuse",
+    "ByteFallback",
 ];
 
 /// The first key that is not known, with where it stands.
@@ -56,8 +83,7 @@ pub(crate) fn unknown_key(json: &Map<String, Value>) -> Option<String> {
 }
 
 fn other(object: &Map<String, Value>, known: &[&str], place: &str) -> Option<String> {
-    let is_known = |key: &&String| known.contains(&key.as_str()) || IDLE.contains(&key.as_str());
-    let key = object.keys().find(|key| !is_known(key))?;
+    let key = object.keys().find(|key| !known.contains(&key.as_str()))?;
     Some(format!("{place} has the key {key:?}"))
 }
 

@@ -263,7 +263,11 @@ impl Worker<'_> {
         let Some(chat) = &self.options.chat else {
             let Some(text) = self.text(raw, path, line)? else { return Ok(None) };
             let ids = tokenizer.encode(&text).map_err(|e| {
-                wrong(path, format!("{}: the tokenizer refuses it: {}", place(line), e.problem), e.help)
+                wrong(
+                    path,
+                    format!("{}: the tokenizer refuses it: {}", place(line), e.problem),
+                    e.help,
+                )
             });
             return ids.map(Some);
         };

@@ -26,7 +26,13 @@ fn tokenizer(dir: &Path) -> TextTokenizer {
 }
 
 fn options(threads: usize) -> TokenizeOptions {
-    TokenizeOptions { field: "text".into(), end: Some(257), threads, chat: None, skip_bad_lines: false }
+    TokenizeOptions {
+        field: "text".into(),
+        end: Some(257),
+        threads,
+        chat: None,
+        skip_bad_lines: false,
+    }
 }
 
 fn run(dir: &Path, inputs: &[&str], threads: usize) -> Result<Tokenized, TokensError> {
@@ -155,7 +161,11 @@ fn what_is_no_text_is_refused_by_file_and_line() {
         ("b.jsonl", format!("{good}{good}{{}}"), "b.jsonl: line 3 has no field \"text\""),
         ("c.jsonl", format!("{good}{{\"text\": \"x"), "c.jsonl: line 2 is no JSON"),
         ("d.jsonl", "[".repeat(10_000), "d.jsonl: line 1 is no JSON"),
-        ("e.txt.gz", "x".into(), "e.txt.gz: it is compressed, which is not read as text; decompress"),
+        (
+            "e.txt.gz",
+            "x".into(),
+            "e.txt.gz: it is compressed, which is not read as text; decompress",
+        ),
         ("h.jsonl", "{\"text\": null}".into(), "h.jsonl: line 1: \"text\" is null; restore"),
         ("i.jsonl", "{\"text\": NaN}".into(), "i.jsonl: line 1 is no JSON (expected value at col"),
         ("j.jsonl", "{\"text\": \"\\ud83d x\"}".into(), "j.jsonl: line 1 is no JSON ("),
@@ -231,7 +241,8 @@ fn damaged_tokenizers_are_refused_by_name() {
 fn lines_that_are_refused_are_left_out_where_that_is_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let good = "{\"text\": \"he\"}\n";
-    let bad = ["{\"text\": null}\n", "{\"text\": NaN}\n", "[1]\n", "{\"text\": \"\\ud83d\"}\n", "x\n"];
+    let bad =
+        ["{\"text\": null}\n", "{\"text\": NaN}\n", "[1]\n", "{\"text\": \"\\ud83d\"}\n", "x\n"];
     let lines = format!("\u{feff}{good}{}{good}", bad.concat());
     fs::write(dir.path().join("l.jsonl"), &lines).unwrap();
     let (inputs, out) = ([dir.path().join("l.jsonl")], dir.path().join("out"));

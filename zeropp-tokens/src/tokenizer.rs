@@ -61,7 +61,8 @@ impl TextTokenizer {
             false => None,
         };
         let mut notes = Vec::new();
-        let is_file = json.as_ref().and_then(|json| json.get("model")).is_some_and(Value::is_object);
+        let is_file =
+            json.as_ref().and_then(|json| json.get("model")).is_some_and(Value::is_object);
         if let Some(Value::Object(file)) = json.as_mut().filter(|_| is_file) {
             if let Some(problem) = known::unknown_key(file) {
                 let help = "remove it if the ids do not depend on it, or use another tokenizer";
@@ -248,8 +249,8 @@ fn around(tokenizer: &Tokenizer) -> Option<[Vec<u32>; 2]> {
         Some((plain, ids(text, true)?))
     });
     let (plain, whole) = known.unwrap_or((Vec::new(), ids("", true)?));
-    let at = (0..=whole.len().checked_sub(plain.len())?)
-        .find(|at| whole[*at..].starts_with(&plain))?;
+    let at =
+        (0..=whole.len().checked_sub(plain.len())?).find(|at| whole[*at..].starts_with(&plain))?;
     Some([whole[..at].to_vec(), whole[at + plain.len()..].to_vec()])
 }
 

@@ -82,7 +82,8 @@ mod tests {
             let found = foreign(Path::new(name), first).expect(name);
             assert!(found.what.starts_with(what), "{name}: {found:?}");
         }
-        for (name, first) in [("a.txt", &b"PK"[..]), ("json", b"{"), ("a.md", b""), ("a.rs", b"G")] {
+        for (name, first) in [("a.txt", &b"PK"[..]), ("json", b"{"), ("a.md", b""), ("a.rs", b"G")]
+        {
             assert_eq!(foreign(Path::new(name), first), None, "{name}");
         }
     }

@@ -60,7 +60,8 @@ fn collect(
         }
         let metadata = fs::metadata(&path).map_err(|error| {
             let leads_nowhere = error.kind() == io::ErrorKind::NotFound && path.is_symlink();
-            let error = if leads_nowhere { wrong("it is a link that leads nowhere") } else { error };
+            let error =
+                if leads_nowhere { wrong("it is a link that leads nowhere") } else { error };
             failed(&path)(error)
         })?;
         if metadata.is_dir() {

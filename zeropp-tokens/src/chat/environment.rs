@@ -44,9 +44,8 @@ pub(super) fn environment(
     environment.add_filter("format", format);
     environment.add_filter("indent", indent);
     environment.add_filter("replace", replace);
-    environment.add_filter(ANSWER, |text: String| {
-        format!("{}{text}{}", ANSWER_MARKS[0], ANSWER_MARKS[1])
-    });
+    environment
+        .add_filter(ANSWER, |text: String| format!("{}{text}{}", ANSWER_MARKS[0], ANSWER_MARKS[1]));
     environment.add_filter(TEXT, |value: &Value| match value.kind() {
         ValueKind::Seq | ValueKind::Map | ValueKind::Number => Value::from(text(value)),
         _ => value.clone(),
@@ -119,8 +118,7 @@ fn to_json(value: &Value, places: Rest<Value>, names: Kwargs) -> Result<Value, E
         let named = names.get::<Option<Value>>(name)?;
         Ok(places.get(at).cloned().or(named).filter(|value| !value.is_none()))
     };
-    let [ascii, indent, separators, sorted] =
-        ["ensure_ascii", "indent", "separators", "sort_keys"];
+    let [ascii, indent, separators, sorted] = ["ensure_ascii", "indent", "separators", "sort_keys"];
     let is = |value: Option<Value>| value.is_some_and(|value| value.is_true());
     let indent = match argument(1, indent)? {
         None => None,
@@ -289,9 +287,7 @@ fn method(state: &State, value: &Value, name: &str, args: &[Value]) -> Result<Va
             let count = count.first().and_then(Value::as_usize);
             replaced(value, &text(old), &text(new), count).map(Value::from)
         }
-        ("join", Some(value), [items]) => {
-            joined(items, value).map(Value::from)
-        }
+        ("join", Some(value), [items]) => joined(items, value).map(Value::from),
         ("format", Some(pattern), _) => {
             check_widths(pattern, args)?;
             let args: Vec<Value> = args.iter().map(printed).collect();

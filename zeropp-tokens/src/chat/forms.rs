@@ -25,8 +25,17 @@ const ROLES: [&str; 6] = ["system", "developer", "user", "tool", "function", "ip
 const ASSISTANTS: [&str; 7] = ["assistant", "model", "gpt", "chatgpt", "bot", "chatbot", "ai"];
 /// Keys of a message that say nothing of its text or of what is scored.
 const IDLE_KEYS: [&str; 11] = [
-    "id", "message_id", "uuid", "timestamp", "created_at", "create_time", "index", "turn", "lang",
-    "language", "source",
+    "id",
+    "message_id",
+    "uuid",
+    "timestamp",
+    "created_at",
+    "create_time",
+    "index",
+    "turn",
+    "lang",
+    "language",
+    "source",
 ];
 /// Keys that say whether an answer is scored.
 const SCORED_KEYS: [&str; 2] = ["weight", "train"];
@@ -110,8 +119,11 @@ fn messages_of(line: &Value) -> Result<Vec<Value>, String> {
     let system = system.map(|content| message("system", content));
     if let Some(turns) = field(line, "conversations") {
         let turns = list_of(&turns, "conversations")?;
-        let turns: Vec<Value> =
-            turns.iter().enumerate().map(|(i, turn)| sharegpt(i, turn)).collect::<Result<_, _>>()?;
+        let turns: Vec<Value> = turns
+            .iter()
+            .enumerate()
+            .map(|(i, turn)| sharegpt(i, turn))
+            .collect::<Result<_, _>>()?;
         let begins = turns.first().and_then(role_of).is_some_and(|role| role == "system");
         return Ok(system.filter(|_| !begins).into_iter().chain(turns).collect());
     }
@@ -169,8 +181,8 @@ fn tools_of(tools: Value) -> Result<Value, String> {
         ValueKind::String => {
             let text = tools.as_str().unwrap_or_default();
             let read = if text.trim().is_empty() { "null" } else { text };
-            let list: Value =
-                serde_json::from_str(read).map_err(|e| format!("tools is a text, no JSON ({e})"))?;
+            let list: Value = serde_json::from_str(read)
+                .map_err(|e| format!("tools is a text, no JSON ({e})"))?;
             match list.kind() {
                 ValueKind::None | ValueKind::Seq => Ok(list),
                 _ => Err("tools is no list".into()),

@@ -22,7 +22,8 @@ fn repr(value: &Value) -> String {
         ValueKind::String => quoted(value.as_str().unwrap_or_default()),
         ValueKind::Number => number(value, ["nan", "inf"]),
         ValueKind::Seq => {
-            let items: Vec<String> = value.try_iter().into_iter().flatten().map(|v| repr(&v)).collect();
+            let items: Vec<String> =
+                value.try_iter().into_iter().flatten().map(|v| repr(&v)).collect();
             format!("[{}]", items.join(", "))
         }
         ValueKind::Map => {
@@ -210,8 +211,18 @@ pub(super) struct Day {
 }
 
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September",
-    "October", "November", "December",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
 ];
 const WEEKDAYS: [&str; 7] =
     ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
@@ -285,7 +296,9 @@ impl Day {
                 Some('-') => match rest.next() {
                     Some('d') => write!(out, "{day}"),
                     Some('m') => write!(out, "{month}"),
-                    other => return Err(format!("%-{}", other.map_or(String::new(), String::from))),
+                    other => {
+                        return Err(format!("%-{}", other.map_or(String::new(), String::from)));
+                    }
                 },
                 other => return Err(format!("%{}", other.map_or(String::new(), String::from))),
             };
@@ -302,9 +315,18 @@ mod tests {
     fn values_are_written_as_python_writes_them() {
         let of = |json: &str| text(&serde_json::from_str::<Value>(json).unwrap());
         for (json, expected) in [
-            (r#"["a", 1, 1.5, true, null, {"k": "it's"}]"#, "['a', 1, 1.5, True, None, {'k': \"it's\"}]"),
-            (r#"["\n\\\u0000\u00ad\u200b", "'\"", "ü😀\ue000"]"#, "['\\n\\\\\\x00\\xad\\u200b', '\\'\"', 'ü😀\\ue000']"),
-            ("[1e16, 1e15, 0.0001, 0.00001, -2.5e-7, 1e300, 0.1, 100.0]", "[1e+16, 1000000000000000.0, 0.0001, 1e-05, -2.5e-07, 1e+300, 0.1, 100.0]"),
+            (
+                r#"["a", 1, 1.5, true, null, {"k": "it's"}]"#,
+                "['a', 1, 1.5, True, None, {'k': \"it's\"}]",
+            ),
+            (
+                r#"["\n\\\u0000\u00ad\u200b", "'\"", "ü😀\ue000"]"#,
+                "['\\n\\\\\\x00\\xad\\u200b', '\\'\"', 'ü😀\\ue000']",
+            ),
+            (
+                "[1e16, 1e15, 0.0001, 0.00001, -2.5e-7, 1e300, 0.1, 100.0]",
+                "[1e+16, 1000000000000000.0, 0.0001, 1e-05, -2.5e-07, 1e+300, 0.1, 100.0]",
+            ),
             (r#""it's""#, "it's"),
             ("1e22", "1e+22"),
         ] {

@@ -138,7 +138,7 @@ fn an_answer_of_weight_0_is_not_scored() {
             assert_eq!(answers(source, &line(left_out, scored)), ["Good.\n"]);
         }
         let none = read(source, &line(json!({"weight": 0}), json!({"train": false}))).unwrap();
-        assert_eq!(none.answers, []);
+        assert!(none.answers.is_empty());
     }
     for (keys, message) in [
         (json!({ "weight": 0.5 }), "message 1 has weight = 0.5; 0 and 1 are read"),
@@ -235,7 +235,7 @@ fn three_forms_are_one_conversation() {
         assert_eq!(read(PLAIN, &line), Ok(expected.clone()), "{line}");
     }
     for (line, message) in [
-        (json!({"prompt": "a", "completion": "b"}), "its fields are prompt, completion"),
+        (json!({"prompt": "a", "completion": "b"}), "its fields are completion, prompt"),
         (json!({"messages": "a"}), "messages is no list"),
         (json!(["a"]), "it is a sequence, and no object"),
         (json!({"conversations": [{"from": "narrator", "value": "a"}]}), "turn 0 is from"),
@@ -311,9 +311,8 @@ fn todays_date_is_given_or_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.jinja");
     fs::write(&path, "{{ strftime_now('%d %b %Y') }}{{ messages[0].role }}").unwrap();
-    let open = |date: Option<&str>| {
-        ChatTemplate::open(Path::new("tokenizer.json"), Some(&path), date)
-    };
+    let open =
+        |date: Option<&str>| ChatTemplate::open(Path::new("tokenizer.json"), Some(&path), date);
     let line = minijinja::Value::from_serialize(turns(&[("user", "a")]));
     let made = open(Some("2026-11-05")).unwrap().conversation(&line).unwrap();
     assert_eq!(made.text, "05 Nov 2026user");

@@ -122,7 +122,10 @@ impl Source {
                 return at + len;
             }
             let len = token(here);
-            if here.starts_with('=') && !here.starts_with("==") && !rest[..at].ends_with(['=', '!', '<', '>']) {
+            if here.starts_with('=')
+                && !here.starts_with("==")
+                && !rest[..at].ends_with(['=', '!', '<', '>'])
+            {
                 self.named(levels.last().expect("one at least"));
             }
             self.token(&here[..len], &mut levels);
@@ -327,7 +330,10 @@ mod tests {
             assert_eq!(Source::new(source).unknown, None, "{source}");
         }
         for (source, unknown) in [
-            ("{{ x | tojson(indnt=2) }}", "tojson(indnt=..) is not known; these are obeyed: ensure"),
+            (
+                "{{ x | tojson(indnt=2) }}",
+                "tojson(indnt=..) is not known; these are obeyed: ensure",
+            ),
             ("{{ x | trim(chars='a') }}", "trim(chars=..) is not known; give it by its place"),
             ("{{ x.strip(chars='a') }}", "strip(chars=..) is not known"),
             ("{{ x is divisibleby(num=3) }}", "is divisibleby(num=..)"),

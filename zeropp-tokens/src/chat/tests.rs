@@ -35,7 +35,11 @@ pub(super) fn template(dir: &Path, source: &str) -> Result<ChatTemplate, TokensE
 }
 
 /// Tokenizes these lines into `out` in `dir`.
-pub(super) fn run(dir: &Path, chat: ChatTemplate, lines: &[String]) -> Result<Tokenized, TokensError> {
+pub(super) fn run(
+    dir: &Path,
+    chat: ChatTemplate,
+    lines: &[String],
+) -> Result<Tokenized, TokensError> {
     run_by(&fixture("tokenizer.json"), dir, chat, lines)
 }
 
@@ -211,8 +215,7 @@ fn a_run_that_was_killed_goes_on_to_the_same_mask() {
     let (out, inputs) = (dir.path().join("out"), [input]);
     // A token behind each conversation is not scored.
     let field = "text".into();
-    let options =
-        TokenizeOptions { field, end: Some(0), threads: 2, chat, skip_bad_lines: false };
+    let options = TokenizeOptions { field, end: Some(0), threads: 2, chat, skip_bad_lines: false };
     let taken = || {
         [".bin", ".idx", ".mask"].map(|end| {
             let path = PathBuf::from(format!("{}{end}", out.display()));
