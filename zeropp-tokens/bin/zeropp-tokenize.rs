@@ -19,9 +19,9 @@ const NOTES_MAX: usize = 20;
 ///
 /// Inputs are text files (a document each), .jsonl and .jsonl.zst (a document a line), .parquet (a
 /// document a row, where it was built with the feature parquet), and folders of them, read in the
-/// order of their paths; what of a folder is no text is named and left out. OUT.bin and OUT.idx are Megatron's; `zeropp run
-/// --data OUT.bin` reads them. The same inputs give the same bytes with any number of threads, and
-/// the same command goes on where it was killed.
+/// order of their paths; what of a folder is no text is named and left out. OUT.bin and OUT.idx
+/// are Megatron's; `zeropp run --data OUT.bin` reads them. The same inputs give the same bytes with
+/// any number of threads, and the same command goes on where it was killed.
 #[derive(Parser)]
 #[command(
     name = "zeropp tokenize",

@@ -1,6 +1,6 @@
 //! Which keys of a `tokenizer.json` are obeyed, or known to change nothing here (`version`,
-//! `truncation`, `padding`). The crate that reads it passes over most others without a word, so they
-//! are refused here.
+//! `truncation`, `padding`). The crate that reads it passes over most others without a word, so
+//! they are refused here.
 
 use serde_json::{Map, Value};
 

@@ -169,9 +169,9 @@ impl TextTokenizer {
         Ok(encoded.get_ids().to_vec())
     }
 
-    /// A place behind about a piece of `text` at which a cut changes no id: between two lines or two
-    /// words, before a letter and behind no other blank, where the ids of both sides are those of
-    /// both together.
+    /// A place behind about a piece of `text` at which a cut changes no id: between two lines or
+    /// two words, before a letter and behind no other blank, where the ids of both sides are those
+    /// of both together.
     fn cut(&self, text: &str) -> Checked<Option<usize>> {
         let last = text.len().min(WHOLE_BYTES_MAX);
         let blanks = text.as_bytes()[..last].iter().enumerate().skip(PIECE_BYTES);

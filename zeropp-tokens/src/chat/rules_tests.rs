@@ -14,7 +14,8 @@ const PLAIN: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% en
                      {% if add_generation_prompt %}<assistant>{% endif %}";
 /// Writes the last answer otherwise than those before, as models that think do.
 const THINKS: &str = "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n\
-                      {% if loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n\
+                      {% if loop.last %}<think>\n\n</think>\n\n{% endif %}\
+                      {{ m.content }}<|im_end|>\n\
                       {% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n\
                       {% endif %}{% endfor %}\
                       {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
