@@ -4,6 +4,9 @@ use zeropp_core::data::Dataset;
 
 use crate::config::{Config, ConfigError};
 
+/// Token ids of text as bytes.
+const BYTES: usize = 256;
+
 /// What a program brings of its own beside the settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Owns {
@@ -43,10 +46,43 @@ pub(crate) fn check_documents(
     data: &Dataset,
     by_index: bool,
 ) -> Result<(), ConfigError> {
-    if config.document_end.is_some() || by_index && data.has_documents() {
+    if let Some(id) = config.document_end {
+        let ids = if data.is_bytes() { Some(BYTES) } else { config.vocab };
+        return match ids.filter(|ids| id >= *ids) {
+            None => Ok(()),
+            Some(ids) => {
+                let problem = format!("no token of {} is that", data.origin());
+                let help = format!("use 0 to {}", ids - 1);
+                Err(ConfigError::value("document-end", id, problem, help))
+            }
+        };
+    }
+    if by_index && data.has_documents() {
         return Ok(());
     }
     let problem = format!("{} does not say where documents begin", data.origin());
     let help = "name the token that ends one with document-end, or use a .bin with its .idx";
     Err(ConfigError::value("document-mask", true, problem, help))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_documents_end_is_a_token_that_the_data_can_have() {
+        let data = Dataset::from_bytes(b"text\nof lines".to_vec());
+        let ends_in = |id: usize| {
+            let config =
+                Config { document_mask: true, document_end: Some(id), ..Config::default() };
+            check(&config, &data, Owns { samples: false, loss: false })
+        };
+        ends_in(10).unwrap();
+        ends_in(255).unwrap();
+        let error = ends_in(999).unwrap_err().to_string();
+        assert!(
+            error.contains("document-end = 999: no token of bytes in memory is that; use 0 to 255"),
+            "{error}"
+        );
+    }
 }

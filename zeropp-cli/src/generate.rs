@@ -7,7 +7,7 @@ use std::process::{Command as Process, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Command, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::{Config, Tokenizer};
 use zeropp::{Generator, Sampling, belongings_of, config_of};
 use zeropp_core::files::escaped;
@@ -79,6 +79,12 @@ pub(crate) fn command() -> Command {
                 .value_name("FILE")
                 .help("The model's tokenizer.json [default: that of its folder]"),
         )
+        .arg(
+            Arg::new("no-special-tokens")
+                .long("no-special-tokens")
+                .action(ArgAction::SetTrue)
+                .help("Begin with the prompt alone, without the tokenizer's tokens, as <s>"),
+        )
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
@@ -114,6 +120,12 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     }
     let config = Config { init_ema: matches.get_flag("ema"), ..config_of(folder)? };
     let words = Vocabulary::find(matches.get_one::<PathBuf>("tokenizer"), folder, &config)?;
+    let words = match words {
+        Vocabulary::File { path, .. } => {
+            Vocabulary::File { path, special: !matches.get_flag("no-special-tokens") }
+        }
+        bytes => bytes,
+    };
     // What is there already is shown, to a terminal and into a pipe: the rest may take long.
     let mut shown = String::new();
     let how = (count("max-tokens"), &sampling);
@@ -149,7 +161,7 @@ pub(crate) fn written(
         let begin = Instant::now();
         // A text that cannot be told now is an error in the end.
         if begin >= next
-            && let Ok(text) = words.text(&seen)
+            && let Ok(text) = words.text_behind(&ids, &seen)
         {
             // The last character may not be whole.
             so_far(&format!("{prompt}{}", text.trim_end_matches(char::REPLACEMENT_CHARACTER)));
@@ -160,13 +172,17 @@ pub(crate) fn written(
     };
     let mut written = generator.generate(&ids, most, sampling, until_the_end)?;
     written.pop_if(|id| ends.contains(id));
-    Ok(format!("{prompt}{}", words.text(&written)?))
+    Ok(format!("{prompt}{}", words.text_behind(&ids, &written)?))
 }
 
 /// How text becomes token ids and back.
 pub(crate) enum Vocabulary {
     Bytes,
-    File(PathBuf),
+    /// By a tokenizer's file, with the special tokens that it adds to a text, or without.
+    File {
+        path: PathBuf,
+        special: bool,
+    },
 }
 
 impl Vocabulary {
@@ -177,12 +193,12 @@ impl Vocabulary {
         config: &Config,
     ) -> Result<Vocabulary, Failure> {
         if let Some(path) = given {
-            return Ok(Vocabulary::File(path.clone()));
+            return Ok(Vocabulary::File { path: path.clone(), special: true });
         }
         let places = belongings_of(folder, config);
         let mut files = places.iter().map(|place| place.join("tokenizer.json"));
         if let Some(path) = files.find(|path| path.is_file()) {
-            return Ok(Vocabulary::File(path));
+            return Ok(Vocabulary::File { path, special: true });
         }
         match (config.tokenizer, config.vocab) {
             (Tokenizer::Bytes, Some(256) | None) => Ok(Vocabulary::Bytes),
@@ -197,32 +213,37 @@ impl Vocabulary {
     fn ids(&self, text: &str) -> Result<Vec<u32>, Failure> {
         match self {
             Vocabulary::Bytes => Ok(text.bytes().map(u32::from).collect()),
-            Vocabulary::File(path) => {
-                let ids = call(path, "--encode", text)?;
+            Vocabulary::File { path, special } => {
+                let plain = (!special).then_some("--no-special-tokens");
+                let args: Vec<&str> = ["--encode"].into_iter().chain(plain).collect();
+                let ids = call(path, &args, text)?;
                 let read = ids.split_whitespace().map(str::parse).collect::<Result<_, _>>();
                 read.map_err(|e| Failure::failed_run(format!("zeropp-tokenize: no ids ({e})")))
             }
         }
     }
 
-    fn text(&self, ids: &[u32]) -> Result<String, Failure> {
+    /// The text of `written` behind that of `prompt`: together, since a tokenizer whose tokens have
+    /// the blanks before words drops the first blank of a text.
+    fn text_behind(&self, prompt: &[u32], written: &[u32]) -> Result<String, Failure> {
         match self {
             Vocabulary::Bytes => {
-                let bytes: Vec<u8> = ids.iter().map(|id| *id as u8).collect();
+                let bytes: Vec<u8> = written.iter().map(|id| *id as u8).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
-            Vocabulary::File(path) => {
-                let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
-                call(path, "--decode", &ids.join(" "))
+            Vocabulary::File { path, .. } => {
+                let ids: Vec<String> = prompt.iter().chain(written).map(u32::to_string).collect();
+                let behind = prompt.len().to_string();
+                call(path, &["--decode", "--behind", &behind], &ids.join(" "))
             }
         }
     }
 }
 
 /// What the tokenizer's program makes of `input`.
-fn call(tokenizer: &Path, mode: &str, input: &str) -> Result<String, Failure> {
+fn call(tokenizer: &Path, args: &[&str], input: &str) -> Result<String, Failure> {
     let mut process = Process::new(program());
-    process.arg("--tokenizer").arg(tokenizer).arg(mode);
+    process.arg("--tokenizer").arg(tokenizer).args(args);
     process.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = process.spawn().map_err(|e| absent(&e))?;
     let mut stdin = child.stdin.take().expect("piped");

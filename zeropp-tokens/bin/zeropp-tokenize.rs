@@ -1,7 +1,7 @@
 //! `zeropp-tokenize`, which `zeropp tokenize` calls: text into files of tokens.
 
 use std::io::{IsTerminal, Read, Write, stderr, stdin, stdout};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,19 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use zeropp_data::files::escaped;
 use zeropp_tokens::{
-    ChatTemplate, TextTokenizer, TokenizeOptions, Tokenized, TokensError, tokenize,
+    ChatTemplate, TextTokenizer, TokenizeOptions, Tokenized, TokensError, left_out, tokenize,
 };
+
+/// Notes that are printed one by one.
+const NOTES_MAX: usize = 20;
 
 /// Turn text into a file of tokens to train on
 ///
 /// Inputs are text files (a document each), .jsonl and .jsonl.zst (a document a line), .parquet (a
 /// document a row, where it was built with the feature parquet), and folders of them, read in the
-/// order of their paths. OUT.bin and OUT.idx are Megatron's; `zeropp run
-/// --data OUT.bin` reads them. The same inputs give the same bytes with any number of threads, and
-/// the same command goes on where it was killed.
+/// order of their paths; what of a folder is no text is named and left out. OUT.bin and OUT.idx
+/// are Megatron's; `zeropp run --data OUT.bin` reads them. The same inputs give the same bytes with
+/// any number of threads, and the same command goes on where it was killed.
 #[derive(Parser)]
 #[command(
     name = "zeropp tokenize",
@@ -43,13 +46,24 @@ struct Args {
     /// Field of a line of JSON that has the text
     #[arg(long, default_value = "text")]
     field: String,
-    /// Lines are conversations (`messages` of roles and contents): write them by the model's chat
-    /// template, and OUT.mask, by which only the answers are scored
+    /// Lines are conversations (`messages` of roles and contents, ShareGPT's `conversations`,
+    /// Alpaca's `instruction`, `input` and `output`): write them by the model's chat template, and
+    /// OUT.mask, by which only the answers are scored
     #[arg(long)]
     chat: bool,
     /// The template of `--chat` [default: the tokenizer's]
     #[arg(long, value_name = "FILE", requires = "chat")]
     chat_template: Option<PathBuf>,
+    /// What a template that writes today's date writes
+    #[arg(long, value_name = "YYYY-MM-DD", requires = "chat")]
+    chat_date: Option<String>,
+    /// Leave out the tokens that the tokenizer's post-processor puts before and behind a text, as
+    /// Llama's <s>; a chat has those of its template alone
+    #[arg(long)]
+    no_special_tokens: bool,
+    /// Leave out lines that are refused, and count them
+    #[arg(long)]
+    skip_bad_lines: bool,
     /// Token after each document, or `none` [default: what the tokenizer says; none with --chat]
     #[arg(long, value_name = "TOKEN")]
     eos: Option<String>,
@@ -62,6 +76,9 @@ struct Args {
     /// In place of files: ids on standard input to text on standard output
     #[arg(long, conflicts_with = "inputs")]
     decode: bool,
+    /// With --decode: the text that follows that of the first N ids
+    #[arg(long, value_name = "N", requires = "decode", default_value_t = 0)]
+    behind: usize,
 }
 
 fn main() -> ExitCode {
@@ -78,8 +95,12 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), String> {
     let text = |e: TokensError| e.to_string();
     let tokenizer = TextTokenizer::open(&args.tokenizer).map_err(text)?;
+    let tokenizer = match args.no_special_tokens {
+        true => tokenizer.without_special_tokens(),
+        false => tokenizer,
+    };
     if args.encode || args.decode {
-        return translate(&tokenizer, args.encode);
+        return translate(&tokenizer, args);
     }
     let output = args.output.as_ref().expect("required without the two above");
     let end = match args.eos.as_deref() {
@@ -94,9 +115,13 @@ fn run(args: &Args) -> Result<(), String> {
             format!("{path}: it does not say which token ends a document; name it with --eos")
         })?),
     };
-    let template = || ChatTemplate::open(tokenizer.path(), args.chat_template.as_deref());
+    let (own, date) = (args.chat_template.as_deref(), args.chat_date.as_deref());
+    let template = || ChatTemplate::open(tokenizer.path(), own, date);
     let chat = args.chat.then(template).transpose().map_err(text)?;
-    let options = TokenizeOptions { field: args.field.clone(), end, threads: args.threads, chat };
+    let (field, threads, skip_bad_lines) = (args.field.clone(), args.threads, args.skip_bad_lines);
+    let options = TokenizeOptions { field, end, threads, chat, skip_bad_lines };
+    let left_out = left_out(&args.inputs).map_err(text)?;
+    tell(tokenizer.notes().iter().chain(&left_out));
     // `-o x.bin` means x.
     let out = match output.extension().and_then(|e| e.to_str()) {
         Some("bin" | "idx") => output.with_extension(""),
@@ -111,26 +136,59 @@ fn run(args: &Args) -> Result<(), String> {
     bar.finish_and_clear();
     let done = done.map_err(text)?;
     let seconds = start.elapsed().as_secs_f64();
+    if done.bad_lines > 0 {
+        tell(&[format!("{} lines were refused and are left out", done.bad_lines)]);
+    }
+    println!("{}", summary(&out, &tokenizer, args, done, seconds));
+    Ok(())
+}
+
+/// A line for each note, as far as there is room; they may quote files.
+fn tell<'a>(notes: impl IntoIterator<Item = &'a String>) {
+    let notes: Vec<&String> = notes.into_iter().collect();
+    for note in notes.iter().take(NOTES_MAX) {
+        eprintln!("note: {}", escaped(note));
+    }
+    if let Some(more) = notes.len().checked_sub(NOTES_MAX).filter(|more| *more > 0) {
+        eprintln!("note: and {more} more");
+    }
+}
+
+/// What was written.
+fn summary(
+    out: &Path,
+    tokenizer: &TextTokenizer,
+    args: &Args,
+    done: Tokenized,
+    seconds: f64,
+) -> String {
     let answers = match args.chat {
         true => format!(" ({} of answers, which the .mask marks)", done.answers),
         false => String::new(),
     };
-    println!(
-        "{}.bin: {} documents, {} tokens of {} ids{answers}, in {seconds:.1} s",
+    let [before, behind] = tokenizer.around().map(|ids| ids.iter().map(u32::to_string));
+    let [before, behind] = [before.collect::<Vec<_>>(), behind.collect()];
+    let around = match (args.chat, before.is_empty(), behind.is_empty()) {
+        (true, ..) | (_, true, true) => String::new(),
+        (_, false, true) => format!(", each document behind id {}", before.join(" ")),
+        (_, true, false) => format!(", each document before id {}", behind.join(" ")),
+        _ => format!(", each document between ids {} and {}", before.join(" "), behind.join(" ")),
+    };
+    format!(
+        "{}.bin: {} documents, {} tokens of {} ids{answers}{around}, in {seconds:.1} s",
         escaped(&out.display().to_string()),
         done.documents,
         done.tokens,
         tokenizer.vocabulary()
-    );
-    Ok(())
+    )
 }
 
 /// Standard input to standard output: text to ids, or back.
-fn translate(tokenizer: &TextTokenizer, encode: bool) -> Result<(), String> {
+fn translate(tokenizer: &TextTokenizer, args: &Args) -> Result<(), String> {
     let mut input = String::new();
     let read = stdin().read_to_string(&mut input);
     read.map_err(|e| format!("standard input: cannot be read ({e}); give UTF-8 text"))?;
-    let output = if encode {
+    let output = if args.encode {
         let ids = tokenizer.encode(&input).map_err(|e| e.to_string())?;
         ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
     } else {
@@ -138,7 +196,7 @@ fn translate(tokenizer: &TextTokenizer, encode: bool) -> Result<(), String> {
             word.parse().map_err(|e| format!("{word}: is no token id ({e}); give whole numbers"))
         };
         let ids = input.split_whitespace().map(id).collect::<Result<Vec<u32>, _>>()?;
-        tokenizer.decode(&ids).map_err(|e| e.to_string())?
+        tokenizer.decode_behind(&ids, args.behind).map_err(|e| e.to_string())?
     };
     // Whoever reads it escapes it: here it is what the tokenizer made.
     stdout().write_all(output.as_bytes()).map_err(|e| format!("standard output: {e}"))

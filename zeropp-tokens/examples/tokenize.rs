@@ -13,8 +13,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let tokenizer = TextTokenizer::open(tokenizer)?;
     let threads = threads.to_str().ok_or("threads")?.parse()?;
-    let options =
-        TokenizeOptions { field: "text".into(), end: tokenizer.end(), threads, chat: None };
+    let (field, end) = ("text".into(), tokenizer.end());
+    let options = TokenizeOptions { field, end, threads, chat: None, skip_bad_lines: false };
     let start = Instant::now();
     let done = tokenize(inputs, &tokenizer, out, &options, |_| ())?;
     println!("{} {}", done.tokens, start.elapsed().as_secs_f64());

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use zeropp_data::files::{WalkError, files_below, open_regular};
+use zeropp_data::files::{Foreign, WalkError, files_below, foreign, open_regular};
 
 use crate::error::{Checked, unreadable, wrong};
 use crate::zst::Zst;
@@ -14,6 +14,10 @@ use crate::zst::Zst;
 const BATCH_BYTES: usize = 256 << 10;
 /// The longest document.
 const DOCUMENT_BYTES_MAX: u64 = 1 << 30;
+/// Bytes that are looked at for the kind of a file.
+const FIRST_BYTES: u64 = 32;
+/// What some programs write before UTF-8.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// How a file holds documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +39,8 @@ pub(crate) struct Corpus {
     files: Vec<(PathBuf, Kind)>,
     /// Bytes of each.
     sizes: Vec<u64>,
+    /// Files of folders that are left out, and what they are.
+    left_out: Vec<(PathBuf, &'static str)>,
 }
 
 /// Documents of one file that follow each other.
@@ -62,29 +68,51 @@ impl Batch {
 impl Corpus {
     /// All files of these inputs; those of a folder in the order of their paths. `.jsonl` and
     /// `.jsonl.zst` are lines, `.parquet` rows that count as lines of JSON if the feature `parquet`
-    /// is there, what else is compressed is refused, and the rest is text.
+    /// is there, and the rest is text. What is no text is refused, and left out of a folder.
     pub(crate) fn new(inputs: &[PathBuf]) -> Checked<Corpus> {
-        let mut files = Vec::new();
+        let (mut files, mut left_out) = (Vec::new(), Vec::new());
         for input in inputs {
             let is_folder = std::fs::metadata(input).map_err(unreadable(input))?.is_dir();
-            let found = match is_folder {
-                true => files_below(input)
-                    .map_err(|WalkError { path, source }| unreadable(&path)(source))?,
-                false => vec![input.clone()],
-            };
-            if found.is_empty() {
-                return Err(wrong(input, "the folder has no files", "put text into it"));
+            if !is_folder {
+                let found = kind(input)?.map_err(|Foreign { what, help }| {
+                    wrong(input, format!("it is {what}, which is not read as text"), help)
+                })?;
+                files.push((input.clone(), found));
+                continue;
             }
+            let found = files_below(input)
+                .map_err(|WalkError { path, source }| unreadable(&path)(source))?;
+            let before = (files.len(), left_out.len());
             for path in found {
-                let kind = kind(&path)?;
-                files.push((path, kind));
+                match kind(&path)? {
+                    Ok(kind) => files.push((path, kind)),
+                    Err(Foreign { what, .. }) => left_out.push((path, what)),
+                }
+            }
+            leave_out_cards(&mut files, before.0, &mut left_out);
+            if files.len() == before.0 {
+                let problem = match left_out.get(before.1) {
+                    None => "the folder has no files".to_owned(),
+                    Some((path, what)) => {
+                        format!("the folder has no texts ({} is {what})", path.display())
+                    }
+                };
+                return Err(wrong(input, problem, "put text into it, or .jsonl"));
             }
         }
         let size = |(path, _): &(PathBuf, Kind)| {
             Ok(open_regular(path).and_then(|f| f.metadata()).map_err(unreadable(path))?.len())
         };
         let sizes = files.iter().map(size).collect::<Checked<_>>()?;
-        Ok(Corpus { files, sizes })
+        Ok(Corpus { files, sizes, left_out })
+    }
+
+    /// What of the folders is left out, in words.
+    pub(crate) fn left_out(&self) -> Vec<String> {
+        let one = |(path, what): &(PathBuf, &str)| {
+            format!("{}: it is {what} and is left out", path.display())
+        };
+        self.left_out.iter().map(one).collect()
     }
 
     /// Bytes of all files.
@@ -104,7 +132,8 @@ impl Corpus {
     pub(crate) fn batches(&self, mut take: impl FnMut(Batch) -> bool) -> Checked<()> {
         let (mut number, mut behind) = (0, 0);
         for ((path, kind), size) in self.files.iter().zip(&self.sizes) {
-            let mut batches = Batches { path, number, behind, line: 1, take: &mut take };
+            let mut batches =
+                Batches { path, number, behind, line: 1, is_begun: false, take: &mut take };
             let file = open_regular(path).map_err(unreadable(path))?;
             let enough = match kind {
                 Kind::Text => batches.text(file)?,
@@ -135,6 +164,8 @@ struct Batches<'a, F> {
     number: u64,
     behind: u64,
     line: usize,
+    /// Whether some of the file is read.
+    is_begun: bool,
     take: &'a mut F,
 }
 
@@ -166,7 +197,7 @@ impl<F: FnMut(Batch) -> bool> Batches<'_, F> {
         (&mut file).take(limit).read_to_end(&mut bytes).map_err(unreadable(self.path))?;
         self.check_length(bytes.len())?;
         self.line = 0;
-        let mut whole = vec![0..bytes.len()];
+        let mut whole = vec![self.begin(&bytes)..bytes.len()];
         Ok(self.hand_on(&mut bytes, &mut whole))
     }
 
@@ -180,11 +211,18 @@ impl<F: FnMut(Batch) -> bool> Batches<'_, F> {
             if n == 0 {
                 return Ok(self.hand_on(&mut bytes, &mut documents));
             }
-            documents.push(start..bytes.len());
+            documents.push(start + self.begin(&bytes)..bytes.len());
             if bytes.len() >= BATCH_BYTES && self.hand_on(&mut bytes, &mut documents) {
                 return Ok(true);
             }
         }
+    }
+
+    /// Bytes before the text of a file, of which these are the first; none later.
+    fn begin(&mut self, bytes: &[u8]) -> usize {
+        let is_marked = !self.is_begun && bytes.starts_with(BYTE_ORDER_MARK);
+        self.is_begun = true;
+        if is_marked { BYTE_ORDER_MARK.len() } else { 0 }
     }
 
     fn check_length(&self, bytes: usize) -> Checked<()> {
@@ -196,18 +234,19 @@ impl<F: FnMut(Batch) -> bool> Batches<'_, F> {
     }
 }
 
-fn kind(path: &Path) -> Checked<Kind> {
+/// How a file holds documents, or what it is that holds none.
+fn kind(path: &Path) -> Checked<Result<Kind, Foreign>> {
+    let mut first = Vec::new();
+    let mut file = open_regular(path).map_err(unreadable(path))?.take(FIRST_BYTES);
+    file.read_to_end(&mut first).map_err(unreadable(path))?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-    let ends = |end: &str| name.ends_with(end);
-    if [".jsonl", ".ndjson"].iter().any(|e| ends(e)) {
-        return Ok(Kind::Lines);
+    let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
+    if ends(&[".jsonl.zst", ".ndjson.zst"]) {
+        return Ok(Ok(Kind::LinesZst));
     }
-    if [".jsonl.zst", ".ndjson.zst"].iter().any(|e| ends(e)) {
-        return Ok(Kind::LinesZst);
-    }
-    if ends(".parquet") {
+    if ends(&[".parquet"]) {
         #[cfg(feature = "parquet")]
-        return Ok(Kind::Parquet);
+        return Ok(Ok(Kind::Parquet));
         #[cfg(not(feature = "parquet"))]
         return Err(wrong(
             path,
@@ -215,9 +254,32 @@ fn kind(path: &Path) -> Checked<Kind> {
             "build zeropp-tokens with --features parquet, or write its rows as .jsonl",
         ));
     }
-    if [".zst", ".gz", ".xz", ".bz2", ".zip", ".bin", ".idx"].iter().any(|e| ends(e)) {
-        let problem = "files of this ending are not read as text";
-        return Err(wrong(path, problem, "text, .jsonl and .jsonl.zst are read"));
+    if ends(&[".jsonl", ".ndjson"]) {
+        let by_bytes = foreign(Path::new(""), &first);
+        return Ok(by_bytes.map_or(Ok(Kind::Lines), Err));
     }
-    Ok(Kind::Text)
+    if ends(&[".bin", ".idx"]) {
+        let (what, help) = ("of an ending that tokens have", "name text, or .jsonl");
+        return Ok(Err(Foreign { what, help }));
+    }
+    Ok(foreign(path, &first).map_or(Ok(Kind::Text), Err))
+}
+
+/// The text about a data set that lies beside its lines is none of its documents.
+fn leave_out_cards(
+    files: &mut Vec<(PathBuf, Kind)>,
+    first: usize,
+    left_out: &mut Vec<(PathBuf, &'static str)>,
+) {
+    let has_lines = files[first..].iter().any(|(_, kind)| *kind != Kind::Text);
+    let is_card = |path: &Path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        ["readme", "license", "licence"].iter().any(|begin| name.starts_with(begin))
+    };
+    for (path, kind) in files.split_off(first) {
+        match has_lines && kind == Kind::Text && is_card(&path) {
+            true => left_out.push((path, "text about the data")),
+            false => files.push((path, kind)),
+        }
+    }
 }

@@ -5,11 +5,10 @@
 //! killed goes on where it was.
 
 mod chat;
-#[cfg(test)]
-mod chat_tests;
 mod corpus;
 mod error;
 mod gpt2;
+mod known;
 mod output;
 #[cfg(feature = "parquet")]
 mod rows;
@@ -18,9 +17,11 @@ mod run;
 mod run_tests;
 mod tiktoken;
 mod tokenizer;
+#[cfg(test)]
+mod tokenizer_tests;
 mod zst;
 
 pub use chat::ChatTemplate;
 pub use error::TokensError;
-pub use run::{TokenizeOptions, Tokenized, tokenize};
+pub use run::{TokenizeOptions, Tokenized, left_out, tokenize};
 pub use tokenizer::TextTokenizer;

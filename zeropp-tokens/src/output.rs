@@ -32,6 +32,9 @@ pub(crate) struct Progress {
     /// Ids of answers among them.
     #[serde(default)]
     pub(crate) answers: u64,
+    /// Lines that are left out.
+    #[serde(default)]
+    pub(crate) bad_lines: u64,
 }
 
 /// How ids are written.
@@ -174,6 +177,15 @@ impl Output {
         };
         write().map_err(unwritable(&note))?;
         self.unnoted = 0;
+        Ok(())
+    }
+
+    /// Removes what is under way.
+    pub(crate) fn discard(self) -> Checked<()> {
+        let ends = [".progress.json", ".bin.partial", ".lengths.partial", ".mask.partial"];
+        for path in ends.map(|end| self.at(end)).iter().filter(|path| path.exists()) {
+            fs::remove_file(path).map_err(unwritable(path))?;
+        }
         Ok(())
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use serde_json::Value;
@@ -31,6 +32,8 @@ pub struct TokenizeOptions {
     /// Lines are conversations, written by this template: `messages` in place of `field`, and a
     /// loss mask of the answers, `out.mask`.
     pub chat: Option<ChatTemplate>,
+    /// Leave out lines that are refused, and count them.
+    pub skip_bad_lines: bool,
 }
 
 /// How far a run has come.
@@ -46,6 +49,16 @@ pub struct Tokenized {
     pub tokens: u64,
     /// Ids of answers among them, of conversations.
     pub answers: u64,
+    /// Lines that are left out, as they are refused.
+    pub bad_lines: u64,
+}
+
+/// What of the folders among `inputs` is no text and would be left out, in words.
+///
+/// # Errors
+/// As [`tokenize`].
+pub fn left_out(inputs: &[PathBuf]) -> Result<Vec<String>, TokensError> {
+    Ok(Corpus::new(inputs)?.left_out())
 }
 
 /// A batch in tokens.
@@ -54,6 +67,8 @@ struct Done {
     lengths: Vec<i32>,
     /// A byte an id, 1 for those of answers; empty without conversations.
     scored: Vec<u8>,
+    /// Lines that are left out.
+    bad_lines: u64,
     behind: u64,
 }
 
@@ -62,7 +77,8 @@ struct Done {
 /// out.
 ///
 /// # Errors
-/// What cannot be read, or is no text, with file and line; a file of that name.
+/// What cannot be read, or is no text, with file and line; a file of that name; conversations of
+/// which nothing is scored.
 pub fn tokenize(
     inputs: &[PathBuf],
     tokenizer: &TextTokenizer,
@@ -78,7 +94,8 @@ pub fn tokenize(
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if options.threads == 0 { cores() } else { options.threads };
     let skip = output.progress.batches;
-    let worker = Worker { tokenizer, options, width };
+    let first_bad = OnceLock::new();
+    let worker = Worker { tokenizer, options, width, first_bad: &first_bad };
     let mut last = 0;
     std::thread::scope(|scope| -> Checked<()> {
         let (work, works) = bounded::<Batch>(BATCHES_EACH * threads);
@@ -102,20 +119,35 @@ pub fn tokenize(
         start_scoped(scope, "read", move || read(corpus, skip, &permit, &work, &done))
             .map_err(refused)?;
         write(&dones, &permits, skip, |batch: Done| {
+            output.progress.bad_lines += batch.bad_lines;
             output.batch(&batch.ids, &batch.lengths, &batch.scored)?;
             last = batch.behind;
             progress(said(&output.progress, last, bytes_total));
             Ok(())
         })
     })?;
+    let now = &output.progress;
+    let refused = match (now.documents, first_bad.into_inner()) {
+        (0, Some(first)) => Some(first),
+        (n @ 1.., _) if options.chat.is_some() && now.answers == 0 => {
+            let problem = format!("none of its {n} conversations has an answer that is scored");
+            let help = "answers are messages of the role assistant, without a weight of 0";
+            Some(wrong(inputs.first().map_or(out, PathBuf::as_path), problem, help))
+        }
+        _ => None,
+    };
+    if let Some(refused) = refused {
+        output.discard()?;
+        return Err(refused);
+    }
     let all = output.finish()?;
     Ok(said(&all, bytes_total.max(last), bytes_total))
 }
 
 /// As callers hear of it.
 fn said(progress: &Progress, bytes: u64, bytes_total: u64) -> Tokenized {
-    let Progress { documents, tokens, answers, .. } = *progress;
-    Tokenized { bytes, bytes_total, documents, tokens, answers }
+    let Progress { documents, tokens, answers, bad_lines, .. } = *progress;
+    Tokenized { bytes, bytes_total, documents, tokens, answers, bad_lines }
 }
 
 /// What tells this run from another.
@@ -129,8 +161,9 @@ fn key(corpus: &Corpus, tokenizer: &TextTokenizer, options: &TokenizeOptions) ->
     hasher.update(&bytes);
     hasher.update(format!("{:?} {:?}", options.field, options.end).as_bytes());
     if let Some(chat) = &options.chat {
-        hasher.update(format!(" chat {:?}", chat.source()).as_bytes());
+        hasher.update(format!(" chat {}", chat.key()).as_bytes());
     }
+    hasher.update(format!(" {:?} {}", tokenizer.around(), options.skip_bad_lines).as_bytes());
     Ok(hasher.finalize().to_hex().to_string())
 }
 
@@ -178,6 +211,8 @@ struct Worker<'a> {
     tokenizer: &'a TextTokenizer,
     options: &'a TokenizeOptions,
     width: Width,
+    /// Why the first line was left out that was.
+    first_bad: &'a OnceLock<TokensError>,
 }
 
 impl Worker<'_> {
@@ -200,14 +235,22 @@ impl Worker<'_> {
 
     fn batch(&self, tokenizer: &TextTokenizer, batch: &Batch) -> Checked<Done> {
         let (mut ids, mut lengths, mut scored) = (Vec::new(), Vec::new(), Vec::new());
+        let mut bad_lines = 0;
+        // A post-processor may have put it there already.
+        let is_ended = self.options.end.is_some() && self.options.chat.is_none();
+        let is_ended = is_ended && tokenizer.around()[1].last() == self.options.end.as_ref();
         for (i, raw) in batch.documents().enumerate() {
             let line = batch.is_json.then_some(batch.line + i);
-            let Some(mut document) =
-                self.document(tokenizer, raw, &batch.path, (line, &mut scored))?
-            else {
-                continue;
+            let document = match self.document(tokenizer, raw, &batch.path, (line, &mut scored)) {
+                Err(error) if line.is_some() && self.options.skip_bad_lines => {
+                    let _ = self.first_bad.set(error);
+                    bad_lines += 1;
+                    continue;
+                }
+                document => document?,
             };
-            document.extend(self.options.end);
+            let Some(mut document) = document else { continue };
+            document.extend(self.options.end.filter(|_| !is_ended));
             let too_long = |_| {
                 let problem = format!("{} has too many tokens for one document", place(line));
                 wrong(&batch.path, problem, "cut it into several")
@@ -215,7 +258,7 @@ impl Worker<'_> {
             lengths.push(i32::try_from(document.len()).map_err(too_long)?);
             self.width.extend(&document, &mut ids);
         }
-        Ok(Done { ids, lengths, scored, behind: batch.behind })
+        Ok(Done { ids, lengths, scored, bad_lines, behind: batch.behind })
     }
 
     /// The ids of a document; none where it is empty. Of a conversation says for each, and for the
@@ -228,12 +271,19 @@ impl Worker<'_> {
         (line, scored): (Option<usize>, &mut Vec<u8>),
     ) -> Checked<Option<Vec<u32>>> {
         let Some(chat) = &self.options.chat else {
-            let text = self.text(raw, path, line)?;
-            return text.map(|text| tokenizer.encode(&text)).transpose();
+            let Some(text) = self.text(raw, path, line)? else { return Ok(None) };
+            let ids = tokenizer.encode(&text).map_err(|e| {
+                wrong(
+                    path,
+                    format!("{}: the tokenizer refuses it: {}", place(line), e.problem),
+                    e.help,
+                )
+            });
+            return ids.map(Some);
         };
         let refused = |problem: String| wrong(path, format!("{}: {problem}", place(line)), CHATS);
         if line.is_none() {
-            return Err(refused("it is a text, and no lines of JSON".into()));
+            return Err(wrong(path, "it is a text, and no lines of JSON", CHATS));
         }
         if raw.iter().all(u8::is_ascii_whitespace) {
             return Ok(None);
@@ -263,19 +313,44 @@ impl Worker<'_> {
         }
         let json: Value = match serde_json::from_slice(raw) {
             Ok(json) => json,
-            Err(e) => return refused(format!("{at} is no JSON ({e})"), "restore the line"),
+            Err(e) => {
+                let problem = format!("{at} is no JSON ({})", without_line(&e));
+                return refused(problem, RESTORE);
+            }
         };
         match json.get(&self.options.field) {
             Some(Value::String(text)) => Ok((!text.is_empty()).then(|| text.clone())),
+            Some(Value::Null) => {
+                refused(format!("{at}: {:?} is null", self.options.field), RESTORE)
+            }
             Some(_) => {
                 let problem = format!("{at}: {:?} is no text", self.options.field);
                 refused(problem, "name the field that has the text")
             }
             None => {
                 let problem = format!("{at} has no field {:?}", self.options.field);
-                refused(problem, "name the field that has the text")
+                let chats = ["messages", "conversations", "instruction"];
+                match chats.iter().find(|name| json.get(name).is_some()) {
+                    None => refused(problem, "name the field that has the text"),
+                    Some(name) => {
+                        refused(format!("{problem} but {name:?}"), "tokenize it with --chat")
+                    }
+                }
             }
         }
+    }
+}
+
+/// What else helps where a line is damaged.
+const RESTORE: &str = "restore the line, or leave out such lines with --skip-bad-lines";
+
+/// Why a line is no JSON, with its column: the line is known.
+fn without_line(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let what = text.split(" at line ").next().unwrap_or_default();
+    match error.line() {
+        1 => format!("{what} at column {}", error.column()),
+        _ => what.to_owned(),
     }
 }
 
@@ -291,10 +366,9 @@ fn chat_tokens(
     raw: &[u8],
     refused: &dyn Fn(String) -> TokensError,
 ) -> Checked<(Vec<u32>, Vec<bool>)> {
-    let line: minijinja::Value =
-        serde_json::from_slice(raw).map_err(|e| refused(format!("it is no JSON ({e})")))?;
-    let field = |name: &str| line.get_attr(name).unwrap_or_default();
-    let conversation = chat.conversation(&field("messages"), &field("tools")).map_err(refused)?;
+    let line: minijinja::Value = serde_json::from_slice(raw)
+        .map_err(|e| refused(format!("it is no JSON ({})", without_line(&e))))?;
+    let conversation = chat.conversation(&line).map_err(refused)?;
     let (ids, places) = tokenizer.encode_places(&conversation.text)?;
     let answers = &conversation.answers;
     let (mut next, mut before) = (0, 0);

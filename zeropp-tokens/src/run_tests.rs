@@ -26,7 +26,13 @@ fn tokenizer(dir: &Path) -> TextTokenizer {
 }
 
 fn options(threads: usize) -> TokenizeOptions {
-    TokenizeOptions { field: "text".into(), end: Some(257), threads, chat: None }
+    TokenizeOptions {
+        field: "text".into(),
+        end: Some(257),
+        threads,
+        chat: None,
+        skip_bad_lines: false,
+    }
 }
 
 fn run(dir: &Path, inputs: &[&str], threads: usize) -> Result<Tokenized, TokensError> {
@@ -155,7 +161,18 @@ fn what_is_no_text_is_refused_by_file_and_line() {
         ("b.jsonl", format!("{good}{good}{{}}"), "b.jsonl: line 3 has no field \"text\""),
         ("c.jsonl", format!("{good}{{\"text\": \"x"), "c.jsonl: line 2 is no JSON"),
         ("d.jsonl", "[".repeat(10_000), "d.jsonl: line 1 is no JSON"),
-        ("e.txt.gz", "x".into(), "e.txt.gz: files of this ending are not read as text"),
+        (
+            "e.txt.gz",
+            "x".into(),
+            "e.txt.gz: it is compressed, which is not read as text; decompress",
+        ),
+        ("h.jsonl", "{\"text\": null}".into(), "h.jsonl: line 1: \"text\" is null; restore"),
+        ("i.jsonl", "{\"text\": NaN}".into(), "i.jsonl: line 1 is no JSON (expected value at col"),
+        ("j.jsonl", "{\"text\": \"\\ud83d x\"}".into(), "j.jsonl: line 1 is no JSON ("),
+        ("k.jsonl", "{\"messages\": []}".into(), "no field \"text\" but \"messages\"; tokenize it"),
+        ("l.json", "[]".into(), "l.json: it is JSON, which is not read as text; write its texts"),
+        ("m.csv", "a,b".into(), "m.csv: it is a table"),
+        ("n.bin", "ab".into(), "n.bin: it is of an ending that tokens have"),
         #[cfg(not(feature = "parquet"))]
         ("f.parquet", "x".into(), "f.parquet: this build does not read parquet"),
         #[cfg(feature = "parquet")]
@@ -164,6 +181,7 @@ fn what_is_no_text_is_refused_by_file_and_line() {
         fs::write(dir.path().join(name), content).unwrap();
         let error = run(dir.path(), &[name], 2).unwrap_err().to_string();
         assert!(error.contains(message) && error.contains("; "), "{error}");
+        assert!(error.matches(" line ").count() <= 1, "one number of a line: {error}");
     }
     fs::write(dir.path().join("g"), b"ab\xff").unwrap();
     let error = run(dir.path(), &["g"], 1).unwrap_err().to_string();
@@ -217,6 +235,91 @@ fn damaged_tokenizers_are_refused_by_name() {
     fs::write(at("tokenizer_config.json"), "{\"eos_token\": {\"content\": \"he\"}}").unwrap();
     let found = TextTokenizer::open(&at("encoder.json")).unwrap();
     assert_eq!((found.end(), found.vocabulary(), found.id_of("he")), (Some(256), 258, Some(256)));
+}
+
+#[test]
+fn lines_that_are_refused_are_left_out_where_that_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = "{\"text\": \"he\"}\n";
+    let bad =
+        ["{\"text\": null}\n", "{\"text\": NaN}\n", "[1]\n", "{\"text\": \"\\ud83d\"}\n", "x\n"];
+    let lines = format!("\u{feff}{good}{}{good}", bad.concat());
+    fs::write(dir.path().join("l.jsonl"), &lines).unwrap();
+    let (inputs, out) = ([dir.path().join("l.jsonl")], dir.path().join("out"));
+    let skipping = TokenizeOptions { skip_bad_lines: true, ..options(2) };
+    let tokenizer = tokenizer(dir.path());
+    let done = tokenize(&inputs, &tokenizer, &out, &skipping, |_| ()).unwrap();
+    assert_eq!((done.documents, done.tokens, done.bad_lines), (2, 4, 5));
+    taken(dir.path());
+    // A byte order mark is of no line.
+    fs::write(&inputs[0], format!("\u{feff}{good}")).unwrap();
+    assert_eq!(run(dir.path(), &["l.jsonl"], 1).unwrap().tokens, 2);
+    taken(dir.path());
+    fs::write(dir.path().join("t.txt"), "\u{feff}he").unwrap();
+    assert_eq!(run(dir.path(), &["t.txt"], 1).unwrap().tokens, 2);
+    taken(dir.path());
+    // Where none is left the first says why, and nothing is written.
+    fs::write(&inputs[0], bad.concat()).unwrap();
+    let error = tokenize(&inputs, &tokenizer, &out, &skipping, |_| ()).unwrap_err().to_string();
+    assert!(error.contains("l.jsonl: line "), "{error}");
+    assert!(!out.with_extension("bin").exists() && !out.with_extension("bin.partial").exists());
+}
+
+#[test]
+fn what_of_a_folder_is_no_text_is_named_and_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let texts = dir.path().join("texts");
+    fs::create_dir(&texts).unwrap();
+    for (name, content) in [
+        ("a.jsonl", &b"{\"text\": \"he\"}"[..]),
+        ("b.csv", b"he,he"),
+        ("c.json", b"[]"),
+        ("d.gz", b"\x1f\x8b"),
+        ("e.txt", b"\x89PNG"),
+        ("README.md", b"he"),
+        ("f.txt", b"he"),
+    ] {
+        fs::write(texts.join(name), content).unwrap();
+    }
+    assert_eq!(run(dir.path(), &["texts"], 1).unwrap().documents, 2);
+    let named = crate::left_out(std::slice::from_ref(&texts)).unwrap();
+    let ends = [
+        "b.csv: it is a table and is left out",
+        "c.json: it is JSON and is left out",
+        "d.gz: it is compressed by gzip and is left out",
+        "e.txt: it is a PNG picture and is left out",
+        "README.md: it is text about the data and is left out",
+    ];
+    assert!(ends.iter().all(|end| named.iter().any(|one| one.ends_with(end))), "{named:?}");
+    assert_eq!(named.len(), ends.len());
+    // Without lines beside it, it is a text as any other.
+    fs::remove_file(texts.join("a.jsonl")).unwrap();
+    taken(dir.path());
+    assert_eq!(run(dir.path(), &["texts"], 1).unwrap().documents, 2);
+    fs::remove_file(texts.join("f.txt")).unwrap();
+    fs::remove_file(texts.join("README.md")).unwrap();
+    let error = run(dir.path(), &["texts"], 1).unwrap_err().to_string();
+    assert!(error.contains("b.csv is a table)"), "{error}");
+}
+
+/// As `zstd --long=31` writes it, and beyond.
+#[test]
+fn a_long_window_is_read_and_a_longer_one_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let content = b"{\"text\": \"he\"}\n";
+    let long = |window: u8| {
+        let mut out = vec![0x28, 0xb5, 0x2f, 0xfd, 0x00, window];
+        let header = (content.len() as u32) << 3 | 1;
+        out.extend(&header.to_le_bytes()[..3]);
+        out.extend(content);
+        fs::write(dir.path().join("x.jsonl.zst"), out).unwrap();
+    };
+    long(21 << 3);
+    assert_eq!(run(dir.path(), &["x.jsonl.zst"], 1).unwrap().tokens, 2);
+    taken(dir.path());
+    long(22 << 3);
+    let error = run(dir.path(), &["x.jsonl.zst"], 1).unwrap_err().to_string();
+    assert!(error.contains("a window of 4294967296 bytes"), "{error}");
 }
 
 proptest! {

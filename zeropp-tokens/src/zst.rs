@@ -5,8 +5,9 @@ use std::io::{BufRead, Error, ErrorKind, Read, Result};
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-/// The largest window that a frame may ask for: as much memory.
-const WINDOW_BYTES_MAX: u64 = 128 << 20;
+/// The largest window that a frame may ask for, `zstd --long=31`: as much memory, where its content
+/// is that long.
+const WINDOW_BYTES_MAX: u64 = 2 << 30;
 
 /// Decodes while it is read.
 pub(crate) struct Zst<R> {
@@ -37,6 +38,12 @@ impl<R: BufRead> Zst<R> {
                     if skipped < length {
                         return Err(damaged("a frame to skip is cut"));
                     }
+                }
+                Err(FrameDecoderError::WindowSizeTooBig { requested, max }) => {
+                    return Err(Error::other(format!(
+                        "it asks for a window of {requested} bytes, and {max} are the most that \
+                         are held; compress it again without --long"
+                    )));
                 }
                 Err(e) => return Err(damaged(e)),
             }

@@ -2,6 +2,7 @@
 //! how what stands in them is printed; and how files are written that are to be whole.
 
 mod escape;
+mod foreign;
 mod kept;
 mod map;
 mod output;
@@ -13,6 +14,7 @@ mod whole;
 mod words;
 
 pub use escape::{escaped, escaped_line};
+pub use foreign::{Foreign, foreign};
 pub use kept::open_kept;
 pub use map::Mapped;
 pub use output::open_output;

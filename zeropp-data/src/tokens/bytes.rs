@@ -5,7 +5,7 @@ use std::path::Path;
 use std::thread::ScopedJoinHandle;
 
 use super::DataError;
-use crate::files::{Mapped, WalkError, files_below, open_regular};
+use crate::files::{Mapped, WalkError, files_below, foreign, open_regular};
 use crate::threads::start_scoped;
 
 /// A smaller file of a folder is read: a page of its own and an entry in the system's table of
@@ -53,6 +53,14 @@ impl Bytes {
         Ok(Bytes::new(vec![Piece::Mapped(Mapped::new(&file).map_err(failed)?)]))
     }
 
+    /// A file of text, mapped.
+    pub(super) fn text(path: &Path) -> Result<Bytes, DataError> {
+        let bytes = Bytes::file(path)?;
+        let first = bytes.pieces.first().map_or(&[][..], Piece::bytes);
+        check_text(path, first)?;
+        Ok(bytes)
+    }
+
     /// All files of a folder in the order of their paths, with a line feed after each but the last.
     pub(super) fn folder(folder: &Path) -> Result<Bytes, DataError> {
         let unreadable = |e: WalkError| DataError::Read { path: e.path, source: e.source };
@@ -69,11 +77,15 @@ impl Bytes {
             }
             let mut file = open_regular(path).map_err(failed)?;
             if file.metadata().map_err(failed)?.len() < MAPPED_BYTES_MIN {
+                let start = read.len();
                 file.read_to_end(&mut read).map_err(failed)?;
+                check_text(path, &read[start..])?;
                 continue;
             }
             pieces.push(Piece::Read(std::mem::take(&mut read)));
-            pieces.push(Piece::Mapped(Mapped::new(&file).map_err(failed)?));
+            let mapped = Mapped::new(&file).map_err(failed)?;
+            check_text(path, &mapped)?;
+            pieces.push(Piece::Mapped(mapped));
         }
         pieces.push(Piece::Read(read));
         Ok(Bytes::new(pieces))
@@ -128,6 +140,13 @@ impl Bytes {
             threads.into_iter().filter_map(found).max()
         })
     }
+}
+
+/// Refuses what is no text by its name or its first bytes.
+fn check_text(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
+    let Some(found) = foreign(path, bytes) else { return Ok(()) };
+    let problem = format!("it is {}, which is not read as text; {}", found.what, found.help);
+    Err(DataError::Malformed { path: path.into(), problem })
 }
 
 /// A token from its bytes, the lowest one first.

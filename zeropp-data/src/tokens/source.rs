@@ -75,7 +75,7 @@ impl Source {
         let origin = path.display().to_string();
         match tokenizer {
             Tokenizer::Bytes => {
-                let bytes = if is_folder { Bytes::folder(path)? } else { Bytes::file(path)? };
+                let bytes = if is_folder { Bytes::folder(path)? } else { Bytes::text(path)? };
                 Ok(Source::of(bytes, origin))
             }
             Tokenizer::U16 | Tokenizer::U32 => {
@@ -450,6 +450,27 @@ mod tests {
                 let error = Source::open(path, tokenizer).unwrap_err().to_string();
                 assert!(error.contains(&format!("it is {kind}, not a regular file")), "{error}");
             }
+        }
+    }
+
+    #[test]
+    fn files_that_are_no_text_are_refused_by_name_or_first_bytes() {
+        let dir = folder(&[
+            ("x.jsonl", b"{}"),
+            ("x.gz", b"x"),
+            ("p", b"\x89PNG\r\n"),
+            ("texts/a.txt", b"a"),
+            ("texts/b.csv", b"a,b"),
+        ]);
+        for (name, message) in [
+            ("x.jsonl", "x.jsonl: it is lines of JSON, which is not read as text; turn it into"),
+            ("x.gz", "x.gz: it is compressed, which"),
+            ("p", "p: it is a PNG picture"),
+            ("texts", "texts/b.csv: it is a table, which is not read as text; write its texts as"),
+        ] {
+            let opened = Source::open(&dir.path().join(name), Tokenizer::Bytes);
+            let error = opened.unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
         }
     }
 

@@ -24,18 +24,22 @@ struct Case {
     mask: Vec<u8>,
 }
 
-fn fixture(name: &str) -> PathBuf {
+pub(super) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
 }
 
-fn template(dir: &Path, source: &str) -> Result<ChatTemplate, TokensError> {
+pub(super) fn template(dir: &Path, source: &str) -> Result<ChatTemplate, TokensError> {
     let path = dir.join("template.jinja");
     fs::write(&path, source).unwrap();
-    ChatTemplate::open(&fixture("tokenizer.json"), Some(&path))
+    ChatTemplate::open(&fixture("tokenizer.json"), Some(&path), None)
 }
 
 /// Tokenizes these lines into `out` in `dir`.
-fn run(dir: &Path, chat: ChatTemplate, lines: &[String]) -> Result<Tokenized, TokensError> {
+pub(super) fn run(
+    dir: &Path,
+    chat: ChatTemplate,
+    lines: &[String],
+) -> Result<Tokenized, TokensError> {
     run_by(&fixture("tokenizer.json"), dir, chat, lines)
 }
 
@@ -49,7 +53,7 @@ fn run_by(
     fs::write(&input, lines.join("\n")).unwrap();
     let tokenizer = TextTokenizer::open(tokenizer).unwrap();
     let (field, chat) = ("text".into(), Some(chat));
-    let options = TokenizeOptions { field, end: None, threads: 3, chat };
+    let options = TokenizeOptions { field, end: None, threads: 3, chat, skip_bad_lines: false };
     tokenize(&[input], &tokenizer, &dir.join("out"), &options, |_| ())
 }
 
@@ -64,8 +68,7 @@ fn conversations_are_transformers_to_the_scored_token() {
         let dir = tempfile::tempdir().unwrap();
         let chat = template(dir.path(), source).unwrap();
         for case in &cases {
-            let field = |name: &str| case.line.get_attr(name).unwrap_or_default();
-            let made = chat.conversation(&field("messages"), &field("tools")).unwrap();
+            let made = chat.conversation(&case.line).unwrap();
             assert_eq!(made.text, case.text);
         }
         let json = |case: &&Case| serde_json::to_string(&case.line).unwrap();
@@ -148,10 +151,10 @@ fn documents_are_whole_whatever_a_tokenizers_file_asks_for() {
 
 #[test]
 fn the_template_of_a_tokenizer_is_found() {
-    let found = ChatTemplate::open(&fixture("tokenizer.json"), None).unwrap();
+    let found = ChatTemplate::open(&fixture("tokenizer.json"), None, None).unwrap();
     assert!(found.source().contains("generation"));
     let dir = tempfile::tempdir().unwrap();
-    let error = ChatTemplate::open(&dir.path().join("tokenizer.json"), None).unwrap_err();
+    let error = ChatTemplate::open(&dir.path().join("tokenizer.json"), None, None).unwrap_err();
     assert!(error.to_string().contains("no chat template"), "{error}");
     let error = template(dir.path(), "{% if %}").unwrap_err().to_string();
     assert!(error.contains("template.jinja: its chat template is refused"), "{error}");
@@ -161,9 +164,9 @@ fn the_template_of_a_tokenizer_is_found() {
 fn what_is_no_conversation_is_refused_with_its_line() {
     let plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}\
                  {% if add_generation_prompt %}<assistant>{% endif %}";
-    // Drops what an earlier answer began with, as templates of models that think do.
-    let forgets = "{% for m in messages %}<{{ m.role }}>{% if loop.last %}(hm) {% endif %}\
-                   {{ m.content }}{% endfor %}\
+    // Writes an earlier answer as another text.
+    let forgets = "{% for m in messages %}<{{ m.role }}>{% if loop.last %}{{ m.content }}\
+                   {% else %}..{% endif %}{% endfor %}\
                    {% if add_generation_prompt %}<assistant>{% endif %}";
     let refuses = "{{ raise_exception('not today') }}";
     let chat = |turns: &[(&str, &str)]| {
@@ -174,7 +177,7 @@ fn what_is_no_conversation_is_refused_with_its_line() {
     let good = chat(&[("user", "a"), ("assistant", "b")]);
     let two = chat(&[("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]);
     for (source, line, message) in [
-        (plain, "{\"text\": \"x\"}".to_owned(), "messages is no list"),
+        (plain, "{\"text\": \"x\"}".to_owned(), "it has neither messages, nor"),
         (plain, "{\"messages\": []}".to_owned(), "there are no messages"),
         (plain, "{\"messages\": [{\"content\": \"x\"}]}".to_owned(), "message 0 has no role"),
         (plain, "{\"messages\"".to_owned(), "it is no JSON"),
@@ -211,7 +214,8 @@ fn a_run_that_was_killed_goes_on_to_the_same_mask() {
     let chat = Some(template(dir.path(), source).unwrap());
     let (out, inputs) = (dir.path().join("out"), [input]);
     // A token behind each conversation is not scored.
-    let options = TokenizeOptions { field: "text".into(), end: Some(0), threads: 2, chat };
+    let field = "text".into();
+    let options = TokenizeOptions { field, end: Some(0), threads: 2, chat, skip_bad_lines: false };
     let taken = || {
         [".bin", ".idx", ".mask"].map(|end| {
             let path = PathBuf::from(format!("{}{end}", out.display()));
