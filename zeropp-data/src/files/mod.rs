@@ -15,7 +15,7 @@ pub use escape::{escaped, escaped_line};
 pub use kept::open_kept;
 pub use map::Mapped;
 pub use place::Place;
-pub use regular::{open_regular, read_text};
+pub use regular::{is_named, open_regular, read_text};
 pub use toml_keys::toml_keys;
 pub use walk::{WalkError, files_below, is_hidden};
 pub use whole::write_whole;
