@@ -310,7 +310,7 @@ mod tests {
         m.position = Some(position.clone());
         m.set_learning_rate(Some(1.0 / 3e4));
         let back = read(&m).unwrap();
-        assert_eq!((back.position, back.learning_rate()), (Some(position), Some(1.0 / 3e4)));
+        assert_eq!((back.learning_rate(), back.position), (Some(1.0 / 3e4), Some(position)));
     }
 
     #[test]
