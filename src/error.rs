@@ -11,7 +11,7 @@ use zeropp_comm::rendezvous::RendezvousError;
 use zeropp_core::data::DataError;
 use zeropp_core::field_error::FieldError;
 use zeropp_core::metrics::{Stopped, Summary};
-use zeropp_pipeline::executor::ExecutorError;
+use zeropp_pipeline::executor::{ExecutorError, StepError};
 use zeropp_pipeline::partition::TooFewLayers;
 use zeropp_pipeline::schedules::ScheduleError;
 use zeropp_pipeline::verify::VerifyError;
@@ -210,9 +210,14 @@ impl RankError {
         }
     }
 
-    /// Whether it comes before the first step, and would come again.
+    /// Whether it is what the run was given to read, and would come again.
+    pub(crate) fn is_data(&self) -> bool {
+        matches!(self, RankError::Step(ExecutorError { source: StepError::Data(_), .. }))
+    }
+
+    /// Whether it would come again: it comes before the first step, or is in the data.
     pub(crate) fn is_begin(&self) -> bool {
-        self.is_bad_input() || matches!(self, RankError::Weights(_))
+        self.is_bad_input() || self.is_data() || matches!(self, RankError::Weights(_))
     }
 
     /// Whether all ranks end with these words, and none has begun.

@@ -70,7 +70,7 @@ mod world;
 pub use burn;
 pub use checkpoint::adapter::export_adapter;
 pub use checkpoint::begun::with_model_of_weights;
-pub use checkpoint::described::{belongings_of, config_of, is_model};
+pub use checkpoint::described::{belongings_of, config_of, is_model, split_of};
 pub use checkpoint::export::{ExportOptions, ExportReport, export_checkpoint};
 pub use checkpoint::resume::Resumed;
 pub use checkpoint::saved::{Saved, SavedStep, saved};

@@ -207,9 +207,10 @@ fn an_unknown_id_ends_the_run_with_its_place() {
     assert!(run(data.clone()).steps[0].loss.is_finite());
     let trainer = Trainer::new(Config { vocab: Some(69_999), ..data.clone() }).unwrap();
     let error = trainer.train(|_| {}).unwrap_err();
-    assert!(matches!(error, zeropp::Error::Rank { rank: 0, .. }), "{error:?}");
+    // Before, it counted as a rank's failure.
+    assert!(matches!(error, zeropp::Error::Data(_)) && error.is_bad_input(), "{error:?}");
     let place = format!(
-        "rank 0 failed: rank 0, step 1, action 0F0: data = {}: token id 69999 at byte 0 is not \
+        "data = {}: token id 69999 at byte 0 is not \
          below vocab = 69999; use a larger vocab",
         path.display()
     );
@@ -228,5 +229,6 @@ fn an_unknown_id_ends_the_run_with_its_place() {
         Trainer::new(config).unwrap().plan().notes.join("\n")
     };
     assert!(notes(Tokenizer::Bytes).contains("use tokenizer = u32"), "{}", notes(Tokenizer::Bytes));
-    assert_eq!(notes(Tokenizer::U32), "");
+    let beside = "it has no .idx, and it has no .mask: every token is scored";
+    assert_eq!(notes(Tokenizer::U32), format!("data = {}: {beside}", path.display()));
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use toml::Table;
 
 use zeropp_checkpoint::checkpoint_at;
+use zeropp_core::data::Dataset;
 use zeropp_zero3::checkpoint::Manifest;
 
 use crate::Error;
@@ -32,6 +33,17 @@ pub fn config_of(path: &Path) -> Result<Config, Error> {
         return Err(ConfigError::value("weights", path.display(), problem, help).into());
     };
     Ok(Config { init_from: Some(path.to_path_buf()), ..config })
+}
+
+/// How the run whose checkpoint lies at `path` split its data, where it did and `data` is that.
+///
+/// # Errors
+/// A checkpoint that cannot be read.
+pub fn split_of(path: &Path, data: &Dataset) -> Result<Option<String>, Error> {
+    let Some(checkpoint) = checkpoint_at(path)? else { return Ok(None) };
+    let manifest = checkpoint.manifest();
+    let is_its = manifest.data.as_ref() == Some(data.fingerprint());
+    Ok(identity::typed(&manifest.settings, "split").filter(|_| is_its).map(str::to_owned))
 }
 
 /// Whether a model lies at `path` that is no checkpoint: a Hugging Face folder, or a file such as a

@@ -9,6 +9,7 @@ pub(crate) mod export;
 pub(crate) mod export_error;
 pub(crate) mod identity;
 pub(crate) mod initial;
+pub(crate) mod kept;
 pub(crate) mod located;
 pub(crate) mod merged;
 pub(crate) mod patience;
@@ -31,10 +32,11 @@ use zeropp_checkpoint::places::{COPIES, Place};
 use zeropp_checkpoint::resume::check_unchanged;
 use zeropp_checkpoint::under_way::{Outcome, Report, Save, SaveTotals, UnderWay};
 use zeropp_comm::Communicator;
-use zeropp_core::data::Dataset;
+use zeropp_core::data::{Dataset, Sampler};
 use zeropp_core::metrics::Evaluation;
 use zeropp_core::threads::{REFUSED_HELP, Worker};
 use zeropp_zero3::checkpoint::{Checkpoint, CheckpointError, Plateau, Store, StoreLock};
+use zeropp_zero3::optimizer::Rate;
 
 use crate::Error;
 use crate::checkpoint::patience::Patience;
@@ -56,6 +58,7 @@ pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
     let kept = kept.filter_map(|(option, text)| Some((option.key.to_owned(), text?)));
     let mut kept = kept.collect();
     identity::add(config, &mut kept);
+    kept::add_deal(config, &mut kept);
     kept
 }
 
@@ -90,6 +93,9 @@ pub(crate) struct Saver {
     /// Closed once its ranks are gone.
     gate: Gate,
     evaluated: Mutex<Evaluated>,
+    /// What knows how much of the data was taken after a step.
+    sampler: Mutex<Sampler>,
+    rate: Rate,
 }
 
 /// What rank 0's process knows of validation losses.
@@ -178,6 +184,7 @@ impl Saver {
                 vocabulary: bp.model.vocabulary,
                 data: Some(data.fingerprint().clone()),
                 base: bp.base.clone(),
+                ..About::default()
             },
             world: bp.mesh.world(),
             run: OnceLock::new(),
@@ -185,6 +192,8 @@ impl Saver {
             totals: Mutex::default(),
             evaluated: Mutex::default(),
             gate: Gate::default(),
+            sampler: Mutex::new(config.sampler()),
+            rate: bp.own.rate(config),
         }
     }
 
@@ -327,6 +336,11 @@ impl Saver {
         }
     }
 
+    /// The run goes on, and takes its samples from here. Each rank says the same.
+    pub(crate) fn goes_on(&self, sampler: Sampler) {
+        *self.sampler.lock() = sampler;
+    }
+
     /// How validation losses had gone where the run goes on.
     pub(crate) fn begin_plateau(&self, plateau: Option<Plateau>) {
         self.evaluated.lock().plateau = plateau;
@@ -372,7 +386,12 @@ impl Saver {
         let written = reports.iter().filter_map(|report| report.written.as_ref().ok()?.as_ref());
         let bytes: u64 = written.map(WrittenState::bytes).sum();
         let completion = Completion { store: &self.store, run: self.run(), keep: self.keep, save };
-        let outcome = completion.finish(&self.about, reports, &self.gate);
+        let about = About {
+            position: Some(self.sampler.lock().position(save.step)),
+            learning_rate: Some((self.rate)(save.step)),
+            ..self.about.clone()
+        };
+        let outcome = completion.finish(&about, reports, &self.gate);
         let mut totals = self.totals.lock();
         totals.saves += u64::from(outcome.result.is_ok());
         totals.cpu_s += cpu_s;

@@ -1,28 +1,30 @@
 //! Going on from a checkpoint: which one, whether it fits the run, and reading it by all ranks.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use crate::config::{Config, ConfigError, OPTIONS, OnResume, Resume};
+use crate::config::{ConfigError, OPTIONS, OnResume, Resume};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use tracing::warn;
 use zeropp_checkpoint::places::{Place, Places};
 use zeropp_checkpoint::resume::{self as choices, Choice, NoCandidate, Verdict};
 use zeropp_comm::Communicator;
-use zeropp_core::data::{Dataset, Fingerprint};
+use zeropp_core::data::{Dataset, Fingerprint, InMiddleOfEpoch, Position};
 use zeropp_core::layer::Part;
 use zeropp_core::params::ParamSpec;
-use zeropp_zero3::checkpoint::{Base, Checkpoint, CheckpointError, Store, read_state};
+use zeropp_zero3::checkpoint::{Base, Checkpoint, CheckpointError, Manifest, Store, read_state};
 use zeropp_zero3::rule::Role;
 use zeropp_zero3::{Optimizer, ShardedStage};
 
 use crate::Error;
+use crate::checkpoint::kept::{RATE, rate_then, samples_per_step};
 use crate::checkpoint::patience::Patience;
-use crate::checkpoint::{before, copies};
-use crate::checkpoint::{identity, settings};
+use crate::checkpoint::{before, copies, identity, settings};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
+
+/// Rates that are no further apart than this, as a share, are the same.
+const SAME_RATE: f64 = 1e-6;
 
 /// Where a resumed run goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub struct Resumed {
     pub path: PathBuf,
     /// Steps it has behind it; the run goes on with the next.
     pub step: u64,
+    /// What was taken of the data in them.
+    pub position: Position,
     /// Settings that change what follows and differ from the checkpoint's, and whether the
     /// data does, in words.
     pub changed: Vec<String>,
@@ -98,7 +102,28 @@ pub(crate) fn find(bp: &Blueprint, data: &Dataset) -> Result<Found, Error> {
     found.place = resumed.as_ref().map(|resumed| Place::on_disk(resumed.step));
     found.resumed = resumed;
     found.passed_over.extend(passed_over);
+    if let Some(resumed) = &found.resumed {
+        check_epoch(bp, data, resumed)?;
+    }
     Ok(found)
+}
+
+/// Refuses samples of a length that what is left of an epoch cannot be cut into.
+fn check_epoch(bp: &Blueprint, data: &Dataset, resumed: &Resumed) -> Result<(), ConfigError> {
+    if bp.own.data.is_some() {
+        return Ok(());
+    }
+    let Resumed { path, step, position, .. } = resumed;
+    let sampler = bp.config.sampler().going_on(*step, position.clone());
+    sampler.check_epoch(data).map_err(|InMiddleOfEpoch { origin, seq, left }| {
+        let problem = format!(
+            "{} is in the middle of an epoch of {origin}: {left} of its samples of {seq} tokens \
+             are left, and cannot be cut into such",
+            path.display()
+        );
+        let help = format!("use seq = {seq} or a divisor of it, or another order");
+        ConfigError::value("seq", bp.config.seq, problem, help)
+    })
 }
 
 /// Steps of the checkpoints that the run may go on from, the wanted one last; none where it begins.
@@ -151,7 +176,35 @@ fn open(
     // Checkpoints of earlier versions do not know their data.
     let then = checkpoint.manifest().data.as_ref();
     changed.extend(then.and_then(|then| data.change_since(then)));
-    Ok((checkpoint, Resumed { path, step, changed }))
+    let position = position(bp, checkpoint.manifest());
+    Ok((checkpoint, Resumed { path, step, position, changed }))
+}
+
+/// What a checkpoint has taken of the data. Those of earlier versions do not say it: they took as
+/// many samples in each step as their settings say.
+fn position(bp: &Blueprint, manifest: &Manifest) -> Position {
+    let settings = &manifest.settings;
+    let then = || {
+        let seq = identity::typed(settings, "seq").and_then(|text| text.parse().ok());
+        let each = samples_per_step(settings).unwrap_or(bp.config.samples_per_step());
+        let samples = manifest.step.saturating_mul(each as u64);
+        Position::after(samples, seq.unwrap_or(bp.config.seq))
+    };
+    manifest.position.clone().unwrap_or_else(then)
+}
+
+/// What the learning rate of the last step would be now, where it is another, and for which of the
+/// settings that are `changed`.
+fn rate_change(bp: &Blueprint, manifest: &Manifest, changed: &[String]) -> Option<String> {
+    let then = manifest.learning_rate().or_else(|| rate_then(manifest))?;
+    let (step, now) = (manifest.step, bp.own.rate(&bp.config)(manifest.step));
+    if (now - then).abs() <= SAME_RATE * then.abs().max(now.abs()) {
+        return None;
+    }
+    let of_rate = |text: &&String| RATE.iter().any(|key| text.starts_with(&format!("{key} = ")));
+    let why: Vec<&str> = changed.iter().filter(of_rate).map(String::as_str).collect();
+    let why = if why.is_empty() { "another schedule".into() } else { why.join(" and ") };
+    Some(format!("learning rate at step {step}: {then:.2e} -> {now:.2e}, since {why}"))
 }
 
 /// What does not train must be what it was.
@@ -213,21 +266,8 @@ fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, Check
     if let Some(then) = then.filter(|then| *then != now) {
         changed.push(format!("{now} samples a step (were {then})"));
     }
+    changed.extend(rate_change(bp, manifest, &changed));
     Ok(changed)
-}
-
-/// Samples of a step of a run with these settings, as a checkpoint keeps them.
-pub(crate) fn samples_per_step(settings: &BTreeMap<String, String>) -> Option<usize> {
-    let factor = |key: &str| settings.get(key)?.parse::<usize>().ok();
-    let config = Config {
-        micro_batches: Some(factor("micro-batches")?),
-        micro_batch_size: factor("micro-batch-size")?,
-        zero3: factor("zero3")?,
-        dp: factor("dp")?,
-        global_batch: settings.get("global-batch").cloned(),
-        ..Config::default()
-    };
-    Some(config.samples_per_step())
 }
 
 /// Reads the checkpoint that the run goes on from, for the ranks of this process.
@@ -373,19 +413,4 @@ fn from_rank_0(world: &dyn Communicator, place: Option<Place>) -> Result<Option<
     let bytes = serde_json::to_vec(&place).expect("plain data");
     let all = world.exchange(bytes).wait()?;
     Ok(serde_json::from_slice(&all[0]).expect("written by rank 0"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn kept_settings_give_the_batch() {
-        let config = Config { pp: 2, zero3: 3, dp: 2, ..Config::default() };
-        assert_eq!(samples_per_step(&settings(&config)), Some(config.samples_per_step()));
-        // Where it does not divide evenly, micro-batches are only the most of a rank.
-        let uneven = Config { global_batch: Some("21".into()), ..config };
-        assert_eq!(uneven.resolved().micro_batches, Some(4));
-        assert_eq!(samples_per_step(&settings(&uneven)), Some(21));
-    }
 }

@@ -7,16 +7,15 @@
 
 use zeropp_zero3::checkpoint::{Checkpoint, Store};
 
-use crate::checkpoint::resume::{candidates, samples_per_step};
+use crate::checkpoint::kept::{Kept, batch_then, samples_per_step};
+use crate::checkpoint::resume::candidates;
 use crate::config::{Config, Resume};
 
 /// `config` with the batch and the unit of the checkpoint that it goes on from, where they are left
-/// open. A checkpoint that cannot be read is left to whoever resumes from it.
+/// open, and with its deal of an uneven batch. A checkpoint that cannot be read is left to whoever
+/// resumes from it.
 pub(crate) fn take_over(config: Config) -> Config {
-    let asked = config.micro_batches.is_some() || config.global_batch.is_some();
-    let open =
-        config.schedule_file().is_none() && (!asked || config.unit.is_none() && config.in_units());
-    let Some(folder) = config.save.as_ref().filter(|_| config.resume != Resume::No && open) else {
+    let Some(folder) = config.save.as_ref().filter(|_| config.resume != Resume::No) else {
         return config;
     };
     let store = Store::new(folder);
@@ -24,20 +23,71 @@ pub(crate) fn take_over(config: Config) -> Config {
     let tried = if config.resume_fallback { steps.len() } else { 1 };
     let mut newest_first = steps.iter().rev().take(tried);
     let opened = newest_first.find_map(|step| Checkpoint::open(&store.path(*step)).ok());
-    let Some(checkpoint) = opened else { return config };
-    let saved = |key: &str| {
-        let text = checkpoint.manifest().settings.get(key)?;
-        text.parse::<usize>().ok().filter(|n| *n > 0)
-    };
+    match opened {
+        Some(checkpoint) if config.schedule_file().is_none() => {
+            let settings = &checkpoint.manifest().settings;
+            with_deal(with_batch(config, settings), settings)
+        }
+        _ => config,
+    }
+}
+
+/// `config` with the batch and the unit of a checkpoint with these settings, as far as they are
+/// left open.
+fn with_batch(config: Config, settings: &Kept) -> Config {
+    let asked = config.micro_batches.is_some() || config.global_batch.is_some();
+    let saved = |key: &str| settings.get(key)?.parse::<usize>().ok().filter(|n| *n > 0);
     let unit = config.unit.or_else(|| saved("unit").filter(|_| config.in_units()));
     let config = Config { unit, ..config };
     if asked {
         return config;
     }
-    let settings = &checkpoint.manifest().settings;
     let samples = settings.get("global-batch").and_then(|_| samples_per_step(settings));
     if let Some(config) = samples.and_then(|samples| config.with_samples(samples)) {
         return config;
     }
     Config { micro_batches: saved("micro-batches"), ..config }
+}
+
+/// `config` with the deal of a checkpoint with these settings, where both deal the same samples to
+/// as many ranks: the order of sums follows from it.
+fn with_deal(config: Config, settings: &Kept) -> Config {
+    let then = batch_then(settings).filter(|then| {
+        let of = |c: &Config| (c.samples_per_step(), c.micro_batch_size, c.zero3, c.dp);
+        of(then) == of(&config)
+    });
+    Config { dealt_by: then.and_then(|then| then.deal().dealt_by()), ..config }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::kept::DEALT_BY;
+    use crate::checkpoint::settings;
+
+    /// Before, another kind dealt the same batch otherwise, and the last bits of sums changed.
+    #[test]
+    fn an_uneven_batch_stays_dealt_as_in_the_checkpoint() {
+        let of = |schedule: &str| Config {
+            pp: 3,
+            zero3: 2,
+            dp: 2,
+            micro_batch_size: 3,
+            global_batch: Some("90".into()),
+            schedule: schedule.into(),
+            ..Config::default()
+        };
+        for (then, now, dealt) in
+            [("gpipe", "interleaved-zb", [8, 7]), ("interleaved-zb", "gpipe", [9, 6])]
+        {
+            let mut kept = settings(&of(then));
+            assert_ne!(of(now).deal().to_vec(), dealt);
+            assert_eq!(with_deal(of(now), &kept).deal().to_vec(), dealt, "{now} after {then}");
+            // As before there was an entry.
+            assert!(kept.remove(DEALT_BY).is_some());
+            assert_eq!(with_deal(of(now), &kept).deal().to_vec(), dealt, "{now} after {then}");
+            let other = Config { global_batch: Some("102".into()), ..of(now) };
+            assert_eq!(with_deal(other.clone(), &kept), other, "another batch is dealt anew");
+        }
+    }
 }

@@ -64,7 +64,8 @@ impl Config {
         }
         let rounds = self.kind().is_some_and(|kind| kind.step == StepForm::Rounds);
         let whole = rounds && all.is_multiple_of(self.pp.max(1)) && all / self.pp >= self.dp;
-        Some(Deal::of(all, self.dp, if whole { self.pp } else { 1 }))
+        let kept = self.dealt_by.filter(|at| all.is_multiple_of(*at) && all / at >= self.dp);
+        Some(Deal::of(all, self.dp, kept.unwrap_or(if whole { self.pp } else { 1 })))
     }
 
     /// The most micro-batches of a rank with the batch that is asked for, if one is.
@@ -108,7 +109,7 @@ impl Config {
     /// they do not come to whole micro-batches for each.
     pub(crate) fn with_samples(&self, samples: usize) -> Option<Config> {
         let global_batch = Some(samples.to_string());
-        let config = Config { global_batch, micro_batches: None, ..self.clone() };
+        let config = Config { global_batch, micro_batches: None, dealt_by: None, ..self.clone() };
         (config.check_global_batch().is_ok() && config.samples_per_step() == samples)
             .then_some(config)
     }

@@ -36,6 +36,11 @@ impl Deal {
         (self.fewer != self.most).then_some(self.fewer)
     }
 
+    /// How many micro-batches went to a replica at a time, where they do not divide evenly.
+    pub(crate) fn dealt_by(&self) -> Option<usize> {
+        self.fewer().map(|fewer| self.most - fewer)
+    }
+
     /// Micro-batches of each rank of a replica.
     pub(crate) fn of_replica(&self, replica: usize) -> usize {
         if replica < self.full { self.most } else { self.fewer }

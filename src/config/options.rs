@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use zeropp_core::data::SplitPart;
+
 use super::bytes::Bytes;
 use super::choice::{
     Activation, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync, Order,

@@ -9,7 +9,7 @@ use zeropp_core::model::gpt::GptShape;
 use zeropp_zero3::lr::LearningRate;
 
 use super::validate::VOCAB_MAX;
-use super::{Config, ConfigError, DeviceKind, Order};
+use super::{Config, ConfigError, DeviceKind};
 
 /// The first and the last rate of a test of rates.
 const FIND_LR: (f64, f64) = (1e-7, 10.0);
@@ -74,6 +74,9 @@ impl Config {
             dataset.require(self.seq)?;
             return Ok(Some(dataset));
         }
+        if let Some(part) = self.eval_part {
+            return self.part_of_data(part).map(Some);
+        }
         match self.split_shares() {
             Ok(Some((_, 1..))) => self.part_of_data(SplitPart::Validation).map(Some),
             _ => Ok(None),
@@ -131,14 +134,9 @@ impl Config {
         Err(DataError::Malformed { path: data.origin().into(), problem })
     }
 
-    /// Which tokens each sample of the run is.
+    /// Which tokens each sample of the run is, from its first step on.
     pub fn sampler(&self) -> Sampler {
-        self.sampler_in(self.order)
-    }
-
-    /// The same in another order.
-    pub(crate) fn sampler_in(&self, order: Order) -> Sampler {
-        let sampler = Sampler::new(self.seed, order, self.seq, self.samples_per_step());
+        let sampler = Sampler::new(self.seed, self.order, self.seq, self.samples_per_step());
         sampler.hiding(self.hidden_of_samples())
     }
 

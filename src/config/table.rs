@@ -62,11 +62,25 @@ macro_rules! options {
             /// `emulate` names them. No setting.
             #[serde(skip)]
             pub without_model: bool,
+            /// The part of the data that a validation loss is of where no `eval-data` is named, if
+            /// it is not the one that `split` keeps for it. No setting.
+            #[serde(skip)]
+            pub eval_part: Option<SplitPart>,
+            /// How many micro-batches of an uneven batch go to a replica at a time, where a
+            /// checkpoint says it. No setting.
+            #[serde(skip)]
+            pub dealt_by: Option<usize>,
         }
 
         impl Default for Config {
             fn default() -> Self {
-                Self { $($($field: $default,)+)+ file: None, without_model: false }
+                Self {
+                    $($($field: $default,)+)+
+                    file: None,
+                    without_model: false,
+                    eval_part: None,
+                    dealt_by: None,
+                }
             }
         }
 

@@ -17,7 +17,10 @@ pub(crate) struct Own {
     pub(crate) rule: Option<Arc<dyn UpdateRule>>,
     pub(crate) rate: Option<Rate>,
     pub(crate) data: Option<Arc<dyn Samples>>,
+    /// Whether the loss is the program's own, which does not know that a token is not scored.
+    pub(crate) masks_nothing: bool,
 }
+
 impl Own {
     /// How parameters are updated, with settings that have been checked.
     pub(crate) fn parameters(&self, config: &Config) -> ParameterGroups {

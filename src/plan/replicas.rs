@@ -129,7 +129,11 @@ fn refused(config: &Config, deal: Deal, problem: &str) -> ConfigError {
     let text = config.global_batch.as_deref().unwrap_or_default();
     let dealt: Vec<_> = deal.to_vec().iter().map(usize::to_string).collect();
     let dealt = dealt.join(", ");
-    let problem = format!("gives the replicas {dealt} micro-batches a rank: {problem}");
+    let kept = match config.dealt_by {
+        Some(_) => ", as the checkpoint was dealt, whose sums would have another order otherwise",
+        None => "",
+    };
+    let problem = format!("gives the replicas {dealt} micro-batches a rank{kept}: {problem}");
     let each = config.micro_batch_size * config.zero3 * config.dp;
     let (below, above) = (deal.fewer().unwrap_or(deal.most) * each, deal.most * each);
     let help = format!("use {below} or {above} samples, or another schedule");

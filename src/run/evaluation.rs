@@ -1,16 +1,18 @@
 //! The validation loss: which samples it is of, and how the ranks measure it together.
 //!
-//! Samples are read one after another from the start of the data, the same at each evaluation. The
-//! loss is the mean over micro-batches, in fp32 each, added in fp64 in the order of their samples.
-//! So for the same weights it has the same bits on any mesh, whatever P, V, D, K and the schedule,
-//! as long as micro-batches have as many samples and there are as many of them.
+//! Samples are read one after another from the start of the data, the same at each evaluation; the
+//! last one may be shorter, and what fills up the last micro-batch is not scored. The loss is the
+//! mean over micro-batches, in fp32 each, added in fp64 in the order of their samples. So for the
+//! same weights it has the same bits on any mesh, whatever P, V, D, K and the schedule, as long as
+//! micro-batches have as many samples and there are as many of them, and is the same but for
+//! rounding whatever a micro-batch has.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use zeropp_comm::groups::Groups;
-use zeropp_core::choice::Order;
-use zeropp_core::data::{DataError, Dataset, Sampler};
+use zeropp_comm::{AllBytes, Communicator, Pending};
+use zeropp_core::data::{DataError, Dataset, OnePass, Sample};
 use zeropp_core::metrics::Evaluation;
 use zeropp_pipeline::executor::{Executor, ModelWorker, TokenSource};
 use zeropp_pipeline::ir::Action;
@@ -22,21 +24,26 @@ use crate::config::{Config, ConfigError};
 use crate::error::RankError;
 use crate::plan::blueprint::Blueprint;
 use crate::plan::mask_check;
+use crate::run::stop::{Stopper, Wish};
 
 /// Bytes of a micro-batch's number and loss on their way to the other ranks.
 const LOSS_BYTES: usize = 12;
 
 /// The samples of a validation loss.
 pub(crate) struct EvaluationSet {
-    pub(crate) data: (Dataset, Sampler),
+    pub(crate) pass: OnePass,
     /// Micro-batches that count, the first ones; what is left of the last batch is passed over.
     micro_batches: usize,
+    /// Samples that these have, those that fill the last one up included.
+    counted: usize,
     /// Scored tokens of a micro-batch in the mean, where not all are.
     pub(crate) scored: Option<f64>,
     /// Batches that have them.
     pub(crate) batches: u64,
     /// Tokens that are predicted.
     pub(crate) tokens: u64,
+    /// Those of them that are scored, where not all are.
+    scored_tokens: Option<u64>,
     /// Whether a token is a byte.
     bytes: bool,
 }
@@ -68,35 +75,46 @@ impl EvaluationSet {
         let known = bp.model.vocabulary;
         check_ids(config, &data, known)?;
         let data = data.with_vocabulary(known);
-        let (there, size) = (data.samples(config.seq), config.micro_batch_size);
+        let size = config.micro_batch_size;
         let per_batch = config.samples_per_step() / size;
         let asked = match config.eval_steps {
             0 => usize::MAX,
-            steps => usize::try_from(steps).unwrap_or(usize::MAX).saturating_mul(per_batch),
+            steps => usize::try_from(steps).unwrap_or(usize::MAX).saturating_mul(per_batch * size),
         };
-        let micro_batches = asked.min(there / size);
-        if micro_batches == 0 {
-            return Err(Error::EvaluationData(format!(
-                "eval-data = {}: {there} samples of seq = {} are less than a micro-batch of \
-                 {size}; use more data, or a smaller micro-batch-size or seq",
-                data.origin(),
-                config.seq
-            )));
-        }
         if config.document_mask {
             mask_check::check_documents(config, &data, true)?;
         }
-        let sampler = config.sampler_in(Order::Sequential);
         let bytes = data.is_bytes() && known == 256;
-        let scored = scored(&data, &sampler, (micro_batches, size), config.samples_per_step())?;
+        let pass = OnePass::new(data, config.seq, asked, config.hidden_of_samples());
+        // A loss that knows of no mask takes whole micro-batches.
+        let pass = if bp.own.masks_nothing { pass.in_whole(size) } else { pass };
+        if pass.samples() == 0 {
+            let (origin, there) = (pass.data().origin(), pass.data().samples(config.seq));
+            return Err(Error::EvaluationData(format!(
+                "eval-data = {origin}: {there} samples of seq = {} are less than a micro-batch of \
+                 {size}; use more data, or a smaller micro-batch-size or seq",
+                config.seq
+            )));
+        }
+        let micro_batches = pass.samples().div_ceil(size);
+        let scored = scored(&pass)?;
+        let per_micro_batch = pass.masks(size).then(|| scored as f64 / micro_batches as f64);
+        let tokens = pass.targets() as u64;
         Ok(Some(EvaluationSet {
-            data: (data, sampler),
-            scored,
+            pass,
             micro_batches,
+            counted: micro_batches * size,
+            scored: per_micro_batch,
             batches: micro_batches.div_ceil(per_batch) as u64,
-            tokens: (micro_batches * size * config.seq) as u64,
+            tokens,
+            scored_tokens: (scored < tokens).then_some(scored),
             bytes,
         }))
+    }
+
+    /// Sample `n`. What is behind the last micro-batch, and passed over, is like the first.
+    pub(crate) fn sample(&self, n: usize) -> Result<Sample, DataError> {
+        self.pass.sample(if n < self.counted { n } else { 0 })
     }
 
     /// The evaluation whose micro-batches had these losses, by their numbers.
@@ -111,6 +129,7 @@ impl EvaluationSet {
             perplexity: loss.exp(),
             bits_per_byte: self.bytes.then_some(loss / std::f64::consts::LN_2),
             tokens: self.tokens,
+            scored_tokens: self.scored_tokens,
             ..Evaluation::default()
         }
     }
@@ -145,32 +164,61 @@ fn check_ids(config: &Config, data: &Dataset, known: usize) -> Result<(), Error>
     )))
 }
 
-/// The mean number of scored tokens of the first micro-batches, of `size` samples each; none where
-/// all tokens are scored.
-fn scored(
-    data: &Dataset,
-    sampler: &Sampler,
-    (micro_batches, size): (usize, usize),
-    per_step: usize,
-) -> Result<Option<f64>, Error> {
-    if !sampler.masks(data) {
-        return Ok(None);
+/// How many tokens are scored, of which there is one.
+fn scored(pass: &OnePass) -> Result<u64, Error> {
+    match pass.scored().map_err(|e| Error::EvaluationData(e.to_string()))? {
+        0 => {
+            let problem = "none of its tokens are scored: its .mask marks none of them";
+            let help = "give data with answers, or set loss-mask = false";
+            let origin = pass.data().origin();
+            Err(Error::EvaluationData(format!("eval-data = {origin}: {problem}; {help}")))
+        }
+        scored => Ok(scored as u64),
     }
-    let in_data = |e: DataError| Error::EvaluationData(e.to_string());
-    let mut all = 0;
-    for n in 0..micro_batches * size {
-        let sample = sampler.masked(data, (n / per_step) as u64, n % per_step);
-        all += sample.map_err(in_data)?.scored();
+}
+
+/// What is asked of a run while it measures: to save, or to end. A rank tells the others before
+/// each batch, and hears of it before the next, so that all leave after the same one and none
+/// waits.
+pub(crate) struct Asked<'a> {
+    /// None where nothing can be asked.
+    stopper: Option<&'a Stopper>,
+    /// What this rank knows that it has not told.
+    untold: Wish,
+    told: Option<Pending<AllBytes>>,
+    /// The largest of all ranks.
+    pub(crate) wish: Wish,
+}
+
+impl<'a> Asked<'a> {
+    /// Of a run that `stopper` may end; this rank knows of a `wish` already.
+    pub(crate) fn of(stopper: Option<&'a Stopper>, wish: Wish) -> Asked<'a> {
+        Asked { stopper, untold: wish, told: None, wish: Wish::GoOn }
     }
-    if all == 0 {
-        let problem = "none of its tokens are scored: its .mask marks none of them";
-        let help = "give data with answers, or set loss-mask = false";
-        return Err(Error::EvaluationData(format!(
-            "eval-data = {}: {problem}; {help}",
-            data.origin()
-        )));
+
+    /// Whether anything was asked before the batch before; the same on all ranks.
+    fn any(&mut self, world: &dyn Communicator) -> Result<bool, RankError> {
+        let Some(stopper) = self.stopper else { return Ok(false) };
+        let mine = std::mem::take(&mut self.untold).max(stopper.hear());
+        let before = self.told.replace(world.exchange(mine.to_bytes().to_vec()));
+        self.hear(before)?;
+        Ok(self.wish > Wish::GoOn)
     }
-    Ok(Some(all as f64 / micro_batches as f64))
+
+    /// Hears what was told last.
+    fn settle(&mut self) -> Result<(), RankError> {
+        let last = self.told.take();
+        self.hear(last)
+    }
+
+    fn hear(&mut self, told: Option<Pending<AllBytes>>) -> Result<(), RankError> {
+        let Some(told) = told else { return Ok(()) };
+        for bytes in told.wait()?.iter() {
+            let wish = bytes.as_slice().try_into().map_or(Wish::GoOn, Wish::from_bytes);
+            self.wish = self.wish.max(wish);
+        }
+        Ok(())
+    }
 }
 
 /// A rank's part of every evaluation of a run.
@@ -206,17 +254,22 @@ impl Evaluator {
     }
 
     /// Measures the loss of the weights as they are after `step`; the same on all ranks, which all
-    /// call it.
+    /// call it. None where it was left since something was `asked` of the run meanwhile.
     pub(crate) fn run(
         &mut self,
         groups: &Groups,
         executor: &mut Executor<ModelWorker>,
         step: u64,
-    ) -> Result<Evaluation, RankError> {
+        asked: &mut Asked,
+    ) -> Result<Option<Evaluation>, RankError> {
         let start = Instant::now();
         let (first, in_all) = self.place;
         let (mut mine, mut gathers, mut sent) = (Vec::new(), 0u64, 0u64);
         for batch in 0..self.set.batches {
+            if asked.any(&*groups.world)? {
+                asked.settle()?;
+                return Ok(None);
+            }
             executor.worker.evaluate(Some((self.tokens.clone(), batch)));
             let record = executor.run_program(self.program.clone(), step);
             let losses = executor.worker.take_losses();
@@ -231,6 +284,7 @@ impl Evaluator {
                 mine.extend(loss.to_le_bytes());
             }
         }
+        asked.settle()?;
         let counts = [gathers.to_le_bytes(), sent.to_le_bytes()].concat();
         let all = groups.world.exchange([counts, mine].concat()).wait()?;
         let (mut all_gathers, mut comm_bytes, mut losses) = (0, 0, Vec::new());
@@ -253,7 +307,7 @@ impl Evaluator {
             Some(plateau) => plateau.since += 1,
             None => {}
         }
-        Ok(evaluation)
+        Ok(Some(evaluation))
     }
 
     /// How the losses have gone so far; nothing before the first that is finite.

@@ -39,7 +39,7 @@ use crate::run::evaluation::{EvaluationSet, Evaluator};
 use crate::run::layers::{self, Watched};
 use crate::run::processes;
 use crate::run::stop::{Stopper, Wish};
-use crate::run::tokens;
+use crate::run::tokens::{self, Scored};
 use crate::run::training::Training;
 use crate::world::hello::Roster;
 
@@ -176,6 +176,9 @@ pub(crate) enum News {
 #[derive(Serialize, Deserialize)]
 pub(crate) struct RankStep {
     losses: Vec<MicroBatchLoss>,
+    /// Scored tokens of the whole step, where not all are and the rank has a head.
+    #[serde(default)]
+    pub(crate) scored: Option<u64>,
     /// By rank 0's clock.
     pub(crate) computed: Computed,
     all_gathers: u64,
@@ -290,12 +293,13 @@ pub(crate) fn run_rank(
     let copies = shared.blueprint.schedule().first_copies();
     let groups = Groups::with_copies(world, shared.blueprint.mesh, &copies)?;
     let meter = Meter::new();
-    let (mut executor, resumed) = build_executor(shared, &device, &groups, &meter)?;
+    let scored = Scored::default();
+    let (mut executor, resumed) = build_executor(shared, &device, &groups, &meter, &scored)?;
     if shared.export == Export::Gradients {
         executor.worker.capture_gradients();
     }
     let evaluator = evaluator(shared, &device, &groups, resumed.as_ref())?;
-    let around = (&groups, &*meter);
+    let around = (&groups, &*meter, scored);
     let mut training = Training::new(shared, around, executor, evaluator, &roster, report)?;
     training.run(resumed)?;
     training.finish()
@@ -326,6 +330,7 @@ fn build_executor(
     device: &Device,
     groups: &Groups,
     meter: &Arc<Meter>,
+    scored: &Scored,
 ) -> Result<(Executor<ModelWorker>, Option<Resumed>), RankError> {
     let bp = &shared.blueprint;
     let config = &bp.config;
@@ -370,7 +375,16 @@ fn build_executor(
         recompute_full: recomputed.whole,
         recompute_attention: recomputed.attention,
     };
-    let tokens = tokens::training(shared, device, groups);
+    let sampler = match &resumed {
+        Some(Resumed { step, position, .. }) => {
+            shared.data.1.clone().going_on(*step, position.clone())
+        }
+        None => shared.data.1.clone(),
+    };
+    for saver in shared.saver.iter().chain(&shared.copier) {
+        saver.goes_on(sampler.clone());
+    }
+    let tokens = tokens::training(shared, device, groups, sampler, scored);
     let worker = ModelWorker::new(worker_options, tokens, parts, sharded, optimizer, meter.clone());
     let executor = Executor::new(
         schedule,
@@ -429,6 +443,7 @@ pub(crate) fn summarise(
     };
     RankStep {
         losses: losses.into_iter().map(loss).collect(),
+        scored: None,
         computed: Computed::of(&record.spans).unwrap_or_default(),
         all_gathers: count(|a| matches!(a, Action::AllGather { .. })),
         reduce_scatters: count(|a| matches!(a, Action::ReduceScatter { .. })),
@@ -474,6 +489,7 @@ pub(crate) fn step_metrics(
         grad_norm: outcome.grad_norm,
         lr: outcome.lr,
         tokens,
+        scored_tokens: ranks.iter().filter_map(|r| r.scored).max(),
         tokens_per_s,
         step_s,
         flops_util: best.utilisation(tokens_per_s * bp.plan.flops_per_token),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tracing::{Span, debug_span, dispatcher};
 use zeropp_comm::{CommError, Communicator};
 use zeropp_core::threads::{REFUSED_HELP, start_as};
-use zeropp_pipeline::executor::StatusBoard;
+use zeropp_pipeline::executor::{ExecutorError, StatusBoard, StepError};
 use zeropp_pipeline::flight::EndKind;
 
 use crate::Error;
@@ -198,6 +198,9 @@ pub(crate) fn culprit(failures: Vec<RankFailure>, around: &Around) -> Option<Err
         Failure::Panic(text) => text,
         Failure::Rank(RankError::Resume(e)) => return Some(e.into()),
         Failure::Rank(RankError::Program(text)) => return Some(Error::Program(text)),
+        Failure::Rank(RankError::Step(ExecutorError { source: StepError::Data(e), .. })) => {
+            return Some(e.into());
+        }
         Failure::Rank(e) => explain(&e, around),
     };
     Some(Error::Rank { rank, message })

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use parking_lot::Mutex;
 use zeropp_comm::groups::Groups;
-use zeropp_core::data::{DataError, Sample};
+use zeropp_core::data::{DataError, Sample, Sampler};
 use zeropp_core::split::{Documents, Dropout, NOT_SCORED};
 use zeropp_pipeline::executor::TokenSource;
 
@@ -18,20 +18,39 @@ use crate::run::rank::Shared;
 /// Finds a sample by its step, as the executor counts, and its place in the step's batch.
 type Find = Arc<dyn Fn(u64, usize) -> Result<Sample, DataError> + Send + Sync>;
 
-/// The samples of this rank's steps.
-pub(crate) fn training(shared: &Shared, device: &Device, groups: &Groups) -> TokenSource {
+/// How many tokens of a step are scored, of all ranks together, where not all are: known to ranks
+/// with the head, once they have computed on it.
+#[derive(Clone, Default)]
+pub(crate) struct Scored(Arc<Mutex<Option<(u64, u64)>>>);
+
+impl Scored {
+    /// Those of `step`, if they were counted.
+    pub(crate) fn of(&self, step: u64) -> Option<u64> {
+        self.0.lock().filter(|(of, _)| *of == step).map(|(_, scored)| scored)
+    }
+}
+
+/// The samples of this rank's steps, from where `sampler` begins; `scored` hears how many of their
+/// tokens are scored.
+pub(crate) fn training(
+    shared: &Shared,
+    device: &Device,
+    groups: &Groups,
+    sampler: Sampler,
+    scored: &Scored,
+) -> TokenSource {
     let bp = &shared.blueprint;
     let (data, own) = (shared.data.clone(), bp.own.data.clone());
     let (seq, hidden) = (bp.config.seq, bp.config.hidden_of_samples());
     let per_step = bp.config.samples_per_step();
+    let masks = sampler.masks(&shared.data.0);
     let find: Find = match own {
         Some(own) => Arc::new(move |step, index| {
-            let n = (step - 1) * per_step as u64 + index as u64;
+            let n = u64::try_from(sampler.number(step - 1, index)).unwrap_or(u64::MAX);
             samples::sample(&*own, n, seq, hidden)
         }),
-        None => Arc::new(move |step, index| data.1.masked(&data.0, step - 1, index)),
+        None => Arc::new(move |step, index| sampler.masked(&data.0, step - 1, index)),
     };
-    let (data, sampler) = (&shared.data.0, &shared.data.1);
     let mut source = source(bp, device, groups, find.clone());
     if bp.config.dropout > 0.0 {
         let (p, seed) = (bp.config.dropout, bp.config.seed);
@@ -40,22 +59,21 @@ pub(crate) fn training(shared: &Shared, device: &Device, groups: &Groups) -> Tok
             Ok(Dropout { p, seed, step, sample: first + micro_batch * size })
         }));
     }
-    if sampler.masks(data) {
+    if masks {
         let micro_batches = per_step / bp.config.micro_batch_size;
-        let last = Mutex::new(None);
+        let last = scored.0.clone();
         source.scored = Some(Arc::new(move |step| {
             let mut last = last.lock();
-            if let Some((_, scored)) = last.filter(|(of, _)| *of == step) {
-                return Ok(scored);
-            }
-            let mut all = 0;
-            for index in 0..per_step {
-                all += find(step, index)?.scored();
-            }
+            let all = match last.filter(|(of, _)| *of == step) {
+                Some((_, all)) => all,
+                None => {
+                    let scored = |index| find(step, index).map(|sample| sample.scored() as u64);
+                    (0..per_step).map(scored).sum::<Result<u64, DataError>>()?
+                }
+            };
+            *last = Some((step, all));
             // Of a step without a scored token the loss is 0, and so is its gradient.
-            let scored = all.max(1) as f64 / micro_batches as f64;
-            *last = Some((step, scored));
-            Ok(scored)
+            Ok(all.max(1) as f64 / micro_batches as f64)
         }));
     }
     source
@@ -69,10 +87,8 @@ pub(crate) fn evaluation(
     set: &Arc<EvaluationSet>,
 ) -> TokenSource {
     let samples = set.clone();
-    let find = move |batch: u64, index: usize| {
-        let (data, sampler) = &samples.data;
-        sampler.masked(data, batch, index)
-    };
+    let per_batch = shared.blueprint.config.samples_per_step();
+    let find = move |batch: u64, index: usize| samples.sample(batch as usize * per_batch + index);
     let mut source = source(&shared.blueprint, device, groups, Arc::new(find));
     if let Some(scored) = set.scored {
         source.scored = Some(Arc::new(move |_| Ok(scored)));

@@ -17,8 +17,8 @@ pub(crate) struct Totals {
     steps: u64,
     /// Units of all ranks together.
     units: u64,
-    first_loss: f64,
-    last_loss: f64,
+    /// Those of the first and the last step of which a token was scored.
+    losses: Option<(f64, f64)>,
     all_gathers: u64,
     reduce_scatters: u64,
     peak: MemoryBytes,
@@ -39,10 +39,9 @@ impl Totals {
     /// Adds the next step, in which all ranks together did so many units.
     pub(crate) fn add(&mut self, step: &StepMetrics, units: usize) {
         self.units += units as u64;
-        if self.steps == 0 {
-            self.first_loss = step.loss;
+        if let Some(loss) = step.measured_loss() {
+            self.losses.get_or_insert((loss, loss)).1 = loss;
         }
-        self.last_loss = step.loss;
         if let Some(eval) = step.eval {
             self.last_eval = Some((step.step, eval));
             if self.best_eval.is_none_or(|(_, best)| eval.loss < best.loss) {
@@ -85,6 +84,11 @@ impl Totals {
         self.steps
     }
 
+    /// Whether there were steps, and none of them had a token that was scored.
+    pub(crate) fn scored_nothing(&self) -> bool {
+        self.steps > 0 && self.losses.is_none()
+    }
+
     /// What the steps say of a summary.
     pub(crate) fn summary(&self) -> Summary {
         let median = |figure: usize| {
@@ -93,11 +97,11 @@ impl Totals {
             values.get(values.len() / 2).copied().unwrap_or(0.0)
         };
         let per_unit = |n: u64| n as f64 / self.units.max(1) as f64;
-        let or_none = |loss: f64| if self.steps == 0 { f64::NAN } else { loss };
+        let (first_loss, last_loss) = self.losses.unwrap_or((f64::NAN, f64::NAN));
         Summary {
             steps: self.steps,
-            first_loss: or_none(self.first_loss),
-            last_loss: or_none(self.last_loss),
+            first_loss,
+            last_loss,
             tokens_per_s: median(0),
             flops_util: median(1),
             bubble: median(2),
@@ -153,6 +157,21 @@ mod tests {
         assert_eq!((seven.tokens_per_s, seven.bubble_step), (5.0, -4.0), "of 2 to 7, as sorted");
         assert_eq!((seven.all_gathers_per_unit, seven.reduce_scatters_per_unit), (3.0, 2.0));
         assert_eq!(seven.peak_bytes.activation, 999);
+    }
+
+    /// Before, such a step entered as a loss of 0.
+    #[test]
+    fn a_step_without_scored_tokens_has_no_loss() {
+        let of = |loss: f64, scored_tokens| StepMetrics { loss, scored_tokens, ..step(1) };
+        let mut totals = Totals::default();
+        totals.add(&of(0.0, Some(0)), 2);
+        assert!(totals.scored_nothing() && totals.summary().last_loss.is_nan());
+        for (loss, scored) in [(5.0, Some(3)), (4.0, None), (0.0, Some(0))] {
+            totals.add(&of(loss, scored), 2);
+        }
+        let summary = totals.summary();
+        assert_eq!((summary.first_loss, summary.last_loss, summary.steps), (5.0, 4.0, 4));
+        assert!(!totals.scored_nothing());
     }
 
     /// Before, every step's record was kept: 27 MiB after 159 000 of them.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use tracing::debug_span;
+use tracing::{debug_span, warn};
 use zeropp_checkpoint::pace::{Begin, Pace, StepEnd};
 use zeropp_comm::groups::Groups;
 use zeropp_core::meter::Meter;
@@ -21,13 +21,14 @@ use crate::plan::peak::Best;
 use crate::run::behind::{Behind, Note, ToldSteps};
 use crate::run::collect;
 use crate::run::diagnose::{Skipped, diagnose};
-use crate::run::evaluation::Evaluator;
+use crate::run::evaluation::{Asked, Evaluator};
 use crate::run::layers;
 use crate::run::rank::{
     Export, News, RankEnd, RankResult, RankStep, Ready, Shared, StageTimes, step_metrics, summarise,
 };
 use crate::run::saving::Saving;
 use crate::run::stop::Wish;
+use crate::run::tokens::Scored;
 use crate::world::clocks::Clock;
 use crate::world::hello::Roster;
 
@@ -36,6 +37,8 @@ pub(crate) struct Training<'a, R> {
     shared: &'a Shared,
     groups: &'a Groups,
     meter: &'a Meter,
+    /// Scored tokens of the step under way.
+    scored: Scored,
     executor: Executor<ModelWorker>,
     evaluator: Option<Evaluator>,
     /// What the steps' rates are held against.
@@ -91,7 +94,7 @@ struct Told {
 impl<'a, R: FnMut(News)> Training<'a, R> {
     pub(crate) fn new(
         shared: &'a Shared,
-        (groups, meter): (&'a Groups, &'a Meter),
+        (groups, meter, scored): (&'a Groups, &'a Meter, Scored),
         executor: Executor<ModelWorker>,
         evaluator: Option<Evaluator>,
         roster: &Roster,
@@ -115,6 +118,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             shared,
             groups,
             meter,
+            scored,
             executor,
             evaluator,
             best: Best::new(roster.peak_flops()),
@@ -155,8 +159,10 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         self.await_begin()?;
         if shared.export == Export::Evaluation {
             let evaluator = self.evaluator.as_mut().expect("asked for where there is one");
-            let evaluation = evaluator.run(self.groups, &mut self.executor, self.done)?;
-            self.tell(News::Evaluated(evaluation));
+            let mut asked = Asked::of(None, Wish::GoOn);
+            let evaluation =
+                evaluator.run(self.groups, &mut self.executor, self.done, &mut asked)?;
+            self.tell(News::Evaluated(evaluation.expect("nothing is asked of it")));
             return Ok(());
         }
         let last = match shared.export {
@@ -202,14 +208,24 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         Ok(())
     }
 
-    /// The validation loss after `step`, where it is due.
-    fn evaluate(&mut self, step: u64) -> Result<Option<Evaluation>, RankError> {
+    /// The validation loss after `step`, where it is due and comes to its end before anything is
+    /// asked of the run; `wish` is what this rank knows of that, and hears more.
+    fn evaluate(&mut self, step: u64, wish: &mut Wish) -> Result<Option<Evaluation>, RankError> {
         let due = self.evaluates_after(step);
         let Some(evaluator) = self.evaluator.as_mut().filter(|_| due) else { return Ok(None) };
         if self.shared.export == Export::Gradients {
             return Ok(None);
         }
-        let evaluation = evaluator.run(self.groups, &mut self.executor, step)?;
+        let mut asked = Asked::of(Some(&self.shared.stopper), *wish);
+        let evaluation = evaluator.run(self.groups, &mut self.executor, step, &mut asked)?;
+        *wish = (*wish).max(asked.wish);
+        let Some(evaluation) = evaluation else {
+            if self.groups.world.rank() == 0 {
+                let what = if asked.wish == Wish::Save { "save" } else { "end" };
+                warn!("the validation after step {step} was left, as the run was asked to {what}");
+            }
+            return Ok(None);
+        };
         for saver in self.shared.saver.iter().chain(&self.shared.copier) {
             saver.evaluated(step, &evaluation, evaluator.plateau());
         }
@@ -264,6 +280,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         }
         let mut record = self.executor.run_step(step).map_err(RankError::Step)?;
         let mut mine = self.figures(&record);
+        mine.scored = self.scored.of(step);
         if self.shared.traces(step, self.done) {
             self.spans.append(&mut record.spans);
         }
@@ -420,7 +437,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             news = Some(self.metrics((step, seconds), record, records)?);
         }
         // What it takes is no part of the step.
-        let eval = self.evaluate(step)?;
+        let eval = self.evaluate(step, &mut wish)?;
         if eval.is_some() && self.out_of_patience().is_some() {
             wish = wish.max(Wish::Stop(0));
         }

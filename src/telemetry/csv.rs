@@ -56,6 +56,8 @@ const COLUMNS: &[&str] = &[
     "peak_bytes.rollback",
     "rolled_back",
     "redone_s",
+    "scored_tokens",
+    "eval.scored_tokens",
 ];
 
 /// A file of rows.
@@ -151,10 +153,15 @@ mod tests {
 
     /// A step that has all there is.
     fn full(step: u64) -> StepMetrics {
-        let eval = Evaluation { bits_per_byte: Some(1.5), ..Evaluation::default() };
+        let eval = Evaluation {
+            bits_per_byte: Some(1.5),
+            scored_tokens: Some(1),
+            ..Evaluation::default()
+        };
         StepMetrics {
             step,
             loss: 0.1 + 0.2,
+            scored_tokens: Some(1),
             optimizer_gathers: 1,
             save_blocked_s: 1.0,
             eval: Some(eval),

@@ -30,6 +30,7 @@ struct Shown {
     layers: Vec<LayerMetrics>,
     steps: u64,
     tokens: u64,
+    scored: u64,
     skipped: u64,
     rollbacks: u64,
     save_blocked_s: f64,
@@ -70,6 +71,7 @@ impl Prometheus {
         let mut shown = self.shown.lock();
         shown.steps += 1;
         shown.tokens += step.tokens;
+        shown.scored += step.scored_tokens.unwrap_or(step.tokens);
         shown.skipped += u64::from(step.skipped);
         shown.rollbacks += u64::from(step.rolled_back);
         shown.save_blocked_s += step.save_blocked_s;
@@ -123,6 +125,7 @@ fn text(shown: &Shown) -> String {
     };
     tell("steps_total", "counter", "Steps done by this process.", shown.steps as f64);
     tell("tokens_total", "counter", "Tokens trained on by this process.", shown.tokens as f64);
+    tell("scored_tokens_total", "counter", "Those that were scored.", shown.scored as f64);
     tell(
         "skipped_steps_total",
         "counter",
@@ -148,7 +151,7 @@ fn text(shown: &Shown) -> String {
     for (name, about, value) in [
         ("step", "Last step of the run.", m.step as f64),
         ("last_step_timestamp_seconds", "When it was done.", m.wall_time),
-        ("loss", "Its loss, in nats a token.", m.loss),
+        ("loss", "Its loss, in nats a token.", m.measured_loss().unwrap_or(f64::NAN)),
         ("grad_norm", "Its global gradient norm.", m.grad_norm),
         ("learning_rate", "Its learning rate.", m.lr),
         ("tokens_per_second", "Its tokens per second.", m.tokens_per_s),

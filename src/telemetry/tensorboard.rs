@@ -119,7 +119,6 @@ fn scalars(m: &StepMetrics) -> Vec<(String, f64)> {
 
 fn of_step(m: &StepMetrics) -> Vec<(&'static str, f64)> {
     let mut all = vec![
-        ("loss/train", m.loss),
         ("train/grad_norm", m.grad_norm),
         ("train/lr", m.lr),
         ("train/skipped", f64::from(u8::from(m.skipped))),
@@ -133,6 +132,8 @@ fn of_step(m: &StepMetrics) -> Vec<(&'static str, f64)> {
         ("memory/activation_bytes", m.peak_bytes.activation as f64),
         ("comm/bytes", m.comm_bytes as f64),
     ];
+    all.extend(m.measured_loss().map(|loss| ("loss/train", loss)));
+    all.extend(m.scored_tokens.map(|scored| ("train/scored_tokens", scored as f64)));
     if let Some(eval) = m.eval {
         all.extend([("loss/validation", eval.loss), ("eval/perplexity", eval.perplexity)]);
         all.extend(eval.bits_per_byte.map(|bits| ("eval/bits_per_byte", bits)));

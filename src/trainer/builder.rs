@@ -97,6 +97,13 @@ impl TrainerBuilder {
             &data,
             Owns { samples: own.data.is_some(), loss: loss.is_some() },
         )?;
+        if own.data.is_none() {
+            if config.eval_part.is_none() {
+                data.require_scored(config.hidden_of_samples())?;
+            }
+            notes.extend(data.beside(config.loss_mask));
+        }
+        let own = Own { masks_nothing: loss.is_some(), ..own };
         let model = match loss {
             Some(loss) => with_loss(model, &loss),
             None => model,

@@ -32,6 +32,7 @@ impl Health {
     }
 
     fn remark(&mut self, m: &StepMetrics) -> Option<String> {
+        m.measured_loss()?;
         if m.skipped || !m.loss.is_finite() {
             return (!std::mem::replace(&mut self.told_skip, true)).then(|| {
                 format!(

@@ -120,6 +120,7 @@ impl Trainer {
         let evaluation = EvaluationSet::new(&blueprint, trained_on)?.map(Arc::new);
         if let Some(set) = &evaluation {
             blueprint.plan.evaluation = evaluation::plan(&blueprint, set.batches, set.tokens);
+            blueprint.plan.notes.extend(notes_of_evaluation(&config, set));
         }
         let blueprint = Arc::new(blueprint);
         let sampler = blueprint.config.sampler();
@@ -384,6 +385,14 @@ fn assemble(bp: &Blueprint, results: Vec<RankResult>, pieces: usize) -> Weights 
         }
     }
     weights
+}
+
+/// What there is to say of data that is only measured on.
+fn notes_of_evaluation(config: &Config, set: &EvaluationSet) -> Vec<String> {
+    let data = set.pass.data();
+    let own = config.eval_data.is_some() && config.eval_data != config.data;
+    let notes = data.doubt().into_iter().chain(data.beside(config.loss_mask)).filter(|_| own);
+    notes.map(|note| note.replacen("data =", "eval-data =", 1)).collect()
 }
 
 /// Text as bytes for a model whose weights know it as other tokens is hardly what anyone wants.

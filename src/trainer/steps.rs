@@ -6,6 +6,7 @@ use std::time::Instant;
 use tracing::{Span, error, info_span, warn};
 use zeropp_checkpoint::under_way::Completing;
 use zeropp_comm::Communicator;
+use zeropp_core::data::DataError;
 use zeropp_core::device::Devices;
 use zeropp_core::metrics::{Evaluation, RunHeader, StepMetrics, Summary};
 use zeropp_pipeline::flight::EndKind;
@@ -436,6 +437,10 @@ impl<'a> Steps<'a> {
             let newest = ends.saved.or(resumed).and_then(path).filter(|path| path.exists());
             return Err(diverged.into_error(config.max_skipped, newest));
         }
+        if self.totals.scored_nothing() {
+            let (origin, why) = (self.trainer.data.0.origin().to_owned(), NOTHING_SCORED);
+            return Err(DataError::NothingScored { origin, why }.into());
+        }
         let results = ends.results;
         let total_s = self.begin.elapsed().as_secs_f64();
         let totals = |saver: &Option<Arc<Saver>>| {
@@ -492,6 +497,10 @@ impl<'a> Steps<'a> {
         }
     }
 }
+
+/// What may help where no step of a run had a token that was scored.
+const NOTHING_SCORED: &str = "no step of the run had one; use data with more tokens that the \
+    settings document-mask and loss-mask leave, or a larger global-batch";
 
 /// Whether it is a run whose steps are written, and not a question to a model.
 fn is_watched(export: Export) -> bool {

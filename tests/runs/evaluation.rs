@@ -109,7 +109,9 @@ fn the_same_weights_have_the_same_loss_on_any_mesh() {
 #[test]
 fn it_is_the_loss_of_a_stock_forward_of_the_same_samples() {
     let dir = tempfile::tempdir().unwrap();
-    let text = text_file(&dir, 4000);
+    let text = text_file(&dir, 4010);
+    let bytes = std::fs::read(&text).unwrap()[..4010].to_vec();
+    std::fs::write(&text, &bytes).unwrap();
     let base = Config {
         layers: 4,
         hidden: 32,
@@ -119,11 +121,11 @@ fn it_is_the_loss_of_a_stock_forward_of_the_same_samples() {
         tied: true,
         ..validated(&text)
     };
-    let bytes = std::fs::read(&text).unwrap();
     let kept = Dataset::from_bytes(bytes[bytes.len() * 9 / 10..].to_vec());
     let sampler = Sampler::new(0, Order::Sequential, base.seq, 1);
-    // All of it: 25 samples and a rest, of which a micro-batch of two takes 24.
-    let all = kept.samples(base.seq) / 2 * 2;
+    // All of it: 25 samples, of which the last has a micro-batch of two for itself.
+    let all = kept.samples(base.seq);
+    assert_eq!((all, kept.len()), (25, 25 * base.seq + 1));
     for (eval_steps, samples) in [(0, all), (1, 12), (1000, all)] {
         let (mut ids, mut targets) = (Vec::new(), Vec::new());
         for i in 0..samples {
@@ -152,6 +154,71 @@ fn it_is_the_loss_of_a_stock_forward_of_the_same_samples() {
             assert_eq!(ours.tokens as usize, samples * base.seq);
         }
     }
+}
+
+/// Before, what filled no micro-batch was left out, and so was the tail shorter than a sample.
+#[test]
+fn every_token_is_scored_whatever_the_size_of_a_micro_batch() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = text_file(&dir, 4000);
+    let kept = dir.path().join("kept");
+    // Nine samples of 8 tokens and a tail of 5.
+    std::fs::write(&kept, (0..78u32).map(|i| (i * 7919 % 251) as u8).collect::<Vec<_>>()).unwrap();
+    let of = |micro_batch_size, pp, eval_steps| {
+        let base = validated(&text);
+        let eval_data = Some(kept.clone());
+        evaluated(Config { split: None, eval_data, micro_batch_size, pp, eval_steps, ..base })
+    };
+    let one = of(1, 1, 0);
+    assert_eq!((one.tokens, one.scored_tokens), (77, None));
+    for (size, pp) in [(2, 1), (3, 2), (4, 1), (16, 2)] {
+        let other = of(size, pp, 0);
+        assert_eq!((other.tokens, other.scored_tokens), (77, None), "{size}");
+        let apart = (other.loss - one.loss).abs() / one.loss;
+        assert!(apart <= 1e-6, "{size}: {} and {}", other.loss, one.loss);
+        assert_eq!(of(size, 3 - pp, 0).loss.to_bits(), other.loss.to_bits(), "on any mesh");
+    }
+    // The tail counts as much as it has tokens.
+    let whole = of(1, 1, 1);
+    assert!(whole.tokens < 77 && whole.loss.to_bits() != one.loss.to_bits());
+}
+
+/// Before, a wish to save or to end waited for the end of a validation, however long.
+#[test]
+fn a_wish_to_save_or_to_end_does_not_wait_for_a_validation() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = text_file(&dir, 4000);
+    let large = dir.path().join("large");
+    std::fs::write(&large, vec![b'x'; 4_000_000]).unwrap();
+    let saved = dir.path().join("saved");
+    let config = Config {
+        pp: 2,
+        split: None,
+        eval_data: Some(large),
+        eval_every: 2,
+        eval_steps: 0,
+        save: Some(saved.clone()),
+        ..validated(&text)
+    };
+    let trainer = Trainer::new(config).unwrap();
+    let mut seen = Vec::new();
+    let summary = trainer.train(|step: &StepMetrics| {
+        seen.push((step.step, step.eval.is_some()));
+        let (stopper, at) = (trainer.stopper(), step.step);
+        // Once the next validation, which would take minutes, is under way.
+        std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            match at {
+                1 => stopper.save(),
+                3 => stopper.stop(),
+                _ => {}
+            }
+        });
+    });
+    let stopped = summary.unwrap().stopped.unwrap();
+    assert_eq!((stopped.step, stopped.no_lower), (4, None));
+    assert_eq!(seen, [(1, false), (2, false), (3, false), (4, false)]);
+    assert_eq!(Store::new(&saved).steps().unwrap(), [2, 4], "saved without waiting");
 }
 
 #[test]
@@ -295,8 +362,6 @@ fn what_cannot_be_measured_is_refused_before_the_run() {
     let never = Config { keep_best: true, eval_every: 0, ..base.clone() };
     refused(never, &["keep-best = true: eval-every is 0"]);
     let short = Config { eval_data: Some(short), ..none.clone() };
-    let three = Config { micro_batch_size: 3, ..short.clone() };
-    refused(three, &["eval-data = ", "1 samples of seq = 8 are less than a micro-batch of 3"]);
     refused(Config { seq: 64, ..short }, &["eval-data = ", "10 tokens are too short"]);
     let nowhere = Config { eval_data: Some(dir.path().join("none")), ..none };
     refused(nowhere, &["eval-data = ", "cannot be read"]);

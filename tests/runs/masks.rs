@@ -205,6 +205,39 @@ fn masks_that_complete_each_other_make_the_whole() {
     }
 }
 
+/// Before, such data trained to a loss of 0, and a step without a scored token was a loss of 0.
+#[test]
+fn data_without_a_scored_token_is_refused_and_metrics_count_what_is_scored() {
+    let dir = tempfile::tempdir().unwrap();
+    let ids: Vec<u16> = (0..200u16).map(|i| i * 7 % 64).collect();
+    let of = |marked: &dyn Fn(usize) -> bool| Config {
+        data: Some(masked(dir.path(), &ids, marked)),
+        layers: 2,
+        seq: 9,
+        vocab: Some(64),
+        tokenizer: Tokenizer::U16,
+        order: Order::Sequential,
+        steps: 2,
+        pp: 2,
+        micro_batches: Some(4),
+        unit: Some(4),
+        ..tiny()
+    };
+    let error = Trainer::new(of(&|_| false)).err().unwrap();
+    assert!(error.is_bad_input());
+    let error = error.to_string();
+    let said = "none of its tokens is scored: its .mask marks none that may be";
+    assert!(error.contains(said) && error.contains("set loss-mask = false"), "{error}");
+    // Tokens 1 to 36 are the first step's targets, 37 to 72 the second's.
+    let trained = crate::common::run(of(&|i| (5..15).contains(&i)));
+    let scored: Vec<_> = trained.steps.iter().map(|step| step.scored_tokens).collect();
+    assert_eq!(scored, [Some(10), Some(0)]);
+    let [first, second] = [&trained.steps[0], &trained.steps[1]];
+    assert_eq!((first.tokens, first.measured_loss()), (36, Some(first.loss)));
+    assert_eq!((second.measured_loss(), second.grad_norm), (None, 0.0));
+    assert_eq!(trained.summary.last_loss.to_bits(), first.loss.to_bits());
+}
+
 #[test]
 fn what_nobody_knows_the_documents_of_is_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -11,6 +11,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use crate::common::heard::{hear, warnings};
 use crate::common::{Run, assert_same_bits, await_checkpoint, run, run_saving_all, tiny};
 use zeropp::config::{Decay, Resume};
+use zeropp::data::Position;
 use zeropp::{Config, Trainer};
 
 /// What a run ends with that must not take a step.
@@ -242,4 +243,72 @@ fn ranks_that_are_not_let_begin_train_nothing_and_save_nothing() {
     }
     fs::write(&metrics, &rows).unwrap();
     assert_eq!(Trainer::new(config(3, 2)).unwrap().train(|_| ()).unwrap().steps, 1);
+}
+
+/// Before, the place was worked out as steps times today's batch: some samples came twice.
+#[test]
+fn a_resumed_run_with_another_batch_reads_on_where_the_checkpoint_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    fs::write(&data, (0..8 * 48 + 1).map(|i| (i % 251) as u8).collect::<Vec<u8>>()).unwrap();
+    let folder = dir.path().join("ckpt");
+    let of = |steps, batch: usize, (seq, zero3), resume| Config {
+        layers: 2,
+        data: Some(data.clone()),
+        order: zeropp::config::Order::Epochs,
+        steps,
+        seq,
+        zero3,
+        global_batch: Some(batch.to_string()),
+        micro_batches: None,
+        unit: None,
+        save: Some(folder.clone()),
+        keep: 9,
+        resume,
+        // Without learned positions, any length of samples will do.
+        model: "llama".into(),
+        activation: zeropp::config::Activation::Swiglu,
+        ..tiny()
+    };
+    let position = |step| {
+        let checkpoint = zeropp_zero3::checkpoint::Store::new(&folder).open(step).unwrap();
+        checkpoint.manifest().position.clone().unwrap()
+    };
+    run(of(3, 8, (8, 1), Resume::No));
+    assert_eq!(position(3), Position::after(24, 8));
+    run(of(5, 4, (8, 2), Resume::Must));
+    assert_eq!(position(5), Position::after(32, 8));
+    // 16 of the epoch's 48 samples are left, and cannot be cut into others of 6 tokens.
+    let error = refusal(of(6, 4, (6, 1), Resume::Must));
+    let middle = format!("of {}: 16 of its samples of 8 tokens are left", data.display());
+    assert!(error.starts_with("seq = 6: ") && error.contains(&middle), "{error}");
+    assert!(error.contains("use seq = 8 or a divisor of it"), "{error}");
+    run(of(6, 4, (4, 1), Resume::Must));
+    assert_eq!(position(6), Position::after(32, 8).and(4, 4));
+}
+
+#[test]
+fn a_resumed_run_says_in_numbers_what_becomes_of_the_learning_rate() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("ckpt");
+    let of = |steps, resume| Config {
+        layers: 2,
+        steps,
+        lr: 1e-3,
+        min_lr: Some(1e-4),
+        warmup: Some(2),
+        decay: Decay::Linear,
+        save: Some(folder.clone()),
+        resume,
+        ..tiny()
+    };
+    run(of(4, Resume::No));
+    let changed = |steps| {
+        let trainer = Trainer::new(of(steps, Resume::Must)).unwrap();
+        trainer.resumed().unwrap().changed.clone()
+    };
+    assert_eq!(changed(4), [""; 0]);
+    let said = changed(8);
+    let rate = "learning rate at step 4: 1.00e-4 -> 7.00e-4, since steps = 8 (was 4)";
+    assert_eq!(said, ["steps = 8 (was 4)", rate]);
 }

@@ -294,3 +294,45 @@ fn an_emulated_run_deals_as_unevenly_and_is_predicted() {
     let measured = report.median().makespan_ns as f64 / 30e6;
     assert!(measured >= 0.99, "{measured}");
 }
+
+/// Before, another kind dealt the batch otherwise, and the last bits of sums changed.
+#[test]
+fn a_resumed_run_keeps_the_deal_of_its_checkpoint_on_any_kind_that_can() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |schedule: &str, steps, folder: &str, resume| Config {
+        layers: 6,
+        pp: 3,
+        schedule: schedule.into(),
+        virtual_stages: Some(if schedule == "gpipe" { 1 } else { 2 }),
+        unit: None,
+        steps,
+        lr: 3e-3,
+        min_lr: Some(3e-3),
+        decay: zeropp::config::Decay::Constant,
+        save: Some(dir.path().join(folder)),
+        save_every: 2,
+        keep: 9,
+        resume,
+        ..dealt(15, 2)
+    };
+    let dealt = |config: Config| Trainer::new(config).unwrap().plan().micro_batches.clone();
+    let whole = run_saving_all(of("interleaved", 4, "whole", Resume::No));
+    run_saving_all(of("interleaved", 2, "parts", Resume::No));
+    let rest = of("gpipe", 4, "parts", Resume::Must);
+    assert_eq!(
+        dealt(Config { resume: Resume::No, save: None, save_every: 0, ..rest.clone() }),
+        [8, 7]
+    );
+    assert_eq!(dealt(rest.clone()), [9, 6], "as it was saved");
+    let rest = run(rest);
+    let Run { summary, weights, .. } = whole;
+    let half = Run { steps: whole.steps[2..].to_vec(), summary, weights };
+    assert_same_bits(&half, &rest, "on another kind");
+
+    run_saving_all(of("gpipe", 2, "other", Resume::No));
+    let error = Trainer::new(of("interleaved", 4, "other", Resume::Must)).err().unwrap();
+    assert!(error.is_bad_input());
+    let error = error.to_string();
+    let kept = "gives the replicas 8, 7 micro-batches a rank, as the checkpoint was dealt";
+    assert!(error.contains(kept), "{error}");
+}

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use parking_lot::Mutex;
-use zeropp_data::tokens::Fingerprint;
+use zeropp_data::tokens::{Fingerprint, Position};
 
 use crate::error::{Checked, CheckpointError};
 use crate::manifest::{Base, Manifest};
@@ -22,6 +22,10 @@ pub struct About {
     pub data: Option<Fingerprint>,
     /// What its parameters that do not train are of, where there are some.
     pub base: Option<Base>,
+    /// What it has taken of the data after the step.
+    pub position: Option<Position>,
+    /// The learning rate of the step.
+    pub learning_rate: Option<f64>,
 }
 
 /// Whether ranks that save are still those of the run. Once it is closed, no checkpoint of theirs
@@ -83,6 +87,8 @@ impl Completion<'_> {
         }
         manifest.data = about.data.clone();
         manifest.base = about.base.clone();
+        manifest.position = about.position.clone();
+        manifest.set_learning_rate(about.learning_rate);
         manifest.set_validation_loss(loss);
         manifest.set_plateau(plateau);
         manifest.sort_pieces();

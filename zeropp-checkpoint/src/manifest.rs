@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use zeropp_data::tokens::Fingerprint;
+use zeropp_data::tokens::{Fingerprint, Position};
 
 use crate::error::{Checked, damaged};
 
@@ -49,6 +49,14 @@ pub struct Manifest {
     /// The lowest validation loss of the run so far, as text, and how many came since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     plateau: Option<(String, u64)>,
+    /// The samples that the run has taken; earlier versions took as many in each step as their
+    /// settings say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub position: Option<Position>,
+    /// The learning rate of the step, as text, which reads back to the same bits; earlier versions
+    /// did not keep it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    learning_rate: Option<String>,
     /// Every file by name.
     pub files: BTreeMap<String, FileRecord>,
     /// Every parameter by name.
@@ -137,6 +145,8 @@ impl Manifest {
             validation_loss: None,
             base: None,
             plateau: None,
+            position: None,
+            learning_rate: None,
             files: BTreeMap::new(),
             parameters: BTreeMap::new(),
         }
@@ -162,6 +172,16 @@ impl Manifest {
     /// Keeps how the run's validation loss has gone.
     pub(crate) fn set_plateau(&mut self, plateau: Option<Plateau>) {
         self.plateau = plateau.map(|Plateau { lowest, since }| (lowest.to_string(), since));
+    }
+
+    /// The learning rate of the step, where it was kept.
+    pub fn learning_rate(&self) -> Option<f64> {
+        self.learning_rate.as_ref()?.parse().ok()
+    }
+
+    /// Keeps the learning rate of the step.
+    pub(crate) fn set_learning_rate(&mut self, rate: Option<f64>) {
+        self.learning_rate = rate.map(|rate| rate.to_string());
     }
 
     /// Puts every parameter's pieces in order, once all are entered.
@@ -305,6 +325,18 @@ mod tests {
             let error = Manifest::from_bytes(bytes.as_bytes(), Path::new("m")).unwrap_err();
             assert!(error.to_string().contains("unknown field `turned`"), "{from}: {error}");
         }
+    }
+
+    #[test]
+    fn the_place_in_the_data_and_the_learning_rate_are_kept() {
+        let mut m = sample();
+        let before: serde_json::Value = serde_json::from_slice(&m.to_bytes()).unwrap();
+        assert!(before.get("position").is_none() && before.get("learning_rate").is_none());
+        let position = Position::after(40, 64).and(24, 32);
+        m.position = Some(position.clone());
+        m.set_learning_rate(Some(1.0 / 3e4));
+        let back = read(&m).unwrap();
+        assert_eq!((back.learning_rate(), back.position), (Some(1.0 / 3e4), Some(position)));
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! `zeropp eval`: the loss of a model on data.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Tokenizer};
-use zeropp::data::Dataset;
-use zeropp::{Evaluation, Trainer, config_of, is_model};
+use zeropp::data::{Dataset, SplitPart};
+use zeropp::{Evaluation, Trainer, config_of, is_model, split_of};
 
 use crate::args::{about, ema, switch, trained_model};
 use crate::figures::say;
@@ -15,23 +15,31 @@ use crate::{Failure, stderr};
 
 const ABOUT: &str = "Measure the loss and the perplexity of a model on data\n\n\
 Takes a checkpoint of any layout, a Hugging Face folder or a GGUF file. Samples are read one after \
-another from the start of the data, each token is predicted once, and what is left over at the end \
-is not used. The mesh changes no bit of the loss.";
+another from the start of the data, and each token but the first is predicted once, whatever the \
+micro-batch size. Of the data that a run split, the part that it kept for validation is measured. \
+The mesh changes no bit of the loss.";
 
 const EXAMPLES: &str = "\
 Examples:
   zeropp eval checkpoints --data held-out.txt                the newest checkpoint of a run
+  zeropp eval checkpoints --data book.txt                    what the run kept of it (its --split)
+  zeropp eval checkpoints --data book.txt --part all         all of it
   zeropp eval checkpoints/step-000100 --data held-out.bin --eval-steps 20
   zeropp eval SmolLM2 --data held-out.bin --pp 2 --zero3 2   tokens of that model's tokenizer
   zeropp eval checkpoints --data held-out.txt --json | jq .loss
 
 Exit codes: 0 measured, 2 bad input, 1 the run failed.";
 
+/// The parts of data that may be measured on.
+const VALIDATION: &str = "validation";
+const TRAINING: &str = "training";
+const ALL: &str = "all";
 /// Ids of a model of bytes.
 const BYTES: usize = 256;
 
 /// The settings that may be given, beside the data.
-const SETTINGS: [&str; 13] = [
+const SETTINGS: [&str; 14] = [
+    "split",
     "eval-steps",
     "seq",
     "micro-batch-size",
@@ -58,6 +66,11 @@ pub(crate) fn command() -> Command {
             "eval-steps" => {
                 "Batches of the data to use, each of 2 x pp x zero3 x dp x micro-batch-size \
                  samples; 0 uses all of it [default: 0]"
+                    .into()
+            }
+            "split" => {
+                "Shares of the data for training and validation, as in 98,2 [default: the run's, \
+                 of the data that it was trained on]"
                     .into()
             }
             "seq" => "Tokens in a sample [default: the checkpoint's]".into(),
@@ -94,7 +107,45 @@ pub(crate) fn command() -> Command {
                 .required(true)
                 .help("A file or folder of text, or a file of tokens"),
         )
+        .arg(
+            Arg::new("part")
+                .long("part")
+                .value_name("PART")
+                .value_parser(PossibleValuesParser::new([VALIDATION, TRAINING, ALL]))
+                .help("The part of split data to measure on [default: validation]"),
+        )
         .args(offered().map(flag))
+}
+
+/// The part of the data at `path` that is measured on, as flags and the run of the model say, and
+/// the same in words.
+fn part(
+    config: &mut Config,
+    matches: &ArgMatches,
+    (model, path): (&Path, &Path),
+) -> Result<String, Failure> {
+    let asked = matches.get_one::<String>("part").map(String::as_str);
+    let (data, given) = (path.display(), config.split.is_some());
+    if !given {
+        let opened = Dataset::open(path, config.tokenizer).map_err(zeropp::Error::from)?;
+        config.split = split_of(model, &opened)?;
+    }
+    let Some(split) = config.split.clone().filter(|_| asked != Some(ALL)) else {
+        config.split = None;
+        return match asked {
+            Some(part) if part != ALL => Err(Failure::bad_input(format!(
+                "part = {part}: {data} is not known to be split; say how with --split, as in \
+                 98,2, or use --part all"
+            ))),
+            _ => Ok(format!("all of {data}")),
+        };
+    };
+    let is_training = asked == Some(TRAINING);
+    config.eval_part = Some(if is_training { SplitPart::Training } else { SplitPart::Validation });
+    config.eval_data = None;
+    let part = if is_training { "trained on" } else { "kept for validation" };
+    let whose = if given { "split" } else { "the run's split" };
+    Ok(format!("the part of {data} that is {part} ({whose} {split})"))
 }
 
 /// Measures and prints.
@@ -133,11 +184,10 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
             data.display()
         )));
     }
-    let data = Some(data);
-    let config = Config {
+    let mut config = Config {
         // Nothing is trained, on whatever this is.
-        data: data.clone(),
-        eval_data: data,
+        data: Some(data.clone()),
+        eval_data: Some(data.clone()),
         eval_every: 1,
         steps: 1,
         // A batch keeps every rank of a pipeline at work.
@@ -145,19 +195,26 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         unit: Some(2 * config.pp),
         ..config
     };
+    let measured = part(&mut config, matches, (&path("model"), &data))?;
     let trainer = Trainer::new(config)?;
+    for note in &trainer.plan().notes {
+        stderr::tell(&format!("note: {note}"));
+    }
+    stderr::tell(&format!("measured on {measured}"));
     // One figure alone is the lowest of none.
     let evaluation = Evaluation { best: false, ..trainer.evaluate()? };
     match matches.get_flag("json") {
-        true => say(json(&evaluation)),
+        true => say(json(&evaluation, &measured)),
         false => say(evaluated(&evaluation)),
     }
     Ok(())
 }
 
 /// The figures, each of which reads back to the same bits.
-fn json(evaluation: &Evaluation) -> String {
+fn json(evaluation: &Evaluation, measured: &str) -> String {
     let mut value = serde_json::to_value(evaluation).expect("plain numbers");
-    value.as_object_mut().expect("figures by name").remove("best");
+    let figures = value.as_object_mut().expect("figures by name");
+    figures.remove("best");
+    figures.insert("measured_on".into(), measured.into());
     serde_json::to_string_pretty(&value).expect("plain data")
 }

@@ -48,7 +48,11 @@ pub(crate) fn run(config: &Config, trainer: &Trainer, voice: Voice) -> Result<()
     let mut test = Test::new(config.steps as usize);
     trainer.train(|step| {
         progress.step(step);
-        match test.add(step.lr, step.loss) {
+        // A step without a scored token says nothing of its rate.
+        let Some(loss) = step.measured_loss() else {
+            return std::ops::ControlFlow::Continue(());
+        };
+        match test.add(step.lr, loss) {
             true => std::ops::ControlFlow::Continue(()),
             false => std::ops::ControlFlow::Break(()),
         }

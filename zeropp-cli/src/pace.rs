@@ -20,6 +20,8 @@ pub(crate) struct Pace {
     last_line: Option<Instant>,
     /// Sum and number of the losses since, of steps that had one.
     losses: (f64, u64),
+    /// The loss of the last line that had one, and of how many steps it is the mean.
+    mean: Option<(f64, u64)>,
     /// The last step, while it has no line.
     waiting: Option<StepMetrics>,
     /// When the last step came.
@@ -36,6 +38,7 @@ impl Pace {
             every,
             last_line: None,
             losses: (0.0, 0),
+            mean: None,
             waiting: None,
             last_step: None,
             each_s: None,
@@ -51,7 +54,9 @@ impl Pace {
             None => s,
         });
         self.last_step = Some(now);
-        self.losses = (self.losses.0 + m.loss, self.losses.1 + 1);
+        if let Some(loss) = m.measured_loss() {
+            self.losses = (self.losses.0 + loss, self.losses.1 + 1);
+        }
         self.waiting = Some(m.clone());
         let due = match (self.every, self.last_line) {
             (_, None) => true,
@@ -66,6 +71,11 @@ impl Pace {
         self.line(Instant::now())
     }
 
+    /// The loss of the last line that had one, and of how many steps it is the mean.
+    pub(crate) fn mean(&self) -> Option<(f64, u64)> {
+        self.mean
+    }
+
     /// Seconds until the last step, as far as known.
     fn left_s(&self, step: u64) -> Option<f64> {
         let left = self.steps.saturating_sub(step);
@@ -76,13 +86,18 @@ impl Pace {
         let m = self.waiting.take()?;
         let (sum, steps) = std::mem::take(&mut self.losses);
         self.last_line = Some(now);
-        let mean = if steps > 1 { format!(" (mean of {steps})") } else { String::new() };
+        if steps > 0 {
+            self.mean = Some((sum / steps as f64, steps));
+        }
+        let loss = match steps {
+            0 => "loss - (no token was scored)".into(),
+            _ => mean_loss(sum / steps as f64, steps, ""),
+        };
         let left = self.left_s(m.step).map(|s| format!("  {} left", duration(s)));
         Some(format!(
-            "step {}/{}  loss {:.4}{mean}  norm {:.3}  lr {:.2e}  {} tokens/s  bubble {}{}",
+            "step {}/{}  {loss}  norm {:.3}  lr {:.2e}  {} tokens/s  bubble {}{}",
             m.step,
             self.steps,
-            sum / steps as f64,
             m.grad_norm,
             m.lr,
             grouped(m.tokens_per_s.round() as u64),
@@ -90,6 +105,12 @@ impl Pace {
             left.unwrap_or_default(),
         ))
     }
+}
+
+/// A loss, and of how many steps it is the mean where it is one; `from` is what it was before.
+pub(crate) fn mean_loss(loss: f64, steps: u64, from: &str) -> String {
+    let mean = if steps > 1 { format!(" (mean of {steps})") } else { String::new() };
+    format!("loss {from}{loss:.4}{mean}")
 }
 
 #[cfg(test)]
@@ -137,9 +158,16 @@ mod tests {
         let third = pace.step(&step(3, 2.0), at(4)).unwrap();
         assert!(third.starts_with("step 3/50  loss 2.5000 (mean of 2)  norm"), "{third}");
         assert!(third.ends_with("  1 min 34 s left"), "{third}");
+        assert_eq!(pace.mean(), Some((2.5, 2)), "what the summary ends with");
         assert_eq!(pace.rest(), None, "it had its line");
         assert_eq!(pace.step(&step(4, 7.0), at(6)), None);
+        // Before, a step without a scored token entered the mean as 0.
+        let unscored = StepMetrics { scored_tokens: Some(0), ..step(5, 0.0) };
+        assert_eq!(pace.step(&unscored, at(7)), None);
         // Stopped there.
-        assert!(pace.rest().unwrap().starts_with("step 4/50  loss 7.0000  norm"));
+        assert!(pace.rest().unwrap().starts_with("step 5/50  loss 7.0000  norm"));
+        let alone = pace.step(&StepMetrics { step: 6, ..unscored }, at(8)).unwrap();
+        assert!(alone.starts_with("step 6/50  loss - (no token was scored)  norm"), "{alone}");
+        assert_eq!(pace.mean(), Some((7.0, 1)));
     }
 }

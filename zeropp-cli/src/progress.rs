@@ -71,7 +71,9 @@ impl Progress {
             self.tell(&format!("step {}/{}  {}", m.step, self.steps, evaluated(&eval)));
         }
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("loss {:.4}", m.loss));
+            if let Some(loss) = m.measured_loss() {
+                bar.set_message(format!("loss {loss:.4}"));
+            }
             bar.set_position(m.step);
         }
     }
@@ -98,8 +100,8 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away. The last step has its line.
-    pub(crate) fn finish(&mut self) {
+    /// Takes the bar away. The last step has its line, whose mean of the loss is given back.
+    pub(crate) fn finish(&mut self) -> Option<(f64, u64)> {
         if let Some(line) = self.pace.rest() {
             self.show(&line);
         }
@@ -107,6 +109,16 @@ impl Progress {
             bar.finish_and_clear();
         }
         *BAR.lock().expect("nobody panics with it") = None;
+        self.pace.mean()
+    }
+}
+
+/// How many tokens a loss is of.
+fn tokens(eval: &Evaluation) -> String {
+    let all = grouped(eval.tokens);
+    match eval.scored_tokens {
+        Some(scored) => format!("{} scored of {all} tokens", grouped(scored)),
+        None => format!("{all} tokens"),
     }
 }
 
@@ -114,11 +126,11 @@ impl Progress {
 pub(crate) fn evaluated(eval: &Evaluation) -> String {
     let bits = eval.bits_per_byte.map(|bits| format!("  {bits:.4} bits a byte"));
     format!(
-        "validation loss {:.4}  perplexity {:.3}{}  {} tokens in {}{}",
+        "validation loss {:.4}  perplexity {:.3}{}  {} in {}{}",
         eval.loss,
         eval.perplexity,
         bits.unwrap_or_default(),
-        grouped(eval.tokens),
+        tokens(eval),
         duration(eval.seconds),
         if eval.best { "  lowest so far" } else { "" },
     )
@@ -142,5 +154,7 @@ mod tests {
         let line = "validation loss 2.0000  perplexity 7.389  2.8854 bits a byte  4,096 tokens in \
                     0.5 s  lowest so far";
         assert_eq!(evaluated(&eval), line);
+        let masked = evaluated(&Evaluation { scored_tokens: Some(1024), ..eval });
+        assert!(masked.contains("  1,024 scored of 4,096 tokens in 0.5 s"), "{masked}");
     }
 }

@@ -166,15 +166,20 @@ fn train(
             Err(error) => failed = Some(error),
         }
     }
-    progress.finish();
+    let mean = progress.finish();
     if failed.is_none() {
         show_sample(&mut samples, &progress, Samples::ready);
     }
-    end(config, voice, failed.map_or_else(|| steps.finish(), Err))
+    end(config, voice, mean, failed.map_or_else(|| steps.finish(), Err))
 }
 
 /// Says what came of a run, and what could not be written of it.
-fn end(config: &Config, voice: Voice, end: Result<Summary, zeropp::Error>) -> Result<(), Failure> {
+fn end(
+    config: &Config,
+    voice: Voice,
+    mean: Option<(f64, u64)>,
+    end: Result<Summary, zeropp::Error>,
+) -> Result<(), Failure> {
     let (summary, incomplete) = match end {
         Err(zeropp::Error::Metrics { path, source, summary }) => {
             let error = zeropp::Error::Metrics { path, source, summary: summary.clone() };
@@ -184,7 +189,7 @@ fn end(config: &Config, voice: Voice, end: Result<Summary, zeropp::Error>) -> Re
         Ok(summary) => (summary, None),
     };
     if !voice.json {
-        conclude(config, &summary);
+        conclude(config, &summary, mean);
     }
     tell_what_is_lost(config);
     let stopped = ended(summary.stopped);
@@ -254,11 +259,11 @@ fn show_sample(
 }
 
 /// Says what came of a run.
-fn conclude(config: &Config, summary: &Summary) {
+fn conclude(config: &Config, summary: &Summary, mean: Option<(f64, u64)>) {
     // Of several processes this one knows its own cores only.
     let own = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = if config.engine == EngineKind::Threads { own } else { usize::MAX };
-    say(format_args!("\n{}", summary::text(summary, config.mesh().world(), cores)));
+    say(format_args!("\n{}", summary::text(summary, (config.mesh().world(), cores), mean)));
     if let Some(path) = &summary.checkpoint {
         say(format_args!("\ncheckpoint {}", path.display()));
     }
@@ -329,7 +334,7 @@ fn how_to_go_on(
 
 /// What a resumed run goes on from, and what is not as it was.
 fn going_on(resumed: &Resumed, steps: u64, no_lower: Option<u64>) -> String {
-    let Resumed { path, step, changed } = resumed;
+    let Resumed { path, step, changed, .. } = resumed;
     let mut text = format!("resuming from {}: {step} of {steps} steps are done", path.display());
     if *step == steps {
         text.push_str("; nothing is left to do (a larger --steps goes on)");

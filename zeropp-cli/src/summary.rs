@@ -4,9 +4,17 @@ use zeropp::Summary;
 use zeropp_core::meter::MemoryKind;
 
 use crate::figures::{bytes, count, duration, grouped, percent, scaled, table};
+use crate::pace::mean_loss;
 
-/// The summary of a run on this many ranks, as threads of a machine with this many cores.
-pub(crate) fn text(s: &Summary, ranks: usize, cores: usize) -> String {
+/// The summary of a run on this many ranks, as threads of a machine with this many cores; `mean` is
+/// the loss of the last line, and of how many steps.
+pub(crate) fn text(
+    s: &Summary,
+    (ranks, cores): (usize, usize),
+    mean: Option<(f64, u64)>,
+) -> String {
+    let (loss, of) = mean.unwrap_or((s.last_loss, 1));
+    let loss = mean_loss(loss, of, &format!("{:.4} to ", s.first_loss));
     let shared = if ranks > cores {
         format!(
             "\n{} share {}: waiting for a core counts as idle",
@@ -18,15 +26,13 @@ pub(crate) fn text(s: &Summary, ranks: usize, cores: usize) -> String {
     };
     let beside = [saving(s), copying(s), going_back(s), recovering(s)].concat();
     format!(
-        "{} in {}: loss {:.4} to {:.4}\n{}\
+        "{} in {}: {loss}\n{}\
          {} tokens/s, {} of peak FLOP/s\n\
          bubble {} measured, {} simulated with the measured times, {} before the run\n\
          bubble_own_span {}, bubble_step {} measured{shared}\n{beside}\
          {} all-gathers and {} reduce-scatters per rank and unit\n\n{}",
         count(s.steps as usize, "step"),
         duration(s.total_s),
-        s.first_loss,
-        s.last_loss,
         validation(s),
         grouped(s.tokens_per_s.round() as u64),
         percent(s.flops_util),
@@ -154,12 +160,14 @@ mod tests {
         s.early_bytes = 3072;
         (s.saves, s.save_blocked_s, s.save_cpu_s) = (4, 0.25, 1.5);
         (s.recoveries, s.steps_redone, s.recovery_s) = (1, 3, 0.5);
-        let alone = text(&s, 2, 2);
+        let alone = text(&s, (2, 2), Some((2.875, 9)));
+        let line = "40 steps in 52.1 s: loss 5.5452 to 2.8750 (mean of 9)";
+        assert!(alone.lines().any(|l| l == line), "{alone}");
         assert!(!alone.contains("share"), "{alone}");
         let eval =
             |loss: f64| zeropp::Evaluation { loss, perplexity: loss.exp(), ..Default::default() };
         (s.last_eval, s.best_eval) = (Some((40, eval(2.5))), Some((30, eval(2.25))));
-        let text = text(&s, 32, 2);
+        let text = text(&s, (32, 2), None);
         for line in [
             "40 steps in 52.1 s: loss 5.5452 to 2.7500",
             "validation loss 2.5000, perplexity 12.182 after step 40; the lowest 2.2500 after \

@@ -233,7 +233,7 @@ fn tokens_of_one_kind_are_not_measured_on_those_of_another() {
         of_bytes.err
     );
     let known = zeropp(dir.path(), "eval saved --data ids.bin");
-    assert_eq!((known.code, known.err.contains("note")), (Some(0), false), "{}", known.err);
+    assert_eq!((known.code, known.err.contains("does not say")), (Some(0), false), "{}", known.err);
     std::fs::remove_file(dir.path().join("ids.idx")).unwrap();
     let unknown = zeropp(dir.path(), "eval saved --data ids.bin");
     let said = "ids.bin does not say where documents begin, so none are kept apart";
@@ -279,4 +279,58 @@ fn a_text_is_shown_while_it_is_written() {
     assert!(child.wait().unwrap().success());
     assert!(first.starts_with(b"12") && !rest.is_empty(), "{n} bytes came first, and no more");
     assert!(rest.ends_with(b"\n"));
+}
+
+/// Before, the whole text was measured, that the model was trained on included.
+#[test]
+fn of_data_that_the_run_split_the_part_kept_for_validation_is_measured_unless_another_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    text(dir.path());
+    let trained =
+        zeropp(dir.path(), &format!("{TRAIN} --save saved --eval-every 6 --eval-steps 0"));
+    assert_eq!(trained.code, Some(0), "{}", trained.err);
+    let told = after(&trained.out, "validation loss ").to_owned();
+    let bytes = std::fs::read(dir.path().join("text")).unwrap().len();
+    let measure = |flags: &str| {
+        let got = zeropp(dir.path(), &format!("eval saved --json --data {flags}"));
+        assert_eq!(got.code, Some(0), "{flags}: {}", got.err);
+        let value: Value = serde_json::from_str(&got.out).unwrap();
+        let on = value["measured_on"].as_str().unwrap().to_owned();
+        assert!(got.err.contains(&format!("measured on {on}")), "{}", got.err);
+        (on, value["tokens"].as_u64().unwrap() as usize, value["loss"].as_f64().unwrap())
+    };
+    let cut = bytes * 9 / 10;
+    let (on, tokens, loss) = measure("text");
+    assert_eq!(on, "the part of text that is kept for validation (the run's split 9,1)");
+    assert_eq!((tokens, format!("{loss:.4}")), (bytes - cut - 1, told), "as the run measured it");
+    let (on, tokens, _) = measure("text --part training");
+    assert_eq!(on, "the part of text that is trained on (the run's split 9,1)");
+    assert_eq!(tokens, cut - 1);
+    let (on, tokens, _) = measure("text --part all");
+    assert_eq!((on.as_str(), tokens), ("all of text", bytes - 1));
+    let (on, tokens, _) = measure("text --split 1,1");
+    assert_eq!(on, "the part of text that is kept for validation (split 1,1)");
+    assert_eq!(tokens, bytes - bytes / 2 - 1);
+    let (on, _, _) = measure("kept");
+    assert_eq!(on, "all of kept", "it is not what the run split");
+    let refused = zeropp(dir.path(), "eval saved --data kept --part training");
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
+    assert!(
+        refused.err.contains("part = training: kept is not known to be split"),
+        "{}",
+        refused.err
+    );
+}
+
+#[test]
+fn what_a_run_notes_of_its_data_and_length_is_noted_when_it_is_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    text(dir.path());
+    let trained = zeropp(dir.path(), &format!("{TRAIN} --save saved"));
+    assert_eq!(trained.code, Some(0), "{}", trained.err);
+    let ids: Vec<u8> = (0..400u16).flat_map(|i| (i % 200).to_le_bytes()).collect();
+    std::fs::write(dir.path().join("ids.bin"), ids).unwrap();
+    let got = zeropp(dir.path(), "eval saved --data ids.bin");
+    assert_eq!(got.code, Some(0), "{}", got.err);
+    assert!(got.err.contains("note: data = ids.bin: looks like token ids"), "{}", got.err);
 }

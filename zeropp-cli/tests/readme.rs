@@ -74,7 +74,8 @@ fn try_call(folder: &Path, call: &str) -> Outcome {
 
 #[test]
 fn every_command_of_the_pages_for_users_works() {
-    let pages = [("README", README), ("running", RUNNING), ("schedules", SCHEDULES), ("launch", LAUNCH)];
+    let pages =
+        [("README", README), ("running", RUNNING), ("schedules", SCHEDULES), ("launch", LAUNCH)];
     let mut launched = 0;
     for (name, page) in pages {
         let dir = tempfile::tempdir().unwrap();

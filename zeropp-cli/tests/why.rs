@@ -265,7 +265,7 @@ fn an_unknown_token_id_ends_the_run_without_a_panic() {
     std::fs::write(at.join("ids.bin"), ids.collect::<Vec<u8>>()).unwrap();
     let line = RUN.replace(" --metrics m.jsonl", " --data ids.bin --tokenizer u32 --vocab 200");
     let got = zeropp(at, &format!("{line} --order sequential"));
-    assert_eq!(got.code, Some(1), "{}", got.err);
+    assert_eq!(got.code, Some(2), "bad input, though found in the run: {}", got.err);
     let place = "data = ids.bin: token id 300 at byte 160 is not below vocab = 200";
     assert!(got.err.contains(place) && !got.err.contains("panicked"), "{}", got.err);
     let got = zeropp(at, "why zeropp-failed");

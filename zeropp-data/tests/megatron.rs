@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use zeropp_data::choices::{Order, Tokenizer};
-use zeropp_data::tokens::{Dataset, LOSS_MASK_MAGIC, Sampler, SplitPart};
+use zeropp_data::tokens::{Dataset, Hidden, LOSS_MASK_MAGIC, Sampler, SplitPart};
 
 /// An index: type of an id, lengths, first bytes, boundaries of documents.
 struct Index {
@@ -244,4 +244,86 @@ proptest! {
             }
         }
     }
+}
+
+/// Before, a name that led to nothing or to no file counted as none, and every token was scored.
+#[test]
+#[cfg(unix)]
+fn a_mask_or_an_index_that_is_no_file_is_refused_by_its_name() {
+    let index = Index::of(&[2, 2], 8, 2).bytes();
+    let ids = u16s(0..4);
+    for (name, kind) in [("mask", "loss mask"), ("idx", "index")] {
+        let make: [(&str, &dyn Fn(&Path)); 3] = [
+            ("No such file", &|at| std::os::unix::fs::symlink("nowhere", at).unwrap()),
+            ("a pipe (FIFO)", &|at| {
+                let made = std::process::Command::new("mkfifo").arg(at).status();
+                assert!(made.unwrap().success());
+            }),
+            ("a folder", &|at| std::fs::create_dir(at).unwrap()),
+        ];
+        for (problem, make) in make {
+            let dir = tempfile::tempdir().unwrap();
+            let bin = pair(dir.path(), &ids, &index);
+            let at = bin.with_extension(name);
+            let _ = std::fs::remove_file(&at);
+            make(&at);
+            let error = Dataset::open(&bin, Tokenizer::U16).unwrap_err().to_string();
+            let begins = format!("data = {}: the {kind} cannot be read (", at.display());
+            assert!(error.starts_with(&begins) && error.contains(problem), "{error}");
+            assert!(error.contains("restore it, or remove it"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn data_of_which_no_token_is_scored_is_refused_and_what_is_beside_it_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let index = Index::of(&[1, 1, 2], 8, 2).bytes();
+    let bin = pair(dir.path(), &u16s([7, 7, 7, 8].into_iter()), &index);
+    let masked = |bits: u8| {
+        let mask = [LOSS_MASK_MAGIC.as_slice(), &4u64.to_le_bytes(), &[bits]].concat();
+        std::fs::write(bin.with_extension("mask"), mask).unwrap();
+        Dataset::open(&bin, Tokenizer::U16).unwrap()
+    };
+    let by_mask = Hidden { by_loss_mask: true, ..Hidden::default() };
+    let both = Hidden { documents: true, ..by_mask };
+    let by_end = Hidden { end: Some(7), ..both };
+    let all = Hidden::default();
+    for (bits, hidden, works) in [
+        (0b0000, all, true),
+        (0b0000, by_mask, false),
+        // The first token of all is no target.
+        (0b0001, by_mask, false),
+        (0b0010, by_mask, true),
+        // First tokens of documents are not scored.
+        (0b0111, both, false),
+        (0b1000, both, true),
+        (0b1111, by_end, false),
+    ] {
+        let checked = masked(bits).require_scored(hidden);
+        assert_eq!(checked.is_ok(), works, "{bits:04b} {hidden:?}");
+        if let Err(error) = checked {
+            let (error, origin) = (error.to_string(), bin.display());
+            let begins = format!("data = {origin}: none of its tokens is scored: ");
+            assert!(error.starts_with(&begins), "{error}");
+        }
+    }
+    let said = |by_loss_mask| masked(1).beside(by_loss_mask).collect::<Vec<_>>().concat();
+    let origin = bin.display();
+    assert_eq!(
+        said(true),
+        format!(
+            "data = {origin}: its .idx has 3 documents, and its .mask says which tokens are scored"
+        )
+    );
+    assert!(said(false).contains("its .mask is not used"));
+    std::fs::remove_file(bin.with_extension("mask")).unwrap();
+    assert!(said_of(&bin).contains("it has no .mask: every token is scored"));
+    std::fs::remove_file(bin.with_extension("idx")).unwrap();
+    assert!(said_of(&bin).contains("it has no .idx"));
+    assert_eq!(Dataset::from_bytes(vec![1; 9]).beside(true).count(), 0);
+}
+
+fn said_of(bin: &Path) -> String {
+    Dataset::open(bin, Tokenizer::U16).unwrap().beside(true).collect()
 }

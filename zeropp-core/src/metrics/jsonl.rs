@@ -145,6 +145,9 @@ mod tests {
         let mut found = keys(&value);
         found.sort();
         assert_eq!(found, expected);
+        let masked = StepMetrics { scored_tokens: Some(7), ..StepMetrics::default() };
+        let value_of_masked = serde_json::to_value(&masked).unwrap();
+        assert_eq!(value_of_masked["scored_tokens"], 7, "where not all tokens are scored");
         let mut kinds = keys(&value["peak_bytes"]);
         kinds.sort();
         assert_eq!(

@@ -66,6 +66,9 @@ pub struct StepMetrics {
     pub lr: f64,
     /// Tokens of this step over all ranks.
     pub tokens: u64,
+    /// Those of them that are scored: what `loss` is the mean of. Left out where all are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scored_tokens: Option<u64>,
     /// Tokens per second over all ranks.
     pub tokens_per_s: f64,
     /// Wall-clock seconds of the step.
@@ -128,6 +131,13 @@ pub struct StepMetrics {
     pub redone_s: f64,
 }
 
+impl StepMetrics {
+    /// The loss, where a token of the step was scored: else there is none, and `loss` is 0.
+    pub fn measured_loss(&self) -> Option<f64> {
+        (self.scored_tokens != Some(0)).then_some(self.loss)
+    }
+}
+
 /// What a step did to one layer: the embedding, a block, the final norm, the head. A number that is
 /// not finite is written as null.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -182,6 +192,9 @@ pub struct Evaluation {
     pub bits_per_byte: Option<f64>,
     /// Tokens that were predicted.
     pub tokens: u64,
+    /// Those of them that are scored: what `loss` is the mean of. Left out where all are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scored_tokens: Option<u64>,
     /// Wall-clock seconds that it took.
     pub seconds: f64,
     /// Stage-level all-gathers, over all ranks.

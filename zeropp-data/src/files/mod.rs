@@ -19,7 +19,7 @@ pub use kept::open_kept;
 pub use map::Mapped;
 pub use output::open_output;
 pub use place::Place;
-pub use regular::{open_regular, read_text};
+pub use regular::{is_named, open_regular, read_text};
 pub use toml_keys::toml_keys;
 pub use walk::{WalkError, files_below, is_hidden};
 pub use whole::write_whole;

@@ -25,6 +25,11 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Whether anything has this name, be it a link to nothing.
+pub fn is_named(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
 /// Reads a text file of at most `bytes_max` bytes.
 ///
 /// # Errors

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use super::DataError;
 use super::fingerprint::Fingerprint;
 use super::megatron;
+use super::sample::Hidden;
 use super::source::Source;
 use super::turns::Turns;
 use crate::choices::Tokenizer;
@@ -153,6 +154,26 @@ impl Dataset {
         self.sources.iter().find_map(Source::doubt)
     }
 
+    /// What its files of ids have beside them that a run uses, in words.
+    pub fn beside(&self, by_loss_mask: bool) -> impl Iterator<Item = String> + '_ {
+        self.sources.iter().filter_map(move |source| source.beside(by_loss_mask))
+    }
+
+    /// Checks that a token of each source is scored where something is `hidden` of them.
+    ///
+    /// # Errors
+    /// [`DataError::NothingScored`]; a token id beyond the vocabulary.
+    pub fn require_scored(&self, hidden: Hidden) -> Result<(), DataError> {
+        for source in &self.sources {
+            if !source.scores_any(hidden)? {
+                let origin = source.origin().to_owned();
+                let why = hidden.why(source.has_loss_mask());
+                return Err(DataError::NothingScored { origin, why });
+            }
+        }
+        Ok(())
+    }
+
     /// Where the tokens come from, as messages call it.
     pub fn origin(&self) -> &str {
         self.sources[0].origin()
@@ -185,19 +206,29 @@ impl Dataset {
         }
         let again = |n: &usize| {
             let (source, i) = self.turn(*n as u128);
-            i >= whole(source) as u128
+            i >= whole(&self.sources[source]) as u128
         };
         (0..).find(again).expect("sources end")
     }
 
     /// The source of sample `n` of the run, and which of its own samples that is.
-    pub(super) fn turn(&self, n: u128) -> (&Source, u128) {
-        match self.sources.as_slice() {
-            [one] => (one, n),
-            sources => {
-                let (source, i) = self.turns.of(n);
-                (&sources[source], i)
-            }
+    pub(super) fn turn(&self, n: u128) -> (usize, u128) {
+        match self.sources.len() {
+            1 => (0, n),
+            _ => self.turns.of(n),
         }
+    }
+
+    /// How many of the first `n` samples of a run are those of a source.
+    pub(super) fn before(&self, n: u128, source: usize) -> u128 {
+        match self.sources.len() {
+            1 => n,
+            _ => self.turns.before(n, source),
+        }
+    }
+
+    /// The sources, in their order.
+    pub(super) fn sources(&self) -> &[Source] {
+        &self.sources
     }
 }

@@ -55,6 +55,14 @@ pub enum DataError {
         /// What the data was read as.
         tokenizer: Tokenizer,
     },
+    /// Data of which a model would learn nothing.
+    #[error("data = {origin}: none of its tokens is scored: {why}")]
+    NothingScored {
+        /// The file or folder.
+        origin: String,
+        /// What hides them, and what would work.
+        why: &'static str,
+    },
     /// Too little for one sample and the token after it.
     #[error(
         "data = {origin}: {tokens} tokens are too short, since seq = {seq} needs {} for one \

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use super::DataError;
-use crate::files::{Mapped, open_regular};
+use crate::files::{Mapped, is_named, open_regular};
 
 /// What every loss mask begins with.
 pub const LOSS_MASK_MAGIC: &[u8; 8] = b"ZPPMASK1";
@@ -20,18 +20,23 @@ pub(super) struct LossMask {
     map: Mapped,
 }
 
-/// Where the loss mask of a file of ids is, if it has one.
+/// Where the loss mask of a file of ids is, if anything has its name.
 pub(super) fn beside(bin: &Path) -> Option<PathBuf> {
     let path = bin.with_extension("mask");
-    path.exists().then_some(path)
+    is_named(&path).then_some(path)
 }
 
 impl LossMask {
     /// Opens the mask of a file of so many tokens.
     pub(super) fn open(path: &Path, tokens: usize) -> Result<LossMask, DataError> {
-        let failed = |source| DataError::Read { path: path.into(), source };
-        let map = Mapped::new(&open_regular(path).map_err(failed)?).map_err(failed)?;
         let malformed = |problem| Err(DataError::Malformed { path: path.into(), problem });
+        let map = match open_regular(path).and_then(|file| Mapped::new(&file)) {
+            Ok(map) => map,
+            Err(e) => {
+                let help = "restore it, or remove it to score all tokens";
+                return malformed(format!("the loss mask cannot be read ({e}); {help}"));
+            }
+        };
         if map.len() < BITS || !map.starts_with(LOSS_MASK_MAGIC) {
             let help = "restore it, or remove it to score all tokens";
             return malformed(format!("it is not a loss mask, which the .mask must be; {help}"));
@@ -56,6 +61,20 @@ impl LossMask {
         self.map[BITS + at / 8] >> (at % 8) & 1 == 1
     }
 
+    /// The first token that is scored of those from `at` to before `end`.
+    pub(super) fn next(&self, mut at: usize, end: usize) -> Option<usize> {
+        while at < end {
+            if at.is_multiple_of(8) && self.map[BITS + at / 8] == 0 {
+                at += 8;
+            } else if self.is_scored(at) {
+                return Some(at);
+            } else {
+                at += 1;
+            }
+        }
+        None
+    }
+
     /// The bytes, for a fingerprint.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.map
@@ -77,6 +96,9 @@ mod tests {
         let mask = LossMask::open(&path, 10).unwrap();
         let scored: Vec<usize> = (0..10).filter(|at| mask.is_scored(*at)).collect();
         assert_eq!(scored, [0, 2, 7, 9]);
+        let next = |at| mask.next(at, 10);
+        assert_eq!([0, 1, 3, 8].map(next), [Some(0), Some(2), Some(7), Some(9)]);
+        assert_eq!((next(10), mask.next(8, 9)), (None, None));
         for (bytes, message) in [
             (b"ZPPMASK".to_vec(), "not a loss mask"),
             (whole(u64::MAX, &[1, 2]), "a mask of 18446744073709551615 tokens"),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::DataError;
 use crate::choices::Tokenizer;
-use crate::files::{Mapped, open_regular};
+use crate::files::{Mapped, is_named, open_regular};
 
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 /// Where the first array begins.
@@ -38,16 +38,19 @@ pub(super) fn pair(path: &Path) -> Option<(PathBuf, PathBuf)> {
             (with(".bin"), with(".idx"))
         }
     };
-    index.is_file().then_some((bin, index))
+    is_named(&index).then_some((bin, index))
 }
 
 impl Index {
     /// Opens the index and holds it against `bin_bytes`, the size of its file of ids. Looks at
     /// every number in it once.
     pub(super) fn open(path: &Path, bin_bytes: usize) -> Result<Index, DataError> {
-        let failed = |source| DataError::Read { path: path.into(), source };
-        let map = Mapped::new(&open_regular(path).map_err(failed)?).map_err(failed)?;
         let malformed = |problem| DataError::Malformed { path: path.into(), problem };
+        let opened = open_regular(path).and_then(|file| Mapped::new(&file));
+        let map = opened.map_err(|e| {
+            let help = "restore it, or remove it to read the .bin without it";
+            malformed(format!("the index cannot be read ({e}); {help}"))
+        })?;
         let index = Index::header(map).map_err(malformed)?;
         index.check(bin_bytes).map_err(malformed)?;
         Ok(index)

@@ -2,12 +2,15 @@
 
 mod bytes;
 mod dataset;
+mod epochs;
 mod error;
 mod fingerprint;
 mod ids;
 mod loss_mask;
 mod megatron;
+mod one_pass;
 mod permutation;
+mod position;
 mod sample;
 mod sampler;
 mod source;
@@ -17,5 +20,7 @@ pub use dataset::{Dataset, SplitPart};
 pub use error::DataError;
 pub use fingerprint::Fingerprint;
 pub use loss_mask::LOSS_MASK_MAGIC;
+pub use one_pass::OnePass;
+pub use position::{Position, Stretch};
 pub use sample::{Hidden, Sample};
-pub use sampler::Sampler;
+pub use sampler::{InMiddleOfEpoch, Sampler};

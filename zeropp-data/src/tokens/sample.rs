@@ -12,6 +12,22 @@ pub struct Hidden {
     pub by_loss_mask: bool,
 }
 
+impl Hidden {
+    /// Why nothing may be left of data with a `mask` or without, and what would help.
+    pub(super) fn why(&self, mask: bool) -> &'static str {
+        match self.by_loss_mask && mask {
+            true => {
+                "its .mask marks none that may be; give data with answers (the roles of a \
+                 conversation have to be those that its template knows), or set loss-mask = false"
+            }
+            false => {
+                "each is the first of a document (document-mask); use documents of two tokens or \
+                 more, or another document-end"
+            }
+        }
+    }
+}
+
 /// Tokens of a sample, s of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
@@ -49,6 +65,16 @@ impl Sample {
         let targets = ids[1..].to_vec();
         ids.pop();
         Sample { inputs: ids, targets, documents, scored }
+    }
+
+    /// The same, of which no more than the first `n` targets are scored.
+    #[must_use]
+    pub(super) fn scoring_first(mut self, n: usize) -> Sample {
+        if n < self.targets.len() {
+            let scored = self.scored.get_or_insert_with(|| vec![true; self.targets.len()]);
+            scored[n..].fill(false);
+        }
+        self
     }
 
     /// How many targets are scored.

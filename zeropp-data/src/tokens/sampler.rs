@@ -1,6 +1,10 @@
-//! Which tokens sample `index` of a step is: a function of seed, step and index alone.
+//! Which tokens sample `index` of a step is: a function of seed, step and index, and of where the
+//! run began to count.
 
-use super::permutation::permuted;
+use std::sync::Arc;
+
+use super::epochs::Epochs;
+use super::position::{Position, Stretch};
 use super::sample::{Hidden, Sample};
 use super::source::Source;
 use crate::choices::Order;
@@ -9,7 +13,7 @@ use crate::tokens::{DataError, Dataset};
 
 /// Finds samples in a [`Dataset`]. Any rank may ask for any sample; the answer depends on no other
 /// request and on no mesh.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Sampler {
     rng: Rng,
     epochs: Rng,
@@ -17,13 +21,78 @@ pub struct Sampler {
     seq: usize,
     samples_per_step: usize,
     hidden: Hidden,
+    began: Arc<Began>,
+}
+
+/// Where a run goes on.
+#[derive(Debug, Default)]
+struct Began {
+    /// Steps behind it.
+    step: u64,
+    /// What was taken in them.
+    position: Position,
+}
+
+/// An epoch that samples of another length cannot go on with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InMiddleOfEpoch {
+    /// The file or folder.
+    pub origin: String,
+    /// Tokens of the samples that it was cut into.
+    pub seq: usize,
+    /// How many of them are left.
+    pub left: u64,
 }
 
 impl Sampler {
     /// A sampler of `seq` tokens a sample; `samples_per_step` counts those of all ranks.
     pub fn new(seed: u64, order: Order, seq: usize, samples_per_step: usize) -> Sampler {
         let (rng, epochs) = (Rng::keyed(seed, "data"), Rng::keyed(seed, "epochs"));
-        Sampler { rng, epochs, order, seq, samples_per_step, hidden: Hidden::default() }
+        let (hidden, began) = (Hidden::default(), Arc::default());
+        Sampler { rng, epochs, order, seq, samples_per_step, hidden, began }
+    }
+
+    /// The same, of a run that goes on after `step` steps, in which it has come to `position`.
+    pub fn going_on(self, step: u64, position: Position) -> Sampler {
+        Sampler { began: Arc::new(Began { step, position }), ..self }
+    }
+
+    /// What a run has taken after `step` steps, which are no fewer than those it went on from.
+    pub fn position(&self, step: u64) -> Position {
+        let steps = step.saturating_sub(self.began.step);
+        let samples = steps.saturating_mul(self.samples_per_step as u64);
+        self.began.position.clone().and(samples, self.seq)
+    }
+
+    /// The number, among all samples of the run, of sample `index` of `step`, counted from 0.
+    ///
+    /// # Panics
+    /// Panics for a step before those that the run goes on from.
+    pub fn number(&self, step: u64, index: usize) -> u128 {
+        let Began { step: first, position } = &*self.began;
+        let steps = step.checked_sub(*first).expect("a run does not go back before its beginning");
+        let before = u128::from(position.samples());
+        before + u128::from(steps) * self.samples_per_step as u128 + index as u128
+    }
+
+    /// Checks that each token of an epoch comes once where samples are of another length now:
+    /// what is left of it can be cut into shorter ones that divide the former.
+    ///
+    /// # Errors
+    /// The source whose epoch is in its middle, and what it is in the middle of.
+    pub fn check_epoch(&self, data: &Dataset) -> Result<(), InMiddleOfEpoch> {
+        let stretches = self.began.position.stretches();
+        if self.order != Order::Epochs || stretches.iter().all(|s| s.seq == self.seq) {
+            return Ok(());
+        }
+        for (i, source) in data.sources().iter().enumerate() {
+            let (epochs, _) = self.epochs_so_far(data, i);
+            if let Some((seq, left)) = epochs.middle().filter(|m| !m.0.is_multiple_of(self.seq)) {
+                let origin = source.origin().to_owned();
+                return Err(InMiddleOfEpoch { origin, seq, left: left as u64 });
+            }
+        }
+        Ok(())
     }
 
     /// The same, of whose samples something is hidden.
@@ -83,37 +152,64 @@ impl Sampler {
 
     /// The source of the sample, and its first token.
     fn place<'a>(&self, data: &'a Dataset, step: u64, index: usize) -> (&'a Source, usize) {
-        let n = u128::from(step) * self.samples_per_step as u128 + index as u128;
-        let (source, i) = data.turn(n);
-        assert!(source.len() > self.seq, "{} is checked before a run", source.origin());
-        (source, self.start(source.len(), (step, index), i))
-    }
-
-    /// First token of the sample, below `len`: the `i`-th of its source.
-    fn start(&self, len: usize, (step, index): (u64, usize), i: u128) -> usize {
-        match self.order {
-            Order::Random => {
-                let block = self.rng.block(index as u64, step);
-                let bits = u64::from(block[0]) | u64::from(block[1]) << 32;
-                // 64 random bits times the number of places: the upper half is a place. The
-                // last place is the one whose last target is the last token.
-                let places = (len - self.seq) as u128;
-                ((u128::from(bits) * places) >> 64) as usize
+        let (at, i) = data.turn(self.number(step, index));
+        let source = &data.sources()[at];
+        let len = source.len();
+        assert!(len > self.seq, "{} is checked before a run", source.origin());
+        let start = match self.order {
+            Order::Random => self.drawn(len, (step, index)),
+            Order::Epochs => {
+                let (mut epochs, before) = self.epochs_so_far(data, at);
+                if i > before {
+                    epochs.take(i - before, self.seq);
+                }
+                epochs.next(self.seq)
             }
-            Order::Sequential => (i * self.seq as u128 % len as u128) as usize,
-            Order::Epochs => self.in_epochs(len, i),
-        }
+            Order::Sequential => {
+                let taken = self.stretches_of(data, at);
+                let (tokens, before) = taken.fold((0, 0), |(tokens, before), (samples, seq)| {
+                    (tokens + samples * seq as u128, before + samples)
+                });
+                ((tokens + (i - before) * self.seq as u128) % len as u128) as usize
+            }
+        };
+        (source, start)
     }
 
-    /// Every place at a multiple of `seq` once, in an order of its own for each epoch. What is left
-    /// over at the end is cut off at a place that moves, so that no token is always left out.
-    fn in_epochs(&self, len: usize, i: u128) -> usize {
-        let places = (len - 1) / self.seq;
-        let (epoch, i) = ((i / places as u128) as u64, (i % places as u128) as u64);
-        let left_over = len - 1 - places * self.seq;
-        let drawn = self.epochs.block(u64::MAX, epoch)[0] as usize;
-        let first = drawn % (left_over + 1);
-        first + permuted(&self.epochs, epoch, i, places as u64) as usize * self.seq
+    /// Where a sample begins that is drawn, below `len`.
+    fn drawn(&self, len: usize, (step, index): (u64, usize)) -> usize {
+        let block = self.rng.block(index as u64, step);
+        let bits = u64::from(block[0]) | u64::from(block[1]) << 32;
+        // 64 random bits times the number of places: the upper half is a place. The last place is
+        // the one whose last target is the last token.
+        let places = (len - self.seq) as u128;
+        ((u128::from(bits) * places) >> 64) as usize
+    }
+
+    /// The samples of a source that the run went on from, each stretch of one length.
+    fn stretches_of<'a>(
+        &'a self,
+        data: &'a Dataset,
+        source: usize,
+    ) -> impl Iterator<Item = (u128, usize)> + 'a {
+        let mut all = 0u128;
+        self.began.position.stretches().iter().map(move |Stretch { samples, seq }| {
+            let before = data.before(all, source);
+            all += u128::from(*samples);
+            (data.before(all, source) - before, *seq)
+        })
+    }
+
+    /// Where a source was in its epochs when the run went on, and how many of its samples were
+    /// taken then.
+    fn epochs_so_far(&self, data: &Dataset, source: usize) -> (Epochs<'_>, u128) {
+        let mut epochs = Epochs::new(&self.epochs, data.sources()[source].len());
+        let mut before = 0;
+        for (samples, seq) in self.stretches_of(data, source).filter(|(samples, _)| *samples > 0) {
+            epochs.take(samples, seq);
+            before += samples;
+        }
+        (epochs, before)
     }
 }
 
@@ -210,6 +306,58 @@ mod tests {
         }
         let offsets = |e: &Vec<usize>| e.iter().map(|at| at / seq).collect::<Vec<_>>();
         assert_ne!(offsets(&epochs[0]), offsets(&epochs[1]));
+    }
+
+    /// Before, the place was worked out as steps times today's batch: of 48 samples 24 came twice
+    /// and 24 never.
+    #[test]
+    fn a_run_that_goes_on_with_another_batch_takes_each_sample_of_an_epoch_once() {
+        let data = counting(4 * 48 + 1);
+        let mixed = Dataset::mixed(vec![(counting(4 * 48 + 1), 3.0), (counting(4 * 16 + 1), 1.0)]);
+        for order in [Order::Epochs, Order::Sequential] {
+            for (data, all) in [(&data, 48), (&mixed, 64)] {
+                let mut starts = Vec::new();
+                let (mut sampler, mut step) = (Sampler::new(3, order, 4, 4), 0);
+                for (batch, steps) in [(4, 5), (2, 4), (9, 2), (1, all - 20 - 8 - 18)] {
+                    let position = sampler.position(step);
+                    sampler = Sampler::new(3, order, 4, batch).going_on(step, position);
+                    for _ in 0..steps {
+                        starts.extend((0..batch).map(|i| {
+                            let (source, _) = data.turn(sampler.number(step, i));
+                            (source, sampler.sample(data, step, i).unwrap().0[0])
+                        }));
+                        step += 1;
+                    }
+                }
+                assert_eq!(sampler.position(step), Position::after(all as u64, 4));
+                assert_eq!(starts.len(), all);
+                starts.sort_unstable();
+                starts.dedup();
+                assert_eq!(starts.len(), all, "{order:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn shorter_samples_take_what_an_epoch_has_left_and_longer_ones_wait_for_the_next() {
+        let data = counting(8 * 6 + 1);
+        for order in [Order::Epochs, Order::Sequential] {
+            let before = Sampler::new(1, order, 8, 2);
+            let after = Sampler::new(1, order, 4, 4).going_on(2, before.position(2));
+            assert_eq!(after.check_epoch(&data), Ok(()));
+            let first = (0..2).flat_map(|step| (0..2).map(move |i| (step, i)));
+            let mut seen: Vec<u32> =
+                first.flat_map(|(step, i)| before.sample(&data, step, i).unwrap().0).collect();
+            seen.extend((0..4).flat_map(|i| after.sample(&data, 2, i).unwrap().0));
+            seen.sort_unstable();
+            assert_eq!(seen, (0..48).collect::<Vec<u32>>(), "{order:?}");
+            let longer = |step| Sampler::new(1, order, 16, 1).going_on(step, before.position(step));
+            let refused = longer(2).check_epoch(&data);
+            let middle = InMiddleOfEpoch { origin: data.origin().to_owned(), seq: 8, left: 2 };
+            let expected = if order == Order::Epochs { Err(middle) } else { Ok(()) };
+            assert_eq!(refused, expected);
+            assert_eq!(longer(3).check_epoch(&data), Ok(()), "an epoch's end takes any length");
+        }
     }
 
     #[test]

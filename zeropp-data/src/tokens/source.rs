@@ -10,6 +10,7 @@ use super::fingerprint::Fingerprint;
 use super::ids;
 use super::loss_mask::{self, LossMask};
 use super::megatron::{self, Index};
+use super::sample::Hidden;
 use crate::choices::Tokenizer;
 
 /// A story written for this project. It stays as it is, since losses of tests follow from it.
@@ -168,6 +169,49 @@ impl Source {
         let mask = self.mask.as_ref()?;
         let at = |i: usize| self.used.0 + (start + i) % self.len();
         Some((0..len).map(|i| mask.is_scored(at(i))).collect())
+    }
+
+    /// Whether any of its tokens is scored with what is `hidden`. Looks for the first one.
+    ///
+    /// # Errors
+    /// As [`tokens`](Self::tokens).
+    pub(super) fn scores_any(&self, hidden: Hidden) -> Result<bool, DataError> {
+        let (first, len) = self.used;
+        let mask = self.mask.as_ref().filter(|_| hidden.by_loss_mask);
+        // The first token is a target of none.
+        let mut at = first + 1;
+        while let Some(marked) = mask.map_or(Some(at), |mask| mask.next(at, first + len)) {
+            if marked >= first + len {
+                break;
+            }
+            let begins = match hidden.end {
+                _ if !hidden.documents => false,
+                Some(end) => self.tokens(marked - first - 1, 1)? == [end],
+                None => !self.document_starts(marked - first, 1).is_empty(),
+            };
+            if !begins {
+                return Ok(true);
+            }
+            at = marked + 1;
+        }
+        Ok(false)
+    }
+
+    /// What the files beside one of ids say of it, in words; nothing of text.
+    pub(super) fn beside(&self, by_loss_mask: bool) -> Option<String> {
+        if self.is_bytes() && self.index.is_none() {
+            return None;
+        }
+        let documents = match &self.index {
+            Some(index) => format!("its .idx has {} documents", index.documents()),
+            None => "it has no .idx".into(),
+        };
+        let scored = match &self.mask {
+            Some(_) if by_loss_mask => "its .mask says which tokens are scored",
+            Some(_) => "its .mask is not used (loss-mask = false): every token is scored",
+            None => "it has no .mask: every token is scored",
+        };
+        Some(format!("data = {}: {documents}, and {scored}", self.origin))
     }
 
     /// Number of tokens.

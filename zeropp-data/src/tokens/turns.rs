@@ -33,6 +33,14 @@ impl Turns {
         Turns { row, each }
     }
 
+    /// How many of the first `n` samples of a run are those of `source`.
+    pub(super) fn before(&self, n: u128, source: usize) -> u128 {
+        let period = self.row.len() as u128;
+        let row = &self.row[..(n % period) as usize];
+        let begun = row.iter().filter(|(of, _)| *of == source).count() as u128;
+        n / period * u128::from(self.each[source]) + begun
+    }
+
     /// The source of sample `n` of a run, and which of that source's own samples it is.
     pub(super) fn of(&self, n: u128) -> (usize, u128) {
         let period = self.row.len() as u128;
@@ -102,6 +110,7 @@ mod tests {
                 let (source, i) = turns.of(n);
                 prop_assert!(next[source].is_none_or(|next| next == i));
                 next[source] = Some(i + 1);
+                prop_assert_eq!((turns.before(n, source), turns.before(n + 1, source)), (i, i + 1));
                 let share = (n + 1) as f64 * weights[source] / total;
                 // Half a turn of at least 20 in the row from rounding, and one from each source.
                 let near = weights.len() as f64 + share * 0.03;
