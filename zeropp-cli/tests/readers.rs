@@ -97,9 +97,8 @@ fn scaled_rope_is_read_beside_rope_parameters_and_written_for_both_versions() {
     assert!(said.contains("again: 21 tensors") && !said.contains("step"), "{said}");
     let again = config(&at.join("again"));
     assert_eq!(again["rope_scaling"], again["rope_parameters"]);
-    assert_eq!((&again["rope_theta"], &again["rope_scaling"]["rope_type"]), {
-        (&json!(10_000.0), &json!("yarn"))
-    });
+    assert_eq!(again["rope_theta"], json!(10_000.0));
+    assert_eq!(again["rope_scaling"]["rope_type"], json!("yarn"));
     assert_eq!(loss("eval again --data text --seq 16"), scaled);
 }
 
