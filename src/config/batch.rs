@@ -8,6 +8,12 @@ use super::{Config, ConfigError, Deal};
 /// Letters that a number may end with.
 const UNITS: [(char, f64); 4] = [('k', 1e3), ('K', 1e3), ('M', 1e6), ('G', 1e9)];
 
+/// What a value that is no batch is told, and what would work.
+const EXPECTED: (&str, &str) = (
+    "expected samples or tokens of a step over all ranks",
+    "use a number such as 512, 512 samples, 524288 tokens or 0.5M tokens",
+);
+
 /// A batch as it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum GlobalBatch {
@@ -35,6 +41,26 @@ impl GlobalBatch {
             _ => None,
         }
     }
+}
+
+/// The samples of a step that `global-batch` = `text` asks for, of `seq` tokens each, for a plan
+/// over `ranks`, which have no layout yet: a number of tokens is rounded to as many samples for
+/// each rank where there is one for each, else to whole samples.
+///
+/// # Errors
+/// A text that `global-batch` does not take.
+pub fn samples_of(text: &str, seq: usize, ranks: usize) -> Result<usize, ConfigError> {
+    let refused = || ConfigError::value("global-batch", text, EXPECTED.0, EXPECTED.1);
+    let samples = match GlobalBatch::parse(text).ok_or_else(refused)? {
+        GlobalBatch::Samples(samples) => samples,
+        GlobalBatch::Tokens(tokens) => {
+            let near = |each: u64| (tokens.saturating_add(each / 2) / each).saturating_mul(each);
+            let (seq, ranks) = (seq.max(1) as u64, ranks.max(1) as u64);
+            let whole = near(seq.saturating_mul(ranks)) / seq;
+            if whole > 0 { whole } else { (near(seq) / seq).max(1) }
+        }
+    };
+    usize::try_from(samples).map_err(|_| refused())
 }
 
 impl Config {
@@ -118,8 +144,7 @@ impl Config {
         let wrong =
             |problem: String, help: &str| ConfigError::value("global-batch", text, problem, help);
         let Some(batch) = GlobalBatch::parse(text) else {
-            let help = "use a number such as 512, 512 samples, 524288 tokens or 0.5M tokens";
-            return Err(wrong("expected samples or tokens of a step over all ranks".into(), help));
+            return Err(wrong(EXPECTED.0.into(), EXPECTED.1));
         };
         check(self.schedule_file().is_none(), || {
             let problem = "a schedule file says its micro-batches itself".into();

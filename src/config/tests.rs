@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use zeropp_core::data::Dataset;
 
+use super::followed::followed;
 use super::*;
 
 fn config(toml: &str) -> Config {
@@ -67,8 +68,10 @@ fn defaults_are_those_of_the_field() {
 /// Settings that are refused, each with how its message begins.
 fn refused(cases: &[(&str, &str)]) {
     for (toml, message) in cases {
-        let error = config(toml).validate().expect_err(toml).to_string();
+        let config = config(toml);
+        let error = config.validate().expect_err(toml).to_string();
         assert!(error.starts_with(message), "{toml}: {error}");
+        followed(&config, &error);
     }
 }
 

@@ -308,7 +308,8 @@ fn late(job: &Job, models: &mut Models, first: &Ranked) -> Option<LateUpdates> {
 fn impossible(job: &Job, leanest: Option<&Planned>, ranked: usize) -> PlanError {
     let Some(planned) = leanest else {
         return PlanError::new(format!(
-            "memory = {}: none of {ranked} layouts fits",
+            "memory = {}: none of {ranked} layouts fits, or their steps are too long to simulate; \
+             use more GPUs, or rates in FLOP/s and bytes/s, such as flops_per_s = 312e12",
             in_words(job.memory)
         ));
     };
