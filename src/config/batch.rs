@@ -45,7 +45,8 @@ impl GlobalBatch {
 
 /// The samples of a step that `global-batch` = `text` asks for, of `seq` tokens each, for a plan
 /// over `ranks`, which have no layout yet: a number of tokens is rounded to as many samples for
-/// each rank where there is one for each, else to whole samples.
+/// each rank where there is one for each, and to a multiple of 2, 4, .. of that within a per cent;
+/// else to whole samples.
 ///
 /// # Errors
 /// A text that `global-batch` does not take.
@@ -54,10 +55,18 @@ pub fn samples_of(text: &str, seq: usize, ranks: usize) -> Result<usize, ConfigE
     let samples = match GlobalBatch::parse(text).ok_or_else(refused)? {
         GlobalBatch::Samples(samples) => samples,
         GlobalBatch::Tokens(tokens) => {
-            let near = |each: u64| (tokens.saturating_add(each / 2) / each).saturating_mul(each);
             let (seq, ranks) = (seq.max(1) as u64, ranks.max(1) as u64);
-            let whole = near(seq.saturating_mul(ranks)) / seq;
-            if whole > 0 { whole } else { (near(seq) / seq).max(1) }
+            let samples = |each: u64| {
+                let each_tokens = seq.saturating_mul(each);
+                (tokens.saturating_add(each_tokens / 2) / each_tokens).saturating_mul(each)
+            };
+            let off = |samples: u64| samples.saturating_mul(seq).abs_diff(tokens);
+            // The more often 2 divides them, the more layouts there are.
+            let mut each = ranks;
+            while samples(2 * each) > 0 && off(samples(2 * each)) <= tokens / 100 {
+                each *= 2;
+            }
+            if samples(each) > 0 { samples(each) } else { samples(1).max(1) }
         }
     };
     usize::try_from(samples).map_err(|_| refused())

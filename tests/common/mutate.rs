@@ -121,6 +121,7 @@ fn swap_lines(bytes: &mut Vec<u8>, random: &mut Random) {
 
 /// Has `read` read mutations of the inputs; each is read or refused in a message of bounded length,
 /// and nothing panics. `read` returns whether it was read.
+#[allow(dead_code, reason = "not every test reads in its own process")]
 pub(crate) fn read_or_refused(
     kind: &str,
     inputs: &[&[u8]],

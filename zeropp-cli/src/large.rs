@@ -1,7 +1,8 @@
 //! What making and simulating a large schedule takes, said before it is done.
 
+use zeropp::pipeline::schedules::ACTIONS_MAX;
+
 use crate::figures::{bytes, duration};
-use crate::stderr;
 
 /// Measured on one core of a server: of an action, and of a pair of ranks.
 const ACTION_S: f64 = 2e-6;
@@ -14,18 +15,20 @@ const WORTH_SAYING_S: f64 = 5.0;
 /// in how much memory, where that is much.
 pub(crate) fn announce(pp: usize, virtual_stages: usize, micro_batches: usize) {
     if let Some(line) = words(pp, virtual_stages, micro_batches) {
-        stderr::tell(&line);
+        tracing::warn!("{line}");
     }
 }
 
 fn words(pp: usize, virtual_stages: usize, micro_batches: usize) -> Option<String> {
     let stages = pp.saturating_mul(virtual_stages);
     let actions = stages.saturating_mul(micro_batches).saturating_mul(3);
+    // More are refused.
+    let actions = Some(actions).filter(|actions| *actions <= ACTIONS_MAX)?;
     let seconds = actions as f64 * ACTION_S + (pp as f64).powi(2) * PAIR_OF_RANKS_S;
     let memory = bytes((actions as u64).saturating_mul(ACTION_BYTES));
     (seconds >= WORTH_SAYING_S).then(|| {
         format!(
-            "note: pp {pp} x virtual {virtual_stages} x micro-batches {micro_batches}: the \
+            "pp {pp} x virtual {virtual_stages} x micro-batches {micro_batches}: the \
              schedule takes about {} and {memory} to make and to simulate",
             duration(seconds)
         )

@@ -20,12 +20,20 @@ fn is_control(c: char) -> bool {
     turns || c.is_control() && !matches!(c, '\n' | '\t')
 }
 
-/// Runs a command, and looks at all that it says.
+/// Runs a command, and looks for control characters in all that it says.
 fn run(dir: &Path, line: &str) -> Outcome {
     let outcome = zeropp(dir, line);
     for said in [&outcome.out, &outcome.err] {
         let bad = said.chars().find(|c| is_control(*c));
         assert_eq!(bad, None, "{line}: {}", said.escape_debug());
+    }
+    outcome
+}
+
+/// The same of a command whose settings are its own: a name in a file begins no line, either.
+fn run_without_forged_lines(dir: &Path, line: &str) -> Outcome {
+    let outcome = run(dir, line);
+    for said in [&outcome.out, &outcome.err] {
         assert!(!said.lines().any(|l| l.starts_with("error: forged")), "{line}: {said}");
     }
     outcome
@@ -86,9 +94,9 @@ fn what_a_file_says_does_not_command_the_terminal() {
         "inspect model",
         "run --model ./model/ --dry-run",
     ] {
-        run(dir, line);
+        run_without_forged_lines(dir, line);
     }
-    run(dir, &format!("{PLAN} --against r.jsonl"));
+    run_without_forged_lines(dir, &format!("{PLAN} --against r.jsonl"));
     let said = run(dir, "schedule --kind 1f1b --pp 2 --costs c.json").err;
     assert!(said.contains("A\\u001b]0;pwned\\u0007B"), "it is spelled: {said}");
 }
@@ -118,4 +126,49 @@ fn damaged_files_end_with_exit_code_2_and_a_short_message() {
             assert!(outcome.err.len() <= MESSAGE_MAX, "{line}: {outcome:?} on {shown}");
         }
     }
+}
+
+#[test]
+fn what_is_beyond_a_limit_is_refused_at_once_with_the_field_and_the_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    for (line, said) in [
+        ("generate m --prompt a --max-tokens 16777217", "max-tokens = 16777217: does not work; "),
+        (
+            "schedule --kind auto --pp 2 --micro-batches 4 --evaluations 99999999999999",
+            "evaluations = 99999999999999: the search would take more than three hours; use at",
+        ),
+        (
+            "schedule --kind 1f1b --pp 1024 --micro-batches 40000",
+            "micro-batches = 40000: with pp = 1024 and virtual = 1 schedule 1f1b has more than",
+        ),
+        (
+            "run --pp 1024 --layers 2048 --micro-batches 40000 --dry-run",
+            "micro-batches = 40000: with pp = 1024 and virtual = 2 schedule zeropp has more than",
+        ),
+        ("run --bf16", "--bf16: zeropp has no flag of this name; use `--precision bf16`"),
+        (
+            "plan --gpus 4 --global-batch 1.5",
+            "global-batch = 1.5: expected samples or tokens of a step over all ranks; use a number",
+        ),
+    ] {
+        let outcome = run(dir.path(), line);
+        assert_eq!(outcome.code, Some(2), "{line}: {outcome:?}");
+        assert!(outcome.err.contains(&format!("error: {said}")), "{line}: {}", outcome.err);
+    }
+}
+
+#[test]
+fn a_batch_in_tokens_is_taken_by_a_plan_as_by_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("m.toml"), MACHINE).unwrap();
+    // 4 GPUs, samples of 32 tokens: the nearest multiple of 4 samples to 1000 tokens is 32.
+    let [tokens, samples] = ["1k tokens", "32"].map(|batch| {
+        let line = PLAN.replace("--global-batch 8", "");
+        let mut command = common::command(dir.path(), &line);
+        let output = command.args(["--global-batch", batch]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{batch}: {output:?}");
+        text
+    });
+    assert_eq!(tokens, samples);
 }

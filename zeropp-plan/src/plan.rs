@@ -1,7 +1,7 @@
 //! A plan: the best layouts with their numbers and reasons, for people and for programs.
 
 use serde::Serialize;
-use zeropp_data::files::in_words;
+use zeropp_data::files::{escaped_line, in_words};
 use zeropp_schedule::lower::OptimizerSync;
 
 use crate::PlanError;
@@ -154,7 +154,7 @@ impl Plan {
             memory: job.memory,
             global_batch: job.global_batch,
             seq: job.model.seq,
-            machine: job.machine.source.clone(),
+            machine: escaped_line(&job.machine.source).into_owned(),
             ranked: found.ranked,
             pruned: found.pruned,
             simulated: found.simulated,
