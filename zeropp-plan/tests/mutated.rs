@@ -198,7 +198,7 @@ fn masks_and_indexes_beside_data_are_read_or_refused() {
             fs::write(&beside, bytes).map_err(said)?;
             let data = Dataset::open(&bin, Tokenizer::U16).map_err(said)?;
             data.require(8).map_err(said)?;
-            let sampler = Sampler::new(7, 8, 2, Order::Random).hiding(Hidden::default());
+            let sampler = Sampler::new(7, Order::Random, 8, 2).hiding(Hidden::default());
             for index in 0..2 {
                 sampler.masked(&data, 3, index).map_err(said)?;
                 sampler.document_starts(&data, 3, index);
