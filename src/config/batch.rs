@@ -8,6 +8,12 @@ use super::{Config, ConfigError, Deal};
 /// Letters that a number may end with.
 const UNITS: [(char, f64); 4] = [('k', 1e3), ('K', 1e3), ('M', 1e6), ('G', 1e9)];
 
+/// What a value that is no batch is told, and what would work.
+const EXPECTED: (&str, &str) = (
+    "expected samples or tokens of a step over all ranks",
+    "use a number such as 512, 512 samples, 524288 tokens or 0.5M tokens",
+);
+
 /// A batch as it is asked for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum GlobalBatch {
@@ -35,6 +41,35 @@ impl GlobalBatch {
             _ => None,
         }
     }
+}
+
+/// The samples of a step that `global-batch` = `text` asks for, of `seq` tokens each, for a plan
+/// over `ranks`, which have no layout yet: a number of tokens is rounded to as many samples for
+/// each rank where there is one for each, and to a multiple of 2, 4, .. of that within a per cent;
+/// else to whole samples.
+///
+/// # Errors
+/// A text that `global-batch` does not take.
+pub fn samples_of(text: &str, seq: usize, ranks: usize) -> Result<usize, ConfigError> {
+    let refused = || ConfigError::value("global-batch", text, EXPECTED.0, EXPECTED.1);
+    let samples = match GlobalBatch::parse(text).ok_or_else(refused)? {
+        GlobalBatch::Samples(samples) => samples,
+        GlobalBatch::Tokens(tokens) => {
+            let (seq, ranks) = (seq.max(1) as u64, ranks.max(1) as u64);
+            let samples = |each: u64| {
+                let each_tokens = seq.saturating_mul(each);
+                (tokens.saturating_add(each_tokens / 2) / each_tokens).saturating_mul(each)
+            };
+            let off = |samples: u64| samples.saturating_mul(seq).abs_diff(tokens);
+            // The more often 2 divides them, the more layouts there are.
+            let mut each = ranks;
+            while samples(2 * each) > 0 && off(samples(2 * each)) <= tokens / 100 {
+                each *= 2;
+            }
+            if samples(each) > 0 { samples(each) } else { samples(1).max(1) }
+        }
+    };
+    usize::try_from(samples).map_err(|_| refused())
 }
 
 impl Config {
@@ -119,8 +154,7 @@ impl Config {
         let wrong =
             |problem: String, help: &str| ConfigError::value("global-batch", text, problem, help);
         let Some(batch) = GlobalBatch::parse(text) else {
-            let help = "use a number such as 512, 512 samples, 524288 tokens or 0.5M tokens";
-            return Err(wrong("expected samples or tokens of a step over all ranks".into(), help));
+            return Err(wrong(EXPECTED.0.into(), EXPECTED.1));
         };
         check(self.schedule_file().is_none(), || {
             let problem = "a schedule file says its micro-batches itself".into();

@@ -6,11 +6,13 @@ use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
 use super::model::is_path;
-use super::{Config, ConfigError, OPTIONS, OptionKind};
+use super::{Config, ConfigError, OPTIONS, OptionKind, foreign, lists};
 use zeropp_core::files::{escaped, escaped_line, read_text};
 
 /// Largest configuration file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+/// The most characters of a key that a message has.
+const KEY_SHOWN_MAX: usize = 100;
 /// Stands for standard output in place of a file.
 const STANDARD_OUTPUT: &str = "-";
 
@@ -23,6 +25,7 @@ impl Config {
         let text = read_text(path, FILE_BYTES_MAX)
             .map_err(|source| ConfigError::Read { path: path.into(), source })?;
         let in_file = |error| ConfigError::InFile { path: path.into(), error: Box::new(error) };
+        let text = lists::as_texts(&text).map_err(in_file)?;
         let config = Config::as_written(&text).map_err(in_file)?;
         let given: Table = text.parse().map_err(readable).map_err(in_file)?;
         let mut from_here = Table::new();
@@ -58,7 +61,8 @@ impl Config {
     /// # Errors
     /// Text that is not TOML, an unknown key, a value of the wrong type, or an unknown model.
     pub fn from_toml(text: &str) -> Result<Config, ConfigError> {
-        let config = Config::as_written(text)?;
+        let text = lists::as_texts(text)?;
+        let config = Config::as_written(&text)?;
         config.with_model_sizes(&text.parse().map_err(readable)?)
     }
 
@@ -72,8 +76,15 @@ impl Config {
                     return Err(ConfigError::value(key.get_ref(), n, "is too large", help));
                 }
             }
+            let line = line_of(text, key.span().start);
+            if value.get_ref().is_table() {
+                let help = "it is a table; the keys are the flags of `zeropp run --help`, without \
+                            tables: write `layers = 12` and no [model] above it";
+                let key = escaped_line(key.get_ref()).into();
+                return Err(ConfigError::UnknownKey { key, line, help: help.into() });
+            }
             if !OPTIONS.iter().any(|o| o.key == key.get_ref()) {
-                return Err(unknown_key(key.get_ref(), line_of(text, key.span().start)));
+                return Err(unknown_key(key.get_ref(), line));
             }
         }
         toml::from_str(text).map_err(readable)
@@ -188,12 +199,15 @@ fn unknown_key(key: &str, line: usize) -> ConfigError {
     let wanted = key.replace('_', "-").to_lowercase();
     let distance = |o: &&super::OptionInfo| edit_distance(&wanted, o.key);
     let nearest = OPTIONS.iter().min_by_key(distance).expect("there are options");
-    let help = if edit_distance(&wanted, nearest.key) <= wanted.len().max(3) / 3 {
+    let help = if let Some(advice) = foreign::lines_for(key) {
+        advice
+    } else if edit_distance(&wanted, nearest.key) <= wanted.len().max(3) / 3 {
         format!("did you mean `{}`?", nearest.key)
     } else {
         "the keys are the flags of `zeropp run --help`, without tables".into()
     };
-    ConfigError::UnknownKey { key: escaped_line(key).into(), line, help }
+    let key = escaped_line(key).chars().take(KEY_SHOWN_MAX).collect();
+    ConfigError::UnknownKey { key, line, help }
 }
 
 /// Insertions, deletions and replacements of a character that turn `a` into `b`.

@@ -8,8 +8,10 @@ mod copies;
 mod deal;
 mod error;
 mod file;
+mod foreign;
 mod kind;
 mod launch;
+mod lists;
 mod model;
 mod optimizer;
 mod options;
@@ -24,6 +26,7 @@ mod table;
 mod tuning;
 mod validate;
 
+pub use batch::samples_of;
 pub use bytes::Bytes;
 pub use choice::{
     Activation, Decay, DeviceKind, EngineKind, OnLoss, OptimizerKind, OptimizerSync, Order,
@@ -31,6 +34,7 @@ pub use choice::{
 };
 pub(crate) use deal::Deal;
 pub use error::ConfigError;
+pub use foreign::flags_for;
 pub use kind::OptionKind;
 pub(crate) use model::{is_gguf, is_path};
 pub use options::{Config, OPTIONS};
@@ -176,7 +180,11 @@ impl Config {
 }
 
 #[cfg(test)]
+mod followed;
+#[cfg(test)]
 mod model_tests;
+#[cfg(test)]
+mod mutated_tests;
 #[cfg(test)]
 mod path_tests;
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use zeropp_core::data::Dataset;
 
+use super::followed::followed;
 use super::*;
 
 fn config(toml: &str) -> Config {
@@ -67,8 +68,10 @@ fn defaults_are_those_of_the_field() {
 /// Settings that are refused, each with how its message begins.
 fn refused(cases: &[(&str, &str)]) {
     for (toml, message) in cases {
-        let error = config(toml).validate().expect_err(toml).to_string();
+        let config = config(toml);
+        let error = config.validate().expect_err(toml).to_string();
         assert!(error.starts_with(message), "{toml}: {error}");
+        followed(&config, &error);
     }
 }
 
@@ -151,6 +154,11 @@ fn micro_batches_follow_from_the_batch_of_all_ranks() {
     uneven.resolved().validate().unwrap();
     assert_eq!(uneven.resolved().samples_per_step(), 32);
     assert_eq!(of("1 token"), (1, 1024), "tokens go to all alike");
+    // For a plan: 3906.25 samples, of which 3904 are 61 times 64.
+    assert_eq!(samples_of("4M tokens", 1024, 4).unwrap(), 3904);
+    assert_eq!(samples_of("4M tokens", 4096, 2048).unwrap(), 977, "fewer than ranks");
+    assert_eq!(samples_of("1 token", 4096, 3).unwrap(), 1);
+    assert_eq!(samples_of("96", 4096, 5).unwrap(), 96);
     refused(&[
         ("global-batch = 'many'", "global-batch = many: expected samples or tokens of a step"),
         ("global-batch = '1.5'", "global-batch = 1.5: expected samples or tokens"),

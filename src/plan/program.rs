@@ -79,10 +79,7 @@ impl Resolved {
             prefetch: config.prefetch,
             recompute: config.recompute == Recompute::Full,
             replicas: config.dp > 1,
-            sync: match config.optimizer_sync {
-                OptimizerSync::Barrier => lower::OptimizerSync::Barrier,
-                OptimizerSync::Late => lower::OptimizerSync::Late,
-            },
+            sync: sync(config),
             ..LowerOptions::default()
         };
         if let Some(file) = self.file.as_ref().filter(|s| is_complete(s)) {
@@ -140,6 +137,15 @@ pub(crate) fn generator_costs(
             gathers: config.max_gathers,
             evaluations: None,
         },
+        objective: sync(config).into(),
+    }
+}
+
+/// When ranks learn the global norm.
+fn sync(config: &Config) -> lower::OptimizerSync {
+    match config.optimizer_sync {
+        OptimizerSync::Barrier => lower::OptimizerSync::Barrier,
+        OptimizerSync::Late => lower::OptimizerSync::Late,
     }
 }
 

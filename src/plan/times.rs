@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use zeropp_core::files::escaped_line;
 use zeropp_core::layer::{BatchShape, Part};
 use zeropp_pipeline::costs::{BlockTimes, Sharers, Table, check_sums};
 use zeropp_pipeline::memory::StageBytes;
@@ -50,7 +51,7 @@ impl Times {
         // The executor runs the two halves of an overlapped pair one after the other.
         costs.overlap_ns = None;
         let source = match table.measured() {
-            Some(what) => format!("measured: {} ({what})", path.display()),
+            Some(what) => format!("measured: {} ({})", path.display(), escaped_line(what)),
             None => format!("given: {}", path.display()),
         };
         Ok(Times { costs, source })

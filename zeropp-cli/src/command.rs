@@ -1,7 +1,8 @@
 //! The whole command line.
 
 use clap::Command;
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use zeropp::config::flags_for;
 
 use crate::{
     args, check, choose, compare, eval, export, generate, inspect, log, measure, paper, planning,
@@ -50,6 +51,15 @@ pub(crate) fn command() -> Command {
     log::with_flags(command)
 }
 
+/// The error of a flag that other programs have, with what it is called here.
+fn foreign(error: &clap::Error) -> Option<clap::Error> {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
+    let is_unknown = error.kind() == ErrorKind::UnknownArgument;
+    let advice = flags_for(flag).filter(|_| is_unknown)?;
+    let told = format!("{flag}: zeropp has no flag of this name; {advice}\n");
+    Some(clap::Error::raw(ErrorKind::UnknownArgument, told))
+}
+
 /// How alike a flag and what was typed must be, of 1, for the flag to be what was meant.
 const ALIKE: f64 = 0.6;
 
@@ -63,6 +73,9 @@ pub(crate) fn helpful(mut error: clap::Error) -> clap::Error {
         Some(ContextValue::String(text)) => Some(text.trim_start_matches('-').to_owned()),
         _ => None,
     };
+    if let Some(told) = foreign(&error) {
+        return told;
+    }
     let pair = text(ContextKind::InvalidArg).zip(text(ContextKind::SuggestedArg));
     let far = |(typed, suggested): (String, String)| {
         strsim::normalized_damerau_levenshtein(&typed, &suggested) < ALIKE

@@ -54,7 +54,7 @@ pub(crate) fn command() -> Command {
                 .required(true)
                 .help("What the text begins with"),
         )
-        .arg(number("max-tokens", "64", "The most tokens to write").value_parser(whole::<usize>(0)))
+        .arg(number("max-tokens", "64", "The most tokens to write").value_parser(most_tokens))
         .arg(
             number("temperature", "0", "What logits are divided by; 0 takes the likeliest token")
                 .value_parser(temperature),
@@ -85,6 +85,15 @@ pub(crate) fn command() -> Command {
                 .action(ArgAction::SetTrue)
                 .help("Begin with the prompt alone, without the tokenizer's tokens, as <s>"),
         )
+}
+
+/// The most tokens of a text: more than any model takes, and hours of writing.
+const TOKENS_MAX: usize = 1 << 20;
+
+fn most_tokens(text: &str) -> Result<usize, String> {
+    let number = whole::<usize>(0)(text)?;
+    let fits = Some(number).filter(|n| *n <= TOKENS_MAX);
+    fits.ok_or_else(|| format!("expected a whole number, at most {TOKENS_MAX}"))
 }
 
 fn temperature(text: &str) -> Result<f64, String> {

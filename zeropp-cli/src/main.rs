@@ -16,6 +16,7 @@ mod figures;
 mod find_lr;
 mod generate;
 mod inspect;
+mod large;
 mod letters;
 mod log;
 mod log_file;
@@ -39,6 +40,7 @@ mod stderr;
 mod stdout;
 mod summary;
 mod supervise;
+mod switches;
 mod tokenize;
 mod trial;
 mod values;
@@ -91,8 +93,10 @@ fn incomplete(error: &std::io::Error) -> Failure {
 fn main() -> ExitCode {
     allocator::keep_pages();
     signals::prepare();
+    let command = command::command();
+    let words = switches::joined(&command, std::env::args_os());
     let matches =
-        command::command().try_get_matches().unwrap_or_else(|e| command::helpful(e).exit());
+        command.try_get_matches_from(words).unwrap_or_else(|e| command::helpful(e).exit());
     let voice = log::start(&matches);
     let result = match matches.subcommand() {
         Some(("run", matches)) => {
@@ -129,7 +133,7 @@ fn main() -> ExitCode {
                 // It may quote a file, which is not to command the terminal.
                 message => {
                     log_file::write(format!("error: {}\n", escaped(message)).as_bytes());
-                    stderr::tell(&format!("{}{}", log::label(Level::ERROR), escaped(message)));
+                    stderr::tell_labelled(&log::label(Level::ERROR), message);
                 }
             }
             ExitCode::from(failure.code)

@@ -119,7 +119,10 @@ fn cluster_args() -> Vec<Arg> {
             .value_name("NAME|FILE")
             .default_value("a100")
             .help("a100, a800, h100, h200, or a file of costs with rates"),
-        number("global-batch", "N", "Samples of a step, of all ranks [default: the file's]"),
+        Arg::new("global-batch")
+            .long("global-batch")
+            .value_name("SAMPLES|TOKENS")
+            .help("Samples of a step, of all ranks, or `4M tokens` [default: the file's]"),
         Arg::new("cpu")
             .long("cpu")
             .action(ArgAction::SetTrue)

@@ -20,7 +20,7 @@ use crate::progress::Progress;
 use crate::samples::Samples;
 use crate::shell::quoted;
 use crate::supervise::COPIES_VARIABLE;
-use crate::{Failure, emulate, find_lr, pages, plan, stdout, summary};
+use crate::{Failure, emulate, find_lr, large, pages, plan, stdout, summary};
 
 /// Most steps of which a plan draws the learning rate.
 const PLANNED_POINTS: u64 = 1000;
@@ -75,6 +75,9 @@ pub(crate) fn run(run: Run, wish: Option<Wish>, voice: Voice) -> Result<(), Fail
     }
     if let Some(costs) = config.emulate.as_ref().filter(|_| !run.dry_run) {
         return emulate::run(&config, costs);
+    }
+    if config.has_rank_0()? && config.validate().is_ok() {
+        large::announce(config.pp, config.virtual_stages(), config.micro_batches());
     }
     let trainer = Trainer::new(config.clone())?;
     // A launcher whose processes would each train all by themselves is refused here.

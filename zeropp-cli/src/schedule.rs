@@ -14,6 +14,7 @@ mod output;
 use std::path::PathBuf;
 
 use clap::ArgMatches;
+use zeropp_core::files::escaped;
 
 pub(crate) use args::{command, kinds};
 pub(crate) use cost_args::{CostFlags, cost_args};
@@ -59,7 +60,7 @@ fn deliver(out: Option<&PathBuf>, text: &[u8]) -> Result<(), Failure> {
     match out {
         Some(path) => write(path, text),
         None => {
-            stdout::print(text);
+            stdout::print(escaped(&String::from_utf8_lossy(text)).as_bytes());
             Ok(())
         }
     }

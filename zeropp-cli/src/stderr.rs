@@ -2,8 +2,17 @@
 
 use std::io::Write;
 
+use zeropp_core::files::escaped;
+
 /// Writes a line there. Where that fails, as on a full disk or a terminal that was closed, nobody
 /// is left who could be told: it is no reason to end a run, or what supervises one.
+/// What the line quotes of a file cannot command the terminal.
 pub(crate) fn tell(line: &str) {
-    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+    tell_labelled("", line);
+}
+
+/// The same behind a label of our own, which may have a colour.
+pub(crate) fn tell_labelled(label: &str, line: &str) {
+    let line = escaped(line);
+    let _ = std::io::stderr().write_all(format!("{label}{line}\n").as_bytes());
 }

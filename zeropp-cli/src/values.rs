@@ -101,6 +101,13 @@ mod tests {
                     assert!(said.starts_with(&first), "{} {said}", sub.get_name());
                     assert!(said.contains("; use "), "{} {said}", sub.get_name());
                     assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+                    if bad == "abc" {
+                        // Advice can be followed: a word of it is a value that the flag takes.
+                        let advice = said.split("; use ").nth(1).unwrap_or_default();
+                        let mut words = advice.split([' ', ',', '\n']).filter(|w| !w.is_empty());
+                        let works = |word: &str| told(sub.get_name(), &flag, word).is_none();
+                        assert!(words.any(works), "{} --{flag}: {said}", sub.get_name());
+                    }
                     told_of += 1;
                 }
             }

@@ -3,6 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde::Serialize;
+use zeropp_schedule::costs::check_sums;
 use zeropp_schedule::ir::{Action, Schedule};
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
 use zeropp_schedule::schedules::{self, Shape, generate_with_costs};
@@ -147,7 +148,11 @@ impl<'a> Simulation<'a> {
         sync: OptimizerSync,
     ) -> Result<Simulation<'a>, PlanError> {
         let costs = simulator(job, layout, stages);
-        let weighed = schedules::Costs::from(&costs);
+        check_sums(&costs, layout.shape().micro_batches).map_err(|e| {
+            let help = "use rates in FLOP/s and bytes/s, such as flops_per_s = 312e12";
+            PlanError::new(format!("machine: {e}; {help}"))
+        })?;
+        let weighed = schedules::Costs::from(&costs).with_objective(sync.into());
         let program = |micro_batches: usize| {
             let shape = Shape { micro_batches, ..layout.shape() };
             let shape = Shape { unit: shape.unit.min(micro_batches), ..shape };

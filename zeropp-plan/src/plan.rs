@@ -1,7 +1,7 @@
 //! A plan: the best layouts with their numbers and reasons, for people and for programs.
 
 use serde::Serialize;
-use zeropp_data::files::in_words;
+use zeropp_data::files::{escaped_line, in_words};
 use zeropp_schedule::lower::OptimizerSync;
 
 use crate::PlanError;
@@ -154,7 +154,7 @@ impl Plan {
             memory: job.memory,
             global_batch: job.global_batch,
             seq: job.model.seq,
-            machine: job.machine.source.clone(),
+            machine: escaped_line(&job.machine.source).into_owned(),
             ranked: found.ranked,
             pruned: found.pruned,
             simulated: found.simulated,
@@ -308,7 +308,8 @@ fn late(job: &Job, models: &mut Models, first: &Ranked) -> Option<LateUpdates> {
 fn impossible(job: &Job, leanest: Option<&Planned>, ranked: usize) -> PlanError {
     let Some(planned) = leanest else {
         return PlanError::new(format!(
-            "memory = {}: none of {ranked} layouts fits",
+            "memory = {}: none of {ranked} layouts fits, or their steps are too long to simulate; \
+             use more GPUs, or rates in FLOP/s and bytes/s, such as flops_per_s = 312e12",
             in_words(job.memory)
         ));
     };

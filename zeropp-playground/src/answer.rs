@@ -173,12 +173,16 @@ impl Wanted {
         let limits = Limits { evaluations, ..Limits::default() };
         let (mem_limit, costs_of) = (self.limit, schedules::Costs::from(&costs));
         let weighed = schedules::Costs { mem_limit, limits, ..costs_of };
-        let made = generate_with_costs(kind, &shape, &weighed).map_err(|e| e.to_string())?;
         let options = LowerOptions {
             recompute: self.recompute,
             prefetch: self.prefetch,
             ..LowerOptions::default()
         };
+        let weighed = match self.lower {
+            true => weighed.with_objective(options.sync.into()),
+            false => weighed,
+        };
+        let made = generate_with_costs(kind, &shape, &weighed).map_err(|e| e.to_string())?;
         let schedule = if self.lower { lower(&made, &options) } else { made };
         run(shape, schedule, costs)
     }

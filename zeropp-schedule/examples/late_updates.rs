@@ -6,7 +6,7 @@
 
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
 use zeropp_schedule::metrics::Metrics;
-use zeropp_schedule::schedules::{Costs, Kind, Limits, Shape, generate_with_costs};
+use zeropp_schedule::schedules::{Costs, Kind, Limits, Objective, Shape, generate_with_costs};
 use zeropp_schedule::simulate::{self, simulate, step_period_ns};
 
 /// Pipeline ranks, micro-batches, and a rank's F, B, W and a message in ns.
@@ -62,6 +62,7 @@ fn row(
         mem_w: vec![-1; stages],
         mem_limit: (kind == "auto").then_some((4 * shape.pp as u64 * v) as i64),
         limits: Limits { evaluations: Some(EVALUATIONS), ..Limits::default() },
+        objective: Objective::OwnSpan,
     };
     let made = generate_with_costs(kind, shape, &costs)?;
     let costs =

@@ -57,7 +57,10 @@ impl Import {
             let Some(tensor) = weights.find(&stored) else {
                 let problem = format!("it has no tensor {stored}, and the model has");
                 let help = match parameter.name == HEAD {
-                    true => "use tied = true if its head is the embedding",
+                    true => {
+                        "if its head is the embedding use tied = true, or where a config.json \
+                         describes the model set tie_word_embeddings = true there"
+                    }
                     false => "use the model's own settings (its config.json), or other weights",
                 };
                 return Err(wrong(weights.path(), problem, help));

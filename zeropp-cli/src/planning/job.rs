@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::ArgMatches;
 use zeropp::config::{
     Bytes, DeviceKind, EngineKind, OptimizerKind, OptimizerSync, PackWeights, Precision, Table,
-    Value,
+    Value, samples_of,
 };
 use zeropp::pipeline::costs::Machine;
 use zeropp::pipeline::lower;
@@ -81,9 +81,10 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<Asked, Failure> {
     let of_file = config.rank_memory.map(|gib| (gib * (1u64 << 30) as f64) as u64);
     let memory = matches.get_one::<Bytes>("memory").map(|bytes| bytes.0).or(of_file);
     let fixed = fixed(matches, &config, &has);
+    let gpus = size("gpus").expect("required");
     let job = Job {
-        gpus: size("gpus").expect("required"),
-        global_batch: global_batch(size("global-batch"), &config)?,
+        gpus,
+        global_batch: global_batch(matches.get_one("global-batch"), &config, gpus)?,
         memory: memory.unwrap_or(usable),
         compute: compute(&config, device, precision, model.seq),
         moments: moments(&config),
@@ -165,22 +166,15 @@ pub(crate) fn sync(config: &Config) -> lower::OptimizerSync {
     }
 }
 
-/// Samples of a step: the flag's, else the file's.
-fn global_batch(flag: Option<usize>, config: &Config) -> Result<usize, Failure> {
-    if let Some(samples) = flag {
-        return Ok(samples);
-    }
-    let Some(asked) = &config.global_batch else {
+/// Samples of a step on so many devices: the flag's, else the file's.
+fn global_batch(flag: Option<&String>, config: &Config, gpus: usize) -> Result<usize, Failure> {
+    let Some(asked) = flag.or(config.global_batch.as_ref()) else {
         return Err(Failure::bad_input(
             "global-batch is missing: a plan needs to know the samples of a step, of all ranks, \
              such as --global-batch 64",
         ));
     };
-    asked.parse().map_err(|_| {
-        Failure::bad_input(format!(
-            "global-batch = {asked}: a plan takes samples; use a whole number, such as 64"
-        ))
-    })
+    samples_of(asked, config.seq, gpus).map_err(Failure::bad_input)
 }
 
 /// What the optimizer of these settings keeps of each element, and a mean of the weights.

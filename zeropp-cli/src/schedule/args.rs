@@ -295,7 +295,9 @@ fn program_args() -> [Arg; 5] {
             .long_help(
                 "When ranks learn the global norm, with --lower: at a barrier before every update, \
                  or late, in the next step's warm-up (Zero Bubble's post-validation). Late is \
-                 simulated where no update has to be taken back.",
+                 simulated where no update has to be taken back. Kinds that choose between orders \
+                 take the one whose step is the shortest so; without --lower, the one with the \
+                 smallest largest own span, as their papers count.",
             ),
         number("simulate-steps", "N", "Steps that are simulated and drawn, one after the other")
             .default_value("1"),

@@ -129,6 +129,7 @@ impl Priced {
             mem_w: change.w,
             mem_limit: None,
             limits: schedules::Limits::default(),
+            objective: schedules::Objective::default(),
         };
         let simulator = simulator(&generator, &change.input, times.overlap.map(|t| unit.units(&t)));
         let memory_unit = if memory.in_bytes { MemoryUnit::Bytes } else { MemoryUnit::Units };

@@ -6,6 +6,7 @@ use serde_json::Value;
 use zeropp::pipeline::costs::{ALONE, Table, check_sums};
 use zeropp::pipeline::timeline::MemoryUnit;
 use zeropp::read_costs;
+use zeropp_core::files::escaped_line;
 
 use super::cost_args::{CostFlags, PerStage};
 use super::costs::{Changes, Priced};
@@ -35,7 +36,7 @@ pub(super) fn priced(
     let costs = table.of(stages, ALONE, None).map_err(|e| fail(e.to_string()))?;
     check_sums(&costs, micro_batches).map_err(|e| fail(e.to_string()))?;
     let source = match table.measured() {
-        Some(what) => format!("costs measured: {} ({what})", path.display()),
+        Some(what) => format!("costs measured: {} ({})", path.display(), escaped_line(what)),
         None => format!("costs given: {}", path.display()),
     };
     let over = match flags.typed[..] {

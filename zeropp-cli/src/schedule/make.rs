@@ -8,7 +8,7 @@ use zeropp::pipeline::metrics::Metrics;
 use zeropp::pipeline::report::measures;
 use zeropp::pipeline::schedules::budgeted::{auto, default_evaluations};
 use zeropp::pipeline::schedules::{
-    Costs, Kind, Limits, Shape, StepForm, default_unit, generate_with_costs, unit_note,
+    Costs, Kind, Limits, Objective, Shape, StepForm, default_unit, generate_with_costs, unit_note,
     zeropp_auto_unit,
 };
 use zeropp::pipeline::simulate::{simulate, simulate_steps};
@@ -19,7 +19,7 @@ use super::args::{Limit, Request};
 use super::costs::Priced;
 use super::decimal::Unit;
 use super::{detour, facts};
-use crate::Failure;
+use crate::{Failure, large};
 
 /// A schedule with all that is known about it.
 pub(super) struct Made {
@@ -85,6 +85,25 @@ fn keeps_to_kind(request: &Request, kind: &str) -> Result<(), Failure> {
     }
 }
 
+/// F and B that a search may time: three hours or so.
+const SEARCHED_MAX: u64 = 400_000_000_000;
+
+/// Refuses a search that would not end within hours.
+fn searches_for_hours_at_most(request: &Request, kind: &str, shape: &Shape) -> Result<(), Failure> {
+    let Some(evaluations) = request.limits.evaluations.filter(|_| kind == "auto") else {
+        return Ok(());
+    };
+    let letters = 2 * (shape.stages() as u64).saturating_mul(shape.micro_batches as u64);
+    let most = (SEARCHED_MAX / letters.max(1)).max(1);
+    if evaluations <= most {
+        return Ok(());
+    }
+    Err(Failure::bad_input(format!(
+        "evaluations = {evaluations}: the search would take more than three hours; use at most \
+         {most}"
+    )))
+}
+
 /// Generates, lowers if asked, verifies and simulates.
 pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, Failure> {
     keeps_to_kind(request, kind)?;
@@ -95,11 +114,16 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
             shape.pp, shape.virtual_stages
         ))
     })?;
+    searches_for_hours_at_most(request, kind, &shape)?;
+    large::announce(shape.pp, shape.virtual_stages, shape.micro_batches);
     let all = shape.micro_batches.saturating_mul(request.replicas.unwrap_or(1));
     let mut priced = Priced::new(&request.costs, stages, all)?;
     let limit = request.limit.map(|limit| units_of(limit, &shape, &priced));
     priced.generator.mem_limit = limit;
     priced.generator.limits = request.limits;
+    if let Some(options) = &request.lower {
+        priced.generator.objective = options.sync.into();
+    }
     let (shape, schedule, found) = match request.replicas {
         None => generated(request, kind, shape, &priced)?,
         Some(replicas) => {
@@ -162,7 +186,11 @@ fn generated(
         let limits = Limits { evaluations: Some(evaluations), ..costs.limits };
         let costs = Costs { limits, ..costs.clone() };
         let found = auto(&shape, &costs).map_err(Failure::bad_input)?;
-        let line = format!("search: largest own span's bubble {found}");
+        let of = match costs.objective {
+            Objective::OwnSpan => "largest own span's",
+            Objective::Makespan => "whole step's",
+        };
+        let line = format!("search: {of} bubble {found}");
         return Ok((shape, found.schedule, Some(line)));
     }
     if kind == "zeropp-auto" && request.unit.is_none() && costs.mem_limit.is_some() {

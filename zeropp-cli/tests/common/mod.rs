@@ -5,6 +5,7 @@ use std::process::{Command, Output};
 
 /// What a command left behind.
 #[allow(dead_code, reason = "not every test file runs a command to its end at once")]
+#[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) code: Option<i32>,
     pub(crate) out: String,

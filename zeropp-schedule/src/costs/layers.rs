@@ -36,10 +36,10 @@ impl Table {
                 let works = "a layer has one number for all stages";
                 return Err(CostsError::found(key, value, works));
             };
-            let whole = one.fract() == 0.0;
-            let of_stage = |n: &usize| match whole {
-                true => Value::from(one as i64 * *n as i64),
-                false => Value::from(one * *n as f64),
+            let whole = (one.fract() == 0.0).then_some(one as i64);
+            let of_stage = |n: &usize| match whole.and_then(|one| one.checked_mul(*n as i64)) {
+                Some(whole) => Value::from(whole),
+                None => Value::from(one * *n as f64),
             };
             table.set(key, layers.iter().map(of_stage).collect());
         }

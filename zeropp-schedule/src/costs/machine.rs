@@ -55,8 +55,46 @@ const SHARED: [&str; 5] =
     ["zero3_bytes_per_s", "replica_bytes_per_s", "bytes_per_s", "t_comm", "measured"];
 /// No device does as much in a second.
 const RATE_MAX: f64 = 1e21;
+/// Floating-point operations in a second: less than this is another unit.
+const FLOPS: Range = Range {
+    least: 1e6,
+    most: RATE_MAX,
+    what: "a rate in FLOP/s, from 1e6 to 1e21: 312 TFLOP/s is 312e12",
+};
+/// Bytes in a second.
+const BYTES_PER_S: Range = Range {
+    least: 1e3,
+    most: RATE_MAX,
+    what: "a rate in bytes/s, from 1e3 to 1e21: 300 GB/s is 300e9",
+};
+/// Bytes.
+const MEMORY: Range =
+    Range { least: 1e6, most: RATE_MAX, what: "bytes, from 1e6 to 1e21: 80 GB is 80e9" };
 /// A day, in us.
-const LATENCY_MAX: f64 = 86_400e6;
+const LATENCY: Range = Range {
+    least: 0.0,
+    most: 86_400e6,
+    what: "microseconds, from 0 to 86400e6, which is a day: 2 ms is 2000",
+};
+const SHARE: Range =
+    Range { least: f64::MIN_POSITIVE, most: 1.0, what: "a share, more than 0 and at most 1" };
+/// Devices or ranks of a node.
+const OF_NODE: Range =
+    Range { least: 1.0, most: 65536.0, what: "how many there are in a node, from 1 to 65536" };
+
+/// The numbers that a key takes, and in words with their unit.
+#[derive(Clone, Copy)]
+struct Range {
+    least: f64,
+    most: f64,
+    what: &'static str,
+}
+
+impl Range {
+    fn has(&self, number: f64) -> bool {
+        (self.least..=self.most).contains(&number)
+    }
+}
 
 /// The rates of one machine. All are those of one rank, which has a device of its own.
 #[derive(Clone, Debug, PartialEq)]
@@ -126,88 +164,59 @@ impl Table {
                 SHARED.join(", ")
             )));
         }
-        let inside = self.rate("zero3_bytes_per_s", None)?;
-        let between = self.rate("replica_bytes_per_s", Some(inside))?;
-        let share = self.number("flops_share", Some(1.0), (f64::MIN_POSITIVE, 1.0), "a share")?;
-        let per_node = self.number("per_node", Some(8.0), (1.0, 65536.0), "devices in a node")?;
-        let latency = |key| self.number(key, Some(0.0), (0.0, LATENCY_MAX), "microseconds");
+        let bytes = |key, missing| self.number(key, missing, BYTES_PER_S);
+        let flops = |key| self.number(key, None, FLOPS);
+        let latency = |key| Ok::<_, CostsError>(self.number(key, Some(0.0), LATENCY)? / 1e6);
+        let inside = bytes("zero3_bytes_per_s", None)?;
+        let between = bytes("replica_bytes_per_s", Some(inside))?;
         let text = |key: &str| self.keys.get(key).and_then(Value::as_str).map(String::from);
         let source = text("source").or_else(|| self.measured.clone());
-        let passes = self.rate("memory_bytes_per_s", None)?;
+        let passes = bytes("memory_bytes_per_s", None)?;
         let head = self.keys.contains_key("head_flops_per_s");
         let at_once = self.keys.contains_key("ranks_at_once");
-        let ranks = || self.number("ranks_at_once", None, (1.0, 65536.0), "ranks of a node");
+        let ranks = || self.number("ranks_at_once", None, OF_NODE);
         Ok(Machine {
             source: source.unwrap_or_else(|| "given by hand".into()),
-            flops_per_s: self.rate("flops_per_s", None)?,
-            flops_share: share,
-            memory_bytes: self.rate("memory_bytes", None)?,
+            flops_per_s: flops("flops_per_s")?,
+            flops_share: self.number("flops_share", Some(1.0), SHARE)?,
+            memory_bytes: self.number("memory_bytes", None, MEMORY)?,
             memory_bytes_per_s: passes,
-            per_node: per_node as usize,
+            per_node: self.number("per_node", Some(8.0), OF_NODE)? as usize,
             zero3_bytes_per_s: inside,
-            reduce_bytes_per_s: self.rate("reduce_bytes_per_s", Some(inside))?,
+            reduce_bytes_per_s: bytes("reduce_bytes_per_s", Some(inside))?,
             replica_bytes_per_s: between,
-            bytes_per_s: self.rate("bytes_per_s", Some(between))?,
-            message_s: latency("t_comm")? / 1e6,
-            collective_s: latency("t_collective")? / 1e6,
-            layer_s: latency("t_layer")? / 1e6,
-            block_flops_per_s: self.of_block(
-                "block_flops_per_s",
-                "what F, B, W and R of a block do in a second",
-                (1.0, RATE_MAX),
-            )?,
-            block_s: self
-                .of_block("t_block", "microseconds of a block's F, B, W and R", (0.0, LATENCY_MAX))?
-                .map_or([0.0; 4], |us| us.map(|us| us / 1e6)),
-            head_flops_per_s: head.then(|| self.rate("head_flops_per_s", None)).transpose()?,
+            bytes_per_s: bytes("bytes_per_s", Some(between))?,
+            message_s: latency("t_comm")?,
+            collective_s: latency("t_collective")?,
+            layer_s: latency("t_layer")?,
+            block_flops_per_s: self.of_block("block_flops_per_s", FLOPS)?,
+            block_s: self.of_block("t_block", LATENCY)?.map_or([0.0; 4], |us| us.map(|t| t / 1e6)),
+            head_flops_per_s: head.then(|| flops("head_flops_per_s")).transpose()?,
             ranks_at_once: at_once.then(ranks).transpose()?.map(|n| n as usize),
-            step_end_s: latency("t_step_end")? / 1e6,
-            update_bytes_per_s: self.rate("update_bytes_per_s", Some(passes))?,
+            step_end_s: latency("t_step_end")?,
+            update_bytes_per_s: bytes("update_bytes_per_s", Some(passes))?,
         })
     }
 
-    /// A list of four numbers within `bounds`, if the file has the key.
-    fn of_block(
-        &self,
-        key: &str,
-        what: &str,
-        (least, most): (f64, f64),
-    ) -> Result<Option<[f64; 4]>, CostsError> {
+    /// A list of four numbers, of F, B, W and R of a block, if the file has the key.
+    fn of_block(&self, key: &str, range: Range) -> Result<Option<[f64; 4]>, CostsError> {
         let Some(value) = self.keys.get(key) else { return Ok(None) };
         let numbers = value.as_array().map(|all| all.iter().filter_map(Value::as_f64).collect());
-        let good = |all: &Vec<f64>| all.iter().all(|x| (least..=most).contains(x));
+        let good = |all: &Vec<f64>| all.iter().all(|x| range.has(*x));
         let four: Option<[f64; 4]> = numbers.filter(good).and_then(|all| all.try_into().ok());
-        four.map(Some).ok_or_else(|| {
-            CostsError(format!(
-                "{key}: found {value}; a list of four, {what}, numbers from {least} to {most:e}"
-            ))
-        })
+        let works = || format!("a list of four, of F, B, W and R of a block, each {}", range.what);
+        four.map(Some).ok_or_else(|| CostsError::found(key, value, &works()))
     }
 
-    fn rate(&self, key: &str, missing: Option<f64>) -> Result<f64, CostsError> {
-        let what = if key == "memory_bytes" { "bytes" } else { "what it does in a second" };
-        self.number(key, missing, (1.0, RATE_MAX), what)
-    }
-
-    fn number(
-        &self,
-        key: &str,
-        missing: Option<f64>,
-        (least, most): (f64, f64),
-        what: &str,
-    ) -> Result<f64, CostsError> {
-        let works = || match least >= 1.0 {
-            true => format!("{what}, a number from {least} to {most:e}"),
-            false => format!("{what}, a number of at most {most:e} that is not negative"),
-        };
+    fn number(&self, key: &str, missing: Option<f64>, range: Range) -> Result<f64, CostsError> {
         match (self.keys.get(key), missing) {
             (None, Some(value)) => Ok(value),
             (None, None) => {
-                Err(CostsError(format!("{key} is missing: a machine file gives {}", works())))
+                Err(CostsError(format!("{key} is missing: a machine file gives {}", range.what)))
             }
             (Some(value), _) => {
-                let good = value.as_f64().filter(|x| (least..=most).contains(x));
-                good.ok_or_else(|| CostsError::found(key, value, &works()))
+                let good = value.as_f64().filter(|x| range.has(*x));
+                good.ok_or_else(|| CostsError::found(key, value, range.what))
             }
         }
     }
@@ -262,6 +271,12 @@ mod tests {
             ("block_flops_per_s = [1e9, -1, 1e9, 1e9]", "block_flops_per_s: found ["),
             ("t_block = 7", "t_block: found 7; a list of four"),
             ("head_flops_per_s = 0", "head_flops_per_s: found 0"),
+            (
+                "block_flops_per_s = [1e13, 256, 1e13, 1e13]",
+                "block_flops_per_s: found [10000000000000.0,256,10000000000000.0,",
+            ),
+            ("head_flops_per_s = 312", "head_flops_per_s: found 312; a rate in FLOP/s, from 1e6"),
+            ("replica_bytes_per_s = 300", "replica_bytes_per_s: found 300; a rate in bytes/s"),
             ("ranks_at_once = 0", "ranks_at_once: found 0"),
         ] {
             let text = format!("{}{line}", GOOD.replace("t_comm = 7\n", ""));

@@ -71,6 +71,18 @@ const MEASURED: &str = "measured";
 /// as many gathers and frees as computes where it goes to and fro.
 pub const ACTIONS_EACH_MAX: usize = 16;
 
+/// The most characters of a value that a message quotes, and of what was measured.
+const FOUND_MAX: usize = 100;
+const MEASURED_MAX: usize = 500;
+
+/// A text, or its beginning where it is long.
+fn excerpt(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        None => text.into(),
+        Some((end, _)) => format!("{}..", &text[..end]),
+    }
+}
+
 /// Costs that cannot be used, with the field, what was found and what would work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -82,7 +94,8 @@ impl CostsError {
     }
 
     fn found(key: &str, value: &Value, works: &str) -> CostsError {
-        CostsError(format!("{key}: found {}; {works}", json::text(value)))
+        let found = excerpt(&json::text(value), FOUND_MAX);
+        CostsError(format!("{key}: found {found}; {works}"))
     }
 }
 
@@ -142,7 +155,7 @@ impl Table {
         for (key, value) in keys {
             match value {
                 value if key != MEASURED => table.set(&key, value),
-                Value::String(text) => table.measured = Some(text),
+                Value::String(text) => table.measured = Some(excerpt(&text, MEASURED_MAX)),
                 other => {
                     return Err(CostsError::found(MEASURED, &other, "what was measured, as text"));
                 }

@@ -2,6 +2,7 @@
 //! another.
 
 use super::ScheduleError;
+use crate::lower::OptimizerSync;
 use crate::simulate;
 
 /// Durations, in any one integer unit of time, and memory, in any one integer unit of space, of
@@ -30,6 +31,30 @@ pub struct Costs {
     pub mem_limit: Option<i64>,
     /// What else kind `auto` keeps to.
     pub limits: Limits,
+    /// What one order is preferred to another for.
+    pub objective: Objective,
+}
+
+/// What is made as short as can be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Objective {
+    /// From the first start to the last end of all ranks, collectives included: what a step takes
+    /// that ends in a barrier.
+    Makespan,
+    /// The largest time of a rank between its first start and its last end: where no barrier parts
+    /// two steps, one's tail overlaps the next one's start. What the papers count.
+    #[default]
+    OwnSpan,
+}
+
+/// What a step with such updates takes.
+impl From<OptimizerSync> for Objective {
+    fn from(sync: OptimizerSync) -> Objective {
+        match sync {
+            OptimizerSync::Barrier => Objective::Makespan,
+            OptimizerSync::Late => Objective::OwnSpan,
+        }
+    }
 }
 
 /// Limits of kind `auto` besides the one on activations.
@@ -60,7 +85,15 @@ impl Costs {
             mem_w: vec![-1; stages],
             mem_limit: None,
             limits: Limits::default(),
+            objective: Objective::default(),
         }
+    }
+
+    /// These costs, weighed for another objective.
+    #[must_use]
+    pub fn with_objective(mut self, objective: Objective) -> Costs {
+        self.objective = objective;
+        self
     }
 
     /// These costs with a limit on a rank's activation memory.
@@ -86,6 +119,7 @@ impl Costs {
             mem_w: memory(&self.mem_w),
             mem_limit: self.mem_limit,
             limits: self.limits,
+            objective: self.objective,
         }
     }
 
@@ -144,6 +178,7 @@ impl From<&simulate::Costs> for Costs {
             mem_w: memory(&|_, stash| -stash),
             mem_limit: None,
             limits: Limits::default(),
+            objective: Objective::default(),
         }
     }
 }

@@ -32,7 +32,7 @@ mod zeropp_auto;
 mod zeropp_place;
 mod zeropp_spine;
 
-pub use costs::{Costs, Limits};
+pub use costs::{Costs, Limits, Objective};
 pub use detour::{ReplicaRank, around};
 pub use forward::{FORWARD, forwards_of};
 pub use interleaved::interleaved_as_printed;
@@ -49,5 +49,7 @@ pub use zeropp_auto::{zeropp_auto, zeropp_auto_unit};
 mod auto_tests;
 #[cfg(test)]
 mod closed_forms;
+#[cfg(test)]
+mod never_slower;
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,7 @@ pub struct Shape {
 }
 
 /// The most compute actions of one schedule; a larger shape is a slip of the keyboard.
-pub const ACTIONS_MAX: usize = 1 << 27;
+pub const ACTIONS_MAX: usize = 1 << 25;
 
 /// Why no schedule can be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,8 +42,8 @@ pub enum ScheduleError {
     },
     /// The shape has more actions than [`ACTIONS_MAX`].
     #[error(
-        "schedule {kind}: pp = {pp}, virtual = {virtual_stages}, micro-batches = \
-         {micro_batches} make more than {ACTIONS_MAX} actions; make one of them smaller"
+        "micro-batches = {micro_batches}: with pp = {pp} and virtual = {virtual_stages} schedule \
+         {kind} has more than {ACTIONS_MAX} actions; make one of them smaller"
     )]
     TooLarge {
         /// The schedule.

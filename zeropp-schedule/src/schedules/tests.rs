@@ -78,8 +78,8 @@ fn errors_name_field_value_and_remedy() {
         1 << 40,
         4,
         4,
-        "schedule gpipe: pp = 1099511627776, virtual = 1099511627776, micro-batches = 4 \
-         make more than 134217728 actions; make one of them smaller",
+        "micro-batches = 4: with pp = 1099511627776 and virtual = 1099511627776 schedule gpipe \
+         has more than 33554432 actions; make one of them smaller",
     );
     let unknown = generate("gpip", &Shape { pp: 1, virtual_stages: 1, micro_batches: 1, unit: 1 });
     let message = unknown.unwrap_err().to_string();

@@ -4,7 +4,7 @@
 //! simulator models the rest. Results on the same rank are there at once, others after
 //! [`Costs::send`].
 
-use super::costs::Costs;
+use super::costs::{Costs, Objective};
 use crate::ir::{Action, Compute, Schedule, Task};
 
 /// Start and end of every action, and what follows from them.
@@ -29,6 +29,30 @@ impl Timing {
     pub(crate) fn own_span(&self) -> u64 {
         self.starts.iter().zip(&self.ends).map(|(s, e)| e - s).max().unwrap_or(0)
     }
+
+    /// What orders are compared by: the smaller, the better.
+    pub(super) fn rank(&self, objective: Objective) -> (u64, u64) {
+        match objective {
+            Objective::Makespan => (self.makespan, self.own_span()),
+            Objective::OwnSpan => (self.own_span(), self.makespan),
+        }
+    }
+
+    /// The highest activation memory of any rank.
+    pub(super) fn peak(&self) -> i64 {
+        self.peaks.iter().max().copied().unwrap_or(0)
+    }
+}
+
+/// The schedule that is best for the costs' objective, the first of equals, of those that keep to
+/// `limit`; none where none does. All are of the same placement and number of micro-batches.
+pub(super) fn best_within(all: Vec<Schedule>, costs: &Costs, limit: i64) -> Option<Schedule> {
+    let timed = all.into_iter().filter_map(|schedule| {
+        let m = schedule.micro_batches();
+        let timing = time(&schedule.ranks, &schedule.placement, m, costs).ok()?;
+        (timing.peak() <= limit).then(|| (timing.rank(costs.objective), schedule))
+    });
+    timed.min_by_key(|(rank, _)| *rank).map(|(_, schedule)| schedule)
 }
 
 /// No rank could go on; the action each one waits at, if any.

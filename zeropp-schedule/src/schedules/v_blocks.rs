@@ -28,7 +28,7 @@ type Block = [(Compute, usize, usize); 4];
 pub fn v_half(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
     let p = shape.pp;
     let shift = if p.is_multiple_of(2) { 3 } else { 0 };
-    generate("v-half", shape, costs, &|r| {
+    let block = |r: usize| {
         use Compute::{B, F};
         // For one rank the second arm's F and B follow each other without a slot between.
         [
@@ -37,7 +37,10 @@ pub fn v_half(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
             (B, 1, 3 * p + shift + 2 * r - 1),
             (B, 0, 6 * p + shift - r - 2),
         ]
-    })
+    };
+    // V-Min's order may hold less and take less time: where there are few micro-batches, none of
+    // which waits for another.
+    generate("v-half", shape, costs, &[&block, &v_min_block(p)])
 }
 
 /// V-Min for `costs`; V must be 2, one unit of B. With equal stages no rank holds more than
@@ -46,22 +49,52 @@ pub fn v_half(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
 /// # Errors
 /// V other than 2, costs that are not one a stage, a memory limit below what the order holds.
 pub fn v_min(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
-    let p = shape.pp;
-    let shift = if p.is_multiple_of(3) { 2 } else { 0 };
-    generate("v-min", shape, costs, &|r| {
-        use Compute::{B, F};
-        [(F, 0, r), (F, 1, 2 * p - 1 - r), (B, 1, 2 * p + shift + r), (B, 0, 4 * p + shift - 1 - r)]
-    })
+    generate("v-min", shape, costs, &[&v_min_block(shape.pp)])
 }
 
+fn v_min_block(p: usize) -> impl Fn(usize) -> Block {
+    use Compute::{B, F};
+    let shift = if p.is_multiple_of(3) { 2 } else { 0 };
+    move |r| {
+        [(F, 0, r), (F, 1, 2 * p - 1 - r), (B, 1, 2 * p + shift + r), (B, 0, 4 * p + shift - 1 - r)]
+    }
+}
+
+/// The best order of the first block, or of a later one that holds no more than the first.
 fn generate(
     kind: &'static str,
     shape: &Shape,
     costs: &Costs,
-    block: &dyn Fn(usize) -> Block,
+    blocks: &[&dyn Fn(usize) -> Block],
 ) -> Result<Schedule, ScheduleError> {
     two_chunks(kind, shape)?;
     costs.check(kind, shape.stages())?;
+    let all: Vec<(Vec<Vec<Action>>, Timing)> =
+        blocks.iter().flat_map(|block| orders(shape, costs, block)).collect();
+    let peak = all[0].1.peak();
+    let least = all.iter().map(|(_, timing)| timing.peak()).min().unwrap_or(0);
+    let limit = costs.mem_limit.unwrap_or(i64::MAX).min(peak);
+    let kept = all.into_iter().filter(|(_, timing)| timing.peak() <= limit);
+    let Some((ranks, _)) = kept.min_by_key(|(_, timing)| timing.rank(costs.objective)) else {
+        let works = format!("it must hold at least {least}; `v-min` needs least");
+        let value = limit.max(0) as usize;
+        return Err(ScheduleError::Field { kind, field: "mem_limit", value, works });
+    };
+    Ok(Schedule {
+        kind: kind.into(),
+        placement: vee(shape.pp, 2),
+        units: vec![shape.micro_batches],
+        ranks,
+        ..Schedule::default()
+    })
+}
+
+/// The block repeated, and that with later actions run early, any or W alone.
+fn orders(
+    shape: &Shape,
+    costs: &Costs,
+    block: &dyn Fn(usize) -> Block,
+) -> [(Vec<Vec<Action>>, Timing); 3] {
     let Shape { pp, micro_batches, .. } = *shape;
     let placement = vee(pp, 2);
     let plain: Vec<Vec<Action>> = (0..pp).map(|r| repeat(r, pp, micro_batches, block(r))).collect();
@@ -70,33 +103,13 @@ fn generate(
         timing.unwrap_or_else(|_| unreachable!("an order by slots cannot be stuck"))
     };
     let timing = clock(&plain);
-    let peak = highest(&timing);
-    let moved = [false, true].map(|w_only| {
+    let peak = timing.peak();
+    let [any, w] = [false, true].map(|w_only| {
         let ranks = reorder(&plain, &placement, micro_batches, costs, peak, w_only);
         let timing = clock(&ranks);
         (ranks, timing)
     });
-    let all: Vec<_> = std::iter::once((plain, timing)).chain(moved).collect();
-    let least = all.iter().map(|(_, timing)| highest(timing)).min().unwrap_or(0);
-    let limit = costs.mem_limit.unwrap_or(i64::MAX);
-    let kept = all.into_iter().filter(|(_, timing)| highest(timing) <= limit);
-    let Some((ranks, _)) = kept.min_by_key(|(_, t)| (t.own_span(), t.makespan)) else {
-        let works = format!("it must hold at least {least}; `v-min` needs least");
-        let value = limit.max(0) as usize;
-        return Err(ScheduleError::Field { kind, field: "mem_limit", value, works });
-    };
-    Ok(Schedule {
-        kind: kind.into(),
-        placement,
-        units: vec![micro_batches],
-        ranks,
-        ..Schedule::default()
-    })
-}
-
-/// The highest activation memory of any rank.
-fn highest(timing: &Timing) -> i64 {
-    timing.peaks.iter().max().copied().unwrap_or(0)
+    [(plain, timing), any, w]
 }
 
 /// One rank's order: the block every [`PERIOD`] slots, W in the first free slots.

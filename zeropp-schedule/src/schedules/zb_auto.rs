@@ -3,10 +3,12 @@
 //! One stage a rank. The heuristic fills the memory with forwards before the first B, then takes
 //! rounds of one F and one B a stage and puts W where a stage would wait, where memory runs out, or
 //! where the wait would set a new record. Three switches turn its doubtful choices on and off; of
-//! the eight runs the one with the smallest largest own span (first F to last W) is kept.
+//! the eight runs the best one is kept: with the smallest largest own span (first F to last W), as
+//! in the paper, or the smallest makespan where a barrier ends the step.
 
-use super::costs::Costs;
-use super::{ScheduleError, Shape};
+use super::costs::{Costs, Objective};
+use super::timing::best_within;
+use super::{ScheduleError, Shape, zb_h};
 use crate::ir::{Action, Compute, Schedule, looping};
 
 /// The doubtful choices of the heuristic.
@@ -55,7 +57,8 @@ struct Run<'a> {
 struct NoMemory;
 
 /// The automatic schedule `kind` within the costs' limit, or else within the memory of `fold` · P
-/// micro-batches of the stage that holds most: 1F1B's with a fold of 1.
+/// micro-batches of the stage that holds most: 1F1B's with a fold of 1. Where an order by hand
+/// (ZB-H1, ZB-H2), or the automatic one of less memory, keeps the limit and is better, it is that.
 pub(super) fn within(
     kind: &'static str,
     shape: &Shape,
@@ -67,7 +70,12 @@ pub(super) fn within(
     let most = costs.mem_f.iter().max().copied().unwrap_or(0);
     let named_after = most.saturating_mul((fold * shape.pp) as i64);
     let limit = costs.mem_limit.unwrap_or(named_after);
-    zb(kind, shape, &costs.with_limit(limit))
+    let searched = zb(kind, shape, &costs.clone().with_limit(limit))?;
+    let less = (1..fold).map(|fold| most.saturating_mul((fold * shape.pp) as i64).min(limit));
+    let less = less.filter_map(|less| zb(kind, shape, &costs.clone().with_limit(less)).ok());
+    let by_hand = (1..=fold).filter_map(|depth| zb_h::generate(kind, shape, depth).ok());
+    let all = std::iter::once(searched.clone()).chain(less).chain(by_hand).collect();
+    Ok(best_within(all, &costs, limit).unwrap_or(searched))
 }
 
 /// The heuristic for `costs` with their memory limit (none means no limit); V must be 1, one unit
@@ -98,14 +106,20 @@ pub fn zb(kind: &'static str, shape: &Shape, costs: &Costs) -> Result<Schedule, 
 }
 
 fn best_run(shape: &Shape, costs: &Costs) -> Result<Vec<Stage>, NoMemory> {
-    let mut best: Option<(u64, Vec<Stage>)> = None;
+    let mut best: Option<((u64, u64), Vec<Stage>)> = None;
     for bits in 0..8 {
         let on = |bit: u32| bits >> bit & 1 == 0;
         let switches = Switches { whole_warm_up: on(2), prefer_b: on(1), fill_short_gaps: on(0) };
         let Ok(stages) = Run::new(shape, costs, switches).finish() else { continue };
         let span = stages.iter().map(|s| s.now - s.start).max().unwrap_or(0);
-        if best.as_ref().is_none_or(|(least, _)| span < *least) {
-            best = Some((span, stages));
+        let makespan = stages.iter().map(|s| s.now).max().unwrap_or(0);
+        let rank = match costs.objective {
+            Objective::Makespan => (makespan, span),
+            // The paper's choice, the first of equals.
+            Objective::OwnSpan => (span, 0),
+        };
+        if best.as_ref().is_none_or(|(least, _)| rank < *least) {
+            best = Some((rank, stages));
         }
     }
     best.map(|(_, stages)| stages).ok_or(NoMemory)

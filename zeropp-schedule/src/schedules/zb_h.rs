@@ -17,7 +17,12 @@ pub(super) fn h2(shape: &Shape) -> Result<Schedule, ScheduleError> {
     generate("zb-h2", shape, 2)
 }
 
-fn generate(kind: &'static str, shape: &Shape, depth: usize) -> Result<Schedule, ScheduleError> {
+/// The order of `depth` for any P and B, under the name of `kind`.
+pub(super) fn generate(
+    kind: &'static str,
+    shape: &Shape,
+    depth: usize,
+) -> Result<Schedule, ScheduleError> {
     shape.one_stage_a_rank(kind, "`interleaved-zb`, or `zb-v` with two")?;
     let Shape { pp, micro_batches, .. } = *shape;
     Ok(Schedule {

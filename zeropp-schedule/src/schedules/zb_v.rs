@@ -5,37 +5,32 @@
 //! F and its last W, and every rank holds at most what 1F1B holds on rank 0.
 
 use super::costs::Costs;
-use super::timing::time;
+use super::timing::best_within;
+use super::v_blocks::v_half;
 use super::vee::{VeeRank, two_chunks};
 use super::zb_v_auto::best;
 use super::{ScheduleError, Shape};
 use crate::ir::{Action, Compute, Schedule, vee};
 
 /// ZB-V for `costs` and their memory limit (none means what ZB-V by hand holds): the order by hand,
-/// or the automatic one where it has the smaller largest own span. V must be 2, one unit of B.
+/// or the automatic one, or that of V-Half, where it is better for the costs' objective. V must be
+/// 2, one unit of B.
 ///
 /// # Errors
-/// V other than 2, costs that are not one a stage, a memory limit that neither order keeps.
+/// V other than 2, costs that are not one a stage, a memory limit that no order keeps.
 pub fn zb_v(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
     let by_hand = generate(shape)?;
     costs.check("zb-v", shape.stages())?;
-    let time = |ranks: &[Vec<Action>]| {
-        let timing = time(ranks, &by_hand.placement, shape.micro_batches, costs).ok()?;
-        let most = timing.peaks.iter().max().copied().unwrap_or(0);
-        (most <= costs.mem_limit.unwrap_or(i64::MAX)).then(|| timing.own_span())
-    };
-    let automatic = best(shape, costs).and_then(|ranks| Some((time(&ranks)?, ranks)));
-    match (time(&by_hand.ranks), automatic) {
-        (Some(hand), Some((span, ranks))) if span < hand => Ok(Schedule { ranks, ..by_hand }),
-        (None, Some((_, ranks))) => Ok(Schedule { ranks, ..by_hand }),
-        (Some(_), _) => Ok(by_hand),
-        (None, None) => {
-            let value = costs.mem_limit.unwrap_or(0).max(0) as usize;
-            let most = 2 * shape.pp as i64 * costs.mem_f.iter().max().unwrap_or(&0);
-            let works = format!("it must hold the activations of p micro-batches, {most}");
-            Err(ScheduleError::Field { kind: "zb-v", field: "mem_limit", value, works })
-        }
-    }
+    let most = 2 * shape.pp as i64 * costs.mem_f.iter().max().unwrap_or(&0);
+    let limit = costs.mem_limit.unwrap_or(most);
+    let others = [best(shape, costs), v_half(shape, costs).ok().map(|half| half.ranks)];
+    let others = others.into_iter().flatten().map(|ranks| Schedule { ranks, ..by_hand.clone() });
+    let all = std::iter::once(by_hand.clone()).chain(others).collect();
+    best_within(all, costs, limit).ok_or_else(|| {
+        let value = costs.mem_limit.unwrap_or(0).max(0) as usize;
+        let works = format!("it must hold the activations of p micro-batches, {most}");
+        ScheduleError::Field { kind: "zb-v", field: "mem_limit", value, works }
+    })
 }
 
 /// ZB-V by hand for any P and B; V must be 2. One unit of B.

@@ -7,7 +7,7 @@
 //! before as allowance, as long as that helps.
 
 use super::Shape;
-use super::costs::Costs;
+use super::costs::{Costs, Objective};
 use crate::ir::{Action, Compute, Task};
 use std::collections::VecDeque;
 
@@ -46,8 +46,9 @@ struct Run<'a> {
     ends_b: Vec<u64>,
 }
 
-/// The order with the shortest longest wait after a rank's first F; `None` where every run came
-/// to a dead end, as few micro-batches can make it.
+/// The order with the shortest longest wait after a rank's first F, or where a barrier ends the
+/// step the one that ends first; `None` where every run came to a dead end, as few micro-batches
+/// can make it.
 pub(super) fn best(shape: &Shape, costs: &Costs) -> Option<Vec<Vec<Action>>> {
     let mut best: Option<(Vec<Vec<Action>>, u64)> = None;
     for (fill_b, fill_f) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -60,8 +61,12 @@ pub(super) fn best(shape: &Shape, costs: &Costs) -> Option<Vec<Vec<Action>>> {
             }
             least = longest;
             allowance = ranks.iter().map(|r| r.bubble).collect();
-            if best.as_ref().is_none_or(|(_, b)| longest < *b) {
-                best = Some((ranks.into_iter().map(|r| r.order).collect(), longest));
+            let value = match costs.objective {
+                Objective::Makespan => ranks.iter().map(|r| r.now).max().unwrap_or(0),
+                Objective::OwnSpan => longest,
+            };
+            if best.as_ref().is_none_or(|(_, least)| value < *least) {
+                best = Some((ranks.into_iter().map(|r| r.order).collect(), value));
             }
         }
     }

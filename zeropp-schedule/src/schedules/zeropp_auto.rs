@@ -6,7 +6,7 @@
 //! reductions a rank and unit, activations of at most one unit. The result is never slower than the
 //! fixed order, neither in makespan nor in the largest own span.
 
-use super::costs::Costs;
+use super::costs::{Costs, Objective};
 use super::timing::{Timing, time};
 use super::zeropp_place::{Cutoff, Home, Policy, Score, Steps, limits};
 use super::{ScheduleError, Shape, zeropp};
@@ -100,7 +100,10 @@ fn timed(shape: &Shape, costs: &Costs, ranks: &[Vec<Action>]) -> Option<Timing> 
 fn search(shape: &Shape, costs: &Costs, effort: usize) -> Option<(Vec<Vec<Action>>, u64)> {
     let fixed = zeropp::generate(shape).ok()?.ranks;
     let best = timed(shape, costs, &fixed).map(|timing| (score(&timing), None));
-    let bound = best.as_ref().map_or(u64::MAX, |(score, _)| score.makespan);
+    let bound = best.as_ref().map_or(Cutoff::NONE, |(score, _)| Cutoff {
+        own_span: score.own_span,
+        makespan: score.makespan,
+    });
     let steps = Steps::new(shape, costs);
     let mut search = Search { shape, costs, steps, bound, best, tried: Vec::new(), effort };
     search.try_all();
@@ -121,8 +124,8 @@ struct Search<'a> {
     shape: &'a Shape,
     costs: &'a Costs,
     steps: Steps<'a>,
-    /// Makespan of the fixed order, which nothing may exceed.
-    bound: u64,
+    /// Of the fixed order, which nothing may exceed.
+    bound: Cutoff,
     /// The best score and the policy that made it (none: the fixed order).
     best: Option<(Score, Option<Policy>)>,
     /// What need not be tried again, in order: the best only gets better.
@@ -145,10 +148,16 @@ impl Search<'_> {
             Err(at) => self.tried.insert(at, policy.clone()),
         }
         let best = self.best.as_ref().map(|(score, _)| *score);
-        let own_span = best.map_or(u64::MAX, |score| score.own_span);
-        let cutoff = Cutoff { own_span, makespan: self.bound };
+        let objective = self.costs.objective;
+        let cutoff = match (best, objective) {
+            (None, _) => self.bound,
+            (Some(Score { own_span, .. }), Objective::OwnSpan) => Cutoff { own_span, ..self.bound },
+            (Some(Score { makespan, .. }), Objective::Makespan) => {
+                Cutoff { makespan, ..self.bound }
+            }
+        };
         let Ok(score) = self.steps.score(&policy, cutoff) else { return false };
-        let better = best.is_none_or(|best| score < best);
+        let better = best.is_none_or(|best| score.rank(objective) < best.rank(objective));
         if better {
             self.best = Some((score, Some(policy)));
         }

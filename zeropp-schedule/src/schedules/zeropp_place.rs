@@ -10,7 +10,7 @@
 //! than what is asked for.
 
 use super::Shape;
-use super::costs::Costs;
+use super::costs::{Costs, Objective};
 use super::zeropp_spine::{Op, Spines};
 use crate::ir::{Action, Compute, Task};
 
@@ -40,8 +40,8 @@ pub(super) struct Policy {
     pub(super) home: Home,
 }
 
-/// What steps are compared by, the first that differs deciding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// What steps are compared by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Score {
     /// The largest time between a rank's first start and last end.
     pub(super) own_span: u64,
@@ -49,6 +49,16 @@ pub(super) struct Score {
     pub(super) makespan: u64,
     /// Sum of those times of all ranks.
     pub(super) all_spans: u64,
+}
+
+impl Score {
+    /// What is compared, the first that differs deciding.
+    pub(super) fn rank(&self, objective: Objective) -> [u64; 3] {
+        match objective {
+            Objective::OwnSpan => [self.own_span, self.makespan, self.all_spans],
+            Objective::Makespan => [self.makespan, self.own_span, self.all_spans],
+        }
+    }
 }
 
 /// What a step must keep to be worth timing to its end.

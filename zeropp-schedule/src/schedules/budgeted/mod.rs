@@ -12,6 +12,7 @@
 //! times.
 
 use crate::ir::{Action, Schedule, looping, vee};
+pub use crate::schedules::Objective;
 use crate::schedules::{Costs, ScheduleError, Shape, default_unit};
 
 mod anneal;
@@ -44,16 +45,6 @@ mod decode_tests;
 mod optimum;
 #[cfg(test)]
 mod tests;
-
-/// What is made as short as can be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Objective {
-    /// From the first start to the last end of all ranks, collectives included.
-    Makespan,
-    /// The largest time of a rank between its first start and its last end: where no barrier parts
-    /// two steps, one's tail overlaps the next one's start.
-    OwnSpan,
-}
 
 /// Where stages live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,7 +210,7 @@ pub fn default_evaluations(shape: &Shape) -> u64 {
 /// F and B that the default search times.
 const LETTERS: u64 = 400_000_000;
 
-/// Kind `auto`: an order within the limits in `costs`, for a step without a barrier behind it.
+/// Kind `auto`: an order within the limits in `costs`, for their objective.
 /// Without a limit on activations it takes as much as ZeroPP's default unit holds.
 ///
 /// # Errors
@@ -240,7 +231,7 @@ pub fn auto(shape: &Shape, costs: &Costs) -> Result<Found, ScheduleError> {
             ..Budgets::default()
         },
         costs: &costs,
-        objective: Objective::OwnSpan,
+        objective: costs.objective,
         placement: Placement::Either,
         seed: 1,
         evaluations: Some(

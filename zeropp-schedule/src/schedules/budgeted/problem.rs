@@ -167,7 +167,7 @@ impl Problem {
             work: vec![0; ranks],
             objective,
             stage,
-            costs: costs.clone(),
+            costs: costs.clone().with_objective(objective),
         };
         problem.compare_stages();
         for r in 0..ranks {
