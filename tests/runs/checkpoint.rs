@@ -258,7 +258,7 @@ fn a_run_that_goes_on_waits_for_the_one_before_it() {
     let saved = Saved::new(Config { layers: 2, steps: 20, ..tiny() });
     let config = Config { layers: 2, save: Some(saved.folder()), resume: Resume::Newest, ..tiny() };
     let config = Config { steps: 21, ..config };
-    let (lock, _) = Store::new(&saved.folder()).lock().unwrap();
+    let (lock, _) = Store::new(saved.folder()).lock().unwrap();
     lock.say(&Holder { pid: 4711, host: "n1.rack-a".into(), since: 1.0 });
     let hasty = Config { start_timeout_s: 0.3, ..config.clone() };
     let error = Trainer::new(hasty).err().unwrap();

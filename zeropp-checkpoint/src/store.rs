@@ -527,7 +527,7 @@ mod tests {
     fn a_lock_says_who_has_the_folder() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path());
-        let (mut lock, _) = store.lock().unwrap();
+        let (lock, _) = store.lock().unwrap();
         assert_eq!(store.holder(), None);
         let of = |pid| Holder { pid, host: "n1.rack-a".into(), since: 1.5e9 };
         for holder in [of(123456), of(7)] {

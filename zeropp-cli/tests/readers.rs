@@ -77,12 +77,13 @@ fn without_a_model_it_is_that_of_the_weights_and_what_contradicts_them_is_said_b
 fn scaled_rope_is_read_beside_rope_parameters_and_written_for_both_versions() {
     let dir = model();
     let at = dir.path();
-    let loss = |line: &str| {
-        let said = works(at, line);
-        let loss = said.split("validation loss ").nth(1).unwrap_or_else(|| panic!("{said}"));
-        loss.split_whitespace().next().unwrap().to_owned()
+    let loss = |folder: &str| {
+        let done = zeropp(at, &format!("eval {folder} --data text --seq 16 --json"));
+        let said: Value =
+            serde_json::from_str(&done.out).unwrap_or_else(|_| panic!("{}", done.err));
+        said["loss"].as_f64().expect("a loss").to_bits()
     };
-    let plain = loss("eval hf --data text --seq 16");
+    let plain = loss("hf");
     let yarn = json!({
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8,
     });
@@ -91,15 +92,15 @@ fn scaled_rope_is_read_beside_rope_parameters_and_written_for_both_versions() {
         config.remove("rope_theta");
         config.insert("rope_scaling".into(), yarn.clone());
     });
-    let scaled = loss("eval hf --data text --seq 16");
+    let scaled = loss("hf");
     assert_ne!(scaled, plain);
     let said = works(at, "export hf -o again");
     assert!(said.contains("again: 21 tensors") && !said.contains("step"), "{said}");
     let again = config(&at.join("again"));
     assert_eq!(again["rope_scaling"], again["rope_parameters"]);
     assert_eq!(again["rope_theta"], json!(10_000.0));
-    assert_eq!(again["rope_scaling"]["rope_type"], json!("yarn"));
-    assert_eq!(loss("eval again --data text --seq 16"), scaled);
+    assert_eq!(again["rope_scaling"]["rope_type"], "yarn");
+    assert_eq!(loss("again"), scaled);
 }
 
 #[test]

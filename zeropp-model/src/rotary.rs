@@ -56,7 +56,7 @@ pub struct Yarn {
 impl Yarn {
     /// What `attention` is for a factor: 1 + `weight` · ln(factor)/10, and 1 where texts do not
     /// grow.
-    pub fn attention_of(factor: f64, weight: f64) -> f64 {
+    pub(crate) fn attention_of(factor: f64, weight: f64) -> f64 {
         if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 }
     }
 

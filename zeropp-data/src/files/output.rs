@@ -39,7 +39,7 @@ pub(super) fn is_special(path: &Path) -> bool {
 #[cfg(test)]
 #[cfg(unix)]
 mod tests {
-    use std::io::{Read, Write};
+    use std::io::Read;
     use std::time::{Duration, Instant};
 
     use super::*;
