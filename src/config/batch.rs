@@ -8,7 +8,7 @@ use super::{Config, ConfigError, Deal};
 /// Letters that a number may end with.
 const UNITS: [(char, f64); 4] = [('k', 1e3), ('K', 1e3), ('M', 1e6), ('G', 1e9)];
 
-/// What a value that is no batch is told, and what would work.
+/// The problem of a value that is no batch, and what would work.
 const EXPECTED: (&str, &str) = (
     "expected samples or tokens of a step over all ranks",
     "use a number such as 512, 512 samples, 524288 tokens or 0.5M tokens",

@@ -1,4 +1,4 @@
-//! What settings are called elsewhere: Hugging Face, axolotl, torchtitan, Megatron, nanoGPT.
+//! Other programs' names of settings: Hugging Face, axolotl, torchtitan, Megatron, nanoGPT.
 
 use super::{OPTIONS, OptionKind};
 
@@ -8,11 +8,11 @@ pub(super) struct Foreign {
     pub(super) names: &'static [&'static str],
     /// Our settings for it, each with a value as one would type it. None where nothing is needed.
     pub(super) ours: &'static [(&'static str, &'static str)],
-    /// What else is to be known.
+    /// A remark that belongs to it.
     note: &'static str,
 }
 
-/// What `name` is called here, as flags: `--lr 3e-4`, with what else is to be known of it. The name
+/// The advice to use our flags for `name`, with a remark where they need one. The name
 /// is one of other programs' flags or keys, in any spelling; none where it is none of them.
 pub fn flags_for(name: &str) -> Option<String> {
     let flag = |(key, value): &(&str, &str)| match (kind(key), *value) {

@@ -59,7 +59,8 @@ impl Config {
             }
             (EngineKind::Threads, _) if nodes > 1 => {
                 let problem = "engine threads has all ranks in one process";
-                let help = "use engine mpi and a launcher such as mpirun or srun, or engine nccl";
+                let help = "use engine nccl, or leave it out and use engine mpi with a launcher \
+                            such as mpirun or srun";
                 wrong("nodes", &nodes, problem, help)
             }
             (_, None) if nodes > 1 => {

@@ -249,8 +249,8 @@ fn bad_devices_engines_and_processes_are_named_with_what_would_work() {
         ("nodes = 0", "nodes = 0: at least 1 is needed"),
         (
             "nodes = 2",
-            "nodes = 2: engine threads has all ranks in one process; use engine mpi and a launcher \
-             such as mpirun or srun, or engine nccl",
+            "nodes = 2: engine threads has all ranks in one process; use engine nccl, or leave \
+             it out and use engine mpi with a launcher such as mpirun or srun",
         ),
         (
             "engine = 'mpi'\nrendezvous = 'a:1'",

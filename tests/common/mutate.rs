@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// The longest message, in bytes: a screen.
 pub(crate) const MESSAGE_MAX: usize = 2500;
 
-/// What is put in the place of a number or in between.
+/// Words that are put in the place of a number or in between.
 const WORDS: [&str; 30] = [
     "-1",
     "0",

@@ -56,8 +56,8 @@ fn foreign(error: &clap::Error) -> Option<clap::Error> {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
     let is_unknown = error.kind() == ErrorKind::UnknownArgument;
     let advice = flags_for(flag).filter(|_| is_unknown)?;
-    let told = format!("{flag}: zeropp has no flag of this name; {advice}\n");
-    Some(clap::Error::raw(ErrorKind::UnknownArgument, told))
+    let message = format!("{flag}: zeropp has no flag of this name; {advice}\n");
+    Some(clap::Error::raw(ErrorKind::UnknownArgument, message))
 }
 
 /// How alike a flag and what was typed must be, of 1, for the flag to be what was meant.
@@ -73,8 +73,8 @@ pub(crate) fn helpful(mut error: clap::Error) -> clap::Error {
         Some(ContextValue::String(text)) => Some(text.trim_start_matches('-').to_owned()),
         _ => None,
     };
-    if let Some(told) = foreign(&error) {
-        return told;
+    if let Some(ours) = foreign(&error) {
+        return ours;
     }
     let pair = text(ContextKind::InvalidArg).zip(text(ContextKind::SuggestedArg));
     let far = |(typed, suggested): (String, String)| {

@@ -1,4 +1,4 @@
-//! What making and simulating a large schedule takes, said before it is done.
+//! Time and memory of making and simulating a large schedule, said before it is done.
 
 use zeropp::pipeline::schedules::ACTIONS_MAX;
 
@@ -8,7 +8,7 @@ use crate::figures::{bytes, duration};
 const ACTION_S: f64 = 2e-6;
 const PAIR_OF_RANKS_S: f64 = 2.5e-6;
 const ACTION_BYTES: u64 = 500;
-/// What takes less is not worth a word.
+/// Shorter ones are not worth a word.
 const WORTH_SAYING_S: f64 = 5.0;
 
 /// Says about how long the schedule of so many ranks, stages on each and micro-batches takes, and

@@ -6,7 +6,7 @@ use zeropp_core::files::escaped;
 
 /// Writes a line there. Where that fails, as on a full disk or a terminal that was closed, nobody
 /// is left who could be told: it is no reason to end a run, or what supervises one.
-/// What the line quotes of a file cannot command the terminal.
+/// A file's text that the line quotes cannot command the terminal.
 pub(crate) fn tell(line: &str) {
     tell_labelled("", line);
 }

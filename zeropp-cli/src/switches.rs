@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use clap::{Arg, ArgAction, Command};
 
-/// What may stand behind a flag that may stand alone.
+/// Words that may stand behind a flag that may stand alone.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Takes {
     /// Nothing: the flag is there or not.

@@ -53,7 +53,7 @@ const PLAN: &str = "plan --gpus 4 --global-batch 8 --layers 4 --hidden 64 --head
                     --vocab 300 --cpu --machine m.toml";
 
 #[test]
-fn what_a_file_says_does_not_command_the_terminal() {
+fn text_of_a_file_does_not_command_the_terminal() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     let write = |name: &str, text: &str| fs::write(dir.join(name), text).unwrap();
@@ -129,7 +129,7 @@ fn damaged_files_end_with_exit_code_2_and_a_short_message() {
 }
 
 #[test]
-fn what_is_beyond_a_limit_is_refused_at_once_with_the_field_and_the_limit() {
+fn a_value_beyond_a_limit_is_refused_at_once_with_the_field_and_the_limit() {
     let dir = tempfile::tempdir().unwrap();
     for (line, said) in [
         ("generate m --prompt a --max-tokens 16777217", "max-tokens = 16777217: does not work; "),

@@ -31,11 +31,11 @@ pub struct Costs {
     pub mem_limit: Option<i64>,
     /// What else kind `auto` keeps to.
     pub limits: Limits,
-    /// What one order is preferred to another for.
+    /// The length that orders are compared by.
     pub objective: Objective,
 }
 
-/// What is made as short as can be.
+/// The length that is made as short as can be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Objective {
     /// From the first start to the last end of all ranks, collectives included: what a step takes
@@ -47,7 +47,7 @@ pub enum Objective {
     OwnSpan,
 }
 
-/// What a step with such updates takes.
+/// The length that a step with such updates takes.
 impl From<OptimizerSync> for Objective {
     fn from(sync: OptimizerSync) -> Objective {
         match sync {

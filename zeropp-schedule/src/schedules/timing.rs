@@ -30,7 +30,7 @@ impl Timing {
         self.starts.iter().zip(&self.ends).map(|(s, e)| e - s).max().unwrap_or(0)
     }
 
-    /// What orders are compared by: the smaller, the better.
+    /// Lengths that orders are compared by: the smaller, the better.
     pub(super) fn rank(&self, objective: Objective) -> (u64, u64) {
         match objective {
             Objective::Makespan => (self.makespan, self.own_span()),

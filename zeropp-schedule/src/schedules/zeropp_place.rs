@@ -40,7 +40,7 @@ pub(super) struct Policy {
     pub(super) home: Home,
 }
 
-/// What steps are compared by.
+/// Lengths that steps are compared by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Score {
     /// The largest time between a rank's first start and last end.
@@ -52,7 +52,7 @@ pub(super) struct Score {
 }
 
 impl Score {
-    /// What is compared, the first that differs deciding.
+    /// The lengths in the order of their weight: the first that differs decides.
     pub(super) fn rank(&self, objective: Objective) -> [u64; 3] {
         match objective {
             Objective::OwnSpan => [self.own_span, self.makespan, self.all_spans],
