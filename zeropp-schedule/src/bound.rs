@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 
-use crate::ir::{Action, Compute, Schedule};
+use crate::action::{Cost, Held};
+use crate::ir::{Action, Schedule};
 use crate::metrics::Metrics;
 use crate::schedules::budgeted::{Budgets, Objective, least_span};
 use crate::schedules::{Costs, Rate, Shape};
@@ -52,15 +53,10 @@ pub fn least_bubble_rate(
 /// The costs with what the schedule does not do left out, and the budgets that it keeps.
 fn within(schedule: &Schedule, given: &simulate::Costs, memory: i64) -> (Costs, Budgets) {
     let actions = || schedule.ranks.iter().flatten();
-    let stages_of = |of: fn(&Action) -> Option<usize>| actions().filter_map(of).collect();
-    let gathered: HashSet<usize> = stages_of(|a| match a {
-        Action::AllGather { stage } => Some(*stage),
-        _ => None,
-    });
-    let reduced: HashSet<usize> = stages_of(|a| match a {
-        Action::ReduceScatter { stage } => Some(*stage),
-        _ => None,
-    });
+    let stages_with = |cost: Cost| -> HashSet<usize> {
+        actions().filter(|a| a.row().cost == cost).filter_map(Action::stage).collect()
+    };
+    let (gathered, reduced) = (stages_with(Cost::Gather), stages_with(Cost::Reduce));
     let mut costs = Costs::from(given);
     for s in 0..schedule.stages() {
         costs.gather[s] *= u64::from(gathered.contains(&s));
@@ -70,10 +66,7 @@ fn within(schedule: &Schedule, given: &simulate::Costs, memory: i64) -> (Costs, 
     let LinkCosts { latency_ns, .. } = given.link;
     let least = given.memory.iter().map(|m| given.link.transfer_ns(m.message)).min().unwrap_or(0);
     costs.send = latency_ns.saturating_add(u64::try_from(least).unwrap_or(u64::MAX / 8));
-    let recomputes: HashSet<usize> = stages_of(|a| match a {
-        Action::Compute { kind: Compute::R, stage, .. } => Some(*stage),
-        _ => None,
-    });
+    let recomputes = stages_with(Cost::R);
     costs.mem_limit = recomputes.is_empty().then_some(memory);
     let recompute = (0..schedule.stages()).map(|s| match recomputes.contains(&s) {
         true => (given.stages[s].r_ns, 0),
@@ -95,10 +88,11 @@ fn held(schedule: &Schedule, gathered: &HashSet<usize>) -> u64 {
             schedule.stages_of(r).into_iter().filter(|s| !gathered.contains(s)).collect();
         let mut most = now.len();
         for action in actions {
-            match action {
-                Action::AllGather { stage } => _ = now.insert(*stage),
-                Action::Free { stage } => _ = now.remove(stage),
-                _ => {}
+            let row = action.row();
+            if row.takes.contains(&Held::Gathered) {
+                now.extend(action.stage());
+            } else if row.gives.contains(&Held::Gathered) {
+                action.stage().iter().for_each(|stage| _ = now.remove(stage));
             }
             most = most.max(now.len());
         }

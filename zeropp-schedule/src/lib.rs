@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub mod action;
 pub mod ascii;
 pub mod bound;
 pub mod costs;
