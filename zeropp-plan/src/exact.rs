@@ -6,9 +6,10 @@ use serde::Serialize;
 use zeropp_schedule::action::Cost;
 use zeropp_schedule::ir::{Action, Schedule};
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
-use zeropp_schedule::schedules::{self, Shape, generate_with_costs};
+use zeropp_schedule::schedules::{self, Shape};
 use zeropp_schedule::simulate::{Costs, LinkCosts, simulate, step_period_ns, times};
 use zeropp_schedule::timeline::Timeline;
+use zeropp_search::generate_with_costs;
 
 use crate::PlanError;
 use crate::layout::{Job, Layout};

@@ -12,11 +12,12 @@ use zeropp_schedule::ir::{Action, Schedule};
 use zeropp_schedule::lower::{LowerOptions, lower};
 use zeropp_schedule::metrics::Metrics;
 use zeropp_schedule::report::measures;
+use zeropp_schedule::schedules::default_unit;
 use zeropp_schedule::schedules::{self, KINDS, Limits, Shape, StagesPerRank, StepForm};
-use zeropp_schedule::schedules::{default_unit, generate_with_costs};
 use zeropp_schedule::simulate::{Costs, simulate};
 use zeropp_schedule::timeline::Timeline;
 use zeropp_schedule::verify::{VerifyLimits, verify_all};
+use zeropp_search::generate_with_costs;
 
 /// Most micro-batches times stages of a picture: beyond it a slip of the hand is likelier.
 const SIZE_MAX: usize = 1 << 17;

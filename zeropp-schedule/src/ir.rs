@@ -53,7 +53,7 @@ impl Schedule {
     }
 
     /// Whether gathers and frees stand in it, as part of the order.
-    pub(crate) fn has_gathers(&self) -> bool {
+    pub fn has_gathers(&self) -> bool {
         self.ranks.iter().flatten().any(|a| a.row().lowering == Lowering::Gathers)
     }
 

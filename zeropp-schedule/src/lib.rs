@@ -2,13 +2,11 @@
 
 pub mod action;
 pub mod ascii;
-pub mod bound;
 pub mod costs;
 pub mod draw;
 pub mod exchange;
 pub mod fields;
 pub mod ir;
-pub mod judge;
 pub mod links;
 pub mod lower;
 pub mod memory;
@@ -19,5 +17,3 @@ pub mod simulate;
 mod sorting;
 pub mod timeline;
 pub mod verify;
-
-pub use schedules::budgeted;

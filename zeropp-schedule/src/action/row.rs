@@ -224,7 +224,7 @@ macro_rules! actions {
 }
 
 // Each row: the kind, what it names, lane, cost, partners, whether forwards need it, lowering; its
-// name in traces, in zeropp's short spelling, in files, and whether PyTorch knows it; memory; looks.
+// name in traces, in zeropp's short spelling, in files, and if PyTorch knows it; memory; looks.
 // The playground's page knows actions by the numbers of their rows: new ones go to the end.
 actions! {
     F: MicroBatch, Compute, F, Nobody, true, Keeps at 5;

@@ -6,10 +6,11 @@
 //! memory and can do with as many gathers; it is timed by the simulator here, apart from what the
 //! search itself looks at. Ends with an error where the search was slower than the best of them.
 
-use zeropp_schedule::budgeted::{Budgets, Found, Objective, Placement, Request, schedule};
 use zeropp_schedule::ir::{Action, Compute, Schedule, Task};
-use zeropp_schedule::schedules::{Costs, KINDS, Shape, generate_with_costs};
+use zeropp_schedule::schedules::{Costs, KINDS, Shape};
 use zeropp_schedule::simulate::{self, simulate};
+use zeropp_search::budgeted::{Budgets, Found, Objective, Placement, Request, schedule};
+use zeropp_search::generate_with_costs;
 
 /// Whole schedules that a search may time where not the default effort is asked for.
 const EVALUATIONS: u64 = 30;

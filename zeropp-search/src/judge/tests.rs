@@ -1,9 +1,9 @@
 //! The judge against all orders there are, and against the heuristic.
 
 use super::*;
-use crate::ir::{Action, Compute, looping};
 use proptest::prelude::*;
 use std::time::{Duration, Instant};
+use zeropp_schedule::ir::{Action, Compute, looping};
 
 fn shape(pp: usize, micro_batches: usize) -> Shape {
     Shape { pp, virtual_stages: 1, micro_batches, unit: micro_batches }
@@ -61,7 +61,8 @@ fn brute_force(pp: usize, m: usize, costs: &Costs) -> u64 {
         let (kind, placement) = ("all".into(), looping(pp, 1));
         Schedule { kind, placement, units: vec![m], ranks, ..Schedule::default() }
     };
-    let spans = (0..combinations).filter_map(|n| crate::schedules::own_span(&of(n), costs));
+    let spans =
+        (0..combinations).filter_map(|n| zeropp_schedule::schedules::own_span(&of(n), costs));
     spans.min().unwrap()
 }
 

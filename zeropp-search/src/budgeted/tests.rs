@@ -7,9 +7,9 @@ use super::problem::Problem;
 use super::random::Random;
 use super::residency::Residency;
 use super::*;
-use crate::ir::{Compute, Task};
-use crate::lower::{self, LowerOptions, lower};
-use crate::verify::{VerifyLimits, verify};
+use zeropp_schedule::ir::{Compute, Task};
+use zeropp_schedule::lower::{self, LowerOptions, lower};
+use zeropp_schedule::verify::{VerifyLimits, verify};
 
 /// The zero-bubble paper's 14.6B profile, F, B and W in steps of 0.01: (F, B, W, c).
 const PROFILE: (u64, u64, u64, u64) = (2837, 2812, 2033, 377);

@@ -4,9 +4,8 @@ use std::cmp::Reverse;
 
 use super::ledger::{PART, SHIFT};
 use super::{Budgets, Objective};
-use crate::ir::Schedule;
-use crate::schedules::{Costs, Shape};
-use crate::sorting;
+use zeropp_schedule::ir::Schedule;
+use zeropp_schedule::schedules::{Costs, Shape};
 
 /// Where the result of an action goes.
 #[derive(Clone, Copy, Debug)]
@@ -260,7 +259,7 @@ impl Problem {
     pub(super) fn window(&self) -> usize {
         let fits = |weights: &[u64]| {
             let mut sorted = weights.to_vec();
-            sorting::by_key(&mut sorted, |weight| Reverse(*weight));
+            sorted.sort_by_key(|weight| Reverse(*weight));
             let mut left = self.room;
             sorted
                 .iter()

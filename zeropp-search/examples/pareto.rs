@@ -5,14 +5,15 @@
 
 use std::fmt::Write;
 
-use zeropp_schedule::bound::least_bubble_rate;
-use zeropp_schedule::budgeted::{
-    Budgets, Objective, Placement, Request, default_evaluations, schedule,
-};
 use zeropp_schedule::ir::Schedule;
 use zeropp_schedule::metrics::Metrics;
-use zeropp_schedule::schedules::{Costs, Shape, generate_with_costs};
+use zeropp_schedule::schedules::{Costs, Shape};
 use zeropp_schedule::simulate::{self, simulate};
+use zeropp_search::bound::least_bubble_rate;
+use zeropp_search::budgeted::{
+    Budgets, Objective, Placement, Request, default_evaluations, schedule,
+};
+use zeropp_search::generate_with_costs;
 
 /// F, B and W of a rank and a message, in ns: the Zero Bubble paper's models.
 const MODELS: [(&str, [u64; 4]); 2] = [

@@ -9,7 +9,6 @@
 
 use super::Objective;
 use super::problem::Problem;
-use crate::sorting;
 
 /// A lower bound on what is minimised.
 pub(super) fn bound(p: &Problem) -> i64 {
@@ -191,7 +190,7 @@ fn knapsack(mut items: Vec<(i64, i64)>, copies: i64, room: i64) -> i64 {
     let worth = |a: &(i64, i64), b: &(i64, i64)| {
         (i128::from(b.0) * i128::from(a.1)).cmp(&(i128::from(a.0) * i128::from(b.1)))
     };
-    sorting::by(&mut items, worth);
+    items.sort_by(worth);
     let (mut left, mut value) = (room.max(0), 0i64);
     for (v, w) in items {
         let fit = if w <= 0 { copies } else { copies.min(left / w) };

@@ -5,11 +5,10 @@ use super::problem::Problem;
 use super::residency::Residency;
 use super::word::{Plan, Word};
 use super::write::with_weights;
-use crate::ir::{Action, Compute, Schedule, Task, looping};
-use crate::lower::{self, LowerOptions, lower};
-use crate::schedules::{KINDS, Shape, generate_with_costs, time};
-use crate::simulate::{self, simulate};
-use crate::sorting;
+use zeropp_schedule::ir::{Action, Compute, Schedule, Task, looping};
+use zeropp_schedule::lower::{self, LowerOptions, lower};
+use zeropp_schedule::schedules::{KINDS, Shape, generate_with_costs, time};
+use zeropp_schedule::simulate::{self, simulate};
 
 /// A finished order within the budgets.
 #[derive(Clone, Debug)]
@@ -41,7 +40,7 @@ pub(super) fn fitting(p: &Problem, shape: &Shape) -> Vec<Other> {
             found.extend(fit(p, &schedule, name));
         }
     }
-    sorting::by_key(&mut found, |other| (other.excess > 0, other.value));
+    found.sort_by_key(|other| (other.excess > 0, other.value));
     found
 }
 
@@ -183,7 +182,7 @@ pub(super) fn spans(p: &Problem, schedule: &Schedule) -> Option<(i64, i64, i64)>
     let costs = simulator(p);
     let options = LowerOptions { residency: lower::Residency::AsWritten, ..Default::default() };
     let timeline = simulate(&lower(schedule, &options), &costs).ok()?;
-    let own = |r: &crate::timeline::RankTimeline| r.own_span();
+    let own = |r: &zeropp_schedule::timeline::RankTimeline| r.own_span();
     let spans = timeline.ranks.iter().filter_map(own).collect::<Vec<_>>();
     let longest = spans.iter().map(|(start, end)| end - start).max()?;
     let last = spans.iter().map(|(_, end)| *end).max()?;

@@ -11,8 +11,8 @@
 //! rank's stages may not all wait for the end; then units of [`Shape::unit`]. It never depends on
 //! times.
 
-use crate::ir::{Action, Schedule, looping, vee};
-use crate::schedules::{Costs, ScheduleError, Shape, default_unit};
+use zeropp_schedule::ir::{Action, Schedule, looping, vee};
+use zeropp_schedule::schedules::{Costs, ScheduleError, Shape, default_unit};
 
 mod anneal;
 mod bound;
@@ -167,7 +167,7 @@ pub struct Request<'a> {
 #[derive(Clone, Debug)]
 pub struct Found {
     /// Compute actions with gathers, frees, reductions and recomputation, kind `auto`. Lower it
-    /// with [`Residency::AsWritten`](crate::lower::Residency::AsWritten).
+    /// with [`Residency::AsWritten`](zeropp_schedule::lower::Residency::AsWritten).
     pub schedule: Schedule,
     /// What was minimised, in the costs' unit of time.
     pub span: u64,

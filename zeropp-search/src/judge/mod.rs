@@ -12,18 +12,16 @@
 //! F, B and W of a stage run in micro-batch order throughout. Micro-batches being equal, no other
 //! order does better, and the sums of gradients need this one.
 
-mod blockwise;
 mod bounds;
 #[cfg(feature = "judge")]
 mod integer_program;
 mod search;
 
-pub use blockwise::zeropp_bound;
 #[cfg(feature = "judge")]
 pub use integer_program::{Answer, integer_program};
 
-use crate::ir::Schedule;
-use crate::schedules::{Costs, ScheduleError, Shape, zb};
+use zeropp_schedule::ir::Schedule;
+use zeropp_schedule::schedules::{Costs, ScheduleError, Shape, zb};
 
 /// A problem for the judge: one stage a rank.
 #[derive(Clone, Copy, Debug)]
@@ -135,7 +133,7 @@ fn tighten(
 
 /// The largest time between a rank's first F and last W.
 fn own_span(schedule: &Schedule, costs: &Costs) -> u64 {
-    crate::schedules::own_span(schedule, costs).expect("generated schedules run")
+    zeropp_schedule::schedules::own_span(schedule, costs).expect("generated schedules run")
 }
 
 #[cfg(test)]

@@ -5,13 +5,13 @@
 //! its optimum lies between [`Verdict::bound`](super::Verdict::bound) and the search's.
 
 use super::{Instance, bounds, own_span};
-use crate::ir::Compute;
-use crate::schedules::{Costs, ScheduleError, Shape, zb};
 use good_lp::{
     Expression, ProblemVariables, Solution, SolutionStatus, SolverModel, Variable, WithTimeLimit,
     constraint, constraint::Constraint, microlp, variable,
 };
 use std::time::Duration;
+use zeropp_schedule::ir::Compute;
+use zeropp_schedule::schedules::{Costs, ScheduleError, Shape, zb};
 
 /// What the solver found.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,8 +5,8 @@
 
 use std::time::Instant;
 
-use zeropp_schedule::budgeted::{Budgets, Objective, Placement, Request, schedule};
 use zeropp_schedule::schedules::{Costs, Shape};
+use zeropp_search::budgeted::{Budgets, Objective, Placement, Request, schedule};
 
 /// Times of one stage: F, B, W and a message.
 type Times = (u64, u64, u64, u64);

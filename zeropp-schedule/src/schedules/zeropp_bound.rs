@@ -1,6 +1,6 @@
 //! What no order in ZeroPP's unit structure can beat.
 
-use crate::schedules::{Costs, Shape};
+use super::{Costs, Shape};
 
 /// A lower bound on the largest own span of any order that runs ZeroPP's units one after the other,
 /// block by block (2V − 1 gathers a unit), whatever its warm-up and places of W; gathers and

@@ -253,8 +253,8 @@ mod tests {
     use super::super::word::Plan;
     use super::super::{Budgets, Objective};
     use super::*;
-    use crate::ir::vee;
-    use crate::schedules::{Costs, Shape};
+    use zeropp_schedule::ir::vee;
+    use zeropp_schedule::schedules::{Costs, Shape};
 
     #[test]
     fn a_window_that_slides_lets_two_stages_take_turns_where_one_that_jumps_does_not() {

@@ -12,7 +12,6 @@ use super::walk::Walk;
 use super::word::Plan;
 use super::write::write;
 use super::{Found, Request};
-use crate::sorting;
 
 /// A plan to go on from.
 #[derive(Clone, Debug)]
@@ -138,7 +137,7 @@ pub(super) fn run<'a>(problems: &'a [Problem], request: &Request, letters: u64) 
             }
         }
         let penalty = |seed: &Seed| tracks[seed.track].annealer.penalty * seed.excess as i64;
-        sorting::by_key(&mut pool, |seed| seed.score + 3 * penalty(seed));
+        pool.sort_by_key(|seed| seed.score + 3 * penalty(seed));
         // What still breaks a limit pays more from round to round.
         tracks.iter_mut().for_each(|track| track.annealer.penalty *= 2);
     }
@@ -255,7 +254,7 @@ fn climbed(
 
 /// The best ones first.
 pub(super) fn by_score(pool: &mut [Seed]) {
-    sorting::by_key(pool, |seed| seed.score);
+    pool.sort_by_key(|seed| seed.score);
 }
 
 /// Whether walks drift, where memory is tight; long steps come from short ones.
@@ -279,7 +278,7 @@ fn walks(tracks: &mut [Track], narrow: &[usize], letters: u64) -> Vec<Seed> {
         drifting.anneal(annealer, effort(STARTS.1), (0.5, 0.1), 1.0);
         all.push(drifting);
     }
-    sorting::by_key(&mut all, |drifting| drifting.waits);
+    all.sort_by_key(|drifting| drifting.waits);
     all.truncate(LONGER.0);
     let seed = |mut drifting: Drifting| {
         drifting.anneal(annealer, effort(LONGER.1), (0.3, 0.02), 0.8);

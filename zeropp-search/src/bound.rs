@@ -2,12 +2,12 @@
 
 use std::collections::HashSet;
 
-use crate::action::{Cost, Held};
-use crate::ir::{Action, Schedule};
-use crate::metrics::Metrics;
-use crate::schedules::budgeted::{Budgets, Objective, least_span};
-use crate::schedules::{Costs, Rate, Shape};
-use crate::simulate::{self, LinkCosts};
+use crate::budgeted::{Budgets, Objective, least_span};
+use zeropp_schedule::action::{Cost, Held};
+use zeropp_schedule::ir::{Action, Schedule};
+use zeropp_schedule::metrics::Metrics;
+use zeropp_schedule::schedules::{Costs, Rate, Shape};
+use zeropp_schedule::simulate::{self, LinkCosts};
 
 /// The least bubble rate of any order that computes what `schedule` does on the same placement,
 /// in no more activation memory than `memory`, or without it than the schedule's own peak, and
@@ -37,7 +37,7 @@ pub fn least_bubble_rate(
     let b = schedule.micro_batches();
     let unit = schedule.units.iter().max().copied().unwrap_or(b);
     let shape = Shape { pp, virtual_stages: v, micro_batches: b, unit };
-    let rate = crate::schedules::Kind::find(&schedule.kind).map(|kind| kind.rate);
+    let rate = zeropp_schedule::schedules::Kind::find(&schedule.kind).map(|kind| kind.rate);
     let objective = match rate {
         Some(Rate::OwnSpan) => Objective::OwnSpan,
         _ => Objective::Makespan,
@@ -106,10 +106,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::lower::{LowerOptions, lower};
-    use crate::memory::StageBytes;
-    use crate::schedules::{KINDS, generate};
-    use crate::simulate::simulate;
+    use crate::generate;
+    use zeropp_schedule::lower::{LowerOptions, lower};
+    use zeropp_schedule::memory::StageBytes;
+    use zeropp_schedule::schedules::KINDS;
+    use zeropp_schedule::simulate::simulate;
 
     /// The rate that `schedule` has, and the least one.
     fn rates(schedule: &Schedule, costs: &simulate::Costs) -> (f64, Option<f64>) {

@@ -274,8 +274,8 @@ mod tests {
     use super::super::residency::Residency;
     use super::super::{Budgets, Objective};
     use super::*;
-    use crate::ir::vee;
-    use crate::schedules::{Costs, Shape};
+    use zeropp_schedule::ir::vee;
+    use zeropp_schedule::schedules::{Costs, Shape};
 
     fn problem(pp: usize, b: usize, memory: i64, gathers: Option<usize>) -> Problem {
         let shape = Shape { pp, virtual_stages: 4, micro_batches: b, unit: b };

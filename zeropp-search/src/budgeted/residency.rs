@@ -209,8 +209,8 @@ mod tests {
     use super::super::random::Random;
     use super::super::{Budgets, Objective};
     use super::*;
-    use crate::ir::looping;
-    use crate::schedules::{Costs, Shape};
+    use zeropp_schedule::ir::looping;
+    use zeropp_schedule::schedules::{Costs, Shape};
 
     #[test]
     fn words_that_visit_stages_alike_gather_alike() {

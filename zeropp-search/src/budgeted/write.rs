@@ -4,8 +4,7 @@ use super::decode::Decoder;
 use super::problem::Problem;
 use super::residency::{Residency, ends_unit};
 use super::word::{Plan, Word};
-use crate::ir::{Action, Compute, Schedule, Task};
-use crate::sorting;
+use zeropp_schedule::ir::{Action, Compute, Schedule, Task};
 
 /// The name of the scheduler's kind.
 pub(super) const KIND: &str = "auto";
@@ -60,7 +59,7 @@ pub(super) fn with_weights(
     residency.count(p, r, word, true);
     let stage = |v: u32| p.stage[r * p.v + v as usize];
     let mut frees = residency.frees.clone();
-    sorting::by_key(&mut frees, |free| free.after);
+    frees.sort_by_key(|free| free.after);
     let (mut frees, mut gathers) = (frees.iter().peekable(), residency.gathers.iter().peekable());
     let mut all = Vec::with_capacity(order.len() * 5 / 4);
     let mut letters = 0;

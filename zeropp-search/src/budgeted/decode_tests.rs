@@ -8,8 +8,8 @@ use super::random::Random;
 use super::residency::Residency;
 use super::word::Plan;
 use super::{Budgets, Objective};
-use crate::ir::{looping, vee};
-use crate::schedules::{Costs, Shape};
+use zeropp_schedule::ir::{looping, vee};
+use zeropp_schedule::schedules::{Costs, Shape};
 
 /// A problem and a plan that runs, drawn at random.
 pub(super) fn drawn(random: &mut Random) -> Option<(Problem, Plan)> {

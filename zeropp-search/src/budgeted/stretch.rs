@@ -9,8 +9,7 @@ use super::problem::Problem;
 use super::search::{Seed, Track, by_score, run};
 use super::word::Plan;
 use super::{Budgets, Request};
-use crate::schedules::Shape;
-use crate::sorting;
+use zeropp_schedule::schedules::Shape;
 
 /// Letters below which a step is short, and above which even the short one would be long.
 pub(super) const SHORT: usize = 2000;
@@ -159,7 +158,7 @@ impl Copy {
                     (starts[cell + from] + later, class as u8)
                 }));
             }
-            sorting::plain(&mut keys);
+            keys.sort_unstable();
             words.push(within_memory(p, r, keys.into_iter().map(|(_, class)| class)));
         }
         Plan::new(p, words, plan.words[0].threshold)

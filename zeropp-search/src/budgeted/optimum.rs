@@ -231,8 +231,8 @@ mod tests {
     use super::super::random::Random;
     use super::super::{Budgets, Objective, Placement, Request, schedule};
     use super::*;
-    use crate::ir::{looping, vee};
-    use crate::schedules::{Costs, Shape};
+    use zeropp_schedule::ir::{looping, vee};
+    use zeropp_schedule::schedules::{Costs, Shape};
 
     /// What a number of cases came to.
     #[derive(Debug, Default)]

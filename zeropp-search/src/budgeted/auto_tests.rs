@@ -1,10 +1,11 @@
 //! Kind `auto`: its gathers are part of the order, whatever else is asked of lowering.
 
 use super::*;
-use crate::ir::{Compute, Task};
-use crate::lower::{LowerOptions, lower};
-use crate::schedules::{Limits, generate_with_costs};
-use crate::verify::{VerifyLimits, is_program, verify};
+use crate::generate_with_costs;
+use zeropp_schedule::ir::{Compute, Task};
+use zeropp_schedule::lower::{LowerOptions, lower};
+use zeropp_schedule::schedules::Limits;
+use zeropp_schedule::verify::{VerifyLimits, is_program, verify};
 
 fn made(gathered: usize, gathers: Option<usize>) -> Schedule {
     let shape = Shape { pp: 3, virtual_stages: 4, micro_batches: 9, unit: 4 };

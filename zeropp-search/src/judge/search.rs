@@ -8,8 +8,8 @@
 //! cannot end in time any more, or where an earlier node had done the same work no later.
 
 use super::Instance;
-use crate::ir::{Action, Compute};
 use std::collections::HashMap;
+use zeropp_schedule::ir::{Action, Compute};
 
 const NOT_YET: u64 = u64::MAX;
 

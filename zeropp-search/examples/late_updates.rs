@@ -6,8 +6,9 @@
 
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
 use zeropp_schedule::metrics::Metrics;
-use zeropp_schedule::schedules::{Costs, Kind, Limits, Shape, generate_with_costs};
+use zeropp_schedule::schedules::{Costs, Kind, Limits, Shape};
 use zeropp_schedule::simulate::{self, simulate, step_period_ns};
+use zeropp_search::generate_with_costs;
 
 /// Pipeline ranks, micro-batches, and a rank's F, B, W and a message in ns.
 const PROFILES: [(usize, usize, [u64; 4]); 4] = [
