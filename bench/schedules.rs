@@ -5,11 +5,12 @@
 use std::time::{Duration, Instant};
 
 use zeropp_pipeline::ir::Schedule;
-use zeropp_pipeline::judge::judge;
 use zeropp_pipeline::lower::{LowerOptions, lower};
-use zeropp_pipeline::schedules::{Costs, KINDS, Shape, generate, generate_with_costs, zeropp_auto};
+use zeropp_pipeline::schedules::{Costs, KINDS, Shape, zeropp_auto};
 use zeropp_pipeline::simulate;
 use zeropp_pipeline::verify::{VerifyLimits, verify};
+use zeropp_search::judge::judge;
+use zeropp_search::{generate, generate_with_costs};
 
 /// The times of a 14.6B model's stage, µs: F, B, W, send.
 const PROFILE: (u64, u64, u64, u64) = (11347, 11248, 8132, 377);

@@ -6,8 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates by the folder of their sources.
-const CRATES: [&str; 15] = [
+const CRATES: [&str; 16] = [
     "zeropp-schedule/src",
+    "zeropp-search/src",
     "zeropp-kernels/src",
     "zeropp-data/src",
     "zeropp-model/src",
@@ -256,8 +257,9 @@ fn only_the_command_prints() {
 #[test]
 fn dependencies_run_one_way() {
     let mut broken = Vec::new();
-    let below: [(&str, &[&str]); 15] = [
+    let below: [(&str, &[&str]); 16] = [
         ("zeropp-schedule", &[]),
+        ("zeropp-search", &["schedule"]),
         ("zeropp-kernels", &[]),
         ("zeropp-data", &[]),
         ("zeropp-model", &["data"]),
@@ -268,9 +270,12 @@ fn dependencies_run_one_way() {
         ("zeropp-checkpoint", &["data"]),
         ("zeropp-zero3", &["core", "comm", "checkpoint"]),
         ("zeropp-pipeline", &["core", "comm", "zero3", "schedule"]),
-        ("zeropp-plan", &["schedule", "model", "data"]),
-        ("zeropp-playground", &["schedule"]),
-        (".", &["core", "comm", "checkpoint", "zero3", "schedule", "pipeline", "weights"]),
+        ("zeropp-plan", &["schedule", "search", "model", "data"]),
+        ("zeropp-playground", &["schedule", "search"]),
+        (
+            ".",
+            &["core", "comm", "checkpoint", "zero3", "schedule", "search", "pipeline", "weights"],
+        ),
         (
             "zeropp-cli",
             &[
@@ -279,6 +284,7 @@ fn dependencies_run_one_way() {
                 "checkpoint",
                 "zero3",
                 "schedule",
+                "search",
                 "pipeline",
                 "weights",
                 "plan",

@@ -5,9 +5,10 @@ use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Compute, Schedule};
 use zeropp_pipeline::lower::{self, LowerOptions, in_issue_order, lower};
 use zeropp_pipeline::memory::StageBytes;
-use zeropp_pipeline::schedules::{Costs, Limits, Shape, generate_with_costs};
+use zeropp_pipeline::schedules::{Costs, Limits, Shape};
 use zeropp_pipeline::simulate::{self, StageCosts};
 use zeropp_pipeline::verify::{VerifyLimits, verify, verify_issue_order};
+use zeropp_search::generate_with_costs;
 
 use crate::plan::costs_file::load;
 use crate::plan::recompute::stages_with_r;

@@ -9,7 +9,8 @@ use zeropp::pipeline::exchange::csv::{self, Dialect};
 use zeropp::pipeline::exchange::json::{self, Document};
 use zeropp::pipeline::ir::{Action, Compute, Schedule, vee};
 use zeropp::pipeline::lower::{LowerOptions, lower};
-use zeropp::pipeline::schedules::{KINDS, Shape, generate};
+use zeropp::pipeline::schedules::{KINDS, Shape};
+use zeropp::search::generate;
 use zeropp::{Config, Trainer};
 
 const MICRO_BATCHES: usize = 8;

@@ -11,6 +11,7 @@ use zeropp::pipeline::lower::{LowerOptions, lower};
 use zeropp::pipeline::schedules::{Costs, ReplicaRank, Shape, around};
 use zeropp::pipeline::simulate;
 use zeropp::pipeline::verify::{VerifyLimits, verify};
+use zeropp::search::generate_with_costs;
 use zeropp::{Config, Trainer, emulate};
 
 use crate::common::{Run, assert_same_bits, run, run_saving_all, text_file, tiny};
@@ -25,7 +26,8 @@ fn schedule(kind: &str, virtual_stages: usize, missing: &[(usize, usize)]) -> Sc
     let costs = Costs::uniform(shape.stages(), 5, 4, 3, 1);
     let missing: Vec<_> =
         missing.iter().map(|(pp, replica)| ReplicaRank { pp: *pp, replica: *replica }).collect();
-    around(kind, &shape, &costs, 2, &missing).unwrap()
+    let plain = generate_with_costs(kind, &shape, &costs).unwrap();
+    around(&plain, &shape, &costs, 2, &missing).unwrap()
 }
 
 /// A run of it, by a file in `dir`.

@@ -6,6 +6,6 @@ pub mod flight;
 pub mod partition;
 
 pub use zeropp_schedule::{
-    ascii, bound, costs, draw, exchange, ir, judge, links, lower, memory, metrics, report,
-    schedules, simulate, timeline, verify,
+    ascii, costs, draw, exchange, ir, links, lower, memory, metrics, report, schedules, simulate,
+    timeline, verify,
 };

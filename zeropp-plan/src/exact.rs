@@ -3,12 +3,14 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde::Serialize;
+use zeropp_schedule::action::Cost;
 use zeropp_schedule::costs::check_sums;
 use zeropp_schedule::ir::{Action, Schedule};
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
-use zeropp_schedule::schedules::{self, Shape, generate_with_costs};
+use zeropp_schedule::schedules::{self, Shape};
 use zeropp_schedule::simulate::{Costs, LinkCosts, simulate, step_period_ns, times};
 use zeropp_schedule::timeline::Timeline;
+use zeropp_search::generate_with_costs;
 
 use crate::PlanError;
 use crate::layout::{Job, Layout};
@@ -289,24 +291,21 @@ impl<'a> Simulation<'a> {
         let links = Links::new(&self.job.machine, self.layout);
         let (d, k) = (self.layout.zero3 as f64, self.layout.dp as f64);
         let ranks = self.layout.pp as f64;
-        let sum = |of: &dyn Fn(&Action) -> f64| {
-            self.whole(|program| program.ranks.iter().flatten().map(of).sum::<f64>()) / ranks
+        let sum = |of: &dyn Fn(Cost, usize) -> f64| {
+            let of_action = |a: &Action| a.stage().map_or(0.0, |stage| of(a.row().cost, stage));
+            self.whole(|program| program.ranks.iter().flatten().map(of_action).sum::<f64>()) / ranks
         };
         let bytes = |stage: usize| &self.stages[stage].bytes;
-        let zero3 = sum(&|a| match a {
-            Action::AllGather { stage } => bytes(*stage).weights as f64 * (d - 1.0) / d,
-            Action::ReduceScatter { stage } => bytes(*stage).gradient as f64 * (d - 1.0) / d,
-            _ => 0.0,
+        let only = |is: bool, bytes: f64| if is { bytes } else { 0.0 };
+        let zero3 = sum(&|cost, s| {
+            let gathered = only(cost == Cost::Gather, bytes(s).weights as f64 * (d - 1.0) / d);
+            let reduced = only(cost == Cost::Reduce, bytes(s).gradient as f64 * (d - 1.0) / d);
+            gathered + reduced
         });
-        let messages = sum(&|a| match a {
-            Action::Send { stage, .. } => bytes(*stage).message as f64,
-            _ => 0.0,
-        });
-        let replicas = sum(&|a| match a {
-            Action::ReplicaReduce { stage } => {
-                2.0 * bytes(*stage).gradient as f64 / d * (k - 1.0) / k
-            }
-            _ => 0.0,
+        let messages = sum(&|cost, s| only(cost == Cost::Message, bytes(s).message as f64));
+        let replicas = sum(&|cost, s| {
+            let summed = 2.0 * bytes(s).gradient as f64 / d * (k - 1.0) / k;
+            only(cost == Cost::ReplicaReduce, summed)
         });
         let mut traffic = Traffic::default();
         for (inside, bytes) in [

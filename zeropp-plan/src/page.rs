@@ -3,13 +3,13 @@
 use std::fmt::Write;
 
 use zeropp_data::files::in_words;
-use zeropp_schedule::bound::least_bubble_rate;
 use zeropp_schedule::draw::svg;
 use zeropp_schedule::ir::Schedule;
 use zeropp_schedule::memory::{HeldBytes, KindPoint, over_time};
 use zeropp_schedule::metrics::Metrics;
 use zeropp_schedule::simulate::Costs;
 use zeropp_schedule::timeline::{MemoryUnit, Timeline};
+use zeropp_search::bound::least_bubble_rate;
 
 use crate::PlanError;
 use crate::layout::Job;

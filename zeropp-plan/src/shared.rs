@@ -7,8 +7,8 @@
 //! All go on alike, so that nothing changes its order, and only the clock is stretched.
 //! Gathers and reductions are work of the same cores.
 
+use zeropp_schedule::action::Partners;
 use zeropp_schedule::costs::Machine;
-use zeropp_schedule::ir::Action;
 use zeropp_schedule::timeline::{Lane, Timeline};
 
 use crate::layout::Layout;
@@ -51,12 +51,12 @@ impl Crowd {
         let mut end = 1;
         for span in timeline.ranks.iter().flat_map(|rank| &rank.spans) {
             end = end.max(span.end_ns);
-            let change = match span.action {
-                _ if span.lane == Lane::Compute => [1, 0],
-                Action::AllGather { .. }
-                | Action::ReduceScatter { .. }
-                | Action::ReplicaReduce { .. } => [0, 1],
-                _ => continue,
+            let change = match (span.lane, span.action.row().partners) {
+                (Lane::Compute, _) => [1, 0],
+                (Lane::Communication, Partners::Group) => [0, 1],
+                (Lane::Communication, Partners::Nobody | Partners::Neighbour) => continue,
+                // It waits.
+                (Lane::Communication, Partners::Everyone) => continue,
             };
             changes.extend([(span.start_ns, change), (span.end_ns, change.map(|n| -n))]);
         }
@@ -74,6 +74,7 @@ impl Crowd {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zeropp_schedule::ir::Action;
     use zeropp_schedule::timeline::{RankTimeline, Span};
 
     /// Two ranks of which one computes for 10, the other for its last 4: on one core 4 of them take

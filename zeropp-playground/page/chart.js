@@ -1,9 +1,11 @@
 // One schedule on a canvas: lanes of every rank, memory below them, what waited for what.
 // Colours that the colour-blind can tell apart, and letters beside them.
 const KINDS_OF_ACTION = ["F", "B", "W", "BW", "R", "F&BW", "send activation", "send gradient", "receive activation",
-  "receive gradient", "all-gather", "free", "reduce-scatter", "sum over replicas", "optimizer step"];
+  "receive gradient", "all-gather", "free", "reduce-scatter", "sum over replicas", "optimizer step",
+  "validation"];
 const COLOURS = ["#3b8bd0", "#e69f00", "#2aa17b", "#d9640f", "#c678a8", "#8888cc", "#9aa0a6", "#b9a37a", "#c5cad1",
-  "#dccfae", "#56b4e9", "#888", "#f0d000", "#b8860b", "#777"];
+  "#dccfae", "#56b4e9", "#888", "#f0d000", "#b8860b", "#777",
+  "#b2182b"];
 const LEFT = 58, LANE = 19, THIN = 6, MEMORY = 26, GAP = 7, AXIS = 20, TEXT = 15;
 const isCompute = (span) => span[0] <= 5;
 
@@ -260,7 +262,7 @@ class Chart {
     const micro = span[2] >= 0 ? `, micro-batch ${span[2]}` : "";
     // An optimizer step is of all stages of its rank.
     const stage = span[1] >= 0 ? ` of stage ${span[1]}` : "";
-    return `${KINDS_OF_ACTION[span[0]] ?? "validation"}${stage}${micro} on rank ${rank}`;
+    return `${KINDS_OF_ACTION[span[0]]}${stage}${micro} on rank ${rank}`;
   }
 
   words(hit) {

@@ -426,7 +426,7 @@ async function start() {
     const item = document.createElement("li"), colour = document.createElement("i");
     colour.style.background = COLOURS[i];
     item.append(colour, name);
-    item.hidden = i === 11;
+    item.hidden = i === 11 || i === 15;
     return item;
   }));
   fromAddress();

@@ -8,15 +8,16 @@ use zeropp_schedule::exchange::csv::{self, Dialect};
 use zeropp_schedule::exchange::json::{self as document, Document};
 use zeropp_schedule::exchange::{self, Format};
 use zeropp_schedule::fields;
-use zeropp_schedule::ir::{Action, Compute, Schedule};
+use zeropp_schedule::ir::{Action, Schedule};
 use zeropp_schedule::lower::{LowerOptions, lower};
 use zeropp_schedule::metrics::Metrics;
 use zeropp_schedule::report::measures;
+use zeropp_schedule::schedules::default_unit;
 use zeropp_schedule::schedules::{self, KINDS, Limits, Shape, StagesPerRank, StepForm};
-use zeropp_schedule::schedules::{default_unit, generate_with_costs};
 use zeropp_schedule::simulate::{Costs, simulate};
 use zeropp_schedule::timeline::Timeline;
 use zeropp_schedule::verify::{VerifyLimits, verify_all};
+use zeropp_search::generate_with_costs;
 
 /// Most micro-batches times stages of a picture: beyond it a slip of the hand is likelier.
 const SIZE_MAX: usize = 1 << 17;
@@ -302,14 +303,14 @@ fn drawn(made: &Made) -> Value {
     })
 }
 
-/// Every span as `[what, stage, micro-batch, start, end]`, and the stage and micro-batch of an
-/// overlap's backward; -1 where there is none. Times are ns.
+/// Every span as `[action, stage, micro-batch, start, end]`, the action by its row's number, and
+/// the stage and micro-batch of an overlap's backward; -1 where there is none. Times are ns.
 fn spans(timeline: &Timeline) -> Vec<Vec<Vec<i64>>> {
     let number = |n: Option<usize>| n.map_or(-1, |n| n as i64);
     let span = |s: &zeropp_schedule::timeline::Span| {
         let action = &s.action;
         let mut row = vec![
-            code(action),
+            action.kind() as i64,
             number(action.stage()),
             number(action.micro_batch()),
             s.start_ns as i64,
@@ -321,30 +322,6 @@ fn spans(timeline: &Timeline) -> Vec<Vec<Vec<i64>>> {
         row
     };
     timeline.ranks.iter().map(|rank| rank.spans.iter().map(span).collect()).collect()
-}
-
-/// F 0, B 1, W 2, BW 3, R 4, overlap 5, sends 6 and 7, receives 8 and 9, gather 10, free 11,
-/// reduction 12, replicas 13, optimizer 14, validation 15.
-fn code(action: &Action) -> i64 {
-    use zeropp_schedule::ir::Message::Activation;
-    match action {
-        Action::Compute { kind, .. } => match kind {
-            Compute::F => 0,
-            Compute::B => 1,
-            Compute::W => 2,
-            Compute::BW => 3,
-            Compute::R => 4,
-        },
-        Action::Overlap { .. } => 5,
-        Action::Send { message, .. } => 6 + i64::from(*message != Activation),
-        Action::Recv { message, .. } => 8 + i64::from(*message != Activation),
-        Action::AllGather { .. } => 10,
-        Action::Free { .. } => 11,
-        Action::ReduceScatter { .. } => 12,
-        Action::ReplicaReduce { .. } => 13,
-        Action::OptimizerStep => 14,
-        Action::Validate => 15,
-    }
 }
 
 /// A table asks for every kind in turn, so no kind searches for long in it.

@@ -1,13 +1,12 @@
 #![doc = include_str!("../README.md")]
 
+pub mod action;
 pub mod ascii;
-pub mod bound;
 pub mod costs;
 pub mod draw;
 pub mod exchange;
 pub mod fields;
 pub mod ir;
-pub mod judge;
 pub mod links;
 pub mod lower;
 pub mod memory;
@@ -18,5 +17,3 @@ pub mod simulate;
 mod sorting;
 pub mod timeline;
 pub mod verify;
-
-pub use schedules::budgeted;

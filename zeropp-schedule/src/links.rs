@@ -1,6 +1,7 @@
 //! Which compute needs which message, and between which stages a message passes.
 
-use crate::ir::{Compute, Message, Schedule};
+use crate::action::MessageEnd;
+use crate::ir::{Action, Compute, Message, Schedule};
 
 impl Compute {
     /// True for what reads the stage's weights; W needs none.
@@ -60,9 +61,21 @@ impl Schedule {
         (from != self.home(stage, micro_batch)).then_some(from)
     }
 
+    /// The rank at the other end of a message, and the message by its producing stage; none for
+    /// what is no message.
+    pub(crate) fn other_end(&self, action: &Action) -> Option<(usize, (Message, usize, usize))> {
+        let MessageEnd { is_send, message, stage, micro_batch } = action.message()?;
+        if is_send {
+            let peer = self.destination(message, stage, micro_batch)?;
+            return Some((peer, (message, stage, micro_batch)));
+        }
+        let producer = message.producer(stage, self.stages())?;
+        Some((self.source(message, stage, micro_batch)?, (message, producer, micro_batch)))
+    }
+
     /// True where some backward is split into B and W.
     pub(crate) fn splits_backward(&self) -> bool {
-        let is_b = |a: &crate::ir::Action| a.computes().any(|t| t.kind == Compute::B);
+        let is_b = |a: &Action| a.computes().any(|t| t.kind == Compute::B);
         self.ranks.iter().flatten().any(is_b)
     }
 }

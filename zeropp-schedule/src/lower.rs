@@ -1,6 +1,7 @@
 //! Lowering: from the compute actions of a schedule to the program that ranks run, with gathers,
 //! frees, reductions, sends and receives as actions of their own.
 
+use crate::action::Lowering;
 use crate::ir::{Action, Compute, Message, Schedule, Task};
 use crate::sorting;
 
@@ -8,6 +9,8 @@ mod issue;
 mod replicas;
 mod warm_up;
 mod weights;
+
+use weights::keep_written;
 
 pub use issue::in_issue_order;
 pub use replicas::with_sums_in_order_of;
@@ -85,9 +88,9 @@ pub enum Residency {
 ///   backward, less those that need what another rank does after its own. Messages of the
 ///   warm-ups are received in them, and no others.
 ///
-/// Anything but F, B, W and BW in the input is dropped and made anew, so lowering twice is lowering
-/// once. With [`Residency::AsWritten`] its AG, FREE and R stay, with [`Residency::Auto`] its AG and
-/// FREE.
+/// Actions of which the row says [`Lowering::Makes`] are dropped and made anew, so lowering twice is
+/// lowering once. With [`Residency::AsWritten`] AG, FREE and R stay, with [`Residency::Auto`] AG
+/// and FREE.
 pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
     let written = options.residency == Residency::AsWritten;
     let kept = written || (options.residency == Residency::Auto && schedule.has_gathers());
@@ -104,9 +107,8 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
             let program = &programs.ranks[rank];
             let mut inserts = Inserts::default();
             programs.add_messages(rank, warm_ups.as_deref(), &mut inserts);
-            if kept {
-                weights::keep_gathers(&schedule.ranks[rank], program, &mut inserts);
-            } else {
+            keep_written(&schedule.ranks[rank], program, kept, &mut inserts);
+            if !kept {
                 let visits = weights::visits(schedule, program);
                 weights::add_gathers(&visits, options.prefetch, residency, &mut inserts);
             }
@@ -129,12 +131,12 @@ struct Inserts(Vec<(usize, u8, Action)>);
 impl Inserts {
     /// Inserts before the compute action at `position`.
     fn before(&mut self, position: usize, action: Action) {
-        self.0.push((2 * position, order(&action), action));
+        self.0.push((2 * position, action.row().order, action));
     }
 
     /// Inserts after the compute action at `position`.
     fn after(&mut self, position: usize, action: Action) {
-        self.0.push((2 * position + 1, order(&action), action));
+        self.0.push((2 * position + 1, action.row().order, action));
     }
 
     /// Inserts before the compute action at `position`, and after all else that is.
@@ -142,8 +144,8 @@ impl Inserts {
         self.0.push((2 * position, u8::MAX, action));
     }
 
-    /// The whole program. What goes to one place keeps the order of [`order`], then that of its
-    /// insertion.
+    /// The whole program. What goes to one place has the order of the actions' rows, then that of
+    /// its insertion.
     fn merge(mut self, program: &[Action]) -> Vec<Action> {
         sorting::by_key(&mut self.0, |(slot, order, _)| (*slot, *order));
         let mut merged = Vec::with_capacity(program.len() + self.0.len());
@@ -156,20 +158,6 @@ impl Inserts {
         }
         merged.extend(inserts.map(|(_, _, action)| action));
         merged
-    }
-}
-
-/// The order of actions inserted at one place: what other ranks wait for first, a gather only after
-/// the free that makes room for it, and before the reduction, which nobody waits for yet.
-fn order(action: &Action) -> u8 {
-    match action {
-        Action::Send { .. } => 0,
-        Action::Free { .. } => 1,
-        Action::AllGather { .. } => 2,
-        Action::ReduceScatter { .. } => 3,
-        Action::ReplicaReduce { .. } => 4,
-        Action::Validate => 6,
-        _ => 5,
     }
 }
 
@@ -204,8 +192,12 @@ impl<'a> Programs<'a> {
                         program.push(Action::compute(Compute::R, stage, micro_batch));
                     }
                 }
-                let old_r = matches!(action, Action::Compute { kind: Compute::R, .. });
-                if action.computes().next().is_some() && (written || !old_r) {
+                let stays = match action.row().lowering {
+                    Lowering::Keeps => true,
+                    Lowering::Recomputes => written,
+                    Lowering::Gathers | Lowering::Makes => false,
+                };
+                if stays && action.computes().next().is_some() {
                     program.push(*action);
                 }
             }

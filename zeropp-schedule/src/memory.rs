@@ -307,7 +307,10 @@ impl<'a> Ledger<'a> {
                 self.begun.fill(false);
                 self.ahead.fill(None);
             }
-            _ => {}
+            Action::Compute { .. }
+            | Action::Overlap { .. }
+            | Action::Send { .. }
+            | Action::Validate => {}
         }
         self.mark();
     }

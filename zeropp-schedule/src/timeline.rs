@@ -2,16 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::action::Lane;
 use crate::ir::Action;
-
-/// Where on a rank an action takes its time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Lane {
-    /// F, B, W, BW, R and the optimizer step.
-    Compute,
-    /// Gathers, reductions, sends and receives.
-    Communication,
-}
 
 /// One action with its times. Times are nanoseconds from the start of the run or step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,18 +16,6 @@ pub struct Span {
     pub start_ns: u64,
     /// End; equal to the start where an action takes no time of its own (free).
     pub end_ns: u64,
-}
-
-impl Action {
-    /// The lane this action's span belongs to.
-    pub fn lane(&self) -> Lane {
-        match self {
-            Action::Compute { .. } | Action::Overlap { .. } | Action::OptimizerStep => {
-                Lane::Compute
-            }
-            _ => Lane::Communication,
-        }
-    }
 }
 
 /// A rank's part of a save: the state of a step on its way to a checkpoint, or to a copy in memory.

@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use zeropp::pipeline::bound::least_bubble_rate;
 use zeropp::pipeline::costs::{measured, scaled_to};
 use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::metrics::Metrics;
 use zeropp::pipeline::report::first_pipeline;
 use zeropp::pipeline::simulate::{Costs, simulate};
 use zeropp::pipeline::timeline::{MemoryUnit, RankTimeline, Timeline};
+use zeropp::search::bound::least_bubble_rate;
 
 use crate::Failure;
 use crate::schedule::{CostFlags, Priced, facts, shape};

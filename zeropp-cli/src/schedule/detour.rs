@@ -2,8 +2,9 @@
 
 use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::lower::lower;
-use zeropp::pipeline::schedules::{Shape, around, generate_with_costs};
+use zeropp::pipeline::schedules::{Shape, around};
 use zeropp::pipeline::simulate::step_period_ns;
+use zeropp::search::generate_with_costs;
 
 use super::args::Request;
 use super::costs::Priced;
@@ -20,15 +21,16 @@ pub(super) fn around_missing(
     replicas: usize,
     priced: &Priced,
 ) -> Result<(Schedule, Option<String>), Failure> {
-    let schedule = around(kind, &shape, &priced.generator, replicas, &request.missing);
+    let plain = |shape: &Shape| generate_with_costs(kind, shape, &priced.generator);
+    let one = plain(&shape).map_err(Failure::bad_input)?;
+    let schedule = around(&one, &shape, &priced.generator, replicas, &request.missing);
     let schedule = schedule.map_err(Failure::bad_input)?;
     if request.missing.is_empty() {
         return Ok((schedule, None));
     }
     let options = request.lower.unwrap_or_default();
     let step = |schedule: &Schedule| step_period_ns(&lower(schedule, &options), &priced.simulator);
-    let plain = |shape: &Shape| generate_with_costs(kind, shape, &priced.generator);
-    let whole = step(&plain(&shape).map_err(Failure::bad_input)?);
+    let whole = step(&one);
     let told = |takes: u64| {
         // A kind whose backwards are whole may be faster with some of them split.
         let change = whole as f64 / takes.max(1) as f64 - 1.0;

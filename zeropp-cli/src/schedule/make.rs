@@ -1,19 +1,19 @@
 //! A schedule made, proven and simulated as a request says.
 
-use zeropp::pipeline::bound::least_bubble_rate;
 use zeropp::pipeline::exchange::json::{Document, Measures};
 use zeropp::pipeline::ir::Schedule;
 use zeropp::pipeline::lower::lower;
 use zeropp::pipeline::metrics::Metrics;
 use zeropp::pipeline::report::measures;
-use zeropp::pipeline::schedules::budgeted::{auto, default_evaluations};
 use zeropp::pipeline::schedules::{
-    Costs, Kind, Limits, Objective, Shape, StepForm, default_unit, generate_with_costs, unit_note,
-    zeropp_auto_unit,
+    Costs, Kind, Limits, Objective, Shape, StepForm, default_unit, unit_note, zeropp_auto_unit,
 };
 use zeropp::pipeline::simulate::{simulate, simulate_steps};
 use zeropp::pipeline::timeline::Timeline;
 use zeropp::pipeline::verify::{VerifyLimits, verify};
+use zeropp::search::bound::least_bubble_rate;
+use zeropp::search::budgeted::{auto, default_evaluations};
+use zeropp::search::generate_with_costs;
 
 use super::args::{Limit, Request};
 use super::costs::Priced;

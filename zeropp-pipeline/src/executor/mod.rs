@@ -135,6 +135,14 @@ pub struct Executor<W> {
     pub worker: W,
 }
 
+/// An operation of several ranks that goes on beside the computes, of a stage.
+#[derive(Clone, Copy)]
+enum Collective {
+    Gather(usize),
+    Reduce(usize),
+    ReplicaReduce(usize),
+}
+
 /// What is under way within a step.
 #[derive(Default)]
 struct Flight {
@@ -146,8 +154,8 @@ struct Flight {
     sends: Vec<Pending<()>>,
     gathers: HashMap<usize, usize>,
     reduces: Vec<(usize, usize)>,
-    /// Collectives that were not yet seen to be done: the action and its span.
-    running: Vec<(Action, usize)>,
+    /// Collectives that were not yet seen to be done, with their spans.
+    running: Vec<(Collective, usize)>,
     sent_bytes: u64,
     outcome: Option<StepOutcome>,
     validated: Option<StepOutcome>,
@@ -281,27 +289,33 @@ impl<W: Worker> Executor<W> {
         let start = self.now();
         f.spans.push(Span { lane: action.lane(), action, start_ns: start, end_ns: start });
         let span = f.spans.len() - 1;
-        match action {
-            Action::Compute { .. } | Action::Overlap { .. } => self.compute(f, action, span)?,
+        let ends_here = match action {
+            Action::Compute { .. } | Action::Overlap { .. } => {
+                self.compute(f, action, span).map(|()| true)?
+            }
             Action::Send { message, stage, micro_batch } => {
-                self.send(f, (message, stage, micro_batch), span)
+                self.send(f, (message, stage, micro_batch), span);
+                false
             }
             Action::Recv { message, stage, micro_batch } => {
-                self.receive(f, (message, stage, micro_batch), span)
+                self.receive(f, (message, stage, micro_batch), span);
+                false
             }
             Action::AllGather { stage } => {
                 self.worker.start_gather(stage);
                 f.sent_bytes += self.worker.gather_bytes(stage);
                 f.gathers.insert(stage, span);
-                f.running.push((action, span));
+                f.running.push((Collective::Gather(stage), span));
+                false
             }
-            Action::Free { stage } => self.worker.free(stage)?,
+            Action::Free { stage } => self.worker.free(stage).map(|()| true)?,
             Action::ReduceScatter { stage } => {
                 self.retire_reduces(f)?;
                 self.worker.start_reduce(stage);
                 f.sent_bytes += self.worker.reduce_bytes(stage);
                 f.reduces.push((stage, span));
-                f.running.push((action, span));
+                f.running.push((Collective::Reduce(stage), span));
+                false
             }
             Action::ReplicaReduce { stage } => {
                 // All replicas start these sums in the order of their programs, which one that
@@ -311,12 +325,14 @@ impl<W: Worker> Executor<W> {
                 }
                 self.worker.request_replica_reduce(stage);
                 f.sent_bytes += self.worker.replica_bytes(stage);
-                f.running.push((action, span));
+                f.running.push((Collective::ReplicaReduce(stage), span));
+                false
             }
             Action::Validate => {
                 if let Next::FirstAction = self.validate(f)? {
                     return Ok(Next::FirstAction);
                 }
+                false
             }
             Action::OptimizerStep => {
                 self.retire_reduces(f)?;
@@ -328,10 +344,10 @@ impl<W: Worker> Executor<W> {
                     f.spans[span].end_ns = begin;
                 }
                 f.spans[span].start_ns = begin;
+                true
             }
-        }
-        if action.lane() == crate::timeline::Lane::Compute || matches!(action, Action::Free { .. })
-        {
+        };
+        if ends_here {
             f.spans[span].end_ns = self.now();
         }
         Ok(Next::Action)
@@ -346,12 +362,11 @@ impl<W: Worker> Executor<W> {
         }
         let now = self.now();
         let worker = &mut self.worker;
-        running.retain(|(action, span)| {
-            let is_done = match *action {
-                Action::AllGather { stage } => worker.is_gathered(stage),
-                Action::ReduceScatter { stage } => worker.is_reduced(stage),
-                Action::ReplicaReduce { stage } => worker.is_replica_reduced(stage),
-                _ => unreachable!("collectives alone run on"),
+        running.retain(|(collective, span)| {
+            let is_done = match *collective {
+                Collective::Gather(stage) => worker.is_gathered(stage),
+                Collective::Reduce(stage) => worker.is_reduced(stage),
+                Collective::ReplicaReduce(stage) => worker.is_replica_reduced(stage),
             };
             if is_done {
                 spans[*span].end_ns = now;
@@ -408,10 +423,9 @@ impl<W: Worker> Executor<W> {
             };
             self.status.set_computing(self.world_rank, false);
             if let Some(output) = output? {
-                let (message, to) = match kind {
-                    Compute::F => (Message::Activation, stage + 1),
-                    _ => (Message::Gradient, stage - 1),
-                };
+                let stages = self.stages.stages();
+                let message = kind.gives(stage, stages).expect("it made what a neighbour takes");
+                let to = message.consumer(stage, stages).expect("a neighbour");
                 let here = self.stages.home(to, micro_batch) == self.pipeline.rank();
                 let kind = MemoryKind::Communication;
                 let hold = here.then(|| self.meter.hold_tensor(kind, &output));

@@ -5,8 +5,9 @@ use std::fmt::Write;
 use zeropp_schedule::ir::Action;
 use zeropp_schedule::lower::{LowerOptions, lower};
 use zeropp_schedule::metrics::Metrics;
-use zeropp_schedule::schedules::{self, Shape, generate_with_costs};
+use zeropp_schedule::schedules::{self, Shape};
 use zeropp_schedule::simulate::{Costs, simulate};
+use zeropp_search::generate_with_costs;
 
 use super::Cell;
 use super::picture::Series;

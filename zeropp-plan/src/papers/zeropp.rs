@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use zeropp_schedule::schedules::{Shape, generate};
+use zeropp_schedule::schedules::Shape;
 use zeropp_schedule::simulate::{Costs, simulate};
+use zeropp_search::generate;
 
 use super::Cell;
 use crate::baselines::{Baseline, Kernels, Saving, TensorLayout, step};

@@ -1,4 +1,5 @@
 use super::*;
+use zeropp_schedule::action::ACTIONS;
 
 fn ask(request: Value) -> Value {
     serde_json::from_str(&answer(&request.to_string())).unwrap()
@@ -114,5 +115,16 @@ fn the_same_model_has_the_same_work_for_every_kind() {
             })
             .sum();
         assert_eq!(busy, 3 * 24 * 8 * 1000, "{kind}");
+    }
+}
+
+/// The page knows actions by the numbers of their rows.
+#[test]
+fn the_page_has_a_name_and_a_colour_for_every_action() {
+    let chart = include_str!("../../page/chart.js");
+    for list in ["KINDS_OF_ACTION", "COLOURS"] {
+        let items = chart.split(&format!("const {list} = [")).nth(1).unwrap();
+        let items = items.split(']').next().unwrap();
+        assert_eq!(items.matches('"').count(), 2 * ACTIONS.len(), "{list}");
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use crate::{
+    action::MessageEnd,
     ir::{Action, Compute, Message, Task},
     timeline::{RankTimeline, Timeline},
 };
@@ -62,19 +63,17 @@ fn name_all(
 }
 
 fn sent(action: &Action) -> Touched {
-    match *action {
-        Action::Send { message, stage, micro_batch } => [Some((message, stage, micro_batch)), None],
-        _ => [None, None],
-    }
+    let sent = action.message().filter(|end| end.is_send);
+    [sent.map(|end| (end.message, end.stage, end.micro_batch)), None]
 }
 
 fn taken_by_receive(action: &Action) -> Touched {
-    match *action {
-        Action::Recv { message, stage, micro_batch } => {
-            [producer(message, stage).map(|s| (message, s, micro_batch)), None]
-        }
-        _ => [None, None],
-    }
+    let received = action.message().filter(|end| !end.is_send);
+    let named = |end: MessageEnd| {
+        let stage = producer(end.message, end.stage)?;
+        Some((end.message, stage, end.micro_batch))
+    };
+    [received.and_then(named), None]
 }
 
 fn taken_by_compute(action: &Action) -> Touched {

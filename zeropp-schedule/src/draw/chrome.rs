@@ -7,7 +7,8 @@ use std::{
     io::{self, BufWriter, Write},
 };
 
-use super::{Parts, Placed, arrows::arrows, parts, place};
+use super::{Placed, arrows::arrows, place};
+use crate::action::{ActionRow, Place};
 use crate::ir::Action;
 use crate::timeline::{Lane, RankTimeline, SaveSpan, Span, Timeline};
 
@@ -92,15 +93,15 @@ fn thread(lane: Lane, row: usize) -> usize {
 
 /// What a viewer calls an action: computes by PyTorch's spelling, all else in words.
 fn name(action: &Action) -> String {
-    let Parts { kind, stage, micro_batch, .. } = parts(action);
-    match (action, stage, micro_batch) {
-        (Action::Compute { .. } | Action::Overlap { .. }, ..) => action.to_string(),
-        (Action::Recv { .. }, Some(stage), Some(i)) => {
-            format!("{kind} for stage {stage}, micro-batch {i}")
-        }
-        (_, Some(stage), Some(i)) => format!("{kind} of stage {stage}, micro-batch {i}"),
-        (_, Some(stage), None) => format!("{kind} of stage {stage}"),
-        _ => kind.into(),
+    let (kind, place) = action.parts();
+    let ActionRow { words, lane, .. } = kind.row();
+    let of = if matches!(action, Action::Recv { .. }) { "for" } else { "of" };
+    match place {
+        Place::Pair(..) => action.to_string(),
+        Place::MicroBatch(..) if *lane == Lane::Compute => action.to_string(),
+        Place::MicroBatch(stage, i) => format!("{words} {of} stage {stage}, micro-batch {i}"),
+        Place::Stage(stage) => format!("{words} {of} stage {stage}"),
+        Place::Nothing => words.to_string(),
     }
 }
 
@@ -164,7 +165,12 @@ impl<W: Write> Events<W> {
         self.begin()?;
         let (us, ns) = micros(span.start_ns);
         let (dur_us, dur_ns) = micros(span.end_ns.saturating_sub(span.start_ns));
-        let Parts { kind, stage, micro_batch, backward } = parts(&span.action);
+        let (action, place) = span.action.parts();
+        let kind = action.row().words;
+        let backward = match place {
+            Place::Pair(_, backward) => Some(backward),
+            Place::Nothing | Place::Stage(_) | Place::MicroBatch(..) => None,
+        };
         let category = match span.lane {
             Lane::Compute => "compute",
             Lane::Communication => "communication",
@@ -178,8 +184,8 @@ impl<W: Write> Events<W> {
         let backward_stage = backward.map(|b| b.0);
         let backward_micro_batch = backward.map(|b| b.1);
         for (key, value) in [
-            ("stage", stage),
-            ("micro_batch", micro_batch),
+            ("stage", span.action.stage()),
+            ("micro_batch", span.action.micro_batch()),
             ("backward_stage", backward_stage),
             ("backward_micro_batch", backward_micro_batch),
         ] {

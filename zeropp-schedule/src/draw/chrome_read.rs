@@ -6,8 +6,9 @@
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
+use crate::action::{ACTIONS, Names, Place};
 use crate::fields;
-use crate::ir::{Action, Compute, Message};
+use crate::ir::Action;
 use crate::sorting;
 use crate::timeline::{Lane, MemoryPoint, MemoryUnit, RankTimeline, SaveSpan, Span, Timeline};
 
@@ -163,7 +164,7 @@ fn span(name: &str, event: &Event, stages: usize) -> Result<Span, String> {
     if lane != action.lane() {
         return Err(format!("cat = {:?} does not suit {name:?}", event.cat));
     }
-    if let Some(stage) = stages_of(&action).into_iter().flatten().find(|s| *s >= stages) {
+    if let Some((stage, _)) = action.touches().find(|(stage, _)| *stage >= stages) {
         return Err(format!("{name:?}: stage {stage} of {stages}"));
     }
     let start_ns = nanos("ts", event.ts)?;
@@ -193,52 +194,21 @@ fn nanos(field: &str, micros: Option<f64>) -> Result<u64, String> {
     }
 }
 
-fn stages_of(action: &Action) -> [Option<usize>; 2] {
-    match *action {
-        Action::Compute { stage, .. }
-        | Action::Send { stage, .. }
-        | Action::Recv { stage, .. }
-        | Action::AllGather { stage }
-        | Action::Free { stage }
-        | Action::ReduceScatter { stage }
-        | Action::ReplicaReduce { stage } => [Some(stage), None],
-        Action::Overlap { forward, backward } => [Some(forward.0), Some(backward.0)],
-        Action::OptimizerStep | Action::Validate => [None, None],
-    }
-}
-
 /// The action that a span's arguments are of.
 fn action(args: &Args) -> Option<Action> {
-    use Message::{Activation, Gradient};
-    let (kind, stage) = (args.kind.as_deref()?, args.stage);
-    let place = stage.zip(args.micro_batch);
-    let compute = |kind| place.map(|(stage, i)| Action::compute(kind, stage, i));
-    let send =
-        |message| place.map(|(stage, micro_batch)| Action::Send { message, stage, micro_batch });
-    let receive =
-        |message| place.map(|(stage, micro_batch)| Action::Recv { message, stage, micro_batch });
-    match kind {
-        "F" => compute(Compute::F),
-        "B" => compute(Compute::B),
-        "W" => compute(Compute::W),
-        "BW" => compute(Compute::BW),
-        "R" => compute(Compute::R),
-        "F&BW" => {
+    let words = args.kind.as_deref()?;
+    let row = ACTIONS.iter().find(|row| row.words == words)?;
+    let stage_and_batch = args.stage.zip(args.micro_batch);
+    let place = match row.names {
+        Names::Nothing => Place::Nothing,
+        Names::Stage => Place::Stage(args.stage?),
+        Names::MicroBatch => stage_and_batch.map(|(stage, i)| Place::MicroBatch(stage, i))?,
+        Names::Pair => {
             let backward = args.backward_stage.zip(args.backward_micro_batch)?;
-            Some(Action::Overlap { forward: place?, backward })
+            Place::Pair(stage_and_batch?, backward)
         }
-        "send activation" => send(Activation),
-        "send gradient" => send(Gradient),
-        "receive activation" => receive(Activation),
-        "receive gradient" => receive(Gradient),
-        "all-gather" => stage.map(|stage| Action::AllGather { stage }),
-        "free" => stage.map(|stage| Action::Free { stage }),
-        "reduce-scatter" => stage.map(|stage| Action::ReduceScatter { stage }),
-        "replica reduce" => stage.map(|stage| Action::ReplicaReduce { stage }),
-        "optimizer step" => Some(Action::OptimizerStep),
-        "validate update" => Some(Action::Validate),
-        _ => None,
-    }
+    };
+    Action::new(row.kind, place)
 }
 
 #[cfg(test)]

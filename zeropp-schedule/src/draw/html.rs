@@ -6,11 +6,10 @@ use std::io::{self, BufWriter, Write};
 use serde::Serialize;
 
 use super::{
-    parts, place,
-    style::{
-        STYLES, Texture, extent, hex, makespan_ns, peak, rank_name, shades, style_of, time_text,
-    },
+    place,
+    style::{LOOKS, extent, hex, look_of, makespan_ns, peak, rank_name, shades, time_text},
 };
+use crate::action::{Place, Texture};
 use crate::timeline::{Lane, Timeline};
 
 /// Writes one run as a page.
@@ -186,6 +185,7 @@ struct Page<'a> {
 #[derive(Serialize)]
 struct StyleData {
     name: &'static str,
+    about: &'static str,
     color: String,
     texture: &'static str,
 }
@@ -229,8 +229,9 @@ fn data(timelines: &[&Timeline], out: &mut impl Write) -> io::Result<()> {
         Texture::Horizontal => "horizontal",
         Texture::Dots => "dots",
     };
-    let styles = STYLES.iter().map(|s| StyleData {
+    let styles = LOOKS.iter().map(|s| StyleData {
         name: s.name,
+        about: s.about,
         color: hex(s.color),
         texture: texture(s.texture),
     });
@@ -273,18 +274,20 @@ fn rank(timeline: &Timeline, index: usize, bubble: f64, start: u64) -> Rank {
             rows[lane].push(Vec::new());
             before[lane].push(start);
         }
-        let what = parts(&span.action);
-        let pair = what.backward.map_or(-1, |backward| {
-            pairs.push(backward);
-            pairs.len() as i64 - 1
-        });
+        let pair = match span.action.parts().1 {
+            Place::Pair(_, backward) => {
+                pairs.push(backward);
+                pairs.len() as i64 - 1
+            }
+            Place::Nothing | Place::Stage(_) | Place::MicroBatch(..) => -1,
+        };
         let number = |n: Option<usize>| n.map_or(-1, |n| n as i64);
         rows[lane][p.row].extend([
             (span.start_ns - before[lane][p.row]) as i64,
             span.end_ns.saturating_sub(span.start_ns) as i64,
-            style_of(&span.action) as i64,
-            number(what.stage),
-            number(what.micro_batch),
+            look_of(&span.action) as i64,
+            number(span.action.stage()),
+            number(span.action.micro_batch()),
             pair,
         ]);
         before[lane][p.row] = span.start_ns;

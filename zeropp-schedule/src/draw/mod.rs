@@ -9,58 +9,10 @@ mod style;
 pub mod svg;
 
 use crate::{
-    ir::{Action, Compute, Message},
+    ir::Action,
     sorting,
     timeline::{Lane, Span},
 };
-
-/// What an action is, in words: its kind and what it works on.
-struct Parts {
-    kind: &'static str,
-    stage: Option<usize>,
-    micro_batch: Option<usize>,
-    /// Stage and micro-batch of an overlap's backward.
-    backward: Option<(usize, usize)>,
-}
-
-fn parts(action: &Action) -> Parts {
-    let of = |kind, stage, micro_batch| Parts { kind, stage, micro_batch, backward: None };
-    match *action {
-        Action::Compute { kind, stage, micro_batch } => {
-            let kind = match kind {
-                Compute::F => "F",
-                Compute::B => "B",
-                Compute::W => "W",
-                Compute::BW => "BW",
-                Compute::R => "R",
-            };
-            of(kind, Some(stage), Some(micro_batch))
-        }
-        Action::Overlap { forward: (stage, micro_batch), backward } => {
-            Parts { backward: Some(backward), ..of("F&BW", Some(stage), Some(micro_batch)) }
-        }
-        Action::Send { message, stage, micro_batch } => {
-            let kind = match message {
-                Message::Activation => "send activation",
-                Message::Gradient => "send gradient",
-            };
-            of(kind, Some(stage), Some(micro_batch))
-        }
-        Action::Recv { message, stage, micro_batch } => {
-            let kind = match message {
-                Message::Activation => "receive activation",
-                Message::Gradient => "receive gradient",
-            };
-            of(kind, Some(stage), Some(micro_batch))
-        }
-        Action::AllGather { stage } => of("all-gather", Some(stage), None),
-        Action::Free { stage } => of("free", Some(stage), None),
-        Action::ReduceScatter { stage } => of("reduce-scatter", Some(stage), None),
-        Action::ReplicaReduce { stage } => of("replica reduce", Some(stage), None),
-        Action::OptimizerStep => of("optimizer step", None, None),
-        Action::Validate => of("validate update", None, None),
-    }
-}
 
 /// A span's place in a picture: communication may overlap itself, so a lane has as many rows as
 /// it takes to draw no two spans of it over each other.

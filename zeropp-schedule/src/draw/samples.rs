@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use crate::{
+    action::{ACTIONS, Names, Place},
     ir::{Action, Compute, Message, looping},
     timeline::{Lane, MemoryPoint, MemoryUnit, RankTimeline, SaveSpan, Span, Timeline},
 };
@@ -182,30 +183,15 @@ fn any_span() -> impl Strategy<Value = Span> {
 
 /// Any action on stages and micro-batches below the given numbers.
 pub(crate) fn any_action(stages: usize, micro_batches: usize) -> impl Strategy<Value = Action> {
-    let kinds = [Compute::F, Compute::B, Compute::W, Compute::BW, Compute::R];
-    let messages = [Message::Activation, Message::Gradient];
     let place = (0..stages, 0..micro_batches);
-    prop_oneof![
-        (prop::sample::select(kinds.to_vec()), place.clone())
-            .prop_map(|(k, (s, m))| Action::compute(k, s, m)),
-        (place.clone(), place.clone())
-            .prop_map(|(forward, backward)| Action::Overlap { forward, backward }),
-        (prop::sample::select(messages.to_vec()), place.clone(), any::<bool>()).prop_map(
-            |(message, (stage, micro_batch), send)| {
-                if send {
-                    Action::Send { message, stage, micro_batch }
-                } else {
-                    Action::Recv { message, stage, micro_batch }
-                }
-            }
-        ),
-        (0..stages, 0usize..4).prop_map(|(stage, kind)| match kind {
-            0 => Action::AllGather { stage },
-            1 => Action::Free { stage },
-            2 => Action::ReduceScatter { stage },
-            _ => Action::ReplicaReduce { stage },
-        }),
-        Just(Action::OptimizerStep),
-        Just(Action::Validate),
-    ]
+    let rows: Vec<_> = ACTIONS.iter().collect();
+    (prop::sample::select(rows), place.clone(), place).prop_map(|(row, one, other)| {
+        let place = match row.names {
+            Names::Nothing => Place::Nothing,
+            Names::Stage => Place::Stage(one.0),
+            Names::MicroBatch => Place::MicroBatch(one.0, one.1),
+            Names::Pair => Place::Pair(one, other),
+        };
+        Action::new(row.kind, place).expect("its row says what it names")
+    })
 }

@@ -4,80 +4,38 @@
 //! ones, and those of like lightness have unlike textures, so that a grey print works too. The
 //! stages of one rank have the same colour in different shades, the first the darkest.
 
+use std::sync::LazyLock;
+
 use crate::{
-    ir::{Action, Compute},
+    action::{ACTIONS, Look},
+    ir::Action,
+    sorting,
     timeline::{RankTimeline, Timeline},
 };
 
 /// Red, green, blue.
 pub(super) type Rgb = [u8; 3];
 
-/// What is drawn over a colour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Texture {
-    Solid,
-    /// Stripes that rise to the right.
-    Diagonal,
-    /// Stripes along the time axis.
-    Horizontal,
-    Dots,
-}
-
-/// How one kind of action looks.
-pub(super) struct Style {
-    /// For the legend.
-    pub(super) name: &'static str,
-    pub(super) color: Rgb,
-    pub(super) texture: Texture,
-}
-
-const fn style(name: &'static str, color: u32, texture: Texture) -> Style {
-    Style { name, color: [(color >> 16) as u8, (color >> 8) as u8, color as u8], texture }
-}
-
-/// Index of the forward in [`STYLES`]; an overlap is drawn as this above [`WHOLE_BACKWARD`].
+/// Where the forward's look is in [`LOOKS`]; an overlap is drawn as this above
+/// [`WHOLE_BACKWARD`].
 pub(super) const FORWARD: usize = 0;
 pub(super) const WHOLE_BACKWARD: usize = 3;
 pub(super) const OVERLAP: usize = 12;
 
-/// All styles; [`style_of`] gives an index.
-pub(super) const STYLES: [Style; 14] = [
-    style("F", 0x0072b2, Texture::Solid),
-    style("B", 0xe69f00, Texture::Solid),
-    style("W", 0x009e73, Texture::Diagonal),
-    style("BW", 0xd55e00, Texture::Horizontal),
-    style("R", 0x56b4e9, Texture::Dots),
-    style("optimizer", 0x333333, Texture::Solid),
-    style("send", 0xcc79a7, Texture::Solid),
-    style("receive", 0xe3b0cc, Texture::Solid),
-    style("all-gather", 0xf0e442, Texture::Solid),
-    style("free", 0x999999, Texture::Solid),
-    style("reduce-scatter", 0x5c4a72, Texture::Solid),
-    style("replica reduce", 0x000000, Texture::Solid),
-    style("F & BW overlapped", 0x0072b2, Texture::Solid),
-    style("validate update", 0xb2182b, Texture::Solid),
-];
+/// All looks of actions in the order of legends; [`look_of`] gives an index.
+pub(super) static LOOKS: LazyLock<Vec<&Look>> = LazyLock::new(|| {
+    let mut looks: Vec<&Look> = ACTIONS.iter().map(|row| &row.look).collect();
+    sorting::by_key(&mut looks, |look| look.place);
+    looks.dedup();
+    looks
+});
 
 /// Idle within a rank's own span.
 pub(super) const IDLE: Rgb = [0xe4, 0xe4, 0xe4];
 
-pub(super) fn style_of(action: &Action) -> usize {
-    match action {
-        Action::Compute { kind: Compute::F, .. } => FORWARD,
-        Action::Compute { kind: Compute::B, .. } => 1,
-        Action::Compute { kind: Compute::W, .. } => 2,
-        Action::Compute { kind: Compute::BW, .. } => WHOLE_BACKWARD,
-        Action::Compute { kind: Compute::R, .. } => 4,
-        Action::OptimizerStep => 5,
-        Action::Send { .. } => 6,
-        Action::Recv { .. } => 7,
-        Action::AllGather { .. } => 8,
-        Action::Free { .. } => 9,
-        Action::ReduceScatter { .. } => 10,
-        Action::ReplicaReduce { .. } => 11,
-        Action::Overlap { .. } => OVERLAP,
-        Action::Validate => 13,
-    }
+/// The place of an action's look in [`LOOKS`].
+pub(super) fn look_of(action: &Action) -> usize {
+    action.row().look.place
 }
 
 /// The shade of each stage, 0 (the rank's first stage) to 1 (its last, of the rank with most).
@@ -159,10 +117,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_look_is_at_its_place_and_actions_that_share_one_share_all_of_it() {
+        for (i, look) in LOOKS.iter().enumerate() {
+            assert_eq!(look.place, i, "{}", look.name);
+        }
+    }
+
+    #[test]
     fn text_is_white_where_the_luminance_on_a_screen_says_so() {
-        for style in &STYLES {
+        for look in LOOKS.iter() {
             for shade in 0..=1000 {
-                let color = shaded(style.color, f64::from(shade) / 1000.0);
+                let color = shaded(look.color, f64::from(shade) / 1000.0);
                 let linear = color.map(|c| (f64::from(c) / 255.0).powf(2.2));
                 assert_eq!(wants_white_text(color), luminance(linear) < 0.24, "{color:?}");
             }

@@ -11,10 +11,11 @@ use std::{
 use super::{
     place,
     style::{
-        FORWARD, IDLE, OVERLAP, STYLES, Texture, WHOLE_BACKWARD, extent, hex, makespan_ns, peak,
-        rank_name, shaded, shades, style_of, time_text, wants_white_text,
+        FORWARD, IDLE, LOOKS, OVERLAP, WHOLE_BACKWARD, extent, hex, look_of, makespan_ns, peak,
+        rank_name, shaded, shades, time_text, wants_white_text,
     },
 };
+use crate::action::Texture;
 use crate::ir::Task;
 use crate::sorting;
 use crate::timeline::{Lane, RankTimeline, Timeline};
@@ -182,7 +183,7 @@ impl<'a> Picture<'a> {
         sorting::plain(&mut shades);
         shades.dedup();
         writeln!(out, "<defs>")?;
-        for (style, s) in STYLES.iter().enumerate() {
+        for (style, s) in LOOKS.iter().enumerate() {
             let mark = match s.texture {
                 Texture::Solid => continue,
                 Texture::Diagonal => {
@@ -213,20 +214,20 @@ impl<'a> Picture<'a> {
 
     /// A swatch for each style that occurs, for idle, and for the shades.
     fn legend(&self, out: &mut impl Write) -> io::Result<()> {
-        let mut used = [false; STYLES.len()];
+        let mut used = vec![false; LOOKS.len()];
         for span in self.timeline.ranks.iter().flat_map(|r| &r.spans) {
-            used[style_of(&span.action)] = true;
+            used[look_of(&span.action)] = true;
         }
         let mut x = MARGIN;
         let y = 54.0 + FACT_HEIGHT * self.timeline.facts.len() as f64;
-        for style in (0..STYLES.len()).filter(|s| used[*s]) {
+        for style in (0..LOOKS.len()).filter(|s| used[*s]) {
             if style == OVERLAP {
                 swatch(out, x, y, 6.0, &fill((FORWARD, 0)))?;
                 swatch(out, x, y + 6.0, 6.0, &fill((WHOLE_BACKWARD, 0)))?;
             } else {
                 swatch(out, x, y, 12.0, &fill((style, 0)))?;
             }
-            x = caption(out, x, y, STYLES[style].name)?;
+            x = caption(out, x, y, LOOKS[style].name)?;
         }
         swatch(out, x, y, 12.0, &hex(IDLE))?;
         x = caption(out, x, y, "idle")?;
@@ -235,7 +236,7 @@ impl<'a> Picture<'a> {
         shades.dedup();
         if shades.len() > 1 {
             for (i, shade) in shades.iter().enumerate() {
-                let fill = hex(shaded(STYLES[FORWARD].color, *shade));
+                let fill = hex(shaded(LOOKS[FORWARD].color, *shade));
                 swatch(out, x + 14.0 * i as f64, y, 12.0, &fill)?;
             }
             x += 14.0 * (shades.len() - 1) as f64;
@@ -358,7 +359,7 @@ impl<'a> Picture<'a> {
                     (height - 0.5, top + self.height.compute + 1.5 + row * height)
                 }
             };
-            let style = style_of(&span.action);
+            let style = look_of(&span.action);
             let mut parts = Vec::with_capacity(2);
             if style == OVERLAP {
                 let halves = [(FORWARD, y), (WHOLE_BACKWARD, y + height / 2.0)];
@@ -368,9 +369,9 @@ impl<'a> Picture<'a> {
                     parts.push((self.ink(style, Some(stage)), y, height / 2.0, Some(micro_batch)));
                 }
             } else {
-                let p = super::parts(&span.action);
-                let number = p.micro_batch.filter(|_| span.lane == Lane::Compute);
-                parts.push((self.ink(style, p.stage), y, height, number));
+                let (stage, number) = (span.action.stage(), span.action.micro_batch());
+                let number = number.filter(|_| span.lane == Lane::Compute);
+                parts.push((self.ink(style, stage), y, height, number));
             }
             for (ink, y, height, number) in parts {
                 let at = boxes.binary_search_by_key(&ink, |(ink, _)| *ink).unwrap_or_else(|at| {
@@ -383,11 +384,11 @@ impl<'a> Picture<'a> {
                 let digits = number.checked_ilog10().unwrap_or(0) + 1;
                 let size = (height - 3.0).min(11.0).min((width - 1.6) / (0.64 * f64::from(digits)));
                 if size >= 7.0 {
-                    let color = shaded(STYLES[ink.0].color, f64::from(ink.1) / 1000.0);
+                    let color = shaded(LOOKS[ink.0].color, f64::from(ink.1) / 1000.0);
                     let texts = &mut numbers[usize::from(wants_white_text(color))];
                     let (x, y) = (left + width / 2.0, y + height / 2.0 + 0.36 * size);
                     // A halo of the plain colour keeps a texture from the digits.
-                    let halo = match STYLES[ink.0].texture {
+                    let halo = match LOOKS[ink.0].texture {
                         Texture::Solid => String::new(),
                         _ => format!(" stroke=\"{}\"", hex(color)),
                     };

@@ -10,6 +10,7 @@
 use std::io::{self, Write};
 
 use super::{check_places, clip, parse, spell};
+use crate::action::{Cost, Torch};
 use crate::ir::{Action, Compute, Schedule, Task};
 use crate::sorting;
 
@@ -289,10 +290,7 @@ fn units_or_one(ranks: &[Vec<Action>], micro_batches: usize) -> Result<Vec<usize
 
 /// The stage that an action reduces.
 fn reduced(action: &Action) -> Option<usize> {
-    match action {
-        Action::ReduceScatter { stage } => Some(*stage),
-        _ => None,
-    }
+    action.stage().filter(|_| action.row().cost == Cost::Reduce)
 }
 
 /// The units that the reductions tell: between two of a stage lie the W of one unit.
@@ -343,17 +341,19 @@ fn units(ranks: &[Vec<Action>], micro_batches: usize) -> Result<Vec<usize>, Stri
 
 /// Drops what PyTorch has no word for, and all but the last reduction of each stage.
 fn keep_what_torch_knows(cells: &mut Vec<Option<Action>>) {
-    let mut reduced = Vec::new();
+    let mut kept = Vec::new();
     cells.reverse();
-    cells.retain(|cell| match cell {
-        Some(Action::Compute { kind: Compute::R, .. })
-        | Some(Action::ReplicaReduce { .. } | Action::OptimizerStep | Action::Validate) => false,
-        Some(Action::ReduceScatter { stage }) => {
-            let last = !reduced.contains(stage);
-            reduced.push(*stage);
-            last
+    cells.retain(|cell| {
+        let Some(action) = cell else { return true };
+        match action.row().torch {
+            Torch::Same => true,
+            Torch::Unknown => false,
+            Torch::LastOfStage => {
+                let last = !kept.contains(action);
+                kept.push(*action);
+                last
+            }
         }
-        _ => true,
     });
     cells.reverse();
 }

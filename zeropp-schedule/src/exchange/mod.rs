@@ -30,7 +30,8 @@ use std::fmt;
 
 pub use layout::Layout;
 
-use crate::ir::{Action, Compute, Message, Schedule, Task};
+use crate::action::{ACTIONS, ActionRow, Names, Place};
+use crate::ir::{Action, Compute, Schedule, Task};
 
 /// The form of a schedule file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,46 +69,19 @@ pub fn read(text: &str, format: Format) -> Result<json::Document, String> {
 
 /// Spells an action as the module's table says.
 pub fn spell(action: &Action) -> String {
-    match *action {
-        Action::Compute { kind, stage, micro_batch } => {
-            let letter = match kind {
-                Compute::F => 'F',
-                Compute::B => 'I',
-                Compute::W => 'W',
-                Compute::BW => 'B',
-                Compute::R => 'R',
-            };
-            format!("{stage}{letter}{micro_batch}")
+    let (kind, place) = action.parts();
+    let ActionRow { file, .. } = kind.row();
+    match place {
+        Place::Nothing => file.to_string(),
+        Place::Stage(stage) => format!("{stage}{file}"),
+        Place::MicroBatch(stage, i) => format!("{stage}{file}{i}"),
+        Place::Pair(forward, backward) => {
+            let compute = |kind, (stage, i)| spell(&Action::compute(kind, stage, i));
+            let [f, b] = [compute(Compute::F, forward), compute(Compute::BW, backward)];
+            format!("({f};{b}){file}")
         }
-        Action::Overlap { forward, backward } => {
-            format!("({}F{};{}B{}){OVERLAP}", forward.0, forward.1, backward.0, backward.1)
-        }
-        Action::Send { message: Message::Activation, stage, micro_batch } => {
-            format!("{stage}SEND_F{micro_batch}")
-        }
-        Action::Send { message: Message::Gradient, stage, micro_batch } => {
-            format!("{stage}SEND_B{micro_batch}")
-        }
-        Action::Recv { message: Message::Activation, stage, micro_batch } => {
-            format!("{stage}RECV_F{micro_batch}")
-        }
-        Action::Recv { message: Message::Gradient, stage, micro_batch } => {
-            format!("{stage}RECV_B{micro_batch}")
-        }
-        Action::AllGather { stage } => format!("{stage}UNSHARD"),
-        Action::Free { stage } => format!("{stage}RESHARD"),
-        Action::ReduceScatter { stage } => format!("{stage}REDUCE_GRAD"),
-        Action::ReplicaReduce { stage } => format!("{stage}REPLICA_REDUCE"),
-        Action::OptimizerStep => STEP.into(),
-        Action::Validate => VALIDATE.into(),
     }
 }
-
-const OVERLAP: &str = "OVERLAP_F_B";
-const STEP: &str = "OPTIMIZER_STEP";
-const VALIDATE: &str = "VALIDATE_UPDATE";
-const KINDS: &str = "F, I, W, B, R, SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RESHARD, REDUCE_GRAD, \
-                     REPLICA_REDUCE";
 
 /// Reads one action, the whole of `text` and nothing beside it.
 ///
@@ -115,15 +89,15 @@ const KINDS: &str = "F, I, W, B, R, SEND_F, RECV_F, SEND_B, RECV_B, UNSHARD, RES
 /// Says what was found and what would work.
 pub fn parse(text: &str) -> Result<Action, SpellingError> {
     let fail = |problem: String| SpellingError { found: clip(text), problem };
-    if text == STEP {
-        return Ok(Action::OptimizerStep);
-    }
-    if text == VALIDATE {
-        return Ok(Action::Validate);
+    let named = |names: Names| ACTIONS.iter().filter(move |row| row.names == names);
+    if let Some(row) = named(Names::Nothing).find(|row| row.file == text) {
+        return Ok(Action::new(row.kind, Place::Nothing).expect("it names nothing"));
     }
     if let Some(inside) = text.strip_prefix('(') {
-        return parse_overlap(inside)
-            .ok_or_else(|| fail(format!("an overlap is written like (0F7;7B3){OVERLAP}")));
+        return parse_overlap(inside).ok_or_else(|| {
+            let names: Vec<&str> = named(Names::Pair).map(|row| row.file).collect();
+            fail(format!("an overlap is written like (0F7;7B3){}", names.join(" or ")))
+        });
     }
     let (stage, rest) = digits(text);
     if stage.is_empty() {
@@ -140,40 +114,19 @@ pub fn parse(text: &str) -> Result<Action, SpellingError> {
         "" => None,
         m => Some(m.parse().map_err(|_| fail("the micro-batch is too large".into()))?),
     };
-    match (of_stage(kind, stage), of_micro_batch(kind), micro_batch) {
-        (Some(action), _, None) => Ok(action),
-        (Some(_), _, Some(_)) => Err(fail(format!("{kind} takes no micro-batch"))),
-        (_, Some(action), Some(micro_batch)) => Ok(action(stage, micro_batch)),
-        (_, Some(_), None) => Err(fail(format!("{kind} needs a micro-batch, as in 0{kind}1"))),
-        (None, None, _) => {
-            Err(fail(format!("unknown kind {:?}; known kinds: {KINDS}", clip(kind))))
-        }
-    }
-}
-
-fn of_stage(kind: &str, stage: usize) -> Option<Action> {
-    match kind {
-        "UNSHARD" => Some(Action::AllGather { stage }),
-        "RESHARD" => Some(Action::Free { stage }),
-        "REDUCE_GRAD" => Some(Action::ReduceScatter { stage }),
-        "REPLICA_REDUCE" => Some(Action::ReplicaReduce { stage }),
-        _ => None,
-    }
-}
-
-fn of_micro_batch(kind: &str) -> Option<fn(usize, usize) -> Action> {
-    use Message::{Activation, Gradient};
-    Some(match kind {
-        "F" => |s, m| Action::compute(Compute::F, s, m),
-        "I" => |s, m| Action::compute(Compute::B, s, m),
-        "W" => |s, m| Action::compute(Compute::W, s, m),
-        "B" => |s, m| Action::compute(Compute::BW, s, m),
-        "R" => |s, m| Action::compute(Compute::R, s, m),
-        "SEND_F" => |stage, micro_batch| Action::Send { message: Activation, stage, micro_batch },
-        "RECV_F" => |stage, micro_batch| Action::Recv { message: Activation, stage, micro_batch },
-        "SEND_B" => |stage, micro_batch| Action::Send { message: Gradient, stage, micro_batch },
-        "RECV_B" => |stage, micro_batch| Action::Recv { message: Gradient, stage, micro_batch },
-        _ => return None,
+    let of_stage = || named(Names::MicroBatch).chain(named(Names::Stage));
+    let Some(row) = of_stage().find(|row| row.file == kind) else {
+        let known: Vec<&str> = of_stage().map(|row| row.file).collect();
+        let (found, known) = (clip(kind), known.join(", "));
+        return Err(fail(format!("unknown kind {found:?}; known kinds: {known}")));
+    };
+    let place = match micro_batch {
+        None => Place::Stage(stage),
+        Some(micro_batch) => Place::MicroBatch(stage, micro_batch),
+    };
+    Action::new(row.kind, place).ok_or_else(|| match micro_batch {
+        Some(_) => fail(format!("{kind} takes no micro-batch")),
+        None => fail(format!("{kind} needs a micro-batch, as in 0{kind}1")),
     })
 }
 
@@ -182,7 +135,7 @@ fn parse_overlap(inside: &str) -> Option<Action> {
     let (pair, name) = inside.split_once(')')?;
     let (forward, backward) = pair.split_once(';')?;
     let pair = Action::overlap(parse_flat(forward)?, parse_flat(backward)?);
-    pair.filter(|_| name == OVERLAP)
+    pair.filter(|pair| pair.row().file == name)
 }
 
 /// A single compute action; no bracket, so the parser cannot recurse.
@@ -192,7 +145,7 @@ fn parse_flat(text: &str) -> Option<Task> {
     }
     match parse(text) {
         Ok(Action::Compute { kind, stage, micro_batch }) => Some(Task { kind, stage, micro_batch }),
-        _ => None,
+        Ok(_) | Err(_) => None,
     }
 }
 
@@ -242,7 +195,7 @@ fn check_places(schedule: &Schedule) -> Result<(), Misfit> {
     for (rank, actions) in schedule.ranks.iter().enumerate() {
         for (index, action) in actions.iter().enumerate() {
             let fail = |problem| Err(Misfit { rank, index, problem });
-            for (stage, micro_batch) in touches(action).into_iter().flatten() {
+            for (stage, micro_batch) in action.touches() {
                 if stage >= stages {
                     return fail(format!("{}: stage {stage} of {stages}", spell(action)));
                 }
@@ -261,21 +214,4 @@ fn check_places(schedule: &Schedule) -> Result<(), Misfit> {
         }
     }
     Ok(())
-}
-
-/// Stages that an action names, with the micro-batch where it has one.
-fn touches(action: &Action) -> [Option<(usize, Option<usize>)>; 2] {
-    match *action {
-        Action::Compute { stage, micro_batch, .. }
-        | Action::Send { stage, micro_batch, .. }
-        | Action::Recv { stage, micro_batch, .. } => [Some((stage, Some(micro_batch))), None],
-        Action::Overlap { forward: f, backward: b } => {
-            [Some((f.0, Some(f.1))), Some((b.0, Some(b.1)))]
-        }
-        Action::AllGather { stage }
-        | Action::Free { stage }
-        | Action::ReduceScatter { stage }
-        | Action::ReplicaReduce { stage } => [Some((stage, None)), None],
-        Action::OptimizerStep | Action::Validate => [None, None],
-    }
 }

@@ -9,6 +9,7 @@
 
 use std::collections::HashMap;
 
+use crate::action::Partners;
 use crate::ir::{Action, Message, Schedule, Task};
 
 /// A message by its producing stage.
@@ -145,16 +146,7 @@ fn received(program: &Schedule, action: &Action) -> Option<Key> {
 
 /// Whether other ranks take part.
 fn is_operation(action: &Action) -> bool {
-    matches!(
-        action,
-        Action::Send { .. }
-            | Action::Recv { .. }
-            | Action::AllGather { .. }
-            | Action::ReduceScatter { .. }
-            | Action::ReplicaReduce { .. }
-            | Action::OptimizerStep
-            | Action::Validate
-    )
+    action.row().partners != Partners::Nobody
 }
 
 #[cfg(test)]

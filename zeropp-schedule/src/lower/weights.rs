@@ -1,6 +1,7 @@
 //! Where weights are gathered and freed.
 
 use super::{Inserts, Residency};
+use crate::action::Lowering;
 use crate::ir::{Action, Compute, Schedule, Task};
 
 /// A longest run of weight-needing actions of one stage and unit on one rank.
@@ -61,24 +62,35 @@ pub(super) fn add_gathers(
     }
 }
 
-/// The AG and FREE of one rank's actions, between the same F, B and W of its `program` as before.
-pub(super) fn keep_gathers(actions: &[Action], program: &[Action], inserts: &mut Inserts) {
+/// What lowering keeps of one rank's actions beside computes, between the same F, B and W of its
+/// `program` as before: AG and FREE if it keeps `gathers`, and all that it never makes itself.
+pub(super) fn keep_written(
+    actions: &[Action],
+    program: &[Action],
+    gathers: bool,
+    inserts: &mut Inserts,
+) {
     let mut position = 0;
     for (at, action) in actions.iter().enumerate() {
-        match action {
-            // Ahead of a reduction it stays there: both are one queue.
-            Action::AllGather { .. } if position > 0 && reduces_next(&actions[at..]) => {
-                inserts.after(position - 1, *action);
-            }
-            Action::AllGather { .. } => inserts.before(position, *action),
-            Action::Free { .. } if position > 0 => inserts.after(position - 1, *action),
+        if action.computes().next().is_some() {
             // An R may have been added before it, or dropped.
-            _ if action.computes().next().is_some() => {
-                let other = |a: &Action| is_recomputation(a) && a != action;
-                position += program[position..].iter().take_while(|a| other(a)).count();
-                position += usize::from(program.get(position) == Some(action));
+            let other = |a: &Action| is_recomputation(a) && a != action;
+            position += program[position..].iter().take_while(|a| other(a)).count();
+            position += usize::from(program.get(position) == Some(action));
+            continue;
+        }
+        match action.row().lowering {
+            // A gather ahead of a reduction stays there: both are one queue.
+            Lowering::Gathers if gathers && matches!(action, Action::AllGather { .. }) => {
+                match position > 0 && reduces_next(&actions[at..]) {
+                    true => inserts.after(position - 1, *action),
+                    false => inserts.before(position, *action),
+                }
             }
-            _ => {}
+            Lowering::Gathers if gathers && position > 0 => inserts.after(position - 1, *action),
+            Lowering::Keeps if position > 0 => inserts.after(position - 1, *action),
+            Lowering::Keeps => inserts.before(position, *action),
+            Lowering::Gathers | Lowering::Recomputes | Lowering::Makes => {}
         }
     }
 }

@@ -27,9 +27,8 @@ impl Places {
             }
         };
         for action in program {
-            action.computes().for_each(|task| see(task.stage, task.micro_batch));
-            if let Action::Recv { stage, micro_batch, .. } = *action {
-                see(stage, micro_batch);
+            for (stage, micro_batch) in action.touches() {
+                micro_batch.into_iter().for_each(|micro_batch| see(stage, micro_batch));
             }
         }
         first.iter_mut().filter(|at| **at != NONE).for_each(|at| *at *= batches);

@@ -3,8 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::lower::{LowerOptions, lower};
-use crate::schedules::{Shape, generate};
+use crate::action::{ACTIONS, Held, Names};
+use crate::lower::{LowerOptions, OptimizerSync, lower};
+use crate::schedules::{KINDS, Shape, generate};
 
 /// One kind of byte a power of 1000 apart from the next, so that sums can be read.
 const BYTES: StageBytes = StageBytes {
@@ -295,4 +296,74 @@ proptest! {
             prop_assert_eq!(ledger.now(), HeldBytes::default());
         }
     }
+}
+
+/// What every action does to memory in all programs is what its row says: no more, and all of it.
+#[test]
+fn every_action_takes_and_gives_the_memory_that_its_row_says() {
+    let of = |held: &HeldBytes| {
+        [
+            (Held::Gathered, held.gathered),
+            (Held::Packed, held.packed_weights),
+            (Held::Gradient, held.gradient),
+            (Held::GradientShard, held.gradient_shard),
+            (Held::Activation, held.activation),
+            (Held::Stash, held.weight_stash),
+            (Held::Communication, held.communication),
+        ]
+    };
+    let bytes = StageBytes {
+        packed_forward: 20,
+        packed_backward: 30,
+        packed_in_forward: 5,
+        workspace: 5,
+        gradient_in_forward: 600,
+        gather_input: 11,
+        reduced: 13,
+        replica_reduced: 17,
+        ..BYTES
+    };
+    let mut seen = vec![(Vec::new(), Vec::new()); ACTIONS.len()];
+    let mut walk = |program: &[Action], stages: &[StageBytes]| {
+        let mut ledger = Ledger::new(program, stages);
+        for action in program {
+            let before = of(&ledger.now());
+            ledger.run(action);
+            let (takes, gives) = &mut seen[action.kind() as usize];
+            for ((held, before), (_, after)) in before.into_iter().zip(of(&ledger.now())) {
+                let changes = if after > before { &mut *takes } else { &mut *gives };
+                if before != after && !changes.contains(&held) {
+                    changes.push(held);
+                }
+            }
+        }
+    };
+    for (kind, pp) in KINDS.iter().flat_map(|kind| [(kind, 1), (kind, 2)]) {
+        let virtual_stages = kind.stages.default_number();
+        let shape = Shape { pp, virtual_stages, micro_batches: 4, unit: 2 };
+        let Ok(compact) = generate(kind.name, &shape) else { continue };
+        for (recompute, keeps_first_gradient) in [(false, false), (true, true), (false, true)] {
+            let sync = if recompute { OptimizerSync::Late } else { OptimizerSync::Barrier };
+            let options =
+                LowerOptions { recompute, replicas: true, sync, ..LowerOptions::default() };
+            // Of unequal sizes, so that none takes as much as another gives.
+            let stage = |s| StageBytes { keeps_first_gradient, reduced: 13 + s, ..bytes };
+            let stages: Vec<_> = (0..shape.stages() as u64).map(stage).collect();
+            lower(&compact, &options).ranks.iter().for_each(|program| walk(program, &stages));
+        }
+    }
+    // Weights that no compute has waited for.
+    walk(&[Action::AllGather { stage: 0 }, Action::Free { stage: 0 }], &[bytes]);
+    let mut wrong = Vec::new();
+    for (row, (takes, gives)) in ACTIONS.iter().zip(seen) {
+        for (verb, said, seen) in [("takes", row.takes, takes), ("gives", row.gives, gives)] {
+            // What one half of a pair takes the other may give at once.
+            let is_pair = row.names == Names::Pair;
+            let all = said.iter().all(|held| is_pair || seen.contains(held));
+            if !all || !seen.iter().all(|held| said.contains(held)) {
+                wrong.push(format!("{:?} {verb} {seen:?}, and its row says {said:?}", row.kind));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }

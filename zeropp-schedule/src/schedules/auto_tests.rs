@@ -46,7 +46,7 @@ fn bubble_of_the_14b_profile() {
             blockwise(&shape, &schedule);
             let t = timed(&schedule, &costs);
             assert!(bubble(&t) <= at_most, "U = {unit}: {}", bubble(&t));
-            let bound = crate::judge::zeropp_bound(&shape, &costs);
+            let bound = zeropp_bound(&shape, &costs);
             if unit == 12 {
                 assert!(t.own_span() >= bound);
             } else {
@@ -106,7 +106,7 @@ proptest! {
             blockwise(&shape, &free);
         }
         let [fixed, free] = [&fixed, &free].map(|s| zeropp_auto::lowered_timing(&shape, &costs, s));
-        prop_assert!(free.own_span() >= crate::judge::zeropp_bound(&shape, &costs));
+        prop_assert!(free.own_span() >= zeropp_bound(&shape, &costs));
         prop_assert!(free.makespan <= fixed.makespan);
         prop_assert!(free.own_span() <= fixed.own_span());
         let unit = shape.unit.min(shape.micro_batches) as i64;

@@ -104,7 +104,7 @@ impl Costs {
     }
 
     /// The costs of stage `first` and those behind it.
-    pub(crate) fn behind(&self, first: usize) -> Costs {
+    pub fn behind(&self, first: usize) -> Costs {
         let times = |all: &[u64]| all[first..].to_vec();
         let memory = |all: &[i64]| all[first..].to_vec();
         Costs {
@@ -125,7 +125,7 @@ impl Costs {
 
     /// Refuses vectors that have not one entry for each of `stages`, and memory that does not
     /// return to zero after F, B and W of a stage.
-    pub(crate) fn check(&self, kind: &'static str, stages: usize) -> Result<(), ScheduleError> {
+    pub fn check(&self, kind: &'static str, stages: usize) -> Result<(), ScheduleError> {
         let times = [&self.f, &self.b, &self.w, &self.gather, &self.reduce].map(Vec::len);
         let memory = [&self.mem_f, &self.mem_b, &self.mem_w].map(Vec::len);
         let wrong = times.into_iter().chain(memory).find(|n| *n != stages);
@@ -147,7 +147,7 @@ impl Costs {
     }
 
     /// What a whole micro-batch costs stage `s`: T_F + T_B + T_W.
-    pub(crate) fn total(&self, s: usize) -> u64 {
+    pub fn total(&self, s: usize) -> u64 {
         self.f[s] + self.b[s] + self.w[s]
     }
 }

@@ -14,7 +14,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::costs::Costs;
-use super::kinds::{Kind, StepForm, generate_with_costs};
+use super::kinds::{Kind, StepForm};
 use super::shape::{ScheduleError, Shape};
 use super::timing::{duration, memory_change, time};
 use crate::ir::{Action, Compute, Schedule, Task};
@@ -31,22 +31,26 @@ pub struct ReplicaRank {
 /// What another order than the kind's own has to save of the makespan, one part in this many.
 const WORTH: u64 = 100;
 
-/// The compute actions of `replicas` pipelines of `kind` together, each with the micro-batches of
+/// The compute actions of `replicas` pipelines like `plain`, a schedule that a kind of the table
+/// makes for `shape`, together, each with the micro-batches of
 /// `shape`, without the ranks `missing`. Ranks are numbered through all that are left, replica by
 /// replica. Gathers that the kind writes are left out, as `lower` adds them anew, and pairs that
 /// overlap run one after the other.
 ///
 /// # Errors
-/// As [`generate_with_costs`]; ranks that there are not, or a place that nobody is left at.
+/// Ranks that there are not, or a place that nobody is left at.
+///
+/// # Panics
+/// Panics where `plain` is of no kind.
 pub fn around(
-    kind: &str,
+    plain: &Schedule,
     shape: &Shape,
     costs: &Costs,
     replicas: usize,
     missing: &[ReplicaRank],
 ) -> Result<Schedule, ScheduleError> {
-    let plain = generate_with_costs(kind, shape, costs)?;
-    let row = Kind::find(kind).expect("a schedule of this kind was made");
+    let kind = &plain.kind;
+    let row = Kind::find(kind).expect("a schedule of a kind");
     let fail = |field, value, works: &str| {
         Err(ScheduleError::Field { kind: row.name, field, value, works: works.into() })
     };
@@ -63,14 +67,14 @@ pub fn around(
     }
     let hosts = Hosts::new(row.name, shape.pp, replicas, missing)?;
     let routes = hosts.routes(&plain.placement, shape.micro_batches);
-    let joint = Joint::new(&plain, costs, &routes, replicas);
+    let joint = Joint::new(plain, costs, &routes, replicas);
     let own = joint.run(Choice::OwnOrder, None).expect("what needs another starts after it");
     // Units are there for few gathers, which another order would have more of.
     let found = match row.step {
         _ if missing.is_empty() => None,
         StepForm::Units => None,
         StepForm::Whole | StepForm::Rounds => {
-            let split = Joint::new(&split(&plain), costs, &routes, replicas);
+            let split = Joint::new(&split(plain), costs, &routes, replicas);
             let all = [&joint, &split].into_iter().flat_map(|joint| {
                 let choices = [Choice::First, Choice::WeightsLast].into_iter();
                 choices.filter_map(|choice| joint.run(choice, Some(&own.peaks)))

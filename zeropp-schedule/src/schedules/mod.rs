@@ -3,12 +3,12 @@
 //! One file per schedule, each an ordered list of phases named as in its paper, and one row of
 //! [`KINDS`], from which help, defaults, checks, tables and tests follow. A generator writes
 //! compute actions only; [`lower`](crate::lower::lower) adds what the weights and the links need.
-//! Only `auto` also writes gathers and frees, which are part of its order and stay where they are.
+//! Only `auto` also writes gathers and frees, which are part of its order and stay where they are;
+//! it is searched for by the crate `zeropp-search`.
 //! The W of one stage always run in micro-batch order, because the bits of a gradient depend on
 //! the order of its sum.
 
 mod breadth_first;
-pub mod budgeted;
 mod costs;
 mod detour;
 mod dualpipe_v;
@@ -29,6 +29,7 @@ mod zb_v;
 mod zb_v_auto;
 mod zeropp;
 mod zeropp_auto;
+mod zeropp_bound;
 mod zeropp_place;
 mod zeropp_spine;
 
@@ -38,12 +39,13 @@ pub use forward::{FORWARD, forwards_of};
 pub use interleaved::interleaved_as_printed;
 pub use kinds::{KINDS, Kind, Rate, StagesPerRank, StepForm, generate, generate_with_costs};
 pub use shape::{ACTIONS_MAX, ScheduleError, Shape};
-pub(crate) use timing::{own_span, time};
+pub use timing::{Stuck, Timing, own_span, time};
 pub use unit::{default_unit, idle_slots, unit_note};
 pub use v_blocks::{v_half, v_min};
 pub use zb_auto::zb;
 pub use zb_v::zb_v;
 pub use zeropp_auto::{zeropp_auto, zeropp_auto_unit};
+pub use zeropp_bound::zeropp_bound;
 
 #[cfg(test)]
 mod auto_tests;

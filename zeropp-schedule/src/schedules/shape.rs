@@ -40,6 +40,12 @@ pub enum ScheduleError {
         /// What would work.
         works: String,
     },
+    /// Its orders are searched for by another crate.
+    #[error("schedule {kind}: it is searched for; use zeropp_search::generate_with_costs")]
+    Searched {
+        /// The schedule.
+        kind: &'static str,
+    },
     /// The shape has more actions than [`ACTIONS_MAX`].
     #[error(
         "micro-batches = {micro_batches}: with pp = {pp} and virtual = {virtual_stages} schedule \
@@ -76,7 +82,7 @@ impl Shape {
     }
 
     /// Refuses zeros and absurd sizes.
-    pub(crate) fn check(&self, kind: &'static str) -> Result<(), ScheduleError> {
+    pub fn check(&self, kind: &'static str) -> Result<(), ScheduleError> {
         let fields = [
             ("pp", self.pp),
             ("virtual", self.virtual_stages),

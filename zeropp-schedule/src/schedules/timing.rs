@@ -9,24 +9,24 @@ use crate::ir::{Action, Compute, Schedule, Task};
 
 /// Start and end of every action, and what follows from them.
 #[derive(Clone, Debug)]
-pub(crate) struct Timing {
+pub struct Timing {
     /// Start and end of each rank's actions, in the order of its program.
-    pub(crate) spans: Vec<Vec<(u64, u64)>>,
+    pub spans: Vec<Vec<(u64, u64)>>,
     /// First start of a compute action, per rank.
-    pub(crate) starts: Vec<u64>,
+    pub starts: Vec<u64>,
     /// Last end of a compute action, per rank.
-    pub(crate) ends: Vec<u64>,
+    pub ends: Vec<u64>,
     /// Time spent computing, per rank.
-    pub(crate) busy: Vec<u64>,
+    pub busy: Vec<u64>,
     /// Highest activation memory, per rank.
-    pub(crate) peaks: Vec<i64>,
+    pub peaks: Vec<i64>,
     /// End of the last collective or compute action of any rank.
-    pub(crate) makespan: u64,
+    pub makespan: u64,
 }
 
 impl Timing {
     /// The largest time between a rank's first start and last end.
-    pub(crate) fn own_span(&self) -> u64 {
+    pub fn own_span(&self) -> u64 {
         self.starts.iter().zip(&self.ends).map(|(s, e)| e - s).max().unwrap_or(0)
     }
 
@@ -57,7 +57,7 @@ pub(super) fn best_within(all: Vec<Schedule>, costs: &Costs, limit: i64) -> Opti
 
 /// No rank could go on; the action each one waits at, if any.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stuck(pub(crate) Vec<Option<Action>>);
+pub struct Stuck(pub Vec<Option<Action>>);
 
 const NOT_YET: u64 = u64::MAX;
 
@@ -77,7 +77,7 @@ struct Clock<'a> {
 }
 
 /// Times `ranks`; gathers and reductions among the actions are followed, sends are implied.
-pub(crate) fn time(
+pub fn time(
     ranks: &[Vec<Action>],
     placement: &[usize],
     micro_batches: usize,
@@ -145,7 +145,13 @@ impl<'a> Clock<'a> {
                 Some(span) => span,
                 None => return false,
             },
-            _ => (self.now[rank], self.now[rank]),
+            // What these take is not among the costs that an order is found with.
+            Action::Send { .. }
+            | Action::Recv { .. }
+            | Action::Free { .. }
+            | Action::ReplicaReduce { .. }
+            | Action::OptimizerStep
+            | Action::Validate => (self.now[rank], self.now[rank]),
         };
         self.timing.spans[rank].push(span);
         true
@@ -240,7 +246,7 @@ pub(super) fn memory_change(costs: &Costs, kind: Compute, s: usize) -> i64 {
 }
 
 /// The largest time between a rank's first and last action; `None` where the schedule gets stuck.
-pub(crate) fn own_span(schedule: &Schedule, costs: &Costs) -> Option<u64> {
+pub fn own_span(schedule: &Schedule, costs: &Costs) -> Option<u64> {
     let timing = time(&schedule.ranks, &schedule.placement, schedule.micro_batches(), costs);
     timing.ok().map(|t| t.own_span())
 }

@@ -339,7 +339,14 @@ impl<'a> Rank<'a> {
                 Action::OptimizerStep => {
                     (span.start_ns, span.end_ns) = (at_step, at_step + world.costs.step_ns);
                 }
-                _ => {}
+                Action::Compute { .. }
+                | Action::Overlap { .. }
+                | Action::Send { .. }
+                | Action::AllGather { .. }
+                | Action::Free { .. }
+                | Action::ReduceScatter { .. }
+                | Action::ReplicaReduce { .. }
+                | Action::Validate => {}
             }
         }
         RankTimeline {

@@ -9,7 +9,7 @@
 //! Gathers and reductions are among ranks with the same program, which come to them in one order.
 
 use super::{Place, VerifyError, place};
-use crate::ir::{Action, Message, Schedule};
+use crate::ir::Schedule;
 
 /// Proves that for a program that [`verify`](super::verify()) accepts.
 ///
@@ -20,11 +20,11 @@ pub fn verify_issue_order(program: &Schedule) -> Result<(), VerifyError> {
     let mut ready: Vec<usize> = (0..program.pp()).collect();
     while let Some(rank) = ready.pop() {
         while let Some(action) = program.ranks[rank].get(next[rank]) {
-            let Some((peer, message)) = shared(program, action) else {
+            let Some((peer, message)) = program.other_end(action) else {
                 next[rank] += 1;
                 continue;
             };
-            let other = program.ranks[peer].get(next[peer]).and_then(|a| shared(program, a));
+            let other = program.ranks[peer].get(next[peer]).and_then(|a| program.other_end(a));
             // Who is not there yet comes back to this rank when it is.
             if other != Some((rank, message)) {
                 break;
@@ -40,24 +40,6 @@ pub fn verify_issue_order(program: &Schedule) -> Result<(), VerifyError> {
     }
 }
 
-/// The rank at the other end of a message, and the message by its producing stage; none for what is
-/// no message.
-pub(super) fn shared(
-    program: &Schedule,
-    action: &Action,
-) -> Option<(usize, (Message, usize, usize))> {
-    match *action {
-        Action::Send { message, stage, micro_batch } => {
-            Some((program.destination(message, stage, micro_batch)?, (message, stage, micro_batch)))
-        }
-        Action::Recv { message, stage, micro_batch } => {
-            let producer = message.producer(stage, program.stages())?;
-            Some((program.source(message, stage, micro_batch)?, (message, producer, micro_batch)))
-        }
-        _ => None,
-    }
-}
-
 /// The circle that `start` runs into: each of its ranks waits for the next one.
 fn circle(program: &Schedule, next: &[usize], start: usize) -> VerifyError {
     let at = |rank: usize| place(program, rank, next[rank]);
@@ -65,7 +47,7 @@ fn circle(program: &Schedule, next: &[usize], start: usize) -> VerifyError {
     let mut rank = start;
     while next[rank] < program.ranks[rank].len() && path.iter().all(|place| place.rank != rank) {
         path.push(at(rank));
-        let (peer, _) = shared(program, &path[path.len() - 1].action).expect("it waits for one");
+        let (peer, _) = program.other_end(&path[path.len() - 1].action).expect("it waits for one");
         rank = peer;
     }
     let first = path.iter().position(|place| place.rank == rank).unwrap_or(0);
@@ -75,7 +57,7 @@ fn circle(program: &Schedule, next: &[usize], start: usize) -> VerifyError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::Compute;
+    use crate::ir::{Action, Compute, Message};
 
     /// Two ranks, an activation from 0 to 1 and gradients back.
     fn two(ranks: [Vec<Action>; 2]) -> Schedule {

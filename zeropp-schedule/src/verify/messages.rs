@@ -19,33 +19,22 @@ pub(super) fn check(
     faults: &mut Faults,
 ) -> Result<(), Enough> {
     let (mut sends, mut receives) = (Links::new(), Links::new());
-    let stages = schedule.stages();
     for (rank, actions) in schedule.ranks.iter().enumerate() {
         for (index, action) in actions.iter().enumerate() {
             for compute in action.computes() {
                 faults.note(both_ends(schedule, tables, rank, index, compute))?;
             }
-            match *action {
-                Action::Send { message, stage, micro_batch } => {
-                    let Some(to) = schedule.destination(message, stage, micro_batch) else {
-                        faults.note(fault(schedule, rank, index, Fault::NoNeighbour))?;
-                        continue;
-                    };
-                    let sent = sent_after(tables, message, stage, micro_batch, index);
-                    faults.note(sent.or_else(|f| fault(schedule, rank, index, f)))?;
-                    let entry = (index, (message, stage, micro_batch));
-                    sends.push(((rank, to), entry));
-                }
-                Action::Recv { message, stage, micro_batch } => {
-                    let Some(from) = schedule.source(message, stage, micro_batch) else {
-                        faults.note(fault(schedule, rank, index, Fault::NoNeighbour))?;
-                        continue;
-                    };
-                    let producer = message.producer(stage, stages).expect("it has a source");
-                    let entry = (index, (message, producer, micro_batch));
-                    receives.push(((from, rank), entry));
-                }
-                _ => {}
+            let Some(end) = action.message() else { continue };
+            let Some((peer, named)) = schedule.other_end(action) else {
+                faults.note(fault(schedule, rank, index, Fault::NoNeighbour))?;
+                continue;
+            };
+            if end.is_send {
+                let sent = sent_after(tables, end.message, end.stage, end.micro_batch, index);
+                faults.note(sent.or_else(|f| fault(schedule, rank, index, f)))?;
+                sends.push(((rank, peer), (index, named)));
+            } else {
+                receives.push(((peer, rank), (index, named)));
             }
         }
     }

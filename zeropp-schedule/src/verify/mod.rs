@@ -7,6 +7,7 @@
 //! buffered and never block, receives are posted without waiting, a compute action waits for its
 //! message, and collectives involve no other pipeline rank.
 
+use crate::action::Lowering;
 use crate::ir::{Action, Schedule, Task};
 
 mod copies;
@@ -222,7 +223,7 @@ impl Faults {
 /// True where the schedule has more than compute actions, and gathers and frees among them: then
 /// it must be all that ranks run.
 pub fn is_program(schedule: &Schedule) -> bool {
-    schedule.ranks.iter().flatten().any(|a| a.computes().next().is_none() && !a.is_residency())
+    schedule.ranks.iter().flatten().any(|a| a.row().lowering == Lowering::Makes)
 }
 
 /// Placement, units and ranks must fit together.

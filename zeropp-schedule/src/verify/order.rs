@@ -3,21 +3,13 @@
 
 use super::tables::Tables;
 use super::{Enough, Fault, Faults, VerifyLimits, fault};
-use crate::ir::{Action, Compute, Message, Schedule, Task};
+use crate::ir::{Compute, Schedule, Task};
 
 /// Checks that nothing is there but forwards and what they need.
 pub(super) fn forwards_only(schedule: &Schedule, faults: &mut Faults) -> Result<(), Enough> {
     for (rank, actions) in schedule.ranks.iter().enumerate() {
         for (index, action) in actions.iter().enumerate() {
-            let needed = match action {
-                Action::Compute { kind, .. } => *kind == Compute::F,
-                Action::AllGather { .. } | Action::Free { .. } => true,
-                Action::Send { message, .. } | Action::Recv { message, .. } => {
-                    *message == Message::Activation
-                }
-                _ => false,
-            };
-            if !needed {
+            if !action.row().is_forward {
                 faults.note(fault(schedule, rank, index, Fault::NotForward))?;
             }
         }

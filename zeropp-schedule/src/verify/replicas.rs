@@ -7,7 +7,7 @@
 //! getting there, as long as the same ranks of all of them start the same sums in the same order.
 
 use super::VerifyError;
-use super::issue::shared;
+use crate::action::Cost;
 use crate::ir::{Action, Schedule};
 
 /// Proves for programs that are verified, one for each replica, that they go together.
@@ -39,11 +39,8 @@ pub fn verify_replicas(programs: &[&Schedule]) -> Result<(), VerifyError> {
 
 /// The stages that a rank sums over the replicas, in order.
 pub(super) fn summed(actions: &[Action]) -> Vec<usize> {
-    let stage = |action: &Action| match action {
-        Action::ReplicaReduce { stage } => Some(*stage),
-        _ => None,
-    };
-    actions.iter().filter_map(stage).collect()
+    let sums = actions.iter().filter(|action| action.row().cost == Cost::ReplicaReduce);
+    sums.filter_map(Action::stage).collect()
 }
 
 /// Proves for such programs what [`verify_issue_order`](super::verify_issue_order) proves for one:
@@ -102,10 +99,10 @@ fn ends(
         let all = (0..programs.len()).map(|k| (k, rank));
         return all.clone().all(|(k, rank)| at(k, rank) == Some(action)).then(|| all.collect());
     }
-    let Some((peer, message)) = shared(programs[replica], action) else {
+    let Some((peer, message)) = programs[replica].other_end(action) else {
         return Some(vec![(replica, rank)]);
     };
-    let other = at(replica, peer).and_then(|action| shared(programs[replica], action));
+    let other = at(replica, peer).and_then(|action| programs[replica].other_end(action));
     (other == Some((rank, message))).then(|| vec![(replica, rank), (replica, peer)])
 }
 
@@ -123,7 +120,7 @@ mod tests {
     fn replicas_of_all_kinds_with_fewer_micro_batches_go_together() {
         let options = LowerOptions { replicas: true, ..LowerOptions::default() };
         let mut moved = 0;
-        for kind in KINDS {
+        for kind in KINDS.iter().filter(|kind| !kind.is_searched()) {
             let mut found = 0;
             for (pp, most) in [(1, 3), (2, 3), (2, 6), (3, 7), (4, 6), (4, 9), (4, 12), (8, 20)] {
                 for virtual_stages in [kind.stages.default_number(), 4] {

@@ -1,6 +1,7 @@
 //! Where every action is; finds duplicates, strangers and gaps on the way.
 
 use super::{Enough, Fault, Faults, VerifyError, fault};
+use crate::action::{ACTIONS, ActionKind, Place};
 use crate::ir::{Action, Compute, Message, Schedule};
 
 const NOWHERE: u32 = u32::MAX;
@@ -8,22 +9,17 @@ const NOWHERE: u32 = u32::MAX;
 /// The index, in its rank's list, of everything that may occur once per stage and micro-batch.
 pub(super) struct Tables {
     micro_batches: usize,
-    /// One table a kind of compute, then sends and receives of both messages.
-    index: [Vec<u32>; 9],
+    /// A table for each kind of action, by its row.
+    index: Vec<Vec<u32>>,
 }
 
-fn compute_table(kind: Compute) -> usize {
-    match kind {
-        Compute::F => 0,
-        Compute::B => 1,
-        Compute::W => 2,
-        Compute::BW => 3,
-        Compute::R => 4,
+fn end_of(is_send: bool, message: Message) -> ActionKind {
+    match (is_send, message) {
+        (true, Message::Activation) => ActionKind::SendActivation,
+        (true, Message::Gradient) => ActionKind::SendGradient,
+        (false, Message::Activation) => ActionKind::RecvActivation,
+        (false, Message::Gradient) => ActionKind::RecvGradient,
     }
-}
-
-fn message_table(send: bool, message: Message) -> usize {
-    5 + 2 * usize::from(send) + usize::from(message == Message::Gradient)
 }
 
 impl Tables {
@@ -36,7 +32,7 @@ impl Tables {
         faults: &mut Faults,
     ) -> Result<Tables, Enough> {
         // A table costs nothing until its kind occurs.
-        let index = std::array::from_fn(|_| Vec::new());
+        let index = vec![Vec::new(); ACTIONS.len()];
         let mut tables = Tables { micro_batches: schedule.micro_batches(), index };
         for (rank, actions) in schedule.ranks.iter().enumerate() {
             for (index, action) in actions.iter().enumerate() {
@@ -63,7 +59,7 @@ impl Tables {
         for (table, stage, micro_batch) in entries(action) {
             self.known(schedule, stage, micro_batch)?;
             at_home(stage, micro_batch)?;
-            let table = &mut self.index[table];
+            let table = &mut self.index[table as usize];
             if table.is_empty() {
                 table.resize(size, NOWHERE);
             }
@@ -95,7 +91,7 @@ impl Tables {
 
     /// Index of a compute action.
     pub(super) fn compute(&self, kind: Compute, stage: usize, micro_batch: usize) -> Option<usize> {
-        self.get(compute_table(kind), stage, micro_batch)
+        self.get(kind.action(), stage, micro_batch)
     }
 
     /// Index of B or BW.
@@ -106,16 +102,16 @@ impl Tables {
 
     /// Index of the send of what `stage` produces.
     pub(super) fn send(&self, message: Message, stage: usize, micro_batch: usize) -> Option<usize> {
-        self.get(message_table(true, message), stage, micro_batch)
+        self.get(end_of(true, message), stage, micro_batch)
     }
 
     /// Index of the receive of what `stage` takes.
     pub(super) fn recv(&self, message: Message, stage: usize, micro_batch: usize) -> Option<usize> {
-        self.get(message_table(false, message), stage, micro_batch)
+        self.get(end_of(false, message), stage, micro_batch)
     }
 
-    fn get(&self, table: usize, stage: usize, micro_batch: usize) -> Option<usize> {
-        let index = *self.index[table].get(stage * self.micro_batches + micro_batch)?;
+    fn get(&self, table: ActionKind, stage: usize, micro_batch: usize) -> Option<usize> {
+        let index = *self.index[table as usize].get(stage * self.micro_batches + micro_batch)?;
         (index != NOWHERE).then_some(index as usize)
     }
 
@@ -158,7 +154,7 @@ impl Tables {
                 fault(schedule, rank, whole, Fault::WholeAndSplit { other })
             }
             (Some(_), None, None) | (None, Some(_), Some(_)) => Ok(()),
-            (None, None, None) if !self.index[compute_table(Compute::BW)].is_empty() => {
+            (None, None, None) if !self.index[ActionKind::BW as usize].is_empty() => {
                 missing(Compute::BW)
             }
             (None, None, _) => missing(Compute::B),
@@ -168,27 +164,21 @@ impl Tables {
 }
 
 /// What an action enters into which table: (table, stage, micro-batch).
-fn entries(action: &Action) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
-    let message = match *action {
-        Action::Send { message, stage, micro_batch } => {
-            Some((message_table(true, message), stage, micro_batch))
-        }
-        Action::Recv { message, stage, micro_batch } => {
-            Some((message_table(false, message), stage, micro_batch))
-        }
-        _ => None,
+fn entries(action: &Action) -> impl Iterator<Item = (ActionKind, usize, usize)> + use<> {
+    let (kind, place) = action.parts();
+    let one = match place {
+        Place::MicroBatch(stage, micro_batch) => Some((kind, stage, micro_batch)),
+        // The computes of a pair are entered one by one.
+        Place::Nothing | Place::Stage(_) | Place::Pair(..) => None,
     };
-    let computes = action.computes().map(|t| (compute_table(t.kind), t.stage, t.micro_batch));
-    computes.chain(message)
+    let pair = action.computes().filter(move |_| one.is_none());
+    pair.map(|task| (task.kind.action(), task.stage, task.micro_batch)).chain(one)
 }
 
 /// The stage of an action that has no micro-batch.
 fn bare_stage(action: &Action) -> Option<usize> {
-    match *action {
-        Action::AllGather { stage }
-        | Action::Free { stage }
-        | Action::ReduceScatter { stage }
-        | Action::ReplicaReduce { stage } => Some(stage),
-        _ => None,
+    match action.parts().1 {
+        Place::Stage(stage) => Some(stage),
+        Place::Nothing | Place::MicroBatch(..) | Place::Pair(..) => None,
     }
 }

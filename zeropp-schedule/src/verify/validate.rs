@@ -3,7 +3,7 @@
 
 use super::tables::Tables;
 use super::{Enough, Fault, Faults, VerifyError, fault};
-use crate::ir::{Action, Compute, Message, Schedule};
+use crate::ir::{Action, Schedule};
 
 /// Checks that all ranks validate once, or none does, after warm-ups that are closed.
 pub(super) fn check(
@@ -35,7 +35,7 @@ pub(super) fn check(
     for (rank, actions) in schedule.ranks.iter().enumerate() {
         for (index, action) in actions.iter().enumerate() {
             let is_before = index < ends[rank];
-            if is_before && !is_warm_up(action) {
+            if is_before && !action.row().is_forward {
                 faults.note(fault(schedule, rank, index, Fault::NotWarmUp))?;
             }
             let other = other_end(schedule, tables, action);
@@ -47,31 +47,15 @@ pub(super) fn check(
     Ok(())
 }
 
-fn is_warm_up(action: &Action) -> bool {
-    match action {
-        Action::Compute { kind, .. } => *kind == Compute::F,
-        Action::Send { message, .. } | Action::Recv { message, .. } => {
-            *message == Message::Activation
-        }
-        Action::AllGather { .. } | Action::Free { .. } => true,
-        _ => false,
-    }
-}
-
 /// Rank and index of the receive of a send, or of the send of a receive.
 fn other_end(schedule: &Schedule, tables: &Tables, action: &Action) -> Option<(usize, usize)> {
-    let stages = schedule.stages();
-    match *action {
-        Action::Send { message, stage, micro_batch } => {
-            let peer = schedule.destination(message, stage, micro_batch)?;
-            let consumer = message.consumer(stage, stages)?;
-            Some((peer, tables.recv(message, consumer, micro_batch)?))
-        }
-        Action::Recv { message, stage, micro_batch } => {
-            let peer = schedule.source(message, stage, micro_batch)?;
-            let producer = message.producer(stage, stages)?;
-            Some((peer, tables.send(message, producer, micro_batch)?))
-        }
-        _ => None,
-    }
+    let (peer, (message, producer, micro_batch)) = schedule.other_end(action)?;
+    let is_send = action.message().is_some_and(|end| end.is_send);
+    let at = if is_send {
+        let consumer = message.consumer(producer, schedule.stages())?;
+        tables.recv(message, consumer, micro_batch)?
+    } else {
+        tables.send(message, producer, micro_batch)?
+    };
+    Some((peer, at))
 }

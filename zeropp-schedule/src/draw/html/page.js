@@ -177,11 +177,6 @@ function find(px, py) {
   return { lane, row, i: best, batch: row.batch[best] };
 }
 
-const WORDS = ["forward", "gradient of the input", "gradients of the weights", "whole backward", "recomputation",
-               "optimizer step", "send", "receive", "all-gather of the weights", "free the weights",
-               "reduce-scatter of the gradients", "sum over the replicas", "forward and whole backward, overlapped",
-               "waiting for the norm of the step before"];
-
 function describe({ lane, row, i }) {
   const style = row.style[i], stage = row.stage[i], batch = row.batch[i];
   let name = page.styles[style].name;
@@ -191,7 +186,7 @@ function describe({ lane, row, i }) {
     name = `${stage}F${batch} & ${back[0]}BW${back[1]}`;
   }
   const of = (stage >= 0 ? ` · stage ${stage}` : "") + (batch >= 0 ? ` · micro-batch ${batch}` : "");
-  return [name, `${WORDS[style]}${of}`, label(lane),
+  return [name, `${page.styles[style].about}${of}`, label(lane),
           `from ${exactText(row.start[i])} to ${exactText(row.end[i])}`,
           `takes ${exactText(row.end[i] - row.start[i])}`];
 }

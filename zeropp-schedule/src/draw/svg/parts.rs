@@ -3,11 +3,12 @@
 use std::io::{self, Write};
 
 use super::Ink;
-use crate::draw::style::{STYLES, Texture, hex, shaded};
+use crate::action::Texture;
+use crate::draw::style::{LOOKS, hex, shaded};
 
 pub(super) fn fill((style, shade): Ink) -> String {
-    match STYLES[style].texture {
-        Texture::Solid => hex(shaded(STYLES[style].color, f64::from(shade) / 1000.0)),
+    match LOOKS[style].texture {
+        Texture::Solid => hex(shaded(LOOKS[style].color, f64::from(shade) / 1000.0)),
         _ => format!("url(#p{style}-{shade})"),
     }
 }

@@ -3,9 +3,13 @@
 use super::*;
 use crate::exchange::json::{self, Document};
 use crate::lower::{LowerOptions, OptimizerSync, lower};
-use crate::schedules::{KINDS, generate};
+use crate::schedules::{KINDS, generate, generate_with_costs};
 use crate::simulate::{self, simulate, step_period_ns};
 use crate::verify::{VerifyError, VerifyLimits, verify};
+
+fn plain(kind: &str, shape: &Shape, costs: &Costs) -> Schedule {
+    generate_with_costs(kind, shape, costs).unwrap()
+}
 
 fn at(pp: usize, replica: usize) -> ReplicaRank {
     ReplicaRank { pp, replica }
@@ -17,7 +21,7 @@ fn shape(pp: usize, virtual_stages: usize, micro_batches: usize) -> Shape {
 
 fn made(kind: &str, shape: Shape, replicas: usize, missing: &[ReplicaRank]) -> Schedule {
     let costs = Costs::uniform(shape.stages(), 2, 2, 1, 0);
-    around(kind, &shape, &costs, replicas, missing).unwrap()
+    around(&plain(kind, &shape, &costs), &shape, &costs, replicas, missing).unwrap()
 }
 
 fn makespan(schedule: &Schedule, costs: &simulate::Costs) -> u64 {
@@ -31,7 +35,7 @@ fn makespan(schedule: &Schedule, costs: &simulate::Costs) -> u64 {
 fn every_kind_goes_around_what_is_missing() {
     let alone: [&[ReplicaRank]; 5] =
         [&[], &[at(0, 0)], &[at(1, 1)], &[at(0, 1), at(1, 0)], &[at(1, 0), at(1, 2)]];
-    for kind in KINDS {
+    for kind in KINDS.iter().filter(|kind| !kind.is_searched()) {
         let mut found = 0;
         for (pp, most) in [(2, 4), (2, 6), (4, 8), (4, 9), (3, 7)] {
             let shape = Shape { unit: 3, ..shape(pp, kind.stages.default_number(), most) };
@@ -44,7 +48,9 @@ fn every_kind_goes_around_what_is_missing() {
                     continue;
                 }
                 found += 1;
-                let compact = around(kind.name, &shape, &costs, replicas, missing).unwrap();
+                let compact =
+                    around(&plain(kind.name, &shape, &costs), &shape, &costs, replicas, missing)
+                        .unwrap();
                 assert_eq!(compact.pp(), pp * replicas - missing.len());
                 assert_eq!(compact.micro_batches(), most * replicas);
                 verify(&compact, &VerifyLimits::default()).unwrap();
@@ -93,7 +99,7 @@ fn nothing_missing_costs_nothing() {
         let costs = Costs::uniform(shape.stages(), 5, 4, 3, 1);
         let timed = simulate::Costs::uniform(shape.stages(), 5, 4, 3, 1);
         let plain = generate_with_costs(kind, &shape, &costs).unwrap();
-        let joint = around(kind, &shape, &costs, 2, &[]).unwrap();
+        let joint = around(&plain, &shape, &costs, 2, &[]).unwrap();
         let [one, all] = [&plain, &joint].map(|schedule| makespan(schedule, &timed));
         assert_eq!(all, one, "{kind}");
     }
@@ -107,7 +113,11 @@ fn three_pipelines_with_a_rank_missing() {
     let costs = Costs::uniform(4, 1, 1, 1, 0);
     let timed = simulate::Costs::uniform(4, 1, 1, 1, 0);
     let slots = |kind: &str, missing: &[ReplicaRank]| {
-        makespan(&around(kind, &shape(4, 1, 6), &costs, 3, missing).unwrap(), &timed)
+        makespan(
+            &around(&plain(kind, &shape(4, 1, 6), &costs), &shape(4, 1, 6), &costs, 3, missing)
+                .unwrap(),
+            &timed,
+        )
     };
     let of = |kind: &str| [slots(kind, &[]), slots(kind, &[at(1, 0)])];
     let all = ["1f1b", "zb-h1", "zb-h2"].map(of);
@@ -139,7 +149,7 @@ fn no_order_is_longer_or_larger_than_the_kind_s_own() {
             let routes = hosts.routes(&plain.placement, 8);
             let joint = Joint::new(&plain, &costs, &routes, replicas);
             let own = joint.run(Choice::OwnOrder, None).unwrap();
-            let best = around(kind, &shape, &costs, replicas, &missing).unwrap();
+            let best = around(&plain, &shape, &costs, replicas, &missing).unwrap();
             let takes = makespan(&best, &timed);
             assert!(takes <= own.makespan, "{kind}: {takes} > {}", own.makespan);
             shorter += usize::from(takes < own.makespan);
@@ -232,7 +242,9 @@ fn copies_that_do_not_go_together_are_refused() {
 fn what_cannot_be_gone_around_is_said() {
     let costs = Costs::uniform(2, 1, 1, 1, 0);
     let told = |kind: &str, replicas: usize, missing: &[ReplicaRank]| {
-        around(kind, &shape(2, 1, 4), &costs, replicas, missing).unwrap_err().to_string()
+        around(&plain(kind, &shape(2, 1, 4), &costs), &shape(2, 1, 4), &costs, replicas, missing)
+            .unwrap_err()
+            .to_string()
     };
     let all = told("1f1b", 2, &[at(1, 0), at(1, 1)]);
     assert!(all.contains("place = 1") && all.contains("must be left"), "{all}");
