@@ -104,7 +104,8 @@ mod tests {
                     if bad == "abc" {
                         // Advice can be followed: a word of it is a value that the flag takes.
                         let advice = said.split("; use ").nth(1).unwrap_or_default();
-                        let mut words = advice.split([' ', ',', '\n']).filter(|w| !w.is_empty());
+                        let words = advice.split_whitespace().map(|w| w.trim_end_matches(','));
+                        let mut words = words.filter(|word| !word.is_empty());
                         let works = |word: &str| told(sub.get_name(), &flag, word).is_none();
                         assert!(words.any(works), "{} --{flag}: {said}", sub.get_name());
                     }
