@@ -263,14 +263,14 @@ fn dependencies_run_one_way() {
         ("zeropp-model", &["data"]),
         ("zeropp-weights", &["data"]),
         ("zeropp-tokens", &["data"]),
-        ("zeropp-core", &["kernels", "data", "model"]),
+        ("zeropp-core", &["kernels", "data", "model", "schedule"]),
         ("zeropp-comm", &["core"]),
         ("zeropp-checkpoint", &["data"]),
         ("zeropp-zero3", &["core", "comm", "checkpoint"]),
         ("zeropp-pipeline", &["core", "comm", "zero3", "schedule"]),
         ("zeropp-plan", &["schedule", "model", "data"]),
         ("zeropp-playground", &["schedule"]),
-        (".", &["core", "comm", "checkpoint", "zero3", "schedule", "pipeline", "weights"]),
+        (".", &["core", "comm", "checkpoint", "zero3", "schedule", "pipeline", "plan", "weights"]),
         (
             "zeropp-cli",
             &[

@@ -3,7 +3,7 @@
 use crate::config::{Config, ConfigError, EngineKind, OptimizerSync, Recompute};
 use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Compute, Schedule};
-use zeropp_pipeline::lower::{self, LowerOptions, in_issue_order, lower};
+use zeropp_pipeline::lower::{LowerOptions, in_issue_order, lower};
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::schedules::{Costs, Limits, Shape, generate_with_costs};
 use zeropp_pipeline::simulate::{self, StageCosts};
@@ -79,10 +79,7 @@ impl Resolved {
             prefetch: config.prefetch,
             recompute: config.recompute == Recompute::Full,
             replicas: config.dp > 1,
-            sync: match config.optimizer_sync {
-                OptimizerSync::Barrier => lower::OptimizerSync::Barrier,
-                OptimizerSync::Late => lower::OptimizerSync::Late,
-            },
+            sync: config.optimizer_sync,
             ..LowerOptions::default()
         };
         if let Some(file) = self.file.as_ref().filter(|s| is_complete(s)) {

@@ -8,10 +8,13 @@ pub mod head;
 pub mod hf_config;
 pub mod hf_written;
 pub mod layer;
+pub mod optimizer;
 pub mod params;
 pub mod parts;
 pub mod presets;
+mod recompute;
 pub mod tensors;
 pub mod tuning;
 
 pub use activation::Activation;
+pub use recompute::Recompute;
