@@ -265,7 +265,7 @@ fn dependencies_run_one_way() {
         ("zeropp-model", &["data"]),
         ("zeropp-weights", &["data"]),
         ("zeropp-tokens", &["data"]),
-        ("zeropp-core", &["kernels", "data", "model"]),
+        ("zeropp-core", &["kernels", "data", "model", "schedule"]),
         ("zeropp-comm", &["core"]),
         ("zeropp-checkpoint", &["data"]),
         ("zeropp-zero3", &["core", "comm", "checkpoint"]),
@@ -274,7 +274,17 @@ fn dependencies_run_one_way() {
         ("zeropp-playground", &["schedule", "search"]),
         (
             ".",
-            &["core", "comm", "checkpoint", "zero3", "schedule", "search", "pipeline", "weights"],
+            &[
+                "core",
+                "comm",
+                "checkpoint",
+                "zero3",
+                "schedule",
+                "search",
+                "pipeline",
+                "plan",
+                "weights",
+            ],
         ),
         (
             "zeropp-cli",

@@ -13,7 +13,6 @@ use zeropp_core::data::{Dataset, Fingerprint, InMiddleOfEpoch, Position};
 use zeropp_core::layer::Part;
 use zeropp_core::params::ParamSpec;
 use zeropp_zero3::checkpoint::{Base, Checkpoint, CheckpointError, Manifest, Store, read_state};
-use zeropp_zero3::rule::Role;
 use zeropp_zero3::{Optimizer, ShardedStage};
 
 use crate::Error;
@@ -165,7 +164,7 @@ fn open(
     let groups = bp.own.parameters(&bp.config);
     let last = bp.model.parts.len() - 1;
     let kept = bp.model.parts.iter().enumerate().flat_map(|(i, part)| {
-        let role = Role::of(part, bp.model.is_tied() && i == last);
+        let role = part.role(bp.model.is_tied() && i == last);
         let of = |p: ParamSpec| (p.name.clone(), groups.state(&groups.parameter(&p, role)));
         part.parameters().into_iter().map(of).collect::<Vec<_>>()
     });

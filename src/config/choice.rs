@@ -4,33 +4,12 @@ use zeropp_core::choice;
 
 pub use zeropp_comm::launch::EngineKind;
 pub use zeropp_comm::placement::Place;
-pub use zeropp_core::choice::{Activation, Decay, DeviceKind, Order, Precision, Tokenizer};
+pub use zeropp_core::choice::{
+    Activation, Decay, DeviceKind, Order, Precision, Recompute, Tokenizer,
+};
+pub use zeropp_pipeline::lower::OptimizerSync;
 
 use super::kind::{OptionKind, OptionType};
-
-choice! {
-    /// What is computed again in the backward instead of being kept (ZeroPP §3.3).
-    Recompute {
-        /// Nothing: every activation is kept from F to B.
-        None = "none",
-        /// Attention scores, on every stage: q, k and v are kept, the rest of attention is computed
-        /// again. On GPUs and in bf16 that is so anyway.
-        Selective = "selective",
-        /// Whole stages, of which only the inputs are kept: all of a rank but, in schedules that
-        /// split B and W, its last, whose attention alone is computed again.
-        Full = "full",
-    }
-}
-
-choice! {
-    /// When ranks learn the global norm of their gradients, and that it is finite.
-    OptimizerSync {
-        /// Before each update, for which all of them meet.
-        Barrier = "barrier",
-        /// In the next step's first forwards: they update at once, and go back where it was wrong.
-        Late = "late",
-    }
-}
 
 choice! {
     /// What a run that recovers does without the rank that has failed.

@@ -17,6 +17,7 @@ mod optimizer;
 mod options;
 mod outputs;
 mod parts;
+mod predicted;
 mod resume;
 mod roles;
 mod sources;

@@ -7,7 +7,6 @@ use zeropp_core::metrics::{Plan, RankPlan};
 use zeropp_core::params::ParamSpec;
 use zeropp_pipeline::costs::{BlockTimes, CostsError, Table};
 use zeropp_pipeline::partition::{GroupTimes, Groups, StageLimits, TooFewLayers};
-use zeropp_zero3::rule::Role;
 
 use crate::Error;
 use crate::config::{Config, ConfigError, Recompute};
@@ -59,8 +58,8 @@ impl<'a> Cutter<'a> {
         // fp32 parameters and gradients of the shard, and what the optimizer keeps.
         let fixed = |i: usize| -> u64 {
             let bytes = |p: &ParamSpec| {
-                let of = optimizer.parameter(p, Role::of(&parts[i], false));
-                let trained = if p.trains { 4 + 4 * optimizer.state(&of).len() } else { 0 };
+                let kept = optimizer.kept(p, parts[i].role(false));
+                let trained = if p.trains { 4 + 4 * kept.tensors } else { 0 };
                 (4 + trained as u64) * p.len() as u64
             };
             parts[i].parameters().iter().map(bytes).sum::<u64>() / config.zero3 as u64

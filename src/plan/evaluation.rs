@@ -46,9 +46,10 @@ pub(crate) fn plan(bp: &Blueprint, batches: u64, tokens: u64) -> Option<Evaluati
     // More micro-batches never take less of what forwards hold.
     let program = &programs.most;
     let held = predict_at_once(program, &bp.all_bytes());
-    let held = held.iter().zip(&bp.plan.ranks).map(|(held, rank)| {
+    let ranks = bp.plan.ranks.iter().zip(bp.rank_states());
+    let held = held.iter().zip(ranks).map(|(held, (rank, state))| {
         let always = rank.at_once.parameter_shard + rank.at_once.gradient_shard;
-        always + bp.optimizer_kept(rank.pp) + held.total()
+        always + state.optimizer_kept() + held.total()
     });
     let gathers = program.ranks[0].iter().filter(|a| matches!(a, Action::AllGather { .. }));
     Some(EvaluationPlan {

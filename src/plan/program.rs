@@ -3,7 +3,7 @@
 use crate::config::{Config, ConfigError, EngineKind, OptimizerSync, Recompute};
 use zeropp_pipeline::costs::Table;
 use zeropp_pipeline::ir::{Action, Compute, Schedule};
-use zeropp_pipeline::lower::{self, LowerOptions, in_issue_order, lower};
+use zeropp_pipeline::lower::{LowerOptions, in_issue_order, lower};
 use zeropp_pipeline::memory::StageBytes;
 use zeropp_pipeline::schedules::{Costs, Limits, Shape};
 use zeropp_pipeline::simulate::{self, StageCosts};
@@ -80,7 +80,7 @@ impl Resolved {
             prefetch: config.prefetch,
             recompute: config.recompute == Recompute::Full,
             replicas: config.dp > 1,
-            sync: sync(config),
+            sync: config.optimizer_sync,
             ..LowerOptions::default()
         };
         if let Some(file) = self.file.as_ref().filter(|s| is_complete(s)) {
@@ -138,15 +138,7 @@ pub(crate) fn generator_costs(
             gathers: config.max_gathers,
             evaluations: None,
         },
-        objective: sync(config).into(),
-    }
-}
-
-/// When ranks learn the global norm.
-fn sync(config: &Config) -> lower::OptimizerSync {
-    match config.optimizer_sync {
-        OptimizerSync::Barrier => lower::OptimizerSync::Barrier,
-        OptimizerSync::Late => lower::OptimizerSync::Late,
+        objective: config.optimizer_sync.into(),
     }
 }
 

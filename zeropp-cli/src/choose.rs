@@ -4,8 +4,8 @@ use std::path::Path;
 
 use clap::{Arg, ArgMatches};
 use zeropp::Config;
-use zeropp::config::{EngineKind, OPTIONS, Recompute};
-use zeropp_plan::layout::{Fixed, Job, Recompute as Planned};
+use zeropp::config::{EngineKind, OPTIONS};
+use zeropp_plan::layout::{Fixed, Job};
 use zeropp_plan::model::ModelSizes;
 use zeropp_plan::{machines, text};
 
@@ -130,8 +130,8 @@ impl Wish {
             machine,
             gpus,
             global_batch,
-            compute: planning::compute(config, config.device, config.precision, config.seq),
-            moments: planning::moments(config),
+            compute: config.compute(),
+            state: config.run_state(),
             fixed: self.fixed(config),
         })
     }
@@ -168,13 +168,9 @@ impl Wish {
             virtual_stages: config.virtual_stages,
             unit: config.unit,
             micro_batch_size: size("micro-batch-size", config.micro_batch_size),
-            recompute: given("recompute").then_some(match config.recompute {
-                Recompute::None => Planned::None,
-                Recompute::Selective => Planned::Selective,
-                Recompute::Full => Planned::Full,
-            }),
+            recompute: given("recompute").then_some(config.recompute),
             schedule: given("schedule").then(|| config.schedule.clone()),
-            sync: planning::sync(config),
+            sync: config.optimizer_sync,
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::values::whole;
 use crate::{Failure, args, trial};
 
 use job::{Asked, job};
-pub(crate) use job::{compute, flag, machine_called, moments, sync};
+pub(crate) use job::{flag, machine_called};
 
 const ABOUT: &str = "Plan before a run: the fastest layouts of a model on some machines\n\n\
 Searches pipeline ranks, ZeRO-3 ranks, replicas, stages, units, micro-batches, recomputation, \

@@ -2,7 +2,7 @@
 
 use zeropp_data::choice;
 pub use zeropp_data::choices::{Order, Tokenizer};
-pub use zeropp_model::Activation;
+pub use zeropp_model::{Activation, Recompute};
 
 choice! {
     /// How the learning rate falls after the warm-up.

@@ -9,6 +9,7 @@ use burn::tensor::{Int, Tensor};
 
 pub use zeropp_model::layer::{BackwardPeak, BatchShape, LayerCost};
 
+use crate::optimizer::Role;
 use crate::params::ParamSpec;
 use crate::past::Past;
 use crate::split::{LayerWeights, OpCx, Weight};
@@ -159,6 +160,15 @@ impl Part {
     /// Whether a stage may begin or end at this part.
     pub fn is_block(&self) -> bool {
         matches!(self, Part::Layer(l) if l.is_block())
+    }
+    /// What its parameters are in the model, where it is the head of a tied model if `tied`.
+    pub fn role(&self, tied: bool) -> Role {
+        match self {
+            Part::Layer(layer) if layer.is_block() => Role::Hidden,
+            Part::Layer(_) => Role::Small,
+            Part::Head(_) if !tied => Role::Head,
+            Part::Embedding(_) | Part::Head(_) => Role::Embedding,
+        }
     }
 }
 

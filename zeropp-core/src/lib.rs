@@ -1,7 +1,8 @@
 //! Numbers and models: layers with a split backward and the kernels under them, the built-in
 //! models, parameters, devices and the bytes that are counted. Data and files are `zeropp-data`'s.
 //!
-//! Nothing here knows another rank, a schedule or a shard.
+//! Nothing here knows another rank or a shard, and of schedules only by which kinds memory is
+//! predicted.
 
 pub mod choice;
 pub mod cpu_tensor;
@@ -21,4 +22,4 @@ pub mod stock;
 
 pub use zeropp_data::{choice, files, threads, tokens as data};
 pub use zeropp_kernels as kernels;
-pub use zeropp_model::params;
+pub use zeropp_model::{optimizer, params};

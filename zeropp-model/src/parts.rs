@@ -1,6 +1,7 @@
 //! A decoder as the list of its parts: what each has, and what it costs.
 
 use crate::decoder::Decoder;
+use crate::optimizer::Role;
 use crate::params::ParamSpec;
 use crate::tensors::DecoderTensor;
 use crate::tuning::{PartTuning, Tuning};
@@ -85,5 +86,15 @@ impl DecoderPart {
     /// Whether a stage may begin or end at this part.
     pub fn is_block(&self) -> bool {
         matches!(self.kind, PartKind::Block(_))
+    }
+
+    /// What its parameters are in the model.
+    pub fn role(&self) -> Role {
+        match self.kind {
+            PartKind::Block(_) => Role::Hidden,
+            PartKind::Positions | PartKind::FinalNorm => Role::Small,
+            PartKind::Head if !self.decoder.tied => Role::Head,
+            PartKind::Embedding | PartKind::Head => Role::Embedding,
+        }
     }
 }

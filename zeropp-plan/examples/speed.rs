@@ -3,7 +3,8 @@
 
 use std::time::Instant;
 
-use zeropp_plan::layout::{Compute, Fixed, Job, Moments};
+use zeropp_plan::bytes::RunState;
+use zeropp_plan::layout::{Compute, Fixed, Job};
 use zeropp_plan::model::ModelSizes;
 use zeropp_plan::plan::Plan;
 use zeropp_plan::{PlanError, machines};
@@ -31,7 +32,7 @@ fn main() -> Result<(), PlanError> {
             gpus,
             global_batch,
             compute: Compute::GPU,
-            moments: Moments::ADAMW,
+            state: RunState::uniform(2),
             fixed: Fixed::default(),
         };
         let start = Instant::now();

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 use zeropp_data::files::in_words;
+use zeropp_schedule::memory::{MemoryBytes, MemoryKind};
 
 use crate::PlanError;
 use crate::plan::Plan;
@@ -56,22 +57,11 @@ pub fn text(plan: &Plan, index: usize, metrics: &str) -> Result<String, PlanErro
     tell("tokens/s", ranked.tokens_per_s, &["tokens_per_s"], &|x| format!("{x:.0}"));
     tell("bubble", planned.bubble, &["bubble"], &|x| format!("{:.2} %", 100.0 * x));
     let bytes = |x: f64| in_words(x as u64);
-    let most = |of: fn(&crate::memory::RankBytes) -> u64| {
-        planned.peaks.iter().map(of).max().unwrap_or(0) as f64
-    };
-    for (name, key, predicted) in [
-        ("parameters", "parameter_shard", most(|m| m.parameters)),
-        ("gradient shard", "gradient_shard", most(|m| m.gradient_shard)),
-        ("optimizer", "optimizer", most(|m| m.optimizer)),
-        ("gathered", "gathered", most(|m| m.gathered)),
-        ("packed", "packed_weights", most(|m| m.packed_weights)),
-        ("gradients", "gradient", most(|m| m.gradient)),
-        ("activations", "activation", most(|m| m.activation)),
-        ("weight stash", "weight_stash", most(|m| m.weight_stash)),
-        ("rollback", "rollback", most(|m| m.rollback)),
-        ("communication", "communication", most(|m| m.communication)),
-    ] {
-        tell(name, predicted, &["peak_bytes", key], &bytes);
+    let most = planned.peaks.iter().fold(MemoryBytes::default(), |most, rank| most.max(rank));
+    let keys = serde_json::to_value(MemoryKind::ALL).map_err(|e| PlanError::new(e.to_string()))?;
+    let keys = keys.as_array().into_iter().flatten().filter_map(Value::as_str);
+    for ((kind, predicted), key) in most.kinds().zip(keys) {
+        tell(kind.name(), predicted as f64, &["peak_bytes", key], &bytes);
     }
     tell("most at once", ranked.worst_bytes as f64, &["at_once_bytes"], &bytes);
     Ok(lines.join("\n"))

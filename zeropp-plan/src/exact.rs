@@ -7,6 +7,7 @@ use zeropp_schedule::action::Cost;
 use zeropp_schedule::costs::check_sums;
 use zeropp_schedule::ir::{Action, Schedule};
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync, lower};
+use zeropp_schedule::memory::MemoryBytes;
 use zeropp_schedule::schedules::{self, Shape};
 use zeropp_schedule::simulate::{Costs, LinkCosts, simulate, step_period_ns, times};
 use zeropp_schedule::timeline::Timeline;
@@ -14,7 +15,7 @@ use zeropp_search::generate_with_costs;
 
 use crate::PlanError;
 use crate::layout::{Job, Layout};
-use crate::memory::{self, Held, RankBytes};
+use crate::memory::{self, Held};
 use crate::shared::Crowd;
 use crate::stages::{Links, Stage, simulator};
 
@@ -97,9 +98,9 @@ pub struct Planned {
     /// Idle share of all ranks from the first to the last compute.
     pub bubble: f64,
     /// What each pipeline rank holds when it holds most.
-    pub memory: Vec<RankBytes>,
+    pub memory: Vec<MemoryBytes>,
     /// The most that each holds of each kind.
-    pub peaks: Vec<RankBytes>,
+    pub peaks: Vec<MemoryBytes>,
     /// Bytes that a rank sends in a step, on average.
     pub traffic: Traffic,
     /// Whether the whole step was simulated; else two shorter ones, from which it follows.
@@ -108,7 +109,7 @@ pub struct Planned {
 
 impl Planned {
     /// The rank that holds most, and what.
-    pub fn worst(&self) -> (usize, RankBytes) {
+    pub fn worst(&self) -> (usize, MemoryBytes) {
         let ranks = self.memory.iter().copied().enumerate();
         ranks.max_by_key(|(_, bytes)| bytes.total()).unwrap_or_default()
     }
@@ -225,10 +226,10 @@ impl<'a> Simulation<'a> {
         let first = of(&self.programs[0]);
         let Some(second) = self.programs.get(1).map(of) else { return first };
         let both = first.iter().zip(&second);
-        let on = |a: RankBytes, b: RankBytes| {
+        let on = |a: MemoryBytes, b: MemoryBytes| {
             let (from, to) = (a.activation as f64, b.activation as f64);
             let activation = a.activation.max((from + self.along * (to - from)) as u64);
-            RankBytes { activation, ..b }
+            MemoryBytes { activation, ..b }
         };
         let both = both
             .map(|(a, b)| Held { at_once: on(a.at_once, b.at_once), peaks: on(a.peaks, b.peaks) });

@@ -3,12 +3,15 @@
 use std::fmt;
 
 use serde::Serialize;
+pub use zeropp_model::Recompute;
 use zeropp_model::layer::BatchShape;
+use zeropp_model::optimizer::Cut;
 use zeropp_schedule::costs::Machine;
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync};
 use zeropp_schedule::schedules::{Kind, Shape, StepForm};
 
 use crate::PlanError;
+use crate::bytes::RunState;
 use crate::model::ModelSizes;
 
 /// What is to be planned.
@@ -26,8 +29,8 @@ pub struct Job {
     pub global_batch: usize,
     /// What ranks compute on, and in.
     pub compute: Compute,
-    /// What the optimizer keeps.
-    pub moments: Moments,
+    /// What a rank holds beside what comes and goes with its program.
+    pub state: RunState,
     /// What is not to be searched for.
     pub fixed: Fixed,
 }
@@ -60,18 +63,29 @@ pub enum Packing {
 }
 
 impl Packing {
-    /// Bytes of an element of a copy in `layout`; 0 where it keeps none. Memory is not looked at.
-    pub(crate) fn bytes(self, layout: &Layout) -> u64 {
-        let unit = if layout.in_units() { layout.unit } else { layout.micro_batches };
+    /// Bytes of an element of a copy where a gather serves so many of a step's micro-batches; 0
+    /// where none is kept. Memory is not looked at.
+    pub fn bytes(self, micro_batches: usize, of_a_gather: usize) -> u64 {
         match self {
             Packing::Always(bytes) => bytes,
-            Packing::Auto(bytes) if layout.micro_batches > 1 && unit > 1 => bytes,
+            Packing::Auto(bytes) if micro_batches > 1 && of_a_gather > 1 => bytes,
             _ => 0,
         }
     }
 }
 
 impl Compute {
+    /// A micro-batch of so many samples of `seq` tokens.
+    pub fn batch(&self, samples: usize, seq: usize) -> BatchShape {
+        BatchShape {
+            samples,
+            seq,
+            element_bytes: self.element_bytes,
+            keeps_probabilities: self.keeps_probabilities,
+            kernels: !self.on_gpu,
+        }
+    }
+
     /// bf16 on GPUs.
     pub const GPU: Compute = Compute {
         on_gpu: true,
@@ -80,27 +94,6 @@ impl Compute {
         packing: Packing::Never,
         dropout: false,
     };
-}
-
-/// What the optimizer keeps of each parameter, in fp32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moments {
-    /// Of an element of a block's matrix.
-    pub matrix: u64,
-    /// Of any other.
-    pub other: u64,
-    /// Whether an update gathers blocks' matrices and makes them orthogonal, as Muon's does.
-    pub whole_matrices: bool,
-}
-
-impl Moments {
-    /// AdamW's two.
-    pub const ADAMW: Moments = Moments { matrix: 2, other: 2, whole_matrices: false };
-
-    /// Bytes of the state of `elements`, of which so many are of blocks' matrices.
-    pub(crate) fn bytes(self, elements: u64, matrices: u64) -> u64 {
-        4 * (self.matrix * matrices + self.other * (elements - matrices))
-    }
 }
 
 /// Settings that are given.
@@ -162,13 +155,7 @@ impl Job {
 
     /// A micro-batch of `samples`.
     pub fn batch(&self, samples: usize) -> BatchShape {
-        BatchShape {
-            samples,
-            seq: self.model.seq,
-            element_bytes: self.compute.element_bytes,
-            keeps_probabilities: self.compute.keeps_probabilities,
-            kernels: !self.compute.on_gpu,
-        }
+        self.compute.batch(samples, self.model.seq)
     }
 
     /// Floating-point operations of a training step, nothing counted twice: three forwards, with
@@ -191,28 +178,6 @@ pub const KINDS: [&str; 9] = [
     "v-half",
     "v-min",
 ];
-
-/// What B computes again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Recompute {
-    /// Nothing.
-    None,
-    /// Attention's scores, where they are kept at all.
-    Selective,
-    /// All of a stage but the last one of each rank where B and W are apart.
-    Full,
-}
-
-impl fmt::Display for Recompute {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Recompute::None => "none",
-            Recompute::Selective => "selective",
-            Recompute::Full => "full",
-        })
-    }
-}
 
 /// One layout.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -257,6 +222,18 @@ impl Layout {
         self.pp * self.virtual_stages
     }
 
+    /// Bytes of an element of packed weights; memory is not looked at.
+    pub(crate) fn packed_bytes(&self, packing: Packing) -> u64 {
+        let unit = if self.in_units() { self.unit } else { self.micro_batches };
+        packing.bytes(self.micro_batches, unit)
+    }
+
+    /// The ranks that share a stage.
+    pub fn cut(&self) -> Cut {
+        let owners = if self.zero1 { self.dp } else { 1 };
+        Cut { zero3: self.zero3, owners, zero1: self.zero1 }
+    }
+
     /// How its schedule is lowered.
     pub fn lowering(&self) -> LowerOptions {
         LowerOptions {
@@ -279,7 +256,7 @@ impl Layout {
     }
 
     /// The layout that stands for all with the same stages, whatever their kinds and units; what
-    /// its weights are packed in depends on these, too ([`Packing::bytes`]).
+    /// its weights are packed in depends on these, too ([`Layout::packed_bytes`]).
     pub(crate) fn of_stages(&self) -> Layout {
         let schedule = if self.splits() { "zeropp" } else { "1f1b" };
         Layout { schedule, unit: 0, prefetch: 0, ..self.clone() }

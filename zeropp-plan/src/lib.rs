@@ -2,6 +2,7 @@
 
 pub mod against;
 pub mod baselines;
+pub mod bytes;
 mod closed;
 mod cores;
 pub mod exact;

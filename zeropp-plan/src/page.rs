@@ -5,7 +5,7 @@ use std::fmt::Write;
 use zeropp_data::files::in_words;
 use zeropp_schedule::draw::svg;
 use zeropp_schedule::ir::Schedule;
-use zeropp_schedule::memory::{HeldBytes, KindPoint, over_time};
+use zeropp_schedule::memory::{KindPoint, MemoryKind, over_time};
 use zeropp_schedule::metrics::Metrics;
 use zeropp_schedule::simulate::Costs;
 use zeropp_schedule::timeline::{MemoryUnit, Timeline};
@@ -22,18 +22,15 @@ const LEFT: f64 = 80.0;
 const BOTTOM: f64 = 46.0;
 /// Spans of a schedule's picture: a larger one takes a browser too long.
 const SPANS_MAX: usize = 12_000;
-/// A kind of memory: its name, its colour, its bytes.
-type Held = (&'static str, &'static str, fn(&HeldBytes) -> u64);
-
 /// Kinds of memory that come and go, from the bottom up, with colours that all can tell apart.
-const KINDS: [Held; 7] = [
-    ("gathered weights", "#56b4e9", |m| m.gathered),
-    ("packed weights", "#cc79a7", |m| m.packed_weights),
-    ("unreduced gradients", "#e69f00", |m| m.gradient),
-    ("gradient shard", "#d55e00", |m| m.gradient_shard),
-    ("activations", "#3b8bd0", |m| m.activation),
-    ("weight stash", "#2aa17b", |m| m.weight_stash),
-    ("communication", "#999999", |m| m.communication),
+const KINDS: [(MemoryKind, &str); 7] = [
+    (MemoryKind::Gathered, "#56b4e9"),
+    (MemoryKind::PackedWeights, "#cc79a7"),
+    (MemoryKind::Gradient, "#e69f00"),
+    (MemoryKind::GradientShard, "#d55e00"),
+    (MemoryKind::Activation, "#3b8bd0"),
+    (MemoryKind::WeightStash, "#2aa17b"),
+    (MemoryKind::Communication, "#999999"),
 ];
 /// Pictures do not get so small that nobody can read them, but scroll. That of a schedule is up to
 /// 2600 px wide and has numbers in its boxes: it keeps its size.
@@ -104,7 +101,7 @@ fn bubble(program: &Schedule, timeline: &Timeline, costs: &Costs) -> String {
 /// Bytes that the worst rank of a layout holds all the time.
 fn fixed(ranked: &Ranked) -> u64 {
     let (_, worst) = ranked.planned.worst();
-    worst.parameters + worst.optimizer
+    worst.parameter_shard + worst.optimizer
 }
 
 fn picture(timeline: &Timeline) -> Result<String, PlanError> {
@@ -229,9 +226,9 @@ fn areas(points: &[KindPoint], fixed: u64, limit: u64) -> String {
         base - y(fixed as f64)
     );
     let below = |p: &KindPoint, kinds: usize| {
-        fixed + KINDS[..kinds].iter().map(|(_, _, of)| of(&p.bytes)).sum::<u64>()
+        fixed + KINDS[..kinds].iter().map(|(kind, _)| p.bytes.get(*kind)).sum::<u64>()
     };
-    for (kind, (_, colour, _)) in KINDS.iter().enumerate() {
+    for (kind, (_, colour)) in KINDS.iter().enumerate() {
         let mut path = String::new();
         for (i, p) in points.iter().enumerate() {
             let top = y(below(p, kind + 1) as f64);
@@ -258,7 +255,7 @@ fn areas(points: &[KindPoint], fixed: u64, limit: u64) -> String {
     );
     out.push_str("</svg></div><p>");
     for (name, colour) in
-        std::iter::once(("parameters, moments", "#888")).chain(KINDS.map(|k| (k.0, k.1)))
+        std::iter::once(("parameters, moments", "#888")).chain(KINDS.map(|k| (k.0.name(), k.1)))
     {
         let _ = write!(
             out,

@@ -314,10 +314,10 @@ fn impossible(job: &Job, leanest: Option<&Planned>, ranked: usize) -> PlanError 
         ));
     };
     let (rank, worst) = planned.worst();
-    let mut kinds = worst.kinds();
+    let mut kinds: Vec<_> = worst.kinds().collect();
     kinds.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let largest: Vec<String> =
-        kinds.iter().take(3).map(|(name, n)| format!("{name} {}", in_words(*n))).collect();
+        kinds.iter().take(3).map(|(k, n)| format!("{} {}", k.name(), in_words(*n))).collect();
     let times = worst.total() as f64 / job.memory as f64;
     let over = match times < 3.0 {
         true => format!("{:.0} % more", 100.0 * (times - 1.0)),

@@ -295,7 +295,7 @@ impl<'a> Search<'a> {
         let crowd = Crowd::new(&self.job.machine, &layout);
         let slowdown = crowd.map_or(1.0, |crowd| crowd.slowdown([1.0, 0.0]));
         let step_s = closed::step_s(&layout, &stages, &costs, slowdown);
-        Some(Candidate { step_s, at_least: memory::at_least(self.job, &layout, &stages), layout })
+        Some(Candidate { step_s, at_least: memory::at_least(&layout, &stages), layout })
     }
 
     /// Simulates those of `layouts` that are not known.
@@ -380,7 +380,7 @@ impl Models {
         let stages = layout.stages();
         let cut = self.cuts.entry((samples, stages));
         let cut = cut.or_insert_with(|| model.cut(stages, &job.machine)).clone()?;
-        let key = (layout.of_stages(), job.compute.packing.bytes(layout));
+        let key = (layout.of_stages(), layout.packed_bytes(job.compute.packing));
         if let Some((of, stages)) = &self.last
             && *of == key
         {

@@ -1,14 +1,17 @@
 //! A model cut into stages: what each takes and keeps.
 
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
-use zeropp_model::layer::{BackwardPeak, BatchShape, LayerCost};
-use zeropp_model::params::{BLOCK, FlatLayout, ParamSpec};
+use zeropp_model::layer::BatchShape;
+use zeropp_model::optimizer::{Cut, Shares};
 use zeropp_model::parts::{DecoderPart, PartKind};
 use zeropp_schedule::costs::Machine;
 use zeropp_schedule::memory::StageBytes;
 use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 
+use crate::bytes::{self, StageForm, StageState, Tied, stage_bytes};
 use crate::layout::{Job, Layout, Recompute};
 use crate::matrices::OfBlock;
 
@@ -68,9 +71,11 @@ pub struct Model {
     layers: Vec<Layer>,
     /// First and last part of each block, the embedding with the first, the head with the last.
     blocks: Vec<Range<usize>>,
-    /// Parameters of a block, which are alike.
-    of_block: Vec<ParamSpec>,
     samples: usize,
+    /// Whether embedding and head share their weight.
+    tied: bool,
+    /// What optimizers take of each layer, by how it is cut; blocks are alike.
+    shares: HashMap<Cut, Arc<[Shares]>>,
 }
 
 impl Model {
@@ -87,9 +92,24 @@ impl Model {
         }
         let layer = |part: &DecoderPart| Layer::new(part, job.batch(samples), job.compute.dropout);
         let layers = parts.iter().map(layer).collect();
-        let of_block = parts.iter().find(|part| part.is_block());
-        let of_block = of_block.map(|part| part.parameters()).unwrap_or_default();
-        Model { layers, blocks, of_block, samples }
+        let tied = job.model.decoder.tied;
+        Model { layers, blocks, samples, tied, shares: HashMap::new() }
+    }
+
+    /// What the optimizer takes of each layer.
+    fn shares(&mut self, job: &Job, cut: Cut) -> Arc<[Shares]> {
+        let (layers, tied) = (&self.layers, self.tied);
+        let made = || {
+            let mut of_block = None;
+            let of = |(i, layer): (usize, &Layer)| match layer.kind {
+                PartKind::Block(_) => of_block
+                    .get_or_insert_with(|| layer.sizes.shares(&job.state, cut, false))
+                    .clone(),
+                _ => layer.sizes.shares(&job.state, cut, tied && i + 1 == layers.len()),
+            };
+            layers.iter().enumerate().map(of).collect()
+        };
+        self.shares.entry(cut).or_insert_with(made).clone()
     }
 
     /// Seconds of F, B, W and R of a block with what belongs to it.
@@ -136,49 +156,43 @@ impl Model {
     }
 
     /// The stages of `layout`, cut into so many blocks each.
-    pub fn stages(&self, job: &Job, layout: &Layout, cut: &[usize]) -> Vec<Stage> {
+    pub fn stages(&mut self, job: &Job, layout: &Layout, blocks: &[usize]) -> Vec<Stage> {
         let links = Links::new(&job.machine, layout);
-        let owners = if layout.zero1 { layout.dp } else { 1 };
-        let of_block = job
-            .moments
-            .whole_matrices
-            .then(|| OfBlock::new(self.of_block.clone(), job.moments, layout.zero3, owners));
+        let (cut, shares) = (layout.cut(), self.shares(job, layout.cut()));
+        let block = self.layers.iter().find(|layer| layer.is_block());
+        let matrices = block.and_then(|block| OfBlock::new(&block.sizes, &job.state.rule, cut));
         let matrices =
-            of_block.map_or(0, |of| ns(of.seconds(&job.machine, links.zero3, links.replica)));
-        let ranges = self.ranges(cut);
-        let with_optimizer = |(s, range): (usize, &Range<usize>)| {
-            let mut stage = self.stage(job, layout, &links, (s, range.clone()));
-            self.optimizer(job, layout, of_block, &self.layers[range.clone()], &mut stage);
-            let blocks = self.layers[range.clone()].iter();
-            let blocks = blocks.filter(|layer| matches!(layer.kind, PartKind::Block(_))).count();
-            stage.matrices_ns = blocks as u64 * matrices;
-            stage
+            matrices.map_or(0, |of| ns(of.seconds(&job.machine, links.zero3, links.replica)));
+        let stage = |(s, range): (usize, Range<usize>)| {
+            let state = self.state(range.clone(), &shares, cut);
+            let kept = shares[range.clone()].iter().map(|of| of.state_of_all(cut.pieces())).sum();
+            let blocks = self.layers[range.clone()].iter().filter(|layer| layer.is_block());
+            let matrices_ns = blocks.count() as u64 * matrices;
+            let stage = self.stage(job, layout, &links, (s, range));
+            Stage { state, kept, matrices_ns, ..stage }
         };
-        ranges.iter().enumerate().map(with_optimizer).collect()
+        self.ranges(blocks).into_iter().enumerate().map(stage).collect()
     }
 
-    /// What the optimizer keeps of a stage and takes for it; `of_block` where that is Muon's.
-    fn optimizer(
-        &self,
-        job: &Job,
-        layout: &Layout,
-        of_block: Option<OfBlock>,
-        layers: &[Layer],
-        stage: &mut Stage,
-    ) {
-        let owners = if layout.zero1 { layout.dp } else { 1 };
-        let pieces = layout.zero3 * owners;
-        for layer in layers {
-            let flat = layer.flat_elements(pieces);
-            let state = job.moments.bytes(flat, layer.matrices as u64);
-            let muon = of_block.filter(|_| matches!(layer.kind, PartKind::Block(_)));
-            // A rank's own part, and its parameters as they are gathered.
-            let shard = flat / layout.zero3 as u64 * 4;
-            let gathered = if layout.zero1 { shard + shard / owners as u64 } else { 0 };
-            stage.state += state;
-            stage.state_most += muon.map_or(state / pieces as u64, |of_block| of_block.state);
-            let update = gathered + muon.map_or(0, |of_block| of_block.update);
-            stage.update = stage.update.max(update);
+    /// What ranks have of the stage of these layers from step to step.
+    fn state(&self, range: Range<usize>, shares: &[Shares], cut: Cut) -> StageState {
+        let (pieces, head) = (cut.pieces(), self.layers.len() - 1);
+        let sum = |of: &dyn Fn(&bytes::Layer) -> u64| {
+            self.layers[range.clone()].iter().map(|layer| of(&layer.sizes)).sum()
+        };
+        let tied = self.tied && range.contains(&head);
+        let mut all = Shares::default();
+        for of in &shares[range.start..range.end - usize::from(tied)] {
+            all.add(of, 1);
+        }
+        StageState {
+            elements: sum(&|layer| layer.elements(pieces)),
+            trained: sum(&|layer| layer.trained(pieces)),
+            shares: all,
+            tied: tied.then(|| Tied {
+                shard: self.layers[0].sizes.trained(pieces) / cut.zero3 as u64 * 4,
+                head: shares[head].clone(),
+            }),
         }
     }
 
@@ -189,52 +203,23 @@ impl Model {
         links: &Links,
         (stage, range): (usize, Range<usize>),
     ) -> Stage {
-        let (d, k) = (layout.zero3 as u64, layout.dp as u64);
-        let owners = if layout.zero1 { k } else { 1 };
         let layers = &self.layers[range];
-        let flat = |layer: &Layer| layer.flat_elements((d * owners) as usize);
-        let elements: u64 = layers.iter().map(flat).sum();
-        let in_forward = layers.iter().filter(|l| l.cost.gradients_in_forward);
-        let in_forward: u64 = in_forward.map(flat).sum();
         let batch = job.batch(self.samples);
-        let message = (batch.tokens() * job.model.decoder.hidden * batch.element_bytes) as u64;
-        let input = if stage == 0 { 0 } else { message };
         // A stage that is recomputed as a whole has attention's scores from R to B.
         let whole = layout.recompute == Recompute::Full && layout.recomputes(stage);
-        let costs = || layers.iter().map(|layer| &layer.cost);
-        let kept = |c: &LayerCost| match layout.recompute {
-            Recompute::None => c.activation_bytes,
-            _ if whole => c.activation_bytes,
-            _ => c.activation_bytes_selective,
-        };
         let selective = layout.recompute != Recompute::None && !whole;
-        let backward = BackwardPeak::of_layers(costs(), selective);
-        let (alone, fp32) = (d == 1, batch.element_bytes == 4);
-        let each = job.compute.packing.bytes(layout);
-        let packed = |of: &dyn Fn(&LayerCost) -> bool| {
-            each * costs().filter(|c| of(c)).map(|c| c.packed_elements).sum::<u64>()
+        let form = StageForm {
+            cut: layout.cut(),
+            is_summed: layout.dp > 1,
+            selective,
+            element_bytes: batch.element_bytes,
+            packed_bytes: layout.packed_bytes(job.compute.packing),
+            message: (batch.tokens() * job.model.decoder.hidden * batch.element_bytes) as u64,
+            is_first: stage == 0,
         };
-        let (shard, element) = (elements / d, batch.element_bytes as u64);
-        let bytes = StageBytes {
-            input,
-            activation: costs().map(kept).sum::<u64>().max(input),
-            stash: costs().map(|c| c.stash_bytes).sum(),
-            backward_freed: backward.freed,
-            backward_stash: backward.stashed,
-            workspace: costs().map(|c| c.workspace_bytes).max().unwrap_or(0),
-            weights: if alone && fp32 { 0 } else { elements * element },
-            gradient: elements * 4,
-            gradient_in_forward: in_forward * 4,
-            keeps_first_gradient: alone,
-            gradient_shard: shard * 4,
-            message,
-            gather_input: if alone || fp32 { 0 } else { shard * element },
-            reduced: if alone { 0 } else { shard * 4 },
-            replica_reduced: if k > 1 { shard * 4 / owners } else { 0 },
-            packed_forward: packed(&|_| true),
-            packed_backward: packed(&|c| !c.gradients_in_forward),
-            packed_in_forward: packed(&|c| c.gradients_in_forward),
-        };
+        let bytes = stage_bytes(layers.iter().map(|layer| &layer.sizes), &form);
+        let pieces = layout.cut().pieces();
+        let elements = layers.iter().map(|layer| layer.sizes.elements(pieces)).sum();
         let mut costs = times(layers, &job.machine, (&bytes, elements), links, layout);
         if selective && job.compute.keeps_probabilities {
             let machine = &job.machine;
@@ -242,7 +227,7 @@ impl Model {
             let rate = rate.unwrap_or(machine.flops_per_s * machine.flops_share);
             costs.b_ns += ns(layers.iter().map(|layer| layer.again).sum::<f64>() / rate);
         }
-        Stage { costs, bytes, elements, ..Stage::default() }
+        Stage { costs, bytes, ..Stage::default() }
     }
 }
 
@@ -287,20 +272,16 @@ fn fits(times: &[f64], most: f64, stages: usize) -> bool {
 }
 
 /// One stage.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stage {
     /// What everything takes.
     pub costs: StageCosts,
     /// What it keeps.
     pub bytes: StageBytes,
-    /// Elements of its flat buffers.
-    pub elements: u64,
+    /// What ranks have of it from step to step.
+    pub state: StageState,
     /// Bytes that the optimizer keeps of it, on all ranks that share it together.
-    pub state: u64,
-    /// Of that, what the rank that keeps most keeps.
-    pub state_most: u64,
-    /// Bytes that the update of one of its layers takes for a moment, of the one that takes most.
-    pub update: u64,
+    pub kept: u64,
     /// What an update takes to gather matrices and to make them orthogonal, ns.
     pub matrices_ns: u64,
 }
@@ -308,12 +289,8 @@ pub struct Stage {
 /// A layer with what a micro-batch costs in it.
 #[derive(Clone, Debug)]
 struct Layer {
-    /// Elements of its parameters, each padded as in a flat buffer.
-    padded: usize,
-    /// Elements of a block's matrices.
-    matrices: usize,
+    sizes: bytes::Layer,
     kind: PartKind,
-    cost: LayerCost,
     /// Floating-point operations of F, B, W and R.
     flops: [f64; 4],
     /// What B does besides where attention's probabilities are computed again, in as many.
@@ -348,14 +325,12 @@ impl Layer {
             _ => 2.0 * of(batch.tokens() * d.hidden),
         };
         let kind = part.kind;
-        let matrices = if part.is_block() { elements } else { 0 };
-        let padded = FlatLayout::new(parameters, 1).len;
-        Layer { matrices, padded, kind, cost, flops, again, traffic }
+        let sizes = bytes::Layer::new(parameters, part.role(), cost);
+        Layer { sizes, kind, flops, again, traffic }
     }
 
-    /// Elements of the flat buffer that can be cut into `pieces`, padding included.
-    fn flat_elements(&self, pieces: usize) -> u64 {
-        self.padded.next_multiple_of(BLOCK * pieces) as u64
+    fn is_block(&self) -> bool {
+        matches!(self.kind, PartKind::Block(_))
     }
 
     /// Seconds of F, B, W and R: by what layers were measured to do, else products at the
@@ -370,11 +345,11 @@ impl Layer {
         if let Some((rates, beside)) = measured {
             return std::array::from_fn(|i| self.flops[i] / rates[i] + beside[i]);
         }
-        let passes = match self.cost.gradients_in_forward {
+        let passes = match self.sizes.cost.gradients_in_forward {
             true => [2.0, 0.0, 0.0, 2.0],
             false => [1.0, 1.5, 0.0, 1.0],
         };
-        let stash = [0.0, 0.0, self.cost.stash_bytes as f64, 0.0];
+        let stash = [0.0, 0.0, self.sizes.cost.stash_bytes as f64, 0.0];
         // W is a few large products.
         let gaps = match self.kind {
             PartKind::Block(_) => [1.0, 2.0, 0.0, 1.0],
@@ -435,7 +410,7 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
     let links = Links::new(&job.machine, layout);
     let owners = if layout.zero1 { layout.dp } else { 1 };
     // Parameter, gradient and what is kept are read, all but the gradient written.
-    let moved = |s: &Stage| 12 * s.elements + 2 * s.state;
+    let moved = |s: &Stage| 12 * s.state.elements + 2 * s.kept;
     let of_rank = |p| stages.iter().skip(p).step_by(layout.pp).map(moved).sum::<u64>();
     let most = (0..layout.pp).map(of_rank).max().unwrap_or(0) as f64 / layout.zero3 as f64;
     let matrices = |p| stages.iter().skip(p).step_by(layout.pp).map(|s| s.matrices_ns).sum();
@@ -463,7 +438,8 @@ pub fn simulator(job: &Job, layout: &Layout, stages: &[Stage]) -> Costs {
 
 /// Seconds of the gathers of updated parameters over replicas, of the rank that has most of them.
 fn gathered_s(layout: &Layout, links: &Links, stages: &[Stage]) -> f64 {
-    let elements = |p| stages.iter().skip(p).step_by(layout.pp).map(|s| s.elements).sum::<u64>();
+    let elements =
+        |p| stages.iter().skip(p).step_by(layout.pp).map(|s| s.state.elements).sum::<u64>();
     let most = (0..layout.pp).map(elements).max().unwrap_or(0);
     let k = layout.dp as f64;
     let bytes = 4.0 * most as f64 / layout.zero3 as f64 * (k - 1.0) / k;

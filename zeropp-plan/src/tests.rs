@@ -3,15 +3,19 @@
 use std::collections::HashSet;
 
 use proptest::prelude::*;
+use zeropp_model::optimizer::{Kept, Role, StateRule, UpdateBytes};
 use zeropp_model::presets::Preset;
 use zeropp_schedule::lower::OptimizerSync;
+use zeropp_schedule::memory::MemoryBytes;
 
+use crate::bytes::RunState;
 use crate::exact::Simulation;
-use crate::layout::{Compute, Fixed, Job, KINDS, Layout, Moments, Packing, Recompute};
+use crate::layout::{Compute, Fixed, Job, KINDS, Layout, Packing, Recompute};
 use crate::model::ModelSizes;
 use crate::plan::{Plan, Ranked};
 use crate::race::Tried;
 use crate::search::Models;
+use crate::stages::Stage;
 use crate::{machines, memory};
 
 /// A preset, or a model of a paper.
@@ -31,9 +35,23 @@ pub(crate) fn job(model: &str, gpus: usize, global_batch: usize) -> Job {
         gpus,
         global_batch,
         compute: Compute::GPU,
-        moments: Moments::ADAMW,
+        state: RunState::uniform(2),
         fixed: Fixed::default(),
     }
+}
+
+/// So many tensors of an element of a block's matrix and of any other; matrices are updated whole
+/// where `whole` says so, as Muon does.
+fn state(matrix: usize, other: usize, whole: bool) -> RunState {
+    let rule = StateRule::new(move |p, role| match (role, &p.shape[..]) {
+        (Role::Hidden, [rows, columns]) => {
+            let short = rows.min(columns);
+            let transform = 2 * short * (rows + columns);
+            Kept { tensors: matrix, transform: whole.then_some(transform) }
+        }
+        _ => Kept { tensors: other, transform: None },
+    });
+    RunState { rule, ..RunState::uniform(0) }
 }
 
 /// The plan of a known model on A800s.
@@ -130,7 +148,7 @@ fn what_is_told_where_nothing_fits_is_the_same_each_time() {
 fn an_impossible_job_says_how_far_it_is_off() {
     let small = Job { memory: 1 << 30, ..job("175b", 8, 8) };
     let said = Plan::new(&small, "").unwrap_err().to_string();
-    assert!(said.contains("the nearest needs") && said.contains("parameters"), "{said}");
+    assert!(said.contains("the nearest needs") && said.contains("parameter shard"), "{said}");
     let odd = job("gpt2", 13, 3);
     let said = Plan::new(&odd, "").map(|_| ()).unwrap_err().to_string();
     assert!(said.contains("use another global-batch, such as 13"), "{said}");
@@ -210,7 +228,7 @@ fn a_long_step_follows_from_two_shorter_ones() {
 }
 
 /// The first layout of a job, as it is and with one thing changed.
-fn held(job: &Job, layout: &Layout) -> (f64, Vec<memory::RankBytes>) {
+fn held(job: &Job, layout: &Layout) -> (f64, Vec<MemoryBytes>) {
     let (stages, blocks) = Models::new(job).stages(job, layout).unwrap();
     let planned = Simulation::new(job, layout, &stages).unwrap().planned(&blocks);
     (planned.step_s, planned.memory)
@@ -223,8 +241,7 @@ fn an_optimizer_that_keeps_less_holds_less_and_moves_less() {
     let (adamw_s, of_adamw) = held(&adamw, &layout);
     let before = of_adamw[0].optimizer;
     for (matrix, other) in [(1, 1), (0, 0), (1, 2)] {
-        let job =
-            Job { moments: Moments { matrix, other, whole_matrices: false }, ..adamw.clone() };
+        let job = Job { state: state(matrix, other, false), ..adamw.clone() };
         let (step_s, memory) = held(&job, &layout);
         let kept = memory[0].optimizer as f64 / before as f64;
         match (matrix, other) {
@@ -233,7 +250,7 @@ fn an_optimizer_that_keeps_less_holds_less_and_moves_less() {
             _ => assert_eq!(kept, matrix as f64 / 2.0),
         }
         assert!(step_s < adamw_s, "{step_s} and {adamw_s}");
-        assert_eq!(memory[0].parameters, of_adamw[0].parameters);
+        assert_eq!(memory[0].parameter_shard, of_adamw[0].parameter_shard);
     }
 }
 
@@ -252,7 +269,7 @@ fn zero1_is_priced_by_its_halves() {
         let (stages, _) = Models::new(job).stages(job, &layout).unwrap();
         let costs = crate::stages::simulator(job, &layout, &stages);
         let sums: u64 = stages.iter().map(|stage| stage.costs.replica_reduce_ns).sum();
-        let elements: u64 = stages.iter().map(|stage| stage.elements).sum();
+        let elements: u64 = stages.iter().map(|stage| stage.state.elements).sum();
         (sums as f64, costs.step_ns as f64, elements as f64)
     };
     let (whole, update, elements) = of(&shared, false);
@@ -271,20 +288,23 @@ fn zero1_is_priced_by_its_halves() {
 /// moment, and what it keeps is that of the rank with the least of matrices.
 #[test]
 fn muon_holds_whole_matrices_while_it_updates() {
-    let moments = Moments { matrix: 1, other: 2, whole_matrices: false };
-    let even = Job { moments, ..job("gpt2", 8, 64) };
-    let whole = Job { moments: Moments { whole_matrices: true, ..moments }, ..even.clone() };
+    let even = Job { state: state(1, 2, false), ..job("gpt2", 8, 64) };
+    let whole = Job { state: state(1, 2, true), ..even.clone() };
     let mut layout = Plan::new(&even, "").unwrap().layouts[0].planned.layout.clone();
     (layout.pp, layout.zero3, layout.dp, layout.zero1) = (1, 8, 1, false);
-    let of = |job: &Job| Models::new(job).stages(job, &layout).unwrap().0[0];
+    let of = |job: &Job| Models::new(job).stages(job, &layout).unwrap().0[0].clone();
     let (even, whole) = (of(&even), of(&whole));
-    assert_eq!((even.update, even.state), (0, whole.state));
+    let most = |stage: &Stage, of: fn(&UpdateBytes) -> u64| {
+        stage.state.shares.each().iter().map(of).max().unwrap()
+    };
+    assert_eq!((most(&even, |b| b.update), even.kept), (0, whole.kept));
     // A block of GPT-2 has 12 hidden² elements, the largest matrix 4 hidden².
     let (block, matrix) = (12 * 768 * 768, 2 * 768 * (4 * 768 + 768));
     let least = 4 * (block + block / 8 + matrix) as u64;
-    assert!(whole.update >= least && whole.update < least * 101 / 100, "{}", whole.update);
-    assert!(whole.state_most > even.state_most);
-    assert!(whole.state_most < even.state_most * 11 / 10, "{}", whole.state_most);
+    let update = most(&whole, |b| b.update);
+    assert!(update >= least && update < least * 101 / 100, "{update}");
+    let kept = most(&whole, |b| b.state) as f64 / most(&even, |b| b.state) as f64;
+    assert!((1.0..1.1).contains(&kept), "{kept}");
 }
 
 #[test]
@@ -347,10 +367,8 @@ fn late_updates_dropout_and_matrices_have_their_prices() {
     let drops = Job { compute: Compute { dropout: true, ..job.compute }, ..job.clone() };
     let dropped = held(&drops, &layout).0 / plain;
     assert!((1.003..1.15).contains(&dropped), "{dropped}");
-    let moments = Moments { matrix: 1, other: 2, whole_matrices: true };
-    let muon = held(&Job { moments, ..job.clone() }, &layout).0;
-    let moments = Moments { whole_matrices: false, ..moments };
-    let (apart, _) = held(&Job { moments, ..job.clone() }, &layout);
+    let muon = held(&Job { state: state(1, 2, true), ..job.clone() }, &layout).0;
+    let (apart, _) = held(&Job { state: state(1, 2, false), ..job.clone() }, &layout);
     assert!(muon > apart, "{muon} {apart}");
 }
 
@@ -374,7 +392,7 @@ fn a_smaller_last_unit_is_not_held_to_be_a_full_one() {
     };
     let (stages, _) = Models::new(&job).stages(&job, &layout).unwrap();
     let most = held(&job, &layout).1.iter().map(|rank| rank.total()).max().unwrap();
-    assert!(memory::at_least(&job, &layout, &stages) <= most);
+    assert!(memory::at_least(&layout, &stages) <= most);
 }
 
 proptest! {
@@ -412,7 +430,7 @@ proptest! {
         let Some((stages, _)) = models.stages(&job, &layout) else { return Ok(()) };
         let Ok(simulation) = Simulation::new(&job, &layout, &stages) else { return Ok(()) };
         let most = simulation.held().iter().map(|r| r.at_once.total()).max().unwrap();
-        let least = memory::at_least(&job, &layout, &stages);
+        let least = memory::at_least(&layout, &stages);
         prop_assert!(least <= most, "{layout}: at least {least}, and {most}");
     }
 }

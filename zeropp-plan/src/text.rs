@@ -1,6 +1,7 @@
 //! A plan for a terminal.
 
 use zeropp_data::files::in_words;
+use zeropp_schedule::memory::MemoryBytes;
 
 use crate::layout::Recompute;
 use crate::plan::{Plan, Ranked};
@@ -78,16 +79,21 @@ pub fn text(plan: &Plan, width: usize) -> String {
         ));
     }
     let (rank, worst) = plan.layouts[0].planned.worst();
-    let kinds = worst.kinds().into_iter().filter(|(_, bytes)| *bytes > 0);
-    let kinds: Vec<String> =
-        kinds.map(|(name, bytes)| format!("{name} {}", in_words(bytes))).collect();
-    blocks.push(format!("Of 1, pipeline rank {rank} holds most: {}.", kinds.join(", ")));
+    blocks.push(format!("Of 1, pipeline rank {rank} holds most: {}.", kinds(&worst)));
     blocks.push(format!("Run 1 with:\n  {}", plan.layouts[0].command));
     let wrapped = blocks.iter().map(|block| {
         let lines = block.lines().map(|line| wrap(line, width));
         lines.collect::<Vec<_>>().join("\n")
     });
     wrapped.collect::<Vec<_>>().join("\n\n")
+}
+
+/// What is held of each kind that there is any of.
+fn kinds(bytes: &MemoryBytes) -> String {
+    let held = bytes.kinds().filter(|(_, bytes)| *bytes > 0);
+    let told: Vec<String> =
+        held.map(|(kind, bytes)| format!("{} {}", kind.name(), in_words(bytes))).collect();
+    told.join(", ")
 }
 
 fn head(plan: &Plan) -> String {
@@ -179,10 +185,7 @@ pub fn explain(plan: &Plan, index: usize, width: usize) -> Option<String> {
     ));
     lines.extend([String::new(), "Memory of each pipeline rank, when it holds most".into()]);
     for (rank, bytes) in planned.memory.iter().enumerate().take(16) {
-        let kinds = bytes.kinds().into_iter().filter(|(_, bytes)| *bytes > 0);
-        let kinds: Vec<String> =
-            kinds.map(|(name, bytes)| format!("{name} {}", in_words(bytes))).collect();
-        lines.push(format!("  {rank:>3}  {}: {}", in_words(bytes.total()), kinds.join(", ")));
+        lines.push(format!("  {rank:>3}  {}: {}", in_words(bytes.total()), kinds(bytes)));
     }
     lines.extend([String::new(), ranked.command.clone()]);
     let width = width.clamp(WIDTHS.0, WIDTHS.1);

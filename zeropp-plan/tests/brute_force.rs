@@ -2,8 +2,9 @@
 //! simulated, and none is ranked or pruned in closed form.
 
 use zeropp_data::rng::Rng;
+use zeropp_plan::bytes::RunState;
 use zeropp_plan::exact::Simulation;
-use zeropp_plan::layout::{Compute, Fixed, Job, KINDS, Layout, Moments, Recompute};
+use zeropp_plan::layout::{Compute, Fixed, Job, KINDS, Layout, Recompute};
 use zeropp_plan::model::ModelSizes;
 use zeropp_plan::plan::Plan;
 use zeropp_plan::search::Models;
@@ -70,8 +71,8 @@ fn job(seed: u64, largest: usize) -> (Job, Draw) {
     let model = ModelSizes::gpt("drawn", sizes);
     let memory = u64::MAX;
     let fixed = Fixed::default();
-    let moments = Moments::ADAMW;
-    (Job { model, machine, gpus, memory, global_batch, compute, moments, fixed }, draw)
+    let state = RunState::uniform(2);
+    (Job { model, machine, gpus, memory, global_batch, compute, state, fixed }, draw)
 }
 
 fn divisors(n: usize) -> impl Iterator<Item = usize> {

@@ -1,6 +1,10 @@
 //! Lowering: from the compute actions of a schedule to the program that ranks run, with gathers,
 //! frees, reductions, sends and receives as actions of their own.
 
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
 use crate::action::Lowering;
 use crate::ir::{Action, Compute, Message, Schedule, Task};
 use crate::sorting;
@@ -34,13 +38,33 @@ pub struct LowerOptions {
 }
 
 /// When ranks learn the global norm of their gradients, and that it is finite.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum OptimizerSync {
     /// Before each update, for which all of them meet.
     #[default]
     Barrier,
-    /// In the next step's warm-up: they update as soon as their own gradients are there.
+    /// In the next step's first forwards: they update as soon as their own gradients are there, and
+    /// go back where that was wrong.
     Late,
+}
+
+impl OptimizerSync {
+    /// All values, in the order of [`Self::NAMES`].
+    pub const ALL: &'static [OptimizerSync] = &[OptimizerSync::Barrier, OptimizerSync::Late];
+    /// How they are spelled in files and flags.
+    pub const NAMES: &'static [&'static str] = &["barrier", "late"];
+
+    /// The spelling in files and flags.
+    pub fn name(self) -> &'static str {
+        OptimizerSync::NAMES[self as usize]
+    }
+}
+
+impl fmt::Display for OptimizerSync {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 impl Default for LowerOptions {

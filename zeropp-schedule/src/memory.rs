@@ -27,8 +27,10 @@
 //! The paper's own count (ZeroPP §3.4) leaves out the prefetched stage, the last stage's gradient
 //! and the stash.
 
+pub use kind::{MemoryBytes, MemoryKind};
 pub use over_time::{KindPoint, over_time};
 
+mod kind;
 mod over_time;
 mod places;
 
@@ -80,55 +82,6 @@ pub struct StageBytes {
     pub replica_reduced: u64,
 }
 
-/// Bytes on one rank that come and go with its program, by kind: held now, or a peak of each.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HeldBytes {
-    /// Whole weights of stages, alive between all-gather and free.
-    pub gathered: u64,
-    /// Copies of gathered weights as products read them.
-    pub packed_weights: u64,
-    /// Whole weight gradients of stages, from their first W to their reduce-scatter.
-    pub gradient: u64,
-    /// Shares of their sums over the units, to the optimizer step.
-    pub gradient_shard: u64,
-    /// What forwards keep for their B.
-    pub activation: u64,
-    /// What B keep for their W.
-    pub weight_stash: u64,
-    /// Messages on their way to or from another rank or stage.
-    pub communication: u64,
-}
-
-impl HeldBytes {
-    /// The sum over all kinds.
-    pub fn total(&self) -> u64 {
-        let HeldBytes {
-            gathered,
-            packed_weights,
-            gradient,
-            gradient_shard,
-            activation,
-            weight_stash,
-            communication,
-        } = *self;
-        let weights = gathered + packed_weights + gradient + gradient_shard;
-        weights + activation + weight_stash + communication
-    }
-
-    /// The larger of two values in every kind.
-    pub fn max(&self, other: &HeldBytes) -> HeldBytes {
-        HeldBytes {
-            gathered: self.gathered.max(other.gathered),
-            packed_weights: self.packed_weights.max(other.packed_weights),
-            gradient: self.gradient.max(other.gradient),
-            gradient_shard: self.gradient_shard.max(other.gradient_shard),
-            activation: self.activation.max(other.activation),
-            weight_stash: self.weight_stash.max(other.weight_stash),
-            communication: self.communication.max(other.communication),
-        }
-    }
-}
-
 /// The peak of every rank by kind.
 ///
 /// `schedule` is one that [`verify`](crate::verify::verify) accepts, lowered or compute-only
@@ -136,7 +89,7 @@ impl HeldBytes {
 ///
 /// # Panics
 /// Panics if `stages` has fewer entries than the schedule has stages.
-pub fn predict(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBytes> {
+pub fn predict(schedule: &Schedule, stages: &[StageBytes]) -> Vec<MemoryBytes> {
     walked(schedule, stages, |ledger| ledger.peak)
 }
 
@@ -147,7 +100,7 @@ pub fn predict(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBytes> {
 ///
 /// # Panics
 /// Panics as [`predict`] does.
-pub fn predict_at_once(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBytes> {
+pub fn predict_at_once(schedule: &Schedule, stages: &[StageBytes]) -> Vec<MemoryBytes> {
     walked(schedule, stages, |ledger| ledger.at_once)
 }
 
@@ -156,7 +109,7 @@ pub fn predict_at_once(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBy
 ///
 /// # Panics
 /// Panics as [`predict`] does.
-pub fn predict_warm_up(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBytes> {
+pub fn predict_warm_up(schedule: &Schedule, stages: &[StageBytes]) -> Vec<MemoryBytes> {
     let walk = |actions: &Vec<Action>| {
         let end = actions.iter().position(|action| *action == Action::Validate).unwrap_or(0);
         let mut ledger = Ledger::new(actions, stages);
@@ -170,7 +123,7 @@ pub fn predict_warm_up(schedule: &Schedule, stages: &[StageBytes]) -> Vec<HeldBy
 ///
 /// # Panics
 /// Panics as [`predict`] does.
-pub fn predict_both(schedule: &Schedule, stages: &[StageBytes]) -> Vec<[HeldBytes; 2]> {
+pub fn predict_both(schedule: &Schedule, stages: &[StageBytes]) -> Vec<[MemoryBytes; 2]> {
     walked(schedule, stages, |ledger| [ledger.peak, ledger.at_once])
 }
 
@@ -219,10 +172,10 @@ pub struct Ledger<'a> {
     packed: Vec<Option<[bool; 3]>>,
     /// Bytes of sums over replicas.
     replica_reduced: u64,
-    now: HeldBytes,
-    peak: HeldBytes,
+    now: MemoryBytes,
+    peak: MemoryBytes,
     /// What was held when the sum over all kinds was largest.
-    at_once: HeldBytes,
+    at_once: MemoryBytes,
     /// Largest sum of activation and weight stash.
     kept_peak: u64,
 }
@@ -257,9 +210,9 @@ impl<'a> Ledger<'a> {
             gathering: vec![false; stages.len()],
             packed: vec![None; stages.len()],
             replica_reduced: 0,
-            now: HeldBytes::default(),
-            peak: HeldBytes::default(),
-            at_once: HeldBytes::default(),
+            now: MemoryBytes::default(),
+            peak: MemoryBytes::default(),
+            at_once: MemoryBytes::default(),
             kept_peak: 0,
         }
     }
@@ -449,17 +402,17 @@ impl<'a> Ledger<'a> {
     }
 
     /// What is held now.
-    pub fn now(&self) -> HeldBytes {
+    pub fn now(&self) -> MemoryBytes {
         self.now
     }
 
     /// The largest so far, by kind.
-    pub fn peak(&self) -> HeldBytes {
+    pub fn peak(&self) -> MemoryBytes {
         self.peak
     }
 
     /// What was held when the sum over all kinds was the largest so far.
-    pub fn at_once(&self) -> HeldBytes {
+    pub fn at_once(&self) -> MemoryBytes {
         self.at_once
     }
 

@@ -6,6 +6,7 @@ use burn::tensor::Tensor;
 use zeropp_comm::CommResult;
 use zeropp_core::cpu_tensor;
 use zeropp_core::kernels::{lerp, zeros};
+use zeropp_core::optimizer;
 use zeropp_core::params::FlatLayout;
 
 use crate::layer_shard::own_copy;
@@ -34,32 +35,21 @@ pub(crate) struct Owned<'a> {
 }
 
 impl Owned<'_> {
-    fn segments(&self, groups: &ParameterGroups) -> Vec<Segment> {
-        let end = self.start + self.len;
-        let mut kept: Vec<usize> = Vec::new();
-        let params = &self.layout.params;
-        let ends = params.iter().skip(1).map(|p| p.offset).chain([self.layout.len]);
-        let mut segments = Vec::new();
-        for (param, (place, next)) in params.iter().zip(ends).enumerate() {
-            let (a, b) = (place.offset.max(self.start), next.min(end));
-            if a >= b {
-                continue;
-            }
-            let names = groups.rule.moments(&groups.parameter(&place.spec, self.role)).to_vec();
-            kept.resize(kept.len().max(names.len()), 0);
-            let starts = kept[..names.len()].to_vec();
-            kept[..names.len()].iter_mut().for_each(|end| *end += b - a);
-            let range = a - self.start..b - self.start;
-            segments.push(Segment { param, range, names, starts });
-        }
-        segments
+    fn elements(&self) -> optimizer::Owned<'_> {
+        optimizer::Owned { layout: self.layout, start: self.start, len: self.len }
     }
 
-    /// Elements of all that is kept beside the parameters.
-    pub(crate) fn state_elements(&self, groups: &ParameterGroups) -> usize {
-        let segments = self.segments(groups);
-        let moments: usize = segments.iter().map(|s| s.range.len() * s.names.len()).sum();
-        moments + if groups.ema.is_some() { self.len } else { 0 }
+    fn segments(&self, groups: &ParameterGroups) -> Vec<Segment> {
+        let mut kept: Vec<usize> = Vec::new();
+        let segment = |(param, range): (usize, Range<usize>)| {
+            let spec = &self.layout.params[param].spec;
+            let names = groups.rule.moments(&groups.parameter(spec, self.role)).to_vec();
+            kept.resize(kept.len().max(names.len()), 0);
+            let starts = kept[..names.len()].to_vec();
+            kept[..names.len()].iter_mut().for_each(|end| *end += range.len());
+            Segment { param, range, names, starts }
+        };
+        self.elements().segments().map(segment).collect()
     }
 
     /// Whether any of the layer's parameters, on whatever rank, is updated as a matrix.
@@ -68,22 +58,10 @@ impl Owned<'_> {
         all.any(|of| groups.rule.matrix(&of).is_some())
     }
 
-    /// Bytes that an update takes for matrices, in a group of `zero3` ranks: directions, the
-    /// layer's as they are gathered, and what making one matrix of this rank's orthogonal takes.
+    /// Bytes that an update takes for matrices, in a group of `zero3` ranks.
     pub(crate) fn matrix_bytes(&self, groups: &ParameterGroups, zero3: usize) -> u64 {
-        if !self.has_matrices(groups) {
-            return 0;
-        }
-        let (shard, whole) = (self.layout.len / zero3, self.layout.len);
-        let over_replicas = if self.len < shard { shard } else { 0 };
-        let over_zero3 = if zero3 > 1 { whole } else { 0 };
-        let elements = |segment: &Segment| {
-            let of = groups.parameter(&self.layout.params[segment.param].spec, self.role);
-            let matrix = groups.rule.matrix(&of)?;
-            Some(matrix.transform_elements([of.shape[0], of.shape[1]]))
-        };
-        let largest = self.segments(groups).iter().filter_map(elements).max().unwrap_or(0);
-        4 * (self.len + over_replicas + over_zero3 + largest) as u64
+        let kept = self.layout.params.iter().map(|p| groups.kept(&p.spec, self.role));
+        self.elements().matrix_bytes(&kept.collect::<Vec<_>>(), zero3)
     }
 }
 

@@ -8,7 +8,6 @@ pub mod adamw;
 pub mod checkpoint;
 pub mod exact;
 mod fill;
-pub mod held;
 mod layer_shard;
 mod layer_state;
 pub mod layer_sums;

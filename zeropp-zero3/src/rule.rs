@@ -6,33 +6,9 @@ use std::sync::Arc;
 
 use burn::tensor::{Tensor, TensorData};
 pub use zeropp_checkpoint::EMA;
-use zeropp_core::layer::Part;
+pub use zeropp_core::optimizer::Role;
+use zeropp_core::optimizer::{Kept, StateRule};
 use zeropp_core::params::ParamSpec;
-
-/// What a parameter is in its model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Of the embedding, or of a head that shares its weight.
-    Embedding,
-    /// Of a block.
-    Hidden,
-    /// Of a small layer beside blocks: learned positions, the last norm.
-    Small,
-    /// Of the head.
-    Head,
-}
-
-impl Role {
-    /// The role of the parameters of `part`, the head of a tied model if `tied`.
-    pub fn of(part: &Part, tied: bool) -> Role {
-        match part {
-            Part::Layer(layer) if layer.is_block() => Role::Hidden,
-            Part::Layer(_) => Role::Small,
-            Part::Head(_) if !tied => Role::Head,
-            Part::Embedding(_) | Part::Head(_) => Role::Embedding,
-        }
-    }
-}
 
 /// A parameter as an optimizer sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -88,18 +64,20 @@ impl ParameterGroups {
         Parameter { name: &spec.name, shape: &spec.shape, role, decay }
     }
 
-    /// Whether the same is kept of all elements of a model, and none of them is updated as part of
-    /// a matrix: then all equal pieces of a layer take the same.
-    pub fn is_uniform(&self, parts: &[Part]) -> bool {
-        let mut first: Option<Vec<String>> = None;
-        parts.iter().all(|part| {
-            part.parameters().iter().filter(|spec| spec.trains).all(|spec| {
-                let parameter = self.parameter(spec, Role::of(part, false));
-                let state = self.state(&parameter);
-                let same = first.get_or_insert_with(|| state.clone()).len() == state.len();
-                same && self.rule.matrix(&parameter).is_none()
-            })
-        })
+    /// How much is kept of a parameter beside it.
+    pub fn kept(&self, spec: &ParamSpec, role: Role) -> Kept {
+        let parameter = self.parameter(spec, role);
+        let matrix = self.rule.matrix(&parameter);
+        let shape = || [parameter.shape[0], parameter.shape[1]];
+        let transform = matrix.map(|matrix| matrix.transform_elements(shape()));
+        let mean = usize::from(self.ema.is_some());
+        Kept { tensors: self.rule.moments(&parameter).len() + mean, transform }
+    }
+
+    /// The same of every parameter, without the rule's arithmetic.
+    pub fn state_rule(&self) -> StateRule {
+        let groups = self.clone();
+        StateRule::new(move |spec, role| groups.kept(spec, role))
     }
 
     /// Names of the tensors that are kept of a parameter beside it, each of its size.

@@ -16,7 +16,6 @@ use zeropp_core::split::{Grads, LayerWeights};
 
 use crate::layer_shard::{FlatPiece, LayerShard, flat_pieces, initial_shard, own_copy};
 use crate::layer_state::Owned;
-use crate::rule::Role;
 
 /// How stages are held.
 #[derive(Clone)]
@@ -104,7 +103,7 @@ impl ShardedStage {
                     true => weights.keeping_packed(meter),
                     false => weights,
                 };
-                let name = (part.name(), Role::of(part, false));
+                let name = (part.name(), part.role(false));
                 let mut layer = LayerShard::new(name, weights, param, meter);
                 if let Some(still) = still {
                     layer.set_frozen(still, meter);

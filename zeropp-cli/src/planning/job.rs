@@ -5,15 +5,11 @@ use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 use zeropp::config::{
-    Bytes, DeviceKind, EngineKind, OptimizerKind, OptimizerSync, PackWeights, Precision, Table,
-    Value, samples_of,
+    Bytes, DeviceKind, EngineKind, OptimizerSync, Precision, Recompute, Table, Value, samples_of,
 };
 use zeropp::pipeline::costs::Machine;
-use zeropp::pipeline::lower;
 use zeropp::{Config, read_costs};
-use zeropp_core::kernels::attention::keeps_probabilities;
-use zeropp_core::kernels::bf16::Packed;
-use zeropp_plan::layout::{Compute, Fixed, Job, Layout, Moments, Packing, Recompute};
+use zeropp_plan::layout::{Fixed, Job, Layout};
 use zeropp_plan::machines;
 use zeropp_plan::model::ModelSizes;
 
@@ -86,8 +82,8 @@ pub(crate) fn job(matches: &ArgMatches) -> Result<Asked, Failure> {
         gpus,
         global_batch: global_batch(matches.get_one("global-batch"), &config, gpus)?,
         memory: memory.unwrap_or(usable),
-        compute: compute(&config, device, precision, model.seq),
-        moments: moments(&config),
+        compute: Config { device, precision, ..config.clone() }.compute(),
+        state: config.run_state(),
         model,
         machine,
         fixed,
@@ -137,9 +133,8 @@ fn fixed(matches: &ArgMatches, config: &Config, has: &dyn Fn(&str) -> bool) -> F
     let size = |name: &str, of_file: usize| {
         matches.get_one::<usize>(name).copied().or_else(|| has(name).then_some(of_file))
     };
-    let recompute = matches.get_one::<String>("recompute").cloned();
-    let recompute =
-        recompute.or_else(|| has("recompute").then(|| config.recompute.name().to_string()));
+    let asked = matches.get_one::<String>("recompute");
+    let asked = asked.and_then(|word| Recompute::ALL.iter().find(|r| r.name() == word).copied());
     let schedule = matches.get_one::<String>("schedule").cloned();
     Fixed {
         pp: size("pp", config.pp),
@@ -148,21 +143,9 @@ fn fixed(matches: &ArgMatches, config: &Config, has: &dyn Fn(&str) -> bool) -> F
         virtual_stages: matches.get_one("virtual").copied().or(config.virtual_stages),
         unit: matches.get_one("unit").copied().or(config.unit),
         micro_batch_size: size("micro-batch-size", config.micro_batch_size),
-        recompute: recompute.map(|what| match what.as_str() {
-            "full" => Recompute::Full,
-            "selective" => Recompute::Selective,
-            _ => Recompute::None,
-        }),
+        recompute: asked.or_else(|| has("recompute").then_some(config.recompute)),
         schedule: schedule.or_else(|| has("schedule").then(|| config.schedule.clone())),
-        sync: sync(config),
-    }
-}
-
-/// When ranks learn the global norm.
-pub(crate) fn sync(config: &Config) -> lower::OptimizerSync {
-    match config.optimizer_sync {
-        OptimizerSync::Late => lower::OptimizerSync::Late,
-        OptimizerSync::Barrier => lower::OptimizerSync::Barrier,
+        sync: config.optimizer_sync,
     }
 }
 
@@ -175,49 +158,6 @@ fn global_batch(flag: Option<&String>, config: &Config, gpus: usize) -> Result<u
         ));
     };
     samples_of(asked, config.seq, gpus).map_err(Failure::bad_input)
-}
-
-/// What the optimizer of these settings keeps of each element, and a mean of the weights.
-pub(crate) fn moments(config: &Config) -> Moments {
-    let momentum = u64::from(config.momentum().is_some_and(|momentum| momentum != 0.0));
-    let (matrix, other) = match config.optimizer {
-        OptimizerKind::Adamw => (2, 2),
-        OptimizerKind::Sgd => (momentum, momentum),
-        OptimizerKind::Lion => (1, 1),
-        // Blocks' matrices have one mean gradient; AdamW has the rest.
-        OptimizerKind::Muon => (1, 2),
-    };
-    let mean = u64::from(config.ema.is_some());
-    let whole_matrices = config.optimizer == OptimizerKind::Muon;
-    Moments { matrix: matrix + mean, other: other + mean, whole_matrices }
-}
-
-/// What ranks compute on, and in, for samples of `seq` tokens.
-pub(crate) fn compute(
-    config: &Config,
-    device: DeviceKind,
-    precision: Precision,
-    seq: usize,
-) -> Compute {
-    let on_gpu = device != DeviceKind::Cpu;
-    let fp32 = precision == Precision::Fp32;
-    let bytes = Packed::element_bytes() as u64;
-    Compute {
-        on_gpu,
-        element_bytes: if fp32 { 4 } else { 2 },
-        keeps_probabilities: fp32
-            && !on_gpu
-            && keeps_probabilities(seq)
-            && !config.document_mask
-            && config.dropout == 0.0,
-        dropout: config.dropout > 0.0,
-        packing: match config.pack_weights {
-            _ if on_gpu || fp32 => Packing::Never,
-            PackWeights::Off => Packing::Never,
-            PackWeights::Auto => Packing::Auto(bytes),
-            PackWeights::On => Packing::Always(bytes),
-        },
-    }
 }
 
 fn machine(matches: &ArgMatches) -> Result<Machine, Failure> {

@@ -8,8 +8,9 @@ use zeropp_search::generate;
 
 use super::Cell;
 use crate::baselines::{Baseline, Kernels, Saving, TensorLayout, step};
+use crate::bytes::RunState;
 use crate::exact::{Planned, Simulation};
-use crate::layout::{Compute, Fixed, Job, Layout, Moments, Recompute};
+use crate::layout::{Compute, Fixed, Job, Layout, Recompute};
 use crate::model::ModelSizes;
 use crate::search::Models;
 use crate::{PlanError, machines};
@@ -135,8 +136,8 @@ pub(super) fn job(model: ModelSizes, gpus: usize, global_batch: usize) -> Result
     let machine = machines::named("a800")?;
     let memory = machine.memory_bytes as u64;
     let (compute, fixed) = (Compute::GPU, Fixed::default());
-    let moments = Moments::ADAMW;
-    Ok(Job { model, machine, gpus, memory, global_batch, compute, moments, fixed })
+    let state = RunState::uniform(2);
+    Ok(Job { model, machine, gpus, memory, global_batch, compute, state, fixed })
 }
 
 pub(super) fn simulated(

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::memory::{HeldBytes, Ledger, StageBytes};
+use crate::memory::{Ledger, MemoryBytes, StageBytes};
 use crate::simulate::{Costs, simulate};
 use crate::verify::{VerifyLimits, verify};
 
@@ -160,7 +160,7 @@ proptest! {
         for program in &lowered.ranks {
             let mut ledger = Ledger::new(program, &bytes);
             program.iter().for_each(|a| ledger.run(a));
-            prop_assert_eq!(ledger.now(), HeldBytes::default());
+            prop_assert_eq!(ledger.now(), MemoryBytes::default());
         }
 
         // With free collectives and no recomputation, lowering changes no time.

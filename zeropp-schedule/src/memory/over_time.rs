@@ -1,6 +1,6 @@
 //! Memory by kind over the time of a run, simulated or measured.
 
-use super::{HeldBytes, Ledger, StageBytes};
+use super::{Ledger, MemoryBytes, StageBytes};
 use crate::timeline::RankTimeline;
 
 /// Bytes by kind alive on a rank from `at_ns` to the next point.
@@ -9,7 +9,7 @@ pub struct KindPoint {
     /// Time of the timeline.
     pub at_ns: u64,
     /// Bytes by kind.
-    pub bytes: HeldBytes,
+    pub bytes: MemoryBytes,
 }
 
 /// What a rank holds over one step of its timeline, a point for every change.
@@ -39,7 +39,7 @@ pub fn over_time(rank: &RankTimeline, stages: &[StageBytes]) -> Vec<KindPoint> {
 }
 
 /// Appends a change. Several at one time stay apart, so that no peak between them is lost.
-fn note(points: &mut Vec<KindPoint>, at_ns: u64, bytes: HeldBytes) {
+fn note(points: &mut Vec<KindPoint>, at_ns: u64, bytes: MemoryBytes) {
     if points.last().is_none_or(|last| last.bytes != bytes) {
         points.push(KindPoint { at_ns, bytes });
     }
@@ -80,18 +80,18 @@ mod tests {
             for (rank, expected) in timeline.ranks.iter().zip(predict(&program, &stages)) {
                 let points = over_time(rank, &stages);
                 assert!(points.windows(2).all(|w| w[0].at_ns <= w[1].at_ns), "{kind}");
-                let peak = points.iter().fold(HeldBytes::default(), |m, p| m.max(&p.bytes));
+                let peak = points.iter().fold(MemoryBytes::default(), |m, p| m.max(&p.bytes));
                 // A whole backward holds its stash for no time at all.
                 assert_eq!(
-                    HeldBytes { weight_stash: 0, ..peak },
-                    HeldBytes { weight_stash: 0, ..expected },
+                    MemoryBytes { weight_stash: 0, ..peak },
+                    MemoryBytes { weight_stash: 0, ..expected },
                     "{kind}"
                 );
                 if kind != "1f1b" {
                     assert_eq!(peak.weight_stash, expected.weight_stash, "{kind}");
                 }
                 let last = points.last().unwrap();
-                assert_eq!(last.bytes, HeldBytes::default(), "{kind}");
+                assert_eq!(last.bytes, MemoryBytes::default(), "{kind}");
             }
         }
     }

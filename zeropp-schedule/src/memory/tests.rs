@@ -29,7 +29,7 @@ const BYTES: StageBytes = StageBytes {
     replica_reduced: 0,
 };
 
-fn peaks(kind: &str, shape: Shape, options: &LowerOptions) -> Vec<HeldBytes> {
+fn peaks(kind: &str, shape: Shape, options: &LowerOptions) -> Vec<MemoryBytes> {
     let lowered = lower(&generate(kind, &shape).unwrap(), options);
     predict(&lowered, &vec![BYTES; shape.stages()])
 }
@@ -41,7 +41,7 @@ fn worked_by_hand() {
     // 0F0..2 and 2F0..2; two stages at once; the gradients of stages 0 and 2 until the end, and
     // then their shards; 2B0 and 2B1 stash before 2W0; a message is posted while the one before it
     // still waits.
-    let want = HeldBytes {
+    let want = MemoryBytes {
         activation: 60,
         gathered: 200,
         packed_weights: 0,
@@ -49,6 +49,7 @@ fn worked_by_hand() {
         gradient_shard: 1000,
         weight_stash: 14,
         communication: 6,
+        ..MemoryBytes::default()
     };
     assert_eq!(rank_0, want);
 }
@@ -122,7 +123,7 @@ fn what_a_forward_makes_ahead_is_there_from_the_first_forward() {
     let (now, peak) = over(back);
     assert_eq!((now.gradient, now.activation, peak.activation), (600, 40, 45));
     assert_eq!(over(back + 1).0.gradient, 1000);
-    assert_eq!(over(program.len()).0, HeldBytes::default());
+    assert_eq!(over(program.len()).0, MemoryBytes::default());
     // Kept as the sum of units, it counts as that from the start.
     let kept = StageBytes { keeps_first_gradient: true, ..head };
     assert_eq!(predict(&lowered, &[kept; 2])[1].gradient, 0);
@@ -293,7 +294,7 @@ proptest! {
         for program in &lowered.ranks {
             let mut ledger = Ledger::new(program, &stages);
             program.iter().for_each(|a| ledger.run(a));
-            prop_assert_eq!(ledger.now(), HeldBytes::default());
+            prop_assert_eq!(ledger.now(), MemoryBytes::default());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The run itself: every rank goes as far as its messages let it, then waits for a peer.
 
 use crate::ir::{Action, Compute, Message, Schedule, Task};
-use crate::memory::{HeldBytes, Ledger};
+use crate::memory::{Ledger, MemoryBytes};
 use crate::timeline::{MemoryPoint, RankTimeline, Span, Timeline};
 use crate::verify::is_program;
 
@@ -312,7 +312,7 @@ impl<'a> Rank<'a> {
         self.mark(end, at_end);
     }
 
-    fn mark(&mut self, at_ns: u64, now: HeldBytes) {
+    fn mark(&mut self, at_ns: u64, now: MemoryBytes) {
         let bytes = now.activation + now.weight_stash;
         match self.memory.last_mut() {
             Some(last) if last.bytes == bytes => {}

@@ -4,7 +4,7 @@ mod blocks;
 mod hidden;
 mod softmax;
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 
 use super::{fast, halves, is_fast, is_tracked};
 use crate::cpu_tensor;
@@ -17,7 +17,7 @@ use self::hidden::Hidden;
 /// softmax(q·kᵀ/√d, causal)·v for `qkv: [b, s, 3h]`, which holds q, k and v one after another in
 /// its last axis and the heads inside of each (GPT-2's layout); the result is `[b, s, h]`.
 ///
-/// Keeps F→B: qkv, and on the CPU in fp32 for short samples ([`attention_keeps_probabilities`]),
+/// Keeps F→B: qkv, and on the CPU in fp32 for short samples ([`keeps_probabilities`]),
 /// unless [`OpCx::recompute_attention`], the probabilities `[b, heads, s, s]`. Else the
 /// probabilities of all queries are never there at once: it keeps one fp32 number of each query and
 /// head, `[b, heads, s]`, and B computes the probabilities again whatever the switch says.
@@ -164,12 +164,6 @@ fn long(qkv: Tensor<3>, plain: Tensor<3>, d: Dims, cx: &OpCx) -> Tensor<3> {
         let dqkv = recomputed::attention_backward(dy, qkv, sums, d, None);
         cpu_tensor::from_vec(dqkv, [d.b, d.s, d.width()])
     })
-}
-
-/// Whether attention on samples of `s` tokens of this type keeps all its probabilities from F to B,
-/// on the CPU or (`gpu`) elsewhere; see [`attention`].
-pub fn attention_keeps_probabilities(dtype: DType, gpu: bool, s: usize) -> bool {
-    dtype == DType::F32 && !gpu && keeps_probabilities(s)
 }
 
 fn half_backward(dy: &Tensor<3>, qkv: &Tensor<3>, sums: &Tensor<3>, d: Dims) -> Tensor<3> {

@@ -32,10 +32,7 @@ use burn::tensor::{DType, Tensor, bf16};
 
 pub use activation::{gelu, gelu_tanh, silu, swiglu};
 pub(crate) use adapter::add_scaled;
-pub use attention::{
-    attention, attention_keeps_probabilities, dropout_attention, grouped_attention,
-    windowed_attention,
-};
+pub use attention::{attention, dropout_attention, grouped_attention, windowed_attention};
 pub use dropout::dropout;
 pub use embedding::{embedding, position_embedding};
 #[doc(hidden)]

@@ -1,0 +1,62 @@
+//! What predictions need of the settings beside a layout.
+
+use std::sync::Arc;
+
+use zeropp_core::kernels::attention::keeps_probabilities;
+use zeropp_core::kernels::bf16::Packed;
+use zeropp_plan::bytes::RunState;
+use zeropp_plan::layout::{Compute, Packing};
+use zeropp_zero3::checkpoint::WRITER_BYTES;
+use zeropp_zero3::rule::{ParameterGroups, UpdateRule};
+
+use super::{Config, DeviceKind, PackWeights, Precision};
+
+impl Config {
+    /// What ranks compute on, and in.
+    pub fn compute(&self) -> Compute {
+        let on_gpu = self.device != DeviceKind::Cpu;
+        let fp32 = self.precision == Precision::Fp32;
+        let bytes = Packed::element_bytes() as u64;
+        Compute {
+            on_gpu,
+            element_bytes: if fp32 { 4 } else { 2 },
+            keeps_probabilities: fp32
+                && !on_gpu
+                && keeps_probabilities(self.seq)
+                && !self.document_mask
+                && self.dropout == 0.0,
+            dropout: self.dropout > 0.0,
+            packing: match self.pack_weights {
+                _ if on_gpu || fp32 => Packing::Never,
+                PackWeights::Off => Packing::Never,
+                PackWeights::Auto => Packing::Auto(bytes),
+                PackWeights::On => Packing::Always(bytes),
+            },
+        }
+    }
+
+    /// Bytes of an element of gathered weights as the CPU's products read them; 0 where none are
+    /// kept.
+    pub(crate) fn packed_bytes(&self) -> u64 {
+        let batches = self.micro_batches();
+        let of_a_gather = if self.in_units() { self.unit() } else { batches };
+        self.compute().packing.bytes(batches, of_a_gather)
+    }
+
+    /// What a rank holds with the optimizer of these settings, beside what comes and goes with its
+    /// program.
+    pub fn run_state(&self) -> RunState {
+        self.run_state_with(self.update_rule())
+    }
+
+    /// The same with this optimizer.
+    pub(crate) fn run_state_with(&self, rule: Arc<dyn UpdateRule>) -> RunState {
+        // How much is kept does not depend on what decays.
+        let groups = ParameterGroups { rule, no_decay: None, ema: self.ema };
+        RunState {
+            rule: groups.state_rule(),
+            watched: self.log_layers > 0,
+            save: WRITER_BYTES * self.writers(),
+        }
+    }
+}

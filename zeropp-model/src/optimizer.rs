@@ -1,0 +1,277 @@
+//! What an optimizer keeps of a layer and takes to update it: counted from its parameters alone,
+//! for the ranks that hold it and for predictions.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::params::{FlatLayout, ParamSpec};
+
+/// What a parameter is in its model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Of the embedding, or of a head that shares its weight.
+    Embedding,
+    /// Of a block.
+    Hidden,
+    /// Of a small layer beside blocks: learned positions, the last norm.
+    Small,
+    /// Of the head.
+    Head,
+}
+
+/// What an optimizer keeps of one parameter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// fp32 tensors of the parameter's size, from update to update: moments, and a mean of the
+    /// weights where there is one.
+    pub tensors: usize,
+    /// Where the parameter is updated as a whole matrix: fp32 elements of memory that changing its
+    /// direction takes, the result included.
+    pub transform: Option<usize>,
+}
+
+/// What an optimizer keeps of each parameter of a model, as its update rule says.
+#[derive(Clone)]
+pub struct StateRule(Arc<dyn Fn(&ParamSpec, Role) -> Kept + Send + Sync>);
+
+impl StateRule {
+    /// What `of` says of each parameter.
+    pub fn new(of: impl Fn(&ParamSpec, Role) -> Kept + Send + Sync + 'static) -> StateRule {
+        StateRule(Arc::new(of))
+    }
+
+    /// So many tensors of every parameter, none of which is updated as a matrix.
+    pub fn uniform(tensors: usize) -> StateRule {
+        StateRule::new(move |_, _| Kept { tensors, transform: None })
+    }
+
+    /// What is kept of a parameter.
+    pub fn of(&self, parameter: &ParamSpec, role: Role) -> Kept {
+        (self.0)(parameter, role)
+    }
+}
+
+impl fmt::Debug for StateRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("StateRule")
+    }
+}
+
+/// Into how many parts ranks cut what an optimizer keeps of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cut {
+    /// Ranks of a ZeRO-3 group.
+    pub zero3: usize,
+    /// Replicas that share the optimizer's work, with ZeRO-1, else 1.
+    pub owners: usize,
+    /// Whether the work is shared so, by one replica even.
+    pub zero1: bool,
+}
+
+impl Cut {
+    /// Equal pieces of a layer's buffer, one for each of the ranks that share it.
+    pub fn pieces(self) -> usize {
+        self.zero3 * self.owners
+    }
+}
+
+/// Bytes of an optimizer for one layer or several, on one of the ranks that share them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UpdateBytes {
+    /// What is kept from update to update.
+    pub state: u64,
+    /// What an update takes beside that, the parameters and the gradient; of several layers, which
+    /// are updated one after the other, the most.
+    pub update: u64,
+    /// All-gathers of an update that make matrices whole.
+    pub gathers: u64,
+    /// Bytes that the rank sends for them.
+    pub sent: u64,
+}
+
+/// What one of the ranks that share a layer owns of its flat buffer of what trains: elements
+/// `start..start + len`.
+#[derive(Clone, Copy, Debug)]
+pub struct Owned<'a> {
+    /// The layer's parameters that train.
+    pub layout: &'a FlatLayout,
+    /// First element.
+    pub start: usize,
+    /// How many there are.
+    pub len: usize,
+}
+
+impl Owned<'_> {
+    /// Each parameter of which some is owned, by its index, with the elements of it and of the
+    /// padding after it, within what is owned.
+    pub fn segments(&self) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
+        let Owned { layout, start, len } = *self;
+        let ends = layout.params.iter().skip(1).map(|p| p.offset).chain([layout.len]);
+        let places = layout.params.iter().zip(ends).enumerate();
+        places.filter_map(move |(param, (place, next))| {
+            let (from, to) = (place.offset.max(start), next.min(start + len));
+            (from < to).then(|| (param, from - start..to - start))
+        })
+    }
+
+    /// Bytes that an update takes for matrices, in a group of `zero3` ranks, where `kept` has an
+    /// entry for each parameter: directions, the layer's as they are gathered, and what changing
+    /// one matrix of this rank's takes.
+    pub fn matrix_bytes(&self, kept: &[Kept], zero3: usize) -> u64 {
+        if kept.iter().all(|kept| kept.transform.is_none()) {
+            return 0;
+        }
+        let (shard, whole) = (self.layout.len / zero3, self.layout.len);
+        let over_replicas = if self.len < shard { shard } else { 0 };
+        let over_zero3 = if zero3 > 1 { whole } else { 0 };
+        let largest = self.segments().filter_map(|(param, _)| kept[param].transform).max();
+        4 * (self.len + over_replicas + over_zero3 + largest.unwrap_or(0)) as u64
+    }
+
+    /// All bytes, where the layer is `cut` so.
+    fn bytes(&self, kept: &[Kept], cut: Cut) -> UpdateBytes {
+        let state: usize = self.segments().map(|(i, range)| kept[i].tensors * range.len()).sum();
+        // The rank's own part, and its parameters as they are gathered.
+        let gathered =
+            if cut.zero1 { 4 * (self.len + self.layout.len / cut.zero3) as u64 } else { 0 };
+        let mut bytes = UpdateBytes {
+            state: 4 * state as u64,
+            update: gathered + self.matrix_bytes(kept, cut.zero3),
+            ..UpdateBytes::default()
+        };
+        if kept.iter().any(|kept| kept.transform.is_some()) {
+            let mut elements = self.len;
+            for ranks in [cut.owners, cut.zero3].into_iter().filter(|ranks| *ranks > 1) {
+                bytes.gathers += 1;
+                bytes.sent += 4 * ((ranks - 1) * elements) as u64;
+                elements *= ranks;
+            }
+        }
+        bytes
+    }
+}
+
+/// What each of the ranks that share layers takes for them: one entry where all take the same.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shares(Vec<UpdateBytes>);
+
+impl Shares {
+    /// Of a layer with these parameters, of which those that train are cut so; with `watched` an
+    /// update takes a copy of what the rank updates besides.
+    pub fn of_layer(
+        parameters: &[ParamSpec],
+        (role, watched): (Role, bool),
+        cut: Cut,
+        rule: &StateRule,
+    ) -> Shares {
+        let trained: Vec<ParamSpec> = parameters.iter().filter(|p| p.trains).cloned().collect();
+        let kept: Vec<Kept> = trained.iter().map(|p| rule.of(p, role)).collect();
+        let layout = FlatLayout::new(trained, cut.pieces());
+        let len = layout.len / cut.pieces();
+        let is_even = kept.iter().all(|k| k.transform.is_none() && k.tensors == kept[0].tensors);
+        let pieces = if is_even { 1 } else { cut.pieces() };
+        let piece = |piece: usize| {
+            let mut bytes = Owned { layout: &layout, start: piece * len, len }.bytes(&kept, cut);
+            bytes.update += if watched { 4 * len as u64 } else { 0 };
+            bytes
+        };
+        Shares((0..pieces).map(piece).collect())
+    }
+
+    /// Adds another layer's, or `times` layers like it.
+    pub fn add(&mut self, other: &Shares, times: usize) {
+        let pieces = self.0.len().max(other.0.len());
+        let of = |shares: &Shares, i: usize| match shares.0.as_slice() {
+            [] => UpdateBytes::default(),
+            [alike] => *alike,
+            pieces => pieces[i],
+        };
+        let sum = |i: usize| {
+            let (a, b, n) = (of(self, i), of(other, i), times as u64);
+            UpdateBytes {
+                state: a.state + n * b.state,
+                update: if n > 0 { a.update.max(b.update) } else { a.update },
+                gathers: a.gathers + n * b.gathers,
+                sent: a.sent + n * b.sent,
+            }
+        };
+        self.0 = (0..pieces).map(sum).collect();
+    }
+
+    /// Of each rank, or one that stands for all.
+    pub fn each(&self) -> &[UpdateBytes] {
+        &self.0
+    }
+
+    /// Bytes that are kept by all of `pieces` ranks together.
+    pub fn state_of_all(&self, pieces: usize) -> u64 {
+        match self.0.as_slice() {
+            [alike] => alike.state * pieces as u64,
+            pieces => pieces.iter().map(|bytes| bytes.state).sum(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::params::Init;
+
+    fn spec(name: &str, shape: &[usize]) -> ParamSpec {
+        ParamSpec::new(name, shape, Init::Zeros)
+    }
+
+    /// Two tensors of each parameter, of a matrix one, which is changed as a whole.
+    fn rule() -> StateRule {
+        StateRule::new(|p, _| match p.shape[..] {
+            [rows, cols] => Kept { tensors: 1, transform: Some(2 * cols * (rows + cols)) },
+            _ => Kept { tensors: 2, transform: None },
+        })
+    }
+
+    fn most(shares: &Shares) -> (u64, u64) {
+        let of = |f: fn(&UpdateBytes) -> u64| shares.each().iter().map(f).max().unwrap();
+        (of(|b| b.state), of(|b| b.update))
+    }
+
+    /// A matrix of 256 × 128 and a vector as long, over two ranks: one has half of the matrix, the
+    /// other the rest and the vector.
+    #[test]
+    fn matrices_and_what_is_beside_them_lie_on_other_ranks() {
+        let parameters = [spec("w", &[256, 128]), spec("b", &[256 * 128])];
+        let of = |zero3, owners, zero1| {
+            let cut = Cut { zero3, owners, zero1 };
+            most(&Shares::of_layer(&parameters, (Role::Hidden, false), cut, &rule()))
+        };
+        let (n, transform) = (256 * 128, 2 * 128 * (256 + 128));
+        assert_eq!(of(1, 1, false), (4 * 3 * n, 4 * (2 * n + transform)));
+        // The second rank keeps most, the first one's update takes most.
+        assert_eq!(of(2, 1, false), (4 * 2 * n, 4 * (3 * n + transform)));
+        // With ZeRO-1 the rank's own part and its shard of the parameters, too.
+        let gathered = n / 2 + n;
+        assert_eq!(of(2, 2, true), (4 * n, 4 * (n / 2 + n + 2 * n + transform + gathered)));
+    }
+
+    #[test]
+    fn layers_are_kept_together_and_updated_one_after_the_other() {
+        let cut = Cut { zero3: 2, owners: 1, zero1: false };
+        let layer = |parameters: &[ParamSpec], rule: &StateRule| {
+            Shares::of_layer(parameters, (Role::Hidden, true), cut, rule)
+        };
+        let vector = layer(&[spec("b", &[256])], &rule());
+        assert_eq!(vector.each(), [UpdateBytes { state: 1024, update: 512, ..Default::default() }]);
+        let matrix = layer(&[spec("w", &[2, 128])], &rule());
+        assert_eq!(matrix.each().len(), 2);
+        let mut both = Shares::default();
+        both.add(&vector, 3);
+        both.add(&matrix, 1);
+        let (of_matrix, of_both) = (matrix.each()[1], both.each()[1]);
+        assert_eq!(of_both.state, 3 * 1024 + of_matrix.state);
+        assert_eq!((of_both.update, of_both.gathers), (of_matrix.update, 1));
+        assert_eq!(both.state_of_all(2), 2 * 3 * 1024 + matrix.state_of_all(2));
+        assert_eq!(layer(&[], &rule()).each(), [UpdateBytes::default()]);
+        let frozen = layer(&[spec("w", &[9]).frozen()], &StateRule::uniform(2));
+        assert_eq!(frozen.state_of_all(2), 0);
+    }
+}

@@ -1,0 +1,254 @@
+//! What stages and ranks hold, from what their layers say: the one count that a run predicts its
+//! memory by and that layouts are compared with.
+
+use zeropp_model::layer::{BackwardPeak, LayerCost};
+use zeropp_model::optimizer::{Cut, Role, Shares, StateRule};
+use zeropp_model::params::{BLOCK, FlatLayout, ParamSpec};
+use zeropp_schedule::memory::{MemoryBytes, StageBytes};
+
+/// A layer as a prediction sees it.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    /// What it costs a micro-batch.
+    pub cost: LayerCost,
+    parameters: Vec<ParamSpec>,
+    role: Role,
+    /// Elements of what trains and of what does not, each parameter padded as in a flat buffer.
+    padded: [usize; 2],
+}
+
+impl Layer {
+    /// A layer with these parameters, which have this role in the model.
+    pub fn new(parameters: Vec<ParamSpec>, role: Role, cost: LayerCost) -> Layer {
+        let of = |trains| {
+            let those = parameters.iter().filter(|p| p.trains == trains).cloned().collect();
+            FlatLayout::new(those, 1).len
+        };
+        let padded = [of(true), of(false)];
+        Layer { cost, parameters, role, padded }
+    }
+
+    /// The parameters.
+    pub fn parameters(&self) -> &[ParamSpec] {
+        &self.parameters
+    }
+
+    /// Elements of the flat buffer of what trains, cut into `pieces`, padding included.
+    pub fn trained(&self, pieces: usize) -> u64 {
+        self.padded[0].next_multiple_of(BLOCK * pieces) as u64
+    }
+
+    /// Elements of its flat buffers, those of what does not train included.
+    pub fn elements(&self, pieces: usize) -> u64 {
+        self.trained(pieces) + self.padded[1].next_multiple_of(BLOCK * pieces) as u64
+    }
+
+    /// What the optimizer of each of the ranks that share it takes.
+    pub fn shares(&self, run: &RunState, cut: Cut, is_tied_head: bool) -> Shares {
+        let watched = run.watched && !is_tied_head;
+        Shares::of_layer(&self.parameters, (self.role, watched), cut, &run.rule)
+    }
+}
+
+/// What a run holds beside what comes and goes with its program.
+#[derive(Clone, Debug)]
+pub struct RunState {
+    /// What the optimizer keeps of each parameter.
+    pub rule: StateRule,
+    /// Whether updates of layers are looked at, which takes a copy of a layer's parameters.
+    pub watched: bool,
+    /// Bytes of the buffers of checkpoints that are written while the rank computes.
+    pub save: u64,
+}
+
+impl RunState {
+    /// So many tensors of each parameter, and nothing else.
+    pub fn uniform(tensors: usize) -> RunState {
+        RunState { rule: StateRule::uniform(tensors), watched: false, save: 0 }
+    }
+}
+
+/// How a stage is shared and what it keeps.
+#[derive(Clone, Copy, Debug)]
+pub struct StageForm {
+    /// The ranks that share it.
+    pub cut: Cut,
+    /// Whether its gradient is summed over replicas or over copies of the stage.
+    pub is_summed: bool,
+    /// Whether B computes attention again.
+    pub selective: bool,
+    /// Bytes of an element of activations and gathered weights.
+    pub element_bytes: usize,
+    /// Bytes of an element of gathered weights as products read them; 0 where none are kept.
+    pub packed_bytes: u64,
+    /// Bytes of a micro-batch's hidden states.
+    pub message: u64,
+    /// Whether its input is tokens.
+    pub is_first: bool,
+}
+
+/// Bytes of the stage of these layers.
+pub fn stage_bytes<'a>(
+    layers: impl DoubleEndedIterator<Item = &'a Layer> + Clone,
+    form: &StageForm,
+) -> StageBytes {
+    let StageForm { cut, selective, message, .. } = *form;
+    let (pieces, element) = (cut.pieces(), form.element_bytes as u64);
+    let costs = || layers.clone().map(|layer| &layer.cost);
+    let kept = |c: &LayerCost| match selective {
+        true => c.activation_bytes_selective,
+        false => c.activation_bytes,
+    };
+    let input = if form.is_first { 0 } else { message };
+    let elements: u64 = layers.clone().map(|layer| layer.elements(pieces)).sum();
+    let trained: u64 = layers.clone().map(|layer| layer.trained(pieces)).sum();
+    let in_forward = layers.clone().filter(|layer| layer.cost.gradients_in_forward);
+    let in_forward: u64 = in_forward.map(|layer| layer.trained(pieces)).sum();
+    let [shard, trained_shard] = [elements, trained].map(|n| n / cut.zero3 as u64);
+    // Without shards a gather of fp32 weights is the parameters themselves.
+    let (alone, fp32) = (cut.zero3 == 1, element == 4);
+    let packed = |of: fn(&LayerCost) -> bool| {
+        form.packed_bytes * costs().filter(|c| of(c)).map(|c| c.packed_elements).sum::<u64>()
+    };
+    let backward = BackwardPeak::of_layers(costs(), selective);
+    StageBytes {
+        input,
+        activation: costs().map(kept).sum::<u64>().max(input),
+        stash: costs().map(|c| c.stash_bytes).sum(),
+        backward_freed: backward.freed,
+        backward_stash: backward.stashed,
+        workspace: costs().map(|c| c.workspace_bytes).max().unwrap_or(0),
+        weights: if alone && fp32 { 0 } else { elements * element },
+        packed_forward: packed(|_| true),
+        packed_backward: packed(|c| !c.gradients_in_forward),
+        packed_in_forward: packed(|c| c.gradients_in_forward),
+        gradient: trained * 4,
+        gradient_in_forward: in_forward * 4,
+        keeps_first_gradient: alone,
+        gradient_shard: trained_shard * 4,
+        message,
+        gather_input: if alone || fp32 { 0 } else { shard * element },
+        reduced: if alone { 0 } else { trained_shard * 4 },
+        replica_reduced: if form.is_summed { trained_shard * 4 / cut.owners as u64 } else { 0 },
+    }
+}
+
+/// What all ranks that share a stage have of it from step to step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StageState {
+    /// Elements of its flat buffers, padding included.
+    pub elements: u64,
+    /// Those of them that train.
+    pub trained: u64,
+    /// What the optimizer takes of its layers, but for a tied head.
+    pub shares: Shares,
+    /// The weight that its head shares with the embedding.
+    pub tied: Option<Tied>,
+}
+
+/// A weight that embedding and head share and that trains.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tied {
+    /// Bytes of a rank's shard of it.
+    pub shard: u64,
+    /// What the optimizer takes for the head's.
+    pub head: Shares,
+}
+
+/// What one rank has all the time, and what its optimizer takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RankState {
+    /// Parameters of its shards. What both layers of a tied weight have is there once.
+    parameters: u64,
+    /// Their gradients at the end of a step.
+    gradient: u64,
+    /// Of those, what this rank updates.
+    owned: u64,
+    /// What the optimizer keeps from step to step.
+    kept: u64,
+    /// That with what an update takes.
+    at_work: u64,
+    /// What is kept of an update to go back: parameters, what the optimizer keeps, the gradient.
+    rollback: u64,
+    save: u64,
+    /// All-gathers of an update that make matrices whole.
+    pub gathers: u64,
+    /// Bytes that the rank sends for them.
+    pub sent: u64,
+}
+
+impl RankState {
+    /// Of the rank that has the stages `mine` of all `stages`, which lie as `placement` says; the
+    /// most of any that share them. With `late` updates are validated after they are done.
+    pub fn new(
+        stages: &[&StageState],
+        mine: &[usize],
+        placement: &[usize],
+        (cut, late, save): (Cut, bool, u64),
+    ) -> RankState {
+        let (zero3, owners) = (cut.zero3 as u64, cut.owners as u64);
+        let last = placement.len() - 1;
+        let tied = stages[last].tied.as_ref();
+        let tied = tied.filter(|_| mine.contains(&0) || mine.contains(&last));
+        let is_parted = placement[0] != placement[last];
+        let twice = tied.filter(|_| !is_parted).map_or(0, |tied| tied.shard);
+        // A tied gradient on its way to and from another rank.
+        let swapped = tied.filter(|_| is_parted).map_or(0, |tied| 2 * tied.shard / owners);
+        let shard = |of: fn(&StageState) -> u64| {
+            mine.iter().map(|s| of(stages[*s])).sum::<u64>() * 4 / zero3 - twice
+        };
+        let mut shares = Shares::default();
+        mine.iter().for_each(|s| shares.add(&stages[*s].shares, 1));
+        if let Some(tied) = tied.filter(|_| is_parted && mine.contains(&last)) {
+            shares.add(&tied.head, 1);
+        }
+        let each = || shares.each().iter();
+        let gradient = shard(|stage| stage.trained);
+        let (owned, kept) = (gradient / owners, each().map(|b| b.state).max().unwrap_or(0));
+        RankState {
+            parameters: shard(|stage| stage.elements),
+            gradient,
+            owned,
+            kept,
+            at_work: each().map(|b| b.state + b.update.max(swapped)).max().unwrap_or(0),
+            rollback: if late { owned + kept + owned } else { 0 },
+            save,
+            gathers: each().next().map_or(0, |b| b.gathers),
+            sent: each().next().map_or(0, |b| b.sent),
+        }
+    }
+
+    /// Bytes that a checkpoint has of the rank.
+    pub fn saved(&self) -> u64 {
+        self.owned + self.kept
+    }
+
+    /// Bytes that the optimizer keeps from step to step.
+    pub fn optimizer_kept(&self) -> u64 {
+        self.kept
+    }
+
+    /// The most of each kind, where `peaks` come and go with the program.
+    pub fn peaks(&self, peaks: MemoryBytes) -> MemoryBytes {
+        self.with(peaks, self.at_work, self.rollback)
+    }
+
+    /// All that is held when it is most: while it computes, while it updates, or in the `warm_up`
+    /// of a step whose predecessor's update may have to be taken back.
+    pub fn at_once(&self, held: MemoryBytes, warm_up: MemoryBytes) -> MemoryBytes {
+        let updating = MemoryBytes { gradient_shard: self.gradient, ..MemoryBytes::default() };
+        // What is kept to go back has the gradient in it, which is counted already.
+        let but_gradient = self.rollback.saturating_sub(self.owned);
+        let moments = [
+            self.with(held, self.kept, 0),
+            self.with(updating, self.at_work, but_gradient),
+            self.with(warm_up, self.kept, self.rollback),
+        ];
+        moments.into_iter().max_by_key(MemoryBytes::total).expect("three")
+    }
+
+    fn with(&self, held: MemoryBytes, optimizer: u64, rollback: u64) -> MemoryBytes {
+        let (parameter_shard, save) = (self.parameters, self.save);
+        MemoryBytes { parameter_shard, optimizer, rollback, save, ..held }
+    }
+}
