@@ -112,9 +112,9 @@ pub enum Residency {
 ///   backward, less those that need what another rank does after its own. Messages of the
 ///   warm-ups are received in them, and no others.
 ///
-/// Actions of which the row says [`Lowering::Makes`] are dropped and made anew, so lowering twice is
-/// lowering once. With [`Residency::AsWritten`] AG, FREE and R stay, with [`Residency::Auto`] AG
-/// and FREE.
+/// Actions of which the row says [`Lowering::Makes`] are dropped and made anew, so lowering twice
+/// is lowering once. With [`Residency::AsWritten`] AG, FREE and R stay, with
+/// [`Residency::Auto`] AG and FREE.
 pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
     let written = options.residency == Residency::AsWritten;
     let kept = written || (options.residency == Residency::Auto && schedule.has_gathers());
