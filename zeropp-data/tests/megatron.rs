@@ -253,7 +253,8 @@ fn a_mask_or_an_index_that_is_no_file_is_refused_by_its_name() {
     let index = Index::of(&[2, 2], 8, 2).bytes();
     let ids = u16s(0..4);
     for (name, kind) in [("mask", "loss mask"), ("idx", "index")] {
-        let make: [(&str, &dyn Fn(&Path)); 3] = [
+        type Make<'a> = &'a dyn Fn(&Path);
+        let make: [(&str, Make); 3] = [
             ("No such file", &|at| std::os::unix::fs::symlink("nowhere", at).unwrap()),
             ("a pipe (FIFO)", &|at| {
                 let made = std::process::Command::new("mkfifo").arg(at).status();

@@ -31,9 +31,11 @@ pub struct Kept {
     pub transform: Option<usize>,
 }
 
+type KeptOf = dyn Fn(&ParamSpec, Role) -> Kept + Send + Sync;
+
 /// What an optimizer keeps of each parameter of a model, as its update rule says.
 #[derive(Clone)]
-pub struct StateRule(Arc<dyn Fn(&ParamSpec, Role) -> Kept + Send + Sync>);
+pub struct StateRule(Arc<KeptOf>);
 
 impl StateRule {
     /// What `of` says of each parameter.

@@ -13,7 +13,8 @@ use zeropp_data::choices::{Order, Tokenizer};
 use zeropp_data::files::toml_keys;
 use zeropp_data::tokens::{Dataset, Hidden, Sampler};
 use zeropp_model::hf_config;
-use zeropp_plan::layout::{Compute, Fixed, Job, Moments};
+use zeropp_plan::bytes::RunState;
+use zeropp_plan::layout::{Compute, Fixed, Job};
 use zeropp_plan::model::ModelSizes;
 use zeropp_plan::plan::Plan;
 use zeropp_plan::{against, machines};
@@ -95,7 +96,7 @@ fn job(machine: zeropp_schedule::costs::Machine) -> Job {
         gpus: 4,
         global_batch: 8,
         compute: Compute::GPU,
-        moments: Moments::ADAMW,
+        state: RunState::uniform(2),
         fixed: Fixed::default(),
     }
 }

@@ -302,7 +302,7 @@ proptest! {
 /// What every action does to memory in all programs is what its row says: no more, and all of it.
 #[test]
 fn every_action_takes_and_gives_the_memory_that_its_row_says() {
-    let of = |held: &HeldBytes| {
+    let of = |held: &MemoryBytes| {
         [
             (Held::Gathered, held.gathered),
             (Held::Packed, held.packed_weights),
