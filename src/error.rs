@@ -12,9 +12,9 @@ use zeropp_core::data::DataError;
 use zeropp_core::field_error::FieldError;
 use zeropp_core::metrics::{Stopped, Summary};
 use zeropp_pipeline::executor::{ExecutorError, StepError};
-use zeropp_pipeline::partition::TooFewLayers;
 use zeropp_pipeline::schedules::ScheduleError;
 use zeropp_pipeline::verify::VerifyError;
+use zeropp_plan::cut::TooFewLayers;
 use zeropp_weights::WeightsError;
 use zeropp_zero3::checkpoint::CheckpointError;
 

@@ -6,7 +6,7 @@ use zeropp_core::layer::{BatchShape, Model};
 use zeropp_core::metrics::{Plan, RankPlan};
 use zeropp_core::params::ParamSpec;
 use zeropp_pipeline::costs::{BlockTimes, CostsError, Table};
-use zeropp_pipeline::partition::{GroupTimes, Groups, StageLimits, TooFewLayers};
+use zeropp_plan::cut::{GroupTimes, Groups, StageLimits, TooFewLayers};
 
 use crate::Error;
 use crate::config::{Config, ConfigError, Recompute};
@@ -52,7 +52,7 @@ impl<'a> Cutter<'a> {
         stages: usize,
     ) -> Result<Cutter<'a>, ConfigError> {
         let parts = &model.parts;
-        let groups = Groups::of(parts);
+        let groups = Groups::new(parts.iter().map(|part| part.is_block()));
         let costs: Vec<_> = parts.iter().map(|part| part.cost(batch)).collect();
         let optimizer = own.parameters(config);
         // fp32 parameters and gradients of the shard, and what the optimizer keeps.

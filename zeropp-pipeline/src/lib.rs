@@ -1,9 +1,8 @@
-//! The executor that runs a schedule on one rank, what cuts a model into stages, and what explains
-//! a run that failed. The schedules themselves are `zeropp-schedule`'s, re-exported here.
+//! The executor that runs a schedule on one rank, and what explains a run that failed. The
+//! schedules themselves are `zeropp-schedule`'s, re-exported here.
 
 pub mod executor;
 pub mod flight;
-pub mod partition;
 
 pub use zeropp_schedule::{
     ascii, costs, draw, exchange, ir, links, lower, memory, metrics, report, schedules, simulate,

@@ -1,14 +1,17 @@
 //! A way to train a model on a cluster.
 
+use std::collections::HashSet;
 use std::fmt;
+use std::sync::LazyLock;
 
 use serde::Serialize;
 pub use zeropp_model::Recompute;
 use zeropp_model::layer::BatchShape;
 use zeropp_model::optimizer::Cut;
 use zeropp_schedule::costs::Machine;
+use zeropp_schedule::ir::{self, Action};
 use zeropp_schedule::lower::{LowerOptions, OptimizerSync};
-use zeropp_schedule::schedules::{Kind, Shape, StepForm};
+use zeropp_schedule::schedules::{Kind, Shape, StepForm, generate};
 
 use crate::PlanError;
 use crate::bytes::RunState;
@@ -179,6 +182,17 @@ pub const KINDS: [&str; 9] = [
     "v-min",
 ];
 
+/// The kinds whose schedules have B and W apart, as a small one of each shows.
+static SPLIT: LazyLock<HashSet<&str>> = LazyLock::new(|| {
+    let splits = |name: &&str| {
+        let virtual_stages = Kind::find(name).map_or(1, |kind| kind.stages.default_number());
+        let shape = Shape { pp: 2, virtual_stages, micro_batches: 4, unit: 4 };
+        let made = generate(name, &shape).map(|schedule| schedule.ranks).unwrap_or_default();
+        made.iter().flatten().flat_map(Action::computes).any(|task| task.kind == ir::Compute::B)
+    };
+    KINDS.into_iter().filter(splits).collect()
+});
+
 /// One layout.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Layout {
@@ -252,14 +266,14 @@ impl Layout {
 
     /// Whether B and W are apart in its schedule.
     fn splits(&self) -> bool {
-        self.schedule.contains('z')
+        SPLIT.contains(self.schedule)
     }
 
-    /// The layout that stands for all with the same stages, whatever their kinds and units; what
-    /// its weights are packed in depends on these, too ([`Layout::packed_bytes`]).
-    pub(crate) fn of_stages(&self) -> Layout {
-        let schedule = if self.splits() { "zeropp" } else { "1f1b" };
-        Layout { schedule, unit: 0, prefetch: 0, ..self.clone() }
+    /// The layout that stands for all with the same stages, whatever their kinds and units, and
+    /// which of its stages full recomputation does again; what its weights are packed in depends
+    /// on kind and unit, too ([`Layout::packed_bytes`]).
+    pub(crate) fn of_stages(&self) -> (Layout, bool) {
+        (Layout { schedule: "", unit: 0, prefetch: 0, ..self.clone() }, self.splits())
     }
 
     /// Whether its schedule is cut into units.

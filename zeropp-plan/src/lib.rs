@@ -5,6 +5,7 @@ pub mod baselines;
 pub mod bytes;
 mod closed;
 mod cores;
+pub mod cut;
 pub mod exact;
 pub mod layout;
 pub mod machines;

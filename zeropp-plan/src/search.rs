@@ -364,7 +364,7 @@ pub struct Models {
 
 /// What all layouts with the same stages share: one that stands for them, and bytes of an element
 /// of packed weights.
-type Alike = (Layout, u64);
+type Alike = ((Layout, bool), u64);
 
 impl Models {
     /// None yet.

@@ -12,6 +12,7 @@ use zeropp_schedule::memory::StageBytes;
 use zeropp_schedule::simulate::{Costs, LinkCosts, StageCosts};
 
 use crate::bytes::{self, StageForm, StageState, Tied, stage_bytes};
+use crate::cut::{GroupTimes, Groups};
 use crate::layout::{Job, Layout, Recompute};
 use crate::matrices::OfBlock;
 
@@ -69,8 +70,7 @@ impl Links {
 #[derive(Clone, Debug)]
 pub struct Model {
     layers: Vec<Layer>,
-    /// First and last part of each block, the embedding with the first, the head with the last.
-    blocks: Vec<Range<usize>>,
+    groups: Groups,
     samples: usize,
     /// Whether embedding and head share their weight.
     tied: bool,
@@ -82,18 +82,11 @@ impl Model {
     /// The model of `job` with micro-batches of `samples`.
     pub fn new(job: &Job, samples: usize) -> Model {
         let parts = job.model.decoder.parts();
-        let inner = (0..parts.len()).filter(|i| parts[*i].is_block());
-        let mut blocks: Vec<Range<usize>> = inner.map(|i| i..i + 1).collect();
-        if let Some(first) = blocks.first_mut() {
-            first.start = 0;
-        }
-        if let Some(last) = blocks.last_mut() {
-            last.end = parts.len();
-        }
+        let groups = Groups::new(parts.iter().map(DecoderPart::is_block));
         let layer = |part: &DecoderPart| Layer::new(part, job.batch(samples), job.compute.dropout);
         let layers = parts.iter().map(layer).collect();
         let tied = job.model.decoder.tied;
-        Model { layers, blocks, samples, tied, shares: HashMap::new() }
+        Model { layers, groups, samples, tied, shares: HashMap::new() }
     }
 
     /// What the optimizer takes of each layer.
@@ -112,47 +105,14 @@ impl Model {
         self.shares.entry(cut).or_insert_with(made).clone()
     }
 
-    /// Seconds of F, B, W and R of a block with what belongs to it.
-    fn block_seconds(&self, block: usize, machine: &Machine) -> [f64; 4] {
-        let mut sum = [0.0; 4];
-        for layer in &self.layers[self.blocks[block].clone()] {
-            for (sum, s) in sum.iter_mut().zip(layer.seconds(machine)) {
-                *sum += s;
-            }
-        }
-        sum
-    }
-
     /// The number of blocks of each of `stages` with which the longest stage is shortest; none
     /// where there are fewer blocks than stages.
     pub fn cut(&self, stages: usize, machine: &Machine) -> Option<Vec<usize>> {
-        let n = self.blocks.len();
-        if stages == 0 || stages > n {
-            return None;
-        }
-        let times: Vec<f64> =
-            (0..n).map(|i| self.block_seconds(i, machine)[..3].iter().sum()).collect();
-        // Blocks are alike but for the first and the last: a longest stage has n of the inner
-        // ones, and one of the ends.
-        let (mut low, mut high) = (0.0, times.iter().sum::<f64>());
-        for _ in 0..60 {
-            let middle = 0.5 * (low + high);
-            match stages_within(&times, middle, stages) {
-                Some(_) => high = middle,
-                None => low = middle,
-            }
-        }
-        stages_within(&times, high * (1.0 + 1e-12), stages)
-    }
-
-    fn ranges(&self, cut: &[usize]) -> Vec<Range<usize>> {
-        let mut first = 0;
-        let range = |n: &usize| {
-            let blocks = first..first + n;
-            first += n;
-            self.blocks[blocks.start].start..self.blocks[blocks.end - 1].end
-        };
-        cut.iter().map(range).collect()
+        let step = |i: usize| self.layers[i].seconds(machine)[..3].iter().sum::<f64>();
+        let kept = self.groups.sums(step);
+        let times = GroupTimes { recomputed: kept.clone(), kept, recomputing: 0 };
+        let cut = self.groups.balanced(&times, stages, None).ok()?;
+        Some(self.groups.sizes(&cut?))
     }
 
     /// The stages of `layout`, cut into so many blocks each.
@@ -171,7 +131,7 @@ impl Model {
             let stage = self.stage(job, layout, &links, (s, range));
             Stage { state, kept, matrices_ns, ..stage }
         };
-        self.ranges(blocks).into_iter().enumerate().map(stage).collect()
+        self.groups.stages(blocks.iter().copied()).into_iter().enumerate().map(stage).collect()
     }
 
     /// What ranks have of the stage of these layers from step to step.
@@ -229,46 +189,6 @@ impl Model {
         }
         Stage { costs, bytes, ..Stage::default() }
     }
-}
-
-/// Cuts into exactly `stages` pieces of at most `most` each, every one of a block or more.
-fn stages_within(times: &[f64], most: f64, stages: usize) -> Option<Vec<usize>> {
-    let mut cut = Vec::with_capacity(stages);
-    let mut next = 0;
-    for stage in 0..stages {
-        let behind = stages - stage - 1;
-        // Leave one for each stage behind; spread what is left evenly.
-        let available = times.len() - next - behind;
-        let even = (times.len() - next).div_ceil(stages - stage);
-        let (mut sum, mut n) = (0.0, 0);
-        while n < available && sum + times[next + n] <= most {
-            sum += times[next + n];
-            n += 1;
-        }
-        // No more than needed, where the rest fits behind: equal stages where they can be.
-        while n > even && fits(&times[next + n - 1..], most, behind) {
-            n -= 1;
-        }
-        if n == 0 {
-            return None;
-        }
-        cut.push(n);
-        next += n;
-    }
-    (next == times.len()).then_some(cut)
-}
-
-/// Whether `times` can be cut into `stages` pieces of at most `most`.
-fn fits(times: &[f64], most: f64, stages: usize) -> bool {
-    let (mut used, mut sum) = (1, 0.0);
-    for t in times {
-        if sum + t > most {
-            used += 1;
-            sum = 0.0;
-        }
-        sum += t;
-    }
-    used <= stages && times.iter().all(|t| *t <= most)
 }
 
 /// One stage.

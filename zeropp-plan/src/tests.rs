@@ -5,8 +5,10 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 use zeropp_model::optimizer::{Kept, Role, StateRule, UpdateBytes};
 use zeropp_model::presets::Preset;
+use zeropp_schedule::ir::{self, Action};
 use zeropp_schedule::lower::OptimizerSync;
 use zeropp_schedule::memory::MemoryBytes;
+use zeropp_schedule::schedules::Kind;
 
 use crate::bytes::RunState;
 use crate::exact::Simulation;
@@ -370,6 +372,36 @@ fn late_updates_dropout_and_matrices_have_their_prices() {
     let muon = held(&Job { state: state(1, 2, true), ..job.clone() }, &layout).0;
     let (apart, _) = held(&Job { state: state(1, 2, false), ..job.clone() }, &layout);
     assert!(muon > apart, "{muon} {apart}");
+}
+
+/// Stages that a plan prices as recomputed are those that the program computes again.
+#[test]
+fn full_recomputation_is_of_the_stages_that_the_program_does_again() {
+    let job = job("gpt2", 4, 64);
+    for schedule in KINDS {
+        let kind = Kind::find(schedule).unwrap();
+        let virtual_stages = kind.stages.default_number();
+        let layout = Layout {
+            pp: 2,
+            zero3: 2,
+            dp: 1,
+            virtual_stages,
+            unit: 8,
+            micro_batches: 8,
+            micro_batch_size: 4,
+            recompute: Recompute::Full,
+            zero1: false,
+            schedule,
+            prefetch: 1,
+        };
+        let (stages, _) = Models::new(&job).stages(&job, &layout).unwrap();
+        let (program, ..) = Simulation::new(&job, &layout, &stages).unwrap().run();
+        let tasks = || program.ranks.iter().flatten().flat_map(Action::computes);
+        for stage in 0..program.stages() {
+            let again = tasks().any(|task| (task.kind, task.stage) == (ir::Compute::R, stage));
+            assert_eq!(layout.recomputes(stage), again, "{schedule}, stage {stage}");
+        }
+    }
 }
 
 /// A last unit of fewer micro-batches holds less beside the gradients that are there by then.

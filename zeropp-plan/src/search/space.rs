@@ -1,6 +1,6 @@
 //! The layouts there are: those that are ranked at first, and those beside one of them.
 
-use zeropp_schedule::schedules::{Kind, default_unit};
+use zeropp_schedule::schedules::{Kind, StepForm, default_unit};
 
 use crate::PlanError;
 use crate::layout::{Job, KINDS, Layout, Recompute};
@@ -35,7 +35,7 @@ pub(super) fn first(job: &Job) -> Vec<Layout> {
                             micro_batch_size,
                             recompute,
                             zero1,
-                            schedule: "zeropp",
+                            schedule: KINDS[0],
                             prefetch: 1,
                         };
                         of_all_kinds(job, &layout, &mut all);
@@ -231,8 +231,11 @@ fn kinds(job: &Job, layout: &Layout) -> Vec<&'static str> {
     let given = job.fixed.schedule.as_deref();
     let suits = |kind: &&'static str| {
         given.is_none_or(|g| g == *kind)
-            && Kind::find(kind).is_some_and(|row| row.stages.allows(virtual_stages))
-            && (!kind.starts_with("interleaved") || micro_batches.is_multiple_of(pp))
+            && Kind::find(kind).is_some_and(|row| {
+                let in_rounds = row.step == StepForm::Rounds;
+                row.stages.allows(virtual_stages)
+                    && (!in_rounds || micro_batches.is_multiple_of(pp))
+            })
     };
     KINDS.into_iter().filter(suits).collect()
 }

@@ -10,8 +10,6 @@
 
 use std::ops::Range;
 
-use zeropp_core::layer::Part;
-
 /// Units of the longest group: times are compared as whole numbers, so that equal ones are equal
 /// whatever they are added to. 2¹⁴ groups of them stay below 2⁵⁵.
 const UNITS: f64 = (1u64 << 40) as f64;
@@ -37,12 +35,16 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// The groups of a model's `parts`.
-    pub fn of(parts: &[Part]) -> Groups {
-        let mut begins: Vec<usize> = (0..parts.len()).filter(|i| parts[*i].is_block()).collect();
+    /// The groups of a model's parts, of which `is_block` says where a stage may begin.
+    pub fn new(is_block: impl IntoIterator<Item = bool>) -> Groups {
+        let (mut begins, mut parts) = (Vec::new(), 0);
+        for is_block in is_block {
+            begins.extend(is_block.then_some(parts));
+            parts += 1;
+        }
         if let Some(first) = begins.first_mut() {
             *first = 0;
-            begins.push(parts.len());
+            begins.push(parts);
         }
         Groups { begins }
     }
@@ -73,7 +75,10 @@ impl Groups {
     }
 
     /// The parts of stages that have so many groups each.
-    fn stages(&self, sizes: impl IntoIterator<Item = usize>) -> Vec<Range<usize>> {
+    ///
+    /// # Panics
+    /// Panics where these are more than there are.
+    pub fn stages(&self, sizes: impl IntoIterator<Item = usize>) -> Vec<Range<usize>> {
         let mut at = 0;
         let range = |n| {
             let from = at;
