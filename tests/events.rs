@@ -51,7 +51,7 @@ fn gradients_that_are_not_finite_are_told_once_with_a_remedy() {
 
 /// Tests beside one that hears came to an event first, and nothing was heard.
 #[test]
-fn what_another_thread_said_first_unheard_is_heard() {
+fn events_reach_a_subscriber_installed_after_another_thread_spoke() {
     let speak = || tracing::warn!("said");
     let (_, heard) = hear(|| {
         std::thread::spawn(speak).join().unwrap();

@@ -386,7 +386,7 @@ fn a_replica_that_stalls_is_left_out() {
 }
 
 #[test]
-fn what_cannot_shrink_is_refused_before_it_starts() {
+fn layouts_that_cannot_shrink_are_refused_before_the_start() {
     let dir = tempfile::tempdir().unwrap();
     let refused = |config: Config, part: &str| {
         let trainer = Trainer::new(config);

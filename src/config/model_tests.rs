@@ -97,7 +97,7 @@ fn a_folder_is_read_and_counts_from_the_file_that_names_it() {
 }
 
 #[test]
-fn what_contradicts_the_model_is_refused() {
+fn contradictions_to_the_model_are_refused() {
     let cases = [
         ("model = \"lama\"", "model = lama: is not known; use one of gpt, llama, "),
         ("model = \"nowhere/\"", "model = nowhere/: No such file or directory"),

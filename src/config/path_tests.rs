@@ -268,7 +268,7 @@ fn files_of(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn what_follows_is_printed_as_a_comment() {
+fn derived_values_are_printed_as_comments() {
     let config = Config::from_toml("pp = 2\nlr = 0.5").unwrap();
     let text = config.to_toml_beside(Some(&config.resolved())).unwrap();
     for line in ["pp = 2", "lr = 0.5", "# min-lr = 0.05", "# unit = 3", "# warmup = 4"] {

@@ -21,7 +21,7 @@ fn the_readme_command_means_two_stages_and_two_units() {
 }
 
 #[test]
-fn what_is_not_given_follows_from_the_rest() {
+fn missing_settings_follow_from_the_others() {
     // (settings, V, U, B)
     let cases = [
         ("", 2, 1, 2),
@@ -489,7 +489,7 @@ fn resolving_changes_nothing_but_says_all() {
 }
 
 #[test]
-fn what_follows_from_a_schedule_file_stays_open() {
+fn settings_of_a_schedule_file_stay_unset() {
     let c = config("pp = 4\nschedule = 'a/b.CSV'\nlayers = 4");
     assert_eq!(c.schedule_file(), Some(std::path::Path::new("a/b.CSV")));
     c.validate().unwrap();
@@ -534,7 +534,7 @@ proptest! {
     })]
 
     #[test]
-    fn what_is_printed_reads_back_to_the_same(c in any_config()) {
+    fn printed_settings_read_back_the_same(c in any_config()) {
         prop_assert_eq!(Config::from_toml(&c.to_toml().unwrap()).unwrap(), c.clone());
         prop_assert_eq!(c.with(Table::new()).unwrap(), c);
     }

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_frozen_or_adapted_is_refused_with_what_can() {
+    fn unknown_patterns_are_refused_with_valid_ones() {
         for (toml, message) in [
             ("freeze = 'wte,h.99'", "freeze = h.99: no parameter is called so; use names"),
             ("freeze = '*'", "freeze = *: nothing is left to train; freeze less"),

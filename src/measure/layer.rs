@@ -197,7 +197,7 @@ mod tests {
     use zeropp_pipeline::timeline::{Lane, RankTimeline, Span};
 
     #[test]
-    fn what_is_between_two_steps_is_measured_from_the_last_action_to_the_next() {
+    fn the_gap_between_steps_is_measured_from_action_to_action() {
         let lane = Lane::Compute;
         let span = |action, start_ns, end_ns| Span { lane, action, start_ns, end_ns };
         let work = Action::AllGather { stage: 0 };
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_grow_with_a_micro_batch_is_fixed() {
+    fn fixed_time_does_not_grow_with_the_micro_batch() {
         // 1 + 2 n, 3 n, and what noise may make of it: less than in proportion, and more than that.
         let fixed = fixed_s(&[3.0, 3.0, 4.0, 1.0], &[7.0, 9.0, 4.0, 9.0]);
         assert_eq!(fixed, [1.0, 0.0, 2.0, 0.0]);

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_do_is_said_with_what_would() {
+    fn unsupported_recomputation_names_an_alternative() {
         let note = |recompute, v, saves_scores| {
             let program = program("zeropp", v, recompute == Recompute::Full);
             Recomputed::new(recompute, &program).note(recompute, saves_scores, &program)

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_says_cannot_command_a_terminal() {
+    fn file_text_is_escaped_for_terminals() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s.json");
         let mut json = Vec::new();

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_full_disk_cannot_take_waits_and_no_part_of_a_line_stays() {
+    fn lines_wait_for_a_full_disk_and_are_never_cut() {
         for is_pipe in [false, true] {
             let disk = Disk(Arc::default(), is_pipe);
             let mut out = Out::to(Box::new(disk.clone()), 100);

@@ -104,7 +104,7 @@ fn check_executed(config: Config) {
 }
 
 #[test]
-fn what_runs_is_the_lowered_schedule_action_for_action() {
+fn the_trace_is_the_lowered_schedule() {
     for kind in all_kinds() {
         check_executed(of_kind(kind, 2, Config { zero3: 2, ..base() }));
     }

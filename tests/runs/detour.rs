@@ -159,7 +159,7 @@ fn an_emulated_run_is_the_simulated_program() {
 }
 
 #[test]
-fn what_copies_cannot_do_is_said() {
+fn limits_of_stage_copies_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let config = of(dir.path(), &schedule("1f1b", 1, &[(1, 0)]), tiny());
     let told = |change: &dyn Fn(&mut Config)| {

@@ -338,7 +338,7 @@ fn a_run_ends_when_its_validation_loss_falls_no_more() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused_before_the_run() {
+fn impossible_evaluations_are_refused_before_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let text = text_file(&dir, 4000);
     let short = dir.path().join("short");

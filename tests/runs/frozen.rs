@@ -45,7 +45,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn what_trains_has_the_gradients_that_it_has_beside_all_others() {
+fn freezing_does_not_change_remaining_gradients() {
     for (patterns, precision) in [
         ("wte,h.0,h.*.ln_1.weight,*.c_fc.weight,lm_head", Precision::Fp32),
         ("*.c_attn.bias,h.*.attn.c_proj,wpe,ln_f.bias", Precision::Fp32),

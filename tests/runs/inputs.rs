@@ -51,7 +51,7 @@ fn files(folder: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_exported_comes_back_to_the_byte_on_any_mesh() {
+fn exported_weights_are_read_back_exactly_on_any_mesh() {
     for tied in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);

@@ -223,7 +223,7 @@ fn the_trace_is_the_program_and_what_is_done_again_is_counted_apart() {
 }
 
 #[test]
-fn what_is_kept_to_go_back_is_predicted() {
+fn rollback_memory_is_predicted() {
     for (pp, zero3, dp, zero1, tied) in [
         (1, 1, 1, false, false),
         (1, 1, 1, false, true),

@@ -131,7 +131,7 @@ fn a_look_at_layers_changes_nothing_else() {
 }
 
 #[test]
-fn what_does_not_train_has_a_scale_alone() {
+fn frozen_layers_report_only_activation_scale() {
     let freeze = Some("wte,h.0,*.c_fc.weight".into());
     let run = run(Config { layers: 2, steps: 1, warmup: Some(0), log_layers: 1, freeze, ..tiny() });
     let trained = |layer: &LayerMetrics| (layer.grad_norm.is_some(), layer.update_ratio.is_some());

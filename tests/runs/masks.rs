@@ -239,7 +239,7 @@ fn data_without_a_scored_token_is_refused_and_metrics_count_what_is_scored() {
 }
 
 #[test]
-fn what_nobody_knows_the_documents_of_is_refused() {
+fn document_masks_need_known_documents() {
     let dir = tempfile::tempdir().unwrap();
     let text = text_file(&dir, 4000);
     let base = by_lines(&text);

@@ -151,7 +151,7 @@ fn a_checkpoint_of_another_optimizer_is_refused_with_what_it_has() {
 }
 
 #[test]
-fn what_optimizers_take_is_predicted() {
+fn optimizer_memory_is_predicted() {
     for optimizer in ALL {
         for (zero3, dp, zero1) in [(1, 1, false), (2, 1, false), (2, 2, true), (1, 2, true)] {
             for ema in [None, Some(0.99)] {
@@ -190,7 +190,7 @@ fn bytes_of_gathered_matrices_are_counted() {
 }
 
 #[test]
-fn what_does_not_decay_is_chosen() {
+fn weight_decay_follows_its_setting() {
     // Gradients are scaled to nothing: what moves the weights is their decay.
     let after = |no_decay: Option<&str>| {
         let config = Config {

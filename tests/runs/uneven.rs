@@ -240,7 +240,7 @@ fn trainer_config(samples: usize, replicas: usize) -> Config {
 }
 
 #[test]
-fn what_cannot_be_dealt_is_refused_with_what_would_work() {
+fn uneven_batches_that_cannot_be_dealt_are_refused() {
     let refused = |config: Config, parts: &[&str]| {
         let text = Trainer::new(config).err().expect("refused").to_string();
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");

@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_removed_is_told_and_in_nobodys_way() {
+    fn undeletable_folders_are_reported_and_skipped() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path());
         // Neither is a folder that a save has left, and one of them is in its place.

@@ -115,7 +115,7 @@ mod tests {
     /// A vector that grows and shrinks is moved from one half of the allocator to the other and
     /// within each.
     #[test]
-    fn what_is_resized_keeps_its_bytes() {
+    fn resized_blocks_keep_their_bytes() {
         let mut bytes: Vec<u8> = Vec::new();
         for size in [100, 70_000, 200_000, 1 << 20, (1 << 20) + 7, 3 << 20, 9 << 20] {
             bytes.reserve_exact(size - bytes.len());

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_says_can_be_taken_back() {
+    fn flags_override_a_settings_file() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("c.toml");
         let text =

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_planned_is_one_clear_message() {
+    fn impossible_plans_give_one_message() {
         for (line, said) in [
             ("--plan=a100 --gpus 4", "global-batch is missing"),
             ("--plan=a100 --gpus 4 --global-batch 8 --zero1", "zero1 = true: --plan chooses it"),

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_built_in_is_told() {
+    fn version_lists_built_in_features() {
         let text = text();
         assert!(text.starts_with(&format!("zeropp    {}", env!("CARGO_PKG_VERSION"))), "{text}");
         assert!(text.contains("engines   threads") && text.contains("devices   cpu"), "{text}");

@@ -71,7 +71,7 @@ fn a_resumed_command_says_so_and_goes_on() {
 }
 
 #[test]
-fn what_cannot_be_resumed_ends_with_code_2_and_one_message() {
+fn impossible_resumes_exit_with_code_2() {
     let dir = folder();
     let at = dir.path();
     let line = "small.toml --steps 2 --save ckpt";

@@ -233,7 +233,7 @@ fn metrics_that_cannot_be_written_are_told_after_the_summary() {
 /// No code but that of the command's own end, whether somebody can be told why or not.
 #[test]
 #[cfg(target_os = "linux")]
-fn what_standard_error_does_not_take_changes_no_exit_code() {
+fn a_closed_standard_error_changes_no_exit_code() {
     let dir = folder(&[]);
     for (line, code) in [
         ("run --pp 0".to_owned(), 2),

@@ -323,7 +323,7 @@ fn of_data_that_the_run_split_the_part_kept_for_validation_is_measured_unless_an
 }
 
 #[test]
-fn what_a_run_notes_of_its_data_and_length_is_noted_when_it_is_measured() {
+fn eval_prints_the_notes_of_run() {
     let dir = tempfile::tempdir().unwrap();
     text(dir.path());
     let trained = zeropp(dir.path(), &format!("{TRAIN} --save saved"));

@@ -138,7 +138,7 @@ fn launchers_are_understood() {
 }
 
 #[test]
-fn what_is_wrong_is_said_once_with_exit_code_2() {
+fn launch_errors_are_reported_once_with_code_2() {
     type Variables = &'static [(&'static str, &'static str)];
     let two = "--pp 2 --engine nccl --nodes 2";
     let meet = "--rendezvous 127.0.0.1:9";

@@ -249,7 +249,7 @@ fn where_there_is_no_memory_for_copies_the_run_goes_on_from_its_checkpoints() {
 }
 
 #[test]
-fn what_fails_again_at_once_is_given_up_with_its_own_code() {
+fn repeated_immediate_failures_end_with_the_command_s_code() {
     let dir = tempfile::tempdir().unwrap();
     let (code, told) = supervised(dir.path(), "", "exit 7");
     assert_eq!(code, Some(7), "{told}");

@@ -74,7 +74,7 @@ fn sigquit_leaves_a_record_of_every_rank() {
 }
 
 #[test]
-fn what_a_parent_wants_ignored_is_ignored() {
+fn signals_ignored_by_the_parent_stay_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let mut run = Command::new("nohup");
     run.arg(env!("CARGO_BIN_EXE_zeropp")).args(RUN.split_whitespace()).current_dir(dir.path());

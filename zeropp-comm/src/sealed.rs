@@ -129,7 +129,7 @@ mod tests {
         })]
 
         #[test]
-        fn what_is_sealed_opens_however_it_arrives(bodies in frames(), step in 1..100usize) {
+        fn sealed_frames_open_in_any_pieces(bodies in frames(), step in 1..100usize) {
             let bytes = sealed(&bodies).concat();
             prop_assert_eq!(open_all(&bytes, step), (bodies, None));
         }

@@ -169,7 +169,7 @@ mod tests {
     use crate::cpu_tensor::from_vec;
 
     #[test]
-    fn what_is_shared_counts_once_as_what_it_was_first() {
+    fn shared_memory_counts_once_under_its_first_kind() {
         let meter = Meter::new();
         let t = from_vec(vec![0.0; 256], [256]);
         let parameter = meter.hold_tensor(MemoryKind::ParameterShard, &t);

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_refused_for_a_moment_is_asked_for_again() {
+    fn momentary_refusals_are_retried() {
         for (refusals, starts) in [(0, true), (1, true), (7, true), (99, false)] {
             let mut asked = 0;
             let started = asked_again(|| {

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_makes_up_for_what_is_not() {
+    fn kept_elements_are_scaled_for_dropped_ones() {
         for p in [0.0, 1e-9, 0.1, 0.5, 0.999, 1.0 - 1e-16] {
             let Dropout { threshold, scale, .. } = Dropout::new([0; 2], 0, p);
             let kept = 1.0 - f64::from(threshold) / (1_u64 << 32) as f64;

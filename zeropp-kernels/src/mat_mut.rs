@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "6 of 5 columns")]
-    fn what_is_not_there_is_no_part() {
+    fn parts_end_at_the_matrix() {
         MatMut::new(&mut [0; 10], 2, 5).part(0..1, 6..6);
     }
 }

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_as_the_same_model() {
+    fn written_configs_read_back_as_the_same_model() {
         let llama = llama();
         let scaled = |scaling| Decoder {
             positions: Positions::Rotary(Rotary { theta: 1e4, scaling }),
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_family_is_is_not_written() {
+    fn unknown_architectures_are_not_exported() {
         let llama = llama();
         let out = Biases { out: true, ..Biases::NONE };
         let late = Some(Window { tokens: 9, first_layer: 2 });

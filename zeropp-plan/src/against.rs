@@ -77,7 +77,7 @@ mod tests {
     use crate::tests::plan_of;
 
     #[test]
-    fn what_a_run_measured_stands_beside_what_was_predicted() {
+    fn measured_values_stand_beside_predictions() {
         let plan = plan_of("gpt2", 8, 64);
         let step = plan.layouts[0].planned.step_s;
         let line = |s: f64| format!("{{\"step\": 1, \"step_s\": {s}, \"bubble\": 0.5}}\n");

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_is_not_run_again() {
+    fn failed_layouts_are_not_run_again() {
         let mut runs = [0; 3];
         let found = race(3, |_, candidate| {
             runs[candidate] += 1;

@@ -139,7 +139,7 @@ fn trials_decide_where_layouts_are_tried() {
 /// Many layouts of this job hold as little as the leanest; hash tables have them in another order
 /// each time.
 #[test]
-fn what_is_told_where_nothing_fits_is_the_same_each_time() {
+fn advice_where_nothing_fits_is_deterministic() {
     let mut job = job("14.6b", 2, 2);
     job.memory = 16 << 30;
     let said: Vec<_> = (0..6).map(|_| Plan::new(&job, "").unwrap_err().to_string()).collect();

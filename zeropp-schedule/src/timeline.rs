@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_between_two_steps_is_no_bubble() {
+    fn gaps_between_steps_are_not_bubble() {
         let ranks = vec![rank(&[(0, 4), (5, 5), (105, 109)]), rank(&[(0, 2), (5, 5), (107, 109)])];
         let timeline = Timeline { ranks, ..Timeline::default() };
         assert_eq!(timeline.bubbles(), [0.0, 0.5]);

@@ -21,7 +21,7 @@ fn folder() -> PathBuf {
 }
 
 #[test]
-fn what_pytorch_writes_is_read_and_written_back() {
+fn pytorch_csv_round_trips() {
     for (name, pp, micro_batches, folded, overlaps) in FILES {
         for form in ["compute", "lowered"] {
             let file = format!("{name}.{form}.csv");

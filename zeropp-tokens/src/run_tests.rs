@@ -153,7 +153,7 @@ fn all_frames_of_a_compressed_file_are_read_and_damage_is_refused() {
 }
 
 #[test]
-fn what_is_no_text_is_refused_by_file_and_line() {
+fn non_text_is_refused_by_file_and_line() {
     let dir = tempfile::tempdir().unwrap();
     let good = "{\"text\": \"x\"}\n";
     for (name, content, message) in [
@@ -266,7 +266,7 @@ fn lines_that_are_refused_are_left_out_where_that_is_asked_for() {
 }
 
 #[test]
-fn what_of_a_folder_is_no_text_is_named_and_left_out() {
+fn non_text_files_of_a_folder_are_named_and_skipped() {
     let dir = tempfile::tempdir().unwrap();
     let texts = dir.path().join("texts");
     fs::create_dir(&texts).unwrap();

@@ -56,7 +56,7 @@ fn a_plan_holds_what_the_run_that_it_prints_predicts() {
 /// Optimizers that keep other state than AdamW, a mean of the weights, and weights packed for bf16
 /// products on the CPU.
 #[test]
-fn what_is_kept_is_that_of_the_settings() {
+fn kept_values_are_those_of_the_settings() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("run.toml");
     for settings in [

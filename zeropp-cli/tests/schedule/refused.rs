@@ -141,7 +141,7 @@ fn no_command_writes_over_what_it_reads() {
 /// Before, each of these waited for a writer for ever, or read without an end.
 #[test]
 #[cfg(unix)]
-fn what_is_no_regular_file_is_not_read() {
+fn irregular_files_are_not_read() {
     let dir = tempfile::tempdir().unwrap();
     let fifo = dir.path().join("fifo");
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());

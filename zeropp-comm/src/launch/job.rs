@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unclear_is_named() {
+    fn ambiguous_job_sizes_are_refused_by_name() {
         let rendezvous = "rendezvous = 'a:1'\n";
         for (toml, vars, message) in [
             (

@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn launcher_contradictions_are_refused_by_name() {
         for (vars, message) in [
             ("RANK=1", "RANK is set but WORLD_SIZE is not; set both or neither"),
             ("RANK=x WORLD_SIZE=4", "RANK = x: expected a whole number from 0"),

@@ -315,7 +315,7 @@ fn groups_do_not_disturb_each_other() {
 }
 
 #[test]
-fn what_is_counted() {
+fn counters_cover_every_operation() {
     let stats = on_ranks(4, ThreadsOptions::default(), |rank| {
         drop(rank.all_gather(tensor(vec![0.0; 100])).wait());
         drop(rank.reduce_scatter(tensor(vec![0.0; 400])).wait());

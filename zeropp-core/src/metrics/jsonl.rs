@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_survives_as_null() {
+    fn non_finite_numbers_are_written_as_null() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.jsonl");
         let step = StepMetrics { loss: f64::NAN, grad_norm: f64::INFINITY, ..Default::default() };

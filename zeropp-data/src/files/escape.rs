@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_terminal_would_obey_is_spelled_out() {
+    fn control_characters_are_spelled_out() {
         for (text, shown) in [
             ("plain, Grüße, 日本", "plain, Grüße, 日本"),
             ("a\u{1b}[31mred\r\u{7f}", "a\\u001b[31mred\\u000d\\u007f"),
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_escaped_is_json_still() {
+    fn escaped_json_stays_json() {
         let text = serde_json::to_string("c1 \u{9b} del \u{7f}").unwrap();
         let back: String = serde_json::from_str(&escaped(&text)).unwrap();
         assert_eq!(back, "c1 \u{9b} del \u{7f}");

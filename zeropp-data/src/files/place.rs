@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_a_folder_is_found_through_links() {
+    fn containment_is_found_through_links() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::create_dir_all(at("a/b")).unwrap();

@@ -114,7 +114,7 @@ mod tests {
     /// Before, each of these hung for ever or read until memory was gone.
     #[test]
     #[cfg(unix)]
-    fn what_is_no_regular_file_is_refused_at_once() {
+    fn irregular_files_are_refused_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());

@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_leaves_what_was_there() {
+    fn a_failed_write_leaves_the_old_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("page.html");
         write_whole(&path, |out| out.write_all(b"old")).unwrap();

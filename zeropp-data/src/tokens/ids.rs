@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_like_something_else_is_told_with_the_setting_that_reads_it() {
+    fn other_token_formats_are_named_with_their_setting() {
         let ids: Vec<u32> = (0..1000).map(|i| i * 37 % 50_257).collect();
         let tokenizer = |bytes: &Bytes, read_as| {
             let said = doubt(bytes, 0, read_as)?;

@@ -483,7 +483,7 @@ mod tests {
     /// Before, a FIFO hung for ever, and /dev/zero was read until memory was gone.
     #[test]
     #[cfg(unix)]
-    fn what_is_neither_file_nor_folder_is_refused_at_once() {
+    fn only_files_and_folders_are_data() {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
         assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());

@@ -222,7 +222,7 @@ fn the_state_of_the_thread_neither_matters_nor_changes() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn mismatched_shapes_are_refused() {
     let refused = |f: fn()| std::panic::catch_unwind(f).is_err();
     assert!(refused(|| _ = Mat::new(&[bf16::ONE; 5], 2, 3)));
     assert!(refused(|| {

@@ -42,7 +42,7 @@ fn the_form_of_transformers_4_is_the_preset() {
 
 /// Each a change of a good file, and what the message says.
 #[test]
-fn what_is_not_honoured_is_refused_by_field() {
+fn unsupported_fields_are_refused_by_name() {
     let cases = [
         (LLAMA_1B, r#""llama""#, r#""gemma2""#, "model_type: \"gemma2\" the families here"),
         (

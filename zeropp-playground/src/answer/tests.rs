@@ -60,7 +60,7 @@ fn files_are_read_and_written() {
 }
 
 #[test]
-fn what_does_not_work_is_an_error_in_words_and_never_a_panic() {
+fn invalid_requests_are_errors_not_panics() {
     for (key, value) in [
         ("pp", json!(0)),
         ("pp", json!(100_000)),

@@ -182,7 +182,7 @@ mod tests {
                           mem_b = [-1, -1, -1, -1]\nmem_w = [0, 0, 0, 0]\n";
 
     #[test]
-    fn what_the_ends_take_beyond_blocks_is_the_embedding_s_and_the_head_s() {
+    fn first_and_last_stage_extras_are_embedding_and_head() {
         let times = table(UNEVEN).of_blocks(&[EVEN; 10]).unwrap().unwrap();
         let f: Vec<f64> = times.iter().map(|t| t[0]).collect();
         assert_eq!(f, [15.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0, 40.0]);

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_follows_or_is_asked_for() {
+    fn missing_machine_values_follow_or_are_asked_for() {
         let m = machine(GOOD).unwrap();
         assert_eq!((m.flops_share, m.per_node), (1.0, 8));
         assert_eq!((m.replica_bytes_per_s, m.bytes_per_s), (5e9, 5e9));
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_work_is_named_with_what_would() {
+    fn invalid_machine_values_name_valid_ones() {
         for (line, start) in [
             ("flops_share = 0.0", "flops_share: found 0.0"),
             ("flops_share = 1.5", "flops_share: found 1.5"),

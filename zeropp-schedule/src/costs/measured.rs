@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_seen_is_named() {
+    fn unmeasured_actions_are_named() {
         let mut timeline = gpipe(2, 1, 2, 1);
         timeline.placement.push(0);
         let error = measured(&timeline).unwrap_err().to_string();

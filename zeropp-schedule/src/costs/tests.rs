@@ -55,7 +55,7 @@ fn bytes_that_are_not_given_are_those_that_are_known() {
 }
 
 #[test]
-fn what_does_not_work_is_named() {
+fn invalid_costs_are_named() {
     let cases = [
         ("t_x = 1", "unknown field `t_x`"),
         ("t_r = [1, 2, 3]", "t_r: found [1,2,3]; one number for each of stages = 2, or none"),
@@ -94,7 +94,7 @@ fn sums_that_leave_64_bits_are_refused() {
 }
 
 #[test]
-fn what_is_written_reads_back() {
+fn written_costs_read_back() {
     let stage =
         simulate::StageCosts { f_ns: 1001, b_ns: 2, w_ns: 0, r_ns: 9, ..Default::default() };
     let bytes = StageBytes { activation: 12, stash: 5, input: 2, message: 3, ..Default::default() };

@@ -102,7 +102,7 @@ fn forwards(program: &[Action]) -> Vec<Action> {
 
 /// A head makes its part of the gradient in F, and needs room for its logits meanwhile.
 #[test]
-fn what_a_forward_makes_ahead_is_there_from_the_first_forward() {
+fn gradients_made_in_forward_exist_from_the_first_forward() {
     let head = StageBytes { gradient_in_forward: 600, workspace: 5, ..BYTES };
     let shape = Shape { pp: 2, virtual_stages: 1, micro_batches: 4, unit: 4 };
     let lowered = lower(&generate("gpipe", &shape).unwrap(), &LowerOptions::default());
@@ -177,7 +177,7 @@ fn collectives_need_room_until_they_are_waited_for() {
 
 /// The kinds have their peaks at different times.
 #[test]
-fn what_is_held_at_once_is_no_more_than_the_sum_of_peaks() {
+fn the_peak_is_at_most_the_sum_of_peaks_by_kind() {
     for (kind, virtual_stages) in [("zeropp", 2), ("1f1b", 1), ("zb-v", 2)] {
         let shape = Shape { pp: 3, virtual_stages, micro_batches: 9, unit: 5 };
         let shape = Shape { unit: if kind == "zeropp" { 5 } else { 9 }, ..shape };

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_size_would_save_is_said() {
+    fn a_better_unit_is_suggested() {
         let note = |[pp, virtual_stages, micro_batches, unit]: [usize; 4]| {
             unit_note(&Shape { pp, virtual_stages, micro_batches, unit })
         };

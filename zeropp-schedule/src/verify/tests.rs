@@ -217,7 +217,7 @@ fn limits() {
 
 /// Before, whatever was missing hid all that was out of order.
 #[test]
-fn what_is_missing_hides_nothing_but_what_follows_from_it() {
+fn a_missing_action_hides_only_its_consequences() {
     let mut schedule = zeropp(2, 2, 6, 3);
     without(0, "0W1")(&mut schedule);
     without(1, "1F2")(&mut schedule);

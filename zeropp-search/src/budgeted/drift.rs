@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_drifts_waits_less_and_keeps_to_its_walk() {
+    fn drifting_walks_wait_less_and_stay_walks() {
         let p = problem(4, 12, 32, Some(12));
         let mut annealer = Annealer::new(&p, 3);
         let mut drifting = Drifting::walk(&mut annealer).expect("some walk ends");

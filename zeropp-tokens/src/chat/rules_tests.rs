@@ -167,7 +167,7 @@ fn an_answer_of_weight_0_is_not_scored() {
 }
 
 #[test]
-fn what_a_template_marks_counts_and_not_what_it_mentions() {
+fn only_marks_that_a_template_made_count() {
     let line = turns(&[("user", "a"), ("assistant", "b")]);
     for source in [
         format!("{{# {{% generation %}} #}}{PLAIN}"),

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_joined_passes_a_filter() {
+    fn joined_text_passes_a_filter() {
         let short = |source: &str| {
             let text = Source::new(source).text.replace("zeropp_text", "t");
             text.replace("zeropp_bounded", "b").replace("  ", " ")

@@ -161,7 +161,7 @@ fn the_template_of_a_tokenizer_is_found() {
 }
 
 #[test]
-fn what_is_no_conversation_is_refused_with_its_line() {
+fn non_conversations_are_refused_by_line() {
     let plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}\
                  {% if add_generation_prompt %}<assistant>{% endif %}";
     // Writes an earlier answer as another text.

@@ -51,7 +51,7 @@ fn bits(weights: &Weights) -> Vec<(String, Vec<usize>, Vec<u32>)> {
 }
 
 #[test]
-fn what_goes_in_comes_out_with_any_limit_and_type() {
+fn weights_round_trip_with_any_limit_and_type() {
     let dir = tempfile::tempdir().unwrap();
     for (i, (limit, store_as, files)) in
         [(1 << 30, StoreAs::F32, 1), (600, StoreAs::F32, 5), (1, StoreAs::Bf16, 6)]

@@ -278,7 +278,7 @@ fn told_by_one_that_says(greeting: Vec<u8>) -> String {
 }
 
 #[test]
-fn what_is_no_zeropp_is_said_to_be_none() {
+fn strangers_at_the_port_are_reported() {
     let error = told_by_one_that_says(b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec());
     assert!(
         error.contains("what answers there is not zeropp; another program has this port"),

@@ -239,7 +239,7 @@ fn copies_that_do_not_go_together_are_refused() {
 }
 
 #[test]
-fn what_cannot_be_gone_around_is_said() {
+fn impossible_detours_are_reported() {
     let costs = Costs::uniform(2, 1, 1, 1, 0);
     let told = |kind: &str, replicas: usize, missing: &[ReplicaRank]| {
         around(&plain(kind, &shape(2, 1, 4), &costs), &shape(2, 1, 4), &costs, replicas, missing)
