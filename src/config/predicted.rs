@@ -16,7 +16,8 @@ impl Config {
     pub fn compute(&self) -> Compute {
         let on_gpu = self.device != DeviceKind::Cpu;
         let fp32 = self.precision == Precision::Fp32;
-        let bytes = Packed::element_bytes() as u64;
+        // Asked for where it counts alone: a path that is not there is refused for runs in bf16.
+        let bytes = || Packed::element_bytes() as u64;
         Compute {
             on_gpu,
             element_bytes: if fp32 { 4 } else { 2 },
@@ -29,8 +30,8 @@ impl Config {
             packing: match self.pack_weights {
                 _ if on_gpu || fp32 => Packing::Never,
                 PackWeights::Off => Packing::Never,
-                PackWeights::Auto => Packing::Auto(bytes),
-                PackWeights::On => Packing::Always(bytes),
+                PackWeights::Auto => Packing::Auto(bytes()),
+                PackWeights::On => Packing::Always(bytes()),
             },
         }
     }

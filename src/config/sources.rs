@@ -10,7 +10,7 @@ impl Config {
     ///
     /// # Errors
     /// A part that is no `PATH=WEIGHT`.
-    pub(super) fn sources(&self) -> Result<Vec<(PathBuf, f64)>, ConfigError> {
+    pub fn sources(&self) -> Result<Vec<(PathBuf, f64)>, ConfigError> {
         let Some(mix) = &self.data_mix else { return Ok(Vec::new()) };
         let source = |part: &str| {
             let pair = part.rsplit_once('=').filter(|(path, _)| !path.is_empty());

@@ -320,5 +320,5 @@ fn a_checkpoint_is_weights_to_begin_with() {
     assert_eq!(again.loss.to_bits(), measured.to_bits());
     let other = Config { hidden: 32, init_from: Some(save), ..begun };
     let error = Trainer::new(other).err().unwrap().to_string();
-    assert!(error.contains("in the model and"), "{error}");
+    assert!(error.contains("hidden = 32: was 16 where the weights of init-from"), "{error}");
 }

@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Value};
-use zeropp::with_model_of_weights;
+use zeropp::{config_of, is_model, with_model_of_weights};
 
 use crate::Failure;
+use crate::fit::check_tokens;
 
 const RUN_ABOUT: &str = "Train a model\n\n\
 Flags override CONFIG.toml, and CONFIG.toml overrides the defaults. In the file a setting has the \
@@ -279,9 +280,22 @@ pub(crate) fn settings(matches: &ArgMatches) -> Result<Config, Failure> {
     let from_file = from_file.without(&undone).map_err(Failure::bad_input)?;
     let config = from_file.with(flags).map_err(Failure::bad_input)?;
     let mut config = with_model_of_weights(config, &given)?;
+    check_data(&config, given.contains("tokenizer"))?;
     // A Rust program is asked first; whoever runs the command wants to know why it failed.
     config.flight_dir.get_or_insert_with(|| PathBuf::from(FLIGHT_DIR));
     Ok(config)
+}
+
+/// Data of a run that begins with the weights of a file or folder has that model's tokens.
+fn check_data(config: &Config, insists: bool) -> Result<(), Failure> {
+    let Some(from) = config.init_from.as_ref().filter(|from| is_model(from)) else { return Ok(()) };
+    let vocabulary = config_of(from).ok().and_then(|theirs| theirs.vocab);
+    let sources = config.sources().map_err(Failure::bad_input)?;
+    let data = config.data.iter().chain(sources.iter().map(|(path, _)| path));
+    // A file of weights alone does not say how many ids its model has.
+    let Some(vocabulary) = vocabulary else { return Ok(()) };
+    data.into_iter()
+        .try_for_each(|data| check_tokens(config, from, (Some(vocabulary), insists), data))
 }
 
 /// The settings that a file or flags name.

@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table, Tokenizer};
+use zeropp::config::{Config, OPTIONS, OptionInfo, OptionKind, Table};
 use zeropp::data::{Dataset, SplitPart};
-use zeropp::{Evaluation, Trainer, config_of, is_model, split_of};
+use zeropp::{Evaluation, Trainer, config_of, split_of};
 
 use crate::args::{about, ema, switch, trained_model};
 use crate::figures::say;
+use crate::fit::check_tokens;
 use crate::progress::evaluated;
 use crate::{Failure, stderr};
 
@@ -34,9 +35,6 @@ Exit codes: 0 measured, 2 bad input, 1 the run failed.";
 const VALIDATION: &str = "validation";
 const TRAINING: &str = "training";
 const ALL: &str = "all";
-/// Ids of a model of bytes.
-const BYTES: usize = 256;
-
 /// The settings that may be given, beside the data.
 const SETTINGS: [&str; 14] = [
     "split",
@@ -174,16 +172,7 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
         ));
         config.document_mask = false;
     }
-    // An exported model of bytes knows as many ids as there are bytes.
-    let are_bytes = names_tokens || config.vocab == Some(BYTES);
-    if is_model(&path("model")) && config.tokenizer == Tokenizer::Bytes && !are_bytes && !is_indexed
-    {
-        return Err(Failure::bad_input(format!(
-            "data = {}: the tokens of this model are not bytes; turn text into tokens with \
-             zeropp tokenize, or say with --tokenizer u16 or u32 that this is a file of ids",
-            data.display()
-        )));
-    }
+    check_tokens(&config, &path("model"), (config.vocab, names_tokens), &data)?;
     let mut config = Config {
         // Nothing is trained, on whatever this is.
         data: Some(data.clone()),

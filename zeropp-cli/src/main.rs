@@ -14,6 +14,7 @@ mod eval;
 mod export;
 mod figures;
 mod find_lr;
+mod fit;
 mod generate;
 mod inspect;
 mod large;

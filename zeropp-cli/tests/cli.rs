@@ -240,7 +240,7 @@ fn a_closed_standard_error_changes_no_exit_code() {
         (format!("run {SMALL} --metrics /dev/full"), 1),
         (format!("run {SMALL} --metrics -"), 0),
         // What it goes on from is a warning.
-        (format!("run {SMALL} --save ckpt --save-every 1"), 0),
+        (format!("run {SMALL} --save ckpt --save-every 1 --keep 3"), 0),
         (format!("run {SMALL} --save ckpt --resume=1"), 0),
         // With a note.
         ("schedule --kind zeropp --pp 4 --micro-batches 8 --unit 4".to_owned(), 0),

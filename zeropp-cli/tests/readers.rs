@@ -73,6 +73,26 @@ fn without_a_model_it_is_that_of_the_weights_and_what_contradicts_them_is_said_b
     assert!(said.contains("attention_sinks: 4 is not known, and may change the model"), "{said}");
 }
 
+/// Before, `run` trained a model of other tokens on bytes, where `eval` refused them.
+#[test]
+fn text_is_no_data_for_a_model_of_other_tokens_in_run_and_eval_alike() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    let ids: Vec<u8> = (0..900u16).flat_map(|i| (i * 7 % 300).to_le_bytes()).collect();
+    fs::write(at.join("ids.bin"), ids).unwrap();
+    fs::write(at.join("text"), "A text. ".repeat(200)).unwrap();
+    let of = "--tokenizer u16 --vocab 300 --save saved";
+    works(at, &TRAIN.replace("--data text", &format!("--data ids.bin {of}")));
+    works(at, "export saved -o hf");
+    let run = "run --init-from hf --seq 16 --steps 1 --pp 1 --micro-batches 2 --data";
+    for line in [&format!("{run} text"), "eval hf --data text --seq 16"] {
+        let said = refused(at, line);
+        assert!(said.contains("data = text: the tokens of this model are not bytes"), "{said}");
+    }
+    works(at, &format!("{run} text --tokenizer bytes"));
+    works(at, &format!("{run} ids.bin --tokenizer u16"));
+}
+
 #[test]
 fn scaled_rope_is_read_beside_rope_parameters_and_written_for_both_versions() {
     let dir = model();
