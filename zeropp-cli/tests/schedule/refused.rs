@@ -162,7 +162,7 @@ fn bad_input_ends_with_code_2_and_one_message() {
         ("--pp 0", "pp = 0: does not work; use a whole number of at least 1"),
         ("--pp -1", "pp = -1: does not work"),
         ("--pp 100000", "pp = 100000: times virtual = 2 that is more than 65536 stages"),
-        ("--pp 4000 --micro-batches 1000000", "more than 134217728 actions"),
+        ("--pp 4000 --micro-batches 1000000", "more than 33554432 actions"),
         ("--kind 1f1b --virtual 2", "virtual = 2 does not work; it must be 1"),
         ("--kind zb-v --virtual 3", "virtual = 3 does not work"),
         ("--kind dualpipe-v --micro-batches 6", "micro-batches = 6 does not work"),

@@ -4,16 +4,16 @@
 //! Rank r holds stages r and 2p − 1 − r. With F = B = W and m ≥ 2p no rank idles between its first
 //! F and its last W, and every rank holds at most what 1F1B holds on rank 0.
 
-use super::costs::Costs;
+use super::costs::{Costs, Objective};
 use super::timing::best_within;
-use super::v_blocks::v_half;
+use super::v_blocks::{v_half, v_min};
 use super::vee::{VeeRank, two_chunks};
 use super::zb_v_auto::best;
 use super::{ScheduleError, Shape};
 use crate::ir::{Action, Compute, Schedule, vee};
 
 /// ZB-V for `costs` and their memory limit (none means what ZB-V by hand holds): the order by hand,
-/// or the automatic one, or that of V-Half, where it is better for the costs' objective. V must be
+/// or the automatic one, or that of V-Half or V-Min, where it is better for the costs' objective. V must be
 /// 2, one unit of B.
 ///
 /// # Errors
@@ -23,8 +23,15 @@ pub fn zb_v(shape: &Shape, costs: &Costs) -> Result<Schedule, ScheduleError> {
     costs.check("zb-v", shape.stages())?;
     let most = 2 * shape.pp as i64 * costs.mem_f.iter().max().unwrap_or(&0);
     let limit = costs.mem_limit.unwrap_or(most);
-    let others = [best(shape, costs), v_half(shape, costs).ok().map(|half| half.ranks)];
-    let others = others.into_iter().flatten().map(|ranks| Schedule { ranks, ..by_hand.clone() });
+    // Each search is greedy: one that was made for the other objective may be better for this one.
+    let objectives = [Objective::Makespan, Objective::OwnSpan];
+    let others = objectives.into_iter().flat_map(|objective| {
+        let costs = costs.clone().with_objective(objective);
+        let blocks = [v_half(shape, &costs), v_min(shape, &costs)];
+        let blocks = blocks.map(|made| made.ok().map(|schedule| schedule.ranks));
+        [best(shape, &costs)].into_iter().chain(blocks)
+    });
+    let others = others.flatten().map(|ranks| Schedule { ranks, ..by_hand.clone() });
     let all = std::iter::once(by_hand.clone()).chain(others).collect();
     best_within(all, costs, limit).ok_or_else(|| {
         let value = costs.mem_limit.unwrap_or(0).max(0) as usize;
