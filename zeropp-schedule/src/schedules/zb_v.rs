@@ -13,8 +13,8 @@ use super::{ScheduleError, Shape};
 use crate::ir::{Action, Compute, Schedule, vee};
 
 /// ZB-V for `costs` and their memory limit (none means what ZB-V by hand holds): the order by hand,
-/// or the automatic one, or that of V-Half or V-Min, where it is better for the costs' objective. V must be
-/// 2, one unit of B.
+/// the automatic one, or that of V-Half or V-Min, whichever is better for the costs' objective.
+/// V must be 2, one unit of B.
 ///
 /// # Errors
 /// V other than 2, costs that are not one a stage, a memory limit that no order keeps.
