@@ -81,7 +81,7 @@ pub enum Partners {
     Everyone,
 }
 
-/// A kind of memory, as [`HeldBytes`](crate::memory::HeldBytes) counts it.
+/// A kind of memory, as [`MemoryBytes`](crate::memory::MemoryBytes) counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     /// Gathered weights.
