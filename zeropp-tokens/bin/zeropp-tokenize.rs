@@ -58,7 +58,7 @@ struct Args {
     #[arg(long, value_name = "YYYY-MM-DD", requires = "chat")]
     chat_date: Option<String>,
     /// Leave out the tokens that the tokenizer's post-processor puts before and behind a text, as
-    /// Llama's <s>; a chat has those of its template alone
+    /// Llama's begin-of-text; a chat has those of its template alone
     #[arg(long)]
     no_special_tokens: bool,
     /// Leave out lines that are refused, and count them
