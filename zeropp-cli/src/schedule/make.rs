@@ -115,9 +115,9 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
         ))
     })?;
     searches_for_hours_at_most(request, kind, &shape)?;
-    large::announce(shape.pp, shape.virtual_stages, shape.micro_batches);
     let all = shape.micro_batches.saturating_mul(request.replicas.unwrap_or(1));
     let mut priced = Priced::new(&request.costs, stages, all)?;
+    large::announce(shape.pp, shape.virtual_stages, shape.micro_batches);
     let limit = request.limit.map(|limit| units_of(limit, &shape, &priced));
     priced.generator.mem_limit = limit;
     priced.generator.limits = request.limits;
