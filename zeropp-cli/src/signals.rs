@@ -18,15 +18,24 @@ pub(crate) fn prepare() {}
 mod bus {
     use std::io::Write;
 
-    /// Catches SIGBUS.
+    /// Catches SIGBUS. Rust's own handler is put aside, not called first: it would bring back the
+    /// system's default, and a second thread that touches the lost file would end the process
+    /// before the records are written.
     pub(super) fn catch() {
-        // SAFETY: what the handler calls allocates nothing, takes no lock that code which touches
-        // mapped memory may hold, and does not come back.
-        let _ = unsafe {
-            signal_hook::low_level::register(signal_hook::consts::SIGBUS, || {
-                zeropp::end_on_lost_file(say)
-            })
-        };
+        // SAFETY: an all-zero `sigaction` is a valid one, whose fields are set below. The handler
+        // allocates nothing, takes no lock that code which touches mapped memory may hold, and
+        // does not come back. It runs on the stack for signals that Rust gives each thread.
+        // Where it cannot be set, the signal ends the process as before.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handle as extern "C" fn(libc::c_int) as libc::sighandler_t;
+            action.sa_flags = libc::SA_ONSTACK;
+            libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+        }
+    }
+
+    extern "C" fn handle(_signal: libc::c_int) {
+        zeropp::end_on_lost_file(say)
     }
 
     /// Writes to standard error, without allocating anything.
