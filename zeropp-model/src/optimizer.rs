@@ -86,6 +86,11 @@ pub struct UpdateBytes {
     /// What an update takes beside that, the parameters and the gradient; of several layers, which
     /// are updated one after the other, the most.
     pub update: u64,
+    /// Parameters and state as they were before the update, which a late update keeps.
+    pub before: u64,
+    /// What a late update takes: `before` of the layers that are updated so far with the `update`
+    /// of the last of them, where that is most.
+    pub late: u64,
     /// All-gathers of an update that make matrices whole.
     pub gathers: u64,
     /// Bytes that the rank sends for them.
@@ -117,31 +122,41 @@ impl Owned<'_> {
         })
     }
 
-    /// Bytes that an update takes for matrices, in a group of `zero3` ranks, where `kept` has an
-    /// entry for each parameter: directions, the layer's as they are gathered, and what changing
-    /// one matrix of this rank's takes.
-    pub fn matrix_bytes(&self, kept: &[Kept], zero3: usize) -> u64 {
-        if kept.iter().all(|kept| kept.transform.is_none()) {
-            return 0;
-        }
+    /// Bytes that computing the update takes, in a group of `zero3` ranks, where `kept` has an
+    /// entry for each parameter. Of matrices the directions of this rank's part, of the shard and
+    /// of the layer are gathered one after the other, each from the one before, and the last is
+    /// there while one matrix of this rank's is changed. With `zero1` the rank's own part of the
+    /// layer before is still gathered, while this layer's parameters have shrunk to such a part.
+    pub fn computing(&self, kept: &[Kept], (zero3, zero1): (usize, bool)) -> u64 {
         let (shard, whole) = (self.layout.len / zero3, self.layout.len);
-        let over_replicas = if self.len < shard { shard } else { 0 };
-        let over_zero3 = if zero3 > 1 { whole } else { 0 };
-        let largest = self.segments().filter_map(|(param, _)| kept[param].transform).max();
-        4 * (self.len + over_replicas + over_zero3 + largest.unwrap_or(0)) as u64
+        let parts = if zero1 { (2 * self.len).saturating_sub(shard) } else { 0 };
+        let mut most = 0;
+        if kept.iter().any(|kept| kept.transform.is_some()) {
+            let largest = self.segments().filter_map(|(param, _)| kept[param].transform).max();
+            most = whole + largest.unwrap_or(0);
+            most = most.max(if self.len < shard { self.len + shard } else { 0 });
+            most = most.max(if zero3 > 1 { shard + whole } else { 0 });
+        }
+        4 * (parts + most) as u64
     }
 
-    /// All bytes, where the layer is `cut` so.
-    fn bytes(&self, kept: &[Kept], cut: Cut) -> UpdateBytes {
+    /// Bytes that an update takes once it is computed, in a group of `zero3` ranks: with `zero1`
+    /// the rank's own part, and the shard that is gathered of all parts.
+    pub fn returning(&self, (zero3, zero1): (usize, bool)) -> u64 {
+        if zero1 { 4 * (self.len + self.layout.len / zero3) as u64 } else { 0 }
+    }
+
+    /// All bytes, where the layer is `cut` so and `kept` has an entry for each parameter; what is
+    /// `watched` is copied before its update.
+    fn bytes(&self, kept: &[Kept], cut: Cut, watched: bool) -> UpdateBytes {
         let state: usize = self.segments().map(|(i, range)| kept[i].tensors * range.len()).sum();
-        // The rank's own part, and its parameters as they are gathered.
-        let gathered =
-            if cut.zero1 { 4 * (self.len + self.layout.len / cut.zero3) as u64 } else { 0 };
-        let mut bytes = UpdateBytes {
-            state: 4 * state as u64,
-            update: gathered + self.matrix_bytes(kept, cut.zero3),
-            ..UpdateBytes::default()
-        };
+        let (state, own) = (4 * state as u64, 4 * self.len as u64);
+        let over = (cut.zero3, cut.zero1);
+        let computing = self.computing(kept, over) + if watched { own } else { 0 };
+        let update = computing.max(self.returning(over));
+        let before = own + state;
+        let mut bytes =
+            UpdateBytes { state, update, before, late: before + update, gathers: 0, sent: 0 };
         if kept.iter().any(|kept| kept.transform.is_some()) {
             let mut elements = self.len;
             for ranks in [cut.owners, cut.zero3].into_iter().filter(|ranks| *ranks > 1) {
@@ -174,14 +189,12 @@ impl Shares {
         let is_even = kept.iter().all(|k| k.transform.is_none() && k.tensors == kept[0].tensors);
         let pieces = if is_even { 1 } else { cut.pieces() };
         let piece = |piece: usize| {
-            let mut bytes = Owned { layout: &layout, start: piece * len, len }.bytes(&kept, cut);
-            bytes.update += if watched { 4 * len as u64 } else { 0 };
-            bytes
+            Owned { layout: &layout, start: piece * len, len }.bytes(&kept, cut, watched)
         };
         Shares((0..pieces).map(piece).collect())
     }
 
-    /// Adds another layer's, or `times` layers like it.
+    /// Adds those of the layer that is updated next, or of `times` layers like it.
     pub fn add(&mut self, other: &Shares, times: usize) {
         let pieces = self.0.len().max(other.0.len());
         let of = |shares: &Shares, i: usize| match shares.0.as_slice() {
@@ -191,9 +204,14 @@ impl Shares {
         };
         let sum = |i: usize| {
             let (a, b, n) = (of(self, i), of(other, i), times as u64);
+            if n == 0 {
+                return a;
+            }
             UpdateBytes {
                 state: a.state + n * b.state,
-                update: if n > 0 { a.update.max(b.update) } else { a.update },
+                update: a.update.max(b.update),
+                before: a.before + n * b.before,
+                late: a.late.max(a.before + (n - 1) * b.before + b.late),
                 gathers: a.gathers + n * b.gathers,
                 sent: a.sent + n * b.sent,
             }
@@ -248,11 +266,12 @@ mod tests {
         };
         let (n, transform) = (256 * 128, 2 * 128 * (256 + 128));
         assert_eq!(of(1, 1, false), (4 * 3 * n, 4 * (2 * n + transform)));
-        // The second rank keeps most, the first one's update takes most.
-        assert_eq!(of(2, 1, false), (4 * 2 * n, 4 * (3 * n + transform)));
-        // With ZeRO-1 the rank's own part and its shard of the parameters, too.
-        let gathered = n / 2 + n;
-        assert_eq!(of(2, 2, true), (4 * n, 4 * (n / 2 + n + 2 * n + transform + gathered)));
+        // The second rank keeps most, the first one's update takes most: not its own directions
+        // with those of the layer and the change of a matrix, which follow each other.
+        assert_eq!(of(2, 1, false), (4 * 2 * n, 4 * (2 * n + transform)));
+        assert_eq!(of(2, 2, true), (4 * n, 4 * (2 * n + transform)));
+        // A single replica's own part is its shard.
+        assert_eq!(of(2, 1, true), (4 * 2 * n, 4 * (n + 2 * n + transform)));
     }
 
     #[test]
@@ -262,7 +281,8 @@ mod tests {
             Shares::of_layer(parameters, (Role::Hidden, true), cut, rule)
         };
         let vector = layer(&[spec("b", &[256])], &rule());
-        assert_eq!(vector.each(), [UpdateBytes { state: 1024, update: 512, ..Default::default() }]);
+        let of_vector = vector.each()[0];
+        assert_eq!((of_vector.state, of_vector.update), (1024, 512));
         let matrix = layer(&[spec("w", &[2, 128])], &rule());
         assert_eq!(matrix.each().len(), 2);
         let mut both = Shares::default();
@@ -271,6 +291,12 @@ mod tests {
         let (of_matrix, of_both) = (matrix.each()[1], both.each()[1]);
         assert_eq!(of_both.state, 3 * 1024 + of_matrix.state);
         assert_eq!((of_both.update, of_both.gathers), (of_matrix.update, 1));
+        // The largest comes last here, with copies of all before it.
+        let before = 3 * (512 + 1024) + 512 + of_matrix.state;
+        assert_eq!((of_both.before, of_both.late), (before, before + of_matrix.update));
+        let mut largest_first = matrix.clone();
+        largest_first.add(&vector, 1);
+        assert!(largest_first.each()[1].late < of_both.late);
         assert_eq!(both.state_of_all(2), 2 * 3 * 1024 + matrix.state_of_all(2));
         assert_eq!(layer(&[], &rule()).each(), [UpdateBytes::default()]);
         let frozen = layer(&[spec("w", &[9]).frozen()], &StateRule::uniform(2));

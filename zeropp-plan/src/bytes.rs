@@ -170,6 +170,8 @@ pub struct RankState {
     at_work: u64,
     /// What is kept of an update to go back: parameters, what the optimizer keeps, the gradient.
     rollback: u64,
+    /// What is kept to go back, gradients aside, while the late update that takes most is done.
+    rollback_at_work: u64,
     save: u64,
     /// All-gathers of an update that make matrices whole.
     pub gathers: u64,
@@ -205,13 +207,16 @@ impl RankState {
         let each = || shares.each().iter();
         let gradient = shard(|stage| stage.trained);
         let (owned, kept) = (gradient / owners, each().map(|b| b.state).max().unwrap_or(0));
+        let at_work = each().map(|b| b.state + b.update.max(swapped)).max().unwrap_or(0);
+        let late_at_work = each().map(|b| b.state + b.late).max().unwrap_or(0);
         RankState {
             parameters: shard(|stage| stage.elements),
             gradient,
             owned,
             kept,
-            at_work: each().map(|b| b.state + b.update.max(swapped)).max().unwrap_or(0),
+            at_work,
             rollback: if late { owned + kept + owned } else { 0 },
+            rollback_at_work: if late { late_at_work.saturating_sub(at_work) } else { 0 },
             save,
             gathers: each().next().map_or(0, |b| b.gathers),
             sent: each().next().map_or(0, |b| b.sent),
@@ -237,11 +242,9 @@ impl RankState {
     /// of a step whose predecessor's update may have to be taken back.
     pub fn at_once(&self, held: MemoryBytes, warm_up: MemoryBytes) -> MemoryBytes {
         let updating = MemoryBytes { gradient_shard: self.gradient, ..MemoryBytes::default() };
-        // What is kept to go back has the gradient in it, which is counted already.
-        let but_gradient = self.rollback.saturating_sub(self.owned);
         let moments = [
             self.with(held, self.kept, 0),
-            self.with(updating, self.at_work, but_gradient),
+            self.with(updating, self.at_work, self.rollback_at_work),
             self.with(warm_up, self.kept, self.rollback),
         ];
         moments.into_iter().max_by_key(MemoryBytes::total).expect("three")

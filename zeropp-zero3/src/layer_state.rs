@@ -58,10 +58,13 @@ impl Owned<'_> {
         all.any(|of| groups.rule.matrix(&of).is_some())
     }
 
-    /// Bytes that an update takes for matrices, in a group of `zero3` ranks.
-    pub(crate) fn matrix_bytes(&self, groups: &ParameterGroups, zero3: usize) -> u64 {
-        let kept = self.layout.params.iter().map(|p| groups.kept(&p.spec, self.role));
-        self.elements().matrix_bytes(&kept.collect::<Vec<_>>(), zero3)
+    /// Bytes that computing the update takes, and those that it takes afterwards, in a group of
+    /// so many ZeRO-3 ranks, with ZeRO-1 or not.
+    pub(crate) fn update_bytes(&self, groups: &ParameterGroups, over: (usize, bool)) -> [u64; 2] {
+        let kept: Vec<_> =
+            self.layout.params.iter().map(|p| groups.kept(&p.spec, self.role)).collect();
+        let elements = self.elements();
+        [elements.computing(&kept, over), elements.returning(over)]
     }
 }
 

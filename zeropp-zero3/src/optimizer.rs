@@ -518,8 +518,8 @@ impl Optimizer {
         let len = place.range.len();
         let owned = Owned { layout: &layout, role: place.role, start: place.first, len };
         // What it takes beside the parameters that it replaces.
-        let bytes = if self.zero1 { 4 * (len + place.shard) as u64 } else { 0 };
-        let _meanwhile = self.meter.hold(MemoryKind::Optimizer, bytes);
+        let over = (self.groups.zero3.size(), self.zero1);
+        let [computing, returning] = owned.update_bytes(&self.options.parameters, over);
         let own = match scale {
             Some(scale) => {
                 let watches = self.watched.is_some() && self.speaks_for(at);
@@ -527,9 +527,7 @@ impl Optimizer {
                     let hold = self.meter.hold(MemoryKind::Optimizer, 4 * len as u64);
                     (own_copy(&own), hold)
                 });
-                let zero3 = self.groups.zero3.size();
-                let bytes = owned.matrix_bytes(&self.options.parameters, zero3);
-                let _matrices = self.meter.hold(MemoryKind::Optimizer, bytes);
+                let _computing = self.meter.hold(MemoryKind::Optimizer, computing);
                 let by = (&self.options.parameters, scale);
                 let gather = |part| self.gathered(part, outcome);
                 let own = state.update(owned, (own, &grad), by, gather)?;
@@ -540,6 +538,7 @@ impl Optimizer {
             }
             None => own,
         };
+        let _returning = self.meter.hold(MemoryKind::Optimizer, returning);
         Ok(match self.zero1 {
             true => Updated::Gathered(self.groups.replica.all_gather(own), place.shard),
             false => Updated::Here(own),
