@@ -75,14 +75,18 @@ fn exponentials_from(p: &mut Block, i: usize, n: usize, top: f32) -> f32 {
     fold(sums, |a, b| a + b)
 }
 
-/// Turns row `i` of `dp`, gradients of the probabilities `p`, into those of the scores.
+/// Turns row `i` of `dp`, gradients of the probabilities, into those of the scores, and that of
+/// `p` into the probabilities, of which it has the exponentials whose sum is `sum`: 1, but for the
+/// rounding of the logarithm that they were made with, which would be in all of them.
 #[inline(always)]
-fn softmax_backward(dp: &mut Block, p: &mut Block, i: usize, n: usize) {
+fn softmax_backward(dp: &mut Block, p: &mut Block, i: usize, n: usize, sum: f32) {
     dp.hide(i, n, 0.0);
+    let inverse = 1.0 / sum;
     let mut means = [0.0; LANES];
     for (dp, p) in dp.runs(i, n).zip(p.runs(i, n)) {
         for (dp, p) in dp.iter().zip(p) {
             for lane in 0..LANES {
+                p[lane] *= inverse;
                 means[lane] += dp[lane] * p[lane];
             }
         }
@@ -346,9 +350,9 @@ impl Backward {
         simd(
             #[inline(always)]
             || {
-                for (i, sum) in sums.iter().enumerate() {
-                    exponentials_from(p, i, q.from + i + 1, *sum);
-                    softmax_backward(dp, p, i, q.from + i + 1);
+                for (i, log) in sums.iter().enumerate() {
+                    let sum = exponentials_from(p, i, q.from + i + 1, *log);
+                    softmax_backward(dp, p, i, q.from + i + 1, sum);
                 }
             },
         );

@@ -116,6 +116,9 @@ impl<'a> Block<'a> {
                     hide(ds, &range);
                     let (p, ds) = (&mut p[range.clone()], &mut ds[range]);
                     p.iter_mut().for_each(|x| *x = exp(*x - *log));
+                    // Their sum is 1, but for the logarithm's rounding, which is in all of them.
+                    let inverse = 1.0 / sum(p, |x| x);
+                    p.iter_mut().for_each(|x| *x *= inverse);
                     let mean = sum2(p, ds, |p, dp| p * dp);
                     ds.iter_mut().zip(p).for_each(|(ds, p)| *ds = (*ds - mean) * *p);
                 }

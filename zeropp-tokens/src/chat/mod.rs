@@ -7,6 +7,8 @@
 mod answers;
 mod environment;
 mod forms;
+#[cfg(test)]
+mod mutated_tests;
 mod python;
 #[cfg(test)]
 pub(crate) mod rules_tests;
