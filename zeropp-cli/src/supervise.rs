@@ -1,25 +1,21 @@
 //! `zeropp supervise`: a command that is started again when it fails.
 
-mod buddy;
 mod child;
-mod copies;
 mod memory;
 mod progress;
 mod replicas;
 
-use std::path::PathBuf;
-use std::str::FromStr;
+use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use clap::{Arg, ArgMatches, Command, value_parser};
-use zeropp::rendezvous::Address;
+use clap::{Arg, ArgMatches, Command};
 use zeropp_checkpoint::attempts::{Attempts, Remedy, SAME_PLACE};
 
 use crate::values::whole;
 use crate::{Failure, stderr};
 use child::{Child, Ended, Waiting};
-use copies::Copies;
+use memory::Memory;
 use progress::Watched;
 use replicas::Replicas;
 
@@ -37,8 +33,6 @@ const EXAMPLES: &str = "\
 Examples:
   zeropp supervise -- zeropp run run.toml --save ckpt --save-every 100 --resume
   zeropp supervise -- mpirun -n 8 zeropp run run.toml --engine mpi --save ckpt --resume
-  zeropp supervise --listen node1:29500
-  zeropp supervise --buddy node1:29500 -- zeropp run run.toml --save ckpt --resume
   zeropp supervise --replicas 4 -- mpirun -n {2dp} zeropp run run.toml --engine mpi --pp 2 \
       --dp {dp} --global-batch 64 --save ckpt --save-every 10 --resume
   zeropp supervise --hang-s 900 -- zeropp run run.toml --save ckpt --save-every 10 --resume
@@ -89,35 +83,14 @@ pub(crate) fn command() -> Command {
                      empty name keeps none",
                 ),
         )
-        .arg(address("listen", "Keep copies for other supervisors, which name this as their buddy"))
-        .arg(address(
-            "buddy",
-            "Send each copy to the supervisor that listens there, and begin with its copy where \
-             this machine has none",
-        ))
-        .arg(
-            Arg::new("token-file")
-                .long("token-file")
-                .value_name("FILE")
-                .value_parser(value_parser!(PathBuf))
-                .help(
-                    "A file with the secret that buddies share, or it is in ZEROPP_TOKEN; not \
-                     needed within one machine",
-                ),
-        )
         .arg(
             Arg::new("command")
                 .value_name("COMMAND")
-                .required_unless_present("listen")
+                .required(true)
                 .num_args(1..)
                 .last(true)
                 .help("The run, after `--`"),
         )
-}
-
-fn address(name: &'static str, help: &'static str) -> Arg {
-    let arg = Arg::new(name).long(name).value_name("HOST:PORT");
-    arg.value_parser(Address::from_str).help(help)
 }
 
 /// Runs the command until it ends well, is stopped, or fails for good.
@@ -126,57 +99,49 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     let max = *matches.get_one::<u64>("max-recoveries").expect("it has a default");
     let hang = *matches.get_one::<u64>("hang-s").expect("it has a default");
     let hang = (hang > 0).then(|| Duration::from_secs(hang));
-    let watched = (!line.is_empty()).then(|| Watched::of(&line)).transpose();
-    let watched = watched.map_err(Failure::bad_input)?;
+    let watched = Watched::of(&line).map_err(Failure::bad_input)?;
     let signals = child::signals().map_err(Failure::failed_run)?;
-    let copies = Copies::of(matches, watched.as_ref())?;
-    let Some(watched) = watched else { return keep(&signals) };
+    let memory = matches.get_one::<String>("memory").expect("it has a default");
+    let memory = take_memory(Path::new(memory));
+    let copied = || memory.as_ref().and_then(Memory::newest);
     let asked = matches.get_one::<u64>(replicas::FLAG).map(|k| *k as usize);
     let mut replicas = Replicas::new(asked, &line, &watched).map_err(Failure::bad_input)?;
     let mut attempts = Attempts::new(max);
     loop {
-        let before = (watched.sign(), copies.newest());
+        let before = (watched.sign(), copied());
         // What came while no command ran could end one that is just starting.
         if let Some(signal) = rest(attempts.pause(), &signals, &mut replicas) {
-            copies.stop(watched.newest());
             return Err(Failure::stopped_by(signal));
         }
         let line = replicas.filled_in(&line);
-        let mut child = Child::start(&line, copies.folder()).map_err(Failure::bad_input)?;
+        let mut child = Child::start(&line, memory.as_ref().map(Memory::folder)).map_err(Failure::bad_input)?;
         let ended = child.follow(&signals, (&watched, hang), (replicas.lack(), PERIOD));
         child.end_rest();
         let code = match ended {
-            Ended::Well => {
-                copies.forget();
-                return Ok(());
-            }
+            Ended::Well => return Ok(()),
             // It has said why.
-            Ended::Stopped(code) => {
-                copies.stop(watched.newest());
-                return Err(silent(code));
-            }
+            Ended::Stopped(code) | Ended::BadInput(code) => return Err(silent(code)),
             Ended::CalledBack => {
-                let newest = watched.newest().max(copies.newest());
+                let newest = watched.newest().max(copied());
                 let with = replicas.call_back();
                 tell(&format!("the command is started again from {}{with}", place(newest)));
                 continue;
             }
-            Ended::BadInput(code) => return Err(silent(code)),
             Ended::Failed(code) => code,
         };
-        let copied = copies.newest();
-        let newest = watched.newest().max(copied);
+        let in_memory = copied();
+        let newest = watched.newest().max(in_memory);
         let remedy = attempts.fail(newest);
         if let Some(why) = given_up(remedy, newest, max) {
             tell(&why);
             return Err(silent(code));
         }
         let from = place(newest);
-        let with = replicas.after_failure((watched.sign(), copied) != before);
+        let with = replicas.after_failure((watched.sign(), in_memory) != before);
         if replicas.are_fewer() {
             attempts.go_on_with_fewer();
         }
-        let is_copy = copied.is_some() && copied == newest;
+        let is_copy = in_memory.is_some() && in_memory == newest;
         let in_memory = if is_copy { ", copied in memory" } else { "" };
         tell(&format!(
             "the command failed ({}); recovery {} of {max}: it is started again from \
@@ -210,18 +175,19 @@ fn given_up(remedy: Remedy, newest: Option<u64>, max: u64) -> Option<String> {
     }
 }
 
-/// Keeps copies for others until a signal comes.
-fn keep(signals: &Receiver<i32>) -> Result<(), Failure> {
-    loop {
-        match signals.recv() {
-            Ok(signal) if child::stops(signal) => {
-                return Err(Failure::stopped_by(signal));
-            }
-            Ok(_) => {}
-            // No signals here: it is ended from outside.
-            Err(_) => std::thread::park(),
-        }
+/// The memory for copies, unless there is to be none, or can be none, which is reported.
+fn take_memory(parent: &Path) -> Option<Memory> {
+    if parent.as_os_str().is_empty() {
+        return None;
     }
+    let report = |e| {
+        let parent = parent.display();
+        tell(&format!(
+            "memory = {parent}: no copies in memory are kept, as it cannot be written ({e}); after \
+             a failure the command goes on from its newest checkpoint"
+        ));
+    };
+    Memory::take(parent).map_err(report).ok()
 }
 
 /// Waits for so long, and heeds signals meanwhile; the one that stops, if one does.

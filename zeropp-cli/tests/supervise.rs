@@ -5,7 +5,6 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -28,22 +27,11 @@ fn bits(path: &Path) -> BTreeMap<u64, (String, String)> {
 
 /// Runs a script as a supervised command; it finds `zeropp` in `$ZEROPP`.
 fn supervised(at: &Path, flags: &str, script: &str) -> (Option<i32>, String) {
-    supervised_with(at, flags, script, &[])
-}
-
-/// The same in an environment.
-fn supervised_with(
-    at: &Path,
-    flags: &str,
-    script: &str,
-    variables: &[(&str, &str)],
-) -> (Option<i32>, String) {
     fs::write(at.join("run.sh"), script).unwrap();
     let plain = command(at, "");
     let output = Command::new(plain.get_program())
         .args(format!("supervise {flags} -- sh run.sh --save ckpt --resume").split_whitespace())
         .env("ZEROPP", plain.get_program())
-        .envs(variables.iter().copied())
         .current_dir(at)
         .output()
         .unwrap();
@@ -133,109 +121,6 @@ fn a_killed_run_goes_on_from_memory_behind_its_newest_checkpoint() {
     assert!((451..900).contains(&from), "{told}");
     is_as_undisturbed(at);
     assert_eq!(fs::read_dir(at.join("memory")).unwrap().count(), 0, "the memory is given back");
-}
-
-/// A supervisor that keeps copies for others, and its port on this machine.
-fn keeper(at: &Path, token: &str) -> (std::process::Child, u16) {
-    fs::create_dir(at.join("other")).unwrap();
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let mut run = Command::new("env");
-    let zeropp = command(at, "").get_program().to_str().unwrap().to_owned();
-    let line = format!("--default-signal {zeropp} supervise --memory other");
-    run.args(line.split_whitespace()).args(["--listen", &format!("127.0.0.1:{port}")]);
-    run.env("ZEROPP_TOKEN", token).current_dir(at).stderr(Stdio::null());
-    let child = run.spawn().unwrap();
-    let begin = Instant::now();
-    while TcpStream::connect(("127.0.0.1", port)).is_err() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "nobody listens");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    (child, port)
-}
-
-#[test]
-fn after_the_loss_of_a_machine_the_run_goes_on_from_its_buddy_s_copy() {
-    let dir = tempfile::tempdir().unwrap();
-    let at = dir.path();
-    for memory in ["first", "second"] {
-        fs::create_dir(at.join(memory)).unwrap();
-    }
-    let token = "what the two of them share";
-    let (mut keeper, port) = keeper(at, token);
-    // The machine is lost once the other one has a copy.
-    let script = killed_behind_its_checkpoint("other/*/kept/*/step-*");
-    let script = format!("unset ZEROPP_TOKEN\n{script}");
-    let supervised = |flags: &str| {
-        let flags = format!("--buddy 127.0.0.1:{port} {flags}");
-        supervised_with(at, &flags, &script, &[("ZEROPP_TOKEN", token)])
-    };
-    let (code, told) = supervised("--memory first --max-recoveries 0");
-    assert_eq!(code, Some(9), "{told}");
-    assert_eq!(fs::read_dir(at.join("first")).unwrap().count(), 0, "its memory is gone");
-    let (code, told) = supervised("--memory second");
-    assert_eq!(code, Some(0), "{told}");
-    let step = told.split_once("the buddy had a copy of step ").expect("it had").1;
-    let (step, rest) = step.split_once(',').unwrap();
-    assert!(rest.contains("to begin without it, leave --buddy out"), "{told}");
-    let step: u64 = step.parse().unwrap();
-    assert!((451..900).contains(&step), "{told}");
-    assert!(told.contains(" copies were sent to the buddy, "), "{told}");
-    is_as_undisturbed(at);
-    let other = fs::read_dir(at.join("other")).unwrap().next().unwrap().unwrap().path();
-    assert_eq!(fs::read_dir(other.join("kept")).unwrap().count(), 0, "the buddy was told");
-
-    let stopped = Command::new("kill").args(["-TERM", &keeper.id().to_string()]).status();
-    assert!(stopped.unwrap().success());
-    assert_eq!(keeper.wait().unwrap().code(), Some(143));
-    assert_eq!(fs::read_dir(at.join("other")).unwrap().count(), 0);
-}
-
-#[test]
-fn a_run_that_is_stopped_and_saved_leaves_no_copy_at_its_buddy() {
-    let dir = tempfile::tempdir().unwrap();
-    let at = dir.path();
-    fs::create_dir(at.join("memory")).unwrap();
-    let (mut keeper, port) = keeper(at, "what the two of them share");
-    // The user stops the supervisor, which passes the signal on, once the buddy has a copy.
-    let script = format!(
-        "trap : TERM\n\
-         $ZEROPP {SMALL} --steps 100000 --save ckpt --resume & pid=$!\n\
-         while ! ls -d other/*/kept/*/step-* > left 2>&1; do\n\
-             kill -0 $pid || exit 1\n\
-             sleep 0.01\n\
-         done\n\
-         kill -TERM $PPID\n\
-         while kill -0 $pid 2> left; do wait $pid; done\n\
-         exit 143\n"
-    );
-    let flags = format!("--memory memory --buddy 127.0.0.1:{port}");
-    let token = ("ZEROPP_TOKEN", "what the two of them share");
-    let (code, told) = supervised_with(at, &flags, &script, &[token]);
-    assert_eq!(code, Some(143), "{told}");
-    assert!(told.contains(" copies were sent to the buddy, "), "{told}");
-    assert!(fs::read_dir(at.join("ckpt")).unwrap().count() > 0);
-    let other = fs::read_dir(at.join("other")).unwrap().next().unwrap().unwrap().path();
-    assert_eq!(fs::read_dir(other.join("kept")).unwrap().count(), 0, "the buddy was told");
-    keeper.kill().unwrap();
-    keeper.wait().unwrap();
-}
-
-#[test]
-fn a_buddy_that_is_not_there_or_not_one_s_own_is_told_and_costs_nothing_else() {
-    let dir = tempfile::tempdir().unwrap();
-    let at = dir.path();
-    fs::create_dir(at.join("memory")).unwrap();
-    let (mut keeper, port) = keeper(at, "a secret that nobody else has");
-    let flags = format!("--memory memory --buddy 127.0.0.1:{port}");
-    let token = ("ZEROPP_TOKEN", "another secret of somebody");
-    let (code, told) = supervised_with(at, &flags, "exit 0", &[token]);
-    assert_eq!(code, Some(0), "{told}");
-    assert!(told.contains("its token differs"), "{told}");
-    keeper.kill().unwrap();
-    keeper.wait().unwrap();
-    let (code, told) = supervised_with(at, &flags, "exit 0", &[token]);
-    assert_eq!(code, Some(0), "{told}");
-    assert!(told.contains("nothing was fetched from the buddy"), "{told}");
 }
 
 #[test]

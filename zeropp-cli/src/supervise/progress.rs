@@ -43,11 +43,6 @@ impl Watched {
         Ok(Watched { save, metrics: path("--metrics").or(file.metrics), has_batch })
     }
 
-    /// The folder of checkpoints.
-    pub(super) fn save(&self) -> &Path {
-        &self.save
-    }
-
     /// Step of the newest complete checkpoint.
     pub(super) fn newest(&self) -> Option<u64> {
         // Without a look at its lock, which a run that begins would find taken.
