@@ -52,8 +52,7 @@ pub(super) fn run_rank(
     world: Arc<dyn Communicator>,
     mut see: impl FnMut(EmulatedStep),
 ) -> Result<RankSteps, RankError> {
-    let copies = shared.programs.most.first_copies();
-    let groups = Groups::with_copies(world.clone(), shared.mesh, &copies)?;
+    let groups = Groups::new(world.clone(), shared.mesh)?;
     let clock = Clock::new(shared.epoch);
     let mut executor = build(shared, &groups, &clock);
     let late = shared.programs.most.validates_late();

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::config::{Config, ConfigError, DeviceKind, PackWeights, Precision};
+use crate::config::{Config, DeviceKind, PackWeights, Precision};
 use burn::tensor::DType;
 use zeropp_comm::mesh::Mesh;
 use zeropp_core::layer::{BatchShape, Model};
@@ -116,9 +116,6 @@ impl Blueprint {
         blueprint.times = Times::new((&blueprint.config, table), estimates, &bytes)?;
         let costs = generator_costs(&blueprint.config, &blueprint.times.costs, &bytes);
         let programs = Programs::new(resolved, &costs)?;
-        if !programs.most.routes.is_empty() && blueprint.model.is_tied() {
-            return Err(tied_copies(&blueprint.config));
-        }
         blueprint.evaluation = evaluation::programs(&blueprint.config, &programs)?;
         blueprint.programs = programs;
         blueprint.recomputed = Recomputed::new(blueprint.config.recompute, blueprint.schedule());
@@ -307,13 +304,6 @@ impl Blueprint {
         }
     }
 
-    /// Whether several ranks of a pipeline have the stage.
-    fn has_copies(&self, stage: usize) -> bool {
-        let schedule = self.schedule();
-        let routes = &schedule.routes;
-        routes.iter().any(|route| route[stage] != schedule.placement[stage])
-    }
-
     fn stage_parameters(&self, stage: usize) -> u64 {
         let parameters = self.layers[self.stages[stage].clone()].iter().map(Layer::parameters);
         parameters.flatten().map(|p| p.len() as u64).sum()
@@ -323,7 +313,7 @@ impl Blueprint {
         let element_bytes = self.compute.size();
         let form = StageForm {
             cut: self.cut(),
-            is_summed: self.mesh.dp > 1 || self.has_copies(stage),
+            is_summed: self.mesh.dp > 1,
             selective: self.recomputed.attention.contains(&stage),
             element_bytes,
             packed_bytes: self.config.packed_bytes(),
@@ -364,13 +354,6 @@ fn layers(model: &Model, batch: BatchShape) -> Arc<[Layer]> {
 fn larger(a: Vec<MemoryBytes>, b: Vec<MemoryBytes>) -> Vec<MemoryBytes> {
     let most = |(a, b): (MemoryBytes, MemoryBytes)| if b.total() > a.total() { b } else { a };
     a.into_iter().zip(b).map(most).collect()
-}
-
-/// A tied weight's gradient is summed between two ranks, and not between copies of both.
-fn tied_copies(config: &Config) -> Error {
-    let problem = "has copies of stages, and embedding and head of this model share a weight";
-    let help = "use a model whose embedding and head have weights of their own (untied)";
-    ConfigError::value("schedule", &config.schedule, problem, help).into()
 }
 
 /// Parameter names must be unique, but for the weight that embedding and head share.

@@ -9,10 +9,9 @@ use crate::plan::blueprint::Blueprint;
 
 /// Bytes of a complete copy of what these ranks hold.
 fn bytes_of(bp: &Blueprint, ranks: impl Iterator<Item = usize>) -> u64 {
-    let first = bp.schedule().first_copies();
     let saved = |rank: usize| {
         let c = bp.mesh.coords(rank);
-        (bp.config.zero1 || c.dp == 0 && first[c.pp] == c.pp).then(|| bp.plan.ranks[c.pp].saved)
+        (bp.config.zero1 || c.dp == 0).then(|| bp.plan.ranks[c.pp].saved)
     };
     ranks.filter_map(saved).sum()
 }

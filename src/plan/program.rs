@@ -46,7 +46,6 @@ impl Resolved {
         let limits = VerifyLimits { optimizer_step: false, ..VerifyLimits::default() };
         verify(&schedule, &limits).map_err(|e| wrong(e.to_string()))?;
         check_sizes(config, &schedule)?;
-        check_copies(config, &schedule)?;
         resolved.virtual_stages = Some(schedule.stages().div_ceil(schedule.pp()));
         resolved.micro_batches = Some(schedule.micro_batches());
         resolved.unit = Some(schedule.units[0]);
@@ -177,27 +176,6 @@ fn check_sizes(config: &Config, schedule: &Schedule) -> Result<(), ConfigError> 
     if let Some(u) = config.unit.filter(|u| !fits(*u)) {
         let problem = format!("the units of {file} are {units:?}");
         return fail("unit", u, problem, "leave it out: it follows from the file".into());
-    }
-    Ok(())
-}
-
-/// Copies of stages are the run's replicas, and summed as those of threads and MPI are.
-fn check_copies(config: &Config, schedule: &Schedule) -> Result<(), ConfigError> {
-    if schedule.routes.is_empty() {
-        return Ok(());
-    }
-    let file = &config.schedule;
-    if config.dp > 1 {
-        let problem = format!("{file} has all replicas in it, as copies of stages");
-        return Err(ConfigError::value("dp", config.dp, problem, "use 1"));
-    }
-    if config.zero1 {
-        let problem = format!("{file} has copies of stages, which share no optimizer");
-        return Err(ConfigError::value("zero1", true, problem, "leave it out"));
-    }
-    if config.engine == EngineKind::Nccl {
-        let problem = format!("{file} has copies of stages, whose sums have no one order yet");
-        return Err(ConfigError::value("engine", config.engine, problem, "use threads or mpi"));
     }
     Ok(())
 }

@@ -290,8 +290,7 @@ pub(crate) fn run_rank(
     let shared = &Shared { copier, ..shared.clone() };
     let threads = processes::threads(shared, &roster, world.rank())?;
     let _in_use = threads.install();
-    let copies = shared.blueprint.schedule().first_copies();
-    let groups = Groups::with_copies(world, shared.blueprint.mesh, &copies)?;
+    let groups = Groups::new(world, shared.blueprint.mesh)?;
     let meter = Meter::new();
     let scored = Scored::default();
     let (mut executor, resumed) = build_executor(shared, &device, &groups, &meter, &scored)?;

@@ -518,7 +518,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         }
         let worker = &self.executor.worker;
         let exported = match shared.export {
-            // Replicas and copies hold the same pieces.
+            // Replicas hold the same pieces.
             Export::Weights if self.groups.replica.rank() == 0 => {
                 worker.sharded().iter().flat_map(ShardedStage::export).collect()
             }

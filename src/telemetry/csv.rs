@@ -9,56 +9,13 @@ use zeropp_core::files::open_kept;
 use zeropp_core::metrics::{RunHeader, StepMetrics};
 
 use super::Steps;
+use super::keys::{KEYS, values};
 use super::out::Out;
 
-/// The columns: keys of the JSON lines, those of an object inside behind a dot. New ones come last.
-const COLUMNS: &[&str] = &[
-    "step",
-    "wall_time",
-    "loss",
-    "grad_norm",
-    "lr",
-    "tokens",
-    "tokens_per_s",
-    "step_s",
-    "flops_util",
-    "bubble",
-    "bubble_own_span",
-    "bubble_step",
-    "all_gathers",
-    "reduce_scatters",
-    "all_reduces",
-    "optimizer_gathers",
-    "comm_bytes",
-    "peak_bytes.parameter_shard",
-    "peak_bytes.gathered",
-    "peak_bytes.packed_weights",
-    "peak_bytes.gradient",
-    "peak_bytes.gradient_shard",
-    "peak_bytes.optimizer",
-    "peak_bytes.activation",
-    "peak_bytes.weight_stash",
-    "peak_bytes.communication",
-    "peak_bytes.save",
-    "at_once_bytes",
-    "early_bytes",
-    "idle_bytes",
-    "save_blocked_s",
-    "skipped",
-    "eval.loss",
-    "eval.perplexity",
-    "eval.bits_per_byte",
-    "eval.tokens",
-    "eval.seconds",
-    "eval.all_gathers",
-    "eval.comm_bytes",
-    "eval.best",
-    "peak_bytes.rollback",
-    "rolled_back",
-    "redone_s",
-    "scored_tokens",
-    "eval.scored_tokens",
-];
+/// The row of names.
+fn names() -> String {
+    KEYS.iter().map(|key| key.name).collect::<Vec<_>>().join(",")
+}
 
 /// A file of rows.
 pub(super) struct CsvRows {
@@ -90,7 +47,7 @@ impl CsvRows {
     /// # Errors
     /// The file cannot be read, or has other columns.
     pub(super) fn kept(file: &File, step: u64) -> io::Result<u64> {
-        bytes_up_to(BufReader::new(file), step, &COLUMNS.join(","))
+        bytes_up_to(BufReader::new(file), step, &names())
     }
 
     /// Writes to `out`, which has the row of names where it is `named`.
@@ -102,7 +59,7 @@ impl CsvRows {
 impl Steps for CsvRows {
     fn begin(&mut self, _run: &RunHeader) -> io::Result<()> {
         if !self.named {
-            writeln!(self.out, "{}", COLUMNS.join(","))?;
+            writeln!(self.out, "{}", names())?;
         }
         self.out.flush()
     }
@@ -110,17 +67,15 @@ impl Steps for CsvRows {
     /// Every number reads back to the same bits; what is not finite, and what a step does not have,
     /// is an empty cell.
     fn write(&mut self, step: &StepMetrics) -> io::Result<()> {
-        // By way of text: it has the shortest digits that read back to the same bits.
-        let value = serde_json::to_value(step)?;
-        let cells: Vec<String> = COLUMNS.iter().map(|column| cell(&value, column)).collect();
+        let step = values(step)?;
+        let cells: Vec<String> = KEYS.iter().map(|key| cell(key.of(&step))).collect();
         writeln!(self.out, "{}", cells.join(","))?;
         self.out.flush()
     }
 }
 
-fn cell(step: &Value, column: &str) -> String {
-    let found = column.split('.').try_fold(step, |value, key| value.get(key));
-    match found {
+fn cell(value: Option<&Value>) -> String {
+    match value {
         None | Some(Value::Null) => String::new(),
         Some(value) => value.to_string(),
     }
@@ -189,7 +144,7 @@ mod tests {
         }
         let mut found = Vec::new();
         keys("", &serde_json::to_value(full(1)).unwrap(), &mut found);
-        let mut columns: Vec<String> = COLUMNS.iter().map(ToString::to_string).collect();
+        let mut columns: Vec<String> = KEYS.iter().map(|key| key.name.to_string()).collect();
         columns.sort();
         found.sort();
         assert_eq!(found, columns);
@@ -216,7 +171,7 @@ mod tests {
         rows.write(&full(8)).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let cells: Vec<Vec<&str>> = text.lines().map(|row| row.split(',').collect()).collect();
-        assert!(cells.iter().all(|row| row.len() == COLUMNS.len()));
+        assert!(cells.iter().all(|row| row.len() == KEYS.len()));
         assert_eq!((cells[1][2], cells[2][2]), ("", "0.30000000000000004"));
         // Killed in the middle of a row.
         std::fs::write(&path, &text[..text.len() - 4]).unwrap();

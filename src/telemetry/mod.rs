@@ -3,6 +3,7 @@
 
 mod csv;
 mod header;
+mod keys;
 mod out;
 mod prometheus;
 mod tensorboard;

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use zeropp_core::meter::MemoryKind;
+use serde_json::Value;
+use zeropp_core::meter::{MemoryBytes, MemoryKind};
 use zeropp_core::metrics::{LayerMetrics, StepMetrics};
 use zeropp_core::threads::start;
 
 use crate::config::{Config, ConfigError};
 use crate::http::{self, Answer, Request};
+use crate::telemetry::keys::{KEYS, number, values};
 
 /// The text format of version 0.0.4, which every Prometheus reads.
 const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -22,10 +24,11 @@ const KIND: &str = "text/plain; version=0.0.4; charset=utf-8";
 #[derive(Default)]
 struct Shown {
     name: String,
-    /// None before the first step.
-    last: Option<StepMetrics>,
-    /// The last validation loss.
-    eval: Option<f64>,
+    /// The figures of the last step by [`KEYS`], with those of the last validation; nothing before
+    /// the first.
+    last: Value,
+    /// The most memory of a rank in that step.
+    peak_bytes: MemoryBytes,
     /// Those of the last step in which layers were looked at.
     layers: Vec<LayerMetrics>,
     steps: u64,
@@ -75,11 +78,15 @@ impl Prometheus {
         shown.skipped += u64::from(step.skipped);
         shown.rollbacks += u64::from(step.rolled_back);
         shown.save_blocked_s += step.save_blocked_s;
-        shown.eval = step.eval.map(|eval| eval.loss).or(shown.eval);
+        let validated = shown.last.get("eval").cloned();
+        shown.last = values(step).unwrap_or_default();
+        if let (None, Some(eval)) = (step.eval, validated) {
+            shown.last["eval"] = eval;
+        }
+        shown.peak_bytes = step.peak_bytes;
         if !step.layers.is_empty() {
             shown.layers = step.layers.clone();
         }
-        shown.last = Some(step.clone());
     }
 }
 
@@ -120,7 +127,7 @@ fn text(shown: &Shown) -> String {
             out,
             "# HELP zeropp_{name} {about}\n# TYPE zeropp_{name} {kind}\n\
              zeropp_{name}{{run=\"{run}\"}} {}\n",
-            number(value)
+            digits(value)
         );
     };
     tell("steps_total", "counter", "Steps done by this process.", shown.steps as f64);
@@ -144,27 +151,18 @@ fn text(shown: &Shown) -> String {
         "Time that saving kept a rank from its work.",
         shown.save_blocked_s,
     );
-    if let Some(loss) = shown.eval {
-        tell("eval_loss", "gauge", "Last validation loss, in nats a token.", loss);
+    if shown.last.is_null() {
+        return out;
     }
-    let Some(m) = &shown.last else { return out };
-    for (name, about, value) in [
-        ("step", "Last step of the run.", m.step as f64),
-        ("last_step_timestamp_seconds", "When it was done.", m.wall_time),
-        ("loss", "Its loss, in nats a token.", m.measured_loss().unwrap_or(f64::NAN)),
-        ("grad_norm", "Its global gradient norm.", m.grad_norm),
-        ("learning_rate", "Its learning rate.", m.lr),
-        ("tokens_per_second", "Its tokens per second.", m.tokens_per_s),
-        ("step_seconds", "Its time.", m.step_s),
-        ("flops_utilization_ratio", "Its FLOP utilisation.", m.flops_util),
-        ("bubble_ratio", "Idle share of its pipeline.", m.bubble),
-    ] {
-        tell(name, "gauge", about, value);
+    for key in KEYS {
+        if let (Some((name, about)), Some(value)) = (key.gauge, key.of(&shown.last)) {
+            tell(name, "gauge", about, number(value));
+        }
     }
     out.push_str("# HELP zeropp_peak_bytes Largest memory of a rank in the last step, by kind.\n");
     out.push_str("# TYPE zeropp_peak_bytes gauge\n");
     for kind in MemoryKind::ALL {
-        let (what, bytes) = (kind.name().replace(' ', "_"), m.peak_bytes.get(kind));
+        let (what, bytes) = (kind.name().replace(' ', "_"), shown.peak_bytes.get(kind));
         let _ = writeln!(out, "zeropp_peak_bytes{{run=\"{run}\",kind=\"{what}\"}} {bytes}");
     }
     tell_layers(&mut out, &run, &shown.layers);
@@ -185,13 +183,13 @@ fn tell_layers(out: &mut String, run: &str, layers: &[LayerMetrics]) {
         let _ = writeln!(out, "# HELP zeropp_layer_{name} {about}");
         let _ = writeln!(out, "# TYPE zeropp_layer_{name} gauge");
         for (layer, value) in layers.iter().filter_map(|layer| Some((layer, of(layer)?))) {
-            let (layer, value) = (label(&layer.name), number(value));
+            let (layer, value) = (label(&layer.name), digits(value));
             let _ = writeln!(out, "zeropp_layer_{name}{{run=\"{run}\",layer=\"{layer}\"}} {value}");
         }
     }
 }
 
-fn number(value: f64) -> String {
+fn digits(value: f64) -> String {
     match value {
         x if x.is_nan() => "NaN".into(),
         x if x.is_infinite() => (if x > 0.0 { "+Inf" } else { "-Inf" }).into(),

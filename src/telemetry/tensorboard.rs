@@ -11,6 +11,7 @@ use zeropp_core::files::open_kept;
 use zeropp_core::metrics::{LayerMetrics, RunHeader, StepMetrics};
 
 use super::Steps;
+use super::keys::{KEYS, number, values};
 use super::out::Out;
 
 /// What the first event of a file says it is.
@@ -90,7 +91,7 @@ impl Steps for EventFile {
         event.double(EVENT_WALL_TIME, step.wall_time);
         event.integer(EVENT_STEP, step.step);
         let mut summary = Message::default();
-        for (tag, value) in scalars(step) {
+        for (tag, value) in scalars(step)? {
             let mut one = Message::default();
             one.bytes(VALUE_TAG, tag.as_bytes());
             one.float(VALUE_SIMPLE, value as f32);
@@ -102,9 +103,13 @@ impl Steps for EventFile {
     }
 }
 
-/// What a step has to show, by tag; TensorBoard groups tags by what is before the slash.
-fn scalars(m: &StepMetrics) -> Vec<(String, f64)> {
-    let of_step = of_step(m).into_iter().map(|(tag, value)| (tag.to_string(), value));
+/// The figures of a step and of its layers, by tag.
+fn scalars(m: &StepMetrics) -> io::Result<Vec<(String, f64)>> {
+    let step = values(m)?;
+    let of_step = KEYS.iter().filter_map(|key| {
+        let value = key.of(&step).filter(|value| !value.is_null())?;
+        Some((key.tag?.to_owned(), number(value)))
+    });
     let of_layer = |layer: &LayerMetrics| {
         let scalar =
             |group: &str, value: Option<f64>| Some((format!("{group}/{}", layer.name), value?));
@@ -114,31 +119,7 @@ fn scalars(m: &StepMetrics) -> Vec<(String, f64)> {
             scalar("layer_activation_rms", layer.activation_rms),
         ]
     };
-    of_step.chain(m.layers.iter().flat_map(of_layer).flatten()).collect()
-}
-
-fn of_step(m: &StepMetrics) -> Vec<(&'static str, f64)> {
-    let mut all = vec![
-        ("train/grad_norm", m.grad_norm),
-        ("train/lr", m.lr),
-        ("train/skipped", f64::from(u8::from(m.skipped))),
-        ("train/rolled_back", f64::from(u8::from(m.rolled_back))),
-        ("speed/tokens_per_s", m.tokens_per_s),
-        ("speed/step_s", m.step_s),
-        ("speed/flops_util", m.flops_util),
-        ("speed/bubble", m.bubble),
-        ("speed/save_blocked_s", m.save_blocked_s),
-        ("memory/at_once_bytes", m.at_once_bytes as f64),
-        ("memory/activation_bytes", m.peak_bytes.activation as f64),
-        ("comm/bytes", m.comm_bytes as f64),
-    ];
-    all.extend(m.measured_loss().map(|loss| ("loss/train", loss)));
-    all.extend(m.scored_tokens.map(|scored| ("train/scored_tokens", scored as f64)));
-    if let Some(eval) = m.eval {
-        all.extend([("loss/validation", eval.loss), ("eval/perplexity", eval.perplexity)]);
-        all.extend(eval.bits_per_byte.map(|bits| ("eval/bits_per_byte", bits)));
-    }
-    all
+    Ok(of_step.chain(m.layers.iter().flat_map(of_layer).flatten()).collect())
 }
 
 /// A message of Protocol Buffers on its way.
@@ -285,6 +266,6 @@ mod tests {
         assert_eq!(loss[1], (u64::from(VALUE_SIMPLE), 2.5f32.to_le_bytes().to_vec()));
         let layer = values.iter().find(|value| value[0].1 == b"layer_grad_norm/h.0").unwrap();
         assert_eq!(layer[1], (u64::from(VALUE_SIMPLE), 0.5f32.to_le_bytes().to_vec()));
-        assert_eq!(values.len(), scalars(&step).len());
+        assert_eq!(values.len(), scalars(&step).unwrap().len());
     }
 }

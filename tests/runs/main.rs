@@ -11,7 +11,6 @@ mod checkpoint;
 mod common;
 mod costs;
 mod counts;
-mod detour;
 mod dropout;
 mod emulation;
 mod evaluation;

@@ -6,7 +6,6 @@ mod cost_args;
 mod costs;
 mod costs_file;
 mod decimal;
-mod detour;
 mod facts;
 mod make;
 mod output;
@@ -42,12 +41,6 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
     }
     let kind = matches.get_one::<String>("kind").expect("has a default");
     let width = *matches.get_one::<usize>("width").expect("has a default");
-    if request.replicas.is_some() && ["csv", "torch"].contains(&format) {
-        return Err(Failure::bad_input(format!(
-            "dp = {}: {format} has no word for stages with copies; use json",
-            request.replicas.unwrap_or_default()
-        )));
-    }
     let made = make::make(&request, kind, make::shape(&request, kind, false))?;
     for note in &made.notes {
         stderr::tell(&format!("note: {note}"));

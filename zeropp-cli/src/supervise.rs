@@ -114,7 +114,8 @@ pub(crate) fn run(matches: &ArgMatches) -> Result<(), Failure> {
             return Err(Failure::stopped_by(signal));
         }
         let line = replicas.filled_in(&line);
-        let mut child = Child::start(&line, memory.as_ref().map(Memory::folder)).map_err(Failure::bad_input)?;
+        let mut child =
+            Child::start(&line, memory.as_ref().map(Memory::folder)).map_err(Failure::bad_input)?;
         let ended = child.follow(&signals, (&watched, hang), (replicas.lack(), PERIOD));
         child.end_rest();
         let code = match ended {

@@ -18,7 +18,7 @@ pub struct Groups {
     pub zero3: Arc<dyn Communicator>,
     /// Ranks of this rank's pipeline, by stage order: send and receive.
     pub pipeline: Arc<dyn Communicator>,
-    /// Ranks that hold the same shard: in other replicas, and of copies of the stage.
+    /// Ranks that hold the same shard in other replicas.
     pub replica: Arc<dyn Communicator>,
 }
 
@@ -31,33 +31,15 @@ impl Groups {
     /// # Panics
     /// Panics if the world does not have the mesh's size.
     pub fn new(world: Arc<dyn Communicator>, mesh: Mesh) -> CommResult<Groups> {
-        let apart: Vec<usize> = (0..mesh.pp).collect();
-        Groups::with_copies(world, mesh, &apart)
-    }
-
-    /// The same where stages have copies within a pipeline: `first` has, for each of its ranks, the
-    /// first one with the same stages.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    ///
-    /// # Panics
-    /// As [`new`](Self::new).
-    pub fn with_copies(
-        world: Arc<dyn Communicator>,
-        mesh: Mesh,
-        first: &[usize],
-    ) -> CommResult<Groups> {
         assert_eq!(world.size(), mesh.world(), "world does not fit mesh {mesh}");
         let rank = world.rank();
         let c = mesh.coords(rank);
         let zero3_id = c.dp * mesh.pp + c.pp;
         let pipeline_id = c.dp * mesh.zero3 + c.zero3;
-        let replica_id = first[c.pp] * mesh.zero3 + c.zero3;
+        let replica_id = c.pp * mesh.zero3 + c.zero3;
         let zero3 = world.split(&format!("zero3[{zero3_id}]"), zero3_id, c.zero3)?;
         let pipeline = world.split(&format!("pipeline[{pipeline_id}]"), pipeline_id, c.pp)?;
-        let replica =
-            world.split(&format!("replica[{replica_id}]"), replica_id, c.dp * mesh.pp + c.pp)?;
+        let replica = world.split(&format!("replica[{replica_id}]"), replica_id, c.dp)?;
         Ok(Groups { mesh, coords: c, world, zero3, pipeline, replica })
     }
 

@@ -73,7 +73,7 @@ impl RunState {
 pub struct StageForm {
     /// The ranks that share it.
     pub cut: Cut,
-    /// Whether its gradient is summed over replicas or over copies of the stage.
+    /// Whether its gradient is summed over replicas.
     pub is_summed: bool,
     /// Whether B computes attention again.
     pub selective: bool,

@@ -215,7 +215,7 @@ impl<'a> Simulation<'a> {
         let mut hash = DefaultHasher::new();
         (self.layout.of_stages(), self.along.to_bits()).hash(&mut hash);
         for program in &self.programs {
-            (&program.placement, &program.routes, &program.ranks).hash(&mut hash);
+            (&program.placement, &program.ranks).hash(&mut hash);
         }
         hash.finish()
     }

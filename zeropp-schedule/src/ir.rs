@@ -11,12 +11,8 @@ pub use crate::action::{Action, Compute, Message, Task};
 pub struct Schedule {
     /// Name of the generator, or `file`.
     pub kind: String,
-    /// Pipeline rank of each stage; its length is the number of stages S. Where stages have copies,
-    /// that of the first micro-batch.
+    /// Pipeline rank of each stage; its length is the number of stages S.
     pub placement: Vec<usize>,
-    /// Where stages have copies on several ranks: the rank of each stage for each micro-batch.
-    /// Empty where all micro-batches go by `placement`.
-    pub routes: Vec<Vec<usize>>,
     /// Micro-batches of each unit, in order; the sum is B. A schedule that reduces gradients once
     /// a step is one unit of B.
     pub units: Vec<usize>,
@@ -57,44 +53,9 @@ impl Schedule {
         self.ranks.iter().flatten().any(|a| a.row().lowering == Lowering::Gathers)
     }
 
-    /// The rank on which `stage` computes `micro_batch`.
-    pub fn home(&self, stage: usize, micro_batch: usize) -> usize {
-        self.routes.get(micro_batch).unwrap_or(&self.placement)[stage]
-    }
-
     /// The stages of one rank in ascending order.
     pub fn stages_of(&self, rank: usize) -> Vec<usize> {
-        (0..self.stages()).filter(|s| self.holds(rank, *s)).collect()
-    }
-
-    /// Whether `rank` has `stage`, or a copy of it.
-    pub fn holds(&self, rank: usize, stage: usize) -> bool {
-        let on_route = self.routes.iter().any(|route| route[stage] == rank);
-        self.placement[stage] == rank || on_route
-    }
-
-    /// For each rank the first one with the same stages: itself, but where these are copies.
-    pub fn first_copies(&self) -> Vec<usize> {
-        if self.routes.is_empty() {
-            return (0..self.pp()).collect();
-        }
-        let held = self.stages_of_all();
-        let first = |stages| held.iter().position(|other| other == stages).expect("its own");
-        held.iter().map(first).collect()
-    }
-
-    /// [`stages_of`](Self::stages_of) every rank, in one walk over the routes, whose ranks must be
-    /// those that there are.
-    pub(crate) fn stages_of_all(&self) -> Vec<Vec<usize>> {
-        let mut holds = vec![vec![false; self.stages()]; self.pp()];
-        for route in std::iter::once(&self.placement).chain(&self.routes) {
-            route.iter().enumerate().for_each(|(stage, rank)| holds[*rank][stage] = true);
-        }
-        let held = |holds: Vec<bool>| {
-            let stages = holds.into_iter().enumerate().filter(|(_, held)| *held);
-            stages.map(|(stage, _)| stage).collect()
-        };
-        holds.into_iter().map(held).collect()
+        (0..self.stages()).filter(|s| self.placement[*s] == rank).collect()
     }
 
     /// The unit that `micro_batch` belongs to.

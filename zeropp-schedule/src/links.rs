@@ -47,18 +47,18 @@ impl Message {
 }
 
 impl Schedule {
-    /// The rank that `message` of the producing `stage` travels to for `micro_batch`; none where
-    /// the next stage is on the same rank, or there is none.
-    pub fn destination(&self, message: Message, stage: usize, micro_batch: usize) -> Option<usize> {
-        let to = self.home(message.consumer(stage, self.stages())?, micro_batch);
-        (to != self.home(stage, micro_batch)).then_some(to)
+    /// The rank that `message` of the producing `stage` travels to; none where the next stage is on
+    /// the same rank, or there is none.
+    pub fn destination(&self, message: Message, stage: usize) -> Option<usize> {
+        let to = self.placement[message.consumer(stage, self.stages())?];
+        (to != self.placement[stage]).then_some(to)
     }
 
-    /// The rank that `message` of the consuming `stage` comes from for `micro_batch`; none where
-    /// the stage it comes from is on the same rank, or there is none.
-    pub fn source(&self, message: Message, stage: usize, micro_batch: usize) -> Option<usize> {
-        let from = self.home(message.producer(stage, self.stages())?, micro_batch);
-        (from != self.home(stage, micro_batch)).then_some(from)
+    /// The rank that `message` of the consuming `stage` comes from; none where the stage it comes
+    /// from is on the same rank, or there is none.
+    pub fn source(&self, message: Message, stage: usize) -> Option<usize> {
+        let from = self.placement[message.producer(stage, self.stages())?];
+        (from != self.placement[stage]).then_some(from)
     }
 
     /// The rank at the other end of a message, and the message by its producing stage; none for
@@ -66,11 +66,11 @@ impl Schedule {
     pub(crate) fn other_end(&self, action: &Action) -> Option<(usize, (Message, usize, usize))> {
         let MessageEnd { is_send, message, stage, micro_batch } = action.message()?;
         if is_send {
-            let peer = self.destination(message, stage, micro_batch)?;
+            let peer = self.destination(message, stage)?;
             return Some((peer, (message, stage, micro_batch)));
         }
         let producer = message.producer(stage, self.stages())?;
-        Some((self.source(message, stage, micro_batch)?, (message, producer, micro_batch)))
+        Some((self.source(message, stage)?, (message, producer, micro_batch)))
     }
 
     /// True where some backward is split into B and W.

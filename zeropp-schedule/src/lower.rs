@@ -136,8 +136,7 @@ pub fn lower(schedule: &Schedule, options: &LowerOptions) -> Schedule {
                 let visits = weights::visits(schedule, program);
                 weights::add_gathers(&visits, options.prefetch, residency, &mut inserts);
             }
-            let sums = options.replicas || !schedule.routes.is_empty();
-            add_reductions(schedule, program, sums, &mut inserts);
+            add_reductions(schedule, program, options.replicas, &mut inserts);
             if let Some(warm_ups) = &warm_ups {
                 inserts.before(warm_ups[rank], Action::Validate);
             }
@@ -263,7 +262,7 @@ impl<'a> Programs<'a> {
         computes.filter_map(move |(at, Task { kind, stage, micro_batch })| {
             let message = kind.gives(stage, stages)?;
             let consumer = message.consumer(stage, stages)?;
-            let is_to = self.schedule.destination(message, stage, micro_batch) == Some(to);
+            let is_to = self.schedule.destination(message, stage) == Some(to);
             is_to.then_some((at, (message, consumer, micro_batch)))
         })
     }
@@ -276,12 +275,12 @@ impl<'a> Programs<'a> {
         for (position, action) in self.ranks[rank].iter().enumerate() {
             for Task { kind, stage, micro_batch } in action.computes() {
                 if let Some(message) = kind.gives(stage, stages)
-                    && self.schedule.destination(message, stage, micro_batch).is_some()
+                    && self.schedule.destination(message, stage).is_some()
                 {
                     inserts.after(position, Action::Send { message, stage, micro_batch });
                 }
                 if let Some(message) = kind.needs(stage, stages)
-                    && let Some(peer) = self.schedule.source(message, stage, micro_batch)
+                    && let Some(peer) = self.schedule.source(message, stage)
                     && !peers.contains(&peer)
                 {
                     peers.push(peer);

@@ -6,7 +6,7 @@ use clap::builder::{IntoResettable, PossibleValuesParser, StyledStr};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use zeropp::config::Bytes;
 use zeropp::pipeline::lower::{LowerOptions, OptimizerSync};
-use zeropp::pipeline::schedules::{FORWARD, KINDS, Kind, Limits, Rate, ReplicaRank, StepForm};
+use zeropp::pipeline::schedules::{FORWARD, KINDS, Kind, Limits, Rate, StepForm};
 
 use super::all::COLUMNS;
 use super::cost_args::{CostFlags, MEMORY, cost_args};
@@ -77,8 +77,6 @@ Examples:
   Three steps whose updates wait for no other rank:
       zeropp schedule --kind zb-2p --pp 8 --micro-batches 24 --lower --optimizer-sync late \
           --simulate-steps 3 -o late.svg
-  Three replicas without a rank of the first, and what that costs:
-      zeropp schedule --kind zb-2p --pp 4 --micro-batches 8 --dp 3 --missing 1,0
   A file for torch.distributed.pipelining:
       zeropp schedule --kind interleaved --pp 4 --micro-batches 8 --format torch -o torch.csv
 
@@ -108,9 +106,6 @@ pub(crate) struct Request {
     pub(super) virtual_stages: Option<usize>,
     pub(super) micro_batches: Option<usize>,
     pub(super) unit: Option<usize>,
-    /// Replicas that are in one schedule, and their ranks that are missing; none: one pipeline.
-    pub(super) replicas: Option<usize>,
-    pub(super) missing: Vec<ReplicaRank>,
     pub(super) costs: CostFlags,
     pub(super) limit: Option<Limit>,
     /// All kinds are wanted side by side: none searches for long.
@@ -157,7 +152,6 @@ pub(crate) fn command() -> Command {
                 ),
             ),
         ])
-        .args(replica_args())
         .args(cost_args())
         .arg(
             Arg::new("mem-limit")
@@ -200,36 +194,6 @@ fn all_args() -> [Arg; 2] {
         .hide_possible_values(true)
         .help(format!("The column that --all is sorted by: {}", COLUMNS.join(", ")));
     [all, sort]
-}
-
-/// The flags for replicas of which ranks are missing.
-fn replica_args() -> [Arg; 2] {
-    let replicas = number("dp", "K", "Replicas, all in one schedule [default: one pipeline]")
-        .conflicts_with("all")
-        .long_help(
-            "Replicas, all in one schedule: every stage has a copy in each of them, and each has \
-             as many micro-batches. [default: one pipeline]",
-        );
-    let missing = Arg::new("missing")
-        .long("missing")
-        .value_name("P,K")
-        .action(ArgAction::Append)
-        .requires("dp")
-        .value_parser(replica_rank)
-        .help("A rank that is missing: its place in the pipeline, and its replica, from 0")
-        .long_help(
-            "A rank that is missing: its place in the pipeline, and its replica, both from 0. Its \
-             micro-batches are dealt out to the other ranks at its place, and what that costs is \
-             told. May be given several times.",
-        );
-    [replicas, missing]
-}
-
-fn replica_rank(text: &str) -> Result<ReplicaRank, String> {
-    let place = text.split_once(',').and_then(|(pp, replica)| {
-        Some(ReplicaRank { pp: pp.parse().ok()?, replica: replica.parse().ok()? })
-    });
-    place.ok_or_else(|| "expected a place and a replica, both from 0, such as 1,0".into())
 }
 
 fn kind_arg() -> Arg {
@@ -360,8 +324,6 @@ impl Request {
             virtual_stages: size("virtual"),
             micro_batches: size("micro-batches"),
             unit: size("unit"),
-            replicas: size("dp"),
-            missing: matches.get_many("missing").unwrap_or_default().copied().collect(),
             costs: CostFlags::new(matches),
             limit: matches.get_one::<Limit>("mem-limit").copied(),
             all: matches.get_flag("all"),
@@ -408,14 +370,6 @@ mod tests {
         assert_eq!(limit("2GiB"), Ok(Limit::Units(2 << 30)));
         for text in ["", "p", "-1", "0p", "1.5p", "2pp", "1q"] {
             assert!(limit(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_missing_rank_is_a_place_and_a_replica() {
-        assert_eq!(replica_rank("1,0"), Ok(ReplicaRank { pp: 1, replica: 0 }));
-        for text in ["", "1", "1,", ",1", "1,0,0", "-1,0", "a,b", "1.0"] {
-            assert!(replica_rank(text).is_err(), "{text}");
         }
     }
 

@@ -22,15 +22,11 @@ pub(crate) fn made_by() -> Vec<String> {
     folded(&format!("zeropp {}: {}", version::short(), shell::command_line()))
 }
 
-/// `1f1b, P 4, V 1, 8 micro-batches`. P counts ranks with the same stages once: how many there are
-/// then follows, `P 4 (7 ranks)`.
+/// `1f1b, P 4, V 1, 8 micro-batches`.
 pub(crate) fn shape(schedule: &Schedule) -> String {
-    let ranks = schedule.pp();
-    let firsts = schedule.first_copies().into_iter().enumerate();
-    let pp = firsts.filter(|(rank, first)| rank == first).count();
-    let copies = if ranks > pp { format!(" ({ranks} ranks)") } else { String::new() };
+    let pp = schedule.pp();
     format!(
-        "{}, P {pp}{copies}, V {}, {}",
+        "{}, P {pp}, V {}, {}",
         schedule.kind,
         schedule.stages().div_ceil(pp.max(1)),
         micro_batches(&schedule.units)

@@ -18,7 +18,7 @@ use zeropp::search::generate_with_costs;
 use super::args::{Limit, Request};
 use super::costs::Priced;
 use super::decimal::Unit;
-use super::{detour, facts};
+use super::facts;
 use crate::{Failure, large};
 
 /// A schedule with all that is known about it.
@@ -115,8 +115,7 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
         ))
     })?;
     searches_for_hours_at_most(request, kind, &shape)?;
-    let all = shape.micro_batches.saturating_mul(request.replicas.unwrap_or(1));
-    let mut priced = Priced::new(&request.costs, stages, all)?;
+    let mut priced = Priced::new(&request.costs, stages, shape.micro_batches)?;
     large::announce(shape.pp, shape.virtual_stages, shape.micro_batches);
     let limit = request.limit.map(|limit| units_of(limit, &shape, &priced));
     priced.generator.mem_limit = limit;
@@ -124,13 +123,7 @@ pub(super) fn make(request: &Request, kind: &str, shape: Shape) -> Result<Made, 
     if let Some(options) = &request.lower {
         priced.generator.objective = options.sync.into();
     }
-    let (shape, schedule, found) = match request.replicas {
-        None => generated(request, kind, shape, &priced)?,
-        Some(replicas) => {
-            let (schedule, told) = detour::around_missing(request, kind, shape, replicas, &priced)?;
-            (shape, schedule, told)
-        }
-    };
+    let (shape, schedule, found) = generated(request, kind, shape, &priced)?;
     let schedule = match &request.lower {
         Some(options) => lower(&schedule, options),
         None => schedule,

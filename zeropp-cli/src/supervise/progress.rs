@@ -271,9 +271,9 @@ mod tests {
         assert!(!adds("") && !adds("{\"run\":{\"pp\":2}}\n"));
         assert!(!adds("{\"step\""), "half a line");
         assert!(adds(":2}\n") && !adds(""));
-        std::fs::create_dir_all(watched.save().join("step-000002")).unwrap();
+        std::fs::create_dir_all(watched.save.join("step-000002")).unwrap();
         assert!(!adds(""), "not complete");
-        std::fs::write(watched.save().join("step-000002/manifest.json"), "").unwrap();
+        std::fs::write(watched.save.join("step-000002/manifest.json"), "").unwrap();
         assert!(adds("") && !adds(""));
         // A run that goes on removes steps, does them again and does one more.
         std::fs::write(&metrics, "{\"step\":1}\n").unwrap();

@@ -204,36 +204,3 @@ fn the_manual_has_units_numbers_and_examples_that_work() {
         }
     }
 }
-
-/// Replicas without a rank, with what that costs, as a file
-/// that is sound.
-#[test]
-fn a_missing_rank_is_gone_around_and_priced() {
-    let dir = tempfile::tempdir().unwrap();
-    let line = "schedule --kind 1f1b --pp 4 --micro-batches 6 --dp 3 --missing 1,0";
-    let shown = works(dir.path(), line);
-    for told in [
-        "1f1b x 3 around (1, 0): 11 ranks, 4 stages, 18 micro-batches",
-        "a step of all 12 ranks: 27 us",
-        "around the missing: 28 us, 3.57 % less throughput",
-        "on 2 whole replicas: 36 us, 25.00 % less throughput",
-    ] {
-        assert!(shown.contains(told), "{told} is not in:\n{shown}");
-    }
-    for lower in ["", "--lower", "--lower --optimizer-sync late"] {
-        assert_eq!(works(dir.path(), &format!("{line} {lower} -o around.json")), "");
-        let checked = works(dir.path(), "check around.json");
-        assert!(checked.contains("11 ranks, 4 stages"), "{checked}");
-    }
-    let page = works(dir.path(), &format!("{line} --format html"));
-    assert!(page.contains("P 4 (11 ranks), V 1, 18 micro-batches"), "the shape of a replica");
-    for (flags, message) in [
-        ("--missing 1,1 --missing 1,2", "one rank of each place must be left"),
-        ("--missing 4,0", "places are 0..4"),
-        ("--missing 1", "such as 1,0"),
-        ("-o around.csv", "no word for stages with copies; use json"),
-    ] {
-        super::fails(dir.path(), &format!("{line} {flags}"), message);
-    }
-    super::fails(dir.path(), "schedule --missing 1,0", "--dp");
-}

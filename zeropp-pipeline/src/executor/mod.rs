@@ -185,8 +185,8 @@ impl<W: Worker> Executor<W> {
         let Instruments { meter, status, epoch } = instruments;
         let program = schedule.ranks[pipeline.rank()].clone();
         let late = program.contains(&Action::Validate);
-        let Schedule { kind, placement, routes, units, .. } = schedule.clone();
-        let stages = Schedule { kind, placement, routes, units, ranks: Vec::new() };
+        let Schedule { kind, placement, units, .. } = schedule.clone();
+        let stages = Schedule { kind, placement, units, ranks: Vec::new() };
         Self { program, late, stages, pipeline, world_rank, meter, status, epoch, worker }
     }
 
@@ -426,7 +426,7 @@ impl<W: Worker> Executor<W> {
                 let stages = self.stages.stages();
                 let message = kind.gives(stage, stages).expect("it made what a neighbour takes");
                 let to = message.consumer(stage, stages).expect("a neighbour");
-                let here = self.stages.home(to, micro_batch) == self.pipeline.rank();
+                let here = self.stages.placement[to] == self.pipeline.rank();
                 let kind = MemoryKind::Communication;
                 let hold = here.then(|| self.meter.hold_tensor(kind, &output));
                 f.local.insert((message, to, micro_batch), (output, hold));
@@ -464,7 +464,7 @@ impl<W: Worker> Executor<W> {
         let (tensor, _) =
             f.local.remove(&key).expect("a verified program sends what it has produced");
         f.sent_bytes += (tensor.dims()[0] * tensor.dtype().size()) as u64;
-        let sent = self.pipeline.send(self.stages.home(to, micro_batch), tag(key), tensor);
+        let sent = self.pipeline.send(self.stages.placement[to], tag(key), tensor);
         f.sends.push(sent);
         f.spans[span].end_ns = self.now();
     }
@@ -475,14 +475,14 @@ impl<W: Worker> Executor<W> {
     }
 
     fn receive(&mut self, f: &mut Flight, key: Key, span: usize) {
-        let (message, stage, micro_batch) = key;
+        let (message, stage, _) = key;
         let from = match message {
             Message::Activation => stage - 1,
             Message::Gradient => stage + 1,
         };
         let (len, dtype) = self.worker.message_shape();
         let hold = self.hold_message();
-        let from = self.stages.home(from, micro_batch);
+        let from = self.stages.placement[from];
         let tensor = self.pipeline.recv(from, tag(key), len, dtype);
         f.arriving.insert(key, Arriving { tensor, span, _hold: hold });
     }

@@ -109,7 +109,6 @@ struct Raw {
     micro_batches: Value,
     units: Option<Value>,
     placement: Value,
-    routes: Option<Value>,
     costs: Option<Value>,
     makespan: Option<Value>,
     own_span_max: Option<Value>,
@@ -124,7 +123,7 @@ struct Raw {
 }
 
 crate::fields!(Raw {
-    kind, pp, stages, micro_batches, units, placement, routes, costs, makespan, own_span_max,
+    kind, pp, stages, micro_batches, units, placement, costs, makespan, own_span_max,
     bubble_rate, bubble_step, idle, ends, peak_activation, all_gathers, reduce_scatters, actions,
 } needs ["kind", "pp", "stages", "micro_batches", "placement", "actions"]);
 
@@ -147,11 +146,7 @@ pub fn read(text: &str) -> Result<Document, JsonError> {
     };
     let ranks = read_actions(&rows)?;
     let kind = field("kind", &raw.kind, "the schedule's name as text")?;
-    let routes = match &raw.routes {
-        Some(routes) => field("routes", routes, "the rank of each stage, for each micro-batch")?,
-        None => Vec::new(),
-    };
-    let schedule = Schedule { kind, placement, routes, units, ranks };
+    let schedule = Schedule { kind, placement, units, ranks };
     check_numbers(&schedule, pp, stages, micro_batches)?;
     check_places(&schedule).map_err(|misfit| JsonError::Field {
         field: format!("actions[{}][{}]", misfit.rank, misfit.index),
@@ -226,15 +221,7 @@ fn check_numbers(
             format!("ranks go from 0 to {}", pp - 1),
         );
     }
-    let routes = &schedule.routes;
-    let right = |route: &Vec<usize>| route.len() == stages && route.iter().all(|rank| *rank < pp);
-    if !routes.is_empty() && (routes.len() != micro_batches || !routes.iter().all(right)) {
-        let works = format!("for each of {micro_batches} micro-batches {stages} ranks below {pp}");
-        return fail("routes", format!("{routes:?}"), works);
-    }
-    let on_a_route = |rank: &usize| routes.iter().any(|route| route.contains(rank));
-    let holds = |rank: &usize| placement.contains(rank) || on_a_route(rank);
-    if let Some(rank) = (0..pp).find(|rank| !holds(rank)) {
+    if let Some(rank) = (0..pp).find(|rank| !placement.contains(rank)) {
         let works = format!("every rank holds a stage, but rank {rank} holds none");
         return fail("placement", format!("{placement:?}"), works);
     }
@@ -335,9 +322,6 @@ pub fn write(document: &Document, out: impl Write) -> io::Result<()> {
     out.key("micro_batches", &schedule.micro_batches())?;
     out.key("units", &schedule.units)?;
     out.key("placement", &schedule.placement)?;
-    if !schedule.routes.is_empty() {
-        out.key("routes", &schedule.routes)?;
-    }
     if let Some(costs) = costs {
         out.key("costs", costs)?;
     }

@@ -204,8 +204,8 @@ fn check_places(schedule: &Schedule) -> Result<(), Misfit> {
                     return fail(format!("{}: micro-batch {m} of {micro_batches}", spell(action)));
                 }
             }
-            for Task { stage, micro_batch, .. } in action.computes() {
-                let home = schedule.home(stage, micro_batch);
+            for Task { stage, .. } in action.computes() {
+                let home = schedule.placement[stage];
                 if home != rank {
                     let what = spell(action);
                     return fail(format!("{what}: stage {stage} is on rank {home}, not {rank}"));

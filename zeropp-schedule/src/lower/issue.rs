@@ -134,7 +134,7 @@ impl Moments {
 /// The message that a compute takes from another rank.
 fn taken(program: &Schedule, Task { kind, stage, micro_batch }: Task) -> Option<Key> {
     let message = kind.needs(stage, program.stages())?;
-    program.source(message, stage, micro_batch)?;
+    program.source(message, stage)?;
     Some((message, message.producer(stage, program.stages())?, micro_batch))
 }
 

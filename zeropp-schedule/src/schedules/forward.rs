@@ -27,25 +27,23 @@ fn forward(placement: &[usize], units: &[usize]) -> Schedule {
 
 /// The forwards of the stages of `schedule`, where and in what units they are there.
 pub fn forwards_of(schedule: &Schedule) -> Schedule {
-    let Schedule { placement, routes, units, .. } = schedule.clone();
-    let pp = placement.iter().chain(routes.iter().flatten()).max().map_or(0, |last| last + 1);
-    let mut forwards =
-        Schedule { kind: FORWARD.name.into(), placement, routes, units, ranks: Vec::new() };
+    let Schedule { placement, units, .. } = schedule.clone();
+    let pp = placement.iter().max().map_or(0, |last| last + 1);
+    let mut forwards = Schedule { kind: FORWARD.name.into(), placement, units, ranks: Vec::new() };
     let program = |rank: usize| {
         let stages = forwards.stages_of(rank);
         let mut program = Vec::new();
         let mut first = 0;
         for size in &forwards.units {
             for stage in &stages {
-                let here = (first..first + size).filter(|i| forwards.home(*stage, *i) == rank);
-                program.extend(here.map(|i| Action::compute(Compute::F, *stage, i)));
+                let unit = first..first + size;
+                program.extend(unit.map(|i| Action::compute(Compute::F, *stage, i)));
             }
             first += size;
         }
         program
     };
-    let ranks = (0..pp).map(program).collect();
-    forwards.ranks = ranks;
+    forwards.ranks = (0..pp).map(program).collect();
     forwards
 }
 

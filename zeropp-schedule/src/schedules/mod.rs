@@ -10,7 +10,6 @@
 
 mod breadth_first;
 mod costs;
-mod detour;
 mod dualpipe_v;
 mod forward;
 mod hanayo;
@@ -34,7 +33,6 @@ mod zeropp_place;
 mod zeropp_spine;
 
 pub use costs::{Costs, Limits, Objective};
-pub use detour::{ReplicaRank, around};
 pub use forward::{FORWARD, forwards_of};
 pub use interleaved::interleaved_as_printed;
 pub use kinds::{KINDS, Kind, Rate, StagesPerRank, StepForm, generate, generate_with_costs};

@@ -112,7 +112,7 @@ impl<'a> World<'a> {
         stage: usize,
         micro_batch: usize,
     ) -> Option<(usize, usize)> {
-        let from = self.schedule.source(message, stage, micro_batch)?;
+        let from = self.schedule.source(message, stage)?;
         let producer = message.producer(stage, self.schedule.stages())?;
         Some((self.slot(message, producer, micro_batch), from))
     }
@@ -259,7 +259,7 @@ impl<'a> Rank<'a> {
         if !world.program {
             for Task { kind, stage, micro_batch } in action.computes() {
                 if let Some(message) = kind.gives(stage, stages)
-                    && world.schedule.destination(message, stage, micro_batch).is_some()
+                    && world.schedule.destination(message, stage).is_some()
                 {
                     self.send(world, message, stage, micro_batch);
                 }

@@ -59,7 +59,7 @@ fn wait(
     Task { kind, stage, micro_batch }: Task,
 ) -> Option<Wait> {
     let message = kind.needs(stage, schedule.stages())?;
-    let rank = schedule.source(message, stage, micro_batch)?;
+    let rank = schedule.source(message, stage)?;
     let from = message.producer(stage, schedule.stages())?;
     let task = producer(tables, kind, from, micro_batch);
     let index = if program {

@@ -71,14 +71,14 @@ fn both_ends(
 ) -> Result<(), VerifyError> {
     let stages = schedule.stages();
     if let Some(message) = kind.gives(stage, stages)
-        && schedule.destination(message, stage, micro_batch).is_some()
+        && schedule.destination(message, stage).is_some()
         && tables.send(message, stage, micro_batch).is_none()
     {
         let action = Action::Send { message, stage, micro_batch };
         return Err(VerifyError::Missing { rank, action, unit: None });
     }
     if let Some(message) = kind.needs(stage, stages)
-        && schedule.source(message, stage, micro_batch).is_some()
+        && schedule.source(message, stage).is_some()
         && tables.recv(message, stage, micro_batch).is_none_or(|posted| posted > index)
     {
         let recv = Action::Recv { message, stage, micro_batch };

@@ -10,7 +10,6 @@
 use crate::action::Lowering;
 use crate::ir::{Action, Schedule, Task};
 
-mod copies;
 mod deadlock;
 mod issue;
 mod messages;
@@ -187,7 +186,6 @@ fn all_rules(
     if program || schedule.has_gathers() {
         weights::check(schedule, program, limits, faults)?;
         faults.none_yet()?;
-        faults.note(copies::sums(schedule))?;
     }
     faults.note(deadlock::check(schedule, &tables))
 }
@@ -234,9 +232,7 @@ fn header(schedule: &Schedule) -> Result<(), VerifyError> {
         let rank = schedule.placement[stage];
         return fail(format!("stage {stage} is placed on rank {rank}; ranks are 0..{pp}"));
     }
-    let on_a_route = |rank: &usize| schedule.routes.iter().any(|route| route.contains(rank));
-    let has_stage = |rank: &usize| schedule.placement.contains(rank) || on_a_route(rank);
-    if let Some(rank) = (0..pp).find(|rank| !has_stage(rank)) {
+    if let Some(rank) = (0..pp).find(|rank| !schedule.placement.contains(rank)) {
         return fail(format!("rank {rank} has no stage; place one there or take fewer ranks"));
     }
     if pp == 0 {
@@ -248,7 +244,6 @@ fn header(schedule: &Schedule) -> Result<(), VerifyError> {
     if schedule.units.is_empty() {
         return fail("there are no units; at least one is needed".into());
     }
-    copies::header(schedule)?;
     // Before tables are sized by it: a slip in a file must not ask for all memory.
     let computes: usize = schedule.ranks.iter().flatten().map(|a| a.computes().count()).sum();
     let micro_batches = schedule.units.iter().try_fold(0usize, |sum, n| sum.checked_add(*n));

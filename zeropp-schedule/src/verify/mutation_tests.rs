@@ -145,7 +145,7 @@ impl Literal<'_> {
             Message::Activation => made(Compute::F),
             Message::Gradient => made(Compute::B) || made(Compute::BW),
         };
-        let Some(to) = self.s.destination(message, stage, i) else { return false };
+        let Some(to) = self.s.destination(message, stage) else { return false };
         let list = self.sent.entry((rank, to)).or_default();
         let new = !list.contains(&(message, stage, i));
         list.push((message, stage, i));
@@ -153,7 +153,7 @@ impl Literal<'_> {
     }
 
     fn post(&mut self, rank: usize, message: Message, stage: usize, i: usize) -> bool {
-        let Some(from) = self.s.source(message, stage, i) else { return false };
+        let Some(from) = self.s.source(message, stage) else { return false };
         let producer = message.producer(stage, self.s.stages()).unwrap();
         let list = self.posted.entry((from, rank)).or_default();
         let new = !list.contains(&(message, producer, i));
@@ -178,7 +178,7 @@ impl Literal<'_> {
         if let Some(message) = kind.needs(stage, s.stages()) {
             let from = message.producer(stage, s.stages()).unwrap();
             let made = if kind == Compute::F { has(kind, from) } else { back(from) };
-            match s.source(message, stage, i) {
+            match s.source(message, stage) {
                 None if !made => return Try::Wrong,
                 None => {}
                 Some(_) if !self.program && !made => return Try::Waits,

@@ -36,11 +36,6 @@ pub(super) fn check(
     let mut last_w = vec![None; schedule.stages()];
     let mut last_head = None;
     for (rank, actions) in schedule.ranks.iter().enumerate() {
-        if !schedule.routes.is_empty() {
-            // Each copy of a stage has a sum of its own.
-            last_w.fill(None);
-            last_head = None;
-        }
         let mut walk = Walk {
             tables,
             limits,
@@ -140,7 +135,7 @@ fn before(
     }
     // The neighbour on the same rank must have run before.
     let Some(message) = kind.needs(stage, schedule.stages()) else { return Ok(()) };
-    if schedule.source(message, stage, i).is_some() {
+    if schedule.source(message, stage).is_some() {
         return Ok(());
     }
     let from = message.producer(stage, schedule.stages()).expect("it needs a message");

@@ -38,7 +38,7 @@ pub fn verify_replicas(programs: &[&Schedule]) -> Result<(), VerifyError> {
 }
 
 /// The stages that a rank sums over the replicas, in order.
-pub(super) fn summed(actions: &[Action]) -> Vec<usize> {
+fn summed(actions: &[Action]) -> Vec<usize> {
     let sums = actions.iter().filter(|action| action.row().cost == Cost::ReplicaReduce);
     sums.filter_map(Action::stage).collect()
 }

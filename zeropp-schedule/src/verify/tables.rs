@@ -52,13 +52,13 @@ impl Tables {
         action: &Action,
     ) -> Result<(), Fault> {
         let size = schedule.stages() * self.micro_batches;
-        let at_home = |stage: usize, micro_batch: usize| match schedule.home(stage, micro_batch) {
+        let at_home = |stage: usize| match schedule.placement[stage] {
             home if home == rank => Ok(()),
             home => Err(Fault::WrongRank { stage, home }),
         };
         for (table, stage, micro_batch) in entries(action) {
             self.known(schedule, stage, micro_batch)?;
-            at_home(stage, micro_batch)?;
+            at_home(stage)?;
             let table = &mut self.index[table as usize];
             if table.is_empty() {
                 table.resize(size, NOWHERE);
@@ -71,8 +71,8 @@ impl Tables {
         }
         if let Some(stage) = bare_stage(action) {
             self.known(schedule, stage, 0)?;
-            if !schedule.holds(rank, stage) {
-                at_home(stage, 0)?;
+            if schedule.placement[stage] != rank {
+                at_home(stage)?;
             }
         }
         Ok(())
@@ -137,7 +137,7 @@ impl Tables {
         (stage, micro_batch): (usize, usize),
         forward_only: bool,
     ) -> Result<(), VerifyError> {
-        let rank = schedule.home(stage, micro_batch);
+        let rank = schedule.placement[stage];
         let at = |kind| self.compute(kind, stage, micro_batch);
         let missing = |what: Compute| {
             let action = Action::compute(what, stage, micro_batch);

@@ -17,27 +17,6 @@ struct Stage {
     replicas: Option<usize>,
 }
 
-impl Stage {
-    /// Passes over units of which this copy of the stage gets no micro-batch.
-    fn skip_to_work(&mut self, schedule: &Schedule, rank: usize, stage: usize) {
-        let units = schedule.units.len();
-        let empty = |unit: usize| size_of(schedule, rank, stage, unit) == 0;
-        while self.added == 0 && self.reduced < units && empty(self.reduced) {
-            self.reduced += 1;
-        }
-    }
-}
-
-/// Micro-batches of a unit that `stage` gets on `rank`.
-fn size_of(schedule: &Schedule, rank: usize, stage: usize, unit: usize) -> usize {
-    if schedule.routes.is_empty() {
-        return schedule.units[unit];
-    }
-    let first = schedule.units[..unit].iter().sum();
-    let all = first..first + schedule.units[unit];
-    all.filter(|micro_batch| schedule.home(stage, *micro_batch) == rank).count()
-}
-
 /// Checks every rank's list by itself; of what is no `program`, gathers and frees only.
 pub(super) fn check(
     schedule: &Schedule,
@@ -50,12 +29,7 @@ pub(super) fn check(
         schedule.ranks.iter().flatten().any(|a| matches!(a, Action::ReplicaReduce { .. }));
     let mut stages = vec![Stage::default(); schedule.stages()];
     for (rank, actions) in schedule.ranks.iter().enumerate() {
-        if !schedule.routes.is_empty() {
-            // Each copy of a stage has a state of its own.
-            stages.fill(Stage::default());
-        }
         let mut walk = Walk {
-            rank,
             schedule,
             program,
             limits,
@@ -90,7 +64,6 @@ pub(super) fn check(
 
 /// One rank's walk.
 struct Walk<'a> {
-    rank: usize,
     schedule: &'a Schedule,
     program: bool,
     limits: &'a VerifyLimits,
@@ -133,7 +106,6 @@ impl Walk<'_> {
             return Err(Fault::NotGathered { stage });
         }
         if self.program && matches!(kind, Compute::W | Compute::BW) {
-            state.skip_to_work(self.schedule, self.rank, stage);
             // A W of an earlier unit cannot come: that unit was complete when it was reduced.
             if self.units[micro_batch] > state.reduced {
                 return Err(Fault::NotReduced { unit: state.reduced });
@@ -158,12 +130,10 @@ impl Walk<'_> {
     fn reduce(&mut self, stage: usize) -> Result<(), Fault> {
         let state = &mut self.stages[stage];
         let (unit, done) = (state.reduced, state.added);
-        let units = self.schedule.units.len();
-        match (unit < units).then(|| size_of(self.schedule, self.rank, stage, unit)) {
+        match self.schedule.units.get(unit).copied() {
             Some(size) if done == size => {
                 state.reduced += 1;
                 state.added = 0;
-                state.skip_to_work(self.schedule, self.rank, stage);
                 Ok(())
             }
             Some(size) if unit == 0 || done > 0 => Err(Fault::ReducedEarly { unit, done, size }),
