@@ -57,7 +57,7 @@ pub(crate) struct Shared {
     pub(crate) run: Arc<str>,
     /// The descriptions of all processes, once they are known.
     pub(crate) roster: Arc<OnceLock<Arc<Roster>>>,
-    /// The peak speed of this machine's ranks.
+    /// The cores or GPUs of this machine, and their peak FLOP/s.
     pub(crate) peak: Peak,
     /// World ranks of this process.
     pub(crate) here: Arc<[usize]>,

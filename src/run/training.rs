@@ -458,9 +458,9 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         Ok(told)
     }
 
-    /// What all ranks do after a step that ended like this: by their requests (`wished`), and that
-    /// of the trainer of rank 0's process; all get the same. The other processes receive the steps
-    /// that were reported to rank 0's; every rank has measured `eval`.
+    /// Agrees on the actions of all ranks after a step that ended like this, by their requests
+    /// (`wished`) and that of the trainer of rank 0's process; all get the same. The other
+    /// processes receive the steps that were reported to rank 0's; every rank has measured `eval`.
     fn agree(
         &mut self,
         end: StepEnd,

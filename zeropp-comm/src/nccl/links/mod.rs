@@ -50,7 +50,7 @@ pub(super) struct Links {
     door: Arc<Door>,
 }
 
-/// The addresses, secret and limits that opening a connection takes.
+/// The rank, addresses and secret that opening a connection takes.
 struct Ends {
     rank: usize,
     /// Where each world rank listens: a host and a port.
