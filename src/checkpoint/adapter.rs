@@ -67,7 +67,7 @@ pub fn export_adapter(from: &Path, to: &Path, store_as: StoreAs) -> Result<Expor
     })
 }
 
-/// What peft has to be given in place of a base that it cannot read.
+/// Advice for peft in place of a base that it cannot read, in words.
 fn unreadable_base(path: &str) -> Option<String> {
     (!Path::new(path).join("config.json").is_file()).then(|| {
         format!(

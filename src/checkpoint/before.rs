@@ -1,4 +1,4 @@
-//! A run before this one that still saves into the same folder: a job that was told to end, and is
+//! A run before this one that still saves into the same folder: a job that was asked to end, and is
 //! started again at once.
 
 use std::time::Duration;

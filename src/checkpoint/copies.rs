@@ -1,5 +1,5 @@
-//! Copies of the newest state in memory (ADR 50): where a run's state may be, and what is told
-//! where there are none.
+//! Copies of the newest state in memory (ADR 50): where a run's state may be, and the message where
+//! there are none.
 
 use tracing::warn;
 use zeropp_checkpoint::places::Places;
@@ -13,7 +13,7 @@ pub(crate) fn places(config: &Config) -> Option<Places> {
     Some(Places { checkpoints, copies: config.copies_folder().map(Store::new) })
 }
 
-/// Tells that there are no copies, and why.
+/// Reports that there are no copies, and why.
 pub(crate) fn without(why: &str) {
     warn!("copies: none are made, as {why}; after a failure the run goes on from its checkpoints");
 }

@@ -106,7 +106,7 @@ fn config_then(path: &Path, manifest: &Manifest) -> Result<Config, ConfigError> 
 /// first: there, where the run of a checkpoint took weights to begin with, what `model` of its
 /// settings `config` names, and beside a GGUF file.
 pub fn belongings_of(path: &Path, config: &Config) -> Vec<PathBuf> {
-    // Who reads the checkpoint tells of damage.
+    // The reader of the checkpoint reports damage.
     let run = checkpoint_at(path).ok().flatten();
     let began = run.map(|run| identity::places(&run.manifest().settings, "init-from"));
     let began = began.into_iter().flatten().map(PathBuf::from);

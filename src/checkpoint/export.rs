@@ -23,7 +23,7 @@ const FILE_BYTES_MAX: usize = 5_000_000_000;
 /// The longest file of settings that is read.
 const TEXT_BYTES_MAX: u64 = 64 << 20;
 
-/// What a `config.json` has.
+/// The fields of a `config.json`.
 type Fields = Map<String, Value>;
 
 /// How a model is exported.
@@ -38,7 +38,7 @@ pub struct ExportOptions {
     pub ema: bool,
 }
 
-/// What was written.
+/// The result of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportReport {
     /// Steps that the checkpoint has behind it; none where it was a model of other tools.
@@ -49,7 +49,7 @@ pub struct ExportReport {
     pub parameters: usize,
     /// Files that were copied from the model that this one is like.
     pub copied: Vec<String>,
-    /// What others have to know who read it, in sentences.
+    /// Facts that a reader of the files has to know, in sentences.
     pub notes: Vec<String>,
 }
 
@@ -190,7 +190,7 @@ impl Source {
     }
 }
 
-/// What was written came from a damaged file where reading failed: it is removed.
+/// Removes what was written where reading failed, as it came from a damaged file.
 pub(crate) fn whole_or_gone(read: Result<(), ExportError>, to: &Path) -> Result<(), Error> {
     read.map_err(|e| {
         let _ = fs::remove_dir_all(to);
@@ -280,8 +280,8 @@ fn config_like(path: &Path) -> Result<Option<Fields>, Error> {
     fields.map(Some).map_err(|error| wrong(format!("it is not a JSON object ({error})")))
 }
 
-/// What of a `config.json` describes another model than `own`, in a word; the vocabulary apart,
-/// and how long texts may be.
+/// The field of a `config.json` that describes another model than `own`, in a word; apart from the
+/// vocabulary and the length of texts.
 fn differing(theirs: &Fields, own: &Decoder) -> Option<String> {
     let read = match read_fields(theirs) {
         Ok(read) => read,
@@ -324,7 +324,7 @@ fn as_stored(mut config: Fields, vocabulary: usize, store_as: StoreAs) -> Value 
 mod tests {
     use super::*;
 
-    /// Either was told to have a damaged manifest.
+    /// Both were reported as a damaged manifest.
     #[test]
     fn a_folder_without_checkpoints_is_told_from_a_damaged_one() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! What a checkpoint keeps beside the settings so that its model is found again, and is the same:
-//! files may have moved, or been changed, and data may say what its tokens are.
+//! The facts that a checkpoint keeps beside the settings so that its model is found again, and is
+//! the same: files may have moved, or been changed, and data may say what its tokens are.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use crate::config::{Config, is_path};
 /// The settings of a run as a checkpoint keeps them, and what stands beside them.
 type Kept = BTreeMap<String, String>;
 
-/// Tells the model of a file from another.
+/// The key of the digest that distinguishes the model of a file from others.
 pub(crate) const MODEL_DIGEST: &str = "model-digest";
-/// What the tokens were, where an index said it and not the settings.
+/// The key of the kind of tokens, where an index said it and not the settings.
 pub(crate) const TOKENS: &str = "tokens";
 /// Settings that may be paths; what was typed stands under their own names.
 const PATHS: [&str; 2] = ["model", "init-from"];
@@ -56,7 +56,7 @@ pub(crate) fn is_same_model(now: &Kept, then: &Kept) -> bool {
     now.get(MODEL_DIGEST).zip(then.get(MODEL_DIGEST)).is_some_and(|(now, then)| now == then)
 }
 
-/// What tells the model that a file describes from another; none where no file does.
+/// The digest of the model that a file describes; none where no file does.
 pub(crate) fn digest(config: &Config) -> Option<String> {
     let decoder = is_path(&config.model).then(|| config.decoder(1).ok()).flatten()?;
     digest_of(&decoder)

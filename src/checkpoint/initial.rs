@@ -24,14 +24,14 @@ use crate::plan::blueprint::Blueprint;
 /// Weights by parameter name, each in row-major order.
 type Given = BTreeMap<String, Vec<f32>>;
 
-/// What stands for weights that no path leads to.
+/// The text for weights that no path leads to.
 const OF_SEED: &str = "the seed";
 const OF_PROGRAM: &str = "the program";
 
 /// Elements of a parameter from a place on.
 pub(crate) type Read<'a> = dyn FnMut(&str, usize, &mut [f32]) -> Result<(), RankError> + 'a;
 
-/// What asks for weights.
+/// A function that reads weights by the `Read` that it is given.
 pub(crate) type Fill<'a> = dyn FnMut(&mut Read<'_>) -> Result<(), RankError> + 'a;
 
 /// Weights that a run may begin with.
@@ -203,7 +203,7 @@ fn files(path: &Path, parameters: &[ParamSpec], vocabulary: usize) -> Result<Ini
     Ok(Initial::Files(Box::new(import)))
 }
 
-/// What lies at `path` has no moving average of the weights.
+/// The error that the weights at `path` have no moving average.
 pub(crate) fn no_mean(path: &Path) -> Error {
     let problem = format!("{} has no moving average of the weights", path.display());
     let help = "leave it out, or name a checkpoint of a run with ema";
@@ -262,8 +262,8 @@ impl Initial {
     }
 }
 
-/// Reads the weights that `init-from` names by `read`, each rank what it needs, and all ranks tell
-/// each other how that went. All ranks call it.
+/// Reads the weights that `init-from` names by `read`, each rank what it needs, and all ranks
+/// exchange the outcomes. All ranks call it.
 ///
 /// # Errors
 /// [`RankError::Program`], on all ranks in the same words, where one of them cannot read them: bad

@@ -1,5 +1,5 @@
-//! What the settings that a checkpoint keeps say of its run: its batch, how that was dealt, and its
-//! learning rate.
+//! Facts about a run from the settings that its checkpoint keeps: its batch, how that was dealt,
+//! and its learning rate.
 
 use std::collections::BTreeMap;
 

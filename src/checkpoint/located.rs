@@ -1,4 +1,4 @@
-//! What lies at a path that is to have weights: a checkpoint or files of other tools.
+//! The kind of weights at a path: a checkpoint or files of other tools.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use crate::Error;
 /// Elements that are looked at on both ends of a tensor.
 const SAMPLE: usize = 256;
 
-/// What tells weights from others: of a checkpoint its manifest, of files every tensor's name,
-/// shape and numbers on both ends.
+/// A fingerprint of weights: of a checkpoint its manifest, of files every tensor's name, shape and
+/// numbers on both ends.
 pub(crate) fn fingerprint(path: &Path) -> Result<String, Error> {
     let mut hash = blake3::Hasher::new();
     if let Some(checkpoint) = checkpoint_at(path)? {

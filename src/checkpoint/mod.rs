@@ -47,11 +47,11 @@ use crate::world::hello::Roster;
 
 /// How long a file may take to show up on other hosts.
 const SHARED_TIME: Duration = Duration::from_secs(4);
-/// What the file begins with that ranks look for on other hosts.
+/// The prefix of the file that ranks look for on other hosts.
 const PROBE: &str = ".probe-";
 
-/// The settings that make a run what it is, each as a person would write it, and what tells its
-/// model from another.
+/// The settings that make a run what it is, each as a person would write it, and the digest of its
+/// model.
 pub(crate) fn settings(config: &Config) -> BTreeMap<String, String> {
     let resolved = config.resolved();
     let kept = resolved.texts().filter(|(option, _)| option.on_resume != OnResume::Left);
@@ -80,12 +80,12 @@ pub(crate) struct Saver {
     pub(crate) last: u64,
     keep: usize,
     pub(crate) patience: Patience,
-    /// What was warned of already.
+    /// The warnings that were given already.
     told: Mutex<BTreeSet<String>>,
     about: About,
     /// Ranks of the run.
     world: usize,
-    /// Tells this run's half-written saves from others'; the same in all processes.
+    /// Distinguishes this run's half-written saves from others'; the same in all processes.
     run: OnceLock<String>,
     /// In rank 0's process.
     pub(crate) under_way: UnderWay,
@@ -93,12 +93,12 @@ pub(crate) struct Saver {
     /// Closed once its ranks are gone.
     gate: Gate,
     evaluated: Mutex<Evaluated>,
-    /// What knows how much of the data was taken after a step.
+    /// Knows how much of the data was taken after a step.
     sampler: Mutex<Sampler>,
     rate: Rate,
 }
 
-/// What rank 0's process knows of validation losses.
+/// The validation losses that rank 0's process knows.
 #[derive(Clone, Copy, Default)]
 struct Evaluated {
     /// The last one: its step and the loss.
@@ -134,8 +134,8 @@ impl Saver {
         Ok(Some((saver, lock)))
     }
 
-    /// What makes the run's copies in memory, if it does, and in rank 0's process the lock that
-    /// goes with it. `place` is where the run goes on.
+    /// The saver of the run's copies in memory, if it makes any, and in rank 0's process the lock
+    /// that goes with it. `place` is where the run goes on.
     pub(crate) fn of_copies(
         bp: &Blueprint,
         data: &Dataset,
@@ -213,7 +213,7 @@ impl Saver {
         saver
     }
 
-    /// What saving came to so far.
+    /// The totals of saving so far.
     pub(crate) fn totals(&self) -> SaveTotals {
         *self.totals.lock()
     }
@@ -300,7 +300,7 @@ impl Saver {
         let mut found: Option<(u64, f64)> = None;
         let mut plateau = None;
         if world.rank() == 0 {
-            // One that is damaged is told of where it is read.
+            // One that is damaged is reported where it is read.
             let opened = resumed.and_then(|resumed| Checkpoint::open(&resumed.path).ok());
             plateau = opened.and_then(|checkpoint| checkpoint.manifest().plateau());
             for step in self.store.steps()?.into_iter().filter(|_| keeps_best) {
@@ -363,7 +363,7 @@ impl Saver {
         &self.store
     }
 
-    /// What tells this run's half-written saves from others'.
+    /// A name that distinguishes this run's half-written saves from others'.
     pub(crate) fn run(&self) -> &str {
         self.run.get().expect("the ranks have met")
     }

@@ -1,6 +1,6 @@
 //! Waiting for ranks that take long for a good reason: writing or reading a checkpoint, or the
 //! program's own work between two steps. No operation between ranks waits longer than `timeout-s`,
-//! so while one of them is at it, all meet again and again and tell each other that they are alive.
+//! so while one of them is at it, all meet again and again and report that they are alive.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
@@ -70,7 +70,7 @@ impl Patience {
                     Ok(meeting.join().expect("meeting does not panic")?)
                 }
                 Err(error) => {
-                    // Whoever is under way in a meeting hears of it at once.
+                    // Ranks that are waiting in a meeting are notified at once.
                     world.abort(&error.to_string());
                     drop(done);
                     Err(error.into())
@@ -152,7 +152,7 @@ impl Patience {
     }
 }
 
-/// What comes from `channel` within so much running time, or that nothing will.
+/// The item that comes from `channel` within so much running time, or that none will come.
 pub(crate) fn received<T>(
     channel: &Receiver<T>,
     time: Duration,

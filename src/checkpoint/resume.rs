@@ -32,14 +32,14 @@ pub struct Resumed {
     pub path: PathBuf,
     /// Steps it has behind it; the run goes on with the next.
     pub step: u64,
-    /// What was taken of the data in them.
+    /// The data that was taken in them.
     pub position: Position,
     /// Settings that change what follows and differ from the checkpoint's, and whether the
     /// data does, in words.
     pub changed: Vec<String>,
 }
 
-/// What was found in the folder of checkpoints when the run was set up.
+/// The state that was found in the folder of checkpoints when the run was set up.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
     /// The checkpoint to go on from, whose files have not been read yet.
@@ -179,8 +179,8 @@ fn open(
     Ok((checkpoint, Resumed { path, step, position, changed }))
 }
 
-/// What a checkpoint has taken of the data. Those of earlier versions do not say it: they took as
-/// many samples in each step as their settings say.
+/// The data that a checkpoint has taken. Those of earlier versions do not say it: they took as many
+/// samples in each step as their settings say.
 fn position(bp: &Blueprint, manifest: &Manifest) -> Position {
     let settings = &manifest.settings;
     let then = || {
@@ -192,8 +192,8 @@ fn position(bp: &Blueprint, manifest: &Manifest) -> Position {
     manifest.position.clone().unwrap_or_else(then)
 }
 
-/// What the learning rate of the last step would be now, where it is another, and for which of the
-/// settings that are `changed`.
+/// The learning rate that the last step would have now, in words, where it is another, and for
+/// which of the settings that are `changed`.
 fn rate_change(bp: &Blueprint, manifest: &Manifest, changed: &[String]) -> Option<String> {
     let then = manifest.learning_rate().or_else(|| rate_then(manifest))?;
     let (step, now) = (manifest.step, bp.own.rate(&bp.config)(manifest.step));
@@ -206,7 +206,7 @@ fn rate_change(bp: &Blueprint, manifest: &Manifest, changed: &[String]) -> Optio
     Some(format!("learning rate at step {step}: {then:.2e} -> {now:.2e}, since {why}"))
 }
 
-/// What does not train must be what it was.
+/// Checks that the weights which do not train are those of before.
 fn check_base(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
     let (now, then) = (bp.base.as_ref(), checkpoint.manifest().base.as_ref());
     let of = |base: &Base| base.path.clone().unwrap_or_else(|| base.fingerprint.clone());
@@ -224,7 +224,7 @@ fn check_base(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<(), CheckpointE
     }
 }
 
-/// Refuses settings that cannot change, and tells those that do.
+/// Refuses settings that cannot change, and reports those that do.
 fn compare(bp: &Blueprint, checkpoint: &Checkpoint) -> Result<Vec<String>, CheckpointError> {
     let manifest = checkpoint.manifest();
     let mismatch =
@@ -366,8 +366,8 @@ impl Loader {
         Ok(None)
     }
 
-    /// What comes before the state at `place`: the next one where the ranks go on from it, which
-    /// they read themselves; where they may not, one that is whole, as it is named to the user.
+    /// The state before the one at `place`: the next one where the ranks go on from it, which they
+    /// read themselves; where they may not, one that is whole, as it is named to the user.
     fn older(&self, place: Place, may: bool) -> Result<Option<Place>, CheckpointError> {
         let mut older = self.places.before(place)?;
         if may || place.in_memory {
@@ -395,7 +395,7 @@ impl Loader {
         Ok(new)
     }
 
-    /// What is newer than where the run goes on must not be taken for its future.
+    /// Sets aside states that are newer than `place`, so that they are not taken for the run's own.
     fn set_newer_aside(&self, place: Place) -> Result<(), CheckpointError> {
         self.places.drop_copies_after(Some(place));
         let step = place.step;

@@ -1,4 +1,5 @@
-//! What a folder of checkpoints tells of the run that wrote it, also where nothing else is left.
+//! The facts that a folder of checkpoints has about the run that wrote it, also where nothing else
+//! is left.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

@@ -12,8 +12,8 @@ use crate::checkpoint::resume::candidates;
 use crate::config::{Config, Resume};
 
 /// `config` with the batch and the unit of the checkpoint that it goes on from, where they are left
-/// open, and with its deal of an uneven batch. A checkpoint that cannot be read is left to whoever
-/// resumes from it.
+/// open, and with its deal of an uneven batch. A checkpoint that cannot be read is left to the code
+/// that resumes from it.
 pub(crate) fn take_over(config: Config) -> Config {
     let Some(folder) = config.save.as_ref().filter(|_| config.resume != Resume::No) else {
         return config;

@@ -33,7 +33,7 @@ pub(crate) struct Part {
 pub(crate) struct SaveLog {
     step: u64,
     in_memory: bool,
-    /// What times count from.
+    /// The moment that times count from.
     zero: Instant,
     start_ns: u64,
     /// 0 until the state is written.
@@ -70,7 +70,7 @@ impl SaveLog {
     }
 }
 
-/// Who hears that the state is not needed any more.
+/// Notifies the rank that the state is not needed any more.
 struct Released {
     rank: Sender<Vec<u8>>,
     log: Arc<SaveLog>,
@@ -79,21 +79,21 @@ struct Released {
 impl Released {
     fn tell(&self) {
         self.log.end();
-        // Where nobody waits any more, the rank is gone.
+        // Where the receiver is gone, so is the rank.
         let _ = self.rank.send(Vec::new());
     }
 }
 
 /// A rank's part of a save that is under way.
 pub(crate) struct RankSave {
-    /// Hears the report for rank 0 where that is in another process; else it is noted there.
+    /// Receives the report for rank 0 where that is in another process; else it is noted there.
     done: Receiver<Option<Report>>,
     cancelled: Arc<AtomicBool>,
 }
 
 impl RankSave {
-    /// Has the rank's `writer` write `state` as `part` of a checkpoint. The receiver hears once the
-    /// state is not needed any more.
+    /// Has the rank's `writer` write `state` as `part` of a checkpoint. The receiver gets a message
+    /// once the state is not needed any more.
     pub(crate) fn start(
         writer: &Worker,
         saver: &Arc<Saver>,
@@ -120,26 +120,26 @@ impl RankSave {
                 }
                 false => Some(report),
             };
-            // Where the rank is gone, nobody asks.
+            // Where the rank is gone, nothing asks for it.
             let _ = done_tx.send(report);
         };
         writer.give(work);
         (RankSave { done, cancelled }, released)
     }
 
-    /// Whether the writer is done, and then its report where rank 0 has to be told.
+    /// Whether the writer is done, and then its report where it has to go to rank 0.
     pub(crate) fn report(&self) -> Option<Option<Report>> {
         self.done.try_recv().ok()
     }
 
-    /// The report where rank 0 has to be told, once the writer is done.
+    /// The report where it has to go to rank 0, once the writer is done.
     pub(crate) fn wait(self) -> Option<Report> {
         self.done.recv().ok().flatten()
     }
 }
 
 impl Drop for RankSave {
-    /// The writer may finish what it is about to; then it is told to end, and waited for.
+    /// The writer may finish what it is about to; then it is asked to end, and waited for.
     fn drop(&mut self) {
         let _ = self.done.recv_timeout(LINGER);
         self.cancelled.store(true, Ordering::Relaxed);
@@ -149,7 +149,7 @@ impl Drop for RankSave {
 }
 
 /// Writes the state, more than once where the file system refuses, and makes it durable. The state
-/// is dropped, and `released` hears, before that.
+/// is dropped, and `released` is notified, before that.
 fn write(
     saver: &Saver,
     Part { rank, step, .. }: Part,

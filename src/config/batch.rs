@@ -120,8 +120,9 @@ impl Config {
         usize::try_from(n.max(1)).ok()
     }
 
-    /// What a batch in tokens was taken to be, where that is another number; and how one in samples
-    /// was dealt out to the replicas, where they have not as many each.
+    /// A note about the batch: the number that a batch in tokens was rounded to, where it is
+    /// another; and how one in samples was dealt out to the replicas, where they have not as many
+    /// each.
     pub(crate) fn global_batch_note(&self) -> Option<String> {
         let text = self.global_batch.as_ref()?;
         let samples = self.samples_per_step();

@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::kind::{OptionKind, OptionType};
 
-/// What a value that is no amount of memory is told.
+/// The expected form, for a value that is no amount of memory.
 pub(super) const EXPECTED: &str = "expected bytes, such as 25769803776, 24GiB, 512 MiB or 1.5GB";
 /// Units, by their letters in lower case. A letter alone is what it is in SI, as in `80G`.
 const UNITS: [(&str, f64); 16] = [

@@ -12,7 +12,7 @@ pub use zeropp_pipeline::lower::OptimizerSync;
 use super::kind::{OptionKind, OptionType};
 
 choice! {
-    /// What a run that recovers does without the rank that has failed.
+    /// How a run that recovers replaces the rank that has failed.
     OnLoss {
         /// Nothing: all ranks start again.
         Restart = "restart",

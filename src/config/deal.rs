@@ -31,7 +31,7 @@ impl Deal {
         }
     }
 
-    /// What the replicas have that have less than the first; nothing where all have as many.
+    /// The micro-batches of replicas that have fewer than the first; none where all have as many.
     pub(crate) fn fewer(&self) -> Option<usize> {
         (self.fewer != self.most).then_some(self.fewer)
     }

@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration.
+//! The errors of a configuration.
 
 use std::path::PathBuf;
 
@@ -37,7 +37,7 @@ pub enum ConfigError {
     InFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong in it.
+        /// The problem in it.
         error: Box<ConfigError>,
     },
 }

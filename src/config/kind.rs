@@ -1,4 +1,4 @@
-//! What kinds of values settings take: how a flag's text is read, and how a value is told.
+//! The kinds of values that settings take: how a flag's text is read, and how a value is written.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use super::bytes::{self, Bytes};
 use super::resume::{EXPECTED, Resume};
 use super::step_range::StepRange;
 
-/// What kind of value a setting takes.
+/// The kind of value that a setting takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptionKind {
     /// A whole number from 0.

@@ -1,4 +1,4 @@
-//! What a run is told: a TOML file and flags that override it, the defaults that follow from
+//! The settings of a run: a TOML file and flags that override it, the defaults that follow from
 //! other settings, and the checks that end bad input before any rank starts.
 
 mod batch;
@@ -80,7 +80,7 @@ impl Config {
         })
     }
 
-    /// What is known of the schedule; nothing of a file, or of a name that no schedule has.
+    /// The kind of the schedule; none for a file, or for a name that no schedule has.
     pub(crate) fn kind(&self) -> Option<&'static Kind> {
         Kind::find(&self.schedule)
     }
@@ -128,7 +128,7 @@ impl Config {
         self.min_lr.unwrap_or(self.lr / 10.0)
     }
 
-    /// What the run is called: as its settings say, else after their file, else after its metrics.
+    /// The name of the run: by its settings, else after their file, else after its metrics.
     pub fn run_name(&self) -> String {
         let of_file = || self.file.iter().chain(&self.metrics).find_map(|path| path.file_stem());
         let given = self.run_name.as_ref().map(|name| name.trim().to_owned());

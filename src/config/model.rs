@@ -35,7 +35,7 @@ const FAMILIES: [(&str, Family); 5] = [
     ("qwen3", Family::Qwen3),
 ];
 
-/// What the setting `model` stands for.
+/// The meaning of the setting `model`.
 enum Named {
     Family(Family),
     /// A preset or a file, which has sizes of its own.
@@ -107,8 +107,8 @@ impl Config {
         Ok(decoder)
     }
 
-    /// What the model's file asks for that training does not do, and samples that are longer than
-    /// the model was made for, in sentences.
+    /// Notes in sentences: features of the model's file that training does not have, and samples
+    /// that are longer than the model was made for.
     ///
     /// # Errors
     /// As [`decoder`](Self::decoder).

@@ -18,8 +18,8 @@ impl Config {
         self.beta2.unwrap_or(usual)
     }
 
-    /// What stays of the velocity of SGD, 0.9, or of Muon's mean gradient, 0.95; none where the
-    /// optimizer has neither.
+    /// The share that stays of SGD's velocity, 0.9, or of Muon's mean gradient, 0.95; none where
+    /// the optimizer has neither.
     pub fn momentum(&self) -> Option<f64> {
         match self.optimizer {
             OptimizerKind::Sgd => Some(self.momentum.unwrap_or(0.9)),
@@ -47,7 +47,7 @@ impl Config {
         }
     }
 
-    /// What does not decay, where that is given.
+    /// The groups that do not decay, where they are given.
     ///
     /// # Errors
     /// A word that is none of the groups.

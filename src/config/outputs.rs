@@ -32,7 +32,7 @@ impl Config {
     /// rank 0's does. Others must not even try: a file that they find missing and remove again may
     /// be the one that rank 0's has just begun, and their host may not have its folder.
     pub(super) fn writes_outputs(&self, get: impl Fn(&str) -> Option<String>) -> bool {
-        // What is wrong with the variables is told by whoever needs them.
+        // Errors in the variables are reported by the code that needs them.
         let Ok(options) = self.launch_options() else { return true };
         Job::from_vars(&options, get).map_or(true, |job| job.has_rank_0())
     }
@@ -225,7 +225,7 @@ impl Config {
 
     /// The files of a folder of data.
     fn data_files(&self) -> Vec<PathBuf> {
-        // What cannot be read is told by who reads it.
+        // A folder that cannot be read is reported by the code that reads it.
         let below = |path: &PathBuf| path.is_dir().then(|| files_below(path).ok()).flatten();
         let mixed = self.sources().unwrap_or_default().into_iter().map(|(path, _)| path);
         let data = self.data.iter().chain(&self.eval_data).cloned().chain(mixed);
@@ -242,13 +242,13 @@ fn is_read_from(folder: &Path, inside: &Path) -> bool {
 
 /// Whether a file of the model in `folder` is a link to what is at `place`, as in caches of models.
 fn is_linked_from(folder: &Path, place: &Place) -> bool {
-    // What cannot be read is told by who reads it.
+    // A folder that cannot be read is reported by the code that reads it.
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut links = entries.map(|entry| entry.path()).filter(|path| path.is_symlink());
     links.any(|path| is_of_model(&path) && Place::new(&path).is_ok_and(|target| target == *place))
 }
 
-/// What is written into a folder of data would be trained on by the next run.
+/// Refuses outputs in a folder of data: the next run would train on them.
 fn check_apart_from_data<'a>(
     inputs: &[Found],
     mut outputs: impl Iterator<Item = &'a Found<'a>>,
@@ -316,7 +316,7 @@ fn given<'a, const N: usize>(settings: [(&'static str, Option<&'a Path>); N]) ->
     settings.into_iter().filter_map(|(field, path)| Some(Given { field, path: path? })).collect()
 }
 
-/// Those whose places can be told.
+/// Those whose places can be found.
 fn found(given: Vec<Given<'_>>) -> Vec<Found<'_>> {
     let place = |Given { field, path }| Some(Found { field, path, place: Place::new(path).ok()? });
     given.into_iter().filter_map(place).collect()
@@ -325,7 +325,8 @@ fn found(given: Vec<Given<'_>>) -> Vec<Found<'_>> {
 /// Tries to open an output; what had to be made for it joins `made`.
 fn open(Given { field, path }: Given, made: &mut Vec<PathBuf>) -> Checked {
     let there = fs::metadata(path).ok();
-    // A pipe or a device is for whoever named it; opening a pipe would wait for its reader.
+    // A pipe or a device is left to the user who named it; opening a pipe would wait for its
+    // reader.
     if there.as_ref().is_some_and(|there| !there.is_file() && !there.is_dir()) {
         return Ok(());
     }

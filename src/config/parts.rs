@@ -1,4 +1,4 @@
-//! What the parts of a run need of the settings.
+//! Options of the parts of a run, from the settings.
 
 use std::time::Duration;
 
@@ -140,7 +140,7 @@ impl Config {
         sampler.hiding(self.hidden_of_samples())
     }
 
-    /// What of the samples the model and the loss do not see.
+    /// The parts of samples that the model and the loss do not see.
     pub(crate) fn hidden_of_samples(&self) -> Hidden {
         Hidden {
             documents: self.document_mask,
@@ -171,7 +171,7 @@ impl Config {
         Ok(Devices::find(self.device, self.precision)?)
     }
 
-    /// What the launch is told.
+    /// The options of the launch.
     ///
     /// # Errors
     /// A rendezvous that is no `HOST:PORT`.

@@ -183,8 +183,8 @@ fn nothing_that_is_read_is_written() {
     Config { metrics: nowhere.clone(), trace: nowhere, ..base() }.validate().expect("both away");
 }
 
-/// What lies beside the data, in the folder of a model, or is read and written by the program
-/// around the run.
+/// Files beside the data, in the folder of a model, or read and written by the program around the
+/// run.
 #[test]
 fn nothing_that_is_read_beside_the_settings_is_written() {
     let dir = folder();

@@ -1,4 +1,4 @@
-//! What predictions need of the settings beside a layout.
+//! The inputs of predictions from the settings, beside a layout.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use zeropp_zero3::rule::{ParameterGroups, UpdateRule};
 use super::{Config, DeviceKind, PackWeights, Precision};
 
 impl Config {
-    /// What ranks compute on, and in.
+    /// The device and precision that ranks compute on, and in.
     pub fn compute(&self) -> Compute {
         let on_gpu = self.device != DeviceKind::Cpu;
         let fp32 = self.precision == Precision::Fp32;
@@ -44,8 +44,8 @@ impl Config {
         self.compute().packing.bytes(batches, of_a_gather)
     }
 
-    /// What a rank holds with the optimizer of these settings, beside what comes and goes with its
-    /// program.
+    /// The bytes that a rank holds with the optimizer of these settings, beside what comes and goes
+    /// with its program.
     pub fn run_state(&self) -> RunState {
         self.run_state_with(self.update_rule())
     }

@@ -9,7 +9,7 @@ use super::kind::{OptionKind, OptionType};
 
 /// How [`Resume`] is read where it is not `true` or a step.
 const MUST: &str = "must";
-/// What a value that is none of these is told.
+/// The expected form, for a value that is none of these.
 pub(super) const EXPECTED: &str = "expected true, false, must or the number of a step";
 
 /// From what a run with a folder of checkpoints goes on.

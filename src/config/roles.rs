@@ -1,7 +1,7 @@
-//! What a setting does to a run beyond its value: whether the processes of a job may differ in it,
-//! and what a resumed run makes of a change. The table of settings says both for each.
+//! The role of a setting in a run beyond its value: whether the processes of a job may differ in
+//! it, and what a resumed run makes of a change. The table of settings says both for each.
 
-/// What the processes of a job must share of a setting.
+/// The part of a setting that the processes of a job must share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Across {
     /// The value: it changes numbers, or what the ranks do together.
@@ -9,18 +9,18 @@ pub enum Across {
     /// Whether it is given: all of them take part, each with a value of its own, as a folder may
     /// have other paths on other hosts.
     Given,
-    /// What is in the file or folder, wherever it is.
+    /// The content of the file or folder, wherever it is.
     Contents,
-    /// What it makes of partition and program, in which rank 0's counts.
+    /// Its effect on partition and program, in which rank 0's counts.
     Program,
     /// Nothing: each process has its own.
     Own,
 }
 
-/// What a run that goes on from a checkpoint makes of a setting that is another now.
+/// How a run that goes on from a checkpoint treats a setting that is another now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OnResume {
-    /// It refuses: no tensor's shape would tell, and the model or the data would silently be
+    /// It refuses: no tensor's shape would show it, and the model or the data would silently be
     /// another.
     Fixed,
     /// It says so: what follows is another, perhaps on purpose.

@@ -89,7 +89,7 @@ impl Config {
         })
     }
 
-    /// What is shown of a model while it is trained.
+    /// Checks the settings of the texts that a model writes while it is trained.
     fn check_samples(&self) -> Result<(), ConfigError> {
         let (n, every) = (self.sample_every, self.save_every);
         let refused =
@@ -117,7 +117,7 @@ impl Config {
         }
     }
 
-    /// What is hidden of documents.
+    /// Checks the settings that hide documents.
     fn check_masks(&self) -> Result<(), ConfigError> {
         let Some(id) = self.document_end else { return Ok(()) };
         check(self.document_mask, || {

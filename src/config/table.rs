@@ -1,4 +1,4 @@
-//! What a row of the table of settings is, and what is made of all rows.
+//! A row of the table of settings, and the code that all rows expand to.
 
 use super::kind::OptionKind;
 use super::roles::{Across, OnResume};
@@ -10,16 +10,16 @@ pub struct OptionInfo {
     pub key: &'static str,
     /// The heading of the manual it stands under.
     pub heading: &'static str,
-    /// What the manual calls its value.
+    /// The name of its value in the manual.
     pub value_name: &'static str,
-    /// What values it takes.
+    /// The kind of values that it takes.
     pub kind: OptionKind,
-    /// What the processes of a job must share of it.
+    /// The part of it that the processes of a job must share.
     pub across: Across,
-    /// What a resumed run makes of a change.
+    /// How a resumed run treats a change.
     pub on_resume: OnResume,
-    /// Whether it says what a model is, or what its tokens are: whoever uses a checkpoint's weights
-    /// takes these from it.
+    /// Whether it says what a model is, or what its tokens are: code that uses a checkpoint's
+    /// weights takes these from it.
     pub of_model: bool,
     /// Its documentation, a line of source each, with the leading blank.
     pub doc: &'static [&'static str],

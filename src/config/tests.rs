@@ -380,7 +380,8 @@ fn of_several_processes_only_the_first_touches_the_outputs() {
         })
     };
     assert!(writes(EngineKind::Mpi, "0") && !writes(EngineKind::Mpi, "1"));
-    // Threads have all ranks in one process, whoever started it; nonsense is told elsewhere.
+    // Threads have all ranks in one process, however it was started; wrong values are reported
+    // elsewhere.
     assert!(writes(EngineKind::Threads, "1") && writes(EngineKind::Mpi, "7"));
 }
 

@@ -1,4 +1,4 @@
-//! What of the model trains, as the settings say it.
+//! The part of the model that trains, by the settings.
 
 use zeropp_core::model::decoder::Decoder;
 use zeropp_core::model::tuning::{Lora, Tuning, matches};
@@ -7,7 +7,7 @@ use super::validate::{check, number};
 use super::{Config, ConfigError};
 
 impl Config {
-    /// What of `decoder` trains: all of it, all but what is frozen, or adapters alone.
+    /// The part of `decoder` that trains: all of it, all but what is frozen, or adapters alone.
     ///
     /// # Errors
     /// A pattern that no parameter has or that leaves nothing to train, adapters that cannot be.

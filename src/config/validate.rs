@@ -247,7 +247,7 @@ impl Config {
         self.prometheus_address().map(drop)
     }
 
-    /// What the settings can name but this build does not have.
+    /// Refuses settings for parts that this build does not have.
     fn check_build(&self) -> Checked {
         let absent = |field: &str, value: &dyn ToString, help: &str| {
             ConfigError::value(field, value.to_string(), "is not in this build", help)

@@ -1,10 +1,10 @@
-//! What all ranks must share before anything is built: settings, data, partition and program.
+//! Agreement of all ranks before anything is built, on settings, data, partition and program.
 //!
 //! Each process has its own settings and files. All ranks compare two digests. Where the one of
-//! settings and data differs, nobody starts, and the message names what differs. Where only that of
-//! partition and program does, rank 0 gives its own to all, and who had others takes them; where
-//! that does not help, as with another model, nobody starts either. What a setting is compared for
-//! stands in the table of settings ([`Across`]).
+//! settings and data differs, no rank starts, and the message names what differs. Where only that
+//! of partition and program does, rank 0 sends its own to all, and ranks that had others take them;
+//! where that does not help, as with another model, no rank starts either. How a setting is
+//! compared stands in the table of settings ([`Across`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const PROGRAM_BYTES_MAX: usize = 256 << 20;
 /// Settings by their keys, each as a person would write it.
 type Settings = BTreeMap<String, String>;
 
-/// What a process compares with the others.
+/// The digests that a process compares with the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Digests {
     /// Of the settings that all must share, and of the data.
@@ -35,14 +35,14 @@ pub(crate) struct Digests {
     program: blake3::Hash,
 }
 
-/// What a rank whose settings differ says of them, and rank 0.
+/// The settings that a rank whose settings differ sends, and rank 0.
 #[derive(Serialize, Deserialize)]
 struct Stated {
     host: String,
     settings: Settings,
 }
 
-/// What rank 0 gives to all.
+/// The partition and programs that rank 0 sends to all.
 #[derive(Serialize, Deserialize)]
 struct Given {
     host: String,
@@ -55,7 +55,7 @@ struct Given {
     settings: Settings,
 }
 
-/// What a process runs in place of its own blueprint.
+/// The blueprint that a process runs in place of its own.
 #[derive(Clone)]
 pub(crate) struct Taken {
     blueprint: Arc<Blueprint>,
@@ -63,7 +63,7 @@ pub(crate) struct Taken {
     differs: String,
 }
 
-/// What a rank says once it has what rank 0 gave.
+/// A rank's answer to what rank 0 has sent.
 #[derive(Serialize, Deserialize)]
 struct Answer {
     /// Why it cannot take what rank 0 gave.
@@ -157,7 +157,7 @@ fn take_rank_0_s(
     Ok(blueprint)
 }
 
-/// What rank 0 gives, as it is sent.
+/// The partition and programs of rank 0, as they are sent.
 fn given(own: &Blueprint, host: &str) -> Vec<u8> {
     let programs: Vec<String> = programs(own).collect();
     let fits = programs.iter().map(String::len).sum::<usize>() <= PROGRAM_BYTES_MAX;
@@ -237,7 +237,7 @@ fn named(rank: usize, host: &str) -> String {
     if host.is_empty() { format!("rank {rank}") } else { format!("rank {rank} on {host}") }
 }
 
-/// What this process must share with the others.
+/// The settings that this process must share with the others.
 fn common_here(shared: &Shared) -> Settings {
     let mut settings = common(&shared.blueprint.config, shared.data.0.fingerprint());
     if let Some(set) = &shared.evaluation {
@@ -246,7 +246,7 @@ fn common_here(shared: &Shared) -> Settings {
     settings
 }
 
-/// What the processes of a run must share, as the table of settings says.
+/// The settings that the processes of a run must share, by the table of settings.
 fn common(config: &Config, data: &Fingerprint) -> Settings {
     let shared = |(option, text): (&OptionInfo, Option<String>)| {
         let text = match option.across {

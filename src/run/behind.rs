@@ -1,6 +1,6 @@
-//! What ranks tell each other of a step without meeting at its end: it travels while the next step
-//! runs, and is read at that one's end, when all of it has long been sent. So it holds nobody up
-//! (ADR 58).
+//! Notes of a step that ranks exchange without meeting at its end: they travel while the next step
+//! runs, and are read at that one's end, when all have long been sent. So they hold no rank up (ADR
+//! 58).
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -11,19 +11,20 @@ use crate::run::collect::{self, Gathering};
 use crate::run::rank::StageTimes;
 use crate::run::stop::Wish;
 
-/// What a rank tells all others of a step.
+/// A rank's note to all others about a step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Note {
-    /// What its process wishes.
+    /// The request of its process.
     pub(crate) wish: Wish,
     /// Whether all are to meet after the next step: the program has not answered for long.
     pub(crate) meet: bool,
-    /// What rank 0's trainer was told since the step before, for those of other processes.
+    /// The steps that were reported to rank 0's trainer since the step before, for the trainers of
+    /// other processes.
     pub(crate) told: Vec<u8>,
 }
 
 impl Note {
-    /// What all ranks wish together, and what rank 0 tells.
+    /// The largest request of all ranks, and the steps that rank 0 reports.
     fn joined(all: Vec<Note>) -> Note {
         let wish = all.iter().map(|note| note.wish).max().unwrap_or_default();
         let meet = all.iter().any(|note| note.meet);
@@ -32,7 +33,7 @@ impl Note {
     }
 }
 
-/// Steps of which rank 0's trainer was told, for those of other processes.
+/// Steps that were reported to rank 0's trainer, for the trainers of other processes.
 #[derive(Default)]
 pub(crate) struct ToldSteps(Vec<ToldStep>);
 
@@ -81,7 +82,7 @@ impl<T: Serialize + DeserializeOwned> Behind<T> {
         Behind { figures: collect::start(world, mine), notes: world.exchange(note) }
     }
 
-    /// On rank 0 all ranks' figures, nothing on the others; and what all told.
+    /// On rank 0 all ranks' figures, nothing on the others; and the notes of all joined.
     ///
     /// # Errors
     /// The world's first error.
@@ -97,7 +98,7 @@ mod tests {
     use super::*;
     use zeropp_comm::threads::{ThreadsOptions, ThreadsWorld};
 
-    /// Nobody waits for the last one before it reads.
+    /// No rank waits for the last one before it reads.
     #[test]
     fn all_wishes_and_rank_0_s_words_arrive_a_step_later() {
         let ranks = ThreadsWorld::new(3, ThreadsOptions::default()).communicators();

@@ -1,5 +1,5 @@
-//! What ranks bring to rank 0: the figures of a step, and what those of several processes leave
-//! behind.
+//! The data that ranks send to rank 0: the figures of a step, and the results of ranks in several
+//! processes.
 
 use std::marker::PhantomData;
 
@@ -44,7 +44,7 @@ pub(crate) fn figures<T: Serialize + DeserializeOwned>(
     start(world, mine).wait()
 }
 
-/// What every rank says, on its way to rank 0.
+/// The values of all ranks, on their way to rank 0.
 pub(crate) struct Gathering<T> {
     all: Pending<AllBytes>,
     is_read: bool,

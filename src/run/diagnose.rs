@@ -89,7 +89,7 @@ impl Diverged {
         Error::NotFinite { step: self.step, rank, layer, message }
     }
 
-    /// What happened and where, in words; `limit` is the setting `max-skipped`.
+    /// The problem and its place, in words; `limit` is the setting `max-skipped`.
     pub(crate) fn explain(&self, limit: u64) -> String {
         let Diverged { step, in_a_row, .. } = self;
         let what = format!(

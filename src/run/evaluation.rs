@@ -135,7 +135,7 @@ impl EvaluationSet {
     }
 }
 
-/// What is measured on has tokens of the kind that is trained on.
+/// Checks that the data which is measured on has tokens of the kind that is trained on.
 fn check_kind(data: &Dataset, trained_on: &Dataset) -> Result<(), Error> {
     if data.is_bytes() == trained_on.is_bytes() {
         return Ok(());
@@ -177,13 +177,13 @@ fn scored(pass: &OnePass) -> Result<u64, Error> {
     }
 }
 
-/// What is asked of a run while it measures: to save, or to end. A rank tells the others before
-/// each batch, and hears of it before the next, so that all leave after the same one and none
-/// waits.
+/// Requests to a run while it measures: to save, or to end. A rank sends its request before each
+/// batch and reads those of the others before the next, so that all leave after the same one and
+/// none waits.
 pub(crate) struct Asked<'a> {
     /// None where nothing can be asked.
     stopper: Option<&'a Stopper>,
-    /// What this rank knows that it has not told.
+    /// The request that this rank knows of and has not sent.
     untold: Wish,
     told: Option<Pending<AllBytes>>,
     /// The largest of all ranks.
@@ -205,7 +205,7 @@ impl<'a> Asked<'a> {
         Ok(self.wish > Wish::GoOn)
     }
 
-    /// Hears what was told last.
+    /// Receives the requests that were sent last.
     fn settle(&mut self) -> Result<(), RankError> {
         let last = self.told.take();
         self.hear(last)

@@ -1,4 +1,4 @@
-//! What a step did to each layer, out of what the ranks have seen of it.
+//! The figures of each layer in a step, from what its ranks have measured.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use zeropp_zero3::LayerSums;
 use crate::config::Config;
 use crate::plan::blueprint::Blueprint;
 
-/// What a rank has seen of a layer.
+/// A rank's measurements of a layer.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Watched {
     /// Place in the model's list.
@@ -24,14 +24,14 @@ impl Config {
     }
 }
 
-/// What a rank says of its layers, which it knows by stage and place in it.
+/// A rank's figures of its layers, which it knows by stage and place in it.
 pub(crate) fn watched(bp: &Blueprint, seen: BTreeMap<(usize, usize), LayerSums>) -> Vec<Watched> {
     let part = |(stage, layer): (usize, usize)| bp.stages[stage].start + layer;
     seen.into_iter().map(|(at, sums)| Watched { part: part(at), sums }).collect()
 }
 
-/// The layers of the model, of what all ranks say. The sums are exact, so that no rank's place
-/// shows. Empty where nobody says anything.
+/// The figures of the model's layers, from those of all ranks. The sums are exact, so that no
+/// rank's place shows. Empty where no rank has any.
 pub(crate) fn metrics<'a>(
     bp: &Blueprint,
     seen: impl Iterator<Item = &'a Watched>,

@@ -11,8 +11,8 @@ use crate::Error;
 use crate::plan::blueprint::Blueprint;
 use crate::run::rank::traced_steps;
 
-/// Writes to `path` what everything took in `timeline`, of `steps` steps after `done`.
-/// Returns why nothing was written, where the run has not enough to tell.
+/// Writes to `path` the times in `timeline`, of `steps` steps after `done`. Returns the reason
+/// where nothing was written, as the timeline has too little for a file of costs.
 ///
 /// # Errors
 /// [`Error::Output`] where the file cannot be written.

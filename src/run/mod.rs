@@ -1,5 +1,4 @@
-//! The ranks of this process at work: what each does in a step, what they tell each other, how they
-//! end.
+//! The ranks of this process at work: what each does in a step, what they exchange, how they end.
 
 pub(crate) mod agreement;
 pub(crate) mod behind;

@@ -1,5 +1,5 @@
-//! What the processes of a run settle before its first step: who is where, how fast all of them can
-//! be, that they go on from the same step and see the same folder.
+//! The exchanges of a run's processes before its first step: where each is, how fast all of them
+//! can be, that they go on from the same step and see the same folder.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -43,10 +43,10 @@ use crate::run::tokens::{self, Scored};
 use crate::run::training::Training;
 use crate::world::hello::Roster;
 
-/// Steps whose spans a trace keeps where it is not told which.
+/// Steps whose spans a trace keeps by default.
 const TRACED_STEPS: u64 = 8;
 
-/// What all ranks of the process share.
+/// The state that all ranks of the process share.
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) blueprint: Arc<Blueprint>,
@@ -55,9 +55,9 @@ pub(crate) struct Shared {
     pub(crate) epoch: Instant,
     /// A name for the run, given before its ranks start; rank 0's process's counts.
     pub(crate) run: Arc<str>,
-    /// What the processes have said of themselves, once they have.
+    /// The descriptions of all processes, once they are known.
     pub(crate) roster: Arc<OnceLock<Arc<Roster>>>,
-    /// What the ranks of this machine compute with.
+    /// The cores or GPUs of this machine, and their peak FLOP/s.
     pub(crate) peak: Peak,
     /// World ranks of this process.
     pub(crate) here: Arc<[usize]>,
@@ -68,18 +68,18 @@ pub(crate) struct Shared {
     /// The weights that the run begins with, if it begins.
     pub(crate) initial: Option<Arc<Initial>>,
     pub(crate) saver: Option<Arc<Saver>>,
-    /// What makes the copies in memory, if the run makes any.
+    /// The saver that makes the copies in memory, if the run makes any.
     pub(crate) copier: Option<Arc<Saver>>,
-    /// What the validation loss is of.
+    /// The samples of the validation loss.
     pub(crate) evaluation: Option<Arc<EvaluationSet>>,
     pub(crate) stopper: Stopper,
-    /// In rank 0's process, what the trainer wants after each step that it was told of.
+    /// In rank 0's process, the trainer's answer to each reported step.
     pub(crate) answers: Option<Arc<Mutex<Receiver<Wish>>>>,
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
     /// Of this process's own settings and blueprint.
     pub(crate) digests: Arc<OnceLock<Digests>>,
-    /// What this process runs in place of its own blueprint, if it cannot run that, and in which
-    /// settings it differs; or why it cannot run rank 0's either.
+    /// The blueprint that this process runs in place of its own, if it cannot run that, and in
+    /// which settings it differs; or why it cannot run rank 0's either.
     pub(crate) agreed: Arc<OnceLock<Result<Taken, String>>>,
 }
 
@@ -103,7 +103,7 @@ pub(crate) fn traced_steps(config: &Config, done: u64) -> StepRange {
     config.trace_steps.unwrap_or(first)
 }
 
-/// What the ranks leave behind besides their figures.
+/// The results that the ranks leave behind besides their figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Export {
     Nothing,
@@ -112,11 +112,11 @@ pub(crate) enum Export {
     Gradients,
     /// The validation loss of the weights as they are: no step is run.
     Evaluation,
-    /// What every rank did when, of the steps that a trace holds.
+    /// The spans of every rank, in the steps that a trace holds.
     Timeline,
 }
 
-/// What a rank leaves behind.
+/// The results that a rank leaves behind.
 pub(crate) struct RankResult {
     /// Times by rank 0's clock.
     pub(crate) spans: Vec<Span>,
@@ -162,9 +162,9 @@ pub(crate) struct Ready {
     pub(crate) no_lower: Option<u64>,
 }
 
-/// What a rank tells its process while it runs.
+/// An event that a rank reports to its process while it runs.
 pub(crate) enum News {
-    /// Its state is ready for the first step, which rank 0 begins once it is told to.
+    /// Its state is ready for the first step, which rank 0 begins when its trainer says so.
     Ready(Ready),
     /// A step is done.
     Step(StepMetrics, StageTimes),
@@ -199,7 +199,7 @@ pub(crate) struct RankStep {
     redone_ns: u64,
     /// Nanoseconds that saving kept the rank from its work.
     pub(crate) save_blocked_ns: u64,
-    /// What the rank's writer says, where it is done and in another process than rank 0.
+    /// The report of the rank's writer, where it is done and in another process than rank 0.
     pub(crate) save: Option<Report>,
     /// The same of a copy in memory.
     pub(crate) copy: Option<Report>,
@@ -215,7 +215,7 @@ struct MicroBatchLoss {
     bits: u32,
 }
 
-/// What each kind of compute action took on each stage, in that order.
+/// The times of each kind of compute action on each stage, in that order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct StageTimes(Vec<StageTime>);
 
@@ -275,7 +275,7 @@ impl StageTimes {
     }
 }
 
-/// Runs all steps on one rank, which computes on `device`; `report` is told how it goes on a
+/// Runs all steps on one rank, which computes on `device`; `report` receives its events on a
 /// process's first rank.
 pub(crate) fn run_rank(
     shared: &Shared,

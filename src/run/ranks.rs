@@ -16,7 +16,7 @@ use crate::world::{LocalRank, World};
 /// After one rank has failed, how long the others get to stop before they are left behind.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Ranks that tell `N` as they go on, and in the end `R`.
+/// Ranks that report `N` as they go on, and `R` at their end.
 pub(crate) struct Ranks<N, R> {
     pub(crate) around: Arc<Around>,
     messages: Receiver<Message<N, R>>,
@@ -33,7 +33,7 @@ pub(crate) struct Ranks<N, R> {
 }
 
 impl<N: Send + 'static, R: Send + 'static> Ranks<N, R> {
-    /// Starts the ranks of `world`, each of which does `work` and tells how it goes on.
+    /// Starts the ranks of `world`, each of which does `work` and reports as it goes on.
     pub(crate) fn start(
         mut world: World,
         around: Around,
@@ -63,8 +63,8 @@ impl<N: Send + 'static, R: Send + 'static> Ranks<N, R> {
 }
 
 impl<N, R> Ranks<N, R> {
-    /// What a rank tells next, or none once all have ended. After a failure the others have a while
-    /// to stop.
+    /// The next event of a rank, or none once all have ended. After a failure the others have a
+    /// while to stop.
     pub(crate) fn next_news(&mut self) -> Option<N> {
         while self.left > 0 {
             let message = match self.failed_at {
@@ -102,8 +102,8 @@ impl<N, R> Ranks<N, R> {
         &self.failures
     }
 
-    /// What each rank has left, in their order, once all have ended; or the failure that caused the
-    /// others. Once.
+    /// The results of all ranks, in their order, once all have ended; or the failure that caused
+    /// the others. Once.
     ///
     /// # Errors
     /// That failure.
@@ -116,7 +116,7 @@ impl<N, R> Ranks<N, R> {
 }
 
 impl<N, R> Drop for Ranks<N, R> {
-    /// Ranks that nobody listens to any more end, too.
+    /// Ranks whose events have no receiver any more end, too.
     fn drop(&mut self) {
         let is_left = self.left > 0 && self.failed_at.is_none();
         if let Some(world) = self.joined.upgrade().filter(|_| is_left) {

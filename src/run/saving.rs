@@ -39,7 +39,7 @@ pub(crate) struct Saving {
     pace: Pace,
     /// The save that waits for the one before.
     last: Option<Save>,
-    /// A save that has ended, which nobody was told of yet.
+    /// A save that has ended and has not been reported yet.
     ended: Option<Outcome>,
     /// A copy could not be made, so none are any more.
     given_up: bool,
@@ -79,7 +79,7 @@ impl Saving {
         self.blocked_ns.swap(0, Ordering::Relaxed)
     }
 
-    /// What this rank's writer has to tell rank 0, once it is done.
+    /// The report of this rank's writer for rank 0, once it is done.
     pub(crate) fn take_report(&mut self) -> Option<Report> {
         let report = self.rank_save.as_ref()?.report()?;
         self.rank_save = None;
@@ -141,7 +141,7 @@ impl Saving {
         Begin::No
     }
 
-    /// What the trace shows of this rank's saves, in its times.
+    /// The spans of this rank's saves for a trace, in its times.
     pub(crate) fn spans(&self) -> impl Iterator<Item = SaveSpan> {
         self.log.iter().map(|log| log.span())
     }
@@ -169,7 +169,7 @@ impl Saving {
         worker.hold_update_back(move || {
             let begin = Instant::now();
             // Ranks that have nothing to wait for meet the others meanwhile: the disk is slow, and
-            // nobody is dead.
+            // no rank is dead.
             patience.meet_until_done(&*world, "writing the checkpoint", &released)?;
             block(&waited, begin);
             Ok(())
@@ -229,7 +229,7 @@ impl Saving {
         Err(error.into())
     }
 
-    /// Tells how a save ended. One that failed is no reason to end a run that has another.
+    /// Reports how a save ended. One that failed is no reason to end a run that has another.
     fn conclude<E: From<CheckpointError>>(
         &mut self,
         outcome: Outcome,

@@ -18,7 +18,7 @@ use crate::recorder::{self, FlightRecorder};
 use crate::run::trace;
 use crate::world::LocalRank;
 
-/// What the threads of ranks tell the one that has started them.
+/// A message from the thread of a rank to the one that has started it.
 pub(crate) enum Message<N, R> {
     /// While a rank is at work.
     News(N),
@@ -38,21 +38,21 @@ pub(crate) struct RankFailure {
     pub(crate) failure: Failure,
 }
 
-/// What the ranks of a process share, whatever they do.
+/// The state that the ranks of a process share, whatever they do.
 pub(crate) struct Around {
     /// World ranks of this process.
     pub(crate) here: Arc<[usize]>,
-    /// What each rank is doing.
+    /// The current action of each rank.
     pub(crate) status: Arc<StatusBoard>,
     pub(crate) recorder: Option<Arc<FlightRecorder>>,
-    /// What the ranks' events are told within.
+    /// The span of the ranks' events.
     pub(crate) span: Span,
     /// Stack of a rank's thread.
     pub(crate) stack_bytes: usize,
 }
 
-/// Starts a rank on a thread of its own, which does `work`, tells `tx` how it goes on and, last,
-/// how it ended.
+/// Starts a rank on a thread of its own, which does `work`, sends `tx` its events and, last, how it
+/// ended.
 pub(crate) fn spawn_rank<N, R, W>(
     local: LocalRank,
     around: Arc<Around>,
@@ -65,7 +65,7 @@ pub(crate) fn spawn_rank<N, R, W>(
 {
     let (rank, world, told) = (local.rank, local.communicator.clone(), tx.clone());
     let (aborted, shared, stack_bytes) = (world.clone(), around.clone(), around.stack_bytes);
-    // Whoever listens here listens to the ranks, too.
+    // A subscriber of this thread also receives the ranks' events.
     let listener = dispatcher::get_default(Clone::clone);
     let body = move || {
         let _listener = dispatcher::set_default(&listener);
@@ -76,7 +76,8 @@ pub(crate) fn spawn_rank<N, R, W>(
         let steps = tx.clone();
         let run = AssertUnwindSafe(|| {
             work(local, &mut |news| {
-                // Who started the rank may have given up already; then nobody listens.
+                // The thread that started the rank may have given up already; then nothing receives
+                // this.
                 let _ = steps.send(Message::News(news));
             })
         });
@@ -99,7 +100,7 @@ pub(crate) fn spawn_rank<N, R, W>(
             format!("its thread with a stack of {mib} MiB cannot be started ({e}); {REFUSED_HELP}");
         if let Some(recorder) = &shared.recorder {
             recorder.end(rank, EndKind::Error, &text, None);
-            // What cannot be written now, the trainer tells of when it tries again.
+            // Where it cannot be written now, the trainer reports that when it tries again.
             let _ = recorder.write(rank);
         }
         aborted.abort(&text);
@@ -114,7 +115,7 @@ fn end_others(rank: usize, failure: &Failure, around: &Around, world: &dyn Commu
     match failure {
         // Bad input: all ranks end with the same words, and none has begun.
         Failure::Rank(e) if e.is_bad_input() => return,
-        // Nobody has failed; the others need to hear of it.
+        // No rank has failed; the others need to be notified.
         Failure::Rank(e @ RankError::NotBegun) => return world.abort(&e.to_string()),
         Failure::Rank(e) => {
             if let Some(recorder) = recorder {
@@ -130,12 +131,12 @@ fn end_others(rank: usize, failure: &Failure, around: &Around, world: &dyn Commu
         }
     }
     if let Some(recorder) = recorder {
-        // What cannot be written now, the trainer tells of when it tries again.
+        // Where it cannot be written now, the trainer reports that when it tries again.
         let _ = recorder.write(rank);
     }
 }
 
-/// What helps where nothing is wrong but the time.
+/// Advice where nothing is wrong but the time.
 const MORE_TIME: &str = "raise timeout-s if a step takes that long";
 
 /// The error in words, with what the ranks of this process behind it were last seen doing.
@@ -176,8 +177,8 @@ fn order(failed: &RankFailure) -> (u8, usize) {
     (weight, failed.rank)
 }
 
-/// The rank that is lost, of those that failed and those that they missed: whoever others waited
-/// for in vain, else whose failure caused the others.
+/// The rank that is lost, of those that failed and those that they missed: the one that others
+/// waited for in vain, else the one whose failure caused the others.
 pub(crate) fn lost(failures: &[RankFailure]) -> Option<usize> {
     let first = failures.iter().min_by_key(|failed| order(failed))?;
     let missing = match &first.failure {
@@ -265,7 +266,8 @@ mod tests {
         RankFailure { rank, failure: Failure::Rank(error.into()) }
     }
 
-    /// Whoever was waited for in vain, and not who said so first; a panic before all.
+    /// The rank that was waited for in vain, and not the one that reported it first; a panic before
+    /// all.
     #[test]
     fn the_rank_that_is_lost_is_found_among_the_failures() {
         let timeout = |missing: usize| CommError::Timeout {

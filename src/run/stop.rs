@@ -1,15 +1,15 @@
 //! Stopping a run from outside of its ranks: by the program, or by a signal to any of its
 //! processes.
 //!
-//! A wish is only noted here. The ranks tell it to each other with the records of each step, so all
-//! of them end after the same one, saved where there is a folder.
+//! A request is only noted here. The ranks exchange it with the records of each step, so all of
+//! them end after the same one, saved where there is a folder.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-/// What a rank knows of its process's wishes; the largest of all ranks' counts.
+/// The request of a rank's process, as far as the rank knows; the largest of all ranks' counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Wish {
     /// Nothing.
@@ -55,7 +55,7 @@ pub struct Stopper(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Steps are under way: a wish will be heard.
+    /// Steps are under way: a request will be read.
     running: AtomicBool,
     stop: AtomicBool,
     /// The signal that asked for it, or 0.
@@ -74,7 +74,7 @@ impl Stopper {
         self.0.save.store(true, Ordering::SeqCst);
     }
 
-    /// Whether steps are under way, so that a wish is heard at the end of one.
+    /// Whether steps are under way, so that a request is read at the end of one.
     pub(crate) fn is_running(&self) -> bool {
         self.0.running.load(Ordering::SeqCst)
     }
@@ -90,7 +90,7 @@ impl Stopper {
         self.0.signal.load(Ordering::SeqCst) != 0
     }
 
-    /// This process's wish. To save is wished once: whoever hears it first passes it on.
+    /// This process's request. A save is requested once: the first rank that reads it passes it on.
     pub(crate) fn hear(&self) -> Wish {
         let save = self.0.save.swap(false, Ordering::SeqCst);
         if self.0.stop.load(Ordering::SeqCst) {

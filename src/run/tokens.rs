@@ -1,5 +1,5 @@
-//! What the micro-batches of a rank are: samples of the step's batch, the documents in them, how
-//! many of their tokens are scored, and what is dropped of them.
+//! The micro-batches of a rank: samples of the step's batch, the documents in them, how many of
+//! their tokens are scored, and what is dropped of them.
 
 use std::sync::Arc;
 
@@ -30,8 +30,8 @@ impl Scored {
     }
 }
 
-/// The samples of this rank's steps, from where `sampler` begins; `scored` hears how many of their
-/// tokens are scored.
+/// The samples of this rank's steps, from where `sampler` begins; `scored` receives how many of
+/// their tokens are scored.
 pub(crate) fn training(
     shared: &Shared,
     device: &Device,

@@ -1,4 +1,4 @@
-//! What a run's summary needs of its steps, in as much memory for a million of them as for a
+//! The totals of a run's steps for its summary, in as much memory for a million of them as for a
 //! thousand.
 
 use zeropp_core::meter::MemoryBytes;
@@ -89,7 +89,7 @@ impl Totals {
         self.steps > 0 && self.losses.is_none()
     }
 
-    /// What the steps say of a summary.
+    /// The part of a summary that follows from the steps.
     pub(crate) fn summary(&self) -> Summary {
         let median = |figure: usize| {
             let mut values: Vec<f64> = self.samples.iter().map(|sample| sample[figure]).collect();

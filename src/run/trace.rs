@@ -1,4 +1,5 @@
-//! What a run writes and how a rank's panic reads, the same for training and emulation.
+//! The timeline that a run writes and the text of a rank's panic, the same for training and
+//! emulation.
 
 use std::any::Any;
 use std::path::Path;
@@ -21,7 +22,7 @@ pub(crate) fn write(path: &Path, timeline: &Timeline) -> Result<(), Error> {
     written.map_err(|source| Error::Output { path: path.to_path_buf(), source })
 }
 
-/// What every rank did, by the `spans` of each.
+/// The timeline of every rank, by the `spans` of each.
 pub(crate) fn timeline(
     title: String,
     mesh: Mesh,

@@ -41,7 +41,7 @@ pub(crate) struct Training<'a, R> {
     scored: Scored,
     executor: Executor<ModelWorker>,
     evaluator: Option<Evaluator>,
-    /// What the steps' rates are held against.
+    /// The best rates of this machine, with which those of the steps are compared.
     best: Best,
     /// This process's beside rank 0's.
     clock: Clock,
@@ -56,15 +56,15 @@ pub(crate) struct Training<'a, R> {
     before: Option<Unmet>,
     /// On rank 0: when the step under way began.
     began: Instant,
-    /// What all ranks have told each other of that step.
+    /// The notes of all ranks about that step.
     heard: Note,
     /// Whether all ranks are known to have their first step behind them.
     warm: bool,
     /// A save is due as soon as a step is finite.
     owes: bool,
-    /// On rank 0: what its trainer was told and other processes have not heard.
+    /// On rank 0: steps that were reported to its trainer and not yet sent to other processes.
     told: ToldSteps,
-    /// On rank 0: steps that its trainer was told of and has not answered.
+    /// On rank 0: steps that were reported to its trainer and that it has not answered.
     unanswered: usize,
     /// Where the run saves.
     saving: Option<Saving>,
@@ -82,7 +82,7 @@ struct Unmet {
     behind: Behind<RankStep>,
 }
 
-/// What all ranks do after a step.
+/// The actions that all ranks take after a step.
 struct Told {
     wish: Wish,
     /// Whether a save begins.
@@ -208,8 +208,8 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         Ok(())
     }
 
-    /// The validation loss after `step`, where it is due and comes to its end before anything is
-    /// asked of the run; `wish` is what this rank knows of that, and hears more.
+    /// The validation loss after `step`, where it is due and comes to its end before a request to
+    /// the run; `wish` is the request that this rank knows of, and is raised by those of others.
     fn evaluate(&mut self, step: u64, wish: &mut Wish) -> Result<Option<Evaluation>, RankError> {
         let due = self.evaluates_after(step);
         let Some(evaluator) = self.evaluator.as_mut().filter(|_| due) else { return Ok(None) };
@@ -270,8 +270,8 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
             || limit > 0 && self.skipped.in_a_row + 1 >= limit
     }
 
-    /// Runs a step, tells of it and returns what all ranks are to do after it; nothing where they
-    /// go on without having met.
+    /// Runs a step, reports it and returns what all ranks are to do after it; nothing where they go
+    /// on without having met.
     fn step(&mut self, step: u64, last: u64) -> Result<Option<Told>, RankError> {
         self.meter.reset_peak();
         let looks = self.looks_at_layers(step);
@@ -337,7 +337,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         Ok(step_metrics(&self.shared.blueprint, step, seconds, &mut self.best, record, &records))
     }
 
-    /// On rank 0: tells its process's trainer of a step, and the others' with the next words to
+    /// On rank 0: reports a step to its process's trainer, and to the others' with the next note to
     /// them.
     fn tell_step(&mut self, metrics: StepMetrics, times: StageTimes) {
         if self.shared.here.len() < self.groups.world.size() {
@@ -347,7 +347,8 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         (self.report)(News::Step(metrics, times));
     }
 
-    /// In another process than rank 0's: tells its trainer what rank 0's was told.
+    /// In another process than rank 0's: reports to its trainer the steps that rank 0's has
+    /// received.
     fn hear(&mut self, told: &[u8], eval: Option<(u64, Evaluation)>) {
         let world = &self.groups.world;
         if world.rank() == 0 || world.rank() != self.shared.here[0] {
@@ -394,7 +395,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
                         self.unanswered -= 1;
                     }
                     Err(TryRecvError::Empty) => break,
-                    // The trainer is gone: nobody wants more.
+                    // The trainer is gone: no more steps are wanted.
                     Err(TryRecvError::Disconnected) => {
                         wish = wish.max(Wish::Stop(0));
                         break;
@@ -457,9 +458,9 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         Ok(told)
     }
 
-    /// What all ranks do after a step that ended like this: what they `wished`, and the trainer of
-    /// rank 0's process; all get the same. The other processes hear what rank 0's was told; every
-    /// rank has measured `eval`.
+    /// Agrees on the actions of all ranks after a step that ended like this, by their requests
+    /// (`wished`) and that of the trainer of rank 0's process; all get the same. The other
+    /// processes receive the steps that were reported to rank 0's; every rank has measured `eval`.
     fn agree(
         &mut self,
         end: StepEnd,
@@ -489,13 +490,13 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
                 match answers.recv_timeout(wait) {
                     Ok(answer) => wished = wished.max(answer),
                     Err(RecvTimeoutError::Timeout) => return None,
-                    // The trainer is gone: nobody wants more.
+                    // The trainer is gone: no more steps are wanted.
                     Err(RecvTimeoutError::Disconnected) => wished = wished.max(Wish::Stop(0)),
                 }
                 unanswered -= 1;
             }
-            // What the program did since the step's end is no part of any. The next step begins
-            // here, before others hear of it: where ranks share cores, some may be through with
+            // The program's work since the step's end is part of no step. The next step begins
+            // here, before others are notified: where ranks share cores, some may be through with
             // much of it when it is this one's turn.
             began = Instant::now();
             // Since the exchange more may have been wished here.
@@ -510,7 +511,7 @@ impl<'a, R: FnMut(News)> Training<'a, R> {
         Ok(Told { wish, saves, copies })
     }
 
-    /// What the rank leaves behind; those of other processes come to rank 0.
+    /// The results that the rank leaves behind; those of other processes come to rank 0.
     pub(crate) fn finish(mut self) -> Result<RankEnd, RankError> {
         let shared = self.shared;
         if self.end.diverged.is_some() {

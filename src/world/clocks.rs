@@ -5,11 +5,11 @@ use std::ops::RangeInclusive;
 use zeropp_comm::flight::now_ns;
 use zeropp_comm::{CommResult, Communicator};
 
-/// Rounds in which the ranks tell each other the time: a chance each that little time passes
-/// between one's telling and another's hearing.
+/// Rounds in which the ranks exchange times: a chance each that little time passes between sending
+/// and receiving.
 const ROUNDS: usize = 8;
 
-/// When a rank began to tell the time, and when it had heard that of all others.
+/// When a rank began to send its time, and when it had received that of all others.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     told_ns: u64,
@@ -26,8 +26,8 @@ pub(crate) struct Clock {
     pub(crate) ahead_ns: i64,
     /// How wrong that may be.
     pub(crate) error_ns: u64,
-    /// What to add to a time since the start of this process's ranks to have it since the start of
-    /// rank 0's process, in ns.
+    /// The number to add to a time since the start of this process's ranks to have it since the
+    /// start of rank 0's process, in ns.
     offset_ns: i64,
 }
 
@@ -48,14 +48,14 @@ impl Clock {
     }
 }
 
-/// What tells the clock of this process from others: processes under one kernel share it.
+/// The identity of this process's clock: processes under one kernel share it.
 pub(super) fn own(host: &str) -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let boot = boot.trim();
     if boot.is_empty() { host.to_string() } else { boot.to_string() }
 }
 
-/// All ranks tell each other the time, over and over. All call it.
+/// All ranks exchange times, in several rounds. All call it.
 ///
 /// # Errors
 /// The world's first error, or a timeout.
@@ -63,7 +63,7 @@ pub(super) fn tell(world: &dyn Communicator) -> CommResult<Rounds> {
     let mut rounds: Vec<Vec<Round>> = vec![Vec::new(); world.size()];
     let mut heard_ns = 0;
     let mut told: Vec<u64> = Vec::new();
-    // The last round only tells when that before it was over.
+    // The last round only shows when the one before it was over.
     for _ in 0..=ROUNDS {
         let begin = now_ns();
         let message = [begin.to_le_bytes(), u64::to_le_bytes(heard_ns)].concat();
@@ -81,14 +81,15 @@ pub(super) fn tell(world: &dyn Communicator) -> CommResult<Rounds> {
 }
 
 impl Rounds {
-    /// What the clock of the ranks `mine` less that of the ranks `theirs` can be, in ns.
+    /// The range in which the clock of the ranks `mine` less that of the ranks `theirs` lies, in
+    /// ns.
     pub(super) fn bounds(&self, mine: &[usize], theirs: &[usize]) -> RangeInclusive<i64> {
         let of = |ranks: &[usize]| ranks.iter().map(|rank| &self.0[*rank][..]).collect::<Vec<_>>();
         bounds(&of(mine), &of(theirs))
     }
 }
 
-/// What `mine` less `theirs` can be: nobody hears of a time before it was told.
+/// The range of `mine` less `theirs`: no time is received before it was sent.
 fn bounds(mine: &[&[Round]], theirs: &[&[Round]]) -> RangeInclusive<i64> {
     let (mut least, mut most) = (i64::MIN, i64::MAX);
     for (my, their) in mine.iter().flat_map(|my| theirs.iter().map(move |their| (my, their))) {

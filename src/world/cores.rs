@@ -12,7 +12,7 @@ const NAMED: usize = 8;
 /// the first is the rank's own.
 pub(crate) type Cores = BTreeMap<usize, Vec<usize>>;
 
-/// What a process asks for.
+/// The cores that a process asks for.
 pub(crate) struct Asked<'a> {
     pub(crate) host: &'a str,
     pub(crate) ranks: &'a [usize],
@@ -66,7 +66,7 @@ pub(crate) fn of_this_process(config: &Config) -> Result<Option<Cores>, ConfigEr
     share(&[Asked { host: "", ranks: &ranks, threads, allowed: &allowed() }]).map(Some)
 }
 
-/// What a plan says of the cores.
+/// The note of a plan about the cores.
 pub(crate) fn note(config: &Config) -> Option<String> {
     if !config.pin {
         return None;
@@ -136,7 +136,7 @@ fn whole_cores_first(allowed: &[usize], siblings: impl Fn(usize) -> Vec<usize>) 
 pub(crate) fn allowed() -> Vec<usize> {
     use rustix::thread::{CpuSet, sched_getaffinity};
 
-    // A machine with more of them than a set has is as one that does not tell.
+    // A machine with more of them than a set has is treated as one that does not report them.
     let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
     let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect();
     whole_cores_first(&allowed, |core| {
@@ -256,7 +256,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     fn second_threads_of_cores_come_last() {
         assert_eq!(numbers("0-2,8,10-11\n"), [0, 1, 2, 8, 10, 11]);
-        // The two ways in which systems number them, and a machine that does not tell.
+        // The two ways in which systems number them, and a machine that does not report it.
         let apart = |core: usize| vec![core % 4, core % 4 + 4];
         assert_eq!(whole_cores_first(&[0, 1, 2, 3, 4, 5, 6, 7], apart), [0, 1, 2, 3, 4, 5, 6, 7]);
         let beside = |core: usize| vec![core / 2 * 2, core / 2 * 2 + 1];

@@ -17,7 +17,7 @@ use super::cores::{self, Asked, Cores};
 use super::shares::{Process, Share, shares};
 use crate::config::ConfigError;
 
-/// What a process says of itself.
+/// A process's description of itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Hello {
     /// A name for the run; rank 0's counts.
@@ -25,24 +25,24 @@ pub(crate) struct Hello {
     /// Its ranks, of which the first speaks for all.
     pub(crate) ranks: Vec<usize>,
     pub(crate) peer: Peer,
-    /// Tells its clock from others.
+    /// Distinguishes its clock from others.
     clock: String,
     /// When its ranks started, by that clock.
     epoch_ns: u64,
-    /// What its ranks compute with.
+    /// The speed of its ranks' devices.
     pub(crate) power: Power,
     /// Step that it would go on from.
     pub(crate) resumed: Option<u64>,
     /// Whether it has a folder for copies in memory.
     pub(crate) copies: bool,
     /// The cores that it may use, in the order in which they are to be taken; none on GPUs, or
-    /// where the system does not tell.
+    /// where the system does not report them.
     cores: Vec<usize>,
     /// Whether its ranks are to be bound to cores of their own.
     pins: bool,
 }
 
-/// What the ranks of a process compute with.
+/// The devices that the ranks of a process compute with.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Power {
     /// Cores or GPUs of its host.
@@ -102,14 +102,14 @@ impl Hello {
     }
 }
 
-/// What all processes have said; the same on all ranks of a process.
+/// The descriptions of all processes; the same on all ranks of a process.
 #[derive(Debug)]
 pub(crate) struct Roster {
     /// In the order of their first ranks.
     pub(crate) hellos: Vec<Hello>,
     /// The process of every rank.
     pub(crate) processes: Arc<[Peer]>,
-    /// What each process has of its host's cores, or GPUs.
+    /// The share of each process in its host's cores, or GPUs.
     shares: Vec<Share>,
     /// Which of `hellos` is this process's.
     own: usize,
@@ -224,8 +224,8 @@ pub(crate) fn this_process() -> Peer {
     Peer { host: host_name(), pid: std::process::id() }
 }
 
-/// A name for a run that later runs' names follow: seconds since 1970, and something to tell
-/// apart those of one second.
+/// A name for a run that later runs' names follow: seconds since 1970, and something that
+/// distinguishes those of one second.
 pub(crate) fn new_name() -> String {
     let now = now_ns();
     let mix = (now ^ u64::from(std::process::id()) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);

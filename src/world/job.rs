@@ -11,7 +11,7 @@ use zeropp_comm::rendezvous::{
 use crate::config::EngineKind;
 use crate::{Config, Error};
 
-/// How often rank 0 tells for whom it waits.
+/// How often rank 0 reports which processes it waits for.
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
 impl Config {

@@ -59,7 +59,7 @@ pub(super) fn start(
     Ok(World { ranks, host, _keep: Box::new(process) })
 }
 
-/// What to say where a process of several ranks may not use the cores that are there: mpirun binds
+/// The warning where a process of several ranks may not use the cores that are there: mpirun binds
 /// each of few processes to one core.
 fn few_cores(ranks_each: usize) -> Option<String> {
     let allowed = std::thread::available_parallelism().map_or(1, |n| n.get());

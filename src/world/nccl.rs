@@ -108,7 +108,7 @@ fn unusable(text: String) -> CommError {
     CommError::Unavailable { engine: "nccl".into(), reason: text }
 }
 
-/// What keeps the ranks' world going.
+/// The parts that keep the ranks' world going.
 struct Kept {
     here: Range<usize>,
     worlds: Vec<NcclWorld>,

@@ -1,5 +1,4 @@
-//! What each process of a machine has of its cores. A launcher may have bound every process to
-//! cores of its own, or left all of them the same.
+//! The share of each process in its machine's cores.
 
 use std::collections::BTreeSet;
 
@@ -14,13 +13,13 @@ pub(crate) struct Process<'a> {
     pub(crate) units: usize,
 }
 
-/// What a process has together with those that share cores with it.
+/// The cores of a process together with those that share cores with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
     pub(crate) units: usize,
     /// Of all these processes.
     pub(crate) ranks: usize,
-    /// What this process alone has at most, and its ranks.
+    /// The most cores of this process alone, and its ranks.
     own: (usize, usize),
 }
 

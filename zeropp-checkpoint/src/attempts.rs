@@ -1,4 +1,4 @@
-//! What follows a failure: whether a run, or its ranks, are started again.
+//! Decides after a failure whether a run, or its ranks, are started again.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub struct Attempts {
     here: u32,
 }
 
-/// What is to be done about a failure.
+/// The answer to a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
     /// To start again.

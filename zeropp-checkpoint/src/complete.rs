@@ -11,18 +11,18 @@ use crate::manifest::{Base, Manifest};
 use crate::store::Store;
 use crate::under_way::{Outcome, Report, Save};
 
-/// What a manifest says of the run.
+/// The manifest's facts about the run.
 #[derive(Clone, Debug, Default)]
 pub struct About {
     /// Its settings by key, each as in a TOML file.
     pub settings: BTreeMap<String, String>,
     /// Number of token ids of the model.
     pub vocabulary: usize,
-    /// What it is trained on.
+    /// The data that it is trained on.
     pub data: Option<Fingerprint>,
-    /// What its parameters that do not train are of, where there are some.
+    /// The origin of its parameters that do not train, where there are some.
     pub base: Option<Base>,
-    /// What it has taken of the data after the step.
+    /// The samples that it has taken of the data after the step.
     pub position: Option<Position>,
     /// The learning rate of the step.
     pub learning_rate: Option<f64>,
@@ -60,7 +60,7 @@ pub struct Completion<'a> {
     pub run: &'a str,
     /// Complete checkpoints that stay.
     pub keep: usize,
-    /// What is saved.
+    /// The save that is to be completed.
     pub save: Save,
 }
 
@@ -102,7 +102,7 @@ impl Completion<'_> {
     pub fn publish(self, prepared: Checked<PathBuf>, gate: &Gate) -> Outcome {
         let Save { step, rotates, best, .. } = self.save;
         let published = prepared.and_then(|staging| {
-            // Whoever goes on in place of these ranks reads what this may remove.
+            // The ranks that continue in place of these read what this may remove.
             gate.pass(step, || {
                 self.store.publish(&staging, step)?;
                 Ok(if rotates { self.store.retain(self.keep, best) } else { Vec::new() })

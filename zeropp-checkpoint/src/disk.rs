@@ -1,5 +1,5 @@
-//! What saving and going on ask of a file system, so that tests can take its place with one that
-//! loses, tears and refuses what real ones may.
+//! The calls that saving and resuming make to a file system, so that tests can replace it by one
+//! that loses, tears and refuses what real ones may.
 
 use std::ffi::OsString;
 use std::fmt::Debug;
@@ -22,9 +22,9 @@ pub trait Disk: Debug + Send + Sync {
     fn create_file(&self, path: &Path) -> io::Result<Box<dyn WriteFile>>;
     /// Opens a file to read.
     fn open(&self, path: &Path) -> io::Result<Box<dyn ReadFile>>;
-    /// What is in a folder.
+    /// The entries of a folder.
     fn list(&self, folder: &Path) -> io::Result<Vec<Entry>>;
-    /// What there is under a path, links followed; `NotFound` where there is nothing.
+    /// The kind of entry under a path, links followed; `NotFound` where there is none.
     fn look(&self, path: &Path) -> io::Result<Found>;
     /// Whether a name is taken, be it by a link that leads nowhere.
     fn is_taken(&self, path: &Path) -> bool;
@@ -68,7 +68,7 @@ pub trait Lock: Debug + Send + Sync {
     fn is_at(&self, path: &Path) -> io::Result<bool>;
 }
 
-/// What is under a path.
+/// The kind of entry under a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// A file of so many bytes.
@@ -77,7 +77,7 @@ pub enum Found {
     Folder,
 }
 
-/// What a folder has.
+/// An entry of a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Its name there.

@@ -1,4 +1,4 @@
-//! What can be wrong with a checkpoint or its folder.
+//! The errors of a checkpoint or its folder.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub enum CheckpointError {
     Folder {
         /// The folder.
         folder: PathBuf,
-        /// What is in the way and what would work.
+        /// The problem, and what would work.
         problem: String,
     },
     /// The folder is not the one any more that this run took for its own.
@@ -42,9 +42,9 @@ pub enum CheckpointError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong in it.
+        /// The problem in it.
         problem: String,
-        /// What would work.
+        /// Advice: what would work.
         help: String,
     },
     /// The checkpoint is whole, but of another model or run.

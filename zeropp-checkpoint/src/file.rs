@@ -20,8 +20,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// Memory that writing a file takes beside what is written: a chunk as bytes, and a buffer.
 pub const WRITER_BYTES: u64 = 2 * CHUNK_BYTES as u64;
 
-/// What the names of tensors of parameters begin with; those of what an optimizer keeps of them
-/// begin with its names for it.
+/// The prefix of the names of parameters' tensors; the names of an optimizer's state begin with its
+/// own names for it.
 pub const PARAMETER: &str = "parameter";
 
 /// Name of the tensor that has what is called `kept` of the parameter `name`.

@@ -16,7 +16,7 @@ pub(crate) const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 const FORMAT: &str = "zeropp-training-state";
 const VERSION: u32 = 1;
 
-/// What the file begins with; 64 hexadecimal digits follow, then [`AFTER_DIGEST`]. The digest is
+/// The beginning of the file; 64 hexadecimal digits follow, then [`AFTER_DIGEST`]. The digest is
 /// that of all bytes after these lines, so that no byte of the file can change unseen.
 const BEFORE_DIGEST: &str = "{\n  \"digest\": \"";
 const AFTER_DIGEST: &str = "\",\n";
@@ -36,7 +36,7 @@ pub struct Manifest {
     pub vocabulary: usize,
     /// The run's settings by key, each as in a TOML file.
     pub settings: BTreeMap<String, String>,
-    /// What the run was trained on; earlier versions did not say.
+    /// The data that the run was trained on; earlier versions did not keep it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<Fingerprint>,
     /// The validation loss after the step in nats a token, where it was measured: as text, which
@@ -70,11 +70,11 @@ pub struct Base {
     /// The weights that the run began with; none where these are the seed's or the program's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// What tells them from others.
+    /// The fingerprint that distinguishes them from others.
     pub fingerprint: String,
 }
 
-/// What a file must be.
+/// The size and digest that a file must have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileRecord {

@@ -113,8 +113,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Checks that what an optimizer keeps of each parameter is in it. A mean of the weights (EMA)
-    /// may be missing, or be there for nobody.
+    /// Checks that an optimizer's state of each parameter is in it. A mean of the weights (EMA) may
+    /// be missing, or be there without being used.
     ///
     /// # Errors
     /// The first parameter of which it has something else.

@@ -40,7 +40,7 @@ pub struct StepEnd {
     pub ends: bool,
 }
 
-/// What is to follow a step.
+/// The save that is to follow a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// No save.
@@ -72,9 +72,10 @@ impl Pace {
         step == self.last || self.every > 0 && step.is_multiple_of(self.every)
     }
 
-    /// What is to follow a step. In a row of skipped steps the state is that of the last good one,
-    /// so what is due waits for the next good one; where it cannot wait, no older checkpoint goes
-    /// for it. What is the best of all validation losses, or the run's last, is not left out.
+    /// The save that is to follow a step. In a row of skipped steps the state is that of the last
+    /// good one, so what is due waits for the next good one; where it cannot wait, no older
+    /// checkpoint goes for it. What is the best of all validation losses, or the run's last, is not
+    /// left out.
     pub fn after(&mut self, end: StepEnd) -> Wanted {
         let StepEnd { step, is_good, asked, is_best, ends, .. } = end;
         if ends || is_best {
@@ -85,8 +86,8 @@ impl Pace {
         if asked || due && is_good { Wanted::UnlessUnderWay } else { Wanted::Nothing }
     }
 
-    /// A save is left out, as one is under way; what was `asked` for by a person is made up for.
-    /// True the first time, which is told of.
+    /// A save is left out, as one is under way; one that a person `asked` for is made up for. True
+    /// the first time, which is to be reported.
     pub fn leave_out(&mut self, asked: bool) -> bool {
         self.owed |= asked;
         !std::mem::replace(&mut self.told_late, true)

@@ -8,7 +8,7 @@ use crate::error::{Checked, CheckpointError};
 use crate::places::Place;
 use crate::store::Store;
 
-/// What a run is to go on from.
+/// The state that a run is to go on from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// The newest; it begins where nothing was ever saved.
@@ -133,7 +133,7 @@ pub fn check_unchanged(store: &Store, resumes: bool, seen: Option<u64>) -> Check
     Err(CheckpointError::Folder { folder: store.folder().to_path_buf(), problem })
 }
 
-/// What a rank found wrong with a checkpoint, as told to the others.
+/// A rank's result of checking a checkpoint, as sent to the others.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Verdict {
     path: PathBuf,
@@ -166,10 +166,10 @@ impl Verdict {
         }
     }
 
-    /// The state before it that all ranks take in the place of the one at `read`, and what is told
-    /// of that: an older checkpoint where they `may` fall back; whatever there is where a copy in
-    /// memory was read, which is beside the checkpoints and not one of them. All ranks come to the
-    /// same.
+    /// The state before it that all ranks take in the place of the one at `read`, and the message
+    /// about that: an older checkpoint where they `may` fall back; whatever there is where a copy
+    /// in memory was read, which is beside the checkpoints and not one of them. All ranks come to
+    /// the same.
     ///
     /// # Errors
     /// They may not, or there is none; or it is of another run, and so are the others.

@@ -16,7 +16,7 @@ use crate::open::Checkpoint;
 const LOCK: &str = ".lock";
 /// Most that is read of what a lock says.
 const HOLDER_BYTES_MAX: u64 = 4096;
-/// What hidden folders begin with: checkpoints that are being written or removed.
+/// The prefix of hidden folders: checkpoints that are being written or removed.
 const HIDDEN: &str = ".step-";
 
 /// A folder of checkpoints.
@@ -230,7 +230,7 @@ impl Store {
         disk::create_folders(&*self.disk, &self.folder).map_err(refused)?;
         let path = self.folder.join(LOCK);
         let file: Arc<dyn Lock> = self.disk.lock(&path, true).map_err(refused)?.into();
-        // A file system that does not tell one file from another is used without.
+        // A file system that cannot tell one file from another is used without.
         if file.is_at(&path).unwrap_or(false) {
             *self.held.lock() = Some(Arc::downgrade(&file));
         }
@@ -246,13 +246,13 @@ impl Store {
         let Some(held) = self.held.lock().as_ref().and_then(Weak::upgrade) else { return Ok(()) };
         match held.is_at(&self.folder.join(LOCK)) {
             Ok(false) => Err(CheckpointError::Replaced { folder: self.folder.clone() }),
-            // What cannot be looked at now is told of where it is written.
+            // A folder that cannot be looked at now gives an error where it is written.
             Ok(true) | Err(_) => Ok(()),
         }
     }
 
-    /// Removes what is half-written or half-removed. It is in nobody's way: what cannot be removed
-    /// is returned, to be told of.
+    /// Removes what is half-written or half-removed. It does no harm, so the errors of what cannot
+    /// be removed are returned, to be reported.
     pub fn clean(&self) -> Vec<CheckpointError> {
         if self.check_held().is_err() {
             return Vec::new();
@@ -349,7 +349,8 @@ impl Store {
     }
 
     /// Removes complete checkpoints but for the newest `keep` and the one of step `best`, oldest
-    /// first. Returns what could not be removed: an old checkpoint too many harms nobody.
+    /// first. Returns the errors of those that could not be removed: an old checkpoint too many
+    /// does no harm.
     pub fn retain(&self, keep: usize, best: Option<u64>) -> Vec<CheckpointError> {
         let steps = match self.steps() {
             Ok(steps) => steps,

@@ -10,7 +10,7 @@ use crate::manifest::Plateau;
 use crate::sync::{Condvar, Mutex};
 use crate::written::WrittenState;
 
-/// What is to be saved.
+/// A state that is to be saved.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Save {
     /// Steps behind it.
@@ -27,12 +27,12 @@ pub struct Save {
     pub plateau: Option<Plateau>,
 }
 
-/// What a rank's writer has to say in the end.
+/// The result of a rank's writer.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
     /// World rank.
     pub rank: usize,
-    /// What it wrote, if this rank is to write anything; or why it could not.
+    /// The state that it wrote, if this rank is to write anything; or why it could not.
     pub written: Result<Option<WrittenState>, String>,
     /// Seconds of CPU that it took.
     pub cpu_s: f64,
@@ -44,7 +44,7 @@ pub struct Outcome {
     pub step: u64,
     /// Whether the checkpoint is complete.
     pub result: Result<(), CheckpointError>,
-    /// What could not be removed.
+    /// The errors of folders that could not be removed.
     pub left: Vec<CheckpointError>,
 }
 
@@ -79,7 +79,7 @@ impl Completing {
     }
 }
 
-/// What the saves of a run came to; rank 0's process knows.
+/// Counts and times of a run's saves; rank 0's process has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SaveTotals {
     /// Checkpoints that are complete.
@@ -113,7 +113,7 @@ impl UnderWay {
         debug_assert!(before.is_none(), "a save is begun once the one before has ended");
     }
 
-    /// The step of the save that has begun and whose outcome nobody has taken.
+    /// The step of the save that has begun and whose outcome has not been taken.
     pub fn step(&self) -> Option<u64> {
         self.state.lock().as_ref().map(|state| state.save.step)
     }

@@ -1,4 +1,4 @@
-//! What a rank has written of a checkpoint.
+//! A rank's part of a checkpoint, once written.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use crate::error::Checked;
 use crate::file::WrittenFile;
 use crate::manifest::{FileRecord, Manifest, Parameter, Piece};
 
-/// What a rank has written, for the manifest.
+/// The pieces and file that a rank has written, for the manifest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WrittenState {
     file: String,

@@ -45,8 +45,8 @@ fn write(under_way: &UnderWay, rank: usize, step: u64) -> bool {
     true
 }
 
-/// Two saves, one after the other: one writer completes each, rank 0 hears of it once, whether it
-/// looks or waits, and who waits for the completion goes on.
+/// Two saves, one after the other: one writer completes each, rank 0 gets the outcome once, whether
+/// it looks or waits, and a thread that waits for the completion goes on.
 #[test]
 fn a_save_is_completed_once_and_ends_once_in_every_order() {
     every_order(|| {

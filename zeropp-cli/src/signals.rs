@@ -2,7 +2,7 @@
 
 /// From now on a write beyond the largest size of a file (`ulimit -f`) is an error like any other,
 /// told where it is written, and does not end the process by SIGXFSZ. And memory that was mapped
-/// from a file which was cut since ends it with a message, and records of its ranks (ADR 79).
+/// from a file which was cut since ends it with a message, and records of its ranks (ADR 17).
 #[cfg(unix)]
 pub(crate) fn prepare() {
     use std::sync::Arc;

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use zeropp_core::cpu_tensor::CpuBuffer;
 
-/// A length that nobody has asked for during this many requests loses its free buffers.
+/// A length that no request has asked for during this many requests loses its free buffers.
 const IDLE_REQUESTS: u64 = 4096;
 
 /// The result buffers of one group, by length. A buffer is free again when the ranks have
@@ -41,7 +41,7 @@ impl Buffers {
         tensor
     }
 
-    /// A buffer of `len` elements, with old values in it, that nobody else can see.
+    /// A buffer of `len` elements, with old values in it, that nothing else can see.
     pub(super) fn lend(&self, len: usize) -> CpuBuffer {
         self.take(len).unwrap_or_else(|| {
             self.fresh.fetch_add(1, Ordering::Relaxed);
@@ -60,7 +60,7 @@ impl Buffers {
         self.fresh.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the buffers that nobody uses.
+    /// Bytes of the buffers that are not in use.
     pub(super) fn idle_bytes(&self) -> u64 {
         let shelves = self.shelves.lock();
         let buffers = shelves.by_len.values().flat_map(|shelf| &shelf.buffers);

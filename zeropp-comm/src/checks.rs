@@ -1,4 +1,4 @@
-//! What is wrong with the arguments of a call, whatever the engine.
+//! Checks of a call's arguments that hold for every engine.
 
 use burn::tensor::DType;
 

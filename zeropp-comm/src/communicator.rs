@@ -1,4 +1,4 @@
-//! What ranks see of each other, whatever engine is behind it.
+//! The interface between ranks, the same for every engine.
 
 use std::sync::Arc;
 

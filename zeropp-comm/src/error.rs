@@ -1,8 +1,8 @@
-//! What goes wrong between ranks.
+//! Errors between ranks.
 
 use serde::{Deserialize, Serialize};
 
-/// What goes wrong between ranks.
+/// An error between ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 pub enum CommError {
     /// Some ranks did not take part in time.
@@ -43,7 +43,7 @@ pub enum CommError {
     Aborted {
         /// World rank that failed first.
         rank: usize,
-        /// What it said.
+        /// Its message.
         reason: String,
     },
     /// A rank is gone.
@@ -73,7 +73,7 @@ pub enum CommError {
     Unavailable {
         /// `mpi` or `nccl`.
         engine: String,
-        /// What was looked for, and where.
+        /// The device or library that was looked for, and where.
         reason: String,
     },
     /// An error code of the engine's library.
@@ -101,7 +101,7 @@ fn late(ranks: &[usize]) -> String {
 }
 
 impl CommError {
-    /// Whether another rank's failure caused this one: it names nobody new.
+    /// Whether another rank's failure caused this one: it names no other culprit.
     pub fn is_echo(&self) -> bool {
         matches!(self, CommError::Aborted { .. })
     }

@@ -1,5 +1,5 @@
-//! What a flight recorder is made of: a clock that all records of a process share, and a ring of
-//! the last things that happened.
+//! Parts of a flight recorder: a clock that all records of a process share, and a ring of the last
+//! things that happened.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -62,7 +62,7 @@ impl<T> Ring<T> {
         self.kept.back_mut()
     }
 
-    /// What is kept, from the oldest to the newest.
+    /// The entries that are kept, from the oldest to the newest.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &T> + ExactSizeIterator {
         self.kept.iter()
     }

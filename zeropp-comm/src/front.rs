@@ -1,5 +1,5 @@
-//! What every engine's end of a group does alike: checks a call, counts it, and tells whose fault
-//! it is. An engine brings the rest as a [`Front`], and is a [`Communicator`] by that.
+//! The part of a group's end that all engines share: it checks a call, counts it, and attributes
+//! errors to ranks. An engine brings the rest as a [`Front`], and is a [`Communicator`] by that.
 
 use std::sync::Arc;
 
@@ -34,11 +34,11 @@ impl Member<'_> {
 pub(crate) trait Front: Send + Sync {
     /// Who this is.
     fn member(&self) -> Member<'_>;
-    /// What the rank sent through this end.
+    /// The traffic that the rank sent through this end.
     fn traffic(&self) -> &Traffic;
-    /// What the engine holds for the group, as this rank is to count it.
+    /// The memory that the engine holds for the group, counted for this rank.
     fn held(&self) -> Held;
-    /// The world's first error, as this rank is told of it.
+    /// The world's first error, as it is reported to this rank.
     fn error(&self) -> Option<CommError>;
     /// Fails the world, unless it has failed.
     fn fail(&self, error: CommError);
@@ -46,12 +46,12 @@ pub(crate) trait Front: Send + Sync {
     /// How long operations may be waited for.
     fn timeout(&self) -> &Timeout;
 
-    /// What is wrong with the type or length of a buffer.
+    /// The problem with the type or length of a buffer, as an error.
     fn movable(&self, _call: &Signature) -> Result<(), String> {
         Ok(())
     }
 
-    /// What is wrong with so many bytes for all ranks.
+    /// The problem with so many bytes for all ranks, as an error.
     fn exchangeable(&self, _bytes: usize) -> Result<(), String> {
         Ok(())
     }

@@ -43,8 +43,8 @@ impl Groups {
         Ok(Groups { mesh, coords: c, world, zero3, pipeline, replica })
     }
 
-    /// What this rank's communicators hold beside what it asked them for: the largest bytes so far
-    /// of messages that came before they were asked for, and those of idle buffers now.
+    /// Bytes that this rank's communicators hold beyond the requested ones: the largest bytes so
+    /// far of messages that came before they were asked for, and those of idle buffers now.
     pub fn held_aside(&self) -> (u64, u64) {
         let all = [&self.world, &self.zero3, &self.pipeline, &self.replica];
         let all = all.map(|communicator| communicator.stats());

@@ -41,5 +41,5 @@ pub use pending::{InFlight, Pending};
 pub use signature::Operation;
 pub use stats::{CommStats, OpCount};
 
-/// What the names of the threads begin with that engines start.
+/// The beginning of the names of threads that engines start.
 pub const THREADS: &str = "comm";

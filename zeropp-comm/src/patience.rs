@@ -123,7 +123,7 @@ pub(crate) fn wait<T>(bell: &Condvar, guard: &mut MutexGuard<'_, T>, deadline: D
     }
 }
 
-/// What comes from `channel` before the deadline, or its end; none of both is none.
+/// The item that comes from `channel` before the deadline, or its end; `None` where neither came.
 pub(crate) fn received<T>(
     deadline: Deadline,
     channel: &Receiver<T>,
@@ -150,7 +150,7 @@ impl Timeout {
         Timeout { usual, first: first.unwrap_or(usual), new }
     }
 
-    /// What it is now.
+    /// The value now.
     pub(crate) fn get(&self) -> Duration {
         if self.new.load(Ordering::Relaxed) > 0 { self.first } else { self.usual }
     }

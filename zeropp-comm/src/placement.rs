@@ -67,7 +67,7 @@ fn group_size(ranks_each: usize, mesh: Mesh) -> usize {
     mesh.zero3 / a
 }
 
-/// What to say where ZeRO-3 groups are on several hosts: which, where, and what would work.
+/// The warning for ZeRO-3 groups that are on several hosts: which, where, and what would work.
 /// `hosts[i]` is the host of the process that has ranks `i * ranks_each` on.
 pub fn warning(hosts: &[String], ranks_each: usize, mesh: Mesh) -> Option<String> {
     let spread = spread(hosts, ranks_each, mesh);

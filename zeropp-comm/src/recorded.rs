@@ -37,7 +37,7 @@ pub enum Outcome {
 pub struct OpRecord {
     /// Place of its group in the groups of [`OpLog::snapshot`].
     pub group: usize,
-    /// What was asked for.
+    /// The operation that was asked for.
     pub operation: Operation,
     /// A collective's number in its group; of messages, how many of this tag, peer and direction
     /// came before.
@@ -127,7 +127,7 @@ impl OpLog {
     }
 }
 
-/// What identifies an operation.
+/// The identity of an operation.
 struct Call {
     operation: Operation,
     tag: Option<u64>,

@@ -1,4 +1,4 @@
-//! What a rank says it is doing: compared between ranks, counted, and named in errors.
+//! The signature of a rank's operation: compared between ranks, counted, and named in errors.
 
 use std::fmt;
 
@@ -55,7 +55,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// What all ranks of a group must agree on for one operation.
+/// The facts of one operation that all ranks of a group must agree on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Signature {
     pub(crate) operation: Operation,

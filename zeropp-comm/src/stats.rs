@@ -14,7 +14,8 @@ pub struct OpCount {
     pub bytes: u64,
 }
 
-/// What one rank did on one communicator since it was made. Sub-groups count for themselves.
+/// Operations and bytes of one rank on one communicator since it was made. Sub-groups count for
+/// themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommStats {
     /// `(size - 1)` times the shard's bytes each.
@@ -35,11 +36,11 @@ pub struct CommStats {
     /// the pool holds as many as are alive at one time. 0 for engines without a pool.
     pub fresh_buffers: u64,
     /// Largest bytes so far of messages that this rank had been sent and not asked for. An engine
-    /// that moves a message only once it is asked for has none. What MPI itself keeps of small ones
-    /// (up to its eager limit, some KiB each) it does not tell.
+    /// that moves a message only once it is asked for has none. Small ones that MPI itself keeps
+    /// (up to its eager limit, some KiB each) are not counted.
     pub early_bytes: u64,
-    /// Bytes of result buffers that the group keeps for later and nobody uses now. Where ranks of
-    /// a process share a pool, the first of them in the group has all of it.
+    /// Bytes of result buffers that the group keeps for later and that are not in use now. Where
+    /// ranks of a process share a pool, the first of them in the group has all of it.
     pub idle_bytes: u64,
 }
 
@@ -59,7 +60,7 @@ impl CommStats {
     }
 }
 
-/// What an engine holds for a group: the fields of [`CommStats`] that are no traffic.
+/// Memory that an engine holds for a group: the fields of [`CommStats`] that are no traffic.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Held {
     pub(crate) fresh_buffers: u64,

@@ -1,4 +1,4 @@
-//! What the threads of an engine and of a rendezvous wait with: parking_lot's locks, and with the
+//! Locks that the threads of an engine and of a rendezvous wait with: parking_lot's, and with the
 //! feature `shuttle` ones that a test runs in every order (`zeropp-comm/tests/shuttle`).
 
 #[cfg(not(feature = "shuttle"))]
@@ -70,7 +70,7 @@ mod chosen {
             guard.0 = Some(again);
         }
 
-        /// As [`wait`] for whoever waits for something; the save under way does.
+        /// As [`wait`], for a thread that waits for something; the save under way does.
         #[allow(dead_code)]
         pub(crate) fn wait_while_for<T>(
             &self,
@@ -92,8 +92,8 @@ mod chosen {
         }
     }
 
-    /// No time passes, so that whoever only a deadline would wake waits for ever: a test sees that
-    /// as a deadlock.
+    /// No time passes, so that a thread which only a deadline would wake waits for ever: a test
+    /// sees that as a deadlock.
     pub(crate) fn wait<T>(bell: &Condvar, guard: &mut MutexGuard<'_, T>, _: Deadline) -> bool {
         bell.wait(guard);
         false

@@ -22,7 +22,7 @@ choice! {
 }
 
 choice! {
-    /// What weights and activations are computed in.
+    /// The number format in which weights and activations are computed.
     Precision {
         /// 32-bit floating point throughout.
         Fp32 = "fp32",

@@ -9,9 +9,9 @@ pub struct FieldError {
     pub field: String,
     /// Its value.
     pub value: String,
-    /// What is wrong with it.
+    /// The problem with it.
     pub problem: String,
-    /// What would work.
+    /// Advice: what would work.
     pub help: String,
 }
 

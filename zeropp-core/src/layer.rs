@@ -1,4 +1,4 @@
-//! What a model is made of: an embedding, a list of layers and a head that ends in the loss.
+//! The parts of a model: an embedding, a list of layers and a head that ends in the loss.
 //!
 //! A layer knows nothing of ranks, stages or shards. It declares its parameters and computes with
 //! [`Weight`] handles and the operations of [`crate::split`], or with a stock Burn module.
@@ -14,7 +14,7 @@ use crate::params::ParamSpec;
 use crate::past::Past;
 use crate::split::{LayerWeights, OpCx, Weight};
 
-/// What a forward of one layer sees besides its input.
+/// The context of one layer's forward, beside its input.
 pub struct LayerCx {
     /// Weights of the layer.
     pub weights: LayerWeights,
@@ -52,7 +52,7 @@ pub trait Layer: Send + Sync + 'static {
     fn is_split(&self) -> bool {
         false
     }
-    /// What a micro-batch costs.
+    /// The cost of a micro-batch.
     fn cost(&self, batch: BatchShape) -> LayerCost;
     /// The longest sample that the layer can take, in tokens, where it has a limit: learned
     /// positions end somewhere. A longer one is refused before any rank starts.
@@ -80,7 +80,7 @@ pub trait Embedding: Send + Sync + 'static {
     fn is_split(&self) -> bool {
         false
     }
-    /// What a micro-batch costs.
+    /// The cost of a micro-batch.
     fn cost(&self, batch: BatchShape) -> LayerCost;
     /// The longest sample that it can take, in tokens, where it has a limit.
     fn seq_max(&self) -> Option<usize> {
@@ -97,7 +97,7 @@ pub trait Head: Send + Sync + 'static {
     /// Mean cross-entropy (or another loss) of `x: [b, s, h]` against `targets: [b, s]`, shape
     /// `[1]`.
     fn loss(&self, x: Tensor<3>, targets: Tensor<2, Int>, cx: &LayerCx) -> Tensor<1>;
-    /// What the loss is of, `[b, s, V]`, for heads that have logits; training never asks.
+    /// The logits that the loss is of, `[b, s, V]`, for heads that have them; training never asks.
     fn logits(&self, _x: Tensor<3>, _cx: &LayerCx) -> Option<Tensor<3>> {
         None
     }
@@ -107,7 +107,7 @@ pub trait Head: Send + Sync + 'static {
     fn is_split(&self) -> bool {
         false
     }
-    /// What a micro-batch costs.
+    /// The cost of a micro-batch.
     fn cost(&self, batch: BatchShape) -> LayerCost;
 }
 
@@ -141,7 +141,7 @@ impl Part {
     pub fn parameters(&self) -> Vec<ParamSpec> {
         each!(self, l => l.parameters())
     }
-    /// What a micro-batch costs.
+    /// The cost of a micro-batch.
     pub fn cost(&self, batch: BatchShape) -> LayerCost {
         each!(self, l => l.cost(batch))
     }
@@ -161,7 +161,7 @@ impl Part {
     pub fn is_block(&self) -> bool {
         matches!(self, Part::Layer(l) if l.is_block())
     }
-    /// What its parameters are in the model, where it is the head of a tied model if `tied`.
+    /// The role of its parameters in the model, which is a tied one if `tied`.
     pub fn role(&self, tied: bool) -> Role {
         match self {
             Part::Layer(layer) if layer.is_block() => Role::Hidden,

@@ -47,7 +47,7 @@ impl Meter {
 
     /// Counts the buffer behind `t` until the guard is dropped: all of it, of which `t` may be a
     /// part. What is held more than once counts once: two layers that keep the same input, or
-    /// weights that are gathered from nobody and so are the parameters themselves.
+    /// weights that need no gathering and so are the parameters themselves.
     pub fn hold_tensor<const D: usize>(self: &Arc<Self>, kind: MemoryKind, t: &Tensor<D>) -> Hold {
         let Some((storage, bytes)) = storage(t) else {
             return self.hold(kind, (t.shape().num_elements() * t.dtype().size()) as u64);
@@ -73,7 +73,7 @@ impl Meter {
         self.0.lock().peak
     }
 
-    /// What was alive when the sum of all kinds was largest since the last
+    /// The bytes by kind that were alive when the sum of all kinds was largest since the last
     /// [`reset_peak`](Self::reset_peak).
     pub fn at_once(&self) -> MemoryBytes {
         self.0.lock().at_once
@@ -86,7 +86,7 @@ impl Meter {
     }
 }
 
-/// What tells the storage of `t` from others, and its bytes.
+/// A number that identifies the storage of `t`, and its bytes.
 fn storage<const D: usize>(t: &Tensor<D>) -> Option<(usize, u64)> {
     let of_cpu = cpu_tensor::storage(t);
     // Numbers of tensors are small, addresses are not: no two of them are equal.

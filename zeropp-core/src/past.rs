@@ -1,5 +1,5 @@
-//! What a layer keeps of the tokens it has seen, so that those that follow need not compute them
-//! again (a KV cache).
+//! The state that a layer keeps of the tokens it has seen, so that those that follow need not
+//! compute them again (a KV cache).
 
 use crate::kernels::attention::{Dims, cached};
 

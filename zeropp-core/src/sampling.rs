@@ -6,8 +6,8 @@ use crate::rng::Rng;
 /// alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// What logits are divided by; 0, or what is not a number, takes the likeliest token (greedy),
-    /// the first of equals.
+    /// The divisor of logits; 0, or what is not a number, takes the likeliest token (greedy), the
+    /// first of equals.
     pub temperature: f64,
     /// Only so many of the likeliest tokens are drawn from, with the first of equals; 0 takes all.
     pub top_k: usize,

@@ -1,4 +1,4 @@
-//! What packing a weight costs, as a share of the products that it takes part in, at the shapes of
+//! The cost of packing a weight, as a share of the products that it takes part in, at the shapes of
 //! three models: fp32 by the crate `gemm`, which packs within each product, and bf16.
 //!
 //! Of fp32 the time of a product is a line in the rows of its left factor, t(r) = packing + r·rate;

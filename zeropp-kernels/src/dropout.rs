@@ -2,9 +2,10 @@
 //!
 //! Whether an element is kept follows from a key, which stands for a seed and a place in the model,
 //! and from the step, the sample, and the row and column of the element in its sample. So the same
-//! elements are dropped whoever computes them, in which order and how often; nothing is kept for
-//! the backward. The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
-//! as 1, 2, 3", 2011), that of `zeropp_data::rng`, on sixteen counters at a time.
+//! elements are dropped on any rank or thread, in any order and however often they are computed;
+//! nothing is kept for the backward. The generator is Philox4x32-10 (Salmon et al., "Parallel
+//! random numbers: as easy as 1, 2, 3", 2011), that of `zeropp_data::rng`, on sixteen counters at a
+//! time.
 
 use crate::threads::{each, piece};
 use crate::{GRAIN, simd};

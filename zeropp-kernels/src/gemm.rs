@@ -111,7 +111,7 @@ impl Unaliased {
     }
 }
 
-/// What a product does with the destination.
+/// How a product treats the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
     /// Overwrites it.
@@ -129,7 +129,7 @@ pub fn gemm(c: MatMut<'_>, store: Store, scale: f32, a: MatRef<'_>, b: MatRef<'_
     by_parts(c, a, b, |mut c, a, b, _| {
         let stride = c.row_stride();
         // SAFETY: the constructors of `MatRef` and `MatMut` checked that every element of the three
-        // matrices lies in its slice, the sizes match, and nobody else reaches the elements of `c`
+        // matrices lies in its slice, the sizes match, and nothing else reaches the elements of `c`
         // while it is borrowed mutably, so that it overlaps neither `a` nor `b`, nor its own rows.
         unsafe { raw(c.as_mut_ptr(), stride, store, scale, a, b) }
     });
@@ -146,7 +146,7 @@ pub fn product(scale: f32, a: MatRef<'_>, b: MatRef<'_>) -> Vec<f32> {
     let fresh = MatMut::new(&mut c.spare_capacity_mut()[..len], a.rows, b.cols);
     by_parts(fresh, a, b, |mut c, a, b, _| {
         let stride = c.row_stride();
-        // SAFETY: `c` has room for the product, as above; told to set, that reads none of it.
+        // SAFETY: `c` has room for the product, as above; with `Store::Set` none of it is read.
         unsafe { raw(c.as_mut_ptr().cast(), stride, Store::Set, scale, a, b) }
     });
     // SAFETY: the parts are all of `c`, and each product wrote every element of its part.

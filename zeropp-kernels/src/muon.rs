@@ -1,4 +1,4 @@
-//! What Muon makes of a matrix: a running mean of its gradients, with singular values near one.
+//! Muon's update of a matrix: a running mean of its gradients, with singular values near one.
 //!
 //! Keller Jordan's rule (<https://kellerjordan.github.io/posts/muon/>) as `torch.optim.Muon` has
 //! it, in fp32 throughout.

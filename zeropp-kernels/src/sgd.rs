@@ -9,7 +9,7 @@ pub struct Scalars {
     pub gradient: f32,
     /// Factor on the parameter that is added to the gradient (weight decay).
     pub decay: f32,
-    /// What stays of the velocity.
+    /// The share of the velocity that stays.
     pub momentum: f32,
     /// Whether a step looks ahead along the velocity (Nesterov).
     pub nesterov: bool,

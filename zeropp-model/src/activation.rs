@@ -1,4 +1,4 @@
-//! What stands between the linear maps of an MLP.
+//! The nonlinearity between the linear maps of an MLP.
 
 use zeropp_data::choice;
 

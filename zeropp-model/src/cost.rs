@@ -1,4 +1,4 @@
-//! What the parts of a decoder cost a micro-batch: FLOP, and bytes as the meter will count them.
+//! The cost of a decoder's parts for a micro-batch: FLOP, and bytes as the meter will count them.
 
 use crate::decoder::{Decoder, Norm};
 use crate::head::{head_chunk, logit_bytes};
@@ -7,7 +7,7 @@ use crate::parts::{DecoderPart, PartKind};
 use crate::tensors::{DecoderTensor, QK_NORMS};
 
 impl DecoderPart {
-    /// What a micro-batch costs.
+    /// The cost of a micro-batch.
     pub fn cost(&self, batch: BatchShape) -> LayerCost {
         match self.kind {
             PartKind::Embedding => embedding(self, batch),
@@ -29,8 +29,8 @@ fn bytes(width: usize, batch: BatchShape) -> u64 {
     (batch.tokens() * width * batch.element_bytes) as u64
 }
 
-/// What the norm called `name` keeps besides its input: one or two numbers of each row for B, a
-/// gradient of h for each of its parameters that trains for W, all fp32.
+/// The memory that the norm called `name` keeps beside its input: one or two numbers of each row
+/// for B, a gradient of h for each of its parameters that trains for W, all fp32.
 fn norm(part: &DecoderPart, name: &str, batch: BatchShape) -> LayerCost {
     let numbers = match part.decoder.norm {
         Norm::Layer { .. } => 2,

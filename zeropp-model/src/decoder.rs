@@ -1,5 +1,5 @@
-//! What a decoder-only transformer is, as plain data: sizes, norms, positions, biases. Every family
-//! that zeropp trains is a value of [`Decoder`]; nothing here needs Burn.
+//! A decoder-only transformer as plain data: sizes, norms, positions, biases. Every family that
+//! zeropp trains is a value of [`Decoder`]; nothing here needs Burn.
 //!
 //! Words: h hidden, f the MLP's inner size, d elements of a head, H query heads, G key and value
 //! heads (groups), L blocks, V rows of embedding and head.
@@ -174,8 +174,7 @@ impl Decoder {
         self.tensors().iter().map(|tensor| tensor.len() as u64).sum()
     }
 
-    /// What no value of this type may be: sizes that are zero or do not divide, or a combination
-    /// that no model here has.
+    /// Refuses sizes that are zero or do not divide, and combinations that no model here has.
     ///
     /// # Errors
     /// The field, in words, and what is wrong with it.

@@ -22,12 +22,12 @@ const BYTES_MAX: u64 = 1 << 20;
 /// The `model_type`s that are read.
 pub const MODEL_TYPES: [&str; 5] = ["gpt2", "llama", "mistral", "qwen2", "qwen3"];
 
-/// What a `config.json` says.
+/// The content of a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HfConfig {
     /// The model; its vocabulary is not padded.
     pub decoder: Decoder,
-    /// What it asks for that changes training and settings have to ask for, in sentences: dropout.
+    /// Features that it asks for which only settings can switch on, in sentences: dropout.
     pub notes: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ pub enum HfConfigError {
     Json {
         /// The file.
         path: PathBuf,
-        /// What the reader says.
+        /// The reader's message.
         problem: String,
     },
     /// A field that is missing, of another type, or asks for what is not there.
@@ -57,7 +57,7 @@ pub enum HfConfigError {
         path: PathBuf,
         /// The field.
         field: String,
-        /// What is wrong with its value, and what would work.
+        /// The problem with its value, and what would work.
         problem: String,
     },
 }
@@ -115,7 +115,7 @@ fn text_of(path: &Path) -> Result<String, HfConfigError> {
         .map_err(|source| HfConfigError::Read { path: path.to_path_buf(), source })
 }
 
-/// What `read` makes of the fields of the JSON object in `text`.
+/// The result of `read` for the fields of the JSON object in `text`.
 fn of_object<T>(
     text: &str,
     path: &Path,

@@ -14,7 +14,7 @@ const CONTEXT: &str = "original_max_position_embeddings";
 
 /// The `config.json` of a model, without the type of its weights: in the form of transformers 5,
 /// with the fields that 4 looks for beside. Rows that only pad the vocabulary are not in it. None
-/// for a model that no family of transformers is, which reading it again tells.
+/// for a model that belongs to no family of transformers, which reading it again shows.
 pub fn config_json(decoder: &Decoder) -> Option<Map<String, Value>> {
     let (norm, positions) = (&decoder.norm, &decoder.positions);
     let fields = match (norm, positions) {

@@ -1,4 +1,4 @@
-//! What a layer is asked for a micro-batch, and what it answers.
+//! The questions about a layer's micro-batch, and their answers.
 
 /// Sizes of one micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +28,9 @@ impl BatchShape {
     }
 }
 
-/// What a B has given back of what F kept, and what it keeps for W, at the moment when it holds the
-/// most: both 0 where that is its beginning. What moves from one to the other counts as neither.
+/// The bytes that a B has given back of what F kept, and those that it keeps for W, at the moment
+/// when it holds the most: both 0 where that is its beginning. What moves from one to the other
+/// counts as neither.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackwardPeak {
     /// Bytes given back.
@@ -77,7 +78,7 @@ impl BackwardPeak {
     }
 }
 
-/// What one micro-batch costs in one layer; for balancing stages, prediction and utilisation.
+/// The cost of one micro-batch in one layer; for balancing stages, prediction and utilisation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LayerCost {
     /// Floating-point operations of one forward.

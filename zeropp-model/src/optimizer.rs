@@ -1,5 +1,5 @@
-//! What an optimizer keeps of a layer and takes to update it: counted from its parameters alone,
-//! for the ranks that hold it and for predictions.
+//! The memory that an optimizer keeps of a layer and takes to update it: counted from its
+//! parameters alone, for the ranks that hold it and for predictions.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::params::{FlatLayout, ParamSpec};
 
-/// What a parameter is in its model.
+/// The role of a parameter in its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Of the embedding, or of a head that shares its weight.
@@ -20,7 +20,7 @@ pub enum Role {
     Head,
 }
 
-/// What an optimizer keeps of one parameter.
+/// The state that an optimizer keeps of one parameter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     /// fp32 tensors of the parameter's size, from update to update: moments, and a mean of the
@@ -33,12 +33,12 @@ pub struct Kept {
 
 type KeptOf = dyn Fn(&ParamSpec, Role) -> Kept + Send + Sync;
 
-/// What an optimizer keeps of each parameter of a model, as its update rule says.
+/// The state that an optimizer keeps of each parameter of a model, as its update rule says.
 #[derive(Clone)]
 pub struct StateRule(Arc<KeptOf>);
 
 impl StateRule {
-    /// What `of` says of each parameter.
+    /// A rule that asks `of` for each parameter.
     pub fn new(of: impl Fn(&ParamSpec, Role) -> Kept + Send + Sync + 'static) -> StateRule {
         StateRule(Arc::new(of))
     }
@@ -48,7 +48,7 @@ impl StateRule {
         StateRule::new(move |_, _| Kept { tensors, transform: None })
     }
 
-    /// What is kept of a parameter.
+    /// The state that is kept of a parameter.
     pub fn of(&self, parameter: &ParamSpec, role: Role) -> Kept {
         (self.0)(parameter, role)
     }
@@ -81,10 +81,10 @@ impl Cut {
 /// Bytes of an optimizer for one layer or several, on one of the ranks that share them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UpdateBytes {
-    /// What is kept from update to update.
+    /// Bytes that are kept from update to update.
     pub state: u64,
-    /// What an update takes beside that, the parameters and the gradient; of several layers, which
-    /// are updated one after the other, the most.
+    /// Bytes that an update takes beside that, the parameters and the gradient; of several layers,
+    /// which are updated one after the other, the most.
     pub update: u64,
     /// Parameters and state as they were before the update, which a late update keeps.
     pub before: u64,
@@ -97,8 +97,8 @@ pub struct UpdateBytes {
     pub sent: u64,
 }
 
-/// What one of the ranks that share a layer owns of its flat buffer of what trains: elements
-/// `start..start + len`.
+/// The part that one of the ranks which share a layer owns of its flat buffer of what trains:
+/// elements `start..start + len`.
 #[derive(Clone, Copy, Debug)]
 pub struct Owned<'a> {
     /// The layer's parameters that train.
@@ -169,7 +169,8 @@ impl Owned<'_> {
     }
 }
 
-/// What each of the ranks that share layers takes for them: one entry where all take the same.
+/// The bytes that each of the ranks which share layers takes for them: one entry where all take the
+/// same.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shares(Vec<UpdateBytes>);
 

@@ -1,4 +1,4 @@
-//! What a layer says about its parameters, and where they lie in the layer's flat buffer.
+//! A layer's description of its parameters, and where they lie in the layer's flat buffer.
 
 /// How a parameter starts. Values come from a counter-based generator keyed by (seed, name), so
 /// they do not depend on the layout of the run.

@@ -6,7 +6,7 @@ use crate::params::ParamSpec;
 use crate::tensors::DecoderTensor;
 use crate::tuning::{PartTuning, Tuning};
 
-/// What a part of a decoder is.
+/// The kind of a decoder's part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartKind {
     /// The token embedding.
@@ -28,7 +28,7 @@ pub struct DecoderPart {
     pub decoder: Decoder,
     /// Which part of it.
     pub kind: PartKind,
-    /// What of it trains.
+    /// The share of it that trains.
     pub tuning: PartTuning,
 }
 
@@ -88,7 +88,7 @@ impl DecoderPart {
         matches!(self.kind, PartKind::Block(_))
     }
 
-    /// What its parameters are in the model.
+    /// The role of its parameters in the model.
     pub fn role(&self) -> Role {
         match self.kind {
             PartKind::Block(_) => Role::Hidden,

@@ -6,9 +6,9 @@ use crate::decoder::{Biases, Decoder, Naming, Norm, Positions, Rotary, RotarySca
 /// A model that has a name.
 #[derive(Clone, Copy, Debug)]
 pub struct Preset {
-    /// What `model` calls it.
+    /// Its name in the setting `model`.
     pub name: &'static str,
-    /// What it is.
+    /// Its description.
     pub decoder: Decoder,
 }
 

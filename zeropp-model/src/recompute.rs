@@ -1,9 +1,9 @@
-//! What is computed again in place of being kept.
+//! Recomputation: activations that are computed again in place of being kept.
 
 use zeropp_data::choice;
 
 choice! {
-    /// What is computed again in the backward instead of being kept (ZeroPP §3.3).
+    /// The activations that are computed again in the backward instead of being kept (ZeroPP §3.3).
     Recompute {
         /// Nothing: every activation is kept from F to B.
         None = "none",

@@ -8,7 +8,7 @@
 pub struct Rotary {
     /// θ: pair i turns by p·θ^(−2i/d) before scaling.
     pub theta: f64,
-    /// What makes a model fit longer texts than it was first trained on.
+    /// The scaling that makes a model fit longer texts than it was first trained on.
     pub scaling: RotaryScaling,
 }
 
@@ -22,7 +22,7 @@ pub enum RotaryScaling {
     /// LLaMA 3.1's: low frequencies are divided by `factor`, high ones stay, those between are
     /// mixed.
     Llama3 {
-        /// What low frequencies are divided by.
+        /// The divisor of low frequencies.
         factor: f64,
         /// Wavelengths above `context`/`low` are low frequencies.
         low: f64,
@@ -39,7 +39,7 @@ pub enum RotaryScaling {
 /// between are mixed by their number; and what has turned is scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Yarn {
-    /// What slow pairs are divided by.
+    /// The divisor of slow pairs.
     pub factor: f64,
     /// Tokens of the texts that the model was first trained on.
     pub context: f64,
@@ -54,8 +54,8 @@ pub struct Yarn {
 }
 
 impl Yarn {
-    /// What `attention` is for a factor: 1 + `weight` · ln(factor)/10, and 1 where texts do not
-    /// grow.
+    /// The value of `attention` for a factor: 1 + `weight` · ln(factor)/10, and 1 where texts do
+    /// not grow.
     pub(crate) fn attention_of(factor: f64, weight: f64) -> f64 {
         if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 }
     }
@@ -79,7 +79,7 @@ impl Yarn {
 }
 
 impl Rotary {
-    /// What one place turns each of the d/2 pairs of a head by, in radians.
+    /// The angle by which one place turns each of the d/2 pairs of a head, in radians.
     pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f64> {
         let plain = |i: usize| self.theta.powf(-2.0 * i as f64 / head_dim as f64);
         let scaled = |i: usize| match self.scaling {
@@ -89,7 +89,7 @@ impl Rotary {
         (0..head_dim / 2).map(scaled).collect()
     }
 
-    /// What queries and keys are multiplied by when they turn.
+    /// The factor of queries and keys when they turn.
     pub fn attention(&self) -> f64 {
         match self.scaling {
             RotaryScaling::Yarn(yarn) => yarn.attention,

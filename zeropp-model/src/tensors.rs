@@ -41,7 +41,7 @@ impl DecoderTensor {
         self.len() == 0
     }
 
-    /// What a layer declares.
+    /// The parameter that a layer declares.
     pub fn spec(self) -> ParamSpec {
         let trains = self.trains;
         ParamSpec { trains, ..ParamSpec::new(self.name, &self.shape, self.init) }
@@ -54,7 +54,7 @@ pub struct Names {
     pub embedding: &'static str,
     /// Learned positions.
     pub positions: &'static str,
-    /// What blocks are called before their index.
+    /// The name of blocks before their index.
     pub block: &'static str,
     /// The norm before attention.
     pub norm_1: &'static str,
@@ -64,9 +64,9 @@ pub struct Names {
     pub qkv: &'static [&'static str],
     /// The projection after attention.
     pub out: &'static str,
-    /// What leads into the MLP: up, or gate and up.
+    /// The linear maps into the MLP: up, or gate and up.
     pub up: &'static [&'static str],
-    /// What leads out of it.
+    /// The linear map out of it.
     pub down: &'static str,
     /// The norm before the head.
     pub final_norm: &'static str,
@@ -114,7 +114,7 @@ impl Names {
 pub const QK_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
 
 impl Decoder {
-    /// What the family calls its parts.
+    /// The family's names of its parts.
     pub fn names(&self) -> &'static Names {
         match self.naming {
             Naming::Gpt2 => &GPT2,

@@ -1,5 +1,5 @@
-//! What of a decoder trains: all of it, all but what is frozen, or low-rank adapters alone (LoRA,
-//! Hu et al. 2021).
+//! The part of a decoder that trains: all of it, all but what is frozen, or low-rank adapters alone
+//! (LoRA, Hu et al. 2021).
 
 use crate::params::Init;
 use crate::tensors::{DecoderTensor, Names};
@@ -69,7 +69,7 @@ impl Lora {
     }
 }
 
-/// What of a decoder trains.
+/// The part of a decoder that trains.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tuning {
     /// Patterns of names of parameters that do not train: `*` stands for any text, and the name of
@@ -99,7 +99,7 @@ fn is_all(pattern: &[u8], text: &[u8]) -> bool {
     }
 }
 
-/// What of one part trains.
+/// The part of one decoder part that trains.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PartTuning {
     /// Which of its own tensors do not, a bit each.
@@ -109,7 +109,7 @@ pub struct PartTuning {
 }
 
 impl PartTuning {
-    /// What `tuning` makes of a part with these tensors.
+    /// The tuning of a part with these tensors by `tuning`.
     pub(crate) fn new(tuning: &Tuning, tensors: &[DecoderTensor], is_block: bool) -> PartTuning {
         let bit = |(i, t): (usize, &DecoderTensor)| u32::from(tuning.is_frozen(&t.name)) << i;
         let frozen = tensors.iter().enumerate().map(bit).sum();

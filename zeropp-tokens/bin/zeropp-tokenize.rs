@@ -154,7 +154,7 @@ fn tell<'a>(notes: impl IntoIterator<Item = &'a String>) {
     }
 }
 
-/// What was written.
+/// The lines about what was written.
 fn summary(
     out: &Path,
     tokenizer: &TextTokenizer,
@@ -198,7 +198,7 @@ fn translate(tokenizer: &TextTokenizer, args: &Args) -> Result<(), String> {
         let ids = input.split_whitespace().map(id).collect::<Result<Vec<u32>, _>>()?;
         tokenizer.decode_behind(&ids, args.behind).map_err(|e| e.to_string())?
     };
-    // Whoever reads it escapes it: here it is what the tokenizer made.
+    // The reader escapes it: here it is the tokenizer's own text.
     stdout().write_all(output.as_bytes()).map_err(|e| format!("standard output: {e}"))
 }
 

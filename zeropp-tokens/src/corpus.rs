@@ -16,7 +16,7 @@ const BATCH_BYTES: usize = 256 << 10;
 const DOCUMENT_BYTES_MAX: u64 = 1 << 30;
 /// Bytes that are looked at for the kind of a file.
 const FIRST_BYTES: u64 = 32;
-/// What some programs write before UTF-8.
+/// The mark that some programs write before UTF-8.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// How a file holds documents.
@@ -107,7 +107,7 @@ impl Corpus {
         Ok(Corpus { files, sizes, left_out })
     }
 
-    /// What of the folders is left out, in words.
+    /// The files of the folders that are left out, in words.
     pub(crate) fn left_out(&self) -> Vec<String> {
         let one = |(path, what): &(PathBuf, &str)| {
             format!("{}: it is {what} and is left out", path.display())
@@ -120,7 +120,7 @@ impl Corpus {
         self.sizes.iter().sum()
     }
 
-    /// What tells this corpus from another: names, sizes and times of all files.
+    /// Adds what distinguishes this corpus from others: names, sizes and times of all files.
     pub(crate) fn describe(&self, hasher: &mut blake3::Hasher) {
         for ((path, _), size) in self.files.iter().zip(&self.sizes) {
             let modified = std::fs::metadata(path).and_then(|m| m.modified()).ok();

@@ -1,4 +1,4 @@
-//! What can be wrong with text, tokenizers and what is made of them.
+//! The errors of text, tokenizers and their output.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,9 +11,9 @@ use thiserror::Error;
 pub struct TokensError {
     /// The file or folder.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The problem with it.
     pub problem: String,
-    /// What would work.
+    /// Advice: what would work.
     pub help: String,
 }
 

@@ -9,7 +9,7 @@ use crate::error::{Checked, unreadable, wrong};
 
 /// The longest file of a tokenizer that is read.
 pub(crate) const BYTES_MAX: u64 = 512 << 20;
-/// What ends a document.
+/// The token that ends a document.
 const END: &str = "<|endoftext|>";
 
 /// The tokenizer as a `tokenizer.json`.

@@ -18,10 +18,10 @@ use crate::error::{Checked, unreadable, unwritable, wrong};
 /// Bytes of ids between two notes of the progress.
 const NOTE_BYTES: u64 = if cfg!(test) { 1 } else { 64 << 20 };
 
-/// What is done and on disk.
+/// The work that is done and on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Progress {
-    /// What the run is: its inputs, tokenizer and settings.
+    /// The identity of the run: its inputs, tokenizer and settings.
     key: String,
     /// Batches that are done.
     pub(crate) batches: u64,

@@ -53,7 +53,7 @@ pub struct Tokenized {
     pub bad_lines: u64,
 }
 
-/// What of the folders among `inputs` is no text and would be left out, in words.
+/// The files in the folders among `inputs` that are no text and would be left out, in words.
 ///
 /// # Errors
 /// As [`tokenize`].
@@ -72,7 +72,7 @@ struct Done {
     behind: u64,
 }
 
-/// Writes `out.bin` and `out.idx` of all documents of `inputs`; `progress` hears how far it is.
+/// Writes `out.bin` and `out.idx` of all documents of `inputs`; `progress` receives how far it is.
 /// Where a run with the same inputs and settings was killed it goes on. Empty documents are left
 /// out.
 ///
@@ -144,13 +144,13 @@ pub fn tokenize(
     Ok(said(&all, bytes_total.max(last), bytes_total))
 }
 
-/// As callers hear of it.
+/// The progress as callers receive it.
 fn said(progress: &Progress, bytes: u64, bytes_total: u64) -> Tokenized {
     let Progress { documents, tokens, answers, bad_lines, .. } = *progress;
     Tokenized { bytes, bytes_total, documents, tokens, answers, bad_lines }
 }
 
-/// What tells this run from another.
+/// The identity of this run, which another has not.
 fn key(corpus: &Corpus, tokenizer: &TextTokenizer, options: &TokenizeOptions) -> Checked<String> {
     let mut hasher = blake3::Hasher::new();
     corpus.describe(&mut hasher);
@@ -167,7 +167,7 @@ fn key(corpus: &Corpus, tokenizer: &TextTokenizer, options: &TokenizeOptions) ->
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-/// Reads all batches but the first `skip`; ends early where nobody takes them any more.
+/// Reads all batches but the first `skip`; ends early where the receiver is gone.
 fn read(
     corpus: &Corpus,
     skip: u64,
@@ -341,7 +341,7 @@ impl Worker<'_> {
     }
 }
 
-/// What else helps where a line is damaged.
+/// Advice, beside others, where a line is damaged.
 const RESTORE: &str = "restore the line, or leave out such lines with --skip-bad-lines";
 
 /// Why a line is no JSON, with its column: the line is known.
@@ -354,7 +354,7 @@ fn without_line(error: &serde_json::Error) -> String {
     }
 }
 
-/// What lines of conversations are.
+/// The form of lines of conversations.
 const CHATS: &str =
     "give lines such as {\"messages\": [{\"role\": \"user\", \"content\": \"..\"}, ..]}";
 

@@ -21,7 +21,7 @@ const AROUND_BYTES: usize = if cfg!(test) { 256 } else { 4 << 10 };
 /// Places that are tried for one cut.
 const CUTS_TRIED: usize = 32;
 
-/// What ends a document in tokenizers that do not say so.
+/// The tokens that end a document in tokenizers that do not say so.
 const ENDS: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"];
 
 /// Ids, and the first byte and the end of the text that each is of.
@@ -37,7 +37,7 @@ pub struct TextTokenizer {
     vocabulary: usize,
     /// Ids that its post-processor puts before a text and behind it.
     around: [Vec<u32>; 2],
-    /// What its file says that is not obeyed, in words.
+    /// Keys of its file that are not obeyed, in words.
     notes: Vec<String>,
 }
 
@@ -111,7 +111,7 @@ impl TextTokenizer {
         self.around.each_ref().map(Vec::as_slice)
     }
 
-    /// What the tokenizer's file says that is not obeyed, in words.
+    /// Keys of the tokenizer's file that are not obeyed, in words.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -236,7 +236,8 @@ impl TextTokenizer {
     }
 }
 
-/// What the post-processor puts before a text and behind it; none where it does something else.
+/// The ids that the post-processor puts before a text and behind it; none where it does something
+/// else.
 fn around(tokenizer: &Tokenizer) -> Option<[Vec<u32>; 2]> {
     let ids = |text: &str, special: bool| {
         let encoded = tokenizer.encode_fast(text, special).ok()?;

@@ -1,4 +1,4 @@
-//! What of a tokenizer's file is obeyed, special tokens, decoding behind a prompt, and long texts.
+//! Obeyed keys of a tokenizer's file, special tokens, decoding behind a prompt, and long texts.
 
 use std::fs;
 use std::path::{Path, PathBuf};

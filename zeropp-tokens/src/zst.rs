@@ -51,7 +51,7 @@ impl<R: BufRead> Zst<R> {
         Ok(false)
     }
 
-    /// What a frame says of its content, held against it.
+    /// Compares what a frame says of its content with the content.
     fn end_frame(&mut self) -> Result<()> {
         let told = self.decoder.get_checksum_from_data();
         if told.is_some_and(|told| self.decoder.get_calculated_checksum() != Some(told)) {

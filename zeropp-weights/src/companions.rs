@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// What lies beside weights and is copied with them as it is.
+/// Files that lie beside weights and are copied with them as they are.
 pub const COMPANIONS: [&str; 9] = [
     "tokenizer.json",
     "tokenizer_config.json",

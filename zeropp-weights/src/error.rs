@@ -1,4 +1,4 @@
-//! What can be wrong with files of weights.
+//! The errors of files of weights.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use zeropp_data::files::escaped_line;
 pub struct WeightsError {
     /// The file or folder.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// The problem with it.
     pub problem: String,
-    /// What would work.
+    /// Advice: what would work.
     pub help: String,
 }
 

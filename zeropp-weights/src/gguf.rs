@@ -13,7 +13,7 @@ pub(crate) const MAGIC: &[u8] = b"GGUF";
 /// Where the data of tensors begins is a multiple of this, unless a key says otherwise.
 const ALIGNMENT: u64 = 32;
 
-/// What a GGUF file holds.
+/// The content of a GGUF file.
 pub(crate) struct GgufFile {
     pub(crate) values: GgufValues,
     pub(crate) tensors: Vec<StoredTensor>,

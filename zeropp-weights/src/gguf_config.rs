@@ -1,5 +1,5 @@
-//! What the key-values of a GGUF file say of its model, in the words of a `config.json`. Every key
-//! of the architecture is used, known to change nothing, or refused by name.
+//! The model that the key-values of a GGUF file describe, in the words of a `config.json`. Every
+//! key of the architecture is used, known to change nothing, or refused by name.
 
 use serde_json::{Map, Value, json};
 

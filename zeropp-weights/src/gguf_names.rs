@@ -6,11 +6,11 @@ use crate::error::{Checked, damaged, wrong};
 use crate::gguf_values::{GgufValue, GgufValues};
 use crate::stored::Rows;
 
-/// Most blocks of a model: a number beyond is a slip or an attack, and whoever lists the parameters
-/// of so many fills the memory.
+/// Most blocks of a model: a number beyond is a slip or an attack, and a list of the parameters of
+/// so many fills the memory.
 const BLOCKS_MAX: i128 = 1 << 14;
 
-/// What is known of a model from its key-values.
+/// The facts about a model from its key-values.
 pub(crate) struct Architecture {
     /// GGUF's own word.
     pub(crate) name: String,

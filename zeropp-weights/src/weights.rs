@@ -14,7 +14,7 @@ use crate::{folder, gguf, gguf_config, safetensors_file};
 /// The longest name of a tensor.
 const NAME_BYTES_MAX: usize = 1 << 10;
 
-/// What weights were read from.
+/// The format that weights were read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Container {
     /// A folder as Hugging Face's `save_pretrained` writes it.
@@ -71,7 +71,7 @@ impl Weights {
         &self.path
     }
 
-    /// What they were opened as.
+    /// The format that they were opened as.
     pub fn container(&self) -> Container {
         self.container
     }
@@ -91,7 +91,7 @@ impl Weights {
         &self.values
     }
 
-    /// What `config.json` would say of a GGUF file of an architecture whose names are known.
+    /// The `config.json` of a GGUF file of an architecture whose names are known.
     ///
     /// # Errors
     /// A key of the architecture that is not known, has another type, or asks for what no family

@@ -6,7 +6,7 @@ use zeropp_core::kernels::adamw::{Scalars, adamw};
 
 use crate::rule::{DeviceElements, Elements, Parameter, StepScale, UpdateRule};
 
-/// What is kept of each element: the mean gradient and the mean squared gradient.
+/// The state of each element: the mean gradient and the mean squared gradient.
 const MOMENTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
 /// Hyper-parameters of one run.

@@ -29,7 +29,7 @@ pub(crate) struct LayerShard {
     grad_hold: Option<Hold>,
 }
 
-/// What a rank owns of a layer's parameters that do not train.
+/// A rank's part of a layer's parameters that do not train.
 pub(crate) struct FrozenShard {
     pub(crate) param: Tensor<1>,
     _hold: Hold,
@@ -200,7 +200,7 @@ mod tests {
         assert!(whole[256..276].iter().all(|x| *x == 1.0));
     }
 
-    /// What counts is the memory behind a tensor, whatever its length says.
+    /// The memory behind a tensor counts, whatever its length says.
     #[test]
     fn parameters_and_gradients_are_measured_not_computed() {
         let meter = Meter::new();
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(meter.now().gradient_shard, 3 * 384 * 4);
         drop(layer.take_grad());
         assert_eq!(meter.now().gradient_shard, 0);
-        // What is gathered from nobody is the parameters.
+        // In a group of one rank the gathered weights are the parameters.
         let gathered = meter.hold_tensor(MemoryKind::Gathered, &layer.param);
         assert_eq!(meter.now().gathered, 0);
         drop(gathered);

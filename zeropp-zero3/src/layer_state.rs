@@ -1,4 +1,4 @@
-//! What a rank keeps of one layer beside its parameters, and their update.
+//! A rank's optimizer state of one layer, and the update of its parameters.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub(crate) struct Segment {
     starts: Vec<usize>,
 }
 
-/// What a rank owns of a layer's flat buffer: elements `start..start + len`.
+/// A rank's part of a layer's flat buffer: elements `start..start + len`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Owned<'a> {
     pub(crate) layout: &'a FlatLayout,
@@ -68,7 +68,7 @@ impl Owned<'_> {
     }
 }
 
-/// What is kept of a layer's owned elements.
+/// The state that is kept of a layer's owned elements.
 pub(crate) struct LayerState {
     pub(crate) segments: Vec<Segment>,
     /// Each moment of the elements that have it, in their order, f32.
@@ -107,7 +107,7 @@ impl LayerState {
         self.moments.iter().chain(&self.ema)
     }
 
-    /// What is kept of the piece of a parameter that begins at element `at` of the owned ones.
+    /// The state of the piece of a parameter that begins at element `at` of the owned ones.
     pub(crate) fn kept(&self, at: usize) -> Vec<Kept<'_>> {
         let segment = self.segments.iter().find(|s| s.range.start == at).expect("a parameter's");
         let moments = segment.names.iter().zip(&segment.starts).zip(&self.moments);

@@ -1,4 +1,4 @@
-//! What a step did to each layer, as sums that no layout can change on the CPU.
+//! Figures of each layer in a step, as sums that no layout can change on the CPU.
 
 use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};

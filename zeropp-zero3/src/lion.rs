@@ -11,7 +11,7 @@ use crate::rule::{DeviceElements, Elements, Parameter, StepScale, UpdateRule};
 pub struct Lion {
     /// The mean's share of what gives the direction.
     pub beta1: f64,
-    /// What stays of the mean with each update.
+    /// The share of the mean that stays with each update.
     pub beta2: f64,
     /// Decoupled weight decay, times the learning rate.
     pub weight_decay: f64,

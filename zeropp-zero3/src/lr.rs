@@ -2,7 +2,7 @@
 
 pub use zeropp_core::choice::Decay;
 
-/// What part of a run is the last one in which `wsd` falls: a fifth.
+/// The part of a run, at its end, in which `wsd` falls: a fifth.
 const FALLS: u64 = 5;
 
 /// The learning rate of every step.

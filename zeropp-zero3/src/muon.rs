@@ -16,11 +16,11 @@ const ADAMW_RMS: f64 = 0.2;
 /// Hyper-parameters of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Muon {
-    /// What stays of the mean gradient with each update.
+    /// The share of the mean gradient that stays with each update.
     pub momentum: f64,
     /// Whether the direction is what the mean would be if the gradient came again.
     pub nesterov: bool,
-    /// What all but the matrices of blocks goes by; its weight decay is theirs, too.
+    /// The rule of all parameters but the matrices of blocks; its weight decay is theirs, too.
     pub adamw: AdamW,
 }
 

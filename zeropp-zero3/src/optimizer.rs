@@ -25,7 +25,7 @@ use crate::tied::{self, Tie};
 /// The learning rate of each step, counted from 1.
 pub type Rate = Arc<dyn Fn(u64) -> f64 + Send + Sync>;
 
-/// What to do with reduced gradients.
+/// Options for the use of reduced gradients.
 #[derive(Clone)]
 pub struct OptimizerOptions {
     /// How parameters are updated.
@@ -38,7 +38,7 @@ pub struct OptimizerOptions {
     pub tie: Option<Tie>,
 }
 
-/// What a step did.
+/// The outcome of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepOutcome {
     /// Global norm of the gradient before clipping; infinite where an element was not finite.
@@ -60,7 +60,7 @@ pub struct Optimizer {
     options: OptimizerOptions,
     groups: Groups,
     zero1: bool,
-    /// What is kept of each layer of each stage, in the order of the stages.
+    /// The state of each layer of each stage, in the order of the stages.
     pub(crate) state: Vec<Vec<LayerState>>,
     pub(crate) updates: u64,
     captured: Option<Vec<ParamExport>>,
@@ -77,7 +77,7 @@ pub struct Optimizer {
 struct Early {
     /// All ranks' parts of the norm, until they are read.
     norm: Option<Pending<AllBytes>>,
-    /// What it did; without a norm as long as that is not read.
+    /// Its outcome; without a norm until that is read.
     outcome: StepOutcome,
     /// Number of the update.
     update: u64,
@@ -85,7 +85,8 @@ struct Early {
     before: Vec<LayerBefore>,
 }
 
-/// Where in its layer lies what a rank updates; told by the parameters, before they are taken.
+/// The place in its layer of the elements that a rank updates; found from the parameters, before
+/// they are taken.
 struct Place {
     layer: usize,
     role: Role,
@@ -97,7 +98,7 @@ struct Place {
     first: usize,
 }
 
-/// What an update of a layer starts from: this rank's part of the parameters and of the gradient.
+/// The start of a layer's update: this rank's part of the parameters and of the gradient.
 type Given = (Tensor<1>, Tensor<1>);
 
 impl Optimizer {
@@ -156,7 +157,7 @@ impl Optimizer {
         self.state.clear();
     }
 
-    /// What is kept of a layer that begins with the weights that `stage` has.
+    /// The initial state of a layer that begins with the weights that `stage` has.
     pub(crate) fn fresh(&self, stage: &ShardedStage, layer: usize) -> LayerState {
         if self.is_shared((stage.index(), layer)) {
             return LayerState::none();
@@ -168,7 +169,7 @@ impl Optimizer {
         LayerState::new(self.owned(stage, layer), &self.options.parameters, &param)
     }
 
-    /// What this rank updates of a layer.
+    /// The part of a layer that this rank updates.
     fn owned<'a>(&self, stage: &'a ShardedStage, layer: usize) -> Owned<'a> {
         let owned = stage.owned(layer);
         let is_tied = self.options.tie.is_some_and(|tie| tie.last == (stage.index(), layer));
@@ -201,9 +202,9 @@ impl Optimizer {
         self.watched = Some(HashMap::new());
     }
 
-    /// What was found of this rank's part of the layers, by stage and layer; ends the look at them.
-    /// What several ranks hold alike one of them speaks for: the first replica, where they do not
-    /// share the optimizer's work, and the embedding for a tied head.
+    /// The sums over this rank's part of the layers, by stage and layer; ends their collection.
+    /// Where several ranks hold the same part, one of them reports it: the first replica, where
+    /// they do not share the optimizer's work, and the embedding for a tied head.
     pub fn take_watched(&mut self) -> HashMap<(usize, usize), LayerSums> {
         self.watched.take().unwrap_or_default()
     }
@@ -351,12 +352,12 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Returns once nobody reads parameters and moments any more.
+    /// Returns once no save reads parameters and moments any more.
     fn wait_for_readers(&mut self) -> CommResult<()> {
         self.held_back.take().map_or(Ok(()), |wait| wait())
     }
 
-    /// What the gradient is multiplied by, for a finite norm.
+    /// The factor of the gradient, for a finite norm.
     fn factor(&self, grad_norm: f64) -> f32 {
         let clip = self.options.clip;
         if clip > 0.0 { (clip / (grad_norm + 1e-6)).min(1.0) as f32 } else { 1.0 }

@@ -1,5 +1,5 @@
-//! What an update keeps that is done before it is known whether it is right: the exact state before
-//! it. Going back takes copies, as arithmetic undone loses bits (ADR 58).
+//! The exact state before an update that is done before it is known to be right. Going back takes
+//! copies, as arithmetic undone loses bits (ADR 58).
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use zeropp_core::meter::{Hold, MemoryKind, Meter};
 
 use crate::layer_state::LayerState;
 
-/// What this rank owns of a layer, as it was before an update.
+/// This rank's part of a layer, as it was before an update.
 pub(crate) struct LayerBefore {
     /// The stage's place in those of the rank, and the layer's place in the stage.
     pub(crate) at: (usize, usize),
@@ -18,14 +18,14 @@ pub(crate) struct LayerBefore {
     holds: Vec<Hold>,
 }
 
-/// What was kept of a layer beside its parameters.
+/// The optimizer's state of a layer before the update.
 pub(crate) struct StateBefore {
     moments: Vec<Tensor<1>>,
     ema: Option<Tensor<1>>,
 }
 
 impl LayerBefore {
-    /// Keeps these. The tensors are shared, so whoever updates them next writes to others.
+    /// Keeps these. The tensors are shared, so the next update writes to others.
     pub(crate) fn new(
         at: (usize, usize),
         (param, grad): (&Tensor<1>, &Tensor<1>),

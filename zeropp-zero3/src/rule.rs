@@ -1,5 +1,5 @@
-//! What an optimizer is: which tensors it keeps of a parameter, and how it updates elements. Which
-//! of them lie on which rank it does not see, so that a shard, a checkpoint and a prediction of
+//! The rule of an optimizer: which tensors it keeps of a parameter, and how it updates elements. It
+//! does not see which of them lie on which rank, so that a shard, a checkpoint and a prediction of
 //! memory ask it, and no bit depends on the mesh.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub struct Parameter<'a> {
     pub name: &'a str,
     /// Dimensions.
     pub shape: &'a [usize],
-    /// What it is in the model.
+    /// Its role in the model.
     pub role: Role,
     /// Whether weight decay applies.
     pub decay: bool,
@@ -87,7 +87,7 @@ impl ParameterGroups {
     }
 }
 
-/// What changes from step to step.
+/// The scales that change from step to step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepScale {
     /// Learning rate.
@@ -102,7 +102,8 @@ pub struct StepScale {
 pub struct Elements<'a, 'b> {
     /// The parameters, to be updated.
     pub parameter: &'a mut [f32],
-    /// What is kept of them from update to update, in the order of the names; zero at first.
+    /// The state that is kept of them from update to update, in the order of the names; zero at
+    /// first.
     pub moments: &'a mut [&'b mut [f32]],
     /// The gradient of the whole batch, before [`StepScale::gradient`].
     pub gradient: &'a [f32],
@@ -112,7 +113,7 @@ pub struct Elements<'a, 'b> {
 pub struct DeviceElements<'a> {
     /// The parameters, `[n]`.
     pub parameter: Tensor<1>,
-    /// What is kept of them, `[n]` each.
+    /// The state that is kept of them, `[n]` each.
     pub moments: Vec<Tensor<1>>,
     /// The gradient of the whole batch, before [`StepScale::gradient`], `[n]`.
     pub gradient: Tensor<1>,

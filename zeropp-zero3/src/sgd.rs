@@ -9,7 +9,7 @@ use crate::rule::{DeviceElements, Elements, Parameter, StepScale, UpdateRule};
 /// Hyper-parameters of one run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
-    /// What stays of the velocity with each update; 0 keeps none.
+    /// The share of the velocity that stays with each update; 0 keeps none.
     pub momentum: f64,
     /// Whether a step looks ahead along the velocity.
     pub nesterov: bool,

@@ -52,7 +52,7 @@ pub struct ShardedStage {
     begun: bool,
     reducing: Option<InFlight>,
     replica_wanted: bool,
-    /// What counts the gradients and their sums over the replicas until these are there.
+    /// Holds that count the gradients and their sums over the replicas until these are there.
     replica_holds: Vec<Hold>,
     replica_reducing: Option<Vec<Pending<Tensor<1>>>>,
 }
@@ -220,7 +220,7 @@ impl ShardedStage {
         for layer in &self.layers {
             let trained = match layer.trains() {
                 true => parts.next().expect("gathered"),
-                // Nobody asks for any of it.
+                // No operation reads any of it.
                 false => layer.param.clone(),
             };
             let frozen = layer.frozen.as_ref().map(|_| parts.next().expect("gathered"));
@@ -405,7 +405,7 @@ impl ShardedStage {
         flat_pieces(l.weights.layout(), first, len)
     }
 
-    /// What this rank's optimizer updates of a layer.
+    /// The part of a layer that this rank's optimizer updates.
     pub(crate) fn owned(&self, layer: usize) -> Owned<'_> {
         let l = &self.layers[layer];
         let (offset, len) = self.owned_range(layer);
@@ -414,7 +414,7 @@ impl ShardedStage {
     }
 }
 
-/// What is gathered of a layer: one buffer of what trains, one of what does not.
+/// The gathered tensors of a layer: one buffer of what trains, one of what does not.
 fn buffers(layer: &LayerShard) -> impl Iterator<Item = &Tensor<1>> {
     let trained = layer.trains().then_some(&layer.param);
     trained.into_iter().chain(layer.frozen.as_ref().map(|frozen| &frozen.param))

@@ -1,6 +1,6 @@
 //! A tied weight whose embedding and head are on one rank: it has the parameters once, and keeps
 //! what the optimizer keeps of them once. Each stage still makes a gradient of its own, of which
-//! [`Optimizer`](crate::Optimizer) adds both up in one order on every mesh (ADR 3, ADR 48).
+//! [`Optimizer`](crate::Optimizer) adds both up in one order on every mesh (ADR 48).
 
 use crate::stage::ShardedStage;
 

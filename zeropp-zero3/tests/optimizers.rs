@@ -85,7 +85,7 @@ fn number(i: usize, salt: usize) -> f32 {
     (x >> 16 & 0xFF) as f32 - 128.0
 }
 
-/// A layer of given parameters, each with the salt of its numbers, that nobody runs.
+/// A layer of given parameters, each with the salt of its numbers, that is never run.
 struct Given {
     name: &'static str,
     specs: Vec<ParamSpec>,

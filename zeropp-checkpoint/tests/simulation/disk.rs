@@ -17,7 +17,7 @@ use crate::rng::Rng;
 
 type Id = usize;
 
-/// What a planted bug makes of the calls of the code.
+/// Bugs that are planted into the calls of the code.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Planted {
     /// Files are not flushed.
@@ -67,7 +67,7 @@ impl Change {
 
 struct State {
     nodes: Vec<Node>,
-    /// What a crash leaves of the folders.
+    /// The state of the folders that a crash leaves.
     flushed: HashMap<Id, BTreeMap<OsString, Id>>,
     changes: Vec<Change>,
     locked: BTreeSet<PathBuf>,
@@ -75,7 +75,7 @@ struct State {
     /// Microseconds of virtual time, and until when there is no space.
     now: u64,
     full_until: u64,
-    /// Which flush of a file, counted from now, is told and not done.
+    /// Which flush of a file, counted from now, is reported as done and is not.
     lie_in: Option<u64>,
     lied: bool,
 }
@@ -84,7 +84,7 @@ struct State {
 #[derive(Clone)]
 pub(crate) struct SimDisk(Arc<Mutex<State>>);
 
-/// What a process may still ask of the disk.
+/// The calls that a process may still make to the disk.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Fuse(Arc<Mutex<FuseState>>);
 
@@ -185,7 +185,7 @@ impl SimDisk {
         self.state().lie_in = Some(flushes);
     }
 
-    /// Whether a flush was told and not done.
+    /// Whether a flush was reported as done and was not.
     pub(crate) fn has_lied(&self) -> bool {
         self.state().lied
     }

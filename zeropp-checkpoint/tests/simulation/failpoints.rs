@@ -122,7 +122,7 @@ fn whichever_call_of_saving_is_the_last_before_the_power_goes_a_whole_checkpoint
     assert!(seen.iter().all(|n| *n > 100), "{seen:?}");
 }
 
-/// What a crash keeps is little enough to see each flush and the rename that is left out.
+/// A crash keeps little enough that a test sees each flush and the rename that is left out.
 #[test]
 fn each_flush_and_the_rename_are_needed() {
     let planted = |no_file_flush, no_folder_flush, no_rename| Planted {

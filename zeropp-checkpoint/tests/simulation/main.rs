@@ -1,9 +1,9 @@
 //! Whole runs in virtual time, on a disk and a network that fail as a seed says.
 //!
-//! What decides is the code that real runs use: the folder of checkpoints, a rank's file, the end
+//! Decisions are made by the code of real runs: the folder of checkpoints, a rank's file, the end
 //! of a save, its pace, which checkpoint a run goes on from, whether it is started again; a board
-//! of what was heard, and sealed frames; and programs that the verifier has accepted. Ranks compute
-//! whole numbers that show any change of order.
+//! of received losses, and sealed frames; and programs that the verifier has accepted. Ranks
+//! compute whole numbers that show any change of order.
 //!
 //! `ZEROPP_SEED=n cargo test --release -p zeropp-checkpoint --test simulation seeds_of` replays a
 //! seed, `ZEROPP_SEEDS=n` runs so many.
@@ -55,7 +55,7 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().expect("a number"))
 }
 
-/// What the run of a seed comes to where nothing goes wrong.
+/// The results of a seed's run where nothing goes wrong.
 fn known(plan: &Plan) -> Known {
     let calm = Plan { faults: Vec::new(), every: 0, bug: Bug::None, ..plan.clone() };
     let nothing = Known::default();

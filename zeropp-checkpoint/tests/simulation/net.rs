@@ -23,7 +23,7 @@ pub(crate) struct Net {
     links: HashMap<(usize, usize), Link>,
     key: [u8; 32],
     bug: Bug,
-    /// What happens to the next frame.
+    /// The fault of the next frame.
     pub(crate) next: Option<Fault>,
 }
 
@@ -78,7 +78,7 @@ impl Net {
         Self::arrive(link, frames.into_iter().flatten(), self.bug)
     }
 
-    /// What comes at last of a frame that nothing has overtaken.
+    /// Delivers a frame that nothing has overtaken.
     pub(crate) fn flush(&mut self) -> Result<Vec<(usize, Key, u64)>, String> {
         let mut all = Vec::new();
         for ((_, to), link) in &mut self.links {

@@ -1,4 +1,4 @@
-//! What a seed stands for: a mesh, a schedule, how it saves, and what goes wrong when.
+//! The plan of a seed: a mesh, a schedule, how it saves, and which faults come when.
 
 use zeropp_schedule::ir::Schedule;
 use zeropp_schedule::lower::{LowerOptions, lower};
@@ -17,7 +17,7 @@ pub(crate) enum Bug {
     FileFlush,
     FolderFlush,
     Rename,
-    /// Who fails does not tell the others.
+    /// The rank that fails does not report it to the others.
     Poison,
     /// Frames are taken as they come.
     Echo,
@@ -27,7 +27,7 @@ pub(crate) enum Bug {
     HoldBack,
 }
 
-/// What goes wrong.
+/// A fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
     /// A rank's process is killed.
@@ -48,7 +48,7 @@ pub(crate) enum Fault {
     Full(u64),
     /// Saving takes so many milliseconds more, from now on.
     SlowDisk(u64),
-    /// A flush of a file, so many from now, is told and not done.
+    /// A flush of a file, so many from now, is reported as done and is not.
     Lie(u64),
     /// The next frame between processes is lost with its connection.
     Cut,

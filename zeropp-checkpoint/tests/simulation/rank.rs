@@ -24,7 +24,7 @@ pub(crate) fn mix(a: u64, b: u64) -> u64 {
 pub(crate) enum Health {
     Well,
     Slow,
-    /// It does nothing any more, and nobody knows.
+    /// It does nothing any more, and no other rank knows.
     Hung,
     /// It has failed.
     Gone,
@@ -108,7 +108,7 @@ impl Rank {
         self.step += 1;
     }
 
-    /// What it writes of a checkpoint: nothing where another replica does.
+    /// The parts of a checkpoint that it writes: none where another replica does.
     pub(crate) fn parts(&self, zero3: usize) -> Vec<Part> {
         let part = |(stage, shard): (&usize, &[u64; SHARD])| Part {
             name: format!("stage.{stage:03}"),

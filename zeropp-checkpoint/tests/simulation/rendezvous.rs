@@ -10,7 +10,7 @@ mod error;
 
 use error::RendezvousError;
 
-/// What a process has heard of failures.
+/// The failures that a process has received.
 #[derive(Default)]
 pub(crate) struct Heard(board::Board);
 

@@ -29,7 +29,7 @@ pub(crate) enum Stop {
     Broken(String),
 }
 
-/// What a step is to come to.
+/// The results that each step must have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Known {
     pub(crate) norms: BTreeMap<u64, u64>,
@@ -46,7 +46,7 @@ pub(crate) struct End {
     pub(crate) zombies: u64,
 }
 
-/// What ranks have brought to a collective operation, by rank.
+/// The inputs that ranks have brought to a collective operation, by rank.
 type Brought = BTreeMap<usize, (u64, u64)>;
 
 pub(crate) struct Sim<'a> {
@@ -59,7 +59,7 @@ pub(crate) struct Sim<'a> {
     pub(crate) now: u64,
     pub(crate) ticks: u64,
     next_fault: usize,
-    /// What of the faults that came may be named as a cause.
+    /// The faults so far that may be named as a cause.
     pub(crate) causes: Vec<String>,
     /// The process dies at its next call to the disk, and with it the power.
     pub(crate) dies_with_power: Option<bool>,
@@ -71,7 +71,7 @@ pub(crate) struct Sim<'a> {
     zombies: Vec<Saves>,
     slow_disk: u64,
     meeting: u64,
-    /// Step of the newest checkpoint that was told of.
+    /// Step of the newest checkpoint that was reported.
     told: u64,
     end: End,
 }
@@ -155,7 +155,7 @@ impl<'a> Sim<'a> {
         }
     }
 
-    /// Every checkpoint that has its name is whole and as its step left it; none that was told of
+    /// Every checkpoint that has its name is whole and as its step left it; none that was reported
     /// is lost.
     fn check_disk(&self) -> Result<Option<u64>, String> {
         let store = Store::on(Arc::new(self.disk.handle()), "runs/ckpt");
@@ -183,7 +183,7 @@ impl<'a> Sim<'a> {
         self.handle.fuse.is_blown().then(|| Stop::Killed { why: why.into(), power })
     }
 
-    /// What the disk said, unless the process is dead.
+    /// The disk's error, unless the process is dead.
     fn unless_killed(&self, error: impl ToString) -> Stop {
         self.killed().unwrap_or_else(|| Stop::Failed(error.to_string()))
     }
@@ -229,7 +229,7 @@ impl<'a> Sim<'a> {
             if self.plan.bug != Bug::Generation {
                 saves.close();
             }
-            // Whoever does not come back is left behind, and its writers with it.
+            // A rank that does not come back is left behind, and its writers with it.
             saves.left_behind = Some(self.ranks.clone());
             self.zombies.push(saves);
             self.end.zombies += 1;
@@ -291,7 +291,8 @@ impl<'a> Sim<'a> {
                     let older = places.before(read).map_err(|e| self.unless_killed(e))?;
                     let fallen = verdict.fall_back(read, older, self.plan.fall_back);
                     let (older, _) = fallen.map_err(|e| self.unless_killed(e))?;
-                    // What was told of is damaged by a disk that lied, and is given up knowingly.
+                    // A reported checkpoint was damaged by a disk that lied, and is given up
+                    // knowingly.
                     next = Some(older.step);
                 }
             }
@@ -431,7 +432,7 @@ impl<'a> Sim<'a> {
         Ok(())
     }
 
-    /// A rank ends: all others hear of it, and why.
+    /// A rank ends: all others are notified, with the reason.
     pub(crate) fn fail(&mut self, rank: usize, why: &str) {
         self.ranks[rank].health = Health::Gone;
         let own = self.process(rank);

@@ -27,12 +27,12 @@ pub(crate) struct Saves {
     under_way: UnderWay,
     pace: Pace,
     jobs: Vec<(u64, Job)>,
-    /// What a write takes, in microseconds.
+    /// The time that a write takes, in microseconds.
     pub(crate) slow: u64,
     keep: usize,
     world: usize,
     zero3: usize,
-    /// What ranks that were left behind hold.
+    /// The state of ranks that were left behind.
     pub(crate) left_behind: Option<Vec<Rank>>,
 }
 
@@ -68,7 +68,7 @@ impl Saves {
         outcome.is_fatal(must, || self.store.newest().is_ok())
     }
 
-    /// What is due after a step; whether the one before has to be waited for first.
+    /// The save that is due after a step; whether the one before has to be waited for first.
     pub(crate) fn after(&mut self, step: u64, ends: bool, now: u64) -> bool {
         let end =
             StepEnd { step, updates: step, is_good: true, asked: false, is_best: false, ends };

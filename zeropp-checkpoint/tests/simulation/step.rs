@@ -6,7 +6,7 @@ use crate::plan::Bug;
 use crate::rank::{Health, Key, mix};
 use crate::run::{Sim, Stop};
 
-/// What an operation takes at least, in microseconds; a message on its way takes as long.
+/// The least time of an operation, in microseconds; a message takes as long on its way.
 const LATENCY: u64 = 20;
 /// Kinds of meetings.
 const GATHER: u8 = 0;
@@ -44,7 +44,7 @@ impl Sim<'_> {
         self.check_samples(step)
     }
 
-    /// Nobody can go on: something is late, or somebody is gone.
+    /// No rank can go on: something is late, or a rank is gone.
     fn stalled(&mut self) -> Result<(), Stop> {
         let late = self.net.flush();
         let late = late.map_err(|how| Stop::Failed(format!("lost a rank: {how}")))?;
@@ -67,7 +67,7 @@ impl Sim<'_> {
     }
 
     fn advance(&mut self, r: usize, step: u64) -> Result<Act, Stop> {
-        // One that is gone tells nobody any more.
+        // A rank that is gone notifies no other.
         if matches!(self.ranks[r].health, Health::Hung | Health::Gone) {
             return Ok(Act::Waits);
         }
@@ -110,7 +110,7 @@ impl Sim<'_> {
         Ok(acted)
     }
 
-    /// What a compute needs from another stage.
+    /// The message that a compute needs from another stage.
     fn needs(&self, Task { kind, stage, micro_batch: i }: Task) -> Option<Key> {
         let last = self.plan.program.placement.len() - 1;
         match kind {

@@ -95,7 +95,7 @@ impl HybridCommunicator {
 
     /// The tag between two processes for a message between two ranks.
     fn mail_tag(&self, from: usize, to: usize, tag: u64) -> u64 {
-        // With one rank a process there is nothing to tell apart.
+        // With one rank per process there is nothing to distinguish.
         if self.group.is_direct() { tag } else { Purpose::Mail { from, to, tag }.tag() }
     }
 }

@@ -17,7 +17,7 @@ const BUSY_PAUSE: Duration = Duration::from_micros(50);
 /// Pause between looks for a failure while there is none.
 const WATCH_PAUSE: Duration = Duration::from_millis(50);
 
-/// Starts the thread. It ends once nobody can hand it anything more.
+/// Starts the thread. It ends once no sender is left.
 ///
 /// # Errors
 /// The system grants no thread.

@@ -1,4 +1,4 @@
-//! What all ranks and groups of one process share.
+//! The state that all ranks and groups of one process share.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Starts the driver, and makes each side hear of the other's failures.
+    /// Starts the driver, and reports each side's failures to the other.
     ///
     /// # Errors
     /// The system grants no thread.

@@ -8,7 +8,7 @@ use crate::CommError;
 /// Longest report that surely fits what an outer engine carries, in bytes.
 const REPORT_MAX: usize = 1200;
 
-/// A failure as one process tells it to the others.
+/// A failure as one process reports it to the others.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Report {
     /// World rank that saw it first.

@@ -10,7 +10,7 @@ use super::in_progress::InProgress;
 use crate::threads::group::Group as LocalGroup;
 use crate::{CommError, Communicator};
 
-/// What the members in this process share.
+/// The state that the members in this process share.
 pub(super) struct Group {
     pub(super) engine: Arc<Engine>,
     /// The processes that have members, by their first member's place.
@@ -25,7 +25,7 @@ pub(super) struct Group {
     pub(super) places: Vec<Vec<usize>>,
     /// Collectives that all ranks of this process have joined.
     all_in_progress: Mutex<HashMap<u64, Arc<InProgress>>>,
-    /// Collectives that the others have been told the missing ranks of.
+    /// Collectives whose missing ranks have been reported to the others.
     pub(super) noted: Mutex<HashSet<u64>>,
 }
 

@@ -1,11 +1,11 @@
-//! What a process tells the others of a group as all its ranks have joined a collective, and how
-//! messages between processes are told apart.
+//! The frame that a process sends to the others of a group once all its ranks have joined a
+//! collective, and how messages between processes are distinguished.
 
 use crate::signature::Signature;
 
 /// A process's part of a collective.
 pub(super) struct Header {
-    /// What its ranks called, all the same.
+    /// The call of all its ranks, which is the same.
     pub(super) signature: Signature,
     /// Small data of each of its ranks, in the group's order.
     pub(super) data: Vec<Vec<u8>>,
@@ -36,8 +36,8 @@ impl Header {
     }
 }
 
-/// What a message between two processes of a group is for. Its tag is a hash of that: the outer
-/// engine's tags have no room for all of it.
+/// The purpose of a message between two processes of a group. Its tag is a hash of the purpose: the
+/// outer engine's tags have no room for all of it.
 #[derive(Clone, Copy)]
 pub(super) enum Purpose {
     /// A rank's message to another, by places in the group, with the ranks' own tag.

@@ -52,9 +52,9 @@ struct Messages {
 }
 
 impl InProgress {
-    /// Tells the other processes that all ranks of this one have joined, with `inputs`, and hands
-    /// the rest to the driver. Called by the rank that joined last: ranks join the next collective
-    /// after this one, so every process calls the outer group in the same order.
+    /// Announces to the other processes that all ranks of this one have joined, with `inputs`, and
+    /// hands the rest to the driver. Called by the rank that joined last: ranks join the next
+    /// collective after this one, so every process calls the outer group in the same order.
     pub(super) fn start(group: &Arc<Group>, barrier: &Arc<RankBarrier>, inputs: Vec<Input>) {
         let mut tensors = Vec::new();
         let mut data = Vec::new();
@@ -94,7 +94,7 @@ impl InProgress {
 
     /// Takes the next step if it is time; whether it was. Copies and sums go to the workers.
     pub(super) fn poll(self: &Arc<Self>) -> bool {
-        // Whoever holds it looks for missing ranks: that ends the world.
+        // The thread that holds the lock is looking for missing ranks, and that ends the world.
         let Some(mut stage) = self.stage.try_lock() else { return false };
         let world = &self.group.engine.world;
         if world.error(self.group.local.members[0]).is_some() {
@@ -122,7 +122,7 @@ impl InProgress {
     }
 
     /// World ranks that have not joined, as far as that can be found out. None where the outer
-    /// operation is done or does not tell.
+    /// operation is done or does not say.
     pub(super) fn missing(&self) -> Vec<usize> {
         let mut stage = self.stage.lock();
         // Notes can be read once.
@@ -161,8 +161,8 @@ impl InProgress {
         group.ranks_at(home).zip(here).filter(|(_, here)| *here == 0.0).map(|(r, _)| r).collect()
     }
 
-    /// Carries it from the stage it has reached to the next. A panic fails the world: nobody waits
-    /// for a result that will not come.
+    /// Carries it from the stage it has reached to the next. A panic fails the world, so that no
+    /// rank waits for a result that will not come.
     fn work(self: Arc<Self>, reached: Stage) {
         let next = match catch_unwind(AssertUnwindSafe(|| self.advance(reached))) {
             Ok(Ok(next)) => next,
@@ -219,7 +219,7 @@ impl InProgress {
         Ok(self.deliver(results.into_iter().map(Output::Buffer)))
     }
 
-    /// What an exchange gives every rank of this process, or a gather its root.
+    /// The bytes that an exchange gives every rank of this process, or a gather its root.
     fn bytes_of(&self, mut headers: Vec<Header>) -> Vec<Output> {
         let (group, root) = (&self.group, self.barrier.signature.root);
         let by_place = |&(home, index): &(usize, usize)| {
@@ -339,7 +339,7 @@ impl Messages {
             && self.sent.iter_mut().all(Pending::is_done)
     }
 
-    /// What has come, by the place of the process it is from.
+    /// The data that has arrived, by the place of the process it is from.
     fn finish(self, processes: usize) -> CommResult<Arrived> {
         self.sent.into_iter().try_for_each(Pending::wait)?;
         let mut arrived: Arrived = vec![None; processes];

@@ -37,8 +37,8 @@ impl<'a> Plan<'a> {
         most * self.len * self.kind.size() <= SMALL_BYTES
     }
 
-    /// What the process at `to` needs of this one's `inputs`, to be put end to end; nothing where
-    /// that is no message.
+    /// The parts of this process's `inputs` that the process at `to` needs, to be put end to end;
+    /// empty where there is no message.
     pub(super) fn outgoing(&self, inputs: &[Tensor<1>], to: usize) -> Vec<Tensor<1>> {
         let all = |ranges: &[Range<usize>]| {
             let parts = |t: &Tensor<1>| ranges.iter().map(|r| slice(t, r)).collect::<Vec<_>>();

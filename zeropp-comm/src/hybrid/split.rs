@@ -11,7 +11,7 @@ use crate::threads::barrier::{Input, Output, RankBarrier};
 use crate::threads::group::Group as LocalGroup;
 use crate::{CommError, CommResult, Communicator};
 
-/// What a rank wants to be part of.
+/// The part that a rank wants to belong to.
 struct SplitRequest {
     color: u64,
     key: u64,
@@ -51,9 +51,9 @@ pub(super) struct Joined {
 }
 
 /// Makes the sub-groups of a collective whose ranks in this process are all here, and gives each
-/// its own. Blocks until the other processes have done the same: nobody has anything else to do.
+/// its own. Blocks until the other processes have done the same: no rank has anything else to do.
 pub(super) fn split(group: &Arc<Group>, barrier: &RankBarrier, inputs: Vec<Input>) {
-    // Where it fails, the ranks hear of it from the world.
+    // Where it fails, the world reports it to the ranks.
     if let Ok(outputs) = make(group, barrier, inputs) {
         barrier.slots.put(outputs);
         group.local.finish(barrier);
@@ -169,8 +169,8 @@ fn parts(
     Ok(parts)
 }
 
-/// What joins the processes of each part that spans several. Parts without a process in common are
-/// made in one go, so that many groups of few processes take few rounds.
+/// The communicators that join the processes of each part that spans several. Parts without a
+/// process in common are made in one go, so that many groups of few processes take few rounds.
 fn join_processes(group: &Group, parts: &[Part]) -> CommResult<Vec<Option<Arc<dyn Communicator>>>> {
     let mut rounds: Vec<Vec<usize>> = Vec::new();
     for (number, part) in parts.iter().enumerate().filter(|(_, part)| part.homes.len() > 1) {

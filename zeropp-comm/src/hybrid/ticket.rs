@@ -1,4 +1,4 @@
-//! What a rank waits with: for its threads' barrier, or for the outer engine.
+//! The handle that a rank waits with: for its threads' barrier, or for the outer engine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +30,8 @@ impl<T> Ticket<T> {
         self.barrier.slots.wait(self.index, self.rank(), world, time)
     }
 
-    /// Tells the other processes, once, which ranks of this one are here. They could not know.
+    /// Reports to the other processes, once, which ranks of this one have joined. They could not
+    /// know.
     fn note_missing(&self) {
         let (group, sequence) = (&self.group, self.barrier.sequence);
         let missing = self.barrier.missing();
@@ -90,7 +91,7 @@ pub(super) struct Outer<T> {
     pub(super) group: Arc<Group>,
     pub(super) index: usize,
     pub(super) pending: Pending<T>,
-    /// What is waited for, in words, and its number or tag.
+    /// The operation that is waited for, in words, and its number or tag.
     pub(super) operation: String,
     pub(super) sequence: u64,
     /// World rank that a message is from.

@@ -1,4 +1,4 @@
-//! What the settings and the launcher together say about a job's processes.
+//! The processes of a job, from the settings and the launcher together.
 
 use zeropp_core::choice;
 use zeropp_core::field_error::FieldError;
@@ -20,7 +20,7 @@ choice! {
     }
 }
 
-/// What the settings say about a job's processes.
+/// The settings' part of a job's processes.
 #[derive(Clone, Debug)]
 pub struct LaunchOptions {
     /// Sizes of the mesh.
@@ -48,7 +48,7 @@ pub struct Job {
     pub ranks: usize,
     /// Ranks of the job.
     pub world: usize,
-    /// This process among those of its machine, where that is told.
+    /// This process among those of its machine, where the launcher says it.
     pub local_process: Option<usize>,
     /// Which job this is, as its launcher calls it; may be empty.
     pub id: String,
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(one_machine.meeting, Some(Address::new("127.0.0.1", 29501)));
         let given = job(&format!("{MESH}rendezvous = 'a:1'"), TORCHRUN).unwrap();
         assert_eq!(given.meeting, Some(Address::new("a", 1)));
-        // A node each, told by Slurm and by the settings alike.
+        // One node per process, by Slurm and by the settings alike.
         let slurm = "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=77";
         let nodes = format!("{MESH}nodes = 2\nrendezvous = 'a:1'");
         let slurm = job(&nodes, slurm).unwrap();

@@ -12,16 +12,16 @@ use std::fmt;
 pub use host_name::host_name;
 pub use job::{EngineKind, Job, JobError, LaunchOptions};
 
-/// A rank, as told by the environment.
+/// A rank, as the environment describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// World rank, from 0.
     pub rank: usize,
     /// Number of ranks.
     pub world: usize,
-    /// Rank among those of this machine, where it is told.
+    /// Rank among those of this machine, where the launcher says it.
     pub local_rank: Option<usize>,
-    /// Ranks on this machine, where it is told.
+    /// Ranks on this machine, where the launcher says it.
     pub local_world: Option<usize>,
     /// Who said so: `torchrun`, say.
     pub source: &'static str,

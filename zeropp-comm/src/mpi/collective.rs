@@ -56,7 +56,7 @@ impl Payload {
         self.device.clone()
     }
 
-    /// What a transfer reads, and the type of its elements.
+    /// The memory that a transfer reads, and the type of its elements.
     pub(super) fn into_memory(self) -> (Memory, DType) {
         (self.memory, self.kind)
     }
@@ -93,10 +93,10 @@ pub(super) fn from_bytes(bytes: Vec<u8>, kind: DType, device: &Device) -> Tensor
 /// One collective of a group.
 pub(super) struct HeaderExchange {
     pub(super) headers: Vec<Option<Header>>,
-    /// Place that was heard of first: the one others are compared with.
+    /// Place whose header came first: the one that others are compared with.
     pub(super) opener: usize,
     pub(super) in_progress: Option<InProgress>,
-    /// Whether the parent in the tree, and the children, have been told.
+    /// Whether the header has been sent to the parent in the tree, and to the children.
     pub(super) told_up: bool,
     pub(super) told_down: bool,
 }
@@ -144,7 +144,8 @@ enum Stage {
     Late,
 }
 
-/// What no earlier collective of the group may still need, so that it is this one's turn.
+/// The resources that no earlier collective of the group may still need, so that it is this one's
+/// turn.
 #[derive(Clone, Copy)]
 pub(super) struct Turn {
     /// A first transfer.
@@ -162,7 +163,7 @@ pub(super) enum Progress {
 }
 
 impl InProgress {
-    /// This rank's part of a collective in which nobody has moved anything yet.
+    /// This rank's part of a collective in which no data has moved yet.
     pub(super) fn new(signature: Signature, input: Input, slot: Arc<Slot>) -> InProgress {
         let (bytes, payload, device) = match input {
             Input::Bytes(bytes) => (bytes, None, Device::flex()),
@@ -255,7 +256,8 @@ impl InProgress {
         }
     }
 
-    /// What was read, by a root, or written, by the completed transfer, or what the headers hold.
+    /// The memory that a root read or the completed transfer wrote, or the bytes that the headers
+    /// hold.
     fn landed(&mut self, group: &Group, headers: &[Option<Header>]) -> Memory {
         if let Some(transfer) = self.transfer.take() {
             let (source, target) = transfer.into_memory();
@@ -387,7 +389,7 @@ impl InProgress {
     }
 }
 
-/// What the ranks that have joined brought.
+/// The shares that the ranks which have joined brought.
 fn shares(headers: &[Option<Header>]) -> impl Iterator<Item = &Share> {
     headers.iter().flatten().map(|header| &header.brought)
 }

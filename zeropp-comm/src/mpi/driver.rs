@@ -30,9 +30,9 @@ const WAITING_PAUSE: Duration = Duration::from_millis(1);
 /// A pause is this part of the time since something happened: so waiting takes no core, and no
 /// wait becomes longer by more than this part, or by the longest pause.
 const PAUSE_PART: u32 = 16;
-/// How long a failed world waits for the other ranks to have told their users.
+/// How long a failed world waits for the other ranks to report to their users.
 const BYE_GRACE: Duration = Duration::from_secs(2);
-/// How long a rank gets to tell its user about a failure once it has ended its world.
+/// How long a rank gets to report a failure to its user once it has ended its world.
 pub(super) const TELL_TIME: Duration = Duration::from_millis(500);
 /// How long the ranks of a failed world may go on before the job is ended.
 const FAILED_GRACE: Duration = Duration::from_secs(10);
@@ -114,7 +114,7 @@ impl Driver {
                     idle = 0;
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                // The communicators and the world are gone; nobody can ask for anything.
+                // The communicators and the world are gone; no request can come any more.
                 Err(RecvTimeoutError::Disconnected) => std::thread::sleep(pause),
             }
         }
@@ -183,7 +183,7 @@ impl Driver {
         self.spread();
     }
 
-    /// Ends every operation here with the world's first error, and tells the other ranks.
+    /// Ends every operation here with the world's first error, and reports it to the other ranks.
     fn spread(&mut self) {
         if self.failed_at.is_some() {
             return;
@@ -219,7 +219,7 @@ impl Driver {
             let memory = Memory::Bytes(bytes.clone());
             match Transfer::send(self.control, rank, 0, memory, DType::U8) {
                 Ok(transfer) => self.outbox.push(transfer),
-                // A failed world may have lost the rank; there is nobody else to tell.
+                // A failed world may have lost the rank; there is no other rank to report to.
                 Err(_) if self.failed_at.is_some() => {}
                 Err(error) => self.fail(self.shared.rank, error.in_operation("a header".into())),
             }
@@ -342,7 +342,7 @@ impl Driver {
             };
             let all_in_progress =
                 channel.exchanges.iter().filter(waits).filter_map(|(_, m)| m.in_progress.as_ref());
-            // An operation that only this thread still knows has nobody waiting.
+            // An operation that only this thread still knows has no waiter.
             let in_progress =
                 all_in_progress.into_iter().find(|f| Arc::strong_count(&f.slot) > 1)?;
             Some((group.name.clone(), in_progress.signature.to_string()))

@@ -1,4 +1,4 @@
-//! What MPI makes of the operations of a rank, before and after its communication thread.
+//! The step between a rank's operations and MPI, before and after its communication thread.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,7 +96,7 @@ impl Engine for MpiEngine {
             if request.shared.commands.send(Command::Engine(question)).is_err() {
                 break;
             }
-            // Nobody answers while another operation is looked into.
+            // No rank answers while another operation is being examined.
             match received(deadline, &missing) {
                 Some(Ok(missing)) => return missing,
                 _ => std::thread::sleep(ASK_AGAIN),

@@ -1,4 +1,4 @@
-//! Which rank has joined which collective: told through the tree, compared, and passed on.
+//! Which rank has joined which collective: reported through the tree, compared, and passed on.
 
 use std::ops::Range;
 

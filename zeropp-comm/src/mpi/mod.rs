@@ -5,7 +5,7 @@
 //! with pauses: without a thread that polls, MPI moves nothing while the rank computes. The longer
 //! it has waited for others, the longer they are, so that waiting takes no core.
 //!
-//! As a rank joins a collective it tells the others of the group which one and with what, in
+//! As a rank joins a collective it announces to the others of the group which one and with what, in
 //! [small messages](wire) beside the data that go [up and down a tree](tree). So ranks can compare
 //! signatures, and data moves only where all have joined and agree. Sums are made here, in rank
 //! order in `f32`: a reduce-scatter is an all-to-all and a sum, an all-reduce that followed by an
@@ -13,8 +13,8 @@
 //! reductions.
 //!
 //! The first error is sent to all ranks and ends every operation everywhere. Once the ranks have
-//! told their users ([`MpiWorld::finish`]), or have had the time to, the job is aborted. A panic
-//! on any thread aborts the job at once: unwinding into MPI would hang it.
+//! reported it to their users ([`MpiWorld::finish`]), or have had the time to, the job is aborted.
+//! A panic on any thread aborts the job at once: unwinding into MPI would hang it.
 
 mod channel;
 mod collective;
@@ -156,8 +156,8 @@ impl MpiWorld {
     }
 
     /// Ends MPI; blocks until all ranks have dropped their communicators. In a world that has
-    /// failed it returns at once: the process should tell its user and exit with an error, for in
-    /// a moment the whole job is ended. Dropping does the same.
+    /// failed it returns at once: the process should report it to its user and exit with an error,
+    /// for in a moment the whole job is ended. Dropping does the same.
     pub fn finish(mut self) {
         self.end();
     }

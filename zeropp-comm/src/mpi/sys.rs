@@ -12,7 +12,7 @@ use burn::tensor::DType;
 use crate::CommError;
 use zeropp_core::cpu_tensor::{CpuBuffer, CpuTensor};
 
-/// What an MPI call returned besides success.
+/// A return code of an MPI call other than success.
 #[derive(Clone, Debug)]
 pub(super) struct MpiError {
     call: &'static str,
@@ -179,7 +179,7 @@ impl Memory {
     }
 }
 
-/// Where memory without elements is, as far as MPI is told.
+/// Where memory without elements is, as it is given to MPI.
 static NOTHING: [u64; 2] = [0; 2];
 
 /// The address of some memory, or of `nothing` where it has no bytes: Rust gives such memory small
@@ -214,7 +214,7 @@ pub(super) fn parts(len: usize, size: usize) -> Vec<usize> {
 
 /// How what is read and what is written are cut.
 type Cuts = [Option<Cut>; 2];
-/// What a transfer reads, what it writes, and how both are cut.
+/// The memory that a transfer reads, the one that it writes, and how both are cut.
 type Used = (Option<Memory>, Option<Memory>, Cuts);
 
 /// An operation under way in MPI, with the memory it uses. Dropped early, it gives that memory to
@@ -275,7 +275,7 @@ impl Transfer {
         let count = target.write().1 / kind.size();
         Self::start("MPI_Irecv", None, Some(target), [None, None], |_, to, _, raw| {
             // SAFETY: `to` has room for `count` elements, lives in the transfer until it is done,
-            // and is seen by nobody else.
+            // and is seen by nothing else.
             unsafe {
                 let from = from.map_or(ffi::RSMPI_ANY_SOURCE, |rank| rank as c_int);
                 ffi::MPI_Irecv(to, count as c_int, element(kind), from, tag, comm.0, raw)

@@ -11,7 +11,7 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Position {
     pub(super) parent: Option<usize>,
-    /// The places of whom it hears from below, and its own.
+    /// The places that report to this one from below, and its own.
     pub(super) subtree: Range<usize>,
     /// The subtrees below; each is headed by its first place.
     pub(super) children: Vec<Range<usize>>,

@@ -14,7 +14,7 @@ const RUN_BYTES: usize = 72;
 /// Bytes that travel in the frame itself instead of in a transfer of their own.
 pub(super) const INLINE_MAX: usize = 1024;
 
-/// What a rank brings to a collective in its header.
+/// The part of a rank's header that it brings to a collective.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Share {
     /// Bytes of an exchange; those that fit are in `inline`.
@@ -22,12 +22,12 @@ pub(super) struct Share {
     pub(super) inline: Vec<u8>,
 }
 
-/// What a rank tells the others of a group as it joins a collective.
+/// The header that a rank sends to the others of a group as it joins a collective.
 pub(super) type Header = progress::Header<Share>;
 
 impl Header {
-    /// What the places of `below` in the tree are told: what goes to the root of a gather they need
-    /// not know, but for whether it fits the headers.
+    /// The header that is sent to the places of `below` in the tree: without the bytes for the root
+    /// of a gather, of which they need only know whether they fit the headers.
     pub(super) fn as_told_to(&self, below: &Range<usize>) -> Header {
         let Signature { operation, root, .. } = self.signature;
         let gets = root.is_none_or(|root| below.contains(&root));
@@ -59,7 +59,7 @@ pub(super) enum Frame {
     /// The rank has dropped its last communicator: groups, and how many collectives of each it has
     /// called.
     Depart(Vec<(u64, u64)>),
-    /// The rank has told its user about a failure and can be ended.
+    /// The rank has reported a failure to its user and can be ended.
     Bye,
     /// Asks whether the rank's process still answers, and whether it has called this collective: a
     /// group and a number.

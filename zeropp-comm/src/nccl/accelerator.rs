@@ -1,4 +1,4 @@
-//! What the engine needs of the device that holds a rank's tensors.
+//! The functions that the engine needs of the device that holds a rank's tensors.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct Pinned {
     pub keep: Box<dyn Any + Send>,
 }
 
-/// What is called once tensors are pinned, on any thread.
+/// The function that is called, on any thread, once tensors are pinned.
 pub type OnPinned = Box<dyn FnOnce(DeviceResult<Pinned>) + Send>;
 
 /// The device of one rank. Queued work runs in the order of its queue; queues wait for each other

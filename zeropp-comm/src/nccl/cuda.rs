@@ -1,7 +1,7 @@
 //! NVIDIA GPUs as the engine's devices: NCCL reads and writes in place what CubeCL allocates.
 //!
 //! CubeCL owns the memory, and a thread of its own for each GPU queues the work. It may free, reuse
-//! or move a block that nobody holds: so the engine holds it until NCCL is done. A rank's work is
+//! or move a block that has no holder: so the engine holds it until NCCL is done. A rank's work is
 //! on the queue of the thread that asks for it. The engine's queues and that one wait for each
 //! other by events, which the GPU sees to.
 //!

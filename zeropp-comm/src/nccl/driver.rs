@@ -1,7 +1,7 @@
 //! The communication thread of a rank: it makes all calls to NCCL, and sends and reads all frames.
 //!
 //! It never waits for the device. What is under way there it looks at now and then, to let go of
-//! buffers, to hear of errors, and to notice what takes too long.
+//! buffers, to see errors, and to notice what takes too long.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -72,10 +72,10 @@ pub(super) struct Driver {
     pub(super) lanes: HashMap<(u64, Route), Lane>,
     pub(super) pinned: PinnedJobs,
     pub(super) mail: Mail,
-    /// Messages that nobody has asked for, by group and sender's place: there is no room for them
-    /// yet.
+    /// Messages that have not been asked for, by group and sender's place: there is no room for
+    /// them yet.
     pub(super) announced: HashMap<(u64, usize), VecDeque<Envelope>>,
-    /// What this rank is to issue, in the order in which it was called.
+    /// The operations that this rank is to issue, in the order in which it was called.
     pub(super) turns: VecDeque<Turn>,
     pub(super) departed: Vec<bool>,
     pub(super) attribution: Option<TimeoutAttribution>,
@@ -115,11 +115,11 @@ impl Driver {
         }
     }
 
-    /// Makes sure that rank 0 and every other rank hear each other: so everyone is told of a
-    /// failure, and missed when it is gone.
+    /// Makes sure that rank 0 and every other rank are connected: so a failure is reported to all,
+    /// and a rank that is gone is missed.
     ///
     /// # Errors
-    /// `Unavailable`, naming the ranks that were not heard of in time, or the first failure.
+    /// `Unavailable`, naming the ranks that did not answer in time, or the first failure.
     pub(super) fn greet(&mut self) -> Result<(), CommError> {
         let (me, size) = (self.shared.rank, self.shared.size);
         let timeout = self.shared.engine.start_timeout;
@@ -280,7 +280,7 @@ impl Driver {
         self.lanes.get_mut(&key).map(|lane| (lane, fresh))
     }
 
-    /// Makes up the identity of a new communicator and tells it to the others at its ends.
+    /// Makes up the identity of a new communicator and sends it to the others at its ends.
     pub(super) fn found(&mut self, group: u64, route: Route) {
         let id = match self.nccl.unique_id() {
             Ok(id) => id,

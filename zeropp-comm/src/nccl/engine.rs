@@ -1,4 +1,4 @@
-//! What NCCL makes of the operations of a rank, before and after its communication thread.
+//! The step between a rank's operations and NCCL, before and after its communication thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +39,7 @@ pub(super) enum Buffer {
     Empty,
 }
 
-/// What a message is.
+/// The content of a message.
 pub(super) enum Body {
     /// A buffer for NCCL: its job's number, and its bytes.
     Work { job: u64, count: usize },
@@ -49,7 +49,7 @@ pub(super) enum Body {
     Own(Tensor<1>),
 }
 
-/// What an operation on a buffer gives.
+/// The result of an operation on a buffer.
 pub(super) enum Received {
     /// The operation is queued on the device, and done at this event; none where nothing moves.
     Issued(Option<Arc<Event>>),
@@ -57,7 +57,7 @@ pub(super) enum Received {
     Message(Tensor<1>, Arc<Slot>),
 }
 
-/// What the communication thread hears from the device and from the other ranks.
+/// An event from the device or from another rank, for the communication thread.
 pub(super) enum News {
     /// The buffers of a job are pinned, or cannot be.
     Pinned(u64, DeviceResult<Pinned>),
@@ -65,7 +65,7 @@ pub(super) enum News {
     Frame(usize, Frame),
     /// The connection from a world rank has ended, and why.
     Lost(usize, String),
-    /// A world rank cannot be told anything, and why.
+    /// A world rank that cannot be reached, and why.
     Unreachable(usize, String),
 }
 
@@ -76,13 +76,13 @@ impl NcclEngine {
 }
 
 impl Shared {
-    /// Starts to pin buffers; the communication thread hears of the end. Returns the number of
-    /// this job.
+    /// Starts to pin buffers; the communication thread is notified of the end. Returns the number
+    /// of this job.
     pub(super) fn pin(&self, tensors: Vec<Tensor<1>>) -> u64 {
         let job = self.engine.jobs.fetch_add(1, Ordering::Relaxed);
         let commands = self.commands.clone();
         let then = Box::new(move |pinned| {
-            // The communication thread has ended if nobody listens.
+            // The communication thread has ended if the channel is closed.
             let _ = commands.send(Command::Engine(News::Pinned(job, pinned)));
         });
         self.engine.accelerator.pin(tensors, then);

@@ -1,9 +1,8 @@
-//! Collectives among the ranks of a group, as frames tell of them.
+//! Collectives among the ranks of a group, as frames announce them.
 //!
-//! Every rank tells the group's first rank which collective it joins, and with what. That one
-//! compares, and sends everyone the result of those whose data the frames carry. The others go
-//! to NCCL at once: nobody waits for the comparison, and a difference that it finds fails the
-//! world.
+//! Every rank sends the group's first rank the collective that it joins, and with what. That one
+//! compares, and sends all ranks the result of those whose data the frames carry. The others go to
+//! NCCL at once: no rank waits for the comparison, and a difference that it finds fails the world.
 
 use std::sync::Arc;
 
@@ -32,7 +31,7 @@ impl HeaderExchange {
         (0..self.headers.len()).filter(|place| self.headers[*place].is_none())
     }
 
-    /// What the ranks are about to do.
+    /// The signature of the operation that the ranks are about to do.
     pub(super) fn signature(&self) -> Signature {
         self.headers[self.opener].as_ref().expect("the opener has joined").signature
     }

@@ -20,7 +20,7 @@ pub(super) struct Work {
     pub(super) slot: Arc<Slot>,
 }
 
-/// What an error says about an operation.
+/// The description of an operation in an error.
 #[derive(Clone, Debug)]
 pub(super) struct Label {
     pub(super) operation: String,
@@ -40,7 +40,7 @@ struct InProgress {
     begun: Option<Moment>,
 }
 
-/// What goes wrong on a lane.
+/// An error on a lane.
 pub(super) enum LaneError {
     Nccl(NcclError, String),
     Device(String, String),
@@ -186,7 +186,7 @@ impl Lane {
         label.map_or("starting a communicator".into(), |label| label.operation.clone())
     }
 
-    /// Marks the point after the operation that has been issued, and tells who waits for that.
+    /// Marks the point after the operation that has been issued, and wakes its waiter.
     fn fly(&mut self) -> Result<(), LaneError> {
         let Some((work, _)) = &self.issuing else { return Ok(()) };
         let raw = self.accelerator.record(self.stream);
@@ -225,8 +225,8 @@ impl Lane {
         Ok(())
     }
 
-    /// The first operation on the device that has been there too long. One that has not begun
-    /// waits for this rank's own work, and gets twice the time: whoever waits for it speaks first.
+    /// The first operation on the device that has been there too long. One that has not begun waits
+    /// for this rank's own work, and gets twice the time: the rank that waits for it reports first.
     pub(super) fn late(&self, timeout: Duration) -> Option<LateOperation> {
         let in_progress = self.in_progress.front()?;
         let late = match in_progress.begun {
@@ -246,7 +246,7 @@ impl Lane {
         waiting.for_each(|slot| fail(&slot));
         if let Some((work, pins)) = self.issuing.take() {
             fail(&work.slot);
-            // Whether it is on the device nobody can say: its buffers stay for good.
+            // It may still be on the device, so its buffers are never freed.
             std::mem::forget(pins.keep);
         }
         drop(self.comm.take());

@@ -85,7 +85,7 @@ fn python_packages(prefix: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// What NCCL says went wrong in a call.
+/// An error that NCCL returned from a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NcclError {
     call: &'static str,
@@ -110,7 +110,7 @@ impl NcclError {
     }
 }
 
-/// What identifies a communicator before it exists.
+/// The identity of a communicator before it exists.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct UniqueId(pub(super) [u8; 128]);

@@ -3,9 +3,9 @@
 //! NCCL knows no tags: on one communicator the first message sent is the first received. So a
 //! envelope goes to the receiver as a message is sent. Once it asks for one, the receiver takes
 //! messages off the sender's communicator in the order of the envelopes up to that one; those that
-//! nobody has asked for yet wait here, and later ones with the sender: there is room only for what
-//! is asked for and what must come before it. A receive keeps its [turn](super::turns) until its
-//! envelope has come.
+//! have not been asked for yet wait here, and later ones with the sender: there is room only for
+//! what is asked for and what must come before it. A receive keeps its [turn](super::turns) until
+//! its envelope has come.
 
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
-//! How a world fails: what is told to whom, and who is to blame for an operation that takes too
-//! long.
+//! How a world fails: which ranks are informed of what, and which rank is to blame for an operation
+//! that takes too long.
 //!
-//! While all goes well nobody keeps count of the others. A rank whose operation is late asks the
-//! other ranks of the group how many collectives they have called, and how many have begun on
-//! their devices: who is behind is missing. A rank whose process does not even answer is the
-//! likelier cause, wherever it is.
+//! While all goes well no rank counts for the others. A rank whose operation is late asks the other
+//! ranks of the group how many collectives they have called, and how many have begun on their
+//! devices: who is behind is missing. A rank whose process does not even answer is the likelier
+//! cause, wherever it is.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ impl Driver {
         self.spread();
     }
 
-    /// Ends every operation here with the world's first error, and tells the other ranks.
+    /// Ends every operation here with the world's first error, and reports it to the other ranks.
     pub(super) fn spread(&mut self) {
         if self.failed_at.is_some() {
             return;
@@ -92,7 +92,7 @@ impl Driver {
         Frame::Failure(*rank, serde_json::to_vec(error).expect("plain data"))
     }
 
-    /// Fails the world in a moment because a rank cannot be told anything.
+    /// Fails the world in a moment because a rank cannot be reached.
     pub(super) fn unreachable(&mut self, rank: usize, why: &str) {
         if self.is_missed(rank) {
             let (group, operation) = ("world".into(), format!("the run ({why})"));
@@ -111,7 +111,7 @@ impl Driver {
         !self.departed[rank] && self.failed_at.is_none() && !self.departed[self.shared.rank]
     }
 
-    /// Sends a frame to all ranks that this one talks to or hears, and to rank 0.
+    /// Sends a frame to all ranks that this one sends to or receives from, and to rank 0.
     pub(super) fn tell_known(&mut self, frame: &Frame) {
         let me = self.shared.rank;
         let mut ranks = self.links.known();
@@ -144,7 +144,7 @@ impl Driver {
             let group = &channel.group;
             let place = group.members.iter().position(|member| *member == rank)?;
             let absent = channel.exchanges.values().find(|m| m.missing().any(|p| p == place));
-            // Without its first rank a group has nobody who would send a result.
+            // Without its first rank a group has no rank that would send a result.
             let waits = |(_, slot): &&(_, Arc<Slot>)| place == 0 && Arc::strong_count(slot) > 1;
             let waiting = channel.waiting.values().find(waits).map(|(signature, _)| *signature);
             let signature = absent.map(|m| m.signature()).or(waiting)?;
@@ -199,7 +199,8 @@ impl Driver {
         }
     }
 
-    /// What holds a late operation up: a receive before it whose letter has not come, or itself.
+    /// The operation that holds a late one up: a receive before it whose envelope has not come, or
+    /// itself.
     fn behind_a_letter(&self, what: Late, slot: Option<Arc<Slot>>) -> (Late, Option<Arc<Slot>>) {
         let held_up = match &what {
             Late::Call(Awaited::Collective { sequence, .. }) => {

@@ -17,7 +17,7 @@ use crate::progress::{Address, Envelope};
 use crate::signature::Operation;
 use zeropp_core::device::hand_over;
 
-/// What this rank comes to next.
+/// The operation that is this rank's next.
 pub(super) enum Turn {
     /// The operation of this job, on the communicator of this group and route.
     Issue((u64, Route), u64),
@@ -78,8 +78,8 @@ impl Driver {
         true
     }
 
-    /// After this rank has left: takes in what nobody will ask for, so that who sent it can end,
-    /// and waits for no letter.
+    /// After this rank has left: takes in messages that will not be asked for, so that their
+    /// senders can end, and waits for no envelope.
     pub(super) fn take_the_rest(&mut self) {
         self.turns.retain(|turn| matches!(turn, Turn::Issue(..)));
         let rest = std::mem::take(&mut self.announced).into_values().flatten();

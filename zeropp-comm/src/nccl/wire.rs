@@ -5,8 +5,8 @@ use super::library::UniqueId;
 use crate::codec::{get, put, put_all};
 use crate::progress::{self, Envelope};
 
-/// What a rank tells the first rank of a group as it joins a collective, with what it brings to an
-/// exchange or a split.
+/// The header that a rank sends to the first rank of a group as it joins a collective, with the
+/// bytes that it brings to an exchange or a split.
 pub(super) type Header = progress::Header<Vec<u8>>;
 
 /// Which of a group's communicators: that of all ranks, or one that carries messages from one
@@ -21,7 +21,7 @@ pub(super) enum Route {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Frame {
     Header(Header),
-    /// What all ranks brought, in the group's order; of group and sequence.
+    /// The bytes that all ranks brought, in the group's order; of group and sequence.
     Result(u64, u64, Vec<Vec<u8>>),
     /// The identity of a group's communicator.
     Id(u64, Route, Box<[u8; 128]>),

@@ -109,7 +109,7 @@ impl<E: Engine> Front for ProgressCommunicator<E> {
 
     fn fail(&self, error: CommError) {
         if self.shared().set_failure(self.shared().rank, error) {
-            // The communication thread has ended if nobody listens.
+            // The communication thread has ended if the channel is closed.
             let _ = self.shared().commands.send(Command::Fail);
         }
     }

@@ -8,7 +8,7 @@ use crate::signature::Operation;
 use crate::subgroup::{SplitRequest, sub_group_id};
 use crate::{CommError, CommResult};
 
-/// What a communicator knows about its group.
+/// A communicator's view of its group.
 pub(crate) struct Group {
     /// Equal on all members, different from every other group's.
     pub(crate) id: u64,

@@ -109,7 +109,7 @@ impl<E: Engine, M> Unmatched<E, M> {
     ) -> Option<Arc<Group>> {
         self.0.iter().find_map(|(address, hole)| {
             let mut missing = hole.wanted.iter().skip(announced(address));
-            // A receive that only this thread still knows has nobody waiting.
+            // A receive that only this thread still knows has no waiter.
             let waits = |w: &&Wanted<E>| w.sender() == rank && Arc::strong_count(&w.slot) > 1;
             missing.find(waits).map(|wanted| wanted.group.clone())
         })

@@ -1,11 +1,11 @@
-//! What the engines with a communication thread have in common: the ranks' side of it.
+//! The ranks' side of all engines with a communication thread.
 //!
 //! The communication thread of a rank makes all calls to the engine's library. The rank's other
 //! threads hand it [commands](Command) and sleep at a [slot](Slot) until it has left a result
 //! there. One that has slept for too long asks it for the cause, which ends the world.
 //!
 //! An [`Engine`] says how buffers get to its thread and back. What the thread does with them, and
-//! what the ranks tell each other, is the engine's own.
+//! the frames between ranks, is the engine's own.
 
 mod communicator;
 mod group;
@@ -48,15 +48,15 @@ pub(super) trait Engine: Sized + Send + Sync + 'static {
     type Buffer: Send;
     /// A buffer on its way to another rank.
     type Payload: Send;
-    /// What the communication thread gives for a buffer.
+    /// The communication thread's result for a buffer.
     type Received: Send;
-    /// What only this engine's communication thread is told.
+    /// A command that only this engine's communication thread knows.
     type Command: Send;
 
-    /// What is wrong with the type or length of a buffer for a call in a group of `size` ranks.
+    /// The problem with the type or length of a buffer for a call in a group of `size` ranks.
     fn movable(call: &Signature, size: usize) -> Result<(), String>;
 
-    /// What is wrong with an exchange in which this rank, of `size`, brings so many bytes.
+    /// The problem with an exchange in which this rank, of `size`, brings so many bytes.
     fn exchangeable(bytes: usize, size: usize) -> Result<(), String>;
 
     /// A collective on a buffer in a group of several ranks.
@@ -78,7 +78,7 @@ pub(super) trait Engine: Sized + Send + Sync + 'static {
     }
 }
 
-/// What the communication thread is told.
+/// A command to the communication thread.
 pub(super) enum Command<E: Engine> {
     /// Join a collective of a group.
     Join(Join<E>),
@@ -92,9 +92,9 @@ pub(super) enum Command<E: Engine> {
     Fail,
     /// The last communicator is gone.
     Depart,
-    /// The program has nothing more to do, or has told its user about a failure.
+    /// The program has nothing more to do, or has reported a failure to its user.
     Finish,
-    /// What only this engine knows.
+    /// A command that only this engine knows.
     Engine(E::Command),
 }
 
@@ -107,7 +107,7 @@ pub(super) struct Join<E: Engine> {
     pub(super) slot: Arc<Slot<E>>,
 }
 
-/// What a rank brings to a collective.
+/// The data that a rank brings to a collective.
 pub(super) enum Input<E: Engine> {
     /// A flat buffer.
     Buffer(E::Buffer),
@@ -115,18 +115,18 @@ pub(super) enum Input<E: Engine> {
     Bytes(Vec<u8>),
 }
 
-/// What an operation gives its rank.
+/// The result of an operation for its rank.
 pub(super) enum Output<E: Engine> {
     /// A flat buffer.
     Buffer(E::Received),
-    /// What all ranks brought.
+    /// The bytes that all ranks brought.
     Bytes(AllBytes),
     /// A sub-group that this rank has just become a member of.
     Group(Arc<Group>),
 }
 
 impl<E: Engine> Output<E> {
-    /// What an operation on a buffer gives.
+    /// The result of an operation on a buffer.
     pub(super) fn buffer(self) -> E::Received {
         match self {
             Output::Buffer(given) => given,

@@ -41,7 +41,7 @@ impl Awaited {
     }
 }
 
-/// What it takes to bring an operation to its end.
+/// The parts that bring an operation to its end.
 pub(crate) struct Request<E: Engine> {
     pub(crate) shared: Arc<Shared<E>>,
     pub(crate) group: Arc<Group>,

@@ -1,4 +1,4 @@
-//! What the communicators of one rank and its communication thread both see.
+//! The state that the communicators of one rank and its communication thread share.
 
 use std::sync::{Arc, OnceLock};
 
@@ -53,7 +53,7 @@ pub(crate) struct Liveness<E: Engine>(pub(crate) Arc<Shared<E>>);
 
 impl<E: Engine> Drop for Liveness<E> {
     fn drop(&mut self) {
-        // The communication thread has ended if nobody listens.
+        // The communication thread has ended if the channel is closed.
         let _ = self.0.commands.send(Command::Depart);
     }
 }

@@ -1,11 +1,11 @@
-//! What the frames of all engines say of collectives, messages and failures.
+//! The frames of all engines about collectives, messages and failures.
 
 use super::Address;
 use crate::CommError;
 use crate::codec::{get, get_signature, put_all, put_signature};
 use crate::signature::Signature;
 
-/// What a rank tells others of a group as it joins a collective.
+/// The header that a rank sends to others of a group as it joins a collective.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Header<B> {
     pub(crate) group: u64,
@@ -13,7 +13,7 @@ pub(crate) struct Header<B> {
     /// Place in the group of who says so.
     pub(crate) place: usize,
     pub(crate) signature: Signature,
-    /// What goes along in the frame.
+    /// The data that goes along in the frame.
     pub(crate) brought: B,
 }
 
@@ -35,7 +35,7 @@ impl<B> Header<B> {
     }
 }
 
-/// What a rank tells the receiver of a message.
+/// The announcement of a message to its receiver.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Envelope {
     pub(crate) address: Address,
@@ -56,7 +56,7 @@ impl Envelope {
     }
 }
 
-/// The world's first error as `rank`, which saw it, has told it.
+/// The world's first error as `rank`, which saw it, has reported it.
 pub(crate) fn read_error(rank: usize, json: &[u8]) -> CommError {
     serde_json::from_slice(json)
         .unwrap_or_else(|_| CommError::Aborted { rank, reason: "no reason could be read".into() })

@@ -1,9 +1,9 @@
-//! What goes wrong at a rendezvous.
+//! Errors of a rendezvous.
 
-/// What goes wrong at a rendezvous.
+/// An error of a rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RendezvousError {
-    /// Nobody set a value in time.
+    /// No process set a value in time.
     #[error("nothing under {key} after {after_s} s")]
     Timeout {
         /// The name that was asked for.
@@ -30,7 +30,7 @@ pub enum RendezvousError {
     Unavailable {
         /// Address.
         place: String,
-        /// What happened, and what would work.
+        /// The problem, and what would work.
         reason: String,
     },
     /// Rank 0 does not want this process.
@@ -60,7 +60,7 @@ pub enum RendezvousError {
         ranks: String,
         /// Its machine, or its address where that is all one knows.
         host: String,
-        /// How one can tell.
+        /// How the loss was noticed.
         how: String,
     },
 }

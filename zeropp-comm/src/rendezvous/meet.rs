@@ -18,11 +18,12 @@ pub struct RendezvousOptions {
     pub start_timeout: Duration,
     /// How long a process may be silent before it counts as lost.
     pub silence: Duration,
-    /// Hears on rank 0 of whom the others wait for.
+    /// Receives, on rank 0, lines about the processes that are still missing.
     pub waiting: Waiting,
 }
 
-/// Hears again and again of who has come to a rendezvous, who was refused and who is missing.
+/// Receives a line at intervals: which processes have come to a rendezvous, were refused, or are
+/// missing.
 #[derive(Clone)]
 pub struct Waiting {
     pub(super) every: Duration,
@@ -30,7 +31,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Calls `tell` with a line `every` so often.
+    /// Calls `tell` with a line once per `every`.
     pub fn new(every: Duration, tell: impl Fn(&str) + Send + Sync + 'static) -> Waiting {
         Waiting { every, tell: Arc::new(tell) }
     }
@@ -40,7 +41,7 @@ impl Waiting {
     }
 }
 
-/// Tells nobody.
+/// Reports to nothing.
 impl Default for Waiting {
     fn default() -> Waiting {
         Waiting::new(Duration::MAX, |_| ())

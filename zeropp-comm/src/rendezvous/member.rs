@@ -15,7 +15,7 @@ pub(super) const MEMBERS: &str = "zeropp/members";
 pub struct Member {
     /// Which job, so that two jobs that meet at one place notice.
     pub job: String,
-    /// What it is going to do, in words: `pp 2 x zero3 4 x dp 1`. The same for all.
+    /// The layout that it is going to run, in words: `pp 2 x zero3 4 x dp 1`. The same for all.
     pub plan: String,
     /// Ranks of the job.
     pub world: usize,

@@ -1,5 +1,5 @@
-//! What the processes of a job tell each other before they have an engine, and beside it: small
-//! values under names. NCCL's unique ids and the word that a rank has failed go this way.
+//! Small values under names, which the processes of a job exchange before they have an engine, and
+//! beside it: NCCL's unique ids, and reports that a rank has failed.
 //!
 //! [`open`] brings all processes of a job together. Where there are several and no MPI, the process
 //! of rank 0 keeps the values and the others reach it [over TCP](tcp).
@@ -32,11 +32,11 @@ pub trait Rendezvous: Send + Sync {
     fn put(&self, key: &str, value: &[u8]) -> Result<(), RendezvousError>;
 
     /// The value of `key`, waited for. A `timeout` of zero only looks; after the first look it
-    /// asks nobody, since a value comes by itself once it is set.
+    /// sends nothing, since a value comes by itself once it is set.
     ///
     /// # Errors
-    /// `Timeout` where nobody sets it in time; at once, however long the timeout, `Lost` where a
-    /// process of the job is gone, or `Unavailable`.
+    /// `Timeout` where no process sets it in time; at once, however long the timeout, `Lost` where
+    /// a process of the job is gone, or `Unavailable`.
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>, RendezvousError>;
 
     /// A key that only the processes of the job can have. It comes from what they knew before they

@@ -12,7 +12,7 @@ use crate::signature::{Operation, Signature};
 use crate::sync::Mutex;
 use zeropp_core::device::{take_over, take_to_read};
 
-/// What a rank brings.
+/// The data that a rank brings.
 pub(crate) enum Input {
     /// A flat buffer.
     Buffer(Tensor<1>),
@@ -24,7 +24,7 @@ pub(crate) enum Input {
     Nothing,
 }
 
-/// What a rank gets.
+/// The result that a rank gets.
 pub(crate) enum Output {
     /// A flat buffer.
     Buffer(Tensor<1>),
@@ -32,14 +32,14 @@ pub(crate) enum Output {
     Bytes(AllBytes),
     /// The sub-group, and the rank's place in it.
     Group(Arc<Group>, usize),
-    /// What an engine that is built on this one makes of the group's ranks.
+    /// The result of an engine that is built on this one, for the group's ranks.
     Own(Box<dyn Any + Send>),
     /// That all are here.
     Nothing,
 }
 
 impl Output {
-    /// What an exchange gives, or a gather its root.
+    /// The bytes that an exchange gives, or a gather its root.
     pub(crate) fn bytes(self) -> AllBytes {
         match self {
             Output::Bytes(all) => all,
@@ -48,8 +48,8 @@ impl Output {
     }
 }
 
-/// What turns the output of `operation`, a collective on buffers, into a rank's result on the
-/// rank's own thread.
+/// The function that turns the output of `operation`, a collective on buffers, into a rank's result
+/// on the rank's own thread.
 pub(crate) fn opened(operation: Operation) -> fn(Output) -> Tensor<1> {
     fn buffer(output: Output) -> Tensor<1> {
         match output {

@@ -1,4 +1,4 @@
-//! What happens once all ranks have arrived: who does the work, and who gets which result.
+//! The work once all ranks have arrived: which thread does it, and which rank gets which result.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -150,8 +150,8 @@ struct Work {
 }
 
 impl Work {
-    /// Makes the results of the ranks at `places`. A panic fails the world: nobody waits for a
-    /// result that will not come.
+    /// Makes the results of the ranks at `places`. A panic fails the world, so that no rank waits
+    /// for a result that will not come.
     fn run(self: Arc<Self>, places: Range<usize>) {
         let first = places.start;
         match catch_unwind(AssertUnwindSafe(|| self.make(places))) {

@@ -14,7 +14,7 @@ use crate::signature::{Operation, Signature};
 use crate::sync::Mutex;
 use crate::{CommError, CommResult};
 
-/// What the ranks of one group share.
+/// The state that the ranks of one group share.
 pub(crate) struct Group {
     pub(crate) world: Arc<World>,
     pub(crate) name: String,
@@ -106,7 +106,7 @@ impl Group {
     /// The operation, if any, that someone waits for and world rank `rank` has not joined.
     pub(super) fn waits_for(&self, rank: usize) -> Option<String> {
         let place = self.members.iter().position(|&member| member == rank)?;
-        // A barrier that only the table holds has nobody waiting.
+        // A barrier that only the table holds has no waiter.
         let stuck = |barrier: &&Arc<RankBarrier>| {
             Arc::strong_count(barrier) > 1 && barrier.missing().contains(&place)
         };

@@ -22,7 +22,7 @@ pub(super) struct Address {
 #[derive(Default)]
 pub(super) struct Mail {
     lanes: HashMap<Address, Lane>,
-    /// By receiver: bytes of messages that nobody has asked for, and the most of them so far.
+    /// By receiver: bytes of messages that have not been asked for, and the most of them so far.
     early: HashMap<usize, [u64; 2]>,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Receive {
     pub(super) slot: ResultSlots<Tensor<1>>,
 }
 
-/// What a receive found.
+/// The message that a receive found.
 pub(super) enum Found {
     /// Its message was there.
     Message(Tensor<1>),
@@ -64,7 +64,7 @@ impl Mail {
     /// Whether someone waits for a message from the rank at `from`.
     pub(super) fn waits_for(&self, from: usize) -> bool {
         let lanes = self.lanes.iter().filter(|(address, _)| address.from == from);
-        // A receive that only the lane holds has nobody waiting.
+        // A receive that only the lane holds has no waiter.
         lanes.flat_map(|(_, lane)| &lane.wanted).any(|receive| Arc::strong_count(receive) > 1)
     }
 

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
     use crate::CommResult;
 
-    /// Whoever took part in an operation and left at once is not lost, however the threads run.
+    /// A rank that took part in an operation and left at once is not lost, however the threads run.
     #[test]
     fn ranks_that_leave_after_their_last_operation_are_not_missed() {
         let last = |world: Arc<dyn Communicator>| -> CommResult<()> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::THREADS;
 use crate::sync::{Condvar, Mutex, thread};
 
-/// A piece of work. It must not panic: whoever makes one catches.
+/// A piece of work. It must not panic: the code that makes one catches panics.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 struct Queue {

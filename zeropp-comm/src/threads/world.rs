@@ -1,4 +1,5 @@
-//! What all groups of one world share: the first failure, who is still there, and the workers.
+//! The state that all groups of one world share: the first failure, the ranks that are still there,
+//! and the workers.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
@@ -10,7 +11,7 @@ use crate::CommError;
 use crate::patience::Timeout;
 use crate::sync::{AtomicBool, Mutex};
 
-/// Hears of the first error and the world rank that saw it.
+/// Receives the first error and the world rank that saw it.
 pub(crate) type OnFailure = Box<dyn Fn(usize, &CommError) + Send + Sync>;
 
 /// State of the world. Lock order: `groups`, then a group's locks, then a slot's.
@@ -50,7 +51,7 @@ impl World {
         }
     }
 
-    /// Makes `group` hear of failures. Those of the past it finds by asking for
+    /// Reports failures to `group` from now on. Those of the past it finds by asking for
     /// [`error`](Self::error).
     pub(super) fn register(&self, group: &Arc<Group>) {
         let mut groups = self.groups.lock();
@@ -64,7 +65,7 @@ impl World {
         Some(error.as_seen_by(rank, *first))
     }
 
-    /// Makes `tell` hear of the first failure. Set once, before any rank starts.
+    /// Registers `tell`, which receives the first failure. Set once, before any rank starts.
     pub(crate) fn on_failure(&self, tell: OnFailure) {
         let first = self.on_failure.set(tell).is_ok();
         debug_assert!(first, "set once");

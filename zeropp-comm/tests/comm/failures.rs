@@ -1,4 +1,4 @@
-//! What goes wrong is said once, to everyone, and nobody waits for ever.
+//! An error is reported once to every rank, and no rank waits for ever.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -81,7 +81,7 @@ fn the_first_error_ends_all_groups_and_all_later_operations() {
         }
         vec![error(rank.recv(2, 0, 1, DType::F32).wait())]
     });
-    // Whoever's time was over first, all others name it.
+    // All others name the rank whose time was over first.
     let first = errors.iter().flatten().find_map(|e| match e {
         CommError::Aborted { rank, .. } => Some(*rank),
         _ => None,
@@ -90,7 +90,7 @@ fn the_first_error_ends_all_groups_and_all_later_operations() {
     for (rank, errors) in errors.iter().enumerate() {
         for (i, error) in errors.iter().enumerate() {
             match error {
-                // Two processes may see a first error each before they hear of the other's.
+                // Two processes may see a first error each before they receive the other's.
                 CommError::Timeout { .. } => {
                     assert!(rank == first || i == 0 || PROCESSES, "{rank}: {error}");
                 }

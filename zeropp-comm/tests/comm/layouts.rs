@@ -35,8 +35,8 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-/// The bits of every operation on a rank's sub-group, all under way at once, and what it was told
-/// about the group.
+/// The bits of every operation on a rank's sub-group, all under way at once, and its description of
+/// the group.
 fn operations(case: &Case, rank: Rank) -> Vec<Vec<u32>> {
     let (color, key) = case.split_requests[rank.rank()];
     let group = rank.split(&format!("group[{color}]"), color, key).unwrap();
@@ -105,7 +105,7 @@ fn the_first_failure_is_the_same_in_all_processes() {
         let here = rank.split(&format!("here[{}]", rank.rank() / 3), rank.rank() / 3, 0).unwrap();
         match rank.rank() {
             4 => rank.abort("loss is not finite"),
-            // Ranks that wait for nobody but their own process.
+            // Ranks that wait only for their own process.
             0 => drop(here.recv(1, 5, 1, DType::F32).wait()),
             5 => drop(here.all_gather(tensor(vec![0.0; 4])).wait()),
             _ => drop(rank.barrier()),

@@ -11,7 +11,7 @@ fn value(rank: usize, round: usize) -> f32 {
     ((rank + 1) * 7 + round % 13) as f32
 }
 
-/// What a round leaves to be waited for.
+/// The operations of a round that are still to be waited for.
 struct Round {
     round: usize,
     gathered: Pending<Tensor<1>>,

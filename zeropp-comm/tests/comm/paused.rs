@@ -1,4 +1,4 @@
-//! A process that stands still, as at Ctrl-Z, is nobody's delay.
+//! A process that stands still, as at Ctrl-Z, is no rank's delay.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

@@ -38,7 +38,7 @@ impl Case {
         Random(self.seed ^ ((rank as u64 + 1) << 32))
     }
 
-    /// What `rank` passes: one value for each element of the whole buffer.
+    /// The input of `rank`: one value for each element of the whole buffer.
     fn input(&self, rank: usize) -> Vec<f32> {
         self.numbers(rank).floats(self.part * self.size)
     }
@@ -61,7 +61,8 @@ fn to_bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|x| x.to_bits()).collect()
 }
 
-/// What a rank has after every collective was in flight at once, waited for in a random order.
+/// The results of a rank after every collective was in flight at once, waited for in a random
+/// order.
 fn all_at_once(case: Case, rank: Rank) -> Vec<Vec<u32>> {
     let me = rank.rank();
     let (input, mut numbers) = (case.input(me), case.numbers(me));

@@ -1,11 +1,11 @@
-//! What ranks pass to each other where an engine is checked against plain loops.
+//! The data that ranks pass to each other where an engine is checked against plain loops.
 
 use burn::tensor::{DType, Tensor};
 use zeropp_core::cpu_tensor::{from_vec, on_cpu};
 
 use crate::random::Random;
 
-/// What `rank` of a group passes in round `round`.
+/// The data that `rank` of a group passes in round `round`.
 pub(crate) fn input(round: u64, rank: usize, len: usize) -> Vec<f32> {
     Random(round * 1000 + rank as u64 + 1).floats(len)
 }

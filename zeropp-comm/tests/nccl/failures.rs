@@ -1,4 +1,4 @@
-//! What happens when a rank is late, wrong or gone.
+//! Errors when a rank is late, wrong or gone.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -61,7 +61,7 @@ fn a_rank_that_does_not_join_is_named() {
         }
         other => panic!("{other}"),
     };
-    // One of the two sees it first; the others hear of it.
+    // One of the two sees it first; the others are notified.
     let first = errors.iter().find(|e| matches!(e, CommError::Timeout { .. })).expect("a timeout");
     assert_eq!(told(first), [1]);
     for error in &errors {

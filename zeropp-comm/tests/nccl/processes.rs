@@ -48,7 +48,7 @@ impl Rendezvous for Folder {
     }
 }
 
-/// What a started process does; does nothing in an ordinary run of the tests.
+/// The body of a started process; does nothing in an ordinary run of the tests.
 #[test]
 fn as_a_process() {
     let Ok(role) = std::env::var("NCCL_TEST_ROLE") else { return };

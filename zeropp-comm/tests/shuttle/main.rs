@@ -1,5 +1,5 @@
 //! The threads engine and the rendezvous in one process under every order of their threads that a
-//! random scheduler, and one that prefers few changes, come to: results are right, and nobody
+//! random scheduler, and one that prefers few changes, come to: results are right, and no thread
 //! waits for ever. `ZEROPP_SCHEDULES` is how many of each are tried. A failure prints the one that
 //! failed, which `shuttle::replay` runs again.
 
@@ -90,7 +90,7 @@ fn messages_arrive_in_every_order() {
     });
 }
 
-/// Whoever waits learns of a failure, and of the same one, whenever it comes.
+/// Every waiting thread gets a failure, and the same one, whenever it comes.
 #[test]
 fn a_failure_ends_every_wait_in_every_order() {
     every_order(|| {
@@ -155,7 +155,7 @@ fn groups_are_parted_in_every_order() {
     });
 }
 
-/// Values are there for whoever asks before and after, and set once.
+/// Values are there for callers that ask before and after, and are set once.
 #[test]
 fn a_rendezvous_answers_in_every_order() {
     every_order(|| {

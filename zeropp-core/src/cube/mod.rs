@@ -24,8 +24,8 @@ pub(crate) fn is_on<const D: usize>(t: &Tensor<D>) -> bool {
     t.device() != Device::flex()
 }
 
-/// What all handles to one tensor on a GPU have in common, and views of it do not; `None`
-/// elsewhere.
+/// The number of a tensor on a GPU, which all its handles have in common and views of it do not;
+/// `None` elsewhere.
 pub(crate) fn tensor_id<const D: usize>(t: &Tensor<D>) -> Option<usize> {
     let t = t.clone().inner().try_into_primitive::<burn::backend::Cube>().ok()?;
     Some(t.id.value() as usize)

@@ -1,5 +1,5 @@
-//! What the kernels on rows share: who works on which row, sums over a row's units, and tensors
-//! seen as rows.
+//! The shared parts of the kernels on rows: which unit works on which row, sums over a row's units,
+//! and tensors seen as rows.
 //!
 //! The units of a cube are cut into rows of lanes: a few rows of 32 lanes each where rows are
 //! short, one of all lanes where they are long. Lanes take every n-th element, so that neighbours

@@ -7,9 +7,9 @@
 //! - Clones count their holders, and a tensor whose holder is alone is consumed in place. The count
 //!   is right only while all clones stay on one thread: otherwise memory may go before the
 //!   operation that was to read it has been queued.
-//! - Whoever uses memory waits for the stream that *allocated* it, not for the one that wrote it
-//!   last. Memory of another thread's that this one has written in place reads as it was before.
-//! - Nobody waits for readers: a buffer may be written in place while another stream still reads.
+//! - A user of memory waits for the stream that *allocated* it, not for the one that wrote it last.
+//!   Memory of another thread's that this one has written in place reads as it was before.
+//! - Nothing waits for readers: a buffer may be written in place while another stream still reads.
 //!
 //! So a tensor leaves its thread as a handle of its own, whose memory the sender does not keep to
 //! write to, and arrives as a copy in memory of the receiver's own, unless it is only to be read.

@@ -89,7 +89,7 @@ impl Devices {
 }
 
 /// Bytes of memory of each device of `kind` on this machine, also what is in use; none where that
-/// is not told, as by wgpu and where there is no driver.
+/// is not known, as with wgpu and where there is no driver.
 pub fn memory(kind: DeviceKind) -> Vec<u64> {
     match kind {
         #[cfg(feature = "cuda")]

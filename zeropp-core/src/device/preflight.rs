@@ -1,4 +1,4 @@
-//! What CUDA needs at run time, looked for before any rank starts.
+//! The libraries and headers that CUDA needs at run time, looked for before any rank starts.
 //!
 //! Without this a missing library ends in a panic of a device thread and a lost channel in its
 //! callers. Kernels are compiled at run time, so besides the driver it takes NVRTC and the
@@ -112,7 +112,7 @@ pub(super) fn check(places: &Places) -> Result<usize, Missing> {
     Ok(driver.devices)
 }
 
-/// Bytes of memory of each device; none where the driver or a device does not tell.
+/// Bytes of memory of each device; none where the driver or a device does not report it.
 pub(super) fn memory(places: &Places) -> Option<Vec<u64>> {
     type OfDevice<T> = unsafe extern "C" fn(*mut T, c_int) -> c_int;
     let Driver { devices, library, .. } = driver(places).ok()?;

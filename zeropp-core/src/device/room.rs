@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs::read_to_string;
 use std::path::{Component, Path, PathBuf};
 
-/// What version 1 of cgroups says where there is no limit: the largest multiple of a page.
+/// The figure of version 1 of cgroups where there is no limit: the largest multiple of a page.
 const NO_LIMIT_V1: u64 = i64::MAX as u64 / 65536 * 65536;
 
 /// Memory that may still be taken, and who says so.
@@ -43,7 +43,7 @@ impl fmt::Display for RoomSource {
 
 impl Room {
     /// The smallest figure of this process's machine, cgroups and limits; none where the system
-    /// does not tell, which only Linux does.
+    /// does not report it, as only Linux does.
     pub fn find() -> Option<Room> {
         Self::under(Path::new("/"))
     }
@@ -77,7 +77,7 @@ fn address_space(root: &Path) -> Option<Room> {
     Some(Room { bytes: limit.saturating_sub(used), source: RoomSource::AddressSpace })
 }
 
-/// What is left in every cgroup around the process that has a limit.
+/// The room that is left in every cgroup around the process that has a limit.
 fn cgroups(root: &Path) -> Vec<Room> {
     let own = read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let mut rooms = Vec::new();

@@ -1,4 +1,4 @@
-//! What a run tells about itself: a record a step, a plan before it, a summary after it.
+//! The reports of a run: a record per step, a plan before it, a summary after it.
 
 mod jsonl;
 mod report;

@@ -8,10 +8,11 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::meter::MemoryBytes;
 
-/// What a run is: the first line of its metrics, and of what each resumed run adds to them.
+/// The description of a run: the first line of its metrics, and of what each resumed run adds to
+/// them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunHeader {
-    /// What the run is called.
+    /// The name of the run.
     pub name: String,
     /// The program and its arguments.
     pub command: Vec<String>,
@@ -104,8 +105,8 @@ pub struct StepMetrics {
     /// for: beside `peak_bytes`, since it is a matter of timing.
     #[serde(default)]
     pub early_bytes: u64,
-    /// Buffers that engines keep for later and nobody uses after the step, of all ranks; beside
-    /// `peak_bytes`, too.
+    /// Buffers that engines keep for later and that are not in use after the step, of all ranks;
+    /// beside `peak_bytes`, too.
     #[serde(default)]
     pub idle_bytes: u64,
     /// Longest over ranks that saving kept one from its work in this step: handing the state of the
@@ -138,8 +139,8 @@ impl StepMetrics {
     }
 }
 
-/// What a step did to one layer: the embedding, a block, the final norm, the head. A number that is
-/// not finite is written as null.
+/// The figures of one layer in a step: the embedding, a block, the final norm, the head. A number
+/// that is not finite is written as null.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerMetrics {
     /// The layer's name, with which its parameters begin.
@@ -178,7 +179,7 @@ fn is_zero(x: &f64) -> bool {
     *x == 0.0
 }
 
-/// What a model makes of data that it is not trained on.
+/// The result of evaluating a model on data that it is not trained on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// Mean loss in nats a token.
@@ -224,7 +225,7 @@ pub struct EvaluationPlan {
     pub held: Vec<u64>,
 }
 
-/// What one pipeline rank is going to hold and do.
+/// The prediction for one pipeline rank: what it holds and does.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankPlan {
     /// Pipeline rank.
@@ -244,7 +245,7 @@ pub struct RankPlan {
     pub at_once: MemoryBytes,
 }
 
-/// What `--dry-run` shows: everything known before a rank starts.
+/// Everything known before a rank starts; `--dry-run` shows it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// Pipeline, ZeRO-3 and replica sizes.
@@ -300,12 +301,12 @@ pub struct Plan {
     pub evaluation: Option<EvaluationPlan>,
     /// Each pipeline rank.
     pub ranks: Vec<RankPlan>,
-    /// What a setting does not do here, or what another would do better, a sentence each.
+    /// Notes, a sentence each: that a setting has no effect here, or that another would do better.
     #[serde(default)]
     pub notes: Vec<String>,
 }
 
-/// What a run ends with.
+/// The figures at the end of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Steps done in this run.
@@ -411,7 +412,7 @@ pub struct Summary {
 pub struct Stopped {
     /// The step after which it ended.
     pub step: u64,
-    /// The signal that asked for it; none where the program did, or nobody.
+    /// The signal that asked for it; none where the program did, or no stop was asked for.
     pub signal: Option<i32>,
     /// Where it ended because the validation loss fell no more: how many in a row were no lower
     /// than the lowest before.

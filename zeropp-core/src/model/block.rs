@@ -21,7 +21,7 @@ pub(super) struct Block {
     pub(super) part: DecoderPart,
     /// Tokens that a query sees, itself included, where not all before it.
     pub(super) window: Option<usize>,
-    /// What turns queries and keys, where positions are rotary.
+    /// The rotation of queries and keys, where positions are rotary.
     pub(super) rotation: Option<Arc<Rotation>>,
 }
 

@@ -70,7 +70,7 @@ pub fn logits(
 /// A model with its weights, in fp32 on the CPU, and what it has seen of a text.
 pub struct Whole {
     parts: Vec<(Part, LayerCx)>,
-    /// What each part keeps of the text so far.
+    /// The keys and values of the text so far that each part keeps.
     pasts: Vec<Past>,
     /// The text so far, for models with a part that keeps nothing; `None` where all do.
     text: Option<Vec<u32>>,

@@ -28,7 +28,7 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// What the kernels need for a place.
+    /// The mask generator of the kernels for a place.
     pub(super) fn at(&self, [layer, place]: DropoutPlace<'_>) -> kernels::Dropout {
         let rng = Rng::keyed(self.seed, &format!("dropout.{layer}.{place}"));
         kernels::Dropout::new(rng.key(), self.step, self.p)

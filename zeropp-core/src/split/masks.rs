@@ -1,4 +1,4 @@
-//! What attention and the loss may not see of a micro-batch, and what is dropped of it.
+//! The parts of a micro-batch that attention and the loss may not see, and those that are dropped.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use super::Dropout;
 /// The target of a token that is not scored, as in PyTorch's `cross_entropy`.
 pub const NOT_SCORED: i32 = -100;
 
-/// What is hidden of a micro-batch. With nothing hidden, operations do as if this did not exist.
+/// The hidden parts of a micro-batch. With nothing hidden, operations do as if this did not exist.
 #[derive(Clone, Default)]
 pub struct Masks {
     /// The documents that attention stays inside of, where it does.
     pub documents: Option<Arc<Documents>>,
-    /// What the loss of a micro-batch is divided by, where not all tokens are scored: the scored
-    /// tokens of the whole step over its micro-batches. So the mean of their losses is the mean
-    /// over the scored tokens, wherever those are. Targets that are not scored are [`NOT_SCORED`].
+    /// The divisor of a micro-batch's loss, where not all tokens are scored: the scored tokens of
+    /// the whole step over its micro-batches. So the mean of their losses is the mean over the
+    /// scored tokens, wherever those are. Targets that are not scored are [`NOT_SCORED`].
     pub scored: Option<f64>,
     /// Dropout, where the model trains with any.
     pub dropout: Option<Dropout>,

@@ -29,8 +29,8 @@ use burn::tensor::Tensor;
 
 use crate::meter::{Hold, MemoryKind, Meter};
 
-/// What an operation needs besides its inputs: where W work is queued, what is metered, and
-/// whether this forward is part of a graph.
+/// The context of an operation beside its inputs: the queue of W work, the meter, and whether this
+/// forward is part of a graph.
 #[derive(Clone)]
 pub struct OpCx {
     /// Queue of the current stage and micro-batch.
@@ -45,7 +45,8 @@ pub struct OpCx {
     /// Where a head adds the weight gradients that it makes in F. `None` where no gradients are
     /// wanted, and for layers that are no head.
     pub forward_grads: Option<ForwardGrads>,
-    /// What of the micro-batch attention and the loss may not see, and what is dropped of it.
+    /// The parts of the micro-batch that attention and the loss may not see, and those that are
+    /// dropped.
     pub masks: Masks,
 }
 

@@ -40,12 +40,12 @@ impl<const D: usize> Recording<D> {
         Self { input, token, by }
     }
 
-    /// What the first layer gets.
+    /// The input of the first layer, where it is a tensor.
     pub fn input(&self) -> Option<Tensor<D>> {
         self.input.clone()
     }
 
-    /// What operations without a tensor input hang on ([`OpCx::token`](super::OpCx::token)).
+    /// The input of operations without a tensor input ([`OpCx::token`](super::OpCx::token)).
     pub fn token(&self) -> Tensor<1> {
         self.token.clone()
     }
@@ -77,7 +77,7 @@ impl<const D: usize> Drop for Recording<D> {
     }
 }
 
-/// What a forward has recorded, until its backward.
+/// The record of a forward, until its backward.
 pub struct Recorded<const D: usize, const DY: usize>(Way<D, DY>);
 
 enum Way<const D: usize, const DY: usize> {

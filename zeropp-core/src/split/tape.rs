@@ -3,7 +3,7 @@
 //!
 //! Burn keeps the graphs of a whole process in one map that every backward walks, so that hundreds
 //! of ranks in a process wait for each other's graphs (ADR 63). A tape belongs to one stage and
-//! micro-batch: what is recorded between [`start`] and [`take`] on a thread. Tensors are told apart
+//! micro-batch: what is recorded between [`start`] and [`take`] on a thread. Tensors are identified
 //! by the number that Burn gives each tensor of an autodiff device, and are not in Burn's graph.
 
 use std::cell::RefCell;
@@ -26,7 +26,7 @@ struct Entry {
     pull: Option<PullBack>,
 }
 
-/// What a forward has recorded, in the order of its operations.
+/// The operations that a forward has recorded, in their order.
 #[derive(Default)]
 pub(super) struct Tape(Vec<Entry>);
 
@@ -69,7 +69,7 @@ pub(super) fn record(id: NodeId, inputs: &[NodeId], pull: PullBack) {
     });
 }
 
-/// What went wrong where an operation's input is not on the tape.
+/// The message where an operation's input is not on the tape.
 pub(super) const UNKNOWN: &str = "a layer that says that it is made of split operations \
     (`is_split`) has computed something by other operations; without `is_split` it works";
 

@@ -250,8 +250,8 @@ pub fn custom_vjp<const DX: usize, const DY: usize>(
     link1(x.into_dispatch(), out, f)
 }
 
-/// Like [`custom_vjp`] for an operation without a tensor input (embedding): its parent is a
-/// tracked one-element leaf whose gradient nobody reads.
+/// Like [`custom_vjp`] for an operation without a tensor input (embedding): its parent is a tracked
+/// one-element leaf whose gradient is never read.
 pub fn custom_source<const DY: usize>(
     token: &Tensor<1>,
     out: Tensor<DY>,

@@ -83,7 +83,7 @@ impl Params {
     }
 }
 
-/// What one forward and backward gave.
+/// The results of one forward and backward.
 pub(crate) struct Run {
     pub(crate) y: Vec<f32>,
     pub(crate) dx: Vec<Vec<f32>>,
@@ -187,7 +187,7 @@ pub(crate) fn each_path(check: impl Fn(bool)) {
     force_generic(false);
 }
 
-/// What stock operations gave: output, gradients of inputs and of weights.
+/// The results of stock operations: output, gradients of inputs and of weights.
 type Stock = (Vec<f32>, Vec<Vec<f32>>, Vec<Vec<f32>>);
 
 /// Compares a run with the stock result; `tolerance` is relative to the largest element of each

@@ -1,5 +1,5 @@
-//! What is hidden of a micro-batch: packed documents give what each gives alone, and tokens that
-//! are not scored count for nothing.
+//! Masks of a micro-batch: packed documents give what each gives alone, and tokens that are not
+//! scored count for nothing.
 
 use std::slice;
 use std::sync::Arc;

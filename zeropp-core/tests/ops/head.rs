@@ -14,7 +14,7 @@ use crate::bound::{bound, half_bound};
 use crate::cases::cases;
 use crate::common::*;
 
-/// What a head gave: loss, dX and dW.
+/// The results of a head: loss, dX and dW.
 struct Given {
     loss: f32,
     dx: Vec<f32>,

@@ -233,7 +233,7 @@ proptest! {
             module::embedding(w[0].clone(), ids.clone()) + positions + x[0].clone().unsqueeze()
         });
         both_paths(|| {
-            // The input of the graph is the token, whose gradient nobody computes.
+            // The input of the graph is the token, whose gradient is not computed.
             let meter = Meter::new();
             let cx = context(&meter, false, true);
             let forward = |cx: &OpCx| {
@@ -328,7 +328,7 @@ fn attention_on_long_samples() {
     }
 }
 
-/// What attention keeps beside q, k and v of `n` heads, without and with recomputation.
+/// The bytes that attention keeps beside q, k and v of `n` heads, without and with recomputation.
 fn attention_keeps(generic: bool, n: usize, s: usize) -> [usize; 2] {
     if generic || s >= 512 { [n * s; 2] } else { [n * s * s, 0] }
 }

@@ -12,7 +12,7 @@ use crate::whole::{block, block_params};
 
 type Forward<'a> = dyn Fn(Tensor<3>, &OpCx) -> Tensor<3> + Sync + 'a;
 
-/// What a recorded forward and its backward give and keep, bit for bit.
+/// The results and kept bytes of a recorded forward and its backward, bit for bit.
 #[derive(Debug, PartialEq)]
 struct Traces {
     y: Vec<u32>,

@@ -110,7 +110,7 @@ proptest! {
         });
     }
 
-    /// What other samples of the batch hold, and where tensors lie in memory, changes no bit.
+    /// The other samples of the batch, and the places of tensors in memory, change no bit.
     #[test]
     fn samples_do_not_depend_on_neighbours_or_alignment(
         s in 1..40_usize, d in 1..24_usize, shift in 1..16_usize, seed: u64,
@@ -235,7 +235,7 @@ fn weight_gradients_do_not_depend_on_the_thread() {
     assert_eq!(gradient(false), gradient(true));
 }
 
-/// The gradient of the loss takes the place of the logits where nobody else holds them.
+/// The gradient of the loss takes the place of the logits where nothing else holds them.
 #[test]
 fn the_loss_gradient_replaces_the_logits() {
     let mut rng = Random(3);

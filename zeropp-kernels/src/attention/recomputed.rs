@@ -374,7 +374,7 @@ fn unpad(to: &mut MatMut<'_>, first: usize, from: &[f32]) {
 }
 
 /// The gradient of `qkv` for the output gradient `dy`, with the logarithms that the forward left.
-/// The probabilities are computed again, whoever asks for that or not.
+/// The probabilities are computed again in any case.
 pub fn attention_backward(
     dy: &[f32],
     qkv: &[f32],

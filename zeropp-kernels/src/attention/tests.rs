@@ -169,7 +169,8 @@ fn factors_are_those_of_a_place_in_the_sample() {
     }
 }
 
-/// What one sample gives does not depend on others beside it, nor a query on those after it.
+/// The output of a sample does not depend on others beside it, nor that of a query on those after
+/// it.
 #[test]
 fn samples_and_later_tokens_change_no_bit() {
     let d = Dims { b: 2, s: 150, heads: 2, groups: 1, d: 24 };

@@ -160,8 +160,8 @@ fn turned(
 
 impl Drop for Tiles<'_> {
     fn drop(&mut self) {
-        // SAFETY: resets the tiles that `new` configured, on the same thread. Nobody saves them
-        // from here on, and the core may run faster.
+        // SAFETY: resets the tiles that `new` configured, on the same thread. They need not be
+        // saved from here on, and the core may run faster.
         unsafe { asm!("tilerelease", options(nomem, nostack)) };
         SPARE.set(std::mem::take(&mut self.copy));
     }

@@ -19,7 +19,7 @@ use crate::{simd, update};
 /// Query rows processed at a time: whole blocks of a product's K.
 const BLOCK: usize = 128;
 
-/// What the queries of a block are: of `from..to` of a sample, with rows of `stride` scores.
+/// The queries of a block: `from..to` of a sample, with rows of `stride` scores.
 #[derive(Clone, Copy)]
 struct Block {
     from: usize,

@@ -1,4 +1,4 @@
-//! What all paths share: the loops over blocks of rows, panels and tiles, and where results go.
+//! The loops that all paths share, over blocks of rows, panels and tiles, and where results go.
 
 use std::mem::MaybeUninit;
 

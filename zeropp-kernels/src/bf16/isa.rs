@@ -90,9 +90,9 @@ pub struct Unavailable {
     pub variable: &'static str,
     /// Its value.
     pub value: String,
-    /// What is wrong with it.
+    /// The problem with it.
     pub problem: &'static str,
-    /// What would work.
+    /// Advice: what would work.
     pub help: String,
 }
 
@@ -137,7 +137,7 @@ pub fn force(isa: Option<Isa>) {
 /// The path that this thread's products take.
 ///
 /// # Panics
-/// Panics with [`requested`]'s error: whoever starts a run asks for it first.
+/// Panics with [`requested`]'s error: code that starts a run asks for it first.
 pub fn in_use() -> Isa {
     static CHOSEN: OnceLock<Isa> = OnceLock::new();
     FORCED.get().unwrap_or_else(|| {

@@ -46,7 +46,7 @@ pub(super) fn check<C: Chains>(
     blocks
 }
 
-/// What a path that adds each block to `c` finds there.
+/// Prepares `c` for a path that adds each block to it.
 pub(super) fn start<C: Chains>(c: &mut [f32], stride: usize, add: bool) {
     if !add {
         c.chunks_mut(stride).take(C::ROWS).for_each(|row| row[..COLS].fill(0.0));

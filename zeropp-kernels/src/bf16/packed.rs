@@ -118,7 +118,8 @@ impl Packed {
         Self::on(isa::in_use(), b)
     }
 
-    /// The same for a path that is named: helpers do not know what the calling thread was told.
+    /// The same for a path that is named: helpers do not know the path that was set for the calling
+    /// thread.
     pub(super) fn on(isa: Isa, b: Mat<'_>) -> Self {
         let (k, n) = (b.rows, b.cols);
         let mut packed = Self { isa, k, n, lines: Vec::new() };

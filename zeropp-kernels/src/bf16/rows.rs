@@ -92,7 +92,7 @@ pub struct Normed {
     pub out: Vec<bf16>,
     /// Their means; none for RMSNorm.
     pub means: Vec<f32>,
-    /// What they were multiplied by.
+    /// The factors that they were multiplied by.
     pub inverses: Vec<f32>,
 }
 

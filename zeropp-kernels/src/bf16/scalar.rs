@@ -7,7 +7,7 @@ use super::packed::{BLOCK, Line, PANEL};
 
 pub(super) struct Scalar;
 
-/// What rounds to the smallest normal number or above it, of what lies below: 2⁻¹²⁶ − 2⁻¹⁵¹.
+/// The least number that rounds to the smallest normal number or above: 2⁻¹²⁶ − 2⁻¹⁵¹.
 const LEAST: f64 = f32::MIN_POSITIVE as f64 * (1.0 - 1.0 / (1_u64 << 25) as f64);
 
 /// a·b + c, rounded once, for bf16 numbers a and b and an fp32 number c, none of them denormal;

@@ -10,14 +10,14 @@ use std::thread::{Builder, JoinHandle};
 /// 30 µs, as long as most gaps between two kernels.
 const LOOKS: usize = 1000;
 
-/// What all threads run at the same time, each until nothing is left to do.
+/// The work that all threads run at the same time, each until nothing is left to do.
 type Work<'a> = dyn Fn() + Sync + 'a;
 
 /// Work that may have ended for all that its type says: [`Pool::run`] sees to it.
 #[derive(Clone, Copy)]
 struct Erased(*const Work<'static>);
 
-// SAFETY: the work is `Sync`, and whoever follows the pointer is waited for.
+// SAFETY: the work is `Sync`, and every thread that follows the pointer is waited for.
 unsafe impl Send for Erased {}
 
 #[derive(Default)]
@@ -25,7 +25,7 @@ struct State {
     /// A thread is in [`Pool::run`]: longer than there is work to take part in, as it waits for
     /// helpers that are still at theirs.
     in_use: bool,
-    /// What there is to take part in.
+    /// The work that threads may take part in.
     work: Option<Erased>,
     /// Helpers that sleep.
     asleep: usize,
@@ -186,7 +186,7 @@ impl Drop for Pool {
         drop(state);
         self.shared.begun.notify_all();
         for helper in self.helpers.drain(..) {
-            // What it might have panicked with was told by `run`.
+            // What it might have panicked with was reported by `run`.
             let _ = helper.join();
         }
     }

@@ -115,7 +115,8 @@ fn a_part_that_is_not_written_is_noticed() {
     fresh.done();
 }
 
-/// As whoever binds threads to cores needs it: each says once who it is, before it works.
+/// Each thread reports its number once, before it works, as the binding of threads to cores needs
+/// it.
 #[test]
 fn threads_begin_with_their_numbers() {
     let begun = Arc::new(Mutex::new(HashMap::new()));

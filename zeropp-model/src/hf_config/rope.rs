@@ -14,7 +14,7 @@ const THETA: f64 = 10_000.0;
 /// The kinds of layers whose objects `rope_parameters` may have.
 const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
-/// What one object says.
+/// The content of one object.
 #[derive(Clone, Copy, PartialEq)]
 struct Said {
     theta: Option<f64>,
@@ -114,7 +114,7 @@ fn parameters(object: Fields<'_>, positions: usize) -> Result<Said, Fault> {
     Ok(all.unwrap_or(Said { theta: None, scaling: RotaryScaling::None }))
 }
 
-/// What an object says, each of its fields known and used by its type of scaling.
+/// The content of an object, each of its fields known and used by its type of scaling.
 fn said(object: Fields<'_>, positions: usize) -> Result<Said, Fault> {
     object.check(&[ROPE])?;
     whole_heads_turn(object)?;

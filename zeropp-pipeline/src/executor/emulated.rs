@@ -28,7 +28,7 @@ use crate::simulate::Costs;
 /// rounds timers by 50 µs. Short enough that many ranks on few cores do not get in each other's
 /// way.
 const SPIN_NS: u64 = 100_000;
-/// Links of a rank that are told apart.
+/// Links of a rank that are distinguished.
 const LINKS_MAX: usize = 1 << 12;
 /// Numbers of one time stamp: 16 bits each, so that `f32` holds them exactly.
 const STAMP: usize = 4;
@@ -144,7 +144,7 @@ fn own_place(group: &dyn Communicator, copies: usize, time: u64) -> Tensor<1> {
     tensor(values)
 }
 
-/// What the ZeRO-3 group has under way, one after the other.
+/// A collective that the ZeRO-3 group has under way; they run one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Collective {
     Gather(usize),
@@ -275,7 +275,8 @@ impl Worker for EmulatedWorker {
         Ok(())
     }
 
-    /// When it is done depends on the times that all ranks started it, which nobody has asked for.
+    /// When it is done depends on the times that all ranks started it, which have not been asked
+    /// for.
     fn is_gathered(&mut self, _: usize) -> bool {
         false
     }

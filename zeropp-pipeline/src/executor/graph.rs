@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 use zeropp_core::split::{Recorded, Recording, Saved};
 
-/// What a stage gives.
+/// The output of a stage.
 pub(super) enum Output {
     /// `[b, s, h]`.
     Hidden(Tensor<3>),
@@ -11,7 +11,7 @@ pub(super) enum Output {
     Loss(Tensor<1>),
 }
 
-/// What B needs of a forward, besides what operations keep.
+/// The part of a forward that B needs, besides what operations keep.
 pub(super) struct Graph {
     input: Option<Saved<3>>,
     recorded: RecordedStage,

@@ -41,11 +41,11 @@ pub struct ExecutorError {
     pub step: u64,
     /// The action it was at.
     pub action: Action,
-    /// What went wrong.
+    /// The error itself.
     pub source: StepError,
 }
 
-/// What can go wrong in a step.
+/// The errors of a step.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
     /// Something between ranks.
@@ -57,7 +57,7 @@ pub enum StepError {
 }
 
 impl StepError {
-    /// What went wrong between ranks, if that is what did.
+    /// The error between ranks, if that is what ended the step.
     pub fn between_ranks(&self) -> Option<&CommError> {
         match self {
             StepError::Comm(error) => Some(error),
@@ -66,24 +66,25 @@ impl StepError {
     }
 }
 
-/// What one rank did in one step.
+/// One rank's record of one step.
 #[derive(Clone, Debug)]
 pub struct StepRecord {
     /// One span an action, in program order; times from the executor's epoch.
     pub spans: Vec<Span>,
-    /// What the optimizer did, where the program has it; without a norm where the update was
+    /// The optimizer's outcome, where the program has it; without a norm where the update was
     /// early.
     pub outcome: Option<StepOutcome>,
-    /// What the optimizer did in the step before, where that was early and this one has validated
+    /// The optimizer's outcome in the step before, where that was early and this one has validated
     /// it.
     pub validated: Option<StepOutcome>,
     /// Bytes sent.
     pub sent_bytes: u64,
-    /// What was dropped because the update before was wrong, where it was.
+    /// The work that was dropped because the update before was wrong, where it was.
     pub redone: Option<Redone>,
 }
 
-/// What a rank had begun of a step and did again. It is no part of the step's spans and bytes.
+/// The work that a rank had begun of a step and did again. It is no part of the step's spans and
+/// bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Redone {
     /// Actions of the program.
@@ -109,7 +110,7 @@ struct Arriving {
     _hold: Hold,
 }
 
-/// What an executor is measured and watched with.
+/// The instruments that an executor is measured and watched with.
 pub struct Instruments {
     /// Counts the bytes of messages.
     pub meter: Arc<Meter>,
@@ -143,7 +144,7 @@ enum Collective {
     ReplicaReduce(usize),
 }
 
-/// What is under way within a step.
+/// The data that is under way within a step.
 #[derive(Default)]
 struct Flight {
     spans: Vec<Span>,
@@ -200,7 +201,7 @@ impl<W: Worker> Executor<W> {
     }
 
     /// Runs another verified program of this rank and these stages once, in place of its own: one
-    /// that does not train. `step` is what it is told under.
+    /// that does not train. `step` is the number that it runs under.
     ///
     /// # Errors
     /// As [`run_step`](Self::run_step).
@@ -435,7 +436,7 @@ impl<W: Worker> Executor<W> {
         Ok(())
     }
 
-    /// What a compute action consumes: nothing at the ends of the pipeline, else what was received
+    /// The input of a compute action: nothing at the ends of the pipeline, else what was received
     /// or produced on this rank.
     fn input(&mut self, f: &mut Flight, key: Key) -> CommResult<Option<Tensor<1>>> {
         let (message, stage, _) = key;

@@ -19,7 +19,7 @@ use super::graph::{Graph, Output};
 use super::not_finite::{NotFinite, Search, Value};
 use super::tokens::TokenSource;
 
-/// What a worker needs to know besides its stages.
+/// The facts that a worker needs besides its stages.
 #[derive(Clone)]
 pub struct WorkerOptions {
     /// Where tensors live.
@@ -162,7 +162,7 @@ impl ModelWorker {
         self.search = Some(Search::default());
     }
 
-    /// What the search has found on this rank, first things first; ends it.
+    /// The values that the search has found on this rank, the first ones first; ends it.
     pub fn take_not_finite(&mut self) -> Vec<NotFinite> {
         self.search.take().map(Search::found).unwrap_or_default()
     }
@@ -173,7 +173,7 @@ impl ModelWorker {
         self.optimizer.watch_layers();
     }
 
-    /// What was found of this rank's part of the layers, by stage and layer; ends the look at them.
+    /// The sums over this rank's part of the layers, by stage and layer; ends their collection.
     pub fn take_watched(&mut self) -> BTreeMap<(usize, usize), LayerSums> {
         let outputs = self.watched.take().map(Mutex::into_inner).unwrap_or_default();
         let mut found = BTreeMap::new();

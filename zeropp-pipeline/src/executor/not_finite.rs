@@ -4,10 +4,10 @@ use std::cmp::Reverse;
 
 use serde::{Deserialize, Serialize};
 
-/// What was not finite.
+/// The kind of a value that was not finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Value {
-    /// What a stage's F gave: activations, or the loss.
+    /// The output of a stage's F: activations, or the loss.
     Output,
     /// The gradient of a layer's weights.
     Gradient,
@@ -16,7 +16,7 @@ pub enum Value {
 /// Where a value was not finite.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotFinite {
-    /// What it is.
+    /// The kind of value.
     pub value: Value,
     /// Micro-batch of the rank.
     pub micro_batch: usize,

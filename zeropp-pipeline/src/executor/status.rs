@@ -1,4 +1,4 @@
-//! What every rank of this process is doing now, and did last: for the message when one of them
+//! The current and last actions of every rank of this process: for the message when one of them
 //! hangs, and for the record that it leaves behind.
 
 use std::time::Duration;
@@ -89,7 +89,7 @@ impl StatusBoard {
         (0..self.0.len()).filter_map(long).collect()
     }
 
-    /// What `rank` was last seen doing, in words.
+    /// The action that `rank` was last seen doing, in words.
     pub fn describe(&self, rank: usize) -> String {
         let Some(ActionRecord { step, action, .. }) = self.0[rank].lock().last_mut().copied()
         else {

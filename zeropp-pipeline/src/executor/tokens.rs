@@ -9,28 +9,28 @@ use zeropp_core::split::{Documents, Dropout, Masks};
 /// Token ids and targets, each `[b, s]`, of one micro-batch.
 pub type Tokens = (Tensor<2, Int>, Tensor<2, Int>);
 
-/// What is made of a step and a micro-batch of this rank in it.
+/// A function of a step and a micro-batch of this rank in it.
 type OfMicroBatch<T> = Arc<dyn Fn(u64, usize) -> Result<T, DataError> + Send + Sync>;
 
-/// What is made of a step, of all ranks together.
+/// A function of a step, of all ranks together.
 type OfStep<T> = Arc<dyn Fn(u64) -> Result<T, DataError> + Send + Sync>;
 
-/// What the micro-batches of a rank are, each a function of step and number.
+/// The micro-batches of a rank, each a function of step and number.
 #[derive(Clone)]
 pub struct TokenSource {
     /// Ids and targets.
     pub tokens: OfMicroBatch<Tokens>,
     /// The documents of its samples, where attention stays inside of them.
     pub documents: Option<OfMicroBatch<Documents>>,
-    /// What the loss of each micro-batch of a step is divided by, where not all tokens are scored:
-    /// see [`Masks::scored`].
+    /// The divisor of the loss of each micro-batch of a step, where not all tokens are scored: see
+    /// [`Masks::scored`].
     pub scored: Option<OfStep<f64>>,
-    /// What is dropped of its samples, where the model trains with dropout.
+    /// The dropout of its samples, where the model trains with dropout.
     pub dropout: Option<OfMicroBatch<Dropout>>,
 }
 
 impl TokenSource {
-    /// What is hidden of a micro-batch and dropped, for a stage with or without the head.
+    /// The masks and dropout of a micro-batch, for a stage with or without the head.
     pub(super) fn masks(
         &self,
         step: u64,

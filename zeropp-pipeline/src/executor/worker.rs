@@ -1,4 +1,4 @@
-//! What the executor drives: the compute and the state of one rank's stages.
+//! The worker that the executor drives: the compute and the state of one rank's stages.
 
 use burn::tensor::{DType, Tensor};
 use zeropp_comm::CommResult;

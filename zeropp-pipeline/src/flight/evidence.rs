@@ -1,4 +1,4 @@
-//! What the records say about each kind of failure.
+//! The evidence of the records for each kind of failure.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +14,7 @@ use super::waits::{Root, operations};
 
 /// A pause that no busy machine explains; with a short timeout, half of that.
 const LONG_PAUSE_NS: u64 = 5_000_000_000;
-/// What is on its way for less is no sign of a lost message.
+/// A message that is on its way for less is no sign of a loss.
 const LOST_NS: u64 = 1_000_000_000;
 
 /// The records of a run, seen at the moment it began to fail.
@@ -174,7 +174,7 @@ impl<'a> Case<'a> {
         timeouts.min_by_key(|r| common(&r.header, r.header.end.at_ns))
     }
 
-    /// Where `rank` was, as far as its record or those of others tell.
+    /// Where `rank` was, as far as its record or those of others show.
     pub(super) fn place(&self, rank: usize) -> Place {
         match self.moment.action(rank) {
             Some(action) => Place::of(action),
@@ -182,7 +182,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Where a rank without a record must have been, for it owed something to one that waited.
+    /// Where a rank without a record must have been, as another one waited for it.
     fn place_owed(&self, rank: usize) -> Option<Place> {
         let (waiter, op) = self.awaited(rank)?;
         let action = self.moment.action(waiter);
@@ -199,7 +199,7 @@ impl<'a> Case<'a> {
         self.moment.action(waiter)?.stage.filter(|_| same)
     }
 
-    /// What a rank waited for that `rank` owed: the longest wait.
+    /// The operation in which a rank waited for `rank`: the longest wait.
     pub(super) fn awaited(&self, rank: usize) -> Option<(usize, &'a OpEntry)> {
         let waiting = self.moment.records().filter_map(|(waiter, _)| {
             let Some(Doing::Waiting(op)) = self.moment.doing(waiter) else { return None };
@@ -207,7 +207,7 @@ impl<'a> Case<'a> {
             let owes = parts.gone.contains(&rank) || parts.absent.contains(&rank);
             owes.then_some((waiter, op))
         });
-        // What tells a stage tells more.
+        // A wait that names a stage is better evidence.
         waiting.max_by_key(|(waiter, op)| {
             let tells = op.producer().is_some() || self.shared_stage(rank, *waiter).is_some();
             (tells, self.moment.doing_for_ns(*waiter), Reverse(*waiter))

@@ -98,7 +98,7 @@ impl Run {
     }
 
     fn add(&mut self, path: &Path) {
-        // What is no record's file is one that tells nothing; the others may.
+        // A file that is no record gives no evidence; the others may.
         let read = read_text(path, FILE_BYTES_MAX).map_err(|e| e.to_string());
         let shown = path.display();
         match read.and_then(|text| Record::read(text.as_bytes())) {

@@ -1,4 +1,5 @@
-//! What the ranks of a failed run left behind, and who broke it.
+//! The records that the ranks of a failed run left behind, and the judgement of which rank broke
+//! it.
 //!
 //! Every rank writes a [`Record`]: how it ended, and its last actions and operations. [`Run::read`]
 //! finds those of one run, [`judge`] names the rank, stage and operation behind the failure. The

@@ -1,4 +1,4 @@
-//! What every rank was doing at the moment the run began to fail.
+//! The actions of every rank at the moment the run began to fail.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use zeropp_comm::recorded::Outcome;
 
 use super::record::{ActionEntry, Entry, Header, OpEntry, Record};
 
-/// How long after the first sign of a failure a fault may still be its cause: ranks hear of each
+/// How long after the first sign of a failure a fault may still be its cause: ranks receive each
 /// other's faults at once, but clocks of two hosts differ a little.
 pub(super) const AT_ONCE_NS: u64 = 200_000_000;
 
-/// What a rank was doing.
+/// The state of a rank at that moment.
 #[derive(Clone, Copy, Debug)]
 pub enum Doing<'a> {
     /// Blocked for an operation.
@@ -68,7 +68,7 @@ impl<'a> Moment<'a> {
         self.of(record).checked_sub(at_ns)
     }
 
-    /// What `rank` was doing, if it left a record.
+    /// The state of `rank`, if it left a record.
     pub fn doing(&self, rank: usize) -> Option<Doing<'a>> {
         let record = self.record(rank)?;
         let now = self.of(record);

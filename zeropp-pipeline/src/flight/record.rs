@@ -21,7 +21,7 @@ pub(super) const FORMAT: u32 = 1;
 /// Signals with which a process dies of its own fault: ILL, ABRT, BUS, FPE, SEGV.
 const CRASHES: [i32; 5] = [4, 6, 7, 8, 11];
 
-/// What one rank left behind.
+/// The record of one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
     /// How it ended, and who it was.
@@ -184,7 +184,7 @@ pub struct ActionEntry {
 pub struct OpEntry {
     /// Name of its group.
     pub group: String,
-    /// What it is.
+    /// The operation.
     pub operation: Operation,
     /// Its number in the group, or among the messages of its tag, peer and direction.
     pub number: u64,

@@ -191,7 +191,7 @@ fn a_rank_without_a_record_was_killed_or_frozen() {
     }
     let killed = verdict(records.clone());
     check(&killed, Cause::Killed, &[2], &["left no record", "stage 1", "step 7", "the launcher"]);
-    // Another that could not write is not to blame, for nobody waited for it.
+    // Another that could not write is not to blame, for no rank waited for it.
     let two = verdict(records[..2].to_vec());
     assert_eq!((two.cause, two.ranks[0]), (Cause::Killed, 2));
 

@@ -9,7 +9,7 @@ use super::moment::{AT_ONCE_NS, Doing, Moment};
 use super::record::{Coords, EndKind, Peer, Record, signal_name};
 use super::waits::Root;
 
-/// What broke a run.
+/// The cause of a failed run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
@@ -39,16 +39,16 @@ pub enum Cause {
     Deadlock,
     /// Someone ended the run.
     Stopped,
-    /// The records do not tell.
+    /// The records do not show it.
     Unknown,
 }
 
-/// What the records of a failed run say.
+/// The conclusion from the records of a failed run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Verdict {
     /// The run.
     pub run: String,
-    /// What broke it.
+    /// The cause.
     pub cause: Cause,
     /// The world ranks to blame, the first one first; none where it was none of them.
     pub ranks: Vec<usize>,
@@ -64,7 +64,7 @@ pub struct Verdict {
     pub operation: Option<String>,
     /// All this in a sentence.
     pub summary: String,
-    /// What speaks for it, a sentence each.
+    /// The reasons for it, a sentence each.
     pub reasons: Vec<String>,
 }
 
@@ -237,7 +237,7 @@ fn cut_off(case: &Case) -> Option<Verdict> {
     })
 }
 
-/// What helps where nothing is wrong but the time.
+/// Advice where nothing is wrong but the time.
 const MORE_TIME: &str = "where a step takes that long, a larger timeout-s helps";
 
 /// The rank at the end of all waiting.
@@ -282,7 +282,7 @@ fn waited_for(case: &Case) -> Option<Verdict> {
 
 /// The rank that an error names.
 fn first_to_be_told(case: &Case) -> Option<Verdict> {
-    // An echo of another rank's error names nobody new.
+    // An echo of another rank's error names no other culprit.
     let errors = case.run.records.iter();
     let errors = errors.filter(|r| r.header.end.error.as_ref().is_some_and(|e| !e.is_echo()));
     let record = errors.min_by_key(|r| super::moment::common(&r.header, r.header.end.at_ns))?;
@@ -302,7 +302,7 @@ fn first_to_be_told(case: &Case) -> Option<Verdict> {
     }
 }
 
-/// Nobody failed: the run was ended from outside.
+/// No rank failed: the run was ended from outside.
 fn stopped(case: &Case) -> Option<Verdict> {
     let signals = case.ended(|kind| matches!(kind, EndKind::Signal(_)));
     let at = |r: &Record| super::moment::common(&r.header, r.header.end.at_ns);

@@ -12,7 +12,7 @@ use super::record::{Entry, OpEntry, Record};
 pub(super) enum Root {
     /// A rank that left no record. The first number is the rank that waited for it.
     Gone(usize, usize),
-    /// A rank that others wait for, and that waits for nobody.
+    /// A rank that others wait for, and that waits for no other.
     Busy(usize),
     /// Everyone had done their part, but it did not come through: who waited, and for whom.
     Lost(usize, usize),
@@ -20,7 +20,7 @@ pub(super) enum Root {
     Circle(Vec<usize>),
 }
 
-/// What the ranks of an operation had done when a rank waited for it.
+/// The state of the ranks of an operation when a rank waited for it.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
     /// Had not come to it.
@@ -32,7 +32,7 @@ pub(super) struct Parts {
 }
 
 impl Moment<'_> {
-    /// What the others had done for the operation that `rank` waited for.
+    /// The state of the others in the operation that `rank` waited for.
     pub(super) fn parts(&self, rank: usize, op: &OpEntry) -> Parts {
         let mut parts = Parts::default();
         for other in self.others(rank, op) {

@@ -16,7 +16,7 @@ const COMPARED: [&str; 4] = ["role", "type", "id", "tool_call_id"];
 /// Writes the first messages with a prompt for an answer behind, or without.
 pub(super) type Render<'a> = dyn Fn(&[Value], bool) -> Result<String, String> + 'a;
 
-/// What a template writes of a conversation.
+/// The text that a template makes of a conversation.
 pub(super) struct Written<'a> {
     pub(super) messages: &'a [Value],
     /// As the template writes all of them, with what marks it has itself.
@@ -28,7 +28,7 @@ impl Written<'_> {
     /// The bytes of these answers, which are messages by number, in their order.
     ///
     /// # Errors
-    /// In words, the message that cannot be told from the rest.
+    /// In words, the message that cannot be distinguished from the rest.
     pub(super) fn answers(
         &self,
         answers: impl Iterator<Item = usize>,

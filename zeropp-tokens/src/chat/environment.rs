@@ -1,4 +1,5 @@
-//! What a template runs in: what transformers gives it, and limits of steps and sizes.
+//! The environment that a template runs in: the functions that transformers gives it, and limits of
+//! steps and sizes.
 
 use std::io::{self, Write};
 
@@ -9,7 +10,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use super::python::{Day, Dumps, text};
 use super::source::{ANSWER, BOUNDED, TEXT};
 
-/// What stands around an answer while its text is made: no characters, so no text has them.
+/// The marks around an answer while its text is made: noncharacters, so no text has them.
 pub(super) const ANSWER_MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 /// Steps of a template for one conversation.
 const STEPS_MAX: u64 = 20_000_000;

@@ -15,13 +15,13 @@ pub(super) struct Line {
     pub(super) scored: Vec<bool>,
     pub(super) tools: Value,
     pub(super) documents: Value,
-    /// What else the line gives the template, by name.
+    /// Other values that the line gives the template, by name.
     pub(super) options: Value,
 }
 
 /// Roles of messages that are no answers, whether a template names them or not.
 const ROLES: [&str; 6] = ["system", "developer", "user", "tool", "function", "ipython"];
-/// What others call the assistant.
+/// Other names of the assistant.
 const ASSISTANTS: [&str; 7] = ["assistant", "model", "gpt", "chatgpt", "bot", "chatbot", "ai"];
 /// Keys of a message that say nothing of its text or of what is scored.
 const IDLE_KEYS: [&str; 11] = [
@@ -40,7 +40,7 @@ const IDLE_KEYS: [&str; 11] = [
 /// Keys that say whether an answer is scored.
 const SCORED_KEYS: [&str; 2] = ["weight", "train"];
 
-/// What a template knows.
+/// The names that a template knows.
 pub(super) struct Known<'a> {
     pub(super) words: &'a BTreeSet<String>,
     pub(super) has_marks: bool,

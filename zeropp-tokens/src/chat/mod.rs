@@ -34,7 +34,7 @@ use forms::{Known, Line};
 use python::Day;
 use source::Source;
 
-/// What the template is called in errors.
+/// The template's name in errors.
 const NAME: &str = "chat_template";
 /// Tokens that a template may name, as `tokenizer_config.json` has them.
 const SPECIAL: [&str; 6] =
@@ -135,7 +135,7 @@ impl ChatTemplate {
         &self.path
     }
 
-    /// What tells this template from another.
+    /// A text that differs between templates.
     pub(crate) fn key(&self) -> String {
         format!("{:?} {:?}", self.source, self.day)
     }
@@ -143,8 +143,8 @@ impl ChatTemplate {
     /// The conversation of a line of JSON.
     ///
     /// # Errors
-    /// In words, what the line has in place of one, what the template refuses, or which answer
-    /// cannot be told from the rest.
+    /// In words: what the line has in place of a conversation, what the template refuses, or which
+    /// answer cannot be distinguished from the rest.
     pub(crate) fn conversation(&self, line: &Value) -> Result<Conversation, String> {
         let known = Known { words: &self.words, has_marks: self.has_marks };
         let line = Line::read(line, &known)?;
@@ -213,7 +213,7 @@ fn is_answer(message: &Value) -> bool {
     message.get_attr("role").is_ok_and(|role| role.as_str() == Some("assistant"))
 }
 
-/// What stands between the marks of a template.
+/// The spans between the marks of a template.
 fn pairs(marks: &[(char, usize)]) -> Result<Vec<Range<usize>>, String> {
     let pair = |pair: &[(char, usize)]| match pair {
         [(first, start), (last, end)] if [*first, *last] == ANSWER_MARKS => Ok(*start..*end),

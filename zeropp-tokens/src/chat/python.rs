@@ -93,7 +93,7 @@ fn is_printable(c: char) -> bool {
     matches!(c, ' '..='~') || !c.is_ascii() && !format!("{:?}", format!("a{c}")).contains('\\')
 }
 
-/// What `json.dumps` is asked for beside the value.
+/// The options of `json.dumps`.
 pub(super) struct Dumps {
     pub(super) ensure_ascii: bool,
     pub(super) sort_keys: bool,

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 pub(super) const ANSWER: &str = "zeropp_answer";
 /// Lists and dicts as text; all else stays what it is.
 pub(super) const TEXT: &str = "zeropp_text";
-/// What it is given, if that is not too long.
+/// Its argument, if that is not too long.
 pub(super) const BOUNDED: &str = "zeropp_bounded";
 
 /// A template that is ready for the engine.
@@ -44,7 +44,7 @@ const ARGUMENTS: [(&str, &[&str]); 12] = [
 /// Functions of the environment, which take no argument by name. Macros and namespaces do.
 const FUNCTIONS: [&str; 3] = ["range", "raise_exception", "strftime_now"];
 
-/// What is known of the expression at some depth of brackets.
+/// The state of the expression at some depth of brackets.
 #[derive(Clone, Default)]
 struct Level {
     /// Behind a `~`, whose right side is not yet over.
@@ -65,7 +65,7 @@ impl Level {
         (self.joined, self.operand, self.tested) = (false, false, false);
     }
 
-    /// What is called where a bracket opens here.
+    /// The function, filter, method or test that is called where a bracket opens here.
     fn called(&self) -> Option<String> {
         let [kind, name] = &self.before;
         match kind.as_str() {
@@ -150,7 +150,7 @@ impl Source {
         }
     }
 
-    /// What the token that follows needs before it.
+    /// Prepares for the token that follows.
     fn token(&mut self, token: &str, levels: &mut Vec<Level>) {
         let first = token.chars().next().expect("not empty");
         if first.is_whitespace() {

@@ -132,7 +132,7 @@ fn blanks_of_an_answer_are_scored() {
     assert_eq!(marked(true), marked(false));
 }
 
-/// What a file keeps for batches of one length cuts and pads nothing here.
+/// A file's padding and truncation for batches of one length have no effect here.
 #[test]
 fn documents_are_whole_whatever_a_tokenizers_file_asks_for() {
     let dir = tempfile::tempdir().unwrap();

@@ -27,7 +27,7 @@ fn llama() -> Vec<ParameterShape> {
     ]
 }
 
-/// Elements that tell their tensor and place, exact in bfloat16.
+/// Elements that identify their tensor and place, exact in bfloat16.
 fn element(tensor: usize, i: usize) -> f32 {
     ((i * 7 + tensor * 31) % 251) as f32 / 8.0 - 9.0
 }

@@ -1,5 +1,5 @@
-//! What files of weights may have beside a model's own tensors without being another model's, and
-//! what their tables may say.
+//! Files of weights may have some tensors beside a model's own, and some facts in their tables,
+//! without being another model's.
 
 use proptest::prelude::*;
 use serde_json::json;

@@ -40,7 +40,7 @@ struct PieceToWrite {
     shape: Vec<usize>,
     offset: usize,
     len: usize,
-    /// What there is of it: its name, which of the tensors has it, and from which element on.
+    /// The parts that are there: the name, which of the tensors has it, and from which element on.
     parts: Vec<(&'static str, usize, usize)>,
 }
 

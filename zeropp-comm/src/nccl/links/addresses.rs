@@ -16,7 +16,7 @@ const ROLL: &str = "nccl/ranks";
 /// How long the others wait beyond rank 0's patience for its word.
 const NEWS_TIME: Duration = Duration::from_secs(1);
 
-/// What rank 0 tells all others.
+/// The addresses and the salt that rank 0 sends to all others.
 #[derive(Serialize, Deserialize)]
 struct Roll {
     /// Fresh for every run: from it and the rendezvous' key the secret is made.
@@ -25,8 +25,8 @@ struct Roll {
     addresses: Vec<String>,
 }
 
-/// Tells where this rank listens, and waits until all others have; returns the secret of the ranks
-/// and their addresses.
+/// Announces where this rank listens, and waits until all others have; returns the secret of the
+/// ranks and their addresses.
 ///
 /// # Errors
 /// `Unavailable`, naming the ranks that did not come in time or what the rendezvous said.
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(all[0].1[size - 1], "h:63");
         let (secret, heard) = (all[0].0, met.heard.lock());
         assert!(heard.iter().all(|value| !value.windows(32).any(|w| w == secret)));
-        // The salt is heard by all; without the key it is worth nothing.
+        // All processes receive the salt; without the key it is worth nothing.
         let roll = heard.iter().find_map(|value| serde_json::from_slice::<Roll>(value).ok());
         assert_ne!(*blake3::keyed_hash(&[0; 32], &roll.unwrap().salt).as_bytes(), secret);
     }

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A proof is a hash, keyed by the job's secret, of its role, both nonces and both ranks; so is the
-//! key of the frames that follow. Whoever has no proof costs a seat at the door for a few seconds,
-//! and there are only so many.
+//! key of the frames that follow. A caller without a proof takes one of a limited number of seats
+//! for a few seconds.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -227,7 +227,8 @@ pub(super) struct Words<'a> {
 }
 
 impl Words<'_> {
-    /// What only who knows the secret can say about these numbers and these ends of a connection.
+    /// The proof for these numbers and these ends of a connection, which only a holder of the
+    /// secret can make.
     pub(super) fn proof(&self, role: &[u8; 6], (from, to): (usize, usize)) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(self.secret);
         hasher.update(role).update(&self.called).update(&self.caller);

@@ -66,7 +66,7 @@ impl Drop for Open {
     }
 }
 
-/// What is left when the other side hangs up.
+/// The bytes that are left when the other side closes the connection.
 fn all_of(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -136,7 +136,7 @@ fn a_length_is_believed_only_within_the_limit() {
 
 #[test]
 fn a_handshake_that_was_listened_to_does_not_open_the_door_again() {
-    // A listener made by hand hears what rank 1 says, which knows the secret.
+    // A listener made by hand receives the frames of rank 1, which knows the secret.
     let spy = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = spy.local_addr().unwrap().to_string();
     let victim = std::thread::spawn(move || enter(&at, &SECRET, (1, 0)).map(drop));

@@ -3,9 +3,9 @@
 //!
 //! Both ends prove that they know a secret of the job, each over fresh numbers of the other, so
 //! that neither a stranger nor a recording gets in (`door`). The secret comes from the job's token
-//! and never travels. Every frame is numbered and carries a tag that only who knows the secret can
-//! make: one that was changed, repeated, left out or reordered ends the connection. A connection
-//! that ends without a word of leaving tells that its rank is gone.
+//! and never travels. Every frame is numbered and carries a tag that only a holder of the secret
+//! can make: one that was changed, repeated, left out or reordered ends the connection. A
+//! connection that ends without a frame of leaving means that its rank is gone.
 
 mod addresses;
 mod door;
@@ -50,7 +50,7 @@ pub(super) struct Links {
     door: Arc<Door>,
 }
 
-/// What it takes to open a connection.
+/// The rank, addresses and secret that opening a connection takes.
 struct Ends {
     rank: usize,
     /// Where each world rank listens: a host and a port.
@@ -98,7 +98,7 @@ impl Links {
     }
 
     /// Sends a frame to world rank `to`. Returns at once; where the rank cannot be reached, or does
-    /// not read for a while, the inbox hears of it.
+    /// not read for a while, the inbox is notified.
     pub(super) fn send(&mut self, to: usize, frame: &Frame) {
         let link = self.outgoing.entry(to).or_insert_with(|| {
             let (link, frames) = unbounded();
@@ -116,11 +116,11 @@ impl Links {
             }
             link
         });
-        // Where the thread has ended, the inbox has been told why.
+        // Where the thread has ended, the inbox has the reason.
         let _ = link.send(frame.encode());
     }
 
-    /// World ranks that this one talks to or hears.
+    /// World ranks that this one sends to or receives from.
     pub(super) fn known(&self) -> Vec<usize> {
         let mut ranks: Vec<usize> = self.outgoing.keys().copied().collect();
         ranks.extend(self.door.incoming.lock().keys());

@@ -22,9 +22,9 @@ use crate::patience::{Deadline, wait};
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Longest time one attempt to connect may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// What the host may need beyond its own patience to say who is missing.
+/// Time that the host may need beyond its own patience to report which processes are missing.
 const NEWS_TIME: Duration = Duration::from_secs(5);
-/// How long leaving waits until the host has heard of it.
+/// How long leaving waits until the host knows of it.
 const LEAVE_TIME: Duration = Duration::from_secs(1);
 
 /// A connection to the store of the job.
@@ -35,7 +35,7 @@ pub(super) struct Client {
 
 struct Shared {
     link: Link,
-    /// What this process knows of the host's values.
+    /// The host's values that this process has received.
     board: Board,
     talk: Mutex<Talk>,
     changed: Condvar,
@@ -48,7 +48,7 @@ struct Shared {
 struct Talk {
     /// Names that were asked for, and whether the host has answered.
     asked: HashMap<String, bool>,
-    /// What was put, and the host's answers.
+    /// The values that were put, and the host's answers.
     puts: HashMap<u32, Option<Message>>,
     next_id: u32,
     down: bool,
@@ -155,7 +155,7 @@ pub(super) fn dial(options: &TcpOptions) -> Result<Result<TcpStream, String>, Re
 
 fn dial_one(address: &SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(address, CONNECT_TIMEOUT)?;
-    // A port of one's own may have been given to this very socket: then nobody listens there.
+    // A port of our own may have been given to this very socket: then nothing listens there.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
@@ -280,7 +280,7 @@ impl Rendezvous for Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // Where the host is gone there is nobody to say goodbye to.
+        // Where the host is gone no goodbye can be sent.
         if self.shared.link.send(&Message::Bye).is_ok() {
             // Closing at once could overtake the goodbye: the host hangs up when it has read it.
             self.shared.link.close_writing();

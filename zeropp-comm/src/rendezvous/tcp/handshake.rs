@@ -90,7 +90,7 @@ fn read_text(wire: &mut Timed, max: usize) -> Result<Vec<u8>, HandshakeError> {
     Ok(text)
 }
 
-/// What both sides have said, and what it proves.
+/// The words that both sides have sent, and the proofs over them.
 struct Words<'a> {
     key: &'a [u8; 32],
     host_nonce: [u8; 32],
@@ -188,8 +188,8 @@ pub(super) struct Caller<'a> {
 /// The host's side, up to the point where it knows who the client is.
 ///
 /// # Errors
-/// A client that is too slow, no zeropp, of another version, or without the token. The last two are
-/// told so.
+/// A client that is too slow, not zeropp, of another version, or without the token. The last two
+/// get a reason.
 pub(super) fn receive<'a>(
     stream: &'a TcpStream,
     key: &'a [u8; 32],
@@ -250,13 +250,13 @@ impl Caller<'_> {
     }
 }
 
-/// Tells a client for whom there is no room, without waiting for it.
+/// Refuses a client for which there is no room, without waiting for it.
 pub(super) fn send_away(stream: &TcpStream) {
     let mut words = MAGIC.to_vec();
     words.extend(VERSION.to_le_bytes());
     words.extend([0; 32]);
     words.push(answer::BUSY);
-    // Whoever it is may be gone; there is nothing to be done about it.
+    // The caller may be gone, which needs no answer.
     let _ = stream.set_write_timeout(Some(Duration::from_millis(100)));
     let _ = (&mut &*stream).write_all(&words);
 }

@@ -97,7 +97,7 @@ fn nonsense_at_the_door_changes_nothing() {
 
 #[test]
 fn a_handshake_that_was_listened_to_does_not_open_the_door_again() {
-    // A host made by hand hears what a client says, who knows the token.
+    // A host made by hand receives the words of a client that knows the token.
     let spy = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = spy.local_addr().unwrap();
     let victim = std::thread::spawn(move || {
@@ -152,7 +152,7 @@ fn who_dawdles_at_the_door_keeps_nobody_out() {
         })
         .collect();
     let rest: Vec<_> = (2..9).map(|rank| join(&options, member(rank, 9))).collect();
-    // Those beyond are told at once that there is no room.
+    // Those beyond are refused at once, as there is no room.
     let busy = dawdlers.iter().rev().take(4).filter(|s| all_of(s).last() == Some(&4)).count();
     assert!(busy > 0);
     let ranks: Vec<_> =
@@ -218,7 +218,7 @@ fn frames_that_lie_end_their_guest_and_are_told() {
             let error = got.join().unwrap().unwrap_err().to_string();
             assert!(error.starts_with(&format!("lost rank 2 on node2: {how}")), "{error}");
         }
-        // What was lost is final, but the reason can still be told.
+        // What was lost is final, but the reason can still be sent.
         ranks[1].put("failure", b"why").unwrap();
         assert_eq!(ranks[0].get("failure", PATIENCE).unwrap(), b"why");
     }
@@ -265,7 +265,7 @@ fn a_guest_that_leaves_before_all_are_here_ends_the_start() {
     assert!(error.starts_with("lost rank 1 on node1: its connection "), "{error}");
 }
 
-/// What rank 1 says where whoever answers at the address says `greeting` to all.
+/// The error of rank 1 where the listener at the address answers `greeting` to all.
 fn told_by_one_that_says(greeting: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::new("127.0.0.1", listener.local_addr().unwrap().port());

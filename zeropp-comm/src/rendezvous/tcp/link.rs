@@ -42,7 +42,7 @@ impl Link {
         sent
     }
 
-    /// Ends both directions; whoever reads is woken.
+    /// Ends both directions; a blocked reader is woken.
     pub(super) fn close(&self) {
         // It may be closed already.
         let _ = self.stream.shutdown(Shutdown::Both);

@@ -1,4 +1,4 @@
-//! What is said after the handshake.
+//! The messages after the handshake.
 
 use super::super::RendezvousError;
 use super::super::board::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
@@ -14,7 +14,7 @@ pub(super) enum Message {
     Taken { id: u32 },
     /// Server: it does not fit.
     Full { id: u32, problem: String },
-    /// Client: tell me this now and, if it is not set, when it is.
+    /// Client: asks for a value now or, if it is not set, once it is.
     Watch { key: String },
     /// Server: a value that was asked for.
     Value { key: String, value: Vec<u8> },

@@ -2,14 +2,14 @@
 //! reach over TCP.
 //!
 //! It serves this machine alone unless the processes share a [`Token`]; then both sides prove to
-//! each other that they know it, and every frame carries a tag made with a
-//! key that only they can have. Values are not encrypted. A name is set once, so a client keeps
-//! what it was told, and the host tells a value to whoever has asked for it as soon as it is set:
-//! nobody polls. Both sides send signs of life; a process that breaks off, or is silent for as long
-//! as an operation may take, ends the waiting of all others with `Lost`.
+//! each other that they know it, and every frame carries a tag made with a key that only they can
+//! have. Values are not encrypted. A name is set once, so a client keeps the values that it
+//! received, and the host sends a value to each client that has asked for it as soon as it is set:
+//! no client polls. Both sides send signs of life; a process that breaks off, or is silent for as
+//! long as an operation may take, ends the waiting of all others with `Lost`.
 //!
-//! Names, values, frames, connections and the time to get in have limits, and whoever is refused is
-//! told why.
+//! Names, values, frames, connections and the time to get in have limits, and a refused client gets
+//! the reason.
 
 mod client;
 mod handshake;
@@ -52,7 +52,7 @@ pub struct TcpOptions {
     pub start_timeout: Duration,
     /// How long a process may be silent before it counts as lost.
     pub silence: Duration,
-    /// Hears on rank 0 of whom the others wait for.
+    /// Receives, on rank 0, lines about the processes that are still missing.
     pub waiting: Waiting,
 }
 

@@ -22,9 +22,9 @@ use crate::patience::{Deadline, Moment, wait};
 pub(super) const AT_DOOR_MAX: usize = 256;
 /// How long the end waits for clients that have not said goodbye.
 const LINGER: Duration = Duration::from_secs(2);
-/// Of how many processes that have come it tells.
+/// The most processes that have come which a line names.
 const TOLD_MAX: usize = 8;
-/// How many of those that were refused are told of.
+/// The most refused processes that a line names.
 const REFUSED_MAX: usize = 4;
 /// A pause before accepting again, where the system has no room for a connection.
 const NO_ROOM_PAUSE: Duration = Duration::from_millis(50);
@@ -137,7 +137,7 @@ impl Server {
         }
         let news = self.shared.missing(options.start_timeout);
         let error = news.clone().into_error(&options.address.to_string()).expect("it is an error");
-        // First: who comes just now looks at the board, and would hear of neither otherwise.
+        // First: a client that comes just now looks at the board, and would otherwise miss both.
         self.shared.board.end(error.clone());
         self.shared.tell_all(&news);
         Err(error)
@@ -241,7 +241,7 @@ impl Shared {
         self.state.lock().members.get_mut(&rank).expect("was let in").liveness = connected;
         self.check_complete();
         if let Some(news) = self.board.over().and_then(news_of) {
-            // It came in while the others were being told; where it is gone, reading says so.
+            // It came in while the others were being notified; where it is gone, reading says so.
             let _ = link.send(&news);
         }
         let mut said_bye = false;
@@ -346,7 +346,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Once all ranks are here, everyone is told who they are.
+    /// Once all ranks are here, each receives the list of all.
     fn check_complete(&self) {
         let state = self.state.lock();
         let entered = |e: &&Entry| !matches!(e.liveness, Liveness::Entering);
@@ -377,7 +377,7 @@ impl Shared {
         Ok(())
     }
 
-    /// What a client is told that asks for `key`; `None` where it has asked for too many.
+    /// The answer to a client that asks for `key`; `None` where it has asked for too many.
     fn watch(&self, rank: usize, key: &str) -> Option<Message> {
         // Held from looking to noting, so that a value set in between is not missed.
         let mut state = self.state.lock();
@@ -394,7 +394,7 @@ impl Shared {
         Some(Message::Absent { key: key.into() })
     }
 
-    /// A process is gone: everyone is told.
+    /// A process is gone: all others are notified.
     fn lose(&self, rank: usize, how: &str) {
         let mut state = self.state.lock();
         let entry = state.members.get_mut(&rank).expect("was let in");
@@ -475,7 +475,7 @@ impl State {
     }
 }
 
-/// How clients are told of an error.
+/// The message that reports an error to clients.
 fn news_of(error: RendezvousError) -> Option<Message> {
     match error {
         RendezvousError::Lost { ranks, host, how } => Some(Message::Lost { ranks, host, how }),

@@ -39,7 +39,7 @@ impl Door {
         Ok(Door { listener, token: token.cloned() })
     }
 
-    /// The next one at the door, whoever it is.
+    /// The next caller at the door.
     ///
     /// # Errors
     /// The system's.
@@ -163,7 +163,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    /// What a caller with one token hears from a door with another.
+    /// The answer that a caller with one token gets from a door with another.
     fn called(of_door: Option<&str>, of_caller: Option<&str>) -> Result<Vec<u8>, String> {
         let [of_door, of_caller] = [of_door, of_caller].map(|t| t.map(|t| Token::new(t).unwrap()));
         let address = free("127.0.0.1");

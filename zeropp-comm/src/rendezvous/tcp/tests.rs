@@ -115,7 +115,7 @@ fn a_goodbye_is_no_loss() {
     assert_eq!(ranks[0].get("id", PATIENCE).unwrap(), b"x");
     let nothing = ranks[0].get("none", Duration::from_millis(50));
     assert!(matches!(nothing, Err(RendezvousError::Timeout { .. })), "{nothing:?}");
-    // Rank 0's end is told as well.
+    // Rank 0's end gets the error as well.
     let waiting = ranks[1].clone();
     let waiting = std::thread::spawn(move || waiting.get("never", PATIENCE));
     drop(ranks.remove(0));

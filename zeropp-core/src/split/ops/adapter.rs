@@ -1,4 +1,4 @@
-//! What an adapter adds to a linear map.
+//! The product that an adapter adds to a linear map.
 
 use burn::tensor::Tensor;
 

@@ -95,7 +95,7 @@ impl<'a> Head<'a> {
         Self { w, ids, chunk, cx }
     }
 
-    /// What the loss of `n` tokens is divided by.
+    /// The divisor of the loss of `n` tokens.
     fn divisor(&self, n: usize) -> f64 {
         self.cx.masks.scored.unwrap_or(n as f64)
     }
@@ -147,7 +147,7 @@ impl<'a> Head<'a> {
         for tokens in self.chunks(n) {
             let (c, targets) = (tokens.len(), &targets[tokens.clone()]);
             let x_rows = &x[tokens.start * h..tokens.end * h];
-            // Fresh vectors: a product writes them whole, so that nobody has to zero them.
+            // Fresh vectors: a product writes them whole, so that they need not be zeroed.
             let mut logits = product(1.0, MatRef::new(x_rows, c, h), w.t());
             let Some(grads) = &mut grads else {
                 sum += kernels::cross_entropy(&logits, ids, targets);

@@ -15,7 +15,7 @@ use crate::split::{Documents, Masks, custom_vjp};
 /// ranks of a model.
 pub struct Rotation {
     inverse: Vec<f64>,
-    /// What turns is multiplied by this, too.
+    /// A factor of the turned queries and keys.
     scale: f32,
     table: Mutex<Option<Arc<Angles>>>,
 }

@@ -37,7 +37,7 @@ pub struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    /// What turns tensors `[b, s, width]`.
+    /// The turn of tensors `[b, s, width]`.
     ///
     /// # Panics
     /// Panics if the heads do not fit into the width.

@@ -16,7 +16,7 @@ use crate::kernels::attention::{Dims, Dropped, recomputed, windowed};
 use crate::kernels::bf16::attention as half_kernels;
 use crate::split::{Documents, DropoutPlace, OpCx};
 
-/// What queries do not see beside the keys that come later: those of other documents, and those
+/// The keys that queries do not see beside the later ones: those of other documents, and those
 /// before a window; and which probabilities are dropped of the keys that they do see.
 pub(super) struct Hidden {
     documents: Option<Arc<Documents>>,
@@ -59,7 +59,7 @@ impl Hidden {
         self.window.filter(|window| *window < rows)
     }
 
-    /// What is dropped of these rows of samples of `s` tokens.
+    /// The mask of dropped probabilities of these rows of samples of `s` tokens.
     fn dropped_in(&self, rows: &Range<usize>, s: usize) -> Option<Dropped> {
         let of = |all: Dropped| Dropped {
             sample: all.sample + rows.start / s,

@@ -5,15 +5,15 @@ use burn::tensor::{Bool, DType, Int, Tensor};
 #[cfg(feature = "cube")]
 use crate::{cube, split::ops::on_gpu};
 
-/// What the rows of a block of scores are: its `queries` queries of one head after another, the
-/// first of which is token `first` of its sample.
+/// The rows of a block of scores: its `queries` queries of one head after another, the first of
+/// which is token `first` of its sample.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rows {
     /// Token of the first query.
     pub(super) first: usize,
     /// Queries of a head in the block.
     pub(super) queries: usize,
-    /// What scores are multiplied by.
+    /// The factor of scores.
     pub(super) scale: f32,
 }
 
